@@ -1,0 +1,114 @@
+"""The benchmark's models in hetu, written with plain operators on variables that hold the given initial weights.
+
+Ignored on purpose: the layers of `hetu.nn`, which bring their own initial weights; the graphs come out the same.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+from workloads import Workload
+
+import hetu as ht
+from hetu import optim
+from hetu.passes import PASSES
+
+Weights = dict[str, ht.Node]
+
+
+def make(workload: Workload, variant: str) -> Callable[[], float]:
+    """A function that makes one training step and returns its loss; there is no `variant` but "default"."""
+    weights = {name: ht.variable(name, value) for name, value in workload.weights.items()}
+    inputs = {name: ht.placeholder(name, array.shape, array.dtype) for name, array in workload.batches[0].items()}
+    loss = MODELS[workload.name](weights, **inputs)
+    optimizer = {"sgd": optim.SGD, "adam": optim.Adam}[workload.optimizer](workload.learning_rate)
+    # Torch's Adam moves every row of an embedding on every step; the sparse form, which does less, is left out here.
+    passes = [name for name in PASSES if workload.optimizer != "adam" or name != "sparsify_updates"]
+    executor = ht.Executor({"train": [loss, optimizer.minimize(loss)]}, passes=passes)
+    batches = itertools.cycle([{inputs[name]: array for name, array in batch.items()} for batch in workload.batches])
+
+    def step() -> float:
+        return float(executor.run("train", next(batches))[0])
+
+    return step
+
+
+def versions() -> dict[str, str]:
+    blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
+    try:
+        own = importlib.metadata.version("hetu-dl")
+    except importlib.metadata.PackageNotFoundError:
+        own = "not installed"
+    return {"hetu": own, "numpy": np.__version__, "numpy BLAS": f"{blas['name']} {blas['version']}"}
+
+
+def mlp(weights: Weights, x: ht.Node, t: ht.Node) -> ht.Node:
+    return ht.mean(ht.softmax_cross_entropy(_dense(weights, x), t))
+
+
+def lenet(weights: Weights, x: ht.Node, t: ht.Node) -> ht.Node:
+    for name, padding in (("conv.0", 2), ("conv.1", 0)):
+        x = ht.conv2d(x, weights[f"{name}.weight"], padding=padding)
+        x = ht.max_pool2d(ht.relu(x + ht.reshape(weights[f"{name}.bias"], (-1, 1, 1))), 2)
+    return ht.mean(ht.softmax_cross_entropy(_dense(weights, ht.flatten(x, 1)), t))
+
+
+def lstm(weights: Weights, x: ht.Node, t: ht.Node) -> ht.Node:
+    names = ("weight_ih", "weight_hh", "bias")
+    _, (h, _) = ht.lstm(x, *(weights[f"lstm.{name}"] for name in names))
+    return ht.mean(ht.softmax_cross_entropy(_dense(weights, h), t))
+
+
+def gpt(weights: Weights, x: ht.Node, t: ht.Node) -> ht.Node:
+    h = ht.embedding(weights["tokens"], x) + weights["positions"]
+    for block in range(sum(name.endswith("qkv.weight") for name in weights)):
+        h = _block(weights, f"blocks.{block}", h)
+    logits = _norm(weights, "norm", h) @ weights["head.weight"]
+    return ht.mean(ht.softmax_cross_entropy(logits, t))
+
+
+def wide_deep(weights: Weights, ids: ht.Node, x: ht.Node, t: ht.Node) -> ht.Node:
+    embedded = ht.flatten(ht.embedding(weights["table"], ids), 1)
+    logits = _dense(weights, ht.concat([embedded, x], axis=1)) + _linear(weights, "wide", x)
+    return ht.mean(ht.binary_cross_entropy_with_logits(logits, t))
+
+
+MODELS: dict[str, Callable[..., ht.Node]] = {
+    "tiny_mlp": mlp,
+    "mlp_sgd": mlp,
+    "mlp_adam": mlp,
+    "lenet": lenet,
+    "lstm": lstm,
+    "gpt": gpt,
+    "wide_deep": wide_deep,
+}
+
+
+def _block(weights: Weights, name: str, h: ht.Node) -> ht.Node:
+    batch, length, d = h.shape
+    qkv = _linear(weights, f"{name}.qkv", _norm(weights, f"{name}.norm1", h))
+    qkv = ht.permute_dims(ht.reshape(qkv, (batch, length, 3, d // 64, 64)), (2, 0, 3, 1, 4))
+    attended = ht.scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], causal=True)
+    attended = ht.reshape(ht.permute_dims(attended, (0, 2, 1, 3)), (batch, length, d))
+    h = h + _linear(weights, f"{name}.proj", attended)
+    up = _linear(weights, f"{name}.up", _norm(weights, f"{name}.norm2", h))
+    return h + _linear(weights, f"{name}.down", ht.gelu(up, approximate="tanh"))
+
+
+def _norm(weights: Weights, name: str, x: ht.Node) -> ht.Node:
+    return ht.layer_norm(x, weights[f"{name}.weight"], weights[f"{name}.bias"])
+
+
+def _linear(weights: Weights, name: str, x: ht.Node) -> ht.Node:
+    return x @ weights[f"{name}.weight"] + weights[f"{name}.bias"]
+
+
+def _dense(weights: Weights, x: ht.Node) -> ht.Node:
+    depth = sum(name.startswith("layers.") for name in weights) // 2
+    for layer in range(depth):
+        x = _linear(weights, f"layers.{layer}", x)
+        x = ht.relu(x) if layer < depth - 1 else x
+    return x

@@ -1,0 +1,101 @@
+"""The parent's side of a benchmark: worker processes, and samples of which it is known whether they were disturbed.
+
+Ignored on purpose: what the peers compute. On systems without /proc nothing can be said about disturbance, and every
+sample counts as clean.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+IDLE_SHARE = 0.85
+DELAY_SHARE = 0.03
+ATTEMPTS = 3
+PATIENCE_SECONDS = 5.0
+
+
+class PeerError(RuntimeError):
+    """A peer could not start, or ended in the middle."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Seconds per step, and whether nothing else took the cores meanwhile."""
+
+    seconds: float
+    clean: bool
+
+
+class Peer:
+    """A worker process that trains `workload` with `name` in `variant`; `first` holds its first losses and versions."""
+
+    def __init__(self, name: str, variant: str, workload: str, threads: int) -> None:
+        self.title = name if variant == "default" else f"{name}, {variant}"
+        command = [sys.executable, str(Path(__file__).with_name("worker.py")), name, workload, variant]
+        environment = os.environ | dict.fromkeys(THREAD_VARIABLES, str(threads))
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1, env=environment)
+        self.first = self._answer()
+
+    def run(self, steps: int) -> dict[str, float | None]:
+        """The times that `steps` training steps took, as worker.py describes them."""
+        self.process.stdin.write(json.dumps({"steps": steps}) + "\n")
+        return self._answer()
+
+    def cpu_sample(self, steps: int) -> Sample:
+        """CPU time of the process, which waiting for a core does not change."""
+        return Sample(self.run(steps)["cpu"] / steps, clean=True)
+
+    def wall_sample(self, steps: int) -> Sample:
+        """Wall time on an otherwise idle machine; tried a few times before a disturbed sample is returned."""
+        for _ in range(ATTEMPTS):
+            idle = wait_until_idle()
+            times = self.run(steps)
+            clean = idle and (times["delay"] or 0.0) <= DELAY_SHARE * times["wall"]
+            if clean:
+                break
+        return Sample(times["wall"] / steps, clean)
+
+    def close(self) -> None:
+        self.process.stdin.close()
+        self.process.wait()
+        self.process.stdout.close()
+
+    def _answer(self) -> dict[str, Any]:
+        line = self.process.stdout.readline()
+        answer = json.loads(line) if line else {"error": f"its process ended with code {self.process.wait()}"}
+        if "error" in answer:
+            self.close()
+            raise PeerError(f"{self.title}: {answer['error']}")
+        return answer
+
+
+def wait_until_idle() -> bool:
+    """Wait until the cores are idle, but not for ever; False if they never were."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        before = _cpu_ticks()
+        time.sleep(0.1)
+        after = _cpu_ticks()
+        if before is None or after is None:
+            return True
+        total = sum(after) - sum(before)
+        if total and (after[3] - before[3]) / total >= IDLE_SHARE:
+            return True
+    return False
+
+
+def _cpu_ticks() -> list[int] | None:
+    """Ticks of all cores together as user, nice, system, idle, ... (Linux)."""
+    try:
+        return [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    except OSError:
+        return None

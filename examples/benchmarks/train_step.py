@@ -1,0 +1,164 @@
+"""How long one training step takes on a CPU: hetu beside PyTorch, from the same data and initial weights.
+
+    python examples/benchmarks/train_step.py --json result.json
+
+Each peer works in a process of its own, and they take turns (A B C, C B A, ...) in making equally many steps. A ratio
+is the median over the rounds of hetu's time by the peer's time in the same round, with the least and the greatest. A
+row counts only if the first four losses of all peers agree to 5 digits.
+
+With 1 thread the CPU time of the process is measured, which other programs hardly change. With 2 threads it is wall
+time, and a round counts only if the machine was idle before it and no thread had to wait for a core; "rounds" says
+how many did. Without PyTorch hetu is timed alone. Ignored on purpose: GPUs, compilation time, accuracy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import math
+import platform
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sampling import Peer, PeerError, Sample
+from tqdm import tqdm
+from workloads import WORKLOADS
+
+SAMPLE_SECONDS = 0.15
+LOSS_TOLERANCE = 1e-5
+WARM_UP_STEPS = 4
+HETU, TORCH, TORCH_BEST = ("hetu", "default"), ("torch", "default"), ("torch", "best")
+TORCH_AT_ITS_BEST = {
+    "tiny_mlp": "fused SGD",
+    "mlp_sgd": "fused SGD",
+    "mlp_adam": "fused Adam",
+    "lenet": "channels last, fused SGD, malloc told to keep freed memory",
+    "lstm": "nn.LSTM instead of a loop over nn.LSTMCell, fused SGD",
+    "gpt": "scaled_dot_product_attention, fused Adam",
+    "wide_deep": "sparse embedding gradients",
+}
+Row = dict[str, Any]
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    has_torch = importlib.util.find_spec("torch") is not None
+    if not has_torch:
+        print("PyTorch is not installed: timing hetu alone.")
+    rows = [
+        measure(name, threads, arguments.rounds, [HETU, TORCH, TORCH_BEST] if has_torch else [HETU])
+        for threads in ([arguments.threads] if arguments.threads else [1, 2])
+        for name in arguments.workloads
+    ]
+    result = {"machine": machine(rows), "rows": rows}
+    if arguments.json:
+        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+    print(report(result))
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS), metavar="NAME",
+                        help=f"which of: {' '.join(WORKLOADS)} (default: all)")  # fmt: skip
+    parser.add_argument("--rounds", type=int, default=7, help="samples of each peer (default: 7)")
+    parser.add_argument("--threads", type=int, choices=(1, 2), help="CPU time with 1, wall time with 2 (default: both)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all samples, losses and versions here")
+    return parser.parse_args()
+
+
+def measure(workload: str, threads: int, rounds: int, kinds: Sequence[tuple[str, str]]) -> Row:
+    """One row of the table: all peers on one workload, in turns. A peer that fails is noted and left out."""
+    row: Row = {"workload": workload, "threads": threads, "summary": WORKLOADS[workload]().summary, "errors": []}
+    with contextlib.ExitStack() as stack:
+        peers: list[Peer] = []
+        for kind in kinds:
+            try:
+                peers.append(Peer(*kind, workload, threads))
+                stack.callback(peers[-1].close)
+            except PeerError as error:
+                row["errors"].append(str(error))
+        row["losses"] = {peer.title: peer.first["losses"] for peer in peers}
+        row["versions"] = {k: v for peer in peers for k, v in peer.first["versions"].items()}
+        row["valid"] = losses_agree(list(row["losses"].values()))
+        row["samples"] = {peer.title: [] for peer in peers}
+        row["steps"] = steps_per_sample(peers, threads)
+        for i in tqdm(range(rounds if peers else 0), desc=f"{workload}, {threads} thread(s)", leave=False):
+            for peer in peers if i % 2 == 0 else reversed(peers):
+                sample = peer.cpu_sample(row["steps"]) if threads == 1 else peer.wall_sample(row["steps"])
+                row["samples"][peer.title].append(vars(sample))
+    return row
+
+
+def steps_per_sample(peers: Sequence[Peer], threads: int) -> int:
+    """Steps after which the fastest peer has worked for SAMPLE_SECONDS. All make the same number, also to warm up."""
+    steps, clock = WARM_UP_STEPS, "cpu" if threads == 1 else "wall"
+    while peers:
+        fastest = min(peer.run(steps)[clock] for peer in peers)
+        if fastest >= SAMPLE_SECONDS:
+            break
+        steps = math.ceil(steps * min(10.0, 1.2 * SAMPLE_SECONDS / max(fastest, 1e-9)))
+    return steps
+
+
+def losses_agree(losses: Sequence[Sequence[float]]) -> bool:
+    """Whether all peers report the same losses, to 5 digits."""
+    return all(np.allclose(other, losses[0], rtol=LOSS_TOLERANCE, atol=0.0) for other in losses[1:])
+
+
+def machine(rows: Sequence[Row]) -> dict[str, str]:
+    """What the figures depend on: processor, system, versions."""
+    processor = platform.processor()
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        processor = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), processor)
+    versions = {k: v for row in rows for k, v in row["versions"].items()}
+    return {"processor": processor, "system": platform.platform(), "python": platform.python_version()} | versions
+
+
+def report(result: dict[str, Any]) -> str:
+    """The table in Markdown, and below it what it depends on."""
+    best = "; ".join(f"{name}: {what}" for name, what in TORCH_AT_ITS_BEST.items())
+    lines = [
+        "| workload | threads | hetu ms | torch ms | hetu / torch | torch best ms | hetu / torch best | rounds |",
+        "|---|---|---|---|---|---|---|---|",
+        *(table_row(row) for row in result["rows"]),
+        "",
+        *(f"{row['workload']}: {error}" for row in result["rows"] for error in row["errors"]),
+        "1 thread: CPU time of the process; 2 threads: wall time. Median of paired ratios (least - greatest).",
+        *([f"Torch at its best: {best}."] if "torch" in result["machine"] else []),
+        ", ".join(f"{key} {value}" for key, value in result["machine"].items()),
+    ]
+    return "\n".join(lines)
+
+
+def table_row(row: Row) -> str:
+    samples = {title: [Sample(**sample) for sample in taken] for title, taken in row["samples"].items()}
+    clean = [i for i in range(min(map(len, samples.values()), default=0)) if all(s[i].clean for s in samples.values())]
+    times = {title: [taken[i].seconds for i in clean] for title, taken in samples.items()}
+    mine, default, best = (times.get("hetu", []), times.get("torch", []), times.get("torch, best", []))
+    cells = [row["summary"], row["threads"], milliseconds(mine), milliseconds(default)]
+    if row["valid"]:
+        cells += [ratio(mine, default), milliseconds(best), ratio(mine, best)]
+    else:
+        cells += ["void: losses differ", milliseconds(best), "void"]
+    return f"| {' | '.join(map(str, [*cells, len(clean)]))} |"
+
+
+def milliseconds(seconds: Sequence[float]) -> str:
+    return f"{1e3 * statistics.median(seconds):.3g}" if seconds else "-"
+
+
+def ratio(mine: Sequence[float], others: Sequence[float]) -> str:
+    """Median of the paired ratios with the least and the greatest."""
+    ratios = [a / b for a, b in zip(mine, others, strict=False)]
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} - {max(ratios):.2f})" if ratios else "-"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

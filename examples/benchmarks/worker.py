@@ -1,0 +1,62 @@
+"""One peer of the benchmark in a process of its own: answers requests for training steps, a JSON line each.
+
+Started by train_step.py as `python worker.py PEER WORKLOAD VARIANT` with the thread counts in its environment. First
+it writes the losses of the first four steps; then every `{"steps": n}` is answered with the time that n steps took.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from workloads import WORKLOADS
+
+FIRST_LOSSES = 4
+
+
+def main(peer: str, workload: str, variant: str) -> None:
+    # What a library prints must not get between the answers.
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    try:
+        module = importlib.import_module(f"peer_{peer}")
+        step = module.make(WORKLOADS[workload](), variant)
+        losses = [float(step()) for _ in range(FIRST_LOSSES)]
+        versions = module.versions()
+    except Exception as error:  # whatever it is, the parent reports it
+        print(json.dumps({"error": f"{type(error).__name__}: {error}"}), file=answers)
+        return
+    print(json.dumps({"losses": losses, "versions": versions}), file=answers)
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    for line in sys.stdin:
+        print(json.dumps(timed(step, json.loads(line)["steps"])), file=answers)
+
+
+def timed(step: Callable[[], float], steps: int) -> dict[str, float | None]:
+    """Seconds of wall time, CPU time of the process and delay in the run queue (None if unknown) for `steps` steps."""
+    delay, cpu, wall = run_queue_delay(), time.process_time(), time.perf_counter()
+    for _ in range(steps):
+        step()
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    waited = None if delay is None else run_queue_delay() - delay
+    return {"wall": wall, "cpu": cpu, "delay": waited}
+
+
+def run_queue_delay() -> float | None:
+    """Seconds that the threads of this process have been ready to run while others held the cores (Linux)."""
+    try:
+        return sum(int(task.read_text().split()[1]) for task in Path("/proc/self/task").glob("*/schedstat")) * 1e-9
+    except (OSError, IndexError):
+        return None
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

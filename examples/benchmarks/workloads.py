@@ -1,0 +1,151 @@
+"""What is trained in the benchmark: batches, initial weights and hyperparameters, from fixed seeds, in numpy alone.
+
+Every peer builds the same model from these arrays, so that their first losses agree to 5 digits. Weights carry
+dotted names; matrices are stored as (in, out), convolutions as (out, in, height, width). The data is random: speed
+is measured here, never accuracy.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+Arrays = dict[str, np.ndarray]
+F32 = np.float32
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One model with its data. A batch is a dict of the inputs of one step; steps go round the batches."""
+
+    name: str
+    summary: str
+    weights: Arrays
+    batches: tuple[Arrays, ...]
+    optimizer: str
+    learning_rate: float
+
+
+def mlp_sgd() -> Workload:
+    return _mlp("mlp_sgd", (784, 256, 256, 10), 128, "sgd", 0.1)
+
+
+def mlp_adam() -> Workload:
+    return _mlp("mlp_adam", (784, 256, 256, 10), 128, "adam", 1e-3)
+
+
+def tiny_mlp() -> Workload:
+    """So small that only the overhead per operation counts."""
+    return _mlp("tiny_mlp", (32, 32, 32, 10), 16, "sgd", 0.1)
+
+
+def lenet() -> Workload:
+    """Two convolutions with relu and 2x2 max-pooling, then three linear layers, on images of 1x28x28."""
+    rng = np.random.default_rng(1)
+    weights = _convolution(rng, "conv.0", 1, 6, 5) | _convolution(rng, "conv.1", 6, 16, 5)
+    weights |= _linear_stack(rng, (400, 120, 84, 10))
+    batches = tuple({"x": rng.standard_normal((128, 1, 28, 28), F32), "t": rng.integers(0, 10, 128)} for _ in range(8))
+    return Workload("lenet", "LeNet 1x28x28, batch 128, SGD", weights, batches, "sgd", 0.05)
+
+
+def lstm() -> Workload:
+    """The last hidden state of 28 steps of 28 features, classified. Gates lie in the order i, f, g, o; one bias."""
+    rng, hidden, features = np.random.default_rng(2), 128, 28
+    bound = hidden**-0.5
+    weights = {
+        "lstm.weight_ih": rng.uniform(-bound, bound, (features, 4 * hidden)).astype(F32),
+        "lstm.weight_hh": rng.uniform(-bound, bound, (hidden, 4 * hidden)).astype(F32),
+        "lstm.bias": np.zeros(4 * hidden, F32),
+    } | _linear_stack(rng, (hidden, 10))
+    batches = tuple(
+        {"x": rng.standard_normal((128, 28, features), F32), "t": rng.integers(0, 10, 128)} for _ in range(8)
+    )
+    return Workload("lstm", "LSTM 128, 28 steps of 28, batch 128, SGD", weights, batches, "sgd", 0.1)
+
+
+def gpt() -> Workload:
+    """Pre-norm blocks with causal attention (heads of 64) and a tanh-gelu MLP; the head has its own matrix, no bias."""
+    rng, vocabulary, d, depth, length, batch = (np.random.default_rng(3), 1000, 128, 4, 128, 16)
+    weights = {"tokens": _normal(rng, (vocabulary, d)), "positions": _normal(rng, (length, d))}
+    for block in range(depth):
+        prefix = f"blocks.{block}"
+        weights |= _norm(f"{prefix}.norm1", d) | _norm(f"{prefix}.norm2", d)
+        for name, fan_in, fan_out in (("qkv", d, 3 * d), ("proj", d, d), ("up", d, 4 * d), ("down", 4 * d, d)):
+            weights[f"{prefix}.{name}.weight"] = _normal(rng, (fan_in, fan_out))
+            weights[f"{prefix}.{name}.bias"] = np.zeros(fan_out, F32)
+    weights |= _norm("norm", d) | {"head.weight": _normal(rng, (d, vocabulary))}
+    texts = rng.integers(0, vocabulary, (8, batch, length + 1))
+    batches = tuple({"x": text[:, :-1].copy(), "t": text[:, 1:].copy()} for text in texts)
+    return Workload("gpt", "GPT d128, 4 layers, 128 tokens, batch 16, Adam", weights, batches, "adam", 1e-3)
+
+
+def wide_deep() -> Workload:
+    """Click prediction: an MLP over 26 embedded fields and 13 numbers, plus a linear term of the numbers.
+
+    All fields share one table of 1e6 rows, each field its own range of them; ids follow a Pareto distribution, as in
+    click logs, so that a few rows are in every batch.
+    """
+    rng, fields, rows, dim, numbers, batch = (np.random.default_rng(4), 26, 1_000_000, 16, 13, 1024)
+    weights = {"table": rng.standard_normal((rows, dim), F32) * F32(0.01)}
+    weights |= _linear_stack(rng, (fields * dim + numbers, 256, 256, 256, 1)) | _linear(rng, "wide", numbers, 1)
+    per_field = rows // fields
+
+    def ids() -> np.ndarray:
+        skewed = np.minimum(10 * rng.pareto(1.0, (batch, fields)), per_field - 1).astype(np.int64)
+        return skewed + per_field * np.arange(fields)
+
+    batches = tuple(
+        {"ids": ids(), "x": rng.standard_normal((batch, numbers), F32), "t": rng.integers(0, 2, (batch, 1)).astype(F32)}
+        for _ in range(8)
+    )
+    return Workload("wide_deep", "Wide&Deep, 26 fields x 16, 1e6 rows, batch 1024, SGD", weights, batches, "sgd", 0.1)
+
+
+WORKLOADS: dict[str, Callable[[], Workload]] = {
+    make.__name__: make for make in (tiny_mlp, mlp_sgd, mlp_adam, lenet, lstm, gpt, wide_deep)
+}
+
+
+def _mlp(name: str, sizes: tuple[int, ...], batch: int, optimizer: str, learning_rate: float) -> Workload:
+    rng = np.random.default_rng(0)
+    weights = _linear_stack(rng, sizes)
+    batches = tuple(
+        {"x": rng.standard_normal((batch, sizes[0]), F32), "t": rng.integers(0, sizes[-1], batch)} for _ in range(8)
+    )
+    label = {"sgd": "SGD", "adam": "Adam"}[optimizer]
+    summary = f"MLP {'-'.join(map(str, sizes))}, batch {batch}, {label}"
+    return Workload(name, summary, weights, batches, optimizer, learning_rate)
+
+
+def _linear_stack(rng: np.random.Generator, sizes: tuple[int, ...]) -> Arrays:
+    weights: Arrays = {}
+    for i, (fan_in, fan_out) in enumerate(itertools.pairwise(sizes)):
+        weights |= _linear(rng, f"layers.{i}", fan_in, fan_out)
+    return weights
+
+
+def _linear(rng: np.random.Generator, name: str, fan_in: int, fan_out: int) -> Arrays:
+    """He initialisation, zero bias."""
+    return {
+        f"{name}.weight": rng.standard_normal((fan_in, fan_out), F32) * F32((2 / fan_in) ** 0.5),
+        f"{name}.bias": np.zeros(fan_out, F32),
+    }
+
+
+def _convolution(rng: np.random.Generator, name: str, channels_in: int, channels_out: int, size: int) -> Arrays:
+    scale = F32((2 / (channels_in * size * size)) ** 0.5)
+    return {
+        f"{name}.weight": rng.standard_normal((channels_out, channels_in, size, size), F32) * scale,
+        f"{name}.bias": np.zeros(channels_out, F32),
+    }
+
+
+def _normal(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    return rng.standard_normal(shape, F32) * F32(0.02)
+
+
+def _norm(name: str, size: int) -> Arrays:
+    return {f"{name}.weight": np.ones(size, F32), f"{name}.bias": np.zeros(size, F32)}

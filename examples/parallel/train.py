@@ -1,0 +1,116 @@
+"""One model, any parallel strategy: `heturun -w 4 python examples/parallel/train.py --strategy dp+tp`.
+
+The model is written as if for one device; the strategy is the only line that differs. Run alone (`python ...`) it is
+the same program on one rank, with the same losses. Ignored on purpose: accuracy, see `examples/cnn`, `examples/nlp`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+import hetu as ht
+from hetu import dist, nn
+
+Feed = dict[str, np.ndarray]
+Built = tuple[ht.Node, ht.data.ArrayDataset]  # the loss of feeds "x" and "t", and the data
+
+
+def mlp() -> Built:
+    """Digits through a wide hidden layer, which tensor parallelism cuts into columns and rows."""
+    x, t = ht.placeholder("x", (None, 28, 28)), ht.placeholder("t", (None,), "int64")
+    h = nn.Linear(784, 256, activation=ht.relu, name="up")(ht.reshape(x, (-1, 784)))
+    h = nn.Linear(256, 128, activation=ht.relu, name="down")(h)
+    return ht.mean(ht.softmax_cross_entropy(nn.Linear(128, 10, name="head")(h), t)), ht.data.mnist("train")
+
+
+def cnn() -> Built:
+    """Digits through two convolutions, normalised in groups of channels."""
+    x, t = ht.placeholder("x", (None, 28, 28)), ht.placeholder("t", (None,), "int64")
+    h = ht.expand_dims(x, axis=1)
+    for inputs, outputs in ((1, 8), (8, 16)):
+        h = nn.Conv2d(inputs, outputs, 3, padding=1, name=f"conv_{outputs}")(h)
+        h = ht.max_pool2d(ht.relu(nn.GroupNorm(4, outputs, name=f"norm_{outputs}")(h)), 2)
+    y = nn.Linear(16 * 49, 10, name="head")(ht.dropout(ht.flatten(h, 1), 0.2))
+    return ht.mean(ht.softmax_cross_entropy(y, t)), ht.data.mnist("train")
+
+
+def transformer() -> Built:
+    """Shakespeare, letter by letter; heads, hidden units and the vocabulary are what tensor parallelism splits."""
+    plays, length, features = ht.data.shakespeare("train"), 32, 64
+    x, t = ht.placeholder("x", (None, length), "int64"), ht.placeholder("t", (None, length), "int64")
+    vocabulary = len(plays.vocabulary)
+    h = nn.Embedding(vocabulary, features)(x) + nn.Embedding(length, features)(np.arange(length))
+    for k in range(2):
+        h = nn.TransformerBlock(features, 4, causal=True, dropout=0.1, name=f"block_{k}")(h)
+    y = nn.Linear(features, vocabulary, name="head")(nn.LayerNorm(features)(h))
+    return ht.mean(ht.softmax_cross_entropy(y, t)), plays.windows(length, stride=length)
+
+
+MODELS: dict[str, Callable[[], Built]] = {"mlp": mlp, "cnn": cnn, "transformer": transformer}
+SPLIT = {**dist.MEGATRON, "conv_*/weight": 0, "conv_*/bias": 0, "norm_*": 0}  # convolutions by output channels
+
+
+def strategies(ranks: int) -> dict[str, dist.Parallel]:
+    """The strategies by name; a product gives two ranks to its second factor, as far as there are any."""
+    two = 2 if ranks % 2 == 0 else 1
+    half = max(1, ranks // 2)
+    groups = [tuple(range(half)), tuple(range(half, ranks))] if ranks > 1 else [(0,)]
+    shares = [2, 1][: len(groups)]
+    return {
+        "dp": dist.DataParallel(),
+        "zero1": dist.ZeRO(1),
+        "zero2": dist.ZeRO(2),
+        "zero3": dist.ZeRO(3),
+        "tp": dist.TensorParallel(SPLIT),
+        "dp+tp": dist.Parallel(tensor=two, split=SPLIT),
+        "zero3+tp": dist.Parallel(tensor=two, zero=3, split=SPLIT),
+        "pp": dist.Pipeline(),
+        "dp+pp": dist.Pipeline(stages=two, data=ranks // two),
+        "unequal": dist.Heterogeneous(groups, shares, split=SPLIT),
+    }
+
+
+def arguments(names: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Train one of three models with any parallel strategy.")
+    parser.add_argument("--model", choices=MODELS, default="mlp")
+    parser.add_argument("--strategy", choices=names, default="dp")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--batch-size", type=int, default=48, help="of all ranks together")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--checkpoint", metavar="PATH", help="write the trained variables to this file, or folder on several ranks"
+    )
+    return parser.parse_args()
+
+
+def batches(data: ht.data.ArrayDataset, batch_size: int, seed: int) -> Iterator[Feed]:
+    """Endless batches, the same on every rank: a strategy takes from each what a rank needs."""
+    loader = ht.data.DataLoader(data, batch_size, shuffle=True, drop_last=True, seed=seed)
+    while True:
+        for x, t in loader:
+            yield {"x": x, "t": t}
+
+
+def main() -> None:
+    comm = dist.world()
+    known = strategies(comm.world_size)
+    args = arguments(list(known))
+    with ht.scope(args.model):
+        loss, data = MODELS[args.model]()
+        updates = ht.optim.Adam(1e-3).minimize(loss)
+    executor = ht.Executor({"train": [loss, updates]}, seed=args.seed, strategy=known[args.strategy])
+    say = print if comm.rank == 0 else lambda *_: None
+    say(executor.placement)
+    feeds = batches(data, args.batch_size, args.seed)
+    for step in range(1, args.steps + 1):
+        value = float(executor.run("train", next(feeds))[0])
+        say(f"step {step:3}  loss {value:.6f}")
+    if args.checkpoint:
+        executor.save(args.checkpoint)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""Data sets and the loader that deals them out in batches: real files in, tuples of NumPy arrays out.
+
+Ignored on purpose: downloading. A data set is read from a folder of yours, from an installed package, or from the
+small files that ship with hetu.
+"""
+
+from .dataset import ArrayDataset, Dataset, GraphData, TextData, sliding_windows
+from .datasets import (
+    adult,
+    cifar10,
+    criteo,
+    fashion_mnist,
+    mnist,
+    seattle_weather,
+    shakespeare,
+    text,
+    wordnet_kg,
+    wordnet_nouns,
+)
+from .loader import DataLoader
+
+__all__ = [
+    "ArrayDataset",
+    "DataLoader",
+    "Dataset",
+    "GraphData",
+    "TextData",
+    "adult",
+    "cifar10",
+    "criteo",
+    "fashion_mnist",
+    "mnist",
+    "seattle_weather",
+    "shakespeare",
+    "sliding_windows",
+    "text",
+    "wordnet_kg",
+    "wordnet_nouns",
+]

@@ -1,0 +1,230 @@
+"""What a data set is: something of known length that hands out rows as a tuple of arrays.
+
+`ArrayDataset` holds rows in memory, `TextData` one long string as codes, `GraphData` one graph. Ignored on purpose:
+rows that do not fit in memory; write a class with `__len__` and `__getitem__` for those, the loader asks no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Protocol, SupportsIndex
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..errors import AxisError, DataError
+
+Batch = tuple[NDArray, ...]
+Rows = SupportsIndex | slice | NDArray[np.integer]
+
+
+class Dataset(Protocol):
+    """What the loader needs: a length, and the rows at given positions as one array a column."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: NDArray[np.integer], /) -> Batch: ...
+
+
+class ArrayDataset:
+    """Columns of equal length; row i is the i-th entry of each. Frozen: `take` and `split` return new data sets.
+
+    Args:
+        arrays: one or more arrays, the first axis of each counts the rows.
+        names: one name a column; `c0, c1, ...` where none are given.
+        info: what is known of the whole set, such as class names or vocabularies.
+
+    Raises DataError for no columns, no rows, or columns of different lengths.
+
+    >>> data = ArrayDataset([[1.0], [2.0], [3.0]], [0, 1, 0], names=("x", "y"))
+    >>> data
+    ArrayDataset(x: float64[3, 1], y: int64[3])
+    >>> x, y = data[1:]
+    >>> y
+    array([1, 0])
+    """
+
+    __slots__ = ("arrays", "info", "names")
+
+    arrays: tuple[NDArray, ...]
+    names: tuple[str, ...]
+    info: Mapping[str, object]
+
+    def __init__(
+        self, *arrays: ArrayLike, names: Sequence[str] | None = None, info: Mapping[str, object] | None = None
+    ) -> None:
+        columns = tuple(np.asarray(a) for a in arrays)
+        names = tuple(f"c{i}" for i in range(len(columns))) if names is None else tuple(names)
+        _check_columns(columns, names)
+        object.__setattr__(self, "arrays", columns)
+        object.__setattr__(self, "names", names)
+        object.__setattr__(self, "info", MappingProxyType(dict(info or {})))
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a data set is frozen: make a new one instead of setting {name!r}")
+
+    def __len__(self) -> int:
+        return len(self.arrays[0])
+
+    def __getitem__(self, rows: Rows) -> Batch:
+        """Rows by position, slice or integer array; one array a column."""
+        try:
+            return tuple(a[rows] for a in self.arrays)
+        except IndexError as error:
+            raise AxisError(
+                f"rows {rows!r} of a data set of {len(self)} rows: {error}", fix="index rows below the length"
+            ) from error
+
+    def __repr__(self) -> str:
+        columns = (f"{n}: {a.dtype}{list(a.shape)}" for n, a in zip(self.names, self.arrays))
+        return f"ArrayDataset({', '.join(columns)})"
+
+    def take(self, n: int) -> ArrayDataset:
+        """The first `n` rows. Raises DataError unless 1 <= n <= len.
+
+        >>> len(ArrayDataset(range(10)).take(3))
+        3
+        """
+        if not 1 <= n <= len(self):
+            raise DataError(f"take({n}) of a data set of {len(self)} rows", fix=f"take between 1 and {len(self)} rows")
+        return ArrayDataset(*self[:n], names=self.names, info=self.info)
+
+    def flat(self) -> ArrayDataset:
+        """Every row as a vector: images of shape (n, 28, 28) become (n, 784), columns of single values stay.
+
+        >>> ArrayDataset(np.zeros((5, 28, 28)), range(5), names=("x", "y")).flat()
+        ArrayDataset(x: float64[5, 784], y: int64[5])
+        """
+        columns = (a.reshape(len(a), -1) if a.ndim > 1 else a for a in self.arrays)
+        return ArrayDataset(*columns, names=self.names, info=self.info)
+
+    def split(self, fraction: float, seed: int = 0) -> tuple[ArrayDataset, ArrayDataset]:
+        """Two disjoint random parts, `fraction` of the rows (rounded) in the first; the same for the same seed.
+
+        >>> train, test = ArrayDataset(range(10)).split(0.8, seed=1)
+        >>> len(train), len(test)
+        (8, 2)
+        """
+        cut = round(fraction * len(self))
+        if not 0 < cut < len(self):
+            raise DataError(
+                f"split({fraction}) of {len(self)} rows leaves one part empty",
+                fix="pass a fraction between 0 and 1 that leaves rows on both sides",
+            )
+        order = np.random.default_rng(seed).permutation(len(self))
+        parts = (ArrayDataset(*self[rows], names=self.names, info=self.info) for rows in np.split(order, [cut]))
+        first, second = parts
+        return first, second
+
+
+def _check_columns(columns: tuple[NDArray, ...], names: tuple[str, ...]) -> None:
+    if not columns:
+        raise DataError("a data set without columns", fix="pass at least one array")
+    if len(names) != len(columns):
+        raise DataError(f"{len(names)} names for {len(columns)} columns", fix="give one name a column")
+    for name, column in zip(names, columns):
+        if column.ndim == 0:
+            raise DataError(f"column {name!r} is a single number", fix="pass arrays whose first axis counts the rows")
+    lengths = {name: len(column) for name, column in zip(names, columns)}
+    if len(set(lengths.values())) > 1:
+        raise DataError(
+            f"columns of different lengths: {', '.join(f'{n} has {length}' for n, length in lengths.items())}",
+            fix="give every column one entry a row",
+        )
+    if len(columns[0]) == 0:
+        raise DataError("a data set without rows", fix="check the file or the filter the rows came from")
+
+
+@dataclass(frozen=True, eq=False)
+class TextData:
+    """A text as integer codes; code i is the i-th character of `vocabulary`.
+
+    >>> words = TextData.of("to be or not")
+    >>> words.decode(words.encode("bet"))
+    'bet'
+    """
+
+    codes: NDArray[np.int64]
+    vocabulary: str
+    _code_of: dict[str, int] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_code_of", {c: i for i, c in enumerate(self.vocabulary)})
+
+    @classmethod
+    def of(cls, string: str, vocabulary: str | None = None) -> TextData:
+        """Encode `string`; the vocabulary is its sorted characters unless given. Raises DataError when empty."""
+        if not string:
+            raise DataError("an empty text", fix="pass at least one character")
+        points = np.frombuffer(string.encode("utf-32-le"), dtype="<u4")
+        known = np.unique(points) if vocabulary is None else np.array([ord(c) for c in vocabulary], dtype="<u4")
+        order = np.argsort(known)
+        found = np.searchsorted(known, points, sorter=order).clip(max=len(known) - 1)
+        codes = order[found].astype(np.int64)
+        strange = points[known[codes] != points]
+        if len(strange):
+            raise DataError(
+                f"character {chr(strange[0])!r} is not among the {len(known)} of the vocabulary",
+                fix="drop it from the text, or build the vocabulary from all of the text",
+            )
+        return cls(codes, "".join(map(chr, known)))
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def encode(self, string: str) -> NDArray[np.int64]:
+        """Codes of `string`, int64 (len,). Raises DataError for a character outside the vocabulary."""
+        return TextData.of(string, self.vocabulary).codes
+
+    def decode(self, codes: Iterable[SupportsIndex]) -> str:
+        """The string of `codes`, the inverse of `encode`."""
+        return "".join(self.vocabulary[c] for c in codes)
+
+    def windows(self, length: int, stride: int | None = None) -> ArrayDataset:
+        """Rows for next-character prediction: x int64 (n, length) and t, the same one character later.
+
+        `stride` is the step between the starts of two rows, `length` where none is given.
+
+        >>> x, t = TextData.of("abcdefg").windows(3)[0]
+        >>> x, t
+        (array([0, 1, 2]), array([1, 2, 3]))
+        """
+        rows = sliding_windows(self.codes, length + 1, length if stride is None else stride)
+        return ArrayDataset(rows[:, :-1], rows[:, 1:], names=("x", "t"), info={"vocabulary": self.vocabulary})
+
+
+@dataclass(frozen=True, eq=False)
+class GraphData:
+    """One graph for node classification: `features` float32 (n, f), `y` int64 (n,), `edges` int64 (m, 2), each
+    undirected edge once, and the fixed node positions to train and test on."""
+
+    features: NDArray[np.float32]
+    y: NDArray[np.int64]
+    edges: NDArray[np.int64]
+    train: NDArray[np.int64]
+    test: NDArray[np.int64]
+    info: Mapping[str, object]
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+def sliding_windows(series: ArrayLike, length: int, stride: int = 1) -> NDArray:
+    """Every stretch of `length` steps of a series (n, ...), as a read-only view (windows, length, ...).
+
+    Raises DataError when the series is shorter than one window.
+
+    >>> sliding_windows([1, 2, 3, 4], 3)
+    array([[1, 2, 3],
+           [2, 3, 4]])
+    """
+    series = np.asarray(series)
+    if not 1 <= length <= len(series) or stride < 1:
+        raise DataError(
+            f"windows of {length} steps, {stride} apart, from a series of {len(series)} steps",
+            fix=f"pass a stride of at least 1 and a window of at most {len(series)} steps",
+        )
+    view = np.lib.stride_tricks.sliding_window_view(series, length, axis=0)
+    return np.moveaxis(view, -1, 1)[::stride]

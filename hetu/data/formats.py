@@ -1,0 +1,182 @@
+"""Readers for the public file formats, each from a path to plain arrays or rows; a `.gz` is unpacked on the way.
+
+A file that is cut short or of another format raises DataError and names the place. Ignored on purpose: pickles, such as
+the Python version of CIFAR-10; loading one runs whatever code it holds.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import itertools
+import math
+import os
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import IO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import DataError
+
+PathLike = str | os.PathLike[str]
+
+ADULT_NUMERIC = ("age", "fnlwgt", "education_num", "capital_gain", "capital_loss", "hours_per_week")
+ADULT_CATEGORICAL = (
+    "workclass",
+    "education",
+    "marital_status",
+    "occupation",
+    "relationship",
+    "race",
+    "sex",
+    "native_country",
+)
+ADULT_COLUMNS = (  # in the order of the file
+    "age", "workclass", "fnlwgt", "education", "education_num", "marital_status", "occupation", "relationship",
+    "race", "sex", "capital_gain", "capital_loss", "hours_per_week", "native_country", "income",
+)  # fmt: skip
+CRITEO_NUMERIC, CRITEO_CATEGORICAL = 13, 26
+IDX_DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+
+
+@contextmanager
+def opened(path: PathLike) -> Iterator[IO[bytes]]:
+    """The bytes of a plain or gzipped file, told apart by their first two.
+
+    Raises DataError for a file that is absent, damaged, or turns out not to be the UTF-8 it is read as.
+    """
+    try:
+        with open(path, "rb") as plain:
+            packed = plain.read(2) == b"\x1f\x8b"
+            plain.seek(0)
+            with gzip.open(plain) if packed else plain as stream:
+                yield stream
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{os.fspath(path)} is damaged: {error}", fix="fetch the file again") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{os.fspath(path)} is not UTF-8: {error}", fix="convert the file to UTF-8") from error
+    except OSError as error:
+        raise DataError(f"{os.fspath(path)} cannot be read: {error.strerror}", fix="check the path") from error
+
+
+def read_text(path: PathLike) -> str:
+    """A UTF-8 text with line ends as `\\n`."""
+    with opened(path) as stream:
+        return stream.read().decode("utf-8").replace("\r\n", "\n")
+
+
+def read_idx(path: PathLike) -> NDArray:
+    """An IDX file, the format of MNIST: two zero bytes, a type code, the rank, the sizes, then the numbers.
+
+    Returns an array of the file's shape and dtype, in the machine's byte order.
+    """
+    with opened(path) as stream:
+        raw = stream.read()
+    if len(raw) < 4 or raw[:2] != b"\0\0" or raw[2] not in IDX_DTYPES:
+        raise DataError(f"{os.fspath(path)} is no IDX file", fix="pass a file such as train-images-idx3-ubyte")
+    dtype, rank = np.dtype(IDX_DTYPES[raw[2]]), raw[3]
+    header, body = raw[4 : 4 + 4 * rank], raw[4 + 4 * rank :]
+    shape = tuple(int.from_bytes(header[i : i + 4], "big") for i in range(0, len(header), 4))
+    expected = math.prod(shape) * dtype.itemsize
+    if len(header) != 4 * rank or len(body) != expected:
+        raise DataError(
+            f"{os.fspath(path)} holds {len(body)} bytes of numbers, its header {list(shape)} says {expected}",
+            fix="fetch the file again, it was cut short or altered",
+        )
+    return np.frombuffer(body, dtype).reshape(shape).astype(dtype.newbyteorder("="))
+
+
+def read_cifar10(path: PathLike) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """A file of the binary version of CIFAR-10: images uint8 (n, 3, 32, 32) and labels uint8 (n,)."""
+    record = 1 + 3 * 32 * 32
+    with opened(path) as stream:
+        raw = np.frombuffer(stream.read(), np.uint8)
+    if len(raw) == 0 or len(raw) % record:
+        raise DataError(
+            f"{os.fspath(path)} has {len(raw)} bytes, not a multiple of {record}",
+            fix="use the binary version, cifar-10-binary.tar.gz, not the Python version",
+        )
+    rows = raw.reshape(-1, record)
+    return rows[:, 1:].reshape(-1, 3, 32, 32), rows[:, 0]
+
+
+def read_rows(path: PathLike, columns: int, delimiter: str = ",", limit: int | None = None) -> list[list[str]]:
+    """Rows of separated text, spaces around the fields cut, blank lines and `|` comment lines left out.
+
+    Reads at most `limit` rows. Raises DataError when a row has another number of `columns`, naming its line.
+    """
+    rows: list[list[str]] = []
+    with opened(path) as stream:
+        lines = csv.reader(io.TextIOWrapper(stream, "utf-8", newline=""), delimiter=delimiter, quoting=csv.QUOTE_NONE)
+        for row in itertools.islice(_content(lines), limit):
+            if len(row) != columns:
+                raise DataError(
+                    f"{os.fspath(path)}, line {lines.line_num}: {len(row)} fields, expected {columns}",
+                    fix=f"each line needs {columns} fields separated by {delimiter!r}",
+                )
+            rows.append([field.strip() for field in row])
+    if not rows:
+        raise DataError(f"{os.fspath(path)} has no rows", fix="check the file")
+    return rows
+
+
+def _content(lines: Iterator[list[str]]) -> Iterator[list[str]]:
+    return (row for row in lines if row and any(row) and not row[0].startswith("|"))
+
+
+def read_triples(path: PathLike) -> list[list[str]]:
+    """A knowledge graph: one `head \\t relation \\t tail` a line, the format of FB15k and WN18."""
+    return read_rows(path, 3, "\t")
+
+
+def read_table(path: PathLike) -> dict[str, list[str]]:
+    """A comma-separated table with a header line, as text, column by column."""
+    with opened(path) as stream:
+        header = stream.readline().decode("utf-8").strip()
+    names = [name.strip() for name in header.split(",")]
+    _, *rows = read_rows(path, len(names))
+    return {name: list(column) for name, column in zip(names, zip(*rows))} if rows else {name: [] for name in names}
+
+
+def numbers(column: Sequence[str], name: str, dtype: str = "float32") -> NDArray:
+    """A text column as numbers. Raises DataError that names the column and the text which is none."""
+    try:
+        return np.array(column, dtype="float64").astype(dtype)
+    except ValueError as error:
+        raise DataError(f"column {name!r}: {error}", fix="check the order of the columns") from error
+
+
+def read_adult(path: PathLike) -> dict[str, list[str]]:
+    """`adult.data` or `adult.test` of the UCI repository, as text, column by column; `?` is missing.
+
+    The full stop after the income in `adult.test` is cut.
+    """
+    rows = read_rows(path, len(ADULT_COLUMNS))
+    table = {name: list(column) for name, column in zip(ADULT_COLUMNS, zip(*rows))}
+    table["income"] = [value.rstrip(".") for value in table["income"]]
+    strange = set(table["income"]) - {"<=50K", ">50K"}
+    if strange:
+        raise DataError(f"{os.fspath(path)}: income {min(strange)!r}", fix="the last column is <=50K or >50K")
+    return table
+
+
+def read_criteo(
+    path: PathLike, limit: int | None = None
+) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]]:
+    """Criteo's `train.txt`: label, 13 counts, 26 hexadecimal categories, tab-separated, any but the label empty.
+
+    Returns counts float32 (n, 13), NaN where missing; categories int64 (n, 26), -1 where missing; labels int64 (n,).
+    """
+    fields = 1 + CRITEO_NUMERIC + CRITEO_CATEGORICAL
+    rows = read_rows(path, fields, "\t", limit)
+    try:
+        labels = np.array([row[0] for row in rows]).astype("int64")
+        counts = [[float(v) if v else np.nan for v in row[1 : 1 + CRITEO_NUMERIC]] for row in rows]
+        codes = [[int(v, 16) if v else -1 for v in row[1 + CRITEO_NUMERIC :]] for row in rows]
+    except ValueError as error:
+        raise DataError(f"{os.fspath(path)}: {error}", fix="pass Criteo's train.txt, unaltered") from error
+    return np.array(counts, "float32"), np.array(codes, "int64"), labels

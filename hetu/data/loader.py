@@ -1,0 +1,152 @@
+"""DataLoader: the batches of an epoch in a repeatable order, gathered one step ahead by a background thread.
+
+The order of epoch e depends on (seed, e) alone, so three small integers are its whole state and a resumed run sees
+exactly the batches that an unbroken one would. Ignored on purpose: worker processes; one thread hides the gathering of
+rows, because NumPy releases the interpreter's lock while it copies.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import DataError
+from .dataset import Batch, Dataset
+
+
+class DataLoader:
+    """Iterate over a data set in batches; every `for` loop is one epoch.
+
+    Args:
+        dataset: anything with a length whose `dataset[rows]` is a tuple of arrays.
+        batch_size: rows of one step over all shards together, the batch that the model is written for.
+        shuffle: a new order each epoch, drawn from `seed` and the epoch's number.
+        drop_last: leave out the last batch when it is smaller.
+        seed: of the order.
+        shard: `(rank, world_size)`: this loader hands out its rank's contiguous part of each batch. The parts of all
+            ranks, in rank order, are the batch; sizes differ by one row at most, and every rank gets equally many
+            batches. When the last batch has fewer rows than there are ranks, rows from the start of the order fill it.
+        prefetch: batches gathered ahead in the background; 0 gathers in the caller's thread.
+
+    Raises DataError for an empty data set, a batch larger than the data, or a shard that does not exist. An error
+    raised while a batch is gathered reaches the loop that asked for it.
+
+    >>> from hetu.data import ArrayDataset, DataLoader
+    >>> loader = DataLoader(ArrayDataset(range(5)), batch_size=2)
+    >>> [x.tolist() for (x,) in loader]
+    [[0, 1], [2, 3], [4]]
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        batch_size: int,
+        *,
+        shuffle: bool = False,
+        drop_last: bool = False,
+        seed: int = 0,
+        shard: tuple[int, int] = (0, 1),
+        prefetch: int = 2,
+    ) -> None:
+        _check_sizes(len(dataset), batch_size, shard, seed, prefetch)
+        self.dataset, self.batch_size, self.shuffle, self.drop_last = dataset, batch_size, shuffle, drop_last
+        self.shard, self.prefetch = shard, prefetch
+        self._seed, self._epoch, self._cursor, self._start = seed, 0, 0, 0
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        rows = len(self.dataset)
+        return rows // self.batch_size if self.drop_last else -(-rows // self.batch_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """One epoch from its start, or from where `load_state` placed the cursor.
+
+        Leaving the loop early ends the background thread; the next loop begins the same epoch anew.
+        """
+        self._cursor, self._start = self._start, 0
+        order = self._order()
+        steps = range(self._cursor, len(self))
+        for batch in self._prefetched(order, steps) if self.prefetch else (self._gather(order, k) for k in steps):
+            self._cursor += 1
+            yield batch
+        self._epoch, self._cursor = self._epoch + 1, 0
+
+    def state(self) -> dict[str, int]:
+        """The position behind the last batch handed out: three integers to save with a checkpoint."""
+        if self._cursor == len(self):  # the last batch is out, though its loop has not come back for more
+            return {"epoch": self._epoch + 1, "cursor": 0, "seed": self._seed}
+        return {"epoch": self._epoch, "cursor": self._cursor, "seed": self._seed}
+
+    def load_state(self, state: Mapping[str, int]) -> None:
+        """Continue from `state`: the next loop hands out the batches that were still to come in its epoch.
+
+        Raises DataError for a state that this loader cannot have written.
+
+        >>> from hetu.data import ArrayDataset, DataLoader
+        >>> loader = DataLoader(ArrayDataset(range(6)), batch_size=2, shuffle=True)
+        >>> loader.load_state({"epoch": 4, "cursor": 2, "seed": 7})
+        >>> len(list(loader)), loader.state()
+        (1, {'epoch': 5, 'cursor': 0, 'seed': 7})
+        """
+        if set(state) != {"epoch", "cursor", "seed"}:
+            raise DataError(
+                f"a loader's state has epoch, cursor and seed; got {', '.join(map(str, state)) or 'nothing'}",
+                fix="pass what state() returned",
+            )
+        epoch, cursor, seed = (int(state[key]) for key in ("epoch", "cursor", "seed"))
+        if not (0 <= cursor < len(self) and epoch >= 0 and seed >= 0):
+            raise DataError(
+                f"state epoch {epoch}, cursor {cursor}, seed {seed} does not fit {len(self)} batches an epoch",
+                fix="load it into a loader of the same data and batch size as the one that wrote it",
+            )
+        self._seed, self._epoch, self._cursor, self._start = seed, epoch, cursor, cursor
+
+    def _order(self) -> NDArray[np.int64]:
+        """The epoch's row positions."""
+        rows = len(self.dataset)
+        return np.random.default_rng((self._seed, self._epoch)).permutation(rows) if self.shuffle else np.arange(rows)
+
+    def _gather(self, order: NDArray[np.int64], step: int) -> Batch:
+        """This shard's part of batch `step`."""
+        rank, ranks = self.shard
+        rows = order[step * self.batch_size : (step + 1) * self.batch_size]
+        if len(rows) < ranks:
+            rows = np.concatenate([rows, order[: ranks - len(rows)]])
+        part, longer = divmod(len(rows), ranks)  # the first `longer` ranks take one row more
+        first = rank * part + min(rank, longer)
+        return self.dataset[rows[first : first + part + (rank < longer)]]
+
+    def _prefetched(self, order: NDArray[np.int64], steps: range) -> Iterator[Batch]:
+        """The batches of `steps`, gathered by one thread that is never more than `prefetch` batches ahead."""
+        pool = ThreadPoolExecutor(1, thread_name_prefix="hetu-data")
+        try:
+            pending: deque[Future[Batch]] = deque()
+            for step in steps:
+                pending.append(pool.submit(self._gather, order, step))
+                if len(pending) > self.prefetch:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _check_sizes(rows: int, batch_size: int, shard: tuple[int, int], seed: int, prefetch: int) -> None:
+    rank, ranks = shard
+    if rows == 0:
+        raise DataError("a data set without rows", fix="check the file or the filter the rows came from")
+    if not 1 <= batch_size <= rows:
+        raise DataError(f"batch_size={batch_size} with {rows} rows", fix=f"pass a batch_size from 1 to {rows}")
+    if not 0 <= rank < ranks:
+        raise DataError(f"shard=({rank}, {ranks}) names no part", fix="pass (rank, world_size) with 0 <= rank < size")
+    if batch_size < ranks:
+        raise DataError(
+            f"a batch of {batch_size} rows has no row for some of {ranks} ranks",
+            fix=f"batch_size counts the rows of all ranks together: pass at least {ranks}",
+        )
+    if seed < 0 or prefetch < 0:
+        raise DataError(f"seed={seed}, prefetch={prefetch}", fix="neither may be negative")

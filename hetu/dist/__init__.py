@@ -1,0 +1,29 @@
+"""One model on many ranks: communicators, layouts, and moving tensors between layouts.
+
+>>> from hetu.dist import DUP, SUM, Layout, Shard, redistribute, run_ranks
+>>> import numpy as np
+>>> partial, split = Layout(Shard((0, 1), ((SUM, 2),))), Layout(Shard((0, 1), ((0, 2),)))
+>>> run_ranks(2, lambda comm: redistribute(comm, np.arange(4.0), partial, split, (4,)))
+[array([0., 2.]), array([4., 6.])]
+"""
+
+from .clock import Link, VirtualClock
+from .comm import Comm, CommError, DeadlineError, Handle, SerialComm
+from .heterogeneous import Heterogeneous
+from .layout import DUP, MAX, MIN, SUM, Layout, Mesh, Shard
+from .mpi import MPIComm, world
+from .ops import shard
+from .pipeline import Pipeline, Staged
+from .redistribute import Plan, plan, redistribute
+from .schedule import Schedule
+from .stages import stage
+from .strategy import MEGATRON, DataParallel, Kept, Parallel, Strategy, TensorParallel, ZeRO
+from .threads import ThreadComm, run_ranks
+
+__all__ = [
+    "Comm", "CommError", "DeadlineError", "Handle", "SerialComm", "ThreadComm", "MPIComm", "run_ranks", "world",
+    "Link", "VirtualClock",
+    "Strategy", "Kept", "Parallel", "DataParallel", "ZeRO", "TensorParallel", "Heterogeneous", "MEGATRON", "shard",
+    "Pipeline", "Staged", "Schedule", "stage",
+    "DUP", "SUM", "MAX", "MIN", "Shard", "Layout", "Mesh", "Plan", "plan", "redistribute",
+]  # fmt: skip

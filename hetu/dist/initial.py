@@ -1,0 +1,20 @@
+"""The initial values of a variable's part. Ignored on purpose: saving memory; each rank makes the whole and cuts it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .boxes import Box, within
+
+
+class LocalInitializer:
+    """This rank's part of what an initializer gives for the whole variable: all ranks together start as one would."""
+
+    def __init__(self, init: Any, shape: tuple[int, ...], box: Box) -> None:
+        self.init, self.shape, self.box = init, shape, box
+
+    def __call__(self, shape: tuple[int, ...], dtype: np.dtype, rng: np.random.Generator) -> np.ndarray:
+        whole = self.init(self.shape, dtype, rng) if callable(self.init) else self.init
+        return np.asarray(whole)[within(self.box, tuple((0, s) for s in self.shape))]

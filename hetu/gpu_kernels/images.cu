@@ -1,0 +1,118 @@
+// Windows that slide over images (planes, height, width): pooling, and the columns that turn convolution into products.
+//
+// One thread an element of the result in a grid-stride loop. Gradients gather what belongs to a pixel instead of
+// scattering, so no atomics and no dependence on timing. Positions fit 32 bits within a plane. Bytes: each input and
+// the result once, as the taps of neighbouring threads meet in the cache; FLOP: one or two a tap.
+
+#define WINDOW                                                                                                   \
+    long long height_, long long width_, long long rows_, long long columns_, long long kh_, long long kw_,     \
+        long long sh_, long long sw_, long long top_, long long left_, long long dh_, long long dw_
+#define UNPACK                                                                                                   \
+    const int height = height_, width = width_, rows = rows_, columns = columns_, kh = kh_, kw = kw_, sh = sh_, sw = sw_; \
+    const int top = top_, left = left_, dh = dh_, dw = dw_;                                                      \
+    (void)height, (void)width, (void)rows, (void)columns, (void)kh, (void)kw, (void)sh, (void)sw, (void)top, (void)left, \
+        (void)dh, (void)dw;
+#define FOR_ELEMENTS(n) \
+    for (long long e = (long long)blockIdx.x * blockDim.x + threadIdx.x; e < (n); e += (long long)gridDim.x * blockDim.x)
+
+// Values and taps (their number in the window, row by row). Of equal values the first wins; a NaN stays.
+extern "C" __global__ void max_pool2d(const S* x, S* y, unsigned char* taps, long long n, WINDOW) {
+    UNPACK
+    FOR_ELEMENTS(n) {
+        const int c = e % columns, r = e / columns % rows;
+        const S* plane = x + e / columns / rows * height * width;
+        T best = -infinite();
+        int tap = 0;
+        for (int i = 0; i < kh; i++)
+            for (int j = 0; j < kw; j++) {
+                const int h = r * sh + i - top, w = c * sw + j - left;
+                const T v = h >= 0 && h < height && w >= 0 && w < width ? (T)plane[(long long)h * width + w] : (T)-infinite();
+                tap = v > best && i + j > 0 ? i * kw + j : tap;
+                best = i + j == 0 ? v : fmax(best, v);
+            }
+        y[e] = best, taps[e] = tap;
+    }
+}
+
+// dx: a pixel collects g from the windows that chose it.
+extern "C" __global__ void max_pool2d_dx(const S* g, const unsigned char* taps, S* dx, long long n, WINDOW) {
+    UNPACK
+    FOR_ELEMENTS(n) {
+        const int w = e % width + left, h = e / width % height + top;
+        const long long plane = e / width / height * rows * columns;
+        T sum = 0;
+        for (int r = h < kh ? 0 : (h - kh) / sh + 1; r < rows && r * sh <= h; r++)
+            for (int c = w < kw ? 0 : (w - kw) / sw + 1; c < columns && c * sw <= w; c++) {
+                const long long place = plane + (long long)r * columns + c;
+                if (taps[place] == (h - r * sh) * kw + w - c * sw) sum += (T)g[place];
+            }
+        dx[e] = sum;
+    }
+}
+
+// The pixel that each tap names; 0 where it lies in the frame.
+extern "C" __global__ void max_pool2d_pick(const S* x, const unsigned char* taps, S* y, long long n, WINDOW) {
+    UNPACK
+    FOR_ELEMENTS(n) {
+        const int h = (int)(e / columns % rows) * sh + taps[e] / kw - top, w = (int)(e % columns) * sw + taps[e] % kw - left;
+        const bool inside = h >= 0 && h < height && w >= 0 && w < width;
+        y[e] = inside ? x[(e / columns / rows * height + h) * width + w] : (S)0;
+    }
+}
+
+extern "C" __global__ void avg_pool2d(const S* x, S* y, long long n, WINDOW) {
+    UNPACK
+    FOR_ELEMENTS(n) {
+        const int c = e % columns, r = e / columns % rows;
+        const S* plane = x + e / columns / rows * height * width;
+        T sum = 0;
+        for (int i = 0; i < kh; i++)
+            for (int j = 0; j < kw; j++) {
+                const int h = r * sh + i - top, w = c * sw + j - left;
+                if (h >= 0 && h < height && w >= 0 && w < width) sum += (T)plane[(long long)h * width + w];
+            }
+        y[e] = sum / (kh * kw);
+    }
+}
+
+extern "C" __global__ void avg_pool2d_dx(const S* g, S* dx, long long n, WINDOW) {
+    UNPACK
+    FOR_ELEMENTS(n) {
+        const int w = e % width + left, h = e / width % height + top;
+        const long long plane = e / width / height * rows * columns;
+        T sum = 0;
+        for (int r = h < kh ? 0 : (h - kh) / sh + 1; r < rows && r * sh <= h; r++)
+            for (int c = w < kw ? 0 : (w - kw) / sw + 1; c < columns && c * sw <= w; c++)
+                sum += (T)g[plane + (long long)r * columns + c];
+        dx[e] = sum / (kh * kw);
+    }
+}
+
+// K. Chellapilla et al., "High Performance Convolutional Neural Networks for Document Processing", 2006: each plane
+// (height, width) becomes (taps, rows columns). Bytes: x once and kh kw times as much written.
+extern "C" __global__ void unfold(const S* x, S* y, long long n, WINDOW) {
+    UNPACK
+    FOR_ELEMENTS(n) {
+        const int c = e % columns, r = e / columns % rows;
+        const long long tap = e / columns / rows % (kh * kw), plane = e / columns / rows / (kh * kw);
+        const int h = r * sh + (int)(tap / kw) * dh - top, w = c * sw + (int)(tap % kw) * dw - left;
+        y[e] = h >= 0 && h < height && w >= 0 && w < width ? x[(plane * height + h) * width + w] : (S)0;
+    }
+}
+
+// Its adjoint: a pixel sums what its taps hold.
+extern "C" __global__ void fold(const S* columns_of, S* y, long long n, WINDOW) {
+    UNPACK
+    FOR_ELEMENTS(n) {
+        const int w = e % width + left, h = e / width % height + top;
+        const S* plane = columns_of + e / width / height * kh * kw * rows * columns;
+        T sum = 0;
+        for (int i = 0; i < kh; i++)
+            for (int j = 0; j < kw; j++) {
+                const int down = h - i * dh, right = w - j * dw;
+                if (down >= 0 && down % sh == 0 && down / sh < rows && right >= 0 && right % sw == 0 && right / sw < columns)
+                    sum += (T)plane[((long long)(i * kw + j) * rows + down / sh) * columns + right / sw];
+            }
+        y[e] = sum;
+    }
+}

@@ -1,0 +1,82 @@
+// Random numbers by counting: NumPy's Philox4x64-10 generator with the key (seed, stream) and the counter (0, 0, 0,
+// step), so that every element is the same as on a CPU. J. K. Salmon et al., "Parallel Random Numbers: As Easy as 1,
+// 2, 3", 2011, section 3. `state` = (seed, step) lies on the device: a captured graph replays with new numbers.
+
+typedef unsigned long long Word;
+
+// The four words of block number `index`; NumPy counts before it draws, so block 0 has counter 1.
+__device__ inline void philox(const Word* state, Word stream, Word index, Word* c) {
+    Word key0 = state[0], key1 = stream;
+    c[0] = index + 1, c[1] = 0, c[2] = 0, c[3] = state[1];
+    for (int round = 0; round < 10; round++) {
+        const Word high0 = __umul64hi(0xD2E7470EE14C6C93ull, c[0]), low0 = 0xD2E7470EE14C6C93ull * c[0];
+        const Word high1 = __umul64hi(0xCA5A826395121157ull, c[2]), low1 = 0xCA5A826395121157ull * c[2];
+        c[0] = high1 ^ c[1] ^ key0, c[1] = low1, c[2] = high0 ^ c[3] ^ key1, c[3] = low0;
+        key0 += 0x9E3779B97F4A7C15ull, key1 += 0xBB67AE8584CAA73Bull;
+    }
+}
+
+__device__ inline bool kept(const Word* words, int place, Word threshold) {
+    return (words[place / 4] >> place % 4 * 16 & 0xffff) >= threshold;
+}
+
+#define FOR_BLOCKS(count) \
+    for (long long b = (long long)blockIdx.x * blockDim.x + threadIdx.x; b < (count); b += (long long)gridDim.x * blockDim.x)
+
+// y = x scale where its 16 bits reach the threshold, else 0. A thread draws one block and masks 16 neighbours, four at
+// a time. Bytes: x and y once; about 15 integer instructions an element. x and y must start on 4-element boundaries.
+extern "C" __global__ void dropout(const S* x, const Word* state, S* y, long long n, Word stream, long long threshold,
+                                   double scale) {
+    FOR_BLOCKS((n + 15) / 16) {
+        Word words[4];
+        philox(state, stream, b, words);
+        for (int part = 0; part < 4; part++) {
+            const long long i = b * 16 + part * 4;
+            if (i + 4 <= n) {
+                Pack<S, 4> four = *(const Pack<S, 4>*)(x + i);
+                for (int j = 0; j < 4; j++)
+                    four.v[j] = kept(words, part * 4 + j, threshold) ? (T)four.v[j] * (T)scale : (T)0;
+                *(Pack<S, 4>*)(y + i) = four;
+            } else {
+                for (long long k = i; k < n; k++)
+                    y[k] = kept(words, k - b * 16, threshold) ? (T)x[k] * (T)scale : (T)0;
+            }
+        }
+    }
+}
+
+// As `dropout`, with one decision for `inner` neighbours (a channel). One thread an element; each draws its block.
+extern "C" __global__ void dropout_channels(const S* x, const Word* state, S* y, long long n, long long inner, Word stream,
+                                            long long threshold, double scale) {
+    FOR_BLOCKS(n) {
+        const long long channel = b / inner;
+        Word words[4];
+        philox(state, stream, channel / 16, words);
+        y[b] = kept(words, channel % 16, threshold) ? (T)x[b] * (T)scale : (T)0;
+    }
+}
+
+__device__ inline float fraction(const Word* words, int place, float) {  // 24 bits of each half word, the lower first
+    return (float)((unsigned int)(words[place / 2] >> place % 2 * 32) >> 8) * (1.f / 16777216.f);
+}
+__device__ inline double fraction(const Word* words, int place, double) { return (words[place] >> 11) * (1. / 9007199254740992.); }
+
+// y = fraction range + low, 8 floats or 4 doubles a block. Bytes: y once.
+extern "C" __global__ void uniform(const Word* state, S* y, long long n, Word stream, double range, double low) {
+    const int each = 32 / sizeof(T);
+    FOR_BLOCKS((n + each - 1) / each) {
+        Word words[4];
+        philox(state, stream, b, words);
+        for (int j = 0; j < each && b * each + j < n; j++)
+            y[b * each + j] = fraction(words, j, (T)0) * (T)range + (T)low;
+    }
+}
+
+// y = fraction < p, drawn in float whatever the type of y.
+extern "C" __global__ void bernoulli(const Word* state, S* y, long long n, Word stream, double p) {
+    FOR_BLOCKS((n + 7) / 8) {
+        Word words[4];
+        philox(state, stream, b, words);
+        for (int j = 0; j < 8 && b * 8 + j < n; j++) y[b * 8 + j] = (S)(fraction(words, j, 0.f) < (float)p);
+    }
+}

@@ -1,0 +1,45 @@
+"""Launches the kernels of `random.cu`: dropout and evenly spread numbers, the same ones as on a CPU.
+
+Ignored on purpose: normal numbers; NumPy draws them by rejection, one after the other, which no GPU follows.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from .source import kernel_file
+from .table import Call, Machine, address, contiguous, spread
+
+LEVELS = 1 << 16  # a dropout mask compares 16 random bits an element with the rate
+
+
+def dropout(
+    machine: Machine, out: Any, x: Any, state: Any, *, rate: float, stream: int, channels: bool = False
+) -> list[Call] | None:
+    if not contiguous(x, state, out) or x.dtype != out.dtype:
+        return None
+    threshold = min(round(rate * LEVELS), LEVELS - 1)
+    options = (np.uint64(stream), threshold, LEVELS / (LEVELS - threshold))
+    text = kernel_file("random", S=x.dtype.name)
+    if channels or any(address(a) % (4 * a.dtype.itemsize) for a in (x, out)):
+        inner = prod(x.shape[2:]) if channels else 1
+        kernel = machine.kernel(text, "dropout_channels")
+        return [partial(kernel, *spread(x.size), (x, state, out, x.size, inner, *options))]
+    kernel = machine.kernel(text, "dropout")
+    return [partial(kernel, *spread(-(-x.size // 16)), (x, state, out, x.size, *options))]
+
+
+def random(
+    machine: Machine, out: Any, state: Any, *, kind: str, a: float, b: float, stream: int, **_: Any
+) -> list[Call] | None:
+    if kind not in ("uniform", "bernoulli") or not contiguous(state, out):
+        return None
+    name = out.dtype.name
+    numbers = (float(b - a), float(a)) if kind == "uniform" else (float(a),)
+    drawn = "float64" if name == "float64" else "float32"
+    kernel = machine.kernel(kernel_file("random", S=name, T=drawn), kind)
+    return [partial(kernel, *spread(-(-out.size // 4)), (state, out, out.size, np.uint64(stream), *numbers))]

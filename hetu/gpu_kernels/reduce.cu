@@ -1,0 +1,70 @@
+// Reductions of arrays seen as (outer, n, inner) over n. `combine`, `identity` and `value` are put in front by
+// `reduce.py`. Long reductions with few results are cut into `chunks`, whose results a second launch reduces; the
+// order of additions is fixed. Bytes: x once. FLOP: one an element.
+
+__device__ inline T warp_combine(T v) {
+    for (int step = 16; step; step /= 2) v = combine(v, __shfl_xor_sync(0xffffffffu, v, step));
+    return v;
+}
+
+__device__ inline T team_combine(T v) {
+    v = warp_combine(v);
+    if (blockDim.x == 32) return v;
+    __shared__ T partial[32];
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = v;
+    __syncthreads();
+    return warp_combine(threadIdx.x % 32 < blockDim.x / 32 ? partial[threadIdx.x % 32] : identity());
+}
+
+// inner = 1: a team of threads reads along a row. Launch: (32, 8) threads for n up to 1024 a chunk, else (256, 1).
+extern "C" __global__ void reduce_rows(const S* x, O* y, long long rows, long long n, long long chunks) {
+    const long long each = (n + chunks - 1) / chunks;
+    for (long long k = (long long)blockIdx.x * blockDim.y + threadIdx.y; k < rows * chunks;
+         k += (long long)gridDim.x * blockDim.y) {
+        const long long begin = k % chunks * each, end = begin + each < n ? begin + each : n;
+        T total = identity();
+        for (long long i = begin + threadIdx.x; i < end; i += blockDim.x) total = combine(total, value(x[k / chunks * n + i]));
+        total = team_combine(total);
+        if (threadIdx.x == 0) y[k] = total;
+    }
+}
+
+// inner > 1: 32 neighbouring columns a block, its 8 warps share the n rows. Grid (inner / 32, outer chunks).
+extern "C" __global__ void reduce_columns(const S* x, O* y, long long outer, long long n, long long inner, long long chunks) {
+    __shared__ T part[8][33];
+    const long long c = (long long)blockIdx.x * 32 + threadIdx.x, each = (n + chunks - 1) / chunks;
+    for (long long k = blockIdx.y; k < outer * chunks; k += gridDim.y) {
+        const long long begin = k % chunks * each, end = begin + each < n ? begin + each : n;
+        T total = identity();
+        if (c < inner)
+            for (long long i = begin + threadIdx.y; i < end; i += 8)
+                total = combine(total, value(x[(k / chunks * n + i) * inner + c]));
+        part[threadIdx.y][threadIdx.x] = total;
+        __syncthreads();
+        if (threadIdx.y == 0 && c < inner) {
+            for (int j = 1; j < 8; j++) total = combine(total, part[j][threadIdx.x]);
+            y[k * inner + c] = total;
+        }
+        __syncthreads();
+    }
+}
+
+// The place of the largest (or smallest) element, the first at a tie; a NaN wins. One team a row, elements `inner` apart.
+extern "C" __global__ void place_of_extremum(const S* x, long long* y, long long rows, long long n, long long inner) {
+    for (long long row = (long long)blockIdx.x * blockDim.y + threadIdx.y; row < rows; row += (long long)gridDim.x * blockDim.y) {
+        const S* own = x + row / inner * n * inner + row % inner;
+        T best = identity();
+        long long place = n;
+        for (long long i = threadIdx.x; i < n; i += 32) {
+            const T v = value(own[i * inner]);
+            if (place == n || better(v, best)) best = v, place = i;
+        }
+        for (int step = 16; step; step /= 2) {
+            const T v = __shfl_xor_sync(0xffffffffu, best, step);
+            const long long other = __shfl_xor_sync(0xffffffffu, place, step);
+            if (other < n && (place == n || better(v, best) || (!better(best, v) && other < place))) best = v, place = other;
+        }
+        if (threadIdx.x == 0) y[row] = place;
+    }
+}

@@ -1,0 +1,117 @@
+"""Launches the kernels of `reduce.cu`: sums, products, extrema and truth values over any axes, and argmax.
+
+An array is seen as groups of neighbouring axes that are reduced or kept; the last reduced group goes first. Ignored on
+purpose: arrays that are not contiguous, which CuPy reduces.
+"""
+
+from __future__ import annotations
+
+import builtins
+import math
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+from .source import assemble, compute_dtype, file_text
+from .table import Call, Machine, contiguous
+
+_LOW = {"float32": "-infinite()", "float64": "-infinite()", "int64": "-9223372036854775807LL - 1", "uint64": "0"}
+_HIGH = {"float32": "infinite()", "float64": "infinite()", "int64": "9223372036854775807LL", "uint64": "~0ULL"}
+COMBINE = {
+    "sum": ("a + b", {}, "0", "a < b"),
+    "prod": ("a * b", {}, "1", "a < b"),
+    "max": ("fmax(a, b)", _LOW, "", "a > b"),
+    "min": ("fmin(a, b)", _HIGH, "", "a < b"),
+}
+CHUNK = 4096  # elements that one team reduces, where there are fewer rows than a GPU has room for
+ROOM = 1024  # teams that keep a large GPU busy
+
+
+def _text(operation: str, stored: str, result: str, wide: str) -> str:
+    """The kernels for one operation on elements `stored`, computing in `wide`."""
+    combine, limits, neutral, better = COMBINE[operation]
+    early = (
+        f"__device__ inline T combine(T a, T b) {{ return {combine}; }}\n"
+        f"__device__ inline T identity() {{ return {neutral or limits[wide]}; }}\n"
+        f"__device__ inline T value(S v) {{ return v; }}\n"
+        f"__device__ inline bool better(T a, T b) {{ return {better} || (a != a && b == b); }}\n"
+    )
+    return assemble(early + file_text("reduce"), "reduce.cu", S=stored, T=wide, O=result)
+
+
+def _wide(dtype: str) -> str:
+    """The dtype of partial results: 64 bits for integers and truth values."""
+    if "float" in dtype:
+        return compute_dtype(dtype)
+    return "uint64" if dtype == "uint64" else "int64"
+
+
+def reduced(machine: Machine, operation: str, out: Any, x: Any, axes: tuple[int, ...]) -> list[Call] | None:
+    """Calls that write the reduction of `x` over `axes` into `out`, of any shape with as many elements."""
+    if not contiguous(x, out) or not builtins.any(x.shape[a] > 1 for a in axes):
+        return None
+    wide = _wide(x.dtype.name)
+    marked = [(n, i in axes) for i, n in enumerate(x.shape) if n > 1]
+    groups = [[math.prod(n for n, _ in group), key] for key, group in groupby(marked, key=lambda pair: pair[1])]
+    calls: list[Call] = []
+    while builtins.any(key for _, key in groups):
+        k = builtins.max(i for i, (_, key) in enumerate(groups) if key)
+        outer, n, inner = math.prod(s for s, _ in groups[:k]), groups[k][0], math.prod(s for s, _ in groups[k + 1 :])
+        chunks = 1 if outer * -(-inner // 32) >= ROOM else builtins.min(-(-n // CHUNK), ROOM)
+        last = chunks == 1 and builtins.sum(key for _, key in groups) == 1
+        target = out if last else machine.xp.empty(outer * chunks * inner, wide)
+        calls.append(_stage(machine, operation, target, x, outer, n, inner, chunks, wide))
+        x, groups[k : k + 1] = target, [[chunks, True]] if chunks > 1 else []
+    return calls
+
+
+def _stage(
+    machine: Machine, operation: str, out: Any, x: Any, outer: int, n: int, inner: int, chunks: int, wide: str
+) -> Call:
+    text = _text(operation, x.dtype.name, out.dtype.name, wide)
+    if inner > 1:
+        grid = (-(-inner // 32), builtins.min(outer * chunks, 65535))
+        return partial(machine.kernel(text, "reduce_columns"), grid, (32, 8), (x, out, outer, n, inner, chunks))
+    narrow = -(-n // chunks) <= 1024
+    grid = (-(-outer * chunks // 8) if narrow else outer * chunks,)
+    block = (32, 8) if narrow else (256, 1)
+    return partial(machine.kernel(text, "reduce_rows"), grid, block, (x, out, outer, n, chunks))
+
+
+def sum(machine: Machine, out: Any, x: Any, *, axis: tuple[int, ...], **_: Any) -> list[Call] | None:
+    return reduced(machine, "sum", out, x, axis)
+
+
+def prod(machine: Machine, out: Any, x: Any, *, axis: tuple[int, ...], **_: Any) -> list[Call] | None:
+    return reduced(machine, "prod", out, x, axis)
+
+
+def max(machine: Machine, out: Any, x: Any, *, axis: tuple[int, ...], **_: Any) -> list[Call] | None:
+    return reduced(machine, "max", out, x, axis)
+
+
+def min(machine: Machine, out: Any, x: Any, *, axis: tuple[int, ...], **_: Any) -> list[Call] | None:
+    return reduced(machine, "min", out, x, axis)
+
+
+def sum_to_like(machine: Machine, out: Any, x: Any, like: Any, **_: Any) -> list[Call] | None:
+    lead = x.ndim - out.ndim
+    axes = (*range(lead), *(lead + i for i, n in enumerate(out.shape) if n == 1))
+    return reduced(machine, "sum", out, x, axes)
+
+
+def argmax(machine: Machine, out: Any, x: Any, *, axis: int, **_: Any) -> list[Call] | None:
+    return _place("max", machine, out, x, axis)
+
+
+def argmin(machine: Machine, out: Any, x: Any, *, axis: int, **_: Any) -> list[Call] | None:
+    return _place("min", machine, out, x, axis)
+
+
+def _place(operation: str, machine: Machine, out: Any, x: Any, axis: int) -> list[Call] | None:
+    if not contiguous(x, out):
+        return None
+    text = _text(operation, x.dtype.name, "int64", _wide(x.dtype.name))
+    rows, inner = out.size, math.prod(x.shape[axis + 1 :])
+    kernel = machine.kernel(text, "place_of_extremum")
+    return [partial(kernel, (-(-rows // 8),), (32, 8), (x, out, rows, x.shape[axis], inner))]

@@ -1,0 +1,86 @@
+"""Check gradient rules against finite differences along random directions.
+
+Along one direction the derivative is a single number, so an error anywhere in the rule shows, at the cost of
+two evaluations instead of two per element. Ignored on purpose: float32 (differences need float64).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from .autodiff import gradients
+from .errors import GradientError, public
+from .graph import OPS, Node
+from .interpret import interpret
+from .ops.leaf import placeholder
+from .types import is_float
+
+STEP = 1e-6  # central differences in float64: truncation h^2 and rounding eps/h meet here
+
+
+@public
+def check_gradients(
+    function: Callable[..., Any],
+    *inputs: tuple[int, ...] | np.ndarray,
+    order: int = 2,
+    tolerance: float = 1e-5,
+    seed: int = 0,
+    **attrs: Any,
+) -> None:
+    """GradientError unless the gradient of `function` agrees with finite differences, up to the given order.
+
+    `inputs` are arrays (floats become float64, integers stay as they are) or shapes filled with normal numbers.
+
+    >>> import hetu as ht
+    >>> check_gradients(ht.exp, (3, 4))
+    """
+    rng = np.random.default_rng(seed)
+    arrays = [_as_input(rng, value) for value in inputs]
+    nodes = [placeholder(f"input{i}", a.shape, a.dtype) for i, a in enumerate(arrays)]
+    wrt = [n for n in nodes if is_float(n.dtype)]
+    feed = dict(zip(nodes, arrays))
+    loss = _weighted_sum(rng, function(*nodes, **attrs))
+    for level in range(1, order + 1):
+        slopes = gradients(loss, wrt, allow_unused=True)
+        _compare(rng, loss, wrt, slopes, feed, tolerance, level)
+        loss = _weighted_sum(rng, slopes)
+
+
+def _as_input(rng: np.random.Generator, value: tuple[int, ...] | np.ndarray) -> np.ndarray:
+    array = value if isinstance(value, np.ndarray) else rng.normal(size=value)
+    return array.astype(np.float64) if is_float(array.dtype) else array
+
+
+def _weighted_sum(rng: np.random.Generator, outputs: Node | Sequence[Node]) -> Node:
+    """A scalar that depends on every element of every floating output."""
+    total: Any = 0.0
+    for out in [outputs] if isinstance(outputs, Node) else outputs:
+        if is_float(out.dtype):
+            total = total + OPS["sum"](out * OPS["constant"](value=rng.normal(size=out.shape)))
+    return total
+
+
+def _compare(
+    rng: np.random.Generator,
+    loss: Node,
+    wrt: list[Node],
+    slopes: list[Node],
+    feed: dict[Node, np.ndarray],
+    tolerance: float,
+    level: int,
+) -> None:
+    values = interpret(slopes, feed)
+    for node, slope in zip(wrt, values):
+        direction = rng.normal(size=node.shape)
+        ends = [interpret([loss], feed | {node: feed[node] + s * STEP * direction})[0] for s in (1, -1)]
+        numeric, exact = float(ends[0] - ends[1]) / (2 * STEP), float(np.sum(slope * direction))
+        scale = max(1.0, abs(numeric), abs(exact), *(abs(float(e)) * 1e-3 for e in ends))
+        if not abs(numeric - exact) <= tolerance * scale:
+            raise GradientError(
+                f"order {level} gradient with respect to {node.name}: the rule gives {exact:.8g}, "
+                f"finite differences {numeric:.8g}",
+                fix="check the gradient rule, and that no kink lies near the inputs",
+            )

@@ -1,0 +1,39 @@
+"""Lab 2: reverse-mode automatic differentiation in fifteen lines. After tutorial 2.
+
+A `Number` knows its value, the numbers it was computed from, and the *local* slope towards each of them: by how much it
+changes when that one alone changes by one unit. For c = a * b, dc/da is the value of b.
+
+Complete the operators, then write `slopes`. Check yourself with `hetu lab check 2`.
+"""
+
+import math
+
+
+class Number:
+    """A value and `inputs`, pairs (number it was computed from, local slope towards it)."""
+
+    def __init__(self, value, inputs=()):
+        self.value, self.inputs = value, inputs
+
+    def __add__(self, other):
+        return Number(self.value + other.value, [(self, 1.0), (other, 1.0)])
+
+    def exp(self):
+        value = math.exp(self.value)
+        return Number(value, [(self, value)])  # the slope of exp is exp
+
+    def __mul__(self, other):
+        raise NotImplementedError
+
+    def tanh(self):
+        """The slope of tanh is 1 - tanh squared; `math.tanh` computes it."""
+        raise NotImplementedError
+
+
+def slopes(output, wanted):
+    """d output / d w for each number w of the list `wanted`; 0.0 for one that the output does not depend on.
+
+    Walk from the output to the inputs. When it is a number's turn, its own slope must be complete: every number that
+    was computed from it must have had its turn before. Which order does that?
+    """
+    raise NotImplementedError

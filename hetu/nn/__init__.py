@@ -1,0 +1,33 @@
+"""Layers: readable names, variables made from explicit sizes, and a call that adds nodes to the graph."""
+
+from .attention import MultiHeadAttention, TransformerBlock
+from .containers import Sequential
+from .conv import AvgPool2d, Conv2d, ConvTranspose2d, GlobalAvgPool2d, MaxPool2d
+from .dense import Dropout, Flatten, Linear
+from .embedding import Embedding
+from .layer import Layer
+from .normalization import BatchNorm, GroupNorm, LayerNorm, RMSNorm
+from .recurrent import GRU, LSTM, RNN
+
+__all__ = [
+    "GRU",
+    "LSTM",
+    "RNN",
+    "AvgPool2d",
+    "BatchNorm",
+    "Conv2d",
+    "ConvTranspose2d",
+    "Dropout",
+    "Embedding",
+    "Flatten",
+    "GlobalAvgPool2d",
+    "GroupNorm",
+    "Layer",
+    "LayerNorm",
+    "Linear",
+    "MaxPool2d",
+    "MultiHeadAttention",
+    "RMSNorm",
+    "Sequential",
+    "TransformerBlock",
+]

@@ -1,0 +1,38 @@
+"""A table of vectors, looked up by integer ids.
+
+Ignored on purpose: bags of ids (sum over an axis), and tables too large for one machine.
+"""
+
+from __future__ import annotations
+
+from .. import ops
+from ..graph import Node
+from ..init import Initializer, normal
+from ..ops.leaf import variable
+from .layer import Layer, check_sizes
+
+SMALL = normal(0.02)
+
+
+class Embedding(Layer):
+    """Rows of `weight` (count, features) picked by ids: (...) of integers -> (..., features).
+
+    A training step changes only the rows it looked up. ValueRangeError at run time for ids outside [0, count).
+
+    >>> import hetu as ht
+    >>> Embedding(1000, 16)(ht.placeholder("ids", (None, 7), "int64")).shape[1:]
+    (7, 16)
+    """
+
+    def __init__(self, count: int, features: int, *, weight_init: Initializer = SMALL, name: str | None = None) -> None:
+        check_sizes(count=count, features=features)
+        super().__init__(name)
+        self.count, self.features = count, features
+        with self.naming():
+            self.weight = variable("weight", weight_init, (count, features))
+
+    def forward(self, ids: Node) -> Node:
+        return ops.embedding(self.weight, ids)
+
+    def describe(self) -> str:
+        return f"{self.count} x {self.features}"

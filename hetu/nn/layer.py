@@ -1,0 +1,130 @@
+"""The base class of layers: a name, the variables below it, and a call that marks the nodes it makes.
+
+A layer is built from explicit sizes, so its variables exist before its first call; calling it twice shares them.
+Ignored on purpose: values, devices and modes. A layer is only a convenient way to write down a graph.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from ..errors import ArgumentError, ShapeError, public
+from ..graph import Node, scope, scoped_name, tagged, unique_name
+from ..op import as_node
+from ..types import compatible
+
+Activation = Callable[[Node], Node]
+
+
+class Layer:
+    """Base class. `name` is unique within its scope (`linear`, `linear_1`); variables are called `<name>/weight`.
+
+    A subclass makes its variables inside `with self.naming():` and says in `forward` what it computes. Whatever
+    layers and variables are its attributes, also in lists, belong to it.
+
+    >>> import hetu as ht
+    >>> class Scale(Layer):
+    ...     def __init__(self, features: int) -> None:
+    ...         super().__init__()
+    ...         with self.naming():
+    ...             self.weight = ht.variable("weight", ht.init.ones, (features,))
+    ...     def forward(self, x):
+    ...         return x * self.weight
+    >>> with ht.scope("demo"):
+    ...     layer = Scale(3)
+    >>> layer(ht.placeholder("x", (None, 3))).tags["layer"], layer.variables[0].name
+    ('demo/scale', 'demo/scale/weight')
+    """
+
+    def __init__(self, name: str | None = None) -> None:
+        self._local = unique_name(name or snake_case(type(self).__name__))
+        self.name = scoped_name(self._local)
+
+    @contextlib.contextmanager
+    def naming(self) -> Iterator[None]:
+        """Names made inside begin with the layer's name. To be used in `__init__` only."""
+        with scope(self._local):
+            yield
+
+    @public
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        with tagged(layer=self.name):
+            return self.forward(*map(_as_input, inputs), **options)
+
+    def forward(self, *inputs: Any, **options: Any) -> Any:
+        """What the layer computes, in graph functions."""
+        raise NotImplementedError
+
+    @property
+    def variables(self) -> list[Node]:
+        """All variables of this layer and of those in it, in the order they were made; shared ones once."""
+        found = dict.fromkeys(_variables_of(vars(self).values()))
+        return sorted(found, key=lambda node: node.serial)
+
+    def describe(self) -> str:
+        """The sizes that the printed form shows, such as `784 -> 256`."""
+        return ""
+
+    def __repr__(self) -> str:
+        count = sum(math.prod(v.shape) for v in self.variables if v.attrs["trainable"])
+        parts = [f"{type(self).__name__} {self.name!r}", self.describe(), f"{count:,} parameters" if count else ""]
+        return f"<{', '.join(p for p in parts if p)}>"
+
+    # -- what many layers need ---------------------------------------------------------------------------------
+
+    def _check_axis(self, x: Node, axis: int, size: int, ndim: int | None = None) -> None:
+        """ShapeError unless `x` has `ndim` axes (any number by default) and `size` entries along `axis`."""
+        place = {-1: "last axis", 1: "axis 1 (channels)"}.get(axis, f"axis {axis}")
+        enough = x.ndim >= (axis + 1 if axis >= 0 else -axis)
+        if not enough or (ndim is not None and x.ndim != ndim) or not compatible(x.shape[axis], size):
+            axes = f" and {ndim} axes" if ndim else ""
+            flat = ", or flatten the input: ht.flatten(x, 1)" if axis == -1 and x.ndim > 2 else ""
+            raise ShapeError(
+                f"{type(self).__name__} {self.name!r} was built for inputs with {size} entries in the {place}{axes}, "
+                f"got {x.type}",
+                fix=f"build the layer for {x.shape[axis]}{flat}"
+                if enough and ndim in (None, x.ndim)
+                else "reshape the input",
+            )
+
+
+def activate(activation: Activation | None, x: Node) -> Node:
+    """`x` through an activation, which may be None."""
+    return x if activation is None else activation(x)
+
+
+def check_sizes(**sizes: Any) -> None:
+    """ArgumentError unless every size is a positive integer."""
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise ArgumentError(f"{name} is {size!r}, wanted a positive integer", fix=f"pass a size, such as {name}=64")
+
+
+def snake_case(name: str) -> str:
+    """The lower-case form of a class name.
+
+    >>> [snake_case(n) for n in ("Conv2d", "RMSNorm", "LSTM", "MultiHeadAttention")]
+    ['conv2d', 'rms_norm', 'lstm', 'multi_head_attention']
+    """
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+
+
+def _as_input(value: Any) -> Any:
+    """Arrays become nodes; states of recurrent layers are tuples of nodes, and None is a missing input."""
+    return value if value is None or isinstance(value, tuple) else as_node(value)
+
+
+def _variables_of(values: Iterable[Any]) -> Iterator[Node]:
+    for value in values:
+        if isinstance(value, Layer):
+            yield from value.variables
+        elif isinstance(value, Node) and value.op.name == "variable":
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _variables_of(value)
+        elif isinstance(value, dict):
+            yield from _variables_of(value.values())

@@ -1,0 +1,166 @@
+"""Recurrent layers, unrolled in the graph over a known number of time steps.
+
+Each takes x (batch, time, inputs) and an optional first state, and returns all outputs (batch, time, features) and
+the last state. Ignored on purpose: several directions or stacks in one layer (compose them), unknown lengths.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .. import ops
+from ..errors import ShapeError
+from ..graph import Node
+from ..init import Initializer, xavier_uniform, zeros
+from ..ops.leaf import variable
+from .layer import Activation, Layer, check_sizes
+
+
+class _Recurrent(Layer):
+    """Checks, the first state and the loop over time; a subclass brings `step`."""
+
+    states = 1  # arrays of (batch, features) that go from step to step; the first is the output
+
+    def __init__(self, inputs: int, features: int, *, name: str | None = None) -> None:
+        check_sizes(inputs=inputs, features=features)
+        super().__init__(name)
+        self.inputs, self.features = inputs, features
+
+    def forward(self, x: Node, state: Any = None) -> tuple[Node, Any]:
+        self._check_sequence(x)
+        states = self._first(x, state)
+        outputs = []
+        for time in range(x.shape[1]):
+            states = self.step(x[:, time], *states)
+            outputs.append(states[0])
+        return ops.stack(outputs, axis=1), states if self.states > 1 else states[0]
+
+    def _check_sequence(self, x: Node) -> None:
+        self._check_axis(x, -1, self.inputs, ndim=3)
+        if not isinstance(x.shape[1], int):
+            raise ShapeError(
+                f"{type(self).__name__} {self.name!r} got {x.type}, whose number of time steps is unknown",
+                fix="give the placeholder a fixed time axis, such as (None, 20, features)",
+            )
+
+    def step(self, x: Node, *states: Node) -> tuple[Node, ...]:
+        """The states after one time step with input (batch, inputs)."""
+        raise NotImplementedError
+
+    def _first(self, x: Node, state: Any) -> tuple[Node, ...]:
+        """The given first states, or zeros."""
+        if state is None:
+            zero = ops.full(shape=(x.shape[0], self.features), fill_value=0.0, dtype=x.dtype)
+            return (zero,) * self.states
+        given = state if isinstance(state, tuple) else (state,)
+        if len(given) != self.states:
+            raise ShapeError(
+                f"{type(self).__name__} {self.name!r} got {len(given)} states, wanted {self.states}",
+                fix="pass the state that an earlier call returned",
+            )
+        for node in given:
+            self._check_axis(node, -1, self.features, ndim=2)
+        return given
+
+    def describe(self) -> str:
+        return f"{self.inputs} -> {self.features}"
+
+
+def _gates(count: int, weight_init: Initializer) -> Initializer:
+    """`weight_init` for each of `count` gates apart: fans are those of one gate, not of all side by side."""
+
+    def make(shape: tuple[int, ...], dtype: np.dtype, rng: np.random.Generator) -> np.ndarray:
+        return np.concatenate([weight_init((shape[0], shape[1] // count), dtype, rng) for _ in range(count)], axis=1)
+
+    return make
+
+
+class RNN(_Recurrent):
+    """h' = activation([x, h] @ weight + bias), with `weight` (inputs + features, features). J. Elman, 1990.
+
+    >>> import hetu as ht
+    >>> outputs, last = RNN(8, 16)(ht.placeholder("x", (None, 5, 8)))
+    >>> outputs.shape[1:], last.shape[1:]
+    ((5, 16), (16,))
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        features: int,
+        *,
+        activation: Activation = ops.tanh,
+        weight_init: Initializer = xavier_uniform,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(inputs, features, name=name)
+        self.activation = activation
+        with self.naming():
+            self.weight = variable("weight", weight_init, (inputs + features, features))
+            self.bias = variable("bias", zeros, (features,))
+
+    def step(self, x: Node, h: Node) -> tuple[Node]:
+        return (self.activation(ops.linear(ops.concat([x, h], axis=1), self.weight, self.bias)),)
+
+
+class LSTM(_Recurrent):
+    """Long short-term memory; the state is (h, c). One product a step: [x, h] @ weight + bias gives i, f, g, o.
+
+    c' = sigmoid(f) c + sigmoid(i) tanh(g), h' = sigmoid(o) tanh(c'). `weight` (inputs + features, 4 features). The bias
+    of the forget gate f starts at 1 (R. Jozefowicz et al., ICML 2015). F. Gers et al., Neural Computation 12, 2000.
+
+    >>> import hetu as ht
+    >>> outputs, (h, c) = LSTM(8, 16)(ht.placeholder("x", (None, 5, 8)))
+    >>> outputs.shape[1:], c.shape[1:]
+    ((5, 16), (16,))
+    """
+
+    states = 2
+
+    def __init__(
+        self, inputs: int, features: int, *, weight_init: Initializer = xavier_uniform, name: str | None = None
+    ) -> None:
+        super().__init__(inputs, features, name=name)
+        gates = _gates(4, weight_init)
+        with self.naming():
+            self.weight = variable("weight", gates, (inputs + features, 4 * features))
+            self.bias = variable("bias", np.repeat(np.array([0, 1, 0, 0], np.float32), features))
+
+    def forward(self, x: Node, state: Any = None) -> tuple[Node, tuple[Node, Node]]:
+        """All steps in one operator."""
+        self._check_sequence(x)
+        from_x, from_h = self.weight[: self.inputs], self.weight[self.inputs :]
+        return ops.lstm(x, from_x, from_h, self.bias, self._first(x, state))
+
+
+class GRU(_Recurrent):
+    """Gated recurrent unit: r, z, n from x @ weight + bias and h @ recurrent + recurrent_bias, side by side.
+
+    r = sigmoid(x_r + h_r), z = sigmoid(x_z + h_z), n = tanh(x_n + r h_n), h' = (1 - z) n + z h: the form that resets
+    after the product, which needs one product a step. K. Cho et al., EMNLP 2014; J. Chung et al., 2014.
+
+    >>> import hetu as ht
+    >>> outputs, last = GRU(8, 16)(ht.placeholder("x", (None, 5, 8)))
+    >>> outputs.shape[1:], last.shape[1:]
+    ((5, 16), (16,))
+    """
+
+    def __init__(
+        self, inputs: int, features: int, *, weight_init: Initializer = xavier_uniform, name: str | None = None
+    ) -> None:
+        super().__init__(inputs, features, name=name)
+        gates = _gates(3, weight_init)
+        with self.naming():
+            self.weight = variable("weight", gates, (inputs, 3 * features))
+            self.bias = variable("bias", zeros, (3 * features,))
+            self.recurrent = variable("recurrent", gates, (features, 3 * features))
+            self.recurrent_bias = variable("recurrent_bias", zeros, (3 * features,))
+
+    def step(self, x: Node, h: Node) -> tuple[Node]:
+        from_x = ops.split(ops.linear(x, self.weight, self.bias), [2 * self.features], axis=1)
+        from_h = ops.split(ops.linear(h, self.recurrent, self.recurrent_bias), [2 * self.features], axis=1)
+        r, z = ops.split(ops.sigmoid(from_x[0] + from_h[0]), 2, axis=1)
+        n = ops.tanh(from_x[1] + r * from_h[1])
+        return (n + z * (h - n),)

@@ -1,0 +1,280 @@
+"""Scaled dot-product attention.
+
+Without a mask the whole is one operator, as its passes over the scores then stay in cache and each softmax is divided
+after, not before, the product with the values. With a mask it is a composition. Ignored on purpose: dropout of weights,
+computing scores in tiles (they are kept for the gradient).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from ..errors import DTypeError, ShapeError, public
+from ..graph import OPS, Node
+from ..op import as_node, as_nodes, op, require_float
+from ..types import Dim, TensorType, compatible, is_float, promote, same, show_shape
+
+__all__ = [
+    "scaled_dot_product_attention",
+]
+
+Call = Callable[[], Any]
+CHUNK = 1 << 18  # scores handled at a time: 1 MB of float32 stays in the second-level cache
+
+
+def _check(q: TensorType, k: TensorType, v: TensorType, causal: bool) -> None:
+    require_float(q, k, v)
+    if min(q.ndim, k.ndim, v.ndim) < 2:
+        raise ShapeError(
+            f"attention: got {q}, {k}, {v}, wanted (..., positions, features) each", fix="add the missing axes"
+        )
+    if not compatible(q.shape[-1], k.shape[-1]):
+        raise ShapeError(
+            f"attention: queries have {q.shape[-1]} features, keys {k.shape[-1]}", fix="give both the same last axis"
+        )
+    if not compatible(k.shape[-2], v.shape[-2]):
+        raise ShapeError(
+            f"attention: there are {k.shape[-2]} keys and {v.shape[-2]} values", fix="give both the same axis -2"
+        )
+    if isinstance(q.shape[-1], Dim):
+        raise ShapeError(
+            "attention: the number of features is unknown", fix="give the last axis of the queries a fixed size"
+        )
+    if causal and not compatible(q.shape[-2], k.shape[-2]):
+        raise ShapeError(
+            f"attention: causal, of {q.shape[-2]} queries over {k.shape[-2]} keys",
+            fix="give both as many positions, or say which keys each query sees with mask=",
+        )
+
+
+def _attention_type(q: TensorType, k: TensorType, v: TensorType, *, causal: bool, **_: Any) -> tuple[TensorType, ...]:
+    _check(q, k, v, causal)
+    if not all(t.ndim == q.ndim and all(map(compatible, q.shape[:-2], t.shape[:-2])) for t in (k, v)):
+        raise ShapeError(
+            f"the leading axes differ: {show_shape(q.shape)}, {show_shape(k.shape)}, {show_shape(v.shape)}",
+            fix="use ht.scaled_dot_product_attention, which broadcasts them",
+        )
+    rows, dtype = q.shape[:-1], promote(q.dtype, k.dtype, v.dtype)
+    return tuple(TensorType((*rows, size), dtype) for size in (v.shape[-1], k.shape[-2], 1))
+
+
+@op(infer=_attention_type, dims="...q!d!,...k!d!,...k!e!->...q!e!,...q!k!,...q!z!")
+def attention(xp: ModuleType, q: Any, k: Any, v: Any, *, scale: float, causal: bool = False) -> tuple[Any, Any, Any]:
+    """(y, powers, inverse): y = (powers @ v) * inverse with powers = exp(scores - row maximum), inverse = 1 / row sum.
+
+    See `scaled_dot_product_attention`; the last two outputs are for the gradient.
+
+    >>> import hetu as ht
+    >>> q = ht.placeholder("q", (2, 4, 10, 16))
+    >>> [str(output.type) for output in attention(q, q, q, scale=0.25, causal=True)]
+    ['f32[2, 4, 10, 16]', 'f32[2, 4, 10, 10]', 'f32[2, 4, 10, 1]']
+    """
+    scores = xp.matmul(q * scale, xp.matrix_transpose(k))
+    if causal:
+        scores = scores + xp.triu(xp.full(scores.shape[-2:], -xp.inf, dtype=scores.dtype), k=1)
+    powers = xp.exp(scores - xp.max(scores, axis=-1, keepdims=True))
+    inverse = 1 / xp.sum(powers, axis=-1, keepdims=True, dtype=powers.dtype)
+    return xp.matmul(powers, v) * inverse, powers, inverse
+
+
+@attention.grad
+def attention_grad(
+    g: list[Node | None], out: tuple[Node, ...], q: Node, k: Node, v: Node, **attrs: Any
+) -> tuple[Node, ...]:
+    # only the first output leaves this file, so only it can have a gradient
+    return attention_dx(g[0], q, k, v, *out, **attrs)
+
+
+def _leading(array: np.ndarray, start: int, stop: int) -> np.ndarray:
+    """A range of the first axis; the whole matrix when there is no batch."""
+    return array[start:stop] if array.ndim > 2 else array
+
+
+def _chunks(powers: np.ndarray) -> list[tuple[int, int]]:
+    """Ranges of the first batch axis whose scores fit the cache."""
+    if powers.ndim == 2:
+        return [(0, 1)]
+    count = powers.shape[0]
+    step = max(1, CHUNK // max(1, powers.size // max(1, count)))
+    return [(start, min(start + step, count)) for start in range(0, count, step)]
+
+
+def _fast(xp: ModuleType, *arrays: Any) -> bool:
+    return xp is np and arrays[0].dtype.char in "fd" and all(a.dtype == arrays[0].dtype and a.size for a in arrays)
+
+
+@attention.bind
+def attention_bind(
+    xp: ModuleType, out: Any, q: Any, k: Any, v: Any, *, scale: float, causal: bool
+) -> list[Call] | None:
+    if not _fast(xp, *out, q, k, v):
+        return None
+    future = np.triu(np.full(out[1].shape[-2:], -np.inf, q.dtype), 1) if causal else None
+    ones, factor = np.ones(k.shape[-2], q.dtype), q.dtype.type(scale)
+    calls: list[Call] = []
+    for chunk in _chunks(out[1]):
+        y, scores, inverse, queries, keys, values = (_leading(a, *chunk) for a in (*out, q, k, v))
+        scaled = np.empty(queries.shape, q.dtype)
+        calls += [
+            partial(np.multiply, queries, factor, scaled),
+            partial(np.matmul, scaled, keys.swapaxes(-1, -2), scores),
+            *([partial(np.add, scores, future, scores)] if causal else []),
+            partial(np.max, scores, -1, inverse, True),
+            partial(np.subtract, scores, inverse, scores),
+            partial(np.exp, scores, scores),
+            partial(np.matmul, scores, ones, inverse[..., 0]),
+            partial(np.reciprocal, inverse, inverse),
+            partial(np.matmul, scores, values, y),
+            partial(np.multiply, y, inverse, y),
+        ]
+    return calls
+
+
+def _weights(q: Node, k: Node, scale: float, causal: bool) -> Node:
+    scores = OPS["matmul"](q * scale, OPS["matrix_transpose"](k))
+    if causal:
+        scores = _hide(scores, OPS["tril"](OPS["ones_like"](scores)) > 0)
+    return OPS["softmax"](scores, axis=-1)
+
+
+def _hide(scores: Node, seen: Node) -> Node:
+    """The scores with the least finite number where `seen` is false: a row that sees nothing then weighs all evenly."""
+    return OPS["where"](seen, scores, float(np.finfo(scores.dtype).min))
+
+
+def _dx_type(g: TensorType, q: TensorType, k: TensorType, v: TensorType, *_: TensorType, **__: Any) -> tuple:
+    return q, k, v
+
+
+@op(
+    infer=_dx_type,
+    dims="...q!e!,...q!d!,...k!d!,...k!e!,...q!e!,...q!k!,...q!z!->...q!d!,...k!d!,...k!e!",
+)
+def attention_dx(
+    xp: ModuleType,
+    g: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    y: Any,
+    powers: Any,
+    inverse: Any,
+    *,
+    scale: float,
+    causal: bool = False,
+) -> tuple[Any, Any, Any]:
+    """The gradients of `attention` with respect to (q, k, v), given that of y and its three outputs.
+
+    T. Dao et al., "FlashAttention", 2022, appendix B.2.
+
+    >>> import hetu as ht
+    >>> q = ht.placeholder("q", (2, 4, 10, 16))
+    >>> ht.gradients(ht.sum(attention(q, q, q, scale=0.25)[0]), [q])[0].shape
+    (2, 4, 10, 16)
+    """
+    scaled = g * inverse
+    shift = xp.sum(scaled * y, axis=-1, keepdims=True, dtype=y.dtype)
+    slope = (xp.matmul(scaled, xp.matrix_transpose(v)) - shift) * powers
+    dq, dk = xp.matmul(slope, k) * scale, xp.matmul(xp.matrix_transpose(slope), q) * scale
+    return dq, dk, xp.matmul(xp.matrix_transpose(powers), scaled)
+
+
+@attention_dx.decompose
+def attention_dx_parts(
+    g: Node, q: Node, k: Node, v: Node, *_: Node, scale: float, causal: bool
+) -> tuple[Node, Node, Node]:
+    matmul, transpose = OPS["matmul"], OPS["matrix_transpose"]
+    weights = _weights(q, k, scale, causal)
+    slope = matmul(g, transpose(v))
+    slope = (slope - OPS["sum"](slope * weights, axis=-1, keepdims=True)) * weights
+    return matmul(slope, k) * scale, matmul(transpose(slope), q) * scale, matmul(transpose(weights), g)
+
+
+@attention_dx.bind
+def attention_dx_bind(
+    xp: ModuleType,
+    out: Any,
+    g: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    y: Any,
+    powers: Any,
+    inverse: Any,
+    *,
+    scale: float,
+    causal: bool,
+) -> list[Call] | None:
+    if not _fast(xp, *out, g, q, k, v, y, powers, inverse):
+        return None
+    factor, calls = q.dtype.type(scale), []
+    for chunk in _chunks(powers):
+        dq, dk, dv, slope_y, queries, keys, values, result, power, inv = (
+            _leading(a, *chunk) for a in (*out, g, q, k, v, y, powers, inverse)
+        )
+        scaled, product = np.empty(result.shape, q.dtype), np.empty(result.shape, q.dtype)
+        slope, shift = np.empty(power.shape, q.dtype), np.empty(inv.shape, q.dtype)
+        calls += [
+            partial(np.multiply, slope_y, inv, scaled),
+            partial(np.multiply, scaled, result, product),
+            partial(np.sum, product, -1, None, shift, True),
+            partial(np.matmul, scaled, values.swapaxes(-1, -2), slope),
+            partial(np.subtract, slope, shift, slope),
+            partial(np.multiply, slope, power, slope),
+            partial(np.multiply, slope, factor, slope),
+            partial(np.matmul, slope, keys, dq),
+            partial(np.matmul, slope.swapaxes(-1, -2), queries, dk),
+            partial(np.matmul, power.swapaxes(-1, -2), scaled, dv),
+        ]
+    return calls
+
+
+@public
+def scaled_dot_product_attention(
+    q: Node, k: Node, v: Node, mask: Node | None = None, *, causal: bool = False, scale: float | None = None
+) -> Node:
+    """softmax(scale q k^T) v: queries (..., s, d), keys (..., t, d), values (..., t, e) -> (..., s, e).
+
+    `scale` defaults to 1 / sqrt(d). `mask` broadcasts against (..., s, t): booleans say which keys a query sees, floats
+    are added to the scores. `causal` lets position i see positions 0 to i. A query that sees nothing weighs all evenly.
+    A. Vaswani et al., "Attention Is All You Need", 2017, equation 1.
+
+    >>> import hetu as ht
+    >>> q = ht.placeholder("q", (None, 4, 10, 16))
+    >>> scaled_dot_product_attention(q, q, q, causal=True).shape[1:]
+    (4, 10, 16)
+    """
+    q, k, v = as_nodes((q, k, v))
+    _check(q.tensor, k.tensor, v.tensor, causal)
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
+    if mask is None and all(same(q.shape[:-2], x.shape[:-2]) and q.dtype == x.dtype for x in (k, v)):
+        return attention(q, k, v, scale=scale, causal=causal)[0]
+    if mask is None:
+        return OPS["matmul"](_weights(q, k, scale, causal), v)
+    scores = _masked(OPS["matmul"](q * scale, OPS["matrix_transpose"](k)), as_node(mask, [q.dtype]))
+    if causal:
+        scores = _hide(scores, OPS["tril"](OPS["ones_like"](scores)) > 0)
+    return OPS["matmul"](OPS["softmax"](scores, axis=-1), v)
+
+
+def _masked(scores: Node, mask: Node) -> Node:
+    pairs = zip(reversed(mask.shape), reversed(scores.shape))
+    if mask.ndim > scores.ndim or not all(same(m, 1) or compatible(m, s) for m, s in pairs):
+        raise ShapeError(
+            f"attention: the mask has shape {show_shape(mask.shape)}, the scores {show_shape(scores.shape)}",
+            fix="the mask must broadcast to (..., queries, keys); a mask of keys needs axes (batch, 1, 1, keys)",
+        )
+    if is_float(mask.dtype):
+        return scores + mask
+    if mask.dtype.kind != "b":
+        raise DTypeError(
+            f"attention: the mask is {mask.type}, wanted booleans or floats",
+            fix="compare it first (mask > 0), True where a query sees a key",
+        )
+    return _hide(scores, mask)

@@ -1,0 +1,283 @@
+"""Batch normalisation and its gradient.
+
+`batch_norm_train` and `batch_norm_dx` are operators because a few passes over whole channels beat their composition
+on a CPU. Each also has the composition as its `decompose` rule, used where the batch is split. Ignored on purpose:
+renormalisation (statistics over several batches in training).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from ..errors import ArgumentError, ShapeError, public
+from ..graph import OPS, Node
+from ..op import as_node, as_nodes, op, require_float
+from ..types import TensorType, compatible, normalize_axis, product, show_shape
+from .leaf import if_training, with_updates
+from .reduction import mean
+
+__all__ = [
+    "batch_norm",
+    "batch_norm_dx",
+    "batch_norm_train",
+]
+
+Call = Callable[[], Any]
+
+
+def check_vectors(size: Any, **vectors: TensorType) -> None:
+    for name, vector in vectors.items():
+        if vector.ndim != 1 or not compatible(vector.shape[0], size):
+            raise ShapeError(
+                f"{name} has shape {show_shape(vector.shape)}, wanted ({size},)",
+                fix="one number for each channel or feature",
+            )
+
+
+def runs_fast(xp: ModuleType, out: Any, *arrays: Any) -> bool:
+    """Whether the fast path applies: NumPy, one BLAS dtype, contiguous, nothing empty."""
+    if xp is not np or out.dtype.char not in "fd":
+        return False
+    return all(a.dtype == out.dtype and a.flags.c_contiguous and a.size for a in (out, *arrays))
+
+
+def _others(ndim: int, axis: int) -> tuple[int, ...]:
+    return tuple(i for i in range(ndim) if i != axis)
+
+
+def _along(ndim: int, axis: int) -> tuple[int, ...]:
+    """The shape in which a vector broadcasts along `axis`."""
+    return tuple(-1 if i == axis else 1 for i in range(ndim))
+
+
+def lift(vector: Node, x: Node, axis: int) -> Node:
+    """The vector with axes of size 1, so that it broadcasts along `axis` of `x`."""
+    return OPS["expand_dims"](vector, axis=_others(x.ndim, axis))
+
+
+def _batch_attrs(x: TensorType, *_: TensorType, axis: int, epsilon: float) -> dict[str, Any]:
+    return {"axis": normalize_axis(axis, x.ndim), "epsilon": epsilon}
+
+
+def _batch_type(x: TensorType, scale: TensorType, bias: TensorType, *, axis: int, **_: Any) -> tuple[TensorType, ...]:
+    require_float(x, scale, bias)
+    check_vectors(x.shape[axis], scale=scale, bias=bias)
+    vector = TensorType((x.shape[axis],), x.dtype)
+    return x, vector, vector
+
+
+def _batch_dims(x: TensorType, *_: TensorType, axis: int, **__: Any) -> str:
+    axes = "".join(chr(ord("d") + i) + "!" if i != axis else "c" for i in range(x.ndim))
+    return f"{axes},c,c->{axes},c,c"
+
+
+@op(dims=_batch_dims, infer=_batch_type)
+def batch_norm_train(
+    xp: ModuleType, x: Any, scale: Any, bias: Any, *, axis: int = 1, epsilon: float = 1e-5
+) -> tuple[Any, Any, Any]:
+    """(y, mean, var): `x` normalised by its own mean and variance (over all axes but `axis`), scaled and shifted.
+
+    y = scale (x - mean) / sqrt(var + epsilon) + bias; var divides by the count. See `batch_norm`.
+
+    >>> import hetu as ht
+    >>> y, mean, var = batch_norm_train([[1.0], [3.0]], [1.0], [0.0])
+    >>> ht.evaluate(mean).tolist(), ht.evaluate(var).tolist()
+    ([2.0], [1.0])
+    """
+    others, shape = _others(x.ndim, axis), _along(x.ndim, axis)
+    mean = xp.mean(x, axis=others)
+    centered = x - xp.reshape(mean, shape)
+    var = xp.mean(centered * centered, axis=others)
+    factor = scale / xp.sqrt(var + epsilon)
+    return centered * xp.reshape(factor, shape) + xp.reshape(bias, shape), mean, var
+
+
+batch_norm_train.normalize(_batch_attrs)
+
+
+@batch_norm_train.decompose
+def batch_norm_parts(x: Node, scale: Node, bias: Node, *, axis: int, epsilon: float) -> tuple[Node, Node, Node]:
+    others = _others(x.ndim, axis)
+    center = mean(x, axis=others)
+    centered = x - lift(center, x, axis)
+    var = mean(OPS["square"](centered), axis=others)
+    return centered * lift(scale * OPS["rsqrt"](var + epsilon), x, axis) + lift(bias, x, axis), center, var
+
+
+@batch_norm_train.grad
+def batch_norm_train_grad(
+    g: list[Node | None], out: tuple[Node, ...], x: Node, scale: Node, bias: Node, **attrs: Any
+) -> tuple[Node | None, ...]:
+    if g[1] is None and g[2] is None:
+        return batch_norm_dx(g[0], x, scale, out[1], out[2], **attrs)
+    return NotImplemented
+
+
+@batch_norm_train.bind
+def batch_norm_train_bind(
+    xp: ModuleType, out: Any, x: Any, scale: Any, bias: Any, *, axis: int, epsilon: float
+) -> Call | None:
+    y, mean, var = out
+    if not runs_fast(xp, y, x, scale, bias, mean, var):
+        return None
+    planes, result, sums = _planes(x, axis), _planes(y, axis), _PlaneSums(x, axis)
+
+    def run() -> None:
+        sums.mean(planes, mean)
+        np.subtract(planes, mean[:, None], result)
+        sums.mean_of_product(result, result, var)
+        np.multiply(result, (scale / np.sqrt(var + epsilon))[:, None], result)
+        np.add(result, bias[:, None], result)
+
+    return run
+
+
+def _planes(x: np.ndarray, axis: int) -> np.ndarray:
+    """A view (before, channels, after) of a contiguous array."""
+    return x.reshape(int(np.prod(x.shape[:axis])), x.shape[axis], -1)
+
+
+class _PlaneSums:
+    """Means over all but the middle axis of (before, channels, after), by BLAS and einsum at the speed of memory."""
+
+    def __init__(self, x: np.ndarray, axis: int) -> None:
+        before, channels, after = _planes(x, axis).shape
+        self.count = before * after
+        self.ones_before, self.ones_after = np.ones(before, x.dtype), np.ones(after, x.dtype)
+        self.partial = np.empty((before, channels), x.dtype)
+
+    def mean(self, a: np.ndarray, out: np.ndarray) -> None:
+        if a.shape[2] == 1:
+            np.matmul(self.ones_before, a[:, :, 0], out)
+        else:
+            np.matmul(a, self.ones_after, self.partial)
+            np.matmul(self.ones_before, self.partial, out)
+        np.divide(out, self.count, out)
+
+    def mean_of_product(self, a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
+        if a.shape[2] == 1:
+            np.einsum("nc,nc->c", a[:, :, 0], b[:, :, 0], out=out)
+        else:
+            np.einsum("nci,nci->nc", a, b, out=self.partial)
+            np.matmul(self.ones_before, self.partial, out)
+        np.divide(out, self.count, out)
+
+
+def _batch_dx_type(
+    g: TensorType, x: TensorType, scale: TensorType, *_: TensorType, **__: Any
+) -> tuple[TensorType, ...]:
+    return x, scale, scale
+
+
+def _batch_dx_dims(g: TensorType, *_: TensorType, axis: int, **__: Any) -> str:
+    axes = "".join(chr(ord("d") + i) + "!" if i != axis else "c" for i in range(g.ndim))
+    return f"{axes},{axes},c,c,c->{axes},c,c"
+
+
+@op(dims=_batch_dx_dims, infer=_batch_dx_type)
+def batch_norm_dx(
+    xp: ModuleType, g: Any, x: Any, scale: Any, mean: Any, var: Any, *, axis: int = 1, epsilon: float = 1e-5
+) -> tuple[Any, Any, Any]:
+    """The gradients of `batch_norm_train` with respect to (x, scale, bias), given that of y, and its mean and var.
+
+    Ioffe and Szegedy 2015, section 3.
+
+    >>> import hetu as ht
+    >>> x, scale, bias = (ht.placeholder(n, s) for n, s in (("x", (8, 3)), ("scale", (3,)), ("bias", (3,))))
+    >>> ht.gradients(ht.sum(batch_norm_train(x, scale, bias)[0]), [x])[0].type.shape
+    (8, 3)
+    """
+    others, shape = _others(x.ndim, axis), _along(x.ndim, axis)
+    inverse = 1 / xp.sqrt(var + epsilon)
+    normal = (x - xp.reshape(mean, shape)) * xp.reshape(inverse, shape)
+    dscale, dbias = xp.sum(g * normal, axis=others, dtype=x.dtype), xp.sum(g, axis=others, dtype=x.dtype)
+    count = x.size // x.shape[axis]
+    centered = g - xp.reshape(dbias / count, shape) - normal * xp.reshape(dscale / count, shape)
+    return centered * xp.reshape(scale * inverse, shape), dscale, dbias
+
+
+batch_norm_dx.normalize(_batch_attrs)
+
+
+@batch_norm_dx.decompose
+def batch_norm_dx_parts(
+    g: Node, x: Node, scale: Node, center: Node, var: Node, *, axis: int, epsilon: float
+) -> tuple[Node, Node, Node]:
+    others = _others(x.ndim, axis)
+    inverse = OPS["rsqrt"](var + epsilon)
+    normal = (x - lift(center, x, axis)) * lift(inverse, x, axis)
+    dscale, dbias = OPS["sum"](g * normal, axis=others), OPS["sum"](g, axis=others)
+    count = product(x.shape[i] for i in others)
+    along = lift(dbias / count, x, axis) + normal * lift(dscale / count, x, axis)
+    return (g - along) * lift(scale * inverse, x, axis), dscale, dbias
+
+
+@batch_norm_dx.bind
+def batch_norm_dx_bind(
+    xp: ModuleType, out: Any, g: Any, x: Any, scale: Any, mean: Any, var: Any, *, axis: int, epsilon: float
+) -> Call | None:
+    dx, dscale, dbias = out
+    if not runs_fast(xp, dx, g, x, scale, mean, var, dscale, dbias):
+        return None
+    gs, xs, result, sums = _planes(g, axis), _planes(x, axis), _planes(dx, axis), _PlaneSums(x, axis)
+    term = np.empty_like(result)
+
+    def run() -> None:
+        inverse = 1 / np.sqrt(var + epsilon)
+        factor = scale * inverse
+        np.subtract(xs, mean[:, None], term)
+        sums.mean(gs, dbias)
+        sums.mean_of_product(gs, term, dscale)
+        np.multiply(dscale, inverse, dscale)
+        np.multiply(term, (-factor * inverse * dscale)[:, None], term)
+        np.multiply(gs, factor[:, None], result)
+        np.add(result, term, result)
+        np.subtract(result, (factor * dbias)[:, None], result)
+        np.multiply(dbias, sums.count, dbias)
+        np.multiply(dscale, sums.count, dscale)
+
+    return run
+
+
+@public
+def batch_norm(
+    x: Node,
+    scale: Node,
+    bias: Node,
+    running_mean: Node,
+    running_var: Node,
+    *,
+    momentum: float = 0.1,
+    epsilon: float = 1e-5,
+    axis: int = 1,
+) -> Node:
+    """Normalise along `axis` (channels): by the batch in training, by the running statistics in evaluation.
+
+    `scale`, `bias` and the two running variables have one number a channel. Wherever the result is trained,
+    running = (1 - momentum) running + momentum batch, with the unbiased variance (count / (count - 1)).
+    S. Ioffe and C. Szegedy, "Batch Normalization", 2015, algorithms 1 and 2.
+
+    >>> import hetu as ht
+    >>> one, zero = (ht.variable(n, v, (3,)) for n, v in (("scale", 1.0), ("bias", 0.0)))
+    >>> mean, var = (ht.variable(n, v, (3,), trainable=False) for n, v in (("mean", 0.0), ("var", 1.0)))
+    >>> batch_norm(ht.placeholder("x", (None, 3, 8, 8)), one, zero, mean, var).shape[1:]
+    (3, 8, 8)
+    """
+    if not 0 <= momentum <= 1:
+        raise ArgumentError(f"batch_norm: momentum={momentum!r}", fix="pass the share of the new batch, 0 to 1")
+    x, scale, bias = as_nodes((x, scale, bias))
+    axis = normalize_axis(axis, x.ndim)
+    y, center, var = batch_norm_train(x, scale, bias, axis=axis, epsilon=epsilon)
+    count = OPS["astype"](as_node(product(x.shape[i] for i in _others(x.ndim, axis))), dtype="float64")
+    unbiased = var * OPS["astype"](count / OPS["maximum"](count - 1, 1.0), dtype=x.dtype)
+    updates = {
+        running_mean: running_mean * (1 - momentum) + center * momentum,
+        running_var: running_var * (1 - momentum) + unbiased * momentum,
+    }
+    factor = scale * OPS["rsqrt"](running_var + epsilon)
+    fixed = x * lift(factor, x, axis) + lift(bias - running_mean * factor, x, axis)
+    return if_training(with_updates(y, updates), fixed)

@@ -1,0 +1,429 @@
+"""Two-dimensional convolution, its two backward operators and the transposed convolution.
+
+Each of `conv2d`, `conv2d_dx` and `conv2d_dw` is linear in both inputs and their gradients are made of one another, so
+every order of derivative works. On a CPU images are unfolded into columns, a chunk that fits the cache at a time,
+and multiplied by the kernel in one product. Ignored on purpose: biases (a layer adds them), 1-D and 3-D.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from .. import blas
+from ..errors import ArgumentError, ShapeError, public
+from ..graph import Node
+from ..op import as_nodes, op, require_float
+from ..types import Dim, TensorType, compatible, promote, show_shape
+from . import winograd
+from .window import Pair, Sizes, Window, check_images, fold, pair, unfold
+
+__all__ = [
+    "conv2d",
+    "conv2d_dw",
+    "conv2d_dx",
+    "conv_transpose2d",
+]
+
+Call = Callable[[], Any]
+CHUNK = 1 << 18  # elements of a column buffer: 1 MB of float32 stays in the second-level cache
+
+
+# -- attributes and types --------------------------------------------------------------------------------------
+
+
+def _attrs(kernel: Sizes, size: Sizes, *, stride: Any, padding: Any, dilation: Any, groups: Any) -> dict[str, Any]:
+    window = Window(kernel, stride, padding, dilation).canonical(size)
+    if not isinstance(groups, int) or groups < 1:
+        raise ArgumentError(f"groups={groups!r}", fix="pass groups as an integer >= 1")
+    return {"stride": window.stride, "padding": window.padding, "dilation": window.dilation, "groups": groups}
+
+
+def _window(kernel: Pair, attrs: dict[str, Any]) -> Window:
+    return Window(kernel, attrs["stride"], attrs["padding"], attrs["dilation"])
+
+
+def _check_kernel(w: TensorType, groups: int) -> None:
+    require_float(w)
+    if w.ndim != 4:
+        raise ShapeError(
+            f"w has {w.ndim} axes, wanted (out channels, in channels / groups, height, width)",
+            fix="reshape the kernel to four axes",
+        )
+    if any(isinstance(s, Dim) for s in w.shape[2:]):
+        raise ShapeError(f"the kernel has an unknown size: {w}", fix="give its height and width as numbers")
+    if isinstance(w.shape[0], int) and w.shape[0] % groups:
+        raise ShapeError(f"{w.shape[0]} output channels do not divide into {groups} groups", fix="change one of them")
+
+
+def _check_channels(x: TensorType, w: TensorType, groups: int) -> None:
+    wanted = w.shape[1] * groups
+    if not compatible(x.shape[1], wanted):
+        last = x.shape[3] == wanted
+        raise ShapeError(
+            f"x has {x.shape[1]} channels (axis 1 of {show_shape(x.shape)}), the kernel {show_shape(w.shape)} wants "
+            + (f"{w.shape[1]} x {groups} groups = {wanted}" if groups > 1 else f"{wanted}"),
+            fix="x looks channels-last: use ht.permute_dims(x, (0, 3, 1, 2))"
+            if last
+            else "layouts are x (batch, channels, height, width) and w (out, in / groups, height, width)",
+        )
+
+
+# -- the three operators ---------------------------------------------------------------------------------------
+
+
+@op(linear=(0, 1))
+def conv2d(
+    xp: ModuleType, x: Any, w: Any, *, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
+) -> Any:
+    """Cross-correlation of images x (n, c, h, w) with kernels w (o, c / groups, i, j) -> (n, o, y, x).
+
+    `stride` and `dilation` are a number or a (rows, columns) pair; `padding` is a number of zero pixels on every side,
+    a pair, a pair of (before, after) pairs, "valid" (none) or "same" (result of ceil(h / stride) rows, the odd pixel
+    after). y = (h + padding - dilation (i - 1) - 1) // stride + 1. ShapeError for channels or kernels that do not fit.
+
+    >>> import hetu as ht
+    >>> x, w = ht.placeholder("x", (None, 3, 32, 32)), ht.placeholder("w", (16, 3, 5, 5))
+    >>> conv2d(x, w, stride=2, padding="same").shape[1:]
+    (16, 16, 16)
+    """
+    window = Window(tuple(w.shape[2:]), stride, padding, dilation)
+    columns = unfold(xp, x, window)
+    columns = xp.reshape(columns, (x.shape[0], groups, -1, columns.shape[-1]))
+    y = xp.matmul(xp.reshape(w, (groups, w.shape[0] // groups, -1)), columns)
+    return xp.reshape(y, (x.shape[0], w.shape[0], *window.positions(x.shape[2:])))
+
+
+@conv2d.normalize
+def conv2d_attrs(x: TensorType, w: TensorType, **attrs: Any) -> dict[str, Any]:
+    check_images(x)
+    made = _attrs(w.shape[2:], x.shape[2:], **attrs)
+    _check_kernel(w, made["groups"])
+    return made
+
+
+@conv2d.infers
+def conv2d_type(x: TensorType, w: TensorType, **attrs: Any) -> TensorType:
+    _check_channels(x, w, attrs["groups"])
+    out = _window(w.shape[2:], attrs).positions(x.shape[2:])
+    return TensorType((x.shape[0], w.shape[0], *out), promote(x.dtype, w.dtype))
+
+
+@conv2d.grad
+def conv2d_grad(g: Node, y: Node, x: Node, w: Node, **attrs: Any) -> tuple[Node, Node]:
+    return conv2d_dx(g, w, size=x.shape[2:], **attrs), conv2d_dw(x, g, kernel=w.shape[2:], **attrs)
+
+
+@op(linear=(0, 1))
+def conv2d_dx(
+    xp: ModuleType,
+    g: Any,
+    w: Any,
+    *,
+    size: Sizes,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Any:
+    """The gradient of `conv2d` with respect to its images: g (n, o, y, x), w (o, c / groups, i, j) -> (n, c, *size).
+
+    >>> import hetu as ht
+    >>> g, w = ht.placeholder("g", (8, 16, 14, 14)), ht.placeholder("w", (16, 3, 3, 3))
+    >>> conv2d_dx(g, w, size=(28, 28), stride=2, padding=1).shape
+    (8, 3, 28, 28)
+    """
+    window = Window(tuple(w.shape[2:]), stride, padding, dilation)
+    n, out = g.shape[0], g.shape[2:]
+    kernel = xp.reshape(w, (groups, w.shape[0] // groups, -1))
+    columns = xp.matmul(xp.matrix_transpose(kernel), xp.reshape(g, (n, groups, w.shape[0] // groups, -1)))
+    channels = w.shape[1] * groups
+    columns = xp.reshape(columns, (n, channels, -1, *out))
+    parts = (columns[:, :, tap, :, :] for tap in range(columns.shape[2]))
+    return fold(xp, parts, window, size, out, (n, channels), columns)
+
+
+@conv2d_dx.normalize
+def conv2d_dx_attrs(g: TensorType, w: TensorType, *, size: Any, **attrs: Any) -> dict[str, Any]:
+    check_images(g, "g")
+    made = _attrs(w.shape[2:], size, **attrs)
+    _check_kernel(w, made["groups"])
+    return {"size": tuple(size), **made}
+
+
+@conv2d_dx.infers
+def conv2d_dx_type(g: TensorType, w: TensorType, *, size: Sizes, **attrs: Any) -> TensorType:
+    wanted = (w.shape[0], *_window(w.shape[2:], attrs).positions(size))
+    if not all(map(compatible, g.shape[1:], wanted)):
+        raise ShapeError(
+            f"g has (channels, height, width) {show_shape(g.shape[1:])}, the kernel and size={size} give {wanted}",
+            fix="layouts are (batch, channels, height, width) and w (channels of g, others / groups, height, width)",
+        )
+    return TensorType((g.shape[0], w.shape[1] * attrs["groups"], *size), promote(g.dtype, w.dtype))
+
+
+@conv2d_dx.grad
+def conv2d_dx_grad(h: Node, dx: Node, g: Node, w: Node, *, size: Sizes, **attrs: Any) -> tuple[Node, Node]:
+    return conv2d(h, w, **attrs), conv2d_dw(h, g, kernel=w.shape[2:], **attrs)
+
+
+@op(linear=(0, 1))
+def conv2d_dw(
+    xp: ModuleType,
+    x: Any,
+    g: Any,
+    *,
+    kernel: Pair,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Any:
+    """The gradient of `conv2d` with respect to its kernel: x (n, c, h, w), g (n, o, y, x) -> (o, c / groups, *kernel).
+
+    >>> import hetu as ht
+    >>> x, g = ht.placeholder("x", (8, 3, 28, 28)), ht.placeholder("g", (8, 16, 26, 26))
+    >>> conv2d_dw(x, g, kernel=(3, 3)).shape
+    (16, 3, 3, 3)
+    """
+    n, c, o = x.shape[0], x.shape[1], g.shape[1]
+    columns = xp.reshape(unfold(xp, x, Window(kernel, stride, padding, dilation)), (n, groups, -1, *_flat(g)))
+    columns = xp.reshape(xp.permute_dims(columns, (1, 2, 0, 3)), (groups, columns.shape[2], -1))
+    rows = xp.reshape(g, (n, groups, o // groups, *_flat(g)))
+    rows = xp.reshape(xp.permute_dims(rows, (1, 2, 0, 3)), (groups, o // groups, -1))
+    return xp.reshape(xp.matmul(rows, xp.matrix_transpose(columns)), (o, c // groups, *kernel))
+
+
+def _flat(g: Any) -> tuple[int]:
+    return (g.shape[2] * g.shape[3],)
+
+
+@conv2d_dw.normalize
+def conv2d_dw_attrs(x: TensorType, g: TensorType, *, kernel: Any, **attrs: Any) -> dict[str, Any]:
+    check_images(x)
+    check_images(g, "g")
+    return {"kernel": pair("kernel", kernel), **_attrs(kernel, x.shape[2:], **attrs)}
+
+
+@conv2d_dw.infers
+def conv2d_dw_type(x: TensorType, g: TensorType, *, kernel: Pair, groups: int, **attrs: Any) -> TensorType:
+    out = _window(kernel, attrs).positions(x.shape[2:])
+    if not all(map(compatible, (g.shape[0], *g.shape[2:]), (x.shape[0], *out))):
+        raise ShapeError(
+            f"g is {show_shape(g.shape)}, wanted {x.shape[0]} images of {show_shape(out)}",
+            fix="pass the gradient of the convolution of x",
+        )
+    if any(isinstance(s, int) and s % groups for s in (x.shape[1], g.shape[1])):
+        raise ShapeError(f"{x.shape[1]} and {g.shape[1]} channels do not divide into {groups} groups")
+    return TensorType((g.shape[1], x.shape[1] // groups, *kernel), promote(x.dtype, g.dtype))
+
+
+@conv2d_dw.grad
+def conv2d_dw_grad(h: Node, dw: Node, x: Node, g: Node, *, kernel: Pair, **attrs: Any) -> tuple[Node, Node]:
+    return conv2d_dx(g, h, size=x.shape[2:], **attrs), conv2d(x, h, **attrs)
+
+
+def _splits(terms: str, grouped: str) -> Callable[..., str]:
+    """Sharding: batch and channels may be split, pixels not; with groups the channels neither."""
+    return lambda *types, groups, **attrs: terms if groups == 1 else grouped
+
+
+conv2d.dims = _splits("nch!w!,oci!j!->noy!x!", "nc!h!w!,o!d!i!j!->no!y!x!")
+conv2d_dx.dims = _splits("noy!x!,oci!j!->nch!w!", "no!y!x!,o!d!i!j!->nc!h!w!")
+conv2d_dw.dims = _splits("nch!w!,noy!x!->oci!j!", "nc!h!w!,no!y!x!->o!d!i!j!")
+
+
+@public
+def conv_transpose2d(
+    x: Node,
+    w: Node,
+    *,
+    stride: int | Pair = 1,
+    padding: Any = 0,
+    output_padding: int | Pair = 0,
+    dilation: int | Pair = 1,
+    groups: int = 1,
+) -> Node:
+    """The transpose of `conv2d`: images x (n, c, h, w), kernels w (c, o / groups, i, j) -> (n, o, y, x).
+
+    y = (h - 1) stride - padding + dilation (i - 1) + 1 + output_padding, or h stride for padding="same". Several image
+    sizes shrink to one under a stride; `output_padding` (less than the stride) chooses among them.
+
+    >>> import hetu as ht
+    >>> x, w = ht.placeholder("x", (None, 16, 7, 7)), ht.placeholder("w", (16, 8, 4, 4))
+    >>> conv_transpose2d(x, w, stride=2, padding=1).shape[1:]
+    (8, 14, 14)
+    """
+    x, w = as_nodes((x, w))
+    check_images(x.tensor)
+    _check_kernel(w.tensor, groups)
+    steps, extra = pair("stride", stride), pair("output_padding", output_padding, least=0)
+    if padding == "same":
+        size = tuple(h * s for h, s in zip(x.shape[2:], steps))
+    else:
+        window = Window(w.shape[2:], steps, _plain(padding), dilation).canonical(x.shape[2:])
+        pads = (sum(p) for p in window.padding)
+        parts = zip(x.shape[2:], steps, pads, window.extent, extra)
+        size = tuple((h - 1) * s - p + e + more for h, s, p, e, more in parts)
+    return conv2d_dx(x, w, size=size, stride=steps, padding=padding, dilation=dilation, groups=groups)
+
+
+def _plain(value: Any) -> Any:
+    return tuple(map(_plain, value)) if isinstance(value, list | tuple) else value
+
+
+# -- bound to arrays on a CPU ----------------------------------------------------------------------------------
+
+
+class _Unfolder:
+    """Columns of a few images at a time in one reused buffer: windows of padded copies are gathered by one copy."""
+
+    def __init__(self, x: np.ndarray, window: Window) -> None:
+        self.x, self.window = x, window
+        self.size, self.out = x.shape[2:], window.positions(x.shape[2:])
+        self.frame_size = window.padded(self.size)
+        self.per_image = x.shape[1] * window.kernel[0] * window.kernel[1] * self.out[0] * self.out[1]
+        self.step = min(max(1, CHUNK // max(1, self.per_image)), x.shape[0])
+        self.columns = np.empty(self.per_image * self.step, x.dtype)
+        self.frame = None
+        if self.frame_size != self.size:
+            self.frame = np.zeros((self.step, x.shape[1], *self.frame_size), x.dtype)
+
+    def chunks(self) -> Iterator[slice]:
+        n = self.x.shape[0]
+        return (slice(start, min(start + self.step, n)) for start in range(0, n, self.step))
+
+    def matrix(self, images: slice, groups: int) -> np.ndarray:
+        """The column buffer as (groups, channels x taps, images x positions)."""
+        count = images.stop - images.start
+        return self.columns[: self.per_image * count].reshape(groups, -1, count * self.out[0] * self.out[1])
+
+    def gather(self, images: slice) -> list[Call]:
+        """Calls that fill the column buffer from the given images."""
+        source, calls = self.x[images], []
+        count = len(source)
+        if self.frame is not None:
+            inside = self.frame[(slice(0, count), slice(None), *self.window.inner(self.size))]
+            calls.append(partial(np.copyto, inside, source))
+            source = self.frame[:count]
+        shape = (source.shape[1], *self.window.kernel, count, *self.out)
+        n, c, h, w = source.strides
+        (dh, dw), (sh, sw) = self.window.dilation, self.window.stride
+        windows = as_strided(source, shape, (c, h * dh, w * dw, n, h * sh, w * sw), writeable=False)
+        calls.append(partial(np.copyto, self.columns[: self.per_image * count].reshape(shape), windows))
+        return calls
+
+
+def _bindable(xp: ModuleType, out: np.ndarray, *arrays: np.ndarray) -> bool:
+    """Whether the fast path applies: NumPy, one BLAS dtype, nothing empty, a result that can be reshaped freely."""
+    if xp is not np or out.dtype.char not in "fd" or not out.flags.c_contiguous:
+        return False
+    return all(a.dtype == out.dtype and a.size for a in arrays)
+
+
+def _channel_major(images: np.ndarray, groups: int, scratch: np.ndarray | None) -> tuple[list[Call], np.ndarray]:
+    """(m, o, y, x) as a matrix (groups, o / groups, m y x): a view of one image, else a copy."""
+    m, o, y, x = images.shape
+    if m == 1 and images.flags.c_contiguous:
+        return [], images.reshape(groups, o // groups, y * x)
+    copy = np.empty((o, m, y, x), images.dtype) if scratch is None else scratch[: images.size].reshape(o, m, y, x)
+    return [partial(np.copyto, copy, images.transpose(1, 0, 2, 3))], copy.reshape(groups, o // groups, m * y * x)
+
+
+@conv2d.bind
+def conv2d_bind(xp: ModuleType, out: Any, x: Any, w: Any, *, groups: int, **attrs: Any) -> list[Call] | None:
+    if not _bindable(xp, out, x, w) or not w.flags.c_contiguous:
+        return None
+    window = _window(w.shape[2:], attrs)
+    if winograd.suits(x, w.shape, window, groups):
+        return winograd.correlate(x, w, out, window)
+    unfolder = _Unfolder(x, window)
+    kernel = w.reshape(groups, w.shape[0] // groups, -1)
+    scratch = np.empty(unfolder.step * out[0].size, out.dtype)
+    calls: list[Call] = []
+    for images in unfolder.chunks():
+        part = out[images]
+        columns = unfolder.matrix(images, groups)
+        calls += unfolder.gather(images)
+        if len(part) == 1:
+            calls.append(partial(np.matmul, kernel, columns, part.reshape(groups, kernel.shape[1], -1)))
+        else:
+            rows = scratch[: part.size].reshape(groups, kernel.shape[1], -1)
+            calls.append(partial(np.matmul, kernel, columns, rows))
+            calls.append(partial(np.copyto, part.transpose(1, 0, 2, 3), rows.reshape(part.shape[1], *_swap(part))))
+    return calls
+
+
+def _swap(part: np.ndarray) -> tuple[int, int, int]:
+    return part.shape[0], part.shape[2], part.shape[3]
+
+
+@conv2d_dw.bind
+def conv2d_dw_bind(
+    xp: ModuleType, out: Any, x: Any, g: Any, *, kernel: Pair, groups: int, **attrs: Any
+) -> list[Call] | None:
+    if not _bindable(xp, out, x, g):
+        return None
+    window = _window(kernel, attrs)
+    if winograd.suits(x, out.shape, window, groups):
+        return winograd.weight_gradient(x, g, out, window)
+    unfolder = _Unfolder(x, window)
+    total = out.reshape(groups, out.shape[0] // groups, -1)
+    scratch, term = np.empty(unfolder.step * g[0].size, g.dtype), np.empty_like(total)
+    calls: list[Call] = []
+    for images in unfolder.chunks():
+        made, rows = _channel_major(g[images], groups, scratch)
+        calls += [*unfolder.gather(images), *made]
+        columns = unfolder.matrix(images, groups).transpose(0, 2, 1)
+        if images.start == 0:
+            calls.append(partial(np.matmul, rows, columns, total))
+        else:
+            calls += _accumulated(rows, columns, total, term)
+    return calls
+
+
+def _accumulated(a: np.ndarray, b: np.ndarray, total: np.ndarray, term: np.ndarray) -> list[Call]:
+    """Calls for `total += a @ b`."""
+    fused = blas.gemm(a[0], b[0], total[0], beta=1.0) if len(a) == 1 else None
+    return [fused] if fused else [partial(np.matmul, a, b, term), partial(np.add, total, term, total)]
+
+
+@conv2d_dx.bind
+def conv2d_dx_bind(
+    xp: ModuleType, out: Any, g: Any, w: Any, *, size: Pair, groups: int, **attrs: Any
+) -> list[Call] | None:
+    if not _bindable(xp, out, g, w) or not w.flags.c_contiguous:
+        return None
+    window = _window(w.shape[2:], attrs)
+    if winograd.suits(out, w.shape, window, groups):
+        return winograd.correlate_back(g, w, out, window)
+    unfolder = _Unfolder(out, window)  # the same chunks and buffer, filled from the other side
+    kernel = w.reshape(groups, w.shape[0] // groups, -1).transpose(0, 2, 1)
+    scratch = np.empty(unfolder.step * g[0].size, g.dtype)
+    calls: list[Call] = []
+    for images in unfolder.chunks():
+        made, rows = _channel_major(g[images], groups, scratch)
+        calls += [*made, partial(np.matmul, kernel, rows, unfolder.matrix(images, groups))]
+        calls += _scatter(unfolder, images)
+    return calls
+
+
+def _scatter(unfolder: _Unfolder, images: slice) -> list[Call]:
+    """Calls that add the column buffer back to the images it belongs to."""
+    target, window = unfolder.x[images], unfolder.window
+    count = len(target)
+    frame = target if unfolder.frame is None else unfolder.frame[:count]
+    taps = window.kernel[0] * window.kernel[1]
+    columns = unfolder.matrix(images, 1).reshape(target.shape[1], taps, count, *unfolder.out)
+    calls: list[Call] = [partial(frame.fill, 0)]
+    for tap, (rows, cols) in enumerate(window.taps(unfolder.out)):
+        place = frame[:, :, rows, cols].transpose(1, 0, 2, 3)
+        calls.append(partial(np.add, place, columns[:, tap], place))
+    if frame is not target:
+        calls.append(partial(np.copyto, target, frame[(slice(None), slice(None), *window.inner(unfolder.size))]))
+    return calls

@@ -1,0 +1,155 @@
+"""Arrays made from numbers alone: filled, counting, and the triangles of a matrix.
+
+Ignored on purpose: the numbers that initialize variables, see `init.py`, and random ones, see `random.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+from ..errors import ArgumentError, ShapeError, public
+from ..graph import Node
+from ..op import Instruction, as_node, op, weak_dtype
+from ..types import Dim, Shape, TensorType, as_dtype
+from .shape import broadcast_like
+
+__all__ = [
+    "arange",
+    "full",
+    "full_like",
+    "tril",
+    "triu",
+]
+
+
+def _made_type(*, shape: Shape, dtype: str, **_: Any) -> TensorType:
+    return TensorType(shape, as_dtype(dtype))
+
+
+@op(infer=_made_type, differentiable=False)
+def full(xp: ModuleType, *, shape: int | Shape, fill_value: float, dtype: Any = None) -> Any:
+    """An array of one value. The dtype follows the value (float32, int64 or bool) unless given.
+
+    >>> import hetu as ht
+    >>> ht.evaluate(full((2,), 3.0)).tolist()
+    [3.0, 3.0]
+    """
+    return xp.full(shape, fill_value, dtype=getattr(xp, dtype))
+
+
+@full.normalize
+def full_attrs(*, shape: Any, fill_value: float, dtype: str | None) -> dict[str, Any]:
+    shape = shape if isinstance(shape, tuple) else (shape,)
+    return {"shape": shape, "fill_value": fill_value, "dtype": dtype or weak_dtype(fill_value, ()).name}
+
+
+@full.into
+def full_into(xp: ModuleType, out: Any, *, shape: Shape, fill_value: float, dtype: str) -> None:
+    out.fill(fill_value)
+
+
+@public
+def full_like(x: Any, fill_value: float) -> Node:
+    """An array of one value in the shape and dtype of `x`.
+
+    >>> import hetu as ht
+    >>> ht.evaluate(full_like([1.0, 2.0], 3)).tolist()
+    [3.0, 3.0]
+    """
+    x = as_node(x)
+    return broadcast_like(full(shape=(), fill_value=fill_value, dtype=x.dtype), x)
+
+
+def _arange_type(*, start: Any, stop: Any, step: Any, dtype: str) -> TensorType:
+    if any(isinstance(v, Dim) for v in (start, stop, step)):
+        count = stop - start if step == 1 else (stop - start + (step - 1)) // step
+    else:
+        count = max(0, math.ceil((stop - start) / step))
+    return TensorType((count,), as_dtype(dtype))
+
+
+@op(name="arange", infer=_arange_type, differentiable=False)
+def _arange(xp: ModuleType, *, start: float, stop: float, step: float, dtype: str) -> Any:
+    """start, start + step, ... below `stop`; all attributes given, sizes may be unknown.
+
+    >>> import hetu as ht
+    >>> ht.evaluate(arange(0.0, 1.0, 0.5)).tolist()
+    [0.0, 0.5]
+    """
+    return xp.arange(start, stop, step, dtype=getattr(xp, dtype))
+
+
+@public
+def arange(start: float | Dim, stop: float | Dim | None = None, step: float = 1, dtype: Any = None) -> Node:
+    """start, start + step, ... up to, but not including, `stop`; with one argument 0, 1, ... below it.
+
+    int64 for integers and sizes (also unknown ones), else float32, unless a dtype is given.
+
+    >>> import hetu as ht
+    >>> ht.evaluate(arange(2, 8, 3)).tolist()
+    [2, 5]
+    >>> arange(ht.placeholder("x", (None, 3)).shape[0]).ndim
+    1
+    """
+    start, stop = (0, start) if stop is None else (start, stop)
+    if isinstance(step, int | float) and step == 0:
+        raise ArgumentError("arange got step=0", fix="pass a step other than 0")
+    if dtype is None:
+        dtype = "float32" if any(isinstance(v, float) for v in (start, stop, step)) else "int64"
+    return _arange(start=start, stop=stop, step=step, dtype=dtype)
+
+
+def _triangle_type(x: TensorType, *, k: int) -> TensorType:
+    if x.ndim < 2:
+        raise ShapeError(f"got {x.ndim} axes, wanted at least 2", fix="add one with ht.expand_dims")
+    return x
+
+
+@op(infer=_triangle_type, dims="...m!n!->...m!n!", linear=(0,))
+def tril(xp: ModuleType, x: Any, *, k: int = 0) -> Any:
+    """`x` with zeros above diagonal `k` of its last two axes; k=0 is the main diagonal, k>0 lies above it.
+
+    >>> import hetu as ht
+    >>> ht.evaluate(tril([[1.0, 2.0], [3.0, 4.0]])).tolist()
+    [[1.0, 0.0], [3.0, 4.0]]
+    """
+    return xp.tril(x, k=k)
+
+
+@tril.grad
+def tril_grad(g: Node, y: Node, x: Node, *, k: int) -> Node:
+    return tril(g, k=k)
+
+
+@op(infer=_triangle_type, dims="...m!n!->...m!n!", linear=(0,))
+def triu(xp: ModuleType, x: Any, *, k: int = 0) -> Any:
+    """`x` with zeros below diagonal `k` of its last two axes.
+
+    >>> import hetu as ht
+    >>> ht.evaluate(triu([[1.0, 2.0], [3.0, 4.0]])).tolist()
+    [[1.0, 2.0], [0.0, 4.0]]
+    """
+    return xp.triu(x, k=k)
+
+
+@triu.grad
+def triu_grad(g: Node, y: Node, x: Node, *, k: int) -> Node:
+    return triu(g, k=k)
+
+
+@tril.bind
+def tril_bind(xp: ModuleType, out: Any, x: Any, *, k: int) -> list[Instruction]:
+    return _masked_copy(xp, out, x, xp.tril(xp.ones(x.shape[-2:], dtype=bool), k=k))
+
+
+@triu.bind
+def triu_bind(xp: ModuleType, out: Any, x: Any, *, k: int) -> list[Instruction]:
+    return _masked_copy(xp, out, x, xp.triu(xp.ones(x.shape[-2:], dtype=bool), k=k))
+
+
+def _masked_copy(xp: ModuleType, out: Any, x: Any, keep: Any) -> list[Instruction]:
+    """Copies rather than products with the mask, which would make NaN of an infinity."""
+    return [partial(out.fill, 0), partial(xp.copyto, out, x, where=keep)]

@@ -1,0 +1,296 @@
+"""The cross entropy of class ids and its gradient as operators; `loss.py` has what users call.
+
+Log-sum-exp with the maximum taken out cannot overflow, and softmax minus the target is one pass. Ids are checked
+before every run. Ignored on purpose: distributions as targets, which are a composition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from ..errors import ArgumentError, DTypeError, ShapeError, ValueRangeError
+from ..graph import OPS, Node
+from ..op import op, require_float
+from ..types import TensorType, compatible, is_float, show_shape
+from .index import Window
+from .reduction import logsumexp
+from .shape import squeeze
+
+__all__ = ["softmax_cross_entropy_dx"]
+
+Call = Callable[[], Any]
+
+
+def check_labels(logits: TensorType, labels: TensorType) -> None:
+    """ShapeError or DTypeError unless `labels` are ids of the classes on the last axis of `logits`."""
+    require_float(logits)
+    if logits.ndim == 0:
+        raise ShapeError(
+            "the logits are one number, wanted classes on the last axis", fix="pass shape (samples, classes)"
+        )
+    if is_float(labels.dtype):
+        raise DTypeError(
+            f"class ids are {labels}, wanted integers of shape {show_shape(logits.shape[:-1])}",
+            fix='convert them with ht.astype(labels, "int64"), or feed integers',
+        )
+    if labels.dtype.kind not in "iu":
+        raise DTypeError(f"class ids are {labels}, wanted integers", fix='convert them with ht.astype(labels, "int64")')
+    if not fit(labels.shape, logits.shape[:-1]):
+        raise ShapeError(
+            f"class ids have shape {show_shape(labels.shape)}, the logits {show_shape(logits.shape)} want "
+            f"{show_shape(logits.shape[:-1])}",
+            fix=_layout_remedy(logits, labels),
+        )
+
+
+def fit(a: tuple, b: tuple) -> bool:
+    return len(a) == len(b) and all(map(compatible, a, b))
+
+
+def _layout_remedy(logits: TensorType, labels: TensorType) -> str:
+    if fit(labels.shape, logits.shape):
+        return 'labels look one-hot: use ht.argmax(labels, axis=-1), or ht.astype(labels, "float32") for a distribution'
+    if labels.ndim == logits.ndim and labels.shape[-1] == 1:
+        return "drop the last axis of the labels with ht.squeeze(labels, axis=-1)"
+    if logits.ndim > 2 and fit(labels.shape, (logits.shape[0], *logits.shape[2:])):
+        order = (0, *range(2, logits.ndim), 1)
+        return f"classes must be the last axis of the logits: use ht.permute_dims(logits, {order})"
+    return "the labels must have the shape of the logits without their last axis, the classes"
+
+
+def check_smoothing(label_smoothing: float) -> None:
+    if not isinstance(label_smoothing, int | float) or not 0 <= label_smoothing < 1:
+        raise ArgumentError(f"label_smoothing={label_smoothing!r}", fix="pass 0 <= label_smoothing < 1")
+
+
+def check_class_ids(labels: Any, classes: int, ignore_index: int | None) -> None:
+    """ValueRangeError that names the first id outside 0, ..., classes - 1 and its place."""
+    labels = np.asarray(labels.get() if hasattr(labels, "get") else labels)
+    wide = labels.dtype.kind == "i" and labels.itemsize >= 4
+    unsigned = labels.view(f"u{labels.itemsize}") if wide else labels.astype(np.uint64)  # negative ids become huge
+    if labels.size == 0 or unsigned.max() < classes:
+        return
+    bad = (labels < 0) | (labels >= classes)
+    if ignore_index is not None:
+        bad &= labels != ignore_index
+    if bad.any():
+        place = tuple(int(i) for i in np.argwhere(bad)[0])
+        raise ValueRangeError(
+            f"class id {int(labels[place])} at position {place} does not name one of {classes} classes",
+            fix=f"ids must be 0 to {classes - 1}"
+            + ("; pass ignore_index= to skip samples" if ignore_index is None else f", or {ignore_index} to skip"),
+        )
+
+
+def _one_hot(xp: ModuleType, logits: Any, labels: Any, first: int = 0) -> Any:
+    """Where each row's own class is, as a boolean array of the shape of the logits; classes count from `first`."""
+    classes = xp.arange(first, first + logits.shape[-1], dtype=labels.dtype)
+    return xp.expand_dims(labels, axis=-1) == classes
+
+
+def _entropy_type(
+    logits: TensorType, labels: TensorType, *, label_smoothing: float, **_: Any
+) -> tuple[TensorType, TensorType]:
+    check_labels(logits, labels)
+    check_smoothing(label_smoothing)
+    loss = TensorType(logits.shape[:-1], logits.dtype)
+    return loss, loss
+
+
+@op(name="softmax_cross_entropy", infer=_entropy_type, dims="...v!,...->...,...")
+def cross_entropy_of_ids(
+    xp: ModuleType, logits: Any, labels: Any, *, ignore_index: int | None = None, label_smoothing: float = 0.0
+) -> Any:
+    """The loss of each row, see `softmax_cross_entropy`, and log(sum(exp(row))), which the gradient uses again.
+
+    >>> import hetu as ht
+    >>> logits, labels = ht.placeholder("logits", (None, 10)), ht.placeholder("labels", (None,), "int64")
+    >>> len(cross_entropy_of_ids(logits, labels))
+    2
+    """
+    top = xp.max(logits, axis=-1, keepdims=True)
+    total = xp.squeeze(top, axis=-1) + xp.log(xp.sum(xp.exp(logits - top), axis=-1, dtype=logits.dtype))
+    own = xp.sum(xp.where(_one_hot(xp, logits, labels), logits, xp.zeros_like(logits)), axis=-1, dtype=logits.dtype)
+    loss = total - own
+    if label_smoothing:
+        loss = loss + label_smoothing * (own - xp.mean(logits, axis=-1))
+    if ignore_index is not None:
+        loss = xp.where(labels == ignore_index, xp.zeros_like(loss), loss)
+    return loss, total
+
+
+@cross_entropy_of_ids.check
+def softmax_cross_entropy_check(
+    xp: ModuleType, logits: Any, labels: Any, *, ignore_index: int | None, **_: Any
+) -> None:
+    check_class_ids(labels, logits.shape[-1], ignore_index)
+
+
+@cross_entropy_of_ids.grad
+def softmax_cross_entropy_grad(
+    g: list[Node | None], out: tuple[Node, Node], logits: Node, labels: Node, **attrs: Any
+) -> tuple[Node | None, None]:
+    # the second output is private to this rule, so only the first can have a gradient
+    return softmax_cross_entropy_dx(g[0], logits, labels, out[1], **attrs), None
+
+
+@cross_entropy_of_ids.bind
+def softmax_cross_entropy_bind(
+    xp: ModuleType, out: Any, logits: Any, labels: Any, *, ignore_index: int | None, label_smoothing: float
+) -> Call | None:
+    """Exponentials in one reused buffer; the loss of the own class is picked by flat position."""
+    if xp is not np or not logits.flags.c_contiguous or not labels.flags.c_contiguous:
+        return None
+    loss, total = (o.reshape(-1) for o in out)
+    rows, ids = logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)
+    powers, top, own = np.empty_like(rows), np.empty_like(loss), np.empty_like(loss)
+    starts = np.arange(len(rows)) * rows.shape[-1]
+    places = np.empty_like(starts)
+    flat, ones = rows.reshape(-1), np.ones(rows.shape[-1], rows.dtype)
+
+    def run() -> None:
+        np.max(rows, axis=1, out=top)
+        np.subtract(rows, top[:, None], powers)
+        np.exp(powers, powers)
+        np.matmul(powers, ones, total)
+        np.log(total, total)
+        np.add(total, top, total)
+        np.add(starts, ids, places, casting="unsafe")  # ids of any integer dtype; ignored ones are clipped
+        flat.take(places, out=own, mode="clip")
+        np.subtract(total, own, loss)
+        if label_smoothing:
+            np.add(loss, label_smoothing * (own - rows.mean(axis=1)), loss)
+        if ignore_index is not None:
+            loss[ids == ignore_index] = 0
+
+    return run
+
+
+@cross_entropy_of_ids.decompose
+def softmax_cross_entropy_parts(
+    logits: Node, labels: Node, *, ignore_index: int | None, label_smoothing: float
+) -> tuple[Node, Node]:
+    """Three sums over the classes, so that ranks which have some classes each exchange three numbers a row."""
+    total = logsumexp(logits, axis=-1)
+    counted, labels = _counted(labels, ignore_index)
+    own = squeeze(OPS["take_along_axis"](logits, OPS["expand_dims"](labels, axis=-1), axis=-1), axis=-1)
+    if label_smoothing:
+        even = OPS["sum"](logits, axis=-1) * (label_smoothing / logits.shape[-1])
+        own = own * (1 - label_smoothing) + even
+    loss = total - own
+    return loss if counted is None else OPS["where"](counted, loss, OPS["zeros_like"](loss)), total
+
+
+def _counted(labels: Node, ignore_index: int | None) -> tuple[Node | None, Node]:
+    """Which rows count (None: all), and the class ids with those of the others replaced by 0."""
+    if ignore_index is None:
+        return None, labels
+    counted = OPS["not_equal"](labels, ignore_index)
+    return counted, OPS["where"](counted, labels, OPS["zeros_like"](labels))
+
+
+def _target(logits: Node, labels: Node, ignore_index: int | None, label_smoothing: float) -> tuple[Node | None, Node]:
+    """Which rows count (None: all) and the target distribution of class ids; that of the others is arbitrary."""
+    counted, labels = _counted(labels, ignore_index)
+    target = OPS["one_hot"](labels, depth=logits.shape[-1], dtype=logits.dtype)
+    if label_smoothing:
+        target = target * (1 - label_smoothing) + label_smoothing / logits.shape[-1]
+    return counted, target
+
+
+def _dx_type(g: TensorType, logits: TensorType, labels: TensorType, total: TensorType, **_: Any) -> TensorType:
+    return logits
+
+
+@op(infer=_dx_type, dims="...,...v@,...,...->...v@", linear=(0,), inplace={0: (1,)})
+def softmax_cross_entropy_dx(
+    xp: ModuleType,
+    g: Any,
+    logits: Any,
+    labels: Any,
+    total: Any,
+    *,
+    ignore_index: int | None = None,
+    label_smoothing: float = 0.0,
+    window: Window = None,
+) -> Any:
+    """The gradient of `softmax_cross_entropy`: g (softmax(logits) - target); `total` is log(sum(exp(logits))).
+
+    >>> import hetu as ht
+    >>> logits, labels = ht.placeholder("logits", (None, 10)), ht.placeholder("labels", (None,), "int64")
+    >>> ht.gradients(ht.sum(ht.softmax_cross_entropy(logits, labels)), [logits])[0].op.name
+    'softmax_cross_entropy_dx'
+    """
+    low, _, classes = (0, 0, logits.shape[-1]) if window is None else window[0]
+    softmax = xp.exp(logits - xp.expand_dims(total, axis=-1))
+    own = xp.where(_one_hot(xp, logits, labels, low), xp.ones_like(logits), xp.zeros_like(logits))
+    target = own * (1 - label_smoothing) + label_smoothing / classes
+    if ignore_index is not None:
+        g = xp.where(labels == ignore_index, xp.zeros_like(g), g)
+    return xp.expand_dims(g, axis=-1) * (softmax - target)
+
+
+@softmax_cross_entropy_dx.grad
+def softmax_cross_entropy_dx_grad(
+    h: Node,
+    dx: Node,
+    g: Node,
+    logits: Node,
+    labels: Node,
+    total: Node,
+    *,
+    ignore_index: int | None,
+    label_smoothing: float,
+    **_: Any,
+) -> tuple[Node, Node, None, None]:
+    """`total` counts as a function of the logits, so its share is in the gradient of the logits."""
+    softmax = OPS["exp"](logits - OPS["expand_dims"](total, axis=-1))
+    counted, target = _target(logits, labels, ignore_index, label_smoothing)
+    if counted is not None:
+        h = OPS["where"](OPS["expand_dims"](counted, axis=-1), h, OPS["zeros_like"](h))
+    to_g = OPS["sum"](h * (softmax - target), axis=-1)
+    weighed = softmax * h
+    curved = weighed - softmax * OPS["sum"](weighed, axis=-1, keepdims=True)
+    return to_g, OPS["expand_dims"](g, axis=-1) * curved, None, None
+
+
+@softmax_cross_entropy_dx.bind
+def softmax_cross_entropy_dx_bind(
+    xp: ModuleType,
+    out: Any,
+    g: Any,
+    logits: Any,
+    labels: Any,
+    total: Any,
+    *,
+    ignore_index: int | None,
+    label_smoothing: float,
+    window: Window = None,
+) -> Call | None:
+    if xp is not np or window is not None or not out.flags.c_contiguous or not labels.flags.c_contiguous:
+        return None
+    flat, ids = out.reshape(-1), labels.reshape(-1)
+    starts = np.arange(ids.size) * out.shape[-1]
+    places = np.empty_like(starts)
+    column, shift = g[..., None], total[..., None]
+
+    def run() -> None:
+        np.subtract(logits, shift, out)
+        np.exp(out, out)
+        if label_smoothing:
+            np.subtract(out, label_smoothing / out.shape[-1], out)
+        np.add(starts, ids, places, casting="unsafe")
+        if ignore_index is None:
+            flat[places] -= 1 - label_smoothing
+        else:
+            skipped = ids == ignore_index
+            flat[places[~skipped]] -= 1 - label_smoothing
+        np.multiply(out, column, out)
+        if ignore_index is not None:
+            out[skipped.reshape(labels.shape)] = 0
+
+    return run

@@ -1,0 +1,81 @@
+"""Cross entropy that makes its gradient in the same passes, from the same exponentials.
+
+Made by the pass `share_cross_entropy` only, after autodiff, where the gradient of the loss is a constant. Ignored on
+purpose: probabilities as targets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from ..op import op
+from ..types import TensorType
+from .cross_entropy import check_class_ids, cross_entropy_of_ids, softmax_cross_entropy_dx
+
+__all__ = ["cross_entropy_slope"]
+
+Call = Callable[[], Any]
+
+
+def _slope_type(g: TensorType, logits: TensorType, labels: TensorType, **_: Any) -> tuple[TensorType, ...]:
+    rows = TensorType(logits.shape[:-1], logits.dtype)
+    return rows, rows, logits
+
+
+@op(infer=_slope_type, inplace={2: (1,)}, differentiable=False)
+def cross_entropy_slope(
+    xp: ModuleType, g: Any, logits: Any, labels: Any, *, ignore_index: int | None = None, label_smoothing: float = 0.0
+) -> tuple[Any, Any, Any]:
+    """(loss, log(sum(exp(row))), gradient of the logits) for class ids, given the gradient g of each row's loss.
+
+    >>> import hetu as ht
+    >>> from hetu.graph import OPS
+    >>> loss, _, dx = OPS["cross_entropy_slope"]([2.0], [[0.0, 0.0]], np.array([1]))
+    >>> round(float(ht.evaluate(loss)[0]), 4), ht.evaluate(dx).tolist()
+    (0.6931, [[1.0, -1.0]])
+    """
+    options = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
+    loss, total = cross_entropy_of_ids.forward(xp, logits, labels, **options)
+    return loss, total, softmax_cross_entropy_dx.forward(xp, g, logits, labels, total, **options)
+
+
+@cross_entropy_slope.check
+def cross_entropy_slope_check(
+    xp: ModuleType, g: Any, logits: Any, labels: Any, *, ignore_index: int | None, **_: Any
+) -> None:
+    check_class_ids(labels, logits.shape[-1], ignore_index)
+
+
+@cross_entropy_slope.bind
+def cross_entropy_slope_bind(
+    xp: ModuleType, out: Any, g: Any, logits: Any, labels: Any, *, ignore_index: int | None, label_smoothing: float
+) -> Call | None:
+    """Rows are taken by flat position; without smoothing and skipped rows that is all there is to do."""
+    plain = xp is np and not label_smoothing and ignore_index is None and logits.dtype.char in "fd"
+    if not plain or not all(a.flags.c_contiguous for a in (*out, logits, labels)) or not logits.size:
+        return None
+    rows, slope, ids = logits.reshape(-1, logits.shape[-1]), out[2].reshape(-1, logits.shape[-1]), labels.reshape(-1)
+    loss, total = (o.reshape(-1) for o in out[:2])
+    top, own, scale = np.empty_like(loss), np.empty_like(loss), np.empty_like(out[0])
+    starts, flat, picked = np.arange(len(rows)) * rows.shape[1], rows.reshape(-1), slope.reshape(-1)
+    ones, column = np.ones(rows.shape[1], rows.dtype), scale.reshape(-1, 1)
+
+    def run() -> None:
+        places = starts + ids
+        flat.take(places, out=own, mode="clip")
+        np.maximum.reduce(rows, 1, None, top)
+        np.subtract(rows, top[:, None], slope)
+        np.exp(slope, slope)
+        np.matmul(slope, ones, total)
+        np.divide(g, out[1], scale)
+        np.multiply(slope, column, slope)
+        picked[places.reshape(g.shape)] -= g
+        np.log(total, total)
+        np.add(total, top, total)
+        np.subtract(total, own, loss)
+
+    return run

@@ -1,0 +1,76 @@
+"""Gradient descent that never stores its gradient: the product or the sum that makes it adds into the parameter.
+
+Made by the pass `fuse_updates` only, after autodiff. Where the executor donates the parameter's memory, one BLAS call
+with alpha = -lr and beta = 1 is the whole update. Ignored on purpose: momentum, clipping and decay, which need the
+gradient itself.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from ..blas import gemm, gemv
+from ..op import Instruction, op
+from ..types import TensorType
+from .update_kernels import add_scaled, negated, outputs_in_place
+
+__all__ = ["sgd_product", "sgd_sum"]
+
+
+def _parameter(p: TensorType, *_: TensorType) -> TensorType:
+    return p
+
+
+@op(infer=_parameter, inplace={0: (0,)}, differentiable=False)
+def sgd_product(xp: ModuleType, p: Any, a: Any, b: Any, lr: Any) -> Any:
+    """p - lr (a @ b): gradient descent on a matrix (m, n) whose gradient is the product of (m, k) and (k, n).
+
+    >>> import hetu as ht
+    >>> from hetu.graph import OPS
+    >>> ht.evaluate(OPS["sgd_product"]([[1.0]], [[2.0, 3.0]], [[1.0], [1.0]], 0.1)).tolist()
+    [[0.5]]
+    """
+    return p - xp.asarray(lr, dtype=p.dtype) * xp.matmul(a, b)
+
+
+@sgd_product.bind
+def sgd_product_bind(xp: ModuleType, out: Any, p: Any, a: Any, b: Any, lr: Any) -> list[Instruction] | None:
+    if xp is not np:
+        return None
+    (new,), calls = outputs_in_place(out, (p,))
+    minus, negate = negated(lr, p.dtype)
+    fused = gemm(a, b, new, minus, 1.0)
+    if fused is not None:
+        return [*calls, *negate, fused]
+    gradient = np.empty_like(new)
+    return [*calls, *negate, partial(np.matmul, a, b, gradient), *add_scaled(new, gradient, minus, gradient)]
+
+
+@op(infer=_parameter, inplace={0: (0,)}, differentiable=False)
+def sgd_sum(xp: ModuleType, p: Any, g: Any, lr: Any) -> Any:
+    """p - lr sum(g): gradient descent on a vector (n,) whose gradient is the sum over the rows of (..., n).
+
+    >>> import hetu as ht
+    >>> from hetu.graph import OPS
+    >>> ht.evaluate(OPS["sgd_sum"]([1.0, 2.0], [[1.0, 0.0], [3.0, 4.0]], 0.5)).tolist()
+    [-1.0, 0.0]
+    """
+    return p - xp.asarray(lr, dtype=p.dtype) * xp.sum(g, axis=tuple(range(g.ndim - 1)), dtype=g.dtype)
+
+
+@sgd_sum.bind
+def sgd_sum_bind(xp: ModuleType, out: Any, p: Any, g: Any, lr: Any) -> list[Instruction] | None:
+    if xp is not np or not g.flags.c_contiguous or not g.size:
+        return None
+    (new,), calls = outputs_in_place(out, (p,))
+    minus, negate = negated(lr, p.dtype)
+    rows = g.reshape(-1, g.shape[-1])
+    fused = gemv(rows.T, np.ones(len(rows), g.dtype), new, minus, 1.0) if min(rows.shape) > 1 else None
+    if fused is not None:
+        return [*calls, *negate, fused]
+    gradient = np.empty_like(new)
+    return [*calls, *negate, partial(np.sum, rows, 0, None, gradient), *add_scaled(new, gradient, minus, gradient)]

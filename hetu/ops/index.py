@@ -1,0 +1,436 @@
+"""Gathering and scattering by arrays of indices: take, its row gradient, take_along_axis, one_hot.
+
+Indices are counted from 0; a negative or too large one is an error that names it, never a wrap or a clamp. Each
+gather has a scatter as its gradient, in which duplicates are summed. Ignored on purpose: boolean masks, see `where`.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from ..errors import ArgumentError, DTypeError, ShapeError, ValueRangeError, public
+from ..graph import Node
+from ..op import Instruction, op
+from ..types import Size, TensorType, as_dtype, compatible, normalize_axis, product, show_shape, unify
+from .elementwise import add
+from .linalg import permute_dims
+from .shape import axis_letters
+
+__all__ = [
+    "embedding",
+    "one_hot",
+    "put_along_axis_add",
+    "scatter_add",
+    "scatter_rows",
+    "take",
+    "take_along_axis",
+]
+
+
+def require_indices(type_: TensorType) -> None:
+    """DTypeError unless the type is an integer one."""
+    if type_.dtype.kind not in "iu":
+        raise DTypeError(
+            f"got indices of {type_}, wanted integers", fix='make the ids integers, or ht.astype(ids, "int64")'
+        )
+
+
+def check_range(xp: ModuleType, ids: Any, size: int, what: str) -> None:
+    """ValueRangeError that shows the first id outside 0 ... size - 1 and where it stands."""
+    if product(ids.shape) == 0 or (int(xp.max(ids)) < size and int(xp.min(ids)) >= 0):
+        return
+    position = tuple(int(places[0]) for places in xp.nonzero((ids < 0) | (ids >= size)))
+    raise ValueRangeError(
+        f"{what} {int(ids[position])} at position {list(position)} lies outside 0 to {size - 1}",
+        fix=f"there are {size} rows to choose from; check how the ids are made (they count from 0)",
+    )
+
+
+Window = tuple[tuple[int, int, int]] | None  # (low, high, size): the rows of a table that this rank has
+
+
+def _size(here: int, window: Window) -> int:
+    """The size of the whole axis."""
+    return here if window is None else window[0][2]
+
+
+def _inside(xp: ModuleType, ids: Any, window: Window) -> tuple[Any, Any]:
+    """Places of ids in this rank's part (0 for those of other ranks), and which ids have one."""
+    low, high, _ = window[0]
+    inside = (ids >= low) & (ids < high)
+    return xp.where(inside, ids - low, xp.zeros_like(ids)), inside
+
+
+def _masked(xp: ModuleType, x: Any, mask: Any, axis: int = 0) -> Any:
+    """`x`, with 0 where `mask`, laid along its axes from `axis` on, is False."""
+    lifted = xp.reshape(mask, (*(1 for _ in x.shape[:axis]), *mask.shape, *(1 for _ in x.shape[axis + mask.ndim :])))
+    return xp.where(lifted, x, xp.zeros_like(x))
+
+
+# -- take and its gradient -------------------------------------------------------------------------------------
+
+
+def _axis_attrs(x: TensorType, *_: TensorType, axis: int, **attrs: Any) -> dict[str, Any]:
+    return {"axis": normalize_axis(axis, x.ndim), **attrs}
+
+
+def _take_type(x: TensorType, indices: TensorType, *, axis: int, **_: Any) -> TensorType:
+    require_indices(indices)
+    return TensorType((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]), x.dtype)
+
+
+def take_dims(x: TensorType, indices: TensorType, *, axis: int, **_: Any) -> str:
+    letters = axis_letters(x.ndim + indices.ndim)
+    own, ids = letters[: x.ndim], "".join(letters[x.ndim :])
+    before, after = "".join(own[:axis]), "".join(own[axis + 1 :])
+    return f"{before}{own[axis]}@{after},{ids}->{before}{ids}{after}"
+
+
+@op(infer=_take_type, dims=take_dims, linear=(0,))
+def take(xp: ModuleType, x: Any, indices: Any, *, axis: int = 0, window: Window = None) -> Any:
+    """Slices of `x` along `axis` at `indices`, of any shape, whose axes take the place of that axis.
+
+    The ids are integers in 0 ... size - 1: ValueRangeError when one is not, DTypeError for other dtypes.
+
+    >>> import hetu as ht
+    >>> ht.evaluate(take([[1.0, 2.0], [3.0, 4.0]], [1, 0, 1])).tolist()
+    [[3.0, 4.0], [1.0, 2.0], [3.0, 4.0]]
+    """
+    shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
+    if window is None:
+        return xp.reshape(xp.take(x, xp.reshape(indices, (-1,)), axis=axis), shape)
+    places, inside = _inside(xp, indices, window)
+    return _masked(xp, xp.reshape(xp.take(x, xp.reshape(places, (-1,)), axis=axis), shape), inside, axis)
+
+
+take.normalize(_axis_attrs)
+
+
+@take.check
+def take_check(xp: ModuleType, x: Any, indices: Any, *, axis: int, window: Window) -> None:
+    check_range(xp, indices, _size(x.shape[axis], window), "index")
+
+
+@take.grad
+def take_grad(g: Node, y: Node, x: Node, indices: Node, *, axis: int, **_: Any) -> tuple[Node, None]:
+    if axis == 0:
+        return scatter_rows(x, indices, g), None
+    to_front = (axis, *(i for i in range(x.ndim) if i != axis))
+    places = range(axis, axis + indices.ndim)
+    rows = permute_dims(g, axes=(*places, *(i for i in range(g.ndim) if i not in places)))
+    back = tuple(sorted(range(x.ndim), key=to_front.__getitem__))
+    return permute_dims(scatter_rows(permute_dims(x, axes=to_front), indices, rows), axes=back), None
+
+
+@take.bind
+def take_bind(xp: ModuleType, out: Any, x: Any, indices: Any, *, axis: int, window: Window) -> Instruction | None:
+    """Clipping skips NumPy's own range check and its buffer; `check` has looked already."""
+    if xp is not np or 0 in x.shape or window is not None:
+        return None
+    return partial(x.take, indices, axis, out, "clip")
+
+
+@public
+def embedding(table: Any, ids: Any) -> Node:
+    """The rows of `table` at `ids`. (rows, width), (...) -> (..., width).
+
+    Its gradient is row-sparse: an optimizer updates the rows that a batch touched and no others.
+
+    >>> import hetu as ht
+    >>> embedding(ht.placeholder("table", (10, 4)), ht.placeholder("ids", (None, 3), "int64")).shape[1:]
+    (3, 4)
+    """
+    return take(table, ids, axis=0)
+
+
+def _check_rows(like: TensorType, ids: TensorType, rows: TensorType) -> None:
+    require_indices(ids)
+    wanted = (*ids.shape, *like.shape[1:])
+    if like.ndim == 0 or len(wanted) != rows.ndim or not all(map(compatible, wanted, rows.shape)):
+        raise ShapeError(
+            f"got rows {show_shape(rows.shape)}, wanted {show_shape(wanted)}", fix="one row of the table for every id"
+        )
+
+
+def _scatter_rows_type(like: TensorType, ids: TensorType, rows: TensorType, **_: Any) -> TensorType:
+    _check_rows(like, ids, rows)
+    return TensorType(like.shape, rows.dtype)
+
+
+def scatter_rows_dims(like: TensorType, ids: TensorType, rows: TensorType, mark: str = "", **_: Any) -> str:
+    letters = axis_letters(like.ndim + ids.ndim)
+    width, lead = "".join(letters[1 : like.ndim]), "".join(c + mark for c in letters[like.ndim :])
+    return f"{letters[0]}@{width},{lead},{lead}{width}->{letters[0]}@{width}"
+
+
+@op(infer=_scatter_rows_type, dims=scatter_rows_dims, like=(0,), linear=(2,))
+def scatter_rows(xp: ModuleType, like: Any, ids: Any, rows: Any, *, window: Window = None) -> Any:
+    """Zeros in the shape of the table `like`, plus `rows` at `ids` of axis 0; rows of one id are summed.
+
+    The gradient of an embedding. (v, ...), (...ids), (...ids, ...) -> (v, ...).
+
+    >>> import hetu as ht
+    >>> ht.evaluate(scatter_rows([0.0, 0.0, 0.0], [2, 0, 2], [1.0, 2.0, 3.0])).tolist()
+    [2.0, 0.0, 4.0]
+    """
+    out = xp.zeros(like.shape, dtype=rows.dtype)
+    if window is not None:
+        ids, inside = _inside(xp, ids, window)
+        rows = _masked(xp, rows, inside)
+    xp.add.at(out, ids, rows)
+    return out
+
+
+@scatter_rows.grad
+def scatter_rows_grad(g: Node, y: Node, like: Node, ids: Node, rows: Node, **_: Any) -> tuple[None, None, Node]:
+    return None, None, take(g, ids, axis=0)
+
+
+@scatter_rows.bind
+def scatter_rows_bind(
+    xp: ModuleType, out: Any, like: Any, ids: Any, rows: Any, *, window: Window
+) -> list[Instruction] | None:
+    if window is not None:
+        return None
+    return [partial(out.fill, 0), *_add_rows(xp, out, ids, rows)]
+
+
+def _add_rows(xp: ModuleType, out: Any, ids: Any, rows: Any) -> list[Instruction]:
+    """Instructions for `out[ids] += rows`. `add.at` is several times faster on flat arrays than on rows."""
+    flat = xp is np and out.flags.c_contiguous and rows.flags.c_contiguous and out.dtype == rows.dtype and out.size
+    if not flat:
+        return [partial(xp.add.at, out, ids, rows)]
+    width = out.size // len(out)
+    places = np.empty((ids.size, width), np.intp)
+    starts, offsets = np.empty((*ids.shape, 1), np.intp), np.arange(width)
+    return [
+        partial(np.multiply, ids[..., None], width, out=starts, dtype=np.intp, casting="unsafe"),
+        partial(np.add, starts.reshape(-1, 1), offsets, places),
+        partial(np.add.at, out.reshape(-1), places.reshape(-1), rows.reshape(-1)),
+    ]
+
+
+def _scatter_add_type(x: TensorType, ids: TensorType, updates: TensorType) -> TensorType:
+    _check_rows(x, ids, updates)
+    if x.dtype != updates.dtype:
+        raise DTypeError(f"got {x} and updates {updates}, wanted one dtype", fix="convert one with ht.astype")
+    return x
+
+
+def scatter_add_dims(x: TensorType, ids: TensorType, updates: TensorType) -> str:
+    """Split ids would add `x` once for every part."""
+    return scatter_rows_dims(x, ids, updates, mark="!")
+
+
+@op(infer=_scatter_add_type, dims=scatter_add_dims, inplace={0: (0,)})
+def scatter_add(xp: ModuleType, x: Any, ids: Any, updates: Any) -> Any:
+    """`x` with `updates` added to its rows at `ids`; updates of one id are summed.
+
+    (v, ...), (...ids), (...ids, ...) -> (v, ...). ValueRangeError for ids outside the rows.
+
+    >>> import hetu as ht
+    >>> ht.evaluate(scatter_add([1.0, 1.0, 1.0], [2, 2], [1.0, 2.0])).tolist()
+    [1.0, 1.0, 4.0]
+    """
+    out = xp.array(x)
+    xp.add.at(out, ids, updates)
+    return out
+
+
+@scatter_add.check
+def scatter_add_check(xp: ModuleType, x: Any, ids: Any, updates: Any) -> None:
+    check_range(xp, ids, x.shape[0], "row id")
+
+
+@scatter_add.grad
+def scatter_add_grad(g: Node, y: Node, x: Node, ids: Node, updates: Node) -> tuple[Node, None, Node]:
+    return g, None, take(g, ids, axis=0)
+
+
+@scatter_add.decompose
+def scatter_add_decompose(x: Node, ids: Node, updates: Node) -> Node:
+    return add(x, scatter_rows(x, ids, updates))
+
+
+@scatter_add.bind
+def scatter_add_bind(xp: ModuleType, out: Any, x: Any, ids: Any, updates: Any) -> list[Instruction]:
+    return [*([] if out is x else [partial(xp.copyto, out, x)]), *_add_rows(xp, out, ids, updates)]
+
+
+# -- take_along_axis and its gradient --------------------------------------------------------------------------
+
+
+def _along_type(x: TensorType, indices: TensorType, *, axis: int, **_: Any) -> TensorType:
+    require_indices(indices)
+    if x.ndim != indices.ndim or any(
+        not compatible(s, t) for i, (s, t) in enumerate(zip(x.shape, indices.shape)) if i != axis
+    ):
+        raise ShapeError(
+            f"indices {show_shape(indices.shape)} do not fit {show_shape(x.shape)} beside axis {axis}",
+            fix="give both the same axes; all sizes but that of the axis must be equal",
+        )
+    shape: list[Size] = [t if i == axis else unify(s, t) for i, (s, t) in enumerate(zip(x.shape, indices.shape))]
+    return TensorType(tuple(shape), x.dtype)
+
+
+def _along_terms(ndim: int, axis: int) -> tuple[str, str]:
+    """Terms of the array and of the indices, which differ in the letter of the axis."""
+    letters = axis_letters(ndim + 1)
+    return tuple(
+        "".join(name if i == axis else letters[i] for i in range(ndim)) for name in (f"{letters[axis]}@", letters[-1])
+    )
+
+
+def take_along_axis_dims(x: TensorType, indices: TensorType, *, axis: int, **_: Any) -> str:
+    whole, part = _along_terms(x.ndim, axis)
+    return f"{whole},{part}->{part}"
+
+
+@op(infer=_along_type, dims=take_along_axis_dims, linear=(0,))
+def take_along_axis(xp: ModuleType, x: Any, indices: Any, *, axis: int = -1, window: Window = None) -> Any:
+    """One element of `x` along `axis` for every index: y[i, j] = x[i, indices[i, j]] for the last of two axes.
+
+    ValueRangeError for an index outside the axis.
+
+    >>> import hetu as ht
+    >>> ht.evaluate(take_along_axis([[1.0, 2.0], [3.0, 4.0]], [[1], [0]])).tolist()
+    [[2.0], [3.0]]
+    """
+    if window is None:
+        return xp.take_along_axis(x, indices, axis=axis)
+    places, inside = _inside(xp, indices, window)
+    return _masked(xp, xp.take_along_axis(x, places, axis=axis), inside)
+
+
+take_along_axis.normalize(_axis_attrs)
+
+
+@take_along_axis.check
+def take_along_axis_check(xp: ModuleType, x: Any, indices: Any, *, axis: int, window: Window) -> None:
+    check_range(xp, indices, _size(x.shape[axis], window), "index")
+
+
+@take_along_axis.grad
+def take_along_axis_grad(g: Node, y: Node, x: Node, indices: Node, *, axis: int, **_: Any) -> tuple[Node, None]:
+    return put_along_axis_add(x, indices, g, axis=axis), None
+
+
+@take_along_axis.bind
+def take_along_axis_bind(
+    xp: ModuleType, out: Any, x: Any, indices: Any, *, axis: int, window: Window
+) -> list[Instruction] | None:
+    if xp is not np or window is not None or not x.flags.c_contiguous or x.size == 0:
+        return None
+    places, steps = _flat_places(x.shape, indices, axis)
+    return [*steps, partial(x.reshape(-1).take, places, None, out, "clip")]
+
+
+def _flat_places(shape: tuple[int, ...], indices: np.ndarray, axis: int) -> tuple[np.ndarray, list[Instruction]]:
+    """A buffer for the places in the flattened array, and the instructions that fill it from the indices."""
+    start = np.zeros((1,) * len(shape), np.intp)
+    for i, size in enumerate(shape):
+        if i != axis:
+            step = product(shape[i + 1 :])
+            start = start + (np.arange(size) * step).reshape([-1 if k == i else 1 for k in range(len(shape))])
+    places = np.empty(indices.shape, np.intp)
+    stride = product(shape[axis + 1 :])
+    return places, [
+        partial(np.multiply, indices, stride, out=places, dtype=np.intp, casting="unsafe"),
+        partial(np.add, places, start, places),
+    ]
+
+
+def _put_type(like: TensorType, indices: TensorType, values: TensorType, *, axis: int, **_: Any) -> TensorType:
+    taken = _along_type(like, indices, axis=axis)
+    if values.ndim != taken.ndim or not all(map(compatible, values.shape, taken.shape)):
+        raise ShapeError(f"got values {values} for indices {indices}", fix="pass one value for every index")
+    return TensorType(like.shape, values.dtype)
+
+
+def put_along_axis_add_dims(like: TensorType, indices: TensorType, values: TensorType, *, axis: int, **_: Any) -> str:
+    whole, part = _along_terms(like.ndim, axis)
+    return f"{whole},{part},{part}->{whole}"
+
+
+@op(infer=_put_type, dims=put_along_axis_add_dims, like=(0,), linear=(2,))
+def put_along_axis_add(
+    xp: ModuleType, like: Any, indices: Any, values: Any, *, axis: int = -1, window: Window = None
+) -> Any:
+    """Zeros in the shape of `like`, plus `values` at `indices` along `axis`; the gradient of `take_along_axis`.
+
+    >>> import hetu as ht
+    >>> ht.evaluate(put_along_axis_add([[0.0, 0.0]], [[1, 1]], [[2.0, 3.0]])).tolist()
+    [[0.0, 5.0]]
+    """
+    out = xp.zeros(like.shape, dtype=values.dtype)
+    if window is not None:
+        indices, inside = _inside(xp, indices, window)
+        values = _masked(xp, values, inside)
+    grids = xp.meshgrid(*(xp.arange(s) for s in indices.shape), indexing="ij")
+    xp.add.at(out, tuple(indices if i == axis else grid for i, grid in enumerate(grids)), values)
+    return out
+
+
+put_along_axis_add.normalize(_axis_attrs)
+
+
+@put_along_axis_add.grad
+def put_along_axis_add_grad(
+    g: Node, y: Node, like: Node, indices: Node, values: Node, *, axis: int, **_: Any
+) -> tuple[None, None, Node]:
+    return None, None, take_along_axis(g, indices, axis=axis)
+
+
+@put_along_axis_add.bind
+def put_along_axis_add_bind(
+    xp: ModuleType, out: Any, like: Any, indices: Any, values: Any, *, axis: int, window: Window
+) -> list[Instruction] | None:
+    if xp is not np or window is not None or not out.flags.c_contiguous or not values.flags.c_contiguous:
+        return None
+    places, steps = _flat_places(out.shape, indices, axis)
+    add = partial(np.add.at, out.reshape(-1), places.reshape(-1), values.reshape(-1))
+    return [partial(out.fill, 0), *steps, add]
+
+
+# -- one_hot ---------------------------------------------------------------------------------------------------
+
+
+def _one_hot_attrs(ids: TensorType, *, depth: Any, dtype: str) -> dict[str, Any]:
+    if isinstance(depth, int) and depth < 1:
+        raise ArgumentError(f"depth={depth}, wanted at least 1", fix="pass the number of classes")
+    return {"depth": depth, "dtype": dtype}
+
+
+def _one_hot_type(ids: TensorType, *, depth: Size, dtype: str) -> TensorType:
+    require_indices(ids)
+    return TensorType((*ids.shape, depth), as_dtype(dtype))
+
+
+@op(infer=_one_hot_type, dims="...->...v@", differentiable=False)
+def one_hot(xp: ModuleType, ids: Any, *, depth: int, dtype: Any = "float32") -> Any:
+    """1 at the id and 0 elsewhere along a new last axis. (...) -> (..., depth).
+
+    ValueRangeError for ids outside 0 ... depth - 1, DTypeError for ids that are not integers.
+
+    >>> import hetu as ht
+    >>> ht.evaluate(one_hot([2, 0], 3)).tolist()
+    [[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]]
+    """
+    return xp.astype(xp.expand_dims(ids, axis=-1) == xp.arange(depth, dtype=xp.int64), getattr(xp, dtype))
+
+
+one_hot.normalize(_one_hot_attrs)
+
+
+@one_hot.check
+def one_hot_check(xp: ModuleType, ids: Any, *, depth: int, dtype: str) -> None:
+    check_range(xp, ids, depth, "class id")
+
+
+@one_hot.bind
+def one_hot_bind(xp: ModuleType, out: Any, ids: Any, *, depth: int, dtype: str) -> Instruction:
+    return partial(xp.equal, ids[..., None], xp.arange(depth), out)

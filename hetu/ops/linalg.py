@@ -1,0 +1,247 @@
+"""Matrix products and transposes.
+
+Ignored on purpose: decompositions and solvers; products of more than two arrays, see `einsum.py`. The forward
+functions are the meaning; `bind` chooses the BLAS call.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from .. import blas
+from ..errors import AxisError, DTypeError, ShapeError, public
+from ..graph import Node
+from ..op import Instruction, as_nodes, op
+from ..types import TensorType, broadcast_shapes, compatible, normalize_axis, promote, show_shape
+from .elementwise import add, multiply
+from .shape import axis_letters, expand_dims, reshape, sum_to_like
+
+__all__ = [
+    "linear",
+    "matmul",
+    "matrix_transpose",
+    "outer",
+    "permute_dims",
+]
+
+
+# -- transposes ------------------------------------------------------------------------------------------------
+
+
+def _permute_attrs(x: TensorType, *, axes: Any) -> dict[str, Any]:
+    axes = (axes,) if isinstance(axes, int) else axes
+    found = tuple(normalize_axis(a, x.ndim) for a in axes)
+    if sorted(found) != list(range(x.ndim)):
+        raise AxisError(f"axes {axes} are not an order of the {x.ndim} axes", fix="name every axis exactly once")
+    return {"axes": found}
+
+
+def permute_dims_dims(x: TensorType, *, axes: tuple[int, ...]) -> str:
+    letters = axis_letters(x.ndim)
+    return f"{''.join(letters)}->{''.join(letters[a] for a in axes)}"
+
+
+@op(infer=lambda x, *, axes: TensorType(tuple(x.shape[a] for a in axes), x.dtype), dims=permute_dims_dims, linear=(0,))
+def permute_dims(xp: ModuleType, x: Any, *, axes: tuple[int, ...]) -> Any:
+    """`x` with its axes in another order: axis i of the result is axis `axes[i]` of `x`.
+
+    >>> import hetu as ht
+    >>> permute_dims(ht.placeholder("x", (2, 3, 4)), (2, 0, 1)).shape
+    (4, 2, 3)
+    """
+    return xp.permute_dims(x, axes)
+
+
+permute_dims.normalize(_permute_attrs)
+
+
+@permute_dims.grad
+def permute_dims_grad(g: Node, y: Node, x: Node, *, axes: tuple[int, ...]) -> Node:
+    return permute_dims(g, axes=tuple(sorted(range(len(axes)), key=axes.__getitem__)))
+
+
+@permute_dims.view
+def permute_dims_view(xp: ModuleType, x: Any, *, axes: tuple[int, ...]) -> Any:
+    return xp.transpose(x, axes)
+
+
+def _transpose_type(x: TensorType) -> TensorType:
+    if x.ndim < 2:
+        raise ShapeError(f"got {x.ndim} axes, wanted at least 2", fix="add one with ht.expand_dims")
+    return TensorType((*x.shape[:-2], x.shape[-1], x.shape[-2]), x.dtype)
+
+
+@op(infer=_transpose_type, dims="...mn->...nm", linear=(0,))
+def matrix_transpose(xp: ModuleType, x: Any) -> Any:
+    """`x` with its last two axes swapped. (..., m, n) -> (..., n, m).
+
+    >>> import hetu as ht
+    >>> matrix_transpose(ht.placeholder("x", (2, 3, 4))).shape
+    (2, 4, 3)
+    """
+    return xp.matrix_transpose(x)
+
+
+@matrix_transpose.grad
+def matrix_transpose_grad(g: Node, y: Node, x: Node) -> Node:
+    return matrix_transpose(g)
+
+
+@matrix_transpose.view
+def matrix_transpose_view(xp: ModuleType, x: Any) -> Any:
+    return xp.swapaxes(x, -1, -2)
+
+
+# -- products --------------------------------------------------------------------------------------------------
+
+
+def product_dtype(*types: TensorType) -> np.dtype:
+    """The dtype of a product: all floats or all integers, DTypeError otherwise."""
+    kinds = {"i" if t.dtype.kind == "u" else t.dtype.kind for t in types}
+    if kinds not in ({"f"}, {"i"}):
+        raise DTypeError(
+            f"got {' and '.join(t.dtype.name for t in types)}, wanted all floats or all integers",
+            fix='convert one with ht.astype(x, "float32")',
+        )
+    return promote(*(t.dtype for t in types))
+
+
+def _matmul_type(a: TensorType, b: TensorType) -> TensorType:
+    if a.ndim < 2 or b.ndim < 2:
+        raise ShapeError(
+            f"got {a.ndim} and {b.ndim} axes, wanted at least 2 each",
+            fix="add an axis with ht.expand_dims, or use ht.sum(a * b) for a dot product",
+        )
+    if not compatible(a.shape[-1], b.shape[-2]):
+        raise ShapeError(
+            f"inner sizes differ: {a.shape[-1]} against {b.shape[-2]}",
+            fix="the last axis of the left must equal the last but one of the right; ht.matrix_transpose swaps them",
+        )
+    batch = broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    return TensorType((*batch, a.shape[-2], b.shape[-1]), product_dtype(a, b))
+
+
+@op(infer=_matmul_type, dims="...mk,...kn->...mn", linear=(0, 1))
+def matmul(xp: ModuleType, a: Any, b: Any) -> Any:
+    """Matrix product over the last two axes; leading axes broadcast. (..., m, k) @ (..., k, n) -> (..., m, n).
+
+    >>> import hetu as ht
+    >>> ht.evaluate(matmul([[1.0, 2.0]], [[3.0], [4.0]])).tolist()
+    [[11.0]]
+    """
+    return xp.matmul(a, b)
+
+
+@matmul.grad
+def matmul_grad(g: Node, y: Node, a: Node, b: Node) -> tuple[Node, Node]:
+    if b.ndim == 2:
+        return matmul(g, matrix_transpose(b)), _weight_gradient(a, g)
+    return matmul(g, matrix_transpose(b)), matmul(matrix_transpose(a), g)
+
+
+def _weight_gradient(x: Node, g: Node) -> Node:
+    """x^T g over all rows: one flat product instead of a batch of products and a sum over them."""
+    return matmul(matrix_transpose(_rows(x)), _rows(g))
+
+
+def _rows(x: Node) -> Node:
+    return x if x.ndim == 2 else reshape(x, shape=(-1, x.shape[-1]))
+
+
+@matmul.into
+def matmul_into(xp: ModuleType, out: Any, a: Any, b: Any) -> None:
+    xp.matmul(a, b, out=out)
+
+
+SMALL = 10**6  # multiplications of one product that OpenBLAS, where it can, does without packing its operands first
+
+
+@matmul.bind
+def matmul_bind(xp: ModuleType, out: Any, a: Any, b: Any) -> list[Instruction] | None:
+    """One BLAS call where the left has rows only; batches stay with NumPy, which calls BLAS for each."""
+    if xp is not np or b.ndim != 2:
+        return None
+    try:
+        rows, rows_out = (x.reshape((-1, x.shape[-1]), copy=False) if x.size else None for x in (a, out))
+    except ValueError:  # rows that do not lie at equal distances
+        return None
+    if rows is None or rows_out is None:
+        return None
+    return _pieces(rows, b, rows_out)
+
+
+def _pieces(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> list[Instruction] | None:
+    """The product in one call; one with a single long axis in pieces of it, for which packing would cost the most."""
+    (m, n), k = out.shape, b.shape[0]
+    if m * k <= SMALL >> 9 and n >= 8 * (m + k):
+        parts = [(slice(None), s) for s in _ranges(n, SMALL // (m * k))]
+    elif m * n <= SMALL >> 9 and k >= 8 * (m + n):
+        parts = [(s, slice(None)) for s in _ranges(k, SMALL // (m * n))]
+    else:
+        parts = [(slice(None), slice(None))]
+    calls = [blas.gemm(a[:, i], b[i, j], out[:, j], beta=float((i.start or 0) > 0)) for i, j in parts]
+    return None if None in calls else calls
+
+
+def _ranges(size: int, most: int) -> list[slice]:
+    """Ranges of equal length, at most `most`, a multiple of 64 where possible."""
+    step = max(64, min(most, -(-size // -(-size // most))) // 64 * 64)
+    return [slice(start, min(start + step, size)) for start in range(0, size, step)]
+
+
+def _linear_type(x: TensorType, w: TensorType, b: TensorType) -> TensorType:
+    if w.ndim != 2 or b.ndim != 1 or x.ndim < 2:
+        raise ShapeError(
+            f"got {x}, {w} and {b}, wanted (..., k), (k, n) and (n,)", fix="x needs a batch axis, w two axes, b one"
+        )
+    if not compatible(x.shape[-1], w.shape[0]) or not compatible(w.shape[1], b.shape[0]):
+        raise ShapeError(
+            f"sizes differ: x {show_shape(x.shape)}, w {show_shape(w.shape)}, b {show_shape(b.shape)}",
+            fix="the last axis of x must equal the first of w, and the size of b the second of w",
+        )
+    return TensorType((*x.shape[:-1], w.shape[1]), product_dtype(x, w, b))
+
+
+@op(infer=_linear_type, dims="...k!,k!n,n->...n")
+def linear(xp: ModuleType, x: Any, w: Any, b: Any) -> Any:
+    """x @ w + b in one buffer. (..., k) @ (k, n) + (n,) -> (..., n).
+
+    >>> import hetu as ht
+    >>> ht.evaluate(linear([[1.0, 2.0]], [[3.0], [4.0]], [0.5])).tolist()
+    [[11.5]]
+    """
+    return xp.matmul(x, w) + b
+
+
+@linear.grad
+def linear_grad(g: Node, y: Node, x: Node, w: Node, b: Node) -> tuple[Node, Node, Node]:
+    return matmul(g, matrix_transpose(w)), _weight_gradient(x, g), sum_to_like(g, b)
+
+
+@linear.decompose
+def linear_decompose(x: Node, w: Node, b: Node) -> Node:
+    return add(matmul(x, w), b)
+
+
+@linear.bind
+def linear_bind(xp: ModuleType, out: Any, x: Any, w: Any, b: Any) -> list[Instruction]:
+    product = matmul_bind(xp, out, x, w) or [partial(xp.matmul, x, w, out=out)]
+    return [*product, partial(xp.add, out, b, out)]
+
+
+@public
+def outer(a: Any, b: Any) -> Node:
+    """All products of the elements of two vectors. (m,), (n,) -> (m, n).
+
+    >>> import hetu as ht
+    >>> ht.evaluate(outer([1.0, 2.0], [3.0, 4.0])).tolist()
+    [[3.0, 4.0], [6.0, 8.0]]
+    """
+    a, b = as_nodes([a, b])
+    if a.ndim != 1 or b.ndim != 1:
+        raise ShapeError(f"outer: got {a.type} and {b.type}, wanted two vectors", fix="flatten them with ht.flatten")
+    return multiply(expand_dims(a, axis=1), expand_dims(b, axis=0))

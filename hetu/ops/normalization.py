@@ -1,0 +1,205 @@
+"""Normalisation of single samples: layer, RMS and group; batch norm is passed on from `batch_norm.py`.
+
+`layer_norm` and its gradient are operators because few passes in cache beat their composition on a CPU; each also has
+the composition as its `decompose` rule. Ignored on purpose: instance norm (group norm with one channel a group),
+spectral and weight norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from ..errors import ShapeError, public
+from ..graph import OPS, Node
+from ..op import as_nodes, op, require_float
+from ..types import TensorType
+from .batch_norm import batch_norm, batch_norm_dx, batch_norm_train, check_vectors, lift, runs_fast
+from .reduction import mean
+
+__all__ = [
+    "batch_norm",
+    "batch_norm_dx",
+    "batch_norm_train",
+    "group_norm",
+    "layer_norm",
+    "layer_norm_dx",
+    "rms_norm",
+]
+
+Call = Callable[[], Any]
+
+
+def _layer_type(x: TensorType, scale: TensorType, bias: TensorType, **_: Any) -> TensorType:
+    require_float(x, scale, bias)
+    if x.ndim == 0:
+        raise ShapeError("x is one number, wanted features on the last axis", fix="pass an array of at least one axis")
+    check_vectors(x.shape[-1], scale=scale, bias=bias)
+    return x
+
+
+@op(infer=_layer_type, dims="...v!,v!,v!->...v!")
+def layer_norm(xp: ModuleType, x: Any, scale: Any, bias: Any, *, epsilon: float = 1e-5) -> Any:
+    """Each row (last axis) brought to mean 0 and variance 1, then scaled and shifted by the vectors `scale` and `bias`.
+
+    J. L. Ba et al., "Layer Normalization", 2016.
+
+    >>> import hetu as ht
+    >>> ht.evaluate(layer_norm([[1.0, 3.0]], [1.0, 1.0], [0.0, 0.0], epsilon=0.0)).tolist()
+    [[-1.0, 1.0]]
+    """
+    centered = x - xp.mean(x, axis=-1, keepdims=True)
+    var = xp.mean(centered * centered, axis=-1, keepdims=True)
+    return centered / xp.sqrt(var + epsilon) * scale + bias
+
+
+@layer_norm.decompose
+def layer_norm_parts(x: Node, scale: Node, bias: Node, *, epsilon: float) -> Node:
+    return _normal_rows(x, epsilon)[0] * scale + bias
+
+
+def _normal_rows(x: Node, epsilon: float) -> tuple[Node, Node]:
+    """(normalised rows, 1 / standard deviation)."""
+    centered = x - mean(x, axis=-1, keepdims=True)
+    inverse = OPS["rsqrt"](mean(OPS["square"](centered), axis=-1, keepdims=True) + epsilon)
+    return centered * inverse, inverse
+
+
+@layer_norm.grad
+def layer_norm_grad(g: Node, y: Node, x: Node, scale: Node, bias: Node, *, epsilon: float) -> tuple[Node, Node, Node]:
+    return layer_norm_dx(g, x, scale, epsilon=epsilon)
+
+
+class Rows:
+    """The rows of a contiguous array, centered into `out` and measured, by BLAS and einsum at the speed of memory."""
+
+    def __init__(self, x: np.ndarray, epsilon: float, inverse: np.ndarray | None = None) -> None:
+        self.x, self.epsilon = x.reshape(-1, x.shape[-1]), epsilon
+        self.weights = np.full(x.shape[-1], 1 / x.shape[-1], x.dtype)
+        self.mean = np.empty((len(self.x), 1), x.dtype)
+        self.inverse = np.empty_like(self.mean) if inverse is None else inverse
+
+    def center(self, out: np.ndarray) -> None:
+        """Leaves x - mean in `out` and 1 / standard deviation in `inverse`."""
+        np.matmul(self.x, self.weights, self.mean[:, 0])
+        np.subtract(self.x, self.mean, out)
+        np.einsum("ij,ij->i", out, out, out=self.inverse[:, 0])
+        np.multiply(self.inverse, self.weights[0], self.inverse)
+        np.add(self.inverse, self.inverse.dtype.type(self.epsilon), self.inverse)
+        np.sqrt(self.inverse, self.inverse)
+        np.reciprocal(self.inverse, self.inverse)
+
+
+@layer_norm.bind
+def layer_norm_bind(xp: ModuleType, out: Any, x: Any, scale: Any, bias: Any, *, epsilon: float) -> Call | None:
+    if not runs_fast(xp, out, x, scale, bias):
+        return None
+    rows, result = Rows(x, epsilon), out.reshape(-1, x.shape[-1])
+
+    def run() -> None:
+        rows.center(result)
+        np.multiply(result, rows.inverse, result)
+        np.multiply(result, scale, result)
+        np.add(result, bias, result)
+
+    return run
+
+
+def _layer_dx_type(g: TensorType, x: TensorType, scale: TensorType, **_: Any) -> tuple[TensorType, ...]:
+    return x, scale, scale
+
+
+@op(infer=_layer_dx_type, dims="...v!,...v!,v!->...v!,v!,v!")
+def layer_norm_dx(xp: ModuleType, g: Any, x: Any, scale: Any, *, epsilon: float = 1e-5) -> tuple[Any, Any, Any]:
+    """The gradients of `layer_norm` with respect to (x, scale, bias), given that of its result.
+
+    >>> import hetu as ht
+    >>> x, scale, bias = (ht.placeholder(n, s) for n, s in (("x", (8, 3)), ("scale", (3,)), ("bias", (3,))))
+    >>> ht.gradients(ht.sum(layer_norm(x, scale, bias)), [scale])[0].type.shape
+    (3,)
+    """
+    centered = x - xp.mean(x, axis=-1, keepdims=True)
+    inverse = 1 / xp.sqrt(xp.mean(centered * centered, axis=-1, keepdims=True) + epsilon)
+    normal, scaled, batch = centered * inverse, g * scale, tuple(range(x.ndim - 1))
+    along = xp.mean(scaled, axis=-1, keepdims=True) + normal * xp.mean(scaled * normal, axis=-1, keepdims=True)
+    dscale, dbias = xp.sum(g * normal, axis=batch, dtype=x.dtype), xp.sum(g, axis=batch, dtype=x.dtype)
+    return (scaled - along) * inverse, dscale, dbias
+
+
+@layer_norm_dx.decompose
+def layer_norm_dx_parts(g: Node, x: Node, scale: Node, *, epsilon: float) -> tuple[Node, Node, Node]:
+    (normal, inverse), scaled, batch = _normal_rows(x, epsilon), g * scale, tuple(range(x.ndim - 1))
+    weighed = mean(scaled * normal, axis=-1, keepdims=True)
+    dx = (scaled - mean(scaled, axis=-1, keepdims=True) - normal * weighed) * inverse
+    return dx, OPS["sum"](g * normal, axis=batch), OPS["sum"](g, axis=batch)
+
+
+@layer_norm_dx.bind
+def layer_norm_dx_bind(xp: ModuleType, out: Any, g: Any, x: Any, scale: Any, *, epsilon: float) -> Call | None:
+    dx, dscale, dbias = out
+    if not runs_fast(xp, dx, g, x, scale, dscale, dbias):
+        return None
+    rows, result, gs = Rows(x, epsilon), dx.reshape(-1, x.shape[-1]), g.reshape(-1, x.shape[-1])
+    normal, ones = np.empty_like(result), np.ones(len(result), x.dtype)
+    weights, part = np.empty_like(rows.weights), np.empty_like(rows.mean)
+
+    def run() -> None:
+        rows.center(normal)
+        np.multiply(normal, rows.inverse, normal)
+        np.einsum("ij,ij->j", gs, normal, out=dscale)
+        np.matmul(ones, gs, dbias)
+        np.multiply(gs, scale, result)
+        np.einsum("ij,ij->i", result, normal, out=part[:, 0])
+        np.multiply(part, rows.weights[0], part)
+        np.multiply(normal, part, normal)
+        np.multiply(scale, rows.weights, weights)
+        np.matmul(gs, weights, part[:, 0])
+        np.subtract(result, normal, result)
+        np.subtract(result, part, result)
+        np.multiply(result, rows.inverse, result)
+
+    return run
+
+
+# -- compositions ----------------------------------------------------------------------------------------------
+
+
+@public
+def rms_norm(x: Node, scale: Node, *, epsilon: float = 1e-6) -> Node:
+    """Each row (last axis) divided by its root mean square, then scaled by the vector `scale`.
+
+    B. Zhang and R. Sennrich, "Root Mean Square Layer Normalization", 2019.
+
+    >>> import hetu as ht
+    >>> ht.evaluate(rms_norm([[2.0, 2.0]], [1.0, 3.0], epsilon=0.0)).tolist()
+    [[1.0, 3.0]]
+    """
+    x, scale = as_nodes((x, scale))
+    check_vectors(x.shape[-1] if x.ndim else 1, scale=scale.tensor)
+    square = mean(OPS["square"](x), axis=-1, keepdims=True)
+    return x * OPS["rsqrt"](square + epsilon) * scale
+
+
+@public
+def group_norm(x: Node, scale: Node, bias: Node, *, groups: int, epsilon: float = 1e-5) -> Node:
+    """Each group of neighbouring channels (axis 1) of each sample brought to mean 0 and variance 1, then scaled and
+    shifted by the vectors `scale` and `bias`, one number a channel.
+
+    Y. Wu and K. He, "Group Normalization", 2018.
+
+    >>> import hetu as ht
+    >>> x, vector = ht.placeholder("x", (None, 6, 8, 8)), ht.placeholder("v", (6,))
+    >>> group_norm(x, vector, vector, groups=3).shape[1:]
+    (6, 8, 8)
+    """
+    x, scale, bias = as_nodes((x, scale, bias))
+    channels = x.shape[1] if x.ndim > 1 else 0
+    if not isinstance(groups, int) or groups < 1 or (isinstance(channels, int) and (channels < 1 or channels % groups)):
+        raise ShapeError(f"group_norm: {channels} channels do not divide into {groups} groups", fix="change groups")
+    check_vectors(channels, scale=scale.tensor, bias=bias.tensor)
+    rows = OPS["reshape"](x, shape=(x.shape[0], groups, -1))
+    normal = OPS["reshape"](_normal_rows(rows, epsilon)[0], shape=x.shape)
+    return normal * lift(scale, x, 1) + lift(bias, x, 1)

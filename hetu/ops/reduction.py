@@ -1,0 +1,416 @@
+"""Operators that shrink axes: sums, extrema, norms and logical reductions.
+
+What composes well is a plain function (`mean`, `var`, `logsumexp`, `norm`): its gradient and its sharding follow from
+the parts. Ignored on purpose: losses and normalization, which are built on these.
+"""
+
+from __future__ import annotations
+
+import builtins
+import math
+from collections.abc import Callable
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from ..errors import ArgumentError, DTypeError, ShapeError
+from ..graph import OPS, Node
+from ..op import Instruction, as_node, op, reduced_shape, reduction, reduction_axes
+from ..types import Dim, Size, TensorType, is_float, normalize_axes, normalize_axis, product
+from .comparison import equal, greater, isfinite, where
+from .elementwise import abs as absolute
+from .elementwise import dtype_of, square
+from .functions import exp, log, sqrt
+
+Axis = int | tuple[int, ...] | None
+
+__all__ = [
+    "all",
+    "any",
+    "argmax",
+    "argmin",
+    "cumsum",
+    "logsumexp",
+    "max",
+    "mean",
+    "min",
+    "norm",
+    "prod",
+    "sum",
+    "var",
+]
+
+
+# -- what the operators here share -----------------------------------------------------------------------------
+
+
+def axis_letters(ndim: int) -> list[str]:
+    """One letter per axis, for sharding rules."""
+    return [chr(ord("a") + i) for i in range(ndim)]
+
+
+def reduction_dims(x: TensorType, *, axis: tuple[int, ...], keepdims: bool, **_: Any) -> str:
+    """Sharding rule: every axis has its own factor, reduced ones vanish (or stay as size 1)."""
+    letters = axis_letters(x.ndim)
+    kept = [("1" if keepdims else "") if i in axis else c for i, c in enumerate(letters)]
+    return f"{''.join(letters)}->{''.join(kept)}"
+
+
+def whole_reduction_dims(x: TensorType, *, axis: tuple[int, ...], keepdims: bool) -> str:
+    """As `reduction_dims`, but no reduced axis may be split."""
+    left, right = reduction_dims(x, axis=axis, keepdims=keepdims).split("->")
+    return f"{''.join(f'{c}!' if i in axis else c for i, c in enumerate(left))}->{right}"
+
+
+def along_axis_dims(x: TensorType, *, axis: int, **_: Any) -> str:
+    """Sharding rule of what keeps the shape but needs all of one axis at once."""
+    marked = "".join(f"{c}!" if i == axis else c for i, c in enumerate(axis_letters(x.ndim)))
+    return f"{marked}->{marked}"
+
+
+def one_axis(x: TensorType, *, axis: int | None, **attrs: Any) -> dict[str, Any]:
+    """`normalize` of operators along one axis, which may be left out where there is no other."""
+    if axis is None and x.ndim == 1:
+        axis = 0
+    if not isinstance(axis, int):
+        raise ArgumentError(
+            f"axis is {axis!r}, wanted one integer",
+            fix="name one axis, such as axis=-1, or flatten first: ht.flatten(x)",
+        )
+    return {"axis": normalize_axis(axis, x.ndim), **attrs}
+
+
+def restore_axes(g: Node, x: Node, axis: tuple[int, ...], keepdims: bool) -> Node:
+    """Give a reduced value its size-1 axes back, so that it broadcasts against `x`."""
+    return g if keepdims or not axis else OPS["expand_dims"](g, axis=axis)
+
+
+# -- sums ------------------------------------------------------------------------------------------------------
+
+
+def _total_type(x: TensorType, *, axis: tuple[int, ...], keepdims: bool) -> TensorType:
+    """Small integers and truth values are counted in 64 bits, or their sum would overflow."""
+    wide = np.dtype("int64") if not is_float(x.dtype) and x.dtype != np.uint64 else x.dtype
+    return TensorType(reduced_shape(x.shape, axis, keepdims), wide)
+
+
+def _total_dtype(xp: ModuleType, x: Any) -> Any:
+    dtype = dtype_of(x)
+    return x.dtype if is_float(dtype) or dtype == np.uint64 else xp.int64
+
+
+@op(infer=_total_type, dims=reduction_dims, linear=(0,))
+def sum(xp: ModuleType, x: Any, *, axis: Axis = None, keepdims: bool = False) -> Any:
+    """Sum over `axis` (all axes by default). Floats keep their dtype, integers and booleans give int64.
+
+    >>> import hetu as ht
+    >>> ht.evaluate(sum([[1.0, 2.0], [3.0, 4.0]], axis=0)).tolist()
+    [4.0, 6.0]
+    """
+    if dtype_of(x).kind == "b":
+        x = xp.astype(x, xp.int64)
+    return xp.sum(x, axis=axis, keepdims=keepdims, dtype=_total_dtype(xp, x))
+
+
+sum.normalize(reduction_axes)
+
+
+@sum.grad
+def sum_grad(g: Node, y: Node, x: Node, *, axis: tuple[int, ...], keepdims: bool) -> Node:
+    return OPS["broadcast_like"](restore_axes(g, x, axis, keepdims), x)
+
+
+@sum.into
+def sum_into(xp: ModuleType, out: Any, x: Any, *, axis: tuple[int, ...], keepdims: bool) -> None:
+    xp.sum(x, axis=axis, keepdims=keepdims, out=out, dtype=out.dtype)
+
+
+@sum.bind
+def sum_bind(xp: ModuleType, out: Any, x: Any, *, axis: tuple[int, ...], keepdims: bool) -> Instruction | None:
+    """The sum of all, such as of a loss: the bare reduction saves half of the call's time."""
+    if xp is not np or len(axis) != x.ndim or not x.flags.c_contiguous or x.dtype != out.dtype:
+        return None
+    return partial(np.add.reduce, x.reshape(-1), 0, None, out.reshape(()))
+
+
+@op(infer=_total_type, dims=whole_reduction_dims)
+def prod(xp: ModuleType, x: Any, *, axis: Axis = None, keepdims: bool = False) -> Any:
+    """Product over `axis` (all axes by default). The dtype follows the rule of `sum`.
+
+    The gradient is right where factors are 0; the second derivative only where none is.
+
+    >>> import hetu as ht
+    >>> float(ht.evaluate(prod([2.0, 3.0, 4.0])))
+    24.0
+    """
+    return xp.prod(x, axis=axis, keepdims=keepdims, dtype=_total_dtype(xp, x))
+
+
+prod.normalize(reduction_axes)
+
+
+@prod.grad
+def prod_grad(g: Node, y: Node, x: Node, *, axis: tuple[int, ...], keepdims: bool) -> Node:
+    """The product of the other factors: without zeros y / x; at the only zero the product of the rest; else 0."""
+    zero = equal(x, 0)
+    rest = where(zero, 1, x)
+    zeros = sum(zero, axis=axis, keepdims=True)
+    others = prod(rest, axis=axis, keepdims=True) / rest
+    slope = where(equal(zeros - OPS["astype"](zero, dtype="int64"), 0), others, 0)
+    return restore_axes(g, x, axis, keepdims) * slope
+
+
+@prod.into
+def prod_into(xp: ModuleType, out: Any, x: Any, *, axis: tuple[int, ...], keepdims: bool) -> None:
+    xp.prod(x, axis=axis, keepdims=keepdims, out=out, dtype=out.dtype)
+
+
+@op(infer=lambda x, *, axis, reverse: _total_type(x, axis=(), keepdims=True), dims=along_axis_dims, linear=(0,))
+def cumsum(xp: ModuleType, x: Any, *, axis: int | None = None, reverse: bool = False) -> Any:
+    """Running sum along `axis` (of a vector: its only one), from its end with `reverse`. Its dtype is that of `sum`.
+
+    >>> import hetu as ht
+    >>> ht.evaluate(cumsum([1.0, 2.0, 3.0])).tolist()
+    [1.0, 3.0, 6.0]
+    """
+    dtype = _total_dtype(xp, x)
+    if not reverse:
+        return xp.cumulative_sum(x, axis=axis, dtype=dtype)
+    return xp.flip(xp.cumulative_sum(xp.flip(x, axis=axis), axis=axis, dtype=dtype), axis=axis)
+
+
+cumsum.normalize(one_axis)
+
+
+@cumsum.grad
+def cumsum_grad(g: Node, y: Node, x: Node, *, axis: int, reverse: bool) -> Node:
+    return cumsum(g, axis=axis, reverse=not reverse)
+
+
+@cumsum.into
+def cumsum_into(xp: ModuleType, out: Any, x: Any, *, axis: int, reverse: bool) -> None:
+    if reverse:
+        x, out = xp.flip(x, axis=axis), xp.flip(out, axis=axis)  # views: the sum is written back to front
+    xp.cumsum(x, axis=axis, dtype=out.dtype, out=out)
+
+
+# -- extrema ---------------------------------------------------------------------------------------------------
+
+
+def _extremum_type(x: TensorType, *, axis: tuple[int, ...], keepdims: bool) -> TensorType:
+    for i in axis:
+        if isinstance(x.shape[i], int) and x.shape[i] == 0:
+            raise ShapeError(f"axis {i} of {x} is empty and has no extremum", fix="give it at least one element")
+    if x.dtype.kind == "b":
+        raise DTypeError(f"got {x}, wanted numbers", fix="use ht.any or ht.all for booleans")
+    return reduction(x, axis=axis, keepdims=keepdims)
+
+
+def _identity(xp: ModuleType, x: Any, axis: tuple[int, ...], keepdims: bool, largest: bool) -> Any:
+    """The extremum of no elements, which an empty shard has: the last number of the dtype."""
+    dtype = dtype_of(x)
+    limits = np.iinfo(dtype) if dtype.kind in "iu" else None
+    value = (limits.max if largest else limits.min) if limits else (math.inf if largest else -math.inf)
+    return xp.full(reduced_shape(x.shape, axis, keepdims), value, dtype=x.dtype)
+
+
+def _extremum_grad(g: Node, y: Node, x: Node, *, axis: tuple[int, ...], keepdims: bool) -> Node:
+    """Elements that tie share the gradient equally."""
+    chosen = OPS["astype"](equal(x, restore_axes(y, x, axis, keepdims)), dtype=x.dtype)
+    return chosen * (restore_axes(g, x, axis, keepdims) / sum(chosen, axis=axis, keepdims=True))
+
+
+@op(infer=_extremum_type, dims=reduction_dims, reduce="max")
+def max(xp: ModuleType, x: Any, *, axis: Axis = None, keepdims: bool = False) -> Any:
+    """Largest element along `axis` (all axes by default); ties share the gradient equally.
+
+    >>> import hetu as ht
+    >>> ht.evaluate(max([[1.0, 5.0], [3.0, 4.0]], axis=1)).tolist()
+    [5.0, 4.0]
+    """
+    if builtins.any(x.shape[i] == 0 for i in axis):
+        return _identity(xp, x, axis, keepdims, largest=False)
+    return xp.max(x, axis=axis, keepdims=keepdims)
+
+
+@op(infer=_extremum_type, dims=reduction_dims, reduce="min")
+def min(xp: ModuleType, x: Any, *, axis: Axis = None, keepdims: bool = False) -> Any:
+    """Smallest element along `axis` (all axes by default); ties share the gradient equally.
+
+    >>> import hetu as ht
+    >>> ht.evaluate(min([[1.0, 5.0], [3.0, 4.0]], axis=1)).tolist()
+    [1.0, 3.0]
+    """
+    if builtins.any(x.shape[i] == 0 for i in axis):
+        return _identity(xp, x, axis, keepdims, largest=True)
+    return xp.min(x, axis=axis, keepdims=keepdims)
+
+
+def _argument_type(x: TensorType, *, axis: int, keepdims: bool) -> TensorType:
+    return TensorType(_extremum_type(x, axis=(axis,), keepdims=keepdims).shape, np.dtype("int64"))
+
+
+def _argument_dims(x: TensorType, *, axis: int, keepdims: bool) -> str:
+    return whole_reduction_dims(x, axis=(axis,), keepdims=keepdims)
+
+
+@op(infer=_argument_type, dims=_argument_dims, differentiable=False)
+def argmax(xp: ModuleType, x: Any, *, axis: int | None = None, keepdims: bool = False) -> Any:
+    """Place of the largest element along `axis` (of a vector: its only one), the first at a tie. int64.
+
+    >>> import hetu as ht
+    >>> ht.evaluate(argmax([[1.0, 5.0], [3.0, 2.0]], axis=1)).tolist()
+    [1, 0]
+    """
+    return xp.argmax(x, axis=axis, keepdims=keepdims)
+
+
+@op(infer=_argument_type, dims=_argument_dims, differentiable=False)
+def argmin(xp: ModuleType, x: Any, *, axis: int | None = None, keepdims: bool = False) -> Any:
+    """Place of the smallest element along `axis` (of a vector: its only one), the first at a tie. int64.
+
+    >>> import hetu as ht
+    >>> ht.evaluate(argmin([[1.0, 5.0], [3.0, 2.0]], axis=1)).tolist()
+    [0, 1]
+    """
+    return xp.argmin(x, axis=axis, keepdims=keepdims)
+
+
+def _place(extremum: Callable[..., Node]) -> Callable[..., Node]:
+    """`decompose` of argmax and argmin: the smallest place that holds the extremum, also when the axis is split."""
+
+    def places(x: Node, *, axis: int, keepdims: bool) -> Node:
+        size = x.shape[axis]
+        shape = tuple(size if i == axis else 1 for i in range(x.ndim))
+        numbered = OPS["reshape"](OPS["arange"](start=0, stop=size, step=1, dtype="int64"), shape=shape)
+        here = equal(x, extremum(x, axis=axis, keepdims=True))
+        return min(where(here, numbered, as_node(size)), axis=axis, keepdims=keepdims)
+
+    return places
+
+
+for _extremum, _argument in ((max, argmax), (min, argmin)):
+    _extremum.normalize(reduction_axes)
+    _extremum.grad(_extremum_grad)
+    _argument.normalize(one_axis)
+    _argument.decompose(_place(_extremum))
+
+
+@max.into
+def max_into(xp: ModuleType, out: Any, x: Any, *, axis: tuple[int, ...], keepdims: bool) -> None:
+    if x.size:
+        xp.max(x, axis=axis, keepdims=keepdims, out=out)
+    else:
+        out[...] = max.forward(xp, x, axis=axis, keepdims=keepdims)
+
+
+@min.into
+def min_into(xp: ModuleType, out: Any, x: Any, *, axis: tuple[int, ...], keepdims: bool) -> None:
+    if x.size:
+        xp.min(x, axis=axis, keepdims=keepdims, out=out)
+    else:
+        out[...] = min.forward(xp, x, axis=axis, keepdims=keepdims)
+
+
+# -- truth -----------------------------------------------------------------------------------------------------
+
+
+def _truth_type(x: TensorType, *, axis: tuple[int, ...], keepdims: bool) -> TensorType:
+    if x.dtype.kind != "b":
+        raise DTypeError(f"got {x}, wanted booleans", fix="compare first, for example ht.not_equal(x, 0)")
+    return reduction(x, axis=axis, keepdims=keepdims)
+
+
+@op(infer=_truth_type, dims=reduction_dims, reduce="max", differentiable=False)
+def any(xp: ModuleType, x: Any, *, axis: Axis = None, keepdims: bool = False) -> Any:
+    """Whether at least one holds along `axis` (all axes by default). Booleans only.
+
+    >>> import hetu as ht
+    >>> ht.evaluate(any([[True, False], [False, False]], axis=1)).tolist()
+    [True, False]
+    """
+    return xp.any(x, axis=axis, keepdims=keepdims)
+
+
+@op(infer=_truth_type, dims=reduction_dims, reduce="min", differentiable=False)
+def all(xp: ModuleType, x: Any, *, axis: Axis = None, keepdims: bool = False) -> Any:
+    """Whether all hold along `axis` (all axes by default). Booleans only.
+
+    >>> import hetu as ht
+    >>> ht.evaluate(all([[True, False], [True, True]], axis=1)).tolist()
+    [False, True]
+    """
+    return xp.all(x, axis=axis, keepdims=keepdims)
+
+
+any.normalize(reduction_axes)
+all.normalize(reduction_axes)
+
+
+# -- compositions ----------------------------------------------------------------------------------------------
+
+
+def _count(x: Node, axis: Axis) -> Size:
+    return product(x.shape[i] for i in normalize_axes(axis, x.ndim))
+
+
+def mean(x: Node, axis: Axis = None, keepdims: bool = False) -> Node:
+    """Mean over `axis` (all axes by default): the sum over the number of elements. Integers give float32.
+
+    >>> import hetu as ht
+    >>> ht.evaluate(mean([[1.0, 2.0], [3.0, 4.0]], axis=0)).tolist()
+    [2.0, 3.0]
+    """
+    x = as_node(x)
+    return sum(x, axis=axis, keepdims=keepdims) / _count(x, axis)
+
+
+def var(x: Node, axis: Axis = None, correction: float = 0, keepdims: bool = False) -> Node:
+    """Variance over `axis` (all axes by default), squares divided by their number minus `correction`.
+
+    >>> import hetu as ht
+    >>> float(ht.evaluate(var([1.0, 3.0], correction=1)))
+    2.0
+    """
+    x = as_node(x)
+    count = _count(x, axis) - correction
+    if not isinstance(count, Dim) and count <= 0:
+        raise ArgumentError(f"var: correction {correction} leaves no element of {x!r}", fix="use correction=0")
+    return sum(square(x - mean(x, axis, keepdims=True)), axis=axis, keepdims=keepdims) / count
+
+
+def logsumexp(x: Node, axis: Axis = None, keepdims: bool = False) -> Node:
+    """log(sum(exp(x))) over `axis` (all axes by default), without overflow.
+
+    >>> import hetu as ht
+    >>> float(ht.evaluate(logsumexp([1000.0, -1000.0])))
+    1000.0
+    """
+    x = as_node(x)
+    top = OPS["stop_gradient"](max(x, axis=axis, keepdims=True))
+    top = where(isfinite(top), top, 0)  # infinity minus infinity is NaN
+    total = log(sum(exp(x - top), axis=axis, keepdims=True)) + top
+    return (
+        total if keepdims else OPS["reshape"](total, shape=reduced_shape(x.shape, normalize_axes(axis, x.ndim), False))
+    )
+
+
+def norm(x: Node, axis: Axis = None, ord: float = 2, keepdims: bool = False) -> Node:
+    """Length of the vectors along `axis` (all axes by default): `ord` is 1, 2 or infinity. Its slope at 0 is 0.
+
+    >>> import hetu as ht
+    >>> float(ht.evaluate(norm([3.0, 4.0])))
+    5.0
+    """
+    x = as_node(x)
+    if ord == 1:
+        return sum(absolute(x), axis=axis, keepdims=keepdims)
+    if ord == math.inf:
+        return max(absolute(x), axis=axis, keepdims=keepdims)
+    if ord != 2:
+        raise ArgumentError(f"norm: ord is {ord!r}", fix='use 1, 2 or float("inf")')
+    total = sum(square(x), axis=axis, keepdims=keepdims)
+    positive = greater(total, 0)
+    return where(positive, sqrt(where(positive, total, 1)), 0)

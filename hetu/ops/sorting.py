@@ -1,0 +1,129 @@
+"""Sorting along an axis, and the largest elements.
+
+All sorts are stable: equal elements keep their order, on every device. Ignored on purpose: searching and uniqueness,
+whose result shapes depend on values.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from ..errors import ArgumentError, ShapeError
+from ..graph import OPS, Node
+from ..op import op, same_type
+from ..types import TensorType
+from .reduction import along_axis_dims, one_axis
+
+__all__ = [
+    "argsort",
+    "sort",
+    "topk",
+]
+
+
+def _order(xp: ModuleType, x: Any, axis: int, descending: bool, **kind: Any) -> Any:
+    """The places of the sorted elements. Downwards the input is flipped too, or ties would come last first."""
+    if not descending:
+        return xp.argsort(x, axis=axis, **kind)
+    backward = xp.argsort(xp.flip(x, axis=axis), axis=axis, **kind)
+    return x.shape[axis] - 1 - xp.flip(backward, axis=axis)
+
+
+@op(infer=lambda x, **_: TensorType(x.shape, np.dtype("int64")), dims=along_axis_dims, differentiable=False)
+def argsort(xp: ModuleType, x: Any, *, axis: int = -1, descending: bool = False) -> Any:
+    """The indices that sort `x` along `axis`; ties keep their order. int64.
+
+    >>> import hetu as ht
+    >>> ht.evaluate(argsort([3.0, 1.0, 2.0])).tolist()
+    [1, 2, 0]
+    """
+    return _order(xp, x, axis, descending, stable=True)
+
+
+argsort.normalize(one_axis)
+
+
+@argsort.into
+def argsort_into(xp: ModuleType, out: Any, x: Any, *, axis: int, descending: bool) -> None:
+    out[...] = _order(xp, x, axis, descending, kind="stable")
+
+
+@op(infer=same_type, dims=along_axis_dims, inplace={0: (0,)})
+def sort(xp: ModuleType, x: Any, *, axis: int = -1, descending: bool = False) -> Any:
+    """`x` with the elements along `axis` in rising order, or falling with `descending`.
+
+    >>> import hetu as ht
+    >>> ht.evaluate(sort([3.0, 1.0, 2.0], descending=True)).tolist()
+    [3.0, 2.0, 1.0]
+    """
+    rising = xp.sort(x, axis=axis)
+    return xp.flip(rising, axis=axis) if descending else rising
+
+
+sort.normalize(one_axis)
+
+
+@sort.grad
+def sort_grad(g: Node, y: Node, x: Node, *, axis: int, descending: bool) -> Node:
+    return OPS["put_along_axis_add"](x, argsort(x, axis=axis, descending=descending), g, axis=axis)
+
+
+@sort.into
+def sort_into(xp: ModuleType, out: Any, x: Any, *, axis: int, descending: bool) -> None:
+    if out is not x:
+        xp.copyto(out, x)
+    view = xp.flip(out, axis=axis) if descending else out
+    view.sort(axis=axis)
+
+
+def _topk_type(x: TensorType, *, k: int, axis: int) -> tuple[TensorType, TensorType]:
+    if isinstance(x.shape[axis], int) and k > x.shape[axis]:
+        raise ShapeError(f"k is {k}, but axis {axis} of {x} has fewer elements", fix="lower k")
+    shape = (*x.shape[:axis], k, *x.shape[axis + 1 :])
+    return TensorType(shape, x.dtype), TensorType(shape, np.dtype("int64"))
+
+
+def _topk_dims(x: TensorType, *, k: int, axis: int) -> str:
+    """The new axis of k is a factor of its own that nothing splits."""
+    left = along_axis_dims(x, axis=axis).split("->")[0]
+    right = left.replace("!", "")
+    right = f"{right[:axis]}z!{right[axis + 1 :]}"
+    return f"{left}->{right},{right}"
+
+
+@op(infer=_topk_type, dims=_topk_dims)
+def topk(xp: ModuleType, x: Any, *, k: int, axis: int = -1) -> tuple[Any, Any]:
+    """The k largest elements along `axis`, falling, and their int64 indices; of equal ones the first.
+
+    >>> import hetu as ht
+    >>> values, indices = topk([3.0, 1.0, 2.0], k=2)
+    >>> ht.evaluate(values).tolist(), ht.evaluate(indices).tolist()
+    ([3.0, 2.0], [0, 2])
+    """
+    return _largest(xp, x, k, axis, stable=True)
+
+
+def _largest(xp: ModuleType, x: Any, k: int, axis: int, **kind: Any) -> tuple[Any, Any]:
+    head = (slice(None),) * axis + (slice(0, k),)
+    places = _order(xp, x, axis, True, **kind)[(*head, ...)]
+    return xp.take_along_axis(x, places, axis=axis), places
+
+
+@topk.normalize
+def topk_normalize(x: TensorType, *, k: int, axis: int) -> dict[str, Any]:
+    if not isinstance(k, int) or k < 1:
+        raise ArgumentError(f"k is {k!r}, wanted a positive integer", fix="pass k=1 for the largest element")
+    return one_axis(x, axis=axis, k=k)
+
+
+@topk.grad
+def topk_grad(g: Any, out: tuple[Node, Node], x: Node, *, k: int, axis: int) -> Node | None:
+    return None if g[0] is None else OPS["put_along_axis_add"](x, out[1], g[0], axis=axis)
+
+
+@topk.into
+def topk_into(xp: ModuleType, out: tuple[Any, Any], x: Any, *, k: int, axis: int) -> None:
+    out[0][...], out[1][...] = _largest(xp, x, k, axis, kind="stable")

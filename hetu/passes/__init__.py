@@ -1,0 +1,57 @@
+"""Graph -> Graph passes, in the order the executor applies them.
+
+A pass is a pure function of output nodes. Each can be switched off by name (`Executor(passes=...)` or the environment
+variable `HETU_PASSES`), and the result must not change. Ignored on purpose: memory, see `memory.py`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+
+from ..errors import UnknownNameError, did_you_mean
+from ..graph import Node
+from .attention import fuse_attention
+from .conv_pool import fuse_conv_pool
+from .explain import explained
+from .fuse import fuse_linear
+from .fuse_elementwise import fuse_elementwise
+from .share import share_cross_entropy, share_gelu, share_layer_norm
+from .simplify import simplify
+from .sparsify import sparsify_updates
+from .specialise import specialise
+from .training import resolve_training
+from .update import fuse_updates
+
+Pass = Callable[[Sequence[Node]], tuple[Node, ...]]
+PASSES: dict[str, Pass] = {
+    "simplify": simplify,
+    "sparsify_updates": sparsify_updates,
+    "fuse_conv_pool": fuse_conv_pool,
+    "fuse_attention": fuse_attention,
+    "share_gelu": share_gelu,
+    "share_layer_norm": share_layer_norm,
+    "share_cross_entropy": share_cross_entropy,
+    "fuse_linear": fuse_linear,
+    "fuse_updates": fuse_updates,
+}
+
+
+# What these make is bound to BLAS and NumPy; elsewhere the plain operators are the faster ones.
+FOR_CPU = frozenset(PASSES) - {"simplify", "sparsify_updates"}
+
+
+def chosen_passes(names: Iterable[str] | None, device: str = "cpu") -> list[Pass]:
+    """The passes called `names`, in their proper order; None means `$HETU_PASSES` (comma-separated), else all.
+
+    Without a name those for a CPU are left out on another kind of `device`.
+    """
+    if names is None:
+        setting = os.environ.get("HETU_PASSES")
+        kept = [n for n in PASSES if device == "cpu" or n not in FOR_CPU]
+        names = kept if setting is None else [n for n in setting.split(",") if n]
+    wanted = list(names)
+    for name in wanted:
+        if name not in PASSES:
+            raise UnknownNameError(f"there is no pass {name!r}", fix=did_you_mean(name, PASSES))
+    return [run for name, run in PASSES.items() if name in wanted]

@@ -1,0 +1,114 @@
+"""Leave the heads of attention where the projections put them, and pack the gradients of queries, keys and values.
+
+`attention` of transposed views and its gradient become `attention_rows` and `attention_rows_dx`, which read and write
+(batch, positions, heads, features). Where one packed projection made all three, its gradient then needs no copy.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from ..graph import OPS, Node, rewrite, topological
+from ..types import has_dim
+
+HEADS_FIRST = (0, 2, 1, 3)  # swaps positions and heads, there and back
+PARTS_FIRST = (2, 0, 3, 1, 4)  # (n, s, 3, heads, d) -> (3, n, heads, s, d)
+WHOLE = ("slice", None, None, 1)
+LEAST_SCORES = 1 << 10  # of a head; for fewer, one call a head costs more than copies
+
+
+def fuse_attention(outputs: Sequence[Node]) -> tuple[Node, ...]:
+    """`attention` and `attention_dx` on heads in place; see `ops/fused_attention.py`."""
+    readers: dict[Node, list[Node]] = defaultdict(list)
+    for node in topological(outputs):
+        for i in node.inputs:
+            readers[i].append(node)
+    chosen = {n for n in topological(outputs) if n.op.name == "attention" and _fits(n, readers, outputs)}
+
+    def rule(node: Node, inputs: tuple[Node, ...]) -> Node | None:
+        if node in chosen:
+            return _node_of(OPS["attention_rows"](*map(_swapped, inputs), **node.attrs))
+        if node.op.name == "item" and inputs[0].op.name == "attention_rows":
+            item = OPS["item"](inputs[0], index=node.attrs["index"])
+            return _swapped(item) if node.attrs["index"] == 0 else item
+        if node.op.name == "attention_dx" and inputs[5].inputs[0].op.name == "attention_rows":
+            return OPS["attention_rows_dx"](*map(_swapped, inputs[:5]), *inputs[5:], **node.attrs)
+        if node.op.name == "item" and inputs[0].op.name == "attention_rows_dx":
+            return _swapped(OPS["getitem"](inputs[0], key=(slice(None), slice(None), node.attrs["index"])))
+        if node.op.name == "add":
+            return _packed(inputs)
+        return _moved(inputs[0], node.attrs["axes"]) if node.op.name == "permute_dims" else None
+
+    return rewrite(outputs, rule) if chosen else tuple(outputs)
+
+
+def _node_of(items: tuple[Node, ...]) -> Node:
+    return items[0].inputs[0]
+
+
+def _swapped(x: Node) -> Node:
+    return _moved(x, HEADS_FIRST)
+
+
+def _fits(node: Node, readers: Mapping[Node, Sequence[Node]], outputs: Sequence[Node]) -> bool:
+    """Whether sizes are known and suit, and the private outputs go to one gradient at most."""
+    q, k, v = (i.tensor for i in node.inputs)
+    if q.ndim != 4 or has_dim(q.shape) or q != k or q != v or q.dtype.char not in "fd":
+        return False
+    if q.shape[2] ** 2 < LEAST_SCORES:
+        return False
+    items = readers[node]
+    if node in outputs or any(i.op.name != "item" for i in items):
+        return False
+    private = [i for i in items if i.attrs["index"] > 0]
+    gradients = {r for i in private for r in readers[i]}
+    if len(gradients) > 1 or any(i in outputs for i in private):
+        return False
+    return all(r.op.name == "attention_dx" and r.inputs[1:4] == node.inputs for r in gradients)
+
+
+def _packed(inputs: tuple[Node, ...]) -> Node | None:
+    """The sum of the three parts scattered into zeros, one beside the other, is the array that they came from."""
+    terms = [t for i in inputs for t in (i.inputs if i.op.name == "add" else (i,))]
+    if len(terms) != 3:
+        return None
+    moves = {t.attrs["axes"] if t.op.name == "permute_dims" else None for t in terms}
+    sources = [_source(t.inputs[0] if t.op.name == "permute_dims" else t) for t in terms]
+    if None in sources or len(moves) != 1 or {index for _, index, _ in sources} != {0, 1, 2}:
+        return None
+    if len({(packed, merged) for packed, _, merged in sources}) != 1:
+        return None
+    packed, _, merged = sources[0]
+    axes = moves.pop()
+    made = OPS["reshape"](packed, shape=terms[0].shape) if merged else _moved(packed, PARTS_FIRST)
+    return made if axes is None else _moved(made, axes)
+
+
+def _source(term: Node) -> tuple[Node, int, bool] | None:
+    """(packed gradients, index, whether heads are merged) if `term` is one of them scattered to its own place.
+
+    The places are entries 0, 1 and 2 of a first axis, or thirds of the last.
+    """
+    if term.op.name != "slice_scatter":
+        return None
+    x, key = term.inputs[0], term.attrs["key"]
+    merged = x.op.name == "reshape"
+    if not merged and not (x.op.name == "permute_dims" and x.attrs["axes"] == HEADS_FIRST):
+        return None
+    cut = x.inputs[0]
+    if cut.op.name != "getitem" or cut.inputs[0].op.name != "attention_rows_dx":
+        return None
+    index, width = cut.attrs["key"][2], x.shape[-1]
+    place = ("slice", index * width or None, (index + 1) * width, 1) if merged else index
+    others = [e for e in key if e != WHOLE]
+    fits = others == [place] or others == [("slice", index * width, (index + 1) * width, 1)]
+    alone = term.shape == ((*x.shape[:-1], 3 * width) if merged else (3, *x.shape))
+    return (cut.inputs[0], index, merged) if fits and alone else None
+
+
+def _moved(x: Node, axes: tuple[int, ...]) -> Node:
+    """`x` with its axes in another order; a transpose of a transpose is one, or none."""
+    if x.op.name == "permute_dims":
+        x, axes = x.inputs[0], tuple(x.attrs["axes"][a] for a in axes)
+    return x if axes == tuple(range(len(axes))) else OPS["permute_dims"](x, axes=axes)

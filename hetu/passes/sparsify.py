@@ -1,0 +1,50 @@
+"""Turn the update of a whole table into an update of the rows that a batch touched.
+
+The gradient of an embedding lookup is dense in meaning: `scatter_rows(table, ids, g)`. Where an optimizer is its
+only reader, the dense table is never made. Ignored on purpose: gradients that are clipped by global norm or
+decayed; they stay dense.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from ..graph import OPS, Node, rewrite, topological
+from ..ops.update import ROW_FORMS
+
+
+def sparsify_updates(outputs: Sequence[Node]) -> tuple[Node, ...]:
+    """Replace `update(p, ..., scatter_rows(p, ids, g), ...)` by the row form of the update.
+
+    Plain SGD and AdaGrad give the same values either way. Rules with momentum become lazy: only touched rows and
+    their optimizer state move, as in `torch.optim.SparseAdam`.
+    """
+    readers = Counter(i for node in topological(outputs) for i in node.inputs)
+    readers.update(outputs)
+
+    def rule(node: Node, inputs: tuple[Node, ...]) -> Node | None:
+        made = None
+        if node.op.name == "add":
+            made = _merged(node, inputs, readers)
+        elif node.op.name in ROW_FORMS:
+            place = next((k for k, i in enumerate(inputs) if i.op.name == "scatter_rows"), None)
+            if place is not None and readers[node.inputs[place]] == 1:
+                _, ids, rows = inputs[place].inputs
+                made = ROW_FORMS[node.op.name].make((*inputs[:place], ids, rows, *inputs[place + 1 :]), node.attrs)
+        return made
+
+    return rewrite(outputs, rule)
+
+
+def _merged(node: Node, inputs: tuple[Node, ...], readers: Counter[Node]) -> Node | None:
+    """The sum of two gradients of one table (looked up twice) is one gradient of all the rows."""
+    if not all(new.op.name == "scatter_rows" and readers[old] == 1 for new, old in zip(inputs, node.inputs)):
+        return None
+    (table, ids, rows), (other, more_ids, more_rows) = (i.inputs for i in inputs)
+    if table.type != other.type:
+        return None
+    width = rows.shape[ids.ndim :]
+    flat = [OPS["reshape"](i, shape=(-1,)) for i in (ids, more_ids)]
+    flat_rows = [OPS["reshape"](r, shape=(-1, *width)) for r in (rows, more_rows)]
+    return OPS["scatter_rows"](table, OPS["concat"](*flat, axis=0), OPS["concat"](*flat_rows, axis=0))

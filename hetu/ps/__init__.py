@@ -1,0 +1,29 @@
+"""A parameter server: tables on server processes, three consistency modes, a bounded cache, partial reduce.
+
+Read `consistency.py`, `store.py` (the whole server, without I/O), then `server.py` and `client.py`, which only carry
+its messages. Ignored on purpose: graphs; what turns an optimizer into pushes and pulls stands above this package.
+
+>>> from hetu.ps import SSP, ParameterStore
+>>> ParameterStore(2, SSP(3)).status()["consistency"]
+'ssp:3'
+"""
+
+from .cache import Cache, Counters, hot_rows
+from .client import Client, Handle
+from .consistency import ASP, BSP, SSP, Consistency, consistency
+from .functions import server_function
+from .messages import ProtocolError, RefusedError
+from .partial_reduce import Controller, Group
+from .partition import Parameter, partition
+from .server import Options, ServerError, ServerProcess, make_keys
+from .store import ParameterStore
+from .strategy import ParameterServer
+from .table import TableSpec
+from .transport import ServerRestartedError, ServerTimeoutError
+
+__all__ = [
+    "ASP", "BSP", "SSP", "Consistency", "consistency", "ParameterServer", "ParameterStore", "TableSpec",
+    "server_function", "Options", "ServerProcess", "make_keys", "Client", "Handle", "Parameter", "partition",
+    "Cache", "Counters", "hot_rows", "Controller", "Group",
+    "ProtocolError", "RefusedError", "ServerError", "ServerRestartedError", "ServerTimeoutError",
+]  # fmt: skip

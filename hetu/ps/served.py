@@ -1,0 +1,117 @@
+"""Which updates of a graph servers can make, and the operators by which a worker lets them.
+
+An update that an optimizer's rule makes from a gradient needs only that gradient, so a server that keeps the variable
+and the rule's state can make it. A table that is only looked up by id needs no worker to have all of it (S. Kim et
+al., "Parallax: Sparsity-aware Data Parallel Training of Deep Neural Networks", EuroSys 2019). Ignored on purpose: which
+of them a strategy gives to servers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from ..errors import GradientError
+from ..graph import Node, rewrite, topological
+from ..ops.update import ROW_FORMS
+from ..state import initial_value
+from .client import Client
+from .ops import TOKEN, pull, pull_rows, push, push_rows, set_rate, tick
+from .partition import Parameter
+
+
+class Served:
+    """The variables of a graph whose updates servers can make: `steps` has the rule's node for each."""
+
+    def __init__(self, outputs: Sequence[Node]) -> None:
+        self.nodes = topological(outputs)
+        steps = [n for n in self.nodes if n.op.name in ROW_FORMS and n.inputs[0].op.name == "variable"]
+        self.steps = {n.inputs[0]: n for n in steps}
+
+    @cached_property
+    def tables(self) -> set[Node]:
+        """Those that are only ever looked up by id."""
+        return {v for v in self.steps if self._is_table(v)}
+
+    def _is_table(self, variable: Node) -> bool:
+        step = self.steps[variable]
+        if gradient_of(step).op.name != "scatter_rows":
+            return False
+        readers = [n for n in self.nodes if variable in n.inputs and n is not step]
+        return all(n.op.name == "scatter_rows" or is_lookup(n, (variable,)) for n in readers)
+
+    def slots(self, variables: Collection[Node]) -> set[Node]:
+        """The rules' state for these variables, which is the servers' too."""
+        steps = [self.steps[v] for v in variables]
+        return {i for n in steps for i in n.inputs[1 : n.op.inputs.index("g")]}
+
+    def parameter(self, variable: Node, *, sparse: bool, reduce: str) -> Parameter:
+        """What the servers are told about a variable."""
+        step = self.steps[variable]
+        options = dict(step.attrs)
+        if (rate := rate_of(step)).op.name == "constant":
+            options["learning_rate"] = float(rate.attrs["value"])
+        return Parameter(variable.shape, variable.dtype.name, sparse, step.op.name, options, reduce)
+
+
+def rate_of(step: Node) -> Node:
+    """The learning rate of an update."""
+    return step.inputs[step.op.inputs.index("lr")]
+
+
+def gradient_of(step: Node) -> Node:
+    return step.inputs[step.op.inputs.index("g")]
+
+
+def is_lookup(node: Node, tables: Collection[Node]) -> bool:
+    """Whether a node takes rows of one of the tables."""
+    return node.op.name == "take" and node.attrs["axis"] == 0 and node.inputs[0] in tables
+
+
+def create(client: Client, parameters: Mapping[Node, Parameter], seed: int) -> None:
+    """Make those parameters that the client has not made yet, with the values that one process would start from."""
+    new = {v: p for v, p in parameters.items() if v.name not in client.parameters}
+    client.create({v.name: p for v, p in new.items()}, {v.name: initial_value(v, seed) for v in new})
+
+
+class Calls:
+    """Makes the communication of one graph with its servers; it runs in the order in which it is made."""
+
+    def __init__(self) -> None:
+        self.order = 0
+
+    def look_up(self, outputs: Sequence[Node], tables: Collection[Node]) -> tuple[Node, ...]:
+        """The graph with the lookups in these tables turned into pulls of rows."""
+
+        def rule(node: Node, inputs: tuple[Node, ...]) -> Node | None:
+            return self._make(pull_rows, inputs[1:], node.inputs[0].name, node) if is_lookup(node, tables) else None
+
+        return rewrite(outputs, rule)
+
+    def push(self, variable: Node, new: Node, *, sparse: bool) -> list[Node]:
+        """What sends the gradient, and a rate that changes, from which the rule makes the value `new`."""
+        step = new.inputs[0] if new.op.name == "item" else new
+        rate, gradient, sent = rate_of(step), gradient_of(step), []
+        if rate.op.name != "constant":
+            sent.append(self._make(set_rate, (rate,), variable.name))
+        if not sparse:
+            return [*sent, self._make(push, (gradient,), variable.name)]
+        if gradient.op.name != "scatter_rows":
+            raise GradientError(f"the gradient of table {variable.name!r} is no longer one of rows: {gradient!r}")
+        return [*sent, self._make(push_rows, gradient.inputs[1:], variable.name)]
+
+    def tick(self, sent: Sequence[Node], order: int = 0) -> Node:
+        """The end of the clock: after all that was sent, whose arrays it keeps, and what stands before `order`."""
+        self.order = max(self.order, order)
+        return self._make(tick, (*sent, *(i for node in sent for i in node.inputs)), "")
+
+    def pull(self, ticked: Node, variable: Node) -> Node:
+        """The new value of a whole variable."""
+        return self._make(pull, (ticked,), variable.name, variable)
+
+    def _make(self, op: Any, inputs: tuple[Node, ...], parameter: str, like: Node | None = None) -> Node:
+        self.order += 1
+        type_ = TOKEN if like is None else like.tensor
+        attrs = {"parameter": parameter, "shape": type_.shape, "dtype": type_.dtype, "order": self.order}
+        return op.make(inputs, attrs)

@@ -1,0 +1,164 @@
+"""Learning rates that change with the step: functions from the step node to a rate node.
+
+A schedule is a part of the graph, so one program serves all steps and a resumed run continues where it stopped. The
+step counts finished updates: 0 in the first. All arithmetic is in float64. Ignored on purpose: schedules by epoch;
+multiply by the number of batches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, MutableMapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .errors import ArgumentError
+from .graph import OPS, Node, unique_name
+from .op import as_node
+from .ops import astype, cos, floor, greater_equal, minimum, power, where
+from .ops import sum as sum_
+from .ops.leaf import variable
+
+__all__ = ["Plateau", "Schedule", "constant", "cosine", "exponential", "multistep", "step_decay", "warmup"]
+
+Schedule = Callable[[Node], Node]
+
+
+def _real(step: Any) -> Node:
+    return astype(as_node(step), "float64")
+
+
+def _rate(value: float) -> float:
+    if not isinstance(value, int | float) or value < 0:
+        raise ArgumentError(f"a learning rate is a number >= 0, got {value!r}", fix="pass a rate such as 1e-3")
+    return float(value)
+
+
+def _count(value: int, what: str) -> int:
+    if not isinstance(value, int) or value < 1:
+        raise ArgumentError(f"{what} is a positive number of steps, got {value!r}", fix="pass an integer such as 1000")
+    return value
+
+
+def constant(rate: float) -> Schedule:
+    """Always `rate`.
+
+    >>> import hetu as ht
+    >>> float(ht.evaluate(constant(0.5)(7)))
+    0.5
+    """
+    rate = _rate(rate)
+    return lambda step: OPS["constant"](value=np.array(rate))
+
+
+def step_decay(rate: float, every: int, factor: float = 0.1) -> Schedule:
+    """`rate` times `factor` after each `every` steps.
+
+    >>> import hetu as ht
+    >>> [float(ht.evaluate(step_decay(1.0, every=10, factor=0.5)(step))) for step in (9, 10, 25)]
+    [1.0, 0.5, 0.25]
+    """
+    rate, every = _rate(rate), _count(every, "every")
+    return lambda step: rate * power(factor, floor(_real(step) / every))
+
+
+def multistep(rate: float, milestones: Sequence[int], factor: float = 0.1) -> Schedule:
+    """`rate` times `factor` from each milestone on.
+
+    >>> import hetu as ht
+    >>> [float(ht.evaluate(multistep(1.0, [10, 20], factor=0.5)(step))) for step in (9, 10, 25)]
+    [1.0, 0.5, 0.25]
+    """
+    rate, places = _rate(rate), np.array([_count(m, "a milestone") for m in milestones], np.int64)
+    return lambda step: rate * power(factor, sum_(astype(greater_equal(step, places), "float64")))
+
+
+def exponential(rate: float, factor: float, every: int = 1) -> Schedule:
+    """`rate` times `factor` to the power step / every: a smooth decay.
+
+    >>> import hetu as ht
+    >>> float(ht.evaluate(exponential(1.0, 0.25, every=10)(5)))
+    0.5
+    """
+    rate, every = _rate(rate), _count(every, "every")
+    return lambda step: rate * power(factor, _real(step) / every)
+
+
+def cosine(rate: float, steps: int, final: float = 0.0) -> Schedule:
+    """From `rate` down to `final` along half a cosine in `steps` steps, then `final`.
+
+    I. Loshchilov, F. Hutter, "SGDR", ICLR 2017, eq. 5 without restarts.
+
+    >>> import hetu as ht
+    >>> [round(float(ht.evaluate(cosine(1.0, steps=10)(step))), 3) for step in (0, 5, 10, 99)]
+    [1.0, 0.5, 0.0, 0.0]
+    """
+    rate, steps, final = _rate(rate), _count(steps, "steps"), _rate(final)
+    half = (rate - final) / 2
+    return lambda step: final + half * (1 + cos(minimum(_real(step) / steps, 1.0) * math.pi))
+
+
+def warmup(schedule: float | Schedule, steps: int) -> Schedule:
+    """Rises along a line to the first rate of `schedule` in `steps` steps, then follows it from its step 0.
+
+    >>> import hetu as ht
+    >>> rate = warmup(cosine(1.0, steps=10), steps=4)
+    >>> [round(float(ht.evaluate(rate(step))), 3) for step in (0, 3, 4, 9, 14)]
+    [0.25, 1.0, 1.0, 0.5, 0.0]
+    """
+    after, steps = schedule if callable(schedule) else constant(schedule), _count(steps, "steps")
+
+    def rate(step: Any) -> Node:
+        step = as_node(step)
+        rising = minimum((_real(step) + 1.0) / steps, 1.0)
+        return rising * after(where(greater_equal(step, steps), step - steps, 0))
+
+    return rate
+
+
+class Plateau:
+    """A rate that falls by `factor` when a metric has not improved for `patience` updates in a row.
+
+    `update(metric, state)` is called on the host, usually once an epoch with a validation loss. The rate, the best
+    metric and the count lie in one variable `.variable` of shape (3,), so a checkpoint holds them. Improving by less
+    than `threshold` (relative) does not count. `mode` is "min" or "max".
+
+    >>> plateau = Plateau(1.0, factor=0.5, patience=1)
+    >>> state = {plateau.variable.name: plateau.variable.attrs["init"]}
+    >>> [plateau.update(loss, state) for loss in (3.0, 2.0, 2.0, 2.0)]
+    [1.0, 1.0, 1.0, 0.5]
+    """
+
+    def __init__(
+        self,
+        rate: float,
+        *,
+        factor: float = 0.1,
+        patience: int = 10,
+        mode: str = "min",
+        threshold: float = 1e-4,
+        lowest: float = 0.0,
+    ) -> None:
+        if mode not in ("min", "max"):
+            raise ArgumentError(f"mode is {mode!r}", fix="use 'min' for a loss, 'max' for an accuracy")
+        self.factor, self.patience, self.mode = factor, patience, mode
+        self.threshold, self.lowest = threshold, lowest
+        worst = math.inf if mode == "min" else -math.inf
+        self.variable = variable(unique_name("plateau"), np.array([_rate(rate), worst, 0.0]), trainable=False)
+
+    def __call__(self, step: Any) -> Node:
+        return self.variable[0]
+
+    def update(self, metric: float, state: MutableMapping[str, np.ndarray]) -> float:
+        """Take note of a new metric, write the variable in `state` and return the rate from now on."""
+        rate, best, waited = np.array(state[self.variable.name], np.float64).tolist()
+        margin = self.threshold * abs(best) if math.isfinite(best) else 0.0
+        if metric < best - margin if self.mode == "min" else metric > best + margin:
+            best, waited = float(metric), 0
+        else:
+            waited += 1
+            if waited > self.patience:
+                rate, waited = max(rate * self.factor, self.lowest), 0
+        state[self.variable.name] = np.array([rate, best, waited])
+        return rate

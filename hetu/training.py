@@ -1,0 +1,386 @@
+"""The training loop: epochs over a loader, validation, early stopping, checkpoints that resume bit for bit.
+
+`fit` only calls what a user would call: `run` for each batch, `save` after each epoch. Ignored on purpose: a system of
+callbacks; whoever needs another loop writes one in ten lines around `Executor.run`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from .errors import (
+    ArgumentError,
+    CheckpointError,
+    DataError,
+    NumericError,
+    UnknownNameError,
+    did_you_mean,
+    public,
+)
+from .executor import Executor, SubGraph
+from .graph import Node
+from .metrics import Mean, Metric
+from .ops import random_state
+from .show import curves_svg
+
+FilePath = str | os.PathLike[str]
+
+
+class Batches(Protocol):
+    """What `fit` needs of a loader: batches that are tuples of arrays, and how many. `DataLoader` and a list have both.
+
+    To write checkpoints it also needs `state()` and `load_state(state)`, the position in the data.
+    """
+
+    def __iter__(self) -> Iterator[Sequence[Any]]: ...
+
+    def __len__(self) -> int: ...
+
+
+class History(Mapping[str, list[float]]):
+    """What `fit` measured: a list for each column, an entry for each epoch. `print(history)` shows a table.
+
+    >>> history = History({"loss": [0.5, 0.25], "val_loss": [0.4, 0.45]})
+    >>> history["loss"], history.best("val_loss")
+    ([0.5, 0.25], 0)
+    >>> print(history)
+    epoch    loss  val_loss
+        1  0.5000    0.4000
+        2  0.2500    0.4500
+    """
+
+    def __init__(self, columns: Mapping[str, Sequence[float]] | None = None) -> None:
+        self.columns = {name: list(values) for name, values in (columns or {}).items()}
+
+    def append(self, row: Mapping[str, float]) -> None:
+        """Add an epoch."""
+        for name, value in row.items():
+            self.columns.setdefault(name, []).append(value)
+
+    @property
+    def epochs(self) -> int:
+        return max(map(len, self.columns.values()), default=0)
+
+    def best(self, name: str, maximize: bool = False) -> int:
+        """The first epoch, counted from 0, with the smallest (or largest) value of a column; NaN is never best."""
+        sign = -1 if maximize else 1
+        keys = [math.inf if math.isnan(v) else sign * v for v in self[name]]
+        return keys.index(min(keys))
+
+    def save(self, path: FilePath) -> None:
+        """Write as JSON, or as CSV where the name ends so."""
+        path = Path(path)
+        if path.suffix != ".csv":
+            path.write_text(json.dumps(self.columns, indent=1) + "\n", encoding="utf-8")
+            return
+        with path.open("w", newline="", encoding="utf-8") as file:
+            rows = csv.writer(file)
+            rows.writerow(["epoch", *self.columns])
+            rows.writerows([i, *values] for i, values in enumerate(zip(*self.columns.values()), 1))
+
+    def __getitem__(self, name: str) -> list[float]:
+        if name not in self.columns:
+            raise UnknownNameError(f"the history has no column {name!r}", fix=did_you_mean(name, self.columns))
+        return self.columns[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.columns)
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    def __str__(self) -> str:
+        table = [["epoch", *self.columns]]
+        for i, values in enumerate(zip(*self.columns.values()), 1):
+            table.append([str(i), *(f"{v:.1f}" if name == "seconds" else _show(v) for name, v in zip(self, values))])
+        widths = [max(map(len, column)) for column in zip(*table)]
+        return "\n".join("  ".join(cell.rjust(w) for cell, w in zip(row, widths)) for row in table)
+
+    def _repr_svg_(self) -> str:
+        """The losses as curves, for notebooks."""
+        return curves_svg({name: c for name, c in self.columns.items() if name in ("loss", "val_loss")}, label="epoch")
+
+    def __repr__(self) -> str:
+        last = ", ".join(f"{name} {_show(values[-1])}" for name, values in self.columns.items() if values)
+        return f"<History of {self.epochs} epochs{': ' if last else ''}{last}>"
+
+
+def _show(value: float) -> str:
+    return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e5 else f"{value:.3g}"
+
+
+@public
+def fit(
+    executor: Executor,
+    loader: Batches,
+    *,
+    epochs: int,
+    inputs: Sequence[Node | str],
+    train: str = "train",
+    validate: tuple[str, Batches] | None = None,
+    metrics: Mapping[str, Metric] | None = None,
+    monitor: str | None = None,
+    maximize: bool = False,
+    patience: int | None = None,
+    checkpoint: FilePath | None = None,
+    best: FilePath | None = None,
+    resume: bool = False,
+    after_epoch: Callable[[History], object] | None = None,
+    progress: bool | None = None,
+) -> History:
+    """Train for `epochs` passes over `loader`; returns what was measured, an entry for each epoch.
+
+    Args:
+        executor: holds the sub-graphs. The first value of each is its loss, a scalar that is a mean over rows.
+        inputs: the placeholders, or their names, that the arrays of a batch are fed to, in order.
+        train: name of the sub-graph to train.
+        validate: sub-graph and loader to measure after each epoch: its loss is `val_loss`.
+        metrics: such as `{"accuracy": ht.metrics.Accuracy()}`, measured in validation as `val_accuracy`: updated with
+            the second value of the sub-graph (the prediction) and the last array of each batch (the target).
+        monitor: the column that decides what is best; `val_loss`, or `loss` without validation.
+        maximize: whether more of it is better.
+        patience: stop after so many epochs without a new best.
+        checkpoint: file written after each epoch, and when Ctrl-C ends the run.
+        best: file written after each epoch that is the best so far.
+        resume: continue from `checkpoint` if it exists; the result is bit for bit that of an unbroken run.
+        after_epoch: called with the history before the checkpoint is written, say to update a `schedules.Plateau`.
+        progress: show a bar; by default if standard error is a terminal.
+
+    Raises ArgumentError for arguments that do not fit together, DataError for data without a batch, NumericError when
+    the loss becomes NaN (before that can reach a checkpoint).
+
+    >>> import hetu as ht
+    >>> x, w = ht.placeholder("x", (None,)), ht.variable("w", 0.0, ())
+    >>> loss = ht.mean((x - w) * (x - w))
+    >>> step = {w: w - 0.25 * ht.gradients(loss, [w])[0]}
+    >>> history = fit(ht.Executor({"train": [loss, step]}), [([1.0, 3.0],)], epochs=3, inputs=[x])
+    >>> history["loss"]
+    [5.0, 2.0, 1.25]
+    """
+    if monitor is None:
+        monitor = "val_loss" if validate else "loss"
+    run = _Run(executor, loader, tuple(inputs), train, validate, dict(metrics or {}), checkpoint, progress)
+    run.check(monitor, patience, resume)
+    if resume and checkpoint is not None and Path(checkpoint).is_file():
+        run.resume(checkpoint)
+    history = run.position.history
+
+    def out_of_patience() -> bool:
+        return bool(patience and history) and history.epochs - 1 - history.best(monitor, maximize) >= patience
+
+    with _deferred_interrupt() as interrupted:
+        while history.epochs < epochs and not out_of_patience():
+            run.epoch(epochs, interrupted)
+            if after_epoch is not None:
+                after_epoch(history)
+            if best is not None and history.best(monitor, maximize) == history.epochs - 1:
+                run.save(best)
+            if checkpoint is not None:
+                run.save(checkpoint)
+            _stop_if(interrupted)
+    return history
+
+
+@dataclass
+class _Position:
+    """Where a run stands, in plain data: what a checkpoint holds beside the variables."""
+
+    history: History = field(default_factory=History)
+    data: dict[str, int] | None = None  # the loader's state after the last finished step
+    steps: int = 0  # of the current epoch, as are the following
+    rows: int = 0
+    total_loss: float = 0.0
+    seconds: float = 0.0
+
+
+@dataclass
+class _Run:
+    """The fixed arguments of one `fit`, and its position."""
+
+    executor: Executor
+    loader: Any
+    inputs: tuple[Node | str, ...]
+    train: str
+    validation: tuple[str, Batches] | None
+    metrics: dict[str, Metric]
+    checkpoint: FilePath | None
+    progress: bool | None
+    position: _Position = field(default_factory=_Position)
+
+    def check(self, monitor: str, patience: int | None, resume: bool) -> None:
+        """Find mistakes before hours are spent on training."""
+        if not _subgraph(self.executor, self.train, values=1).updates:
+            raise ArgumentError(
+                f"sub-graph {self.train!r} updates nothing, so nothing would be learned",
+                fix="list what minimize(...) returned: Executor({'train': [loss, updates]})",
+            )
+        columns = ["loss"]
+        if self.validation:
+            _subgraph(self.executor, self.validation[0], values=2 if self.metrics else 1)
+            columns += ["val_loss", *(f"val_{name}" for name in self.metrics)]
+        elif self.metrics:
+            raise ArgumentError("metrics are measured in validation", fix='pass validate=("eval", loader)')
+        if monitor not in columns:
+            raise UnknownNameError(f"monitor={monitor!r} is not measured", fix=did_you_mean(monitor, columns))
+        if patience is not None and patience < 1:
+            raise ArgumentError(f"patience={patience}", fix="pass a number of epochs of at least 1, or None")
+        if resume and self.checkpoint is None:
+            raise ArgumentError("there is nothing to resume from", fix="pass checkpoint=path too")
+        if self.checkpoint is not None and not hasattr(self.loader, "state"):
+            raise ArgumentError(
+                f"a {type(self.loader).__name__} cannot tell its position, which a checkpoint needs",
+                fix="pass a DataLoader, or a loader with state() and load_state(state)",
+            )
+
+    # -- an epoch ---------------------------------------------------------------------------------------------------
+
+    def epoch(self, epochs: int, interrupted: Callable[[], bool]) -> None:
+        """Train on the rest of the current epoch, validate, and append to the history."""
+        at = self.position
+        started = time.perf_counter() - at.seconds
+        with self._bar(at.history.epochs + 1, epochs) as bar:
+            try:
+                for loss in self._steps():
+                    at.seconds = time.perf_counter() - started
+                    bar.set_postfix_str(f"loss {_show(loss)}", refresh=False)
+                    bar.update()
+                    _stop_if(interrupted)
+                row = {"loss": at.total_loss / at.rows} | self._validate(interrupted)
+            except _Interrupted:
+                if self.checkpoint is not None:
+                    self.save(self.checkpoint)
+                raise
+            bar.set_postfix_str(", ".join(f"{name} {_show(value)}" for name, value in row.items()))
+        at.history.append(row | {"seconds": round(time.perf_counter() - started, 2)})
+        self.position = _Position(at.history, at.data)
+
+    def _steps(self) -> Iterator[float]:
+        """Train on each batch left in the epoch; yields the mean loss of the epoch so far."""
+        at = self.position
+        if at.steps == len(self.loader) > 0:  # interrupted in validation
+            return
+        for batch in self.loader:
+            loss = self.executor.run(self.train, self._feed(batch))[0]
+            if math.isnan(loss):
+                raise NumericError(
+                    f"the loss is NaN in epoch {at.history.epochs + 1}, step {at.steps + 1}",
+                    fix="find the node that made it: with ht.debug_nans(): ht.fit(...)",
+                )
+            rows = len(batch[0])
+            at.steps, at.rows, at.total_loss = at.steps + 1, at.rows + rows, at.total_loss + rows * float(loss)
+            at.data = self.loader.state() if hasattr(self.loader, "state") else None
+            yield at.total_loss / at.rows
+        if at.rows == 0:
+            raise DataError("the training data has no batch", fix="check the data set that the loader reads")
+
+    def _validate(self, interrupted: Callable[[], bool]) -> dict[str, float]:
+        """`val_loss` and the metrics, each of the whole validation set."""
+        if self.validation is None:
+            return {}
+        name, loader = self.validation
+        measures: dict[str, Metric] = {"loss": Mean(), **self.metrics}
+        for metric in self.metrics.values():
+            metric.reset()
+        numbers = self.executor.state.get(random_state.name)
+        for batch in loader:
+            loss, *others = self.executor.run(name, self._feed(batch))
+            measures["loss"].update(loss, weight=len(batch[0]))
+            for metric in self.metrics.values():
+                metric.update(others[0], batch[-1])
+            if interrupted():
+                if numbers is not None:  # a resumed run validates again, from the same random numbers
+                    self.executor.state[random_state.name] = numbers
+                raise _Interrupted
+        if not len(measures["loss"]):
+            raise DataError("the validation data has no batch", fix="check the data set that its loader reads")
+        return {f"val_{name}": float(metric.result()) for name, metric in measures.items()}
+
+    def _feed(self, batch: Sequence[Any]) -> dict[Node | str, Any]:
+        if len(batch) != len(self.inputs):
+            names = ", ".join(i.name if isinstance(i, Node) else i for i in self.inputs)
+            raise DataError(f"a batch has {len(batch)} arrays for the inputs {names}", fix="name one input an array")
+        return dict(zip(self.inputs, batch))
+
+    def _bar(self, epoch: int, epochs: int) -> Any:
+        from tqdm import tqdm  # here, because `import hetu` should be quick
+
+        return tqdm(
+            desc=f"epoch {epoch:>{len(str(epochs))}}/{epochs}",
+            total=len(self.loader),
+            initial=self.position.steps,
+            disable=None if self.progress is None else not self.progress,  # None: unless it is a terminal
+            bar_format="{desc} {percentage:3.0f}% |{bar:24}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]",
+        )
+
+    # -- checkpoints ------------------------------------------------------------------------------------------------
+
+    def save(self, path: FilePath) -> None:
+        position = asdict(self.position) | {"history": self.position.history.columns}
+        self.executor.save(path, {"fit": position})
+
+    def resume(self, path: FilePath) -> None:
+        saved = self.executor.load(path).get("fit")
+        if saved is None or saved["data"] is None:
+            raise CheckpointError(
+                f"{Path(path).name} was not written by fit with a DataLoader, so it has no position to continue from",
+                fix="load it with Executor.load and call fit without resume",
+            )
+        self.position = _Position(**saved | {"history": History(saved["history"])})
+        self.loader.load_state(self.position.data)
+
+
+def _subgraph(executor: Executor, name: str, *, values: int) -> SubGraph:
+    """The sub-graph called `name`, whose first value must be a scalar and which needs `values` values."""
+    if name not in executor.subgraphs:
+        raise UnknownNameError(f"there is no sub-graph {name!r}", fix=did_you_mean(name, executor.subgraphs))
+    sub = executor.subgraphs[name]
+    entries = [e for e in sub.entries[:values] if isinstance(e, Node)]
+    if not entries or entries[0].shape != ():
+        raise ArgumentError(f"the first value of sub-graph {name!r} is not a loss", fix="list the scalar loss first")
+    if len(entries) < values:
+        raise ArgumentError(f"metrics need a prediction from sub-graph {name!r}", fix="list it second: [loss, y]")
+    return sub
+
+
+class _Interrupted(KeyboardInterrupt):
+    """Ctrl-C was pressed a while ago, and now all variables belong together."""
+
+
+def _stop_if(interrupted: Callable[[], bool]) -> None:
+    if interrupted():
+        raise _Interrupted
+
+
+@contextlib.contextmanager
+def _deferred_interrupt() -> Iterator[Callable[[], bool]]:
+    """Inside, Ctrl-C only sets what the yielded function tells, so that no step is cut in half; a second one raises."""
+    asked = False
+
+    def note(*_: Any) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):  # gets or wants no Ctrl-C
+        yield lambda: False
+        return
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: asked
+    except _Interrupted:
+        raise KeyboardInterrupt from None
+    finally:
+        signal.signal(signal.SIGINT, before)

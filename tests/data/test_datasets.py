@@ -1,0 +1,169 @@
+"""The data sets by name: shipped files, splits that never change, and the full public formats in miniature."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hetu import data
+from hetu.errors import DataError
+
+
+@pytest.fixture(autouse=True)
+def _no_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HETU_DATA", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("load", "sizes"),
+    [
+        (data.mnist, (4000, 1000)),
+        (data.fashion_mnist, (3000, 600)),
+        (data.adult, (26_049, 6_512)),
+        (data.seattle_weather, (1096, 365)),
+        (data.shakespeare, (932_833, 103_648)),
+    ],
+)
+def test_train_and_test_are_the_whole(load, sizes: tuple[int, int]) -> None:
+    train, test, whole = (load(split) for split in ("train", "test", "all"))
+    assert (len(train), len(test)) == sizes and len(whole) == sum(sizes)
+    columns = [(p.codes,) if isinstance(p, data.TextData) else p.arrays for p in (train, test, whole)]
+    for a, b, both in zip(*columns):
+        np.testing.assert_array_equal(np.concatenate([a, b]), both)
+
+
+@pytest.mark.parametrize("load", [data.mnist, data.fashion_mnist])
+def test_images_are_floats_between_zero_and_one(load) -> None:
+    x, y = load("test").arrays
+    assert x.dtype == np.float32 and y.dtype == np.int64
+    assert x.min() == 0 and x.max() == 1
+    assert set(y) == set(range(10))
+
+
+def test_mnist_is_shuffled_before_it_is_cut() -> None:
+    y = data.mnist("test").arrays[1]
+    assert np.bincount(y, minlength=10).min() > 70
+    assert y[:5].tolist() == data.mnist("all").arrays[1][4000:4005].tolist()
+
+
+def test_adult_codes_lie_inside_their_vocabularies() -> None:
+    adult = data.adult("all")
+    numeric, categorical, y = adult.arrays
+    sizes = [len(values) for values in adult.info["categorical"].values()]
+    assert (categorical.max(axis=0) + 1).tolist() == sizes
+    assert numeric.shape[1] == len(adult.info["numeric"]) and round(float(y.mean()), 3) == 0.241
+
+
+def test_weather_persistence_matches_the_published_baseline() -> None:
+    weather = data.seattle_weather("all")
+    highs = weather.arrays[0][:, weather.info["columns"].index("temp_max")]
+    assert round(float(np.abs(np.diff(highs)[-365:]).mean()), 2) == 2.24
+    assert data.seattle_weather("test").info["date"][0] == "2015/01/01"
+
+
+def test_noun_graph_is_homophilous_and_its_parts_are_disjoint() -> None:
+    graph = data.wordnet_nouns()
+    assert round(float((graph.y[graph.edges[:, 0]] == graph.y[graph.edges[:, 1]]).mean()), 3) == 0.915
+    assert np.bincount(graph.y[graph.train]).tolist() == [20] * 7
+    assert not set(graph.train) & set(graph.test)
+    assert int(graph.features.sum()) == 13071
+
+
+def test_knowledge_graph_parts_share_one_code_and_test_only_known_entities() -> None:
+    train, valid, test, whole = (data.wordnet_kg(s) for s in ("train", "valid", "test", "all"))
+    assert len(train) == 11_506 and len(whole) == 12_706
+    known = set(train.arrays[0]) | set(train.arrays[2])
+    for part in (valid, test):
+        assert 500 < len(part) <= 600
+        assert set(part.arrays[0]) | set(part.arrays[2]) <= known
+        assert part.info == train.info
+
+
+def write_idx(path: Path, array: np.ndarray) -> None:
+    path.write_bytes(struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes())
+
+
+@pytest.mark.parametrize("load", [data.mnist, data.fashion_mnist])
+def test_full_mnist_format(tmp_path: Path, load) -> None:
+    for part, n in (("train", 5), ("t10k", 2)):
+        write_idx(tmp_path / f"{part}-images-idx3-ubyte", np.full((n, 28, 28), 255, np.uint8))
+        write_idx(tmp_path / f"{part}-labels-idx1-ubyte", np.arange(n, dtype=np.uint8))
+    assert [len(load(s, root=tmp_path)) for s in ("train", "test", "all")] == [5, 2, 7]
+    x, y = load("test", root=tmp_path).arrays
+    assert x.min() == 1 and y.tolist() == [0, 1]
+
+
+def test_more_images_than_labels_are_refused(tmp_path: Path) -> None:
+    for part in ("train", "t10k"):
+        write_idx(tmp_path / f"{part}-images-idx3-ubyte", np.zeros((3, 28, 28), np.uint8))
+        write_idx(tmp_path / f"{part}-labels-idx1-ubyte", np.zeros(2, np.uint8))
+    with pytest.raises(DataError, match="x has 3, y has 2"):
+        data.mnist(root=tmp_path)
+
+
+def test_cifar10_binary_format(tmp_path: Path) -> None:
+    for i, name in enumerate([f"data_batch_{k}.bin" for k in range(1, 6)] + ["test_batch.bin"]):
+        (tmp_path / name).write_bytes(bytes([i]) + bytes([51]) * 3072)
+    x, y = data.cifar10("train", root=tmp_path).arrays
+    assert x.shape == (5, 3, 32, 32) and np.all(x == np.float32(0.2)) and y.tolist() == [0, 1, 2, 3, 4]
+    assert data.cifar10("test", root=tmp_path).arrays[1].tolist() == [5]
+
+
+def test_adult_public_format(tmp_path: Path) -> None:
+    row = "39, State-gov, 77516, {}, 13, Never-married, Adm-clerical, Not-in-family, White, Male, 2174, 0, 40, ?, {}\n"
+    (tmp_path / "adult.data").write_text(row.format("Bachelors", "<=50K") + row.format("11th", ">50K"))
+    (tmp_path / "adult.test").write_text("|1x3 Cross validator\n" + row.format("Doctorate", ">50K."))
+    train, test = data.adult("train", root=tmp_path), data.adult("test", root=tmp_path)
+    assert train.arrays[2].tolist() == [0, 1] and test.arrays[2].tolist() == [1]
+    assert train.info["categorical"]["education"] == ("11th", "Bachelors", "Doctorate")
+    assert train.arrays[1][:, 1].tolist() == [1, 0] and test.arrays[1][:, 1].tolist() == [2]
+    assert train.arrays[0][0].tolist() == [39, 77516, 13, 2174, 0, 40]
+
+
+def test_criteo_public_format(tmp_path: Path) -> None:
+    line = "\t".join(["1", "-3", "", *["7"] * 11, "", *["0000000b"] * 25])
+    (tmp_path / "train.txt").write_text(f"{line}\n" * 14)
+    train = data.criteo("train", root=tmp_path, buckets=10)
+    assert len(train) == 12 and len(data.criteo("test", root=tmp_path)) == 2
+    assert len(data.criteo("all", root=tmp_path, rows=3)) == 3
+    np.testing.assert_allclose(train.arrays[0][0], [0, 0] + [np.log(8)] * 11, rtol=1e-6)
+    assert train.arrays[1][0].tolist() == [0] + [1 + 11 % 9] * 25
+
+
+def test_any_knowledge_graph_in_three_files(tmp_path: Path) -> None:
+    for name, line in (("train", "a\tr\tb\n"), ("valid", "b\tr\ta\n"), ("test", "b\ts\ta\n")):
+        (tmp_path / f"{name}.txt").write_text(line)
+    test = data.wordnet_kg("test", root=tmp_path)
+    assert [c.tolist() for c in test.arrays] == [[1], [1], [0]]
+    assert test.info == {"entities": ("a", "b"), "relations": ("r", "s")}
+
+
+def test_any_text_shares_one_vocabulary_between_its_parts(tmp_path: Path) -> None:
+    (tmp_path / "input.txt").write_bytes(b"hello\r\nwor" + b"z")
+    train, test = (data.text(tmp_path / "input.txt", s) for s in ("train", "test"))
+    assert train.decode(train.codes) + test.decode(test.codes) == "hello\nworz"
+    assert train.vocabulary == test.vocabulary
+    assert len(data.shakespeare("all", root=tmp_path)) == 10
+
+
+def test_weather_without_a_column_names_it(tmp_path: Path) -> None:
+    (tmp_path / "seattle-weather.csv").write_text("date,precipitation,temp_max,temp_min,weather\n1,2,3,4,sun\n")
+    with pytest.raises(DataError, match="lacks wind"):
+        data.seattle_weather(root=tmp_path)
+
+
+@pytest.mark.parametrize("load", [data.mnist, data.adult, data.cifar10, data.wordnet_kg])
+def test_an_unknown_split_suggests_the_nearest(load) -> None:
+    with pytest.raises(DataError) as caught:
+        load("tran")
+    assert caught.value.fix == "did you mean 'train'?"
+
+
+@pytest.mark.parametrize("load", [data.cifar10, data.criteo])
+def test_a_set_that_does_not_ship_says_where_to_put_it(load) -> None:
+    with pytest.raises(DataError, match=load.__name__) as caught:
+        load()
+    assert f"$HETU_DATA/{load.__name__}" in caught.value.fix

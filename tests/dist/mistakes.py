@@ -1,0 +1,121 @@
+"""Ten mistakes of one rank among three, as functions of the communicator.
+
+`heturun -w 3 python -m tests.dist.mistakes skip` makes one. Rank 1 is the culprit, and its line is marked with the
+name of the mistake.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+
+from hetu.dist import world
+
+CULPRIT = 1
+never = threading.Event()  # a rank that waits for it is slow or endless, until the test ends
+
+
+def arrays(comm):
+    return np.zeros(4, "f4"), np.zeros(4, "f4"), np.zeros((comm.world_size, 4), "f4")
+
+
+def skip(comm):
+    x, y, z = arrays(comm)
+    for step in range(3):
+        if comm.rank != CULPRIT or step != 1:
+            comm.all_reduce(x, x)  # skip
+        comm.all_gather(y, z)
+
+
+def order(comm):
+    x, y, z = arrays(comm)
+    comm.barrier()
+    if comm.rank == CULPRIT:
+        comm.all_gather(y, z)  # order
+        comm.all_reduce(x, x)
+    else:
+        comm.all_reduce(x, x)
+        comm.all_gather(y, z)
+
+
+def shape(comm):
+    x = np.zeros(5 if comm.rank == CULPRIT else 4, "f4")
+    comm.barrier()
+    comm.all_reduce(x, x)  # shape
+
+
+def dtype(comm):
+    x = np.zeros(4, "i4" if comm.rank == CULPRIT else "f4")
+    comm.barrier()
+    comm.all_reduce(x, x)  # dtype
+
+
+def early_exit(comm):
+    x, _, _ = arrays(comm)
+    for step in range(4):
+        if comm.rank == CULPRIT and step == 2:
+            return
+        comm.all_reduce(x, x)  # early_exit
+
+
+def exception(comm):
+    comm.barrier()
+    if comm.rank == CULPRIT:
+        raise ZeroDivisionError("mine")  # exception
+    comm.barrier()
+
+
+def endless_loop(comm):
+    comm.barrier()
+    while comm.rank == CULPRIT and not never.is_set():  # endless_loop
+        pass
+    comm.barrier()
+
+
+def wrong_world_size(comm):
+    comm.barrier()
+    if comm.rank == CULPRIT:
+        comm.send(np.zeros(4), to=3)  # wrong_world_size
+    comm.barrier()
+
+
+def duplicate_rank(comm):
+    comm.barrier()
+    comm.split((0, 1, 1) if comm.rank == CULPRIT else (0, 1, 2)).barrier()  # duplicate_rank
+
+
+def slow_rank(comm):
+    comm.barrier()
+    if comm.rank == CULPRIT:
+        never.wait(60)  # slow_rank
+    comm.barrier()
+
+
+MISTAKES = {
+    mistake.__name__: mistake
+    for mistake in (
+        skip,
+        order,
+        shape,
+        dtype,
+        early_exit,
+        exception,
+        endless_loop,
+        wrong_world_size,
+        duplicate_rank,
+        slow_rank,
+    )
+}
+
+
+def line_of(name: str) -> str:
+    """`mistakes.py:29`, where the mistake of this name is made."""
+    lines = Path(__file__).read_text().splitlines()
+    return f"{Path(__file__).name}:{next(i for i, line in enumerate(lines, 1) if line.endswith(f'# {name}'))}"
+
+
+if __name__ == "__main__":
+    MISTAKES[sys.argv[1]](world(deadline=0.6))

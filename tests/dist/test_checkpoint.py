@@ -1,0 +1,189 @@
+"""Checkpoints of a model on several ranks: bit-equal under another strategy and number of ranks, all or nothing."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import hetu as ht
+from hetu.dist import Pipeline, run_ranks
+from hetu.dist.heterogeneous import Heterogeneous
+from hetu.dist.strategy import DataParallel, Parallel, TensorParallel, ZeRO
+from hetu.errors import CheckpointError
+
+from .models import MODELS
+from .test_strategies import SPLIT
+
+WAYS = {
+    "alone": (None, 1),
+    "data": (DataParallel, 2),
+    "zero1": (lambda: ZeRO(1), 3),
+    "zero3": (lambda: ZeRO(3), 4),
+    "tensor": (lambda: TensorParallel(SPLIT), 2),
+    "zero x tensor": (lambda: Parallel(tensor=2, zero=3, split=SPLIT), 4),
+    "pipeline": (lambda: Pipeline(data=2), 4),
+    "unequal": (lambda: Heterogeneous([(0, 1), (2,)], (2, 1), split=SPLIT), 3),
+}
+
+
+def on(way, act, model="transformer"):
+    """`act(executor, feeds)` on every rank."""
+    strategy, ranks = WAYS[way]
+
+    def run(comm):
+        graph, feeds = MODELS[model]()
+        kwargs = {"strategy": strategy(), "comm": comm} if strategy else {}
+        return act(ht.Executor(graph, **kwargs), feeds)
+
+    return run_ranks(ranks, run) if strategy else [run(None)]
+
+
+def parts(ex, feeds=None):
+    """Global box -> value of each variable that this rank keeps."""
+    found = {}
+    for node in ex.variables:
+        box = tuple((0, s) for s in node.shape)
+        if ex.placement is not None:
+            piece = ex.placement.strategy.store(node).pieces(node.shape).get(ex.placement.comm.rank)
+            if piece is None:
+                continue
+            box = piece.box
+        found[node.name] = box, ex.state[node.name]
+    return found
+
+
+def whole(ranks):
+    """The variables of a model, put together from the parts of its ranks."""
+    found = {}
+    for name in sorted({name for rank in ranks for name in rank}):
+        pieces = [rank[name] for rank in ranks if name in rank]
+        out = np.zeros(
+            [max(highs) for highs in zip(*([high for _, high in box] for box, _ in pieces))], pieces[0][1].dtype
+        )
+        for box, value in pieces:
+            out[tuple(slice(low, high) for low, high in box)] = value
+        found[name] = out
+    return found
+
+
+def save_after_two_steps(path):
+    def act(ex, feeds):
+        for feed in feeds[:2]:
+            ex.run("train", feed)
+        ex.save(path, {"step": 2})
+        return parts(ex)
+
+    return act
+
+
+def load(path):
+    def act(ex, feeds):
+        assert ex.load(path) == {"step": 2}
+        return parts(ex)
+
+    return act
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [("zero3", "tensor"), ("tensor", "zero1"), ("zero x tensor", "alone"), ("alone", "zero3"), ("unequal", "data"),
+     ("zero1", "unequal"), ("data", "zero x tensor"), ("pipeline", "zero3"), ("tensor", "pipeline")],
+)  # fmt: skip
+def test_another_strategy_reads_the_same_bits(tmp_path, written, read):
+    path = tmp_path / "model"
+    before = whole(on(written, save_after_two_steps(path)))
+    after = whole(on(read, load(path)))
+    assert before.keys() == after.keys()
+    for name, value in before.items():
+        np.testing.assert_array_equal(value, after[name], err_msg=name)
+
+
+def test_training_goes_on_as_if_never_stopped(tmp_path):
+    path = tmp_path / "model"
+
+    def later(ex, feeds):
+        return [float(ex.run("train", feed)[0]) for feed in feeds[2:5]]
+
+    unbroken = on("data", lambda ex, feeds: [save_after_two_steps(path)(ex, feeds), later(ex, feeds)][1])[0]
+    resumed = on("zero1", lambda ex, feeds: [load(path)(ex, feeds), later(ex, feeds)][1])[0]
+    np.testing.assert_allclose(resumed, unbroken, atol=1e-6)
+
+
+def test_each_rank_writes_its_part_and_no_value_is_written_twice(tmp_path):
+    path = tmp_path / "model"
+    on("data", save_after_two_steps(path), model="mlp")
+    on("data", save_after_two_steps(path), model="mlp")  # over the first
+    assert sorted(p.name for p in path.iterdir()) == [
+        "manifest.json", "save2-part0.safetensors", "save2-part1.safetensors",
+    ]  # fmt: skip
+    manifest = json.loads((path / "manifest.json").read_text())
+    assert {part for entry in manifest["variables"].values() for part, _ in entry["pieces"]} == {0, 1}
+    assert all(len(entry["pieces"]) == 1 for entry in manifest["variables"].values())
+
+
+def damaged(path, damage):
+    file = path / "save1-part1.safetensors"
+    if damage == "missing":
+        file.unlink()
+    elif damage == "truncated":
+        file.write_bytes(file.read_bytes()[:-100])
+    elif damage == "garbage":
+        file.write_bytes(bytes(file.stat().st_size))
+    elif damage == "no manifest":
+        (path / "manifest.json").unlink()
+    else:
+        (path / "manifest.json").write_text("{")
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [("missing", "lacks its part save1-part1"), ("truncated", "it was written with"), ("garbage", "not a whole"),
+     ("no manifest", "no save was finished"), ("broken manifest", "no manifest of a checkpoint")],
+)  # fmt: skip
+@pytest.mark.parametrize("way", ["alone", "tensor"])
+def test_a_damaged_checkpoint_changes_nothing_on_any_rank(tmp_path, damage, said, way):
+    path = tmp_path / "model"
+    on("zero3", save_after_two_steps(path), model="mlp")
+    damaged(path, damage)
+
+    def act(ex, feeds):
+        before = {name: ex.state[name] for name in ex.state}
+        with pytest.raises(CheckpointError) as caught:
+            ex.load(path)
+        for name, value in before.items():
+            np.testing.assert_array_equal(ex.state[name], value)
+        return str(caught.value)
+
+    assert all(said in text for text in on(way, act, model="mlp"))
+
+
+def test_one_rank_that_cannot_write_leaves_the_old_checkpoint_whole(tmp_path):
+    path = tmp_path / "model"
+    before = whole(on("data", save_after_two_steps(path), model="mlp"))
+    (path / ".save2-part1.safetensors.part").mkdir()  # where rank 1 would write
+
+    def act(ex, feeds):
+        ex.run("train", feeds[0])
+        with pytest.raises((CheckpointError, OSError)):
+            ex.save(path)
+
+    on("data", act, model="mlp")
+    after = whole(on("alone", load(path), model="mlp"))
+    for name, value in before.items():
+        np.testing.assert_array_equal(value, after[name])
+
+
+def test_another_model(tmp_path):
+    path = tmp_path / "model"
+    on("data", save_after_two_steps(path), model="mlp")
+    with pytest.raises(CheckpointError, match="belongs to another model"):
+        on("data", load(path), model="cnn")
+
+
+def test_where_a_file_is_no_folder_can_be_made(tmp_path):
+    path = tmp_path / "model"
+    on("alone", save_after_two_steps(path), model="mlp")
+    with pytest.raises(CheckpointError, match="is a file, ranks save to a folder"):
+        on("data", save_after_two_steps(path), model="mlp")

@@ -1,0 +1,244 @@
+"""heturun with real MPI ranks: the contract of communicators, and no ending of one rank that leaves others behind."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hetu.dist import launch
+from hetu.dist.recorder import State
+from hetu.errors import ArgumentError
+
+HERE = Path(__file__).parent
+DEADLINE = 60  # seconds
+
+
+def heturun(*arguments, **options):
+    line = [sys.executable, "-m", "hetu.dist.launch", *map(str, arguments)]
+    return subprocess.run(line, cwd=HERE.parents[1], capture_output=True, text=True, timeout=DEADLINE, **options)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_contract(n):
+    job = heturun("-w", n, "python", HERE / "contract.py")
+    assert (job.returncode, job.stderr) == (0, "")
+    assert f"checks on {n} ranks of {'SerialComm' if n == 1 else 'MPIComm'}" in job.stdout
+
+
+# Every script ends badly on rank 1 while rank 0 waits for it.
+ENDINGS = {
+    "raise ZeroDivisionError('mine')": (1, "[rank 1] ZeroDivisionError: mine"),
+    "sys.exit(3)": (3, "[rank 1] sys.exit(3)"),
+    "sys.exit('no data')": (1, "[rank 1] no data"),
+    "os._exit(0)": (71, "heturun: ranks [0, 1] did not end well"),
+    "os.kill(os.getpid(), signal.SIGKILL)": (9, "heturun: ranks [0, 1] did not end well"),  # also: out of memory
+    "os.kill(os.getpid(), signal.SIGTERM)": (15, "heturun: ranks [0, 1] did not end well"),
+    "ctypes.string_at(0)": (11, 'train.py", line 5 in <module>'),
+    "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30)); bytes(1 << 31)": (1, "[rank 1] MemoryError"),
+    "sys.exit(0)": (1, "fix: all ranks must call the same collectives"),
+    "comm.deadline = 0.2; comm.barrier(); comm.barrier()": (1, "fix: all ranks must call the same collectives"),
+}
+
+
+@pytest.mark.parametrize(("ending", "code", "last"), [(k, *v) for k, v in ENDINGS.items()], ids=ENDINGS)
+def test_bad_ending(tmp_path, ending, code, last):
+    script = tmp_path / "train.py"
+    endless = "while True:\n    pass\n" if "deadline" in ending else ""
+    script.write_text(
+        "import ctypes, os, resource, signal, sys\n"
+        "from hetu.dist import world\n"
+        "comm = world()\n"
+        f"if comm.rank == 1:\n    {ending}\n"
+        f"comm.barrier()\n{endless}"
+    )
+    job = heturun("-w", 2, "python", script)
+    assert job.returncode == code, job.stderr
+    report = job.stderr.splitlines()
+    assert last in report[-1]
+    if "Error" in ending:
+        assert report[-2:-1] == ["[rank 1]     raise ZeroDivisionError('mine')"]
+
+
+def test_failure_before_mpi_starts(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os\nif os.environ['PMI_RANK'] == '1':\n    import nowhere\n"
+        "from hetu.dist import world\nworld().barrier()\n"
+    )
+    job = heturun("-w", 2, "python", script)
+    assert job.returncode == 1
+    assert job.stderr.splitlines()[-1] == "[rank 1] ModuleNotFoundError: No module named 'nowhere'"
+
+
+def test_exception_under_a_bare_mpiexec(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("from hetu.dist import world\ncomm = world()\nassert comm.rank == 0, 'mine'\ncomm.barrier()\n")
+    line = [launch.find_mpiexec(), "-n", "2", sys.executable, str(script)]
+    paths = os.environ | {"PYTHONPATH": str(HERE.parents[1])} | launch.environment(2, cores=1)
+    job = subprocess.run(line, env=paths, capture_output=True, text=True, timeout=DEADLINE)
+    assert job.returncode == 1 and "AssertionError: mine" in job.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="watches foreign processes through Linux' pidfd")
+@pytest.mark.parametrize(("signal_", "code"), [(signal.SIGTERM, 130), (signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_end_of_the_launcher_ends_all_ranks(tmp_path, signal_, code):
+    script = tmp_path / "train.py"
+    script.write_text("import os\nprint(os.getpid(), flush=True)\nwhile True:\n    pass\n")
+    line = [sys.executable, "-m", "hetu.dist.launch", "-w", "2", "python", str(script)]
+    job = subprocess.Popen(line, cwd=HERE.parents[1], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        alive = {os.pidfd_open(int(job.stdout.readline().split()[-1])) for _ in range(2)}
+        job.send_signal(signal_)
+        while alive:
+            ended, _, _ = select.select(alive, [], [], DEADLINE)
+            assert ended, "a rank outlived the launcher"
+            for process in ended:
+                os.close(process)
+            alive -= set(ended)
+        assert job.wait(DEADLINE) == code
+    finally:
+        job.kill()
+        job.stdout.close()
+        job.wait()
+
+
+def test_arguments_and_module_path_are_those_of_python(tmp_path):
+    (tmp_path / "beside.py").write_text("name = 'beside'\n")
+    (tmp_path / "train.py").write_text("import sys, beside\nprint(sys.argv[1:], __name__, beside.name)\n")
+    job = heturun("-w", 1, "python", tmp_path / "train.py", "--workers", "7")
+    assert job.stdout == "['--workers', '7'] __main__ beside\n"
+    job = heturun("-w", 1, "python", "-m", "json.tool", "--help")
+    assert "json" in job.stdout and job.returncode == 0
+
+
+def test_threads_are_shared_out(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "5")
+    few, many = launch.environment(2, cores=8), launch.environment(16, cores=8)
+    assert (few["OMP_NUM_THREADS"], many["OMP_NUM_THREADS"]) == ("4", "1")
+    assert few["OPENBLAS_NUM_THREADS"] == "5"  # what the user set stays
+    assert "MPIR_CVAR_POLLS_BEFORE_YIELD" in many and "MPIR_CVAR_POLLS_BEFORE_YIELD" not in few
+
+
+def test_command_line(capsys):
+    assert launch.main(["-n", "4", "-s", "1", "--dry-run", "python", "train.py", "--lr", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert "-n 4" in shown and shown.rstrip().endswith("-m hetu.dist.boot train.py --lr 1")
+    assert "# 1 servers: " in shown
+    for wrong in (
+        ["-w", "0", "python", "x.py"],
+        ["-w", "2"],
+        ["-w", "2", "python", "-m"],
+        ["-w", "2", "python", "-c", "print()"],
+        ["-s", "-1", "x.py"],
+    ):
+        with pytest.raises(SystemExit):
+            launch.main(wrong)
+    assert "usage: heturun" in capsys.readouterr().err
+    with pytest.raises(ArgumentError):
+        launch.rank_command(launch.Job(2, ("python",)))
+
+
+def test_mpiexec_may_be_named(monkeypatch):
+    monkeypatch.setenv(launch.MPIEXEC, "/opt/mpi/mpiexec")
+    assert launch.rank_command(launch.Job(2, ("x.py",)))[:3] == ["/opt/mpi/mpiexec", "-n", "2"]
+
+
+def test_lines_begin_with_their_rank_and_rank_0_has_the_only_progress_bar(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, tqdm\n"
+        "for i in tqdm.tqdm(range(3), mininterval=0): pass\n"
+        "print('a', end=''); print('b\\n\\nc')\n"
+        "print(os.environ['OMP_NUM_THREADS'])\n"
+    )
+    job = heturun("-w", 2, "python", script, env={**os.environ, "OMP_NUM_THREADS": "7"})
+    assert job.returncode == 0
+    assert sorted(job.stdout.splitlines()) == sorted(
+        line
+        for rank in (0, 1)
+        for line in (f"[rank {rank}] ab", f"[rank {rank}] ", f"[rank {rank}] c", f"[rank {rank}] 7")
+    )
+    assert "[rank 0] 100%" in job.stderr and "[rank 1]" not in job.stderr
+
+
+def test_a_rank_that_does_not_arrive_is_named_and_ends_the_job(tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(launch.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(launch, "ask", lambda directory, ranks: {r: State(where="train.py:3: load()") for r in ranks})
+    start = launch.Start(tmp_path, 3)
+
+    def late_at(seconds, *files):
+        for name in files:
+            (tmp_path / name).touch()
+        now[0] = seconds
+        return start.is_late(5.0)
+
+    assert not late_at(4, "started.0", "started.1") and late_at(6)
+    assert start.absent(5.0) == ["after 5 s rank 2 has not arrived: its process does not run"]
+    assert not late_at(7, "started.2")
+    assert not late_at(100)  # a script may join late, or never
+    assert not late_at(104, "arrived.0") and late_at(106, "done.2")
+    assert start.absent(5.0) == [
+        "after 5 s rank 1 has not arrived: it is at train.py:3: load()",
+        "after 5 s rank 2 has not arrived: it has ended",
+    ]
+    assert not late_at(200, "arrived.1", "arrived.2")
+
+
+def test_a_rank_that_is_late_ends_the_job(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(launch, "WARN_AFTER", 0.0)
+    monkeypatch.setattr(launch, "END_AFTER", 0.0)
+    monkeypatch.setenv("PYTHONPATH", str(HERE.parents[1]))
+    script = tmp_path / "train.py"
+    script.write_text("while True:\n    pass\n")
+    assert launch.run(launch.Job(2, (str(script),))) == launch.RC_ABSENT
+    said = capfd.readouterr().err.splitlines()
+    assert said.count("heturun: after 0 s rank 1 has not arrived: its process does not run") == 2
+    assert said[-1].startswith("heturun: after 0 s rank 1 has not arrived")
+
+
+def test_under_a_foreign_mpiexec_it_is_a_rank(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("from hetu.dist import world\ncomm = world()\ncomm.barrier()\nprint(comm)\n")
+    paths = os.environ | {"PYTHONPATH": str(HERE.parents[1])} | launch.environment(2, cores=1)
+    command = [launch.find_mpiexec(), "-n", "2", sys.executable, "-m", "hetu.dist.launch"]
+    job = subprocess.run([*command, str(script)], env=paths, capture_output=True, text=True, timeout=DEADLINE)
+    assert sorted(job.stdout.splitlines()) == [f"[rank {r}] <MPIComm rank {r} of 2>" for r in (0, 1)]
+    job = subprocess.run(
+        [*command, "-w", "3", str(script)], env=paths, capture_output=True, text=True, timeout=DEADLINE
+    )
+    assert job.returncode and "this is one of 2 ranks" in job.stderr and "say -w 2" in job.stderr
+
+
+def test_servers_run_beside_the_ranks(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os\nprint(os.environ['HETU_SERVERS'].count('tcp://'), len(os.environ['HETU_SERVER_TOKEN']))\n"
+    )
+    job = heturun("-w", 2, "-s", 2, "python", script)
+    assert (job.returncode, job.stderr) == (0, "")
+    assert sorted(job.stdout.splitlines()) == ["[rank 0] 2 32", "[rank 1] 2 32"]
+
+
+def test_the_end_of_a_server_ends_the_job(tmp_path, monkeypatch, capfd):
+    serve = "import sys; sys.stdin.readline(); print('ready tcp://here', flush=True); sys.stdin.read(1)"
+    monkeypatch.setattr(launch.Servers, "COMMAND", (sys.executable, "-c", serve))
+    monkeypatch.setattr(launch.Servers, "dead", lambda self: [1])
+    monkeypatch.setenv("PYTHONPATH", str(HERE.parents[1]))
+    script = tmp_path / "train.py"
+    script.write_text("while True:\n    pass\n")
+    assert launch.run(launch.Job(1, (str(script),), servers=2)) == launch.RC_SERVER
+    assert capfd.readouterr().err == "heturun: server 1 has ended\n"
+
+
+def test_a_server_that_does_not_start_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(launch.Servers, "COMMAND", (sys.executable, "-c", "pass"))
+    with pytest.raises(RuntimeError, match="server 0 did not get ready"):
+        launch.run(launch.Job(1, ("train.py",), servers=2))

@@ -1,0 +1,111 @@
+"""Layouts say exactly which rank holds what, survive JSON and refuse what makes no sense."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import numpy as np
+import pytest
+
+from hetu.dist import DUP, MAX, SUM, Layout, Mesh, Shard
+from hetu.errors import ArgumentError, AxisError
+
+from .layouts import index, random_layout
+
+
+def test_row_major_grid():
+    layout = Layout(Shard((4, 5, 6, 7, 8, 9), ((0, 2), (1, 3))))
+    assert layout.local_shape((4, 9), 4) == (2, 3)
+    assert layout.pieces((4, 9))[8].box == ((2, 4), (3, 6))
+
+
+def test_two_axes_may_split_one_dimension():
+    boxes = [piece.box for piece in Layout(Shard(range(4), ((0, 2), (0, 2)))).pieces((7,)).values()]
+    assert boxes == [((0, 1),), ((1, 3),), ((3, 5),), ((5, 7),)]
+
+
+def test_more_ranks_than_rows_leave_some_empty():
+    assert [Layout(Shard(range(4), ((0, 4),))).local_shape((2,), r) for r in range(4)] == [(0,), (1,), (0,), (1,)]
+
+
+def test_ratio_shares_unevenly():
+    layout = Layout((Shard((0,)), Shard((1,)), Shard((2,))), across=0, ratio=(2, 1, 1))
+    assert [layout.local_shape((8,), r) for r in range(3)] == [(4,), (2,), (2,)]
+
+
+def test_terms_and_copies():
+    terms = Layout((Shard((0, 1), ((SUM, 2),)), Shard((2,))), across=SUM).pieces((3,))
+    assert len({piece.term for piece in terms.values()}) == 3 and {p.copy for p in terms.values()} == {0}
+    copies = Layout((Shard((0, 1), ((SUM, 2),)), Shard((2,))), across=DUP).pieces((3,))
+    assert [piece.copy for piece in copies.values()] == [0, 0, 1] and copies[2].term == ()
+
+
+def test_splits_partition_the_tensor_in_every_copy_and_term():
+    draw = random.Random(1)
+    for _ in range(200):
+        layout = random_layout(draw, list(range(8)), 2, SUM)
+        shape = (draw.randint(1, 9), draw.randint(1, 9))
+        held = np.zeros(shape, int)
+        for piece in layout.pieces(shape).values():
+            held[index(piece.box)] += 1
+        assert held.min() >= 1
+        if all(role >= 0 for role, n in layout.axes().values() if n > 1):
+            assert held.max() == 1
+
+
+def test_json_round_trip_and_hash():
+    draw = random.Random(2)
+    for _ in range(100):
+        layout = random_layout(draw, list(range(8)), 3, MAX)
+        twin = Layout.from_json(json.loads(json.dumps(layout.to_json())))
+        assert twin == layout and hash(twin) == hash(layout) and repr(twin) == repr(layout)
+
+
+def test_repr():
+    assert repr(Layout(Shard((0, 2, 3, 4), ((SUM, 4),)))) == "Layout([sum/4] on 0,2,3,4)"
+    assert repr(Mesh((2, 3), ("data", "model"))) == "Mesh(data=2, model=3 on 0-5)"
+
+
+def test_mesh():
+    mesh = Mesh((2, 2, 2), ("stage", "data", "model"), ranks=range(8, 16))
+    assert mesh.layout(data=0, model=SUM) == Layout(Shard(range(8, 16), ((DUP, 2), (0, 2), (SUM, 2))))
+    assert mesh.group("stage", 9) == (9, 13)
+    assert mesh.group("data", 15) == (13, 15)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Shard(()),
+        lambda: Shard((0, 0), ((0, 2),)),
+        lambda: Shard((-1,)),
+        lambda: Shard((0, 1)),
+        lambda: Shard((0, 1), ((0, 3),)),
+        lambda: Shard((0, 1), ((-9, 2),)),
+        lambda: Shard((0, 1), (("rows", 2),)),
+        lambda: Shard((0, 1), ((0, -2), (0, -1))),
+        lambda: Shard((0, 1), (0, 2)),
+        lambda: Layout(()),
+        lambda: Layout((Shard((0,)), Shard((0,)))),
+        lambda: Layout((Shard((0,)), Shard((1,))), across=0, ratio=(1,)),
+        lambda: Layout((Shard((0,)), Shard((1,))), across=0, ratio=(1, 0)),
+        lambda: Layout((Shard((0,)), Shard((1,))), across=SUM, ratio=(1, 1)),
+        lambda: Layout(Shard((0, 1, 2, 3), ((SUM, 2), (MAX, 2)))),
+        lambda: Layout.from_json({"parts": []}),
+        lambda: Layout.from_json({"parts": [{"ranks": [0], "axes": [["summ", 1]]}], "across": "dup", "ratio": []}),
+        lambda: Layout.from_json([]),
+        lambda: Mesh((2, 2), ("data",)),
+        lambda: Mesh((2, 2), ("data", "data")),
+        lambda: Mesh((2,), ("data",)).layout(model=0),
+        lambda: Mesh((2,), ("data",)).group("data", 2),
+    ],
+)
+def test_mistakes(make):
+    with pytest.raises(ArgumentError):
+        make()
+
+
+def test_a_dimension_that_the_tensor_lacks():
+    with pytest.raises(AxisError, match="splits dimension 1"):
+        Layout(Shard((0, 1), ((1, 2),))).pieces((4,))

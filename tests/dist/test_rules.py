@@ -1,0 +1,119 @@
+"""Sharding rules: an operator on parts, in any layouts of its inputs, gives the parts of what it gives on the whole."""
+
+from __future__ import annotations
+
+import functools
+import zlib
+
+import numpy as np
+import pytest
+
+import hetu as ht
+from hetu.dist import DUP, SUM, Layout, Mesh, Shard, run_ranks
+from hetu.dist.ops import shard
+from hetu.dist.rules import rule_of
+from hetu.dist.strategy import Strategy
+from hetu.graph import OPS
+
+from ..samples import SAMPLES
+from ..test_ops import built
+
+GRIDS = {
+    "2": Layout(Shard((0, 1), ((DUP, 2),))),
+    "2x2": Mesh((2, 2), ("a", "b")).layout(),
+    "2+1": Layout((Shard((0, 1), ((DUP, 2),)), Shard((2,)))),
+}
+
+
+def random_layout(rng: np.random.Generator, grid: Layout, x: np.ndarray) -> Layout:
+    """Roles at random on the axes of a grid: any dimension, duplicates, or a pending sum for floats."""
+    roles = [*range(x.ndim), *range(x.ndim), DUP] + [SUM] * (x.dtype.kind == "f")
+    pick = lambda: roles[rng.integers(len(roles))]  # noqa: E731
+    parts = tuple(Shard(p.ranks, tuple((pick(), n) for _, n in p.axes)) for p in grid.parts)
+    across = pick() if len(parts) > 1 else DUP
+    return Layout(parts, across)
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: s.id)
+@pytest.mark.filterwarnings("ignore:operator .* has no dims rule")
+def test_operator_on_parts(sample):
+    rng = np.random.default_rng(zlib.crc32(sample.id.encode()))
+    nodes, feed = built(sample)
+    if not feed or any(a.ndim == 0 for a in feed.values()) and len(feed) == 1:
+        return
+    (wanted,) = [ht.Executor(list(nodes)).run(feed)]
+    for base in GRIDS.values():
+        layouts = {n: random_layout(rng, base, a) for n, a in feed.items()}
+        hinted = dict(zip(feed, (shard(n, layout=layouts[n]) for n in feed)))
+        outputs = sample.build(*hinted.values())
+        outputs = list(outputs) if isinstance(outputs, tuple | list) else [outputs]
+
+        def run(comm, base=base, outputs=outputs):
+            return ht.Executor(outputs, strategy=Strategy(base), comm=comm, donate=False).run(feed)
+
+        for results in run_ranks(len(base.ranks), run, deadline=20.0):
+            for got, want in zip(results, wanted, strict=True):
+                close = 1e-9 if want.dtype == np.float64 else 1e-6
+                np.testing.assert_allclose(got, want, rtol=close, atol=close, err_msg=str([*layouts.values()]))
+
+
+@pytest.mark.parametrize("channels", [False, True])
+def test_a_part_of_a_dropout_mask_is_that_of_the_whole(channels):
+    rng = np.random.default_rng(0)
+    state = np.array([7, 3], np.uint64)
+    dropped = functools.partial(OPS["dropout"].forward, np, rate=0.4, stream=11, channels=channels)
+    for _ in range(50):
+        shape = tuple(rng.integers(1, 9, 3))
+        whole = dropped(np.ones(shape), state)
+        low = [int(rng.integers(0, size)) for size in shape]
+        high = [int(rng.integers(start, size + 1)) for start, size in zip(low, shape)]
+        box = tuple(map(slice, low, high))
+        window = tuple(zip(low, high, map(int, shape)))
+        np.testing.assert_array_equal(dropped(np.ones(shape)[box], state, window=window), whole[box])
+
+
+def rule(node):
+    found = rule_of(node)
+    return found.inputs, found.outputs
+
+
+def test_a_rule_aligns_axes_from_the_last():
+    x, b = ht.placeholder("x", (6, 4)), ht.placeholder("b", (4,))
+    inputs, (out,) = rule(x + b)
+    assert inputs == ((("~1",), ("~0",)), (("~0",),)) and out == inputs[0]
+
+
+def test_axes_of_size_one_have_no_factor():
+    node = ht.placeholder("x", (6, 1)) * ht.placeholder("y", (1, 4))
+    assert rule(node) == (((("~1",), ()), ((), ("~0",))), ((("~1",), ("~0",)),))
+
+
+def test_only_the_major_factor_of_a_merged_axis_splits():
+    node = ht.reshape(ht.placeholder("x", (4, 6)), shape=(24,))
+    found = rule_of(node)
+    assert found.inputs == ((("a",), ("b",)),) and found.outputs == ((("a", "b"),),)
+    assert found.can_split("a", 4) and not found.can_split("a", 3)  # a cut inside a row would not be one block
+    assert not found.can_split("b", 2)
+
+
+def test_a_factor_does_not_split_into_more_parts_than_it_has_elements():
+    found = rule_of(ht.exp(ht.placeholder("x", (3,))))
+    assert found.can_split("~0", 3) and not found.can_split("~0", 4)
+
+
+def test_an_operator_without_a_rule_is_replicated_and_warned_of_once():
+    @ht.op
+    def cube_without_rule(xp, x):
+        return x**3
+
+    x = ht.placeholder("x", (4, 2))
+    y = cube_without_rule(cube_without_rule(x))
+    split = Mesh((2,), ("data",)).layout(data=0)
+    feed = {"x": np.arange(8.0, dtype=np.float32).reshape(4, 2)}
+    with pytest.warns(UserWarning, match="operator 'cube_without_rule' has no dims rule") as warned:
+        found = run_ranks(
+            2,
+            lambda comm: ht.Executor([y], strategy=Strategy(GRIDS["2"], feeds={"x": split}), comm=comm).run(feed)[0],
+        )
+    assert len(warned) == 1
+    np.testing.assert_array_equal(found[1], feed["x"] ** 9)

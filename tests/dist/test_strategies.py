@@ -1,0 +1,174 @@
+"""Every strategy trains as one process does: equal losses, and exactly the communication it should need."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+
+import hetu as ht
+from hetu.dist import plan, run_ranks
+from hetu.dist.strategy import MEGATRON, DataParallel, Parallel, TensorParallel, ZeRO
+
+from .models import MODELS, batches, communicating, communication, losses, mlp, transformer
+from .test_launch import heturun
+
+CHANNELS = {"cnn/conv2d/weight": 0, "cnn/conv2d/bias": 0, "cnn/batch_norm/*": 0, "cnn/linear/weight": 0}
+SPLIT = {**MEGATRON, **CHANNELS}
+STRATEGIES = {
+    "data": DataParallel,
+    "zero1": lambda: ZeRO(1),
+    "zero2": lambda: ZeRO(2),
+    "zero3": lambda: ZeRO(3),
+    "tensor": lambda: TensorParallel(SPLIT),
+    "data x tensor": lambda: Parallel(tensor=2, split=SPLIT),
+    "zero3 x tensor": lambda: Parallel(tensor=2, zero=3, split=SPLIT),
+}
+CASES = [(name, model, n) for name in STRATEGIES for model in MODELS for n in (2, 4)]
+CASES += [
+    ("data", "mlp", 3),
+    ("data", "cnn", 8),
+    ("zero1", "mlp", 3),
+    ("zero3", "transformer", 8),
+    ("tensor", "mlp", 8),
+]
+CASES += [("data x tensor", "transformer", 8), ("zero3", "mlp", 5)]
+
+
+@functools.cache
+def alone(model: str) -> list[float]:
+    return losses(MODELS[model])
+
+
+@pytest.mark.parametrize(("strategy", "model", "ranks"), CASES)
+def test_losses_of_20_steps_equal_those_of_one_process(strategy, model, ranks):
+    found = run_ranks(ranks, lambda comm: losses(MODELS[model], STRATEGIES[strategy](), comm))
+    for rank in found:
+        np.testing.assert_allclose(rank, alone(model), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("strategy", ["data", "zero3", "data x tensor"])
+def test_batches_of_other_sizes_even_fewer_than_ranks(strategy):
+    def values(comm=None):
+        graph, feeds = mlp()
+        ex = ht.Executor(graph, strategy=STRATEGIES[strategy]() if comm else None, comm=comm)
+        cut = [{name: value[:size] for name, value in feeds[0].items()} for size in (12, 7, 2, 1, 12)]
+        return [float(ex.run("train", feed)[0]) for feed in cut]
+
+    for rank in run_ranks(4, values):
+        np.testing.assert_allclose(rank, values(), atol=1e-5, rtol=0)
+
+
+def test_data_parallelism_reduces_every_gradient_once():
+    assert communication(mlp, DataParallel(), 4) == {"all_reduce": 4 + 1}  # and the loss
+    # the table of the embedding: the looked-up ids and their gradient rows are gathered instead
+    assert communication(transformer, DataParallel(), 2) == {"all_reduce": 18 + 1, "all_gather": 2}
+
+
+def test_batch_norm_over_ranks_adds_two_reductions_forward_and_none_backward():
+    assert communication(MODELS["cnn"], DataParallel(), 2) == {"all_reduce": 6 + 2 + 1}
+
+
+def block():
+    x = ht.placeholder("x", (None, 6, 16))
+    scale = ht.variable("scale", ht.init.ones, (16,))  # so that a gradient flows back through the whole block
+    y = ht.nn.TransformerBlock(16, 4, causal=True, name="block")(x * scale)
+    loss = ht.mean(y * y)
+    return {"train": [loss, ht.optim.SGD(0.1).minimize(loss)], "eval": [y]}, [{"x": np.ones((4, 6, 16), np.float32)}]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_megatron_block_has_two_reductions_forward_and_two_backward(ranks):
+    assert communication(block, TensorParallel(), ranks, "eval") == {"all_reduce": 2}
+    assert communication(block, TensorParallel(), ranks) == {"all_reduce": 4}
+
+
+def test_a_vocabulary_over_ranks_adds_one_reduction_for_the_table_and_three_for_the_cross_entropy():
+    nodes = communicating(transformer, TensorParallel(), 2)
+    rows, features = 12 * 6, 12 * 6 * 16
+    assert [node.op.name for node in nodes] == ["all_reduce"] * 9
+    # table, attention, feed-forward; maximum, sum and own class of the loss; back through head, feed-forward, attention
+    assert [int(node.tensor.size) for node in nodes] == [features] * 3 + [rows] * 3 + [features] * 3
+
+
+def tied(vocabulary=20):
+    """The table of tokens is the matrix of the last layer too."""
+    ids, t = ht.placeholder("x", (None, 6), "int64"), ht.placeholder("t", (None, 6), "int64")
+    with ht.scope("gpt"):
+        embedding = ht.nn.Embedding(vocabulary, 16)
+        h = ht.nn.TransformerBlock(16, 4, causal=True, name="block")(embedding(ids))
+        y = ht.matmul(h, ht.matrix_transpose(embedding.weight))
+        loss = ht.mean(ht.softmax_cross_entropy(y, t))
+        updates = ht.optim.Adam(0.01, clip_norm=0.5).minimize(loss)
+    return {"train": [loss, updates], "eval": [y]}, batches((6,), vocabulary, ids=True)
+
+
+@pytest.mark.parametrize(("strategy", "ranks"), [("tensor", 2), ("zero1", 2), ("zero3 x tensor", 4), ("data", 3)])
+def test_tied_weights_and_clipped_gradients(strategy, ranks):
+    for rank in run_ranks(ranks, lambda comm: losses(tied, STRATEGIES[strategy](), comm, steps=6)):
+        np.testing.assert_allclose(rank, losses(tied, steps=6), atol=1e-5, rtol=0)
+
+
+def test_bytes_of_a_vocabulary_over_ranks_do_not_grow_with_it():
+    def moved(vocabulary):
+        nodes = communicating(lambda: transformer(vocabulary=vocabulary), TensorParallel(), 2)
+        return sum(plan(n.attrs["src"], n.attrs["dst"], n.attrs["shape"]).moved for n in nodes)
+
+    assert moved(20) == moved(2000)
+
+
+def test_channels_over_ranks_need_one_reduction_of_the_logits_and_the_running_statistics():
+    found = communication(MODELS["cnn"], STRATEGIES["tensor"](), 2)
+    assert found == {"all_reduce": 1, "all_gather": 2}  # each channel is normalised where it is
+
+
+def test_data_x_tensor_parallelism_adds_up():
+    assert communication(transformer, Parallel(tensor=2), 4) == {"all_reduce": 9 + 18 + 1, "all_gather": 2}
+
+
+def even_mlp(clip_norm=None):
+    x, t = ht.placeholder("x", (None, 8)), ht.placeholder("t", (None,), "int64")
+    h = ht.nn.Linear(8, 16, activation=ht.relu, name="a")(x)
+    h = ht.nn.Linear(16, 16, activation=ht.relu, name="b")(h)
+    loss = ht.mean(ht.softmax_cross_entropy(ht.nn.Linear(16, 4, name="c")(h), t))
+    feeds = [{"x": np.zeros((12, 8), np.float32), "t": np.zeros(12, np.int64)}]
+    optimizer = ht.optim.Momentum(0.1, clip_norm=clip_norm)
+    return {"train": [loss, optimizer.minimize(loss)], "eval": [loss]}, feeds
+
+
+def test_zero_1_scatters_gradients_and_gathers_variables():
+    assert communication(even_mlp, ZeRO(1), 4) == {"reduce_scatter": 6, "all_gather": 6, "all_reduce": 1}
+
+
+def test_zero_3_gathers_each_variable_forward_and_again_where_backward_reads_it():
+    # weights b and c are read by the gradient of their inputs; a's input needs none, and no gradient reads a bias
+    assert communication(even_mlp, ZeRO(3), 4) == {"reduce_scatter": 6, "all_gather": 6 + 2, "all_reduce": 1}
+
+
+def test_clipping_by_the_norm_of_all_gradients_adds_one_number():
+    found = communication(lambda: even_mlp(clip_norm=1.0), ZeRO(1), 4)
+    assert found == {"reduce_scatter": 6, "all_gather": 6, "all_reduce": 1 + 1}
+
+
+@pytest.mark.parametrize(("stage", "share"), [(0, 1.0), (1, 0.625), (3, 0.25)])
+def test_zero_divides_what_a_rank_keeps(stage, share):
+    """Variables are half of it, momentum the other half."""
+
+    def kept(comm):
+        graph, _ = even_mlp()
+        strategy = ZeRO(stage) if stage else DataParallel()
+        state = ht.Executor({"train": graph["train"]}, strategy=strategy, comm=comm).state
+        return sum(state[name].nbytes for name in state if state[name].ndim)
+
+    graph, _ = even_mlp()
+    state = ht.Executor({"train": graph["train"]}).state
+    assert run_ranks(4, kept) == [share * sum(state[name].nbytes for name in state if state[name].ndim)] * 4
+
+
+@pytest.mark.parametrize(("ranks", "strategy", "model"), [(2, "zero3", "transformer"), (4, "data x tensor", "mlp")])
+def test_processes_give_the_same_as_threads(ranks, strategy, model):
+    job = heturun("-w", ranks, "python", "-m", "tests.dist.train", strategy, model)
+    assert job.returncode == 0, job.stderr
+    for rank in range(ranks):
+        assert f"rank {rank}: 20 losses equal those of one process" in job.stdout

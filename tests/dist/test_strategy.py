@@ -1,0 +1,139 @@
+"""Strategies as plain data, and the errors for those that do not fit a graph, the ranks or one another."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import hetu as ht
+from hetu.dist import SUM, Layout, Mesh, SerialComm, Shard, run_ranks, shard
+from hetu.dist.heterogeneous import Heterogeneous
+from hetu.dist.strategy import DataParallel, Kept, Parallel, Strategy, TensorParallel, ZeRO
+from hetu.errors import ArgumentError, AxisError, GraphError, UnknownNameError
+
+from .models import losses, mlp
+
+MESH = Mesh((2,), ("data",))
+BUILDERS = {
+    "data": (DataParallel(), 2),
+    "zero": (ZeRO(3), 4),
+    "tensor": (TensorParallel({"mlp/up/weight": 1}), 2),
+    "both": (Parallel(tensor=2, zero=1), 4),
+    "unequal": (Heterogeneous([(0, 1), (2,)], (2, 1)), 3),
+}
+
+
+def outputs():
+    (loss, updates), _ = mlp()[0]["train"], None
+    return [loss, *updates.values()]
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_json_round_trip(name):
+    builder, ranks = BUILDERS[name]
+    strategy = builder.build(outputs(), ranks)
+    assert Strategy.from_json(strategy.to_json()) == strategy
+
+
+def test_what_was_read_trains_like_what_was_written():
+    text = ZeRO(1).build(outputs(), 2).to_json()
+    found = run_ranks(2, lambda comm: losses(mlp, Strategy.from_json(text), comm, steps=3))
+    np.testing.assert_allclose(found, [losses(mlp, steps=3)] * 2, atol=1e-5)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"base": {"parts": [], "across": "dup", "ratio": []}}'])
+def test_text_that_is_no_strategy(text):
+    with pytest.raises(ArgumentError):
+        Strategy.from_json(text)
+
+
+def test_table():
+    def table(comm):
+        return str(ht.Executor(mlp()[0], strategy=ZeRO(3), comm=comm).placement)
+
+    first, _ = run_ranks(2, table)
+    header, *rows = [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in first.splitlines()]
+    assert header == ["variable", "shape", "compute", "store", "bytes a rank", "collectives"]
+    weight = next(row for row in rows if row[0] == "mlp/up/weight")
+    assert weight == [
+        "mlp/up/weight", "(10, 16)", "[dup/2, dup/1] on 0-1", "[0/2, dup/1] on 0-1", "320", "all_gather, reduce_scatter",
+    ]  # fmt: skip
+    text = str(DataParallel().build(outputs(), 2))
+    assert text.startswith("all else: [dup/2, dup/1] on 0-1") and "x (fed): [0/2, dup/1] on 0-1" in text
+
+
+# -- mistakes ------------------------------------------------------------------------------------------------------
+
+
+def attach(strategy, comm=None):
+    return ht.Executor(mlp()[0], strategy=strategy, comm=comm or SerialComm())
+
+
+def test_unknown_variable():
+    kept = Kept(MESH.layout(), MESH.layout())
+    with pytest.raises(UnknownNameError, match=r"variable 'mlp/up/wait', which the graph lacks") as caught:
+        attach(Strategy(MESH.layout(), {"mlp/up/wait": kept}))
+    assert "mlp/up/weight" in str(caught.value)
+
+
+def test_unknown_feed():
+    with pytest.raises(UnknownNameError, match="placeholder 'y', which the graph lacks"):
+        attach(Strategy(MESH.layout(), {}, {"y": MESH.layout(data=0)}))
+
+
+def test_unknown_rank():
+    far = Layout(Shard((0, 7), ((0, 2),)))
+    with pytest.raises(ArgumentError, match="the layout of 'x' uses rank 7, the job has 1 ranks"):
+        attach(Strategy(Layout(Shard((0,))), {}, {"x": far}))
+
+
+def test_mesh_larger_than_the_world():
+    with pytest.raises(ArgumentError, match=r"uses rank 1, the job has 1 ranks.*"):
+        attach(Strategy(MESH.layout()))
+    with pytest.raises(ArgumentError, match=r"2 x 3 \(data x tensor\) ranks, the job has 1"):
+        attach(Parallel(data=2, tensor=3))
+    with pytest.raises(ArgumentError, match="groups of 3 ranks, the job has 1"):
+        attach(Heterogeneous([(0, 1), (2,)], (2, 1)))
+
+
+def test_hint_on_ranks_that_do_not_exist():
+    y = shard(ht.placeholder("x", (4, 4)), layout=Mesh((8,), ("model",)).layout(model=1))
+    with pytest.raises(ArgumentError, match=r"the hint at test_strategy.py:\d+ uses rank 7, the job has 1 ranks"):
+        ht.Executor([y], strategy=DataParallel(), comm=SerialComm())
+
+
+def test_layouts_that_do_not_fit():
+    with pytest.raises(AxisError, match="splits axis 1 of <variable 'mlp/up/bias'"):
+        attach(Strategy(MESH.layout(), {"mlp/up/bias": Kept(MESH.layout(data=1), MESH.layout())}))
+    with pytest.raises(ArgumentError, match="keeps <variable 'mlp/up/bias' .* as a pending result"):
+        attach(Strategy(MESH.layout(), {"mlp/up/bias": Kept(MESH.layout(), MESH.layout(data=SUM))}))
+
+
+@pytest.mark.parametrize("groups", [[(0, 1), (1,)], [(1, 2), (3,)], [(0,), (1,), (2,)]])
+def test_groups_that_are_no_groups(groups):
+    with pytest.raises(ArgumentError, match="groups"):
+        Heterogeneous(groups, (2, 1))
+
+
+def test_unknown_stage_of_zero():
+    with pytest.raises(ArgumentError, match="zero=4"):
+        ZeRO(4)
+
+
+def test_different_graphs_are_named_at_the_first_difference():
+    def run(comm):
+        x = ht.placeholder("x", (None, 3))
+        y = ht.exp(x) if comm.rank != 2 else ht.tanh(x)
+        return ht.Executor([ht.sum(y)], strategy=DataParallel(), comm=comm).run({"x": np.ones((6, 3))})
+
+    with pytest.raises(GraphError, match=r"step \d+ is\n.*(exp|tanh)\(%0\).*\n.*(exp|tanh)\(%0\)"):
+        run_ranks(3, run)
+
+
+def test_different_strategies_are_named():
+    def run(comm):
+        strategy = DataParallel() if comm.rank else ZeRO(1)
+        return losses(mlp, strategy, comm, steps=1)
+
+    with pytest.raises(GraphError, match="the ranks run different graphs"):
+        run_ranks(2, run)

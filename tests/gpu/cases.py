@@ -1,0 +1,98 @@
+"""Every operator application in the table of samples that has a kernel, at three dtypes, with the values it must give.
+
+The kernels of all cases are compiled together, the first time one of them is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import hetu as ht
+from hetu.gpu_kernels.emulator import prepare
+from hetu.gpu_kernels.table import Machine, Recorder, bound, launcher
+from hetu.graph import Node, topological
+from hetu.interpret import interpret
+
+from ..samples import SAMPLES, Sample
+
+DTYPES = ("float64", "float32", "float16")
+TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "float16": 4e-3}  # by the dtype of a result; others are exact
+
+
+class Case(NamedTuple):
+    """One operator on given arrays."""
+
+    node: Node
+    dtype: str
+    arrays: list[np.ndarray]
+
+    def wanted(self) -> tuple[np.ndarray, ...]:
+        """What the forward function gives; half precision is computed in float64, as kernels round only results."""
+        wide = [a.astype(np.float64) if a.dtype == np.float16 else a for a in self.arrays]
+        result = self.node.op.forward(np, *wide, **self.node.attrs)
+        return tuple(map(np.asarray, result)) if isinstance(result, tuple) else (np.asarray(result),)
+
+    def calls(self, machine: Machine, xp: Any = np) -> tuple[list[Any] | None, tuple[Any, ...]]:
+        """The calls on a machine and the arrays they fill, which hold 77 before."""
+        types = self.node.type if isinstance(self.node.type, tuple) else (self.node.type,)
+        outs = tuple(xp.full(t.shape, 77, t.dtype) for t in types)
+        out = outs if isinstance(self.node.type, tuple) else outs[0]
+        op = self.node.op
+        arrays = [xp.asarray(a) for a in self.arrays]
+        return bound(machine, op.name, out, arrays, self.node.attrs, cuda=op.cuda, inputs=op.inputs), outs
+
+
+def assert_close(outs: Sequence[np.ndarray], case: Case) -> None:
+    for got, wanted in zip(outs, case.wanted(), strict=True):
+        tolerance = TOLERANCE.get(got.dtype.name, 0)
+        np.testing.assert_allclose(got, wanted, rtol=tolerance, atol=tolerance, err_msg=repr(case.node))
+
+
+def has_kernel(node: Node) -> bool:
+    return node.op.cuda is not None or launcher(node.op.name) is not None
+
+
+def of_sample(sample: Sample, dtype: str) -> Iterator[Case]:
+    arrays = [a.astype(dtype) if a.dtype.kind == "f" else a for a in sample.arrays()]
+    nodes = [ht.placeholder(f"x{i}", a.shape, a.dtype) for i, a in enumerate(arrays)]
+    built = sample.build(*nodes)
+    outputs = tuple(built) if isinstance(built, tuple | list) else (built,)
+    feed = dict(zip(nodes, arrays))
+    chosen = [n for n in topological(outputs) if has_kernel(n)]
+    needed = list(dict.fromkeys(i for n in chosen for i in n.inputs))
+    values = dict(zip(needed, interpret(needed, feed)))
+    for node in chosen:
+        yield Case(node, dtype, [np.ascontiguousarray(np.asarray(values[i])).reshape(i.shape) for i in node.inputs])
+
+
+@cache
+def uncompiled_cases() -> dict[tuple[str, str], list[Case]]:
+    """By row and dtype; rows without a kernel are left out."""
+    found = {}
+    for dtype in DTYPES:
+        for sample in SAMPLES:
+            if dtype == "float16" and sample.extra.get("no_float16"):
+                continue
+            if cases := list(of_sample(sample, dtype)):
+                found[sample.id, dtype] = cases
+    return found
+
+
+@cache
+def all_cases() -> dict[tuple[str, str], list[Case]]:
+    """As `uncompiled_cases`, ready to be emulated."""
+    recorder = Recorder()
+    for cases in uncompiled_cases().values():
+        for case in cases:
+            case.calls(recorder)
+    prepare(recorder.texts)
+    return uncompiled_cases()
+
+
+def ids() -> list[str]:
+    """Names of the rows; building a row is cheap, computing it is left to the tests."""
+    return [s.id for s in SAMPLES]

@@ -1,0 +1,231 @@
+"""The emulator runs CUDA C rightly and catches each kind of planted bug."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hetu.errors import MissingDependencyError
+from hetu.gpu_kernels import emulator
+from hetu.gpu_kernels.emulator import ORDERS, Emulator
+from hetu.gpu_kernels.source import KernelError
+
+pytestmark = pytest.mark.skipif(emulator.compiler() is None, reason="no C++ compiler: install g++ or clang++")
+
+BLOCK_SUM = """
+extern "C" __global__ void block_sum(const float* x, float* y, long long n) {
+    __shared__ float part[64];
+    float v = 0;
+    for (long long i = threadIdx.x; i < n; i += blockDim.x) v += x[blockIdx.x * n + i];
+    part[threadIdx.x] = v;
+    __syncthreads();
+    for (int step = 32; step; step /= 2) {
+        if (threadIdx.x < step) part[threadIdx.x] += part[threadIdx.x + step];
+        __syncthreads();
+    }
+    if (threadIdx.x == 0) y[blockIdx.x] = part[0];
+}
+"""
+
+WARP = """
+extern "C" __global__ void warp(const float* x, float* sums, int* votes) {
+    float v = x[threadIdx.x], down = v, spread;
+    for (int step = 16; step; step /= 2) v += __shfl_xor_sync(0xffffffffu, v, step);
+    for (int step = 16; step; step /= 2) down += __shfl_down_sync(0xffffffffu, down, step);
+    spread = __shfl_sync(0xffffffffu, down, 0);
+    sums[threadIdx.x] = v + spread;
+    votes[threadIdx.x] = __popc(__ballot_sync(0xffffffffu, x[threadIdx.x] > 0));
+    votes[threadIdx.x] += 100 * __any_sync(0xffffffffu, v > 1e9f);
+}
+"""
+
+HISTOGRAM = """
+extern "C" __global__ void histogram(const long long* ids, float* counts, long long n) {
+    extern __shared__ float own[];
+    own[threadIdx.x] = 0;
+    __syncthreads();
+    for (long long i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x)
+        atomicAdd(&own[ids[i]], 1.f);
+    __syncthreads();
+    atomicAdd(&counts[threadIdx.x], own[threadIdx.x]);
+}
+"""
+
+
+def numbers(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+
+
+def block_sum(text: str = BLOCK_SUM) -> tuple[np.ndarray, np.ndarray]:
+    x, y = numbers(3, 100), np.zeros(3, np.float32)
+    Emulator().kernel(text, "block_sum")((3,), (64,), (x, y, 100))
+    return y, x.sum(axis=1)
+
+
+def test_barriers_and_shared_memory():
+    np.testing.assert_allclose(*block_sum(), rtol=1e-5)
+
+
+def test_warp_operations():
+    x, sums, votes = numbers(64), np.zeros(64, np.float32), np.zeros(64, np.int32)
+    Emulator().kernel(WARP, "warp")((1,), (64,), (x, sums, votes))
+    warps = x.reshape(2, 32)
+    np.testing.assert_allclose(sums.reshape(2, 32), 2 * warps.sum(1, keepdims=True).repeat(32, 1), rtol=1e-4, atol=1e-4)
+    assert (votes.reshape(2, 32) == (warps > 0).sum(1, keepdims=True)).all()
+
+
+def test_atomics_and_dynamic_shared_memory():
+    ids, counts = np.random.default_rng(0).integers(0, 32, 500), np.zeros(32, np.float32)
+    Emulator().kernel(HISTOGRAM, "histogram")((4,), (32,), (ids, counts, 500), shared_mem=32 * 4)
+    assert (counts == np.bincount(ids, minlength=32)).all()
+
+
+def test_blocks_and_threads_have_three_axes():
+    text = """extern "C" __global__ void where(int* y) {
+        long long block = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
+        long long thread = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
+        y[block * blockDim.x * blockDim.y * blockDim.z + thread] = block * 1000 + thread;
+    }"""
+    y = np.full((24, 24), -1, np.int32)
+    Emulator().kernel(text, "where")((2, 3, 4), (4, 3, 2), (y,))
+    assert (y == np.arange(24)[:, None] * 1000 + np.arange(24)).all()
+
+
+def test_strided_and_overlapping_arrays_share_memory():
+    text = 'extern "C" __global__ void shift(const float* a, float* b) { b[2 * threadIdx.x] = a[2 * threadIdx.x] + 1; }'
+    both = np.zeros(8, np.float32)
+    Emulator().kernel(text, "shift")((1,), (4,), (both[::2], both[1::2]))
+    assert both.tolist() == [0, 1, 0, 1, 0, 1, 0, 1]
+
+
+# -- planted bugs ----------------------------------------------------------------------------------------------------
+
+
+def without(text: str, part: str, times: int = 1) -> str:
+    assert part in text
+    return text.replace(part, "", times)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_missing_barrier_gives_a_wrong_sum_in_every_order(order):
+    text = without(BLOCK_SUM, "__syncthreads();\n    }", 1).replace("+ step];", "+ step]; }", 1)
+    x, y = numbers(3, 100), np.zeros(3, np.float32)
+    Emulator([order]).kernel(text, "block_sum")((3,), (64,), (x, y, 100))
+    assert not np.allclose(y, x.sum(axis=1), rtol=1e-4) or order == "descending"
+
+
+def test_a_missing_barrier_is_caught_by_comparing_orders():
+    text = without(BLOCK_SUM, "__syncthreads();", 1)
+    with pytest.raises(KernelError, match="depends on the order of threads"):
+        block_sum(text)
+
+
+REUSED = """
+extern "C" __global__ void twice(const float* x, float* y) {
+    __shared__ float part[64];
+    part[threadIdx.x] = x[threadIdx.x];
+    __syncthreads();
+    float other = part[63 - threadIdx.x];
+    __syncthreads();
+    part[threadIdx.x] = 2 * x[threadIdx.x];
+    __syncthreads();
+    y[threadIdx.x] = other + part[63 - threadIdx.x];
+}
+"""
+
+
+def test_a_missing_barrier_before_shared_memory_is_reused():
+    x, y = numbers(64), np.zeros(64, np.float32)
+    Emulator().kernel(REUSED, "twice")((1,), (64,), (x, y))
+    np.testing.assert_allclose(y, 3 * x[::-1], rtol=1e-6)
+    broken = REUSED.replace("- threadIdx.x];\n    __syncthreads();", "- threadIdx.x];", 1)
+    with pytest.raises(KernelError, match="order of threads"):
+        Emulator().kernel(broken, "twice")((1,), (64,), (x, y))
+
+
+def test_a_barrier_inside_a_divergent_branch():
+    text = BLOCK_SUM.replace(
+        "if (threadIdx.x < step) part[threadIdx.x] += part[threadIdx.x + step];\n        __syncthreads();",
+        "if (threadIdx.x < step) { part[threadIdx.x] += part[threadIdx.x + step]; __syncthreads(); }",
+    )
+    assert text != BLOCK_SUM
+    text = text.replace("    if (threadIdx.x == 0) y", "    __syncthreads();\n    if (threadIdx.x == 0) y")
+    with pytest.raises(KernelError, match=r"divergent __syncthreads .* lines 9 and 11"):
+        block_sum(text)
+
+
+def test_barriers_in_both_arms_of_a_branch_do_not_match():
+    text = """extern "C" __global__ void arms(float* y) {
+        if (threadIdx.x % 2) {
+            __syncthreads();
+        } else {
+            __syncthreads();
+        }
+        y[threadIdx.x] = 1;
+    }"""
+    with pytest.raises(KernelError, match="lines 3 and 5"):
+        Emulator().kernel(text, "arms")((1,), (32,), (np.zeros(32, np.float32),))
+
+
+def test_a_warp_operation_without_all_its_lanes():
+    text = without(WARP, "float v = x").replace(
+        "[threadIdx.x], down", "if (threadIdx.x == 5) return; float v = x[threadIdx.x], down"
+    )
+    arrays = (numbers(64), np.zeros(64, np.float32), np.zeros(64, np.int32))
+    with pytest.raises(KernelError, match="names lane 5, which has ended"):
+        Emulator().kernel(text, "warp")((1,), (64,), arrays)
+    with pytest.raises(KernelError, match="which does not exist"):
+        Emulator().kernel(WARP, "warp")((1,), (48,), arrays)
+
+
+@pytest.mark.parametrize("place", ["blockDim.x", "-1"])
+def test_a_write_one_place_outside_an_array(place):
+    text = f'extern "C" __global__ void off(float* y) {{ if (threadIdx.x == 0) y[{place}] = 1; }}'
+    whole = np.zeros(34, np.float32)
+    with pytest.raises(KernelError, match="outside an array"):
+        Emulator().kernel(text, "off")((1,), (32,), (whole[1:33],))
+    assert not whole.any()
+
+
+def test_a_write_one_place_outside_a_shared_array():
+    text = BLOCK_SUM.replace("part[threadIdx.x] = v", "part[threadIdx.x + 1] = v")
+    with pytest.raises(KernelError, match="outside a shared array"):
+        block_sum(text)
+
+
+def test_a_read_of_shared_memory_that_nobody_wrote_is_nan():
+    y, _ = block_sum(BLOCK_SUM.replace("part[threadIdx.x] = v", "if (threadIdx.x < 63) part[threadIdx.x] = v"))
+    assert np.isnan(y).all()
+
+
+def test_a_read_outside_an_array_is_nan():
+    y, _ = block_sum(BLOCK_SUM.replace("i < n; i += blockDim.x", "i <= n; i += blockDim.x"))
+    assert not np.isnan(y[:-1]).any() and np.isnan(y[-1])
+
+
+def test_what_a_launch_refuses():
+    kernel = Emulator().kernel(BLOCK_SUM, "block_sum")
+    x, y = numbers(3, 100), np.zeros(3, np.float32)
+    for arguments, block, words in [
+        ((x, y), (64,), "got 2 arguments, takes 3"),
+        ((x.astype(np.float64), y, 100), (64,), "is float64, the kernel takes float32"),
+        ((x, y, 100.0), (64,), "the kernel takes int64"),
+        ((x, y, np.int32(100)), (64,), "the kernel takes int64"),
+        ((x, np.broadcast_to(y, (3,)), 100), (64,), "read-only"),
+        ((x, y, 100), (2048,), "cannot be launched"),
+    ]:
+        with pytest.raises(KernelError, match=words):
+            kernel((3,), block, arguments)
+    with pytest.raises(KernelError, match="has no kernel 'sum'"):
+        Emulator().kernel(BLOCK_SUM, "sum")
+
+
+def test_a_text_that_does_not_compile():
+    with pytest.raises(KernelError, match="oops"):
+        Emulator().kernel('extern "C" __global__ void k(float* y) { y[0] = oops; }', "k")
+
+
+def test_without_a_compiler_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(emulator, "compiler", lambda: None)
+    with pytest.raises(MissingDependencyError, match="install g"):
+        Emulator().kernel('extern "C" __global__ void never_compiled(float* y) { y[0] = 123; }', "never_compiled")

@@ -1,0 +1,57 @@
+"""Every kernel, hand-written or generated, equals the forward function of its operator on the table of samples."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hetu.gpu_kernels import emulator
+from hetu.gpu_kernels.emulator import Emulator
+from hetu.gpu_kernels.table import MODULE_OF
+
+from .cases import DTYPES, all_cases, assert_close, ids, uncompiled_cases
+
+# Rows whose kernel does not apply: a sum over nothing is a view, NumPy draws these numbers by rejection, and the
+# largest along an axis that is not the last are left to a sort.
+DECLINED = {
+    "sum_to_like-equal",
+    "topk-ties",
+    *(f"random-{kind}" for kind in ("normal", "truncated_normal", "randint", "gumbel")),
+}
+
+
+@pytest.mark.skipif(emulator.compiler() is None, reason="no C++ compiler: install g++ or clang++")
+@pytest.mark.parametrize("row", ids())
+def test_kernels_equal_forward_functions(row):
+    for dtype in DTYPES:
+        for case in all_cases().get((row, dtype), ()):
+            calls, outs = case.calls(Emulator())
+            assert (calls is None) == (row in DECLINED), f"{case.node!r}: {calls}"
+            for call in calls or ():
+                call()
+            if calls is not None:
+                assert_close(outs, case)
+
+
+def test_every_hand_written_kernel_has_a_row():
+    met = {case.node.op.name for cases in uncompiled_cases().values() for case in cases}
+    assert sorted(set(MODULE_OF) - met) == []
+
+
+@pytest.mark.skipif(emulator.compiler() is None, reason="no C++ compiler: install g++ or clang++")
+def test_half_precision_converts_as_numpy_does():
+    text = """
+    struct half16 { unsigned short bits; };
+    extern "C" __global__ void both(const half16* h, float* f, const float* g, half16* out, long long n) {
+        for (long long i = threadIdx.x; i < n; i += blockDim.x)
+            f[i] = half_to_float(h[i].bits), out[i].bits = float_to_half(g[i]);
+    }"""
+    halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    rng = np.random.default_rng(0)
+    floats = (rng.standard_normal(1 << 16) * 10.0 ** rng.integers(-9, 6, 1 << 16)).astype(np.float32)
+    floats[:4] = 65519.9, 65520, 2.0**-25, 2.0**-24
+    widened, rounded = np.zeros(1 << 16, np.float32), np.zeros(1 << 16, np.float16)
+    Emulator().kernel(text, "both")((1,), (256,), (halves, widened, floats, rounded, 1 << 16))
+    with np.errstate(all="ignore"):
+        np.testing.assert_array_equal(widened, halves.astype(np.float32))
+        np.testing.assert_array_equal(rounded, floats.astype(np.float16))

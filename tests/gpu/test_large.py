@@ -1,0 +1,287 @@
+"""Paths that only larger arrays take: rows of a whole block, chunks, several tensors, packs and 64-bit positions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hetu.gpu_kernels import attention, emulator, reduce, rows, source, tables, update
+from hetu.gpu_kernels.elementwise import elementwise, make_step
+from hetu.gpu_kernels.emulator import ORDERS, Emulator
+from hetu.gpu_kernels.source import kernel_file
+from hetu.gpu_kernels.table import Recorder, bound
+from hetu.graph import OPS
+
+pytestmark = pytest.mark.skipif(emulator.compiler() is None, reason="no C++ compiler: install g++ or clang++")
+
+
+def normal(*shape: int, dtype: str = "float32", seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def run(name: str, *arrays: np.ndarray, **attrs):
+    """What the kernel of an operator gives, and what its forward function gives."""
+    op = OPS[name]
+    wanted = op.forward(np, *arrays, **attrs)
+    wanted = wanted if isinstance(wanted, tuple) else (wanted,)
+    made = tuple(np.full(w.shape, 77, w.dtype) for w in map(np.asarray, wanted))
+    calls = bound(Emulator(), name, made if len(made) > 1 else made[0], arrays, attrs, cuda=op.cuda, inputs=op.inputs)
+    for call in calls:
+        call()
+    return made, wanted
+
+
+def check(made, wanted, tolerance=2e-5):
+    for got, right in zip(made, wanted, strict=True):
+        np.testing.assert_allclose(got, right, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("width", [33, 1025, 9000])
+def test_rows_of_a_warp_and_of_a_block(width):
+    x, scale, bias = normal(5, width), normal(width, seed=1), normal(width, seed=2)
+    check(*run("softmax", x * 5, axis=1))
+    check(*run("log_softmax", x * 5, axis=1))
+    check(*run("layer_norm", x, scale, bias, epsilon=1e-5))
+    check(*run("layer_norm_dx", normal(5, width, seed=3), x, scale, epsilon=1e-5), tolerance=2e-4)
+    labels = np.array([0, width - 1, 7, 3, 3])
+    attrs = {"ignore_index": 7, "label_smoothing": 0.1}
+    (loss, total), wanted = run("softmax_cross_entropy", x, labels, **attrs)
+    check((loss, total), wanted)
+    check(*run("softmax_cross_entropy_dx", normal(5), x, labels, total, **attrs))
+
+
+def test_softmax_along_an_inner_axis_and_of_infinities():
+    check(*run("softmax", normal(3, 40, 7), axis=1))
+    x = np.array([[-np.inf, 0.0, -np.inf, 1.0], [3.0, 1e4, -1e4, 0.0]], np.float32)
+    check(*run("softmax", x, axis=1))
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "rms_norm_dx"])
+def test_rms_norm(name):
+    x, scale, g = (
+        normal(70, 50, dtype="float64"),
+        normal(50, dtype="float64", seed=1),
+        normal(70, 50, dtype="float64", seed=2),
+    )
+    inverse = 1 / np.sqrt((x * x).mean(1, keepdims=True) + 1e-6)
+    if name == "rms_norm":
+        wanted = (x * inverse * scale,)
+        made = (np.empty_like(x),)
+        calls = rows.rms_norm(Emulator(), made[0], x, scale, epsilon=1e-6)
+    else:
+        scaled, normalized = g * scale, x * inverse
+        wanted = (
+            (scaled - normalized * (scaled * normalized).mean(1, keepdims=True)) * inverse,
+            (g * normalized).sum(0),
+        )
+        made = (np.empty_like(x), np.empty(50))
+        calls = rows.rms_norm_dx(Emulator(), made, g, x, scale, epsilon=1e-6)
+    for call in calls:
+        call()
+    check(made, wanted, 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis"),
+    [((20000,), (0,)), ((3, 9000), (1,)), ((9000, 3), (0,)), ((2, 5000, 3, 40), (1, 3)), ((4, 1, 50, 60), (0, 2, 3))],
+)
+@pytest.mark.parametrize("name", ["sum", "max"])
+def test_reductions_in_stages(name, shape, axis):
+    x = normal(*shape, dtype="float64")
+    x.reshape(-1)[3] += 9
+    check(*run(name, x, axis=axis, keepdims=False), tolerance=1e-9)
+
+
+def test_extrema_of_nan_and_ties():
+    x = np.zeros((3, 100))
+    x[1, 70], x[1, 80], x[2, 5] = np.nan, np.nan, 1
+    for name in ("argmax", "argmin"):
+        check(*run(name, x, axis=1, keepdims=False))
+    check(*run("max", x, axis=(1,), keepdims=False))
+
+
+def test_batch_norm_in_chunks():
+    x, scale, bias = normal(7, 3, 3000, dtype="float64") + 50, normal(3, dtype="float64"), normal(3, dtype="float64")
+    made, wanted = run("batch_norm_train", x, scale, bias, axis=1, epsilon=1e-5)
+    check(made, wanted, 1e-8)
+    check(
+        *run("batch_norm_dx", normal(7, 3, 3000, dtype="float64", seed=4), x, scale, *wanted[1:], axis=1, epsilon=1e-5),
+        1e-8,
+    )
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_rows_added_by_sorting_and_by_atomics(ordered):
+    ids, rows_ = np.random.default_rng(0).integers(0, 20, (6, 30)), normal(6, 30, 37)
+    wanted, out = np.zeros((25, 37), np.float32), np.zeros((25, 37), np.float32)
+    np.add.at(wanted, ids, rows_)
+    for call in tables.added_rows(Emulator(), out, ids, rows_, ordered=ordered):
+        call()
+    np.testing.assert_allclose(out, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_dropout_of_any_size_and_alignment():
+    state = np.array([11, 3], np.uint64)
+    for size in (1, 15, 16, 17, 1000):
+        check(*run("dropout", normal(size + 1)[1:], state, rate=0.3, stream=5, channels=False))
+        check(*run("dropout", normal(size), state, rate=0.3, stream=5, channels=False))
+    check(*run("dropout", normal(3, 20, 5, 7), state, rate=0.3, stream=5, channels=True))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("name", ["sgd", "momentum", "adagrad", "adam"])
+def test_one_launch_updates_all_tensors_and_nothing_else(name, order):
+    """The kernel reaches memory through a table, which the emulator cannot fence: the margins stand in the tensors."""
+    op, states = OPS[name], update.RULES[name].states
+    rate, step, margin = np.array(0.1, np.float32), np.array(3), 64
+    tensors, wanted = [], []
+    attrs = {k: v for k, v in op.defaults.items() if k != "window"}
+    for size in (1, 257, update.CHUNK + 5):
+        whole = [np.abs(normal(size + 2 * margin, seed=k)) for k in range(states + 2)]
+        *old, gradient = (a[margin:-margin] for a in whole)
+        scalars = (rate, step) if "step" in op.inputs else (rate,)
+        new = op.forward(np, *old, gradient, *scalars, **attrs)
+        wanted.append((new if isinstance(new, tuple) else (new,), whole, [a.copy() for a in whole]))
+        tensors.append(update.Tensor(old, old, gradient))
+    calls = update.update_all(Emulator([order]), name, tensors, rate, step, attrs)
+    assert len(calls) == 1
+    calls[0]()
+    for tensor, (new, whole, before) in zip(tensors, wanted):
+        check(tensor.new, new)
+        for a, b in zip(whole, before):
+            assert (a[:margin] == b[:margin]).all() and (a[-margin:] == b[-margin:]).all()
+
+
+def test_convolution_in_chunks_of_images(monkeypatch):
+    from hetu.gpu_kernels import images
+
+    monkeypatch.setattr(images, "CHUNK", 2 * 4 * 9 * 25)
+    x, w, g = normal(5, 4, 5, 5), normal(6, 2, 3, 3, seed=1), normal(5, 6, 5, 5, seed=2)
+    attrs = {"stride": (1, 1), "padding": ((1, 1), (1, 1)), "dilation": (1, 1), "groups": 2}
+    check(*run("conv2d", x, w, **attrs))
+    check(*run("conv2d_dx", g, w, size=(5, 5), **attrs))
+    check(*run("conv2d_dw", x, g, kernel=(3, 3), **attrs), tolerance=1e-4)
+
+
+# -- generated kernels -----------------------------------------------------------------------------------------------
+
+
+def test_a_chain_rounds_half_precision_after_every_step():
+    steps = [
+        make_step("y = a * b", (("a", 0), ("b", 1)), (), ["float16", "float16"], "float16"),
+        make_step("y = a - b", (("a", 2), ("b", 0)), (), ["float16", "float16"], "float16"),
+    ]
+    a, b, out = normal(1000, dtype="float16"), normal(1000, dtype="float16", seed=1), np.empty(1000, np.float16)
+    for call in elementwise(Emulator(), steps, out, [a, b]):
+        call()
+    assert (out == a * b - a).all()
+
+
+@pytest.mark.parametrize(
+    ("shape", "cut"),
+    [((64,), 4), ((63,), 1), ((8, 6), 4), ((), 1)],
+)
+def test_what_lies_flat_moves_in_packs(shape, cut):
+    recorder, x = Recorder(), np.zeros(shape, np.float32)
+    elementwise(recorder, [make_step("y = -x", (("x", 0),), (), ["float32"], "float32")], np.empty_like(x), [x])
+    assert f"Pack<O, {cut}>" in next(iter(recorder.texts))
+
+
+def test_any_strides_and_broadcasting():
+    base = normal(6, 10, 8)
+    for x, y in [
+        (base[::2, ::-1, 1::3], normal(3, 1, 3)),
+        (base.transpose(2, 0, 1), normal(10)),
+        (base[:, :, 0], normal(6, 1)),
+        (base[:, 1:2, :], normal(1, 7, 1)),
+        (base[0, 0, ::2], np.float32([3.0])),
+    ]:
+        check(*run("subtract", x, y))
+
+
+def test_positions_beyond_32_bits_take_64():
+    far = np.lib.stride_tricks.as_strided(np.zeros(1, np.float32), (2, 1 << 20), (1 << 33, 4))
+    recorder = Recorder()
+    step = make_step("y = -x", (("x", 0),), (), ["float32"], "float32")
+    elementwise(recorder, [step], np.empty(far.shape, np.float32), [far])
+    assert "typedef long long Index;" in next(iter(recorder.texts))
+
+
+def test_reduction_of_what_needs_none_is_declined():
+    assert reduce.sum(Emulator(), np.zeros(3), np.zeros((1, 3)), axis=(0,)) is None
+
+
+# -- attention -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", ["float64", "float16"])
+def test_attention_and_its_gradient(dtype, causal):
+    queries, keys, d, e = (41, 41, 33, 40) if causal else (21, 70, 33, 40)
+    q, k, v, g = (
+        normal(2, 3, n, f, dtype=dtype, seed=s)
+        for s, (n, f) in enumerate([(queries, d), (keys, d), (keys, e), (queries, e)])
+    )
+    attrs = {"scale": 0.2, "causal": causal}
+    wide = [a.astype(np.float64) for a in (q, k, v, g)]
+    forward = OPS["attention"].forward(np, *wide[:3], **attrs)
+    wanted = OPS["attention_dx"].forward(np, wide[3], *wide[:3], *forward, **attrs)
+    y, total = np.empty(g.shape, dtype), np.empty(g.shape[:-1], "float64" if dtype == "float64" else "float32")
+    made = tuple(np.empty_like(a) for a in (q, k, v))
+    calls = attention.attention(Emulator(), (y, total), q, k, v, **attrs)
+    for call in calls:
+        call()
+    for call in attention.attention_dx(Emulator(), made, g, q, k, v, y, total, **attrs):
+        call()
+    tolerance = 1e-9 if dtype == "float64" else 2e-2
+    check((y,), forward[:1], tolerance)
+    check(made, wanted, tolerance)
+
+
+def test_selection_of_ties_and_nan():
+    x = np.random.default_rng(0).integers(0, 9, (20, 70)).astype(np.float64)
+    check(*run("topk", x, k=6, axis=1))
+    x[3, 50] = np.nan
+    (values, places), _ = run("topk", x, k=2, axis=1)
+    assert places[3, 0] == 50 and np.isnan(values[3, 0]) and values[3, 1] == 8
+
+
+def test_bfloat16_is_stored_and_float32_computed():
+    """NumPy has no bfloat16: its bits travel as 16-bit integers."""
+    x = normal(5, 100) * 3
+    bits = (x.view(np.uint32) + 0x7FFF + (x.view(np.uint32) >> 16 & 1)) >> 16
+    rounded = (bits << 16).astype(np.uint32).view(np.float32)
+    y = np.zeros((5, 100), np.uint16)
+    kernel = Emulator().kernel(kernel_file("rows", S="bfloat16", I="int64"), "softmax")
+    kernel(*rows.row_shape(5, 100), (bits.astype(np.uint16), y, 5, 100, 1))
+    wanted = np.exp(rounded) / np.exp(rounded).sum(1, keepdims=True)
+    np.testing.assert_allclose((y.astype(np.uint32) << 16).view(np.float32), wanted, rtol=2**-8)
+
+
+# -- mutations: the checks above can fail ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("file", "right", "wrong"),
+    [
+        ("rows", "total = v > top ? total * exp(top - v) + 1", "total = v > top ? total + 1"),
+        ("rows", "FOR_COLUMNS y[start + c * inner] = exp(", "FOR_COLUMNS y[start + c * inner + 1] = exp("),
+        ("prelude", "    __syncthreads();\n    return warp_sum(", "    return warp_sum("),
+        (
+            "prelude",
+            "threadIdx.x % 32 < blockDim.x / 32 ? partial[threadIdx.x % 32] : (T)0",
+            "partial[threadIdx.x % 32]",
+        ),
+    ],
+)
+def test_a_changed_softmax_is_noticed(file, right, wrong, monkeypatch):
+    original = source.file_text
+    assert right in original(file)
+    changed = original(file).replace(right, wrong)
+    monkeypatch.setattr(source, "file_text", lambda name: changed if name == file else original(name))
+    source.kernel_file.cache_clear()
+    try:
+        with pytest.raises((AssertionError, source.KernelError)):
+            check(*run("softmax", normal(3, 1500) * 5, axis=1))
+    finally:
+        source.kernel_file.cache_clear()

@@ -1,0 +1,164 @@
+"""Recurrent layers and attention against plain NumPy loops, in double precision, with gradients of the whole."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import hetu as ht
+from hetu import nn
+from hetu.errors import ShapeError
+
+BATCH, TIME, INPUTS, FEATURES = 3, 4, 5, 6
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def values_of(layer, x, *states, **options):
+    """Outputs of a layer, and its variables by their last names, with random values."""
+    rng = np.random.default_rng(0)
+    nodes = [ht.placeholder(f"x{i}", a.shape) for i, a in enumerate((x, *states))]
+    given = () if not states else (nodes[1],) if len(states) == 1 else (tuple(nodes[1:]),)
+    y = layer(nodes[0], *given, **options)
+    outputs = [y] if isinstance(y, ht.Node) else [y[0], *(y[1] if isinstance(y[1], tuple) else (y[1],))]
+    ex = ht.Executor(outputs)
+    weights = {v.name.removeprefix(layer.name + "/"): rng.normal(0, 0.5, v.shape) for v in layer.variables}
+    for name, value in weights.items():
+        ex.state[f"{layer.name}/{name}"] = value
+    return ex.run(dict(zip(nodes, (x, *states)))), weights
+
+
+def inputs(*shape):
+    return np.random.default_rng(1).normal(size=shape).astype(np.float32)
+
+
+def rnn_step(w, x, h):
+    return (np.tanh(np.concatenate([x, h], 1) @ w["weight"] + w["bias"]),)
+
+
+def lstm_step(w, x, h, c):
+    i, f, g, o = np.split(np.concatenate([x, h], 1) @ w["weight"] + w["bias"], 4, axis=1)
+    c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+    return sigmoid(o) * np.tanh(c), c
+
+
+def gru_step(w, x, h):
+    x_r, x_z, x_n = np.split(x @ w["weight"] + w["bias"], 3, axis=1)
+    h_r, h_z, h_n = np.split(h @ w["recurrent"] + w["recurrent_bias"], 3, axis=1)
+    r, z = sigmoid(x_r + h_r), sigmoid(x_z + h_z)
+    return ((1 - z) * np.tanh(x_n + r * h_n) + z * h,)
+
+
+CELLS = {"RNN": (nn.RNN, rnn_step, 1), "LSTM": (nn.LSTM, lstm_step, 2), "GRU": (nn.GRU, gru_step, 1)}
+
+
+@pytest.mark.parametrize("started", [False, True])
+@pytest.mark.parametrize("cell", CELLS)
+def test_unrolled_layer_equals_a_loop(cell, started):
+    make, step, count = CELLS[cell]
+    with ht.scope("loop"):
+        layer = make(INPUTS, FEATURES)
+    x, states = inputs(BATCH, TIME, INPUTS), tuple(inputs(count, BATCH, FEATURES))
+    (outputs, *last), weights = values_of(layer, x, *(states if started else ()))
+    state = states if started else (np.zeros((BATCH, FEATURES)),) * count
+    wanted = []
+    for t in range(TIME):
+        state = step(weights, x[:, t], *state)
+        wanted.append(state[0])
+    np.testing.assert_allclose(outputs, np.stack(wanted, 1), rtol=1e-4, atol=1e-5)
+    for got, right in zip(last, state, strict=True):
+        np.testing.assert_allclose(got, right, rtol=1e-4, atol=1e-5)
+
+
+def test_the_forget_gate_starts_open():
+    with ht.scope("forget"):
+        bias = nn.LSTM(2, 3).bias.attrs["init"]
+    assert bias.reshape(4, 3).tolist() == [[0] * 3, [1] * 3, [0] * 3, [0] * 3]
+
+
+def test_a_state_of_another_layer_is_refused():
+    with ht.scope("states"):
+        layer = nn.LSTM(INPUTS, FEATURES)
+    x, h = ht.placeholder("x", (BATCH, TIME, INPUTS)), ht.placeholder("h", (BATCH, FEATURES + 1))
+    with pytest.raises(ShapeError, match="got 1 states, wanted 2"):
+        layer(x, h)
+    with pytest.raises(ShapeError, match="built for inputs with 6 entries"):
+        layer(x, (h, h))
+
+
+def softmax(x):
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def attention(w, x, memory, heads, seen):
+    """One head after the other."""
+    q, k, v = (a @ w[f"{n}/weight"] + w[f"{n}/bias"] for n, a in (("query", x), ("key", memory), ("value", memory)))
+    size = q.shape[-1] // heads
+    parts = []
+    for head in range(heads):
+        columns = slice(head * size, (head + 1) * size)
+        scores = q[..., columns] @ k[..., columns].swapaxes(1, 2) / np.sqrt(size)
+        parts.append(softmax(np.where(seen, scores, -1e9)) @ v[..., columns])
+    return np.concatenate(parts, -1) @ w["output/weight"] + w["output/bias"]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_self_attention(causal):
+    with ht.scope("self"):
+        layer = nn.MultiHeadAttention(FEATURES, 3, causal=causal)
+    x = inputs(BATCH, TIME, FEATURES)
+    (value,), weights = values_of(layer, x)
+    seen = np.tril(np.ones((TIME, TIME), bool)) if causal else np.ones((TIME, TIME), bool)
+    np.testing.assert_allclose(value, attention(weights, x, x, 3, seen), rtol=1e-3, atol=1e-4)
+
+
+def test_cross_attention_with_a_mask():
+    with ht.scope("cross"):
+        layer = nn.MultiHeadAttention(FEATURES, 2)
+    x, memory = inputs(BATCH, TIME, FEATURES), inputs(BATCH, TIME + 3, FEATURES)
+    mask = np.arange(TIME + 3) < TIME  # the padding of the memory is hidden
+    (value,), weights = values_of(layer, x, memory, mask=mask)
+    np.testing.assert_allclose(value, attention(weights, x, memory, 2, mask), rtol=1e-3, atol=1e-4)
+
+
+def test_a_causal_block_does_not_look_ahead():
+    with ht.scope("ahead"):
+        block = nn.TransformerBlock(FEATURES, 2, causal=True)
+    x = ht.placeholder("x", (1, TIME, FEATURES))
+    ex = ht.Executor([block(x)])
+    before = inputs(1, TIME, FEATURES)
+    after = before.copy()
+    after[:, 2:] += 1
+    (first,), (second,) = ex.run({x: before}), ex.run({x: after})
+    np.testing.assert_allclose(first[:, :2], second[:, :2], rtol=1e-5)
+    assert (abs(first[:, 2:] - second[:, 2:]) > 1e-3).any()
+
+
+@pytest.mark.parametrize("make", [nn.RNN, nn.GRU, nn.LSTM])
+def test_gradients_flow_through_time(make):
+    """The gradient of the last output with respect to x equals finite differences."""
+    with ht.scope("through"):
+        layer = make(INPUTS, FEATURES)
+    rng = np.random.default_rng(0)
+    weights = [rng.normal(0, 0.5, v.shape) for v in layer.variables]
+
+    def last(x, *values):
+        outputs, _ = layer(x)
+        return ht.graph.replace([outputs[:, -1]], dict(zip(layer.variables, values)))[0]
+
+    ht.check_gradients(last, (BATCH, TIME, INPUTS), *weights, order=1)
+
+
+def test_a_small_transformer_learns_to_copy():
+    """Adam on one batch: the loss falls to a tenth."""
+    with ht.scope("copy"):
+        tokens, block, head = nn.Embedding(5, 16), nn.TransformerBlock(16, 2, causal=True), nn.Linear(16, 5)
+    x = ht.placeholder("x", (None, 6), "int64")
+    loss = ht.mean(ht.softmax_cross_entropy(head(block(tokens(x))), x))
+    ex = ht.Executor({"train": [loss, ht.optim.Adam(0.01).minimize(loss)]})
+    ids = np.random.default_rng(0).integers(0, 5, (8, 6))
+    losses = [float(ex.run("train", {x: ids})[0]) for _ in range(40)]
+    assert losses[-1] < losses[0] / 10

@@ -1,0 +1,247 @@
+"""The bounded cache against a server that is only a table: staleness, own writes, equality without bounds, economy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetu.errors import ArgumentError, ShapeError, UnknownNameError
+from hetu.ps import Cache, Parameter, TableSpec, hot_rows
+from hetu.ps.cache import PERMANENT_USES
+from hetu.ps.messages import Kind, Message
+from hetu.ps.table import Table
+
+from .network import job
+
+ROWS, COLS = 12, 2
+DELTAS = Parameter((ROWS, COLS), sparse=True, rule="add", reduce="sum")
+
+
+class Answer:
+    def __init__(self, value=None):
+        self.value = value
+
+    def wait(self):
+        return self.value
+
+
+class TableClient:
+    """A server and the way to it, without either."""
+
+    def __init__(self, rows: int = ROWS, values=None) -> None:
+        self.parameters = {"t": Parameter((rows, COLS), sparse=True, rule="add", reduce="sum")}
+        self.table = Table(TableSpec("t", 0, rows, COLS, rule="add", reduce="sum"))
+        self.round_trips = 0
+        if values is not None:
+            self.table.values[:] = values
+
+    def push_rows(self, name, ids, rows, counts=None):
+        push = Message(Kind.PUSH, ids=ids, values=rows, counts=counts)
+        self.table.check(push)
+        self.table.apply([push], 1.0)
+        return Answer()
+
+    def sync_rows(self, name, ids, limits):
+        self.round_trips += 1
+        self.table.check(Message(Kind.SYNC, ids=ids, counts=limits))
+        return Answer(self.table.newer(ids, limits))
+
+
+policies = st.sampled_from(["lru", "lfu", "lfuopt"])
+bounds = st.integers(0, 4)
+turns = st.lists(
+    st.tuples(st.integers(0, 1), st.lists(st.integers(0, ROWS - 1), min_size=1, max_size=6)), min_size=1, max_size=60
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(policies, st.integers(1, ROWS), bounds, bounds, turns)
+def test_no_read_is_staler_than_its_bound_and_own_writes_are_seen(policy, capacity, pull_bound, push_bound, turns):
+    """Worker w adds 1 to column w at every update, so that a row shows exactly whose updates it holds."""
+    server = TableClient()
+    caches = [Cache(server, "t", capacity, policy=policy, pull_bound=pull_bound, push_bound=push_bound) for _ in "ab"]
+    made = np.zeros((2, ROWS))  # updates by each worker to each row
+    for worker, ids in turns:
+        cache, distinct = caches[worker], np.unique(ids)
+        rows = cache.lookup(np.array(ids))
+        for i, row in zip(ids, rows):
+            assert row[worker] == made[worker, i]
+            arrived = server.table.values[i, 1 - worker]
+            assert arrived - row[1 - worker] <= pull_bound
+        cache.update(distinct, np.eye(2, dtype="f")[[worker] * len(distinct)])
+        made[worker, distinct] += 1
+        held_back = made[worker] - server.table.values[:, worker]
+        assert held_back.max() <= push_bound
+        assert (cache.ids >= 0).sum() <= capacity
+    for cache in caches:
+        cache.flush()
+    np.testing.assert_array_equal(server.table.values, made.T)
+    np.testing.assert_array_equal(server.table.versions, made.sum(axis=0))
+
+
+@settings(max_examples=50, deadline=None)
+@given(policies, st.integers(1, ROWS), turns)
+def test_bounds_of_zero_are_no_cache_bit_for_bit(policy, capacity, turns):
+    first = np.random.default_rng(0).standard_normal((ROWS, COLS)).astype("f")
+    server, plain = TableClient(values=first), TableClient(values=first)
+    caches = [Cache(server, "t", capacity, policy=policy, pull_bound=0, push_bound=0) for _ in "ab"]
+    for step, (worker, ids) in enumerate(turns):
+        ids = np.unique(ids)
+        rows = caches[worker].lookup(ids)
+        np.testing.assert_array_equal(rows, plain.table.values[ids])
+        deltas = rows * np.random.default_rng(step).standard_normal(rows.shape).astype("f")
+        caches[worker].update(ids, deltas)
+        plain.push_rows("t", ids, deltas)
+    np.testing.assert_array_equal(server.table.values, plain.table.values)
+
+
+def test_repeats_in_a_batch_are_one_update_and_shapes_are_kept():
+    server = TableClient()
+    cache = Cache(server, "t", 4, push_bound=0)
+    ids = np.array([[3, 1], [3, 3]])
+    assert cache.lookup(ids).shape == (2, 2, COLS)
+    cache.update(ids, np.ones((2, 2, COLS), "f"))
+    assert server.table.values[[1, 3]].tolist() == [[1, 1], [3, 3]] and server.table.versions[[1, 3]].tolist() == [1, 1]
+    assert (cache.counters.lookups, cache.counters.unique, cache.counters.fetched, cache.counters.pushed) == (
+        4,
+        2,
+        2,
+        2,
+    )
+
+
+def visits(policy: str, batches: list[list[int]], capacity: int) -> set[int]:
+    cache = Cache(TableClient(), "t", capacity, policy=policy)
+    for batch in batches:
+        cache.lookup(np.array(batch))
+    return {int(i) for i in cache.ids if i >= 0}
+
+
+def test_what_each_policy_evicts():
+    batches = [[0], [0], [0], [1], [2], [3]]
+    assert visits("lru", batches, 2) == {2, 3}
+    assert visits("lfu", batches, 2) == {0, 3}
+    often = [[0]] * PERMANENT_USES + [[1]] * (PERMANENT_USES + 5) + [[2]] * 3
+    assert visits("lfu", often, 2) == {1, 2}
+    assert visits("lfuopt", often, 2) == {0, 1}  # both stay for good, 2 passes through
+
+
+def test_dirty_rows_are_pushed_when_they_are_evicted():
+    server = TableClient()
+    cache = Cache(server, "t", 1)
+    cache.lookup(np.array([5]))
+    cache.update(np.array([5]), np.ones((1, COLS), "f"))
+    assert not server.table.values.any()
+    cache.lookup(np.array([6]))
+    assert server.table.values[5].tolist() == [1, 1] and cache.counters.evicted == 1
+    assert cache.lookup(np.array([5])).tolist() == [[1, 1]]
+
+
+def test_own_updates_are_not_fetched_back():
+    cache, ids = Cache(TableClient(), "t", 3, pull_bound=0, push_bound=0), np.array([1, 2])
+    for _ in range(4):
+        cache.lookup(ids)
+        cache.update(ids, np.ones((2, COLS), "f"))
+    assert cache.counters.fetched == 2 and cache.counters.pushed == 8
+
+
+def test_a_batch_finds_what_earlier_batches_pushed_however_slow_the_push():
+    """Pushes that reach the server only when somebody waits for them, as if they had been lost and sent again."""
+
+    class SlowClient(TableClient):
+        def push_rows(self, *push):
+            answer, now = Answer(), super().push_rows
+            answer.wait = lambda: now(*push)
+            return answer
+
+    cache = Cache(SlowClient(), "t", 2)
+    for turn in range(4):
+        for row in range(4):
+            assert cache.lookup(np.array([row])).tolist() == [[turn, turn]]
+            cache.update(np.array([row]), np.ones((1, COLS), "f"))
+
+
+def test_check_and_fetch_are_one_round_trip():
+    server = TableClient()
+    cache = Cache(server, "t", 3)
+    for ids in ([0, 1, 2], [2, 3, 4], [0, 1, 2, 3, 4, 5]):  # also with evictions and more rows than lines
+        cache.lookup(np.array(ids))
+    assert server.round_trips == 3
+
+
+# Sizes of 26 categorical fields like those of an advertisement log: a few large ones, many small, 1e5 rows in all.
+FIELDS = [223, 89, 15263, 3358, 46, 3, 1831, 96, 3, 7631, 763, 13736, 457, 3, 1526, 9158, 3, 610, 305, 3, 10684, 3, 3,
+          6105, 15, 4579]  # fmt: skip
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu", "lfuopt"])
+def test_a_tenth_of_the_rows_saves_most_of_the_traffic(policy):
+    """Zipf 1.05, bound 10, two workers: both denominators, as published figures use either."""
+    rng, starts = np.random.default_rng(0), np.cumsum([0, *FIELDS[:-1]])
+    edges = [np.cumsum(np.arange(1, n + 1) ** -1.05) for n in FIELDS]
+    server = TableClient(sum(FIELDS))
+    caches = [Cache(server, "t", sum(FIELDS) // 10, policy=policy) for _ in range(2)]
+    for _ in range(60):
+        for cache in caches:
+            draws = [np.searchsorted(e, rng.random(128) * e[-1]) + start for e, start in zip(edges, starts)]
+            ids = np.stack(draws, axis=1)
+            cache.lookup(ids)
+            cache.update(ids, np.zeros((*ids.shape, COLS), "f"))
+    for cache in caches:
+        assert cache.counters.of_lookups <= 0.20 and cache.counters.of_unique <= 0.45
+
+
+def test_prefetched_hot_rows_answer_and_cold_rows_pass_through():
+    rng = np.random.default_rng(0)
+    batches = [rng.zipf(1.5, 50) % ROWS for _ in range(6)]
+    server = TableClient()
+    cache = Cache(server, "t", 4, policy="hot")
+    hot = hot_rows(batches, 4)
+    cache.keep(hot)
+    fetched = cache.counters.fetched
+    assert fetched == 4
+    for batch in batches:
+        cache.lookup(batch)
+        assert {*cache.ids.tolist()} == {*hot.tolist()}
+    assert cache.counters.fetched - fetched == sum(len(np.setdiff1d(batch, hot)) for batch in batches)
+    cache.update(hot, np.ones((4, COLS), "f"))
+    cache.keep(np.array([]))
+    assert server.table.values[hot].tolist() == [[1, 1]] * 4 and (cache.ids < 0).all()
+
+
+def test_a_cache_is_refused_where_it_would_be_wrong():
+    client = TableClient()
+    client.parameters["adam"] = Parameter((4, 2), sparse=True, rule="adam")
+    with pytest.raises(ArgumentError, match="adam"):
+        Cache(client, "adam", 2)
+    with pytest.raises(UnknownNameError, match="lfu"):
+        Cache(client, "t", 2, policy="lfuu")
+    with pytest.raises(ArgumentError, match="bounds"):
+        Cache(client, "t", 2, pull_bound=-1)
+    with pytest.raises(ShapeError):
+        Cache(client, "t", 2).update(np.array([1]), np.ones((1, 3)))
+
+
+def test_two_workers_with_caches_over_real_servers():
+    def body(client, rank):
+        first = np.zeros((40, COLS), "f")
+        client.create({"t": Parameter((40, COLS), sparse=True, rule="add", reduce="sum")}, {"t": first})
+        cache = Cache(client, "t", 8)
+        for clock in range(12):
+            ids = np.random.default_rng([rank, clock]).integers(0, 40, 10)
+            cache.lookup(ids)
+            cache.update(ids, np.ones((10, COLS), "f"))
+            client.clock().wait()
+        cache.flush()
+        client.clock().wait()
+        return client.pull("t").wait()
+
+    tables = job("ssp:1", 2, body, servers=2)
+    wanted = np.zeros(40)
+    for rank in range(2):
+        for clock in range(12):
+            np.add.at(wanted, np.random.default_rng([rank, clock]).integers(0, 40, 10), 1)
+    assert max(table[:, 0].sum() for table in tables) == wanted.sum()
+    np.testing.assert_array_equal(max(tables, key=lambda t: t.sum())[:, 0], wanted)

@@ -1,0 +1,252 @@
+"""Messages survive the wire as they are; what is malformed, truncated, mutated or foreign changes nothing."""
+
+from __future__ import annotations
+
+import random
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetu.ps import ASP, BSP
+from hetu.ps.messages import (
+    ALLOWED,
+    DTYPES,
+    HEADER_BYTES,
+    Kind,
+    Message,
+    Part,
+    ProtocolError,
+    decode,
+    encode,
+    wire_array,
+)
+from hetu.ps.session import Sessions
+
+from .simulation import COLS, DENSE, ROWS, SPARSE, contents, new_store
+
+TOKEN = "token"
+
+
+def raw(message: Message) -> list[bytes]:
+    return [bytes(memoryview(frame).cast("B")) for frame in encode(message)]
+
+
+def sample(kind: Kind, parts: Part, rows: int = 3, cols: int = 2, dtype: str = "float32") -> Message:
+    return Message(
+        kind, key=7, worker=1, seq=5, step=2, epoch=9,
+        ids=np.arange(rows) if Part.IDS in parts else None,
+        counts=np.arange(rows) + 1 if Part.COUNTS in parts else None,
+        values=np.arange(rows * cols, dtype=dtype).reshape(rows, cols) if Part.VALUES in parts else None,
+        meta={"a": [1, "ü"]} if Part.META in parts else None,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", Kind, ids=lambda k: k.name)
+def test_messages_cross_the_wire_unchanged(kind):
+    for parts in ALLOWED[kind]:
+        sent = sample(kind, parts)
+        got = decode(raw(sent))
+        for name in ("kind", "key", "worker", "seq", "step", "epoch", "meta", "parts"):
+            assert getattr(got, name) == getattr(sent, name)
+        for name in ("ids", "counts", "values"):
+            np.testing.assert_array_equal(getattr(got, name), getattr(sent, name))
+
+
+@pytest.mark.parametrize("dtype", [d.name for d in DTYPES])
+@pytest.mark.parametrize(("rows", "cols"), [(3, 2), (0, 4), (2, 0), (0, 0)])
+def test_dtypes_and_empty_values(dtype, rows, cols):
+    got = decode(raw(sample(Kind.PUSH, Part.VALUES, rows, cols, dtype)))
+    assert (got.values.dtype.name, got.values.shape) == (dtype, (rows, cols))
+    assert not got.values.flags.writeable
+
+
+FIELDS = "<IBBBBIIqqqqI"
+NAMES = ["magic", "version", "kind", "dtype", "parts", "key", "worker", "seq", "step", "rows", "cols", "epoch"]
+PLACES = {name: i for i, name in enumerate(NAMES)}
+
+
+def forged(frames: list[bytes], **fields: int) -> list[bytes]:
+    """The message with header fields changed and the checksum put right again."""
+    values = list(struct.unpack_from(FIELDS, frames[0]))
+    for name, value in fields.items():
+        values[PLACES[name]] = value
+    header = struct.pack(FIELDS, *values)
+    total = zlib.crc32(header)
+    for frame in frames[1:-1]:
+        total = zlib.crc32(frame, total)
+    return [header + struct.pack("<I", total), *frames[1:]]
+
+
+BAD_FIELDS = [
+    {"magic": 1}, {"version": 2}, {"kind": 200}, {"kind": len(Kind)}, {"dtype": 6}, {"parts": 255}, {"parts": 1},
+    {"rows": -1}, {"cols": -1}, {"rows": 4}, {"cols": 3}, {"rows": 1 << 62, "cols": 1 << 62}, {"rows": 6, "cols": 1},
+    {"seq": -1}, {"step": -1}, {"dtype": 2}, {"kind": Kind.CLOCK},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fields", BAD_FIELDS, ids=str)
+def test_a_field_out_of_place_is_refused(fields):
+    frames = raw(sample(Kind.PUSH, Part.IDS | Part.VALUES))
+    assert decode(forged(frames)).key == 7
+    with pytest.raises(ProtocolError):
+        decode(forged(frames, **fields))
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"[1]", b'{"a": NaN}', b'{"a"', b"\xff\xfe", b"[" * 30_000, b'{"a": "' + b"x" * 70_000 + b'"}']
+)
+def test_what_is_no_json_object_is_refused(text):
+    header = struct.pack(FIELDS, 0x55544548, 1, Kind.HELLO, 0, Part.META, 0, 0, 0, 0, 0, 0, 0)
+    frames = [header + struct.pack("<I", zlib.crc32(text, zlib.crc32(header))), text]
+    with pytest.raises(ProtocolError):
+        decode(frames)
+
+
+def test_frames_missing_cut_or_added_are_refused():
+    frames = raw(sample(Kind.PUSH, Part.IDS | Part.COUNTS | Part.VALUES))
+    for bad in ([], frames[:1], frames[:-1], [*frames, b""], frames[::-1], [frames[0][:-1], *frames[1:]],
+                [*frames[:-1], frames[-1][:-1]], [b"", *frames]):  # fmt: skip
+        with pytest.raises(ProtocolError):
+            decode(bad)
+
+
+def test_a_value_frame_above_the_limit_is_refused():
+    with pytest.raises(ProtocolError, match="limit"):
+        decode(raw(sample(Kind.PUSH, Part.VALUES, 100, 100)), limit=39_999)
+    with pytest.raises(ProtocolError, match="cannot be sent"):
+        wire_array(np.ones(3, complex))
+
+
+# -- against the door of a server ------------------------------------------------------------------------------
+
+
+def guarded(mode=None) -> Sessions:
+    """A server with one greeted worker 0 at peer `p0`, out of two."""
+    sessions = Sessions(new_store(2, mode or ASP()), TOKEN)
+    sessions.receive(b"p0", raw(Message(Kind.HELLO, meta={"token": TOKEN, "incarnation": 100})), 0.0)
+    return sessions
+
+
+def genuine() -> list[list[bytes]]:
+    """One message of each kind that worker 0 may send."""
+    fields = {"seq": 3, "epoch": 1}
+    values, rows = np.ones((1, 8), "<f4"), np.ones((2, COLS), "<f4")
+    ids = np.array([1, 4])
+    spec = {"name": "new", "start": 0, "rows": 2, "cols": 2}
+    made = [
+        Message(Kind.HELLO, meta={"token": TOKEN, "incarnation": 100}),
+        Message(Kind.CREATE, key=9, meta=spec, **fields),
+        Message(Kind.ASSIGN, key=DENSE, values=values, **fields),
+        Message(Kind.PUSH, key=DENSE, values=values, **fields),
+        Message(Kind.PUSH, key=SPARSE, ids=ids, values=rows, **fields),
+        Message(Kind.PUSH, key=SPARSE, ids=ids, counts=ids, values=rows, **fields),
+        Message(Kind.PUSH_PULL, key=SPARSE, ids=ids, values=rows, **fields),
+        Message(Kind.PULL, key=SPARSE, ids=ids, **fields),
+        Message(Kind.SYNC, key=SPARSE, ids=ids, counts=ids - 5, **fields),
+        Message(Kind.CALL, key=SPARSE, meta={"function": "top_k", "arguments": {"k": 1}}, **fields),
+        Message(Kind.CLOCK, **fields),
+        Message(Kind.LEAVE, **fields),
+        Message(Kind.READY, **fields),
+    ]
+    return [raw(message) for message in made]
+
+
+def mutated(frames: list[bytes], rng: random.Random) -> list[bytes]:
+    """One random change anywhere but in the values, which no checksum covers."""
+    frames, choice = list(frames), rng.randrange(5)
+    spare = len(frames) - 1 if decode(frames).values is not None else len(frames)
+    place = rng.randrange(spare)
+    frame = bytearray(frames[place])
+    if choice == 0 and frame:  # a flipped bit
+        position = rng.randrange(len(frame))
+        frame[position] ^= 1 << rng.randrange(8)
+        frames[place] = bytes(frame)
+    elif choice == 1:  # cut short
+        place = rng.randrange(len(frames))
+        frames[place] = frames[place][: rng.randrange(max(1, len(frames[place])))]
+    elif choice == 2:  # grown
+        place = rng.randrange(len(frames))
+        frames[place] += rng.randbytes(rng.randrange(1, 9))
+    elif choice == 3 and len(frames) > 1:  # a frame lost
+        del frames[rng.randrange(len(frames))]
+    else:  # a frame too many
+        frames.insert(rng.randrange(len(frames) + 1), rng.randbytes(rng.randrange(70)))
+    return frames
+
+
+def test_ten_thousand_mutated_messages_change_nothing():
+    sessions, rng, originals = guarded(), random.Random(0), genuine()
+    before = contents(sessions.store)
+    for _ in range(10_000):
+        frames = mutated(rng.choice(originals), rng)
+        for peer, reply in sessions.receive(b"p0", frames, 0.0):
+            assert (peer, decode(reply).kind) == (b"p0", Kind.ERROR)
+    assert contents(sessions.store) == before and len(sessions.store.tables) == 2
+    assert not sessions.store.parked and sessions.store.members[0].done == 2
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.binary(max_size=80), max_size=4))
+def test_arbitrary_bytes_are_refused(frames):
+    with pytest.raises(ProtocolError):
+        decode(frames)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.integers(1, len(genuine()) - 1),
+    st.sampled_from(["kind", "dtype", "key", "worker", "seq", "step", "epoch"]),
+    st.integers(0, (1 << 31) - 1) | st.integers(0, 15),
+)
+def test_forged_fields_never_break_a_server(index, name, value):
+    """A field changed by someone who computes the checksum too: whatever is answered, the server goes on."""
+    frames = genuine()[index]
+    values = list(struct.unpack_from(FIELDS, frames[0]))
+    values[PLACES[name]] = value % 256 if name in ("kind", "dtype") else value
+    header = struct.pack(FIELDS, *values)
+    checked = frames[1:] if decode(frames).values is None else frames[1:-1]
+    total = zlib.crc32(header)
+    for frame in checked:
+        total = zlib.crc32(frame, total)
+    sessions = guarded(BSP())
+    before = contents(sessions.store)
+    sessions.receive(b"p0", [header + struct.pack("<I", total), *frames[1:]], 0.0)
+    if name in ("worker", "epoch") and value not in (0, 1):
+        assert contents(sessions.store) == before
+    [(_, reply)] = sessions.receive(b"p0", raw(Message(Kind.STATUS, seq=4, epoch=1)), 0.0) or [(0, None)]
+    assert reply is None or decode(reply).kind in (Kind.OK, Kind.ERROR)
+
+
+def test_strangers_and_other_workers_change_nothing():
+    sessions = guarded()
+    before = contents(sessions.store)
+    for frames in genuine()[1:]:
+        [(peer, reply)] = sessions.receive(b"stranger", frames, 0.0)
+        assert (peer, decode(reply).meta["code"]) == (b"stranger", "hello")
+    push = Message(Kind.PUSH, key=DENSE, worker=1, seq=1, epoch=1, values=np.ones((1, 8), "<f4"))
+    [(peer, reply)] = sessions.receive(b"p0", raw(push), 0.0)
+    assert (peer, decode(reply).meta["code"]) == (b"p0", "hello")
+    for token in ("wrong", "", None, 7, "\ud800"):
+        hello = Message(Kind.HELLO, worker=1, meta={"token": token, "incarnation": 1})
+        [(_, reply)] = sessions.receive(b"stranger", raw(hello), 0.0)
+        assert decode(reply).meta["code"] == "token"
+    assert contents(sessions.store) == before and list(sessions.worker_of) == [b"p0"]
+
+
+def test_a_new_connection_of_a_worker_takes_over_and_the_old_one_is_a_stranger():
+    sessions = guarded()
+    hello = raw(Message(Kind.HELLO, meta={"token": TOKEN, "incarnation": 101}))
+    assert sessions.receive(b"p1", hello, 0.0)[0][0] == b"p1"
+    [(_, reply)] = sessions.receive(b"p0", genuine()[3], 0.0)
+    assert decode(reply).meta["code"] == "hello"
+    old = raw(Message(Kind.HELLO, meta={"token": TOKEN, "incarnation": 100}))
+    [(_, reply)] = sessions.receive(b"p0", old, 0.0)
+    assert decode(reply).meta["code"] == "hello" and sessions.peer_of == {0: b"p1"}
+
+
+def test_header_is_56_bytes():
+    assert HEADER_BYTES == 56 and ROWS == 6

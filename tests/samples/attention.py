@@ -1,0 +1,107 @@
+"""Rows for attention; the reference handles one query after the other."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import hetu as ht
+from hetu.graph import OPS
+
+from . import Sample, given, real
+from .normalization import slopes
+
+
+def attend(q, k, v, mask=None, scale=None):
+    scale = 1 / np.sqrt(q.shape[-1]) if scale is None else scale
+    lead = np.broadcast_shapes(q.shape[:-2], k.shape[:-2])
+    q, k, v = (np.broadcast_to(a, (*lead, *a.shape[-2:])) for a in (q, k, v))
+    allowed = np.ones((*lead, q.shape[-2], k.shape[-2]), bool) if mask is None else mask
+    allowed = np.broadcast_to(allowed, (*lead, q.shape[-2], k.shape[-2]))
+    y = np.zeros((*q.shape[:-1], v.shape[-1]))
+    for place in np.ndindex(*q.shape[:-1]):
+        seen = allowed[place]
+        weights = np.exp(k[place[:-1]][seen] @ q[place] * scale)
+        y[place] = weights @ v[place[:-1]][seen] / weights.sum()
+    return y
+
+
+def full_float(q, k, v, mask):
+    """Adding a mask to the scores is multiplying the weights by its power."""
+    y = np.zeros((*q.shape[:-1], v.shape[-1]))
+    for a, b, i in np.ndindex(*q.shape[:-1]):
+        weights = np.exp(k @ q[a, b, i] / 2 + mask[i]) * (np.arange(3) <= i)
+        y[a, b, i] = weights @ v / weights.sum()
+    return y
+
+
+def full(q, k, v, causal=False):
+    """All three outputs of the operator."""
+    scores = 0.5 * q @ np.swapaxes(k, -1, -2)
+    if causal:
+        scores = np.where(np.tri(q.shape[-2], dtype=bool), scores, -np.inf)
+    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return (
+        attend(q, k, v, np.tri(q.shape[-2], dtype=bool) if causal else None, 0.5),
+        powers,
+        1 / powers.sum(-1)[..., None],
+    )
+
+
+def dx(g, q, k, v, causal=False):
+    outputs = OPS["attention"](q, k, v, scale=0.5, causal=causal)
+    return OPS["attention_dx"](g, q, k, v, *outputs, scale=0.5, causal=causal)
+
+
+SEEN = given(np.array([[True, True, False, True], [False, True, False, False], [True] * 4]))
+
+SAMPLES = [
+    Sample(
+        "attention",
+        lambda q, k, v: OPS["attention"](q, k, v, scale=0.5),
+        (real(2, 3, 4), real(2, 5, 4), real(2, 5, 3)),
+        full,
+        order=0,
+    ),
+    Sample(
+        "attention",
+        lambda q, k, v: ht.scaled_dot_product_attention(q, k, v, causal=True),
+        (real(2, 2, 5, 4), real(2, 2, 5, 4), real(2, 2, 5, 3)),
+        lambda q, k, v: attend(q, k, v, np.tri(5, dtype=bool)),
+        label="causal",
+    ),
+    Sample(
+        "attention",
+        lambda x: ht.scaled_dot_product_attention(x, x, x, scale=0.3),
+        (real(4, 3),),
+        lambda x: attend(x, x, x, scale=0.3),
+        label="self",
+        fixed=True,
+    ),
+    Sample(
+        "scaled_dot_product_attention",
+        lambda q, k, v, mask: ht.scaled_dot_product_attention(q, k, v, mask),
+        (real(2, 3, 4), real(2, 4, 4), real(2, 4, 3), SEEN),
+        attend,
+        label="mask",
+    ),
+    Sample(
+        "scaled_dot_product_attention",
+        lambda q, k, v, mask: ht.scaled_dot_product_attention(q, k, v, mask, causal=True),
+        (real(2, 2, 3, 4), real(3, 4), real(3, 5), real(3, 3)),
+        full_float,
+        label="float-mask",
+    ),
+    Sample(
+        "attention_dx",
+        dx,
+        (real(2, 3, 2), real(2, 3, 4), real(2, 4, 4), real(2, 4, 2)),
+        lambda g, q, k, v: slopes(lambda *x: attend(*x, scale=0.5), g, q, k, v),
+    ),
+    Sample(
+        "attention_dx",
+        lambda g, q, k, v: dx(g, q, k, v, causal=True),
+        (real(2, 3, 2), real(2, 3, 4), real(2, 3, 4), real(2, 3, 2)),
+        lambda g, q, k, v: slopes(lambda *x: attend(*x, np.tri(3, dtype=bool), 0.5), g, q, k, v),
+        label="causal",
+    ),
+]

@@ -1,0 +1,109 @@
+"""Rows for the update rules, against the formulas as the papers print them (bias corrections not folded)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import hetu as ht
+from hetu.graph import OPS
+
+from . import Sample, given, positive, real
+
+SHAPE = (4, 3)
+RATE, STEP = given(0.1), given(np.int64(3))
+TABLE, IDS, ROWS = (5, 3), given([[3, 1, 3], [0, 3, 1]]), real(2, 3, 3)  # row 3 three times, rows 2 and 4 never
+
+
+def sgd(p, g, lr):
+    return (p - lr * g,)
+
+
+def momentum(p, v, g, lr, mu=0.9, nesterov=False):
+    v = mu * v + g
+    return p - lr * (g + mu * v if nesterov else v), v
+
+
+def adagrad(p, a, g, lr, epsilon=1e-10):
+    a = a + g**2
+    return p - lr * g / (np.sqrt(a) + epsilon), a
+
+
+def rmsprop(p, v, g, lr, rho=0.9, epsilon=1e-8):
+    v = rho * v + (1 - rho) * g**2
+    return p - lr * g / (np.sqrt(v) + epsilon), v
+
+
+def moments(m, v, g, step, beta1=0.9, beta2=0.999):
+    m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g**2
+    return m, v, 1 - beta1**step, 1 - beta2**step
+
+
+def adam(p, m, v, g, lr, step, epsilon=1e-8, decay=0.0):
+    m, v, c1, c2 = moments(m, v, g, step)
+    return p - lr * decay * p - lr * (m / c1) / (np.sqrt(v / c2) + epsilon), m, v
+
+
+def amsgrad(p, m, v, top, g, lr, step):
+    m, v, c1, c2 = moments(m, v, g, step)
+    top = np.maximum(top, v)
+    return p - lr * (m / c1) / (np.sqrt(top / c2) + 1e-8), m, v, top
+
+
+def lamb(p, m, v, g, lr, step, decay=0.01):
+    m, v, c1, c2 = moments(m, v, g, step)
+    r = (m / c1) / (np.sqrt(v / c2) + 1e-6) + decay * p
+    return p - lr * np.linalg.norm(p) / np.linalg.norm(r) * r, m, v
+
+
+def on_rows(rule, tables):
+    """The row form of a textbook rule: one touched row after the other."""
+
+    def reference(*arrays):
+        values, (ids, rows, *scalars) = [a.copy() for a in arrays[:tables]], arrays[tables:]
+        for row in np.unique(ids):
+            new = rule(*(v[row] for v in values), rows[ids == row].sum(axis=0), *scalars)
+            for v, n in zip(values, new):
+                v[row] = n
+        return tuple(values)
+
+    return reference
+
+
+def row(name, reference, states=(), step=False, label="", **attrs):
+    """A dense case; `states` make the optimizer state."""
+    inputs = (real(*SHAPE), *(make(*SHAPE) for make in states), real(*SHAPE), RATE, *([STEP] if step else []))
+    build = OPS[name]
+    return Sample(name, lambda *nodes: build(*nodes, **attrs), inputs, reference, label=label, order=0)
+
+
+def sparse(name, reference, states=(), step=False):
+    inputs = (real(*TABLE), *(make(*TABLE) for make in states), IDS, ROWS, RATE, *([STEP] if step else []))
+    tables = 1 + len(states)
+    return Sample(name, OPS[name], inputs, on_rows(reference, tables), order=0)
+
+
+SAMPLES = [
+    row("sgd", sgd),
+    row("momentum", momentum, [real]),
+    row("momentum", lambda *a: momentum(*a, nesterov=True), [real], label="nesterov", nesterov=True),
+    row("adagrad", adagrad, [positive]),
+    row("rmsprop", rmsprop, [positive]),
+    row("adam", adam, [real, positive], step=True),
+    row("adam", lambda *a: adam(*a, decay=0.2), [real, positive], step=True, label="decoupled", weight_decay=0.2),
+    row("amsgrad", amsgrad, [real, positive, positive], step=True),
+    row("lamb", lamb, [real, positive], step=True),
+    Sample(
+        "lamb",
+        lambda *nodes: ht.lamb(*nodes, weight_decay=0.0),
+        (given(np.zeros(3)), given(np.zeros(3)), positive(3), given(np.zeros(3)), RATE, STEP),
+        lambda p, m, v, g, lr, step: (p, m, 0.999 * v),
+        label="zero",
+        order=0,
+    ),
+    sparse("sgd_rows", sgd),
+    sparse("momentum_rows", momentum, [real]),
+    sparse("adagrad_rows", adagrad, [positive]),
+    sparse("rmsprop_rows", rmsprop, [positive]),
+    sparse("adam_rows", adam, [real, positive], step=True),
+    sparse("amsgrad_rows", amsgrad, [real, positive, positive], step=True),
+]

@@ -1,0 +1,83 @@
+"""Every example: `--help`, and a small run of the real script that learns and ends with its metric line."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+import hetu as ht
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+NUMBER = r"\d+\.\d+"
+SMALL_GPT = "--limit 4000 --length 32 --features 32 --layers 1 --sample 20 --epochs 3"
+SMALL_LSTM = "--limit 4000 --length 16 --units 16 --sample 20 --epochs 3"
+RUNS = [
+    ("cnn/train.py --model logistic --limit 100", f"logistic on mnist: test accuracy {NUMBER}%"),
+    ("cnn/train.py --model mlp --limit 100 --data fashion", f"mlp on fashion: test accuracy {NUMBER}%"),
+    ("cnn/train.py --limit 60 --epochs 3", f"lenet on mnist: test accuracy {NUMBER}%"),
+    ("cnn/train.py --model resnet --limit 20 --epochs 2 --batch-size 25", f"resnet on mnist: test accuracy {NUMBER}%"),
+    (
+        "rnn/weather.py --limit 100 --length 7",
+        rf"lstm on seattle weather: mean error {NUMBER} C in 365 days \(persist.*",
+    ),
+    (f"rnn/chars.py {SMALL_LSTM}", rf"lstm on shakespeare: {NUMBER} nats \({NUMBER} bits\) a character held out"),
+    (f"nlp/gpt.py {SMALL_GPT}", f"gpt on shakespeare: {NUMBER} nats a character held out"),
+    ("ctr/train.py --limit 1000", f"wide_deep on adult: test AUC {NUMBER}, loss {NUMBER}"),
+    ("ctr/train.py --limit 1000 --model deepfm", f"deepfm on adult: test AUC {NUMBER}, loss {NUMBER}"),
+    ("ctr/train.py --limit 1000 --model dcn", f"dcn on adult: test AUC {NUMBER}, loss {NUMBER}"),
+]
+SCRIPTS = sorted({command.split()[0] for command, _ in RUNS})
+
+
+def run(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a script as Python would, in this process: its own folder comes first in the search for modules."""
+    path, *arguments = command.split()
+    monkeypatch.setattr(sys, "argv", [path, *arguments])
+    monkeypatch.syspath_prepend(str((EXAMPLES / path).parent))
+    monkeypatch.delitem(sys.modules, "models", raising=False)  # several folders have a models.py
+    importlib.invalidate_caches()
+    with ht.scope("example"):  # counts names afresh, as a new process does
+        runpy.run_path(str(EXAMPLES / path), run_name="__main__")
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_help(script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run(f"{script} --help", monkeypatch)
+    shown = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert all(option in shown for option in ("--seed", "--epochs", "--batch-size", "--limit"))
+
+
+@pytest.mark.parametrize(("command", "last"), RUNS, ids=[command for command, _ in RUNS])
+def test_small_run(
+    command: str, last: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(command, monkeypatch)
+    lines = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(last, lines[-1])
+    losses = [float(row.split()[1]) for row in lines if re.fullmatch(rf" +\d+( +{NUMBER})+", row)]
+    assert losses[-1] < losses[0], losses
+
+
+def test_every_script_is_tested_and_in_the_table() -> None:
+    families = {script.split("/")[0] for script in SCRIPTS}
+    found = {p.relative_to(EXAMPLES).as_posix() for f in families for p in (EXAMPLES / f).glob("*.py")}
+    assert found - {f"{f}/models.py" for f in families} == set(SCRIPTS)
+    table = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    assert all(f"examples/{script}" in table for script in SCRIPTS)
+
+
+def test_a_run_continues_from_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = f"cnn/train.py --model logistic --limit 100 --checkpoint {tmp_path / 'run'}"
+    run(command, monkeypatch)
+    first = capsys.readouterr().out
+    run(command, monkeypatch)
+    assert capsys.readouterr().out == first  # nothing was left to do, not even the times changed

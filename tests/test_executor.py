@@ -1,0 +1,160 @@
+"""What an executor promises: feeds, shared state, training by sub-graph, replay, atomic steps, evaluate."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import hetu as ht
+from hetu.op import same_type
+
+
+def model(seed: int = 0, **options):
+    x, t = ht.placeholder("x", (None, 6)), ht.placeholder("t", (None,), "int64")
+    with ht.scope("model"):
+        h = ht.dropout(ht.relu(ht.nn.BatchNorm(8)(ht.nn.Linear(6, 8)(x))), 0.3)
+        y = ht.nn.Linear(8, 3)(h)
+        loss = ht.mean(ht.softmax_cross_entropy(y, t))
+        train = ht.optim.Adam(0.01).minimize(loss)
+    return ht.Executor({"train": [loss, train], "eval": [loss, y]}, seed=seed, **options)
+
+
+def batch(step: int, rows: int = 16):
+    rng = np.random.default_rng(step)
+    return {"x": rng.normal(size=(rows, 6)).astype(np.float32), "t": rng.integers(0, 3, rows)}
+
+
+def test_training_lowers_the_loss_and_evaluation_changes_nothing():
+    ex = model()
+    losses = [float(ex.run("train", batch(0))[0]) for _ in range(60)]
+    assert losses[-1] < 0.7 * losses[0]
+    before = {name: ex.state[name] for name in ex.state}
+    first, second = (ex.run("eval", batch(1)) for _ in range(2))
+    np.testing.assert_array_equal(first[1], second[1])
+    assert all((ex.state[name] == value).all() for name, value in before.items())
+
+
+def test_updates_are_none_in_the_results():
+    loss, updates = model().run("train", batch(0))
+    assert updates is None and loss.shape == ()
+
+
+def test_a_run_is_replayed_by_its_seed():
+    runs = [[float(ex.run("train", batch(s))[0]) for s in range(4)] for ex in (model(3), model(3), model(4))]
+    assert runs[0] == runs[1] != runs[2]
+
+
+def test_every_pass_and_memory_option_trains_alike():
+    wanted = [float(model().run("train", batch(s))[0]) for s in range(1)]
+    for options in ({"passes": []}, {"donate": False}, {"reuse": False}):
+        got = [float(model(**options).run("train", batch(s))[0]) for s in range(1)]
+        np.testing.assert_allclose(got, wanted, rtol=1e-5)
+
+
+def test_resume_is_bit_identical(tmp_path):
+    straight, first = model(), model()
+    for step in range(3):
+        straight.run("train", batch(step)), first.run("train", batch(step))
+    first.save(tmp_path / "c.safetensors", {"cursor": 3})
+    second = model(seed=99)
+    assert second.load(tmp_path / "c.safetensors") == {"cursor": 3}
+    for step in range(3, 6):
+        assert straight.run("train", batch(step))[0].tobytes() == second.run("train", batch(step))[0].tobytes()
+    for name in straight.state:
+        np.testing.assert_array_equal(straight.state[name], second.state[name])
+
+
+def test_executors_may_share_variables():
+    train = model()
+    x = ht.placeholder("x", (None, 6))
+    with ht.scope("model"):
+        first = ht.nn.Linear(6, 8)(x)
+    look = ht.Executor([first], state=train.state)
+    train.run("train", batch(0))
+    weight, bias = train.state["model/linear/weight"], train.state["model/linear/bias"]
+    feed = batch(0)["x"]
+    np.testing.assert_allclose(look.run({"x": feed})[0], feed @ weight + bias, rtol=1e-4, atol=1e-5)
+
+
+def test_setting_a_variable_reaches_bound_programs():
+    w = ht.variable("w", np.zeros(3))
+    ex = ht.Executor([w + 1.0])
+    ex.run()
+    ex.state[w] = [1.0, 2.0, 3.0]
+    assert ex.run()[0].tolist() == [2.0, 3.0, 4.0]
+    with pytest.raises(ht.errors.ShapeError, match="has shape"):
+        ex.state[w] = [1.0, 2.0]
+
+
+def test_a_step_that_fails_after_writing_is_reported_until_a_checkpoint_is_loaded(tmp_path):
+    class Break(Exception):
+        pass
+
+    broken = []
+
+    @ht.op(infer=same_type, differentiable=False)
+    def sometimes(xp, x):
+        if broken:
+            raise Break("as planned")
+        return x * 1.0
+
+    try:
+        a, b = ht.variable("a", np.zeros(3)), ht.variable("b", np.zeros(3))
+        late = sometimes(a * 2.0 + 1.0)  # reads a, so that it runs before a is written; b waits for it
+        ex = ht.Executor([{a: a + 1.0, b: sometimes(late + a)}])
+        ex.save(tmp_path / "c.safetensors")
+        broken.append(True)
+        with pytest.raises(Break) as caught:
+            ex.run()
+        assert any("while computing <sometimes" in note for note in caught.value.__notes__)
+        broken.clear()
+        if ex.state.dirty:
+            with pytest.raises(ht.errors.GraphError, match="no longer belong together"):
+                ex.run()
+        ex.load(tmp_path / "c.safetensors")
+        ex.run()
+        assert ex.state["a"].tolist() == [1.0] * 3
+    finally:
+        del ht.graph.OPS["sometimes"]
+
+
+def test_only_so_many_programs_are_kept(monkeypatch):
+    monkeypatch.setattr("hetu.executor.KEPT_PROGRAMS", 3)
+    x = ht.placeholder("x", (None,))
+    ex = ht.Executor([x * 2.0])
+    for size in (1, 2, 3, 1, 4):
+        ex.run({x: np.zeros(size)})
+    assert [key[1] for key in ex.subgraphs["default"].programs] == [(3,), (1,), (4,)]
+
+
+def test_evaluate_uses_initial_values():
+    x = ht.placeholder("x", (None, 2))
+    w = ht.variable("w", np.full((2, 1), 3.0))
+    assert ht.evaluate(x @ w, {x: [[1.0, 1.0]]}).tolist() == [[6.0]]
+
+
+def test_infinities_of_both_signs_are_no_nan():
+    w, x = ht.variable("w", np.zeros(2)), ht.placeholder("x", (2,))
+    ex = ht.Executor([w + 0.0, {w: w + x}])
+    with ht.debug_nans():
+        ex.run({x: [np.inf, -np.inf]})
+    assert ex.state["w"].tolist() == [np.inf, -np.inf]
+
+
+def test_a_step_that_fails_under_debug_nans_changes_nothing():
+    table, ids = ht.variable("table", np.zeros((4, 2))), ht.placeholder("ids", (None,), "int64")
+    w = ht.variable("w", np.zeros(2))
+    step = w + 1.0
+    ex = ht.Executor([ht.take(table, ids + ht.astype(ht.sum(step) * 0.0, "int64"), axis=0), {w: step}])
+    with ht.debug_nans(), pytest.raises(ht.errors.ValueRangeError):
+        ex.run({ids: [9]})
+    assert ex.state["w"].tolist() == [0.0, 0.0] and not ex.state.dirty
+    ex.run({ids: [3]})
+
+
+def test_debug_nans_costs_no_accuracy():
+    plain, checked = model(), model()
+    for step in range(3):
+        wanted = plain.run("train", batch(step))[0]
+        with ht.debug_nans():
+            np.testing.assert_allclose(checked.run("train", batch(step))[0], wanted, rtol=1e-6)

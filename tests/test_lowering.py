@@ -1,0 +1,194 @@
+"""Passes that replace operators by faster ones: they fire where they should, and change no value or gradient."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+import hetu as ht
+from hetu import optim
+from hetu.graph import topological
+from hetu.passes import PASSES, chosen_passes
+
+from .test_program import random_graph
+
+STEPS = 3
+
+
+def weights(rng, **shapes):
+    return {name: ht.variable(name, rng.uniform(-0.5, 0.5, shape).astype(np.float32)) for name, shape in shapes.items()}
+
+
+def lenet(rng, **options):
+    """Two convolutions, the second with a bias of four axes, and a linear layer."""
+    w = weights(rng, c1=(3, 1, 5, 5), b1=(3,), c2=(4, 3, 3, 3), b2=(1, 4, 1, 1), w=(4 * 5 * 5, 6), b=(6,))
+    x, t = ht.placeholder("x", options.get("shape", (None, 1, 28, 24))), ht.placeholder("t", (None,), "int64")
+    h = ht.max_pool2d(ht.relu(ht.conv2d(x, w["c1"], padding=2) + ht.reshape(w["b1"], (-1, 1, 1))), 2)
+    h = ht.max_pool2d(ht.relu(w["b2"] + ht.conv2d(h, w["c2"])), 2)
+    logits = ht.flatten(h, 1)[:, :100] @ w["w"] + w["b"]
+    feed = {x: rng.standard_normal((20, 1, 28, 24), np.float32), t: rng.integers(0, 6, 20)}
+    return [ht.mean(ht.softmax_cross_entropy(logits, t))], feed
+
+
+def transformer(rng, causal=True, positions=70, **options):
+    """One packed attention and a gelu layer between norms."""
+    d, heads = 8, 2
+    w = weights(rng, qkv=(d, 3 * d), qb=(3 * d,), o=(d, d), up=(d, 16), ub=(16,), down=(16, d), s=(d,), b=(d,))
+    x, t = ht.placeholder("x", (None, positions, d)), ht.placeholder("t", (None, positions), "int64")
+    h = ht.layer_norm(x, w["s"], w["b"])
+    qkv = h @ w["qkv"] + w["qb"]
+    if options.get("split"):
+        parts = (ht.reshape(part, (-1, positions, heads, d // heads)) for part in ht.split(qkv, 3, axis=2))
+        q, k, v = (ht.permute_dims(part, (0, 2, 1, 3)) for part in parts)
+    else:
+        parts = ht.reshape(qkv, (-1, positions, 3, heads, d // heads))
+        q, k, v = (ht.permute_dims(parts, (2, 0, 3, 1, 4))[i] for i in range(3))
+    seen = ht.permute_dims(ht.scaled_dot_product_attention(q, k, v, causal=causal), (0, 2, 1, 3))
+    h = x + ht.reshape(seen, (-1, positions, d)) @ w["o"]
+    up = ht.layer_norm(h, w["s"], w["b"]) @ w["up"] + w["ub"]
+    h = h + ht.gelu(up, options.get("approximate", "tanh")) @ w["down"]
+    feed = {x: rng.standard_normal((3, positions, d), np.float32), t: rng.integers(0, d, (3, positions))}
+    return [ht.mean(ht.softmax_cross_entropy(h, t))], feed
+
+
+def recurrent(rng, **options):
+    w = weights(rng, ih=(5, 16), hh=(4, 16), b=(16,), w=(4, 3))
+    x = ht.placeholder("x", (None, 6, 5))
+    outputs, (h, c) = ht.lstm(x, w["ih"], w["hh"], w["b"])
+    loss = ht.mean(ht.square(h @ w["w"])) + ht.mean(outputs * outputs) + ht.mean(c)
+    return [loss], {x: rng.standard_normal((7, 6, 5), np.float32)}
+
+
+MODELS = {
+    "lenet": lenet,
+    "transformer": transformer,
+    "unmasked": lambda rng: transformer(rng, causal=False, positions=33, approximate="none"),
+    "split": lambda rng: transformer(rng, positions=40, split=True),
+    "recurrent": recurrent,
+}
+OPTIMIZERS = {"sgd": lambda: optim.SGD(0.1), "momentum": lambda: optim.Momentum(0.1)}
+
+
+def trained(model, optimizer, passes):
+    """Losses of a few steps, the last state, and the operators of the program."""
+    fetches, feed = MODELS[model](np.random.default_rng(0))
+    updates = OPTIMIZERS[optimizer]().minimize(fetches[0])
+    ex = ht.Executor([*fetches, updates], passes=passes)
+    losses = [float(ex.run(feed)[0]) for _ in range(STEPS)]
+    ops = Counter(step.node.op.name for step in ex.program(feed).steps)
+    return losses, {v.name: np.array(ex.state[v]) for v in updates if v.dtype == np.float32}, ops
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("model", MODELS)
+def test_training_is_the_same_without_any_one_pass(model, optimizer):
+    plain_losses, plain, _ = trained(model, optimizer, [])
+    for left_out in (None, *PASSES):
+        losses, state, _ = trained(model, optimizer, [name for name in PASSES if name != left_out])
+        np.testing.assert_allclose(losses, plain_losses, rtol=2e-5, err_msg=f"without {left_out}")
+        for name, value in plain.items():
+            np.testing.assert_allclose(state[name], value, rtol=1e-3, atol=1e-5, err_msg=f"without {left_out}")
+
+
+@pytest.mark.parametrize(
+    ("model", "made", "gone"),
+    [
+        ("lenet", {"phase_pool": 2, "phase_columns": 2, "phase_columns_dx": 1}, ("conv2d", "conv2d_dw", "max_pool2d")),
+        ("transformer", {"attention_rows": 1, "attention_rows_dx": 1}, ("attention", "slice_scatter", "reshape")),
+        ("transformer", {"gelu_tanh_slope": 1, "layer_norm_rows": 2}, ("gelu_tanh", "layer_norm", "layer_norm_dx")),
+        ("split", {"attention_rows": 1, "attention_rows_dx": 1}, ("attention_dx", "slice_scatter", "reshape")),
+        ("unmasked", {"gelu_erf_slope": 1, "attention_rows": 1}, ("gelu_erf_dx", "attention_dx")),
+        ("lenet", {"cross_entropy_slope": 1, "sgd_product": 1, "sgd_sum": 1}, ("softmax_cross_entropy_dx",)),
+        ("recurrent", {"lstm": 1, "lstm_dx": 1}, ()),
+    ],
+)
+def test_passes_fire(model, made, gone):
+    _, _, ops = trained(model, "sgd", None)
+    assert {name: ops[name] for name in made} == made
+    assert not [name for name in gone if name in ops]
+
+
+def test_a_fetched_value_inside_a_pattern_is_still_right():
+    """Each intermediate value of the plain graph can be fetched beside the loss."""
+    for model in MODELS:
+        (loss,), feed = MODELS[model](np.random.default_rng(1))
+        updates = optim.SGD(0.1).minimize(loss)
+        inner = [n for n in topological([*updates.values()]) if n.inputs and not isinstance(n.type, tuple)]
+        picked = [n for n in inner if n.dtype == np.float32][:: max(1, len(inner) // 12)]
+        wanted = ht.Executor([*picked, updates], passes=[]).run(feed)
+        for node, value in zip(picked, wanted):
+            got = ht.Executor([node, updates]).run(feed)[0]
+            np.testing.assert_allclose(got, value, rtol=1e-3, atol=1e-4, err_msg=f"{model}: {node!r}")
+
+
+def test_inference_needs_no_fused_gradient():
+    fetches, feed = lenet(np.random.default_rng(2))
+    wanted = ht.Executor(fetches, passes=[]).run(feed)
+    np.testing.assert_allclose(ht.Executor(fetches).run(feed), wanted, rtol=1e-5)
+
+
+def test_equal_values_in_a_pooling_window_send_the_gradient_to_the_first():
+    x = ht.variable("x", np.ones((16, 1, 6, 6), np.float32))
+    w, b = np.ones((1, 1, 3, 3), np.float32), np.zeros((1, 1, 1), np.float32)
+    loss = ht.sum(ht.max_pool2d(ht.relu(ht.conv2d(x, w) + b), 2))
+    slope = ht.gradients(loss, [x])[0]
+    np.testing.assert_array_equal(*(ht.Executor([slope], passes=passes).run()[0] for passes in ([], None)))
+
+
+@pytest.mark.parametrize("left_out", PASSES)
+def test_random_graphs_are_the_same_without_one_pass(left_out):
+    for seed in range(40):
+        fetches, updates, feeds, variables = random_graph(seed)
+        v, loss = variables[0], sum(ht.sum(ht.square(f)) for f in fetches)
+        if v in topological([loss]):
+            updates = updates | optim.SGD(0.01).minimize(loss, [v])
+        rng = np.random.default_rng(seed)
+        feed = {f: rng.uniform(-1, 1, f.shape).astype(np.float32) for f in feeds}
+        results = []
+        for passes in (None, [name for name in PASSES if name != left_out]):
+            ex = ht.Executor([*fetches, updates], passes=passes)
+            taken = ex.subgraphs["default"].placeholders
+            run = [ex.run({f: a for f, a in feed.items() if f.name in taken})[: len(fetches)] for _ in range(2)]
+            results.append((run, [np.array(ex.state[v]) for v in variables if v.name in ex.state]))
+        for a, b in zip(results[0][0] + [results[0][1]], results[1][0] + [results[1][1]], strict=True):
+            for got, wanted in zip(a, b, strict=True):
+                np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4, err_msg=f"seed {seed}")
+
+
+def test_passes_for_the_cpu_stay_there():
+    assert [run.__name__ for run in chosen_passes(None, "gpu")] == ["simplify", "sparsify_updates"]
+    assert len(chosen_passes(None)) == len(PASSES)
+
+
+def test_explain_prints_what_fired_and_where(capsys):
+    fetches, feed = lenet(np.random.default_rng(0))
+    ht.Executor(fetches, explain=True).program(feed)
+    rows = capsys.readouterr().out.splitlines()
+    (row,) = [r for r in rows if r.startswith("fuse_conv_pool")]
+    assert "conv2d x2" in row and "phase_pool x2" in row and "test_lowering.py:" in row
+
+
+# instructions and bytes of the arena of one training step
+LIMITS = {
+    "lenet": (30, 742_400),
+    "transformer": (33, 235_584),
+    "unmasked": (33, 84_800),
+    "split": (33, 105_856),
+    "recurrent": (25, 10_176),
+}
+
+
+def program_of(model):
+    fetches, feed = MODELS[model](np.random.default_rng(0))
+    return ht.Executor([*fetches, optim.SGD(0.1).minimize(fetches[0])]).program(feed)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_programs_do_not_grow(model):
+    """A guard: whoever makes one of these programs longer or larger should know and say why."""
+    instructions, arena = LIMITS[model]
+    program = program_of(model)
+    assert len(program.steps) <= instructions
+    assert program.plan.arena_bytes <= arena

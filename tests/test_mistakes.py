@@ -1,0 +1,564 @@
+"""What people get wrong, and what they are told: one row a mistake.
+
+Each answer names the user's line, what was got, and one remedy, in at most 15 lines of traceback, and nothing is lost.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import hetu as ht
+from hetu import errors
+
+MISTAKES: dict[str, tuple[Callable, type[Exception], list[str]]] = {}
+
+
+def mistake(error: type[Exception], *fragments: str):
+    """Enter a function that makes one mistake, the error class it gets, and what the text must say."""
+
+    def enter(function: Callable) -> Callable:
+        MISTAKES[function.__name__] = function, error, list(fragments)
+        return function
+
+    return enter
+
+
+def x(*shape, dtype="float32", name="x"):
+    return ht.placeholder(name, shape, dtype)
+
+
+def v(name, *shape, dtype=np.float32):
+    return ht.variable(name, np.ones(shape, dtype))
+
+
+# -- while the graph is built ----------------------------------------------------------------------------------
+
+
+@mistake(ValueError, "matmul(f32[?, 784], f32[256, 10])", "784 against 256", "matrix_transpose")
+def inner_sizes_differ():
+    x(None, 784) @ v("w", 256, 10)
+
+
+@mistake(ValueError, "add(f32[4, 3], f32[4])", "do not broadcast")
+def shapes_do_not_broadcast():
+    x(4, 3) + v("b", 4)
+
+
+@mistake(ValueError, "12 elements", "-1")
+def elements_do_not_fill_the_shape():
+    ht.reshape(x(3, 4), (5, 3))
+
+
+@mistake(ValueError, "axis 2 does not exist", "use -2 to 1")
+def no_such_axis():
+    ht.sum(x(3, 4), axis=2)
+
+
+@mistake(ValueError, "conv2d", "channels", "channels-last")
+def images_with_channels_last():
+    ht.conv2d(x(None, 28, 28, 1), v("w", 6, 1, 5, 5))
+
+
+@mistake(ValueError, "conv2d", "kernel")
+def kernel_larger_than_image():
+    ht.conv2d(x(None, 1, 3, 3), v("w", 6, 1, 5, 5))
+
+
+@mistake(ValueError, "concat", "f32[2, 3]", "f32[2, 4]")
+def joining_unequal_arrays():
+    ht.concat([x(2, 3), x(2, 4, name="y")], axis=0)
+
+
+@mistake(ValueError, "mse_loss", "f32[?, 1]", "f32[?]")
+def a_loss_that_would_broadcast():
+    ht.mse_loss(x(None, 1), x(None, name="t"))
+
+
+@mistake(ValueError, "mae_loss", "f32[?, 1]", "f32[?]", "squeeze")
+def a_column_of_predictions_against_a_row_of_targets():
+    ht.mae_loss(ht.nn.Linear(3, 1)(x(None, 3)), x(None, name="t"))
+
+
+@mistake(ValueError, "huber_loss", "f32[32, 4]", "f32[4]", "does not broadcast")
+def one_target_for_a_whole_batch():
+    ht.huber_loss(x(32, 4), x(4, name="t"))
+
+
+@mistake(ValueError, "binary_cross_entropy_with_logits", "f32[?, 1]", "f32[?]")
+def binary_labels_without_the_axis_of_the_logits():
+    ht.binary_cross_entropy_with_logits(x(None, 1), x(None, name="t"))
+
+
+@mistake(ValueError, "kl_divergence", "f32[?, 10]", "f32[10]")
+def one_distribution_for_a_whole_batch():
+    ht.kl_divergence(x(None, 10), x(10, name="t"))
+
+
+@mistake(ValueError, "softmax_cross_entropy", "i64[?, 10]", "one-hot", "ht.argmax")
+def one_hot_labels_as_class_ids():
+    ht.softmax_cross_entropy(x(None, 10), x(None, 10, dtype="int64", name="t"))
+
+
+@mistake(ValueError, "softmax_cross_entropy", "f32[?, 9]", "f32[?, 10]")
+def distributions_over_other_classes():
+    ht.softmax_cross_entropy(x(None, 10), x(None, 9, name="t"))
+
+
+@mistake(ValueError, "softmax_cross_entropy", "(32,)", "(10,)", "last axis, the classes")
+def logits_with_classes_first():
+    ht.softmax_cross_entropy(x(10, 32), x(32, dtype="int64", name="t"))
+
+
+@mistake(TypeError, "nll_loss", "f32[?, 10]", "integers of shape (?,)")
+def distributions_where_class_ids_are_wanted():
+    ht.nll_loss(x(None, 10), x(None, 10, name="t"))
+
+
+@mistake(ValueError, "was built for inputs with 784", "f32[?, 28, 28]", "ht.flatten(x, 1)")
+def images_fed_to_a_layer_of_vectors():
+    ht.nn.Linear(784, 10)(x(None, 28, 28))
+
+
+@mistake(ValueError, "index 5", "size 3", "-3 to 2")
+def index_outside_of_an_axis():
+    x(3)[5]
+
+
+@mistake(ValueError, "softmax_cross_entropy", "[?, 1]")
+def labels_with_an_extra_axis():
+    ht.softmax_cross_entropy(x(None, 10), x(None, 1, dtype="int64", name="t"))
+
+
+@mistake(TypeError, "softmax_cross_entropy", "int64")
+def class_ids_as_floats():
+    ht.softmax_cross_entropy(x(None, 10), x(None, name="t"))
+
+
+@mistake(TypeError, "take", "int64")
+def embedding_ids_as_floats():
+    ht.embedding(v("table", 10, 4), x(None, name="ids"))
+
+
+@mistake(TypeError, "add", "bool", "astype")
+def arithmetic_on_booleans():
+    (x(3) > 0) + (x(3) < 1)
+
+
+@mistake(TypeError, "unknown dtype 'float33'", "float32")
+def misspelt_dtype():
+    x(3, dtype="float33")
+
+
+@mistake(TypeError, "no attribute 'strides'", "did you mean 'stride'?")
+def misspelt_argument():
+    ht.conv2d(x(None, 1, 8, 8), v("w", 6, 1, 3, 3), strides=2)
+
+
+@mistake(TypeError, "misses its attribute 'shape'")
+def missing_argument():
+    ht.reshape(x(3, 4))
+
+
+@mistake(AttributeError, "no attribute 'shap'", "did you mean 'shape'?")
+def misspelt_attribute_of_a_node():
+    x(3).shap  # noqa: B018
+
+
+@mistake(AttributeError, "call ht.relu(node)")
+def method_instead_of_function():
+    x(3).relu()
+
+
+@mistake(AttributeError, "'softmx'", "did you mean 'softmax'?")
+def misspelt_operator():
+    ht.softmx(x(3))
+
+
+@mistake(TypeError, "has no value yet", "ht.where")
+def a_node_as_a_condition():
+    if x() > 0:
+        pass
+
+
+@mistake(TypeError, "compares the node, not its value", "ht.equal")
+def a_node_compared_with_a_number():
+    ht.where(x(3) == 0, 1.0, 0.0)
+
+
+@mistake(TypeError, "an entry cannot be set", "ht.where")
+def setting_an_entry_of_a_node():
+    x(3)[0] = 1.0
+
+
+@mistake(TypeError, "fed to numpy.exp", "ht.exp")
+def a_node_fed_to_numpy():
+    np.exp(x(3))
+
+
+@mistake(TypeError, "has no value yet", "ht.evaluate")
+def a_node_as_a_number():
+    float(x())
+
+
+@mistake(TypeError, "indexed by a node", "ht.take")
+def indexing_by_a_node():
+    x(3)[x(2, dtype="int64", name="ids")]
+
+
+@mistake(ValueError, "getitem", "ht.take")
+def indexing_by_a_list():
+    x(3)[[0, 2]]
+
+
+@mistake(TypeError, "not known while the graph is built", "None")
+def looping_over_an_unknown_size():
+    for _ in range(x(None, 3).shape[0]):
+        pass
+
+
+@mistake(ValueError, "not a scalar", "f32[?]", "ht.mean")
+def a_loss_that_is_not_a_scalar():
+    ht.gradients(ht.square(x(None)), [x(None)])
+
+
+@mistake(ValueError, "does not depend on", "unused")
+def a_variable_that_does_not_reach_the_loss():
+    w, unused = v("w", 3), v("unused", 3)
+    ht.gradients(ht.sum(w), [unused])
+
+
+@mistake(ValueError, "depends on no trainable variable", "stop_gradient")
+def a_loss_without_any_variable():
+    ht.optim.SGD(0.1).minimize(ht.mean(ht.stop_gradient(v("w", 3))))
+
+
+@mistake(ValueError, "not a float", "argmax")
+def a_loss_of_integers():
+    ht.optim.SGD(0.1).minimize(ht.argmax(v("w", 3)))
+
+
+@mistake(ValueError, "no gradient rule", "stop_gradient")
+def an_operator_without_a_gradient():
+    @ht.op
+    def mystery(xp, x):
+        return xp.sin(x)
+
+    try:
+        w = v("w", 3)
+        ht.gradients(ht.sum(mystery(w)), [w])
+    finally:
+        del ht.graph.OPS["mystery"]
+
+
+@mistake(ValueError, "fails on these shapes", "broadcast", "its function takes")
+def shapes_that_an_operator_of_ones_own_does_not_take():
+    @ht.op
+    def mystery(xp, x, y):
+        return x + y
+
+    try:
+        mystery(v("x", 3), v("y", 4))
+    finally:
+        del ht.graph.OPS["mystery"]
+
+
+# -- making an executor and running it ---------------------------------------------------------------------------
+
+
+@mistake(ValueError, "two variables are called 'w'", "scope")
+def two_variables_of_one_name():
+    ht.Executor([v("w", 3) + v("w", 3)])
+
+
+@mistake(ValueError, "two new values", "second layer")
+def one_batch_norm_applied_twice_in_training():
+    layer = ht.nn.BatchNorm(3)
+    loss = ht.sum(layer(x(4, 3)) + layer(x(4, 3, name="y")))
+    ht.Executor([loss, ht.optim.SGD(0.1).minimize(loss)])
+
+
+@mistake(TypeError, "updates were passed alone")
+def updates_without_a_list():
+    w = v("w", 3)
+    ht.Executor({w: w + 1})
+
+
+@mistake(TypeError, "sub-graph 'train' is a Node", "[loss, train_op]")
+def a_loss_without_a_list():
+    ht.Executor({"train": ht.sum(v("w", 3))})
+
+
+@mistake(TypeError, "fetches a str: 'loss'", "list nodes")
+def fetching_by_name():
+    ht.Executor({"train": ["loss"]})
+
+
+@mistake(ImportError, "CuPy", 'pip install "hetu-dl[gpu]"')
+def a_gpu_without_cupy():
+    sys.modules["cupy"] = None  # as if it were not installed, also where it is
+    try:
+        ht.Executor([x(3) * 2], device="gpu")
+    finally:
+        del sys.modules["cupy"]
+
+
+@mistake(ValueError, "was not fed 't' i64[?]")
+def missing_feed():
+    a, t = x(None), x(None, dtype="int64", name="t")
+    ht.Executor([ht.sum(a), ht.sum(t)]).run({a: [1.0]})
+
+
+@mistake(ValueError, "no placeholder 'X'", "it takes 'x'")
+def extra_feed():
+    ht.Executor([x(3) * 2]).run({"X": [1.0]})
+
+
+@mistake(ValueError, "'x' is f32[?, 784]", "(2, 28, 28)", "axes")
+def misshaped_feed():
+    ht.Executor([x(None, 784) * 2]).run({"x": np.zeros((2, 28, 28))})
+
+
+@mistake(ValueError, "wants int64, was fed float64", 'astype("int64")')
+def mistyped_feed():
+    ht.Executor([x(None, dtype="int64") * 2]).run({"x": [0.5]})
+
+
+@mistake(ValueError, "was fed", "int64")
+def words_as_feed():
+    ht.Executor([x(None, dtype="int64") * 2]).run({"x": ["cat", "dog"]})
+
+
+@mistake(ValueError, "wants float32, was fed None", "array of numbers")
+def nothing_as_feed():
+    ht.Executor([x(3) * 2]).run({"x": None})
+
+
+@mistake(ValueError, "rows of different lengths", "pad or cut")
+def ragged_feed():
+    ht.Executor([x(None, 2) * 2]).run({"x": [[1, 2], [3]]})
+
+
+@mistake(ValueError, "the feed is a list", "{placeholder: array}")
+def a_feed_without_names():
+    ht.Executor([x(None, 2) * 2]).run([[1.0, 2.0]])
+
+
+@mistake(ValueError, "variable 'w'", "only placeholders", "executor.state")
+def feeding_a_variable():
+    w = v("w", 3)
+    ht.Executor([w * x(3)]).run({w: np.zeros(3), "x": np.zeros(3)})
+
+
+@mistake(ValueError, "'x' was fed twice")
+def feeding_by_node_and_by_name():
+    a = x(3)
+    ht.Executor([a * 2]).run({a: np.zeros(3), "x": np.ones(3)})
+
+
+@mistake(ValueError, "do not broadcast", "(2,)", "(3,)")
+def sizes_that_differ_at_run_time():
+    a, b = x(None), x(None, name="y")
+    ht.Executor([a + b]).run({a: [1, 2], b: [1, 2, 3]})
+
+
+@mistake(KeyError, "no sub-graph 'trian'", "did you mean 'train'?")
+def misspelt_subgraph():
+    ht.Executor({"train": [x(3)], "eval": [x(3)]}).run("trian", {})
+
+
+@mistake(ValueError, "softmax_cross_entropy", "10", "0 to 9")
+def class_id_out_of_range():
+    logits, ids = x(None, 10), x(None, dtype="int64", name="t")
+    ht.Executor([ht.softmax_cross_entropy(logits, ids)]).run({logits: np.zeros((2, 10)), ids: [3, 10]})
+
+
+@mistake(ValueError, "softmax_cross_entropy", "-1")
+def class_id_negative():
+    logits, ids = x(None, 10), x(None, dtype="int64", name="t")
+    ht.Executor([ht.softmax_cross_entropy(logits, ids)]).run({logits: np.zeros((2, 10)), ids: [-1, 3]})
+
+
+@mistake(ValueError, "take", "7", "0 to 3")
+def embedding_id_out_of_range():
+    ids = x(None, dtype="int64")
+    ht.Executor([ht.embedding(v("table", 4, 2), ids)]).run({ids: [1, 7]})
+
+
+@mistake(ValueError, "take", "-2")
+def embedding_id_negative():
+    ids = x(None, dtype="int64")
+    ht.Executor([ht.embedding(v("table", 4, 2), ids)]).run({ids: [-2]})
+
+
+@mistake(ValueError, "wants int64, was fed float64", 'astype("int64")')
+def embedding_ids_fractional():
+    ids = x(None, dtype="int64")
+    ht.Executor([ht.embedding(v("table", 4, 2), ids)]).run({ids: [1.5, 2.0]})
+
+
+@mistake(ValueError, "wants int64, was fed float32", 'astype("int64")')
+def class_ids_fractional():
+    logits, ids = x(None, 10), x(None, dtype="int64", name="t")
+    feed = {logits: np.zeros((2, 10)), ids: np.float32([0.5, 1])}
+    ht.Executor([ht.softmax_cross_entropy(logits, ids)]).run(feed)
+
+
+@mistake(ValueError, "take", "index 9 at position [1]", "0 to 3")
+def embedding_id_out_of_range_in_a_notebook():
+    ids = x(None, dtype="int64")
+    ht.evaluate(ht.embedding(v("table", 4, 2), ids), {ids: [1, 9]})
+
+
+@mistake(ValueError, "floor_divide", "divided by 0", "float32")
+def integers_divided_by_zero():
+    ids = x(None, dtype="int64")
+    ht.Executor([5 // ids]).run({ids: [1, 0]})
+
+
+@mistake(ArithmeticError, "log", "made the first NaN", "-1 to 0.5")
+def a_logarithm_of_a_negative_number():
+    a = x(None)
+    with ht.debug_nans():
+        ht.Executor([ht.sum(ht.log(a * 0.5) * 2)]).run({a: [1.0, -2.0]})
+
+
+# -- data and checkpoints -------------------------------------------------------------------------------------------
+
+
+@mistake(ValueError, "without rows")
+def empty_data():
+    ht.data.DataLoader(ht.data.ArrayDataset(np.zeros((0, 3))), batch_size=2)
+
+
+@mistake(ValueError, "batch", "5")
+def batch_larger_than_data():
+    ht.data.DataLoader(ht.data.ArrayDataset(np.zeros((5, 3))), batch_size=8)
+
+
+@mistake(ValueError, "4", "5")
+def inputs_and_labels_of_different_length():
+    ht.data.ArrayDataset(np.zeros((5, 3)), np.zeros(4))
+
+
+def saved(tmp_path, name="w"):
+    path = tmp_path / "model.safetensors"
+    ht.Executor([v(name, 2, 3)]).save(path)
+    return path
+
+
+@mistake(ValueError, "not a whole checkpoint", "earlier checkpoint")
+def truncated_checkpoint(tmp_path):
+    path = saved(tmp_path)
+    path.write_bytes(path.read_bytes()[:-4])
+    ht.Executor([v("w", 2, 3)]).load(path)
+
+
+@mistake(ValueError, "not a whole checkpoint")
+def foreign_checkpoint(tmp_path):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(b"\x80\x04not a checkpoint at all")
+    ht.Executor([v("w", 2, 3)]).load(path)
+
+
+@mistake(ValueError, "another model", "missing     b", "unexpected  w", "different")
+def checkpoint_of_another_model(tmp_path):
+    path = tmp_path / "model.safetensors"
+    ht.Executor([ht.sum(v("w", 2, 3)) + ht.sum(v("c", 4))]).save(path)
+    ht.Executor([ht.sum(v("b", 2, 3)) + ht.sum(v("c", 5))]).load(path)
+
+
+@mistake(ValueError, "no manifest.json", "path")
+def a_folder_that_is_no_checkpoint(tmp_path):
+    ht.Executor([v("w", 2)]).load(tmp_path)
+
+
+@mistake(ValueError, "does not exist", "create it")
+def saving_into_a_folder_that_is_not_there(tmp_path):
+    ht.Executor([v("w", 2)]).save(tmp_path / "nowhere" / "model.safetensors")
+
+
+@mistake(ValueError, "no checkpoint", "path")
+def missing_checkpoint(tmp_path):
+    ht.Executor([v("w", 2)]).load(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_the_answer_is_clear(name, tmp_path):
+    function, error, fragments = MISTAKES[name]
+    arguments = (tmp_path,) if function.__code__.co_argcount else ()
+    with pytest.raises(error) as caught:
+        function(*arguments)
+    assert isinstance(caught.value, errors.HetuError)
+    text = str(caught.value)
+    for fragment in fragments:
+        assert fragment in text, f"{fragment!r} is not in:\n{text}"
+    assert "fix: " in text, text
+    assert f"{os.path.basename(__file__)}:" in text, f"the user's line is not named:\n{text}"
+    shown = traceback.format_exception(type(caught.value), caught.value, caught.tb.tb_next)
+    assert sum(part.count("\n") for part in shown) <= 15, "".join(shown)
+
+
+def test_there_are_enough_rows():
+    assert len(MISTAKES) >= 25
+
+
+# -- nothing is lost ------------------------------------------------------------------------------------------------
+
+
+def test_a_refused_checkpoint_changes_nothing(tmp_path):
+    path = tmp_path / "model.safetensors"
+    ht.Executor([ht.sum(v("w", 2)) + ht.sum(v("c", 4))]).save(path)
+    ex = ht.Executor([ht.sum(v("w", 2)) * ht.sum(v("b", 4))])
+    before = {name: ex.state[name] for name in ex.state}
+    with pytest.raises(errors.CheckpointError):
+        ex.load(path)
+    assert all((ex.state[name] == value).all() for name, value in before.items())
+
+
+def test_a_nan_keeps_the_variables_of_the_step_before():
+    a, w = x(3), v("w", 3)
+    ex = ht.Executor([{w: w * ht.log(a)}])
+    with ht.debug_nans(), pytest.raises(errors.NumericError):
+        ex.run({a: [-1.0, 1.0, 1.0]})
+    assert ex.state["w"].tolist() == [1.0, 1.0, 1.0]
+
+
+KILLS = """
+import os, signal, sys, time
+import numpy as np, hetu as ht
+
+path, rng = sys.argv[1], np.random.default_rng(0)
+ex = ht.Executor([ht.variable("w", np.zeros(20000))])
+ex.save(path, {"step": 0})
+last = 0
+for kill in range(200):
+    child = os.fork()
+    if not child:
+        for step in range(last + 1, last + 100000):
+            ex.state["w"] = np.full(20000, float(step))
+            ex.save(path, {"step": step})
+    time.sleep(rng.uniform(0.001, 0.012))  # the random moment of the kill
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    last = ex.load(path)["step"]
+    assert (ex.state["w"] == last).all(), f"kill {kill}: the file mixes two steps"
+print("whole after", kill + 1, "kills; steps saved:", last)
+assert last > 20 and len(os.listdir(os.path.dirname(path))) <= 2  # no litter but the last unfinished file
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
+def test_kill_during_save_leaves_the_previous_checkpoint_whole(tmp_path):
+    """200 kills at random moments of a process that does nothing but save."""
+    command = [sys.executable, "-c", KILLS, str(tmp_path / "model.safetensors")]
+    environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "whole after 200 kills" in done.stdout

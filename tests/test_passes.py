@@ -1,0 +1,117 @@
+"""Each simplification on the smallest graph that shows it, and the row form of sparse updates."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+import hetu as ht
+from hetu.graph import topological
+from hetu.passes import PASSES, chosen_passes, resolve_training, simplify, specialise
+
+X = (3, 4)
+
+
+def ops_after(build, *passes):
+    """Names of the operators that are left, leaves excluded."""
+    outputs = (build(ht.placeholder("x", X), ht.placeholder("y", X)),)
+    for run in passes or (simplify,):
+        outputs = run(outputs)
+    return Counter(n.op.name for n in topological(outputs) if n.op.name not in ("placeholder", "constant", "variable"))
+
+
+@pytest.mark.parametrize(
+    ("build", "left"),
+    [
+        (lambda x, y: x + 0.0, {}),
+        (lambda x, y: 0.0 + x, {}),
+        (lambda x, y: x - ht.zeros_like(x), {}),
+        (lambda x, y: x * 1.0, {}),
+        (lambda x, y: x / 1.0, {}),
+        (lambda x, y: x * 0.0 + y, {}),
+        (lambda x, y: ht.negative(-x), {}),
+        (lambda x, y: ht.matrix_transpose(ht.matrix_transpose(x)), {}),
+        (lambda x, y: ht.reshape(ht.reshape(x, (12,)), X), {}),
+        (lambda x, y: ht.reshape(ht.reshape(x, (12,)), (4, 3)), {"reshape": 1}),
+        (lambda x, y: ht.astype(x, "float32"), {}),
+        (lambda x, y: ht.sum_to_like(x, y), {}),
+        (lambda x, y: ht.broadcast_like(x, y), {}),
+        (lambda x, y: ht.where(True, x, y), {}),
+        (lambda x, y: ht.permute_dims(x, (0, 1)), {}),
+        (lambda x, y: ht.permute_dims(x, (1, 0)), {"permute_dims": 1}),
+        (lambda x, y: ht.exp(x) + ht.exp(x), {"exp": 1, "add": 1}),
+        (lambda x, y: x + ht.exp(ht.constant([[1.0]])) * 2.0, {"add": 1}),
+        (lambda x, y: ht.sum(x * 0.0), {}),
+    ],
+)
+def test_what_is_left(build, left):
+    assert ops_after(build) == left
+
+
+def test_simplifying_keeps_a_negative_of_a_difference_from_zero():
+    assert ops_after(lambda x, y: 0.0 - x) == {"negative": 1}
+
+
+def test_random_numbers_are_never_merged():
+    left = ops_after(lambda x, y: ht.uniform(X) + ht.uniform(X))
+    assert left["add"] == 1 and sum(left.values()) == 3
+
+
+def test_unknown_sizes_fold_once_they_are_known():
+    x = ht.placeholder("x", (None, 4))
+    outputs = specialise([ht.mean(x)], {("x", 0): 8})
+    (mean,) = simplify(outputs)
+    assert mean.op.name == "divide" and mean.inputs[1].attrs["value"] == 32
+
+
+def test_sizes_that_do_not_fit_name_both():
+    x, y = ht.placeholder("x", (None,)), ht.placeholder("y", (None,))
+    with pytest.raises(ht.errors.ShapeError, match=r"\(2,\) and \(3,\)"):
+        specialise([x + y], {("x", 0): 2, ("y", 0): 3})
+
+
+def test_the_training_flag_follows_from_the_updates():
+    x, w = ht.placeholder("x", X), ht.variable("w", np.zeros(X))
+    y = ht.with_updates(ht.if_training(x * 2, x), {w: w + x})
+    fetches, updates = resolve_training([y], {})
+    assert fetches == (x,) and not updates
+    step = ht.variable("step", 0.0, ())
+    fetches, updates = resolve_training([y], {step: step + 1})
+    assert fetches[0].op.name == "multiply" and set(updates) == {step, w}
+
+
+def test_an_optimizer_and_a_layer_must_not_update_one_variable():
+    x, w = ht.placeholder("x", X), ht.variable("w", np.zeros(X))
+    y = ht.with_updates(x * w, {w: w + x})
+    with pytest.raises(ht.errors.GraphError, match="by an optimizer and by its own layer"):
+        resolve_training([y], {w: w - x})
+
+
+@pytest.mark.parametrize("lookups", [1, 2])
+def test_updates_of_embedding_tables_become_row_updates(lookups):
+    table, ids = ht.variable("table", np.ones((50, 3))), ht.placeholder("ids", (4,), "int64")
+    loss = ht.sum(sum(ht.square(ht.embedding(table, ids + k)) for k in range(lookups)))
+    executors = {
+        kept: ht.Executor([loss, ht.optim.SGD(0.1).minimize(loss)], passes=[p for p in PASSES if p != dropped])
+        for kept, dropped in (("dense", "sparsify_updates"), ("rows", None))
+    }
+    names = {name: {s.node.op.name for s in ex.program({ids: [1, 2, 2, 7]}).steps} for name, ex in executors.items()}
+    assert "sgd_rows" in names["rows"] and "scatter_rows" not in names["rows"]
+    assert "sgd" in names["dense"]
+    for ex in executors.values():
+        ex.run({ids: [1, 2, 2, 7]})
+    np.testing.assert_allclose(executors["rows"].state["table"], executors["dense"].state["table"], rtol=1e-6)
+
+
+def test_linear_is_fused_only_where_nobody_else_reads_the_product():
+    w, b = ht.variable("w", np.ones((4, 2))), ht.variable("b", np.ones(2))
+    fuse = chosen_passes(["fuse_linear"])
+    assert ops_after(lambda x, y: x @ w + b, *fuse) == {"linear": 1}
+    assert ops_after(lambda x, y: (p := x @ w) + b + p, *fuse)["matmul"] == 1
+
+
+def test_an_unknown_pass_is_refused():
+    with pytest.raises(ht.errors.UnknownNameError, match="did you mean 'simplify'"):
+        ht.Executor([ht.placeholder("x", ())], passes=["simplfy"])

@@ -1,0 +1,187 @@
+"""The profiler counts operations and bytes exactly, sums by any label, and leaves the state alone."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+
+import numpy as np
+import pytest
+
+import hetu as ht
+from hetu.errors import ArgumentError, FeedError, UnknownNameError
+from hetu.graph import Node, tagged
+from hetu.profiler import Profile, Row, flops, profile, traffic
+
+
+def array(*shape: int, dtype: str = "float32", name: str = "x") -> Node:
+    return ht.placeholder(name, shape, dtype)
+
+
+@pytest.mark.parametrize(
+    "build, wanted",
+    [
+        (lambda: array(2, 3) @ array(3, 5), 2 * 2 * 3 * 5),
+        (lambda: array(7, 2, 3) @ array(3, 5), 2 * 7 * 2 * 3 * 5),
+        (lambda: array(7, 1, 2, 3) @ array(4, 3, 5), 2 * 7 * 4 * 2 * 3 * 5),
+        (lambda: ht.einsum("bij,bkj->bik", array(2, 3, 4), array(2, 5, 4)), 2 * 2 * 3 * 5 * 4),
+        (lambda: array(4, 6) + array(6), 24),
+        (lambda: ht.exp(array(4, 6)), 24),
+        (lambda: ht.sum(array(4, 6), axis=1), 24),
+        (lambda: ht.softmax(array(4, 6)), 24),
+        (lambda: ht.reshape(array(4, 6), (24,)), 0),
+        (lambda: array(4, 6)[1:, ::2], 0),
+        (lambda: ht.concat([array(4, 6), array(2, 6)], axis=0), 0),
+        (lambda: ht.take(array(1000, 6), array(3, dtype="int64"), axis=0), 0),
+        (lambda: ht.matrix_transpose(array(4, 6)), 0),
+        (lambda: ht.conv2d(array(2, 3, 8, 8), array(4, 3, 5, 5)), 2 * (2 * 4 * 4 * 4) * (3 * 5 * 5)),
+        (lambda: ht.conv2d(array(2, 4, 8, 8), array(6, 2, 3, 3), groups=2), 2 * (2 * 6 * 6 * 6) * (2 * 3 * 3)),
+    ],
+)
+def test_operations_follow_from_the_sharding_rule(build, wanted):
+    assert flops(build()) == wanted
+
+
+def test_the_backward_of_a_convolution_costs_as_much_as_its_forward():
+    x, w = array(2, 3, 8, 8), array(4, 3, 5, 5)
+    y = ht.conv2d(x, w)
+    nodes = ht.Graph(tuple(ht.gradients(ht.sum(y), [x, w]))).nodes
+    counts = {n.op.name: flops(n) for n in nodes if n.op.name.startswith("conv2d")}
+    assert counts.keys() >= {"conv2d_dx", "conv2d_dw"}
+    assert set(counts.values()) == {flops(y)}
+
+
+def test_attention_is_two_products_forward_and_four_backward():
+    q, k, v = array(2, 5, 8, name="q"), array(2, 7, 8, name="k"), array(2, 7, 3, name="v")
+    y = ht.scaled_dot_product_attention(q, k, v)
+    graph = ht.Graph(tuple(ht.gradients(ht.sum(y), [q, k, v])))
+    counts = {n.op.name: flops(n) for n in graph.nodes if n.op.name.startswith("attention")}
+    forward = 2 * 2 * 5 * 7 * (8 + 3)
+    assert counts == {"attention": forward, "attention_dx": 2 * forward}
+
+
+def test_bytes_are_those_of_values_read_and_written():
+    a, b = array(2, 3), array(3, 5)
+    assert traffic(a @ b) == 4 * (6 + 15 + 10)
+    assert traffic(ht.zeros_like(a)) == 4 * 6, "an input that lends its shape is not read"
+
+
+@pytest.fixture
+def training():
+    x = ht.placeholder("x", (None, 4))
+    w = ht.variable("dense/weight", np.ones((4, 3), np.float32))
+    with tagged(layer="dense"):
+        y = x @ w
+    loss = ht.sum(ht.exp(y))
+    (slope,) = ht.gradients(loss, [w])
+    return ht.Executor({"train": [loss, {w: w - 0.1 * slope}], "eval": [y]}), w, {x: np.ones((2, 4), np.float32)}
+
+
+def test_every_instruction_is_timed(training):
+    executor, _, feed = training
+    measured = profile(executor, "train", feed, repeat=2)
+    program = executor.program("train", feed)
+    assert [node for node, _ in measured.instructions] == [step.node for step in program.steps]
+    assert all(row.seconds > 0 for _, row in measured.instructions)
+    assert measured.seconds == pytest.approx(sum(row.seconds for row in measured.rows()))
+
+
+def test_calls_are_made_once_to_warm_up_and_then_as_often_as_asked():
+    seen = []
+    noted = ht.op(lambda xp, x: x + 0 * len(seen), name="noted", infer=lambda x: x, differentiable=False)
+    noted.into(lambda xp, out, x: (seen.append(1), xp.copyto(out, x)))
+    x = ht.placeholder("x", (2,))
+    try:
+        executor = ht.Executor([noted(x)])
+        profile(executor, {x: np.ones(2, np.float32)}, repeat=3)
+    finally:
+        ht.graph.OPS.pop("noted")
+    assert len(seen) == 4
+
+
+def test_profiling_does_not_train(training):
+    executor, w, feed = training
+    before = executor.state[w].copy()
+    profile(executor, "train", feed)
+    np.testing.assert_array_equal(executor.state[w], before)
+    after = executor.run("train", feed)[0]
+    profile(executor, "train", feed)
+    assert executor.run("eval", feed)[0].sum() != pytest.approx(before.sum() * 2), "running does train"
+    assert after == pytest.approx(6 * np.exp(4), rel=1e-5), "what ran saw the values of before"
+
+
+def test_wrong_arguments_are_refused(training):
+    executor, _, feed = training
+    with pytest.raises(ArgumentError, match="repeat is 0"):
+        profile(executor, "train", feed, repeat=0)
+    with pytest.raises(UnknownNameError, match="did you mean 'train'"):
+        profile(executor, "trian", feed)
+    with pytest.raises(FeedError, match="was not fed 'x'"):
+        profile(executor, "train")
+    with pytest.raises(ArgumentError, match="did you mean 'line'"):
+        profile(executor, "train", feed).rows("lime")
+
+
+# -- views, on numbers that do not depend on a clock ---------------------------------------------------------------
+
+
+@pytest.fixture
+def measured() -> Profile:
+    x = ht.placeholder("x", (2, 4))
+    with tagged(layer="a"):
+        first = ht.exp(x)
+    second = ht.exp(first) + first
+    (slope,) = ht.gradients(ht.sum(second), [x])
+    add, exps = second, [first, second.inputs[0]]
+    times = {exps[0]: 3e-3, exps[1]: 1e-3, add: 2e-3, slope: 4e-3}
+    families = {add: "compute", slope: "gradient"}
+    return Profile(tuple((n, Row(n.op.name, families.get(n, "compute"), 1, s, 1000, 2000)) for n, s in times.items()))
+
+
+def test_rows_are_sums_with_the_slowest_first(measured):
+    rows = measured.rows("op")
+    assert [r.seconds for r in rows] == sorted((r.seconds for r in rows), reverse=True)
+    exp = next(r for r in rows if r.label == "exp")
+    assert (exp.calls, exp.nbytes, exp.flops) == (2, 2000, 4000)
+    assert exp.seconds == pytest.approx(4e-3) and exp.gflops_per_second == pytest.approx(1e-3)
+    assert len(measured.rows("node")) == 4
+
+
+def test_layers_show_gradients_apart(measured):
+    labels = {r.label: r.seconds for r in measured.rows("layer")}
+    assert labels["a"] == pytest.approx(3e-3) and labels["a backward"] == pytest.approx(4e-3)
+    assert labels["(compute)"] == pytest.approx(3e-3)
+
+
+def test_lines_are_those_of_the_user(measured):
+    rows = measured.rows("line")
+    assert len(rows) == 2 and all(r.label.startswith("test_profiler.py:") for r in rows)
+
+
+def test_the_table_is_aligned_and_sums_up(measured):
+    lines = measured.table("op").splitlines()
+    assert lines[0].split() == ["op", "calls", "ms", "share", "MB", "MFLOP", "GB/s", "GFLOP/s"]
+    assert lines[-1].split()[:4] == ["step", "4", "10.000", "100.0%"]
+    assert len({len(line) for line in lines}) == 1
+    assert str(measured) == measured.table()
+    assert "... and 3 more" in measured.table("node", limit=1)
+
+
+def test_an_empty_profile_prints():
+    assert "step" in str(Profile(())) and Profile(())._repr_html_()
+
+
+def test_the_html_has_a_bar_a_row(measured):
+    html = measured._repr_html_()
+    ElementTree.fromstring(f"<div>{html}</div>")
+    assert html.count("<div") == len(measured.rows())
+
+
+def test_the_trace_lays_instructions_end_to_end(measured, tmp_path):
+    path = tmp_path / "trace.json"
+    measured.chrome_trace(path)
+    events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+    assert [e["name"] for e in events] == [n.op.name for n, _ in measured.instructions]
+    assert [e["dur"] for e in events] == pytest.approx([3000, 1000, 2000, 4000])
+    assert [e["ts"] for e in events] == pytest.approx([0, 3000, 4000, 6000])
+    assert all(e["ph"] == "X" and e["args"]["line"].startswith("test_profiler.py:") for e in events)

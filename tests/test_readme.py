@@ -1,0 +1,98 @@
+"""What README.md and CONTRIBUTING.md show is true: their Python runs, and the quoted error is the real one."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import hetu as ht
+from hetu.graph import OPS
+from hetu.op import elementwise, op
+
+from .test_package import FLOOR_OF, MODULES, TOP
+
+ROOT = Path(__file__).parent.parent
+
+
+def blocks(file: str, language: str) -> list[str]:
+    """The fenced blocks of one language, without the indentation of the list they stand in."""
+    text = (ROOT / file).read_text("utf-8")
+    return [textwrap.dedent(b) for b in re.findall(rf"^ *```{language}\n(.*?)^ *```$", text, re.M | re.S)]
+
+
+@pytest.fixture(autouse=True)
+def operators() -> Iterator[None]:
+    """A block may define an operator, and names are counted as in a new process."""
+    before = dict(OPS)
+    with ht.scope("readme"):
+        yield
+    OPS.clear()
+    OPS.update(before)
+
+
+@pytest.mark.parametrize("code", blocks("README.md", "python"), ids=lambda code: code.split("\n")[0])
+def test_python_of_the_readme_runs(code: str) -> None:
+    names: dict[str, object] = {"ht": ht}
+    exec(compile(code, "readme.py", "exec"), names)
+    if "loss_value" in names:
+        assert 0 < float(names["loss_value"]) < 1.0, "one pass over the digits has learned something"
+
+
+def test_the_quoted_error_is_the_real_one(tmp_path: Path) -> None:
+    (quoted,) = (b for b in blocks("README.md", "text") if "fix: " in b)
+    file, line = re.search(r"  at (\w+\.py):(\d+)\n", quoted).groups()
+    rows = ["import hetu as ht", "x = ht.placeholder('x', (None, 784))"]
+    rows += ["w = ht.variable('w', ht.init.zeros, (256, 10))"]
+    rows += [""] * (int(line) - 1 - len(rows)) + ["y = x @ w"]
+    (tmp_path / file).write_text("\n".join(rows))
+    with pytest.raises(ht.errors.ShapeError) as caught:
+        exec(compile("\n".join(rows), str(tmp_path / file), "exec"), {})
+    assert quoted.rstrip() == f"{type(caught.value).__name__}: {caught.value}"
+
+
+def test_the_operator_of_the_contributors_guide_is_right() -> None:
+    (code,) = blocks("CONTRIBUTING.md", "python")
+    names = {"op": op, "elementwise": elementwise, "sigmoid": ht.sigmoid}
+    exec(compile(code, "contributing.py", "exec"), names)
+    ht.check_gradients(names["softplus"], (3, 4), beta=2.0)
+
+
+def test_the_commands_stand_first_and_their_files_exist() -> None:
+    commands = blocks("README.md", "bash")[0].splitlines()
+    assert len(commands) == 2
+    assert (ROOT / commands[0].split()[-1]).is_file() and commands[1].endswith("python -m pytest")
+
+
+@pytest.mark.parametrize("file", ["CONTRIBUTING.md", "hetu/README.md"])
+def test_the_floors_are_those_that_are_kept(file: str) -> None:
+    rows = re.findall(r"^\| (\d) \|(.*)", (ROOT / file).read_text("utf-8"), re.M)
+    described = {n.rstrip("/"): int(floor) for floor, row in rows for part in re.findall(r"`([^`]+)`", row)
+                 for n in part.split()}  # fmt: skip
+    exists = {module.split(".")[0] for module in MODULES} - {"hetu", "gpu_kernels"}
+    assert {n: FLOOR_OF[n] for n in exists if FLOOR_OF[n] < TOP} == {
+        n: described.get(n) for n in exists if FLOOR_OF[n] < TOP
+    }
+
+
+def test_every_rule_of_an_operator_is_described() -> None:
+    text = (ROOT / "hetu/README.md").read_text("utf-8")
+    table = text[text.index("## The operator in one place") : text.index("## Many ranks")]
+    hooks = [name.removesuffix("_rule") for name in vars(ht.exp) if name.endswith("_rule")]
+    hooks = ["infers" if name == "infer" else name for name in hooks]
+    options = set(inspect.signature(type(ht.exp).__init__).parameters) - {"self", "forward", "name", "dims"}
+    assert [name for name in hooks if f"`.{name}`" not in table] == []
+    assert [name for name in options if f"`{name}=`" not in table] == []
+
+
+@pytest.mark.parametrize("file", ["README.md", "CONTRIBUTING.md", "hetu/README.md", "examples/README.md"])
+def test_links_and_named_files_exist(file: str) -> None:
+    text = (ROOT / file).read_text("utf-8")
+    for target in re.findall(r"\]\(([^)#:]+)\)", text):
+        assert (ROOT / file).parent.joinpath(target).exists(), target
+    for path in re.findall(r"`((?:hetu|tests|examples|tutorials|\.ci)/[\w./-]*)`", text):
+        assert (ROOT / path).exists(), path

@@ -1,0 +1,121 @@
+"""A site finds the user's line and marks the expression, whatever the text looks like."""
+
+from __future__ import annotations
+
+import linecache
+
+import pytest
+
+import hetu as ht
+from hetu.errors import ShapeError
+from hetu.source import Site, user_site
+
+
+def site_in(text: str, filename: str = "/home/student/model.py", **names) -> Site:
+    """The site that `here()` sees when `text` runs as a file of that name."""
+    linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
+    found: list[Site] = []
+
+    def here(*args, **kwargs):
+        found.append(caller_of_here())
+        return 0
+
+    def caller_of_here() -> Site:
+        import sys
+
+        frame = sys._getframe(2)
+        return Site(frame.f_code, frame.f_lineno, frame.f_lasti)
+
+    exec(compile(text, filename, "exec"), {"here": here, **names})
+    return found[-1]
+
+
+def marked(site: Site) -> str:
+    """The part of the source line above the carets."""
+    line, marks = site.excerpt().splitlines()
+    assert set(marks.strip()) == {"^"}
+    start = marks.index("^")
+    return line[start : start + marks.count("^")]
+
+
+@pytest.mark.parametrize(
+    "text, wanted",
+    [
+        ("here()\n", "here()"),
+        ("y = 1 + here(2, 3) + 4\n", "here(2, 3)"),
+        ("if True:\n    y = here(1) * 2\n", "here(1)"),
+        ("y = [here(i) for i in range(2)]\n", "here(i)"),
+        ("name = 'Gewicht größer 重み' * here() + 'ü'\n", "here()"),
+        ("größe = here('重み', x=1); z = 3\n", "here('重み', x=1)"),
+    ],
+)
+def test_the_excerpt_marks_the_expression(text, wanted):
+    assert marked(site_in(text)) == wanted
+
+
+def test_a_call_over_several_lines_is_marked_to_the_end_of_its_first():
+    site = site_in("y = 1 + here(\n    1,\n    2,\n)\n")
+    assert site.line == 1
+    assert marked(site) == "here("
+
+
+def test_a_call_that_begins_below_is_found_on_its_own_line():
+    site = site_in("y = (\n    1\n    + here(5)\n)\n")
+    assert site.line == 3
+    assert marked(site) == "here(5)"
+
+
+def test_a_site_prints_as_file_and_line():
+    assert str(site_in("\nhere()\n")) == "model.py:2"
+
+
+@pytest.mark.parametrize(
+    "filename, shown",
+    [
+        ("<ipython-input-3-0a1b2c>", "<ipython-input-3-0a1b2c>:1"),
+        ("/tmp/ipykernel_412/3094578.py", "notebook cell:1"),
+        ("<stdin>", "<stdin>:1"),
+    ],
+)
+def test_notebook_cells_and_the_prompt_have_sites(filename, shown):
+    site = site_in("w = here()\n", filename)
+    assert str(site) == shown
+    assert marked(site) == "here()"
+
+
+def test_without_the_source_there_is_no_excerpt():
+    site = site_in("here()\n", "<gone>")
+    del linecache.cache["<gone>"]
+    assert site.excerpt() == ""
+
+
+def test_the_site_of_a_node_is_the_line_that_made_it():
+    x = ht.placeholder("x", (2,))
+    y = x + 1
+    assert str(y.site).startswith("test_source.py:")
+    assert y.site.line == x.site.line + 1
+    assert marked(y.site) == "x + 1"
+
+
+def test_user_site_is_outside_the_package():
+    assert user_site().code.co_name == "test_user_site_is_outside_the_package"
+
+
+def test_an_error_shows_the_line_and_the_remedy():
+    a, b = ht.placeholder("a", (2, 3)), ht.placeholder("b", (4,))
+    with pytest.raises(ShapeError) as caught:
+        a + b
+    lines = str(caught.value).splitlines()
+    assert lines[0].startswith("add(f32[2, 3], f32[4]): ")
+    assert lines[1].startswith("  at test_source.py:")
+    assert lines[2].strip() == "a + b"
+    assert lines[3].strip() == "^^^^^"
+    assert lines[4].startswith("  fix: ")
+
+
+def test_the_traceback_of_an_error_holds_no_inner_frames():
+    a = ht.placeholder("a", (2, 3))
+    with pytest.raises(ShapeError) as caught:
+        ht.matmul(a, a)
+    files = [str(entry.path) for entry in caught.traceback]
+    assert len(files) <= 3

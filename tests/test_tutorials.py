@@ -1,0 +1,145 @@
+"""The course: every tutorial runs as a script, and its stored notebook has its cells and their outputs.
+
+Where Jupyter is installed the notebooks are executed too; without it the scripts run the same code.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TUTORIALS = Path(__file__).parent.parent / "tutorials"
+SOURCES = sorted(TUTORIALS.glob("[0-9]*.py"))
+JUPYTER = ("jupytext", "nbclient", "ipykernel")
+MOST_CELLS = 25
+every_tutorial = pytest.mark.parametrize("source", SOURCES, ids=lambda s: s.stem)
+
+
+def cells(source: str) -> list[tuple[str, str]]:
+    """(kind, text) of each cell of a script in the percent format; the # in front of prose is taken off."""
+    found = []
+    for head, body in re.findall(r"^# %%(.*)\n((?:(?!# %%).*\n?)*)", source, re.MULTILINE):
+        prose = head.strip() == "[markdown]"
+        text = re.sub(r"^# ?", "", body, flags=re.MULTILINE) if prose else body
+        found.append(("markdown" if prose else "code", text.strip("\n")))
+    return found
+
+
+def stored(source: Path) -> list[dict[str, Any]]:
+    return json.loads(source.with_suffix(".ipynb").read_text("utf-8"))["cells"]
+
+
+def displays(code: str) -> bool:
+    """Whether a cell surely shows something: its last statement prints, draws, or is a value that is no call."""
+    *_, last = ast.parse(code).body
+    calls = [n.func for n in ast.walk(last) if isinstance(n, ast.Call)]
+    names = {f.attr if isinstance(f, ast.Attribute) else getattr(f, "id", "") for f in calls}
+    is_value = isinstance(last, ast.Expr) and not isinstance(last.value, ast.Call)
+    return is_value or bool(names & {"print", "Graph", "curves_svg"})
+
+
+def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(TUTORIALS.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    variables = os.environ | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run(
+        [sys.executable, *command], cwd=folder, env=variables, capture_output=True, text=True, timeout=120
+    )
+
+
+def test_the_course_is_found_and_numbered_without_holes() -> None:
+    assert [s.name[:2] for s in SOURCES] == [f"{i:02d}" for i in range(1, len(SOURCES) + 1)] != []
+    assert {p.stem for p in TUTORIALS.glob("*.ipynb")} == {s.stem for s in SOURCES}
+
+
+@every_tutorial
+def test_runs_as_a_script_and_leaves_nothing_behind(source: Path, tmp_path: Path) -> None:
+    done = run(["-W", "error", str(source)], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@every_tutorial
+def test_says_first_what_the_reader_will_be_able_to_do(source: Path) -> None:
+    (kind, first), *rest = cells(source.read_text("utf-8"))
+    assert kind == "markdown" and first.startswith(f"# {int(source.name[:2])}. ")
+    assert "**After this notebook you can**" in first
+    assert len(rest) < MOST_CELLS
+    assert sum(kind == "markdown" for kind, _ in rest) * 3 >= len(rest)
+
+
+@every_tutorial
+def test_the_stored_notebook_has_the_cells_of_its_source(source: Path) -> None:
+    wanted = cells(source.read_text("utf-8"))
+    assert [(c["cell_type"], "".join(c["source"])) for c in stored(source)] == wanted, "run tutorials/build.py"
+
+
+@every_tutorial
+def test_the_stored_notebook_shows_what_its_cells_show(source: Path) -> None:
+    for cell in stored(source):
+        if cell["cell_type"] == "code":
+            code = "".join(cell["source"])
+            assert cell["outputs"] or not displays(code), code
+            assert all(o["output_type"] != "error" for o in cell["outputs"]), code
+
+
+@every_tutorial
+def test_nothing_of_the_machine_is_stored(source: Path) -> None:
+    outputs = [c.get("outputs", []) for c in stored(source)]
+    text = json.dumps(outputs)
+    assert not re.search(r"[\s'\"(=](/[\w.-]+){3,}| at 0x[0-9a-f]{6,}|[A-Z]:\\\\\\\\", text)
+
+
+@every_tutorial
+def test_links_lead_somewhere(source: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", source.read_text("utf-8")):
+        assert "://" in target or (TUTORIALS / target).exists(), target
+
+
+@every_tutorial
+@pytest.mark.skipif(not all(map(importlib.util.find_spec, JUPYTER)), reason=f"needs {', '.join(JUPYTER)}")
+def test_executes_as_a_notebook_and_shows_the_same_kinds_of_output(source: Path) -> None:
+    script = f"import build, json, pathlib; print(json.dumps(build.execute(pathlib.Path({str(source)!r}))))"
+    done = run(["-c", script], TUTORIALS)
+    assert done.returncode == 0, done.stderr
+    fresh = json.loads(done.stdout.splitlines()[-1])["cells"]
+    assert [kinds(c) for c in fresh] == [kinds(c) for c in stored(source)]
+
+
+def kinds(cell: dict[str, Any]) -> list[list[str]]:
+    return [sorted(o.get("data", {"text": 0})) for o in cell.get("outputs", [])]
+
+
+# -- the checks themselves -----------------------------------------------------------------------------------------
+
+
+def test_cells_are_read_as_jupytext_reads_them() -> None:
+    source = "# %% [markdown]\n# # Title\n#\n# Words.\n\n# %%\nx = 1  # %% no cell\n\n\ny = x\n\n# %%\ny\n"
+    assert cells(source) == [
+        ("markdown", "# Title\n\nWords."),
+        ("code", "x = 1  # %% no cell\n\n\ny = x"),
+        ("code", "y"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("code", "shown"),
+    [
+        ("x = 1", False),
+        ("x", True),
+        ("print(1)", True),
+        ("for i in x:\n    print(i)", True),
+        ("ht.Graph([x])", True),
+        ("check(x)", False),
+    ],
+)
+def test_what_displays(code: str, shown: bool) -> None:
+    assert displays(code) == shown

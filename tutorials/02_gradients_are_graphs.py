@@ -1,0 +1,148 @@
+# %% [markdown]
+# # 2. Gradients are graphs
+#
+# **After this notebook you can** ask for any derivative, read it as a graph, differentiate it again, train with
+# nothing but a dictionary, and tell whether a gradient is right.
+
+# %%
+import math
+
+import numpy as np
+
+import hetu as ht
+
+# %% [markdown]
+# ## The slope of x sin x
+#
+# `ht.gradients(y, [x])` answers dy/dx for each node that you list. It computes no number. It *adds nodes to your
+# graph*: the pink ones.
+
+# %%
+x = ht.placeholder("x", (), "float64")
+y = ht.sin(x) * x
+(slope,) = ht.gradients(y, [x])
+ht.Graph([y, slope])
+
+# %% [markdown]
+# How does it know? Nobody ever differentiates the whole function. Each *operator* has a small rule: "if the loss
+# changes by `g` for each unit of my output, by how much does it change for each unit of my inputs?" For `sin` the
+# rule is `g * cos(x)`. hetu walks from the loss backwards and hands each operator what has arrived so far. Where a
+# node was used twice, as `x` was here, the contributions are added. That is all of automatic differentiation, and its
+# name is *reverse mode*.
+#
+# On paper, d/dx (x sin x) = sin x + x cos x:
+
+# %%
+print(ht.evaluate(slope, {x: 1.0}), math.sin(1.0) + math.cos(1.0))
+
+# %% [markdown]
+# ## Once more, please
+#
+# A gradient is an ordinary graph. So it can be printed, simplified, run on many machines, and differentiated.
+
+# %%
+orders = [y]
+for _ in range(2):
+    orders += ht.gradients(orders[-1], [x])
+executor = ht.Executor(orders)  # three nodes, computed together
+places = np.linspace(-6, 6, 121)
+heights = np.array([executor.run({x: place}) for place in places])
+names = ["x sin x", "its slope", "the slope of its slope"]
+ht.show.curves_svg(dict(zip(names, heights.T)), places, label="x")
+
+# %% [markdown]
+# Check with your eyes: where the blue curve is flat, the red one crosses zero.
+#
+# ## Training is a dictionary
+#
+# A thermometer is read at noon and in the evening. We suspect evening = w * noon + b, and start from nothing:
+
+# %%
+rng = np.random.default_rng(0)
+noons = rng.uniform(0, 30, 200)
+evenings = 0.7 * noons - 2 + rng.normal(0, 1, 200)
+
+noon, evening = ht.placeholder("noon", (None,)), ht.placeholder("evening", (None,))
+w, b = ht.variable("w", 0.0, ()), ht.variable("b", 0.0, ())
+loss = ht.mean((w * noon + b - evening) ** 2)
+
+# %% [markdown]
+# To learn is to move each variable a little against its slope. So an update is just `{variable: new value}`, in graph
+# nodes; an executor that is given such a mapping commits it at the end of every step.
+
+# %%
+dw, db = ht.gradients(loss, [w, b])
+updates = {w: w - 0.002 * dw, b: b - 0.2 * db}
+executor = ht.Executor([loss, updates])
+losses = [executor.run({noon: noons, evening: evenings})[0] for _ in range(60)]
+print(f"evening = {executor.state['w']:.2f} * noon + {executor.state['b']:.2f}")
+ht.show.curves_svg({"loss": losses}, label="step", log=True)
+
+# %% [markdown]
+# The noise has a variance of 1, so no line can get below a loss of about 1. **Try it:** why are the two rates, 0.002
+# and 0.2, so different? Make them equal and watch. (What is the slope of the loss in `w` when noon is 30?)
+#
+# `ht.optim.SGD(0.002).minimize(loss)` would have built the same mapping with one rate. Optimizers have no other
+# power:
+
+# %%
+for variable, value in ht.optim.SGD(0.002).minimize(loss).items():
+    print(f"{variable.name:15} <- {value}")
+
+# %% [markdown]
+# ## A better step: Newton
+#
+# Here is a valley that optimizers hate: steep sides, a nearly flat curved floor, its lowest point at (1, 1)
+# (H. Rosenbrock, 1960). Gradient descent bounces between the sides, or crawls.
+#
+# Newton's method divides the slope by the *curvature*, a 2 x 2 matrix of second derivatives. We have the
+# first ones as a graph, so the second ones are two more calls of `gradients`:
+
+# %%
+p = ht.variable("p", np.array([-1.5, 2.0]), (2,), "float64")
+valley = (1 - p[0]) ** 2 + 100 * (p[1] - p[0] ** 2) ** 2
+(g,) = ht.gradients(valley, [p])
+(row0,), (row1,) = (ht.gradients(g[i], [p]) for i in (0, 1))  # the curvature matrix
+solved = row1[1] * g[0] - row0[1] * g[1], row0[0] * g[1] - row1[0] * g[0]
+newton = ht.stack(solved) / (row0[0] * row1[1] - row0[1] * row1[0])
+
+
+def descend(step):
+    executor = ht.Executor([valley, {p: p - step}])
+    return [executor.run()[0] for _ in range(30)]
+
+
+heights = {"gradient descent": descend(0.001 * g), "Newton": descend(newton)}
+ht.show.curves_svg(heights, label="step", log=True)
+
+# %% [markdown]
+# Newton jumps up the far side first and then lands: eight steps, and the height is exactly zero (a logarithm has no
+# place for zero, so the line ends). Gradient descent is still on its way after two thousand.
+#
+# ## Is it right?
+#
+# A derivative can always be checked from outside: move the input a hair, see how much the output moves.
+# `check_gradients` does so along random directions, for the first *and* the second derivative, and is silent when
+# they agree.
+
+# %%
+ht.check_gradients(lambda a, b: ht.tanh(a @ b) * ht.mean(a), (3, 4), (4, 5))
+
+# %% [markdown]
+# ## Where no gradient flows
+#
+# `stop_gradient` lets a value through and its gradient not. If nothing is left of the path, hetu says so. (Silence
+# would cost you a day: a variable that never learns looks like a bad learning rate.)
+
+# %%
+try:
+    ht.gradients(ht.stop_gradient(x) * 2, [x])
+except ht.errors.GradientError as error:
+    print(error)
+
+# %% [markdown]
+# **What to remember.** Operators have rules, graphs have gradients, and the gradients are graphs again. A training
+# step is a loss and a dictionary. Want to build the backward walk yourself? It takes fifteen lines: lab 2, `hetu lab
+# export`.
+#
+# Next: [write your own operator](03_write_your_own_operator.ipynb) and give it such a rule.

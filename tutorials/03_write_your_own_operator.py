@@ -1,0 +1,203 @@
+# %% [markdown]
+# # 3. Write your own operator
+#
+# **After this notebook you can** add an operator to hetu in three lines, give it a gradient, prove the gradient, make
+# it faster, and say when you should rather not.
+
+# %%
+import numpy as np
+
+import hetu as ht
+
+# %% [markdown]
+# ## Three lines
+#
+# An operator is a function with a decorator. Its first argument is the array module: `xp` is NumPy here and CuPy on a
+# GPU, so one text serves both. Then come the arrays, and after the `*` the attributes: plain numbers.
+#
+# We add *swish* (P. Ramachandran et al., 2017), a smooth relative of relu.
+
+
+# %%
+@ht.op
+def swish(xp, x, *, beta=1.0):
+    return x / (1 + xp.exp(-beta * x))
+
+
+x = ht.placeholder("x", (None, 4))
+y = swish(x, beta=2.0)
+print(ht.evaluate(y, {x: [[-2, -1, 0, 1]]}))
+y
+
+# %% [markdown]
+# Nothing had to be registered, compiled or subclassed. Look at the type in the last line: hetu worked out that swish
+# of `f32[?, 4]` is `f32[?, 4]`. It ran your function once, on small arrays with a prime number for each unknown size,
+# and found the primes again in the result. Misspelled attributes get the usual answer:
+
+# %%
+try:
+    swish(x, bta=2.0)
+except ht.errors.ArgumentError as error:
+    print(error)
+
+# %% [markdown]
+# ## Give it a gradient
+#
+# hetu can run it, but not differentiate it, and says what to do:
+
+# %%
+try:
+    ht.gradients(ht.sum(y), [x])
+except ht.errors.GradientError as error:
+    print(error)
+
+# %% [markdown]
+# A gradient rule gets `g` (how much the loss changes with each output), the output and the inputs, and answers how
+# much the loss changes with each input. All of them are nodes: the rule *writes graph*. Here is a first try. With s =
+# sigmoid(beta x) we have y = x s, so dy/dx = s, surely?
+
+
+# %%
+@swish.grad
+def first_try(g, y, x, *, beta):
+    return g * ht.sigmoid(beta * x)
+
+
+try:
+    ht.check_gradients(swish, (3, 4), beta=2.0)
+except ht.errors.GradientError as error:
+    print(error.text(where=False))
+
+# %% [markdown]
+# Caught. We forgot that s depends on x too: dy/dx = s + x s', and since s' = beta s (1 - s), the second part is
+# beta y (1 - s). The rule may use `y`: it is already there, so it costs nothing. A new rule replaces the old one.
+
+
+# %%
+@swish.grad
+def swish_grad(g, y, x, *, beta):
+    s = ht.sigmoid(beta * x)
+    return g * (s + beta * y * (1 - s))
+
+
+ht.check_gradients(swish, (3, 4), beta=2.0)
+
+# %% [markdown]
+# Silence means: right, against finite differences, in first *and* second order. The second order came for free,
+# because a rule that writes graph is differentiated like any other graph.
+#
+# What about operands that were broadcast, say swish of a bias that is added to a whole batch? Not your business:
+# autodiff sums such gradients back to the shape they belong to, for all operators, in one place.
+#
+# ## Use it like any other
+
+# %%
+train, test = ht.data.mnist("train").flat(), ht.data.mnist("test").flat()
+pixels = ht.placeholder("pixels", (None, 784))
+digit = ht.placeholder("digit", (None,), "int64")
+network = ht.nn.Sequential(ht.nn.Linear(784, 64, activation=swish), ht.nn.Linear(64, 10))
+logits = network(pixels)
+loss = ht.mean(ht.softmax_cross_entropy(logits, digit))
+updates = ht.optim.Adam(2e-3).minimize(loss)
+executor = ht.Executor({"train": [loss, updates], "test": [logits]})
+for epoch in range(3):
+    for batch, answers in ht.data.DataLoader(train, 50, shuffle=True, seed=epoch):
+        executor.run("train", {pixels: batch, digit: answers})
+test_images, test_labels = test.arrays
+(scores,) = executor.run("test", {pixels: test_images})
+print(f"{np.mean(scores.argmax(axis=1) == test_labels):.1%} of the test digits right")
+
+# %% [markdown]
+# ## Do you need an operator at all?
+#
+# swish can also be written as a plain Python function on nodes. Then it needs no rule of any kind:
+
+
+# %%
+def composed_swish(x, beta=1.0):
+    return x / (1 + ht.exp(-beta * x))
+
+
+big = ht.placeholder("big", (1000, 1000))
+print(ht.Executor([composed_swish(big)]).program({big: np.ones((1000, 1000))}))
+
+# %% [markdown]
+# Four instructions that all work in one and the same place of memory ("in place"): hetu saw that each result may
+# overwrite its operand. Our operator is one instruction, but inside, NumPy makes a fresh array of four megabytes for
+# every step of the formula. The operator can do without by writing *into* the result. That rule is optional, as all
+# rules are:
+
+
+# %%
+@swish.into
+def swish_into(xp, out, x, *, beta):
+    xp.multiply(x, -beta, out=out)
+    xp.exp(out, out=out)
+    xp.add(out, 1, out=out)
+    xp.divide(x, out, out=out)
+
+
+def milliseconds(node):
+    return 1e3 * ht.profile(ht.Executor([node]), {big: np.ones((1000, 1000))}).seconds
+
+
+print(f"composed of operators {milliseconds(composed_swish(big)):.2f} ms")
+print(f"an operator with into {milliseconds(swish(big)):.2f} ms")
+
+# %% [markdown]
+# About equal. So the honest answer: **a composition needs no operator; write a function.** An operator pays when the
+# operators you have do not offer the computation, when its backward pass can be much cheaper than autodiff would
+# find, or when several passes over memory can become one.
+#
+# ## An operator that the others cannot do well
+#
+# All squared distances between two sets of points. This forward function is clear. Its gradient you would have to
+# think about, so give hetu the same result in graph functions instead (`decompose`), and it differentiates that.
+
+
+# %%
+@ht.op
+def distances(xp, a, b):
+    """Squared distances: (n, d), (m, d) -> (n, m)."""
+    return xp.sum((a[:, None, :] - b[None, :, :]) ** 2, axis=2)
+
+
+@distances.decompose
+def distances_in_parts(a, b):
+    squares = ht.sum(a * a, 1, keepdims=True) + ht.sum(b * b, 1)
+    return squares - 2 * a @ ht.matrix_transpose(b)
+
+
+ht.check_gradients(distances, (3, 4), (5, 4))
+
+# %% [markdown]
+# Shapes that do not fit fail on the line that is wrong, in the operator's own words:
+
+# %%
+points = ht.placeholder("points", (None, 2))
+try:
+    distances(points, np.zeros((5, 3), np.float32))
+except ht.errors.ShapeError as error:
+    print(error)
+
+# %% [markdown]
+# And since it has a gradient, it can be trained through. Four centers look for 300 points that lie in four heaps;
+# each point pulls at its nearest center. That is k-means (S. Lloyd, 1957) by gradient descent:
+
+# %%
+rng = np.random.default_rng(1)
+heaps = np.array([[0, 0], [4, 0], [0, 4], [5, 5]], np.float32)
+cloud = heaps[rng.integers(4, size=300)] + rng.normal(0, 0.5, (300, 2))
+centers = ht.variable("centers", rng.normal(2, 1, (4, 2)), (4, 2))
+nearest = ht.mean(ht.min(distances(points, centers), axis=1))
+executor = ht.Executor([nearest, ht.optim.Momentum(0.2, 0.5).minimize(nearest)])
+losses = [executor.run({points: cloud})[0] for _ in range(60)]
+print(executor.state["centers"].round(1).tolist())
+ht.show.curves_svg({"mean squared distance to the nearest center": losses}, label="step")
+
+# %% [markdown]
+# **What to remember.** `@ht.op` makes an operator, `.grad` (or `.decompose`) its derivative, `check_gradients` the
+# proof, `.into` the speed. Every rule is optional and stands beside the others. The whole table of rules is in
+# `hetu/README.md`; lab 1 lets you write one from scratch.
+#
+# Next: [what hetu does to your graph before it runs](04_passes_memory_and_the_program.ipynb).
