@@ -8,7 +8,7 @@ from typing import Any
 
 from . import data, errors, graph, init, metrics, nn, optim, schedules, show
 from .autodiff import gradients, recompute
-from .executor import Executor, debug_nans, evaluate
+from .executor import STRATEGIES, Executor, debug_nans, evaluate
 from .gradcheck import check_gradients
 from .graph import Graph, Node, rewrite, scope, tagged
 from .op import op
@@ -20,6 +20,15 @@ from .training import History, fit
 
 __version__ = "0.1.0"
 show.install()
+
+
+def _auto() -> Any:
+    from . import plan
+
+    return plan.auto()
+
+
+STRATEGIES["auto"] = _auto
 
 
 def __getattr__(name: str) -> Any:

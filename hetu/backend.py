@@ -5,8 +5,13 @@ Ignored on purpose: other array libraries. A forward function sees its array mod
 
 from __future__ import annotations
 
+import ctypes
 import importlib
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -46,6 +51,13 @@ class Device:
             ) from None
         return cupy
 
+    def stream(self) -> AbstractContextManager[Any]:
+        """A new queue of work on a GPU, current inside `with`; nothing on a CPU.
+
+        It is no "non-blocking" one, so what the default stream does (reading a variable, say) waits for it.
+        """
+        return nullcontext() if self.kind == "cpu" else self.xp.cuda.Stream()
+
     def __str__(self) -> str:
         return self.kind if self.kind == "cpu" else f"{self.kind}:{self.index}"
 
@@ -58,6 +70,67 @@ def aligned_empty(xp: ModuleType, nbytes: int) -> Any:
     return block[start : start + nbytes]
 
 
+class Scratch:
+    """Working memory of one instruction on a CPU: arrays cut from `block`, or each of its own; `used` counts bytes."""
+
+    def __init__(self, block: np.ndarray | None = None) -> None:
+        self.block, self.used = block, 0
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        start, nbytes = self.used, math.prod(shape) * dtype.itemsize
+        self.used += -(-nbytes // ALIGNMENT) * ALIGNMENT
+        if self.block is None:
+            return np.empty(shape, dtype)
+        return self.block[start : start + nbytes].view(dtype).reshape(shape)
+
+
+def host_empty(xp: ModuleType, nbytes: int) -> np.ndarray:
+    """An uninitialised byte array in the memory of the host, pinned where a GPU copies from and to it by itself."""
+    if xp is np:
+        return aligned_empty(np, nbytes)
+    return np.frombuffer(xp.cuda.alloc_pinned_memory(max(nbytes, 1)), np.uint8, nbytes)
+
+
+def copy_out(xp: ModuleType, host: np.ndarray, array: Any) -> Callable[[], None]:
+    """What copies an array of the device into one of `host_empty`; a GPU does so when its stream comes to it."""
+    if xp is np:
+        return partial(np.copyto, host, array)
+    return lambda: xp.ascontiguousarray(array).data.copy_to_host_async(_pointer(host), host.nbytes)
+
+
+def copy_in(xp: ModuleType, array: Any, host: np.ndarray) -> Callable[[], None]:
+    """What copies an array of `host_empty` into one of the device, which is contiguous."""
+    if xp is np:
+        return partial(np.copyto, array, host)
+    return lambda: array.data.copy_from_host_async(_pointer(host), host.nbytes)
+
+
+def _pointer(host: np.ndarray) -> ctypes.c_void_p:
+    return ctypes.c_void_p(host.ctypes.data)
+
+
+def filler(xp: ModuleType, buffer: Any) -> Callable[[np.ndarray], None]:
+    """What copies an array of the host into `buffer`; its dtype may be converted to one of the same kind."""
+    if xp is np:
+        return partial(np.copyto, buffer, casting="same_kind")
+    return _PinnedFeed(xp, buffer).fill
+
+
+class _PinnedFeed:
+    """Memory of the host that a GPU reads by itself, so that a copy does not keep the host."""
+
+    def __init__(self, xp: ModuleType, buffer: Any) -> None:
+        self.xp, self.buffer, self.copied = xp, buffer, xp.cuda.Event(disable_timing=True)
+        self.host = host_empty(xp, buffer.nbytes).view(buffer.dtype).reshape(buffer.shape)
+
+    def fill(self, array: np.ndarray) -> None:
+        self.copied.synchronize()  # the copy of the step before may still read
+        np.copyto(self.host, array, casting="same_kind")
+        stream = self.xp.cuda.get_current_stream()
+        self.buffer.set(self.host, stream=stream)
+        self.copied.record(stream)
+
+
 def to_numpy(array: Any) -> np.ndarray:
     """A host copy of `array`, wherever it lives; the caller owns it."""
-    return np.array(array.get() if hasattr(array, "get") else array)
+    return array.get() if hasattr(array, "get") else np.array(array)

@@ -28,6 +28,11 @@ def whole(shape: Sequence[int]) -> Box:
     return tuple((0, size) for size in shape)
 
 
+def exists(path: str | os.PathLike[str] | None) -> bool:
+    """Whether a save was finished there, as a file or a folder."""
+    return path is not None and (Path(path).is_file() or (Path(path) / MANIFEST).is_file())
+
+
 # -- files ----------------------------------------------------------------------------------------------------------
 
 

@@ -9,18 +9,29 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from . import lab
+from . import doctor, lab
 from .errors import HetuError
+from .plan import calibrate
+from .ps import status
+
+# Each module has `add_arguments(parser)`, `main(args) -> exit code`, and one line of help.
+COMMANDS = {
+    "doctor": (doctor, "what is installed, what is missing, and a job as a test"),
+    "lab": (lab, "exercises with blanks, and their grader"),
+    "profile": (calibrate, "measure this machine, for the planner of parallel strategies"),
+    "ps": (status, "the parameter servers of a running job"),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `hetu ...` and return its exit code: 0 if all is well, 1 if a check fails, 2 for wrong arguments."""
     parser = argparse.ArgumentParser(prog="hetu", description="A deep learning system small enough to read.")
     commands = parser.add_subparsers(dest="command", required=True)
-    lab.add_arguments(commands.add_parser("lab", help="exercises with blanks, and their grader"))
+    for name, (module, line) in COMMANDS.items():
+        module.add_arguments(commands.add_parser(name, help=line, description=module.__doc__.partition("\n")[0]))
     args = parser.parse_args(arguments)
     try:
-        return lab.main(args)
+        return COMMANDS[args.command][0].main(args)
     except HetuError as error:
         print(f"hetu {args.command}: {error.text(where=False)}", file=sys.stderr)
         return 2

@@ -101,6 +101,10 @@ class CheckpointError(HetuError, ValueError):
     """A checkpoint that cannot be read or belongs to another model."""
 
 
+class BudgetError(HetuError, MemoryError):
+    """A plan that does not fit into the memory it was given; the message says by how much."""
+
+
 class MissingDependencyError(HetuError, ImportError):
     """An optional package that is not installed; the fix is the exact pip command."""
 

@@ -8,24 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from .backend import Device, aligned_empty
-from .errors import ArgumentError, FeedError, GraphError, UnknownNameError, did_you_mean, public
+from .errors import ArgumentError, GraphError, UnknownNameError, did_you_mean, public
 from .graph import Graph, Node
 from .interpret import interpret
 from .op import as_node
 from .ops.random import random_state
-from .passes import chosen_passes, explained, fuse_elementwise, resolve_training, specialise
+from .passes import chosen_passes, explained, fuse_elementwise, group_updates, specialise
 from .program import Arena, Program
 from .state import State
-from .types import Dim, show_shape
+from .subgraph import Feed, Fetch, SubGraph
 
-Fetch = Node | Mapping[Node, Node]
-Feed = Mapping[Node | str, Any]
+PRECISIONS = ("float32", "float16", "bfloat16")
 KEPT_PROGRAMS = 64  # sets of shapes a sub-graph keeps compiled; beyond, the least recently used goes
 _debug_nans = False
 
@@ -55,54 +54,16 @@ class Distribution(Protocol):
     def attach(self, outputs: Sequence[Node], comm: Any) -> Any: ...
 
 
-class SubGraph:
-    """One named entry of an executor: what is fetched, what is updated, and its programs by fed shapes."""
-
-    def __init__(self, name: str, entries: Sequence[Fetch]) -> None:
-        if not isinstance(entries, list | tuple):
-            raise ArgumentError(
-                f"sub-graph {name!r} is a {type(entries).__name__}: {entries!r:.60}",
-                fix="pass a list of what it fetches and updates: [loss, train_op]",
-            )
-        self.name, self.entries = name, list(entries)
-        fetches, updates = _sort_entries(name, entries)
-        self.fetches, self.updates = resolve_training(fetches, updates)
-        graph = Graph((*fetches, *updates.values()))
-        graph.verify()
-        self.written = Graph((*self.fetches, *self.updates.values()))  # what the user wrote, training flag resolved
-        self.placeholders = {n.name: n for n in self.written.leaves("placeholder")}
-        self.known = {n.name for n in graph.leaves("placeholder")}
-        self.variables = [*graph.leaves("variable"), *updates]
-        self.random = random_state in self.written.nodes
-        self.programs: dict[Any, Program] = {}
-        self.optimised: tuple[Node, ...] | None = None
-
-    def values(self, results: list[np.ndarray]) -> list[Any]:
-        """Results in the order of the entries, None for updates."""
-        found = iter(results)
-        return [next(found) if isinstance(e, Node) else None for e in self.entries]
+STRATEGY = "HETU_STRATEGY"  # the environment variable that names the strategy of executors that are given none
+STRATEGIES: dict[str, Callable[[], Distribution]] = {}  # by name; the top of the package enters them
 
 
-def _sort_entries(name: str, entries: Sequence[Fetch]) -> tuple[list[Node], dict[Node, Node]]:
-    fetches: list[Node] = []
-    updates: dict[Node, Node] = {}
-    for entry in entries:
-        if isinstance(entry, Node):
-            fetches.append(entry)
-        elif isinstance(entry, Mapping):
-            for variable, value in entry.items():
-                if not isinstance(variable, Node) or variable.op.name != "variable":
-                    raise ArgumentError(f"sub-graph {name!r} updates {variable!r}", fix="only variables can be updated")
-                if updates.setdefault(variable, value) is not value:
-                    raise GraphError(f"{variable!r} gets two new values in one step", fix="keep one of the updates")
-                if value.type != variable.type:
-                    raise GraphError(f"{value!r} cannot be the new value of {variable!r}", fix="make the types equal")
-        else:
-            raise ArgumentError(
-                f"sub-graph {name!r} fetches a {type(entry).__name__}: {entry!r:.60}",
-                fix="list nodes and what minimize(...) returned",
-            )
-    return fetches, updates
+def _named(name: str | None) -> Distribution | None:
+    if not name:
+        return None
+    if name not in STRATEGIES:
+        raise UnknownNameError(f"there is no strategy {name!r}", fix=did_you_mean(name, STRATEGIES))
+    return STRATEGIES[name]()
 
 
 class Executor:
@@ -110,8 +71,12 @@ class Executor:
 
     `subgraphs` maps names to lists of nodes and updates (`minimize(...)`); one list alone is called "default". A
     sub-graph trains, so that dropout drops and statistics move, if and only if it commits updates.
-    `strategy` spreads the work over the ranks of the job (see `hetu.dist`); every rank is fed the whole batch.
+    `strategy` spreads the work over the ranks of the job (see `hetu.dist`); every rank is fed the whole batch. "auto"
+    lets the planner choose (`hetu.plan.auto`), and `$HETU_STRATEGY` is taken where none is given.
+    Without one `comm` is what collectives written by hand go over (`ht.dist.all_reduce`), each rank fed its own batch.
     `state` shares the variables of another executor. `donate=False` keeps every step atomic at the price of copies.
+    `precision` is what products (matrices, convolutions, attention) compute in: "float16", with the loss scaled so that
+    gradients do not vanish, or "bfloat16". Variables stay float32; see `hetu.passes.mixed_precision`.
     `explain` prints what each pass changed, and where, whenever a program is compiled.
 
     >>> import hetu as ht
@@ -132,17 +97,21 @@ class Executor:
         passes: Iterable[str] | None = None,
         donate: bool = True,
         reuse: bool = True,
-        strategy: Distribution | None = None,
+        strategy: Distribution | str | None = None,
         comm: Any = None,
         explain: bool = False,
+        precision: str = "float32",
     ) -> None:
         named = subgraphs if isinstance(subgraphs, Mapping) else {"default": subgraphs}
         if any(isinstance(name, Node) for name in named):
             raise ArgumentError("updates were passed alone", fix="list them: Executor([loss, updates])")
-        self.donate, self.reuse = donate, reuse
-        self.subgraphs = {name: SubGraph(name, entries) for name, entries in named.items()}
+        if precision not in PRECISIONS:
+            raise ArgumentError(f"unknown precision {precision!r}", fix=f"use one of {', '.join(PRECISIONS)}")
+        self.donate, self.reuse, self.comm = donate, reuse, comm
+        self.subgraphs = {name: SubGraph(name, entries, precision) for name, entries in named.items()}
         self.device = Device.parse(device) if state is None else state.device
         self.passes = chosen_passes(passes, self.device.kind)
+        self.explain = explain
         if explain:
             self.passes = [explained(run) for run in self.passes]
         variables = {v: v for s in self.subgraphs.values() for v in s.variables}
@@ -150,6 +119,10 @@ class Executor:
         self.variables = list(variables)
         self.state = State(seed=seed, device=self.device) if state is None else state
         self.placement = None
+        if strategy is None or isinstance(strategy, str):
+            strategy = _named(strategy or os.environ.get(STRATEGY))
+        if hasattr(strategy, "choose"):
+            strategy = strategy.choose({name: sub.entries for name, sub in self.subgraphs.items()}, comm)
         if strategy is not None:
             self.placement = strategy.attach([n for s in self.subgraphs.values() for n in s.written.outputs], comm)
             variables = {v: self.placement.variable(v) for v in variables}
@@ -166,26 +139,31 @@ class Executor:
     # -- running -------------------------------------------------------------------------------------------------
 
     @public
-    def run(self, name: str | Feed | None = None, feed: Feed | None = None) -> list[Any]:
+    def run(self, name: str | Feed | None = None, feed: Feed | None = None, *, ahead: Feed | None = None) -> list[Any]:
         """One step of a sub-graph: its values in the order they were listed, None for updates.
 
         `feed` maps placeholders, or their names, to arrays. The name may be left out when there is one sub-graph.
+        `ahead` is what the next step will be fed, where that is known: what a strategy has to fetch for it can then
+        travel early. No result depends on it.
         """
         if not isinstance(name, str):
             name, feed = self._only_name(), name if feed is None else feed
         sub = self._subgraph(name)
-        values = _match(sub, feed or {})
+        values = sub.match(feed or {})
         if self.state.dirty:
             raise GraphError(
                 "an earlier step failed after it had changed some variables, so they no longer belong together",
                 fix="load a checkpoint, or make the executor with donate=False",
             )
         program = self._program(sub, values, self.donate)
-        self._fill(program, values)
-        with np.errstate(over="ignore", invalid="ignore", divide="ignore", under="ignore"):
+        if self.placement is not None and ahead is not None:
+            coming = sub.match(ahead)
+            self.placement.expect(self._program(sub, coming, self.donate), coming)
+        with self.state.stream, np.errstate(over="ignore", invalid="ignore", divide="ignore", under="ignore"):
+            self._fill(program, values)
             results = program.run() if not _debug_nans else self._run_checked(sub, values, program)
-        if sub.random:
-            self.state.arrays[random_state.name][1] += np.uint64(1)
+            if sub.random:
+                self.state.arrays[random_state.name][1] += np.uint64(1)
         return sub.values(results)
 
     @public
@@ -194,7 +172,7 @@ class Executor:
         if not isinstance(name, str):
             name, feed = self._only_name(), name if feed is None else feed
         sub = self._subgraph(name)
-        return self._program(sub, _match(sub, feed or {}), self.donate)
+        return self._program(sub, sub.match(feed or {}), self.donate)
 
     def _only_name(self) -> str:
         if len(self.subgraphs) != 1:
@@ -209,13 +187,9 @@ class Executor:
 
     def _fill(self, program: Program, values: Mapping[str, np.ndarray]) -> None:
         """Copy what was fed into the program's buffers."""
-        for key, buffer in program.feeds.items():  # without the placeholders that passes found unused
+        for key, fill in program.fills.items():  # without the placeholders that passes found unused
             name, part = program.parts.get(key, (key, ...))
-            value = values[name][part]
-            if self.device.kind == "cpu":
-                np.copyto(buffer, value, casting="same_kind")
-            else:
-                buffer.set(value.astype(buffer.dtype, order="C"))
+            fill(values[name][part])
 
     def _run_checked(self, sub: SubGraph, values: Mapping[str, np.ndarray], program: Program) -> list[np.ndarray]:
         """Run; if a value that is kept holds a NaN, put the variables back and look for the node that made it."""
@@ -255,36 +229,15 @@ class Executor:
         return program
 
     def _compile(self, sub: SubGraph, values: Mapping[str, np.ndarray], donate: bool) -> Program:
-        early = self.passes if self.placement is None else self.placement.passes
-        if sub.optimised is None:
-            sub.optimised = sub.written.outputs
-            for run in early:
-                sub.optimised = run(sub.optimised)
-        sizes = {
-            (name, axis): size
-            for name, value in values.items()
-            for axis, size in enumerate(value.shape)
-            if isinstance(sub.placeholders[name].shape[axis], Dim)
-        }
-        if self.placement is not None:
-            sizes = self.placement.sizes(sizes, training=bool(sub.updates))
-        outputs = specialise(sub.optimised, sizes)
-        if sizes:
-            for run in early:  # sizes are numbers now: more folds
-                outputs = run(outputs)
-        count, targets, parts, comm = len(sub.fetches), list(sub.updates), {}, None
-        if self.placement is not None:
-            local = self.placement.partition(outputs[:count], dict(zip(targets, outputs[count:])))
-            outputs = (*local.fetches, *local.tokens, *local.updates.values())
-            count, targets, parts = count + len(local.tokens), list(local.updates), local.feeds
-            comm = self.placement.comm
-            for run in self.passes:
-                if run not in early:  # it could drop communication that another rank, whose constants differ, keeps
-                    outputs = run(outputs)
+        shapes = {name: value.shape for name, value in values.items()}
+        fetches, updates, parts = sub.lower(shapes, self.passes, self.placement)
         if self.device.kind == "gpu":
-            outputs = fuse_elementwise(outputs)
-        updates = dict(zip(targets, outputs[count:]))
-        program = Program(outputs[:count], updates, self.state, self.arena, donate=donate, reuse=self.reuse, comm=comm)
+            outputs = fuse_elementwise(group_updates((*fetches, *updates.values())))
+            fetches, updates = outputs[: len(fetches)], dict(zip(updates, outputs[len(fetches) :]))
+        comm = self.comm if self.placement is None else self.placement.comm
+        program = Program(fetches, updates, self.state, self.arena, donate=donate, reuse=self.reuse, comm=comm)
+        if self.explain and program.captured is not None:
+            print(f"capture: {program.captured}")
         program.parts = {
             local: (name, tuple(slice(low, high) for low, high in box)) for local, (name, box) in parts.items()
         }
@@ -296,9 +249,9 @@ class Executor:
     def save(self, path: str | os.PathLike[str], extra: Mapping[str, Any] | None = None) -> None:
         """All variables, statistics, optimizer and random state in one file, atomically; see `State.save`.
 
-        Under a strategy on several ranks `path` becomes a folder, to which each rank writes its part.
+        Under a strategy on several ranks, or with servers, `path` becomes a folder of parts.
         """
-        if self.placement is None or self.placement.comm.world_size == 1:
+        if self.placement is None:
             self.state.save(path, extra)
         else:
             self.placement.save(self.state, self.variables, path, extra)
@@ -330,74 +283,6 @@ def _check_names(variables: Iterable[Node]) -> None:
             )
 
 
-def _match(sub: SubGraph, feed: Feed) -> dict[str, np.ndarray]:
-    """Fed arrays by placeholder name, in the sub-graph's order; FeedError for missing, extra or unfitting ones."""
-    given = _by_name(feed)
-    for name in given:
-        if name not in sub.placeholders and name not in sub.known:
-            known = ", ".join(map(repr, sub.placeholders)) or "no feeds"
-            fix = f"did you mean {n!r}?" if (n := _near(name, sub.placeholders)) else f"it takes {known}"
-            raise FeedError(f"sub-graph {sub.name!r} has no placeholder {name!r}", fix=fix)
-    missing = [node for name, node in sub.placeholders.items() if name not in given]
-    if missing:
-        shown = ", ".join(f"{n.name!r} {n.type}" for n in missing)
-        raise FeedError(f"sub-graph {sub.name!r} was not fed {shown}", fix="add it to the feed of run(...)")
-    return {name: _fitting(node, given[name]) for name, node in sub.placeholders.items()}
-
-
-def _by_name(feed: Feed) -> dict[Any, Any]:
-    if not isinstance(feed, Mapping):
-        raise FeedError(f"the feed is a {type(feed).__name__}", fix="pass a mapping: {placeholder: array}")
-    given: dict[Any, Any] = {}
-    for key, value in feed.items():
-        if isinstance(key, Node) and key.op.name != "placeholder":
-            raise FeedError(
-                f"{key!r} was fed, only placeholders are", fix="set a variable with executor.state[name] = value"
-            )
-        name = key.name if isinstance(key, Node) else key
-        if name in given:
-            raise FeedError(f"placeholder {name!r} was fed twice, by node and by name", fix="keep one of the two")
-        given[name] = value
-    return given
-
-
-def _near(name: object, known: Iterable[str]) -> str | None:
-    text = did_you_mean(name, known)
-    return text.split("'")[1] if text.startswith("did you mean") else None
-
-
-def _fitting(node: Node, value: Any) -> np.ndarray:
-    if isinstance(value, Node):
-        raise FeedError(f"placeholder {node.name!r} was fed the node {value!r}", fix="feed an array of numbers")
-    try:
-        array = np.asarray(value)
-    except ValueError:
-        raise FeedError(
-            f"placeholder {node.name!r} was fed rows of different lengths", fix="pad or cut them to one length"
-        ) from None
-    wanted = node.tensor
-    if array.dtype.kind not in "biuf":
-        raise FeedError(
-            f"placeholder {node.name!r} wants {wanted.dtype.name}, was fed {value!r:.60}",
-            fix="feed an array of numbers",
-            site=node.site,
-        )
-    if array.dtype != wanted.dtype and not np.can_cast(array.dtype, wanted.dtype, "same_kind"):
-        raise FeedError(
-            f"placeholder {node.name!r} wants {wanted.dtype.name}, was fed {array.dtype.name}",
-            fix=f'convert it: array.astype("{wanted.dtype.name}")',
-            site=node.site,
-        )
-    fits = array.ndim == wanted.ndim and all(isinstance(w, Dim) or w == s for w, s in zip(wanted.shape, array.shape))
-    if not fits:
-        raise FeedError(
-            f"placeholder {node.name!r} is {wanted}, was fed shape {show_shape(array.shape)}",
-            fix="reshape the array, or declare the size as None" if array.ndim == wanted.ndim else "check the axes",
-            site=node.site,
-        )
-    return array
-
-
 @public
 def evaluate(node: Any, feed: Feed | None = None) -> np.ndarray:
     """The value of one node, for notebooks: no program, no training; variables have their initial values.
@@ -408,7 +293,7 @@ def evaluate(node: Any, feed: Feed | None = None) -> np.ndarray:
     """
     node = as_node(node)
     sub = SubGraph("evaluate", [node])
-    values = _match(sub, feed or {})
+    values = sub.match(feed or {})
     sizes = {(name, axis): size for name, v in values.items() for axis, size in enumerate(v.shape)}
     outputs = specialise(sub.fetches, sizes)
     graph, state = Graph(outputs), State(dict.fromkeys(sub.variables))

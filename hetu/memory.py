@@ -11,24 +11,27 @@ from __future__ import annotations
 import bisect
 import heapq
 import itertools
+import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from .backend import ALIGNMENT
+from .backend import ALIGNMENT, Scratch
+from .errors import GraphError
 from .graph import Node, topological
 from .types import TensorType
 
 Value = tuple[Node, int]
 LEAVES = frozenset({"placeholder", "variable", "constant"})
 NEVER = 1 << 60  # the instruction index "after the last"
+SCRATCH = -1  # the slot of an instruction's working memory
 
 
 @dataclass
 class Storage:
-    """One block of bytes. `home` is the leaf that owns it, or None for a place in the arena."""
+    """One block of bytes. `home` is the leaf that owns it, or None for a place in an arena."""
 
     owner: Value
     nbytes: int
@@ -37,6 +40,7 @@ class Storage:
     home: Node | None = None
     offset: int = 0
     shared_with: Storage | None = None  # an operand this value overwrites
+    on_host: bool = False  # a place in the arena of the host
 
     def final(self) -> Storage:
         storage = self
@@ -56,6 +60,7 @@ class Plan:
     views: set[Node]
     late: dict[Node, Node]  # variable -> new value that is copied at the end of the step
     arena_bytes: int = 0
+    host_bytes: int = 0  # of what `to_host` puts away
     in_place: set[Value] = field(default_factory=set)
     donated: dict[Value, Node] = field(default_factory=dict)
 
@@ -85,7 +90,7 @@ class _Planner:
         outputs = (*fetches, *reversed(updates.values()))
         self.metas = _Metas(topological(outputs))
         # A pass may have marked when a node is due (`event`); what is not marked is due at once.
-        self.nodes = self._schedule(sorted(topological(outputs), key=lambda node: node.tags.get("event", 0)))
+        self.nodes = self._schedule(_promptly(sorted(topological(outputs), key=lambda node: node.tags.get("event", 0))))
         order = [n for n in self.nodes if n.op.name not in LEAVES and n not in self.metas.views]
         self.at = {node: index for index, node in enumerate(order)}
         self.plan = Plan(order, self.nodes, {}, self.metas.roots, self.metas.views, dict(updates))
@@ -98,7 +103,9 @@ class _Planner:
             self._donate()
         if reuse:
             self._reuse_in_place()
-        self.plan.arena_bytes = _pack(self.plan.storages.values(), reuse)
+        storages = self.plan.storages.values()
+        self.plan.arena_bytes = _pack([s for s in storages if not s.on_host], reuse)
+        self.plan.host_bytes = _pack([s for s in storages if s.on_host], reuse)
         return self.plan
 
     # -- order ----------------------------------------------------------------------------------------------------
@@ -114,7 +121,9 @@ class _Planner:
         for node in nodes:
             for i in set(node.inputs):
                 users[i].append(position[node])
-        talking = sorted((n for n in nodes if n.op.communicates and not n.op.lazy), key=lambda n: n.attrs["order"])
+        talking = [n for n in nodes if n.op.communicates and not n.op.lazy]
+        if all("order" in n.attrs for n in talking):  # what is written by hand comes as the graph has it
+            talking.sort(key=lambda n: n.attrs["order"])
         for first, then in itertools.pairwise(talking):  # all ranks communicate in one order
             users[first].append(position[then])
             waits[position[then]] += 1
@@ -172,7 +181,11 @@ class _Planner:
             for slot, type_ in enumerate(types_of(node)):
                 first, last = (-1, NEVER) if leaf else (self.at[node], self.at[node])
                 home = node if leaf else None
-                self.plan.storages[node, slot] = Storage((node, slot), int(type_.nbytes), first, last, home)
+                storage = Storage((node, slot), int(type_.nbytes), first, last, home, on_host=node.op.on_host)
+                self.plan.storages[node, slot] = storage
+            if node.op.scratch:
+                nbytes = self.metas.scratch_bytes(node)
+                self.plan.storages[node, SCRATCH] = Storage((node, SCRATCH), nbytes, first, last)
 
     def _liveness(self) -> None:
         for node, index in self.at.items():
@@ -180,11 +193,15 @@ class _Planner:
                 self.readers.setdefault(root, set()).add(index)
                 storage = self.plan.storages[root]
                 storage.last = max(storage.last, index)
+                if storage.on_host and node.op.name != "from_host":
+                    raise _out_of_reach(f"{node!r} reads {root[0]!r}", node)
         self.read_at_end = {self.metas.roots[f, 0] for f in self.fetches}
         for value in self.updates.values():
             self.plan.storages[self.metas.roots[value, 0]].last = NEVER
         for root in self.read_at_end:
             self.plan.storages[root].last = NEVER
+            if self.plan.storages[root].on_host:
+                raise _out_of_reach(f"{root[0]!r} is fetched", root[0])
 
     def _input_roots(self, node: Node) -> list[Value]:
         return [self.metas.roots[i, slot] for i in node.inputs for slot in range(len(types_of(i)))]
@@ -255,12 +272,32 @@ class _Planner:
         return True
 
 
+def _promptly(nodes: list[Node]) -> list[Node]:
+    """The nodes with copies to the host right behind what they copy, whose place in the arena they free."""
+    copies: dict[Node, list[Node]] = {}
+    for node in nodes:
+        if node.op.on_host:
+            copies.setdefault(node.inputs[0], []).append(node)
+    return [n for node in nodes if not node.op.on_host for n in (node, *copies.get(node, ()))]
+
+
+def _out_of_reach(what: str, node: Node) -> GraphError:
+    return GraphError(
+        f"{what}, which lies in the memory of the host", fix="bring it back: ht.from_host(it, after)", site=node.site
+    )
+
+
 class _Metas:
     """Arrays with real strides but no memory, to learn which nodes are views and of what."""
 
     def __init__(self, nodes: list[Node]) -> None:
         largest = max((int(t.nbytes) for n in nodes for t in types_of(n)), default=0)
-        self.scratch = np.empty(largest + ALIGNMENT, np.uint8)  # address space only: nothing is written
+        # Address space only, of which there is more than memory: nothing is written, so none is reserved.
+        if hasattr(mmap, "MAP_ANONYMOUS"):
+            block = mmap.mmap(-1, largest + ALIGNMENT, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ)
+        else:
+            block = mmap.mmap(-1, largest + ALIGNMENT, access=mmap.ACCESS_READ)
+        self.scratch = np.frombuffer(block, np.uint8)
         self.arrays: dict[Node, Any] = {}
         self.roots: dict[Value, Value] = {}
         self.views: set[Node] = set()
@@ -283,6 +320,12 @@ class _Metas:
             self.arrays[node] = made if isinstance(node.type, tuple) else made[0]
         for slot in range(len(types_of(node))):
             self.roots[node, slot] = (node, slot)
+
+    def scratch_bytes(self, node: Node) -> int:
+        """Working memory that `node` asks for when it is bound."""
+        scratch = Scratch()
+        node.op.bound(np, self.arrays[node], [self.arrays[i] for i in node.inputs], node.attrs, scratch)
+        return scratch.used
 
     def _view(self, node: Node) -> Any:
         if node.op.view_rule is None:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from .backend import Scratch
 from .errors import ArgumentError, DTypeError, HetuError, ShapeError, did_you_mean
 from .graph import OPS, Node, current_site
 from .types import (
@@ -58,6 +59,8 @@ class Op:
         differentiable: bool = True,
         communicates: bool = False,
         lazy: bool = False,
+        scratch: bool = False,
+        on_host: bool = False,
     ) -> None:
         self.forward, self.name = forward, name or forward.__name__.rstrip("_")
         self.dims, self.reduce, self.linear, self.like = dims, reduce, linear, like
@@ -65,6 +68,8 @@ class Op:
         self.ufunc, self.cuda, self.differentiable = ufunc, cuda, differentiable
         self.lazy = lazy  # runs as late as its readers allow, so that what it waits for has time
         self.communicates = communicates  # gets the program's communicator as `comm=`; `order` is its place in line
+        self.scratch = scratch  # its `bind` takes working memory of `scratch=`, which the plan shares out
+        self.on_host = on_host  # its result lies in the memory of the host, outside the arena
         self.infer_rule = infer
         self.grad_rule: Callable[..., Any] | None = None
         self.normalize_rule: Callable[..., dict[str, Any]] | None = None
@@ -196,12 +201,15 @@ class Op:
 
     # -- running -----------------------------------------------------------------------------------------------
 
-    def bound(self, xp: ModuleType, out: Any, arrays: Sequence[Any], attrs: Mapping[str, Any]) -> list[Instruction]:
+    def bound(
+        self, xp: ModuleType, out: Any, arrays: Sequence[Any], attrs: Mapping[str, Any], scratch: Scratch | None = None
+    ) -> list[Instruction]:
         """Zero-argument callables that compute the result into `out`, each bound to its arrays once."""
         if xp is not np and (launches := self._kernel(xp, out, arrays, attrs)) is not None:
             return launches
         if self.bind_rule:
-            made = self.bind_rule(xp, out, *arrays, **attrs)
+            more = {"scratch": scratch or Scratch()} if self.scratch else {}
+            made = self.bind_rule(xp, out, *arrays, **attrs, **more)
             if made is not None:
                 return [made] if callable(made) else list(made)
         if self.ufunc:

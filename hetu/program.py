@@ -6,35 +6,48 @@ Everything is decided before the first step: the order, the addresses, the exact
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from .backend import Device, aligned_empty, to_numpy
-from .errors import HetuError, NumericError
+from .backend import Device, Scratch, aligned_empty, filler, host_empty, to_numpy
+from .errors import ArgumentError, HetuError, NumericError
 from .graph import Node
-from .memory import LEAVES, Plan, plan, types_of
+from .memory import LEAVES, SCRATCH, Plan, plan, types_of
 from .op import Instruction
 from .show import memory_svg
 from .state import State
 from .types import show_type
 
+MOST_WIDE = (5, 42, 20, 20, 13, 10)  # characters of each column of a printed program
+
 
 class Arena:
-    """One growing block of memory that all programs of an executor share: only one of them runs at a time."""
+    """One growing block of memory that all programs of an executor share: only one of them runs at a time.
+
+    A second block, in the memory of the host, has what they put away there.
+    """
 
     def __init__(self, device: Device) -> None:
         self.device = device
         self.block: Any = aligned_empty(device.xp, 0)
+        self.host = host_empty(device.xp, 0)
 
     def reserve(self, nbytes: int) -> Any:
         """The first `nbytes` of the block. Growing leaves older programs on their old block, which stays alive."""
         if nbytes > self.block.nbytes:
             self.block = aligned_empty(self.device.xp, nbytes)
         return self.block[:nbytes]
+
+    def reserve_host(self, nbytes: int) -> np.ndarray:
+        """The first `nbytes` of the block in the memory of the host."""
+        if nbytes > self.host.nbytes:
+            self.host = host_empty(self.device.xp, nbytes)
+        return self.host[:nbytes]
 
 
 @dataclass(frozen=True)
@@ -47,7 +60,8 @@ class Step:
 
 
 class Program:
-    """Bound instructions. `print(program)` shows each with its place in memory, what it frees, and the peak.
+    """Bound instructions. `print(program)` shows each, cut to a line, with its place in memory, what it frees, and the
+    peak.
 
     In a notebook a program is shown as the picture of its memory plan.
     """
@@ -68,15 +82,17 @@ class Program:
         self.checks = checks and state.device.kind == "cpu"
         self.xp, self.comm = state.device.xp, comm
         self.plan: Plan = plan(self.fetches, self.updates, donate=donate, reuse=reuse)
-        self.block = arena.reserve(self.plan.arena_bytes)
+        self.block, self.host = arena.reserve(self.plan.arena_bytes), arena.reserve_host(self.plan.host_bytes)
         self.arrays: dict[Node, Any] = {}
         self.feeds: dict[str, Any] = {}
+        self.fills: dict[str, Callable[[np.ndarray], None]] = {}  # what copies a fed array into its buffer
         self.parts: dict[str, tuple[str, tuple[slice, ...]]] = {}  # which part of which fed array a buffer takes
         self.steps = [step for node in self.plan.nodes if (step := self._bind(node)) is not None]
         self.calls = self._flat_calls()
         self.commits = self._commits()
         self.outputs = [self.arrays[f] for f in self.fetches]
         self.first_write = self._first_write()
+        self.captured = None if self.xp is np else self._captured()
 
     # -- binding ------------------------------------------------------------------------------------------------------
 
@@ -95,7 +111,7 @@ class Program:
         self.arrays[node] = out
         calls = self._bound_to_comm(node, out, inputs) if node.op.communicates else None
         if calls is None:
-            calls = node.op.bound(self.xp, out, inputs, node.attrs)
+            calls = node.op.bound(self.xp, out, inputs, node.attrs, self._scratch(node))
         if self.checks and node.op.check_rule:
             check, xp, attrs = node.op.check_rule, self.xp, node.attrs
             calls = [lambda: check(xp, *inputs, **attrs), *calls]
@@ -103,6 +119,12 @@ class Program:
 
     def _bound_to_comm(self, node: Node, out: Any, inputs: Sequence[Any]) -> list[Instruction]:
         """Calls that communicate; each first says whose line it is, for the report of a deadlock."""
+        if self.comm is None:
+            raise ArgumentError(
+                f"{node!r} communicates, but the executor has no communicator",
+                fix="pass comm=ht.dist.world()",
+                site=node.site,
+            )
         self.comm.at(node.site)
         calls = node.op.bound(self.xp, out, inputs, {**node.attrs, "comm": self.comm})
         self.comm.at(None)
@@ -115,7 +137,7 @@ class Program:
             value = node.attrs["value"]
             return value if self.xp is np else self.xp.asarray(value)
         buffer = aligned_empty(self.xp, int(node.tensor.nbytes)).view(node.dtype).reshape(node.shape)
-        self.feeds[node.name] = buffer
+        self.feeds[node.name], self.fills[node.name] = buffer, filler(self.xp, buffer)
         return buffer
 
     def _place(self, node: Node, slot: int) -> Any:
@@ -123,7 +145,12 @@ class Program:
         if storage.home is not None:
             return self.state.arrays[storage.home.name].reshape(type_.shape)
         nbytes = int(type_.nbytes)
-        return self.block[storage.offset : storage.offset + nbytes].view(type_.dtype).reshape(type_.shape)
+        block = self.host if storage.on_host else self.block
+        return block[storage.offset : storage.offset + nbytes].view(type_.dtype).reshape(type_.shape)
+
+    def _scratch(self, node: Node) -> Scratch | None:
+        storage = self.plan.storages.get((node, SCRATCH))
+        return storage and Scratch(self.block[storage.offset : storage.offset + storage.nbytes])
 
     def _commits(self) -> list[tuple[Any, Any, bool]]:
         """(variable array, new value, whether to copy the value aside first because its source is overwritten too)."""
@@ -153,14 +180,31 @@ class Program:
         """One step on what lies in the feed buffers; the caller owns the returned arrays."""
         call = None
         try:
-            for call in self.calls:
-                call()
+            if self.captured is not None:
+                self.captured.run()
+            else:
+                for call in self.calls:
+                    call()
         except BaseException as error:
-            raise self._explained(error, call) from error.__cause__
+            raise self._explained(error, call if self.captured is None else self.captured.call) from error.__cause__
         results = [to_numpy(o) for o in self.outputs]
+        if self.captured is not None and self.comm is not None:
+            self.state.dirty = True
+            self.comm.progress()  # a GPU says by now what went wrong on the way
+            self.state.dirty = False
         if self.commits:
             self.commit()
         return results
+
+    def _captured(self) -> Any:
+        from .gpu_kernels.capture import Captured
+
+        meets = next((s.node for s in self.steps if s.node.op.communicates), None)
+        return Captured(self.xp, self.calls, self._say, "" if meets is None else f"{meets!r} meets other ranks")
+
+    def _say(self, call: Instruction | None, reason: str) -> None:
+        node = next((s.node for s in self.steps if any(c is call for c in s.calls)), None)
+        print(f"hetu: a program runs call by call, not as one CUDA graph: {node!r}: {reason}", file=sys.stderr)
 
     def _explained(self, error: BaseException, call: Instruction | None) -> BaseException:
         """The error with the node and the user's line that raised it; notes whether variables have changed already."""
@@ -212,7 +256,7 @@ class Program:
             [
                 (f"{names[node]} {node.op.name}", s.first, min(s.last, last), s.offset, s.nbytes)
                 for (node, _), s in self.plan.storages.items()
-                if s.home is None and s.shared_with is None
+                if s.home is None and s.shared_with is None and not s.on_host
             ]
         )
 
@@ -226,7 +270,7 @@ class Program:
         names = self._names()
         ends: dict[int, list[str]] = {}
         for (node, slot), storage in self.plan.storages.items():
-            if storage.home is None and storage.shared_with is None and storage.last < len(self.steps):
+            if slot != SCRATCH and storage.home is storage.shared_with is None and storage.last < len(self.steps):
                 ends.setdefault(storage.last, []).append(f"{names[node]}{f'.{slot}' if slot else ''}")
         rows = []
         for index, step in enumerate(self.steps):
@@ -235,16 +279,20 @@ class Program:
             place, frees = self._place_text(step.node), " ".join(ends.get(index, []))
             rows.append((str(index), call, show_type(step.node.type), place, f"{nbytes:,}", frees))
         header = ("", "instruction", "type", "place", "bytes", "frees")
-        widths = [max(len(r[c]) for r in (header, *rows)) for c in range(len(header))]
+        rows = [tuple(map(_cut, row, MOST_WIDE)) for row in (header, *rows)]
+        widths = [max(map(len, column)) for column in zip(*rows)]
         align = (str.rjust, str.ljust, str.ljust, str.ljust, str.rjust, str.ljust)
-        table = ["  ".join(f(text, w) for f, text, w in zip(align, row, widths)).rstrip() for row in (header, *rows)]
+        table = ["  ".join(f(text, w) for f, text, w in zip(align, row, widths)).rstrip() for row in rows]
         return "\n".join([*table, self._totals()])
 
     def _totals(self) -> str:
         peak, without = self.plan.arena_bytes, self.plan.unplanned_bytes
         return (
-            f"{len(self.steps)} instructions, {len(self.calls)} calls; arena {peak:,} bytes at the peak"
-            f" ({without:,} without reuse); {len(self.plan.donated)} updates in place, {len(self.commits)} copied"
+            f"{len(self.steps)} instructions, {len(self.calls)} calls; arena {peak:,} bytes at the peak "
+            f"({without:,} without reuse)"
+            + (f", {self.plan.host_bytes:,} bytes of the host" if self.plan.host_bytes else "")
+            + f"\n{len(self.plan.donated)} updates in place, {len(self.commits)} copied"
+            + (f"; {self.captured}" if self.captured is not None else "")
         )
 
     def _operand(self, node: Node, index: int, names: Mapping[Node, str]) -> str:
@@ -262,7 +310,16 @@ class Program:
         storage = self.plan.storage(node, 0)
         if (node, 0) in self.plan.donated:
             return f"-> {self.plan.donated[node, 0].name}"
-        return f"@{storage.offset:,}" + (" in place" if (node, 0) in self.plan.in_place else "")
+        return f"{'host ' if storage.on_host else ''}@{storage.offset:,}" + (
+            " in place" if (node, 0) in self.plan.in_place else ""
+        )
+
+
+def _cut(text: str, width: int) -> str:
+    """At most `width` characters; of the name of a variable the end says more."""
+    if len(text) <= width:
+        return text
+    return f"-> …{text[4 - width :]}" if text.startswith("-> ") else f"{text[: width - 1]}…"
 
 
 def _range(array: np.ndarray) -> str:

@@ -43,6 +43,7 @@ class State(Mapping[str, np.ndarray]):
 
     def __init__(self, variables: Iterable[Node] = (), *, seed: int = 0, device: Device | None = None) -> None:
         self.seed, self.device = seed, device or Device("cpu")
+        self.stream = self.device.stream()  # of all executors that work on these values
         self.variables: dict[str, Node] = {}
         self.arrays: dict[str, Any] = {}
         self.dirty = False  # a step failed after it had begun to write variables

@@ -1,7 +1,8 @@
 """The training loop: epochs over a loader, validation, early stopping, checkpoints that resume bit for bit.
 
-`fit` only calls what a user would call: `run` for each batch, `save` after each epoch. Ignored on purpose: a system of
-callbacks; whoever needs another loop writes one in ten lines around `Executor.run`.
+`fit` only calls what a user would call: `run` for each batch, `save` after each epoch. On several ranks all go through
+the same loop, and what decides about it (is there a checkpoint, is this the best epoch) is what rank 0 has seen.
+Ignored on purpose: a system of callbacks; whoever needs another loop writes one in ten lines around `Executor.run`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from .checkpoint import exists
 from .errors import (
     ArgumentError,
     CheckpointError,
@@ -28,11 +30,12 @@ from .errors import (
     did_you_mean,
     public,
 )
-from .executor import Executor, SubGraph
+from .executor import Executor
 from .graph import Node
 from .metrics import Mean, Metric
 from .ops import random_state
 from .show import curves_svg
+from .subgraph import SubGraph
 
 FilePath = str | os.PathLike[str]
 
@@ -151,11 +154,13 @@ def fit(
         monitor: the column that decides what is best; `val_loss`, or `loss` without validation.
         maximize: whether more of it is better.
         patience: stop after so many epochs without a new best.
-        checkpoint: file written after each epoch, and when Ctrl-C ends the run.
+        checkpoint: file written after each epoch, and when Ctrl-C ends the run. On several ranks it is a folder, each
+            rank writes its part, and Ctrl-C ends the job at once.
         best: file written after each epoch that is the best so far.
         resume: continue from `checkpoint` if it exists; the result is bit for bit that of an unbroken run.
-        after_epoch: called with the history before the checkpoint is written, say to update a `schedules.Plateau`.
-        progress: show a bar; by default if standard error is a terminal.
+        after_epoch: called with the history before the checkpoint is written, say to update a `schedules.Plateau`; on
+            every rank, with the same history.
+        progress: show a bar, on rank 0; by default if standard error is a terminal.
 
     Raises ArgumentError for arguments that do not fit together, DataError for data without a batch, NumericError when
     the loss becomes NaN (before that can reach a checkpoint).
@@ -172,14 +177,14 @@ def fit(
         monitor = "val_loss" if validate else "loss"
     run = _Run(executor, loader, tuple(inputs), train, validate, dict(metrics or {}), checkpoint, progress)
     run.check(monitor, patience, resume)
-    if resume and checkpoint is not None and Path(checkpoint).is_file():
+    if resume and run.agree({"found": exists(checkpoint)})["found"]:
         run.resume(checkpoint)
     history = run.position.history
 
     def out_of_patience() -> bool:
         return bool(patience and history) and history.epochs - 1 - history.best(monitor, maximize) >= patience
 
-    with _deferred_interrupt() as interrupted:
+    with _deferred_interrupt(alone=run.ranks == 1) as interrupted:
         while history.epochs < epochs and not out_of_patience():
             run.epoch(epochs, interrupted)
             if after_epoch is not None:
@@ -243,6 +248,20 @@ class _Run:
                 fix="pass a DataLoader, or a loader with state() and load_state(state)",
             )
 
+    # -- ranks -------------------------------------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        return 0 if self.executor.placement is None else self.executor.placement.comm.rank
+
+    @property
+    def ranks(self) -> int:
+        return 1 if self.executor.placement is None else self.executor.placement.comm.world_size
+
+    def agree(self, values: Mapping[str, float]) -> Mapping[str, float]:
+        """What rank 0 has seen."""
+        return values if self.executor.placement is None else self.executor.placement.agree(values)
+
     # -- an epoch ---------------------------------------------------------------------------------------------------
 
     def epoch(self, epochs: int, interrupted: Callable[[], bool]) -> None:
@@ -262,7 +281,7 @@ class _Run:
                     self.save(self.checkpoint)
                 raise
             bar.set_postfix_str(", ".join(f"{name} {_show(value)}" for name, value in row.items()))
-        at.history.append(row | {"seconds": round(time.perf_counter() - started, 2)})
+        at.history.append(self.agree(row | {"seconds": round(time.perf_counter() - started, 2)}))
         self.position = _Position(at.history, at.data)
 
     def _steps(self) -> Iterator[float]:
@@ -270,19 +289,33 @@ class _Run:
         at = self.position
         if at.steps == len(self.loader) > 0:  # interrupted in validation
             return
-        for batch in self.loader:
-            loss = self.executor.run(self.train, self._feed(batch))[0]
+        for feed, data, following in self._with_next():
+            loss = self.executor.run(self.train, feed, ahead=following)[0]
             if math.isnan(loss):
                 raise NumericError(
                     f"the loss is NaN in epoch {at.history.epochs + 1}, step {at.steps + 1}",
                     fix="find the node that made it: with ht.debug_nans(): ht.fit(...)",
                 )
-            rows = len(batch[0])
+            rows = len(feed[self.inputs[0]])
             at.steps, at.rows, at.total_loss = at.steps + 1, at.rows + rows, at.total_loss + rows * float(loss)
-            at.data = self.loader.state() if hasattr(self.loader, "state") else None
+            at.data = data
             yield at.total_loss / at.rows
         if at.rows == 0:
             raise DataError("the training data has no batch", fix="check the data set that the loader reads")
+
+    def _with_next(self) -> Iterator[tuple[dict[Node | str, Any], dict[str, int] | None, dict[Node | str, Any] | None]]:
+        """Each batch as a feed, the position in the data behind it, and what follows in this epoch if that matters."""
+        before = None
+        for batch in self.loader:
+            now = self._feed(batch), self.loader.state() if hasattr(self.loader, "state") else None
+            if self.executor.placement is None:
+                yield *now, None
+                continue
+            if before is not None:
+                yield *before, now[0]
+            before = now
+        if before is not None:
+            yield *before, None
 
     def _validate(self, interrupted: Callable[[], bool]) -> dict[str, float]:
         """`val_loss` and the metrics, each of the whole validation set."""
@@ -315,11 +348,14 @@ class _Run:
     def _bar(self, epoch: int, epochs: int) -> Any:
         from tqdm import tqdm  # here, because `import hetu` should be quick
 
+        disable = None if self.progress is None else not self.progress  # None: unless it is a terminal
+        if self.rank > 0:
+            disable = True
         return tqdm(
             desc=f"epoch {epoch:>{len(str(epochs))}}/{epochs}",
             total=len(self.loader),
             initial=self.position.steps,
-            disable=None if self.progress is None else not self.progress,  # None: unless it is a terminal
+            disable=disable,
             bar_format="{desc} {percentage:3.0f}% |{bar:24}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]",
         )
 
@@ -363,8 +399,11 @@ def _stop_if(interrupted: Callable[[], bool]) -> None:
 
 
 @contextlib.contextmanager
-def _deferred_interrupt() -> Iterator[Callable[[], bool]]:
-    """Inside, Ctrl-C only sets what the yielded function tells, so that no step is cut in half; a second one raises."""
+def _deferred_interrupt(alone: bool) -> Iterator[Callable[[], bool]]:
+    """Inside, Ctrl-C only sets what the yielded function tells, so that no step is cut in half; a second one raises.
+
+    Not where it would reach one of several ranks only: the others would wait for it.
+    """
     asked = False
 
     def note(*_: Any) -> None:
@@ -374,7 +413,8 @@ def _deferred_interrupt() -> Iterator[Callable[[], bool]]:
         asked = True
 
     before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(before):  # gets or wants no Ctrl-C
+    in_main = threading.current_thread() is threading.main_thread()
+    if not (alone and in_main and callable(before)):  # another thread gets no Ctrl-C, and who ignores it wants none
         yield lambda: False
         return
     signal.signal(signal.SIGINT, note)

@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Union
 
 import numpy as np
 
-from .errors import AxisError, DTypeError, NodeUseError, ShapeError
+from .errors import AxisError, DTypeError, MissingDependencyError, NodeUseError, ShapeError
 
 Size = Union[int, "Dim"]
 Shape = tuple[Size, ...]
@@ -192,12 +193,14 @@ def show_shape(shape: Shape) -> str:
     return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
 
 
-_SHORT = {"float": "f", "int": "i", "uint": "u", "bool": "bool", "complex": "c"}
+_SHORT = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "bool": "bool", "complex": "c"}
 DTYPES = {np.dtype(n).name: np.dtype(n) for n in "?bhilqBHILQefd"}
 
 
 def as_dtype(dtype: Any) -> np.dtype:
     """A supported dtype from its name, NumPy type or dtype; DTypeError otherwise."""
+    if dtype == "bfloat16":
+        return _bfloat16()
     try:
         return DTYPES[np.dtype(dtype).name]
     except (TypeError, KeyError):
@@ -206,8 +209,18 @@ def as_dtype(dtype: Any) -> np.dtype:
         ) from None
 
 
+@cache
+def _bfloat16() -> np.dtype:
+    """The upper half of a float32, which NumPy knows from another package."""
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise MissingDependencyError("bfloat16 needs ml_dtypes", fix="pip install ml_dtypes") from None
+    return np.dtype(ml_dtypes.bfloat16)
+
+
 def is_float(dtype: np.dtype) -> bool:
-    return dtype.kind == "f"
+    return dtype.kind == "f" or (dtype.kind == "V" and dtype.name == "bfloat16")
 
 
 def promote(*dtypes: np.dtype) -> np.dtype:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import functools
 import gc
+import os
+import platform
+import subprocess
+import sys
 import weakref
 
 import numpy as np
@@ -228,7 +232,7 @@ def test_the_environment_switches_it_off(monkeypatch):
     assert blas.gemm(a, a, np.zeros((2, 2))) is None
     assert blas.gemv(a, a[0], np.zeros(2)) is None
     assert blas.axpy(a, np.zeros((2, 2))) is None
-    assert blas.get_threads() is None
+    assert blas.get_threads() is None and blas.kernels() is None
     blas.set_threads(1)
 
 
@@ -257,3 +261,12 @@ def test_threads():
     for wrong in (0, -1, 2.0, "2"):
         with pytest.raises(ArgumentError, match="number of threads"):
             blas.set_threads(wrong)
+
+
+@needs_blas
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the family is one of x86")
+def test_kernels_are_those_the_environment_forces():
+    environment = os.environ | {"OPENBLAS_CORETYPE": "Nehalem"}
+    command = [sys.executable, "-c", "from hetu import blas; print(blas.kernels())"]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    assert found.stdout.strip() == "Nehalem"

@@ -23,10 +23,10 @@ FLOORS = {
     2: "ops",
     3: "autodiff interpret passes memory show",
     4: "nn optim schedules init metrics data",
-    5: "program executor checkpoint state profiler summary gradcheck training",
+    5: "program subgraph executor checkpoint state profiler summary gradcheck training",
     6: "dist ps",
     7: "plan embed ml automl models",
-    TOP: "hetu __main__ cli lab labs",
+    TOP: "hetu __main__ cli doctor lab labs notebook",
 }
 FLOOR_OF = {name: floor for floor, names in FLOORS.items() for name in names.split()}
 
@@ -34,7 +34,10 @@ FLOOR_OF = {name: floor for floor, names in FLOORS.items() for name in names.spl
 GUARDED = {
     "cupy": ("backend", "gpu_kernels", "dist.nccl"),
     "mpi4py": ("dist.mpi", "dist.launch"),
-    "zmq": ("ps.server", "ps.client"),
+    "ml_dtypes": ("types",),
+    "yaml": ("dist.cluster",),
+    "zmq": ("ps.server", "ps.client", "ps.status", "doctor"),
+    "IPython": ("notebook.magic",),
 }
 REQUIREMENTS = {"numpy", "tqdm", "safetensors", *GUARDED}
 FORBIDDEN_NAMES = {"utils", "util", "common", "helpers", "helper", "misc"}

@@ -205,6 +205,16 @@ def test_printing_a_program_shows_slots_frees_and_the_peak():
     assert "in place" in text and "frees" in text and isinstance(program, Program)
 
 
+def test_a_printed_program_is_narrow_and_keeps_the_ends_of_names():
+    with ht.scope("a_model_with_a_long_name"):
+        x = ht.placeholder("x", (8, 64))
+        h = ht.nn.Linear(64, 64, activation=ht.tanh, name="first")(x)
+        loss = ht.mean(ht.nn.Linear(64, 64, name="second")(h) ** 2)
+    text = str(ht.Executor([loss, ht.optim.Adam(0.1).minimize(loss)]).program({x: np.zeros((8, 64))}))
+    assert max(map(len, text.splitlines())) <= 110
+    assert "second/weight" in text and "…" in text
+
+
 @pytest.mark.parametrize("name", PASSES)
 def test_each_pass_can_be_switched_off(name, monkeypatch):
     x, y = mlp()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import textwrap
@@ -17,6 +18,7 @@ from hetu.op import elementwise, op
 from .test_package import FLOOR_OF, MODULES, TOP
 
 ROOT = Path(__file__).parent.parent
+TREE = ("hetu", "tests", "examples", "tutorials")
 
 
 def blocks(file: str, language: str) -> list[str]:
@@ -89,10 +91,45 @@ def test_every_rule_of_an_operator_is_described() -> None:
     assert [name for name in options if f"`{name}=`" not in table] == []
 
 
-@pytest.mark.parametrize("file", ["README.md", "CONTRIBUTING.md", "hetu/README.md", "examples/README.md"])
-def test_links_and_named_files_exist(file: str) -> None:
-    text = (ROOT / file).read_text("utf-8")
-    for target in re.findall(r"\]\(([^)#:]+)\)", text):
-        assert (ROOT / file).parent.joinpath(target).exists(), target
-    for path in re.findall(r"`((?:hetu|tests|examples|tutorials|\.ci)/[\w./-]*)`", text):
-        assert (ROOT / path).exists(), path
+PAGES = sorted(
+    page.relative_to(ROOT).as_posix()
+    for page in (*ROOT.glob("*.md"), *(p for top in TREE for p in (ROOT / top).rglob("*.md")))
+)
+
+
+@functools.cache
+def anchors(page: Path) -> set[str]:
+    """What GitHub makes of the headings: small letters, digits, - and _, with - for spaces; -1 after a second one."""
+    text, found = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.M | re.S), set()
+    for heading in re.findall(r"^#+ (.*)", text, re.M):
+        name = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        found.add(next(n for n in (name, *(f"{name}-{k}" for k in range(1, 100))) if n not in found))
+    return found
+
+
+def dead_links(page: Path) -> list[str]:
+    """Links to files or headings that are not there, and names of files in backticks."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.M | re.S)
+    prose, dead = re.sub(r"`[^`\n]*`", "", text), []
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose):
+        file, _, heading = target.partition("#")
+        to = page.parent / file if file else page
+        if "://" not in target and (not to.exists() or (heading and heading not in anchors(to))):
+            dead.append(target)
+    named = re.findall(r"`((?:hetu|tests|examples|tutorials|\.ci)/[\w./-]*)`", text)
+    return dead + [path for path in named if not (ROOT / path).exists()]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_and_named_files_exist(page: str) -> None:
+    assert dead_links(ROOT / page) == []
+
+
+def test_a_dead_link_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# A page, of `x_y`\n## Same\n## Same\n[a](#a-page-of-x_y) [b](#same-1) [c](page.md#same) [d](https://e.org/f)\n"
+        "[e](#same-2) [f](other.md) [g](page.md#none) `hetu/none.py` `hetu/op.py` `[h](none.md)`\n"
+        "```text\n# No heading\n[i](none.md)\n```\n[j](#no-heading)\n"
+    )
+    assert dead_links(page) == ["#same-2", "other.md", "page.md#none", "#no-heading", "hetu/none.py"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import sys
 import xml.etree.ElementTree as ElementTree
 
 import numpy as np
@@ -18,6 +19,11 @@ from hetu.op import Op
 from hetu.show import curves_svg, install, memory_svg, to_dot, to_html, to_svg
 from hetu.show.layout import BOX_HEIGHT, layout
 from hetu.show.picture import family, picture
+from hetu.show.roofline import roofline_svg
+from hetu.show.shards import shards_svg
+from hetu.show.staleness import leads, staleness_svg
+from hetu.show.table import rows_html
+from hetu.show.timeline import timeline_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -187,6 +193,23 @@ def test_names_are_escaped(view):
     assert "<script>" not in text and "&lt;script&gt;" in text
 
 
+@pytest.mark.parametrize(
+    "drawn",
+    [
+        memory_svg([(HOSTILE, 0, 9, 0, 64)]),
+        curves_svg({HOSTILE: [1.0, 2.0]}, label=HOSTILE),
+        timeline_svg([(0, "compute", HOSTILE, 0.0, 1.0)], {0: HOSTILE}),
+        shards_svg([(HOSTILE, (4,), {0: ((0, 4),)})], {0: HOSTILE}),
+        roofline_svg([(HOSTILE, 2e9, 1e6, 0.0)], 1e12, 1e11),
+        rows_html([(HOSTILE, "b"), ("c", HOSTILE)]),
+    ],
+    ids=["memory", "curves", "timeline", "shards", "roofline", "table"],
+)
+def test_names_are_escaped_in_every_picture(drawn):
+    assert "".join(ElementTree.fromstring(drawn).itertext()).count(HOSTILE) >= 2
+    assert "<script" not in drawn
+
+
 def test_dot_quotes_names():
     text = to_dot(ht.placeholder('a"b\\', (3,)))
     assert r'label="a\"b\\\nf32[3]"' in text
@@ -226,6 +249,37 @@ def test_a_large_graph_is_a_table_only():
         node = ht.exp(node)
     assert Graph((node,))._repr_svg_() is None
     assert "<svg" not in Graph((node,))._repr_html_()
+
+
+def chain(count: int) -> Node:
+    """A graph of so many nodes, each with an arrow from the one before and a longer one."""
+    nodes = [ht.placeholder("x", (3,))]
+    for i in range(1, count):
+        nodes.append(nodes[-1] + nodes[i // 3 * 2])
+    return nodes[-1]
+
+
+def calls_to_draw(graph: Graph) -> int:
+    calls = 0
+
+    def count(frame, event, argument):
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        to_svg(graph)
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def test_drawing_takes_work_in_proportion_to_the_graph():
+    """200 nodes take 0.2 s; what is counted here are calls of functions."""
+    graphs = [Graph((chain(count),)) for count in (50, 200)]
+    assert [len(g.nodes) for g in graphs] == [50, 200]
+    few, many = map(calls_to_draw, graphs)
+    assert many < 6 * few and many < 1_200_000
 
 
 # -- memory --------------------------------------------------------------------------------------------------------
@@ -312,3 +366,45 @@ def test_notebooks_show_a_picture_and_no_page_of_text():
 def test_pictures_do_not_depend_on_the_run():
     loss, slopes = model(2)
     assert json.dumps(to_svg([loss, *slopes])) == json.dumps(to_svg([loss, *slopes]))
+
+
+# -- shards, staleness, rooflines ------------------------------------------------------------------------------------
+
+
+def rectangles(drawn: str) -> list[list[float]]:
+    found = ElementTree.fromstring(drawn).iter(f"{SVG}rect")
+    return [[float(r.get(k)) for k in ("x", "y", "width", "height")] for r in found]
+
+
+def test_the_shards_of_a_tensor_cover_its_frame_once():
+    rows = [("weight", (4, 6), {0: ((0, 1), (0, 6)), 1: ((1, 4), (0, 6))})]
+    frame0, part0, frame1, part1 = rectangles(shards_svg(rows, {0: "", 1: ""}))
+    assert part0[:3] == frame0[:3] and frame0[2:] == frame1[2:]
+    assert part0[3] == pytest.approx(frame0[3] / 4, abs=0.1) and part1[3] == pytest.approx(frame1[3] * 3 / 4, abs=0.1)
+    assert part1[1] + part1[3] == pytest.approx(frame1[1] + frame1[3], abs=0.1)
+
+
+def test_a_rank_without_a_part_has_a_frame_only():
+    assert len(rectangles(shards_svg([("scalar", (), {1: ()})], {0: "", 1: ""}))) == 3
+
+
+STEPS = [(0, 0, 0.0, 1.0), (1, 0, 0.0, 4.0), (0, 1, 1.0, 2.0), (0, 2, 2.0, 3.0), (0, 3, 3.0, 4.0), (1, 1, 4.0, 5.0)]
+
+
+def test_a_lead_counts_the_clocks_that_the_slowest_has_not_ended():
+    assert leads(STEPS) == [0, 0, 1, 2, 3, 0]
+
+
+def test_steps_beyond_the_bound_are_red():
+    bars = [[r.get("fill") for r in ElementTree.fromstring(drawn).iter(f"{SVG}rect")][-4:] for drawn in
+            (staleness_svg(STEPS), staleness_svg(STEPS, bound=1))]  # fmt: skip
+    assert len(set(bars[0])) == 1
+    assert bars[1][:2] == bars[0][:2] and set(bars[1][2:]) == {"#ffe4e6"}
+    ElementTree.fromstring(staleness_svg([]))
+
+
+def test_points_without_a_time_lie_on_the_roof():
+    drawn = ElementTree.fromstring(roofline_svg([("far", 1e12, 1e6, 0.0), ("slow", 1e12, 1e6, 1e3)], 1e12, 1e11))
+    dots = [[float(c.get(k)) for k in ("cx", "cy")] for c in drawn.iter(f"{SVG}circle")]
+    roof = next(m for p in drawn.iter(f"{SVG}path") if (m := re.match(r"M.*L.*,([\d.]+)H", p.get("d"))))
+    assert dots[0][1] == float(roof[1]) and dots[0][0] == dots[1][0] and dots[0][1] < dots[1][1]

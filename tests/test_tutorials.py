@@ -1,6 +1,7 @@
 """The course: every tutorial runs as a script, and its stored notebook has its cells and their outputs.
 
-Where Jupyter is installed the notebooks are executed too; without it the scripts run the same code.
+A source with magics (`# %%ranks 2` in the percent format) runs cell by cell in an IPython shell. Where Jupyter is
+installed the notebooks are executed too; without it the scripts run the same code.
 """
 
 from __future__ import annotations
@@ -21,15 +22,26 @@ TUTORIALS = Path(__file__).parent.parent / "tutorials"
 SOURCES = sorted(TUTORIALS.glob("[0-9]*.py"))
 JUPYTER = ("jupytext", "nbclient", "ipykernel")
 MOST_CELLS = 25
+MAGIC = re.compile(r"^# (%{1,2}[a-z_]+ )", re.MULTILINE)
+SHELL = """
+import json, sys
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+try:
+    for cell in json.load(sys.stdin):
+        shell.run_cell(cell).raise_error()
+finally:
+    shell.run_line_magic("ranks", "stop")
+"""
 every_tutorial = pytest.mark.parametrize("source", SOURCES, ids=lambda s: s.stem)
 
 
 def cells(source: str) -> list[tuple[str, str]]:
     """(kind, text) of each cell of a script in the percent format; the # in front of prose is taken off."""
     found = []
-    for head, body in re.findall(r"^# %%(.*)\n((?:(?!# %%).*\n?)*)", source, re.MULTILINE):
+    for head, body in re.findall(r"^# %%(| .*)\n((?:(?!# %%[ \n]).*\n?)*)", source, re.MULTILINE):
         prose = head.strip() == "[markdown]"
-        text = re.sub(r"^# ?", "", body, flags=re.MULTILINE) if prose else body
+        text = re.sub(r"^# ?", "", body, flags=re.MULTILINE) if prose else re.sub(MAGIC, r"\1", body)
         found.append(("markdown" if prose else "code", text.strip("\n")))
     return found
 
@@ -40,18 +52,26 @@ def stored(source: Path) -> list[dict[str, Any]]:
 
 def displays(code: str) -> bool:
     """Whether a cell surely shows something: its last statement prints, draws, or is a value that is no call."""
-    *_, last = ast.parse(code).body
+    *_, last = ast.parse(re.sub(r"^%.*", "", code, flags=re.MULTILINE)).body
     calls = [n.func for n in ast.walk(last) if isinstance(n, ast.Call)]
     names = {f.attr if isinstance(f, ast.Attribute) else getattr(f, "id", "") for f in calls}
+    if isinstance(last, ast.FunctionDef):
+        return False
     is_value = isinstance(last, ast.Expr) and not isinstance(last.value, ast.Call)
-    return is_value or bool(names & {"print", "Graph", "curves_svg"})
+    return is_value or bool(names & {"print", "Graph"}) or any(name.endswith("_svg") for name in names)
 
 
-def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+def run(command: list[str], folder: Path, given: str = "") -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(TUTORIALS.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     variables = os.environ | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
     return subprocess.run(
-        [sys.executable, *command], cwd=folder, env=variables, capture_output=True, text=True, timeout=120
+        [sys.executable, *command],
+        cwd=folder,
+        env=variables,
+        input=given,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
 
 
@@ -62,7 +82,13 @@ def test_the_course_is_found_and_numbered_without_holes() -> None:
 
 @every_tutorial
 def test_runs_as_a_script_and_leaves_nothing_behind(source: Path, tmp_path: Path) -> None:
-    done = run(["-W", "error", str(source)], tmp_path)
+    code = source.read_text("utf-8")
+    if MAGIC.search(code):
+        pytest.importorskip("IPython", reason="the extra [dev] is not installed")
+        given = json.dumps([text for kind, text in cells(code) if kind == "code"])
+        done = run(["-W", "error", "-c", SHELL], tmp_path, given)
+    else:
+        done = run(["-W", "error", str(source)], tmp_path)
     assert done.returncode == 0, done.stderr
     assert list(tmp_path.iterdir()) == []
 
@@ -122,11 +148,11 @@ def kinds(cell: dict[str, Any]) -> list[list[str]]:
 
 
 def test_cells_are_read_as_jupytext_reads_them() -> None:
-    source = "# %% [markdown]\n# # Title\n#\n# Words.\n\n# %%\nx = 1  # %% no cell\n\n\ny = x\n\n# %%\ny\n"
+    source = "# %% [markdown]\n# # Title\n#\n# Words.\n\n# %%\nx = 1  # %% no cell\n\n\ny = x\n\n# %%\n# %%ranks 2\ny\n"
     assert cells(source) == [
         ("markdown", "# Title\n\nWords."),
         ("code", "x = 1  # %% no cell\n\n\ny = x"),
-        ("code", "y"),
+        ("code", "%%ranks 2\ny"),
     ]
 
 
@@ -139,6 +165,8 @@ def test_cells_are_read_as_jupytext_reads_them() -> None:
         ("for i in x:\n    print(i)", True),
         ("ht.Graph([x])", True),
         ("check(x)", False),
+        ("def f():\n    print(1)", False),
+        ("%%ranks 2\nprint(1)", True),
     ],
 )
 def test_what_displays(code: str, shown: bool) -> None:

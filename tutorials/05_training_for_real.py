@@ -161,4 +161,4 @@ except ht.errors.NumericError as error:
 # none hides anything from the others, so a run can be stopped, repeated and taken apart. Lab 5: write your own
 # optimizer.
 #
-# You now know all of hetu on one machine. The next part of the course is about many.
+# You now know all of hetu on one machine. Next: [the same model on many](06_data_parallel.ipynb).

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from report import Row, add_arguments, report
 from workloads import WORKLOADS
 
 import hetu as ht
@@ -39,7 +40,6 @@ from hetu.dist import Comm, DataParallel, Link, VirtualClock, run_ranks, world
 ANSWER = "answer: "
 SIZES = [1 << exponent for exponent in range(10, 27, 2)]
 RANKS, DEADLINE = 2, 300  # seconds
-Row = dict[str, Any]
 
 
 def main() -> None:
@@ -49,37 +49,15 @@ def main() -> None:
         if world().rank == 0:
             print(ANSWER + json.dumps(answer))
         return
-    result = {}
-    for name in arguments.parts:
-        title, measure = PARTS[name]
-        print(f"\n{title}")
-        rows = result[name] = measure(arguments)
-        print_table(rows)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+    report(arguments, PARTS)
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS), metavar="PART",
-                        help=f"which of: {' '.join(PARTS)} (default: all)")  # fmt: skip
-    parser.add_argument("--rounds", type=int, default=7, help="samples of each side (default: 7)")
+    add_arguments(parser, PARTS, rounds=7)
     parser.add_argument("--torch", metavar="PYTHON", help="an interpreter that has PyTorch (default: this one)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all rows here")
     parser.add_argument("--rank-part", choices=list(RANK_PARTS), help=argparse.SUPPRESS)
     return parser.parse_args()
-
-
-def print_table(rows: Sequence[Row]) -> None:
-    """Left-aligned columns; the names come from the first row."""
-    lines = [list(rows[0]), *([format_cell(v) for v in row.values()] for row in rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    for line in lines:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip())
-
-
-def format_cell(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def spread(ratios: Sequence[float]) -> Row:

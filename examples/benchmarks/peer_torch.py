@@ -1,8 +1,7 @@
-"""The benchmark's models in PyTorch, eager: as one writes them by default, and at PyTorch's best.
+"""The benchmark's models in PyTorch: as one writes them by default, at PyTorch's best, and the best one compiled.
 
 The best variant uses what PyTorch offers for the case: fused optimizers, channels-last convolutions (with an
-allocator that keeps freed memory), `nn.LSTM`, `scaled_dot_product_attention`, sparse embedding gradients. Ignored on
-purpose: `torch.compile`, which mostly loses on a CPU at these sizes.
+allocator that keeps freed memory), `nn.LSTM`, `scaled_dot_product_attention`, sparse embedding gradients.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import contextlib
 import ctypes
 import itertools
 import os
+import warnings
 from collections.abc import Callable
 
 import numpy as np
@@ -21,12 +21,14 @@ from workloads import Arrays, Workload
 
 
 def make(workload: Workload, variant: str) -> Callable[[], float]:
-    """A function that makes one training step and returns its loss; `variant` is "default" or "best"."""
+    """A function that makes one training step and returns its loss; `variant` is "default", "best" or "compiled"."""
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    best = variant == "best"
-    model = MODELS[workload.name](workload.weights, best)
+    best = variant != "default"
+    model = MODELS[workload.name](workload.weights, best, **workload.fixed)
     _load(model, workload.weights)
     optimizer = _optimizer(workload, model, best)
+    if variant == "compiled":
+        model = torch.compile(model)
     batches = itertools.cycle([{k: torch.from_numpy(v) for k, v in batch.items()} for batch in workload.batches])
 
     def step() -> float:
@@ -94,6 +96,48 @@ class LeNet(nn.Module):
         for convolution in self.conv:
             x = F.max_pool2d(F.relu(convolution(x)), 2)
         return F.cross_entropy(_dense(self.layers, x.flatten(1)), t)
+
+
+class ResNet(nn.Module):
+    def __init__(self, weights: Arrays, best: bool) -> None:
+        super().__init__()
+        self.stem = ConvNorm(3, 64, 3)
+        channels = ((64, 64), (64, 128), (128, 256), (256, 512))
+        self.stages = nn.ModuleList(nn.ModuleList([Residual(a, b), Residual(b, b)]) for a, b in channels)
+        self.layers = _linear_stack(weights)
+        self.memory = torch.channels_last if best else torch.contiguous_format
+        self.to(memory_format=self.memory)
+        if best:
+            _keep_freed_memory()
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        h = F.relu(self.stem(x.contiguous(memory_format=self.memory)))
+        for stage in self.stages:
+            for block in stage:
+                h = block(h)
+        return F.cross_entropy(_dense(self.layers, h.mean((2, 3))), t)
+
+
+class ConvNorm(nn.Module):
+    def __init__(self, channels: int, channels_out: int, size: int, stride: int = 1) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels_out, size, stride=stride, padding=size // 2, bias=False)
+        self.norm = nn.BatchNorm2d(channels_out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.conv(x))
+
+
+class Residual(nn.Module):
+    def __init__(self, channels: int, channels_out: int) -> None:
+        super().__init__()
+        stride = channels_out // channels
+        self.first = ConvNorm(channels, channels_out, 3, stride)
+        self.second = ConvNorm(channels_out, channels_out, 3)
+        self.shortcut = ConvNorm(channels, channels_out, 1, stride) if stride > 1 else nn.Identity()
+
+    def forward(self, h: Tensor) -> Tensor:
+        return F.relu(self.second(F.relu(self.first(h))) + self.shortcut(h))
 
 
 class Lstm(nn.Module):
@@ -167,14 +211,44 @@ class WideDeep(nn.Module):
         return F.binary_cross_entropy_with_logits(logits, t)
 
 
+class Gcn(nn.Module):
+    def __init__(self, weights: Arrays, best: bool, rows: np.ndarray, columns: np.ndarray, values: np.ndarray) -> None:
+        super().__init__()
+        self.layers = _linear_stack(weights)
+        starts = np.searchsorted(rows, np.arange(rows[-1] + 2))
+        with warnings.catch_warnings(action="ignore"):  # that the layout is in beta
+            self.matrix = torch.sparse_csr_tensor(*map(torch.from_numpy, (starts, columns, values)))
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        first, second = self.layers
+        h = F.relu(Symmetric.apply(self.matrix, x @ first.weight.T) + first.bias)
+        return F.cross_entropy(Symmetric.apply(self.matrix, h @ second.weight.T) + second.bias, t)
+
+
+class Symmetric(torch.autograd.Function):
+    """The product with a symmetric sparse matrix, whose gradient torch would compute by transposing it every time."""
+
+    @staticmethod
+    def forward(context: torch.autograd.function.FunctionCtx, matrix: Tensor, x: Tensor) -> Tensor:
+        context.matrix = matrix
+        return matrix @ x
+
+    @staticmethod
+    def backward(context: torch.autograd.function.FunctionCtx, g: Tensor) -> tuple[None, Tensor]:
+        return None, context.matrix @ g
+
+
 MODELS: dict[str, type[nn.Module]] = {
     "tiny_mlp": Mlp,
     "mlp_sgd": Mlp,
     "mlp_adam": Mlp,
     "lenet": LeNet,
+    "resnet": ResNet,
     "lstm": Lstm,
     "gpt": Gpt,
+    "gpt_256": Gpt,
     "wide_deep": WideDeep,
+    "gcn": Gcn,
 }
 
 

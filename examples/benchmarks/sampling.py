@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+FORCED_KERNELS = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")  # each library is to find out the processor by itself
 IDLE_SHARE = 0.85
 DELAY_SHARE = 0.03
 ATTEMPTS = 3
@@ -38,9 +39,10 @@ class Peer:
     """A worker process that trains `workload` with `name` in `variant`; `first` holds its first losses and versions."""
 
     def __init__(self, name: str, variant: str, workload: str, threads: int) -> None:
-        self.title = name if variant == "default" else f"{name}, {variant}"
+        self.title = name if variant in ("default", "split") else f"{name}, {variant}"
         command = [sys.executable, str(Path(__file__).with_name("worker.py")), name, workload, variant]
-        environment = os.environ | dict.fromkeys(THREAD_VARIABLES, str(threads))
+        environment = {k: v for k, v in os.environ.items() if k not in FORCED_KERNELS}
+        environment |= dict.fromkeys(THREAD_VARIABLES, str(threads))
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1, env=environment)
         self.first = self._answer()

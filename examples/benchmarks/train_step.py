@@ -8,7 +8,12 @@ row counts only if the first four losses of all peers agree to 5 digits.
 
 With 1 thread the CPU time of the process is measured, which other programs hardly change. With 2 threads it is wall
 time, and a round counts only if the machine was idle before it and no thread had to wait for a core; "rounds" says
-how many did. Without PyTorch hetu is timed alone. Ignored on purpose: GPUs, compilation time, accuracy.
+how many did. "start s" is the CPU time from the weights to the first loss, less that of a step: building, optimizing
+and compiling. "MB" is the most memory of the training process above what it held before, libraries and data apart.
+With --split hetu uses its 2 threads in another way: either trains on half of the batch, with one BLAS thread.
+Each library chooses its kernels itself: `OPENBLAS_CORETYPE` and `OPENBLAS_L2_SIZE`, which may halve the speed of
+NumPy's BLAS, are kept from the peers, and the last line says what it chose. Without PyTorch hetu is timed alone.
+Ignored on purpose: GPUs, accuracy, jax (its peer would be another program).
 """
 
 from __future__ import annotations
@@ -33,15 +38,18 @@ from workloads import WORKLOADS
 SAMPLE_SECONDS = 0.15
 LOSS_TOLERANCE = 1e-5
 WARM_UP_STEPS = 4
-HETU, TORCH, TORCH_BEST = ("hetu", "default"), ("torch", "default"), ("torch", "best")
+TORCH, TORCH_BEST, COMPILED = ("torch", "default"), ("torch", "best"), ("torch", "compiled")
 TORCH_AT_ITS_BEST = {
     "tiny_mlp": "fused SGD",
     "mlp_sgd": "fused SGD",
     "mlp_adam": "fused Adam",
     "lenet": "channels last, fused SGD, malloc told to keep freed memory",
+    "resnet": "channels last, fused SGD, malloc told to keep freed memory",
     "lstm": "nn.LSTM instead of a loop over nn.LSTMCell, fused SGD",
     "gpt": "scaled_dot_product_attention, fused Adam",
+    "gpt_256": "scaled_dot_product_attention, fused Adam",
     "wide_deep": "sparse embedding gradients",
+    "gcn": "CSR products with a symmetric gradient (by default too), fused Adam",
 }
 Row = dict[str, Any]
 
@@ -51,14 +59,15 @@ def main() -> None:
     has_torch = importlib.util.find_spec("torch") is not None
     if not has_torch:
         print("PyTorch is not installed: timing hetu alone.")
-    rows = [
-        measure(name, threads, arguments.rounds, [HETU, TORCH, TORCH_BEST] if has_torch else [HETU])
-        for threads in ([arguments.threads] if arguments.threads else [1, 2])
-        for name in arguments.workloads
-    ]
-    result = {"machine": machine(rows), "rows": rows}
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+    others = [*([TORCH, TORCH_BEST] if has_torch else []), *([COMPILED] if arguments.compiled else [])]
+    rows: list[Row] = []
+    for threads in [arguments.threads] if arguments.threads else [1, 2]:
+        for name in arguments.workloads:
+            hetu = ("hetu", "split" if arguments.split and threads == 2 else "default")
+            rows.append(measure(name, threads, arguments.rounds, [hetu, *others]))
+            result = {"machine": machine(rows), "rows": rows}
+            if arguments.json:  # after each row, so that an interruption loses little
+                arguments.json.write_text(json.dumps(result, indent=1) + "\n")
     print(report(result))
 
 
@@ -68,6 +77,8 @@ def parse_arguments() -> argparse.Namespace:
                         help=f"which of: {' '.join(WORKLOADS)} (default: all)")  # fmt: skip
     parser.add_argument("--rounds", type=int, default=7, help="samples of each peer (default: 7)")
     parser.add_argument("--threads", type=int, choices=(1, 2), help="CPU time with 1, wall time with 2 (default: both)")
+    parser.add_argument("--split", action="store_true", help="let hetu divide batches between the 2 threads")
+    parser.add_argument("--compiled", action="store_true", help="also time torch.compile, which needs a C++ compiler")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all samples, losses and versions here")
     return parser.parse_args()
 
@@ -84,6 +95,8 @@ def measure(workload: str, threads: int, rounds: int, kinds: Sequence[tuple[str,
             except PeerError as error:
                 row["errors"].append(str(error))
         row["losses"] = {peer.title: peer.first["losses"] for peer in peers}
+        row["start"] = {peer.title: peer.first["start"] for peer in peers}
+        row["peak"] = {peer.title: peer.first["peak"] for peer in peers}
         row["versions"] = {k: v for peer in peers for k, v in peer.first["versions"].items()}
         row["valid"] = losses_agree(list(row["losses"].values()))
         row["samples"] = {peer.title: [] for peer in peers}
@@ -124,10 +137,13 @@ def machine(rows: Sequence[Row]) -> dict[str, str]:
 def report(result: dict[str, Any]) -> str:
     """The table in Markdown, and below it what it depends on."""
     best = "; ".join(f"{name}: {what}" for name, what in TORCH_AT_ITS_BEST.items())
+    others = list(dict.fromkeys(title for row in result["rows"] for title in row["losses"] if title != "hetu"))
+    heads = ["workload", "threads", "hetu ms", *(head for o in others for head in (f"{o} ms", f"hetu / {o}"))]
+    heads += ["rounds", "start s", *(f"{title} MB" for title in ("hetu", *others))]
     lines = [
-        "| workload | threads | hetu ms | torch ms | hetu / torch | torch best ms | hetu / torch best | rounds |",
-        "|---|---|---|---|---|---|---|---|",
-        *(table_row(row) for row in result["rows"]),
+        f"| {' | '.join(heads)} |",
+        "|---" * len(heads) + "|",
+        *(table_row(row, others) for row in result["rows"]),
         "",
         *(f"{row['workload']}: {error}" for row in result["rows"] for error in row["errors"]),
         "1 thread: CPU time of the process; 2 threads: wall time. Median of paired ratios (least - greatest).",
@@ -137,17 +153,19 @@ def report(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def table_row(row: Row) -> str:
+def table_row(row: Row, others: Sequence[str]) -> str:
     samples = {title: [Sample(**sample) for sample in taken] for title, taken in row["samples"].items()}
     clean = [i for i in range(min(map(len, samples.values()), default=0)) if all(s[i].clean for s in samples.values())]
     times = {title: [taken[i].seconds for i in clean] for title, taken in samples.items()}
-    mine, default, best = (times.get("hetu", []), times.get("torch", []), times.get("torch, best", []))
-    cells = [row["summary"], row["threads"], milliseconds(mine), milliseconds(default)]
-    if row["valid"]:
-        cells += [ratio(mine, default), milliseconds(best), ratio(mine, best)]
-    else:
-        cells += ["void: losses differ", milliseconds(best), "void"]
-    return f"| {' | '.join(map(str, [*cells, len(clean)]))} |"
+    mine = times.get("hetu", [])
+    cells = [row["summary"], row["threads"], milliseconds(mine)]
+    for other in others:
+        cells += [milliseconds(times.get(other, [])), ratio(mine, times.get(other, []))]
+        cells[-1] = cells[-1] if row["valid"] else "void: losses differ"
+    start = row["start"].get("hetu")
+    cells += [len(clean), f"{max(0.0, start - statistics.median(mine)):.2f}" if start and mine else "-"]
+    cells += [f"{peak / 1e6:.0f}" if (peak := row["peak"].get(title)) else "-" for title in ("hetu", *others)]
+    return f"| {' | '.join(map(str, cells))} |"
 
 
 def milliseconds(seconds: Sequence[float]) -> str:

@@ -1,11 +1,13 @@
 """One peer of the benchmark in a process of its own: answers requests for training steps, a JSON line each.
 
 Started by train_step.py as `python worker.py PEER WORKLOAD VARIANT` with the thread counts in its environment. First
-it writes the losses of the first four steps; then every `{"steps": n}` is answered with the time that n steps took.
+it writes the losses of the first four steps, the CPU time until the first of them, and the most memory that training
+held beside the data; then every `{"steps": n}` is answered with the time that n steps took.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import json
@@ -25,14 +27,18 @@ def main(peer: str, workload: str, variant: str) -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     try:
-        module = importlib.import_module(f"peer_{peer}")
-        step = module.make(WORKLOADS[workload](), variant)
-        losses = [float(step()) for _ in range(FIRST_LOSSES)]
-        versions = module.versions()
+        module, made = importlib.import_module(f"peer_{peer}"), WORKLOADS[workload]()
+        before, begin = memory("VmRSS"), time.process_time()
+        step = module.make(made, variant)
+        losses, start = [float(step())], time.process_time() - begin
+        forget_peak()
+        losses += [float(step()) for _ in range(FIRST_LOSSES - 1)]
+        peak = None if before is None else memory("VmHWM") - before
+        first = {"losses": losses, "start": start, "peak": peak, "versions": module.versions()}
     except Exception as error:  # whatever it is, the parent reports it
         print(json.dumps({"error": f"{type(error).__name__}: {error}"}), file=answers)
         return
-    print(json.dumps({"losses": losses, "versions": versions}), file=answers)
+    print(json.dumps(first), file=answers)
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -48,6 +54,19 @@ def timed(step: Callable[[], float], steps: int) -> dict[str, float | None]:
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     waited = None if delay is None else run_queue_delay() - delay
     return {"wall": wall, "cpu": cpu, "delay": waited}
+
+
+def memory(field: str) -> int | None:
+    """Bytes of the process in memory: now (VmRSS) or at most since the last `forget_peak` (VmHWM) (Linux)."""
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next((1024 * int(line.split()[1]) for line in lines if line.startswith(field)), None)
+    return None
+
+
+def forget_peak() -> None:
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
 
 
 def run_queue_delay() -> float | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -27,6 +27,7 @@ class Workload:
     batches: tuple[Arrays, ...]
     optimizer: str
     learning_rate: float
+    fixed: Arrays = field(default_factory=dict)  # what is the same in all steps and not trained
 
 
 def mlp_sgd() -> Workload:
@@ -51,6 +52,24 @@ def lenet() -> Workload:
     return Workload("lenet", "LeNet 1x28x28, batch 128, SGD", weights, batches, "sgd", 0.05)
 
 
+def resnet() -> Workload:
+    """ResNet-18 for images of 3x32x32: a 3x3 stem and four stages of two blocks. K. He et al., CVPR 2016."""
+    rng, batch = np.random.default_rng(5), 32
+    weights = _conv_norm(rng, "stem", 3, 64, 3)
+    for stage, (fan_in, fan_out) in enumerate(itertools.pairwise((64, 64, 128, 256, 512))):
+        for block in range(2):
+            prefix, before = f"stages.{stage}.{block}", fan_in if block == 0 else fan_out
+            weights |= _conv_norm(rng, f"{prefix}.first", before, fan_out, 3)
+            weights |= _conv_norm(rng, f"{prefix}.second", fan_out, fan_out, 3)
+            if before != fan_out:
+                weights |= _conv_norm(rng, f"{prefix}.shortcut", before, fan_out, 1)
+    weights |= _linear_stack(rng, (512, 10))
+    batches = tuple(
+        {"x": rng.standard_normal((batch, 3, 32, 32), F32), "t": rng.integers(0, 10, batch)} for _ in range(8)
+    )
+    return Workload("resnet", "ResNet-18 3x32x32, batch 32, SGD", weights, batches, "sgd", 1e-3)
+
+
 def lstm() -> Workload:
     """The last hidden state of 28 steps of 28 features, classified. Gates lie in the order i, f, g, o; one bias."""
     rng, hidden, features = np.random.default_rng(2), 128, 28
@@ -67,19 +86,27 @@ def lstm() -> Workload:
 
 
 def gpt() -> Workload:
+    return _gpt("gpt", 128)
+
+
+def gpt_256() -> Workload:
+    return _gpt("gpt_256", 256)
+
+
+def _gpt(name: str, d: int) -> Workload:
     """Pre-norm blocks with causal attention (heads of 64) and a tanh-gelu MLP; the head has its own matrix, no bias."""
-    rng, vocabulary, d, depth, length, batch = (np.random.default_rng(3), 1000, 128, 4, 128, 16)
+    rng, vocabulary, depth, length, batch = (np.random.default_rng(3), 1000, 4, 128, 16)
     weights = {"tokens": _normal(rng, (vocabulary, d)), "positions": _normal(rng, (length, d))}
     for block in range(depth):
         prefix = f"blocks.{block}"
         weights |= _norm(f"{prefix}.norm1", d) | _norm(f"{prefix}.norm2", d)
-        for name, fan_in, fan_out in (("qkv", d, 3 * d), ("proj", d, d), ("up", d, 4 * d), ("down", 4 * d, d)):
-            weights[f"{prefix}.{name}.weight"] = _normal(rng, (fan_in, fan_out))
-            weights[f"{prefix}.{name}.bias"] = np.zeros(fan_out, F32)
+        for part, fan_in, fan_out in (("qkv", d, 3 * d), ("proj", d, d), ("up", d, 4 * d), ("down", 4 * d, d)):
+            weights[f"{prefix}.{part}.weight"] = _normal(rng, (fan_in, fan_out))
+            weights[f"{prefix}.{part}.bias"] = np.zeros(fan_out, F32)
     weights |= _norm("norm", d) | {"head.weight": _normal(rng, (d, vocabulary))}
     texts = rng.integers(0, vocabulary, (8, batch, length + 1))
     batches = tuple({"x": text[:, :-1].copy(), "t": text[:, 1:].copy()} for text in texts)
-    return Workload("gpt", "GPT d128, 4 layers, 128 tokens, batch 16, Adam", weights, batches, "adam", 1e-3)
+    return Workload(name, f"GPT d{d}, 4 layers, 128 tokens, batch 16, Adam", weights, batches, "adam", 1e-3)
 
 
 def wide_deep() -> Workload:
@@ -104,8 +131,21 @@ def wide_deep() -> Workload:
     return Workload("wide_deep", "Wide&Deep, 26 fields x 16, 1e6 rows, batch 1024, SGD", weights, batches, "sgd", 0.1)
 
 
+def gcn() -> Workload:
+    """Two graph convolutions over all nodes of one graph, whose edges prefer some nodes, normalized symmetrically."""
+    rng, nodes, edges, sizes = np.random.default_rng(6), 20_000, 100_000, (128, 64, 16)
+    ends = (nodes * rng.random(edges) ** 2).astype(np.int64), rng.integers(0, nodes, edges)
+    both = (ends[0] * nodes + ends[1], ends[1] * nodes + ends[0], np.arange(nodes) * (nodes + 1))
+    rows, columns = np.divmod(np.unique(np.concatenate(both)), nodes)  # both directions and a loop at each node
+    degree = np.bincount(rows).astype(F32)
+    fixed = {"rows": rows, "columns": columns, "values": (degree[rows] * degree[columns]) ** F32(-0.5)}
+    batch = {"x": rng.standard_normal((nodes, sizes[0]), F32), "t": rng.integers(0, sizes[-1], nodes)}
+    summary = f"GCN {'-'.join(map(str, sizes))}, {nodes} nodes, {len(rows)} entries, Adam"
+    return Workload("gcn", summary, _linear_stack(rng, sizes), (batch,), "adam", 1e-3, fixed)
+
+
 WORKLOADS: dict[str, Callable[[], Workload]] = {
-    make.__name__: make for make in (tiny_mlp, mlp_sgd, mlp_adam, lenet, lstm, gpt, wide_deep)
+    make.__name__: make for make in (tiny_mlp, mlp_sgd, mlp_adam, lenet, resnet, lstm, gpt, gpt_256, wide_deep, gcn)
 }
 
 
@@ -141,6 +181,13 @@ def _convolution(rng: np.random.Generator, name: str, channels_in: int, channels
         f"{name}.weight": rng.standard_normal((channels_out, channels_in, size, size), F32) * scale,
         f"{name}.bias": np.zeros(channels_out, F32),
     }
+
+
+def _conv_norm(rng: np.random.Generator, name: str, channels_in: int, channels_out: int, size: int) -> Arrays:
+    """A convolution without bias and the scale and bias of the batch normalisation after it."""
+    weights = _convolution(rng, f"{name}.conv", channels_in, channels_out, size)
+    del weights[f"{name}.conv.bias"]
+    return weights | _norm(f"{name}.norm", channels_out)
 
 
 def _normal(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:

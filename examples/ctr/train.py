@@ -1,8 +1,9 @@
 """Predict from a census form whether a person earns more than 50,000 dollars: `python examples/ctr/train.py`.
 
 The data has the form of click prediction: a few numbers, and categories that want embeddings and crosses. Two workers
-and a server: `heturun -w 2 -s 1 python examples/ctr/train.py --strategy hybrid`. Ignored on purpose: choosing anything
-by a validation set; the test set is looked at and changes nothing.
+and a parameter server: `heturun -w 2 -s 1 python examples/ctr/train.py`; then dense parameters are reduced among the
+workers, and embeddings live on the server, with a cache at each worker. Ignored on purpose: choosing anything by a
+validation set; the test set is looked at and changes nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import models
 import numpy as np
 
 import hetu as ht
-from hetu import plan, ps
+from hetu import dist, plan, ps
+from hetu.ps.environment import has_servers, place
 
 MODELS = {"wide_deep": models.wide_deep, "deepfm": models.deepfm, "dcn": models.dcn}
 
@@ -40,32 +42,85 @@ def census(limit: int | None) -> tuple[ht.data.ArrayDataset, ht.data.ArrayDatase
     return made[0], made[1], int(offsets[-1])
 
 
-def strategy(name: str, batch_size: int) -> ps.ParameterServer | plan.Hybrid | None:
-    """All variables on the servers, or only the tables while the ranks reduce the rest; None on one process."""
-    if name == "ps":
-        return ps.ParameterServer.from_environment()
-    # By bytes tables of only 411 rows would stay on the ranks, and the servers have nothing to do.
-    return plan.Hybrid.from_environment(batch_size=batch_size, served=["embedding*"]) if name == "hybrid" else None
-
-
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a click-prediction model on the Adult census.")
     parser.add_argument("--model", choices=MODELS, default="wide_deep")
-    parser.add_argument("--epochs", type=int, default=6)
-    parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--batch-size", type=int, default=256, help="of all workers together")
     parser.add_argument("--learning-rate", type=float, default=2e-3, help="of Adam; falls to 0 along a cosine")
+    parser.add_argument(
+        "--table-rate", type=float, default=0.3, help="of plain gradient descent on the tables, likewise"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the weights, the order of the data and dropout")
     parser.add_argument("--limit", type=int, metavar="N", help="train on the first N rows only")
-    parser.add_argument(
-        "--strategy", choices=["alone", "ps", "hybrid"], default="alone", help="ps, hybrid: by heturun -s"
+    spread = parser.add_argument_group("several workers, under heturun")
+    spread.add_argument(
+        "--comm",
+        choices=["allreduce", "ps", "hybrid"],
+        help="where gradients meet: among workers, on servers, or (with servers the default) only tables' there",
     )
-    return parser.parse_args()
+    spread.add_argument(
+        "--consistency",
+        type=ps.consistency,
+        metavar="MODE",
+        help="of the servers: bsp, asp, or ssp:3 (default: theirs)",
+    )
+    spread.add_argument(
+        "--cache", choices=["lru", "lfu", "lfuopt", "off"], default="lfuopt", help="which rows workers keep"
+    )
+    spread.add_argument("--cache-rows", type=float, default=0.5, metavar="SHARE", help="of each table")
+    spread.add_argument("--bound", type=int, default=10, help="updates that a cached row may lag behind")
+    args = parser.parse_args()
+    args.comm = args.comm or ("hybrid" if has_servers() else "allreduce")
+    if args.comm == "allreduce":
+        args.cache = "off"
+    return args
+
+
+def strategy(args: argparse.Namespace) -> ps.ParameterServer | plan.Hybrid | dist.DataParallel | None:
+    """How the one model below is trained by several workers; None for one process."""
+    cache = None if args.cache == "off" else ps.Cache(args.cache, args.cache_rows, args.bound, args.bound)
+    if args.comm == "ps":
+        return ps.ParameterServer(consistency=args.consistency, cache=cache)
+    if args.comm == "hybrid":  # two workers would gather such small tables with fewer bytes: they have to be named
+        return plan.Hybrid(served=["*embedding*"], consistency=args.consistency, cache=cache)
+    return dist.DataParallel() if place()[1] > 1 else None
+
+
+def updates(loss: ht.Node, args: argparse.Namespace, steps: int) -> dict[ht.Node, ht.Node]:
+    """Adam, and for the tables plain gradient descent, whose finished steps a cache can add up before it sends them."""
+    adam = ht.optim.Adam(ht.schedules.cosine(args.learning_rate, steps=steps))
+    variables = ht.Graph((loss,)).leaves("variable")
+    tables = [v for v in variables if "embedding" in v.name]
+    others = [v for v in variables if v.attrs["trainable"] and v not in tables]
+    descent = ht.optim.SGD(ht.schedules.cosine(args.table_rate, steps=steps))
+    return adam.minimize(loss, others) | descent.minimize(loss, tables)
+
+
+def report(
+    spread: object, executor: ht.Executor, args: argparse.Namespace, seconds: float, steps: int, feed: dict
+) -> str:
+    """What the training took, as a table; bytes are those of all workers."""
+    comm = executor.placement.comm
+    rows = [("gradients meet by", args.comm), ("seconds", f"{seconds:.1f}")]
+    if args.comm != "ps":
+        sent = plan.bytes_between_ranks(executor.program("train", feed), comm.world_size)
+        rows.append(("between workers", f"{steps * comm.world_size * sent / 1e6:,.1f} MB"))
+    if args.comm != "allreduce":
+        servers = spread.client.status()
+        moved = sum(server["received"] + server["sent"] for server in servers)
+        rows.append(("to and from servers", f"{moved / 1e6:,.1f} MB under {servers[0]['consistency']}"))
+    if args.cache != "off":
+        rows.append(("cache of a worker", f"{args.cache}, {args.cache_rows:.0%} of each table, bound {args.bound}"))
+        rows.append(("cache hits", f"{comm.rows.counters.hit_rate:.1%} of the distinct rows of a batch"))
+    return "\n".join(f"{name:<19}  {value}" for name, value in rows)
 
 
 def main() -> None:
     args = arguments()
+    spread = strategy(args)
     train, test, ids_count = census(args.limit)
-    even = args.strategy == "ps"  # each worker takes as many rows of a batch
+    even = args.comm == "ps"  # each worker takes as many rows of a batch
     batches = ht.data.DataLoader(train, args.batch_size, shuffle=True, seed=args.seed, drop_last=even)
 
     x = ht.placeholder("x", (None, train.arrays[0].shape[1]))
@@ -73,11 +128,9 @@ def main() -> None:
     t = ht.placeholder("t", (None,))
     y = MODELS[args.model](x, ids, ids_count)
     loss = ht.mean(ht.binary_cross_entropy_with_logits(y, t))
-    rate = ht.schedules.cosine(args.learning_rate, steps=args.epochs * len(batches))
-    updates = ht.optim.Adam(rate).minimize(loss)
+    train_op = updates(loss, args, steps=args.epochs * len(batches))
 
-    spread = strategy(args.strategy, args.batch_size)
-    executor = ht.Executor({"train": [loss, updates], "eval": [loss, y]}, seed=args.seed, strategy=spread)
+    executor = ht.Executor({"train": [loss, train_op], "eval": [loss, y]}, seed=args.seed, strategy=spread)
     history = ht.fit(
         executor,
         batches,
@@ -89,6 +142,11 @@ def main() -> None:
     if spread is not None and executor.placement.comm.rank:
         return
     print(history)
+    if spread is not None:
+        print()
+        feed = dict(zip((x, ids, t), next(iter(batches))))
+        seconds, steps = sum(history["seconds"]), args.epochs * len(batches)
+        print(report(spread, executor, args, seconds, steps, feed), end="\n\n")
     print(f"{args.model} on adult: test AUC {history['val_auc'][-1]:.4f}, loss {history['val_loss'][-1]:.4f}")
 
 

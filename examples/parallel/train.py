@@ -7,6 +7,7 @@ the same program on one rank, with the same losses. Ignored on purpose: accuracy
 from __future__ import annotations
 
 import argparse
+import contextlib
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -16,41 +17,68 @@ from hetu import dist, nn
 
 Feed = dict[str, np.ndarray]
 Built = tuple[ht.Node, ht.data.ArrayDataset]  # the loss of feeds "x" and "t", and the data
+Part = contextlib.AbstractContextManager[None]  # where the first or the second part of a model is placed, if anywhere
 
 
-def mlp() -> Built:
+def mlp(first: Part, second: Part) -> Built:
     """Digits through a wide hidden layer, which tensor parallelism cuts into columns and rows."""
     x, t = ht.placeholder("x", (None, 28, 28)), ht.placeholder("t", (None,), "int64")
-    h = nn.Linear(784, 256, activation=ht.relu, name="up")(ht.reshape(x, (-1, 784)))
-    h = nn.Linear(256, 128, activation=ht.relu, name="down")(h)
-    return ht.mean(ht.softmax_cross_entropy(nn.Linear(128, 10, name="head")(h), t)), ht.data.mnist("train")
+    with first:
+        h = nn.Linear(784, 256, activation=ht.relu, name="up")(ht.reshape(x, (-1, 784)))
+    with second:
+        h = nn.Linear(256, 128, activation=ht.relu, name="down")(h)
+        return ht.mean(ht.softmax_cross_entropy(nn.Linear(128, 10, name="head")(h), t)), ht.data.mnist("train")
 
 
-def cnn() -> Built:
+def cnn(first: Part, second: Part) -> Built:
     """Digits through two convolutions, normalised in groups of channels."""
     x, t = ht.placeholder("x", (None, 28, 28)), ht.placeholder("t", (None,), "int64")
     h = ht.expand_dims(x, axis=1)
-    for inputs, outputs in ((1, 8), (8, 16)):
-        h = nn.Conv2d(inputs, outputs, 3, padding=1, name=f"conv_{outputs}")(h)
-        h = ht.max_pool2d(ht.relu(nn.GroupNorm(4, outputs, name=f"norm_{outputs}")(h)), 2)
+    for part, inputs, outputs in ((first, 1, 8), (second, 8, 16)):
+        with part:
+            h = nn.Conv2d(inputs, outputs, 3, padding=1, name=f"conv_{outputs}")(h)
+            h = ht.max_pool2d(ht.relu(nn.GroupNorm(4, outputs, name=f"norm_{outputs}")(h)), 2)
     y = nn.Linear(16 * 49, 10, name="head")(ht.dropout(ht.flatten(h, 1), 0.2))
     return ht.mean(ht.softmax_cross_entropy(y, t)), ht.data.mnist("train")
 
 
-def transformer() -> Built:
+def transformer(first: Part, second: Part) -> Built:
     """Shakespeare, letter by letter; heads, hidden units and the vocabulary are what tensor parallelism splits."""
     plays, length, features = ht.data.shakespeare("train"), 32, 64
     x, t = ht.placeholder("x", (None, length), "int64"), ht.placeholder("t", (None, length), "int64")
     vocabulary = len(plays.vocabulary)
-    h = nn.Embedding(vocabulary, features)(x) + nn.Embedding(length, features)(np.arange(length))
-    for k in range(2):
-        h = nn.TransformerBlock(features, 4, causal=True, dropout=0.1, name=f"block_{k}")(h)
-    y = nn.Linear(features, vocabulary, name="head")(nn.LayerNorm(features)(h))
+    with first:
+        h = nn.Embedding(vocabulary, features)(x) + nn.Embedding(length, features)(np.arange(length))
+        h = nn.TransformerBlock(features, 4, causal=True, dropout=0.1, name="block_0")(h)
+    with second:
+        h = nn.TransformerBlock(features, 4, causal=True, dropout=0.1, name="block_1")(h)
+        y = nn.Linear(features, vocabulary, name="head")(nn.LayerNorm(features)(h))
     return ht.mean(ht.softmax_cross_entropy(y, t)), plays.windows(length, stride=length)
 
 
-MODELS: dict[str, Callable[[], Built]] = {"mlp": mlp, "cnn": cnn, "transformer": transformer}
+def moe(first: Part, second: Part) -> Built:
+    """Digits, row by row, through 8 experts: each takes one weighted mean of an image's rows ("Soft MoE", 2023)."""
+    x, t, experts, features = ht.placeholder("x", (None, 28, 28)), ht.placeholder("t", (None,), "int64"), 8, 32
+    init = ht.init.normal(0.2)
+    with first:
+        h = nn.Linear(28, features, name="rows")(x)
+        chosen = nn.Linear(features, experts, name="gate")(h)
+        taken = ht.einsum("bte,btd->bed", ht.softmax(chosen, axis=1), h)
+    with second:
+        with ht.scope("experts"):
+            up, down = (
+                ht.variable("up", init, (experts, features, 64)),
+                ht.variable("down", init, (experts, 64, features)),
+            )
+        done = ht.einsum("bef,efd->bed", ht.relu(ht.einsum("bed,edf->bef", taken, up)), down)
+        h = h + ht.einsum("bte,bed->btd", ht.softmax(chosen, axis=2), done)
+        y = nn.Linear(28 * features, 10, name="classes")(ht.flatten(h, 1))
+    return ht.mean(ht.softmax_cross_entropy(y, t)), ht.data.mnist("train")
+
+
+MODELS: dict[str, Callable[[Part, Part], Built]] = {"mlp": mlp, "cnn": cnn, "transformer": transformer, "moe": moe}
 SPLIT = {**dist.MEGATRON, "conv_*/weight": 0, "conv_*/bias": 0, "norm_*": 0}  # convolutions by output channels
+EXPERTS = {"*experts/up": 0, "*experts/down": 0}
 
 
 def strategies(ranks: int) -> dict[str, dist.Parallel]:
@@ -70,11 +98,21 @@ def strategies(ranks: int) -> dict[str, dist.Parallel]:
         "pp": dist.Pipeline(),
         "dp+pp": dist.Pipeline(stages=two, data=ranks // two),
         "unequal": dist.Heterogeneous(groups, shares, split=SPLIT),
+        "place": dist.DataParallel(),  # on the ranks of each part
+        "ep": dist.ExpertParallel(EXPERTS),
+        "ep-hosts": dist.ExpertParallel(EXPERTS, hosts=groups),  # as if the groups were hosts
     }
 
 
+def parts(ranks: int, placed: bool) -> tuple[Part, Part]:
+    """Where both parts of a model are placed: on half of the ranks each, or nowhere."""
+    if not placed or ranks == 1:
+        return contextlib.nullcontext(), contextlib.nullcontext()
+    return dist.place(range(ranks // 2)), dist.place(range(ranks // 2, ranks))
+
+
 def arguments(names: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Train one of three models with any parallel strategy.")
+    parser = argparse.ArgumentParser(description="Train one of four models with any parallel strategy.")
     parser.add_argument("--model", choices=MODELS, default="mlp")
     parser.add_argument("--strategy", choices=names, default="dp")
     parser.add_argument("--steps", type=int, default=20)
@@ -99,7 +137,7 @@ def main() -> None:
     known = strategies(comm.world_size)
     args = arguments(list(known))
     with ht.scope(args.model):
-        loss, data = MODELS[args.model]()
+        loss, data = MODELS[args.model](*parts(comm.world_size, args.strategy == "place"))
         updates = ht.optim.Adam(1e-3).minimize(loss)
     executor = ht.Executor({"train": [loss, updates]}, seed=args.seed, strategy=known[args.strategy])
     say = print if comm.rank == 0 else lambda *_: None

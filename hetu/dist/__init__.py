@@ -7,6 +7,8 @@
 [array([0., 2.]), array([4., 6.])]
 """
 
+from .builders import MEGATRON, DataParallel, ExpertParallel, Parallel, TensorParallel, ZeRO
+from .by_hand import all_gather, all_reduce, all_to_all, broadcast, reduce, reduce_scatter, send_recv
 from .clock import Link, VirtualClock
 from .comm import Comm, CommError, DeadlineError, Handle, SerialComm
 from .heterogeneous import Heterogeneous
@@ -14,16 +16,19 @@ from .layout import DUP, MAX, MIN, SUM, Layout, Mesh, Shard
 from .mpi import MPIComm, world
 from .ops import shard
 from .pipeline import Pipeline, Staged
+from .place import place
 from .redistribute import Plan, plan, redistribute
 from .schedule import Schedule
 from .stages import stage
-from .strategy import MEGATRON, DataParallel, Kept, Parallel, Strategy, TensorParallel, ZeRO
+from .strategy import Kept, Strategy
 from .threads import ThreadComm, run_ranks
 
 __all__ = [
     "Comm", "CommError", "DeadlineError", "Handle", "SerialComm", "ThreadComm", "MPIComm", "run_ranks", "world",
     "Link", "VirtualClock",
-    "Strategy", "Kept", "Parallel", "DataParallel", "ZeRO", "TensorParallel", "Heterogeneous", "MEGATRON", "shard",
-    "Pipeline", "Staged", "Schedule", "stage",
+    "Strategy", "Kept", "Parallel", "DataParallel", "ZeRO", "TensorParallel", "ExpertParallel", "Heterogeneous",
+    "MEGATRON", "shard",
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send_recv",
+    "Pipeline", "Staged", "Schedule", "stage", "place",
     "DUP", "SUM", "MAX", "MIN", "Shard", "Layout", "Mesh", "Plan", "plan", "redistribute",
 ]  # fmt: skip

@@ -1,8 +1,9 @@
 """What each rank runs under `heturun`: the user's script, watched, so that no failure leaves the others waiting.
 
 A failure is first written to the run directory (so that the launcher learns of it even before MPI is up) and then
-ends the whole job through MPI. Lines of output begin with the rank; only rank 0 shows progress bars. Ignored on
-purpose: what the script does, and the output of C code, which has no prefix.
+ends the whole job through MPI; what ends a process without a word is for `guard.py`. Lines of output begin with the
+rank; only rank 0 shows progress bars. Ignored on purpose: what the script does, and the output of C code, which has no
+prefix.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from typing import TextIO
 
 from ..errors import HetuError
 from ..source import PACKAGE
-from .mpi import SIZE_VARIABLES, abort, leave, process
-from .recorder import RUN_DIRECTORY, answer, own_rank, write
+from .guard import RUN_DIRECTORY, TERMINALS, fail, job_size, own_rank
+from .mpi import abort, leave, process
+from .recorder import answer, write
 
 LINE_START = re.compile(r"(?<=[\n\r])(?=.)", re.DOTALL)
 
@@ -29,10 +31,14 @@ LINE_START = re.compile(r"(?<=[\n\r])(?=.)", re.DOTALL)
 class Prefixed(io.TextIOWrapper):
     """A stream whose lines begin with the rank, also those that a progress bar writes over each other."""
 
-    def __init__(self, stream: TextIO, prefix: str) -> None:
+    def __init__(self, stream: TextIO, prefix: str, is_terminal: bool) -> None:
         # Whole lines, even where the environment asks for no buffer: those of ranks then alternate, but do not mix.
         super().__init__(stream.detach(), stream.encoding, stream.errors, line_buffering=True)
-        self.prefix, self.at_start = prefix, True
+        self.prefix, self.at_start, self.is_terminal = prefix, True, is_terminal
+
+    def isatty(self) -> bool:
+        """Whether the launcher writes to a terminal: what is between, mpiexec, passes everything on at once."""
+        return self.is_terminal
 
     def write(self, text: str) -> int:
         if text:
@@ -56,7 +62,8 @@ def run_script(arguments: list[str]) -> None:
 def user_traceback(error: BaseException) -> str:
     """The traceback from the first frame of the user's script on; hetu's own frames only where hetu is at fault."""
     report = traceback.TracebackException.from_exception(error)
-    frames = list(itertools.dropwhile(lambda f: f.filename == __file__ or "runpy" in f.filename, report.stack))
+    ours = (PACKAGE, "<frozen runpy>")
+    frames = list(itertools.dropwhile(lambda frame: frame.filename.startswith(ours), report.stack))
     if isinstance(error, HetuError):
         frames = [frame for frame in frames if not frame.filename.startswith(PACKAGE)]
     report.stack = traceback.StackSummary.from_list(frames)
@@ -65,9 +72,9 @@ def user_traceback(error: BaseException) -> str:
 
 def prepare(directory: Path | None, rank: int) -> None:
     """Make this process a good rank of its job: output, crash report, answers about where it is."""
-    several = any(int(os.environ.get(name, "1")) > 1 for name in SIZE_VARIABLES)
     for name in ("stdout", "stderr"):
-        setattr(sys, name, Prefixed(getattr(sys, name), f"[rank {rank}] " if several else ""))
+        stream, is_terminal = getattr(sys, name), name in os.environ.get(TERMINALS, "").split()
+        setattr(sys, name, Prefixed(stream, f"[rank {rank}] " if job_size() > 1 else "", is_terminal))
     if rank:
         os.environ.setdefault("TQDM_DISABLE", "1")
     if directory is not None:
@@ -98,14 +105,12 @@ def main() -> None:
     prepare(directory, rank)
     code, text = run_and_leave(sys.argv[1:])
     sys.stdout.flush()
-    if directory is not None:
-        write(directory / (f"fail.{rank}" if code else f"done.{rank}"), f"{code}\n{text}")
+    if code and directory is not None:
+        fail(str(directory), rank, code, text)
     elif code:
         print(text, file=sys.stderr, flush=True)
+    elif directory is not None:
+        write(directory / f"done.{rank}", "")
     if code:
         abort(code)
     sys.exit(code)
-
-
-if __name__ == "__main__":
-    main()

@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -47,11 +48,20 @@ class Link:
         }[kind]
 
 
+Network = Callable[[Sequence[int]], Link]  # the link that a group of ranks communicates over
+Sent = tuple[str, float, float]  # what was communicated, from when to when
+
+
 class _Clock:
     """The time of one rank, shared by all its groups; stopped while it communicates."""
 
     def __init__(self, timer: Callable[[], float]) -> None:
         self.now, self.timer, self.mark = 0.0, timer, timer()
+        self.noted: list[Sent] | None = None
+
+    def note(self, *sent: Any) -> None:
+        if self.noted is not None:
+            self.noted.append(sent)
 
     def stop(self) -> float:
         """Charge the computing since `go`, and return the time."""
@@ -66,6 +76,8 @@ class _Clock:
 class VirtualClock(Comm):
     """`comm` with a clock; `now` is this rank's time in virtual seconds. `timer` is the source of compute time.
 
+    `link` joins all ranks, or is a function from ranks to the link over which they communicate.
+
     >>> from hetu.dist import run_ranks
     >>> def wait_for_slowest(comm):
     ...     work = iter([0.0, 2.0 + comm.rank])  # seconds on the timer: at the start, and when the barrier is reached
@@ -76,12 +88,15 @@ class VirtualClock(Comm):
     [3.5, 3.5]
     """
 
-    def __init__(self, comm: Comm, link: Link | None = None, timer: Callable[[], float] = time.thread_time) -> None:
-        self._wrap(comm, link or Link(), _Clock(timer))
+    def __init__(
+        self, comm: Comm, link: Link | Network | None = None, timer: Callable[[], float] = time.thread_time
+    ) -> None:
+        network = link if callable(link) else lambda ranks: link or Link()
+        self._wrap(comm, network, _Clock(timer))
 
-    def _wrap(self, comm: Comm, link: Link, clock: _Clock) -> VirtualClock:
+    def _wrap(self, comm: Comm, network: Network, clock: _Clock) -> VirtualClock:
         super().__init__(comm.rank, comm.ranks, comm.deadline, comm.recorder)
-        self.inner, self.link, self._clock, self._last = comm, link, clock, None
+        self.inner, self.network, self._clock, self._last = comm, network, clock, None
         return self
 
     @property
@@ -90,8 +105,14 @@ class VirtualClock(Comm):
         self._clock.go()
         return now
 
+    def note(self, rows: list[Sent] | None) -> None:
+        """From now on append (kind, start, end) of all that this rank communicates to `rows`; None ends it."""
+        self._clock.noted = rows
+
     def progress(self) -> None:
+        self._clock.stop()  # here, a library must be polled; where it is not, the wire works alone
         self.inner.progress()
+        self._clock.go()
 
     def _noted(self, call: Call) -> Call:
         return self.inner._noted(call)
@@ -99,27 +120,38 @@ class VirtualClock(Comm):
     def _start(self, call: Call) -> Handle:
         began = np.array([self._clock.stop()])
         stamp = self.inner.all_reduce_async(began, began, "max")
-        cost = self.link.seconds(call.kind, self.world_size, call.x.nbytes)
-        self._last = _Clocked(self._clock, self.inner._start(call), stamp, began, cost, self._last)
+        handle, cost = self.inner._start(call), self._cost(call)
+        self._last = _Clocked(self._clock, call.kind, handle, stamp, began, cost, self._last)
         self._clock.go()
         return self._last
+
+    def _cost(self, call: Call) -> float:
+        """Seconds of a collective over the slowest link of its group; in an all_to_all each pair has its own."""
+        if call.kind != "all_to_all":
+            return self.network(self.ranks).seconds(call.kind, self.world_size, call.x.nbytes)
+        me, share = self.ranks[self.rank], call.x.nbytes / self.world_size
+        return sum(self.network((me, peer)).message(share) for peer in self.ranks if peer != me)
 
     def _message(self, source: int, to: int, x: np.ndarray) -> Raw:
         return ()  # `inner` notes it
 
     def _exchange(self, sends: Sequence[Message], recvs: Sequence[Message], noted: Sequence[Raw]) -> None:
-        arrival, stamps = self._clock.stop() + self.link.latency, []
+        wire, stamps = self._clock.stop(), []
         for to, x in sends:  # one after the other on this rank's wire; the sender does not wait for them
-            arrival += x.nbytes / self.link.bandwidth
-            stamps.append((to, np.array([arrival])))
+            link = self.network((self.ranks[self.rank], self.ranks[to]))
+            wire += link.message(x.nbytes) - link.message(0)
+            stamps.append((to, np.array([wire + link.message(0)])))
         arrivals = [(source, np.zeros(1)) for source, _ in recvs]
         # A stamp travels before its message on the same channel, so the pairs stay together.
         self.inner.exchange(_interleave(stamps, sends), _interleave(arrivals, recvs))
+        for (source, out), (_, stamp) in zip(recvs, arrivals):
+            link = self.network((self.ranks[source], self.ranks[self.rank]))
+            self._clock.note(f"from rank {self.ranks[source]}", stamp[0] - link.message(out.nbytes), stamp[0])
         self._clock.now = max([self._clock.now, *(float(stamp[0]) for _, stamp in arrivals)])
         self._clock.go()
 
     def _split(self, group: tuple[int, ...]) -> Comm:
-        return VirtualClock.__new__(VirtualClock)._wrap(self.inner.split(group), self.link, self._clock)
+        return VirtualClock.__new__(VirtualClock)._wrap(self.inner.split(group), self.network, self._clock)
 
 
 def _interleave(first: Sequence[Message], second: Sequence[Message]) -> list[Message]:
@@ -130,20 +162,24 @@ class _Clocked(Handle):
     """A collective that ends its cost after the latest of its ranks came and the one before it on the link ended."""
 
     def __init__(
-        self, clock: _Clock, handle: Handle, stamp: Handle, began: np.ndarray, cost: float, before: _Clocked | None
+        self,
+        clock: _Clock,
+        kind: str,
+        handle: Handle,
+        stamp: Handle,
+        began: np.ndarray,
+        cost: float,
+        before: _Clocked | None,
     ) -> None:
-        self.clock, self.handle, self.stamp, self.began, self.cost, self.before = (
-            clock,
-            handle,
-            stamp,
-            began,
-            cost,
-            before,
-        )
+        self.clock, self.kind, self.handle, self.stamp = clock, kind, handle, stamp
+        self.began, self.cost, self.before = began, cost, before
         self.end: float | None = None
 
     def test(self) -> bool:
-        return self.handle.test()
+        self.clock.stop()
+        done = self.handle.test()
+        self.clock.go()
+        return done
 
     def wait(self) -> None:
         self.clock.stop()
@@ -155,6 +191,8 @@ class _Clocked(Handle):
         if self.end is None:
             self.stamp.wait()
             start = float(self.began[0])
-            self.end = self.cost + (start if self.before is None else max(start, self.before.ended()))
+            start = start if self.before is None else max(start, self.before.ended())
+            self.end = start + self.cost
+            self.clock.note(self.kind, start, self.end)
             self.before = None  # a long run must not keep the whole chain
         return self.end

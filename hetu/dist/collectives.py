@@ -2,7 +2,8 @@
 
 Roles only propose the groups (the ranks that differ along axes whose role changes); whether a collective is right
 is read from the boxes of a group, which must join to one block. For a change of one axis that comes to rule T1:
-*no later axis may split the old or the new dimension*; otherwise the slices of a group do not join.
+*no later axis may split the old or the new dimension*; otherwise the slices of a group do not join. Pieces that are
+not quite of one size are padded to the largest.
 Ignored on purpose: which collective is fastest on a given network, and reductions to one rank: of the split
 collectives of Hetu v2 only the all_reduce saves bytes over messages, so the others go the generic way.
 """
@@ -11,12 +12,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from .boxes import Box, cells, contains, hull, intersect, sizes, volume, within
 from .comm import Comm
+from .hierarchical import Hosts, all_to_all, within_hosts
 from .layout import ACROSS, DUP, PENDING, Layout, Piece
 
 Group = tuple[int, ...]
@@ -26,7 +28,8 @@ Group = tuple[int, ...]
 class Collective:
     """One collective of the ranks `group` on the part `box` of a tensor, from their `old` to their `new` pieces.
 
-    `run` takes the communicator of the group, so `comm.rank` is the place in all three tuples.
+    `run` takes the communicator of the group, so `comm.rank` is the place in all three tuples. `rows` are the places of
+    the group by host, if an all_to_all is to go within hosts first.
     """
 
     kind: str
@@ -35,6 +38,11 @@ class Collective:
     old: tuple[Piece, ...]
     new: tuple[Piece, ...]
     op: str = ""
+    rows: Hosts = ()
+
+    def over(self, hosts: Hosts) -> Collective:
+        """The same, made for ranks that share hosts so."""
+        return replace(self, rows=within_hosts(self.group, hosts)) if self.kind == "all_to_all" else self
 
     @property
     def moved(self) -> int:
@@ -51,10 +59,14 @@ class Collective:
         RUN[self.kind](self, comm, x, out)
 
 
+def _dense(x: np.ndarray) -> np.ndarray:
+    return x if x.flags.c_contiguous else x.copy()
+
+
 def _all_reduce(self: Collective, comm: Comm, x: np.ndarray, out: np.ndarray) -> None:
     index = within(self.box, self.old[comm.rank].box)
     if x[index].size == x.size:
-        comm.all_reduce(np.ascontiguousarray(x), out, self.op)
+        comm.all_reduce(_dense(x), out, self.op)
     else:  # this group has a part of the array, other groups the rest
         cell = x[index].copy()
         comm.all_reduce(cell, cell, self.op)
@@ -62,15 +74,26 @@ def _all_reduce(self: Collective, comm: Comm, x: np.ndarray, out: np.ndarray) ->
 
 
 def _reduce_scatter(self: Collective, comm: Comm, x: np.ndarray, out: np.ndarray) -> None:
-    blocks = [x[within(piece.box, self.box)].reshape(-1) for piece in self.new]
-    comm.reduce_scatter(np.concatenate(blocks), out, self.op)
+    parts = [x[within(piece.box, self.box)].reshape(-1) for piece in self.new]
+    if _even(self.new):
+        return comm.reduce_scatter(np.concatenate(parts), out, self.op)
+    blocks = np.zeros((len(parts), padded(self.new)), x.dtype, like=x)
+    for block, part in zip(blocks, parts):
+        block[: part.size] = part
+    mine = np.empty_like(blocks[0])
+    comm.reduce_scatter(blocks, mine, self.op)
+    out[...] = mine[: out.size].reshape(out.shape)
 
 
 def _all_gather(self: Collective, comm: Comm, x: np.ndarray, out: np.ndarray) -> None:
-    blocks = np.empty((len(self.group), x.size), x.dtype)
-    comm.all_gather(np.ascontiguousarray(x), blocks)
+    blocks = np.empty((len(self.group), padded(self.old)), x.dtype, like=x)
+    if x.size < blocks.shape[1]:
+        given = np.zeros(blocks.shape[1], x.dtype, like=x)
+        given[: x.size] = x.reshape(-1)
+        x = given
+    comm.all_gather(_dense(x), blocks)
     for piece, block in zip(self.old, blocks):
-        out[within(piece.box, self.box)] = block.reshape(piece.shape)
+        out[within(piece.box, self.box)] = block[: volume(piece.box)].reshape(piece.shape)
 
 
 def _all_to_all(self: Collective, comm: Comm, x: np.ndarray, out: np.ndarray) -> None:
@@ -78,8 +101,13 @@ def _all_to_all(self: Collective, comm: Comm, x: np.ndarray, out: np.ndarray) ->
     sent = [intersect(mine, piece.box) for piece in self.new]
     received = [intersect(piece.box, wanted) for piece in self.old]
     counts = [volume(box) for box in sent], [volume(box) for box in received]
-    blocks = np.empty(out.size, out.dtype)
-    comm.all_to_all(np.concatenate([x[within(box, mine)].reshape(-1) for box in sent]), blocks, counts)
+    packed = np.concatenate([x[within(box, mine)].reshape(-1) for box in sent])
+    blocks = np.empty(out.size, out.dtype, like=out)
+    if self.rows:
+        table = [[volume(intersect(old.box, new.box)) for new in self.new] for old in self.old]
+        all_to_all(comm, packed, blocks, table, self.rows)
+    else:
+        comm.all_to_all(packed, blocks, counts)
     for box, block in zip(received, np.split(blocks, np.cumsum(counts[1])[:-1])):
         out[within(box, wanted)] = block.reshape(sizes(box))
 
@@ -134,10 +162,10 @@ def _kind(old: Sequence[Piece], new: Sequence[Piece], box: Box) -> str:
     if len(terms) == len(old) and _whole(old, box):
         if _whole(new, box):
             return "all_reduce"
-        return "reduce_scatter" if _partition(new, box) and _even(new) else ""
+        return "reduce_scatter" if _partition(new, box) and _alike(new) else ""
     if terms == {new[0].term} and _partition(old, box):
         if _whole(new, box):
-            return "all_gather" if _even(old) else ""
+            return "all_gather" if _alike(old) else ""
         return "all_to_all" if _partition(new, box) else ""
     return ""
 
@@ -151,8 +179,18 @@ def _partition(pieces: Sequence[Piece], box: Box) -> bool:
     return sum(volume(piece.box) for piece in pieces) == volume(box) and len({p.box for p in pieces}) == len(pieces)
 
 
+def padded(pieces: Sequence[Piece]) -> int:
+    """The elements that each rank of an all_gather or reduce_scatter communicates: those of the largest piece."""
+    return max(volume(piece.box) for piece in pieces)
+
+
 def _even(pieces: Sequence[Piece]) -> bool:
     return len({volume(piece.box) for piece in pieces}) == 1
+
+
+def _alike(pieces: Sequence[Piece]) -> bool:
+    """Whether all pieces padded to the largest are at most twice as much."""
+    return len(pieces) * padded(pieces) <= 2 * sum(volume(piece.box) for piece in pieces)
 
 
 def _split_all_reduce(src: Layout, dst: Layout, before: dict[int, Piece]) -> tuple[Collective, ...]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ import numpy as np
 from ..errors import ArgumentError, DTypeError, HetuError, ShapeError, did_you_mean
 from ..source import Site
 from ..types import TensorType
-from .recorder import Entry, Raw, Recorder, differences
+from .recorder import Entry, Raw, Recorder, differences, readable
 
 REDUCE = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 Message = tuple[int, np.ndarray]
@@ -238,6 +239,22 @@ class Comm(ABC):
     def progress(self) -> None:  # noqa: B027 - most transports need no help
         """Give asynchronous operations a moment; an executor calls this between its instructions."""
 
+    def agree(self, call: Call) -> Any:
+        """Begin to compare a call of a new kind with those of the other ranks, where the transport would not notice."""
+        return None
+
+    def late(self, entry: Raw | None, seconds: float) -> DeadlineError:
+        """The error for a wait of `seconds` for `entry`, with what all ranks say about themselves."""
+        what = "the others" if entry is None else readable(entry).short
+        return DeadlineError(
+            f"rank {self.ranks[self.rank]} waited {seconds:.3g} s for {what}\n{self.report()}".rstrip(),
+            fix="all ranks must call the same collectives, in the same order",
+        )
+
+    def report(self) -> str:
+        """Who keeps this rank waiting, as far as the ranks can tell; see `recorder.explain`."""
+        return ""
+
     def _begin(self, call: Call) -> Handle:
         call.check(self.world_size)
         return self._start(self._noted(call))
@@ -263,6 +280,7 @@ class Comm(ABC):
 
 
 _NOTHING = np.empty(0, np.uint8)
+of_thread: ContextVar[Comm | None] = ContextVar("of_thread", default=None)  # the job, for a rank that is a thread
 
 
 class SerialComm(Comm):
@@ -283,11 +301,16 @@ class SerialComm(Comm):
         raise AssertionError("a group of one has no other group")
 
 
+def is_device(x: Any) -> bool:
+    """Whether an array lies on a GPU."""
+    return hasattr(x, "__cuda_array_interface__")
+
+
 def check_buffer(x: Any, written: bool = False) -> None:
-    """Buffers are C-contiguous NumPy arrays of numbers; writeable where results land."""
-    if not isinstance(x, np.ndarray) or x.dtype.kind not in "biufc":
+    """Buffers are C-contiguous NumPy or GPU arrays of numbers; writeable where results land."""
+    if not (isinstance(x, np.ndarray) or is_device(x)) or x.dtype.kind not in "biufc":
         raise ArgumentError(f"{type(x).__name__} is no buffer", fix="pass a NumPy array of numbers")
-    if not x.flags.c_contiguous or (written and not x.flags.writeable):
+    if not x.flags.c_contiguous or (written and not getattr(x.flags, "writeable", True)):
         lacks = "C-contiguous" if not x.flags.c_contiguous else "writeable"
         raise ArgumentError(
             f"a buffer {show_array(x)} that is not {lacks}", fix="copy it, with np.ascontiguousarray(x)"

@@ -65,12 +65,18 @@ class Grid:
         return Layout(parts, across, self.ratio if across >= 0 else ())
 
     def carry(self, layout: Layout) -> Layout:
-        """`layout` on this grid: the same roles where the degrees agree, else duplicates."""
+        """`layout` on this grid: the same roles where the degrees agree, the same splits where only the axes do."""
         if layout not in self._made:
-            alike = self.degrees == Grid.of(layout).degrees
-            roles = {axis: role for axis, (role, _) in layout.axes().items()} if alike else {}
+            theirs, roles = Grid.of(layout).degrees, dict[AxisId, int]()
+            if theirs.keys() == self.degrees.keys():
+                alike = theirs == self.degrees
+                roles = {axis: role for axis, (role, _) in layout.axes().items() if alike or role >= 0}
             self._made[layout] = self.layout(roles)
         return self._made[layout]
+
+    def hinted(self, hint: Layout, given: Layout | None, node: Node) -> Layout:
+        """The layout that the hint `node` asks for here, for a value that lies as `given`."""
+        return hint
 
 
 @dataclass(frozen=True)
@@ -142,7 +148,8 @@ def _decide(
 ) -> Decision:
     hint = node.attrs.get("layout") if node.op.name == "shard" else None
     if hint is not None:
-        return Decision((hint,), (hint,))
+        here = grid.hinted(hint, given[0], node)
+        return Decision((here,), (here,))
     at_hand = [None if g is None else grid.carry(g) for g in given]
     if node.op.name == "barrier":  # its second input is only waited for, however it lies
         here = tuple(grid.layout({}) if g is None else g for g in at_hand)
@@ -158,12 +165,13 @@ def _decide(
     degrees: dict[str, int] = {}
     for axis, n in grid.degrees.items():
         roles = [None if g is None else g.axes()[axis][0] for g in at_hand]
-        if n == 1:
+        if n == 1 and all(role in (None, DUP) for role in roles):
             continue
         chosen = _choose(node, rule, roles, n, pinned, readers, degrees, grid.ratio if axis == ACROSS else ())
         for store, values in ((wants, chosen.wants), (outs, chosen.outs)):
             for entry, role in zip(store, values, strict=True):
-                entry[axis] = role
+                # A split into one part is remembered for a larger grid that the value may come to; a sum is complete.
+                entry[axis] = role if n > 1 else max(role, DUP)
     return Decision(tuple(map(grid.layout, wants)), tuple(map(grid.layout, outs)))
 
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 
 from ..errors import ArgumentError
+from .builders import Parallel
 from .layout import DUP, Layout, Shard
-from .strategy import Parallel
 
 
 class Groups:
@@ -48,9 +48,9 @@ class Heterogeneous(Parallel):
         super().__init__(data=len(groups), split=split)
         self.groups = Groups(groups, shares)
 
-    def mesh(self, world_size: int) -> Groups:
-        if (ranks := sum(map(len, self.groups.groups))) != world_size:
-            raise ArgumentError(f"groups of {ranks} ranks, the job has {world_size}", fix=f"heturun -w {ranks} ...")
+    def mesh(self, ranks: Sequence[int]) -> Groups:
+        if (wanted := sum(map(len, self.groups.groups))) != len(ranks):
+            raise ArgumentError(f"groups of {wanted} ranks, there are {len(ranks)}", fix=f"heturun -w {wanted} ...")
         return self.groups
 
     def __repr__(self) -> str:

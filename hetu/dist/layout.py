@@ -12,9 +12,11 @@ Ignored on purpose: how data moves (see `redistribute`), strided or block-cyclic
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ..errors import ArgumentError, AxisError, did_you_mean
@@ -154,26 +156,9 @@ class Layout:
             for index, rank in enumerate(part.ranks):
                 yield rank, p, part.coordinates(index)
 
-    def pieces(self, shape: Sequence[int]) -> dict[int, Piece]:
+    def pieces(self, shape: Sequence[int]) -> Mapping[int, Piece]:
         """What every rank holds of a tensor of `shape`. AxisError if the layout splits a dimension it lacks."""
-        if (most := max(role for role, _ in self.axes().values())) >= len(shape):
-            raise AxisError(f"{self} splits dimension {most} of a tensor of shape {tuple(shape)}")
-        weights = self.ratio or (1,) * len(self.parts)
-        found = {}
-        for rank, p, place in self.places():
-            box = [(0, size) for size in shape]
-            term = []
-            if self.across >= 0:
-                box[self.across] = cut(*box[self.across], sum(weights[:p]), sum(weights[: p + 1]), sum(weights))
-            elif self.across in PENDING:
-                term.append(((self.across, -1, len(self.parts)), p))
-            for position, ((role, n), at) in enumerate(zip(self.parts[p].axes, place)):
-                if role >= 0:
-                    box[role] = cut(*box[role], at, at + 1, n)
-                elif role in PENDING:
-                    term.append(((role, position, n), at))
-            found[rank] = Piece(tuple(box), tuple(term), p if self.across == DUP else 0)
-        return found
+        return _pieces(self, tuple(shape))
 
     def local_shape(self, shape: Sequence[int], rank: int) -> tuple[int, ...]:
         """The shape of the array that `rank` holds."""
@@ -206,6 +191,28 @@ class Layout:
 
     def __repr__(self) -> str:
         return f"Layout({self})"
+
+
+@functools.lru_cache(maxsize=1024)  # asked for rank by rank
+def _pieces(layout: Layout, shape: tuple[int, ...]) -> Mapping[int, Piece]:
+    if (most := max(role for role, _ in layout.axes().values())) >= len(shape):
+        raise AxisError(f"{layout} splits dimension {most} of a tensor of shape {tuple(shape)}")
+    weights = layout.ratio or (1,) * len(layout.parts)
+    found = {}
+    for rank, p, place in layout.places():
+        box = [(0, size) for size in shape]
+        term = []
+        if layout.across >= 0:
+            box[layout.across] = cut(*box[layout.across], sum(weights[:p]), sum(weights[: p + 1]), sum(weights))
+        elif layout.across in PENDING:
+            term.append(((layout.across, -1, len(layout.parts)), p))
+        for position, ((role, n), at) in enumerate(zip(layout.parts[p].axes, place)):
+            if role >= 0:
+                box[role] = cut(*box[role], at, at + 1, n)
+            elif role in PENDING:
+                term.append(((role, position, n), at))
+        found[rank] = Piece(tuple(box), tuple(term), p if layout.across == DUP else 0)
+    return MappingProxyType(found)
 
 
 def _role(value: int | str) -> int:

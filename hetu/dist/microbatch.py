@@ -63,12 +63,37 @@ class StageGrid(Grid):
     late: bool = False
 
     def carry(self, layout: Layout) -> Layout:
+        key = layout, "in this stage"
+        if key not in self._made:
+            self._made[key] = self._carried(layout)
+        return self._made[key]
+
+    def _carried(self, layout: Layout) -> Layout:
         roles: dict[AxisId, int] = {axis: role for axis, (role, _) in super().carry(layout).axes().items()}
         here = {rank for ranks, _ in self.parts for rank in ranks}
         role = layout.parts[0].axes[0][0]
         if role in PENDING and (self.late or here != set(layout.ranks)):
             role = DUP
         return self.layout({**roles, **{(p, 0): role for p in range(len(self.parts))}})
+
+    def hinted(self, hint: Layout, given: Layout | None, node: Node) -> Layout:
+        """Hints number the ranks of a stage from 0 and do not speak of micro-batches: that axis stays as it is."""
+        role, count = (DUP, self.parts[0][1][0]) if given is None else self.carry(given).parts[0].axes[0]
+        ranks = [rank for part, _ in self.parts for rank in part[: len(part) // count]]
+        if (most := max(hint.ranks)) >= len(ranks):
+            raise GraphError(
+                f"{node!r} uses rank {most} of a stage of {len(ranks)}",
+                fix="number the ranks of its stage from 0",
+                site=node.site,
+            )
+        parts = tuple(Shard(tuple(ranks[r] for r in p.ranks), p.axes) for p in hint.parts)
+        return lift(Layout(parts, hint.across, hint.ratio), count, role)
+
+
+@functools.lru_cache(maxsize=1024)  # a grid remembers the layouts it made, so all readers are to share it
+def stage_grid(grid: Grid, late: bool) -> StageGrid:
+    """`grid` as that of a stage."""
+    return StageGrid(grid.parts, grid.ratio, late)
 
 
 class Stages:
@@ -91,8 +116,7 @@ class Stages:
     def grid(self, node: Node) -> StageGrid:
         stage = self.stage.get(node, EVERYWHERE)
         base = self.strategy.whole if stage == EVERYWHERE else self.strategy.stages[stage]
-        grid = Grid.of(lift(base, self.count))
-        return StageGrid(grid.parts, grid.ratio, self.phase.get(node) == UPDATE)
+        return stage_grid(Grid.of(lift(base, self.count)), self.phase.get(node) == UPDATE)
 
     def given(self, node: Node) -> int:
         """How a value lies over micro-batches where it is made."""

@@ -25,15 +25,17 @@ from typing import Any
 
 import numpy as np
 
+from ..backend import Device
 from ..errors import MissingDependencyError
-from .comm import Call, Comm, DeadlineError, Handle, Message, SerialComm, disagreement
-from .recorder import RUN_DIRECTORY, Entry, Raw, Recorder, answer, ask, explain, own_rank, readable, write
+from .comm import Call, Comm, Handle, Message, SerialComm, disagreement, of_thread
+from .guard import RUN_DIRECTORY, job_size, own_rank
+from .nccl import on_device
+from .recorder import Entry, Raw, Recorder, answer, ask, explain, readable, write
 from .shared import FROM_BYTES, SharedMemory
 
 DEADLINE = 300.0  # seconds
 LOOK = 0.5  # seconds between looks whether a rank that is waited for has ended
 LINE = 256  # bytes in which a rank says what it calls
-SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "SLURM_NTASKS")
 
 _yield_core = getattr(os, "sched_yield", lambda: time.sleep(0))
 process = Recorder()  # of this rank; `boot` has it answer before MPI is up
@@ -91,24 +93,32 @@ def leave() -> None:
         MPI.Finalize()
 
 
-def world(deadline: float | None = None) -> Comm:
+def world(deadline: float | None = None, device: str = "cpu") -> Comm:
     """The group of all ranks of this job: over MPI when `heturun` or mpiexec started several, else one rank.
 
-    There is one for a process. `deadline` (seconds, 300 at first) is that of its waits and of groups made later.
+    There is one for a process, or for each thread of `run_ranks`. `deadline` (seconds, 300 at first) is that of its
+    waits and of groups made later. With a GPU as `device` it takes GPU arrays, too; see `nccl.on_device`.
 
     >>> world().world_size
     1
     """
-    if not any(int(os.environ.get(name, "1")) > 1 for name in SIZE_VARIABLES):
+    host = of_thread.get()
+    if host is None and job_size() == 1:
         return SerialComm()
-    comm = _job()
-    comm.deadline = deadline or comm.deadline
-    return comm
+    if host is None:
+        host = _job()
+        host.deadline = deadline or host.deadline
+    return on_device(host, Device.parse(device))
 
 
 @functools.cache
 def _job() -> MPIComm:
     MPI = start()
+    if MPI.COMM_WORLD.size != job_size():
+        raise MissingDependencyError(
+            f"this is one of {job_size()} processes, but MPI sees {MPI.COMM_WORLD.size}: its own mpiexec did not start them",
+            fix="use heturun, which finds the right one; under Slurm srun --mpi=pmi2 or --mpi=pmix",
+        )
     comm = MPIComm(MPI.COMM_WORLD, range(MPI.COMM_WORLD.size), DEADLINE, process)
     if RUN_DIRECTORY not in os.environ:  # a bare mpiexec: boot has not made this rank answer
         name = np.zeros(LINE, np.uint8)
@@ -223,7 +233,7 @@ class MPIComm(Comm):
         thread.start()
         thread.join(self.deadline)
         if not results:
-            raise self._late(entry)
+            raise self.late(entry, self.deadline)
         self.recorder.waiting = None
         return results[0]
 
@@ -233,6 +243,7 @@ class MPIComm(Comm):
         if (directory := Path(os.environ.get(RUN_DIRECTORY, ""))).is_dir():
             write(directory / f"ended.{self.ranks[self.rank]}", "")
         script = os.path.basename(sys.argv[0])
+        self.deadline *= 2  # those who wait inside the script speak first: they have a line to show
         entry = self.recorder.note(self.ranks, "end of the script", np.empty(0), script, series="end")
         _Agreement(self, entry).wait()
         for _, comm in sorted(self._groups.items()):  # freeing waits for the members: one order for all
@@ -256,7 +267,7 @@ class MPIComm(Comm):
                 looked = waited
                 if waited > self.deadline or self._in_vain(entry):
                     _abandoned.append((request, buffers))
-                    raise self._late(entry, waited)
+                    raise self.late(entry, waited)
         self.recorder.waiting = None
 
     def _in_vain(self, entry: Raw | None) -> bool:
@@ -268,16 +279,11 @@ class MPIComm(Comm):
         wanted = readable(entry)
         return any(not any(e[:3] == wanted[:3] for e in state.entries) for state in ask(directory, ended).values())
 
-    def _late(self, entry: Raw | None, seconds: float = 0.0) -> DeadlineError:
-        """The error with what all ranks say about themselves."""
-        what = "the others" if entry is None else readable(entry).short
-        directory, report = os.environ.get(RUN_DIRECTORY, ""), ""
-        if os.path.isdir(directory):
-            report = explain(ask(directory, range(start().COMM_WORLD.size)), self.ranks[self.rank])
-        return DeadlineError(
-            f"rank {self.ranks[self.rank]} waited {seconds or self.deadline:.3g} s for {what}\n{report}".rstrip(),
-            fix="all ranks must call the same collectives, in the same order",
-        )
+    def report(self) -> str:
+        directory = os.environ.get(RUN_DIRECTORY, "")
+        if not os.path.isdir(directory):
+            return ""
+        return explain(ask(directory, range(start().COMM_WORLD.size)), self.ranks[self.rank])
 
 
 def _is_large(call: Call) -> bool:

@@ -1,12 +1,13 @@
 """Communication as operators: one per way a tensor gets from one layout to another.
 
-They are made by the pass in `partition.py`, never by a model. Each carries the two layouts, the global shape and its
-place in the one order of communication that all ranks share; the communicator itself arrives when a program is bound.
-Ignored on purpose: what moves and how, see `redistribute.py`.
+The pass in `partition.py` makes them, with the global shape and their place in the one order of communication that all
+ranks share; a user makes them by hand (`by_hand.py`) from this rank's part alone. The communicator itself arrives when
+a program is bound. Ignored on purpose: what moves and how, see `redistribute.py`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from types import ModuleType
@@ -14,24 +15,61 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import AxisError, ShapeError
 from ..op import Op, op
-from ..types import TensorType, as_dtype
+from ..types import Shape, TensorType, as_dtype
 from .collectives import Collective
 from .comm import Comm
 from .deduce import Grid
-from .layout import DUP, PENDING, Layout
+from .hierarchical import Hosts
+from .layout import DUP, PENDING, SUM, Layout
+from .mpi import world
 from .redistribute import Plan, plan
 
 KINDS = (
     "all_reduce all_gather reduce_scatter all_to_all split_all_reduce split_reduce_scatter split_all_gather "
-    "split_all_to_all send_recv batched slice nothing"
+    "split_all_to_all send_recv batched slice nothing broadcast reduce"
 ).split()
+ADJOINT = {  # kind -> that of its gradient, which goes the other way with sums and duplicates exchanged
+    "all_reduce": "all_reduce", "all_gather": "reduce_scatter", "reduce_scatter": "all_gather",
+    "all_to_all": "all_to_all", "broadcast": "reduce", "reduce": "broadcast", "send_recv": "send_recv",
+}  # fmt: skip
 
 
-def _local_type(*_: TensorType, dst: Layout, shape: tuple[int, ...], rank: int, dtype: str, **__: Any) -> TensorType:
+def _local_type(
+    *xs: TensorType,
+    src: Layout,
+    dst: Layout,
+    shape: tuple[int, ...] | None = None,
+    rank: int | None = None,
+    dtype: str = "",
+    **_: Any,
+) -> TensorType:
     """What this rank holds afterwards; a rank that only sends holds an empty token."""
+    if shape is None:
+        return TensorType(_even_shape(xs[0].shape, src, dst), xs[0].dtype)
     here = dst.pieces(shape).get(rank)
     return TensorType((0,) if here is None else here.shape, as_dtype(dtype))
+
+
+def _even_shape(local: Shape, src: Layout, dst: Layout) -> Shape:
+    """The local shape in `dst` from that in `src`, where all ranks have parts of one size."""
+    if (most := max(role for layout in (src, dst) for role, _ in layout.axes().values())) >= len(local):
+        raise AxisError(f"axis {most} of an array of {len(local)} axes", fix="number the axes from 0")
+    whole, parts = _whole_shape(local, src), _degrees(dst, len(local))
+    for axis, (size, n) in enumerate(zip(whole, parts)):
+        if isinstance(size, int) and size % n:
+            raise ShapeError(f"axis {axis} of size {size} does not divide into {n} parts", fix="make it a multiple")
+    return tuple(size // n for size, n in zip(whole, parts))
+
+
+def _whole_shape(local: Shape, layout: Layout) -> Shape:
+    return tuple(size * n for size, n in zip(local, _degrees(layout, len(local))))
+
+
+def _degrees(layout: Layout, ndim: int) -> list[int]:
+    """Into how many parts each axis is split."""
+    return [math.prod(n for role, n in layout.parts[0].axes if role == axis) for axis in range(ndim)]
 
 
 def _forward(
@@ -39,15 +77,18 @@ def _forward(
     *x: Any,
     src: Layout,
     dst: Layout,
-    shape: tuple[int, ...],
-    rank: int,
-    dtype: str,
-    order: int,
-    comm: Comm,
+    shape: tuple[int, ...] | None = None,
+    rank: int | None = None,
+    dtype: str = "",
+    order: int | None = None,
+    hosts: Hosts = (),
+    comm: Comm | None = None,
 ) -> Any:
-    type_ = _local_type(dst=dst, shape=shape, rank=rank, dtype=dtype)
-    out = np.empty(type_.shape, type_.dtype)
-    for call in _bind(xp, out, *x, src=src, dst=dst, shape=shape, rank=rank, dtype=dtype, order=order, comm=comm):
+    type_ = _local_type(
+        *(TensorType(a.shape, a.dtype) for a in x), src=src, dst=dst, shape=shape, rank=rank, dtype=dtype
+    )
+    out = xp.empty(type_.shape, type_.dtype)
+    for call in _bind(xp, out, *x, src=src, dst=dst, shape=shape, hosts=hosts, comm=world() if comm is None else comm):
         call()
     return out
 
@@ -58,20 +99,21 @@ def _bind(
     *x: Any,
     src: Layout,
     dst: Layout,
-    shape: tuple[int, ...],
-    rank: int,
-    dtype: str,
-    order: int,
     comm: Comm,
+    shape: tuple[int, ...] | None = None,
+    hosts: Hosts = (),
+    **_: Any,
 ) -> list[Callable[[], Any]]:
-    way = plan(src, dst, shape)
-    target = out if rank in way.after else None
-    if (reduction := _whole_reduction(way, comm.rank)) is not None and x[0].flags.c_contiguous:
-        return [comm.split(reduction.group).bind_all_reduce(x[0], out, reduction.op)]
-    if not x or x[0].flags.c_contiguous:
-        return [partial(way.run, comm, x[0] if x else None, target)]
-    packed = np.empty(x[0].shape, x[0].dtype)
-    return [partial(np.copyto, packed, x[0]), partial(way.run, comm, packed, target)]
+    way = plan(src, dst, _whole_shape(x[0].shape, src) if shape is None else shape).over(hosts)
+    given = x[0] if comm.rank in way.before else None
+    target = out if comm.rank in way.after else None
+    first = [partial(out.fill, 0)] if target is None and out.size else []  # by hand, what nothing comes to is zero
+    if given is None or given.flags.c_contiguous:
+        if given is not None and (reduction := _whole_reduction(way, comm.rank)) is not None:
+            return [comm.split(reduction.group).bind_all_reduce(given, out, reduction.op)]
+        return [*first, partial(way.run, comm, given, target)]
+    packed = xp.empty(given.shape, given.dtype)
+    return [*first, partial(np.copyto, packed, given), partial(way.run, comm, packed, target)]
 
 
 def _whole_reduction(way: Plan, rank: int) -> Collective | None:
@@ -87,13 +129,26 @@ def _make(kind: str) -> Op:
         _forward,
         name=kind,
         infer=_local_type,
-        differentiable=False,
+        differentiable=kind in ADJOINT,
         communicates=True,
         inplace={0: (0,)} if kind == "all_reduce" else None,
     )
     made.bind(_bind)
     made.__doc__ = f"The change of layout that is called `{kind}`; see `hetu.dist.redistribute.Plan`."
+
+    @made.grad
+    def gradient(g: Any, y: Any, x: Any, *, src: Layout, dst: Layout, **_: Any) -> Any:
+        if src.pending not in (None, SUM):
+            return NotImplemented
+        return RESHARD[ADJOINT[kind]].make((g,), {"src": _transposed(dst), "dst": _transposed(src)})
+
     return made
+
+
+def _transposed(layout: Layout) -> Layout:
+    """Of a linear map the transpose: what was copied is summed, and what was summed is copied."""
+    swap = {DUP: SUM, SUM: DUP}
+    return Grid.of(layout).layout({axis: swap.get(role, role) for axis, (role, _) in layout.axes().items()})
 
 
 RESHARD = {kind: _make(kind) for kind in KINDS}

@@ -55,7 +55,8 @@ def partition(
     kept, acting = len(fetches), len(fetches) + len(updates)
     for _ in range(8):  # a decomposition may contain operators that must be decomposed in turn
         outputs = push_hints(outputs)
-        found = deduce(outputs, strategy.leaf, strategy.grid_of, updating(outputs))
+        late = updating(outputs)
+        found = deduce(outputs, strategy.leaf, strategy.grid_of(outputs, late), late)
         split = split_though_fixed(found)
         if not split:
             break
@@ -73,9 +74,9 @@ def partition(
     local_updates = {}
     for variable, node in zip(updates, outputs[kept:acting]):
         with origin_of(node):
-            local_updates[strategy.local_variable(variable, rank)] = walk.value(
-                node, strategy.store(variable), "update"
-            )
+            value = walk.value(node, strategy.store(variable), "update")
+        if (local := strategy.local_variable(variable, rank)) is not None:
+            local_updates[local] = value
     tokens = (*walk.tokens, *map(walk.effect, outputs[acting:]))
     whole_graph = (*local_fetches, *tokens, *local_updates.values())
     overlapped = bucket_reductions(whole_graph, walk.gradients, strategy.bucket_bytes)
@@ -137,31 +138,31 @@ class Walk:
 
     def visit(self, node: Node) -> None:
         """Make the local node, in the layout it has by itself. None on ranks that have no part in it."""
-        if node.op.name == "constant":
+        if node.op.name in ("constant", "placeholder"):
             return  # made where it is needed, in the layout needed
-        if not node.inputs:
-            for late in (False, True):
-                layout = self.strategy.leaf(node, late)
-                if (node, layout, "") not in self.made:
-                    self._leaf(node)
-            return
-        wants = self.found.wants[node]
-        phase = "update" if node in self.updating else "backward" if node.tags.get("gradient") else "forward"
-        inputs = [self.value(i, want, phase) for i, want in zip(node.inputs, wants)]
-        self.made[node, self.found.layouts[node][0], ""] = self._local(node, inputs)
-
-    def _leaf(self, node: Node) -> None:
+        layout = self.found.layouts[node][0]
         if node.op.name == "variable":
             layout = self.strategy.store(node)
-            self.made[node, layout, ""] = self.strategy.local_variable(node, self.rank)
-            return
-        layout = self.found.layouts[node][0]
-        piece = layout.pieces(node.shape).get(self.rank)
-        if piece is None or node.op.name != "placeholder":  # what is made from nothing is made whole
-            self.made[node, layout, ""] = None if piece is None else node
-            return
-        self.feeds[node.name] = node.name, piece.box
-        self.made[node, layout, ""] = node.op.make((), {**node.attrs, "shape": piece.shape})
+            made = self.strategy.local_variable(node, self.rank)
+        elif not node.inputs:  # what is made from nothing is made whole
+            made = None if self.piece(layout, node.shape) is None else node
+        else:
+            phase = "update" if node in self.updating else "backward" if node.tags.get("gradient") else "forward"
+            made = self._local(
+                node, [self.value(i, want, phase) for i, want in zip(node.inputs, self.found.wants[node])]
+            )
+        self.made[node, layout, ""] = made
+
+    def _fed(self, node: Node, layout: Layout) -> Node | None:
+        """This rank's part of a feed, of which every rank is given the whole."""
+        key = node, layout, ""
+        if key not in self.made:
+            self.made[key] = None
+            if (piece := self.piece(layout, node.shape)) is not None:
+                name = f"{node.name}[{len(self.feeds)}]" if node.name in self.feeds else node.name
+                self.feeds[name] = node.name, piece.box
+                self.made[key] = node.op.make((), {**node.attrs, "name": name, "shape": piece.shape})
+        return self.made[key]
 
     def _next(self, step: str) -> int:
         """The place of a step in the one order of communication."""
@@ -229,6 +230,9 @@ class Walk:
             return self.made[node, self.found.layouts[node][0], ""]
         variable = node.op.name == "variable"
         have = self.strategy.store(node) if variable else self.found.layouts[node][0]
+        if node.op.name == "placeholder":
+            have = have if want.pending else want
+            self._fed(node, have)
         if have == want:
             return self.made[node, have, ""]
         key = node, want, phase if variable else ""
@@ -263,6 +267,8 @@ class Walk:
         if self.rank not in way.before and self.rank not in way.after:
             return None
         attrs: dict[str, Any] = {"src": have, "dst": want, "shape": shape, "rank": self.rank, "order": order}
+        if way.kind == "all_to_all" and self.strategy.hosts:
+            attrs["hosts"] = self.strategy.hosts
         made = RESHARD[way.kind].make(() if local is None else (local,), {**attrs, "dtype": node.dtype})
         if self.rank in way.after:
             return made

@@ -15,10 +15,12 @@ from typing import Any
 from ..errors import ArgumentError, ShapeError
 from ..graph import Node
 from ..types import Atom
-from .layout import DUP, Layout, Shard
+from .builders import Parallel
+from .layout import DUP, Layout, Shard, show_ranks
+from .place import marked_places
 from .schedule import Schedule
 from .stages import EVERYWHERE, assign, balanced_cut, label_by, marked_stages, phases
-from .strategy import Kept, Parallel, Strategy
+from .strategy import Kept, Strategy
 
 
 @dataclass
@@ -80,7 +82,10 @@ class Staged(Strategy):
         """The strategy whose plain part and data are given; `Strategy.from_json` comes here."""
         stages = tuple(map(Layout.from_json, data["stages"]))
         rest = {name: data[name] for name in ("cut", "microbatches", "schedule")}
-        return Staged(plain.base, plain.variables, plain.feeds, plain.bucket_bytes, stages, **rest)
+        same = {
+            name: getattr(plain, name) for name in ("base", "variables", "feeds", "bucket_bytes", "places", "hosts")
+        }
+        return Staged(**same, stages=stages, **rest)
 
 
 class Pipeline(Parallel):
@@ -90,6 +95,7 @@ class Pipeline(Parallel):
     microbatches: parts of a batch that follow one another through the stages. The bubble is (P - 1) / (M + P - 1).
     schedule: "1f1b", "gpipe", or "pipedream", which updates after every micro-batch with stashed weights: there each
     micro-batch is a batch of its own, fetched scalars are averaged over them, and `run` drains the pipeline at its end.
+    cut: layer -> stage where nothing is marked; by default stages of about equal work (`balanced_cut`).
 
     >>> Pipeline(2, microbatches=8)
     Pipeline(stages=2, microbatches=8, schedule='1f1b', data=None, tensor=1, zero=0)
@@ -105,14 +111,21 @@ class Pipeline(Parallel):
         tensor: int = 1,
         zero: int = 0,
         split: Mapping[str, int] | None = None,
+        cut: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__(data=data, tensor=tensor, zero=zero, split=split)
-        self.stages, self.microbatches, self.schedule = stages, microbatches, schedule
+        self.stages, self.microbatches, self.schedule, self.cut = stages, microbatches, schedule, cut
         Schedule.of(schedule, stages or 1, microbatches)  # a wrong number or name is an error now
 
     def build(self, outputs: Sequence[Node], world_size: int) -> Staged:
         """The strategy for a graph on `world_size` ranks."""
         marked = marked_stages(outputs)
+        for ranks, node in marked_places(outputs).items():
+            raise ArgumentError(
+                f"{node!r} is placed on rank {show_ranks(ranks)}, but a pipeline places nodes by their stages",
+                fix="mark stages instead: with ht.dist.stage(i): ...",
+                site=node.site,
+            )
         inside = (self.data or 1) * self.tensor
         stages = self.stages or marked or max(1, world_size // inside)
         if marked and marked != stages:
@@ -127,7 +140,7 @@ class Pipeline(Parallel):
             )
         size = data * self.tensor
         plain = super().build(outputs, size)
-        cut = {} if marked else balanced_cut(outputs, plain.feeds, stages)
+        cut = {} if marked else dict(self.cut or balanced_cut(outputs, plain.feeds, stages))
         grids = tuple(_moved(plain.whole, s * size) for s in range(stages))
         base = Layout(Shard(tuple(range(world_size)), ((DUP, stages), *plain.whole.parts[0].axes)))
         variables = {}
@@ -144,6 +157,11 @@ class Pipeline(Parallel):
             microbatches=self.microbatches,
             schedule=self.schedule,
         )
+
+    def but(self, **changed: Any) -> Pipeline:
+        """The same with other arguments, by name."""
+        given = {name: getattr(self, name) for name in ("data", "tensor", "zero", "split", "cut")}
+        return Pipeline(self.stages, self.microbatches, self.schedule, **(given | changed))
 
     def __repr__(self) -> str:
         return (

@@ -22,8 +22,9 @@ from ..passes import simplify
 from .boxes import Box, within
 from .bucket import bucket_reductions
 from .deduce import Grid
+from .hints import push_hints
 from .layout import DUP, MAX, MIN, PENDING, SUM, Layout, Piece
-from .microbatch import StageGrid, Stages, lift, over_microbatches, pieces_of, unsplit, within_microbatch
+from .microbatch import Stages, lift, over_microbatches, pieces_of, stage_grid, unsplit, within_microbatch
 from .partition import Local, Walk, decomposed, split_though_fixed
 from .pipeline import Staged
 from .schedule import Action, Schedule
@@ -36,11 +37,10 @@ RUN = 40  # bits: the random numbers of a run's micro-batches are this far apart
 def pipelined(fetches: Sequence[Node], updates: Mapping[Node, Node], strategy: Staged, rank: int) -> Local:
     """The part of `rank` in a pipelined step. Sizes in the graph are known, and global except in PipeDream."""
     outputs = (*fetches, *updates.values())
-    for hint in (node for node in topological(outputs) if node.op.name == "shard"):
-        raise GraphError(f"{hint!r} is a hint inside a pipeline", fix="use split= of Pipeline", site=hint.site)
     asynchronous = strategy.schedule == "pipedream" and bool(updates)
     count = _microbatches(outputs, strategy, exact=bool(updates))
     for _ in range(8):  # a decomposition may contain operators that must be decomposed in turn
+        outputs = push_hints(outputs)
         steps = Stages(outputs, strategy, 1 if asynchronous else count)
         split = split_though_fixed(steps.found)
         if not split:
@@ -233,8 +233,7 @@ class _Pipelined(Walk):
         if node.op.name == "variable":
             return lift(self.strategy.store(node), self.model.count)
         if node.op.name == "placeholder":
-            grid = Grid.of(want)
-            return StageGrid(grid.parts, grid.ratio).carry(self.model.leaf(node, False))
+            return stage_grid(Grid.of(want), False).carry(self.model.leaf(node, False))
         return self.found.layouts[node][0]
 
     def _made(self, node: Node, have: Layout, phase: str) -> Node | None:

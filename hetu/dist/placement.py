@@ -19,15 +19,19 @@ from .. import checkpoint
 from ..errors import CheckpointError, GraphError
 from ..graph import Graph, Node
 from ..passes import Pass, simplify, sparsify_updates
+from ..program import Program
+from ..show.table import rows_html
 from ..state import State, Wanted, fitting
 from ..types import Atom
 from .boxes import Box
 from .comm import Comm
 from .mpi import world
+from .nccl import on_device
 from .partition import Local, partition
 from .pipeline import Staged
 from .pipelined import pipelined
 from .strategy import Strategy
+from .table import rows
 
 T = TypeVar("T")
 
@@ -43,11 +47,16 @@ def attach(builder: Any, outputs: Sequence[Node], comm: Comm | None) -> Placemen
 class Placement:
     """A strategy for one graph on real ranks; `print(placement)` shows it as a table."""
 
+    last: Callable[..., Any] | None = None  # (fetches, updates) -> the same: applied to a rank's graph after all passes
+
     def __init__(self, strategy: Strategy, comm: Comm, outputs: Sequence[Node] = ()) -> None:
         self.strategy, self.comm, self.outputs = strategy, comm, tuple(outputs)
 
     def __str__(self) -> str:
         return self.strategy.table(self.outputs)
+
+    def _repr_html_(self) -> str:
+        return rows_html(rows(self.strategy, self.outputs)) + self.strategy.shards(self.outputs)
 
     @property
     def passes(self) -> list[Pass]:
@@ -59,7 +68,11 @@ class Placement:
         return self.strategy.local_variable(node, self.comm.rank)
 
     def start(self, state: State) -> None:
-        """Every rank has made its own part of the initial values: there is nothing to send."""
+        """Every rank has made its own part of the initial values: there is nothing to send. GPUs talk over NCCL."""
+        self.comm = on_device(self.comm, state.device)
+
+    def expect(self, program: Program, values: Mapping[str, np.ndarray]) -> None:
+        """The next step will run this program on these feeds: nothing of it is fetched ahead."""
 
     def sizes(self, sizes: Mapping[Atom, int], training: bool) -> Mapping[Atom, int]:
         """The sizes that a graph is made for, from those that are fed."""
@@ -104,9 +117,24 @@ class Placement:
         self.comm.all_gather(padded, everyone)
         return [bytes(row).rstrip(b"\0").decode() for row in everyone]
 
+    def agree(self, values: Mapping[str, float]) -> dict[str, float]:
+        """The numbers that rank 0 has."""
+        numbers = np.array([*values.values()], np.float64)
+        self.comm.broadcast(numbers)
+        return dict(zip(values, numbers.tolist()))
+
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
     def save(
+        self, state: State, variables: Iterable[Node], path: str | os.PathLike[str], extra: Mapping[str, Any] | None
+    ) -> None:
+        """Write the variables to a file, or several ranks to a folder."""
+        if self.comm.world_size == 1:
+            state.save(path, extra)
+        else:
+            self.save_parts(state, variables, path, extra)
+
+    def save_parts(
         self, state: State, variables: Iterable[Node], path: str | os.PathLike[str], extra: Mapping[str, Any] | None
     ) -> None:
         """Write the variables to a folder, each rank its part; of duplicates each is written by one rank."""
@@ -123,7 +151,13 @@ class Placement:
             n.name: {"shape": n.shape, "dtype": n.dtype.name, "pieces": [(r, box) for box, r in owners[n].items()]}
             for n in variables
         }
-        self._together(lambda: first and checkpoint.finish(folder, int(begin[0]), sizes.tolist(), table, extra))
+        self._together(lambda: first and self.finish(folder, int(begin[0]), sizes.tolist(), table, extra))
+
+    def finish(
+        self, folder: Path, number: int, sizes: list[int], table: dict[str, Any], extra: Mapping[str, Any] | None
+    ) -> None:
+        """What rank 0 does when all parts are written: it makes them the checkpoint."""
+        checkpoint.finish(folder, number, sizes, table, extra)
 
     def _owners(self, node: Node, number: int) -> dict[Box, int]:
         """Which rank writes which box of a variable; duplicates take turns, so that no rank writes everything."""
@@ -141,14 +175,18 @@ class Placement:
         def read() -> tuple[dict[str, np.ndarray], dict[str, Any]]:
             wanted = {}
             for node in variables:
-                piece = self.strategy.store(node).pieces(node.shape).get(self.comm.rank)
-                wanted[node.name] = Wanted(node.shape, node.dtype.name, None if piece is None else piece.box)
+                wanted[node.name] = Wanted(node.shape, node.dtype.name, self.box(node))
             saved = checkpoint.Checkpoint(Path(path))
             return fitting(saved, wanted), saved.extra
 
         values, extra = self._together(read)
         state.assign(values)
         return extra
+
+    def box(self, node: Node) -> Box | None:
+        """The part of a variable that this rank keeps, if any."""
+        piece = self.strategy.store(node).pieces(node.shape).get(self.comm.rank)
+        return None if piece is None else piece.box
 
     def _together(self, act: Callable[[], T]) -> T:
         """What `act` gives on this rank; CheckpointError on all ranks if it fails on one."""

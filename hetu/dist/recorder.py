@@ -28,8 +28,6 @@ import numpy as np
 from ..source import PACKAGE, Site, user_site
 from ..types import TensorType
 
-RUN_DIRECTORY = "HETU_RUN_DIRECTORY"
-RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
 PLAIN = ("barrier", "split", "end of the script")  # what has no array
 KEPT = 64  # collectives
 POLL = 0.1  # seconds between two looks for a question
@@ -125,11 +123,6 @@ def place(frame: FrameType | None) -> str:
 # -- questions and answers between processes -------------------------------------------------------------------
 
 
-def own_rank() -> int:
-    """This process' rank as its launcher told it, without starting MPI; 0 without a launcher."""
-    return int(next((os.environ[name] for name in RANK_VARIABLES if name in os.environ), 0))
-
-
 def write(path: Path, text: str) -> None:
     """In one step: no reader sees half of it."""
     partial = path.with_name(f".{path.name}")
@@ -209,7 +202,10 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def differences(made: Mapping[int, Mapping[int, Entry]]) -> list[str]:
-    """The first collective of a group in which some rank does not do what most do, from each rank's {index: entry}."""
+    """The first collective of a group in which some rank does not do what most do, from each rank's {index: entry}.
+
+    Of two sides that are equally large either may be wrong.
+    """
     for index in sorted({i for entries in made.values() for i in entries}):
         here = {r: entries[index] for r, entries in made.items() if index in entries}
         for same in (lambda e: (e.what, e.type), lambda e: e.line):
@@ -225,11 +221,10 @@ def _difference(
 ) -> list[str]:
     first, other = made[most[0]], made[odd[0]]
     a, b = first[index], other[index]
-    return [
-        f"differs: {_cause(first, other, index)}",
-        f"  {_ranks(odd)}: {b}",
-        f"  {_ranks(most)}: {a}",
-    ]
+    cause = _cause(first, other, index)
+    if len(most) == len(odd):
+        cause = f"{cause}; either side may be wrong"
+    return [f"differs: {cause}", f"  {_ranks(odd)}: {b}", f"  {_ranks(most)}: {a}"]
 
 
 def _cause(usual: Mapping[int, Entry], odd: Mapping[int, Entry], index: int) -> str:

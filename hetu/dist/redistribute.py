@@ -12,8 +12,8 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +22,7 @@ from ..errors import ArgumentError, DTypeError, ShapeError
 from .boxes import Box, cells, contains, sizes, volume, within
 from .collectives import Collective, find
 from .comm import REDUCE, Comm
+from .hierarchical import Hosts
 from .layout import MAX, MIN, PENDING, SUM, Layout, Piece, Term
 
 
@@ -40,7 +41,7 @@ class Plan:
 
     `kind` is nothing, slice (local), all_reduce, reduce_scatter, all_gather, all_to_all, split_all_reduce (groups
     that overlap), send_recv (whole arrays between pairs of ranks) or batched (anything else). `transfers` always
-    hold the generic way.
+    hold the generic way; on a thousand ranks they are a million, so they are found when they are asked for.
 
     >>> from hetu.dist import SUM, Layout, Shard
     >>> plan(Layout(Shard((0, 1), ((SUM, 2),))), Layout(Shard((0, 1), ((0, 2),))), (4, 3))
@@ -51,7 +52,6 @@ class Plan:
     src: Layout
     dst: Layout
     shape: tuple[int, ...]
-    transfers: tuple[Transfer, ...]
     collectives: tuple[Collective, ...] = ()
 
     @functools.cached_property
@@ -63,6 +63,11 @@ class Plan:
     def after(self) -> dict[int, Piece]:
         """What every rank of `dst` will hold."""
         return self.dst.pieces(self.shape)
+
+    @functools.cached_property
+    def transfers(self) -> tuple[Transfer, ...]:
+        """What every rank takes from which."""
+        return tuple(_transfers(self.before, self.after))
 
     @functools.cached_property
     def between(self) -> dict[tuple[int, int], list[Box]]:
@@ -86,6 +91,12 @@ class Plan:
         if self.collectives:
             return sum(collective.moved for collective in self.collectives)
         return sum(volume(t.box) for t in self.transfers if t.source != t.target)
+
+    def over(self, hosts: Hosts) -> Plan:
+        """The same for ranks that share hosts so: an all_to_all between hosts then goes within them first."""
+        if not hosts:
+            return self
+        return replace(self, collectives=tuple(collective.over(hosts) for collective in self.collectives))
 
     def run(self, comm: Comm, x: np.ndarray | None, out: np.ndarray | None) -> None:
         """Fill `out` (this rank's part in `dst`) from `x` (its part in `src`); None where it has none.
@@ -114,7 +125,7 @@ class Plan:
                 own = self.before[source].box
                 sends.append((target, np.concatenate([x[within(box, own)].reshape(-1) for box in boxes])))
             elif source != comm.rank == target:
-                recvs[source] = np.empty(sum(map(volume, boxes)), out.dtype)
+                recvs[source] = np.empty(sum(map(volume, boxes)), out.dtype, like=out)
         comm.exchange(sends, [*recvs.items()])
         return recvs
 
@@ -173,20 +184,19 @@ def plan(src: Layout, dst: Layout, shape: tuple[int, ...]) -> Plan:
     and MIN the identity) to the others; a pending axis that both have at one position stays as it is.
     """
     before, after = src.pieces(shape), dst.pieces(shape)
-    transfers = _transfers(before, after)
-    collectives: tuple[Collective, ...] = ()
     here = all(rank in before and contains(before[rank].box, piece.box) for rank, piece in after.items())
-    if here and all(t.source == t.target for t in transfers):
-        kind = "nothing" if before == after else "slice"
-    elif collectives := find(src, dst, shape):
+    complete = src.pending is None and dst.pending is None  # then a rank takes what it has from itself
+    if here and (complete or all(t.source == t.target for t in _transfers(before, after))):
+        return Plan("nothing" if before == after else "slice", src, dst, shape)
+    if collectives := find(src, dst, shape):
         members = [rank for collective in collectives for rank in collective.group]
         kind = "split_" * (len(set(members)) < len(members)) + collectives[0].kind
-    else:
-        kind = "send_recv" if _whole_arrays(transfers, before, after) else "batched"
-    return Plan(kind, src, dst, shape, transfers, collectives)
+        return Plan(kind, src, dst, shape, collectives)
+    whole = _whole_arrays(_transfers(before, after), before, after)
+    return Plan("send_recv" if whole else "batched", src, dst, shape)
 
 
-def _transfers(before: dict[int, Piece], after: dict[int, Piece]) -> tuple[Transfer, ...]:
+def _transfers(before: dict[int, Piece], after: dict[int, Piece]) -> Iterator[Transfer]:
     """For every cell, needer and term of it, who gives it; load balanced."""
     inside = cells([piece.box for piece in before.values()], [piece.box for piece in after.values()])
     needers: dict[tuple[int, Box], list[int]] = defaultdict(list)
@@ -194,16 +204,14 @@ def _transfers(before: dict[int, Piece], after: dict[int, Piece]) -> tuple[Trans
         for box in inside[piece.box]:
             needers[piece.copy, box].append(rank)
     sent: dict[int, int] = defaultdict(int)
-    found = []
     for (_, box), targets in needers.items():
         owners = _owners(box, before)
         # Ranks that will hold different terms of one value must take them from one copy: copies are cut differently.
         together = len({after[rank].term for rank in targets}) > 1
         for unit in [targets] if together else [[rank] for rank in targets]:
             for source, target, term in _choose({rank: after[rank].term for rank in unit}, owners, sent):
-                found.append(Transfer(source, target, box, term))
+                yield Transfer(source, target, box, term)
                 sent[source] += volume(box) if source != target else 0
-    return tuple(found)
 
 
 def _owners(box: Box, before: dict[int, Piece]) -> dict[int, dict[Term, list[int]]]:
@@ -235,11 +243,14 @@ def _choose(
     return min(options, key=lambda option: option[:2])[2]
 
 
-def _whole_arrays(transfers: Sequence[Transfer], before: dict[int, Piece], after: dict[int, Piece]) -> bool:
+def _whole_arrays(transfers: Iterable[Transfer], before: dict[int, Piece], after: dict[int, Piece]) -> bool:
     """Whether whole arrays go from one rank to one other, nothing cut or added: plain point-to-point."""
-    sources, targets = [t.source for t in transfers], [t.target for t in transfers]
-    whole = all(t.box == before[t.source].box == after[t.target].box for t in transfers)
-    return whole and len({*sources}) == len(sources) and len({*targets}) == len(targets)
+    sources, targets = set[int](), set[int]()
+    for t in transfers:  # of a million, mostly the first says no
+        if t.source in sources or t.target in targets or not t.box == before[t.source].box == after[t.target].box:
+            return False
+        sources.add(t.source), targets.add(t.target)
+    return True
 
 
 def redistribute(

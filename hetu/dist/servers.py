@@ -2,22 +2,32 @@
 
 `dist` does not know what a server does: it starts the command, writes one line of JSON to its standard input, waits
 for `ready ADDRESS`, and tells the ranks in their environment. A server lives as long as its standard input is open, so
-it never outlives the launcher. Ignored on purpose: servers on other hosts.
+it never outlives the launcher. Ranks on other hosts reach them through CURVE, with keys that the first server makes in
+the job's directory. One that keeps snapshots is started again where it was if it is killed, and goes on from the last
+of them. Ignored on purpose: servers on other hosts.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import secrets
+import signal
+import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
+from typing import Any
 
+from ..checkpoint import exists
 from ..errors import HetuError
 
-ADDRESSES, TOKEN = "HETU_SERVERS", "HETU_SERVER_TOKEN"
+ADDRESSES, TOKEN, KEYS = "HETU_SERVERS", "HETU_SERVER_TOKEN", "HETU_SERVER_KEYS"
+ANY_HOST = "tcp://0.0.0.0:"
 READY_WITHIN = 30.0  # seconds
+RESTARTS = 10  # of one server; what kills it every time must end
 
 
 class ServerStartError(HetuError, RuntimeError):
@@ -25,48 +35,110 @@ class ServerStartError(HetuError, RuntimeError):
 
 
 class Servers:
-    """`count` running servers; `variables` is what the ranks get to know about them."""
+    """`count` running servers; `variables` is what the ranks get to know about them.
+
+    Ranks on other hosts find the keys in the directory `keys`; without it only this host can reach the servers. Every
+    `snapshot_every` seconds each writes its state to its own folder in `snapshots`, and starts from what is there.
+    """
 
     COMMAND = (sys.executable, "-c", "from hetu.ps.server import main; main()")
 
-    def __init__(self, count: int, workers: int) -> None:
-        self.count, self.workers, self.token = count, workers, secrets.token_hex(16)
+    def __init__(
+        self,
+        count: int,
+        workers: int,
+        consistency: str = "bsp",
+        keys: Path | None = None,
+        *,
+        snapshots: Path | None = None,
+        snapshot_every: float = 30.0,
+    ) -> None:
+        self.count, self.keys, self.snapshots, self.token = count, keys, snapshots, secrets.token_hex(16)
+        self.options: dict[str, Any] = {"workers": workers, "token": self.token, "consistency": consistency}
+        if keys is not None:
+            self.options |= {"address": f"{ANY_HOST}*", "key_file": str(keys / "server.json")}
+        if snapshots is not None:
+            try:
+                snapshots.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ServerStartError(f"snapshots in {snapshots}: {error.strerror}", fix="name a folder") from error
+            self.options["snapshot_every"] = snapshot_every
         self.processes: list[subprocess.Popen[str]] = []
+        self.addresses: list[str] = []  # where they listen
+        self.restarts = [0] * count
         self.variables: dict[str, str] = {}
 
     def __enter__(self) -> Servers:
         try:
-            for _ in range(self.count):
-                self.processes.append(self._start())
-            addresses = [self._ready(number, process) for number, process in enumerate(self.processes)]
+            first = self.count if self.keys is None else 1  # it makes the keys for the others
+            for batch in (range(self.count)[:first], range(self.count)[first:]):
+                self.processes += [self._start(number) for number in batch]
+                self.addresses += [self._ready(number) for number in batch]
         except BaseException:
             self.__exit__()
             raise
-        if addresses:
-            self.variables = {ADDRESSES: ",".join(addresses), TOKEN: self.token}
+        if self.addresses:
+            known = ",".join(self.addresses).replace(ANY_HOST, f"tcp://{socket.gethostname()}:")
+            self.variables = {ADDRESSES: known, TOKEN: self.token}
+        if self.addresses and self.keys is not None:
+            self.variables[KEYS] = str(self.keys)
         return self
 
-    def _start(self) -> subprocess.Popen[str]:
+    def _start(self, number: int) -> subprocess.Popen[str]:
         pipe = subprocess.PIPE
         process = subprocess.Popen(self.COMMAND, stdin=pipe, stdout=pipe, text=True, encoding="utf-8")
-        options = {"workers": self.workers, "token": self.token, "imports": []}
+        options = self.options | {"make_keys": self.keys is not None and not self.addresses and number == 0}
+        if self.snapshots is not None:
+            options["snapshots"] = str(self._folder(number))
+        if self.addresses[number:]:
+            options["address"] = self.addresses[number]
         with contextlib.suppress(BrokenPipeError):  # it has ended by itself: `_ready` says so
             process.stdin.write(json.dumps(options) + "\n")
             process.stdin.flush()
         return process
 
-    def _ready(self, number: int, process: subprocess.Popen[str]) -> str:
+    def _ready(self, number: int) -> str:
+        """The address where it listens; ServerStartError if it does not come, with what the server says."""
         lines: list[str] = []
-        reader = threading.Thread(target=lambda: lines.append(process.stdout.readline()), daemon=True)
+        stdout = self.processes[number].stdout
+        reader = threading.Thread(target=lambda: lines.append(stdout.readline()), daemon=True)
         reader.start()
         reader.join(READY_WITHIN)
-        if not lines or not lines[0].startswith("ready "):
+        word, _, text = (lines or [""])[0].rstrip("\n").partition(" ")
+        if word == "refused":
+            message, _, fix = json.loads(text).partition("\n  fix: ")
+            raise ServerStartError(f"server {number}: {message}", fix=fix)
+        if word != "ready":
             raise ServerStartError(f"server {number} did not get ready", fix="see its own message above")
-        return lines[0].split()[1]
+        return text
+
+    def describe(self, directory: Path) -> None:
+        """Leave what `hetu ps status` needs in the job's directory, for this user alone."""
+        if self.variables:
+            file = os.open(directory / "servers.json", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with open(file, "w", encoding="utf-8") as opened:
+                json.dump(self.variables, opened)
 
     def dead(self) -> list[int]:
         """The numbers of those that have ended."""
         return [number for number, process in enumerate(self.processes) if process.poll() is not None]
+
+    def restart(self, number: int) -> str:
+        """Start one that was killed again, from its last snapshot; "" if there is none, or it ended by itself."""
+        process, folder = self.processes[number], self._folder(number)
+        if not exists(folder) or process.returncode >= 0 or self.restarts[number] == RESTARTS:
+            return ""
+        self.restarts[number] += 1
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+        process.stdout.close()
+        self.processes[number] = self._start(number)
+        self._ready(number)
+        cause = signal.Signals(-process.returncode).name
+        return f"server {number} was killed by {cause} and runs again, from its snapshot in {folder}"
+
+    def _folder(self, number: int) -> Path | None:
+        return self.snapshots and self.snapshots / f"server-{number}"
 
     def __exit__(self, *_: object) -> None:
         for process in self.processes:

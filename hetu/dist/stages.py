@@ -210,7 +210,20 @@ def balanced_cut(outputs: Sequence[Node], batches: Collection[str], stages: int)
     made of layers may be cut. The work of a layer is its floating-point operations. ArgumentError for more stages than
     layers.
     """
-    outputs = _at_nominal_size(outputs)
+    outputs = at_nominal_size(outputs)
+    layers, place = layers_of(outputs, batches, stages)
+    work = [0] * len(layers)
+    for node, k in place.items():
+        work[k] += flops(node)
+    ends = _cut(work, crossing(outputs, place, len(layers)), stages)
+    return {name: bisect.bisect_right(ends, k) for k, name in enumerate(layers)}
+
+
+def layers_of(outputs: Sequence[Node], batches: Collection[str], stages: int = 1) -> tuple[list[str], dict[Node, int]]:
+    """The layers with variables, in the order in which they are used, and the number of that of each forward node.
+
+    ArgumentError if there are fewer than `stages`.
+    """
     phase = phases(outputs, batches)
     nodes = [n for n in topological(outputs) if phase.get(n) == FORWARD]
     layers = [*dict.fromkeys(n.tags["layer"] for n in nodes if "layer" in n.tags and _reads_variable(n))]
@@ -222,24 +235,27 @@ def balanced_cut(outputs: Sequence[Node], batches: Collection[str], stages: int)
         )
     number = {name: k for k, name in enumerate(layers)}
     place: dict[Node, int] = {}
-    work, sent = [0] * len(layers), [0] * len(layers)  # of each layer; over the cut behind each layer
     for node in nodes:
         place[node] = number.get(node.tags.get("layer"), max((place[i] for i in node.inputs if i in place), default=0))
-        work[place[node]] += flops(node)
+    return layers, place
+
+
+def crossing(outputs: Sequence[Node], place: Mapping[Node, int], layers: int) -> list[int]:
+    """Bytes that go, in forward, over the cut behind each layer; sizes have to be known."""
+    sent = [0] * layers
     for node, readers in _readers(topological(outputs)).items():
         if node in place:
             last = max((place[r] for r in readers if r in place), default=0)
             for k in range(place[node], last):
                 sent[k] += int(node.tensor.nbytes) if not isinstance(node.type, tuple) else 0
-    ends = _cut(work, sent, stages)
-    return {name: bisect.bisect_right(ends, k) for k, name in enumerate(layers)}
+    return sent
 
 
 def _reads_variable(node: Node) -> bool:
     return any(i.op.name == "variable" and i.attrs["trainable"] for i in node.inputs)
 
 
-def _at_nominal_size(outputs: Sequence[Node]) -> tuple[Node, ...]:
+def at_nominal_size(outputs: Sequence[Node]) -> tuple[Node, ...]:
     sizes = {
         (n.name, axis): NOMINAL
         for n in topological(outputs)

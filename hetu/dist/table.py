@@ -1,4 +1,4 @@
-"""A strategy as a table: what each variable looks like on the ranks, and what keeping it so costs.
+"""A strategy as a table or a picture: what each variable looks like on the ranks, and what keeping it so costs.
 
 Ignored on purpose: communication of activations, which only the whole graph shows (`print` a program for that).
 """
@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from ..graph import Node, topological
+from ..show.shards import shards_svg
+from ..show.svg import Svg
 from ..types import show_shape
 from .deduce import Grid
 from .layout import DUP, SUM, Layout
@@ -22,16 +24,34 @@ HEADER = ("variable", "shape", "compute", "store", "bytes a rank", "collectives"
 
 
 def table(strategy: Strategy, outputs: Iterable[Node]) -> str:
-    """One row per variable: shape, layouts for computing and keeping, most bytes a rank keeps, collectives a step."""
+    """The rows as text."""
+    found = rows(strategy, outputs)
+    widths = [max(map(len, column)) for column in zip(*found)]
+    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in found)
+
+
+def rows(strategy: Strategy, outputs: Iterable[Node]) -> list[tuple[str, ...]]:
+    """For each variable: shape, layouts for computing and keeping, most bytes a rank keeps, collectives a step."""
     variables = [node for node in topological(outputs) if node.op.name == "variable"]
-    rows = [HEADER]
+    found = [HEADER]
     for node in variables:
         store, compute = strategy.store(node), strategy.leaf(node, False)
         most = max(math.prod(piece.shape) for piece in store.pieces(node.shape).values()) * node.dtype.itemsize
         implied = ", ".join(_implied(strategy, node, variables)) if node.attrs["trainable"] else ""
-        rows.append((node.name, show_shape(node.shape), str(compute), str(store), f"{most:,}", implied))
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in rows)
+        found.append((node.name, show_shape(node.shape), str(compute), str(store), f"{most:,}", implied))
+    return found
+
+
+def shards(strategy: Strategy, outputs: Iterable[Node]) -> Svg:
+    """A picture: a row for each variable, and in it the part that each rank keeps."""
+    variables = [node for node in topological(outputs) if node.op.name == "variable"]
+    pieces = {node: strategy.store(node).pieces(node.shape) for node in variables}
+    rows = [(n.name, tuple(n.shape), {rank: p.box for rank, p in pieces[n].items()}) for n in variables]
+    kept = {rank: 0 for rank in strategy.base.ranks}
+    for node, of_ranks in pieces.items():
+        for rank, piece in of_ranks.items():
+            kept[rank] += math.prod(piece.shape) * node.dtype.itemsize
+    return shards_svg(rows, {rank: f"{nbytes:,} bytes" for rank, nbytes in kept.items()})
 
 
 def _implied(strategy: Strategy, node: Node, variables: Sequence[Node]) -> list[str]:

@@ -20,7 +20,7 @@ import numpy as np
 
 from ..errors import ArgumentError
 from ..graph import count_names_apart
-from .comm import REDUCE, Call, Comm, CommError, DeadlineError, Handle, Message, disagreement, show_array
+from .comm import REDUCE, Call, Comm, CommError, DeadlineError, Handle, Message, disagreement, of_thread, show_array
 from .recorder import Raw, Recorder, explain, readable
 
 R = TypeVar("R")
@@ -61,6 +61,10 @@ class _World:
             self.changed.wait_for(lambda: self.failure or not self.running, self.until - time.monotonic())
             self.changed.wait_for(lambda: not self.running, GRACE)
 
+    def report(self, rank: int) -> str:
+        """Who keeps `rank` waiting."""
+        return explain({r: other.state() for r, other in self.recorders.items()}, rank)
+
     def wait_for(
         self, ready: Callable[[], bool], late: Callable[[], str], deadline: float, rank: int, noted: Raw | None
     ) -> None:
@@ -69,9 +73,8 @@ class _World:
         recorder = self.recorders[rank]
         recorder.waiting = noted
         if not self.changed.wait_for(lambda: ready() or self.failure is not None, max(0.0, seconds)):
-            report = explain({r: other.state() for r, other in self.recorders.items()}, rank)
             raise DeadlineError(
-                f"{late()} before the deadline\n{report}".rstrip(),
+                f"{late()} before the deadline\n{self.report(rank)}".rstrip(),
                 fix="all ranks must call the same collectives, in the same order",
             )
         recorder.waiting = None
@@ -150,6 +153,9 @@ class ThreadComm(Comm):
         parcel.taken = True
         self._world.changed.notify_all()
 
+    def report(self) -> str:
+        return self._world.report(self.ranks[self.rank])
+
     def _split(self, group: tuple[int, ...]) -> Comm:
         comm = ThreadComm(self._world, group.index(self.rank), [self.ranks[r] for r in group], self.deadline)
         # One family of groups for a rank: however a group is reached, its collectives are counted once.
@@ -227,9 +233,11 @@ def run_ranks(n: int, fn: Callable[[Comm], R], *, rendezvous: bool = False, dead
     for rank in range(n):
         # Every thread has a copy of the caller's context, so that scopes opened around this call hold inside, and its own
         # counts of names, so that all ranks give the parts of a model the same names.
-        body = functools.partial(world.run, rank, fn, ThreadComm(world, rank, range(n), deadline))
+        comm = ThreadComm(world, rank, range(n), deadline)
+        body = functools.partial(world.run, rank, fn, comm)
         context = contextvars.copy_context()
         context.run(count_names_apart)
+        context.run(of_thread.set, comm)
         threading.Thread(target=context.run, args=(body,), name=f"rank {rank}", daemon=True).start()
     world.join()
     if world.failure is not None:

@@ -8,6 +8,7 @@ is found by the name of its operator and sees arrays and plain numbers only (`ta
 
 from __future__ import annotations
 
-from .table import Call, bound
+from .machine import Call
+from .table import bound
 
 __all__ = ["Call", "bound"]

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from .machine import Call, Machine, contiguous
 from .source import compute_dtype, kernel_file
-from .table import Call, Machine, contiguous
 
 
 def _fits(q: Any, k: Any, v: Any, *others: Any) -> bool:

@@ -6,8 +6,8 @@ from functools import partial
 from math import prod
 from typing import Any
 
+from .machine import Call, Machine, contiguous, spread
 from .source import compute_dtype, kernel_file
-from .table import Call, Machine, contiguous, spread
 
 CHUNK = 8192  # elements of a channel that one block reads: 32 KB of float32 stay cached for the second pass
 

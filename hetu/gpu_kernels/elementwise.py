@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from .machine import Call, Machine, address, spread
 from .source import Layout, Step, common_dtype, elementwise_text
-from .table import Call, Machine, address, spread
 
 PACK_BYTES = 16  # the widest load of one thread
 
@@ -41,7 +41,7 @@ def make_step(
 def elementwise(machine: Machine, steps: Sequence[Step], out: Any, arrays: Sequence[Any]) -> list[Call] | None:
     """Calls that evaluate the steps on every element; `arrays` broadcast to `out`, which must be contiguous.
 
-    >>> from hetu.gpu_kernels.table import Recorder
+    >>> from hetu.gpu_kernels.machine import Recorder
     >>> x, y = np.arange(3.0), np.empty(3)
     >>> square = make_step("y = x * x", (("x", 0),), (), ["float64"], "float64")
     >>> len(elementwise(Recorder(), [square], y, [x]))

@@ -160,15 +160,24 @@ class _Memory:
         self.copies = [np.empty(high - low + 2 * GUARD + 64, np.uint8) for low, high in self.spans]
         # the copy starts on the same residue of 64 as the original, so that packs are as aligned as they are there
         self.starts = [GUARD + (low - c.ctypes.data - GUARD) % 64 for (low, _), c in zip(self.spans, self.copies)]
+        self.guards = [self._guard(k, arrays) for k in range(len(self.spans))]
         self.writeable = [
             any(a.flags.writeable and low <= np.lib.array_utils.byte_bounds(a)[0] < max(high, low + 1) for a in arrays)
             for low, high in self.spans
         ]
 
+    def _guard(self, k: int, arrays: Sequence[np.ndarray]) -> np.ndarray:
+        """What lies around the k-th copy: NaNs that arithmetic makes quiet and that no other copy has, so that a thread
+        that computes outside its arrays, NaN from NaN, leaves a trace."""
+        size = next(a.dtype.itemsize for a in arrays if self._span(a) == k)
+        signals = {4: 0xFFA00001, 8: 0xFFF4000000000001}
+        unit = np.array([signals[size] + k], f"u{size}").view(np.uint8) if size in signals else np.uint8([0xFF])
+        return np.resize(np.roll(unit, self.starts[k]), self.copies[k].size)
+
     def restore(self) -> None:
         """The contents from before the launch, and intact guards."""
-        for copy, start, kept in zip(self.copies, self.starts, self.kept):
-            copy.fill(0xFF)
+        for copy, start, kept, guard in zip(self.copies, self.starts, self.kept, self.guards):
+            copy[:] = guard
             copy[start : start + len(kept)] = np.frombuffer(kept, np.uint8)
 
     def _span(self, array: np.ndarray) -> int:
@@ -186,8 +195,9 @@ class _Memory:
         return np.ndarray(array.shape, array.dtype, self.copies[i], offset, array.strides)
 
     def check(self, name: str, order: str) -> None:
-        for copy, start, kept in zip(self.copies, self.starts, self.kept):
-            if (copy[:start] != 0xFF).any() or (copy[start + len(kept) :] != 0xFF).any():
+        for copy, start, kept, guard in zip(self.copies, self.starts, self.kept, self.guards):
+            end = start + len(kept)
+            if (copy[:start] != guard[:start]).any() or (copy[end:] != guard[end:]).any():
                 raise KernelError(f"{name}, threads {order}: a write outside an array")
 
     def write_back(self) -> None:

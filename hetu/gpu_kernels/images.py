@@ -9,8 +9,8 @@ from functools import partial
 from math import prod
 from typing import Any
 
+from .machine import Call, Machine, contiguous, spread
 from .source import kernel_file
-from .table import Call, Machine, contiguous, spread
 
 CHUNK = 1 << 26  # elements of the column buffer, which images share: 256 MB of float32
 

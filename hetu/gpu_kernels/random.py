@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from .machine import Call, Machine, address, contiguous, spread
 from .source import kernel_file
-from .table import Call, Machine, address, contiguous, spread
 
 LEVELS = 1 << 16  # a dropout mask compares 16 random bits an element with the rate
 

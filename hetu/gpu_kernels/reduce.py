@@ -12,8 +12,8 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
+from .machine import Call, Machine, contiguous
 from .source import assemble, compute_dtype, file_text
-from .table import Call, Machine, contiguous
 
 _LOW = {"float32": "-infinite()", "float64": "-infinite()", "int64": "-9223372036854775807LL - 1", "uint64": "0"}
 _HIGH = {"float32": "infinite()", "float64": "infinite()", "int64": "9223372036854775807LL", "uint64": "~0ULL"}

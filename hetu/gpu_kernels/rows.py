@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from .machine import Call, Machine, contiguous
 from .source import compute_dtype, kernel_file
-from .table import Call, Machine, contiguous
 
 PARTS = 64  # into how many parts the rows are cut where columns are summed
 

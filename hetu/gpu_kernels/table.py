@@ -10,47 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
+from .elementwise import elementwise, single_step
+from .machine import Call, Machine
 
-BLOCK = 256  # threads: enough to hide the latency of memory, few enough for 8 blocks a multiprocessor
-MOST_BLOCKS = 1 << 14
-
-Call = Callable[[], Any]
 Launcher = Callable[..., "list[Call] | None"]
-
-
-class Machine(Protocol):
-    """What runs kernels: a GPU through CuPy, or the emulator. `xp` is the module of its arrays."""
-
-    xp: Any
-
-    def kernel(self, text: str, name: str) -> Callable[..., Any]:
-        """The kernel `name` of a text, to be called as `kernel(grid, block, arguments, shared_mem=0)`."""
-
-
-class Recorder:
-    """A machine that runs nothing and keeps the texts it was given, to compile or check them together."""
-
-    xp: Any = np
-
-    def __init__(self) -> None:
-        self.texts: dict[str, None] = {}  # in the order they came
-
-    def kernel(self, text: str, name: str) -> Callable[..., None]:
-        self.texts[text] = None
-        return lambda *_, **__: None
-
 
 # The module that launches each operator. Modules are imported when their first operator is bound.
 MODULES = {
-    "rows": "softmax log_softmax softmax_cross_entropy softmax_cross_entropy_dx layer_norm layer_norm_dx topk",
+    "rows": "softmax log_softmax softmax_cross_entropy softmax_cross_entropy_dx layer_norm layer_norm_dx rms_norm "
+    "rms_norm_dx topk",
     "tables": "take scatter_rows scatter_add",
     "random": "dropout random",
     "images": "max_pool2d max_pool2d_dx max_pool2d_pick avg_pool2d avg_pool2d_dx conv2d conv2d_dx conv2d_dw",
     "channels": "batch_norm_train batch_norm_dx",
-    "update": "sgd momentum adagrad rmsprop adam amsgrad "
+    "update": "sgd momentum adagrad rmsprop adam amsgrad lamb update_all "
     "sgd_rows momentum_rows adagrad_rows rmsprop_rows adam_rows amsgrad_rows",
     "reduce": "sum prod max min sum_to_like argmax argmin",
 }
@@ -87,21 +62,4 @@ def bound(
         return calls
     if cuda is None:
         return None
-    from .elementwise import elementwise, single_step
-
     return elementwise(machine, [single_step(cuda, inputs, arrays, attrs, out)], out, arrays)
-
-
-def spread(count: int) -> tuple[tuple[int], tuple[int]]:
-    """Grid and block for a grid-stride loop over `count` items."""
-    return (min(-(-count // BLOCK), MOST_BLOCKS),), (BLOCK,)
-
-
-def address(array: Any) -> int:
-    """Where the first element lies, in the memory of the machine."""
-    return array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
-
-
-def contiguous(*arrays: Any) -> bool:
-    """Whether hand-written kernels can take the arrays: C order, nothing empty."""
-    return all(a.flags.c_contiguous and a.size for a in arrays)

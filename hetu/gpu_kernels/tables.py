@@ -6,8 +6,8 @@ from functools import partial
 from math import prod
 from typing import Any
 
+from .machine import Call, Machine, contiguous, spread
 from .source import kernel_file
-from .table import Call, Machine, contiguous, spread
 
 
 def take(machine: Machine, out: Any, x: Any, indices: Any, *, axis: int) -> list[Call] | None:

@@ -1,6 +1,7 @@
 """Launches the kernels of `update.cu`: every parameter of a model updated by one launch, tables row by row.
 
-Ignored on purpose: LAMB, which needs norms of whole parameters; its forward function runs.
+LAMB needs the norms of whole parameters, so it takes the two launches of `lamb.cu` and has no row form. Ignored on
+purpose: deciding which parameters go together, see `passes/group_updates.py`.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .source import assemble, file_text, number_text
-from .table import Call, Machine, address, contiguous
+from .machine import Call, Machine, address, contiguous
+from .source import assemble, compute_dtype, file_text, number_text
 from .tables import sorting
 
 CHUNK = 1 << 14  # elements of one block: 64 a thread, and a model of 100 million parameters makes 6,000 blocks
@@ -36,6 +37,7 @@ RULES = {
     "adam": Rule(2, f"{_MOMENTS} p = p * s.keep - s.alpha * a / (sqrt(b) + s.epsilon);", True),
     "amsgrad": Rule(3, f"{_MOMENTS} c = fmax(c, b); p = p - s.alpha * a / (sqrt(c) + s.epsilon);", True),
 }
+STATES = {name: rule.states for name, rule in RULES.items()} | {"lamb": 2}
 # D. Kingma, J. Ba, "Adam", ICLR 2015, end of section 2: the corrections in the rate and in epsilon
 _FOLDED = """const double root = ::sqrt(1 - ::pow(d_beta2, step));
     s.alpha = rate * root / (1 - ::pow(d_beta1, step)), s.epsilon = d_epsilon * root;
@@ -73,22 +75,44 @@ def update_all(
     whole = [a for t in tensors for a in (*t.new, *t.old, t.gradient)]
     if not contiguous(*whole, rate, step) or any(a.dtype != whole[0].dtype for a in whole):
         return None
-    text = _text(name, attrs, S=whole[0].dtype.name, R=rate.dtype.name, N=step.dtype.name, I="int64")
     chunks = [(k, start) for k, t in enumerate(tensors) for start in range(0, t.gradient.size, CHUNK)]
     asarray = machine.xp.asarray
+    dtypes = {"S": whole[0].dtype.name, "R": rate.dtype.name, "N": step.dtype.name}
     rows = [[address(a) for a in (*t.new, *t.old, t.gradient)] for t in tensors]
     table, sizes = asarray(np.array(rows, "uint64")), asarray(np.array([t.gradient.size for t in tensors], "int64"))
     tensor, start = (
         asarray(np.array([k for k, _ in chunks], "int32")),
         asarray(np.array([s for _, s in chunks], "int64")),
     )
-    kernel = machine.kernel(text, "update_all")
+    shape, where = ((len(chunks),), (256,)), (table, sizes, tensor, start)
+    if name == "lamb":
+        text = _lamb_text(attrs, **dtypes)
+        parts = machine.xp.empty((len(chunks), 2), compute_dtype(dtypes["S"]))
+        counts = [-(-t.gradient.size // CHUNK) for t in tensors]
+        first = asarray(np.cumsum([0, *counts]).astype("int64"))
+        calls = [
+            partial(machine.kernel(text, "lamb_moments"), *shape, (*where, step, parts, CHUNK)),
+            partial(machine.kernel(text, "lamb_step"), *shape, (*where, first, rate, step, parts, CHUNK)),
+        ]
+    else:
+        kernel = machine.kernel(_text(name, attrs, **dtypes, I="int64"), "update_all")
+        calls = [partial(kernel, *shape, (*where, rate, step, CHUNK))]
+    return [_keeping(whole, call) for call in calls]
 
-    def run() -> None:  # the table holds addresses only, so this closure is what keeps the arrays alive
-        kernel((len(chunks),), (256,), (table, sizes, tensor, start, rate, step, CHUNK))
 
-    run.arrays = whole
-    return [run]
+def _keeping(arrays: Sequence[Any], call: Call) -> Call:
+    """`call`, which keeps `arrays` alive: a table holds addresses only."""
+
+    def run() -> None:
+        call()
+
+    run.arrays = arrays
+    return run
+
+
+def _lamb_text(attrs: Mapping[str, Any], **dtypes: str) -> str:
+    constants = "".join(f"constexpr double {k} = {number_text(float(v))};\n" for k, v in attrs.items())
+    return assemble(f"{constants}{file_text('lamb')}", "lamb.cu", **dtypes)
 
 
 def update_rows(
@@ -115,9 +139,18 @@ def update_rows(
 
 def dense(name: str, machine: Machine, out: Any, *arrays: Any, **attrs: Any) -> list[Call] | None:
     """The operator `name` on one parameter."""
-    new, count = out if isinstance(out, tuple) else (out,), RULES[name].states + 1
+    new, count = out if isinstance(out, tuple) else (out,), STATES[name] + 1
     old, gradient, (rate, *step) = arrays[:count], arrays[count], arrays[count + 1 :]
     return update_all(machine, name, [Tensor(new, old, gradient)], rate, step[0] if step else rate, attrs)
+
+
+def grouped(machine: Machine, out: Any, *arrays: Any, rule: str, count: int, options: Any) -> list[Call] | None:
+    """Updates by one rule: `arrays` are all old values, all gradients, then the rate and, for some rules, the step."""
+    each = STATES[rule] + 1
+    cut = [slice(k * each, (k + 1) * each) for k in range(count)]
+    gradients, (rate, *step) = arrays[each * count :][:count], arrays[(each + 1) * count :]
+    tensors = [Tensor(out[at], arrays[at], g) for at, g in zip(cut, gradients)]
+    return update_all(machine, rule, tensors, rate, step[0] if step else rate, dict(options))
 
 
 def sparse(name: str, machine: Machine, out: Any, *arrays: Any, **attrs: Any) -> list[Call] | None:
@@ -129,4 +162,8 @@ def sparse(name: str, machine: Machine, out: Any, *arrays: Any, **attrs: Any) ->
     return None if calls is None else [*copies, *calls]
 
 
-LAUNCHERS = {name: partial(dense, name) for name in RULES} | {f"{name}_rows": partial(sparse, name) for name in RULES}
+LAUNCHERS = {
+    "update_all": grouped,
+    **{name: partial(dense, name) for name in STATES},
+    **{f"{name}_rows": partial(sparse, name) for name in RULES},
+}

@@ -1,9 +1,11 @@
 """Every operator. Importing this fills the table `hetu.graph.OPS`."""
 
 from .activation import *
+from .assemble import *
 from .attention import *
 from .comparison import *
 from .conv import *
+from .conv_last import *
 from .creation import *
 from .einsum import *
 from .elementwise import *
@@ -15,6 +17,7 @@ from .fused_loss import *
 from .fused_lstm import *
 from .fused_norm import *
 from .fused_update import *
+from .host import *
 from .index import *
 from .join import *
 from .leaf import *
@@ -27,4 +30,5 @@ from .reduction import *
 from .shape import *
 from .slicing import *
 from .sorting import *
+from .sparse import *
 from .update import *

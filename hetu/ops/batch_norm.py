@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ..backend import Scratch
 from ..errors import ArgumentError, ShapeError, public
 from ..graph import OPS, Node
 from ..op import as_node, as_nodes, op, require_float
@@ -178,7 +179,7 @@ def _batch_dx_dims(g: TensorType, *_: TensorType, axis: int, **__: Any) -> str:
     return f"{axes},{axes},c,c,c->{axes},c,c"
 
 
-@op(dims=_batch_dx_dims, infer=_batch_dx_type)
+@op(dims=_batch_dx_dims, infer=_batch_dx_type, scratch=True)
 def batch_norm_dx(
     xp: ModuleType, g: Any, x: Any, scale: Any, mean: Any, var: Any, *, axis: int = 1, epsilon: float = 1e-5
 ) -> tuple[Any, Any, Any]:
@@ -218,13 +219,23 @@ def batch_norm_dx_parts(
 
 @batch_norm_dx.bind
 def batch_norm_dx_bind(
-    xp: ModuleType, out: Any, g: Any, x: Any, scale: Any, mean: Any, var: Any, *, axis: int, epsilon: float
+    xp: ModuleType,
+    out: Any,
+    g: Any,
+    x: Any,
+    scale: Any,
+    mean: Any,
+    var: Any,
+    *,
+    axis: int,
+    epsilon: float,
+    scratch: Scratch,
 ) -> Call | None:
     dx, dscale, dbias = out
     if not runs_fast(xp, dx, g, x, scale, mean, var, dscale, dbias):
         return None
     gs, xs, result, sums = _planes(g, axis), _planes(x, axis), _planes(dx, axis), _PlaneSums(x, axis)
-    term = np.empty_like(result)
+    term = scratch.empty(result.shape, result.dtype)
 
     def run() -> None:
         inverse = 1 / np.sqrt(var + epsilon)

@@ -20,7 +20,6 @@ from ..errors import ArgumentError, ShapeError, public
 from ..graph import Node
 from ..op import as_nodes, op, require_float
 from ..types import Dim, TensorType, compatible, promote, show_shape
-from . import winograd
 from .window import Pair, Sizes, Window, check_images, fold, pair, unfold
 
 __all__ = [
@@ -340,8 +339,6 @@ def conv2d_bind(xp: ModuleType, out: Any, x: Any, w: Any, *, groups: int, **attr
     if not _bindable(xp, out, x, w) or not w.flags.c_contiguous:
         return None
     window = _window(w.shape[2:], attrs)
-    if winograd.suits(x, w.shape, window, groups):
-        return winograd.correlate(x, w, out, window)
     unfolder = _Unfolder(x, window)
     kernel = w.reshape(groups, w.shape[0] // groups, -1)
     scratch = np.empty(unfolder.step * out[0].size, out.dtype)
@@ -370,8 +367,6 @@ def conv2d_dw_bind(
     if not _bindable(xp, out, x, g):
         return None
     window = _window(kernel, attrs)
-    if winograd.suits(x, out.shape, window, groups):
-        return winograd.weight_gradient(x, g, out, window)
     unfolder = _Unfolder(x, window)
     total = out.reshape(groups, out.shape[0] // groups, -1)
     scratch, term = np.empty(unfolder.step * g[0].size, g.dtype), np.empty_like(total)
@@ -400,8 +395,6 @@ def conv2d_dx_bind(
     if not _bindable(xp, out, g, w) or not w.flags.c_contiguous:
         return None
     window = _window(w.shape[2:], attrs)
-    if winograd.suits(out, w.shape, window, groups):
-        return winograd.correlate_back(g, w, out, window)
     unfolder = _Unfolder(out, window)  # the same chunks and buffer, filled from the other side
     kernel = w.reshape(groups, w.shape[0] // groups, -1).transpose(0, 2, 1)
     scratch = np.empty(unfolder.step * g[0].size, g.dtype)

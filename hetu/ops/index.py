@@ -41,7 +41,10 @@ def require_indices(type_: TensorType) -> None:
 
 def check_range(xp: ModuleType, ids: Any, size: int, what: str) -> None:
     """ValueRangeError that shows the first id outside 0 ... size - 1 and where it stands."""
-    if product(ids.shape) == 0 or (int(xp.max(ids)) < size and int(xp.min(ids)) >= 0):
+    if xp is np and ids.dtype.kind == "i":  # negative ids are huge unsigned ones
+        if np.maximum.reduce(ids.view(f"u{ids.itemsize}"), None, initial=0) < size:
+            return
+    elif product(ids.shape) == 0 or (int(xp.max(ids)) < size and int(xp.min(ids)) >= 0):
         return
     position = tuple(int(places[0]) for places in xp.nonzero((ids < 0) | (ids >= size)))
     raise ValueRangeError(

@@ -16,7 +16,7 @@ from .. import blas
 from ..errors import AxisError, DTypeError, ShapeError, public
 from ..graph import Node
 from ..op import Instruction, as_nodes, op
-from ..types import TensorType, broadcast_shapes, compatible, normalize_axis, promote, show_shape
+from ..types import TensorType, broadcast_shapes, compatible, is_float, normalize_axis, promote, show_shape
 from .elementwise import add, multiply
 from .shape import axis_letters, expand_dims, reshape, sum_to_like
 
@@ -101,7 +101,7 @@ def matrix_transpose_view(xp: ModuleType, x: Any) -> Any:
 
 def product_dtype(*types: TensorType) -> np.dtype:
     """The dtype of a product: all floats or all integers, DTypeError otherwise."""
-    kinds = {"i" if t.dtype.kind == "u" else t.dtype.kind for t in types}
+    kinds = {"f" if is_float(t.dtype) else "i" if t.dtype.kind == "u" else t.dtype.kind for t in types}
     if kinds not in ({"f"}, {"i"}):
         raise DTypeError(
             f"got {' and '.join(t.dtype.name for t in types)}, wanted all floats or all integers",

@@ -1,8 +1,8 @@
 """Normalisation of single samples: layer, RMS and group; batch norm is passed on from `batch_norm.py`.
 
-`layer_norm` and its gradient are operators because few passes in cache beat their composition on a CPU; each also has
-the composition as its `decompose` rule. Ignored on purpose: instance norm (group norm with one channel a group),
-spectral and weight norm.
+Layer and RMS norm and their gradients are operators because few passes in cache beat their composition on a CPU, and
+one kernel each does on a GPU; each also has the composition as its `decompose` rule. Ignored on purpose: instance norm
+(group norm with one channel a group), spectral and weight norm.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ __all__ = [
     "layer_norm",
     "layer_norm_dx",
     "rms_norm",
+    "rms_norm_dx",
 ]
 
 Call = Callable[[], Any]
@@ -164,11 +165,17 @@ def layer_norm_dx_bind(xp: ModuleType, out: Any, g: Any, x: Any, scale: Any, *, 
     return run
 
 
-# -- compositions ----------------------------------------------------------------------------------------------
+# -- root mean square ------------------------------------------------------------------------------------------
 
 
-@public
-def rms_norm(x: Node, scale: Node, *, epsilon: float = 1e-6) -> Node:
+def _rms_type(x: TensorType, scale: TensorType, **_: Any) -> TensorType:
+    require_float(x, scale)
+    check_vectors(x.shape[-1] if x.ndim else 1, scale=scale)
+    return x
+
+
+@op(infer=_rms_type, dims="...v!,v!->...v!")
+def rms_norm(xp: ModuleType, x: Any, scale: Any, *, epsilon: float = 1e-6) -> Any:
     """Each row (last axis) divided by its root mean square, then scaled by the vector `scale`.
 
     B. Zhang and R. Sennrich, "Root Mean Square Layer Normalization", 2019.
@@ -177,10 +184,99 @@ def rms_norm(x: Node, scale: Node, *, epsilon: float = 1e-6) -> Node:
     >>> ht.evaluate(rms_norm([[2.0, 2.0]], [1.0, 3.0], epsilon=0.0)).tolist()
     [[1.0, 3.0]]
     """
-    x, scale = as_nodes((x, scale))
-    check_vectors(x.shape[-1] if x.ndim else 1, scale=scale.tensor)
-    square = mean(OPS["square"](x), axis=-1, keepdims=True)
-    return x * OPS["rsqrt"](square + epsilon) * scale
+    return x / xp.sqrt(xp.mean(x * x, axis=-1, keepdims=True) + epsilon) * scale
+
+
+@rms_norm.decompose
+def rms_norm_parts(x: Node, scale: Node, *, epsilon: float) -> Node:
+    return x * _inverse_rms(x, epsilon) * scale
+
+
+def _inverse_rms(x: Node, epsilon: float) -> Node:
+    return OPS["rsqrt"](mean(OPS["square"](x), axis=-1, keepdims=True) + epsilon)
+
+
+@rms_norm.grad
+def rms_norm_grad(g: Node, y: Node, x: Node, scale: Node, *, epsilon: float) -> tuple[Node, Node]:
+    return rms_norm_dx(g, x, scale, epsilon=epsilon)
+
+
+@rms_norm.bind
+def rms_norm_bind(xp: ModuleType, out: Any, x: Any, scale: Any, *, epsilon: float) -> Call | None:
+    if not runs_fast(xp, out, x, scale):
+        return None
+    rows, result, inverse = x.reshape(-1, x.shape[-1]), out.reshape(-1, x.shape[-1]), _InverseRms(x, epsilon)
+
+    def run() -> None:
+        inverse.compute()
+        np.multiply(rows, inverse.values, result)
+        np.multiply(result, scale, result)
+
+    return run
+
+
+class _InverseRms:
+    """1 / the root mean square of each row of a contiguous array, in `values`."""
+
+    def __init__(self, x: np.ndarray, epsilon: float) -> None:
+        self.rows, self.values = x.reshape(-1, x.shape[-1]), np.empty((x.size // x.shape[-1], 1), x.dtype)
+        self.share, self.epsilon = x.dtype.type(1 / x.shape[-1]), x.dtype.type(epsilon)
+
+    def compute(self) -> None:
+        np.einsum("ij,ij->i", self.rows, self.rows, out=self.values[:, 0])
+        np.multiply(self.values, self.share, self.values)
+        np.add(self.values, self.epsilon, self.values)
+        np.sqrt(self.values, self.values)
+        np.reciprocal(self.values, self.values)
+
+
+@op(infer=lambda g, x, scale, **_: (x, scale), dims="...v!,...v!,v!->...v!,v!")
+def rms_norm_dx(xp: ModuleType, g: Any, x: Any, scale: Any, *, epsilon: float = 1e-6) -> tuple[Any, Any]:
+    """The gradients of `rms_norm` with respect to (x, scale), given that of its result.
+
+    >>> import hetu as ht
+    >>> x, scale = ht.placeholder("x", (8, 3)), ht.placeholder("scale", (3,))
+    >>> ht.gradients(ht.sum(rms_norm(x, scale)), [scale])[0].type.shape
+    (3,)
+    """
+    inverse = 1 / xp.sqrt(xp.mean(x * x, axis=-1, keepdims=True) + epsilon)
+    normal, scaled = x * inverse, g * scale
+    dx = (scaled - normal * xp.mean(scaled * normal, axis=-1, keepdims=True)) * inverse
+    return dx, xp.sum(g * normal, axis=tuple(range(x.ndim - 1)), dtype=x.dtype)
+
+
+@rms_norm_dx.decompose
+def rms_norm_dx_parts(g: Node, x: Node, scale: Node, *, epsilon: float) -> tuple[Node, Node]:
+    inverse = _inverse_rms(x, epsilon)
+    normal, scaled = x * inverse, g * scale
+    dx = (scaled - normal * mean(scaled * normal, axis=-1, keepdims=True)) * inverse
+    return dx, OPS["sum"](g * normal, axis=tuple(range(x.ndim - 1)))
+
+
+@rms_norm_dx.bind
+def rms_norm_dx_bind(xp: ModuleType, out: Any, g: Any, x: Any, scale: Any, *, epsilon: float) -> Call | None:
+    dx, dscale = out
+    if not runs_fast(xp, dx, g, x, scale, dscale):
+        return None
+    width = x.shape[-1]
+    gs, result, normal = g.reshape(-1, width), dx.reshape(-1, width), np.empty((x.size // width, width), x.dtype)
+    inverse, along = _InverseRms(x, epsilon), np.empty((len(normal), 1), x.dtype)
+
+    def run() -> None:
+        inverse.compute()
+        np.multiply(inverse.rows, inverse.values, normal)
+        np.einsum("ij,ij->j", gs, normal, out=dscale)
+        np.multiply(gs, scale, result)
+        np.einsum("ij,ij->i", result, normal, out=along[:, 0])
+        np.multiply(along, inverse.share, along)
+        np.multiply(normal, along, normal)
+        np.subtract(result, normal, result)
+        np.multiply(result, inverse.values, result)
+
+    return run
+
+
+# -- compositions ----------------------------------------------------------------------------------------------
 
 
 @public

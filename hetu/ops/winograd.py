@@ -1,10 +1,13 @@
 """Convolution of 3x3 kernels with stride 1 in 4/9 of the multiplications: Winograd's F(2x2, 3x3).
 
 Every 4x4 tile of the padded images, two pixels after the last one, is transformed by additions; each of the 16
-places is then an ordinary matrix product over channels, and a transform back gives 2x2 pixels. Channels come last
-inside, so that all additions run over contiguous memory. The error is below that of the direct form. A. Lavin,
-S. Gray, "Fast Algorithms for Convolutional Neural Networks", CVPR 2016, section 4.1. Ignored on purpose: larger
-tiles, which lose a digit or more; other kernels; few channels, for which the transforms cost more than they save.
+places is then an ordinary matrix product over channels, and a transform back gives 2x2 pixels. Images are
+(n, rows, columns, channels) here, with any strides. Even and odd rows and columns are first put apart, so that all
+additions run over long contiguous memory. The error is below that of the direct form. A. Lavin, S. Gray, "Fast
+Algorithms for Convolutional Neural Networks", CVPR 2016, section 4.1. Ignored on purpose: other kernels; few channels,
+for which the transforms cost more than they save; tiles of 4x4 results. At the best points known (0, 3/4, 3/2 and their
+negatives) those are 4 to 6 times less exact, worse than PyTorch, and their transforms take twice as many additions and
+multiplications, so that by a count of operations next to nothing is left to gain beside a BLAS for AVX-512.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from .. import blas
+from ..backend import Scratch
 from .window import Pair, Window
 
 __all__: list[str] = []
@@ -24,35 +28,35 @@ Call = Callable[[], Any]
 LEAST_CHANNELS = 32  # of images and result
 CHUNK = 1 << 15  # numbers of one transformed place, of all images handled at a time: 16 of them fit the cache
 LEAST_TILES = 128  # rows of a product: fewer would leave BLAS waiting for memory
-STRIP = 16  # channels moved at a time from the second to the last axis: more would fall on the same cache lines
-KERNEL = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]])  # G of the paper
+STRIP = 16  # channels moved at a time between the second and the last axis: more would fall on the same cache lines
+# G of the paper; the signs of B and A differ in the last place, where they cancel
+KERNEL = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]])
 
 
-def suits(images: np.ndarray, kernels: tuple[int, ...], window: Window, groups: int) -> bool:
-    """Whether the convolution of `images` (n, c, h, w) with `kernels` of a shape (o, c, i, j) is for this file."""
+def suits(channels: Pair, size: Pair, window: Window, groups: int) -> bool:
+    """Whether a convolution between two numbers of channels, of images of a size, is for this file."""
     plain = (window.kernel, window.stride, window.dilation, groups) == ((3, 3), (1, 1), (1, 1), 1)
-    large = min(kernels[:2]) >= LEAST_CHANNELS and min(images.shape[2:]) > 1
-    return plain and large and max(map(max, window.padding)) <= 2
+    return plain and min(channels) >= LEAST_CHANNELS and min(size) > 1 and max(map(max, window.padding)) <= 2
 
 
-def correlate(x: np.ndarray, w: np.ndarray, out: np.ndarray, window: Window) -> list[Call]:
-    """Calls for out = conv2d(x, w): x (n, c, h, w), w (o, c, 3, 3), out (n, o, y, x)."""
-    return _correlate(x, w, out, _corner(window), adjoint=False)
+def correlate(x: np.ndarray, w: np.ndarray, out: np.ndarray, window: Window, scratch: Scratch) -> list[Call]:
+    """Calls for out = conv2d(x, w): x (n, h, w, c), w (o, c, 3, 3), out (n, y, x, o)."""
+    return _correlate(x, w, out, _corner(window), scratch, adjoint=False)
 
 
-def correlate_back(g: np.ndarray, w: np.ndarray, out: np.ndarray, window: Window) -> list[Call]:
+def correlate_back(g: np.ndarray, w: np.ndarray, out: np.ndarray, window: Window, scratch: Scratch) -> list[Call]:
     """Calls for the gradient of the images: the same with the kernel turned round and a frame that fills up."""
-    return _correlate(g, w, out, tuple(2 - p for p in _corner(window)), adjoint=True)
+    return _correlate(g, w, out, tuple(2 - p for p in _corner(window)), scratch, adjoint=True)
 
 
-def weight_gradient(x: np.ndarray, g: np.ndarray, out: np.ndarray, window: Window) -> list[Call]:
-    """Calls for the gradient of the kernel: x (n, c, h, w), g (n, o, y, x), out (o, c, 3, 3)."""
-    (o, c), chunks = out.shape[:2], _Chunks(len(g), g.shape[2:], max(x.shape[1], g.shape[1]))
-    images, slopes = _Tiles(chunks, c, x.dtype), _Tiles(chunks, o, x.dtype)
-    total = np.empty((16, o, c), x.dtype)
-    calls: list[Call] = []
+def weight_gradient(x: np.ndarray, g: np.ndarray, out: np.ndarray, window: Window, scratch: Scratch) -> list[Call]:
+    """Calls for the gradient of the kernel: x (n, h, w, c), g (n, y, x, o), out (o, c, 3, 3)."""
+    (o, c), chunks = out.shape[:2], _Chunks(len(g), g.shape[1:3], max(x.shape[3], g.shape[3]))
+    images, slopes = _Tiles(chunks, c, x.dtype, scratch), _Slopes(chunks, o, x.dtype, scratch)
+    total = scratch.empty((16, o, c), x.dtype)
+    calls: list[Call] = [partial(images.planes.fill, 0), partial(slopes.planes.fill, 0)]
     for part in chunks:
-        calls += [*images.load(x[part], _corner(window)), *slopes.load_gradient(g[part])]
+        calls += [*images.load(x[part], _corner(window)), *slopes.load(g[part])]
         pairs = zip(total, slopes.matrices(len(g[part])), images.matrices(len(g[part])))
         calls += [_product(m.T, v, t, beta=0.0 if part.start == 0 else 1.0) for t, m, v in pairs]
     transform = np.kron(KERNEL, KERNEL).astype(x.dtype)
@@ -64,14 +68,16 @@ def _corner(window: Window) -> Pair:
     return tuple(before for before, _ in window.padding)
 
 
-def _correlate(x: np.ndarray, w: np.ndarray, out: np.ndarray, corner: Pair, adjoint: bool) -> list[Call]:
+def _correlate(
+    x: np.ndarray, w: np.ndarray, out: np.ndarray, corner: Pair, scratch: Scratch, adjoint: bool
+) -> list[Call]:
     o, c = w.shape[:2]
-    chunks = _Chunks(len(out), out.shape[2:], max(o, c))
-    images, results = _Tiles(chunks, x.shape[1], x.dtype), _Tiles(chunks, out.shape[1], x.dtype)
+    chunks = _Chunks(len(out), out.shape[1:3], max(o, c))
+    images, results = (_Tiles(chunks, a.shape[3], x.dtype, scratch) for a in (x, out))
     transform = np.kron(KERNEL, KERNEL).astype(x.dtype)
-    kernels = np.empty((16, o, c), x.dtype)
+    kernels = scratch.empty((16, o, c), x.dtype)
     taps = transform[:, ::-1].copy() if adjoint else transform  # a kernel turned by half a circle is one read backwards
-    calls: list[Call] = [_product(taps, w.reshape(-1, 9).T, kernels.reshape(16, -1))]
+    calls = [partial(images.planes.fill, 0), _product(taps, w.reshape(-1, 9).T, kernels.reshape(16, -1))]
     for part in chunks:
         count = len(out[part])
         calls += images.load(x[part], corner)
@@ -104,12 +110,12 @@ class _Chunks:
 class _Tiles:
     """Images of one chunk, transformed: (4, 4, images, rows, columns, channels), with the buffers on the way there."""
 
-    def __init__(self, chunks: _Chunks, channels: int, dtype: np.dtype) -> None:
+    def __init__(self, chunks: _Chunks, channels: int, dtype: np.dtype, scratch: Scratch) -> None:
         self.grid, self.channels = chunks.grid, channels
-        rows, columns = self.grid
-        self.buffer = np.empty(16 * chunks.step * rows * columns * channels, dtype)
-        self.frame = np.zeros((chunks.step, 2 * rows + 2, 2 * columns + 2, channels), dtype)
-        self.half = np.empty((4, chunks.step, rows, 2 * columns + 2, channels), dtype)
+        rows, columns = chunks.grid
+        self.buffer = scratch.empty((16 * chunks.step * rows * columns * channels,), dtype)
+        self.planes = scratch.empty((2, 2, chunks.step, rows + 1, columns + 1, channels), dtype)
+        self.half = scratch.empty((4, 2, chunks.step, rows + 1, columns, channels), dtype)
 
     def _places(self, count: int) -> np.ndarray:
         shape = (4, 4, count, *self.grid, self.channels)
@@ -120,42 +126,74 @@ class _Tiles:
         return self._places(count).reshape(16, -1, self.channels)
 
     def load(self, x: np.ndarray, corner: Pair) -> list[Call]:
-        """B^T d B for the 4x4 tiles of images (count, channels, h, w) that lie at `corner` of a frame of zeros."""
-        frame, half, places = self.frame[: len(x)], self.half[:, : len(x)], self._places(len(x))
-        top, left = corner
-        inner = frame[:, top : top + x.shape[2], left : left + x.shape[3]]
+        """B^T d B for the 4x4 tiles of images (count, h, w, channels) that lie at `corner` of a frame of zeros."""
         rows, columns = self.grid
-        lines = [frame[:, k : k + 2 * rows - 1 : 2] for k in range(4)]
-        points = [half[:, :, :, k : k + 2 * columns - 1 : 2] for k in range(4)]
-        return [*_channels_last(inner, x), *_spread(half, *lines), *_spread(places.swapaxes(0, 1), *points)]
+        planes, half = self.planes[:, :, : len(x)], self.half[:, :, : len(x)]
+        points = [planes[:, k % 2, :, :, k // 2 : k // 2 + columns] for k in range(4)]
+        lines = [half[:, k % 2, :, k // 2 : k // 2 + rows] for k in range(4)]
+        return [*_apart(planes, x, corner), *_spread(half, *points), *_spread(self._places(len(x)), *lines)]
 
-    def load_gradient(self, g: np.ndarray) -> list[Call]:
-        """A g A^T for the 2x2 tiles of gradients (count, channels, y, x): the adjoint of `store`."""
-        rows, columns = self.grid
-        frame, places = self.frame[: len(g), : 2 * rows, : 2 * columns], self._places(len(g))
-        half = self.half[:, : len(g), :, : 2 * columns]
-        return [
-            *_channels_last(frame[:, : g.shape[2], : g.shape[3]], g),
-            *_double(half, frame[:, 0::2], frame[:, 1::2]),
-            *_double(places.swapaxes(0, 1), half[:, :, :, 0::2], half[:, :, :, 1::2]),
-        ]
+    def _pixels(self, count: int) -> np.ndarray:
+        """Room for whole images, where `half` lies: a result has none."""
+        shape = (count, *(2 * s for s in self.grid), self.channels)
+        return self.half.reshape(-1)[: int(np.prod(shape))].reshape(shape)
 
     def store(self, out: np.ndarray) -> list[Call]:
-        """A^T m A: the 2x2 pixels of each tile into images (count, channels, y, x)."""
-        rows, columns = self.grid
-        frame, m = self.frame[: len(out), : 2 * rows, : 2 * columns], self._places(len(out))
+        """A^T m A: the 2x2 pixels of each tile into images (count, y, x, channels). Overwrites the places."""
+        m = self._places(len(out))
+        whole = out.shape[1:3] == tuple(2 * s for s in self.grid) and out.strides[3] == out.itemsize
+        pixels = out if whole else self._pixels(len(out))
         calls = _gather(m, m[0], m[1])
         for down in range(2):
-            lines = frame[:, down::2]
-            calls += _gather(m[down], lines[:, :, 0::2], lines[:, :, 1::2])
-        pixels = frame[:, : out.shape[2], : out.shape[3]].transpose(0, 3, 1, 2)
-        return [*calls, partial(np.copyto, out, pixels)]
+            calls += _gather(m[down], pixels[:, down::2, 0::2], pixels[:, down::2, 1::2])
+        return calls if whole else [*calls, *_strips(out, pixels[:, : out.shape[1], : out.shape[2]])]
 
 
-def _channels_last(target: np.ndarray, x: np.ndarray) -> list[Call]:
-    """Copies of (n, c, h, w) into (n, h, w, c)."""
-    strips = [slice(k, k + STRIP) for k in range(0, x.shape[1], STRIP)]
-    return [partial(np.copyto, target[..., s], x[:, s].transpose(0, 2, 3, 1)) for s in strips]
+class _Slopes:
+    """Gradients of one chunk, A g A^T for every 2x2 tile: the adjoint of `_Tiles.store`."""
+
+    def __init__(self, chunks: _Chunks, channels: int, dtype: np.dtype, scratch: Scratch) -> None:
+        shape = (2, chunks.step, *chunks.grid, channels)
+        self.planes = scratch.empty((2, *shape), dtype)
+        self.rows = scratch.empty((2, *shape), dtype)  # sums and differences of even and odd rows
+        self.columns = scratch.empty((4, *shape), dtype)  # of each kind of rows: those of columns
+
+    def load(self, g: np.ndarray) -> list[Call]:
+        planes, rows, columns = (a[:, :, : len(g)] for a in (self.planes, self.rows, self.columns))
+        calls = [*_apart(planes, g, (0, 0)), *_sum_and_difference(rows, planes[0], planes[1])]
+        for kind, made in zip((planes[0], *rows, planes[1]), columns):
+            calls += _sum_and_difference(made, kind[0], kind[1])
+        return calls
+
+    def matrices(self, count: int) -> list[np.ndarray]:
+        """The 16 places as matrices (tiles, channels)."""
+        kinds = (self.planes[0], *self.rows, self.planes[1])
+        places = (p for kind, made in zip(kinds, self.columns) for p in (kind[0], *made, kind[1]))
+        return [p[:count].reshape(-1, p.shape[-1]) for p in places]
+
+
+def _apart(planes: np.ndarray, x: np.ndarray, corner: Pair) -> list[Call]:
+    """Copies of images at `corner` of a frame, whose pixel (i, j) is planes[i % 2, j % 2, :, i // 2, j // 2]."""
+    calls: list[Call] = []
+    for parity in np.ndindex(2, 2):
+        first = [(p - c) % 2 for p, c in zip(parity, corner)]  # row and column of the images that come first there
+        part = x[:, first[0] :: 2, first[1] :: 2]
+        start = [(c + f) // 2 for c, f in zip(corner, first)]
+        inside = tuple(slice(s, s + size) for s, size in zip(start, part.shape[1:3]))
+        calls += _strips(planes[parity][:, inside[0], inside[1]], part)
+    return calls
+
+
+def _strips(target: np.ndarray, x: np.ndarray) -> list[Call]:
+    """A copy; where only one of the two has its last axis together, of a few channels at a time."""
+    if not x.size:
+        return []
+    alike = x.strides[3] == target.strides[3]
+    if alike and x.strides[3] == x.itemsize:  # a pixel is copied as one thing, without a loop over its channels
+        pixel = np.dtype((np.void, x.shape[3] * x.itemsize))
+        return [partial(np.copyto, target.view(pixel), x.view(pixel))]
+    step = x.shape[3] if alike else STRIP
+    return [partial(np.copyto, target[..., k : k + step], x[..., k : k + step]) for k in range(0, x.shape[3], step)]
 
 
 def _spread(out: np.ndarray, a: np.ndarray, b: np.ndarray, c: np.ndarray, d: np.ndarray) -> list[Call]:
@@ -164,18 +202,12 @@ def _spread(out: np.ndarray, a: np.ndarray, b: np.ndarray, c: np.ndarray, d: np.
         partial(np.subtract, a, c, out[0]),
         partial(np.add, b, c, out[1]),
         partial(np.subtract, c, b, out[2]),
-        partial(np.subtract, b, d, out[3]),
+        partial(np.subtract, d, b, out[3]),
     ]
 
 
-def _double(out: np.ndarray, a: np.ndarray, b: np.ndarray) -> list[Call]:
-    """Two numbers to four, by A."""
-    return [
-        partial(np.copyto, out[0], a),
-        partial(np.add, a, b, out[1]),
-        partial(np.subtract, a, b, out[2]),
-        partial(np.negative, b, out[3]),
-    ]
+def _sum_and_difference(out: np.ndarray, a: np.ndarray, b: np.ndarray) -> list[Call]:
+    return [partial(np.add, a, b, out[0]), partial(np.subtract, a, b, out[1])]
 
 
 def _gather(m: np.ndarray, first: np.ndarray, second: np.ndarray) -> list[Call]:
@@ -184,5 +216,5 @@ def _gather(m: np.ndarray, first: np.ndarray, second: np.ndarray) -> list[Call]:
         partial(np.add, m[0], m[1], m[0]),
         partial(np.add, m[0], m[2], first),
         partial(np.subtract, m[1], m[2], m[1]),
-        partial(np.subtract, m[1], m[3], second),
+        partial(np.add, m[1], m[3], second),
     ]

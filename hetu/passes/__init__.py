@@ -12,10 +12,13 @@ from collections.abc import Callable, Iterable, Sequence
 from ..errors import UnknownNameError, did_you_mean
 from ..graph import Node
 from .attention import fuse_attention
+from .channels_last import channels_last
 from .conv_pool import fuse_conv_pool
 from .explain import explained
 from .fuse import fuse_linear
 from .fuse_elementwise import fuse_elementwise
+from .group_updates import group_updates
+from .mixed_precision import mixed_precision
 from .share import share_cross_entropy, share_gelu, share_layer_norm
 from .simplify import simplify
 from .sparsify import sparsify_updates
@@ -28,6 +31,7 @@ PASSES: dict[str, Pass] = {
     "simplify": simplify,
     "sparsify_updates": sparsify_updates,
     "fuse_conv_pool": fuse_conv_pool,
+    "channels_last": channels_last,
     "fuse_attention": fuse_attention,
     "share_gelu": share_gelu,
     "share_layer_norm": share_layer_norm,

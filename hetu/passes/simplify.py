@@ -82,12 +82,18 @@ def filled(like: Node, value: float) -> Node:
     return OPS["constant"].make((), {"value": array})
 
 
-def is_filled(node: Node, value: float) -> bool:
-    """Whether every element is known to be `value`."""
+def filling(node: Node) -> float | None:
+    """The number that every element is known to be, if there is one."""
     if node.op.name == "constant":
         array = node.attrs["value"]
-        return array.size > 0 and (array.size == 1 or array.strides == (0,) * array.ndim) and array.flat[0] == value
-    return node.op.name == "full" and node.attrs["fill_value"] == value
+        uniform = array.size > 0 and (array.size == 1 or array.strides == (0,) * array.ndim)
+        return array.flat[0].item() if uniform else None
+    return node.attrs["fill_value"] if node.op.name == "full" else None
+
+
+def is_filled(node: Node, value: float) -> bool:
+    """Whether every element is known to be `value`."""
+    return filling(node) == value
 
 
 # -- identities -----------------------------------------------------------------------------------------------------
@@ -198,10 +204,10 @@ def _movement(node: Node, inputs: tuple[Node, ...]) -> Node | None:
         and node.attrs.get("axes", ()) == tuple(range(len(node.attrs.get("axes", ()))))
     ):
         return x
-    constant = next((v for v in (0, 1) if is_filled(x, v)), None)
-    if constant is None or (node.op.name == "sum_to_like" and constant):
+    value = filling(x)
+    if value is None or (node.op.name == "sum_to_like" and value):
         return None
-    return filled(node, constant)
+    return filled(node, value)
 
 
 @_identity("sum")

@@ -8,7 +8,7 @@ its messages. Ignored on purpose: graphs; what turns an optimizer into pushes an
 'ssp:3'
 """
 
-from .cache import Cache, Counters, hot_rows
+from .cache import Cache, CachedTable, Counters, hot_rows
 from .client import Client, Handle
 from .consistency import ASP, BSP, SSP, Consistency, consistency
 from .functions import server_function
@@ -24,6 +24,6 @@ from .transport import ServerRestartedError, ServerTimeoutError
 __all__ = [
     "ASP", "BSP", "SSP", "Consistency", "consistency", "ParameterServer", "ParameterStore", "TableSpec",
     "server_function", "Options", "ServerProcess", "make_keys", "Client", "Handle", "Parameter", "partition",
-    "Cache", "Counters", "hot_rows", "Controller", "Group",
+    "Cache", "CachedTable", "Counters", "hot_rows", "Controller", "Group",
     "ProtocolError", "RefusedError", "ServerError", "ServerRestartedError", "ServerTimeoutError",
 ]  # fmt: skip

@@ -2,19 +2,24 @@
 
 Every request returns a `Handle` at once; `handle.wait()` gives its answer, so that communication overlaps with
 whatever is done in between. Large requests are cut into chunks, sparse ones carry every row once. Ignored on
-purpose: what is pushed when (an executor's or a cache's business), and use by several threads.
+purpose: what is pushed when (an executor's or a cache's business), and use by several threads; only signs of life come
+from another one (`heartbeat.py`).
 """
 
 from __future__ import annotations
 
+import weakref
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..errors import ArgumentError, ShapeError, UnknownNameError, ValueRangeError, did_you_mean
+from .consistency import Consistency
+from .heartbeat import Heartbeat
 from .keys import check_address, read_keys
-from .messages import Kind, RefusedError, row_bytes, wire_array
+from .messages import Kind, Message, RefusedError, encode, row_bytes, wire_array
 from .partial_reduce import Group
 from .partition import Block, Parameter, partition, split_rows, sum_by_id
 from .transport import Link, Request, Transport
@@ -44,8 +49,9 @@ class Client:
     """A worker's connection to all servers of a job.
 
     `worker` is its rank, `timeout` the seconds that any `wait()` may take (waiting for slower workers included),
-    `retry` those after which an unanswered request is first sent again. Arrays passed to a push must not change
-    before its `wait()`, or before the next `clock()`.
+    `retry` those after which an unanswered request is first sent again. Large arrays go to servers on the same host
+    through `shared` memory. Arrays passed to a push must not change before its `wait()`, or before the next `clock()`;
+    an `out` is filled as the answers come.
 
     >>> from hetu.ps import Options, ServerProcess
     >>> with ServerProcess(Options(workers=1, token="secret")) as server:
@@ -63,42 +69,42 @@ class Client:
         worker: int,
         token: str,
         *,
-        timeout: float = 60.0,
+        timeout: float = 300.0,
         retry: float = 1.0,
         key_file: str = "",
+        shared: bool = True,
     ) -> None:
         import zmq
 
         self.parameters: dict[str, Parameter] = {}
         self.blocks: dict[str, list[Block]] = {}
-        self.writes: list[Request] = []  # of this clock
+        self.writes: deque[Request] = deque()  # of this clock, those before the oldest unanswered one left out
         self.ticks: list[Request] = []  # the end of the last one
         self.context = zmq.Context()
         try:
-            links = [Link(address, self._connect(zmq, address, key_file)) for address in addresses]
-            self.transport = Transport(zmq, links, worker, token, timeout, retry)
+            links = [Link(address, dealer(zmq, self.context, address, key_file)) for address in addresses]
+            self.transport = Transport(zmq, links, worker, token, timeout=timeout, retry=retry, shared=shared)
         except BaseException:
             self.context.destroy(linger=0)
             raise
+        self.heartbeat = self._heartbeat(zmq, addresses, key_file)
         self.step = max(link.clock for link in links)
         for server, link in enumerate(links):  # an earlier life may have ended between the clocks of two servers
             for clock in range(link.clock, self.step):
                 self.ticks.append(self.transport.submit(server, Kind.CLOCK, step=clock))
 
-    def _connect(self, zmq: Any, address: str, key_file: str) -> Any:
-        check_address(address, key_file)
-        socket = self.context.socket(zmq.DEALER)
-        for name, value in SETTINGS.items():
-            socket.setsockopt(getattr(zmq, name), value)
-        if key_file:
-            keys = {name: str(key).encode() for name, key in read_keys(key_file).items()}
-            socket.curve_secretkey, socket.curve_publickey = keys["secret"], keys["public"]
-            socket.curve_serverkey = keys["server"]
-        socket.connect(address)
-        return socket
+    def _heartbeat(self, zmq: Any, addresses: Sequence[str], key_file: str) -> Heartbeat:
+        links, worker = self.transport.links, self.transport.worker
+        sign = encode(Message(Kind.PING, worker=worker, meta=self.transport.hello))
+        sockets = [dealer(zmq, self.context, address, key_file) for address in addresses]
+        heartbeat = Heartbeat(zmq, sockets, sign, min(link.lease for link in links))
+        weakref.finalize(self, heartbeat.stop)  # a worker that lost its client is not waited for
+        return heartbeat
 
     def close(self) -> None:
         """Drop the connections. The servers wait for this worker until its lease ends; `leave` first if it is done."""
+        self.heartbeat.stop()
+        self.transport.close()
         self.context.destroy(linger=0)
 
     def __enter__(self) -> Client:
@@ -138,6 +144,10 @@ class Client:
         ids, rows = np.arange(block.start, block.stop), values.reshape(len(values), -1)[block.start : block.stop]
         return self._block_rows(Kind.ASSIGN, name, block, ids, rows)
 
+    def agree(self, mode: Consistency) -> None:
+        """Run the job under this consistency: every worker calls this alike, before tables are made."""
+        self.transport.wait(self._everywhere(Kind.MODE, meta={"consistency": str(mode)}))
+
     # -- whole parameters ------------------------------------------------------------------------------------
 
     def push(self, name: str, gradient: np.ndarray) -> Handle:
@@ -150,13 +160,12 @@ class Client:
         if parameter.sparse:
             return self.pull_rows(name, np.arange(parameter.shape[0]), out)
         out = self._buffer(name, parameter.shape, out)
-        return self._handle(self._by_block(Kind.PULL, name), lambda requests: _fill_flat(out, requests))
+        return self._handle(self._by_block(Kind.PULL, name, out=out.reshape(1, -1)), lambda _: out)
 
     def push_pull(self, name: str, gradient: np.ndarray, out: np.ndarray | None = None) -> Handle:
         """Both in one round trip. Under BSP the answer does not hold this clock's pushes: use push, clock, pull."""
-        requests = self._by_block(Kind.PUSH_PULL, name, self._flat(name, gradient))
-        out = self._buffer(name, self.parameters[name].shape, out)
-        return self._handle(requests, lambda requests: _fill_flat(out, requests))
+        flat, out = self._flat(name, gradient), self._buffer(name, self.parameters[name].shape, out)
+        return self._handle(self._by_block(Kind.PUSH_PULL, name, flat, out.reshape(1, -1)), lambda _: out)
 
     def set_rate(self, name: str, rate: float) -> Handle:
         """The learning rate of a parameter from this clock on. All workers send the same one, or only one does."""
@@ -180,16 +189,18 @@ class Client:
         """The rows `ids`, as ids.shape + row shape. Every distinct row travels once."""
         ids = self._ids(name, ids)
         unique, inverse = np.unique(ids, return_inverse=True)
-        requests = self._by_rows(Kind.PULL, name, unique)
-        return self._handle(requests, lambda requests: self._spread(name, ids, unique, inverse, requests, out))
+        found = self._rows(name, len(unique))
+        requests = self._by_rows(Kind.PULL, name, unique, out=found)
+        return self._handle(requests, lambda _: self._spread(name, ids, inverse, found, out))
 
     def push_pull_rows(self, name: str, ids: np.ndarray, rows: np.ndarray) -> Handle:
         """Push gradients of rows and get these rows back, in one round trip (under BSP, see `push_pull`)."""
         ids = self._ids(name, ids)
         unique, sums = self._unique_rows(name, ids, rows)
         inverse = np.searchsorted(unique, ids)
-        requests = self._by_rows(Kind.PUSH_PULL, name, unique, sums)
-        return self._handle(requests, lambda requests: self._spread(name, ids, unique, inverse, requests, None))
+        found = self._rows(name, len(unique))
+        requests = self._by_rows(Kind.PUSH_PULL, name, unique, sums, out=found)
+        return self._handle(requests, lambda _: self._spread(name, ids, inverse, found, None))
 
     def sync_rows(self, name: str, ids: np.ndarray, limits: np.ndarray) -> Handle:
         """Of the distinct increasing `ids`, those whose version is above their limit: (ids, versions, rows)."""
@@ -216,7 +227,8 @@ class Client:
         """
         self._wait_for_leave_to_write()
         self.transport.wait(self.writes)
-        self.writes, self.ticks = [], self._everywhere(Kind.CLOCK, step=self.step)
+        self.writes.clear()
+        self.ticks = self._everywhere(Kind.CLOCK, step=self.step)
         self.step += 1
         return Handle(self.transport, self.ticks)
 
@@ -226,12 +238,16 @@ class Client:
         return self._handle([request], lambda requests: Group.of(requests[0].reply))
 
     def ping(self) -> None:
-        """Renew the lease during long computations."""
+        """Wait for a sign of life from every server."""
         self.transport.wait(self._everywhere(Kind.PING))
 
     def status(self) -> list[dict[str, Any]]:
         """What each server says of itself."""
         return [reply.meta for reply in self.transport.wait(self._everywhere(Kind.STATUS))]
+
+    def snapshot(self) -> None:
+        """Have every server write its state to its folder of snapshots; returns when it is there."""
+        self.transport.wait(self._everywhere(Kind.SNAPSHOT))
 
     def leave(self) -> None:
         """Take this worker out of the job, so that nobody waits for it. Pushes of an unfinished clock are dropped."""
@@ -244,7 +260,10 @@ class Client:
     # -- requests --------------------------------------------------------------------------------------------
 
     def _handle(self, requests: list[Request], finish: Callable[[list[Request]], Any] | None = None) -> Handle:
-        self.writes += [r for r in requests if r.message.kind in WRITES]
+        if requests and requests[0].message.kind in WRITES:
+            while self.writes and self.writes[0].reply is not None:
+                self.writes.popleft()
+            self.writes += requests
         return Handle(self.transport, requests, finish)
 
     def _everywhere(self, kind: Kind, **fields: Any) -> list[Request]:
@@ -252,18 +271,22 @@ class Client:
 
     def _wait_for_leave_to_write(self) -> None:
         """The servers take writes of a clock only once they have said that it may begin."""
-        self.transport.wait(self.ticks)
-        self.ticks = []
+        if self.ticks:
+            self.transport.wait(self.ticks)
+            self.ticks = []
 
-    def _by_block(self, kind: Kind, name: str, flat: np.ndarray | None = None) -> list[Request]:
+    def _by_block(
+        self, kind: Kind, name: str, flat: np.ndarray | None = None, out: np.ndarray | None = None
+    ) -> list[Request]:
         if kind in WRITES:
             self._wait_for_leave_to_write()
         requests = []
         for block in self.blocks[name]:
             place = slice(block.start, block.stop)
             values = None if flat is None else flat[:, place]
+            part = None if out is None else out[:, place]
             fields = {"key": block.key, "step": self.step, "values": values}
-            requests.append(self.transport.submit(block.server, kind, place=place, **fields))
+            requests.append(self.transport.submit(block.server, kind, place=place, out=part, **fields))
         return requests
 
     def _by_rows(
@@ -273,11 +296,12 @@ class Client:
         ids: np.ndarray,
         rows: np.ndarray | None = None,
         counts: np.ndarray | None = None,
+        out: np.ndarray | None = None,
     ) -> list[Request]:
         if kind in WRITES:
             self._wait_for_leave_to_write()
         blocks = self.blocks[name]
-        return [r for block in blocks for r in self._block_rows(kind, name, block, ids, rows, counts)]
+        return [r for block in blocks for r in self._block_rows(kind, name, block, ids, rows, counts, out)]
 
     def _block_rows(
         self,
@@ -287,6 +311,7 @@ class Client:
         ids: np.ndarray,
         rows: np.ndarray | None = None,
         counts: np.ndarray | None = None,
+        out: np.ndarray | None = None,
     ) -> list[Request]:
         """Requests for those of the increasing `ids` that lie in a block, numbered from its first row."""
         parameter = self.parameters[name]
@@ -298,6 +323,7 @@ class Client:
                 "ids": wire_array(ids[place] - block.start),
                 "counts": None if counts is None else wire_array(counts[place], np.dtype("<i8")),
                 "values": None if rows is None else rows[place],
+                "out": None if out is None else out[place],
             }
             requests.append(self.transport.submit(block.server, kind, place=place, start=block.start, **fields))
         return requests
@@ -338,29 +364,33 @@ class Client:
             raise ShapeError(f"out is {out.dtype}{out.shape}, wanted {dtype}{tuple(shape)}, C-contiguous")
         return out
 
-    def _spread(
-        self,
-        name: str,
-        ids: np.ndarray,
-        unique: np.ndarray,
-        inverse: np.ndarray,
-        requests: list[Request],
-        out: np.ndarray | None,
-    ) -> np.ndarray:
-        """The rows of `unique` that the replies bring, laid out as `ids` asked for them."""
+    def _rows(self, name: str, count: int) -> np.ndarray:
+        """Memory for rows of a table."""
         parameter = self.parameters[name]
-        rows = np.empty((len(unique), parameter.cols), parameter.element)
-        for request in requests:
-            rows[request.place] = request.reply.values
+        return np.empty((count, parameter.cols), parameter.element)
+
+    def _spread(
+        self, name: str, ids: np.ndarray, inverse: np.ndarray, rows: np.ndarray, out: np.ndarray | None
+    ) -> np.ndarray:
+        """The distinct `rows`, laid out as `ids` asked for them."""
+        parameter = self.parameters[name]
         out = self._buffer(name, (*ids.shape, *parameter.shape[1:]), out)
         np.take(rows, inverse.reshape(-1), axis=0, out=out.reshape(ids.size, parameter.cols), mode="clip")
         return out
 
 
-def _fill_flat(out: np.ndarray, requests: list[Request]) -> np.ndarray:
-    for request in requests:
-        out.reshape(1, -1)[:, request.place] = request.reply.values
-    return out
+def dealer(zmq: Any, context: Any, address: str, key_file: str) -> Any:
+    """A socket that is connected to a server."""
+    check_address(address, key_file)
+    socket = context.socket(zmq.DEALER)
+    for name, value in SETTINGS.items():
+        socket.setsockopt(getattr(zmq, name), value)
+    if key_file:
+        keys = {name: str(key).encode() for name, key in read_keys(key_file).items()}
+        socket.curve_secretkey, socket.curve_publickey = keys["secret"], keys["public"]
+        socket.curve_serverkey = keys["server"]
+    socket.connect(address)
+    return socket
 
 
 def _gathered(requests: list[Request], none: tuple[np.ndarray, ...] = ()) -> tuple[np.ndarray, ...]:

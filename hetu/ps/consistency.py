@@ -84,6 +84,7 @@ class Clocks:
     def __init__(self, workers: int) -> None:
         self.of = dict.fromkeys(range(workers), 0)
         self.slowest = 0  # never falls, also when nobody is left
+        self.widest = 0  # the largest lead there ever was
 
     @property
     def lead(self) -> int:
@@ -93,6 +94,7 @@ class Clocks:
     def tick(self, worker: int) -> None:
         self.of[worker] += 1
         self._update()
+        self.widest = max(self.widest, self.lead)
 
     def remove(self, worker: int) -> None:
         """Go on without this worker."""
@@ -102,6 +104,19 @@ class Clocks:
     def join(self, worker: int) -> int:
         """Take a worker in, at the clock of the slowest unless it is there already. Returns its clock."""
         return self.of.setdefault(worker, self.slowest)
+
+    def catch_up(self, worker: int, clock: int, staleness: float) -> list[int]:
+        """`worker` had leave to work at `clock`, so nobody was further behind than `staleness`: returns who is moved.
+
+        >>> clocks = Clocks(3)
+        >>> clocks.catch_up(0, 5, staleness=3), clocks.of
+        ([0, 1, 2], {0: 5, 1: 2, 2: 2})
+        """
+        least = {other: clock if other == worker else clock - staleness for other in self.of}
+        behind = [other for other in self.of if self.of[other] < least[other]]
+        self.of |= {other: least[other] for other in behind}
+        self._update()
+        return behind
 
     def _update(self) -> None:
         if self.of:

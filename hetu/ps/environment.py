@@ -1,6 +1,6 @@
 """What a rank that `heturun -s N` started finds in its environment: its place in the job, and how to reach the servers.
 
-Ignored on purpose: starting servers, and keys for servers on other hosts.
+Ignored on purpose: starting servers, and making their keys.
 """
 
 from __future__ import annotations
@@ -8,13 +8,14 @@ from __future__ import annotations
 import atexit
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from ..errors import ArgumentError
 from .client import Client
 
-ADDRESSES, TOKEN = "HETU_SERVERS", "HETU_SERVER_TOKEN"
+ADDRESSES, TOKEN, KEYS = "HETU_SERVERS", "HETU_SERVER_TOKEN", "HETU_SERVER_KEYS"
 RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
-SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "SLURM_NTASKS")
+SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
 def place() -> tuple[int, int]:
@@ -27,11 +28,18 @@ def place() -> tuple[int, int]:
     return _first(RANKS, 0), _first(SIZES, 1)
 
 
+def has_servers() -> bool:
+    """Whether `heturun -s` started servers for this job."""
+    return ADDRESSES in os.environ
+
+
 def connect() -> Client:
     """This rank's connection to the job's servers, which it leaves in order when the process ends."""
-    if ADDRESSES not in os.environ:
+    if not has_servers():
         raise ArgumentError("this job has no parameter servers", fix="start it as: heturun -w 2 -s 1 python train.py")
-    client = Client(os.environ[ADDRESSES].split(","), place()[0], os.environ[TOKEN])
+    rank, keys = place()[0], os.environ.get(KEYS)
+    key_file = str(Path(keys) / f"worker-{rank}.json") if keys else ""
+    client = Client(os.environ[ADDRESSES].split(","), rank, os.environ[TOKEN], key_file=key_file)
     atexit.register(client.leave)  # what was sent last has arrived, and nobody waits for this rank
     return client
 

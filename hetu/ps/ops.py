@@ -35,7 +35,8 @@ def _token_dims(*types: TensorType, **_: Any) -> str:
         return "->z"  # a rate
     letters = axis_letters(types[1].ndim)
     ids, row = letters[: types[0].ndim], letters[types[0].ndim :]
-    return f"{''.join(ids)},{''.join(ids)}{''.join(f'{c}!' for c in row)}->z"
+    rate = "," if len(types) == 3 else ""
+    return f"{''.join(ids)},{''.join(ids)}{''.join(f'{c}!' for c in row)}{rate}->z"
 
 
 def _rows_dims(ids: TensorType, *, shape: Shape, **_: Any) -> str:
@@ -79,6 +80,11 @@ def _push_rows(out: Any, ids: Any, rows: Any, *, parameter: str, comm: Any) -> N
     comm.client.push_rows(parameter, ids, rows)
 
 
+def _descend_rows(out: Any, ids: Any, rows: Any, rate: Any, *, parameter: str, comm: Any) -> None:
+    """Gradient descent on the rows `ids` of a cached table, which sends what it must; the result is an empty token."""
+    comm.rows.descend(parameter, ids, rows, float(rate))
+
+
 def _set_rate(out: Any, rate: Any, *, parameter: str, comm: Any) -> None:
     """Tell the servers the learning rate of a parameter, once for the whole job; the result is an empty token."""
     if comm.rank == 0:
@@ -86,8 +92,11 @@ def _set_rate(out: Any, rate: Any, *, parameter: str, comm: Any) -> None:
 
 
 def _tick(out: Any, *sent: Any, parameter: str, comm: Any) -> None:
-    """End the clock: every push of this step has left. Its inputs are the tokens, and the arrays on their way."""
-    comm.client.clock()
+    """End the clock: every push of this step has left. Its inputs are the tokens, and the arrays on their way.
+
+    Then ask for the rows that the next step is expected to need.
+    """
+    comm.rows.tick()
 
 
 def _pull(out: Any, ticked: Any, *, parameter: str, comm: Any) -> None:
@@ -97,11 +106,12 @@ def _pull(out: Any, ticked: Any, *, parameter: str, comm: Any) -> None:
 
 def _pull_rows(out: Any, ids: Any, *, parameter: str, comm: Any) -> None:
     """The rows `ids` of a table that lives on the servers."""
-    comm.client.pull_rows(parameter, ids, out).wait()
+    comm.rows.pull(parameter, ids, out)
 
 
 push = _made("push", _token, _push)
 push_rows = _made("push_rows", _token, _push_rows, _token_dims)
+descend_rows = _made("descend_rows", _token, _descend_rows, _token_dims)
 set_rate = _made("set_rate", _token, _set_rate, _token_dims)
 tick = _made("tick", _token, _tick)
 pull = _made("pull", _pulled, _pull)

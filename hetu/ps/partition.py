@@ -19,6 +19,7 @@ import numpy as np
 
 from ..errors import ArgumentError
 from ..types import as_dtype
+from .rules import check_rule
 from .table import TableSpec
 
 CHUNK = 1 << 20  # bytes of a message: larger ones make every receive allocate fresh pages
@@ -28,8 +29,8 @@ CHUNK = 1 << 20  # bytes of a message: larger ones make every receive allocate f
 class Parameter:
     """What a job wants kept on its servers.
 
-    `sparse` parameters are tables whose rows, along the first axis, are pushed and pulled by id. `rule`, `options`
-    and `reduce` are those of `hetu.ps.rules` and `hetu.ps.TableSpec`.
+    `sparse` parameters are tables whose rows, along the first axis, are pushed and pulled by id. `rule`, `options`,
+    `reduce` and `generation` are those of `hetu.ps.rules` and `hetu.ps.TableSpec`.
     """
 
     shape: tuple[int, ...]
@@ -38,6 +39,7 @@ class Parameter:
     rule: str = "sgd"
     options: Mapping[str, Any] = field(default_factory=dict)
     reduce: str = "mean"
+    generation: int = 0
 
     @cached_property
     def element(self) -> np.dtype:
@@ -49,6 +51,12 @@ class Parameter:
         """Elements of one row."""
         return math.prod(self.shape[1:])
 
+    @cached_property
+    def arrays(self) -> int:
+        """How many arrays of its shape the servers keep: the values and the state of the rule."""
+        op = check_rule(self.rule, dict(self.options))[0]
+        return 1 if op is None else op.inputs.index("g")
+
     @property
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.element.itemsize
@@ -56,7 +64,9 @@ class Parameter:
     def spec(self, name: str, start: int, stop: int) -> TableSpec:
         """What the server of one block is told."""
         rows, cols = (stop - start, self.cols) if self.sparse else (1, stop - start)
-        return TableSpec(name, start, rows, cols, self.element.name, self.rule, dict(self.options), self.reduce)
+        return TableSpec(
+            name, start, rows, cols, self.element.name, self.rule, dict(self.options), self.reduce, self.generation
+        )
 
 
 @dataclass(frozen=True)

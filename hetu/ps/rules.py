@@ -8,6 +8,7 @@ need the norm of a whole parameter (LAMB), gradient clipping, and devices other 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,7 @@ class Rule:
         self.rate, self.step = np.array(rate, table.dtype), np.array(0, "int64")
         states = 0 if self.op is None else self.op.inputs.index("g") - 1
         self.states = tuple(np.zeros_like(table) for _ in range(states))
+        self.timed = self.op is not None and "step" in self.op.inputs
         self.gradient: np.ndarray | None = None  # of the whole table; made when first needed
         self.calls: list[Instruction] = []
 
@@ -49,15 +51,21 @@ class Rule:
         """One update of the whole table by the gradient that `accumulate` writes into the buffer it is given."""
         if self.gradient is None:
             self.gradient = np.empty_like(self.table)
-            self.calls = self._bound()
+            self.calls = self._bound(self.gradient)
         accumulate(self.gradient)
-        self.step += 1
+        self._tick()
         for call in self.calls:
+            call()
+
+    def apply_in_place(self, gradient: np.ndarray) -> None:
+        """The same by a gradient that is there already. Worth it where binding costs less than a copy."""
+        self._tick()
+        for call in self._bound(gradient):
             call()
 
     def apply_rows(self, ids: np.ndarray, rows: np.ndarray) -> None:
         """One update of the distinct rows `ids` (k,) by their gradients (k, cols)."""
-        self.step += 1
+        self._tick()
         values = [np.take(t, ids, axis=0) for t in (self.table, *self.states)]
         if self.op is None:
             made = (values[0] + rows,)
@@ -67,15 +75,19 @@ class Rule:
         for table, new in zip((self.table, *self.states), made):
             table[ids] = new
 
-    def _bound(self) -> list[Instruction]:
+    def _tick(self) -> None:
+        if self.timed:
+            self.step += 1
+
+    def _bound(self, gradient: np.ndarray) -> list[Instruction]:
         if self.op is None:
-            return [lambda: np.add(self.table, self.gradient, self.table)]
+            return [partial(np.add, self.table, gradient, self.table)]
         tables = (self.table, *self.states)
         out = tables if self.states else self.table
-        return self.op.bound(np, out, (*tables, self.gradient, *self._scalars()), self.options)
+        return self.op.bound(np, out, (*tables, gradient, *self._scalars()), self.options)
 
     def _scalars(self) -> tuple[np.ndarray, ...]:
-        return (self.rate, self.step) if "step" in self.op.inputs else (self.rate,)
+        return (self.rate, self.step) if self.timed else (self.rate,)
 
 
 def check_rule(name: str, options: dict[str, Any]) -> tuple[Op | None, float, dict[str, Any]]:

@@ -12,12 +12,15 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from ..errors import GradientError
+import numpy as np
+
+from ..errors import ArgumentError, GradientError
 from ..graph import Node, rewrite, topological
 from ..ops.update import ROW_FORMS
+from ..program import Program
 from ..state import initial_value
 from .client import Client
-from .ops import TOKEN, pull, pull_rows, push, push_rows, set_rate, tick
+from .ops import TOKEN, descend_rows, pull, pull_rows, push, push_rows, set_rate, tick
 from .partition import Parameter
 
 
@@ -41,14 +44,31 @@ class Served:
         readers = [n for n in self.nodes if variable in n.inputs and n is not step]
         return all(n.op.name == "scatter_rows" or is_lookup(n, (variable,)) for n in readers)
 
-    def slots(self, variables: Collection[Node]) -> set[Node]:
-        """The rules' state for these variables, which is the servers' too."""
+    def slots(self, variables: Collection[Node]) -> list[Node]:
+        """The rules' state for these variables, which is the servers' too, in the rules' order."""
         steps = [self.steps[v] for v in variables]
-        return {i for n in steps for i in n.inputs[1 : n.op.inputs.index("g")]}
+        return [i for n in steps for i in n.inputs[1 : n.op.inputs.index("g")]]
 
-    def parameter(self, variable: Node, *, sparse: bool, reduce: str) -> Parameter:
-        """What the servers are told about a variable."""
+    def step_count(self, variable: Node) -> Node | None:
+        """The variable that counts the updates of this one, where its rule needs them counted."""
         step = self.steps[variable]
+        if "step" not in step.op.inputs:
+            return None
+        counts = topological([step.inputs[step.op.inputs.index("step")]])
+        return next(n for n in counts if n.op.name == "variable")
+
+    def parameter(self, variable: Node, *, sparse: bool, reduce: str, cached: bool = False) -> Parameter:
+        """What the servers are told about a variable. To a `cached` table workers send finished steps."""
+        step = self.steps[variable]
+        if cached:
+            if step.op.name != "sgd":
+                raise ArgumentError(
+                    f"a cache for {variable.name!r}, whose update is {step.op.name}: a cache sends sums of finished "
+                    "steps, of which servers could not keep that rule's state",
+                    fix="train the tables by ht.optim.SGD, or use no cache",
+                    site=step.site,
+                )
+            return Parameter(variable.shape, variable.dtype.name, sparse, "add", reduce="sum")
         options = dict(step.attrs)
         if (rate := rate_of(step)).op.name == "constant":
             options["learning_rate"] = float(rate.attrs["value"])
@@ -67,6 +87,17 @@ def gradient_of(step: Node) -> Node:
 def is_lookup(node: Node, tables: Collection[Node]) -> bool:
     """Whether a node takes rows of one of the tables."""
     return node.op.name == "take" and node.attrs["axis"] == 0 and node.inputs[0] in tables
+
+
+def expected(program: Program, values: Mapping[str, np.ndarray]) -> list[tuple[str, np.ndarray]]:
+    """The tables and ids whose rows a program will pull when it is fed these values, where the ids are what is fed."""
+    found = []
+    for step in program.steps:
+        if step.node.op is pull_rows and step.node.inputs[0].op.name == "placeholder":
+            ids = step.node.inputs[0].name
+            name, part = program.parts.get(ids, (ids, ...))
+            found.append((step.node.attrs["parameter"], values[name][part]))
+    return found
 
 
 def create(client: Client, parameters: Mapping[Node, Parameter], seed: int) -> None:
@@ -89,16 +120,18 @@ class Calls:
 
         return rewrite(outputs, rule)
 
-    def push(self, variable: Node, new: Node, *, sparse: bool) -> list[Node]:
+    def push(self, variable: Node, new: Node, *, sparse: bool, cached: bool = False) -> list[Node]:
         """What sends the gradient, and a rate that changes, from which the rule makes the value `new`."""
         step = new.inputs[0] if new.op.name == "item" else new
         rate, gradient, sent = rate_of(step), gradient_of(step), []
+        if sparse and gradient.op.name != "scatter_rows":
+            raise GradientError(f"the gradient of table {variable.name!r} is no longer one of rows: {gradient!r}")
+        if cached:
+            return [self._make(descend_rows, (*gradient.inputs[1:], rate), variable.name)]
         if rate.op.name != "constant":
             sent.append(self._make(set_rate, (rate,), variable.name))
         if not sparse:
             return [*sent, self._make(push, (gradient,), variable.name)]
-        if gradient.op.name != "scatter_rows":
-            raise GradientError(f"the gradient of table {variable.name!r} is no longer one of rows: {gradient!r}")
         return [*sent, self._make(push_rows, gradient.inputs[1:], variable.name)]
 
     def tick(self, sent: Sequence[Node], order: int = 0) -> Node:

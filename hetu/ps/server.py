@@ -2,7 +2,8 @@
 
 A `ServerProcess` is a server in a process of its own, which lives as long as its standard input is open, so it never
 outlives whoever started it. Options go in by standard input too, because a command line and an environment can be
-read by others. Ignored on purpose: choosing hosts, snapshots.
+read by others. With `snapshots` it writes its state to a folder (`snapshot.py`), and a server that is started with
+that folder, on the same address, goes on from there. Ignored on purpose: choosing hosts, and who starts it again.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import HetuError
+from ..errors import ArgumentError, HetuError
 from .consistency import consistency
 from .keys import check_address, read_keys, write_keys
 from .messages import FRAME_LIMIT
 from .partial_reduce import Controller
 from .session import Envelope, Sessions
+from .snapshot import Snapshots
 from .store import ParameterStore
+from .transport import receive_frames, send_frames
 
 TICK = 0.05  # seconds between looks at leases and deadlines
 HEARTBEAT = {"HEARTBEAT_IVL": 1000, "HEARTBEAT_TIMEOUT": 3000, "HEARTBEAT_TTL": 5000, "LINGER": 0, "TCP_KEEPALIVE": 1}
@@ -46,9 +49,25 @@ class ServerError(HetuError, RuntimeError):
 
 @dataclass(frozen=True)
 class Options:
-    """How to run a server. Seconds throughout; `group`, `wait` and `decay` are those of partial reduce.
+    """How to run a server; all times are in seconds.
 
-    `imports` are modules to import first, for the server functions in them; `key_file` is what `make_keys` wrote.
+    * `workers`, `token`: how many take part, and the secret by which they prove that they do.
+    * `consistency`: "bsp" (everyone waits for everyone, bit-deterministic), "ssp:3" (the fastest leads by 3 clocks at
+      most while it works) or "asp" (nobody waits).
+    * `lease`, `on_loss`: a worker that gives no sign of life for `lease` is lost: it was killed, frozen or cut off, for
+      one that computes gives them too. Then "evict" goes on without it (it may come back), and "fail" refuses all
+      further requests, so that the job ends. Keep the lease below the workers' `timeout`, or they give up first.
+      Nobody is waited for less than a lease, and nobody is lost before it first comes.
+    * `snapshots`, `snapshot_every`: the folder for this server's state, "" for none, and the time between two
+      snapshots: a server that is killed loses at most what it took in that time. Each server needs a folder of its
+      own; one that finds a snapshot there goes on from it, so give a new job a new folder.
+    * `address`: where to listen, * for any free port; beyond this machine it needs `key_file`, which `make_keys` wrote.
+    * `memory_limit`: bytes of tables, optimizer state and held-back pushes, beyond which requests are refused.
+    * `imports`: modules to import first, for the server functions in them.
+    * `group`, `wait`, `decay`: those of partial reduce, see `Controller`.
+
+    >>> Options(workers=2, token="secret", consistency="ssp:3", lease=20.0).on_loss
+    'evict'
     """
 
     workers: int
@@ -58,11 +77,21 @@ class Options:
     key_file: str = ""
     lease: float = 60.0
     on_loss: str = "evict"
+    snapshots: str = ""
+    snapshot_every: float = 30.0
     memory_limit: int = 8 << 30
     imports: tuple[str, ...] = ()
     group: int = 2
     wait: float | None = None
     decay: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.on_loss not in ("evict", "fail"):
+            raise ArgumentError(f"on_loss={self.on_loss!r}", fix="use evict or fail")
+        if not (self.lease > 0 and self.snapshot_every > 0):
+            raise ArgumentError(
+                f"lease={self.lease!r}, snapshot_every={self.snapshot_every!r}", fix="use times above 0 seconds"
+            )
 
     def sessions(self, now: float) -> Sessions:
         """A fresh store and its door. The epoch is drawn, so no two lives of a server share one."""
@@ -89,7 +118,11 @@ class Server:
         check_address(options.address, options.key_file)
         for module in options.imports:
             importlib.import_module(module)
-        self.zmq, self.context, self.sessions = zmq, zmq.Context(), options.sessions(time.monotonic())
+        self.sessions, self.snapshots = options.sessions(time.monotonic()), None
+        if options.snapshots:
+            self.snapshots = Snapshots(Path(options.snapshots), options.snapshot_every)
+            self.snapshots.restore(self.sessions.store)
+        self.zmq, self.context = zmq, zmq.Context()
         self.socket = self.context.socket(zmq.ROUTER)
         # A ROUTER drops what exceeds its send mark without a word; the clients' credit bounds memory instead.
         settings = {**HEARTBEAT, "SNDHWM": 0, "RCVHWM": 64, "MAXMSGSIZE": FRAME_LIMIT, "RCVTIMEO": int(TICK * 1000)}
@@ -103,19 +136,27 @@ class Server:
         """Serve until `stop` is set; a look at it, at leases and at deadlines every `TICK` seconds."""
         due = 0.0
         while not stop.is_set():
-            with contextlib.suppress(self.zmq.Again):
-                peer, *frames = self.socket.recv_multipart(copy=False)
-                self._send(self.sessions.receive(peer.bytes, [frame.buffer for frame in frames], time.monotonic()))
-            now = time.monotonic()
+            try:
+                peer, frames = self.socket.recv(), receive_frames(self.socket)
+            except self.zmq.Again:
+                now = time.monotonic()
+            else:
+                now = time.monotonic()
+                self._send(self.sessions.receive(peer, frames, now))
             if now >= due:
                 self._send(self.sessions.tick(now))
+                if self.snapshots is not None:
+                    self._send(self.sessions.envelopes(self.snapshots.tick(self.sessions.store, now)))
                 due = now + TICK
 
     def _send(self, envelopes: list[Envelope]) -> None:
         for peer, frames in envelopes:
-            self.socket.send_multipart([peer, *frames], copy=False)
+            self.socket.send(peer, self.zmq.SNDMORE)
+            send_frames(self.socket, frames, 0, self.zmq.SNDMORE, copy=True)  # the next message may change a table
 
     def close(self) -> None:
+        if self.snapshots is not None:
+            self.snapshots.finish()
         if self.guard is not None:
             self.guard.stop()
         self.socket.close()
@@ -203,9 +244,18 @@ class ServerProcess:
 
 
 def main() -> None:
-    """Options as one line of JSON in, `ready <address>` out, then serve until standard input closes."""
+    """Options as one line of JSON in, `ready <address>` out, then serve until standard input closes.
+
+    Options that are wrong are answered with `refused` and a text in JSON. `make_keys` makes those of `key_file` first.
+    """
     given = json.loads(sys.stdin.readline())
-    server = Server(Options(**{**given, "imports": tuple(given["imports"])}))
+    try:
+        if given.pop("make_keys", False):
+            make_keys(Path(given["key_file"]).parent, given["workers"])
+        server = Server(Options(**{**given, "imports": tuple(given.get("imports", ()))}))
+    except HetuError as error:
+        print(f"refused {json.dumps(error.text(where=False))}", flush=True)
+        return
     stop = threading.Event()
 
     def wait_for_end() -> None:
@@ -213,6 +263,9 @@ def main() -> None:
         stop.set()
 
     threading.Thread(target=wait_for_end, daemon=True).start()
+    if restored := server.sessions.store.restored:
+        text = "hetu server: goes on from a snapshot at clock {clock}, taken {age:g} s ago"
+        print(text.format(**restored), file=sys.stderr)
     print(f"ready {server.address}", flush=True)
     with contextlib.suppress(KeyboardInterrupt):
         server.run(stop)

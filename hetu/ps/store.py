@@ -11,45 +11,22 @@ Ignored on purpose: who may speak for a worker (`session.py`), and replication.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any
 
 from ..errors import HetuError
-from .consistency import Clocks, Consistency
+from .consistency import Clocks, Consistency, consistency
 from .functions import call_function
+from .member import WINDOW, Member
 from .messages import Kind, Message, RefusedError
 from .partial_reduce import Controller
 from .table import Table, TableSpec
 
-WINDOW = 4096  # requests of one worker that may be ahead of its oldest unfinished one
-_GATED = (Kind.PULL, Kind.PUSH_PULL, Kind.SYNC, Kind.CLOCK)  # may have to wait for other workers
-_ON_TABLE = (Kind.ASSIGN, Kind.PUSH, Kind.PULL, Kind.PUSH_PULL, Kind.SYNC, Kind.RATE, Kind.CALL)
-_OF_THE_CLOCK = (Kind.PUSH, Kind.PUSH_PULL, Kind.RATE, Kind.CLOCK)  # only while their worker is at work on it
-
-
-@dataclass
-class Member:
-    """What the store knows of one worker."""
-
-    last_seen: float
-    incarnation: int | None = None
-    retired: set[int] = field(default_factory=set)  # incarnations that are over
-    done: int = 0  # every request up to this number has been handled
-    ahead: set[int] = field(default_factory=set)  # and these beyond it
-    refused: dict[int, Message] = field(default_factory=dict)
-
-    def knows(self, seq: int) -> bool:
-        return seq <= self.done or seq in self.ahead
-
-    def expired(self, now: float, lease: float) -> bool:
-        """Silent for too long. One who has not come yet is waited for: it may be reading its data."""
-        return self.incarnation is not None and now - self.last_seen > lease
-
-    def finish(self, seq: int) -> None:
-        self.ahead.add(seq)
-        while self.done + 1 in self.ahead:
-            self.done += 1
-            self.ahead.remove(self.done)
+_GATED = {Kind.PULL, Kind.PUSH_PULL, Kind.SYNC, Kind.STATE, Kind.CLOCK}  # may have to wait for other workers
+_ON_TABLE = {
+    Kind.ASSIGN, Kind.PUSH, Kind.PULL, Kind.PUSH_PULL, Kind.SYNC, Kind.RATE, Kind.CALL, Kind.STATE, Kind.RESTORE
+}  # fmt: skip
+_OF_THE_CLOCK = {Kind.PUSH, Kind.PUSH_PULL, Kind.RATE, Kind.CLOCK}  # only while their worker is at work on it
 
 
 class ParameterStore:
@@ -84,11 +61,18 @@ class ParameterStore:
         self.tables: dict[int, Table] = {}
         self.parked: dict[tuple[int, int], Message] = {}
         self.failure: RefusedError | None = None
-        self.bytes_used, self.counts = 0, dict.fromkeys(Kind, 0)
+        self.bytes_used, self.counts, self.rows_synced = 0, dict.fromkeys(Kind, 0), [0, 0]  # asked for, sent
+        self.traffic = [0, 0]  # bytes of arrays received and sent
+        self.started = self.now = now
+        self.restored: dict[str, Any] | None = None  # what a snapshot says of itself, in the life after it
+        self.returning: set[int] = set()  # workers that may have been there in the life before
+        self.snapshot_wanted: dict[tuple[int, int], Message] | None = None  # a dict where snapshots are kept
         self._out: list[Message] = []
         self._write: dict[Kind, Callable[[Message], None]] = {
             Kind.CREATE: self._create,
-            Kind.ASSIGN: self._assign,
+            Kind.MODE: self._mode,
+            Kind.ASSIGN: lambda m: self.tables[m.key].assign(m),
+            Kind.RESTORE: lambda m: self.tables[m.key].restore(m),
             Kind.PUSH: self._push,
             Kind.PUSH_PULL: self._push,
             Kind.RATE: self._rate,
@@ -100,17 +84,26 @@ class ParameterStore:
             Kind.PULL: self._pull,
             Kind.PUSH_PULL: self._pull,
             Kind.SYNC: self._sync,
+            Kind.STATE: lambda m: m.reply(values=self.tables[m.key].state(m.ids)),
             Kind.CALL: self._call,
             Kind.STATUS: lambda m: m.reply(meta=self.status()),
         }
+        # Answered by what is still to come, and asked for again by whoever sends it again.
+        self._later: dict[Kind, Callable[[Message], list[Message]]] = {
+            Kind.READY: lambda m: self.partial.ready(m, self.now),
+            Kind.SNAPSHOT: self._snapshot,
+        }
+        self._known = {Kind.PING, *self._write, *self._answer, *self._later}
 
     # -- the machine -----------------------------------------------------------------------------------------
 
     def handle(self, message: Message, now: float) -> list[Message]:
         """The replies to this message, and to the parked ones that it sets free. Replies name their worker and seq.
 
-        Whatever is wrong with the message is answered with an ERROR and changes nothing.
+        Their values may be a table's own, so a reply is to be sent before the next message is handled. Whatever is
+        wrong with the message is answered with an ERROR and changes nothing.
         """
+        self.now = now
         try:
             self._admit(message, now)
         except HetuError as error:
@@ -119,7 +112,8 @@ class ParameterStore:
 
     def tick(self, now: float) -> list[Message]:
         """Take out workers whose lease is over, and let partial reduce's deadlines pass."""
-        lost = [w for w in self.clocks.of if self.members[w].expired(now, self.lease)]
+        self.now = now
+        lost = [w for w in self.clocks.of if (self.members[w].silence(now) or 0.0) > self.lease]
         for worker in lost if self.failure is None else ():
             if self.on_loss == "fail":
                 self._fail(RefusedError("lost", f"worker {worker} was silent for {self.lease:g} s and the job ends"))
@@ -130,6 +124,8 @@ class ParameterStore:
 
     def _drain(self) -> list[Message]:
         out, self._out = self._out, []
+        for message in out:
+            self.traffic[1] += message.nbytes
         return out
 
     def _admit(self, message: Message, now: float) -> None:
@@ -139,7 +135,7 @@ class ParameterStore:
         if self.failure:
             raise self.failure
         if message.kind is Kind.HELLO:
-            self._out.append(self._hello(message, now))
+            self._out = self._hello(message, now) + self._out  # before what it sets free
             return
         member = self.members[message.worker]
         if message.epoch != self.epoch or member.incarnation is None:
@@ -150,20 +146,18 @@ class ParameterStore:
         if message.seq in member.refused:
             self._out.append(member.refused[message.seq])
         elif not member.knows(message.seq):
-            self._first_time(message, member, now)
-        elif message.kind is Kind.READY:
-            self._out += self.partial.ready(message, now)
+            self._first_time(message, member)
         else:
             self._check(message, again=True)
             self._respond(message)
 
-    def _first_time(self, message: Message, member: Member, now: float) -> None:
+    def _first_time(self, message: Message, member: Member) -> None:
         if message.seq > member.done + WINDOW:
             raise RefusedError("seq", f"request {message.seq} when {member.done} were handled")
         try:
             self._check(message)
-            if message.kind in self._write:
-                self._write[message.kind](message)
+            if write := self._write.get(message.kind):
+                write(message)
         except HetuError as error:  # the number is used up: the same request again gets the same answer
             member.refused[message.seq] = message.refusal(error)
             if len(member.refused) > WINDOW:
@@ -172,47 +166,87 @@ class ParameterStore:
             raise
         member.finish(message.seq)
         self.counts[message.kind] += 1
-        if message.kind is Kind.READY:
-            self._out += self.partial.ready(message, now)
-        else:
-            self._respond(message)
+        self.traffic[0] += message.nbytes
+        self._respond(message)
 
     def _check(self, message: Message, again: bool = False) -> None:
         """Refuse what does not fit the tables and clocks. What comes `again` may be of an earlier clock."""
         kind = message.kind
-        if kind not in self._write and kind not in self._answer and kind not in (Kind.PING, Kind.READY):
+        if kind not in self._known:
             raise RefusedError("kind", f"{kind.name} is not for a server")
         if kind in _ON_TABLE or (again and kind is Kind.CREATE):
             if message.key not in self.tables:
                 raise RefusedError("key", f"no table {message.key} on this server", fix="create it first")
             self.tables[message.key].check(message)
             if kind in _GATED:
-                self.tables[message.key].check_readable(message.ids)
+                self.tables[message.key].check_readable(message)
         clock = self.clocks.of[message.worker]
         if kind in _OF_THE_CLOCK and not again:
-            wrong = message.step != clock or not self.consistency.may_work(clock, self.clocks.slowest)
-        else:
-            wrong = message.step > clock + 1  # reads for the next clock may be sent ahead
+            # That it ended in the server's life before the snapshot, others may have shown already.
+            over = kind is Kind.CLOCK and self.restored is not None and message.step < clock
+            wrong = not over and (message.step != clock or not self.consistency.may_work(clock, self.clocks.slowest))
+        else:  # reads for the next clock may be sent ahead; partial reduce counts iterations of its own
+            wrong = message.step > clock + 1 and kind is not Kind.READY
         if wrong:
             raise RefusedError("clock", f"{kind.name} of clock {message.step}, worker {message.worker} is at {clock}")
 
     # -- membership ------------------------------------------------------------------------------------------
 
-    def _hello(self, message: Message, now: float) -> Message:
+    def renew(self, worker: int, incarnation: Any, now: float) -> None:
+        """The lease of a worker that is heard of, if it is in that life."""
+        if worker in self.clocks.of and self.members[worker].incarnation == incarnation:
+            self.members[worker].last_seen = now
+
+    def _hello(self, message: Message, now: float) -> list[Message]:
+        """The answer, if there is one already."""
         member, incarnation = self.members[message.worker], (message.meta or {}).get("incarnation")
         if type(incarnation) is not int:
             raise RefusedError("hello", "a HELLO without an incarnation number")
         if incarnation in member.retired:
             raise RefusedError("hello", f"an earlier life of worker {message.worker}")
         if incarnation != member.incarnation:
+            if self._must_wait(message):
+                return []
             self._forget(message.worker)
             retired = member.retired | ({member.incarnation} - {None})
             member = self.members[message.worker] = Member(now, incarnation, retired)
+            self.partial.join(message.worker)
+            self.clocks.join(message.worker)
         member.last_seen = now
-        self.partial.join(message.worker)
-        clock = self.clocks.join(message.worker)
-        meta = {"clock": clock, "lease": self.lease, "consistency": str(self.consistency)}
-        return Message(Kind.OK, worker=message.worker, seq=message.seq, epoch=self.epoch, meta=meta)
+        if message.worker in self.returning:
+            self._welcome_back(message, member)
+        clock = self.clocks.of.get(message.worker, self.clocks.slowest)  # a life that was taken out stays out
+        meta = {"lease": self.lease, "consistency": str(self.consistency), "clock": clock}
+        if self.restored:
+            meta["restored"] = self.restored
+        return [Message(Kind.OK, worker=message.worker, seq=message.seq, epoch=self.epoch, meta=meta)]
+
+    def _must_wait(self, hello: Message) -> bool:
+        """After a restart a new process asks in vain until those who know the clock are back, or lost."""
+        if _was_there(hello):
+            return False
+        self.returning.discard(hello.worker)
+        return any(self.members[other].incarnation is not None for other in self.returning & self.clocks.of.keys())
+
+    def _welcome_back(self, hello: Message, member: Member) -> None:
+        """After a restart: what happened since the snapshot is lost, but nobody goes back in time for it.
+
+        The HELLO tells the last clock for which the server's earlier life gave leave, the clock at which the worker
+        is, and its oldest request that is still without an answer.
+        """
+        worker, (first, at) = hello.worker, (hello.meta.get(name) for name in ("first", "at"))
+        self.returning.discard(worker)
+        if type(first) is not int or type(at) is not int or worker not in self.clocks.of:
+            return
+        member.skip_to(first)
+        slowest = self.clocks.slowest
+        raised = self.clocks.catch_up(worker, hello.step, self.consistency.staleness)
+        late = [other for other in raised if other != worker and other not in self.returning]  # came before we knew
+        self._advance(slowest)
+        if _was_there(hello) and self.clocks.of[worker] > at:  # the others went on without it: it had been taken out
+            late.append(worker)
+        for other in late:
+            self._remove(other)
 
     def _forget(self, worker: int) -> None:
         """Drop what a worker left unfinished: parked requests, and what is held back of a clock it did not end.
@@ -243,18 +277,28 @@ class ParameterStore:
 
     # -- requests that change something ----------------------------------------------------------------------
 
+    def _mode(self, message: Message) -> None:
+        """The first worker that asks for a consistency decides; the others have to ask for the same."""
+        wanted = consistency(str((message.meta or {}).get("consistency")))
+        if wanted != self.consistency and (self.tables or self.counts[Kind.MODE]):
+            raise RefusedError(
+                "consistency",
+                f"the job runs under {self.consistency}, worker {message.worker} asks for {wanted}",
+                fix="all workers must ask for the same consistency",
+            )
+        self.consistency = wanted
+
     def _create(self, message: Message) -> None:
         spec = TableSpec.parse(message.meta or {})
         known = self.tables.get(message.key)
         if known is not None:
-            if known.spec != spec:
+            if replace(known.spec, generation=spec.generation) != spec:
                 raise RefusedError("spec", f"table {message.key} is {known.spec}, not {spec}", fix="create it alike")
+            if spec.generation > known.spec.generation:
+                known.refill(spec)
             return
         self._use_memory(spec.footprint)
         self.tables[message.key] = Table(spec)
-
-    def _assign(self, message: Message) -> None:
-        self.tables[message.key].assign(message)
 
     def _push(self, message: Message) -> None:
         table = self.tables[message.key]
@@ -262,7 +306,7 @@ class ParameterStore:
             table.apply([message], self._weight(table))
             return
         self._use_memory(message.nbytes)
-        table.pending.append(message)
+        table.pending.append(message.kept())
 
     def _rate(self, message: Message) -> None:
         rate = message.meta["rate"] if message.meta and len(message.meta) == 1 and "rate" in message.meta else None
@@ -272,7 +316,8 @@ class ParameterStore:
 
     def _clock(self, message: Message) -> None:
         slowest = self.clocks.slowest
-        self.clocks.tick(message.worker)
+        if message.step == self.clocks.of[message.worker]:
+            self.clocks.tick(message.worker)
         self._advance(slowest)
 
     def _advance(self, slowest_before: int) -> None:
@@ -304,6 +349,9 @@ class ParameterStore:
         if message.kind in _GATED and not self.consistency.may_work(clock, self.clocks.slowest):
             self.parked[message.worker, message.seq] = message
             return
+        if message.kind in self._later:
+            self._out += self._later[message.kind](message)
+            return
         answer = self._answer.get(message.kind)
         try:
             self._out.append(answer(message) if answer else message.reply(step=self.clocks.slowest))
@@ -311,10 +359,12 @@ class ParameterStore:
             self._out.append(message.refusal(error))
 
     def _pull(self, message: Message) -> Message:
-        return message.reply(step=self.clocks.slowest, values=self.tables[message.key].read(message.ids))
+        return message.reply(step=self.clocks.slowest, values=self.tables[message.key].read(message))
 
     def _sync(self, message: Message) -> Message:
         ids, versions, rows = self.tables[message.key].newer(message.ids, message.counts)
+        self.rows_synced[0] += len(message.ids)
+        self.rows_synced[1] += len(ids)
         return message.reply(step=self.clocks.slowest, ids=ids, counts=versions, values=rows)
 
     def _call(self, message: Message) -> Message:
@@ -327,14 +377,32 @@ class ParameterStore:
             raise RefusedError("function", f"{meta.get('function')}: {type(error).__name__}: {error}") from error
         return message.reply(ids=ids, values=rows)
 
+    def _snapshot(self, message: Message) -> list[Message]:
+        if self.snapshot_wanted is None:
+            raise RefusedError("snapshot", "this server keeps no snapshots", fix="start it with Options(snapshots=...)")
+        self.snapshot_wanted[message.worker, message.seq] = message
+        return []
+
     def status(self) -> dict[str, Any]:
-        """What is going on, as plain data."""
+        """What is going on, as plain data: counts since the start, seconds, bytes."""
         return {
             "consistency": str(self.consistency),
             "clocks": {str(worker): clock for worker, clock in self.clocks.of.items()},
+            "silent": {str(worker): self.members[worker].silence(self.now) for worker in self.clocks.of},
             "lead": self.clocks.lead,
+            "widest": self.clocks.widest,
             "parked": len(self.parked),
             "bytes": self.bytes_used,
             "requests": {kind.name.lower(): n for kind, n in self.counts.items() if n},
+            "received": self.traffic[0],
+            "sent": self.traffic[1],
+            "rows": {"asked": self.rows_synced[0], "fetched": self.rows_synced[1]},
+            "seconds": self.now - self.started,
             "tables": len(self.tables),
+            "restored": self.restored,
         }
+
+
+def _was_there(hello: Message) -> bool:
+    """Whether it comes from a life that this server, or its own earlier life, has greeted before."""
+    return hello.step > 0 or (hello.meta or {}).get("first", 1) != 1

@@ -4,25 +4,36 @@ Each worker runs the whole model on its part of the batch. For every variable th
 cut out of the graph: its gradient is pushed, the servers apply the same rule, and the new value is pulled straight into
 the variable. A table that is only looked up lives on the servers alone: lookups pull the rows of the batch, gradients
 push them (M. Li et al., "Scaling Distributed Machine Learning with the Parameter Server", 2014). Ignored on purpose:
-combining it with all-reduce (`hetu.plan.Hybrid`), and checkpoints of what the servers hold.
+combining it with all-reduce (`hetu.plan.Hybrid`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from .. import checkpoint
 from ..errors import ArgumentError, ShapeError
 from ..graph import Node, origin_of, topological
 from ..passes import Pass, simplify
+from ..program import Program
 from ..source import Site
-from ..state import State
+from ..state import State, Wanted, fitting
 from ..types import Atom, Dim
+from .cache import Cache
 from .client import Client
+from .consistency import Consistency
 from .environment import connect, place
-from .served import Calls, Served, create
+from .rows import Rows
+from .saved import Saved
+from .served import Calls, Served, create, expected
 
+FilePath = str | os.PathLike[str]
 Part = tuple[tuple[int, int], ...]
 
 
@@ -33,6 +44,7 @@ class Worker:
     client: Client
     rank: int
     world_size: int
+    rows: Rows
 
     def progress(self) -> None:
         """Sockets move by themselves."""
@@ -52,34 +64,53 @@ class Local:
 
 
 class ParameterServer:
-    """A strategy: `ht.Executor(..., strategy=ParameterServer(client, rank, workers))`.
+    """A strategy: `ht.Executor(..., strategy=ParameterServer(consistency=SSP(3)))` under `heturun -w 2 -s 1`.
 
-    The consistency (BSP, SSP, ASP) is the servers' (`Options(consistency=...)`). Batches are split along the first axis
-    and must divide by `workers`; a fetched loss is that of the worker's own part. Under BSP the parameters equal those
-    of one process that trains on whole batches.
+    Args:
+        client, rank, workers: a connection and this worker's place; by default those of the job that `heturun` started.
+        consistency: what the servers are to run under, BSP(), SSP(3) or ASP(), alike on all workers; by default what
+            they were started with.
+        cache: how much of the tables that are only looked up each worker keeps, and how stale; see `Cache`.
+
+    Batches are split along the first axis and must divide by `workers`; a fetched loss is that of the worker's own
+    part. Under BSP without a cache the parameters equal those of one process that trains on whole batches.
+    ArgumentError where there are no servers and for a cache of tables that are not trained by plain gradient descent,
+    RefusedError where workers ask for different modes.
     """
 
-    def __init__(self, client: Client, rank: int, workers: int) -> None:
+    def __init__(
+        self,
+        client: Client | None = None,
+        rank: int = 0,
+        workers: int = 1,
+        *,
+        consistency: Consistency | None = None,
+        cache: Cache | None = None,
+    ) -> None:
+        if client is None:
+            client, (rank, workers) = connect(), place()
         if not 0 <= rank < workers:
             raise ArgumentError(f"rank {rank} of {workers} workers", fix="ranks count from 0")
-        self.worker = Worker(client, rank, workers)
-
-    @classmethod
-    def from_environment(cls) -> ParameterServer:
-        """The strategy for a rank that `heturun -w N -s M` started."""
-        return cls(connect(), *place())
+        if consistency is not None:
+            client.agree(consistency)
+        self.client, self.rank, self.workers, self.cache = client, rank, workers, cache
 
     def attach(self, outputs: Sequence[Node], comm: Any = None) -> Placement:
         """What an executor works with."""
-        return Placement(self.worker, outputs)
+        # The servers take the mean of what is pushed, except through a cache, whose steps they add.
+        rows = Rows(self.client, self.cache, weight=1 / self.workers)
+        return Placement(Worker(self.client, self.rank, self.workers, rows), outputs)
 
 
 class Placement:
     """What the servers keep of a graph, and one worker's part of it."""
 
+    last = None  # nothing is done to the graph after all passes
+
     def __init__(self, worker: Worker, outputs: Sequence[Node]) -> None:
         self.comm, self.served = worker, Served(outputs)
-        self.slots = self.served.slots(self.served.steps)
+        self.slots = {*self.served.slots(self.served.steps)}
+        self.cached = self.served.tables if worker.rows.cache else set()
         placeholders = [n for n in self.served.nodes if n.op.name == "placeholder" and n.ndim]
         self.batches = {n.name for n in placeholders if isinstance(n.shape[0], Dim)}
 
@@ -96,11 +127,22 @@ class Placement:
 
     def start(self, state: State) -> None:
         """Create the parameters on the servers, with the values that one process would start from, and fetch them."""
-        served, client = self.served, self.comm.client
-        kept = {v: served.parameter(v, sparse=v in served.tables, reduce="mean") for v in served.steps}
-        create(client, kept, state.seed)
-        for v in kept.keys() - served.tables:
-            client.pull(v.name, state.arrays[v.name]).wait()
+        served = self.served
+        kept = {
+            v: served.parameter(v, sparse=v in served.tables, reduce="mean", cached=v in self.cached)
+            for v in served.steps
+        }
+        create(self.comm.client, kept, state.seed)
+        self.comm.rows.hold(v.name for v in self.cached)
+        self._pull(state)
+
+    def _pull(self, state: State) -> None:
+        for v in self.served.steps.keys() - self.served.tables:
+            self.comm.client.pull(v.name, state.arrays[v.name]).wait()
+
+    def expect(self, program: Program, values: Mapping[str, np.ndarray]) -> None:
+        """The next step will run this program on these feeds: its rows are asked for when this one has pushed."""
+        self.comm.rows.expected = expected(program, values)
 
     def sizes(self, sizes: Mapping[Atom, int], training: bool) -> Mapping[Atom, int]:
         """The sizes of a worker's part of what is fed; evaluation is not split."""
@@ -126,7 +168,7 @@ class Placement:
         for variable, value in reversed(updates.items()):
             if variable in self.served.steps:
                 with origin_of(value):
-                    sent += calls.push(variable, value, sparse=variable in tables)
+                    sent += calls.push(variable, value, sparse=variable in tables, cached=variable in self.cached)
         tokens: tuple[Node, ...] = ()
         if sent:
             tokens = (calls.tick(sent),)
@@ -143,10 +185,45 @@ class Placement:
             found[name] = (name, ((first, first + rows), *((0, int(s)) for s in mine[name].shape[1:])))
         return found
 
+    def agree(self, values: Mapping[str, float]) -> Mapping[str, float]:
+        """Every worker goes by its own numbers: there is nothing that would bring it those of another.
+
+        One that stops early leaves the job when its process ends, and the others go on without it.
+        """
+        return values
+
     # -- checkpoints ----------------------------------------------------------------------------------------------
 
-    def save(self, *_: Any) -> None:
-        """Not there: optimizer state and tables are on the servers."""
-        raise ArgumentError("what the servers hold cannot be saved yet", fix="fetch parameters with client.pull")
+    def save(self, state: State, variables: Iterable[Node], path: FilePath, extra: Mapping[str, Any] | None) -> None:
+        """Write all variables to a folder, which worker 0 does; all workers call this alike.
 
-    load = save
+        Under BSP it is the state at this clock. Under SSP and ASP others may train on meanwhile, so that each
+        parameter is one that the mode lets a reader see.
+        """
+        self.comm.rows.flush()
+        if self.comm.rank:
+            return
+        folder, mine = Path(path), [n for n in variables if n.name in state and n not in self.served.steps]
+        number, sizes = checkpoint.begin(folder), []
+        sizes.append(checkpoint.write_part(folder, number, 0, {n.name: state.contiguous(n.name) for n in mine}))
+        table = {
+            n.name: {"shape": n.shape, "dtype": n.dtype.name, "pieces": [(0, checkpoint.whole(n.shape))]} for n in mine
+        }
+        self._saved().write(folder, number, sizes, table)
+        checkpoint.finish(folder, number, sizes, table, extra)
+
+    def load(self, state: State, variables: Iterable[Node], path: FilePath) -> dict[str, Any]:
+        """Continue from what any executor saved; all workers call this alike."""
+        saved = checkpoint.Checkpoint(Path(path))
+        wanted = {
+            n.name: Wanted(n.shape, n.dtype.name, checkpoint.whole(n.shape) if n.name in state else None)
+            for n in variables
+        }
+        state.assign(fitting(saved, wanted))
+        self._saved().restore(saved)
+        self.comm.rows.forget()
+        self._pull(state)
+        return saved.extra
+
+    def _saved(self) -> Saved:
+        return Saved(self.comm.client, self.served, {*self.served.steps})

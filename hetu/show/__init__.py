@@ -1,4 +1,4 @@
-"""Views of a graph: SVG picture, Graphviz text, HTML table; the memory plan of a program; curves over time.
+"""Views of a graph: SVG picture, Graphviz text, HTML table; memory plans, shards, timelines, rooflines, curves.
 
 `print(graph)` (in `graph.py`) is the plain-text view. Ignored on purpose: drawing libraries; everything is text.
 """
@@ -11,10 +11,25 @@ from ..graph import Graph, Node
 from .arena import memory_svg
 from .curves import curves_svg
 from .dot import to_dot
+from .roofline import roofline_svg
+from .shards import shards_svg
+from .staleness import staleness_svg
 from .svg import to_svg
 from .table import to_html
+from .timeline import timeline_svg
 
-__all__ = ["curves_svg", "install", "memory_svg", "to_dot", "to_html", "to_svg"]
+__all__ = [
+    "curves_svg",
+    "install",
+    "memory_svg",
+    "roofline_svg",
+    "shards_svg",
+    "staleness_svg",
+    "timeline_svg",
+    "to_dot",
+    "to_html",
+    "to_svg",
+]
 
 _MOST_BOXES = 400  # beyond this a picture is slow to lay out and nobody can read it
 

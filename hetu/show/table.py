@@ -1,11 +1,11 @@
-"""The let-list of a graph as an HTML table: one row a node, with its type and the user's line.
+"""HTML tables: of texts, and of a graph, one row a node with its type and the user's line.
 
 Ignored on purpose: style sheets; the colours are those of the picture and everything else is the page's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from html import escape
 
 import numpy as np
@@ -28,6 +28,17 @@ def to_html(outputs: Graph | Node | Iterable[Node]) -> str:
     rows = [_row(node, names, node in graph.outputs) for node in graph.nodes]
     head = "".join(f'<th style="text-align:left">{h}</th>' for h in ("", "type", "computed by", "at"))
     return f'<table style="font-family:{MONO};font-size:12px"><tr>{head}</tr>{"".join(rows)}</table>'
+
+
+def rows_html(rows: Sequence[Sequence[str]]) -> str:
+    """A table of texts, the first row its head.
+
+    >>> rows_html([("name", "shape"), ("w", "<4>")]).count("&lt;4&gt;")
+    1
+    """
+    head, *body = ([f'style="text-align:left">{escape(cell)}' for cell in row] for row in rows)
+    lines = ["".join(f"<th {cell}</th>" for cell in head), *("".join(f"<td {cell}</td>" for cell in r) for r in body)]
+    return f'<table style="font-family:{MONO};font-size:12px">{"".join(f"<tr>{line}</tr>" for line in lines)}</table>'
 
 
 def _row(node: Node, names: dict[Node, str], is_output: bool) -> str:

@@ -1,4 +1,4 @@
-"""Ten mistakes of one rank among three, as functions of the communicator.
+"""Ten mistakes of one rank among two or three, as functions of the communicator.
 
 `heturun -w 3 python -m tests.dist.mistakes skip` makes one. Rank 1 is the culprit, and its line is marked with the
 name of the mistake.
@@ -84,7 +84,7 @@ def wrong_world_size(comm):
 
 def duplicate_rank(comm):
     comm.barrier()
-    comm.split((0, 1, 1) if comm.rank == CULPRIT else (0, 1, 2)).barrier()  # duplicate_rank
+    comm.split((0, 1, 1) if comm.rank == CULPRIT else range(comm.world_size)).barrier()  # duplicate_rank
 
 
 def slow_rank(comm):

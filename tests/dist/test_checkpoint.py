@@ -9,8 +9,8 @@ import pytest
 
 import hetu as ht
 from hetu.dist import Pipeline, run_ranks
+from hetu.dist.builders import DataParallel, Parallel, TensorParallel, ZeRO
 from hetu.dist.heterogeneous import Heterogeneous
-from hetu.dist.strategy import DataParallel, Parallel, TensorParallel, ZeRO
 from hetu.errors import CheckpointError
 
 from .models import MODELS

@@ -159,6 +159,19 @@ def test_collective_costs_what_the_link_takes_after_the_slowest():
     assert clocked(4, body) == [30 + 2 * 3 * (1.0 + 64 / 4 / 8)] * 4
 
 
+def test_polling_a_library_is_no_work():
+    class Polled(SerialComm):
+        def progress(self):
+            work.seconds += 3
+
+    work = Work()
+    clock = VirtualClock(Polled(), LINK, timer=work)
+    work.seconds += 2
+    clock.progress()
+    work.seconds += 4
+    assert clock.now == 6
+
+
 def test_message_arrives_after_its_sender():
     def body(comm, work):
         if comm.rank == 0:

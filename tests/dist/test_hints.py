@@ -7,9 +7,10 @@ import pytest
 
 import hetu as ht
 from hetu.dist import SUM, Mesh, run_ranks, shard
+from hetu.dist.builders import TensorParallel
 from hetu.dist.heterogeneous import Heterogeneous
 from hetu.dist.hints import push_hints
-from hetu.dist.strategy import Kept, Strategy, TensorParallel
+from hetu.dist.strategy import Kept, Strategy
 from hetu.graph import topological
 
 from .models import MODELS, communication, losses

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -15,13 +17,13 @@ from hetu.dist import launch
 from hetu.dist.recorder import State
 from hetu.errors import ArgumentError
 
-HERE = Path(__file__).parent
+HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 DEADLINE = 60  # seconds
 
 
 def heturun(*arguments, **options):
     line = [sys.executable, "-m", "hetu.dist.launch", *map(str, arguments)]
-    return subprocess.run(line, cwd=HERE.parents[1], capture_output=True, text=True, timeout=DEADLINE, **options)
+    return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE, **options)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
@@ -36,10 +38,10 @@ ENDINGS = {
     "raise ZeroDivisionError('mine')": (1, "[rank 1] ZeroDivisionError: mine"),
     "sys.exit(3)": (3, "[rank 1] sys.exit(3)"),
     "sys.exit('no data')": (1, "[rank 1] no data"),
-    "os._exit(0)": (71, "heturun: ranks [0, 1] did not end well"),
-    "os.kill(os.getpid(), signal.SIGKILL)": (9, "heturun: ranks [0, 1] did not end well"),  # also: out of memory
-    "os.kill(os.getpid(), signal.SIGTERM)": (15, "heturun: ranks [0, 1] did not end well"),
-    "ctypes.string_at(0)": (11, 'train.py", line 5 in <module>'),
+    "os._exit(0)": (71, "[rank 1] ended with code 0 before its script did, as os._exit does"),
+    "os.kill(os.getpid(), signal.SIGKILL)": (137, "[rank 1] killed by SIGKILL (kill -9, or the system when memory"),
+    "os.kill(os.getpid(), signal.SIGTERM)": (143, "[rank 1] killed by SIGTERM"),
+    "ctypes.string_at(0)": (139, 'train.py", line 5 in <module>'),
     "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30)); bytes(1 << 31)": (1, "[rank 1] MemoryError"),
     "sys.exit(0)": (1, "fix: all ranks must call the same collectives"),
     "comm.deadline = 0.2; comm.barrier(); comm.barrier()": (1, "fix: all ranks must call the same collectives"),
@@ -76,36 +78,91 @@ def test_failure_before_mpi_starts(tmp_path):
     assert job.stderr.splitlines()[-1] == "[rank 1] ModuleNotFoundError: No module named 'nowhere'"
 
 
+def under_mpiexec(*arguments):
+    """Two ranks that heturun has not started."""
+    line = [launch.find_mpiexec(), "-n", "2", sys.executable, *map(str, arguments)]
+    paths = os.environ | {"PYTHONPATH": str(ROOT)} | launch.environment(2, cores=1)
+    return subprocess.run(line, env=paths, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE)
+
+
+def test_training_under_a_bare_mpiexec():
+    job = under_mpiexec("-m", "tests.dist.train", "zero1", "mlp")
+    assert (job.returncode, job.stderr) == (0, "")
+    assert all(f"rank {r}: 20 losses equal those of one process" in job.stdout for r in (0, 1))
+
+
 def test_exception_under_a_bare_mpiexec(tmp_path):
     script = tmp_path / "train.py"
     script.write_text("from hetu.dist import world\ncomm = world()\nassert comm.rank == 0, 'mine'\ncomm.barrier()\n")
-    line = [launch.find_mpiexec(), "-n", "2", sys.executable, str(script)]
-    paths = os.environ | {"PYTHONPATH": str(HERE.parents[1])} | launch.environment(2, cores=1)
-    job = subprocess.run(line, env=paths, capture_output=True, text=True, timeout=DEADLINE)
+    job = under_mpiexec(script)
     assert job.returncode == 1 and "AssertionError: mine" in job.stderr
 
 
-@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="watches foreign processes through Linux' pidfd")
-@pytest.mark.parametrize(("signal_", "code"), [(signal.SIGTERM, 130), (signal.SIGINT, 130), (signal.SIGKILL, -9)])
-def test_end_of_the_launcher_ends_all_ranks(tmp_path, signal_, code):
-    script = tmp_path / "train.py"
-    script.write_text("import os\nprint(os.getpid(), flush=True)\nwhile True:\n    pass\n")
-    line = [sys.executable, "-m", "hetu.dist.launch", "-w", "2", "python", str(script)]
-    job = subprocess.Popen(line, cwd=HERE.parents[1], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+def descendants(process):
+    """The ids of all processes that this one has started, and that these have, as Linux lists them."""
+    children = defaultdict(list)
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            children[int(stat.read_text().rpartition(")")[2].split()[1])].append(int(stat.parent.name))
+    found = list(children[process])
+    for child in found:
+        found += children[child]
+    return found
+
+
+def end_of_the_launcher(line, signal_, count, **options):
+    """Start a job whose two ranks print, send the launcher the signal, and wait for the end of all of its processes."""
+    job = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, **options)
     try:
-        alive = {os.pidfd_open(int(job.stdout.readline().split()[-1])) for _ in range(2)}
+        for _ in range(2):
+            job.stdout.readline()
+        alive = {os.pidfd_open(process) for process in descendants(job.pid)}
+        assert len(alive) >= count
         job.send_signal(signal_)
         while alive:
             ended, _, _ = select.select(alive, [], [], DEADLINE)
-            assert ended, "a rank outlived the launcher"
+            assert ended, "a process outlived the launcher"
             for process in ended:
                 os.close(process)
             alive -= set(ended)
-        assert job.wait(DEADLINE) == code
+        return job.wait(DEADLINE)
     finally:
         job.kill()
         job.stdout.close()
         job.wait()
+
+
+WAITING = """
+from hetu.dist import world
+comm = world()
+print("here", flush=True)
+while comm.rank:
+    pass
+comm.barrier()
+"""
+
+
+needs_pidfd = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="watches foreign processes through Linux' pidfd")
+
+
+@needs_pidfd
+@pytest.mark.parametrize(("signal_", "code"), [(signal.SIGTERM, 130), (signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_end_of_the_launcher_ends_all_ranks(tmp_path, signal_, code):
+    """Two ranks, their guards, mpiexec with a helper, a server, and the sweep; and nothing is left on the disk."""
+    script, folder = tmp_path / "train.py", tmp_path / "temporary"
+    script.write_text(WAITING)
+    folder.mkdir()
+    line = [sys.executable, "-m", "hetu.dist.launch", "-w", "2", "-s", "1", "python", str(script)]
+    assert end_of_the_launcher(line, signal_, 8, cwd=ROOT, env=os.environ | {"TMPDIR": str(folder)}) == code
+    assert not list(folder.glob("heturun-*"))
+
+
+def test_hosts_that_do_not_share_the_directory(tmp_path):
+    line = [sys.executable, launch.GUARD, "train.py"]
+    nowhere = os.environ | {launch.RUN_DIRECTORY: str(tmp_path / "nowhere"), "PMI_RANK": "3"}
+    job = subprocess.run(line, env=nowhere, capture_output=True, text=True, timeout=DEADLINE)
+    assert job.returncode == 1
+    assert job.stderr.startswith("[rank 3] ") and "hosts must share the working directory" in job.stderr
 
 
 def test_arguments_and_module_path_are_those_of_python(tmp_path):
@@ -129,25 +186,30 @@ def test_threads_are_shared_out(monkeypatch):
 def test_command_line(capsys):
     assert launch.main(["-n", "4", "-s", "1", "--dry-run", "python", "train.py", "--lr", "1"]) == 0
     shown = capsys.readouterr().out
-    assert "-n 4" in shown and shown.rstrip().endswith("-m hetu.dist.boot train.py --lr 1")
-    assert "# 1 servers: " in shown
+    assert "-n 4" in shown and shown.rstrip().endswith("guard.py train.py --lr 1")
+    assert "# 1 servers (bsp): " in shown
     for wrong in (
         ["-w", "0", "python", "x.py"],
         ["-w", "2"],
         ["-w", "2", "python", "-m"],
         ["-w", "2", "python", "-c", "print()"],
         ["-s", "-1", "x.py"],
+        ["--consistency", "asp", "x.py"],
     ):
         with pytest.raises(SystemExit):
             launch.main(wrong)
-    assert "usage: heturun" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "usage: heturun" in said and "--consistency asp without a server\n  fix: add -s 1" in said
     with pytest.raises(ArgumentError):
         launch.rank_command(launch.Job(2, ("python",)))
 
 
 def test_mpiexec_may_be_named(monkeypatch):
     monkeypatch.setenv(launch.MPIEXEC, "/opt/mpi/mpiexec")
-    assert launch.rank_command(launch.Job(2, ("x.py",)))[:3] == ["/opt/mpi/mpiexec", "-n", "2"]
+    job = launch.Job(2, ("x.py",))
+    assert launch.rank_command(job)[:3] == ["/opt/mpi/mpiexec", "-n", "2"]
+    with pytest.raises(ArgumentError, match="cannot start '/opt/mpi/mpiexec': No such file"):
+        launch.run(job)
 
 
 def test_lines_begin_with_their_rank_and_rank_0_has_the_only_progress_bar(tmp_path):
@@ -166,6 +228,18 @@ def test_lines_begin_with_their_rank_and_rank_0_has_the_only_progress_bar(tmp_pa
         for line in (f"[rank {rank}] ab", f"[rank {rank}] ", f"[rank {rank}] c", f"[rank {rank}] 7")
     )
     assert "[rank 0] 100%" in job.stderr and "[rank 1]" not in job.stderr
+
+
+def test_a_rank_knows_what_is_a_terminal(tmp_path):
+    pty = pytest.importorskip("pty", reason="a terminal needs POSIX")
+    script = tmp_path / "train.py"
+    script.write_text("import sys\nprint([s.isatty() for s in (sys.stdout, sys.stderr)])\n")
+    terminal, end = pty.openpty()
+    line = [sys.executable, "-m", "hetu.dist.launch", "python", str(script)]
+    job = subprocess.run(line, cwd=ROOT, stdout=subprocess.PIPE, stderr=end, text=True, timeout=DEADLINE)
+    os.close(terminal)
+    os.close(end)
+    assert job.stdout == "[False, True]\n"
 
 
 def test_a_rank_that_does_not_arrive_is_named_and_ends_the_job(tmp_path, monkeypatch):
@@ -195,7 +269,7 @@ def test_a_rank_that_does_not_arrive_is_named_and_ends_the_job(tmp_path, monkeyp
 def test_a_rank_that_is_late_ends_the_job(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(launch, "WARN_AFTER", 0.0)
     monkeypatch.setattr(launch, "END_AFTER", 0.0)
-    monkeypatch.setenv("PYTHONPATH", str(HERE.parents[1]))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     script = tmp_path / "train.py"
     script.write_text("while True:\n    pass\n")
     assert launch.run(launch.Job(2, (str(script),))) == launch.RC_ABSENT
@@ -207,14 +281,30 @@ def test_a_rank_that_is_late_ends_the_job(tmp_path, monkeypatch, capfd):
 def test_under_a_foreign_mpiexec_it_is_a_rank(tmp_path):
     script = tmp_path / "train.py"
     script.write_text("from hetu.dist import world\ncomm = world()\ncomm.barrier()\nprint(comm)\n")
-    paths = os.environ | {"PYTHONPATH": str(HERE.parents[1])} | launch.environment(2, cores=1)
-    command = [launch.find_mpiexec(), "-n", "2", sys.executable, "-m", "hetu.dist.launch"]
-    job = subprocess.run([*command, str(script)], env=paths, capture_output=True, text=True, timeout=DEADLINE)
+    job = under_mpiexec("-m", "hetu.dist.launch", script)
     assert sorted(job.stdout.splitlines()) == [f"[rank {r}] <MPIComm rank {r} of 2>" for r in (0, 1)]
-    job = subprocess.run(
-        [*command, "-w", "3", str(script)], env=paths, capture_output=True, text=True, timeout=DEADLINE
-    )
+    job = under_mpiexec("-m", "hetu.dist.launch", "-w", 3, script)
     assert job.returncode and "this is one of 2 ranks" in job.stderr and "say -w 2" in job.stderr
+
+
+def test_a_rank_that_is_killed_under_a_foreign_mpiexec_is_named(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os\nfrom hetu.dist import world\ncomm = world()\n"
+        "if comm.rank:\n    os.kill(os.getpid(), 9)\ncomm.barrier()\n"
+    )
+    job = under_mpiexec("-m", "hetu.dist.launch", script)
+    assert job.returncode and "[rank 1] killed by SIGKILL" in job.stderr and "[rank 0]" not in job.stderr
+
+
+def test_a_task_of_srun_that_mpi_knows_nothing_of_does_not_train_alone(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("from hetu.dist import world\nworld()\n")
+    alone = os.environ | {"PYTHONPATH": str(ROOT), "SLURM_STEP_NUM_TASKS": "2"}
+    line = [sys.executable, "-m", "hetu.dist.launch", str(script)]
+    job = subprocess.run(line, env=alone, capture_output=True, text=True, timeout=DEADLINE)
+    assert job.returncode == 1
+    assert "this is one of 2 processes, but MPI sees 1" in job.stderr and "srun --mpi=pmi2" in job.stderr
 
 
 def test_servers_run_beside_the_ranks(tmp_path):
@@ -231,7 +321,7 @@ def test_the_end_of_a_server_ends_the_job(tmp_path, monkeypatch, capfd):
     serve = "import sys; sys.stdin.readline(); print('ready tcp://here', flush=True); sys.stdin.read(1)"
     monkeypatch.setattr(launch.Servers, "COMMAND", (sys.executable, "-c", serve))
     monkeypatch.setattr(launch.Servers, "dead", lambda self: [1])
-    monkeypatch.setenv("PYTHONPATH", str(HERE.parents[1]))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     script = tmp_path / "train.py"
     script.write_text("while True:\n    pass\n")
     assert launch.run(launch.Job(1, (str(script),), servers=2)) == launch.RC_SERVER
@@ -242,3 +332,17 @@ def test_a_server_that_does_not_start_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(launch.Servers, "COMMAND", (sys.executable, "-c", "pass"))
     with pytest.raises(RuntimeError, match="server 0 did not get ready"):
         launch.run(launch.Job(1, ("train.py",), servers=2))
+
+
+def test_consistency_of_the_servers(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "from hetu.ps.environment import connect\nprint([s['consistency'] for s in connect().status()])\n"
+    )
+    job = heturun("-s", 1, "--consistency", "ssp:3", "python", script)
+    assert (job.returncode, job.stdout) == (0, "['ssp:3']\n")
+    job = heturun("-s", 1, "--consistency", "bps", "python", script)
+    assert (job.returncode, job.stdout) == (2, "")
+    assert job.stderr.endswith(
+        "heturun: error: server 0: unknown consistency 'bps'\n  fix: use bsp, asp, or ssp:3 with any bound for 3\n"
+    )

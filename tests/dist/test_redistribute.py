@@ -96,10 +96,11 @@ def test_kind_and_traffic(kind, src, dst, moved):
     assert sum(np.prod(piece.shape) for piece in way.after.values()) >= 64
 
 
-def test_uneven_collectives_fall_back_to_messages():
-    for src, dst in ((SUM, 0), (0, DUP)):
-        assert plan(one((src, 3)), one((dst, 3)), (8, 8)).kind == "batched"
-        assert plan(one((src, 3)), one((dst, 3)), (9, 8)).kind != "batched"
+def test_collectives_of_pieces_that_differ_are_padded_if_that_is_little():
+    for kind, src, dst in (("reduce_scatter", SUM, 0), ("all_gather", 0, DUP)):
+        assert plan(one((src, 3)), one((dst, 3)), (9, 8)).kind == kind
+        assert plan(one((src, 3)), one((dst, 3)), (8, 8)).kind == kind  # 2, 3 and 3 rows
+        assert plan(one((src, 7)), one((dst, 7)), (3, 8)).kind == "batched"  # four of seven have none
 
 
 def test_rule_t1():

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import xml.etree.ElementTree as ElementTree
+
 import numpy as np
 import pytest
 
 import hetu as ht
 from hetu.dist import SUM, Layout, Mesh, SerialComm, Shard, run_ranks, shard
+from hetu.dist.builders import DataParallel, Parallel, TensorParallel, ZeRO
 from hetu.dist.heterogeneous import Heterogeneous
-from hetu.dist.strategy import DataParallel, Kept, Parallel, Strategy, TensorParallel, ZeRO
+from hetu.dist.strategy import Kept, Strategy
 from hetu.errors import ArgumentError, AxisError, GraphError, UnknownNameError
 
 from .models import losses, mlp
@@ -56,10 +59,33 @@ def test_table():
     assert header == ["variable", "shape", "compute", "store", "bytes a rank", "collectives"]
     weight = next(row for row in rows if row[0] == "mlp/up/weight")
     assert weight == [
-        "mlp/up/weight", "(10, 16)", "[dup/2, dup/1] on 0-1", "[0/2, dup/1] on 0-1", "320", "all_gather, reduce_scatter",
+        "mlp/up/weight", "(10, 16)", "[dup/2, dup/1] on 0-1", "[0/2, dup/1] on 0-1", "320",
+        "all_gather, reduce_scatter",
     ]  # fmt: skip
     text = str(DataParallel().build(outputs(), 2))
     assert text.startswith("all else: [dup/2, dup/1] on 0-1") and "x (fed): [0/2, dup/1] on 0-1" in text
+
+
+def test_a_notebook_shows_a_table_and_the_shards():
+    def shown(comm):
+        return ht.Executor(mlp()[0], strategy=ZeRO(3), comm=comm).placement._repr_html_()
+
+    first, _ = run_ranks(2, shown)
+    table, _, picture = first.partition("<svg")
+    cells = [c.text for c in ElementTree.fromstring(table).iter("td")]
+    start = cells.index("mlp/up/weight")
+    assert cells[start + 1 : start + 6] == [
+        "(10, 16)", "[dup/2, dup/1] on 0-1", "[0/2, dup/1] on 0-1", "320", "all_gather, reduce_scatter",
+    ]  # fmt: skip
+    assert "mlp/up/weight on rank 1: [5:10, 0:16]" in "".join(ElementTree.fromstring("<svg" + picture).itertext())
+
+
+def test_names_are_escaped_in_a_notebook():
+    kept = Kept(MESH.layout(), MESH.layout(data=0))
+    html = Strategy(MESH.layout(), {"<b>": kept}, {"a&b": MESH.layout(data=0)})._repr_html_()
+    cells = [c.text for c in ElementTree.fromstring(html).iter("td")]
+    whole, split = "[dup/2] on 0-1", "[0/2] on 0-1"
+    assert cells == ["all else", whole, whole, "<b>", whole, split, "a&b (fed)", split, None]
 
 
 # -- mistakes ------------------------------------------------------------------------------------------------------
@@ -90,9 +116,9 @@ def test_unknown_rank():
 def test_mesh_larger_than_the_world():
     with pytest.raises(ArgumentError, match=r"uses rank 1, the job has 1 ranks.*"):
         attach(Strategy(MESH.layout()))
-    with pytest.raises(ArgumentError, match=r"2 x 3 \(data x tensor\) ranks, the job has 1"):
+    with pytest.raises(ArgumentError, match=r"2 x 3 \(data x tensor\) ranks, there are 1"):
         attach(Parallel(data=2, tensor=3))
-    with pytest.raises(ArgumentError, match="groups of 3 ranks, the job has 1"):
+    with pytest.raises(ArgumentError, match="groups of 3 ranks, there are 1"):
         attach(Heterogeneous([(0, 1), (2,)], (2, 1)))
 
 

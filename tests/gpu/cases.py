@@ -13,7 +13,8 @@ import numpy as np
 
 import hetu as ht
 from hetu.gpu_kernels.emulator import prepare
-from hetu.gpu_kernels.table import Machine, Recorder, bound, launcher
+from hetu.gpu_kernels.machine import Machine, Recorder
+from hetu.gpu_kernels.table import bound, launcher
 from hetu.graph import Node, topological
 from hetu.interpret import interpret
 

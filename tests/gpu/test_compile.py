@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hetu.gpu_kernels import nvrtc
+from hetu.gpu_kernels.machine import Recorder
 from hetu.gpu_kernels.source import KernelError, kernel_file
-from hetu.gpu_kernels.table import Recorder
 
 from .cases import uncompiled_cases
 

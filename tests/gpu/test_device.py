@@ -1,4 +1,8 @@
-"""The same kernels on a real GPU: CuPy launches give what the forward functions give on the CPU."""
+"""On a real GPU: operators, kernels, whole training steps as one CUDA graph, 16-bit training and NCCL.
+
+`python -m hetu.gpu_kernels.check` runs these and prints a table. `test_check.py` runs the checks themselves, those of
+`proofs.py`, on the stand-in for CuPy.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,9 @@ from hetu.gpu_kernels.emulator import Emulator
 from hetu.gpu_kernels.table import bound
 from hetu.graph import OPS
 
+from ..dist.contract import CHECKS
+from ..samples import SAMPLES
+from . import proofs
 from .cases import DTYPES, assert_close, ids, uncompiled_cases
 from .test_kernels import DECLINED
 
@@ -20,6 +27,29 @@ def gpus() -> int:
         return 0
     cupy = importlib.import_module("cupy")
     return cupy.cuda.runtime.getDeviceCount() if cupy.is_available() else 0
+
+
+# In float64, as most rows are too small for the rounding of float32 to say much; kernels have a test for each dtype.
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: s.id)
+def test_operator_contract(sample):
+    proofs.operator(sample)
+
+
+def test_a_training_step_is_captured():
+    proofs.captured_training()
+
+
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+def test_mixed_precision(precision):
+    if precision == "bfloat16":
+        pytest.importorskip("ml_dtypes")
+    proofs.precision(precision)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_nccl_with_one_rank(check):
+    pytest.importorskip("cupy.cuda.nccl")
+    proofs.nccl(check)
 
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(gpus() == 0, reason="no GPU")]

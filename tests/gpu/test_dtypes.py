@@ -11,7 +11,8 @@ import pytest
 from hetu.errors import HetuError
 from hetu.gpu_kernels import emulator
 from hetu.gpu_kernels.emulator import Emulator
-from hetu.gpu_kernels.table import Recorder, bound
+from hetu.gpu_kernels.machine import Recorder
+from hetu.gpu_kernels.table import bound
 from hetu.graph import OPS
 from hetu.types import TensorType
 

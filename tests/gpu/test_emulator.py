@@ -187,6 +187,18 @@ def test_a_write_one_place_outside_an_array(place):
     assert not whole.any()
 
 
+@pytest.mark.parametrize("statement", ["y[i] = y[i] + x[i]", "y[i] = x[i]", "y[i] = 2 * y[i]"])
+@pytest.mark.parametrize("dtype", ["float", "double"])
+def test_a_thread_too_many_that_makes_nan_from_nan(statement, dtype):
+    text = f"""extern "C" __global__ void many(const {dtype}* x, {dtype}* y) {{
+        int i = threadIdx.x;
+        {statement};
+    }}"""
+    x, y = numbers(2, 20).astype(np.float32 if dtype == "float" else np.float64)
+    with pytest.raises(KernelError, match="outside an array"):
+        Emulator().kernel(text, "many")((1,), (21,), (x.copy(), y.copy()))
+
+
 def test_a_write_one_place_outside_a_shared_array():
     text = BLOCK_SUM.replace("part[threadIdx.x] = v", "part[threadIdx.x + 1] = v")
     with pytest.raises(KernelError, match="outside a shared array"):

@@ -9,7 +9,8 @@ import hetu as ht
 from hetu.gpu_kernels import emulator
 from hetu.gpu_kernels.elementwise import elementwise
 from hetu.gpu_kernels.emulator import Emulator
-from hetu.gpu_kernels.table import Recorder, bound
+from hetu.gpu_kernels.machine import Recorder
+from hetu.gpu_kernels.table import bound
 from hetu.graph import Graph, topological
 from hetu.interpret import interpret
 from hetu.passes import simplify

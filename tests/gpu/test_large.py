@@ -8,8 +8,9 @@ import pytest
 from hetu.gpu_kernels import attention, emulator, reduce, rows, source, tables, update
 from hetu.gpu_kernels.elementwise import elementwise, make_step
 from hetu.gpu_kernels.emulator import ORDERS, Emulator
+from hetu.gpu_kernels.machine import Recorder
 from hetu.gpu_kernels.source import kernel_file
-from hetu.gpu_kernels.table import Recorder, bound
+from hetu.gpu_kernels.table import bound
 from hetu.graph import OPS
 
 pytestmark = pytest.mark.skipif(emulator.compiler() is None, reason="no C++ compiler: install g++ or clang++")

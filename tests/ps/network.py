@@ -48,11 +48,15 @@ def job(mode: str, workers: int, body: Callable[[Client, int], Any], servers: in
 
 
 class LossyRelay:
-    """Forwards whole messages between clients and one server; drops, repeats and holds back a share of them."""
+    """Forwards whole messages between clients and one server; drops, repeats and holds back a share of them.
 
-    def __init__(self, server: str, loss: float, seed: int = 0) -> None:
+    With `truncate` some lose their end, and while `cut` is set none gets through.
+    """
+
+    def __init__(self, server: str, loss: float, seed: int = 0, *, truncate: bool = False) -> None:
         self.server, self.loss, self.rng = server, loss, random.Random(seed)
-        self.stop, self.dropped, self.repeated = threading.Event(), 0, 0
+        self.truncate, self.cut = truncate, threading.Event()
+        self.stop, self.dropped, self.repeated, self.carried = threading.Event(), 0, 0, 0
         self.context = zmq.Context()
         self.front = self.context.socket(zmq.ROUTER)
         self.front.linger = 0
@@ -88,6 +92,7 @@ class LossyRelay:
                 else:
                     peer = next(p for p, back in self.backs.items() if back is socket)
                     held.append((self.front, [peer, *frames]))
+                self.carried += sum(map(len, frames))
             keep = 1 if self.rng.random() < 0.3 else 0  # one waits until others have overtaken it
             self.rng.shuffle(held)
             while len(held) > keep:
@@ -95,9 +100,11 @@ class LossyRelay:
 
     def _pass_on(self, socket: zmq.Socket, frames: list[bytes]) -> None:
         draw = self.rng.random()
-        if draw < self.loss:
+        if draw < self.loss or self.cut.is_set():
             self.dropped += 1
             return
+        if self.truncate and draw < 2 * self.loss:
+            frames = [*frames[:-1], frames[-1][: self.rng.randrange(len(frames[-1]) + 1)]]
         socket.send_multipart(frames)
         if draw > 1 - self.loss / 2:
             self.repeated += 1

@@ -71,7 +71,7 @@ class Worker:
         assert message.kind is Kind.OK, message.meta
         self.waiting = False
         if self.stage == 0:
-            self.pulls.append((self.clock, message.values))
+            self.pulls.append((self.clock, message.values.copy()))
         self.stage = (self.stage + 1) % 4
         self.clock += self.stage == 0
 

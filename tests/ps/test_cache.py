@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetu.errors import ArgumentError, ShapeError, UnknownNameError
-from hetu.ps import Cache, Parameter, TableSpec, hot_rows
+from hetu.ps import Cache, CachedTable, Parameter, TableSpec, hot_rows
 from hetu.ps.cache import PERMANENT_USES
 from hetu.ps.messages import Kind, Message
 from hetu.ps.table import Table
@@ -61,7 +61,7 @@ turns = st.lists(
 def test_no_read_is_staler_than_its_bound_and_own_writes_are_seen(policy, capacity, pull_bound, push_bound, turns):
     """Worker w adds 1 to column w at every update, so that a row shows exactly whose updates it holds."""
     server = TableClient()
-    caches = [Cache(server, "t", capacity, policy=policy, pull_bound=pull_bound, push_bound=push_bound) for _ in "ab"]
+    caches = [CachedTable(server, "t", Cache(policy, capacity, pull_bound, push_bound)) for _ in "ab"]
     made = np.zeros((2, ROWS))  # updates by each worker to each row
     for worker, ids in turns:
         cache, distinct = caches[worker], np.unique(ids)
@@ -86,7 +86,7 @@ def test_no_read_is_staler_than_its_bound_and_own_writes_are_seen(policy, capaci
 def test_bounds_of_zero_are_no_cache_bit_for_bit(policy, capacity, turns):
     first = np.random.default_rng(0).standard_normal((ROWS, COLS)).astype("f")
     server, plain = TableClient(values=first), TableClient(values=first)
-    caches = [Cache(server, "t", capacity, policy=policy, pull_bound=0, push_bound=0) for _ in "ab"]
+    caches = [CachedTable(server, "t", Cache(policy, capacity, 0, 0)) for _ in "ab"]
     for step, (worker, ids) in enumerate(turns):
         ids = np.unique(ids)
         rows = caches[worker].lookup(ids)
@@ -99,7 +99,7 @@ def test_bounds_of_zero_are_no_cache_bit_for_bit(policy, capacity, turns):
 
 def test_repeats_in_a_batch_are_one_update_and_shapes_are_kept():
     server = TableClient()
-    cache = Cache(server, "t", 4, push_bound=0)
+    cache = CachedTable(server, "t", Cache(rows=4, push_bound=0))
     ids = np.array([[3, 1], [3, 3]])
     assert cache.lookup(ids).shape == (2, 2, COLS)
     cache.update(ids, np.ones((2, 2, COLS), "f"))
@@ -113,7 +113,7 @@ def test_repeats_in_a_batch_are_one_update_and_shapes_are_kept():
 
 
 def visits(policy: str, batches: list[list[int]], capacity: int) -> set[int]:
-    cache = Cache(TableClient(), "t", capacity, policy=policy)
+    cache = CachedTable(TableClient(), "t", Cache(policy, capacity))
     for batch in batches:
         cache.lookup(np.array(batch))
     return {int(i) for i in cache.ids if i >= 0}
@@ -130,7 +130,7 @@ def test_what_each_policy_evicts():
 
 def test_dirty_rows_are_pushed_when_they_are_evicted():
     server = TableClient()
-    cache = Cache(server, "t", 1)
+    cache = CachedTable(server, "t", Cache(rows=1))
     cache.lookup(np.array([5]))
     cache.update(np.array([5]), np.ones((1, COLS), "f"))
     assert not server.table.values.any()
@@ -140,7 +140,7 @@ def test_dirty_rows_are_pushed_when_they_are_evicted():
 
 
 def test_own_updates_are_not_fetched_back():
-    cache, ids = Cache(TableClient(), "t", 3, pull_bound=0, push_bound=0), np.array([1, 2])
+    cache, ids = CachedTable(TableClient(), "t", Cache(rows=3, pull_bound=0, push_bound=0)), np.array([1, 2])
     for _ in range(4):
         cache.lookup(ids)
         cache.update(ids, np.ones((2, COLS), "f"))
@@ -156,7 +156,7 @@ def test_a_batch_finds_what_earlier_batches_pushed_however_slow_the_push():
             answer.wait = lambda: now(*push)
             return answer
 
-    cache = Cache(SlowClient(), "t", 2)
+    cache = CachedTable(SlowClient(), "t", Cache("lru", 2))
     for turn in range(4):
         for row in range(4):
             assert cache.lookup(np.array([row])).tolist() == [[turn, turn]]
@@ -165,15 +165,16 @@ def test_a_batch_finds_what_earlier_batches_pushed_however_slow_the_push():
 
 def test_check_and_fetch_are_one_round_trip():
     server = TableClient()
-    cache = Cache(server, "t", 3)
+    cache = CachedTable(server, "t", Cache("lru", 3))
     for ids in ([0, 1, 2], [2, 3, 4], [0, 1, 2, 3, 4, 5]):  # also with evictions and more rows than lines
         cache.lookup(np.array(ids))
     assert server.round_trips == 3
 
 
-# Sizes of 26 categorical fields like those of an advertisement log: a few large ones, many small, 1e5 rows in all.
-FIELDS = [223, 89, 15263, 3358, 46, 3, 1831, 96, 3, 7631, 763, 13736, 457, 3, 1526, 9158, 3, 610, 305, 3, 10684, 3, 3,
-          6105, 15, 4579]  # fmt: skip
+# Distinct values of the 26 categorical columns of Criteo's advertisement log (Kaggle, 2014), scaled to 1e5 rows.
+CRITEO = [1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992, 5461306, 10,
+          5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572]  # fmt: skip
+FIELDS = [max(3, round(count * 1e5 / sum(CRITEO))) for count in CRITEO]
 
 
 @pytest.mark.parametrize("policy", ["lru", "lfu", "lfuopt"])
@@ -182,7 +183,7 @@ def test_a_tenth_of_the_rows_saves_most_of_the_traffic(policy):
     rng, starts = np.random.default_rng(0), np.cumsum([0, *FIELDS[:-1]])
     edges = [np.cumsum(np.arange(1, n + 1) ** -1.05) for n in FIELDS]
     server = TableClient(sum(FIELDS))
-    caches = [Cache(server, "t", sum(FIELDS) // 10, policy=policy) for _ in range(2)]
+    caches = [CachedTable(server, "t", Cache(policy, 0.1)) for _ in range(2)]
     for _ in range(60):
         for cache in caches:
             draws = [np.searchsorted(e, rng.random(128) * e[-1]) + start for e, start in zip(edges, starts)]
@@ -197,7 +198,7 @@ def test_prefetched_hot_rows_answer_and_cold_rows_pass_through():
     rng = np.random.default_rng(0)
     batches = [rng.zipf(1.5, 50) % ROWS for _ in range(6)]
     server = TableClient()
-    cache = Cache(server, "t", 4, policy="hot")
+    cache = CachedTable(server, "t", Cache("hot", 4))
     hot = hot_rows(batches, 4)
     cache.keep(hot)
     fetched = cache.counters.fetched
@@ -215,20 +216,20 @@ def test_a_cache_is_refused_where_it_would_be_wrong():
     client = TableClient()
     client.parameters["adam"] = Parameter((4, 2), sparse=True, rule="adam")
     with pytest.raises(ArgumentError, match="adam"):
-        Cache(client, "adam", 2)
+        CachedTable(client, "adam", Cache())
     with pytest.raises(UnknownNameError, match="lfu"):
-        Cache(client, "t", 2, policy="lfuu")
+        Cache("lfuu")
     with pytest.raises(ArgumentError, match="bounds"):
-        Cache(client, "t", 2, pull_bound=-1)
+        Cache(pull_bound=-1)
     with pytest.raises(ShapeError):
-        Cache(client, "t", 2).update(np.array([1]), np.ones((1, 3)))
+        CachedTable(client, "t", Cache()).update(np.array([1]), np.ones((1, 3)))
 
 
 def test_two_workers_with_caches_over_real_servers():
     def body(client, rank):
         first = np.zeros((40, COLS), "f")
         client.create({"t": Parameter((40, COLS), sparse=True, rule="add", reduce="sum")}, {"t": first})
-        cache = Cache(client, "t", 8)
+        cache = CachedTable(client, "t", Cache(rows=8))
         for clock in range(12):
             ids = np.random.default_rng([rank, clock]).integers(0, 40, 10)
             cache.lookup(ids)

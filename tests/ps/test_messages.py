@@ -16,6 +16,7 @@ from hetu.ps.messages import (
     ALLOWED,
     DTYPES,
     HEADER_BYTES,
+    INLINE,
     Kind,
     Message,
     Part,
@@ -69,16 +70,21 @@ NAMES = ["magic", "version", "kind", "dtype", "parts", "key", "worker", "seq", "
 PLACES = {name: i for i, name in enumerate(NAMES)}
 
 
+def covered(frames: list[bytes]) -> int:
+    """The bytes of the first frame that the checksum covers: all but the values."""
+    values = decode(frames).values
+    return len(frames[0]) - (0 if values is None or len(frames) == 2 else values.nbytes)
+
+
 def forged(frames: list[bytes], **fields: int) -> list[bytes]:
     """The message with header fields changed and the checksum put right again."""
     values = list(struct.unpack_from(FIELDS, frames[0]))
     for name, value in fields.items():
         values[PLACES[name]] = value
     header = struct.pack(FIELDS, *values)
-    total = zlib.crc32(header)
-    for frame in frames[1:-1]:
-        total = zlib.crc32(frame, total)
-    return [header + struct.pack("<I", total), *frames[1:]]
+    body = frames[0][HEADER_BYTES:]
+    total = zlib.crc32(body[: covered(frames) - HEADER_BYTES], zlib.crc32(header))
+    return [header + struct.pack("<I", total) + body, *frames[1:]]
 
 
 BAD_FIELDS = [
@@ -101,17 +107,28 @@ def test_a_field_out_of_place_is_refused(fields):
 )
 def test_what_is_no_json_object_is_refused(text):
     header = struct.pack(FIELDS, 0x55544548, 1, Kind.HELLO, 0, Part.META, 0, 0, 0, 0, 0, 0, 0)
-    frames = [header + struct.pack("<I", zlib.crc32(text, zlib.crc32(header))), text]
+    frame = header + struct.pack("<I", zlib.crc32(text, zlib.crc32(header))) + text
     with pytest.raises(ProtocolError):
-        decode(frames)
+        decode([frame])
 
 
 def test_frames_missing_cut_or_added_are_refused():
-    frames = raw(sample(Kind.PUSH, Part.IDS | Part.COUNTS | Part.VALUES))
-    for bad in ([], frames[:1], frames[:-1], [*frames, b""], frames[::-1], [frames[0][:-1], *frames[1:]],
-                [*frames[:-1], frames[-1][:-1]], [b"", *frames]):  # fmt: skip
+    parts = Part.IDS | Part.COUNTS | Part.VALUES
+    [small] = raw(sample(Kind.PUSH, parts))
+    large, values = raw(sample(Kind.PUSH, parts, INLINE // 8 + 1))
+    cut = [[small[:-1]], [small[:HEADER_BYTES], small[HEADER_BYTES:]], [large], [values], [large[:-1], values]]
+    for bad in ([], *cut, [large, values[:-1]], [small + b"."], [small, b""], [b"", small], [values, large],
+                [large + values], [large, values, b""]):  # fmt: skip
         with pytest.raises(ProtocolError):
             decode(bad)
+
+
+def test_small_messages_are_one_frame_and_large_values_are_not_copied():
+    sizes = [[len(frame) for frame in encode(sample(Kind.PUSH, Part.IDS | Part.VALUES, rows))] for rows in (3, 8192)]
+    assert sizes == [[HEADER_BYTES + 3 * 8 + 3 * 8], [HEADER_BYTES + 8192 * 8 + INLINE]]
+    message = sample(Kind.PUSH, Part.VALUES, 8193)
+    assert encode(message)[1] is message.values
+    assert np.may_share_memory(decode(encode(message)).values, message.values)
 
 
 def test_a_value_frame_above_the_limit_is_refused():
@@ -131,9 +148,9 @@ def guarded(mode=None) -> Sessions:
     return sessions
 
 
-def genuine() -> list[list[bytes]]:
+def genuine(epoch: int = 1) -> list[list[bytes]]:
     """One message of each kind that worker 0 may send."""
-    fields = {"seq": 3, "epoch": 1}
+    fields = {"seq": 3, "epoch": epoch}
     values, rows = np.ones((1, 8), "<f4"), np.ones((2, COLS), "<f4")
     ids = np.array([1, 4])
     spec = {"name": "new", "start": 0, "rows": 2, "cols": 2}
@@ -158,13 +175,10 @@ def genuine() -> list[list[bytes]]:
 def mutated(frames: list[bytes], rng: random.Random) -> list[bytes]:
     """One random change anywhere but in the values, which no checksum covers."""
     frames, choice = list(frames), rng.randrange(5)
-    spare = len(frames) - 1 if decode(frames).values is not None else len(frames)
-    place = rng.randrange(spare)
-    frame = bytearray(frames[place])
-    if choice == 0 and frame:  # a flipped bit
-        position = rng.randrange(len(frame))
-        frame[position] ^= 1 << rng.randrange(8)
-        frames[place] = bytes(frame)
+    if choice == 0:  # a flipped bit
+        frame = bytearray(frames[0])
+        frame[rng.randrange(covered(frames))] ^= 1 << rng.randrange(8)
+        frames[0] = bytes(frame)
     elif choice == 1:  # cut short
         place = rng.randrange(len(frames))
         frames[place] = frames[place][: rng.randrange(max(1, len(frames[place])))]
@@ -204,17 +218,10 @@ def test_arbitrary_bytes_are_refused(frames):
 )
 def test_forged_fields_never_break_a_server(index, name, value):
     """A field changed by someone who computes the checksum too: whatever is answered, the server goes on."""
-    frames = genuine()[index]
-    values = list(struct.unpack_from(FIELDS, frames[0]))
-    values[PLACES[name]] = value % 256 if name in ("kind", "dtype") else value
-    header = struct.pack(FIELDS, *values)
-    checked = frames[1:] if decode(frames).values is None else frames[1:-1]
-    total = zlib.crc32(header)
-    for frame in checked:
-        total = zlib.crc32(frame, total)
+    frames = forged(genuine()[index], **{name: value % 256 if name in ("kind", "dtype") else value})
     sessions = guarded(BSP())
     before = contents(sessions.store)
-    sessions.receive(b"p0", [header + struct.pack("<I", total), *frames[1:]], 0.0)
+    sessions.receive(b"p0", frames, 0.0)
     if name in ("worker", "epoch") and value not in (0, 1):
         assert contents(sessions.store) == before
     [(_, reply)] = sessions.receive(b"p0", raw(Message(Kind.STATUS, seq=4, epoch=1)), 0.0) or [(0, None)]

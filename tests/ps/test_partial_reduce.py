@@ -94,6 +94,13 @@ def test_a_lost_worker_frees_its_partner():
     assert answer.worker == 0 and answer.ids.tolist() == [0]
 
 
+def test_iterations_of_partial_reduce_are_not_clocks():
+    store = new_store(2, ASP())
+    assert store.handle(Message(Kind.READY, worker=0, seq=3, step=50, epoch=1), 0.0) == []
+    answers = store.handle(Message(Kind.READY, worker=1, seq=1, step=49, epoch=1), 0.0)
+    assert [(a.kind, a.step) for a in answers] == [(Kind.OK, 50)] * 2
+
+
 def test_a_request_that_comes_again_gets_the_same_group():
     controller = Controller(2, 2)
     first, second = (Message(Kind.READY, worker=w, seq=4, step=w) for w in range(2))

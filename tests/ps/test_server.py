@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ from hetu.ps import (
 from hetu.ps.keys import read_keys
 from hetu.ps.messages import Kind
 
-from .network import TOKEN, LossyRelay, connect, job, options, run_workers
+from .network import DEADLINE, TOKEN, LossyRelay, connect, job, options, run_workers
 
 RATE = {"learning_rate": 0.5}
 
@@ -188,16 +188,26 @@ def test_partners_for_a_partial_reduce():
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGSTOP")
-def test_a_frozen_server_is_noticed_by_the_deadline_and_serves_again_when_it_thaws():
-    with ServerProcess(options("asp", 1)) as server, connect([server.address], timeout=0.5, retry=0.1) as client:
+def test_a_frozen_or_cut_off_server_is_noticed_by_the_deadline_and_serves_again_afterwards():
+    with (
+        ServerProcess(options("asp", 1)) as server,
+        LossyRelay(server.address, loss=0.0) as relay,
+        connect([relay.address], retry=0.1) as client,
+    ):
         client.create({"w": Parameter((2,), rule="add", reduce="sum")}, {"w": np.zeros(2)})
-        os.kill(server.process.pid, signal.SIGSTOP)
-        try:
-            with pytest.raises(ServerTimeoutError, match="no answer"):
-                client.push("w", np.ones(2)).wait()
-        finally:
-            os.kill(server.process.pid, signal.SIGCONT)
-        assert client.pull("w").wait().tolist() == [1, 1]
+        stop, thaw = (partial(server.process.send_signal, s) for s in (signal.SIGSTOP, signal.SIGCONT))
+        for count, (strike, mend) in enumerate([(stop, thaw), (relay.cut.set, relay.cut.clear)], 1):
+            client.transport.timeout = 0.3
+            strike()
+            push = client.push("w", np.ones(2))
+            try:
+                with pytest.raises(ServerTimeoutError, match=r"PUSH of worker 0: no answer from tcp://\S+ in 0.3 s"):
+                    push.wait()
+            finally:
+                mend()
+            client.transport.timeout = DEADLINE
+            push.wait()
+            assert client.pull("w").wait().tolist() == [count, count]
 
 
 def test_a_server_that_comes_back_empty_is_not_taken_for_the_old_one():

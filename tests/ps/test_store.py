@@ -230,12 +230,14 @@ def test_a_lost_worker_ends_the_job_when_so_configured():
     assert refusal.meta["code"] == "lost"
 
 
-def test_an_evicted_worker_comes_back_at_the_clock_of_the_slowest():
+def test_an_evicted_worker_comes_back_with_its_next_life_at_the_clock_of_the_slowest():
     store = new_store(2, BSP(), lease=10.0)
     for seq, clock in ((3, 0), (4, 1)):
         store.handle(Message(Kind.CLOCK, worker=0, seq=seq, step=clock, epoch=1), 11.0)
         store.tick(11.0)
-    assert hello(store, 1, now=12.0).meta["clock"] == 2
+    hello(store, 1, now=12.0)  # the same life, over another connection
+    assert store.clocks.of == {0: 2}
+    assert hello(store, 1, incarnation=101, now=12.0).meta["clock"] == 2
     assert store.clocks.of == {0: 2, 1: 2}
 
 
@@ -272,6 +274,15 @@ def test_rows_and_whole_tables_update_alike(rule):
         b.apply_rows(np.arange(4), g)
     np.testing.assert_allclose(whole, by_rows, rtol=1e-5, atol=1e-7)
     assert (whole != first).all()
+
+
+@pytest.mark.parametrize("workers", [1, 2])  # pushes that weigh 1, and 1/2
+def test_a_push_of_a_whole_table_is_an_update_of_every_row(workers):
+    store = new_store(workers, ASP(), rule="add")
+    push = Message(Kind.PUSH, key=SPARSE, seq=3, epoch=1, values=np.full((6, COLS), 4, "<f4"))
+    store.handle(push, 0.0)
+    assert store.tables[SPARSE].versions.tolist() == [1] * 6
+    assert (store.tables[SPARSE].values == 4 / workers).all() and (push.values == 4).all()
 
 
 def test_first_values_are_kept():

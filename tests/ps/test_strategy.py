@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 import hetu as ht
-from hetu.ps import Client, ParameterServer
+from hetu.errors import ArgumentError, CheckpointError
+from hetu.ps import BSP, SSP, Cache, Client, Parameter, ParameterServer, RefusedError, ServerProcess
+from hetu.ps.saved import restore
 
-from .network import job
+from .network import connect, job, options
 
 ROWS, WORKERS = 8, 2
 
@@ -38,12 +40,15 @@ def batch(step: int, sparse: bool):
 OPTIMIZERS = {
     "sgd": lambda: ht.optim.SGD(0.3),
     "adam": lambda: ht.optim.Adam(0.05),
+    "sgd-cosine": lambda: ht.optim.SGD(ht.schedules.cosine(0.5, 40)),
     "momentum-cosine": lambda: ht.optim.Momentum(ht.schedules.cosine(0.1, 10)),
 }
 
 
 def build(model, optimizer):
-    loss, updates, y = (embedded if model == "embedded" else dense)(OPTIMIZERS[optimizer]())
+    with ht.scope("optimizer"):  # counts its name afresh
+        rule = OPTIMIZERS[optimizer]()
+    loss, updates, y = (embedded if model == "embedded" else dense)(rule)
     return {"train": [loss, updates], "eval": [loss, y]}
 
 
@@ -56,7 +61,7 @@ def work(client: Client, rank: int, model: str, optimizer: str, steps: int = 6):
 
 
 @pytest.mark.parametrize("model", ["dense", "embedded"])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "momentum-cosine"])
 def test_bsp_equals_one_process_on_whole_batches(model, optimizer):
     one = ht.Executor(build(model, optimizer))
     wanted = [float(one.run("train", batch(s, model == "embedded"))[0]) for s in range(6)]
@@ -99,3 +104,169 @@ def test_a_batch_that_does_not_divide_is_refused():
             ex.run("train", {name: value[:7] for name, value in batch(0, False).items()})
 
     job("bsp", WORKERS, body)
+
+
+# -- consistency --------------------------------------------------------------------------------------------------
+
+
+def test_a_strategy_decides_on_the_consistency_unless_another_worker_has():
+    def body(client: Client, rank: int):
+        ht.graph.count_names_apart()
+        ht.Executor(build("dense", "sgd"), strategy=ParameterServer(client, consistency=SSP(2)))
+        assert client.status()[0]["consistency"] == "ssp:2"
+        ParameterServer(client, consistency=SSP(2))
+        with pytest.raises(RefusedError, match="the job runs under ssp:2, worker 0 asks for bsp"):
+            ParameterServer(client, consistency=BSP())
+
+    job("asp", 1, body, servers=2)
+
+
+# -- the cache ----------------------------------------------------------------------------------------------------
+
+
+def in_turns(cache: Cache | None, steps: int = 12):
+    """Two workers, one step each in turn, in one thread: what they saw, the table in the end, and rows fetched."""
+    with ServerProcess(options("asp", 2)) as server, connect([server.address]) as a, connect([server.address], 1) as b:
+        strategies = [ParameterServer(client, rank, 2, cache=cache) for rank, client in enumerate((a, b))]
+        workers = [ht.Executor(build("embedded", "sgd-cosine"), strategy=strategy) for strategy in strategies]
+        losses = [float(workers[s % 2].run("train", batch(s, True))[0]) for s in range(steps)]
+        for executor in workers:
+            executor.placement.comm.rows.flush()
+        table = next(name for name, parameter in a.parameters.items() if parameter.sparse)
+        return losses, a.pull(table).wait(), workers[0].placement.comm.rows.counters
+
+
+def test_a_cache_with_bounds_of_zero_is_no_cache_bit_for_bit():
+    losses, table, _ = in_turns(None)
+    for policy in ("lru", "lfuopt"):
+        own_losses, own_table, seen = in_turns(Cache(policy, 20, pull_bound=0, push_bound=0))
+        assert own_losses == losses and seen.lookups == 6 * 16
+        np.testing.assert_array_equal(own_table, table)
+
+
+def test_bounds_save_rows_and_lead_to_about_the_same_table():
+    tight, loose = (in_turns(Cache("lfu", 50, bound, bound), steps=40) for bound in (0, 10))
+    assert loose[2].lookups == tight[2].lookups and loose[2].fetched < 0.7 * tight[2].fetched
+    assert loose[2].pushed < 0.5 * tight[2].pushed
+    np.testing.assert_allclose(loose[1], tight[1], atol=0.2)
+
+
+def test_a_cache_for_adam_is_refused():
+    def body(client: Client, rank: int):
+        with pytest.raises(ArgumentError, match="whose update is adam: a cache sends sums of finished steps"):
+            ht.Executor(build("embedded", "adam"), strategy=ParameterServer(client, cache=Cache()))
+
+    job("bsp", 1, body)
+
+
+# -- rows asked for a step ahead ----------------------------------------------------------------------------------
+
+
+def run_ahead(mode: str, cache: Cache | None, announce):
+    """What two workers saw in six steps, and how many answers were on their way after each."""
+
+    def body(client: Client, rank: int):
+        ht.graph.count_names_apart()
+        strategy = ParameterServer(client, rank, WORKERS, cache=cache)
+        ex = ht.Executor(build("embedded", "sgd"), strategy=strategy)
+        losses, waiting = [], []
+        for s in range(6):
+            losses.append(float(ex.run("train", batch(s, True), ahead=announce(s))[0]))
+            waiting.append(sum(map(len, ex.placement.comm.rows.asked.values())))
+        return losses, ex.run("eval", batch(99, True))[1].tolist(), waiting
+
+    return job(mode, WORKERS, body)
+
+
+@pytest.mark.parametrize("cache", [None, Cache("lfu", 20, 2, 2)], ids=["no cache", "cache"])
+def test_asking_ahead_changes_when_rows_travel_and_nothing_else(cache):
+    plain = run_ahead("bsp", cache, lambda s: None)
+    early = run_ahead("bsp", cache, lambda s: batch(s + 1, True) if s < 5 else None)
+    assert [worker[:2] for worker in early] == [worker[:2] for worker in plain]
+    assert {tuple(worker[2]) for worker in plain} == {(0,) * 6} and early[0][2] == [1, 1, 1, 1, 1, 0]
+    if cache is None:  # what was announced need not come
+        wrong = run_ahead("bsp", cache, lambda s: batch(s + 70, True))
+        assert [worker[:2] for worker in wrong] == [worker[:2] for worker in plain]
+
+
+def test_the_training_loop_announces_the_next_batch():
+    def body(client: Client, rank: int):
+        ex = ht.Executor(build("embedded", "sgd"), strategy=ParameterServer(client))
+        batches = [(b["x"], b["t"]) for b in (batch(s, True) for s in range(4))]
+        rows, answered = ex.placement.comm.rows, []
+        pull = rows.pull
+        rows.pull = lambda *given: (answered.append(sum(map(len, rows.asked.values()))), pull(*given))
+        ht.fit(ex, batches, epochs=2, inputs=["x", "t"], progress=False)
+        assert answered == [0, 1, 1, 1] * 2
+
+    job("bsp", 1, body)
+
+
+# -- checkpoints --------------------------------------------------------------------------------------------------
+
+
+def same(one, other):
+    assert one.keys() == other.keys()
+    for name in one:
+        np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("model", "optimizer", "cache"),
+    [("dense", "adam", None), ("embedded", "adam", None), ("embedded", "sgd-cosine", Cache("lru", 20, 3, 3))],
+)
+def test_checkpoints_pass_between_one_process_and_servers_and_training_goes_on(model, optimizer, cache, tmp_path):
+    sparse = model == "embedded"
+    one = ht.Executor(build(model, optimizer))
+    for s in range(3):
+        one.run("train", batch(s, sparse))
+    one.save(tmp_path / "one", {"note": 7})
+
+    def body(client: Client, rank: int, load: str, steps: range, save: str):
+        ht.graph.count_names_apart()
+        ex = ht.Executor(build(model, optimizer), strategy=ParameterServer(client, rank, WORKERS, cache=cache))
+        extra = ex.load(tmp_path / load)
+        ex.save(tmp_path / "again", extra)
+        losses = [float(ex.run("train", batch(s, sparse))[0]) for s in steps]
+        ex.save(tmp_path / save)
+        losses += [float(ex.run("train", batch(s, sparse))[0]) for s in range(6, 8)]
+        return extra, losses
+
+    first = job("bsp", WORKERS, lambda c, r: body(c, r, "one", range(3, 6), "six"), servers=2)
+    assert [extra for extra, _ in first] == [{"note": 7}] * WORKERS
+    ht.graph.count_names_apart()
+    other = ht.Executor(build(model, optimizer), seed=1)
+    assert other.load(tmp_path / "again") == {"note": 7}
+    same(dict(other.state), dict(one.state))
+    second = job("bsp", WORKERS, lambda c, r: body(c, r, "six", range(0), "other"))  # also on fewer servers
+    if cache is None:  # after a restart a cache begins with fresh rows
+        assert [losses for _, losses in second] == [losses[3:] for _, losses in first]
+
+
+def test_a_checkpoint_of_another_model_changes_nothing_on_the_servers(tmp_path):
+    ht.Executor(build("embedded", "sgd")).save(tmp_path / "one")
+
+    def body(client: Client, rank: int):
+        ht.graph.count_names_apart()
+        ex = ht.Executor(build("embedded", "adam"), strategy=ParameterServer(client))
+        before = {name: client.pull(name).wait() for name in client.parameters}
+        with pytest.raises(CheckpointError, match="belongs to another model"):
+            ex.load(tmp_path / "one")
+        same({name: client.pull(name).wait() for name in client.parameters}, before)
+
+    job("bsp", 1, body)
+
+
+def test_a_worker_that_comes_back_does_not_undo_what_others_have_done_since_the_checkpoint():
+    with ServerProcess(options("asp", 2)) as server, connect([server.address]) as a, connect([server.address], 1) as b:
+        first = {"w": Parameter((2,), "float64", options={"learning_rate": 1.0})}, {"w": np.zeros(2)}
+        a.create(*first)
+
+        def read():  # the other worker starts while this one is at it
+            b.create(*first)
+            return np.array([[5.0, 5.0]])
+
+        restore(a, "w", read, step=0)
+        a.push("w", np.ones(2)).wait()
+        restore(b, "w", lambda: pytest.fail("nothing is missing"), step=0)
+        assert b.pull("w").wait().tolist() == [4.5, 4.5]

@@ -146,39 +146,7 @@ STATES = (real(3, 2, 2), real(3, 2, 2))
 IMAGES = real(2, 5, 4, 3)
 HEADS = real(2, 3, 2, 4)
 
-WIDE = {"padding": ((1, 1), (0, 2))}  # many channels and small kernels: the products of winograd.py
-WIDE_LOOPS = {"pads": WIDE["padding"]}
-
 SAMPLES = [
-    Sample(
-        "conv2d",
-        lambda x, w: OPS["conv2d"](x, w, **WIDE),
-        (real(2, 32, 5, 4), real(33, 32, 3, 3)),
-        lambda x, w: loops(x, w, **WIDE_LOOPS),
-        label="wide",
-        order=0,
-        extra={"no_float16": True},
-    ),
-    Sample(
-        "conv2d_dx",
-        lambda g, w: OPS["conv2d_dx"](g, w, size=(5, 4), **WIDE),
-        (real(2, 33, 5, 4), real(33, 32, 3, 3)),
-        lambda g, w: loops(g, w[:, :, ::-1, ::-1].swapaxes(0, 1), pads=((1, 1), (2, 0))),
-        label="wide",
-        order=0,
-        extra={"no_float16": True},
-    ),
-    Sample(
-        "conv2d_dw",
-        lambda x, g: OPS["conv2d_dw"](x, g, kernel=(3, 3), **WIDE),
-        (real(2, 32, 5, 4), real(2, 33, 5, 4)),
-        lambda x, g: loops(np.pad(x, ((0, 0), (0, 0), *WIDE["padding"])).swapaxes(0, 1), g.swapaxes(0, 1)).swapaxes(
-            0, 1
-        ),
-        label="wide",
-        order=0,
-        extra={"no_float16": True},
-    ),
     Sample("phase_columns", lambda x: OPS["phase_columns"](x, **WINDOW), (IMAGES,), columns, order=0, fixed=True),
     Sample(
         "phase_columns",

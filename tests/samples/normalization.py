@@ -26,6 +26,11 @@ def layer_norm(x, scale, bias, epsilon=1e-5):
     return np.array(rows).reshape(x.shape)
 
 
+def rms_norm(x, scale):
+    rows = [r / np.sqrt((r * r).mean() + 1e-6) * scale for r in x.reshape(-1, x.shape[-1])]
+    return np.array(rows).reshape(x.shape)
+
+
 def slopes(function, g, *inputs, step=1e-5):
     """The gradients of sum(g function(inputs)) by central differences, one element at a time."""
     results = []
@@ -93,7 +98,28 @@ SAMPLES = [
         "rms_norm",
         ht.rms_norm,
         (real(3, 5), real(5)),
-        lambda x, s: np.array([r / np.sqrt((r * r).mean() + 1e-6) * s for r in x]),
+        rms_norm,
+    ),
+    Sample(
+        "rms_norm_dx",
+        OPS["rms_norm_dx"],
+        (real(2, 3, 4), real(2, 3, 4), positive(4)),
+        lambda g, x, s: slopes(rms_norm, g, x, s),
+    ),
+    Sample(
+        "rms_norm",
+        lambda x, s: OPS["rms_norm"].decompose_rule(x, s, epsilon=1e-6),
+        (real(3, 5), real(5)),
+        rms_norm,
+        label="parts",
+    ),
+    Sample(
+        "rms_norm_dx",
+        lambda g, x, s: OPS["rms_norm_dx"].decompose_rule(g, x, s, epsilon=1e-6),
+        (real(2, 3, 4), real(2, 3, 4), positive(4)),
+        lambda g, x, s: slopes(rms_norm, g, x, s),
+        label="parts",
+        order=1,
     ),
     Sample(
         "group_norm",

@@ -6,6 +6,7 @@ import numpy as np
 
 import hetu as ht
 from hetu.graph import OPS
+from hetu.passes import group_updates
 
 from . import Sample, given, positive, real
 
@@ -82,7 +83,30 @@ def sparse(name, reference, states=(), step=False):
     return Sample(name, OPS[name], inputs, on_rows(reference, tables), order=0)
 
 
+def grouped(name, reference, states=(), step=False):
+    """Two parameters of different shapes, updated by one operator."""
+    each, scalars = 1 + len(states), [RATE, *([STEP] if step else [])]
+    old = [make(*shape) for shape in (SHAPE, (7,)) for make in (real, *states)]
+    inputs = (*old, real(*SHAPE), real(7), *scalars)
+
+    def cut(values):
+        gradients, shared = values[2 * each :][:2], values[2 * each + 2 :]
+        return [(*values[k * each : (k + 1) * each], g, *shared) for k, g in enumerate(gradients)]
+
+    def build(*nodes):
+        made = [OPS[name](*member) for member in cut(nodes)]
+        return group_updates([n for m in made for n in (m if isinstance(m, tuple) else (m,))])
+
+    def values(*arrays):
+        return tuple(v for member in cut(arrays) for v in reference(*member))
+
+    return Sample("update_all", build, inputs, values, label=name, order=0)
+
+
 SAMPLES = [
+    grouped("sgd", sgd),
+    grouped("adam", adam, [real, positive], step=True),
+    grouped("lamb", lamb, [real, positive], step=True),
     row("sgd", sgd),
     row("momentum", momentum, [real]),
     row("momentum", lambda *a: momentum(*a, nesterov=True), [real], label="nesterov", nesterov=True),

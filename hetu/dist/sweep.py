@@ -1,0 +1,35 @@
+"""The process that cleans up after a launcher: whatever ends it, its ranks end and its directory goes.
+
+It waits for its standard input to close, which happens when the launcher ends, however that happens. By then it has
+read the process group of the ranks, if they were started, and "ended" if they have ended. Run by its path, without
+site packages. Ignored on purpose: servers, which watch their own standard input.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import time
+
+TRIES, PAUSE = 100, 0.05  # seconds: ranks that are about to end may still write
+
+
+def main(directory: str) -> None:
+    """End the ranks, unless they have ended, and remove the directory."""
+    group, _, state = sys.stdin.read().partition(" ")
+    if group and state != "ended":
+        with contextlib.suppress(OSError):
+            kill = getattr(os, "killpg", os.kill)
+            kill(int(group), getattr(signal, "SIGKILL", signal.SIGTERM))
+    for _ in range(TRIES):
+        shutil.rmtree(directory, ignore_errors=True)
+        if not os.path.exists(directory):
+            return
+        time.sleep(PAUSE)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

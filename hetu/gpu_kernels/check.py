@@ -1,0 +1,128 @@
+"""`python -m hetu.gpu_kernels.check`: proves and measures everything about GPUs on a machine that has one.
+
+Runs the tests marked `gpu` (operators on CuPy, kernels, graph capture, mixed precision, NCCL) and the benchmark, prints
+one table and writes it as JSON, with the device and the versions. Without a GPU it says so and exits with 0, so that
+it can stand in any script. Ignored on purpose: installed packages without a checkout; the tests are not shipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as xml
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from ..backend import Device
+from ..errors import MissingDependencyError
+
+ROOT = Path(__file__).parents[2]
+PARTS = {  # what is proven: words that select its tests
+    "operators on CuPy": "operator",
+    "kernels against references": "kernel or mask or emulated",
+    "graph capture": "captured",
+    "mixed precision": "precision",
+    "NCCL, one rank": "nccl",
+}
+PACKAGES = ("numpy", "cupy-cuda13x", "cupy-cuda12x", "nvidia-nccl-cu13", "nvidia-cuda-nvrtc", "torch", "ml_dtypes")
+PART_SECONDS = 900
+COLUMNS = ("part", "passed", "failed", "skipped", "seconds")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m hetu.gpu_kernels.check", description=__doc__.split("\n")[0])
+    parser.add_argument("--json", type=Path, default=Path("gpu-check.json"), help="where the results go")
+    parser.add_argument("--quick", action="store_true", help="leave the benchmark out")
+    chosen = parser.parse_args(arguments)
+    try:
+        found = machine()
+    except MissingDependencyError as error:
+        print(f"no GPU: {error.message}")
+        return 0
+    if not (ROOT / "tests" / "gpu").is_dir():
+        print("the checks are tests of a checkout: run this where hetu was cloned", file=sys.stderr)
+        return 2
+    rows = [prove(part, words) for part, words in PARTS.items()]
+    measured = {} if chosen.quick else benchmark()
+    print(table(rows))
+    chosen.json.write_text(json.dumps({"machine": found, "checks": rows, "benchmark": measured}, indent=1))
+    print(f"written to {chosen.json}")
+    return 1 if any(row["failed"] for row in rows) else 0
+
+
+def machine() -> dict[str, Any]:
+    """The device and the versions. MissingDependencyError without a GPU."""
+    cuda = Device("gpu").xp.cuda
+    properties = cuda.runtime.getDeviceProperties(0)
+    versions = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    driver = cuda.runtime.driverGetVersion()
+    return {"device": properties["name"].decode(), "driver": driver, "python": sys.version.split()[0], **versions}
+
+
+def prove(part: str, words: str) -> dict[str, Any]:
+    """Run the tests that `words` select; what does not even start counts as failed."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "-m", "gpu", "-k", words, f"--junitxml={report}"]
+        print(f"... {part}", flush=True)
+        done = subprocess.run([*command, "tests/gpu"], cwd=ROOT, capture_output=True, text=True, timeout=PART_SECONDS)
+        return {"part": part, **counted(report, done.stdout)}
+
+
+def counted(report: Path, output: str) -> dict[str, Any]:
+    """The counts of a JUnit report. A part of which no test ran has failed."""
+    suite = xml.parse(report).getroot().find("testsuite") if report.exists() else None
+    if suite is None:
+        print(output, file=sys.stderr)
+        return {"passed": 0, "failed": 1, "skipped": 0, "seconds": 0.0}
+    total, skipped = int(suite.get("tests", 0)), int(suite.get("skipped", 0))
+    failed = int(suite.get("failures", 0)) + int(suite.get("errors", 0))
+    if failed or total == skipped:
+        print(output, file=sys.stderr)
+    nothing = int(total == skipped)
+    return {
+        "passed": total - skipped - failed,
+        "failed": failed or nothing,
+        "skipped": skipped,
+        "seconds": float(suite.get("time", 0)),
+    }
+
+
+def benchmark() -> dict[str, Any]:
+    """What `examples/benchmarks/gpu.py` measures; it prints its own table."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "benchmark.json"
+        script = ROOT / "examples" / "benchmarks" / "gpu.py"
+        subprocess.run(
+            [sys.executable, str(script), "--json", str(out)], cwd=ROOT, timeout=4 * PART_SECONDS, check=False
+        )
+        return json.loads(out.read_text()) if out.exists() else {}
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """The counts, a part a line.
+
+    >>> print(table([{"part": "NCCL", "passed": 19, "failed": 0, "skipped": 1, "seconds": 2.5}]))
+    part  passed  failed  skipped  seconds
+    NCCL      19       0        1      2.5
+    """
+    text = [COLUMNS, *([str(row[c]) for c in COLUMNS] for row in rows)]
+    widths = [max(len(line[k]) for line in text) for k in range(len(COLUMNS))]
+    return "\n".join(
+        "  ".join([line[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(line[1:], widths[1:]))])
+        for line in text
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,50 @@
+// LAMB for all parameters of a model in two launches, since its step needs the norms of whole parameters.
+// Y. You et al., "Large Batch Optimization for Deep Learning", ICLR 2020, algorithm 2.
+//
+// Tables, chunks and blocks are those of `update_all` (update.cu); `update.py` puts the hyperparameters in front, as
+// constants. Bytes: 20 an element of float32 in the first launch, 16 in the second; FLOP: about 25 an element.
+
+__device__ inline T direction(T alpha, T eps, T p, T m, T v) { return alpha * m / (sqrt(v) + eps) + (T)weight_decay * p; }
+
+// Rate and epsilon with both bias corrections folded in (D. Kingma, J. Ba, "Adam", end of section 2), without the rate.
+__device__ inline void folded(double step, T& alpha, T& eps) {
+    const double root = ::sqrt(1 - ::pow(beta2, step));
+    alpha = root / (1 - ::pow(beta1, step)), eps = epsilon * root;
+}
+
+// New moments, and of each chunk the sums of squares of the parameter and of its direction: parts[chunk][2].
+extern "C" __global__ void lamb_moments(S* const* table, const long long* sizes, const int* tensor, const long long* start,
+                                        const N* step, T* parts, long long chunk) {
+    S* const* row = table + (long long)tensor[blockIdx.x] * 7;
+    const S *p = row[3], *g = row[6];
+    const long long size = sizes[tensor[blockIdx.x]], begin = start[blockIdx.x];
+    const long long end = begin + chunk < size ? begin + chunk : size;
+    T alpha, eps, length = 0, along = 0;
+    folded((double)*step, alpha, eps);
+    for (long long i = begin + threadIdx.x; i < end; i += blockDim.x) {
+        const T slope = g[i], m = (T)beta1 * (T)row[4][i] + (T)(1 - beta1) * slope;
+        const T v = (T)beta2 * (T)row[5][i] + (T)(1 - beta2) * (slope * slope), r = direction(alpha, eps, p[i], m, v);
+        row[1][i] = m, row[2][i] = v;
+        length += (T)p[i] * (T)p[i], along += r * r;
+    }
+    length = team_sum(length), along = team_sum(along);
+    if (threadIdx.x == 0) parts[2 * blockIdx.x] = length, parts[2 * blockIdx.x + 1] = along;
+}
+
+// The parameter moves along its direction by rate times its own length; tensor k has the chunks first[k]..first[k + 1].
+extern "C" __global__ void lamb_step(S* const* table, const long long* sizes, const int* tensor, const long long* start,
+                                     const long long* first, const R* rate, const N* step, const T* parts, long long chunk) {
+    const int k = tensor[blockIdx.x];
+    S* const* row = table + (long long)k * 7;
+    const long long begin = start[blockIdx.x], end = begin + chunk < sizes[k] ? begin + chunk : sizes[k];
+    T alpha, eps, length = 0, along = 0;
+    folded((double)*step, alpha, eps);
+    for (long long c = first[k] + threadIdx.x; c < first[k + 1]; c += blockDim.x)
+        length += parts[2 * c], along += parts[2 * c + 1];
+    length = sqrt(team_sum(length)), along = sqrt(team_sum(along));
+    const T scale = (T)(double)*rate * (length > 0 && along > 0 ? length / along : (T)1);
+    for (long long i = begin + threadIdx.x; i < end; i += blockDim.x) {
+        const T p = row[3][i];
+        row[0][i] = p - scale * direction(alpha, eps, p, row[1][i], row[2][i]);
+    }
+}

@@ -1,0 +1,53 @@
+"""What a launcher works with: a machine that runs kernels, grids, addresses.
+
+Ignored on purpose: the machines themselves; `device.py` is a GPU, `emulator.py` needs none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+BLOCK = 256  # threads: enough to hide the latency of memory, few enough for 8 blocks a multiprocessor
+MOST_BLOCKS = 1 << 14
+
+Call = Callable[[], Any]
+
+
+class Machine(Protocol):
+    """What runs kernels: a GPU through CuPy, or the emulator. `xp` is the module of its arrays."""
+
+    xp: Any
+
+    def kernel(self, text: str, name: str) -> Callable[..., Any]:
+        """The kernel `name` of a text, to be called as `kernel(grid, block, arguments, shared_mem=0)`."""
+
+
+class Recorder:
+    """A machine that runs nothing and keeps the texts it was given, to compile or check them together."""
+
+    xp: Any = np
+
+    def __init__(self) -> None:
+        self.texts: dict[str, None] = {}  # in the order they came
+
+    def kernel(self, text: str, name: str) -> Callable[..., None]:
+        self.texts[text] = None
+        return lambda *_, **__: None
+
+
+def spread(count: int) -> tuple[tuple[int], tuple[int]]:
+    """Grid and block for a grid-stride loop over `count` items."""
+    return (min(-(-count // BLOCK), MOST_BLOCKS),), (BLOCK,)
+
+
+def address(array: Any) -> int:
+    """Where the first element lies, in the memory of the machine."""
+    return array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
+
+
+def contiguous(*arrays: Any) -> bool:
+    """Whether hand-written kernels can take the arrays: C order, nothing empty."""
+    return all(a.flags.c_contiguous and a.size for a in arrays)

@@ -1,0 +1,114 @@
+"""`%%ranks`: what is typed above a cell, and what is seen below it.
+
+Each rank's lines begin with its number; a line that is written over (a progress bar) stays in its place, one for each
+rank. Ignored on purpose: what happens on the ranks.
+"""
+
+from __future__ import annotations
+
+import atexit
+import sys
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
+from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
+from IPython.display import display
+
+from .pool import Outcome, Pool
+
+TRACEBACK_LINES = 15
+
+
+class Screen:
+    """Lines of all ranks as they come, and below them the line that each rank is writing over."""
+
+    def __init__(self) -> None:
+        self.open: dict[int, str] = {}
+        self.handle: Any = None
+
+    def say(self, rank: int, text: str) -> None:
+        *lines, last = (line.rstrip("\r").rpartition("\r")[2] for line in (self.open.get(rank, "") + text).split("\n"))
+        self.open[rank] = last
+        for line in lines:
+            print(f"[rank {rank}] {line}")
+        if self.handle is not None or "\r" in text:
+            self.update()
+
+    def update(self) -> None:
+        bars = "\n".join(f"[rank {rank}] {line}" for rank, line in sorted(self.open.items()) if line)
+        if self.handle is None:
+            self.handle = display({"text/plain": bars}, raw=True, display_id=True)
+        else:
+            self.handle.update({"text/plain": bars}, raw=True)
+
+    def end(self) -> None:
+        """What was written without a line's end."""
+        if self.handle is None:
+            for rank, line in sorted(self.open.items()):
+                if line:
+                    print(f"[rank {rank}] {line}")
+
+
+@magics_class
+class Ranks(Magics):
+    """The magics `%%ranks` and `%ranks`."""
+
+    pool: Pool | None = None
+
+    @magic_arguments()
+    @argument("workers", type=int, help="how many ranks run the cell")
+    @argument("-s", "--servers", type=int, default=0, help="how many parameter servers they have")
+    @argument("--consistency", default=None, help="of the servers: bsp, asp or ssp:3")
+    @cell_magic
+    def ranks(self, line: str, cell: str) -> None:
+        """Run the cell on a persistent pool of real MPI ranks; rank 0's variables come back."""
+        options = parse_argstring(self.ranks, line)
+        if options.workers < 1 or options.servers < 0:
+            raise UsageError(f"%%ranks {line}: at least one rank, and no negative number of servers")
+        further = ("--consistency", options.consistency) if options.consistency else ()
+        pool, screen = self._pool(options.workers, options.servers, further), Screen()
+        try:
+            outcome = pool.run(cell, self.shell.user_ns, screen.say)
+        finally:
+            screen.end()
+        self.shell.push(outcome.values)
+        if outcome.failures:
+            self._explain(outcome)
+
+    @line_magic("ranks")
+    def stop(self, line: str) -> None:
+        """`%ranks` says what runs; `%ranks stop` ends it."""
+        if line.strip() == "stop":
+            self._close()
+        elif line.strip():
+            raise UsageError(f"%ranks {line}: use %ranks, %ranks stop, or %%ranks N above a cell")
+        alive = self.pool is not None and self.pool.is_alive
+        print(f"{self.pool.workers} ranks, {self.pool.servers} servers" if alive else "no ranks run")
+
+    def _pool(self, workers: int, servers: int, options: tuple[str, ...]) -> Pool:
+        """The pool that runs, if it is such a one, else a new one."""
+        old = self.pool
+        if old is None or not old.is_alive or (old.workers, old.servers, old.options) != (workers, servers, options):
+            self._close()
+            self.pool = Pool(workers, servers, options)
+            atexit.register(self.pool.close)
+        return self.pool
+
+    def _close(self) -> None:
+        if self.pool is not None:
+            atexit.unregister(self.pool.close)
+            self.pool.close()
+            self.pool = None
+
+    def _explain(self, outcome: Outcome) -> None:
+        """The one traceback that matters, and where the others were; the cell counts as failed."""
+        rank, (text, _) = next(iter(outcome.failures.items()))
+        print(*text.rstrip().splitlines()[-TRACEBACK_LINES:], sep="\n", file=sys.stderr)
+        for other, where in sorted(outcome.waiting.items()):
+            print(f"meanwhile rank {other} was at {where}", file=sys.stderr)
+        also = sorted(set(outcome.failures) - {rank})
+        said = f"the cell failed on rank {rank}" + (f", and on {also}" if also else "")
+        if outcome.waiting or self.pool is None or not self.pool.is_alive:
+            said += "; its ranks were ended, the next cell starts new ones"
+        raise UsageError(said)

@@ -1,0 +1,94 @@
+"""Keep images with their channels last between convolutions, where unfolding them is a copy of long runs of memory.
+
+`conv2d`, its gradients and `batch_norm` become their forms for (n, h, w, c); what lies between follows, so that the
+transposes at the borders meet and cancel. Ignored on purpose: pooling, which takes its images through a view; groups
+and dilations; convolutions of a few channels, whose runs would be short.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..graph import OPS, Node, rewrite, topological
+from ..types import has_dim
+
+FIRST, LAST = (0, 3, 1, 2), (0, 2, 3, 1)  # of (n, h, w, c) to (n, c, h, w), and back
+CONVOLUTIONS = ("conv2d", "conv2d_dx", "conv2d_dw")
+NORMS = {"batch_norm_train": 1, "batch_norm_dx": 2}  # how many of the inputs are images
+LEAST_CHANNELS = 16  # of the result
+ELEMENTWISE = ("...->...", "...,...->...")
+
+
+def channels_last(outputs: Sequence[Node]) -> tuple[Node, ...]:
+    """Convolutions of many channels and what lies between them, on images (n, h, w, c)."""
+    chosen = {n for n in topological(outputs) if _fits(n)}
+
+    def rule(node: Node, inputs: tuple[Node, ...]) -> Node | None:
+        name = node.op.name
+        if node in chosen:
+            return _convolution(node, inputs)
+        if name == "item" and inputs[0].op.name in NORMS and inputs[0].attrs != node.inputs[0].attrs:
+            item = OPS["item"](inputs[0], index=node.attrs["index"])
+            return _first(item) if node.attrs["index"] == 0 else item
+        if not any(map(_is_moved, inputs)):
+            return None
+        if name in NORMS and node.attrs["axis"] == 1:
+            images = tuple(map(_last, inputs[: NORMS[name]]))
+            return node.op.make((*images, *inputs[NORMS[name] :]), {**node.attrs, "axis": 3})
+        if name == "sum" and node.attrs["axis"] == (2, 3) and not node.attrs["keepdims"]:
+            return OPS["sum"](_last(inputs[0]), axis=(1, 2))
+        if name == "sum_to_like" and _is_vector(inputs[1], inputs[0]):
+            return OPS["reshape"](OPS["sum"](_last(inputs[0]), axis=(0, 1, 2)), shape=node.shape)
+        return _elementwise(node, inputs) if node.op.dims in ELEMENTWISE else None
+
+    return rewrite(outputs, rule) if chosen else tuple(outputs)
+
+
+def _fits(node: Node) -> bool:
+    if node.op.name not in CONVOLUTIONS or node.attrs["groups"] != 1 or node.attrs["dilation"] != (1, 1):
+        return False
+    x, w = (i.tensor for i in node.inputs)
+    channels = {"conv2d": w.shape[0], "conv2d_dx": x.shape[1], "conv2d_dw": w.shape[1]}[node.op.name]
+    if has_dim((*x.shape[1:], *w.shape[1:], channels)) or node.attrs["padding"] == "same":
+        return False
+    return channels >= LEAST_CHANNELS and x.dtype == w.dtype and x.dtype.char in "fd"
+
+
+def _convolution(node: Node, inputs: tuple[Node, ...]) -> Node:
+    attrs = {k: v for k, v in node.attrs.items() if k not in ("groups", "dilation")}
+    x, w = inputs
+    if node.op.name == "conv2d_dw":
+        return OPS["conv2d_last_dw"](_last(x), _last(w), **attrs)
+    return _first(OPS[node.op.name.replace("conv2d", "conv2d_last")](_last(x), w, **attrs))
+
+
+def _elementwise(node: Node, inputs: tuple[Node, ...]) -> Node | None:
+    """The same operator on images with the channels last, if every other input is one too, a number or a vector."""
+    moved = []
+    for i in inputs:
+        if i.ndim == 0:
+            moved.append(i)
+        elif i.shape == node.shape:
+            moved.append(_last(i))
+        elif _is_vector(i, node):
+            moved.append(OPS["reshape"](i, shape=(node.shape[1],)))
+        else:
+            return None
+    return _first(node.op.make(tuple(moved), node.attrs)) if node.ndim == 4 else None
+
+
+def _is_vector(x: Node, images: Node) -> bool:
+    """Whether `x` holds one number for each channel."""
+    return images.ndim == 4 and x.shape in ((images.shape[1], 1, 1), (1, images.shape[1], 1, 1))
+
+
+def _is_moved(x: Node) -> bool:
+    return x.op.name == "permute_dims" and x.attrs["axes"] == FIRST
+
+
+def _last(x: Node) -> Node:
+    return x.inputs[0] if _is_moved(x) else OPS["permute_dims"](x, axes=LAST)
+
+
+def _first(x: Node) -> Node:
+    return OPS["permute_dims"](x, axes=FIRST)

@@ -1,0 +1,84 @@
+"""Join the updates that an optimizer makes of its parameters into one operator, which a GPU runs as one launch.
+
+Only for GPUs: a launch costs more than the update of a small parameter. All gradients then live until the last one is
+there. Ignored on purpose: row updates of tables, which differ in their ids.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+from ..graph import OPS, Node, origin_of, rewrite, topological
+from ..op import Op
+from ..types import TensorType
+
+STATES = {"sgd": 1, "momentum": 2, "adagrad": 2, "rmsprop": 2, "adam": 3, "amsgrad": 4, "lamb": 3}  # with the parameter
+
+
+def group_updates(outputs: Sequence[Node]) -> tuple[Node, ...]:
+    """Updates by one rule, at one rate and step and in one dtype, become one `update_all`."""
+    groups: dict[Any, list[Node]] = defaultdict(list)
+    behind: set[Node] = set()  # what depends on an update cannot be updated together with it
+    for node in topological(outputs):
+        if any(i in behind for i in node.inputs):
+            behind.add(node)
+        elif node.op.name in STATES:
+            behind.add(node)
+            scalars = node.inputs[STATES[node.op.name] + 1 :]
+            groups[node.op.name, node.inputs[0].dtype, scalars, tuple(node.attrs.items())].append(node)
+    places: dict[Node, tuple[Node, int]] = {}
+    for members in groups.values():
+        if len(members) > 1:
+            group, count = _joined(members), STATES[members[0].op.name]
+            places |= {node: (group, k * count) for k, node in enumerate(members)}
+
+    def rule(node: Node, inputs: tuple[Node, ...]) -> Node | None:
+        if node in places and not isinstance(node.type, tuple):
+            return OPS["item"](places[node][0], index=places[node][1])
+        if node.op.name == "item" and node.inputs[0] in places:
+            group, first = places[node.inputs[0]]
+            return OPS["item"](group, index=first + node.attrs["index"])
+        return None
+
+    return rewrite(outputs, rule)
+
+
+def _joined(members: Sequence[Node]) -> Node:
+    """Inputs: what each member changes, the gradients, then what they share. Outputs: the new values, in order."""
+    first, count = members[0], STATES[members[0].op.name]
+    inputs = [i for node in members for i in node.inputs[:count]] + [node.inputs[count] for node in members]
+    with origin_of(first):
+        attrs = {"rule": first.op.name, "count": len(members), "options": tuple(first.attrs.items())}
+        return _update_all(count * len(members)).make((*inputs, *first.inputs[count + 1 :]), attrs)
+
+
+def members_of(inputs: Sequence[Any], rule: str, count: int) -> tuple[list[tuple[Sequence[Any], Any]], Sequence[Any]]:
+    """For each member its old values and its gradient; and what they share."""
+    states = STATES[rule]
+    old, rest = inputs[: states * count], inputs[states * count :]
+    return [(old[k * states : (k + 1) * states], rest[k]) for k in range(count)], rest[count:]
+
+
+def _type(*types: TensorType, rule: str, count: int, options: tuple) -> tuple[TensorType, ...]:
+    return types[: STATES[rule] * count]
+
+
+def _forward(xp: ModuleType, *arrays: Any, rule: str, count: int, options: tuple) -> tuple[Any, ...]:
+    members, shared = members_of(arrays, rule, count)
+    made: list[Any] = []
+    for old, gradient in members:
+        new = OPS[rule].forward(xp, *old, gradient, *shared, **dict(options))
+        made += new if isinstance(new, tuple) else [new]
+    return tuple(made)
+
+
+@cache
+def _update_all(outputs: int) -> Op:
+    """The operator for this number of new values, each of which may overwrite the old one."""
+    made = Op(_forward, name="update_all", infer=_type, differentiable=False, inplace={k: (k,) for k in range(outputs)})
+    made.__doc__ = "Several updates by one rule, at one rate: see `hetu.ops.update`."
+    return made

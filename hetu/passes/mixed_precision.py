@@ -1,0 +1,109 @@
+"""Compute in 16-bit floats, keep variables and their updates in float32, and scale the loss so that gradients survive.
+
+P. Micikevicius et al., "Mixed Precision Training", ICLR 2018. Products (matrices, convolutions, attention) take 16-bit
+operands; what moves or gates values follows its operands; all else, such as sums, norms, losses and updates, keeps
+float32. For float16 the gradient starts from `loss_scale`, a variable, instead of 1. If a gradient overflows, the step
+changes no other variable and halves the scale; after `PATIENCE` good steps in a row it doubles. All of that is part of
+the graph, so nothing waits for the host and a checkpoint holds it. Ignored on purpose: 8-bit floats; float64 values.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from functools import reduce
+
+import numpy as np
+
+from ..graph import OPS, Node, replace, rewrite, topological
+from ..ops.leaf import variable
+
+FIRST_SCALE, MOST = 2.0**15, 2.0**24
+PATIENCE = 2000  # good steps before the scale doubles
+SINGLE = np.dtype("float32")
+
+PRODUCTS = frozenset("matmul linear einsum conv2d conv2d_dx conv2d_dw attention attention_dx".split())
+MOVERS = frozenset("max_pool2d max_pool2d_dx max_pool2d_pick dropout concat pad roll slice_scatter zeros_like".split())
+# Elementwise operators and views that follow too, but for these: their results leave the range of float16, or add up.
+WIDE = frozenset(
+    "power square reciprocal divide exp expm1 log log1p sqrt rsqrt softplus isfinite isnan sum_to_like astype".split()
+)
+LEAVES = frozenset({"variable", "placeholder", "constant"})
+
+loss_scale: Node = variable("loss_scale", FIRST_SCALE, (), trainable=False)
+good_steps: Node = variable("loss_scale/good_steps", 0, (), "int64", trainable=False)
+
+
+def mixed_precision(
+    fetches: Sequence[Node], updates: Mapping[Node, Node], gradients: Sequence[Node], dtype: str
+) -> tuple[tuple[Node, ...], dict[Node, Node]]:
+    """Fetches and updates that compute in `dtype`, float16 or bfloat16; `gradients` are those that the updates apply.
+
+    Their types stay what they were.
+
+    >>> import hetu as ht
+    >>> x, w = ht.placeholder("x", (2, 3)), ht.variable("w", 0.0, (3, 4))
+    >>> (y,), _ = mixed_precision([x @ w], {}, [], "float16")
+    >>> y.dtype.name, y.inputs[0].dtype.name
+    ('float32', 'float16')
+    """
+    seeds = _seeds(gradients) if dtype == "float16" else set()
+    # Updates are cut off at the gradients, which are not touched before they are whole again.
+    stubs = {g: OPS["placeholder"](name=f"gradient{k}", shape=g.shape, dtype=g.dtype) for k, g in enumerate(gradients)}
+    above = replace((*fetches, *updates.values()), stubs)
+    made = _lowered((*above, *stubs), dtype, seeds)
+    above, whole = made[: len(above)], made[len(above) :]
+    if seeds:
+        whole = tuple(g / OPS["astype"](loss_scale, dtype=g.dtype) for g in whole)
+    outputs = replace(above, dict(zip(stubs.values(), whole)))
+    values = dict(zip(updates, outputs[len(fetches) :]))
+    return outputs[: len(fetches)], _guarded(values, whole) if seeds and values else values
+
+
+def _seeds(gradients: Sequence[Node]) -> set[Node]:
+    """Where backward starts: the 1 that each loss is differentiated with. Gradients inside of a loss have their own."""
+    ones = [n for n in topological(gradients) if n.op.name == "ones_like" and not n.ndim and n.tags.get("gradient")]
+    return {*ones} - {*topological([n.inputs[0] for n in ones])}
+
+
+def _guarded(updates: Mapping[Node, Node], gradients: Sequence[Node]) -> dict[Node, Node]:
+    """Updates that keep the old values if a gradient is not finite, and those of the scale."""
+    where, at_least, at_most = OPS["where"], OPS["maximum"], OPS["minimum"]
+    finite = reduce(operator.and_, (OPS["all"](OPS["isfinite"](g)) for g in gradients))
+    steps = good_steps + 1
+    grown = where(OPS["greater_equal"](steps, PATIENCE), at_most(loss_scale * 2.0, MOST), loss_scale)
+    kept = {v: where(finite, value, v) for v, value in updates.items()}
+    kept[loss_scale] = where(finite, grown, at_least(loss_scale * 0.5, 1.0))
+    kept[good_steps] = where(finite & (steps < PATIENCE), steps, 0)
+    return kept
+
+
+def _lowered(outputs: Sequence[Node], dtype: str, seeds: set[Node]) -> tuple[Node, ...]:
+    def rule(node: Node, inputs: tuple[Node, ...]) -> Node | None:
+        if not inputs or node.op.name in ("item", "astype"):
+            return None
+        old = [i.dtype if not isinstance(i.type, tuple) else None for i in node.inputs]
+        free = [k for k, d in enumerate(old) if d == SINGLE and k not in node.op.like]
+        wanted = dtype if _is_low(node, [inputs[k] for k in free]) else "float32"
+        cast = tuple(_as(i, wanted) if k in free else i for k, i in enumerate(inputs))
+        made = node if cast == node.inputs else node.op.make(cast, node.attrs)
+        return made * loss_scale if node in seeds else made
+
+    return tuple(_as(new, old.dtype.name) for new, old in zip(rewrite(outputs, rule), outputs))
+
+
+def _is_low(node: Node, inputs: Sequence[Node]) -> bool:
+    """Whether an operator computes in 16 bits: products do, and followers that meet a 16-bit value but no other."""
+    if node.op.name in PRODUCTS:
+        return True
+    follows = node.op.name in MOVERS or node.op.cuda is not None or node.op.view_rule is not None
+    if not follows or node.op.name in WIDE:
+        return False
+    computed = [i for i in inputs if i.op.name not in LEAVES]
+    return bool(computed) and all(i.dtype != SINGLE for i in computed)
+
+
+def _as(node: Node, dtype: str) -> Node:
+    if isinstance(node.type, tuple) or node.dtype.name == dtype:
+        return node
+    return OPS["astype"](node, dtype=dtype)

@@ -1,0 +1,145 @@
+"""AutoDist's builders: where each variable has its home, and by what its gradient gets there.
+
+After H. Zhang et al., "AutoSync: Learning to Synchronize for Data-Parallel Distributed Deep Learning", NeurIPS 2020,
+and the AutoDist system. All are data parallel. A *home* is one rank, or a few that each keep some rows: it gets the
+summed gradient, updates, and hands the new value to all, as a parameter server does. Without a home of its own a
+variable is all-reduced, or *partitioned*: reduced to a part on every rank, updated there and gathered, which are the
+two halves of an all-reduce. Every strategy is plain data (`Strategy.to_json`). The eighth builder, Parallax, gives
+embedding tables to server processes and is `hetu.plan.Hybrid`. Ignored on purpose: which is best, see `planner.py`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+
+from ..dist.builders import DataParallel
+from ..dist.layout import DUP, Layout, Shard
+from ..dist.strategy import Kept, Strategy
+from ..graph import Node, topological
+
+
+class _Homes(DataParallel):
+    """Data parallelism in which `homes` says where each trained variable, with its optimizer state, is kept."""
+
+    def build(self, outputs: Sequence[Node], world_size: int) -> Strategy:
+        """The strategy for a graph on `world_size` ranks."""
+        strategy = super().build(outputs, world_size)
+        variables = [n for n in topological(outputs) if n.op.name == "variable"]
+        trained = {n.name: n for n in variables if n.attrs["trainable"]}
+        homes = self.homes(trained, world_size) if world_size > 1 else {}
+        for node in variables:
+            owner = node.name if node.name in trained else node.name.rpartition("/")[0]
+            if (home := homes.get(owner)) is not None and node.shape == trained[owner].shape:
+                strategy.variables[node.name] = Kept(strategy.whole if node.name == owner else home, home)
+        grids = {h.ranks: Layout(Shard(h.ranks, ((DUP, len(h.ranks)),))) for h in homes.values()}
+        strategy.places = tuple(grid for ranks, grid in grids.items() if len(ranks) < world_size)
+        return strategy
+
+    def homes(self, trained: Mapping[str, Node], world_size: int) -> dict[str, Layout]:
+        """The layout in which each variable is kept; those that are left out are everywhere."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+
+def _by_bytes(trained: Mapping[str, Node]) -> list[Node]:
+    """The largest first: whoever then takes the least loaded home stays within 4/3 of the best balance (R. Graham,
+    "Bounds on Multiprocessing Timing Anomalies", 1969). AutoDist itself does not sort."""
+    return sorted(trained.values(), key=lambda node: -int(node.tensor.nbytes))
+
+
+class PS(_Homes):
+    """All variables are at home on rank 0, which so sends and receives as much as all others together.
+
+    >>> PS()
+    PS()
+    """
+
+    def homes(self, trained: Mapping[str, Node], world_size: int) -> dict[str, Layout]:
+        return {name: Layout(Shard((0,), ((DUP, 1),))) for name in trained}
+
+
+class PartitionedPS(_Homes):
+    """Each variable is cut into the least number of equal parts of rows, which live on the least loaded ranks."""
+
+    def parts(self, rows: int, most: int) -> int:
+        """How many parts, of 2 to `most`, a variable of so many rows is cut into; 1 if none suits."""
+        return next((k for k in range(2, most + 1) if rows % k == 0), 1)
+
+    def homes(self, trained: Mapping[str, Node], world_size: int) -> dict[str, Layout]:
+        load, found = [0] * world_size, dict[str, Layout]()
+        for node in _by_bytes(trained):
+            parts = self.parts(node.shape[0], min(world_size, node.shape[0])) if node.ndim else 1
+            ranks = sorted(sorted(range(world_size), key=lambda rank: load[rank])[:parts])
+            for rank in ranks:
+                load[rank] += int(node.tensor.nbytes) // parts
+            found[node.name] = Layout(Shard(tuple(ranks), ((0 if parts > 1 else DUP, parts),)))
+        return found
+
+
+class LoadBalancedPS(PartitionedPS):
+    """Each variable is at home on one rank, the largest first on the rank that has the fewest bytes so far."""
+
+    def parts(self, rows: int, most: int) -> int:
+        return 1
+
+
+class UnevenPartitionedPS(PartitionedPS):
+    """As `PartitionedPS`, but with the least number of parts that does not divide the rows, so they differ by a row."""
+
+    def parts(self, rows: int, most: int) -> int:
+        return next((k for k in range(2, most + 1) if rows % k), 1)
+
+
+class AllReduce(DataParallel):
+    """Gradients are summed in buckets of at most `bucket_bytes`, and every rank updates everything.
+
+    >>> AllReduce(1 << 20)
+    AllReduce(1048576)
+    """
+
+    def __init__(self, bucket_bytes: int = 4 << 20) -> None:
+        super().__init__()
+        self.bucket_bytes = bucket_bytes
+
+    def build(self, outputs: Sequence[Node], world_size: int) -> Strategy:
+        strategy = super().build(outputs, world_size)
+        strategy.bucket_bytes = self.bucket_bytes
+        return strategy
+
+    def __repr__(self) -> str:
+        return f"AllReduce({self.bucket_bytes})"
+
+
+class PartitionedAllReduce(_Homes):
+    """Each rank updates its part, along the first axis, of every variable that is long enough."""
+
+    def axis(self, node: Node, world_size: int) -> int | None:
+        """The axis that is cut; None to all-reduce the whole."""
+        return next((d for d, size in enumerate(node.shape) if size >= world_size), None)
+
+    def homes(self, trained: Mapping[str, Node], world_size: int) -> dict[str, Layout]:
+        axes = {node.name: self.axis(node, world_size) for node in trained.values()}
+        ranks = tuple(range(world_size))  # on the mesh of data parallelism, whose second axis is empty
+        return {n: Layout(Shard(ranks, ((d, world_size), (DUP, 1)))) for n, d in axes.items() if d is not None}
+
+
+class RandomAxisAllReduce(PartitionedAllReduce):
+    """As `PartitionedAllReduce`, along an axis that is drawn for each variable; equal seeds draw alike.
+
+    >>> RandomAxisAllReduce(seed=3)
+    RandomAxisAllReduce(3)
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        self.seed = seed
+
+    def axis(self, node: Node, world_size: int) -> int | None:
+        axes = [d for d, size in enumerate(node.shape) if size >= world_size]
+        return random.Random(f"{self.seed} {node.name}").choice(axes) if axes else None
+
+    def __repr__(self) -> str:
+        return f"RandomAxisAllReduce({self.seed})"

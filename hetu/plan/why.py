@@ -1,0 +1,123 @@
+"""Why a plan was chosen, in words and numbers: for `print`, and as a table with a picture in notebooks.
+
+Ignored on purpose: why a candidate costs what it costs, which its timeline shows.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from ..show.svg import FILL, SANS
+from .simulate import Cost
+
+MOST_ROWS = 8  # of candidates in a notebook
+WIDTH = 100  # columns
+
+
+@dataclass(frozen=True)
+class Rated:
+    """A candidate with its seconds a step and the most bytes of a rank; `problem` says why it is impossible, `detail`
+    what it decides for single variables."""
+
+    name: str
+    builder: Any
+    seconds: float
+    peak: int
+    problem: str = ""
+    detail: str = ""
+
+    @property
+    def valid(self) -> bool:
+        return self.seconds >= 0
+
+
+@dataclass(frozen=True)
+class Why:
+    """The reasons for `best` among `rated`, with its `cost` and the `budget` in bytes for a rank.
+
+    >>> from hetu.plan.timeline import Timeline
+    >>> slow, fast = Rated("dp2", None, 3e-3, 400), Rated("tp2", None, 1e-3, 900)
+    >>> print(Why(slow, (slow, fast), Cost(3e-3, (400,), {}, Timeline(())), 500, 2))
+    dp2, 2 ranks: 3.000 ms a step, 400 bytes on the fullest rank (80 % of the budget)
+      one rank computes 0.000 ms; nothing is sent
+    decided by memory: tp2 would take 1.000 ms (-67 %), but needs 900 bytes, 400 more than the budget
+    """
+
+    best: Rated
+    rated: tuple[Rated, ...]
+    cost: Cost
+    budget: float
+    ranks: int
+
+    @property
+    def others(self) -> list[Rated]:
+        """The other possible plans, the fastest first; of those that come to the same, one."""
+        found = {(r.seconds, r.peak): r for r in reversed(self.rated) if r.valid}
+        found.pop((self.best.seconds, self.best.peak), None)
+        return sorted(found.values(), key=lambda r: r.seconds)
+
+    @property
+    def next_best(self) -> list[Rated]:
+        """Those of the others that fit."""
+        return [r for r in self.others if r.peak <= self.budget]
+
+    @property
+    def decided(self) -> str:
+        """The constraint without which the choice would have been another."""
+        if large := [r for r in self.others if r.peak > self.budget and r.seconds < self.best.seconds]:
+            r = large[0]
+            return (
+                f"memory: {r.name} would take {self._time(r)}, but needs {r.peak:,} bytes, "
+                f"{r.peak - self.budget:,.0f} more than the budget"
+            )
+        if not self.next_best:
+            return "the lack of others: nothing else is possible"
+        return f"time: of {1 + len(self.next_best)} different plans that fit it is the fastest"
+
+    def _time(self, r: Rated) -> str:
+        return f"{1e3 * r.seconds:.3f} ms ({100 * (r.seconds / self.best.seconds - 1):+.0f} %)"
+
+    def __str__(self) -> str:
+        share = f" ({100 * self.best.peak / self.budget:.0f} % of the budget)" if self.budget < float("inf") else ""
+        overlap, sent = self.cost.timeline.overlap(0), sum(self.cost.sent.values())
+        moved = f"communicates {1e3 * overlap.communication:.3f} ms, {100 * overlap.hidden:.0f} % of it hidden"
+        lines = [
+            f"{self.best.name}, {self.ranks} rank{'s' if self.ranks > 1 else ''}: {1e3 * self.best.seconds:.3f} ms "
+            f"a step, {self.best.peak:,} bytes on the fullest rank{share}",
+            *([f"  {self.best.detail}"] if self.best.detail else []),
+            f"  one rank computes {1e3 * overlap.compute:.3f} ms"
+            + (f" and {moved}; {sent:,} bytes are sent" if sent else "; nothing is sent"),
+        ]
+        lines += [f"next best: {r.name}, {self._time(r)}, {r.peak:,} bytes" for r in self.next_best[:2]]
+        lines.append(f"decided by {self.decided}")
+        if problems := [r for r in self.rated if not r.valid]:
+            lines.append(f"{len(problems)} not possible, such as {problems[0].name}: {problems[0].problem}")
+        return "\n".join(map(_wrapped, lines))
+
+    def __repr__(self) -> str:
+        return f"<why {self.best.name}: decided by {self.decided.partition(':')[0]}>"
+
+    def _repr_html_(self) -> str:
+        """The words, a row with a bar for each of the best candidates, and the timeline of a step."""
+        shown = [self.best, *self.others][:MOST_ROWS]
+        longest = max(r.seconds for r in shown) or 1.0
+        head = "".join(f'<th style="text-align:left">{h}</th>' for h in ("plan", "a step", "", "bytes a rank", ""))
+        rows = "".join(self._row(r, r.seconds / longest) for r in shown)
+        table = f'<table style="font-family:{SANS};font-size:12px"><tr>{head}</tr>{rows}</table>'
+        return f"<pre>{escape(str(self))}</pre>{table}{self.cost.timeline.to_svg()}"
+
+    def _row(self, r: Rated, length: float) -> str:
+        fits = r.peak <= self.budget
+        fill, frame = FILL["update" if r is self.best else "variable" if fits else "gradient"]
+        bar = f'<div style="width:{180 * length:.0f}px;height:12px;background:{fill};border:1px solid {frame}"></div>'
+        note = "chosen" if r is self.best else "" if fits else "too large"
+        cells = [escape(r.name), f"{1e3 * r.seconds:.3f} ms", bar, f"{r.peak:,}", note]
+        return "<tr>" + "".join(f'<td style="text-align:left">{cell}</td>' for cell in cells) + "</tr>"
+
+
+def _wrapped(line: str) -> str:
+    """A line of at most `WIDTH` columns and those that go on, indented; of a long list the beginning."""
+    return textwrap.fill(line, WIDTH, subsequent_indent="    ", max_lines=4, placeholder=" ...", break_on_hyphens=False)

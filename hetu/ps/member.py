@@ -1,0 +1,43 @@
+"""What a server knows of one worker: its present life, and which of its requests have taken effect.
+
+A life is told by its incarnation, a random number. Within a life requests are numbered, so one that comes again is
+known however many overtook it. Ignored on purpose: clocks (`consistency.py`) and connections (`session.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .messages import Message
+
+WINDOW = 4096  # requests of one worker that may be ahead of its oldest unfinished one
+
+
+@dataclass
+class Member:
+    """What the store knows of one worker."""
+
+    last_seen: float
+    incarnation: int | None = None
+    retired: set[int] = field(default_factory=set)  # incarnations that are over
+    done: int = 0  # every request up to this number has been handled
+    ahead: set[int] = field(default_factory=set)  # and these beyond it
+    refused: dict[int, Message] = field(default_factory=dict)
+
+    def skip_to(self, first: int) -> None:
+        """Nothing below the request `first` will come any more: its worker has all those answers."""
+        self.done = max(self.done, first - 1)
+        self.ahead = {seq for seq in self.ahead if seq > self.done}
+
+    def knows(self, seq: int) -> bool:
+        return seq <= self.done or seq in self.ahead
+
+    def silence(self, now: float) -> float | None:
+        """Seconds since its last sign of life. One who has not come yet is waited for: it may be reading its data."""
+        return None if self.incarnation is None else now - self.last_seen
+
+    def finish(self, seq: int) -> None:
+        self.ahead.add(seq)
+        while self.done + 1 in self.ahead:
+            self.done += 1
+            self.ahead.remove(self.done)

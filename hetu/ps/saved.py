@@ -1,0 +1,119 @@
+"""Checkpoints of what servers hold: parameters and the state of their rules, in the files that any executor reads.
+
+One worker writes a part for each parameter, so no more than one of them is in memory at a time. To continue, every
+worker offers what the checkpoint has and the first one counts, as with first values. Ignored on purpose: what is kept
+on ranks (`dist/placement.py`), and the servers' own snapshots (`snapshot.py`), which know of clocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..checkpoint import Checkpoint, whole, write_part
+from ..graph import Node
+from .client import Client
+from .messages import Kind, row_bytes, wire_array
+from .partition import Block, split_rows
+from .served import Served
+from .transport import Request
+
+
+class Saved:
+    """The variables of a graph that servers keep, and their optimizer state, as a checkpoint has them."""
+
+    def __init__(self, client: Client, served: Served, kept: set[Node]) -> None:
+        self.client = client
+        self.arrays = {v: (v, *served.slots([v])) for v in served.steps if v in kept}
+        self.steps = {v: served.step_count(v) for v in self.arrays}
+
+    def write(self, folder: Path, number: int, sizes: list[int], table: dict[str, Any]) -> None:
+        """Add a part for each variable to save `number`: its bytes to `sizes`, its pieces to the manifest's `table`."""
+        for variable, nodes in self.arrays.items():
+            part = len(sizes)
+            tensors = dict(zip((n.name for n in nodes), state_of(self.client, variable.name)))
+            sizes.append(write_part(folder, number, part, tensors))
+            table |= {
+                n.name: {"shape": n.shape, "dtype": n.dtype.name, "pieces": [(part, whole(n.shape))]} for n in nodes
+            }
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Have the servers continue from a checkpoint, whose variables have been found to fit."""
+        for variable, nodes in self.arrays.items():
+
+            def read(nodes: tuple[Node, ...] = nodes) -> np.ndarray:
+                return np.stack([checkpoint.read(n.name, whole(n.shape)) for n in nodes])
+
+            count = self.steps[variable]
+            restore(self.client, variable.name, read, 0 if count is None else int(checkpoint.read(count.name, ())))
+
+
+def state_of(client: Client, name: str) -> np.ndarray:
+    """A parameter and the state of its rule as they are at this clock, (arrays, *shape), in chunks.
+
+    >>> from hetu.ps import Options, Parameter, ServerProcess
+    >>> with ServerProcess(Options(workers=1, token="secret")) as server:
+    ...     with Client([server.address], worker=0, token="secret") as client:
+    ...         client.create({"w": Parameter((2,), rule="momentum")}, {"w": np.ones(2)})
+    ...         state_of(client, "w").tolist()
+    [[1.0, 1.0], [0.0, 0.0]]
+    """
+    found = np.empty(_matrix(client, name), client.parameters[name].element)
+    asked = [(b, piece) for b in client.blocks[name] for piece in _pieces(client, name, b)]
+    requests = [_ask(client, Kind.STATE, block, ids) for block, (ids, _) in asked]
+    for (_, (_, piece)), reply in zip(asked, client.transport.wait(requests)):
+        found[piece] = np.split(reply.values, len(found), axis=1)
+    return found.reshape(len(found), *client.parameters[name].shape)
+
+
+def restore(client: Client, name: str, read: Callable[[], np.ndarray], step: int) -> None:
+    """Have the servers continue from what `read` gives, of the shape of `state_of`, and from this step of the rule.
+
+    Every worker calls this alike. The first that does so for a row decides, so that updates by workers that are
+    already under way again are not undone; `read` is called only where rows are wanted.
+    """
+    client.transport.wait(client.ticks)
+    parameter = client.parameters[name]
+    client.parameters[name] = parameter = replace(parameter, generation=parameter.generation + 1)
+    blocks = client.blocks[name]
+    made = [
+        client.transport.submit(b.server, Kind.CREATE, key=b.key, meta=parameter.spec(name, b.start, b.stop).meta())
+        for b in blocks
+    ]
+    if not any(reply.step for reply in client.transport.wait(made)):
+        return
+    arrays = np.asarray(read(), parameter.element).reshape(_matrix(client, name))
+    requests = []
+    for block in blocks:
+        for ids, piece in _pieces(client, name, block):
+            values = np.concatenate(arrays[piece], axis=1)
+            requests.append(_ask(client, Kind.RESTORE, block, ids, values=values, meta={"step": step}))
+    client.transport.wait(requests)
+
+
+def _ask(client: Client, kind: Kind, block: Block, ids: np.ndarray | None, **fields: Any) -> Request:
+    if ids is not None:
+        fields["ids"] = wire_array(ids - block.start)
+    return client.transport.submit(block.server, kind, key=block.key, step=client.step, **fields)
+
+
+def _matrix(client: Client, name: str) -> tuple[int, int, int]:
+    """The shape in which a parameter and the state of its rule are cut into blocks: tables by rows, others flat."""
+    parameter = client.parameters[name]
+    rows = parameter.shape[0] if parameter.sparse else 1
+    size = int(np.prod(parameter.shape, dtype=np.int64))
+    return parameter.arrays, rows, parameter.cols if parameter.sparse else size
+
+
+def _pieces(client: Client, name: str, block: Block) -> list[tuple[np.ndarray | None, tuple[slice, ...]]]:
+    """The chunks of a block: the ids of their rows, None for a flat one, and where they lie in the matrix."""
+    parameter = client.parameters[name]
+    if not parameter.sparse:
+        return [(None, (slice(None), slice(None), slice(block.start, block.stop)))]
+    ids = np.arange(block.start, block.stop)
+    parts = split_rows(ids, block, row_bytes(parameter.arrays * parameter.cols, parameter.element))
+    return [(ids[p], (slice(None), slice(block.start + p.start, block.start + p.stop))) for p in parts]

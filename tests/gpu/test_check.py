@@ -1,0 +1,111 @@
+"""The command that checks a GPU: without one it says so; with the stand-in for CuPy its proofs can pass and fail."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from hetu.errors import MissingDependencyError
+from hetu.gpu_kernels import check, emulator
+from hetu.graph import OPS
+
+from ..dist.contract import CHECKS
+from ..samples import SAMPLES
+from . import fake_cupy, proofs, test_device
+
+JUNIT = '<testsuites><testsuite tests="7" failures="{}" errors="0" skipped="2" time="1.5"/></testsuites>'
+
+
+def test_without_a_gpu_it_says_so_and_succeeds(monkeypatch, capsys, tmp_path):
+    def none():
+        raise MissingDependencyError("device 'gpu:0' needs CuPy and an NVIDIA driver")
+
+    monkeypatch.setattr(check, "machine", none)
+    assert check.main(["--json", str(tmp_path / "out.json")]) == 0
+    assert capsys.readouterr().out == "no GPU: device 'gpu:0' needs CuPy and an NVIDIA driver\n"
+    assert not (tmp_path / "out.json").exists()
+
+
+@pytest.mark.parametrize(("broken", "code"), [(False, 0), (True, 1)])
+def test_table_and_file(broken, code, monkeypatch, capsys, tmp_path):
+    commands = []
+
+    def run(command, **options):
+        commands.append(command)
+        report = next(c for c in command if c.startswith("--junitxml=")).removeprefix("--junitxml=")
+        with open(report, "w") as file:
+            file.write(JUNIT.format(1 if broken else 0))
+        return subprocess.CompletedProcess(command, 0, "what pytest said", "")
+
+    monkeypatch.setattr(check, "machine", lambda: {"device": "a GPU"})
+    monkeypatch.setattr(subprocess, "run", run)
+    assert check.main(["--quick", "--json", str(tmp_path / "out.json")]) == code
+    written = json.loads((tmp_path / "out.json").read_text())
+    assert [row["part"] for row in written["checks"]] == list(check.PARTS) and len(commands) == len(check.PARTS)
+    assert written["machine"] == {"device": "a GPU"}
+    shown = capsys.readouterr()
+    assert "graph capture" in shown.out and ("what pytest said" in shown.err) == broken
+
+
+def test_the_benchmark_without_a_gpu_says_so():
+    script = check.ROOT / "examples" / "benchmarks" / "gpu.py"
+    blocked = (
+        f"import runpy, sys; sys.modules['cupy'] = None; sys.path.insert(0, {str(script.parent)!r});"
+        f"sys.argv = ['gpu.py']; runpy.run_path({str(script)!r}, run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", blocked], cwd=check.ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("no GPU: device 'gpu:0' needs CuPy and an NVIDIA driver")
+
+
+def test_a_part_of_which_nothing_ran_has_failed(tmp_path, capsys):
+    report = tmp_path / "report.xml"
+    report.write_text('<testsuites><testsuite tests="3" failures="0" errors="0" skipped="3" time="1"/></testsuites>')
+    assert check.counted(report, "all skipped")["failed"] == 1
+    assert check.counted(tmp_path / "missing.xml", "no module pytest")["failed"] == 1
+    assert "no module pytest" in capsys.readouterr().err
+
+
+def test_every_part_has_tests_and_every_test_a_part():
+    tests = [name for name in vars(test_device) if name.startswith("test_")]
+    chosen = {
+        part: [t for t in tests if any(w in t for w in words.split(" or "))] for part, words in check.PARTS.items()
+    }
+    assert all(chosen.values()), chosen
+    assert sorted({t for names in chosen.values() for t in names}) == sorted(tests)
+
+
+@pytest.fixture
+def cupy():
+    with fake_cupy.installed() as module:
+        yield module
+
+
+@pytest.mark.skipif(emulator.compiler() is None, reason="no C++ compiler: install g++ or clang++")
+class TestProofs:
+    @pytest.mark.parametrize("name", ["matmul", "reshape", "cumsum", "concat"])
+    def test_operators(self, name, cupy):
+        proofs.operator(next(s for s in SAMPLES if s.op == name))
+
+    def test_a_wrong_operator_is_seen(self, cupy, monkeypatch):
+        row = next(s for s in SAMPLES if s.op == "cumsum")
+        monkeypatch.setattr(OPS["cumsum"], "ufunc", None)
+        wrong = OPS["cumsum"].forward
+        monkeypatch.setattr(
+            OPS["cumsum"], "forward", lambda xp, x, **attrs: wrong(xp, x, **attrs) + (0 if xp is np else 1)
+        )
+        monkeypatch.setattr(OPS["cumsum"], "into_rule", None)
+        monkeypatch.setattr(OPS["cumsum"], "bind_rule", None)
+        with pytest.raises(AssertionError):
+            proofs.operator(row)
+
+    def test_training(self, cupy):
+        proofs.captured_training()
+        proofs.precision("float16")
+
+    def test_nccl(self, cupy):
+        proofs.nccl(next(c for c in CHECKS if c.__name__ == "reduce_scatter"))

@@ -1,0 +1,53 @@
+"""`%%ranks` in a real IPython shell, as typed and as seen."""
+
+from __future__ import annotations
+
+import pytest
+
+shells = pytest.importorskip("IPython.core.interactiveshell", reason="the extra [dev] is not installed")
+
+
+@pytest.fixture(scope="module")
+def shell():
+    shell = shells.InteractiveShell.instance()
+    shell.run_line_magic("load_ext", "hetu.notebook")
+    yield shell
+    shell.run_line_magic("ranks", "stop")
+
+
+def run(shell, capsys, text):
+    result = shell.run_cell(text)
+    return result, capsys.readouterr()
+
+
+def test_one_cell_text_on_one_and_on_many(shell, capsys):
+    cell = "from hetu.dist import world\nmine = world().rank + 10\nmine"
+    alone, _ = run(shell, capsys, cell)
+    assert alone.result == 10
+    _, seen = run(shell, capsys, f"%%ranks 2\n{cell}")
+    assert sorted(seen.out.splitlines()) == ["[rank 0] 10", "[rank 1] 11"]
+    assert shell.user_ns["mine"] == 10
+
+
+def test_functions_of_the_notebook_and_imported_ones_go_to_the_ranks(shell, capsys):
+    run(shell, capsys, "from math import sqrt\nstep = 2\ndef twice(x):\n    return step * x")
+    run(shell, capsys, "def root(x):\n    return sqrt(twice(x))")
+    cell = "value = [root(8), step]\nvalue"
+    _, seen = run(shell, capsys, f"%%ranks 2\n{cell}")
+    assert sorted(seen.out.splitlines()) == ["[rank 0] [4.0, 2]", "[rank 1] [4.0, 2]"]
+    run(shell, capsys, "def twice(x):\n    return 200")  # only this one goes again
+    _, seen = run(shell, capsys, f"%%ranks 2\n{cell}")
+    assert "[rank 1] [14.142135623730951, 2]" in seen.out.splitlines()
+
+
+def test_a_failure_fails_the_cell(shell, capsys):
+    result, seen = run(shell, capsys, "%%ranks 2\nif mine == 11:\n    raise ValueError('no')\nworld().barrier()")
+    assert not result.success
+    assert "ValueError: no" in seen.err and "meanwhile rank 0 was at" in seen.err
+    assert "the next cell starts new ones" in seen.err
+
+
+@pytest.mark.parametrize("line", ["%%ranks 0\n1", "%%ranks two\n1", "%ranks start"])
+def test_bad_lines(shell, capsys, line):
+    result, seen = run(shell, capsys, line)
+    assert not result.success and "Traceback" not in seen.err

@@ -1,0 +1,134 @@
+"""Steps that are made to fit: the same numbers to the last bit, in less memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import hetu as ht
+from hetu import nn
+from hetu.dist import DataParallel, SerialComm, run_ranks
+from hetu.errors import BudgetError
+from hetu.graph import OPS, topological
+from hetu.memory import plan
+from hetu.passes import chosen_passes
+from hetu.plan import Profile, Within, simulate
+from hetu.plan.fit import fit
+from hetu.plan.split import batched, split_batch
+from hetu.subgraph import SubGraph
+
+from ..dist.models import losses
+
+
+def vgg(batch: int = 48, size: int = 24):
+    """Blocks of convolutions and a pooling, as in VGG."""
+    x, t = ht.placeholder("x", (None, 3, size, size)), ht.placeholder("t", (None,), "int64")
+    h, channels, images = x, 3, size
+    with ht.scope("vgg"):
+        for block, features in enumerate((24, 28)):
+            for k in range(4):
+                h = ht.relu(nn.Conv2d(channels, features, 3, padding=1, name=f"conv_{block}_{k}")(h))
+                channels = features
+            h, images = ht.avg_pool2d(h, 2), images // 2
+        y = nn.Linear(channels * images**2, 10, name="head")(ht.flatten(h, 1))
+        loss = ht.mean(ht.softmax_cross_entropy(y, t))
+        graph = {"train": [loss, ht.optim.Momentum(0.05).minimize(loss)]}
+    rng = np.random.default_rng(0)
+    feed = {"x": rng.normal(size=(batch, 3, size, size)).astype("float32"), "t": rng.integers(0, 10, batch)}
+    return graph, feed
+
+
+def deep():
+    """Layers that keep much more of a batch than they have weights."""
+    x, t = ht.placeholder("x", (None, 8)), ht.placeholder("t", (None, 8))
+    h = x
+    with ht.scope("deep"):
+        for k in range(8):
+            h = nn.Linear(8, 8, activation=ht.tanh, name=f"layer_{k}")(h)
+        loss = ht.mean((h - t) ** 2)
+        graph = {"train": [loss, ht.optim.SGD(0.1).minimize(loss)]}
+    rng = np.random.default_rng(0)
+    return graph, [dict(zip("xt", rng.normal(size=(2, 128, 8)).astype("float32"))) for _ in range(3)]
+
+
+def arena(entries, feed) -> int:
+    shapes = {name: value.shape for name, value in feed.items()}
+    fetches, updates, _ = SubGraph("step", entries).lower(shapes, chosen_passes(None))
+    return plan(fetches, updates).arena_bytes
+
+
+def test_a_cnn_trains_in_half_of_its_memory_with_the_same_bits():
+    graph, feed = vgg()
+    outside = sum(v.nbytes for v in feed.values()) + sum(int(v.tensor.nbytes) for v in graph["train"][1])
+    whole = arena(graph["train"], feed)
+    tight = Within(DataParallel(), whole // 2 + outside)
+    alone, small = ht.Executor(graph), ht.Executor(graph, strategy=tight, comm=SerialComm())
+    assert sorted(alone.state) == sorted(small.state)
+    assert small.program("train", feed).plan.arena_bytes <= whole // 2 < alone.program("train", feed).plan.arena_bytes
+    for _ in range(2):  # after the first step momenta are gradients
+        assert alone.run("train", feed)[0] == small.run("train", feed)[0]
+        for name in alone.state:
+            np.testing.assert_array_equal(alone.state[name], small.state[name])
+
+
+def test_ranks_recompute_their_own_part():
+    graph, _ = deep()
+    whole = simulate(graph["train"], DataParallel(), Profile(), world_size=2, shapes={"x": (128, 8), "t": (128, 8)})
+    tight = Within(DataParallel(), max(whole.peak) * 6 // 10)
+    small = simulate(graph["train"], tight, Profile(), world_size=2, shapes={"x": (128, 8), "t": (128, 8)})
+    assert max(small.peak) <= max(whole.peak) * 6 // 10 and small.time > whole.time
+    alone = losses(deep, steps=3)
+    for found in run_ranks(2, lambda comm: losses(deep, tight, comm, 3)):
+        np.testing.assert_allclose(found, alone, rtol=2e-6)
+
+
+def test_what_cannot_fit_says_what_is_missing():
+    graph, feed = vgg(batch=4, size=8)
+    fetches, updates, _ = SubGraph("step", graph["train"]).lower({k: v.shape for k, v in feed.items()}, [])
+    with pytest.raises(BudgetError, match=r"a step needs at least [\d,]+ bytes beside variables, [\d,]+ more than"):
+        fit(fetches, updates, 1000)
+
+
+# -- splitting ----------------------------------------------------------------------------------------------------
+
+
+def values(outputs, feed):
+    return ht.Executor([*outputs], passes=[]).run(feed)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 7])
+def test_dropped_values_change_nothing_however_many_parts(parts):
+    rng = np.random.default_rng(0)
+    x, w = ht.placeholder("x", (7, 6)), ht.placeholder("w", (6, 6))
+    a = ht.tanh(x @ w)
+    b = ht.softmax(ht.reshape(a, (7, 2, 3)) * 2.0, axis=-1)
+    c = ht.exp(ht.reshape(b, (7, 6)) + x)
+    loss = ht.sum(c * a)
+    outputs = [loss, *ht.gradients(loss, [x, w])]
+    feed = {"x": rng.normal(size=(7, 6)), "w": rng.normal(size=(6, 6))}
+    wanted = values(outputs, feed)
+    everything = set(batched(outputs))
+    for dropped in ({a}, {b, c}, everything):
+        for one, other in zip(values(split_batch(outputs, dropped, parts), feed), wanted, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_only_what_works_sample_by_sample_is_split():
+    x, w = ht.placeholder("x", (8, 4)), ht.placeholder("w", (4, 4))
+    y = ht.relu(x @ w)
+    mean = ht.mean(y, axis=0)  # joins samples
+    swapped = ht.permute_dims(y, (1, 0))
+    found = batched([mean, swapped, ht.cumsum(y, axis=0), ht.cumsum(y, axis=1)])
+    assert [n.op.name for n in found] == ["matmul", "relu", "cumsum"]
+    made = split_batch([ht.sum(y)], {y}, 4)
+    assert [n.op.name for n in topological(made)].count("matmul") == 1  # it is kept: only relu is in parts
+    assert split_batch([y], {y}, 4) == (y,)  # asked for, so it has to be there
+
+
+def test_an_assembled_array_is_filled_in_place():
+    x = ht.placeholder("x", (8, 1000))
+    h = ht.exp(x)
+    (y,) = split_batch([ht.sin(h)], {h}, 4)
+    planned = plan([y], {})
+    assert planned.arena_bytes <= 4 * 8 * 1000 + 4 * 2 * 1000 + 3 * 64  # the result and one part
+    assert len({id(planned.storage(n)) for n in planned.order if n.op in (OPS["set_rows"], OPS["start_rows"])}) == 1

@@ -1,0 +1,168 @@
+"""Operators split one by one: better than any product of degrees on graphs made for it, and trained all the same."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+import pytest
+
+import hetu as ht
+from hetu.dist import Link, run_ranks
+from hetu.dist.layout import DUP, SUM
+from hetu.executor import SubGraph
+from hetu.passes import specialise
+from hetu.plan import Cluster, Plan, Profile, auto, simulate
+from hetu.plan.candidates import Hints, candidates
+from hetu.plan.operators import Operators, experts_of
+from hetu.plan.planner import shapes_of
+
+from ..dist.models import losses
+from ..dist.test_hints import expert_feeds, mixture
+
+RANKS, BATCH, STEPS = 4, 256, 3
+
+
+def classified(x: dict[str, ht.Node], y: ht.Node, classes: int):
+    t = ht.placeholder("t", (None,), "int64")
+    loss = ht.mean(ht.softmax_cross_entropy(y, t))
+    graph = {"train": [loss, ht.optim.Adam(0.01).minimize(loss)]}
+    rng = np.random.default_rng(0)
+    shapes = {name: (BATCH, *node.shape[1:]) for name, node in x.items()}
+    fed = {n: rng.normal(size=s) if x[n].dtype.kind == "f" else rng.integers(0, 50, s) for n, s in shapes.items()}
+    return graph, [fed | {"t": rng.integers(0, classes, BATCH)}] * STEPS
+
+
+def towers():
+    """One with large weights and few activations, one with small weights and many activations."""
+    x, z = ht.placeholder("x", (None, 32)), ht.placeholder("z", (None, 64, 32))
+    with ht.scope("towers"):
+        a = ht.nn.Linear(32, 1024, activation=ht.relu, name="wide_in")(x)
+        a = ht.nn.Linear(1024, 32, activation=ht.relu, name="wide_out")(a)
+        b = ht.nn.Linear(32, 32, activation=ht.tanh, name="deep_in")(z)
+        b = ht.mean(ht.nn.Linear(32, 32, activation=ht.tanh, name="deep_out")(b), axis=1)
+        y = ht.nn.Linear(64, 8, name="join")(ht.concat([a, b], axis=1))
+        return classified({"x": x, "z": z}, y, 8)
+
+
+def wide_and_deep():
+    """A linear model on many features beside a network on a long sequence of few."""
+    x, z = ht.placeholder("x", (None, 2048)), ht.placeholder("z", (None, 64, 16))
+    with ht.scope("wide_and_deep"):
+        deep = ht.mean(ht.nn.Linear(16, 32, activation=ht.tanh, name="deep")(z), axis=1)
+        y = ht.nn.Linear(2048, 32, name="wide")(x) + ht.nn.Linear(32, 32, name="out")(deep)
+        return classified({"x": x, "z": z}, y, 32)
+
+
+def residual():
+    """A large block beside which its input passes, after a layer with many activations."""
+    x = ht.placeholder("x", (None, 64, 32))
+    with ht.scope("residual"):
+        h = ht.mean(ht.nn.Linear(32, 32, activation=ht.tanh, name="first")(x), axis=1)
+        more = ht.nn.Linear(32, 1024, activation=ht.relu, name="widen")(h)
+        y = h + ht.nn.Linear(1024, 32, name="narrow")(more)
+        return classified({"x": x}, y, 32)
+
+
+MODELS = {"towers": towers, "wide_and_deep": wide_and_deep, "residual": residual}
+PROFILE = Profile(cluster=Cluster(inner=Link(latency=1e-5, bandwidth=1e8)))
+
+
+@functools.cache
+def chosen(name: str) -> Plan:
+    choose = auto(batch_size=BATCH, profile=PROFILE, hints={"stages": 1}).choose
+    return run_ranks(RANKS, lambda comm: choose(MODELS[name]()[0], comm), deadline=120)[0]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_branches_are_split_each_its_own_way_and_beat_every_product(name):
+    graph, _ = MODELS[name]()
+    made = chosen(name)
+    shapes = shapes_of(SubGraph("train", graph["train"]), BATCH)
+    seconds = [
+        simulate(graph["train"], c.builder, PROFILE, world_size=RANKS, shapes=shapes).time
+        for c in candidates(graph["train"][:1], RANKS, Hints(), BATCH)
+        if "pp" not in c.name
+    ]
+    why = made.why()
+    assert "operators over" in made.name and why.best.seconds < 0.9 * min(seconds)
+    assert "split: " in str(why) and f"{name}/" in str(why)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_split_by_operator_trains_as_one_process(name):
+    wanted = losses(MODELS[name], steps=STEPS)
+    read = Plan.from_json(chosen(name).to_json())
+    assert read == chosen(name)
+    for found in run_ranks(RANKS, lambda comm: losses(MODELS[name], read, comm, STEPS)):
+        np.testing.assert_allclose(found, wanted, rtol=2e-5)
+
+
+# -- the tables -----------------------------------------------------------------------------------------------------
+
+
+def operators(graph, batch=BATCH, profile=PROFILE, **more) -> Operators:
+    sub = SubGraph("train", graph["train"])
+    shapes = shapes_of(sub, batch)
+    outputs = specialise(sub.written.outputs, {(name, 0): shape[0] for name, shape in shapes.items()})
+    trained = {v.name: 3 for v in sub.updates if v.attrs["trainable"]}
+    return Operators(outputs, shapes, trained, profile, range(RANKS), **more)
+
+
+def test_the_options_of_a_product_are_those_of_its_rule():
+    x, w = ht.placeholder("x", (8, 16)), ht.variable("w", ht.init.zeros, (16, 4))
+    loss = ht.sum(x @ w)
+    found = operators({"train": [loss, ht.optim.SGD(0.1).minimize(loss)]})
+    (product,) = (o for n, o in zip(found.nodes, found.options) if n.op.name == "matmul")
+    assert {(o.wants, o.outs) for o in product} == {
+        ((DUP, DUP), (DUP,)),
+        ((0, DUP), (0,)),  # the batch
+        ((1, 0), (SUM,)),  # what is summed over
+        ((DUP, 1), (1,)),  # the outputs
+    }
+    by_batch = next(o for o in product if o.outs == (0,))
+    assert [by_batch.gradient(k) for k in (0, 1)] == [0, SUM]
+
+
+def test_less_memory_costs_more_seconds_and_is_kept_to():
+    found = operators(towers()[0])
+    free = found.best()
+    bytes_of = {n.name: 3 * int(n.tensor.nbytes) for n in found.nodes if n.op.name == "variable"}
+
+    def kept(result):
+        return sum(b / (RANKS if n in result.split | result.stored else 1) for n, b in bytes_of.items())
+
+    low, high = sum(bytes_of.values()) / RANKS, kept(free)
+    tight = found.best(room=(low + high) / 2)
+    assert low <= kept(tight) <= (low + high) / 2 < high and tight.stored
+    assert tight.seconds > free.seconds
+
+
+def test_an_infinitely_fast_link_splits_all_that_can_be_and_a_slow_one_nothing():
+    model = towers()[0]
+    fast = operators(model, profile=Profile(cluster=Cluster(inner=Link(0.0, math.inf)))).best()
+    slow = operators(model, profile=Profile(cluster=Cluster(inner=Link(1.0, 1.0)))).best()
+    assert fast.seconds < 0.5 * slow.seconds
+    assert not slow.split and not slow.stored and not slow.feeds
+
+
+# -- experts ---------------------------------------------------------------------------------------------------------
+
+
+def test_experts_are_found_by_their_rule_and_are_a_candidate():
+    graph = mixture(RANKS, hinted=False)
+    assert experts_of([graph["train"][0]]) == {"mixture/up": 0, "mixture/down": 0}
+    assert experts_of([towers()[0]["train"][0]]) == {}
+    fast = Profile(cluster=Cluster((2, 2), inner=Link(1e-7, 1e10), outer=Link(1e-7, 1e10)))
+    hints = {"data": RANKS, "zero": 0}
+    plans = run_ranks(RANKS, lambda comm: auto(profile=fast, hints=hints).choose(graph, comm), deadline=120)
+    rated = {r.name: r for r in plans[0].why().rated}
+    assert rated["ep4"].peak < rated["dp4"].peak
+    assert rated["ep4"].builder.hosts == ((0, 1), (2, 3))
+    budget = (rated["ep4"].peak + rated["dp4"].peak) // 2
+    made = run_ranks(RANKS, lambda comm: auto(budget, profile=fast, hints=hints).choose(graph, comm), deadline=120)[0]
+    model = lambda: (mixture(RANKS, hinted=False), expert_feeds(STEPS))  # noqa: E731
+    assert made.name == "ep4"
+    for found in run_ranks(RANKS, lambda comm: losses(model, Plan.from_json(made.to_json()), comm, STEPS)):
+        np.testing.assert_allclose(found, losses(model, steps=STEPS), atol=1e-5, rtol=0)

@@ -1,0 +1,247 @@
+"""The planner: what it chooses is feasible, is executed, trains as one process does, and is explained."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import hetu as ht
+from hetu import plan
+from hetu.dist import Link, run_ranks
+from hetu.errors import ArgumentError, BudgetError, UnknownNameError
+from hetu.executor import STRATEGY
+from hetu.plan import Cluster, Plan, Profile, Within, planner
+from hetu.plan.candidates import Hints, Layered, candidates
+from hetu.plan.decisions import divisors
+
+from ..dist.models import BATCH, MODELS, losses, mlp
+from ..dist.test_launch import heturun
+
+SLOW = Profile(cluster=Cluster(inner=Link(latency=1e-6, bandwidth=1e6)))
+STEPS = 3
+
+
+def chosen(model, ranks: int, profile: Profile = SLOW, **options) -> Plan:
+    """What the planner chooses on so many ranks, which must agree."""
+
+    def choose(comm):
+        auto = plan.auto(batch_size=BATCH, profile=profile, **options)
+        return auto.choose(model()[0], comm)
+
+    plans = run_ranks(ranks, choose, deadline=120)
+    assert all(p == plans[0] and str(p.why()) == str(plans[0].why()) for p in plans)
+    return plans[0]
+
+
+@pytest.mark.parametrize(("model", "ranks"), [("mlp", 1), ("mlp", 4), ("cnn", 2), ("transformer", 2)])
+def test_what_is_chosen_trains_as_one_process_and_survives_json(model, ranks):
+    made = chosen(MODELS[model], ranks)
+    again = Plan.from_json(made.to_json())
+    assert again == made and again.to_json() == made.to_json()
+    for found in run_ranks(ranks, lambda comm: losses(MODELS[model], Plan.from_json(made.to_json()), comm, STEPS)):
+        np.testing.assert_allclose(found, losses(MODELS[model], steps=STEPS), rtol=2e-6)
+
+
+def test_the_fastest_that_fits_is_taken_and_the_reason_is_told():
+    free = chosen(mlp, 4)
+    why = free.why()
+    assert why.best.seconds == min(r.seconds for r in why.rated if r.valid)
+    assert "decided by time: of" in str(why) and str(why).count("next best: ") == 2
+    names = {r.name for r in why.rated}
+    assert names > {c.name for c in candidates(mlp()[0]["train"][:1], 4, Hints(), BATCH)}
+    assert free.name == "each rank alone" and "shares nothing" in str(why)  # the link is very slow
+    tight = chosen(mlp, 4, budget=why.best.peak - 1)
+    reason = tight.why()
+    assert reason.best.peak < why.best.peak and reason.best.seconds > why.best.seconds
+    assert max(map(len, str(reason).splitlines())) <= 100
+    text = " ".join(str(reason).split())
+    assert f"decided by memory: {free.name} would take" in text
+    assert f"but needs {why.best.peak:,} bytes, 1 more than the budget" in text
+
+
+def test_every_budget_gives_a_plan_that_fits_or_says_what_is_missing():
+    least = min(r.peak for r in chosen(mlp, 2).why().rated if r.valid)
+    for budget in (least, least * 5 // 4, least * 2):
+        made = chosen(mlp, 2, budget=budget)
+        assert max(made.why().cost.peak) <= budget
+    with pytest.raises(BudgetError, match=r"no plan fits: the smallest, .*, needs [\d,]+ bytes on a rank, [\d,]+ more"):
+        chosen(mlp, 2, budget=100)
+
+
+def wide():
+    """Two large layers and a small one: all that counts is their variables and optimizer state."""
+    x, t = ht.placeholder("x", (None, 64)), ht.placeholder("t", (None,), "int64")
+    with ht.scope("wide"):
+        h = ht.nn.Linear(64, 256, activation=ht.relu, name="one")(x)
+        y = ht.nn.Linear(8, 4, name="three")(ht.nn.Linear(256, 8, activation=ht.relu, name="two")(h))
+        loss = ht.mean(ht.softmax_cross_entropy(y, t))
+        graph = {"train": [loss, ht.optim.Adam(0.01).minimize(loss)]}
+    rng = np.random.default_rng(0)
+    feed = {"x": rng.normal(size=(BATCH, 64)).astype("float32"), "t": rng.integers(0, 4, BATCH)}
+    return graph, [feed] * STEPS
+
+
+def test_layers_are_sharded_no_further_than_they_must():
+    hints = {"data": 2, "tensor": 1, "stages": 1}
+    far = Profile(cluster=Cluster(inner=Link(latency=1e-3, bandwidth=1e8)))  # each message counts
+    rated = {r.name: r for r in chosen(wide, 2, far, hints=hints).why().rated}
+    budget = (rated["dp2"].peak + rated["dp2 zero3"].peak) // 2
+    made = chosen(wide, 2, far, budget=budget, hints=hints)
+    layered = next(r for r in made.why().rated if isinstance(r.builder, Layered))
+    assert layered.peak <= budget and layered.seconds < rated["dp2 zero3"].seconds
+    assert made.name == layered.name == "dp2, layers: 2 at zero0, 1 at zero3"
+    for found in run_ranks(2, lambda comm: losses(wide, made, comm, STEPS)):
+        np.testing.assert_allclose(found, losses(wide, steps=STEPS), rtol=2e-6)
+
+
+def test_random_changes_find_what_the_dynamic_programming_finds(monkeypatch):
+    hints = {"data": 2, "tensor": 1, "stages": 1}
+    far = Profile(cluster=Cluster(inner=Link(latency=1e-3, bandwidth=1e8)))
+    rated = {r.name: r for r in chosen(wide, 2, far, hints=hints).why().rated}
+    budget = (rated["dp2"].peak + rated["dp2 zero3"].peak) // 2
+    exact = chosen(wide, 2, far, hints=hints, budget=budget)
+    monkeypatch.setattr(planner, "MOST_RESCUED", 0)
+    plain = chosen(wide, 2, far, hints=hints, budget=budget)
+    tried = chosen(wide, 2, far, hints=hints, budget=budget, proposals=26)  # of 27 that there are
+    assert tried.why().best.seconds == exact.why().best.seconds < plain.why().best.seconds
+    assert tried.name.startswith("dp2, layers: 2 at zero0") and f"next best: {plain.name}" in str(tried.why())
+
+
+def deep():
+    """Activations are all that counts."""
+    x, t = ht.placeholder("x", (None, 16)), ht.placeholder("t", (None, 16))
+    h = x
+    with ht.scope("deep"):
+        for k in range(6):
+            h = ht.nn.Linear(16, 16, activation=ht.tanh, name=f"layer_{k}")(h)
+        loss = ht.mean((h - t) ** 2)
+        graph = {"train": [loss, ht.optim.SGD(0.1).minimize(loss)]}
+    rng = np.random.default_rng(0)
+    return graph, [dict(zip("xt", rng.normal(size=(2, 12 * 64, 16)).astype("float32")))] * STEPS
+
+
+def test_a_step_is_recomputed_where_nothing_else_fits():
+    big = run_ranks(1, lambda comm: plan.auto(batch_size=768, profile=SLOW).choose(deep()[0], comm))[0]
+    budget = big.why().best.peak * 2 // 3
+    made = run_ranks(1, lambda comm: plan.auto(budget, batch_size=768, profile=SLOW).choose(deep()[0], comm))[0]
+    assert made.memory == budget and isinstance(made.why().best.builder, Within)
+    assert made.name == "one rank, recomputing" and Plan.from_json(made.to_json()) == made
+    assert losses(deep, made, None, STEPS) == losses(deep, None, None, STEPS)
+
+
+def uneven():
+    """Many layers that move bytes, then a few that do as many operations in far less time."""
+    x, t = ht.placeholder("x", (None, 1024, 4)), ht.placeholder("t", (None, 16))
+    h = x
+    with ht.scope("uneven"):
+        for k in range(12):
+            h = ht.nn.Linear(4, 4, activation=ht.tanh, name=f"thin_{k}")(h)
+        h = ht.nn.Linear(4, 512, activation=ht.tanh, name="fat_0")(ht.mean(h, axis=1))
+        h = ht.nn.Linear(512, 512, activation=ht.tanh, name="fat_1")(h)
+        loss = ht.mean((ht.nn.Linear(512, 16, name="fat_2")(h) - t) ** 2)
+        graph = {"train": [loss, ht.optim.SGD(0.1).minimize(loss)]}
+    rng = np.random.default_rng(0)
+    return graph, [{"x": rng.normal(size=(64, 1024, 4)), "t": rng.normal(size=(64, 16))}] * STEPS
+
+
+def test_a_pipeline_is_cut_by_seconds_where_operations_mislead():
+    fast = Profile(cluster=Cluster(inner=Link(latency=1e-6, bandwidth=1e10)))
+    hints = {"data": 1, "tensor": 1, "stages": 2}
+    made = run_ranks(2, lambda comm: plan.auto(batch_size=64, profile=fast, hints=hints).choose(uneven()[0], comm))[0]
+    rated = {r.name: r.seconds for r in made.why().rated}
+    default = made.name.removesuffix(", cut by seconds")
+    assert made.name != default and rated[made.name] < 0.9 * rated[default]
+    for found in run_ranks(2, lambda comm: losses(uneven, Plan.from_json(made.to_json()), comm, STEPS)):
+        np.testing.assert_allclose(found, losses(uneven, steps=STEPS), rtol=2e-5)
+
+
+# -- candidates and hints -----------------------------------------------------------------------------------------
+
+
+def test_candidates_are_all_products_that_the_hints_allow():
+    outputs = [mlp()[0]["train"][0]]
+    names = [c.name for c in candidates(outputs, 4, Hints())]
+    assert len(set(names)) == len(names)
+    assert {"dp4", "dp4 zero3", "dp2 tp2 zero1", "tp4", "tp2 pp2, 4 micro-batches", "pp4, 16 micro-batches"} <= {*names}
+    assert sum("pp" not in name for name in names) == 3 * (len(divisors(4)) - 1) + 1
+    hints = Hints.of({"tensor": 2, "stages": 1, "zero": 3})
+    assert [c.name for c in candidates(outputs, 4, hints)] == ["dp2 tp2 zero3"]
+    x = ht.placeholder("x", (None, 4))
+    plain = [ht.sum(x @ ht.variable("nobody_splits_this", ht.init.zeros, (4, 4)))]
+    assert not any("tp" in c.name for c in candidates(plain, 4, Hints()))
+
+
+def test_hints_that_cannot_be():
+    with pytest.raises(ArgumentError, match=r"a hint 'tensr'[\s\S]*did you mean 'tensor'"):
+        plan.auto(hints={"tensr": 2})
+    with pytest.raises(ArgumentError, match="the hints allow none"):
+        chosen(mlp, 2, hints={"data": 3})
+    with pytest.raises(ArgumentError, match="a budget of 0 bytes"):
+        plan.auto(budget=0)
+    with pytest.raises(ArgumentError, match="nothing is chosen yet"):
+        plan.auto().why()
+    with pytest.raises(ArgumentError, match="this plan was read, not made"):
+        Plan.from_json(chosen(mlp, 1).to_json()).why()
+    with pytest.raises(ArgumentError, match="not a plan"):
+        Plan.from_json("{}")
+
+
+# -- explaining ---------------------------------------------------------------------------------------------------
+
+
+def test_a_notebook_shows_a_table_and_a_timeline():
+    html = chosen(mlp, 2).why()._repr_html_()
+    assert html.count("<svg") == 1 and html.count("<tr>") >= 4 and "chosen" in html and "<pre>" in html
+
+
+# -- where it is asked for ----------------------------------------------------------------------------------------
+
+
+def test_an_executor_takes_it_by_name_and_from_the_environment(monkeypatch):
+    x = ht.placeholder("x", (None, 3))
+    named = ht.Executor([x * 2], strategy="auto")
+    assert named.run({x: np.ones((2, 3))})[0].tolist() == [[2.0] * 3] * 2
+    assert str(named.placement.why()).startswith("one rank, 1 rank: ")
+    monkeypatch.setenv(STRATEGY, "auto")
+    assert ht.Executor([x * 2]).placement is not None
+    monkeypatch.setenv(STRATEGY, "autp")
+    with pytest.raises(UnknownNameError, match=r"no strategy 'autp'[\s\S]*did you mean 'auto'"):
+        ht.Executor([x * 2])
+
+
+SCRIPT = """
+import numpy as np
+import hetu as ht
+from hetu import dist
+
+x, t = ht.placeholder("x", (None, 10)), ht.placeholder("t", (None,), "int64")
+with ht.scope("mlp"):
+    h = ht.nn.Linear(10, 16, activation=ht.relu, name="up")(x)
+    loss = ht.mean(ht.softmax_cross_entropy(ht.nn.Linear(16, 5, name="down")(h), t))
+    executor = ht.Executor([loss, ht.optim.Adam(0.01).minimize(loss)])
+rng = np.random.default_rng(1)
+for _ in range(3):
+    value = executor.run({x: rng.normal(size=(12, 10)), t: rng.integers(0, 5, 12)})[0]
+    if dist.world().rank == 0:
+        print(f"loss {float(value):.5f}", flush=True)
+if dist.world().rank == 0 and executor.placement:
+    print(executor.placement.why())
+"""
+
+
+def test_real_ranks_are_planned_for_by_the_launcher(tmp_path: Path):
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    environment = {k: v for k, v in os.environ.items() if k != STRATEGY}
+    alone = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, env=environment)
+    job = heturun("-w", 2, "--auto", "python", str(script))
+    assert (alone.returncode, job.returncode) == (0, 0), alone.stderr + job.stderr
+    wanted = alone.stdout.splitlines()
+    lines = [line.removeprefix("[rank 0] ") for line in job.stdout.splitlines()]
+    assert len(wanted) == 3 and lines[:3] == wanted
+    assert ", 2 ranks: " in lines[3] and any(line.startswith("decided by ") for line in lines)

@@ -1,0 +1,181 @@
+"""Profiles: tables between and beyond what was measured, what falls back on what, files, clusters, the command."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import hetu as ht
+from hetu import cli
+from hetu.dist import DataParallel, Link, run_ranks
+from hetu.errors import ArgumentError
+from hetu.plan import Cluster, Measured, Profile, Table, dgx_h100
+from hetu.plan.calibrate import measure, table
+from hetu.plan.links import Device, parse, read_cluster
+from hetu.plan.profile import cache_path
+from hetu.plan.seat import Seat
+
+from ..dist.models import mlp
+
+DEVICE = Device(flops=1e9, bandwidth=1e9, launch=1e-6)
+
+
+def product(n):
+    return ht.placeholder("a", (n, n)) @ ht.placeholder("b", (n, n))
+
+
+def test_a_table_is_exact_where_it_was_measured_and_never_one_line():
+    points = [(1, 1.0), (10, 1.1), (100, 5.0), (1000, 6.0)]
+    made = Table(reversed(points))
+    assert [made.seconds(a) for a, _ in points] == [s for _, s in points]
+    assert made.seconds(55) == pytest.approx((1.1 + 5.0) / 2)
+    assert made.seconds(0) == 1.0
+    assert made.seconds(2000) == pytest.approx(12.0)
+    assert Table([(10, 2.0)]).seconds(30) == 6.0
+    with pytest.raises(ArgumentError, match="without points"):
+        Table([])
+
+
+def test_a_measured_link_scales_to_other_numbers_of_ranks_as_its_algorithm_does():
+    kinds = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
+    line = Link(latency=0.0, bandwidth=1e6)
+    rows = {kind: {4: Table([(n, line.seconds(kind, 4, n)) for n in (1000, 2000)])} for kind in kinds}
+    link = Measured({**rows, "barrier": {4: Table([(0, 2e-5)])}})
+    for kind in kinds:
+        for ranks in (2, 4, 16):
+            assert link.seconds(kind, ranks, 1500) == pytest.approx(line.seconds(kind, ranks, 1500))
+    assert link.seconds("barrier", 16, 0) == pytest.approx(4e-5)
+    with pytest.raises(ArgumentError, match="not measured for 'gather'"):
+        link.seconds("gather", 4, 1)
+
+
+def test_an_instruction_then_its_operator_then_the_machine():
+    profile = Profile(DEVICE)
+    assert profile.seconds(product(100)) == pytest.approx(2e-3 + 1e-6)  # 2e6 operations
+    assert profile.seconds(ht.exp(ht.placeholder("x", (1000,)))) == pytest.approx(8e-6 + 1e-6)  # 8000 bytes
+    profile.add(product(100), 4e-3)
+    profile.add(product(300), 81e-3)
+    assert profile.seconds(product(100)) == 4e-3
+    assert 4e-3 < profile.seconds(product(200)) < 81e-3
+    assert profile.seconds(ht.exp(ht.placeholder("x", (1000,)))) == pytest.approx(9e-6)  # still the machine
+    profile.add(product(100), 6e-3)
+    assert profile.seconds(product(100)) == pytest.approx(5e-3)
+
+
+def test_what_was_all_overhead_does_not_blow_up():
+    profile = Profile(DEVICE)
+    profile.add(product(2), 1e-5)  # 48 ns of work in 10 us
+    assert profile.seconds(product(100)) == pytest.approx(1e-5 + 8 * 2e-3, rel=1e-3)
+    profile.add(product(50), 5e-4)  # twice the ideal
+    assert profile.seconds(product(100)) == pytest.approx(5e-4 + 2 * (2e-3 - 2.5e-4))
+    assert 1e-6 < profile.seconds(product(1)) < 1e-5
+
+
+def test_it_learns_every_instruction_of_a_rank_that_is_alone():
+    graph, feeds = mlp()
+    profile = Profile(DEVICE)
+    profile.learn(graph["train"], feeds[0], DataParallel(), rank=2, world_size=4, repeat=1)
+    steps = ht.Executor(graph["train"], strategy=DataParallel(), comm=Seat(2, 4)).program(feeds[0]).steps
+    assert {t.op.split()[0] for t in profile.timings.values()} == {s.node.op.name for s in steps}
+    assert all(t.seconds > 0 for t in profile.timings.values())
+
+
+def test_a_file_gives_back_the_profile(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    links = Measured({"message": {2: Table([(1, 2.0)])}})
+    profile = Profile(DEVICE, Cluster((2, 2), links, Link(1e-6, 1e9)), step=1e-4, host="h")
+    profile.add(product(3), 1e-5)
+    assert profile.save() == cache_path()
+    assert cache_path().parent == tmp_path / "hetu"
+    assert [f.name for f in cache_path().parent.iterdir()] == [cache_path().name]
+    assert Profile.load() == profile
+    with pytest.raises(ArgumentError, match=r"no profile at .*none") as caught:
+        Profile.load(tmp_path / "none")
+    assert "hetu profile" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    "change", [{"version": 0}, {"timings": {"x": [1]}}, {"links": {}}, {"hosts": 3}, {"device": {}}]
+)
+def test_a_file_that_is_no_profile(change):
+    data = json.loads(Profile().to_json())
+    with pytest.raises(ArgumentError, match="not a profile|version 0"):
+        Profile.from_json(json.dumps(data | change))
+    with pytest.raises(ArgumentError, match="not a profile"):
+        Profile.from_json("[")
+
+
+CLUSTER = """
+name = "two hosts"
+hosts = [8, 4]
+links.inner = { latency = 3e-6, bandwidth = 450e9 }
+links.outer = { latency = 1e-5, bandwidth = 50e9 }
+device = { flops = 989e12, bandwidth = 3.35e12, memory = 80e9, host_bandwidth = 64e9 }
+"""
+
+
+def test_a_cluster_that_one_does_not_have(tmp_path):
+    (tmp_path / "cluster.toml").write_text(CLUSTER)
+    cluster = read_cluster(tmp_path / "cluster.toml")
+    assert (cluster.world_size, cluster.name) == (12, "two hosts")
+    assert [cluster.host(r) for r in (0, 7, 8, 11)] == [0, 0, 1, 1]
+    assert cluster.link((3, 1)).bandwidth == 450e9
+    assert cluster.link((7, 8)).bandwidth == 50e9
+    assert cluster.device == dgx_h100().device
+    assert Profile.of(cluster).seconds(product(4096)) == pytest.approx(2 * 4096**3 / 989e12 + 5e-6)
+    with pytest.raises(ArgumentError, match="nothing of its devices"):
+        Profile.of(Cluster())
+
+
+LINE = {"latency": 1e-5, "bandwidth": 1e9}
+GOOD = {"hosts": [1, 2], "links": {"inner": LINE, "outer": LINE}}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hosts": []}, "hosts are"),
+        ({"hosts": [0]}, "hosts are"),
+        ({"hosts": [True]}, "hosts are"),
+        ({"links": {"inner": LINE}}, "links are"),
+        ({"links": {"inner": LINE, "outer": 3}}, "links.outer is 3"),
+        ({"links": {"inner": LINE, "outer": {"latency": 1.0}}}, "links.outer has no bandwidth"),
+        ({"links": {"inner": LINE, "outer": {**LINE, "bandwidth": "1"}}}, "bandwidth = '1'"),
+        ({"links": {"inner": LINE, "outer": {**LINE, "width": 1}}}, "unknown key 'width'"),
+        ({"device": {"bandwidth": 1e9}}, "device has no flops"),
+    ],
+)
+def test_mistakes_in_a_cluster(change, message):
+    assert parse(GOOD).world_size == 3
+    with pytest.raises(ArgumentError, match=message):
+        parse(GOOD | change)
+
+
+def test_ranks_measure_their_links_together():
+    profiles = run_ranks(2, lambda comm: measure(comm, quick=True))
+    inner = profiles[0].cluster.inner
+    assert {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "message"} < set(inner.tables)
+    assert profiles[1].cluster.inner == inner
+    assert all(s > 0 for rows in inner.tables.values() for t in rows.values() for _, s in t.points)
+    assert "all_reduce of 2 ranks" in table(profiles[0])
+
+
+def test_the_command_writes_a_profile(tmp_path, capsys):
+    assert cli.main(["profile", "--quick", "--output", str(tmp_path / "p.json")]) == 0
+    printed = capsys.readouterr().out
+    assert "GFLOP/s" in printed
+    assert str(tmp_path / "p.json") in printed
+    timings = Profile.load(tmp_path / "p.json").timings
+    assert {"matmul float32", "attention float32"} <= {t.op for t in timings.values()}
+
+
+def test_a_seat_gives_a_rank_its_own_data():
+    x, out = np.arange(4.0), np.empty((3, 4))
+    seat = Seat(1, 3)
+    seat.all_gather(x, out)
+    assert (out == x).all()
+    seat.recv(x, 0)
+    assert not x.any()
+    assert seat.split((1, 2)).ranks == (1, 2)

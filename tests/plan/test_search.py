@@ -1,0 +1,216 @@
+"""The searches against brute force: every answer is compared with that of trying everything."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetu.errors import ArgumentError, BudgetError
+from hetu.plan.chain import cheapest_chain
+from hetu.plan.decisions import Way, tree, ways
+from hetu.plan.elimination import Edge, eliminate
+from hetu.plan.mcmc import polish
+from hetu.plan.stage_cut import cut_stages
+
+# -- a chain of layers under a memory budget ----------------------------------------------------------------------
+
+
+def chain_seconds(picks, seconds, nbytes, transition, budget):
+    """The seconds of one plan, infinite if it does not fit."""
+    if sum(nbytes[i, s] for i, s in enumerate(picks)) > budget:
+        return math.inf
+    hops = sum(transition[i][a, b] for i, (a, b) in enumerate(itertools.pairwise(picks)))
+    return hops + sum(seconds[i, s] for i, s in enumerate(picks))
+
+
+def chain(rng: np.random.Generator, layers: int, strategies: int):
+    seconds, transition = rng.random((layers, strategies)), rng.random((layers - 1, strategies, strategies))
+    return seconds, rng.integers(0, 50, (layers, strategies)).astype(float), transition
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(1, 5), st.integers(1, 6), st.floats(0, 1), st.integers(0, 2**32 - 1))
+def test_a_chain_equals_brute_force(layers, strategies, slack, seed):
+    seconds, nbytes, transition = chain(np.random.default_rng(seed), layers, strategies)
+    least, most = nbytes.min(axis=1).sum(), nbytes.max(axis=1).sum()
+    budget = float(np.floor(least - 1 + slack * (most - least + 2)))
+    every = itertools.product(range(strategies), repeat=layers)
+    wanted = min(chain_seconds(p, seconds, nbytes, transition, budget) for p in every)
+    if math.isinf(wanted):
+        with pytest.raises(BudgetError, match=rf"{least - budget:,.0f} more than the budget"):
+            cheapest_chain(seconds, nbytes, transition, budget)
+        return
+    found = cheapest_chain(seconds, nbytes, transition, budget)
+    assert found.seconds == pytest.approx(wanted, rel=1e-12)
+    assert found.seconds == pytest.approx(chain_seconds(found.picks, seconds, nbytes, transition, budget), rel=1e-12)
+    assert found.nbytes <= budget
+
+
+def test_a_deep_chain_with_few_levels_still_fits_and_is_near_the_optimum():
+    layers, strategies = 24, 22  # those of the decision tree on 8 ranks
+    seconds, nbytes, transition = chain(np.random.default_rng(0), layers, strategies)
+    least = nbytes.min(axis=1).sum()
+    exact = cheapest_chain(seconds, nbytes, transition, budget=least + 200)
+    coarse = cheapest_chain(seconds, nbytes, transition, budget=least + 200, levels=100)
+    assert exact.nbytes <= least + 200 and coarse.nbytes <= least + 200
+    assert exact.seconds <= coarse.seconds <= 1.02 * exact.seconds
+    tight = cheapest_chain(seconds, nbytes, transition, budget=least, levels=100)  # the one plan that fits is found
+    assert tight.nbytes == least
+
+
+def test_forbidden_strategies_and_wrong_tables():
+    seconds = np.array([[1.0, np.inf], [np.inf, 1.0]])
+    assert cheapest_chain(seconds, np.zeros((2, 2)), np.zeros((1, 2, 2))).picks == (0, 1)
+    with pytest.raises(ArgumentError, match="layer 1 has no strategy"):
+        cheapest_chain(np.array([[1.0], [np.inf]]), np.zeros((2, 1)), np.zeros((1, 1, 1)))
+    with pytest.raises(ArgumentError, match=r"give \(layers, strategies\) twice"):
+        cheapest_chain(np.zeros((2, 2)), np.zeros((2, 3)), np.zeros((1, 2, 2)))
+
+
+# -- the decision tree --------------------------------------------------------------------------------------------
+
+
+def test_the_tree_has_the_candidates_of_the_paper():
+    assert {ranks: sum(map(len, tree(ranks).values())) for ranks in (1, 2, 4, 8)} == {1: 1, 2: 4, 4: 11, 8: 22}
+    for ranks in (6, 8, 12):
+        found = ways(ranks)
+        assert len(set(found)) == len(found)
+        assert all(way.degree("data", "sharded", "tensor") == ranks for way in found)
+        assert not any({"data", "sharded"} <= {kind for kind, _ in way.axes} for way in found)
+    assert Way((("tensor", 2), ("data", 4))) in ways(8) and Way((("data", 4), ("tensor", 2))) in ways(8)
+
+
+# -- cutting into stages ------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 8), st.integers(1, 4), st.integers(0, 2**32 - 1))
+def test_a_cut_equals_brute_force(layers, stages, seed):
+    rng = np.random.default_rng(seed)
+    seconds, sent, nbytes = rng.random((3, layers + 1)).tolist()
+
+    def stage(first, last):
+        return sum(seconds[first:last]) if sum(nbytes[first:last]) < 2.0 else math.inf
+
+    def slowest(starts):
+        spans = itertools.pairwise((0, *starts, layers))
+        return max([stage(i, j) for i, j in spans] + [sent[i] for i in starts])
+
+    every = [[*starts] for starts in itertools.combinations(range(1, layers), stages - 1)]
+    wanted = min(map(slowest, every), default=math.inf)
+    if math.isinf(wanted):
+        with pytest.raises(ArgumentError, match=f"{layers} layers cannot be cut into {stages} stages"):
+            cut_stages(layers, stages, stage, lambda first: sent[first])
+        return
+    found, starts = cut_stages(layers, stages, stage, lambda first: sent[first])
+    assert found == pytest.approx(wanted) and slowest(starts) == pytest.approx(wanted)
+
+
+# -- graphs that are no chain -------------------------------------------------------------------------------------
+
+
+def series_parallel(draw: random.Random, most: int = 7) -> tuple[int, list[tuple[int, int]]]:
+    """A random one, grown from an edge: edges get an operator in their middle, a twin, or a leaf."""
+    count, edges = 2, [(0, 1)]
+    while count < most:
+        u, v = draw.choice(edges)
+        match draw.randrange(4):
+            case 0:
+                edges.remove((u, v))
+                edges += [(u, count), (count, v)]
+            case 1:
+                edges.append((u, v))
+                continue
+            case 2:
+                edges += [(u, count), (count, v)]
+            case 3:
+                edges.append((u, count))
+        count += 1
+    return count, edges
+
+
+def graph_seconds(picks, nodes, edges) -> float:
+    return sum(c[p] for c, p in zip(nodes, picks)) + sum(c[picks[u], picks[v]] for u, v, c in edges)
+
+
+def brute_force(nodes, edges) -> float:
+    return min(graph_seconds(p, nodes, edges) for p in itertools.product(*(range(len(c)) for c in nodes)))
+
+
+def with_costs(draw: random.Random, count: int, pairs, choices: int) -> tuple[list[np.ndarray], list[Edge]]:
+    rng = np.random.default_rng(draw.randrange(1 << 30))
+    nodes = [rng.random(draw.randint(1, choices)) for _ in range(count)]
+    return nodes, [(u, v, rng.random((len(nodes[u]), len(nodes[v])))) for u, v in pairs]
+
+
+def test_elimination_equals_brute_force_on_200_series_parallel_graphs():
+    sizes = Counter()
+    for seed in range(200):
+        draw = random.Random(seed)
+        nodes, edges = with_costs(draw, *series_parallel(draw, draw.randint(2, 6)), choices=3)
+        cost, picks = eliminate(nodes, edges)
+        assert cost == pytest.approx(brute_force(nodes, edges))
+        assert cost == pytest.approx(graph_seconds(picks, nodes, edges))
+        sizes[len(nodes)] += 1
+    assert len(sizes) == 5
+
+
+def test_elimination_solves_graphs_that_do_not_reduce_too():
+    draw = random.Random(0)
+    complete = [*itertools.combinations(range(5), 2)]
+    nodes, edges = with_costs(draw, 5, complete, choices=4)
+    assert eliminate(nodes, edges)[0] == pytest.approx(brute_force(nodes, edges))
+    apart = with_costs(draw, 4, [(0, 1)], choices=3)  # operators without an edge
+    assert eliminate(*apart)[0] == pytest.approx(brute_force(*apart))
+
+
+def test_a_long_series_parallel_graph_never_needs_a_table_of_more_than_two_others():
+    draw = random.Random(1)
+    nodes, edges = with_costs(draw, *series_parallel(draw, 150), choices=24)
+    cost, picks = eliminate(nodes, edges)  # a table over three others would have 24^4 entries
+    assert cost == pytest.approx(graph_seconds(picks, nodes, edges))
+
+
+def test_a_table_that_would_be_too_large_is_refused():
+    nodes = [np.zeros(30)] * 7
+    edges = [(u, v, np.zeros((30, 30))) for u, v in itertools.combinations(range(7), 2)]
+    with pytest.raises(ArgumentError, match="depends on 6 others at once: a table of 21,870,000,000 entries"):
+        eliminate(nodes, edges)
+    with pytest.raises(ArgumentError, match="join two operators"):
+        eliminate(nodes, [(1, 1, np.zeros((30, 30)))])
+
+
+# -- random proposals ---------------------------------------------------------------------------------------------
+
+
+def test_proposals_find_the_optimum_of_small_graphs_in_19_of_20_seeds():
+    hits = 0
+    for seed in range(100):  # five graphs, twenty seeds each
+        rng, draw = np.random.default_rng(seed % 5), random.Random(seed % 5)
+        pairs = draw.sample([*itertools.combinations(range(6), 2)], 7)
+        nodes, edges = 1 + rng.random((6, 6)), [(u, v, rng.random((6, 6))) for u, v in pairs]
+        cost, picks = polish(functools.partial(graph_seconds, nodes=nodes, edges=edges), [6] * 6, seed=seed)
+        assert cost == pytest.approx(graph_seconds(picks, nodes, edges))
+        hits += cost == pytest.approx(eliminate(nodes, edges)[0])
+    assert hits >= 95
+
+
+def test_proposals_leave_what_must_not_be_and_stop_when_nothing_improves():
+    asked = []
+
+    def cost(picks):
+        asked.append(picks)
+        return math.inf if picks[0] == 0 else float(10 - sum(picks))
+
+    assert polish(cost, [4, 4]) == (4.0, (3, 3))
+    assert len(asked) == len(set(asked)) <= 16  # a plan is simulated once
+    with pytest.raises(ArgumentError, match="at least one configuration"):
+        polish(cost, [2, 0])

@@ -1,0 +1,44 @@
+"""Steps that ranks really ran on a virtual clock, event by event."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from hetu.dist import DataParallel, Link, Pipeline, Schedule
+from hetu.plan import Cluster, Profile, simulate, trace
+from hetu.plan.timeline import COMMUNICATION, COMPUTE
+
+from ..dist.models import mlp
+
+WIRE = Link(latency=1.0, bandwidth=math.inf)  # so long that computing does not count
+
+
+def traced(strategy, world_size):
+    graph, feeds = mlp()
+    return (
+        graph["train"],
+        feeds[0],
+        trace(graph["train"], strategy, feeds[0], world_size=world_size, link=WIRE, repeat=2),
+    )
+
+
+@pytest.mark.parametrize(("strategy", "ranks"), [(DataParallel(), 3), (Pipeline(2, 3), 2)])
+def test_it_communicates_what_the_simulation_foretells(strategy, ranks):
+    entries, feeds, timeline = traced(strategy, ranks)
+    profile = Profile(cluster=Cluster(inner=WIRE, outer=WIRE))
+    shapes = {name: value.shape for name, value in feeds.items()}
+    cost = simulate(entries, strategy, profile, world_size=ranks, shapes=shapes)
+    for rank in range(ranks):
+        found, wanted = ([e for e in t.events if e[:2] == (rank, COMMUNICATION)] for t in (timeline, cost.timeline))
+        assert len(found) == len(wanted) > 0
+    assert max(e.end for e in timeline.events) == pytest.approx(cost.time, abs=0.2)
+
+
+def test_the_passes_of_a_pipeline_are_events_in_the_order_of_the_schedule():
+    _, _, timeline = traced(Pipeline(2, 3), 2)
+    for rank, passes in enumerate(Schedule.of("1f1b", 2, 3).lists):
+        mine = sorted((e for e in timeline.events if e[:2] == (rank, COMPUTE)), key=lambda e: e.start)
+        names = [e.name for e in mine if e.name[1:].isdigit()]
+        assert list(dict.fromkeys(names)) == [f"{phase}{m}" for phase, m in passes]

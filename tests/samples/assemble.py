@@ -1,0 +1,34 @@
+"""Rows for arrays that are assembled of parts; the references are written out in NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hetu.graph import OPS
+
+from . import Sample, real
+
+
+def with_rows(whole, part):
+    made = whole.copy()
+    made[1:3] = part
+    return made
+
+
+def filled(first, second):
+    """Both parts one after the other, as the pass assembles them."""
+    return OPS["set_rows"](OPS["start_rows"](first, rows=5), second, first=2)
+
+
+SAMPLES = [
+    Sample("start_rows", lambda x: OPS["start_rows"](x, rows=5)[:2], (real(2, 3),), lambda x: x, order=0, fixed=True),
+    Sample(
+        "set_rows",
+        lambda x, y: OPS["set_rows"](x, y, first=1),
+        (real(4, 3), real(2, 3)),
+        with_rows,
+        order=0,
+        fixed=True,
+    ),
+    Sample("set_rows", filled, (real(2, 3), real(3, 3)), lambda a, b: np.vstack([a, b]), "chain", order=0, fixed=True),
+]

@@ -1,0 +1,79 @@
+"""Rows for convolutions with the channels last; the references are those of `conv.py` between two transposes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hetu.graph import OPS
+
+from . import Sample, real
+from .conv import adjoint, loops
+
+
+def forward(x, w, stride, pads):
+    return loops(x.transpose(0, 3, 1, 2), w, stride=stride, pads=pads).transpose(0, 2, 3, 1)
+
+
+def rows(label, images, kernels, stride, pads):
+    """One row for each of the three operators."""
+    attrs = {"stride": stride, "padding": pads}
+    _, h, w, _ = images
+    out = forward(np.zeros(images), np.zeros(kernels), stride, pads).shape
+    options = {"label": label, "order": 0, "fixed": True, "tolerance": 2e-5, "extra": {"no_float16": True}}
+    size, kernel = (h, w), kernels[2:]
+    return [
+        Sample(
+            "conv2d_last",
+            lambda x, w: OPS["conv2d_last"](x, w, **attrs),
+            (real(*images), real(*kernels)),
+            lambda x, w: forward(x, w, stride, pads),
+            **options,
+        ),
+        Sample(
+            "conv2d_last_dx",
+            lambda g, w: OPS["conv2d_last_dx"](g, w, size=size, **attrs),
+            (real(*out), real(*kernels)),
+            lambda g, w: adjoint(lambda x: forward(x, w, stride, pads), g, images),
+            **options,
+        ),
+        Sample(
+            "conv2d_last_dw",
+            lambda x, g: OPS["conv2d_last_dw"](x, g, kernel=kernel, **attrs),
+            (real(*images), real(*out)),
+            lambda x, g: adjoint(lambda w: forward(x, w, stride, pads), g, kernels),
+            **options,
+        ),
+    ]
+
+
+WIDE = {"stride": (1, 1), "padding": ((1, 1), (0, 2))}  # many channels and small kernels: `ops/winograd.py`
+WIDE_IMAGES, WIDE_KERNELS, WIDE_SLOPES = real(2, 5, 4, 32), real(33, 32, 3, 3), real(2, 5, 4, 33)
+OPTIONS = {"label": "wide", "order": 0, "fixed": True, "extra": {"no_float16": True}}
+
+SAMPLES = [
+    Sample(
+        "conv2d_last",
+        lambda x, w: OPS["conv2d_last"](x, w, **WIDE),
+        (WIDE_IMAGES, WIDE_KERNELS),
+        lambda x, w: forward(x, w, (1, 1), WIDE["padding"]),
+        **OPTIONS,
+    ),
+    Sample(
+        "conv2d_last_dx",
+        lambda g, w: OPS["conv2d_last_dx"](g, w, size=(5, 4), **WIDE),
+        (WIDE_SLOPES, WIDE_KERNELS),
+        lambda g, w: forward(g, w[:, :, ::-1, ::-1].swapaxes(0, 1), (1, 1), ((1, 1), (2, 0))),
+        **OPTIONS,
+    ),
+    Sample(
+        "conv2d_last_dw",
+        lambda x, g: OPS["conv2d_last_dw"](x, g, kernel=(3, 3), **WIDE),
+        (WIDE_IMAGES, WIDE_SLOPES),
+        lambda x, g: loops(
+            np.pad(x, ((0, 0), *WIDE["padding"], (0, 0))).transpose(3, 0, 1, 2), g.transpose(3, 0, 1, 2)
+        ).swapaxes(0, 1),
+        **OPTIONS,
+    ),
+    *rows("strided", (2, 5, 4, 3), (2, 3, 3, 2), (2, 1), ((1, 1), (0, 2))),
+    *rows("points", (2, 4, 4, 3), (2, 3, 1, 1), (2, 2), ((0, 0), (0, 0))),
+]

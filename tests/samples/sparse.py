@@ -1,0 +1,36 @@
+"""Rows for the sparse product; the reference is the dense matrix of its entries."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import hetu as ht
+
+from . import Sample, given, ints, real
+
+
+def dense(rows, columns, values, x, size=4):
+    matrix = np.zeros((size, len(x)))
+    for row, column, value in zip(rows, columns, values):
+        matrix[row, column] += value
+    return matrix @ x
+
+
+def product(rows, columns, values, x):
+    return ht.sparse_matmul(rows, columns, values, x, size=4)
+
+
+ENTRIES = (ints(9, high=4), ints(9, high=3), real(9), real(3, 2))
+NO_SCATTER = "the array API has no scatter"
+
+SAMPLES = [
+    Sample("sparse_matmul", product, ENTRIES, dense, strict=NO_SCATTER),
+    Sample(
+        "sparse_matmul",
+        product,
+        (given(np.array([3, 0, 3], "int32")), given(np.array([2, 2, 2], "int32")), real(3), real(3, 2)),
+        dense,
+        label="empty-rows",
+        strict=NO_SCATTER,
+    ),
+]

@@ -1,0 +1,165 @@
+"""16-bit training reaches what float32 reaches; the loss scale saves small gradients and steps that overflow."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+import hetu as ht
+from hetu import nn, types
+from hetu.dist import DataParallel, run_ranks
+from hetu.errors import ArgumentError, MissingDependencyError
+from hetu.graph import topological
+from hetu.passes import mixed_precision as lowered
+from hetu.passes.mixed_precision import FIRST_SCALE, PATIENCE
+
+RNG = np.random.default_rng(0)
+CENTERS = RNG.standard_normal((4, 64)).astype("float32")
+T = RNG.integers(0, 4, 256)
+X = (CENTERS[T] + RNG.standard_normal((256, 64))).astype("float32")
+
+
+def mlp(x):
+    return nn.Linear(32, 4)(ht.relu(nn.Linear(64, 32)(x)))
+
+
+def cnn(x):
+    images = ht.reshape(x, shape=(x.shape[0], 1, 8, 8))
+    h = ht.max_pool2d(ht.relu(nn.BatchNorm(8)(nn.Conv2d(1, 8, 3)(images))), 2)
+    return nn.Linear(72, 4)(ht.reshape(h, shape=(x.shape[0], -1)))
+
+
+def trained(model, precision, epochs=3, **options):
+    with ht.scope("model"):
+        x, t = ht.placeholder("x", (None, 64)), ht.placeholder("t", (None,), "int64")
+        y = model(x)
+        updates = ht.optim.Adam(3e-3, clip_norm=1.0).minimize(ht.mean(ht.softmax_cross_entropy(y, t)))
+    executor = ht.Executor({"train": [updates], "eval": [y]}, precision=precision, **options)
+    for _ in range(epochs):
+        for i in range(0, 256, 32):
+            executor.run("train", {x: X[i : i + 32], t: T[i : i + 32]})
+    return executor, float((executor.run("eval", {x: X})[0].argmax(1) == T).mean())
+
+
+@pytest.mark.parametrize("model", [mlp, cnn])
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+def test_it_reaches_the_accuracy_of_float32(model, precision):
+    if precision == "bfloat16":
+        pytest.importorskip("ml_dtypes")
+    single, mixed = trained(model, "float32"), trained(model, precision)
+    assert single[1] > 0.8
+    assert abs(single[1] - mixed[1]) <= 0.02
+    state = mixed[0].state
+    assert {value.dtype.name for value in state.values()} <= {"float32", "int64", "uint64"}
+    assert ("loss_scale" in state) == (precision == "float16")
+    for name, value in single[0].state.items():
+        np.testing.assert_allclose(state[name], value, atol=0.05, err_msg=name)
+
+
+def test_products_take_16_bits_and_all_else_keeps_32():
+    x, w = ht.placeholder("x", (8, 6)), ht.variable("w", np.ones((6, 4), "float32"))
+    b = ht.variable("b", np.zeros(4, "float32"))
+    y = ht.softmax(ht.relu(x @ w) + b)
+    (made,), _ = lowered([y], {}, [], "float16")
+    dtypes = {n.op.name: n.dtype.name for n in topological([made]) if n.inputs and n.op.name != "astype"}
+    assert dtypes == {"matmul": "float16", "relu": "float16", "add": "float16", "softmax": "float32"}
+    assert made.type == y.type
+
+
+def linear(scale=1.0):
+    """w = (1, 2), the gradient of the loss is `scale` x (1, 1)."""
+    w = ht.variable("w", np.array([1.0, 2.0], "float32"))
+    x = ht.placeholder("x", (2, 1))
+    loss = ht.sum(ht.reshape(w, shape=(1, 2)) @ x) * scale
+    return w, loss, {"x": np.ones((2, 1), "float32")}
+
+
+def test_a_step_that_overflows_changes_nothing_and_halves_the_scale():
+    _, loss, feed = linear()
+    executor = ht.Executor([ht.optim.Adam(0.1).minimize(loss)], precision="float16")
+    before = dict(executor.state)
+    executor.state["loss_scale"] = 2.0**20  # beyond the largest float16, 65504
+    executor.run(feed)
+    for name in before:
+        if name != "loss_scale":
+            np.testing.assert_array_equal(executor.state[name], before[name], err_msg=name)
+    assert executor.state["loss_scale"] == 2.0**19
+    for _ in range(5):
+        executor.run(feed)
+    assert executor.state["loss_scale"] == 2.0**15 and executor.state["loss_scale/good_steps"] == 1
+    assert executor.state["w"][0] != before["w"][0]
+
+
+def test_the_scale_doubles_after_enough_good_steps():
+    _, loss, feed = linear()
+    executor = ht.Executor([ht.optim.SGD(0.1).minimize(loss)], precision="float16")
+    executor.state["loss_scale"], executor.state["loss_scale/good_steps"] = 256.0, PATIENCE - 2
+    seen = []
+    for _ in range(3):
+        executor.run(feed)
+        seen.append((float(executor.state["loss_scale"]), int(executor.state["loss_scale/good_steps"])))
+    assert seen == [(256.0, PATIENCE - 1), (512.0, 0), (512.0, 1)]
+
+
+@pytest.mark.parametrize(("scale", "arrives"), [(FIRST_SCALE, True), (1.0, False)])
+def test_scaling_is_what_saves_small_gradients(scale, arrives):
+    _, loss, feed = linear(scale=1e-8)  # the least float16 above 0 is 6e-8
+    executor = ht.Executor([ht.optim.SGD(1e7).minimize(loss)], precision="float16")
+    executor.state["loss_scale"] = scale
+    executor.run(feed)
+    np.testing.assert_allclose(executor.state["w"], [0.9, 1.9] if arrives else [1.0, 2.0], rtol=1e-2)
+
+
+def test_fetched_gradients_and_their_norms_are_unscaled():
+    w, loss, feed = linear()
+    updates = ht.optim.SGD(0.1).minimize(loss)
+    g = updates.gradients[w]
+    values = ht.Executor([loss, g, ht.sum(g * g), updates], precision="float16").run(feed)
+    assert [np.ravel(v).tolist() for v in values[:3]] == [[3.0], [1.0, 1.0], [2.0]]
+
+
+def test_a_gradient_inside_of_the_loss_is_not_scaled():
+    def run(precision):
+        w, loss, feed = linear(scale=1.0)
+        (inner,) = ht.gradients(loss * loss, [w])  # = 2 (w0 + w1) (1, 1)
+        updates = ht.optim.SGD(0.01).minimize(ht.sum(inner * inner))
+        executor = ht.Executor([updates], precision=precision)
+        if precision == "float16":
+            executor.state["loss_scale"] = 64.0  # the square of a scaled gradient would show
+        executor.run(feed)
+        return executor.state["w"]
+
+    np.testing.assert_allclose(run("float16"), run("float32"), rtol=1e-2)
+
+
+def test_checkpoint_goes_on_bit_for_bit(tmp_path):
+    one, _ = trained(mlp, "float16", epochs=1)
+    one.save(tmp_path / "state")
+    other, _ = trained(mlp, "float16", epochs=0)
+    other.load(tmp_path / "state")
+    for executor in (one, other):
+        executor.run("train", {"x": X[:32], "t": T[:32]})
+    for name, value in one.state.items():
+        np.testing.assert_array_equal(other.state[name], value, err_msg=name)
+
+
+def test_two_ranks_train_as_one():
+    alone = dict(trained(mlp, "float16", epochs=1)[0].state)
+    for found in run_ranks(
+        2, lambda comm: dict(trained(mlp, "float16", epochs=1, strategy=DataParallel(), comm=comm)[0].state)
+    ):
+        assert found["loss_scale/good_steps"] == alone["loss_scale/good_steps"] == 8
+        for name, value in alone.items():
+            np.testing.assert_allclose(found[name], value, atol=2e-3, err_msg=name)
+
+
+def test_mistakes(monkeypatch):
+    _, loss, _ = linear()
+    with pytest.raises(ArgumentError, match=r"(?s)unknown precision 'half'.*use one of float32, float16, bfloat16"):
+        ht.Executor([loss], precision="half")
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    types._bfloat16.cache_clear()
+    with pytest.raises(MissingDependencyError, match="bfloat16 needs ml_dtypes"):
+        ht.Executor([loss], precision="bfloat16")

@@ -1,0 +1,102 @@
+"""The sparse product with fixed entries, which is planned when it is bound."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import hetu as ht
+from hetu import optim
+from hetu.errors import ArgumentError, DTypeError, ShapeError, ValueRangeError
+from hetu.ops.sparse import _rounded
+
+
+def entries(rng, size, nodes, count):
+    """Rows whose lengths differ widely, some empty, in no order, with entries that meet."""
+    rows = (size * rng.random(count) ** 4).astype(np.int64) // 2 * 2
+    return rows, rng.integers(0, nodes, count), rng.standard_normal(count).astype(np.float32)
+
+
+def dense(rows, columns, values, shape):
+    matrix = np.zeros(shape)
+    np.add.at(matrix, (rows, columns), values)
+    return matrix
+
+
+@pytest.mark.parametrize(("size", "nodes", "count", "features"), [(30, 20, 500, 3), (7, 5, 1, 1), (400, 90, 9000, 40)])
+def test_fixed_entries_give_the_dense_product_and_its_gradients(size, nodes, count, features):
+    rng = np.random.default_rng(count)
+    rows, columns, values = entries(rng, size, nodes, count)
+    matrix, x = dense(rows, columns, values, (size, nodes)), rng.standard_normal((nodes, features), np.float32)
+    given, weights = ht.placeholder("x", x.shape), ht.placeholder("v", values.shape)
+    g = rng.standard_normal((size, features)).astype(np.float32)
+    for coefficients in (ht.constant(values), weights):
+        y = ht.sparse_matmul(rows, columns, coefficients, given, size=size)
+        dx, dv = ht.gradients(ht.sum(y * g), [given, coefficients])
+        feed = {given: x} if coefficients is not weights else {given: x, weights: values}
+        executor = ht.Executor([y, dx, dv])
+        for _ in range(2):
+            got = executor.run(feed)
+        wanted = (matrix @ x, matrix.T @ g, (g[rows] * x[columns]).sum(1))
+        for a, b in zip(got, wanted, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * np.abs(b).max())
+
+
+def test_no_number_spreads_from_a_node_to_rows_that_do_not_read_it():
+    x = np.array([[np.nan], [1.0], [2.0]], np.float32)
+    # rows of 3, 9 and 1 entries: the second is padded to 10
+    rows, columns = np.repeat([0, 1, 2], [3, 9, 1]), np.array([1, 2, 1] + [2] * 9 + [0])
+    y = ht.sparse_matmul(rows, columns, np.ones(13, np.float32), ht.placeholder("x", (3, 1)), size=3)
+    np.testing.assert_array_equal(ht.Executor([y]).run({"x": x})[0].ravel(), [4, 18, np.nan])
+
+
+def test_lengths_are_rounded_up_by_less_than_a_quarter():
+    counts = np.arange(5000)
+    made = _rounded(counts)
+    assert (made >= counts).all() and (made <= 1.25 * counts).all() and len(set(made)) < 60
+    np.testing.assert_array_equal(made[:9], counts[:9])
+
+
+@pytest.mark.parametrize("fixed", [True, False])
+@pytest.mark.parametrize(("row", "column", "what"), [(4, 0, "row 4"), (0, 3, "column 3"), (-1, 0, "row -1")])
+def test_entries_outside_are_named(fixed, row, column, what):
+    x, values = ht.placeholder("x", (3, 2)), np.ones(2, np.float32)
+    rows, columns = np.array([0, row]), np.array([0, column])
+    feed = {x: np.ones((3, 2), np.float32)}
+    if not fixed:
+        feed |= {"r": rows, "c": columns}
+        rows, columns = ht.placeholder("r", (2,), "int64"), ht.placeholder("c", (2,), "int64")
+    y = ht.sparse_matmul(rows, columns, values, x, size=4)
+    with pytest.raises(ValueRangeError, match=f"{what} at position"):
+        ht.Executor([y]).run(feed)
+
+
+def test_mistakes():
+    x, ids, values = ht.placeholder("x", (3, 2)), np.array([0, 1]), np.ones(2, np.float32)
+    with pytest.raises(ShapeError, match="three vectors of one length"):
+        ht.sparse_matmul(ids, ids[:1], values, x, size=2)
+    with pytest.raises(ShapeError, match="wanted \\(nodes, features\\)"):
+        ht.sparse_matmul(ids, ids, values, ht.placeholder("z", (3,)), size=2)
+    with pytest.raises(DTypeError, match="integers"):
+        ht.sparse_matmul(values, ids, values, x, size=2)
+    with pytest.raises(ArgumentError, match="size=0"):
+        ht.sparse_matmul(ids, ids, values, x, size=0)
+
+
+def test_a_graph_network_learns():
+    """Two convolutions over a ring of three communities give each node the label of its own."""
+    nodes = 30
+    labels = np.arange(nodes) // 10
+    rows = np.repeat(np.arange(nodes), 3)
+    columns = labels[rows] * 10 + (rows % 10 + np.tile([-1, 0, 1], nodes)) % 10
+    values = np.full(len(rows), 1 / 3, np.float32)
+    with ht.scope("gcn"):
+        first = ht.variable("first", ht.init.he_uniform, (nodes, 8))
+        second = ht.variable("second", ht.init.he_uniform, (8, 3))
+    h = ht.relu(ht.sparse_matmul(rows, columns, values, first, size=nodes))
+    logits = ht.sparse_matmul(rows, columns, values, h @ second, size=nodes)
+    loss = ht.mean(ht.softmax_cross_entropy(logits, ht.constant(labels)))
+    executor = ht.Executor({"train": [loss, optim.Adam(0.05).minimize(loss)], "test": [logits]})
+    losses = [float(executor.run("train")[0]) for _ in range(40)]
+    assert losses[-1] < 0.1 * losses[0]
+    assert (executor.run("test")[0].argmax(1) == labels).all()

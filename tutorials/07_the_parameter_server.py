@@ -1,0 +1,197 @@
+# %% [markdown]
+# # 7. The parameter server: BSP, ASP, SSP
+#
+# **After this notebook you can** start a parameter server, train with it in three modes of consistency, see how far
+# workers drift apart, and say what a slow machine costs in each mode.
+
+# %%
+# %load_ext hetu.notebook
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+import hetu as ht
+from hetu.ps import BSP, SSP, Client, Options, Parameter, ParameterServer, ServerProcess
+
+# %% [markdown]
+# ## A process that keeps numbers
+#
+# In data parallelism all ranks wait for all others in every step, so one slow machine makes all slow. A *parameter
+# server* (M. Li et al., 2014) turns this round: the weights live in a process of their own. Workers **pull** them,
+# compute a gradient, **push** it, and the server does the update. Here is a real server, and one worker:
+
+# %%
+with ServerProcess(Options(workers=1, token="classroom")) as server:
+    print("a server process listens at", server.address.rpartition(":")[0] + ":...")
+    with Client([server.address], worker=0, token="classroom") as client:
+        client.create({"w": Parameter((3,), options={"learning_rate": 0.5})}, {"w": np.ones(3)})
+        print("pulled:", client.pull("w").wait())
+        client.push("w", np.array([1.0, 0.0, -2.0]))
+        client.clock().wait()
+        print("after one gradient:", client.pull("w").wait())
+
+# %% [markdown]
+# `clock()` says "my step is done". The server counts the clocks of every worker, and a *mode of consistency* is nothing
+# but a rule about these clocks: how many may the fastest worker be ahead of the slowest?
+#
+# * **BSP**, bulk synchronous: 0. All wait for all, and updates are applied together.
+# * **SSP**, stale synchronous: s. Whoever is s clocks ahead waits (Q. Ho et al., 2013).
+# * **ASP**, asynchronous: no bound. Nobody ever waits.
+#
+# ## Three workers, one of them slow
+#
+# Let us fit a line by gradient descent. Worker 2 needs four times as long for a step. We write down when each step
+# began and ended.
+
+# %%
+STEPS, RATE, TRUTH = 20, 0.15, np.linspace(-1, 1, 8)
+
+
+def gradient(w, worker, step):
+    rows = np.random.default_rng([worker, step]).normal(size=(16, 8))
+    return rows.T @ (rows @ (w - TRUTH)) / len(rows)
+
+
+def work(server, worker, seconds, steps, errors):
+    with Client([server.address], worker, "classroom") as client:
+        client.create({"w": Parameter((8,), "float64", options={"learning_rate": RATE})}, {"w": np.zeros(8)})
+        for clock in range(STEPS):
+            w, begin = client.pull("w").wait(), time.perf_counter()
+            time.sleep(seconds(worker, clock))  # a machine of that speed
+            client.push("w", gradient(w, worker, clock))
+            steps.append((worker, clock, begin, time.perf_counter()))
+            client.clock().wait()
+            errors[worker].append(np.abs(w - TRUTH).max())
+        client.leave()
+
+
+def train(consistency, seconds):
+    steps, errors = [], ([], [], [])
+    with ServerProcess(Options(3, "classroom", consistency)) as server, ThreadPoolExecutor(3) as pool:
+        for worker in [pool.submit(work, server, worker, seconds, steps, errors) for worker in range(3)]:
+            worker.result()
+    return steps, errors[2]
+
+
+def one_slow(worker, clock):
+    return (0.010, 0.012, 0.040)[worker]
+
+
+# %% [markdown]
+# **BSP.** A lane for each worker, a box for each clock. White is waiting. Below: how far ahead of the slowest a worker
+# was when it began a step.
+
+# %%
+bsp, bsp_errors = train("bsp", one_slow)
+ht.show.staleness_svg(bsp, bound=0)
+
+# %% [markdown]
+# The two fast workers wait three quarters of their time. **ASP**: nobody waits.
+
+# %%
+asp, asp_errors = train("asp", one_slow)
+ht.show.staleness_svg(asp)
+
+# %% [markdown]
+# The fast workers are done long before the slow one, and the histogram has a long tail: worker 2 pushes gradients of
+# weights that have long been replaced. **SSP** with a bound of 3 is between the two:
+
+# %%
+ssp, ssp_errors = train("ssp:3", one_slow)
+ht.show.staleness_svg(ssp, bound=3)
+
+# %% [markdown]
+# The bound is a promise: no step begins more than three clocks ahead, and it is kept by the server, not by luck. First
+# the fast workers run ahead, then they are held to the pace of the slow one.
+#
+# For a worker that is *always* slow, SSP waits nearly as much as BSP. It was made for workers that are slow *now and
+# then*, as machines are: a hiccup of one worker is absorbed by the slack of the others. Let every fourth step of each
+# worker hiccup, at different times:
+
+
+# %%
+def hiccups(worker, clock):
+    return 0.060 if (clock + worker) % 4 == 0 else 0.005
+
+
+for mode in ("bsp", "ssp:3", "asp"):
+    steps, _ = train(mode, hiccups)
+    print(f"{mode:5} {max(end for *_, end in steps) - min(begin for _, _, begin, _ in steps):5.2f} s")
+
+# %% [markdown]
+# BSP pays for every hiccup of anybody, SSP(3) for hardly any.
+#
+# ## What does staleness cost?
+#
+# A gradient of old weights points to where one *was*. How far from the truth are the weights in each mode, seen by the
+# slow worker before each of its steps?
+
+# %%
+ht.show.curves_svg({"bsp": bsp_errors, "ssp:3": ssp_errors, "asp": asp_errors}, label="steps of worker 2", log=True)
+
+# %% [markdown]
+# By *its* step the others have done more in ASP and SSP, so these are ahead here. With a larger `RATE` the picture
+# turns: what is stale and strong overshoots. BSP is the only mode whose result is the same in every run, to the bit.
+#
+# ## From one-device code
+#
+# You need not write pulls and pushes. As with ranks, a strategy takes the one-device model, cuts its updates out, and
+# puts communication in. Two workers train on halves of each batch, under BSP, and one process on whole batches:
+
+
+# %%
+def network():
+    x, digit = ht.placeholder("x", (None, 784)), ht.placeholder("digit", (None,), "int64")
+    with ht.scope("net"):
+        hidden = ht.nn.Linear(784, 32, activation=ht.relu)(x)
+        loss = ht.mean(ht.softmax_cross_entropy(ht.nn.Linear(32, 10)(hidden), digit))
+    return [loss, ht.optim.Adam(0.01).minimize(loss)]
+
+
+images, labels = (column[:200] for column in ht.data.mnist("train").flat().arrays)
+
+
+def losses(strategy=None):
+    executor = ht.Executor(network(), strategy=strategy)
+    for _ in range(5):
+        loss = executor.run({"x": images, "digit": labels})[0]
+    return loss.item()
+
+
+def worker_losses(address, rank):
+    with Client([address], rank, "classroom") as client:
+        found = losses(ParameterServer(client, rank, workers=2, consistency=BSP()))
+        client.leave()
+        return found
+
+
+with ServerProcess(Options(2, "classroom")) as server, ThreadPoolExecutor(2) as pool:
+    halves = list(pool.map(worker_losses, [server.address] * 2, range(2)))
+print(f"two workers, each on its half: {halves[0]:.5f} and {halves[1]:.5f}, mean {np.mean(halves):.5f}")
+print(f"one process on whole batches:  {losses():.5f}")
+
+# %% [markdown]
+# Adam ran *on the server* (it keeps the two means), and the result is that of one process.
+#
+# ## Real workers
+#
+# `%%ranks 2 --servers 1` runs a cell on two MPI processes with a server between them. There the strategy finds server
+# and workers by itself.
+
+# %%
+# %%ranks 2 --servers 1
+strategy = ParameterServer(consistency=SSP(3))
+mine = losses(strategy)
+(server_says,) = strategy.client.status()
+print(f"worker {strategy.rank}: loss {mine:.4f}, clocks {server_says['clocks']}, under {server_says['consistency']}")
+
+# %% [markdown]
+# **Try it:** set `RATE` to 0.6 and run the three modes again. Then kill a worker in the middle: put
+# `if worker == 1 and clock == 5: return` into `work`. Who waits for it, and for how long? (Look for `lease` in
+# `help(Options)`.)
+#
+# **What to remember.** Pull, compute, push, clock. A mode of consistency is a bound on how far clocks may drift apart:
+# 0, s, or none. The bound buys time from slow machines and pays with the age of gradients.
+#
+# Next: what a server is best at, [tables that are too large for a worker](08_hybrid_and_the_embedding_cache.ipynb).

@@ -1,0 +1,200 @@
+# %% [markdown]
+# # 8. Hybrid training and the embedding cache
+#
+# **After this notebook you can** decide where an embedding table should live, train a click model with dense weights on
+# ranks and tables on a server, and say what a cache of a given size and staleness saves.
+
+# %%
+# %load_ext hetu.notebook
+import numpy as np
+
+import hetu as ht
+from hetu.plan import Choice, Hybrid
+from hetu.ps import Cache, CachedTable, Client, Options, Parameter, ServerProcess
+from hetu.ps.environment import place
+
+# %% [markdown]
+# ## Huge, and hardly touched
+#
+# Models that recommend things have *embedding tables*: a row for every user, every product, every word. A table may
+# have a hundred million rows, more than fits one machine, and a batch touches a few thousand of them. So two kinds of
+# parameters want opposite things:
+#
+# * **dense** weights: small, and each step needs all of them. All-reduce is best.
+# * **tables**: huge, and each step needs a few rows. Keep them on servers; pull the rows of the batch, push their
+#   gradients.
+#
+# Doing both at once is *hybrid* training (S. Kim et al., Parallax, 2019). What a table costs in bytes can be reckoned
+# before anything runs. Without servers, every rank must gather the gradient rows of all others:
+
+# %%
+ranks = [2, 3, 4, 8, 16, 32, 64]
+table = [Choice("users", (10_000_000, 32), 4, lookups=512 * n, ranks=n) for n in ranks]
+million = {
+    "all-gather among ranks": [c.by_ranks / 1e6 for c in table],
+    "rows from servers": [c.by_servers / 1e6 for c in table],
+    "dense all-reduce": [2 * (n - 1) * 10_000_000 * 32 * 4 / 1e6 for n in ranks],
+}
+ht.show.curves_svg(million, ranks, label="ranks; MB that all send in a step", log=True)
+
+# %% [markdown]
+# With two ranks the gathering is even cheaper; with 64 it costs thirty times as much. And a dense all-reduce of the
+# table is out of the question.
+#
+# ## The same few rows, again and again
+#
+# Who clicks? Everybody, but not equally often: a few rows make up most lookups. Here are the ids of 150 batches,
+# drawn from such a distribution (Zipf's law, as with words):
+
+# %%
+ROWS, BATCHES, IDS = 5_000, 150, 64
+weights = 1 / np.arange(1, ROWS + 1)
+rng = np.random.default_rng(0)
+batches = rng.choice(ROWS, size=(BATCHES, IDS), p=weights / weights.sum())
+counts = np.sort(np.bincount(batches.reshape(-1), minlength=ROWS))[::-1]
+for share in (0.01, 0.1, 0.5):
+    lookups = counts[: int(share * ROWS)].sum() / counts.sum()
+    print(f"the most frequent {share:4.0%} of the rows: {lookups:.0%} of the lookups")
+
+# %% [markdown]
+# So a worker should keep the rows that it uses often. hetu's `Cache` (after X. Miao et al., HET, 2022) keeps `rows` of
+# them and talks to the server only about rows that it lacks or that have become *too old*. How old is too old is
+# counted in updates: `pull_bound` is how many updates by others a row may have missed, `push_bound` how many of its
+# own updates a worker may hold back.
+#
+# We let one worker of a real server train on these batches, with caches of different sizes:
+
+# %%
+SHARES = [0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 1.0]
+
+
+def counters(client, cache):
+    """What a cache has to fetch and to push for these batches."""
+    name = f"table of {cache}"
+    client.create({name: Parameter((ROWS, 8), sparse=True, rule="add", reduce="sum")}, {name: np.zeros((ROWS, 8))})
+    cached = CachedTable(client, name, cache)
+    for ids in batches:
+        cached.update(ids, 0.01 * (1 - cached.lookup(ids)))
+        client.clock().wait()
+    cached.flush()
+    return cached.counters
+
+
+server = ServerProcess(Options(1, "classroom", "asp"))
+client = Client([server.address], worker=0, token="classroom")
+by_policy = {p: [counters(client, Cache(p, share)) for share in SHARES] for p in ("lru", "lfu", "lfuopt")}
+percent = {policy: [100 * c.hit_rate for c in found] for policy, found in by_policy.items()}
+ht.show.curves_svg(percent, [100 * s for s in SHARES], label="size of the cache, percent of the table; hits in percent")
+
+# %% [markdown]
+# A tenth of the table gives most of the hits there are. Two ways to choose what to evict: **lru** gives up what was
+# used longest ago, **lfu** what was used least often; `lfuopt` is lfu that never gives up a row once it was used ten
+# times, so it has less to decide. With skewed ids frequency beats recency. (At 100% the misses that are left are first
+# looks.)
+#
+# What does that mean on the wire? Rows that were moved, both ways:
+
+# %%
+found = by_policy["lfuopt"]
+without = 2 * found[0].unique
+moved = [c.fetched + c.pushed for c in found]
+for share, rows in zip(SHARES, moved):
+    print(f"cache of {share:4.0%}: {rows:6,} rows moved, {rows / without:4.0%} of what it is without a cache")
+
+# %% [markdown]
+# ## How old may a row be?
+#
+# With one worker nobody else changes rows, so that only `push_bound` was at work. Its price: the server (and so all
+# other workers) hear of an update late. At 0 every update is pushed at once; at 10 a row collects ten:
+
+# %%
+BOUNDS = [0, 1, 3, 10, 30]
+by_bound = [counters(client, Cache("lfuopt", 0.25, bound, bound)) for bound in BOUNDS]
+client.close()
+server.stop()
+ht.show.curves_svg(
+    {"fetched": [c.fetched for c in by_bound], "pushed": [c.pushed for c in by_bound]},
+    BOUNDS,
+    label="bound in updates; rows moved",
+)
+
+# %% [markdown]
+# ## A real model on real processes
+#
+# From a census form, predict who earns more than 50,000 dollars: numbers, and categories that want embeddings. The
+# model is written as if for one device.
+
+# %%
+train, test = ht.data.adult("train").take(6_000), ht.data.adult("test").take(2_000)
+sizes = [len(words) for words in train.info["categorical"].values()]
+offsets = np.cumsum([0, *sizes[:-1]])  # each column has a range of ids of its own
+
+
+def columns(part):
+    numbers, codes, label = part.arrays
+    scaled = np.log1p(numbers)
+    return (scaled - scaled.mean(0)) / scaled.std(0), codes + offsets, label.astype(np.float32)
+
+
+x_train, ids_train, y_train = columns(train)
+x_test, ids_test, y_test = columns(test)
+rows = sum(sizes)
+
+
+def click_model(rows, numbers, fields):
+    x, ids = ht.placeholder("x", (None, numbers)), ht.placeholder("ids", (None, fields), "int64")
+    y = ht.placeholder("y", (None,))
+    with ht.scope("model"):
+        vectors = ht.flatten(ht.nn.Embedding(rows, 8)(ids), 1)
+        hidden = ht.nn.Linear(numbers + 8 * fields, 32, activation=ht.relu)(ht.concat([x, vectors], axis=1))
+        logits = ht.squeeze(ht.nn.Linear(32, 1)(hidden), axis=1)
+        loss = ht.mean(ht.binary_cross_entropy_with_logits(logits, y))
+    variables = ht.Graph([loss]).leaves("variable")
+    tables = [v for v in variables if "embedding" in v.name]
+    dense = [v for v in variables if v not in tables]
+    updates = ht.optim.Adam(3e-3).minimize(loss, dense) | ht.optim.SGD(0.3).minimize(loss, tables)
+    return {"train": [loss, updates], "eval": [loss, logits]}
+
+
+# %% [markdown]
+# Two workers and a server; dense weights by all-reduce, tables on the server, half of the rows cached at each worker:
+
+# %%
+# %%ranks 2 --servers 1
+strategy = Hybrid(batch_size=120, cache=Cache("lfuopt", rows=0.5))
+executor = ht.Executor(click_model(rows, x_train.shape[1], ids_train.shape[1]), seed=0, strategy=strategy)
+for _ in range(2):
+    for at in range(0, 6_000, 120):
+        batch = slice(at, at + 120)
+        executor.run("train", {"x": x_train[batch], "ids": ids_train[batch], "y": y_train[batch]})
+loss, scores = executor.run("eval", {"x": x_test, "ids": ids_test, "y": y_test})
+hits = executor.placement.comm.rows.counters.hit_rate
+if place()[0] == 0:
+    print(executor.placement)
+print(f"test loss {loss:.4f}, right {np.mean((scores > 0) == y_test):.1%}; {hits:.0%} of the rows came from the cache")
+
+# %% [markdown]
+# `print(placement)` says where each variable is kept and why: where a step moves fewer bytes. (The many lookups of a
+# batch meet few distinct rows here; a table can also be named: `Hybrid(served=["*embedding*"])`.) Is it as good as one
+# process?
+
+# %%
+executor = ht.Executor(click_model(rows, x_train.shape[1], ids_train.shape[1]), seed=0)
+for _ in range(2):
+    for at in range(0, 6_000, 120):
+        batch = slice(at, at + 120)
+        executor.run("train", {"x": x_train[batch], "ids": ids_train[batch], "y": y_train[batch]})
+alone, scores_alone = executor.run("eval", {"x": x_test, "ids": ids_test, "y": y_test})
+print(f"one process: test loss {alone:.4f}, right {np.mean((scores_alone > 0) == y_test):.1%}")
+
+# %% [markdown]
+# Not to the digit: cached rows are a little old. With `Cache(pull_bound=0, push_bound=0)`, or without a cache, it is
+# the same training.
+#
+# **Try it:** set both bounds to 100 in the cell on two workers. Which changes more, the hits or the loss? The whole
+# example, with three models and all data, is [examples/ctr](../examples/ctr/train.py).
+#
+# **What to remember.** Dense parameters to ranks, tables to servers. Lookups are skewed, so a small cache takes most of
+# the traffic away. How stale a cached row may be is a bound in updates, and so is what it can cost.
+#
+# Next: one tensor on many ranks, in [tensor parallel](09_tensor_parallel_and_zero.ipynb).

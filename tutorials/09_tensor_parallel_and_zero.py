@@ -1,0 +1,192 @@
+# %% [markdown]
+# # 9. Tensor parallel from one string; ZeRO
+#
+# **After this notebook you can** split a single matrix product over ranks, say with one string how an operator of yours
+# may be split, split a transformer the way Megatron does, and shard what an optimizer remembers.
+
+# %%
+from collections import Counter
+
+import numpy as np
+
+import hetu as ht
+from hetu.dist import MEGATRON, DataParallel, Parallel, TensorParallel, ZeRO, run_ranks
+
+# %% [markdown]
+# ## When a layer does not fit
+#
+# Data parallelism needs the whole model on every rank. If the model is too large, the *tensors* must be split. Take
+# y = x w. There are two ways to give each of two ranks half of `w`:
+#
+# * its **columns**: each rank gets half of the columns of y. Nothing to say to each other.
+# * its **rows**: each rank uses half of the columns of x and gets a full-sized y that is only a part of a *sum*.
+#
+# Which is which follows from how the operator uses its axes, and that is one string. Here is our own matrix product:
+
+
+# %%
+@ht.op(dims="mk,kn->mn")
+def product(xp, x, w):
+    """Output axis m comes from x, axis n from w; k appears on the left only, so it is summed over."""
+    return x @ w
+
+
+@product.grad
+def product_grad(g, y, x, w):
+    return g @ ht.matrix_transpose(w), ht.matrix_transpose(x) @ g
+
+
+# %% [markdown]
+# That string is all that hetu knows about splitting it. A strategy says how the *variables* lie; everything behind them
+# is deduced. `{"w": 1}` splits axis 1 of every variable that is called w. We ask rank 0 what it runs:
+
+# %%
+rows = np.arange(12, dtype=np.float32).reshape(3, 4)
+numbers = np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)
+
+
+def communication(make, strategy, feeds, ranks=2):
+    """What the ranks answer, and the communication in the program of rank 0."""
+
+    def run(comm):
+        executor = ht.Executor(make(), strategy=strategy, comm=comm)
+        steps = executor.program(feeds).steps
+        return executor.run(feeds)[0], [s.node for s in steps if s.node.op.communicates]
+
+    (answer, nodes), *_ = run_ranks(ranks, run)
+    return answer, nodes
+
+
+def ours(operator=product):
+    x = ht.placeholder("x", (3, 4))
+    return [operator(x, ht.variable("w", numbers))]
+
+
+for axis, meaning in {1: "columns", 0: "rows"}.items():
+    y, nodes = communication(ours, TensorParallel({"w": axis}), {"x": rows})
+    print(f"{meaning}: {nodes}; right: {np.allclose(y, rows @ numbers, atol=1e-5)}")
+
+# %% [markdown]
+# By columns the parts are put side by side because we fetched y (`all_gather`); by rows they are added (`all_reduce`).
+# Nobody wrote either. **What if the string lies?** Say that k and n may not be split, with `!`:
+
+# %%
+careful = ht.op(name="careful", dims="mk!,k!n!->mn!")(lambda xp, x, w: x @ w)
+y, nodes = communication(lambda: ours(careful), TensorParallel({"w": 1}), {"x": rows})
+print(f"{nodes}; right: {np.allclose(y, rows @ numbers, atol=1e-5)}")
+
+# %% [markdown]
+# Still right, but now the *weight* is gathered before every use: slower, never wrong. An operator without any string is
+# treated like that. So the string can be added when it begins to matter.
+#
+# ## Two layers, one message
+#
+# Columns first, rows second: what comes out of the first product is split by columns, which is just what the second
+# wants. Between them there is nothing to say, and an activation function in between does not mind either.
+
+
+# %%
+def two_layers(first="up", second="down"):
+    x = ht.placeholder("x", (3, 4))
+    h = ht.gelu(ht.nn.Linear(4, 16, name=first)(x))
+    return [ht.nn.Linear(16, 4, name=second)(h)]
+
+
+good = {"up/weight": 1, "up/bias": 0, "down/weight": 0}
+bad = {"up/weight": 0, "down/weight": 1, "down/bias": 0}
+for split in (good, bad):
+    print(Counter(node.op.name for node in communication(two_layers, TensorParallel(split), {"x": rows})[1]))
+
+# %% [markdown]
+# One message, or two. That is the trick of Megatron (M. Shoeybi et al., 2019): columns, then rows. In attention the
+# heads are the columns. hetu has these patterns as a plain dictionary, by the names of its layers:
+
+# %%
+print(*MEGATRON.items(), sep="\n")
+
+# %% [markdown]
+# Here they are on a small language model and four ranks. A dashed frame is the whole tensor, what is filled is on that
+# rank:
+
+
+# %%
+def language_model():
+    ids, wanted = ht.placeholder("ids", (None, 8), "int64"), ht.placeholder("wanted", (None, 8), "int64")
+    with ht.scope("gpt"):
+        h = ht.nn.Embedding(32, 16)(ids)
+        h = ht.nn.TransformerBlock(16, 4, causal=True, name="block")(h)
+        loss = ht.mean(ht.softmax_cross_entropy(ht.nn.Linear(16, 32, name="head")(h), wanted))
+    return [loss, ht.optim.Adam(0.01).minimize(loss)]
+
+
+loss, updates = language_model()
+outputs = [loss, *updates.values()]
+TensorParallel().build(outputs, world_size=4).shards([loss])
+
+# %% [markdown]
+# Follow one block from top to bottom: queries, keys and values by columns, the output by rows; `up` by columns, `down`
+# by rows. Only the small vectors that everybody needs are everywhere.
+#
+# ## ZeRO: why does everybody remember everything?
+#
+# Back to data parallelism. Every rank keeps the weights and, with Adam, two more numbers for each weight. But a rank
+# needs Adam's numbers only in order to update, and it is enough if *one* rank updates each weight. ZeRO (S. Rajbhandari
+# et al., 2020) cuts in stages: 1 shards the optimizer's numbers, 3 the weights as well.
+
+# %%
+ZeRO(1).build(outputs, world_size=4).shards([v for v in updates if "up/weight" in v.name or "head/weight" in v.name])
+
+# %% [markdown]
+# The weight is whole on every rank, Adam's two means are cut in four. What does it save, and what does it cost? Beside
+# the loss of five steps, which must not change:
+
+# %%
+rng = np.random.default_rng(1)
+feeds = {"ids": rng.integers(0, 32, (8, 8)), "wanted": rng.integers(0, 32, (8, 8))}
+
+
+def report(name, strategy):
+    def run(comm):
+        executor = ht.Executor(language_model(), strategy=strategy, comm=comm)
+        losses = [executor.run(feeds)[0].item() for _ in range(5)]
+        kinds = Counter(s.node.op.name for s in executor.program(feeds).steps if s.node.op.communicates)
+        return losses[-1], sum(executor.state.arrays[n].nbytes for n in executor.state.arrays), kinds
+
+    loss_of_5, kept, kinds = run_ranks(4, run)[0]
+    messages = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    print(f"{name:20} loss {loss_of_5:.5f}  {kept:6,} bytes  {messages}")
+
+
+report("data parallel", DataParallel())
+report("ZeRO 1", ZeRO(1))
+report("ZeRO 3", ZeRO(3))
+report("tensor parallel", TensorParallel())
+report("2 data x 2 tensor", Parallel(data=2, tensor=2, zero=1))
+
+# %% [markdown]
+# All of them compute the same. Weights and two means are three equal parts; ZeRO 1 quarters two of them, which leaves
+# a half, and ZeRO 3 all of them. For that, gradients are not summed everywhere but *reduce-scattered* to who updates
+# them, and new weights are gathered. Data parallelism has a single large message, a bucket. Tensor parallelism
+# communicates activations: little for a small batch and large weights.
+#
+# The last row is a product: pairs of ranks share a copy of the model, and Adam's state is sharded between the copies.
+#
+# ## Which variable costs what
+#
+# A strategy is plain data, and prints as a table: how each variable is used (`compute`), how it is kept (`store`), and
+# what a step does to it because of that. `dup/2` is an axis of two equal copies, `1/2` splits axis 1 in two.
+
+# %%
+mixed = Parallel(data=2, tensor=2, zero=3).build(outputs, world_size=4)
+print("\n".join(line.replace("on 0-3", "") for line in mixed.table([loss]).splitlines()[:9]))
+
+# %% [markdown]
+# **Try it:** in `report`, add `ZeRO(2)`; why is it equal to `ZeRO(1)` here? Then split the language model with a
+# dictionary of your own: only `{"*up/weight": 1, "*up/bias": 0, "*down/weight": 0}`. Count the messages first in your
+# head.
+#
+# **What to remember.** An operator's axes, in one string, are enough to split it. Columns then rows needs one sum. Data
+# parallelism sends gradients, tensor parallelism activations, ZeRO trades messages for memory, and all of them are
+# layouts: which rank keeps which part.
+#
+# Next: split the model by layers instead, in [pipelines](10_pipeline_schedules.ipynb).

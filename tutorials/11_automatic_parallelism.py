@@ -1,0 +1,208 @@
+# %% [markdown]
+# # 11. Automatic parallelism, and why this plan
+#
+# **After this notebook you can** measure what your machine is good at, foretell how long a step takes under any
+# strategy, let a planner choose, and make it say *why*: for four ranks here, and for 64 GPUs that you do not have.
+
+# %%
+import numpy as np
+
+import hetu as ht
+from hetu.dist import DataParallel, Link, Parallel, Pipeline, TensorParallel, ZeRO, run_ranks
+from hetu.plan import Cluster, Plan, Profile, auto, dgx_h100, simulate, trace
+
+# %% [markdown]
+# ## The question
+#
+# You know data parallelism, ZeRO, tensor parallelism and pipelines, and their products. On 64 ranks that makes
+# hundreds of plans. Which one is fastest for *this* model on *this* cluster, and fits into memory? People guess. But
+# all that decides it is known before the first step: which instructions every rank runs, how large its messages are,
+# and how long both take.
+
+
+# %%
+def model(width=192, layers=2):
+    x, digit = ht.placeholder("x", (None, width)), ht.placeholder("digit", (None,), "int64")
+    with ht.scope("model"):
+        h = x
+        for k in range(layers):
+            up = ht.nn.Linear(width, 4 * width, activation=ht.relu, name=f"layer_{k}/up")(h)
+            h = h + ht.nn.Linear(4 * width, width, name=f"layer_{k}/down")(up)
+        loss = ht.mean(ht.softmax_cross_entropy(ht.nn.Linear(width, 10, name="head")(h), digit))
+    return [loss, ht.optim.SGD(0.1).minimize(loss)]
+
+
+step = model()
+rng = np.random.default_rng(0)
+feeds = {"x": rng.normal(size=(256, 192)).astype(np.float32), "digit": rng.integers(0, 10, 256)}
+shapes = {name: value.shape for name, value in feeds.items()}
+
+# %% [markdown]
+# ## Measure
+#
+# A `Profile` knows how long instructions take on one kind of machine. It learns by running a step, also that of one
+# rank of four: the other three need not exist. What was never measured is interpolated. The links between ranks are
+# measured by `hetu profile`; for this notebook we invent them: 50 microseconds, 2 GB/s.
+
+# %%
+ht.blas.set_threads(1)
+wire = Link(latency=50e-6, bandwidth=2e9)
+profile = Profile(cluster=Cluster((4,), wire, wire))
+for strategy in (DataParallel(), TensorParallel()):
+    profile.learn(step, feeds, strategy, world_size=4, repeat=3)
+for rank in range(4):  # each stage of a pipeline runs something else
+    profile.learn(step, feeds, Pipeline(4, 8), rank=rank, world_size=4, repeat=3)
+print(len(profile.timings), "kinds of instruction measured, for example")
+for name in sorted(profile.timings, key=lambda name: -profile.timings[name].seconds)[:3]:
+    print(f"{1e3 * profile.timings[name].seconds:8.3f} ms  {name}")
+
+# %% [markdown]
+# ## Simulate
+#
+# `simulate` cuts the graph for every rank, as an executor would, plays all instruction lists on a clock, and says what
+# a step costs: time, memory, bytes on each link. Is it true? `trace` (tutorial 6) really runs the ranks on the virtual
+# clock, over the same wire:
+
+# %%
+strategies = {
+    "data parallel": DataParallel(),
+    "ZeRO 3": ZeRO(3),
+    "tensor parallel": TensorParallel(),
+    "pipeline": Pipeline(4, 8),
+}
+for name, strategy in strategies.items():
+    cost = simulate(step, strategy, profile, world_size=4, shapes=shapes)
+    ran = max(event.end for event in trace(step, strategy, feeds, world_size=4, link=wire, repeat=3).events)
+    print(
+        f"{name:16} foretold {1e3 * cost.time:5.2f} ms, ran in {1e3 * ran:5.2f} ms; {max(cost.peak):10,} bytes a rank"
+    )
+
+# %% [markdown]
+# It was foretold without running anything. Since the simulation knows every event, it can be drawn; here is the
+# pipeline:
+
+# %%
+simulate(step, strategies["pipeline"], profile, world_size=4, shapes=shapes).timeline
+
+# %% [markdown]
+# ## Choose, and say why
+#
+# `auto` simulates its candidates: all products of the ways you know (after Galvatron's decision tree, X. Miao et al.,
+# 2023), and splits that differ from operator to operator. It takes the fastest that fits into `budget` bytes a rank.
+# You would write `ht.Executor(..., strategy="auto")`; here we only ask for its choice.
+
+
+# %%
+def choose(profile, **options):
+    """What the four ranks agree on; each simulates a part of the candidates."""
+
+    def run(comm):
+        return auto(batch_size=256, profile=profile, **options).choose({"train": step}, comm)
+
+    return run_ranks(4, run)[0]
+
+
+plan = choose(profile)
+print(plan.why())
+
+# %% [markdown]
+# Read it from the top: the plan and what it costs, what the next best would cost, and which constraint decided.
+#
+# **Another network.** 25 times the bandwidth and a tenth of the latency. Nothing has to be measured again:
+
+# %%
+fast = Link(latency=5e-6, bandwidth=50e9)
+faster = profile.on(Cluster((4,), fast, fast))
+there = choose(faster)
+print(there.why())
+
+# %% [markdown]
+# When messages are cheap, other plans are ahead. Where do they cross? The same strategies over links of all speeds:
+
+# %%
+speeds = [0.25, 0.5, 1, 2, 4, 8]
+curves = {}
+for name in ("data parallel", "ZeRO 3", "tensor parallel", "pipeline"):
+    costs = []
+    for speed in speeds:
+        link = Link(latency=20e-6, bandwidth=speed * 1e9)
+        joined = profile.on(Cluster((4,), link, link))
+        costs.append(1e3 * simulate(step, strategies[name], joined, world_size=4, shapes=shapes).time)
+    curves[name] = costs
+ht.show.curves_svg(curves, [np.log2(s) for s in speeds], label="log2 of the bandwidth in GB/s; ms a step", log=True)
+
+# %% [markdown]
+# **Less memory.** Give each rank a budget, and memory may decide instead of time:
+
+# %%
+peak = there.why().best.peak
+print(choose(faster, budget=0.9 * peak).why())
+try:
+    choose(faster, budget=0.2 * peak)
+except ht.errors.BudgetError as error:
+    print(f"\n{error.message}")
+
+# %% [markdown]
+# "Decided by memory" says what you would gain with a larger machine. That is worth knowing before one buys one.
+#
+# ## What you know, and what it may keep
+#
+# `hints` fixes what you have decided yourself. And a plan is plain data: choose once, keep it as JSON, run it as often
+# as you like. It trains like one process:
+
+# %%
+plan = choose(profile, hints={"data": 2})
+kept = Plan.from_json(plan.to_json())
+print(kept.name, "-", len(plan.to_json()), "characters of JSON")
+
+
+def losses(strategy=None, comm=None):
+    executor = ht.Executor(step, strategy=strategy, comm=comm)
+    return np.round([executor.run(feeds)[0].item() for _ in range(4)], 5)
+
+
+print("one process", losses())
+print("this plan  ", run_ranks(4, lambda comm: losses(kept, comm))[0])
+
+# %% [markdown]
+# ## 64 GPUs that you do not have
+#
+# A cluster can also be described by its data sheet. Here is a language model of 1.6 billion weights on hosts with eight
+# H100 each; inside a host they have 450 GB/s, between hosts 50. Nothing is allocated: variables are made by executors,
+# not by graphs.
+
+
+# %%
+def large(width=4096, blocks=8):
+    ids, wanted = ht.placeholder("ids", (None, 1024), "int64"), ht.placeholder("wanted", (None, 1024), "int64")
+    with ht.scope("gpt"):
+        h = ht.nn.Embedding(8192, width)(ids)
+        for _ in range(blocks):
+            h = ht.nn.TransformerBlock(width, 16, causal=True, name="block")(h)
+        loss = ht.mean(ht.softmax_cross_entropy(ht.nn.Linear(width, 8192, name="head")(h), wanted))
+    return [loss, ht.optim.Adam(1e-4).minimize(loss)]
+
+
+gpt = large()
+weights = sum(int(v.tensor.size) for v in ht.Graph([gpt[0]]).leaves("variable"))
+print(f"{weights / 1e9:.2f} billion weights")
+batch = {"ids": (64, 1024), "wanted": (64, 1024)}
+h100s = Profile.of(dgx_h100(8))
+plans = {
+    "data parallel": DataParallel(),
+    "ZeRO 3": ZeRO(3),
+    "8 tensor x 8 data": Parallel(data=8, tensor=8),
+    "8 tensor x 8 data, ZeRO 1": Parallel(data=8, tensor=8, zero=1),
+}
+for name, strategy in plans.items():
+    cost = simulate(gpt, strategy, h100s, world_size=64, shapes=batch, traced=1)
+    print(f"{name:27} {1e3 * cost.time:6.0f} ms a step, {max(cost.peak) / 1e9:5.1f} of 80 GB a GPU")
+
+# %% [markdown]
+# **Try it:** what if all links had 450 GB/s (`Cluster((64,), ...)`)? What if the batch were 512? Which plan wins, and
+# would you have guessed?
+#
+# **What to remember.** All that decides about a plan is known before the first step, so it can be reckoned instead of
+# tried. A good planner shows its reasons, and how far the others were.
+#
+# Last: [a kernel for a GPU, proven without one](12_a_cuda_kernel_without_a_gpu.ipynb).

@@ -1,0 +1,212 @@
+# %% [markdown]
+# # 12. Write a CUDA kernel and prove it without a GPU
+#
+# **After this notebook you can** write a small CUDA kernel, run it without a GPU, let an emulator find the bugs that
+# usually cost a night, give an operator of your own a kernel with one line, and say whether it can be fast.
+#
+# The emulator compiles with a C++ compiler (`g++` or `clang++`). Where there is none, its cells say so and go on.
+
+# %%
+import numpy as np
+
+import hetu as ht
+from hetu.gpu_kernels import bound, emulator, nvrtc
+from hetu.gpu_kernels.emulator import Emulator
+from hetu.gpu_kernels.source import KernelError
+from hetu.passes.fuse_elementwise import fuse_elementwise
+from hetu.profiler import flops, traffic
+
+print("C++ compiler:", "found" if emulator.compiler() else "none, emulated cells are skipped")
+
+# %% [markdown]
+# ## A kernel is what one thread does
+#
+# A GPU runs the same function on thousands of threads. Each finds out who it is (`blockIdx`, `threadIdx`) and takes
+# its element. `grid` blocks of `block` threads are launched; as that is rarely exactly n, a thread must check whether
+# it has an element at all. Here is y = a x + y:
+
+# %%
+AXPY = """
+extern "C" __global__ void axpy(const float* x, float* y, float a, long long n) {
+    long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+    if (i < n) y[i] = a * x[i] + y[i];
+}
+"""
+rng = np.random.default_rng(0)
+
+
+def emulate(text, name, grid, block, *arguments):
+    """Run a kernel on NumPy arrays; say what is wrong with it, if anything."""
+    try:
+        Emulator().kernel(text, name)((grid,), (block,), arguments)
+        print(f"{name}: ran on {grid} x {block} threads, no rule of CUDA broken")
+    except ht.errors.MissingDependencyError as error:
+        print("skipped:", error)
+    except KernelError as error:
+        print(str(error).splitlines()[0])
+
+
+x, y = rng.normal(size=100).astype(np.float32), np.ones(100, np.float32)
+emulate(AXPY, "axpy", 4, 32, x, y, np.float32(3), 100)
+print("largest difference:", np.abs(y - (3 * x + 1)).max() if emulator.compiler() else "unknown")
+
+# %% [markdown]
+# The *text* is what a GPU would get, to the letter. The emulator turns each CUDA thread into a fiber and runs them all.
+# So far, so good; but a result that is right once proves little on a machine where threads run in any order. Let us
+# plant bugs.
+#
+# ## Bug 1: the missing `if`
+#
+# 100 elements and 128 threads: without the check, 28 threads write behind the array. On a GPU that destroys somebody
+# else's numbers, and shows an hour later somewhere else. The emulator puts guard zones around every array:
+
+# %%
+emulate(AXPY.replace("if (i < n) ", ""), "axpy", 4, 32, x, y, np.float32(3), 100)
+
+# %% [markdown]
+# ## Threads that work together
+#
+# A sum of many numbers by many threads: each block adds its part in *shared memory*, half of the threads in each round.
+# `__syncthreads()` is a barrier: nobody goes on before all are there. One number a block comes out.
+
+# %%
+SUM = """
+extern "C" __global__ void block_sum(const float* x, float* y, long long n) {
+    __shared__ float part[64];
+    float v = 0;
+    for (long long i = threadIdx.x; i < n; i += blockDim.x) v += x[blockIdx.x * n + i];
+    part[threadIdx.x] = v;
+    __syncthreads();
+    for (int step = 32; step; step /= 2) {
+        if (threadIdx.x < step) part[threadIdx.x] += part[threadIdx.x + step];
+        __syncthreads();
+    }
+    if (threadIdx.x == 0) y[blockIdx.x] = part[0];
+}
+"""
+rows, sums = rng.normal(size=(3, 1000)).astype(np.float32), np.zeros(3, np.float32)
+emulate(SUM, "block_sum", 3, 64, rows, sums, 1000)
+print(sums, "by NumPy:", rows.sum(axis=1))
+
+# %% [markdown]
+# ## Bug 2: the missing barrier
+#
+# Remove the first `__syncthreads()`. Now a thread may add a neighbor's part before the neighbor has written it. On a
+# GPU this is *usually* right, which is the worst kind of wrong. The emulator runs every launch with its threads
+# ascending, descending and shuffled, and all must agree:
+
+# %%
+emulate(SUM.replace("__syncthreads();", "", 1), "block_sum", 3, 64, rows, sums, 1000)
+
+# %% [markdown]
+# ## Bug 3: the barrier that some never reach
+#
+# Somebody moves the second barrier into the `if`, "because only those threads need it", and puts one behind the loop to
+# be safe. Now half of the block waits at one barrier while the other half waits at the other. A GPU hangs, or does
+# something undefined. The emulator knows the line of every barrier:
+
+# %%
+inside = SUM.replace("{\n        if (threadIdx.x < step)", "if (threadIdx.x < step) {")
+inside = inside.replace("    if (threadIdx.x == 0)", "    __syncthreads();\n    if (threadIdx.x == 0)")
+emulate(inside, "block_sum", 3, 64, rows, sums, 1000)
+
+# %% [markdown]
+# ## Bug 4: memory that nobody wrote
+#
+# Shared memory starts with whatever was there. In the emulator that is NaN, so a read of what nobody wrote is seen in
+# the result. Here the last thread forgets its part:
+
+# %%
+forgetful = SUM.replace("part[threadIdx.x] = v", "if (threadIdx.x < 63) part[threadIdx.x] = v")
+emulate(forgetful, "block_sum", 3, 64, rows, sums, 1000)
+print(sums)
+
+# %% [markdown]
+# ## One line for an operator of your own
+#
+# Most operators do something to each element and need no hand-written kernel: give the expression in C, and hetu writes
+# the rest: index arithmetic, broadcasting, packs of 16 bytes, half precision.
+
+
+# %%
+@ht.op(dims="...,...->...", cuda="y = x / (1 + fabs(x)) * scale")
+def soft(xp, x, scale):
+    """x / (1 + |x|) * scale"""
+    return x / (1 + xp.abs(x)) * scale
+
+
+out, scale = np.empty((4, 8), np.float32), rng.normal(size=8).astype(np.float32)
+values = rng.normal(size=(4, 8)).astype(np.float32)
+if emulator.compiler():
+    calls = bound(Emulator(), "soft", out, [values, scale], {}, cuda=soft.cuda, inputs=["x", "scale"])
+    for call in calls:
+        call()
+    print("kernels launched:", len(calls), " largest difference:", np.abs(out - soft.forward(np, values, scale)).max())
+else:
+    print("skipped")
+
+# %% [markdown]
+# This is how all of hetu's kernels are tested: the text and the launch that a device would get, against NumPy, in
+# several orders. The hand-written ones too; softmax with shuffles within warps, for instance:
+
+# %%
+if emulator.compiler():
+    probabilities = np.empty((5, 300), np.float16)
+    scores = rng.normal(size=(5, 300)).astype(np.float16)
+    for call in bound(Emulator(), "softmax", probabilities, [scores], {"axis": 1}):
+        call()
+    exact = np.exp(scores.astype(float)) / np.exp(scores.astype(float)).sum(1, keepdims=True)
+    print(f"half precision, largest difference {np.abs(probabilities - exact).max():.1e}")
+else:
+    print("skipped")
+
+# %% [markdown]
+# What remains is whether NVIDIA's compiler takes the text. It needs no GPU either, only to be installed
+# (`pip install "hetu-dl[cuda-check]"`); then it makes real machine code for a real chip:
+
+# %%
+if nvrtc.available():
+    print(f"sm_90: {len(nvrtc.cubin(SUM, 'sm_90')):,} bytes of machine code")
+else:
+    print("NVRTC is not installed: skipped")
+
+# %% [markdown]
+# ## Right; but fast?
+#
+# That only a device can tell. But what is the *best* it could be, you can reckon. A kernel moves bytes and does
+# operations; the *roofline* (S. Williams et al., 2009) is the most operations per second that either allows. Here are
+# the instructions of a training step on the roof of an H100 by its data sheet (67 Tflop/s in float32, 3.35 TB/s):
+
+# %%
+batch = ht.placeholder("batch", (4096, 1024))
+hidden = ht.gelu(ht.nn.Linear(1024, 1024, name="up")(batch))
+loss = ht.mean(ht.softmax(hidden) ** 2)
+step = ht.Executor([loss, ht.optim.Adam(1e-3).minimize(loss)], passes=[])
+feeds = {batch: np.zeros((4096, 1024), np.float32)}
+nodes = {s.node.op.name: s.node for s in step.program(feeds).steps if traffic(s.node) > 1e6}
+points = [(name, flops(node), traffic(node), 0.0) for name, node in nodes.items()]
+ht.show.roofline_svg(points, flops=67e12, bandwidth=3.35e12)
+
+# %% [markdown]
+# The matrix products are far to the right: limited by arithmetic. Everything else climbs the slope: it waits for
+# memory, and no cleverness in its arithmetic helps. What does help is to move less: do several such operators in *one*
+# kernel, so that what lies between them never goes to memory. For GPUs a pass does this to chains of elementwise
+# operators:
+
+# %%
+h = ht.placeholder("h", (4096, 1024))
+chain = ht.tanh(h * 2 + 1) * ht.sigmoid(h)
+for outputs in ([chain], fuse_elementwise([chain])):
+    kernels = [node for node in ht.Graph(outputs).nodes if node.inputs]
+    names = ", ".join(node.op.name for node in kernels)
+    print(f"{len(kernels)} kernels, {sum(map(traffic, kernels)) / 1e6:4.0f} MB: {names}")
+
+# %% [markdown]
+# **Try it:** write `row_max` after the pattern of `block_sum` (what is the value to start from?), and prove it. Then
+# change `part[64]` to `part[32]` and see what the emulator says.
+#
+# **What to remember.** The text is the kernel: the same for the emulator, the compile check and the device. Orders,
+# guard zones and NaN find what tests on a GPU overlook. Correctness is proven here, speed is measured there; the
+# roofline says in advance what to hope for.
+#
+# This was the last notebook. The [README](../README.md) has the rest of the map.

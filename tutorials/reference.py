@@ -1,0 +1,280 @@
+"""Write the reference from the docstrings: `python tutorials/reference.py [FOLDER]` makes `tutorials/reference/`.
+
+The docstrings are the source and stay it: their examples are the doctests of the suite, and a test compares the stored
+pages with what this makes. Ignored on purpose: private names, and modules that their own text explains well enough.
+"""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import hetu as ht
+from hetu import dist, ops, passes, plan, ps
+from hetu.dist.partition import partition
+from hetu.gpu_kernels.table import MODULE_OF
+from hetu.graph import OPS
+from hetu.op import Op
+
+FOLDER = Path(__file__).with_suffix("")
+NOTE = "*Written by `python tutorials/reference.py` from the docstrings; change those.*"
+HOME = "[Reference](README.md)"
+MARKUP = re.compile(r"(?<! )\*|\*(?! )|<(?=[\w/!])|(?<!\w)_|_(?!\w)")  # what Markdown would not show as it stands
+BY_PASSES = ("hetu.passes.fuse_elementwise", "hetu.dist.ops", "hetu.dist.bucket", "hetu.ps.ops")
+STRATEGIES = {
+    "hetu.dist": "Strategy Kept DataParallel ZeRO TensorParallel ExpertParallel Parallel Pipeline Heterogeneous Staged "
+    "Schedule stage place shard Layout Shard Mesh",
+    "hetu.ps": "ParameterServer BSP SSP ASP Consistency Cache",
+    "hetu.plan": "Hybrid auto Auto Hints Plan Profile simulate",
+}
+AROUND = {  # what every executor does beside the named passes
+    "resolve_training": "first: what depends on whether this sub-graph trains",
+    "specialise": "before the named passes run again: the sizes that were fed",
+    "fuse_elementwise": "last, on a GPU",
+}
+
+
+# -- one entry -----------------------------------------------------------------------------------------------------
+
+
+def entry(prefix: str, name: str, thing: Any, *more: str) -> str:
+    """A heading, the signature, the docstring as Markdown, and more paragraphs."""
+    call = f"```text\n{prefix}.{name}{signature(thing)}\n```" if callable(thing) else ""
+    return "\n\n".join(part for part in (f"### {name}", call, *described(thing), *more) if part)
+
+
+def signature(thing: Any) -> str:
+    """The parameters without annotations; a function that is a default by its name."""
+    given = inspect.signature(thing)
+    bare = [p.replace(annotation=p.empty, default=_shown(p.default)) for p in given.parameters.values()]
+    return str(given.replace(parameters=bare, return_annotation=given.empty))
+
+
+def _shown(default: Any) -> Any:
+    """A default that prints itself as a program would write it."""
+    name = getattr(default, "__name__", None)
+    return (
+        default
+        if name is None or default is inspect.Parameter.empty
+        else type(name, (), {"__repr__": lambda _: name})()
+    )
+
+
+def described(thing: Any) -> Iterator[str]:
+    """The paragraphs of a docstring; examples as blocks, explained parameters as a list."""
+    parameters = set(inspect.signature(thing).parameters) if callable(thing) else set()
+    for block in inspect.cleandoc(thing.__doc__ or "").split("\n\n"):
+        if block.lstrip().startswith(">>>"):
+            yield f"```pycon\n{inspect.cleandoc(block)}\n```"
+        else:
+            lines = inspect.cleandoc(block).removeprefix("Args:").strip("\n").splitlines()
+            yield escaped("\n".join(_item(line, parameters) for line in map(str.strip, lines)))
+
+
+def _item(line: str, parameters: set[str]) -> str:
+    names, colon, rest = line.partition(": ")
+    listed = {n.strip() for n in names.split(",")}
+    return f"- `{names}`: {rest}" if colon and listed <= parameters else line
+
+
+def escaped(text: str) -> str:
+    """Markdown that shows `text` as it stands, code between backticks left alone."""
+    parts = re.split(r"(`[^`]+`)", text)
+    return "".join(p if p.startswith("`") else MARKUP.sub(r"\\\g<0>", p) for p in parts)
+
+
+def first_sentence(thing: Any) -> str:
+    text = " ".join(inspect.cleandoc(thing.__doc__).split("\n\n")[0].split())
+    return re.split(r"(?<=[.:]) (?=[A-Z`(])", text)[0].rstrip(":")
+
+
+# -- operators -----------------------------------------------------------------------------------------------------
+
+
+def families() -> dict[str, ModuleType]:
+    """The modules whose names `hetu.ops` exports, in its order."""
+    names = re.findall(r"^from \.(\w+) import", inspect.getsource(ops), re.M)
+    return {name: import_module(f"hetu.ops.{name}") for name in names}
+
+
+def operators() -> list[Op]:
+    """All of them by module, those that only passes and gradient rules use included."""
+    inside = sorted(f"hetu.ops.{found.name}" for found in pkgutil.iter_modules(ops.__path__))
+    modules = [*inside, *(import_module(name).__name__ for name in BY_PASSES)]
+    known = [op for op in OPS.values() if op.__module__ in modules]
+    return sorted(known, key=lambda op: (modules.index(op.__module__), op.name))
+
+
+def gradient(op: Op) -> str:
+    if not op.differentiable:
+        return "none"
+    return "own rule" if op.grad_rule else "by decompose" if op.decompose_rule else "none"
+
+
+def dims(op: Op) -> str:
+    """How it splits over ranks, in the grammar of `hetu/ops/shape.py`."""
+    if op.dims is None:
+        return "gathered"
+    return f"`{op.dims}`" if isinstance(op.dims, str) else "by types"
+
+
+def cuda(op: Op) -> str:
+    generated = op.cuda or op.__module__ == BY_PASSES[0]  # which joins the expressions of others
+    return "expression" if generated else "whole kernel" if op.name in MODULE_OF else "CuPy runs forward"
+
+
+def table() -> str:
+    """Every operator: where its gradient comes from, how it splits, what computes it on a GPU."""
+    public = {name for module in families().values() for name in module.__all__}
+    rows = ["| operator | module | gradient | dims | CUDA |", "|---|---|---|---|---|"]
+    for op in operators():
+        name = f"[{op.name}](operators.md#{op.name})" if op.name in public else op.name
+        computed = "communicates" if op.communicates else cuda(op)
+        rows.append(f"| {name} | {op.__module__.removeprefix('hetu.')} | {gradient(op)} | {dims(op)} | {computed} |")
+    return "\n".join(rows)
+
+
+def operator_pages() -> dict[str, str]:
+    sections, index = [], []
+    for family, module in families().items():
+        public = {n: v for n in sorted(module.__all__) if inspect.isroutine(v := vars(module)[n]) or isinstance(v, Op)}
+        index.append(f"- [{family}](#{family}-operators): {', '.join(f'[{n}](#{n})' for n in public)}")
+        about = escaped(inspect.cleandoc(module.__doc__).split("\n\n")[0])
+        entries = [entry("ht", n, v, _facts(v)) for n, v in public.items()]
+        sections.append("\n\n".join([f"## {family} operators", about, *entries]))
+    intro = (
+        "Inputs come first and may be nodes, numbers or arrays; what follows the `*` are attributes. Examples stand as "
+        "in the source, where names of the same module need no `ht.`.\n\n" + "\n".join(index)
+    )
+    about = (
+        "**gradient**: the operator's *own rule*, that of its decomposition into other operators (*by decompose*), or "
+        "*none*. **dims**: how it splits over ranks, an einsum-like string in the grammar of `hetu/ops/shape.py`; *by "
+        "types* where shapes and attributes decide it, *gathered* where it needs whole inputs. **CUDA**: a generated "
+        "kernel around a C *expression*, a hand-written *whole kernel*, or *CuPy runs forward*."
+    )
+    return {
+        "operators.md": page("Operators", intro, sections),
+        "operator_table.md": page("Operators: gradient, sharding, CUDA", about, [table()]),
+    }
+
+
+def _facts(thing: Any) -> str:
+    if not isinstance(thing, Op):
+        return "Made of other operators, which bring its gradient and its sharding."
+    return f"Gradient: {gradient(thing)}. Sharding: {dims(thing)}. CUDA: {cuda(thing)}."
+
+
+# -- pages ---------------------------------------------------------------------------------------------------------
+
+
+def page(title: str, intro: str, sections: Iterable[str]) -> str:
+    return "\n\n".join([f"# {title}", f"{HOME} · {NOTE}", intro, *sections]) + "\n"
+
+
+def entries(prefix: str, module: Any, names: Iterable[str]) -> str:
+    """Of classes and functions; the aliases of types among the names have no text of their own."""
+    things = {name: getattr(module, name) for name in names}
+    return "\n\n".join(entry(prefix, n, v) for n, v in things.items() if inspect.isclass(v) or inspect.isroutine(v))
+
+
+def layers() -> str:
+    names = ["Layer", *(n for n in ht.nn.__all__ if n != "Layer")]
+    intro = escaped(inspect.cleandoc(ht.nn.__doc__)) + " Activations are functions: `ht.relu`."
+    return page("Layers", intro, [entries("ht.nn", ht.nn, names)])
+
+
+def optimizers() -> str:
+    parts = {"Optimizers": ht.optim, "Schedules": ht.schedules, "Initial values": ht.init}
+    sections = [
+        f"## {title}\n\n{entries(module.__name__.replace('hetu', 'ht'), module, module.__all__)}"
+        for title, module in parts.items()
+    ]
+    intro = "An optimizer makes a mapping of new values, `{variable: node}`, which the executor commits after the step."
+    return page("Optimizers, schedules, initial values", intro, sections)
+
+
+def strategies() -> str:
+    modules = {"hetu.dist": dist, "hetu.ps": ps, "hetu.plan": plan}
+    return page(
+        "Strategies",
+        "Each is a value for `ht.Executor(..., strategy=...)` or a part of one. The model stays the same.",
+        [f"## {name}\n\n{entries(name, modules[name], names.split())}" for name, names in STRATEGIES.items()],
+    )
+
+
+def pass_page() -> str:
+    rows = ["| order | pass | on a GPU | |", "|---|---|---|---|"]
+    for number, (name, run) in enumerate(passes.PASSES.items(), 1):
+        where = "no" if name in passes.FOR_CPU else "yes"
+        rows.append(f"| {number} | [{name}](#{name}) | {where} | {escaped(first_sentence(run))} |")
+    always = [f"- [{name}](#{name}), {when}" for name, when in AROUND.items()]
+    intro = (
+        "A pass is a pure function from output nodes to output nodes. `Executor(passes=[...])` or `HETU_PASSES` "
+        "chooses among these by name; results must not change."
+    )
+    return page(
+        "Passes",
+        intro,
+        [
+            "\n".join(rows),
+            "What cannot be switched off:",
+            "\n".join(always),
+            entries("hetu.passes", passes, [*passes.PASSES, *AROUND]),
+        ],
+    )
+
+
+def home() -> str:
+    links = {
+        "operators.md": "every operator and function by family: formula, shapes, errors, example",
+        "operator_table.md": "one table: operator × gradient × sharding × CUDA",
+        "layers.md": "`ht.nn`",
+        "optimizers.md": "`ht.optim`, `ht.schedules`, `ht.init`",
+        "strategies.md": "`hetu.dist`, `hetu.ps`, `hetu.plan`",
+        "passes.md": "graph to graph, in their order",
+    }
+    rows = [f"- [{name.removesuffix('.md').replace('_', ' ')}]({name}): {what}" for name, what in links.items()]
+    return f"# Reference\n\n{NOTE}\n\n" + "\n".join(rows) + "\n"
+
+
+def training_step() -> str:
+    """A picture: one training step of a linear classifier, as one rank of two runs it."""
+    x, t = ht.placeholder("x", (64, 784)), ht.placeholder("t", (64,), "int64")
+    y = ht.nn.Linear(784, 10, bias=False, name="classifier")(x)
+    loss = ht.mean(ht.softmax_cross_entropy(y, t))
+    updates = {w: new for w, new in ht.optim.SGD(0.1).minimize(loss).items() if w.attrs["trainable"]}
+    loss, *new = passes.simplify([loss, *updates.values()])
+    strategy = dist.DataParallel().build([loss, *new], world_size=2)
+    strategy.bucket_bytes = 0
+    local = partition([loss], dict(zip(updates, new)), strategy, rank=0)
+    return str(ht.show.to_svg([*local.fetches, *local.updates.values()]))
+
+
+def pages() -> dict[str, str]:
+    """The text of every page by file name."""
+    return {
+        "README.md": home(),
+        "training_step.svg": training_step(),
+        **operator_pages(),
+        "layers.md": layers(),
+        "optimizers.md": optimizers(),
+        "strategies.md": strategies(),
+        "passes.md": pass_page(),
+    }
+
+
+def main() -> None:
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER
+    for name, text in pages().items():
+        (folder / name).write_text(text, "utf-8")
+
+
+if __name__ == "__main__":
+    main()
