@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import math
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -68,6 +69,29 @@ def aligned_empty(xp: ModuleType, nbytes: int) -> Any:
     address = block.ctypes.data if xp is np else block.data.ptr
     start = -address % ALIGNMENT
     return block[start : start + nbytes]
+
+
+_values: dict[int, np.ndarray] = {}  # of the constants on devices, by the id of their arrays
+
+
+def fixed_array(xp: ModuleType, value: np.ndarray) -> Any:
+    """A constant in the memory of a device; `fixed_value` still tells its values, as long as it lives."""
+    if xp is np:
+        return value
+    array = xp.asarray(value)
+    _values[id(array)] = value
+    weakref.finalize(array, _values.pop, id(array), None).atexit = False
+    return array
+
+
+def fixed_value(array: Any) -> np.ndarray | None:
+    """The values, in the memory of the host, of an array that never changes; None for others.
+
+    What is computed from them when an instruction is bound need not be computed in every step.
+    """
+    if id(array) in _values:
+        return _values[id(array)]
+    return array if isinstance(array, np.ndarray) and not array.flags.writeable else None
 
 
 class Scratch:

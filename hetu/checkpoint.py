@@ -33,6 +33,18 @@ def exists(path: str | os.PathLike[str] | None) -> bool:
     return path is not None and (Path(path).is_file() or (Path(path) / MANIFEST).is_file())
 
 
+def remove(folder: Path) -> None:
+    """Remove a save, its manifest first, so that what a killed process leaves of it is no save."""
+    for path in sorted(folder.iterdir(), key=lambda path: path.name != MANIFEST):
+        path.unlink(missing_ok=True)
+    folder.rmdir()
+
+
+def generations(folder: Path) -> list[int]:
+    """The numbers of the saves that were finished in folders of that name in `folder`, in order."""
+    return sorted(int(path.name) for path in folder.glob("*") if path.name.isdecimal() and exists(path))
+
+
 # -- files ----------------------------------------------------------------------------------------------------------
 
 

@@ -7,7 +7,9 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import os
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -26,6 +28,7 @@ from .subgraph import Feed, Fetch, SubGraph
 
 PRECISIONS = ("float32", "float16", "bfloat16")
 KEPT_PROGRAMS = 64  # sets of shapes a sub-graph keeps compiled; beyond, the least recently used goes
+Guard = tuple[list[tuple[Any, Any]], list[Any]]  # variables with room for their values, and what is watched for NaN
 _debug_nans = False
 
 
@@ -135,6 +138,10 @@ class Executor:
             self.placement.start(self.state)
         self.arena = Arena(self.device)
         self.saved: dict[str, Any] = {}  # under `debug_nans`: the variables before the step
+        self.guards: weakref.WeakKeyDictionary[Program, Guard] = weakref.WeakKeyDictionary()
+        self.quiet = contextvars.copy_context()  # steps run in it: np.errstate would cost each of them 1 us
+        self.quiet.run(np.seterr, all="ignore")
+        self.quiet.run(np.setbufsize, 2048)  # rows of half as many numbers, or more, are not copied through a buffer
 
     # -- running -------------------------------------------------------------------------------------------------
 
@@ -149,19 +156,16 @@ class Executor:
         if not isinstance(name, str):
             name, feed = self._only_name(), name if feed is None else feed
         sub = self._subgraph(name)
-        values = sub.match(feed or {})
         if self.state.dirty:
             raise GraphError(
                 "an earlier step failed after it had changed some variables, so they no longer belong together",
                 fix="load a checkpoint, or make the executor with donate=False",
             )
-        program = self._program(sub, values, self.donate)
-        if self.placement is not None and ahead is not None:
-            coming = sub.match(ahead)
-            self.placement.expect(self._program(sub, coming, self.donate), coming)
-        with self.state.stream, np.errstate(over="ignore", invalid="ignore", divide="ignore", under="ignore"):
-            self._fill(program, values)
-            results = program.run() if not _debug_nans else self._run_checked(sub, values, program)
+        program = sub.refilled(feed)
+        if program is None:
+            program = self._filled(sub, feed, ahead)
+        with self.state.stream:
+            results = self.quiet.run(program.run) if not _debug_nans else self._run_checked(sub, feed, program)
             if sub.random:
                 self.state.arrays[random_state.name][1] += np.uint64(1)
         return sub.values(results)
@@ -185,37 +189,58 @@ class Executor:
             raise UnknownNameError(f"there is no sub-graph {name!r}", fix=did_you_mean(name, self.subgraphs))
         return self.subgraphs[name]
 
+    def _filled(self, sub: SubGraph, feed: Feed | None, ahead: Feed | None) -> Program:
+        """The program for this feed, which lies in its buffers."""
+        values = sub.match(feed or {})
+        program = self._program(sub, values, self.donate)
+        if self.placement is not None and ahead is not None:
+            coming = sub.match(ahead)
+            self.placement.expect(self._program(sub, coming, self.donate), coming)
+        with self.state.stream:
+            self.quiet.run(self._fill, program, values)
+        if self.placement is None and self.device.kind == "cpu":
+            sub.remember(feed, program)
+        return program
+
     def _fill(self, program: Program, values: Mapping[str, np.ndarray]) -> None:
         """Copy what was fed into the program's buffers."""
         for key, fill in program.fills.items():  # without the placeholders that passes found unused
             name, part = program.parts.get(key, (key, ...))
             fill(values[name][part])
 
-    def _run_checked(self, sub: SubGraph, values: Mapping[str, np.ndarray], program: Program) -> list[np.ndarray]:
+    def _run_checked(self, sub: SubGraph, feed: Feed | None, program: Program) -> list[np.ndarray]:
         """Run; if a value that is kept holds a NaN, put the variables back and look for the node that made it."""
+        saved, watched = self.guards.get(program) or self._guard(program)
+        for copy, array in saved:
+            program.xp.copyto(copy, array)
+        try:
+            results = self.quiet.run(program.run)
+            if _any_nan(program.xp, [*results, *watched]):
+                self._put_back(saved)
+                values = sub.match(feed or {})
+                careful = self._program(sub, values, donate=False)
+                self.quiet.run(self._fill, careful, values)
+                self.quiet.run(careful.find_nan)
+                results = self.quiet.run(program.run)  # no node made it: it stood in a variable before
+        except BaseException:
+            self._put_back(saved)
+            raise
+        return results
+
+    def _guard(self, program: Program) -> Guard:
+        """Room for the variables that a program writes; optimizer state (`w/adam_m`) need not be watched, as it cannot
+        hold a NaN that does not reach its variable in the same step."""
         written = {v.name: self.state.arrays[v.name] for v in program.updates}
         for name, array in written.items():
             if name not in self.saved:
                 self.saved[name] = aligned_empty(program.xp, array.nbytes).view(array.dtype).reshape(array.shape)
-            program.xp.copyto(self.saved[name], array)
-        try:
-            results = program.run()
-            # Optimizer state (`w/adam_m`) cannot hold a NaN that does not reach its variable in the same step.
-            watched = [array for name, array in written.items() if name.rpartition("/")[0] not in written]
-            if _any_nan(program.xp, [*results, *watched]):
-                self._put_back(written)
-                careful = self._program(sub, values, donate=False)
-                self._fill(careful, values)
-                careful.find_nan()
-                results = program.run()  # no node made it: it stood in a variable before
-        except BaseException:
-            self._put_back(written)
-            raise
-        return results
+        watched = [array for name, array in written.items() if name.rpartition("/")[0] not in written]
+        self.guards[program] = [(self.saved[name], array) for name, array in written.items()], watched
+        return self.guards[program]
 
-    def _put_back(self, written: Mapping[str, Any]) -> None:
-        for name, array in written.items():
-            self.device.xp.copyto(array, self.saved[name])
+    def _put_back(self, saved: Sequence[tuple[Any, Any]]) -> None:
+        for copy, array in saved:
+            self.device.xp.copyto(array, copy)
         self.state.dirty = False
 
     def _program(self, sub: SubGraph, values: Mapping[str, np.ndarray], donate: bool) -> Program:
@@ -232,7 +257,9 @@ class Executor:
         shapes = {name: value.shape for name, value in values.items()}
         fetches, updates, parts = sub.lower(shapes, self.passes, self.placement)
         if self.device.kind == "gpu":
-            outputs = fuse_elementwise(group_updates((*fetches, *updates.values())))
+            outputs: tuple[Node, ...] = (*fetches, *updates.values())
+            for run in (group_updates, fuse_elementwise):
+                outputs = (explained(run) if self.explain else run)(outputs)
             fetches, updates = outputs[: len(fetches)], dict(zip(updates, outputs[len(fetches) :]))
         comm = self.comm if self.placement is None else self.placement.comm
         program = Program(fetches, updates, self.state, self.arena, donate=donate, reuse=self.reuse, comm=comm)

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from . import lanes
 from .backend import Scratch
 from .errors import ArgumentError, DTypeError, HetuError, ShapeError, did_you_mean
 from .graph import OPS, Node, current_site
@@ -35,6 +36,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 Infer = Callable[..., NodeType]
 Instruction = Callable[[], Any]
 DEFAULT_FLOAT = np.dtype("float32")
+MANY = 1 << 20  # elements that are worth a lane of their own
+FEW = 1 << 11  # elements, up to which the overhead of a call counts
 
 
 class Op:
@@ -213,7 +216,7 @@ class Op:
             if made is not None:
                 return [made] if callable(made) else list(made)
         if self.ufunc:
-            return [bound_ufunc(getattr(xp, self.ufunc), arrays, out)]
+            return bound_ufunc(xp, getattr(xp, self.ufunc), arrays, out)
         if self.into_rule:
             return [partial(self.into_rule, xp, out, *arrays, **attrs)]
         compute = partial(self.forward, xp, *arrays, **attrs)
@@ -232,11 +235,37 @@ class Op:
         return bound(machine, self.name, out, arrays, attrs, cuda=self.cuda, inputs=self.inputs)
 
 
-def bound_ufunc(ufunc: Any, arrays: Sequence[Any], out: Any) -> Instruction:
-    """The cheapest call of a ufunc: all positional, except where NumPy wants `out=` by name."""
+def bound_ufunc(xp: ModuleType, ufunc: Any, arrays: Sequence[Any], out: Any) -> list[Instruction]:
+    """The cheapest calls of a ufunc: all positional, except where NumPy wants `out=` by name."""
+    calls: list[Instruction] = []
+    if xp is np and all(a.shape == out.shape and a.flags.c_contiguous for a in (*arrays, out)):
+        arrays, out = [a.reshape(-1) for a in arrays], out.reshape(-1)  # one axis, whatever their shape was
+        if out.size <= FEW and any(a.dtype == out.dtype != bool for a in arrays):
+            masks = {i: np.empty_like(out) for i, a in enumerate(arrays) if a.dtype == bool}
+            calls = [partial(np.copyto, mask, arrays[i]) for i, mask in masks.items()]
+            arrays = [masks.get(i, a) for i, a in enumerate(arrays)]  # NumPy's own conversion has to be set up
+        if out.size == 1 < len(arrays) and any(np.may_share_memory(a, out) for a in arrays):
+            aside = np.empty_like(out)  # NumPy has a fast path for one number, but not onto an operand
+            return [*calls, partial(ufunc, *arrays, out=aside), partial(np.copyto, out, aside)]
+    if xp is not np or out.size < 2 * MANY or any(map(partial(_crosses, out), arrays)):
+        return [*calls, _ufunc_call(ufunc, arrays, out)]
+
+    def build(part: slice) -> list[Instruction]:
+        rows = [a[part] if a.ndim == out.ndim and len(a) == len(out) else a for a in arrays]
+        return [_ufunc_call(ufunc, rows, out[part])]
+
+    return [*calls, *lanes.over(len(out), build, -(-MANY * len(out) // out.size))]
+
+
+def _ufunc_call(ufunc: Any, arrays: Sequence[Any], out: Any) -> Instruction:
     if ufunc.__name__ in ("maximum", "minimum"):
         return partial(ufunc, *arrays, out=out)
     return partial(ufunc, *arrays, out)
+
+
+def _crosses(out: np.ndarray, array: np.ndarray) -> bool:
+    """Whether an operand shares memory with the result otherwise than element by element."""
+    return np.may_share_memory(array, out) and (array.ctypes.data, array.strides) != (out.ctypes.data, out.strides)
 
 
 def op(forward: Callable[..., Any] | None = None, **rules: Any) -> Any:

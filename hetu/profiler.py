@@ -195,7 +195,8 @@ def profile_program(program: Program, repeat: int = 5, timer: Callable[[], int] 
     before = {variable: program.state.arrays[variable.name].copy() for variable in program.updates}
     times: list[list[float]] = [[] for _ in program.steps]
     try:
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), program.lanes:
+            np.setbufsize(2048)  # as in `Executor.run`; ends with the block
             for _ in range(repeat + 1):
                 for step, seen in zip(program.steps, times):
                     seen.append(_seconds(step.calls, program.state.device.kind, program.xp, timer))
@@ -310,11 +311,14 @@ def _attention(queries: int, passes: int) -> Callable[[Node], int]:
     return count
 
 
+_CONVOLUTIONS = {
+    "": _convolution(lambda n: n, lambda n: n.inputs[1]),
+    "_dx": _convolution(lambda n: n.inputs[0], lambda n: n.inputs[1]),
+    "_dw": _convolution(lambda n: n.inputs[1], lambda n: n),
+}
 _SPECIAL: dict[str, Callable[[Node], int]] = {  # where the rule does not tell: several products, overlapping windows
     "attention": _attention(queries=0, passes=1),
     "attention_dx": _attention(queries=1, passes=2),
-    "conv2d": _convolution(lambda n: n, lambda n: n.inputs[1]),
-    "conv2d_dx": _convolution(lambda n: n.inputs[0], lambda n: n.inputs[1]),
-    "conv2d_dw": _convolution(lambda n: n.inputs[1], lambda n: n),
+    **{f"conv2d{form}{way}": count for form in ("", "_last") for way, count in _CONVOLUTIONS.items()},
     "sum_to_like": lambda node: int(node.inputs[0].tensor.size),
 }

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from .backend import Device, Scratch, aligned_empty, filler, host_empty, to_numpy
+from . import lanes
+from .backend import Device, Scratch, aligned_empty, filler, fixed_array, host_empty, to_numpy
 from .errors import ArgumentError, HetuError, NumericError
 from .graph import Node
 from .memory import LEAVES, SCRATCH, Plan, plan, types_of
@@ -88,6 +90,10 @@ class Program:
         self.fills: dict[str, Callable[[np.ndarray], None]] = {}  # what copies a fed array into its buffer
         self.parts: dict[str, tuple[str, tuple[slice, ...]]] = {}  # which part of which fed array a buffer takes
         self.steps = [step for node in self.plan.nodes if (step := self._bind(node)) is not None]
+        self.lanes: Any = nullcontext()
+        if self.xp is np and any(lanes.is_divided(c) for s in self.steps for c in s.calls):
+            self.steps = [replace(s, calls=tuple(map(lanes.divided, s.calls))) for s in self.steps]
+            self.lanes = lanes.session
         self.calls = self._flat_calls()
         self.commits = self._commits()
         self.outputs = [self.arrays[f] for f in self.fetches]
@@ -113,8 +119,7 @@ class Program:
         if calls is None:
             calls = node.op.bound(self.xp, out, inputs, node.attrs, self._scratch(node))
         if self.checks and node.op.check_rule:
-            check, xp, attrs = node.op.check_rule, self.xp, node.attrs
-            calls = [lambda: check(xp, *inputs, **attrs), *calls]
+            calls = [partial(node.op.check_rule, self.xp, *inputs, **node.attrs), *calls]
         return Step(node, out, tuple(calls))
 
     def _bound_to_comm(self, node: Node, out: Any, inputs: Sequence[Any]) -> list[Instruction]:
@@ -134,8 +139,7 @@ class Program:
         if node.op.name == "variable":
             return self.state.arrays[node.name]
         if node.op.name == "constant":
-            value = node.attrs["value"]
-            return value if self.xp is np else self.xp.asarray(value)
+            return fixed_array(self.xp, node.attrs["value"])
         buffer = aligned_empty(self.xp, int(node.tensor.nbytes)).view(node.dtype).reshape(node.shape)
         self.feeds[node.name], self.fills[node.name] = buffer, filler(self.xp, buffer)
         return buffer
@@ -183,8 +187,9 @@ class Program:
             if self.captured is not None:
                 self.captured.run()
             else:
-                for call in self.calls:
-                    call()
+                with self.lanes:
+                    for call in self.calls:
+                        call()
         except BaseException as error:
             raise self._explained(error, call if self.captured is None else self.captured.call) from error.__cause__
         results = [to_numpy(o) for o in self.outputs]
@@ -225,12 +230,13 @@ class Program:
 
     def find_nan(self) -> None:
         """Run step by step; NumericError at the first step that makes a NaN. Needs a program without donation."""
-        for index, step in enumerate(self.steps):
-            for call in step.calls:
-                call()
-            for array in step.out if isinstance(step.out, tuple) else (step.out,):
-                if array.dtype.kind == "f" and bool(self.xp.isnan(array).any()):
-                    raise self._nan_error(index)
+        with self.lanes:
+            for index, step in enumerate(self.steps):
+                for call in step.calls:
+                    call()
+                for array in step.out if isinstance(step.out, tuple) else (step.out,):
+                    if array.dtype.kind == "f" and bool(self.xp.isnan(array).any()):
+                        raise self._nan_error(index)
 
     def _nan_error(self, index: int) -> NumericError:
         for step in self.steps[:index]:  # operands may have been overwritten by the result: make them again

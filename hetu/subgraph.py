@@ -5,8 +5,9 @@ Ignored on purpose: values. `executor.py` holds the variables and runs the progr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +20,14 @@ from .types import Dim, show_shape
 
 Fetch = Node | Mapping[Node, Node]
 Feed = Mapping[Node | str, Any]
+
+
+class Fed(NamedTuple):
+    """What the last step was fed, and its program: the same again needs no look at names, and no compilation."""
+
+    program: Program
+    keys: tuple[Node | str, ...]
+    takes: tuple[tuple[tuple[int, ...], np.dtype, Callable[[np.ndarray], Any]], ...]  # shape, dtype, copy
 
 
 class SubGraph:
@@ -46,6 +55,8 @@ class SubGraph:
         self.random = random_state in self.written.nodes
         self.programs: dict[Any, Program] = {}
         self.optimised: tuple[Node, ...] | None = None
+        self.last: Fed | None = None
+        self.fetched = [isinstance(entry, Node) for entry in self.entries]
 
     def lower(
         self, shapes: Mapping[str, Sequence[int]], passes: Sequence[Pass], placement: Any = None
@@ -98,10 +109,31 @@ class SubGraph:
             raise FeedError(f"sub-graph {self.name!r} was not fed {shown}", fix="add it to the feed of run(...)")
         return {name: _fitting(node, given[name]) for name, node in self.placeholders.items()}
 
+    def remember(self, feed: Feed | None, program: Program) -> None:
+        """Know this feed, which fits `program`, when it comes again with other numbers."""
+        names = [key.name if isinstance(key, Node) else key for key in feed or ()]
+        self.last = None
+        if type(feed) is dict and all(name in program.feeds for name in names):
+            buffers = [program.feeds[name] for name in names]
+            takes = ((b.shape, b.dtype, partial(b.__setitem__, ...)) for b in buffers)
+            self.last = Fed(program, tuple(feed), tuple(takes))
+
+    def refilled(self, feed: Feed | None) -> Program | None:
+        """The program of the last step with `feed` in its buffers, if nothing but numbers has changed since."""
+        if self.last is None or type(feed) is not dict or len(feed) != len(self.last.keys):
+            return None
+        program, keys, takes = self.last
+        for known, key, value, (shape, dtype, _) in zip(keys, feed, feed.values(), takes):
+            if key is not known or type(value) is not np.ndarray or value.shape != shape or value.dtype != dtype:
+                return None
+        for value, (_, _, copy) in zip(feed.values(), takes):
+            copy(value)
+        return program
+
     def values(self, results: list[np.ndarray]) -> list[Any]:
         """Results in the order of the entries, None for updates."""
         found = iter(results)
-        return [next(found) if isinstance(e, Node) else None for e in self.entries]
+        return [next(found) if fetched else None for fetched in self.fetched]
 
 
 def _sort_entries(name: str, entries: Sequence[Fetch]) -> tuple[list[Node], dict[Node, Node]]:

@@ -93,6 +93,21 @@ def test_gemv_equals_matmul_for_every_layout(m, n, layout, dtype, alpha, beta, s
 
 
 @needs_blas
+@settings(max_examples=100, deadline=None)
+@given(dims, dims, st.sampled_from(["C", "columns", "rows"]), dtypes, st.integers(1, 3), st.integers(0, 2**32 - 1))
+def test_ger_adds_an_outer_product(m, n, layout, dtype, step, seed):
+    rng = np.random.default_rng(seed)
+    x, y = rng.normal(size=m * step).astype(dtype)[::step], rng.normal(size=n).astype(dtype)
+    out = matrix(rng, (m, n), layout, dtype)
+    want, around = out + 0.5 * np.outer(x, y), surroundings(out)
+    blas.ger(x, y, out, 0.5)()
+    np.testing.assert_allclose(out, want, rtol=tolerance(dtype), atol=tolerance(dtype))
+    np.testing.assert_array_equal(surroundings(out), around)
+    if out.shape != out.T.shape:
+        assert blas.ger(x, y, out.T) is None
+
+
+@needs_blas
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_axpy_and_axpby_update_in_place(dtype, order):
@@ -104,6 +119,20 @@ def test_axpy_and_axpby_update_in_place(dtype, order):
     want = 0.25 * x - 2 * y
     blas.axpby(x, y, 0.25, -2)()
     np.testing.assert_allclose(y, want, rtol=tolerance(dtype))
+
+
+@needs_blas
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_an_adder_takes_any_array_and_the_rate_of_the_day(dtype):
+    rng = np.random.default_rng(0)
+    y, rate = rng.normal(size=(5, 7)).astype(dtype), np.array(0, dtype)
+    add = blas.adder(y, rate)
+    for scale in (3.0, -0.5):
+        x = rng.normal(size=(5, 7)).astype(dtype)
+        want = y + scale * x
+        rate[...] = scale
+        add(x)
+        np.testing.assert_allclose(y, want, rtol=tolerance(dtype), atol=tolerance(dtype))
 
 
 @needs_blas
@@ -223,6 +252,8 @@ def test_other_refusals():
     assert blas.axpy(np.ones(6)[::2], np.ones(3)) is None
     assert blas.axpy(np.ones((2, 3)), np.ones((3, 2)).T) is None, "other order"
     assert blas.axpby(vector, vector) is None
+    assert blas.adder(np.ones((2, 3)).T) is None and blas.adder(np.ones(6)[::2]) is None
+    assert blas.adder(np.ones(3, np.float16)) is None and blas.adder(np.ones(())) is None
     assert blas.axpby(np.ones(3, np.float16), np.ones(3, np.float16)) is None
 
 

@@ -34,6 +34,37 @@ def test_training_lowers_the_loss_and_evaluation_changes_nothing():
     assert all((ex.state[name] == value).all() for name, value in before.items())
 
 
+def test_a_feed_like_the_one_before_is_read_anew_and_checked_anew():
+    x, y = ht.placeholder("x", (None,)), ht.placeholder("y", (2,))
+    ex = ht.Executor([x + 1, y * 2])
+    sub = ex.subgraphs["default"]
+    ones, twos = np.ones(3, np.float32), np.full(2, 2, np.float32)
+    for feed in ({x: ones, y: twos}, {x: 3 * ones, y: -twos}):
+        got = ex.run(feed)
+        np.testing.assert_array_equal(got[0], feed[x] + 1)
+        np.testing.assert_array_equal(got[1], feed[y] * 2)
+    known = sub.last
+    assert sub.refilled({x: ones, y: twos}) is known.program
+    others = [{y: twos, x: ones}, {"x": ones, y: twos}, {x: [1, 1, 1], y: twos}, {x: ones.astype(int), y: twos}]
+    for feed in [*others, {x: np.ones(5, np.float32), y: twos}]:
+        ex.run({x: ones, y: twos})
+        assert sub.refilled(feed) is None
+        assert ex.run(feed)[0].tolist() == [2.0] * len(ex.run(feed)[0])
+    for bad in ({x: ones, y: ones}, {x: ones}, {x: ones, y: twos, "z": ones}, {x: ones, y: twos + 1j}):
+        ex.run({x: ones, y: twos})
+        with pytest.raises(ht.errors.FeedError):
+            ex.run(bad)
+
+
+def test_a_step_warns_of_nothing_and_leaves_the_settings_of_numpy_alone():
+    x = ht.placeholder("x", (3,))
+    ex = ht.Executor([ht.log(x), ht.exp(x * 1000)])
+    with np.errstate(all="raise"):
+        for _ in range(2):
+            assert np.isnan(ex.run({x: np.float32([-1, 0, 1])})[0][0])
+        assert np.geterr()["invalid"] == "raise"
+
+
 def test_updates_are_none_in_the_results():
     loss, updates = model().run("train", batch(0))
     assert updates is None and loss.shape == ()

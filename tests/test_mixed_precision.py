@@ -12,8 +12,10 @@ from hetu import nn, types
 from hetu.dist import DataParallel, run_ranks
 from hetu.errors import ArgumentError, MissingDependencyError
 from hetu.graph import topological
+from hetu.interpret import interpret
 from hetu.passes import mixed_precision as lowered
 from hetu.passes.mixed_precision import FIRST_SCALE, PATIENCE
+from hetu.passes.simplify import simplify
 
 RNG = np.random.default_rng(0)
 CENTERS = RNG.standard_normal((4, 64)).astype("float32")
@@ -66,6 +68,19 @@ def test_products_take_16_bits_and_all_else_keeps_32():
     dtypes = {n.op.name: n.dtype.name for n in topological([made]) if n.inputs and n.op.name != "astype"}
     assert dtypes == {"matmul": "float16", "relu": "float16", "add": "float16", "softmax": "float32"}
     assert made.type == y.type
+
+
+def test_a_weight_and_its_transpose_share_one_cast():
+    x, w = ht.placeholder("x", (8, 6)), ht.variable("w", np.ones((6, 4), "float32"))
+    y = x @ w
+    made = simplify(lowered([y, y @ ht.matrix_transpose(w), y @ ht.permute_dims(w, axes=(1, 0))], {}, [], "float16")[0])
+    casts = [n for n in topological(made) if n.op.name == "astype" and n.dtype == np.float16]
+    assert [n.inputs[0] for n in casts] == [x, w]
+    feed = {x: RNG.standard_normal(x.shape).astype("float32"), w: RNG.standard_normal(w.shape).astype("float32")}
+    half = {n: v.astype("float16") for n, v in feed.items()}
+    first = half[x] @ half[w]
+    for value, wanted in zip(interpret(made, feed), (first, first @ half[w].T, first @ half[w].T)):
+        np.testing.assert_array_equal(value, wanted.astype("float32"))
 
 
 def linear(scale=1.0):

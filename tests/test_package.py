@@ -18,7 +18,7 @@ TOP = 8
 
 # Imports go down or stay on the floor. Every module and folder of the package stands here.
 FLOORS = {
-    0: "errors source types backend blas gpu_kernels",
+    0: "errors source types backend blas lanes gpu_kernels",
     1: "graph op",
     2: "ops",
     3: "autodiff interpret passes memory show",

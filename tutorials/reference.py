@@ -27,7 +27,7 @@ FOLDER = Path(__file__).with_suffix("")
 NOTE = "*Written by `python tutorials/reference.py` from the docstrings; change those.*"
 HOME = "[Reference](README.md)"
 MARKUP = re.compile(r"(?<! )\*|\*(?! )|<(?=[\w/!])|(?<!\w)_|_(?!\w)")  # what Markdown would not show as it stands
-BY_PASSES = ("hetu.passes.fuse_elementwise", "hetu.dist.ops", "hetu.dist.bucket", "hetu.ps.ops")
+BY_PASSES = ("hetu.passes.fused_group", "hetu.dist.ops", "hetu.dist.bucket", "hetu.ps.ops")
 STRATEGIES = {
     "hetu.dist": "Strategy Kept DataParallel ZeRO TensorParallel ExpertParallel Parallel Pipeline Heterogeneous Staged "
     "Schedule stage place shard Layout Shard Mesh",
@@ -212,7 +212,7 @@ def strategies() -> str:
 def pass_page() -> str:
     rows = ["| order | pass | on a GPU | |", "|---|---|---|---|"]
     for number, (name, run) in enumerate(passes.PASSES.items(), 1):
-        where = "no" if name in passes.FOR_CPU else "yes"
+        where = "no" if name in passes.FOR_CPU else "only" if name in passes.FOR_GPU else "yes"
         rows.append(f"| {number} | [{name}](#{name}) | {where} | {escaped(first_sentence(run))} |")
     always = [f"- [{name}](#{name}), {when}" for name, when in AROUND.items()]
     intro = (

@@ -1,10 +1,11 @@
 """On a GPU: training steps of hetu against PyTorch, the host's time for a replayed step, and kernels against memory.
 
-    python examples/benchmarks/gpu.py [--workloads mlp_adam gpt] [--rounds 5] [--json results.json]
+    python examples/benchmarks/gpu.py [--rows mlp gpt2_small] [--rounds 5] [--json results.json]
 
 Steps of all sides are measured in turns, on data that lies on the device for PyTorch and is fed from the host for hetu;
-the table shows medians and their ratio. Kernels are compared with the bandwidth that a plain copy reaches in the same
-run. Without PyTorch its columns are left out; without a GPU the script says so and ends.
+the table shows medians and, beside each ratio, the one to reach. In float32 no side may round to TF32; in bfloat16
+PyTorch runs under autocast. Kernels are compared with the bandwidth that a plain copy reaches in the same run. Without
+PyTorch its columns are left out; without a GPU the script says so and ends. `--quick` tries every row at a small size.
 """
 
 from __future__ import annotations
@@ -18,114 +19,187 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from workloads import WORKLOADS, Workload
+import numpy as np
+import workloads
+from workloads import Workload
 
 import hetu as ht
 from hetu.backend import Device
 from hetu.errors import MissingDependencyError
-from hetu.gpu_kernels.update import Tensor, update_all
+from hetu.gpu_kernels.check import machine
+from hetu.passes import PASSES, chosen_passes
 
-WANTED = {"copy": 1.0, "gelu": 0.8, "layer_norm": 0.8, "adam": 0.85, "softmax_cross_entropy": 0.75}  # of a copy
 STEPS, LAUNCHES = 50, 20
+HOST_MICROSECONDS = 50.0  # of a replayed step, at most
+LOSSES_AGREE = {"float32": 1e-4, "bfloat16": 2e-2}
 Row = dict[str, Any]
+Calls = Sequence[Callable[[], object]]
 
 
-def main() -> None:
+class Case(NamedTuple):
+    """A model that is trained: its maker with the size to measure and a small one, and the ratios to reach."""
+
+    make: Callable[..., Workload]
+    size: dict[str, Any] = {}  # noqa: RUF012 - never written
+    small: dict[str, Any] = {}  # noqa: RUF012
+    precision: str = "float32"
+    eager: float | None = None
+    compiled: float | None = None
+
+
+GPT2 = {"name": "gpt", "d": 768, "vocabulary": 50257, "depth": 12, "length": 1024, "batch": 8}
+SMALL_TABLE = {"rows": 2600, "batch": 16}
+SMALL_GPT = {"name": "gpt", "d": 64, "vocabulary": 50, "depth": 1, "length": 16, "batch": 2}
+CASES = {
+    "mlp": Case(workloads.mlp_adam, eager=0.25, compiled=0.8),
+    "wide_deep_1e6": Case(workloads.wide_deep, {"rows": 10**6}, SMALL_TABLE, eager=0.3),
+    "wide_deep_1e7": Case(workloads.wide_deep, {"rows": 10**7}, SMALL_TABLE, eager=0.3),
+    "gpt2_small": Case(workloads.sized_gpt, GPT2, SMALL_GPT, "bfloat16", eager=0.9, compiled=1.2),
+    "resnet18": Case(workloads.resnet, {"batch": 128}, {"batch": 2}, eager=0.9),
+    "resnet18_bf16": Case(workloads.resnet, {"batch": 128}, {"batch": 2}, "bfloat16", eager=0.9),
+}
+# The share of a copy's bandwidth to reach, where one is asked for.
+WANTED = {"gelu": 0.8, "fused chain": 0.8, "layer_norm": 0.8, "rms_norm": 0.8, "adam": 0.85, "cross entropy": 0.75}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument(
-        "--workloads", nargs="+", choices=[*WORKLOADS], default=["mlp_adam", "wide_deep", "gpt", "resnet"]
-    )
+    parser.add_argument("--rows", nargs="*", choices=[*CASES], default=[*CASES], help="the models to train")
     parser.add_argument("--rounds", type=int, default=5, help="how often all sides take their turn")
     parser.add_argument("--json", type=Path, help="a file for the results")
-    arguments = parser.parse_args()
+    parser.add_argument("--quick", action="store_true", help="small sizes and few steps, to see that every row runs")
+    chosen = parser.parse_args(arguments)
     try:
-        xp = Device("gpu").xp
+        results: dict[str, Any] = {"machine": machine()}
     except MissingDependencyError as error:
         print(f"no GPU: {error.message}")
         return
-    results = {
-        "steps (ms)": [steps(WORKLOADS[name](), xp, arguments.rounds) for name in arguments.workloads],
-        "host time of a replayed step (us)": [host_time(WORKLOADS["tiny_mlp"](), xp)],
-        "bandwidth (GB/s)": bandwidths(xp),
+    xp, count = Device("gpu").xp, 2 if chosen.quick else STEPS
+    parts = {
+        "a training step (ms)": lambda: [
+            steps(name, CASES[name], xp, chosen.rounds, count, chosen.quick) for name in chosen.rows
+        ],
+        "a replayed step of a tiny MLP (us)": lambda: [host_time(workloads.tiny_mlp(), xp, count)],
+        "bandwidth (GB/s)": lambda: bandwidths(kernels(xp, chosen.quick), xp),
     }
-    for title, rows in results.items():
-        print(f"\n{title}\n{table(rows)}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(results, indent=1))
+    for title, measure in parts.items():
+        results[title] = measure()
+        print(f"\n{title}\n{table(results[title])}", flush=True)
+    if chosen.json:
+        chosen.json.write_text(json.dumps(results, indent=1))
 
 
 # -- steps -------------------------------------------------------------------------------------------------------------
 
 
-def steps(workload: Workload, xp: Any, rounds: int) -> Row:
+def steps(name: str, case: Case, xp: Any, rounds: int, count: int, quick: bool) -> Row:
     """Milliseconds of a step of each side, and the ratio of hetu to the others in the same rounds."""
-    sides = {"hetu": hetu_step(workload)[0]}
-    if importlib.util.find_spec("torch"):
-        sides |= {"eager": torch_step(workload, compiled=False), "compiled": torch_step(workload, compiled=True)}
-    for step in sides.values():
-        timed(step, xp)
-    times = {name: [] for name in sides}
-    for _ in range(rounds):
-        for name, step in sides.items():
-            times[name].append(timed(step, xp))
-    row: Row = {"workload": workload.name} | {name: statistics.median(t) for name, t in times.items()}
-    for other in [name for name in sides if name != "hetu"]:
-        row[f"/{other}"] = statistics.median(a / b for a, b in zip(times["hetu"], times[other]))
-    return row
+    workload = case.make(**(case.small if quick else case.size))
+    sides = {"hetu": hetu_step(workload, case.precision)[:2]}
+    for side in ("eager", "compiled") if has_torch(quick) else ():
+        try:
+            sides[side] = torch_step(workload, case.precision, compiled=side == "compiled")
+        except Exception as error:
+            print(f"{name}: PyTorch {side} fails: {type(error).__name__}: {error}", file=sys.stderr)
+    times: dict[str, list[float]] = {side: [] for side in sides}
+    for turn in range(rounds + 1):
+        for side, (_, step) in sides.items():
+            elapsed = timed(step, xp, count)
+            if turn:  # the first is for warming up
+                times[side].append(elapsed)
+    losses = [loss for loss, _ in sides.values()]
+    row: Row = {"row": name, "precision": case.precision, "hetu": statistics.median(times["hetu"])}
+    for side, wanted in (("eager", case.eager), ("compiled", case.compiled)):
+        if side in sides:
+            ratio = statistics.median(a / b for a, b in zip(times["hetu"], times[side]))
+            row |= {side: statistics.median(times[side]), f"/{side}": ratio, f"{side} wanted": wanted}
+    return row | {"losses agree": bool(np.allclose(losses, losses[0], rtol=LOSSES_AGREE[case.precision]))}
 
 
-def timed(step: Callable[[], object], xp: Any) -> float:
-    """Milliseconds of one of many steps, from the first launch to the end of the last kernel."""
+def timed(step: Callable[[], object], xp: Any, count: int) -> float:
+    """Milliseconds of one of `count` steps, from the first launch to the end of the last kernel."""
     xp.cuda.runtime.deviceSynchronize()
     begin = time.perf_counter()
-    for _ in range(STEPS):
+    for _ in range(count):
         step()
     xp.cuda.runtime.deviceSynchronize()
-    return (time.perf_counter() - begin) / STEPS * 1e3
+    return (time.perf_counter() - begin) / count * 1e3
 
 
-def hetu_step(workload: Workload) -> tuple[Callable[[], object], ht.Executor]:
+def hetu_step(workload: Workload, precision: str = "float32") -> tuple[float, Callable[[], object], ht.Executor]:
+    """The loss of a first step, and what makes another one."""
     from peer_hetu import MODELS
 
     weights = {name: ht.variable(name, value) for name, value in workload.weights.items()}
     inputs = {name: ht.placeholder(name, a.shape, a.dtype) for name, a in workload.batches[0].items()}
     loss = MODELS[workload.name](weights, **inputs, **{n: ht.constant(a) for n, a in workload.fixed.items()})
     optimizer = {"sgd": ht.optim.SGD, "adam": ht.optim.Adam}[workload.optimizer](workload.learning_rate)
-    executor = ht.Executor([optimizer.minimize(loss)], device="gpu")  # nothing is fetched, so nothing has to wait
+    updates = optimizer.minimize(loss)
+    # Torch's Adam moves every row of an embedding on every step; the sparse form, which does less, is left out here.
+    chosen = chosen_passes(None, "gpu")
+    passes = [
+        n for n, run in PASSES.items() if run in chosen and (n != "sparsify_updates" or workload.optimizer != "adam")
+    ]
+    entries = {"first": [loss, updates], "train": [updates]}  # nothing is fetched later, so nothing has to wait
+    executor = ht.Executor(entries, device="gpu", precision=precision, passes=passes)
+    first = float(executor.run("first", workload.batches[0])[0])
     batches = itertools.cycle(workload.batches)
-    return lambda: executor.run(next(batches)), executor
+    return first, lambda: executor.run("train", next(batches)), executor
 
 
-def torch_step(workload: Workload, compiled: bool) -> Callable[[], object]:
+def has_torch(quick: bool) -> bool:
+    """Whether PyTorch is there, with a GPU; to try the rows, the CPU does."""
+    if importlib.util.find_spec("torch") is None:
+        return False
+    import torch
+
+    return quick or torch.cuda.is_available()
+
+
+def torch_step(workload: Workload, precision: str, compiled: bool) -> tuple[float, Callable[[], object]]:
+    """As `hetu_step`, at PyTorch's best."""
     import peer_torch
     import torch
 
+    torch.backends.cudnn.allow_tf32 = False  # as for products, where this is the default
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     model = peer_torch.MODELS[workload.name](workload.weights, True, **workload.fixed)
     peer_torch._load(model, workload.weights)
-    model = model.cuda()
+    model = model.to(device)
     optimizer = peer_torch._optimizer(workload, model, best=True)
     run = torch.compile(model) if compiled else model
-    batches = itertools.cycle([{k: torch.from_numpy(v).cuda() for k, v in b.items()} for b in workload.batches])
+    there = [{k: torch.from_numpy(v).to(device) for k, v in batch.items()} for batch in workload.batches]
+    batches = itertools.chain(there[:1], itertools.cycle(there))
 
-    def step() -> None:
-        loss = run(**next(batches))
+    def step() -> Any:
+        with torch.autocast(device, torch.bfloat16, enabled=precision == "bfloat16"):
+            loss = run(**next(batches))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        return loss
 
-    return step
+    return step().item(), step
 
 
-def host_time(workload: Workload, xp: Any) -> Row:
-    """What a step costs the host while the device has less to do: copying the feed, and one launch."""
-    step, executor = hetu_step(workload)
-    timed(step, xp)
-    program = executor.program(workload.batches[0])
+def host_time(workload: Workload, xp: Any, count: int) -> Row:
+    """What a step costs the host: copying the feed, and one launch; and until the device is done, too."""
+    _, step, executor = hetu_step(workload)
+    whole = [timed(step, xp, count) for _ in range(5)][1:]
+    hosts = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        for _ in range(count):
+            step()
+        hosts.append((time.perf_counter() - begin) / count * 1e6)
+        xp.cuda.runtime.deviceSynchronize()
+    program = executor.program("train", workload.batches[0])
     return {
-        "step": timed(step, xp) * 1e3,
-        "wanted": 50.0,
+        "host": statistics.median(hosts),
+        "wanted": HOST_MICROSECONDS,
+        "with the device": statistics.median(whole) * 1e3,
         "instructions": len(program.steps),
         "capture": str(program.captured),
     }
@@ -134,51 +208,84 @@ def host_time(workload: Workload, xp: Any) -> Row:
 # -- kernels -----------------------------------------------------------------------------------------------------------
 
 
-def bandwidths(xp: Any) -> list[Row]:
+def bandwidths(measured: dict[str, tuple[Calls, int]], xp: Any) -> list[Row]:
     """Bytes that each kernel has to move, over its time; and the share of what a plain copy reaches."""
-    rows = []
-    for name, (calls, nbytes) in kernels(xp).items():
+    rows: list[Row] = []
+    for name, (calls, nbytes) in measured.items():
         rate = nbytes / seconds(calls, xp) / 1e9
-        rows.append(
-            {
-                "kernel": name,
-                "GB/s": rate,
-                "of a copy": rate / (rows[0]["GB/s"] if rows else rate),
-                "wanted": WANTED[name],
-            }
-        )
+        share = rate / (rows[0]["GB/s"] if rows else rate)
+        rows.append({"kernel": name, "GB/s": rate, "of a copy": share, "wanted": WANTED.get(name)})
     return rows
 
 
-def kernels(xp: Any) -> dict[str, tuple[Sequence[Callable[[], object]], int]]:
-    """Launches and the bytes they move at least."""
-    from hetu.gpu_kernels.device import gpu
-
-    x, y = xp.ones((16384, 4096), "float32"), xp.empty((16384, 4096), "float32")
-    vector, logits = xp.ones(4096, "float32"), xp.ones((4096, 50257), "float32")
-    labels, losses = xp.zeros(4096, "int64"), tuple(xp.empty(4096, "float32") for _ in range(2))
-    parameters = [[xp.ones(1 << 22, "float32") for _ in range(4)] for _ in range(8)]
-    tensors = [Tensor(p[:3], p[:3], p[3]) for p in parameters]
-    adam = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "weight_decay": 0.0}
-    rate, step = xp.full((), 1e-3, "float64"), xp.full((), 7, "int64")
+def kernels(xp: Any, quick: bool) -> dict[str, tuple[Calls, int]]:
+    """Launches and the bytes they move at least. A gathered row counts each time."""
+    height, width, vocabulary = (64, 128, 100) if quick else (16384, 4096, 50257)
+    x, vector = np.ones((height, width), np.float32), np.ones(width, np.float32)
+    a, b = xp.ones(x.shape, "float32"), xp.empty(x.shape, "float32")
+    logits = {"x": np.ones((height // 4, vocabulary), np.float32), "t": np.zeros(height // 4, np.int64)}
     return {
-        "copy": ([lambda: xp.copyto(y, x)], 2 * x.nbytes),
-        "gelu": (launches(xp, ht.gelu, y, x), 2 * x.nbytes),
-        "layer_norm": (launches(xp, ht.layer_norm, y, x, vector, vector), 2 * x.nbytes),
-        "adam": (update_all(gpu(), "adam", tensors, rate, step, adam), 7 * 8 * parameters[0][0].nbytes),
-        "softmax_cross_entropy": (launches(xp, ht.softmax_cross_entropy, losses, logits, labels), logits.nbytes),
+        "copy": ([lambda: xp.copyto(b, a)], 2 * x.nbytes),
+        "gelu": (calls_of(ht.gelu, x=x), 2 * x.nbytes),
+        "fused chain": (calls_of(lambda x, y, s: ht.gelu(x * s + 1.0) * y + x, x=x, y=x, s=vector), 3 * x.nbytes),
+        "layer_norm": (calls_of(ht.layer_norm, x=x, scale=vector, bias=vector), 2 * x.nbytes),
+        "rms_norm": (calls_of(ht.rms_norm, x=x, scale=vector), 2 * x.nbytes),
+        "cross entropy": (calls_of(ht.softmax_cross_entropy, **logits), logits["x"].nbytes),
+        "adam": adam(xp, 1 << (10 if quick else 22)),
+        **sparse_kernels(quick),
     }
 
 
-def launches(xp: Any, function: Callable[..., ht.Node], out: Any, *arrays: Any) -> Sequence[Callable[[], object]]:
-    """What a program would run for one operator on these arrays."""
-    node = function(*(ht.placeholder(f"x{k}", a.shape, a.dtype) for k, a in enumerate(arrays)))
-    if node.op.name == "item":
-        node = node.inputs[0]
-    return node.op.bound(xp, out, arrays, node.attrs)
+def calls_of(build: Callable[..., ht.Node], *given: Any, **arrays: np.ndarray) -> Calls:
+    """What a program runs for these operators, without the feed."""
+    nodes = [ht.placeholder(name, a.shape, a.dtype) for name, a in arrays.items()]
+    executor = ht.Executor([build(*nodes)], device="gpu")
+    executor.run(arrays)
+    return executor.program(arrays).calls
 
 
-def seconds(calls: Sequence[Callable[[], object]], xp: Any) -> float:
+def adam(xp: Any, size: int) -> tuple[Calls, int]:
+    """Eight parameters in one launch."""
+    from hetu.gpu_kernels.device import gpu
+    from hetu.gpu_kernels.update import Tensor, update_all
+
+    parameters = [[xp.ones(size, "float32") for _ in range(4)] for _ in range(8)]
+    tensors = [Tensor(p[:3], p[:3], p[3]) for p in parameters]
+    attrs = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "weight_decay": 0.0}
+    rate, step = xp.full((), 1e-3, "float64"), xp.full((), 7, "int64")
+    return update_all(gpu(), "adam", tensors, rate, step, attrs), 7 * 8 * parameters[0][0].nbytes
+
+
+def sparse_kernels(quick: bool) -> dict[str, tuple[Calls, int]]:
+    """Embedding rows, a graph's product and the layout transform of a mixture of experts."""
+    rng, features = np.random.default_rng(0), 64
+    nodes, entries, tokens = (200, 2000, 64) if quick else (1 << 20, 1 << 24, 1 << 14)
+    x = np.ones((nodes, features), np.float32)
+    rows, columns = (nodes * rng.random(entries) ** 2).astype(np.int64), rng.integers(0, nodes, entries)
+    values = np.ones(entries, np.float32)
+    ids = rng.integers(0, nodes, nodes)
+    experts, width = 32, 64 if quick else 2048
+    capacity, t = 2 * tokens // experts * 2, np.ones((tokens, width), np.float32)
+    scores = rng.standard_normal((tokens, experts)).astype(np.float32)
+
+    def routed(x: ht.Node, scores: ht.Node) -> ht.Node:
+        weights, chosen = ht.topk(scores, k=2)
+        slots = ht.moe_slots(chosen, count=experts, capacity=capacity)
+        y = ht.moe_dispatch(x, slots, weights, experts=experts, capacity=capacity)
+        return ht.moe_combine(y, slots, weights)
+
+    return {
+        "embedding": (calls_of(ht.embedding, x=x, ids=ids), 2 * x.nbytes + ids.nbytes),
+        "its gradient": (calls_of(ht.scatter_rows, like=x, ids=ids, rows=x), 3 * x.nbytes + ids.nbytes),
+        "sparse_matmul (CSR)": (
+            calls_of(lambda x: ht.sparse_matmul(rows, columns, values, x, size=nodes), x=x),
+            entries * (8 + 4 * features) + x.nbytes,
+        ),
+        "experts and back": (calls_of(routed, x=t, scores=scores), (4 + experts * capacity / tokens) * t.nbytes),
+    }
+
+
+def seconds(calls: Calls, xp: Any) -> float:
     """The median time of the calls, by events of the device."""
     times = []
     for _ in range(LAUNCHES):
@@ -193,9 +300,17 @@ def seconds(calls: Sequence[Callable[[], object]], xp: Any) -> float:
 
 
 def table(rows: Sequence[Row]) -> str:
-    cells = [[*rows[0]], *([f"{v:.3g}" if isinstance(v, float) else str(v) for v in row.values()] for row in rows)]
-    widths = [max(len(line[k]) for line in cells) for k in range(len(cells[0]))]
+    """The rows under the names of all their columns; what a row does not have is a dash."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    cells = [names, *([_shown(row.get(name)) for name in names] for row in rows)]
+    widths = [max(len(line[k]) for line in cells) for k in range(len(names))]
     return "\n".join("  ".join(cell.rjust(w) for cell, w in zip(line, widths)) for line in cells)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "NO"
+    return "-" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import hetu as ht
 from hetu import optim
 from hetu.blas import kernels, set_threads
 from hetu.dist.comm import Comm
-from hetu.passes import PASSES
+from hetu.passes import FOR_GPU, PASSES
 
 Weights = dict[str, ht.Node]
 PATIENCE, A_DAY = 300.0, 86400.0  # seconds until a step has failed, and until all must be over
@@ -41,7 +41,8 @@ def _trained(workload: Workload, comm: Comm | None = None) -> Callable[[], float
     loss = MODELS[workload.name](weights, **inputs, **fixed)
     optimizer = {"sgd": optim.SGD, "adam": optim.Adam}[workload.optimizer](workload.learning_rate)
     # Torch's Adam moves every row of an embedding on every step; the sparse form, which does less, is left out here.
-    passes = [name for name in PASSES if workload.optimizer != "adam" or name != "sparsify_updates"]
+    unwanted = FOR_GPU | ({"sparsify_updates"} if workload.optimizer == "adam" else set())
+    passes = [name for name in PASSES if name not in unwanted]
     strategy = ht.dist.ZeRO() if comm else None
     executor = ht.Executor({"train": [loss, optimizer.minimize(loss)]}, passes=passes, strategy=strategy, comm=comm)
     batches = itertools.cycle([{inputs[name]: array for name, array in batch.items()} for batch in workload.batches])

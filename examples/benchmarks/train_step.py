@@ -1,4 +1,4 @@
-"""How long one training step takes on a CPU: hetu beside PyTorch, from the same data and initial weights.
+"""How long one training step takes on a CPU: hetu beside PyTorch and JAX, from the same data and initial weights.
 
     python examples/benchmarks/train_step.py --json result.json
 
@@ -12,8 +12,9 @@ how many did. "start s" is the CPU time from the weights to the first loss, less
 and compiling. "MB" is the most memory of the training process above what it held before, libraries and data apart.
 With --split hetu uses its 2 threads in another way: either trains on half of the batch, with one BLAS thread.
 Each library chooses its kernels itself: `OPENBLAS_CORETYPE` and `OPENBLAS_L2_SIZE`, which may halve the speed of
-NumPy's BLAS, are kept from the peers, and the last line says what it chose. Without PyTorch hetu is timed alone.
-Ignored on purpose: GPUs, accuracy, jax (its peer would be another program).
+NumPy's BLAS, are kept from the peers, and the last line says what it chose. Peers that are not installed are left out.
+With --compiled also the best PyTorch variant under torch.compile; the time to compile is in nobody's step.
+Ignored on purpose: GPUs, accuracy, JAX at its best (its peer is what one writes by default, without ResNet).
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ SAMPLE_SECONDS = 0.15
 LOSS_TOLERANCE = 1e-5
 WARM_UP_STEPS = 4
 TORCH, TORCH_BEST, COMPILED = ("torch", "default"), ("torch", "best"), ("torch", "compiled")
+JAX, NOT_IN_JAX = ("jax", "default"), ("resnet",)
 TORCH_AT_ITS_BEST = {
     "tiny_mlp": "fused SGD",
     "mlp_sgd": "fused SGD",
@@ -56,19 +58,28 @@ Row = dict[str, Any]
 
 def main() -> None:
     arguments = parse_arguments()
-    has_torch = importlib.util.find_spec("torch") is not None
-    if not has_torch:
-        print("PyTorch is not installed: timing hetu alone.")
-    others = [*([TORCH, TORCH_BEST] if has_torch else []), *([COMPILED] if arguments.compiled else [])]
+    others = peers_installed(arguments.compiled)
+    if not others:
+        print("Neither PyTorch nor JAX is installed: timing hetu alone.")
     rows: list[Row] = []
     for threads in [arguments.threads] if arguments.threads else [1, 2]:
         for name in arguments.workloads:
             hetu = ("hetu", "split" if arguments.split and threads == 2 else "default")
-            rows.append(measure(name, threads, arguments.rounds, [hetu, *others]))
+            kinds = [hetu, *(kind for kind in others if kind != JAX or name not in NOT_IN_JAX)]
+            rows.append(measure(name, threads, arguments.rounds, kinds))
             result = {"machine": machine(rows), "rows": rows}
             if arguments.json:  # after each row, so that an interruption loses little
                 arguments.json.write_text(json.dumps(result, indent=1) + "\n")
     print(report(result))
+
+
+def peers_installed(compiled: bool) -> list[tuple[str, str]]:
+    torch, jax = (importlib.util.find_spec(name) is not None for name in ("torch", "jax"))
+    return [
+        *([TORCH, TORCH_BEST] if torch else []),
+        *([COMPILED] if torch and compiled else []),
+        *([JAX] if jax else []),
+    ]
 
 
 def parse_arguments() -> argparse.Namespace:

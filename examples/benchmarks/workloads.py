@@ -52,9 +52,9 @@ def lenet() -> Workload:
     return Workload("lenet", "LeNet 1x28x28, batch 128, SGD", weights, batches, "sgd", 0.05)
 
 
-def resnet() -> Workload:
+def resnet(batch: int = 32) -> Workload:
     """ResNet-18 for images of 3x32x32: a 3x3 stem and four stages of two blocks. K. He et al., CVPR 2016."""
-    rng, batch = np.random.default_rng(5), 32
+    rng = np.random.default_rng(5)
     weights = _conv_norm(rng, "stem", 3, 64, 3)
     for stage, (fan_in, fan_out) in enumerate(itertools.pairwise((64, 64, 128, 256, 512))):
         for block in range(2):
@@ -67,7 +67,7 @@ def resnet() -> Workload:
     batches = tuple(
         {"x": rng.standard_normal((batch, 3, 32, 32), F32), "t": rng.integers(0, 10, batch)} for _ in range(8)
     )
-    return Workload("resnet", "ResNet-18 3x32x32, batch 32, SGD", weights, batches, "sgd", 1e-3)
+    return Workload("resnet", f"ResNet-18 3x32x32, batch {batch}, SGD", weights, batches, "sgd", 1e-3)
 
 
 def lstm() -> Workload:
@@ -86,16 +86,18 @@ def lstm() -> Workload:
 
 
 def gpt() -> Workload:
-    return _gpt("gpt", 128)
+    return sized_gpt("gpt", 128)
 
 
 def gpt_256() -> Workload:
-    return _gpt("gpt_256", 256)
+    return sized_gpt("gpt_256", 256)
 
 
-def _gpt(name: str, d: int) -> Workload:
+def sized_gpt(
+    name: str, d: int, *, vocabulary: int = 1000, depth: int = 4, length: int = 128, batch: int = 16
+) -> Workload:
     """Pre-norm blocks with causal attention (heads of 64) and a tanh-gelu MLP; the head has its own matrix, no bias."""
-    rng, vocabulary, depth, length, batch = (np.random.default_rng(3), 1000, 4, 128, 16)
+    rng = np.random.default_rng(3)
     weights = {"tokens": _normal(rng, (vocabulary, d)), "positions": _normal(rng, (length, d))}
     for block in range(depth):
         prefix = f"blocks.{block}"
@@ -106,16 +108,18 @@ def _gpt(name: str, d: int) -> Workload:
     weights |= _norm("norm", d) | {"head.weight": _normal(rng, (d, vocabulary))}
     texts = rng.integers(0, vocabulary, (8, batch, length + 1))
     batches = tuple({"x": text[:, :-1].copy(), "t": text[:, 1:].copy()} for text in texts)
-    return Workload(name, f"GPT d{d}, 4 layers, 128 tokens, batch 16, Adam", weights, batches, "adam", 1e-3)
+    return Workload(
+        name, f"GPT d{d}, {depth} layers, {length} tokens, batch {batch}, Adam", weights, batches, "adam", 1e-3
+    )
 
 
-def wide_deep() -> Workload:
+def wide_deep(rows: int = 1_000_000, batch: int = 1024) -> Workload:
     """Click prediction: an MLP over 26 embedded fields and 13 numbers, plus a linear term of the numbers.
 
-    All fields share one table of 1e6 rows, each field its own range of them; ids follow a Pareto distribution, as in
+    All fields share one table, each field its own range of them; ids follow a Pareto distribution, as in
     click logs, so that a few rows are in every batch.
     """
-    rng, fields, rows, dim, numbers, batch = (np.random.default_rng(4), 26, 1_000_000, 16, 13, 1024)
+    rng, fields, dim, numbers = (np.random.default_rng(4), 26, 16, 13)
     weights = {"table": rng.standard_normal((rows, dim), F32) * F32(0.01)}
     weights |= _linear_stack(rng, (fields * dim + numbers, 256, 256, 256, 1)) | _linear(rng, "wide", numbers, 1)
     per_field = rows // fields
@@ -128,7 +132,9 @@ def wide_deep() -> Workload:
         {"ids": ids(), "x": rng.standard_normal((batch, numbers), F32), "t": rng.integers(0, 2, (batch, 1)).astype(F32)}
         for _ in range(8)
     )
-    return Workload("wide_deep", "Wide&Deep, 26 fields x 16, 1e6 rows, batch 1024, SGD", weights, batches, "sgd", 0.1)
+    return Workload(
+        "wide_deep", f"Wide&Deep, 26 fields x 16, {rows:,} rows, batch {batch}, SGD", weights, batches, "sgd", 0.1
+    )
 
 
 def gcn() -> Workload:

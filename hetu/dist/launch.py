@@ -214,10 +214,10 @@ def _watch(
     while child.poll() is None and not (directory / FAILED).exists():
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(POLL)
-        for number in servers.dead():
-            if not (restarted := servers.restart(number)):
-                return RC_SERVER, [f"server {number} has ended"]
-            _say(restarted)
+        if dead := servers.dead():
+            if not (restarted := servers.restart()):
+                return RC_SERVER, [f"server {number} has ended" for number in dead]
+            _say(*restarted)
         if start.is_late(WARN_AFTER) and not start.warned:
             start.warned = True
             _say(*start.absent(WARN_AFTER))

@@ -4,7 +4,8 @@
 for `ready ADDRESS`, and tells the ranks in their environment. A server lives as long as its standard input is open, so
 it never outlives the launcher. Ranks on other hosts reach them through CURVE, with keys that the first server makes in
 the job's directory. One that keeps snapshots is started again where it was if it is killed, and goes on from the last
-of them. Ignored on purpose: servers on other hosts.
+of them; servers that start together go on from the last clock of which all have a snapshot. Ignored on purpose: servers
+on other hosts.
 """
 
 from __future__ import annotations
@@ -18,15 +19,17 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import exists
+from ..checkpoint import generations
 from ..errors import HetuError
 
 ADDRESSES, TOKEN, KEYS = "HETU_SERVERS", "HETU_SERVER_TOKEN", "HETU_SERVER_KEYS"
 ANY_HOST = "tcp://0.0.0.0:"
 READY_WITHIN = 30.0  # seconds
+TOGETHER = 0.5  # seconds within which servers die that are killed at once
 RESTARTS = 10  # of one server; what kills it every time must end
 
 
@@ -38,7 +41,7 @@ class Servers:
     """`count` running servers; `variables` is what the ranks get to know about them.
 
     Ranks on other hosts find the keys in the directory `keys`; without it only this host can reach the servers. Every
-    `snapshot_every` seconds each writes its state to its own folder in `snapshots`, and starts from what is there.
+    `snapshot_every` seconds each writes its state to its own folder in `snapshots`, and they start from what is there.
     """
 
     COMMAND = (sys.executable, "-c", "from hetu.ps.server import main; main()")
@@ -70,9 +73,9 @@ class Servers:
 
     def __enter__(self) -> Servers:
         try:
-            first = self.count if self.keys is None else 1  # it makes the keys for the others
+            first, clock = self.count if self.keys is None else 1, self._common_clock()  # it makes keys for the others
             for batch in (range(self.count)[:first], range(self.count)[first:]):
-                self.processes += [self._start(number) for number in batch]
+                self.processes += [self._start(number, clock) for number in batch]
                 self.addresses += [self._ready(number) for number in batch]
         except BaseException:
             self.__exit__()
@@ -84,12 +87,12 @@ class Servers:
             self.variables[KEYS] = str(self.keys)
         return self
 
-    def _start(self, number: int) -> subprocess.Popen[str]:
+    def _start(self, number: int, clock: int | None) -> subprocess.Popen[str]:
         pipe = subprocess.PIPE
         process = subprocess.Popen(self.COMMAND, stdin=pipe, stdout=pipe, text=True, encoding="utf-8")
         options = self.options | {"make_keys": self.keys is not None and not self.addresses and number == 0}
         if self.snapshots is not None:
-            options["snapshots"] = str(self._folder(number))
+            options |= {"snapshots": str(self._folder(number)), "snapshot_clock": clock}
         if self.addresses[number:]:
             options["address"] = self.addresses[number]
         with contextlib.suppress(BrokenPipeError):  # it has ended by itself: `_ready` says so
@@ -123,22 +126,54 @@ class Servers:
         """The numbers of those that have ended."""
         return [number for number, process in enumerate(self.processes) if process.poll() is not None]
 
-    def restart(self, number: int) -> str:
-        """Start one that was killed again, from its last snapshot; "" if there is none, or it ended by itself."""
-        process, folder = self.processes[number], self._folder(number)
-        if not exists(folder) or process.returncode >= 0 or self.restarts[number] == RESTARTS:
-            return ""
+    def restart(self) -> list[str]:
+        """Start those that were killed again, and say so; [] if one has no snapshot, or ended by itself.
+
+        One goes on from its own last snapshot, as the others have gone on too; all, from the last that all have.
+        """
+        if self.snapshots is None:
+            return []
+        until = time.monotonic() + TOGETHER
+        while len(dead := self.dead()) < self.count and time.monotonic() < until:
+            time.sleep(0.02)
+        if not all(self._may_restart(number) for number in dead):
+            return []
+        clock = self._common_clock() if len(dead) == self.count else None
+        return [self._restart(number, clock) for number in dead]
+
+    def _may_restart(self, number: int) -> bool:
+        killed = self.processes[number].returncode < 0
+        return killed and self.restarts[number] < RESTARTS and bool(generations(self._folder(number)))
+
+    def _restart(self, number: int, clock: int | None) -> str:
+        process = self.processes[number]
         self.restarts[number] += 1
         with contextlib.suppress(BrokenPipeError):
             process.stdin.close()
         process.stdout.close()
-        self.processes[number] = self._start(number)
+        self.processes[number] = self._start(number, clock)
         self._ready(number)
-        cause = signal.Signals(-process.returncode).name
-        return f"server {number} was killed by {cause} and runs again, from its snapshot in {folder}"
+        cause, folder = signal.Signals(-process.returncode).name, self._folder(number)
+        which = "its newest snapshot" if clock is None else f"its snapshot of clock {clock}"
+        return f"server {number} was killed by {cause} and runs again, from {which} in {folder}"
 
-    def _folder(self, number: int) -> Path | None:
-        return self.snapshots and self.snapshots / f"server-{number}"
+    def _common_clock(self) -> int | None:
+        """The last clock of which all servers have a snapshot; None where there is none of any clock."""
+        if self.snapshots is None:
+            return None
+        found = [generations(self._folder(number)) for number in range(self.count)]
+        if not any(found):
+            return None
+        if common := set.intersection(*map(set, found)):
+            return max(common)
+        clocks = "; ".join(f"server {number}: {own or 'none'}" for number, own in enumerate(found))
+        raise ServerStartError(
+            f"there is no clock of which all servers have a snapshot in {self.snapshots} ({clocks})",
+            fix="start the job with a new folder, or with as many servers as before",
+        )
+
+    def _folder(self, number: int) -> Path:
+        return self.snapshots / f"server-{number}"
 
     def __exit__(self, *_: object) -> None:
         for process in self.processes:

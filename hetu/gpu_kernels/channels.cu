@@ -5,23 +5,21 @@
 // channels) for the first, a warp a channel for the second. Bytes: forward x twice and y once, backward g and x twice
 // and dx once. FLOP: about 8 an element. With after = 1 neighbouring threads read `channels` elements apart.
 
-#define FOR_CHUNK                                                                                          \
-    const long long count = before * after, each = (count + gridDim.x - 1) / gridDim.x;                    \
-    const long long begin = blockIdx.x * each, end = begin + each < count ? begin + each : count;          \
-    for (long long e = begin + threadIdx.x; e < end; e += blockDim.x)
+#define CHUNK                                                                                 \
+    const Index count = before_ * after_, after = after_, each = (count + gridDim.x - 1) / gridDim.x; \
+    const Index begin = blockIdx.x * each, end = begin + each < count ? begin + each : count;
+#define FOR_CHUNK for (Index e = begin + threadIdx.x; e < end; e += blockDim.x)
 #define PLACE(e) (((e) / after * gridDim.y + blockIdx.y) * after + (e) % after)
 
 // parts[channel][chunk] = (mean, sum of squared distances from it); two passes over a cached chunk keep it exact.
-extern "C" __global__ void moments_of_chunks(const S* x, T* parts, long long before, long long after) {
+extern "C" __global__ void moments_of_chunks(const S* x, T* parts, long long before_, long long after_) {
+    CHUNK
     T sum = 0, squares = 0;
-    long long own = 0;
-    { FOR_CHUNK sum += (T)x[PLACE(e)]; own = end - begin; }
-    const T mean = team_sum(sum) / own;
-    {
-        FOR_CHUNK {
-            const T d = (T)x[PLACE(e)] - mean;
-            squares += d * d;
-        }
+    FOR_CHUNK sum += (T)x[PLACE(e)];
+    const T mean = team_sum(sum) / (end - begin);
+    FOR_CHUNK {
+        const T d = (T)x[PLACE(e)] - mean;
+        squares += d * d;
     }
     squares = team_sum(squares);
     T* part = parts + 2 * ((long long)blockIdx.y * gridDim.x + blockIdx.x);
@@ -48,9 +46,10 @@ extern "C" __global__ void join_moments(const T* parts, S* mean, S* var, T* exac
 
 // y = (x - mean) scale / sqrt(var + epsilon) + bias. One thread an element.
 extern "C" __global__ void normalize(const S* x, const T* exact, const S* scale, const S* bias, S* y, long long n,
-                                     long long channels, long long after, double epsilon) {
-    for (long long e = (long long)blockIdx.x * blockDim.x + threadIdx.x; e < n; e += (long long)gridDim.x * blockDim.x) {
-        const long long c = e / after % channels;
+                                     long long channels_, long long after_, double epsilon) {
+    const Index channels = channels_, after = after_;
+    FOR_ELEMENTS(n) {
+        const Index c = e / after % channels;
         const T factor = (T)scale[c] / sqrt(exact[2 * c + 1] + (T)epsilon);
         y[e] = ((T)x[e] - exact[2 * c]) * factor + (T)bias[c];
     }
@@ -58,7 +57,8 @@ extern "C" __global__ void normalize(const S* x, const T* exact, const S* scale,
 
 // parts[channel][chunk] = (sum of g normal, sum of g).
 extern "C" __global__ void slopes_of_chunks(const S* g, const S* x, const S* mean, const S* var, T* parts,
-                                            long long before, long long after, double epsilon) {
+                                            long long before_, long long after_, double epsilon) {
+    CHUNK
     const T center = mean[blockIdx.y], inverse = 1 / sqrt((T)var[blockIdx.y] + (T)epsilon);
     T weighed = 0, plain = 0;
     FOR_CHUNK {
@@ -80,10 +80,11 @@ extern "C" __global__ void join_slopes(const T* parts, S* dscale, S* dbias, T* e
 
 // dx = scale / sqrt(var + epsilon) (g - mean(g) - normal mean(g normal)). One thread an element.
 extern "C" __global__ void normalize_dx(const S* g, const S* x, const S* scale, const S* mean, const S* var, const T* exact,
-                                        S* dx, long long n, long long channels, long long after, double epsilon) {
+                                        S* dx, long long n, long long channels_, long long after_, double epsilon) {
+    const Index channels = channels_, after = after_;
     const T share = (T)channels / n;
-    for (long long e = (long long)blockIdx.x * blockDim.x + threadIdx.x; e < n; e += (long long)gridDim.x * blockDim.x) {
-        const long long c = e / after % channels;
+    FOR_ELEMENTS(n) {
+        const Index c = e / after % channels;
         const T inverse = 1 / sqrt((T)var[c] + (T)epsilon), normal = ((T)x[e] - (T)mean[c]) * inverse;
         dx[e] = ((T)g[e] - exact[2 * c + 1] * share - normal * exact[2 * c] * share) * (T)scale[c] * inverse;
     }

@@ -6,7 +6,7 @@ from functools import partial
 from math import prod
 from typing import Any
 
-from .machine import Call, Machine, contiguous, spread
+from .machine import Call, Machine, contiguous, index_dtype, spread
 from .source import compute_dtype, kernel_file
 
 CHUNK = 8192  # elements of a channel that one block reads: 32 KB of float32 stay cached for the second pass
@@ -26,7 +26,7 @@ def batch_norm_train(
     if not contiguous(x, scale, bias, *out) or any(a.dtype != x.dtype for a in (scale, bias, *out)):
         return None
     before, channels, after, chunks = _geometry(x, axis)
-    wide, text = compute_dtype(x.dtype.name), kernel_file("channels", S=x.dtype.name)
+    wide, text = compute_dtype(x.dtype.name), kernel_file("channels", S=x.dtype.name, Index=index_dtype(x.size))
     parts, exact = machine.xp.empty((channels, chunks, 2), wide), machine.xp.empty((channels, 2), wide)
     moments, join, normalize = (machine.kernel(text, n) for n in ("moments_of_chunks", "join_moments", "normalize"))
     return [
@@ -44,7 +44,7 @@ def batch_norm_dx(
     if not contiguous(*arrays) or any(a.dtype != x.dtype for a in arrays):
         return None
     before, channels, after, chunks = _geometry(x, axis)
-    wide, text = compute_dtype(x.dtype.name), kernel_file("channels", S=x.dtype.name)
+    wide, text = compute_dtype(x.dtype.name), kernel_file("channels", S=x.dtype.name, Index=index_dtype(x.size))
     parts, exact = machine.xp.empty((channels, chunks, 2), wide), machine.xp.empty((channels, 2), wide)
     slopes, join, normalize = (machine.kernel(text, n) for n in ("slopes_of_chunks", "join_slopes", "normalize_dx"))
     sizes = (x.size, channels, after, float(epsilon))

@@ -18,6 +18,7 @@ class Gpu:
 
     def __init__(self, index: int = 0) -> None:
         self.xp: Any = Device("gpu", index).xp
+        self.capability = int(self.xp.cuda.Device(index).compute_capability)
         self._module = cache(lambda text: self.xp.RawModule(code=text, options=OPTIONS))
 
     def kernel(self, text: str, name: str) -> Callable[..., Any]:

@@ -2,8 +2,10 @@
 //
 // Every CUDA thread is a fiber. A fiber runs until it meets a barrier or a warp operation; the scheduler resumes the
 // runnable ones in the order under test and releases a rendezvous once all whom it names have arrived at the same line.
-// Shared memory starts as 0xFF bytes (NaN) between guard zones. Ignored on purpose: races inside one statement, weak
-// memory ordering, what limits a real device beyond 1024 threads and 227 KB of shared memory, and speed.
+// In the shuffled order all warps go on side by side; in the others each runs as far ahead as barriers let it.
+// Shared memory starts as 0xFF bytes (NaN) between guard zones. Asynchronous copies arrive at once in one order and as
+// late as they may in the others. Ignored on purpose: races inside one statement, weak memory ordering, what limits a
+// real device beyond 1024 threads and 227 KB of shared memory, and speed.
 
 #include <setjmp.h>
 #include <ucontext.h>
@@ -30,6 +32,13 @@ namespace emulator {
 
 enum State { READY, BARRIER, WARP, DONE };
 
+struct Copy {  // into shared memory, on its way until the thread waits for it
+    void* to;
+    const void* from;
+    size_t size;                   // 0: zeros arrive
+    size_t room;
+};
+
 struct Fiber {
     ucontext_t context;            // how it starts; afterwards jumps switch, which make no system call
     jmp_buf jump;
@@ -41,6 +50,7 @@ struct Fiber {
     int line;                      // of the barrier or warp operation it waits at
     unsigned mask;                 // lanes it waits for
     uint64_t given, taken[32];     // what it lends to a warp operation, and what the other lanes lent
+    std::vector<Copy> copies;
 };
 
 struct Region {  // one shared array of the running block
@@ -57,6 +67,7 @@ static std::map<std::pair<int, size_t>, Region> regions;
 static size_t dynamic_bytes;
 static void (*body)(void**);  // one thread of the kernel that runs
 static void** body_arguments;
+static bool copies_at_once;
 static std::string failure;
 
 inline void* shared(int id, size_t size) {
@@ -174,7 +185,7 @@ inline void start_block() {
         Fiber& f = fibers[i];
         unsigned n = (unsigned)i;
         f.index = {n % block.x, n / block.x % block.y, n / block.x / block.y};
-        f.number = n, f.state = READY, f.started = false;
+        f.number = n, f.state = READY, f.started = false, f.copies.clear();
         getcontext(&f.context);
         f.context.uc_stack.ss_sp = f.stack.get(), f.context.uc_stack.ss_size = STACK;
         f.context.uc_link = nullptr;
@@ -190,19 +201,30 @@ inline std::vector<size_t> sequence(size_t count, int order, std::mt19937& rando
     return places;
 }
 
+// The fibers from `first` up to `last`, once each, as far as they get.
+inline void resume_ready(size_t first, size_t last, int order, std::mt19937& random) {
+    for (size_t i : sequence(last - first, order, random))
+        if (fibers[first + i].state == READY) resume(&fibers[first + i]);
+}
+
 inline void run_block(int order, std::mt19937& random) {
     start_block();
-    while (failure.empty()) {
-        for (size_t i : sequence(threads, order, random)) {
-            if (fibers[i].state != READY) continue;
-            resume(&fibers[i]);
+    const size_t warps = (threads + 31) / 32;
+    bool ended = false;
+    while (failure.empty() && !ended) {
+        bool moved = false;
+        if (order > 1) resume_ready(0, threads, order, random);
+        for (size_t warp : sequence(warps, order, random)) {
+            size_t first = warp * 32, last = std::min(first + 32, threads);
+            if (order <= 1) resume_ready(first, last, order, random);
+            while (failure.empty() && release_warp(first, last)) {
+                moved = true;
+                if (order <= 1) resume_ready(first, last, order, random);  // a warp runs ahead of the others
+            }
         }
-        bool moved = false, ended = true;
-        for (size_t first = 0; first < threads && failure.empty(); first += 32)
-            while (release_warp(first, std::min(first + 32, threads))) moved = true;
+        ended = true;
         for (size_t i = 0; i < threads; i++) ended &= fibers[i].state == DONE;
-        if (ended) break;
-        if (!moved && failure.empty()) release_barrier();
+        if (!ended && !moved && failure.empty()) release_barrier();
     }
     if (failure.empty() && !guards_hold()) failure = "a write outside a shared array";
 }
@@ -221,7 +243,7 @@ inline void run_loop(int order, std::mt19937& random) {
 
 inline const char* launch(const unsigned* shape, size_t bytes, int order, int synchronizes, void** arguments) {
     grid = {shape[0], shape[1], shape[2]}, block = {shape[3], shape[4], shape[5]}, dynamic_bytes = bytes;
-    body_arguments = arguments;
+    body_arguments = arguments, copies_at_once = order == 1;
     failure.clear();
     std::mt19937 random(order);
     threads = (size_t)block.x * block.y * block.z;

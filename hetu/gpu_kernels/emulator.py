@@ -2,8 +2,9 @@
 
 Every launch runs in several orders of threads and blocks and must give the same result in all of them. Arrays lie
 between guard zones, shared memory starts as NaN, and barriers know their line, so that a missing or divergent barrier,
-a write out of bounds and a read of what nobody wrote show up. A launch has the form of a `cupy.RawKernel`. Ignored on
-purpose: speed, contention, coalescing, occupancy, tensor cores; only a device shows those.
+a write out of bounds and a read of what nobody wrote show up. Products of tensor cores and asynchronous copies have
+counterparts in `emulator_matrices.h`. A launch has the form of a `cupy.RawKernel`. Ignored on purpose: speed,
+contention, coalescing, occupancy; only a device shows those.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ ORDERS = ("ascending", "descending", "shuffled")
 GUARD = 256  # bytes before and after every array: a float read there is NaN, a write there is noticed
 MOST_THREADS, MOST_SHARED = 1024, 227 * 1024  # per block, compute capability 9.0
 OPTIONS = ("-std=c++17", "-O0", "-fPIC", "-shared", "-w", "-fno-strict-aliasing")
+HEADERS = ("emulator.h", "emulator_matrices.h")
 _KERNEL = re.compile(r'extern\s+"C"\s+__global__\s+void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\s*\(')
 _DYNAMIC = re.compile(r"extern\s+__shared__\s+([\w\s]+?)\s+(\w+)\s*\[\s*\]\s*;")
 _STATIC = re.compile(r"__shared__\s+([\w\s]+?)\s+(\w+)((?:\s*\[[^\]]*\])*)\s*;")
 _COMMENT = re.compile(r"//[^\n]*")
-_SYNCHRONIZES = re.compile(r"__(sync|shfl|ballot|any_sync|all_sync)")
+_SYNCHRONIZES = re.compile(r"__(sync|shfl|ballot|any_sync|all_sync)|load_matrices|multiply_add")
 
 
 class Emulator:
@@ -50,6 +52,7 @@ class Emulator:
     """
 
     xp: Any = np
+    capability = 90
 
     def __init__(self, orders: Sequence[str] = ORDERS) -> None:
         unknown = [o for o in orders if o not in ORDERS]
@@ -220,7 +223,7 @@ def prepare(texts: Iterable[str]) -> None:
     if not new:
         return
     source = '#include "emulator.h"\n' + "".join(map(translated, new))
-    header = files(__package__).joinpath("emulator.h").read_text("utf-8")
+    header = "".join(files(__package__).joinpath(name).read_text("utf-8") for name in HEADERS)
     library = _cache() / f"{_digest(source + header)}.so"
     if not library.exists():
         _compile(source, header, library)

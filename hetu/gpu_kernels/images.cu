@@ -1,8 +1,8 @@
 // Windows that slide over images (planes, height, width): pooling, and the columns that turn convolution into products.
 //
 // One thread an element of the result in a grid-stride loop. Gradients gather what belongs to a pixel instead of
-// scattering, so no atomics and no dependence on timing. Positions fit 32 bits within a plane. Bytes: each input and
-// the result once, as the taps of neighbouring threads meet in the cache; FLOP: one or two a tap.
+// scattering, so no atomics and no dependence on timing. Bytes: each input and the result once, as the taps of
+// neighbouring threads meet in the cache; FLOP: one or two a tap.
 
 #define WINDOW                                                                                                   \
     long long height_, long long width_, long long rows_, long long columns_, long long kh_, long long kw_,     \
@@ -12,8 +12,6 @@
     const int top = top_, left = left_, dh = dh_, dw = dw_;                                                      \
     (void)height, (void)width, (void)rows, (void)columns, (void)kh, (void)kw, (void)sh, (void)sw, (void)top, (void)left, \
         (void)dh, (void)dw;
-#define FOR_ELEMENTS(n) \
-    for (long long e = (long long)blockIdx.x * blockDim.x + threadIdx.x; e < (n); e += (long long)gridDim.x * blockDim.x)
 
 // Values and taps (their number in the window, row by row). Of equal values the first wins; a NaN stays.
 extern "C" __global__ void max_pool2d(const S* x, S* y, unsigned char* taps, long long n, WINDOW) {
@@ -88,30 +86,35 @@ extern "C" __global__ void avg_pool2d_dx(const S* g, S* dx, long long n, WINDOW)
     }
 }
 
-// K. Chellapilla et al., "High Performance Convolutional Neural Networks for Document Processing", 2006: each plane
-// (height, width) becomes (taps, rows columns). Bytes: x once and kh kw times as much written.
-extern "C" __global__ void unfold(const S* x, S* y, long long n, WINDOW) {
+// K. Chellapilla et al., "High Performance Convolutional Neural Networks for Document Processing", 2006: images become a
+// matrix (channels taps, images positions), so that a convolution is one product. Bytes: x once and kh kw times as much
+// written, which the product reads again.
+extern "C" __global__ void unfold(const S* x, S* y, long long n, long long images_, long long channels, WINDOW) {
     UNPACK
+    const Index images = images_, taps = kh * kw;
     FOR_ELEMENTS(n) {
-        const int c = e % columns, r = e / columns % rows;
-        const long long tap = e / columns / rows % (kh * kw), plane = e / columns / rows / (kh * kw);
-        const int h = r * sh + (int)(tap / kw) * dh - top, w = c * sw + (int)(tap % kw) * dw - left;
+        const Index line = e / columns, square = line / rows, row = square / images, channel = row / taps;
+        const int c = e - line * columns, r = line - square * rows, tap = row - channel * taps;
+        const int h = r * sh + tap / kw * dh - top, w = c * sw + tap % kw * dw - left;
+        const long long plane = (square - row * images) * channels + channel;
         y[e] = h >= 0 && h < height && w >= 0 && w < width ? x[(plane * height + h) * width + w] : (S)0;
     }
 }
 
 // Its adjoint: a pixel sums what its taps hold.
-extern "C" __global__ void fold(const S* columns_of, S* y, long long n, WINDOW) {
+extern "C" __global__ void fold(const S* matrix, S* y, long long n, long long images, long long channels_, WINDOW) {
     UNPACK
+    const Index channels = channels_;
     FOR_ELEMENTS(n) {
-        const int w = e % width + left, h = e / width % height + top;
-        const S* plane = columns_of + e / width / height * kh * kw * rows * columns;
+        const Index line = e / width, plane = line / height, image = plane / channels;
+        const int w = e - line * width + left, h = line - plane * height + top;
+        const S* first = matrix + ((plane - image * channels) * kh * kw * images + image) * rows * columns;
         T sum = 0;
         for (int i = 0; i < kh; i++)
             for (int j = 0; j < kw; j++) {
                 const int down = h - i * dh, right = w - j * dw;
                 if (down >= 0 && down % sh == 0 && down / sh < rows && right >= 0 && right % sw == 0 && right / sw < columns)
-                    sum += (T)plane[((long long)(i * kw + j) * rows + down / sh) * columns + right / sw];
+                    sum += (T)first[((i * kw + j) * images * rows + down / sh) * columns + right / sw];
             }
         y[e] = sum;
     }

@@ -9,10 +9,10 @@ from functools import partial
 from math import prod
 from typing import Any
 
-from .machine import Call, Machine, contiguous, spread
+from .machine import Call, Machine, contiguous, index_dtype, spread
 from .source import kernel_file
 
-CHUNK = 1 << 26  # elements of the column buffer, which images share: 256 MB of float32
+CHUNK = 1 << 24  # elements of the columns of some images: in 16 bits they stay in the second-level cache of an H100
 
 Pair = tuple[int, int]
 
@@ -33,7 +33,8 @@ def _pooling(
 ) -> list[Call] | None:
     if not contiguous(*arrays):
         return None
-    kernel = machine.kernel(kernel_file("images", S=result.dtype.name), name)
+    index = index_dtype(result.size, *(a.size for a in arrays))
+    kernel = machine.kernel(kernel_file("images", S=result.dtype.name, Index=index), name)
     return [partial(kernel, *spread(result.size), (*arrays, result.size, *_window(size, positions, **attrs)))]
 
 
@@ -60,83 +61,108 @@ def avg_pool2d_dx(machine: Machine, out: Any, g: Any, *, size: Pair, **attrs: An
 # -- convolution -----------------------------------------------------------------------------------------------------
 
 
-class _Columns:
-    """The column buffer of as many images as fit `CHUNK`, as matrices (images, groups, channels x taps, positions)."""
+class _Matrices:
+    """The operands of a convolution as matrices (groups, channels x taps, images x positions).
+
+    They hold as many images as fit `CHUNK`. All lie in one matrix: CuPy would multiply them one by one, and first copy
+    what is transposed. cuBLAS adds products of 16 bits up in float32.
+    """
 
     def __init__(
-        self, machine: Machine, dtype: Any, images: int, channels: int, size: Pair, positions: Pair, kernel: Pair,
-        stride: Pair, padding: Any, dilation: Pair, groups: int,
-    ) -> None:  # fmt: skip
-        self.arguments = _window(size, positions, kernel, stride, padding, dilation)
-        self.text, self.machine = kernel_file("images", S=dtype.name), machine
-        each = channels * prod(kernel) * prod(positions)
-        self.step = max(1, min(images, CHUNK // each))
-        self.buffer = machine.xp.empty((self.step, groups, channels // groups * prod(kernel), prod(positions)), dtype)
-        self.chunks = [(a, min(a + self.step, images)) for a in range(0, images, self.step)]
+        self, machine: Machine, x: Any, w: Any, y: Any, *, stride: Pair, padding: Any, dilation: Pair, groups: int
+    ) -> None:
+        self.machine, self.groups, self.positions = machine, groups, prod(y.shape[2:])
+        self.rows, self.channels = x.shape[1] * prod(w.shape[2:]), x.shape[1]
+        step = max(1, min(len(x), CHUNK // (self.rows * self.positions)))
+        self.chunks = [slice(a, min(a + step, len(x))) for a in range(0, len(x), step)]
+        self.arguments = _window(x.shape[2:], y.shape[2:], w.shape[2:], stride, padding, dilation)
+        index = index_dtype(step * self.rows * self.positions, step * prod(x.shape[1:]))
+        self.text = kernel_file("images", S=x.dtype.name, Index=index)
+        sizes = (step * rows * self.positions for rows in (self.rows, y.shape[1]))
+        self.columns, self.results = (machine.xp.empty(size, x.dtype) for size in sizes)
 
-    def unfold(self, x: Any) -> tuple[Call, Any]:
-        """The call that fills the buffer from some images, and what it then holds."""
-        columns = self.buffer[: len(x)]
-        kernel = self.machine.kernel(self.text, "unfold")
-        return partial(kernel, *spread(columns.size), (x, columns, columns.size, *self.arguments)), columns
+    def unfolded(self, x: Any) -> tuple[Call, Any]:
+        """The columns of some images, and the call that writes them there."""
+        columns = self._cut(self.columns, len(x), self.rows)
+        return self._launch("unfold", x, columns, len(x)), columns
 
-    def fold(self, x: Any) -> tuple[Call, Any]:
-        """The call that adds the buffer up into images, and the part of the buffer it reads."""
-        columns = self.buffer[: len(x)]
-        kernel = self.machine.kernel(self.text, "fold")
-        return partial(kernel, *spread(x.size), (columns, x, x.size, *self.arguments)), columns
+    def folded(self, x: Any) -> tuple[Any, Call]:
+        """Columns, and the call that adds them up into some images."""
+        columns = self._cut(self.columns, len(x), self.rows)
+        return columns, self._launch("fold", columns, x, len(x))
+
+    def turned(self, y: Any, back: bool = False) -> tuple[Call, Any]:
+        """A matrix of results of some images, and the call that copies them there, or from there `back`."""
+        matrix, images = self._cut(self.results, len(y), y.shape[1]), y.reshape(len(y), self.groups, -1, self.positions)
+        view = matrix.reshape(self.groups, -1, len(y), self.positions).transpose(2, 0, 1, 3)
+        return partial(self.machine.xp.copyto, *((images, view) if back else (view, images))), matrix
+
+    def product(self, a: Any, b: Any, out: Any) -> Call:
+        if self.groups == 1:
+            a, b, out = a[0], b[0], out[0]
+        return partial(self.machine.xp.matmul, a, b, out=out)
+
+    def _cut(self, buffer: Any, images: int, rows: int) -> Any:
+        return buffer[: images * rows * self.positions].reshape(self.groups, rows // self.groups, -1)
+
+    def _launch(self, name: str, source: Any, target: Any, images: int) -> Call:
+        kernel = self.machine.kernel(self.text, name)
+        return partial(
+            kernel, *spread(target.size), (source, target, target.size, images, self.channels, *self.arguments)
+        )
 
 
-def _matrices(images: Any, groups: int) -> Any:
-    n, channels = images.shape[:2]
-    return images.reshape(n, groups, channels // groups, -1)
+def _weights(w: Any, groups: int) -> Any:
+    return w.reshape(groups, w.shape[0] // groups, -1)
 
 
 def _same(*arrays: Any) -> bool:
     return contiguous(*arrays) and all(a.dtype == arrays[0].dtype for a in arrays)
 
 
-def conv2d(machine: Machine, out: Any, x: Any, w: Any, *, groups: int, **attrs: Any) -> list[Call] | None:
+def _is_plain(w: Any, *, stride: Pair, padding: Any, groups: int, **_: Any) -> bool:
+    """Whether images are their own columns: a product of each with the weights, and nothing is copied."""
+    return w.shape[2:] == stride == (1, 1) and groups == 1 and not any(p for side in padding for p in side)
+
+
+def _flat(images: Any) -> Any:
+    return images.reshape(*images.shape[:2], -1)
+
+
+def conv2d(machine: Machine, out: Any, x: Any, w: Any, **attrs: Any) -> list[Call] | None:
     if not _same(x, w, out):
         return None
-    columns = _Columns(
-        machine, x.dtype, len(x), x.shape[1], x.shape[2:], out.shape[2:], w.shape[2:], groups=groups, **attrs
-    )
-    weights, results, calls = w.reshape(groups, w.shape[0] // groups, -1), _matrices(out, groups), []
-    for low, high in columns.chunks:
-        unfold, matrices = columns.unfold(x[low:high])
-        calls += [unfold, partial(machine.xp.matmul, weights, matrices, out=results[low:high])]
+    if _is_plain(w, **attrs):
+        return [partial(machine.xp.matmul, w.reshape(w.shape[:2]), _flat(x), out=_flat(out))]
+    matrices, calls = _Matrices(machine, x, w, out, **attrs), []
+    for part in matrices.chunks:
+        (unfold, columns), (turn, results) = matrices.unfolded(x[part]), matrices.turned(out[part], back=True)
+        calls += [unfold, matrices.product(_weights(w, attrs["groups"]), columns, results), turn]
     return calls
 
 
-def conv2d_dx(
-    machine: Machine, out: Any, g: Any, w: Any, *, size: Pair, groups: int, **attrs: Any
-) -> list[Call] | None:
+def conv2d_dx(machine: Machine, out: Any, g: Any, w: Any, *, size: Pair, **attrs: Any) -> list[Call] | None:
     if not _same(g, w, out):
         return None
-    columns = _Columns(machine, g.dtype, len(g), out.shape[1], size, g.shape[2:], w.shape[2:], groups=groups, **attrs)
-    weights = w.reshape(groups, w.shape[0] // groups, -1).swapaxes(1, 2)
-    slopes, calls = _matrices(g, groups), []
-    for low, high in columns.chunks:
-        fold, matrices = columns.fold(out[low:high])
-        calls += [partial(machine.xp.matmul, weights, slopes[low:high], out=matrices), fold]
+    if _is_plain(w, **attrs):
+        return [partial(machine.xp.matmul, w.reshape(w.shape[:2]).T, _flat(g), out=_flat(out))]
+    matrices, calls = _Matrices(machine, out, w, g, **attrs), []
+    for part in matrices.chunks:
+        (turn, slopes), (columns, fold) = matrices.turned(g[part]), matrices.folded(out[part])
+        weights = _weights(w, attrs["groups"]).swapaxes(1, 2)
+        calls += [turn, matrices.product(weights, slopes, columns), fold]
     return calls
 
 
-def conv2d_dw(
-    machine: Machine, out: Any, x: Any, g: Any, *, kernel: Pair, groups: int, **attrs: Any
-) -> list[Call] | None:
+def conv2d_dw(machine: Machine, out: Any, x: Any, g: Any, *, kernel: Pair, **attrs: Any) -> list[Call] | None:
+    """The transpose, as of the two operands the results are the smaller to copy, where there are groups."""
     if not _same(x, g, out):
         return None
-    columns = _Columns(machine, x.dtype, len(x), x.shape[1], x.shape[2:], g.shape[2:], kernel, groups=groups, **attrs)
-    slopes, xp = _matrices(g, groups), machine.xp
-    total = out.reshape(groups, g.shape[1] // groups, -1)
-    each, part = xp.empty((columns.step, *total.shape), out.dtype), xp.empty_like(total)
-    calls: list[Call] = []
-    for low, high in columns.chunks:
-        unfold, matrices = columns.unfold(x[low:high])
-        products = each[: high - low]
-        calls += [unfold, partial(xp.matmul, slopes[low:high], matrices.swapaxes(2, 3), out=products)]
-        calls.append(partial(xp.sum, products, axis=0, out=part if low else total))
-        calls += [partial(xp.add, total, part, total)] if low else []
-    return calls
+    matrices, calls, xp = _Matrices(machine, x, out, g, **attrs), [], machine.xp
+    result = _weights(out, attrs["groups"]).swapaxes(1, 2)
+    total, more = (xp.empty(result.shape, out.dtype) for _ in range(2))
+    for part in matrices.chunks:
+        (unfold, columns), (turn, slopes) = matrices.unfolded(x[part]), matrices.turned(g[part])
+        calls += [unfold, turn, matrices.product(columns, slopes.swapaxes(1, 2), more if part.start else total)]
+        calls += [partial(xp.add, total, more, total)] if part.start else []
+    return [*calls, partial(xp.copyto, result, total)]

@@ -2,7 +2,7 @@
 // Y. You et al., "Large Batch Optimization for Deep Learning", ICLR 2020, algorithm 2.
 //
 // Tables, chunks and blocks are those of `update_all` (update.cu); `update.py` puts the hyperparameters in front, as
-// constants. Bytes: 20 an element of float32 in the first launch, 16 in the second; FLOP: about 25 an element.
+// constants. If not `*ok` the old values stay. Bytes: 20 an element of float32 in the first launch, 16 in the second; FLOP: about 25 an element.
 
 __device__ inline T direction(T alpha, T eps, T p, T m, T v) { return alpha * m / (sqrt(v) + eps) + (T)weight_decay * p; }
 
@@ -14,7 +14,8 @@ __device__ inline void folded(double step, T& alpha, T& eps) {
 
 // New moments, and of each chunk the sums of squares of the parameter and of its direction: parts[chunk][2].
 extern "C" __global__ void lamb_moments(S* const* table, const long long* sizes, const int* tensor, const long long* start,
-                                        const N* step, T* parts, long long chunk) {
+                                        const N* step, const bool* ok, T* parts, long long chunk) {
+    const bool moves = *ok;
     S* const* row = table + (long long)tensor[blockIdx.x] * 7;
     const S *p = row[3], *g = row[6];
     const long long size = sizes[tensor[blockIdx.x]], begin = start[blockIdx.x];
@@ -24,7 +25,7 @@ extern "C" __global__ void lamb_moments(S* const* table, const long long* sizes,
     for (long long i = begin + threadIdx.x; i < end; i += blockDim.x) {
         const T slope = g[i], m = (T)beta1 * (T)row[4][i] + (T)(1 - beta1) * slope;
         const T v = (T)beta2 * (T)row[5][i] + (T)(1 - beta2) * (slope * slope), r = direction(alpha, eps, p[i], m, v);
-        row[1][i] = m, row[2][i] = v;
+        row[1][i] = moves ? m : (T)row[4][i], row[2][i] = moves ? v : (T)row[5][i];
         length += (T)p[i] * (T)p[i], along += r * r;
     }
     length = team_sum(length), along = team_sum(along);
@@ -33,7 +34,9 @@ extern "C" __global__ void lamb_moments(S* const* table, const long long* sizes,
 
 // The parameter moves along its direction by rate times its own length; tensor k has the chunks first[k]..first[k + 1].
 extern "C" __global__ void lamb_step(S* const* table, const long long* sizes, const int* tensor, const long long* start,
-                                     const long long* first, const R* rate, const N* step, const T* parts, long long chunk) {
+                                     const long long* first, const R* rate, const N* step, const bool* ok, const T* parts,
+                                     long long chunk) {
+    const bool moves = *ok;
     const int k = tensor[blockIdx.x];
     S* const* row = table + (long long)k * 7;
     const long long begin = start[blockIdx.x], end = begin + chunk < sizes[k] ? begin + chunk : sizes[k];
@@ -45,6 +48,6 @@ extern "C" __global__ void lamb_step(S* const* table, const long long* sizes, co
     const T scale = (T)(double)*rate * (length > 0 && along > 0 ? length / along : (T)1);
     for (long long i = begin + threadIdx.x; i < end; i += blockDim.x) {
         const T p = row[3][i];
-        row[0][i] = p - scale * direction(alpha, eps, p, row[1][i], row[2][i]);
+        row[0][i] = moves ? p - scale * direction(alpha, eps, p, row[1][i], row[2][i]) : p;
     }
 }

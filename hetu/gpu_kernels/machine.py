@@ -17,9 +17,13 @@ Call = Callable[[], Any]
 
 
 class Machine(Protocol):
-    """What runs kernels: a GPU through CuPy, or the emulator. `xp` is the module of its arrays."""
+    """What runs kernels: a GPU through CuPy, or the emulator. `xp` is the module of its arrays.
+
+    `capability` is what NVIDIA calls compute capability, times 10: 80 of an A100, 90 of an H100.
+    """
 
     xp: Any
+    capability: int
 
     def kernel(self, text: str, name: str) -> Callable[..., Any]:
         """The kernel `name` of a text, to be called as `kernel(grid, block, arguments, shared_mem=0)`."""
@@ -29,6 +33,7 @@ class Recorder:
     """A machine that runs nothing and keeps the texts it was given, to compile or check them together."""
 
     xp: Any = np
+    capability = 90
 
     def __init__(self) -> None:
         self.texts: dict[str, None] = {}  # in the order they came
@@ -46,6 +51,19 @@ def spread(count: int) -> tuple[tuple[int], tuple[int]]:
 def address(array: Any) -> int:
     """Where the first element lies, in the memory of the machine."""
     return array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
+
+
+def widest_pack(width: int, *arrays: Any) -> int:
+    """How many neighbours of rows of `width` elements one thread can move at once: up to 16 bytes, a power of 2."""
+    pack = 16 // max(a.dtype.itemsize for a in arrays)
+    while pack > 1 and (width % pack or any(address(a) % (a.dtype.itemsize * pack) for a in arrays)):
+        pack //= 2
+    return pack
+
+
+def index_dtype(*counts: int) -> str:
+    """The integers in which a kernel counts elements: 32 bits divide several times faster than 64 on a GPU."""
+    return "int32" if max(counts) < 1 << 30 else "int64"
 
 
 def contiguous(*arrays: Any) -> bool:

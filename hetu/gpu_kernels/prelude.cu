@@ -36,6 +36,18 @@ struct alignas(sizeof(V) * N) Pack {  // N neighbours that one instruction loads
     V v[N];
 };
 
+// A parameter of four axes (batch, rows, heads, features), the last without gaps; where the head of this block begins,
+// and what number it has.
+#define STRIDED(type, x) type* x, long long x##_batch, long long x##_row, long long x##_head
+#define HEAD(x) (x + blockIdx.z * x##_batch + blockIdx.y * x##_head)
+#define HEAD_NUMBER ((long long)blockIdx.z * gridDim.y + blockIdx.y)
+
+// A loop of all threads of the grid over n elements e. `Index` has 32 bits where they suffice: a GPU divides those
+// several times faster than 64, which for a kernel that only moves data would take longer than the memory does.
+#define FOR_ELEMENTS(n)                                                          \
+    for (Index e = (Index)blockIdx.x * blockDim.x + threadIdx.x; e < (Index)(n); \
+         e += (Index)gridDim.x * blockDim.x)
+
 // -- functions -----------------------------------------------------------------------------------------------------
 // CUDA's own `exp(float)` and `exp(double)` overload, but a stray double constant would make half the work double.
 
@@ -98,4 +110,38 @@ __device__ inline T team_max(T v) {
     if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = v;
     __syncthreads();
     return warp_max(partial[threadIdx.x % 32 < blockDim.x / 32 ? threadIdx.x % 32 : 0]);
+}
+
+// The place after the last of the sorted ids that equal the one at `place`, found by a whole warp, 32 places at a time.
+template <class N>
+__device__ inline long long end_of_run(const N* ids, const long long* order, long long place, long long count) {
+    const N id = ids[order[place]];
+    for (;; place += 32) {
+        const long long p = place + threadIdx.x;
+        const unsigned int same = __ballot_sync(0xffffffffu, p < count && ids[order[p]] == id);
+        if (same != 0xffffffffu) return place + __ffs(~same) - 1;
+    }
+}
+
+// -- random numbers ----------------------------------------------------------------------------------------------------
+// By counting: NumPy's Philox4x64-10 generator with the key (seed, stream) and the counter (0, 0, 0, step), so that every
+// element is the same as on a CPU. J. K. Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", 2011, section 3.
+// `state` = (seed, step) lies on the device: a captured graph replays with new numbers.
+
+typedef unsigned long long Word;
+
+// The four words of block number `index`; NumPy counts before it draws, so block 0 has counter 1.
+__device__ inline void philox(const Word* state, Word stream, Word index, Word* c) {
+    Word key0 = state[0], key1 = stream;
+    c[0] = index + 1, c[1] = 0, c[2] = 0, c[3] = state[1];
+    for (int round = 0; round < 10; round++) {
+        const Word high0 = __umul64hi(0xD2E7470EE14C6C93ull, c[0]), low0 = 0xD2E7470EE14C6C93ull * c[0];
+        const Word high1 = __umul64hi(0xCA5A826395121157ull, c[2]), low1 = 0xCA5A826395121157ull * c[2];
+        c[0] = high1 ^ c[1] ^ key0, c[1] = low1, c[2] = high0 ^ c[3] ^ key1, c[3] = low0;
+        key0 += 0x9E3779B97F4A7C15ull, key1 += 0xBB67AE8584CAA73Bull;
+    }
+}
+
+__device__ inline bool kept(const Word* words, int place, Word threshold) {
+    return (words[place / 4] >> place % 4 * 16 & 0xffff) >= threshold;
 }

@@ -1,24 +1,4 @@
-// Random numbers by counting: NumPy's Philox4x64-10 generator with the key (seed, stream) and the counter (0, 0, 0,
-// step), so that every element is the same as on a CPU. J. K. Salmon et al., "Parallel Random Numbers: As Easy as 1,
-// 2, 3", 2011, section 3. `state` = (seed, step) lies on the device: a captured graph replays with new numbers.
-
-typedef unsigned long long Word;
-
-// The four words of block number `index`; NumPy counts before it draws, so block 0 has counter 1.
-__device__ inline void philox(const Word* state, Word stream, Word index, Word* c) {
-    Word key0 = state[0], key1 = stream;
-    c[0] = index + 1, c[1] = 0, c[2] = 0, c[3] = state[1];
-    for (int round = 0; round < 10; round++) {
-        const Word high0 = __umul64hi(0xD2E7470EE14C6C93ull, c[0]), low0 = 0xD2E7470EE14C6C93ull * c[0];
-        const Word high1 = __umul64hi(0xCA5A826395121157ull, c[2]), low1 = 0xCA5A826395121157ull * c[2];
-        c[0] = high1 ^ c[1] ^ key0, c[1] = low1, c[2] = high0 ^ c[3] ^ key1, c[3] = low0;
-        key0 += 0x9E3779B97F4A7C15ull, key1 += 0xBB67AE8584CAA73Bull;
-    }
-}
-
-__device__ inline bool kept(const Word* words, int place, Word threshold) {
-    return (words[place / 4] >> place % 4 * 16 & 0xffff) >= threshold;
-}
+// Random numbers by counting, with `philox` of `prelude.cu`.
 
 #define FOR_BLOCKS(count) \
     for (long long b = (long long)blockIdx.x * blockDim.x + threadIdx.x; b < (count); b += (long long)gridDim.x * blockDim.x)

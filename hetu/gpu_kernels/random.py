@@ -17,13 +17,22 @@ from .source import kernel_file
 LEVELS = 1 << 16  # a dropout mask compares 16 random bits an element with the rate
 
 
+def mask_of(rate: float) -> tuple[int, float]:
+    """From which number of 16 bits on an element is kept, and what it is multiplied by.
+
+    >>> mask_of(0.5)
+    (32768, 2.0)
+    """
+    threshold = min(round(rate * LEVELS), LEVELS - 1)
+    return threshold, LEVELS / (LEVELS - threshold)
+
+
 def dropout(
     machine: Machine, out: Any, x: Any, state: Any, *, rate: float, stream: int, channels: bool = False
 ) -> list[Call] | None:
     if not contiguous(x, state, out) or x.dtype != out.dtype:
         return None
-    threshold = min(round(rate * LEVELS), LEVELS - 1)
-    options = (np.uint64(stream), threshold, LEVELS / (LEVELS - threshold))
+    options = (np.uint64(stream), *mask_of(rate))
     text = kernel_file("random", S=x.dtype.name)
     if channels or any(address(a) % (4 * a.dtype.itemsize) for a in (x, out)):
         inner = prod(x.shape[2:]) if channels else 1

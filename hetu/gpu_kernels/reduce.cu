@@ -1,21 +1,6 @@
-// Reductions of arrays seen as (outer, n, inner) over n. `combine`, `identity` and `value` are put in front by
-// `reduce.py`. Long reductions with few results are cut into `chunks`, whose results a second launch reduces; the
+// Reductions of arrays seen as (outer, n, inner) over n. `combine`, `identity`, `value` and `team.cu` are put in front
+// by `reduce.py`. Long reductions with few results are cut into `chunks`, whose results a second launch reduces; the
 // order of additions is fixed. Bytes: x once. FLOP: one an element.
-
-__device__ inline T warp_combine(T v) {
-    for (int step = 16; step; step /= 2) v = combine(v, __shfl_xor_sync(0xffffffffu, v, step));
-    return v;
-}
-
-__device__ inline T team_combine(T v) {
-    v = warp_combine(v);
-    if (blockDim.x == 32) return v;
-    __shared__ T partial[32];
-    __syncthreads();
-    if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = v;
-    __syncthreads();
-    return warp_combine(threadIdx.x % 32 < blockDim.x / 32 ? partial[threadIdx.x % 32] : identity());
-}
 
 // inner = 1: a team of threads reads along a row. Launch: (32, 8) threads for n up to 1024 a chunk, else (256, 1).
 extern "C" __global__ void reduce_rows(const S* x, O* y, long long rows, long long n, long long chunks) {

@@ -22,35 +22,42 @@ COMBINE = {
     "prod": ("a * b", {}, "1", "a < b"),
     "max": ("fmax(a, b)", _LOW, "", "a > b"),
     "min": ("fmin(a, b)", _HIGH, "", "a < b"),
+    "all": ("a && b", {}, "1", "a < b"),
+    "any": ("a || b", {}, "0", "a > b"),
 }
 CHUNK = 4096  # elements that one team reduces, where there are fewer rows than a GPU has room for
 ROOM = 1024  # teams that keep a large GPU busy
 
 
-def _text(operation: str, stored: str, result: str, wide: str) -> str:
-    """The kernels for one operation on elements `stored`, computing in `wide`."""
+def definitions(operation: str, wide: str) -> str:
+    """The functions of an operation on elements of type S, computing in T, which is the dtype `wide`."""
     combine, limits, neutral, better = COMBINE[operation]
-    early = (
+    return (
         f"__device__ inline T combine(T a, T b) {{ return {combine}; }}\n"
         f"__device__ inline T identity() {{ return {neutral or limits[wide]}; }}\n"
         f"__device__ inline T value(S v) {{ return v; }}\n"
         f"__device__ inline bool better(T a, T b) {{ return {better} || (a != a && b == b); }}\n"
     )
-    return assemble(early + file_text("reduce"), "reduce.cu", S=stored, T=wide, O=result)
 
 
-def _wide(dtype: str) -> str:
+def wide_dtype(dtype: str) -> str:
     """The dtype of partial results: 64 bits for integers and truth values."""
     if "float" in dtype:
         return compute_dtype(dtype)
     return "uint64" if dtype == "uint64" else "int64"
 
 
+def _text(operation: str, stored: str, result: str, wide: str) -> str:
+    """The kernels for one operation on elements `stored`, computing in `wide`."""
+    body = definitions(operation, wide) + file_text("team") + file_text("reduce")
+    return assemble(body, "reduce.cu", S=stored, T=wide, O=result)
+
+
 def reduced(machine: Machine, operation: str, out: Any, x: Any, axes: tuple[int, ...]) -> list[Call] | None:
     """Calls that write the reduction of `x` over `axes` into `out`, of any shape with as many elements."""
     if not contiguous(x, out) or not builtins.any(x.shape[a] > 1 for a in axes):
         return None
-    wide = _wide(x.dtype.name)
+    wide = wide_dtype(x.dtype.name)
     marked = [(n, i in axes) for i, n in enumerate(x.shape) if n > 1]
     groups = [[math.prod(n for n, _ in group), key] for key, group in groupby(marked, key=lambda pair: pair[1])]
     calls: list[Call] = []
@@ -94,6 +101,14 @@ def min(machine: Machine, out: Any, x: Any, *, axis: tuple[int, ...], **_: Any) 
     return reduced(machine, "min", out, x, axis)
 
 
+def all(machine: Machine, out: Any, x: Any, *, axis: tuple[int, ...], **_: Any) -> list[Call] | None:
+    return reduced(machine, "all", out, x, axis)
+
+
+def any(machine: Machine, out: Any, x: Any, *, axis: tuple[int, ...], **_: Any) -> list[Call] | None:
+    return reduced(machine, "any", out, x, axis)
+
+
 def sum_to_like(machine: Machine, out: Any, x: Any, like: Any, **_: Any) -> list[Call] | None:
     lead = x.ndim - out.ndim
     axes = (*range(lead), *(lead + i for i, n in enumerate(out.shape) if n == 1))
@@ -111,7 +126,7 @@ def argmin(machine: Machine, out: Any, x: Any, *, axis: int, **_: Any) -> list[C
 def _place(operation: str, machine: Machine, out: Any, x: Any, axis: int) -> list[Call] | None:
     if not contiguous(x, out):
         return None
-    text = _text(operation, x.dtype.name, "int64", _wide(x.dtype.name))
+    text = _text(operation, x.dtype.name, "int64", wide_dtype(x.dtype.name))
     rows, inner = out.size, math.prod(x.shape[axis + 1 :])
     kernel = machine.kernel(text, "place_of_extremum")
     return [partial(kernel, (-(-rows // 8),), (32, 8), (x, out, rows, x.shape[axis], inner))]

@@ -1,9 +1,6 @@
-"""The CUDA C text of kernels: hand-written files put together with their dtypes, elementwise kernels generated.
+"""The CUDA C text of kernels: hand-written files put together with their dtypes.
 
-A generated kernel evaluates a list of steps, each the `cuda=` expression of one operator (`y = a + b`), on every
-element. Types are strict: an expression computes in `T`, which follows from the dtypes of the operator, and a 16-bit
-float is rounded after every step, so that a fused chain gives exactly what its operators give one by one. Ignored on
-purpose: launching (`elementwise.py`), and what to fuse, which a graph pass decides.
+Ignored on purpose: kernels generated from the expressions of operators, see `generated.py`.
 """
 
 from __future__ import annotations
@@ -11,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.resources import files
-from typing import NamedTuple
 
 import numpy as np
 
@@ -92,92 +88,6 @@ def kernel_file(name: str, **dtypes: str) -> str:
     return assemble(file_text(name), f"{name}.cu", **dtypes)
 
 
-# -- generated elementwise kernels -----------------------------------------------------------------------------------
-
-
-class Step(NamedTuple):
-    """One expression of an elementwise kernel. Plain hashable data.
-
-    `inputs` pairs its variables with values: 0, 1, ... are the arrays of the kernel, and after them come the results
-    of earlier steps. `numbers` are its other variables. The inputs meet in the dtype `meet`; `dtype` is the result's.
-    """
-
-    expression: str
-    inputs: tuple[tuple[str, int], ...]
-    numbers: tuple[tuple[str, float], ...]
-    meet: str
-    dtype: str
-
-
-class Layout(NamedTuple):
-    """What of the arrays' geometry is compiled in: per array which axes it moves along, the pack and the index type.
-
-    `moves[k][axis]` says whether array k has a stride on that (merged) axis. With one axis the strides are 1 and
-    `pack` neighbours are handled by one thread; with more, sizes and strides are arguments of the kernel.
-    """
-
-    moves: tuple[tuple[bool, ...], ...]
-    pack: int
-    index: str
-
-
-def elementwise_text(steps: Sequence[Step], dtypes: Sequence[str], layout: Layout) -> str:
-    """The text of the kernel `elementwise(arrays..., out, n, sizes and strides...)` that evaluates the steps.
-
-    Bytes: each array and the result once. FLOP: those of the expressions, far below what memory lets pass.
-    Launch: a grid-stride loop, one pack a thread.
-
-    >>> square = Step("y = x * x", (("x", 0),), (), "float32", "float32")
-    >>> "y = x * x;" in elementwise_text([square], ["float32"], Layout(((True,),), 1, "int32"))
-    True
-    """
-    axes = len(layout.moves[0]) if layout.moves else 1
-    sizes = [f"size{a}" for a in range(1, axes)]
-    strides = [f"stride{k}_{a}" for k, moves in enumerate(layout.moves) for a in range(axes) if axes > 1 and moves[a]]
-    arrays = [f"const {CTYPES[d]}* a{k}" for k, d in enumerate(dtypes)]
-    parameters = [*arrays, "O* out", "Index n", *(f"Index {name}" for name in (*sizes, *strides))]
-    body = _flat_loop(dtypes, layout) if axes == 1 else _strided_loop(dtypes, layout, axes)
-    return assemble(
-        f'{_evaluate(steps, dtypes)}\nextern "C" __global__ void elementwise({", ".join(parameters)}) {{\n{body}}}\n',
-        "elementwise.cu",
-        O=steps[-1].dtype,
-        Index=layout.index,
-    )
-
-
-def _evaluate(steps: Sequence[Step], dtypes: Sequence[str]) -> str:
-    """The device function that computes one element of the result from one element of each array."""
-    parameters = ", ".join(f"{CTYPES[d]} v{k}" for k, d in enumerate(dtypes))
-    lines = [f"__device__ inline O evaluate({parameters}) {{"]
-    known = list(dtypes)
-    for step in steps:
-        lines += [f"    {CTYPES[step.dtype]} v{len(known)}; {{", *_step_lines(step, known), "    }"]
-        known.append(step.dtype)
-    return "\n".join([*lines, f"    return v{len(known) - 1};", "}"])
-
-
-def _step_lines(step: Step, known: Sequence[str]) -> list[str]:
-    """One expression in a block of its own, with its variables in the dtypes in which they meet."""
-    meet = CTYPES[compute_dtype(step.meet)]
-    result = CTYPES[compute_dtype(step.dtype)]
-    real = meet if "float" in step.meet or step.dtype != "bool" else "float"  # predicates test `(T)x`
-    rows = [f"typedef {real if step.dtype == 'bool' else result} T;"]
-    for name, value in step.inputs:
-        rows.append(f"const {meet} {name} = ({meet})v{value};")
-    for name, value in step.numbers:
-        rows.append(f"const {meet} {name} = ({meet}){number_text(_saturated(value, step.meet))};")
-    rows += [f"{result} y;", f"{step.expression};", f"v{len(known)} = y;"]
-    return [f"        {row}" for row in rows]
-
-
-def _saturated(value: float, dtype: str) -> float:
-    """The nearest number that an integer dtype has: no uint8 lies below -1, so a bound of -1 acts as 0."""
-    if isinstance(value, bool) or "int" not in dtype:
-        return value
-    limits = np.iinfo(dtype)
-    return min(max(value, int(limits.min)), int(limits.max))
-
-
 def number_text(value: float) -> str:
     """A number in C, exactly."""
     if isinstance(value, bool):
@@ -191,35 +101,3 @@ def number_text(value: float) -> str:
     if value in (float("inf"), float("-inf")):
         return "infinite()" if value > 0 else "-infinite()"
     return repr(float(value))
-
-
-def _flat_loop(dtypes: Sequence[str], layout: Layout) -> str:
-    """All arrays lie alike in memory, or are single numbers: whole packs move at once."""
-    pack = layout.pack
-    loads, values = [], []
-    for k, (dtype, moves) in enumerate(zip(dtypes, layout.moves)):
-        ctype = f"Pack<{CTYPES[dtype]}, {pack}>"
-        loads.append(f"        const {ctype} p{k} = *(const {ctype}*)(a{k} + i);\n" if moves[0] else "")
-        values.append(f"p{k}.v[j]" if moves[0] else f"a{k}[0]")
-    return (
-        f"    const Index step = (Index)gridDim.x * blockDim.x * {pack};\n"
-        f"    for (Index i = ((Index)blockIdx.x * blockDim.x + threadIdx.x) * {pack}; i < n; i += step) {{\n"
-        f"{''.join(loads)}        Pack<O, {pack}> result;\n"
-        f"        for (int j = 0; j < {pack}; j++) result.v[j] = evaluate({', '.join(values)});\n"
-        f"        *(Pack<O, {pack}>*)(out + i) = result;\n    }}\n"
-    )
-
-
-def _strided_loop(dtypes: Sequence[str], layout: Layout, axes: int) -> str:
-    """The position in the result is taken apart into one coordinate an axis, the last varying fastest."""
-    apart = "".join(f"        const Index c{a} = rest % size{a}; rest /= size{a};\n" for a in range(axes - 1, 0, -1))
-    places = []
-    for k, moves in enumerate(layout.moves):
-        terms = [f"c{a} * stride{k}_{a}" for a in range(axes) if moves[a]]
-        places.append(f"a{k}[{' + '.join(terms) or '0'}]")
-    return (
-        "    const Index step = (Index)gridDim.x * blockDim.x;\n"
-        "    for (Index i = (Index)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {\n"
-        f"        Index rest = i;\n{apart}        const Index c0 = rest;\n"
-        f"        out[i] = evaluate({', '.join(places)});\n    }}\n"
-    )

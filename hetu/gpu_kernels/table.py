@@ -9,6 +9,7 @@ on purpose: the kernels themselves, which the other modules of this folder hold.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -21,13 +22,16 @@ Launcher = Callable[..., "list[Call] | None"]
 MODULES = {
     "rows": "softmax log_softmax softmax_cross_entropy softmax_cross_entropy_dx layer_norm layer_norm_dx rms_norm "
     "rms_norm_dx topk",
-    "tables": "take scatter_rows scatter_add",
+    "tables": "take take_along_axis put_along_axis_add scatter_rows scatter_add",
+    "sparse": "sparse_matmul",
+    "routing": "moe_dispatch moe_combine moe_products",
     "random": "dropout random",
     "images": "max_pool2d max_pool2d_dx max_pool2d_pick avg_pool2d avg_pool2d_dx conv2d conv2d_dx conv2d_dw",
+    "attention": "flash_attention flash_attention_dx",
     "channels": "batch_norm_train batch_norm_dx",
     "update": "sgd momentum adagrad rmsprop adam amsgrad lamb update_all "
     "sgd_rows momentum_rows adagrad_rows rmsprop_rows adam_rows amsgrad_rows",
-    "reduce": "sum prod max min sum_to_like argmax argmin",
+    "reduce": "sum prod max min all any sum_to_like argmax argmin",
 }
 MODULE_OF = {name: module for module, names in MODULES.items() for name in names.split()}
 
@@ -58,8 +62,22 @@ def bound(
         return None
     attrs = {name: value for name, value in attrs.items() if name != "window"}
     launch = launcher(name)
-    if launch is not None and (calls := launch(machine, out, *arrays, **attrs)) is not None:
-        return calls
+    if launch is not None:
+        calls = launch(machine, out, *arrays, **attrs)
+        if calls is None and not all(a.flags.c_contiguous for a in arrays):
+            calls = _of_copies(machine, launch, out, arrays, attrs)
+        if calls is not None:
+            return calls
     if cuda is None:
         return None
     return elementwise(machine, [single_step(cuda, inputs, arrays, attrs, out)], out, arrays)
+
+
+def _of_copies(
+    machine: Machine, launch: Launcher, out: Any, arrays: Sequence[Any], attrs: Mapping[str, Any]
+) -> list[Call] | None:
+    """As `launch`, for a kernel that takes no strides: a copy costs less than what CuPy makes of many operators."""
+    whole = [a if a.flags.c_contiguous else machine.xp.empty(a.shape, a.dtype) for a in arrays]
+    calls = launch(machine, out, *whole, **attrs)
+    copies = [partial(machine.xp.copyto, w, a) for w, a in zip(whole, arrays) if w is not a]
+    return None if calls is None else [*copies, *calls]

@@ -1,14 +1,25 @@
-// Rows of tables: gathering, and adding rows that belong to given ids.
+// Rows and elements of tables by their ids.
 //
-// Ids are trusted here, as checking them would cost a synchronization; one that names no row reads as 0 and adds to
-// nothing. Bytes: the rows twice, the ids once; no arithmetic to speak of.
+// Ids are trusted here, as checking them would cost a synchronization; one that names nothing reads as 0. Bytes: what is
+// gathered twice, the ids once; no arithmetic to speak of.
 
 // y[o, i, k] = x[o, ids[i], k]. One thread an element; with inner >= 8 neighbouring threads read neighbours.
-extern "C" __global__ void gather(const S* x, const I* ids, S* y, long long n, long long count, long long length,
-                                  long long inner) {
-    for (long long e = (long long)blockIdx.x * blockDim.x + threadIdx.x; e < n; e += (long long)gridDim.x * blockDim.x) {
-        const long long k = e % inner, i = e / inner % count, o = e / inner / count;
-        const long long id = ids[i];
+extern "C" __global__ void gather(const S* x, const I* ids, S* y, long long n, long long count_, long long length,
+                                  long long inner_) {
+    const Index count = count_, inner = inner_;
+    FOR_ELEMENTS(n) {
+        const Index row = e / inner, k = e - row * inner, o = row / count;
+        const long long id = ids[row - o * count];
         y[e] = id >= 0 && id < length ? x[(o * length + id) * inner + k] : (S)0;
+    }
+}
+
+// y[o, i, k] = x[o, ids[o, i, k], k]. One thread an element.
+extern "C" __global__ void gather_along(const S* x, const I* ids, S* y, long long n, long long count_, long long length,
+                                        long long inner_) {
+    const Index each = count_ * inner_, inner = inner_;
+    FOR_ELEMENTS(n) {
+        const long long id = ids[e];
+        y[e] = id >= 0 && id < length ? x[(e / each * length + id) * inner + e % inner] : (S)0;
     }
 }

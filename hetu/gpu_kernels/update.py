@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .machine import Call, Machine, address, contiguous
+from .machine import Call, Machine, address, contiguous, index_dtype, spread
 from .source import assemble, compute_dtype, file_text, number_text
-from .tables import sorting
+from .tables import has_atomics, sorting
 
 CHUNK = 1 << 14  # elements of one block: 64 a thread, and a model of 100 million parameters makes 6,000 blocks
 
@@ -69,14 +69,24 @@ class Tensor(NamedTuple):
 
 
 def update_all(
-    machine: Machine, name: str, tensors: Sequence[Tensor], rate: Any, step: Any, attrs: Mapping[str, Any]
+    machine: Machine,
+    name: str,
+    tensors: Sequence[Tensor],
+    rate: Any,
+    step: Any,
+    attrs: Mapping[str, Any],
+    ok: Any = None,
 ) -> list[Call] | None:
-    """One launch that applies a rule to all tensors, of one dtype; `rate` and `step` are arrays of one number."""
+    """One launch that applies a rule to all tensors, of one dtype; `rate` and `step` are arrays of one number.
+
+    `ok` is one bool: if it is false, the old values stay.
+    """
     whole = [a for t in tensors for a in (*t.new, *t.old, t.gradient)]
     if not contiguous(*whole, rate, step) or any(a.dtype != whole[0].dtype for a in whole):
         return None
     chunks = [(k, start) for k, t in enumerate(tensors) for start in range(0, t.gradient.size, CHUNK)]
     asarray = machine.xp.asarray
+    ok = asarray(np.True_) if ok is None else ok
     dtypes = {"S": whole[0].dtype.name, "R": rate.dtype.name, "N": step.dtype.name}
     rows = [[address(a) for a in (*t.new, *t.old, t.gradient)] for t in tensors]
     table, sizes = asarray(np.array(rows, "uint64")), asarray(np.array([t.gradient.size for t in tensors], "int64"))
@@ -91,12 +101,12 @@ def update_all(
         counts = [-(-t.gradient.size // CHUNK) for t in tensors]
         first = asarray(np.cumsum([0, *counts]).astype("int64"))
         calls = [
-            partial(machine.kernel(text, "lamb_moments"), *shape, (*where, step, parts, CHUNK)),
-            partial(machine.kernel(text, "lamb_step"), *shape, (*where, first, rate, step, parts, CHUNK)),
+            partial(machine.kernel(text, "lamb_moments"), *shape, (*where, step, ok, parts, CHUNK)),
+            partial(machine.kernel(text, "lamb_step"), *shape, (*where, first, rate, step, ok, parts, CHUNK)),
         ]
     else:
-        kernel = machine.kernel(_text(name, attrs, **dtypes, I="int64"), "update_all")
-        calls = [partial(kernel, *shape, (*where, rate, step, CHUNK))]
+        kernel = machine.kernel(_text(name, attrs, **dtypes, I="int64", Index="int32"), "update_all")
+        calls = [partial(kernel, *shape, (*where, rate, step, ok, CHUNK))]
     return [_keeping(whole, call) for call in calls]
 
 
@@ -125,10 +135,17 @@ def update_rows(
     step: Any,
     attrs: Mapping[str, Any],
 ) -> list[Call] | None:
-    """Calls that apply the rule to the rows `ids` of a table and its states, in place; equal ids are summed first."""
+    """Calls that apply the rule to the rows `ids` of a table and its states, in place; equal ids are summed first.
+
+    A rule without states subtracts them one by one where the dtype has atomics: no sorting, but varying last digits.
+    """
     if not contiguous(*tables, ids, rows, rate, step) or any(t.dtype != rows.dtype for t in tables):
         return None
-    text = _text(name, attrs, S=rows.dtype.name, R=rate.dtype.name, N=step.dtype.name, I=ids.dtype.name)
+    dtypes = {"S": rows.dtype.name, "R": rate.dtype.name, "N": step.dtype.name, "I": ids.dtype.name}
+    text = _text(name, attrs, **dtypes, Index=index_dtype(rows.size))
+    if name == "sgd" and has_atomics(rows.dtype):
+        (table,), numbers = tables, (rows.size, tables[0].shape[0], prod(tables[0].shape[1:]))
+        return [partial(machine.kernel(text, "descend_rows"), *spread(rows.size), (table, ids, rows, rate, *numbers))]
     order = machine.xp.empty(ids.size, "int64")
     four = [*tables, *[tables[0]] * (4 - len(tables))]
     numbers = (ids.size, tables[0].shape[0], prod(tables[0].shape[1:]))
@@ -144,13 +161,16 @@ def dense(name: str, machine: Machine, out: Any, *arrays: Any, **attrs: Any) -> 
     return update_all(machine, name, [Tensor(new, old, gradient)], rate, step[0] if step else rate, attrs)
 
 
-def grouped(machine: Machine, out: Any, *arrays: Any, rule: str, count: int, options: Any) -> list[Call] | None:
-    """Updates by one rule: `arrays` are all old values, all gradients, then the rate and, for some rules, the step."""
+def grouped(
+    machine: Machine, out: Any, *arrays: Any, rule: str, count: int, options: Any, conditional: bool
+) -> list[Call] | None:
+    """Updates by one rule: `arrays` are all old values, all gradients, the rate and, for some, step and condition."""
+    *arrays, ok = arrays if conditional else (*arrays, None)
     each = STATES[rule] + 1
     cut = [slice(k * each, (k + 1) * each) for k in range(count)]
     gradients, (rate, *step) = arrays[each * count :][:count], arrays[(each + 1) * count :]
     tensors = [Tensor(out[at], arrays[at], g) for at, g in zip(cut, gradients)]
-    return update_all(machine, rule, tensors, rate, step[0] if step else rate, dict(options))
+    return update_all(machine, rule, tensors, rate, step[0] if step else rate, dict(options), ok)
 
 
 def sparse(name: str, machine: Machine, out: Any, *arrays: Any, **attrs: Any) -> list[Call] | None:

@@ -9,8 +9,10 @@ from .conv_last import *
 from .creation import *
 from .einsum import *
 from .elementwise import *
+from .flash_attention import *
 from .functions import *
 from .fused_attention import *
+from .fused_batch_norm import *
 from .fused_conv import *
 from .fused_gelu import *
 from .fused_loss import *
@@ -27,6 +29,7 @@ from .normalization import *
 from .pooling import *
 from .random import *
 from .reduction import *
+from .routing import *
 from .shape import *
 from .slicing import *
 from .sorting import *

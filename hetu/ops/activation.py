@@ -14,7 +14,7 @@ import numpy as np
 
 from ..errors import ArgumentError
 from ..graph import Node
-from ..op import DEFAULT_FLOAT, Instruction, as_node, float_elementwise, op
+from ..op import DEFAULT_FLOAT, Instruction, as_node, bound_ufunc, float_elementwise, op
 from .comparison import greater, less_equal, minimum
 from .elementwise import by_blocks, dtype_of, float_function, floats, numbers, square, to_dtype
 from .functions import exp, log, normal_distribution, tanh
@@ -56,14 +56,14 @@ def relu_grad(g: Node, y: Node, x: Node) -> Node:
 
 
 @relu.bind
-def relu_bind(xp: ModuleType, out: Any, x: Any) -> Instruction:
+def relu_bind(xp: ModuleType, out: Any, x: Any) -> list[Instruction]:
     """Two arrays go through vector instructions, an array and a number do not: compare with some axes of zeros."""
     axis, length = x.ndim, 1
     while axis and length < 256:
         axis -= 1
         length *= x.shape[axis]
     zeros = xp.zeros(x.shape[axis:], x.dtype)
-    return lambda: xp.maximum(x, zeros, out=out)
+    return bound_ufunc(xp, xp.maximum, (x, zeros), out)
 
 
 @float_function(cuda="y = x > 0 ? x : slope * x")

@@ -1,8 +1,8 @@
 """Scaled dot-product attention.
 
 Without a mask the whole is one operator, as its passes over the scores then stay in cache and each softmax is divided
-after, not before, the product with the values. With a mask it is a composition. Ignored on purpose: dropout of weights,
-computing scores in tiles (they are kept for the gradient).
+after, not before, the product with the values. With a mask it is a composition. Ignored on purpose: dropout of weights;
+computing scores in tiles, as they are kept for the gradient (`flash_attention.py` does, on a GPU).
 """
 
 from __future__ import annotations

@@ -8,16 +8,19 @@ renormalisation (statistics over several batches in training).
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from .. import lanes
 from ..backend import Scratch
 from ..errors import ArgumentError, ShapeError, public
 from ..graph import OPS, Node
-from ..op import as_node, as_nodes, op, require_float
+from ..op import MANY, as_node, as_nodes, op, require_float
 from ..types import TensorType, compatible, normalize_axis, product, show_shape
+from . import batch_sweeps
 from .leaf import if_training, with_updates
 from .reduction import mean
 
@@ -76,7 +79,7 @@ def _batch_dims(x: TensorType, *_: TensorType, axis: int, **__: Any) -> str:
     return f"{axes},c,c->{axes},c,c"
 
 
-@op(dims=_batch_dims, infer=_batch_type)
+@op(dims=_batch_dims, infer=_batch_type, scratch=True)
 def batch_norm_train(
     xp: ModuleType, x: Any, scale: Any, bias: Any, *, axis: int = 1, epsilon: float = 1e-5
 ) -> tuple[Any, Any, Any]:
@@ -120,26 +123,44 @@ def batch_norm_train_grad(
 
 @batch_norm_train.bind
 def batch_norm_train_bind(
-    xp: ModuleType, out: Any, x: Any, scale: Any, bias: Any, *, axis: int, epsilon: float
-) -> Call | None:
+    xp: ModuleType, out: Any, x: Any, scale: Any, bias: Any, *, axis: int, epsilon: float, scratch: Scratch
+) -> list[Call] | None:
     y, mean, var = out
     if not runs_fast(xp, y, x, scale, bias, mean, var):
         return None
+    if axis == x.ndim - 1:
+        return batch_sweeps.normalized(out, x, scale, bias, epsilon, scratch)
     planes, result, sums = _planes(x, axis), _planes(y, axis), _PlaneSums(x, axis)
+    lift, factor = mean[:, None], np.empty_like(mean)
 
-    def run() -> None:
-        sums.mean(planes, mean)
-        np.subtract(planes, mean[:, None], result)
-        sums.mean_of_product(result, result, var)
-        np.multiply(result, (scale / np.sqrt(var + epsilon))[:, None], result)
-        np.add(result, bias[:, None], result)
+    def center(part: slice) -> list[Call]:
+        return [partial(np.subtract, planes[part], lift, result[part])]
 
-    return run
+    def finish(part: slice) -> list[Call]:
+        some = result[part]
+        return [partial(np.multiply, some, factor[:, None], some), partial(np.add, some, bias[:, None], some)]
+
+    def weigh() -> None:
+        np.divide(scale, np.sqrt(var + epsilon), factor)
+
+    least = _least(planes)
+    return [
+        *sums.mean(planes, mean),
+        *lanes.over(len(planes), center, least),
+        *sums.mean_of_product(result, result, var),
+        weigh,
+        *lanes.over(len(planes), finish, least),
+    ]
 
 
 def _planes(x: np.ndarray, axis: int) -> np.ndarray:
     """A view (before, channels, after) of a contiguous array."""
     return x.reshape(int(np.prod(x.shape[:axis])), x.shape[axis], -1)
+
+
+def _least(planes: np.ndarray) -> int:
+    """How much of the first axis is worth a lane."""
+    return -(-MANY * len(planes) // planes.size)
 
 
 class _PlaneSums:
@@ -151,21 +172,22 @@ class _PlaneSums:
         self.ones_before, self.ones_after = np.ones(before, x.dtype), np.ones(after, x.dtype)
         self.partial = np.empty((before, channels), x.dtype)
 
-    def mean(self, a: np.ndarray, out: np.ndarray) -> None:
-        if a.shape[2] == 1:
-            np.matmul(self.ones_before, a[:, :, 0], out)
-        else:
-            np.matmul(a, self.ones_after, self.partial)
-            np.matmul(self.ones_before, self.partial, out)
-        np.divide(out, self.count, out)
+    def mean(self, a: np.ndarray, out: np.ndarray) -> list[Call]:
+        return [
+            partial(np.matmul, a, self.ones_after, self.partial),
+            partial(np.matmul, self.ones_before, self.partial, out),
+            partial(np.divide, out, self.count, out),
+        ]
 
-    def mean_of_product(self, a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
-        if a.shape[2] == 1:
-            np.einsum("nc,nc->c", a[:, :, 0], b[:, :, 0], out=out)
-        else:
-            np.einsum("nci,nci->nc", a, b, out=self.partial)
-            np.matmul(self.ones_before, self.partial, out)
-        np.divide(out, self.count, out)
+    def mean_of_product(self, a: np.ndarray, b: np.ndarray, out: np.ndarray) -> list[Call]:
+        def planes(part: slice) -> list[Call]:
+            return [partial(np.einsum, "nci,nci->nc", a[part], b[part], out=self.partial[part])]
+
+        return [
+            *lanes.over(len(a), planes, _least(a)),
+            partial(np.matmul, self.ones_before, self.partial, out),
+            partial(np.divide, out, self.count, out),
+        ]
 
 
 def _batch_dx_type(
@@ -230,28 +252,45 @@ def batch_norm_dx_bind(
     axis: int,
     epsilon: float,
     scratch: Scratch,
-) -> Call | None:
+) -> list[Call] | None:
     dx, dscale, dbias = out
     if not runs_fast(xp, dx, g, x, scale, mean, var, dscale, dbias):
         return None
+    if axis == x.ndim - 1:
+        return batch_sweeps.slopes(out, g, x, scale, mean, var, epsilon, scratch)
     gs, xs, result, sums = _planes(g, axis), _planes(x, axis), _planes(dx, axis), _PlaneSums(x, axis)
     term = scratch.empty(result.shape, result.dtype)
+    inverse, factor, along, shift = (np.empty_like(mean) for _ in range(4))
 
-    def run() -> None:
-        inverse = 1 / np.sqrt(var + epsilon)
-        factor = scale * inverse
-        np.subtract(xs, mean[:, None], term)
-        sums.mean(gs, dbias)
-        sums.mean_of_product(gs, term, dscale)
+    def weigh() -> None:
+        np.divide(1, np.sqrt(var + epsilon), inverse)
+        np.multiply(scale, inverse, factor)
         np.multiply(dscale, inverse, dscale)
-        np.multiply(term, (-factor * inverse * dscale)[:, None], term)
-        np.multiply(gs, factor[:, None], result)
-        np.add(result, term, result)
-        np.subtract(result, (factor * dbias)[:, None], result)
-        np.multiply(dbias, sums.count, dbias)
-        np.multiply(dscale, sums.count, dscale)
+        np.multiply(-factor * inverse, dscale, along)
+        np.multiply(factor, dbias, shift)
 
-    return run
+    def center(part: slice) -> list[Call]:
+        return [partial(np.subtract, xs[part], mean[:, None], term[part])]
+
+    def finish(part: slice) -> list[Call]:
+        some, made = term[part], result[part]
+        return [
+            partial(np.multiply, some, along[:, None], some),
+            partial(np.multiply, gs[part], factor[:, None], made),
+            partial(np.add, made, some, made),
+            partial(np.subtract, made, shift[:, None], made),
+        ]
+
+    least = _least(xs)
+    return [
+        *lanes.over(len(xs), center, least),
+        *sums.mean(gs, dbias),
+        *sums.mean_of_product(gs, term, dscale),
+        weigh,
+        *lanes.over(len(xs), finish, least),
+        partial(np.multiply, dbias, sums.count, dbias),
+        partial(np.multiply, dscale, sums.count, dscale),
+    ]
 
 
 @public

@@ -7,89 +7,91 @@ groups and dilations.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from types import ModuleType
 from typing import Any
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 
-from .. import blas
+from .. import blas, lanes
 from ..backend import Scratch
 from ..graph import OPS
 from ..op import op
 from ..types import TensorType
 from . import winograd
-from .window import Pair, Window
+from .window import Block, Pair, Window, blocks, extent
 
 __all__ = ["conv2d_last", "conv2d_last_dw", "conv2d_last_dx"]
 
 Call = Callable[[], Any]
 CHUNK = 1 << 18  # numbers of a column buffer: 1 MB of float32 stays in the second-level cache
-FIRST, LAST = (0, 3, 1, 2), (0, 2, 3, 1)
+LEAST_ROWS = 512  # of a column buffer: fewer would leave BLAS packing kernels most of the time
+LEAST_COPY = 1 << 15  # numbers of a kernel that a lane copies
+FEW = 8  # channels that are too short a run to be copied as one
+MOVED = (2, 3, 0, 1)  # of (h, w, n, c) to (n, c, h, w), and back
 PLAIN = {"dilation": (1, 1), "groups": 1}
 
 
-def _swapped(x: TensorType, axes: tuple[int, ...]) -> TensorType:
-    return TensorType(tuple(x.shape[a] for a in axes), x.dtype)
+def _swapped(x: TensorType) -> TensorType:
+    return TensorType(tuple(x.shape[a] for a in MOVED), x.dtype)
 
 
 @op(
-    infer=lambda x, w, **attrs: _swapped(OPS["conv2d"].infer(_swapped(x, FIRST), w, **attrs, **PLAIN), LAST),
-    dims="nh!w!c,oci!j!->ny!x!o",
+    infer=lambda x, w, **attrs: _swapped(OPS["conv2d"].infer(_swapped(x), w, **attrs, **PLAIN)),
+    dims="h!w!nc,oci!j!->y!x!no",
     differentiable=False,
     scratch=True,
 )
 def conv2d_last(xp: ModuleType, x: Any, w: Any, *, stride: Pair, padding: Any) -> Any:
-    """`conv2d` of images x (n, h, w, c) with kernels w (o, c, i, j) -> (n, y, x, o).
+    """`conv2d` of images x (h, w, n, c) with kernels w (o, c, i, j) -> (y, x, n, o).
 
     >>> import hetu as ht
     >>> from hetu.graph import OPS
-    >>> x, w = ht.placeholder("x", (8, 32, 32, 3)), ht.placeholder("w", (64, 3, 3, 3))
+    >>> x, w = ht.placeholder("x", (32, 32, 8, 3)), ht.placeholder("w", (64, 3, 3, 3))
     >>> OPS["conv2d_last"](x, w, stride=(2, 2), padding=((1, 1), (1, 1))).shape
-    (8, 16, 16, 64)
+    (16, 16, 8, 64)
     """
-    y = OPS["conv2d"].forward(xp, xp.permute_dims(x, FIRST), w, stride=stride, padding=padding, **PLAIN)
-    return xp.permute_dims(y, LAST)
+    y = OPS["conv2d"].forward(xp, xp.permute_dims(x, MOVED), w, stride=stride, padding=padding, **PLAIN)
+    return xp.permute_dims(y, MOVED)
 
 
 @op(
-    infer=lambda g, w, **attrs: _swapped(OPS["conv2d_dx"].infer(_swapped(g, FIRST), w, **attrs, **PLAIN), LAST),
-    dims="ny!x!o,oci!j!->nh!w!c",
+    infer=lambda g, w, **attrs: _swapped(OPS["conv2d_dx"].infer(_swapped(g), w, **attrs, **PLAIN)),
+    dims="y!x!no,oci!j!->h!w!nc",
     differentiable=False,
     scratch=True,
 )
 def conv2d_last_dx(xp: ModuleType, g: Any, w: Any, *, size: Pair, stride: Pair, padding: Any) -> Any:
-    """`conv2d_dx` of gradients g (n, y, x, o) with kernels w (o, c, i, j) -> (n, *size, c).
+    """`conv2d_dx` of gradients g (y, x, n, o) with kernels w (o, c, i, j) -> (*size, n, c).
 
     >>> import hetu as ht
     >>> from hetu.graph import OPS
-    >>> g, w = ht.placeholder("g", (8, 16, 16, 64)), ht.placeholder("w", (64, 3, 3, 3))
+    >>> g, w = ht.placeholder("g", (16, 16, 8, 64)), ht.placeholder("w", (64, 3, 3, 3))
     >>> OPS["conv2d_last_dx"](g, w, size=(32, 32), stride=(2, 2), padding=((1, 1), (1, 1))).shape
-    (8, 32, 32, 3)
+    (32, 32, 8, 3)
     """
-    g = xp.permute_dims(g, FIRST)
+    g = xp.permute_dims(g, MOVED)
     x = OPS["conv2d_dx"].forward(xp, g, w, size=size, stride=stride, padding=padding, **PLAIN)
-    return xp.permute_dims(x, LAST)
+    return xp.permute_dims(x, MOVED)
 
 
 @op(
-    infer=lambda x, g, **attrs: OPS["conv2d_dw"].infer(_swapped(x, FIRST), _swapped(g, FIRST), **attrs, **PLAIN),
-    dims="nh!w!c,ny!x!o->oci!j!",
+    infer=lambda x, g, **attrs: OPS["conv2d_dw"].infer(_swapped(x), _swapped(g), **attrs, **PLAIN),
+    dims="h!w!nc,y!x!no->oci!j!",
     differentiable=False,
     scratch=True,
 )
 def conv2d_last_dw(xp: ModuleType, x: Any, g: Any, *, kernel: Pair, stride: Pair, padding: Any) -> Any:
-    """`conv2d_dw` of images x (n, h, w, c) and gradients g (n, y, x, o) -> (o, c, *kernel).
+    """`conv2d_dw` of images x (h, w, n, c) and gradients g (y, x, n, o) -> (o, c, *kernel).
 
     >>> import hetu as ht
     >>> from hetu.graph import OPS
-    >>> x, g = ht.placeholder("x", (8, 32, 32, 3)), ht.placeholder("g", (8, 16, 16, 64))
+    >>> x, g = ht.placeholder("x", (32, 32, 8, 3)), ht.placeholder("g", (16, 16, 8, 64))
     >>> OPS["conv2d_last_dw"](x, g, kernel=(3, 3), stride=(2, 2), padding=((1, 1), (1, 1))).shape
     (64, 3, 3, 3)
     """
-    x, g = xp.permute_dims(x, FIRST), xp.permute_dims(g, FIRST)
+    x, g = xp.permute_dims(x, MOVED), xp.permute_dims(g, MOVED)
     return OPS["conv2d_dw"].forward(xp, x, g, kernel=kernel, stride=stride, padding=padding, **PLAIN)
 
 
@@ -97,42 +99,72 @@ def conv2d_last_dw(xp: ModuleType, x: Any, g: Any, *, kernel: Pair, stride: Pair
 
 
 class _Patches:
-    """Patches of a few images at a time as rows (positions, kernel rows x kernel columns x channels) of one buffer."""
+    """Patches of a block of pixels as rows (positions, kernel rows x kernel columns x channels) of one buffer."""
 
-    def __init__(self, shape: tuple[int, ...], dtype: np.dtype, window: Window, scratch: Scratch) -> None:
-        self.window, (n, *self.size, self.channels) = window, shape
-        self.out = window.positions(tuple(self.size))
-        self.width = window.kernel[0] * window.kernel[1] * self.channels
-        self.step = min(n, max(1, CHUNK // (self.out[0] * self.out[1] * self.width)))
-        self.chunks = [slice(k, min(k + self.step, n)) for k in range(0, n, self.step)]
-        self.frame = scratch.empty((self.step, *window.padded(tuple(self.size)), self.channels), dtype)
-        self.buffer = scratch.empty((self.step, *self.out, self.width), dtype)
+    def __init__(self, pieces: list[Block], x: np.ndarray, window: Window, scratch: Scratch) -> None:
+        self.x, self.window, (rows, columns) = x, window, extent(pieces[0])
+        self.numbers = window.kernel[0] * window.kernel[1] * x[0, 0].size
+        self.buffer = scratch.empty((rows * columns * self.numbers,), x.dtype)
 
-    def rows(self, count: int) -> np.ndarray:
-        return self.buffer[:count].reshape(-1, self.width)
+    def matrix(self, piece: Block) -> np.ndarray:
+        rows, columns = extent(piece)
+        pixels, used = rows * columns * self.x.shape[2], self.buffer[: rows * columns * self.numbers]
+        return used.reshape(pixels, -1) if self.x.shape[3] >= FEW else used.reshape(-1, pixels).T
 
-    def inside(self, count: int) -> np.ndarray:
-        """Where the images lie in their padded frame."""
-        return self.frame[(slice(0, count), *self.window.inner(tuple(self.size)))]
+    def _taps(self, piece: Block) -> Iterator[tuple[np.ndarray, np.ndarray, Block]]:
+        """For each tap what the buffer has of it, the pixels that it meets, and which of its places meet any."""
+        pixel, channels = self.x.shape[2:]
+        if channels >= FEW:
+            taps = np.moveaxis(self.matrix(piece).reshape(*extent(piece), pixel, -1, channels), 3, 0)
+        else:
+            taps = np.moveaxis(self.matrix(piece).T.reshape(-1, channels, *extent(piece), pixel), 1, -1)
+        for seen, tap in zip(taps, np.ndindex(self.window.kernel)):
+            pairs = [self._meets(axis, t, part) for axis, (t, part) in enumerate(zip(tap, piece))]
+            pixels, places = zip(*pairs)
+            yield seen, self.x[pixels], places
 
-    def gather(self, x: np.ndarray) -> list[Call]:
-        """Calls that fill the rows from some images."""
-        (rows, columns), (down, right) = self.window.kernel, self.window.stride
-        frame = self.frame[: len(x)]
-        n, h, w, c = frame.strides
-        shape = (len(x), *self.out, rows, columns * self.channels)
-        patches = as_strided(frame, shape, (n, h * down, w * right, h, c), writeable=False)
-        filled = self.buffer[: len(x)].reshape(shape)
-        return [partial(np.copyto, self.inside(len(x)), x), partial(np.copyto, filled, patches)]
+    def _meets(self, axis: int, tap: int, part: slice) -> tuple[slice, slice]:
+        """Along one axis the pixels that a tap meets, and at which positions of a part."""
+        step, size, first = self.window.stride[axis], self.x.shape[axis], tap - self.window.padding[axis][0]
+        start = min(max(part.start, -(first // step)), part.stop)
+        stop = max(start, min(part.stop, (size - 1 - first) // step + 1))
+        pixels = slice(start * step + first, (stop - 1) * step + first + 1, step) if start < stop else slice(0)
+        return pixels, slice(start - part.start, stop - part.start)
 
-    def scatter(self, out: np.ndarray) -> list[Call]:
-        """Calls that add the rows back to the images they belong to."""
-        frame, calls = self.frame[: len(out)], [partial(self.frame.fill, 0)]
-        taps = self.buffer[: len(out)].reshape(len(out), *self.out, -1, self.channels)
-        for tap, (rows, columns) in enumerate(self.window.taps(self.out)):
-            place = frame[:, rows, columns]
-            calls.append(partial(np.add, place, taps[:, :, :, tap], place))
-        return [*calls, partial(np.copyto, out, self.inside(len(out)))]
+    def gather(self, piece: Block) -> list[Call]:
+        """Calls that fill the buffer from the images."""
+        calls: list[Call] = []
+        for seen, pixels, (down, right) in self._taps(piece):
+            outside = (seen[: down.start], seen[down.stop :], seen[down, : right.start], seen[down, right.stop :])
+            calls += [partial(part.fill, 0) for part in outside if part.size]
+            if pixels.size:
+                calls.append(_copy(seen[down, right], pixels))
+        return calls
+
+    def scatter(self, piece: Block) -> list[Call]:
+        """Calls that add the buffer to the images it belongs to, of several images side by side."""
+        met = [(pixels, seen[where]) for seen, pixels, where in self._taps(piece) if pixels.size]
+
+        def build(part: slice) -> list[Call]:
+            pairs = [(pixels[:, :, part], seen[:, :, part]) for pixels, seen in met]
+            return [partial(np.add, pixels, seen, pixels) for pixels, seen in pairs]
+
+        pixel = self.matrix(piece).size // self.x.shape[2]
+        return lanes.over(self.x.shape[2], build, -(-CHUNK // pixel))
+
+
+def _copy(target: np.ndarray, x: np.ndarray) -> Call:
+    """A copy of pixels, each as one thing where its channels lie together."""
+    if x.strides[3] == target.strides[3] == x.itemsize:
+        pixel = np.dtype((np.void, x.shape[3] * x.itemsize))
+        return partial(np.copyto, target.view(pixel), x.view(pixel))
+    return partial(np.copyto, target, x)
+
+
+def _pieces(images: np.ndarray, x: np.ndarray, kernel: Pair, most: int) -> list[Block]:
+    """The rows and columns of images whose patches of `x` are handled at a time."""
+    width = kernel[0] * kernel[1] * x.shape[3]
+    return blocks(images.shape[:2], width * x.shape[2], max(most, width * LEAST_ROWS))
 
 
 def _together(w: np.ndarray, scratch: Scratch) -> tuple[np.ndarray, np.ndarray]:
@@ -140,6 +172,12 @@ def _together(w: np.ndarray, scratch: Scratch) -> tuple[np.ndarray, np.ndarray]:
     o, c, i, j = w.shape
     matrix = scratch.empty((o, i * j * c), w.dtype)
     return matrix, matrix.reshape(o, i, j, c).transpose(0, 3, 1, 2)
+
+
+def _copies(target: np.ndarray, x: np.ndarray) -> list[Call]:
+    """Calls for a copy of kernels into another order, side by side."""
+    least = -(-LEAST_COPY * len(x) // x.size)
+    return lanes.over(len(x), lambda part: [partial(np.copyto, target[part], x[part])], least)
 
 
 def _product(a: np.ndarray, b: np.ndarray, out: np.ndarray, first: bool = True) -> Call:
@@ -154,9 +192,9 @@ def _binds(xp: ModuleType, out: Any, *arrays: Any) -> bool:
     return xp is np and out.dtype.char in "fd" and all(a.dtype == out.dtype and a.size for a in (out, *arrays))
 
 
-def _matrix(images: np.ndarray) -> np.ndarray | None:
-    """Images as a matrix (pixels, channels), if they lie so in memory."""
-    return images.reshape(-1, images.shape[3]) if images.flags.c_contiguous else None
+def _matrix(images: np.ndarray, piece: Block) -> np.ndarray:
+    """A block of images as a matrix (pixels, channels)."""
+    return images[piece].reshape(-1, images.shape[3])
 
 
 @conv2d_last.bind
@@ -166,14 +204,17 @@ def conv2d_last_bind(
     if not _binds(xp, out, x, w) or not w.flags.c_contiguous or not out.flags.c_contiguous:
         return None
     window = Window(w.shape[2:], stride, padding)
-    if winograd.suits(w.shape[:2], x.shape[1:3], window, 1):
+    if winograd.suits(w.shape[:2], x.shape[:2], window, 1):
         return winograd.correlate(x, w, out, window, scratch)
-    patches, (kernels, seen) = _Patches(x.shape, x.dtype, window, scratch), _together(w, scratch)
-    calls: list[Call] = [partial(np.copyto, seen, w), partial(patches.frame.fill, 0)]
-    for images in patches.chunks:
-        rows = patches.rows(len(x[images]))
-        calls += [*patches.gather(x[images]), _product(rows, kernels.T, _matrix(out[images]))]
-    return calls
+    pieces, (kernels, seen) = _pieces(out, x, window.kernel, CHUNK), _together(w, scratch)
+
+    def build(part: slice) -> list[Call]:
+        patches, calls = _Patches(pieces[part], x, window, scratch), []
+        for piece in pieces[part]:
+            calls += [*patches.gather(piece), _product(patches.matrix(piece), kernels.T, _matrix(out, piece))]
+        return calls
+
+    return [*_copies(seen, w), *lanes.over(len(pieces), build)]
 
 
 @conv2d_last_dx.bind
@@ -185,13 +226,13 @@ def conv2d_last_dx_bind(
     window = Window(w.shape[2:], stride, padding)
     if winograd.suits(w.shape[:2], size, window, 1):
         return winograd.correlate_back(g, w, out, window, scratch)
-    if _matrix(g) is None:
+    if not g.flags.c_contiguous:
         return None
-    patches, (kernels, seen) = _Patches(out.shape, out.dtype, window, scratch), _together(w, scratch)
-    calls: list[Call] = [partial(np.copyto, seen, w)]
-    for images in patches.chunks:
-        rows = patches.rows(len(g[images]))
-        calls += [_product(_matrix(g[images]), kernels, rows), *patches.scatter(out[images])]
+    pieces, (kernels, seen) = _pieces(g, out, window.kernel, CHUNK), _together(w, scratch)
+    patches, calls = _Patches(pieces, out, window, scratch), _copies(seen, w)
+    calls += lanes.over(len(out), lambda part: [partial(out[part].fill, 0)], -(-CHUNK * len(out) // out.size))
+    for piece in pieces:
+        calls += [_product(_matrix(g, piece), kernels, patches.matrix(piece)), *patches.scatter(piece)]
     return calls
 
 
@@ -202,13 +243,20 @@ def conv2d_last_dw_bind(
     if not _binds(xp, out, x, g) or not out.flags.c_contiguous:
         return None
     window = Window(kernel, stride, padding)
-    if winograd.suits(out.shape[:2], x.shape[1:3], window, 1):
+    if winograd.suits(out.shape[:2], x.shape[:2], window, 1):
         return winograd.weight_gradient(x, g, out, window, scratch)
-    if _matrix(g) is None:
+    if not g.flags.c_contiguous:
         return None
-    patches, (total, seen) = _Patches(x.shape, x.dtype, window, scratch), _together(out, scratch)
-    calls: list[Call] = [partial(patches.frame.fill, 0)]
-    for images in patches.chunks:
-        rows = patches.rows(len(x[images]))
-        calls += [*patches.gather(x[images]), _product(_matrix(g[images]).T, rows, total, images.start == 0)]
-    return [*calls, partial(np.copyto, out, seen)]
+    pieces, totals, back = _pieces(g, x, kernel, CHUNK), [], []
+
+    def build(part: slice) -> list[Call]:
+        patches, (total, seen), calls = _Patches(pieces[part], x, window, scratch), _together(out, scratch), []
+        totals.append(total)
+        back.append(seen)
+        for piece in pieces[part]:
+            first = piece is pieces[part][0]
+            calls += [*patches.gather(piece), _product(_matrix(g, piece).T, patches.matrix(piece), total, first)]
+        return calls
+
+    calls = lanes.over(len(pieces), build)
+    return [*calls, *(partial(np.add, totals[0], other, totals[0]) for other in totals[1:]), *_copies(out, back[0])]

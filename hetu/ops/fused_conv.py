@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from .. import lanes
 from ..errors import ShapeError
 from ..op import op
 from ..types import TensorType
@@ -24,6 +25,7 @@ __all__ = ["phase_columns", "phase_columns_dx", "phase_pool", "phase_weights", "
 
 Call = Callable[[], Any]
 Pair = tuple[int, int]
+LEAST = 1 << 18  # elements of a lane
 STRIP = 16  # images transposed at a time: more would fall on the same cache lines
 PHASES = ((0, 0), (0, 1), (1, 0), (1, 1))  # row-major, as max_pool2d numbers the taps of a window
 
@@ -78,20 +80,36 @@ def phase_columns(xp: ModuleType, x: Any, *, kernel: Pair, padding: Any) -> Any:
 def phase_columns_bind(xp: ModuleType, out: Any, x: Any, *, kernel: Pair, padding: Any) -> list[Call] | None:
     if xp is not np:
         return None
-    calls: list[Call] = []
-    channels, n = x.shape[0], x.shape[3]
     pooled = _pooled(x.shape[1:3], kernel, padding)
-    padded, inner = _frame(x.shape[1:3], padding)
-    frame = x
-    if padded != x.shape[1:3] or x.strides[3] != x.itemsize:  # windows of a transposed image would be slow to copy
-        frame = np.zeros((channels, *padded, n), x.dtype)
-        place = frame[:, inner[0], inner[1]]
-        strips = [slice(k, k + STRIP) for k in range(0, n, STRIP)]
-        calls += [partial(np.copyto, place[..., s], x[..., s]) for s in strips]
+    columns = out[:-1].reshape(x.shape[0], kernel[0] + 1, kernel[1] + 1, *pooled, x.shape[3])
+    ones = out[-1].reshape(*pooled, x.shape[3])
+
+    def build(part: slice) -> list[Call]:
+        frame, calls = _framed(x, slice(2 * part.start, 2 * part.stop + kernel[0] - 1), padding)
+        windows = _windows(frame, columns[:, :, :, part].shape)
+        return [*calls, partial(np.copyto, columns[:, :, :, part], windows), partial(ones[part].fill, 1)]
+
+    return lanes.over(pooled[0], build, -(-LEAST * pooled[0] // out.size))
+
+
+def _framed(x: np.ndarray, rows: slice, padding: Any) -> tuple[np.ndarray, list[Call]]:
+    """The given rows of the padded images, and the calls that copy the images there; none if `x` can serve itself."""
+    padded, (down, right) = _frame(x.shape[1:3], padding)
+    if padded == x.shape[1:3] and x.strides[3] == x.itemsize:
+        return x[:, rows], []
+    # windows of a transposed image would be slow to copy
+    frame = np.zeros((x.shape[0], rows.stop - rows.start, padded[1], x.shape[3]), x.dtype)
+    first, last = max(rows.start, down.start), min(rows.stop, down.stop)
+    place = frame[:, first - rows.start : last - rows.start, right]
+    source = x[:, first - down.start : last - down.start]
+    strips = [slice(k, k + STRIP) for k in range(0, x.shape[3], STRIP)]
+    return frame, [partial(np.copyto, place[..., s], source[..., s]) for s in strips]
+
+
+def _windows(frame: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """The pixels (c, i, j, rows, columns, n) that taps i, j meet, as a view of the frame (c, h, w, n)."""
     c, h, w, item = frame.strides
-    shape = (channels, kernel[0] + 1, kernel[1] + 1, *pooled, n)
-    windows = as_strided(frame, shape, (c, h, w, 2 * h, 2 * w, item), writeable=False)
-    return [*calls, partial(np.copyto, out[:-1].reshape(shape), windows), partial(out[-1].fill, 1)]
+    return as_strided(frame, shape, (c, h, w, 2 * h, 2 * w, item))
 
 
 def _images_type(d: TensorType, *, size: Pair, kernel: Pair, padding: Any) -> TensorType:
@@ -124,15 +142,22 @@ def phase_columns_dx_bind(
 ) -> list[Call] | None:
     if xp is not np or not d.flags.c_contiguous:
         return None
-    pooled = _pooled(size, kernel, padding)
     padded, inner = _frame(size, padding)
     frame = out if padded == size else np.empty((out.shape[0], *padded, out.shape[3]), out.dtype)
-    parts = d.reshape(out.shape[0], _patch(kernel), *pooled, out.shape[3])
-    calls: list[Call] = [partial(frame.fill, 0)]
-    for tap, (rows, columns) in enumerate(_taps(kernel, pooled)):
-        place = frame[:, rows, columns]
-        calls.append(partial(np.add, place, parts[:, tap], place))
-    return calls if frame is out else [*calls, partial(np.copyto, out, frame[:, inner[0], inner[1]])]
+    columns = d.reshape(out.shape[0], kernel[0] + 1, kernel[1] + 1, *_pooled(size, kernel, padding), out.shape[3])
+
+    def build(part: slice) -> list[Call]:
+        calls: list[Call] = [partial(frame[part].fill, 0)]
+        for i in range(0, kernel[0] + 1, 2):  # four taps at a time: their pixels lie apart
+            for j in range(0, kernel[1] + 1, 2):
+                added = columns[part, i : i + 2, j : j + 2]
+                place = _windows(frame[part, i:, j:], added.shape)
+                calls.append(partial(np.add, place, added, place))
+        if frame is not out:
+            calls.append(partial(np.copyto, out[part], frame[part, inner[0], inner[1]]))
+        return calls
+
+    return lanes.over(len(out), build, -(-LEAST * len(out) // d.size))
 
 
 def _weights_type(w: TensorType, b: TensorType) -> TensorType:
@@ -238,11 +263,19 @@ def phase_pool(xp: ModuleType, z: Any) -> tuple[Any, Any]:
 
 @phase_pool.bind
 def phase_pool_bind(xp: ModuleType, out: Any, z: Any) -> list[Call] | None:
-    """Maxima and comparisons of pairs; the four masks by bit operations on bytes."""
     if xp is not np or not z.flags.c_contiguous:
         return None
     (y, chosen), z = out, z.reshape(out[1].shape)
-    below, positive, zeros = np.empty_like(y), np.empty(y.shape, bool), np.zeros(y.shape[1], y.dtype)
+
+    def build(part: slice) -> list[Call]:  # as the product that made them is cut: they lie in the cache of their lane
+        return _pool_calls(y[:, part], chosen[..., part], z[..., part])
+
+    return lanes.over(y.shape[1], build, -(-LEAST * y.shape[1] // z.size))
+
+
+def _pool_calls(y: np.ndarray, chosen: np.ndarray, z: np.ndarray) -> list[Call]:
+    """Maxima and comparisons of pairs; the four masks by bit operations on bytes."""
+    below, positive, zeros = np.empty(y.shape, y.dtype), np.empty(y.shape, bool), np.zeros(y.shape[1], y.dtype)
     return [
         partial(np.greater, z[1], z[0], chosen[1]),
         partial(np.greater, z[3], z[2], chosen[3]),

@@ -6,19 +6,26 @@ purpose: probabilities as targets.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from ..op import op
+from ..op import Instruction, op
 from ..types import TensorType
-from .cross_entropy import check_class_ids, cross_entropy_of_ids, softmax_cross_entropy_dx
+from .cross_entropy import (
+    check_class_ids,
+    cross_entropy_of_ids,
+    exponentials,
+    losses,
+    picked,
+    row_maxima,
+    row_wise,
+    softmax_cross_entropy_dx,
+)
 
 __all__ = ["cross_entropy_slope"]
-
-Call = Callable[[], Any]
 
 
 def _slope_type(g: TensorType, logits: TensorType, labels: TensorType, **_: Any) -> tuple[TensorType, ...]:
@@ -53,29 +60,24 @@ def cross_entropy_slope_check(
 @cross_entropy_slope.bind
 def cross_entropy_slope_bind(
     xp: ModuleType, out: Any, g: Any, logits: Any, labels: Any, *, ignore_index: int | None, label_smoothing: float
-) -> Call | None:
+) -> list[Instruction] | None:
     """Rows are taken by flat position; without smoothing and skipped rows that is all there is to do."""
     plain = xp is np and not label_smoothing and ignore_index is None and logits.dtype.char in "fd"
     if not plain or not all(a.flags.c_contiguous for a in (*out, logits, labels)) or not logits.size:
         return None
     rows, slope, ids = logits.reshape(-1, logits.shape[-1]), out[2].reshape(-1, logits.shape[-1]), labels.reshape(-1)
     loss, total = (o.reshape(-1) for o in out[:2])
-    top, own, scale = np.empty_like(loss), np.empty_like(loss), np.empty_like(out[0])
-    starts, flat, picked = np.arange(len(rows)) * rows.shape[1], rows.reshape(-1), slope.reshape(-1)
-    ones, column = np.ones(rows.shape[1], rows.dtype), scale.reshape(-1, 1)
-
-    def run() -> None:
-        places = starts + ids
-        flat.take(places, out=own, mode="clip")
-        np.maximum.reduce(rows, 1, None, top)
-        np.subtract(rows, top[:, None], slope)
-        np.exp(slope, slope)
-        np.matmul(slope, ones, total)
-        np.divide(g, out[1], scale)
-        np.multiply(slope, column, slope)
-        picked[places.reshape(g.shape)] -= g
-        np.log(total, total)
-        np.add(total, top, total)
-        np.subtract(total, own, loss)
-
-    return run
+    top, own, scale = (np.empty_like(loss) for _ in range(3))
+    places, picks = picked(rows, ids, own)
+    flat, below = slope.reshape(-1), scale.reshape(g.shape)
+    return [
+        *picks,
+        *row_maxima(rows, top),
+        *exponentials(rows, top, slope, total),
+        partial(np.divide, g, out[1], below),
+        *row_wise(np.multiply, slope, scale, slope),
+        partial(flat.take, places, None, scale, "clip"),
+        partial(np.subtract, below, g, below),
+        partial(flat.put, places, scale, "clip"),
+        *losses(total, top, own, loss),
+    ]

@@ -2,7 +2,7 @@
 
 Inside, features come first and the batch last: the four gates of a step are then blocks of rows, which elementwise
 functions pass through at full speed. [x, 1, h] of all steps lie in one buffer, so that the bias and both products are
-one call a step, and the gradient of all weights is one product over all steps. Gates lie in the order i, f, g, o.
+one call a step, as is the gradient of all weights. Gates lie in the order i, f, g, o, their gradients where they did.
 Ignored on purpose: several layers or directions, projections, sequences of different lengths.
 """
 
@@ -43,24 +43,25 @@ def _lstm_type(
     if not all(map(compatible, wanted, (*w.shape, u.shape[1], *b.shape, *h.shape, *c.shape))):
         raise ShapeError(shown, fix=WANTED)
     dtype = promote(*(t.dtype for t in (x, w, u, b, h, c)))
-    state = TensorType((steps, k, n), dtype)
-    return state, state, state, TensorType((inputs + 1 + k, steps, n), dtype), TensorType((steps, 4 * k, n), dtype)
+    state, last = TensorType((steps, k, n), dtype), TensorType((k, n), dtype)
+    joined, gates = TensorType((inputs + 1 + k, steps, n), dtype), TensorType((steps, 4 * k, n), dtype)
+    return state, last, last, state, state, joined, gates
 
 
 @op(
     name="lstm",
     infer=_lstm_type,
-    dims="nt!f!,f!k!,h!k!,k!,h!n,h!n->t!h!n,t!h!n,t!h!n,j!t!n,t!k!n",
+    dims="nt!f!,f!k!,h!k!,k!,h!n,h!n->t!h!n,h!n,h!n,t!h!n,t!h!n,j!t!n,t!k!n",
 )
 def _lstm(xp: ModuleType, x: Any, w: Any, u: Any, b: Any, h: Any, c: Any) -> tuple[Any, ...]:
-    """(h, c, tanh(c), [x, 1, h before], gates) of `lstm` for all steps; the last three are for the gradient.
+    """(h of all steps, last h, last c) of `lstm`, and for the gradient (c, tanh(c), [x, 1, h before], gates).
 
-    States are (time, k, n), gates (time, 4 k, n); the first states `h` and `c` are (k, n).
+    States are (time, k, n), gates (time, 4 k, n); the first and last ones (k, n).
 
     >>> import hetu as ht
     >>> x, w, u = (ht.placeholder(n, s) for n, s in (("x", (2, 5, 3)), ("w", (3, 16)), ("u", (4, 16))))
     >>> [output.shape for output in _lstm(x, w, u, np.zeros(16), np.zeros((4, 2)), np.zeros((4, 2)))]
-    [(5, 4, 2), (5, 4, 2), (5, 4, 2), (8, 5, 2), (5, 16, 2)]
+    [(5, 4, 2), (4, 2), (4, 2), (5, 4, 2), (5, 4, 2), (8, 5, 2), (5, 16, 2)]
     """
     k = u.shape[0]
     weights = xp.matrix_transpose(xp.concat([w, xp.reshape(b, (1, -1)), u], axis=0))
@@ -76,19 +77,17 @@ def _lstm(xp: ModuleType, x: Any, w: Any, u: Any, b: Any, h: Any, c: Any) -> tup
         h = o * top
         steps.append((h, c, top, joined, xp.concat([i, f, g, o], axis=0)))
     hs, cs, tops, joined, gates = zip(*steps)
-    stacked = (xp.stack(parts, axis=0) for parts in (hs, cs, tops))
-    return (*stacked, xp.stack(joined, axis=1), xp.stack(gates, axis=0))
+    hs, cs, tops = (xp.stack(parts, axis=0) for parts in (hs, cs, tops))
+    return (hs, h, c, cs, tops, xp.stack(joined, axis=1), xp.stack(gates, axis=0))
 
 
 @_lstm.grad
 def lstm_grad(g: list[Node | None], out: tuple[Node, ...], *inputs: Node) -> tuple[Node, ...]:
-    # only the first two outputs leave this file, so only they can have a gradient
-    x, w = inputs[:2]
-    seeds = [OPS["zeros_like"](o) if s is None else s for s, o in zip(g, out[:2])]
-    dz, *others = lstm_dx(*seeds, *inputs, *out[1:])
-    dx = OPS["matmul"](w, OPS["reshape"](dz, shape=(dz.shape[0], -1)))
-    dx = OPS["reshape"](dx, shape=(x.shape[2], x.shape[1], x.shape[0]))
-    return OPS["permute_dims"](dx, axes=(2, 1, 0)), *others
+    # only the first three outputs leave this file, so only they can have a gradient
+    w = inputs[1]
+    seeds = [OPS["zeros_like"](o) if s is None else s for s, o in zip(g, out[:3])]
+    dz, *others = lstm_dx(*seeds, *inputs, *out[3:])
+    return OPS["permute_dims"](OPS["matmul"](w, dz), axes=(2, 0, 1)), *others
 
 
 def _fast(xp: ModuleType, *arrays: np.ndarray) -> bool:
@@ -108,17 +107,17 @@ def _gates(array: np.ndarray) -> list[np.ndarray]:
 
 @_lstm.bind
 def lstm_bind(xp: ModuleType, out: Any, x: Any, w: Any, u: Any, b: Any, h: Any, c: Any) -> list[Call] | None:
-    """Logistic functions are 1 / (1 + exp(-z)) and tanh(z) is 2 / (1 + exp(-2 z)) - 1: one exp for all gates."""
+    """The logistic function of z is (1 + tanh(z / 2)) / 2: one tanh for all gates, the halves lie in the weights."""
     if not _fast(xp, *out, x, w, u, b, h, c):
         return None
-    hs, cs, tops, joined, gates = out
-    f, k, one, two = w.shape[0], u.shape[0], x.dtype.type(1), x.dtype.type(2)
-    weights, part = np.empty((4 * k, f + 1 + k), x.dtype), np.empty(c.shape, x.dtype)
-    scale = np.repeat(np.array([-1, -1, -2, -1], x.dtype), k)
+    hs, h_last, c_last, cs, tops, joined, gates = out
+    f, k, half = w.shape[0], u.shape[0], x.dtype.type(0.5)
+    weights, part = np.empty((f + 1 + k, 4 * k), x.dtype), np.empty(c.shape, x.dtype)
+    scale = np.repeat(np.array([0.5, 0.5, 1, 0.5], x.dtype), k)
     calls: list[Call] = [
-        partial(np.multiply, w.T, scale[:, None], weights[:, :f]),
-        partial(np.multiply, b, scale, weights[:, f]),
-        partial(np.multiply, u.T, scale[:, None], weights[:, f + 1 :]),
+        partial(np.multiply, w, scale, weights[:f]),
+        partial(np.multiply, b, scale, weights[f]),
+        partial(np.multiply, u, scale, weights[f + 1 :]),
         partial(np.copyto, joined[:f], x.transpose(2, 1, 0)),
         partial(joined[f].fill, 1),
         partial(np.copyto, joined[f + 1 :, 0], h),
@@ -127,12 +126,9 @@ def lstm_bind(xp: ModuleType, out: Any, x: Any, w: Any, u: Any, b: Any, h: Any, 
         z, before = gates[t], cs[t - 1] if t else c
         i, forget, g, o = _gates(z)
         calls += [
-            _product(weights, joined[:, t], z),
-            partial(np.exp, z, z),
-            partial(np.add, z, one, z),
-            partial(np.reciprocal, z, z),
-            partial(np.multiply, g, two, g),
-            partial(np.subtract, g, one, g),
+            _product(weights.T, joined[:, t], z),
+            partial(np.tanh, z, z),
+            *(partial(function, rows, half, rows) for rows in (z[: 2 * k], o) for function in (np.multiply, np.add)),
             partial(np.multiply, i, g, cs[t]),
             partial(np.multiply, forget, before, part),
             partial(np.add, cs[t], part, cs[t]),
@@ -141,22 +137,24 @@ def lstm_bind(xp: ModuleType, out: Any, x: Any, w: Any, u: Any, b: Any, h: Any, 
         ]
         if t + 1 < len(hs):
             calls.append(partial(np.copyto, joined[f + 1 :, t + 1], hs[t]))
-    return calls
+    return [*calls, partial(np.copyto, h_last, hs[-1]), partial(np.copyto, c_last, cs[-1])]
 
 
 def _dx_type(*types: TensorType) -> tuple[TensorType, ...]:
-    _, _, x, w, u, b, h, c, *_ = types
-    return TensorType((u.shape[1], x.shape[1], x.shape[0]), x.dtype), w, u, b, h, c
+    _, _, _, x, w, u, b, h, c, *_ = types
+    return TensorType((x.shape[1], u.shape[1], x.shape[0]), x.dtype), w, u, b, h, c
 
 
 @op(
     infer=_dx_type,
-    dims="t!h!n,t!h!n,nt!f!,f!k!,h!k!,k!,h!n,h!n,t!h!n,t!h!n,j!t!n,t!k!n->k!t!n,f!k!,h!k!,k!,h!n,h!n",
+    inplace={0: (12,)},
+    dims="t!h!n,h!n,h!n,nt!f!,f!k!,h!k!,k!,h!n,h!n,t!h!n,t!h!n,j!t!n,t!k!n->t!k!n,f!k!,h!k!,k!,h!n,h!n",
 )
 def lstm_dx(
     xp: ModuleType,
     gh: Any,
-    gc: Any,
+    dh: Any,
+    dc: Any,
     x: Any,
     w: Any,
     u: Any,
@@ -168,9 +166,9 @@ def lstm_dx(
     joined: Any,
     gates: Any,
 ) -> tuple[Any, ...]:
-    """The gradients of `lstm` with respect to (gates before their functions (4 k, time, n), w, u, b, h, c).
+    """The gradients of `lstm` with respect to (gates before their functions (time, 4 k, n), w, u, b, h, c).
 
-    `gh` and `gc` (time, k, n) are the gradients of its states; then follow its inputs and what it computed.
+    `gh` (time, k, n), `dh` and `dc` (k, n) are those of its outputs; then follow its inputs and what it computed.
 
     >>> import hetu as ht
     >>> x, w, u = (ht.placeholder(n, s) for n, s in (("x", (2, 5, 3)), ("w", (3, 16)), ("u", (4, 16))))
@@ -178,15 +176,14 @@ def lstm_dx(
     [(2, 5, 3), (3, 16), (4, 16)]
     """
     k, f = u.shape[0], w.shape[0]
-    dh, dc = xp.zeros_like(h), xp.zeros_like(c)
     steps: list[Any] = []
     for t in reversed(range(gh.shape[0])):
         blocks = [gates[t, j * k : (j + 1) * k, :] for j in range(4)]
-        dz, dc = _slopes(dh + gh[t, ...], dc + gc[t, ...], *blocks, cs[t - 1, ...] if t else c, tops[t, ...])
+        dz, dc = _slopes(dh + gh[t, ...], dc, *blocks, cs[t - 1, ...] if t else c, tops[t, ...])
         steps.append(xp.concat(dz, axis=0))
         dh = xp.matmul(u, steps[-1])
-    dz = xp.stack(steps[::-1], axis=1)
-    rows = xp.reshape(dz, (4 * k, -1))
+    dz = xp.stack(steps[::-1], axis=0)
+    rows = xp.reshape(xp.permute_dims(dz, (1, 0, 2)), (4 * k, -1))
     product = xp.matmul(xp.reshape(joined, (joined.shape[0], -1)), xp.matrix_transpose(rows))
     return dz, product[:f, :], product[f + 1 :, :], product[f, :], dh, dc
 
@@ -200,10 +197,10 @@ def _slopes(dh: Any, dc: Any, i: Any, f: Any, g: Any, o: Any, before: Any, top: 
 
 @lstm_dx.decompose
 def lstm_dx_parts(
-    gh: Node, gc: Node, x: Node, w: Node, u: Node, b: Node, h: Node, c: Node, *_: Node
+    gh: Node, dh: Node, dc: Node, x: Node, w: Node, u: Node, b: Node, h: Node, c: Node, *_: Node
 ) -> tuple[Node, ...]:
     matmul, transpose, concat = OPS["matmul"], OPS["matrix_transpose"], OPS["concat"]
-    k, dh, dc, steps = u.shape[0], OPS["zeros_like"](h), OPS["zeros_like"](c), []
+    k, steps = u.shape[0], []
     bias = OPS["reshape"](b, shape=(-1, 1))
     for t in range(x.shape[1]):
         z = matmul(transpose(w), transpose(x[:, t])) + bias + matmul(transpose(u), h)
@@ -215,14 +212,14 @@ def lstm_dx_parts(
     made, dw, du = [], [], []
     for t, (x_t, before, gates) in reversed(list(enumerate(steps))):
         top = OPS["tanh"](gates[1] * gates[4] + gates[0] * gates[2])
-        blocks, dc = _slopes(dh + gh[t], dc + gc[t], *gates, top)
+        blocks, dc = _slopes(dh + gh[t], dc, *gates, top)
         dz = concat(*blocks, axis=0)
         dh = matmul(u, dz)
-        made.append(OPS["expand_dims"](dz, axis=1))
+        made.append(OPS["expand_dims"](dz, axis=0))
         dw.append(matmul(transpose(x_t), transpose(dz)))
         du.append(matmul(before, transpose(dz)))
-    all_steps = concat(*reversed(made), axis=1)
-    return all_steps, reduce(add, dw), reduce(add, du), OPS["sum"](all_steps, axis=(1, 2)), dh, dc
+    all_steps = concat(*reversed(made), axis=0)
+    return all_steps, reduce(add, dw), reduce(add, du), OPS["sum"](all_steps, axis=(0, 2)), dh, dc
 
 
 @lstm_dx.bind
@@ -230,7 +227,8 @@ def lstm_dx_bind(
     xp: ModuleType,
     out: Any,
     gh: Any,
-    gc: Any,
+    dh: Any,
+    dc: Any,
     x: Any,
     w: Any,
     u: Any,
@@ -242,53 +240,57 @@ def lstm_dx_bind(
     joined: Any,
     gates: Any,
 ) -> list[Call] | None:
-    if not _fast(xp, *out, gh, gc, w, u, c, cs, tops, joined, gates):
+    if not _fast(xp, *out, gh, dh, dc, w, u, c, cs, tops, joined, gates):
         return None
-    dz, dw, du, db, dh, dc = out
-    f, slopes = w.shape[0], np.empty(gates.shape[1:], u.dtype)
-    product = np.empty((dz.shape[0], joined.shape[0]), u.dtype)
-    calls: list[Call] = [partial(dh.fill, 0), partial(dc.fill, 0)]
+    dz, dw, du, db, dh_t, dc_t = out
+    f, slopes = w.shape[0], np.empty((5, *dh.shape), u.dtype)
+    product, term = np.empty((2, len(joined), dz.shape[1]), u.dtype)
+    calls: list[Call] = [partial(product.fill, 0), partial(np.copyto, dh_t, dh), partial(np.copyto, dc_t, dc)]
     for t in reversed(range(len(gh))):
-        calls += [*_added(dh, gh[t]), *_added(dc, gc[t])]
-        calls += _step_back(dz[:, t], dh, dc, slopes, cs[t - 1] if t else c, tops[t], gates[t])
-        calls.append(_product(u, dz[:, t], dh))
+        calls += _added(dh_t, gh[t])
+        calls += _step_back(dz[t], dh_t, dc_t, slopes, cs[t - 1] if t else c, tops[t], gates[t])
+        calls += [_product(u, dz[t], dh_t), *_accumulated(product, joined[:, t], dz[t].T, term)]
     return [
         *calls,
-        _product(dz.reshape(len(dz), -1), joined.reshape(len(joined), -1).T, product),
-        partial(np.copyto, dw, product[:, :f].T),
-        partial(np.copyto, db, product[:, f]),
-        partial(np.copyto, du, product[:, f + 1 :].T),
+        partial(np.copyto, dw, product[:f]),
+        partial(np.copyto, db, product[f]),
+        partial(np.copyto, du, product[f + 1 :]),
     ]
 
 
-def _step_back(dz: Any, dh: Any, dc: Any, slopes: Any, before: Any, top: Any, gates: Any) -> list[Call]:
-    """One time step: dz from dh and dc, which then are those of the step before, dh without its product.
+def _accumulated(total: np.ndarray, a: np.ndarray, b: np.ndarray, term: np.ndarray) -> list[Call]:
+    """total += a @ b."""
+    call = blas.gemm(a, b, total, beta=1.0)
+    return [call] if call else [partial(np.matmul, a, b, term), partial(np.add, total, term, total)]
 
-    The last pass over each block writes into `dz`, whose rows lie apart: that takes twice the time.
+
+def _step_back(dz: Any, dh: Any, dc: Any, slopes: Any, before: Any, top: Any, gates: Any) -> list[Call]:
+    """One time step: dz, which may lie where the gates do, from dh and dc, which then is that of the step before.
+
+    With p = i g, q = f `before` and h = o `top`, the slopes of the gates are p - p i, q - q f, i - p g and h - h o, and
+    that of c is o - h `top`. All but dz is made in the five blocks of `slopes`, which stay in the cache.
     """
-    one = dz.dtype.type(1)
-    i, f, g, o = _gates(gates)
-    si, sf, sg, so = _gates(slopes)
-    di, df, dg, do = _gates(dz)
+    i, f, g, o = gates = gates.reshape(4, *dh.shape)
+    dz = dz.reshape(4, *dh.shape)
+    p, q = slopes[:2]
     return [
-        partial(np.multiply, gates, gates, slopes),
-        partial(np.subtract, one, sg, sg),
-        partial(np.subtract, gates[: 2 * len(dh)], slopes[: 2 * len(dh)], slopes[: 2 * len(dh)]),
-        partial(np.subtract, o, so, so),
-        partial(np.multiply, so, top, so),
-        partial(np.multiply, so, dh, do),
-        partial(np.multiply, dh, o, dh),
-        partial(np.multiply, top, top, so),
-        partial(np.multiply, so, dh, so),
-        partial(np.subtract, dh, so, dh),
-        partial(np.add, dc, dh, dc),
-        partial(np.multiply, si, g, si),
-        partial(np.multiply, si, dc, di),
-        partial(np.multiply, sf, before, sf),
-        partial(np.multiply, sf, dc, df),
-        partial(np.multiply, sg, i, sg),
-        partial(np.multiply, sg, dc, dg),
-        partial(np.multiply, dc, f, dc),
+        partial(np.multiply, i, g, p),
+        partial(np.multiply, f, before, q),
+        partial(np.multiply, slopes[:2], gates[:2], slopes[2:4]),
+        partial(np.subtract, slopes[:2], slopes[2:4], slopes[2:4]),
+        partial(np.multiply, p, g, slopes[4]),
+        partial(np.subtract, i, slopes[4], slopes[4]),
+        partial(np.multiply, o, top, p),
+        partial(np.multiply, p, top, q),
+        partial(np.subtract, o, q, q),
+        partial(np.multiply, q, dh, q),
+        partial(np.add, dc, q, dc),
+        partial(np.multiply, p, o, q),
+        partial(np.subtract, p, q, p),
+        partial(np.multiply, p, dh, dz[3]),
+        partial(np.multiply, dc, f, q),
+        partial(np.multiply, slopes[2:], dc, dz[:3]),
+        partial(np.copyto, dc, q),
     ]
 
 
@@ -317,6 +319,6 @@ def lstm(x: Node, weight_ih: Node, weight_hh: Node, bias: Node, state: Any = Non
         first = [OPS["full"](shape=(u.shape[0], x.shape[0]), fill_value=0.0, dtype=x.dtype)] * 2
     else:
         first = [OPS["matrix_transpose"](s) for s in as_nodes(state)]
-    hs, cs, *_ = _lstm(x, w, u, b, *first)
-    last = tuple(OPS["matrix_transpose"](s[-1]) for s in (hs, cs))
-    return OPS["permute_dims"](hs, axes=(2, 0, 1)), last
+    hs, *last = _lstm(x, w, u, b, *first)[:3]
+    h, c = map(OPS["matrix_transpose"], last)
+    return OPS["permute_dims"](hs, axes=(2, 0, 1)), (h, c)

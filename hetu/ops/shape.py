@@ -330,10 +330,10 @@ def sum_to_like(xp: ModuleType, x: Any, like: Any) -> Any:
     >>> ht.evaluate(sum_to_like([[1.0, 2.0], [3.0, 4.0]], [0.0, 0.0])).tolist()
     [4.0, 6.0]
     """
-    return xp.reshape(xp.sum(x, axis=_broadcast_axes(x.shape, like.shape), dtype=x.dtype), like.shape)
+    return xp.reshape(xp.sum(x, axis=broadcast_axes(x.shape, like.shape), dtype=x.dtype), like.shape)
 
 
-def _broadcast_axes(shape: tuple[int, ...], target: tuple[int, ...]) -> tuple[int, ...]:
+def broadcast_axes(shape: tuple[int, ...], target: tuple[int, ...]) -> tuple[int, ...]:
     extra = len(shape) - len(target)
     return tuple(i for i, s in enumerate(shape) if i < extra or (target[i - extra] == 1 and s != 1))
 
@@ -350,7 +350,7 @@ def sum_to_like_view(xp: ModuleType, x: Any, like: Any) -> Any:
 
 @sum_to_like.into
 def sum_to_like_into(xp: ModuleType, out: Any, x: Any, like: Any) -> None:
-    axes = _broadcast_axes(x.shape, like.shape)
+    axes = broadcast_axes(x.shape, like.shape)
     shape = tuple(1 if i in axes else s for i, s in enumerate(x.shape))
     xp.sum(x, axis=axes, keepdims=True, out=xp.reshape(out, shape), dtype=x.dtype)
 
@@ -358,7 +358,7 @@ def sum_to_like_into(xp: ModuleType, out: Any, x: Any, like: Any) -> None:
 @sum_to_like.bind
 def sum_to_like_bind(xp: ModuleType, out: Any, x: Any, like: Any) -> Instruction | None:
     """The sum over leading axes, as in the gradient of a bias, is a product with a vector of ones."""
-    axes = _broadcast_axes(x.shape, like.shape)
+    axes = broadcast_axes(x.shape, like.shape)
     if xp is not np or axes != tuple(range(len(axes))) or not x.flags.c_contiguous or not out.flags.c_contiguous:
         return None
     rows = product(x.shape[: len(axes)])

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import lanes
 from ..errors import ArgumentError, ShapeError
 from ..graph import OPS, Node
 from ..op import op, require_float
@@ -25,6 +26,7 @@ __all__ = ["sparse_matmul"]
 
 Call = Callable[[], Any]
 CHUNK = 1 << 17  # numbers gathered at a time, which stay in the second-level cache
+LEAST = 1 << 12  # rows of a lane
 
 
 @op
@@ -104,13 +106,22 @@ def sparse_matmul_bind(
         order.weigh(values, weights)
     else:
         calls.append(partial(order.weigh, values, weights))
-    buffer = np.empty((order.most(out.shape[1]), out.shape[1]), out.dtype)
-    for block, width, entries in order.blocks(out.shape[1]):
-        gathered = buffer[: len(weights[entries])]
-        calls.append(partial(x.take, columns[order.entries[entries]], 0, gathered, "clip"))
-        parts = weights[entries].reshape(-1, 1, width), gathered.reshape(-1, width, out.shape[1])
-        calls.append(partial(np.matmul, *parts, made[block][:, None]))
-    return [*calls, partial(made.take, order.place, 0, out, "clip")]
+    blocks = list(order.blocks(out.shape[1]))
+
+    def products(part: slice) -> list[Call]:
+        mine, calls = blocks[part], []
+        buffer = np.empty((max((e.stop - e.start for _, _, e in mine), default=0), out.shape[1]), out.dtype)
+        for block, width, entries in mine:
+            gathered = buffer[: entries.stop - entries.start]
+            calls.append(partial(x.take, columns[order.entries[entries]], 0, gathered, "clip"))
+            parts = weights[entries].reshape(-1, 1, width), gathered.reshape(-1, width, out.shape[1])
+            calls.append(partial(np.matmul, *parts, made[block][:, None]))
+        return calls
+
+    def ordered(part: slice) -> list[Call]:
+        return [partial(made.take, order.place[part], 0, out[part], "clip")]
+
+    return [*calls, *lanes.over(len(blocks), products, 2), *lanes.over(size, ordered, LEAST)]
 
 
 class _Blocks:
@@ -136,10 +147,6 @@ class _Blocks:
 
     def weigh(self, values: np.ndarray, weights: np.ndarray) -> None:
         np.multiply(values[self.entries], self.counted, weights)
-
-    def most(self, features: int) -> int:
-        """Entries of the largest block."""
-        return max((len(range(e.start, e.stop)) for _, _, e in self.blocks(features)), default=0)
 
     def blocks(self, features: int) -> Iterator[tuple[slice, int, slice]]:
         """(sorted rows, their width, their entries): rows of one width, as many as fit the cache."""

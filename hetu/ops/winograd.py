@@ -2,35 +2,41 @@
 
 Every 4x4 tile of the padded images, two pixels after the last one, is transformed by additions; each of the 16
 places is then an ordinary matrix product over channels, and a transform back gives 2x2 pixels. Images are
-(n, rows, columns, channels) here, with any strides. Even and odd rows and columns are first put apart, so that all
-additions run over long contiguous memory. The error is below that of the direct form. A. Lavin, S. Gray, "Fast
-Algorithms for Convolutional Neural Networks", CVPR 2016, section 4.1. Ignored on purpose: other kernels; few channels,
-for which the transforms cost more than they save; tiles of 4x4 results. At the best points known (0, 3/4, 3/2 and their
-negatives) those are 4 to 6 times less exact, worse than PyTorch, and their transforms take twice as many additions and
-multiplications, so that by a count of operations next to nothing is left to gain beside a BLAS for AVX-512.
+(rows, columns, n, channels) here: a pixel of all images is one long run of memory, so that tiles are read where they
+lie. The error is below that of the direct form. A. Lavin, S. Gray, "Fast Algorithms for Convolutional Neural
+Networks", CVPR 2016, section 4.1. Ignored on purpose: other kernels; few channels, for which the transforms cost more
+than they save; tiles of 4x4 results. At the best points known (0, 3/4, 3/2 and their negatives) those are 4 to 6 times
+less exact, worse than PyTorch, and their transforms take twice as many additions and multiplications, so that by a
+count of operations next to nothing is left to gain beside a BLAS for AVX-512.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from .. import blas
+from .. import blas, lanes
 from ..backend import Scratch
-from .window import Pair, Window
+from .window import Block, Pair, Window, blocks, extent
 
 __all__: list[str] = []
 
 Call = Callable[[], Any]
+Rule = tuple[tuple[np.ufunc | None, int, int], ...]  # four results, each of two numbers, or of one
 LEAST_CHANNELS = 32  # of images and result
-CHUNK = 1 << 15  # numbers of one transformed place, of all images handled at a time: 16 of them fit the cache
-LEAST_TILES = 128  # rows of a product: fewer would leave BLAS waiting for memory
-STRIP = 16  # channels moved at a time between the second and the last axis: more would fall on the same cache lines
+CHUNK = 1 << 15  # numbers of one transformed place handled at a time
+LEAST_TILES = 256  # rows of a product: fewer would leave BLAS waiting for memory
+SMALL, LEAST_SMALL = 10**6, 128  # numbers multiplied by which BLAS does not pack them, if rows or depth are no fewer
+LEAST_PLACES = 1 << 18  # numbers of all places that a lane transforms
+LEAST_KERNEL = 1 << 12  # numbers of a kernel that a lane transforms
+MOST_TURNED = 1 << 14  # numbers of a kernel that is turned to be read along its rows: more cost more than they save
 # G of the paper; the signs of B and A differ in the last place, where they cancel
 KERNEL = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]])
+B: Rule = ((np.subtract, 0, 2), (np.add, 1, 2), (np.subtract, 2, 1), (np.subtract, 3, 1))  # transposed: of 4 pixels
+A: Rule = ((None, 0, 0), (np.add, 0, 1), (np.subtract, 0, 1), (None, 1, 1))  # of 2 pixels
 
 
 def suits(channels: Pair, size: Pair, window: Window, groups: int) -> bool:
@@ -40,7 +46,7 @@ def suits(channels: Pair, size: Pair, window: Window, groups: int) -> bool:
 
 
 def correlate(x: np.ndarray, w: np.ndarray, out: np.ndarray, window: Window, scratch: Scratch) -> list[Call]:
-    """Calls for out = conv2d(x, w): x (n, h, w, c), w (o, c, 3, 3), out (n, y, x, o)."""
+    """Calls for out = conv2d(x, w): x (h, w, n, c), w (o, c, 3, 3), out (y, x, n, o)."""
     return _correlate(x, w, out, _corner(window), scratch, adjoint=False)
 
 
@@ -50,17 +56,41 @@ def correlate_back(g: np.ndarray, w: np.ndarray, out: np.ndarray, window: Window
 
 
 def weight_gradient(x: np.ndarray, g: np.ndarray, out: np.ndarray, window: Window, scratch: Scratch) -> list[Call]:
-    """Calls for the gradient of the kernel: x (n, h, w, c), g (n, y, x, o), out (o, c, 3, 3)."""
-    (o, c), chunks = out.shape[:2], _Chunks(len(g), g.shape[1:3], max(x.shape[3], g.shape[3]))
-    images, slopes = _Tiles(chunks, c, x.dtype, scratch), _Slopes(chunks, o, x.dtype, scratch)
-    total = scratch.empty((16, o, c), x.dtype)
-    calls: list[Call] = [partial(images.planes.fill, 0), partial(slopes.planes.fill, 0)]
-    for part in chunks:
-        calls += [*images.load(x[part], _corner(window)), *slopes.load(g[part])]
-        pairs = zip(total, slopes.matrices(len(g[part])), images.matrices(len(g[part])))
-        calls += [_product(m.T, v, t, beta=0.0 if part.start == 0 else 1.0) for t, m, v in pairs]
-    transform = np.kron(KERNEL, KERNEL).astype(x.dtype)
-    return [*calls, _product(transform.T, total.reshape(16, -1), out.reshape(-1, 9).T)]
+    """Calls for the gradient of the kernel: x (h, w, n, c), g (y, x, n, o), out (o, c, 3, 3)."""
+    pieces, totals = _pieces(g, max(out.shape[:2])), []
+
+    def build(part: slice) -> list[Call]:
+        images = _Tiles(pieces[part], x, B, _corner(window), scratch)
+        slopes = _Tiles(pieces[part], g, A, (0, 0), scratch)
+        total = scratch.empty((16, *out.shape[:2]), x.dtype)
+        aside = scratch.empty(total.shape, x.dtype) if total[0].size * LEAST_SMALL <= SMALL else None
+        totals.append(total)
+        calls: list[Call] = [] if aside is None else [partial(total.fill, 0)]
+        for piece in pieces[part]:
+            factors = slopes.matrices(piece).mT, images.matrices(piece)
+            starts = aside is None and piece is pieces[part][0]
+            calls += [*slopes.load(piece), *images.load(piece)]
+            calls += _products(*factors, total) if starts else _added(*factors, total, aside)
+        return calls
+
+    def finish(part: slice) -> list[Call]:
+        taps, (total, *others) = out[part].reshape(-1, 9).T, (t[:, part].reshape(16, -1) for t in totals)
+        return [*(partial(np.add, total, t, total) for t in others), _product(transform.T, total, taps)]
+
+    calls, transform = _over(len(pieces), build), np.kron(KERNEL, KERNEL).astype(x.dtype)
+    return calls + _over(len(out), finish, -(-LEAST_KERNEL * len(out) // out[..., 0, 0].size))
+
+
+def _over(size: int, build: Callable[[slice], list[Call]], least: int = 1) -> list[Call]:
+    """`lanes.over`; as it stands within another, so that only what has no piece beside it is cut further."""
+    made = lanes.over(size, build, least)
+    assert made is not None
+    return made
+
+
+def _least(places: np.ndarray) -> int:
+    """How many images give a lane enough to do, of places (4, 4, rows, columns, n, channels)."""
+    return -(-LEAST_PLACES * places.shape[4] // places.size)
 
 
 def _corner(window: Window) -> Pair:
@@ -68,23 +98,61 @@ def _corner(window: Window) -> Pair:
     return tuple(before for before, _ in window.padding)
 
 
+def _pieces(images: np.ndarray, channels: int) -> list[Block]:
+    """The rows and columns of tiles of 2x2 pixels that are handled at a time."""
+    grid = tuple(-(-s // 2) for s in images.shape[:2])
+    return blocks(grid, images.shape[2] * channels, max(CHUNK, LEAST_TILES * channels))
+
+
 def _correlate(
     x: np.ndarray, w: np.ndarray, out: np.ndarray, corner: Pair, scratch: Scratch, adjoint: bool
 ) -> list[Call]:
+    calls: list[Call] = []
+    kernels, pieces = _kernels(w, adjoint, scratch, calls), _pieces(out, max(w.shape[:2]))
+
+    def build(part: slice) -> list[Call]:
+        images, results = _Tiles(pieces[part], x, B, corner, scratch), _Results(pieces[part], out, scratch)
+        calls: list[Call] = []
+        for piece in pieces[part]:
+            products = _products(images.matrices(piece), kernels, results.matrices(piece))
+            calls += [*images.load(piece), *products, *results.store(piece)]
+        return calls
+
+    return calls + _over(len(pieces), build)
+
+
+def _kernels(w: np.ndarray, adjoint: bool, scratch: Scratch, calls: list[Call]) -> np.ndarray:
+    """G w G^T as 16 matrices (channels of the images, those of the result)."""
     o, c = w.shape[:2]
-    chunks = _Chunks(len(out), out.shape[1:3], max(o, c))
-    images, results = (_Tiles(chunks, a.shape[3], x.dtype, scratch) for a in (x, out))
-    transform = np.kron(KERNEL, KERNEL).astype(x.dtype)
-    kernels = scratch.empty((16, o, c), x.dtype)
+    transform, made = np.kron(KERNEL, KERNEL).astype(w.dtype), scratch.empty((16, o, c), w.dtype)
     taps = transform[:, ::-1].copy() if adjoint else transform  # a kernel turned by half a circle is one read backwards
-    calls = [partial(images.planes.fill, 0), _product(taps, w.reshape(-1, 9).T, kernels.reshape(16, -1))]
-    for part in chunks:
-        count = len(out[part])
-        calls += images.load(x[part], corner)
-        triples = zip(images.matrices(count), kernels, results.matrices(count))
-        calls += [_product(v, u if adjoint else u.T, m) for v, u, m in triples]
-        calls += results.store(out[part])
-    return calls
+    turns = not adjoint and o * c <= MOST_TURNED
+    turned = scratch.empty((16, c, o), w.dtype) if turns else made.mT
+
+    def build(part: slice) -> list[Call]:
+        product = _product(taps, w[part].reshape(-1, 9).T, made[:, part].reshape(16, -1))
+        return [product, partial(np.copyto, turned[:, :, part], made[:, part].mT)] if turns else [product]
+
+    calls += _over(o, build, -(-LEAST_KERNEL // c))
+    return made if adjoint else turned
+
+
+def _products(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> list[Call]:
+    """Calls for out = a @ b at all places: few, for between two a thread has to wait for the interpreter."""
+    (_, m, k), n = a.shape, b.shape[2]
+    rows = SMALL // (k * n)
+    parts = _even(m, rows) if LEAST_SMALL <= rows < m else [slice(0, m)]
+    least = -(-lanes.LEAST_PRODUCT // (m * k * n))
+    return _over(16, lambda at: [partial(np.matmul, a[at, r], b[at], out[at, r]) for r in parts], least)
+
+
+def _added(a: np.ndarray, b: np.ndarray, out: np.ndarray, aside: np.ndarray | None) -> list[Call]:
+    """Calls for out += a @ b at all places; `aside` is room for the products if those are small, and else None."""
+    if aside is None:
+        return [_product(*factors, beta=1.0) for factors in zip(a, b, out)]
+    parts = _even(a.shape[2], SMALL // out[0].size)
+    pairs = [(partial(np.matmul, a[:, :, d], b[:, d], aside), partial(np.add, out, aside, out)) for d in parts]
+    return [call for pair in pairs for call in pair]
 
 
 def _product(a: np.ndarray, b: np.ndarray, out: np.ndarray, beta: float = 0.0) -> Call:
@@ -95,126 +163,105 @@ def _product(a: np.ndarray, b: np.ndarray, out: np.ndarray, beta: float = 0.0) -
     return (lambda: np.add(out, a @ b, out)) if beta else partial(np.matmul, a, b, out)
 
 
-class _Chunks:
-    """Ranges of `n` images whose tiles fit the cache; iterating gives slices."""
-
-    def __init__(self, n: int, size: Pair, channels: int) -> None:
-        self.n, self.grid = n, tuple(-(-s // 2) for s in size)
-        tiles = self.grid[0] * self.grid[1]
-        self.step = min(n, max(1, CHUNK // (tiles * channels), -(-LEAST_TILES // tiles)))
-
-    def __iter__(self) -> Iterator[slice]:
-        return (slice(start, min(start + self.step, self.n)) for start in range(0, self.n, self.step))
+def _even(size: int, most: int) -> list[slice]:
+    """A range in as few parts as do, about equal and whole vectors long, of at most `most` each."""
+    step = min(most, -(-size // -(-size // most) // 16) * 16)
+    return [slice(start, min(start + step, size)) for start in range(0, size, step)]
 
 
 class _Tiles:
-    """Images of one chunk, transformed: (4, 4, images, rows, columns, channels), with the buffers on the way there."""
+    """Tiles of images that begin at -corner, under a transform of rows and columns to 4x4 places, a piece at a time."""
 
-    def __init__(self, chunks: _Chunks, channels: int, dtype: np.dtype, scratch: Scratch) -> None:
-        self.grid, self.channels = chunks.grid, channels
-        rows, columns = chunks.grid
-        self.buffer = scratch.empty((16 * chunks.step * rows * columns * channels,), dtype)
-        self.planes = scratch.empty((2, 2, chunks.step, rows + 1, columns + 1, channels), dtype)
-        self.half = scratch.empty((4, 2, chunks.step, rows + 1, columns, channels), dtype)
+    def __init__(self, pieces: list[Block], x: np.ndarray, rule: Rule, corner: Pair, scratch: Scratch) -> None:
+        self.x, self.rule, self.corner = x, rule, corner
+        pixel, (rows, columns) = x[0, 0].size, extent(pieces[0])
+        self.half = scratch.empty((4 * rows * (2 * columns + 2) * pixel,), x.dtype)
+        self.places = scratch.empty((16 * rows * columns * pixel,), x.dtype)
 
-    def _places(self, count: int) -> np.ndarray:
-        shape = (4, 4, count, *self.grid, self.channels)
-        return self.buffer[: int(np.prod(shape))].reshape(shape)
+    def matrices(self, piece: Block) -> np.ndarray:
+        """The 16 places of some tiles as matrices (tiles, channels)."""
+        return self._at(piece).reshape(16, -1, self.x.shape[3])
 
-    def matrices(self, count: int) -> np.ndarray:
-        """The 16 places as matrices (tiles, channels)."""
-        return self._places(count).reshape(16, -1, self.channels)
+    def _at(self, piece: Block) -> np.ndarray:
+        return _cut(self.places, (4, 4, *extent(piece), *self.x.shape[2:]))
 
-    def load(self, x: np.ndarray, corner: Pair) -> list[Call]:
-        """B^T d B for the 4x4 tiles of images (count, h, w, channels) that lie at `corner` of a frame of zeros."""
-        rows, columns = self.grid
-        planes, half = self.planes[:, :, : len(x)], self.half[:, :, : len(x)]
-        points = [planes[:, k % 2, :, :, k // 2 : k // 2 + columns] for k in range(4)]
-        lines = [half[:, k % 2, :, k // 2 : k // 2 + rows] for k in range(4)]
-        return [*_apart(planes, x, corner), *_spread(half, *points), *_spread(self._places(len(x)), *lines)]
+    def load(self, piece: Block) -> list[Call]:
+        """Calls that fill the places of some tiles; of several images side by side if no piece is beside this one."""
+        return _over(self.x.shape[2], partial(self._load, piece), _least(self._at(piece)))
 
-    def _pixels(self, count: int) -> np.ndarray:
-        """Room for whole images, where `half` lies: a result has none."""
-        shape = (count, *(2 * s for s in self.grid), self.channels)
-        return self.half.reshape(-1)[: int(np.prod(shape))].reshape(shape)
-
-    def store(self, out: np.ndarray) -> list[Call]:
-        """A^T m A: the 2x2 pixels of each tile into images (count, y, x, channels). Overwrites the places."""
-        m = self._places(len(out))
-        whole = out.shape[1:3] == tuple(2 * s for s in self.grid) and out.strides[3] == out.itemsize
-        pixels = out if whole else self._pixels(len(out))
-        calls = _gather(m, m[0], m[1])
-        for down in range(2):
-            calls += _gather(m[down], pixels[:, down::2, 0::2], pixels[:, down::2, 1::2])
-        return calls if whole else [*calls, *_strips(out, pixels[:, : out.shape[1], : out.shape[2]])]
-
-
-class _Slopes:
-    """Gradients of one chunk, A g A^T for every 2x2 tile: the adjoint of `_Tiles.store`."""
-
-    def __init__(self, chunks: _Chunks, channels: int, dtype: np.dtype, scratch: Scratch) -> None:
-        shape = (2, chunks.step, *chunks.grid, channels)
-        self.planes = scratch.empty((2, *shape), dtype)
-        self.rows = scratch.empty((2, *shape), dtype)  # sums and differences of even and odd rows
-        self.columns = scratch.empty((4, *shape), dtype)  # of each kind of rows: those of columns
-
-    def load(self, g: np.ndarray) -> list[Call]:
-        planes, rows, columns = (a[:, :, : len(g)] for a in (self.planes, self.rows, self.columns))
-        calls = [*_apart(planes, g, (0, 0)), *_sum_and_difference(rows, planes[0], planes[1])]
-        for kind, made in zip((planes[0], *rows, planes[1]), columns):
-            calls += _sum_and_difference(made, kind[0], kind[1])
+    def _load(self, piece: Block, part: slice) -> list[Call]:
+        rows, columns = piece
+        first = [2 * p.start - c for p, c in zip(piece, self.corner)]
+        left, right = max(0, first[1]), min(self.x.shape[1], 2 * columns.stop - self.corner[1] + 2)
+        shape = (4, rows.stop - rows.start, right - left, *self.x.shape[2:])
+        half, calls = _cut(self.half, shape)[..., part, :], list[Call]()
+        for out, (ufunc, *taps) in zip(half, self.rule):
+            _combine(ufunc, out, self.x[:, left:right, part], *(first[0] + tap for tap in taps), calls)
+        lines = np.moveaxis(half, 2, 0)
+        for out, (ufunc, *taps) in zip(np.moveaxis(self._at(piece)[..., part, :], (1, 3), (0, 1)), self.rule):
+            _combine(ufunc, out, lines, *(first[1] - left + tap for tap in taps), calls)
         return calls
 
-    def matrices(self, count: int) -> list[np.ndarray]:
-        """The 16 places as matrices (tiles, channels)."""
-        kinds = (self.planes[0], *self.rows, self.planes[1])
-        places = (p for kind, made in zip(kinds, self.columns) for p in (kind[0], *made, kind[1]))
-        return [p[:count].reshape(-1, p.shape[-1]) for p in places]
+
+class _Results:
+    """The places of results, and A^T m A: the 2x2 pixels of each tile."""
+
+    def __init__(self, pieces: list[Block], out: np.ndarray, scratch: Scratch) -> None:
+        rows, columns = extent(pieces[0])
+        self.out, self.buffer = out, scratch.empty((16 * rows * columns * out[0, 0].size,), out.dtype)
+
+    def _places(self, piece: Block) -> np.ndarray:
+        return _cut(self.buffer, (4, 4, *extent(piece), *self.out.shape[2:]))
+
+    def matrices(self, piece: Block) -> np.ndarray:
+        """The 16 places of some tiles as matrices (tiles, channels)."""
+        return self._places(piece).reshape(16, -1, self.out.shape[3])
+
+    def store(self, piece: Block) -> list[Call]:
+        """Calls for the pixels of some tiles, as in `load`. Overwrites the places."""
+        return _over(self.out.shape[2], partial(self._store, piece), _least(self._places(piece)))
+
+    def _store(self, piece: Block, part: slice) -> list[Call]:
+        m, (rows, columns), calls = self._places(piece)[..., part, :], piece, list[Call]()
+        _gather(m, m[0], m[1], calls)
+        for down in range(2):
+            lines = self.out[2 * rows.start + down : 2 * rows.stop : 2, 2 * columns.start : 2 * columns.stop, part]
+            _gather(m[down][:, : len(lines)], lines[:, 0::2], lines[:, 1::2], calls)
+        return calls
 
 
-def _apart(planes: np.ndarray, x: np.ndarray, corner: Pair) -> list[Call]:
-    """Copies of images at `corner` of a frame, whose pixel (i, j) is planes[i % 2, j % 2, :, i // 2, j // 2]."""
-    calls: list[Call] = []
-    for parity in np.ndindex(2, 2):
-        first = [(p - c) % 2 for p, c in zip(parity, corner)]  # row and column of the images that come first there
-        part = x[:, first[0] :: 2, first[1] :: 2]
-        start = [(c + f) // 2 for c, f in zip(corner, first)]
-        inside = tuple(slice(s, s + size) for s, size in zip(start, part.shape[1:3]))
-        calls += _strips(planes[parity][:, inside[0], inside[1]], part)
-    return calls
+def _cut(buffer: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """The front of a flat buffer in a shape."""
+    return buffer[: int(np.prod(shape))].reshape(shape)
 
 
-def _strips(target: np.ndarray, x: np.ndarray) -> list[Call]:
-    """A copy; where only one of the two has its last axis together, of a few channels at a time."""
-    if not x.size:
-        return []
-    alike = x.strides[3] == target.strides[3]
-    if alike and x.strides[3] == x.itemsize:  # a pixel is copied as one thing, without a loop over its channels
-        pixel = np.dtype((np.void, x.shape[3] * x.itemsize))
-        return [partial(np.copyto, target.view(pixel), x.view(pixel))]
-    step = x.shape[3] if alike else STRIP
-    return [partial(np.copyto, target[..., k : k + step], x[..., k : k + step]) for k in range(0, x.shape[3], step)]
+def _combine(
+    ufunc: np.ufunc | None, out: np.ndarray, x: np.ndarray, first: int, second: int, calls: list[Call]
+) -> None:
+    """out[t] = ufunc(x[2 t + first], x[2 t + second]), or x[2 t + first] without one; x is zero outside."""
+    count = len(out)
+    one, two = (range(max(0, -(tap // 2)), min(count, (len(x) - tap + 1) // 2)) for tap in (first, second))
+    start, stop = max(one.start, two.start), max(one.start, two.start, min(one.stop, two.stop))
+    stop = min(stop, count)
+    if start < stop:
+        a, b = (x[2 * start + tap : 2 * (stop - 1) + tap + 1 : 2] for tap in (first, second))
+        target = out[start:stop]
+        calls.append(partial(np.copyto, target, a) if ufunc is None else partial(ufunc, a, b, target))
+    for t in (*range(min(start, count)), *range(max(start, stop), count)):
+        if t in one:
+            calls.append(partial(np.copyto, out[t], x[2 * t + first]))
+        elif t in two:
+            calls.append(partial(np.negative if ufunc is np.subtract else np.positive, x[2 * t + second], out[t]))
+        else:
+            calls.append(partial(out[t].fill, 0))
 
 
-def _spread(out: np.ndarray, a: np.ndarray, b: np.ndarray, c: np.ndarray, d: np.ndarray) -> list[Call]:
-    """Four numbers in a row, by B^T."""
-    return [
-        partial(np.subtract, a, c, out[0]),
-        partial(np.add, b, c, out[1]),
-        partial(np.subtract, c, b, out[2]),
-        partial(np.subtract, d, b, out[3]),
-    ]
-
-
-def _sum_and_difference(out: np.ndarray, a: np.ndarray, b: np.ndarray) -> list[Call]:
-    return [partial(np.add, a, b, out[0]), partial(np.subtract, a, b, out[1])]
-
-
-def _gather(m: np.ndarray, first: np.ndarray, second: np.ndarray) -> list[Call]:
+def _gather(m: np.ndarray, first: np.ndarray, second: np.ndarray, calls: list[Call]) -> None:
     """Four numbers to two, by A^T; `m` is overwritten, and the results may lie on its first two."""
-    return [
+    last = m[..., : second.shape[-3], :, :]
+    calls += [
         partial(np.add, m[0], m[1], m[0]),
         partial(np.add, m[0], m[2], first),
-        partial(np.subtract, m[1], m[2], m[1]),
-        partial(np.add, m[1], m[3], second),
+        partial(np.subtract, last[1], last[2], last[1]),
+        partial(np.add, last[1], last[3], second),
     ]

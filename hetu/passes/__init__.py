@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from ..errors import UnknownNameError, did_you_mean
 from ..graph import Node
-from .attention import fuse_attention
+from .attention import fuse_attention, tile_attention
 from .channels_last import channels_last
 from .conv_pool import fuse_conv_pool
 from .explain import explained
@@ -19,6 +19,7 @@ from .fuse import fuse_linear
 from .fuse_elementwise import fuse_elementwise
 from .group_updates import group_updates
 from .mixed_precision import mixed_precision
+from .norm_relu import fuse_norm_relu
 from .share import share_cross_entropy, share_gelu, share_layer_norm
 from .simplify import simplify
 from .sparsify import sparsify_updates
@@ -32,7 +33,9 @@ PASSES: dict[str, Pass] = {
     "sparsify_updates": sparsify_updates,
     "fuse_conv_pool": fuse_conv_pool,
     "channels_last": channels_last,
+    "fuse_norm_relu": fuse_norm_relu,
     "fuse_attention": fuse_attention,
+    "tile_attention": tile_attention,
     "share_gelu": share_gelu,
     "share_layer_norm": share_layer_norm,
     "share_cross_entropy": share_cross_entropy,
@@ -41,18 +44,20 @@ PASSES: dict[str, Pass] = {
 }
 
 
-# What these make is bound to BLAS and NumPy; elsewhere the plain operators are the faster ones.
-FOR_CPU = frozenset(PASSES) - {"simplify", "sparsify_updates"}
+# What the others make is bound to BLAS and NumPy; elsewhere the plain operators are the faster ones.
+FOR_GPU = frozenset({"tile_attention"})
+FOR_CPU = frozenset(PASSES) - FOR_GPU - {"simplify", "sparsify_updates"}
 
 
 def chosen_passes(names: Iterable[str] | None, device: str = "cpu") -> list[Pass]:
     """The passes called `names`, in their proper order; None means `$HETU_PASSES` (comma-separated), else all.
 
-    Without a name those for a CPU are left out on another kind of `device`.
+    Without a name those for another kind of `device` are left out.
     """
     if names is None:
         setting = os.environ.get("HETU_PASSES")
-        kept = [n for n in PASSES if device == "cpu" or n not in FOR_CPU]
+        elsewhere = FOR_GPU if device == "cpu" else FOR_CPU
+        kept = [n for n in PASSES if n not in elsewhere]
         names = kept if setting is None else [n for n in setting.split(",") if n]
     wanted = list(names)
     for name in wanted:

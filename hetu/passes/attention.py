@@ -1,16 +1,19 @@
 """Leave the heads of attention where the projections put them, and pack the gradients of queries, keys and values.
 
-`attention` of transposed views and its gradient become `attention_rows` and `attention_rows_dx`, which read and write
-(batch, positions, heads, features). Where one packed projection made all three, its gradient then needs no copy.
+`attention` of transposed views and its gradient become operators that read and write (batch, positions, heads,
+features): on a CPU `attention_rows` and `attention_rows_dx`, which keep the scores; on a GPU `flash_attention` and
+`flash_attention_dx`, which do not. Where one packed projection made all three, its gradient then needs no copy. Ignored
+on purpose: attention of other than four axes.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from ..gpu_kernels.attention import takes
 from ..graph import OPS, Node, rewrite, topological
-from ..types import has_dim
+from ..types import TensorType, has_dim
 
 HEADS_FIRST = (0, 2, 1, 3)  # swaps positions and heads, there and back
 PARTS_FIRST = (2, 0, 3, 1, 4)  # (n, s, 3, heads, d) -> (3, n, heads, s, d)
@@ -20,44 +23,75 @@ LEAST_SCORES = 1 << 10  # of a head; for fewer, one call a head costs more than 
 
 def fuse_attention(outputs: Sequence[Node]) -> tuple[Node, ...]:
     """`attention` and `attention_dx` on heads in place; see `ops/fused_attention.py`."""
+    return _in_place(outputs, "attention_rows", _suits_rows)
+
+
+def tile_attention(outputs: Sequence[Node]) -> tuple[Node, ...]:
+    """`attention` and `attention_dx` in tiles, without a matrix of scores; see `ops/flash_attention.py`."""
+    return _in_place(outputs, "flash_attention", _suits_tiles)
+
+
+def _suits_rows(q: TensorType, k: TensorType, v: TensorType) -> bool:
+    return q == k == v and q.dtype.char in "fd" and q.shape[2] ** 2 >= LEAST_SCORES
+
+
+def _suits_tiles(q: TensorType, k: TensorType, v: TensorType) -> bool:
+    return takes(q.dtype.name, q.shape[3], v.shape[3])
+
+
+def _in_place(
+    outputs: Sequence[Node], name: str, suits: Callable[[TensorType, TensorType, TensorType], bool]
+) -> tuple[Node, ...]:
+    """With the operators `name` and `name`_dx, of which the first makes y and what its gradient wants of it."""
     readers: dict[Node, list[Node]] = defaultdict(list)
     for node in topological(outputs):
         for i in node.inputs:
             readers[i].append(node)
-    chosen = {n for n in topological(outputs) if n.op.name == "attention" and _fits(n, readers, outputs)}
+    attentions = (n for n in topological(outputs) if n.op.name == "attention")
+    chosen = {n for n in attentions if _fits(n, suits) and _private(n, readers, outputs)}
 
     def rule(node: Node, inputs: tuple[Node, ...]) -> Node | None:
         if node in chosen:
-            return _node_of(OPS["attention_rows"](*map(_swapped, inputs), **node.attrs))
-        if node.op.name == "item" and inputs[0].op.name == "attention_rows":
-            item = OPS["item"](inputs[0], index=node.attrs["index"])
+            return _node_of(OPS[name](*map(_swapped, inputs), **node.attrs))
+        if node.op.name == "item" and inputs[0].op.name == name:
+            last = len(inputs[0].type) - 1
+            item = OPS["item"](inputs[0], index=min(node.attrs["index"], last))
             return _swapped(item) if node.attrs["index"] == 0 else item
-        if node.op.name == "attention_dx" and inputs[5].inputs[0].op.name == "attention_rows":
-            return OPS["attention_rows_dx"](*map(_swapped, inputs[:5]), *inputs[5:], **node.attrs)
-        if node.op.name == "item" and inputs[0].op.name == "attention_rows_dx":
-            return _swapped(OPS["getitem"](inputs[0], key=(slice(None), slice(None), node.attrs["index"])))
+        if node.op.name == "attention_dx" and inputs[5].inputs[0].op.name == name:
+            kept = inputs[5 : 4 + len(inputs[5].inputs[0].type)]
+            return _node_of(OPS[f"{name}_dx"](*map(_swapped, inputs[:5]), *kept, **node.attrs))
+        if node.op.name == "item" and inputs[0].op.name == f"{name}_dx":
+            return _swapped(_part(inputs[0], node.attrs["index"]))
         if node.op.name == "add":
-            return _packed(inputs)
+            return _packed(inputs, f"{name}_dx")
         return _moved(inputs[0], node.attrs["axes"]) if node.op.name == "permute_dims" else None
 
     return rewrite(outputs, rule) if chosen else tuple(outputs)
 
 
-def _node_of(items: tuple[Node, ...]) -> Node:
-    return items[0].inputs[0]
+def _node_of(made: Node | tuple[Node, ...]) -> Node:
+    return made[0].inputs[0] if isinstance(made, tuple) else made
+
+
+def _part(gradients: Node, index: int) -> Node:
+    """That of queries, keys or values; where they are packed, a view."""
+    if isinstance(gradients.type, tuple):
+        return OPS["item"](gradients, index=index)
+    return OPS["getitem"](gradients, key=(slice(None), slice(None), index))
 
 
 def _swapped(x: Node) -> Node:
     return _moved(x, HEADS_FIRST)
 
 
-def _fits(node: Node, readers: Mapping[Node, Sequence[Node]], outputs: Sequence[Node]) -> bool:
-    """Whether sizes are known and suit, and the private outputs go to one gradient at most."""
+def _fits(node: Node, suits: Callable[[TensorType, TensorType, TensorType], bool]) -> bool:
+    """Whether sizes are known and suit."""
     q, k, v = (i.tensor for i in node.inputs)
-    if q.ndim != 4 or has_dim(q.shape) or q != k or q != v or q.dtype.char not in "fd":
-        return False
-    if q.shape[2] ** 2 < LEAST_SCORES:
-        return False
+    return q.ndim == 4 and not any(has_dim(t.shape) for t in (q, k, v)) and suits(q, k, v)
+
+
+def _private(node: Node, readers: Mapping[Node, Sequence[Node]], outputs: Sequence[Node]) -> bool:
+    """Whether what is kept for the gradient goes to one gradient at most, and nowhere else."""
     items = readers[node]
     if node in outputs or any(i.op.name != "item" for i in items):
         return False
@@ -68,13 +102,13 @@ def _fits(node: Node, readers: Mapping[Node, Sequence[Node]], outputs: Sequence[
     return all(r.op.name == "attention_dx" and r.inputs[1:4] == node.inputs for r in gradients)
 
 
-def _packed(inputs: tuple[Node, ...]) -> Node | None:
+def _packed(inputs: tuple[Node, ...], name: str) -> Node | None:
     """The sum of the three parts scattered into zeros, one beside the other, is the array that they came from."""
     terms = [t for i in inputs for t in (i.inputs if i.op.name == "add" else (i,))]
     if len(terms) != 3:
         return None
     moves = {t.attrs["axes"] if t.op.name == "permute_dims" else None for t in terms}
-    sources = [_source(t.inputs[0] if t.op.name == "permute_dims" else t) for t in terms]
+    sources = [_source(t.inputs[0] if t.op.name == "permute_dims" else t, name) for t in terms]
     if None in sources or len(moves) != 1 or {index for _, index, _ in sources} != {0, 1, 2}:
         return None
     if len({(packed, merged) for packed, _, merged in sources}) != 1:
@@ -85,7 +119,7 @@ def _packed(inputs: tuple[Node, ...]) -> Node | None:
     return made if axes is None else _moved(made, axes)
 
 
-def _source(term: Node) -> tuple[Node, int, bool] | None:
+def _source(term: Node, name: str) -> tuple[Node, int, bool] | None:
     """(packed gradients, index, whether heads are merged) if `term` is one of them scattered to its own place.
 
     The places are entries 0, 1 and 2 of a first axis, or thirds of the last.
@@ -97,7 +131,7 @@ def _source(term: Node) -> tuple[Node, int, bool] | None:
     if not merged and not (x.op.name == "permute_dims" and x.attrs["axes"] == HEADS_FIRST):
         return None
     cut = x.inputs[0]
-    if cut.op.name != "getitem" or cut.inputs[0].op.name != "attention_rows_dx":
+    if cut.op.name != "getitem" or cut.inputs[0].op.name != name:
         return None
     index, width = cut.attrs["key"][2], x.shape[-1]
     place = ("slice", index * width or None, (index + 1) * width, 1) if merged else index

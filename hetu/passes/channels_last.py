@@ -1,6 +1,6 @@
 """Keep images with their channels last between convolutions, where unfolding them is a copy of long runs of memory.
 
-`conv2d`, its gradients and `batch_norm` become their forms for (n, h, w, c); what lies between follows, so that the
+`conv2d`, its gradients and `batch_norm` become their forms for (h, w, n, c); what lies between follows, so that the
 transposes at the borders meet and cancel. Ignored on purpose: pooling, which takes its images through a view; groups
 and dilations; convolutions of a few channels, whose runs would be short.
 """
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from ..graph import OPS, Node, rewrite, topological
 from ..types import has_dim
 
-FIRST, LAST = (0, 3, 1, 2), (0, 2, 3, 1)  # of (n, h, w, c) to (n, c, h, w), and back
+MOVED = (2, 3, 0, 1)  # of (h, w, n, c) to (n, c, h, w), and back
 CONVOLUTIONS = ("conv2d", "conv2d_dx", "conv2d_dw")
 NORMS = {"batch_norm_train": 1, "batch_norm_dx": 2}  # how many of the inputs are images
 LEAST_CHANNELS = 16  # of the result
@@ -20,7 +20,7 @@ ELEMENTWISE = ("...->...", "...,...->...")
 
 
 def channels_last(outputs: Sequence[Node]) -> tuple[Node, ...]:
-    """Convolutions of many channels and what lies between them, on images (n, h, w, c)."""
+    """Convolutions of many channels and what lies between them, on images (h, w, n, c)."""
     chosen = {n for n in topological(outputs) if _fits(n)}
 
     def rule(node: Node, inputs: tuple[Node, ...]) -> Node | None:
@@ -36,7 +36,7 @@ def channels_last(outputs: Sequence[Node]) -> tuple[Node, ...]:
             images = tuple(map(_last, inputs[: NORMS[name]]))
             return node.op.make((*images, *inputs[NORMS[name] :]), {**node.attrs, "axis": 3})
         if name == "sum" and node.attrs["axis"] == (2, 3) and not node.attrs["keepdims"]:
-            return OPS["sum"](_last(inputs[0]), axis=(1, 2))
+            return OPS["sum"](_last(inputs[0]), axis=(0, 1))
         if name == "sum_to_like" and _is_vector(inputs[1], inputs[0]):
             return OPS["reshape"](OPS["sum"](_last(inputs[0]), axis=(0, 1, 2)), shape=node.shape)
         return _elementwise(node, inputs) if node.op.dims in ELEMENTWISE else None
@@ -83,12 +83,12 @@ def _is_vector(x: Node, images: Node) -> bool:
 
 
 def _is_moved(x: Node) -> bool:
-    return x.op.name == "permute_dims" and x.attrs["axes"] == FIRST
+    return x.op.name == "permute_dims" and x.attrs["axes"] == MOVED
 
 
 def _last(x: Node) -> Node:
-    return x.inputs[0] if _is_moved(x) else OPS["permute_dims"](x, axes=LAST)
+    return x.inputs[0] if _is_moved(x) else OPS["permute_dims"](x, axes=MOVED)
 
 
 def _first(x: Node) -> Node:
-    return OPS["permute_dims"](x, axes=FIRST)
+    return OPS["permute_dims"](x, axes=MOVED)

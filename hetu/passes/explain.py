@@ -10,6 +10,8 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from ..graph import Node, topological
 from ..types import TensorType, has_dim
 
@@ -48,10 +50,20 @@ def _traffic(nodes: Sequence[Node]) -> int | None:
     """Bytes that the operators read and write, views apart; None while sizes are unknown."""
     types: list[TensorType] = []
     for node in nodes:
-        if node.inputs and node.op.view_rule is None and node.op.name != "item":
+        if node.inputs and node.op.name != "item":
             kinds = [node.type, *(i.type for i in node.inputs)]
-            types += [t for kind in kinds for t in (kind if isinstance(kind, tuple) else (kind,))]
-    return None if any(has_dim(t.shape) for t in types) else sum(int(t.nbytes) for t in types)
+            own = [t for kind in kinds for t in (kind if isinstance(kind, tuple) else (kind,))]
+            if any(has_dim(t.shape) for t in own):
+                return None
+            types += [] if _is_view(node) else own
+    return sum(int(t.nbytes) for t in types)
+
+
+def _is_view(node: Node) -> bool:
+    if node.op.view_rule is None:
+        return False
+    arrays = [np.broadcast_to(np.zeros((), i.dtype), i.shape) for i in node.inputs]  # of any size, without memory
+    return node.op.view_rule(np, *arrays, **node.attrs) is not None
 
 
 def _listed(ops: Counter[str]) -> str:

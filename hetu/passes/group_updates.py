@@ -1,13 +1,14 @@
 """Join the updates that an optimizer makes of its parameters into one operator, which a GPU runs as one launch.
 
 Only for GPUs: a launch costs more than the update of a small parameter. All gradients then live until the last one is
-there. Ignored on purpose: row updates of tables, which differ in their ids.
+there. Under a condition, as with a loss scale, the operator takes that too and nothing is left to choose afterwards.
+Ignored on purpose: row updates of tables, which differ in their ids.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -20,23 +21,32 @@ STATES = {"sgd": 1, "momentum": 2, "adagrad": 2, "rmsprop": 2, "adam": 3, "amsgr
 
 
 def group_updates(outputs: Sequence[Node]) -> tuple[Node, ...]:
-    """Updates by one rule, at one rate and step and in one dtype, become one `update_all`."""
-    groups: dict[Any, list[Node]] = defaultdict(list)
-    behind: set[Node] = set()  # what depends on an update cannot be updated together with it
+    """Updates by one rule, at one rate, step and condition and in one dtype, become one `update_all`."""
+    behind: dict[Node, bool] = {}  # what depends on an update cannot be updated together with it
+    readers: dict[Node, list[Node | None]] = defaultdict(list, {node: [None] for node in outputs})
     for node in topological(outputs):
-        if any(i in behind for i in node.inputs):
-            behind.add(node)
-        elif node.op.name in STATES:
-            behind.add(node)
+        behind[node] = any(behind[i] or i.op.name in STATES for i in node.inputs)
+        for i in node.inputs:
+            readers[i].append(node)
+    groups: dict[Any, list[Node]] = defaultdict(list)
+    chosen: set[Node] = set()
+    for node in behind:
+        if node.op.name in STATES and not behind[node]:
+            choices = _choices(node, readers)
+            condition = choices[0].inputs[:1] if choices and not behind[choices[0].inputs[0]] else ()
+            chosen.update(choices if condition else ())
             scalars = node.inputs[STATES[node.op.name] + 1 :]
-            groups[node.op.name, node.inputs[0].dtype, scalars, tuple(node.attrs.items())].append(node)
+            groups[condition, node.op.name, node.inputs[0].dtype, scalars, tuple(node.attrs.items())].append(node)
     places: dict[Node, tuple[Node, int]] = {}
-    for members in groups.values():
-        if len(members) > 1:
-            group, count = _joined(members), STATES[members[0].op.name]
+    for (condition, *_), members in groups.items():
+        if len(members) > 1 or condition:
+            members.reverse()  # the gradients of the last layer are there first
+            group, count = _joined(members, condition), STATES[members[0].op.name]
             places |= {node: (group, k * count) for k, node in enumerate(members)}
 
     def rule(node: Node, inputs: tuple[Node, ...]) -> Node | None:
+        if node in chosen:
+            return inputs[1]
         if node in places and not isinstance(node.type, tuple):
             return OPS["item"](places[node][0], index=places[node][1])
         if node.op.name == "item" and node.inputs[0] in places:
@@ -47,13 +57,27 @@ def group_updates(outputs: Sequence[Node]) -> tuple[Node, ...]:
     return rewrite(outputs, rule)
 
 
-def _joined(members: Sequence[Node]) -> Node:
+def _choices(update: Node, readers: Mapping[Node, Sequence[Node | None]]) -> list[Node]:
+    """The readers of what `update` makes if all are `where(condition, new, old)` of one scalar condition, else none."""
+    conditions, choices = set(), []
+    for value in readers[update] if isinstance(update.type, tuple) else [update]:
+        for reader in readers[value]:
+            old = update.inputs[value.attrs.get("index", 0)]
+            if reader is None or reader.op.name != "where" or reader.inputs[1:] != (value, old):
+                return []
+            conditions.add(reader.inputs[0])
+            choices.append(reader)
+    return choices if [c.ndim for c in conditions] == [0] else []
+
+
+def _joined(members: Sequence[Node], condition: tuple[Node, ...]) -> Node:
     """Inputs: what each member changes, the gradients, then what they share. Outputs: the new values, in order."""
     first, count = members[0], STATES[members[0].op.name]
     inputs = [i for node in members for i in node.inputs[:count]] + [node.inputs[count] for node in members]
     with origin_of(first):
         attrs = {"rule": first.op.name, "count": len(members), "options": tuple(first.attrs.items())}
-        return _update_all(count * len(members)).make((*inputs, *first.inputs[count + 1 :]), attrs)
+        inputs += [*first.inputs[count + 1 :], *condition]
+        return _update_all(count * len(members)).make(tuple(inputs), {**attrs, "conditional": bool(condition)})
 
 
 def members_of(inputs: Sequence[Any], rule: str, count: int) -> tuple[list[tuple[Sequence[Any], Any]], Sequence[Any]]:
@@ -63,16 +87,18 @@ def members_of(inputs: Sequence[Any], rule: str, count: int) -> tuple[list[tuple
     return [(old[k * states : (k + 1) * states], rest[k]) for k in range(count)], rest[count:]
 
 
-def _type(*types: TensorType, rule: str, count: int, options: tuple) -> tuple[TensorType, ...]:
+def _type(*types: TensorType, rule: str, count: int, **_: Any) -> tuple[TensorType, ...]:
     return types[: STATES[rule] * count]
 
 
-def _forward(xp: ModuleType, *arrays: Any, rule: str, count: int, options: tuple) -> tuple[Any, ...]:
+def _forward(xp: ModuleType, *arrays: Any, rule: str, count: int, options: tuple, conditional: bool) -> tuple[Any, ...]:
     members, shared = members_of(arrays, rule, count)
+    scalars, condition = (shared[:-1], shared[-1]) if conditional else (shared, None)
     made: list[Any] = []
     for old, gradient in members:
-        new = OPS[rule].forward(xp, *old, gradient, *shared, **dict(options))
-        made += new if isinstance(new, tuple) else [new]
+        new = OPS[rule].forward(xp, *old, gradient, *scalars, **dict(options))
+        new = new if isinstance(new, tuple) else (new,)
+        made += new if condition is None else [xp.where(condition, n, o) for n, o in zip(new, old)]
     return tuple(made)
 
 

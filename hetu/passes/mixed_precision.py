@@ -29,6 +29,7 @@ WIDE = frozenset(
     "power square reciprocal divide exp expm1 log log1p sqrt rsqrt softplus isfinite isnan sum_to_like astype".split()
 )
 LEAVES = frozenset({"variable", "placeholder", "constant"})
+TRANSPOSES = frozenset({"matrix_transpose", "permute_dims"})
 
 loss_scale: Node = variable("loss_scale", FIRST_SCALE, (), trainable=False)
 good_steps: Node = variable("loss_scale/good_steps", 0, (), "int64", trainable=False)
@@ -106,4 +107,6 @@ def _is_low(node: Node, inputs: Sequence[Node]) -> bool:
 def _as(node: Node, dtype: str) -> Node:
     if isinstance(node.type, tuple) or node.dtype.name == dtype:
         return node
+    if node.op.name in TRANSPOSES:  # so that a weight and its transpose share one cast
+        return node.op.make((_as(node.inputs[0], dtype),), node.attrs)
     return OPS["astype"](node, dtype=dtype)

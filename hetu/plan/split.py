@@ -17,39 +17,49 @@ from ..dist.rules import Rule, rule_of
 from ..graph import OPS, Node, origin_of, topological
 
 
-def batched(outputs: Sequence[Node]) -> dict[Node, Rule]:
-    """The nodes that treat the first axis of what they compute sample by sample, with their sharding rules.
+def batched(outputs: Sequence[Node]) -> dict[Node, tuple[Rule, int]]:
+    """The nodes that treat one axis of what they compute sample by sample, with their sharding rules and that axis.
+
+    It is the first axis of what is fed, and wherever an operator moves it.
 
     >>> import hetu as ht
     >>> x = ht.placeholder("x", (8, 4))
     >>> y = ht.relu(x)
-    >>> [node.op.name for node in batched([ht.sum(y), y + 1])]
-    ['relu', 'add']
+    >>> [(node.op.name, axis) for node, (_, axis) in batched([ht.sum(y), ht.permute_dims(y, (1, 0)) + 1]).items()]
+    [('relu', 0), ('permute_dims', 1), ('add', 1)]
     """
-    found: dict[Node, Rule] = {}
-    carried: set[Node] = set()
+    found: dict[Node, tuple[Rule, int]] = {}
+    carried: dict[Node, int] = {}
     for node in topological(outputs):
         if node.op.name == "placeholder" and node.ndim:
-            carried.add(node)
+            carried[node] = 0
         elif node.op.name == "item":
-            carried |= {node} if node.inputs[0] in found else set()
-        elif node.inputs and not node.op.communicates and (rule := _by_sample(node, carried)) is not None:
-            found[node] = rule
-            carried.add(node)
+            carried |= {node: found[node.inputs[0]][1]} if node.inputs[0] in found else {}
+        elif node.inputs and not node.op.communicates and (made := _by_sample(node, carried)) is not None:
+            found[node] = made
+            carried[node] = made[1]
     return found
 
 
-def _by_sample(node: Node, carried: Collection[Node]) -> Rule | None:
-    """The rule of a node whose first axis, everywhere it stands, is the batch of inputs that have one."""
+def _by_sample(node: Node, carried: Mapping[Node, int]) -> tuple[Rule, int] | None:
+    """The rule of a node and the axis of its results, all alike, that is the batch of inputs that have one."""
     if any(isinstance(i.type, tuple) for i in node.inputs) or (rule := rule_of(node)) is None:
         return None
-    firsts = {term[0] if term else () for term in rule.outputs}
-    if len(firsts) != 1 or len(factor := firsts.pop()) != 1 or {*factor} & {*rule.fixed, *rule.windowed}:
+    for i, term in zip(node.inputs, rule.inputs):
+        axis = term[carried[i]] if i in carried and term else ()
+        place = _place(axis, rule) if len(axis) == 1 and not {*axis} & {*rule.fixed, *rule.windowed} else None
+        if place is not None:
+            return rule, place
+    return None
+
+
+def _place(axis: tuple[str, ...], rule: Rule) -> int | None:
+    """Where all results have an axis, if every value has it alone and at most once."""
+    terms = (*rule.inputs, *rule.outputs)
+    if any(sum(axis[0] in other for other in term) != term.count(axis) or term.count(axis) > 1 for term in terms):
         return None
-    follows = [i in carried for i, term in zip(node.inputs, rule.inputs) if term and term[0] == factor]
-    elsewhere = any(factor[0] in axis for term in (*rule.inputs, *rule.outputs) for axis in term[1:])
-    merged = any(factor[0] in axis and len(axis) > 1 for term in rule.inputs for axis in term[:1])
-    return rule if any(follows) and not elsewhere and not merged else None
+    places = {term.index(axis) if axis in term else None for term in rule.outputs}
+    return places.pop() if len(places) == 1 else None
 
 
 def split_batch(outputs: Sequence[Node], dropped: Collection[Node], parts: int) -> tuple[Node, ...]:
@@ -71,7 +81,7 @@ class Split:
     """`rules` are those of `batched`; `made` has the new node of every value that exists as a whole."""
 
     def __init__(
-        self, outputs: Sequence[Node], dropped: Collection[Node], parts: int, rules: Mapping[Node, Rule]
+        self, outputs: Sequence[Node], dropped: Collection[Node], parts: int, rules: Mapping[Node, tuple[Rule, int]]
     ) -> None:
         self.outputs, self.rules = outputs, rules
         self.readers: dict[Node, list[Node]] = defaultdict(list)
@@ -79,7 +89,7 @@ class Split:
             for i in dict.fromkeys(node.inputs):
                 self.readers[i].append(node)
         self.dropped = {d for d in dropped if self.can_drop(d)}
-        self.parts = min([parts, *(int(d.shape[0]) for d in self.dropped)])
+        self.parts = min([parts, *(int(d.shape[self._axis(d)]) for d in self.dropped)])
         self.made: dict[Node, Node] = {}
 
     def run(self) -> tuple[Node, ...]:
@@ -100,6 +110,10 @@ class Split:
     def _source(self, node: Node) -> Node:
         """The node that computes a value."""
         return node.inputs[0] if node.op.name == "item" else node
+
+    def _axis(self, node: Node) -> int:
+        """Where the batch stands in what a node of the rules computes."""
+        return self.rules[self._source(node)][1]
 
     def _whole(self, node: Node) -> Node:
         """The value of a node as a whole; in parts if it is dropped itself, or computed from what is."""
@@ -124,39 +138,41 @@ class Split:
 
     def _assembled(self, node: Node) -> Node:
         """All parts, one after the other; what they need of dropped values is theirs alone."""
-        whole = None
+        whole, axis = None, self._axis(node)
         for k in range(self.parts):
             part = self._part(node, k, {})
             if whole is None:
-                whole = part if self.parts == 1 else OPS["start_rows"](part, rows=int(node.shape[0]))
+                whole = part if self.parts == 1 else OPS["start_rows"](part, rows=int(node.shape[axis]), axis=axis)
             else:
-                whole = OPS["set_rows"](whole, part, first=self._span(node, k)[0])
+                whole = OPS["set_rows"](whole, part, first=self._span(node, axis, k)[0], axis=axis)
         return whole
 
-    def _span(self, node: Node, k: int) -> tuple[int, int]:
-        rows = int(node.shape[0])
+    def _span(self, node: Node, axis: int, k: int) -> tuple[int, int]:
+        rows = int(node.shape[axis])
         return rows * k // self.parts, rows * (k + 1) // self.parts
 
     def _part(self, node: Node, k: int, memo: dict[Node, Node]) -> Node:
         """Part `k` of a value; `memo` has what was made for the same reader."""
         source = self._source(node)
         if source not in memo:
-            factor, inputs = self.rules[source].outputs[0][0], []
-            for i, term in zip(source.inputs, self.rules[source].inputs):
-                if not term or term[0] != factor:
+            (rule, axis), inputs = self.rules[source], []
+            factor = rule.outputs[0][axis]
+            for i, term in zip(source.inputs, rule.inputs):
+                if factor not in term:
                     inputs.append(self._whole(i))
                 elif i in self.dropped:
                     inputs.append(self._part(i, k, memo))
                 else:
-                    inputs.append(self._slice(i, k))
-            low, high = self._span(node, k)
-            attrs = (
-                {**source.attrs, "shape": (high - low, *node.shape[1:])} if "shape" in source.attrs else source.attrs
-            )
+                    inputs.append(self._slice(i, term.index(factor), k))
+            low, high = self._span(node, axis, k)
+            shape = (*node.shape[:axis], high - low, *node.shape[axis + 1 :])
+            attrs = {**source.attrs, "shape": shape} if "shape" in source.attrs else source.attrs
             with origin_of(source):
                 memo[source] = source.op.make(tuple(inputs), attrs)
         return memo[source] if source is node else OPS["item"](memo[source], index=node.attrs["index"])
 
-    def _slice(self, node: Node, k: int) -> Node:
-        whole = self._whole(node)
-        return whole if self.parts == 1 else OPS["getitem"](whole, key=slice(*self._span(node, k)))
+    def _slice(self, node: Node, axis: int, k: int) -> Node:
+        whole, span = self._whole(node), slice(*self._span(node, axis, k))
+        if self.parts == 1:
+            return whole
+        return OPS["getitem"](whole, key=(*(slice(None),) * axis, span) if axis else span)

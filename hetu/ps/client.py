@@ -219,18 +219,22 @@ class Client:
 
     # -- time and membership ---------------------------------------------------------------------------------
 
-    def clock(self) -> Handle:
+    def clock(self, *, snapshot: bool = False) -> Handle:
         """End this step: waits until its pushes have arrived, then tells all servers.
 
         `wait()` on the result returns when this worker may work at the next step, as the job's consistency allows.
-        Without it, reads of the next step may be sent ahead, and the first push waits.
+        Without it, reads of the next step may be sent ahead, and the first push waits. With `snapshot`, which one
+        worker may ask for alone, the servers keep the moment when all workers have ended this step (`snapshot.py`),
+        and `wait()` returns when all have it on disk; RefusedError if one cannot, or was killed before.
         """
         self._wait_for_leave_to_write()
         self.transport.wait(self.writes)
         self.writes.clear()
-        self.ticks = self._everywhere(Kind.CLOCK, step=self.step)
+        wanted = snapshot or any(link.due for link in self.transport.links)
+        self.ticks = self._everywhere(Kind.CLOCK, step=self.step, meta={"snapshot": True} if wanted else None)
         self.step += 1
-        return Handle(self.transport, self.ticks)
+        written = self._everywhere(Kind.SNAPSHOT, step=self.step) if snapshot else []
+        return Handle(self.transport, [*self.ticks, *written])
 
     def ready(self, iteration: int) -> Handle:
         """Ask for partners of a partial reduce; the answer is a `Group`."""
@@ -244,10 +248,6 @@ class Client:
     def status(self) -> list[dict[str, Any]]:
         """What each server says of itself."""
         return [reply.meta for reply in self.transport.wait(self._everywhere(Kind.STATUS))]
-
-    def snapshot(self) -> None:
-        """Have every server write its state to its folder of snapshots; returns when it is there."""
-        self.transport.wait(self._everywhere(Kind.SNAPSHOT))
 
     def leave(self) -> None:
         """Take this worker out of the job, so that nobody waits for it. Pushes of an unfinished clock are dropped."""

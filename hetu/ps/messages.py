@@ -71,14 +71,14 @@ class Kind(IntEnum):
     PULL = 6  # values
     PUSH_PULL = 7
     SYNC = 8  # of the rows `ids`, those whose version is above `counts` (the cache's check and fetch in one)
-    CLOCK = 9  # "I finished this clock"
+    CLOCK = 9  # "I finished this clock"; with {"snapshot": true}: "keep the moment when all have"
     CALL = 10  # a server function
     STATUS = 11
     PING = 12  # renews the lease, as every message does
     LEAVE = 13
     READY = 14  # partial reduce: "group me"
     RATE = 15  # a new learning rate, from this clock on
-    SNAPSHOT = 16  # "write your state to disk"; answered when it is there
+    SNAPSHOT = 16  # "tell me when the snapshot of this clock is on disk"
     MODE = 17  # the consistency that the job wants, before it makes tables
     STATE = 18  # values and optimizer state of rows, side by side
     RESTORE = 19  # the same the other way: what rows are to be from now on
@@ -106,7 +106,7 @@ ALLOWED: dict[Kind, tuple[Part, ...]] = {
     Kind.PULL: (_NONE, Part.IDS),
     Kind.PUSH_PULL: (Part.VALUES, _ROWS),
     Kind.SYNC: (Part.IDS | Part.COUNTS,),
-    Kind.CLOCK: (_NONE,),
+    Kind.CLOCK: (_NONE, Part.META),
     Kind.CALL: (Part.META,),
     Kind.STATUS: (_NONE, Part.META),  # with a token: from someone who is no worker
     Kind.PING: (_NONE, Part.META),  # with a token: from a worker's heartbeat
@@ -258,8 +258,9 @@ def decode(frames: Sequence[Buffer], limit: int = FRAME_LIMIT, segment: Segment 
         wanted = [third]
     else:
         wanted = [third + nbytes] if nbytes <= INLINE and not parts & _META else [third, nbytes]
-    if len(frames) != len(wanted) or head.nbytes != wanted[0] or len(wanted) == 2 or wanted[0] > limit:
-        _check_sizes(frames, wanted, META_LIMIT if parts & _META else 0, limit)
+    sizes = [head.nbytes] if len(frames) == 1 else [memoryview(frame).nbytes for frame in frames]
+    if sizes != wanted or max(wanted) > limit:
+        _check_sizes(sizes, wanted, META_LIMIT if parts & _META else 0, limit)
     total, end = zlib.crc32(head[: _FIELDS.size]), head.nbytes if parts & _META else third
     if checksum != (total if end == HEADER_BYTES else zlib.crc32(head[HEADER_BYTES:end], total)):
         raise ProtocolError("the checksum does not fit")
@@ -284,11 +285,10 @@ def decode(frames: Sequence[Buffer], limit: int = FRAME_LIMIT, segment: Segment 
     return message
 
 
-def _check_sizes(frames: Sequence[Buffer], wanted: list[int], more: int, limit: int) -> None:
+def _check_sizes(got: list[int], wanted: list[int], more: int, limit: int) -> None:
     """Refuse frames of other sizes; the first may have up to `more` bytes more."""
     if max(wanted) > limit:
         raise ProtocolError(f"frames of {wanted} bytes, the limit is {limit}", fix="send fewer rows in one message")
-    got = [memoryview(frame).nbytes for frame in frames]
     if len(got) != len(wanted) or got[1:] != wanted[1:] or not wanted[0] <= got[0] <= wanted[0] + more:
         raise ProtocolError(f"frames of {got} bytes, wanted {wanted}")
 

@@ -72,7 +72,7 @@ def _made(
 
 def _push(out: Any, gradient: Any, *, parameter: str, comm: Any) -> None:
     """Send the gradient of a whole parameter; the result is an empty token."""
-    comm.client.push(parameter, np.ascontiguousarray(gradient))
+    comm.client.push(parameter, gradient)
 
 
 def _push_rows(out: Any, ids: Any, rows: Any, *, parameter: str, comm: Any) -> None:

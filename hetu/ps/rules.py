@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import blas
 from ..errors import ArgumentError, UnknownNameError, did_you_mean
 from ..graph import OPS
 from ..op import Instruction, Op
@@ -46,6 +47,8 @@ class Rule:
         self.timed = self.op is not None and "step" in self.op.inputs
         self.gradient: np.ndarray | None = None  # of the whole table; made when first needed
         self.calls: list[Instruction] = []
+        self.scale = np.zeros_like(self.rate)  # of a gradient that is added where it lies
+        self.add = None if states else blas.adder(table, self.scale)
 
     def apply(self, accumulate: Callable[[np.ndarray], None]) -> None:
         """One update of the whole table by the gradient that `accumulate` writes into the buffer it is given."""
@@ -57,11 +60,13 @@ class Rule:
         for call in self.calls:
             call()
 
-    def apply_in_place(self, gradient: np.ndarray) -> None:
-        """The same by a gradient that is there already. Worth it where binding costs less than a copy."""
-        self._tick()
-        for call in self._bound(gradient):
-            call()
+    def apply_at_once(self, gradient: np.ndarray) -> bool:
+        """The same, bit for bit, by a gradient where it lies; False where there is no way to do that."""
+        if self.add is None or not (gradient.flags.c_contiguous and gradient.flags.aligned):
+            return False
+        self.scale[...] = 1 if self.op is None else -self.rate
+        self.add(gradient)
+        return True
 
     def apply_rows(self, ids: np.ndarray, rows: np.ndarray) -> None:
         """One update of the distinct rows `ids` (k,) by their gradients (k, cols)."""

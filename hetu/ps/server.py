@@ -58,9 +58,11 @@ class Options:
       one that computes gives them too. Then "evict" goes on without it (it may come back), and "fail" refuses all
       further requests, so that the job ends. Keep the lease below the workers' `timeout`, or they give up first.
       Nobody is waited for less than a lease, and nobody is lost before it first comes.
-    * `snapshots`, `snapshot_every`: the folder for this server's state, "" for none, and the time between two
-      snapshots: a server that is killed loses at most what it took in that time. Each server needs a folder of its
-      own; one that finds a snapshot there goes on from it, so give a new job a new folder.
+    * `snapshots`, `snapshot_every`: the folder for this server's state, "" for none, and the time after which the end
+      of a clock is kept again: a server that is killed loses at most what it took in that time and two clocks. Each
+      server needs a folder of its own; one that finds snapshots there goes on from that of `snapshot_clock`, by
+      default the newest, so give a new job a new folder. Servers that start together should be given the newest
+      clock that all of them have, as heturun does.
     * `address`: where to listen, * for any free port; beyond this machine it needs `key_file`, which `make_keys` wrote.
     * `memory_limit`: bytes of tables, optimizer state and held-back pushes, beyond which requests are refused.
     * `imports`: modules to import first, for the server functions in them.
@@ -79,6 +81,7 @@ class Options:
     on_loss: str = "evict"
     snapshots: str = ""
     snapshot_every: float = 30.0
+    snapshot_clock: int | None = None
     memory_limit: int = 8 << 30
     imports: tuple[str, ...] = ()
     group: int = 2
@@ -120,9 +123,9 @@ class Server:
             importlib.import_module(module)
         self.sessions, self.snapshots = options.sessions(time.monotonic()), None
         if options.snapshots:
-            self.snapshots = Snapshots(Path(options.snapshots), options.snapshot_every)
-            self.snapshots.restore(self.sessions.store)
-        self.zmq, self.context = zmq, zmq.Context()
+            self.snapshots = Snapshots(self.sessions.store, Path(options.snapshots), options.snapshot_every)
+            self.snapshots.restore(options.snapshot_clock)
+        self.zmq, self.context, self.more = zmq, zmq.Context(), int(zmq.SNDMORE)
         self.socket = self.context.socket(zmq.ROUTER)
         # A ROUTER drops what exceeds its send mark without a word; the clients' credit bounds memory instead.
         settings = {**HEARTBEAT, "SNDHWM": 0, "RCVHWM": 64, "MAXMSGSIZE": FRAME_LIMIT, "RCVTIMEO": int(TICK * 1000)}
@@ -144,15 +147,17 @@ class Server:
                 now = time.monotonic()
                 self._send(self.sessions.receive(peer, frames, now))
             if now >= due:
+                if now - due > self.sessions.store.lease / 2:
+                    self.sessions.forgive(now)  # the signs of life of that time are still to be received
                 self._send(self.sessions.tick(now))
                 if self.snapshots is not None:
-                    self._send(self.sessions.envelopes(self.snapshots.tick(self.sessions.store, now)))
+                    self._send(self.sessions.envelopes(self.snapshots.tick()))
                 due = now + TICK
 
     def _send(self, envelopes: list[Envelope]) -> None:
         for peer, frames in envelopes:
-            self.socket.send(peer, self.zmq.SNDMORE)
-            send_frames(self.socket, frames, 0, self.zmq.SNDMORE, copy=True)  # the next message may change a table
+            self.socket.send(peer, self.more)
+            send_frames(self.socket, frames, 0, self.more, copy=True)  # the next message may change a table
 
     def close(self) -> None:
         if self.snapshots is not None:

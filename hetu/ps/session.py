@@ -69,6 +69,11 @@ class Sessions:
             del self.segments[worker]
         return envelopes
 
+    def forgive(self, now: float) -> None:
+        """Begin all leases anew: a server that was frozen itself cannot tell who was silent."""
+        for member in self.store.members:
+            member.last_seen = now
+
     def _hello(self, peer: Peer, message: Message, now: float) -> list[Envelope]:
         self._check_token(message)
         if self.worker_of.get(peer, message.worker) != message.worker:

@@ -1,11 +1,24 @@
-"""What a server has to have on disk so that its next life can go on: a checkpoint folder, written while it serves.
+"""What servers have to have on disk so that their next lives can go on: checkpoint folders, written while they serve.
 
-A snapshot holds values, optimizer state, versions, clocks, pushes held back, and which requests have taken effect, so
-a push that is sent again after the restart still counts once. The arrays are copied between two messages and written
-by a thread of their own. Nothing is logged in between: a server that is killed loses what it took since its last
-snapshot, and its workers go on from there (after the checkpoints of M. Li et al., "Scaling Distributed Machine
-Learning with the Parameter Server", OSDI 2014). Ignored on purpose: replication, one moment for several servers
-(take the snapshot where no push is under way), and partners that wait for a partial reduce.
+A snapshot of clock c holds values, optimizer state, versions, clocks, and which requests have taken effect, so a push
+that is sent again after the restart still counts once. It is taken the moment a server knows that all workers have
+ended the clocks below c. A server says when one is due in its answer to the end of a clock; a worker then ends its next
+clock with the wish for a snapshot, and as no clock is over before every server has heard all workers, every server
+knows of the wish in time (a marker, as in K. Chandy, L. Lamport, "Distributed Snapshots", TOCS 1985).
+
+*Guaranteed*: every shard of clock c holds all pushes of the clocks below c and none of the clocks from c + s on, where
+s is the staleness. Under BSP and SSP(0) the shards are therefore one moment, that of one process after c steps. *Not
+guaranteed*, under SSP(s) and ASP: that a push of the clocks between, or one gradient of several parameters, is in all
+of the shards or in none. Whoever reads at clock c + s may see just that.
+
+The arrays are copied between two messages and written by a thread of their own. Each server keeps its last `KEPT`
+snapshots and writes one at a time, so that there is always a clock that all have: a worker's clock differs by at most
+one between servers, hence whoever takes a third has others behind it that have written the first. All servers of a job
+that start together go on from the newest such clock. One that was killed alone goes on from its own newest, because
+the others have gone on too. Nothing is logged in between, so what came after the snapshot is lost, and workers that are
+still there go on from their clock (M. Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI
+2014). Ignored on purpose: replication, one moment for servers of which only some were killed, workers' own state
+(checkpoints have it), and partners that wait for a partial reduce.
 """
 
 from __future__ import annotations
@@ -18,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from ..checkpoint import MANIFEST, Checkpoint, begin, finish, whole, write_part
+from ..checkpoint import Checkpoint, begin, finish, generations, remove, whole, write_part
 from ..errors import CheckpointError, HetuError
 from .consistency import consistency
 from .member import Member
@@ -26,97 +39,103 @@ from .messages import Kind, Message, RefusedError
 from .store import ParameterStore
 from .table import Table, TableSpec
 
+KEPT = 3
 VERSION_JUMP = 1 << 32  # above any version of the life before, so that what caches hold of it counts as stale
 Tensors = dict[str, np.ndarray]
 
 
 class Snapshots:
-    """The snapshots of one store in `folder`: every `every` seconds from the first push on, and on demand.
+    """The snapshots of one store, each in a folder of `folder` that is named by its clock, every `every` seconds.
 
     >>> import tempfile
     >>> from hetu.ps import ASP
-    >>> folder, asked = Path(tempfile.mkdtemp()), Message(Kind.SNAPSHOT)
-    >>> snapshots, store = Snapshots(folder, every=30.0), ParameterStore(1, ASP())
-    >>> snapshots.write(store, [asked]), snapshots.finish()[0].step
-    (None, 1)
-    >>> snapshots.restore(ParameterStore(1, ASP()))
-    True
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> snapshots = Snapshots(ParameterStore(1, ASP()), folder, every=30.0)
+    >>> snapshots.take(clock=7)
+    >>> snapshots.finish()
+    >>> later = ParameterStore(1, ASP())
+    >>> Snapshots(later, folder, every=30.0).restore(), later.restored["clock"]
+    (True, 7)
     """
 
-    def __init__(self, folder: Path, every: float) -> None:
-        self.folder, self.every = folder, every
-        self.last: float | None = None
+    def __init__(self, store: ParameterStore, folder: Path, every: float) -> None:
+        self.store, self.folder, self.every, self.life = store, folder, every, 1
         self.thread: threading.Thread | None = None
-        self.answers: list[Message] = []
+        self.ended: tuple[int, RefusedError | None] = -1, None  # the last one, and why it is not there
+        store.keep, store.due = self.take, store.now
 
-    def restore(self, store: ParameterStore) -> bool:
-        """Put the latest snapshot, if there is one, into a new store."""
-        store.snapshot_wanted = {}
-        if not (self.folder / MANIFEST).exists():
+    def restore(self, clock: int | None = None) -> bool:
+        """Put the snapshot of `clock`, by default the newest, into the new store. Later ones are given up."""
+        found = generations(self.folder)
+        if not found:
             return False
-        load(Checkpoint(self.folder), store)
-        self._save(*dump(store))  # or else the versions of two lives after one snapshot could be mistaken
+        clock = found[-1] if clock is None else clock
+        if clock not in found:
+            raise CheckpointError(f"no snapshot of clock {clock} in {str(self.folder)!r}", fix=f"there are {found}")
+        self.life = load({number: Checkpoint(self.folder / str(number)) for number in found}, clock, self.store)
+        self._save(clock, *self._dump(clock))  # or else the versions of two lives after one snapshot could be mistaken
+        self._drop([number for number in found if number > clock])
+        self.store.due, self.store.kept, self.ended = self.store.now + self.every, clock, (clock, None)
         return True
 
-    def tick(self, store: ParameterStore, now: float) -> list[Message]:
-        """Start a snapshot if one is due or wanted; returns the answers to those who wanted the last one."""
-        answers = [] if self.thread is not None and self.thread.is_alive() else self.finish()
-        if self.thread is None and (store.snapshot_wanted or self._due(store, now)):
-            self.last = now
-            asked, store.snapshot_wanted = list(store.snapshot_wanted.values()), {}
-            self.write(store, asked)
-        return answers
-
-    def _due(self, store: ParameterStore, now: float) -> bool:
-        """The first comes with the first push or clock, before which the tables are still being made."""
-        if self.last is not None:
-            return now - self.last >= self.every
-        return any(store.counts[kind] for kind in (Kind.PUSH, Kind.PUSH_PULL, Kind.CLOCK))
-
-    def write(self, store: ParameterStore, asked: list[Message]) -> None:
-        """Copy the state now and begin to write it."""
-        tensors, state = dump(store)
-        self.thread = threading.Thread(target=self._write, args=(tensors, state, asked))
+    def take(self, clock: int) -> None:
+        """Copy the state, in which `clock` has just begun, and begin to write it once the one before is written."""
+        self.finish()
+        self.store.due = self.store.now + self.every
+        self.thread = threading.Thread(target=self._write, args=(clock, *self._dump(clock)))
         self.thread.start()
 
-    def _write(self, tensors: Tensors, state: dict[str, Any], asked: list[Message]) -> None:
+    def tick(self) -> list[Message]:
+        """The answers to those who wait for what is on disk by now."""
+        if self.thread is not None and not self.thread.is_alive():
+            self.finish()
+        clock, failure = self.ended
+        ready = [name for name, message in self.store.awaited.items() if message.step <= clock]
+        awaited = [self.store.awaited.pop(name) for name in ready]
+        return [message.refusal(failure) if failure else message.reply(step=clock) for message in awaited]
+
+    def finish(self) -> None:
+        """Wait for the snapshot under way."""
+        if self.thread is not None:
+            self.thread.join()
+            self.thread = None
+
+    def _dump(self, clock: int) -> tuple[Tensors, dict[str, Any]]:
+        tensors, state = dump(self.store)
+        return tensors, {**state, "clock": clock, "life": self.life, "time": time.time()}
+
+    def _write(self, clock: int, tensors: Tensors, state: dict[str, Any]) -> None:
+        failure = None
         try:
-            number = self._save(tensors, state)
-            self.answers = [message.reply(step=number) for message in asked]
+            self._save(clock, tensors, state)
+            self._drop(generations(self.folder)[:-KEPT])
         except (OSError, HetuError) as error:
             failure = RefusedError("snapshot", f"no snapshot in {self.folder}: {error}", fix="is the disk full?")
             print(f"hetu server: {failure.message}", file=sys.stderr)
-            self.answers = [message.refusal(failure) for message in asked]
+        self.ended = clock, failure
 
-    def _save(self, tensors: Tensors, state: dict[str, Any]) -> int:
-        """The number of the snapshot that is now the latest."""
-        number = begin(self.folder)
-        nbytes = write_part(self.folder, number, 0, tensors)
+    def _save(self, clock: int, tensors: Tensors, state: dict[str, Any]) -> None:
+        self.folder.mkdir(exist_ok=True)
+        folder = self.folder / str(clock)
+        number = begin(folder)
+        nbytes = write_part(folder, number, 0, tensors)
         variables = {
             name: {"shape": a.shape, "dtype": a.dtype.name, "pieces": [(0, whole(a.shape))]}
             for name, a in tensors.items()
         }
-        finish(self.folder, number, [nbytes], variables, state)
-        return number
+        finish(folder, number, [nbytes], variables, state)
 
-    def finish(self) -> list[Message]:
-        """Wait for the snapshot under way; returns the answers to those who wanted it."""
-        if self.thread is not None:
-            self.thread.join()
-        answers, self.answers, self.thread = self.answers, [], None
-        return answers
+    def _drop(self, clocks: list[int]) -> None:
+        for clock in clocks:
+            remove(self.folder / str(clock))
 
 
 def dump(store: ParameterStore) -> tuple[Tensors, dict[str, Any]]:
-    """Copies of all arrays of a store, and the rest of its state as plain data."""
+    """Copies of all arrays of a store in which no push is held back, and the rest of its state as plain data."""
     tensors, tables = {}, {}
     for key, table in store.tables.items():
-        arrays = _arrays(table)
-        held = [{"worker": push.worker, "seq": push.seq, "step": push.step} for push in table.pending]
-        for i, push in enumerate(table.pending):
-            arrays |= {f"pending{i}.{p}": a for p in ("ids", "counts", "values") if (a := getattr(push, p)) is not None}
-        tensors |= {f"{key}.{name}": array.copy() for name, array in arrays.items()}
-        tables[str(key)] = {"spec": table.spec.meta(), "pending": held}
+        tensors |= {f"{key}.{name}": array.copy() for name, array in _arrays(table).items()}
+        tables[str(key)] = table.spec.meta()
     clocks = {str(worker): clock for worker, clock in store.clocks.of.items()}
     return tensors, {
         "workers": len(store.members),
@@ -126,14 +145,17 @@ def dump(store: ParameterStore) -> tuple[Tensors, dict[str, Any]]:
         "members": [_member(member) for member in store.members],
         "groups": store.partial.formed,
         "tables": tables,
-        "time": time.time(),
     }
 
 
-def load(snapshot: Checkpoint, store: ParameterStore) -> None:
-    """Put a snapshot into a new store. CheckpointError if it is of another kind of job, or damaged."""
+def load(snapshots: dict[int, Checkpoint], clock: int, store: ParameterStore) -> int:
+    """Put the snapshot of `clock` into a new store, and return which life of the server this is.
+
+    CheckpointError if it is of another kind of job, or damaged.
+    """
+    snapshot = snapshots[clock]
     try:
-        state = snapshot.extra
+        state, life = snapshot.extra, 1 + max(known.extra["life"] for known in snapshots.values())
         if state["workers"] != len(store.members):
             raise CheckpointError(
                 f"the snapshot in {str(snapshot.path)!r} is of {state['workers']} workers, this job has "
@@ -141,45 +163,38 @@ def load(snapshot: Checkpoint, store: ParameterStore) -> None:
                 fix="give each job a folder of its own",
             )
         store.consistency = consistency(state["consistency"])
-        store.tables = {int(key): _table(snapshot, key, entry) for key, entry in state["tables"].items()}
+        jump = VERSION_JUMP * (life - state["life"])
+        store.tables = {int(key): _table(snapshot, key, spec, jump) for key, spec in state["tables"].items()}
         store.clocks.of = {int(worker): int(clock) for worker, clock in state["clocks"].items()}
         store.clocks.slowest = int(state["slowest"])
         store.members = [_joined(entry, store.now) for entry in state["members"]]
         store.partial.formed = int(state["groups"])
-        age = max(0.0, time.time() - state["time"])
+        store.restored = {"clock": state["clock"], "age": round(max(0.0, time.time() - state["time"]), 3)}
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(f"{str(snapshot.path)!r} is no snapshot of a server: {error!r}") from error
-    held = [push for table in store.tables.values() for push in table.pending]
-    store.bytes_used = sum(t.spec.footprint for t in store.tables.values()) + sum(push.nbytes for push in held)
+    store.bytes_used = sum(table.spec.footprint for table in store.tables.values())
     store.returning = {*range(len(store.members))}
-    store.restored = {"clock": store.clocks.slowest, "age": round(age, 3)}
+    return life
 
 
 def _arrays(table: Table) -> Tensors:
-    """What makes up a table, without the pushes held back."""
+    """What makes up a table."""
     states = {f"state{i}": state for i, state in enumerate(table.rule.states)}
     fixed = {"values": table.values, "versions": table.versions, "filled": table.filled}
     return {**fixed, **states, "rate": table.rule.rate, "step": table.rule.step}
 
 
-def _table(snapshot: Checkpoint, key: str, entry: dict[str, Any]) -> Table:
-    def read(name: str) -> np.ndarray:
-        return snapshot.read(f"{key}.{name}", whole(snapshot.variables[f"{key}.{name}"]["shape"]))
-
-    table = Table(TableSpec.parse(entry["spec"]))
-    for name, array in _arrays(table).items():
-        saved = read(name)
+def _table(snapshot: Checkpoint, key: str, spec: dict[str, Any], jump: int) -> Table:
+    table = Table(TableSpec.parse(spec))
+    for part, array in _arrays(table).items():
+        name = f"{key}.{part}"
+        saved = snapshot.read(name, whole(snapshot.variables[name]["shape"]))
         if (saved.shape, saved.dtype) != (array.shape, array.dtype):
-            raise CheckpointError(f"{key}.{name} is {saved.dtype}{saved.shape}, wanted {array.dtype}{array.shape}")
+            raise CheckpointError(f"{name} is {saved.dtype}{saved.shape}, wanted {array.dtype}{array.shape}")
         array[...] = saved
-    table.versions += VERSION_JUMP
-    for i, push in enumerate(entry["pending"]):
-        parts = [p for p in ("ids", "counts", "values") if f"{key}.pending{i}.{p}" in snapshot.variables]
-        held = Message(Kind.PUSH, key=int(key), **push, **{p: read(f"pending{i}.{p}") for p in parts})
-        table.check(held)
-        table.pending.append(held)
+    table.versions += jump
     return table
 
 

@@ -66,7 +66,10 @@ class ParameterStore:
         self.started = self.now = now
         self.restored: dict[str, Any] | None = None  # what a snapshot says of itself, in the life after it
         self.returning: set[int] = set()  # workers that may have been there in the life before
-        self.snapshot_wanted: dict[tuple[int, int], Message] | None = None  # a dict where snapshots are kept
+        self.keep: Callable[[int], None] | None = None  # takes a snapshot of a clock, where there are any
+        self.due = float("inf")  # when the next snapshot should be taken
+        self.cuts, self.kept = set[int](), -1  # the clocks of those to come, and of the last
+        self.awaited: dict[tuple[int, int], Message] = {}  # who is to be told that they are on disk
         self._out: list[Message] = []
         self._write: dict[Kind, Callable[[Message], None]] = {
             Kind.CREATE: self._create,
@@ -84,6 +87,7 @@ class ParameterStore:
             Kind.PULL: self._pull,
             Kind.PUSH_PULL: self._pull,
             Kind.SYNC: self._sync,
+            Kind.CLOCK: lambda m: m.reply(step=self.clocks.slowest, meta=self._wish(m.step + 1) or None),
             Kind.STATE: lambda m: m.reply(values=self.tables[m.key].state(m.ids)),
             Kind.CALL: self._call,
             Kind.STATUS: lambda m: m.reply(meta=self.status()),
@@ -123,6 +127,10 @@ class ParameterStore:
         return self._drain()
 
     def _drain(self) -> list[Message]:
+        if self.cuts and min(self.cuts) <= self.clocks.slowest:
+            self.kept = max(clock for clock in self.cuts if clock <= self.clocks.slowest)
+            self.keep(self.kept)
+            self.cuts = {clock for clock in self.cuts if clock > self.clocks.slowest}
         out, self._out = self._out, []
         for message in out:
             self.traffic[1] += message.nbytes
@@ -131,7 +139,7 @@ class ParameterStore:
     def _admit(self, message: Message, now: float) -> None:
         """Everything that can be said of a message without looking at its content."""
         if message.worker >= len(self.members):
-            raise RefusedError("worker", f"worker {message.worker} of a job of {len(self.members)}")
+            raise RefusedError("worker", f"worker {message.worker}, but the servers expect {len(self.members)} workers")
         if self.failure:
             raise self.failure
         if message.kind is Kind.HELLO:
@@ -141,7 +149,8 @@ class ParameterStore:
         if message.epoch != self.epoch or member.incarnation is None:
             raise RefusedError("epoch", f"a message of epoch {message.epoch}, this is {self.epoch}", fix="say HELLO")
         if message.worker not in self.clocks.of:
-            raise RefusedError("evicted", f"worker {message.worker} is no longer part of the job", fix="say HELLO")
+            text = f"worker {message.worker} is no longer part of the job: it left, or was silent for {self.lease:g} s"
+            raise RefusedError("evicted", text, fix="take part again with a new Client")
         member.last_seen = now
         if message.seq in member.refused:
             self._out.append(member.refused[message.seq])
@@ -216,7 +225,7 @@ class ParameterStore:
         if message.worker in self.returning:
             self._welcome_back(message, member)
         clock = self.clocks.of.get(message.worker, self.clocks.slowest)  # a life that was taken out stays out
-        meta = {"lease": self.lease, "consistency": str(self.consistency), "clock": clock}
+        meta = {"lease": self.lease, "consistency": str(self.consistency), "clock": clock, **self._wish(clock)}
         if self.restored:
             meta["restored"] = self.restored
         return [Message(Kind.OK, worker=message.worker, seq=message.seq, epoch=self.epoch, meta=meta)]
@@ -318,6 +327,8 @@ class ParameterStore:
         slowest = self.clocks.slowest
         if message.step == self.clocks.of[message.worker]:
             self.clocks.tick(message.worker)
+            if self.keep is not None and (message.meta or {}).get("snapshot") is True:
+                self.cuts.add(message.step + 1)
         self._advance(slowest)
 
     def _advance(self, slowest_before: int) -> None:
@@ -338,7 +349,8 @@ class ParameterStore:
 
     def _use_memory(self, nbytes: int) -> None:
         if self.bytes_used + nbytes > self.memory_limit:
-            raise RefusedError("memory", f"{self.bytes_used + nbytes} bytes, the limit is {self.memory_limit}")
+            text = f"{self.bytes_used + nbytes} bytes on one server, the limit is {self.memory_limit}"
+            raise RefusedError("memory", text, fix="use more servers (heturun -s), or a higher memory_limit")
         self.bytes_used += nbytes
 
     # -- answers ---------------------------------------------------------------------------------------------
@@ -377,10 +389,18 @@ class ParameterStore:
             raise RefusedError("function", f"{meta.get('function')}: {type(error).__name__}: {error}") from error
         return message.reply(ids=ids, values=rows)
 
+    def _wish(self, clock: int) -> dict[str, bool]:
+        """What to tell one of the slowest workers, which is to begin `clock`: that its end should be kept, if so."""
+        return {"snapshot": True} if self.now >= self.due and not self.cuts and clock <= self.clocks.slowest else {}
+
     def _snapshot(self, message: Message) -> list[Message]:
-        if self.snapshot_wanted is None:
+        if self.keep is None:
             raise RefusedError("snapshot", "this server keeps no snapshots", fix="start it with Options(snapshots=...)")
-        self.snapshot_wanted[message.worker, message.seq] = message
+        if message.step > self.clocks.slowest:
+            self.cuts.add(message.step)  # whoever heard the wish before may have been killed
+        elif message.step > self.kept:
+            raise RefusedError("snapshot", f"clock {message.step} was not kept: the server was killed", fix="ask anew")
+        self.awaited[message.worker, message.seq] = message
         return []
 
     def status(self) -> dict[str, Any]:

@@ -29,10 +29,12 @@ from .cache import Cache
 from .client import Client
 from .consistency import Consistency
 from .environment import connect, place
+from .partition import Parameter
 from .rows import Rows
 from .saved import Saved
 from .served import Calls, Served, create, expected
 
+AGREEMENT = "agreement"  # begins the names of what workers agree on
 FilePath = str | os.PathLike[str]
 Part = tuple[tuple[int, int], ...]
 
@@ -186,11 +188,24 @@ class Placement:
         return found
 
     def agree(self, values: Mapping[str, float]) -> Mapping[str, float]:
-        """Every worker goes by its own numbers: there is nothing that would bring it those of another.
+        """The numbers that all workers are to go by. All call this alike: it ends a clock.
 
-        One that stops early leaves the job when its process ends, and the others go on without it.
+        They are the first values of a parameter that nobody trains, made anew each time. Under BSP and SSP(0) they are
+        those of worker 0 as long as it takes part, because the others offer theirs only once it has ended the clock
+        before which it offered its own; under SSP(s) and ASP nobody waits, and they are those of whoever came first.
+        A server that is killed meanwhile may forget them before all have asked.
         """
-        return values
+        if self.comm.world_size == 1:
+            return values
+        client, mine = self.comm.client, np.array([*values.values()], np.float64)
+        name = f"{AGREEMENT} {sum(known.startswith(AGREEMENT) for known in client.parameters)}"
+        parameter = {name: Parameter(mine.shape, "float64", rule="add", reduce="sum")}
+        if self.comm.rank == 0:
+            client.create(parameter, {name: mine})
+        client.clock().wait()
+        if self.comm.rank:
+            client.create(parameter, {name: mine})
+        return dict(zip(values, client.pull(name).wait().tolist()))
 
     # -- checkpoints ----------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from ..types import as_dtype, is_float
 from .messages import DTYPES, FRAME_LIMIT, Kind, Message
 from .rules import Rule, check_rule
 
-LARGE = 1 << 17  # bytes of a gradient that take longer to copy than a rule to bind
+LARGE = 1 << 16  # bytes of a gradient that take longer to copy than to find
 REDUCTIONS = ("mean", "sum")
 _ONE = np.array(1, "<i8")
 
@@ -146,10 +146,10 @@ class Table:
 
     def apply(self, pushes: list[Message], weight: float) -> None:
         """One update of the rule by the weighted sum of these pushes, added in the order given."""
-        if len(pushes) == 1 and self._needs_no_copy(pushes[0], weight):
-            self.rule.apply_in_place(pushes[0].values)
-        elif pushes[0].ids is None or any(push.ids is None for push in pushes):
-            self.rule.apply(lambda out: self._accumulate(out, pushes, weight))
+        if any(push.ids is None for push in pushes):
+            alone = len(pushes) == 1 and weight == 1 and pushes[0].values.nbytes >= LARGE
+            if not (alone and self.rule.apply_at_once(pushes[0].values)):
+                self.rule.apply(lambda out: self._accumulate(out, pushes, weight))
         else:
             ids, rows = _sum_rows(pushes)
             self.rule.apply_rows(ids, rows if weight == 1 else rows * rows.dtype.type(weight))
@@ -158,9 +158,6 @@ class Table:
                 np.add(self.versions, _ONE, self.versions)
             else:
                 self.versions[push.ids] += 1 if push.counts is None else push.counts
-
-    def _needs_no_copy(self, push: Message, weight: float) -> bool:
-        return push.ids is None and weight == 1 and not self.rule.states and push.values.nbytes >= LARGE
 
     def _accumulate(self, out: np.ndarray, pushes: list[Message], weight: float) -> None:
         first, rest = pushes[0], pushes

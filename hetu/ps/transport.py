@@ -33,7 +33,10 @@ LONGEST_POLL = 0.05
 
 
 def send_frames(socket: Any, frames: Sequence[Buffer], flags: int, more: int, *, copy: bool = False) -> None:
-    """What `socket.send_multipart` does, in half the time; all but arrays are copied in any case."""
+    """What `socket.send_multipart` does, in half the time; all but arrays are copied in any case.
+
+    `flags` and `more` are plain numbers, because members of an enumeration take long to add.
+    """
     for frame in frames[:-1]:
         socket.send(frame, flags | more)
     socket.send(frames[-1], flags, copy=copy or isinstance(frames[-1], bytes))
@@ -62,7 +65,7 @@ class Link:
     """The connection to one server. `flying` are the unanswered requests by their number; HELLO is number 0.
 
     `clock` is the last one for which this server gave leave, `at` the one after those that it was told the end of.
-    `free` are the slots of `segment` that no request uses;
+    `due`: it asks for a snapshot of the next clock's end. `free` are the slots of `segment` that no request uses;
     there are none unless the server has opened it.
     """
 
@@ -71,6 +74,7 @@ class Link:
     epoch: int = 0
     clock: int = 0
     at: int = 0
+    due: bool = False
     seq: int = 0
     lease: float = 0.0
     queue: deque[Request] = field(default_factory=deque)
@@ -113,6 +117,7 @@ class Transport:
         shared: bool,
     ) -> None:
         self.zmq, self.links, self.worker, self.timeout, self.retry = zmq, list(links), worker, timeout, retry
+        self.flags, self.more = int(zmq.NOBLOCK), int(zmq.SNDMORE)
         self.hello = {"token": token, "incarnation": secrets.randbits(62)}
         self.due = 0.0  # nothing has to be sent again before
         self.failures = 0
@@ -214,10 +219,12 @@ class Transport:
         wait = min(request.retry, SLOWEST_RETRY)
         request.due, request.retry = time.monotonic() + wait, 2 * wait
         self.due = min(self.due, request.due)
+        if not request.message.seq:  # where this worker is may have changed since
+            request.message, request.frames = self._hello(request.link), None
         if request.frames is None:
             request.frames = encode(request.message)
         try:
-            send_frames(request.link.socket, request.frames, self.zmq.NOBLOCK, self.zmq.SNDMORE)
+            send_frames(request.link.socket, request.frames, self.flags, self.more)
         except self.zmq.Again:
             return  # the connection is down and its queue full: the next turn will do
 
@@ -250,26 +257,31 @@ class Transport:
             request.error = RefusedError(code, str(message.meta.get("message")), fix=str(message.meta.get("fix")))
             self.failures += 1
         else:
+            if request.out is not None and request.message.slot < 0:
+                self._fill(link)  # the next request travels while this answer is copied
             request.reply = _landed(message, request.out)
             if message.seq == 0:
                 self._greeted(link, message)
             elif request.message.kind is Kind.CLOCK:
                 link.clock = max(link.clock, request.message.step + 1)
+                link.due = message.meta is not None
         if request.message.slot >= 0:
             link.free.append(request.message.slot)
 
     # -- greeting --------------------------------------------------------------------------------------------
 
     def _greet(self, link: Link) -> Request:
+        request = Request(self._hello(link), link, self.retry)
+        link.flying[0] = request
+        self._transmit(request)
+        return request
+
+    def _hello(self, link: Link) -> Message:
         unanswered = [seq for seq in link.flying if seq] + [r.message.seq for r in link.queue]
         meta = {**self.hello, "first": min(unanswered, default=link.seq + 1), "at": link.at}
         if link.segment is not None:
             meta["segment"] = link.segment.offer
-        message = Message(Kind.HELLO, worker=self.worker, step=link.clock, meta=meta)
-        request = Request(message, link, self.retry)
-        link.flying[0] = request
-        self._transmit(request)
-        return request
+        return Message(Kind.HELLO, worker=self.worker, step=link.clock, meta=meta)
 
     def _greeted(self, link: Link, message: Message) -> None:
         restored = message.meta.get("restored")
@@ -284,8 +296,9 @@ class Transport:
                 request.message = replace(request.message, epoch=message.epoch)
             link.epoch = message.epoch
         if link.epoch in (0, message.epoch):
-            link.epoch, link.clock = message.epoch, int(message.meta["clock"])
-            link.lease = message.meta["lease"]
+            joined, link.clock = link.epoch == 0, int(message.meta["clock"])
+            link.epoch, link.at = message.epoch, link.clock if joined else link.at
+            link.lease, link.due = message.meta["lease"], "snapshot" in message.meta
             self._shared(link, message.meta.get("segment") is True)
             self.due = 0.0
             for request in link.flying.values():

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from .fake_streams import HERE, LOCK, LOG, CUDARuntimeError, Event, Item, Stream, current
+from .fake_streams import HERE, LOCK, LOG, CUDARuntimeError, Event, Item, Stream, current, stack
 
 MEMORY: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # of the device, by address
 
@@ -260,8 +260,14 @@ vars(cuda).update(
     Stream=Stream, Event=Event, get_current_stream=current, MemoryPool=MemoryPool, using_allocator=using_allocator,
     alloc_pinned_memory=PinnedMemory, nccl=nccl, CUDARuntimeError=CUDARuntimeError,
     set_pinned_memory_allocator=lambda allocator: setattr(HERE, "pinned", allocator),
-    Device=lambda index: types.SimpleNamespace(use=lambda: None, id=index, pci_bus_id=str(threading.get_ident())),
-    runtime=types.SimpleNamespace(getDevice=lambda: 0, getDeviceCount=lambda: 1),
+    Device=lambda index: types.SimpleNamespace(
+        use=lambda: None, id=index, pci_bus_id=str(threading.get_ident()), compute_capability="90"
+    ),
+    get_elapsed_time=lambda begin, end: 1.0,
+    runtime=types.SimpleNamespace(
+        getDevice=lambda: 0, getDeviceCount=lambda: 1, deviceSynchronize=lambda: stack()[0].synchronize(),
+        getDeviceProperties=lambda index: {"name": b"a stand-in"}, driverGetVersion=lambda: 0,
+    ),
 )  # fmt: skip
 MODULE.cuda = cuda
 MODULE.get_default_pinned_memory_pool = lambda: types.SimpleNamespace(malloc=lambda nbytes: None)

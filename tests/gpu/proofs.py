@@ -7,11 +7,12 @@ import numpy as np
 import hetu as ht
 from hetu import nn
 from hetu.backend import Device, host_empty, to_numpy
-from hetu.dist import SerialComm
+from hetu.dist import SerialComm, world
 from hetu.dist.nccl import NCCLComm
 from hetu.graph import topological
 from hetu.interpret import interpret
 
+from ..dist.contract import CHECKS
 from ..dist.test_nccl import OnDevice
 
 STEPS = 5
@@ -101,8 +102,33 @@ def precision(dtype: str) -> None:
     assert executor.program({"x": X[0], "t": T[0]}).captured.graph is not None
 
 
-def nccl(check) -> None:
-    """A check of the contract for communicators, on one rank, inside a stream as in an executor."""
+def attention(precision: str) -> None:
+    """A causal block whose attention takes several tiles, with heads for tensor cores, learns as it does on the CPU."""
+    with ht.scope("block"):
+        x = ht.placeholder("x", (None, 70, 32))
+        loss = ht.mean(ht.square(nn.TransformerBlock(32, 2, hidden=8, causal=True)(x)))
+        updates = ht.optim.SGD(0.5).minimize(loss)
+    feed = {x: np.random.default_rng(1).standard_normal((1, 70, 32)).astype("float32")}
+    losses = {}
+    for device in ("cpu", "gpu"):
+        executor = ht.Executor([loss, updates], device=device, precision=precision if device == "gpu" else "float32")
+        losses[device] = [float(executor.run(feed)[0]) for _ in range(2)]
+    ops = {step.node.op.name for step in executor.program(feed).steps}
+    assert {"flash_attention", "flash_attention_dx"} <= ops
+    np.testing.assert_allclose(losses["gpu"], losses["cpu"], rtol=1e-5 if precision == "float32" else 2e-2)
+
+
+def nccl(*checks, host=None) -> None:
+    """Checks of the contract for communicators, on one rank or those of `host`, inside a stream as in an executor."""
     device = Device("gpu")
     with device.stream():
-        check(OnDevice(NCCLComm(SerialComm(), device), device.xp))
+        comm = OnDevice(NCCLComm(host or SerialComm(), device), device.xp)
+        for check in checks:
+            check(comm)
+
+
+if __name__ == "__main__":  # one of several processes
+    job = world(deadline=20.0)
+    nccl(*CHECKS, host=job)
+    if job.rank == 0:
+        print(f"{len(CHECKS)} checks on {job.world_size} ranks of NCCLComm")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hetu.gpu_kernels import nvrtc
+from hetu.gpu_kernels import attention, nvrtc, sparse
 from hetu.gpu_kernels.machine import Recorder
 from hetu.gpu_kernels.source import KernelError, kernel_file
 
@@ -12,8 +12,12 @@ from .cases import uncompiled_cases
 
 pytestmark = pytest.mark.skipif(not nvrtc.available(), reason='no NVRTC: pip install "hetu-dl[cuda-check]"')
 PARTS = 8
-FILES = ("rows", "tables", "random", "images", "channels", "scatter", "attention")
+FILES = ("rows", "tables", "random", "images", "channels", "scatter")
 DTYPES = ("float64", "float32", "float16", "bfloat16")
+HEADS = {  # features of queries and values, rows of a warp
+    "attention": [("float64", 28, 28, 4), ("float64", 64, 64, 1), ("float32", 128, 100, 1), ("bfloat16", 33, 64, 4)],
+    "attention_tensor": [("float16", 64, 64, 2), ("float16", 128, 128, 1), ("bfloat16", 16, 112, 2)],
+}
 
 
 def texts() -> list[str]:
@@ -22,8 +26,9 @@ def texts() -> list[str]:
     for cases in uncompiled_cases().values():
         for case in cases:
             case.calls(recorder)
-    files = (kernel_file(file, S=dtype, I="int64") for dtype in DTYPES for file in FILES)
-    return list(recorder.texts | dict.fromkeys(files))
+    files = (kernel_file(file, S=dtype, I="int64", Index="int32") for dtype in DTYPES for file in FILES)
+    heads = (attention.text(file, *sizes) for file, rows in HEADS.items() for sizes in rows)
+    return list(recorder.texts | dict.fromkeys((*files, *heads, sparse.text("bfloat16", "int32", 32, 8))))
 
 
 def together(texts: list[str]) -> str:

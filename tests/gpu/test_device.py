@@ -7,18 +7,24 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 
 import numpy as np
 import pytest
 
+from hetu.dist.nccl import SHARED_GPU
 from hetu.gpu_kernels.emulator import Emulator
 from hetu.gpu_kernels.table import bound
 from hetu.graph import OPS
 
 from ..dist.contract import CHECKS
+from ..dist.test_launch import ROOT, heturun
 from ..samples import SAMPLES
 from . import proofs
 from .cases import DTYPES, assert_close, ids, uncompiled_cases
+from .test_attention import KINDS
+from .test_attention import case as attention_case
+from .test_attention import computed as attention_computed
 from .test_kernels import DECLINED
 
 
@@ -46,10 +52,44 @@ def test_mixed_precision(precision):
     proofs.precision(precision)
 
 
+@pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
+def test_attention_kernels_in_training(precision):
+    if precision == "bfloat16":
+        pytest.importorskip("ml_dtypes")
+    proofs.attention(precision)
+
+
+@pytest.mark.parametrize("dtype", KINDS)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("features", [16, 64, 80, 128])
+def test_attention_kernels_of_many_tiles(features, causal, dtype):
+    from hetu.gpu_kernels.device import gpu
+
+    if dtype == "float64" and features > 64:
+        return
+    inputs, attrs, (y, total), slopes = attention_case((2, 300, 300, 3, features, features), dtype, causal)
+    machine = gpu()
+    got = attention_computed(machine, tuple(map(machine.xp.asarray, inputs)), attrs)
+    for one, other in zip(got, (y, total, slopes), strict=True):
+        np.testing.assert_allclose(one.get(), other, rtol=KINDS[dtype], atol=4 * KINDS[dtype])
+
+
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_nccl_with_one_rank(check):
     pytest.importorskip("cupy.cuda.nccl")
     proofs.nccl(check)
+
+
+def test_two_ranks_share_the_gpu():
+    """In processes of their own, under a deadline: where a GPU has too little room for both, NCCL hangs."""
+    nccl = pytest.importorskip("cupy.cuda.nccl")
+    pytest.importorskip("mpi4py")
+    if (found := nccl.get_version()) < SHARED_GPU:
+        pytest.skip(f"NCCL {found} lets no two ranks share a GPU, {SHARED_GPU} does")
+    setting = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "4", "PYTHONPATH": str(ROOT)}
+    job = heturun("-w", 2, "python", "-m", "tests.gpu.proofs", env=os.environ | setting)
+    assert job.returncode == 0, job.stderr
+    assert f"{len(CHECKS)} checks on 2 ranks of NCCLComm" in job.stdout
 
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(gpus() == 0, reason="no GPU")]

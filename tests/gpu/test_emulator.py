@@ -80,6 +80,72 @@ def test_atomics_and_dynamic_shared_memory():
     assert (counts == np.bincount(ids, minlength=32)).all()
 
 
+PRODUCT = """
+struct half16 {
+    unsigned short bits;
+    half16() = default;
+    half16(float v) : bits(float_to_half(v)) {}
+    operator float() const { return half_to_float(bits); }
+};
+struct alignas(16) Chunk { half16 v[8]; };
+extern "C" __global__ void product(const half16* a, const half16* b, float* y) {
+    __shared__ Chunk left[16][2];
+    __shared__ Chunk right[16][2];
+    const int lane = threadIdx.x;
+    copy_async(&left[lane / 2][lane % 2], (const Chunk*)a + lane, true);
+    copy_async(&right[lane / 2][lane % 2], (const Chunk*)b + lane, lane != 31);
+    wait_for_copies();
+    __syncthreads();
+    unsigned one[4], other[4];
+    float sum[2][4] = {};
+    load_matrices(one, &left[lane % 16][lane / 16]);
+    load_matrices_transposed(other, &right[lane % 16][lane / 16]);
+    for (int n = 0; n < 2; n++) multiply_add(sum[n], one, other + 2 * n, half16());
+    for (int n = 0; n < 2; n++)
+        for (int i = 0; i < 4; i++) y[(lane / 4 + i / 2 * 8) * 16 + n * 8 + lane % 4 * 2 + i % 2] = sum[n][i];
+}
+"""
+
+
+def product(text=PRODUCT):
+    a, b = numbers(2, 16, 16).astype(np.float16)
+    y = np.zeros((16, 16), np.float32)
+    Emulator().kernel(text, "product")((1,), (32,), (a, b, y))
+    b[15, 8:] = 0  # what lane 31 did not copy
+    return y, a.astype(np.float32) @ b.astype(np.float32)
+
+
+def test_matrices_of_a_warp_and_asynchronous_copies():
+    np.testing.assert_allclose(*product(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "words"),
+    [
+        ("    wait_for_copies();\n", "", "depends on the order of threads"),
+        ("&left[lane % 16][lane / 16]", "&left[lane % 16][lane / 16].v[1]", "does not lie at 16 bytes"),
+        ("(const Chunk*)a + lane", "(const Chunk*)(a + 1) + lane", "are not aligned"),
+        ("    load_matrices(one", "    if (lane < 16) load_matrices(one", "deadlock"),
+    ],
+)
+def test_what_they_ask_for(right, wrong, words):
+    assert right in PRODUCT
+    with pytest.raises(KernelError, match=words):
+        product(PRODUCT.replace(right, wrong))
+
+
+def test_a_warp_may_run_ahead_of_the_others():
+    text = """extern "C" __global__ void ahead(const float* x, float* y) {
+        __shared__ float last[1];
+        float v = x[threadIdx.x];
+        if (threadIdx.x == 63) last[0] = v;
+        v += __shfl_xor_sync(0xffffffffu, v, 1);
+        y[threadIdx.x] = v + last[0];
+    }"""
+    with pytest.raises(KernelError, match="depends on the order of threads"):
+        Emulator().kernel(text, "ahead")((1,), (64,), (numbers(64), np.zeros(64, np.float32)))
+
+
 def test_blocks_and_threads_have_three_axes():
     text = """extern "C" __global__ void where(int* y) {
         long long block = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);

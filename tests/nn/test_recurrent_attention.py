@@ -78,6 +78,16 @@ def test_the_forget_gate_starts_open():
     assert bias.reshape(4, 3).tolist() == [[0] * 3, [1] * 3, [0] * 3, [0] * 3]
 
 
+def test_the_gradient_of_an_lstm_may_lie_where_its_gates_did():
+    x = ht.placeholder("x", (BATCH, TIME, INPUTS))
+    w, u, b = (ht.variable(f"w{i}", inputs(*s)) for i, s in enumerate([(INPUTS, 24), (FEATURES, 24), (24,)]))
+    outputs, (_, c) = ht.lstm(x, w, u, b)
+    slopes = ht.gradients(ht.sum(ht.square(outputs)) + ht.sum(c), [x, w, u, b])
+    shared, apart = (ht.Executor(slopes, reuse=reuse).run({x: inputs(*x.shape)}) for reuse in (True, False))
+    for got, wanted in zip(shared, apart, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+
+
 def test_a_state_of_another_layer_is_refused():
     with ht.scope("states"):
         layer = nn.LSTM(INPUTS, FEATURES)

@@ -119,10 +119,25 @@ def test_only_what_works_sample_by_sample_is_split():
     mean = ht.mean(y, axis=0)  # joins samples
     swapped = ht.permute_dims(y, (1, 0))
     found = batched([mean, swapped, ht.cumsum(y, axis=0), ht.cumsum(y, axis=1)])
-    assert [n.op.name for n in found] == ["matmul", "relu", "cumsum"]
+    assert [(n.op.name, axis) for n, (_, axis) in found.items()] == [
+        ("matmul", 0),
+        ("relu", 0),
+        ("permute_dims", 1),
+        ("cumsum", 0),
+    ]
     made = split_batch([ht.sum(y)], {y}, 4)
     assert [n.op.name for n in topological(made)].count("matmul") == 1  # it is kept: only relu is in parts
     assert split_batch([y], {y}, 4) == (y,)  # asked for, so it has to be there
+
+
+def test_the_batch_is_split_where_it_stands():
+    x = ht.placeholder("x", (7, 3))
+    moved = ht.permute_dims(ht.exp(x), (1, 0))
+    outputs = [ht.sin(moved) * 2.0]
+    feed = {"x": np.random.default_rng(0).normal(size=(7, 3))}
+    made = split_batch(outputs, set(batched(outputs)), 3)
+    assert [n.attrs["axis"] for n in topological(made) if n.op.name == "set_rows"] == [1, 1]
+    np.testing.assert_array_equal(values(made, feed)[0], values(outputs, feed)[0])
 
 
 def test_an_assembled_array_is_filled_in_place():

@@ -1,9 +1,9 @@
 """A job that exists only as a heap of events, with everything going wrong that can: a seed is a history.
 
-The server is the real one behind its door (`Sessions`, `ParameterStore`, `Snapshots`); workers and network are made of
-generators and lists. The nemesis drops, delays, repeats, reorders and truncates messages, cuts workers off, freezes the
-server, kills it and starts it from its snapshot, and kills workers, whose next life has another incarnation. Time is
-virtual, so leases end without waiting.
+The servers are the real ones behind their doors (`Sessions`, `ParameterStore`, `Snapshots`); workers and network are
+made of generators and lists. The nemesis drops, delays, repeats, reorders and truncates messages, cuts workers off,
+freezes servers, kills one or all and starts them from their snapshots, and kills workers, whose next life has another
+incarnation. Time is virtual, so leases end without waiting.
 """
 
 from __future__ import annotations
@@ -18,62 +18,125 @@ from typing import Any
 
 import numpy as np
 
+from hetu.checkpoint import generations
 from hetu.ps import ParameterStore, consistency
 from hetu.ps.messages import Kind, Message, ProtocolError, decode, encode
 from hetu.ps.session import Sessions
 from hetu.ps.snapshot import Snapshots
 
-from .history import SHARED, History
+from .history import SHARED, History, Operation, check
 
 TABLE, TOKEN = 1, "secret"
 LEASE, RETRY, TICK, END = 1.0, 0.05, 0.05, 120.0  # seconds of virtual time
-CELLS = 400
+CELLS, OUTAGES = 400, 4  # servers that are killed for ever let no lease end
 MODES = ("bsp", "ssp:1", "asp", "ssp:3", "ssp:0")
+Request = tuple[int, int]  # server, number
 SPEC = {"name": "cells", "start": 0, "rows": CELLS, "cols": 1, "rule": "add", "reduce": "sum"}
+
+
+class Host:
+    """One server: its door while it lives, its folder, and the history of what workers did to it."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self.world, self.folder = world, world.folder / f"server-{number}"
+        self.history = History(consistency(world.mode), CELLS)
+        self.sessions: Sessions | None = None
+        self.frozen, self.waiting, self.lives = False, [], 0
+        self.taken: dict[int, int] = {}  # when the snapshots of clocks were begun
+
+    def start(self, clock: int | None = None) -> None:
+        self.lives += 1
+        store = ParameterStore(self.world.workers, self.history.mode, epoch=self.lives, lease=LEASE, now=self.world.now)
+        self.sessions, self.frozen = Sessions(store, TOKEN), False
+        self.snapshots = Snapshots(store, self.folder, every=self.world.every)
+        self.snapshots.restore(clock)
+        store.keep = self.keep
+
+    def keep(self, clock: int) -> None:
+        self.taken[clock] = next(self.history.now)
+        self.snapshots.take(clock)
+        self.snapshots.finish()
+
+    def die(self, clock: int) -> None:
+        """Until `start` goes on from the snapshot of this clock."""
+        self.history.outages.append((self.taken[clock], next(self.history.now)))
+        self.sessions, self.waiting, self.frozen = None, [], False
+
+    def arrive(self, peer: bytes, frames: list[bytes]) -> None:
+        if self.frozen:
+            self.waiting.append((peer, frames))
+        elif self.sessions is not None:
+            self.world.answer(self, self.sessions.receive(peer, frames, self.world.now))
+
+    def thaw(self) -> None:
+        self.frozen, waiting, self.waiting = False, self.waiting, []
+        for peer, frames in waiting:
+            self.arrive(peer, frames)
+
+    @property
+    def clocks(self) -> list[int]:
+        """Those of which there are snapshots."""
+        return generations(self.folder)
+
+    def check(self) -> list[str]:
+        table = self.sessions.store.tables[TABLE]
+        return check(self.history, table.values[:, 0], table.versions)
 
 
 class World:
     """One run of `workers` workers over `clocks` clocks; `trouble` scales all faults."""
 
-    def __init__(self, seed: int, mode: str, folder: Path, workers: int = 3, clocks: int = 8, trouble: float = 1.0):
-        self.rng, self.mode, self.workers, self.clocks = random.Random(seed), mode, workers, clocks
+    def __init__(
+        self,
+        seed: int,
+        mode: str,
+        folder: Path,
+        *,
+        servers: int = 1,
+        workers: int = 3,
+        clocks: int = 8,
+        trouble: float = 1.0,
+    ) -> None:
+        self.rng, self.mode, self.folder, self.workers, self.clocks = random.Random(seed), mode, folder, workers, clocks
+        folder.mkdir(exist_ok=True)
         self.now, self.turn, self.events = 0.0, itertools.count(), []
         self.loss = self.rng.choice([0.0, 0.05, 0.2]) * trouble
-        self.trouble, self.snapshots = trouble, Snapshots(folder, every=1e9)
-        self.history = History(consistency(mode), CELLS)
-        self.sessions: Sessions | None = None
-        self.frozen, self.waiting, self.lives, self.saved = False, [], 0, 0
+        self.trouble, self.every = trouble, self.rng.choice([0.0, 0.5])
+        self.hosts = [Host(self, number) for number in range(servers)]
         self.cut: dict[int, float] = {}  # until when a worker is cut off
         self.crew = [Worker(self, rank) for rank in range(workers)]
 
-    def run(self) -> History:
-        """Everything until all workers have left; a job that hangs is an error."""
-        self.start_server()
+    def run(self) -> list[str]:
+        """Everything until all workers have left, and what is wrong with it; a job that hangs is an error."""
+        for host in self.hosts:
+            host.start()
         self.at(0.0, self.tick)
         for worker in self.crew:
             self.at(self.rng.random() * 0.1, worker.start)
         self.at(self.rng.uniform(0.1, 0.5), self.strike)
-        while not all(worker.done for worker in self.crew):
+        while not all(worker.done for worker in self.crew) or not all(host.sessions for host in self.hosts):
             self.now, _, act = heapq.heappop(self.events)
             if self.now > END:
                 raise AssertionError(f"a job that hangs: {[(w.clock, w.done) for w in self.crew]}")
             act()
-        return self.history
+        return [line for host in self.hosts for line in host.check()]
 
     def at(self, delay: float, act: Callable[[], None]) -> None:
         heapq.heappush(self.events, (self.now + delay, next(self.turn), act))
 
-    @property
-    def cells(self) -> tuple[np.ndarray, np.ndarray]:
-        table = self.sessions.store.tables[TABLE]
-        return table.values[:, 0], table.versions
-
     # -- the network -----------------------------------------------------------------------------------------
 
-    def to_server(self, peer: bytes, rank: int, frames: list[bytes]) -> None:
-        self._carry(rank, self.crew[rank].life, frames, partial(self.arrive, peer))
+    def to_server(self, host: Host, peer: bytes, rank: int, frames: list[bytes]) -> None:
+        self._carry(host, rank, self.crew[rank].life, frames, partial(host.arrive, peer))
 
-    def _carry(self, rank: int, life: int, frames: list[bytes], deliver: Callable[[list[bytes]], None]) -> None:
+    def answer(self, host: Host, envelopes: list[tuple[bytes, list[bytes]]]) -> None:
+        for peer, frames in envelopes:
+            rank, life = map(int, peer.split())
+            self._carry(host, rank, life, frames, partial(self.crew[rank].receive, self.hosts.index(host)))
+
+    def _carry(
+        self, host: Host, rank: int, life: int, frames: list[bytes], deliver: Callable[[list[bytes]], None]
+    ) -> None:
         """Deliver these frames, if at all, unless the server or this life of the worker ends before."""
         frames = [bytes(memoryview(frame).cast("B")) for frame in frames]
         if self.cut.get(rank, 0.0) > self.now:
@@ -85,74 +148,57 @@ class World:
             if draw < self.loss:
                 frames = self._truncated(frames)
             slow = 0.2 if self.rng.random() < self.loss else 0.005
-            ends = (self.lives, rank, life)
+            ends = (host, host.lives, rank, life)
             self.at(self.rng.random() * slow, partial(self._deliver, ends, deliver, frames))
 
-    def _deliver(self, ends: tuple[int, int, int], deliver: Callable[[list[bytes]], None], frames: list[bytes]) -> None:
-        server, rank, life = ends  # what is on its way goes with its connection
-        if self.sessions is not None and server == self.lives and life == self.crew[rank].life:
+    def _deliver(
+        self, ends: tuple[Host, int, int, int], deliver: Callable[[list[bytes]], None], frames: list[bytes]
+    ) -> None:
+        host, lives, rank, life = ends  # what is on its way goes with its connection
+        if host.sessions is not None and lives == host.lives and life == self.crew[rank].life:
             deliver(frames)
 
     def _truncated(self, frames: list[bytes]) -> list[bytes]:
         place = self.rng.randrange(len(frames))
         return [*frames[:place], frames[place][: self.rng.randrange(len(frames[place]) + 1)]]
 
-    # -- the server ------------------------------------------------------------------------------------------
-
-    def start_server(self) -> None:
-        self.lives += 1
-        store = ParameterStore(self.workers, self.history.mode, epoch=self.lives, lease=LEASE, now=self.now)
-        self.sessions, self.frozen = Sessions(store, TOKEN), False
-        self.snapshots.restore(store)
-
-    def arrive(self, peer: bytes, frames: list[bytes]) -> None:
-        if self.frozen:
-            self.waiting.append((peer, frames))
-        elif self.sessions is not None:
-            self.answer(self.sessions.receive(peer, frames, self.now))
-
     def tick(self) -> None:
-        if self.sessions is not None and not self.frozen:
-            self.answer(self.sessions.tick(self.now))
+        for host in self.hosts:
+            if host.sessions is not None and not host.frozen:
+                self.answer(host, host.sessions.tick(self.now))
         self.at(TICK, self.tick)
-
-    def answer(self, envelopes: list[tuple[bytes, list[bytes]]]) -> None:
-        for peer, frames in envelopes:
-            rank, life = map(int, peer.split())
-            self._carry(rank, life, frames, self.crew[rank].receive)
 
     # -- the nemesis -----------------------------------------------------------------------------------------
 
     def strike(self) -> None:
-        """One of the faults, or a snapshot, and then the next."""
-        faults = [self.save, self.save, self.freeze, self.kill_server, self.cut_off, self.kill_worker]
+        """One of the faults, and then the next."""
+        faults = [self.freeze, self.cut_off, self.kill_worker]
+        if any(len(host.history.outages) < OUTAGES for host in self.hosts):
+            faults += [self.kill_server, self.kill_all_servers]
         if self.rng.random() < self.trouble:
             self.rng.choice(faults)()
-        else:
-            self.save()
         self.at(self.rng.uniform(0.1, 0.5), self.strike)
 
-    def save(self) -> None:
-        if self.sessions is not None and not self.frozen and TABLE in self.sessions.store.tables:
-            self.saved = next(self.history.now)
-            self.snapshots.write(self.sessions.store, [])
-            self.snapshots.finish()
-
     def freeze(self) -> None:
-        if self.sessions is not None and not self.frozen:
-            self.frozen = True
-            self.at(self.rng.uniform(0.05, 1.5), self.thaw)
-
-    def thaw(self) -> None:
-        self.frozen, waiting, self.waiting = False, self.waiting, []
-        for peer, frames in waiting:
-            self.arrive(peer, frames)
+        host = self.rng.choice(self.hosts)
+        if host.sessions is not None and not host.frozen:
+            host.frozen = True
+            self.at(self.rng.uniform(0.05, 1.5), host.thaw)
 
     def kill_server(self) -> None:
-        if self.sessions is not None and self.saved:
-            self.history.outages.append((self.saved, next(self.history.now)))
-            self.sessions, self.waiting, self.frozen = None, [], False
-            self.at(self.rng.uniform(0.05, 1.0), self.start_server)
+        """One alone, which goes on from its own newest snapshot."""
+        host = self.rng.choice(self.hosts)
+        if host.sessions is not None and host.clocks:
+            host.die(host.clocks[-1])
+            self.at(self.rng.uniform(0.05, 1.0), host.start)
+
+    def kill_all_servers(self) -> None:
+        """They go on from the newest clock that all have."""
+        common = set.intersection(*(set(host.clocks) for host in self.hosts))
+        if common and all(host.sessions is not None for host in self.hosts):
+            for host in self.hosts:
+                host.die(max(common))
+                self.at(self.rng.uniform(0.05, 1.0), partial(host.start, max(common)))
 
     def cut_off(self) -> None:
         self.cut[self.rng.randrange(self.workers)] = self.now + self.rng.uniform(0.05, 2.0)
@@ -163,8 +209,19 @@ class World:
             worker.die()
 
 
+class Line:
+    """A worker's connection to one server, as the real client's `Link`."""
+
+    def __init__(self) -> None:
+        self.seq, self.epoch, self.granted, self.at, self.due = 0, 0, 0, 0, False
+        self.flying: dict[int, Message] = {}
+
+
 class Worker:
-    """Reads all cells, pushes one or two, reads again perhaps, ends the clock; resends what is not answered."""
+    """Reads all cells, pushes one or two, reads again perhaps, ends the clock; resends what is not answered.
+
+    It does so on each server; a request is told by its server and number.
+    """
 
     def __init__(self, world: World, rank: int) -> None:
         self.world, self.rank, self.life, self.done, self.clock = world, rank, 0, False, 0
@@ -172,12 +229,12 @@ class Worker:
     def start(self) -> None:
         """A new life, which knows nothing of the ones before."""
         self.life += 1
-        self.seq, self.epoch, self.clock, self.granted = 0, 0, 0, 0
-        self.flying: dict[int, Message] = {}
-        self.answers: dict[int, Message] = {}
-        self.greet()
+        self.clock, self.lines = 0, [Line() for _ in self.world.hosts]
+        self.answers: dict[Request, Message] = {}
+        for server in range(len(self.lines)):
+            self.greet(server)
         self.script = self._script()
-        self.wanted: set[int] = {0}
+        self.wanted: set[Request] = {(server, 0) for server in range(len(self.lines))}
         self.world.at(RETRY, lambda life=self.life: self.resend(life))
 
     def die(self) -> None:
@@ -186,78 +243,101 @@ class Worker:
 
     # -- what it does ----------------------------------------------------------------------------------------
 
-    def _script(self) -> Generator[set[int], None, None]:
-        """Yields the numbers of the requests whose answers it waits for."""
-        history, rng, fields = self.world.history, self.world.rng, {"key": TABLE}
-        self.clock = self.granted
-        yield {self.send(Kind.CREATE, meta=SPEC, **fields)}
-        yield {self.send(Kind.ASSIGN, values=np.zeros((CELLS, 1), "f"), **fields)}
+    def _script(self) -> Generator[set[Request], None, None]:
+        """Yields the requests whose answers it waits for."""
+        rng, fields = self.world.rng, {"key": TABLE}
+        self.clock = max(line.granted for line in self.lines)
+        for server, line in enumerate(self.lines):  # an earlier life may have ended between the clocks of two servers
+            for clock in range(line.granted, self.clock):
+                yield {self.send(server, Kind.CLOCK, step=clock)}
+        yield self.everywhere(Kind.CREATE, meta=SPEC, **fields)
+        yield self.everywhere(Kind.ASSIGN, values=np.zeros((CELLS, 1), "f"), **fields)
         while self.clock < self.world.clocks:
             yield from self._compute()
             yield from self._read()
-            pushes = {}
-            for _ in range(rng.randint(1, 2)):
-                operation = history.begin("push", self.rank, self.life, self.clock)
-                ids, ones = np.array([SHARED, operation.cell]), np.ones((2, 1), "f")
-                pushes[self.send(Kind.PUSH, ids=ids, values=ones, **fields)] = operation
-            yield pushes.keys()
-            for operation in pushes.values():
-                history.end(operation)
+            yield from self._push(rng.randint(1, 2))
             if rng.random() < 0.5:
                 yield from self._read()
             yield from self._end_clock()
-        yield {self.send(Kind.LEAVE)}
+        yield self.everywhere(Kind.LEAVE)
         self.done = True
 
-    def _compute(self) -> Generator[set[int], None, None]:
+    def _compute(self) -> Generator[set[Request], None, None]:
         """Time passes; its end is an answer with a number that no request has."""
         number = -self.clock - 1
         self.world.at(self.world.rng.random() * 0.3, lambda life=self.life: self._computed(number, life))
-        yield {number}
+        yield {(0, number)}
 
     def _computed(self, number: int, life: int) -> None:
         if life == self.life:
-            self._answered(Message(Kind.OK, seq=number))
+            self._answered(0, Message(Kind.OK, seq=number))
 
-    def _read(self) -> Generator[set[int], None, None]:
-        operation = self.world.history.begin("read", self.rank, self.life, self.clock)
-        ids = np.arange(CELLS)
-        seq = self.send(Kind.SYNC, key=TABLE, ids=ids, counts=np.full(CELLS, -1))
-        yield {seq}
-        answer = self.answers[seq]
-        self.world.history.end(operation, answer.values[:, 0].copy(), answer.counts.copy())
+    def _begin(self, kind: str) -> list[Operation]:
+        return [host.history.begin(kind, self.rank, self.life, self.clock) for host in self.world.hosts]
 
-    def _end_clock(self) -> Generator[set[int], None, None]:
-        operation = self.world.history.begin("clock", self.rank, self.life, self.clock)
-        yield {self.send(Kind.CLOCK)}
-        self.world.history.end(operation)
+    def _push(self, count: int) -> Generator[set[Request], None, None]:
+        pushes = {}
+        for _ in range(count):
+            for server, operation in enumerate(self._begin("push")):
+                ids, ones = np.array([SHARED, operation.cell]), np.ones((2, 1), "f")
+                pushes[self.send(server, Kind.PUSH, key=TABLE, ids=ids, values=ones)] = operation
+        yield {*pushes}
+        for (server, _), operation in pushes.items():
+            self.world.hosts[server].history.end(operation)
+
+    def _read(self) -> Generator[set[Request], None, None]:
+        operations = self._begin("read")
+        seqs = self.everywhere(Kind.SYNC, key=TABLE, ids=np.arange(CELLS), counts=np.full(CELLS, -1))
+        yield seqs
+        for server, seq in seqs:
+            answer, history = self.answers[server, seq], self.world.hosts[server].history
+            history.end(operations[server], answer.values[:, 0].copy(), answer.counts.copy())
+
+    def _end_clock(self) -> Generator[set[Request], None, None]:
+        operations = self._begin("clock")
+        wanted = any(line.due for line in self.lines) or self.world.rng.random() < 0.1
+        yield self.everywhere(Kind.CLOCK, meta={"snapshot": True} if wanted else None)
+        for host, operation in zip(self.world.hosts, operations):
+            host.history.end(operation)
         self.clock += 1
-        self.granted = max(self.granted, self.clock)
 
     # -- how it does it --------------------------------------------------------------------------------------
 
-    def greet(self) -> None:
-        first = min((seq for seq in self.flying if seq), default=self.seq + 1)
-        at = self.clock + any(message.kind is Kind.CLOCK for message in self.flying.values())
-        meta = {"token": TOKEN, "incarnation": 1000 * self.rank + self.life, "first": first, "at": at}
-        self._transmit(Message(Kind.HELLO, worker=self.rank, step=self.granted, meta=meta))
+    def greet(self, server: int) -> None:
+        line = self.lines[server]
+        first = min((seq for seq in line.flying if seq), default=line.seq + 1)
+        meta = {"token": TOKEN, "incarnation": 1000 * self.rank + self.life, "first": first, "at": line.at}
+        self._transmit(server, Message(Kind.HELLO, worker=self.rank, step=line.granted, meta=meta))
 
-    def send(self, kind: Kind, **fields: Any) -> int:
-        self.seq += 1
-        self._transmit(Message(kind, worker=self.rank, seq=self.seq, step=self.clock, epoch=self.epoch, **fields))
-        return self.seq
+    def everywhere(self, kind: Kind, **fields: Any) -> set[Request]:
+        return {self.send(server, kind, **fields) for server in range(len(self.lines))}
 
-    def _transmit(self, message: Message) -> None:
-        self.flying[message.seq] = message
-        self.world.to_server(b"%d %d" % (self.rank, self.life), self.rank, encode(message))
+    def send(self, server: int, kind: Kind, **fields: Any) -> Request:
+        line = self.lines[server]
+        line.seq += 1
+        message = Message(kind, worker=self.rank, seq=line.seq, epoch=line.epoch, **{"step": self.clock, **fields})
+        if kind is Kind.CLOCK:
+            line.at = message.step + 1
+        self._transmit(server, message)
+        return server, line.seq
+
+    def _transmit(self, server: int, message: Message) -> None:
+        self.lines[server].flying[message.seq] = message
+        peer = b"%d %d" % (self.rank, self.life)
+        self.world.to_server(self.world.hosts[server], peer, self.rank, encode(message))
 
     def resend(self, life: int) -> None:
         if life == self.life and not self.done:
-            for message in list(self.flying.values()):
-                self._transmit(message)
+            for server, line in enumerate(self.lines):
+                for message in list(line.flying.values()):
+                    if message.seq:
+                        self._transmit(server, message)
+                    else:
+                        self.greet(server)
             self.world.at(RETRY, lambda: self.resend(life))
 
-    def receive(self, frames: list[bytes]) -> None:
+    def receive(self, server: int, frames: list[bytes]) -> None:
+        line = self.lines[server]
         try:
             message = decode(frames)
         except ProtocolError:
@@ -266,33 +346,35 @@ class Worker:
         if code == "protocol":
             return
         if code in ("hello", "epoch") and message.seq:
-            if 0 not in self.flying:
-                self.greet()
+            if 0 not in line.flying:
+                self.greet(server)
             return
-        if code == "evicted":
-            self.done = self.flying.get(message.seq, message).kind is Kind.LEAVE
-            if not self.done:
-                self.die()
+        if code == "evicted" and line.flying.get(message.seq, message).kind is not Kind.LEAVE:
+            self.die()
             return
-        if self.flying.pop(message.seq, None) is None:
+        sent = line.flying.pop(message.seq, None)
+        if sent is None:
             return
-        assert not code, message.meta
-        self._answered(message)
-
-    def _answered(self, message: Message) -> None:
+        assert not code or code == "evicted", message.meta
         if message.seq == 0:
-            self._greeted(message)
-        self.answers[message.seq] = message
+            self._greeted(line, message)
+        elif sent.kind is Kind.CLOCK:
+            line.granted, line.due = max(line.granted, sent.step + 1), message.meta is not None
+        self._answered(server, message)
+
+    def _answered(self, server: int, message: Message) -> None:
+        self.answers[server, message.seq] = message
         while not self.done and self.wanted <= self.answers.keys():
             self.wanted = set(next(self.script, ()))
             if self.done:
                 return
 
-    def _greeted(self, hello: Message) -> None:
-        self.granted = max(self.granted, hello.meta["clock"]) if self.epoch == 0 else self.granted
-        old, self.epoch = self.epoch, hello.epoch
+    def _greeted(self, line: Line, hello: Message) -> None:
+        if line.epoch == 0:
+            line.granted = line.at = hello.meta["clock"]
+        old, line.epoch, line.due = line.epoch, hello.epoch, "snapshot" in hello.meta
         if old not in (0, hello.epoch):
             assert "restored" in hello.meta, "a server that forgot its job"
-            for seq, m in self.flying.items():
+            for seq, m in line.flying.items():
                 parts = {name: getattr(m, name) for name in ("key", "ids", "counts", "values", "meta")}
-                self.flying[seq] = Message(m.kind, worker=m.worker, seq=seq, step=m.step, epoch=self.epoch, **parts)
+                line.flying[seq] = Message(m.kind, worker=m.worker, seq=seq, step=m.step, epoch=line.epoch, **parts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,12 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from hetu.checkpoint import MANIFEST
 from hetu.dist import launch
 from hetu.ps import SSP, ServerProcess
 from hetu.ps.messages import Kind, Message, encode
 
-from ..dist.test_launch import DEADLINE, ROOT, descendants
+from ..dist.test_launch import DEADLINE, ROOT, descendants, heturun
 from .network import TOKEN, connect, options
 from .simulation import new_store
 from .test_messages import TOKEN as SECRET
@@ -63,6 +63,24 @@ def test_a_worker_that_computes_keeps_its_place_and_one_that_is_frozen_loses_it(
             worker.send_signal(signal.SIGCONT)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="needs SIGSTOP")
+def test_a_server_that_was_frozen_holds_nobodys_silence_against_them():
+    lease = 0.5
+    with (
+        ServerProcess(options("bsp", 2, lease=lease)) as server,
+        connect([server.address], 0, retry=0.1) as first,
+        connect([server.address], 1, retry=0.1) as second,
+    ):
+        first.ping()
+        second.ping()
+        server.process.send_signal(signal.SIGSTOP)
+        time.sleep(2 * lease)  # while the hearts of both go on beating
+        first.clock()
+        server.process.send_signal(signal.SIGCONT)
+        assert first.status()[0]["clocks"] == {"0": 1, "1": 0}
+        second.clock().wait()
+
+
 def test_signs_of_life_count_for_one_life_of_one_worker_and_need_the_token():
     sessions = guarded()
 
@@ -90,49 +108,123 @@ def test_a_new_worker_waits_until_those_of_the_life_before_the_restart_are_back(
 
 
 TRAIN = """
-import os, signal, sys, time, warnings
+import json, sys, time, warnings
 from pathlib import Path
 import numpy as np
 from hetu.ps import Parameter
 from hetu.ps.environment import connect, place
 warnings.simplefilter("ignore")
-client, (rank, _), go = connect(), place(), Path(sys.argv[1])
-client.create({"w": Parameter((1,), rule="add", reduce="sum")}, {"w": np.zeros(1)})
-for step in range(60):
-    while step == 20 and not go.exists():
+client, (rank, _), folder, steps = connect(), place(), Path(sys.argv[1]), int(sys.argv[2])
+names = ["w", "v"][: len(client.transport.links)]
+client.create({n: Parameter((1,), rule="add", reduce="sum") for n in names}, dict.fromkeys(names, np.zeros(1)))
+while client.step < steps:
+    if client.step == 30 and rank == 0:
+        client.clock(snapshot=True).wait()
+        (folder / "here").touch()
+        continue
+    while client.step == 31 and not (folder / "go").exists():
         time.sleep(0.01)
-    client.push("w", np.ones(1, "f"))
-    if step == 30 and rank == 0:
-        os.kill(int(go.read_text()), signal.SIGKILL)
+    for name in names:
+        client.push(name, np.ones(1, "f"))
     client.clock().wait()
 if rank == 0:
-    print(int(client.pull("w").wait()[0]), client.status()[0]["restored"]["clock"])
+    values = [client.pull(name).wait()[0] for name in names]
+    print(json.dumps([*map(float, values), *(status["restored"]["clock"] for status in client.status())]))
 """
+
+
+class Launched:
+    """Training under heturun that waits for `kill` after clock 30 has been kept, and what came of it."""
+
+    def __init__(self, folder: Path, servers: int, steps: int = 60) -> None:
+        self.folder, self.kept = folder, folder / "kept"
+        (folder / "train.py").write_text(TRAIN)
+        line = [sys.executable, "-m", "hetu.dist.launch", "-w", "2", "-s", str(servers), "--snapshots", str(self.kept)]
+        line += ["--snapshot-every", "0.1", "python", str(folder / "train.py"), str(folder), str(steps)]
+        self.job = subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def wait(self) -> list[int]:
+        """The servers, by their process ids, once training waits."""
+        deadline = time.monotonic() + DEADLINE
+        while not (self.folder / "here").exists():
+            assert self.job.poll() is None and time.monotonic() < deadline, self.job.communicate(timeout=1)[1]
+            time.sleep(0.02)
+        started = descendants(self.job.pid)
+        return [p for p in started if b"hetu.ps.server" in Path(f"/proc/{p}/cmdline").read_bytes()]
+
+    def end(self) -> tuple[list[float], list[str]]:
+        """What rank 0 printed, and what heturun said."""
+        (self.folder / "go").touch()
+        try:
+            out, err = self.job.communicate(timeout=DEADLINE)
+        finally:
+            self.job.kill()
+        assert self.job.returncode == 0, err
+        said = [line for line in err.splitlines() if line.startswith("heturun")]
+        return json.loads(out.removeprefix("[rank 0] ")), said
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
 def test_heturun_starts_a_killed_server_again_from_its_snapshot_and_training_ends_well(tmp_path):
-    script, go, kept = tmp_path / "train.py", tmp_path / "go", tmp_path / "kept" / "server-0"
-    script.write_text(TRAIN)
-    line = [sys.executable, "-m", "hetu.dist.launch", "-w", "2", "-s", "1", "--snapshots", str(kept.parent)]
-    line += ["--snapshot-every", "0.1", "python", str(script), str(go)]
-    job = subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        deadline = time.monotonic() + DEADLINE
-        while not (kept / MANIFEST).exists() or json.loads((kept / MANIFEST).read_text())["extra"]["slowest"] < 20:
-            assert job.poll() is None and time.monotonic() < deadline
-            time.sleep(0.02)
-        [server] = [p for p in descendants(job.pid) if b"hetu.ps.server" in Path(f"/proc/{p}/cmdline").read_bytes()]
-        (tmp_path / "pid").write_text(str(server))
-        os.replace(tmp_path / "pid", go)
-        out, err = job.communicate(timeout=DEADLINE)
-    finally:
-        job.kill()
-    assert job.returncode == 0, err
-    said = [line for line in err.splitlines() if line.startswith("heturun")]
-    assert said == [f"heturun: server 0 was killed by SIGKILL and runs again, from its snapshot in {kept}"]
-    total, clock = map(int, out.removeprefix("[rank 0] ").split())
-    assert 20 <= clock <= 31 and 2 * (60 - (31 - clock)) <= total <= 2 * 60
+    launched = Launched(tmp_path, servers=1)
+    [server] = launched.wait()
+    os.kill(server, signal.SIGKILL)
+    found, said = launched.end()
+    text = "heturun: server 0 was killed by SIGKILL and runs again, from its snapshot of clock 31 in"
+    assert said == [f"{text} {launched.kept}/server-0"]
+    assert found == [60 + 59, 31]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
+def test_servers_that_are_killed_at_once_go_on_from_a_clock_that_all_have_kept(tmp_path):
+    """So does a whole job that is started again. One of them has a snapshot that the other has not."""
+    launched = Launched(tmp_path, servers=2)
+    servers = launched.wait()
+    for server in servers:
+        os.kill(server, signal.SIGSTOP)
+    kept = launched.kept / "server-1"
+    newest = max(map(int, os.listdir(kept)))
+    assert newest == 31
+    shutil.copytree(kept / str(newest), kept / str(newest + 5))
+    for server in servers:
+        os.kill(server, signal.SIGKILL)
+    found, said = launched.end()
+    assert len(said) == 2 and all(f"from its snapshot of clock {newest} in" in line for line in said)
+    assert found == [60 + 59] * 2 + [newest] * 2
+    kept = [sorted(map(int, os.listdir(launched.kept / f"server-{n}"))) for n in range(2)]
+    common = max({*kept[0]} & {*kept[1]})
+    (tmp_path / "here").unlink()
+    found, said = Launched(tmp_path, servers=2, steps=80).end()
+    assert said == [] and found == [60 + 59 + 2 * (80 - 60)] * 2 + [common] * 2
+
+
+FIT = """
+import json, sys
+import numpy as np
+import hetu as ht
+from hetu.ps import ParameterServer
+from hetu.ps.environment import place
+x = np.arange(8.0, dtype="float32") / 8
+node, target = ht.placeholder("x", (None,)), ht.placeholder("t", (None,))
+w = ht.variable("w", 0.0, ())
+loss = ht.mean((target - w * node) * (target - w * node))
+ex = ht.Executor({"train": [loss, ht.optim.SGD(0.2).minimize(loss)], "eval": [loss]}, strategy=ParameterServer())
+sign = -1 if place()[0] == int(sys.argv[1]) else 1  # what this worker sees gets worse
+history = ht.fit(ex, [(x, x)] * 4, epochs=6, inputs=[node, target], validate=("eval", [(x, sign * x)]), patience=2)
+history.columns.pop("seconds")
+print(json.dumps(history.columns))
+"""
+
+
+@pytest.mark.parametrize(("mode", "worse", "epochs"), [("bsp", 0, 3), ("bsp", 1, 6), ("asp", 1, None)])
+def test_all_workers_stop_early_after_the_same_epoch(mode, worse, epochs, tmp_path):
+    """Under BSP by the numbers of worker 0, under ASP by those of whoever is first."""
+    script = tmp_path / "train.py"
+    script.write_text(FIT)
+    job = heturun("-w", 2, "-s", 1, "--consistency", mode, "python", script, worse)
+    assert job.returncode == 0, job.stderr
+    first, second = (json.loads(line.partition("] ")[2]) for line in sorted(job.stdout.splitlines()))
+    assert first == second and len(first["loss"]) == (epochs or len(first["loss"]))
 
 
 def test_snapshots_need_servers_and_a_folder(tmp_path, capsys):

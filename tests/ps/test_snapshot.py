@@ -6,31 +6,34 @@ import json
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import zmq
 
-from hetu.checkpoint import MANIFEST, Checkpoint, part_name
+from hetu.checkpoint import MANIFEST, generations, part_name
 from hetu.errors import ArgumentError, CheckpointError
 from hetu.ps import ASP, BSP, SSP, Options, Parameter, ParameterStore, RefusedError, ServerError, ServerProcess
-from hetu.ps.messages import Kind, Message
-from hetu.ps.snapshot import VERSION_JUMP, Snapshots, load
+from hetu.ps.messages import Kind, Message, decode, encode
+from hetu.ps.snapshot import VERSION_JUMP, Snapshots
 
-from .network import TOKEN, connect, options
+from .network import DEADLINE, TOKEN, connect, options
 from .simulation import DENSE, SPARSE, Worker, contents, hello, new_store, run
 
 
 def saved(store: ParameterStore, folder) -> ParameterStore:
     """The store of the server's next life."""
-    snapshots = Snapshots(folder, every=1.0)
-    snapshots.write(store, [])
+    snapshots = Snapshots(store, folder, every=1.0)
+    snapshots.take(store.clocks.slowest)
     snapshots.finish()
     return restored(folder, len(store.members))
 
 
 def restored(folder, workers: int = 2) -> ParameterStore:
     store = ParameterStore(workers, ASP(), epoch=2)
-    assert Snapshots(folder, every=1.0).restore(store)
+    assert Snapshots(store, folder, every=1.0).restore()
     return store
 
 
@@ -41,7 +44,7 @@ def test_training_goes_on_from_a_snapshot_as_if_nothing_had_happened(rule, mode,
     def trained(restart: bool) -> ParameterStore:
         store, crew = new_store(2, mode, rule), [Worker(rank, 2) for rank in range(2)]
         run(store, crew, [])
-        for _ in range(2):  # worker 0 reads and pushes; under BSP the push is held back
+        for _ in range(0 if mode.buffered else 2):  # worker 0 reads and pushes
             [reply] = store.handle(crew[0].next(), 0.0)
             crew[0].receive(reply)
         if restart:
@@ -96,49 +99,88 @@ def test_a_cached_row_of_the_life_before_is_stale(tmp_path):
     assert (again.tables[SPARSE].versions == 2 * VERSION_JUMP).all()
 
 
-def test_the_first_snapshot_comes_with_the_first_push_then_one_every_interval(tmp_path):
-    store, snapshots = new_store(1, ASP()), Snapshots(tmp_path / "s", every=10.0)
-    store.snapshot_wanted = {}
+def test_versions_rise_also_when_a_life_goes_on_from_before_the_last(tmp_path):
+    """A worker may still hold rows of a life whose own snapshots are given up."""
+    store = new_store(1, ASP())
+    snapshots = Snapshots(store, tmp_path, every=1.0)
+    for clock in (1, 2):
+        snapshots.take(clock)
+    snapshots.finish()
+    assert (restored(tmp_path, workers=1).tables[SPARSE].versions == VERSION_JUMP).all()  # at clock 2
+    later = ParameterStore(1, ASP())
+    assert Snapshots(later, tmp_path, every=1.0).restore(clock=1) and generations(tmp_path) == [1]
+    assert (later.tables[SPARSE].versions == 2 * VERSION_JUMP).all()
 
-    def number(now: float) -> int:
-        snapshots.tick(store, now)
+
+def test_the_first_clock_is_kept_then_one_after_every_interval_and_three_of_them(tmp_path):
+    store, seq = new_store(1, ASP()), 2
+    snapshots = Snapshots(store, tmp_path, every=10.0)
+
+    def tick(now: float, **meta: bool) -> tuple[dict | None, int]:
+        """What the server says at the end of a clock, and the last clock that it has kept."""
+        nonlocal seq
+        seq += 1
+        message = Message(Kind.CLOCK, seq=seq, epoch=1, step=seq - 3, meta=meta or None)
+        [reply] = store.handle(message, now)
         snapshots.finish()
-        return Checkpoint(tmp_path / "s").number if (tmp_path / "s").exists() else 0
+        return reply.meta, max(generations(tmp_path), default=0)
 
-    assert number(0.0) == 0
-    store.handle(Message(Kind.PUSH, key=DENSE, seq=3, epoch=1, values=np.ones((1, 8), "<f4")), 0.0)
-    assert [number(now) for now in (1.0, 10.9, 11.0, 20.0, 25.0)] == [1, 1, 2, 2, 3]
-    assert len(list((tmp_path / "s").iterdir())) == 2  # the manifest and its one part
+    greeting = store.handle(Message(Kind.HELLO, meta={"incarnation": 100}), 0.0)
+    assert greeting[0].meta["snapshot"]
+    assert tick(0.0, snapshot=True) == (None, 1) and tick(9.9) == (None, 1)
+    assert tick(10.0) == ({"snapshot": True}, 1)
+    assert tick(10.0, snapshot=True) == (None, 4) and tick(19.9) == (None, 4)
+    assert tick(19.9, snapshot=True) == (None, 6)  # whoever asks is given one
+    assert tick(20.0, snapshot=True) == (None, 7)
+    assert generations(tmp_path) == [4, 6, 7]
+    assert sorted(path.name for path in (tmp_path / "7").iterdir()) == [MANIFEST, part_name(1, 0)]
 
 
 def test_damaged_and_foreign_snapshots_are_refused(tmp_path):
-    snapshots = Snapshots(tmp_path, every=1.0)
-    snapshots.write(new_store(2, ASP()), [])
+    snapshots = Snapshots(new_store(2, ASP()), tmp_path, every=1.0)
+    snapshots.take(5)
     snapshots.finish()
+
+    def again(workers: int, clock: int | None = None) -> None:
+        Snapshots(ParameterStore(workers, ASP()), tmp_path, every=1.0).restore(clock)
+
     with pytest.raises(CheckpointError, match="of 2 workers"):
-        snapshots.restore(ParameterStore(3, ASP()))
-    manifest = json.loads((tmp_path / MANIFEST).read_text())
+        again(3)
+    with pytest.raises(CheckpointError, match="no snapshot of clock 4"):
+        again(2, clock=4)
+    file = tmp_path / "5" / MANIFEST
+    manifest = json.loads(file.read_text())
     del manifest["extra"]["slowest"]
-    (tmp_path / MANIFEST).write_text(json.dumps(manifest))
+    file.write_text(json.dumps(manifest))
     with pytest.raises(CheckpointError, match="no snapshot of a server"):
-        load(Checkpoint(tmp_path), ParameterStore(2, ASP()))
-    part = tmp_path / part_name(1, 0)
+        again(2)
+    part = tmp_path / "5" / part_name(1, 0)
     part.write_bytes(part.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match="was written with"):
-        snapshots.restore(ParameterStore(2, ASP()))
+        again(2)
 
 
 def test_a_snapshot_that_cannot_be_written_is_refused_and_the_server_goes_on(tmp_path, capsys):
     store = new_store(1, ASP())
-    snapshots = Snapshots(tmp_path / "no" / "folder", every=1.0)
-    snapshots.restore(store)
-    assert store.handle(Message(Kind.SNAPSHOT, seq=3, epoch=1), 0.0) == []
-    assert snapshots.tick(store, 0.0) == []
-    snapshots.thread.join()
-    [reply] = snapshots.tick(store, 0.1)
-    assert (reply.seq, reply.meta["code"]) == (3, "snapshot") and "does not exist" in capsys.readouterr().err
+    snapshots = Snapshots(store, tmp_path / "no" / "folder", every=1.0)
+    snapshots.restore()
+    assert store.handle(Message(Kind.SNAPSHOT, seq=3, step=1, epoch=1), 0.0) == [] == snapshots.tick()
+    [reply] = store.handle(Message(Kind.CLOCK, seq=4, epoch=1, meta={"snapshot": True}), 0.0)
+    assert reply.kind is Kind.OK
+    snapshots.finish()
+    [reply] = snapshots.tick()
+    assert (reply.seq, reply.meta["code"]) == (3, "snapshot") and "No such file" in capsys.readouterr().err
     [reply] = new_store(1, ASP()).handle(Message(Kind.SNAPSHOT, seq=3, epoch=1), 0.0)
     assert "keeps no snapshots" in reply.meta["message"]
+
+
+def test_whoever_waits_for_a_snapshot_that_died_with_its_server_is_told(tmp_path):
+    later = saved(new_store(1, ASP()), tmp_path)  # at clock 0, while the worker has gone on to clock 3
+    meta = {"incarnation": 100, "first": 9, "at": 3}
+    later.handle(Message(Kind.HELLO, step=3, meta=meta), 0.0)
+    [reply] = later.handle(Message(Kind.SNAPSHOT, seq=9, step=3, epoch=2), 0.0)
+    assert (reply.meta["code"], reply.meta["fix"]) == ("snapshot", "ask anew")
+    assert later.handle(Message(Kind.SNAPSHOT, seq=10, step=4, epoch=2), 0.0) == [] and later.cuts == {4}
 
 
 def test_options_are_checked():
@@ -171,21 +213,79 @@ def test_after_kill_9_a_server_goes_on_from_its_snapshot_and_the_workers_say_so(
 
         for _ in range(3):
             step()
-        client.snapshot()
+        client.clock(snapshot=True).wait()
         assert step() == [4, 4]
         second.process.send_signal(signal.SIGKILL)
         second.process.wait()
         address = {"address": second.address}
         with (
             ServerProcess(options("bsp", 1, snapshots=str(tmp_path / "w"), **address)),
-            pytest.warns(RuntimeWarning, match="restarted from its snapshot at clock 3"),
+            pytest.warns(RuntimeWarning, match="restarted from its snapshot at clock 4"),
         ):
             assert step() == [5, 4]
-            assert [status["clocks"] for status in client.status()] == [{"0": 5}] * 2
+            assert [status["clocks"] for status in client.status()] == [{"0": 6}] * 2
+
+
+def test_a_worker_that_joined_late_keeps_its_place_when_the_server_dies_before_its_first_tick(tmp_path):
+    settings = options("bsp", 2, snapshots=str(tmp_path))
+    with ServerProcess(settings) as server:
+        with connect([server.address], 1) as early:
+            early.leave()
+        with connect([server.address], retry=0.1) as first:
+            first.create(w := {"w": Parameter((1,), rule="add", reduce="sum")}, {"w": np.zeros(1)})
+            first.clock(snapshot=True).wait()
+            with connect([server.address], 1, retry=0.1) as late, pytest.warns(RuntimeWarning, match="restarted"):
+                late.create(w, {"w": np.zeros(1)})
+                assert late.step == 1
+                server.kill()
+                with ServerProcess(replace(settings, address=server.address)):
+                    late.ping()  # or the others would go on without it
+                    for client in (first, late):
+                        client.push("w", np.ones(1, "f"))
+                    for handle in [client.clock() for client in (first, late)]:
+                        handle.wait()
+                    assert late.pull("w").wait() == 2
+
+
+def test_a_greeting_that_is_sent_again_tells_what_the_worker_knows_by_then():
+    """Or a restarted server would be taken along to a clock that is over."""
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as socket, ThreadPoolExecutor(1) as pool:
+        socket.linger = 0
+        socket.bind("tcp://127.0.0.1:*")
+
+        def received(kind: Kind) -> tuple[bytes, Message]:
+            while True:
+                assert socket.poll(1000 * DEADLINE)
+                peer, *frames = socket.recv_multipart()
+                if (message := decode(frames)).kind is kind:
+                    return peer, message
+
+        def answer(peer: bytes, message: Message) -> None:
+            message.epoch = 7
+            socket.send_multipart([peer, *encode(message)])
+
+        made = pool.submit(connect, [socket.getsockopt_string(zmq.LAST_ENDPOINT)], retry=0.05, shared=False)
+        peer, hello = received(Kind.HELLO)
+        assert hello.step == 0
+        answer(peer, hello.reply(meta={"lease": 60.0, "consistency": "asp", "clock": 0}))
+        with made.result(timeout=DEADLINE) as client:
+            ticked = client.clock()
+            _, clock = received(Kind.CLOCK)
+            answer(peer, clock.refusal(RefusedError("epoch", "an earlier life")))
+            waiting = pool.submit(client.ping)  # which receives that, greets, and is not answered
+            assert received(Kind.HELLO)[1].step == 0
+            answer(peer, clock.reply())
+            again = next(hello for hello in (received(Kind.HELLO)[1] for _ in range(20)) if hello.step)
+            assert (again.step, again.meta["first"], again.meta["at"]) == (1, 2, 1)
+            answer(peer, again.reply(meta={"lease": 60.0, "consistency": "asp", "clock": 1}))
+            answer(peer, received(Kind.PING)[1].reply())
+            waiting.result(timeout=DEADLINE)
+            ticked.wait()
 
 
 def test_a_folder_with_a_damaged_snapshot_keeps_a_server_from_starting(tmp_path, capfd):
-    (tmp_path / MANIFEST).write_text("{}")
+    (tmp_path / "5").mkdir()
+    (tmp_path / "5" / MANIFEST).write_text("{}")
     with pytest.raises(ServerError):
         ServerProcess(options("asp", 1, snapshots=str(tmp_path)))
 

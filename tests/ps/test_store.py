@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hetu.ps import ASP, BSP, SSP, ParameterStore, consistency
 from hetu.ps.messages import Kind, Message
 from hetu.ps.rules import NAMES, Rule
+from hetu.ps.table import Table, TableSpec
 
 from .simulation import COLS, DENSE, SPARSE, Worker, contents, gradient, hello, new_store, row_ids, run
 
@@ -283,6 +284,26 @@ def test_a_push_of_a_whole_table_is_an_update_of_every_row(workers):
     store.handle(push, 0.0)
     assert store.tables[SPARSE].versions.tolist() == [1] * 6
     assert (store.tables[SPARSE].values == 4 / workers).all() and (push.values == 4).all()
+
+
+@pytest.mark.parametrize("dtype", ["<f4", "<f8", "<f2"])
+@pytest.mark.parametrize("rule", ["sgd", "add", "momentum"])
+@pytest.mark.parametrize("size", [100, 40_000])  # copied first, and added where it lies if it can be
+@pytest.mark.parametrize("shift", [0, 1])  # in bytes: the wire promises no alignment
+def test_a_gradient_counts_the_same_wherever_it_lies(dtype, rule, size, shift):
+    rng = np.random.default_rng(0)
+    first, gradient = (rng.standard_normal((1, size)).astype(dtype) for _ in range(2))
+    table = Table(TableSpec("w", 0, 1, size, np.dtype(dtype).name, rule))
+    table.assign(Message(Kind.ASSIGN, values=first))
+    values = np.ndarray((1, size), dtype, bytearray(gradient.nbytes + 8), shift)
+    for step, rate in enumerate((0.5, 0.25), 1):
+        values[...] = gradient * step
+        table.rule.rate[...] = rate
+        table.apply([Message(Kind.PUSH, values=values)], 1.0)
+        assert (values == gradient * step).all(), "it may be sent again"
+    wanted = {"sgd": -0.5 - 2 * 0.25, "add": 1 + 2, "momentum": -0.5 - 0.25 * (0.9 + 2)}[rule]
+    tolerance = 4 * np.finfo(dtype).eps
+    np.testing.assert_allclose(table.values, first + wanted * gradient.astype("f8"), rtol=tolerance, atol=4 * tolerance)
 
 
 def test_first_values_are_kept():

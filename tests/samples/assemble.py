@@ -30,5 +30,14 @@ SAMPLES = [
         order=0,
         fixed=True,
     ),
+    Sample(
+        "set_rows",
+        lambda x, y: OPS["set_rows"](x, y, first=1, axis=1),
+        (real(2, 4, 3), real(2, 2, 3)),
+        lambda x, y: np.concatenate([x[:, :1], y, x[:, 3:]], axis=1),
+        "axis",
+        order=0,
+        fixed=True,
+    ),
     Sample("set_rows", filled, (real(2, 3), real(3, 3)), lambda a, b: np.vstack([a, b]), "chain", order=0, fixed=True),
 ]

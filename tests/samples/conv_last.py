@@ -11,13 +11,13 @@ from .conv import adjoint, loops
 
 
 def forward(x, w, stride, pads):
-    return loops(x.transpose(0, 3, 1, 2), w, stride=stride, pads=pads).transpose(0, 2, 3, 1)
+    return loops(x.transpose(2, 3, 0, 1), w, stride=stride, pads=pads).transpose(2, 3, 0, 1)
 
 
 def rows(label, images, kernels, stride, pads):
     """One row for each of the three operators."""
     attrs = {"stride": stride, "padding": pads}
-    _, h, w, _ = images
+    h, w, _, _ = images
     out = forward(np.zeros(images), np.zeros(kernels), stride, pads).shape
     options = {"label": label, "order": 0, "fixed": True, "tolerance": 2e-5, "extra": {"no_float16": True}}
     size, kernel = (h, w), kernels[2:]
@@ -47,7 +47,7 @@ def rows(label, images, kernels, stride, pads):
 
 
 WIDE = {"stride": (1, 1), "padding": ((1, 1), (0, 2))}  # many channels and small kernels: `ops/winograd.py`
-WIDE_IMAGES, WIDE_KERNELS, WIDE_SLOPES = real(2, 5, 4, 32), real(33, 32, 3, 3), real(2, 5, 4, 33)
+WIDE_IMAGES, WIDE_KERNELS, WIDE_SLOPES = real(5, 4, 2, 32), real(33, 32, 3, 3), real(5, 4, 2, 33)
 OPTIONS = {"label": "wide", "order": 0, "fixed": True, "extra": {"no_float16": True}}
 
 SAMPLES = [
@@ -70,10 +70,10 @@ SAMPLES = [
         lambda x, g: OPS["conv2d_last_dw"](x, g, kernel=(3, 3), **WIDE),
         (WIDE_IMAGES, WIDE_SLOPES),
         lambda x, g: loops(
-            np.pad(x, ((0, 0), *WIDE["padding"], (0, 0))).transpose(3, 0, 1, 2), g.transpose(3, 0, 1, 2)
+            np.pad(x, (*WIDE["padding"], (0, 0), (0, 0))).transpose(3, 2, 0, 1), g.transpose(3, 2, 0, 1)
         ).swapaxes(0, 1),
         **OPTIONS,
     ),
-    *rows("strided", (2, 5, 4, 3), (2, 3, 3, 2), (2, 1), ((1, 1), (0, 2))),
-    *rows("points", (2, 4, 4, 3), (2, 3, 1, 1), (2, 2), ((0, 0), (0, 0))),
+    *rows("strided", (5, 4, 2, 3), (2, 3, 3, 2), (2, 1), ((1, 1), (0, 2))),
+    *rows("points", (4, 4, 2, 3), (2, 3, 1, 1), (2, 2), ((0, 0), (0, 0))),
 ]

@@ -78,21 +78,24 @@ def pooled(z):
 
 
 def lstm(x, w, u, b, h, c):
-    """(h, c) after each step, (time, k, n)."""
-    hs, cs = [], []
+    """h after each step, (time, k, n), and the last h and c."""
+    hs = []
     for t in range(x.shape[1]):
         z = x[:, t] @ w + b + h.T @ u
         i, f, g, o = np.split(z, 4, axis=1)
         c = (sigmoid(f) * c.T + sigmoid(i) * np.tanh(g)).T
         h = sigmoid(o).T * np.tanh(c)
         hs.append(h)
-        cs.append(c)
-    return np.array(hs), np.array(cs)
+    return np.array(hs), h, c
 
 
-def lstm_slopes(gh, gc, x, *inputs):
+def lstm_slopes(gh, dh, dc, x, *inputs):
     """The gradients with respect to w, u, b, h and c."""
-    return slopes(lambda *others: np.stack(lstm(x, *others)), np.stack([gh, gc]), *inputs)
+
+    def flat(arrays):
+        return np.concatenate([array.ravel() for array in arrays])
+
+    return slopes(lambda *others: flat(lstm(x, *others)), flat([gh, dh, dc]), *inputs)
 
 
 def attended(q, k, v, causal=False):
@@ -109,6 +112,24 @@ def attended_slopes(g, q, k, v, causal=False):
 def attention_rows_dx(g, q, k, v, causal=False):
     outputs = OPS["attention_rows"](q, k, v, scale=0.5, causal=causal)
     return OPS["attention_rows_dx"](g, q, k, v, *outputs, scale=0.5, causal=causal)
+
+
+def flash(q, k, v, causal=False):
+    """Attention of (n, positions, heads, d) and the logarithm of each query's sum, (n, heads, queries)."""
+    y, *_ = full(*(a.transpose(0, 2, 1, 3) for a in (q, k, v)), causal=causal)
+    scores = 0.5 * np.einsum("nshd,nthd->nhst", q, k)
+    seen = np.tri(q.shape[1], dtype=bool) if causal else True
+    return y.transpose(0, 2, 1, 3), np.log(np.exp(scores).sum(-1, where=seen))
+
+
+def flash_slopes(g, q, k, v, causal=False):
+    made = slopes(lambda *heads: flash(*heads, causal)[0], g, q, k, v)
+    return np.stack(made, axis=2) if q.shape == k.shape == v.shape else made
+
+
+def flash_attention_dx(g, q, k, v, causal=False):
+    outputs = OPS["flash_attention"](q, k, v, scale=0.5, causal=causal)
+    return OPS["flash_attention_dx"](g, q, k, v, *outputs, scale=0.5, causal=causal)
 
 
 def gelu_tanh(x):
@@ -141,10 +162,16 @@ def entropy(g, logits, ids, smoothing=0.0, ignore=None):
     return loss, total, (g * counted)[..., None] * (np.exp(logits - total[..., None]) - target)
 
 
-LSTM = (real(2, 3, 2), real(2, 8), real(2, 8), real(8), real(2, 2), real(2, 2))
-STATES = (real(3, 2, 2), real(3, 2, 2))
+LSTM = (real(4, 3, 1), real(1, 8), real(2, 8), real(8), real(2, 4), real(2, 4))
+STATES = (real(3, 2, 4), real(2, 4), real(2, 4))
 IMAGES = real(2, 5, 4, 3)
 HEADS = real(2, 3, 2, 4)
+FLASH = [  # q, k, v and whether causal; those of 16 features go to tensor cores
+    ("", (2, 3, 2, 4), (2, 5, 2, 4), (2, 5, 2, 3), False),
+    ("causal", (2, 3, 2, 4), (2, 3, 2, 4), (2, 3, 2, 4), True),
+    ("tensor", (1, 3, 2, 16), (1, 5, 2, 16), (1, 5, 2, 32), False),
+    ("tensor-causal", (1, 5, 2, 16), (1, 5, 2, 16), (1, 5, 2, 16), True),
+]
 
 SAMPLES = [
     Sample("phase_columns", lambda x: OPS["phase_columns"](x, **WINDOW), (IMAGES,), columns, order=0, fixed=True),
@@ -201,10 +228,10 @@ SAMPLES = [
         lambda p, g, lr: p - lr * g.sum((0, 1)),
         order=0,
     ),
-    Sample("lstm", lambda *inputs: OPS["lstm"](*inputs)[:2], LSTM, lstm, fixed=True),
+    Sample("lstm", lambda *inputs: OPS["lstm"](*inputs)[:3], LSTM, lstm, fixed=True),
     Sample(
         "lstm_dx",
-        lambda gh, gc, *inputs: OPS["lstm_dx"](gh, gc, *inputs, *OPS["lstm"](*inputs)[1:])[1:],
+        lambda gh, dh, dc, *inputs: OPS["lstm_dx"](gh, dh, dc, *inputs, *OPS["lstm"](*inputs)[3:])[1:],
         (*STATES, *LSTM),
         lstm_slopes,
         order=1,
@@ -235,6 +262,30 @@ SAMPLES = [
             extra={"no_float16": True},
         )
         for causal in (False, True)
+    ),
+    *(
+        Sample(
+            "flash_attention",
+            lambda q, k, v, causal=causal: OPS["flash_attention"](q, k, v, scale=0.5, causal=causal),
+            tuple(real(*shape) for shape in shapes),
+            lambda q, k, v, causal=causal: flash(q, k, v, causal),
+            label=label,
+            order=0,
+        )
+        for label, *shapes, causal in FLASH
+    ),
+    *(
+        Sample(
+            "flash_attention_dx",
+            lambda g, q, k, v, causal=causal: flash_attention_dx(g, q, k, v, causal),
+            (real(*q[:3], v[3]), *(real(*shape) for shape in (q, k, v))),
+            lambda g, q, k, v, causal=causal: flash_slopes(g, q, k, v, causal),
+            label=label,
+            order=0,
+            fixed=True,
+            tolerance=1e-4,
+        )
+        for label, q, k, v, causal in FLASH
     ),
     Sample("gelu_tanh_slope", OPS["gelu_tanh_slope"], (real(3, 4),), gelu_tanh, order=0),
     Sample("gelu_erf_slope", OPS["gelu_erf_slope"], (real(3, 4),), gelu_erf, order=0),

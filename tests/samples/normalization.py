@@ -21,6 +21,14 @@ def batch_norm(x, scale, bias, axis=1, epsilon=1e-5):
     return y, np.array(means), np.array(variances)
 
 
+def batch_norm_y(x, scale, bias):
+    return batch_norm(x, scale, bias)[0]
+
+
+def relued(normal, added=0.0):
+    return np.maximum(normal[0] + added, 0), *normal[1:]
+
+
 def layer_norm(x, scale, bias, epsilon=1e-5):
     rows = [(r - r.mean()) / np.sqrt(r.var() + epsilon) * scale + bias for r in x.reshape(-1, x.shape[-1])]
     return np.array(rows).reshape(x.shape)
@@ -55,6 +63,18 @@ def batch_norm_dx(g, x, scale):
     return OPS["batch_norm_dx"](g, x, scale, *statistics(x))
 
 
+def relu_slopes(g, x, scale, added):
+    """The gradients of `batch_norm_relu`, with the mask as it is at `x`."""
+    y = batch_norm(x, scale, np.ones(2), -1 % x.ndim)[0]
+    masked = g * (y + added > 0)
+    return slopes(lambda x, s, b: batch_norm(x, s, b, -1 % x.ndim)[0], masked, x, scale, np.ones(2))
+
+
+def batch_norm_relu_dx(g, x, scale, added):
+    y, center, var = OPS["batch_norm_relu"](x, scale, np.ones(2), added, epsilon=1e-5)
+    return OPS["batch_norm_relu_dx"](g, y, x, scale, center, var, epsilon=1e-5)
+
+
 def group_norm(x, scale, bias, groups, epsilon=1e-5):
     y = np.empty_like(x)
     size = x.shape[1] // groups
@@ -86,6 +106,35 @@ SAMPLES = [
         batch_norm_dx,
         (real(4, 2, 3), real(4, 2, 3), positive(2)),
         lambda g, x, s: slopes(lambda x, s, b: batch_norm(x, s, b)[0], g, x, s, np.zeros(2)),
+    ),
+    Sample(
+        "batch_norm_dx",
+        lambda g, x, s: OPS["batch_norm_dx"](g, x, s, ht.mean(x, axis=0), ht.var(x, axis=0), axis=1),
+        (real(9, 2), real(9, 2), positive(2)),
+        lambda g, x, s: slopes(batch_norm_y, g, x, s, np.zeros(2)),
+        label="last-axis",
+    ),
+    Sample(
+        "batch_norm_relu",
+        lambda x, s, b: OPS["batch_norm_relu"](x, s, b, epsilon=0.1),
+        (real(4, 3, 5), real(5), real(5)),
+        lambda x, s, b: relued(batch_norm(x, s, b, 2, 0.1)),
+        order=0,
+    ),
+    Sample(
+        "batch_norm_relu",
+        lambda x, s, b, h: OPS["batch_norm_relu"](x, s, b, h, epsilon=1e-5),
+        (real(7, 5), real(5), real(5), real(7, 5)),
+        lambda x, s, b, h: relued(batch_norm(x, s, b), h),
+        label="added",
+        order=0,
+    ),
+    Sample(
+        "batch_norm_relu_dx",
+        batch_norm_relu_dx,
+        (real(5, 3, 2), real(5, 3, 2), positive(2), real(5, 3, 2)),
+        relu_slopes,
+        order=0,
     ),
     Sample("layer_norm", ht.layer_norm, (real(2, 3, 6), real(6), real(6)), layer_norm),
     Sample(

@@ -83,30 +83,34 @@ def sparse(name, reference, states=(), step=False):
     return Sample(name, OPS[name], inputs, on_rows(reference, tables), order=0)
 
 
-def grouped(name, reference, states=(), step=False):
-    """Two parameters of different shapes, updated by one operator."""
+def grouped(name, reference, states=(), step=False, under=None):
+    """Two parameters of different shapes, updated by one operator; or not, where the condition `under` says so."""
     each, scalars = 1 + len(states), [RATE, *([STEP] if step else [])]
     old = [make(*shape) for shape in (SHAPE, (7,)) for make in (real, *states)]
-    inputs = (*old, real(*SHAPE), real(7), *scalars)
+    inputs = (*old, real(*SHAPE), real(7), *scalars, *([] if under is None else [given(np.bool_(under))]))
 
     def cut(values):
-        gradients, shared = values[2 * each :][:2], values[2 * each + 2 :]
+        gradients, shared = values[2 * each :][:2], values[2 * each + 2 :][: len(scalars)]
         return [(*values[k * each : (k + 1) * each], g, *shared) for k, g in enumerate(gradients)]
 
     def build(*nodes):
         made = [OPS[name](*member) for member in cut(nodes)]
-        return group_updates([n for m in made for n in (m if isinstance(m, tuple) else (m,))])
+        new = [n for m in made for n in (m if isinstance(m, tuple) else (m,))]
+        return group_updates(new if under is None else [ht.where(nodes[-1], n, o) for n, o in zip(new, nodes)])
 
     def values(*arrays):
-        return tuple(v for member in cut(arrays) for v in reference(*member))
+        return arrays[: 2 * each] if under is False else tuple(v for m in cut(arrays) for v in reference(*m))
 
-    return Sample("update_all", build, inputs, values, label=name, order=0)
+    label = name if under is None else f"{name}, {under}"
+    return Sample("update_all", build, inputs, values, label=label, order=0)
 
 
 SAMPLES = [
     grouped("sgd", sgd),
     grouped("adam", adam, [real, positive], step=True),
     grouped("lamb", lamb, [real, positive], step=True),
+    *(grouped("momentum", momentum, [real], under=under) for under in (True, False)),
+    *(grouped("lamb", lamb, [real, positive], step=True, under=under) for under in (True, False)),
     row("sgd", sgd),
     row("momentum", momentum, [real]),
     row("momentum", lambda *a: momentum(*a, nesterov=True), [real], label="nesterov", nesterov=True),

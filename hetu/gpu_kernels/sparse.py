@@ -1,0 +1,133 @@
+"""Launches the kernels of `sparse.cu`: the product of a sparse matrix, a list of entries, and a dense one.
+
+Entries whose places never change are sorted once, on the host, when they are bound. Fed ones are added by atomics,
+which need no order, or sorted in every step where the dtype has none. Ignored on purpose: one sorted copy for several
+products with the same matrix, and a kernel for the gradient of the values.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from math import isqrt
+from typing import Any
+
+import numpy as np
+
+from ..backend import fixed_value
+from .machine import Call, Machine, contiguous, spread, widest_pack
+from .source import assemble, compute_dtype, file_text
+from .tables import has_atomics, sorting
+
+CUT = 256  # entries of one segment: enough to pay for the warp, few enough that the longest row does not decide
+
+
+def sparse_matmul(
+    machine: Machine, out: Any, rows: Any, columns: Any, values: Any, x: Any, *, size: int
+) -> list[Call] | None:
+    if not contiguous(rows, columns, values, x, out) or any(a.dtype != out.dtype for a in (values, x)):
+        return None
+    if rows.dtype != columns.dtype:
+        return None
+    at = fixed_value(rows), fixed_value(columns)
+    if at[0] is not None and at[1] is not None:
+        return _sorted_once(machine, out, *at, values, x)
+    if has_atomics(out.dtype):
+        return _added(machine, out, rows, columns, values, x)
+    return _sorted_each_step(machine, out, rows, columns, values, x)
+
+
+def text(dtype: str, index: str, lanes: int, pack: int) -> str:
+    """The kernels for values of `dtype` and columns of dtype `index`."""
+    early = f"constexpr int LANES = {lanes}, PACK = {pack};\n"
+    return assemble(early + file_text("sparse"), "sparse.cu", S=dtype, I=index)
+
+
+def _split(features: int, pack: int) -> int:
+    """LANES: a power of 2, up to a warp, that reaches over the features."""
+    return min(32, 1 << (-(-features // pack) - 1).bit_length())
+
+
+def _product(
+    machine: Machine, out: Any, starts: Any, target: Any, columns: Any, weights: Any, x: Any, parts: Any
+) -> Call:
+    features, segments = out.shape[1], len(target)
+    pack = widest_pack(features, x, out)
+    lanes = _split(features, pack)
+    kernel = machine.kernel(text(out.dtype.name, columns.dtype.name, lanes, pack), "segments_product")
+    grid, sizes = (-(-segments // 8), -(-features // (lanes * pack))), (segments, features, len(x))
+    return partial(kernel, grid, (32, 8), (starts, target, columns, weights, x, out, parts, *sizes))
+
+
+def _sorted_once(machine: Machine, out: Any, rows: np.ndarray, columns: np.ndarray, values: Any, x: Any) -> list[Call]:
+    asarray, empty = machine.xp.asarray, machine.xp.empty
+    order = np.argsort(rows, kind="stable")
+    starts = np.searchsorted(rows[order], np.arange(len(out) + 1))  # rows outside the matrix fall off at both ends
+    cuts = _Cuts(starts)
+    narrow = "int32" if len(x) <= np.iinfo("int32").max else "int64"
+    places = asarray(np.where((columns >= 0) & (columns < len(x)), columns, -1)[order].astype(narrow))
+    weights, reorder = _weights(machine, values, order)
+    parts = empty((max(1, cuts.parts), out.shape[1]), compute_dtype(out.dtype.name))
+    first = _product(machine, out, asarray(cuts.starts), asarray(cuts.target), places, weights, x, parts)
+    calls = [*reorder, first]
+    if len(cuts.rows):
+        kernel = machine.kernel(text(out.dtype.name, narrow, 32, 1), "join_segments")
+        n = len(cuts.rows) * out.shape[1]
+        where = asarray(cuts.rows), asarray(cuts.first)
+        calls.append(partial(kernel, *spread(n), (parts, *where, out, n, out.shape[1])))
+    return calls
+
+
+def _weights(machine: Machine, values: Any, order: np.ndarray) -> tuple[Any, list[Call]]:
+    """The values in the order of the rows, and the calls that bring them there in each step."""
+    asarray = machine.xp.asarray
+    fixed = fixed_value(values)
+    if fixed is not None:
+        return asarray(fixed[order]), []
+    weights = machine.xp.empty_like(values)
+    return weights, [partial(machine.xp.take, values, asarray(order), out=weights)]
+
+
+class _Cuts:
+    """Rows that begin at `starts` cut into segments, so that neither these nor the parts of a row become many."""
+
+    def __init__(self, starts: np.ndarray) -> None:
+        lengths = np.diff(starts)
+        cut = max(CUT, isqrt(int(lengths.max())))
+        counts = np.maximum(1, -(-lengths // cut))
+        begin = np.cumsum(counts) - counts  # of each row's segments
+        row = np.repeat(np.arange(len(lengths)), counts)
+        self.starts = np.append(starts[row] + cut * (np.arange(len(row)) - begin[row]), starts[-1])
+        several = counts[row] > 1
+        self.parts = int(several.sum())
+        self.target = np.where(several, -np.cumsum(several), row)
+        self.rows = np.flatnonzero(counts > 1)
+        self.first = np.append(0, np.cumsum(counts[self.rows]))
+
+
+def _added(machine: Machine, out: Any, rows: Any, columns: Any, values: Any, x: Any) -> list[Call]:
+    """By atomics: the last digits of the sums vary."""
+    lanes = _split(out.shape[1], 1)
+    kernel = machine.kernel(text(out.dtype.name, rows.dtype.name, lanes, 1), "entries_product")
+    sizes = (rows.size, len(out), out.shape[1], len(x))
+    grid = (-(-rows.size // (8 * 32 // lanes)),)
+    return [partial(out.fill, 0), partial(kernel, grid, (32, 8), (rows, columns, values, x, out, *sizes))]
+
+
+def _sorted_each_step(machine: Machine, out: Any, rows: Any, columns: Any, values: Any, x: Any) -> list[Call]:
+    """By sorting; a long row is not cut, as how many there are is not known."""
+    xp, order = machine.xp, machine.xp.empty(rows.size, "int64")
+    ordered = [xp.empty_like(a) for a in (rows, columns, values)]
+    starts, ends = xp.empty(len(out) + 1, "int64"), xp.arange(len(out) + 1, dtype=rows.dtype)
+
+    def find() -> None:
+        starts[...] = xp.searchsorted(ordered[0], ends)
+
+    none = xp.empty((1, out.shape[1]), compute_dtype(out.dtype.name))
+    gathers = [partial(xp.take, a, order, out=b) for a, b in zip((rows, columns, values), ordered)]
+    target = xp.arange(len(out), dtype="int64")
+    return [
+        sorting(machine, rows, order),
+        *gathers,
+        find,
+        _product(machine, out, starts, target, *ordered[1:], x, none),
+    ]

@@ -1,0 +1,106 @@
+"""Batch normalisation with the relu after it, and its gradient, for channels that come last.
+
+Made by the pass `fuse_norm_relu` only, after autodiff: the activations are met once less in each direction. Ignored on
+purpose: channels elsewhere, where each operator makes its own sweeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from ..backend import Scratch
+from ..graph import OPS
+from ..op import op
+from ..types import TensorType
+from . import batch_sweeps
+from .batch_norm import runs_fast
+
+__all__ = ["batch_norm_relu", "batch_norm_relu_dx"]
+
+Call = Callable[[], Any]
+
+
+def _axes(x: TensorType) -> str:
+    return "".join(chr(ord("d") + i) + "!" for i in range(x.ndim - 1)) + "c"
+
+
+def _dims(x: TensorType, scale: TensorType, bias: TensorType, *added: TensorType, **_: Any) -> str:
+    axes = _axes(x)
+    return ",".join([axes, "c", "c", *(axes for _ in added)]) + f"->{axes},c,c"
+
+
+@op(
+    dims=_dims,
+    infer=lambda x, scale, bias, *added, **_: (x, scale, scale),
+    differentiable=False,
+    scratch=True,
+)
+def batch_norm_relu(xp: ModuleType, x: Any, scale: Any, bias: Any, *added: Any, epsilon: float) -> tuple[Any, Any, Any]:
+    """(y, mean, var) of `batch_norm_train` along the last axis, with y = max(y + what is added, 0).
+
+    `added` is nothing or one array of the shape of `x`.
+
+    >>> import hetu as ht
+    >>> from hetu.graph import OPS
+    >>> y, _, _ = OPS["batch_norm_relu"]([[1.0], [3.0]], [1.0], [0.0], [[0.0], [1.0]], epsilon=0.0)
+    >>> ht.evaluate(y).tolist()
+    [[0.0], [2.0]]
+    """
+    y, mean, var = OPS["batch_norm_train"].forward(xp, x, scale, bias, axis=x.ndim - 1, epsilon=epsilon)
+    return xp.maximum(sum(added, y), 0), mean, var
+
+
+@batch_norm_relu.bind
+def batch_norm_relu_bind(
+    xp: ModuleType, out: Any, x: Any, scale: Any, bias: Any, *added: Any, epsilon: float, scratch: Scratch
+) -> list[Call] | None:
+    if not runs_fast(xp, *out, x, scale, bias, *added):
+        return None
+    return batch_sweeps.normalized(out, x, scale, bias, epsilon, scratch, added, relu=True)
+
+
+@op(
+    dims=lambda g, y, x, *_, **__: f"{_axes(x)},{_axes(x)},{_axes(x)},c,c,c->{_axes(x)},c,c",
+    infer=lambda g, y, x, scale, *_, **__: (x, scale, scale),
+    differentiable=False,
+    scratch=True,
+)
+def batch_norm_relu_dx(
+    xp: ModuleType, g: Any, y: Any, x: Any, scale: Any, mean: Any, var: Any, *, epsilon: float
+) -> tuple[Any, Any, Any]:
+    """`batch_norm_dx` along the last axis, of a gradient `g` that counts where `y`, the result of the relu, is not 0.
+
+    >>> import hetu as ht
+    >>> from hetu.graph import OPS
+    >>> x, s = ht.placeholder("x", (8, 3)), ht.placeholder("s", (3,))
+    >>> OPS["batch_norm_relu_dx"](x, x, x, s, s, s, epsilon=1e-5)[0].shape
+    (8, 3)
+    """
+    masked = g * xp.astype(y > 0, g.dtype)
+    return OPS["batch_norm_dx"].forward(xp, masked, x, scale, mean, var, axis=x.ndim - 1, epsilon=epsilon)
+
+
+@batch_norm_relu_dx.bind
+def batch_norm_relu_dx_bind(
+    xp: ModuleType,
+    out: Any,
+    g: Any,
+    y: Any,
+    x: Any,
+    scale: Any,
+    mean: Any,
+    var: Any,
+    *,
+    epsilon: float,
+    scratch: Scratch,
+) -> list[Call] | None:
+    if not runs_fast(xp, *out, y, x, scale, mean, var) or g.dtype != x.dtype:
+        return None
+    together = g if g.flags.c_contiguous else scratch.empty(g.shape, g.dtype)
+    copies = [] if together is g else [partial(np.copyto, together, g)]
+    return [*copies, *batch_sweeps.slopes(out, together, x, scale, mean, var, epsilon, scratch, y)]

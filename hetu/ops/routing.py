@@ -1,0 +1,266 @@
+"""Moving tokens to experts and back: the layout transform of a mixture of experts.
+
+Each token (n, features) goes to k experts, each of which has room for `capacity` tokens. Their rooms in a row, expert
+by expert, are slots; a choice that found no room has slot -1. The three operators are derivatives of one form, the sum
+over n and k of weights[n, k] (x[n] . y[slots[n, k]]): `moe_dispatch` of it by y, `moe_combine` by x and `moe_products`
+by the weights, so the gradients of each are the other two. X. Nie et al., "HetuMoE", 2022. Ignored on purpose: gates,
+which any operators make, the experts themselves, and sending slots to other ranks.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from ..backend import Scratch
+from ..errors import ArgumentError, ShapeError, ValueRangeError, public
+from ..graph import OPS, Node
+from ..op import Instruction, as_node, op, require_float
+from ..types import Size, TensorType, compatible, promote
+from .index import check_range, one_hot, require_indices, take_along_axis
+
+__all__ = ["moe_combine", "moe_dispatch", "moe_products", "moe_slots"]
+
+
+@public
+def moe_slots(experts: Any, *, count: int, capacity: Size) -> Node:
+    """The slot of each choice (tokens, k) of one of `count` experts, int64; -1 where the expert is full.
+
+    The first choices of all tokens come before the second ones, and earlier tokens before later ones.
+
+    >>> import hetu as ht
+    >>> ht.evaluate(moe_slots([[0, 1], [1, 0], [1, 0]], count=2, capacity=2)).tolist()
+    [[0, -1], [2, 1], [3, -1]]
+    """
+    experts = as_node(experts)
+    if experts.ndim != 2:
+        raise ShapeError(f"moe_slots: experts are {experts.type}, wanted (tokens, k)", fix="give each token a row")
+    in_turn = OPS["reshape"](OPS["matrix_transpose"](experts), shape=(-1, 1))
+    arrived = OPS["cumsum"](one_hot(in_turn[:, 0], count, dtype="int64"), axis=0)
+    place = OPS["reshape"](take_along_axis(arrived, in_turn, axis=1) - 1, shape=(experts.shape[1], -1))
+    place, capacity = OPS["matrix_transpose"](place), as_node(capacity)
+    return OPS["where"](OPS["less"](place, capacity), experts * capacity + place, -1)
+
+
+# -- rules that the operators share ------------------------------------------------------------------------------
+
+
+def _check_types(slots: TensorType, *floats: TensorType) -> None:
+    require_indices(slots)
+    require_float(*floats)
+    if slots.ndim != 2:
+        raise ShapeError(f"slots are {slots}, wanted (tokens, k)", fix="make them with ht.moe_slots")
+
+
+def _check_tokens(slots: TensorType, x: TensorType) -> None:
+    if x.ndim != 2 or not compatible(x.shape[0], slots.shape[0]):
+        raise ShapeError(
+            f"x is {x} for slots {slots}, wanted (tokens, features)", fix="flatten the axes before the last"
+        )
+
+
+def _check_weights(slots: TensorType, weights: TensorType) -> None:
+    if weights.ndim != 2 or not all(map(compatible, weights.shape, slots.shape)):
+        raise ShapeError(f"weights are {weights} for slots {slots}", fix="pass one for each slot; ones change nothing")
+
+
+def _check_rooms(y: TensorType) -> None:
+    if y.ndim != 3:
+        raise ShapeError(f"y is {y}, wanted (experts, capacity, features)", fix="reshape what the experts gave")
+
+
+def _check_slots(xp: ModuleType, slots: Any, count: int) -> None:
+    check_range(xp, xp.where(slots == -1, xp.zeros_like(slots), slots), count, "slot")
+
+
+def _rows(xp: ModuleType, y: Any, slots: Any) -> Any:
+    """What lies in the slots, (tokens, k, features); zeros for -1."""
+    flat, kept = xp.reshape(y, (-1, y.shape[2])), slots >= 0
+    rows = xp.take(flat, xp.reshape(xp.where(kept, slots, xp.zeros_like(slots)), (-1,)), axis=0)
+    rows = xp.reshape(rows, (*slots.shape, y.shape[2]))
+    return xp.where(kept[..., None], rows, xp.zeros_like(rows))
+
+
+def _fits(xp: ModuleType, *arrays: Any) -> bool:
+    return xp is np and all(a.flags.c_contiguous and a.size and a.dtype == arrays[0].dtype for a in arrays)
+
+
+class _Reading:
+    """Instructions that bring the rows of the slots into `rows` (tokens, k, features)."""
+
+    def __init__(self, y: np.ndarray, slots: np.ndarray, scratch: Scratch) -> None:
+        self.y, self.slots = y.reshape(-1, y.shape[2]), slots
+        self.rows = scratch.empty((*slots.shape, y.shape[2]), y.dtype)
+        self.empty = scratch.empty(slots.shape, np.dtype(bool))
+
+    def run(self) -> None:
+        self.y.take(self.slots, 0, self.rows, "clip")
+        np.less(self.slots, 0, self.empty)
+        np.copyto(self.rows, 0, where=self.empty[:, :, None])  # a product with 0 would leave a NaN of slot 0
+
+
+# -- the operators -----------------------------------------------------------------------------------------------
+
+
+def _dispatch_attrs(*types: TensorType, experts: Any, capacity: Any) -> dict[str, Any]:
+    for name, value in (("experts", experts), ("capacity", capacity)):
+        if isinstance(value, bool) or (isinstance(value, int) and value < 1):
+            raise ArgumentError(f"{name}={value!r}", fix="pass a positive number")
+    return {"experts": experts, "capacity": capacity}
+
+
+def _dispatch_type(
+    x: TensorType, slots: TensorType, weights: TensorType, *, experts: Size, capacity: Size
+) -> TensorType:
+    _check_types(slots, x, weights)
+    _check_tokens(slots, x)
+    _check_weights(slots, weights)
+    return TensorType((experts, capacity, x.shape[1]), promote(x.dtype, weights.dtype))
+
+
+@op(infer=_dispatch_type, dims="nd,nk,nk->e!c!d", linear=(0, 2))
+def moe_dispatch(xp: ModuleType, x: Any, slots: Any, weights: Any, *, experts: int, capacity: int) -> Any:
+    """Tokens times their weights in their slots, zeros in the others: (experts, capacity, features).
+
+    `x` is (tokens, features), `slots` and `weights` are (tokens, k). No slot may be given twice: ValueRangeError then,
+    and for slots that do not exist.
+
+    >>> import hetu as ht
+    >>> x, slots = [[1.0, 2.0], [3.0, 4.0]], [[2], [0]]
+    >>> ht.evaluate(moe_dispatch(x, slots, [[1.0], [0.5]], experts=2, capacity=2)).tolist()
+    [[[1.5, 2.0], [0.0, 0.0]], [[1.0, 2.0], [0.0, 0.0]]]
+    """
+    rows = xp.expand_dims(weights, axis=2) * xp.expand_dims(x, axis=1)
+    y = xp.zeros((experts * capacity + 1, x.shape[1]), dtype=rows.dtype)
+    xp.add.at(y, slots, rows)  # -1 is the last row, which is left out
+    return y[:-1].reshape(experts, capacity, -1)
+
+
+moe_dispatch.normalize(_dispatch_attrs)
+
+
+@moe_dispatch.check
+def moe_dispatch_check(xp: ModuleType, x: Any, slots: Any, weights: Any, *, experts: int, capacity: int) -> None:
+    _check_slots(xp, slots, experts * capacity)
+    counts = np.bincount(slots[slots >= 0], minlength=1)
+    if (counts > 1).any():
+        raise ValueRangeError(
+            f"slot {counts.argmax()} is given {counts.max()} times", fix="make the slots with ht.moe_slots"
+        )
+
+
+@moe_dispatch.grad
+def moe_dispatch_grad(g: Node, y: Node, x: Node, slots: Node, weights: Node, **_: Any) -> tuple[Node, None, Node]:
+    return moe_combine(g, slots, weights), None, moe_products(x, g, slots)
+
+
+@moe_dispatch.bind
+def moe_dispatch_bind(
+    xp: ModuleType, out: Any, x: Any, slots: Any, weights: Any, *, experts: int, capacity: int
+) -> list[Instruction] | None:
+    """Each slot takes its token: the result is written once, in order."""
+    if not _fits(xp, out, x, weights):
+        return None
+    flat, count = out.reshape(-1, x.shape[1]), experts * capacity
+    token = np.arange(len(x))[:, None]
+    source, factor, empty = np.empty(count + 1, np.intp), np.empty(count + 1, x.dtype), np.empty(count, bool)
+
+    def find() -> None:
+        source.fill(-1)
+        source[slots], factor[slots] = token, weights  # -1 is the place after all slots
+        np.less(source[:-1], 0, empty)
+
+    return [
+        find,
+        partial(x.take, source[:-1], 0, flat, "clip"),
+        partial(np.multiply, flat, factor[:-1, None], flat),
+        partial(np.copyto, flat, 0, where=empty[:, None]),
+    ]
+
+
+def _combine_type(y: TensorType, slots: TensorType, weights: TensorType) -> TensorType:
+    _check_types(slots, y, weights)
+    _check_rooms(y)
+    _check_weights(slots, weights)
+    return TensorType((slots.shape[0], y.shape[2]), promote(y.dtype, weights.dtype))
+
+
+@op(infer=_combine_type, dims="e!c!d,nk,nk->nd", linear=(0, 2), scratch=True)
+def moe_combine(xp: ModuleType, y: Any, slots: Any, weights: Any) -> Any:
+    """What the experts made of each token, weighed and summed: (tokens, features). Slot -1 counts for nothing.
+
+    `y` is (experts, capacity, features), `slots` and `weights` are (tokens, k).
+
+    >>> import hetu as ht
+    >>> y = [[[1.0], [2.0]], [[4.0], [8.0]]]
+    >>> ht.evaluate(moe_combine(y, [[0, 3], [2, -1]], [[1.0, 0.5], [1.0, 1.0]])).tolist()
+    [[5.0], [4.0]]
+    """
+    return xp.sum(xp.expand_dims(weights, axis=2) * _rows(xp, y, slots), axis=1)
+
+
+@moe_combine.check
+def moe_combine_check(xp: ModuleType, y: Any, slots: Any, weights: Any) -> None:
+    _check_slots(xp, slots, y.shape[0] * y.shape[1])
+
+
+@moe_combine.grad
+def moe_combine_grad(g: Node, out: Node, y: Node, slots: Node, weights: Node) -> tuple[Node, None, Node]:
+    experts, capacity, _ = y.shape
+    return moe_dispatch(g, slots, weights, experts=experts, capacity=capacity), None, moe_products(g, y, slots)
+
+
+@moe_combine.bind
+def moe_combine_bind(
+    xp: ModuleType, out: Any, y: Any, slots: Any, weights: Any, *, scratch: Scratch
+) -> list[Instruction] | None:
+    if not _fits(xp, out, y, weights):
+        return None
+    reading = _Reading(y, slots, scratch)
+    return [reading.run, partial(np.matmul, weights[:, None, :], reading.rows, out[:, None, :])]
+
+
+def _products_type(x: TensorType, y: TensorType, slots: TensorType) -> TensorType:
+    _check_types(slots, x, y)
+    _check_tokens(slots, x)
+    _check_rooms(y)
+    if not compatible(x.shape[1], y.shape[2]):
+        raise ShapeError(f"x is {x} and y is {y}", fix="both need the same features")
+    return TensorType(slots.shape, promote(x.dtype, y.dtype))
+
+
+@op(infer=_products_type, dims="nd,e!c!d,nk->nk", linear=(0, 1), scratch=True)
+def moe_products(xp: ModuleType, x: Any, y: Any, slots: Any) -> Any:
+    """The inner product of each token with what lies in each of its slots: (tokens, k); 0 for slot -1.
+
+    The gradient of the weights. `x` is (tokens, features), `y` (experts, capacity, features), `slots` (tokens, k).
+
+    >>> import hetu as ht
+    >>> ht.evaluate(moe_products([[1.0, 2.0]], [[[3.0, 4.0], [5.0, 6.0]]], [[1, -1]])).tolist()
+    [[17.0, 0.0]]
+    """
+    return xp.sum(xp.expand_dims(x, axis=1) * _rows(xp, y, slots), axis=2)
+
+
+@moe_products.check
+def moe_products_check(xp: ModuleType, x: Any, y: Any, slots: Any) -> None:
+    _check_slots(xp, slots, y.shape[0] * y.shape[1])
+
+
+@moe_products.grad
+def moe_products_grad(g: Node, out: Node, x: Node, y: Node, slots: Node) -> tuple[Node, Node, None]:
+    experts, capacity, _ = y.shape
+    return moe_combine(y, slots, g), moe_dispatch(x, slots, g, experts=experts, capacity=capacity), None
+
+
+@moe_products.bind
+def moe_products_bind(
+    xp: ModuleType, out: Any, x: Any, y: Any, slots: Any, *, scratch: Scratch
+) -> list[Instruction] | None:
+    if not _fits(xp, out, x, y):
+        return None
+    reading = _Reading(y, slots, scratch)
+    return [reading.run, partial(np.matmul, reading.rows, x[:, :, None], out[:, :, None])]

@@ -1,0 +1,48 @@
+"""The GPU benchmark on the stand-in for CuPy: every row builds, runs and prints. Times mean nothing here."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+
+from hetu.gpu_kernels import emulator
+
+from . import fake_cupy
+
+pytestmark = pytest.mark.skipif(emulator.compiler() is None, reason="no C++ compiler: install g++ or clang++")
+BENCHMARKS = Path(__file__).parents[2] / "examples" / "benchmarks"
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """The script, without PyTorch, which may be installed or not."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    script = importlib.import_module("gpu")
+    monkeypatch.setattr(script, "has_torch", lambda quick: False)
+    with fake_cupy.installed():
+        yield script
+
+
+def test_every_row_runs_and_is_printed(gpu, tmp_path, capsys):
+    rows = ["mlp", "wide_deep_1e6"]
+    gpu.main(["--quick", "--rounds", "1", "--rows", *rows, "--json", str(tmp_path / "out.json")])
+    written, shown = json.loads((tmp_path / "out.json").read_text()), capsys.readouterr().out
+    assert [row["row"] for row in written["a training step (ms)"]] == rows
+    (host,) = written["a replayed step of a tiny MLP (us)"]
+    assert host["capture"].startswith("one CUDA graph") and host["wanted"] == 50
+    shares = {row["kernel"]: row["wanted"] for row in written["bandwidth (GB/s)"]}
+    assert shares["copy"] is None and shares["adam"] == 0.85 and {"rms_norm", "sparse_matmul (CSR)"} <= shares.keys()
+    for name in (*rows, *shares):
+        assert name in shown
+
+
+def test_ratios_stand_beside_what_is_wanted(gpu):
+    text = gpu.table([{"row": "a", "/eager": 0.25, "eager wanted": None}, {"row": "b", "losses agree": False}])
+    assert text.splitlines() == [
+        "row  /eager  eager wanted  losses agree",
+        "  a    0.25             -             -",
+        "  b       -             -            NO",
+    ]

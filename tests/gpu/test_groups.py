@@ -1,0 +1,416 @@
+"""Kernels of whole groups, with several results and with reductions: their values, and which groups there are."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+import hetu as ht
+from hetu import nn, optim
+from hetu.gpu_kernels import emulator, nvrtc
+from hetu.gpu_kernels.emulator import Emulator
+from hetu.gpu_kernels.machine import Recorder
+from hetu.graph import OPS, Node, topological
+from hetu.interpret import interpret
+from hetu.passes.fuse_elementwise import MOST_RESULTS, NEAR, SMALL, fuse_elementwise
+from hetu.passes.fused_group import launched
+from hetu.profiler import traffic
+
+from . import fake_cupy
+from .test_compile import together
+
+compiled = pytest.mark.skipif(emulator.compiler() is None, reason="no C++ compiler: install g++ or clang++")
+RNG = np.random.default_rng(0)
+
+
+def group(*outputs: Node) -> Node:
+    """The only fused node of the graph, which is all there is beside views."""
+    nodes = [n for n in topological(fuse_elementwise(outputs)) if n.inputs and n.op.name not in ("item", "reshape")]
+    (node,) = nodes
+    return node
+
+
+def placed(name: str, shape: tuple[int, ...], dtype: str = "float32") -> Node:
+    return ht.placeholder(name, shape, dtype)
+
+
+def relu_and_its_bias_gradient(dtype: str, shape: tuple[int, ...]) -> list[Node]:
+    """The gradient of a rectified layer, and what it adds to the bias."""
+    g, y, b = placed("g", shape, dtype), placed("y", shape, dtype), placed("b", shape[-1:], dtype)
+    dx = g * ht.astype(y > 0, dtype=dtype)
+    return [dx, ht.ops.sum_to_like(dx, b)]
+
+
+def per_channel(dtype: str, shape: tuple[int, ...]) -> list[Node]:
+    g, b = placed("g", shape, dtype), placed("b", (shape[1], 1, 1), dtype)
+    dx = ht.square(g)
+    return [dx, ht.ops.sum_to_like(dx, b)]
+
+
+def along_rows(dtype: str, shape: tuple[int, ...]) -> list[Node]:
+    x, scale, offset = placed("x", shape, dtype), placed("s", shape[-1:], dtype), placed("o", (*shape[:-1], 1), dtype)
+    y = x * scale + offset
+    return [y, ht.tanh(y), ht.max(y, axis=-1), ht.sum(y * y, axis=-1, keepdims=True)]
+
+
+def of_all(dtype: str, shape: tuple[int, ...]) -> list[Node]:
+    """What a step in 16 bits does with a gradient."""
+    g, scale = placed("g", shape, dtype), placed("scale", ())
+    unscaled = ht.astype(g, dtype="float32") / scale
+    return [unscaled, ht.all(ht.isfinite(unscaled)), ht.min(unscaled)]
+
+
+def dropped(dtype: str, shape: tuple[int, ...]) -> list[Node]:
+    """Two masks over one sum, and what the second adds to a bias."""
+    x, y, state = placed("x", shape, dtype), placed("y", shape, dtype), placed("state", (2,), "uint64")
+    one = OPS["dropout"](x, state, rate=0.3, stream=5) + y
+    two = OPS["dropout"](one, state, rate=0.5, stream=6)
+    return [one, two, ht.ops.sum_to_like(two, placed("b", shape[-1:], dtype))]
+
+
+def dropped_without_sum(dtype: str, shape: tuple[int, ...]) -> list[Node]:
+    return dropped(dtype, shape)[:2]
+
+
+def dropped_along_rows(dtype: str, shape: tuple[int, ...]) -> list[Node]:
+    one, two, _ = dropped(dtype, shape)
+    return [one, two, ht.max(two, axis=-1)]
+
+
+def many_folds(dtype: str, shape: tuple[int, ...]) -> list[Node]:
+    """As many reductions as a group may have, by threads of 16 neighbours: shared memory has to do for all."""
+    x, state = placed("x", shape, dtype), placed("state", (2,), "uint64")
+    y = OPS["dropout"](x, state, rate=0.3, stream=5)
+    finite = ht.isfinite(y)
+    return [y, ht.sum(y, axis=0), ht.max(y, axis=0), ht.all(finite, axis=0), ht.any(finite, axis=0), ht.min(y, axis=0)]
+
+
+GROUPS = {
+    "many folds": (many_folds, (10, 48)),
+    "dropout": (dropped_without_sum, (6, 32)),
+    "dropout, odd": (dropped_without_sum, (7, 13)),
+    "dropout, columns": (dropped, (50, 48)),
+    "dropout, odd columns": (dropped, (9, 36)),
+    "dropout, rows": (dropped_along_rows, (5, 80)),
+    "columns": (relu_and_its_bias_gradient, (70, 40)),
+    "columns, chunks": (relu_and_its_bias_gradient, (300, 36)),
+    "columns, odd": (relu_and_its_bias_gradient, (3, 5, 33)),
+    "channels": (per_channel, (3, 4, 6, 6)),
+    "rows of a warp": (along_rows, (9, 36)),
+    "rows, odd": (along_rows, (2, 3, 45)),
+    "rows of a block": (along_rows, (3, 2052)),
+    "rows in chunks": (along_rows, (2, 5000)),
+    "all": (of_all, (40, 130)),
+}
+
+
+def fed(node: Node) -> list[np.ndarray]:
+    return [np.asarray(RNG.uniform(-2, 2, i.shape) if i.dtype != "uint64" else [11, 3], i.dtype) for i in node.inputs]
+
+
+def run(machine, node: Node, arrays):
+    types = node.type if isinstance(node.type, tuple) else (node.type,)
+    outs = tuple(np.full(t.shape, 77, t.dtype) for t in types)
+    calls = launched(machine, outs, arrays, **node.attrs)
+    for call in calls:
+        call()
+    return outs, len(calls)
+
+
+def cases():
+    return {
+        (name, d): group(*build(d, shape)) for name, (build, shape) in GROUPS.items() for d in ("float32", "float16")
+    }
+
+
+@compiled
+def test_a_group_gives_what_its_operators_give():
+    """In three orders of threads. Results and extrema are equal; sums are wide inside and rounded once."""
+    made = {key: (node, fed(node)) for key, node in cases().items()}
+    recorder = Recorder()
+    for node, arrays in made.values():
+        run(recorder, node, arrays)
+    emulator.prepare(recorder.texts)
+    for key, (node, arrays) in made.items():
+        outs, _ = run(Emulator(), node, arrays)
+        for name, out, exact in zip(result_names(node), outs, wanted(node, arrays), strict=True):
+            digits = 1e-6 if name != "sum" else 1e-5 if out.dtype == np.float32 else 6e-4
+            np.testing.assert_allclose(out, exact, rtol=digits, atol=digits, err_msg=f"{key} {name}")
+
+
+def result_names(node: Node) -> list[str]:
+    return [node.attrs["lines"][r - len(node.inputs)][0] for r in node.attrs["results"]]
+
+
+def wanted(node: Node, arrays) -> list[np.ndarray]:
+    """By NumPy, one operator after the other; sums of what these rounded are added in float64.
+
+    Dropout is computed in float32 at least, as its own kernel does.
+    """
+    known = list(arrays)
+    for name, operands, attrs in node.attrs["lines"]:
+        inputs = [np.asarray(o[1], o[0]) if isinstance(o, tuple) else known[o] for o in operands]
+        wide = {"sum": np.float64, "dropout": np.float32}.get(name, inputs[0].dtype)
+        made = OPS[name].forward(np, inputs[0].astype(wide), *inputs[1:], **dict(attrs))
+        known.append(made.astype(inputs[0].dtype) if name == "dropout" else made)
+    return [known[r] for r in node.attrs["results"]]
+
+
+@compiled
+@pytest.mark.parametrize("layout", ["permuted", "sliced", "broadcast"])
+def test_operands_of_any_strides(layout):
+    """Operands that are views: packs where neighbours lie together, else one by one."""
+    node = group(*along_rows("float32", (6, 8, 36)))
+    arrays = fed(node)
+    x = {
+        "permuted": RNG.standard_normal((36, 6, 8), np.float32).transpose(1, 2, 0),
+        "sliced": RNG.standard_normal((6, 16, 72), np.float32)[:, ::2, ::2],
+        "broadcast": np.broadcast_to(RNG.standard_normal((6, 1, 36), np.float32), (6, 8, 36)),
+    }[layout]
+    arrays[[i.name for i in node.inputs].index("x")] = x
+    outs, _ = run(Emulator(), node, arrays)
+    for out, exact in zip(outs, wanted(node, arrays), strict=True):
+        np.testing.assert_allclose(out, exact, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(not nvrtc.available(), reason='no NVRTC: pip install "hetu-dl[cuda-check]"')
+@pytest.mark.parametrize("architecture", nvrtc.ARCHITECTURES)
+def test_all_texts_compile(architecture):
+    recorder = Recorder()
+    for (_, dtype), node in cases().items():
+        if dtype == "float16":  # which has more to convert
+            run(recorder, node, fed(node))
+    assert nvrtc.cubin(together(list(recorder.texts)), architecture).startswith(b"\x7fELF")
+
+
+def test_launches():
+    """One, and one more where a reduction is left in parts."""
+    launches = {
+        name: run(Recorder(), node, fed(node))[1] for (name, dtype), node in cases().items() if dtype == "float32"
+    }
+    assert launches == {
+        "many folds": 1,
+        "dropout": 1,
+        "dropout, odd": 1,
+        "dropout, columns": 2,
+        "dropout, odd columns": 1,
+        "dropout, rows": 1,
+        "columns": 2,
+        "columns, chunks": 2,
+        "columns, odd": 1,
+        "channels": 2,
+        "rows of a warp": 1,
+        "rows, odd": 1,
+        "rows of a block": 1,
+        "rows in chunks": 3,
+        "all": 3,
+    }
+
+
+@pytest.mark.parametrize(("gap", "pack"), [(4, 4), (2, 2), (1, 1)])
+def test_packs_begin_where_the_device_can_load_them(gap, pack):
+    """The emulator would load from anywhere: rows that do not begin on a multiple of the pack make it smaller."""
+    node, recorder = group(*along_rows("float32", (6, 8, 36))), Recorder()
+    arrays = fed(node)
+    arrays[[i.name for i in node.inputs].index("x")] = np.zeros((6, 8, 36 + gap), np.float32)[:, :, :36]
+    run(recorder, node, arrays)
+    assert f"const Pack<float, {pack}> p" in next(iter(recorder.texts))
+
+
+# -- which groups there are --------------------------------------------------------------------------------------------
+
+
+def sizes(*outputs: Node) -> list[tuple[int, int]]:
+    """(lines, results) of each fused node."""
+    nodes = [n for n in topological(fuse_elementwise(outputs)) if n.op.name == "fused_elementwise"]
+    return [(len(n.attrs["lines"]), len(n.attrs["results"])) for n in nodes]
+
+
+def test_no_path_leads_out_of_a_group_and_back():
+    x = placed("x", (200, 200))
+    y = ht.exp(x)
+    assert sizes(y + ht.softmax(x)) == [(2, 1)]
+    assert sizes(y + ht.softmax(y)) == []
+    assert sizes(y - ht.max(y, axis=1, keepdims=True)) == [(2, 2)]  # the subtraction waits for the whole row
+
+
+def test_two_groups_do_not_wait_for_each_other():
+    x, z = placed("x", (200, 200)), placed("z", (200, 200))
+    a, b = ht.exp(x), z * 2.0
+    both = [x * ht.softmax(b), z + ht.softmax(a)]
+    assert sizes(a, both[0]) == sizes(b, both[1]) == [(2, 2)]
+    assert sizes(a, b, *both) == [(2, 2)]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_graphs_stay_graphs(seed):
+    """Groups that need each other would leave nothing to begin with."""
+    rng = np.random.default_rng(seed)
+    nodes = [placed(f"x{k}", (200, 200)) for k in range(3)]
+    for _ in range(60):
+        a, b = (nodes[k] for k in rng.integers(max(0, len(nodes) - 25), len(nodes), 2))
+        nodes.append([a + b, a * b, ht.softmax(a), a + ht.sum(b, axis=0)][rng.integers(4)])
+    before = nodes[-10:]
+    after = fuse_elementwise(before)
+    assert [n.type for n in after] == [n.type for n in before]
+    assert len(topological(after)) < len(topological(before)) + 60
+
+
+def test_a_large_result_is_not_made_long_before_it_is_read():
+    """It would take memory all the while; a small one may, where it saves a launch or reading a large array."""
+    x = placed("x", (1024, 1024))
+    first = later = ht.exp(x)
+    for _ in range(NEAR):
+        later = ht.softmax(later)
+    assert sizes(first, later, ht.tanh(x)) == []
+    assert sizes(first, later, ht.sum(x, axis=0)) == [(2, 2)]
+    assert sizes(first, ht.softmax(first), ht.tanh(x)) == [(2, 2)]
+
+
+def test_small_neighbours_share_a_launch():
+    """As running means and variances do: nothing is read twice, but a launch takes longer than the work."""
+    means = [placed(f"m{k}", (64,)) * 0.9 + placed(f"n{k}", (64,)) * 0.1 for k in range(4)]
+    assert sizes(*means) == [(12, 4)]
+    large = [placed(f"m{k}", (SMALL + 1,)) * 0.9 + placed(f"n{k}", (SMALL + 1,)) * 0.1 for k in range(2)]
+    assert sizes(*large) == [(3, 1), (3, 1)]
+    many = [placed("x", (64,)) + float(k) for k in range(MOST_RESULTS + 2)]
+    assert max(results for _, results in sizes(*many)) == MOST_RESULTS
+
+
+def test_the_bias_of_a_linear_layer_joins_what_follows():
+    x, w, b = placed("x", (40, 30)), placed("w", (30, 50)), placed("b", (50,))
+    y = ht.ops.linear(x, w, b)
+    assert sizes(ht.gelu(y)) == [(2, 1)]
+    feed = dict(zip((x, w, b), (RNG.standard_normal(n.shape, np.float32) for n in (x, w, b))))
+    old, new = (interpret([n], feed)[0] for n in (ht.gelu(y), *fuse_elementwise([ht.gelu(y)])))
+    np.testing.assert_array_equal(old, new)
+
+
+def test_reductions_that_kernels_do_not_follow_stay():
+    x = placed("x", (40, 30, 50))
+    assert sizes(ht.sum(ht.exp(x), axis=1)) == []
+    for axis, shape in [((0, 1), (50,)), ((1, 2), (40,)), ((0, 2), (30,)), ((0, 1, 2), ()), (0, (30, 50))]:
+        (total,) = fuse_elementwise([ht.sum(ht.exp(x), axis=axis)])
+        assert total.shape == shape and total.op.name == "fused_elementwise"
+    assert sizes(ht.sum(ht.exp(placed("x", (9000, 3))), axis=1)) == []  # of 32 threads 3 would work
+
+
+# -- whole training steps ----------------------------------------------------------------------------------------------
+
+
+def mlp() -> tuple[Node, dict]:
+    x, t = ht.placeholder("x", (256, 784)), ht.placeholder("t", (256,), "int64")
+    hidden = [nn.Linear(784, 512, activation=ht.gelu), nn.Dropout(0.1), nn.Linear(512, 512, activation=ht.gelu)]
+    return ht.mean(ht.softmax_cross_entropy(nn.Sequential(*hidden, nn.Linear(512, 10))(x), t)), optim.Adam(1e-3)
+
+
+def gpt_block() -> tuple[Node, dict]:
+    x, t = ht.placeholder("x", (4, 64, 128)), ht.placeholder("t", (4, 64), "int64")
+    h = nn.TransformerBlock(128, 4, dropout=0.1)(x)
+    return ht.mean(ht.softmax_cross_entropy(h, t)), optim.Adam(1e-3)
+
+
+def resnet_block(channels: int = 16, size: int = 16) -> tuple[Node, dict]:
+    x, t = ht.placeholder("x", (8, channels, size, size)), ht.placeholder("t", (8,), "int64")
+    first, second = (nn.Conv2d(channels, channels, 3, padding=1, bias=False) for _ in range(2))
+    h = nn.BatchNorm(channels)(second(ht.relu(nn.BatchNorm(channels)(first(x)))))
+    logits = nn.Linear(channels, 10)(ht.global_avg_pool2d(ht.relu(x + h)))
+    return ht.mean(ht.softmax_cross_entropy(logits, t)), optim.Momentum(0.1)
+
+
+def program(model, precision: str):
+    """The program of a training step, as the stand-in for a GPU gets it."""
+    with fake_cupy.installed(), ht.scope("model"):
+        loss, optimizer = model()
+        run = ht.Executor([loss, optimizer.minimize(loss)], device="gpu", precision=precision)
+        feed = {n: np.zeros(n.shape, n.dtype) for n in run.subgraphs["default"].placeholders.values()}
+        return run.program(feed)
+
+
+def cost(made) -> tuple[int, int]:
+    """Launches, and bytes that they read and write: of kernels their arrays, of other calls what their nodes need.
+
+    CuPy adds the bias of a linear layer in a second call.
+    """
+    total = 0
+    for step in made.steps:
+        arrays = [call.args[2] for call in step.calls if isinstance(call, partial) and len(call.args) == 3]
+        kernels = [a for a in arrays if isinstance(a, tuple)]
+        total += sum(a.nbytes for group in kernels for a in group if isinstance(a, np.ndarray))
+        total += 0 if kernels else traffic(step.node)
+        total += 2 * step.out.nbytes if step.node.op.name == "linear" else 0
+    return len(made.calls), total
+
+
+MODELS = {"mlp": mlp, "gpt block": gpt_block, "resnet block": resnet_block}
+SAVED = {  # at least so many launches and bytes
+    ("mlp", "float32"): (4, 4_128_000),
+    ("mlp", "float16"): (42, 13_516_000),
+    ("gpt block", "float32"): (9, 2_809_000),
+    ("gpt block", "float16"): (97, 6_948_000),
+    ("resnet block", "float32"): (17, 525_000),
+    ("resnet block", "float16"): (69, 857_000),
+}
+
+
+MOST = {  # at most so many launches and bytes, and bytes of the arena
+    ("mlp", "float32"): (22, 39_010_000, 3_204_000),
+    ("mlp", "float16"): (38, 38_198_000, 3_483_000),
+    ("gpt block", "float32"): (49, 25_863_000, 2_629_000),
+    ("gpt block", "float16"): (79, 21_491_000, 2_168_000),
+    ("resnet block", "float32"): (47, 10_203_000, 789_000),
+    ("resnet block", "float16"): (62, 7_965_000, 924_000),
+}
+
+
+@pytest.mark.parametrize(("model", "precision"), SAVED)
+def test_a_training_step_launches_less_and_moves_less(model, precision, monkeypatch):
+    made = program(MODELS[model], precision)
+    together = cost(made)
+    assert all(
+        got <= most for got, most in zip((*together, made.plan.arena_bytes), MOST[model, precision], strict=True)
+    )
+    monkeypatch.setattr("hetu.executor.fuse_elementwise", tuple)
+    alone = cost(program(MODELS[model], precision))
+    fewer, less = SAVED[model, precision]
+    assert alone[0] - together[0] >= fewer and alone[1] - together[1] >= less
+
+
+@compiled
+def test_training_on_the_stand_in_is_that_on_the_cpu():
+    """Groups with several results that overwrite their operands and variables, in whole programs."""
+    rng = np.random.default_rng(0)
+    feed = {"x": rng.standard_normal((8, 4, 6, 6), np.float32), "t": rng.integers(0, 10, 8)}
+    with fake_cupy.installed(), ht.scope("model"):
+        loss, optimizer = resnet_block(4, 6)
+        entries = [loss, optimizer.minimize(loss)]
+        here, there = ht.Executor(entries), ht.Executor(entries, device="gpu")
+        for _ in range(3):
+            np.testing.assert_allclose(here.run(feed)[0], there.run(feed)[0], rtol=1e-4)
+        fused = [s.node for s in there.program(feed).steps if s.node.op.name == "fused_elementwise"]
+        assert any(isinstance(n.type, tuple) and (n, 0) in there.program(feed).plan.donated for n in fused)
+        for name, value in here.state.items():
+            np.testing.assert_allclose(there.state[name], value, rtol=1e-3, atol=1e-5, err_msg=name)
+
+
+@compiled
+def test_a_step_that_overflows_on_the_stand_in_changes_nothing():
+    """The operator of all updates reads the condition from the memory of the device."""
+    feed = {"x": np.ones((4, 6), np.float32), "t": np.arange(4)}
+    with fake_cupy.installed(), ht.scope("model"):
+        x, t = ht.placeholder("x", (4, 6)), ht.placeholder("t", (4,), "int64")
+        loss = ht.mean(ht.softmax_cross_entropy(nn.Linear(6, 4)(x), t))
+        entries = [loss, optim.Adam(0.1).minimize(loss)]
+        here, there = (ht.Executor(entries, device=device, precision="float16") for device in ("cpu", "gpu"))
+        before = {name: np.array(value) for name, value in there.state.items()}
+        for scale, moves in ((2.0**24, False), (2.0**10, True)):
+            for executor in (here, there):
+                executor.state["loss_scale"] = scale
+                executor.run(feed)
+            assert any(s.node.op.name == "update_all" for s in there.program(feed).steps)
+            for name, value in here.state.items():
+                np.testing.assert_allclose(there.state[name], value, rtol=1e-3, atol=1e-5, err_msg=name)
+                if "loss_scale" not in name and "random" not in name:
+                    assert np.array_equal(value, before[name]) != moves, name

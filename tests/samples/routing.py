@@ -1,0 +1,60 @@
+"""Rows for the layout transform of a mixture of experts; the references are products with one-hot slots."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import hetu as ht
+
+from . import Sample, given, ints, real
+
+NO_SCATTER = "the array API has no scatter"
+SLOTS = given(np.array([[3, 0], [-1, 5], [2, -1], [4, -1]]))  # of 2 experts with 3 rooms each; slot 1 stays empty
+
+
+def chosen(slots):
+    """1 where a choice (tokens, k) has a slot."""
+    return (slots[..., None] == np.arange(6)).astype(float)
+
+
+def dispatched(x, slots, weights):
+    return np.einsum("nks,nd,nk->sd", chosen(slots), x, weights).reshape(2, 3, -1)
+
+
+def combined(y, slots, weights):
+    return np.einsum("nks,sd,nk->nd", chosen(slots), y.reshape(6, -1), weights)
+
+
+def products(x, y, slots):
+    return np.einsum("nks,nd,sd->nk", chosen(slots), x, y.reshape(6, -1))
+
+
+def slots_one_by_one(experts):
+    """First choices first; each takes the next room of its expert while there is one."""
+    taken, slots = [0] * 4, np.full(experts.shape, -1)
+    for k in range(experts.shape[1]):
+        for n, expert in enumerate(experts[:, k]):
+            if taken[expert] < 3:
+                slots[n, k] = 3 * expert + taken[expert]
+            taken[expert] += 1
+    return slots
+
+
+SAMPLES = [
+    Sample(
+        "moe_dispatch",
+        lambda x, s, w: ht.moe_dispatch(x, s, w, experts=2, capacity=3),
+        (real(4, 5), SLOTS, real(4, 2)),
+        dispatched,
+        strict=NO_SCATTER,
+    ),
+    Sample("moe_combine", ht.moe_combine, (real(2, 3, 5), SLOTS, real(4, 2)), combined),
+    Sample("moe_products", ht.moe_products, (real(4, 5), real(2, 3, 5), SLOTS), products),
+    Sample(
+        "moe_slots",
+        lambda experts: ht.moe_slots(experts, count=4, capacity=3),
+        (ints(9, 2, high=4),),
+        slots_one_by_one,
+        order=0,
+    ),
+]
