@@ -5,7 +5,6 @@ Ignored on purpose: other array libraries. A forward function sees its array mod
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import math
 import weakref
@@ -50,7 +49,9 @@ class Device:
                 f"device '{self}' needs CuPy and an NVIDIA driver ({type(error).__name__}: {error})",
                 fix='pip install "hetu-dl[gpu]", or use device="cpu"',
             ) from None
-        return cupy
+        from .gpu_kernels.products import with_products
+
+        return with_products(cupy)
 
     def stream(self) -> AbstractContextManager[Any]:
         """A new queue of work on a GPU, current inside `with`; nothing on a CPU.
@@ -119,18 +120,21 @@ def copy_out(xp: ModuleType, host: np.ndarray, array: Any) -> Callable[[], None]
     """What copies an array of the device into one of `host_empty`; a GPU does so when its stream comes to it."""
     if xp is np:
         return partial(np.copyto, host, array)
-    return lambda: xp.ascontiguousarray(array).data.copy_to_host_async(_pointer(host), host.nbytes)
+    to_host = xp.cuda.runtime.memcpyDeviceToHost
+    return lambda: _copy(xp, host.ctypes.data, xp.ascontiguousarray(array).data.ptr, host.nbytes, to_host)
 
 
 def copy_in(xp: ModuleType, array: Any, host: np.ndarray) -> Callable[[], None]:
     """What copies an array of `host_empty` into one of the device, which is contiguous."""
     if xp is np:
         return partial(np.copyto, array, host)
-    return lambda: array.data.copy_from_host_async(_pointer(host), host.nbytes)
+    to_device = xp.cuda.runtime.memcpyHostToDevice
+    return lambda: _copy(xp, array.data.ptr, host.ctypes.data, host.nbytes, to_device)
 
 
-def _pointer(host: np.ndarray) -> ctypes.c_void_p:
-    return ctypes.c_void_p(host.ctypes.data)
+def _copy(xp: ModuleType, target: int, source: int, nbytes: int, kind: int) -> None:
+    """What CuPy's own copies do, which it refuses while a stream is captured."""
+    xp.cuda.runtime.memcpyAsync(target, source, nbytes, kind, xp.cuda.get_current_stream().ptr)
 
 
 def filler(xp: ModuleType, buffer: Any) -> Callable[[np.ndarray], None]:

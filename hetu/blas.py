@@ -59,6 +59,19 @@ def gemm(a: np.ndarray, b: np.ndarray, out: np.ndarray, alpha: Scalar = 1.0, bet
     return call
 
 
+def product(a: np.ndarray, b: np.ndarray, out: np.ndarray, beta: float = 0.0) -> Call:
+    """A call that computes `out = a @ b + beta out` for matrices, beta 0 or 1: `gemm`, or NumPy's way to do it.
+
+    >>> out = np.ones((1, 1))
+    >>> _ = product(np.array([[2.0]]), np.array([[3.0]]), out, beta=1.0)(); print(out)
+    [[7.]]
+    """
+    call = gemm(a, b, out, beta=beta)
+    if call is not None:
+        return call
+    return (lambda: np.add(out, a @ b, out)) if beta else functools.partial(np.matmul, a, b, out)
+
+
 def gemv(a: np.ndarray, x: np.ndarray, out: np.ndarray, alpha: Scalar = 1.0, beta: Scalar = 0.0) -> Call | None:
     """A call that computes `out = alpha a @ x + beta out` for a matrix and a vector, or None where BLAS cannot.
 

@@ -21,7 +21,7 @@ from .graph import Graph, Node
 from .interpret import interpret
 from .op import as_node
 from .ops.random import random_state
-from .passes import chosen_passes, explained, fuse_elementwise, group_updates, specialise
+from .passes import chosen_passes, specialise
 from .program import Arena, Program
 from .state import State
 from .subgraph import Feed, Fetch, SubGraph
@@ -115,8 +115,6 @@ class Executor:
         self.device = Device.parse(device) if state is None else state.device
         self.passes = chosen_passes(passes, self.device.kind)
         self.explain = explain
-        if explain:
-            self.passes = [explained(run) for run in self.passes]
         variables = {v: v for s in self.subgraphs.values() for v in s.variables}
         _check_names(variables)
         self.variables = list(variables)
@@ -136,7 +134,7 @@ class Executor:
                     self.state[node] = np.array([seed, 0], np.uint64)
         if self.placement is not None:
             self.placement.start(self.state)
-        self.arena = Arena(self.device)
+        self.arena, self.running = Arena(self.device), False
         self.saved: dict[str, Any] = {}  # under `debug_nans`: the variables before the step
         self.guards: weakref.WeakKeyDictionary[Program, Guard] = weakref.WeakKeyDictionary()
         self.quiet = contextvars.copy_context()  # steps run in it: np.errstate would cost each of them 1 us
@@ -161,13 +159,22 @@ class Executor:
                 "an earlier step failed after it had changed some variables, so they no longer belong together",
                 fix="load a checkpoint, or make the executor with donate=False",
             )
-        program = sub.refilled(feed)
-        if program is None:
-            program = self._filled(sub, feed, ahead)
-        with self.state.stream:
-            results = self.quiet.run(program.run) if not _debug_nans else self._run_checked(sub, feed, program)
-            if sub.random:
-                self.state.arrays[random_state.name][1] += np.uint64(1)
+        if self.running:
+            raise GraphError(
+                "this executor is in the middle of another step, whose buffers a second one would overwrite",
+                fix="let each thread have an executor of its own",
+            )
+        self.running = True
+        try:
+            program = sub.refilled(feed)
+            if program is None:
+                program = self._filled(sub, feed, ahead)
+            with self.state.stream:
+                results = self.quiet.run(program.run) if not _debug_nans else self._run_checked(sub, feed, program)
+                if sub.random:
+                    self.state.arrays[random_state.name][1] += np.uint64(1)
+        finally:
+            self.running = False
         return sub.values(results)
 
     @public
@@ -215,7 +222,7 @@ class Executor:
             program.xp.copyto(copy, array)
         try:
             results = self.quiet.run(program.run)
-            if _any_nan(program.xp, [*results, *watched]):
+            if _any_nan(np, results) or _any_nan(program.xp, watched):
                 self._put_back(saved)
                 values = sub.match(feed or {})
                 careful = self._program(sub, values, donate=False)
@@ -255,12 +262,7 @@ class Executor:
 
     def _compile(self, sub: SubGraph, values: Mapping[str, np.ndarray], donate: bool) -> Program:
         shapes = {name: value.shape for name, value in values.items()}
-        fetches, updates, parts = sub.lower(shapes, self.passes, self.placement)
-        if self.device.kind == "gpu":
-            outputs: tuple[Node, ...] = (*fetches, *updates.values())
-            for run in (group_updates, fuse_elementwise):
-                outputs = (explained(run) if self.explain else run)(outputs)
-            fetches, updates = outputs[: len(fetches)], dict(zip(updates, outputs[len(fetches) :]))
+        fetches, updates, parts = sub.lower(shapes, self.passes, self.placement, self.explain)
         comm = self.comm if self.placement is None else self.placement.comm
         program = Program(fetches, updates, self.state, self.arena, donate=donate, reuse=self.reuse, comm=comm)
         if self.explain and program.captured is not None:

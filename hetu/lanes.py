@@ -8,8 +8,8 @@ spinning after each of theirs, and would take the cores.
 Which lane runs a piece changes no bit of it, but a sum over the axis that is cut is made of as many partial sums as
 there are lanes, added in their order: results are those of the number of threads, as with BLAS itself.
 `HETU_LANES=0` in the environment leaves all work in the calling thread, but for what BLAS divides itself.
-Ignored on purpose: more than 4 threads, where lanes would wait for the interpreter and BLAS divides better by itself;
-calls of a few microseconds, such as those of a recurrent layer, for the same reason; balancing unequal pieces.
+Ignored on purpose: more than 4 threads, as all share one interpreter (the gain was measured with 2); calls of a few
+microseconds, such as those of a recurrent layer, for the same reason; balancing unequal pieces.
 """
 
 from __future__ import annotations

@@ -78,14 +78,24 @@ def types_of(node: Node) -> tuple[TensorType, ...]:
     return node.type if isinstance(node.type, tuple) else (node.type,)
 
 
-def plan(fetches: Sequence[Node], updates: Mapping[Node, Node], *, donate: bool = True, reuse: bool = True) -> Plan:
-    """Order the nodes and give every value a storage. Without `donate` a step is atomic, without `reuse` none share."""
-    return _Planner(fetches, updates).run(donate, reuse)
+def plan(
+    fetches: Sequence[Node],
+    updates: Mapping[Node, Node],
+    *,
+    donate: bool = True,
+    reuse: bool = True,
+    scratch: bool = True,
+) -> Plan:
+    """Order the nodes and give every value a storage. Without `donate` a step is atomic, without `reuse` none share.
+
+    Without `scratch` there is no place for working memory: kernels of a GPU bring their own.
+    """
+    return _Planner(fetches, updates, scratch).run(donate, reuse)
 
 
 class _Planner:
-    def __init__(self, fetches: Sequence[Node], updates: Mapping[Node, Node]) -> None:
-        self.fetches, self.updates = fetches, updates
+    def __init__(self, fetches: Sequence[Node], updates: Mapping[Node, Node], scratch: bool) -> None:
+        self.fetches, self.updates, self.scratch = fetches, updates, scratch
         # Last variable first: backward finishes with the first layer, so its gradients are asked for last.
         outputs = (*fetches, *reversed(updates.values()))
         self.metas = _Metas(topological(outputs))
@@ -183,7 +193,7 @@ class _Planner:
                 home = node if leaf else None
                 storage = Storage((node, slot), int(type_.nbytes), first, last, home, on_host=node.op.on_host)
                 self.plan.storages[node, slot] = storage
-            if node.op.scratch:
+            if node.op.scratch and self.scratch:
                 nbytes = self.metas.scratch_bytes(node)
                 self.plan.storages[node, SCRATCH] = Storage((node, SCRATCH), nbytes, first, last)
 

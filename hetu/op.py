@@ -37,7 +37,7 @@ Infer = Callable[..., NodeType]
 Instruction = Callable[[], Any]
 DEFAULT_FLOAT = np.dtype("float32")
 MANY = 1 << 20  # elements that are worth a lane of their own
-FEW = 1 << 11  # elements, up to which the overhead of a call counts
+FEW = 1 << 12  # elements, up to which the overhead of a call counts
 
 
 class Op:

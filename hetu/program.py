@@ -83,7 +83,7 @@ class Program:
         self.fetches, self.updates, self.state = tuple(fetches), dict(updates), state
         self.checks = checks and state.device.kind == "cpu"
         self.xp, self.comm = state.device.xp, comm
-        self.plan: Plan = plan(self.fetches, self.updates, donate=donate, reuse=reuse)
+        self.plan: Plan = plan(self.fetches, self.updates, donate=donate, reuse=reuse, scratch=self.xp is np)
         self.block, self.host = arena.reserve(self.plan.arena_bytes), arena.reserve_host(self.plan.host_bytes)
         self.arrays: dict[Node, Any] = {}
         self.feeds: dict[str, Any] = {}

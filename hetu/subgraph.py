@@ -14,7 +14,7 @@ import numpy as np
 from .errors import ArgumentError, FeedError, GraphError, did_you_mean
 from .graph import Graph, Node
 from .ops.random import random_state
-from .passes import Pass, mixed_precision, resolve_training, specialise
+from .passes import LAST, Pass, explained, mixed_precision, resolve_training, specialise
 from .program import Program
 from .types import Dim, show_shape
 
@@ -59,17 +59,23 @@ class SubGraph:
         self.fetched = [isinstance(entry, Node) for entry in self.entries]
 
     def lower(
-        self, shapes: Mapping[str, Sequence[int]], passes: Sequence[Pass], placement: Any = None
+        self,
+        shapes: Mapping[str, Sequence[int]],
+        passes: Sequence[Pass],
+        placement: Any = None,
+        explain: bool = False,
     ) -> tuple[tuple[Node, ...], dict[Node, Node], Mapping[str, Any]]:
         """Fetches and updates for these fed shapes, after all passes, and which box of which feed a placeholder takes.
 
-        With a placement they are those of one rank.
+        With a placement they are those of one rank. With `explain` each pass tells what it changed.
         """
-        early = passes if placement is None else placement.passes
+        apply = explained if explain else _applied
+        last = [run for run in passes if run in LAST]
+        early = [run for run in passes if run not in last] if placement is None else placement.passes
         if self.optimised is None:
             self.optimised = self.written.outputs
             for run in early:
-                self.optimised = run(self.optimised)
+                self.optimised = apply(run, self.optimised)
         sizes = {
             (name, axis): size
             for name, shape in shapes.items()
@@ -81,19 +87,24 @@ class SubGraph:
         outputs = specialise(self.optimised, sizes)
         if sizes:
             for run in early:  # sizes are numbers now: more folds
-                outputs = run(outputs)
+                outputs = apply(run, outputs)
         count, targets, parts = len(self.fetches), list(self.updates), {}
         if placement is not None:
             local = placement.partition(outputs[:count], dict(zip(targets, outputs[count:])))
             outputs = (*local.fetches, *local.tokens, *local.updates.values())
             count, targets, parts = count + len(local.tokens), list(local.updates), local.feeds
             for run in passes:
-                if run not in early:  # it could drop communication that another rank, whose constants differ, keeps
-                    outputs = run(outputs)
+                # One of `early` could drop communication that another rank, whose constants differ, keeps.
+                if run not in (*early, *last):
+                    outputs = apply(run, outputs)
         fetches, updates = outputs[:count], dict(zip(targets, outputs[count:]))
         if placement is not None and placement.last is not None:
             fetches, updates = placement.last(fetches, updates)
-        return fetches, updates, parts
+            count, targets = len(fetches), list(updates)
+        outputs = (*fetches, *updates.values())
+        for run in last:
+            outputs = apply(run, outputs)
+        return outputs[:count], dict(zip(targets, outputs[count:])), parts
 
     def match(self, feed: Feed) -> dict[str, np.ndarray]:
         """Fed arrays by placeholder name, in their own order; FeedError for missing, extra or unfitting ones."""
@@ -134,6 +145,10 @@ class SubGraph:
         """Results in the order of the entries, None for updates."""
         found = iter(results)
         return [next(found) if fetched else None for fetched in self.fetched]
+
+
+def _applied(run: Pass, outputs: Sequence[Node]) -> tuple[Node, ...]:
+    return run(outputs)
 
 
 def _sort_entries(name: str, entries: Sequence[Fetch]) -> tuple[list[Node], dict[Node, Node]]:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from types import ModuleType
 from typing import Any, Union
 
 import numpy as np
@@ -207,6 +208,11 @@ def as_dtype(dtype: Any) -> np.dtype:
         raise DTypeError(
             f"unknown dtype {dtype!r}", fix=f"use one of {', '.join(sorted(DTYPES))}, such as dtype='float32'"
         ) from None
+
+
+def dtype_in(xp: ModuleType, name: str) -> Any:
+    """What an array module calls a dtype; none has a name for bfloat16, but NumPy and CuPy know its dtype."""
+    return _bfloat16() if name == "bfloat16" else getattr(xp, name)
 
 
 @cache

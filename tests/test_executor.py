@@ -189,3 +189,23 @@ def test_debug_nans_costs_no_accuracy():
         wanted = plain.run("train", batch(step))[0]
         with ht.debug_nans():
             np.testing.assert_allclose(checked.run("train", batch(step))[0], wanted, rtol=1e-6)
+
+
+def test_a_step_within_a_step_is_refused_and_the_next_one_runs():
+    steps = []
+
+    def once_more(xp, x):
+        if not steps:
+            steps.append(ex)
+            ex.run({"x": x})
+        return x + 1
+
+    nested = ht.op(once_more, infer=same_type)
+    x = ht.placeholder("x", (2,))
+    try:
+        ex = ht.Executor([nested(x)])
+        with pytest.raises(ht.errors.HetuError, match="in the middle of another step(.|\n)*executor of its own"):
+            ex.run({x: np.zeros(2, np.float32)})
+        np.testing.assert_array_equal(ex.run({x: np.zeros(2, np.float32)})[0], [1, 1])
+    finally:
+        ht.graph.OPS.pop("once_more")

@@ -9,7 +9,9 @@ import hetu as ht
 from hetu.graph import Graph, topological
 from hetu.interpret import interpret
 from hetu.memory import plan
-from hetu.passes import group_updates, simplify
+from hetu.passes import group_casts, group_checks, group_updates, simplify
+from hetu.passes.group_casts import MOST
+from hetu.types import as_dtype
 
 OPTIMIZERS = [ht.optim.SGD, ht.optim.Momentum, ht.optim.AdaGrad, ht.optim.RMSProp, ht.optim.Adam, ht.optim.AMSGrad]
 
@@ -103,3 +105,113 @@ def test_an_update_that_depends_on_another_stays_by_itself():
     first = ht.sgd(a, a * 2.0, 0.1)
     second = ht.sgd(b, ht.sum(first) * b, 0.1)
     assert grouped({a: first, b: second})[1] == []
+
+
+# -- mixed precision ---------------------------------------------------------------------------------------------------
+
+
+def low(name):
+    """A dtype of 16 bits, if it is there."""
+    if name == "bfloat16":
+        pytest.importorskip("ml_dtypes")
+    return as_dtype(name)
+
+
+def in_16_bits(variables, dtype, scale=None):
+    """Gradients as mixed precision hands them to an optimizer; that of the first variable was never in 16 bits."""
+    made = [ht.placeholder(f"g{k}", v.shape, dtype if k else "float32") for k, v in enumerate(variables)]
+    whole = [ht.astype(g, dtype="float32") if k else g for k, g in enumerate(made)]
+    return made, [g if scale is None else g / scale for g in whole]
+
+
+@pytest.mark.parametrize("optimizer", [*OPTIMIZERS, ht.optim.LAMB])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_gradients_are_read_as_they_were_made(optimizer, dtype, scaled):
+    """Bit for bit: widening is exact, and the division is the same one."""
+    dtype, (variables, _), rng = low(dtype), losses(), np.random.default_rng(0)
+    scale = ht.variable("scale", 3.0, (), trainable=False) if scaled else None
+    made, gradients = in_16_bits(variables, dtype.name, scale)
+    updates = optimizer(0.1).apply(dict(zip(variables, gradients)))
+    new, (group,) = grouped(updates)
+    assert {*made} <= {*group.inputs} and group.attrs["scaled"] == scaled
+    assert not [n for n in topological(new.values()) if n.op.name in ("astype", "divide")]
+    feed = {v: np.full(v.shape, 2, v.dtype) for v in updates} | {scale: np.array(3, "float32")}
+    feed |= {g: rng.standard_normal(g.shape).astype(g.dtype) for g in made}
+    for old, now in zip(interpret(tuple(updates.values()), feed), interpret(tuple(new.values()), feed)):
+        np.testing.assert_array_equal(old, now)
+    assert not plan([], {v: n for v, n in new.items() if v is not scale}).late
+
+
+def test_gradients_that_are_not_divided_alike_stay_so():
+    (variables, _), scale = losses(), ht.variable("scale", 3.0, ())
+    _, gradients = in_16_bits(variables, "float16", scale)
+    gradients[-1] = gradients[-1].inputs[0] / ht.placeholder("other", ())
+    (group,) = grouped(ht.optim.SGD(0.1).apply(dict(zip(variables, gradients))))[1]
+    assert not group.attrs["scaled"] and {*gradients} <= {*group.inputs}
+
+
+def checked(variables, gradients):
+    """Updates under the condition that all gradients are finite, after both passes."""
+    finite = ht.all(ht.isfinite(gradients[0]))
+    for g in gradients[1:]:
+        finite = finite & ht.all(ht.isfinite(g))
+    updates = under(finite, ht.optim.SGD(0.1).apply(dict(zip(variables, gradients))))
+    values = group_checks(group_updates(simplify(updates.values())))
+    Graph(values).verify()
+    return updates, values, [n.op.name for n in topological(values) if n.inputs and n.op.name != "item"]
+
+
+@pytest.mark.parametrize("bad", [None, 0, 2])
+@pytest.mark.parametrize("scale", [8.0, 2.0**-20])
+def test_one_operator_asks_whether_all_gradients_are_finite(bad, scale):
+    """What is divided may overflow then, so it is divided before it is asked about."""
+    variables, _ = losses()
+    by = ht.variable("scale", scale, (), trainable=False)
+    made, gradients = in_16_bits(variables, "float16", by)
+    updates, values, ops = checked(variables, gradients)
+    assert sorted(ops) == ["add", "all_finite", "update_all", "where"]  # the last of them counts steps
+    feed = {v: np.full(v.shape, 2, v.dtype) for v in updates} | {by: np.array(scale, "float32")}
+    feed |= {g: np.full(g.shape, 3, g.dtype) for g in made}
+    if bad is not None:
+        feed[made[bad]][-1] = np.inf if bad else 2e38
+    with np.errstate(over="ignore"):
+        old, new = interpret(tuple(updates.values()), feed), interpret(values, feed)
+    for before, now in zip(old, new):
+        np.testing.assert_array_equal(before, now)
+    assert (new[0][0] == 2) == (bad == 2 or (bad == 0 and scale < 1))
+
+
+def test_what_others_read_unscaled_is_asked_there():
+    variables, _ = losses()
+    _, gradients = in_16_bits(variables, "float16", ht.variable("scale", 8.0, ()))
+    finite = ht.all(ht.isfinite(gradients[0])) & ht.all(ht.isfinite(gradients[1]))
+    for outputs in ([finite, gradients[0]], [finite, ht.sum(gradients[1])], [finite, finite.inputs[0]]):
+        assert "all_finite" not in [n.op.name for n in topological(group_checks(outputs))]
+    assert [n.op.name for n in group_checks([finite])] == ["all_finite"]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_weights_are_cast_together(dtype):
+    low(dtype)
+    x, (variables, _) = ht.placeholder("x", (2, 2)), losses()
+    casts = [ht.astype(n, dtype=dtype) for n in (x, *variables)]
+    # The third is cast on the way, in a kernel of elementwise operators.
+    outputs = [ht.softmax(casts[0]), ht.softmax(casts[1]), casts[2] + casts[2], ht.softmax(casts[3])]
+    made = group_casts(outputs)
+    (group,) = [n for n in topological(made) if n.op.name == "cast_all"]
+    assert group.inputs == (x, variables[0], variables[2]) and {t.dtype.name for t in group.type} == {dtype}
+    feed = {n: np.random.default_rng(0).standard_normal(n.shape).astype("float32") for n in (x, *variables)}
+    for old, now in zip(interpret(outputs, feed), interpret(made, feed)):
+        np.testing.assert_array_equal(old, now)
+
+
+def test_casts_of_one_launch_are_small():
+    """A larger one hides its launch, and its results would take memory long before they are read."""
+    small = [ht.variable(f"w{k}", 0.0, (MOST // 2,)) for k in range(5)]
+    made = group_casts(
+        [ht.sum(ht.astype(w, dtype="float16")) for w in (*small, ht.variable("large", 0.0, (MOST + 1,)))]
+    )
+    nodes = topological(made)
+    assert [len(n.inputs) for n in nodes if n.op.name == "cast_all"] == [2, 2]
+    assert sum(n.op.name == "astype" for n in nodes) == 2

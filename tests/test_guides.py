@@ -120,3 +120,10 @@ def test_the_reference_is_complete_and_names_nothing_of_a_machine() -> None:
         assert f"\n### {name}\n" in pages["passes.md"], name
     for name, text in pages.items():
         assert not re.search(r"0x[0-9a-f]{6,}|<(?:function|class|module|object)\b|/(?:home|root|tmp|work)/", text), name
+
+
+def test_the_reference_has_every_environment_variable() -> None:
+    sources = [path.read_text("utf-8") for path in (ROOT / "hetu").rglob("*.py")]
+    read = {name for text in sources for name in re.findall(r"\bHETU_[A-Z][A-Z_]*", text)}
+    table = re.findall(r"^\| `(HETU_\w+)` \|", (REFERENCE / "environment.md").read_text("utf-8"), re.M)
+    assert sorted(table) == sorted(read)

@@ -121,7 +121,7 @@ def test_a_divided_product(shape, monkeypatch):
 
 
 def network():
-    """A graph whose convolutions, graph product and elementwise functions are all large enough to be cut."""
+    """A graph whose convolutions, graph products and elementwise functions are all large enough to be cut."""
     rng = np.random.default_rng(1)
     images = ht.placeholder("images", (16, 32, 32, 32))
     kernel = ht.variable("kernel", rng.standard_normal((64, 32, 3, 3)).astype(np.float32) / 20)
@@ -129,7 +129,8 @@ def network():
     w = ht.variable("w", rng.standard_normal((64, 64)).astype(np.float32) / 8)
     nodes = ht.reshape(ht.permute_dims(h, (0, 2, 3, 1)), (-1, 64)) @ w
     rows, columns = rng.integers(0, 16384, (2, 80000))
-    gathered = ht.sparse_matmul(rows, columns, rng.standard_normal(80000).astype(np.float32), nodes, size=16384)
+    values = ht.tanh(ht.sampled_matmul(rows, columns, nodes, nodes))
+    gathered = ht.sparse_matmul(rows, columns, values, nodes, size=16384)
     loss = ht.mean(ht.square(gathered)) + ht.mean(ht.exp(-ht.square(h)))
     executor = ht.Executor({"train": [loss, ht.optim.SGD(0.1).minimize(loss)]})
     return executor, {images: rng.standard_normal((16, 32, 32, 32)).astype(np.float32)}
@@ -189,7 +190,7 @@ def cut(program):
 
 def test_a_program_gives_the_same_bits_whoever_runs_the_pieces(monkeypatch):
     losses, weights, program = trained()
-    assert {"sparse_matmul", "conv2d_last"} <= cut(program)
+    assert {"sparse_matmul", "sampled_matmul", "conv2d_last"} <= cut(program)
     executor, feed = network()
     executor.program(feed)
     blas.set_threads(1)  # bound for two lanes, run by one thread

@@ -10,11 +10,12 @@ import pytest
 import hetu as ht
 from hetu import nn, types
 from hetu.dist import DataParallel, run_ranks
-from hetu.errors import ArgumentError, MissingDependencyError
-from hetu.graph import topological
+from hetu.errors import ArgumentError, DTypeError, MissingDependencyError
+from hetu.graph import OPS, topological
 from hetu.interpret import interpret
 from hetu.passes import mixed_precision as lowered
-from hetu.passes.mixed_precision import FIRST_SCALE, PATIENCE
+from hetu.passes.mixed_precision import FIRST_SCALE, NORMS, PATIENCE
+from hetu.passes.share import share_layer_norm
 from hetu.passes.simplify import simplify
 
 RNG = np.random.default_rng(0)
@@ -70,6 +71,66 @@ def test_products_take_16_bits_and_all_else_keeps_32():
     assert made.type == y.type
 
 
+def test_images_of_a_batch_norm_follow_their_convolution_and_its_vectors_do_not():
+    pytest.importorskip("ml_dtypes")
+    x, w = ht.placeholder("x", (4, 3, 5, 5)), ht.variable("w", RNG.standard_normal((6, 3, 3, 3)).astype("float32"))
+    scale, bias = (ht.variable(n, np.ones(6, "float32")) for n in ("scale", "bias"))
+    y, mean, _ = OPS["batch_norm_train"](ht.conv2d(x, w), scale, bias)
+    y = ht.relu(y)
+    made = simplify(lowered([y, mean, *ht.gradients(ht.sum(y * y), [x, scale])], {}, [], "bfloat16")[0])
+    norms = {n.op.name: n for n in topological(made) if n.op.name in NORMS}
+    for name, images in NORMS.items():
+        assert [i.dtype.name for i in norms[name].inputs[:images]] == ["bfloat16"] * images
+        assert {i.dtype.name for i in norms[name].inputs[images:]} == {"float32"}
+        assert [t.dtype.name for t in norms[name].type] == ["bfloat16", "float32", "float32"]
+    assert {n.dtype.name for n in topological(made) if n.op.name == "relu"} == {"bfloat16"}
+
+
+@pytest.mark.parametrize("parts", [False, True])
+def test_a_batch_norm_of_16_bits_sums_up_in_those_of_its_scale(parts):
+    """In its own operators too, which take its place where the batch is split."""
+    x, g = (RNG.standard_normal((2, 600, 3)) + 30).astype("float16")
+    scale, bias = RNG.standard_normal((2, 3)).astype("float32")
+    mean, var = x.astype("float32").mean(0), x.astype("float32").var(0)
+    for name, arrays in (("batch_norm_train", (x, scale, bias)), ("batch_norm_dx", (g, x, scale, mean, var))):
+        nodes = [ht.placeholder(f"x{k}", a.shape, a.dtype) for k, a in enumerate(arrays)]
+        op = OPS[name]
+        made = op.decompose_rule(*nodes, axis=1, epsilon=1e-5) if parts else op(*nodes)
+        assert [n.dtype.name for n in made] == ["float16", "float32", "float32"]
+        wanted = op.forward(np, *(a.astype("float64") for a in arrays), axis=1)
+        for got, right in zip(interpret(list(made), dict(zip(nodes, arrays))), wanted):
+            digits = 2e-3 if got.dtype == np.float16 else 2e-5
+            np.testing.assert_allclose(got, right, rtol=digits, atol=digits * abs(right).max())
+
+
+@pytest.mark.parametrize("parts", [False, True])
+@pytest.mark.parametrize(("given", "stored"), [("float16", None), ("float32", "float16"), ("float16", "float32")])
+@pytest.mark.parametrize("name", ["layer_norm", "layer_norm_dx", "rms_norm", "rms_norm_dx"])
+def test_norms_of_rows_read_and_store_16_bits_and_compute_in_those_of_their_scale(name, given, stored, parts):
+    x, g = (RNG.standard_normal((2, 3, 600)) + 30).astype(given)
+    scale, bias = RNG.standard_normal((2, 600)).astype("float32")
+    arrays = (g.astype("float16"), x, scale) if name.endswith("dx") else (x, scale, bias)[: 3 - (name == "rms_norm")]
+    nodes = [ht.placeholder(f"x{k}", a.shape, a.dtype) for k, a in enumerate(arrays)]
+    op, attrs = OPS[name], {"epsilon": 1e-5, "dtype": stored}
+    made = op.decompose_rule(*nodes, **attrs) if parts else op(*nodes, **attrs)
+    wanted = op.forward(np, *(a.astype("float64") for a in arrays), epsilon=1e-5)
+    made, wanted = ([v] if not isinstance(v, tuple) else list(v) for v in (made, wanted))
+    assert [n.dtype.name for n in made] == [stored or given, *["float32"] * (len(made) - 1)]
+    for got, right in zip(interpret(made, dict(zip(nodes, arrays))), wanted, strict=True):
+        digits = 2e-3 if got.dtype == np.float16 else 2e-5
+        np.testing.assert_allclose(got, right, rtol=digits, atol=digits * abs(right).max())
+
+
+def test_a_layer_norm_of_two_dtypes_shares_nothing_with_its_gradient():
+    """What is handed over has one dtype."""
+    x, scale = ht.placeholder("x", (4, 6), "float16"), ht.placeholder("scale", (6,))
+    y = ht.layer_norm(x, scale, scale)
+    dx = ht.gradients(ht.sum(y * y), [x])[0]
+    assert share_layer_norm([y, dx]) == (y, dx) and dx.dtype == np.float16
+    with pytest.raises(DTypeError, match=r"got dtype='int32', wanted one of floats"):
+        ht.layer_norm(x, scale, scale, dtype="int32")
+
+
 def test_a_weight_and_its_transpose_share_one_cast():
     x, w = ht.placeholder("x", (8, 6)), ht.variable("w", np.ones((6, 4), "float32"))
     y = x @ w
@@ -81,6 +142,16 @@ def test_a_weight_and_its_transpose_share_one_cast():
     first = half[x] @ half[w]
     for value, wanted in zip(interpret(made, feed), (first, first @ half[w].T, first @ half[w].T)):
         np.testing.assert_array_equal(value, wanted.astype("float32"))
+
+
+def test_rows_and_their_batch_share_one_cast():
+    """A product by a matrix takes a batch as it is, and its gradient as rows."""
+    x, w = ht.placeholder("x", (2, 3, 4)), ht.variable("w", np.ones((4, 5), "float32"))
+    h = ht.layer_norm(x, np.ones(4, "float32"), np.zeros(4, "float32"))
+    y = ht.softmax(h @ w)
+    made = simplify(lowered([y, *ht.gradients(ht.sum(y * y), [w])], {}, [], "float16")[0])
+    casts = [n.inputs[0].op.name for n in topological(made) if n.op.name == "astype" and n.dtype == np.float16]
+    assert casts == ["layer_norm", "variable", "subtract"]  # the last of which is the gradient of y
 
 
 def linear(scale=1.0):
@@ -178,3 +249,22 @@ def test_mistakes(monkeypatch):
     types._bfloat16.cache_clear()
     with pytest.raises(MissingDependencyError, match="bfloat16 needs ml_dtypes"):
         ht.Executor([loss], precision="bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("make", "values"),
+    [
+        (lambda x: ht.full((3,), 0.5, "bfloat16"), [0.5] * 3),
+        (lambda x: ht.arange(3, dtype="bfloat16"), [0, 1, 2]),
+        (lambda x: ht.astype(x, "bfloat16"), [0, 1, 1.5]),
+        (lambda x: ht.one_hot(ht.astype(x, "int64"), 2, "bfloat16"), [[1, 0], [0, 1], [0, 1]]),
+    ],
+    ids=["full", "arange", "astype", "one_hot"],
+)
+def test_numbers_are_made_in_bfloat16(make, values):
+    pytest.importorskip("ml_dtypes")
+    x = ht.placeholder("x", (3,))
+    node = make(x)
+    y = ht.evaluate(node, {x: np.array([0, 1, 1.5], "float32")} if x in topological([node]) else {})
+    assert y.dtype.name == "bfloat16"
+    np.testing.assert_array_equal(y.astype("float32"), values)

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import hetu as ht
-from hetu.graph import topological
-from hetu.passes import PASSES, chosen_passes, resolve_training, simplify, specialise
+from hetu.graph import OPS, topological
+from hetu.interpret import interpret
+from hetu.passes import PASSES, chosen_passes, fuse_norm_relu, resolve_training, simplify, specialise
 
 X = (3, 4)
 
@@ -36,6 +37,8 @@ def ops_after(build, *passes):
         (lambda x, y: ht.reshape(ht.reshape(x, (12,)), X), {}),
         (lambda x, y: ht.reshape(ht.reshape(x, (12,)), (4, 3)), {"reshape": 1}),
         (lambda x, y: ht.astype(x, "float32"), {}),
+        (lambda x, y: ht.astype(ht.astype(x, "float64"), "float32"), {}),
+        (lambda x, y: ht.astype(ht.astype(x, "float16"), "float32"), {"astype": 2}),
         (lambda x, y: ht.sum_to_like(x, y), {}),
         (lambda x, y: ht.broadcast_like(x, y), {}),
         (lambda x, y: ht.where(True, x, y), {}),
@@ -110,6 +113,28 @@ def test_linear_is_fused_only_where_nobody_else_reads_the_product():
     fuse = chosen_passes(["fuse_linear"])
     assert ops_after(lambda x, y: x @ w + b, *fuse) == {"linear": 1}
     assert ops_after(lambda x, y: (p := x @ w) + b + p, *fuse)["matmul"] == 1
+
+
+@pytest.mark.parametrize(
+    ("relued", "inputs"),
+    [
+        (lambda y, h: ht.relu(y), 7),  # the last is the bias, from which the mask follows
+        (lambda y, h: ht.relu(y + h), 6),
+        (lambda y, h: ht.relu(h), 6),
+    ],
+)
+def test_a_gradient_knows_the_relu_behind_its_normalization(relued, inputs):
+    rng = np.random.default_rng(0)
+    x, h, g, scale, bias = (ht.placeholder(n, (5, 3) if n in "xhg" else (3,)) for n in ("x", "h", "g", "scale", "bias"))
+    normal, *statistics = OPS["batch_norm_train"](x, scale, bias, axis=1)
+    y = relued(normal, h)
+    dx, *_ = OPS["batch_norm_dx"](g * (y > 0.0), x, scale, *statistics, axis=1)
+    made = fuse_norm_relu((y, dx))
+    (slope,) = (n for n in topological(made) if n.op.name == "batch_norm_relu_dx")
+    assert len(slope.inputs) == inputs
+    feed = {n: rng.standard_normal(n.shape).astype("float32") for n in (x, h, g, scale, bias)}
+    for got, wanted in zip(interpret(made, feed), interpret((y, dx), feed)):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_an_unknown_pass_is_refused():

@@ -34,10 +34,26 @@ STRATEGIES = {
     "hetu.ps": "ParameterServer BSP SSP ASP Consistency Cache",
     "hetu.plan": "Hybrid auto Auto Hints Plan Profile simulate",
 }
+CHOSEN = {  # environment variables that a user sets
+    "HETU_DATA": ("a folder with a folder for each data set, which `ht.data` prefers to the files it ships", "none"),
+    "HETU_STRATEGY": ("the strategy of executors that are given none; `auto` lets the planner choose", "none"),
+    "HETU_PASSES": ("the only [passes](passes.md) to run, separated by commas; empty for none", "all"),
+    "HETU_LANES": ("`0`: the pieces of one instruction run one after the other, not in threads side by side", "on"),
+    "HETU_BLAS": ("`0`: NumPy's own products take the place of direct calls of its BLAS", "on"),
+    "HETU_MPIEXEC": ("the `mpiexec` that `heturun` starts ranks with", "that of the MPI wheel"),
+}
+GIVEN = {  # those that hetu sets for the processes it starts
+    "HETU_RUN_DIRECTORY": "where the ranks of a job say how they ended",
+    "HETU_TERMINALS": "which outputs of `heturun` are terminals, for progress bars",
+    "HETU_SERVERS": "addresses of the parameter servers, separated by commas",
+    "HETU_SERVER_TOKEN": "what a worker shows to a server",
+    "HETU_SERVER_KEYS": "the file of the keys, where messages are encrypted",
+    "HETU_NOTEBOOK_ADDRESS": "where a notebook listens for its ranks",
+    "HETU_NOTEBOOK_TOKEN": "what a rank shows to the notebook",
+}
 AROUND = {  # what every executor does beside the named passes
     "resolve_training": "first: what depends on whether this sub-graph trains",
     "specialise": "before the named passes run again: the sizes that were fed",
-    "fuse_elementwise": "last, on a GPU",
 }
 
 
@@ -231,6 +247,18 @@ def pass_page() -> str:
     )
 
 
+def environment() -> str:
+    intro = (
+        "The number of threads is that of BLAS: `OPENBLAS_NUM_THREADS`, which `heturun` divides among the ranks of a "
+        "host. Profiles and compiled kernels are kept in `$XDG_CACHE_HOME/hetu` (`~/.cache/hetu`)."
+    )
+    chosen = ["| to set | what it does | without it |", "|---|---|---|"]
+    given = ["| set by `heturun` or a notebook for its ranks | what it says |", "|---|---|"]
+    chosen += [f"| `{name}` | {what} | {default} |" for name, (what, default) in CHOSEN.items()]
+    given += [f"| `{name}` | {what} |" for name, what in GIVEN.items()]
+    return page("Environment variables", intro, ["\n".join(chosen), "\n".join(given)])
+
+
 def home() -> str:
     links = {
         "operators.md": "every operator and function by family: formula, shapes, errors, example",
@@ -239,6 +267,7 @@ def home() -> str:
         "optimizers.md": "`ht.optim`, `ht.schedules`, `ht.init`",
         "strategies.md": "`hetu.dist`, `hetu.ps`, `hetu.plan`",
         "passes.md": "graph to graph, in their order",
+        "environment.md": "what can be set from outside",
     }
     rows = [f"- [{name.removesuffix('.md').replace('_', ' ')}]({name}): {what}" for name, what in links.items()]
     return f"# Reference\n\n{NOTE}\n\n" + "\n".join(rows) + "\n"
@@ -267,6 +296,7 @@ def pages() -> dict[str, str]:
         "optimizers.md": optimizers(),
         "strategies.md": strategies(),
         "passes.md": pass_page(),
+        "environment.md": environment(),
     }
 
 

@@ -17,6 +17,7 @@ import json
 import statistics
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +30,7 @@ import hetu as ht
 from hetu.backend import Device
 from hetu.errors import MissingDependencyError
 from hetu.gpu_kernels.check import machine
+from hetu.graph import OPS
 from hetu.passes import PASSES, chosen_passes
 
 STEPS, LAUNCHES = 50, 20
@@ -60,15 +62,17 @@ CASES = {
     "resnet18": Case(workloads.resnet, {"batch": 128}, {"batch": 2}, eager=0.9),
     "resnet18_bf16": Case(workloads.resnet, {"batch": 128}, {"batch": 2}, "bfloat16", eager=0.9),
 }
+ROWS = [*CASES, "host", "kernels"]
 # The share of a copy's bandwidth to reach, where one is asked for.
-WANTED = {"gelu": 0.8, "fused chain": 0.8, "layer_norm": 0.8, "rms_norm": 0.8, "adam": 0.85, "cross entropy": 0.75}
+WANTED = dict.fromkeys(("gelu", "fused chain", "layer_norm", "rms_norm", "batch_norm", "batch_norm_dx"), 0.8)
+WANTED |= {"adam": 0.85, "cross entropy": 0.75}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rows", nargs="*", choices=[*CASES], default=[*CASES], help="the models to train")
+    parser.add_argument("--rows", nargs="*", choices=ROWS, default=ROWS, help="the models to train, and what else")
     parser.add_argument("--rounds", type=int, default=5, help="how often all sides take their turn")
-    parser.add_argument("--json", type=Path, help="a file for the results")
+    parser.add_argument("--json", type=Path, help="a file for the results, written anew after each row")
     parser.add_argument("--quick", action="store_true", help="small sizes and few steps, to see that every row runs")
     chosen = parser.parse_args(arguments)
     try:
@@ -76,19 +80,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except MissingDependencyError as error:
         print(f"no GPU: {error.message}")
         return
-    xp, count = Device("gpu").xp, 2 if chosen.quick else STEPS
-    parts = {
-        "a training step (ms)": lambda: [
-            steps(name, CASES[name], xp, chosen.rounds, count, chosen.quick) for name in chosen.rows
-        ],
-        "a replayed step of a tiny MLP (us)": lambda: [host_time(workloads.tiny_mlp(), xp, count)],
-        "bandwidth (GB/s)": lambda: bandwidths(kernels(xp, chosen.quick), xp),
-    }
-    for title, measure in parts.items():
-        results[title] = measure()
+    titles = {"host": "a replayed step of a tiny MLP (us)", "kernels": "bandwidth (GB/s)"}
+    for name in chosen.rows:
+        title = titles.get(name, "a training step (ms)")
+        try:
+            found = rows_of(name, chosen.rounds, chosen.quick)
+        except Exception as error:  # the others may tell more
+            traceback.print_exc()
+            found = [{"row": name, "failed": f"{type(error).__name__}: {error}"}]
+        results.setdefault(title, []).extend(found)
         print(f"\n{title}\n{table(results[title])}", flush=True)
-    if chosen.json:
-        chosen.json.write_text(json.dumps(results, indent=1))
+        if chosen.json:
+            chosen.json.write_text(json.dumps(results, indent=1))
+
+
+def rows_of(name: str, rounds: int, quick: bool) -> list[Row]:
+    """What is measured under a name: a model, the host or the kernels."""
+    xp, count = Device("gpu").xp, 2 if quick else STEPS
+    if name == "kernels":
+        return bandwidths(kernels(xp, quick), xp)
+    return [
+        host_time(workloads.tiny_mlp(), xp, count)
+        if name == "host"
+        else steps(name, CASES[name], xp, rounds, count, quick)
+    ]
 
 
 # -- steps -------------------------------------------------------------------------------------------------------------
@@ -208,30 +223,46 @@ def host_time(workload: Workload, xp: Any, count: int) -> Row:
 # -- kernels -----------------------------------------------------------------------------------------------------------
 
 
-def bandwidths(measured: dict[str, tuple[Calls, int]], xp: Any) -> list[Row]:
+def bandwidths(kernels: dict[str, Callable[[], tuple[Calls, int]]], xp: Any) -> list[Row]:
     """Bytes that each kernel has to move, over its time; and the share of what a plain copy reaches."""
     rows: list[Row] = []
-    for name, (calls, nbytes) in measured.items():
-        rate = nbytes / seconds(calls, xp) / 1e9
+    for name, make in kernels.items():
+        try:
+            calls, nbytes = make()
+            rate = nbytes / seconds(calls, xp) / 1e9
+        except Exception as error:
+            traceback.print_exc()
+            rows.append({"kernel": name, "failed": f"{type(error).__name__}: {error}"})
+            continue
         share = rate / (rows[0]["GB/s"] if rows else rate)
         rows.append({"kernel": name, "GB/s": rate, "of a copy": share, "wanted": WANTED.get(name)})
+        calls = None  # and with them their memory
+        xp.get_default_memory_pool().free_all_blocks()
     return rows
 
 
-def kernels(xp: Any, quick: bool) -> dict[str, tuple[Calls, int]]:
-    """Launches and the bytes they move at least. A gathered row counts each time."""
+def kernels(xp: Any, quick: bool) -> dict[str, Callable[[], tuple[Calls, int]]]:
+    """What makes launches, and the bytes they move at least. A gathered row counts each time."""
     height, width, vocabulary = (64, 128, 100) if quick else (16384, 4096, 50257)
     x, vector = np.ones((height, width), np.float32), np.ones(width, np.float32)
-    a, b = xp.ones(x.shape, "float32"), xp.empty(x.shape, "float32")
     logits = {"x": np.ones((height // 4, vocabulary), np.float32), "t": np.zeros(height // 4, np.int64)}
+
+    def copy() -> tuple[Calls, int]:
+        a, b = xp.ones(x.shape, "float32"), xp.empty(x.shape, "float32")
+        return [lambda: xp.copyto(b, a)], 2 * x.nbytes
+
+    def chain(x: ht.Node, y: ht.Node, s: ht.Node) -> ht.Node:
+        return ht.gelu(x * s + 1.0) * y + x
+
     return {
-        "copy": ([lambda: xp.copyto(b, a)], 2 * x.nbytes),
-        "gelu": (calls_of(ht.gelu, x=x), 2 * x.nbytes),
-        "fused chain": (calls_of(lambda x, y, s: ht.gelu(x * s + 1.0) * y + x, x=x, y=x, s=vector), 3 * x.nbytes),
-        "layer_norm": (calls_of(ht.layer_norm, x=x, scale=vector, bias=vector), 2 * x.nbytes),
-        "rms_norm": (calls_of(ht.rms_norm, x=x, scale=vector), 2 * x.nbytes),
-        "cross entropy": (calls_of(ht.softmax_cross_entropy, **logits), logits["x"].nbytes),
-        "adam": adam(xp, 1 << (10 if quick else 22)),
+        "copy": copy,
+        "gelu": lambda: (calls_of(ht.gelu, x=x), 2 * x.nbytes),
+        "fused chain": lambda: (calls_of(chain, x=x, y=x, s=vector), 3 * x.nbytes),
+        "layer_norm": lambda: (calls_of(ht.layer_norm, x=x, scale=vector, bias=vector), 2 * x.nbytes),
+        "rms_norm": lambda: (calls_of(ht.rms_norm, x=x, scale=vector), 2 * x.nbytes),
+        "cross entropy": lambda: (calls_of(ht.softmax_cross_entropy, **logits), logits["x"].nbytes),
+        "adam": lambda: adam(xp, 1 << (10 if quick else 22)),
+        **norm_kernels(x.reshape(-1, 64)),
         **sparse_kernels(quick),
     }
 
@@ -256,7 +287,23 @@ def adam(xp: Any, size: int) -> tuple[Calls, int]:
     return update_all(gpu(), "adam", tensors, rate, step, attrs), 7 * 8 * parameters[0][0].nbytes
 
 
-def sparse_kernels(quick: bool) -> dict[str, tuple[Calls, int]]:
+def norm_kernels(x: np.ndarray) -> dict[str, Callable[[], tuple[Calls, int]]]:
+    """Batch norm with the relu behind it, of channels that come last, and its gradient: both read twice."""
+    vector = np.ones(x.shape[1], np.float32)
+
+    def forward(x: ht.Node, v: ht.Node) -> ht.Node:
+        return OPS["batch_norm_relu"](x, v, v, epsilon=1e-5)[0]
+
+    def backward(g: ht.Node, x: ht.Node, v: ht.Node) -> ht.Node:
+        return OPS["batch_norm_relu_dx"](g, x, x, v, v, v, v, epsilon=1e-5)[0]
+
+    return {
+        "batch_norm": lambda: (calls_of(forward, x=x, v=vector), 3 * x.nbytes),
+        "batch_norm_dx": lambda: (calls_of(backward, g=x, x=x, v=vector), 5 * x.nbytes),
+    }
+
+
+def sparse_kernels(quick: bool) -> dict[str, Callable[[], tuple[Calls, int]]]:
     """Embedding rows, a graph's product and the layout transform of a mixture of experts."""
     rng, features = np.random.default_rng(0), 64
     nodes, entries, tokens = (200, 2000, 64) if quick else (1 << 20, 1 << 24, 1 << 14)
@@ -275,13 +322,20 @@ def sparse_kernels(quick: bool) -> dict[str, tuple[Calls, int]]:
         return ht.moe_combine(y, slots, weights)
 
     return {
-        "embedding": (calls_of(ht.embedding, x=x, ids=ids), 2 * x.nbytes + ids.nbytes),
-        "its gradient": (calls_of(ht.scatter_rows, like=x, ids=ids, rows=x), 3 * x.nbytes + ids.nbytes),
-        "sparse_matmul (CSR)": (
+        "embedding": lambda: (calls_of(ht.embedding, x=x, ids=ids), 2 * x.nbytes + ids.nbytes),
+        "its gradient": lambda: (calls_of(ht.scatter_rows, like=x, ids=ids, rows=x), 3 * x.nbytes + ids.nbytes),
+        "sparse_matmul (CSR)": lambda: (
             calls_of(lambda x: ht.sparse_matmul(rows, columns, values, x, size=nodes), x=x),
             entries * (8 + 4 * features) + x.nbytes,
         ),
-        "experts and back": (calls_of(routed, x=t, scores=scores), (4 + experts * capacity / tokens) * t.nbytes),
+        "sampled_matmul": lambda: (
+            calls_of(lambda x: ht.sampled_matmul(rows, columns, x, x), x=x),
+            entries * (20 + 8 * features),
+        ),
+        "experts and back": lambda: (
+            calls_of(routed, x=t, scores=scores),
+            (4 + experts * capacity / tokens) * t.nbytes,
+        ),
     }
 
 

@@ -4,10 +4,9 @@
 
 1. dense: push_pull of a whole parameter over TCP and through shared memory, beside an echo: as many bytes there and
    back over the same kind of sockets, cut into the same chunks, as many of them in flight, and put into the caller's
-   array as they come. The server that echoes computes nothing; `update` is what the server of a push_pull computes and
-   copies, on its own: its SGD step and the answer, chunk by chunk. `of echo` is the time of the echo by that of
-   push_pull over TCP, `with update` that of the echo and the update, and `shared` that of TCP by that of shared memory;
-   more is better.
+   array as they come, by the plain calls of pyzmq. `relay` is the best echo that ZeroMQ allows: nothing is copied, and
+   the server looks at no byte. Neither computes anything. `of echo` is the time of the echo by that of push_pull over
+   TCP, `of relay` that of the relay, and `shared` that of TCP by that of shared memory; more is better.
 2. small: push_pull of 1 KB beside an echo of one message of as many bytes; the ratio of times, less is better.
 3. sparse: push_pull_rows of 1024 distinct rows of 16 floats by several worker processes at once, requests per second.
 
@@ -26,6 +25,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -34,10 +34,8 @@ from report import Row, add_arguments, report
 
 from hetu.ps import Client, Options, Parameter, ServerProcess
 from hetu.ps.client import SETTINGS
-from hetu.ps.messages import Kind, Message
 from hetu.ps.partition import CHUNK
 from hetu.ps.server import ENVIRONMENT, HEARTBEAT
-from hetu.ps.table import Table, TableSpec
 from hetu.ps.transport import CREDIT
 
 TOKEN, DEADLINE = "benchmark", 120  # seconds
@@ -72,7 +70,7 @@ def parse_arguments() -> argparse.Namespace:
 # -- the bare echo -----------------------------------------------------------------------------------------------
 
 
-def serve_echo() -> None:
+def serve_echo(copy: bool) -> None:
     """Send back whatever comes, until standard input closes."""
     context = zmq.Context()
     socket = context.socket(zmq.ROUTER)
@@ -84,15 +82,15 @@ def serve_echo() -> None:
     while sys.stdin.buffer.raw.read(1) is None:
         with contextlib.suppress(zmq.Again):
             while True:
-                socket.send_multipart(socket.recv_multipart(copy=False), copy=False)
+                socket.send_multipart(socket.recv_multipart(copy=copy), copy=copy)
     context.destroy()
 
 
 class Echo:
-    """An echo process and a socket to it."""
+    """An echo process and a socket to it. Without `copy` frames are passed on as they are."""
 
-    def __init__(self) -> None:
-        self.process = child("echo")
+    def __init__(self, copy: bool) -> None:
+        self.process, self.copy = child("echo" if copy else "relay"), copy
         self.context = zmq.Context()
         self.socket = self.context.socket(zmq.DEALER)
         for name, value in SETTINGS.items():
@@ -104,11 +102,11 @@ class Echo:
         chunks = [slice(i, i + CHUNK) for i in range(0, len(array), CHUNK)]
         ahead = min(CREDIT, len(chunks))
         for chunk in chunks[:ahead]:
-            self.socket.send(array[chunk], copy=False)
+            self.socket.send(array[chunk], copy=self.copy)
         for i, chunk in enumerate(chunks):
-            out[chunk] = np.frombuffer(self.socket.recv(copy=False), np.uint8)
+            out[chunk] = np.frombuffer(self.socket.recv(copy=self.copy), np.uint8)
             if i + ahead < len(chunks):
-                self.socket.send(array[chunks[i + ahead]], copy=False)
+                self.socket.send(array[chunks[i + ahead]], copy=self.copy)
 
     def __enter__(self) -> Echo:
         return self
@@ -132,12 +130,11 @@ def sides(nbytes: int) -> Iterator[tuple[dict[str, Callable[[], object]], dict[s
     """What is compared for one size, and the process that serves each."""
     gradient, out = np.full(nbytes // 4, 1e-3, np.float32), np.empty(nbytes // 4, np.float32)
     with contextlib.ExitStack() as stack:
-        echo = stack.enter_context(Echo())
-        calls = {
-            "echo": lambda: echo.exchange(gradient.view(np.uint8), out.view(np.uint8)),
-            "update": updates(gradient),
-        }
-        servers = {"echo": echo.process.pid, "update": os.getpid()}
+        calls, servers = {}, {}
+        for name, copy in (("echo", True), ("relay", False)):
+            echo = stack.enter_context(Echo(copy))
+            calls[name] = partial(echo.exchange, gradient.view(np.uint8), out.view(np.uint8))
+            servers[name] = echo.process.pid
         for name, shared in (("tcp", False), ("shared", True)):
             server = stack.enter_context(ServerProcess(Options(1, TOKEN, consistency="asp")))
             client = stack.enter_context(Client([server.address], 0, TOKEN, shared=shared))
@@ -145,20 +142,6 @@ def sides(nbytes: int) -> Iterator[tuple[dict[str, Callable[[], object]], dict[s
             calls[name] = lambda client=client: client.push_pull("w", gradient, out).wait()
             servers[name] = server.process.pid
         yield calls, servers
-
-
-def updates(gradient: np.ndarray) -> Callable[[], object]:
-    """What the server computes for a push_pull, without the messages."""
-    chunks = [c.reshape(1, -1) for c in np.split(gradient, range(CHUNK // 4, len(gradient), CHUNK // 4))]
-    tables = [Table(TableSpec("w", 0, 1, c.size, options={"learning_rate": 0.1})) for c in chunks]
-    answer = np.empty_like(chunks[0])
-
-    def run() -> None:
-        for chunk, table in zip(chunks, tables):
-            table.apply([Message(Kind.PUSH, values=chunk)], weight=1.0)
-            np.copyto(answer[:, : chunk.size], table.values)
-
-    return run
 
 
 def in_turns(nbytes: int, rounds: int, repeats: int) -> tuple[dict[str, list[float]], dict[str, float]]:
@@ -179,9 +162,8 @@ def in_turns(nbytes: int, rounds: int, repeats: int) -> tuple[dict[str, list[flo
 def cpu_seconds(pid: int) -> float:
     """Of this process and of another one if it can be looked at, as on Linux."""
     used = time.process_time()
-    if pid != os.getpid():
-        for task in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-            used += int(task.read_text().split()[0]) * 1e-9
+    for task in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        used += int(task.read_text().split()[0]) * 1e-9
     return used
 
 
@@ -195,9 +177,8 @@ def dense(arguments: argparse.Namespace) -> list[Row]:
     for size in SIZES:
         wall, cpu = in_turns(size, arguments.rounds, repeats=max(1, (8 << 20) // size))
         millis = {f"{name} ms": 1e3 * statistics.median(seconds) for name, seconds in wall.items()}
-        used = {f"{name} cpu": 1e3 * seconds for name, seconds in cpu.items() if name != "update"}
-        both = [e + u for e, u in zip(wall["echo"], wall["update"])]
-        ratios = {"of echo": ratio(wall["echo"], wall["tcp"]), "with update": ratio(both, wall["tcp"])}
+        used = {f"{name} cpu": 1e3 * seconds for name, seconds in cpu.items()}
+        ratios = {f"of {name}": ratio(wall[name], wall["tcp"]) for name in ("echo", "relay")}
         rows.append({"bytes": size, **millis, **used, **ratios, "shared": ratio(wall["tcp"], wall["shared"])})
     return rows
 
@@ -247,7 +228,7 @@ def sparse(arguments: argparse.Namespace) -> list[Row]:
     return [{**shape, "requests/s": quartiles, "greatest": round(max(rates))}]
 
 
-ROLES = {"echo": serve_echo, "worker": work}
+ROLES = {"echo": partial(serve_echo, True), "relay": partial(serve_echo, False), "worker": work}
 PARTS = {
     "dense": ("push_pull of a whole parameter with SGD beside a chunked echo of the same bytes", dense),
     "small": ("push_pull of 1 KB with SGD beside an echo of the same bytes", small),

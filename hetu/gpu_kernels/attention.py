@@ -57,7 +57,8 @@ def _launch(machine: Machine, scale: float, causal: bool, q: Any, k: Any, v: Any
 def text(file: str, dtype: str, d: int, e: int, rows: int) -> str:
     """The kernels of a file for d features of queries and keys, e of values, and `rows` (or 16 `rows`) rows a warp."""
     sizes = f'const int D = {d}, E = {e}, R = {rows};\n#line 1 "{file}.cu"\n'
-    return assemble(sizes + file_text(file), f"{file}.cu", S=dtype)
+    before = file_text("matrices") if file == "attention_tensor" else ""
+    return assemble(before + sizes + file_text(file), f"{file}.cu", S=dtype)
 
 
 def _in_chunks(array: Any) -> bool:

@@ -11,53 +11,9 @@
 // the 8 rows that are read together lie in different banks: 37 KB for 64 features, 35 KB for 128. Registers: at most
 // 255 without spilling, so that two blocks share a multiprocessor.
 
-typedef Pack<unsigned, 4> Chunk;  // 8 values, 16 bytes
-
 const int WARPS = 4, LANES = 32 * WARPS;
 const int ROWS = D + E <= 128 ? 64 : 32;  // of a tile: two of each side fit 48 KB
 const float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
-
-#ifdef __CUDA_ARCH__  // the emulator brings its own
-// Four matrices of 8 x 8 values: lane 8 m + r points at row r of matrix m, and gets two neighbors of each row lane / 4.
-__device__ inline void load_matrices(unsigned (&out)[4], const void* row) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
-                 : "r"((unsigned)__cvta_generic_to_shared(row)) : "memory");
-}
-__device__ inline void load_matrices_transposed(unsigned (&out)[4], const void* row) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
-                 : "r"((unsigned)__cvta_generic_to_shared(row)) : "memory");
-}
-// sum (16 x 8) += left (16 x 16) right (16 x 8). Lane 4 g + t holds of sum the columns 2 t and 2 t + 1 of the rows g
-// and g + 8; of left the same of both halves of its columns; of right the rows 2 t and 2 t + 1 of both halves of
-// column g.
-#define PRODUCTS_OF(type, name)                                                                                      \
-    __device__ inline void multiply_add(float (&sum)[4], const unsigned (&left)[4], const unsigned* right, type) {   \
-        asm("mma.sync.aligned.m16n8k16.row.col.f32." name "." name ".f32 "                                           \
-            "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                                        \
-            : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])                                                 \
-            : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(right[0]), "r"(right[1]));                 \
-    }                                                                                                                \
-    __device__ inline unsigned rounded_pair(float low, float high, type) {                                           \
-        unsigned both;                                                                                               \
-        asm("cvt.rn." name "x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));                                 \
-        return both;                                                                                                 \
-    }
-PRODUCTS_OF(half16, "f16") PRODUCTS_OF(bfloat16, "bf16")
-// Starts a copy to shared memory, of zeros where nothing exists.
-template <class V> __device__ inline void copy_async(V* to, const V* from, bool exists) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
-                 :: "r"((unsigned)__cvta_generic_to_shared(to)), "l"(__cvta_generic_to_global(from)), "n"(sizeof(V)),
-                    "r"(exists ? (int)sizeof(V) : 0) : "memory");
-}
-__device__ inline void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-__device__ inline float power_of_two(float v) {  // one instruction, to 22 bits
-    float power;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(v));
-    return power;
-}
-#endif
 
 __device__ inline float half_of(unsigned both, int i) {
     S value;

@@ -1,55 +1,140 @@
-"""Launches the kernels of `channels.cu`: batch normalization in training, and its gradient."""
+"""Launches the kernels of `channels.cu`: batch normalization in training and its gradient, with the relu behind it.
+
+Channels that come last are read in packs across channels, others in packs along one. Images may be stored in 16 bits
+beside vectors in float32. Ignored on purpose: arrays that are not contiguous.
+"""
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Sequence
+from functools import cache, partial
 from math import prod
 from typing import Any
 
-from .machine import Call, Machine, contiguous, index_dtype, spread
-from .source import compute_dtype, kernel_file
+from .machine import BLOCK, Call, Machine, address, contiguous, index_dtype, widest_pack
+from .reduce import ROOM
+from .source import assemble, compute_dtype, file_text
 
-CHUNK = 8192  # elements of a channel that one block reads: 32 KB of float32 stay cached for the second pass
+LEAST = 4  # packs of a thread: what it reads for its channels, and the sum along the block, are then small beside them
+JOIN = (4, 64)  # the block of what sums up parts: few channels, so that even 64 of them have many threads
 
 
-def _geometry(x: Any, axis: int) -> tuple[int, int, int, int]:
-    """(before, channels, after, chunks). Every chunk has an element."""
-    before, channels, after = prod(x.shape[:axis]), x.shape[axis], prod(x.shape[axis + 1 :])
-    chunks = -(-before * after // CHUNK)
-    return before, channels, after, chunks
+@cache
+def text(images: str, vectors: str, index: str, pack: int, last: bool, relu: bool, more: bool) -> str:
+    """The kernels for these dtypes, packs and operators."""
+    flags = f"LAST = {last:d}, RELU = {relu:d}, MORE = {more:d}"
+    early = f'constexpr int PACK = {pack};\nconstexpr bool {flags};\n#line 1 "channels.cu"\n'
+    return assemble(early + file_text("channels"), "channels.cu", S=images, V=vectors, Index=index)
+
+
+class _Channels:
+    """How blocks share images (before, channels, after): `chunks` of each channel, and channels side by side."""
+
+    def __init__(
+        self, machine: Machine, images: Sequence[Any], vectors: Sequence[Any], axis: int, **flags: bool
+    ) -> None:
+        x = images[0]
+        before, channels, after = self.sizes = prod(x.shape[:axis]), x.shape[axis], prod(x.shape[axis + 1 :])
+        last = after == 1
+        aligned = not any(address(v) % 16 for v in vectors)
+        pack = widest_pack(channels if last else after, *images) if aligned else 1
+        across = min(32, 1 << (channels // pack - 1).bit_length()) if last else 1
+        steps, columns = (before, -(-channels // (pack * across))) if last else (before * after // pack, channels)
+        each = max(-(-steps * columns // ROOM), LEAST * BLOCK // across)
+        self.machine, self.channels, self.chunks = machine, channels, -(-steps // each)
+        self.shape = (self.chunks, columns), (across, BLOCK // across)
+        self.text = text(x.dtype.name, vectors[0].dtype.name, index_dtype(x.size), pack, last, **flags)
+        self.wide = compute_dtype(x.dtype.name)
+
+    def lines(self) -> Any:
+        """Room for three numbers a channel."""
+        return self.machine.xp.empty((3, self.channels), self.wide)
+
+    def parts(self, numbers: int) -> Any:
+        """Room for what chunks sum up."""
+        return self.machine.xp.empty((self.chunks, self.channels, numbers), self.wide)
+
+    def sweep(self, name: str, *arguments: Any) -> Call:
+        """The launch of a kernel that visits the images."""
+        return partial(self.machine.kernel(self.text, name), *self.shape, arguments)
+
+    def join(self, name: str, *arguments: Any) -> Call:
+        """The launch of one that sums up parts."""
+        return partial(self.machine.kernel(self.text, name), (-(-self.channels // JOIN[0]),), JOIN, arguments)
+
+
+def _fit(images: Sequence[Any], vectors: Sequence[Any]) -> bool:
+    """Whether the arrays are contiguous, and of one dtype each, in which sums are alike."""
+    alike = all(a.dtype == group[0].dtype for group in (images, vectors) for a in group)
+    wide = compute_dtype(images[0].dtype.name) == compute_dtype(vectors[0].dtype.name)
+    return alike and wide and contiguous(*images, *vectors)
 
 
 def batch_norm_train(
-    machine: Machine, out: Any, x: Any, scale: Any, bias: Any, *, axis: int, epsilon: float
+    machine: Machine,
+    out: Any,
+    x: Any,
+    scale: Any,
+    bias: Any,
+    *added: Any,
+    axis: int,
+    epsilon: float,
+    relu: bool = False,
 ) -> list[Call] | None:
     y, mean, var = out
-    if not contiguous(x, scale, bias, *out) or any(a.dtype != x.dtype for a in (scale, bias, *out)):
+    images, vectors = (x, *added, y), (scale, bias, mean, var)
+    if not _fit(images, vectors):
         return None
-    before, channels, after, chunks = _geometry(x, axis)
-    wide, text = compute_dtype(x.dtype.name), kernel_file("channels", S=x.dtype.name, Index=index_dtype(x.size))
-    parts, exact = machine.xp.empty((channels, chunks, 2), wide), machine.xp.empty((channels, 2), wide)
-    moments, join, normalize = (machine.kernel(text, n) for n in ("moments_of_chunks", "join_moments", "normalize"))
+    work = _Channels(machine, images, vectors, axis, relu=relu, more=bool(added))
+    parts, lines, other = work.parts(3), work.lines(), images[1] if added else x
     return [
-        partial(moments, (chunks, channels), (256,), (x, parts, before, after)),
-        partial(join, (-(-channels // 32),), (32,), (parts, mean, var, exact, channels, chunks, before * after)),
-        partial(normalize, *spread(x.size), (x, exact, scale, bias, y, x.size, channels, after, float(epsilon))),
+        work.sweep("moments_of_chunks", x, parts, *work.sizes),
+        work.join("join_moments", parts, scale, bias, mean, var, lines, work.channels, work.chunks, float(epsilon)),
+        work.sweep("normalize", x, other, lines, y, *work.sizes),
     ]
+
+
+def batch_norm_relu(machine: Machine, out: Any, x: Any, *arrays: Any, epsilon: float) -> list[Call] | None:
+    return batch_norm_train(machine, out, x, *arrays, axis=x.ndim - 1, epsilon=epsilon, relu=True)
 
 
 def batch_norm_dx(
-    machine: Machine, out: Any, g: Any, x: Any, scale: Any, mean: Any, var: Any, *, axis: int, epsilon: float
+    machine: Machine,
+    out: Any,
+    g: Any,
+    x: Any,
+    scale: Any,
+    mean: Any,
+    var: Any,
+    *,
+    axis: int,
+    epsilon: float,
+    y: Any = None,
+    bias: Any = None,
 ) -> list[Call] | None:
+    """With `y` or `bias` g counts where the relu let it through: where y > 0, or what follows from x and the bias."""
     dx, dscale, dbias = out
-    arrays = (g, x, scale, mean, var, *out)
-    if not contiguous(*arrays) or any(a.dtype != x.dtype for a in arrays):
+    images, vectors = [g, x, dx], [scale, mean, var, dscale, dbias]
+    images += [] if y is None else [y]
+    vectors += [] if bias is None else [bias]
+    if not _fit(images, vectors):
         return None
-    before, channels, after, chunks = _geometry(x, axis)
-    wide, text = compute_dtype(x.dtype.name), kernel_file("channels", S=x.dtype.name, Index=index_dtype(x.size))
-    parts, exact = machine.xp.empty((channels, chunks, 2), wide), machine.xp.empty((channels, 2), wide)
-    slopes, join, normalize = (machine.kernel(text, n) for n in ("slopes_of_chunks", "join_slopes", "normalize_dx"))
-    sizes = (x.size, channels, after, float(epsilon))
+    relu, more = y is not None or bias is not None, y is not None
+    work = _Channels(machine, images, vectors, axis, relu=relu, more=more)
+    other, shift = x if y is None else y, mean if bias is None else bias  # what is not there is not read
+    parts, lines, count = work.parts(2), work.lines(), x.size // work.channels
+    numbers = (work.channels, work.chunks, count, float(epsilon))
     return [
-        partial(slopes, (chunks, channels), (256,), (g, x, mean, var, parts, before, after, float(epsilon))),
-        partial(join, (-(-channels // 32),), (32,), (parts, dscale, dbias, exact, channels, chunks)),
-        partial(normalize, *spread(x.size), (g, x, scale, mean, var, exact, dx, *sizes)),
+        work.sweep("slopes_of_chunks", g, x, other, scale, shift, mean, var, parts, *work.sizes, float(epsilon)),
+        work.join("join_slopes", parts, scale, var, dscale, dbias, lines, *numbers),
+        work.sweep("normalize_dx", g, x, other, lines, shift, mean, dx, *work.sizes),
     ]
+
+
+def batch_norm_relu_dx(
+    machine: Machine, out: Any, g: Any, y: Any, x: Any, scale: Any, mean: Any, var: Any, *bias: Any, epsilon: float
+) -> list[Call] | None:
+    """Computing y again saves reading it twice, if scale, bias and statistics are not rounded."""
+    exact = bias and scale.dtype.name == compute_dtype(scale.dtype.name)
+    opening = {"bias": bias[0]} if exact else {"y": y}
+    return batch_norm_dx(machine, out, g, x, scale, mean, var, axis=x.ndim - 1, epsilon=epsilon, **opening)

@@ -1,14 +1,16 @@
 """`python -m hetu.gpu_kernels.check`: proves and measures everything about GPUs on a machine that has one.
 
-Runs the tests marked `gpu` (operators on CuPy, kernels, graph capture, mixed precision, NCCL) and the benchmark, prints
-one table and writes it as JSON, with the device and the versions. Without a GPU it says so and exits with 0, so that
-it can stand in any script. Ignored on purpose: installed packages without a checkout; the tests are not shipped.
+Runs the tests marked `gpu` (operators on CuPy, kernels, graph capture, mixed precision, NCCL) and the benchmark, each
+part in a process of its own, as an illegal access spoils a process for whatever comes after it. Prints every result at
+once, and writes all so far as JSON, with the device and the versions. Without a GPU it says so and exits with 0, so
+that it can stand in any script. Ignored on purpose: installed packages without a checkout; the tests are not shipped.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -32,7 +34,7 @@ PARTS = {  # what is proven: words that select its tests
 }
 MAY_BE_SKIPPED = {"NCCL, two ranks on one GPU"}  # not every version of NCCL allows it
 PACKAGES = ("numpy", "cupy-cuda13x", "cupy-cuda12x", "nvidia-nccl-cu13", "nvidia-cuda-nvrtc", "torch", "ml_dtypes")
-PART_SECONDS = 900
+PART_SECONDS = 300
 COLUMNS = ("part", "passed", "failed", "skipped", "seconds", "note")
 
 
@@ -49,12 +51,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not (ROOT / "tests" / "gpu").is_dir():
         print("the checks are tests of a checkout: run this where hetu was cloned", file=sys.stderr)
         return 2
-    rows = [prove(part, words) for part, words in PARTS.items()]
-    measured = {} if chosen.quick else benchmark()
-    print(table(rows))
-    chosen.json.write_text(json.dumps({"machine": found, "checks": rows, "benchmark": measured}, indent=1))
-    print(f"written to {chosen.json}")
-    return 1 if any(row["failed"] for row in rows) else 0
+    print(found, flush=True)
+    results: dict[str, Any] = {"machine": found, "checks": [], "benchmark": {}}
+    for part, words in PARTS.items():
+        results["checks"].append(prove(part, words))
+        print(table(results["checks"][-1:]), flush=True)
+        chosen.json.write_text(json.dumps(results, indent=1))
+    if not chosen.quick:
+        results["benchmark"] = benchmark()
+        chosen.json.write_text(json.dumps(results, indent=1))
+    print(f"{table(results['checks'])}\nwritten to {chosen.json}")
+    return 1 if any(row["failed"] for row in results["checks"]) else 0
 
 
 def machine() -> dict[str, Any]:
@@ -77,8 +84,21 @@ def prove(part: str, words: str) -> dict[str, Any]:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "-m", "gpu", "-k", words, f"--junitxml={report}"]
         print(f"... {part}", flush=True)
-        done = subprocess.run([*command, "tests/gpu"], cwd=ROOT, capture_output=True, text=True, timeout=PART_SECONDS)
-        return {"part": part, **counted(report, done.stdout, may_be_skipped=part in MAY_BE_SKIPPED)}
+        output = run([*command, "-W", "default", "tests/gpu"], PART_SECONDS, subprocess.PIPE)
+        return {"part": part, **counted(report, output, may_be_skipped=part in MAY_BE_SKIPPED)}
+
+
+def run(command: Sequence[str], seconds: float, stdout: int | None = None) -> str:
+    """What a command prints, if `stdout` is a pipe; past its time it is ended, and this says so."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))  # a script finds the checkout
+    options = {"cwd": ROOT, "env": os.environ | {"PYTHONPATH": path}, "stdout": stdout, "stderr": subprocess.STDOUT}
+    try:
+        done = subprocess.run(command, **options, text=True, timeout=seconds)
+        return done.stdout or ""
+    except subprocess.TimeoutExpired as error:
+        print(f"ended after {seconds:.0f} seconds: {' '.join(command)}", file=sys.stderr)
+        printed = error.stdout or ""
+        return printed if isinstance(printed, str) else printed.decode()
 
 
 def counted(report: Path, output: str, *, may_be_skipped: bool = False) -> dict[str, Any]:
@@ -107,9 +127,7 @@ def benchmark() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "benchmark.json"
         script = ROOT / "examples" / "benchmarks" / "gpu.py"
-        subprocess.run(
-            [sys.executable, str(script), "--json", str(out)], cwd=ROOT, timeout=4 * PART_SECONDS, check=False
-        )
+        run([sys.executable, str(script), "--json", str(out)], 4 * PART_SECONDS)
         return json.loads(out.read_text()) if out.exists() else {}
 
 

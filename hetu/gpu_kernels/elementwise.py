@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from math import prod
+from math import gcd, prod
 from typing import Any
 
 import numpy as np
 
 from .generated import Layout, Step, Work, columns_text, elementwise_text, rows_text
-from .machine import Call, Machine, address, spread
+from .machine import Call, Machine, index_dtype, spread, widest_pack
 from .reduce import CHUNK, ROOM, reduced, wide_dtype
 from .source import common_dtype
 
-PACK_BYTES = 16  # the widest load of one thread
 DRAWN = 16  # neighbours that one block of random words decides about
 LEAST_ROWS = 32  # that a block folds: its part is then small beside what it reads
 
@@ -152,16 +151,11 @@ def _layout(
     unit = all(s[-1] in (0, 1) for s in strides)
     packed = [(a, s) for a, s in zip(arrays, strides) if s[-1]]
     whole = [*outs, *(a for a, _ in packed)]
-    pack = PACK_BYTES // max((a.dtype.itemsize for a in whole), default=PACK_BYTES) if unit else 1
-    while pack > 1 and (
-        sizes[-1] % pack
-        or any(n % pack for _, s in packed for n in s[:-1])
-        or any(address(a) % (a.dtype.itemsize * pack) for a in whole)
-    ):
-        pack //= 2
-    reach = max([prod(sizes), *(sum(abs(s) * n for s, n in zip(axes, sizes)) for axes in strides)])
+    even = gcd(sizes[-1], *(n for _, s in packed for n in s[:-1]))
+    pack = widest_pack(even, *whole) if unit and whole else 1
     span = DRAWN if drawing and sizes[-1] % DRAWN == 0 else pack
-    return Layout(moves, outer, unit, pack, span, "int32" if reach < 1 << 30 else "int64")
+    reach = (sum(abs(s) * n for s, n in zip(axes, sizes)) for axes in strides)
+    return Layout(moves, outer, unit, pack, span, index_dtype(prod(sizes), *reach))
 
 
 def _numbers(layout: Layout, first: Sequence[int], sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> list[Any]:

@@ -37,6 +37,7 @@ struct Copy {  // into shared memory, on its way until the thread waits for it
     const void* from;
     size_t size;                   // 0: zeros arrive
     size_t room;
+    unsigned group;
 };
 
 struct Fiber {
@@ -51,6 +52,7 @@ struct Fiber {
     unsigned mask;                 // lanes it waits for
     uint64_t given, taken[32];     // what it lends to a warp operation, and what the other lanes lent
     std::vector<Copy> copies;
+    unsigned groups;               // of copies that have ended
 };
 
 struct Region {  // one shared array of the running block
@@ -185,7 +187,7 @@ inline void start_block() {
         Fiber& f = fibers[i];
         unsigned n = (unsigned)i;
         f.index = {n % block.x, n / block.x % block.y, n / block.x / block.y};
-        f.number = n, f.state = READY, f.started = false, f.copies.clear();
+        f.number = n, f.state = READY, f.started = false, f.copies.clear(), f.groups = 0;
         getcontext(&f.context);
         f.context.uc_stack.ss_sp = f.stack.get(), f.context.uc_stack.ss_size = STACK;
         f.context.uc_link = nullptr;

@@ -137,10 +137,8 @@ def _converted(parameter: str, value: Any, position: int, name: str) -> Any:
 
 
 def _check_same(first: np.ndarray, now: np.ndarray, name: str, position: int, one: str, other: str) -> None:
-    """KernelError unless two orders of threads gave the same; sums by atomics may differ in the last digits."""
-    exact = first.dtype.kind != "f"
-    digits = 0.0 if exact else float(np.finfo(first.dtype).eps) * 64
-    if not np.allclose(first, now, rtol=digits, atol=digits, equal_nan=not exact):
+    """KernelError unless two orders of threads gave the same, to the last digit."""
+    if not np.array_equal(first, now, equal_nan="float" in first.dtype.name):
         raise KernelError(
             f"{name}: argument {position} depends on the order of threads ({one} or {other})",
             fix="look for a missing __syncthreads, or for two threads that write one place",

@@ -35,42 +35,58 @@ inline void load(unsigned* out, const void* row, bool transposed, int line) {
     }
 }
 
-// sum (16 x 8) += left (16 x 16) right (16 x 8). Lane 4 g + t holds of sum the columns 2 t and 2 t + 1 of the rows g
-// and g + 8; of left the same of both halves of its columns; of right the rows 2 t and 2 t + 1 of both halves of
-// column g.
-template <class S> void multiply(float* sum, const unsigned* left, const unsigned* right, S, int line) {
+// sum (16 x 8) += left (16 x K) right (K x 8). Lane 4 g + t holds of sum the columns 2 t and 2 t + 1 of the rows g and
+// g + 8. A register holds P neighbors along K; of left the rows g and g + 8, then the same of the second half of K; of
+// right both halves of column g. K is 16 for values of 16 bits, of which P = 2, and 8 for floats.
+template <class S> float operand(unsigned bits, unsigned i, S) {
+    S v;
+    v.bits = (unsigned short)(bits >> 16 * i);
+    return v;
+}
+inline float operand(unsigned bits, unsigned, float) { return same_bits<float>(bits & 0xffffe000u); }  // 11 bits
+
+template <class S> void multiply(float* sum, const unsigned* left, const unsigned* right, S type, int line) {
     Part mine{nullptr, nullptr, sum, left, right};
     meet(0xffffffffu, &mine, line);
     if (mine.done) return;
-    float a[16][16], b[16][8];
-    auto value = [](const unsigned* registers, unsigned i) {
-        S v;
-        v.bits = (unsigned short)(registers[i / 2] >> 16 * (i % 2));
-        return (float)v;
-    };
+    const unsigned P = 4 / sizeof(S), K = 8 * P;
+    float a[16][K], b[K][8];
     for (unsigned lane = 0; lane < 32; lane++) {
         unsigned g = lane / 4, t = lane % 4;
-        for (unsigned i = 0; i < 8; i++) a[g + i / 2 % 2 * 8][2 * t + i % 2 + i / 4 * 8] = value(part_of(lane)->left, i);
-        for (unsigned i = 0; i < 4; i++) b[2 * t + i % 2 + i / 2 * 8][g] = value(part_of(lane)->right, i);
+        for (unsigned i = 0; i < P; i++) {
+            for (unsigned r = 0; r < 4; r++)
+                a[g + r % 2 * 8][r / 2 * K / 2 + P * t + i] = operand(part_of(lane)->left[r], i, type);
+            for (unsigned r = 0; r < 2; r++) b[r * K / 2 + P * t + i][g] = operand(part_of(lane)->right[r], i, type);
+        }
     }
     for (unsigned lane = 0; lane < 32; lane++) {
         for (unsigned i = 0; i < 4; i++) {
             float total = 0, *row = a[lane / 4 + i / 2 * 8];
-            for (unsigned k = 0; k < 16; k++) total += row[k] * b[k][lane % 4 * 2 + i % 2];
+            for (unsigned k = 0; k < K; k++) total += row[k] * b[k][lane % 4 * 2 + i % 2];
             part_of(lane)->sum[i] += total;
         }
         part_of(lane)->done = true;
     }
 }
 
-inline void wait_for_copies() {
-    for (Copy& c : self->copies) std::memset(c.to, 0, c.room), std::memcpy(c.to, c.from, c.size);
-    self->copies.clear();
+// Copies of all groups before this one arrive.
+inline void arrive(unsigned group) {
+    std::vector<Copy> later;
+    for (Copy& c : self->copies)
+        if (c.group < group) std::memset(c.to, 0, c.room), std::memcpy(c.to, c.from, c.size);
+        else later.push_back(c);
+    self->copies.swap(later);
+}
+
+inline void wait_for_copies() { arrive(self->groups + 1); }
+inline void end_group() { self->groups++; }
+template <unsigned GROUPS> void wait_for_groups() {
+    if (self->groups > GROUPS) arrive(self->groups - GROUPS);
 }
 
 template <class V> void copy_async(V* to, const V* from, bool exists) {
     if (((uintptr_t)to | (uintptr_t)from) % sizeof(V)) failure = "an asynchronous copy whose places are not aligned";
-    self->copies.push_back({to, from, exists ? sizeof(V) : 0, sizeof(V)});
+    self->copies.push_back({to, from, exists ? sizeof(V) : 0, sizeof(V), self->groups});
     if (copies_at_once) wait_for_copies();
 }
 
@@ -84,4 +100,6 @@ template <class S> unsigned rounded_pair(float low, float high, S) {
 }
 inline float power_of_two(float v) { return exp2f(v); }
 using emulator::copy_async;
+using emulator::end_group;
 using emulator::wait_for_copies;
+using emulator::wait_for_groups;

@@ -1,6 +1,7 @@
 """Launches the kernels of `images.cu`: pooling, and convolution as products of unfolded images (by cuBLAS).
 
-Ignored on purpose: implicit products and Winograd's transform, which need no columns in memory but tensor cores to pay.
+Convolutions are those that `convolution.py` leaves: groups, dilations, few results, float64. Ignored on purpose:
+implicit products, which need no columns in memory but tensor cores to pay.
 """
 
 from __future__ import annotations

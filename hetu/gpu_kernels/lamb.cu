@@ -1,8 +1,8 @@
 // LAMB for all parameters of a model in two launches, since its step needs the norms of whole parameters.
 // Y. You et al., "Large Batch Optimization for Deep Learning", ICLR 2020, algorithm 2.
 //
-// Tables, chunks and blocks are those of `update_all` (update.cu); `update.py` puts the hyperparameters in front, as
-// constants. If not `*ok` the old values stay. Bytes: 20 an element of float32 in the first launch, 16 in the second; FLOP: about 25 an element.
+// Tables and conditions are those of `update_all` (update.cu); `update.py` puts the hyperparameters in front, as
+// constants. Bytes: 24 an element of float32 in the first launch, 16 in the second; FLOP: about 25 an element.
 
 __device__ inline T direction(T alpha, T eps, T p, T m, T v) { return alpha * m / (sqrt(v) + eps) + (T)weight_decay * p; }
 
@@ -13,17 +13,16 @@ __device__ inline void folded(double step, T& alpha, T& eps) {
 }
 
 // New moments, and of each chunk the sums of squares of the parameter and of its direction: parts[chunk][2].
-extern "C" __global__ void lamb_moments(S* const* table, const long long* sizes, const int* tensor, const long long* start,
-                                        const N* step, const bool* ok, T* parts, long long chunk) {
+extern "C" __global__ void lamb_moments(TENSORS, const N* step, const bool* ok, const S* scale, T* parts) {
+    CHUNK_OF(k, begin, end);
     const bool moves = *ok;
-    S* const* row = table + (long long)tensor[blockIdx.x] * 7;
-    const S *p = row[3], *g = row[6];
-    const long long size = sizes[tensor[blockIdx.x]], begin = start[blockIdx.x];
-    const long long end = begin + chunk < size ? begin + chunk : size;
+    const T divisor = *scale;
+    S* const* row = table + (long long)k * 7;
+    const S* p = row[3];
     T alpha, eps, length = 0, along = 0;
     folded((double)*step, alpha, eps);
     for (long long i = begin + threadIdx.x; i < end; i += blockDim.x) {
-        const T slope = g[i], m = (T)beta1 * (T)row[4][i] + (T)(1 - beta1) * slope;
+        const T slope = load(row[6], kinds[k], i) / divisor, m = (T)beta1 * (T)row[4][i] + (T)(1 - beta1) * slope;
         const T v = (T)beta2 * (T)row[5][i] + (T)(1 - beta2) * (slope * slope), r = direction(alpha, eps, p[i], m, v);
         row[1][i] = moves ? m : (T)row[4][i], row[2][i] = moves ? v : (T)row[5][i];
         length += (T)p[i] * (T)p[i], along += r * r;
@@ -33,13 +32,11 @@ extern "C" __global__ void lamb_moments(S* const* table, const long long* sizes,
 }
 
 // The parameter moves along its direction by rate times its own length; tensor k has the chunks first[k]..first[k + 1].
-extern "C" __global__ void lamb_step(S* const* table, const long long* sizes, const int* tensor, const long long* start,
-                                     const long long* first, const R* rate, const N* step, const bool* ok, const T* parts,
-                                     long long chunk) {
+extern "C" __global__ void lamb_step(TENSORS, const long long* first, const R* rate, const N* step, const bool* ok,
+                                     const T* parts) {
+    CHUNK_OF(k, begin, end);
     const bool moves = *ok;
-    const int k = tensor[blockIdx.x];
     S* const* row = table + (long long)k * 7;
-    const long long begin = start[blockIdx.x], end = begin + chunk < sizes[k] ? begin + chunk : sizes[k];
     T alpha, eps, length = 0, along = 0;
     folded((double)*step, alpha, eps);
     for (long long c = first[k] + threadIdx.x; c < first[k + 1]; c += blockDim.x)

@@ -25,8 +25,12 @@ struct bfloat16 {  // the upper half of a float, rounded to nearest even
     unsigned short bits;
     bfloat16() = default;
     __device__ bfloat16(float v) {
+#if __CUDA_ARCH__ >= 800
+        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(v));
+#else
         unsigned int u = __float_as_uint(v);
         bits = v != v ? 0x7fc0 : (unsigned short)((u + 0x7fff + ((u >> 16) & 1)) >> 16);
+#endif
     }
     __device__ operator float() const { return __uint_as_float((unsigned int)bits << 16); }
 };
@@ -112,17 +116,6 @@ __device__ inline T team_max(T v) {
     return warp_max(partial[threadIdx.x % 32 < blockDim.x / 32 ? threadIdx.x % 32 : 0]);
 }
 
-// The place after the last of the sorted ids that equal the one at `place`, found by a whole warp, 32 places at a time.
-template <class N>
-__device__ inline long long end_of_run(const N* ids, const long long* order, long long place, long long count) {
-    const N id = ids[order[place]];
-    for (;; place += 32) {
-        const long long p = place + threadIdx.x;
-        const unsigned int same = __ballot_sync(0xffffffffu, p < count && ids[order[p]] == id);
-        if (same != 0xffffffffu) return place + __ffs(~same) - 1;
-    }
-}
-
 // -- random numbers ----------------------------------------------------------------------------------------------------
 // By counting: NumPy's Philox4x64-10 generator with the key (seed, stream) and the counter (0, 0, 0, step), so that every
 // element is the same as on a CPU. J. K. Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", 2011, section 3.
@@ -142,6 +135,7 @@ __device__ inline void philox(const Word* state, Word stream, Word index, Word* 
     }
 }
 
-__device__ inline bool kept(const Word* words, int place, Word threshold) {
-    return (words[place / 4] >> place % 4 * 16 & 0xffff) >= threshold;
+__device__ inline bool kept(const Word* words, int place, Word threshold) {  // chosen so that words stay in registers
+    const Word low = place < 4 ? words[0] : words[1], high = place < 12 ? words[2] : words[3];
+    return ((place < 8 ? low : high) >> place % 4 * 16 & 0xffff) >= threshold;
 }

@@ -47,8 +47,9 @@ extern "C" __global__ void uniform(const Word* state, S* y, long long n, Word st
     FOR_BLOCKS((n + each - 1) / each) {
         Word words[4];
         philox(state, stream, b, words);
-        for (int j = 0; j < each && b * each + j < n; j++)
-            y[b * each + j] = fraction(words, j, (T)0) * (T)range + (T)low;
+#pragma unroll
+        for (int j = 0; j < each; j++)
+            if (b * each + j < n) y[b * each + j] = fraction(words, j, (T)0) * (T)range + (T)low;
     }
 }
 
@@ -57,6 +58,8 @@ extern "C" __global__ void bernoulli(const Word* state, S* y, long long n, Word 
     FOR_BLOCKS((n + 7) / 8) {
         Word words[4];
         philox(state, stream, b, words);
-        for (int j = 0; j < 8 && b * 8 + j < n; j++) y[b * 8 + j] = (S)(fraction(words, j, 0.f) < (float)p);
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+            if (b * 8 + j < n) y[b * 8 + j] = (S)(fraction(words, j, 0.f) < (float)p);
     }
 }

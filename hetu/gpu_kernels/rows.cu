@@ -3,6 +3,8 @@
 // Arrays are (rows, width) in C order. A team of blockDim.x threads owns a row; reductions are those of the prelude.
 // Launch: widths up to 1024 take warps, (32, 8) threads and 8 rows a block; wider rows a block each, (256..1024, 1).
 // A row is read from memory once: its second reading finds it in the cache (L1 to 200 KB, else L2).
+// Cross entropies and norms may store in other dtypes than x in S: vectors in V, gradients that come in in G, results
+// in Y.
 
 #define FOR_ROWS \
     for (long long row = (long long)blockIdx.x * blockDim.y + threadIdx.y; row < rows; row += (long long)gridDim.x * blockDim.y)
@@ -46,7 +48,7 @@ extern "C" __global__ void log_softmax(const S* x, S* y, long long rows, long lo
 
 // loss = log(sum(exp(row))) - row[label], with label smoothing towards the mean of the row; total = log(sum(exp(row))).
 // Bytes: the logits once; the rest is a number a row. FLOP: about 5 an element.
-extern "C" __global__ void softmax_cross_entropy(const S* logits, const I* labels, S* loss, S* total, long long rows,
+extern "C" __global__ void softmax_cross_entropy(const S* logits, const I* labels, V* loss, V* total, long long rows,
                                                  long long width, bool skips, long long skipped, double smoothing) {
     FOR_ROWS {
         const S* x = logits + row * width;
@@ -66,7 +68,7 @@ extern "C" __global__ void softmax_cross_entropy(const S* logits, const I* label
 }
 
 // dx = g (exp(row - total) - target). Bytes: logits and dx once. FLOP: about 4 an element. No reduction.
-extern "C" __global__ void softmax_cross_entropy_dx(const S* g, const S* logits, const I* labels, const S* total, S* dx,
+extern "C" __global__ void softmax_cross_entropy_dx(const V* g, const S* logits, const I* labels, const V* total, Y* dx,
                                                     long long rows, long long width, bool skips, long long skipped,
                                                     double smoothing) {
     FOR_ROWS {
@@ -95,7 +97,7 @@ __device__ inline void moments(const S* x, long long width, double epsilon, T& m
 }
 
 // J. L. Ba et al., "Layer Normalization", 2016. Bytes: x and y once, two vectors from the cache. FLOP: 8 an element.
-extern "C" __global__ void layer_norm(const S* x, const S* scale, const S* bias, S* y, long long rows, long long width,
+extern "C" __global__ void layer_norm(const S* x, const V* scale, const V* bias, Y* y, long long rows, long long width,
                                       double epsilon) {
     FOR_ROWS {
         T mean, inverse;
@@ -105,10 +107,11 @@ extern "C" __global__ void layer_norm(const S* x, const S* scale, const S* bias,
 }
 
 // The gradient of x, and (mean, inverse) of each row for `norm_columns`. Bytes: g, x and dx once. FLOP: 16 an element.
-extern "C" __global__ void layer_norm_dx(const S* g, const S* x, const S* scale, S* dx, T* statistics, long long rows,
+extern "C" __global__ void layer_norm_dx(const G* g, const S* x, const V* scale, Y* dx, T* statistics, long long rows,
                                          long long width, double epsilon) {
     FOR_ROWS {
-        const S *gr = g + row * width, *xr = x + row * width;
+        const G* gr = g + row * width;
+        const S* xr = x + row * width;
         T mean, inverse, sum = 0, along = 0;
         moments(xr, width, epsilon, mean, inverse);
         FOR_COLUMNS {
@@ -125,7 +128,7 @@ extern "C" __global__ void layer_norm_dx(const S* g, const S* x, const S* scale,
 }
 
 // B. Zhang, R. Sennrich, "Root Mean Square Layer Normalization", 2019. Bytes: x and y once. FLOP: 4 an element.
-extern "C" __global__ void rms_norm(const S* x, const S* scale, S* y, long long rows, long long width, double epsilon) {
+extern "C" __global__ void rms_norm(const S* x, const V* scale, Y* y, long long rows, long long width, double epsilon) {
     FOR_ROWS {
         T squares = 0;
         FOR_COLUMNS squares += (T)x[row * width + c] * (T)x[row * width + c];
@@ -135,10 +138,11 @@ extern "C" __global__ void rms_norm(const S* x, const S* scale, S* y, long long 
 }
 
 // Its gradient of x, with (0, inverse) of each row for `norm_columns`. Bytes: g, x and dx once. FLOP: 10 an element.
-extern "C" __global__ void rms_norm_dx(const S* g, const S* x, const S* scale, S* dx, T* statistics, long long rows,
+extern "C" __global__ void rms_norm_dx(const G* g, const S* x, const V* scale, Y* dx, T* statistics, long long rows,
                                        long long width, double epsilon) {
     FOR_ROWS {
-        const S *gr = g + row * width, *xr = x + row * width;
+        const G* gr = g + row * width;
+        const S* xr = x + row * width;
         T squares = 0, along = 0;
         FOR_COLUMNS {
             const T v = xr[c];
@@ -154,7 +158,7 @@ extern "C" __global__ void rms_norm_dx(const S* g, const S* x, const S* scale, S
 // Sums of g normal and of g over a part of the rows, for the gradients of scale and bias: parts[part][2][width].
 // Block (32, 8): a warp reads 32 neighbouring columns of one row. Grid (width / 32, parts). Bytes: g and x once; the
 // parts, added up by the next kernel in a fixed order, keep the result independent of timing.
-extern "C" __global__ void norm_columns(const S* g, const S* x, const T* statistics, T* parts, long long rows,
+extern "C" __global__ void norm_columns(const G* g, const S* x, const T* statistics, T* parts, long long rows,
                                         long long width) {
     __shared__ T sums[2][8][33];
     const long long c = (long long)blockIdx.x * 32 + threadIdx.x, each = (rows + gridDim.y - 1) / gridDim.y;
@@ -175,7 +179,7 @@ extern "C" __global__ void norm_columns(const S* g, const S* x, const T* statist
 }
 
 // first = sum of parts[.][0], second = sum of parts[.][1]. One thread a column and output; grid (width / 256, 2).
-extern "C" __global__ void add_parts(const T* parts, S* first, S* second, long long count, long long width) {
+extern "C" __global__ void add_parts(const T* parts, V* first, V* second, long long count, long long width) {
     const long long c = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     if (c >= width) return;
     T total = 0;

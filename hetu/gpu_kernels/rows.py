@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from math import prod
 from typing import Any
@@ -12,6 +13,11 @@ from .machine import Call, Machine, contiguous
 from .source import compute_dtype, kernel_file
 
 PARTS = 64  # into how many parts the rows are cut where columns are summed
+
+
+def text(values: str, labels: str = "int64", **others: str) -> str:
+    """The kernels for these dtypes; `others` are those that differ: vectors V, gradients G and results Y."""
+    return kernel_file("rows", S=values, I=labels, **{"V": values, "G": values, "Y": values} | others)
 
 
 def row_shape(rows: int, width: int) -> tuple[tuple[int], tuple[int, int]]:
@@ -30,7 +36,7 @@ def _along_axis(name: str, machine: Machine, out: Any, x: Any, axis: int) -> lis
         return None
     width, inner = x.shape[axis], prod(x.shape[axis + 1 :])
     rows = x.size // width
-    kernel = machine.kernel(kernel_file("rows", S=x.dtype.name, I="int64"), name)
+    kernel = machine.kernel(text(x.dtype.name), name)
     return [partial(kernel, *row_shape(rows, width), (x, out, rows, width, inner))]
 
 
@@ -43,12 +49,20 @@ def log_softmax(machine: Machine, out: Any, x: Any, *, axis: int) -> list[Call] 
 
 
 def softmax_cross_entropy(
-    machine: Machine, out: Any, logits: Any, labels: Any, *, ignore_index: int | None, label_smoothing: float
+    machine: Machine,
+    out: Any,
+    logits: Any,
+    labels: Any,
+    *,
+    ignore_index: int | None,
+    label_smoothing: float,
+    dtype: str | None = None,
 ) -> list[Call] | None:
-    if not contiguous(logits, labels, *out):
+    if not contiguous(labels) or not _fit((logits, *out), out):
         return None
     rows, width = labels.size, logits.shape[-1]
-    kernel = machine.kernel(kernel_file("rows", S=logits.dtype.name, I=labels.dtype.name), "softmax_cross_entropy")
+    made = text(logits.dtype.name, labels.dtype.name, V=out[0].dtype.name)
+    kernel = machine.kernel(made, "softmax_cross_entropy")
     options = _label_options(ignore_index, label_smoothing)
     return [partial(kernel, *row_shape(rows, width), (logits, labels, *out, rows, width, *options))]
 
@@ -63,11 +77,13 @@ def softmax_cross_entropy_dx(
     *,
     ignore_index: int | None,
     label_smoothing: float,
+    dtype: str | None = None,
 ) -> list[Call] | None:
-    if not contiguous(g, logits, labels, total, out):
+    if not contiguous(labels) or not _fit((g, logits, out), (g, total)):
         return None
     rows, width = labels.size, logits.shape[-1]
-    kernel = machine.kernel(kernel_file("rows", S=logits.dtype.name, I=labels.dtype.name), "softmax_cross_entropy_dx")
+    made = text(logits.dtype.name, labels.dtype.name, V=total.dtype.name, Y=out.dtype.name)
+    kernel = machine.kernel(made, "softmax_cross_entropy_dx")
     options = _label_options(ignore_index, label_smoothing)
     return [partial(kernel, *row_shape(rows, width), (g, logits, labels, total, out, rows, width, *options))]
 
@@ -79,29 +95,45 @@ def _label_options(ignore_index: int | None, label_smoothing: float) -> tuple[np
 # -- normalization ---------------------------------------------------------------------------------------------------
 
 
-def layer_norm(machine: Machine, out: Any, x: Any, scale: Any, bias: Any, *, epsilon: float) -> list[Call] | None:
+def layer_norm(
+    machine: Machine, out: Any, x: Any, scale: Any, bias: Any, *, epsilon: float, dtype: str | None = None
+) -> list[Call] | None:
     return _norm("layer_norm", machine, out, (x, scale, bias), epsilon)
 
 
-def rms_norm(machine: Machine, out: Any, x: Any, scale: Any, *, epsilon: float) -> list[Call] | None:
+def rms_norm(
+    machine: Machine, out: Any, x: Any, scale: Any, *, epsilon: float, dtype: str | None = None
+) -> list[Call] | None:
     return _norm("rms_norm", machine, out, (x, scale), epsilon)
 
 
+def _fit(activations: Sequence[Any], vectors: Sequence[Any]) -> bool:
+    """Whether arrays are contiguous and computed in one dtype, and vectors stored in one."""
+    arrays = (*activations, *vectors)
+    alike = {compute_dtype(a.dtype.name) for a in arrays}, {v.dtype.name for v in vectors}
+    return contiguous(*arrays) and all(len(dtypes) == 1 for dtypes in alike)
+
+
 def _norm(name: str, machine: Machine, out: Any, arrays: tuple[Any, ...], epsilon: float) -> list[Call] | None:
-    if not contiguous(*arrays, out) or any(a.dtype != out.dtype for a in arrays):
+    x, *vectors = arrays
+    if not _fit((x, out), vectors):
         return None
     width = out.shape[-1]
     rows = out.size // width
-    kernel = machine.kernel(kernel_file("rows", S=out.dtype.name, I="int64"), name)
+    kernel = machine.kernel(text(x.dtype.name, V=vectors[0].dtype.name, Y=out.dtype.name), name)
     return [partial(kernel, *row_shape(rows, width), (*arrays, out, rows, width, float(epsilon)))]
 
 
-def layer_norm_dx(machine: Machine, out: Any, g: Any, x: Any, scale: Any, *, epsilon: float) -> list[Call] | None:
+def layer_norm_dx(
+    machine: Machine, out: Any, g: Any, x: Any, scale: Any, *, epsilon: float, dtype: str | None = None
+) -> list[Call] | None:
     """`out` is (dx, dscale, dbias)."""
     return _norm_dx("layer_norm_dx", machine, out, g, x, scale, epsilon)
 
 
-def rms_norm_dx(machine: Machine, out: Any, g: Any, x: Any, scale: Any, *, epsilon: float) -> list[Call] | None:
+def rms_norm_dx(
+    machine: Machine, out: Any, g: Any, x: Any, scale: Any, *, epsilon: float, dtype: str | None = None
+) -> list[Call] | None:
     """`out` is (dx, dscale)."""
     unused = machine.xp.empty_like(out[1])
     return _norm_dx("rms_norm_dx", machine, (*out, unused), g, x, scale, epsilon)
@@ -109,17 +141,17 @@ def rms_norm_dx(machine: Machine, out: Any, g: Any, x: Any, scale: Any, *, epsil
 
 def _norm_dx(name: str, machine: Machine, out: Any, g: Any, x: Any, scale: Any, epsilon: float) -> list[Call] | None:
     dx, dscale, dbias = out
-    arrays = (g, x, scale, *out)
-    if not contiguous(*arrays) or any(a.dtype != x.dtype for a in arrays):
+    if not _fit((g, x, dx), (scale, dscale, dbias)):
         return None
-    width, text = x.shape[-1], kernel_file("rows", S=x.dtype.name, I="int64")
-    rows, xp, wide = x.size // width, machine.xp, compute_dtype(x.dtype.name)
+    made = text(x.dtype.name, V=scale.dtype.name, G=g.dtype.name, Y=dx.dtype.name)
+    width, xp, wide = x.shape[-1], machine.xp, compute_dtype(x.dtype.name)
+    rows = x.size // width
     parts = min(PARTS, -(-rows // 8))
     statistics, sums = xp.empty((rows, 2), wide), xp.empty((parts, 2, width), wide)
-    columns, add = machine.kernel(text, "norm_columns"), machine.kernel(text, "add_parts")
+    columns, add = machine.kernel(made, "norm_columns"), machine.kernel(made, "add_parts")
     return [
         partial(
-            machine.kernel(text, name),
+            machine.kernel(made, name),
             *row_shape(rows, width),
             (g, x, scale, dx, statistics, rows, width, float(epsilon)),
         ),
@@ -138,5 +170,5 @@ def topk(machine: Machine, out: Any, x: Any, *, k: int, axis: int) -> list[Call]
     if axis != x.ndim - 1 or k > MOST_SELECTED or not contiguous(x, *out):
         return None
     rows, width = x.size // x.shape[-1], x.shape[-1]
-    kernel = machine.kernel(kernel_file("rows", S=x.dtype.name, I="int64"), "topk")
+    kernel = machine.kernel(text(x.dtype.name), "topk")
     return [partial(kernel, (-(-rows // 8),), (32, 8), (x, *out, rows, width, k))]

@@ -1,10 +1,11 @@
 // The product of a sparse matrix (size, nodes) and a dense one: y[i] = sum of weights[e] x[columns[e]] over the entries e
-// of row i. `sparse.py` puts two constants in front: LANES threads lie side by side on the features of an entry, each on
-// PACK neighbours, so a warp has 32 / LANES entries under way at a time.
+// of row i, and the product of two dense ones at the entries. `sparse.py` puts constants in front: LANES threads lie side
+// by side on the features of an entry, each on PACK neighbours, so a warp has 32 / LANES entries under way at a time.
+// All blocks are (32, 8).
 //
-// Bytes: each entry's column and weight once, y once, and a row of x for each entry, of which all but the first reading
-// may come from the second-level cache. FLOP: 2 an entry and feature. Block (32, 8), one warp a segment or 32 / LANES
-// entries; grid.y goes over the features where they exceed LANES PACK.
+// Bytes of the first: each entry's column and weight once, y once, and a row of x for each entry, of which all but the
+// first reading may come from the second-level cache. FLOP: 2 an entry and feature. One warp a segment; grid.y goes over
+// the features where they exceed LANES PACK.
 
 // Entries sorted by row, rows cut into segments of bounded length, so that no warp has far more to do than the others: C.
 // Yang, A. Buluc, J. Owens, "Design Principles for Sparse Matrix Multiplication on the GPU", Euro-Par 2018, section 4.
@@ -48,14 +49,26 @@ extern "C" __global__ void join_segments(const T* parts, const long long* rows, 
     }
 }
 
-// Entries in any order, added one by one: what is left where sorting would cost more than the product.
-extern "C" __global__ void entries_product(const I* rows, const I* columns, const S* values, const S* x, T* y,
+// y[e] = a[rows[e]] . b[columns[e]], a product sampled at the entries (SDDMM): LANES threads an entry, a warp EACH times
+// 32 / LANES entries that follow each other, for in a sorted matrix those share a row of a. 0 outside the matrix. Bytes:
+// row, column and y of each entry once, and for each a row of a and one of b, of which all but the first reading may
+// come from the second-level cache. FLOP: 2 an entry and feature.
+extern "C" __global__ void entries_sampled(const I* rows, const I* columns, const S* a, const S* b, S* y,
                                            long long entries, long long size, long long features, long long nodes) {
-    const long long e = ((long long)blockIdx.x * blockDim.y + threadIdx.y) * (32 / LANES) + threadIdx.x / LANES;
-    if (e >= entries) return;
-    const long long row = rows[e], column = columns[e];
-    if (row < 0 || row >= size || column < 0 || column >= nodes) return;
-    const T value = values[e];
-    for (long long k = threadIdx.x % LANES; k < features; k += LANES)
-        atomicAdd(&y[row * features + k], value * (T)x[column * features + k]);
+    const int group = threadIdx.x / LANES, lane = threadIdx.x % LANES;
+    const long long start = ((long long)blockIdx.x * blockDim.y + threadIdx.y) * (EACH * 32 / LANES) + group;
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        const long long e = start + i * (32 / LANES);
+        const long long row = e < entries ? rows[e] : -1, column = e < entries ? columns[e] : -1;
+        const bool inside = row >= 0 && row < size && column >= 0 && column < nodes;
+        T sum = 0;
+        for (long long k = lane * PACK; inside && k < features; k += LANES * PACK) {
+            const Pack<S, PACK> u = *(const Pack<S, PACK>*)(a + row * features + k);
+            const Pack<S, PACK> v = *(const Pack<S, PACK>*)(b + column * features + k);
+            for (int j = 0; j < PACK; j++) sum += (T)u.v[j] * (T)v.v[j];
+        }
+        for (int step = LANES / 2; step; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+        if (lane == 0 && e < entries) y[e] = sum;
+    }
 }

@@ -1,8 +1,7 @@
-"""Launches the kernels of `sparse.cu`: the product of a sparse matrix, a list of entries, and a dense one.
+"""Launches the kernels of `sparse.cu`: products of a sparse matrix, a list of entries, and a dense one.
 
-Entries whose places never change are sorted once, on the host, when they are bound. Fed ones are added by atomics,
-which need no order, or sorted in every step where the dtype has none. Ignored on purpose: one sorted copy for several
-products with the same matrix, and a kernel for the gradient of the values.
+Entries whose places never change are sorted once, on the host, when they are bound; fed ones in every step. Ignored on
+purpose: one sorted copy for several products with the same matrix.
 """
 
 from __future__ import annotations
@@ -16,9 +15,10 @@ import numpy as np
 from ..backend import fixed_value
 from .machine import Call, Machine, contiguous, spread, widest_pack
 from .source import assemble, compute_dtype, file_text
-from .tables import has_atomics, sorting
+from .tables import sorting
 
 CUT = 256  # entries of one segment: enough to pay for the warp, few enough that the longest row does not decide
+EACH = 4  # entries of the sampled product that a thread takes part in, one after the other
 
 
 def sparse_matmul(
@@ -31,14 +31,25 @@ def sparse_matmul(
     at = fixed_value(rows), fixed_value(columns)
     if at[0] is not None and at[1] is not None:
         return _sorted_once(machine, out, *at, values, x)
-    if has_atomics(out.dtype):
-        return _added(machine, out, rows, columns, values, x)
     return _sorted_each_step(machine, out, rows, columns, values, x)
+
+
+def sampled_matmul(machine: Machine, out: Any, rows: Any, columns: Any, a: Any, b: Any) -> list[Call] | None:
+    if not contiguous(rows, columns, a, b, out) or any(x.dtype != out.dtype for x in (a, b)):
+        return None
+    if rows.dtype != columns.dtype:
+        return None
+    features, entries = a.shape[1], rows.size
+    pack = widest_pack(features, a, b)
+    lanes = _split(features, pack)
+    kernel = machine.kernel(text(out.dtype.name, rows.dtype.name, lanes, pack), "entries_sampled")
+    grid, sizes = (-(-entries // (8 * EACH * 32 // lanes)),), (entries, len(a), features, len(b))
+    return [partial(kernel, grid, (32, 8), (rows, columns, a, b, out, *sizes))]
 
 
 def text(dtype: str, index: str, lanes: int, pack: int) -> str:
     """The kernels for values of `dtype` and columns of dtype `index`."""
-    early = f"constexpr int LANES = {lanes}, PACK = {pack};\n"
+    early = f"constexpr int LANES = {lanes}, PACK = {pack}, EACH = {EACH};\n"
     return assemble(early + file_text("sparse"), "sparse.cu", S=dtype, I=index)
 
 
@@ -102,15 +113,6 @@ class _Cuts:
         self.target = np.where(several, -np.cumsum(several), row)
         self.rows = np.flatnonzero(counts > 1)
         self.first = np.append(0, np.cumsum(counts[self.rows]))
-
-
-def _added(machine: Machine, out: Any, rows: Any, columns: Any, values: Any, x: Any) -> list[Call]:
-    """By atomics: the last digits of the sums vary."""
-    lanes = _split(out.shape[1], 1)
-    kernel = machine.kernel(text(out.dtype.name, rows.dtype.name, lanes, 1), "entries_product")
-    sizes = (rows.size, len(out), out.shape[1], len(x))
-    grid = (-(-rows.size // (8 * 32 // lanes)),)
-    return [partial(out.fill, 0), partial(kernel, grid, (32, 8), (rows, columns, values, x, out, *sizes))]
 
 
 def _sorted_each_step(machine: Machine, out: Any, rows: Any, columns: Any, values: Any, x: Any) -> list[Call]:

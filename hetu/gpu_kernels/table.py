@@ -23,14 +23,16 @@ MODULES = {
     "rows": "softmax log_softmax softmax_cross_entropy softmax_cross_entropy_dx layer_norm layer_norm_dx rms_norm "
     "rms_norm_dx topk",
     "tables": "take take_along_axis put_along_axis_add scatter_rows scatter_add",
-    "sparse": "sparse_matmul",
+    "sparse": "sparse_matmul sampled_matmul",
     "routing": "moe_dispatch moe_combine moe_products",
     "random": "dropout random",
     "images": "max_pool2d max_pool2d_dx max_pool2d_pick avg_pool2d avg_pool2d_dx conv2d conv2d_dx conv2d_dw",
     "attention": "flash_attention flash_attention_dx",
-    "channels": "batch_norm_train batch_norm_dx",
+    "convolution": "conv2d_last conv2d_last_dx conv2d_last_dw",
+    "channels": "batch_norm_train batch_norm_dx batch_norm_relu batch_norm_relu_dx",
     "update": "sgd momentum adagrad rmsprop adam amsgrad lamb update_all "
     "sgd_rows momentum_rows adagrad_rows rmsprop_rows adam_rows amsgrad_rows",
+    "many": "cast_all all_finite",
     "reduce": "sum prod max min all any sum_to_like argmax argmin",
 }
 MODULE_OF = {name: module for module, names in MODULES.items() for name in names.split()}

@@ -1,4 +1,9 @@
-"""Launches the kernels of `tables.cu` and `scatter.cu`: gathering by ids, and the sums that are its gradients."""
+"""Launches the kernels of `tables.cu` and `scatter.cu`: gathering by ids, and the sums that are its gradients.
+
+No kernel of this folder adds numbers by atomics: what meets in one place is sorted and added in that order, so a step
+gives the same digits in every run, for the price of a sort, some ten launches. Ignored on purpose: atomics where that
+would be faster.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +12,27 @@ from math import prod
 from typing import Any
 
 from .machine import Call, Machine, address, contiguous, index_dtype, spread
-from .source import kernel_file
+from .source import assemble, compute_dtype, file_text, kernel_file
 
 MOST_IN_TURN = 64  # elements of one column that a thread adds one after the other
+PIECE = 256  # rows of one id that a warp adds one after the other; more are added in pieces
 
 
-def _kernel(machine: Machine, file: str, name: str, ids: Any, *arrays: Any) -> Any:
-    dtypes = {"S": arrays[0].dtype.name, "I": ids.dtype.name, "Index": index_dtype(*(a.size for a in arrays))}
-    return machine.kernel(kernel_file(file, **dtypes), name)
+def _dtypes(ids: Any, *arrays: Any) -> dict[str, str]:
+    return {"S": arrays[0].dtype.name, "I": ids.dtype.name, "Index": index_dtype(*(a.size for a in arrays))}
+
+
+def _kernel(machine: Machine, name: str, ids: Any, *arrays: Any) -> Any:
+    return machine.kernel(kernel_file("tables", **_dtypes(ids, *arrays)), name)
+
+
+def with_runs(name: str) -> str:
+    """The hand-written file `name` after that of the sums by id."""
+    return f"constexpr int PIECE = {PIECE};\n{file_text('runs')}{file_text(name)}"
+
+
+def scatter_text(**dtypes: str) -> str:
+    return assemble(with_runs("scatter"), "scatter.cu", **dtypes)
 
 
 def take(machine: Machine, out: Any, x: Any, indices: Any, *, axis: int) -> list[Call] | None:
@@ -24,7 +42,7 @@ def take(machine: Machine, out: Any, x: Any, indices: Any, *, axis: int) -> list
     row_bytes = inner * x.dtype.itemsize
     if row_bytes % 8 == 0 and (address(x) | address(out)) % 8 == 0:  # bits are moved, 8 bytes a thread
         x, out, inner = x.reshape(-1).view("int64"), out.reshape(-1).view("int64"), row_bytes // 8
-    kernel, sizes = _kernel(machine, "tables", "gather", indices, x, out), (out.size, indices.size, length, inner)
+    kernel, sizes = _kernel(machine, "gather", indices, x, out), (out.size, indices.size, length, inner)
     return [partial(kernel, *spread(out.size), (x, indices, out, *sizes))]
 
 
@@ -32,25 +50,25 @@ def take_along_axis(machine: Machine, out: Any, x: Any, indices: Any, *, axis: i
     if not contiguous(x, indices, out):
         return None
     sizes = (out.size, indices.shape[axis], x.shape[axis], prod(x.shape[axis + 1 :]))
-    kernel = _kernel(machine, "tables", "gather_along", indices, x, out)
+    kernel = _kernel(machine, "gather_along", indices, x, out)
     return [partial(kernel, *spread(out.size), (x, indices, out, *sizes))]
 
 
 def put_along_axis_add(
     machine: Machine, out: Any, like: Any, indices: Any, values: Any, *, axis: int
 ) -> list[Call] | None:
-    """Column by column where that keeps a GPU busy, which gives the same digits in every run; else by atomics."""
+    """Column by column where that keeps a GPU busy, else as rows of one element."""
     if not contiguous(indices, values, out) or values.dtype != out.dtype or "float" not in out.dtype.name:
         return None
     count, inner = indices.shape[axis], prod(indices.shape[axis + 1 :])
-    columns = indices.size // count
-    in_turn = count <= max(MOST_IN_TURN, columns // 64)
-    if not in_turn and not has_atomics(out.dtype):
-        return None
-    kernel = _kernel(machine, "scatter", "add_along" if in_turn else "add_along_atomic", indices, values, out)
-    threads = columns if in_turn else indices.size
-    sizes = (threads, count, out.shape[axis], inner)
-    return [partial(out.fill, 0), partial(kernel, *spread(threads), (values, indices, out, *sizes))]
+    columns, text = indices.size // count, scatter_text(**_dtypes(indices, values, out))
+    sizes = (count, out.shape[axis], inner)
+    if count <= max(MOST_IN_TURN, columns // 64):
+        kernel = machine.kernel(text, "add_along")
+        return [partial(out.fill, 0), partial(kernel, *spread(columns), (values, indices, out, columns, *sizes))]
+    places, kernel = machine.xp.empty(indices.size, "int64"), machine.kernel(text, "places_along")
+    find = partial(kernel, *spread(indices.size), (indices, places, indices.size, *sizes))
+    return [partial(out.fill, 0), find, *added_rows(machine, out.reshape(-1), places, values.reshape(-1))]
 
 
 def scatter_rows(machine: Machine, out: Any, like: Any, ids: Any, rows: Any) -> list[Call] | None:
@@ -70,32 +88,30 @@ def scatter_add(machine: Machine, out: Any, x: Any, ids: Any, updates: Any) -> l
     return added if out is x else [partial(machine.xp.copyto, out, x), *added]
 
 
-def has_atomics(dtype: Any) -> bool:
-    """Whether the memory of a GPU adds numbers of this dtype by itself."""
-    return dtype.name in ("float32", "float64")
-
-
-def added_rows(machine: Machine, out: Any, ids: Any, rows: Any, *, ordered: bool | None = None) -> list[Call] | None:
-    """Calls for `out[ids] += rows`: by sorting if `ordered`, else by atomics; None sorts where there are no atomics.
-
-    Sorting gives the same digits in every run, but takes some ten launches more.
-    """
-    dtype = out.dtype.name
-    if "float" not in dtype or rows.dtype != out.dtype:
+def added_rows(machine: Machine, out: Any, ids: Any, rows: Any) -> list[Call] | None:
+    """Calls for `out[ids] += rows`."""
+    if "float" not in out.dtype.name or rows.dtype != out.dtype:
         return None
-    length, inner = out.shape[0], prod(out.shape[1:])
-    if ordered is None:
-        ordered = not has_atomics(out.dtype)
-    if not ordered:
-        kernel = _kernel(machine, "scatter", "scatter_atomic", ids, rows)
-        return [partial(kernel, *spread(rows.size), (rows, ids, out, rows.size, length, inner))]
-    order = machine.xp.empty(ids.size, "int64")
-    grid, block = (-(-ids.size // 8),), (32, 8)
-    kernel = _kernel(machine, "scatter", "scatter_sorted", ids, rows)
-    return [
-        sorting(machine, ids, order),
-        partial(kernel, grid, block, (rows, ids, order, out, ids.size, length, inner)),
-    ]
+    text, sizes = scatter_text(**_dtypes(ids, rows)), (ids.size, out.shape[0], prod(out.shape[1:]))
+    order, parts, calls = summed(machine, text, ids, rows, sizes[2])
+    kernel = machine.kernel(text, "add_rows")
+    return [*calls, partial(kernel, *warps(ids.size), (ids, rows, order, parts, out, *sizes))]
+
+
+def warps(count: int) -> tuple[tuple[int], tuple[int, int]]:
+    """Grid and block for a warp each."""
+    return (-(-count // 8),), (32, 8)
+
+
+def summed(machine: Machine, text: str, ids: Any, rows: Any, inner: int) -> tuple[Any, Any, list[Call]]:
+    """The stable order of the ids, the sums of the pieces of long runs, and the calls that find both."""
+    order, pieces = machine.xp.empty(ids.size, "int64"), (ids.size - 1) // PIECE
+    parts = machine.xp.empty((pieces + 1, inner), compute_dtype(rows.dtype.name))
+    calls = [sorting(machine, ids, order)]
+    if pieces:
+        kernel = machine.kernel(text, "sum_pieces")
+        calls.append(partial(kernel, *warps(pieces), (ids, rows, order, parts, ids.size, inner)))
+    return order, parts, calls
 
 
 def sorting(machine: Machine, ids: Any, order: Any) -> Call:

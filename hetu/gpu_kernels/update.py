@@ -13,11 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .machine import Call, Machine, address, contiguous, index_dtype, spread
+from .machine import Call, Machine, address, contiguous
+from .many import CHUNK, KINDS, chunks, keeping
 from .source import assemble, compute_dtype, file_text, number_text
-from .tables import has_atomics, sorting
-
-CHUNK = 1 << 14  # elements of one block: 64 a thread, and a model of 100 million parameters makes 6,000 blocks
+from .tables import summed, warps, with_runs
 
 
 class Rule(NamedTuple):
@@ -57,7 +56,8 @@ def _text(name: str, attrs: Mapping[str, Any], **dtypes: str) -> str:
         "__device__ inline void apply(const Scalars& s, T& p, T& a, T& b, T& c, T g) {\n"
         f"{constants}    {rule.apply}\n}}\n"
     )
-    return assemble(f"{early}{file_text('update')}\n#undef STATES\n", "update.cu", **dtypes)
+    body = f"{early}{file_text('tensors')}{with_runs('update')}\n#undef STATES\n"
+    return assemble(body, "update.cu", **dtypes)
 
 
 class Tensor(NamedTuple):
@@ -76,53 +76,42 @@ def update_all(
     step: Any,
     attrs: Mapping[str, Any],
     ok: Any = None,
+    scale: Any = None,
 ) -> list[Call] | None:
     """One launch that applies a rule to all tensors, of one dtype; `rate` and `step` are arrays of one number.
 
-    `ok` is one bool: if it is false, the old values stay.
+    Gradients may have 16 bits where the rest has more. They are divided by `scale`, one number of the dtype of the
+    rest. `ok` is one bool: if it is false, the old values stay.
     """
-    whole = [a for t in tensors for a in (*t.new, *t.old, t.gradient)]
-    if not contiguous(*whole, rate, step) or any(a.dtype != whole[0].dtype for a in whole):
+    rows = [(*t.new, *t.old, t.gradient) for t in tensors]
+    stored, xp = rows[0][0].dtype, machine.xp
+    ok = xp.asarray(np.True_) if ok is None else ok
+    scale = xp.ones((), stored) if scale is None else scale
+    whole = [scale, *(a for row in rows for a in row[:-1])]
+    if not contiguous(*whole, *(row[-1] for row in rows), rate, step) or any(a.dtype != stored for a in whole):
         return None
-    chunks = [(k, start) for k, t in enumerate(tensors) for start in range(0, t.gradient.size, CHUNK)]
-    asarray = machine.xp.asarray
-    ok = asarray(np.True_) if ok is None else ok
-    dtypes = {"S": whole[0].dtype.name, "R": rate.dtype.name, "N": step.dtype.name}
-    rows = [[address(a) for a in (*t.new, *t.old, t.gradient)] for t in tensors]
-    table, sizes = asarray(np.array(rows, "uint64")), asarray(np.array([t.gradient.size for t in tensors], "int64"))
-    tensor, start = (
-        asarray(np.array([k for k, _ in chunks], "int32")),
-        asarray(np.array([s for _, s in chunks], "int64")),
-    )
-    shape, where = ((len(chunks),), (256,)), (table, sizes, tensor, start)
+    if any(row[-1].dtype.name not in (stored.name, *KINDS) for row in rows):
+        return None
+    dtypes = {"S": stored.name, "R": rate.dtype.name, "N": step.dtype.name}
+    grid, block, where = chunks(machine, rows)
     if name == "lamb":
         text = _lamb_text(attrs, **dtypes)
-        parts = machine.xp.empty((len(chunks), 2), compute_dtype(dtypes["S"]))
+        parts = xp.empty((*grid, 2), compute_dtype(stored.name))
         counts = [-(-t.gradient.size // CHUNK) for t in tensors]
-        first = asarray(np.cumsum([0, *counts]).astype("int64"))
+        first = xp.asarray(np.cumsum([0, *counts]).astype("int64"))
         calls = [
-            partial(machine.kernel(text, "lamb_moments"), *shape, (*where, step, ok, parts, CHUNK)),
-            partial(machine.kernel(text, "lamb_step"), *shape, (*where, first, rate, step, ok, parts, CHUNK)),
+            partial(machine.kernel(text, "lamb_moments"), grid, block, (*where, step, ok, scale, parts)),
+            partial(machine.kernel(text, "lamb_step"), grid, block, (*where, first, rate, step, ok, parts)),
         ]
     else:
-        kernel = machine.kernel(_text(name, attrs, **dtypes, I="int64", Index="int32"), "update_all")
-        calls = [partial(kernel, *shape, (*where, rate, step, ok, CHUNK))]
-    return [_keeping(whole, call) for call in calls]
-
-
-def _keeping(arrays: Sequence[Any], call: Call) -> Call:
-    """`call`, which keeps `arrays` alive: a table holds addresses only."""
-
-    def run() -> None:
-        call()
-
-    run.arrays = arrays
-    return run
+        kernel = machine.kernel(_text(name, attrs, **dtypes, I="int64"), "update_all")
+        calls = [partial(kernel, grid, block, (*where, rate, step, ok, scale))]
+    return [keeping(rows, call) for call in calls]
 
 
 def _lamb_text(attrs: Mapping[str, Any], **dtypes: str) -> str:
     constants = "".join(f"constexpr double {k} = {number_text(float(v))};\n" for k, v in attrs.items())
-    return assemble(f"{constants}{file_text('lamb')}", "lamb.cu", **dtypes)
+    return assemble(f"{constants}{file_text('tensors')}{file_text('lamb')}", "lamb.cu", **dtypes)
 
 
 def update_rows(
@@ -135,23 +124,15 @@ def update_rows(
     step: Any,
     attrs: Mapping[str, Any],
 ) -> list[Call] | None:
-    """Calls that apply the rule to the rows `ids` of a table and its states, in place; equal ids are summed first.
-
-    A rule without states subtracts them one by one where the dtype has atomics: no sorting, but varying last digits.
-    """
+    """Calls that apply the rule to the rows `ids` of a table and its states, in place; equal ids are summed first."""
     if not contiguous(*tables, ids, rows, rate, step) or any(t.dtype != rows.dtype for t in tables):
         return None
     dtypes = {"S": rows.dtype.name, "R": rate.dtype.name, "N": step.dtype.name, "I": ids.dtype.name}
-    text = _text(name, attrs, **dtypes, Index=index_dtype(rows.size))
-    if name == "sgd" and has_atomics(rows.dtype):
-        (table,), numbers = tables, (rows.size, tables[0].shape[0], prod(tables[0].shape[1:]))
-        return [partial(machine.kernel(text, "descend_rows"), *spread(rows.size), (table, ids, rows, rate, *numbers))]
-    order = machine.xp.empty(ids.size, "int64")
+    text, sizes = _text(name, attrs, **dtypes), (ids.size, tables[0].shape[0], prod(tables[0].shape[1:]))
+    order, parts, calls = summed(machine, text, ids, rows, sizes[2])
     four = [*tables, *[tables[0]] * (4 - len(tables))]
-    numbers = (ids.size, tables[0].shape[0], prod(tables[0].shape[1:]))
     kernel = machine.kernel(text, "update_rows")
-    launch = partial(kernel, (-(-ids.size // 8),), (32, 8), (*four, ids, rows, order, rate, step, *numbers))
-    return [sorting(machine, ids, order), launch]
+    return [*calls, partial(kernel, *warps(ids.size), (*four, ids, rows, order, parts, rate, step, *sizes))]
 
 
 def dense(name: str, machine: Machine, out: Any, *arrays: Any, **attrs: Any) -> list[Call] | None:
@@ -162,15 +143,19 @@ def dense(name: str, machine: Machine, out: Any, *arrays: Any, **attrs: Any) -> 
 
 
 def grouped(
-    machine: Machine, out: Any, *arrays: Any, rule: str, count: int, options: Any, conditional: bool
+    machine: Machine, out: Any, *arrays: Any, rule: str, count: int, options: Any, conditional: bool, scaled: bool
 ) -> list[Call] | None:
-    """Updates by one rule: `arrays` are all old values, all gradients, the rate and, for some, step and condition."""
+    """Updates by one rule.
+
+    `arrays` are all old values, all gradients, the rate and, for some, step, condition and scale of the gradients.
+    """
+    *arrays, scale = arrays if scaled else (*arrays, None)
     *arrays, ok = arrays if conditional else (*arrays, None)
     each = STATES[rule] + 1
     cut = [slice(k * each, (k + 1) * each) for k in range(count)]
     gradients, (rate, *step) = arrays[each * count :][:count], arrays[(each + 1) * count :]
     tensors = [Tensor(out[at], arrays[at], g) for at, g in zip(cut, gradients)]
-    return update_all(machine, rule, tensors, rate, step[0] if step else rate, dict(options), ok)
+    return update_all(machine, rule, tensors, rate, step[0] if step else rate, dict(options), ok, scale)
 
 
 def sparse(name: str, machine: Machine, out: Any, *arrays: Any, **attrs: Any) -> list[Call] | None:

@@ -1,6 +1,7 @@
 """Every operator. Importing this fills the table `hetu.graph.OPS`."""
 
 from .activation import *
+from .along_axis import *
 from .assemble import *
 from .attention import *
 from .comparison import *

@@ -64,6 +64,12 @@ def _attention_type(q: TensorType, k: TensorType, v: TensorType, *, causal: bool
     return tuple(TensorType((*rows, size), dtype) for size in (v.shape[-1], k.shape[-2], 1))
 
 
+def masked_scores(xp: ModuleType, q: Any, k: Any, scale: float, causal: bool) -> Any:
+    """scale q k^T of each head, -inf where a query may not see a key."""
+    scores = xp.matmul(q * scale, xp.matrix_transpose(k))
+    return scores + xp.triu(xp.full(scores.shape[-2:], -xp.inf, dtype=scores.dtype), k=1) if causal else scores
+
+
 @op(infer=_attention_type, dims="...q!d!,...k!d!,...k!e!->...q!e!,...q!k!,...q!z!")
 def attention(xp: ModuleType, q: Any, k: Any, v: Any, *, scale: float, causal: bool = False) -> tuple[Any, Any, Any]:
     """(y, powers, inverse): y = (powers @ v) * inverse with powers = exp(scores - row maximum), inverse = 1 / row sum.
@@ -75,9 +81,7 @@ def attention(xp: ModuleType, q: Any, k: Any, v: Any, *, scale: float, causal: b
     >>> [str(output.type) for output in attention(q, q, q, scale=0.25, causal=True)]
     ['f32[2, 4, 10, 16]', 'f32[2, 4, 10, 10]', 'f32[2, 4, 10, 1]']
     """
-    scores = xp.matmul(q * scale, xp.matrix_transpose(k))
-    if causal:
-        scores = scores + xp.triu(xp.full(scores.shape[-2:], -xp.inf, dtype=scores.dtype), k=1)
+    scores = masked_scores(xp, q, k, scale, causal)
     powers = xp.exp(scores - xp.max(scores, axis=-1, keepdims=True))
     inverse = 1 / xp.sum(powers, axis=-1, keepdims=True, dtype=powers.dtype)
     return xp.matmul(powers, v) * inverse, powers, inverse

@@ -1,8 +1,8 @@
 """Batch normalisation and its gradient.
 
 `batch_norm_train` and `batch_norm_dx` are operators because a few passes over whole channels beat their composition
-on a CPU. Each also has the composition as its `decompose` rule, used where the batch is split. Ignored on purpose:
-renormalisation (statistics over several batches in training).
+on a CPU. Each also has the composition as its `decompose` rule, used where the batch is split. Images in 16 bits are
+normalised in the dtype of their scale. Ignored on purpose: renormalisation (statistics over several batches).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from ..op import MANY, as_node, as_nodes, op, require_float
 from ..types import TensorType, compatible, normalize_axis, product, show_shape
 from . import batch_sweeps
 from .leaf import if_training, with_updates
+from .precision import cast_to, widened
 from .reduction import mean
 
 __all__ = [
@@ -70,7 +71,7 @@ def _batch_attrs(x: TensorType, *_: TensorType, axis: int, epsilon: float) -> di
 def _batch_type(x: TensorType, scale: TensorType, bias: TensorType, *, axis: int, **_: Any) -> tuple[TensorType, ...]:
     require_float(x, scale, bias)
     check_vectors(x.shape[axis], scale=scale, bias=bias)
-    vector = TensorType((x.shape[axis],), x.dtype)
+    vector = TensorType((x.shape[axis],), np.result_type(x.dtype, scale.dtype))
     return x, vector, vector
 
 
@@ -92,12 +93,13 @@ def batch_norm_train(
     >>> ht.evaluate(mean).tolist(), ht.evaluate(var).tolist()
     ([2.0], [1.0])
     """
-    others, shape = _others(x.ndim, axis), _along(x.ndim, axis)
-    mean = xp.mean(x, axis=others)
-    centered = x - xp.reshape(mean, shape)
+    others, shape, wide = _others(x.ndim, axis), _along(x.ndim, axis), widened(xp, x, scale)
+    mean = xp.mean(wide, axis=others)
+    centered = wide - xp.reshape(mean, shape)
     var = xp.mean(centered * centered, axis=others)
     factor = scale / xp.sqrt(var + epsilon)
-    return centered * xp.reshape(factor, shape) + xp.reshape(bias, shape), mean, var
+    y = centered * xp.reshape(factor, shape) + xp.reshape(bias, shape)
+    return xp.astype(y, x.dtype, copy=False), mean, var
 
 
 batch_norm_train.normalize(_batch_attrs)
@@ -105,11 +107,12 @@ batch_norm_train.normalize(_batch_attrs)
 
 @batch_norm_train.decompose
 def batch_norm_parts(x: Node, scale: Node, bias: Node, *, axis: int, epsilon: float) -> tuple[Node, Node, Node]:
-    others = _others(x.ndim, axis)
-    center = mean(x, axis=others)
-    centered = x - lift(center, x, axis)
+    others, wide = _others(x.ndim, axis), cast_to(x, np.result_type(x.dtype, scale.dtype))
+    center = mean(wide, axis=others)
+    centered = wide - lift(center, x, axis)
     var = mean(OPS["square"](centered), axis=others)
-    return centered * lift(scale * OPS["rsqrt"](var + epsilon), x, axis) + lift(bias, x, axis), center, var
+    y = centered * lift(scale * OPS["rsqrt"](var + epsilon), x, axis) + lift(bias, x, axis)
+    return cast_to(y, x.dtype), center, var
 
 
 @batch_norm_train.grad
@@ -214,13 +217,13 @@ def batch_norm_dx(
     >>> ht.gradients(ht.sum(batch_norm_train(x, scale, bias)[0]), [x])[0].type.shape
     (8, 3)
     """
-    others, shape = _others(x.ndim, axis), _along(x.ndim, axis)
+    others, shape, wide = _others(x.ndim, axis), _along(x.ndim, axis), widened(xp, x, scale)
     inverse = 1 / xp.sqrt(var + epsilon)
-    normal = (x - xp.reshape(mean, shape)) * xp.reshape(inverse, shape)
-    dscale, dbias = xp.sum(g * normal, axis=others, dtype=x.dtype), xp.sum(g, axis=others, dtype=x.dtype)
+    normal = (wide - xp.reshape(mean, shape)) * xp.reshape(inverse, shape)
+    dscale, dbias = xp.sum(g * normal, axis=others, dtype=wide.dtype), xp.sum(g, axis=others, dtype=wide.dtype)
     count = x.size // x.shape[axis]
     centered = g - xp.reshape(dbias / count, shape) - normal * xp.reshape(dscale / count, shape)
-    return centered * xp.reshape(scale * inverse, shape), dscale, dbias
+    return xp.astype(centered * xp.reshape(scale * inverse, shape), x.dtype, copy=False), dscale, dbias
 
 
 batch_norm_dx.normalize(_batch_attrs)
@@ -230,13 +233,14 @@ batch_norm_dx.normalize(_batch_attrs)
 def batch_norm_dx_parts(
     g: Node, x: Node, scale: Node, center: Node, var: Node, *, axis: int, epsilon: float
 ) -> tuple[Node, Node, Node]:
-    others = _others(x.ndim, axis)
+    others, kept, wide = _others(x.ndim, axis), x.dtype, np.result_type(x.dtype, scale.dtype)
+    g, x = cast_to(g, wide), cast_to(x, wide)
     inverse = OPS["rsqrt"](var + epsilon)
     normal = (x - lift(center, x, axis)) * lift(inverse, x, axis)
     dscale, dbias = OPS["sum"](g * normal, axis=others), OPS["sum"](g, axis=others)
     count = product(x.shape[i] for i in others)
     along = lift(dbias / count, x, axis) + normal * lift(dscale / count, x, axis)
-    return (g - along) * lift(scale * inverse, x, axis), dscale, dbias
+    return cast_to((g - along) * lift(scale * inverse, x, axis), kept), dscale, dbias
 
 
 @batch_norm_dx.bind
@@ -257,7 +261,7 @@ def batch_norm_dx_bind(
     if not runs_fast(xp, dx, g, x, scale, mean, var, dscale, dbias):
         return None
     if axis == x.ndim - 1:
-        return batch_sweeps.slopes(out, g, x, scale, mean, var, epsilon, scratch)
+        return batch_sweeps.Slopes(out, g, x, scale, mean, var, epsilon, scratch).calls()
     gs, xs, result, sums = _planes(g, axis), _planes(x, axis), _planes(dx, axis), _PlaneSums(x, axis)
     term = scratch.empty(result.shape, result.dtype)
     inverse, factor, along, shift = (np.empty_like(mean) for _ in range(4))
@@ -323,7 +327,7 @@ def batch_norm(
     axis = normalize_axis(axis, x.ndim)
     y, center, var = batch_norm_train(x, scale, bias, axis=axis, epsilon=epsilon)
     count = OPS["astype"](as_node(product(x.shape[i] for i in _others(x.ndim, axis))), dtype="float64")
-    unbiased = var * OPS["astype"](count / OPS["maximum"](count - 1, 1.0), dtype=x.dtype)
+    unbiased = var * OPS["astype"](count / OPS["maximum"](count - 1, 1.0), dtype=var.dtype)
     updates = {
         running_mean: running_mean * (1 - momentum) + center * momentum,
         running_var: running_var * (1 - momentum) + unbiased * momentum,

@@ -114,68 +114,77 @@ def normalized(
     return [*pieces.over(measure), join, *pieces.over(apply)]
 
 
-def slopes(
-    out: tuple[np.ndarray, ...],
-    g: np.ndarray,
-    x: np.ndarray,
-    scale: np.ndarray,
-    mean: np.ndarray,
-    var: np.ndarray,
-    epsilon: float,
-    scratch: Scratch,
-    y: np.ndarray | None = None,
-) -> list[Call]:
-    """Calls for (dx, dscale, dbias); with `y`, the result under a relu, `g` counts where that is positive."""
-    dx, dscale, dbias = out
-    pieces = _Pieces(x.size // scale.size, scale.size, x.dtype)
-    gs, xs, results = (pieces.wide(a) for a in (g, x, dx))
-    steep, flat = pieces.sums(), pieces.sums()
-    set_line, (center, factor, slope, shift) = pieces.repeated(4)
+class Slopes:
+    """The gradients (dx, dscale, dbias); with `y`, the result under a relu, `g` counts where that is positive."""
 
-    def start() -> None:
-        set_line[0] = mean
+    def __init__(
+        self,
+        out: tuple[np.ndarray, ...],
+        g: np.ndarray,
+        x: np.ndarray,
+        scale: np.ndarray,
+        mean: np.ndarray,
+        var: np.ndarray,
+        epsilon: float,
+        scratch: Scratch,
+        y: np.ndarray | None = None,
+    ) -> None:
+        self.pieces = _Pieces(x.size // scale.size, scale.size, x.dtype)
+        self.g, self.x, self.dx = (self.pieces.wide(a) for a in (g, x, out[0]))
+        self.y = None if y is None else self.pieces.wide(y)
+        self.dscale, self.dbias, self.scale, self.mean, self.var, self.epsilon = *out[1:], scale, mean, var, epsilon
+        self.steep, self.flat = self.pieces.sums(), self.pieces.sums()
+        self.set_line, (self.center, self.factor, self.slope, self.shift) = self.pieces.repeated(4)
+        self.scratch = scratch
+        self.terms: dict[int, np.ndarray] = {}  # of each lane, for both sweeps
 
-    terms: dict[int, np.ndarray] = {}  # of each lane, for both sweeps
+    def calls(self) -> list[Call]:
+        start = partial(np.copyto, self.set_line[0], self.mean)
+        return [start, *self.pieces.over(self._measure), self._join, *self.pieces.over(self._apply)]
 
-    def term(part: slice) -> np.ndarray:
-        if part.start not in terms:
-            terms[part.start] = scratch.empty((pieces.step, center.size), x.dtype)
-        return terms[part.start]
+    def _term(self, part: slice) -> np.ndarray:
+        if part.start not in self.terms:
+            self.terms[part.start] = self._room(self.x.dtype)
+        return self.terms[part.start]
 
-    def measure(part: slice) -> list[Call]:
-        t, mask, calls = term(part), scratch.empty((pieces.step, center.size), np.dtype(bool)), []
-        for k, rows in pieces.slices(part):
-            slope, number = gs[rows], rows.stop - rows.start
-            if y is not None:
-                calls.append(partial(np.greater, pieces.wide(y)[rows], pieces.zeros, mask[:number]))
-                calls.append(partial(np.multiply, slope, mask[:number], results[rows]))
-                slope = results[rows]
+    def _room(self, dtype: np.dtype) -> np.ndarray:
+        return self.scratch.empty((self.pieces.step, self.center.size), dtype)
+
+    def _measure(self, part: slice) -> list[Call]:
+        t, calls = self._term(part), list[Call]()
+        mask = None if self.y is None else self._room(np.dtype(bool))
+        for k, rows in self.pieces.slices(part):
+            slope, some = self.g[rows], t[: rows.stop - rows.start]
+            if mask is not None:
+                kept = mask[: len(some)]
+                calls.append(partial(np.greater, self.y[rows], self.pieces.zeros, kept))
+                calls.append(partial(np.multiply, slope, kept, self.dx[rows]))
+                slope = self.dx[rows]
             calls += [
-                pieces.total(slope, flat[k]),
-                partial(np.subtract, xs[rows], center, t[:number]),
-                partial(np.multiply, t[:number], slope, t[:number]),
-                pieces.total(t[:number], steep[k]),
+                self.pieces.total(slope, self.flat[k]),
+                partial(np.subtract, self.x[rows], self.center, some),
+                partial(np.multiply, some, slope, some),
+                self.pieces.total(some, self.steep[k]),
             ]
         return calls
 
-    def join() -> None:
-        inverse = 1 / np.sqrt(var + epsilon)
-        np.multiply(steep.sum(0), inverse, dscale)
-        flat.sum(0, out=dbias)
-        set_line[1] = scale * inverse
-        set_line[2] = scale * inverse * inverse * dscale / -pieces.pixels
-        set_line[3] = scale * inverse * dbias / -pieces.pixels - set_line[2] * mean
+    def _join(self) -> None:
+        inverse = 1 / np.sqrt(self.var + self.epsilon)
+        np.multiply(self.steep.sum(0), inverse, self.dscale)
+        self.flat.sum(0, out=self.dbias)
+        steep, count = self.scale * inverse, self.pieces.pixels
+        self.set_line[1] = steep
+        self.set_line[2] = steep * inverse * self.dscale / -count
+        self.set_line[3] = steep * self.dbias / -count - self.set_line[2] * self.mean
 
-    def apply(part: slice) -> list[Call]:
-        t, calls = term(part), []
-        for _, rows in pieces.slices(part):
-            u, made = t[: rows.stop - rows.start], results[rows]
+    def _apply(self, part: slice) -> list[Call]:
+        t, calls = self._term(part), list[Call]()
+        for _, rows in self.pieces.slices(part):
+            some, made = t[: rows.stop - rows.start], self.dx[rows]
             calls += [
-                partial(np.multiply, xs[rows], slope, u),
-                partial(np.add, u, shift, u),
-                partial(np.multiply, gs[rows] if y is None else made, factor, made),
-                partial(np.add, made, u, made),
+                partial(np.multiply, self.x[rows], self.slope, some),
+                partial(np.add, some, self.shift, some),
+                partial(np.multiply, self.g[rows] if self.y is None else made, self.factor, made),
+                partial(np.add, made, some, made),
             ]
         return calls
-
-    return [start, *pieces.over(measure), join, *pieces.over(apply)]

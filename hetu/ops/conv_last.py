@@ -1,8 +1,8 @@
-"""`conv2d` and its gradients on images with the channels last, (n, h, w, c): rows of pixels lie together.
+"""`conv2d` and its gradients on images (h, w, n, c): the pixels of all images at one place lie together.
 
-A patch of the image is a few long runs of memory, so that unfolding is a fast copy and every product one BLAS call;
-3x3 kernels go through `winograd.py`. Made by the pass `channels_last` only, after autodiff. Ignored on purpose:
-groups and dilations.
+A patch is a few long runs of memory, so that unfolding is a fast copy and every product one BLAS call;
+3x3 kernels go through `winograd.py`; a GPU has kernels of its own. Made by the pass `channels_last` only, after
+autodiff. Ignored on purpose: groups and dilations.
 """
 
 from __future__ import annotations
@@ -180,14 +180,6 @@ def _copies(target: np.ndarray, x: np.ndarray) -> list[Call]:
     return lanes.over(len(x), lambda part: [partial(np.copyto, target[part], x[part])], least)
 
 
-def _product(a: np.ndarray, b: np.ndarray, out: np.ndarray, first: bool = True) -> Call:
-    """A call for out = a @ b, or out += a @ b unless `first`."""
-    call = blas.gemm(a, b, out, beta=0.0 if first else 1.0)
-    if call is not None:
-        return call
-    return partial(np.matmul, a, b, out) if first else lambda: np.add(out, a @ b, out)
-
-
 def _binds(xp: ModuleType, out: Any, *arrays: Any) -> bool:
     return xp is np and out.dtype.char in "fd" and all(a.dtype == out.dtype and a.size for a in (out, *arrays))
 
@@ -211,7 +203,7 @@ def conv2d_last_bind(
     def build(part: slice) -> list[Call]:
         patches, calls = _Patches(pieces[part], x, window, scratch), []
         for piece in pieces[part]:
-            calls += [*patches.gather(piece), _product(patches.matrix(piece), kernels.T, _matrix(out, piece))]
+            calls += [*patches.gather(piece), blas.product(patches.matrix(piece), kernels.T, _matrix(out, piece))]
         return calls
 
     return [*_copies(seen, w), *lanes.over(len(pieces), build)]
@@ -232,7 +224,7 @@ def conv2d_last_dx_bind(
     patches, calls = _Patches(pieces, out, window, scratch), _copies(seen, w)
     calls += lanes.over(len(out), lambda part: [partial(out[part].fill, 0)], -(-CHUNK * len(out) // out.size))
     for piece in pieces:
-        calls += [_product(_matrix(g, piece), kernels, patches.matrix(piece)), *patches.scatter(piece)]
+        calls += [blas.product(_matrix(g, piece), kernels, patches.matrix(piece)), *patches.scatter(piece)]
     return calls
 
 
@@ -254,8 +246,9 @@ def conv2d_last_dw_bind(
         totals.append(total)
         back.append(seen)
         for piece in pieces[part]:
-            first = piece is pieces[part][0]
-            calls += [*patches.gather(piece), _product(_matrix(g, piece).T, patches.matrix(piece), total, first)]
+            beta = float(piece is not pieces[part][0])
+            factors = _matrix(g, piece).T, patches.matrix(piece)
+            calls += [*patches.gather(piece), blas.product(*factors, total, beta)]
         return calls
 
     calls = lanes.over(len(pieces), build)

@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import ArgumentError, ShapeError, public
 from ..graph import Node
 from ..op import Instruction, as_node, op, weak_dtype
-from ..types import Dim, Shape, TensorType, as_dtype
+from ..types import Dim, Shape, TensorType, as_dtype, dtype_in
 from .shape import broadcast_like
 
 __all__ = [
@@ -37,7 +37,7 @@ def full(xp: ModuleType, *, shape: int | Shape, fill_value: float, dtype: Any = 
     >>> ht.evaluate(full((2,), 3.0)).tolist()
     [3.0, 3.0]
     """
-    return xp.full(shape, fill_value, dtype=getattr(xp, dtype))
+    return xp.full(shape, fill_value, dtype=dtype_in(xp, dtype))
 
 
 @full.normalize
@@ -79,7 +79,7 @@ def _arange(xp: ModuleType, *, start: float, stop: float, step: float, dtype: st
     >>> ht.evaluate(arange(0.0, 1.0, 0.5)).tolist()
     [0.0, 0.5]
     """
-    return xp.arange(start, stop, step, dtype=getattr(xp, dtype))
+    return xp.arange(start, stop, step, dtype=dtype_in(xp, dtype))
 
 
 @public

@@ -1,7 +1,8 @@
 """The cross entropy of class ids and its gradient as operators; `loss.py` has what users call.
 
 Log-sum-exp with the maximum taken out cannot overflow, and softmax minus the target is one pass. Ids are checked
-before every run. Ignored on purpose: distributions as targets, which are a composition.
+before every run. Logits and their gradient in 16 bits beside losses in float32 are computed in float32. Ignored on
+purpose: distributions as targets, which are a composition.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ import numpy as np
 
 from ..errors import ArgumentError, DTypeError, ShapeError, ValueRangeError
 from ..graph import OPS, Node
-from ..op import Instruction, op, require_float
-from ..types import TensorType, compatible, is_float, show_shape
+from ..op import FEW, Instruction, op, require_float
+from ..types import TensorType, as_dtype, compatible, is_float, show_shape
 from .index import Window
+from .precision import cast_to, rounded, stored, stored_attrs, widened
 from .reduction import logsumexp
 from .shape import squeeze
 
 __all__ = ["softmax_cross_entropy_dx"]
 
 Call = Callable[[], Any]
-FEW = 1 << 12  # elements, up to which the overhead of the calls counts
 
 
 def check_labels(logits: TensorType, labels: TensorType) -> None:
@@ -94,25 +95,34 @@ def _one_hot(xp: ModuleType, logits: Any, labels: Any, first: int = 0) -> Any:
 
 
 def _entropy_type(
-    logits: TensorType, labels: TensorType, *, label_smoothing: float, **_: Any
+    logits: TensorType, labels: TensorType, *, label_smoothing: float, dtype: str | None, **_: Any
 ) -> tuple[TensorType, TensorType]:
     check_labels(logits, labels)
     check_smoothing(label_smoothing)
-    loss = TensorType(logits.shape[:-1], logits.dtype)
+    loss = stored(TensorType(logits.shape[:-1], logits.dtype), dtype)
     return loss, loss
 
 
 @op(name="softmax_cross_entropy", infer=_entropy_type, dims="...v!,...->...,...")
 def cross_entropy_of_ids(
-    xp: ModuleType, logits: Any, labels: Any, *, ignore_index: int | None = None, label_smoothing: float = 0.0
+    xp: ModuleType,
+    logits: Any,
+    labels: Any,
+    *,
+    ignore_index: int | None = None,
+    label_smoothing: float = 0.0,
+    dtype: str | None = None,
 ) -> Any:
     """The loss of each row, see `softmax_cross_entropy`, and log(sum(exp(row))), which the gradient uses again.
+
+    Both are computed and stored in `dtype`, by default that of the logits.
 
     >>> import hetu as ht
     >>> logits, labels = ht.placeholder("logits", (None, 10)), ht.placeholder("labels", (None,), "int64")
     >>> len(cross_entropy_of_ids(logits, labels))
     2
     """
+    logits = rounded(xp, logits, logits, dtype)
     top = xp.max(logits, axis=-1, keepdims=True)
     total = xp.squeeze(top, axis=-1) + xp.log(xp.sum(xp.exp(logits - top), axis=-1, dtype=logits.dtype))
     own = xp.sum(xp.where(_one_hot(xp, logits, labels), logits, xp.zeros_like(logits)), axis=-1, dtype=logits.dtype)
@@ -136,15 +146,17 @@ def softmax_cross_entropy_grad(
     g: list[Node | None], out: tuple[Node, Node], logits: Node, labels: Node, **attrs: Any
 ) -> tuple[Node | None, None]:
     # the second output is private to this rule, so only the first can have a gradient
-    return softmax_cross_entropy_dx(g[0], logits, labels, out[1], **attrs), None
+    return softmax_cross_entropy_dx(g[0], logits, labels, out[1], **attrs | {"dtype": None}), None
 
 
 @cross_entropy_of_ids.bind
 def softmax_cross_entropy_bind(
-    xp: ModuleType, out: Any, logits: Any, labels: Any, *, ignore_index: int | None, label_smoothing: float
+    xp: ModuleType, out: Any, logits: Any, labels: Any, *, ignore_index: int | None, label_smoothing: float, **_: Any
 ) -> list[Instruction] | None:
     """Exponentials in one reused buffer; the loss of the own class is picked by flat position."""
     if xp is not np or not logits.flags.c_contiguous or not labels.flags.c_contiguous or not logits.size:
+        return None
+    if out[0].dtype != logits.dtype:
         return None
     loss, total = (o.reshape(-1) for o in out)
     rows, ids = logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)
@@ -201,9 +213,10 @@ def row_wise(ufunc: np.ufunc, rows: np.ndarray, column: np.ndarray, out: np.ndar
 
 @cross_entropy_of_ids.decompose
 def softmax_cross_entropy_parts(
-    logits: Node, labels: Node, *, ignore_index: int | None, label_smoothing: float
+    logits: Node, labels: Node, *, ignore_index: int | None, label_smoothing: float, dtype: str | None = None
 ) -> tuple[Node, Node]:
     """Three sums over the classes, so that ranks which have some classes each exchange three numbers a row."""
+    logits = logits if dtype is None else cast_to(logits, as_dtype(dtype))
     total = logsumexp(logits, axis=-1)
     counted, labels = _counted(labels, ignore_index)
     own = squeeze(OPS["take_along_axis"](logits, OPS["expand_dims"](labels, axis=-1), axis=-1), axis=-1)
@@ -231,8 +244,10 @@ def _target(logits: Node, labels: Node, ignore_index: int | None, label_smoothin
     return counted, target
 
 
-def _dx_type(g: TensorType, logits: TensorType, labels: TensorType, total: TensorType, **_: Any) -> TensorType:
-    return logits
+def _dx_type(
+    g: TensorType, logits: TensorType, labels: TensorType, total: TensorType, *, dtype: str | None, **_: Any
+) -> TensorType:
+    return stored(logits, dtype)
 
 
 @op(infer=_dx_type, dims="...,...v@,...,...->...v@", linear=(0,), inplace={0: (1,)})
@@ -246,8 +261,11 @@ def softmax_cross_entropy_dx(
     ignore_index: int | None = None,
     label_smoothing: float = 0.0,
     window: Window = None,
+    dtype: str | None = None,
 ) -> Any:
     """The gradient of `softmax_cross_entropy`: g (softmax(logits) - target); `total` is log(sum(exp(logits))).
+
+    It is stored in `dtype`, by default that of the logits.
 
     >>> import hetu as ht
     >>> logits, labels = ht.placeholder("logits", (None, 10)), ht.placeholder("labels", (None,), "int64")
@@ -255,12 +273,13 @@ def softmax_cross_entropy_dx(
     'softmax_cross_entropy_dx'
     """
     low, _, classes = (0, 0, logits.shape[-1]) if window is None else window[0]
-    softmax = xp.exp(logits - xp.expand_dims(total, axis=-1))
-    own = xp.where(_one_hot(xp, logits, labels, low), xp.ones_like(logits), xp.zeros_like(logits))
+    wide = widened(xp, logits, total)
+    softmax = xp.exp(wide - xp.expand_dims(total, axis=-1))
+    own = xp.where(_one_hot(xp, wide, labels, low), xp.ones_like(wide), xp.zeros_like(wide))
     target = own * (1 - label_smoothing) + label_smoothing / classes
     if ignore_index is not None:
         g = xp.where(labels == ignore_index, xp.zeros_like(g), g)
-    return xp.expand_dims(g, axis=-1) * (softmax - target)
+    return rounded(xp, xp.expand_dims(g, axis=-1) * (softmax - target), logits, dtype)
 
 
 @softmax_cross_entropy_dx.grad
@@ -277,14 +296,15 @@ def softmax_cross_entropy_dx_grad(
     **_: Any,
 ) -> tuple[Node, Node, None, None]:
     """`total` counts as a function of the logits, so its share is in the gradient of the logits."""
-    softmax = OPS["exp"](logits - OPS["expand_dims"](total, axis=-1))
-    counted, target = _target(logits, labels, ignore_index, label_smoothing)
+    h, wide = cast_to(h, total.dtype), cast_to(logits, total.dtype)
+    softmax = OPS["exp"](wide - OPS["expand_dims"](total, axis=-1))
+    counted, target = _target(wide, labels, ignore_index, label_smoothing)
     if counted is not None:
         h = OPS["where"](OPS["expand_dims"](counted, axis=-1), h, OPS["zeros_like"](h))
     to_g = OPS["sum"](h * (softmax - target), axis=-1)
     weighed = softmax * h
     curved = weighed - softmax * OPS["sum"](weighed, axis=-1, keepdims=True)
-    return to_g, OPS["expand_dims"](g, axis=-1) * curved, None, None
+    return to_g, cast_to(OPS["expand_dims"](g, axis=-1) * curved, logits.dtype), None, None
 
 
 @softmax_cross_entropy_dx.bind
@@ -299,8 +319,11 @@ def softmax_cross_entropy_dx_bind(
     ignore_index: int | None,
     label_smoothing: float,
     window: Window = None,
+    **_: Any,
 ) -> Call | None:
     if xp is not np or window is not None or not out.flags.c_contiguous or not labels.flags.c_contiguous:
+        return None
+    if not out.dtype == logits.dtype == total.dtype:
         return None
     flat, ids = out.reshape(-1), labels.reshape(-1)
     starts = np.arange(ids.size) * out.shape[-1]
@@ -323,3 +346,7 @@ def softmax_cross_entropy_dx_bind(
             out[skipped.reshape(labels.shape)] = 0
 
     return run
+
+
+for _loss in (cross_entropy_of_ids, softmax_cross_entropy_dx):
+    _loss.normalize(stored_attrs)

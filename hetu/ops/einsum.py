@@ -7,6 +7,7 @@ ellipsis, a letter twice in one operand (a diagonal), and broadcasting of size 1
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -98,24 +99,37 @@ def einsum_grad(g: Node, y: Node, *operands: Node, equation: str) -> tuple[Node,
 def einsum_bind(xp: ModuleType, out: Any, *operands: Any, equation: str) -> list[Instruction] | None:
     """Two operands become one (batched) matrix product; where axes cannot be merged in place, by way of a copy."""
     terms, right = _terms(equation)
-    if xp is not np:
-        return None
+    if xp is not np and len(operands) > 2:
+        return _two_at_a_time(xp, out, operands, terms, right)
     if len(operands) != 2 or out.size == 0 or any(c not in right for c in set(terms[0]) ^ set(terms[1])):
-        return [partial(np.einsum, equation, *operands, out=out, optimize=len(operands) > 2)]
+        return [partial(np.einsum, equation, *operands, out=out, optimize=len(operands) > 2)] if xp is np else None
     first, second = terms
     batch = "".join(c for c in right if c in first and c in second)
     rows = "".join(c for c in right if c not in second)
     columns = "".join(c for c in right if c not in first)
     inner = "".join(c for c in first if c in second and c not in right)
-    a, a_copy, a_original = _grouped(operands[0], first, batch, rows, inner)
-    b, b_copy, b_original = _grouped(operands[1], second, batch, inner, columns)
-    y, y_copy, y_original = _grouped(out, right, batch, rows, columns)
-    steps = [partial(np.copyto, copy, x) for copy, x in ((a_copy, a_original), (b_copy, b_original)) if copy is not x]
-    steps.append(blas.gemm(a, b, y) or partial(np.matmul, a, b, out=y))
-    return steps if y_copy is y_original else [*steps, partial(np.copyto, y_original, y_copy)]
+    a, a_copy, a_original = _grouped(xp, operands[0], first, batch, rows, inner)
+    b, b_copy, b_original = _grouped(xp, operands[1], second, batch, inner, columns)
+    y, y_copy, y_original = _grouped(xp, out, right, batch, rows, columns)
+    steps = [partial(xp.copyto, copy, x) for copy, x in ((a_copy, a_original), (b_copy, b_original)) if copy is not x]
+    steps.append(blas.product(a, b, y) if xp is np else partial(xp.matmul, a, b, out=y))
+    return steps if y_copy is y_original else [*steps, partial(xp.copyto, y_original, y_copy)]
 
 
-def _grouped(x: np.ndarray, term: str, *groups: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _two_at_a_time(
+    xp: ModuleType, out: Any, operands: Sequence[Any], terms: Sequence[str], right: str
+) -> list[Instruction] | None:
+    """The product of the first two, then that with the others: CuPy's own products cannot be captured on a GPU."""
+    first, second, *others = terms
+    term = "".join(c for c in dict.fromkeys(first + second) if c in right + "".join(others))
+    sizes = dict(zip(first + second, operands[0].shape + operands[1].shape))
+    part = xp.empty([sizes[c] for c in term], out.dtype)
+    steps = einsum_bind(xp, part, *operands[:2], equation=f"{first},{second}->{term}")
+    more = einsum_bind(xp, out, part, *operands[2:], equation=f"{','.join([term, *others])}->{right}")
+    return None if steps is None or more is None else [*steps, *more]
+
+
+def _grouped(xp: ModuleType, x: Any, term: str, *groups: str) -> tuple[Any, Any, Any]:
     """`x` with a leading axis for each batch letter and one axis for each other group, and what it is a view of.
 
     Where strides do not allow the merge it is a view of a buffer of its own, to be copied to or from `x`.
@@ -127,7 +141,7 @@ def _grouped(x: np.ndarray, term: str, *groups: str) -> tuple[np.ndarray, np.nda
     try:
         return original.reshape(shape, copy=False), original, original
     except ValueError:
-        buffer = np.empty(original.shape, x.dtype)
+        buffer = xp.empty(original.shape, x.dtype)
         return buffer.reshape(shape), buffer, original
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from ..errors import DTypeError, ValueRangeError
 from ..graph import OPS, Node
 from ..op import DEFAULT_FLOAT, Instruction, Op, elementwise, float_elementwise, op
-from ..types import TensorType, as_dtype, is_float, promote
+from ..types import TensorType, as_dtype, dtype_in, is_float, promote
 
 __all__ = [
     "abs",
@@ -50,7 +50,7 @@ def dtype_of(array: Any) -> np.dtype:
 
 def to_dtype(xp: ModuleType, array: Any, dtype: np.dtype) -> Any:
     """`array` in the given dtype; itself when it has it already."""
-    return array if dtype_of(array) == dtype else xp.astype(xp.asarray(array), getattr(xp, dtype.name))
+    return array if dtype_of(array) == dtype else xp.astype(xp.asarray(array), dtype_in(xp, dtype.name))
 
 
 def common(xp: ModuleType, *arrays: Any) -> Sequence[Any]:
@@ -120,7 +120,7 @@ def astype(xp: ModuleType, x: Any, *, dtype: str) -> Any:
     >>> ht.evaluate(astype([1.7, -1.7], "int32")).tolist()
     [1, -1]
     """
-    return xp.astype(xp.asarray(x), getattr(xp, dtype))
+    return xp.astype(xp.asarray(x), dtype_in(xp, dtype))
 
 
 @astype.grad

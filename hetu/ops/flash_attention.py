@@ -14,6 +14,7 @@ import numpy as np
 
 from ..op import op
 from ..types import TensorType, same
+from .attention import masked_scores
 
 __all__ = ["flash_attention", "flash_attention_dx"]
 
@@ -30,11 +31,6 @@ def _heads(xp: ModuleType, *arrays: Any) -> list[Any]:
     return [xp.permute_dims(xp.astype(a, wide), (0, 2, 1, 3)) for a in arrays]
 
 
-def _scores(xp: ModuleType, q: Any, k: Any, scale: float, causal: bool) -> Any:
-    scores = xp.matmul(q * scale, xp.matrix_transpose(k))
-    return scores + xp.triu(xp.full(scores.shape[-2:], -xp.inf, dtype=scores.dtype), k=1) if causal else scores
-
-
 @op(infer=_type, differentiable=False)
 def flash_attention(xp: ModuleType, q: Any, k: Any, v: Any, *, scale: float, causal: bool = False) -> tuple[Any, Any]:
     """`attention` of q (n, s, heads, d), k (n, t, heads, d), v (n, t, heads, e): y (n, s, heads, e) and total.
@@ -49,7 +45,7 @@ def flash_attention(xp: ModuleType, q: Any, k: Any, v: Any, *, scale: float, cau
     """
     dtype = q.dtype
     q, k, v = _heads(xp, q, k, v)
-    scores = _scores(xp, q, k, scale, causal)
+    scores = masked_scores(xp, q, k, scale, causal)
     highest = xp.max(scores, axis=-1, keepdims=True)
     powers = xp.exp(scores - highest)
     sums = xp.sum(powers, axis=-1, keepdims=True, dtype=powers.dtype)
@@ -82,7 +78,7 @@ def flash_attention_dx(
     """
     dtype, packed = q.dtype, q.shape == k.shape == v.shape
     g, q, k, v, y = _heads(xp, g, q, k, v, y)
-    weights = xp.exp(_scores(xp, q, k, scale, causal) - xp.expand_dims(total, axis=-1))
+    weights = xp.exp(masked_scores(xp, q, k, scale, causal) - xp.expand_dims(total, axis=-1))
     shift = xp.sum(g * y, axis=-1, keepdims=True, dtype=y.dtype)
     slope = (xp.matmul(g, xp.matrix_transpose(v)) - shift) * weights * scale
     parts = xp.matmul(slope, k), xp.matmul(xp.matrix_transpose(slope), q), xp.matmul(xp.matrix_transpose(weights), g)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from .. import blas
+from ..graph import OPS
 from ..op import op
 from ..types import TensorType
 
@@ -53,12 +54,8 @@ def attention_rows(
     [(2, 10, 4, 16), (2, 4, 10, 10), (2, 10, 4, 1)]
     """
     q, k, v = _heads_first(xp, q, k, v)
-    scores = xp.matmul(q * scale, xp.matrix_transpose(k))
-    if causal:
-        scores = scores + xp.triu(xp.full(scores.shape[-2:], -xp.inf, dtype=scores.dtype), k=1)
-    powers = xp.exp(scores - xp.max(scores, axis=-1, keepdims=True))
-    inverse = 1 / xp.sum(powers, axis=-1, keepdims=True, dtype=powers.dtype)
-    y, inverse_rows = _heads_first(xp, xp.matmul(powers, v) * inverse, inverse)
+    y, powers, inverse = OPS["attention"].forward(xp, q, k, v, scale=scale, causal=causal)
+    y, inverse_rows = _heads_first(xp, y, inverse)
     return y, powers, inverse_rows
 
 

@@ -36,7 +36,7 @@ def _dims(x: TensorType, scale: TensorType, bias: TensorType, *added: TensorType
 
 @op(
     dims=_dims,
-    infer=lambda x, scale, bias, *added, **_: (x, scale, scale),
+    infer=lambda x, *vectors, **_: OPS["batch_norm_train"].infer(x, *vectors[:2], axis=x.ndim - 1),
     differentiable=False,
     scratch=True,
 )
@@ -65,15 +65,17 @@ def batch_norm_relu_bind(
 
 
 @op(
-    dims=lambda g, y, x, *_, **__: f"{_axes(x)},{_axes(x)},{_axes(x)},c,c,c->{_axes(x)},c,c",
+    dims=lambda g, y, x, *vectors, **_: f"{','.join([_axes(x)] * 3 + ['c'] * len(vectors))}->{_axes(x)},c,c",
     infer=lambda g, y, x, scale, *_, **__: (x, scale, scale),
     differentiable=False,
     scratch=True,
 )
 def batch_norm_relu_dx(
-    xp: ModuleType, g: Any, y: Any, x: Any, scale: Any, mean: Any, var: Any, *, epsilon: float
+    xp: ModuleType, g: Any, y: Any, x: Any, scale: Any, mean: Any, var: Any, *bias: Any, epsilon: float
 ) -> tuple[Any, Any, Any]:
     """`batch_norm_dx` along the last axis, of a gradient `g` that counts where `y`, the result of the relu, is not 0.
+
+    `bias` is given where nothing was added before the relu: a GPU then finds out from `x` where that is.
 
     >>> import hetu as ht
     >>> from hetu.graph import OPS
@@ -95,7 +97,7 @@ def batch_norm_relu_dx_bind(
     scale: Any,
     mean: Any,
     var: Any,
-    *,
+    *_: Any,
     epsilon: float,
     scratch: Scratch,
 ) -> list[Call] | None:
@@ -103,4 +105,4 @@ def batch_norm_relu_dx_bind(
         return None
     together = g if g.flags.c_contiguous else scratch.empty(g.shape, g.dtype)
     copies = [] if together is g else [partial(np.copyto, together, g)]
-    return [*copies, *batch_sweeps.slopes(out, together, x, scale, mean, var, epsilon, scratch, y)]
+    return [*copies, *batch_sweeps.Slopes(out, together, x, scale, mean, var, epsilon, scratch, y).calls()]

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from .. import blas
+from ..backend import fixed_value
 from ..errors import ShapeError, public
 from ..graph import OPS, Node
 from ..op import as_nodes, op, require_float
@@ -95,10 +96,6 @@ def _fast(xp: ModuleType, *arrays: np.ndarray) -> bool:
     return xp is np and dtype.char in "fd" and all(a.dtype == dtype and a.size for a in arrays)
 
 
-def _product(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> Call:
-    return blas.gemm(a, b, out) or partial(np.matmul, a, b, out)
-
-
 def _gates(array: np.ndarray) -> list[np.ndarray]:
     """The blocks i, f, g, o of (4 k, n)."""
     k = len(array) // 4
@@ -126,7 +123,7 @@ def lstm_bind(xp: ModuleType, out: Any, x: Any, w: Any, u: Any, b: Any, h: Any, 
         z, before = gates[t], cs[t - 1] if t else c
         i, forget, g, o = _gates(z)
         calls += [
-            _product(weights.T, joined[:, t], z),
+            blas.product(weights.T, joined[:, t], z),
             partial(np.tanh, z, z),
             *(partial(function, rows, half, rows) for rows in (z[: 2 * k], o) for function in (np.multiply, np.add)),
             partial(np.multiply, i, g, cs[t]),
@@ -244,24 +241,18 @@ def lstm_dx_bind(
         return None
     dz, dw, du, db, dh_t, dc_t = out
     f, slopes = w.shape[0], np.empty((5, *dh.shape), u.dtype)
-    product, term = np.empty((2, len(joined), dz.shape[1]), u.dtype)
+    product = np.empty((len(joined), dz.shape[1]), u.dtype)
     calls: list[Call] = [partial(product.fill, 0), partial(np.copyto, dh_t, dh), partial(np.copyto, dc_t, dc)]
     for t in reversed(range(len(gh))):
         calls += _added(dh_t, gh[t])
         calls += _step_back(dz[t], dh_t, dc_t, slopes, cs[t - 1] if t else c, tops[t], gates[t])
-        calls += [_product(u, dz[t], dh_t), *_accumulated(product, joined[:, t], dz[t].T, term)]
+        calls += [blas.product(u, dz[t], dh_t), blas.product(joined[:, t], dz[t].T, product, beta=1.0)]
     return [
         *calls,
         partial(np.copyto, dw, product[:f]),
         partial(np.copyto, db, product[f]),
         partial(np.copyto, du, product[f + 1 :]),
     ]
-
-
-def _accumulated(total: np.ndarray, a: np.ndarray, b: np.ndarray, term: np.ndarray) -> list[Call]:
-    """total += a @ b."""
-    call = blas.gemm(a, b, total, beta=1.0)
-    return [call] if call else [partial(np.matmul, a, b, term), partial(np.add, total, term, total)]
 
 
 def _step_back(dz: Any, dh: Any, dc: Any, slopes: Any, before: Any, top: Any, gates: Any) -> list[Call]:
@@ -296,7 +287,7 @@ def _step_back(dz: Any, dh: Any, dc: Any, slopes: Any, before: Any, top: Any, ga
 
 def _added(total: np.ndarray, term: np.ndarray) -> list[Call]:
     """total += term, for nothing where the term is a constant zero (one element spread over the whole)."""
-    zero = not any(term.strides) and not term.flags.writeable and not term.flat[0]
+    zero = fixed_value(term) is not None and not any(term.strides) and not term.flat[0]
     return [] if zero else [partial(np.add, total, term, total)]
 
 

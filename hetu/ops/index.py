@@ -1,7 +1,8 @@
-"""Gathering and scattering by arrays of indices: take, its row gradient, take_along_axis, one_hot.
+"""Gathering and scattering by arrays of indices: take, its row gradient, one_hot.
 
 Indices are counted from 0; a negative or too large one is an error that names it, never a wrap or a clamp. Each
-gather has a scatter as its gradient, in which duplicates are summed. Ignored on purpose: boolean masks, see `where`.
+gather has a scatter as its gradient, in which duplicates are summed. Ignored on purpose: boolean masks, see `where`;
+one index for every element, see `along_axis.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 from ..errors import ArgumentError, DTypeError, ShapeError, ValueRangeError, public
 from ..graph import Node
 from ..op import Instruction, op
-from ..types import Size, TensorType, as_dtype, compatible, normalize_axis, product, show_shape, unify
+from ..types import Size, TensorType, as_dtype, compatible, dtype_in, normalize_axis, product, show_shape
 from .elementwise import add
 from .linalg import permute_dims
 from .shape import axis_letters
@@ -23,11 +24,9 @@ from .shape import axis_letters
 __all__ = [
     "embedding",
     "one_hot",
-    "put_along_axis_add",
     "scatter_add",
     "scatter_rows",
     "take",
-    "take_along_axis",
 ]
 
 
@@ -56,19 +55,19 @@ def check_range(xp: ModuleType, ids: Any, size: int, what: str) -> None:
 Window = tuple[tuple[int, int, int]] | None  # (low, high, size): the rows of a table that this rank has
 
 
-def _size(here: int, window: Window) -> int:
+def whole_size(here: int, window: Window) -> int:
     """The size of the whole axis."""
     return here if window is None else window[0][2]
 
 
-def _inside(xp: ModuleType, ids: Any, window: Window) -> tuple[Any, Any]:
+def find_inside(xp: ModuleType, ids: Any, window: Window) -> tuple[Any, Any]:
     """Places of ids in this rank's part (0 for those of other ranks), and which ids have one."""
     low, high, _ = window[0]
     inside = (ids >= low) & (ids < high)
     return xp.where(inside, ids - low, xp.zeros_like(ids)), inside
 
 
-def _masked(xp: ModuleType, x: Any, mask: Any, axis: int = 0) -> Any:
+def masked(xp: ModuleType, x: Any, mask: Any, axis: int = 0) -> Any:
     """`x`, with 0 where `mask`, laid along its axes from `axis` on, is False."""
     lifted = xp.reshape(mask, (*(1 for _ in x.shape[:axis]), *mask.shape, *(1 for _ in x.shape[axis + mask.ndim :])))
     return xp.where(lifted, x, xp.zeros_like(x))
@@ -77,7 +76,7 @@ def _masked(xp: ModuleType, x: Any, mask: Any, axis: int = 0) -> Any:
 # -- take and its gradient -------------------------------------------------------------------------------------
 
 
-def _axis_attrs(x: TensorType, *_: TensorType, axis: int, **attrs: Any) -> dict[str, Any]:
+def axis_attrs(x: TensorType, *_: TensorType, axis: int, **attrs: Any) -> dict[str, Any]:
     return {"axis": normalize_axis(axis, x.ndim), **attrs}
 
 
@@ -106,16 +105,16 @@ def take(xp: ModuleType, x: Any, indices: Any, *, axis: int = 0, window: Window 
     shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
     if window is None:
         return xp.reshape(xp.take(x, xp.reshape(indices, (-1,)), axis=axis), shape)
-    places, inside = _inside(xp, indices, window)
-    return _masked(xp, xp.reshape(xp.take(x, xp.reshape(places, (-1,)), axis=axis), shape), inside, axis)
+    places, inside = find_inside(xp, indices, window)
+    return masked(xp, xp.reshape(xp.take(x, xp.reshape(places, (-1,)), axis=axis), shape), inside, axis)
 
 
-take.normalize(_axis_attrs)
+take.normalize(axis_attrs)
 
 
 @take.check
 def take_check(xp: ModuleType, x: Any, indices: Any, *, axis: int, window: Window) -> None:
-    check_range(xp, indices, _size(x.shape[axis], window), "index")
+    check_range(xp, indices, whole_size(x.shape[axis], window), "index")
 
 
 @take.grad
@@ -141,7 +140,8 @@ def take_bind(xp: ModuleType, out: Any, x: Any, indices: Any, *, axis: int, wind
 def embedding(table: Any, ids: Any) -> Node:
     """The rows of `table` at `ids`. (rows, width), (...) -> (..., width).
 
-    Its gradient is row-sparse: an optimizer updates the rows that a batch touched and no others.
+    Its gradient is row-sparse: an optimizer updates the rows that a batch touched and no others. Gradients of one row
+    are added in one order, on a GPU as well, so a run can be repeated to the last digit.
 
     >>> import hetu as ht
     >>> embedding(ht.placeholder("table", (10, 4)), ht.placeholder("ids", (None, 3), "int64")).shape[1:]
@@ -182,8 +182,8 @@ def scatter_rows(xp: ModuleType, like: Any, ids: Any, rows: Any, *, window: Wind
     """
     out = xp.zeros(like.shape, dtype=rows.dtype)
     if window is not None:
-        ids, inside = _inside(xp, ids, window)
-        rows = _masked(xp, rows, inside)
+        ids, inside = find_inside(xp, ids, window)
+        rows = masked(xp, rows, inside)
     xp.add.at(out, ids, rows)
     return out
 
@@ -199,10 +199,10 @@ def scatter_rows_bind(
 ) -> list[Instruction] | None:
     if window is not None:
         return None
-    return [partial(out.fill, 0), *_add_rows(xp, out, ids, rows)]
+    return [partial(out.fill, 0), *add_rows(xp, out, ids, rows)]
 
 
-def _add_rows(xp: ModuleType, out: Any, ids: Any, rows: Any) -> list[Instruction]:
+def add_rows(xp: ModuleType, out: Any, ids: Any, rows: Any) -> list[Instruction]:
     """Instructions for `out[ids] += rows`. `add.at` is several times faster on flat arrays than on rows."""
     flat = xp is np and out.flags.c_contiguous and rows.flags.c_contiguous and out.dtype == rows.dtype and out.size
     if not flat:
@@ -261,142 +261,7 @@ def scatter_add_decompose(x: Node, ids: Node, updates: Node) -> Node:
 
 @scatter_add.bind
 def scatter_add_bind(xp: ModuleType, out: Any, x: Any, ids: Any, updates: Any) -> list[Instruction]:
-    return [*([] if out is x else [partial(xp.copyto, out, x)]), *_add_rows(xp, out, ids, updates)]
-
-
-# -- take_along_axis and its gradient --------------------------------------------------------------------------
-
-
-def _along_type(x: TensorType, indices: TensorType, *, axis: int, **_: Any) -> TensorType:
-    require_indices(indices)
-    if x.ndim != indices.ndim or any(
-        not compatible(s, t) for i, (s, t) in enumerate(zip(x.shape, indices.shape)) if i != axis
-    ):
-        raise ShapeError(
-            f"indices {show_shape(indices.shape)} do not fit {show_shape(x.shape)} beside axis {axis}",
-            fix="give both the same axes; all sizes but that of the axis must be equal",
-        )
-    shape: list[Size] = [t if i == axis else unify(s, t) for i, (s, t) in enumerate(zip(x.shape, indices.shape))]
-    return TensorType(tuple(shape), x.dtype)
-
-
-def _along_terms(ndim: int, axis: int) -> tuple[str, str]:
-    """Terms of the array and of the indices, which differ in the letter of the axis."""
-    letters = axis_letters(ndim + 1)
-    return tuple(
-        "".join(name if i == axis else letters[i] for i in range(ndim)) for name in (f"{letters[axis]}@", letters[-1])
-    )
-
-
-def take_along_axis_dims(x: TensorType, indices: TensorType, *, axis: int, **_: Any) -> str:
-    whole, part = _along_terms(x.ndim, axis)
-    return f"{whole},{part}->{part}"
-
-
-@op(infer=_along_type, dims=take_along_axis_dims, linear=(0,))
-def take_along_axis(xp: ModuleType, x: Any, indices: Any, *, axis: int = -1, window: Window = None) -> Any:
-    """One element of `x` along `axis` for every index: y[i, j] = x[i, indices[i, j]] for the last of two axes.
-
-    ValueRangeError for an index outside the axis.
-
-    >>> import hetu as ht
-    >>> ht.evaluate(take_along_axis([[1.0, 2.0], [3.0, 4.0]], [[1], [0]])).tolist()
-    [[2.0], [3.0]]
-    """
-    if window is None:
-        return xp.take_along_axis(x, indices, axis=axis)
-    places, inside = _inside(xp, indices, window)
-    return _masked(xp, xp.take_along_axis(x, places, axis=axis), inside)
-
-
-take_along_axis.normalize(_axis_attrs)
-
-
-@take_along_axis.check
-def take_along_axis_check(xp: ModuleType, x: Any, indices: Any, *, axis: int, window: Window) -> None:
-    check_range(xp, indices, _size(x.shape[axis], window), "index")
-
-
-@take_along_axis.grad
-def take_along_axis_grad(g: Node, y: Node, x: Node, indices: Node, *, axis: int, **_: Any) -> tuple[Node, None]:
-    return put_along_axis_add(x, indices, g, axis=axis), None
-
-
-@take_along_axis.bind
-def take_along_axis_bind(
-    xp: ModuleType, out: Any, x: Any, indices: Any, *, axis: int, window: Window
-) -> list[Instruction] | None:
-    if xp is not np or window is not None or not x.flags.c_contiguous or x.size == 0:
-        return None
-    places, steps = _flat_places(x.shape, indices, axis)
-    return [*steps, partial(x.reshape(-1).take, places, None, out, "clip")]
-
-
-def _flat_places(shape: tuple[int, ...], indices: np.ndarray, axis: int) -> tuple[np.ndarray, list[Instruction]]:
-    """A buffer for the places in the flattened array, and the instructions that fill it from the indices."""
-    start = np.zeros((1,) * len(shape), np.intp)
-    for i, size in enumerate(shape):
-        if i != axis:
-            step = product(shape[i + 1 :])
-            start = start + (np.arange(size) * step).reshape([-1 if k == i else 1 for k in range(len(shape))])
-    places = np.empty(indices.shape, np.intp)
-    stride = product(shape[axis + 1 :])
-    return places, [
-        partial(np.multiply, indices, stride, out=places, dtype=np.intp, casting="unsafe"),
-        partial(np.add, places, start, places),
-    ]
-
-
-def _put_type(like: TensorType, indices: TensorType, values: TensorType, *, axis: int, **_: Any) -> TensorType:
-    taken = _along_type(like, indices, axis=axis)
-    if values.ndim != taken.ndim or not all(map(compatible, values.shape, taken.shape)):
-        raise ShapeError(f"got values {values} for indices {indices}", fix="pass one value for every index")
-    return TensorType(like.shape, values.dtype)
-
-
-def put_along_axis_add_dims(like: TensorType, indices: TensorType, values: TensorType, *, axis: int, **_: Any) -> str:
-    whole, part = _along_terms(like.ndim, axis)
-    return f"{whole},{part},{part}->{whole}"
-
-
-@op(infer=_put_type, dims=put_along_axis_add_dims, like=(0,), linear=(2,))
-def put_along_axis_add(
-    xp: ModuleType, like: Any, indices: Any, values: Any, *, axis: int = -1, window: Window = None
-) -> Any:
-    """Zeros in the shape of `like`, plus `values` at `indices` along `axis`; the gradient of `take_along_axis`.
-
-    >>> import hetu as ht
-    >>> ht.evaluate(put_along_axis_add([[0.0, 0.0]], [[1, 1]], [[2.0, 3.0]])).tolist()
-    [[0.0, 5.0]]
-    """
-    out = xp.zeros(like.shape, dtype=values.dtype)
-    if window is not None:
-        indices, inside = _inside(xp, indices, window)
-        values = _masked(xp, values, inside)
-    grids = xp.meshgrid(*(xp.arange(s) for s in indices.shape), indexing="ij")
-    xp.add.at(out, tuple(indices if i == axis else grid for i, grid in enumerate(grids)), values)
-    return out
-
-
-put_along_axis_add.normalize(_axis_attrs)
-
-
-@put_along_axis_add.grad
-def put_along_axis_add_grad(
-    g: Node, y: Node, like: Node, indices: Node, values: Node, *, axis: int, **_: Any
-) -> tuple[None, None, Node]:
-    return None, None, take_along_axis(g, indices, axis=axis)
-
-
-@put_along_axis_add.bind
-def put_along_axis_add_bind(
-    xp: ModuleType, out: Any, like: Any, indices: Any, values: Any, *, axis: int, window: Window
-) -> list[Instruction] | None:
-    if xp is not np or window is not None or not out.flags.c_contiguous or not values.flags.c_contiguous:
-        return None
-    places, steps = _flat_places(out.shape, indices, axis)
-    add = partial(np.add.at, out.reshape(-1), places.reshape(-1), values.reshape(-1))
-    return [partial(out.fill, 0), *steps, add]
+    return [*([] if out is x else [partial(xp.copyto, out, x)]), *add_rows(xp, out, ids, updates)]
 
 
 # -- one_hot ---------------------------------------------------------------------------------------------------
@@ -423,7 +288,7 @@ def one_hot(xp: ModuleType, ids: Any, *, depth: int, dtype: Any = "float32") -> 
     >>> ht.evaluate(one_hot([2, 0], 3)).tolist()
     [[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]]
     """
-    return xp.astype(xp.expand_dims(ids, axis=-1) == xp.arange(depth, dtype=xp.int64), getattr(xp, dtype))
+    return xp.astype(xp.expand_dims(ids, axis=-1) == xp.arange(depth, dtype=xp.int64), dtype_in(xp, dtype))
 
 
 one_hot.normalize(_one_hot_attrs)

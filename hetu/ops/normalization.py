@@ -1,8 +1,9 @@
 """Normalisation of single samples: layer, RMS and group; batch norm is passed on from `batch_norm.py`.
 
 Layer and RMS norm and their gradients are operators because few passes in cache beat their composition on a CPU, and
-one kernel each does on a GPU; each also has the composition as its `decompose` rule. Ignored on purpose: instance norm
-(group norm with one channel a group), spectral and weight norm.
+one kernel each does on a GPU; each also has the composition as its `decompose` rule. Activations in 16 bits beside
+vectors in float32 are computed in float32, and rounded where they are stored. Ignored on purpose: instance norm (group
+norm with one channel a group), spectral and weight norm.
 """
 
 from __future__ import annotations
@@ -17,7 +18,15 @@ from ..errors import ShapeError, public
 from ..graph import OPS, Node
 from ..op import as_nodes, op, require_float
 from ..types import TensorType
-from .batch_norm import batch_norm, batch_norm_dx, batch_norm_train, check_vectors, lift, runs_fast
+from .batch_norm import (
+    batch_norm,
+    batch_norm_dx,
+    batch_norm_train,
+    check_vectors,
+    lift,
+    runs_fast,
+)
+from .precision import cast_to, rounded, stored, stored_attrs, widened
 from .reduction import mean
 
 __all__ = [
@@ -34,32 +43,40 @@ __all__ = [
 Call = Callable[[], Any]
 
 
-def _layer_type(x: TensorType, scale: TensorType, bias: TensorType, **_: Any) -> TensorType:
+def _wide_nodes(scale: Node, *activations: Node) -> tuple[Node, ...]:
+    return tuple(cast_to(x, np.result_type(x.dtype, scale.dtype)) for x in activations)
+
+
+def _layer_type(x: TensorType, scale: TensorType, bias: TensorType, *, dtype: str | None, **_: Any) -> TensorType:
     require_float(x, scale, bias)
     if x.ndim == 0:
         raise ShapeError("x is one number, wanted features on the last axis", fix="pass an array of at least one axis")
     check_vectors(x.shape[-1], scale=scale, bias=bias)
-    return x
+    return stored(x, dtype)
 
 
 @op(infer=_layer_type, dims="...v!,v!,v!->...v!")
-def layer_norm(xp: ModuleType, x: Any, scale: Any, bias: Any, *, epsilon: float = 1e-5) -> Any:
+def layer_norm(
+    xp: ModuleType, x: Any, scale: Any, bias: Any, *, epsilon: float = 1e-5, dtype: str | None = None
+) -> Any:
     """Each row (last axis) brought to mean 0 and variance 1, then scaled and shifted by the vectors `scale` and `bias`.
 
-    J. L. Ba et al., "Layer Normalization", 2016.
+    The result is stored in `dtype`, by default that of x. J. L. Ba et al., "Layer Normalization", 2016.
 
     >>> import hetu as ht
     >>> ht.evaluate(layer_norm([[1.0, 3.0]], [1.0, 1.0], [0.0, 0.0], epsilon=0.0)).tolist()
     [[-1.0, 1.0]]
     """
-    centered = x - xp.mean(x, axis=-1, keepdims=True)
+    wide = widened(xp, x, scale)
+    centered = wide - xp.mean(wide, axis=-1, keepdims=True)
     var = xp.mean(centered * centered, axis=-1, keepdims=True)
-    return centered / xp.sqrt(var + epsilon) * scale + bias
+    return rounded(xp, centered / xp.sqrt(var + epsilon) * scale + bias, x, dtype)
 
 
 @layer_norm.decompose
-def layer_norm_parts(x: Node, scale: Node, bias: Node, *, epsilon: float) -> Node:
-    return _normal_rows(x, epsilon)[0] * scale + bias
+def layer_norm_parts(x: Node, scale: Node, bias: Node, *, epsilon: float, dtype: str | None = None) -> Node:
+    (wide,) = _wide_nodes(scale, x)
+    return cast_to(_normal_rows(wide, epsilon)[0] * scale + bias, stored(x.tensor, dtype).dtype)
 
 
 def _normal_rows(x: Node, epsilon: float) -> tuple[Node, Node]:
@@ -70,7 +87,9 @@ def _normal_rows(x: Node, epsilon: float) -> tuple[Node, Node]:
 
 
 @layer_norm.grad
-def layer_norm_grad(g: Node, y: Node, x: Node, scale: Node, bias: Node, *, epsilon: float) -> tuple[Node, Node, Node]:
+def layer_norm_grad(
+    g: Node, y: Node, x: Node, scale: Node, bias: Node, *, epsilon: float, **_: Any
+) -> tuple[Node, Node, Node]:
     return layer_norm_dx(g, x, scale, epsilon=epsilon)
 
 
@@ -95,7 +114,9 @@ class Rows:
 
 
 @layer_norm.bind
-def layer_norm_bind(xp: ModuleType, out: Any, x: Any, scale: Any, bias: Any, *, epsilon: float) -> Call | None:
+def layer_norm_bind(
+    xp: ModuleType, out: Any, x: Any, scale: Any, bias: Any, *, epsilon: float, dtype: str | None
+) -> Call | None:
     if not runs_fast(xp, out, x, scale, bias):
         return None
     rows, result = Rows(x, epsilon), out.reshape(-1, x.shape[-1])
@@ -109,37 +130,49 @@ def layer_norm_bind(xp: ModuleType, out: Any, x: Any, scale: Any, bias: Any, *, 
     return run
 
 
-def _layer_dx_type(g: TensorType, x: TensorType, scale: TensorType, **_: Any) -> tuple[TensorType, ...]:
-    return x, scale, scale
+def _layer_dx_type(
+    g: TensorType, x: TensorType, scale: TensorType, *, dtype: str | None, **_: Any
+) -> tuple[TensorType, ...]:
+    return stored(x, dtype), scale, scale
 
 
 @op(infer=_layer_dx_type, dims="...v!,...v!,v!->...v!,v!,v!")
-def layer_norm_dx(xp: ModuleType, g: Any, x: Any, scale: Any, *, epsilon: float = 1e-5) -> tuple[Any, Any, Any]:
+def layer_norm_dx(
+    xp: ModuleType, g: Any, x: Any, scale: Any, *, epsilon: float = 1e-5, dtype: str | None = None
+) -> tuple[Any, Any, Any]:
     """The gradients of `layer_norm` with respect to (x, scale, bias), given that of its result.
+
+    That of x is stored in `dtype`, by default the one of x.
 
     >>> import hetu as ht
     >>> x, scale, bias = (ht.placeholder(n, s) for n, s in (("x", (8, 3)), ("scale", (3,)), ("bias", (3,))))
     >>> ht.gradients(ht.sum(layer_norm(x, scale, bias)), [scale])[0].type.shape
     (3,)
     """
-    centered = x - xp.mean(x, axis=-1, keepdims=True)
+    wide = widened(xp, x, scale)
+    centered = wide - xp.mean(wide, axis=-1, keepdims=True)
     inverse = 1 / xp.sqrt(xp.mean(centered * centered, axis=-1, keepdims=True) + epsilon)
     normal, scaled, batch = centered * inverse, g * scale, tuple(range(x.ndim - 1))
     along = xp.mean(scaled, axis=-1, keepdims=True) + normal * xp.mean(scaled * normal, axis=-1, keepdims=True)
-    dscale, dbias = xp.sum(g * normal, axis=batch, dtype=x.dtype), xp.sum(g, axis=batch, dtype=x.dtype)
-    return (scaled - along) * inverse, dscale, dbias
+    dscale, dbias = xp.sum(g * normal, axis=batch, dtype=wide.dtype), xp.sum(g, axis=batch, dtype=wide.dtype)
+    return rounded(xp, (scaled - along) * inverse, x, dtype), dscale, dbias
 
 
 @layer_norm_dx.decompose
-def layer_norm_dx_parts(g: Node, x: Node, scale: Node, *, epsilon: float) -> tuple[Node, Node, Node]:
+def layer_norm_dx_parts(
+    g: Node, x: Node, scale: Node, *, epsilon: float, dtype: str | None = None
+) -> tuple[Node, Node, Node]:
+    kept, (g, x) = stored(x.tensor, dtype).dtype, _wide_nodes(scale, g, x)
     (normal, inverse), scaled, batch = _normal_rows(x, epsilon), g * scale, tuple(range(x.ndim - 1))
     weighed = mean(scaled * normal, axis=-1, keepdims=True)
     dx = (scaled - mean(scaled, axis=-1, keepdims=True) - normal * weighed) * inverse
-    return dx, OPS["sum"](g * normal, axis=batch), OPS["sum"](g, axis=batch)
+    return cast_to(dx, kept), OPS["sum"](g * normal, axis=batch), OPS["sum"](g, axis=batch)
 
 
 @layer_norm_dx.bind
-def layer_norm_dx_bind(xp: ModuleType, out: Any, g: Any, x: Any, scale: Any, *, epsilon: float) -> Call | None:
+def layer_norm_dx_bind(
+    xp: ModuleType, out: Any, g: Any, x: Any, scale: Any, *, epsilon: float, dtype: str | None
+) -> Call | None:
     dx, dscale, dbias = out
     if not runs_fast(xp, dx, g, x, scale, dscale, dbias):
         return None
@@ -168,28 +201,32 @@ def layer_norm_dx_bind(xp: ModuleType, out: Any, g: Any, x: Any, scale: Any, *, 
 # -- root mean square ------------------------------------------------------------------------------------------
 
 
-def _rms_type(x: TensorType, scale: TensorType, **_: Any) -> TensorType:
+def _rms_type(x: TensorType, scale: TensorType, *, dtype: str | None, **_: Any) -> TensorType:
     require_float(x, scale)
     check_vectors(x.shape[-1] if x.ndim else 1, scale=scale)
-    return x
+    return stored(x, dtype)
 
 
 @op(infer=_rms_type, dims="...v!,v!->...v!")
-def rms_norm(xp: ModuleType, x: Any, scale: Any, *, epsilon: float = 1e-6) -> Any:
+def rms_norm(xp: ModuleType, x: Any, scale: Any, *, epsilon: float = 1e-6, dtype: str | None = None) -> Any:
     """Each row (last axis) divided by its root mean square, then scaled by the vector `scale`.
 
-    B. Zhang and R. Sennrich, "Root Mean Square Layer Normalization", 2019.
+    The result is stored in `dtype`, by default that of x. B. Zhang and R. Sennrich, "Root Mean Square Layer
+    Normalization", 2019.
 
     >>> import hetu as ht
     >>> ht.evaluate(rms_norm([[2.0, 2.0]], [1.0, 3.0], epsilon=0.0)).tolist()
     [[1.0, 3.0]]
     """
-    return x / xp.sqrt(xp.mean(x * x, axis=-1, keepdims=True) + epsilon) * scale
+    wide = widened(xp, x, scale)
+    y = wide / xp.sqrt(xp.mean(wide * wide, axis=-1, keepdims=True) + epsilon) * scale
+    return rounded(xp, y, x, dtype)
 
 
 @rms_norm.decompose
-def rms_norm_parts(x: Node, scale: Node, *, epsilon: float) -> Node:
-    return x * _inverse_rms(x, epsilon) * scale
+def rms_norm_parts(x: Node, scale: Node, *, epsilon: float, dtype: str | None = None) -> Node:
+    (wide,) = _wide_nodes(scale, x)
+    return cast_to(wide * _inverse_rms(wide, epsilon) * scale, stored(x.tensor, dtype).dtype)
 
 
 def _inverse_rms(x: Node, epsilon: float) -> Node:
@@ -197,12 +234,12 @@ def _inverse_rms(x: Node, epsilon: float) -> Node:
 
 
 @rms_norm.grad
-def rms_norm_grad(g: Node, y: Node, x: Node, scale: Node, *, epsilon: float) -> tuple[Node, Node]:
+def rms_norm_grad(g: Node, y: Node, x: Node, scale: Node, *, epsilon: float, **_: Any) -> tuple[Node, Node]:
     return rms_norm_dx(g, x, scale, epsilon=epsilon)
 
 
 @rms_norm.bind
-def rms_norm_bind(xp: ModuleType, out: Any, x: Any, scale: Any, *, epsilon: float) -> Call | None:
+def rms_norm_bind(xp: ModuleType, out: Any, x: Any, scale: Any, *, epsilon: float, dtype: str | None) -> Call | None:
     if not runs_fast(xp, out, x, scale):
         return None
     rows, result, inverse = x.reshape(-1, x.shape[-1]), out.reshape(-1, x.shape[-1]), _InverseRms(x, epsilon)
@@ -230,31 +267,39 @@ class _InverseRms:
         np.reciprocal(self.values, self.values)
 
 
-@op(infer=lambda g, x, scale, **_: (x, scale), dims="...v!,...v!,v!->...v!,v!")
-def rms_norm_dx(xp: ModuleType, g: Any, x: Any, scale: Any, *, epsilon: float = 1e-6) -> tuple[Any, Any]:
+@op(infer=lambda g, x, scale, *, dtype, **_: (stored(x, dtype), scale), dims="...v!,...v!,v!->...v!,v!")
+def rms_norm_dx(
+    xp: ModuleType, g: Any, x: Any, scale: Any, *, epsilon: float = 1e-6, dtype: str | None = None
+) -> tuple[Any, Any]:
     """The gradients of `rms_norm` with respect to (x, scale), given that of its result.
+
+    That of x is stored in `dtype`, by default the one of x.
 
     >>> import hetu as ht
     >>> x, scale = ht.placeholder("x", (8, 3)), ht.placeholder("scale", (3,))
     >>> ht.gradients(ht.sum(rms_norm(x, scale)), [scale])[0].type.shape
     (3,)
     """
-    inverse = 1 / xp.sqrt(xp.mean(x * x, axis=-1, keepdims=True) + epsilon)
-    normal, scaled = x * inverse, g * scale
+    wide = widened(xp, x, scale)
+    inverse = 1 / xp.sqrt(xp.mean(wide * wide, axis=-1, keepdims=True) + epsilon)
+    normal, scaled = wide * inverse, g * scale
     dx = (scaled - normal * xp.mean(scaled * normal, axis=-1, keepdims=True)) * inverse
-    return dx, xp.sum(g * normal, axis=tuple(range(x.ndim - 1)), dtype=x.dtype)
+    return rounded(xp, dx, x, dtype), xp.sum(g * normal, axis=tuple(range(x.ndim - 1)), dtype=wide.dtype)
 
 
 @rms_norm_dx.decompose
-def rms_norm_dx_parts(g: Node, x: Node, scale: Node, *, epsilon: float) -> tuple[Node, Node]:
+def rms_norm_dx_parts(g: Node, x: Node, scale: Node, *, epsilon: float, dtype: str | None = None) -> tuple[Node, Node]:
+    kept, (g, x) = stored(x.tensor, dtype).dtype, _wide_nodes(scale, g, x)
     inverse = _inverse_rms(x, epsilon)
     normal, scaled = x * inverse, g * scale
     dx = (scaled - normal * mean(scaled * normal, axis=-1, keepdims=True)) * inverse
-    return dx, OPS["sum"](g * normal, axis=tuple(range(x.ndim - 1)))
+    return cast_to(dx, kept), OPS["sum"](g * normal, axis=tuple(range(x.ndim - 1)))
 
 
 @rms_norm_dx.bind
-def rms_norm_dx_bind(xp: ModuleType, out: Any, g: Any, x: Any, scale: Any, *, epsilon: float) -> Call | None:
+def rms_norm_dx_bind(
+    xp: ModuleType, out: Any, g: Any, x: Any, scale: Any, *, epsilon: float, dtype: str | None
+) -> Call | None:
     dx, dscale = out
     if not runs_fast(xp, dx, g, x, scale, dscale):
         return None
@@ -274,6 +319,10 @@ def rms_norm_dx_bind(xp: ModuleType, out: Any, g: Any, x: Any, scale: Any, *, ep
         np.multiply(result, inverse.values, result)
 
     return run
+
+
+for _norm in (layer_norm, layer_norm_dx, rms_norm, rms_norm_dx):
+    _norm.normalize(stored_attrs)
 
 
 # -- compositions ----------------------------------------------------------------------------------------------

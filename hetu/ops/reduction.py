@@ -195,7 +195,10 @@ def cumsum_grad(g: Node, y: Node, x: Node, *, axis: int, reverse: bool) -> Node:
 def cumsum_into(xp: ModuleType, out: Any, x: Any, *, axis: int, reverse: bool) -> None:
     if reverse:
         x, out = xp.flip(x, axis=axis), xp.flip(out, axis=axis)  # views: the sum is written back to front
-    xp.cumsum(x, axis=axis, dtype=out.dtype, out=out)
+    if xp is not np and out.dtype.name == "bfloat16":  # which CuPy cannot add up
+        xp.copyto(out, xp.cumsum(x, axis=axis, dtype="float32"))
+    else:
+        xp.cumsum(x, axis=axis, dtype=out.dtype, out=out)
 
 
 # -- extrema ---------------------------------------------------------------------------------------------------

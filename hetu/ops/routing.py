@@ -20,7 +20,8 @@ from ..errors import ArgumentError, ShapeError, ValueRangeError, public
 from ..graph import OPS, Node
 from ..op import Instruction, as_node, op, require_float
 from ..types import Size, TensorType, compatible, promote
-from .index import check_range, one_hot, require_indices, take_along_axis
+from .along_axis import take_along_axis
+from .index import check_range, one_hot, require_indices
 
 __all__ = ["moe_combine", "moe_dispatch", "moe_products", "moe_slots"]
 

@@ -1,14 +1,15 @@
-"""The product of a sparse matrix and a dense one: what a graph network does when nodes gather from their neighbors.
+"""Products with a sparse matrix: what a graph network does when nodes gather from their neighbors.
 
-The matrix is a list of entries (row, column, value), in any order; entries at one place add up. Where rows and columns
-are constants, rows of about equal length are put together before the first step, and each step gathers blocks of them
-and multiplies each by its values. Ignored on purpose: sparse results, products of two sparse matrices, splitting over
-ranks (the whole product runs on each).
+The matrix is a list of entries (row, column, value), in any order; entries at one place add up. `sparse_matmul` is its
+product with a dense matrix, `sampled_matmul` the product of two dense ones where it has entries; each is the gradient
+of the other. Where rows and columns are constants, rows of about equal length are put together before the first step,
+and each step gathers blocks of them and multiplies each by its values. Ignored on purpose: products of two sparse
+matrices, and splitting rows or nodes over ranks (entries and features may be split).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -17,31 +18,33 @@ import numpy as np
 
 from .. import lanes
 from ..errors import ArgumentError, ShapeError
-from ..graph import OPS, Node
+from ..graph import Node
 from ..op import op, require_float
 from ..types import Size, TensorType, compatible, promote
-from .index import check_range, require_indices, take
+from .index import check_range, require_indices
 
-__all__ = ["sparse_matmul"]
+__all__ = ["sampled_matmul", "sparse_matmul"]
 
 Call = Callable[[], Any]
 CHUNK = 1 << 17  # numbers gathered at a time, which stay in the second-level cache
 LEAST = 1 << 12  # rows of a lane
 
 
-@op
+@op(dims="e,e,e,m!k->n!k", linear=(2, 3))
 def sparse_matmul(xp: ModuleType, rows: Any, columns: Any, values: Any, x: Any, *, size: Size) -> Any:
     """y[i] = sum of values[k] x[columns[k]] over all k with rows[k] = i: (size, features).
 
     `rows` and `columns` are integers (entries,), `values` floats (entries,), `x` is (nodes, features). Pass rows and
     columns as NumPy arrays or constants if they are the same in every step. The gradient for `x` is the product with
-    the transpose, that for `values` the products of pairs of rows. ValueRangeError for an entry outside the matrix.
+    the transpose, that for `values` is `sampled_matmul`. ValueRangeError for an entry outside the matrix.
 
     >>> import hetu as ht
     >>> x = ht.constant([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
     >>> ht.evaluate(sparse_matmul([0, 0, 1], [1, 2, 0], [1.0, 0.5, 2.0], x, size=2)).tolist()
     [[5.5, 7.0], [2.0, 4.0]]
     """
+    if _is_fixed(rows, columns):
+        _check_entries(xp, rows, columns, size, x.shape[0])
     y = xp.zeros((size, x.shape[1]), dtype=x.dtype)
     xp.add.at(y, rows, values[:, None] * x[columns])
     return y
@@ -58,25 +61,32 @@ def sparse_matmul_attrs(*types: TensorType, size: Any) -> dict[str, Any]:
 def sparse_matmul_type(
     rows: TensorType, columns: TensorType, values: TensorType, x: TensorType, *, size: Size
 ) -> TensorType:
-    require_indices(rows)
-    require_indices(columns)
-    require_float(values, x)
-    if any(t.ndim != 1 or not compatible(t.shape[0], rows.shape[0]) for t in (rows, columns, values)):
-        raise ShapeError(f"got entries {rows}, {columns} and {values}", fix="pass three vectors of one length")
-    if x.ndim != 2:
-        raise ShapeError(f"x is {x}, wanted (nodes, features)", fix="reshape it to two axes")
+    _check_types((rows, columns, values), (x,))
     return TensorType((size, x.shape[1]), promote(values.dtype, x.dtype))
+
+
+def _check_types(entries: Sequence[TensorType], dense: Sequence[TensorType]) -> None:
+    """Rows, columns and perhaps values of the entries, and the dense matrices."""
+    for indices in entries[:2]:
+        require_indices(indices)
+    require_float(*entries[2:], *dense)
+    if any(t.ndim != 1 or not compatible(t.shape[0], entries[0].shape[0]) for t in entries):
+        shown = ", ".join(map(str, entries))
+        raise ShapeError(f"got entries {shown}", fix="pass vectors of one length")
+    for x in dense:
+        if x.ndim != 2:
+            raise ShapeError(f"got {x}, wanted (nodes, features)", fix="reshape it to two axes")
 
 
 @sparse_matmul.check
 def sparse_matmul_check(xp: ModuleType, rows: Any, columns: Any, values: Any, x: Any, *, size: int) -> None:
-    if not _is_fixed(rows, columns):  # what is fixed was checked when it was bound
-        _check(xp, rows, columns, x, size)
+    if not _is_fixed(rows, columns):  # `bind` looks at those once, and forward where it has to run
+        _check_entries(xp, rows, columns, size, x.shape[0])
 
 
-def _check(xp: ModuleType, rows: Any, columns: Any, x: Any, size: int) -> None:
+def _check_entries(xp: ModuleType, rows: Any, columns: Any, size: int, nodes: int) -> None:
     check_range(xp, rows, size, "row")
-    check_range(xp, columns, x.shape[0], "column")
+    check_range(xp, columns, nodes, "column")
 
 
 def _is_fixed(*arrays: Any) -> bool:
@@ -87,8 +97,7 @@ def _is_fixed(*arrays: Any) -> bool:
 def sparse_matmul_grad(
     g: Node, y: Node, rows: Node, columns: Node, values: Node, x: Node, *, size: Size
 ) -> tuple[None, None, Node, Node]:
-    pairs = OPS["sum"](take(g, rows, axis=0) * take(x, columns, axis=0), axis=1)
-    return None, None, pairs, sparse_matmul(columns, rows, values, g, size=x.shape[0])
+    return None, None, sampled_matmul(rows, columns, g, x), sparse_matmul(columns, rows, values, g, size=x.shape[0])
 
 
 @sparse_matmul.bind
@@ -99,7 +108,7 @@ def sparse_matmul_bind(
         return None
     if values.dtype != out.dtype or x.dtype != out.dtype or not x.flags.c_contiguous:
         return None
-    _check(xp, rows, columns, x, size)
+    _check_entries(xp, rows, columns, size, x.shape[0])  # before it plans with them
     order, made = _Blocks(rows, columns, size), np.zeros((size + 1, out.shape[1]), out.dtype)
     weights, calls = np.zeros(len(order.entries), out.dtype), []
     if _is_fixed(values):
@@ -164,3 +173,63 @@ def _rounded(counts: np.ndarray) -> np.ndarray:
     """Lengths rounded up to three binary digits, so that there are few different ones."""
     step = 1 << np.maximum(np.frexp(counts)[1] - 3, 0)
     return -(-counts // step) * step
+
+
+# -- the product of two dense matrices at the entries of a sparse one -------------------------------------------------
+
+
+@op(dims="e,e,n!k,m!k->e", linear=(2, 3))
+def sampled_matmul(xp: ModuleType, rows: Any, columns: Any, a: Any, b: Any) -> Any:
+    """y[k] = the dot product of a[rows[k]] and b[columns[k]]: the entries of a @ b.T at some places, (entries,).
+
+    `rows` and `columns` are integers (entries,), `a` is (size, features), `b` (nodes, features). With a row of
+    queries and of keys for each node these are the scores of graph attention. The gradients are products with the
+    sparse matrix that has the incoming gradient as its values. ValueRangeError for a row or column that is not there.
+
+    >>> import hetu as ht
+    >>> a, b = [[1.0, 2.0], [3.0, 4.0]], ht.constant([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+    >>> ht.evaluate(sampled_matmul([0, 0, 1], [1, 2, 0], a, b)).tolist()
+    [2.0, 3.0, 3.0]
+    """
+    return xp.sum(xp.take(a, rows, axis=0) * xp.take(b, columns, axis=0), axis=1)
+
+
+@sampled_matmul.infers
+def sampled_matmul_type(rows: TensorType, columns: TensorType, a: TensorType, b: TensorType) -> TensorType:
+    _check_types((rows, columns), (a, b))
+    if not compatible(a.shape[1], b.shape[1]):
+        raise ShapeError(f"got rows of {a} and {b}", fix="give both matrices as many features")
+    return TensorType(rows.shape, promote(a.dtype, b.dtype))
+
+
+@sampled_matmul.check
+def sampled_matmul_check(xp: ModuleType, rows: Any, columns: Any, a: Any, b: Any) -> None:
+    _check_entries(xp, rows, columns, a.shape[0], b.shape[0])
+
+
+@sampled_matmul.grad
+def sampled_matmul_grad(g: Node, y: Node, rows: Node, columns: Node, a: Node, b: Node) -> tuple[None, None, Node, Node]:
+    da = sparse_matmul(rows, columns, g, b, size=a.shape[0])
+    return None, None, da, sparse_matmul(columns, rows, g, a, size=b.shape[0])
+
+
+@sampled_matmul.bind
+def sampled_matmul_bind(xp: ModuleType, out: Any, rows: Any, columns: Any, a: Any, b: Any) -> list[Call] | None:
+    """Pairs of rows gathered into the cache and multiplied there."""
+    if xp is not np or out.dtype.char not in "fd" or not a.size:
+        return None
+    if any(x.dtype != out.dtype or not x.flags.c_contiguous for x in (a, b)):
+        return None
+    step = max(1, CHUNK // (2 * a.shape[1]))
+
+    def products(part: slice) -> list[Call]:
+        buffers, calls = np.empty((2, min(step, part.stop - part.start), a.shape[1]), out.dtype), []
+        for start in range(part.start, part.stop, step):
+            here = slice(start, min(start + step, part.stop))
+            left, right = buffers[:, : here.stop - start]
+            calls.append(partial(a.take, rows[here], 0, left, "clip"))
+            calls.append(partial(b.take, columns[here], 0, right, "clip"))
+            calls.append(partial(np.vecdot, left, right, out[here]))
+        return calls
+
+    return lanes.over(len(out), products, LEAST)

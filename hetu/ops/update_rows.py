@@ -18,8 +18,7 @@ import numpy as np
 from ..errors import DTypeError
 from ..op import Instruction, Op, op
 from ..types import TensorType
-from .index import Window, check_range
-from .index import _add_rows as add_rows
+from .index import Window, add_rows, check_range
 from .update_kernels import check_alike, check_scalars, check_tables, negated, outputs_in_place
 
 

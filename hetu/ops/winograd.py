@@ -75,7 +75,7 @@ def weight_gradient(x: np.ndarray, g: np.ndarray, out: np.ndarray, window: Windo
 
     def finish(part: slice) -> list[Call]:
         taps, (total, *others) = out[part].reshape(-1, 9).T, (t[:, part].reshape(16, -1) for t in totals)
-        return [*(partial(np.add, total, t, total) for t in others), _product(transform.T, total, taps)]
+        return [*(partial(np.add, total, t, total) for t in others), blas.product(transform.T, total, taps)]
 
     calls, transform = _over(len(pieces), build), np.kron(KERNEL, KERNEL).astype(x.dtype)
     return calls + _over(len(out), finish, -(-LEAST_KERNEL * len(out) // out[..., 0, 0].size))
@@ -130,7 +130,7 @@ def _kernels(w: np.ndarray, adjoint: bool, scratch: Scratch, calls: list[Call]) 
     turned = scratch.empty((16, c, o), w.dtype) if turns else made.mT
 
     def build(part: slice) -> list[Call]:
-        product = _product(taps, w[part].reshape(-1, 9).T, made[:, part].reshape(16, -1))
+        product = blas.product(taps, w[part].reshape(-1, 9).T, made[:, part].reshape(16, -1))
         return [product, partial(np.copyto, turned[:, :, part], made[:, part].mT)] if turns else [product]
 
     calls += _over(o, build, -(-LEAST_KERNEL // c))
@@ -149,18 +149,10 @@ def _products(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> list[Call]:
 def _added(a: np.ndarray, b: np.ndarray, out: np.ndarray, aside: np.ndarray | None) -> list[Call]:
     """Calls for out += a @ b at all places; `aside` is room for the products if those are small, and else None."""
     if aside is None:
-        return [_product(*factors, beta=1.0) for factors in zip(a, b, out)]
+        return [blas.product(*factors, beta=1.0) for factors in zip(a, b, out)]
     parts = _even(a.shape[2], SMALL // out[0].size)
     pairs = [(partial(np.matmul, a[:, :, d], b[:, d], aside), partial(np.add, out, aside, out)) for d in parts]
     return [call for pair in pairs for call in pair]
-
-
-def _product(a: np.ndarray, b: np.ndarray, out: np.ndarray, beta: float = 0.0) -> Call:
-    """A call for out = a @ b + beta out, with beta 0 or 1."""
-    call = blas.gemm(a, b, out, beta=beta)
-    if call is not None:
-        return call
-    return (lambda: np.add(out, a @ b, out)) if beta else partial(np.matmul, a, b, out)
 
 
 def _even(size: int, most: int) -> list[slice]:

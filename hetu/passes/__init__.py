@@ -11,12 +11,15 @@ from collections.abc import Callable, Iterable, Sequence
 
 from ..errors import UnknownNameError, did_you_mean
 from ..graph import Node
+from .absorb_casts import absorb_casts
 from .attention import fuse_attention, tile_attention
 from .channels_last import channels_last
 from .conv_pool import fuse_conv_pool
 from .explain import explained
 from .fuse import fuse_linear
 from .fuse_elementwise import fuse_elementwise
+from .group_casts import group_casts
+from .group_checks import group_checks
 from .group_updates import group_updates
 from .mixed_precision import mixed_precision
 from .norm_relu import fuse_norm_relu
@@ -39,14 +42,23 @@ PASSES: dict[str, Pass] = {
     "share_gelu": share_gelu,
     "share_layer_norm": share_layer_norm,
     "share_cross_entropy": share_cross_entropy,
+    "absorb_casts": absorb_casts,
     "fuse_linear": fuse_linear,
     "fuse_updates": fuse_updates,
+    "group_updates": group_updates,
+    "group_checks": group_checks,
+    "group_casts": group_casts,
+    "fuse_elementwise": fuse_elementwise,
 }
 
+# Once all sizes are known and the graph is that of one rank, as no other pass sees into what they make.
+LAST = (group_updates, group_checks, group_casts, fuse_elementwise)
 
 # What the others make is bound to BLAS and NumPy; elsewhere the plain operators are the faster ones.
-FOR_GPU = frozenset({"tile_attention"})
-FOR_CPU = frozenset(PASSES) - FOR_GPU - {"simplify", "sparsify_updates"}
+FOR_GPU = frozenset(
+    {"tile_attention", "absorb_casts", "group_updates", "group_checks", "group_casts", "fuse_elementwise"}
+)
+FOR_CPU = frozenset(PASSES) - FOR_GPU - {"simplify", "sparsify_updates", "channels_last", "fuse_norm_relu"}
 
 
 def chosen_passes(names: Iterable[str] | None, device: str = "cpu") -> list[Pass]:

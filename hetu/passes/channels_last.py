@@ -1,4 +1,4 @@
-"""Keep images with their channels last between convolutions, where unfolding them is a copy of long runs of memory.
+"""Keep images with their channels last between convolutions, where what a tap needs of a pixel is a long run of memory.
 
 `conv2d`, its gradients and `batch_norm` become their forms for (h, w, n, c); what lies between follows, so that the
 transposes at the borders meet and cancel. Ignored on purpose: pooling, which takes its images through a view; groups
@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..graph import OPS, Node, rewrite, topological
+from ..ops.conv_last import MOVED
 from ..types import has_dim
 
-MOVED = (2, 3, 0, 1)  # of (h, w, n, c) to (n, c, h, w), and back
 CONVOLUTIONS = ("conv2d", "conv2d_dx", "conv2d_dw")
 NORMS = {"batch_norm_train": 1, "batch_norm_dx": 2}  # how many of the inputs are images
 LEAST_CHANNELS = 16  # of the result
@@ -51,7 +51,7 @@ def _fits(node: Node) -> bool:
     channels = {"conv2d": w.shape[0], "conv2d_dx": x.shape[1], "conv2d_dw": w.shape[1]}[node.op.name]
     if has_dim((*x.shape[1:], *w.shape[1:], channels)) or node.attrs["padding"] == "same":
         return False
-    return channels >= LEAST_CHANNELS and x.dtype == w.dtype and x.dtype.char in "fd"
+    return channels >= LEAST_CHANNELS and x.dtype == w.dtype
 
 
 def _convolution(node: Node, inputs: tuple[Node, ...]) -> Node:

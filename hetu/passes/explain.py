@@ -6,7 +6,6 @@ once. Ignored on purpose: caches, arithmetic, and what an operator reads and wri
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -18,32 +17,26 @@ from ..types import TensorType, has_dim
 LINES = 3  # of the user's program that a row shows
 
 
-def explained(run: Callable[[Sequence[Node]], tuple[Node, ...]]) -> Callable[[Sequence[Node]], tuple[Node, ...]]:
-    """The same pass; it prints one row whenever it changes a graph, with the gain where all sizes are known.
+def explained(run: Callable[[Sequence[Node]], tuple[Node, ...]], outputs: Sequence[Node]) -> tuple[Node, ...]:
+    """What the pass makes; prints one row if it changes the graph, with the gain where all sizes are known.
 
     >>> import hetu as ht
     >>> from hetu.passes import simplify
     >>> x = ht.placeholder("x", (2,))
-    >>> _ = explained(simplify)([-(-x)])
+    >>> _ = explained(simplify, [-(-x)])
     simplify: 3 -> 1 nodes, without negative x2, memory traffic 32 -> 0 bytes
     """
-
-    @functools.wraps(run)
-    def loud(outputs: Sequence[Node]) -> tuple[Node, ...]:
-        before = topological(outputs)
-        made = run(outputs)
-        after = topological(made)
-        old, new = (Counter(n.op.name for n in nodes) for nodes in (before, after))
-        if old != new:
-            parts = [f"{run.__name__}: {len(before)} -> {len(after)} nodes"]
-            parts += [f"{word} {_listed(c)}" for word, c in (("without", old - new), ("with", new - old)) if c]
-            traffic = [_traffic(nodes) for nodes in (before, after)]
-            if None not in traffic and traffic[0] != traffic[1]:
-                parts.append(f"memory traffic {traffic[0]:,} -> {traffic[1]:,} bytes")
-            print(", ".join(parts) + _places(set(after) - set(before), new - old))
-        return made
-
-    return loud
+    before, made = topological(outputs), run(outputs)
+    after = topological(made)
+    old, new = (Counter(n.op.name for n in nodes) for nodes in (before, after))
+    if old != new:
+        parts = [f"{run.__name__}: {len(before)} -> {len(after)} nodes"]
+        parts += [f"{word} {_listed(c)}" for word, c in (("without", old - new), ("with", new - old)) if c]
+        traffic = [_traffic(nodes) for nodes in (before, after)]
+        if None not in traffic and traffic[0] != traffic[1]:
+            parts.append(f"memory traffic {traffic[0]:,} -> {traffic[1]:,} bytes")
+        print(", ".join(parts) + _places(set(after) - set(before), new - old))
+    return made
 
 
 def _traffic(nodes: Sequence[Node]) -> int | None:

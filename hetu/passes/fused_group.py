@@ -21,7 +21,7 @@ from ..gpu_kernels.random import mask_of
 from ..gpu_kernels.reduce import COMBINE
 from ..graph import OPS
 from ..op import Instruction, Op, op
-from ..types import TensorType
+from ..types import TensorType, dtype_in
 
 MOST_INPUTS = 10  # beyond, a thread runs out of registers
 DROPOUT = "y = kept ? x * scale : (T)0"
@@ -60,7 +60,7 @@ def fused_elementwise(xp: ModuleType, *arrays: Any, lines: Lines, results: tuple
     """
     known = list(arrays)
     for name, operands, attrs in lines:
-        inputs = [xp.asarray(o[1], dtype=getattr(xp, o[0])) if isinstance(o, tuple) else known[o] for o in operands]
+        inputs = [xp.asarray(o[1], dtype=dtype_in(xp, o[0])) if isinstance(o, tuple) else known[o] for o in operands]
         known.append(OPS[name].forward(xp, *inputs, **dict(attrs)))
     return known[results[0]] if len(results) == 1 else tuple(known[r] for r in results)
 

@@ -2,6 +2,8 @@
 
 Only for GPUs: a launch costs more than the update of a small parameter. All gradients then live until the last one is
 there. Under a condition, as with a loss scale, the operator takes that too and nothing is left to choose afterwards.
+In mixed precision it reads the gradients as products made them, in 16 bits and scaled: widening them is exact, so the
+numbers are those of float32 gradients, which nobody writes.
 Ignored on purpose: row updates of tables, which differ in their ids.
 """
 
@@ -13,10 +15,13 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
 from ..graph import OPS, Node, origin_of, rewrite, topological
 from ..op import Op
-from ..types import TensorType
+from ..types import TensorType, is_float
 
+SINGLE = np.dtype("float32")
 STATES = {"sgd": 1, "momentum": 2, "adagrad": 2, "rmsprop": 2, "adam": 3, "amsgrad": 4, "lamb": 3}  # with the parameter
 
 
@@ -73,11 +78,28 @@ def _choices(update: Node, readers: Mapping[Node, Sequence[Node | None]]) -> lis
 def _joined(members: Sequence[Node], condition: tuple[Node, ...]) -> Node:
     """Inputs: what each member changes, the gradients, then what they share. Outputs: the new values, in order."""
     first, count = members[0], STATES[members[0].op.name]
-    inputs = [i for node in members for i in node.inputs[:count]] + [node.inputs[count] for node in members]
+    gradients, scale = as_made([node.inputs[count] for node in members])
+    inputs = [i for node in members for i in node.inputs[:count]] + gradients
     with origin_of(first):
         attrs = {"rule": first.op.name, "count": len(members), "options": tuple(first.attrs.items())}
-        inputs += [*first.inputs[count + 1 :], *condition]
-        return _update_all(count * len(members)).make(tuple(inputs), {**attrs, "conditional": bool(condition)})
+        inputs += [*first.inputs[count + 1 :], *condition, *scale]
+        attrs |= {"conditional": bool(condition), "scaled": bool(scale)}
+        return _update_all(count * len(members)).make(tuple(inputs), attrs)
+
+
+def as_made(gradients: Sequence[Node]) -> tuple[list[Node], tuple[Node, ...]]:
+    """The gradients before they were widened to float32 and, where that is one scalar for all, divided by it."""
+    single = all(g.dtype == SINGLE for g in gradients)
+    divided = single and all(g.op.name == "divide" and g.inputs[0].type == g.type for g in gradients)
+    scale = {g.inputs[1] for g in gradients} if divided else set()
+    if len(scale) != 1 or any(s.ndim or s.dtype != SINGLE for s in scale):
+        scale = set()
+    whole = [g.inputs[0] for g in gradients] if scale else gradients
+    return [g.inputs[0] if single and _is_widened(g) else g for g in whole], tuple(scale)
+
+
+def _is_widened(node: Node) -> bool:
+    return node.op.name == "astype" and is_float(node.inputs[0].dtype) and node.inputs[0].dtype.itemsize == 2
 
 
 def members_of(inputs: Sequence[Any], rule: str, count: int) -> tuple[list[tuple[Sequence[Any], Any]], Sequence[Any]]:
@@ -91,12 +113,16 @@ def _type(*types: TensorType, rule: str, count: int, **_: Any) -> tuple[TensorTy
     return types[: STATES[rule] * count]
 
 
-def _forward(xp: ModuleType, *arrays: Any, rule: str, count: int, options: tuple, conditional: bool) -> tuple[Any, ...]:
+def _forward(
+    xp: ModuleType, *arrays: Any, rule: str, count: int, options: tuple, conditional: bool, scaled: bool
+) -> tuple[Any, ...]:
     members, shared = members_of(arrays, rule, count)
-    scalars, condition = (shared[:-1], shared[-1]) if conditional else (shared, None)
+    *shared, scale = shared if scaled else (*shared, None)
+    *scalars, condition = shared if conditional else (*shared, None)
     made: list[Any] = []
     for old, gradient in members:
-        new = OPS[rule].forward(xp, *old, gradient, *scalars, **dict(options))
+        g = xp.astype(gradient, old[0].dtype)
+        new = OPS[rule].forward(xp, *old, g if scale is None else g / scale, *scalars, **dict(options))
         new = new if isinstance(new, tuple) else (new,)
         made += new if condition is None else [xp.where(condition, n, o) for n, o in zip(new, old)]
     return tuple(made)

@@ -1,10 +1,12 @@
 """Compute in 16-bit floats, keep variables and their updates in float32, and scale the loss so that gradients survive.
 
 P. Micikevicius et al., "Mixed Precision Training", ICLR 2018. Products (matrices, convolutions, attention) take 16-bit
-operands; what moves or gates values follows its operands; all else, such as sums, norms, losses and updates, keeps
-float32. For float16 the gradient starts from `loss_scale`, a variable, instead of 1. If a gradient overflows, the step
-changes no other variable and halves the scale; after `PATIENCE` good steps in a row it doubles. All of that is part of
-the graph, so nothing waits for the host and a checkpoint holds it. Ignored on purpose: 8-bit floats; float64 values.
+operands; what moves or gates values follows its operands, as do the images of a batch norm, beside vectors in float32;
+all else, such as sums, other norms, losses and updates, keeps float32; `absorb_casts.py` then spares norms and cross
+entropies their casts. For float16 the gradient starts from `loss_scale`, a variable, instead of 1. If a gradient
+overflows, the step changes no other variable and halves the scale; after `PATIENCE` good steps in a row it doubles. All
+of that is part of the graph, so nothing waits for the host and a checkpoint holds it. Ignored on purpose: 8-bit floats;
+float64 values.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ MOVERS = frozenset("max_pool2d max_pool2d_dx max_pool2d_pick dropout concat pad 
 WIDE = frozenset(
     "power square reciprocal divide exp expm1 log log1p sqrt rsqrt softplus isfinite isnan sum_to_like astype".split()
 )
+NORMS = {"batch_norm_train": 1, "batch_norm_dx": 2}  # how many of the inputs are images; the last of them is x
 LEAVES = frozenset({"variable", "placeholder", "constant"})
 TRANSPOSES = frozenset({"matrix_transpose", "permute_dims"})
 
@@ -85,8 +88,9 @@ def _lowered(outputs: Sequence[Node], dtype: str, seeds: set[Node]) -> tuple[Nod
             return None
         old = [i.dtype if not isinstance(i.type, tuple) else None for i in node.inputs]
         free = [k for k, d in enumerate(old) if d == SINGLE and k not in node.op.like]
-        wanted = dtype if _is_low(node, [inputs[k] for k in free]) else "float32"
-        cast = tuple(_as(i, wanted) if k in free else i for k, i in enumerate(inputs))
+        images = NORMS.get(node.op.name, len(inputs))
+        low = dtype if _is_low(node, [inputs[k] for k in free if k < images]) else "float32"
+        cast = tuple(_as(i, low if k < images else "float32") if k in free else i for k, i in enumerate(inputs))
         made = node if cast == node.inputs else node.op.make(cast, node.attrs)
         return made * loss_scale if node in seeds else made
 
@@ -97,6 +101,8 @@ def _is_low(node: Node, inputs: Sequence[Node]) -> bool:
     """Whether an operator computes in 16 bits: products do, and followers that meet a 16-bit value but no other."""
     if node.op.name in PRODUCTS:
         return True
+    if node.op.name in NORMS:
+        return bool(inputs) and inputs[-1].dtype != SINGLE
     follows = node.op.name in MOVERS or node.op.cuda is not None or node.op.view_rule is not None
     if not follows or node.op.name in WIDE:
         return False
@@ -107,6 +113,7 @@ def _is_low(node: Node, inputs: Sequence[Node]) -> bool:
 def _as(node: Node, dtype: str) -> Node:
     if isinstance(node.type, tuple) or node.dtype.name == dtype:
         return node
-    if node.op.name in TRANSPOSES:  # so that a weight and its transpose share one cast
+    # Below views that a product reads, so that a weight and its transpose share one cast, as do rows and their batch.
+    if node.op.name in TRANSPOSES or (node.op.name == "reshape" and dtype != "float32"):
         return node.op.make((_as(node.inputs[0], dtype),), node.attrs)
     return OPS["astype"](node, dtype=dtype)

@@ -36,7 +36,8 @@ def fuse_norm_relu(outputs: Sequence[Node]) -> tuple[Node, ...]:
         if node in slopes:
             factors = list(inputs[0].inputs)
             y = factors.pop(slopes[node]).inputs[0]
-            return OPS["batch_norm_relu_dx"].make((*factors, y, *inputs[1:]), {"epsilon": node.attrs["epsilon"]})
+            bias = _bias_under(y, inputs[1:], fused)
+            return OPS["batch_norm_relu_dx"].make((*factors, y, *inputs[1:], *bias), {"epsilon": node.attrs["epsilon"]})
         return None
 
     made = rewrite(outputs, rule)
@@ -56,6 +57,15 @@ def _statistics_of(fused: dict[Node, Node], outputs: Sequence[Node]) -> tuple[No
         return None
 
     return rewrite((*fused, *outputs), rule)[len(fused) :]  # what is fused is met before those who read it
+
+
+def _bias_under(y: Node, normalized: tuple[Node, ...], fused: dict[Node, Node]) -> tuple[Node, ...]:
+    """The bias of the normalisation (x, scale, mean, var) if y is nothing but its relu."""
+    x, scale, mean, _ = normalized
+    both = y.inputs[0] if y.op.name == "item" else None
+    if both not in fused or both.inputs[:2] != (x, scale) or mean.inputs != (fused[both],):
+        return ()
+    return both.inputs[2:] if len(both.inputs) == 3 else ()
 
 
 def _is_last(node: Node, name: str) -> bool:

@@ -49,16 +49,20 @@ def share_gelu(outputs: Sequence[Node]) -> tuple[Node, ...]:
 def share_layer_norm(outputs: Sequence[Node]) -> tuple[Node, ...]:
     """`layer_norm` also returns its normal rows and inverse deviations, from which the gradient starts."""
     nodes = topological(outputs)
-    norms = {(n.inputs[0], n.attrs["epsilon"]): n for n in nodes if n.op.name == "layer_norm"}
+    norms = {(n.inputs[0], n.attrs["epsilon"]): n for n in nodes if n.op.name == "layer_norm" and _of_one_dtype(n)}
     found = {n: norms.get((n.inputs[1], n.attrs["epsilon"])) for n in nodes if n.op.name == "layer_norm_dx"}
     return _share(
         outputs,
         {n: f for n, f in found.items() if f is not None},
-        lambda node, inputs: OPS["layer_norm_rows"].make(inputs, node.attrs),
+        lambda node, inputs: OPS["layer_norm_rows"].make(inputs, {"epsilon": node.attrs["epsilon"]}),
         lambda both, inputs: _node(
             OPS["layer_norm_rows_dx"](inputs[0], *(OPS["item"](both, index=i) for i in (1, 2)), inputs[2])
         ),
     )
+
+
+def _of_one_dtype(node: Node) -> bool:
+    return all(i.dtype == node.dtype for i in node.inputs)
 
 
 def _node(items: tuple[Node, ...]) -> Node:
@@ -76,11 +80,14 @@ def share_cross_entropy(outputs: Sequence[Node]) -> tuple[Node, ...]:
         loss = n.inputs[3].inputs[0]
         same = loss.op.name == "softmax_cross_entropy" and loss.inputs == n.inputs[1:3]
         same = same and n.attrs.get("window") is None and all(n.attrs[k] == v for k, v in loss.attrs.items())
+        same = same and loss.attrs["dtype"] is None
         if same and n.inputs[0].op.name == "constant" and loss not in scales:
             pairs[n], scales[loss] = loss, n.inputs[0]
     return _share(
         outputs,
         pairs,
-        lambda node, inputs: OPS["cross_entropy_slope"].make((scales[node], *inputs), node.attrs),
+        lambda node, inputs: OPS["cross_entropy_slope"].make(
+            (scales[node], *inputs), {k: v for k, v in node.attrs.items() if k != "dtype"}
+        ),
         lambda both, inputs: OPS["item"](both, index=2),
     )

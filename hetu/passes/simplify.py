@@ -14,7 +14,7 @@ import numpy as np
 
 from ..graph import OPS, Node, rewrite
 from ..interpret import interpret
-from ..types import has_dim, same
+from ..types import has_dim, is_float, same
 
 FOLD_LIMIT = 1 << 16  # bytes: larger constants would cost more memory than their computation costs time
 Identity = Callable[[Node, tuple[Node, ...]], "Node | None"]
@@ -198,6 +198,9 @@ def _movement(node: Node, inputs: tuple[Node, ...]) -> Node | None:
     if node.op.name == "reshape" and x.op.name == "reshape":
         (first,) = x.inputs
         return first if first.type == node.type else OPS["reshape"](first, shape=node.shape)
+    if node.op.name == "astype" and x.op.name == "astype" and _holds(x.dtype, x.inputs[0].dtype):
+        (first,) = x.inputs
+        return first if first.type == node.type else OPS["astype"](first, dtype=node.dtype.name)
     if (
         x.type == node.type
         and same(x.shape, node.shape)
@@ -208,6 +211,11 @@ def _movement(node: Node, inputs: tuple[Node, ...]) -> Node | None:
     if value is None or (node.op.name == "sum_to_like" and value):
         return None
     return filled(node, value)
+
+
+def _holds(wide: np.dtype, dtype: np.dtype) -> bool:
+    """Whether every float of a dtype is one of another."""
+    return is_float(dtype) and np.can_cast(dtype, wide)
 
 
 @_identity("sum")

@@ -198,7 +198,7 @@ class Placement:
         if self.comm.world_size == 1:
             return values
         client, mine = self.comm.client, np.array([*values.values()], np.float64)
-        name = f"{AGREEMENT} {sum(known.startswith(AGREEMENT) for known in client.parameters)}"
+        name = f"{AGREEMENT} {client.step}"  # a new life of a worker must not find what was agreed on before it
         parameter = {name: Parameter(mine.shape, "float64", rule="add", reduce="sum")}
         if self.comm.rank == 0:
             client.create(parameter, {name: mine})

@@ -30,16 +30,18 @@ CREDIT = SLOTS  # requests in flight to one server
 SHARED_BYTES = 16 << 10  # values from this size on go through shared memory where there is some
 SLOWEST_RETRY = 4.0  # seconds; the time between two sendings doubles up to this
 LONGEST_POLL = 0.05
+COPIED = 256 << 10  # bytes up to which a copy costs less than to hear, in another thread, that none is needed any more
 
 
 def send_frames(socket: Any, frames: Sequence[Buffer], flags: int, more: int, *, copy: bool = False) -> None:
-    """What `socket.send_multipart` does, in half the time; all but arrays are copied in any case.
+    """What `socket.send_multipart` does, in half the time; only long arrays are not copied, unless asked to.
 
     `flags` and `more` are plain numbers, because members of an enumeration take long to add.
     """
     for frame in frames[:-1]:
         socket.send(frame, flags | more)
-    socket.send(frames[-1], flags, copy=copy or isinstance(frames[-1], bytes))
+    last = frames[-1]
+    socket.send(last, flags, copy=copy or isinstance(last, bytes) or last.nbytes <= COPIED)
 
 
 def receive_frames(socket: Any) -> list[Buffer]:

@@ -60,6 +60,19 @@ def test_batches_of_other_sizes_even_fewer_than_ranks(strategy):
         np.testing.assert_allclose(rank, values(), atol=1e-5, rtol=0)
 
 
+def test_explaining_passes_does_not_change_when_they_run(capsys):
+    """One that simplifies must not see a rank's own graph, where it could drop what the other ranks wait for."""
+
+    def ops(comm, **options):
+        fetches, feeds = mlp()
+        program = ht.Executor(fetches, strategy=DataParallel(), comm=comm, **options).program("train", feeds[0])
+        return [step.node.op.name for step in program.steps]
+
+    plain, told = (run_ranks(2, functools.partial(ops, **options)) for options in ({}, {"explain": True}))
+    assert plain == told
+    assert "simplify: " in capsys.readouterr().out
+
+
 def test_data_parallelism_reduces_every_gradient_once():
     assert communication(mlp, DataParallel(), 4) == {"all_reduce": 4 + 1}  # and the loss
     # the table of the embedding: the gradients of the looked-up rows are gathered instead, and every rank has all ids

@@ -17,9 +17,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from .fake_streams import HERE, LOCK, LOG, CUDARuntimeError, Event, Item, Stream, current, stack
+from .fake_streams import HERE, LOCK, LOG, CUDARuntimeError, Event, Item, Stream, current, stack, stream_at
 
 MEMORY: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # of the device, by address
+
+
+def alive() -> list[Any]:
+    """The arrays of the device that there are, while other threads make some and drop some."""
+    return [a for reference in MEMORY.valuerefs() if (a := reference()) is not None]
+
 
 # -- arrays ------------------------------------------------------------------------------------------------------------
 
@@ -32,6 +38,8 @@ class Array(np.ndarray):
     device = property(lambda self: types.SimpleNamespace(id=0))
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = None, **options: Any) -> Any:
+        refuse_host(inputs)
+        refuse_product(ufunc, inputs)
         return queued(getattr(ufunc, method), inputs, options, out and out[0])
 
     def __array_function__(self, function: Any, types: Any, arguments: Any, options: Any) -> Any:
@@ -41,6 +49,9 @@ class Array(np.ndarray):
             return function(*map(plain, arguments))
         if function in (np.empty, np.zeros, np.ones):
             return getattr(MODULE, function.__name__)(*arguments, **options)
+        refuse_product(function, arguments)
+        if function in (np.concatenate, np.stack) and len(arguments[0]) > 8 and current().capturing is not None:
+            HERE.__dict__.get("pinned", lambda _: None)(1)  # it copies their addresses
         options = dict(options)
         return queued(function, arguments, options, options.pop("out", None))
 
@@ -62,10 +73,9 @@ class Array(np.ndarray):
     def set(self, array: np.ndarray, stream: Stream | None = None) -> None:
         assert array.dtype == self.dtype and array.shape == self.shape and array.flags.c_contiguous
         stream = stream or current()
+        stream.refuse_capture()
         pinned = is_pinned(array)
-        if not pinned:
-            stream.refuse_capture()
-            array = array.copy()
+        array = array if pinned else array.copy()
         LOG.append("copy pinned" if pinned else "copy pageable")
         target, source = plain(self), plain(array)
         stream.add(Item(lambda: np.copyto(target, source)))
@@ -83,6 +93,11 @@ class Array(np.ndarray):
 
     def astype(self, dtype: Any, order: str = "K", copy: bool = True) -> Any:
         return queued(np.ndarray.astype, (self, dtype), {"order": order}, None)
+
+    def sort(self, axis: int = -1) -> None:
+        if not self.flags.c_contiguous:
+            raise NotImplementedError("Sorting non-contiguous array is not supported.")
+        add(lambda: plain(self).sort(axis, kind="stable"))
 
     def tolist(self) -> Any:
         return self.read().tolist()
@@ -105,17 +120,35 @@ class Pointer:
     def __init__(self, array: Array) -> None:
         self.ptr, self.owner = array.ctypes.data, array
 
-    def copy_to_host_async(self, memory: ctypes.c_void_p, nbytes: int) -> None:
-        LOG.append("copy out")
-        add(lambda: ctypes.memmove(memory, self.owner.ctypes.data, nbytes) and None)
 
-    def copy_from_host_async(self, memory: ctypes.c_void_p, nbytes: int) -> None:
-        LOG.append("copy in")
-        add(lambda: ctypes.memmove(self.owner.ctypes.data, memory, nbytes) and None)
+def memcpy_async(target: int, source: int, nbytes: int, kind: str, stream: int) -> None:
+    """CuPy lets this pass while a stream is captured, and nothing else that copies between host and device."""
+    LOG.append(f"copy {kind}")
+    stream_at(stream).add(Item(lambda: ctypes.memmove(target, source, nbytes) and None))
 
 
 class PinnedMemory(bytearray):
     """Host memory that the device reads by itself, whenever it comes to it."""
+
+
+def refuse_host(arguments: Any) -> None:
+    """CuPy converts no arrays of the host by itself."""
+    if any(isinstance(a, np.ndarray) and not isinstance(a, Array) and a.ndim for a in arguments):
+        raise TypeError("Unsupported type <class 'numpy.ndarray'>")
+
+
+PRODUCTS = (np.matmul, np.dot, np.vdot, np.tensordot, np.einsum)
+
+
+def refuse_product(function: Any, arguments: Any) -> None:
+    """CuPy's own calls of cuBLAS."""
+    arrays = [a for a in arguments if isinstance(a, np.ndarray)]
+    if function not in PRODUCTS or not any("float" in a.dtype.name for a in arrays):
+        return
+    if current().capturing is not None:
+        raise NotImplementedError("calling cuBLAS API during stream capture is currently unsupported")
+    if any(a.dtype.name == "bfloat16" and a.ndim > 2 for a in arrays):
+        raise TypeError("data type 'E' not understood")
 
 
 def is_pinned(array: Any) -> bool:
@@ -185,7 +218,7 @@ class Module(types.ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         if name in ("asarray", "array", "ascontiguousarray"):  # NumPy does not pass these on
-            found = _converted
+            found = _contiguous if name == "ascontiguousarray" else _converted
         else:
             found = getattr(np, name)
         if isinstance(found, type | np.dtype) or not callable(found):
@@ -194,6 +227,8 @@ class Module(types.ModuleType):
         def call(*arguments: Any, **options: Any) -> Any:
             flat = [*arguments, *options.values()]
             flat += [v for a in flat if isinstance(a, tuple | list) for v in a]
+            if found is not _converted:
+                refuse_host(flat)
             if any(isinstance(a, Array) for a in flat):
                 return found(*arguments, **options)
             if current().capturing is not None and any(isinstance(a, np.ndarray) and a.ndim for a in flat):
@@ -213,6 +248,10 @@ def _converted(value: Any, dtype: Any = None, copy: bool | None = None) -> Any:
     if isinstance(value, list | tuple) and any(isinstance(v, Array) for v in value):
         return np.stack(value)
     return np.array(value, dtype)
+
+
+def _contiguous(value: Any) -> Any:
+    return value if value.flags.c_contiguous else value.copy()
 
 
 class RawModule:
@@ -260,6 +299,7 @@ vars(cuda).update(
     Stream=Stream, Event=Event, get_current_stream=current, MemoryPool=MemoryPool, using_allocator=using_allocator,
     alloc_pinned_memory=PinnedMemory, nccl=nccl, CUDARuntimeError=CUDARuntimeError,
     set_pinned_memory_allocator=lambda allocator: setattr(HERE, "pinned", allocator),
+    device=types.SimpleNamespace(get_cublas_handle=threading.get_ident),
     Device=lambda index: types.SimpleNamespace(
         use=lambda: None, id=index, pci_bus_id=str(threading.get_ident()), compute_capability="90"
     ),
@@ -267,27 +307,32 @@ vars(cuda).update(
     runtime=types.SimpleNamespace(
         getDevice=lambda: 0, getDeviceCount=lambda: 1, deviceSynchronize=lambda: stack()[0].synchronize(),
         getDeviceProperties=lambda index: {"name": b"a stand-in"}, driverGetVersion=lambda: 0,
+        memcpyAsync=memcpy_async, memcpyDeviceToHost="out", memcpyHostToDevice="in",
     ),
 )  # fmt: skip
 MODULE.cuda = cuda
 MODULE.get_default_pinned_memory_pool = lambda: types.SimpleNamespace(malloc=lambda nbytes: None)
+MODULE.get_default_memory_pool = lambda: types.SimpleNamespace(free_all_blocks=lambda: None)
 MODULES = {"cupy": MODULE, "cupy.cuda": cuda, "cupy.cuda.nccl": nccl}
 
 
 @contextlib.contextmanager
 def installed() -> Iterator[types.ModuleType]:
     """Inside, `import cupy` gives this module."""
-    from hetu.gpu_kernels import device
+    from hetu.gpu_kernels import device, products
 
-    from . import fake_nccl  # noqa: F401 - fills the module nccl
+    from . import fake_cublas, fake_nccl  # noqa: F401 - the latter fills the module nccl
 
     before = {name: sys.modules.get(name) for name in MODULES}
     sys.modules.update(MODULES)
     device.gpu.cache_clear()
     LOG.clear()
+    cublas, products.cublas = products.cublas, lambda cupy: fake_cublas.call
     try:
         yield MODULE
     finally:
+        products.cublas = cublas
+        products._workspaces.clear()
         device.gpu.cache_clear()
         for name, module in before.items():
             sys.modules.pop(name)

@@ -12,7 +12,7 @@ from collections import defaultdict
 
 import numpy as np
 
-from .fake_cupy import MEMORY, nccl
+from .fake_cupy import alive, nccl
 from .fake_streams import HERE, LOCK, Item, finish, force, stream_at, wait_for_others
 
 
@@ -26,7 +26,7 @@ OPERATIONS = {"SUM": np.add, "MAX": np.maximum, "MIN": np.minimum}
 
 def memory(pointer: int, count: int, dtype: str) -> np.ndarray:
     nbytes = count * np.dtype(dtype).itemsize
-    if not any(a.ctypes.data <= pointer and pointer + nbytes <= a.ctypes.data + a.nbytes for a in [*MEMORY.values()]):
+    if not any(a.ctypes.data <= pointer and pointer + nbytes <= a.ctypes.data + a.nbytes for a in alive()):
         raise NcclError(f"ncclInvalidArgument: {pointer:#x} is no memory of a device")
     return np.ctypeslib.as_array((ctypes.c_char * nbytes).from_address(pointer)).view(dtype)[:count]
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 LOCK = threading.Condition(threading.RLock())
 HERE = threading.local()  # the current stream, allocator and group of a thread, which stands for a device
 EARLY = [False]  # whether non-blocking streams run as early as they may, which finds what else runs too late
-EVERY: weakref.WeakSet[Stream] = weakref.WeakSet()
+EVERY: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()  # by what CUDA calls it
 LOG: list[str] = []  # what the host asked of the device
 
 
@@ -95,7 +95,7 @@ class Stream:
         self.queue: list[Item] = []
         self.capturing: list[Item] | None = None
         self.valid, self.is_null, self.non_blocking, self.ptr = True, null, non_blocking, id(self)
-        EVERY.add(self)
+        EVERY[self.ptr] = self
         if not null and not non_blocking:
             streams().append(self)
 
@@ -206,4 +206,4 @@ def current() -> Stream:
 
 
 def stream_at(pointer: int) -> Stream:
-    return next(s for s in EVERY if s.ptr == pointer)
+    return EVERY[pointer]

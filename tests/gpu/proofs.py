@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 
 import hetu as ht
@@ -9,6 +11,7 @@ from hetu import nn
 from hetu.backend import Device, host_empty, to_numpy
 from hetu.dist import SerialComm, world
 from hetu.dist.nccl import NCCLComm
+from hetu.gpu_kernels.capture import Captured
 from hetu.graph import topological
 from hetu.interpret import interpret
 
@@ -35,6 +38,50 @@ def operator(sample) -> None:
                 np.testing.assert_allclose(to_numpy(got), value, rtol=1e-7, atol=1e-9, err_msg=repr(node))
 
 
+# Numbers that the host draws, and an operator that is for a CPU.
+RUN_CALL_BY_CALL = (
+    "random-normal",
+    "random-truncated",
+    "random-randint",
+    "random-gumbel",
+    "phase_columns",
+)
+
+
+def captured_operator(sample) -> None:
+    """Every node of a row, recorded as a graph, gives in a replay what its calls gave one by one."""
+    xp = Device("gpu").xp
+    arrays = sample.arrays()
+    nodes = [ht.placeholder(f"x{k}", a.shape, a.dtype) for k, a in enumerate(arrays)]
+    built = sample.build(*nodes)
+    order = topological(built if isinstance(built, tuple | list) else (built,))
+    values = dict(zip(order, interpret(order, dict(zip(nodes, arrays)))))
+    refused = []
+    for node in order:
+        if not node.inputs or node.op.name == "item" or node.op.communicates:
+            continue
+        inputs = [on_host(xp, values[i]) if i.op.on_host else on_device(xp, values[i]) for i in node.inputs]
+        outs = empty_outs(xp, node)
+        calls = node.op.bound(xp, outs if isinstance(node.type, tuple) else outs[0], inputs, node.attrs)
+        captured = Captured(xp, calls, lambda _, reason, node=node: refused.append(f"{node!r}: {reason}"))
+        with Device("gpu").stream():
+            captured.run()
+            xp.cuda.get_current_stream().synchronize()  # for what lies in the memory of the host
+            wanted = [to_numpy(o) for o in outs]
+            captured.run()
+            xp.cuda.get_current_stream().synchronize()
+            for got, value in zip(outs, wanted, strict=True):
+                np.testing.assert_allclose(to_numpy(got), value, rtol=1e-7, atol=1e-9, err_msg=repr(node))
+    if not sample.id.startswith(RUN_CALL_BY_CALL):
+        assert not refused, refused
+
+
+def empty_outs(xp, node):
+    """Places for the results of a node, which hold something else."""
+    made = [np.full(t.shape, 77, t.dtype) for t in parts(node.type)]
+    return tuple(on_host(xp, m) if node.op.on_host else on_device(xp, m) for m in made)
+
+
 def parts(value):
     return value if isinstance(value, tuple) else (value,)
 
@@ -55,9 +102,7 @@ def on_host(xp, value):
 def computed(xp, node, inputs):
     if node.op.view_rule is not None and (view := node.op.view_rule(xp, *inputs, **node.attrs)) is not None:
         return (view,)
-    types = parts(node.type)
-    made = [np.full(t.shape, 77, t.dtype) for t in types]
-    outs = tuple(on_host(xp, m) if node.op.on_host else on_device(xp, m) for m in made)
+    outs = empty_outs(xp, node)
     for call in node.op.bound(xp, outs if isinstance(node.type, tuple) else outs[0], inputs, node.attrs):
         call()
     xp.cuda.get_current_stream().synchronize()
@@ -94,6 +139,30 @@ def captured_training() -> None:
     assert there[2].program({"x": X[0], "t": T[0]}).captured.graph is not None
 
 
+def captured_rows(optimizer) -> None:
+    """Looked-up rows, some by many, learn as on the CPU and to the last digit the same in every run."""
+    with ht.scope("rows"):
+        ids, t = ht.placeholder("x", (None, 40), "int64"), ht.placeholder("t", (None,), "int64")
+        h = ht.mean(nn.Embedding(20, 6)(ids), axis=1)
+        loss = ht.mean(ht.softmax_cross_entropy(nn.Linear(6, 5)(h), t))
+        entries = [loss, optimizer.minimize(loss)]
+    looked_up = (RNG.random((STEPS, 8, 40)) ** 4 * 20).astype("int64")
+    feeds = [{ids: x, t: label} for x, label in zip(looked_up, T)]
+
+    def learned(device):
+        executor = ht.Executor(entries, device=device)
+        losses = [executor.run(feed)[0] for feed in feeds]
+        return np.array(losses), dict(executor.state), executor.program(feeds[0])
+
+    there, again = learned("gpu"), learned("gpu")
+    assert_equal(learned("cpu"), there)
+    assert there[2].captured.graph is not None
+    assert any(s.node.op.name.endswith("_rows") for s in there[2].steps)
+    np.testing.assert_array_equal(there[0], again[0])
+    for name, value in there[1].items():
+        np.testing.assert_array_equal(value, again[1][name], err_msg=name)
+
+
 def precision(dtype: str) -> None:
     entries = model()
     losses, state, executor = trained(entries, "gpu", precision=dtype)
@@ -116,6 +185,46 @@ def attention(precision: str) -> None:
     ops = {step.node.op.name for step in executor.program(feed).steps}
     assert {"flash_attention", "flash_attention_dx"} <= ops
     np.testing.assert_allclose(losses["gpu"], losses["cpu"], rtol=1e-5 if precision == "float32" else 2e-2)
+
+
+def convolution(precision: str) -> Counter[str]:
+    """A residual block behind a first layer of 3 channels learns as on the CPU. Returns its operators."""
+    with ht.scope("block"):
+        x = ht.placeholder("x", (None, 3, 6, 6))
+        layers = [nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 24, 3, stride=2, padding=1)]
+        layers += [nn.Conv2d(24, 24, 3, padding=1), nn.Conv2d(16, 24, 1, stride=2)]
+        h = ht.relu(layers[0](x))
+        loss = ht.mean(ht.square(layers[2](ht.relu(layers[1](h))) + layers[3](h)))
+        updates = ht.optim.SGD(0.1).minimize(loss)
+    feed, losses = {x: np.random.default_rng(1).standard_normal((4, 3, 6, 6)).astype("float32")}, {}
+    for device in ("cpu", "gpu"):
+        executor = ht.Executor([loss, updates], device=device, precision=precision if device == "gpu" else "float32")
+        losses[device] = [float(executor.run(feed)[0]) for _ in range(2)]
+    np.testing.assert_allclose(losses["gpu"], losses["cpu"], rtol=1e-5 if precision == "float32" else 2e-2)
+    assert losses["gpu"][1] < losses["gpu"][0]
+    return Counter(step.node.op.name for step in executor.program(feed).steps)
+
+
+def normalization(precision: str) -> Counter[str]:
+    """A block of convolutions with batch norms, relus and a sum learns as on the CPU. Returns its operators."""
+    with ht.scope("block"):
+        x, t = ht.placeholder("x", (None, 16, 6, 6)), ht.placeholder("t", (None,), "int64")
+        first, second = (nn.Conv2d(16, 16, 3, padding=1, bias=False) for _ in range(2))
+        h = ht.relu(nn.BatchNorm(16)(first(x)))
+        y = ht.relu(nn.BatchNorm(16)(second(h)) + h)
+        loss = ht.mean(ht.softmax_cross_entropy(nn.Linear(16, 5)(ht.global_avg_pool2d(y)), t))
+        updates = ht.optim.SGD(0.5).minimize(loss)
+    feed = {x: RNG.standard_normal((8, 16, 6, 6)).astype("float32"), t: RNG.integers(0, 5, 8)}
+    losses, state = {}, {}
+    for device in ("cpu", "gpu"):
+        executor = ht.Executor([loss, updates], device=device, precision=precision if device == "gpu" else "float32")
+        losses[device] = [float(executor.run(feed)[0]) for _ in range(3)]
+        state[device] = dict(executor.state)
+    digits = 1e-4 if precision == "float32" else 2e-2
+    np.testing.assert_allclose(losses["gpu"], losses["cpu"], rtol=digits)
+    for name, value in state["cpu"].items():
+        np.testing.assert_allclose(state["gpu"][name], value, rtol=digits, atol=digits, err_msg=name)
+    return Counter(step.node.op.name for step in executor.program(feed).steps)
 
 
 def nccl(*checks, host=None) -> None:

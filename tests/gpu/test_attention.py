@@ -313,7 +313,8 @@ def changed(file, kernel, right, wrong, *sizes):
     assert len(after) > place
     whole = right.join([before, *after[:place]]) + wrong + right.join(after[place:])
     dtype, d, e, rows = sizes
-    return source.assemble(f"const int D = {d}, E = {e}, R = {rows};\n{whole}", "changed.cu", S=dtype)
+    before = source.file_text("matrices") if file == "attention_tensor" else ""
+    return source.assemble(f"{before}const int D = {d}, E = {e}, R = {rows};\n{whole}", "changed.cu", S=dtype)
 
 
 @compiled

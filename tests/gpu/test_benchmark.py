@@ -28,15 +28,34 @@ def gpu(monkeypatch):
 
 def test_every_row_runs_and_is_printed(gpu, tmp_path, capsys):
     rows = ["mlp", "wide_deep_1e6"]
-    gpu.main(["--quick", "--rounds", "1", "--rows", *rows, "--json", str(tmp_path / "out.json")])
+    gpu.main(["--quick", "--rounds", "1", "--rows", *rows, "host", "kernels", "--json", str(tmp_path / "out.json")])
     written, shown = json.loads((tmp_path / "out.json").read_text()), capsys.readouterr().out
     assert [row["row"] for row in written["a training step (ms)"]] == rows
     (host,) = written["a replayed step of a tiny MLP (us)"]
     assert host["capture"].startswith("one CUDA graph") and host["wanted"] == 50
     shares = {row["kernel"]: row["wanted"] for row in written["bandwidth (GB/s)"]}
-    assert shares["copy"] is None and shares["adam"] == 0.85 and {"rms_norm", "sparse_matmul (CSR)"} <= shares.keys()
+    assert (
+        shares["copy"] is None
+        and shares["adam"] == 0.85
+        and {"rms_norm", "sparse_matmul (CSR)", "sampled_matmul"} <= shares.keys()
+    )
     for name in (*rows, *shares):
         assert name in shown
+
+
+def test_a_row_that_fails_leaves_the_others_and_what_was_measured(gpu, tmp_path, capsys, monkeypatch):
+    def broken(*arguments):
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(gpu, "adam", broken)
+    monkeypatch.setattr(gpu, "steps", broken)
+    gpu.main(["--quick", "--rows", "mlp", "kernels", "--json", str(tmp_path / "out.json")])
+    written = json.loads((tmp_path / "out.json").read_text())
+    failed = "RuntimeError: an illegal memory access was encountered"
+    assert written["a training step (ms)"] == [{"row": "mlp", "failed": failed}]
+    kernels = {row["kernel"]: row for row in written["bandwidth (GB/s)"]}
+    assert kernels["adam"]["failed"] == failed and kernels["embedding"]["GB/s"] > 0
+    assert failed in capsys.readouterr().out
 
 
 def test_ratios_stand_beside_what_is_wanted(gpu):

@@ -47,6 +47,17 @@ def test_a_replay_is_a_new_step(cupy, capsys):
     assert LOG == REPLAYED
 
 
+def test_nans_are_found_on_the_device(cupy):
+    x = ht.placeholder("x", (2,))
+    w = ht.variable("w", np.ones(2, np.float32))
+    loss = ht.sum(ht.log(x) * w)
+    executor = ht.Executor([loss, ht.optim.SGD(0.1).minimize(loss)], device="gpu")
+    with ht.debug_nans():
+        executor.run({x: np.ones(2, np.float32)})
+        with pytest.raises(ht.errors.NumericError, match="log"):
+            executor.run({x: -np.ones(2, np.float32)})
+
+
 def test_mixed_precision_does_not_make_the_host_wait(cupy):
     entries = model()
     losses, state, executor = trained(entries, "gpu", precision="float16")
@@ -233,7 +244,8 @@ def test_swapped_values_leave_the_device_and_come_back(cupy):
 
 
 def test_a_value_that_does_not_come_back_is_seen(cupy, monkeypatch):
-    monkeypatch.setattr(fake_cupy.Pointer, "copy_from_host_async", lambda *_: None)
+    copy = cupy.cuda.runtime.memcpyAsync
+    monkeypatch.setattr(cupy.cuda.runtime, "memcpyAsync", lambda *a: copy(*a) if a[3] == "out" else None)
     entries, _, options = swapping()
     with pytest.raises(AssertionError):
         assert_equal(trained(entries, "cpu"), trained(entries, "gpu", **options))

@@ -9,9 +9,10 @@ import sys
 import numpy as np
 import pytest
 
+import hetu as ht
 from hetu.dist import run_ranks
 from hetu.errors import MissingDependencyError
-from hetu.gpu_kernels import check, emulator
+from hetu.gpu_kernels import check, emulator, products
 from hetu.graph import OPS
 
 from ..dist.contract import CHECKS
@@ -36,6 +37,7 @@ def test_table_and_file(broken, code, monkeypatch, capsys, tmp_path):
     commands = []
 
     def run(command, **options):
+        assert options["env"]["PYTHONPATH"].startswith(str(check.ROOT))
         commands.append(command)
         report = next(c for c in command if c.startswith("--junitxml=")).removeprefix("--junitxml=")
         with open(report, "w") as file:
@@ -50,6 +52,20 @@ def test_table_and_file(broken, code, monkeypatch, capsys, tmp_path):
     assert written["machine"] == {"device": "a GPU"}
     shown = capsys.readouterr()
     assert "graph capture" in shown.out and ("what pytest said" in shown.err) == broken
+
+
+def test_a_part_without_an_end_has_failed_and_the_others_are_kept(monkeypatch, capsys, tmp_path):
+    def run(command, **options):
+        if "captured" not in command:
+            return subprocess.CompletedProcess(command, 2, "no tests", "")
+        raise subprocess.TimeoutExpired(command, options["timeout"], output=b"what it printed")
+
+    monkeypatch.setattr(check, "machine", lambda: {"device": "a GPU"})
+    monkeypatch.setattr(subprocess, "run", run)
+    assert check.main(["--quick", "--json", str(tmp_path / "out.json")]) == 1
+    assert len(json.loads((tmp_path / "out.json").read_text())["checks"]) == len(check.PARTS)
+    shown = capsys.readouterr().err
+    assert f"ended after {check.PART_SECONDS} seconds: " in shown and "what it printed" in shown
 
 
 def test_the_benchmark_without_a_gpu_says_so():
@@ -92,9 +108,18 @@ def cupy():
 
 @pytest.mark.skipif(emulator.compiler() is None, reason="no C++ compiler: install g++ or clang++")
 class TestProofs:
-    @pytest.mark.parametrize("name", ["matmul", "reshape", "cumsum", "concat"])
+    @pytest.mark.parametrize("name", ["matmul", "reshape", "cumsum", "concat", "einsum-three"])
     def test_operators(self, name, cupy):
-        proofs.operator(next(s for s in SAMPLES if s.op == name))
+        proofs.operator(next(s for s in SAMPLES if name in (s.op, s.id)))
+
+    @pytest.mark.parametrize("name", ["matmul", "sort", "einsum", "einsum-three", "to_host", "attention"])
+    def test_operators_are_captured(self, name, cupy):
+        proofs.captured_operator(next(s for s in SAMPLES if name in (s.op, s.id)))
+
+    def test_an_operator_that_is_not_captured_is_seen(self, cupy, monkeypatch):
+        monkeypatch.setattr(products.CuPy, "matmul", lambda self, *a, **k: self.cupy.matmul(*a, **k))
+        with pytest.raises(AssertionError, match="calling cuBLAS API during stream capture"):
+            proofs.captured_operator(next(s for s in SAMPLES if s.op == "matmul"))
 
     def test_a_wrong_operator_is_seen(self, cupy, monkeypatch):
         row = next(s for s in SAMPLES if s.op == "cumsum")
@@ -110,6 +135,7 @@ class TestProofs:
 
     def test_training(self, cupy):
         proofs.captured_training()
+        proofs.captured_rows(ht.optim.SGD(0.5))
         proofs.precision("float16")
 
     def test_nccl(self, cupy):

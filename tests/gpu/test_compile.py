@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from hetu.gpu_kernels import attention, nvrtc, sparse
+from hetu.gpu_kernels import attention, channels, convolution, many, nvrtc, rows, sparse, tables
 from hetu.gpu_kernels.machine import Recorder
 from hetu.gpu_kernels.source import KernelError, kernel_file
 
@@ -12,12 +14,25 @@ from .cases import uncompiled_cases
 
 pytestmark = pytest.mark.skipif(not nvrtc.available(), reason='no NVRTC: pip install "hetu-dl[cuda-check]"')
 PARTS = 8
-FILES = ("rows", "tables", "random", "images", "channels", "scatter")
+FILES = ("tables", "random", "images")
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 HEADS = {  # features of queries and values, rows of a warp
     "attention": [("float64", 28, 28, 4), ("float64", 64, 64, 1), ("float32", 128, 100, 1), ("bfloat16", 33, 64, 4)],
     "attention_tensor": [("float16", 64, 64, 2), ("float16", 128, 128, 1), ("bfloat16", 16, 112, 2)],
 }
+TILES = [("bfloat16", (128, 128)), ("float32", (128, 128)), ("float16", (128, 64)), ("bfloat16", (64, 64))]
+ROWS = [  # dtypes of activations, vectors, gradients and results of norms
+    *((dtype,) * 4 for dtype in DTYPES),
+    ("float32", "float32", "bfloat16", "bfloat16"),
+    ("bfloat16", "float32", "bfloat16", "bfloat16"),
+    ("float16", "float32", "float32", "float16"),
+]
+NORMS = [  # dtypes of images and of vectors, elements of a pack; channels last, a relu, one more array
+    ("float64", "float64", 2, True, False, False),
+    ("float32", "float32", 4, False, False, False),
+    ("float16", "float32", 8, True, True, False),
+    ("bfloat16", "float32", 8, True, True, True),
+]
 
 
 def texts() -> list[str]:
@@ -27,8 +42,23 @@ def texts() -> list[str]:
         for case in cases:
             case.calls(recorder)
     files = (kernel_file(file, S=dtype, I="int64", Index="int32") for dtype in DTYPES for file in FILES)
-    heads = (attention.text(file, *sizes) for file, rows in HEADS.items() for sizes in rows)
-    return list(recorder.texts | dict.fromkeys((*files, *heads, sparse.text("bfloat16", "int32", 32, 8))))
+    norms_of_rows = (rows.text(x, V=vectors, G=g, Y=y) for x, vectors, g, y in ROWS)
+    heads = (attention.text(file, *sizes) for file, sizes_of in HEADS.items() for sizes in sizes_of)
+    norms = (channels.text(images, vectors, "int32", *flags) for images, vectors, *flags in NORMS)
+    convolutions = (convolution.text(dtype, "int32", tile) for dtype, tile in TILES)
+    scatters = (tables.scatter_text(S=dtype, I="int64", Index="int32") for dtype in DTYPES)
+    casts = (many.text("float32", dtype, pack) for dtype in ("float16", "bfloat16") for pack in (1, 4))
+    others = (
+        *files,
+        *norms_of_rows,
+        *norms,
+        *scatters,
+        *heads,
+        *convolutions,
+        *casts,
+        sparse.text("bfloat16", "int32", 32, 8),
+    )
+    return list(recorder.texts | dict.fromkeys(others))
 
 
 def together(texts: list[str]) -> str:
@@ -44,6 +74,14 @@ def together(texts: list[str]) -> str:
 @pytest.mark.parametrize("part", range(PARTS))
 def test_all_texts_compile(part, architecture):
     assert nvrtc.cubin(together(texts()[part::PARTS]), architecture).startswith(b"\x7fELF")
+
+
+def test_words_of_random_numbers_stay_in_registers():
+    """An array that is indexed by what is known only to a thread lies in local memory: the kernel has a frame."""
+    texts = [kernel_file("random", S=dtype) for dtype in DTYPES]
+    frames = re.findall(rb"\x04\x11\x08\x00.{4}(.{4})", nvrtc.cubin(together(texts)), re.DOTALL)  # EIATTR_FRAME_SIZE
+    assert len(frames) >= sum(text.count("__global__") for text in texts)
+    assert set(frames) == {bytes(4)}
 
 
 def test_an_error_names_file_and_line():

@@ -6,16 +6,20 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
+import warnings
 
 import numpy as np
 import pytest
 
+import hetu as ht
 from hetu.dist.nccl import SHARED_GPU
 from hetu.gpu_kernels.emulator import Emulator
 from hetu.gpu_kernels.table import bound
 from hetu.graph import OPS
+from hetu.optim import SGD, Adam
 
 from ..dist.contract import CHECKS
 from ..dist.test_launch import ROOT, heturun
@@ -25,6 +29,8 @@ from .cases import DTYPES, assert_close, ids, uncompiled_cases
 from .test_attention import KINDS
 from .test_attention import case as attention_case
 from .test_attention import computed as attention_computed
+from .test_convolution import NAMES, NONE, ONE, arrays
+from .test_convolution import computed as convolution_computed
 from .test_kernels import DECLINED
 
 
@@ -35,14 +41,32 @@ def gpus() -> int:
     return cupy.cuda.runtime.getDeviceCount() if cupy.is_available() else 0
 
 
+def nccl_or_skip():
+    with warnings.catch_warnings(action="ignore"):  # without the library CuPy warns, and has an empty module
+        nccl = importlib.import_module("cupy.cuda.nccl")
+    if not nccl.available:
+        pytest.skip("NCCL is not installed")
+    return nccl
+
+
 # In float64, as most rows are too small for the rounding of float32 to say much; kernels have a test for each dtype.
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: s.id)
 def test_operator_contract(sample):
     proofs.operator(sample)
 
 
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: s.id)
+def test_captured_as_a_graph(sample):
+    proofs.captured_operator(sample)
+
+
 def test_a_training_step_is_captured():
     proofs.captured_training()
+
+
+@pytest.mark.parametrize("optimizer", [SGD(0.5), Adam(0.1)], ids=["sgd", "adam"])
+def test_a_captured_step_updates_rows_the_same_in_every_run(optimizer):
+    proofs.captured_rows(optimizer)
 
 
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])
@@ -53,10 +77,44 @@ def test_mixed_precision(precision):
 
 
 @pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
+def test_batch_norm_kernels_in_training(precision):
+    if precision == "bfloat16":
+        pytest.importorskip("ml_dtypes")
+    proofs.normalization(precision)
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
 def test_attention_kernels_in_training(precision):
     if precision == "bfloat16":
         pytest.importorskip("ml_dtypes")
     proofs.attention(precision)
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
+def test_convolution_kernels_in_training(precision):
+    if precision == "bfloat16":
+        pytest.importorskip("ml_dtypes")
+    ops = proofs.convolution(precision)
+    assert ops["conv2d_last"] == 4 and "conv2d" not in ops
+
+
+LAYERS = [
+    (32, 32, 16, 64, 64, (3, 3), (1, 1), ONE),
+    (16, 16, 128, 128, 128, (3, 3), (1, 1), ONE),
+    (16, 16, 32, 64, 128, (3, 3), (2, 2), ONE),
+    (8, 8, 32, 64, 128, (1, 1), (2, 2), NONE),
+    (16, 16, 32, 3, 64, (7, 7), (2, 2), ((3, 3), (3, 3))),
+]
+
+
+@pytest.mark.parametrize(("dtype", "digits"), [("float32", 2e-6), ("float16", 1e-3)])  # TF32 would be off by 1e-4
+@pytest.mark.parametrize("layer", LAYERS)
+def test_convolution_kernels_of_many_tiles(layer, dtype, digits):
+    from hetu.gpu_kernels.device import gpu
+
+    for name in NAMES:
+        made, wanted = convolution_computed(gpu(), name, *arrays(layer, dtype)[name])
+        np.testing.assert_allclose(made.get(), wanted, rtol=0, atol=digits * np.abs(wanted).max(), err_msg=name)
 
 
 @pytest.mark.parametrize("dtype", KINDS)
@@ -76,13 +134,13 @@ def test_attention_kernels_of_many_tiles(features, causal, dtype):
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_nccl_with_one_rank(check):
-    pytest.importorskip("cupy.cuda.nccl")
+    nccl_or_skip()
     proofs.nccl(check)
 
 
 def test_two_ranks_share_the_gpu():
     """In processes of their own, under a deadline: where a GPU has too little room for both, NCCL hangs."""
-    nccl = pytest.importorskip("cupy.cuda.nccl")
+    nccl = nccl_or_skip()
     pytest.importorskip("mpi4py")
     if (found := nccl.get_version()) < SHARED_GPU:
         pytest.skip(f"NCCL {found} lets no two ranks share a GPU, {SHARED_GPU} does")
@@ -108,6 +166,20 @@ def test_kernels_equal_forward_functions(row):
                 call()
             if calls is not None:
                 assert_close([o.get() for o in outs], case)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [lambda x: ht.astype(x, "bfloat16"), lambda x: ht.cumsum(ht.astype(x, "bfloat16"))],
+    ids=["rounded", "added up"],
+)
+def test_operators_of_bfloat16(build):
+    """Ties, subnormal numbers, infinities and NaN are rounded as on a CPU."""
+    pytest.importorskip("ml_dtypes")
+    bits = np.array([0x3F808000, 0x3F818000, 0x3F808001, 0x00008000, 0x00018000, 0x7F7FFFFF, 0x7FFFFFFF], np.uint32)
+    x, given = ht.placeholder("x", (None,)), bits.view(np.float32)
+    results = {device: ht.Executor([build(x)], device=device).run({x: given})[0] for device in ("cpu", "gpu")}
+    np.testing.assert_array_equal(results["gpu"].astype("float32"), results["cpu"].astype("float32"))
 
 
 @pytest.mark.parametrize("size", [16, 1000, 1 << 22])

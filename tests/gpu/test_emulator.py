@@ -8,7 +8,8 @@ import pytest
 from hetu.errors import MissingDependencyError
 from hetu.gpu_kernels import emulator
 from hetu.gpu_kernels.emulator import ORDERS, Emulator
-from hetu.gpu_kernels.source import KernelError
+from hetu.gpu_kernels.source import KernelError, assemble
+from hetu.types import as_dtype
 
 pytestmark = pytest.mark.skipif(emulator.compiler() is None, reason="no C++ compiler: install g++ or clang++")
 
@@ -80,6 +81,17 @@ def test_atomics_and_dynamic_shared_memory():
     assert (counts == np.bincount(ids, minlength=32)).all()
 
 
+def test_a_sum_whose_digits_depend_on_the_order_of_threads_is_refused():
+    """Atomics add whole numbers exactly, others in the order in which the threads come."""
+    text = """extern "C" __global__ void total(const float* x, float* y) { atomicAdd(y, x[threadIdx.x]); }"""
+    total, kernel = np.zeros(1, np.float32), Emulator().kernel(text, "total")
+    kernel((1,), (64,), (np.arange(64, dtype=np.float32), total))
+    assert total == 2016
+    total[:] = 0
+    with pytest.raises(KernelError, match="argument 1 depends on the order of threads"):
+        kernel((1,), (64,), (numbers(64), total))
+
+
 PRODUCT = """
 struct half16 {
     unsigned short bits;
@@ -132,6 +144,35 @@ def test_what_they_ask_for(right, wrong, words):
     assert right in PRODUCT
     with pytest.raises(KernelError, match=words):
         product(PRODUCT.replace(right, wrong))
+
+
+GROUPS = PRODUCT.replace("true);", "true);\n    end_group();").replace(
+    "    wait_for_copies();", "    end_group();\n    wait_for_groups<0>();"
+)
+
+
+def test_copies_are_waited_for_in_groups():
+    np.testing.assert_allclose(*product(GROUPS), rtol=1e-5, atol=1e-5)
+    with pytest.raises(KernelError, match="depends on the order of threads"):
+        product(GROUPS.replace("wait_for_groups<0>", "wait_for_groups<1>"))
+
+
+def test_products_of_floats_take_11_bits():
+    text = """
+    extern "C" __global__ void product(const float* a, const float* b, float* y) {
+        const int g = threadIdx.x / 4, t = threadIdx.x % 4;
+        unsigned left[4], right[2];
+        float sum[4] = {};
+        for (int i = 0; i < 4; i++) left[i] = __float_as_uint(a[(g + i % 2 * 8) * 8 + t + i / 2 * 4]);
+        for (int i = 0; i < 2; i++) right[i] = __float_as_uint(b[(t + i * 4) * 8 + g]);
+        multiply_add(sum, left, right, 0.f);
+        for (int i = 0; i < 4; i++) y[(g + i / 2 * 8) * 8 + 2 * t + i % 2] = sum[i];
+    }"""
+    a, b, y = numbers(16, 8), numbers(8, 8), np.zeros((16, 8), np.float32)
+    Emulator().kernel(text, "product")((1,), (32,), (a, b, y))
+    short = [(x.view(np.uint32) & 0xFFFFE000).view(np.float32) for x in (a, b)]
+    np.testing.assert_allclose(y, short[0] @ short[1], rtol=1e-5, atol=1e-5)
+    assert np.abs(y - a @ b).max() > 1e-4
 
 
 def test_a_warp_may_run_ahead_of_the_others():
@@ -263,6 +304,16 @@ def test_a_thread_too_many_that_makes_nan_from_nan(statement, dtype):
     x, y = numbers(2, 20).astype(np.float32 if dtype == "float" else np.float64)
     with pytest.raises(KernelError, match="outside an array"):
         Emulator().kernel(text, "many")((1,), (21,), (x.copy(), y.copy()))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_nan_is_the_same_in_every_order_of_threads(dtype):
+    if dtype == "bfloat16":
+        pytest.importorskip("ml_dtypes")
+    y = np.zeros(1, as_dtype(dtype))
+    fill = assemble('extern "C" __global__ void fill(S* y) { y[0] = infinite() - infinite(); }', "fill.cu", S=dtype)
+    Emulator().kernel(fill, "fill")((1,), (1,), (y,))
+    assert np.isnan(y[0])
 
 
 def test_a_write_one_place_outside_a_shared_array():

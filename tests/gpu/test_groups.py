@@ -14,6 +14,7 @@ from hetu.gpu_kernels.emulator import Emulator
 from hetu.gpu_kernels.machine import Recorder
 from hetu.graph import OPS, Node, topological
 from hetu.interpret import interpret
+from hetu.passes import chosen_passes
 from hetu.passes.fuse_elementwise import MOST_RESULTS, NEAR, SMALL, fuse_elementwise
 from hetu.passes.fused_group import launched
 from hetu.profiler import traffic
@@ -312,6 +313,12 @@ def gpt_block() -> tuple[Node, dict]:
     return ht.mean(ht.softmax_cross_entropy(h, t)), optim.Adam(1e-3)
 
 
+def gpt_head() -> tuple[Node, dict]:
+    x, t = ht.placeholder("x", (4, 64, 128)), ht.placeholder("t", (4, 64), "int64")
+    h = nn.LayerNorm(128)(nn.TransformerBlock(128, 4, dropout=0.1)(x))
+    return ht.mean(ht.softmax_cross_entropy(nn.Linear(128, 2000, bias=False)(h), t)), optim.Adam(1e-3)
+
+
 def resnet_block(channels: int = 16, size: int = 16) -> tuple[Node, dict]:
     x, t = ht.placeholder("x", (8, channels, size, size)), ht.placeholder("t", (8,), "int64")
     first, second = (nn.Conv2d(channels, channels, 3, padding=1, bias=False) for _ in range(2))
@@ -320,11 +327,16 @@ def resnet_block(channels: int = 16, size: int = 16) -> tuple[Node, dict]:
     return ht.mean(ht.softmax_cross_entropy(logits, t)), optim.Momentum(0.1)
 
 
-def program(model, precision: str):
-    """The program of a training step, as the stand-in for a GPU gets it."""
+def passes_without(*left_out: str) -> list[str]:
+    return [run.__name__ for run in chosen_passes(None, "gpu") if run.__name__ not in left_out]
+
+
+def program(model, precision: str, *left_out: str):
+    """The program of a training step, as the stand-in for a GPU gets it, without some of the passes."""
+    passes = passes_without(*left_out)
     with fake_cupy.installed(), ht.scope("model"):
         loss, optimizer = model()
-        run = ht.Executor([loss, optimizer.minimize(loss)], device="gpu", precision=precision)
+        run = ht.Executor([loss, optimizer.minimize(loss)], device="gpu", precision=precision, passes=passes)
         feed = {n: np.zeros(n.shape, n.dtype) for n in run.subgraphs["default"].placeholders.values()}
         return run.program(feed)
 
@@ -344,36 +356,49 @@ def cost(made) -> tuple[int, int]:
     return len(made.calls), total
 
 
-MODELS = {"mlp": mlp, "gpt block": gpt_block, "resnet block": resnet_block}
+MODELS = {"mlp": mlp, "gpt block": gpt_block, "gpt head": gpt_head, "resnet block": resnet_block}
 SAVED = {  # at least so many launches and bytes
     ("mlp", "float32"): (4, 4_128_000),
-    ("mlp", "float16"): (42, 13_516_000),
+    ("mlp", "float16"): (19, 4_138_000),
+    ("mlp", "bfloat16"): (6, 4_138_000),
     ("gpt block", "float32"): (9, 2_809_000),
-    ("gpt block", "float16"): (97, 6_948_000),
-    ("resnet block", "float32"): (17, 525_000),
-    ("resnet block", "float16"): (69, 857_000),
+    ("gpt block", "float16"): (28, 4_120_000),
+    ("gpt block", "bfloat16"): (16, 4_120_000),
+    ("gpt head", "float32"): (12, 2_809_000),
+    ("gpt head", "float16"): (28, 4_120_000),
+    ("gpt head", "bfloat16"): (16, 4_120_000),
+    ("resnet block", "float32"): (13, 1_300),
+    ("resnet block", "float16"): (35, 586_000),
+    ("resnet block", "bfloat16"): (18, 585_000),
 }
 
 
 MOST = {  # at most so many launches and bytes, and bytes of the arena
     ("mlp", "float32"): (22, 39_010_000, 3_204_000),
-    ("mlp", "float16"): (38, 38_198_000, 3_483_000),
+    ("mlp", "float16"): (27, 34_163_000, 2_793_000),
+    ("mlp", "bfloat16"): (24, 32_822_000, 2_528_000),
     ("gpt block", "float32"): (49, 25_863_000, 2_629_000),
-    ("gpt block", "float16"): (79, 21_491_000, 2_168_000),
-    ("resnet block", "float32"): (47, 10_203_000, 789_000),
-    ("resnet block", "float16"): (62, 7_965_000, 924_000),
+    ("gpt block", "float16"): (54, 17_683_000, 1_840_000),
+    ("gpt block", "bfloat16"): (50, 17_283_000, 1_709_000),
+    ("gpt head", "float32"): (56, 49_388_000, 5_305_000),
+    ("gpt head", "float16"): (61, 34_606_000, 3_115_000),
+    ("gpt head", "bfloat16"): (57, 33_693_000, 3_560_000),
+    ("resnet block", "float32"): (41, 5_138_000, 658_000),
+    ("resnet block", "float16"): (46, 3_117_000, 399_000),
+    ("resnet block", "bfloat16"): (43, 3_107_000, 399_000),
 }
 
 
 @pytest.mark.parametrize(("model", "precision"), SAVED)
-def test_a_training_step_launches_less_and_moves_less(model, precision, monkeypatch):
+def test_a_training_step_launches_less_and_moves_less(model, precision):
+    if precision == "bfloat16":
+        pytest.importorskip("ml_dtypes")
     made = program(MODELS[model], precision)
     together = cost(made)
     assert all(
         got <= most for got, most in zip((*together, made.plan.arena_bytes), MOST[model, precision], strict=True)
     )
-    monkeypatch.setattr("hetu.executor.fuse_elementwise", tuple)
-    alone = cost(program(MODELS[model], precision))
+    alone = cost(program(MODELS[model], precision, "fuse_elementwise"))
     fewer, less = SAVED[model, precision]
     assert alone[0] - together[0] >= fewer and alone[1] - together[1] >= less
 
@@ -393,24 +418,3 @@ def test_training_on_the_stand_in_is_that_on_the_cpu():
         assert any(isinstance(n.type, tuple) and (n, 0) in there.program(feed).plan.donated for n in fused)
         for name, value in here.state.items():
             np.testing.assert_allclose(there.state[name], value, rtol=1e-3, atol=1e-5, err_msg=name)
-
-
-@compiled
-def test_a_step_that_overflows_on_the_stand_in_changes_nothing():
-    """The operator of all updates reads the condition from the memory of the device."""
-    feed = {"x": np.ones((4, 6), np.float32), "t": np.arange(4)}
-    with fake_cupy.installed(), ht.scope("model"):
-        x, t = ht.placeholder("x", (4, 6)), ht.placeholder("t", (4,), "int64")
-        loss = ht.mean(ht.softmax_cross_entropy(nn.Linear(6, 4)(x), t))
-        entries = [loss, optim.Adam(0.1).minimize(loss)]
-        here, there = (ht.Executor(entries, device=device, precision="float16") for device in ("cpu", "gpu"))
-        before = {name: np.array(value) for name, value in there.state.items()}
-        for scale, moves in ((2.0**24, False), (2.0**10, True)):
-            for executor in (here, there):
-                executor.state["loss_scale"] = scale
-                executor.run(feed)
-            assert any(s.node.op.name == "update_all" for s in there.program(feed).steps)
-            for name, value in here.state.items():
-                np.testing.assert_allclose(there.state[name], value, rtol=1e-3, atol=1e-5, err_msg=name)
-                if "loss_scale" not in name and "random" not in name:
-                    assert np.array_equal(value, before[name]) != moves, name

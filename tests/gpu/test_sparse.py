@@ -1,4 +1,4 @@
-"""The sparse product's kernels: fixed entries of very unequal rows, fed ones, every split of a warp."""
+"""The kernels of the sparse products: fixed entries of very unequal rows, fed ones, every split of a warp."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ def compiled():
             x, out = np.ones((30, features), dtype), np.ones((40, features), dtype)
             bound(recorder, "sparse_matmul", out, (rows, columns, values, x), {"size": 40})
             bound(recorder, "sparse_matmul", out, (*fixed(rows.copy(), columns.copy()), values, x), {"size": 40})
+            bound(recorder, "sampled_matmul", values, (rows, columns, out, x), {})
     emulator.prepare(recorder.texts)
 
 
@@ -80,7 +81,7 @@ def test_fixed_entries(features, dtype):
 @pytest.mark.parametrize("features", FEATURES[::2])
 def test_fed_entries(features, dtype):
     x = np.random.default_rng(0).standard_normal((30, features)).astype(dtype)
-    check(*product(*entries(300, dtype=dtype), x, calls=6 if dtype == "float16" else 2))
+    check(*product(*entries(300, dtype=dtype), x, calls=6))
 
 
 @pytest.mark.parametrize("is_fixed", [True, False])
@@ -90,6 +91,27 @@ def test_entries_outside_the_matrix_count_for_nothing(dtype, is_fixed):
     if is_fixed:
         fixed(rows, columns)
     check(*product(rows, columns, values, np.ones((30, 4), dtype)))
+
+
+def sampled(rows, columns, a, b):
+    """What the kernel gives, and the dense product at the entries inside of it in float64."""
+    out = np.full(len(rows), 77, a.dtype)
+    (call,) = bound(Emulator(), "sampled_matmul", out, (rows, columns, a, b), {})
+    call()
+    inside = (rows >= 0) & (rows < len(a)) & (columns >= 0) & (columns < len(b))
+    whole = a.astype(float) @ b.astype(float).T
+    return out, np.where(inside, whole[np.where(inside, rows, 0), np.where(inside, columns, 0)], 0)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("features", FEATURES)
+def test_products_sampled_at_entries(features, dtype):
+    rows, columns, _ = entries(101, size=43, nodes=33, index="int32" if features == 6 else "int64")
+    rows[:2] = -1, 40
+    columns[5:7] = -1, 30
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal((n, features)).astype(dtype) for n in (40, 30))
+    check(*sampled(rows, columns, a, b))
 
 
 def test_segments_are_short_and_few():
@@ -109,6 +131,9 @@ def test_segments_are_short_and_few():
         ("group > 0 || k >= features", "group > 0"),
         ("step >= LANES", "step > LANES"),
         ("p < first[i + 1]", "p <= first[i + 1]"),
+        ("row < size && column", "column"),
+        ("step = LANES / 2", "step = LANES / 4"),
+        ("(EACH * 32 / LANES)", "(EACH * 32)"),
     ],
 )
 def test_a_changed_kernel_is_noticed(right, wrong, monkeypatch):
@@ -119,6 +144,8 @@ def test_a_changed_kernel_is_noticed(right, wrong, monkeypatch):
     with pytest.raises((AssertionError, source.KernelError)):
         check(*product(rows, columns, values, np.ones((30, 36), np.float32)))
         check(*product(rows, columns, values, np.ones((30, 3), np.float32)))
+        outside = np.append(rows, 40), np.append(columns, 0)
+        check(*sampled(*outside, np.ones((40, 36), np.float32), np.ones((30, 36), np.float32)))
 
 
 def test_on_a_device_constants_are_sorted_when_they_are_bound():
@@ -133,7 +160,7 @@ def test_on_a_device_constants_are_sorted_when_they_are_bound():
         for _ in range(3):
             for got, right in zip(executor.run(feed), wanted, strict=True):
                 np.testing.assert_allclose(got, right, rtol=1e-4, atol=1e-4)
-        assert "kernel segments_product" in fake_cupy.LOG and "kernel entries_product" not in fake_cupy.LOG
+        assert "kernel segments_product" in fake_cupy.LOG
         assert executor.program(feed).captured.graph is not None and backend._values
         del executor, got
         gc.collect()

@@ -71,7 +71,7 @@ def relu_slopes(g, x, scale, added):
 
 
 def batch_norm_relu_dx(g, x, scale, added):
-    y, center, var = OPS["batch_norm_relu"](x, scale, np.ones(2), added, epsilon=1e-5)
+    y, center, var = OPS["batch_norm_relu"](x, scale, ht.ones_like(scale), added, epsilon=1e-5)
     return OPS["batch_norm_relu_dx"](g, y, x, scale, center, var, epsilon=1e-5)
 
 

@@ -1,4 +1,4 @@
-"""Rows for the sparse product; the reference is the dense matrix of its entries."""
+"""Rows for the sparse products; the reference is the dense matrix of their entries."""
 
 from __future__ import annotations
 
@@ -32,5 +32,11 @@ SAMPLES = [
         dense,
         label="empty-rows",
         strict=NO_SCATTER,
+    ),
+    Sample(
+        "sampled_matmul",
+        ht.sampled_matmul,
+        (ints(9, high=4), ints(9, high=3), real(4, 5), real(3, 5)),
+        lambda rows, columns, a, b: (a @ b.T)[rows, columns],
     ),
 ]

@@ -7,6 +7,8 @@ import numpy as np
 import hetu as ht
 from hetu.graph import OPS
 from hetu.passes import group_updates
+from hetu.passes.group_casts import CAST_ALL
+from hetu.passes.group_checks import ALL_FINITE
 
 from . import Sample, given, positive, real
 
@@ -105,12 +107,52 @@ def grouped(name, reference, states=(), step=False, under=None):
     return Sample("update_all", build, inputs, values, label=label, order=0)
 
 
+def in_16_bits():
+    """As mixed precision with a loss scale of 8 has it: in float32 no gradient is cast or divided beforehand."""
+    first = grouped("adam", adam, [real, positive], step=True)
+
+    def rounded(g):
+        return ht.astype(ht.astype(g * 8.0, dtype="float16"), dtype=g.dtype.name) / 8.0
+
+    def build(*nodes):
+        made = [OPS["adam"](*nodes[3 * k :][:3], rounded(nodes[6 + k]), *nodes[8:]) for k in range(2)]
+        return group_updates([n for m in made for n in m])
+
+    def values(*arrays):
+        gradients = [(g * 8.0).astype(np.float16).astype(g.dtype) / 8.0 for g in arrays[6:8]]
+        return first.reference(*arrays[:6], *gradients, *arrays[8:])
+
+    extra = {"no_float16": "its gradients would be rounded once more"}
+    no_float16 = "the standard has no float16"
+    return Sample("update_all", build, first.inputs, values, label="16 bits", order=0, strict=no_float16, extra=extra)
+
+
+def finite(*gradients, scale=0.5):
+    """Whether gradients of several shapes are finite when they are divided by a number."""
+
+    def values(*arrays):
+        return (np.bool_(all(np.isfinite(a / scale).all() for a in arrays[:-1])),)
+
+    inputs, label = (*map(given, gradients), given(scale)), f"of {len(gradients)}"
+    return Sample("all_finite", lambda *nodes: ALL_FINITE.make(nodes, {}), inputs, values, label=label, order=0)
+
+
 SAMPLES = [
     grouped("sgd", sgd),
     grouped("adam", adam, [real, positive], step=True),
     grouped("lamb", lamb, [real, positive], step=True),
     *(grouped("momentum", momentum, [real], under=under) for under in (True, False)),
     *(grouped("lamb", lamb, [real, positive], step=True, under=under) for under in (True, False)),
+    in_16_bits(),
+    finite([1.0, -2.0], [[3.0]]),
+    finite([1.0, 2.0], [[0.0, np.inf]], np.nan),
+    Sample(
+        "cast_all",
+        lambda *nodes: [OPS["item"](CAST_ALL.make(nodes, {"dtype": "float32"}), index=k) for k in range(2)],
+        (real(*SHAPE), real(7)),
+        lambda *arrays: tuple(a.astype(np.float32) for a in arrays),
+        order=0,
+    ),
     row("sgd", sgd),
     row("momentum", momentum, [real]),
     row("momentum", lambda *a: momentum(*a, nesterov=True), [real], label="nesterov", nesterov=True),

@@ -1,0 +1,245 @@
+"""Launches the kernels of `convolution.cu`: convolution of images (h, w, n, c) and its gradients on tensor cores.
+
+Result channels come in multiples of 16 bytes; so do the others, but for the images and the weights of a first layer,
+whose few channels are unfolded. What else there is, such as float64, goes by `images.py` between copies. Ignored on
+purpose: Winograd's transform, which saves products of which tensor cores have plenty.
+"""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import images
+from .machine import Call, Machine, address, contiguous, index_dtype, spread
+from .source import assemble, file_text
+
+TENSOR = 80  # the compute capability from which on there are these products and asynchronous copies
+DTYPES = ("float16", "bfloat16", "float32")
+TILES = ((128, 128), (128, 64), (64, 64))  # places of images and results of a block
+BUSY = 128  # blocks that a GPU of 132 multiprocessors should have, at least
+RESIDENT = 132 * 512  # threads of a weight gradient, which are not more than run at once
+NEIGHBORS = (8, 4)  # pixels of a row that a block may own together,
+WIDE = 16  # where rows are so long that it would leave out few taps without
+LEAST_STEPS = 8  # along its sum that a block of them should take
+MOST = 1 << 33  # values of an array, so that its places have 32 bits
+FRAMELESS = ((0, 0), (0, 0))  # no padding
+MOVED = (2, 3, 0, 1)  # from the channels last to the channels first, and back
+
+Pair = tuple[int, int]
+
+
+@cache
+def text(dtype: str, index: str, tile: Pair) -> str:
+    """The kernels for tiles of so many places and results."""
+    sizes = f'const int BM = {tile[0]}, BN = {tile[1]};\n#line 1 "convolution.cu"\n'
+    body = file_text("matrices") + sizes + file_text("convolution")
+    return assemble(body, "matrices.cu", S=dtype, Index=index)
+
+
+class _Window(NamedTuple):
+    """A convolution of images x (h, w, n, c) with kernels (o, c, i, j) to y (rows, columns, n, o)."""
+
+    x: Any
+    y: Any
+    kernel: Pair
+    stride: Pair
+    padding: Any
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """What both sides of a convolution are called in kernels."""
+        (top, _), (side, _) = self.padding
+        return (*self.x.shape[:2], *self.y.shape[:2], *self.kernel, *self.stride, top, side)
+
+    @property
+    def channels(self) -> tuple[int, int, int]:
+        """Images, channels and results."""
+        return self.x.shape[2], self.x.shape[3], self.y.shape[3]
+
+
+class _Axis(NamedTuple):
+    """One axis of a product: what `AXIS` names, then the weights of its first tap, and where its pixels of y lie."""
+
+    size: int
+    count: int
+    step: int
+    first: int
+    taps: int
+    next: int
+    tap: int
+    apart: int
+    origin: int
+
+
+def conv2d_last(machine: Machine, out: Any, x: Any, w: Any, *, stride: Pair, padding: Any) -> list[Call] | None:
+    window = _Window(x, out, w.shape[2:], stride, padding)
+    if not _takes(machine, window, w):
+        return _channels_first(machine, images.conv2d, out, (x, w), stride=stride, padding=padding)
+    if not _in_chunks(x):
+        unfold, window = _unfolded(machine, window)
+        whole = _Window(w.transpose(MOVED), w.reshape(1, 1, len(w), -1), w.shape[2:], (1, 1), FRAMELESS)
+        widen, (weights, *_) = _unfolded(machine, whole)  # as images of which a patch is all there is
+        return [unfold, widen, _forward(machine, window, weights[0])]
+    if not contiguous(x):
+        return None
+    calls, weights = _arranged(machine, w)
+    return [*calls, _forward(machine, window, weights)]
+
+
+def conv2d_last_dx(
+    machine: Machine, out: Any, g: Any, w: Any, *, size: Pair, stride: Pair, padding: Any
+) -> list[Call] | None:
+    window = _Window(out, g, w.shape[2:], stride, padding)
+    if not _takes(machine, window, w) or not _in_chunks(out):
+        attrs = {"size": size, "stride": stride, "padding": padding}
+        return _channels_first(machine, images.conv2d_dx, out, (g, w), **attrs)
+    if not contiguous(g):
+        return None
+    calls, weights = _arranged(machine, w, turned=True)
+    return [*calls, *(_product(machine, g, weights, out, *axes) for axes in _classes(window))]
+
+
+def conv2d_last_dw(
+    machine: Machine, out: Any, x: Any, g: Any, *, kernel: Pair, stride: Pair, padding: Any
+) -> list[Call] | None:
+    window = _Window(x, g, kernel, stride, padding)
+    if not _takes(machine, window, out):
+        attrs = {"kernel": kernel, "stride": stride, "padding": padding}
+        return _channels_first(machine, images.conv2d_dw, out, (x, g), **attrs)
+    calls = []
+    if not _in_chunks(x):
+        unfold, window = _unfolded(machine, window)
+        calls.append(unfold)
+    if not contiguous(window.x, g):
+        return None
+    return [*calls, *_sums(machine, window, out)]
+
+
+# -- what the kernels take ---------------------------------------------------------------------------------------------
+
+
+def _takes(machine: Machine, window: _Window, w: Any) -> bool:
+    arrays = (window.x, window.y, w)
+    if machine.capability < TENSOR or w.dtype.name not in DTYPES or not _in_chunks(window.y):
+        return False
+    fits = all(a.dtype == w.dtype and 0 < a.size < MOST and address(a) % 16 == 0 for a in arrays)
+    return fits and w.flags.c_contiguous
+
+
+def _in_chunks(a: Any) -> bool:
+    return a.shape[3] * a.itemsize % 16 == 0
+
+
+def _channels_first(
+    machine: Machine, launch: Any, out: Any, arrays: tuple[Any, Any], **attrs: Any
+) -> list[Call] | None:
+    """By kernels for images (n, c, h, w), between copies."""
+    xp, weights = machine.xp, arrays[1] if launch is not images.conv2d_dw else out
+    inner = [a if a is weights else xp.empty([a.shape[k] for k in MOVED], a.dtype) for a in (out, *arrays)]
+    calls = launch(machine, *inner, dilation=(1, 1), groups=1, **attrs)
+    if calls is None:
+        return None
+    moves = [(a, b.transpose(MOVED)) for a, b in zip(inner, (out, *arrays)) if a is not b]
+    there = [partial(xp.copyto, a, b) for a, b in moves if a is not inner[0]]
+    back = [partial(xp.copyto, b, a) for a, b in moves if a is inner[0]]
+    return [*there, *calls, *back]
+
+
+def _kernel(machine: Machine, name: str, tile: Pair, *arrays: Any) -> Any:
+    return machine.kernel(text(arrays[0].dtype.name, index_dtype(*(a.size for a in arrays)), tile), name)
+
+
+def _arranged(machine: Machine, w: Any, turned: bool = False) -> tuple[list[Call], Any]:
+    """The weights (taps, results, channels) of a product, and what brings them there."""
+    o, c, taps = *w.shape[:2], prod(w.shape[2:])
+    if taps == 1 and not turned:
+        return [], w.reshape(1, o, c)
+    rows, columns = (c, o) if turned else (o, c)
+    weights = machine.xp.empty((taps, rows, columns), w.dtype)
+    arguments = (w, weights, o * c, columns, taps, np.bool_(turned))
+    return [partial(_kernel(machine, "arrange", TILES[-1], w), *spread(o * c), arguments)], weights
+
+
+def _unfolded(machine: Machine, window: _Window) -> tuple[Call, _Window]:
+    """The same convolution with a 1x1 kernel, of more channels, and the call that makes its images."""
+    x, y = window.x, window.y
+    each = 16 // x.itemsize
+    width = -(-x.shape[3] * prod(window.kernel) // each) * each
+    patches = machine.xp.empty((*y.shape[:3], width), x.dtype)
+    strides = (s // x.itemsize for s in x.strides)
+    height, columns, _, y_columns, *others = window.sizes
+    numbers = (patches.size, *strides, height, columns, y_columns, *others, *window.channels[:2], width)
+    kernel = _kernel(machine, "patches", TILES[-1], patches, x)
+    call = partial(kernel, *spread(patches.size), (x, patches, *numbers))
+    return call, _Window(patches, y, (1, 1), (1, 1), FRAMELESS)
+
+
+# -- launches ----------------------------------------------------------------------------------------------------------
+
+
+def _tile(places: int, results: int) -> Pair:
+    """The largest tile of which there are enough."""
+    fits = (t for t in TILES if results > t[1] // 2 and -(-places // t[0]) * -(-results // t[1]) >= BUSY)
+    return next(fits, TILES[-1])
+
+
+def _forward(machine: Machine, window: _Window, weights: Any) -> Call:
+    axes = []
+    for k, unit in enumerate((window.kernel[1], 1)):  # how many taps lie between neighbors
+        size, count, first = window.x.shape[k], window.y.shape[k], -window.padding[k][0]
+        axes.append(_Axis(size, count, window.stride[k], first, window.kernel[k], unit, 0, 1, 0))
+    return _product(machine, window.x, weights, window.y, *axes)
+
+
+def _classes(window: _Window) -> list[tuple[_Axis, _Axis]]:
+    """Pixels that the same taps of a kernel reach lie a stride apart. They meet the taps last to first."""
+    axes: tuple[list[_Axis], list[_Axis]] = ([], [])
+    for k, unit in enumerate((window.kernel[1], 1)):
+        step, size, place = window.stride[k], window.x.shape[k], window.padding[k][0]
+        for origin in range(min(step, size)):
+            taps = range((origin + place) % step, window.kernel[k], step)
+            first = (origin + place) // step - (len(taps) - 1)
+            last = taps.start + (len(taps) - 1) * step
+            count = len(range(origin, size, step))
+            axes[k].append(
+                _Axis(window.y.shape[k], count, 1, first, len(taps), -step * unit, last * unit, step, origin)
+            )
+    return [(row, column) for row in axes[0] for column in axes[1]]
+
+
+def _product(machine: Machine, x: Any, weights: Any, y: Any, row: _Axis, column: _Axis) -> Call:
+    """`convolve`, for the pixels of y that these axes name."""
+    (_, width, n, results), channels = y.shape, x.shape[3]
+    places = row.count * column.count * n
+    tile = _tile(places, results)
+    side = next((s for s in NEIGHBORS if column.count >= WIDE and column.count % s == 0), 1)
+    target = (row.apart * width, column.apart, row.origin * width + column.origin)
+    numbers = (*row[:6], *column[:6], row.tap + column.tap, *target, n, channels, results, side)
+    grid = (-(-places // tile[0]), -(-results // tile[1]))
+    return partial(_kernel(machine, "convolve", tile, x, weights, y), grid, _block(tile), (x, weights, y, *numbers))
+
+
+def _block(tile: Pair) -> tuple[int]:
+    """A warp for 64 x 32 of the largest tile, 32 x 32 of others, as the kernels have it."""
+    return (32 * (tile[0] // (64 if tile == (128, 128) else 32)) * (tile[1] // 32),)
+
+
+def _sums(machine: Machine, window: _Window, dw: Any) -> list[Call]:
+    """The sum over positions in parts, and the sum of parts."""
+    x, g, (n, width, results) = window.x, window.y, window.channels
+    taps, tile = prod(window.kernel), TILES[0] if min(width, results) > 64 else TILES[-1]
+    tiles = taps * -(-results // tile[0]) * -(-width // tile[0])
+    (threads,), steps = _block(tile), prod(g.shape[:3]) * x.itemsize // 64
+    splits = max(1, min(RESIDENT // (threads * tiles), steps // LEAST_STEPS))
+    parts = machine.xp.empty((splits, taps, results, width), "float32")
+    add = _kernel(machine, "convolve_dw", tile, x, g, parts)
+    join = _kernel(machine, "join_parts", tile, x, g, parts)
+    numbers = (dw.size, splits, taps, dw.size // (results * taps), width)
+    return [
+        partial(add, (tiles, splits), (threads,), (x, g, parts, *window.sizes, n, width, results)),
+        partial(join, *spread(dw.size), (parts, dw, *numbers)),
+    ]

@@ -1,0 +1,146 @@
+"""Matrix products by cuBLAS, called directly, and CuPy with them in the place of its own.
+
+CuPy refuses products while a stream is captured, multiplies batches of float16 as float32 and of bfloat16 not at all,
+and first copies what is transposed or broadcast. It joins more than 8 arrays by a list of addresses that it copies from
+the host, which cannot be captured either. Ignored on purpose: vectors and other dtypes than floats, which CuPy
+multiplies, and TF32.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from .elementwise import merged_axes
+
+# What cuBLAS calls the dtypes, and the precision in which it adds up; and the numbers 1 and 0 in that.
+KINDS = {"float16": (2, 68), "bfloat16": (14, 68), "float32": (0, 68), "float64": (1, 70)}
+ONE = {68: ctypes.byref(ctypes.c_float(1)), 70: ctypes.byref(ctypes.c_double(1))}
+ZERO = {68: ctypes.byref(ctypes.c_float(0)), 70: ctypes.byref(ctypes.c_double(0))}
+DEFAULT_ALGORITHM = -1
+MOST_JOINED = 8  # arrays that CuPy joins without such a list
+WORKSPACE = 32 << 20  # bytes, what NVIDIA recommends for an H100
+
+# Memory for cuBLAS, of each stream its own, for products on two may go on at once.
+_workspaces: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+Operand = tuple[Any, bool, int, int]  # an array, whether it lies transposed, and its leading and batch stride
+
+
+class CuPy:
+    """CuPy with a `matmul` and joins that can be captured."""
+
+    def __init__(self, cupy: Any) -> None:
+        self.cupy = cupy
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.cupy, name)
+
+    def matmul(self, a: Any, b: Any, out: Any = None) -> Any:
+        """`a @ b`, in `out` if that is given; it shares no memory with `a` and `b`."""
+        return product(self.cupy, a, b, out)
+
+    def concatenate(self, arrays: Sequence[Any], axis: int = 0, out: Any = None) -> Any:
+        """As that of CuPy; many arrays are joined in groups."""
+        parts = list(arrays)
+        while len(parts) > MOST_JOINED:
+            groups = range(0, len(parts), MOST_JOINED)
+            parts = [self.cupy.concatenate(parts[k : k + MOST_JOINED], axis=axis) for k in groups]
+        return self.cupy.concatenate(parts, axis=axis, out=out)
+
+    concat = concatenate
+
+    def stack(self, arrays: Sequence[Any], axis: int = 0) -> Any:
+        """As that of CuPy."""
+        return self.concatenate([self.cupy.expand_dims(a, axis) for a in arrays], axis=axis)
+
+
+with_products = cache(CuPy)
+
+
+def product(cupy: Any, a: Any, b: Any, out: Any = None) -> Any:
+    """(..., m, k) @ (..., k, n) -> (..., m, n)."""
+    if a.ndim < 2 or b.ndim < 2 or not {a.dtype.name, b.dtype.name} <= KINDS.keys() or not (a.size and b.size):
+        return cupy.matmul(a, b, out=out)
+    dtype = np.promote_types(a.dtype, b.dtype)
+    a, b = (x.astype(dtype, copy=False) for x in (a, b))
+    batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    shape = (*batch, a.shape[-2], b.shape[-1])
+    whole = out is not None and out.flags.c_contiguous and out.dtype == dtype
+    target = out if whole else cupy.empty(shape, dtype)
+    _multiply(cupy, _operand(cupy, a, batch), _operand(cupy, b, batch), target)
+    if out is None or whole:
+        return target
+    cupy.copyto(out, target)
+    return out
+
+
+def _multiply(cupy: Any, a: Operand, b: Operand, out: Any) -> None:
+    """What is a row for us is a column for cuBLAS: it makes the transpose of the result from those of `b` and `a`."""
+    (left, left_turned, left_row, left_step), (right, right_turned, right_row, right_step) = a, b
+    m, n = out.shape[-2:]
+    kind, compute = KINDS[out.dtype.name]
+    call, handle = cublas(cupy), cupy.cuda.device.get_cublas_handle()
+    stream = cupy.cuda.get_current_stream()
+    if stream not in _workspaces:
+        _workspaces[stream] = cupy.empty(WORKSPACE, "uint8")
+    call("SetStream_v2", handle, stream.ptr)
+    call("SetWorkspace_v2", handle, _workspaces[stream].data.ptr, WORKSPACE)  # else a graph takes its own
+    one, zero, sizes = ONE[compute], ZERO[compute], (int(right_turned), int(left_turned), n, m, left.shape[-1])
+    matrices = (right.data.ptr, kind, right_row), (left.data.ptr, kind, left_row), (out.data.ptr, kind, n)
+    if out.size == m * n:
+        call("GemmEx", handle, *sizes, one, *matrices[0], *matrices[1], zero, *matrices[2], compute, DEFAULT_ALGORITHM)
+        return
+    first, second, third = (
+        (*matrix, step) for matrix, step in zip(matrices, (right_step, left_step, m * n), strict=True)
+    )
+    count = out.size // (m * n)
+    call("GemmStridedBatchedEx", handle, *sizes, one, *first, *second, zero, *third, count, compute, DEFAULT_ALGORITHM)
+
+
+def _operand(cupy: Any, x: Any, batch: Sequence[int]) -> Operand:
+    """`x` as cuBLAS takes it: one stride from matrix to matrix, one from row (or column) to the next; else a copy."""
+    strides = [s // x.itemsize for s in x.strides]
+    lead = len(batch) - x.ndim + 2
+    own = [0 if n == 1 else s for n, s in zip(x.shape, strides[:-2])]
+    steps = merged_axes(batch, [[0] * lead + own])[1][0]
+    rows, columns = x.shape[-2:]
+    for turned, (size, width, row, column) in enumerate(
+        ((rows, columns, *strides[-2:]), (columns, rows, *strides[:-3:-1]))
+    ):
+        if (column == 1 or width == 1) and (row >= width or size == 1) and len(steps) == 1 and steps[0] >= 0:
+            return x, bool(turned), max(row, width), steps[0]
+    if len(steps) > 1:
+        x = cupy.broadcast_to(x, (*batch, rows, columns))
+    return _operand(cupy, cupy.ascontiguousarray(x), batch)
+
+
+@cache
+def cublas(cupy: Any) -> Callable[..., None]:
+    """Calls a function of the library that CuPy is linked with; RuntimeError with the status that is not 0."""
+    library = ctypes.CDLL(cupy.cuda.cublas.__file__)  # which also has the names of what it is linked with
+    pointer, number, stride = ctypes.c_void_p, ctypes.c_int, ctypes.c_longlong
+    matrix, sizes = [pointer, number, number], [number] * 5
+    apart = [*matrix, stride]
+    arguments = {
+        "SetStream_v2": [pointer, pointer],
+        "SetWorkspace_v2": [pointer, pointer, ctypes.c_size_t],
+        "GemmEx": [pointer, *sizes, pointer, *matrix, *matrix, pointer, *matrix, number, number],
+        "GemmStridedBatchedEx": [
+            pointer, *sizes, pointer, *apart, *apart, pointer, *apart, number, number, number,
+        ],
+    }  # fmt: skip
+    functions = {name: getattr(library, f"cublas{name}") for name in arguments}
+    for name, types in arguments.items():
+        functions[name].argtypes = types
+
+    def call(name: str, *given: Any) -> None:
+        if status := functions[name](*given):
+            raise RuntimeError(f"cublas{name} fails with status {status}")
+
+    return call

@@ -1,0 +1,153 @@
+"""Gathering one element for every index along an axis, and its gradient, which sums duplicates.
+
+Ids as in `index.py`. Ignored on purpose: whole rows, which `take` gathers faster.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from ..errors import ShapeError
+from ..graph import Node
+from ..op import Instruction, op
+from ..types import Size, TensorType, compatible, product, show_shape, unify
+from .index import Window, axis_attrs, check_range, find_inside, masked, require_indices, whole_size
+from .shape import axis_letters
+
+__all__ = ["put_along_axis_add", "take_along_axis"]
+
+
+def _along_type(x: TensorType, indices: TensorType, *, axis: int, **_: Any) -> TensorType:
+    require_indices(indices)
+    if x.ndim != indices.ndim or any(
+        not compatible(s, t) for i, (s, t) in enumerate(zip(x.shape, indices.shape)) if i != axis
+    ):
+        raise ShapeError(
+            f"indices {show_shape(indices.shape)} do not fit {show_shape(x.shape)} beside axis {axis}",
+            fix="give both the same axes; all sizes but that of the axis must be equal",
+        )
+    shape: list[Size] = [t if i == axis else unify(s, t) for i, (s, t) in enumerate(zip(x.shape, indices.shape))]
+    return TensorType(tuple(shape), x.dtype)
+
+
+def _along_terms(ndim: int, axis: int) -> tuple[str, str]:
+    """Terms of the array and of the indices, which differ in the letter of the axis."""
+    letters = axis_letters(ndim + 1)
+    return tuple(
+        "".join(name if i == axis else letters[i] for i in range(ndim)) for name in (f"{letters[axis]}@", letters[-1])
+    )
+
+
+def take_along_axis_dims(x: TensorType, indices: TensorType, *, axis: int, **_: Any) -> str:
+    whole, part = _along_terms(x.ndim, axis)
+    return f"{whole},{part}->{part}"
+
+
+@op(infer=_along_type, dims=take_along_axis_dims, linear=(0,))
+def take_along_axis(xp: ModuleType, x: Any, indices: Any, *, axis: int = -1, window: Window = None) -> Any:
+    """One element of `x` along `axis` for every index: y[i, j] = x[i, indices[i, j]] for the last of two axes.
+
+    ValueRangeError for an index outside the axis.
+
+    >>> import hetu as ht
+    >>> ht.evaluate(take_along_axis([[1.0, 2.0], [3.0, 4.0]], [[1], [0]])).tolist()
+    [[2.0], [3.0]]
+    """
+    if window is None:
+        return xp.take_along_axis(x, indices, axis=axis)
+    places, inside = find_inside(xp, indices, window)
+    return masked(xp, xp.take_along_axis(x, places, axis=axis), inside)
+
+
+take_along_axis.normalize(axis_attrs)
+
+
+@take_along_axis.check
+def take_along_axis_check(xp: ModuleType, x: Any, indices: Any, *, axis: int, window: Window) -> None:
+    check_range(xp, indices, whole_size(x.shape[axis], window), "index")
+
+
+@take_along_axis.grad
+def take_along_axis_grad(g: Node, y: Node, x: Node, indices: Node, *, axis: int, **_: Any) -> tuple[Node, None]:
+    return put_along_axis_add(x, indices, g, axis=axis), None
+
+
+@take_along_axis.bind
+def take_along_axis_bind(
+    xp: ModuleType, out: Any, x: Any, indices: Any, *, axis: int, window: Window
+) -> list[Instruction] | None:
+    if xp is not np or window is not None or not x.flags.c_contiguous or x.size == 0:
+        return None
+    places, steps = _flat_places(x.shape, indices, axis)
+    return [*steps, partial(x.reshape(-1).take, places, None, out, "clip")]
+
+
+def _flat_places(shape: tuple[int, ...], indices: np.ndarray, axis: int) -> tuple[np.ndarray, list[Instruction]]:
+    """A buffer for the places in the flattened array, and the instructions that fill it from the indices."""
+    start = np.zeros((1,) * len(shape), np.intp)
+    for i, size in enumerate(shape):
+        if i != axis:
+            step = product(shape[i + 1 :])
+            start = start + (np.arange(size) * step).reshape([-1 if k == i else 1 for k in range(len(shape))])
+    places = np.empty(indices.shape, np.intp)
+    stride = product(shape[axis + 1 :])
+    return places, [
+        partial(np.multiply, indices, stride, out=places, dtype=np.intp, casting="unsafe"),
+        partial(np.add, places, start, places),
+    ]
+
+
+def _put_type(like: TensorType, indices: TensorType, values: TensorType, *, axis: int, **_: Any) -> TensorType:
+    taken = _along_type(like, indices, axis=axis)
+    if values.ndim != taken.ndim or not all(map(compatible, values.shape, taken.shape)):
+        raise ShapeError(f"got values {values} for indices {indices}", fix="pass one value for every index")
+    return TensorType(like.shape, values.dtype)
+
+
+def put_along_axis_add_dims(like: TensorType, indices: TensorType, values: TensorType, *, axis: int, **_: Any) -> str:
+    whole, part = _along_terms(like.ndim, axis)
+    return f"{whole},{part},{part}->{whole}"
+
+
+@op(infer=_put_type, dims=put_along_axis_add_dims, like=(0,), linear=(2,))
+def put_along_axis_add(
+    xp: ModuleType, like: Any, indices: Any, values: Any, *, axis: int = -1, window: Window = None
+) -> Any:
+    """Zeros in the shape of `like`, plus `values` at `indices` along `axis`; the gradient of `take_along_axis`.
+
+    >>> import hetu as ht
+    >>> ht.evaluate(put_along_axis_add([[0.0, 0.0]], [[1, 1]], [[2.0, 3.0]])).tolist()
+    [[0.0, 5.0]]
+    """
+    out = xp.zeros(like.shape, dtype=values.dtype)
+    if window is not None:
+        indices, inside = find_inside(xp, indices, window)
+        values = masked(xp, values, inside)
+    grids = xp.meshgrid(*(xp.arange(s) for s in indices.shape), indexing="ij")
+    xp.add.at(out, tuple(indices if i == axis else grid for i, grid in enumerate(grids)), values)
+    return out
+
+
+put_along_axis_add.normalize(axis_attrs)
+
+
+@put_along_axis_add.grad
+def put_along_axis_add_grad(
+    g: Node, y: Node, like: Node, indices: Node, values: Node, *, axis: int, **_: Any
+) -> tuple[None, None, Node]:
+    return None, None, take_along_axis(g, indices, axis=axis)
+
+
+@put_along_axis_add.bind
+def put_along_axis_add_bind(
+    xp: ModuleType, out: Any, like: Any, indices: Any, values: Any, *, axis: int, window: Window
+) -> list[Instruction] | None:
+    if xp is not np or window is not None or not out.flags.c_contiguous or not values.flags.c_contiguous:
+        return None
+    places, steps = _flat_places(out.shape, indices, axis)
+    add = partial(np.add.at, out.reshape(-1), places.reshape(-1), values.reshape(-1))
+    return [partial(out.fill, 0), *steps, add]

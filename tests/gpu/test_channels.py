@@ -1,0 +1,174 @@
+"""Batch normalization on a GPU: channels that come last and others, packs, chunks, dtypes, and the relu behind it."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+from hetu.gpu_kernels import channels, emulator
+from hetu.gpu_kernels.emulator import Emulator
+from hetu.gpu_kernels.machine import Recorder
+from hetu.gpu_kernels.source import KernelError
+from hetu.gpu_kernels.table import bound
+from hetu.graph import OPS
+
+from . import fake_cupy, proofs
+
+pytestmark = pytest.mark.skipif(emulator.compiler() is None, reason="no C++ compiler: install g++ or clang++")
+EPSILON = 1e-3
+CASES = {  # dtypes of images and vectors, shape and axis of the channels, elements of a pack
+    "planes": ("float64", "float64", (7, 3, 3000), 1, 2),
+    "first": ("float32", "float32", (3, 5, 7), 0, 1),
+    "halves in planes": ("float16", "float32", (5, 3, 40), 1, 8),
+    "odd": ("float32", "float32", (5, 7, 3, 33), 3, 1),
+    "chunks": ("float32", "float32", (2100, 64), 1, 4),
+    "wide": ("float16", "float16", (70, 264), 1, 8),
+    "narrow": ("float16", "float32", (40, 3, 24), 2, 8),
+    "brain floats": ("bfloat16", "float32", (301, 4), 1, 4),
+    "one": ("float64", "float64", (9, 1), 1, 1),
+}
+LAST = [name for name, (_, _, shape, axis, _) in CASES.items() if axis == len(shape) - 1]
+TOLERANCE = {"float64": 1e-9, "float32": 2e-4, "float16": 8e-3, "bfloat16": 6e-2}
+
+
+def made(name, *arrays, machine=None, like, **attrs):
+    """What the kernels of an operator write into arrays like those given."""
+    outs = tuple(np.full_like(a, 77) for a in like)
+    calls = bound(machine or Emulator(), name, outs, arrays, {**attrs, "epsilon": EPSILON})
+    for call in calls:
+        call()
+    return outs
+
+
+def wanted(name, *arrays, **attrs):
+    """What the forward function of the operator gives in float64."""
+    return OPS[name].forward(np, *(a.astype("float64") for a in arrays), **attrs, epsilon=EPSILON)
+
+
+def check(name, *arrays, like, **attrs):
+    outs = made(name, *arrays, like=like, **attrs)
+    for got, right in zip(outs, wanted(name, *arrays, **attrs), strict=True):
+        tolerance = TOLERANCE[got.dtype.name] * max(1, abs(right).max())
+        np.testing.assert_allclose(got.astype("float64"), right, rtol=TOLERANCE[got.dtype.name], atol=tolerance)
+    return outs
+
+
+def inputs(case):
+    """x, scale, bias, what is added, g, and the axis. The mean of x is far from 0 where digits allow it."""
+    images, vectors, shape, axis, _ = CASES[case]
+    if images == "bfloat16":
+        images = pytest.importorskip("ml_dtypes").bfloat16
+    rng = np.random.default_rng(len(case))
+    x, added, g = rng.standard_normal((3, *shape)) + np.reshape(
+        [50 if images == "float64" else 3, 0, -1], (3, *(1 for _ in shape))
+    )
+    scale, bias = rng.standard_normal((2, shape[axis]))
+    return *(a.astype(images) for a in (x, added, g)), *(a.astype(vectors) for a in (scale, bias)), axis
+
+
+@cache
+def compiled() -> None:
+    """The kernels of all cases together, as the compiler takes longer to start than to compile one."""
+    recorder = Recorder()
+    for case in CASES.keys() - {"brain floats"}:  # which need a package
+        x, added, _, scale, bias, axis = inputs(case)
+        out, flags = (x, scale, scale), {"epsilon": EPSILON}
+        bound(recorder, "batch_norm_train", out, (x, scale, bias), flags | {"axis": axis})
+        if case in LAST:
+            bound(recorder, "batch_norm_relu", out, (x, scale, bias), flags)
+            bound(recorder, "batch_norm_relu", out, (x, scale, bias, added), flags)
+    emulator.prepare(recorder.texts)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_normalization_and_its_gradient(case):
+    compiled()
+    x, _, g, scale, bias, axis = inputs(case)
+    _, mean, var = check("batch_norm_train", x, scale, bias, like=(x, scale, scale), axis=axis)
+    check("batch_norm_dx", g, x, scale, mean, var, like=(x, scale, scale), axis=axis)
+
+
+@pytest.mark.parametrize("case", LAST)
+def test_a_relu_behind_it(case):
+    compiled()
+    x, _, g, scale, bias, _ = inputs(case)
+    y, mean, var = check("batch_norm_relu", x, scale, bias, like=(x, scale, scale))
+    assert 0 < np.count_nonzero(y) < y.size
+    check("batch_norm_relu_dx", g, y, x, scale, mean, var, bias, like=(x, scale, scale))
+
+
+@pytest.mark.parametrize("case", LAST)
+def test_a_sum_and_a_relu_behind_it(case):
+    compiled()
+    x, added, g, scale, bias, _ = inputs(case)
+    y, mean, var = check("batch_norm_relu", x, scale, bias, added, like=(x, scale, scale))
+    check("batch_norm_relu_dx", g, y, x, scale, mean, var, like=(x, scale, scale))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_neighbours_move_in_packs_by_three_launches(case):
+    _, _, shape, axis, pack = CASES[case]
+    x, _, _, scale, bias, _ = inputs(case)
+    recorder = Recorder()
+    assert (
+        len(bound(recorder, "batch_norm_train", (x, scale, scale), (x, scale, bias), {"axis": axis, "epsilon": 1.0}))
+        == 3
+    )
+    (text,) = recorder.texts
+    assert f"PACK = {pack};" in text and f"LAST = {axis == len(shape) - 1:d}," in text
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((4096, 32), 1), ((2, 3, 40, 50), 1)])
+def test_the_variance_is_exact_far_from_zero(shape, axis):
+    x = np.random.default_rng(2).standard_normal(shape).astype("float32") + np.float32(1000)
+    vector = np.ones(shape[axis], "float32")
+    _, mean, var = made("batch_norm_train", x, vector, vector, like=(x, vector, vector), axis=axis)
+    axes = tuple(a for a in range(x.ndim) if a != axis)
+    np.testing.assert_allclose(mean, x.astype("float64").mean(axes), rtol=1e-6)
+    np.testing.assert_allclose(var, x.astype("float64").var(axes), rtol=1e-5)
+
+
+def test_sums_of_different_precision_are_declined():
+    x, scale = np.ones((4, 3)), np.ones(3, "float32")
+    assert (
+        bound(Recorder(), "batch_norm_train", (x, scale, scale), (x, scale, scale), {"axis": 1, "epsilon": 1.0}) is None
+    )
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
+def test_a_block_learns_as_on_the_cpu(precision):
+    """Each relu is inside of a normalization, and nothing is transposed."""
+    if precision == "bfloat16":
+        pytest.importorskip("ml_dtypes")
+    with fake_cupy.installed():
+        ops = proofs.normalization(precision)
+    assert ops["batch_norm_relu"] == 2 and ops["relu"] == ops["batch_norm_train"] == ops["permute_dims"] == 0
+
+
+# -- mutations: the checks above can fail ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        (" + shift * shift * count * share", ""),
+        ("    parts[own] = a;\n    __syncthreads();", "    parts[own] = a;"),
+        ("blockIdx.x * each", "blockIdx.x * (each - 1)"),
+        ("channel + (LAST ? j : 0)", "channel"),
+        ("distance * factor + bias", "distance * factor"),
+        ("if (threadIdx.y == 0 && part.end)", "if (part.end)"),
+    ],
+)
+def test_a_changed_kernel_is_noticed(right, wrong, monkeypatch):
+    original = channels.file_text("channels")
+    assert right in original
+    monkeypatch.setattr(channels, "file_text", lambda name: original.replace(right, wrong))
+    channels.text.cache_clear()
+    try:
+        with pytest.raises((AssertionError, KernelError)):
+            for case in ("chunks", "narrow"):
+                test_a_relu_behind_it(case)
+    finally:
+        channels.text.cache_clear()

@@ -1,0 +1,309 @@
+"""Convolution on tensor cores: its kernels over odd shapes, what they leave out, and mistakes that have to show."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+import hetu as ht
+from hetu.gpu_kernels import convolution, emulator, images, source
+from hetu.gpu_kernels.emulator import Emulator
+from hetu.gpu_kernels.machine import Recorder
+from hetu.gpu_kernels.table import bound
+from hetu.graph import OPS
+from hetu.interpret import interpret
+from hetu.passes import channels_last, chosen_passes
+
+from . import fake_cupy, proofs
+from .fake_streams import LOG
+from .test_attention import names
+
+compiled = pytest.mark.skipif(emulator.compiler() is None, reason="no C++ compiler: install g++ or clang++")
+DIGITS = {"float16": 1e-3, "float32": 4e-7, "float64": 1e-12}  # of the largest value
+ONE = ((1, 1), (1, 1))
+NONE = ((0, 0), (0, 0))
+NAMES = ("conv2d_last", "conv2d_last_dx", "conv2d_last_dw")
+
+# Rows, columns, images, channels, results, taps each way, stride and padding.
+SHAPES = {
+    "plain": (5, 4, 3, 16, 24, (3, 3), (1, 1), ONE),
+    "strided": (7, 6, 3, 24, 16, (3, 3), (2, 2), ONE),
+    "points": (5, 6, 3, 16, 24, (1, 1), (1, 1), NONE),
+    "sparse points": (5, 6, 3, 16, 24, (1, 1), (2, 2), NONE),
+    "uneven": (5, 5, 5, 40, 72, (3, 2), (2, 1), ((2, 1), (0, 2))),
+    "wide": (7, 5, 2, 8, 8, (7, 7), (2, 2), ((3, 3), (3, 3))),
+    "frame": (2, 3, 2, 8, 16, (3, 2), (1, 1), ((3, 3), (2, 4))),
+    "stride beyond taps": (7, 7, 2, 8, 8, (2, 2), (3, 3), ((1, 0), (0, 1))),
+    "one image": (6, 6, 1, 32, 8, (3, 3), (1, 1), ONE),
+    "neighbors": (3, 20, 4, 8, 8, (3, 3), (1, 1), ONE),
+    "many images": (2, 2, 70, 8, 8, (3, 3), (1, 1), ONE),
+}
+
+
+def arrays(shape, dtype, seed=0):
+    """x, w, g and the attributes of each operator beside them."""
+    h, w, n, c, o, taps, stride, padding = shape
+    rng, attrs = np.random.default_rng(seed), {"stride": stride, "padding": padding}
+    x, k = (rng.standard_normal(s).astype(dtype) for s in ((h, w, n, c), (o, c, *taps)))
+    y = OPS["conv2d_last"].forward(np, x.astype(float), k.astype(float), **attrs)
+    g = rng.standard_normal(y.shape).astype(dtype)
+    return {
+        "conv2d_last": ((x, k), attrs),
+        "conv2d_last_dx": ((g, k), {"size": (h, w), **attrs}),
+        "conv2d_last_dw": ((x, g), {"kernel": taps, **attrs}),
+    }
+
+
+def computed(machine, name, inputs, attrs):
+    """What the calls of a machine write over 77, and what is wanted, in float64."""
+    wanted = OPS[name].forward(np, *(a.astype(np.float64) for a in inputs), **attrs)
+    out = machine.xp.full(wanted.shape, 77, inputs[0].dtype)
+    for call in bound(machine, name, out, [machine.xp.asarray(a) for a in inputs], attrs):
+        call()
+    return out, wanted
+
+
+def compare(shape, dtype, names=NAMES):
+    for name in names:
+        made, wanted = computed(Emulator(), name, *arrays(shape, dtype)[name])
+        np.testing.assert_allclose(made, wanted, rtol=0, atol=DIGITS[dtype] * np.abs(wanted).max(), err_msg=name)
+
+
+def launched(name, inputs, attrs, capability=90):
+    """The names of the kernels, their grids and blocks, and how often CuPy works beside them."""
+    machine, seen = Recorder(), []
+    machine.capability = capability
+    machine.kernel = lambda text, name: lambda grid, block, arguments: seen.append((name, grid, block))
+    out = np.zeros(OPS[name].forward(np, *inputs, **attrs).shape, inputs[0].dtype)
+    calls = bound(machine, name, out, inputs, attrs)
+    with np.errstate(all="ignore"):  # as nothing was computed
+        for call in calls:
+            call()
+    return [name for name, *_ in seen], seen, len(calls) - len(seen)
+
+
+@compiled
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_kernels(shape, dtype):
+    compare(SHAPES[shape], dtype)
+
+
+@compiled
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("tile", convolution.TILES[:2])
+def test_large_tiles(tile, dtype, monkeypatch):
+    monkeypatch.setattr(convolution, "BUSY", 1)
+    monkeypatch.setattr(convolution, "TILES", (tile, convolution.TILES[-1]))
+    compare((4, 3, 12, 72, 72, (2, 1), (1, 1), NONE), dtype, NAMES if tile == (128, 128) else NAMES[:2])
+
+
+@compiled
+def test_bfloat16(monkeypatch):
+    """NumPy has no bfloat16: its bits travel as 16-bit integers."""
+    text = convolution.text
+    monkeypatch.setattr(convolution, "DTYPES", ("uint16",))
+    monkeypatch.setattr(convolution, "text", lambda _, *sizes: text("bfloat16", *sizes))
+    for name, (inputs, attrs) in arrays(SHAPES["strided"], "float32").items():
+        bits = [(a.view(np.uint32) + 0x8000 >> 16).astype(np.uint16) for a in inputs]
+        rounded = [(b.astype(np.uint32) << 16).view(np.float32) for b in bits]
+        wanted = OPS[name].forward(np, *rounded, **attrs)
+        made = np.zeros(wanted.shape, np.uint16)
+        for call in bound(Emulator(), name, made, bits, attrs):
+            call()
+        made = (made.astype(np.uint32) << 16).view(np.float32)
+        np.testing.assert_allclose(made, wanted, rtol=0, atol=2**-8 * np.abs(wanted).max(), err_msg=name)
+
+
+@compiled
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("channels", [(3, 8), (5, 16), (16, 5)])
+def test_channels_that_make_no_chunks(channels, dtype):
+    """A few channels are unfolded, in images of any strides; what is left goes by images with the channels first."""
+    shape = (5, 6, 3, *channels, (3, 2), (2, 1), ((1, 1), (0, 1)))
+    for name, (inputs, attrs) in arrays(shape, dtype).items():
+        first = np.ascontiguousarray(inputs[0].transpose(2, 3, 0, 1)).transpose(2, 3, 0, 1)
+        made, wanted = computed(Emulator(), name, (first, inputs[1]), attrs)
+        digits = 4e-3 if dtype == "float16" else DIGITS[dtype]
+        np.testing.assert_allclose(made, wanted, rtol=0, atol=digits * np.abs(wanted).max(), err_msg=name)
+        kernels, *_ = launched(name, (first, inputs[1]), attrs)
+        unfolded = dtype != "float64" and channels[1] > 5 and name != "conv2d_last_dx"
+        assert ("patches" in kernels) == unfolded and ("convolve" in "".join(kernels)) == unfolded
+
+
+def test_launches():
+    """Weights in the order of a product, the product, and for strides one for each class of pixels."""
+    for label, wanted in {
+        "plain": (["arrange", "convolve"], ["arrange", "convolve"], ["convolve_dw", "join_parts"]),
+        "points": (["convolve"], ["arrange", "convolve"], ["convolve_dw", "join_parts"]),
+        "strided": (["arrange", "convolve"], ["arrange"] + ["convolve"] * 4, ["convolve_dw", "join_parts"]),
+    }.items():
+        found = [launched(name, *of)[0] for name, of in arrays(SHAPES[label], "float32").items()]
+        assert found == [*wanted], label
+
+
+def test_devices_without_these_products_take_the_other_kernels():
+    for name, of in arrays(SHAPES["plain"], "float32").items():
+        kernels, _, others = launched(name, *of, capability=75)
+        assert kernels and "convolve" not in "".join(kernels) and others >= 3
+
+
+@pytest.mark.parametrize(
+    ("places", "results", "tile"),
+    [
+        (131072, 64, (128, 64)),
+        (32768, 128, (128, 128)),
+        (8192, 256, (128, 128)),
+        (2048, 512, (128, 64)),
+        (512, 512, (64, 64)),
+        (100, 8, (64, 64)),
+    ],
+)
+def test_tiles_are_as_large_as_there_are_enough_of(places, results, tile):
+    assert convolution._tile(places, results) == tile
+
+
+def test_no_matrix_of_columns_lies_in_memory():
+    """A layer of ResNet-18 for 32 images: the unfolding road needs columns, the implicit one the weights again."""
+    x, w = np.empty((32, 32, 32, 64), np.float32), np.empty((64, 64, 3, 3), np.float32)
+    attrs, sizes = {"stride": (1, 1), "padding": ONE}, []
+
+    class Counting:
+        copyto, matmul = np.copyto, np.matmul
+
+        @staticmethod
+        def empty(shape, dtype):
+            sizes.append(int(np.prod(shape)) * np.dtype(dtype).itemsize)
+            return np.empty(shape, dtype)
+
+    machine, found = Recorder(), []
+    machine.xp = Counting
+    for launch, a in ((images.conv2d, x.transpose(2, 3, 0, 1).copy()), (convolution.conv2d_last, x)):
+        more = {"dilation": (1, 1), "groups": 1} if launch is images.conv2d else {}
+        calls = launch(machine, np.empty_like(a), a, w, **attrs, **more)
+        found.append((len(calls), sum(sizes)))
+        sizes.clear()
+    columns = x.nbytes * 9
+    assert found[0][0] == 6 and found[0][1] > columns / 2  # in two chunks
+    assert found[1] == (2, w.nbytes)
+
+
+@compiled
+def test_taps_that_no_pixel_of_a_block_meets_are_left_out():
+    """Their weights are NaN, which times a zero of the frame would be seen."""
+    x = np.random.default_rng(0).standard_normal((2, 2, 64, 8)).astype(np.float16)
+    w = np.full((8, 8, 7, 7), np.nan, np.float16)
+    w[:, :, 2:5, 2:5] = 1
+    attrs = {"stride": (1, 1), "padding": ((3, 3), (3, 3))}
+    out = np.zeros_like(x)
+    for call in bound(Emulator(), "conv2d_last", out, (x, w), attrs):
+        call()
+    np.testing.assert_allclose(out, np.broadcast_to(x.astype(float).sum((0, 1, 3))[:, None], out.shape), atol=0.02)
+
+
+@compiled
+def test_float32_is_not_rounded_to_what_tensor_cores_multiply():
+    """As exact as NumPy, where 11 bits would be off by 3e-4; sums of one sign show a rounding to one side."""
+    shape = (4, 4, 4, 64, 16, (3, 3), (1, 1), ONE)
+    for name, (inputs, attrs) in arrays(shape, "float32").items():
+        made, wanted = computed(Emulator(["ascending"]), name, [np.abs(a) for a in inputs], attrs)
+        assert np.abs(made / wanted - 1).max() < 5e-7, name
+
+
+# -- the pass ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DIGITS)
+def test_the_pass_takes_every_float_on_both_kinds_of_device(dtype):
+    assert channels_last in chosen_passes(None, "gpu") and channels_last in chosen_passes(None)
+    x, w = ht.placeholder("x", (2, 3, 5, 4), dtype), ht.placeholder("w", (16, 3, 3, 3), dtype)
+    outputs = [ht.conv2d(x, w, padding=1)]
+    made = channels_last(outputs)
+    assert "conv2d_last" in names(made) and made[0].type == outputs[0].type
+    rng = np.random.default_rng(0)
+    feed = {n: rng.standard_normal(n.shape).astype(dtype) for n in (x, w)}
+    (before,), (after,) = interpret(outputs, feed), interpret(made, feed)
+    np.testing.assert_allclose(after, before, rtol=0, atol=4 * DIGITS[dtype] * np.abs(before).max())
+
+
+def test_the_pass_leaves_alone_what_is_not_for_it():
+    x, w = ht.placeholder("x", (2, 4, 9, 9)), ht.placeholder("w", (16, 4, 3, 3))
+    grouped, few = ht.placeholder("grouped", (16, 2, 3, 3)), ht.placeholder("few", (8, 4, 3, 3))
+    outputs = (ht.conv2d(x, w, dilation=2), ht.conv2d(x, grouped, groups=2), ht.conv2d(x, few))
+    assert channels_last(outputs) == outputs
+
+
+# -- training on the stand-in for CuPy ---------------------------------------------------------------------------------
+
+
+@compiled
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_training_runs_the_kernels(precision):
+    """A step of a small residual network: every convolution by these kernels, and no copies between them."""
+    with fake_cupy.installed():
+        LOG.clear()
+        ops = proofs.convolution(precision)
+    assert ops["conv2d_last"] == ops["conv2d_last_dw"] == 4 and ops["conv2d_last_dx"] == 3
+    assert not {"conv2d", "conv2d_dx", "conv2d_dw", "permute_dims"} & set(ops)
+    runs = Counter(line for line in LOG if line.startswith("kernel"))
+    # a stride makes four products of one; the first layer's images are unfolded, twice, and its weights widened
+    assert runs["kernel convolve"] == 2 * (4 + 1 + 4 + 4) and runs["kernel convolve_dw"] == 2 * 4
+    assert runs["kernel patches"] == 2 * 3 and runs["kernel arrange"] == 2 * (2 + 3)
+    assert "kernel unfold" not in runs and "kernel fold" not in runs
+
+
+# -- mistakes ----------------------------------------------------------------------------------------------------------
+
+FORWARD, WEIGHTS = "conv2d_last", "conv2d_last_dw"
+MISTAKES = [
+    *((name, "        __syncthreads();  // this tile", "  // this tile", "float16") for name in (FORWARD, WEIGHTS)),
+    (FORWARD, "        wait_for_groups<STAGES - 2>();\n", "", "float16"),
+    (FORWARD, "wait_for_groups<STAGES - 2>", "wait_for_groups<STAGES - 1>", "float16"),
+    (FORWARD, "load(next);", "load(now);", "float16"),
+    (FORWARD, "if (c - chunk * EACH >= channels)", "if (c >= channels)", "float16"),
+    (FORWARD, "least(taps, size - lowest)", "least(taps, size - lowest - 1)", "float16"),
+    (FORWARD, "most(0, -highest)", "most(0, 1 - highest)", "float16"),
+    (FORWARD, "(unsigned)(v[k] + j) < column_size", "(unsigned)(v[k] + j) <= column_size", "float16"),
+    (FORWARD, "if (place >= places) continue;", "if (place > places) continue;", "float16"),
+    (FORWARD, "if (o < results) *(Pack<S, 2>*)", "if (o <= results) *(Pack<S, 2>*)", "float16"),
+    (FORWARD, "&right[place][r][chunk ^ along(r)]", "&right[place][r][chunk]", "float16"),
+    (FORWARD, "(k * 2 + lane / 16) ^ along(r)", "(k * 2 + lane / 16)", "float16"),
+    (FORWARD, "b[2 * n + i / 2][i % 2] = both[i]", "b[2 * n + i % 2][i / 2] = both[i]", "float16"),
+    (FORWARD, "multiply_add(part, left_rest[m], right[n], S());", "", "float32"),
+    (WEIGHTS, "at[k] < count && c < channels", "c < channels", "float16"),
+    (WEIGHTS, "? (step - 1 - shift) / step", "? -shift / step", "float16"),
+    (WEIGHTS, "k * 8 + i / 2 * 4 + lane % 4", "k * 8 + i % 2 * 4 + lane % 4", "float32"),
+    (WEIGHTS, "v[k] = sides.begin, u[k]++", "v[k] = sides.begin", "float16"),
+    (WEIGHTS, "k < splits; k++", "k < 1; k++", "float16"),
+]
+TEXT = convolution.text.__wrapped__  # not the one kept for all launches
+PROBE = (4, 3, 22, 40, 24, (3, 2), (2, 1), ((1, 1), (1, 1)))
+
+
+def changed(right, wrong, dtype):
+    """The text of tiles of 64 x 64 with one change."""
+    original = source.file_text
+    assert right in original("convolution")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(convolution, "file_text", lambda name: original(name).replace(right, wrong))
+        return TEXT(dtype, "int32", convolution.TILES[-1])
+
+
+@pytest.fixture(scope="module")
+def prepared():
+    """All texts, compiled together, which takes far less time than one by one."""
+    emulator.prepare(changed(*m[1:]) for m in MISTAKES)
+
+
+@compiled
+@pytest.mark.usefixtures("prepared")
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda m: f"{m[0]}, {m[1].strip()[:40]}")
+def test_a_mistake_shows(mistake, monkeypatch):
+    name, *change, dtype = mistake
+    monkeypatch.setattr(convolution, "LEAST_STEPS", 2)
+    compare(PROBE, dtype, [name])
+    monkeypatch.setattr(convolution, "text", lambda *_: changed(*change, dtype))
+    with pytest.raises((AssertionError, source.KernelError)):
+        compare(PROBE, dtype, [name])
