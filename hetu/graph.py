@@ -363,6 +363,21 @@ def topological(outputs: Iterable[Node]) -> list[Node]:
     return order
 
 
+def readers_of(nodes: Iterable[Node], outputs: Iterable[Node] = ()) -> dict[Node, list[Node | None]]:
+    """For each of the `nodes` of a graph, inputs first, those that read it, once for every time they do.
+
+    Whoever takes the `outputs` stands behind them as None.
+    """
+    found: dict[Node, list[Node | None]] = {}
+    for node in nodes:
+        found[node] = []
+        for i in node.inputs:
+            found[i].append(node)
+    for node in outputs:
+        found[node].append(None)
+    return found
+
+
 Rule = Callable[[Node, tuple[Node, ...]], "Node | None"]
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 from ..errors import ArgumentError, GraphError, ShapeError
-from ..graph import Node, tagged, topological
+from ..graph import Node, readers_of, tagged, topological
 from ..ops.random import random_state
 from ..passes import specialise
 from ..profiler import flops
@@ -65,19 +65,10 @@ def phases(outputs: Sequence[Node], batches: Collection[str]) -> dict[Node, str]
             found[node] = START
         if found[node] in (FORWARD, BACKWARD):
             fed.add(node)
-    readers = _readers(nodes)
+    readers = readers_of(nodes)
     for node in reversed(nodes):  # what only updates need need not be kept since the start
         if found.get(node) == START and readers[node] and all(found[r] == UPDATE for r in readers[node]):
             found[node] = UPDATE
-    return found
-
-
-def _readers(nodes: Iterable[Node]) -> dict[Node, list[Node]]:
-    found: dict[Node, list[Node]] = {}
-    for node in nodes:
-        found.setdefault(node, [])
-        for i in dict.fromkeys(node.inputs):
-            found[i].append(node)
     return found
 
 
@@ -106,7 +97,7 @@ def _place_forward(nodes: Sequence[Node], label: Label, placed: dict[Node, int])
             found.append(marked)
         if found:
             placed[node] = max(found)
-    readers = _readers(topological(nodes))
+    readers = readers_of(topological(nodes))
     for node in reversed(nodes):  # what follows from feeds alone waits where it is read first
         if node not in placed:
             placed[node] = min((placed[r] for r in readers[node] if r in placed), default=0)
@@ -128,7 +119,7 @@ def _place_backward(nodes: Sequence[Node], phase: Mapping[Node, str], label: Lab
         bound = max(least.get(node, 0), wish(node) or 0)
         for i in node.inputs:
             least[i] = max(least.get(i, 0), bound)
-    readers = _readers(topological(nodes))
+    readers = readers_of(topological(nodes))
     for node in nodes:
         arrived = [placed[i] for i in node.inputs if phase.get(i) == BACKWARD and i in placed]
         if arrived and (node.op.name == "item" or (node.op.name == "add" and len(arrived) == 2)):
@@ -144,7 +135,7 @@ def _place_backward(nodes: Sequence[Node], phase: Mapping[Node, str], label: Lab
 
 def _place_once(nodes: Sequence[Node], phase: Mapping[Node, str], placed: dict[Node, int]) -> None:
     """Place variables, and what is computed once a step: with the readers, updates with their largest operand."""
-    readers = _readers(nodes)
+    readers = readers_of(nodes)
 
     def is_free(node: Node) -> bool:
         return node not in placed and (node.op.name == "variable" or bool(node.inputs))
@@ -243,7 +234,7 @@ def layers_of(outputs: Sequence[Node], batches: Collection[str], stages: int = 1
 def crossing(outputs: Sequence[Node], place: Mapping[Node, int], layers: int) -> list[int]:
     """Bytes that go, in forward, over the cut behind each layer; sizes have to be known."""
     sent = [0] * layers
-    for node, readers in _readers(topological(outputs)).items():
+    for node, readers in readers_of(topological(outputs)).items():
         if node in place:
             last = max((place[r] for r in readers if r in place), default=0)
             for k in range(place[node], last):

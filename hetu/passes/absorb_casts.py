@@ -7,13 +7,11 @@ changes. Ignored on purpose: results that anything else reads in float32.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
-from ..graph import Node, rewrite, topological
+from ..graph import Node, readers_of, rewrite, topological
 from ..types import is_float
+from .mixed_precision import SINGLE, is_cast
 
 # Inputs that may be stored in 16 bits, and whether the first result may; all other floats are in float32.
 KERNELS: dict[str, tuple[tuple[int, ...], bool]] = {
@@ -24,17 +22,12 @@ KERNELS: dict[str, tuple[tuple[int, ...], bool]] = {
     "softmax_cross_entropy": ((0,), False),
     "softmax_cross_entropy_dx": ((1,), True),
 }
-SINGLE = np.dtype("float32")
-
 Readers = Mapping[Node, Sequence[Node | None]]
 
 
 def absorb_casts(outputs: Sequence[Node]) -> tuple[Node, ...]:
     """`astype(layer_norm(astype(x, float32), scale, bias), low)` becomes `layer_norm(x, scale, bias, dtype=low)`."""
-    readers: dict[Node, list[Node | None]] = defaultdict(list, {node: [None] for node in outputs})
-    for node in topological(outputs):
-        for i in node.inputs:
-            readers[i].append(node)
+    readers = readers_of(topological(outputs), outputs)
 
     def rule(node: Node, inputs: tuple[Node, ...]) -> Node | None:
         if node.op.name == "astype" and inputs[0].dtype == node.dtype:
@@ -43,7 +36,7 @@ def absorb_casts(outputs: Sequence[Node]) -> tuple[Node, ...]:
         others = (i.dtype for k, i in enumerate(inputs) if k not in places)
         if not places or any(is_float(d) and d != SINGLE for d in others):
             return None
-        read = tuple(i.inputs[0] if k in places and _is_cast(i, 2, 4) else i for k, i in enumerate(inputs))
+        read = tuple(i.inputs[0] if k in places and is_cast(i, 2, 4) else i for k, i in enumerate(inputs))
         dtype = _wanted(node, readers) if rounds else None
         if read == inputs and dtype is None:
             return None
@@ -57,13 +50,5 @@ def _wanted(node: Node, readers: Readers) -> str | None:
     """The dtype of 16 bits to which all readers of the first result cast it."""
     parts = isinstance(node.type, tuple)
     results = [r for r in readers[node] if r is not None and r.attrs["index"] == 0] if parts else [node]
-    found = {r.dtype.name if r is not None and _is_cast(r, 4, 2) else None for n in results for r in readers[n]}
+    found = {r.dtype.name if r is not None and is_cast(r, 4, 2) else None for n in results for r in readers[n]}
     return found.pop() if len(found) == 1 else None
-
-
-def _is_cast(node: Node, old: int, new: int) -> bool:
-    """Whether it makes floats of `new` bytes of those of `old`."""
-    if node.op.name != "astype":
-        return False
-    sizes = [d.itemsize for d in (node.inputs[0].dtype, node.dtype) if is_float(d)]
-    return sizes == [old, new]

@@ -8,11 +8,10 @@ on purpose: attention of other than four axes.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from ..gpu_kernels.attention import takes
-from ..graph import OPS, Node, rewrite, topological
+from ..graph import OPS, Node, readers_of, rewrite, topological
 from ..types import TensorType, has_dim
 
 HEADS_FIRST = (0, 2, 1, 3)  # swaps positions and heads, there and back
@@ -43,12 +42,9 @@ def _in_place(
     outputs: Sequence[Node], name: str, suits: Callable[[TensorType, TensorType, TensorType], bool]
 ) -> tuple[Node, ...]:
     """With the operators `name` and `name`_dx, of which the first makes y and what its gradient wants of it."""
-    readers: dict[Node, list[Node]] = defaultdict(list)
-    for node in topological(outputs):
-        for i in node.inputs:
-            readers[i].append(node)
-    attentions = (n for n in topological(outputs) if n.op.name == "attention")
-    chosen = {n for n in attentions if _fits(n, suits) and _private(n, readers, outputs)}
+    nodes = topological(outputs)
+    readers = readers_of(nodes, outputs)
+    chosen = {n for n in nodes if n.op.name == "attention" and _fits(n, suits) and _private(n, readers)}
 
     def rule(node: Node, inputs: tuple[Node, ...]) -> Node | None:
         if node in chosen:
@@ -90,14 +86,13 @@ def _fits(node: Node, suits: Callable[[TensorType, TensorType, TensorType], bool
     return q.ndim == 4 and not any(has_dim(t.shape) for t in (q, k, v)) and suits(q, k, v)
 
 
-def _private(node: Node, readers: Mapping[Node, Sequence[Node]], outputs: Sequence[Node]) -> bool:
+def _private(node: Node, readers: Mapping[Node, Sequence[Node | None]]) -> bool:
     """Whether what is kept for the gradient goes to one gradient at most, and nowhere else."""
     items = readers[node]
-    if node in outputs or any(i.op.name != "item" for i in items):
+    if any(i is None or i.op.name != "item" for i in items):
         return False
-    private = [i for i in items if i.attrs["index"] > 0]
-    gradients = {r for i in private for r in readers[i]}
-    if len(gradients) > 1 or any(i in outputs for i in private):
+    gradients = {r for i in items if i.attrs["index"] > 0 for r in readers[i]}
+    if len(gradients) > 1 or None in gradients:
         return False
     return all(r.op.name == "attention_dx" and r.inputs[1:4] == node.inputs for r in gradients)
 

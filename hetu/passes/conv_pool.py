@@ -7,27 +7,23 @@ strides, groups, other pools, and kernels whose larger patch would cost more tha
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from ..graph import OPS, Node, rewrite, topological
+from ..graph import OPS, Node, readers_of, rewrite, topological
 from ..types import has_dim
+from .norm_relu import is_mask
 
 BATCH_LAST, BATCH_FIRST = (1, 2, 3, 0), (3, 0, 1, 2)
 LEAST_BATCH = 16  # shorter rows than this make slow copies
+READABLE = {"conv2d_dw", "conv2d_dx", "sum_to_like"}  # what may read the gradient of the product
 MOST_CHANNELS = 32  # of the result: with more, the additional work of a larger patch outweighs what pooling saves
-Readers = Mapping[Node, Sequence[Node]]
+Readers = Mapping[Node, Sequence[Node | None]]
 
 
 def fuse_conv_pool(outputs: Sequence[Node]) -> tuple[Node, ...]:
     """`max_pool2d(relu(conv2d(x, w) + b), 2)` and its gradients as products of patches with the four kernels."""
     nodes = topological(outputs)
-    readers: dict[Node, list[Node]] = defaultdict(list)
-    for node in nodes:
-        for i in node.inputs:
-            readers[i].append(node)
-    for node in outputs:
-        readers[node].append(node)  # what is fetched has a reader that no pattern expects
+    readers = readers_of(nodes, outputs)
     blocks = {n: block for n in nodes if n.op.name == "max_pool2d" and (block := _match(n, readers))}
     if not blocks:
         return tuple(outputs)
@@ -63,25 +59,19 @@ def _match(pool: Node, readers: Readers) -> _Block | None:
     bias = add.inputs[1 - add.inputs.index(conv)]
     if bias.shape[-3:] != (conv.shape[1], 1, 1) or (bias.ndim == 4 and bias.shape[0] != 1) or bias.ndim > 4:
         return None
-    gradients = {g for dx in _taps_readers(pool, readers) for g in readers[dx]}
     slopes = [r for r in readers[relu] if r is not pool]
-    if not gradients and not slopes and not _taps_readers(pool, readers):
+    taps = [r for i in readers[pool] if i.attrs["index"] == 1 for r in readers[i]]
+    if not slopes and not taps:
         return _Block(None)
-    if len(gradients) != 1 or len(slopes) != 1 or len(_taps_readers(pool, readers)) != 1:
+    if len(slopes) != 1 or len(taps) != 1 or None in (*slopes, *taps):
         return None
-    (gradient,), (slope,), (dx,) = gradients, slopes, _taps_readers(pool, readers)
-    inner = slope.op.name == "greater" and readers[slope] == [gradient] and readers[dx] == [gradient] and _is_dx(dx)
-    whole = gradient.op.name == "multiply" and set(gradient.inputs) == {slope, dx}
-    readable = all(r.op.name in ("conv2d_dw", "conv2d_dx", "sum_to_like") for r in readers[gradient])
-    return _Block(gradient) if inner and whole and readable and _is_zero(slope.inputs[1]) else None
-
-
-def _taps_readers(pool: Node, readers: Readers) -> list[Node]:
-    return [r for i in readers[pool] if i.op.name != "item" or i.attrs["index"] == 1 for r in readers[i]]
-
-
-def _is_zero(node: Node) -> bool:
-    return node.op.name == "constant" and not node.attrs["value"].any()
+    (slope,), (dx,) = slopes, taps
+    inner = is_mask(slope) and _is_dx(dx) and readers[slope] == readers[dx] and len(readers[dx]) == 1
+    gradient = readers[dx][0] if inner else None
+    if gradient is None or gradient.op.name != "multiply" or set(gradient.inputs) != {slope, dx}:
+        return None
+    kinds = {None if r is None else r.op.name for r in readers[gradient]}
+    return _Block(gradient) if kinds <= READABLE else None
 
 
 def _pays(pool: Node, conv: Node) -> bool:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from math import prod
 
 from ..gpu_kernels.reduce import COMBINE
-from ..graph import OPS, Node, origin_of, rewrite, topological
+from ..graph import OPS, Node, origin_of, readers_of, rewrite, topological
 from ..ops.shape import broadcast_axes
 from ..types import Shape, has_dim, same
 from .fused_group import MOST_INPUTS, fused
@@ -119,11 +119,7 @@ class _Groups:
         self.outputs, self.nodes = outputs, topological(outputs)
         self.kept = set(outputs)
         self.at = {node: k for k, node in enumerate(self.nodes)}
-        # No sets: their order is that of addresses, and groups would differ from run to run.
-        self.readers: dict[Node, dict[Node, None]] = {node: {} for node in self.nodes}
-        for node in self.nodes:
-            for i in node.inputs:
-                self.readers[i][node] = None
+        self.readers = readers_of(self.nodes)
         self.folds = {node: axes for node in self.nodes if (axes := _folded_axes(node)) is not None}
         self.unit = dict(self.at)
         self.groups: dict[int, Group] = {}
@@ -157,7 +153,7 @@ class _Groups:
         while frontier and len(members) < MOST_STEPS:
             node = frontier.pop(0)
             ready = node not in members and node not in taken and node not in self.kept and _fits(node)
-            if ready and same(node.shape, shape) and self.readers[node].keys() <= members.keys():
+            if ready and same(node.shape, shape) and members.keys() >= {*self.readers[node]}:
                 grown = {**members, node: None}
                 if len(self._outside(grown)) <= MOST_INPUTS:
                     members = grown
@@ -171,7 +167,7 @@ class _Groups:
 
     def _results(self, members: dict[Node, None]) -> list[Node]:
         """What is read outside: first the elementwise values, then the reductions."""
-        found = [n for n in members if n in self.kept or not self.readers[n].keys() <= members.keys()]
+        found = [n for n in members if n in self.kept or not members.keys() >= {*self.readers[n]}]
         return sorted(found, key=lambda n: (n in self.folds, self.at[n]))
 
     def _nodes(self, unit: int) -> Sequence[Node]:

@@ -13,11 +13,10 @@ from math import prod
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-
-from ..graph import OPS, Node, origin_of, rewrite, topological
+from ..graph import OPS, Node, origin_of, readers_of, rewrite, topological
 from ..op import Op
-from ..types import TensorType, as_dtype, has_dim, is_float, same
+from ..types import TensorType, as_dtype, has_dim, same
+from .mixed_precision import is_cast
 
 MOST = 1 << 22  # elements of one launch: beyond, it takes far longer than to start it, and copies would wait for use
 
@@ -36,14 +35,11 @@ def group_casts(outputs: Sequence[Node]) -> tuple[Node, ...]:
 
 def _groups(outputs: Sequence[Node]) -> Iterator[list[Node]]:
     """Casts that one launch makes, in the order in which the graph needs them."""
-    readers: dict[Node, list[Node]] = defaultdict(list)
     nodes = topological(outputs)
-    for node in nodes:
-        for i in node.inputs:
-            readers[i].append(node)
+    readers = readers_of(nodes)
     groups: dict[Any, list[list[Node]]] = defaultdict(lambda: [[]])
     for node in nodes:
-        if _is_cast(node) and not all(_takes_in(reader, node) for reader in readers[node]):
+        if _fits(node) and not all(_takes_in(reader, node) for reader in readers[node]):
             found = groups[node.dtype, node.tags.get("event")]
             if sum(prod(m.shape) for m in (*found[-1], node)) > MOST:
                 found.append([])
@@ -51,15 +47,9 @@ def _groups(outputs: Sequence[Node]) -> Iterator[list[Node]]:
     return (group for found in groups.values() for group in found if len(group) > 1)
 
 
-def _is_cast(node: Node) -> bool:
-    return (
-        node.op.name == "astype"
-        and node.inputs[0].op.name in ("variable", "placeholder")
-        and node.inputs[0].dtype == np.float32
-        and is_float(node.dtype)
-        and node.dtype.itemsize == 2
-        and not has_dim(node.shape)
-    )
+def _fits(node: Node) -> bool:
+    leaf = is_cast(node, 4, 2) and node.inputs[0].op.name in ("variable", "placeholder")
+    return leaf and not has_dim(node.shape)
 
 
 def _takes_in(reader: Node, cast: Node) -> bool:

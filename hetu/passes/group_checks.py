@@ -7,7 +7,6 @@ unscaled, as clipping by their norm does, whose kernel answers too.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from types import ModuleType
@@ -15,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..graph import OPS, Node, origin_of, rewrite, topological
+from ..graph import OPS, Node, origin_of, readers_of, rewrite, topological
 from ..op import Op
 from ..types import TensorType
 from .group_updates import as_made
@@ -25,10 +24,7 @@ Readers = Mapping[Node, Sequence[Node | None]]
 
 def group_checks(outputs: Sequence[Node]) -> tuple[Node, ...]:
     """`all(isfinite(a / s)) & all(isfinite(b / s)) & ...` becomes `all_finite(a, b, ..., s)`."""
-    readers: dict[Node, list[Node | None]] = defaultdict(list, {node: [None] for node in outputs})
-    for node in topological(outputs):
-        for i in node.inputs:
-            readers[i].append(node)
+    readers = readers_of(topological(outputs), outputs)
     new: dict[Node, Node] = {}
 
     def rule(node: Node, inputs: tuple[Node, ...]) -> Node:

@@ -15,24 +15,21 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-
-from ..graph import OPS, Node, origin_of, rewrite, topological
+from ..graph import OPS, Node, origin_of, readers_of, rewrite, topological
 from ..op import Op
-from ..types import TensorType, is_float
+from ..types import TensorType
+from .mixed_precision import SINGLE, is_cast
 
-SINGLE = np.dtype("float32")
 STATES = {"sgd": 1, "momentum": 2, "adagrad": 2, "rmsprop": 2, "adam": 3, "amsgrad": 4, "lamb": 3}  # with the parameter
 
 
 def group_updates(outputs: Sequence[Node]) -> tuple[Node, ...]:
     """Updates by one rule, at one rate, step and condition and in one dtype, become one `update_all`."""
     behind: dict[Node, bool] = {}  # what depends on an update cannot be updated together with it
-    readers: dict[Node, list[Node | None]] = defaultdict(list, {node: [None] for node in outputs})
-    for node in topological(outputs):
+    nodes = topological(outputs)
+    for node in nodes:
         behind[node] = any(behind[i] or i.op.name in STATES for i in node.inputs)
-        for i in node.inputs:
-            readers[i].append(node)
+    readers = readers_of(nodes, outputs)
     groups: dict[Any, list[Node]] = defaultdict(list)
     chosen: set[Node] = set()
     for node in behind:
@@ -95,11 +92,7 @@ def as_made(gradients: Sequence[Node]) -> tuple[list[Node], tuple[Node, ...]]:
     if len(scale) != 1 or any(s.ndim or s.dtype != SINGLE for s in scale):
         scale = set()
     whole = [g.inputs[0] for g in gradients] if scale else gradients
-    return [g.inputs[0] if single and _is_widened(g) else g for g in whole], tuple(scale)
-
-
-def _is_widened(node: Node) -> bool:
-    return node.op.name == "astype" and is_float(node.inputs[0].dtype) and node.inputs[0].dtype.itemsize == 2
+    return [g.inputs[0] if single and is_cast(g, 2, 4) else g for g in whole], tuple(scale)
 
 
 def members_of(inputs: Sequence[Any], rule: str, count: int) -> tuple[list[tuple[Sequence[Any], Any]], Sequence[Any]]:

@@ -19,6 +19,7 @@ import numpy as np
 
 from ..graph import OPS, Node, replace, rewrite, topological
 from ..ops.leaf import variable
+from ..types import is_float
 
 FIRST_SCALE, MOST = 2.0**15, 2.0**24
 PATIENCE = 2000  # good steps before the scale doubles
@@ -117,3 +118,10 @@ def _as(node: Node, dtype: str) -> Node:
     if node.op.name in TRANSPOSES or (node.op.name == "reshape" and dtype != "float32"):
         return node.op.make((_as(node.inputs[0], dtype),), node.attrs)
     return OPS["astype"](node, dtype=dtype)
+
+
+def is_cast(node: Node, old: int, new: int) -> bool:
+    """Whether it makes floats of `new` bytes of those of `old`."""
+    if node.op.name != "astype":
+        return False
+    return [d.itemsize for d in (node.inputs[0].dtype, node.dtype) if is_float(d)] == [old, new]

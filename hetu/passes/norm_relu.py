@@ -6,22 +6,17 @@ the sum of a residual block: it is made anyway.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from ..graph import OPS, Node, rewrite, topological
+from ..graph import OPS, Node, readers_of, rewrite, topological
 
-Readers = dict[Node, list[Node]]
+Readers = Mapping[Node, Sequence[Node | None]]
 
 
 def fuse_norm_relu(outputs: Sequence[Node]) -> tuple[Node, ...]:
     """`relu(batch_norm_train(x) + h)` and `batch_norm_dx(g * (y > 0), ...)`, each as one operator."""
-    nodes, readers = topological(outputs), defaultdict(list)
-    for node in nodes:
-        for i in node.inputs:
-            readers[i].append(node)
-    for node in outputs:
-        readers[node].append(node)  # what is fetched has a reader that no pattern expects
+    nodes = topological(outputs)
+    readers = readers_of(nodes, outputs)
     relus = {n: at for n in nodes if n.op.name == "relu" and (at := _norm_under(n, readers)) is not None}
     slopes = {n: at for n in nodes if _is_last(n, "batch_norm_dx") and (at := _mask_under(n, readers)) is not None}
     fused: dict[Node, Node] = {}  # what does both, and the normalisation it stands for
@@ -92,11 +87,16 @@ def _mask_under(slope: Node, readers: Readers) -> int | None:
     if product.op.name != "multiply" or readers[product] != [slope]:
         return None
     for at, factor in enumerate(product.inputs):
-        masks = factor.op.name == "greater" and _is_zero(factor.inputs[1]) and readers[factor] == [product]
-        if masks and factor.inputs[0].type == product.inputs[1 - at].type == product.type:
+        if (
+            is_mask(factor)
+            and readers[factor] == [product]
+            and factor.inputs[0].type == product.inputs[1 - at].type == product.type
+        ):
             return at
     return None
 
 
-def _is_zero(x: Node) -> bool:
-    return x.op.name == "constant" and not x.attrs["value"].any()
+def is_mask(node: Node) -> bool:
+    """Whether it tells where a relu lets through: x > 0."""
+    zero = node.inputs[1] if node.op.name == "greater" else None
+    return zero is not None and zero.op.name == "constant" and not zero.attrs["value"].any()

@@ -10,11 +10,10 @@ which values to drop (`fit.py`), other axes than the first.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
 from ..dist.rules import Rule, rule_of
-from ..graph import OPS, Node, origin_of, topological
+from ..graph import OPS, Node, origin_of, readers_of, topological
 
 
 def batched(outputs: Sequence[Node]) -> dict[Node, tuple[Rule, int]]:
@@ -84,10 +83,7 @@ class Split:
         self, outputs: Sequence[Node], dropped: Collection[Node], parts: int, rules: Mapping[Node, tuple[Rule, int]]
     ) -> None:
         self.outputs, self.rules = outputs, rules
-        self.readers: dict[Node, list[Node]] = defaultdict(list)
-        for node in topological(outputs):
-            for i in dict.fromkeys(node.inputs):
-                self.readers[i].append(node)
+        self.readers = readers_of(topological(outputs))
         self.dropped = {d for d in dropped if self.can_drop(d)}
         self.parts = min([parts, *(int(d.shape[self._axis(d)]) for d in self.dropped)])
         self.made: dict[Node, Node] = {}
@@ -103,8 +99,8 @@ class Split:
         parts, for to compute gradients again would mean to compute all behind them again."""
         if self._source(node) not in self.rules or node in self.outputs:
             return False
-        readers = self.readers[node]
-        once = len(readers) == 1 and self._source(readers[0]) in self.rules
+        readers = {*self.readers[node]}
+        once = len(readers) == 1 and self._source(*readers) in self.rules
         return once or not node.tags.get("gradient")
 
     def _source(self, node: Node) -> Node:
