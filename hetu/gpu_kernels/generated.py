@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .reduce import definitions, wide_dtype
-from .source import CTYPES, assemble, compute_dtype, file_text, number_text
+from .source import CTYPES, assemble, compute_dtype, number_text
 
 
 class Step(NamedTuple):
@@ -121,7 +121,7 @@ def rows_text(work: Work, dtypes: Sequence[str], totals: Sequence[str], layout: 
     for f, _ in enumerate(work.folds):
         loop += (
             f"        for (int j = 1; j < {span}; j++) t{f}[0] = fold{f}::combine(t{f}[0], t{f}[j]);\n"
-            f"        t{f}[0] = fold{f}::team_combine(t{f}[0]);\n"
+            f"        t{f}[0] = team_fold(t{f}[0], fold{f}::identity(), fold{f}::combine);\n"
             f"        if (threadIdx.x == 0) total{f}[k] = t{f}[0];\n"
         )
     return _kernel("fold_rows", work, dtypes, totals, layout, ["rows", "width", "chunks", "each"], f"{loop}    }}\n")
@@ -181,8 +181,7 @@ def _fold(f: int, fold: Fold, dtype: str) -> str:
     """The functions of one fold, in a namespace of its own."""
     wide = wide_dtype(dtype)
     types = f"typedef {CTYPES[dtype]} S; typedef {CTYPES[wide]} T;\n"
-    functions = definitions(fold.operation, wide) + file_text("team")
-    return f"namespace fold{f} {{\n{types}{functions}}}\ntypedef fold{f}::T T{f};\n"
+    return f"namespace fold{f} {{\n{types}{definitions(fold.operation, wide)}}}\ntypedef fold{f}::T T{f};\n"
 
 
 def _totals(work: Work, layout: Layout) -> str:

@@ -86,35 +86,27 @@ __device__ inline double infinite() { return __longlong_as_double(0x7ff000000000
 // A team is blockDim.x threads: 32 (then several teams, numbered by threadIdx.y, share a block) or a whole block.
 // Every thread gets the result, which does not depend on timing.
 
-__device__ inline T warp_sum(T v) {
-    for (int step = 16; step; step /= 2) v += __shfl_xor_sync(0xffffffffu, v, step);
+template <class V, class Combine> __device__ inline V warp_fold(V v, Combine combine) {
+    for (int step = 16; step; step /= 2) v = combine(v, __shfl_xor_sync(0xffffffffu, v, step));
     return v;
 }
 
-__device__ inline T warp_max(T v) {
-    for (int step = 16; step; step /= 2) v = fmax(v, __shfl_xor_sync(0xffffffffu, v, step));
-    return v;
-}
-
-__device__ inline T team_sum(T v) {
-    v = warp_sum(v);
+// `neutral` changes nothing that it is combined with.
+template <class V, class Combine> __device__ inline V team_fold(V v, V neutral, Combine combine) {
+    v = warp_fold(v, combine);
     if (blockDim.x == 32) return v;
-    __shared__ T partial[32];
+    __shared__ V partial[32];
     __syncthreads();  // an earlier reduction may still be read
     if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = v;
     __syncthreads();
-    return warp_sum(threadIdx.x % 32 < blockDim.x / 32 ? partial[threadIdx.x % 32] : (T)0);
+    return warp_fold(threadIdx.x % 32 < blockDim.x / 32 ? partial[threadIdx.x % 32] : neutral, combine);
 }
 
-__device__ inline T team_max(T v) {
-    v = warp_max(v);
-    if (blockDim.x == 32) return v;
-    __shared__ T partial[32];
-    __syncthreads();
-    if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = v;
-    __syncthreads();
-    return warp_max(partial[threadIdx.x % 32 < blockDim.x / 32 ? threadIdx.x % 32 : 0]);
-}
+__device__ inline T plus(T a, T b) { return a + b; }
+__device__ inline T warp_sum(T v) { return warp_fold(v, plus); }
+__device__ inline T warp_max(T v) { return warp_fold(v, fmax<T>); }
+__device__ inline T team_sum(T v) { return team_fold(v, (T)0, plus); }
+__device__ inline T team_max(T v) { return team_fold(v, (T)-infinite(), fmax<T>); }
 
 // -- random numbers ----------------------------------------------------------------------------------------------------
 // By counting: NumPy's Philox4x64-10 generator with the key (seed, stream) and the counter (0, 0, 0, step), so that every

@@ -1,5 +1,5 @@
-// Reductions of arrays seen as (outer, n, inner) over n. `combine`, `identity`, `value` and `team.cu` are put in front
-// by `reduce.py`. Long reductions with few results are cut into `chunks`, whose results a second launch reduces; the
+// Reductions of arrays seen as (outer, n, inner) over n. `combine`, `identity` and `value` are put in front by
+// `reduce.py`. Long reductions with few results are cut into `chunks`, whose results a second launch reduces; the
 // order of additions is fixed. Bytes: x once. FLOP: one an element.
 
 // inner = 1: a team of threads reads along a row. Launch: (32, 8) threads for n up to 1024 a chunk, else (256, 1).
@@ -10,7 +10,7 @@ extern "C" __global__ void reduce_rows(const S* x, O* y, long long rows, long lo
         const long long begin = k % chunks * each, end = begin + each < n ? begin + each : n;
         T total = identity();
         for (long long i = begin + threadIdx.x; i < end; i += blockDim.x) total = combine(total, value(x[k / chunks * n + i]));
-        total = team_combine(total);
+        total = team_fold(total, identity(), combine);
         if (threadIdx.x == 0) y[k] = total;
     }
 }

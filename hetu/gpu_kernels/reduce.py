@@ -49,7 +49,7 @@ def wide_dtype(dtype: str) -> str:
 
 def _text(operation: str, stored: str, result: str, wide: str) -> str:
     """The kernels for one operation on elements `stored`, computing in `wide`."""
-    body = definitions(operation, wide) + file_text("team") + file_text("reduce")
+    body = definitions(operation, wide) + file_text("reduce")
     return assemble(body, "reduce.cu", S=stored, T=wide, O=result)
 
 

@@ -68,6 +68,8 @@ def captured_operator(sample) -> None:
             captured.run()
             xp.cuda.get_current_stream().synchronize()  # for what lies in the memory of the host
             wanted = [to_numpy(o) for o in outs]
+            for out in outs:
+                out[...] = 77
             captured.run()
             xp.cuda.get_current_stream().synchronize()
             for got, value in zip(outs, wanted, strict=True):
