@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import os
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -134,7 +135,7 @@ class Executor:
                     self.state[node] = np.array([seed, 0], np.uint64)
         if self.placement is not None:
             self.placement.start(self.state)
-        self.arena, self.running = Arena(self.device), False
+        self.arena, self.busy = Arena(self.device), threading.Lock()
         self.saved: dict[str, Any] = {}  # under `debug_nans`: the variables before the step
         self.guards: weakref.WeakKeyDictionary[Program, Guard] = weakref.WeakKeyDictionary()
         self.quiet = contextvars.copy_context()  # steps run in it: np.errstate would cost each of them 1 us
@@ -159,12 +160,11 @@ class Executor:
                 "an earlier step failed after it had changed some variables, so they no longer belong together",
                 fix="load a checkpoint, or make the executor with donate=False",
             )
-        if self.running:
+        if not self.busy.acquire(blocking=False):
             raise GraphError(
                 "this executor is in the middle of another step, whose buffers a second one would overwrite",
                 fix="let each thread have an executor of its own",
             )
-        self.running = True
         try:
             program = sub.refilled(feed)
             if program is None:
@@ -174,7 +174,7 @@ class Executor:
                 if sub.random:
                     self.state.arrays[random_state.name][1] += np.uint64(1)
         finally:
-            self.running = False
+            self.busy.release()
         return sub.values(results)
 
     @public
