@@ -28,6 +28,14 @@ ROW_MAJOR, NO_TRANSPOSE, TRANSPOSE = (ctypes.c_int.from_param(code) for code in 
 PRECISIONS = {np.dtype(np.float32): ("s", ctypes.c_float), np.dtype(np.float64): ("d", ctypes.c_double)}
 
 
+def switched_off(variable: str) -> bool:
+    """Whether a variable of the environment is 0; ArgumentError for anything but 0, 1 and nothing."""
+    setting = os.environ.get(variable) or "1"
+    if setting not in ("0", "1"):
+        raise ArgumentError(f"{variable}={setting!r} in the environment", fix="set it to 0 or 1, or leave it out")
+    return setting == "0"
+
+
 def gemm(a: np.ndarray, b: np.ndarray, out: np.ndarray, alpha: Scalar = 1.0, beta: Scalar = 0.0) -> Call | None:
     """A call that computes `out = alpha a @ b + beta out`, or None where BLAS cannot.
 
@@ -216,7 +224,7 @@ def _symbol(name: str) -> tuple[Callable[..., object], type[CValue]] | None:
 
 
 def _function(name: str) -> tuple[Callable[..., object], type[CValue]] | None:
-    return None if os.environ.get("HETU_BLAS") == "0" else _symbol(name)
+    return None if switched_off("HETU_BLAS") else _symbol(name)
 
 
 def _bind(name: str, *arguments: object) -> Call | None:

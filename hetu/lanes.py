@@ -33,7 +33,7 @@ LEAST_PRODUCT = 5 << 19  # multiplications of a lane
 
 def count() -> int:
     """How many parts `over` makes now: 1 within its `build`, where BLAS has one thread or many, and if switched off."""
-    if os.environ.get("HETU_LANES") == "0" or _here.building:
+    if _here.building or blas.switched_off("HETU_LANES"):
         return 1
     threads = session.threads or blas.get_threads() or 1
     return threads if threads <= MOST else 1
