@@ -25,6 +25,7 @@ from .types import (
     TensorType,
     as_dtype,
     broadcast_shapes,
+    check_sizes,
     has_dim,
     is_float,
     normalize_axes,
@@ -188,6 +189,7 @@ class Op:
             if self.normalize_rule:
                 canonical = self.normalize_rule(*types, **canonical)
             type_ = self.infer(*types, **canonical)
+            check_sizes(type_)
         except HetuError as error:
             if not error.message.startswith(self.name):
                 shown = ", ".join(map(show_type, types))
@@ -389,10 +391,11 @@ def reduction_axes(x: TensorType, *, axis: Any, **attrs: Any) -> dict[str, Any]:
 
 
 def require_float(*types: TensorType) -> None:
-    """DTypeError unless all types are floating."""
+    """DTypeError unless all types are floating and can be computed with together."""
     for type_ in types:
         if not is_float(type_.dtype):
             raise DTypeError(f"got {type_}, wanted floats", fix='convert with ht.astype(x, "float32")')
+    promote(*(type_.dtype for type_ in types))
 
 
 _PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)

@@ -236,7 +236,11 @@ def promote(*dtypes: np.dtype) -> np.dtype:
     'float32'
     """
     floats = [d for d in dtypes if is_float(d)]
-    return np.result_type(*(floats or dtypes))
+    try:
+        return np.result_type(*(floats or dtypes))
+    except np.exceptions.DTypePromotionError:
+        names = " and ".join(dict.fromkeys(d.name for d in floats))
+        raise DTypeError(f"no dtype holds both {names}", fix='convert one with ht.astype(x, "float32")') from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,10 +275,18 @@ def show_type(type_: NodeType) -> str:
     return str(type_) if isinstance(type_, TensorType) else f"({', '.join(map(str, type_))})"
 
 
+def check_sizes(type_: NodeType) -> None:
+    """ShapeError unless all sizes are whole numbers that are not negative, or not known yet."""
+    for part in (type_,) if isinstance(type_, TensorType) else type_:
+        for size in part.shape:
+            if not isinstance(size, Dim) and not (isinstance(size, int | np.integer) and size >= 0):
+                raise ShapeError(f"{size!r} is no size of an axis", fix="pass a whole number that is not negative")
+
+
 def normalize_axis(axis: int, ndim: int) -> int:
     """A non-negative axis; AxisError when the array has no such axis."""
-    if not -ndim <= axis < ndim:
-        raise AxisError(f"axis {axis} does not exist in an array of {ndim} axes", fix=f"use {-ndim} to {ndim - 1}")
+    if not isinstance(axis, int | np.integer) or not -ndim <= axis < ndim:
+        raise AxisError(f"axis {axis!r} does not exist in an array of {ndim} axes", fix=f"use {-ndim} to {ndim - 1}")
     return axis % ndim
 
 
@@ -282,7 +294,7 @@ def normalize_axes(axis: int | Iterable[int] | None, ndim: int) -> tuple[int, ..
     """Sorted non-negative axes; `None` means all. Repeated axes are an AxisError."""
     if axis is None:
         return tuple(range(ndim))
-    axes = (axis,) if isinstance(axis, int) else tuple(axis)
+    axes = tuple(axis) if isinstance(axis, Iterable) else (axis,)
     found = sorted(normalize_axis(a, ndim) for a in axes)
     if len(set(found)) != len(found):
         raise AxisError(f"axes {axes} name one axis twice", fix="name each axis once")

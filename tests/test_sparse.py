@@ -133,7 +133,7 @@ def test_a_graph_network_learns():
     h = ht.relu(ht.sparse_matmul(rows, columns, values, first, size=nodes))
     logits = ht.sparse_matmul(rows, columns, values, h @ second, size=nodes)
     loss = ht.mean(ht.softmax_cross_entropy(logits, ht.constant(labels)))
-    executor = ht.Executor({"train": [loss, optim.Adam(0.1).minimize(loss)], "test": [logits]})
+    executor = ht.Executor({"train": [loss, optim.Adam(0.05).minimize(loss)], "test": [logits]})
     losses = [float(executor.run("train")[0]) for _ in range(40)]
     assert losses[-1] < 0.1 * losses[0]
     assert (executor.run("test")[0].argmax(1) == labels).all()

@@ -19,7 +19,7 @@ from ..backend import Scratch
 from ..errors import ArgumentError, ShapeError, public
 from ..graph import OPS, Node
 from ..op import MANY, as_node, as_nodes, op, require_float
-from ..types import TensorType, compatible, normalize_axis, product, show_shape
+from ..types import TensorType, compatible, normalize_axis, product, promote, show_shape
 from . import batch_sweeps
 from .leaf import if_training, with_updates
 from .precision import cast_to, widened
@@ -41,6 +41,11 @@ def check_vectors(size: Any, **vectors: TensorType) -> None:
                 f"{name} has shape {show_shape(vector.shape)}, wanted ({size},)",
                 fix="one number for each channel or feature",
             )
+
+
+def gradient_type(x: TensorType, vector: TensorType) -> TensorType:
+    """The type of the gradient of a vector that is computed beside `x`; autodiff casts it to that of the vector."""
+    return TensorType(vector.shape, promote(x.dtype, vector.dtype))
 
 
 def runs_fast(xp: ModuleType, out: Any, *arrays: Any) -> bool:
@@ -71,7 +76,7 @@ def _batch_attrs(x: TensorType, *_: TensorType, axis: int, epsilon: float) -> di
 def _batch_type(x: TensorType, scale: TensorType, bias: TensorType, *, axis: int, **_: Any) -> tuple[TensorType, ...]:
     require_float(x, scale, bias)
     check_vectors(x.shape[axis], scale=scale, bias=bias)
-    vector = TensorType((x.shape[axis],), np.result_type(x.dtype, scale.dtype))
+    vector = TensorType((x.shape[axis],), promote(x.dtype, scale.dtype))
     return x, vector, vector
 
 
@@ -107,7 +112,7 @@ batch_norm_train.normalize(_batch_attrs)
 
 @batch_norm_train.decompose
 def batch_norm_parts(x: Node, scale: Node, bias: Node, *, axis: int, epsilon: float) -> tuple[Node, Node, Node]:
-    others, wide = _others(x.ndim, axis), cast_to(x, np.result_type(x.dtype, scale.dtype))
+    others, wide = _others(x.ndim, axis), cast_to(x, promote(x.dtype, scale.dtype))
     center = mean(wide, axis=others)
     centered = wide - lift(center, x, axis)
     var = mean(OPS["square"](centered), axis=others)
@@ -196,7 +201,8 @@ class _PlaneSums:
 def _batch_dx_type(
     g: TensorType, x: TensorType, scale: TensorType, *_: TensorType, **__: Any
 ) -> tuple[TensorType, ...]:
-    return x, scale, scale
+    vector = gradient_type(x, scale)
+    return x, vector, vector
 
 
 def _batch_dx_dims(g: TensorType, *_: TensorType, axis: int, **__: Any) -> str:
@@ -233,7 +239,7 @@ batch_norm_dx.normalize(_batch_attrs)
 def batch_norm_dx_parts(
     g: Node, x: Node, scale: Node, center: Node, var: Node, *, axis: int, epsilon: float
 ) -> tuple[Node, Node, Node]:
-    others, kept, wide = _others(x.ndim, axis), x.dtype, np.result_type(x.dtype, scale.dtype)
+    others, kept, wide = _others(x.ndim, axis), x.dtype, promote(x.dtype, scale.dtype)
     g, x = cast_to(g, wide), cast_to(x, wide)
     inverse = OPS["rsqrt"](var + epsilon)
     normal = (x - lift(center, x, axis)) * lift(inverse, x, axis)

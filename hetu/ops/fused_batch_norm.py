@@ -66,7 +66,7 @@ def batch_norm_relu_bind(
 
 @op(
     dims=lambda g, y, x, *vectors, **_: f"{','.join([_axes(x)] * 3 + ['c'] * len(vectors))}->{_axes(x)},c,c",
-    infer=lambda g, y, x, scale, *_, **__: (x, scale, scale),
+    infer=lambda g, y, x, scale, *_, **__: OPS["batch_norm_dx"].infer(g, x, scale),
     differentiable=False,
     scratch=True,
 )

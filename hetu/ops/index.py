@@ -41,7 +41,7 @@ def require_indices(type_: TensorType) -> None:
 def check_range(xp: ModuleType, ids: Any, size: int, what: str) -> None:
     """ValueRangeError that shows the first id outside 0 ... size - 1 and where it stands."""
     if xp is np and ids.dtype.kind == "i":  # negative ids are huge unsigned ones
-        if np.maximum.reduce(ids.view(f"u{ids.itemsize}"), None, initial=0) < size:
+        if np.maximum.reduce(ids.view(f"u{ids.itemsize}"), None, initial=0) < size or ids.size == 0:
             return
     elif product(ids.shape) == 0 or (int(xp.max(ids)) < size and int(xp.min(ids)) >= 0):
         return

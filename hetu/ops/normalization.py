@@ -17,12 +17,13 @@ import numpy as np
 from ..errors import ShapeError, public
 from ..graph import OPS, Node
 from ..op import as_nodes, op, require_float
-from ..types import TensorType
+from ..types import TensorType, promote
 from .batch_norm import (
     batch_norm,
     batch_norm_dx,
     batch_norm_train,
     check_vectors,
+    gradient_type,
     lift,
     runs_fast,
 )
@@ -44,7 +45,7 @@ Call = Callable[[], Any]
 
 
 def _wide_nodes(scale: Node, *activations: Node) -> tuple[Node, ...]:
-    return tuple(cast_to(x, np.result_type(x.dtype, scale.dtype)) for x in activations)
+    return tuple(cast_to(x, promote(x.dtype, scale.dtype)) for x in activations)
 
 
 def _layer_type(x: TensorType, scale: TensorType, bias: TensorType, *, dtype: str | None, **_: Any) -> TensorType:
@@ -133,7 +134,8 @@ def layer_norm_bind(
 def _layer_dx_type(
     g: TensorType, x: TensorType, scale: TensorType, *, dtype: str | None, **_: Any
 ) -> tuple[TensorType, ...]:
-    return stored(x, dtype), scale, scale
+    vector = gradient_type(x, scale)
+    return stored(x, dtype), vector, vector
 
 
 @op(infer=_layer_dx_type, dims="...v!,...v!,v!->...v!,v!,v!")
@@ -267,7 +269,10 @@ class _InverseRms:
         np.reciprocal(self.values, self.values)
 
 
-@op(infer=lambda g, x, scale, *, dtype, **_: (stored(x, dtype), scale), dims="...v!,...v!,v!->...v!,v!")
+@op(
+    infer=lambda g, x, scale, *, dtype, **_: (stored(x, dtype), gradient_type(x, scale)),
+    dims="...v!,...v!,v!->...v!,v!",
+)
 def rms_norm_dx(
     xp: ModuleType, g: Any, x: Any, scale: Any, *, epsilon: float = 1e-6, dtype: str | None = None
 ) -> tuple[Any, Any]:

@@ -28,7 +28,7 @@ def stored_attrs(*_: TensorType, dtype: str | None, **attrs: Any) -> dict[str, A
     """`normalize` of operators with the attribute `dtype`, that in which results are stored; None is that of x."""
     if dtype is not None and not is_float(as_dtype(dtype)):
         raise DTypeError(f"got dtype={dtype!r}, wanted one of floats", fix='leave it out, or use such as "float32"')
-    return {**attrs, "dtype": None if dtype is None else as_dtype(dtype).name}
+    return {**attrs, "dtype": dtype}
 
 
 def stored(x: TensorType, dtype: str | None) -> TensorType:

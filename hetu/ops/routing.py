@@ -19,7 +19,7 @@ from ..backend import Scratch
 from ..errors import ArgumentError, ShapeError, ValueRangeError, public
 from ..graph import OPS, Node
 from ..op import Instruction, as_node, op, require_float
-from ..types import Size, TensorType, compatible, promote
+from ..types import Dim, Size, TensorType, compatible, promote
 from .along_axis import take_along_axis
 from .index import check_range, one_hot, require_indices
 
@@ -36,6 +36,7 @@ def moe_slots(experts: Any, *, count: int, capacity: Size) -> Node:
     >>> ht.evaluate(moe_slots([[0, 1], [1, 0], [1, 0]], count=2, capacity=2)).tolist()
     [[0, -1], [2, 1], [3, -1]]
     """
+    _check_positive(count=count, capacity=capacity)
     experts = as_node(experts)
     if experts.ndim != 2:
         raise ShapeError(f"moe_slots: experts are {experts.type}, wanted (tokens, k)", fix="give each token a row")
@@ -47,6 +48,13 @@ def moe_slots(experts: Any, *, count: int, capacity: Size) -> Node:
 
 
 # -- rules that the operators share ------------------------------------------------------------------------------
+
+
+def _check_positive(**sizes: Any) -> None:
+    for name, value in sizes.items():
+        known = isinstance(value, int | np.integer) and not isinstance(value, bool)
+        if not isinstance(value, Dim) and not (known and value > 0):
+            raise ArgumentError(f"{name}={value!r}", fix="pass a positive whole number")
 
 
 def _check_types(slots: TensorType, *floats: TensorType) -> None:
@@ -79,7 +87,7 @@ def _check_slots(xp: ModuleType, slots: Any, count: int) -> None:
 
 def _rows(xp: ModuleType, y: Any, slots: Any) -> Any:
     """What lies in the slots, (tokens, k, features); zeros for -1."""
-    flat, kept = xp.reshape(y, (-1, y.shape[2])), slots >= 0
+    flat, kept = xp.reshape(y, (y.shape[0] * y.shape[1], y.shape[2])), slots >= 0
     rows = xp.take(flat, xp.reshape(xp.where(kept, slots, xp.zeros_like(slots)), (-1,)), axis=0)
     rows = xp.reshape(rows, (*slots.shape, y.shape[2]))
     return xp.where(kept[..., None], rows, xp.zeros_like(rows))
@@ -107,9 +115,7 @@ class _Reading:
 
 
 def _dispatch_attrs(*types: TensorType, experts: Any, capacity: Any) -> dict[str, Any]:
-    for name, value in (("experts", experts), ("capacity", capacity)):
-        if isinstance(value, bool) or (isinstance(value, int) and value < 1):
-            raise ArgumentError(f"{name}={value!r}", fix="pass a positive number")
+    _check_positive(experts=experts, capacity=capacity)
     return {"experts": experts, "capacity": capacity}
 
 
@@ -137,7 +143,7 @@ def moe_dispatch(xp: ModuleType, x: Any, slots: Any, weights: Any, *, experts: i
     rows = xp.expand_dims(weights, axis=2) * xp.expand_dims(x, axis=1)
     y = xp.zeros((experts * capacity + 1, x.shape[1]), dtype=rows.dtype)
     xp.add.at(y, slots, rows)  # -1 is the last row, which is left out
-    return y[:-1].reshape(experts, capacity, -1)
+    return xp.reshape(y[:-1, :], (experts, capacity, x.shape[1]))
 
 
 moe_dispatch.normalize(_dispatch_attrs)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from .. import lanes
+from ..backend import fixed_value
 from ..errors import ArgumentError, ShapeError
 from ..graph import Node
 from ..op import op, require_float
@@ -43,7 +44,7 @@ def sparse_matmul(xp: ModuleType, rows: Any, columns: Any, values: Any, x: Any, 
     >>> ht.evaluate(sparse_matmul([0, 0, 1], [1, 2, 0], [1.0, 0.5, 2.0], x, size=2)).tolist()
     [[5.5, 7.0], [2.0, 4.0]]
     """
-    if _is_fixed(rows, columns):
+    if xp is np and _is_fixed(rows, columns):
         _check_entries(xp, rows, columns, size, x.shape[0])
     y = xp.zeros((size, x.shape[1]), dtype=x.dtype)
     xp.add.at(y, rows, values[:, None] * x[columns])
@@ -90,7 +91,7 @@ def _check_entries(xp: ModuleType, rows: Any, columns: Any, size: int, nodes: in
 
 
 def _is_fixed(*arrays: Any) -> bool:
-    return all(isinstance(a, np.ndarray) and not a.flags.writeable for a in arrays)
+    return all(fixed_value(a) is not None for a in arrays)
 
 
 @sparse_matmul.grad
