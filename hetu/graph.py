@@ -22,7 +22,7 @@ from .source import Site, user_site
 from .types import NodeType, Shape, TensorType, show_type
 
 if TYPE_CHECKING:
-    from .op import Op
+    from .op import Op, Role
 
 OPS: dict[str, Op] = {}  # every operator by name; filled by `op.py`
 _serial = itertools.count()
@@ -191,6 +191,11 @@ class Node:
     @property
     def ndim(self) -> int:
         return len(self.tensor.shape)
+
+    @property
+    def role(self) -> Role:
+        """What the operator is to those who handle graphs."""
+        return self.op.role
 
     @property
     def name(self) -> str:

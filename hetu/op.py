@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from functools import partial
 from types import MappingProxyType, ModuleType
 from typing import Any, TypeVar
@@ -41,6 +42,22 @@ MANY = 1 << 20  # elements that are worth a lane of their own
 FEW = 1 << 12  # elements, up to which the overhead of a call counts
 
 
+class Role(Enum):
+    """What an operator is to those who handle graphs. It is declared with the operator; nobody asks for its name."""
+
+    COMPUTE = "compute"
+    PLACEHOLDER = "placeholder"
+    VARIABLE = "variable"
+    CONSTANT = "constant"
+    ITEM = "item"  # one output of an operator that has several: a name, not work
+    LOOKUP = "lookup"  # rows of a table, the first input, by ids, the second
+    SCATTER = "scatter"  # the gradient of a lookup: the table, ids, and the rows that are added at the ids
+    UPDATE = "update"  # the new values of a parameter, its first input, and of its optimizer's state
+    COMMUNICATION = "communication"
+    MOVE = "move"  # moves or copies numbers and computes none
+    HINT = "hint"  # says how its input is to lie
+
+
 class Op:
     """An operator and its table of rules (see `hetu/README.md`, "the operator in one place").
 
@@ -52,6 +69,7 @@ class Op:
         forward: Callable[..., Any],
         *,
         name: str = "",
+        role: Role = Role.COMPUTE,
         infer: Infer | None = None,
         dims: str | Callable[..., str] | None = None,
         reduce: str = "sum",
@@ -67,6 +85,7 @@ class Op:
         on_host: bool = False,
     ) -> None:
         self.forward, self.name = forward, name or forward.__name__.rstrip("_")
+        self.role = role
         self.dims, self.reduce, self.linear, self.like = dims, reduce, linear, like
         self.inplace = {} if inplace is None else dict(inplace)
         self.ufunc, self.cuda, self.differentiable = ufunc, cuda, differentiable

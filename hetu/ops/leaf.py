@@ -14,7 +14,7 @@ import numpy as np
 
 from ..errors import ArgumentError, GraphError, ShapeError, public
 from ..graph import Node, scoped_name
-from ..op import op, same_type
+from ..op import Role, op, same_type
 from ..types import Dim, Shape, TensorType, as_dtype, same, show_shape
 
 __all__ = [
@@ -36,12 +36,12 @@ def _typed(*, shape: Shape, dtype: str, **_: Any) -> TensorType:
     return TensorType(shape, as_dtype(dtype))
 
 
-@op(name="placeholder", infer=_typed, differentiable=False)
+@op(name="placeholder", role=Role.PLACEHOLDER, infer=_typed, differentiable=False)
 def _placeholder(xp: ModuleType, *, name: str, shape: Shape, dtype: str) -> Any:
     raise GraphError(f"placeholder {name!r} has no value", fix=f"feed it: {{{name!r}: array}}")
 
 
-@op(name="variable", infer=_typed, differentiable=False)
+@op(name="variable", role=Role.VARIABLE, infer=_typed, differentiable=False)
 def _variable(xp: ModuleType, *, name: str, shape: Shape, dtype: str, init: Any, trainable: bool) -> Any:
     raise GraphError(f"variable {name!r} has no value", fix="run it through an Executor")
 
@@ -101,7 +101,7 @@ def _checked_size(name: str, size: Any) -> int:
     return int(size)
 
 
-@op(infer=lambda *, value: TensorType(value.shape, as_dtype(value.dtype)), differentiable=False)
+@op(role=Role.CONSTANT, infer=lambda *, value: TensorType(value.shape, as_dtype(value.dtype)), differentiable=False)
 def constant(xp: ModuleType, *, value: np.ndarray) -> Any:
     """A fixed array.
 
@@ -135,7 +135,7 @@ def size(xp: ModuleType, *, value: int) -> Any:
     return xp.asarray(value, dtype=xp.int64)
 
 
-@op(infer=lambda type_, *, index: type_[index])
+@op(role=Role.ITEM, infer=lambda type_, *, index: type_[index])
 def item(xp: ModuleType, values: tuple[Any, ...], *, index: int) -> Any:
     """One output of an operator that has several; autodiff and the planner treat it as a name, not as work.
 
