@@ -295,10 +295,10 @@ def test_bfloat16_is_stored_and_float32_computed():
     [
         ("rows", "total = v > top ? total * exp(top - v) + 1", "total = v > top ? total + 1"),
         ("rows", "FOR_COLUMNS y[start + c * inner] = exp(", "FOR_COLUMNS y[start + c * inner + 1] = exp("),
-        ("prelude", "    __syncthreads();\n    return warp_sum(", "    return warp_sum("),
+        ("prelude", "    __syncthreads();\n    return warp_fold(", "    return warp_fold("),
         (
             "prelude",
-            "threadIdx.x % 32 < blockDim.x / 32 ? partial[threadIdx.x % 32] : (T)0",
+            "threadIdx.x % 32 < blockDim.x / 32 ? partial[threadIdx.x % 32] : neutral",
             "partial[threadIdx.x % 32]",
         ),
     ],
