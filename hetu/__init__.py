@@ -6,20 +6,21 @@ Everything a program needs is here: operators (`ht.matmul`), builders (`ht.nn`, 
 
 from typing import Any
 
-from . import data, errors, graph, init, metrics, nn, optim, schedules, show
-from .autodiff import gradients, recompute
-from .executor import STRATEGIES, Executor, debug_nans, evaluate
+from . import data, init, look, metrics, nn, optim, schedules
+from .core import errors, graph
+from .core.autodiff import gradients, recompute
+from .core.executor import STRATEGIES, Executor, debug_nans, evaluate
+from .core.graph import Graph, Node, rewrite, scope, tagged
+from .core.op import op
+from .core.state import State
 from .gradcheck import check_gradients
-from .graph import Graph, Node, rewrite, scope, tagged
-from .op import op
+from .look.profiler import Profile, profile
+from .look.summary import summary
 from .ops import *
-from .profiler import Profile, profile
-from .state import State
-from .summary import summary
 from .training import History, fit
 
 __version__ = "0.1.0"
-show.install()
+look.install()
 
 
 def _auto() -> Any:
@@ -29,6 +30,13 @@ def _auto() -> Any:
 
 
 STRATEGIES["auto"] = _auto
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """What `%load_ext hetu` calls: cells that begin with `%%ranks 4` run on many ranks."""
+    from .teach import notebook
+
+    notebook.load_ipython_extension(shell)
 
 
 def __getattr__(name: str) -> Any:

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from typing import TypedDict, Unpack
 
-from .autodiff import gradients
-from .errors import ArgumentError, GradientError, ShapeError, public
-from .graph import OPS, Node, topological, unique_name
+from .core.autodiff import gradients
+from .core.errors import ArgumentError, GradientError, ShapeError, public
+from .core.graph import OPS, Node, topological, unique_name
+from .core.leaf import variable
 from .init import zeros
 from .ops import astype, clip, maximum, sqrt, update
 from .ops import sum as sum_
-from .ops.leaf import variable
 from .schedules import Schedule
 
 __all__ = ["AMSGrad", "AdaGrad", "Adam", "AdamW", "LAMB", "Momentum", "Optimizer", "RMSProp", "SGD", "Updates"]

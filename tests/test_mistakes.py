@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import hetu as ht
-from hetu import errors
+from hetu.core import errors
 
 MISTAKES: dict[str, tuple[Callable, type[Exception], list[str]]] = {}
 

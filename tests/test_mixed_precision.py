@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 
 import hetu as ht
-from hetu import nn, types
+from hetu import nn
+from hetu.core import types
+from hetu.core.errors import ArgumentError, DTypeError, MissingDependencyError
+from hetu.core.graph import OPS, topological
+from hetu.core.interpret import interpret
+from hetu.core.simplify import simplify
 from hetu.dist import DataParallel, run_ranks
-from hetu.errors import ArgumentError, DTypeError, MissingDependencyError
-from hetu.graph import OPS, topological
-from hetu.interpret import interpret
 from hetu.passes import mixed_precision as lowered
 from hetu.passes.mixed_precision import FIRST_SCALE, NORMS, PATIENCE
 from hetu.passes.share import share_layer_norm
-from hetu.passes.simplify import simplify
 
 RNG = np.random.default_rng(0)
 CENTERS = RNG.standard_normal((4, 64)).astype("float32")

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import hetu as ht
-from hetu.graph import OPS, Node, topological
-from hetu.interpret import interpret
-from hetu.types import TensorType, is_float
+from hetu.core.graph import OPS, Node, topological
+from hetu.core.interpret import interpret
+from hetu.core.types import TensorType, is_float
 
 from .samples import SAMPLES, Sample
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import hetu as ht
-from hetu.graph import OPS, topological
-from hetu.interpret import interpret
+from hetu.core.graph import OPS, topological
+from hetu.core.interpret import interpret
 from hetu.passes import PASSES, chosen_passes, fuse_norm_relu, resolve_training, simplify, specialise
 
 X = (3, 4)

@@ -7,7 +7,7 @@ import pytest
 
 import hetu as ht
 from hetu import dist
-from hetu.errors import ArgumentError, DTypeError, ShapeError, ValueRangeError
+from hetu.core.errors import ArgumentError, DTypeError, ShapeError, ValueRangeError
 
 
 def layer(x, gate, up, down, k=2, capacity=8):

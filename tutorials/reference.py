@@ -18,16 +18,16 @@ from typing import Any
 
 import hetu as ht
 from hetu import dist, ops, passes, plan, ps
-from hetu.dist.partition import partition
+from hetu.core.graph import OPS
+from hetu.core.op import Op
+from hetu.dist.cut.partition import partition
 from hetu.gpu_kernels.table import MODULE_OF
-from hetu.graph import OPS
-from hetu.op import Op
 
 FOLDER = Path(__file__).with_suffix("")
 NOTE = "*Written by `python tutorials/reference.py` from the docstrings; change those.*"
 HOME = "[Reference](README.md)"
 MARKUP = re.compile(r"(?<! )\*|\*(?! )|<(?=[\w/!])|(?<!\w)_|_(?!\w)")  # what Markdown would not show as it stands
-BY_PASSES = ("hetu.passes.fused_group", "hetu.dist.ops", "hetu.dist.bucket", "hetu.ps.ops")
+BY_PASSES = ("hetu.passes.fused_group", "hetu.dist.ops", "hetu.dist.cut.bucket", "hetu.ps.ops")
 STRATEGIES = {
     "hetu.dist": "Strategy Kept DataParallel ZeRO TensorParallel ExpertParallel Parallel Pipeline Heterogeneous Staged "
     "Schedule stage place shard Layout Shard Mesh",
@@ -283,7 +283,7 @@ def training_step() -> str:
     strategy = dist.DataParallel().build([loss, *new], world_size=2)
     strategy.bucket_bytes = 0
     local = partition([loss], dict(zip(updates, new)), strategy, rank=0)
-    return str(ht.show.to_svg([*local.fetches, *local.updates.values()]))
+    return str(ht.look.to_svg([*local.fetches, *local.updates.values()]))
 
 
 def pages() -> dict[str, str]:

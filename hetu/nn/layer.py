@@ -12,10 +12,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from ..errors import ArgumentError, ShapeError, public
-from ..graph import Node, scope, scoped_name, tagged, unique_name
-from ..op import as_node
-from ..types import compatible
+from ..core.errors import ArgumentError, ShapeError, public
+from ..core.graph import Node, scope, scoped_name, tagged, unique_name
+from ..core.op import as_node
+from ..core.types import compatible
 
 Activation = Callable[[Node], Node]
 

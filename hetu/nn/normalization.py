@@ -6,10 +6,10 @@ Ignored on purpose: batch statistics over ranks, which follow from how the batch
 from __future__ import annotations
 
 from .. import ops
-from ..errors import ArgumentError
-from ..graph import Node
+from ..core.errors import ArgumentError
+from ..core.graph import Node
+from ..core.leaf import variable
 from ..init import ones, zeros
-from ..ops.leaf import variable
 from .layer import Layer, check_sizes
 
 

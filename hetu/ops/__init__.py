@@ -1,5 +1,6 @@
-"""Every operator. Importing this fills the table `hetu.graph.OPS`."""
+"""Every operator. Importing this fills the table `hetu.core.graph.OPS`."""
 
+from ..core.leaf import *
 from .activation import *
 from .along_axis import *
 from .assemble import *
@@ -23,7 +24,6 @@ from .fused_update import *
 from .host import *
 from .index import *
 from .join import *
-from .leaf import *
 from .linalg import *
 from .loss import *
 from .normalization import *

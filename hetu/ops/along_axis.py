@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ShapeError
-from ..graph import Node
-from ..op import Instruction, op
-from ..types import Size, TensorType, compatible, product, show_shape, unify
+from ..core.errors import ShapeError
+from ..core.graph import Node
+from ..core.op import Instruction, op
+from ..core.types import Size, TensorType, compatible, product, show_shape, unify
 from .index import Window, axis_attrs, check_range, find_inside, masked, require_indices, whole_size
 from .shape import axis_letters
 

@@ -1,8 +1,8 @@
 """An array made of parts along one axis, each written where it belongs as soon as it is there.
 
 A chain `start_rows`, `set_rows`, `set_rows`, ... is one array that is filled in place: a part is needed no longer than
-it takes to write it, while `concat` needs all of them beside the result. Made by the pass of `hetu.plan.split` only,
-after autodiff. Ignored on purpose: parts that do not come in order.
+it takes to write it, while `concat` needs all of them beside the result. Only the pass of `hetu.plan.memory.split`
+makes it, after autodiff. Ignored on purpose: parts that do not come in order.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from ..errors import ShapeError
-from ..op import op
-from ..types import TensorType
+from ..core.errors import ShapeError
+from ..core.op import op
+from ..core.types import TensorType
 
 __all__ = ["set_rows", "start_rows"]
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DTypeError, ShapeError, public
-from ..graph import OPS, Node
-from ..op import as_node, as_nodes, op, require_float
-from ..types import Dim, TensorType, compatible, is_float, promote, same, show_shape
+from ..core.errors import DTypeError, ShapeError, public
+from ..core.graph import OPS, Node
+from ..core.op import as_node, as_nodes, op, require_float
+from ..core.types import Dim, TensorType, compatible, is_float, promote, same, show_shape
 
 __all__ = [
     "scaled_dot_product_attention",

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from .. import lanes
-from ..backend import Scratch
-from ..errors import ArgumentError, ShapeError, public
-from ..graph import OPS, Node
-from ..op import MANY, as_node, as_nodes, op, require_float
-from ..types import TensorType, compatible, normalize_axis, product, promote, show_shape
+from ..core.backend import Scratch
+from ..core.errors import ArgumentError, ShapeError, public
+from ..core.graph import OPS, Node
+from ..core.leaf import if_training, with_updates
+from ..core.op import MANY, as_node, as_nodes, op, require_float
+from ..core.types import TensorType, compatible, normalize_axis, product, promote, show_shape
 from . import batch_sweeps
-from .leaf import if_training, with_updates
 from .precision import cast_to, widened
 from .reduction import mean
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from .. import blas, lanes
-from ..backend import Scratch
+from ..core.backend import Scratch
 
 __all__: list[str] = []
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ArgumentError, DTypeError
-from ..graph import Node
-from ..op import Instruction, op, predicate
-from ..types import TensorType, broadcast_shapes, promote
+from ..core.errors import ArgumentError, DTypeError
+from ..core.graph import Node
+from ..core.op import Instruction, op, predicate
+from ..core.types import TensorType, broadcast_shapes, promote
 from .elementwise import common, numbers
 
 __all__ = [

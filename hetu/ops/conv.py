@@ -16,10 +16,10 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from .. import blas
-from ..errors import ArgumentError, ShapeError, public
-from ..graph import Node
-from ..op import as_nodes, op, require_float
-from ..types import Dim, TensorType, compatible, promote, show_shape
+from ..core.errors import ArgumentError, ShapeError, public
+from ..core.graph import Node
+from ..core.op import as_nodes, op, require_float
+from ..core.types import Dim, TensorType, compatible, promote, show_shape
 from .window import Pair, Sizes, Window, check_images, fold, pair, unfold
 
 __all__ = [

@@ -10,10 +10,10 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-from ..errors import ArgumentError, ShapeError, public
-from ..graph import Node
-from ..op import Instruction, as_node, op, weak_dtype
-from ..types import Dim, Shape, TensorType, as_dtype, dtype_in
+from ..core.errors import ArgumentError, ShapeError, public
+from ..core.graph import Node
+from ..core.op import Instruction, as_node, op, weak_dtype
+from ..core.types import Dim, Shape, TensorType, as_dtype, dtype_in
 from .shape import broadcast_like
 
 __all__ = [

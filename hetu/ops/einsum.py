@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from .. import blas
-from ..errors import ArgumentError, ShapeError, public
-from ..graph import Node
-from ..op import Instruction, as_nodes, op
-from ..types import Size, TensorType, compatible, unify
+from ..core.errors import ArgumentError, ShapeError, public
+from ..core.graph import Node
+from ..core.op import Instruction, as_nodes, op
+from ..core.types import Size, TensorType, compatible, unify
 from .linalg import product_dtype
 from .shape import broadcast_like, expand_dims
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DTypeError, ValueRangeError
-from ..graph import OPS, Node
-from ..op import DEFAULT_FLOAT, Instruction, Op, elementwise, float_elementwise, op
-from ..types import TensorType, as_dtype, dtype_in, is_float, promote
+from ..core.errors import DTypeError, ValueRangeError
+from ..core.graph import OPS, Node
+from ..core.op import DEFAULT_FLOAT, Instruction, Op, elementwise, float_elementwise, op
+from ..core.types import TensorType, as_dtype, dtype_in, is_float, promote
 
 __all__ = [
     "abs",

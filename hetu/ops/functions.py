@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ..graph import Node
-from ..op import DEFAULT_FLOAT
+from ..core.graph import Node
+from ..core.op import DEFAULT_FLOAT
 from .elementwise import by_blocks, dtype_of, float_function, floats, negative, square, to_dtype
 
 __all__ = [

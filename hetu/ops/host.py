@@ -1,8 +1,8 @@
 """Copies between the memory of the device and that of the host, for values that are long not read.
 
 The memory plan places the result of `to_host` outside the arena, right after its operand is there; on a CPU both lie in
-the same memory. Made by the pass of `hetu.plan.swap` only, after autodiff. Ignored on purpose: copying while the device
-computes; the copies stand in its queue like all else.
+the same memory. Only the pass of `hetu.plan.memory.swap` makes it, after autodiff. Ignored on purpose: copying while
+the device computes; the copies stand in its queue like all else.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from ..backend import copy_in, copy_out
-from ..op import Instruction, op, same_type
+from ..core.backend import copy_in, copy_out
+from ..core.op import Instruction, op, same_type
 
 __all__ = ["from_host", "to_host"]
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ArgumentError, DTypeError, ShapeError, ValueRangeError, public
-from ..graph import Node
-from ..op import Instruction, op
-from ..types import Size, TensorType, as_dtype, compatible, dtype_in, normalize_axis, product, show_shape
+from ..core.errors import ArgumentError, DTypeError, ShapeError, ValueRangeError, public
+from ..core.graph import Node
+from ..core.op import Instruction, op
+from ..core.types import Size, TensorType, as_dtype, compatible, dtype_in, normalize_axis, product, show_shape
 from .elementwise import add
 from .linalg import permute_dims
 from .shape import axis_letters

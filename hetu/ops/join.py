@@ -11,10 +11,10 @@ from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
-from ..errors import ArgumentError, ShapeError, public
-from ..graph import Node
-from ..op import Instruction, as_node, as_nodes, op, same_type
-from ..types import Size, TensorType, compatible, normalize_axis, promote, show_type, unify
+from ..core.errors import ArgumentError, ShapeError, public
+from ..core.graph import Node
+from ..core.op import Instruction, as_node, as_nodes, op, same_type
+from ..core.types import Size, TensorType, compatible, normalize_axis, promote, show_type, unify
 from .elementwise import astype
 from .shape import axis_letters, broadcast_to, expand_dims, flatten, reshape
 from .slicing import cut_along, getitem

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from .. import blas, lanes
-from ..errors import AxisError, DTypeError, ShapeError, public
-from ..graph import Node
-from ..op import Instruction, as_nodes, op
-from ..types import TensorType, broadcast_shapes, compatible, is_float, normalize_axis, promote, show_shape
+from ..core.errors import AxisError, DTypeError, ShapeError, public
+from ..core.graph import Node
+from ..core.op import Instruction, as_nodes, op
+from ..core.types import TensorType, broadcast_shapes, compatible, is_float, normalize_axis, promote, show_shape
 from .elementwise import add, multiply
 from .shape import axis_letters, expand_dims, reshape, sum_to_like
 

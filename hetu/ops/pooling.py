@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ArgumentError, ShapeError, public
-from ..graph import OPS, Node
-from ..op import as_node, op
-from ..types import Dim, TensorType, compatible, show_shape
+from ..core.errors import ArgumentError, ShapeError, public
+from ..core.graph import OPS, Node
+from ..core.op import as_node, op
+from ..core.types import Dim, TensorType, compatible, show_shape
 from .reduction import mean
 from .window import Pair, Sizes, Window, check_images, fold, pad_image, pair
 

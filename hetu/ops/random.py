@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ArgumentError, DTypeError, public
-from ..graph import Node, scoped_name, unique_name
-from ..op import as_node, op, require_float
-from ..types import Shape, Size, TensorType, as_dtype
-from .leaf import if_training, variable
+from ..core.errors import ArgumentError, DTypeError, public
+from ..core.graph import Node, scoped_name, unique_name
+from ..core.leaf import if_training, variable
+from ..core.op import as_node, op, require_float
+from ..core.types import Shape, Size, TensorType, as_dtype
 from .shape import axis_letters
 from .window import check_images
 

@@ -25,19 +25,10 @@ from typing import Any
 import numpy as np
 
 from .. import blas
-from ..errors import AxisError, ShapeError, public
-from ..graph import Node
-from ..op import Instruction, as_node, op, same_type
-from ..types import (
-    Shape,
-    Size,
-    TensorType,
-    compatible,
-    normalize_axes,
-    normalize_axis,
-    product,
-    show_shape,
-)
+from ..core.errors import AxisError, ShapeError, public
+from ..core.graph import Node
+from ..core.op import Instruction, as_node, op, same_type
+from ..core.types import Shape, Size, TensorType, compatible, normalize_axes, normalize_axis, product, show_shape
 
 __all__ = [
     "broadcast_like",

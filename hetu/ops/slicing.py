@@ -14,10 +14,10 @@ from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
-from ..errors import ArgumentError, AxisError, ShapeError, public
-from ..graph import Node
-from ..op import Instruction, as_node, op
-from ..types import Dim, Size, TensorType, compatible, normalize_axes, normalize_axis
+from ..core.errors import ArgumentError, AxisError, ShapeError, public
+from ..core.graph import Node
+from ..core.op import Instruction, as_node, op
+from ..core.types import Dim, Size, TensorType, compatible, normalize_axes, normalize_axis
 from .shape import axis_letters
 
 __all__ = [

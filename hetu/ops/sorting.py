@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ArgumentError, ShapeError
-from ..graph import OPS, Node
-from ..op import op, same_type
-from ..types import TensorType
+from ..core.errors import ArgumentError, ShapeError
+from ..core.graph import OPS, Node
+from ..core.op import op, same_type
+from ..core.types import TensorType
 from .reduction import along_axis_dims, one_axis
 
 __all__ = [

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from ..op import Instruction, op
-from ..types import TensorType
+from ..core.op import Instruction, op
+from ..core.types import TensorType
 from .update_kernels import add_scaled, blocks, decay, negated, outputs_in_place, scaled_step, update_type
 from .update_rows import row_form, subtract_rows
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DTypeError
-from ..op import Instruction, Op, op
-from ..types import TensorType
+from ..core.errors import DTypeError
+from ..core.op import Instruction, Op, op
+from ..core.types import TensorType
 from .index import Window, add_rows, check_range
 from .update_kernels import check_alike, check_scalars, check_tables, negated, outputs_in_place
 

@@ -17,9 +17,9 @@ from functools import reduce
 
 import numpy as np
 
-from ..graph import OPS, Node, replace, rewrite, topological
-from ..ops.leaf import variable
-from ..types import is_float
+from ..core.graph import OPS, Node, replace, rewrite, topological
+from ..core.leaf import variable
+from ..core.types import is_float
 
 FIRST_SCALE, MOST = 2.0**15, 2.0**24
 PATIENCE = 2000  # good steps before the scale doubles

@@ -13,10 +13,10 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 
-from ..dist.builders import DataParallel
-from ..dist.layout import DUP, Layout, Shard
-from ..dist.strategy import Kept, Strategy
-from ..graph import Node, topological
+from ..core.graph import Node, topological
+from ..dist.cut.builders import DataParallel
+from ..dist.cut.strategy import Kept, Strategy
+from ..dist.layout.layout import DUP, Layout, Shard
 
 
 class _Homes(DataParallel):

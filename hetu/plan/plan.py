@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..dist.placement import Placement
-from ..dist.strategy import Strategy
-from ..errors import ArgumentError
-from ..graph import Node, topological
-from ..ps.cache import Cache
+from ..core.errors import ArgumentError
+from ..core.graph import Node, topological
+from ..dist.cut.placement import Placement
+from ..dist.cut.strategy import Strategy
 from ..ps.served import Served
-from .fit import fit
+from ..ps.store.cache import Cache
+from .costs.profile import Profile
 from .hybrid import Hybrid
-from .profile import Profile
+from .memory.fit import fit
 from .why import Rated, Why
 
 

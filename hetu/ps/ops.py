@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from ..op import Op, op
+from ..core.op import Op, op
+from ..core.types import Shape, TensorType, as_dtype
 from ..ops.shape import axis_letters
-from ..types import Shape, TensorType, as_dtype
 
 TOKEN = TensorType((0,), np.dtype("uint8"))  # stands for "it has been sent"
 

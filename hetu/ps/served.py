@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ArgumentError, GradientError
-from ..graph import Node, rewrite, topological
+from ..core.errors import ArgumentError, GradientError
+from ..core.graph import Node, rewrite, topological
+from ..core.program import Program
+from ..core.state import initial_value
 from ..ops.update import ROW_FORMS
-from ..program import Program
-from ..state import initial_value
-from .client import Client
 from .ops import TOKEN, descend_rows, pull, pull_rows, push, push_rows, set_rate, tick
-from .partition import Parameter
+from .store.partition import Parameter
+from .wire.client import Client
 
 
 class Served:

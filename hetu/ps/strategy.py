@@ -17,22 +17,22 @@ from typing import Any
 
 import numpy as np
 
-from .. import checkpoint
-from ..errors import ArgumentError, ShapeError
-from ..graph import Node, origin_of, topological
+from ..core import checkpoint
+from ..core.errors import ArgumentError, ShapeError
+from ..core.graph import Node, origin_of, topological
+from ..core.program import Program
+from ..core.source import Site
+from ..core.state import State, Wanted, fitting
+from ..core.types import Atom, Dim
 from ..passes import Pass, simplify
-from ..program import Program
-from ..source import Site
-from ..state import State, Wanted, fitting
-from ..types import Atom, Dim
-from .cache import Cache
-from .client import Client
-from .consistency import Consistency
-from .environment import connect, place
-from .partition import Parameter
-from .rows import Rows
 from .saved import Saved
 from .served import Calls, Served, create, expected
+from .store.cache import Cache
+from .store.consistency import Consistency
+from .store.partition import Parameter
+from .wire.client import Client
+from .wire.environment import connect, place
+from .wire.rows import Rows
 
 AGREEMENT = "agreement"  # begins the names of what workers agree on
 FilePath = str | os.PathLike[str]
@@ -57,7 +57,7 @@ class Worker:
 
 @dataclass(frozen=True)
 class Local:
-    """One worker's graph, in the form that an executor takes; compare `hetu.dist.partition.Local`."""
+    """One worker's graph, in the form that an executor takes; compare `hetu.dist.cut.partition.Local`."""
 
     fetches: tuple[Node, ...]
     tokens: tuple[Node, ...]

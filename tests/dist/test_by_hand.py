@@ -10,7 +10,7 @@ import pytest
 import hetu as ht
 from hetu import dist
 from hetu.dist import DataParallel, Pipeline, run_ranks
-from hetu.errors import ArgumentError, AxisError, GradientError, GraphError, ShapeError
+from hetu.core.errors import ArgumentError, AxisError, GradientError, GraphError, ShapeError
 
 from .models import losses, mlp
 

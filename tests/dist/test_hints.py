@@ -7,11 +7,11 @@ import pytest
 
 import hetu as ht
 from hetu.dist import SUM, Mesh, run_ranks, shard
-from hetu.dist.builders import TensorParallel
-from hetu.dist.heterogeneous import Heterogeneous
-from hetu.dist.hints import push_hints
-from hetu.dist.strategy import Kept, Strategy
-from hetu.graph import topological
+from hetu.dist.cut.builders import TensorParallel
+from hetu.dist.cut.heterogeneous import Heterogeneous
+from hetu.dist.cut.hints import push_hints
+from hetu.dist.cut.strategy import Kept, Strategy
+from hetu.core.graph import topological
 
 from .models import MODELS, communication, losses
 from .test_strategies import SPLIT, alone

@@ -9,7 +9,7 @@ import pytest
 
 import hetu as ht
 from hetu.dist import Mesh, Pipeline, run_ranks, shard
-from hetu.errors import GraphError
+from hetu.core.errors import GraphError
 
 from .models import communication, losses
 from .test_pipeline import shared, staged_feed, staged_mlp

@@ -23,7 +23,7 @@ from hetu.dist import (
     run_ranks,
     world,
 )
-from hetu.errors import ArgumentError
+from hetu.core.errors import ArgumentError
 
 from .models import STEPS, batches, losses, mlp
 from .test_by_hand import data_parallel

@@ -8,12 +8,12 @@ import numpy as np
 
 import hetu as ht
 from hetu import nn
-from hetu.backend import Device, host_empty, to_numpy
+from hetu.core.backend import Device, host_empty, to_numpy
+from hetu.core.graph import topological
+from hetu.core.interpret import interpret
 from hetu.dist import SerialComm, world
-from hetu.dist.nccl import NCCLComm
+from hetu.dist.comm.nccl import NCCLComm
 from hetu.gpu_kernels.capture import Captured
-from hetu.graph import topological
-from hetu.interpret import interpret
 
 from ..dist.contract import CHECKS
 from ..dist.test_nccl import OnDevice

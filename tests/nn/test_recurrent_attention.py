@@ -7,7 +7,7 @@ import pytest
 
 import hetu as ht
 from hetu import nn
-from hetu.errors import ShapeError
+from hetu.core.errors import ShapeError
 
 BATCH, TIME, INPUTS, FEATURES = 3, 4, 5, 6
 

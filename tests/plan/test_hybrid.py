@@ -14,10 +14,12 @@ import pytest
 import hetu as ht
 from hetu import dist, plan, ps
 from hetu.dist import run_ranks
-from hetu.dist.guard import RANK_VARIABLES, SIZE_VARIABLES
-from hetu.dist.servers import ADDRESSES, TOKEN
-from hetu.plan import Choice, Hybrid, bytes_between_ranks, planner
-from hetu.ps import Client, Options, ServerProcess, environment
+from hetu.dist.comm.guard import RANK_VARIABLES, SIZE_VARIABLES
+from hetu.dist.launch.servers import ADDRESSES, TOKEN
+from hetu.plan import Choice, Hybrid, bytes_between_ranks
+from hetu.plan.search import planner
+from hetu.ps import Client, Options, ServerProcess
+from hetu.ps.wire import environment
 
 from ..dist.test_launch import heturun
 

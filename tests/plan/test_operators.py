@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 import hetu as ht
+from hetu.core.executor import SubGraph
 from hetu.dist import Link, run_ranks
-from hetu.dist.layout import DUP, SUM
-from hetu.executor import SubGraph
+from hetu.dist.layout.layout import DUP, SUM
 from hetu.passes import specialise
 from hetu.plan import Cluster, Plan, Profile, auto, simulate
-from hetu.plan.candidates import Hints, candidates
-from hetu.plan.operators import Operators, experts_of
-from hetu.plan.planner import shapes_of
+from hetu.plan.search.candidates import Hints, candidates
+from hetu.plan.search.operators import Operators, experts_of
+from hetu.plan.search.planner import shapes_of
 
 from ..dist.models import losses
 from ..dist.test_hints import expert_feeds, mixture

@@ -22,12 +22,12 @@ from hetu.dist import (
     run_ranks,
 )
 from hetu.dist.by_hand import all_reduce
-from hetu.dist.microbatch import StageGrid, stage_grid
+from hetu.dist.cut.microbatch import StageGrid, stage_grid
 from hetu.plan import Cluster, Profile, simulate
-from hetu.plan.instructions import Job
-from hetu.plan.links import Device
-from hetu.plan.simulate import SERVERS
-from hetu.plan.timeline import COMMUNICATION, COMPUTE, Event, Timeline
+from hetu.plan.costs.links import Device
+from hetu.plan.simulation.instructions import Job
+from hetu.plan.simulation.simulate import SERVERS
+from hetu.plan.simulation.timeline import COMMUNICATION, COMPUTE, Event, Timeline
 
 from ..dist.models import mlp, transformer
 from .test_hybrid import ROWS, batch, hybrid, job, model

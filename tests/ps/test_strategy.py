@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import hetu as ht
-from hetu.errors import ArgumentError, CheckpointError
+from hetu.core.errors import ArgumentError, CheckpointError
 from hetu.ps import BSP, SSP, Cache, Client, Parameter, ParameterServer, RefusedError, ServerProcess
 from hetu.ps.saved import restore
 
