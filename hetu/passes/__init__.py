@@ -1,4 +1,4 @@
-"""Graph -> Graph passes, in the order the executor applies them.
+"""Graph -> Graph passes, in the order the executor applies them: once each, when all sizes are known.
 
 A pass is a pure function of output nodes. Each can be switched off by name (`Executor(passes=...)` or the environment
 variable `HETU_PASSES`), and the result must not change. Ignored on purpose: memory, see `memory.py`.
@@ -26,7 +26,7 @@ from .norm_relu import fuse_norm_relu
 from .share import share_cross_entropy, share_gelu, share_layer_norm
 from .simplify import simplify
 from .sparsify import sparsify_updates
-from .specialise import specialise
+from .specialize import specialize
 from .training import resolve_training
 from .update import fuse_updates
 
@@ -45,14 +45,12 @@ PASSES: dict[str, Pass] = {
     "absorb_casts": absorb_casts,
     "fuse_linear": fuse_linear,
     "fuse_updates": fuse_updates,
+    # No pass sees into what the following make.
     "group_updates": group_updates,
     "group_checks": group_checks,
     "group_casts": group_casts,
     "fuse_elementwise": fuse_elementwise,
 }
-
-# Once all sizes are known and the graph is that of one rank, as no other pass sees into what they make.
-LAST = (group_updates, group_checks, group_casts, fuse_elementwise)
 
 # What the others make is bound to BLAS and NumPy; elsewhere the plain operators are the faster ones.
 FOR_GPU = frozenset(

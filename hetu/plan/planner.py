@@ -25,7 +25,7 @@ from ..dist.mpi import world
 from ..dist.pipeline import Pipeline
 from ..errors import ArgumentError, BudgetError, HetuError
 from ..graph import Node
-from ..passes import specialise
+from ..passes import specialize
 from ..ps.environment import connect, has_servers
 from ..subgraph import SubGraph
 from ..types import Dim
@@ -214,7 +214,7 @@ class _Search:
             for axis, size in enumerate(shape)
             if isinstance(self.sub.placeholders[name].shape[axis], Dim)
         }
-        return specialise(self.sub.written.outputs, sizes)
+        return specialize(self.sub.written.outputs, sizes)
 
     @functools.cached_property
     def trained(self) -> dict[str, tuple[int, int]]:
