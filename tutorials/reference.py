@@ -53,7 +53,7 @@ GIVEN = {  # those that hetu sets for the processes it starts
 }
 AROUND = {  # what every executor does beside the named passes
     "resolve_training": "first: what depends on whether this sub-graph trains",
-    "specialise": "before the named passes run again: the sizes that were fed",
+    "specialize": "before the named passes: the sizes that were fed",
 }
 
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..ops.random import random_state
-from ..passes import chosen_passes, specialise
+from ..passes import chosen_passes, specialize
 from .backend import Device, aligned_empty
 from .errors import ArgumentError, GraphError, UnknownNameError, did_you_mean, public
 from .graph import Graph, Node
@@ -324,7 +324,7 @@ def evaluate(node: Any, feed: Feed | None = None) -> np.ndarray:
     sub = SubGraph("evaluate", [node])
     values = sub.match(feed or {})
     sizes = {(name, axis): size for name, v in values.items() for axis, size in enumerate(v.shape)}
-    outputs = specialise(sub.fetches, sizes)
+    outputs = specialize(sub.fetches, sizes)
     graph, state = Graph(outputs), State(dict.fromkeys(sub.variables))
     known: dict[Node, Any] = {n: state.arrays[n.name] for n in graph.leaves("variable")}
     known |= {n: values[n.name].astype(n.dtype) for n in graph.leaves("placeholder")}

@@ -41,7 +41,7 @@ class Origin:
 
 
 _tags: ContextVar[Mapping[str, Any]] = ContextVar("tags", default=_EMPTY)
-_origin: ContextVar[Origin | None] = ContextVar("origin", default=None)
+_origin: ContextVar[Origin | Node | None] = ContextVar("origin", default=None)
 
 
 @contextlib.contextmanager
@@ -60,7 +60,7 @@ def origin_of(node: Node, **tags: Any) -> Iterator[None]:
 
     They carry its tags and `tags` on top.
     """
-    token = _origin.set(Origin(node.site, MappingProxyType({**node.tags, **tags}) if tags else node.tags))
+    token = _origin.set(Origin(node.site, MappingProxyType({**node.tags, **tags})) if tags else node)
     try:
         yield
     finally:
@@ -70,7 +70,7 @@ def origin_of(node: Node, **tags: Any) -> Iterator[None]:
 def current_site() -> Site | None:
     """The user's line that a node made now, or an error raised now, belongs to."""
     origin = _origin.get()
-    return origin.site if origin else user_site()
+    return origin.site if origin is not None else user_site()
 
 
 # -- names -----------------------------------------------------------------------------------------------------
@@ -155,8 +155,8 @@ class Node:
         put(self, "inputs", inputs)
         put(self, "attrs", attrs)
         put(self, "type", type_)
-        put(self, "site", origin.site if origin else user_site())
-        put(self, "tags", origin.tags if origin else _tags.get())
+        put(self, "site", origin.site if origin is not None else user_site())
+        put(self, "tags", origin.tags if origin is not None else _tags.get())
         put(self, "serial", next(_serial))
 
     def __setattr__(self, name: str, *value: object) -> None:
@@ -393,13 +393,17 @@ def rewrite(outputs: Iterable[Node], rule: Rule) -> tuple[Node, ...]:
     """
     outputs = tuple(outputs)
     new: dict[Node, Node] = {}
-    for node in topological(outputs):
-        inputs = tuple([new[i] for i in node.inputs])
-        with origin_of(node):
+    before = _origin.set(None)
+    try:
+        for node in topological(outputs):
+            _origin.set(node)  # `with origin_of(node)` around each would take longer than most rules
+            inputs = tuple([new[i] for i in node.inputs])
             made = rule(node, inputs)
             if made is None:
                 made = node if inputs == node.inputs else node.op.make(inputs, node.attrs)
-        new[node] = made
+            new[node] = made
+    finally:
+        _origin.reset(before)
     return tuple(new[o] for o in outputs)
 
 

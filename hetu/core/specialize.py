@@ -11,7 +11,7 @@ from .graph import OPS, Node, rewrite
 from .types import Atom, has_dim, substitute
 
 
-def specialise(outputs: Sequence[Node], sizes: Mapping[Atom, int]) -> tuple[Node, ...]:
+def specialize(outputs: Sequence[Node], sizes: Mapping[Atom, int]) -> tuple[Node, ...]:
     """The graph at the given sizes, for example `{("x", 0): 128}`; a size that does not fit is a ShapeError."""
 
     def rule(node: Node, inputs: tuple[Node, ...]) -> Node | None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..ops.random import random_state
-from ..passes import LAST, Pass, explained, mixed_precision, resolve_training, specialise
+from ..passes import Pass, explained, mixed_precision, resolve_training, specialize
 from .errors import ArgumentError, FeedError, GraphError, did_you_mean
 from .graph import Graph, Node
 from .program import Program
@@ -54,7 +54,6 @@ class SubGraph:
         self.variables = [*graph.leaves("variable"), *self.updates]
         self.random = random_state in self.written.nodes
         self.programs: dict[Any, Program] = {}
-        self.optimised: tuple[Node, ...] | None = None
         self.last: Fed | None = None
         self.fetched = [isinstance(entry, Node) for entry in self.entries]
 
@@ -70,12 +69,6 @@ class SubGraph:
         With a placement they are those of one rank. With `explain` each pass tells what it changed.
         """
         apply = explained if explain else _applied
-        last = [run for run in passes if run in LAST]
-        early = [run for run in passes if run not in last] if placement is None else placement.passes
-        if self.optimised is None:
-            self.optimised = self.written.outputs
-            for run in early:
-                self.optimised = apply(run, self.optimised)
         sizes = {
             (name, axis): size
             for name, shape in shapes.items()
@@ -84,27 +77,22 @@ class SubGraph:
         }
         if placement is not None:
             sizes = placement.sizes(sizes, training=bool(self.updates))
-        outputs = specialise(self.optimised, sizes)
-        if sizes:
-            for run in early:  # sizes are numbers now: more folds
-                outputs = apply(run, outputs)
+        outputs = specialize(self.written.outputs, sizes)
         count, targets, parts = len(self.fetches), list(self.updates), {}
         if placement is not None:
+            for run in placement.passes:
+                outputs = apply(run, outputs)
             local = placement.partition(outputs[:count], dict(zip(targets, outputs[count:])))
             outputs = (*local.fetches, *local.tokens, *local.updates.values())
             count, targets, parts = count + len(local.tokens), list(local.updates), local.feeds
-            for run in passes:
-                # One of `early` could drop communication that another rank, whose constants differ, keeps.
-                if run not in (*early, *last):
-                    outputs = apply(run, outputs)
+            # Again they could drop communication that another rank, whose constants differ, keeps.
+            passes = [run for run in passes if run not in placement.passes]
+        for run in passes:
+            outputs = apply(run, outputs)
         fetches, updates = outputs[:count], dict(zip(targets, outputs[count:]))
         if placement is not None and placement.last is not None:
             fetches, updates = placement.last(fetches, updates)
-            count, targets = len(fetches), list(updates)
-        outputs = (*fetches, *updates.values())
-        for run in last:
-            outputs = apply(run, outputs)
-        return outputs[:count], dict(zip(targets, outputs[count:])), parts
+        return fetches, updates, parts
 
     def match(self, feed: Feed) -> dict[str, np.ndarray]:
         """Fed arrays by placeholder name, in their own order; FeedError for missing, extra or unfitting ones."""

@@ -1,4 +1,4 @@
-"""Graph -> Graph passes, in the order the executor applies them.
+"""Graph -> Graph passes, in the order the executor applies them: once each, when all sizes are known.
 
 A pass is a pure function of output nodes. Each can be switched off by name (`Executor(passes=...)` or the environment
 variable `HETU_PASSES`), and the result must not change. Ignored on purpose: memory, see `memory.py`.
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from ..core.errors import UnknownNameError, did_you_mean
 from ..core.graph import Node
 from ..core.simplify import simplify
-from ..core.specialize import specialise
+from ..core.specialize import specialize
 from ..core.training_flag import resolve_training
 from ..look.explain import explained
 from .absorb_casts import absorb_casts
@@ -45,14 +45,12 @@ PASSES: dict[str, Pass] = {
     "absorb_casts": absorb_casts,
     "fuse_linear": fuse_linear,
     "fuse_updates": fuse_updates,
+    # No pass sees into what the following make.
     "group_updates": group_updates,
     "group_checks": group_checks,
     "group_casts": group_casts,
     "fuse_elementwise": fuse_elementwise,
 }
-
-# Once all sizes are known and the graph is that of one rank, as no other pass sees into what they make.
-LAST = (group_updates, group_checks, group_casts, fuse_elementwise)
 
 # What the others make is bound to BLAS and NumPy; elsewhere the plain operators are the faster ones.
 FOR_GPU = frozenset(

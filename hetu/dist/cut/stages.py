@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from ...core.errors import ArgumentError, GraphError, ShapeError
 from ...core.graph import Node, readers_of, tagged, topological
 from ...ops.random import random_state
-from ...passes import specialise
+from ...passes import specialize
 from ...look.profiler import flops
 from ...core.types import Dim
 from .partition import updating
@@ -255,7 +255,7 @@ def at_nominal_size(outputs: Sequence[Node]) -> tuple[Node, ...]:
         if isinstance(size, Dim)
     }
     try:
-        return specialise(outputs, sizes)
+        return specialize(outputs, sizes)
     except ShapeError as error:
         raise ArgumentError(
             f"cannot weigh the layers with {NOMINAL} for every unknown size: {error.message}",

@@ -27,7 +27,7 @@ from ...dist.comm.mpi import world
 from ...dist.cut.builders import Parallel
 from ...dist.cut.pipeline import Pipeline
 from ...dist.layout.layout import Mesh
-from ...passes import specialise
+from ...passes import specialize
 from ...ps.wire.environment import connect, has_servers
 from ..costs.profile import Profile
 from ..hybrid import Hybrid
@@ -214,7 +214,7 @@ class _Search:
             for axis, size in enumerate(shape)
             if isinstance(self.sub.placeholders[name].shape[axis], Dim)
         }
-        return specialise(self.sub.written.outputs, sizes)
+        return specialize(self.sub.written.outputs, sizes)
 
     @functools.cached_property
     def trained(self) -> dict[str, tuple[int, int]]:
