@@ -420,8 +420,8 @@ class Graph:
         return topological(self.outputs)
 
     def leaves(self, kind: str) -> list[Node]:
-        """The placeholders, variables or constants, in graph order."""
-        return [n for n in self.nodes if n.op.name == kind]
+        """The nodes of the role "placeholder", "variable" or "constant", in graph order."""
+        return [n for n in self.nodes if n.role.value == kind]
 
     def verify(self) -> None:
         """GraphError unless every node's type follows from its inputs and each name belongs to one node."""

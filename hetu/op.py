@@ -53,9 +53,12 @@ class Role(Enum):
     LOOKUP = "lookup"  # rows of a table, the first input, by ids, the second
     SCATTER = "scatter"  # the gradient of a lookup: the table, ids, and the rows that are added at the ids
     UPDATE = "update"  # the new values of a parameter, its first input, and of its optimizer's state
-    COMMUNICATION = "communication"
+    COMMUNICATION = "communication"  # gets the program's communicator as `comm=`; `order` is its place in line
     MOVE = "move"  # moves or copies numbers and computes none
     HINT = "hint"  # says how its input is to lie
+
+
+LEAVES = frozenset({Role.PLACEHOLDER, Role.VARIABLE, Role.CONSTANT})  # what a program is given and never computes
 
 
 class Op:
@@ -79,7 +82,6 @@ class Op:
         ufunc: str | None = None,
         cuda: str | None = None,
         differentiable: bool = True,
-        communicates: bool = False,
         lazy: bool = False,
         scratch: bool = False,
         on_host: bool = False,
@@ -90,7 +92,6 @@ class Op:
         self.inplace = {} if inplace is None else dict(inplace)
         self.ufunc, self.cuda, self.differentiable = ufunc, cuda, differentiable
         self.lazy = lazy  # runs as late as its readers allow, so that what it waits for has time
-        self.communicates = communicates  # gets the program's communicator as `comm=`; `order` is its place in line
         self.scratch = scratch  # its `bind` takes working memory of `scratch=`, which the plan shares out
         self.on_host = on_host  # its result lies in the memory of the host, outside the arena
         self.infer_rule = infer

@@ -21,7 +21,7 @@ from hetu import dist, ops, passes, plan, ps
 from hetu.dist.partition import partition
 from hetu.gpu_kernels.table import MODULE_OF
 from hetu.graph import OPS
-from hetu.op import Op
+from hetu.op import Op, Role
 
 FOLDER = Path(__file__).with_suffix("")
 NOTE = "*Written by `python tutorials/reference.py` from the docstrings; change those.*"
@@ -152,7 +152,7 @@ def table() -> str:
     rows = ["| operator | module | gradient | dims | CUDA |", "|---|---|---|---|---|"]
     for op in operators():
         name = f"[{op.name}](operators.md#{op.name})" if op.name in public else op.name
-        computed = "communicates" if op.communicates else cuda(op)
+        computed = "communicates" if op.role is Role.COMMUNICATION else cuda(op)
         rows.append(f"| {name} | {op.__module__.removeprefix('hetu.')} | {gradient(op)} | {dims(op)} | {computed} |")
     return "\n".join(rows)
 

@@ -17,6 +17,7 @@ from functools import cached_property
 from typing import Any
 
 from ..graph import Node, topological
+from ..op import Role
 from ..memory import types_of
 from .layout import ACROSS, DUP, MAX, MIN, SUM, Layout, Shard
 from .rules import Rule, Term, rule_of
@@ -121,10 +122,10 @@ def deduce(
         if not node.inputs:
             layout = leaf(node, False)
             found.layouts[node] = (grid_of(node).layout({}) if layout is None else layout,)
-            if node.op.name == "variable":
+            if node.role is Role.VARIABLE:
                 pinned.add(node)
             continue
-        if node.op.name == "item":
+        if node.role is Role.ITEM:
             found.layouts[node] = (found.layouts[node.inputs[0]][node.attrs["index"]],)
             found.wants[node] = found.layouts[node]
             continue
@@ -146,7 +147,7 @@ def _given(found: Deduction, node: Node, leaf: Callable[[Node, bool], Layout | N
 def _decide(
     node: Node, given: Sequence[Layout | None], grid: Grid, pinned: set[Node], readers: Counter[Node]
 ) -> Decision:
-    hint = node.attrs.get("layout") if node.op.name == "shard" else None
+    hint = node.attrs.get("layout") if node.role is Role.HINT else None
     if hint is not None:
         here = grid.hinted(hint, given[0], node)
         return Decision((here,), (here,))

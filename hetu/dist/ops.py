@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import AxisError, ShapeError
-from ..op import Op, op
+from ..op import Op, Role, op
 from ..types import Shape, TensorType, as_dtype
 from .collectives import Collective
 from .comm import Comm
@@ -130,7 +130,7 @@ def _make(kind: str) -> Op:
         name=kind,
         infer=_local_type,
         differentiable=kind in ADJOINT,
-        communicates=True,
+        role=Role.COMMUNICATION,
         inplace={0: (0,)} if kind == "all_reduce" else None,
     )
     made.bind(_bind)
@@ -159,7 +159,7 @@ def _shard_type(x: TensorType, *, layout: Layout) -> TensorType:
     return x
 
 
-@op(infer=_shard_type, dims="...->...")
+@op(role=Role.HINT, infer=_shard_type, dims="...->...")
 def shard(xp: ModuleType, x: Any, *, layout: Layout) -> Any:
     """`x`, with a hint that it is to be laid out so; its gradient gets the same layout. Without a strategy it is `x`.
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..autodiff import gradients
 from ..executor import Executor
-from ..memory import LEAVES
+from ..op import LEAVES
 from ..ops import placeholder, tanh
 from ..ops import sum as sum_
 from ..program import Program
@@ -103,7 +103,7 @@ def compiled() -> tuple[Program, list[Row], list[str]]:
         return str(roots[node, 0][0].serial)
 
     rows = [
-        Row(name(n), int(n.tensor.nbytes), tuple(name(i) for i in n.inputs if roots[i, 0][0].op.name not in LEAVES))
+        Row(name(n), int(n.tensor.nbytes), tuple(name(i) for i in n.inputs if roots[i, 0][0].role not in LEAVES))
         for n in program.plan.order
     ]
     return program, rows, [name(f) for f in program.fetches]

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..errors import DTypeError, ValueRangeError
 from ..graph import OPS, Node
-from ..op import DEFAULT_FLOAT, Instruction, Op, elementwise, float_elementwise, op
+from ..op import DEFAULT_FLOAT, Instruction, Op, Role, elementwise, float_elementwise, op
 from ..types import TensorType, as_dtype, dtype_in, is_float, promote
 
 __all__ = [
@@ -271,7 +271,7 @@ def power_check(xp: ModuleType, a: Any, b: Any) -> None:
 
 @power.grad
 def power_grad(g: Node, y: Node, a: Node, b: Node) -> tuple[Node | None, Node | None]:
-    if b.op.name == "constant" and b.ndim == 0:
+    if b.role is Role.CONSTANT and b.ndim == 0:
         return _fixed_power_grad(g, a, b.attrs["value"].item()), None
     where, equal, greater, log = (OPS[name] for name in ("where", "equal", "greater", "log"))
     slope = where(equal(b, 0), 0, b * power(a, b - 1))  # a ** 0 is flat, even where 0 ** -1 is infinite

@@ -217,7 +217,7 @@ def with_updates(y: Node, updates: Mapping[Node, Node]) -> Node:
     (3,)
     """
     for target, value in updates.items():
-        if target.op.name != "variable" or target.type != value.type:
+        if target.role is not Role.VARIABLE or target.type != value.type:
             raise GraphError(f"{value!r} cannot be the new value of {target!r}", fix="update a variable of equal type")
     return _with_updates(y, *(n for pair in updates.items() for n in pair))
 

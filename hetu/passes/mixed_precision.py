@@ -18,6 +18,7 @@ from functools import reduce
 import numpy as np
 
 from ..graph import OPS, Node, replace, rewrite, topological
+from ..op import LEAVES, Role
 from ..ops.leaf import variable
 from ..types import is_float
 
@@ -32,7 +33,6 @@ WIDE = frozenset(
     "power square reciprocal divide exp expm1 log log1p sqrt rsqrt softplus isfinite isnan sum_to_like astype".split()
 )
 NORMS = {"batch_norm_train": 1, "batch_norm_dx": 2}  # how many of the inputs are images; the last of them is x
-LEAVES = frozenset({"variable", "placeholder", "constant"})
 TRANSPOSES = frozenset({"matrix_transpose", "permute_dims"})
 
 loss_scale: Node = variable("loss_scale", FIRST_SCALE, (), trainable=False)
@@ -85,7 +85,7 @@ def _guarded(updates: Mapping[Node, Node], gradients: Sequence[Node]) -> dict[No
 
 def _lowered(outputs: Sequence[Node], dtype: str, seeds: set[Node]) -> tuple[Node, ...]:
     def rule(node: Node, inputs: tuple[Node, ...]) -> Node | None:
-        if not inputs or node.op.name in ("item", "astype"):
+        if not inputs or node.role is Role.ITEM or node.op.name == "astype":
             return None
         old = [i.dtype if not isinstance(i.type, tuple) else None for i in node.inputs]
         free = [k for k, d in enumerate(old) if d == SINGLE and k not in node.op.like]
@@ -107,7 +107,7 @@ def _is_low(node: Node, inputs: Sequence[Node]) -> bool:
     follows = node.op.name in MOVERS or node.op.cuda is not None or node.op.view_rule is not None
     if not follows or node.op.name in WIDE:
         return False
-    computed = [i for i in inputs if i.op.name not in LEAVES]
+    computed = [i for i in inputs if i.role not in LEAVES]
     return bool(computed) and all(i.dtype != SINGLE for i in computed)
 
 

@@ -24,6 +24,7 @@ from ..dist.strategy import Strategy
 from ..errors import GraphError
 from ..graph import Node
 from ..memory import plan as memory_plan
+from ..op import Role
 from ..passes import chosen_passes
 from ..subgraph import SubGraph
 from .seat import Seat
@@ -112,7 +113,7 @@ class Job:
         self.placement.comm = Seat(ranks[0], self.world_size)
         fetches, updates, _ = self.sub.lower(self.shapes, chosen_passes(None), self.placement)
         made = memory_plan(fetches, updates)
-        fed = sum(int(n.tensor.nbytes) for n in made.nodes if n.op.name == "placeholder")
+        fed = sum(int(n.tensor.nbytes) for n in made.nodes if n.role is Role.PLACEHOLDER)
         mine = {self.placement.variable(v) for v in self.sub.variables} - {None}
         return RankProgram(ranks, tuple(made.order), made.arena_bytes, fed, sum(int(v.tensor.nbytes) for v in mine))
 

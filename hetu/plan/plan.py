@@ -15,6 +15,7 @@ from ..dist.placement import Placement
 from ..dist.strategy import Strategy
 from ..errors import ArgumentError
 from ..graph import Node, topological
+from ..op import Role
 from ..ps.cache import Cache
 from ..ps.served import Served
 from .fit import fit
@@ -42,7 +43,7 @@ class Within:
     def attach(self, outputs: Sequence[Node], comm: Any = None) -> Placement:
         """What an executor works with. BudgetError, when a step is compiled, if it cannot be made to fit."""
         placement = self.builder.attach(outputs, comm)
-        variables = {placement.variable(n) for n in topological(outputs) if n.op.name == "variable"} - {None}
+        variables = {placement.variable(n) for n in topological(outputs) if n.role is Role.VARIABLE} - {None}
         room = self.nbytes - sum(int(v.tensor.nbytes) for v in variables)
         placement.last = functools.partial(fit, budget=room, profile=self.profile)
         return placement

@@ -17,6 +17,7 @@ from ..dist.pipeline import Staged
 from ..dist.threads import run_ranks
 from ..executor import Executor
 from ..graph import Node
+from ..op import Role
 from ..program import Program
 from .timeline import COMMUNICATION, COMPUTE, Event, Timeline
 
@@ -71,7 +72,7 @@ def _step(program: Program, clock: VirtualClock, name: Callable[[Node], str]) ->
         start = clock.now - began
         for call in step.calls:
             call()
-        if step.node.op.communicates:
+        if step.node.role is Role.COMMUNICATION:
             clock.progress()
             last = None
         elif last == name(step.node):

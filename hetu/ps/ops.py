@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..op import Op, op
+from ..op import Op, Role, op
 from ..ops.shape import axis_letters
 from ..types import Shape, TensorType, as_dtype
 
@@ -58,7 +58,7 @@ def _made(
             run(out, *arrays, parameter=parameter, comm=comm)
         return out
 
-    made = op(forward, name=name, infer=infer, dims=dims, differentiable=False, communicates=True)
+    made = op(forward, name=name, role=Role.COMMUNICATION, infer=infer, dims=dims, differentiable=False)
     made.__doc__ = run.__doc__
 
     def bind(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..graph import Graph, Node
+from ..op import Role
 from ..types import show_type
 
 FAMILIES = ("placeholder", "variable", "constant", "compute", "gradient", "update", "communication")
@@ -61,10 +62,10 @@ def picture(outputs: Graph | Node | Iterable[Node]) -> Picture:
     """The boxes and arrows of a graph, or of what one or several nodes need."""
     graph = as_graph(outputs)
     made, places = Picture(), {}
-    shown = {node.inputs[0] if node.op.name == "item" else node for node in graph.outputs}
+    shown = {node.inputs[0] if node.role is Role.ITEM else node for node in graph.outputs}
     groups = _groups(graph)
     for node in graph.nodes:
-        if node.op.name == "item":
+        if node.role is Role.ITEM:
             places[node] = places[node.inputs[0]]
         elif node in shown or not _is_number(node):
             places[node] = len(made.boxes)
@@ -93,7 +94,7 @@ def _connect(made: Picture, node: Node, places: dict[Node, int]) -> None:
 
 
 def _is_number(node: Node) -> bool:
-    return node.op.name == "constant" and node.attrs["value"].size == 1
+    return node.role is Role.CONSTANT and node.attrs["value"].size == 1
 
 
 def _groups(graph: Graph) -> dict[Node, Group]:
@@ -105,7 +106,7 @@ def _groups(graph: Graph) -> dict[Node, Group]:
             continue
         groups[node] = layer, "backward" if family(node) == "gradient" else "forward"
         for i in node.inputs:
-            if i.op.name == "variable" and i.name.startswith(f"{layer}/"):
+            if i.role is Role.VARIABLE and i.name.startswith(f"{layer}/"):
                 groups.setdefault(i, (layer, "forward"))
     return groups
 
