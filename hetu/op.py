@@ -52,7 +52,7 @@ class Role(Enum):
     ITEM = "item"  # one output of an operator that has several: a name, not work
     LOOKUP = "lookup"  # rows of a table, the first input, by ids, the second
     SCATTER = "scatter"  # the gradient of a lookup: the table, ids, and the rows that are added at the ids
-    UPDATE = "update"  # the new values of a parameter, its first input, and of its optimizer's state
+    UPDATE = "update"  # new values of a parameter, the first input, and of its optimizer's state, from a gradient `g`
     COMMUNICATION = "communication"  # gets the program's communicator as `comm=`; `order` is its place in line
     MOVE = "move"  # moves or copies numbers and computes none
     HINT = "hint"  # says how its input is to lie

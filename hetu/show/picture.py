@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..graph import Graph, Node
-from ..op import Role
+from ..op import LEAVES, Role
 from ..types import show_type
 
 FAMILIES = ("placeholder", "variable", "constant", "compute", "gradient", "update", "communication")
+_DRAWN = {role: role.value for role in (*LEAVES, Role.UPDATE, Role.COMMUNICATION)} | {Role.HINT: "communication"}
 Group = tuple[str, str]  # the layer, and "forward" or "backward"
 _LONGEST = 34  # characters of a line before it is cut
 
@@ -48,13 +49,10 @@ def family(node: Node) -> str:
     >>> family(ht.placeholder("x", (3,))), family(ht.placeholder("x", (3,)) + 1)
     ('placeholder', 'compute')
     """
-    module = node.op.forward.__module__
+    if node.role in _DRAWN:
+        return _DRAWN[node.role]
     if not node.inputs:
-        return node.op.name if node.op.name in FAMILIES else "constant"
-    if module.startswith("hetu.dist"):
-        return "communication"
-    if module.startswith("hetu.ops.update"):
-        return "update"
+        return "constant"
     return "gradient" if node.tags.get("gradient") else "compute"
 
 
