@@ -195,7 +195,8 @@ class Node:
     @property
     def role(self) -> Role:
         """What the operator is to those who handle graphs."""
-        return self.op.role
+        role = self.op.role
+        return role(**self.attrs) if callable(role) else role
 
     @property
     def name(self) -> str:

@@ -54,7 +54,7 @@ class Role(Enum):
     SCATTER = "scatter"  # the gradient of a lookup: the table, ids, and the rows that are added at the ids
     UPDATE = "update"  # new values of a parameter, the first input, and of its optimizer's state, from a gradient `g`
     COMMUNICATION = "communication"  # gets the program's communicator as `comm=`; `order` is its place in line
-    MOVE = "move"  # moves or copies numbers and computes none
+    MOVE = "move"  # moves, copies, converts or fills in numbers and computes none
     HINT = "hint"  # says how its input is to lie
 
 
@@ -72,7 +72,7 @@ class Op:
         forward: Callable[..., Any],
         *,
         name: str = "",
-        role: Role = Role.COMPUTE,
+        role: Role | Callable[..., Role] = Role.COMPUTE,
         infer: Infer | None = None,
         dims: str | Callable[..., str] | None = None,
         reduce: str = "sum",
@@ -87,7 +87,7 @@ class Op:
         on_host: bool = False,
     ) -> None:
         self.forward, self.name = forward, name or forward.__name__.rstrip("_")
-        self.role = role
+        self.role = role  # or a function of the attributes, where they decide
         self.dims, self.reduce, self.linear, self.like = dims, reduce, linear, like
         self.inplace = {} if inplace is None else dict(inplace)
         self.ufunc, self.cuda, self.differentiable = ufunc, cuda, differentiable
@@ -102,6 +102,7 @@ class Op:
         self.view_rule: Callable[..., Any] | None = None
         self.check_rule: Callable[..., None] | None = None
         self.decompose_rule: Callable[..., Any] | None = None
+        self.flops_rule: Callable[..., int] | None = None
         parameters = list(inspect.signature(forward).parameters.values())[1:]  # the first is xp
         self.inputs = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
         self.variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
@@ -157,6 +158,11 @@ class Op:
     def decompose(self, rule: F) -> F:
         """`(*inputs, **attrs)` -> the same result in graph functions, used where a `!` dimension is split."""
         self.decompose_rule = rule
+        return rule
+
+    def flops(self, rule: F) -> F:
+        """`(out, *types, **attrs)` -> floating-point operations, for a product whose number `dims` does not tell."""
+        self.flops_rule = rule
         return rule
 
     # -- making nodes ------------------------------------------------------------------------------------------

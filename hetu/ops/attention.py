@@ -87,6 +87,16 @@ def attention(xp: ModuleType, q: Any, k: Any, v: Any, *, scale: float, causal: b
     return xp.matmul(powers, v) * inverse, powers, inverse
 
 
+def _operations(q: TensorType, k: TensorType, v: TensorType) -> int:
+    """The scores and their product with the values."""
+    return 2 * math.prod(q.shape[:-1]) * k.shape[-2] * (q.shape[-1] + v.shape[-1])
+
+
+@attention.flops
+def attention_flops(out: Any, q: TensorType, k: TensorType, v: TensorType, **_: Any) -> int:
+    return _operations(q, k, v)
+
+
 @attention.grad
 def attention_grad(
     g: list[Node | None], out: tuple[Node, ...], q: Node, k: Node, v: Node, **attrs: Any
@@ -187,6 +197,13 @@ def attention_dx(
     slope = (xp.matmul(scaled, xp.matrix_transpose(v)) - shift) * powers
     dq, dk = xp.matmul(slope, k) * scale, xp.matmul(xp.matrix_transpose(slope), q) * scale
     return dq, dk, xp.matmul(xp.matrix_transpose(powers), scaled)
+
+
+@attention_dx.flops
+def attention_dx_flops(
+    out: Any, g: TensorType, q: TensorType, k: TensorType, v: TensorType, *_: TensorType, **__: Any
+) -> int:
+    return 2 * _operations(q, k, v)
 
 
 @attention_dx.decompose

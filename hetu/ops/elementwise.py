@@ -112,7 +112,7 @@ def by_blocks(made: Op) -> None:
 # -- conversion -------------------------------------------------------------------------------------------------
 
 
-@op(infer=lambda x, *, dtype: TensorType(x.shape, as_dtype(dtype)), dims="...->...", cuda="y = x")
+@op(role=Role.MOVE, infer=lambda x, *, dtype: TensorType(x.shape, as_dtype(dtype)), dims="...->...", cuda="y = x")
 def astype(xp: ModuleType, x: Any, *, dtype: str) -> Any:
     """`x` converted to another dtype; floats are cut off toward 0 when they become integers.
 

@@ -147,7 +147,7 @@ def item(xp: ModuleType, values: tuple[Any, ...], *, index: int) -> Any:
     return values[index]
 
 
-@op(infer=same_type, dims="...->...")
+@op(role=Role.MOVE, infer=same_type, dims="...->...")
 def stop_gradient(xp: ModuleType, x: Any) -> Any:
     """`x`, with a zero gradient.
 
@@ -175,7 +175,7 @@ def _same_types(a: TensorType, b: TensorType) -> TensorType:
     return a
 
 
-@op(infer=_same_types, dims="...,...->...")
+@op(role=Role.MOVE, infer=_same_types, dims="...,...->...")
 def if_training(xp: ModuleType, training: Any, evaluation: Any) -> Any:
     """The first where a sub-graph trains (it commits updates), the second elsewhere; chosen once, not at run time.
 
@@ -194,7 +194,7 @@ def if_training_grad(g: Node, out: Node, training: Node, evaluation: Node) -> tu
     return if_training(g, zeros_like(g)), if_training(zeros_like(g), g)
 
 
-@op(name="with_updates", infer=same_type)
+@op(role=Role.MOVE, name="with_updates", infer=same_type)
 def _with_updates(xp: ModuleType, y: Any, *variables_and_values: Any) -> Any:
     return y
 
@@ -230,7 +230,7 @@ def _barrier_dims(x: TensorType, after: TensorType) -> str:
     return f"{''.join(letters[: x.ndim])},{behind}->{''.join(letters[: x.ndim])}"
 
 
-@op(infer=same_type, dims=_barrier_dims)
+@op(role=Role.MOVE, infer=same_type, dims=_barrier_dims)
 def barrier(xp: ModuleType, x: Any, after: Any) -> Any:
     """`x`, but not before `after` exists. Keeps recomputed values from being merged with the first ones.
 

@@ -15,7 +15,7 @@ import numpy as np
 from .. import blas, lanes
 from ..errors import AxisError, DTypeError, ShapeError, public
 from ..graph import Node
-from ..op import Instruction, as_nodes, op
+from ..op import Instruction, Role, as_nodes, op
 from ..types import TensorType, broadcast_shapes, compatible, is_float, normalize_axis, promote, show_shape
 from .elementwise import add, multiply
 from .shape import axis_letters, expand_dims, reshape, sum_to_like
@@ -45,7 +45,12 @@ def permute_dims_dims(x: TensorType, *, axes: tuple[int, ...]) -> str:
     return f"{''.join(letters)}->{''.join(letters[a] for a in axes)}"
 
 
-@op(infer=lambda x, *, axes: TensorType(tuple(x.shape[a] for a in axes), x.dtype), dims=permute_dims_dims, linear=(0,))
+@op(
+    role=Role.MOVE,
+    infer=lambda x, *, axes: TensorType(tuple(x.shape[a] for a in axes), x.dtype),
+    dims=permute_dims_dims,
+    linear=(0,),
+)
 def permute_dims(xp: ModuleType, x: Any, *, axes: tuple[int, ...]) -> Any:
     """`x` with its axes in another order: axis i of the result is axis `axes[i]` of `x`.
 
@@ -75,7 +80,7 @@ def _transpose_type(x: TensorType) -> TensorType:
     return TensorType((*x.shape[:-2], x.shape[-1], x.shape[-2]), x.dtype)
 
 
-@op(infer=_transpose_type, dims="...mn->...nm", linear=(0,))
+@op(role=Role.MOVE, infer=_transpose_type, dims="...mn->...nm", linear=(0,))
 def matrix_transpose(xp: ModuleType, x: Any) -> Any:
     """`x` with its last two axes swapped. (..., m, n) -> (..., n, m).
 
