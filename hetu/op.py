@@ -65,6 +65,11 @@ class Op:
     """An operator and its table of rules (see `hetu/README.md`, "the operator in one place").
 
     `op(x, ..., attribute=...)` makes a node; an operator of several outputs returns a tuple of nodes.
+
+    `precision` is how it computes where products take 16-bit floats: "low" (in 16 bits, as products do), "follow" (in
+    those of its computed operands, if none is float32), "wide" (in float32), or the positions of the inputs that are as
+    the last of them is, beside others in float32. Elementwise operators with a `cuda` expression and those that move
+    numbers follow unless they say otherwise; all else is wide.
     """
 
     def __init__(
@@ -82,6 +87,7 @@ class Op:
         ufunc: str | None = None,
         cuda: str | None = None,
         differentiable: bool = True,
+        precision: str | tuple[int, ...] | None = None,
         lazy: bool = False,
         scratch: bool = False,
         on_host: bool = False,
@@ -91,6 +97,7 @@ class Op:
         self.dims, self.reduce, self.linear, self.like = dims, reduce, linear, like
         self.inplace = {} if inplace is None else dict(inplace)
         self.ufunc, self.cuda, self.differentiable = ufunc, cuda, differentiable
+        self.precision = precision or ("follow" if cuda or role in (Role.MOVE, Role.HINT) else "wide")
         self.lazy = lazy  # runs as late as its readers allow, so that what it waits for has time
         self.scratch = scratch  # its `bind` takes working memory of `scratch=`, which the plan shares out
         self.on_host = on_host  # its result lies in the memory of the host, outside the arena

@@ -47,7 +47,7 @@ def take_along_axis_dims(x: TensorType, indices: TensorType, *, axis: int, **_: 
     return f"{whole},{part}->{part}"
 
 
-@op(role=Role.MOVE, infer=_along_type, dims=take_along_axis_dims, linear=(0,))
+@op(precision="wide", role=Role.MOVE, infer=_along_type, dims=take_along_axis_dims, linear=(0,))
 def take_along_axis(xp: ModuleType, x: Any, indices: Any, *, axis: int = -1, window: Window = None) -> Any:
     """One element of `x` along `axis` for every index: y[i, j] = x[i, indices[i, j]] for the last of two axes.
 

@@ -70,7 +70,7 @@ def masked_scores(xp: ModuleType, q: Any, k: Any, scale: float, causal: bool) ->
     return scores + xp.triu(xp.full(scores.shape[-2:], -xp.inf, dtype=scores.dtype), k=1) if causal else scores
 
 
-@op(infer=_attention_type, dims="...q!d!,...k!d!,...k!e!->...q!e!,...q!k!,...q!z!")
+@op(precision="low", infer=_attention_type, dims="...q!d!,...k!d!,...k!e!->...q!e!,...q!k!,...q!z!")
 def attention(xp: ModuleType, q: Any, k: Any, v: Any, *, scale: float, causal: bool = False) -> tuple[Any, Any, Any]:
     """(y, powers, inverse): y = (powers @ v) * inverse with powers = exp(scores - row maximum), inverse = 1 / row sum.
 
@@ -167,6 +167,7 @@ def _dx_type(g: TensorType, q: TensorType, k: TensorType, v: TensorType, *_: Ten
 
 
 @op(
+    precision="low",
     infer=_dx_type,
     dims="...q!e!,...q!d!,...k!d!,...k!e!,...q!e!,...q!k!,...q!z!->...q!d!,...k!d!,...k!e!",
 )

@@ -77,7 +77,7 @@ def _check_channels(x: TensorType, w: TensorType, groups: int) -> None:
 # -- the three operators ---------------------------------------------------------------------------------------
 
 
-@op(linear=(0, 1))
+@op(precision="low", linear=(0, 1))
 def conv2d(
     xp: ModuleType, x: Any, w: Any, *, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
 ) -> Any:
@@ -129,7 +129,7 @@ def conv2d_flops(y: TensorType, x: TensorType, w: TensorType, **_: Any) -> int:
     return _operations(y, w)
 
 
-@op(linear=(0, 1))
+@op(precision="low", linear=(0, 1))
 def conv2d_dx(
     xp: ModuleType,
     g: Any,
@@ -187,7 +187,7 @@ def conv2d_dx_grad(h: Node, dx: Node, g: Node, w: Node, *, size: Sizes, **attrs:
     return conv2d(h, w, **attrs), conv2d_dw(h, g, kernel=w.shape[2:], **attrs)
 
 
-@op(linear=(0, 1))
+@op(precision="low", linear=(0, 1))
 def conv2d_dw(
     xp: ModuleType,
     x: Any,

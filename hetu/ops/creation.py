@@ -108,7 +108,7 @@ def _triangle_type(x: TensorType, *, k: int) -> TensorType:
     return x
 
 
-@op(role=Role.MOVE, infer=_triangle_type, dims="...m!n!->...m!n!", linear=(0,))
+@op(precision="wide", role=Role.MOVE, infer=_triangle_type, dims="...m!n!->...m!n!", linear=(0,))
 def tril(xp: ModuleType, x: Any, *, k: int = 0) -> Any:
     """`x` with zeros above diagonal `k` of its last two axes; k=0 is the main diagonal, k>0 lies above it.
 
@@ -124,7 +124,7 @@ def tril_grad(g: Node, y: Node, x: Node, *, k: int) -> Node:
     return tril(g, k=k)
 
 
-@op(role=Role.MOVE, infer=_triangle_type, dims="...m!n!->...m!n!", linear=(0,))
+@op(precision="wide", role=Role.MOVE, infer=_triangle_type, dims="...m!n!->...m!n!", linear=(0,))
 def triu(xp: ModuleType, x: Any, *, k: int = 0) -> Any:
     """`x` with zeros below diagonal `k` of its last two axes.
 

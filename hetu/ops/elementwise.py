@@ -190,6 +190,7 @@ def multiply_grad(g: Node, y: Node, a: Node, b: Node) -> tuple[Node, Node]:
 
 
 @op(
+    precision="wide",
     infer=float_elementwise,
     dims="...,...->...",
     linear=(0,),
@@ -249,7 +250,9 @@ for _division in (floor_divide, remainder):
     _division.check(_check_divisor)
 
 
-@op(infer=numbers, dims="...,...->...", ufunc="power", inplace={0: (0, 1)}, cuda="y = pow((T)a, (T)b)")
+@op(
+    precision="wide", infer=numbers, dims="...,...->...", ufunc="power", inplace={0: (0, 1)}, cuda="y = pow((T)a, (T)b)"
+)
 def power(xp: ModuleType, a: Any, b: Any) -> Any:
     """a to the power of b. Integers stay integers; for them a negative exponent is a ValueRangeError at run time.
 
@@ -335,7 +338,7 @@ def sign(xp: ModuleType, x: Any) -> Any:
     return xp.sign(x)
 
 
-@op(infer=numbers, dims="...->...", ufunc="square", inplace={0: (0,)}, cuda="y = x * x")
+@op(precision="wide", infer=numbers, dims="...->...", ufunc="square", inplace={0: (0,)}, cuda="y = x * x")
 def square(xp: ModuleType, x: Any) -> Any:
     """x * x.
 
@@ -351,7 +354,7 @@ def square_grad(g: Node, y: Node, x: Node) -> Node:
     return g * (x * 2)
 
 
-@float_function(ufunc="reciprocal", cuda="y = (T)1 / x")
+@float_function(ufunc="reciprocal", cuda="y = (T)1 / x", precision="wide")
 def reciprocal(xp: ModuleType, x: Any) -> Any:
     """1 / x.
 

@@ -130,7 +130,7 @@ def _matmul_type(a: TensorType, b: TensorType) -> TensorType:
     return TensorType((*batch, a.shape[-2], b.shape[-1]), product_dtype(a, b))
 
 
-@op(infer=_matmul_type, dims="...mk,...kn->...mn", linear=(0, 1))
+@op(precision="low", infer=_matmul_type, dims="...mk,...kn->...mn", linear=(0, 1))
 def matmul(xp: ModuleType, a: Any, b: Any) -> Any:
     """Matrix product over the last two axes; leading axes broadcast. (..., m, k) @ (..., k, n) -> (..., m, n).
 
@@ -241,7 +241,7 @@ def _linear_type(x: TensorType, w: TensorType, b: TensorType) -> TensorType:
     return TensorType((*x.shape[:-1], w.shape[1]), product_dtype(x, w, b))
 
 
-@op(infer=_linear_type, dims="...k!,k!n,n->...n")
+@op(precision="low", infer=_linear_type, dims="...k!,k!n,n->...n")
 def linear(xp: ModuleType, x: Any, w: Any, b: Any) -> Any:
     """x @ w + b in one buffer. (..., k) @ (k, n) + (n,) -> (..., n).
 

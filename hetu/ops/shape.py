@@ -322,7 +322,7 @@ def broadcast_like_view(xp: ModuleType, x: Any, like: Any) -> Any:
     return xp.broadcast_to(x, like.shape)
 
 
-@op(infer=_like_type, dims=like_dims, like=(1,), linear=(0,))
+@op(precision="wide", infer=_like_type, dims=like_dims, like=(1,), linear=(0,))
 def sum_to_like(xp: ModuleType, x: Any, like: Any) -> Any:
     """`x` summed over the axes along which `like` was broadcast; the gradient of broadcasting.
 

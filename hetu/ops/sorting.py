@@ -33,6 +33,7 @@ def _order(xp: ModuleType, x: Any, axis: int, descending: bool, **kind: Any) -> 
 
 
 @op(
+    precision="wide",
     role=Role.MOVE,
     infer=lambda x, **_: TensorType(x.shape, np.dtype("int64")),
     dims=along_axis_dims,
@@ -56,7 +57,7 @@ def argsort_into(xp: ModuleType, out: Any, x: Any, *, axis: int, descending: boo
     out[...] = _order(xp, x, axis, descending, kind="stable")
 
 
-@op(role=Role.MOVE, infer=same_type, dims=along_axis_dims, inplace={0: (0,)})
+@op(precision="wide", role=Role.MOVE, infer=same_type, dims=along_axis_dims, inplace={0: (0,)})
 def sort(xp: ModuleType, x: Any, *, axis: int = -1, descending: bool = False) -> Any:
     """`x` with the elements along `axis` in rising order, or falling with `descending`.
 
@@ -102,7 +103,7 @@ def _topk_dims(x: TensorType, *, k: int, axis: int) -> str:
     return f"{left}->{right},{right}"
 
 
-@op(role=Role.MOVE, infer=_topk_type, dims=_topk_dims)
+@op(precision="wide", role=Role.MOVE, infer=_topk_type, dims=_topk_dims)
 def topk(xp: ModuleType, x: Any, *, k: int, axis: int = -1) -> tuple[Any, Any]:
     """The k largest elements along `axis`, falling, and their int64 indices; of equal ones the first.
 
