@@ -40,10 +40,10 @@ class Served:
 
     def _is_table(self, variable: Node) -> bool:
         step = self.steps[variable]
-        if gradient_of(step).op.name != "scatter_rows":
+        if gradient_of(step).role is not Role.SCATTER:
             return False
         readers = [n for n in self.nodes if variable in n.inputs and n is not step]
-        return all(n.op.name == "scatter_rows" or is_lookup(n, (variable,)) for n in readers)
+        return all(n.role is Role.SCATTER or is_lookup(n, (variable,)) for n in readers)
 
     def slots(self, variables: Collection[Node]) -> list[Node]:
         """The rules' state for these variables, which is the servers' too, in the rules' order."""
@@ -87,7 +87,7 @@ def gradient_of(step: Node) -> Node:
 
 def is_lookup(node: Node, tables: Collection[Node]) -> bool:
     """Whether a node takes rows of one of the tables."""
-    return node.op.name == "take" and node.attrs["axis"] == 0 and node.inputs[0] in tables
+    return node.role is Role.LOOKUP and node.inputs[0] in tables
 
 
 def expected(program: Program, values: Mapping[str, np.ndarray]) -> list[tuple[str, np.ndarray]]:
@@ -125,7 +125,7 @@ class Calls:
         """What sends the gradient, and a rate that changes, from which the rule makes the value `new`."""
         step = new.inputs[0] if new.role is Role.ITEM else new
         rate, gradient, sent = rate_of(step), gradient_of(step), []
-        if sparse and gradient.op.name != "scatter_rows":
+        if sparse and gradient.role is not Role.SCATTER:
             raise GradientError(f"the gradient of table {variable.name!r} is no longer one of rows: {gradient!r}")
         if cached:
             return [self._make(descend_rows, (*gradient.inputs[1:], rate), variable.name)]
