@@ -203,7 +203,7 @@ class _Planner:
                 self.readers.setdefault(root, set()).add(index)
                 storage = self.plan.storages[root]
                 storage.last = max(storage.last, index)
-                if storage.on_host and node.op.name != "from_host":
+                if storage.on_host and not node.op.reads_host:
                     raise _out_of_reach(f"{node!r} reads {root[0]!r}", node)
         self.read_at_end = {self.metas.roots[f, 0] for f in self.fetches}
         for value in self.updates.values():

@@ -91,6 +91,9 @@ class Op:
         lazy: bool = False,
         scratch: bool = False,
         on_host: bool = False,
+        reads_host: bool = False,
+        awaited: tuple[int, ...] = (),
+        collective: str = "",
     ) -> None:
         self.forward, self.name = forward, name or forward.__name__.rstrip("_")
         self.role = role  # or a function of the attributes, where they decide
@@ -101,6 +104,9 @@ class Op:
         self.lazy = lazy  # runs as late as its readers allow, so that what it waits for has time
         self.scratch = scratch  # its `bind` takes working memory of `scratch=`, which the plan shares out
         self.on_host = on_host  # its result lies in the memory of the host, outside the arena
+        self.reads_host = reads_host  # its first input may lie there; no other operator can read it
+        self.awaited = awaited  # inputs that are only waited for; the first input passes as it lies
+        self.collective = collective  # the kind of collective that it is, by which planners know what it sends
         self.infer_rule = infer
         self.grad_rule: Callable[..., Any] | None = None
         self.normalize_rule: Callable[..., dict[str, Any]] | None = None

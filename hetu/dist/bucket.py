@@ -98,7 +98,13 @@ def _flat_type(*xs: TensorType, **_: Any) -> TensorType:
     return TensorType((sum(int(x.size) for x in xs),), xs[0].dtype)
 
 
-@op(name="all_reduce_start", role=Role.COMMUNICATION, infer=_flat_type, differentiable=False)
+@op(
+    name="all_reduce_start",
+    role=Role.COMMUNICATION,
+    collective="all_reduce",
+    infer=_flat_type,
+    differentiable=False,
+)
 def start(xp: ModuleType, *xs: Any, group: tuple[int, ...], op: str, order: int, comm: Comm) -> Any:
     """Copy the arrays into one flat buffer and start to reduce it over `group`; `wait` finishes it."""
     out = np.concatenate([x.reshape(-1) for x in xs])

@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import Any
 
 from ..graph import Node, topological
-from ..op import Role
+from ..op import Op, Role
 from ..memory import types_of
 from .layout import ACROSS, DUP, MAX, MIN, SUM, Layout, Shard
 from .rules import Rule, Term, rule_of
@@ -152,7 +152,7 @@ def _decide(
         here = grid.hinted(hint, given[0], node)
         return Decision((here,), (here,))
     at_hand = [None if g is None else grid.carry(g) for g in given]
-    if node.op.name == "barrier":  # its second input is only waited for, however it lies
+    if node.op.awaited:  # however they lie
         here = tuple(grid.layout({}) if g is None else g for g in at_hand)
         return Decision(here, here[:1])
     rule = rule_of(node)
@@ -277,12 +277,12 @@ def _traffic(src: int, dst: int, n: int) -> float:
     return share if dst == DUP else share / n
 
 
-_warned: set[str] = set()
+_warned: set[Op] = set()
 
 
 def _warn_once(node: Node) -> None:
-    if node.op.name not in _warned:
-        _warned.add(node.op.name)
+    if node.op not in _warned:
+        _warned.add(node.op)
         warnings.warn(
             f"operator {node.op.name!r} has no dims rule, so its inputs are gathered on every rank ({node!r})",
             stacklevel=2,

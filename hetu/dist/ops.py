@@ -131,6 +131,7 @@ def _make(kind: str) -> Op:
         infer=_local_type,
         differentiable=kind in ADJOINT,
         role=Role.COMMUNICATION,
+        collective=kind,
         inplace={0: (0,)} if kind == "all_reduce" else None,
     )
     made.bind(_bind)

@@ -239,7 +239,7 @@ class Walk:
         key = node, want, phase if variable else ""
         if key not in self.made:
             made = self._reshard(node, self.made[node, have, ""], have, want, node.shape)
-            if made is not None and made.op.name == "all_reduce" and phase == "update":
+            if made is not None and made.op.collective == "all_reduce" and phase == "update":
                 self.gradients.append(made)
             self.made[key] = made
         return self.made[key]

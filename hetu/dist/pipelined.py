@@ -224,7 +224,7 @@ class _Pipelined(Walk):
         key = slot, node, want, phase if node.role is Role.VARIABLE else ""
         if key not in self.moved:
             made = self._reshard(node, local, have, want, self._part(node.shape, role))
-            if made is not None and made.op.name == "all_reduce" and phase == UPDATE and self.slot is None:
+            if made is not None and made.op.collective == "all_reduce" and phase == UPDATE and self.slot is None:
                 self.gradients.append(made)
             self.moved[key] = made
         return self.moved[key]

@@ -123,7 +123,7 @@ def _place_backward(nodes: Sequence[Node], phase: Mapping[Node, str], label: Lab
     readers = readers_of(topological(nodes))
     for node in nodes:
         arrived = [placed[i] for i in node.inputs if phase.get(i) == BACKWARD and i in placed]
-        if arrived and (node.role is Role.ITEM or (node.op.name == "add" and len(arrived) == 2)):
+        if arrived and (node.role is Role.ITEM or (node.op.ufunc == "add" and len(arrived) == 2)):
             placed[node] = min(arrived)
         elif (wanted := wish(node)) is not None:
             placed[node] = min([max(wanted, least.get(node, 0)), *arrived])

@@ -123,7 +123,7 @@ class Strategy:
                 )
         layouts: list[tuple[str, Layout]] = [("the strategy", self.base)]
         for kind, given in (("variable", self.variables), ("placeholder", self.feeds)):
-            known = {n.name: n for n in nodes if n.op.name == kind}
+            known = {n.name: n for n in nodes if n.role.value == kind}
             for name, kept in given.items():
                 if name not in known:
                     fix = did_you_mean(name, known)

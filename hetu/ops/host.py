@@ -33,7 +33,7 @@ def bind_to_host(xp: ModuleType, out: Any, x: Any) -> Instruction:
     return copy_out(xp, out, x)
 
 
-@op(role=Role.MOVE, infer=same_type, like=(1,), differentiable=False)
+@op(role=Role.MOVE, infer=same_type, like=(1,), awaited=(1,), reads_host=True, differentiable=False)
 def from_host(xp: ModuleType, x: Any, after: Any) -> Any:
     """A copy on the device of what `to_host` has put away. It waits until `after`, any other value, is computed.
 

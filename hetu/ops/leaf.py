@@ -230,7 +230,7 @@ def _barrier_dims(x: TensorType, after: TensorType) -> str:
     return f"{''.join(letters[: x.ndim])},{behind}->{''.join(letters[: x.ndim])}"
 
 
-@op(role=Role.MOVE, infer=same_type, dims=_barrier_dims)
+@op(role=Role.MOVE, infer=same_type, dims=_barrier_dims, awaited=(1,))
 def barrier(xp: ModuleType, x: Any, after: Any) -> Any:
     """`x`, but not before `after` exists. Keeps recomputed values from being merged with the first ones.
 

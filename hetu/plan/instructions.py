@@ -17,7 +17,6 @@ from ..dist.boxes import intersect, volume
 from ..dist.collectives import Collective as Change
 from ..dist.collectives import padded
 from ..dist.layout import Layout
-from ..dist.ops import RESHARD
 from ..dist.pipeline import Staged
 from ..dist.redistribute import Plan, plan
 from ..dist.strategy import Strategy
@@ -121,8 +120,8 @@ class Job:
 
     def action(self, node: Node, program: RankProgram, rank: int) -> list[Action]:
         """What a communicating node of `program` does on `rank`."""
-        if node.op.name in RESHARD:
-            a = node.attrs
+        a = node.attrs
+        if "src" in a:
             if a["shape"] is None:
                 raise GraphError(
                     f"{node!r} is communication written by hand, of which only real ranks know the parts",
@@ -130,15 +129,20 @@ class Job:
                     site=node.site,
                 )
             return routes(a["src"], a["dst"], a["shape"], node.tensor.dtype.itemsize).get(rank, [])
-        if node.op.name == "all_reduce_start":
-            group = self._moved(node.attrs["group"], program.ranks[0], rank)
-            return [Collective("all_reduce", group, int(node.tensor.nbytes), node.attrs["order"])]
-        if node.op.name == "all_reduce_wait":
-            return [Wait(node.attrs["order"])]
-        if not node.attrs.get("acts", True):
-            return []
-        arrived = int(node.tensor.nbytes)
-        return [Serve(sum(int(i.tensor.nbytes) for i in node.inputs if node.op.name != "tick"), arrived)]
+        if node.op.lazy:
+            return [Wait(a["order"])]
+        given = sum(int(i.tensor.nbytes) for i in node.inputs)
+        if node.op.collective:
+            group = self._moved(a.get("group", range(self.world_size)), program.ranks[0], rank)
+            started = any(n.op.lazy and node in n.inputs for n in program.order)
+            return [Collective(node.op.collective, tuple(group), given, a["order"] if started else None)]
+        if "parameter" not in a:
+            raise GraphError(
+                f"{node!r} does not say what it sends",
+                fix='declare it: @ht.op(role=Role.COMMUNICATION, collective="all_reduce")',
+                site=node.site,
+            )
+        return [Serve(given if a["parameter"] else 0, int(node.tensor.nbytes))] if a.get("acts", True) else []
 
     def _moved(self, group: tuple[int, ...], of: int, to: int) -> tuple[int, ...]:
         """The group that is to the rank `to` what `group` is to the rank `of`: it varies along the same axes."""
