@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import hetu as ht
 from hetu.core.graph import Graph, Node, tagged
-from hetu.core.op import Op
+from hetu.core.op import Op, Role
 from hetu.look import curves_svg, install, memory_svg, to_dot, to_html, to_svg
 from hetu.look.layout import BOX_HEIGHT, layout
 from hetu.look.picture import family, picture
@@ -65,11 +65,10 @@ def test_nodes_fall_into_families():
     loss, slopes = model(1)
     assert family(loss) == "compute" and family(slopes[0]) == "gradient"
     assert {b.family for b in picture([loss, *slopes]).boxes} == {"placeholder", "variable", "compute", "gradient"}
-    update = Op(lambda xp, x: x, name="step", infer=lambda x: x)
-    update.forward.__module__ = "hetu.ops.update_rows"
-    assert family(update(loss)) == "update"
-    update.forward.__module__ = "hetu.dist.ops"
-    assert family(update(loss)) == "communication"
+    roles = [(Role.UPDATE, "update"), (Role.COMMUNICATION, "communication"), (Role.HINT, "communication")]
+    for role, wanted in roles:
+        mine = Op(lambda xp, x: x, name="mine", role=role, infer=lambda x: x)
+        assert family(mine(loss)) == wanted
 
 
 def test_a_layer_holds_its_variables_and_its_gradients_stand_apart():

@@ -19,7 +19,7 @@ from typing import Any
 import hetu as ht
 from hetu import dist, ops, passes, plan, ps
 from hetu.core.graph import OPS
-from hetu.core.op import Op
+from hetu.core.op import Op, Role
 from hetu.dist.cut.partition import partition
 from hetu.gpu_kernels.table import MODULE_OF
 
@@ -152,7 +152,7 @@ def table() -> str:
     rows = ["| operator | module | gradient | dims | CUDA |", "|---|---|---|---|---|"]
     for op in operators():
         name = f"[{op.name}](operators.md#{op.name})" if op.name in public else op.name
-        computed = "communicates" if op.communicates else cuda(op)
+        computed = "communicates" if op.role is Role.COMMUNICATION else cuda(op)
         rows.append(f"| {name} | {op.__module__.removeprefix('hetu.')} | {gradient(op)} | {dims(op)} | {computed} |")
     return "\n".join(rows)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from .errors import GradientError, public
 from .graph import OPS, Node, origin_of, replace, tagged, topological
+from .op import Role
 from .types import compatible, is_float, same
 
 _regions = itertools.count()
@@ -106,7 +107,7 @@ class _Tape:
 
     def visit(self, node: Node, needs: set[Node]) -> None:
         """Pass the gradient of one node on to its inputs."""
-        if node.op.name == "item":
+        if node.role is Role.ITEM:
             gradient = self.total(node)
             if gradient is not None:
                 self.add(node.inputs[0], gradient, node.attrs["index"])
@@ -170,7 +171,7 @@ class _Tape:
                 continue
             stack.pop()
             if (region, n) not in self.regions:
-                stays = not n.inputs and (inside or n.op.name != "placeholder")
+                stays = not n.inputs and (inside or n.role is not Role.PLACEHOLDER)
                 with origin_of(n, gradient=True):
                     self.regions[region, n] = n if stays else self._twin(n, region, after)
         return self.regions[region, node]

@@ -195,7 +195,8 @@ class Node:
     @property
     def role(self) -> Role:
         """What the operator is to those who handle graphs."""
-        return self.op.role
+        role = self.op.role
+        return role(**self.attrs) if callable(role) else role
 
     @property
     def name(self) -> str:
@@ -424,8 +425,8 @@ class Graph:
         return topological(self.outputs)
 
     def leaves(self, kind: str) -> list[Node]:
-        """The placeholders, variables or constants, in graph order."""
-        return [n for n in self.nodes if n.op.name == kind]
+        """The nodes of the role "placeholder", "variable" or "constant", in graph order."""
+        return [n for n in self.nodes if n.role.value == kind]
 
     def verify(self) -> None:
         """GraphError unless every node's type follows from its inputs and each name belongs to one node."""

@@ -147,7 +147,7 @@ def item(xp: ModuleType, values: tuple[Any, ...], *, index: int) -> Any:
     return values[index]
 
 
-@op(infer=same_type, dims="...->...")
+@op(role=Role.MOVE, infer=same_type, dims="...->...")
 def stop_gradient(xp: ModuleType, x: Any) -> Any:
     """`x`, with a zero gradient.
 
@@ -175,7 +175,7 @@ def _same_types(a: TensorType, b: TensorType) -> TensorType:
     return a
 
 
-@op(infer=_same_types, dims="...,...->...")
+@op(role=Role.MOVE, infer=_same_types, dims="...,...->...")
 def if_training(xp: ModuleType, training: Any, evaluation: Any) -> Any:
     """The first where a sub-graph trains (it commits updates), the second elsewhere; chosen once, not at run time.
 
@@ -194,7 +194,7 @@ def if_training_grad(g: Node, out: Node, training: Node, evaluation: Node) -> tu
     return if_training(g, zeros_like(g)), if_training(zeros_like(g), g)
 
 
-@op(name="with_updates", infer=same_type)
+@op(role=Role.MOVE, name="with_updates", infer=same_type)
 def _with_updates(xp: ModuleType, y: Any, *variables_and_values: Any) -> Any:
     return y
 
@@ -217,7 +217,7 @@ def with_updates(y: Node, updates: Mapping[Node, Node]) -> Node:
     (3,)
     """
     for target, value in updates.items():
-        if target.op.name != "variable" or target.type != value.type:
+        if target.role is not Role.VARIABLE or target.type != value.type:
             raise GraphError(f"{value!r} cannot be the new value of {target!r}", fix="update a variable of equal type")
     return _with_updates(y, *(n for pair in updates.items() for n in pair))
 
@@ -230,7 +230,7 @@ def _barrier_dims(x: TensorType, after: TensorType) -> str:
     return f"{''.join(letters[: x.ndim])},{behind}->{''.join(letters[: x.ndim])}"
 
 
-@op(infer=same_type, dims=_barrier_dims)
+@op(role=Role.MOVE, infer=same_type, dims=_barrier_dims, awaited=(1,))
 def barrier(xp: ModuleType, x: Any, after: Any) -> Any:
     """`x`, but not before `after` exists. Keeps recomputed values from being merged with the first ones.
 

@@ -21,10 +21,10 @@ import numpy as np
 from .backend import ALIGNMENT, Scratch
 from .errors import GraphError
 from .graph import Node, topological
+from .op import LEAVES, Role
 from .types import TensorType
 
 Value = tuple[Node, int]
-LEAVES = frozenset({"placeholder", "variable", "constant"})
 NEVER = 1 << 60  # the instruction index "after the last"
 SCRATCH = -1  # the slot of an instruction's working memory
 
@@ -71,7 +71,7 @@ class Plan:
     @property
     def unplanned_bytes(self) -> int:
         """Bytes all results would take if none were reused."""
-        return sum(s.nbytes for s in self.storages.values() if s.owner[0].op.name not in LEAVES)
+        return sum(s.nbytes for s in self.storages.values() if s.owner[0].role not in LEAVES)
 
 
 def types_of(node: Node) -> tuple[TensorType, ...]:
@@ -101,7 +101,7 @@ class _Planner:
         self.metas = _Metas(topological(outputs))
         # A pass may have marked when a node is due (`event`); what is not marked is due at once.
         self.nodes = self._schedule(_promptly(sorted(topological(outputs), key=lambda node: node.tags.get("event", 0))))
-        order = [n for n in self.nodes if n.op.name not in LEAVES and n not in self.metas.views]
+        order = [n for n in self.nodes if n.role not in LEAVES and n not in self.metas.views]
         self.at = {node: index for index, node in enumerate(order)}
         self.plan = Plan(order, self.nodes, {}, self.metas.roots, self.metas.views, dict(updates))
         self.readers: dict[Value, set[int]] = {}
@@ -131,7 +131,7 @@ class _Planner:
         for node in nodes:
             for i in set(node.inputs):
                 users[i].append(position[node])
-        talking = [n for n in nodes if n.op.communicates and not n.op.lazy]
+        talking = [n for n in nodes if n.role is Role.COMMUNICATION and not n.op.lazy]
         if all("order" in n.attrs for n in talking):  # what is written by hand comes as the graph has it
             talking.sort(key=lambda n: n.attrs["order"])
         for first, then in itertools.pairwise(talking):  # all ranks communicate in one order
@@ -187,7 +187,7 @@ class _Planner:
         for node in self.nodes:
             if node in self.metas.views:
                 continue
-            leaf = node.op.name in LEAVES
+            leaf = node.role in LEAVES
             for slot, type_ in enumerate(types_of(node)):
                 first, last = (-1, NEVER) if leaf else (self.at[node], self.at[node])
                 home = node if leaf else None
@@ -203,7 +203,7 @@ class _Planner:
                 self.readers.setdefault(root, set()).add(index)
                 storage = self.plan.storages[root]
                 storage.last = max(storage.last, index)
-                if storage.on_host and node.op.name != "from_host":
+                if storage.on_host and not node.op.reads_host:
                     raise _out_of_reach(f"{node!r} reads {root[0]!r}", node)
         self.read_at_end = {self.metas.roots[f, 0] for f in self.fetches}
         for value in self.updates.values():
@@ -315,11 +315,11 @@ class _Metas:
             self._enter(node)
 
     def _enter(self, node: Node) -> None:
-        if node.op.name == "item":
+        if node.role is Role.ITEM:
             parent, index = node.inputs[0], node.attrs["index"]
             self._alias(node, self.arrays[parent][index], self.roots[parent, index])
             return
-        if node.op.name == "constant":
+        if node.role is Role.CONSTANT:
             self.arrays[node] = node.attrs["value"]
         else:
             view = self._view(node)
@@ -350,7 +350,7 @@ class _Metas:
     def is_whole(self, node: Node, nbytes: int) -> bool:
         """Whether a value covers its storage exactly, in order."""
         array = self.arrays[node]
-        return array.flags.c_contiguous and array.nbytes == nbytes and node.op.name != "constant"
+        return array.flags.c_contiguous and array.nbytes == nbytes and node.role is not Role.CONSTANT
 
 
 def _pack(storages: Any, reuse: bool) -> int:

@@ -52,16 +52,24 @@ class Role(Enum):
     ITEM = "item"  # one output of an operator that has several: a name, not work
     LOOKUP = "lookup"  # rows of a table, the first input, by ids, the second
     SCATTER = "scatter"  # the gradient of a lookup: the table, ids, and the rows that are added at the ids
-    UPDATE = "update"  # the new values of a parameter, its first input, and of its optimizer's state
-    COMMUNICATION = "communication"
-    MOVE = "move"  # moves or copies numbers and computes none
+    UPDATE = "update"  # new values of a parameter, the first input, and of its optimizer's state, from a gradient `g`
+    COMMUNICATION = "communication"  # gets the program's communicator as `comm=`; `order` is its place in line
+    MOVE = "move"  # moves, copies, converts or fills in numbers and computes none
     HINT = "hint"  # says how its input is to lie
+
+
+LEAVES = frozenset({Role.PLACEHOLDER, Role.VARIABLE, Role.CONSTANT})  # what a program is given and never computes
 
 
 class Op:
     """An operator and its table of rules (see `hetu/README.md`, "the operator in one place").
 
     `op(x, ..., attribute=...)` makes a node; an operator of several outputs returns a tuple of nodes.
+
+    `precision` is how it computes where products take 16-bit floats: "low" (in 16 bits, as products do), "follow" (in
+    those of its computed operands, if none is float32), "wide" (in float32), or the positions of the inputs that are as
+    the last of them is, beside others in float32. Elementwise operators with a `cuda` expression and those that move
+    numbers follow unless they say otherwise; all else is wide.
     """
 
     def __init__(
@@ -69,7 +77,7 @@ class Op:
         forward: Callable[..., Any],
         *,
         name: str = "",
-        role: Role = Role.COMPUTE,
+        role: Role | Callable[..., Role] = Role.COMPUTE,
         infer: Infer | None = None,
         dims: str | Callable[..., str] | None = None,
         reduce: str = "sum",
@@ -79,20 +87,26 @@ class Op:
         ufunc: str | None = None,
         cuda: str | None = None,
         differentiable: bool = True,
-        communicates: bool = False,
+        precision: str | tuple[int, ...] | None = None,
         lazy: bool = False,
         scratch: bool = False,
         on_host: bool = False,
+        reads_host: bool = False,
+        awaited: tuple[int, ...] = (),
+        collective: str = "",
     ) -> None:
         self.forward, self.name = forward, name or forward.__name__.rstrip("_")
-        self.role = role
+        self.role = role  # or a function of the attributes, where they decide
         self.dims, self.reduce, self.linear, self.like = dims, reduce, linear, like
         self.inplace = {} if inplace is None else dict(inplace)
         self.ufunc, self.cuda, self.differentiable = ufunc, cuda, differentiable
+        self.precision = precision or ("follow" if cuda or role in (Role.MOVE, Role.HINT) else "wide")
         self.lazy = lazy  # runs as late as its readers allow, so that what it waits for has time
-        self.communicates = communicates  # gets the program's communicator as `comm=`; `order` is its place in line
         self.scratch = scratch  # its `bind` takes working memory of `scratch=`, which the plan shares out
         self.on_host = on_host  # its result lies in the memory of the host, outside the arena
+        self.reads_host = reads_host  # its first input may lie there; no other operator can read it
+        self.awaited = awaited  # inputs that are only waited for; the first input passes as it lies
+        self.collective = collective  # the kind of collective that it is, by which planners know what it sends
         self.infer_rule = infer
         self.grad_rule: Callable[..., Any] | None = None
         self.normalize_rule: Callable[..., dict[str, Any]] | None = None
@@ -101,6 +115,7 @@ class Op:
         self.view_rule: Callable[..., Any] | None = None
         self.check_rule: Callable[..., None] | None = None
         self.decompose_rule: Callable[..., Any] | None = None
+        self.flops_rule: Callable[..., int] | None = None
         parameters = list(inspect.signature(forward).parameters.values())[1:]  # the first is xp
         self.inputs = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
         self.variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
@@ -156,6 +171,11 @@ class Op:
     def decompose(self, rule: F) -> F:
         """`(*inputs, **attrs)` -> the same result in graph functions, used where a `!` dimension is split."""
         self.decompose_rule = rule
+        return rule
+
+    def flops(self, rule: F) -> F:
+        """`(out, *types, **attrs)` -> floating-point operations, for a product whose number `dims` does not tell."""
+        self.flops_rule = rule
         return rule
 
     # -- making nodes ------------------------------------------------------------------------------------------

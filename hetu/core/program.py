@@ -20,8 +20,8 @@ from ..look import memory_svg
 from .backend import Device, Scratch, aligned_empty, filler, fixed_array, host_empty, to_numpy
 from .errors import ArgumentError, HetuError, NumericError
 from .graph import Node
-from .memory import LEAVES, SCRATCH, Plan, plan, types_of
-from .op import Instruction
+from .memory import SCRATCH, Plan, plan, types_of
+from .op import LEAVES, Instruction, Role
 from .state import State
 from .types import show_type
 
@@ -104,7 +104,7 @@ class Program:
 
     def _bind(self, node: Node) -> Step | None:
         """Give `node` its arrays; a Step when there is something to compute."""
-        if node.op.name in LEAVES:
+        if node.role in LEAVES:
             self.arrays[node] = self._leaf(node)
             return None
         inputs = [self.arrays[i] for i in node.inputs]
@@ -115,7 +115,7 @@ class Program:
         outs = tuple(self._place(node, slot) for slot in range(len(types_of(node))))
         out = outs if isinstance(node.type, tuple) else outs[0]
         self.arrays[node] = out
-        calls = self._bound_to_comm(node, out, inputs) if node.op.communicates else None
+        calls = self._bound_to_comm(node, out, inputs) if node.role is Role.COMMUNICATION else None
         if calls is None:
             calls = node.op.bound(self.xp, out, inputs, node.attrs, self._scratch(node))
         if self.checks and node.op.check_rule:
@@ -136,9 +136,9 @@ class Program:
         return [partial(self.comm.at, node.site), *calls, partial(self.comm.at, None)]
 
     def _leaf(self, node: Node) -> Any:
-        if node.op.name == "variable":
+        if node.role is Role.VARIABLE:
             return self.state.arrays[node.name]
-        if node.op.name == "constant":
+        if node.role is Role.CONSTANT:
             return fixed_array(self.xp, node.attrs["value"])
         buffer = aligned_empty(self.xp, int(node.tensor.nbytes)).view(node.dtype).reshape(node.shape)
         self.feeds[node.name], self.fills[node.name] = buffer, filler(self.xp, buffer)
@@ -161,7 +161,7 @@ class Program:
         rows = []
         for variable, value in self.plan.late.items():
             source = self.plan.roots[value, 0][0]
-            aside = source.op.name == "variable" and source in self.updates
+            aside = source.role is Role.VARIABLE and source in self.updates
             rows.append((self.state.arrays[variable.name], self.arrays[value], aside))
         return rows
 
@@ -204,7 +204,7 @@ class Program:
     def _captured(self) -> Any:
         from ..gpu_kernels.capture import Captured
 
-        meets = next((s.node for s in self.steps if s.node.op.communicates), None)
+        meets = next((s.node for s in self.steps if s.node.role is Role.COMMUNICATION), None)
         return Captured(self.xp, self.calls, self._say, "" if meets is None else f"{meets!r} meets other ranks")
 
     def _say(self, call: Instruction | None, reason: str) -> None:
@@ -303,14 +303,14 @@ class Program:
 
     def _operand(self, node: Node, index: int, names: Mapping[Node, str]) -> str:
         """How a value is called: leaves by name or value, views by what they look into, results by number."""
-        if node.op.name == "constant":
+        if node.role is Role.CONSTANT:
             value = node.attrs["value"]
             return f"{value.flat[0]:g}" if value.size and value.strides == (0,) * value.ndim else f"%{index}"
-        if node.op.name == "item":
+        if node.role is Role.ITEM:
             return f"{names[node.inputs[0]]}.{node.attrs['index']}"
         if node in self.plan.views:
             return f"{node.op.name}({names[node.inputs[0]]})"
-        return node.name if node.op.name in LEAVES else f"%{index}"
+        return node.name if node.role in LEAVES else f"%{index}"
 
     def _place_text(self, node: Node) -> str:
         storage = self.plan.storage(node, 0)

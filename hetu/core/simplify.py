@@ -14,9 +14,11 @@ import numpy as np
 
 from .graph import OPS, Node, rewrite
 from .interpret import interpret
+from .op import LEAVES, Role
 from .types import has_dim, is_float, same
 
 FOLD_LIMIT = 1 << 16  # bytes: larger constants would cost more memory than their computation costs time
+UNFOLDED = LEAVES | {Role.ITEM, Role.COMMUNICATION}
 Identity = Callable[[Node, tuple[Node, ...]], "Node | None"]
 IDENTITIES: dict[str, Identity] = {}
 
@@ -39,14 +41,14 @@ def simplify(outputs: Sequence[Node]) -> tuple[Node, ...]:
 
 def key(node: Node) -> Any:
     """Equal keys mean equal values: same operator, inputs and attributes. Leaves are equal only to themselves."""
-    if node.op.name == "constant":
+    if node.role is Role.CONSTANT:
         value = node.attrs["value"]
         if value.size and value.strides == (0,) * value.ndim:
             return "constant", value.dtype.name, value.shape, value.flat[0].tobytes()
         if value.nbytes <= FOLD_LIMIT:
             return "constant", value.dtype.name, value.shape, value.tobytes()
         return node
-    if node.op.name in ("placeholder", "variable"):
+    if node.role in (Role.PLACEHOLDER, Role.VARIABLE):
         return node
     return node.op, node.inputs, tuple(node.attrs.items())
 
@@ -56,13 +58,9 @@ def key(node: Node) -> Any:
 
 def fold(node: Node) -> Node:
     """A constant for a node of constants, unless it would be large or have several outputs."""
-    if (
-        isinstance(node.type, tuple)
-        or node.op.communicates
-        or node.op.name in ("constant", "placeholder", "variable", "item")
-    ):
+    if isinstance(node.type, tuple) or node.role in UNFOLDED:
         return node
-    if not all(i.op.name == "constant" for i in node.inputs) or any(map(has_dim, node.attrs.values())):
+    if not all(i.role is Role.CONSTANT for i in node.inputs) or any(map(has_dim, node.attrs.values())):
         return node
     if has_dim(node.shape):
         return node
@@ -84,7 +82,7 @@ def filled(like: Node, value: float) -> Node:
 
 def filling(node: Node) -> float | None:
     """The number that every element is known to be, if there is one."""
-    if node.op.name == "constant":
+    if node.role is Role.CONSTANT:
         array = node.attrs["value"]
         uniform = array.size > 0 and (array.size == 1 or array.strides == (0,) * array.ndim)
         return array.flat[0].item() if uniform else None
@@ -111,7 +109,7 @@ def identity(node: Node) -> Node:
 def without_likes(node: Node) -> Node:
     """Inputs that lend only their shape become constants without memory, so that nothing is kept alive for them."""
     inputs = tuple(
-        filled(i, 0) if position in node.op.like and not has_dim(i.shape) and i.op.name != "constant" else i
+        filled(i, 0) if position in node.op.like and not has_dim(i.shape) and i.role is not Role.CONSTANT else i
         for position, i in enumerate(node.inputs)
     )
     return node if inputs == node.inputs else node.op.make(inputs, node.attrs)

@@ -15,6 +15,7 @@ from ..ops.random import random_state
 from ..passes import Pass, explained, mixed_precision, resolve_training, specialize
 from .errors import ArgumentError, FeedError, GraphError, did_you_mean
 from .graph import Graph, Node
+from .op import Role
 from .program import Program
 from .types import Dim, show_shape
 
@@ -147,7 +148,7 @@ def _sort_entries(name: str, entries: Sequence[Fetch]) -> tuple[list[Node], dict
             fetches.append(entry)
         elif isinstance(entry, Mapping):
             for variable, value in entry.items():
-                if not isinstance(variable, Node) or variable.op.name != "variable":
+                if not isinstance(variable, Node) or variable.role is not Role.VARIABLE:
                     raise ArgumentError(f"sub-graph {name!r} updates {variable!r}", fix="only variables can be updated")
                 if updates.setdefault(variable, value) is not value:
                     raise GraphError(f"{variable!r} gets two new values in one step", fix="keep one of the updates")
@@ -166,7 +167,7 @@ def _by_name(feed: Feed) -> dict[Any, Any]:
         raise FeedError(f"the feed is a {type(feed).__name__}", fix="pass a mapping: {placeholder: array}")
     given: dict[Any, Any] = {}
     for key, value in feed.items():
-        if isinstance(key, Node) and key.op.name != "placeholder":
+        if isinstance(key, Node) and key.role is not Role.PLACEHOLDER:
             raise FeedError(
                 f"{key!r} was fed, only placeholders are", fix="set a variable with executor.state[name] = value"
             )

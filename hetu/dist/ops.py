@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import AxisError, ShapeError
-from ..core.op import Op, op
+from ..core.op import Op, Role, op
 from ..core.types import Shape, TensorType, as_dtype
 from .layout.collectives import Collective
 from .comm.comm import Comm
@@ -130,7 +130,8 @@ def _make(kind: str) -> Op:
         name=kind,
         infer=_local_type,
         differentiable=kind in ADJOINT,
-        communicates=True,
+        role=Role.COMMUNICATION,
+        collective=kind,
         inplace={0: (0,)} if kind == "all_reduce" else None,
     )
     made.bind(_bind)
@@ -159,7 +160,7 @@ def _shard_type(x: TensorType, *, layout: Layout) -> TensorType:
     return x
 
 
-@op(infer=_shard_type, dims="...->...")
+@op(role=Role.HINT, infer=_shard_type, dims="...->...")
 def shard(xp: ModuleType, x: Any, *, layout: Layout) -> Any:
     """`x`, with a hint that it is to be laid out so; its gradient gets the same layout. Without a strategy it is `x`.
 

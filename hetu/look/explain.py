@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ..core.graph import Node, topological
+from ..core.op import Role
 from ..core.types import TensorType, has_dim
 
 LINES = 3  # of the user's program that a row shows
@@ -43,7 +44,7 @@ def _traffic(nodes: Sequence[Node]) -> int | None:
     """Bytes that the operators read and write, views apart; None while sizes are unknown."""
     types: list[TensorType] = []
     for node in nodes:
-        if node.inputs and node.op.name != "item":
+        if node.inputs and node.role is not Role.ITEM:
             kinds = [node.type, *(i.type for i in node.inputs)]
             own = [t for kind in kinds for t in (kind if isinstance(kind, tuple) else (kind,))]
             if any(has_dim(t.shape) for t in own):

@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..core.graph import Graph, Node
+from ..core.op import LEAVES, Role
 from ..core.types import show_type
 
 FAMILIES = ("placeholder", "variable", "constant", "compute", "gradient", "update", "communication")
+_DRAWN = {role: role.value for role in (*LEAVES, Role.UPDATE, Role.COMMUNICATION)} | {Role.HINT: "communication"}
 Group = tuple[str, str]  # the layer, and "forward" or "backward"
 _LONGEST = 34  # characters of a line before it is cut
 
@@ -47,13 +49,10 @@ def family(node: Node) -> str:
     >>> family(ht.placeholder("x", (3,))), family(ht.placeholder("x", (3,)) + 1)
     ('placeholder', 'compute')
     """
-    module = node.op.forward.__module__
+    if node.role in _DRAWN:
+        return _DRAWN[node.role]
     if not node.inputs:
-        return node.op.name if node.op.name in FAMILIES else "constant"
-    if module.startswith("hetu.dist"):
-        return "communication"
-    if module.startswith("hetu.ops.update"):
-        return "update"
+        return "constant"
     return "gradient" if node.tags.get("gradient") else "compute"
 
 
@@ -61,10 +60,10 @@ def picture(outputs: Graph | Node | Iterable[Node]) -> Picture:
     """The boxes and arrows of a graph, or of what one or several nodes need."""
     graph = as_graph(outputs)
     made, places = Picture(), {}
-    shown = {node.inputs[0] if node.op.name == "item" else node for node in graph.outputs}
+    shown = {node.inputs[0] if node.role is Role.ITEM else node for node in graph.outputs}
     groups = _groups(graph)
     for node in graph.nodes:
-        if node.op.name == "item":
+        if node.role is Role.ITEM:
             places[node] = places[node.inputs[0]]
         elif node in shown or not _is_number(node):
             places[node] = len(made.boxes)
@@ -93,7 +92,7 @@ def _connect(made: Picture, node: Node, places: dict[Node, int]) -> None:
 
 
 def _is_number(node: Node) -> bool:
-    return node.op.name == "constant" and node.attrs["value"].size == 1
+    return node.role is Role.CONSTANT and node.attrs["value"].size == 1
 
 
 def _groups(graph: Graph) -> dict[Node, Group]:
@@ -105,7 +104,7 @@ def _groups(graph: Graph) -> dict[Node, Group]:
             continue
         groups[node] = layer, "backward" if family(node) == "gradient" else "forward"
         for i in node.inputs:
-            if i.op.name == "variable" and i.name.startswith(f"{layer}/"):
+            if i.role is Role.VARIABLE and i.name.startswith(f"{layer}/"):
                 groups.setdefault(i, (layer, "forward"))
     return groups
 

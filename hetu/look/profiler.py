@@ -22,6 +22,7 @@ import numpy as np
 from ..core.errors import ArgumentError, did_you_mean, public
 from ..core.executor import Executor
 from ..core.graph import Node
+from ..core.op import LEAVES, Role
 from ..core.program import Program
 from ..core.types import TensorType, show_type
 from .picture import family
@@ -240,23 +241,23 @@ def _operands(node: Node) -> list[TensorType]:
     return [t for k, i in enumerate(node.inputs) if k not in node.op.like for t in _types(i)]
 
 
-_MOVING = ("leaf", "shape", "slicing", "index", "join", "creation", "sorting")  # modules that move elements
+_STILL = LEAVES | {Role.ITEM, Role.LOOKUP, Role.SCATTER, Role.MOVE, Role.HINT}  # roles in which nothing is computed
 
 
 def flops(node: Node) -> int:
     """Floating-point operations of a node, as its sharding rule `dims` tells.
 
-    A contraction multiplies and adds once for every combination of its factors; other work is counted as one operation
-    an element of the largest operand or result, and moving elements as none.
+    A contraction multiplies and adds once for every combination of its factors, unless its operator counts otherwise;
+    other work is one operation per element of the largest operand or result, and moving elements none.
 
     >>> import hetu as ht
     >>> flops(ht.placeholder("a", (2, 3)) @ ht.placeholder("b", (3, 5)))
     60
     """
-    if node.op.name in _SPECIAL:
-        return _SPECIAL[node.op.name](node)
-    if node.op.view_rule or node.op.forward.__module__.rpartition(".")[2] in _MOVING:
+    if node.role in _STILL:
         return 0
+    if node.op.flops_rule is not None:
+        return node.op.flops_rule(node.type, *(i.type for i in node.inputs), **node.attrs)
     sizes, shared, kept = _factors(node)
     if any(len(inputs) > 1 and factor not in kept for factor, inputs in shared.items()):
         return 2 * math.prod(sizes.values())
@@ -294,31 +295,3 @@ def _named_axes(term: str, shape: tuple[Any, ...]) -> dict[Any, int]:
     named.update(zip(tokens[:before], map(int, shape)))
     named.update(zip(tokens[before + 1 :], map(int, shape[len(shape) - after :])))
     return named
-
-
-def _convolution(images: Callable[[Node], Node], kernel: Callable[[Node], Node]) -> Callable[[Node], int]:
-    """A multiplication and an addition per result pixel, kernel element and input channel of its group."""
-    return lambda node: 2 * int(images(node).tensor.size) * math.prod(kernel(node).shape[1:])
-
-
-def _attention(queries: int, passes: int) -> Callable[[Node], int]:
-    """Scores and their product with the values, `passes` times; `queries` is the input before keys and values."""
-
-    def count(node: Node) -> int:
-        q, k, v = (i.shape for i in node.inputs[queries : queries + 3])
-        return 2 * passes * math.prod(q[:-1]) * k[-2] * (q[-1] + v[-1])
-
-    return count
-
-
-_CONVOLUTIONS = {
-    "": _convolution(lambda n: n, lambda n: n.inputs[1]),
-    "_dx": _convolution(lambda n: n.inputs[0], lambda n: n.inputs[1]),
-    "_dw": _convolution(lambda n: n.inputs[1], lambda n: n),
-}
-_SPECIAL: dict[str, Callable[[Node], int]] = {  # where the rule does not tell: several products, overlapping windows
-    "attention": _attention(queries=0, passes=1),
-    "attention_dx": _attention(queries=1, passes=2),
-    **{f"conv2d{form}{way}": count for form in ("", "_last") for way, count in _CONVOLUTIONS.items()},
-    "sum_to_like": lambda node: int(node.inputs[0].tensor.size),
-}

@@ -12,6 +12,7 @@ from html import escape
 
 from ..core.errors import public
 from ..core.graph import Graph, Node
+from ..core.op import Role
 from ..core.types import show_type
 
 
@@ -115,11 +116,11 @@ def _owners(nodes: list[Node], layers: Iterable[str]) -> dict[Node, str]:
     owners: dict[Node, str] = {}
     for node in nodes:
         for i in node.inputs:
-            if i.op.name == "variable" and i not in owners:
+            if i.role is Role.VARIABLE and i not in owners:
                 named = [layer for layer in layers if i.name.startswith(f"{layer}/")]
                 owners[i] = max(named, key=len) if named else node.tags.get("layer", i.name)
     for node in nodes:
-        if node.op.name == "variable":  # an output itself
+        if node.role is Role.VARIABLE:  # an output itself
             owners.setdefault(node, node.name)
     return owners
 

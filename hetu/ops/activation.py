@@ -141,7 +141,7 @@ def sigmoid_grad(g: Node, y: Node, x: Node) -> Node:
 by_blocks(sigmoid)
 
 
-@float_function(cuda="y = fmax(x, (T)0) + log1p(exp(-fabs(x)))")
+@float_function(cuda="y = fmax(x, (T)0) + log1p(exp(-fabs(x)))", precision="wide")
 def softplus(xp: ModuleType, x: Any) -> Any:
     """log(1 + exp(x)), without overflow; a smooth relu.
 

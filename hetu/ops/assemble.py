@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from ..core.errors import ShapeError
-from ..core.op import op
+from ..core.op import Role, op
 from ..core.types import TensorType
 
 __all__ = ["set_rows", "start_rows"]
@@ -28,7 +28,7 @@ def _at(axis: int, first: int | None, stop: int | None = None) -> tuple[slice, .
     return (*(slice(None),) * axis, slice(first, stop), ...)
 
 
-@op(infer=_start_type, differentiable=False)
+@op(role=Role.MOVE, infer=_start_type, differentiable=False)
 def start_rows(xp: ModuleType, part: Any, *, rows: int, axis: int = 0) -> Any:
     """An array of so many rows along `axis`, of which the first are `part` and the others zeros, to be set next.
 
@@ -53,7 +53,7 @@ def _set_type(whole: TensorType, part: TensorType, *, first: int, axis: int = 0)
     return whole
 
 
-@op(infer=_set_type, inplace={0: (0,)}, differentiable=False)
+@op(role=Role.MOVE, infer=_set_type, inplace={0: (0,)}, differentiable=False)
 def set_rows(xp: ModuleType, whole: Any, part: Any, *, first: int, axis: int = 0) -> Any:
     """`whole` with `part` in place of its rows along `axis` from `first` on.
 

@@ -85,7 +85,7 @@ def _batch_dims(x: TensorType, *_: TensorType, axis: int, **__: Any) -> str:
     return f"{axes},c,c->{axes},c,c"
 
 
-@op(dims=_batch_dims, infer=_batch_type, scratch=True)
+@op(precision=(0,), dims=_batch_dims, infer=_batch_type, scratch=True)
 def batch_norm_train(
     xp: ModuleType, x: Any, scale: Any, bias: Any, *, axis: int = 1, epsilon: float = 1e-5
 ) -> tuple[Any, Any, Any]:
@@ -210,7 +210,7 @@ def _batch_dx_dims(g: TensorType, *_: TensorType, axis: int, **__: Any) -> str:
     return f"{axes},{axes},c,c,c->{axes},c,c"
 
 
-@op(dims=_batch_dx_dims, infer=_batch_dx_type, scratch=True)
+@op(precision=(0, 1), dims=_batch_dx_dims, infer=_batch_dx_type, scratch=True)
 def batch_norm_dx(
     xp: ModuleType, g: Any, x: Any, scale: Any, mean: Any, var: Any, *, axis: int = 1, epsilon: float = 1e-5
 ) -> tuple[Any, Any, Any]:

@@ -294,7 +294,7 @@ def logical_not(xp: ModuleType, x: Any) -> Any:
     return xp.logical_not(x)
 
 
-@op(infer=predicate, dims="...->...", ufunc="isnan", cuda="y = isnan((T)x)", differentiable=False)
+@op(precision="wide", infer=predicate, dims="...->...", ufunc="isnan", cuda="y = isnan((T)x)", differentiable=False)
 def isnan(xp: ModuleType, x: Any) -> Any:
     """Whether x is not a number.
 
@@ -305,7 +305,14 @@ def isnan(xp: ModuleType, x: Any) -> Any:
     return xp.isnan(x)
 
 
-@op(infer=predicate, dims="...->...", ufunc="isfinite", cuda="y = isfinite((T)x)", differentiable=False)
+@op(
+    precision="wide",
+    infer=predicate,
+    dims="...->...",
+    ufunc="isfinite",
+    cuda="y = isfinite((T)x)",
+    differentiable=False,
+)
 def isfinite(xp: ModuleType, x: Any) -> Any:
     """Whether x is neither infinite nor NaN.
 

@@ -20,6 +20,7 @@ from ..core.graph import OPS
 from ..core.op import op
 from ..core.types import TensorType
 from . import winograd
+from .conv import conv2d_dw_flops, conv2d_dx_flops, conv2d_flops
 from .window import Block, Pair, Window, blocks, extent
 
 __all__ = ["conv2d_last", "conv2d_last_dw", "conv2d_last_dx"]
@@ -93,6 +94,11 @@ def conv2d_last_dw(xp: ModuleType, x: Any, g: Any, *, kernel: Pair, stride: Pair
     """
     x, g = xp.permute_dims(x, MOVED), xp.permute_dims(g, MOVED)
     return OPS["conv2d_dw"].forward(xp, x, g, kernel=kernel, stride=stride, padding=padding, **PLAIN)
+
+
+conv2d_last.flops(conv2d_flops)
+conv2d_last_dx.flops(conv2d_dx_flops)
+conv2d_last_dw.flops(conv2d_dw_flops)
 
 
 # -- bound to arrays -------------------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ def _terms(equation: str) -> tuple[list[str], str]:
     return left.split(","), right
 
 
-@op(name="einsum", infer=_einsum_type, dims=lambda *_, equation: equation, linear=tuple(range(8)))
+@op(precision="low", name="einsum", infer=_einsum_type, dims=lambda *_, equation: equation, linear=tuple(range(8)))
 def _einsum(xp: ModuleType, *operands: Any, equation: str) -> Any:
     """The sum of products that `equation` names.
 

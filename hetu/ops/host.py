@@ -11,12 +11,12 @@ from types import ModuleType
 from typing import Any
 
 from ..core.backend import copy_in, copy_out
-from ..core.op import Instruction, op, same_type
+from ..core.op import Instruction, Role, op, same_type
 
 __all__ = ["from_host", "to_host"]
 
 
-@op(infer=same_type, on_host=True, differentiable=False)
+@op(role=Role.MOVE, infer=same_type, on_host=True, differentiable=False)
 def to_host(xp: ModuleType, x: Any) -> Any:
     """A copy of `x` in the memory of the host, which only `from_host` reads.
 
@@ -33,7 +33,7 @@ def bind_to_host(xp: ModuleType, out: Any, x: Any) -> Instruction:
     return copy_out(xp, out, x)
 
 
-@op(infer=same_type, like=(1,), differentiable=False)
+@op(role=Role.MOVE, infer=same_type, like=(1,), awaited=(1,), reads_host=True, differentiable=False)
 def from_host(xp: ModuleType, x: Any, after: Any) -> Any:
     """A copy on the device of what `to_host` has put away. It waits until `after`, any other value, is computed.
 

@@ -265,7 +265,7 @@ def _dropout_dims(x: TensorType, state: TensorType, *, channels: bool, **_: Any)
     return f"{axes},z!->{axes}"
 
 
-@op(name="dropout", infer=_dropout_type, dims=_dropout_dims, linear=(0,), inplace={0: (0,)})
+@op(precision="follow", name="dropout", infer=_dropout_type, dims=_dropout_dims, linear=(0,), inplace={0: (0,)})
 def _dropout(
     xp: ModuleType, x: Any, state: Any, *, rate: float, stream: int, channels: bool = False, window: Window = None
 ) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.op import Op, op
+from ..core.op import Op, Role, op
 from ..core.types import Shape, TensorType, as_dtype
 from ..ops.shape import axis_letters
 
@@ -58,7 +58,7 @@ def _made(
             run(out, *arrays, parameter=parameter, comm=comm)
         return out
 
-    made = op(forward, name=name, infer=infer, dims=dims, differentiable=False, communicates=True)
+    made = op(forward, name=name, role=Role.COMMUNICATION, infer=infer, dims=dims, differentiable=False)
     made.__doc__ = run.__doc__
 
     def bind(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import hetu as ht
+from hetu.core.op import Role
 from hetu.dist import (
     DataParallel,
     Heterogeneous,
@@ -119,7 +120,7 @@ def test_a_thousand_ranks_whose_weights_do_not_divide_are_compiled_as_a_few_and_
     entries, shapes = [loss, ht.optim.Adam(0.01).minimize(loss)], {x: (1000, 1500), t: (1000,)}
     job = Job(entries, ZeRO(1), 1000, shapes)
     assert len(job.programs) == 3  # one or two rows of the weight, and of the bias one or two elements
-    assert {node.op.name for node in job.programs[0].order if node.op.communicates} <= {
+    assert {node.op.name for node in job.programs[0].order if node.role is Role.COMMUNICATION} <= {
         "all_reduce", "reduce_scatter", "all_gather"
     }  # fmt: skip
     assert len(simulate(entries, ZeRO(1), FREE, world_size=1000, shapes=shapes).sent) == 1000

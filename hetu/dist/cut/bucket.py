@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from ...core.graph import OPS, Node, origin_of, replace, topological
-from ...core.op import op
+from ...core.op import Role, op
 from ...core.types import TensorType
 from ..comm.comm import Comm, Handle
 from ..layout.redistribute import plan
@@ -61,7 +61,7 @@ def _dependence(outputs: Sequence[Node], gradients: Sequence[Node]) -> tuple[dic
     for node in topological(outputs):
         mask = reduce(or_, (masks[i] for i in node.inputs), 0)
         masks[node] = mask | (1 << number[node] if node in number else 0)
-        if node.op.communicates:
+        if node.role is Role.COMMUNICATION:
             for k in (k for k in range(mask.bit_length()) if mask >> k & 1):
                 needed[gradients[k]] = min(needed.get(gradients[k], node.attrs["order"]), node.attrs["order"])
     return needed, {node for node in gradients if masks.get(node.inputs[0])}
@@ -98,7 +98,13 @@ def _flat_type(*xs: TensorType, **_: Any) -> TensorType:
     return TensorType((sum(int(x.size) for x in xs),), xs[0].dtype)
 
 
-@op(name="all_reduce_start", infer=_flat_type, differentiable=False, communicates=True)
+@op(
+    name="all_reduce_start",
+    role=Role.COMMUNICATION,
+    collective="all_reduce",
+    infer=_flat_type,
+    differentiable=False,
+)
 def start(xp: ModuleType, *xs: Any, group: tuple[int, ...], op: str, order: int, comm: Comm) -> Any:
     """Copy the arrays into one flat buffer and start to reduce it over `group`; `wait` finishes it."""
     out = np.concatenate([x.reshape(-1) for x in xs])
@@ -125,9 +131,9 @@ def start_bind(
 
 @op(
     name="all_reduce_wait",
+    role=Role.COMMUNICATION,
     infer=lambda x, **_: x,
     differentiable=False,
-    communicates=True,
     lazy=True,
     inplace={0: (0,)},
 )

@@ -12,6 +12,7 @@ from typing import Any
 
 from ...core.errors import ArgumentError
 from ...core.graph import Node, topological
+from ...core.op import Role
 from ...core.types import Dim
 from ..layout.layout import Mesh
 from .place import marked_places
@@ -59,14 +60,14 @@ class Parallel:
         mesh = self.mesh(range(world_size))
         places = {ranks: self.mesh(ranks) for ranks in marked_places(outputs)}
         nodes = topological(outputs)
-        owners = {n.name: n for n in nodes if n.op.name == "variable" and n.attrs["trainable"]}
+        owners = {n.name: n for n in nodes if n.role is Role.VARIABLE and n.attrs["trainable"]}
         strategy = Strategy(
             mesh.layout(data=0), places=tuple(here.layout() for here in places.values()), hosts=self.hosts
         )
         for node in nodes:
-            if node.op.name == "placeholder" and _is_batch(node, nodes):
+            if node.role is Role.PLACEHOLDER and _is_batch(node, nodes):
                 strategy.feeds[node.name] = mesh.layout(data=0)
-            elif node.op.name == "variable":
+            elif node.role is Role.VARIABLE:
                 owner = owners.get(node.name, owners.get(node.name.rpartition("/")[0], node))
                 here = places.get(owner.tags.get("place"), mesh)
                 if (kept := self._kept(node, owner, here)) is not None:
@@ -120,7 +121,7 @@ def _divisible(shape: Sequence[int], parts: int, taken: int | None) -> int | Non
 
 def _is_batch(node: Node, nodes: Sequence[Node]) -> bool:
     """A feed is split along its first axis if that is of unknown size, or if no feed has such an axis."""
-    unknown = any(n.op.name == "placeholder" and n.ndim and isinstance(n.shape[0], Dim) for n in nodes)
+    unknown = any(n.role is Role.PLACEHOLDER and n.ndim and isinstance(n.shape[0], Dim) for n in nodes)
     return bool(node.ndim) and (isinstance(node.shape[0], Dim) or not unknown)
 
 

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from ...core.graph import Node, rewrite, topological
+from ...core.op import Role
 from ..layout.layout import Layout
 from ..ops import shard
 from ..layout.rules import rule_of
@@ -22,8 +23,8 @@ def hint_gradients(outputs: Sequence[Node], store: Callable[[Node], Layout]) -> 
     """
 
     def rule(node: Node, inputs: tuple[Node, ...]) -> Node | None:
-        kept = [store(i) for i in node.inputs if i.op.name == "variable" and i.ndim]
-        if not node.op.forward.__module__.startswith("hetu.ops.update") or "g" not in node.op.inputs or not kept:
+        kept = [store(i) for i in node.inputs if i.role is Role.VARIABLE and i.ndim]
+        if node.role is not Role.UPDATE or "g" not in node.op.inputs or not kept:
             return None
         place, layout = node.op.inputs.index("g"), kept[-1]
         roles = [role for role, n in layout.axes().values() if n > 1 and role >= 0]
@@ -41,7 +42,7 @@ def push_hints(outputs: Sequence[Node]) -> tuple[Node, ...]:
     Only through values that all their readers keep so: others may want them otherwise.
     """
     nodes = topological(outputs)
-    if not any(node.op.name == "shard" for node in nodes):
+    if not any(node.role is Role.HINT for node in nodes):
         return tuple(outputs)
     readers = Counter(i for node in nodes for i in node.inputs)
     readers.update(outputs)
@@ -49,11 +50,11 @@ def push_hints(outputs: Sequence[Node]) -> tuple[Node, ...]:
     hints: dict[Node, Layout] = {}
     hinted: set[Node] = set()  # those with a reader that is not a hint itself
     for node in reversed(nodes):
-        layout = node.attrs["layout"] if node.op.name == "shard" else hints.get(node)
+        layout = node.attrs["layout"] if node.role is Role.HINT else hints.get(node)
         for i in () if layout is None else _alike(node):
-            if i.inputs and readers[i] == kept[i] and i.op.name not in ("shard", "item"):
+            if i.inputs and readers[i] == kept[i] and i.role not in (Role.HINT, Role.ITEM):
                 hints.setdefault(i, layout)
-                hinted |= {i} if node.op.name != "shard" else set()
+                hinted |= {i} if node.role is not Role.HINT else set()
 
     def rule(node: Node, inputs: tuple[Node, ...]) -> Node | None:
         if node not in hinted:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from ...core.errors import GraphError
 from ...core.graph import Node, topological
+from ...core.op import Role
 from ..layout.deduce import AxisId, Deduction, Grid, deduce
 from ..layout.layout import DUP, PENDING, Layout, Piece, Shard
 from .partition import updating
@@ -128,7 +129,7 @@ class Stages:
     def check(self) -> None:
         """Move what needs all micro-batches to the end of the step. GraphError if a micro-batch would wait for it."""
         for node in self.nodes:
-            if not node.inputs or node.op.name == "item":
+            if not node.inputs or node.role is Role.ITEM:
                 if node.inputs:
                     self.phase[node] = self.phase[node.inputs[0]]
                 continue

@@ -13,6 +13,7 @@ from typing import Any
 
 from ...core.errors import GraphError
 from ...core.graph import OPS, Node, origin_of, rewrite, topological
+from ...core.op import Role
 from ...core.memory import types_of
 from ...passes import simplify
 from ..layout.boxes import Box, within
@@ -89,7 +90,7 @@ def updating(outputs: Sequence[Node]) -> set[Node]:
     """The nodes that belong to the update of variables: update operators and whatever follows from them."""
     found: set[Node] = set()
     for node in topological(outputs):
-        if node.op.forward.__module__.startswith("hetu.ops.update") or any(i in found for i in node.inputs):
+        if node.role is Role.UPDATE or any(i in found for i in node.inputs):
             found.add(node)
     return found
 
@@ -101,7 +102,7 @@ def split_though_fixed(found: Deduction) -> set[Node]:
         if node.op.decompose_rule is None or (rule := rule_of(node)) is None:
             continue
         for i, term, want in zip(node.inputs, rule.inputs, wants):
-            roles = found.layouts[i][0].axes().values() if i.inputs or i.op.name != "constant" else ()
+            roles = found.layouts[i][0].axes().values() if i.inputs or i.role is not Role.CONSTANT else ()
             dims = {role for role, n in roles if role >= 0 and n > 1}
             kept = {role for role, n in want.axes().values() if role >= 0 and n > 1}
             if any(rule.factor(term, d) in rule.fixed for d in dims - kept):
@@ -118,7 +119,7 @@ def decomposed(outputs: Sequence[Node], split: set[Node]) -> tuple[Node, ...]:
             if isinstance(made, Node):
                 return made
             parts[node] = made
-        if node.op.name == "item" and node.inputs[0] in parts:
+        if node.role is Role.ITEM and node.inputs[0] in parts:
             return parts[node.inputs[0]][node.attrs["index"]]
         return None
 
@@ -138,10 +139,10 @@ class Walk:
 
     def visit(self, node: Node) -> None:
         """Make the local node, in the layout it has by itself. None on ranks that have no part in it."""
-        if node.op.name in ("constant", "placeholder"):
+        if node.role in (Role.CONSTANT, Role.PLACEHOLDER):
             return  # made where it is needed, in the layout needed
         layout = self.found.layouts[node][0]
-        if node.op.name == "variable":
+        if node.role is Role.VARIABLE:
             layout = self.strategy.store(node)
             made = self.strategy.local_variable(node, self.rank)
         elif not node.inputs:  # what is made from nothing is made whole
@@ -175,9 +176,9 @@ class Walk:
 
     def _local(self, node: Node, inputs: Sequence[Node | None]) -> Node | None:
         """The operator on this rank's parts."""
-        if node.op.name == "shard":
+        if node.role is Role.HINT:
             return inputs[0]
-        if node.op.name == "item":
+        if node.role is Role.ITEM:
             parent = inputs[0]
             return None if parent is None else OPS["item"].make((parent,), node.attrs)
         layouts = self.found.layouts[node]
@@ -189,7 +190,7 @@ class Walk:
             attrs["shape"] = here[0].shape
         if "window" in node.op.defaults:
             attrs["window"] = self._window(node)
-        if node.op.communicates:
+        if node.role is Role.COMMUNICATION:
             attrs["order"] = self._next(f"{node.op.name} {node.type} at {node.site}")
         made = node.op.make(tuple(inputs), attrs)
         for type_, piece in zip(types_of(made), here):
@@ -224,13 +225,13 @@ class Walk:
 
         A gathered variable must not stay alive from forward to backward: that would undo the sharding.
         """
-        if node.op.name == "constant":
+        if node.role is Role.CONSTANT:
             return self._constant(node, want)
         if isinstance(node.type, tuple):
             return self.made[node, self.found.layouts[node][0], ""]
-        variable = node.op.name == "variable"
+        variable = node.role is Role.VARIABLE
         have = self.strategy.store(node) if variable else self.found.layouts[node][0]
-        if node.op.name == "placeholder":
+        if node.role is Role.PLACEHOLDER:
             have = have if want.pending else want
             self._fed(node, have)
         if have == want:
@@ -238,7 +239,7 @@ class Walk:
         key = node, want, phase if variable else ""
         if key not in self.made:
             made = self._reshard(node, self.made[node, have, ""], have, want, node.shape)
-            if made is not None and made.op.name == "all_reduce" and phase == "update":
+            if made is not None and made.op.collective == "all_reduce" and phase == "update":
                 self.gradients.append(made)
             self.made[key] = made
         return self.made[key]

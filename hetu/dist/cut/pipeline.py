@@ -14,6 +14,7 @@ from typing import Any
 
 from ...core.errors import ArgumentError, ShapeError
 from ...core.graph import Node
+from ...core.op import Role
 from ...core.types import Atom
 from .builders import Parallel
 from ..layout.layout import DUP, Layout, Shard, show_ranks
@@ -42,7 +43,7 @@ class Staged(Strategy):
 
     def batch_axis(self, node: Node) -> int | None:
         """The axis along which a feed is cut into micro-batches; None for all other nodes."""
-        if node.op.name != "placeholder" or node.name not in self.feeds:
+        if node.role is not Role.PLACEHOLDER or node.name not in self.feeds:
             return None
         return max((role for role, _ in self.feeds[node.name].axes().values() if role >= 0), default=None)
 
@@ -145,7 +146,7 @@ class Pipeline(Parallel):
         base = Layout(Shard(tuple(range(world_size)), ((DUP, stages), *plain.whole.parts[0].axes)))
         variables = {}
         for node, stage in assign(outputs, phases(outputs, plain.feeds), label_by(cut)).items():
-            if node.op.name == "variable" and stage != EVERYWHERE:
+            if node.role is Role.VARIABLE and stage != EVERYWHERE:
                 kept = plain.variables.get(node.name, Kept(plain.whole, plain.whole))
                 variables[node.name] = Kept(_moved(kept.compute, stage * size), _moved(kept.store, stage * size))
         return Staged(

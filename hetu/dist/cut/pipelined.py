@@ -17,6 +17,7 @@ import numpy as np
 
 from ...core.errors import GraphError, ShapeError
 from ...core.graph import OPS, Node, origin_of, topological
+from ...core.op import Role
 from ...ops.random import random_state
 from ...passes import simplify
 from ..layout.boxes import Box, within
@@ -96,7 +97,7 @@ class _Pipelined(Walk):
         found: dict[tuple[int, str], dict[tuple[Node, Layout], str]] = defaultdict(dict)
         phase, stage = self.model.phase, self.model.stage
         for reader in self.model.nodes:
-            if not reader.inputs or phase[reader] == UPDATE or reader.op.name == "item":
+            if not reader.inputs or phase[reader] == UPDATE or reader.role is Role.ITEM:
                 continue
             for i, want in zip(reader.inputs, self.found.wants[reader]):
                 sender = stage.get(i, EVERYWHERE)
@@ -197,7 +198,7 @@ class _Pipelined(Walk):
         return None if once else self.slot or 0
 
     def value(self, node: Node, want: Layout, phase: str = "") -> Node | None:
-        if node.op.name == "constant":
+        if node.role is Role.CONSTANT:
             return self._constant(node, want)
         if isinstance(node.type, tuple):
             return self.values[self.home(node), node]
@@ -220,27 +221,27 @@ class _Pipelined(Walk):
         """`local` in another layout of one micro-batch; made once, or once a phase for a variable kept in parts."""
         if have == want:
             return local
-        key = slot, node, want, phase if node.op.name == "variable" else ""
+        key = slot, node, want, phase if node.role is Role.VARIABLE else ""
         if key not in self.moved:
             made = self._reshard(node, local, have, want, self._part(node.shape, role))
-            if made is not None and made.op.name == "all_reduce" and phase == UPDATE and self.slot is None:
+            if made is not None and made.op.collective == "all_reduce" and phase == UPDATE and self.slot is None:
                 self.gradients.append(made)
             self.moved[key] = made
         return self.moved[key]
 
     def _at_hand(self, node: Node, want: Layout) -> Layout:
         """The layout in which a value was made; feeds are at hand on every stage."""
-        if node.op.name == "variable":
+        if node.role is Role.VARIABLE:
             return lift(self.strategy.store(node), self.model.count)
-        if node.op.name == "placeholder":
+        if node.role is Role.PLACEHOLDER:
             return stage_grid(Grid.of(want), False).carry(self.model.leaf(node, False))
         return self.found.layouts[node][0]
 
     def _made(self, node: Node, have: Layout, phase: str) -> Node | None:
         """This rank's part of a value in the layout in which it was made."""
-        if node.op.name == "variable":
+        if node.role is Role.VARIABLE:
             return self.read(node, phase)
-        if node.op.name == "placeholder":
+        if node.role is Role.PLACEHOLDER:
             return self._fed(node, have)
         return self.values.get((self.home(node), node))
 

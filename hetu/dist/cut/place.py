@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 
 from ...core.errors import ArgumentError
 from ...core.graph import Node, tagged, topological
+from ...core.op import Role
 from ...core.types import Dim
 from ..layout.layout import Layout
 
@@ -53,10 +54,10 @@ def assign(
     placed: dict[Node, Ranks] = {}
     for node in topological(outputs):
         marked = node.tags.get("place")
-        if node.op.name == "variable":
+        if node.role is Role.VARIABLE:
             marked = leaf(node, False).ranks
         elif node in late or marked is None:
-            homes = {i: leaf(i, True).ranks for i in node.inputs if i.op.name == "variable" and node in late}
+            homes = {i: leaf(i, True).ranks for i in node.inputs if i.role is Role.VARIABLE and node in late}
             known = {i: ranks for i in node.inputs if (ranks := homes.get(i, placed.get(i))) in places}
             marked = known[max(known, key=_elements)] if known else None
         if marked in places:

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 
 from ...core.errors import ArgumentError, GraphError, ShapeError
 from ...core.graph import Node, readers_of, tagged, topological
+from ...core.op import Role
 from ...ops.random import random_state
 from ...passes import specialize
 from ...look.profiler import flops
@@ -53,7 +54,7 @@ def phases(outputs: Sequence[Node], batches: Collection[str]) -> dict[Node, str]
     nodes = topological(outputs)
     for node in nodes:
         if not node.inputs:
-            fed |= {node} if node.op.name == "placeholder" and node.name in batches else set()
+            fed |= {node} if node.role is Role.PLACEHOLDER and node.name in batches else set()
             continue
         before = {found[i] for i in node.inputs if i in found}
         gradient = bool(node.tags.get("gradient"))
@@ -84,7 +85,7 @@ def assign(
     _place_forward([n for n in nodes if phase.get(n) == FORWARD], label, placed)
     _place_backward([n for n in nodes if phase.get(n) == BACKWARD], phase, label, placed)
     if homes is not None:
-        placed |= {n: homes.get(n.name, EVERYWHERE) for n in nodes if n.op.name == "variable"}
+        placed |= {n: homes.get(n.name, EVERYWHERE) for n in nodes if n.role is Role.VARIABLE}
     _place_once(nodes, phase, placed)
     return placed
 
@@ -93,7 +94,7 @@ def _place_forward(nodes: Sequence[Node], label: Label, placed: dict[Node, int])
     """Place a forward pass by its labels, but never before what it needs; without a label, there."""
     for node in nodes:
         found = [placed[i] for i in node.inputs if i in placed]
-        if node.op.name != "item" and (marked := label(node)) is not None:
+        if node.role is not Role.ITEM and (marked := label(node)) is not None:
             found.append(marked)
         if found:
             placed[node] = max(found)
@@ -122,7 +123,7 @@ def _place_backward(nodes: Sequence[Node], phase: Mapping[Node, str], label: Lab
     readers = readers_of(topological(nodes))
     for node in nodes:
         arrived = [placed[i] for i in node.inputs if phase.get(i) == BACKWARD and i in placed]
-        if arrived and (node.op.name == "item" or (node.op.name == "add" and len(arrived) == 2)):
+        if arrived and (node.role is Role.ITEM or (node.op.ufunc == "add" and len(arrived) == 2)):
             placed[node] = min(arrived)
         elif (wanted := wish(node)) is not None:
             placed[node] = min([max(wanted, least.get(node, 0)), *arrived])
@@ -138,7 +139,7 @@ def _place_once(nodes: Sequence[Node], phase: Mapping[Node, str], placed: dict[N
     readers = readers_of(nodes)
 
     def is_free(node: Node) -> bool:
-        return node not in placed and (node.op.name == "variable" or bool(node.inputs))
+        return node not in placed and (node.role is Role.VARIABLE or bool(node.inputs))
 
     def largest(node: Node) -> int | None:
         known = [i for i in node.inputs if placed.get(i, EVERYWHERE) != EVERYWHERE]
@@ -148,7 +149,7 @@ def _place_once(nodes: Sequence[Node], phase: Mapping[Node, str], placed: dict[N
     for node in reversed(nodes):
         found = {placed[r] for r in readers[node] if r in placed}
         if is_free(node) and phase.get(node) != UPDATE and found:
-            several = node.op.name == "variable" and not node.attrs["trainable"] and len(found) > 1
+            several = node.role is Role.VARIABLE and not node.attrs["trainable"] and len(found) > 1
             shared = several or node is random_state
             placed[node] = EVERYWHERE if shared else min(found)
     for node in nodes:
@@ -243,14 +244,14 @@ def crossing(outputs: Sequence[Node], place: Mapping[Node, int], layers: int) ->
 
 
 def _reads_variable(node: Node) -> bool:
-    return any(i.op.name == "variable" and i.attrs["trainable"] for i in node.inputs)
+    return any(i.role is Role.VARIABLE and i.attrs["trainable"] for i in node.inputs)
 
 
 def at_nominal_size(outputs: Sequence[Node]) -> tuple[Node, ...]:
     sizes = {
         (n.name, axis): NOMINAL
         for n in topological(outputs)
-        if n.op.name == "placeholder"
+        if n.role is Role.PLACEHOLDER
         for axis, size in enumerate(n.shape)
         if isinstance(size, Dim)
     }

@@ -15,6 +15,7 @@ from typing import Any
 
 from ...core.errors import ArgumentError, AxisError, GraphError, UnknownNameError, did_you_mean
 from ...core.graph import OPS, Node, origin_of, topological
+from ...core.op import Role
 from ...look.svg import Svg
 from ...look.table import rows_html
 from ...core.types import Atom
@@ -71,10 +72,10 @@ class Strategy:
 
     def leaf(self, node: Node, updating: bool) -> Layout | None:
         """The layout of a leaf for its readers; None for constants, which can be had in any."""
-        if node.op.name == "variable":
+        if node.role is Role.VARIABLE:
             kept = self.variables.get(node.name)
             return self.whole if kept is None else kept.store if updating else kept.compute
-        return self.feeds.get(node.name, self.whole) if node.op.name == "placeholder" else None
+        return self.feeds.get(node.name, self.whole) if node.role is Role.PLACEHOLDER else None
 
     def sizes(self, sizes: Mapping[Atom, int], training: bool) -> Mapping[Atom, int]:
         """The sizes that a graph is made for, from those that are fed."""
@@ -114,7 +115,7 @@ class Strategy:
         not fit them or name ranks that do not exist."""
         nodes = topological(outputs)
         for node in nodes:
-            if node.op.communicates and "order" not in node.attrs:
+            if node.role is Role.COMMUNICATION and "order" not in node.attrs:
                 raise GraphError(
                     f"{node!r} is written by hand, but a strategy puts in all communication itself",
                     fix="leave out strategy=, or say with ht.dist.shard(node, layout=...) how the value is to lie",
@@ -122,7 +123,7 @@ class Strategy:
                 )
         layouts: list[tuple[str, Layout]] = [("the strategy", self.base)]
         for kind, given in (("variable", self.variables), ("placeholder", self.feeds)):
-            known = {n.name: n for n in nodes if n.op.name == kind}
+            known = {n.name: n for n in nodes if n.role.value == kind}
             for name, kept in given.items():
                 if name not in known:
                     fix = did_you_mean(name, known)
@@ -131,7 +132,7 @@ class Strategy:
                 for layout in here:
                     _check_fits(known[name], layout)
                     layouts.append((f"the layout of {name!r}", layout))
-        layouts += [(f"the hint at {n.site}", n.attrs["layout"]) for n in nodes if n.op.name == "shard"]
+        layouts += [(f"the hint at {n.site}", n.attrs["layout"]) for n in nodes if n.role is Role.HINT]
         self._check_places(outputs, world_size)
         if self.hosts and sorted(chain.from_iterable(self.hosts)) != [*range(world_size)]:
             raise ArgumentError(f"hosts {self.hosts}, the job has {world_size} ranks", fix="name each rank once")

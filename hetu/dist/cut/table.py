@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from ...core.graph import Node, topological
+from ...core.op import Role
 from ...look.shards import shards_svg
 from ...look.svg import Svg
 from ...core.types import show_shape
@@ -32,7 +33,7 @@ def table(strategy: Strategy, outputs: Iterable[Node]) -> str:
 
 def rows(strategy: Strategy, outputs: Iterable[Node]) -> list[tuple[str, ...]]:
     """For each variable: shape, layouts for computing and keeping, most bytes a rank keeps, collectives a step."""
-    variables = [node for node in topological(outputs) if node.op.name == "variable"]
+    variables = [node for node in topological(outputs) if node.role is Role.VARIABLE]
     found = [HEADER]
     for node in variables:
         store, compute = strategy.store(node), strategy.leaf(node, False)
@@ -44,7 +45,7 @@ def rows(strategy: Strategy, outputs: Iterable[Node]) -> list[tuple[str, ...]]:
 
 def shards(strategy: Strategy, outputs: Iterable[Node]) -> Svg:
     """A picture: a row for each variable, and in it the part that each rank keeps."""
-    variables = [node for node in topological(outputs) if node.op.name == "variable"]
+    variables = [node for node in topological(outputs) if node.role is Role.VARIABLE]
     pieces = {node: strategy.store(node).pieces(node.shape) for node in variables}
     rows = [(n.name, tuple(n.shape), {rank: p.box for rank, p in pieces[n].items()}) for n in variables]
     kept = {rank: 0 for rank in strategy.base.ranks}

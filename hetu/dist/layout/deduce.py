@@ -17,6 +17,7 @@ from functools import cached_property
 from typing import Any
 
 from ...core.graph import Node, topological
+from ...core.op import Op, Role
 from ...core.memory import types_of
 from .layout import ACROSS, DUP, MAX, MIN, SUM, Layout, Shard
 from .rules import Rule, Term, rule_of
@@ -121,10 +122,10 @@ def deduce(
         if not node.inputs:
             layout = leaf(node, False)
             found.layouts[node] = (grid_of(node).layout({}) if layout is None else layout,)
-            if node.op.name == "variable":
+            if node.role is Role.VARIABLE:
                 pinned.add(node)
             continue
-        if node.op.name == "item":
+        if node.role is Role.ITEM:
             found.layouts[node] = (found.layouts[node.inputs[0]][node.attrs["index"]],)
             found.wants[node] = found.layouts[node]
             continue
@@ -146,12 +147,12 @@ def _given(found: Deduction, node: Node, leaf: Callable[[Node, bool], Layout | N
 def _decide(
     node: Node, given: Sequence[Layout | None], grid: Grid, pinned: set[Node], readers: Counter[Node]
 ) -> Decision:
-    hint = node.attrs.get("layout") if node.op.name == "shard" else None
+    hint = node.attrs.get("layout") if node.role is Role.HINT else None
     if hint is not None:
         here = grid.hinted(hint, given[0], node)
         return Decision((here,), (here,))
     at_hand = [None if g is None else grid.carry(g) for g in given]
-    if node.op.name == "barrier":  # its second input is only waited for, however it lies
+    if node.op.awaited:  # however they lie
         here = tuple(grid.layout({}) if g is None else g for g in at_hand)
         return Decision(here, here[:1])
     rule = rule_of(node)
@@ -276,12 +277,12 @@ def _traffic(src: int, dst: int, n: int) -> float:
     return share if dst == DUP else share / n
 
 
-_warned: set[str] = set()
+_warned: set[Op] = set()
 
 
 def _warn_once(node: Node) -> None:
-    if node.op.name not in _warned:
-        _warned.add(node.op.name)
+    if node.op not in _warned:
+        _warned.add(node.op)
         warnings.warn(
             f"operator {node.op.name!r} has no dims rule, so its inputs are gathered on every rank ({node!r})",
             stacklevel=2,

@@ -110,7 +110,7 @@ class Profile:
         """The time of one instruction; of one that communicates, without what passes on the wire."""
         if (timing := self.timings.get(signature(node))) is not None:
             return timing.seconds
-        if node.op.name in ("to_host", "from_host") and self.device.host_bandwidth:
+        if (node.op.on_host or node.op.reads_host) and self.device.host_bandwidth:
             return self.between(int(node.tensor.nbytes))
         ideal = self._ideal(flops(node), traffic(node))
         for name in (stem_of(node), family_of(node)):

@@ -16,6 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from ...core.errors import BudgetError
 from ...core.graph import Node
 from ...core.memory import Plan, Storage, plan
+from ...core.op import Role
 from ..costs.profile import Profile
 from .split import Split, batched
 from .swap import Step, Swap, gaps
@@ -155,7 +156,7 @@ class _Search:
             if not isinstance(node.type, tuple)
             and self.plan.roots.get((made, 0)) in waiting
             and node not in self.swapped
-            and (made not in self.plan.views or made.op.name == "item")
+            and (made not in self.plan.views or made.role is Role.ITEM)
         }
 
     def _again_seconds(self, values: Collection[Node]) -> float:
@@ -163,7 +164,7 @@ class _Search:
         known: dict[Node, float] = {}
 
         def once(node: Node) -> float:
-            source = node.inputs[0] if node.op.name == "item" else node
+            source = node.inputs[0] if node.role is Role.ITEM else node
             if source not in known:
                 gone = [i for i in source.inputs if i in self.dropped]
                 known[source] = self.profile.seconds(source) + sum(map(once, gone))
@@ -173,7 +174,7 @@ class _Search:
 
 
 def _fed(planned: Plan) -> int:
-    return sum(int(n.tensor.nbytes) for n in planned.nodes if n.op.name == "placeholder")
+    return sum(int(n.tensor.nbytes) for n in planned.nodes if n.role is Role.PLACEHOLDER)
 
 
 def _fullest(planned: Plan) -> tuple[int, list[Storage]]:

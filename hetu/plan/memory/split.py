@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from ...core.graph import OPS, Node, origin_of, readers_of, topological
+from ...core.op import Role
 from ...dist.layout.rules import Rule, rule_of
 
 
@@ -30,11 +31,11 @@ def batched(outputs: Sequence[Node]) -> dict[Node, tuple[Rule, int]]:
     found: dict[Node, tuple[Rule, int]] = {}
     carried: dict[Node, int] = {}
     for node in topological(outputs):
-        if node.op.name == "placeholder" and node.ndim:
+        if node.role is Role.PLACEHOLDER and node.ndim:
             carried[node] = 0
-        elif node.op.name == "item":
+        elif node.role is Role.ITEM:
             carried |= {node: found[node.inputs[0]][1]} if node.inputs[0] in found else {}
-        elif node.inputs and not node.op.communicates and (made := _by_sample(node, carried)) is not None:
+        elif node.inputs and node.role is not Role.COMMUNICATION and (made := _by_sample(node, carried)) is not None:
             found[node] = made
             carried[node] = made[1]
     return found
@@ -105,7 +106,7 @@ class Split:
 
     def _source(self, node: Node) -> Node:
         """The node that computes a value."""
-        return node.inputs[0] if node.op.name == "item" else node
+        return node.inputs[0] if node.role is Role.ITEM else node
 
     def _axis(self, node: Node) -> int:
         """Where the batch stands in what a node of the rules computes."""

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from ...core.graph import OPS, Node, origin_of
 from ...core.memory import Plan, Value, types_of
+from ...core.op import Role
 
 Step = tuple[tuple[Node, ...], dict[Node, Node]]
 
@@ -45,8 +46,8 @@ def gaps(planned: Plan, outputs: Collection[Node]) -> dict[Value, Gap]:
     asked = {planned.roots[node, 0] for node in outputs}
     found = {}
     for value, times in used.items():
-        storage = planned.storages[value].final()
-        if storage.home is None and not storage.on_host and value not in asked and not value[0].op.communicates:
+        storage, sent = planned.storages[value].final(), value[0].role is Role.COMMUNICATION
+        if storage.home is None and not storage.on_host and value not in asked and not sent:
             found[value] = max(map(Gap, times, times[1:]), key=lambda gap: gap.after - gap.before, default=Gap(0, 0))
     return {value: gap for value, gap in found.items() if gap.after - gap.before > 1}
 
@@ -93,7 +94,7 @@ class Swap:
     def _late(self, node: Node) -> Node:
         if node not in self.late:
             source, slot = root = self.planned.roots[node, 0]
-            if node is source or (node.op.name == "item" and node.inputs[0] is source):
+            if node is source or (node.role is Role.ITEM and node.inputs[0] is source):
                 self.late[node] = self._back(self._value(source, slot), self.gaps[root])
             else:
                 inputs = (self._late(node.inputs[0]), *(self.made[i] for i in node.inputs[1:]))

@@ -18,6 +18,7 @@ import numpy as np
 
 from ...core.errors import ArgumentError, did_you_mean
 from ...core.graph import Node, topological
+from ...core.op import Role
 from ...dist.cut.builders import MEGATRON, ExpertParallel, Parallel
 from ...dist.cut.pipeline import Pipeline
 from ...dist.cut.strategy import Kept, Strategy
@@ -77,7 +78,7 @@ class Hints:
 def candidates(outputs: Sequence[Node], world_size: int, hints: Hints, batch: int | None = None) -> Iterator[Candidate]:
     """Every product of pipeline, data and tensor parallelism on so many ranks that the hints allow."""
     split = dict(MEGATRON if hints.split is None else hints.split)
-    trained = [n.name for n in topological(outputs) if n.op.name == "variable" and n.attrs["trainable"]]
+    trained = [n.name for n in topological(outputs) if n.role is Role.VARIABLE and n.attrs["trainable"]]
     splits = any(fnmatch.fnmatch(name, pattern) for name in trained for pattern in split)
     for stages, found in tree(world_size).items():
         for way in found:
@@ -215,7 +216,7 @@ def sharded_layers(
     """
     mesh = plan.builder.mesh(range(world_size))
     data, group = mesh.sizes[0], mesh.group("data", 0)
-    nodes = [n for n in topological(outputs) if n.op.name == "variable"]
+    nodes = [n for n in topological(outputs) if n.role is Role.VARIABLE]
     owners = {n.name: n for n in nodes if n.attrs["trainable"]}
     layers = [*dict.fromkeys(map(layer_of, owners.values()))]
     seconds, nbytes = np.zeros((len(layers), len(LEVELS))), np.zeros((len(layers), len(LEVELS)))

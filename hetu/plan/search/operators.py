@@ -19,6 +19,7 @@ import numpy as np
 
 from ...core.graph import Node, topological
 from ...core.memory import types_of
+from ...core.op import Role
 from ...dist.cut.partition import updating
 from ...dist.layout.layout import DUP, SUM
 from ...dist.layout.rules import Rule, rule_of
@@ -71,7 +72,7 @@ def experts_of(outputs: Sequence[Node]) -> dict[str, int]:
     """
     found: dict[str, int] = {}
     for node in topological(outputs):
-        names = [i.name for i in node.inputs if i.op.name == "variable" and i.attrs["trainable"] and i.ndim == 3]
+        names = [i.name for i in node.inputs if i.role is Role.VARIABLE and i.attrs["trainable"] and i.ndim == 3]
         if len(node.inputs) != 2 or len(names) != 1 or node.tags.get("gradient") or (rule := rule_of(node)) is None:
             continue
         at = next(k for k, i in enumerate(node.inputs) if i.name == names[0])
@@ -106,11 +107,11 @@ class Operators:
         late = updating(outputs)
         nodes = [n for n in topological(outputs) if n not in late and not n.tags.get("gradient")]
         read = {i for n in nodes for i in n.inputs}  # optimizer state is not
-        self.nodes = [n for n in nodes if n.op.name != "item" and (n.inputs or n in read)]
+        self.nodes = [n for n in nodes if n.role is not Role.ITEM and (n.inputs or n in read)]
         self.number = {n: k for k, n in enumerate(self.nodes)}
         self.active = set[Node]()  # what gradients flow through
         for n in nodes:
-            if n.name in trained if n.op.name == "variable" else any(i in self.active for i in n.inputs):
+            if n.name in trained if n.role is Role.VARIABLE else any(i in self.active for i in n.inputs):
                 self.active.add(n)
         self.options = [self._options(n) for n in self.nodes]
 
@@ -144,9 +145,9 @@ class Operators:
                 wanted[i] = max(want, wanted.get(i, DUP))
         for n, option in picked.items():
             role = option.outs[0]
-            if n.op.name == "placeholder" and role != DUP:
+            if n.role is Role.PLACEHOLDER and role != DUP:
                 result.feeds[n.name] = role
-            elif n.name in self.trained and n.op.name == "variable" and max(role, wanted.get(n, DUP)) != DUP:
+            elif n.name in self.trained and n.role is Role.VARIABLE and max(role, wanted.get(n, DUP)) != DUP:
                 together = wanted.get(n, DUP) != DUP
                 (result.split if together else result.stored)[n.name] = wanted[n] if together else role
         return result
@@ -156,9 +157,9 @@ class Operators:
     def _options(self, node: Node) -> list[Option]:
         if not node.inputs:
             axes: Sequence[int] = ()
-            if node.op.name == "variable" and node.name in self.trained:
+            if node.role is Role.VARIABLE and node.name in self.trained:
                 axes = range(node.ndim)
-            elif node.op.name == "placeholder" and node.name in self.batches:
+            elif node.role is Role.PLACEHOLDER and node.name in self.batches:
                 axes = (0,)
             return [Option((), (r,)) for r in (DUP, *(a for a in axes if int(node.shape[a]) >= self.ranks))]
         whole = Option((DUP,) * len(node.inputs), (DUP,) * len(types_of(node)))
@@ -177,7 +178,7 @@ class Operators:
         wants = tuple(DUP if p is None else p for p in places[: len(node.inputs)])
         outs = tuple(SUM if p is None else p for p in places[len(node.inputs) :])
         bringing = [i for i, want in zip(node.inputs, wants) if want != DUP]
-        anchored = len(bringing) > 1 or bringing[0].op.name == "variable"
+        anchored = len(bringing) > 1 or bringing[0].role is Role.VARIABLE
         return Option(wants, outs, shared=True, anchored=anchored)
 
     # -- costs -------------------------------------------------------------------------------------------------------
@@ -199,7 +200,7 @@ class Operators:
         return np.array(found)
 
     def _bytes(self, node: Node, option: Option) -> float:
-        if node.op.name != "variable":
+        if node.role is not Role.VARIABLE:
             return 0.0
         whole = int(node.tensor.nbytes) * self.trained.get(node.name, 1)
         return whole / (1 if option.outs[0] == DUP else self.ranks)
@@ -208,8 +209,8 @@ class Operators:
         together: dict[tuple[int, int], Any] = defaultdict(float)
         for v, node in enumerate(self.nodes):
             for k, i in enumerate(node.inputs):
-                source, index = (i.inputs[0], i.attrs["index"]) if i.op.name == "item" else (i, 0)
-                if k not in node.op.like and i.op.name != "constant" and source in self.number:
+                source, index = (i.inputs[0], i.attrs["index"]) if i.role is Role.ITEM else (i, 0)
+                if k not in node.op.like and i.role is not Role.CONSTANT and source in self.number:
                     u = self.number[source]
                     costs = [[self._edge(i, a, index, b, k) for b in self.options[v]] for a in self.options[u]]
                     together[u, v] = together[u, v] + np.array(costs)

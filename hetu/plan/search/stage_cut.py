@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from ...core.errors import ArgumentError
 from ...core.graph import Node
+from ...core.op import Role
 from ...dist.cut.stages import EVERYWHERE, assign, crossing, label_by, layers_of, phases
 from ..costs.links import Channel
 from ..costs.profile import Profile
@@ -68,7 +69,7 @@ def cut_by_seconds(
     for node, k in assign(outputs, phases(outputs, batches), label_by(alone)).items():
         if k != EVERYWHERE:
             seconds[k] += profile.seconds(node) if node.inputs else 0.0
-            nbytes[k] += kept.get(node.name, 0) if node.op.name == "variable" else 0
+            nbytes[k] += kept.get(node.name, 0) if node.role is Role.VARIABLE else 0
     time, room = ([0, *itertools.accumulate(found)] for found in (seconds, nbytes))
 
     def stage(first: int, last: int) -> float:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from ...core.errors import GraphError
 from ...core.graph import Node
 from ...core.memory import plan as memory_plan
+from ...core.op import Role
 from ...core.subgraph import SubGraph
 from ...dist.cut.pipeline import Staged
 from ...dist.cut.strategy import Strategy
@@ -24,7 +25,6 @@ from ...dist.layout.collectives import Collective as Change
 from ...dist.layout.collectives import padded
 from ...dist.layout.layout import Layout
 from ...dist.layout.redistribute import Plan, plan
-from ...dist.ops import RESHARD
 from ...passes import chosen_passes
 from ..costs.seat import Seat
 
@@ -112,7 +112,7 @@ class Job:
         self.placement.comm = Seat(ranks[0], self.world_size)
         fetches, updates, _ = self.sub.lower(self.shapes, chosen_passes(None), self.placement)
         made = memory_plan(fetches, updates)
-        fed = sum(int(n.tensor.nbytes) for n in made.nodes if n.op.name == "placeholder")
+        fed = sum(int(n.tensor.nbytes) for n in made.nodes if n.role is Role.PLACEHOLDER)
         mine = {self.placement.variable(v) for v in self.sub.variables} - {None}
         return RankProgram(ranks, tuple(made.order), made.arena_bytes, fed, sum(int(v.tensor.nbytes) for v in mine))
 
@@ -120,8 +120,8 @@ class Job:
 
     def action(self, node: Node, program: RankProgram, rank: int) -> list[Action]:
         """What a communicating node of `program` does on `rank`."""
-        if node.op.name in RESHARD:
-            a = node.attrs
+        a = node.attrs
+        if "src" in a:
             if a["shape"] is None:
                 raise GraphError(
                     f"{node!r} is communication written by hand, of which only real ranks know the parts",
@@ -129,15 +129,20 @@ class Job:
                     site=node.site,
                 )
             return routes(a["src"], a["dst"], a["shape"], node.tensor.dtype.itemsize).get(rank, [])
-        if node.op.name == "all_reduce_start":
-            group = self._moved(node.attrs["group"], program.ranks[0], rank)
-            return [Collective("all_reduce", group, int(node.tensor.nbytes), node.attrs["order"])]
-        if node.op.name == "all_reduce_wait":
-            return [Wait(node.attrs["order"])]
-        if not node.attrs.get("acts", True):
-            return []
-        arrived = int(node.tensor.nbytes)
-        return [Serve(sum(int(i.tensor.nbytes) for i in node.inputs if node.op.name != "tick"), arrived)]
+        if node.op.lazy:
+            return [Wait(a["order"])]
+        given = sum(int(i.tensor.nbytes) for i in node.inputs)
+        if node.op.collective:
+            group = self._moved(a.get("group", range(self.world_size)), program.ranks[0], rank)
+            started = any(n.op.lazy and node in n.inputs for n in program.order)
+            return [Collective(node.op.collective, tuple(group), given, a["order"] if started else None)]
+        if "parameter" not in a:
+            raise GraphError(
+                f"{node!r} does not say what it sends",
+                fix='declare it: @ht.op(role=Role.COMMUNICATION, collective="all_reduce")',
+                site=node.site,
+            )
+        return [Serve(given if a["parameter"] else 0, int(node.tensor.nbytes))] if a.get("acts", True) else []
 
     def _moved(self, group: tuple[int, ...], of: int, to: int) -> tuple[int, ...]:
         """The group that is to the rank `to` what `group` is to the rank `of`: it varies along the same axes."""

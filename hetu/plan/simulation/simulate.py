@@ -14,6 +14,7 @@ from typing import Any
 
 from ...core.errors import GraphError
 from ...core.graph import Node
+from ...core.op import Role
 from ..costs.links import Channel
 from ..costs.profile import Profile
 from .instructions import Action, Collective, Exchange, Job, RankProgram, Serve, Wait
@@ -120,11 +121,11 @@ class _Play:
         slow = self.profile.speeds.get(rank, 1.0)
         found: list[Any] = [(slow * self.profile.overhead(program.fed), "feed and fetch")]
         for seconds, node in steps:
-            if traced or node.op.communicates or not isinstance(found[-1], tuple):
+            if traced or node.role is Role.COMMUNICATION or not isinstance(found[-1], tuple):
                 found.append((slow * seconds, node.op.name))
             else:
                 found[-1] = found[-1][0] + slow * seconds, ""
-            if node.op.communicates:
+            if node.role is Role.COMMUNICATION:
                 found.append([(node.op.name, action) for action in self.job.action(node, program, rank)])
         return found
 

@@ -13,6 +13,7 @@ from typing import Any
 from ... import blas
 from ...core.executor import Executor
 from ...core.graph import Node
+from ...core.op import Role
 from ...core.program import Program
 from ...dist.comm.clock import Link, Network, Sent, VirtualClock
 from ...dist.comm.comm import Comm
@@ -71,7 +72,7 @@ def _step(program: Program, clock: VirtualClock, name: Callable[[Node], str]) ->
         start = clock.now - began
         for call in step.calls:
             call()
-        if step.node.op.communicates:
+        if step.node.role is Role.COMMUNICATION:
             clock.progress()
             last = None
         elif last == name(step.node):

@@ -11,7 +11,6 @@ from ...core.program import Program
 # How often each byte of a rank's operand is sent by it, of n ranks.
 SENDS = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
-    "all_reduce_start": lambda n: 2 * (n - 1) / n,
     "reduce_scatter": lambda n: (n - 1) / n,
     "all_to_all": lambda n: (n - 1) / n,
     "all_gather": lambda n: n - 1,
@@ -34,6 +33,6 @@ def bytes_between_ranks(program: Program, ranks: int) -> int:
     """
     sent = 0.0
     for step in program.steps:
-        if step.node.op.name in SENDS:
-            sent += SENDS[step.node.op.name](ranks) * sum(int(i.tensor.nbytes) for i in step.node.inputs)
+        if (kind := step.node.op.collective) in SENDS:
+            sent += SENDS[kind](ranks) * sum(int(i.tensor.nbytes) for i in step.node.inputs)
     return round(sent)

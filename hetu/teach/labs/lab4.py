@@ -9,7 +9,7 @@ import numpy as np
 
 from ...core.autodiff import gradients
 from ...core.executor import Executor
-from ...core.memory import LEAVES
+from ...core.op import LEAVES
 from ...core.program import Program
 from ...ops import placeholder, tanh
 from ...ops import sum as sum_
@@ -103,7 +103,7 @@ def compiled() -> tuple[Program, list[Row], list[str]]:
         return str(roots[node, 0][0].serial)
 
     rows = [
-        Row(name(n), int(n.tensor.nbytes), tuple(name(i) for i in n.inputs if roots[i, 0][0].op.name not in LEAVES))
+        Row(name(n), int(n.tensor.nbytes), tuple(name(i) for i in n.inputs if roots[i, 0][0].role not in LEAVES))
         for n in program.plan.order
     ]
     return program, rows, [name(f) for f in program.fetches]
