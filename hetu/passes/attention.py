@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ..gpu_kernels.attention import takes
 from ..graph import OPS, Node, readers_of, rewrite, topological
-from ..types import TensorType, has_dim
+from ..types import TensorType
 
 HEADS_FIRST = (0, 2, 1, 3)  # swaps positions and heads, there and back
 PARTS_FIRST = (2, 0, 3, 1, 4)  # (n, s, 3, heads, d) -> (3, n, heads, s, d)
@@ -81,9 +81,9 @@ def _swapped(x: Node) -> Node:
 
 
 def _fits(node: Node, suits: Callable[[TensorType, TensorType, TensorType], bool]) -> bool:
-    """Whether sizes are known and suit."""
+    """Whether sizes suit."""
     q, k, v = (i.tensor for i in node.inputs)
-    return q.ndim == 4 and not any(has_dim(t.shape) for t in (q, k, v)) and suits(q, k, v)
+    return q.ndim == 4 and suits(q, k, v)
 
 
 def _private(node: Node, readers: Mapping[Node, Sequence[Node | None]]) -> bool:

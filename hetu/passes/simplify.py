@@ -14,7 +14,7 @@ import numpy as np
 
 from ..graph import OPS, Node, rewrite
 from ..interpret import interpret
-from ..types import has_dim, is_float, same
+from ..types import is_float, same
 
 FOLD_LIMIT = 1 << 16  # bytes: larger constants would cost more memory than their computation costs time
 Identity = Callable[[Node, tuple[Node, ...]], "Node | None"]
@@ -62,9 +62,7 @@ def fold(node: Node) -> Node:
         or node.op.name in ("constant", "placeholder", "variable", "item")
     ):
         return node
-    if not all(i.op.name == "constant" for i in node.inputs) or any(map(has_dim, node.attrs.values())):
-        return node
-    if has_dim(node.shape):
+    if not all(i.op.name == "constant" for i in node.inputs):
         return node
     if node.op.name == "full":  # all elements share one place in memory, so size does not matter
         return filled(node, node.attrs["fill_value"])
@@ -75,9 +73,7 @@ def fold(node: Node) -> Node:
 
 
 def filled(like: Node, value: float) -> Node:
-    """A constant of the type of `like`; of known shape it takes no memory, of unknown shape it is a `full`."""
-    if has_dim(like.shape):
-        return OPS["full"](shape=like.shape, fill_value=value, dtype=like.dtype)
+    """A constant of the type of `like`, which takes no memory."""
     array = np.broadcast_to(np.asarray(value, like.dtype), like.shape)
     return OPS["constant"].make((), {"value": array})
 
@@ -111,7 +107,7 @@ def identity(node: Node) -> Node:
 def without_likes(node: Node) -> Node:
     """Inputs that lend only their shape become constants without memory, so that nothing is kept alive for them."""
     inputs = tuple(
-        filled(i, 0) if position in node.op.like and not has_dim(i.shape) and i.op.name != "constant" else i
+        filled(i, 0) if position in node.op.like and i.op.name != "constant" else i
         for position, i in enumerate(node.inputs)
     )
     return node if inputs == node.inputs else node.op.make(inputs, node.attrs)
