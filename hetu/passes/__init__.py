@@ -1,6 +1,6 @@
 """Graph -> Graph passes, in the order the executor applies them: once each, when all sizes are known.
 
-A pass is a pure function of output nodes of known sizes. Each can be switched off by name (`Executor(passes=...)` or the environment
+A pass is a pure function of output nodes. Each can be switched off by name (`Executor(passes=...)` or the environment
 variable `HETU_PASSES`), and the result must not change. Ignored on purpose: memory, see `memory.py`.
 """
 
