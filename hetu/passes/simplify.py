@@ -14,7 +14,7 @@ import numpy as np
 
 from ..graph import OPS, Node, rewrite
 from ..interpret import interpret
-from ..types import is_float, same
+from ..types import is_float
 
 FOLD_LIMIT = 1 << 16  # bytes: larger constants would cost more memory than their computation costs time
 Identity = Callable[[Node, tuple[Node, ...]], "Node | None"]
@@ -197,11 +197,7 @@ def _movement(node: Node, inputs: tuple[Node, ...]) -> Node | None:
     if node.op.name == "astype" and x.op.name == "astype" and _holds(x.dtype, x.inputs[0].dtype):
         (first,) = x.inputs
         return first if first.type == node.type else OPS["astype"](first, dtype=node.dtype.name)
-    if (
-        x.type == node.type
-        and same(x.shape, node.shape)
-        and node.attrs.get("axes", ()) == tuple(range(len(node.attrs.get("axes", ()))))
-    ):
+    if x.type == node.type and node.attrs.get("axes", ()) == tuple(range(len(node.attrs.get("axes", ())))):
         return x
     value = filling(x)
     if value is None or (node.op.name == "sum_to_like" and value):
