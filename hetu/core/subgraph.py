@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..ops.random import random_state
-from ..passes import Pass, explained, mixed_precision, resolve_training, specialize
+from ..passes import LAST, Pass, explained, mixed_precision, resolve_training, specialize
 from .errors import ArgumentError, FeedError, GraphError, did_you_mean
 from .graph import Graph, Node
 from .op import Role
@@ -89,11 +89,16 @@ class SubGraph:
             # Again they could drop communication that another rank, whose constants differ, keeps.
             passes = [run for run in passes if run not in placement.passes]
         for run in passes:
-            outputs = apply(run, outputs)
+            if run not in LAST:
+                outputs = apply(run, outputs)
         fetches, updates = outputs[:count], dict(zip(targets, outputs[count:]))
         if placement is not None and placement.last is not None:
             fetches, updates = placement.last(fetches, updates)
-        return fetches, updates, parts
+        outputs, count = (*fetches, *updates.values()), len(fetches)
+        for run in passes:
+            if run in LAST:
+                outputs = apply(run, outputs)
+        return outputs[:count], dict(zip(updates, outputs[count:])), parts
 
     def match(self, feed: Feed) -> dict[str, np.ndarray]:
         """Fed arrays by placeholder name, in their own order; FeedError for missing, extra or unfitting ones."""
