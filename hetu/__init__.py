@@ -8,11 +8,12 @@ from typing import Any
 
 from . import data, errors, graph, init, metrics, nn, optim, schedules, show
 from .autodiff import gradients, recompute
-from .executor import STRATEGIES, Executor, debug_nans, evaluate
+from .executor import Executor, debug_nans, evaluate
 from .gradcheck import check_gradients
 from .graph import Graph, Node, rewrite, scope, tagged
 from .op import op
 from .ops import *
+from .placement import STRATEGIES
 from .profiler import Profile, profile
 from .state import State
 from .summary import summary

@@ -15,6 +15,7 @@ from .errors import ArgumentError, FeedError, GraphError, did_you_mean
 from .graph import Graph, Node
 from .ops.random import random_state
 from .passes import LAST, Pass, explained, mixed_precision, resolve_training, specialise
+from .placement import Alone, Placement
 from .program import Program
 from .types import Dim, show_shape
 
@@ -62,16 +63,17 @@ class SubGraph:
         self,
         shapes: Mapping[str, Sequence[int]],
         passes: Sequence[Pass],
-        placement: Any = None,
+        placement: Placement | None = None,
         explain: bool = False,
     ) -> tuple[tuple[Node, ...], dict[Node, Node], Mapping[str, Any]]:
         """Fetches and updates for these fed shapes, after all passes, and which box of which feed a placeholder takes.
 
-        With a placement they are those of one rank. With `explain` each pass tells what it changed.
+        They are those of this process where a placement cuts the graph. With `explain` each pass tells what it changed.
         """
         apply = explained if explain else _applied
+        placement = placement or Alone()
         last = [run for run in passes if run in LAST]
-        early = [run for run in passes if run not in last] if placement is None else placement.passes
+        early = placement.whole_graph([run for run in passes if run not in last])
         if self.optimised is None:
             self.optimised = self.written.outputs
             for run in early:
@@ -82,29 +84,22 @@ class SubGraph:
             for axis, size in enumerate(shape)
             if isinstance(self.placeholders[name].shape[axis], Dim)
         }
-        if placement is not None:
-            sizes = placement.sizes(sizes, training=bool(self.updates))
+        sizes = placement.sizes(sizes, training=bool(self.updates))
         outputs = specialise(self.optimised, sizes)
         if sizes:
             for run in early:  # sizes are numbers now: more folds
                 outputs = apply(run, outputs)
-        count, targets, parts = len(self.fetches), list(self.updates), {}
-        if placement is not None:
-            local = placement.partition(outputs[:count], dict(zip(targets, outputs[count:])))
-            outputs = (*local.fetches, *local.tokens, *local.updates.values())
-            count, targets, parts = count + len(local.tokens), list(local.updates), local.feeds
-            for run in passes:
-                # One of `early` could drop communication that another rank, whose constants differ, keeps.
-                if run not in (*early, *last):
-                    outputs = apply(run, outputs)
-        fetches, updates = outputs[:count], dict(zip(targets, outputs[count:]))
-        if placement is not None and placement.last is not None:
-            fetches, updates = placement.last(fetches, updates)
-            count, targets = len(fetches), list(updates)
+        local = placement.cut(outputs[: len(self.fetches)], dict(zip(self.updates, outputs[len(self.fetches) :])))
+        outputs, count = (*local.fetches, *local.tokens, *local.updates.values()), len(local.fetches + local.tokens)
+        for run in passes:
+            # One of `early` could drop communication that another rank, whose constants differ, keeps.
+            if run not in (*early, *last):
+                outputs = apply(run, outputs)
+        fetches, updates = placement.last(outputs[:count], dict(zip(local.updates, outputs[count:])))
         outputs = (*fetches, *updates.values())
         for run in last:
             outputs = apply(run, outputs)
-        return outputs[:count], dict(zip(targets, outputs[count:])), parts
+        return outputs[: len(fetches)], dict(zip(updates, outputs[len(fetches) :])), local.feeds
 
     def match(self, feed: Feed) -> dict[str, np.ndarray]:
         """Fed arrays by placeholder name, in their own order; FeedError for missing, extra or unfitting ones."""

@@ -23,7 +23,7 @@ FLOORS = {
     2: "ops",
     3: "autodiff interpret passes memory show",
     4: "nn optim schedules init metrics data",
-    5: "program subgraph executor checkpoint state profiler summary gradcheck training",
+    5: "program placement subgraph executor checkpoint state profiler summary gradcheck training",
     6: "dist ps",
     7: "plan embed ml automl models",
     TOP: "hetu __main__ cli doctor lab labs notebook",

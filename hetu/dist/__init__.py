@@ -17,6 +17,7 @@ from .mpi import MPIComm, world
 from .ops import shard
 from .pipeline import Pipeline, Staged
 from .place import place
+from .placement import OnRanks
 from .redistribute import Plan, plan, redistribute
 from .schedule import Schedule
 from .stages import stage
@@ -29,6 +30,6 @@ __all__ = [
     "Strategy", "Kept", "Parallel", "DataParallel", "ZeRO", "TensorParallel", "ExpertParallel", "Heterogeneous",
     "MEGATRON", "shard",
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send_recv",
-    "Pipeline", "Staged", "Schedule", "stage", "place",
+    "Pipeline", "Staged", "Schedule", "stage", "place", "OnRanks",
     "DUP", "SUM", "MAX", "MIN", "Shard", "Layout", "Mesh", "Plan", "plan", "redistribute",
 ]  # fmt: skip

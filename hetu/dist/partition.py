@@ -8,13 +8,13 @@ Ignored on purpose: choosing layouts (`deduce.py`) and moving data (`redistribut
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ..errors import GraphError
 from ..graph import OPS, Node, origin_of, rewrite, topological
 from ..memory import types_of
 from ..passes import simplify
+from ..placement import Local
 from .boxes import Box, within
 from .bucket import bucket_reductions
 from .deduce import Deduction, deduce
@@ -26,21 +26,6 @@ from .rules import rule_of
 from .strategy import Strategy
 
 Key = tuple[Node, Layout, str]
-
-
-@dataclass(frozen=True)
-class Local:
-    """One rank's graph: its fetches (whole values), tokens of sends, new values, feeds, and steps of communication.
-
-    `feeds` says of each local placeholder which index range of which feed it takes. `steps` says every step of
-    communication in words; it must be equal on all ranks.
-    """
-
-    fetches: tuple[Node, ...]
-    tokens: tuple[Node, ...]
-    updates: dict[Node, Node]
-    feeds: dict[str, tuple[str, Box]]
-    steps: tuple[str, ...]
 
 
 def partition(

@@ -19,13 +19,14 @@ from ..errors import GraphError, ShapeError
 from ..graph import OPS, Node, origin_of, topological
 from ..ops.random import random_state
 from ..passes import simplify
+from ..placement import Local
 from .boxes import Box, within
 from .bucket import bucket_reductions
 from .deduce import Grid
 from .hints import push_hints
 from .layout import DUP, MAX, MIN, PENDING, SUM, Layout, Piece
 from .microbatch import Stages, lift, over_microbatches, pieces_of, stage_grid, unsplit, within_microbatch
-from .partition import Local, Walk, decomposed, split_though_fixed
+from .partition import Walk, decomposed, split_though_fixed
 from .pipeline import Staged
 from .schedule import Action, Schedule
 from .stages import BACKWARD, EVERYWHERE, FORWARD, START, UPDATE

@@ -26,6 +26,14 @@ from .place import assign, marked_places
 from .table import shards, table
 
 
+class Builder:
+    """Writes the strategy for a graph. An executor takes one wherever it takes a strategy, which writes itself."""
+
+    def build(self, outputs: Sequence[Node], world_size: int) -> Strategy:
+        """The strategy for the graph of `outputs` on `world_size` ranks."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
 class Kept:
     """How one variable is kept: `compute` is what the model reads, `store` what is kept and updated."""
@@ -35,7 +43,7 @@ class Kept:
 
 
 @dataclass
-class Strategy:
+class Strategy(Builder):
     """Layouts of variables and feeds by name on the grid of `base`; what is not named is duplicated.
 
     `places` are the grids of the ranks on which the user has placed nodes, with duplicates (`place.py`). Reductions of
@@ -98,12 +106,6 @@ class Strategy:
                 attrs = {**node.attrs, "shape": piece.shape, "init": init}
                 self._local[node, rank] = OPS["variable"].make((), attrs)
         return self._local[node, rank]
-
-    def attach(self, outputs: Sequence[Node], comm: Any = None) -> Any:
-        """What an executor works with: a strategy is used as it is, its builders write one first."""
-        from .placement import attach
-
-        return attach(self, outputs, comm)
 
     def build(self, outputs: Sequence[Node], world_size: int) -> Strategy:
         """Itself, whatever the graph."""

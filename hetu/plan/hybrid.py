@@ -22,13 +22,13 @@ from ..checkpoint import Box, Checkpoint
 from ..dist.builders import DataParallel, Parallel
 from ..dist.comm import Comm
 from ..dist.mpi import world
-from ..dist.partition import Local
 from ..dist.pipeline import Staged
-from ..dist.placement import Placement
+from ..dist.placement import OnRanks
 from ..dist.strategy import Strategy
 from ..errors import ArgumentError
 from ..graph import Node, origin_of
 from ..passes import Pass, simplify, sparsify_updates
+from ..placement import Local, attaches
 from ..program import Program
 from ..ps.cache import Cache
 from ..ps.client import Client
@@ -70,18 +70,6 @@ class Hybrid:
         if consistency is not None:
             self.client.agree(consistency)
 
-    def attach(self, outputs: Sequence[Node], comm: Comm | None = None) -> HybridPlacement:
-        """What an executor works with."""
-        comm = world() if comm is None else comm
-        strategy = self.parallel.build(outputs, comm.world_size)
-        if isinstance(strategy, Staged):
-            raise ArgumentError("a hybrid of servers and a pipeline", fix="use DataParallel() or Parallel(...)")
-        strategy.check(outputs, comm.world_size)
-        served = Served(outputs)
-        choices = self.choices(served, comm.world_size)
-        connected = Connected(comm, self.client, Rows(self.client, self.cache))
-        return HybridPlacement(strategy, connected, outputs, served, choices)
-
     def choices(self, served: Served, ranks: int) -> dict[Node, Choice]:
         """Where each variable that servers could keep is kept, and the bytes that decide it."""
         return {v: self._choice(v, served, ranks) for v in served.steps}
@@ -92,6 +80,19 @@ class Hybrid:
             ids = [n.inputs[1] for n in served.nodes if is_lookup(n, (variable,))]
             lookups = sum(_size(i, self.batch_size) for i in ids)
         return Choice(variable.name, variable.shape, variable.dtype.itemsize, lookups, ranks, named)
+
+
+@attaches(Hybrid)
+def _(hybrid: Hybrid, outputs: Sequence[Node], comm: Comm | None = None) -> HybridPlacement:
+    comm = world() if comm is None else comm
+    strategy = hybrid.parallel.build(outputs, comm.world_size)
+    if isinstance(strategy, Staged):
+        raise ArgumentError("a hybrid of servers and a pipeline", fix="use DataParallel() or Parallel(...)")
+    strategy.check(outputs, comm.world_size)
+    served = Served(outputs)
+    choices = hybrid.choices(served, comm.world_size)
+    connected = Connected(comm, hybrid.client, Rows(hybrid.client, hybrid.cache))
+    return HybridPlacement(strategy, connected, outputs, served, choices)
 
 
 class Connected:
@@ -159,8 +160,10 @@ class Choice:
         return self.name, show_shape(self.shape), lookups, f"{self.by_ranks:,}", f"{self.by_servers:,}", kept
 
 
-class HybridPlacement(Placement):
+class HybridPlacement(OnRanks):
     """A hybrid strategy for one graph on real ranks; `print(placement)` shows what is kept where, and why."""
+
+    ahead = True
 
     def __init__(
         self, strategy: Strategy, comm: Any, outputs: Sequence[Node], served: Served, choices: Mapping[Node, Choice]
@@ -179,10 +182,9 @@ class HybridPlacement(Placement):
     def _repr_html_(self) -> str:
         return rows_html([HEADER, *(choice.row for choice in self.choices.values())])
 
-    @property
-    def passes(self) -> list[Pass]:
+    def whole_graph(self, passes: Sequence[Pass]) -> Sequence[Pass]:
         """What is applied before the updates are cut out."""
-        return [simplify]
+        return (simplify,)
 
     def variable(self, node: Node) -> Node | None:
         """The variable that holds this rank's part of `node`; None for what lives on the servers."""
@@ -199,7 +201,7 @@ class HybridPlacement(Placement):
         """The next step will run this program on these feeds: its rows are asked for when this one has pushed."""
         self.comm.rows.expected = expected(program, values)
 
-    def partition(self, fetches: Sequence[Node], updates: Mapping[Node, Node]) -> Local:
+    def cut(self, fetches: Sequence[Node], updates: Mapping[Node, Node]) -> Local:
         """This rank's graph: lookups pull rows, their gradients are pushed, and all else is as without servers."""
         calls, sent = Calls(), []
         outputs = calls.look_up((*fetches, *updates.values()), self.tables)
@@ -210,9 +212,7 @@ class HybridPlacement(Placement):
         kept = {v: k for k, v in enumerate(updates, len(fetches)) if v not in self.tables and v not in self.slots}
         outputs = sparsify_updates((*outputs[: len(fetches)], *(outputs[k] for k in kept.values()), *sent))
         acting = len(fetches) + len(kept)
-        local = super().partition(
-            outputs[: len(fetches)], dict(zip(kept, outputs[len(fetches) : acting])), outputs[acting:]
-        )
+        local = super().cut(outputs[: len(fetches)], dict(zip(kept, outputs[len(fetches) : acting])), outputs[acting:])
         if not sent:
             return local
         others, pushes = local.tokens[: -len(sent)], local.tokens[-len(sent) :]

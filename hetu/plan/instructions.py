@@ -25,6 +25,7 @@ from ..errors import GraphError
 from ..graph import Node
 from ..memory import plan as memory_plan
 from ..passes import chosen_passes
+from ..placement import attach
 from ..subgraph import SubGraph
 from .seat import Seat
 
@@ -85,7 +86,7 @@ class Job:
         self.sub, self.world_size = SubGraph("plan", entries), world_size
         named = {key.name if isinstance(key, Node) else key: tuple(shape) for key, shape in shapes.items()}
         self.shapes = {name: named.get(name, node.shape) for name, node in self.sub.placeholders.items()}
-        self.placement = strategy.attach(self.sub.written.outputs, Seat(0, world_size))
+        self.placement = attach(strategy, self.sub.written.outputs, Seat(0, world_size))
         self.strategy: Strategy = self.placement.strategy
         self.programs = [self._compile(ranks) for ranks in self._alike().values()]
 

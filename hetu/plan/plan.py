@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..dist.placement import Placement
-from ..dist.strategy import Strategy
+from ..dist.strategy import Builder, Strategy
 from ..errors import ArgumentError
 from ..graph import Node, topological
+from ..placement import Placement, attach, attaches
 from ..ps.cache import Cache
 from ..ps.served import Served
 from .fit import fit
@@ -24,11 +24,11 @@ from .why import Rated, Why
 
 
 @dataclass(frozen=True)
-class Within:
+class Within(Builder):
     """A strategy whose steps are made to fit into so many bytes on each rank, variables included, by recomputing.
 
     With a profile whose device has `host_bandwidth`, values also wait in the memory of the host where that is faster.
-    It is for strategies without pipelines.
+    It is for strategies without pipelines. BudgetError, when a step is compiled, if it cannot be made to fit.
     """
 
     builder: Any
@@ -39,13 +39,14 @@ class Within:
         """The strategy for a graph on `world_size` ranks."""
         return self.builder.build(outputs, world_size)
 
-    def attach(self, outputs: Sequence[Node], comm: Any = None) -> Placement:
-        """What an executor works with. BudgetError, when a step is compiled, if it cannot be made to fit."""
-        placement = self.builder.attach(outputs, comm)
-        variables = {placement.variable(n) for n in topological(outputs) if n.op.name == "variable"} - {None}
-        room = self.nbytes - sum(int(v.tensor.nbytes) for v in variables)
-        placement.last = functools.partial(fit, budget=room, profile=self.profile)
-        return placement
+
+@attaches(Within)
+def _(within: Within, outputs: Sequence[Node], comm: Any = None) -> Placement:
+    placement = attach(within.builder, outputs, comm)
+    variables = {placement.variable(n) for n in topological(outputs) if n.op.name == "variable"} - {None}
+    room = within.nbytes - sum(int(v.tensor.nbytes) for v in variables)
+    placement.last = functools.partial(fit, budget=room, profile=within.profile)
+    return placement
 
 
 @dataclass
@@ -82,17 +83,6 @@ class Plan:
             builder = builder.parallel
         return Plan(best.name, builder.build(outputs, world_size), served, memory, cache, profile, reasons)
 
-    def attach(self, outputs: Sequence[Node], comm: Any = None) -> Placement:
-        """What an executor works with."""
-        builder: Any = self.strategy
-        if self.served:
-            builder = Hybrid(self.strategy, served=self.served, batch_size=0, cache=self.cache)
-        if self.memory is not None:
-            builder = Within(builder, self.memory, self.profile)
-        placement = builder.attach(outputs, comm)
-        placement.why = self.why
-        return placement
-
     def why(self) -> Why:
         """What was chosen, what it costs, what the next best would cost, and what decided."""
         if self.reasons is None:
@@ -119,3 +109,15 @@ class Plan:
             if isinstance(error, ArgumentError):
                 raise
             raise ArgumentError(f"not a plan: {error!r}", fix="pass what Plan.to_json wrote") from None
+
+
+@attaches(Plan)
+def _(plan: Plan, outputs: Sequence[Node], comm: Any = None) -> Placement:
+    builder: Any = plan.strategy
+    if plan.served:
+        builder = Hybrid(plan.strategy, served=plan.served, batch_size=0, cache=plan.cache)
+    if plan.memory is not None:
+        builder = Within(builder, plan.memory, plan.profile)
+    placement = attach(builder, outputs, comm)
+    placement.why = plan.why
+    return placement

@@ -9,7 +9,6 @@ combining it with all-reduce (`hetu.plan.Hybrid`).
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from .. import checkpoint
 from ..errors import ArgumentError, ShapeError
 from ..graph import Node, origin_of, topological
 from ..passes import Pass, simplify
+from ..placement import FilePath, Local, attaches
 from ..program import Program
 from ..source import Site
 from ..state import State, Wanted, fitting
@@ -35,7 +35,6 @@ from .saved import Saved
 from .served import Calls, Served, create, expected
 
 AGREEMENT = "agreement"  # begins the names of what workers agree on
-FilePath = str | os.PathLike[str]
 Part = tuple[tuple[int, int], ...]
 
 
@@ -53,16 +52,6 @@ class Worker:
 
     def at(self, site: Site | None) -> None:
         """A server that does not answer is named by the client; lines are not."""
-
-
-@dataclass(frozen=True)
-class Local:
-    """One worker's graph, in the form that an executor takes; compare `hetu.dist.partition.Local`."""
-
-    fetches: tuple[Node, ...]
-    tokens: tuple[Node, ...]
-    updates: dict[Node, Node]
-    feeds: dict[str, tuple[str, Part]]
 
 
 class ParameterServer:
@@ -97,20 +86,22 @@ class ParameterServer:
             client.agree(consistency)
         self.client, self.rank, self.workers, self.cache = client, rank, workers, cache
 
-    def attach(self, outputs: Sequence[Node], comm: Any = None) -> Placement:
-        """What an executor works with."""
-        # The servers take the mean of what is pushed, except through a cache, whose steps they add.
-        rows = Rows(self.client, self.cache, weight=1 / self.workers)
-        return Placement(Worker(self.client, self.rank, self.workers, rows), outputs)
+
+@attaches(ParameterServer)
+def _(strategy: ParameterServer, outputs: Sequence[Node], comm: Any = None) -> OnServers:
+    # The servers take the mean of what is pushed, except through a cache, whose steps they add.
+    rows = Rows(strategy.client, strategy.cache, weight=1 / strategy.workers)
+    return OnServers(Worker(strategy.client, strategy.rank, strategy.workers, rows), outputs)
 
 
-class Placement:
+class OnServers:
     """What the servers keep of a graph, and one worker's part of it."""
 
-    last = None  # nothing is done to the graph after all passes
+    ahead = True
 
     def __init__(self, worker: Worker, outputs: Sequence[Node]) -> None:
         self.comm, self.served = worker, Served(outputs)
+        self.rank, self.world_size = worker.rank, worker.world_size
         self.slots = {*self.served.slots(self.served.steps)}
         self.cached = self.served.tables if worker.rows.cache else set()
         placeholders = [n for n in self.served.nodes if n.op.name == "placeholder" and n.ndim]
@@ -118,10 +109,15 @@ class Placement:
 
     # -- what an executor asks ------------------------------------------------------------------------------------
 
-    @property
-    def passes(self) -> list[Pass]:
+    def whole_graph(self, passes: Sequence[Pass]) -> Sequence[Pass]:
         """What is applied before the updates are cut out."""
-        return [simplify]
+        return (simplify,)
+
+    def last(
+        self, fetches: Sequence[Node], updates: Mapping[Node, Node]
+    ) -> tuple[tuple[Node, ...], Mapping[Node, Node]]:
+        """Nothing is left to do."""
+        return tuple(fetches), updates
 
     def variable(self, node: Node) -> Node | None:
         """The worker's own copy; None for what lives on the servers alone."""
@@ -159,7 +155,7 @@ class Placement:
                 found[name, axis] = size // self.comm.world_size
         return found
 
-    def partition(self, fetches: Sequence[Node], updates: Mapping[Node, Node]) -> Local:
+    def cut(self, fetches: Sequence[Node], updates: Mapping[Node, Node]) -> Local:
         """The worker's graph: lookups pull rows, updates push, tick and pull."""
         calls, tables = Calls(), self.served.tables
         outputs = calls.look_up((*fetches, *updates.values()), tables)
