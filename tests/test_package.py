@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import hashlib
 import subprocess
 import sys
@@ -41,6 +42,7 @@ GUARDED = {
 }
 REQUIREMENTS = {"numpy", "tqdm", "safetensors", *GUARDED}
 FORBIDDEN_NAMES = {"utils", "util", "common", "helpers", "helper", "misc"}
+ONE_WAY = {"dist", "ps", "strategies", "plan"}
 LOADERS = {"import_module", "__import__", "find_spec"}
 
 DATA_FILES = {
@@ -160,6 +162,17 @@ def test_the_walker_sees_a_breach(module: str, source: str) -> None:
 )
 def test_the_walker_lets_the_rest_pass(module: str, source: str) -> None:
     assert breaches(source, module) == []
+
+
+def test_imports_between_the_files_of_distribution_go_one_way() -> None:
+    """Those inside functions count too: whoever has to hide an import has a circle."""
+    graph = {}
+    for file in FILES:
+        module = module_name(file)
+        if module.split(".")[0] in ONE_WAY:
+            graph[module] = {*imported(file.read_text("utf-8"), module, file.name == "__init__.py")} & MODULES
+    graph["dist.guard"].remove("dist.boot")  # a program of its own, which becomes that one when it has forked
+    graphlib.TopologicalSorter(graph).prepare()  # CycleError names the circle
 
 
 def test_importing_hetu_loads_no_optional_package() -> None:

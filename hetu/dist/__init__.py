@@ -15,11 +15,12 @@ from .heterogeneous import Heterogeneous
 from .layout import DUP, MAX, MIN, SUM, Layout, Mesh, Shard
 from .mpi import MPIComm, world
 from .ops import shard
-from .pipeline import Pipeline, Staged
+from .pipeline import Pipeline
 from .place import place
 from .placement import OnRanks
 from .redistribute import Plan, plan, redistribute
 from .schedule import Schedule
+from .staged import Staged
 from .stages import stage
 from .strategy import Kept, Strategy
 from .threads import ThreadComm, run_ranks

@@ -103,6 +103,15 @@ class Deduction:
     wants: dict[Node, tuple[Layout, ...]] = field(default_factory=dict)
 
 
+def updating(outputs: Sequence[Node]) -> set[Node]:
+    """The nodes that belong to the update of variables: update operators and whatever follows from them."""
+    found: set[Node] = set()
+    for node in topological(outputs):
+        if node.op.forward.__module__.startswith("hetu.ops.update") or any(i in found for i in node.inputs):
+            found.add(node)
+    return found
+
+
 def deduce(
     outputs: Sequence[Node],
     leaf: Callable[[Node, bool], Layout | None],

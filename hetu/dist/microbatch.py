@@ -13,10 +13,9 @@ from dataclasses import dataclass
 
 from ..errors import GraphError
 from ..graph import Node, topological
-from .deduce import AxisId, Deduction, Grid, deduce
+from .deduce import AxisId, Deduction, Grid, deduce, updating
 from .layout import DUP, PENDING, Layout, Piece, Shard
-from .partition import updating
-from .pipeline import Staged
+from .staged import Staged
 from .stages import EVERYWHERE, UPDATE, assign, label_by, phases
 
 

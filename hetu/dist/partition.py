@@ -17,7 +17,7 @@ from ..passes import simplify
 from ..placement import Local
 from .boxes import Box, within
 from .bucket import bucket_reductions
-from .deduce import Deduction, deduce
+from .deduce import Deduction, deduce, updating
 from .hints import hint_gradients, push_hints
 from .layout import Layout, Piece
 from .ops import RESHARD
@@ -68,15 +68,6 @@ def partition(
     end = kept + len(tokens)
     local_updates = dict(zip(local_updates, overlapped[end:]))
     return Local(overlapped[:kept], overlapped[kept:end], local_updates, walk.feeds, tuple(walk.steps))
-
-
-def updating(outputs: Sequence[Node]) -> set[Node]:
-    """The nodes that belong to the update of variables: update operators and whatever follows from them."""
-    found: set[Node] = set()
-    for node in topological(outputs):
-        if node.op.forward.__module__.startswith("hetu.ops.update") or any(i in found for i in node.inputs):
-            found.add(node)
-    return found
 
 
 def split_though_fixed(found: Deduction) -> set[Node]:

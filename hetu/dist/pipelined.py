@@ -27,7 +27,7 @@ from .hints import push_hints
 from .layout import DUP, MAX, MIN, PENDING, SUM, Layout, Piece
 from .microbatch import Stages, lift, over_microbatches, pieces_of, stage_grid, unsplit, within_microbatch
 from .partition import Walk, decomposed, split_though_fixed
-from .pipeline import Staged
+from .staged import Staged
 from .schedule import Action, Schedule
 from .stages import BACKWARD, EVERYWHERE, FORWARD, START, UPDATE
 

@@ -28,7 +28,7 @@ from .comm import Comm
 from .mpi import world
 from .nccl import on_device
 from .partition import partition
-from .pipeline import Staged
+from .staged import Staged
 from .pipelined import pipelined
 from .strategy import Builder, Strategy
 from .table import rows

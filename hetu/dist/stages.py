@@ -18,7 +18,7 @@ from ..ops.random import random_state
 from ..passes import specialise
 from ..profiler import flops
 from ..types import Dim
-from .partition import updating
+from .deduce import updating
 
 START, FORWARD, BACKWARD, UPDATE = "S", "F", "B", "U"
 EVERYWHERE = -1  # the stage of what every rank has: the step count, learning rates, random state

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import Any, ClassVar
 
 from ..errors import ArgumentError, AxisError, GraphError, UnknownNameError, did_you_mean
 from ..graph import OPS, Node, origin_of, topological
@@ -63,6 +63,10 @@ class Strategy(Builder):
     bucket_bytes: int = 4 << 20
     places: tuple[Layout, ...] = ()
     hosts: Hosts = ()
+    kind: ClassVar[str] = "layouts"
+
+    def __init_subclass__(cls) -> None:
+        KINDS[cls.kind] = cls
 
     def __post_init__(self) -> None:
         self.grid = Grid.of(self.base)
@@ -158,7 +162,21 @@ class Strategy(Builder):
     # -- plain data ----------------------------------------------------------------------------------------------
 
     def to_json(self) -> str:
-        data = {
+        return json.dumps({"kind": self.kind, **self.data()}, indent=1)
+
+    @staticmethod
+    def from_json(text: str) -> Strategy:
+        """What `to_json` of a strategy of any kind wrote."""
+        try:
+            data = json.loads(text)
+            kind = KINDS[data["kind"]]
+            return kind(**kind.arguments(data))
+        except (KeyError, TypeError, json.JSONDecodeError) as error:
+            raise ArgumentError(f"not a strategy: {error!r}", fix="pass what Strategy.to_json wrote") from None
+
+    def data(self) -> dict[str, Any]:
+        """All fields as JSON has them."""
+        return {
             "base": self.base.to_json(),
             "variables": {
                 n: {"compute": k.compute.to_json(), "store": k.store.to_json()} for n, k in self.variables.items()
@@ -168,26 +186,19 @@ class Strategy(Builder):
             "places": [layout.to_json() for layout in self.places],
             "hosts": self.hosts,
         }
-        return json.dumps(data, indent=1)
 
-    @staticmethod
-    def from_json(text: str) -> Strategy:
-        """What `to_json` wrote."""
+    @classmethod
+    def arguments(cls, data: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields again, from `data`."""
         read = Layout.from_json
-        try:
-            data = json.loads(text)
-            variables = {n: Kept(read(k["compute"]), read(k["store"])) for n, k in data["variables"].items()}
-            feeds = {n: read(v) for n, v in data["feeds"].items()}
-            places = tuple(map(read, data["places"]))
-            hosts = tuple(tuple(map(int, host)) for host in data["hosts"])
-            plain = Strategy(read(data["base"]), variables, feeds, int(data["bucket_bytes"]), places, hosts)
-            if "stages" not in data:
-                return plain
-            from .pipeline import Staged
-
-            return Staged.read(plain, data)
-        except (KeyError, TypeError, json.JSONDecodeError) as error:
-            raise ArgumentError(f"not a strategy: {error!r}", fix="pass what Strategy.to_json wrote") from None
+        return {
+            "base": read(data["base"]),
+            "variables": {n: Kept(read(k["compute"]), read(k["store"])) for n, k in data["variables"].items()},
+            "feeds": {n: read(v) for n, v in data["feeds"].items()},
+            "bucket_bytes": int(data["bucket_bytes"]),
+            "places": tuple(map(read, data["places"])),
+            "hosts": tuple(tuple(map(int, host)) for host in data["hosts"]),
+        }
 
     def table(self, outputs: Iterable[Node]) -> str:
         """One row per variable: its shape, layouts, bytes on a rank, and the collectives that a step needs for it."""
@@ -208,6 +219,9 @@ class Strategy(Builder):
         rows += [f"{name} (fed): {layout}" for name, layout in self.feeds.items()]
         rows += [f"placed on {show_ranks(layout.ranks)}: {layout}" for layout in self.places]
         return "\n".join([f"all else: {self.grid.layout({})}", *rows])
+
+
+KINDS: dict[str, type[Strategy]] = {Strategy.kind: Strategy}  # by what their JSON says they are
 
 
 def _check_fits(node: Node, layout: Layout) -> None:

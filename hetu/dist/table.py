@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ..graph import Node, topological
 from ..show.shards import shards_svg
@@ -17,20 +17,28 @@ from .deduce import Grid
 from .layout import DUP, SUM, Layout
 from .redistribute import plan
 
-if TYPE_CHECKING:
-    from .strategy import Strategy
-
 HEADER = ("variable", "shape", "compute", "store", "bytes a rank", "collectives")
 
 
-def table(strategy: Strategy, outputs: Iterable[Node]) -> str:
+class Laid(Protocol):
+    """What is asked of a strategy here."""
+
+    base: Layout
+    feeds: dict[str, Layout]
+
+    def store(self, node: Node) -> Layout: ...
+
+    def leaf(self, node: Node, updating: bool) -> Layout | None: ...
+
+
+def table(strategy: Laid, outputs: Iterable[Node]) -> str:
     """The rows as text."""
     found = rows(strategy, outputs)
     widths = [max(map(len, column)) for column in zip(*found)]
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in found)
 
 
-def rows(strategy: Strategy, outputs: Iterable[Node]) -> list[tuple[str, ...]]:
+def rows(strategy: Laid, outputs: Iterable[Node]) -> list[tuple[str, ...]]:
     """For each variable: shape, layouts for computing and keeping, most bytes a rank keeps, collectives a step."""
     variables = [node for node in topological(outputs) if node.op.name == "variable"]
     found = [HEADER]
@@ -42,7 +50,7 @@ def rows(strategy: Strategy, outputs: Iterable[Node]) -> list[tuple[str, ...]]:
     return found
 
 
-def shards(strategy: Strategy, outputs: Iterable[Node]) -> Svg:
+def shards(strategy: Laid, outputs: Iterable[Node]) -> Svg:
     """A picture: a row for each variable, and in it the part that each rank keeps."""
     variables = [node for node in topological(outputs) if node.op.name == "variable"]
     pieces = {node: strategy.store(node).pieces(node.shape) for node in variables}
@@ -54,7 +62,7 @@ def shards(strategy: Strategy, outputs: Iterable[Node]) -> Svg:
     return shards_svg(rows, {rank: f"{nbytes:,} bytes" for rank, nbytes in kept.items()})
 
 
-def _implied(strategy: Strategy, node: Node, variables: Sequence[Node]) -> list[str]:
+def _implied(strategy: Laid, node: Node, variables: Sequence[Node]) -> list[str]:
     """What a step does to a variable beside computing: gather it, combine its gradient, gather the new value."""
     compute, store = strategy.leaf(node, False), strategy.store(node)
     states = [strategy.store(v) for v in variables if v.name.startswith(f"{node.name}/") and v.shape == node.shape]
@@ -64,7 +72,7 @@ def _implied(strategy: Strategy, node: Node, variables: Sequence[Node]) -> list[
     return [kind for kind in kinds if kind not in ("nothing", "slice")]
 
 
-def _gradient(strategy: Strategy, compute: Layout) -> Layout:
+def _gradient(strategy: Laid, compute: Layout) -> Layout:
     """The layout in which a gradient comes out of backward: to be summed over the axes that split the batch."""
     split = {axis for feed in strategy.feeds.values() for axis, (role, _) in feed.axes().items() if role >= 0}
     roles = {axis: SUM if axis in split and role == DUP else role for axis, (role, _) in compute.axes().items()}

@@ -22,8 +22,8 @@ from ..checkpoint import Box, Checkpoint
 from ..dist.builders import DataParallel, Parallel
 from ..dist.comm import Comm
 from ..dist.mpi import world
-from ..dist.pipeline import Staged
 from ..dist.placement import OnRanks
+from ..dist.staged import Staged
 from ..dist.strategy import Strategy
 from ..errors import ArgumentError
 from ..graph import Node, origin_of

@@ -18,8 +18,8 @@ from ..dist.collectives import Collective as Change
 from ..dist.collectives import padded
 from ..dist.layout import Layout
 from ..dist.ops import RESHARD
-from ..dist.pipeline import Staged
 from ..dist.redistribute import Plan, plan
+from ..dist.staged import Staged
 from ..dist.strategy import Strategy
 from ..errors import GraphError
 from ..graph import Node

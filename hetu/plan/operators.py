@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from ..dist.deduce import updating
 from ..dist.layout import DUP, SUM
-from ..dist.partition import updating
 from ..dist.rules import Rule, rule_of
 from ..graph import Node, topological
 from ..memory import types_of

@@ -13,7 +13,7 @@ from typing import Any
 from .. import blas
 from ..dist.clock import Link, Network, Sent, VirtualClock
 from ..dist.comm import Comm
-from ..dist.pipeline import Staged
+from ..dist.staged import Staged
 from ..dist.threads import run_ranks
 from ..executor import Executor
 from ..graph import Node
