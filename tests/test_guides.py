@@ -19,6 +19,7 @@ import pytest
 import hetu as ht
 import hetu.plan
 import hetu.ps
+import hetu.strategies
 from hetu.dist.cluster import parse_cluster
 from hetu.dist.launch import parse
 from hetu.graph import OPS

@@ -26,7 +26,7 @@ FLOORS = {
     4: "nn optim schedules init metrics data",
     5: "program placement subgraph executor checkpoint state profiler summary gradcheck training",
     6: "dist ps",
-    7: "plan embed ml automl models",
+    7: "strategies plan embed ml automl models",
     TOP: "hetu __main__ cli doctor lab labs notebook",
 }
 FLOOR_OF = {name: floor for floor, names in FLOORS.items() for name in names.split()}

@@ -12,6 +12,7 @@ from .by_hand import all_gather, all_reduce, all_to_all, broadcast, reduce, redu
 from .clock import Link, VirtualClock
 from .comm import Comm, CommError, DeadlineError, Handle, SerialComm
 from .heterogeneous import Heterogeneous
+from .kept import Kept, Served
 from .layout import DUP, MAX, MIN, SUM, Layout, Mesh, Shard
 from .mpi import MPIComm, world
 from .ops import shard
@@ -22,13 +23,13 @@ from .redistribute import Plan, plan, redistribute
 from .schedule import Schedule
 from .staged import Staged
 from .stages import stage
-from .strategy import Kept, Strategy
+from .strategy import Builder, Strategy
 from .threads import ThreadComm, run_ranks
 
 __all__ = [
     "Comm", "CommError", "DeadlineError", "Handle", "SerialComm", "ThreadComm", "MPIComm", "run_ranks", "world",
     "Link", "VirtualClock",
-    "Strategy", "Kept", "Parallel", "DataParallel", "ZeRO", "TensorParallel", "ExpertParallel", "Heterogeneous",
+    "Strategy", "Builder", "Kept", "Served", "Parallel", "DataParallel", "ZeRO", "TensorParallel", "ExpertParallel", "Heterogeneous",
     "MEGATRON", "shard",
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send_recv",
     "Pipeline", "Staged", "Schedule", "stage", "place", "OnRanks",

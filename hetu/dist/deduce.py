@@ -166,7 +166,8 @@ def _decide(
     rule = rule_of(node)
     count = len(types_of(node))
     if rule is None:
-        _warn_once(node)
+        if any(n > 1 for n in grid.degrees.values()):
+            _warn_once(node)
         plain = grid.layout({})
         return Decision((plain,) * len(given), (plain,) * count)
     wants: list[dict[AxisId, int]] = [{} for _ in given]

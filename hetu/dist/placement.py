@@ -197,7 +197,7 @@ class OnRanks:
 
     def box(self, node: Node) -> Box | None:
         """The part of a variable that this rank keeps, if any."""
-        piece = self.strategy.store(node).pieces(node.shape).get(self.comm.rank)
+        piece = self.strategy.piece(node, self.comm.rank)
         return None if piece is None else piece.box
 
     def _together(self, act: Callable[[], T]) -> T:

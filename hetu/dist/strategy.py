@@ -1,7 +1,7 @@
 """Strategies: plain data that says how a model is spread over ranks.
 
-A `Strategy` is a device grid, a layout for each feed, and for each variable two layouts: `compute`, in which the model
-reads it, and `store`, in which it is kept and updated. Everything else is deduced.
+A `Strategy` is a device grid, a layout for each feed, and for each variable two layouts, `compute`, in which the model
+reads it, and `store`, in which it is kept and updated, or that servers keep it. Everything else is deduced.
 Ignored on purpose: writing one for a given model (`builders.py`), and which is best.
 """
 
@@ -21,7 +21,8 @@ from ..types import Atom
 from .deduce import Grid
 from .hierarchical import Hosts
 from .initial import LocalInitializer
-from .layout import Layout, show_ranks
+from .kept import Kept, Served, read_kept
+from .layout import Layout, Piece, show_ranks
 from .place import assign, marked_places
 from .table import shards, table
 
@@ -32,14 +33,6 @@ class Builder:
     def build(self, outputs: Sequence[Node], world_size: int) -> Strategy:
         """The strategy for the graph of `outputs` on `world_size` ranks."""
         raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class Kept:
-    """How one variable is kept: `compute` is what the model reads, `store` what is kept and updated."""
-
-    compute: Layout
-    store: Layout
 
 
 @dataclass
@@ -58,7 +51,7 @@ class Strategy(Builder):
     """
 
     base: Layout
-    variables: dict[str, Kept] = field(default_factory=dict)
+    variables: dict[str, Kept | Served] = field(default_factory=dict)
     feeds: dict[str, Layout] = field(default_factory=dict)
     bucket_bytes: int = 4 << 20
     places: tuple[Layout, ...] = ()
@@ -85,7 +78,7 @@ class Strategy(Builder):
         """The layout of a leaf for its readers; None for constants, which can be had in any."""
         if node.op.name == "variable":
             kept = self.variables.get(node.name)
-            return self.whole if kept is None else kept.store if updating else kept.compute
+            return self.store(node) if updating else kept.compute if isinstance(kept, Kept) else self.whole
         return self.feeds.get(node.name, self.whole) if node.op.name == "placeholder" else None
 
     def sizes(self, sizes: Mapping[Atom, int], training: bool) -> Mapping[Atom, int]:
@@ -93,13 +86,23 @@ class Strategy(Builder):
         return sizes
 
     def store(self, node: Node) -> Layout:
-        """The layout in which a variable is kept."""
+        """The layout in which a variable is kept; on ranks that have a copy of what servers keep, all of it."""
         kept = self.variables.get(node.name)
-        return self.whole if kept is None else kept.store
+        return kept.store if isinstance(kept, Kept) else self.whole
+
+    def is_served(self, node: Node) -> bool:
+        """Whether servers keep a variable."""
+        return isinstance(self.variables.get(node.name), Served)
+
+    def piece(self, node: Node, rank: int) -> Piece | None:
+        """What a rank has of a variable between steps."""
+        kept = self.variables.get(node.name)
+        absent = isinstance(kept, Served) and not kept.copied
+        return None if absent else self.store(node).pieces(node.shape).get(rank)
 
     def local_variable(self, node: Node, rank: int) -> Node | None:
         """The variable that holds this rank's part, the same node at every call; None if it has no part."""
-        piece = self.store(node).pieces(node.shape).get(rank)
+        piece = self.piece(node, rank)
         if piece is None:
             return None
         if piece.shape == node.shape:
@@ -133,8 +136,7 @@ class Strategy(Builder):
                 if name not in known:
                     fix = did_you_mean(name, known)
                     raise UnknownNameError(f"the strategy names the {kind} {name!r}, which the graph lacks", fix=fix)
-                here = [kept.compute, kept.store] if isinstance(kept, Kept) else [kept]
-                for layout in here:
+                for layout in _layouts(kept):
                     _check_fits(known[name], layout)
                     layouts.append((f"the layout of {name!r}", layout))
         layouts += [(f"the hint at {n.site}", n.attrs["layout"]) for n in nodes if n.op.name == "shard"]
@@ -178,9 +180,7 @@ class Strategy(Builder):
         """All fields as JSON has them."""
         return {
             "base": self.base.to_json(),
-            "variables": {
-                n: {"compute": k.compute.to_json(), "store": k.store.to_json()} for n, k in self.variables.items()
-            },
+            "variables": {name: kept.to_json() for name, kept in self.variables.items()},
             "feeds": {name: layout.to_json() for name, layout in self.feeds.items()},
             "bucket_bytes": self.bucket_bytes,
             "places": [layout.to_json() for layout in self.places],
@@ -193,7 +193,7 @@ class Strategy(Builder):
         read = Layout.from_json
         return {
             "base": read(data["base"]),
-            "variables": {n: Kept(read(k["compute"]), read(k["store"])) for n, k in data["variables"].items()},
+            "variables": {name: read_kept(kept) for name, kept in data["variables"].items()},
             "feeds": {n: read(v) for n, v in data["feeds"].items()},
             "bucket_bytes": int(data["bucket_bytes"]),
             "places": tuple(map(read, data["places"])),
@@ -210,18 +210,22 @@ class Strategy(Builder):
 
     def _repr_html_(self) -> str:
         """What is known without a graph; with one, `table` and `shards` show shapes and bytes."""
-        kept = [(name, str(k.compute), str(k.store)) for name, k in self.variables.items()]
+        kept = [(name, *k.words) for name, k in self.variables.items()]
         fed = [(f"{name} (fed)", str(layout), "") for name, layout in self.feeds.items()]
         return rows_html([("", "compute", "store"), ("all else", *2 * (str(self.whole),)), *kept, *fed])
 
     def __str__(self) -> str:
-        rows = [f"{name}: {k.compute}, kept as {k.store}" for name, k in self.variables.items()]
+        rows = ["{}: {}, kept as {}".format(name, *k.words) for name, k in self.variables.items()]
         rows += [f"{name} (fed): {layout}" for name, layout in self.feeds.items()]
         rows += [f"placed on {show_ranks(layout.ranks)}: {layout}" for layout in self.places]
         return "\n".join([f"all else: {self.grid.layout({})}", *rows])
 
 
 KINDS: dict[str, type[Strategy]] = {Strategy.kind: Strategy}  # by what their JSON says they are
+
+
+def _layouts(kept: Kept | Served | Layout) -> list[Layout]:
+    return [kept] if isinstance(kept, Layout) else [kept.compute, kept.store] if isinstance(kept, Kept) else []
 
 
 def _check_fits(node: Node, layout: Layout) -> None:

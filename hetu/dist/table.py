@@ -14,7 +14,8 @@ from ..show.shards import shards_svg
 from ..show.svg import Svg
 from ..types import show_shape
 from .deduce import Grid
-from .layout import DUP, SUM, Layout
+from .kept import Kept, Served
+from .layout import DUP, SUM, Layout, Piece
 from .redistribute import plan
 
 HEADER = ("variable", "shape", "compute", "store", "bytes a rank", "collectives")
@@ -25,8 +26,13 @@ class Laid(Protocol):
 
     base: Layout
     feeds: dict[str, Layout]
+    variables: dict[str, Kept | Served]
 
     def store(self, node: Node) -> Layout: ...
+
+    def is_served(self, node: Node) -> bool: ...
+
+    def piece(self, node: Node, rank: int) -> Piece | None: ...
 
     def leaf(self, node: Node, updating: bool) -> Layout | None: ...
 
@@ -43,17 +49,17 @@ def rows(strategy: Laid, outputs: Iterable[Node]) -> list[tuple[str, ...]]:
     variables = [node for node in topological(outputs) if node.op.name == "variable"]
     found = [HEADER]
     for node in variables:
-        store, compute = strategy.store(node), strategy.leaf(node, False)
-        most = max(math.prod(piece.shape) for piece in store.pieces(node.shape).values()) * node.dtype.itemsize
+        kept = strategy.variables.get(node.name) or Kept(strategy.leaf(node, False), strategy.store(node))
+        most = max((math.prod(p.shape) for p in _pieces(strategy, node).values()), default=0) * node.dtype.itemsize
         implied = ", ".join(_implied(strategy, node, variables)) if node.attrs["trainable"] else ""
-        found.append((node.name, show_shape(node.shape), str(compute), str(store), f"{most:,}", implied))
+        found.append((node.name, show_shape(node.shape), *kept.words, f"{most:,}", implied))
     return found
 
 
 def shards(strategy: Laid, outputs: Iterable[Node]) -> Svg:
     """A picture: a row for each variable, and in it the part that each rank keeps."""
     variables = [node for node in topological(outputs) if node.op.name == "variable"]
-    pieces = {node: strategy.store(node).pieces(node.shape) for node in variables}
+    pieces = {node: _pieces(strategy, node) for node in variables}
     rows = [(n.name, tuple(n.shape), {rank: p.box for rank, p in pieces[n].items()}) for n in variables]
     kept = {rank: 0 for rank in strategy.base.ranks}
     for node, of_ranks in pieces.items():
@@ -62,8 +68,16 @@ def shards(strategy: Laid, outputs: Iterable[Node]) -> Svg:
     return shards_svg(rows, {rank: f"{nbytes:,} bytes" for rank, nbytes in kept.items()})
 
 
+def _pieces(strategy: Laid, node: Node) -> dict[int, Piece]:
+    """What each rank has of a variable."""
+    pieces = {rank: strategy.piece(node, rank) for rank in strategy.store(node).ranks}
+    return {rank: piece for rank, piece in pieces.items() if piece is not None}
+
+
 def _implied(strategy: Laid, node: Node, variables: Sequence[Node]) -> list[str]:
     """What a step does to a variable beside computing: gather it, combine its gradient, gather the new value."""
+    if strategy.is_served(node):
+        return ["push", "pull"]
     compute, store = strategy.leaf(node, False), strategy.store(node)
     states = [strategy.store(v) for v in variables if v.name.startswith(f"{node.name}/") and v.shape == node.shape]
     updated = states[0] if states else store

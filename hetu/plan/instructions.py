@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from ..dist.boxes import intersect, volume
 from ..dist.collectives import Collective as Change
 from ..dist.collectives import padded
+from ..dist.kept import Kept
 from ..dist.layout import Layout
 from ..dist.ops import RESHARD
 from ..dist.redistribute import Plan, plan
@@ -100,7 +101,8 @@ class Job:
         leaves = {n.name: n.shape for n in self.sub.variables} | self.shapes
         held = {(layout, leaves[n]) for n, layout in self.strategy.feeds.items() if n in leaves}
         for name, kept in self.strategy.variables.items():
-            held |= {(layout, leaves[name]) for layout in (kept.compute, kept.store) if name in leaves}
+            if isinstance(kept, Kept) and name in leaves:
+                held |= {(kept.compute, leaves[name]), (kept.store, leaves[name])}
         for layout, shape in held:
             for rank, piece in layout.pieces(shape).items():
                 found[rank].append(piece.shape)

@@ -8,17 +8,14 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..dist.strategy import Builder, Strategy
 from ..errors import ArgumentError
 from ..graph import Node, topological
 from ..placement import Placement, attach, attaches
-from ..ps.cache import Cache
-from ..ps.served import Served
 from .fit import fit
-from .hybrid import Hybrid
 from .profile import Profile
 from .why import Rated, Why
 
@@ -51,8 +48,8 @@ def _(within: Within, outputs: Sequence[Node], comm: Any = None) -> Placement:
 
 @dataclass
 class Plan:
-    """A strategy, what is kept on servers, what ranks cache of that, and the bytes a rank may use if its steps must be
-    made to fit, with the profile by which they are if values may wait in the memory of the host.
+    """A strategy, and the bytes a rank may use if its steps must be made to fit, with the profile by which they are if
+    values may wait in the memory of the host.
 
     `print(plan.why())` says why it was chosen; a plan read from JSON does not know.
 
@@ -65,23 +62,17 @@ class Plan:
 
     name: str
     strategy: Strategy
-    served: tuple[str, ...] = ()
     memory: int | None = None
-    cache: Cache | None = None
     profile: Profile | None = None
     reasons: Why | None = field(default=None, compare=False, repr=False)
 
     @staticmethod
     def of(best: Rated, reasons: Why, outputs: Sequence[Node], world_size: int) -> Plan:
         """The best candidate as data."""
-        builder, memory, served, cache, profile = best.builder, None, (), None, None
+        builder, memory, profile = best.builder, None, None
         if isinstance(builder, Within):
             builder, memory, profile = builder.builder, builder.nbytes, builder.profile
-        if isinstance(builder, Hybrid):
-            choices = builder.choices(Served(outputs), world_size)
-            served, cache = tuple(c.name for c in choices.values() if c.on_servers), builder.cache
-            builder = builder.parallel
-        return Plan(best.name, builder.build(outputs, world_size), served, memory, cache, profile, reasons)
+        return Plan(best.name, builder.build(outputs, world_size), memory, profile, reasons)
 
     def why(self) -> Why:
         """What was chosen, what it costs, what the next best would cost, and what decided."""
@@ -90,9 +81,8 @@ class Plan:
         return self.reasons
 
     def to_json(self) -> str:
-        data = {"name": self.name, "served": self.served, "memory": self.memory}
+        data = {"name": self.name, "memory": self.memory}
         data["profile"] = None if self.profile is None else json.loads(self.profile.to_json())
-        data["cache"] = None if self.cache is None else asdict(self.cache)
         return json.dumps({**data, "strategy": json.loads(self.strategy.to_json())}, indent=1)
 
     @staticmethod
@@ -102,9 +92,8 @@ class Plan:
             data = json.loads(text)
             strategy = Strategy.from_json(json.dumps(data["strategy"]))
             memory = None if data["memory"] is None else int(data["memory"])
-            cache = None if data["cache"] is None else Cache(**data["cache"])
             profile = None if data["profile"] is None else Profile.from_json(json.dumps(data["profile"]))
-            return Plan(str(data["name"]), strategy, tuple(map(str, data["served"])), memory, cache, profile)
+            return Plan(str(data["name"]), strategy, memory, profile)
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, ArgumentError):
                 raise
@@ -113,11 +102,7 @@ class Plan:
 
 @attaches(Plan)
 def _(plan: Plan, outputs: Sequence[Node], comm: Any = None) -> Placement:
-    builder: Any = plan.strategy
-    if plan.served:
-        builder = Hybrid(plan.strategy, served=plan.served, batch_size=0, cache=plan.cache)
-    if plan.memory is not None:
-        builder = Within(builder, plan.memory, plan.profile)
-    placement = attach(builder, outputs, comm)
+    within = plan.strategy if plan.memory is None else Within(plan.strategy, plan.memory, plan.profile)
+    placement = attach(within, outputs, comm)
     placement.why = plan.why
     return placement

@@ -26,7 +26,8 @@ from ..dist.pipeline import Pipeline
 from ..errors import ArgumentError, BudgetError, HetuError
 from ..graph import Node
 from ..passes import specialise
-from ..ps.environment import connect, has_servers
+from ..ps.environment import has_servers
+from ..strategies.hybrid import Hybrid
 from ..subgraph import SubGraph
 from ..types import Dim
 from .candidates import (
@@ -43,7 +44,6 @@ from .candidates import (
     sharded_layers,
 )
 from .decisions import divisors
-from .hybrid import Hybrid
 from .mcmc import polish
 from .operators import Operators
 from .plan import Plan, Within
@@ -159,8 +159,8 @@ class _Search:
         found = [*candidates(self.outputs, world, self.hints, self.batch)]
         found += expert_parallel(self.outputs, self.hints, self.profile.cluster, world)
         found += self._by_operator()
-        if has_servers() and self.hints.allow(stages=1, data=world, tensor=1, zero=0):
-            found += served_candidates(self.outputs, self.hints, self.batch or 1, world, connect())
+        if (hasattr(self.comm, "client") or has_servers()) and self.hints.allow(stages=1, data=world, tensor=1, zero=0):
+            found += served_candidates(self.outputs, self.hints, self.batch or 1, world)
         return found
 
     def _refined(self, rated: Sequence[Rated]) -> Iterator[Candidate]:

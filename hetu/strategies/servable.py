@@ -18,13 +18,13 @@ from ..errors import ArgumentError, GradientError
 from ..graph import Node, rewrite, topological
 from ..ops.update import ROW_FORMS
 from ..program import Program
+from ..ps.client import Client
+from ..ps.partition import Parameter
 from ..state import initial_value
-from .client import Client
-from .ops import TOKEN, descend_rows, pull, pull_rows, push, push_rows, set_rate, tick
-from .partition import Parameter
+from .push_pull import TOKEN, descend_rows, pull, pull_rows, push, push_rows, set_rate, tick
 
 
-class Served:
+class Servable:
     """The variables of a graph whose updates servers can make: `steps` has the rule's node for each."""
 
     def __init__(self, outputs: Sequence[Node]) -> None:
