@@ -45,9 +45,15 @@ class Placement(Protocol):
     """What an executor asks of where its work is done. All processes of a job ask alike, in the same order."""
 
     comm: Any  # what operators that communicate are bound to, if there is anything
-    rank: int  # of this process, among the `world_size` that train together
-    world_size: int
     ahead: bool  # whether it has use for `expect`
+
+    @property
+    def rank(self) -> int:
+        """Which this process is, from 0, of those that train together."""
+
+    @property
+    def world_size(self) -> int:
+        """How many train together."""
 
     def variable(self, node: Node) -> Node | None:
         """The variable that holds this process's part of `node`; None if it has no part."""

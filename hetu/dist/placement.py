@@ -131,7 +131,7 @@ class OnRanks:
         self.comm.all_gather(padded, everyone)
         return [bytes(row).rstrip(b"\0").decode() for row in everyone]
 
-    def agree(self, values: Mapping[str, float]) -> dict[str, float]:
+    def agree(self, values: Mapping[str, float]) -> Mapping[str, float]:
         """The numbers that rank 0 has."""
         numbers = np.array([*values.values()], np.float64)
         self.comm.broadcast(numbers)

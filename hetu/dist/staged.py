@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from ..errors import ShapeError
 from ..graph import Node
 from ..types import Atom
+from .kept import Kept
 from .layout import Layout
 from .schedule import Schedule
 from .strategy import Strategy
@@ -33,7 +34,8 @@ class Staged(Strategy):
     def __post_init__(self) -> None:
         super().__post_init__()
         of = {layout.ranks: stage for stage, layout in enumerate(self.stages)}
-        self.homes = {name: of[kept.store.ranks] for name, kept in self.variables.items() if kept.store.ranks in of}
+        stored = {name: kept.store.ranks for name, kept in self.variables.items() if isinstance(kept, Kept)}
+        self.homes = {name: of[ranks] for name, ranks in stored.items() if ranks in of}
 
     def batch_axis(self, node: Node) -> int | None:
         """The axis along which a feed is cut into micro-batches; None for all other nodes."""

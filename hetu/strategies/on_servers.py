@@ -16,12 +16,13 @@ import numpy as np
 
 from ..checkpoint import Box, Checkpoint, whole, write_part
 from ..dist.comm import Comm, SerialComm
+from ..dist.kept import Served
 from ..dist.mpi import world
 from ..dist.placement import OnRanks
 from ..errors import ShapeError
 from ..graph import Node, origin_of
 from ..passes import Pass, simplify, sparsify_updates
-from ..placement import FilePath, Local, attaches
+from ..placement import FilePath, Local, Placement, attaches
 from ..program import Program
 from ..ps.client import Client
 from ..ps.environment import Place, connect, place
@@ -53,33 +54,32 @@ class Connected:
         return getattr(self.comm, name)
 
 
-@attaches(Serving)
-def on_servers(strategy: Serving, outputs: Sequence[Node], comm: Comm | Connected | None = None) -> OnServers:
-    """The placement of a strategy as data."""
-    if comm is None:
-        comm = place() if strategy.apart else world()
-    strategy.check(outputs, 1 if strategy.apart else comm.world_size)
-    return OnServers(strategy, comm, outputs)
+Ranks = Comm | Place | Connected
 
 
 @attaches(Hybrid)
-def _hybrid(hybrid: Hybrid, outputs: Sequence[Node], comm: Comm | Connected | None = None) -> OnServers:
-    if comm is None:
-        comm = place() if hybrid.apart else world()
-    return on_servers(hybrid.build(outputs, comm.world_size), outputs, comm)
+@attaches(Serving)
+def on_servers(builder: Hybrid | Serving, outputs: Sequence[Node], comm: Ranks | None = None) -> Placement:
+    """The strategy that `builder` writes for this graph, on the ranks of `comm` (those of the job by default)."""
+    ranks = comm if comm is not None else place() if builder.apart else world()
+    strategy = builder.build(outputs, ranks.world_size)
+    strategy.check(outputs, 1 if strategy.apart else ranks.world_size)
+    return OnServers(strategy, ranks, outputs)
 
 
 class OnServers(OnRanks):
     """A strategy for one graph on real ranks and servers; `print(placement)` shows what is kept where, and why."""
 
     ahead = True
+    strategy: Serving
+    comm: Any  # `Connected`, once it has started
 
-    def __init__(self, strategy: Serving, comm: Comm | Connected | Place, outputs: Sequence[Node]) -> None:
+    def __init__(self, strategy: Serving, comm: Ranks, outputs: Sequence[Node]) -> None:
         self.worker, self.client = comm, getattr(comm, "client", None)
         super().__init__(strategy, SerialComm() if strategy.apart else getattr(comm, "comm", comm), outputs)
         self.servable = Servable(outputs)
         self.kept = [v for v in self.servable.steps if strategy.is_served(v)]
-        self.tables = {v for v in self.kept if not strategy.variables[v.name].copied}
+        self.tables = {v for v in self.kept if strategy.variables[v.name] == Served()}
         self.cached = self.tables if strategy.cache else set()
         fed = [n for n in self.servable.nodes if n.op.name == "placeholder" and n.name in strategy.feeds]
         self.batches = {n.name for n in fed if isinstance(n.shape[0], Dim)}

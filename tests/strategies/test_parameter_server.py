@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+
 import numpy as np
 import pytest
 
@@ -10,9 +12,9 @@ from hetu.errors import ArgumentError, CheckpointError
 from hetu.ps import BSP, SSP, Cache, Client, Parameter, RefusedError, ServerProcess
 from hetu.ps.environment import Place
 from hetu.ps.saved import restore
-from hetu.strategies import Connected, ParameterServer
+from hetu.strategies import Connected, ParameterServer, on_servers
 
-from ..ps.network import connect, job, options
+from ..ps.network import TOKEN, connect, job, options
 
 ROWS, WORKERS = 8, 2
 
@@ -276,3 +278,25 @@ def test_a_worker_that_comes_back_does_not_undo_what_others_have_done_since_the_
         a.push("w", np.ones(2)).wait()
         restore(b, "w", lambda: pytest.fail("nothing is missing"), step=0)
         assert b.pull("w").wait().tolist() == [4.5, 4.5]
+
+
+# -- in a job -----------------------------------------------------------------------------------------------------
+
+
+def test_workers_know_the_servers_only_and_executors_share_one_connection(monkeypatch):
+    """No MPI is asked for: rank and servers are in the environment."""
+    monkeypatch.setattr(on_servers, "world", lambda: pytest.fail("communication was started"))
+    with ServerProcess(options("asp", 2)) as server:
+        for name, value in {"SERVERS": server.address, "SERVER_TOKEN": TOKEN}.items():
+            monkeypatch.setenv(f"HETU_{name}", value)
+        monkeypatch.setenv("PMI_RANK", "1")
+        monkeypatch.setenv("PMI_SIZE", "2")
+        one, other = (ht.Executor(build("dense", "sgd"), strategy=ParameterServer()) for _ in range(2))
+        client = one.placement.comm.client
+        assert other.placement.comm.client is client and client.worker == one.placement.rank == 1
+        before = dict(one.state)
+        assert other.run("train", batch(0, False))[0] > 0
+        assert all(np.array_equal(one.state[name], value) for name, value in before.items())
+        client.leave()
+        atexit.unregister(client.leave)
+        client.close()
