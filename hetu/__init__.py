@@ -9,9 +9,10 @@ from typing import Any
 from . import data, init, look, metrics, nn, optim, schedules
 from .core import errors, graph
 from .core.autodiff import gradients, recompute
-from .core.executor import STRATEGIES, Executor, debug_nans, evaluate
+from .core.executor import Executor, debug_nans, evaluate
 from .core.graph import Graph, Node, rewrite, scope, tagged
 from .core.op import op
+from .core.placement import STRATEGIES
 from .core.state import State
 from .gradcheck import check_gradients
 from .look.profiler import Profile, profile

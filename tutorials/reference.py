@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 import hetu as ht
-from hetu import dist, ops, passes, plan, ps
+from hetu import dist, ops, passes, plan, ps, strategies
 from hetu.core.graph import OPS
 from hetu.core.op import Op, Role
 from hetu.dist.cut.partition import partition
@@ -27,12 +27,13 @@ FOLDER = Path(__file__).with_suffix("")
 NOTE = "*Written by `python tutorials/reference.py` from the docstrings; change those.*"
 HOME = "[Reference](README.md)"
 MARKUP = re.compile(r"(?<! )\*|\*(?! )|<(?=[\w/!])|(?<!\w)_|_(?!\w)")  # what Markdown would not show as it stands
-BY_PASSES = ("hetu.passes.fused_group", "hetu.dist.ops", "hetu.dist.cut.bucket", "hetu.ps.ops")
+BY_PASSES = ("hetu.passes.fused_group", "hetu.dist.ops", "hetu.dist.cut.bucket", "hetu.strategies.push_pull")
 STRATEGIES = {
-    "hetu.dist": "Strategy Kept DataParallel ZeRO TensorParallel ExpertParallel Parallel Pipeline Heterogeneous Staged "
-    "Schedule stage place shard Layout Shard Mesh",
-    "hetu.ps": "ParameterServer BSP SSP ASP Consistency Cache",
-    "hetu.plan": "Hybrid auto Auto Hints Plan Profile simulate",
+    "hetu.dist": "Strategy Kept Served DataParallel ZeRO TensorParallel ExpertParallel Parallel Pipeline Heterogeneous "
+    "Staged Schedule stage place shard Layout Shard Mesh",
+    "hetu.strategies": "ParameterServer Hybrid",
+    "hetu.ps": "BSP SSP ASP Consistency Cache",
+    "hetu.plan": "auto Auto Hints Plan Profile simulate",
 }
 CHOSEN = {  # environment variables that a user sets
     "HETU_DATA": ("a folder with a folder for each data set, which `ht.data` prefers to the files it ships", "none"),
@@ -216,8 +217,8 @@ def optimizers() -> str:
     return page("Optimizers, schedules, initial values", intro, sections)
 
 
-def strategies() -> str:
-    modules = {"hetu.dist": dist, "hetu.ps": ps, "hetu.plan": plan}
+def strategy_page() -> str:
+    modules = {"hetu.dist": dist, "hetu.strategies": strategies, "hetu.ps": ps, "hetu.plan": plan}
     return page(
         "Strategies",
         "Each is a value for `ht.Executor(..., strategy=...)` or a part of one. The model stays the same.",
@@ -265,7 +266,7 @@ def home() -> str:
         "operator_table.md": "one table: operator × gradient × sharding × CUDA",
         "layers.md": "`ht.nn`",
         "optimizers.md": "`ht.optim`, `ht.schedules`, `ht.init`",
-        "strategies.md": "`hetu.dist`, `hetu.ps`, `hetu.plan`",
+        "strategies.md": "`hetu.dist`, `hetu.strategies`, `hetu.ps`, `hetu.plan`",
         "passes.md": "graph to graph, in their order",
         "environment.md": "what can be set from outside",
     }
@@ -294,7 +295,7 @@ def pages() -> dict[str, str]:
         **operator_pages(),
         "layers.md": layers(),
         "optimizers.md": optimizers(),
-        "strategies.md": strategies(),
+        "strategies.md": strategy_page(),
         "passes.md": pass_page(),
         "environment.md": environment(),
     }

@@ -19,7 +19,7 @@ from ...ops.random import random_state
 from ...passes import specialize
 from ...look.profiler import flops
 from ...core.types import Dim
-from .partition import updating
+from ..layout.deduce import updating
 
 START, FORWARD, BACKWARD, UPDATE = "S", "F", "B", "U"
 EVERYWHERE = -1  # the stage of what every rank has: the step count, learning rates, random state

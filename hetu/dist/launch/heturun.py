@@ -107,7 +107,7 @@ def environment(workers: int, cores: int) -> dict[str, str]:
 def variables_of(job: Job) -> dict[str, str]:
     """`environment` for the fullest host; hosts are taken to be alike."""
     fullest = max((host.workers for host in job.hosts), default=job.workers)
-    planned = {"HETU_STRATEGY": "auto"} if job.auto else {}  # `hetu.core.executor` reads it
+    planned = {"HETU_STRATEGY": "auto"} if job.auto else {}  # `hetu.core.placement` reads it
     return {**environment(fullest, count_cores()), **planned}
 
 
