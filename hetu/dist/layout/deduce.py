@@ -17,8 +17,8 @@ from functools import cached_property
 from typing import Any
 
 from ...core.graph import Node, topological
-from ...core.op import Op, Role
 from ...core.memory import types_of
+from ...core.op import Op, Role
 from .layout import ACROSS, DUP, MAX, MIN, SUM, Layout, Shard
 from .rules import Rule, Term, rule_of
 
@@ -108,7 +108,7 @@ def updating(outputs: Sequence[Node]) -> set[Node]:
     """The nodes that belong to the update of variables: update operators and whatever follows from them."""
     found: set[Node] = set()
     for node in topological(outputs):
-        if node.op.forward.__module__.startswith("hetu.ops.update") or any(i in found for i in node.inputs):
+        if node.role is Role.UPDATE or any(i in found for i in node.inputs):
             found.add(node)
     return found
 
