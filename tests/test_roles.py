@@ -15,12 +15,13 @@ from hetu.core.interpret import interpret
 from hetu.core.op import LEAVES, Op, Role, float_elementwise, same_type
 from hetu.core.simplify import simplify
 from hetu.dist import DataParallel, Mesh, ZeRO, run_ranks, shard
-from hetu.dist.cut.partition import updating
+from hetu.dist.layout.deduce import updating
 from hetu.look.picture import family
 from hetu.look.profiler import flops, profile
 from hetu.passes.mixed_precision import mixed_precision
 from hetu.plan import Profile, bytes_between_ranks, simulate
-from hetu.ps import ParameterServer
+from hetu.ps.wire.environment import Place
+from hetu.strategies import Connected, ParameterServer
 
 from .ps.network import job
 from .samples import SAMPLES
@@ -35,7 +36,7 @@ PATTERNS = {
     "fuse_elementwise": "what ends or enters a group", "group_casts": "casts", "group_checks": "all, isfinite",
     "group_updates": "updates", "mixed_precision": "casts, transposes, first gradients", "norm_relu": "norm and relu",
     "share": "forms of one function", "simplify": "identities", "sparsify": "scattered gradients", "update": "sgd",
-    "specialize": "a size that became known", "explain": "counts what it prints", "served": "rules of servers",
+    "specialize": "a size that became known", "explain": "counts what it prints", "servable": "rules of servers",
     "optim": "the zeros of a gradient that is unused",
 }  # fmt: skip
 KERNELS = {"cpu_kernels", "gpu_kernels"}  # which are looked up by name
@@ -192,7 +193,7 @@ def batch(step):
 
 def test_a_table_of_a_strangers_lookup_lives_on_the_servers():
     def body(client, rank):
-        ex = ht.Executor(model(lookup()), strategy=ParameterServer(client, rank, 2))
+        ex = ht.Executor(model(lookup()), strategy=ParameterServer(), comm=Connected(Place(rank, 2), client))
         losses = [float(ex.run(batch(s))[0]) for s in range(3)]
         return losses, sorted(ex.state), {s.node.op.name for s in ex.program(batch(0)).steps}
 

@@ -108,7 +108,7 @@ def updating(outputs: Sequence[Node]) -> set[Node]:
     """The nodes that belong to the update of variables: update operators and whatever follows from them."""
     found: set[Node] = set()
     for node in topological(outputs):
-        if node.op.forward.__module__.startswith("hetu.ops.update") or any(i in found for i in node.inputs):
+        if node.role is Role.UPDATE or any(i in found for i in node.inputs):
             found.add(node)
     return found
 
