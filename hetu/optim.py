@@ -1,188 +1,36 @@
-"""Optimizers: from a loss to a mapping of new values for its variables.
+"""The optimizers: each a rule in graph functions, written once, and a class that gives it its hyperparameters.
 
-`minimize` builds graph and changes nothing: the executor commits the mapping after each step. An optimizer's state
-(moments, step) is made of ordinary variables, so it is saved, resumed and sharded like any other. Ignored on
-purpose: per-variable rates and exclusions; call `apply` on a part of the gradients with a second optimizer.
+What a rule means on rows of a table, on servers, on parts of a parameter and on a GPU follows from it, see
+`ops/update.py`. A new optimizer is a rule and a class here, and a row in `tests/samples/update.py`.
 """
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Iterable, Mapping, Sequence
-from functools import reduce
-from typing import TypedDict, Unpack
+from typing import Unpack
 
-from .core.autodiff import gradients
-from .core.errors import ArgumentError, GradientError, ShapeError, public
-from .core.graph import OPS, Node, topological, unique_name
-from .core.leaf import variable
-from .core.op import Role
-from .init import zeros
-from .ops import astype, clip, maximum, sqrt, update
+from .core.graph import Node
+from .ops import logical_and, maximum, sign, sqrt, where
 from .ops import sum as sum_
+from .ops.update import update_rule
+from .optimizer import Optimizer, Options, Updates, check_at_least_zero
 from .schedules import Schedule
 
-__all__ = ["AMSGrad", "AdaGrad", "Adam", "AdamW", "LAMB", "Momentum", "Optimizer", "RMSProp", "SGD", "Updates"]
-
-NewValues = dict[Node, Node]
-
-
-class Options(TypedDict, total=False):
-    """What every optimizer takes besides its own hyperparameters."""
-
-    weight_decay: float
-    clip_value: float | None
-    clip_norm: float | None
+__all__ = ["AMSGrad", "AdaGrad", "Adam", "AdamW", "LAMB", "Lion", "Momentum", "Optimizer", "RMSProp", "SGD", "Updates",
+           "adagrad", "adam", "amsgrad", "lamb", "lion", "momentum", "rmsprop", "sgd", "update_rule"]  # fmt: skip
 
 
-class Updates(dict[Node, Node]):
-    """New values by variable, for an `Executor` to commit; `.gradients` holds the gradient node of each variable.
+# -- gradient descent ------------------------------------------------------------------------------------------
+
+
+@update_rule
+def sgd(p: Node, g: Node, lr: Node) -> Node:
+    """Gradient descent: p - lr g.
 
     >>> import hetu as ht
-    >>> w = ht.variable("w", 3.0, ())
-    >>> updates = SGD(0.1).minimize(w * w)
-    >>> float(ht.evaluate(updates.gradients[w]))
-    6.0
+    >>> ht.evaluate(sgd([1.0, 2.0], [10.0, 10.0], 0.1)).tolist()
+    [0.0, 1.0]
     """
-
-    gradients: dict[Node, Node]
-
-    def __init__(self, values: Mapping[Node, Node], gradients: Mapping[Node, Node]) -> None:
-        super().__init__(values)
-        self.gradients = dict(gradients)
-
-
-class Optimizer:
-    """Base class: gradients, clipping, L2 decay and the step count; a subclass brings its rule in `new_values`.
-
-    `learning_rate` is a number or a schedule of the step (`hetu.schedules`). Gradients are clipped first, to
-    [-clip_value, clip_value] and then to a global norm of at most `clip_norm`; after that `weight_decay` adds
-    weight_decay * p, the gradient of an L2 penalty. Variables: `<optimizer>/step` (int64, updates done so far) and
-    `<variable>/<slot>` for the state of a rule.
-
-    >>> import hetu as ht
-    >>> class SignDescent(Optimizer):
-    ...     def new_values(self, p, g, rate, step):
-    ...         return {p: p - rate * ht.sign(g)}
-    >>> w = ht.variable("w", 3.0, ())
-    >>> ex = ht.Executor([SignDescent(0.5).minimize(w * w)])
-    >>> _ = ex.run(); float(ex.state[w])
-    2.5
-    """
-
-    def __init__(
-        self,
-        learning_rate: float | Schedule,
-        *,
-        weight_decay: float = 0.0,
-        clip_value: float | None = None,
-        clip_norm: float | None = None,
-    ) -> None:
-        _check_at_least_zero(
-            learning_rate=0.0 if callable(learning_rate) else learning_rate,
-            weight_decay=weight_decay,
-            clip_value=clip_value,
-            clip_norm=clip_norm,
-        )
-        self.learning_rate, self.weight_decay = learning_rate, weight_decay
-        self.clip_value, self.clip_norm = clip_value, clip_norm
-        self.step = variable(f"{unique_name('optimizer')}/step", 0, (), "int64", trainable=False)
-        self.slots: dict[str, Node] = {}
-
-    @public
-    def minimize(self, loss: Node, variables: Iterable[Node] | None = None) -> Updates:
-        """Updates that lower `loss`, a float scalar, by changing `variables`.
-
-        By default these are all trainable variables that the gradient reaches, in the order they were made. One that
-        is named but does not reach the loss is a GradientError.
-        """
-        if variables is not None:
-            named = list(variables)
-            _check_variables(named)
-            return self.apply(dict(zip(named, gradients(loss, named))))
-        found = [n for n in topological([loss]) if n.role is Role.VARIABLE and n.attrs["trainable"]]
-        found.sort(key=lambda node: node.serial)
-        pairs = zip(found, gradients(loss, found, allow_unused=True))
-        reached = {p: g for p, g in pairs if not _is_unused(g, p)}
-        if not reached:
-            raise GradientError(
-                f"the loss {loss!r} depends on no trainable variable",
-                fix="build it from layers or ht.variable(...), and check for stop_gradient on the way",
-            )
-        return self.apply(reached)
-
-    @public
-    def apply(self, gradients: Mapping[Node, Node]) -> Updates:
-        """Updates from given gradients, {variable: gradient of the same shape and dtype}."""
-        _check_variables(gradients)
-        for p, g in gradients.items():
-            if p.type != g.type:
-                raise ShapeError(f"the gradient {g!r} does not fit {p!r}", fix="give it the variable's shape and dtype")
-        rate = self.learning_rate(self.step) if callable(self.learning_rate) else self.learning_rate
-        step = self.step + 1
-        values: NewValues = {}
-        for p, g in self._conditioned(gradients).items():
-            values |= self.new_values(p, g, rate, step)
-        return Updates({**values, self.step: step}, gradients)
-
-    def new_values(self, p: Node, g: Node, rate: Node | float, step: Node) -> NewValues:
-        """The rule: new values of `p` and its slots. `step` counts from 1."""
-        raise NotImplementedError
-
-    def slot(self, p: Node, name: str) -> Node:
-        """The state variable `<p>/<name>` of the shape and dtype of `p`, zero at first; the same node every time."""
-        full = f"{p.name}/{name}"
-        if full not in self.slots:
-            # The name of `p` holds its scope already, so the scope in force here must not be added to it.
-            self.slots[full] = OPS["variable"](name=full, shape=p.shape, dtype=p.dtype, init=zeros, trainable=False)
-        return self.slots[full]
-
-    def _conditioned(self, gradients: Mapping[Node, Node]) -> dict[Node, Node]:
-        """The gradients clipped and with L2 decay added."""
-        made = dict(gradients)
-        if self.clip_value is not None:
-            made = {p: clip(g, min=-self.clip_value, max=self.clip_value) for p, g in made.items()}
-        if self.clip_norm is not None:
-            made = clip_by_global_norm(made, self.clip_norm)
-        if self.weight_decay:
-            made = {p: g + self.weight_decay * p for p, g in made.items()}
-        return made
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.step.name.removesuffix('/step')!r}, learning rate {self.learning_rate}>"
-
-
-def clip_by_global_norm(gradients: Mapping[Node, Node], limit: float) -> dict[Node, Node]:
-    """All gradients times limit / max(limit, norm), where norm is that of all of them together.
-
-    R. Pascanu et al., "On the difficulty of training recurrent neural networks", ICML 2013, algorithm 1.
-
-    >>> import hetu as ht
-    >>> a, b = ht.variable("a", 0.0, ()), ht.variable("b", 0.0, ())
-    >>> clipped = clip_by_global_norm({a: ht.constant(value=3.0), b: ht.constant(value=4.0)}, 1.0)
-    >>> [round(float(ht.evaluate(g)), 3) for g in clipped.values()]
-    [0.6, 0.8]
-    """
-    square = reduce(operator.add, (sum_(g * g) for g in gradients.values()))
-    scale = limit / maximum(sqrt(square), limit)
-    return {p: g * (scale if scale.dtype == g.dtype else astype(scale, g.dtype)) for p, g in gradients.items()}
-
-
-def _check_variables(nodes: Iterable[Node]) -> None:
-    for node in nodes:
-        if not isinstance(node, Node) or node.role is not Role.VARIABLE:
-            raise ArgumentError(f"{node!r} is not a variable", fix="pass nodes made by ht.variable or layer.variables")
-
-
-def _check_at_least_zero(**values: float | None) -> None:
-    for name, value in values.items():
-        if value is not None and (not isinstance(value, int | float) or value < 0):
-            raise ArgumentError(f"{name} is {value!r}, wanted a number >= 0", fix=f"pass a number, such as {name}=0.1")
-
-
-def _is_unused(gradient: Node, p: Node) -> bool:
-    """Whether `gradients` found no path to `p` and stood in zeros."""
-    return gradient.op.name == "zeros_like" and gradient.inputs == (p,)
+    return p - lr * g
 
 
 class SGD(Optimizer):
@@ -195,12 +43,29 @@ class SGD(Optimizer):
     1.5
     """
 
-    def new_values(self, p: Node, g: Node, rate: Node | float, step: Node) -> NewValues:
-        return {p: update.sgd(p, g, rate)}
+    rule = sgd
+
+
+@update_rule(states=["momentum"])
+def momentum(
+    p: Node, v: Node, g: Node, lr: Node, *, momentum: float = 0.9, nesterov: bool = False
+) -> tuple[Node, Node]:
+    """Heavy ball: v' = momentum v + g, p' = p - lr v'. With `nesterov`, p' = p - lr (g + momentum v').
+
+    B. Polyak, 1964; I. Sutskever et al., "On the importance of initialization and momentum in deep learning", 2013,
+    eq. 3-4, with the rate taken out of v (equal while the rate is constant). Returns (p', v').
+
+    >>> import hetu as ht
+    >>> p, v = momentum([1.0], [2.0], [1.0], 0.5, momentum=0.5)
+    >>> ht.evaluate(p).tolist(), ht.evaluate(v).tolist()
+    ([0.0], [2.0])
+    """
+    v = momentum * v + g
+    return p - lr * (g + momentum * v if nesterov else v), v
 
 
 class Momentum(Optimizer):
-    """Gradient descent with a heavy ball, or Nesterov's look-ahead. Rule and source: `hetu.ops.update.momentum`.
+    """Gradient descent with a heavy ball, or Nesterov's look-ahead. Rule and source: `momentum`.
 
     >>> import hetu as ht
     >>> w = ht.variable("w", 3.0, ())
@@ -208,6 +73,8 @@ class Momentum(Optimizer):
     >>> _ = ex.run(); round(float(ex.state[w]), 3)
     0.75
     """
+
+    rule = momentum
 
     def __init__(
         self,
@@ -217,16 +84,29 @@ class Momentum(Optimizer):
         nesterov: bool = False,
         **options: Unpack[Options],
     ) -> None:
-        super().__init__(learning_rate, **options)
-        self.momentum, self.nesterov = momentum, nesterov
+        super().__init__(learning_rate, momentum=momentum, nesterov=nesterov, **options)
 
-    def new_values(self, p: Node, g: Node, rate: Node | float, step: Node) -> NewValues:
-        slots = (self.slot(p, "momentum"),)
-        return _pairs(p, slots, update.momentum(p, *slots, g, rate, momentum=self.momentum, nesterov=self.nesterov))
+
+# -- a rate per element ----------------------------------------------------------------------------------------
+
+
+@update_rule(states=["adagrad_sum"])
+def adagrad(p: Node, a: Node, g: Node, lr: Node, *, epsilon: float = 1e-10) -> tuple[Node, Node]:
+    """a' = a + g^2, p' = p - lr g / (sqrt(a') + epsilon). Returns (p', a').
+
+    J. Duchi et al., "Adaptive Subgradient Methods", JMLR 2011, section 1.1 with a diagonal matrix.
+
+    >>> import hetu as ht
+    >>> p, a = adagrad([1.0], [9.0], [4.0], 0.5)
+    >>> round(ht.evaluate(p).item(), 4), ht.evaluate(a).tolist()
+    (0.6, [25.0])
+    """
+    a = a + g * g
+    return p - lr * (g / (sqrt(a) + epsilon)), a
 
 
 class AdaGrad(Optimizer):
-    """A rate per element that falls with the squares of all gradients so far. See `hetu.ops.update.adagrad`.
+    """A rate per element that falls with the squares of all gradients so far. See `adagrad`.
 
     >>> import hetu as ht
     >>> w = ht.variable("w", 3.0, ())
@@ -235,23 +115,31 @@ class AdaGrad(Optimizer):
     2.5
     """
 
-    def __init__(
-        self,
-        learning_rate: float | Schedule = 0.01,
-        *,
-        epsilon: float = 1e-10,
-        **options: Unpack[Options],
-    ) -> None:
-        super().__init__(learning_rate, **options)
-        self.epsilon = epsilon
+    rule = adagrad
 
-    def new_values(self, p: Node, g: Node, rate: Node | float, step: Node) -> NewValues:
-        slots = (self.slot(p, "adagrad_sum"),)
-        return _pairs(p, slots, update.adagrad(p, *slots, g, rate, epsilon=self.epsilon))
+    def __init__(
+        self, learning_rate: float | Schedule = 0.01, *, epsilon: float = 1e-10, **options: Unpack[Options]
+    ) -> None:
+        super().__init__(learning_rate, epsilon=epsilon, **options)
+
+
+@update_rule
+def rmsprop(p: Node, v: Node, g: Node, lr: Node, *, rho: float = 0.9, epsilon: float = 1e-8) -> tuple[Node, Node]:
+    """v' = rho v + (1 - rho) g^2, p' = p - lr g / (sqrt(v') + epsilon). Returns (p', v').
+
+    T. Tieleman, G. Hinton, "Neural Networks for Machine Learning", lecture 6e, 2012.
+
+    >>> import hetu as ht
+    >>> p, v = rmsprop([1.0], [0.0], [4.0], 0.5, rho=0.75)
+    >>> round(ht.evaluate(p).item(), 4), ht.evaluate(v).tolist()
+    (0.0, [4.0])
+    """
+    v = rho * v + (1 - rho) * (g * g)
+    return p - lr * (g / (sqrt(v) + epsilon)), v
 
 
 class RMSProp(Optimizer):
-    """A rate per element over a running mean of squared gradients. See `hetu.ops.update.rmsprop`.
+    """A rate per element over a running mean of squared gradients. See `rmsprop`.
 
     >>> import hetu as ht
     >>> w = ht.variable("w", 3.0, ())
@@ -259,6 +147,8 @@ class RMSProp(Optimizer):
     >>> _ = ex.run(); round(float(ex.state[w]), 3)
     2.0
     """
+
+    rule = rmsprop
 
     def __init__(
         self,
@@ -268,16 +158,57 @@ class RMSProp(Optimizer):
         epsilon: float = 1e-8,
         **options: Unpack[Options],
     ) -> None:
-        super().__init__(learning_rate, **options)
-        self.rho, self.epsilon = rho, epsilon
+        super().__init__(learning_rate, rho=rho, epsilon=epsilon, **options)
 
-    def new_values(self, p: Node, g: Node, rate: Node | float, step: Node) -> NewValues:
-        slots = (self.slot(p, "rmsprop_v"),)
-        return _pairs(p, slots, update.rmsprop(p, *slots, g, rate, rho=self.rho, epsilon=self.epsilon))
+
+# -- moments ---------------------------------------------------------------------------------------------------
+
+
+def _moments(m: Node, v: Node, g: Node, beta1: float, beta2: float) -> tuple[Node, Node]:
+    """The running means of gradients and of their squares."""
+    return beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * (g * g)
+
+
+def _corrected(lr: Node | float, step: Node, beta1: float, beta2: float, epsilon: float) -> tuple[Node, Node]:
+    """Rate and epsilon with both bias corrections folded in (Kingma & Ba, end of section 2)."""
+    root = sqrt(1 - beta2**step)
+    return lr * root / (1 - beta1**step), epsilon * root
+
+
+@update_rule
+def adam(
+    p: Node,
+    m: Node,
+    v: Node,
+    g: Node,
+    lr: Node,
+    step: Node,
+    *,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    epsilon: float = 1e-8,
+    weight_decay: float = 0.0,
+) -> tuple[Node, Node, Node]:
+    """m' = beta1 m + (1 - beta1) g, v' = beta2 v + (1 - beta2) g^2, p' = p - lr m^ / (sqrt(v^) + epsilon).
+
+    m^ = m' / (1 - beta1^step) and v^ = v' / (1 - beta2^step); `step` counts from 1. `weight_decay` first shrinks p
+    by the factor 1 - lr weight_decay (AdamW). Returns (p', m', v'). D. Kingma, J. Ba, "Adam", ICLR 2015,
+    algorithm 1; I. Loshchilov, F. Hutter, "Decoupled Weight Decay Regularization", ICLR 2019, algorithm 2.
+
+    >>> import hetu as ht
+    >>> p, m, v = adam([1.0], [0.0], [0.0], [4.0], 0.25, 1)
+    >>> round(ht.evaluate(p).item(), 4)
+    0.75
+    """
+    alpha, eps = _corrected(lr, step, beta1, beta2, epsilon)
+    m, v = _moments(m, v, g, beta1, beta2)
+    if weight_decay:
+        p = p * (1 - lr * weight_decay)
+    return p - alpha * (m / (sqrt(v) + eps)), m, v
 
 
 class Adam(Optimizer):
-    """Running means of gradients and of their squares. See `hetu.ops.update.adam`; `weight_decay` here is L2.
+    """Running means of gradients and of their squares. See `adam`; `weight_decay` here is L2.
 
     >>> import hetu as ht
     >>> w = ht.variable("w", 3.0, ())
@@ -285,6 +216,8 @@ class Adam(Optimizer):
     >>> _ = ex.run(); round(float(ex.state["w"]), 4), sorted(ex.state)[1:]
     (2.5, ['w', 'w/adam_m', 'w/adam_v'])
     """
+
+    rule = adam
 
     def __init__(
         self,
@@ -295,16 +228,40 @@ class Adam(Optimizer):
         epsilon: float = 1e-8,
         **options: Unpack[Options],
     ) -> None:
-        super().__init__(learning_rate, **options)
-        self.betas = {"beta1": beta1, "beta2": beta2, "epsilon": epsilon}
+        super().__init__(learning_rate, beta1=beta1, beta2=beta2, epsilon=epsilon, **options)
 
-    def new_values(self, p: Node, g: Node, rate: Node | float, step: Node) -> NewValues:
-        slots = (self.slot(p, "adam_m"), self.slot(p, "adam_v"))
-        return _pairs(p, slots, update.adam(p, *slots, g, rate, step, **self.betas))
+
+@update_rule
+def amsgrad(
+    p: Node,
+    m: Node,
+    v: Node,
+    top: Node,
+    g: Node,
+    lr: Node,
+    step: Node,
+    *,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    epsilon: float = 1e-8,
+) -> tuple[Node, Node, Node, Node]:
+    """Adam with `top`, the maximum of all v so far, in place of v. Returns (p', m', v', top').
+
+    S. Reddi et al., "On the Convergence of Adam and Beyond", ICLR 2018, algorithm 2, with Adam's bias corrections.
+
+    >>> import hetu as ht
+    >>> p, m, v, top = amsgrad([1.0], [0.0], [0.0], [0.0], [4.0], 0.25, 1)
+    >>> round(ht.evaluate(p).item(), 4)
+    0.75
+    """
+    alpha, eps = _corrected(lr, step, beta1, beta2, epsilon)
+    m, v = _moments(m, v, g, beta1, beta2)
+    top = maximum(top, v)
+    return p - alpha * (m / (sqrt(top) + eps)), m, v, top
 
 
 class AMSGrad(Adam):
-    """Adam whose second moment never falls. See `hetu.ops.update.amsgrad`.
+    """Adam whose second moment never falls. See `amsgrad`.
 
     >>> import hetu as ht
     >>> w = ht.variable("w", 3.0, ())
@@ -313,9 +270,7 @@ class AMSGrad(Adam):
     2.5
     """
 
-    def new_values(self, p: Node, g: Node, rate: Node | float, step: Node) -> NewValues:
-        slots = tuple(self.slot(p, f"amsgrad_{name}") for name in ("m", "v", "top"))
-        return _pairs(p, slots, update.amsgrad(p, *slots, g, rate, step, **self.betas))
+    rule = amsgrad
 
 
 class AdamW(Adam):
@@ -341,16 +296,44 @@ class AdamW(Adam):
     ) -> None:
         clips = Options(clip_value=clip_value, clip_norm=clip_norm)
         super().__init__(learning_rate, beta1=beta1, beta2=beta2, epsilon=epsilon, **clips)
-        _check_at_least_zero(weight_decay=weight_decay)
-        self.decoupled = weight_decay
+        check_at_least_zero(weight_decay=weight_decay)
+        self.hyperparameters["weight_decay"] = weight_decay
 
-    def new_values(self, p: Node, g: Node, rate: Node | float, step: Node) -> NewValues:
-        slots = (self.slot(p, "adam_m"), self.slot(p, "adam_v"))
-        return _pairs(p, slots, update.adam(p, *slots, g, rate, step, **self.betas, weight_decay=self.decoupled))
+
+@update_rule(cuda="lamb")
+def lamb(
+    p: Node,
+    m: Node,
+    v: Node,
+    g: Node,
+    lr: Node,
+    step: Node,
+    *,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    epsilon: float = 1e-6,
+    weight_decay: float = 0.01,
+) -> tuple[Node, Node, Node]:
+    """Adam's direction r = m^ / (sqrt(v^) + epsilon) + weight_decay p, rescaled: p' = p - lr (|p| / |r|) r.
+
+    Where one of the norms is 0 the ratio is 1. Returns (p', m', v'). Y. You et al., "Large Batch Optimization for Deep
+    Learning", ICLR 2020, algorithm 2.
+
+    >>> import hetu as ht
+    >>> p, m, v = lamb([3.0, 4.0], [0.0, 0.0], [0.0, 0.0], [1.0, 1.0], 0.1, 1, weight_decay=0.0)
+    >>> [round(x, 3) for x in ht.evaluate(p).tolist()]
+    [2.646, 3.646]
+    """
+    alpha, eps = _corrected(1.0, step, beta1, beta2, epsilon)
+    m, v = _moments(m, v, g, beta1, beta2)
+    r = alpha * (m / (sqrt(v) + eps)) + weight_decay * p
+    length, wanted = sqrt(sum_(r * r)), sqrt(sum_(p * p))
+    ratio = where(logical_and(length > 0, wanted > 0), wanted / where(length > 0, length, 1.0), 1.0)
+    return p - lr * ratio * r, m, v
 
 
 class LAMB(AdamW):
-    """Adam's direction at the length of the parameter, for large batches. See `hetu.ops.update.lamb`.
+    """Adam's direction at the length of the parameter, for large batches. See `lamb`.
 
     >>> import hetu as ht
     >>> w = ht.variable("w", 3.0, ())
@@ -359,10 +342,58 @@ class LAMB(AdamW):
     1.5
     """
 
-    def new_values(self, p: Node, g: Node, rate: Node | float, step: Node) -> NewValues:
-        slots = (self.slot(p, "lamb_m"), self.slot(p, "lamb_v"))
-        return _pairs(p, slots, update.lamb(p, *slots, g, rate, step, **self.betas, weight_decay=self.decoupled))
+    rule = lamb
 
 
-def _pairs(p: Node, slots: Sequence[Node], values: Sequence[Node]) -> NewValues:
-    return dict(zip((p, *slots), values, strict=True))
+@update_rule
+def lion(
+    p: Node,
+    m: Node,
+    g: Node,
+    lr: Node,
+    *,
+    beta1: float = 0.9,
+    beta2: float = 0.99,
+    weight_decay: float = 0.0,
+) -> tuple[Node, Node]:
+    """p' = p - lr (sign(beta1 m + (1 - beta1) g) + weight_decay p), m' = beta2 m + (1 - beta2) g. Returns (p', m').
+
+    X. Chen et al., "Symbolic Discovery of Optimization Algorithms", NeurIPS 2023, algorithm 2.
+
+    >>> import hetu as ht
+    >>> p, m = lion([1.0, 1.0], [1.0, -1.0], [0.0, 0.5], 0.25)
+    >>> ht.evaluate(p).tolist()
+    [0.75, 1.25]
+    """
+    direction = sign(beta1 * m + (1 - beta1) * g)
+    if weight_decay:
+        direction = direction + weight_decay * p
+    return p - lr * direction, beta2 * m + (1 - beta2) * g
+
+
+class Lion(Optimizer):
+    """Steps of one length along the sign of a running mean. Wants smaller rates than Adam. See `lion`.
+
+    >>> import hetu as ht
+    >>> w = ht.variable("w", 3.0, ())
+    >>> ex = ht.Executor([Lion(0.5).minimize(w * w)])
+    >>> _ = ex.run(); round(float(ex.state[w]), 3), sorted(ex.state)[1:]
+    (2.5, ['w', 'w/lion_m'])
+    """
+
+    rule = lion
+
+    def __init__(
+        self,
+        learning_rate: float | Schedule = 1e-4,
+        *,
+        beta1: float = 0.9,
+        beta2: float = 0.99,
+        weight_decay: float = 0.0,
+        clip_value: float | None = None,
+        clip_norm: float | None = None,
+    ) -> None:
+        clips = Options(clip_value=clip_value, clip_norm=clip_norm)
+        super().__init__(learning_rate, beta1=beta1, beta2=beta2, **clips)
+        check_at_least_zero(weight_decay=weight_decay)
+        self.hyperparameters["weight_decay"] = weight_decay

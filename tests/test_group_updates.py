@@ -102,8 +102,8 @@ def test_different_rules_rates_and_dtypes_stay_apart():
 
 def test_an_update_that_depends_on_another_stays_by_itself():
     (a, b, *_), _ = losses()
-    first = ht.sgd(a, a * 2.0, 0.1)
-    second = ht.sgd(b, ht.sum(first) * b, 0.1)
+    first = ht.optim.sgd(a, a * 2.0, 0.1)
+    second = ht.optim.sgd(b, ht.sum(first) * b, 0.1)
     assert grouped({a: first, b: second})[1] == []
 
 

@@ -11,7 +11,8 @@ import hetu as ht
 from hetu import nn, optim, schedules
 from hetu.core.errors import ArgumentError, GradientError, ShapeError, ValueRangeError
 from hetu.ops import update_kernels
-from hetu.ops.update import ROW_FORMS
+
+from .samples.update import ON_ELEMENTS, RULES
 
 RATE, BETA1, BETA2 = 0.1, 0.9, 0.999
 START = np.array([[1.0, -2.0, 3.0], [0.5, 0.0, -1.5]])
@@ -107,6 +108,12 @@ def norm_clipped(w, g, memory, t):
     return w - RATE * g * min(1, 2.0 / np.linalg.norm(g))
 
 
+def lion(w, g, memory, t):
+    m = memory.get("m", 0)
+    remember(memory, "m", 0.99 * m + 0.01 * g)
+    return w - RATE * (np.sign(0.9 * m + 0.1 * g) + 0.05 * w)
+
+
 CASES = {
     "sgd": (lambda: optim.SGD(RATE), sgd),
     "sgd with L2": (lambda: optim.SGD(RATE, weight_decay=0.3), l2),
@@ -118,6 +125,7 @@ CASES = {
     "amsgrad": (lambda: optim.AMSGrad(RATE), amsgrad),
     "adamw": (lambda: optim.AdamW(RATE, weight_decay=0.05), adamw),
     "lamb": (lambda: optim.LAMB(RATE, epsilon=1e-6, weight_decay=0.05), lamb),
+    "lion": (lambda: optim.Lion(RATE, weight_decay=0.05), lion),
     "clip by value": (lambda: optim.SGD(RATE, clip_value=1.5), clipped),
     "clip by norm": (lambda: optim.SGD(RATE, clip_norm=2.0), norm_clipped),
 }
@@ -250,18 +258,18 @@ def test_long_parameters_are_updated_in_blocks(monkeypatch, transposed):
     g = rng.normal(size=(7, 23)).T if transposed else rng.normal(size=(23, 7))
     lr, step = np.array(0.1), np.array(3)
     attrs = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "weight_decay": 0.1}
-    wanted = ht.adam.forward(np, p, m, v, g, lr, step, **attrs)
-    for call in ht.adam.bound(np, (p, m, v), (p, m, v, g, lr, step), attrs):
+    wanted = ht.optim.adam.forward(np, p, m, v, g, lr, step, **attrs)
+    for call in ht.optim.adam.bound(np, (p, m, v), (p, m, v, g, lr, step), attrs):
         call()
     for got, right in zip((p, m, v), wanted):
         np.testing.assert_allclose(got, right, rtol=1e-12)
 
 
-@pytest.mark.parametrize("rule", sorted(ROW_FORMS))
+@pytest.mark.parametrize("rule", ON_ELEMENTS)
 def test_row_form_leaves_other_rows_alone(rule):
     """Over several steps with other ids each, in place, with duplicates: untouched rows keep value and state."""
-    form = ROW_FORMS[rule]
-    states = len(form.inputs) - 4 - ("step" in form.inputs)
+    update = RULES[rule].op.update
+    form, states = update.rows, len(update.states)
     rng = np.random.default_rng(0)
     tables = tuple(np.abs(rng.normal(size=(50, 3))) for _ in range(1 + states))
     ids, rows, lr, step = np.zeros((2, 4), np.int64), np.zeros((2, 4, 3)), np.array(0.1), np.array(0)
@@ -282,6 +290,6 @@ def test_row_form_leaves_other_rows_alone(rule):
 
 def test_row_forms_check_their_ids():
     with pytest.raises(ValueRangeError, match=r"id -1 .* outside 0 to 2"):
-        ht.evaluate(ht.sgd_rows(np.ones((3, 2)), [-1], np.ones((1, 2)), 0.1))
+        ht.evaluate(ht.optim.sgd.update.rows(np.ones((3, 2)), [-1], np.ones((1, 2)), 0.1))
     with pytest.raises(ShapeError, match="gradient of the rows"):
-        ht.sgd_rows(np.ones((3, 2)), [0, 1], np.ones((1, 2)), 0.1)
+        ht.optim.sgd.update.rows(np.ones((3, 2)), [0, 1], np.ones((1, 2)), 0.1)

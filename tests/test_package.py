@@ -21,7 +21,7 @@ FLOORS = [
     "core.graph core.op",
     "core.leaf ops",
     "core.autodiff core.interpret core.simplify core.specialize core.training_flag core.memory passes look",
-    "nn optim schedules init metrics data",
+    "nn optimizer optim schedules init metrics data",
     "core look.profiler look.summary gradcheck training",
     "dist.comm ps.store",
     "dist.layout dist.ops dist.by_hand ps.wire",

@@ -15,7 +15,7 @@ from hetu.core.interpret import interpret
 from hetu.core.op import LEAVES, Op, Role, float_elementwise, same_type
 from hetu.core.simplify import simplify
 from hetu.dist import DataParallel, Mesh, ZeRO, run_ranks, shard
-from hetu.dist.cut.partition import updating
+from hetu.dist.layout.deduce import updating
 from hetu.look.picture import family
 from hetu.look.profiler import flops, profile
 from hetu.passes.mixed_precision import mixed_precision
@@ -35,9 +35,10 @@ PATTERNS = {
     "channels_last": "convolutions", "conv_pool": "convolution, bias, relu, pool", "fuse": "product and sum",
     "fuse_elementwise": "what ends or enters a group", "group_casts": "casts", "group_checks": "all, isfinite",
     "group_updates": "updates", "mixed_precision": "casts, transposes, first gradients", "norm_relu": "norm and relu",
-    "share": "forms of one function", "simplify": "identities", "sparsify": "scattered gradients", "update": "sgd",
-    "specialize": "a size that became known", "explain": "counts what it prints", "servable": "rules of servers",
-    "optim": "the zeros of a gradient that is unused",
+    "share": "forms of one function", "simplify": "identities", "sparsify": "scattered gradients",
+    "update": "the product or sum that makes a gradient", "update_kernels": "a x + b y", "composition": "p - lr g",
+    "specialize": "a size that became known", "explain": "counts what it prints",
+    "optimizer": "the zeros of a gradient that is unused",
 }  # fmt: skip
 KERNELS = {"cpu_kernels", "gpu_kernels"}  # which are looked up by name
 

@@ -284,7 +284,7 @@ def adam(xp: Any, size: int) -> tuple[Calls, int]:
     tensors = [Tensor(p[:3], p[:3], p[3]) for p in parameters]
     attrs = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "weight_decay": 0.0}
     rate, step = xp.full((), 1e-3, "float64"), xp.full((), 7, "int64")
-    return update_all(gpu(), "adam", tensors, rate, step, attrs), 7 * 8 * parameters[0][0].nbytes
+    return update_all(gpu(), ht.optim.adam.update, tensors, rate, step, attrs), 7 * 8 * parameters[0][0].nbytes
 
 
 def norm_kernels(x: np.ndarray) -> dict[str, Callable[[], tuple[Calls, int]]]:

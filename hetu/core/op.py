@@ -115,6 +115,8 @@ class Op:
         self.view_rule: Callable[..., Any] | None = None
         self.check_rule: Callable[..., None] | None = None
         self.decompose_rule: Callable[..., Any] | None = None
+        self.update: Any = None  # the `UpdateRule` of an optimizer that it applies to a whole parameter
+        self.row_update: Any = None  # or to some rows of a table
         self.flops_rule: Callable[..., int] | None = None
         parameters = list(inspect.signature(forward).parameters.values())[1:]  # the first is xp
         self.inputs = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
@@ -273,7 +275,8 @@ class Op:
         from ..gpu_kernels.table import bound
 
         machine = gpu(xp.cuda.runtime.getDevice())
-        return bound(machine, self.name, out, arrays, attrs, cuda=self.cuda, inputs=self.inputs)
+        known = {"cuda": self.cuda, "inputs": self.inputs, "update": self.update, "row_update": self.row_update}
+        return bound(machine, self.name, out, arrays, attrs, **known)
 
 
 def bound_ufunc(xp: ModuleType, ufunc: Any, arrays: Sequence[Any], out: Any) -> list[Instruction]:

@@ -243,14 +243,14 @@ def _evaluate(work: Work, dtypes: Sequence[str]) -> str:
     parameters += [f"T{f}& t{f}" for f, _ in enumerate(work.folds)]
     lines = [f"__device__ inline void evaluate({', '.join(parameters)}) {{"]
     for step in work.steps:
-        lines += [f"    {CTYPES[step.dtype]} v{len(known)}; {{", *_step_lines(step, len(known)), "    }"]
+        lines += [f"    {CTYPES[step.dtype]} v{len(known)}; {{", *step_lines(step, len(known)), "    }"]
         known.append(step.dtype)
     lines += [f"    r{r} = v{value};" for r, value in enumerate(work.results)]
     lines += [f"    t{f} = fold{f}::combine(t{f}, fold{f}::value(v{x.value}));" for f, x in enumerate(work.folds)]
     return "\n".join([*lines, "}"])
 
 
-def _step_lines(step: Step, number: int) -> list[str]:
+def step_lines(step: Step, number: int) -> list[str]:
     """One expression in a block of its own, with its variables in the dtypes in which they meet."""
     meet = CTYPES[compute_dtype(step.meet)]
     result = CTYPES[compute_dtype(step.dtype)]

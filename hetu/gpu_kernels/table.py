@@ -30,8 +30,7 @@ MODULES = {
     "attention": "flash_attention flash_attention_dx",
     "convolution": "conv2d_last conv2d_last_dx conv2d_last_dw",
     "channels": "batch_norm_train batch_norm_dx batch_norm_relu batch_norm_relu_dx",
-    "update": "sgd momentum adagrad rmsprop adam amsgrad lamb update_all "
-    "sgd_rows momentum_rows adagrad_rows rmsprop_rows adam_rows amsgrad_rows",
+    "update": "update_all",
     "many": "cast_all all_finite",
     "reduce": "sum prod max min all any sum_to_like argmax argmin",
 }
@@ -55,15 +54,22 @@ def bound(
     *,
     cuda: str | None = None,
     inputs: Sequence[str] = (),
+    update: Any = None,
+    row_update: Any = None,
 ) -> list[Call] | None:
     """Calls that compute the operator `name` into `out` (a tuple for several outputs), or None without a kernel for it.
 
-    `cuda` and `inputs` are the expression of an elementwise operator and the names of its inputs.
+    `cuda` and `inputs` are the expression of an elementwise operator and the names of its inputs; `update` and
+    `row_update` the rule of an optimizer's.
     """
     if attrs.get("window") is not None:  # the operator sees a slice of a partitioned axis only
         return None
     attrs = {name: value for name, value in attrs.items() if name != "window"}
     launch = launcher(name)
+    if update is not None or row_update is not None:
+        from .update import dense, sparse
+
+        launch = partial(sparse, row_update) if update is None else partial(dense, update)
     if launch is not None:
         calls = launch(machine, out, *arrays, **attrs)
         if calls is None and not all(a.flags.c_contiguous for a in arrays):

@@ -1,8 +1,8 @@
 // Update rules of optimizers: all parameters of a model in one launch, or the looked-up rows of one table.
 //
 // `update.py` puts a rule in front: `STATES`, `struct Scalars` with what the rule computes once per block from the rate
-// and the step (in double, as beta^step needs it), and `apply(scalars, p, a, b, c, g)`, which changes a parameter and
-// up to three states. Bytes: parameter, gradient and states read once, parameter and states written once (Adam: 28 an
+// and the step (in double, as beta^step needs it), `apply(scalars, x, g)`, which changes a parameter and its states, and
+// the parameter list `TABLES` with their names, `EACH_TABLE`. Bytes: parameter, gradient and states read once, parameter and states written once (Adam: 28 an
 // element of float32, 26 where the gradient has 16 bits); FLOP: up to 15 an element.
 
 // All tensors, see `tensors.cu`: a row of the table is (new parameter and states, old ones, gradient). Old and new may be
@@ -19,9 +19,9 @@ extern "C" __global__ void update_all(TENSORS, const R* rate, const N* step, con
     S* const* old = row + STATES + 1;
     const int kind = kinds[k];
     for (long long i = begin + threadIdx.x; i < end; i += blockDim.x) {
-        T v[4] = {0, 0, 0, 0};
+        T v[STATES + 1];
         for (int n = 0; n <= STATES; n++) v[n] = old[n][i];
-        if (moves) apply(s, v[0], v[1], v[2], v[3], load(old[STATES + 1], kind, i) / divisor);
+        if (moves) apply(s, v, load(old[STATES + 1], kind, i) / divisor);
         for (int n = 0; n <= STATES; n++) row[n][i] = v[n];
     }
 }
@@ -29,23 +29,22 @@ extern "C" __global__ void update_all(TENSORS, const R* rate, const N* step, con
 // Only the rows `ids` of a table (length, inner) and of its states: the warp at the first place of each id applies the
 // rule once, to the sum of its run, see `runs.cu`. Block (32, 8).
 // Bytes: the gradient rows once, the touched rows of parameter and states twice.
-extern "C" __global__ void update_rows(S* p, S* a, S* b, S* c, const I* ids, const S* rows, const long long* order,
+extern "C" __global__ void update_rows(TABLES, const I* ids, const S* rows, const long long* order,
                                        const T* parts, const R* rate, const N* step, long long count, long long length,
                                        long long inner) {
     __shared__ Scalars scalars;
     if (threadIdx.x == 0 && threadIdx.y == 0) scalars = prepare((double)*rate, (double)*step);
     __syncthreads();
     const Scalars s = scalars;
+    S* const tables[STATES + 1] = {EACH_TABLE};
     const long long place = (long long)blockIdx.x * blockDim.y + threadIdx.y;
     if (place >= count || !begins_run(ids, order, place, length)) return;
     const Run run = run_from(ids, order, place, count);
     for (long long k = threadIdx.x; k < inner; k += 32) {
         const long long i = (long long)ids[order[place]] * inner + k;
-        T v[4] = {(T)p[i], STATES > 0 ? (T)a[i] : (T)0, STATES > 1 ? (T)b[i] : (T)0, STATES > 2 ? (T)c[i] : (T)0};
-        apply(s, v[0], v[1], v[2], v[3], sum_of_run(run, rows, order, parts, inner, k));
-        p[i] = v[0];
-        if (STATES > 0) a[i] = v[1];
-        if (STATES > 1) b[i] = v[2];
-        if (STATES > 2) c[i] = v[3];
+        T v[STATES + 1];
+        for (int n = 0; n <= STATES; n++) v[n] = tables[n][i];
+        apply(s, v, sum_of_run(run, rows, order, parts, inner, k));
+        for (int n = 0; n <= STATES; n++) tables[n][i] = v[n];
     }
 }

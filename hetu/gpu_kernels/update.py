@@ -13,51 +13,78 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .elementwise import make_step
+from .generated import step_lines
 from .machine import Call, Machine, address, contiguous
 from .many import CHUNK, KINDS, chunks, keeping
-from .source import assemble, compute_dtype, file_text, number_text
+from .source import CTYPES, assemble, compute_dtype, file_text, number_text
 from .tables import summed, warps, with_runs
 
 
-class Rule(NamedTuple):
-    """How a parameter p and its states a, b, c change by a gradient g; the attributes are constants of type T."""
+def _text(composition: Any, **dtypes: str) -> str | None:
+    """The kernels of a rule, or None where one of its operators has no expression in C.
 
-    states: int
-    apply: str
-    folded: bool = False  # whether it needs Adam's rate and epsilon with both bias corrections folded in
-
-
-_MOMENTS = "a = beta1 * a + ((T)1 - beta1) * g; b = beta2 * b + ((T)1 - beta2) * (g * g);"
-RULES = {
-    "sgd": Rule(0, "p = p - s.rate * g;"),
-    "momentum": Rule(1, "a = momentum * a + g; p = p - s.rate * (nesterov ? g + momentum * a : a);"),
-    "adagrad": Rule(1, "a = a + g * g; p = p - s.rate * g / (sqrt(a) + epsilon);"),
-    "rmsprop": Rule(1, "a = rho * a + ((T)1 - rho) * (g * g); p = p - s.rate * g / (sqrt(a) + epsilon);"),
-    "adam": Rule(2, f"{_MOMENTS} p = p * s.keep - s.alpha * a / (sqrt(b) + s.epsilon);", True),
-    "amsgrad": Rule(3, f"{_MOMENTS} c = fmax(c, b); p = p - s.alpha * a / (sqrt(c) + s.epsilon);", True),
-}
-STATES = {name: rule.states for name, rule in RULES.items()} | {"lamb": 2}
-# D. Kingma, J. Ba, "Adam", ICLR 2015, end of section 2: the corrections in the rate and in epsilon
-_FOLDED = """const double root = ::sqrt(1 - ::pow(d_beta2, step));
-    s.alpha = rate * root / (1 - ::pow(d_beta1, step)), s.epsilon = d_epsilon * root;
-    s.keep = 1 - rate * d_weight_decay;"""
-
-
-def _text(name: str, attrs: Mapping[str, Any], **dtypes: str) -> str:
-    rule = RULES[name]
-    numbers = {"weight_decay": 0.0, **attrs} if rule.folded else attrs
-    constants = "".join(f"    const T {k} = (T){number_text(v)};\n" for k, v in attrs.items())
-    doubles = "".join(f"    const double d_{k} = {number_text(float(v))};\n" for k, v in numbers.items())
+    `prepare` computes once per block, in double, what follows from the scalars; `apply` is the rest, of one element.
+    """
+    c = composition
+    number = {node: k for k, node in enumerate((*c.inputs, *c.nodes))}
+    if any(n.op.cuda is None and _number(n) is None for n in c.nodes):
+        return None
+    shared = [n for n in number if n not in c.full and _number(n) is None]
+    shared = [n for n in shared if any(n in reader.inputs for reader in c.full)]
+    once = [n for n in c.nodes if n not in c.full]
+    each = [n for n in c.nodes if n in c.full or _number(n) is not None]
+    work = compute_dtype(dtypes["S"])
+    fields = "".join(f" {_ctype(n, 'T')} v{number[n]};" for n in shared)
+    scalars = [f"const double v{number[n]} = {x};" for n, x in zip(c.inputs[c.arrays :], ("rate", "step"))]
+    values = [f"const T v{k} = x[{k}];" for k in range(c.arrays - 1)] + [f"const T v{c.arrays - 1} = g;"]
+    values += [f"const {_ctype(n, 'T')} v{number[n]} = s.v{number[n]};" for n in shared]
+    results = [f"x[{k}] = v{number[o]};" for k, o in enumerate(c.outputs)]
+    made = ", ".join(f"({_ctype(n, 'T')})v{number[n]}" for n in shared)
     early = (
-        f"#define STATES {rule.states}\n"
-        "struct Scalars { T rate, alpha, epsilon, keep; };\n"
-        f"__device__ inline Scalars prepare(double rate, double step) {{\n{doubles}"
-        f"    Scalars s{{(T)rate, 0, 0, 1}};\n    {_FOLDED if rule.folded else ''}\n    return s;\n}}\n"
-        "__device__ inline void apply(const Scalars& s, T& p, T& a, T& b, T& c, T g) {\n"
-        f"{constants}    {rule.apply}\n}}\n"
+        f"#define STATES {c.arrays - 2}\n"
+        f"#define TABLES {', '.join(f'S* t{k}' for k in range(c.arrays - 1))}\n"
+        f"#define EACH_TABLE {', '.join(f't{k}' for k in range(c.arrays - 1))}\n"
+        f"struct Scalars {{{fields} }};\n"
+        "__device__ inline Scalars prepare(double rate, double step) {\n"
+        f"{_block([*scalars, *_steps(once, number, 'float64'), f'return Scalars{{{made}}};'])}}}\n"
+        "__device__ inline void apply(const Scalars& s, T* x, T g) {\n"
+        f"{_block([*values, *_steps(each, number, work), *results])}}}\n"
     )
-    body = f"{early}{file_text('tensors')}{with_runs('update')}\n#undef STATES\n"
+    body = f"{early}{file_text('tensors')}{with_runs('update')}\n#undef STATES\n#undef TABLES\n#undef EACH_TABLE\n"
     return assemble(body, "update.cu", **dtypes)
+
+
+def _number(node: Any) -> float | None:
+    """The value of a constant, which is a number where elements are computed one by one."""
+    return None if node.inputs or "value" not in node.attrs else node.attrs["value"].item()
+
+
+def _ctype(node: Any, number: str) -> str:
+    return "bool" if node.dtype == np.bool_ else number
+
+
+def _block(lines: Sequence[str]) -> str:
+    return "".join(f"    {line}\n" for line in lines)
+
+
+def _steps(nodes: Sequence[Any], number: Mapping[Any, int], dtype: str) -> list[str]:
+    """Statements that compute these nodes, numbers in this dtype."""
+
+    def stored(node: Any) -> str:
+        return "bool" if node.dtype == np.bool_ else dtype
+
+    lines = []
+    for node in nodes:
+        place, kind = number[node], stored(node)
+        if (value := _number(node)) is not None:
+            lines.append(f"const {CTYPES[kind]} v{place} = ({CTYPES[kind]}){number_text(value)};")
+            continue
+        pairs = tuple((name, number[i]) for name, i in zip(node.op.inputs, node.inputs))
+        numbers = tuple((k, v) for k, v in node.attrs.items() if isinstance(v, bool | int | float))
+        step = make_step(node.op.cuda, pairs, numbers, [stored(i) for i in node.inputs], kind)
+        lines += [f"{CTYPES[kind]} v{place}; {{", *step_lines(step, place), "}"]
+    return lines
 
 
 class Tensor(NamedTuple):
@@ -70,7 +97,7 @@ class Tensor(NamedTuple):
 
 def update_all(
     machine: Machine,
-    name: str,
+    rule: Any,
     tensors: Sequence[Tensor],
     rate: Any,
     step: Any,
@@ -94,7 +121,8 @@ def update_all(
         return None
     dtypes = {"S": stored.name, "R": rate.dtype.name, "N": step.dtype.name}
     grid, block, where = chunks(machine, rows)
-    if name == "lamb":
+    composition = rule.composition(tensors[0].new[0].shape, attrs)
+    if rule.cuda == "lamb":
         text = _lamb_text(attrs, **dtypes)
         parts = xp.empty((*grid, 2), compute_dtype(stored.name))
         counts = [-(-t.gradient.size // CHUNK) for t in tensors]
@@ -103,8 +131,10 @@ def update_all(
             partial(machine.kernel(text, "lamb_moments"), grid, block, (*where, step, ok, scale, parts)),
             partial(machine.kernel(text, "lamb_step"), grid, block, (*where, first, rate, step, ok, parts)),
         ]
+    elif composition.whole or (text := _text(composition, **dtypes, I="int64")) is None:
+        return None
     else:
-        kernel = machine.kernel(_text(name, attrs, **dtypes, I="int64"), "update_all")
+        kernel = machine.kernel(text, "update_all")
         calls = [partial(kernel, grid, block, (*where, rate, step, ok, scale))]
     return [keeping(rows, call) for call in calls]
 
@@ -116,7 +146,7 @@ def _lamb_text(attrs: Mapping[str, Any], **dtypes: str) -> str:
 
 def update_rows(
     machine: Machine,
-    name: str,
+    rule: Any,
     tables: Sequence[Any],
     ids: Any,
     rows: Any,
@@ -128,22 +158,31 @@ def update_rows(
     if not contiguous(*tables, ids, rows, rate, step) or any(t.dtype != rows.dtype for t in tables):
         return None
     dtypes = {"S": rows.dtype.name, "R": rate.dtype.name, "N": step.dtype.name, "I": ids.dtype.name}
-    text, sizes = _text(name, attrs, **dtypes), (ids.size, tables[0].shape[0], prod(tables[0].shape[1:]))
+    text = _text(rule.composition(tables[0].shape, attrs), **dtypes)
+    if text is None:
+        return None
+    sizes = (ids.size, tables[0].shape[0], prod(tables[0].shape[1:]))
     order, parts, calls = summed(machine, text, ids, rows, sizes[2])
-    four = [*tables, *[tables[0]] * (4 - len(tables))]
     kernel = machine.kernel(text, "update_rows")
-    return [*calls, partial(kernel, *warps(ids.size), (*four, ids, rows, order, parts, rate, step, *sizes))]
+    return [*calls, partial(kernel, *warps(ids.size), (*tables, ids, rows, order, parts, rate, step, *sizes))]
 
 
-def dense(name: str, machine: Machine, out: Any, *arrays: Any, **attrs: Any) -> list[Call] | None:
-    """The operator `name` on one parameter."""
-    new, count = out if isinstance(out, tuple) else (out,), STATES[name] + 1
-    old, gradient, (rate, *step) = arrays[:count], arrays[count], arrays[count + 1 :]
-    return update_all(machine, name, [Tensor(new, old, gradient)], rate, step[0] if step else rate, attrs)
+def dense(rule: Any, machine: Machine, out: Any, *arrays: Any, **attrs: Any) -> list[Call] | None:
+    """A rule on one parameter."""
+    old, gradient, (rate, *step) = rule.split(arrays)
+    tensor = Tensor(out if isinstance(out, tuple) else (out,), old, gradient)
+    return update_all(machine, rule, [tensor], rate, step[0] if step else rate, attrs)
 
 
 def grouped(
-    machine: Machine, out: Any, *arrays: Any, rule: str, count: int, options: Any, conditional: bool, scaled: bool
+    machine: Machine,
+    out: Any,
+    *arrays: Any,
+    rule: Any,
+    count: int,
+    options: Any,
+    conditional: bool,
+    scaled: bool,
 ) -> list[Call] | None:
     """Updates by one rule.
 
@@ -151,24 +190,19 @@ def grouped(
     """
     *arrays, scale = arrays if scaled else (*arrays, None)
     *arrays, ok = arrays if conditional else (*arrays, None)
-    each = STATES[rule] + 1
-    cut = [slice(k * each, (k + 1) * each) for k in range(count)]
-    gradients, (rate, *step) = arrays[each * count :][:count], arrays[(each + 1) * count :]
+    cut = [slice(k * rule.tables, (k + 1) * rule.tables) for k in range(count)]
+    gradients, (rate, *step) = arrays[rule.tables * count :][:count], arrays[(rule.tables + 1) * count :]
     tensors = [Tensor(out[at], arrays[at], g) for at, g in zip(cut, gradients)]
     return update_all(machine, rule, tensors, rate, step[0] if step else rate, dict(options), ok, scale)
 
 
-def sparse(name: str, machine: Machine, out: Any, *arrays: Any, **attrs: Any) -> list[Call] | None:
-    """The row form of the operator `name`; a result that does not lie on its table is copied there first."""
-    new, count = out if isinstance(out, tuple) else (out,), RULES[name].states + 1
-    old, (ids, rows, rate, *step) = arrays[:count], arrays[count:]
+def sparse(rule: Any, machine: Machine, out: Any, *arrays: Any, **attrs: Any) -> list[Call] | None:
+    """A rule on some rows; a result that does not lie on its table is copied there first."""
+    new = out if isinstance(out, tuple) else (out,)
+    old, (ids, rows, rate, *step) = arrays[: rule.tables], arrays[rule.tables :]
     copies = [partial(machine.xp.copyto, n, o) for n, o in zip(new, old) if address(n) != address(o)]
-    calls = update_rows(machine, name, new, ids, rows, rate, step[0] if step else rate, attrs)
+    calls = update_rows(machine, rule, new, ids, rows, rate, step[0] if step else rate, attrs)
     return None if calls is None else [*copies, *calls]
 
 
-LAUNCHERS = {
-    "update_all": grouped,
-    **{name: partial(dense, name) for name in STATES},
-    **{f"{name}_rows": partial(sparse, name) for name in RULES},
-}
+LAUNCHERS = {"update_all": grouped}

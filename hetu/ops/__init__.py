@@ -35,4 +35,3 @@ from .shape import *
 from .slicing import *
 from .sorting import *
 from .sparse import *
-from .update import *

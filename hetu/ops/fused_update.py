@@ -16,7 +16,7 @@ import numpy as np
 from ..blas import gemm, gemv
 from ..core.op import Instruction, Role, op
 from ..core.types import TensorType
-from .update_kernels import add_scaled, negated, outputs_in_place
+from .update_kernels import add_scaled, copied, negated
 
 __all__ = ["sgd_product", "sgd_sum"]
 
@@ -41,13 +41,13 @@ def sgd_product(xp: ModuleType, p: Any, a: Any, b: Any, lr: Any) -> Any:
 def sgd_product_bind(xp: ModuleType, out: Any, p: Any, a: Any, b: Any, lr: Any) -> list[Instruction] | None:
     if xp is not np:
         return None
-    (new,), calls = outputs_in_place(out, (p,))
+    calls = copied((out,), (p,))
     minus, negate = negated(lr, p.dtype)
-    fused = gemm(a, b, new, minus, 1.0)
+    fused = gemm(a, b, out, minus, 1.0)
     if fused is not None:
         return [*calls, *negate, fused]
-    gradient = np.empty_like(new)
-    return [*calls, *negate, partial(np.matmul, a, b, gradient), *add_scaled(new, gradient, minus, gradient)]
+    gradient = np.empty_like(out)
+    return [*calls, *negate, partial(np.matmul, a, b, gradient), *add_scaled(out, gradient, minus, gradient)]
 
 
 @op(role=Role.UPDATE, infer=_parameter, inplace={0: (0,)}, differentiable=False)
@@ -66,11 +66,11 @@ def sgd_sum(xp: ModuleType, p: Any, g: Any, lr: Any) -> Any:
 def sgd_sum_bind(xp: ModuleType, out: Any, p: Any, g: Any, lr: Any) -> list[Instruction] | None:
     if xp is not np or not g.flags.c_contiguous or not g.size:
         return None
-    (new,), calls = outputs_in_place(out, (p,))
+    calls = copied((out,), (p,))
     minus, negate = negated(lr, p.dtype)
     rows = g.reshape(-1, g.shape[-1])
-    fused = gemv(rows.T, np.ones(len(rows), g.dtype), new, minus, 1.0) if min(rows.shape) > 1 else None
+    fused = gemv(rows.T, np.ones(len(rows), g.dtype), out, minus, 1.0) if min(rows.shape) > 1 else None
     if fused is not None:
         return [*calls, *negate, fused]
-    gradient = np.empty_like(new)
-    return [*calls, *negate, partial(np.sum, rows, 0, None, gradient), *add_scaled(new, gradient, minus, gradient)]
+    gradient = np.empty_like(out)
+    return [*calls, *negate, partial(np.sum, rows, 0, None, gradient), *add_scaled(out, gradient, minus, gradient)]

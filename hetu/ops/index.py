@@ -55,6 +55,15 @@ def check_range(xp: ModuleType, ids: Any, size: int, what: str) -> None:
 Window = tuple[tuple[int, int, int]] | None  # (low, high, size): the rows of a table that this rank has
 
 
+def own_rows(ids: Any, rows: Any, window: Window) -> tuple[Any, Any]:
+    """Of ids and their rows those that this rank's part of the table has, counted from its first row."""
+    if window is None:
+        return ids, rows
+    low, high, _ = window[0]
+    inside = (ids >= low) & (ids < high)
+    return ids[inside] - low, rows[inside]
+
+
 def whole_size(here: int, window: Window) -> int:
     """The size of the whole axis."""
     return here if window is None else window[0][2]

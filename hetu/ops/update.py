@@ -1,397 +1,278 @@
-"""Update rules of optimizers: from a variable, its optimizer state and a gradient to their new values.
+"""What makes an operator of an optimizer's rule: written once, in graph functions, its other forms are derived.
 
-Each rule is a function of values like any other operator; the executor lets it write in place where the old values
-die. Rates and step counts are scalars computed at run time, so a schedule costs no new program. The row forms
-change only the rows that a batch looked up, in the parameter and in its optimizer state ("lazy": momentum does not
-decay and Adam does not move where the gradient is zero). Ignored on purpose: gradient clipping and L2 decay, which
-are graph functions of the gradient (see `optim.py`).
+A rule takes a parameter, its states, the gradient, the rate and perhaps the step, and returns the new parameter and the
+new states. Traced, it is a composition of operators, see `composition.py`. Where all of them act on single elements,
+the rule can change some rows of a table, run on a server on any block, and be cut along any axis; a rule that needs
+a norm of the whole parameter can do none of that. The executor lets a rule write in place where the old values die.
 """
 
 from __future__ import annotations
 
-import math
-from functools import partial
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from types import ModuleType
 from typing import Any
 
-import numpy as np
+from ..core.errors import ArgumentError, DTypeError, ShapeError
+from ..core.graph import Node
+from ..core.op import Op, Role, op
+from ..core.types import Shape, TensorType, compatible, is_float
+from . import update_kernels
+from .composition import Composition, traced
+from .index import Window, check_range, own_rows
 
-from ..core.op import Instruction, Role, op
-from ..core.types import TensorType
-from .update_kernels import add_scaled, blocks, decay, negated, outputs_in_place, scaled_step, update_type
-from .update_rows import row_form, subtract_rows
-
-__all__ = [
-    "adagrad",
-    "adagrad_rows",
-    "adam",
-    "adam_rows",
-    "amsgrad",
-    "amsgrad_rows",
-    "lamb",
-    "momentum",
-    "momentum_rows",
-    "rmsprop",
-    "rmsprop_rows",
-    "sgd",
-    "sgd_rows",
-]
+__all__ = ["update_rule"]
 
 
-def _whole(x: TensorType, *types: TensorType, **_: Any) -> str:
-    """Sharding rule of a rule that needs norms of the whole parameter: no axis may be split."""
-    letters = "".join(f"{chr(ord('a') + i)}!" for i in range(x.ndim))
-    return f"{letters},{letters},{letters},{letters},,->{letters},{letters},{letters}"
+@dataclass(eq=False, repr=False)
+class UpdateRule:
+    """What an update operator is known by: nobody who handles updates asks for its name.
+
+    `states` are the names of the state variables, behind that of the parameter; `timed` says whether the step is an
+    input, behind the rate. `cuda` names hand-written kernels of a GPU, for a rule that needs whole parameters. `rows`
+    is the operator that applies the rule to some rows of a table.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    states: tuple[str, ...]
+    timed: bool
+    cuda: str
+    rows: Op = field(init=False)
+
+    def __repr__(self) -> str:
+        return self.name
+
+    @property
+    def tables(self) -> int:
+        """How many arrays of the parameter's type the rule changes: the parameter and its states."""
+        return 1 + len(self.states)
+
+    def composition(self, shape: Shape, attrs: Mapping[str, Any]) -> Composition:
+        """The rule for a parameter of this shape, as operators."""
+        return _traced(self, shape, tuple(attrs.items()))
+
+    def of(self, node: Node) -> Composition:
+        """The rule as operators for the parameter of a node of it."""
+        return self.composition(node.inputs[0].shape, node.attrs)
+
+    def descends(self, node: Node) -> bool:
+        """Whether a node of the rule is plain gradient descent: p - lr g."""
+        found = self.of(node)
+        return not self.timed and found.descent is found.inputs[-1]
+
+    def split(self, inputs: Sequence[Any]) -> tuple[Sequence[Any], Any, Sequence[Any]]:
+        """(parameter and states, gradient, scalars) of the inputs of the dense form."""
+        return inputs[: self.tables], inputs[self.tables], inputs[self.tables + 1 :]
 
 
-# -- the rules -------------------------------------------------------------------------------------------------
+@lru_cache(1024)
+def _traced(rule: UpdateRule, shape: Shape, attrs: tuple[tuple[str, Any], ...]) -> Composition:
+    found = traced(rule.function, rule.tables + 1, 1 + rule.timed, shape, dict(attrs))
+    if len(found.outputs) != rule.tables:
+        raise ArgumentError(
+            f"{rule.name} returns {len(found.outputs)} values for {rule.tables} arrays",
+            fix="return the new parameter and then every new state, in the order in which it takes them",
+        )
+    return found if found.whole else _interned.setdefault(found.key(), found)
 
 
-@op(role=Role.UPDATE, infer=update_type(1), dims="...,...,->...", inplace={0: (0,)}, differentiable=False)
-def sgd(xp: ModuleType, p: Any, g: Any, lr: Any) -> Any:
-    """Gradient descent: p - lr g.
+_interned: dict[Any, Composition] = {}  # one for parameters of all shapes: what is derived from it is derived once
+
+
+def update_rule(function: Callable[..., Any] | None = None, *, states: Sequence[str] = (), cuda: str = "") -> Any:
+    """Make an update operator of a rule `f(p, *states, g, lr[, step], *, hyperparameters)` in graph functions.
+
+    The rule returns the new parameter and the new states. The rate `lr` and `step`, which counts from 1, are float64
+    scalars; what follows from them alone stays in float64, all else is in the dtype of the parameter. `states` are the
+    names of the state variables, `<rule>_<argument>` unless given; for `cuda` see `UpdateRule`. ArgumentError for
+    another signature.
 
     >>> import hetu as ht
-    >>> ht.evaluate(sgd([1.0, 2.0], [10.0, 10.0], 0.1)).tolist()
-    [0.0, 1.0]
+    >>> @update_rule
+    ... def signs(p, m, g, lr, *, beta=0.5):
+    ...     m = beta * m + (1 - beta) * g
+    ...     return p - lr * ht.sign(m), m
+    >>> new, m = signs([1.0, 2.0], [0.0, 0.0], [4.0, -4.0], 0.25)
+    >>> ht.evaluate(new).tolist(), signs.update.states
+    ([0.75, 2.25], ('signs_m',))
     """
-    return p - xp.asarray(lr, dtype=p.dtype) * g
+    if function is None:
+        return partial(update_rule, states=states, cuda=cuda)
+    parameters = list(inspect.signature(function).parameters.values())
+    names, name = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY], function.__name__.rstrip("_")
+    tables = names.index("g") if "g" in names else 0
+    if not tables or names[tables:] not in (["g", "lr"], ["g", "lr", "step"]):
+        raise ArgumentError(
+            f"the rule {name}({', '.join(names)})", fix="let it take p, its states, g, lr and maybe step"
+        )
+    states = tuple(states) or tuple(f"{name}_{state}" for state in names[1:tables])
+    if len(states) != tables - 1:
+        raise ArgumentError(f"{len(states)} names for {tables - 1} states of {name}", fix="name each state, or none")
+    rule = UpdateRule(name, function, states, names[-1] == "step", cuda)
+    rule.rows = rows = _operator(
+        rule, _on_rows(rule), _rows_signature(parameters, tables), _rows_doc(rule),
+        name=f"{name}_rows", infer=partial(_rows_type, rule), dims=partial(_rows_dims, rule),
+    )  # fmt: skip
+    rows.row_update = rule
+    rows.check(partial(_check_ids, tables))
+    rows.bind(partial(update_kernels.rows_bind, rule))
+    made = _operator(
+        rule, _on_arrays(rule), parameters, function.__doc__,
+        name=name, infer=partial(_type, rule), dims=partial(_dims, rule), scratch=True,
+    )  # fmt: skip
+    made.update = rule
+    made.bind(partial(update_kernels.bind, rule))
+    return made
 
 
-@sgd.bind
-def sgd_bind(xp: ModuleType, out: Any, p: Any, g: Any, lr: Any) -> list[Instruction] | None:
-    if xp is not np:
-        return None
-    (new,), calls = outputs_in_place(out, (p,))
-    minus, negate = negated(lr, p.dtype)
-    calls += negate
-    for p_, g_, s in blocks(new, g):
-        calls += add_scaled(p_, g_, minus, s)
-    return calls
+def _operator(
+    rule: UpdateRule,
+    forward: Callable[..., Any],
+    parameters: Sequence[inspect.Parameter],
+    doc: str | None,
+    **rules: Any,
+) -> Op:
+    """An operator that changes the tables of a rule in place."""
+    xp = inspect.Parameter("xp", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    forward.__signature__ = inspect.Signature([xp, *parameters])
+    forward.__doc__, forward.__module__ = doc, rule.function.__module__
+    inplace = {k: (k,) for k in range(rule.tables)}
+    return op(forward, role=Role.UPDATE, inplace=inplace, differentiable=False, **rules)
 
 
-@op(
-    role=Role.UPDATE,
-    infer=update_type(2),
-    dims="...,...,...,->...,...",
-    inplace={0: (0,), 1: (1,)},
-    differentiable=False,
-)
-def momentum(
-    xp: ModuleType, p: Any, v: Any, g: Any, lr: Any, *, momentum: float = 0.9, nesterov: bool = False
-) -> tuple[Any, Any]:
-    """Heavy ball: v' = momentum v + g, p' = p - lr v'. With `nesterov`, p' = p - lr (g + momentum v').
+def _result(rule: UpdateRule, made: Sequence[Any]) -> Any:
+    return tuple(made) if rule.states else made[0]
 
-    B. Polyak, 1964; I. Sutskever et al., "On the importance of initialization and momentum in deep learning", 2013,
-    eq. 3-4, with the rate taken out of v (equal while the rate is constant). Returns (p', v').
+
+# -- on whole parameters ---------------------------------------------------------------------------------------
+
+
+def _on_arrays(rule: UpdateRule) -> Callable[..., Any]:
+    def forward(xp: ModuleType, *arrays: Any, **attrs: Any) -> Any:
+        return _result(rule, rule.composition(arrays[0].shape, attrs).run(xp, arrays))
+
+    return forward
+
+
+def _type(rule: UpdateRule, *types: TensorType, **attrs: Any) -> TensorType | tuple[TensorType, ...]:
+    """Parameter, states and gradient agree; the rest are scalars."""
+    tables, gradient, scalars = rule.split(types)
+    _check_tables(tables)
+    _check_alike(types[0], gradient, "the gradient")
+    _check_scalars(scalars)
+    rule.composition(types[0].shape, attrs)  # what is wrong with the rule is said where it is used
+    return _result(rule, tables)
+
+
+def _dims(rule: UpdateRule, x: TensorType, *types: TensorType, **attrs: Any) -> str:
+    """Sharding rule: any axis may be split, or none where the rule needs the whole parameter."""
+    term = "..."
+    if rule.composition(x.shape, attrs).whole:
+        term = "".join(f"{chr(ord('a') + i)}!" for i in range(x.ndim))
+    return f"{','.join([term] * (rule.tables + 1))}{',' * (1 + rule.timed)}->{','.join([term] * rule.tables)}"
+
+
+def _check_tables(types: Sequence[TensorType]) -> None:
+    if not is_float(types[0].dtype):
+        raise DTypeError(f"the parameter is {types[0]}", fix="only floating variables can be trained")
+    for state in types[1:]:
+        _check_alike(types[0], state, "the optimizer state")
+
+
+def _check_alike(wanted: TensorType, got: TensorType, what: str) -> None:
+    fits = wanted.ndim == got.ndim and all(map(compatible, wanted.shape, got.shape))
+    if not fits or wanted.dtype != got.dtype:
+        raise ShapeError(f"{what} is {got}, wanted {wanted}", fix="give it the shape and dtype of the parameter")
+
+
+def _check_scalars(types: Sequence[TensorType]) -> None:
+    for type_ in types:
+        if type_.shape != ():
+            raise ShapeError(f"the learning rate and the step are scalars, got {type_}", fix="pass one number")
+
+
+# -- on the rows of a table that a batch looked up -------------------------------------------------------------
+# "Lazy": where a row was not touched, momentum does not decay and Adam does not move. Gradients of an id that occurs
+# several times are summed first, so plain gradient descent and AdaGrad give exactly what their dense forms give.
+
+
+def _on_rows(rule: UpdateRule) -> Callable[..., Any]:
+    def forward(xp: ModuleType, *arrays: Any, window: Window = None, **attrs: Any) -> Any:
+        values, (ids, rows, *scalars) = arrays[: rule.tables], arrays[rule.tables :]
+        ids, rows = own_rows(ids, rows, window)
+        ids = xp.reshape(ids, (-1,))
+        touched = xp.sort(xp.unique_values(ids))  # the standard promises no order
+        sums = xp.astype(touched[:, None] == ids[None, :], rows.dtype) @ xp.reshape(rows, (ids.shape[0], -1))
+        sums = xp.reshape(sums, (*touched.shape, *rows.shape[rows.ndim - values[0].ndim + 1 :]))
+        old = [xp.take(v, touched, axis=0) for v in values]
+        new = rule.composition(values[0].shape, attrs).run(xp, [*old, sums, *scalars])
+        return _result(rule, [_with_rows(xp, v, touched, n) for v, n in zip(values, new)])
+
+    return forward
+
+
+def _rows_signature(parameters: Sequence[inspect.Parameter], tables: int) -> list[inspect.Parameter]:
+    """The inputs of the rule with `g` replaced by `ids` and `rows`, and the attribute `window`."""
+    inputs = [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in ("ids", "rows")]
+    window = inspect.Parameter("window", inspect.Parameter.KEYWORD_ONLY, default=None)
+    return [*parameters[:tables], *inputs, *parameters[tables + 1 :], window]
+
+
+def _rows_doc(rule: UpdateRule) -> str:
+    """Docstring of a row form, with an example in which row 1 changes and row 0 does not."""
+    zeros = ", [[1.0], [1.0]]" * rule.tables
+    step = ", 1" if rule.timed else ""
+    pick = "[0]" if rule.states else ""
+    return f"""`{rule.name}` on the rows `ids` of a table (n, ...), `rows` being their gradients: ids.shape + (...).
+
+    Duplicate ids are summed first; only touched rows of the table and of its optimizer state change. ValueRangeError
+    for ids outside [0, n), ArgumentError where the rule needs whole parameters.
 
     >>> import hetu as ht
-    >>> p, v = momentum([1.0], [2.0], [1.0], 0.5, momentum=0.5)
-    >>> ht.evaluate(p).tolist(), ht.evaluate(v).tolist()
-    ([0.0], [2.0])
+    >>> from hetu.core.graph import OPS
+    >>> new = OPS["{rule.name}_rows"]({zeros[2:]}, [1], [[2.0]], 0.1{step}){pick}
+    >>> changed = ht.evaluate(new) != 1
+    >>> changed.tolist()
+    [[False], [True]]
     """
-    v = momentum * v + g
-    direction = g + momentum * v if nesterov else v
-    return p - xp.asarray(lr, dtype=p.dtype) * direction, v
 
 
-@momentum.bind
-def momentum_bind(
-    xp: ModuleType, out: Any, p: Any, v: Any, g: Any, lr: Any, *, momentum: float, nesterov: bool
-) -> list[Instruction] | None:
-    if xp is not np:
-        return None
-    (new, velocity), calls = outputs_in_place(out, (p, v))
-    minus, negate = negated(lr, p.dtype)
-    calls += negate
-    for p_, v_, g_, s in blocks(new, velocity, g):
-        calls += decay(v_, g_, momentum, 1.0, s)
-        if nesterov:
-            calls += [partial(np.multiply, v_, v_.dtype.type(momentum), s), partial(np.add, s, g_, s)]
-        calls += add_scaled(p_, s if nesterov else v_, minus, s)
-    return calls
+def _with_rows(xp: ModuleType, table: Any, ids: Any, rows: Any) -> Any:
+    """A copy of `table` with the rows `ids` (sorted, unique) replaced."""
+    if ids.shape[0] == 0:
+        return table
+    places = xp.arange(table.shape[0], dtype=ids.dtype)
+    nearest = xp.searchsorted(ids, places)
+    nearest = xp.where(nearest == ids.shape[0], ids.shape[0] - 1, nearest)
+    hit = xp.reshape(xp.take(ids, nearest, axis=0) == places, (-1,) + (1,) * (table.ndim - 1))
+    return xp.where(hit, xp.take(rows, nearest, axis=0), table)
 
 
-@op(
-    role=Role.UPDATE,
-    infer=update_type(2),
-    dims="...,...,...,->...,...",
-    inplace={0: (0,), 1: (1,)},
-    differentiable=False,
-)
-def adagrad(xp: ModuleType, p: Any, a: Any, g: Any, lr: Any, *, epsilon: float = 1e-10) -> tuple[Any, Any]:
-    """a' = a + g^2, p' = p - lr g / (sqrt(a') + epsilon). Returns (p', a').
-
-    J. Duchi et al., "Adaptive Subgradient Methods", JMLR 2011, section 1.1 with a diagonal matrix.
-
-    >>> import hetu as ht
-    >>> p, a = adagrad([1.0], [9.0], [4.0], 0.5)
-    >>> round(ht.evaluate(p).item(), 4), ht.evaluate(a).tolist()
-    (0.6, [25.0])
-    """
-    a = a + g * g
-    return p - xp.asarray(lr, dtype=p.dtype) * g / (xp.sqrt(a) + epsilon), a
+def _check_ids(tables: int, xp: ModuleType, *arrays: Any, window: Window = None, **_: Any) -> None:
+    check_range(xp, arrays[tables], arrays[0].shape[0] if window is None else window[0][2], "row id")
 
 
-@adagrad.bind
-def adagrad_bind(
-    xp: ModuleType, out: Any, p: Any, a: Any, g: Any, lr: Any, *, epsilon: float
-) -> list[Instruction] | None:
-    if xp is not np:
-        return None
-    (new, total), calls = outputs_in_place(out, (p, a))
-    minus, negate = negated(lr, p.dtype)
-    calls += negate
-    for p_, a_, g_, s in blocks(new, total, g):
-        calls += [partial(np.multiply, g_, g_, s), partial(np.add, a_, s, a_)]
-        calls += scaled_step(p_, g_, a_, minus, p.dtype.type(epsilon), s)
-    return calls
+def _rows_type(
+    rule: UpdateRule, *types: TensorType, window: Window, **attrs: Any
+) -> TensorType | tuple[TensorType, ...]:
+    """As `_type`, with ids of any shape and one row of gradient for each."""
+    tables, (p, ids, rows, *scalars) = types[: rule.tables], (types[0], *types[rule.tables :])
+    _check_tables(tables)
+    if p.ndim == 0 or ids.dtype.kind not in "iu":
+        raise DTypeError(f"got a table {p} and ids {ids}", fix="pass a table with rows and integer ids")
+    _check_alike(TensorType((*ids.shape, *p.shape[1:]), p.dtype), rows, "the gradient of the rows")
+    _check_scalars(scalars)
+    if whole := rule.composition(p.shape, attrs).whole:
+        raise ArgumentError(f"no rows alone can be updated: {whole}", fix=f"use {rule.name} on the whole parameter")
+    return _result(rule, tables)
 
 
-@op(
-    role=Role.UPDATE,
-    infer=update_type(2),
-    dims="...,...,...,->...,...",
-    inplace={0: (0,), 1: (1,)},
-    differentiable=False,
-)
-def rmsprop(
-    xp: ModuleType, p: Any, v: Any, g: Any, lr: Any, *, rho: float = 0.9, epsilon: float = 1e-8
-) -> tuple[Any, Any]:
-    """v' = rho v + (1 - rho) g^2, p' = p - lr g / (sqrt(v') + epsilon). Returns (p', v').
-
-    T. Tieleman, G. Hinton, "Neural Networks for Machine Learning", lecture 6e, 2012.
-
-    >>> import hetu as ht
-    >>> p, v = rmsprop([1.0], [0.0], [4.0], 0.5, rho=0.75)
-    >>> round(ht.evaluate(p).item(), 4), ht.evaluate(v).tolist()
-    (0.0, [4.0])
-    """
-    v = rho * v + (1 - rho) * (g * g)
-    return p - xp.asarray(lr, dtype=p.dtype) * g / (xp.sqrt(v) + epsilon), v
-
-
-@rmsprop.bind
-def rmsprop_bind(
-    xp: ModuleType, out: Any, p: Any, v: Any, g: Any, lr: Any, *, rho: float, epsilon: float
-) -> list[Instruction] | None:
-    if xp is not np:
-        return None
-    (new, mean), calls = outputs_in_place(out, (p, v))
-    minus, negate = negated(lr, p.dtype)
-    calls += negate
-    for p_, v_, g_, s in blocks(new, mean, g):
-        calls += [partial(np.multiply, g_, g_, s), *decay(v_, s, rho, 1 - rho, s)]
-        calls += scaled_step(p_, g_, v_, minus, p.dtype.type(epsilon), s)
-    return calls
-
-
-def _adam_scalars(xp: ModuleType, lr: Any, step: Any, beta1: float, beta2: float, epsilon: float) -> tuple[Any, Any]:
-    """Rate and epsilon with both bias corrections folded in (Kingma & Ba, end of section 2), in float64."""
-    t = xp.asarray(step, dtype=xp.float64)
-    root = xp.sqrt(1 - beta2**t)
-    return xp.asarray(lr, dtype=xp.float64) * root / (1 - beta1**t), epsilon * root
-
-
-_ADAM = {"differentiable": False, "inplace": {0: (0,), 1: (1,), 2: (2,)}}
-
-
-@op(role=Role.UPDATE, infer=update_type(3), dims="...,...,...,...,,->...,...,...", **_ADAM)
-def adam(
-    xp: ModuleType,
-    p: Any,
-    m: Any,
-    v: Any,
-    g: Any,
-    lr: Any,
-    step: Any,
-    *,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    epsilon: float = 1e-8,
-    weight_decay: float = 0.0,
-) -> tuple[Any, Any, Any]:
-    """m' = beta1 m + (1 - beta1) g, v' = beta2 v + (1 - beta2) g^2, p' = p - lr m^ / (sqrt(v^) + epsilon).
-
-    m^ = m' / (1 - beta1^step) and v^ = v' / (1 - beta2^step); `step` counts from 1. `weight_decay` first shrinks p
-    by the factor 1 - lr weight_decay (AdamW). Returns (p', m', v'). D. Kingma, J. Ba, "Adam", ICLR 2015,
-    algorithm 1; I. Loshchilov, F. Hutter, "Decoupled Weight Decay Regularization", ICLR 2019, algorithm 2.
-
-    >>> import hetu as ht
-    >>> p, m, v = adam([1.0], [0.0], [0.0], [4.0], 0.25, 1)
-    >>> round(ht.evaluate(p).item(), 4)
-    0.75
-    """
-    alpha, eps = (xp.asarray(s, dtype=p.dtype) for s in _adam_scalars(xp, lr, step, beta1, beta2, epsilon))
-    m = beta1 * m + (1 - beta1) * g
-    v = beta2 * v + (1 - beta2) * (g * g)
-    if weight_decay:
-        p = p * (1 - xp.asarray(lr, dtype=p.dtype) * weight_decay)
-    return p - alpha * m / (xp.sqrt(v) + eps), m, v
-
-
-@adam.bind
-def adam_bind(
-    xp: ModuleType,
-    out: Any,
-    p: Any,
-    m: Any,
-    v: Any,
-    g: Any,
-    lr: Any,
-    step: Any,
-    *,
-    beta1: float,
-    beta2: float,
-    epsilon: float,
-    weight_decay: float,
-) -> list[Instruction] | None:
-    if xp is not np:
-        return None
-    (new, mean, square), calls = outputs_in_place(out, (p, m, v))
-    minus, eps, keep = (np.empty((), p.dtype) for _ in range(3))
-    calls.append(partial(_fold, lr, step, minus, eps, keep, beta1, beta2, epsilon, weight_decay))
-    for p_, m_, v_, g_, s in blocks(new, mean, square, g):
-        calls += decay(m_, g_, beta1, 1 - beta1, s)
-        calls += [partial(np.multiply, g_, g_, s), *decay(v_, s, beta2, 1 - beta2, s)]
-        if weight_decay:
-            calls.append(partial(np.multiply, p_, keep, p_))
-        calls += scaled_step(p_, m_, v_, minus, eps, s)
-    return calls
-
-
-def _fold(
-    lr: np.ndarray,
-    step: np.ndarray,
-    minus: np.ndarray,
-    eps: np.ndarray,
-    keep: np.ndarray,
-    beta1: float,
-    beta2: float,
-    epsilon: float,
-    weight_decay: float,
-) -> None:
-    """Fill the scalars of one Adam step. Plain floats: five ufunc calls on 0-d arrays would take longer."""
-    t, rate = step.item(), lr.item()
-    root = math.sqrt(1 - beta2**t)
-    minus[()], eps[()], keep[()] = -rate * root / (1 - beta1**t), epsilon * root, 1 - rate * weight_decay
-
-
-@op(
-    role=Role.UPDATE,
-    infer=update_type(4),
-    dims="...,...,...,...,...,,->...,...,...,...",
-    differentiable=False,
-    inplace={0: (0,), 1: (1,), 2: (2,), 3: (3,)},
-)
-def amsgrad(
-    xp: ModuleType,
-    p: Any,
-    m: Any,
-    v: Any,
-    top: Any,
-    g: Any,
-    lr: Any,
-    step: Any,
-    *,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    epsilon: float = 1e-8,
-) -> tuple[Any, Any, Any, Any]:
-    """Adam with `top`, the maximum of all v so far, in place of v. Returns (p', m', v', top').
-
-    S. Reddi et al., "On the Convergence of Adam and Beyond", ICLR 2018, algorithm 2, with Adam's bias corrections.
-
-    >>> import hetu as ht
-    >>> p, m, v, top = amsgrad([1.0], [0.0], [0.0], [0.0], [4.0], 0.25, 1)
-    >>> round(ht.evaluate(p).item(), 4)
-    0.75
-    """
-    alpha, eps = (xp.asarray(s, dtype=p.dtype) for s in _adam_scalars(xp, lr, step, beta1, beta2, epsilon))
-    m = beta1 * m + (1 - beta1) * g
-    v = beta2 * v + (1 - beta2) * (g * g)
-    top = xp.maximum(top, v)
-    return p - alpha * m / (xp.sqrt(top) + eps), m, v, top
-
-
-@amsgrad.bind
-def amsgrad_bind(
-    xp: ModuleType,
-    out: Any,
-    p: Any,
-    m: Any,
-    v: Any,
-    top: Any,
-    g: Any,
-    lr: Any,
-    step: Any,
-    *,
-    beta1: float,
-    beta2: float,
-    epsilon: float,
-) -> list[Instruction] | None:
-    if xp is not np:
-        return None
-    (new, mean, square, highest), calls = outputs_in_place(out, (p, m, v, top))
-    minus, eps, keep = (np.empty((), p.dtype) for _ in range(3))
-    calls.append(partial(_fold, lr, step, minus, eps, keep, beta1, beta2, epsilon, 0.0))
-    for p_, m_, v_, top_, g_, s in blocks(new, mean, square, highest, g):
-        calls += decay(m_, g_, beta1, 1 - beta1, s)
-        calls += [partial(np.multiply, g_, g_, s), *decay(v_, s, beta2, 1 - beta2, s)]
-        calls.append(partial(np.maximum, top_, v_, out=top_))
-        calls += scaled_step(p_, m_, top_, minus, eps, s)
-    return calls
-
-
-@op(role=Role.UPDATE, infer=update_type(3), dims=_whole, **_ADAM)
-def lamb(
-    xp: ModuleType,
-    p: Any,
-    m: Any,
-    v: Any,
-    g: Any,
-    lr: Any,
-    step: Any,
-    *,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    epsilon: float = 1e-6,
-    weight_decay: float = 0.01,
-) -> tuple[Any, Any, Any]:
-    """Adam's direction r = m^ / (sqrt(v^) + epsilon) + weight_decay p, rescaled: p' = p - lr (|p| / |r|) r.
-
-    Where one of the norms is 0 the ratio is 1. Returns (p', m', v'). It has no row form, as it needs the norm of the
-    whole parameter. Y. You et al., "Large Batch Optimization for Deep Learning", ICLR 2020, algorithm 2.
-
-    >>> import hetu as ht
-    >>> p, m, v = lamb([3.0, 4.0], [0.0, 0.0], [0.0, 0.0], [1.0, 1.0], 0.1, 1, weight_decay=0.0)
-    >>> [round(x, 3) for x in ht.evaluate(p).tolist()]
-    [2.646, 3.646]
-    """
-    alpha, eps = (xp.asarray(s, dtype=p.dtype) for s in _adam_scalars(xp, 1.0, step, beta1, beta2, epsilon))
-    m = beta1 * m + (1 - beta1) * g
-    v = beta2 * v + (1 - beta2) * (g * g)
-    r = alpha * m / (xp.sqrt(v) + eps) + weight_decay * p
-    length, wanted = (xp.sqrt(xp.sum(x * x)) for x in (r, p))
-    one = xp.ones_like(length)
-    ratio = xp.where((length > 0) & (wanted > 0), wanted / xp.where(length > 0, length, one), one)
-    return p - xp.asarray(lr, dtype=p.dtype) * ratio * r, m, v
-
-
-sgd_rows = row_form(sgd, 1)
-sgd_rows.bind(subtract_rows)
-momentum_rows = row_form(momentum, 2)
-adagrad_rows = row_form(adagrad, 2)
-rmsprop_rows = row_form(rmsprop, 2)
-adam_rows = row_form(adam, 3)
-amsgrad_rows = row_form(amsgrad, 4)
-
-# The row form of each rule that has one: the inputs are the same, with `g` replaced by `ids, rows`.
-ROW_FORMS = {
-    "sgd": sgd_rows,
-    "momentum": momentum_rows,
-    "adagrad": adagrad_rows,
-    "rmsprop": rmsprop_rows,
-    "adam": adam_rows,
-    "amsgrad": amsgrad_rows,
-}
+def _rows_dims(rule: UpdateRule, *types: TensorType, **_: Any) -> str:
+    """Sharding rule: rows and columns of the table may be split, ids not."""
+    columns = "".join(chr(ord("a") + i) for i in range(types[0].ndim - 1))
+    ids = "".join(f"{chr(ord('A') + i)}!" for i in range(types[rule.tables].ndim))
+    left = ",".join([f"n@{columns}"] * rule.tables)
+    return f"{left},{ids},{ids}{columns}{',' * (1 + rule.timed)}->{left}"

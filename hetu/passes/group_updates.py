@@ -18,9 +18,8 @@ from typing import Any
 from ..core.graph import OPS, Node, origin_of, readers_of, rewrite, topological
 from ..core.op import Op, Role
 from ..core.types import TensorType
+from ..ops.update import UpdateRule
 from .mixed_precision import SINGLE, is_cast
-
-STATES = {"sgd": 1, "momentum": 2, "adagrad": 2, "rmsprop": 2, "adam": 3, "amsgrad": 4, "lamb": 3}  # with the parameter
 
 
 def group_updates(outputs: Sequence[Node]) -> tuple[Node, ...]:
@@ -28,22 +27,22 @@ def group_updates(outputs: Sequence[Node]) -> tuple[Node, ...]:
     behind: dict[Node, bool] = {}  # what depends on an update cannot be updated together with it
     nodes = topological(outputs)
     for node in nodes:
-        behind[node] = any(behind[i] or i.op.name in STATES for i in node.inputs)
+        behind[node] = any(behind[i] or i.role is Role.UPDATE for i in node.inputs)
     readers = readers_of(nodes, outputs)
     groups: dict[Any, list[Node]] = defaultdict(list)
     chosen: set[Node] = set()
     for node in behind:
-        if node.op.name in STATES and not behind[node]:
+        if (update := node.op.update) is not None and not behind[node]:
             choices = _choices(node, readers)
             condition = choices[0].inputs[:1] if choices and not behind[choices[0].inputs[0]] else ()
             chosen.update(choices if condition else ())
-            scalars = node.inputs[STATES[node.op.name] + 1 :]
-            groups[condition, node.op.name, node.inputs[0].dtype, scalars, tuple(node.attrs.items())].append(node)
+            scalars = update.split(node.inputs)[2]
+            groups[condition, node.op, node.inputs[0].dtype, scalars, tuple(node.attrs.items())].append(node)
     places: dict[Node, tuple[Node, int]] = {}
     for (condition, *_), members in groups.items():
         if len(members) > 1 or condition:
             members.reverse()  # the gradients of the last layer are there first
-            group, count = _joined(members, condition), STATES[members[0].op.name]
+            group, count = _joined(members, condition), members[0].op.update.tables
             places |= {node: (group, k * count) for k, node in enumerate(members)}
 
     def rule(node: Node, inputs: tuple[Node, ...]) -> Node | None:
@@ -74,11 +73,11 @@ def _choices(update: Node, readers: Mapping[Node, Sequence[Node | None]]) -> lis
 
 def _joined(members: Sequence[Node], condition: tuple[Node, ...]) -> Node:
     """Inputs: what each member changes, the gradients, then what they share. Outputs: the new values, in order."""
-    first, count = members[0], STATES[members[0].op.name]
+    first, count = members[0], members[0].op.update.tables
     gradients, scale = as_made([node.inputs[count] for node in members])
     inputs = [i for node in members for i in node.inputs[:count]] + gradients
     with origin_of(first):
-        attrs = {"rule": first.op.name, "count": len(members), "options": tuple(first.attrs.items())}
+        attrs = {"rule": first.op.update, "count": len(members), "options": tuple(first.attrs.items())}
         inputs += [*first.inputs[count + 1 :], *condition, *scale]
         attrs |= {"conditional": bool(condition), "scaled": bool(scale)}
         return _update_all(count * len(members)).make(tuple(inputs), attrs)
@@ -95,19 +94,21 @@ def as_made(gradients: Sequence[Node]) -> tuple[list[Node], tuple[Node, ...]]:
     return [g.inputs[0] if single and is_cast(g, 2, 4) else g for g in whole], tuple(scale)
 
 
-def members_of(inputs: Sequence[Any], rule: str, count: int) -> tuple[list[tuple[Sequence[Any], Any]], Sequence[Any]]:
+def members_of(
+    inputs: Sequence[Any], rule: UpdateRule, count: int
+) -> tuple[list[tuple[Sequence[Any], Any]], Sequence[Any]]:
     """For each member its old values and its gradient; and what they share."""
-    states = STATES[rule]
+    states = rule.tables
     old, rest = inputs[: states * count], inputs[states * count :]
     return [(old[k * states : (k + 1) * states], rest[k]) for k in range(count)], rest[count:]
 
 
-def _type(*types: TensorType, rule: str, count: int, **_: Any) -> tuple[TensorType, ...]:
-    return types[: STATES[rule] * count]
+def _type(*types: TensorType, rule: UpdateRule, count: int, **_: Any) -> tuple[TensorType, ...]:
+    return types[: rule.tables * count]
 
 
 def _forward(
-    xp: ModuleType, *arrays: Any, rule: str, count: int, options: tuple, conditional: bool, scaled: bool
+    xp: ModuleType, *arrays: Any, rule: UpdateRule, count: int, options: tuple, conditional: bool, scaled: bool
 ) -> tuple[Any, ...]:
     members, shared = members_of(arrays, rule, count)
     *shared, scale = shared if scaled else (*shared, None)
@@ -115,8 +116,8 @@ def _forward(
     made: list[Any] = []
     for old, gradient in members:
         g = xp.astype(gradient, old[0].dtype)
-        new = OPS[rule].forward(xp, *old, g if scale is None else g / scale, *scalars, **dict(options))
-        new = new if isinstance(new, tuple) else (new,)
+        composition = rule.composition(old[0].shape, dict(options))
+        new = composition.run(xp, [*old, g if scale is None else g / scale, *scalars])
         made += new if condition is None else [xp.where(condition, n, o) for n, o in zip(new, old)]
     return tuple(made)
 
@@ -124,7 +125,7 @@ def _forward(
 @cache
 def _update_all(outputs: int) -> Op:
     """The operator for this number of new values, each of which may overwrite the old one."""
-    inplace = {k: (k,) for k in range(outputs)}
-    made = Op(_forward, name="update_all", role=Role.UPDATE, infer=_type, differentiable=False, inplace=inplace)
+    changed = {k: (k,) for k in range(outputs)}
+    made = Op(_forward, name="update_all", role=Role.UPDATE, infer=_type, differentiable=False, inplace=changed)
     made.__doc__ = "Several updates by one rule, at one rate: see `hetu.ops.update`."
     return made

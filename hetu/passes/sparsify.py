@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ..core.graph import OPS, Node, rewrite, topological
-from ..ops.update import ROW_FORMS
+from ..core.op import Role
 
 
 def sparsify_updates(outputs: Sequence[Node]) -> tuple[Node, ...]:
@@ -27,11 +27,11 @@ def sparsify_updates(outputs: Sequence[Node]) -> tuple[Node, ...]:
         made = None
         if node.op.name == "add":
             made = _merged(node, inputs, readers)
-        elif node.op.name in ROW_FORMS:
-            place = next((k for k, i in enumerate(inputs) if i.op.name == "scatter_rows"), None)
-            if place is not None and readers[node.inputs[place]] == 1:
-                _, ids, rows = inputs[place].inputs
-                made = ROW_FORMS[node.op.name].make((*inputs[:place], ids, rows, *inputs[place + 1 :]), node.attrs)
+        elif (update := node.op.update) is not None:
+            gradient = inputs[update.tables]
+            if gradient.role is Role.SCATTER and readers[node.inputs[update.tables]] == 1 and not update.of(node).whole:
+                old, _, scalars = update.split(inputs)
+                made = update.rows.make((*old, *gradient.inputs[1:], *scalars), {**node.attrs, "window": None})
         return made
 
     return rewrite(outputs, rule)

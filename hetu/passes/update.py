@@ -18,7 +18,8 @@ def fuse_updates(outputs: Sequence[Node]) -> tuple[Node, ...]:
     readers.update(outputs)
 
     def rule(node: Node, inputs: tuple[Node, ...]) -> Node | None:
-        if node.op.name != "sgd" or readers[node.inputs[1]] != 1:
+        update = node.op.update
+        if update is None or not update.descends(node) or readers[node.inputs[1]] != 1:
             return None
         p, g, lr = inputs
         if g.op.name == "matmul" and p.ndim == 2 and all(i.dtype == p.dtype and i.ndim == 2 for i in g.inputs):

@@ -154,6 +154,8 @@ class OnServers(OnRanks):
 
     def cut(self, fetches: Sequence[Node], updates: Mapping[Node, Node], effects: Sequence[Node] = ()) -> Local:
         """This rank's graph: lookups pull rows, gradients are pushed, and all else is as without servers."""
+        if self.strategy.apart:
+            self.servable.check(updates)
         calls, sent = Calls(), list[Node]()
         outputs = calls.look_up((*fetches, *updates.values()), self.tables)
         new = dict(zip(updates, outputs[len(fetches) :]))

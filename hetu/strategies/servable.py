@@ -19,8 +19,8 @@ from ..core.graph import Node, rewrite, topological
 from ..core.op import Role
 from ..core.program import Program
 from ..core.state import initial_value
-from ..ops.update import ROW_FORMS
 from ..ps.store.partition import Parameter
+from ..ps.store.rules import described
 from ..ps.wire.client import Client
 from .push_pull import TOKEN, descend_rows, pull, pull_rows, push, push_rows, set_rate, tick
 
@@ -30,8 +30,24 @@ class Servable:
 
     def __init__(self, outputs: Sequence[Node]) -> None:
         self.nodes = topological(outputs)
-        steps = [n for n in self.nodes if n.op.name in ROW_FORMS and n.inputs[0].role is Role.VARIABLE]
+        rules = [n for n in self.nodes if n.op.update is not None and n.inputs[0].role is Role.VARIABLE]
+        steps = [n for n in rules if not n.op.update.of(n).whole]
         self.steps = {n.inputs[0]: n for n in steps}
+
+    def check(self, updates: Mapping[Node, Node]) -> None:
+        """ArgumentError for a variable that is trained, but not by a rule that servers can apply: workers would each
+        train a copy of their own."""
+        for variable, value in updates.items():
+            if variable.attrs["trainable"] and variable not in self.steps:
+                step = value.inputs[0] if value.role is Role.ITEM else value
+                why = "it is no update operator, see ht.optim.update_rule"
+                if step.op.update is not None:
+                    why = step.op.update.of(step).whole or "it does not update the variable itself"
+                raise ArgumentError(
+                    f"servers cannot apply {step.op.name} to {variable.name!r}: {why}",
+                    fix="use a rule of single elements, or keep the variable on ranks: hetu.strategies.Hybrid",
+                    site=step.site,
+                )
 
     @cached_property
     def tables(self) -> set[Node]:
@@ -48,21 +64,21 @@ class Servable:
     def slots(self, variables: Collection[Node]) -> list[Node]:
         """The rules' state for these variables, which is the servers' too, in the rules' order."""
         steps = [self.steps[v] for v in variables]
-        return [i for n in steps for i in n.inputs[1 : n.op.inputs.index("g")]]
+        return [i for n in steps for i in n.inputs[1 : n.op.update.tables]]
 
     def step_count(self, variable: Node) -> Node | None:
         """The variable that counts the updates of this one, where its rule needs them counted."""
         step = self.steps[variable]
-        if "step" not in step.op.inputs:
+        if not step.op.update.timed:
             return None
-        counts = topological([step.inputs[step.op.inputs.index("step")]])
+        counts = topological([step.inputs[-1]])
         return next(n for n in counts if n.role is Role.VARIABLE)
 
     def parameter(self, variable: Node, *, sparse: bool, reduce: str, cached: bool = False) -> Parameter:
         """What the servers are told about a variable. To a `cached` table workers send finished steps."""
         step = self.steps[variable]
         if cached:
-            if step.op.name != "sgd":
+            if not step.op.update.descends(step):
                 raise ArgumentError(
                     f"a cache for {variable.name!r}, whose update is {step.op.name}: a cache sends sums of finished "
                     "steps, of which servers could not keep that rule's state",
@@ -70,19 +86,20 @@ class Servable:
                     site=step.site,
                 )
             return Parameter(variable.shape, variable.dtype.name, sparse, "add", reduce="sum")
-        options = dict(step.attrs)
+        options = {}
         if (rate := rate_of(step)).role is Role.CONSTANT:
             options["learning_rate"] = float(rate.attrs["value"])
-        return Parameter(variable.shape, variable.dtype.name, sparse, step.op.name, options, reduce)
+        rule = described(step.op.update.of(step), step.op.name)
+        return Parameter(variable.shape, variable.dtype.name, sparse, rule, options, reduce)
 
 
 def rate_of(step: Node) -> Node:
     """The learning rate of an update."""
-    return step.inputs[step.op.inputs.index("lr")]
+    return step.inputs[step.op.update.tables + 1]
 
 
 def gradient_of(step: Node) -> Node:
-    return step.inputs[step.op.inputs.index("g")]
+    return step.inputs[step.op.update.tables]
 
 
 def is_lookup(node: Node, tables: Collection[Node]) -> bool:

@@ -44,7 +44,7 @@ class Serving(Strategy):
             if isinstance(self.variables[name], Served):
                 raise ArgumentError(
                     f"{name!r} is to be kept on servers, which cannot update it",
-                    fix="keep it on ranks, or train it by a rule of hetu.ops.update",
+                    fix="keep it on ranks, or train it by a rule of single elements, see ht.optim.update_rule",
                 )
 
     def data(self) -> dict[str, Any]:

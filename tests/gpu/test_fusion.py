@@ -104,7 +104,8 @@ def launched(machine, outputs, feed):
             calls = launched_group(machine, outs, arrays, **node.attrs)
             assert calls is not None
         else:
-            calls = bound(machine, node.op.name, out, arrays, node.attrs, cuda=node.op.cuda, inputs=node.op.inputs)
+            known = {"cuda": node.op.cuda, "inputs": node.op.inputs, "update": node.op.update}
+            calls = bound(machine, node.op.name, out, arrays, node.attrs, **known)
         for call in calls or ():
             call()
         values[node] = out if calls is not None else interpret([node], values)[0]

@@ -140,7 +140,7 @@ def test_sums_by_id_do_not_depend_on_the_order_of_threads(name):
         elif name == "put_along_axis_add":
             arrays, attrs = (table, np.repeat(ids[:, None], 5, 1), rows_), {"axis": 0}
         out = (table, state) if name == "adagrad_rows" else table
-        for call in bound(Emulator([order]), name, out, arrays, attrs):
+        for call in bound(Emulator([order]), name, out, arrays, attrs, row_update=OPS[name].row_update):
             call()
         found.append(table)
     assert (found[0] == found[1]).all() and (found[0] == found[2]).all() and (found[0] != 1).any()
@@ -202,7 +202,7 @@ def test_an_image_under_a_1x1_kernel_is_not_unfolded(stride):
 def test_operands_with_strides_are_copied_for_a_kernel_that_takes_none():
     table, ids, rows_ = normal(9, 4), np.array([3, 1, 3]), normal(3, 11, seed=1)[:, 2:6]
     rate, made = np.array(0.5, np.float32), table.copy()
-    calls = bound(Emulator(), "sgd_rows", made, (made, ids, rows_, rate), {})
+    calls = bound(Emulator(), "sgd_rows", made, (made, ids, rows_, rate), {}, row_update=OPS["sgd"].update)
     assert len(calls) == 3  # the copy, the sort and the kernel
     for call in calls:
         call()

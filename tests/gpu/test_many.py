@@ -55,7 +55,8 @@ def assert_fenced(array: np.ndarray, before: np.ndarray) -> None:
 @pytest.mark.parametrize("gradients", ["float32", "float16", "bfloat16"])
 def test_one_launch_updates_all_tensors_and_nothing_else(name, gradients, order):
     """With gradients of 16 bits the same, to the last digit, as with those in float32 that are equal and unscaled."""
-    op, states, dtype = OPS[name], update.STATES[name], low(gradients)
+    op, dtype = OPS[name], low(gradients)
+    states = len(op.update.states)
     rate, step, scale = np.array(0.1, np.float32), np.array(3), np.array(3, np.float32)
     attrs = {k: v for k, v in op.defaults.items() if k != "window"}
     scaled, plain, wanted, before = [], [], [], []
@@ -69,7 +70,7 @@ def test_one_launch_updates_all_tensors_and_nothing_else(name, gradients, order)
         plain.append(update.Tensor([a.copy() for a in old], [a.copy() for a in old], alone))
         scaled.append(update.Tensor(old, old, gradient))
     for tensors, by in ((scaled, scale), (plain, None)):
-        calls = update.update_all(Emulator([order]), name, tensors, rate, step, attrs, scale=by)
+        calls = update.update_all(Emulator([order]), OPS[name].update, tensors, rate, step, attrs, scale=by)
         assert len(calls) == (2 if name == "lamb" else 1)
         for call in calls:
             call()
@@ -127,12 +128,12 @@ def test_nothing_moves_where_the_condition_is_false(name, order, apart):
     """Gradients that overflowed leave no trace, whether new values lie on old ones or not."""
     attrs, tensors, before = dict(OPS[name].defaults), [], []
     for size in (3, update.CHUNK + 5):
-        old = [np.abs(normal(size, seed=k)) for k in range(update.STATES[name] + 1)]
+        old = [np.abs(normal(size, seed=k)) for k in range(OPS[name].update.tables)]
         new = [np.full_like(a, 77) for a in old] if apart else old
         tensors.append(update.Tensor(new, old, np.full(size, np.inf, np.float32)))
         before.append([a.copy() for a in old])
     rate, step = np.array(0.1, np.float32), np.array(3)
-    for call in update.update_all(Emulator([order]), name, tensors, rate, step, attrs, np.array(False)):
+    for call in update.update_all(Emulator([order]), OPS[name].update, tensors, rate, step, attrs, np.array(False)):
         call()
     for tensor, values in zip(tensors, before):
         for a, b in zip(tensor.new, values, strict=True):

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from hetu.ps import ASP, BSP, SSP, ParameterStore, consistency
 from hetu.ps.store.messages import Kind, Message
-from hetu.ps.store.rules import NAMES, Rule
+from hetu.ps.store.rules import Rule
 from hetu.ps.store.table import Table, TableSpec
 
+from ..samples.update import ON_ELEMENTS
 from .simulation import COLS, DENSE, SPARSE, Worker, contents, gradient, hello, new_store, row_ids, run
 
 schedules = st.lists(st.integers(0, 11), max_size=120)
@@ -263,7 +264,7 @@ def test_a_worker_that_leaves_is_not_waited_for():
 # -- tables ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rule", NAMES)
+@pytest.mark.parametrize("rule", ["add", *ON_ELEMENTS])
 def test_rows_and_whole_tables_update_alike(rule):
     rng = np.random.default_rng(0)
     first = rng.standard_normal((4, 3)).astype("float32")

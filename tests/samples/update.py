@@ -1,11 +1,20 @@
-"""Rows for the update rules, against the formulas as the papers print them (bias corrections not folded)."""
+"""Rows for the update rules, against the formulas as the papers print them (bias corrections not folded).
+
+A rule is one row of `RULES`; from it follow those for whole parameters, for rows of a table, and for groups. Other
+tests take the rules from here too.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 import hetu as ht
 from hetu.core.graph import OPS
+from hetu.core.op import Op
 from hetu.passes import group_updates
 from hetu.passes.group_casts import CAST_ALL
 from hetu.passes.group_checks import ALL_FINITE
@@ -58,6 +67,62 @@ def lamb(p, m, v, g, lr, step, decay=0.01):
     return p - lr * np.linalg.norm(p) / np.linalg.norm(r) * r, m, v
 
 
+def lion(p, m, g, lr, decay=0.0):
+    return p - lr * (np.sign(0.9 * m + 0.1 * g) + decay * p), 0.99 * m + 0.01 * g
+
+
+@ht.optim.update_rule
+def stranger(p, fast, slow, g, lr, step, *, blend=0.7, most=1.5):
+    """A rule that nobody has heard of, with most of what a rule can be made of."""
+    g = ht.clip(g, min=-most, max=most)
+    fast = blend * fast + (1 - blend) * g
+    slow = ht.maximum(slow - 0.1 * ht.square(slow), ht.abs(g))
+    rate = ht.where(step > 2.0, lr / (1 + 0.5 * step), lr)
+    return p - rate * ht.where(fast * g > 0, fast / (slow + 1e-3), ht.tanh(g)), fast, slow
+
+
+def strange(p, fast, slow, g, lr, step, blend=0.7, most=1.5):
+    g = np.clip(g, -most, most)
+    fast = blend * fast + (1 - blend) * g
+    slow = np.maximum(slow - 0.1 * slow**2, np.abs(g))
+    rate = lr / (1 + 0.5 * step) if step > 2 else lr
+    return p - rate * np.where(fast * g > 0, fast / (slow + 1e-3), np.tanh(g)), fast, slow
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule, its formula, makers of its states, and attributes to try beside the defaults: (label, those of the
+    operator, those of the formula)."""
+
+    op: Op
+    reference: Callable
+    states: tuple = ()
+    variants: tuple = ()
+
+    def inputs(self, shape, *gradient):
+        values = [make(*shape) for make in (real, *self.states)]
+        return (*values, *gradient, RATE, *([STEP] if self.op.update.timed else []))
+
+    @property
+    def whole(self):
+        """Whether the rule needs whole parameters."""
+        return bool(self.op.update.composition(SHAPE, self.op.defaults).whole)
+
+
+RULES = {
+    "sgd": Rule(ht.optim.sgd, sgd),
+    "momentum": Rule(ht.optim.momentum, momentum, (real,), [("nesterov", {"nesterov": True}, {"nesterov": True})]),
+    "adagrad": Rule(ht.optim.adagrad, adagrad, (positive,)),
+    "rmsprop": Rule(ht.optim.rmsprop, rmsprop, (positive,)),
+    "adam": Rule(ht.optim.adam, adam, (real, positive), [("decoupled", {"weight_decay": 0.2}, {"decay": 0.2})]),
+    "amsgrad": Rule(ht.optim.amsgrad, amsgrad, (real, positive, positive)),
+    "lamb": Rule(ht.optim.lamb, lamb, (real, positive)),
+    "lion": Rule(ht.optim.lion, lion, (real,), [("decay", {"weight_decay": 0.2}, {"decay": 0.2})]),
+    "stranger": Rule(stranger, strange, (real, positive)),
+}
+ON_ELEMENTS = [name for name, rule in RULES.items() if not rule.whole]
+
+
 def on_rows(rule, tables):
     """The row form of a textbook rule: one touched row after the other."""
 
@@ -72,23 +137,27 @@ def on_rows(rule, tables):
     return reference
 
 
-def row(name, reference, states=(), step=False, label="", **attrs):
-    """A dense case; `states` make the optimizer state."""
-    inputs = (real(*SHAPE), *(make(*SHAPE) for make in states), real(*SHAPE), RATE, *([STEP] if step else []))
-    build = OPS[name]
-    return Sample(name, lambda *nodes: build(*nodes, **attrs), inputs, reference, label=label, order=0)
+def row(name, label="", attrs=(), more=()):
+    """A dense case."""
+    rule, attrs, more = RULES[name], dict(attrs), dict(more)
+
+    def build(*nodes):
+        return rule.op(*nodes, **attrs)
+
+    return Sample(name, build, rule.inputs(SHAPE, real(*SHAPE)), partial(rule.reference, **more), label=label, order=0)
 
 
-def sparse(name, reference, states=(), step=False):
-    inputs = (real(*TABLE), *(make(*TABLE) for make in states), IDS, ROWS, RATE, *([STEP] if step else []))
-    tables = 1 + len(states)
-    return Sample(name, OPS[name], inputs, on_rows(reference, tables), order=0)
+def sparse(name):
+    rule = RULES[name]
+    reference = on_rows(rule.reference, rule.op.update.tables)
+    return Sample(f"{name}_rows", rule.op.update.rows, rule.inputs(TABLE, IDS, ROWS), reference, order=0)
 
 
-def grouped(name, reference, states=(), step=False, under=None):
+def grouped(name, under=None):
     """Two parameters of different shapes, updated by one operator; or not, where the condition `under` says so."""
-    each, scalars = 1 + len(states), [RATE, *([STEP] if step else [])]
-    old = [make(*shape) for shape in (SHAPE, (7,)) for make in (real, *states)]
+    rule, each = RULES[name], RULES[name].op.update.tables
+    _, *scalars = rule.inputs((), None)[each:]
+    old = [make(*shape) for shape in (SHAPE, (7,)) for make in (real, *rule.states)]
     inputs = (*old, real(*SHAPE), real(7), *scalars, *([] if under is None else [given(np.bool_(under))]))
 
     def cut(values):
@@ -96,12 +165,12 @@ def grouped(name, reference, states=(), step=False, under=None):
         return [(*values[k * each : (k + 1) * each], g, *shared) for k, g in enumerate(gradients)]
 
     def build(*nodes):
-        made = [OPS[name](*member) for member in cut(nodes)]
+        made = [rule.op(*member) for member in cut(nodes)]
         new = [n for m in made for n in (m if isinstance(m, tuple) else (m,))]
         return group_updates(new if under is None else [ht.where(nodes[-1], n, o) for n, o in zip(new, nodes)])
 
     def values(*arrays):
-        return arrays[: 2 * each] if under is False else tuple(v for m in cut(arrays) for v in reference(*m))
+        return arrays[: 2 * each] if under is False else tuple(v for m in cut(arrays) for v in rule.reference(*m))
 
     label = name if under is None else f"{name}, {under}"
     return Sample("update_all", build, inputs, values, label=label, order=0)
@@ -109,7 +178,7 @@ def grouped(name, reference, states=(), step=False, under=None):
 
 def in_16_bits():
     """As mixed precision with a loss scale of 8 has it: in float32 no gradient is cast or divided beforehand."""
-    first = grouped("adam", adam, [real, positive], step=True)
+    first = grouped("adam")
 
     def rounded(g):
         return ht.astype(ht.astype(g * 8.0, dtype="float16"), dtype=g.dtype.name) / 8.0
@@ -138,11 +207,8 @@ def finite(*gradients, scale=0.5):
 
 
 SAMPLES = [
-    grouped("sgd", sgd),
-    grouped("adam", adam, [real, positive], step=True),
-    grouped("lamb", lamb, [real, positive], step=True),
-    *(grouped("momentum", momentum, [real], under=under) for under in (True, False)),
-    *(grouped("lamb", lamb, [real, positive], step=True, under=under) for under in (True, False)),
+    *map(grouped, RULES),
+    *(grouped(name, under=under) for name in ("momentum", "lamb") for under in (True, False)),
     in_16_bits(),
     finite([1.0, -2.0], [[3.0]]),
     finite([1.0, 2.0], [[0.0, np.inf]], np.nan),
@@ -153,27 +219,15 @@ SAMPLES = [
         lambda *arrays: tuple(a.astype(np.float32) for a in arrays),
         order=0,
     ),
-    row("sgd", sgd),
-    row("momentum", momentum, [real]),
-    row("momentum", lambda *a: momentum(*a, nesterov=True), [real], label="nesterov", nesterov=True),
-    row("adagrad", adagrad, [positive]),
-    row("rmsprop", rmsprop, [positive]),
-    row("adam", adam, [real, positive], step=True),
-    row("adam", lambda *a: adam(*a, decay=0.2), [real, positive], step=True, label="decoupled", weight_decay=0.2),
-    row("amsgrad", amsgrad, [real, positive, positive], step=True),
-    row("lamb", lamb, [real, positive], step=True),
+    *map(row, RULES),
+    *(row(name, *variant) for name, rule in RULES.items() for variant in rule.variants),
     Sample(
         "lamb",
-        lambda *nodes: ht.lamb(*nodes, weight_decay=0.0),
+        lambda *nodes: ht.optim.lamb(*nodes, weight_decay=0.0),
         (given(np.zeros(3)), given(np.zeros(3)), positive(3), given(np.zeros(3)), RATE, STEP),
         lambda p, m, v, g, lr, step: (p, m, 0.999 * v),
         label="zero",
         order=0,
     ),
-    sparse("sgd_rows", sgd),
-    sparse("momentum_rows", momentum, [real]),
-    sparse("adagrad_rows", adagrad, [positive]),
-    sparse("rmsprop_rows", rmsprop, [positive]),
-    sparse("adam_rows", adam, [real, positive], step=True),
-    sparse("amsgrad_rows", amsgrad, [real, positive, positive], step=True),
+    *map(sparse, ON_ELEMENTS),
 ]

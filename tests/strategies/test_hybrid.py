@@ -27,6 +27,7 @@ ROWS, STEPS, DEADLINE = 12, 6, 30.0
 OPTIMIZERS = {
     "sgd": lambda: ht.optim.SGD(0.3),
     "adam": lambda: ht.optim.Adam(0.05),
+    "lion": lambda: ht.optim.Lion(0.01),
     "adagrad-cosine": lambda: ht.optim.AdaGrad(ht.schedules.cosine(0.1, 10)),
 }
 

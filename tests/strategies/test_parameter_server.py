@@ -16,6 +16,7 @@ from hetu.ps.wire.environment import Place
 from hetu.strategies import Connected, ParameterServer, on_servers
 
 from ..ps.network import TOKEN, connect, job, options
+from ..samples.update import stranger
 
 ROWS, WORKERS = 8, 2
 
@@ -48,9 +49,15 @@ def batch(step: int, sparse: bool):
     return {"x": x, "t": rng.integers(0, 3, ROWS)}
 
 
+class Stranger(ht.optim.Optimizer):
+    rule = stranger
+
+
 OPTIMIZERS = {
     "sgd": lambda: ht.optim.SGD(0.3),
     "adam": lambda: ht.optim.Adam(0.05),
+    "lion": lambda: ht.optim.Lion(0.01),
+    "stranger": lambda: Stranger(0.05, blend=0.6),
     "sgd-cosine": lambda: ht.optim.SGD(ht.schedules.cosine(0.5, 40)),
     "momentum-cosine": lambda: ht.optim.Momentum(ht.schedules.cosine(0.1, 10)),
 }
@@ -72,7 +79,7 @@ def work(client: Client, rank: int, model: str, optimizer: str, steps: int = 6):
 
 
 @pytest.mark.parametrize("model", ["dense", "embedded"])
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "momentum-cosine"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "momentum-cosine", "lion", "stranger"])
 def test_bsp_equals_one_process_on_whole_batches(model, optimizer):
     one = ht.Executor(build(model, optimizer))
     wanted = [float(one.run("train", batch(s, model == "embedded"))[0]) for s in range(6)]
@@ -82,6 +89,24 @@ def test_bsp_equals_one_process_on_whole_batches(model, optimizer):
     for _, (own_loss, own_y), _ in results:
         np.testing.assert_allclose(own_y, y, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(own_loss, loss, rtol=1e-5)
+
+
+class ByHand(ht.optim.Optimizer):
+    def new_values(self, p, g, rate, step):
+        return {p: p - rate * g}
+
+
+@pytest.mark.parametrize(("optimizer", "reason"), [(ht.optim.LAMB, "sum at .* single elements"), (ByHand, "no update")])
+def test_what_servers_cannot_train_is_refused(optimizer, reason):
+    """Else each worker would train a copy of its own."""
+
+    def body(client: Client, rank: int):
+        worker = Connected(Place(rank, 1), client)
+        ex = ht.Executor({"train": dense(optimizer(0.1))[:2]}, strategy=ParameterServer(), comm=worker)
+        ex.run("train", batch(0, False))
+
+    with pytest.raises(ArgumentError, match=f"servers cannot apply .* to 'model/.*{reason}"):
+        job("bsp", 1, body)
 
 
 @pytest.mark.parametrize("mode", ["asp", "ssp:2"])

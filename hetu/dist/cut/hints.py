@@ -24,9 +24,9 @@ def hint_gradients(outputs: Sequence[Node], store: Callable[[Node], Layout]) -> 
 
     def rule(node: Node, inputs: tuple[Node, ...]) -> Node | None:
         kept = [store(i) for i in node.inputs if i.role is Role.VARIABLE and i.ndim]
-        if node.role is not Role.UPDATE or "g" not in node.op.inputs or not kept:
+        if node.op.update is None or not kept:
             return None
-        place, layout = node.op.inputs.index("g"), kept[-1]
+        place, layout = node.op.update.tables, kept[-1]
         roles = [role for role, n in layout.axes().values() if n > 1 and role >= 0]
         if not roles or rule_of(node).fixed:
             return None

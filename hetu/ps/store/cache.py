@@ -30,6 +30,7 @@ import numpy as np
 
 from ...core.errors import ArgumentError, ShapeError, UnknownNameError, did_you_mean
 from .partition import Parameter, sum_by_id
+from .rules import name_of
 
 PERMANENT_USES = 10  # after so many uses lfuopt never evicts a row again
 _NEVER = np.iinfo(np.int64).max
@@ -139,7 +140,7 @@ class CachedTable:
         parameter = client.parameters[name]
         if not parameter.sparse or (parameter.rule, parameter.reduce) != ("add", "sum"):
             raise ArgumentError(
-                f"a cache for {name} with the rule {parameter.rule!r}, reduce={parameter.reduce!r}",
+                f"a cache for {name} with the rule {name_of(parameter.rule)!r}, reduce={parameter.reduce!r}",
                 fix='workers send deltas: use sparse=True, rule="add", reduce="sum"',
             )
         self.client, self.name, self.parameter, self.score = client, name, parameter, POLICIES[cache.policy]

@@ -19,7 +19,7 @@ import numpy as np
 
 from ...core.errors import ArgumentError
 from ...core.types import as_dtype
-from .rules import check_rule
+from .rules import RuleSpec, check_rule
 from .table import TableSpec
 
 CHUNK = 1 << 20  # bytes of a message: larger ones make every receive allocate fresh pages
@@ -36,7 +36,7 @@ class Parameter:
     shape: tuple[int, ...]
     dtype: str = "float32"
     sparse: bool = False
-    rule: str = "sgd"
+    rule: RuleSpec = "sgd"
     options: Mapping[str, Any] = field(default_factory=dict)
     reduce: str = "mean"
     generation: int = 0
@@ -54,8 +54,7 @@ class Parameter:
     @cached_property
     def arrays(self) -> int:
         """How many arrays of its shape the servers keep: the values and the state of the rule."""
-        op = check_rule(self.rule, dict(self.options))[0]
-        return 1 if op is None else op.inputs.index("g")
+        return 1 + check_rule(self.rule, self.options).states
 
     @property
     def nbytes(self) -> int:

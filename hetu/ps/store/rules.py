@@ -1,33 +1,40 @@
-"""What a server does with a pushed gradient: the update rules of `hetu/ops/update.py`, applied in place.
+"""What a server does with a pushed gradient: an optimizer's rule, applied in place.
 
 A rule that works on each element alone can run on any block of a parameter, wherever that block lives, and on any
-set of rows. `add` is the rule without an optimizer: the workers send finished deltas. Ignored on purpose: rules that
-need the norm of a whole parameter (LAMB), gradient clipping, and devices other than the CPU.
+set of rows. It comes as plain data, the operators that it is made of (see `ops/composition.py`), so that a server
+trains by rules that it has never heard of; those of its own process have names too. `add` is the rule without an
+optimizer: the workers send finished deltas. Ignored on purpose: gradient clipping, and devices other than the CPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ... import blas
 from ...core.errors import ArgumentError, UnknownNameError, did_you_mean
 from ...core.graph import OPS
-from ...core.op import Instruction, Op
+from ...core.op import Instruction
 from ...core.types import is_float
-from ...ops.update import ROW_FORMS
+from ...ops.composition import Composition, parsed
+from ...ops.update import UpdateRule
+from ...ops.update_kernels import in_place
 
-NAMES = ("add", *ROW_FORMS)
+ADD = "add"
+MOST_STATES = 16  # of a rule that another process sent
+
+RuleSpec = str | dict[str, Any]  # a name, or what `described` returns
 
 
 class Rule:
     """One update rule with its optimizer state for one table of values (rows, cols), updated in place.
 
-    `options` are the rate and the hyperparameters by the names that `hetu.ops.update` gives them. Under lazy row
-    updates the step of Adam's bias correction counts the updates of the table, not of the row.
+    `rule` is the name of one that this process has, whose rate and hyperparameters are the `options`, or a description,
+    whose only option is the rate. Under lazy row updates the step of Adam's bias correction counts the updates of the
+    table, not of the row.
 
     >>> table = np.zeros((3, 2), "float32")
     >>> rule = Rule("momentum", table, {"learning_rate": 0.5, "momentum": 0.9})
@@ -36,19 +43,18 @@ class Rule:
     [[0.0, 0.0], [-0.5, -0.5], [0.0, 0.0]]
     """
 
-    def __init__(self, name: str, table: np.ndarray, options: dict[str, Any]) -> None:
-        self.name, self.table = name, table
-        self.op, rate, self.options = check_rule(name, options)
-        if self.op is not None and not is_float(table.dtype):
-            raise ArgumentError(f"{name} of {table.dtype}", fix='train floating tables, or use the rule "add"')
-        self.rate, self.step = np.array(rate, table.dtype), np.array(0, "int64")
-        states = 0 if self.op is None else self.op.inputs.index("g") - 1
-        self.states = tuple(np.zeros_like(table) for _ in range(states))
-        self.timed = self.op is not None and "step" in self.op.inputs
+    def __init__(self, rule: RuleSpec, table: np.ndarray, options: dict[str, Any]) -> None:
+        self.table, checked = table, check_rule(rule, options)
+        self.composition, states = checked.composition, checked.states
+        if self.composition is not None and not is_float(table.dtype):
+            raise ArgumentError(f"{name_of(rule)} of {table.dtype}", fix='train floating tables, or use the rule "add"')
+        self.rate, self.step = np.array(checked.rate), np.array(0, "int64")
+        self.states, self.timed = tuple(np.zeros_like(table) for _ in range(states)), checked.timed
+        self.scalars = (self.rate, self.step) if self.timed else (self.rate,)
         self.gradient: np.ndarray | None = None  # of the whole table; made when first needed
         self.calls: list[Instruction] = []
-        self.scale = np.zeros_like(self.rate)  # of a gradient that is added where it lies
-        self.add = None if states else blas.adder(table, self.scale)
+        self.scale = np.ones((), table.dtype)  # of a gradient that is added where it lies
+        self.add = blas.adder(table, self.scale) if checked.descends else None
 
     def apply(self, accumulate: Callable[[np.ndarray], None]) -> None:
         """One update of the whole table by the gradient that `accumulate` writes into the buffer it is given."""
@@ -56,7 +62,7 @@ class Rule:
             self.gradient = np.empty_like(self.table)
             self.calls = self._bound(self.gradient)
         accumulate(self.gradient)
-        self._tick()
+        self.step += self.timed
         for call in self.calls:
             call()
 
@@ -64,46 +70,87 @@ class Rule:
         """The same, bit for bit, by a gradient where it lies; False where there is no way to do that."""
         if self.add is None or not (gradient.flags.c_contiguous and gradient.flags.aligned):
             return False
-        self.scale[...] = 1 if self.op is None else -self.rate
+        if self.composition is not None:
+            np.negative(self.rate, self.scale, casting="same_kind")
         self.add(gradient)
         return True
 
     def apply_rows(self, ids: np.ndarray, rows: np.ndarray) -> None:
         """One update of the distinct rows `ids` (k,) by their gradients (k, cols)."""
-        self._tick()
-        values = [np.take(t, ids, axis=0) for t in (self.table, *self.states)]
-        if self.op is None:
-            made = (values[0] + rows,)
+        self.step += self.timed
+        tables = (self.table, *self.states)
+        values = [np.take(t, ids, axis=0) for t in tables]
+        if self.composition is None:
+            made = [values[0] + rows]
         else:
-            made = self.op.forward(np, *values, rows, *self._scalars(), **self.options)
-            made = made if isinstance(made, tuple) else (made,)
-        for table, new in zip((self.table, *self.states), made):
+            made = self.composition.run(np, [*values, rows, *self.scalars])
+        for table, new in zip(tables, made):
             table[ids] = new
 
-    def _tick(self) -> None:
-        if self.timed:
-            self.step += 1
-
     def _bound(self, gradient: np.ndarray) -> list[Instruction]:
-        if self.op is None:
+        if self.composition is None:
             return [partial(np.add, self.table, gradient, self.table)]
         tables = (self.table, *self.states)
-        out = tables if self.states else self.table
-        return self.op.bound(np, out, (*tables, gradient, *self._scalars()), self.options)
-
-    def _scalars(self) -> tuple[np.ndarray, ...]:
-        return (self.rate, self.step) if self.timed else (self.rate,)
+        calls = in_place(self.composition, tables, (*tables, gradient), self.scalars)
+        return [lambda: self.apply_rows(np.arange(len(self.table)), gradient)] if calls is None else calls
 
 
-def check_rule(name: str, options: dict[str, Any]) -> tuple[Op | None, float, dict[str, Any]]:
-    """The operator of a rule, its learning rate and all its attributes, or an error that says what is wrong."""
-    if name not in NAMES:
-        raise UnknownNameError(f"no update rule {name!r}", fix=did_you_mean(name, NAMES))
-    known = {} if name == "add" else {**OPS[name].defaults, "learning_rate": 0.01}
+class Checked(NamedTuple):
+    """A rule that may run: no composition is `add`."""
+
+    composition: Composition | None
+    rate: float
+    states: int
+    timed: bool
+
+    @property
+    def descends(self) -> bool:
+        """Whether it only adds a multiple of the gradient, so that nothing has to be kept."""
+        c = self.composition
+        return c is None or (not self.timed and c.descent is c.inputs[-1])
+
+
+def described(composition: Composition, name: str) -> dict[str, Any]:
+    """What `Rule` takes, of a rule with all its hyperparameters; JSON can hold it. ArgumentError unless it has a form
+    that works on each element alone."""
+    if composition.whole:
+        raise ArgumentError(
+            f"servers cannot apply {name}: {composition.whole}",
+            fix="keep the parameter on ranks: a strategy without servers, or hetu.strategies.Hybrid",
+        )
+    return {"name": name, **composition.data()}
+
+
+def name_of(rule: RuleSpec) -> str:
+    """What a rule is called in messages."""
+    return rule if isinstance(rule, str) else str(rule.get("name"))[:40]
+
+
+def check_rule(rule: RuleSpec, options: Mapping[str, Any]) -> Checked:
+    """A rule and its learning rate, or an error that says what is wrong."""
+    update = None if rule == ADD or not isinstance(rule, str) else _named(rule)
+    known = {} if rule == ADD else {"learning_rate": 0.01}
+    known |= {} if update is None else OPS[rule].defaults
     for option, value in options.items():
         if option not in known:
-            raise UnknownNameError(f"the rule {name} has no {option!r}", fix=did_you_mean(option, known))
+            raise UnknownNameError(f"the rule {name_of(rule)} has no {option!r}", fix=did_you_mean(option, known))
         if not isinstance(value, int | float) or not abs(value) < 1e30:
             raise ArgumentError(f"{option} is {value!r}", fix="the options of a rule are numbers")
     attributes = {**known, **options}
-    return OPS.get(name) if name != "add" else None, float(attributes.pop("learning_rate", 1.0)), attributes
+    rate = float(attributes.pop("learning_rate", 1.0))
+    if rule == ADD:
+        return Checked(None, rate, 0, False)
+    composition = parsed(rule) if update is None else update.composition((1, 1), attributes)
+    described(composition, name_of(rule))
+    states, scalars = composition.arrays - 2, len(composition.inputs) - composition.arrays
+    if not 0 <= states <= MOST_STATES or scalars not in (1, 2) or len(composition.outputs) != states + 1:
+        raise ArgumentError(f"the rule {name_of(rule)} of {composition.arrays} arrays and {scalars} scalars")
+    return Checked(composition, rate, states, scalars == 2)
+
+
+def _named(name: str) -> UpdateRule:
+    """A rule of this process."""
+    rules = {ADD: None} | {n: op.update for n, op in OPS.items() if op.update is not None}
+    if rules.get(name) is None:
+        raise UnknownNameError(f"no update rule {name!r}", fix=did_you_mean(name, rules))
+    return rules[name]

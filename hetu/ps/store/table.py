@@ -15,7 +15,7 @@ import numpy as np
 from ...core.errors import ArgumentError, ShapeError, ValueRangeError
 from ...core.types import as_dtype, is_float
 from .messages import DTYPES, FRAME_LIMIT, Kind, Message
-from .rules import Rule, check_rule
+from .rules import Rule, RuleSpec, check_rule
 
 LARGE = 1 << 16  # bytes of a gradient that take longer to copy than to find
 REDUCTIONS = ("mean", "sum")
@@ -38,7 +38,7 @@ class TableSpec:
     rows: int
     cols: int
     dtype: str = "float32"
-    rule: str = "sgd"
+    rule: RuleSpec = "sgd"
     options: dict[str, Any] = field(default_factory=dict)
     reduce: str = "mean"
     generation: int = 0
@@ -46,10 +46,10 @@ class TableSpec:
     @classmethod
     def parse(cls, meta: dict[str, Any]) -> TableSpec:
         """From the JSON of a CREATE message; ArgumentError unless every field is there and in its range."""
-        wanted = {"name": str, "start": int, "rows": int, "cols": int, "dtype": str, "rule": str, "options": dict,
-                  "reduce": str, "generation": int}  # fmt: skip
+        wanted = {"name": (str,), "start": (int,), "rows": (int,), "cols": (int,), "dtype": (str,),
+                  "rule": (str, dict), "options": (dict,), "reduce": (str,), "generation": (int,)}  # fmt: skip
         for name, value in meta.items():
-            if type(value) is not wanted.get(name):
+            if type(value) not in wanted.get(name, ()):
                 raise ArgumentError(f"{name}={value!r} in the description of a table")
         missing = {"name", "start", "rows", "cols"} - set(meta)
         if missing:
@@ -70,8 +70,7 @@ class TableSpec:
     @property
     def footprint(self) -> int:
         """Bytes a server needs for it: values, optimizer state, a gradient, versions."""
-        rule = check_rule(self.rule, self.options)[0]
-        arrays = 2 if rule is None else 1 + rule.inputs.index("g")
+        arrays = 2 + check_rule(self.rule, self.options).states
         return self.rows * (self.cols * np.dtype(self.dtype).itemsize * arrays + 9)
 
 

@@ -1,0 +1,199 @@
+"""What all optimizers share: from a loss to a mapping of new values for its variables.
+
+`minimize` builds graph and changes nothing: the executor commits the mapping after each step. An optimizer's state
+(moments, step) is made of ordinary variables, so it is saved, resumed and sharded like any other. Ignored on
+purpose: per-variable rates and exclusions; call `apply` on a part of the gradients with a second optimizer.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping
+from functools import reduce
+from typing import Any, TypedDict
+
+from .core.autodiff import gradients
+from .core.errors import ArgumentError, GradientError, ShapeError, UnknownNameError, did_you_mean, public
+from .core.graph import OPS, Node, topological, unique_name
+from .core.leaf import variable
+from .core.op import Op, Role
+from .init import zeros
+from .ops import astype, clip, maximum, sqrt
+from .ops import sum as sum_
+from .schedules import Schedule
+
+__all__ = ["Optimizer", "Updates"]
+
+NewValues = dict[Node, Node]
+
+
+class Options(TypedDict, total=False):
+    """What every optimizer takes besides its own hyperparameters."""
+
+    weight_decay: float
+    clip_value: float | None
+    clip_norm: float | None
+
+
+class Updates(dict[Node, Node]):
+    """New values by variable, for an `Executor` to commit; `.gradients` holds the gradient node of each variable.
+
+    >>> import hetu as ht
+    >>> w = ht.variable("w", 3.0, ())
+    >>> updates = ht.optim.SGD(0.1).minimize(w * w)
+    >>> float(ht.evaluate(updates.gradients[w]))
+    6.0
+    """
+
+    gradients: dict[Node, Node]
+
+    def __init__(self, values: Mapping[Node, Node], gradients: Mapping[Node, Node]) -> None:
+        super().__init__(values)
+        self.gradients = dict(gradients)
+
+
+class Optimizer:
+    """Base class: gradients, clipping, L2 decay and the step count; a subclass names its `rule`.
+
+    `learning_rate` is a number or a schedule of the step (`hetu.schedules`). Gradients are clipped first, to
+    [-clip_value, clip_value] and then to a global norm of at most `clip_norm`; after that `weight_decay` adds
+    weight_decay * p, the gradient of an L2 penalty. `hyperparameters` are those of the rule, by name. Variables:
+    `<optimizer>/step` (int64, updates done so far) and `<variable>/<state>` for the states of the rule.
+
+    >>> import hetu as ht
+    >>> @ht.optim.update_rule
+    ... def sign_descent(p, g, lr, *, scale=1.0):
+    ...     return p - lr * scale * ht.sign(g)
+    >>> class SignDescent(Optimizer):
+    ...     rule = sign_descent
+    >>> w = ht.variable("w", 3.0, ())
+    >>> ex = ht.Executor([SignDescent(0.25, scale=2.0).minimize(w * w)])
+    >>> _ = ex.run(); float(ex.state[w])
+    2.5
+    """
+
+    rule: Op
+
+    def __init__(
+        self,
+        learning_rate: float | Schedule,
+        *,
+        weight_decay: float = 0.0,
+        clip_value: float | None = None,
+        clip_norm: float | None = None,
+        **hyperparameters: Any,
+    ) -> None:
+        check_at_least_zero(
+            learning_rate=0.0 if callable(learning_rate) else learning_rate,
+            weight_decay=weight_decay,
+            clip_value=clip_value,
+            clip_norm=clip_norm,
+        )
+        self.learning_rate, self.weight_decay = learning_rate, weight_decay
+        self.clip_value, self.clip_norm, self.hyperparameters = clip_value, clip_norm, hyperparameters
+        known = self.rule.defaults if hyperparameters else {}
+        for name in hyperparameters.keys() - known.keys():
+            raise UnknownNameError(f"{type(self).__name__} takes no {name!r}", fix=did_you_mean(name, known))
+        self.step = variable(f"{unique_name('optimizer')}/step", 0, (), "int64", trainable=False)
+        self.slots: dict[str, Node] = {}
+
+    @public
+    def minimize(self, loss: Node, variables: Iterable[Node] | None = None) -> Updates:
+        """Updates that lower `loss`, a float scalar, by changing `variables`.
+
+        By default these are all trainable variables that the gradient reaches, in the order they were made. One that
+        is named but does not reach the loss is a GradientError.
+        """
+        if variables is not None:
+            named = list(variables)
+            _check_variables(named)
+            return self.apply(dict(zip(named, gradients(loss, named))))
+        found = [n for n in topological([loss]) if n.role is Role.VARIABLE and n.attrs["trainable"]]
+        found.sort(key=lambda node: node.serial)
+        pairs = zip(found, gradients(loss, found, allow_unused=True))
+        reached = {p: g for p, g in pairs if not _is_unused(g, p)}
+        if not reached:
+            raise GradientError(
+                f"the loss {loss!r} depends on no trainable variable",
+                fix="build it from layers or ht.variable(...), and check for stop_gradient on the way",
+            )
+        return self.apply(reached)
+
+    @public
+    def apply(self, gradients: Mapping[Node, Node]) -> Updates:
+        """Updates from given gradients, {variable: gradient of the same shape and dtype}."""
+        _check_variables(gradients)
+        for p, g in gradients.items():
+            if p.type != g.type:
+                raise ShapeError(f"the gradient {g!r} does not fit {p!r}", fix="give it the variable's shape and dtype")
+        rate = self.learning_rate(self.step) if callable(self.learning_rate) else self.learning_rate
+        step = self.step + 1
+        values: NewValues = {}
+        for p, g in self._conditioned(gradients).items():
+            values |= self.new_values(p, g, rate, step)
+        return Updates({**values, self.step: step}, gradients)
+
+    def new_values(self, p: Node, g: Node, rate: Node | float, step: Node) -> NewValues:
+        """New values of `p` and its slots, by the rule. `step` counts from 1.
+
+        A subclass that overrides this instead of naming a rule trains its variables too, but where they are.
+        """
+        slots = [self.slot(p, name) for name in self.rule.update.states]
+        scalars = (rate, step) if self.rule.update.timed else (rate,)
+        made = self.rule(p, *slots, g, *scalars, **self.hyperparameters)
+        return dict(zip((p, *slots), made if slots else (made,), strict=True))
+
+    def slot(self, p: Node, name: str) -> Node:
+        """The state variable `<p>/<name>` of the shape and dtype of `p`, zero at first; the same node every time."""
+        full = f"{p.name}/{name}"
+        if full not in self.slots:
+            # The name of `p` holds its scope already, so the scope in force here must not be added to it.
+            self.slots[full] = OPS["variable"](name=full, shape=p.shape, dtype=p.dtype, init=zeros, trainable=False)
+        return self.slots[full]
+
+    def _conditioned(self, gradients: Mapping[Node, Node]) -> dict[Node, Node]:
+        """The gradients clipped and with L2 decay added."""
+        made = dict(gradients)
+        if self.clip_value is not None:
+            made = {p: clip(g, min=-self.clip_value, max=self.clip_value) for p, g in made.items()}
+        if self.clip_norm is not None:
+            made = clip_by_global_norm(made, self.clip_norm)
+        if self.weight_decay:
+            made = {p: g + self.weight_decay * p for p, g in made.items()}
+        return made
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.step.name.removesuffix('/step')!r}, learning rate {self.learning_rate}>"
+
+
+def clip_by_global_norm(gradients: Mapping[Node, Node], limit: float) -> dict[Node, Node]:
+    """All gradients times limit / max(limit, norm), where norm is that of all of them together.
+
+    R. Pascanu et al., "On the difficulty of training recurrent neural networks", ICML 2013, algorithm 1.
+
+    >>> import hetu as ht
+    >>> a, b = ht.variable("a", 0.0, ()), ht.variable("b", 0.0, ())
+    >>> clipped = clip_by_global_norm({a: ht.constant(value=3.0), b: ht.constant(value=4.0)}, 1.0)
+    >>> [round(float(ht.evaluate(g)), 3) for g in clipped.values()]
+    [0.6, 0.8]
+    """
+    square = reduce(operator.add, (sum_(g * g) for g in gradients.values()))
+    scale = limit / maximum(sqrt(square), limit)
+    return {p: g * (scale if scale.dtype == g.dtype else astype(scale, g.dtype)) for p, g in gradients.items()}
+
+
+def _check_variables(nodes: Iterable[Node]) -> None:
+    for node in nodes:
+        if not isinstance(node, Node) or node.role is not Role.VARIABLE:
+            raise ArgumentError(f"{node!r} is not a variable", fix="pass nodes made by ht.variable or layer.variables")
+
+
+def check_at_least_zero(**values: float | None) -> None:
+    for name, value in values.items():
+        if value is not None and (not isinstance(value, int | float) or value < 0):
+            raise ArgumentError(f"{name} is {value!r}, wanted a number >= 0", fix=f"pass a number, such as {name}=0.1")
+
+
+def _is_unused(gradient: Node, p: Node) -> bool:
+    """Whether `gradients` found no path to `p` and stood in zeros."""
+    return gradient.op.name == "zeros_like" and gradient.inputs == (p,)
