@@ -46,7 +46,14 @@ _origin: ContextVar[Origin | None] = ContextVar("origin", default=None)
 
 @contextlib.contextmanager
 def tagged(**tags: Any) -> Iterator[None]:
-    """Mark every node made inside, such as `tagged(stage=1)`. Passes and gradients inherit the marks."""
+    """Mark every node made inside, such as `tagged(stage=1)`. Passes and gradients inherit the marks.
+
+    >>> import hetu as ht
+    >>> with ht.tagged(layer="scale"):
+    ...     y = ht.placeholder("x", (2,)) * 2.0
+    >>> dict(y.tags)
+    {'layer': 'scale'}
+    """
     token = _tags.set(MappingProxyType({**_tags.get(), **tags}))
     try:
         yield
@@ -135,7 +142,15 @@ def scoped_name(name: str) -> str:
 class Node:
     """An operator applied to nodes: `op`, `inputs`, `attrs`, the static `type`, the user's `site` and `tags`.
 
-    Calling an operator makes one; nothing is computed. Python's arithmetic, comparison and indexing work on nodes.
+    Calling an operator makes one; nothing is computed. Python's arithmetic (`+ - * / // % ** @`), order (`< <= > >=`),
+    logic of booleans (`& | ^ ~`), `abs` and indexing work on nodes, numbers and arrays, with NumPy's broadcasting;
+    `==` compares nothing and is the identity of nodes, see `ht.equal`.
+
+    >>> import hetu as ht
+    >>> x = ht.placeholder("x", (None, 3))
+    >>> y = abs(x - 1.0) @ np.ones((3, 2), np.float32)
+    >>> y.op.name, y.shape, str(y.dtype), (x > 0).dtype.name, x[0].shape
+    ('matmul', (?x.0, 2), 'float32', 'bool', (3,))
     """
 
     __slots__ = ("__weakref__", "attrs", "inputs", "op", "serial", "site", "tags", "type")
@@ -390,6 +405,12 @@ def rewrite(outputs: Iterable[Node], rule: Rule) -> tuple[Node, ...]:
     """Rebuild a graph bottom-up. `rule(node, new_inputs)` returns a replacement, or None to keep the operator.
 
     Replacements count as written where the old node was. A node whose inputs did not change stays the same object.
+
+    >>> import hetu as ht
+    >>> x = ht.placeholder("x", (2,))
+    >>> (y,) = rewrite([ht.exp(x) + 1.0], lambda node, inputs: ht.sin(*inputs) if node.op.name == "exp" else None)
+    >>> y.inputs[0].op.name
+    'sin'
     """
     outputs = tuple(outputs)
     new: dict[Node, Node] = {}
@@ -410,7 +431,13 @@ def replace(outputs: Iterable[Node], mapping: Mapping[Node, Node]) -> tuple[Node
 
 @dataclass(frozen=True)
 class Graph:
-    """A tuple of output nodes. `print(graph)` shows one typed row a node with the user's line."""
+    """A tuple of output nodes. `print(graph)` shows one typed row per node with the user's line.
+
+    >>> import hetu as ht
+    >>> graph = Graph((ht.exp(ht.placeholder("x", (2,))),))
+    >>> [node.op.name for node in graph.nodes], [leaf.name for leaf in graph.leaves("placeholder")]
+    (['placeholder', 'exp'], ['x'])
+    """
 
     outputs: tuple[Node, ...]
 

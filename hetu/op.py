@@ -43,7 +43,12 @@ FEW = 1 << 12  # elements, up to which the overhead of a call counts
 
 
 class Role(Enum):
-    """What an operator is to those who handle graphs. It is declared with the operator; nobody asks for its name."""
+    """What an operator is to those who handle graphs. It is declared with the operator; nobody asks for its name.
+
+    >>> import hetu as ht
+    >>> ht.placeholder("x", (2,)).op.role
+    <Role.PLACEHOLDER: 'placeholder'>
+    """
 
     COMPUTE = "compute"
     PLACEHOLDER = "placeholder"

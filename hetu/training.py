@@ -34,7 +34,7 @@ from .errors import (
 from .executor import Executor
 from .graph import Node
 from .metrics import Mean, Metric
-from .ops import random_state
+from .ops.random import random_state
 from .show import curves_svg
 from .subgraph import SubGraph
 

@@ -10,6 +10,7 @@ import pytest
 import hetu as ht
 from hetu import nn, optim, schedules
 from hetu.errors import ArgumentError, GradientError, ShapeError, ValueRangeError
+from hetu.graph import OPS
 from hetu.ops import update_kernels
 from hetu.ops.update import ROW_FORMS
 
@@ -250,8 +251,8 @@ def test_long_parameters_are_updated_in_blocks(monkeypatch, transposed):
     g = rng.normal(size=(7, 23)).T if transposed else rng.normal(size=(23, 7))
     lr, step = np.array(0.1), np.array(3)
     attrs = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "weight_decay": 0.1}
-    wanted = ht.adam.forward(np, p, m, v, g, lr, step, **attrs)
-    for call in ht.adam.bound(np, (p, m, v), (p, m, v, g, lr, step), attrs):
+    wanted = OPS["adam"].forward(np, p, m, v, g, lr, step, **attrs)
+    for call in OPS["adam"].bound(np, (p, m, v), (p, m, v, g, lr, step), attrs):
         call()
     for got, right in zip((p, m, v), wanted):
         np.testing.assert_allclose(got, right, rtol=1e-12)
@@ -282,6 +283,6 @@ def test_row_form_leaves_other_rows_alone(rule):
 
 def test_row_forms_check_their_ids():
     with pytest.raises(ValueRangeError, match=r"id -1 .* outside 0 to 2"):
-        ht.evaluate(ht.sgd_rows(np.ones((3, 2)), [-1], np.ones((1, 2)), 0.1))
+        ht.evaluate(OPS["sgd_rows"](np.ones((3, 2)), [-1], np.ones((1, 2)), 0.1))
     with pytest.raises(ShapeError, match="gradient of the rows"):
-        ht.sgd_rows(np.ones((3, 2)), [0, 1], np.ones((1, 2)), 0.1)
+        OPS["sgd_rows"](np.ones((3, 2)), [0, 1], np.ones((1, 2)), 0.1)

@@ -25,11 +25,7 @@ from .leaf import if_training, with_updates
 from .precision import cast_to, widened
 from .reduction import mean
 
-__all__ = [
-    "batch_norm",
-    "batch_norm_dx",
-    "batch_norm_train",
-]
+__all__ = ["batch_norm"]
 
 Call = Callable[[], Any]
 

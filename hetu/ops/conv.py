@@ -22,12 +22,7 @@ from ..op import as_nodes, op, require_float
 from ..types import Dim, TensorType, compatible, promote, show_shape
 from .window import Pair, Sizes, Window, check_images, fold, pair, unfold
 
-__all__ = [
-    "conv2d",
-    "conv2d_dw",
-    "conv2d_dx",
-    "conv_transpose2d",
-]
+__all__ = ["conv2d", "conv_transpose2d"]
 
 Call = Callable[[], Any]
 CHUNK = 1 << 18  # elements of a column buffer: 1 MB of float32 stays in the second-level cache

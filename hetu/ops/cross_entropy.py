@@ -23,8 +23,6 @@ from .precision import cast_to, rounded, stored, stored_attrs, widened
 from .reduction import logsumexp
 from .shape import squeeze
 
-__all__ = ["softmax_cross_entropy_dx"]
-
 Call = Callable[[], Any]
 
 

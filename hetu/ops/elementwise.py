@@ -20,21 +20,7 @@ from ..graph import OPS, Node
 from ..op import DEFAULT_FLOAT, Instruction, Op, elementwise, float_elementwise, op
 from ..types import TensorType, as_dtype, dtype_in, is_float, promote
 
-__all__ = [
-    "abs",
-    "add",
-    "astype",
-    "divide",
-    "floor_divide",
-    "multiply",
-    "negative",
-    "power",
-    "reciprocal",
-    "remainder",
-    "sign",
-    "square",
-    "subtract",
-]
+__all__ = ["abs", "astype", "reciprocal", "sign", "square"]
 
 BLOCK = 16384  # elements: the scratch arrays of one block stay in the second-level cache
 

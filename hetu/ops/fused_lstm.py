@@ -23,7 +23,7 @@ from ..graph import OPS, Node
 from ..op import as_nodes, op, require_float
 from ..types import Dim, TensorType, compatible, promote
 
-__all__ = ["lstm", "lstm_dx"]
+__all__ = ["lstm"]
 
 Call = Callable[[], Any]
 WANTED = "wanted x (n, time, f), weights (f, 4 k) and (k, 4 k), bias (4 k,) and states of (n, k)"

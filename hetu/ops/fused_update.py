@@ -18,8 +18,6 @@ from ..op import Instruction, op
 from ..types import TensorType
 from .update_kernels import add_scaled, negated, outputs_in_place
 
-__all__ = ["sgd_product", "sgd_sum"]
-
 
 def _parameter(p: TensorType, *_: TensorType) -> TensorType:
     return p

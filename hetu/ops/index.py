@@ -21,13 +21,7 @@ from .elementwise import add
 from .linalg import permute_dims
 from .shape import axis_letters
 
-__all__ = [
-    "embedding",
-    "one_hot",
-    "scatter_add",
-    "scatter_rows",
-    "take",
-]
+__all__ = ["embedding", "one_hot", "scatter_add", "take"]
 
 
 def require_indices(type_: TensorType) -> None:

@@ -20,8 +20,6 @@ from ..op import as_nodes, op, require_float
 from ..types import TensorType, promote
 from .batch_norm import (
     batch_norm,
-    batch_norm_dx,
-    batch_norm_train,
     check_vectors,
     gradient_type,
     lift,
@@ -30,16 +28,7 @@ from .batch_norm import (
 from .precision import cast_to, rounded, stored, stored_attrs, widened
 from .reduction import mean
 
-__all__ = [
-    "batch_norm",
-    "batch_norm_dx",
-    "batch_norm_train",
-    "group_norm",
-    "layer_norm",
-    "layer_norm_dx",
-    "rms_norm",
-    "rms_norm_dx",
-]
+__all__ = ["batch_norm", "group_norm", "layer_norm", "rms_norm"]
 
 Call = Callable[[], Any]
 

@@ -20,16 +20,7 @@ from ..types import Dim, TensorType, compatible, show_shape
 from .reduction import mean
 from .window import Pair, Sizes, Window, check_images, fold, pad_image, pair
 
-__all__ = [
-    "avg_pool2d",
-    "avg_pool2d_dx",
-    "global_avg_pool2d",
-    "global_max_pool2d",
-    "interpolate",
-    "max_pool2d",
-    "max_pool2d_dx",
-    "max_pool2d_pick",
-]
+__all__ = ["avg_pool2d", "global_avg_pool2d", "global_max_pool2d", "interpolate", "max_pool2d"]
 
 Call = Callable[[], Any]
 TAP = np.dtype("uint8")  # the number of a tap within its window; 256 taps are a 16 x 16 kernel

@@ -24,17 +24,7 @@ from .leaf import if_training, variable
 from .shape import axis_letters
 from .window import check_images
 
-__all__ = [
-    "bernoulli",
-    "dropout",
-    "dropout2d",
-    "gumbel",
-    "normal",
-    "randint",
-    "random_state",
-    "truncated_normal",
-    "uniform",
-]
+__all__ = ["bernoulli", "dropout", "dropout2d", "gumbel", "normal", "randint", "truncated_normal", "uniform"]
 
 Call = Callable[[], Any]
 Window = (

@@ -23,7 +23,7 @@ from ..types import Dim, Size, TensorType, compatible, promote
 from .along_axis import take_along_axis
 from .index import check_range, one_hot, require_indices
 
-__all__ = ["moe_combine", "moe_dispatch", "moe_products", "moe_slots"]
+__all__ = ["moe_combine", "moe_dispatch", "moe_slots"]
 
 
 @public

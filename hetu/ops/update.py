@@ -21,22 +21,6 @@ from ..types import TensorType
 from .update_kernels import add_scaled, blocks, decay, negated, outputs_in_place, scaled_step, update_type
 from .update_rows import row_form, subtract_rows
 
-__all__ = [
-    "adagrad",
-    "adagrad_rows",
-    "adam",
-    "adam_rows",
-    "amsgrad",
-    "amsgrad_rows",
-    "lamb",
-    "momentum",
-    "momentum_rows",
-    "rmsprop",
-    "rmsprop_rows",
-    "sgd",
-    "sgd_rows",
-]
-
 
 def _whole(x: TensorType, *types: TensorType, **_: Any) -> str:
     """Sharding rule of a rule that needs norms of the whole parameter: no axis may be split."""

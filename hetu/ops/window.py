@@ -14,8 +14,6 @@ from ..errors import ArgumentError, ShapeError
 from ..op import require_float
 from ..types import Dim, Size, TensorType, show_shape
 
-__all__: list[str] = []
-
 Pair = tuple[int, int]
 Sizes = tuple[Size, Size]
 

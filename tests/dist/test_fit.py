@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import hetu as ht
+from hetu import training
 from hetu.data import ArrayDataset, DataLoader
 from hetu.dist import DataParallel, TensorParallel, ZeRO, run_ranks, world
 from hetu.metrics import Accuracy, Mean
@@ -130,12 +131,12 @@ def test_ctrl_c_on_one_of_several_ranks_is_not_put_off():
         rank, world_size = 0, 2
 
     job = Job()
-    run = ht.training._Run(job.executor, job.loader, job.inputs, "train", None, {}, None, None)
+    run = training._Run(job.executor, job.loader, job.inputs, "train", None, {}, None, None)
     assert run.ranks == 1
     job.executor.placement = type("Placement", (), {"comm": Two()})()
     assert run.ranks == 2
     before = signal.getsignal(signal.SIGINT)
-    with ht.training._deferred_interrupt(alone=run.ranks == 1) as interrupted:
+    with training._deferred_interrupt(alone=run.ranks == 1) as interrupted:
         assert signal.getsignal(signal.SIGINT) is before and not interrupted()
 
 

@@ -164,7 +164,7 @@ SAMPLES = [
     row("lamb", lamb, [real, positive], step=True),
     Sample(
         "lamb",
-        lambda *nodes: ht.lamb(*nodes, weight_decay=0.0),
+        lambda *nodes: OPS["lamb"](*nodes, weight_decay=0.0),
         (given(np.zeros(3)), given(np.zeros(3)), positive(3), given(np.zeros(3)), RATE, STEP),
         lambda p, m, v, g, lr, step: (p, m, 0.999 * v),
         label="zero",
