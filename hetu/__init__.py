@@ -60,7 +60,7 @@ __all__ = [
     "mse_loss", "mae_loss", "huber_loss",
 ]  # fmt: skip
 show.install()
-_STRATEGIES["auto"] = lambda: _importlib.import_module(".plan", __name__).auto()
+_STRATEGIES["auto"] = lambda: _importlib.import_module("hetu.plan").auto()
 
 
 def __dir__() -> list[str]:

@@ -21,7 +21,10 @@ from .ops import sum as sum_
 from .ops.leaf import variable
 from .schedules import Schedule
 
-__all__ = ["AMSGrad", "AdaGrad", "Adam", "AdamW", "LAMB", "Momentum", "Optimizer", "RMSProp", "SGD", "Updates"]
+__all__ = [
+    "Optimizer", "SGD", "Momentum", "AdaGrad", "RMSProp", "Adam", "AMSGrad", "AdamW", "LAMB",
+    "Options", "Updates", "clip_by_global_norm",
+]  # fmt: skip
 
 NewValues = dict[Node, Node]
 
