@@ -113,7 +113,8 @@ def host_empty(xp: ModuleType, nbytes: int) -> np.ndarray:
     """An uninitialised byte array in the memory of the host, pinned where a GPU copies from and to it by itself."""
     if xp is np:
         return aligned_empty(np, nbytes)
-    return np.frombuffer(xp.cuda.alloc_pinned_memory(max(nbytes, 1)), np.uint8, nbytes)
+    pinned: np.ndarray = np.frombuffer(xp.cuda.alloc_pinned_memory(max(nbytes, 1)), np.uint8, nbytes)
+    return pinned
 
 
 def copy_out(xp: ModuleType, host: np.ndarray, array: Any) -> Callable[[], None]:

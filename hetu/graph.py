@@ -24,7 +24,7 @@ from .types import NodeType, Shape, TensorType, show_type
 if TYPE_CHECKING:
     from .op import Op, Role
 
-OPS: dict[str, Op] = {}  # every operator by name; filled by `op.py`
+OPS: dict[str, Op[..., Node]] = {}  # every operator by name; filled by `op.py`
 _serial = itertools.count()
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
@@ -155,7 +155,7 @@ class Node:
 
     __slots__ = ("__weakref__", "attrs", "inputs", "op", "serial", "site", "tags", "type")
 
-    op: Op
+    op: Op[..., Any]
     inputs: tuple[Node, ...]
     attrs: Mapping[str, Any]
     type: NodeType
@@ -163,7 +163,7 @@ class Node:
     tags: Mapping[str, Any]
     serial: int
 
-    def __init__(self, op: Op, inputs: tuple[Node, ...], attrs: Mapping[str, Any], type_: NodeType) -> None:
+    def __init__(self, op: Op[..., Any], inputs: tuple[Node, ...], attrs: Mapping[str, Any], type_: NodeType) -> None:
         origin = _origin.get()
         put = object.__setattr__
         put(self, "op", op)
@@ -183,7 +183,7 @@ class Node:
         if name.startswith("__"):
             raise AttributeError(name)
         if name in OPS:
-            raise UnknownNameError(f"a node has no attribute {name!r}", fix=f"call ht.{name}(node)")
+            raise UnknownNameError(f"a node has no attribute {name!r}", fix=_written(name))
         known = ["op", "inputs", "attrs", "type", "shape", "dtype", "ndim", "name", *OPS]
         raise UnknownNameError(f"a node has no attribute {name!r}", fix=did_you_mean(name, known))
 
@@ -215,7 +215,7 @@ class Node:
     @property
     def name(self) -> str:
         """The given name of a placeholder or variable, else the operator's."""
-        return self.attrs.get("name", self.op.name)
+        return str(self.attrs.get("name", self.op.name))
 
     def __repr__(self) -> str:
         name = f" '{self.attrs['name']}'" if "name" in self.attrs else ""
@@ -237,7 +237,7 @@ class Node:
         name = name if method == "__call__" else _REDUCTIONS.get(name, name)
         raise NodeUseError(
             f"{self!r} was fed to numpy.{ufunc.__name__}, which needs a value",
-            fix=f"use ht.{name}(node)" if name in OPS else "use hetu's own functions, or evaluate the node first",
+            fix=_written(name) if name in OPS else "use hetu's own functions, or evaluate the node first",
         )
 
     def __add__(self, other: Any) -> Node:
@@ -344,11 +344,16 @@ class Node:
 
 
 _FROM_NUMPY = frozenset(
-    "add subtract multiply divide floor_divide remainder power matmul less less_equal greater greater_equal"
+    "add subtract multiply divide floor_divide remainder power negative matmul less less_equal greater greater_equal"
     " logical_and logical_or logical_xor".split()
 )
 _OURS = {"bitwise_and": "logical_and", "bitwise_or": "logical_or", "bitwise_xor": "logical_xor", "absolute": "abs"}
 _REDUCTIONS = {"add": "sum", "multiply": "prod", "maximum": "max", "minimum": "min"}  # ufunc.reduce -> ours
+
+
+def _written(name: str) -> str:
+    """How a user writes an operator."""
+    return "write it with Python's operator" if name in _FROM_NUMPY else f"call ht.{name}(node)"
 
 
 def _shown_attrs(node: Node) -> list[str]:

@@ -152,7 +152,7 @@ class Plateau:
 
     def update(self, metric: float, state: MutableMapping[str, np.ndarray]) -> float:
         """Take note of a new metric, write the variable in `state` and return the rate from now on."""
-        rate, best, waited = np.array(state[self.variable.name], np.float64).tolist()
+        rate, best, waited = map(float, np.array(state[self.variable.name], np.float64))
         margin = self.threshold * abs(best) if math.isfinite(best) else 0.0
         if metric < best - margin if self.mode == "min" else metric > best + margin:
             best, waited = float(metric), 0
