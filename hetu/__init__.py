@@ -7,23 +7,24 @@ Everything a program needs is here: operators (`ht.matmul`), builders (`ht.nn`, 
 import importlib as _importlib
 import typing as _typing
 
-from . import data, errors, init, metrics, nn, optim, schedules, show
-from .autodiff import gradients, recompute
-from .executor import STRATEGIES as _STRATEGIES
-from .executor import Executor, debug_nans, evaluate
+from . import data, init, look, metrics, nn, optim, schedules
+from .core import errors
+from .core.autodiff import gradients, recompute
+from .core.executor import STRATEGIES as _STRATEGIES
+from .core.executor import Executor, debug_nans, evaluate
+from .core.graph import Graph, Node, rewrite, scope, tagged
+from .core.op import Role, op
+from .core.state import State
 from .gradcheck import check_gradients
-from .graph import Graph, Node, rewrite, scope, tagged
-from .op import Role, op
+from .look.profiler import Profile, profile
+from .look.summary import summary
 from .ops import *
-from .profiler import Profile, profile
-from .state import State
-from .summary import summary
 from .training import History, fit
 
 __version__ = "0.1.0"
 __all__ = [
     # packages
-    "data", "dist", "errors", "init", "metrics", "nn", "optim", "plan", "ps", "schedules", "show",
+    "data", "dist", "errors", "init", "look", "metrics", "nn", "optim", "plan", "ps", "schedules",
     # running, training, looking inside
     "Executor", "State", "evaluate", "fit", "History", "profile", "Profile", "summary", "check_gradients", "debug_nans",
     # graphs
@@ -59,12 +60,19 @@ __all__ = [
     "softmax_cross_entropy", "binary_cross_entropy_with_logits", "nll_loss", "kl_divergence",
     "mse_loss", "mae_loss", "huber_loss",
 ]  # fmt: skip
-show.install()
+look.install()
 _STRATEGIES["auto"] = lambda: _importlib.import_module("hetu.plan").auto()
 
 
 def __dir__() -> list[str]:
     return __all__
+
+
+def load_ipython_extension(shell: _typing.Any) -> None:
+    """What `%load_ext hetu` calls: cells that begin with `%%ranks 4` run on many ranks."""
+    from .teach import notebook
+
+    notebook.load_ipython_extension(shell)
 
 
 if _typing.TYPE_CHECKING:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .errors import ArgumentError
+from .core.errors import ArgumentError
 
 Call = Callable[[], object]
 Scalar = float | np.ndarray

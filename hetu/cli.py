@@ -1,6 +1,6 @@
 """The `hetu` command: one word for each thing to do.
 
-Ignored on purpose: starting jobs, which is the business of `heturun` (`dist/launch.py`).
+Ignored on purpose: starting jobs, which is the business of `heturun` (`dist/launch/heturun.py`).
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from . import doctor, lab
-from .errors import HetuError
-from .plan import calibrate
-from .ps import status
+from .core.errors import HetuError
+from .plan.costs import calibrate
+from .ps.wire import status
+from .teach import doctor, lab
 
 # Each module has `add_arguments(parser)`, `main(args) -> exit code`, and one line of help.
 COMMANDS = {

@@ -11,12 +11,12 @@ from typing import Any, cast
 
 import numpy as np
 
-from .autodiff import gradients
-from .errors import GradientError, public
-from .graph import OPS, Node
-from .interpret import interpret
-from .ops.leaf import placeholder
-from .types import is_float
+from .core.autodiff import gradients
+from .core.errors import GradientError, public
+from .core.graph import OPS, Node
+from .core.interpret import interpret
+from .core.leaf import placeholder
+from .core.types import is_float
 
 STEP = 1e-6  # central differences in float64: truncation h^2 and rounding eps/h meet here
 

@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from .errors import ShapeError
-from .types import show_shape
+from .core.errors import ShapeError
+from .core.types import show_shape
 
 __all__ = [
     "constant",

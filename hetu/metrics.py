@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from .errors import ArgumentError, DataError, DTypeError, ShapeError, ValueRangeError
-from .graph import Node
-from .op import as_node
+from .core.errors import ArgumentError, DataError, DTypeError, ShapeError, ValueRangeError
+from .core.graph import Node
+from .core.op import as_node
+from .core.types import compatible, show_shape
 from .ops import argmax, astype, equal, mean
-from .types import compatible, show_shape
 
 __all__ = ["AUC", "Accuracy", "ConfusionMatrix", "FScore", "Mean", "Metric", "Precision", "Recall", "accuracy"]
 

@@ -12,13 +12,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from typing import TypedDict, Unpack
 
-from .autodiff import gradients
-from .errors import ArgumentError, GradientError, ShapeError, public
-from .graph import OPS, Node, topological, unique_name
+from .core.autodiff import gradients
+from .core.errors import ArgumentError, GradientError, ShapeError, public
+from .core.graph import OPS, Node, topological, unique_name
+from .core.leaf import variable
+from .core.op import Role
 from .init import zeros
 from .ops import astype, clip, maximum, sqrt, update
 from .ops import sum as sum_
-from .ops.leaf import variable
 from .schedules import Schedule
 
 __all__ = [
@@ -102,7 +103,7 @@ class Optimizer:
             named = list(variables)
             _check_variables(named)
             return self.apply(dict(zip(named, gradients(loss, named))))
-        found = [n for n in topological([loss]) if n.op.name == "variable" and n.attrs["trainable"]]
+        found = [n for n in topological([loss]) if n.role is Role.VARIABLE and n.attrs["trainable"]]
         found.sort(key=lambda node: node.serial)
         pairs = zip(found, gradients(loss, found, allow_unused=True))
         reached = {p: g for p, g in pairs if not _is_unused(g, p)}
@@ -172,7 +173,7 @@ def clip_by_global_norm(gradients: Mapping[Node, Node], limit: float) -> dict[No
 
 def _check_variables(nodes: Iterable[Node]) -> None:
     for node in nodes:
-        if not isinstance(node, Node) or node.op.name != "variable":
+        if not isinstance(node, Node) or node.role is not Role.VARIABLE:
             raise ArgumentError(f"{node!r} is not a variable", fix="pass nodes made by ht.variable or layer.variables")
 
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from .errors import ArgumentError
-from .graph import OPS, Node, unique_name
-from .op import as_node
+from .core.errors import ArgumentError
+from .core.graph import OPS, Node, unique_name
+from .core.leaf import variable
+from .core.op import as_node
 from .ops import astype, cos, floor, minimum, where
 from .ops import sum as sum_
-from .ops.leaf import variable
 
 __all__ = ["Plateau", "Schedule", "constant", "cosine", "exponential", "multistep", "step_decay", "warmup"]
 

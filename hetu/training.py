@@ -21,22 +21,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from .checkpoint import exists
-from .errors import (
-    ArgumentError,
-    CheckpointError,
-    DataError,
-    NumericError,
-    UnknownNameError,
-    did_you_mean,
-    public,
-)
-from .executor import Executor
-from .graph import Node
+from .core.checkpoint import exists
+from .core.errors import ArgumentError, CheckpointError, DataError, NumericError, UnknownNameError, did_you_mean, public
+from .core.executor import Executor
+from .core.graph import Node
+from .core.subgraph import SubGraph
+from .look import curves_svg
 from .metrics import Mean, Metric
 from .ops.random import random_state
-from .show import curves_svg
-from .subgraph import SubGraph
 
 FilePath = str | os.PathLike[str]
 

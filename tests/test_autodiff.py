@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import hetu as ht
-from hetu.errors import GradientError
-from hetu.graph import OPS, Node, tagged, topological
-from hetu.interpret import interpret
-from hetu.op import Op, same_type
-from hetu.types import TensorType
+from hetu.core.errors import GradientError
+from hetu.core.graph import OPS, Node, tagged, topological
+from hetu.core.interpret import interpret
+from hetu.core.op import Op, same_type
+from hetu.core.types import TensorType
 
 
 def value(node: Node, **feed: float | np.ndarray) -> np.ndarray:

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetu import blas
-from hetu.errors import ArgumentError
+from hetu.core.errors import ArgumentError
 
 needs_blas = pytest.mark.skipif(
     blas.gemm(np.ones((1, 1)), np.ones((1, 1)), np.ones((1, 1))) is None, reason="numpy's OpenBLAS is not there"

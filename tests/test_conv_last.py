@@ -7,8 +7,8 @@ import pytest
 
 import hetu as ht
 from hetu import blas, lanes
-from hetu.backend import Scratch
-from hetu.graph import OPS
+from hetu.core.backend import Scratch
+from hetu.core.graph import OPS
 from hetu.ops import batch_sweeps, conv_last, winograd
 
 

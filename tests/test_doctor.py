@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from hetu import doctor
 from hetu.cli import main
+from hetu.teach import doctor
 
 
 def test_all_needed_parts_are_here_and_a_job_runs(capsys):

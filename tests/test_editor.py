@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any, assert_type
 
 import hetu as ht
-from hetu.types import TensorType
+from hetu.core.types import TensorType
 
 x = ht.placeholder("x", (2, 3))
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import hetu as ht
-from hetu.graph import OPS
-from hetu.op import same_type
+from hetu.core.graph import OPS
+from hetu.core.op import same_type
 
 
 def model(seed: int = 0, **options):
@@ -151,7 +151,7 @@ def test_a_step_that_fails_after_writing_is_reported_until_a_checkpoint_is_loade
 
 
 def test_only_so_many_programs_are_kept(monkeypatch):
-    monkeypatch.setattr("hetu.executor.KEPT_PROGRAMS", 3)
+    monkeypatch.setattr("hetu.core.executor.KEPT_PROGRAMS", 3)
     x = ht.placeholder("x", (None,))
     ex = ht.Executor([x * 2.0])
     for size in (1, 2, 3, 1, 4):

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import hetu as ht
-from hetu.errors import GradientError
-from hetu.graph import Node
-from hetu.op import Op, same_type
+from hetu.core.errors import GradientError
+from hetu.core.graph import Node
+from hetu.core.op import Op, same_type
 
 
 def cube_with(rule) -> Op:

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import hetu as ht
-from hetu.errors import ArgumentError, DTypeError, GraphError, NodeUseError, ShapeError, UnknownNameError
-from hetu.graph import OPS, Graph, Node, origin_of, replace, rewrite, scope, tagged, topological, unique_name
-from hetu.interpret import interpret
-from hetu.op import Op
+from hetu.core.errors import ArgumentError, DTypeError, GraphError, NodeUseError, ShapeError, UnknownNameError
+from hetu.core.graph import OPS, Graph, Node, origin_of, replace, rewrite, scope, tagged, topological, unique_name
+from hetu.core.interpret import interpret
+from hetu.core.op import Op
 
 DEEP = 20_000
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 import hetu as ht
-from hetu.graph import OPS, Graph, topological
-from hetu.interpret import interpret
-from hetu.memory import plan
+from hetu.core.graph import OPS, Graph, topological
+from hetu.core.interpret import interpret
+from hetu.core.memory import plan
+from hetu.core.types import as_dtype
 from hetu.passes import group_casts, group_checks, group_updates, simplify
 from hetu.passes.group_casts import MOST
-from hetu.types import as_dtype
 
 OPTIMIZERS = [ht.optim.SGD, ht.optim.Momentum, ht.optim.AdaGrad, ht.optim.RMSProp, ht.optim.Adam, ht.optim.AMSGrad]
 

@@ -19,9 +19,9 @@ import pytest
 import hetu as ht
 import hetu.plan
 import hetu.ps
-from hetu.dist.cluster import parse_cluster
-from hetu.dist.launch import parse
-from hetu.graph import OPS
+from hetu.core.graph import OPS
+from hetu.dist.launch.cluster import parse_cluster
+from hetu.dist.launch.heturun import parse
 from hetu.passes import PASSES
 
 from .test_readme import PAGES, ROOT, blocks

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hetu import init
-from hetu.errors import ShapeError
+from hetu.core.errors import ShapeError
 
 F32 = np.dtype("float32")
 SHAPES = [(120, 80), (40, 20, 5, 5)]

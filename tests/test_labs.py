@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from hetu import cli
-from hetu.graph import OPS
-from hetu.lab import EXERCISES
-from hetu.labs import LABS
-from hetu.labs.grading import Lab, report
+from hetu.core.graph import OPS
+from hetu.teach.lab import EXERCISES
+from hetu.teach.labs import LABS
+from hetu.teach.labs.grading import Lab, report
 
 SOLUTIONS = Path(__file__).parent.parent / "tutorials" / "solutions"
 BLANK = "raise NotImplementedError\n"
@@ -156,7 +156,7 @@ def test_an_error_is_shown_with_the_students_line(tmp_path: Path) -> None:
 
 
 def test_ranks_that_wait_for_ever_are_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hetu.labs.lab6.DEADLINE", 0.2)
+    monkeypatch.setattr("hetu.teach.labs.lab6.DEADLINE", 0.2)
     file = tmp_path / "lab6.py"
     file.write_text(
         "import numpy as np\ndef ring_all_reduce(comm, x):\n"

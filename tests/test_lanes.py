@@ -15,9 +15,9 @@ import pytest
 
 import hetu as ht
 from hetu import blas, lanes
-from hetu.graph import OPS
+from hetu.core.graph import OPS
+from hetu.look.profiler import profile_program
 from hetu.ops import fused_conv
-from hetu.profiler import profile_program
 
 pytestmark = pytest.mark.skipif(blas.get_threads() is None, reason="NumPy without OpenBLAS has no lanes")
 DEADLINE = 60.0

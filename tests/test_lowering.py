@@ -10,8 +10,8 @@ import pytest
 import hetu as ht
 from hetu import optim
 from hetu.blas import ger
-from hetu.graph import topological
-from hetu.memory import SCRATCH
+from hetu.core.graph import topological
+from hetu.core.memory import SCRATCH
 from hetu.passes import PASSES, chosen_passes
 
 from .test_program import random_graph

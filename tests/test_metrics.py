@@ -7,7 +7,7 @@ import pytest
 
 import hetu as ht
 from hetu import metrics
-from hetu.errors import DataError, DTypeError, ShapeError, ValueRangeError
+from hetu.core.errors import DataError, DTypeError, ShapeError, ValueRangeError
 
 
 @pytest.fixture

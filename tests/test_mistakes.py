@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import hetu as ht
-from hetu import errors
-from hetu.graph import OPS
+from hetu.core import errors
+from hetu.core.graph import OPS
 
 MISTAKES: dict[str, tuple[Callable, type[Exception], list[str]]] = {}
 

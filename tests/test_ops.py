@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import hetu as ht
-from hetu.graph import OPS, Node, topological
-from hetu.interpret import interpret
-from hetu.types import TensorType, is_float
+from hetu.core.graph import OPS, Node, topological
+from hetu.core.interpret import interpret
+from hetu.core.types import TensorType, is_float
 
 from .samples import SAMPLES, Sample
 
@@ -61,16 +61,16 @@ def test_unknown_sizes_give_the_same_values(sample):
     outputs, feed = built(sample, unknown=True)
     known, _ = built(sample)
     sizes = {(n.name, axis): s for n, a in feed.items() for axis, s in enumerate(a.shape)}
-    outputs = specialised(outputs, feed, sizes)
+    outputs = specialized(outputs, feed, sizes)
     for node, value, wanted, twin in zip(outputs, interpret(outputs, at(outputs, feed)), references(sample), known):
         assert node.type == twin.type
         np.testing.assert_allclose(value, wanted, rtol=1e-9, atol=max(1e-9, sample.tolerance * 1e-3))
 
 
-def specialised(outputs, feed, sizes):
-    from hetu.passes import specialise
+def specialized(outputs, feed, sizes):
+    from hetu.passes import specialize
 
-    return specialise(outputs, sizes)
+    return specialize(outputs, sizes)
 
 
 def at(outputs, feed):

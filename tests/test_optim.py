@@ -9,8 +9,8 @@ import pytest
 
 import hetu as ht
 from hetu import nn, optim, schedules
-from hetu.errors import ArgumentError, GradientError, ShapeError, ValueRangeError
-from hetu.graph import OPS
+from hetu.core.errors import ArgumentError, GradientError, ShapeError, ValueRangeError
+from hetu.core.graph import OPS
 from hetu.ops import update_kernels
 from hetu.ops.update import ROW_FORMS
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import hetu as ht
-from hetu.graph import OPS, topological
-from hetu.interpret import interpret
-from hetu.passes import PASSES, chosen_passes, fuse_norm_relu, resolve_training, simplify, specialise
+from hetu.core.graph import OPS, topological
+from hetu.core.interpret import interpret
+from hetu.passes import PASSES, chosen_passes, fuse_norm_relu, resolve_training, simplify, specialize
 
 X = (3, 4)
 
@@ -65,7 +65,7 @@ def test_random_numbers_are_never_merged():
 
 def test_unknown_sizes_fold_once_they_are_known():
     x = ht.placeholder("x", (None, 4))
-    outputs = specialise([ht.mean(x)], {("x", 0): 8})
+    outputs = specialize([ht.mean(x)], {("x", 0): 8})
     (mean,) = simplify(outputs)
     assert mean.op.name == "divide" and mean.inputs[1].attrs["value"] == 32
 
@@ -73,7 +73,7 @@ def test_unknown_sizes_fold_once_they_are_known():
 def test_sizes_that_do_not_fit_name_both():
     x, y = ht.placeholder("x", (None,)), ht.placeholder("y", (None,))
     with pytest.raises(ht.errors.ShapeError, match=r"\(2,\) and \(3,\)"):
-        specialise([x + y], {("x", 0): 2, ("y", 0): 3})
+        specialize([x + y], {("x", 0): 2, ("y", 0): 3})
 
 
 def test_the_training_flag_follows_from_the_updates():

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import hetu as ht
-from hetu.errors import ArgumentError, FeedError, UnknownNameError
-from hetu.graph import OPS, Node, tagged
+from hetu.core.errors import ArgumentError, FeedError, UnknownNameError
+from hetu.core.graph import OPS, Node, tagged
+from hetu.look.profiler import Profile, Row, flops, profile, traffic
 from hetu.passes.channels_last import channels_last
-from hetu.profiler import Profile, Row, flops, profile, traffic
 
 
 def array(*shape: int, dtype: str = "float32", name: str = "x") -> Node:

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import hetu as ht
-from hetu.graph import Node
-from hetu.interpret import interpret
+from hetu.core.graph import Node
+from hetu.core.interpret import interpret
+from hetu.core.program import Program
 from hetu.passes import PASSES
-from hetu.program import Program
 
 CASES = 300  # per configuration; raise it when memory or scheduling changes
 SHAPES = [(4, 4), (4,), (1, 4), (4, 1), ()]

@@ -7,8 +7,8 @@ import pytest
 
 import hetu as ht
 from hetu import dist
-from hetu.errors import ArgumentError, DTypeError, ShapeError, ValueRangeError
-from hetu.graph import OPS
+from hetu.core.errors import ArgumentError, DTypeError, ShapeError, ValueRangeError
+from hetu.core.graph import OPS
 
 
 def layer(x, gate, up, down, k=2, capacity=8):

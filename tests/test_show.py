@@ -14,16 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hetu as ht
-from hetu.graph import Graph, Node, tagged
-from hetu.op import Op
-from hetu.show import curves_svg, install, memory_svg, to_dot, to_html, to_svg
-from hetu.show.layout import BOX_HEIGHT, layout
-from hetu.show.picture import family, picture
-from hetu.show.roofline import roofline_svg
-from hetu.show.shards import shards_svg
-from hetu.show.staleness import leads, staleness_svg
-from hetu.show.table import rows_html
-from hetu.show.timeline import timeline_svg
+from hetu.core.graph import Graph, Node, tagged
+from hetu.core.op import Op, Role
+from hetu.look import curves_svg, install, memory_svg, to_dot, to_html, to_svg
+from hetu.look.layout import BOX_HEIGHT, layout
+from hetu.look.picture import family, picture
+from hetu.look.roofline import roofline_svg
+from hetu.look.shards import shards_svg
+from hetu.look.staleness import leads, staleness_svg
+from hetu.look.table import rows_html
+from hetu.look.timeline import timeline_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -65,11 +65,10 @@ def test_nodes_fall_into_families():
     loss, slopes = model(1)
     assert family(loss) == "compute" and family(slopes[0]) == "gradient"
     assert {b.family for b in picture([loss, *slopes]).boxes} == {"placeholder", "variable", "compute", "gradient"}
-    update = Op(lambda xp, x: x, name="step", infer=lambda x: x)
-    update.forward.__module__ = "hetu.ops.update_rows"
-    assert family(update(loss)) == "update"
-    update.forward.__module__ = "hetu.dist.ops"
-    assert family(update(loss)) == "communication"
+    roles = [(Role.UPDATE, "update"), (Role.COMMUNICATION, "communication"), (Role.HINT, "communication")]
+    for role, wanted in roles:
+        mine = Op(lambda xp, x: x, name="mine", role=role, infer=lambda x: x)
+        assert family(mine(loss)) == wanted
 
 
 def test_a_layer_holds_its_variables_and_its_gradients_stand_apart():

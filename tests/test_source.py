@@ -7,8 +7,8 @@ import linecache
 import pytest
 
 import hetu as ht
-from hetu.errors import ShapeError
-from hetu.source import Site, user_site
+from hetu.core.errors import ShapeError
+from hetu.core.source import Site, user_site
 
 
 def site_in(text: str, filename: str = "/home/student/model.py", **names) -> Site:

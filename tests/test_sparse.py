@@ -7,8 +7,8 @@ import pytest
 
 import hetu as ht
 from hetu import optim
-from hetu.errors import ArgumentError, DTypeError, ShapeError, ValueRangeError
-from hetu.graph import topological
+from hetu.core.errors import ArgumentError, DTypeError, ShapeError, ValueRangeError
+from hetu.core.graph import topological
 from hetu.ops import sparse
 from hetu.ops.sparse import _rounded
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import hetu as ht
-from hetu.graph import Node, tagged
-from hetu.summary import summary
+from hetu.core.graph import Node, tagged
+from hetu.look.summary import summary
 
 
 def linear(name: str, x: Node, size: int, **options) -> Node:

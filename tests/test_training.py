@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import hetu as ht
-from hetu import errors, metrics, optim, schedules
+from hetu import metrics, optim, schedules
+from hetu.core import errors
 from hetu.data import ArrayDataset, DataLoader
 from hetu.training import History, fit
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from hetu.errors import AxisError, DTypeError, HetuError, NodeUseError, ShapeError
-from hetu.types import (
+from hetu.core.errors import AxisError, DTypeError, HetuError, NodeUseError, ShapeError
+from hetu.core.types import (
     DTYPES,
     Dim,
     TensorType,

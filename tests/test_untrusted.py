@@ -17,7 +17,7 @@ FUNCTIONS = {"builtins": BUILTINS, "os": {"system", "popen"}, "subprocess": {"ge
              "torch": {"load"},
              "yaml": {"load", "load_all", "full_load", "full_load_all", "unsafe_load", "unsafe_load_all", "Loader",
                       "FullLoader", "UnsafeLoader", "CLoader", "CFullLoader", "CUnsafeLoader"}}  # fmt: skip
-ALLOWED = {"notebook/rank.py": {"exec", "compile"}}  # the cells that the user runs are code
+ALLOWED = {"teach/notebook/rank.py": {"exec", "compile"}}  # the cells that the user runs are code
 
 
 def dangers(source: str) -> Iterator[str]:

@@ -48,7 +48,7 @@ executor = ht.Executor(orders)  # three nodes, computed together
 places = np.linspace(-6, 6, 121)
 heights = np.array([executor.run({x: place}) for place in places])
 names = ["x sin x", "its slope", "the slope of its slope"]
-ht.show.curves_svg(dict(zip(names, heights.T)), places, label="x")
+ht.look.curves_svg(dict(zip(names, heights.T)), places, label="x")
 
 # %% [markdown]
 # Check with your eyes: where the blue curve is flat, the red one crosses zero.
@@ -76,7 +76,7 @@ updates = {w: w - 0.002 * dw, b: b - 0.2 * db}
 executor = ht.Executor([loss, updates])
 losses = [executor.run({noon: noons, evening: evenings})[0] for _ in range(60)]
 print(f"evening = {executor.state['w']:.2f} * noon + {executor.state['b']:.2f}")
-ht.show.curves_svg({"loss": losses}, label="step", log=True)
+ht.look.curves_svg({"loss": losses}, label="step", log=True)
 
 # %% [markdown]
 # The noise has a variance of 1, so no line can get below a loss of about 1. **Try it:** why are the two rates, 0.002
@@ -113,7 +113,7 @@ def descend(step):
 
 
 heights = {"gradient descent": descend(0.001 * g), "Newton": descend(newton)}
-ht.show.curves_svg(heights, label="step", log=True)
+ht.look.curves_svg(heights, label="step", log=True)
 
 # %% [markdown]
 # Newton jumps up the far side first and then lands: eight steps, and the height is exactly zero (a logarithm has no

@@ -193,7 +193,7 @@ nearest = ht.mean(ht.min(distances(points, centers), axis=1))
 executor = ht.Executor([nearest, ht.optim.Momentum(0.2, 0.5).minimize(nearest)])
 losses = [executor.run({points: cloud})[0] for _ in range(60)]
 print(executor.state["centers"].round(1).tolist())
-ht.show.curves_svg({"mean squared distance to the nearest center": losses}, label="step")
+ht.look.curves_svg({"mean squared distance to the nearest center": losses}, label="step")
 
 # %% [markdown]
 # **What to remember.** `@ht.op` makes an operator, `.grad` (or `.decompose`) its derivative, `check_gradients` the

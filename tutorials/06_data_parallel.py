@@ -5,7 +5,7 @@
 # strategy write it for you, see why buckets and overlap make it fast, and run a notebook cell on real processes.
 
 # %%
-# %load_ext hetu.notebook
+# %load_ext hetu
 import numpy as np
 
 import hetu as ht

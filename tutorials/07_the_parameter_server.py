@@ -5,7 +5,7 @@
 # workers drift apart, and say what a slow machine costs in each mode.
 
 # %%
-# %load_ext hetu.notebook
+# %load_ext hetu
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -84,14 +84,14 @@ def one_slow(worker, clock):
 
 # %%
 bsp, bsp_errors = train("bsp", one_slow)
-ht.show.staleness_svg(bsp, bound=0)
+ht.look.staleness_svg(bsp, bound=0)
 
 # %% [markdown]
 # The two fast workers wait three quarters of their time. **ASP**: nobody waits.
 
 # %%
 asp, asp_errors = train("asp", one_slow)
-ht.show.staleness_svg(asp)
+ht.look.staleness_svg(asp)
 
 # %% [markdown]
 # The fast workers are done long before the slow one, and the histogram has a long tail: worker 2 pushes gradients of
@@ -99,7 +99,7 @@ ht.show.staleness_svg(asp)
 
 # %%
 ssp, ssp_errors = train("ssp:3", one_slow)
-ht.show.staleness_svg(ssp, bound=3)
+ht.look.staleness_svg(ssp, bound=3)
 
 # %% [markdown]
 # The bound is a promise: no step begins more than three clocks ahead, and it is kept by the server, not by luck. First
@@ -128,7 +128,7 @@ for mode in ("bsp", "ssp:3", "asp"):
 # slow worker before each of its steps?
 
 # %%
-ht.show.curves_svg({"bsp": bsp_errors, "ssp:3": ssp_errors, "asp": asp_errors}, label="steps of worker 2", log=True)
+ht.look.curves_svg({"bsp": bsp_errors, "ssp:3": ssp_errors, "asp": asp_errors}, label="steps of worker 2", log=True)
 
 # %% [markdown]
 # By *its* step the others have done more in ASP and SSP, so these are ahead here. With a larger `RATE` the picture

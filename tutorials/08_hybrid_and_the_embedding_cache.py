@@ -5,13 +5,13 @@
 # ranks and tables on a server, and say what a cache of a given size and staleness saves.
 
 # %%
-# %load_ext hetu.notebook
+# %load_ext hetu
 import numpy as np
 
 import hetu as ht
 from hetu.plan import Choice, Hybrid
 from hetu.ps import Cache, CachedTable, Client, Options, Parameter, ServerProcess
-from hetu.ps.environment import place
+from hetu.ps.wire.environment import place
 
 # %% [markdown]
 # ## Huge, and hardly touched
@@ -35,7 +35,7 @@ million = {
     "rows from servers": [c.by_servers / 1e6 for c in table],
     "dense all-reduce": [2 * (n - 1) * 10_000_000 * 32 * 4 / 1e6 for n in ranks],
 }
-ht.show.curves_svg(million, ranks, label="ranks; MB that all send in a step", log=True)
+ht.look.curves_svg(million, ranks, label="ranks; MB that all send in a step", log=True)
 
 # %% [markdown]
 # With two ranks the gathering is even cheaper; with 64 it costs thirty times as much. And a dense all-reduce of the
@@ -84,7 +84,7 @@ server = ServerProcess(Options(1, "classroom", "asp"))
 client = Client([server.address], worker=0, token="classroom")
 by_policy = {p: [counters(client, Cache(p, share)) for share in SHARES] for p in ("lru", "lfu", "lfuopt")}
 percent = {policy: [100 * c.hit_rate for c in found] for policy, found in by_policy.items()}
-ht.show.curves_svg(percent, [100 * s for s in SHARES], label="size of the cache, percent of the table; hits in percent")
+ht.look.curves_svg(percent, [100 * s for s in SHARES], label="size of the cache, percent of the table; hits in percent")
 
 # %% [markdown]
 # A tenth of the table gives most of the hits there are. Two ways to choose what to evict: **lru** gives up what was
@@ -112,7 +112,7 @@ BOUNDS = [0, 1, 3, 10, 30]
 by_bound = [counters(client, Cache("lfuopt", 0.25, bound, bound)) for bound in BOUNDS]
 client.close()
 server.stop()
-ht.show.curves_svg(
+ht.look.curves_svg(
     {"fetched": [c.fetched for c in by_bound], "pushed": [c.pushed for c in by_bound]},
     BOUNDS,
     label="bound in updates; rows moved",

@@ -51,7 +51,7 @@ def communication(make, strategy, feeds, ranks=2):
     def run(comm):
         executor = ht.Executor(make(), strategy=strategy, comm=comm)
         steps = executor.program(feeds).steps
-        return executor.run(feeds)[0], [s.node for s in steps if s.node.op.communicates]
+        return executor.run(feeds)[0], [s.node for s in steps if s.node.role.value == "communication"]
 
     (answer, nodes), *_ = run_ranks(ranks, run)
     return answer, nodes
@@ -149,7 +149,7 @@ def report(name, strategy):
     def run(comm):
         executor = ht.Executor(language_model(), strategy=strategy, comm=comm)
         losses = [executor.run(feeds)[0].item() for _ in range(5)]
-        kinds = Counter(s.node.op.name for s in executor.program(feeds).steps if s.node.op.communicates)
+        kinds = Counter(s.node.op.name for s in executor.program(feeds).steps if s.node.role.value == "communication")
         return losses[-1], sum(executor.state.arrays[n].nbytes for n in executor.state.arrays), kinds
 
     loss_of_5, kept, kinds = run_ranks(4, run)[0]

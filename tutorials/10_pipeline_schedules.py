@@ -123,7 +123,7 @@ for microbatches in counts:
 formula = [3 / (m + 3) for m in counts]
 print("measured", *(f"{share:6.1%}" for share in found))
 print("formula ", *(f"{share:6.1%}" for share in formula))
-ht.show.curves_svg({"measured bubble": found, "formula": formula}, counts, label="micro-batches")
+ht.look.curves_svg({"measured bubble": found, "formula": formula}, counts, label="micro-batches")
 
 # %% [markdown]
 # It holds until the micro-batches get small: then every message and every call costs more than it brings, which the

@@ -130,7 +130,7 @@ for name in ("data parallel", "ZeRO 3", "tensor parallel", "pipeline"):
         joined = profile.on(Cluster((4,), link, link))
         costs.append(1e3 * simulate(step, strategies[name], joined, world_size=4, shapes=shapes).time)
     curves[name] = costs
-ht.show.curves_svg(curves, [np.log2(s) for s in speeds], label="log2 of the bandwidth in GB/s; ms a step", log=True)
+ht.look.curves_svg(curves, [np.log2(s) for s in speeds], label="log2 of the bandwidth in GB/s; ms a step", log=True)
 
 # %% [markdown]
 # **Less memory.** Give each rank a budget, and memory may decide instead of time:

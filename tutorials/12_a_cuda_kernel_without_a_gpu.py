@@ -13,8 +13,8 @@ import hetu as ht
 from hetu.gpu_kernels import bound, emulator, nvrtc
 from hetu.gpu_kernels.emulator import Emulator
 from hetu.gpu_kernels.source import KernelError
+from hetu.look.profiler import flops, traffic
 from hetu.passes.fuse_elementwise import fuse_elementwise
-from hetu.profiler import flops, traffic
 
 print("C++ compiler:", "found" if emulator.compiler() else "none, emulated cells are skipped")
 
@@ -185,7 +185,7 @@ step = ht.Executor([loss, ht.optim.Adam(1e-3).minimize(loss)], passes=[])
 feeds = {batch: np.zeros((4096, 1024), np.float32)}
 nodes = {s.node.op.name: s.node for s in step.program(feeds).steps if traffic(s.node) > 1e6}
 points = [(name, flops(node), traffic(node), 0.0) for name, node in nodes.items()]
-ht.show.roofline_svg(points, flops=67e12, bandwidth=3.35e12)
+ht.look.roofline_svg(points, flops=67e12, bandwidth=3.35e12)
 
 # %% [markdown]
 # The matrix products are far to the right: limited by arithmetic. Everything else climbs the slope: it waits for

@@ -19,22 +19,22 @@ from typing import Any, is_typeddict
 
 import hetu as ht
 from hetu import dist, ops, passes
-from hetu.dist.partition import partition
+from hetu.core.graph import OPS
+from hetu.core.op import Op, Role
+from hetu.dist.cut.partition import partition
 from hetu.gpu_kernels.table import MODULE_OF
-from hetu.graph import OPS
-from hetu.op import Op
 
 FOLDER = Path(__file__).with_suffix("")
 NOTE = "*Written by `python tutorials/reference.py` from the docstrings; change those.*"
 HOME = "[Reference](README.md)"
 MARKUP = re.compile(r"(?<! )\*|\*(?! )|<(?=[\w/!])|(?<!\w)_|_(?!\w)")  # what Markdown would not show as it stands
-BY_PASSES = ("hetu.passes.fused_group", "hetu.dist.ops", "hetu.dist.bucket", "hetu.ps.ops")
+BY_PASSES = ("hetu.passes.fused_group", "hetu.dist.ops", "hetu.dist.cut.bucket", "hetu.ps.ops")
 PAGES = {  # of packages, each with a section
     "layers.md": ("Layers", "nn"),
     "optimizers.md": ("Optimizers, schedules, initial values", "optim schedules init"),
     "data.md": ("Data and metrics", "data metrics"),
     "strategies.md": ("Strategies", "dist ps plan"),
-    "looking_inside.md": ("Pictures, tables and errors", "show errors"),
+    "looking_inside.md": ("Pictures, tables and errors", "look errors"),
 }
 CHOSEN = {  # environment variables that a user sets
     "HETU_DATA": ("a folder with a folder for each data set, which `ht.data` prefers to the files it ships", "none"),
@@ -55,7 +55,7 @@ GIVEN = {  # those that hetu sets for the processes it starts
 }
 AROUND = {  # what every executor does beside the named passes
     "resolve_training": "first: what depends on whether this sub-graph trains",
-    "specialise": "before the named passes run again: the sizes that were fed",
+    "specialize": "before the named passes: the sizes that were fed",
 }
 
 
@@ -122,14 +122,14 @@ def first_sentence(thing: Any) -> str:
 
 def families() -> dict[str, ModuleType]:
     """The modules whose names `hetu.ops` takes over, in its order."""
-    names = re.findall(r"^from \.(\w+) import \*", inspect.getsource(ops), re.M)
-    return {name: import_module(f"hetu.ops.{name}") for name in names}
+    paths = re.findall(r"^from (\.\S+) import \*", inspect.getsource(ops), re.M)
+    return {path.split(".")[-1]: import_module(path, "hetu.ops") for path in paths}
 
 
 def operators() -> list[Op]:
     """All of them by module, those that only passes and gradient rules use included."""
     inside = sorted(f"hetu.ops.{found.name}" for found in pkgutil.iter_modules(ops.__path__))
-    modules = [*inside, *(import_module(name).__name__ for name in BY_PASSES)]
+    modules = ["hetu.core.leaf", *inside, *(import_module(name).__name__ for name in BY_PASSES)]
     known = [op for op in OPS.values() if op.__module__ in modules]
     return sorted(known, key=lambda op: (modules.index(op.__module__), op.name))
 
@@ -158,7 +158,7 @@ def table() -> str:
     rows = ["| operator | module | gradient | dims | CUDA |", "|---|---|---|---|---|"]
     for op in operators():
         name = f"[{op.name}](operators.md#{op.name})" if op.name in public else op.name
-        computed = "communicates" if op.communicates else cuda(op)
+        computed = "communicates" if op.role is Role.COMMUNICATION else cuda(op)
         rows.append(f"| {name} | {op.__module__.removeprefix('hetu.')} | {gradient(op)} | {dims(op)} | {computed} |")
     return "\n".join(rows)
 
@@ -284,7 +284,7 @@ def training_step() -> str:
     strategy = dist.DataParallel().build([loss, *new], world_size=2)
     strategy.bucket_bytes = 0
     local = partition([loss], dict(zip(updates, new)), strategy, rank=0)
-    return str(ht.show.to_svg([*local.fetches, *local.updates.values()]))
+    return str(ht.look.to_svg([*local.fetches, *local.updates.values()]))
 
 
 def pages() -> dict[str, str]:

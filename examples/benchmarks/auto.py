@@ -5,8 +5,8 @@
 Measured: every rank really runs its part; its clock advances by the CPU time of its computing, and by a model of the
 link (50 us, and 1 GB/s or 100 MB/s) where it communicates. All candidates of the planner, which is given no hints, and
 some strategies by hand take turns, so that what else the machine does hits all; the time of each is that of its
-quickest step, since interference only ever adds. Predicted: `hetu.plan.simulate`, from a profile measured on one
-process under four plain strategies (`PROFILED`). Both sides share the model of the link, so the more a strategy
+quickest step, since interference only ever adds. Predicted: `hetu.plan.simulation.simulate`, from a profile measured
+on one process under four plain strategies (`PROFILED`). Both sides share the model of the link, so the more a strategy
 communicates, the less there is to predict.
 
 Spearman's coefficient says how alike the two orders are. Beside it stand the pairs in the right order less those in the
@@ -38,7 +38,7 @@ from tqdm import tqdm
 import hetu as ht
 from hetu import dist, nn
 from hetu.plan import Cluster, Profile, auto, simulate
-from hetu.plan.calibrate import measured_device
+from hetu.plan.costs.calibrate import measured_device
 
 RANKS, BATCH, DEADLINE = 4, 64, 1500
 STEPS = 2  # timed ones in a turn, after one that fills the caches
@@ -164,7 +164,7 @@ def on_ranks(strategies: dict[str, dict[str, str]], rounds: int) -> dict[str, An
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "measured.json"
         file.write_text(json.dumps(strategies))
-        command = [sys.executable, "-m", "hetu.dist.launch", "-w", str(RANKS), sys.executable, __file__]
+        command = [sys.executable, "-m", "hetu.dist.launch.heturun", "-w", str(RANKS), sys.executable, __file__]
         subprocess.run([*command, "--measure", str(file), "--rounds", str(rounds)], timeout=DEADLINE, check=True)
         return json.loads(file.read_text())
 

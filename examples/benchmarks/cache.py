@@ -59,7 +59,18 @@ def traffic(fields: list[int], cache: Cache, batch: int, steps: int) -> tuple[fl
 
 def auc(*options: str) -> float:
     """The test AUC of the example under two workers and a server."""
-    command = [sys.executable, "-m", "hetu.dist.launch", "-w", "2", "-s", "1", sys.executable, str(TRAIN), *options]
+    command = [
+        sys.executable,
+        "-m",
+        "hetu.dist.launch.heturun",
+        "-w",
+        "2",
+        "-s",
+        "1",
+        sys.executable,
+        str(TRAIN),
+        *options,
+    ]
     text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600).stdout
     return float(re.search(r"test AUC (\S+),", text)[1])
 

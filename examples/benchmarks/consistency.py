@@ -168,7 +168,7 @@ def run(body: str, consistency: str = "asp", **task: Any) -> list[dict[str, Any]
             "folder": f"{folder}/goal",
             "results": f"{folder}/results",
         }
-        command = [sys.executable, "-m", "hetu.dist.launch", "-w", str(WORKERS), sys.executable, __file__]
+        command = [sys.executable, "-m", "hetu.dist.launch.heturun", "-w", str(WORKERS), sys.executable, __file__]
         variables = {**os.environ, "HETU_SERVER_TOKEN": TOKEN, "OPENBLAS_NUM_THREADS": "1"}
         subprocess.run([*command, "--task", json.dumps(task)], env=variables, check=True, timeout=300)
         return [json.loads(Path(folder, "results", f"{rank}.json").read_text()) for rank in range(WORKERS)]

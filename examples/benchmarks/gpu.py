@@ -27,10 +27,10 @@ import workloads
 from workloads import Workload
 
 import hetu as ht
-from hetu.backend import Device
-from hetu.errors import MissingDependencyError
+from hetu.core.backend import Device
+from hetu.core.errors import MissingDependencyError
+from hetu.core.graph import OPS
 from hetu.gpu_kernels.check import machine
-from hetu.graph import OPS
 from hetu.passes import PASSES, chosen_passes
 
 STEPS, LAUNCHES = 50, 20

@@ -202,7 +202,7 @@ def median_step(run: Callable[[], object], steps: int = 200) -> float:
 
 def heturun(part: str, rounds: int) -> list[Row]:
     """Run a part of this file on ranks, and return what rank 0 answers."""
-    command = [sys.executable, "-m", "hetu.dist.launch", "-w", str(RANKS), "python", __file__]
+    command = [sys.executable, "-m", "hetu.dist.launch.heturun", "-w", str(RANKS), "python", __file__]
     command += ["--rank-part", part, "--rounds", str(rounds)]
     job = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=DEADLINE, check=True)
     return json.loads(job.stdout.split(ANSWER)[1].splitlines()[0])

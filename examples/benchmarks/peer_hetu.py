@@ -17,7 +17,7 @@ from workloads import Workload
 import hetu as ht
 from hetu import optim
 from hetu.blas import kernels, set_threads
-from hetu.dist.comm import Comm
+from hetu.dist.comm.comm import Comm
 from hetu.passes import FOR_GPU, PASSES
 
 Weights = dict[str, ht.Node]

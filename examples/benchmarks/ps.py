@@ -33,10 +33,10 @@ import zmq
 from report import Row, add_arguments, report
 
 from hetu.ps import Client, Options, Parameter, ServerProcess
-from hetu.ps.client import SETTINGS
-from hetu.ps.partition import CHUNK
-from hetu.ps.server import ENVIRONMENT, HEARTBEAT
-from hetu.ps.transport import CREDIT
+from hetu.ps.store.partition import CHUNK
+from hetu.ps.wire.client import SETTINGS
+from hetu.ps.wire.server import ENVIRONMENT, HEARTBEAT
+from hetu.ps.wire.transport import CREDIT
 
 TOKEN, DEADLINE = "benchmark", 120  # seconds
 SIZES = [1 << exponent for exponent in range(18, 27, 2)]

@@ -15,7 +15,7 @@ import numpy as np
 
 import hetu as ht
 from hetu import dist, plan, ps
-from hetu.ps.environment import has_servers, place
+from hetu.ps.wire.environment import has_servers, place
 
 MODELS = {"wide_deep": models.wide_deep, "deepfm": models.deepfm, "dcn": models.dcn}
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol, SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..errors import AxisError, DataError
+from ..core.errors import AxisError, DataError
 
 Batch = tuple[NDArray[Any], ...]
 Rows = SupportsIndex | slice | NDArray[np.integer]

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DataError, did_you_mean
+from ..core.errors import DataError, did_you_mean
 from . import formats
 from .dataset import ArrayDataset, GraphData, TextData
 from .sources import find

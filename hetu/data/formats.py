@@ -20,7 +20,7 @@ from typing import IO, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DataError
+from ..core.errors import DataError
 
 PathLike = str | os.PathLike[str]
 

@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DataError
+from ..core.errors import DataError
 from .dataset import Batch, Dataset
 
 

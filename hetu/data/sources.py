@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ..errors import DataError
+from ..core.errors import DataError
 
 MINI_FOLDER = Path(__file__).parent / "files"
 

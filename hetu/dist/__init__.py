@@ -7,21 +7,21 @@
 [array([0., 2.]), array([4., 6.])]
 """
 
-from .builders import MEGATRON, DataParallel, ExpertParallel, Parallel, TensorParallel, ZeRO
+from .cut.builders import MEGATRON, DataParallel, ExpertParallel, Parallel, TensorParallel, ZeRO
 from .by_hand import all_gather, all_reduce, all_to_all, broadcast, reduce, reduce_scatter, send_recv
-from .clock import Link, VirtualClock
-from .comm import Comm, CommError, DeadlineError, Handle, SerialComm
-from .heterogeneous import Heterogeneous
-from .layout import DUP, MAX, MIN, SUM, Layout, Mesh, Shard
-from .mpi import MPIComm, world
+from .comm.clock import Link, VirtualClock
+from .comm.comm import Comm, CommError, DeadlineError, Handle, SerialComm
+from .cut.heterogeneous import Heterogeneous
+from .layout.layout import DUP, MAX, MIN, SUM, Layout, Mesh, Shard
+from .comm.mpi import MPIComm, world
 from .ops import shard
-from .pipeline import Pipeline, Staged
-from .place import place
-from .redistribute import Plan, plan, redistribute
-from .schedule import Schedule
-from .stages import stage
-from .strategy import Kept, Strategy
-from .threads import ThreadComm, run_ranks
+from .cut.pipeline import Pipeline, Staged
+from .cut.place import place
+from .layout.redistribute import Plan, plan, redistribute
+from .cut.schedule import Schedule
+from .cut.stages import stage
+from .cut.strategy import Kept, Strategy
+from .comm.threads import ThreadComm, run_ranks
 
 __all__ = [
     "Comm", "CommError", "DeadlineError", "Handle", "SerialComm", "ThreadComm", "MPIComm", "run_ranks", "world",

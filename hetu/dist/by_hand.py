@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..errors import ArgumentError, did_you_mean
-from ..graph import OPS, Node
-from ..op import as_node
-from .layout import DUP, MAX, MIN, ROLES, SUM, Layout, Shard
-from .mpi import world
+from ..core.errors import ArgumentError, did_you_mean
+from ..core.graph import OPS, Node
+from ..core.op import as_node
+from .layout.layout import DUP, MAX, MIN, ROLES, SUM, Layout, Shard
+from .comm.mpi import world
 from .ops import RESHARD
 
 Ranks = Sequence[int] | None

@@ -15,16 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import AxisError, ShapeError
-from ..op import Op, op
-from ..types import Shape, TensorType, as_dtype
-from .collectives import Collective
-from .comm import Comm
-from .deduce import Grid
-from .hierarchical import Hosts
-from .layout import DUP, PENDING, SUM, Layout
-from .mpi import world
-from .redistribute import Plan, plan
+from ..core.errors import AxisError, ShapeError
+from ..core.op import Op, Role, op
+from ..core.types import Shape, TensorType, as_dtype
+from .layout.collectives import Collective
+from .comm.comm import Comm
+from .layout.deduce import Grid
+from .comm.hierarchical import Hosts
+from .layout.layout import DUP, PENDING, SUM, Layout
+from .comm.mpi import world
+from .layout.redistribute import Plan, plan
 
 KINDS = (
     "all_reduce all_gather reduce_scatter all_to_all split_all_reduce split_reduce_scatter split_all_gather "
@@ -130,11 +130,12 @@ def _make(kind: str) -> Op:
         name=kind,
         infer=_local_type,
         differentiable=kind in ADJOINT,
-        communicates=True,
+        role=Role.COMMUNICATION,
+        collective=kind,
         inplace={0: (0,)} if kind == "all_reduce" else None,
     )
     made.bind(_bind)
-    made.__doc__ = f"The change of layout that is called `{kind}`; see `hetu.dist.redistribute.Plan`."
+    made.__doc__ = f"The change of layout that is called `{kind}`; see `hetu.dist.layout.redistribute.Plan`."
 
     @made.grad
     def gradient(g: Any, y: Any, x: Any, *, src: Layout, dst: Layout, **_: Any) -> Any:
@@ -159,7 +160,7 @@ def _shard_type(x: TensorType, *, layout: Layout) -> TensorType:
     return x
 
 
-@op(infer=_shard_type, dims="...->...")
+@op(role=Role.HINT, infer=_shard_type, dims="...->...")
 def shard(xp: ModuleType, x: Any, *, layout: Layout) -> Any:
     """`x`, with a hint that it is to be laid out so; its gradient gets the same layout. Without a strategy it is `x`.
 

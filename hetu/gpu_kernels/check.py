@@ -20,8 +20,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from ..backend import Device
-from ..errors import MissingDependencyError
+from ..core.backend import Device
+from ..core.errors import MissingDependencyError
 
 ROOT = Path(__file__).parents[2]
 PARTS = {  # what is proven: words that select its tests

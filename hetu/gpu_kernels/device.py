@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from ..backend import Device
+from ..core.backend import Device
 from .nvrtc import OPTIONS
 
 

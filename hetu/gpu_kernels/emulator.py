@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import MissingDependencyError
+from ..core.errors import MissingDependencyError
 from .source import KernelError
 
 ORDERS = ("ascending", "descending", "shuffled")

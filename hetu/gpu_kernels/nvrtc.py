@@ -10,7 +10,7 @@ import importlib
 from functools import cache
 from typing import Any
 
-from ..errors import MissingDependencyError
+from ..core.errors import MissingDependencyError
 from .source import KernelError
 
 ARCHITECTURES = ("sm_80", "sm_90")  # A100; H100 and H200

@@ -11,7 +11,7 @@ from importlib.resources import files
 
 import numpy as np
 
-from ..errors import HetuError
+from ..core.errors import HetuError
 
 CTYPES = {
     "bool": "bool",

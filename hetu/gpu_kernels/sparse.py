@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backend import fixed_value
+from ..core.backend import fixed_value
 from .machine import Call, Machine, contiguous, spread, widest_pack
 from .source import assemble, compute_dtype, file_text
 from .tables import sorting

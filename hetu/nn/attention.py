@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from .. import ops
-from ..errors import ArgumentError
-from ..graph import Node
+from ..core.errors import ArgumentError
+from ..core.graph import Node
 from .dense import Dropout, Linear
 from .layer import Activation, Layer, check_sizes
 from .normalization import LayerNorm

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..errors import ArgumentError
+from ..core.errors import ArgumentError
 from .layer import Layer
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from .. import ops
-from ..errors import ArgumentError
-from ..graph import Node
+from ..core.errors import ArgumentError
+from ..core.graph import Node
+from ..core.leaf import variable
 from ..init import Initializer, he_uniform, zeros
-from ..ops.leaf import variable
 from .layer import Activation, Layer, activate, check_sizes
 
 Size = int | tuple[int, int]

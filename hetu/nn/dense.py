@@ -6,10 +6,10 @@ Ignored on purpose: layers for activations; any function of a node stands in a `
 from __future__ import annotations
 
 from .. import ops
-from ..errors import ArgumentError
-from ..graph import Node
+from ..core.errors import ArgumentError
+from ..core.graph import Node
+from ..core.leaf import variable
 from ..init import Initializer, xavier_uniform, zeros
-from ..ops.leaf import variable
 from .layer import Activation, Layer, activate, check_sizes
 
 

@@ -6,9 +6,9 @@ Ignored on purpose: bags of ids (sum over an axis), and tables too large for one
 from __future__ import annotations
 
 from .. import ops
-from ..graph import Node
+from ..core.graph import Node
+from ..core.leaf import variable
 from ..init import Initializer, normal
-from ..ops.leaf import variable
 from .layer import Layer, check_sizes
 
 SMALL = normal(0.02)

@@ -12,10 +12,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from ..errors import ArgumentError, ShapeError, public
-from ..graph import Node, scope, scoped_name, tagged, unique_name
-from ..op import as_node
-from ..types import compatible
+from ..core.errors import ArgumentError, ShapeError, public
+from ..core.graph import Node, scope, scoped_name, tagged, unique_name
+from ..core.op import Role, as_node
+from ..core.types import compatible
 
 Activation = Callable[[Node], Node]
 
@@ -122,7 +122,7 @@ def _variables_of(values: Iterable[Any]) -> Iterator[Node]:
     for value in values:
         if isinstance(value, Layer):
             yield from value.variables
-        elif isinstance(value, Node) and value.op.name == "variable":
+        elif isinstance(value, Node) and value.role is Role.VARIABLE:
             yield value
         elif isinstance(value, list | tuple):
             yield from _variables_of(value)

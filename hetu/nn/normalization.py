@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 from .. import ops
-from ..errors import ArgumentError
-from ..graph import Node
+from ..core.errors import ArgumentError
+from ..core.graph import Node
+from ..core.leaf import variable
 from ..init import ones, zeros
-from ..ops.leaf import variable
 from .layer import Layer, check_sizes
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from .. import ops
-from ..errors import ShapeError
-from ..graph import Node
+from ..core.errors import ShapeError
+from ..core.graph import Node
+from ..core.leaf import variable
 from ..init import Initializer, xavier_uniform, zeros
-from ..ops.leaf import variable
 from .layer import Activation, Layer, check_sizes
 
 

@@ -1,4 +1,4 @@
-"""Every operator. Importing this fills the table `hetu.graph.OPS`; what a user calls has its name here.
+"""Every operator. Importing this fills the table `hetu.core.graph.OPS`; what a user calls has its name here.
 
 Operators that only passes, gradients and optimizers make are named by their modules alone.
 """
@@ -6,6 +6,7 @@ Operators that only passes, gradients and optimizers make are named by their mod
 import types
 import typing
 
+from ..core.leaf import *
 from . import (
     assemble,
     conv_last,
@@ -32,7 +33,6 @@ from .functions import *
 from .fused_lstm import *
 from .index import *
 from .join import *
-from .leaf import *
 from .linalg import *
 from .loss import *
 from .normalization import *

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ArgumentError
-from ..graph import Node
-from ..op import DEFAULT_FLOAT, Instruction, as_node, bound_ufunc, float_elementwise, op
+from ..core.errors import ArgumentError
+from ..core.graph import Node
+from ..core.op import DEFAULT_FLOAT, Instruction, as_node, bound_ufunc, float_elementwise, op
 from .comparison import greater, less_equal, minimum
 from .elementwise import by_blocks, dtype_of, float_function, floats, numbers, square, to_dtype
 from .functions import exp, log, normal_distribution, tanh
@@ -141,7 +141,7 @@ def sigmoid_grad(g: Node, y: Node, x: Node) -> Node:
 by_blocks(sigmoid)
 
 
-@float_function(cuda="y = fmax(x, (T)0) + log1p(exp(-fabs(x)))")
+@float_function(cuda="y = fmax(x, (T)0) + log1p(exp(-fabs(x)))", precision="wide")
 def softplus(xp: ModuleType, x: Any) -> Any:
     """log(1 + exp(x)), without overflow; a smooth relu.
 
@@ -241,7 +241,7 @@ def gelu_erf_dx(xp: ModuleType, g: Any, x: Any) -> Any:
     """g times the slope of the exact `gelu`: the distribution plus x times the density.
 
     >>> import hetu as ht
-    >>> from hetu.graph import OPS
+    >>> from hetu.core.graph import OPS
     >>> round(float(ht.evaluate(OPS["gelu_erf_dx"](1.0, 0.0))), 4)
     0.5
     """
@@ -300,7 +300,7 @@ def gelu_tanh_dx(xp: ModuleType, g: Any, x: Any) -> Any:
     """g times the slope of the tanh `gelu`.
 
     >>> import hetu as ht
-    >>> from hetu.graph import OPS
+    >>> from hetu.core.graph import OPS
     >>> float(ht.evaluate(OPS["gelu_tanh_dx"](1.0, 0.0)))
     0.5
     """

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ShapeError
-from ..graph import Node
-from ..op import Instruction, op
-from ..types import Size, TensorType, compatible, product, show_shape, unify
+from ..core.errors import ShapeError
+from ..core.graph import Node
+from ..core.op import Instruction, Role, op
+from ..core.types import Size, TensorType, compatible, product, show_shape, unify
 from .index import Window, axis_attrs, check_range, find_inside, masked, require_indices, whole_size
 from .shape import axis_letters
 
@@ -47,7 +47,7 @@ def take_along_axis_dims(x: TensorType, indices: TensorType, *, axis: int, **_: 
     return f"{whole},{part}->{part}"
 
 
-@op(infer=_along_type, dims=take_along_axis_dims, linear=(0,))
+@op(precision="wide", role=Role.MOVE, infer=_along_type, dims=take_along_axis_dims, linear=(0,))
 def take_along_axis(xp: ModuleType, x: Any, indices: Any, *, axis: int = -1, window: Window = None) -> Any:
     """One element of `x` along `axis` for every index: y[i, j] = x[i, indices[i, j]] for the last of two axes.
 

@@ -1,8 +1,8 @@
 """An array made of parts along one axis, each written where it belongs as soon as it is there.
 
 A chain `start_rows`, `set_rows`, `set_rows`, ... is one array that is filled in place: a part is needed no longer than
-it takes to write it, while `concat` needs all of them beside the result. Made by the pass of `hetu.plan.split` only,
-after autodiff. Ignored on purpose: parts that do not come in order.
+it takes to write it, while `concat` needs all of them beside the result. Only the pass of `hetu.plan.memory.split`
+makes it, after autodiff. Ignored on purpose: parts that do not come in order.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from ..errors import ShapeError
-from ..op import op
-from ..types import TensorType
+from ..core.errors import ShapeError
+from ..core.op import Role, op
+from ..core.types import TensorType
 
 
 def _start_type(part: TensorType, *, rows: int, axis: int = 0) -> TensorType:
@@ -26,7 +26,7 @@ def _at(axis: int, first: int | None, stop: int | None = None) -> tuple[slice, .
     return (*(slice(None),) * axis, slice(first, stop), ...)
 
 
-@op(infer=_start_type, differentiable=False)
+@op(role=Role.MOVE, infer=_start_type, differentiable=False)
 def start_rows(xp: ModuleType, part: Any, *, rows: int, axis: int = 0) -> Any:
     """An array of so many rows along `axis`, of which the first are `part` and the others zeros, to be set next.
 
@@ -51,7 +51,7 @@ def _set_type(whole: TensorType, part: TensorType, *, first: int, axis: int = 0)
     return whole
 
 
-@op(infer=_set_type, inplace={0: (0,)}, differentiable=False)
+@op(role=Role.MOVE, infer=_set_type, inplace={0: (0,)}, differentiable=False)
 def set_rows(xp: ModuleType, whole: Any, part: Any, *, first: int, axis: int = 0) -> Any:
     """`whole` with `part` in place of its rows along `axis` from `first` on.
 

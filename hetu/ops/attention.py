@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DTypeError, ShapeError, public
-from ..graph import OPS, Node
-from ..op import as_node, as_nodes, op, require_float
-from ..types import Dim, TensorType, compatible, is_float, promote, same, show_shape
+from ..core.errors import DTypeError, ShapeError, public
+from ..core.graph import OPS, Node
+from ..core.op import as_node, as_nodes, op, require_float
+from ..core.types import Dim, TensorType, compatible, is_float, promote, same, show_shape
 
 __all__ = [
     "scaled_dot_product_attention",
@@ -70,7 +70,7 @@ def masked_scores(xp: ModuleType, q: Any, k: Any, scale: float, causal: bool) ->
     return scores + xp.triu(xp.full(scores.shape[-2:], -xp.inf, dtype=scores.dtype), k=1) if causal else scores
 
 
-@op(infer=_attention_type, dims="...q!d!,...k!d!,...k!e!->...q!e!,...q!k!,...q!z!")
+@op(precision="low", infer=_attention_type, dims="...q!d!,...k!d!,...k!e!->...q!e!,...q!k!,...q!z!")
 def attention(xp: ModuleType, q: Any, k: Any, v: Any, *, scale: float, causal: bool = False) -> tuple[Any, Any, Any]:
     """(y, powers, inverse): y = (powers @ v) * inverse with powers = exp(scores - row maximum), inverse = 1 / row sum.
 
@@ -85,6 +85,16 @@ def attention(xp: ModuleType, q: Any, k: Any, v: Any, *, scale: float, causal: b
     powers = xp.exp(scores - xp.max(scores, axis=-1, keepdims=True))
     inverse = 1 / xp.sum(powers, axis=-1, keepdims=True, dtype=powers.dtype)
     return xp.matmul(powers, v) * inverse, powers, inverse
+
+
+def _operations(q: TensorType, k: TensorType, v: TensorType) -> int:
+    """The scores and their product with the values."""
+    return 2 * math.prod(q.shape[:-1]) * k.shape[-2] * (q.shape[-1] + v.shape[-1])
+
+
+@attention.flops
+def attention_flops(out: Any, q: TensorType, k: TensorType, v: TensorType, **_: Any) -> int:
+    return _operations(q, k, v)
 
 
 @attention.grad
@@ -157,6 +167,7 @@ def _dx_type(g: TensorType, q: TensorType, k: TensorType, v: TensorType, *_: Ten
 
 
 @op(
+    precision="low",
     infer=_dx_type,
     dims="...q!e!,...q!d!,...k!d!,...k!e!,...q!e!,...q!k!,...q!z!->...q!d!,...k!d!,...k!e!",
 )
@@ -187,6 +198,13 @@ def attention_dx(
     slope = (xp.matmul(scaled, xp.matrix_transpose(v)) - shift) * powers
     dq, dk = xp.matmul(slope, k) * scale, xp.matmul(xp.matrix_transpose(slope), q) * scale
     return dq, dk, xp.matmul(xp.matrix_transpose(powers), scaled)
+
+
+@attention_dx.flops
+def attention_dx_flops(
+    out: Any, g: TensorType, q: TensorType, k: TensorType, v: TensorType, *_: TensorType, **__: Any
+) -> int:
+    return 2 * _operations(q, k, v)
 
 
 @attention_dx.decompose

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from .. import lanes
-from ..backend import Scratch
-from ..errors import ArgumentError, ShapeError, public
-from ..graph import OPS, Node
-from ..op import MANY, as_node, as_nodes, op, require_float
-from ..types import TensorType, compatible, normalize_axis, product, promote, show_shape
+from ..core.backend import Scratch
+from ..core.errors import ArgumentError, ShapeError, public
+from ..core.graph import OPS, Node
+from ..core.leaf import if_training, with_updates
+from ..core.op import MANY, as_node, as_nodes, op, require_float
+from ..core.types import TensorType, compatible, normalize_axis, product, promote, show_shape
 from . import batch_sweeps
-from .leaf import if_training, with_updates
 from .precision import cast_to, widened
 from .reduction import mean
 
@@ -81,7 +81,7 @@ def _batch_dims(x: TensorType, *_: TensorType, axis: int, **__: Any) -> str:
     return f"{axes},c,c->{axes},c,c"
 
 
-@op(dims=_batch_dims, infer=_batch_type, scratch=True)
+@op(precision=(0,), dims=_batch_dims, infer=_batch_type, scratch=True)
 def batch_norm_train(
     xp: ModuleType, x: Any, scale: Any, bias: Any, *, axis: int = 1, epsilon: float = 1e-5
 ) -> tuple[Any, Any, Any]:
@@ -206,7 +206,7 @@ def _batch_dx_dims(g: TensorType, *_: TensorType, axis: int, **__: Any) -> str:
     return f"{axes},{axes},c,c,c->{axes},c,c"
 
 
-@op(dims=_batch_dx_dims, infer=_batch_dx_type, scratch=True)
+@op(precision=(0, 1), dims=_batch_dx_dims, infer=_batch_dx_type, scratch=True)
 def batch_norm_dx(
     xp: ModuleType, g: Any, x: Any, scale: Any, mean: Any, var: Any, *, axis: int = 1, epsilon: float = 1e-5
 ) -> tuple[Any, Any, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from .. import blas, lanes
-from ..backend import Scratch
+from ..core.backend import Scratch
 
 Call = Callable[[], Any]
 PIECE = 1 << 16  # numbers: three arrays of such pieces stay in the second-level cache

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ArgumentError, DTypeError
-from ..graph import Node
-from ..op import Instruction, op, predicate
-from ..types import TensorType, broadcast_shapes, promote
+from ..core.errors import ArgumentError, DTypeError
+from ..core.graph import Node
+from ..core.op import Instruction, op, predicate
+from ..core.types import TensorType, broadcast_shapes, promote
 from .elementwise import common, numbers
 
 __all__ = [
@@ -290,7 +290,7 @@ def logical_not(xp: ModuleType, x: Any) -> Any:
     return xp.logical_not(x)
 
 
-@op(infer=predicate, dims="...->...", ufunc="isnan", cuda="y = isnan((T)x)", differentiable=False)
+@op(precision="wide", infer=predicate, dims="...->...", ufunc="isnan", cuda="y = isnan((T)x)", differentiable=False)
 def isnan(xp: ModuleType, x: Any) -> Any:
     """Whether x is not a number.
 
@@ -301,7 +301,14 @@ def isnan(xp: ModuleType, x: Any) -> Any:
     return xp.isnan(x)
 
 
-@op(infer=predicate, dims="...->...", ufunc="isfinite", cuda="y = isfinite((T)x)", differentiable=False)
+@op(
+    precision="wide",
+    infer=predicate,
+    dims="...->...",
+    ufunc="isfinite",
+    cuda="y = isfinite((T)x)",
+    differentiable=False,
+)
 def isfinite(xp: ModuleType, x: Any) -> Any:
     """Whether x is neither infinite nor NaN.
 

@@ -7,6 +7,7 @@ and multiplied by the kernel in one product. Ignored on purpose: biases (a layer
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import ModuleType
@@ -16,10 +17,10 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from .. import blas
-from ..errors import ArgumentError, ShapeError, public
-from ..graph import Node
-from ..op import as_nodes, op, require_float
-from ..types import Dim, TensorType, compatible, promote, show_shape
+from ..core.errors import ArgumentError, ShapeError, public
+from ..core.graph import Node
+from ..core.op import as_nodes, op, require_float
+from ..core.types import Dim, TensorType, compatible, promote, show_shape
 from .window import Pair, Sizes, Window, check_images, fold, pair, unfold
 
 __all__ = ["conv2d", "conv_transpose2d"]
@@ -71,7 +72,7 @@ def _check_channels(x: TensorType, w: TensorType, groups: int) -> None:
 # -- the three operators ---------------------------------------------------------------------------------------
 
 
-@op(linear=(0, 1))
+@op(precision="low", linear=(0, 1))
 def conv2d(
     xp: ModuleType, x: Any, w: Any, *, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
 ) -> Any:
@@ -113,7 +114,17 @@ def conv2d_grad(g: Node, y: Node, x: Node, w: Node, **attrs: Any) -> tuple[Node,
     return conv2d_dx(g, w, size=x.shape[2:], **attrs), conv2d_dw(x, g, kernel=w.shape[2:], **attrs)
 
 
-@op(linear=(0, 1))
+def _operations(images: TensorType, w: TensorType) -> int:
+    """A product and a sum for each number of `images`, which lie behind the kernel, and each number that makes it."""
+    return 2 * int(images.size) * math.prod(w.shape[1:])
+
+
+@conv2d.flops
+def conv2d_flops(y: TensorType, x: TensorType, w: TensorType, **_: Any) -> int:
+    return _operations(y, w)
+
+
+@op(precision="low", linear=(0, 1))
 def conv2d_dx(
     xp: ModuleType,
     g: Any,
@@ -161,12 +172,17 @@ def conv2d_dx_type(g: TensorType, w: TensorType, *, size: Sizes, **attrs: Any) -
     return TensorType((g.shape[0], w.shape[1] * attrs["groups"], *size), promote(g.dtype, w.dtype))
 
 
+@conv2d_dx.flops
+def conv2d_dx_flops(dx: TensorType, g: TensorType, w: TensorType, **_: Any) -> int:
+    return _operations(g, w)
+
+
 @conv2d_dx.grad
 def conv2d_dx_grad(h: Node, dx: Node, g: Node, w: Node, *, size: Sizes, **attrs: Any) -> tuple[Node, Node]:
     return conv2d(h, w, **attrs), conv2d_dw(h, g, kernel=w.shape[2:], **attrs)
 
 
-@op(linear=(0, 1))
+@op(precision="low", linear=(0, 1))
 def conv2d_dw(
     xp: ModuleType,
     x: Any,
@@ -215,6 +231,11 @@ def conv2d_dw_type(x: TensorType, g: TensorType, *, kernel: Pair, groups: int, *
     if any(isinstance(s, int) and s % groups for s in (x.shape[1], g.shape[1])):
         raise ShapeError(f"{x.shape[1]} and {g.shape[1]} channels do not divide into {groups} groups")
     return TensorType((g.shape[1], x.shape[1] // groups, *kernel), promote(x.dtype, g.dtype))
+
+
+@conv2d_dw.flops
+def conv2d_dw_flops(dw: TensorType, x: TensorType, g: TensorType, **_: Any) -> int:
+    return _operations(g, dw)
 
 
 @conv2d_dw.grad

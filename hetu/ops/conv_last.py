@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 
 from .. import blas, lanes
-from ..backend import Scratch
-from ..graph import OPS
-from ..op import op
-from ..types import TensorType
+from ..core.backend import Scratch
+from ..core.graph import OPS
+from ..core.op import op
+from ..core.types import TensorType
 from . import winograd
+from .conv import conv2d_dw_flops, conv2d_dx_flops, conv2d_flops
 from .window import Block, Pair, Window, blocks, extent
 
 Call = Callable[[], Any]
@@ -45,7 +46,7 @@ def conv2d_last(xp: ModuleType, x: Any, w: Any, *, stride: Pair, padding: Any) -
     """`conv2d` of images x (h, w, n, c) with kernels w (o, c, i, j) -> (y, x, n, o).
 
     >>> import hetu as ht
-    >>> from hetu.graph import OPS
+    >>> from hetu.core.graph import OPS
     >>> x, w = ht.placeholder("x", (32, 32, 8, 3)), ht.placeholder("w", (64, 3, 3, 3))
     >>> OPS["conv2d_last"](x, w, stride=(2, 2), padding=((1, 1), (1, 1))).shape
     (16, 16, 8, 64)
@@ -64,7 +65,7 @@ def conv2d_last_dx(xp: ModuleType, g: Any, w: Any, *, size: Pair, stride: Pair, 
     """`conv2d_dx` of gradients g (y, x, n, o) with kernels w (o, c, i, j) -> (*size, n, c).
 
     >>> import hetu as ht
-    >>> from hetu.graph import OPS
+    >>> from hetu.core.graph import OPS
     >>> g, w = ht.placeholder("g", (16, 16, 8, 64)), ht.placeholder("w", (64, 3, 3, 3))
     >>> OPS["conv2d_last_dx"](g, w, size=(32, 32), stride=(2, 2), padding=((1, 1), (1, 1))).shape
     (32, 32, 8, 3)
@@ -84,13 +85,18 @@ def conv2d_last_dw(xp: ModuleType, x: Any, g: Any, *, kernel: Pair, stride: Pair
     """`conv2d_dw` of images x (h, w, n, c) and gradients g (y, x, n, o) -> (o, c, *kernel).
 
     >>> import hetu as ht
-    >>> from hetu.graph import OPS
+    >>> from hetu.core.graph import OPS
     >>> x, g = ht.placeholder("x", (32, 32, 8, 3)), ht.placeholder("g", (16, 16, 8, 64))
     >>> OPS["conv2d_last_dw"](x, g, kernel=(3, 3), stride=(2, 2), padding=((1, 1), (1, 1))).shape
     (64, 3, 3, 3)
     """
     x, g = xp.permute_dims(x, MOVED), xp.permute_dims(g, MOVED)
     return OPS["conv2d_dw"].forward(xp, x, g, kernel=kernel, stride=stride, padding=padding, **PLAIN)
+
+
+conv2d_last.flops(conv2d_flops)
+conv2d_last_dx.flops(conv2d_dx_flops)
+conv2d_last_dw.flops(conv2d_dw_flops)
 
 
 # -- bound to arrays -------------------------------------------------------------------------------------------

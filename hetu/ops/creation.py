@@ -10,10 +10,10 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-from ..errors import ArgumentError, ShapeError, public
-from ..graph import Node
-from ..op import Instruction, as_node, op, weak_dtype
-from ..types import Dim, Shape, TensorType, as_dtype, dtype_in
+from ..core.errors import ArgumentError, ShapeError, public
+from ..core.graph import Node
+from ..core.op import Instruction, Role, as_node, op, weak_dtype
+from ..core.types import Dim, Shape, TensorType, as_dtype, dtype_in
 from .shape import broadcast_like
 
 __all__ = [
@@ -29,7 +29,7 @@ def _made_type(*, shape: Shape, dtype: str, **_: Any) -> TensorType:
     return TensorType(shape, as_dtype(dtype))
 
 
-@op(infer=_made_type, differentiable=False)
+@op(role=Role.MOVE, infer=_made_type, differentiable=False)
 def full(xp: ModuleType, *, shape: int | Shape, fill_value: float, dtype: Any = None) -> Any:
     """An array of one value. The dtype follows the value (float32, int64 or bool) unless given.
 
@@ -71,7 +71,7 @@ def _arange_type(*, start: Any, stop: Any, step: Any, dtype: str) -> TensorType:
     return TensorType((count,), as_dtype(dtype))
 
 
-@op(name="arange", infer=_arange_type, differentiable=False)
+@op(role=Role.MOVE, name="arange", infer=_arange_type, differentiable=False)
 def _arange(xp: ModuleType, *, start: float, stop: float, step: float, dtype: str) -> Any:
     """start, start + step, ... below `stop`; all attributes given, sizes may be unknown.
 
@@ -108,7 +108,7 @@ def _triangle_type(x: TensorType, *, k: int) -> TensorType:
     return x
 
 
-@op(infer=_triangle_type, dims="...m!n!->...m!n!", linear=(0,))
+@op(precision="wide", role=Role.MOVE, infer=_triangle_type, dims="...m!n!->...m!n!", linear=(0,))
 def tril(xp: ModuleType, x: Any, *, k: int = 0) -> Any:
     """`x` with zeros above diagonal `k` of its last two axes; k=0 is the main diagonal, k>0 lies above it.
 
@@ -124,7 +124,7 @@ def tril_grad(g: Node, y: Node, x: Node, *, k: int) -> Node:
     return tril(g, k=k)
 
 
-@op(infer=_triangle_type, dims="...m!n!->...m!n!", linear=(0,))
+@op(precision="wide", role=Role.MOVE, infer=_triangle_type, dims="...m!n!->...m!n!", linear=(0,))
 def triu(xp: ModuleType, x: Any, *, k: int = 0) -> Any:
     """`x` with zeros below diagonal `k` of its last two axes.
 

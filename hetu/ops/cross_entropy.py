@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ArgumentError, DTypeError, ShapeError, ValueRangeError
-from ..graph import OPS, Node
-from ..op import FEW, Instruction, op, require_float
-from ..types import TensorType, as_dtype, compatible, is_float, show_shape
+from ..core.errors import ArgumentError, DTypeError, ShapeError, ValueRangeError
+from ..core.graph import OPS, Node
+from ..core.op import FEW, Instruction, op, require_float
+from ..core.types import TensorType, as_dtype, compatible, is_float, show_shape
 from .index import Window
 from .precision import cast_to, rounded, stored, stored_attrs, widened
 from .reduction import logsumexp

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from .. import blas
-from ..errors import ArgumentError, ShapeError, public
-from ..graph import Node
-from ..op import Instruction, as_nodes, op
-from ..types import Size, TensorType, compatible, unify
+from ..core.errors import ArgumentError, ShapeError, public
+from ..core.graph import Node
+from ..core.op import Instruction, as_nodes, op
+from ..core.types import Size, TensorType, compatible, unify
 from .linalg import product_dtype
 from .shape import broadcast_like, expand_dims
 
@@ -66,7 +66,7 @@ def _terms(equation: str) -> tuple[list[str], str]:
     return left.split(","), right
 
 
-@op(name="einsum", infer=_einsum_type, dims=lambda *_, equation: equation, linear=tuple(range(8)))
+@op(precision="low", name="einsum", infer=_einsum_type, dims=lambda *_, equation: equation, linear=tuple(range(8)))
 def _einsum(xp: ModuleType, *operands: Any, equation: str) -> Any:
     """The sum of products that `equation` names.
 

@@ -15,10 +15,10 @@ from typing import Any, Concatenate
 
 import numpy as np
 
-from ..errors import DTypeError, ValueRangeError
-from ..graph import OPS, Node
-from ..op import DEFAULT_FLOAT, Decorator, Instruction, Op, P, elementwise, float_elementwise, op
-from ..types import TensorType, as_dtype, dtype_in, is_float, promote
+from ..core.errors import DTypeError, ValueRangeError
+from ..core.graph import OPS, Node
+from ..core.op import DEFAULT_FLOAT, Decorator, Instruction, Op, P, Role, elementwise, float_elementwise, op
+from ..core.types import TensorType, as_dtype, dtype_in, is_float, promote
 
 __all__ = ["abs", "astype", "reciprocal", "sign", "square"]
 
@@ -98,7 +98,7 @@ def by_blocks(made: Op[..., Any]) -> None:
 # -- conversion -------------------------------------------------------------------------------------------------
 
 
-@op(infer=lambda x, *, dtype: TensorType(x.shape, as_dtype(dtype)), dims="...->...", cuda="y = x")
+@op(role=Role.MOVE, infer=lambda x, *, dtype: TensorType(x.shape, as_dtype(dtype)), dims="...->...", cuda="y = x")
 def astype(xp: ModuleType, x: Any, *, dtype: str) -> Any:
     """`x` converted to another dtype; floats are cut off toward 0 when they become integers.
 
@@ -176,6 +176,7 @@ def multiply_grad(g: Node, y: Node, a: Node, b: Node) -> tuple[Node, Node]:
 
 
 @op(
+    precision="wide",
     infer=float_elementwise,
     dims="...,...->...",
     linear=(0,),
@@ -235,7 +236,9 @@ for _division in (floor_divide, remainder):
     _division.check(_check_divisor)
 
 
-@op(infer=numbers, dims="...,...->...", ufunc="power", inplace={0: (0, 1)}, cuda="y = pow((T)a, (T)b)")
+@op(
+    precision="wide", infer=numbers, dims="...,...->...", ufunc="power", inplace={0: (0, 1)}, cuda="y = pow((T)a, (T)b)"
+)
 def power(xp: ModuleType, a: Any, b: Any) -> Any:
     """a to the power of b. Integers stay integers; for them a negative exponent is a ValueRangeError at run time.
 
@@ -257,7 +260,7 @@ def power_check(xp: ModuleType, a: Any, b: Any) -> None:
 
 @power.grad
 def power_grad(g: Node, y: Node, a: Node, b: Node) -> tuple[Node | None, Node | None]:
-    if b.op.name == "constant" and b.ndim == 0:
+    if b.role is Role.CONSTANT and b.ndim == 0:
         return _fixed_power_grad(g, a, b.attrs["value"].item()), None
     where, equal, greater, log = (OPS[name] for name in ("where", "equal", "greater", "log"))
     slope = where(equal(b, 0), 0, b * power(a, b - 1))  # a ** 0 is flat, even where 0 ** -1 is infinite
@@ -321,7 +324,7 @@ def sign(xp: ModuleType, x: Any) -> Any:
     return xp.sign(x)
 
 
-@op(infer=numbers, dims="...->...", ufunc="square", inplace={0: (0,)}, cuda="y = x * x")
+@op(precision="wide", infer=numbers, dims="...->...", ufunc="square", inplace={0: (0,)}, cuda="y = x * x")
 def square(xp: ModuleType, x: Any) -> Any:
     """x * x.
 
@@ -337,7 +340,7 @@ def square_grad(g: Node, y: Node, x: Node) -> Node:
     return g * (x * 2)
 
 
-@float_function(ufunc="reciprocal", cuda="y = (T)1 / x")
+@float_function(ufunc="reciprocal", cuda="y = (T)1 / x", precision="wide")
 def reciprocal(xp: ModuleType, x: Any) -> Any:
     """1 / x.
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ..op import op
-from ..types import TensorType, same
+from ..core.op import op
+from ..core.types import TensorType, same
 from .attention import masked_scores
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ..graph import Node
-from ..op import DEFAULT_FLOAT
+from ..core.graph import Node
+from ..core.op import DEFAULT_FLOAT
 from .elementwise import by_blocks, dtype_of, float_function, floats, negative, square, to_dtype
 
 __all__ = [
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 
-@float_function(ufunc="exp", cuda="y = exp(x)")
+@float_function(ufunc="exp", cuda="y = exp(x)", precision="wide")
 def exp(xp: ModuleType, x: Any) -> Any:
     """e to the power of x.
 
@@ -47,7 +47,7 @@ def exp_grad(g: Node, y: Node, x: Node) -> Node:
     return g * y
 
 
-@float_function(ufunc="expm1", cuda="y = expm1(x)")
+@float_function(ufunc="expm1", cuda="y = expm1(x)", precision="wide")
 def expm1(xp: ModuleType, x: Any) -> Any:
     """exp(x) - 1, accurate near 0.
 
@@ -63,7 +63,7 @@ def expm1_grad(g: Node, y: Node, x: Node) -> Node:
     return g * (y + 1)
 
 
-@float_function(ufunc="log", cuda="y = log(x)")
+@float_function(ufunc="log", cuda="y = log(x)", precision="wide")
 def log(xp: ModuleType, x: Any) -> Any:
     """The natural logarithm.
 
@@ -79,7 +79,7 @@ def log_grad(g: Node, y: Node, x: Node) -> Node:
     return g / x
 
 
-@float_function(ufunc="log1p", cuda="y = log1p(x)")
+@float_function(ufunc="log1p", cuda="y = log1p(x)", precision="wide")
 def log1p(xp: ModuleType, x: Any) -> Any:
     """log(1 + x), accurate near 0.
 
@@ -95,7 +95,7 @@ def log1p_grad(g: Node, y: Node, x: Node) -> Node:
     return g / (x + 1)
 
 
-@float_function(ufunc="sqrt", cuda="y = sqrt(x)")
+@float_function(ufunc="sqrt", cuda="y = sqrt(x)", precision="wide")
 def sqrt(xp: ModuleType, x: Any) -> Any:
     """The square root. Its slope at 0 is infinite.
 
@@ -111,7 +111,7 @@ def sqrt_grad(g: Node, y: Node, x: Node) -> Node:
     return g * 0.5 / y
 
 
-@float_function(cuda="y = rsqrt(x)")
+@float_function(cuda="y = rsqrt(x)", precision="wide")
 def rsqrt(xp: ModuleType, x: Any) -> Any:
     """1 / sqrt(x).
 

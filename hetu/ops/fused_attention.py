@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from .. import blas
-from ..graph import OPS
-from ..op import op
-from ..types import TensorType
+from ..core.graph import OPS
+from ..core.op import op
+from ..core.types import TensorType
 
 Call = Callable[[], Any]
 CHUNK = 1 << 17  # scores handled at a time, which stay in the second-level cache
@@ -46,7 +46,7 @@ def attention_rows(
     Returns y (n, s, heads, d), powers (n, heads, s, t) and inverse (n, s, heads, 1).
 
     >>> import hetu as ht
-    >>> from hetu.graph import OPS
+    >>> from hetu.core.graph import OPS
     >>> q = ht.placeholder("q", (2, 10, 4, 16))
     >>> [o.shape for o in OPS["attention_rows"](q, q, q, scale=0.25)]
     [(2, 10, 4, 16), (2, 4, 10, 10), (2, 10, 4, 1)]
@@ -149,7 +149,7 @@ def attention_rows_dx(
     All of q, k and v are (n, s, heads, d). T. Dao et al., "FlashAttention", 2022, appendix B.2.
 
     >>> import hetu as ht
-    >>> from hetu.graph import OPS
+    >>> from hetu.core.graph import OPS
     >>> q = ht.placeholder("q", (2, 10, 4, 16))
     >>> OPS["attention_rows_dx"](q, q, q, q, *OPS["attention_rows"](q, q, q, scale=0.25), scale=0.25).shape
     (2, 10, 3, 4, 16)

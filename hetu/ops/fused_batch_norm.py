@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from ..backend import Scratch
-from ..graph import OPS
-from ..op import op
-from ..types import TensorType
+from ..core.backend import Scratch
+from ..core.graph import OPS
+from ..core.op import op
+from ..core.types import TensorType
 from . import batch_sweeps
 from .batch_norm import runs_fast
 
@@ -44,7 +44,7 @@ def batch_norm_relu(xp: ModuleType, x: Any, scale: Any, bias: Any, *added: Any, 
     `added` is nothing or one array of the shape of `x`.
 
     >>> import hetu as ht
-    >>> from hetu.graph import OPS
+    >>> from hetu.core.graph import OPS
     >>> y, _, _ = OPS["batch_norm_relu"]([[1.0], [3.0]], [1.0], [0.0], [[0.0], [1.0]], epsilon=0.0)
     >>> ht.evaluate(y).tolist()
     [[0.0], [2.0]]
@@ -76,7 +76,7 @@ def batch_norm_relu_dx(
     `bias` is given where nothing was added before the relu: a GPU then finds out from `x` where that is.
 
     >>> import hetu as ht
-    >>> from hetu.graph import OPS
+    >>> from hetu.core.graph import OPS
     >>> x, s = ht.placeholder("x", (8, 3)), ht.placeholder("s", (3,))
     >>> OPS["batch_norm_relu_dx"](x, x, x, s, s, s, epsilon=1e-5)[0].shape
     (8, 3)

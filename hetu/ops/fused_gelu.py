@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ..op import op
-from ..types import TensorType
+from ..core.op import op
+from ..core.types import TensorType
 from .activation import CUBIC, DENSITY, RATE
 from .elementwise import BLOCK, dtype_of, to_dtype
 from .functions import normal_distribution
@@ -30,7 +30,7 @@ def gelu_tanh_slope(xp: ModuleType, x: Any) -> tuple[Any, Any]:
     """(gelu(x), its slope) in the tanh form, for a float x.
 
     >>> import hetu as ht
-    >>> from hetu.graph import OPS
+    >>> from hetu.core.graph import OPS
     >>> [float(ht.evaluate(v)) for v in OPS["gelu_tanh_slope"](0.0)]
     [0.0, 0.5]
     """
@@ -79,7 +79,7 @@ def gelu_erf_slope(xp: ModuleType, x: Any) -> tuple[Any, Any]:
     """(gelu(x), its slope) in the exact form, for a float x.
 
     >>> import hetu as ht
-    >>> from hetu.graph import OPS
+    >>> from hetu.core.graph import OPS
     >>> [round(float(ht.evaluate(v)), 4) for v in OPS["gelu_erf_slope"](0.0)]
     [0.0, 0.5]
     """

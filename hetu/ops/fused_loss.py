@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ..op import Instruction, op
-from ..types import TensorType
+from ..core.op import Instruction, op
+from ..core.types import TensorType
 from .cross_entropy import (
     check_class_ids,
     cross_entropy_of_ids,
@@ -38,7 +38,7 @@ def cross_entropy_slope(
     """(loss, log(sum(exp(row))), gradient of the logits) for class ids, given the gradient g of each row's loss.
 
     >>> import hetu as ht
-    >>> from hetu.graph import OPS
+    >>> from hetu.core.graph import OPS
     >>> loss, _, dx = OPS["cross_entropy_slope"]([2.0], [[0.0, 0.0]], np.array([1]))
     >>> round(float(ht.evaluate(loss)[0]), 4), ht.evaluate(dx).tolist()
     (0.6931, [[1.0, -1.0]])

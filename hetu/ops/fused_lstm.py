@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from .. import blas
-from ..backend import fixed_value
-from ..errors import ShapeError, public
-from ..graph import OPS, Node
-from ..op import as_nodes, op, require_float
-from ..types import Dim, TensorType, compatible, promote
+from ..core.backend import fixed_value
+from ..core.errors import ShapeError, public
+from ..core.graph import OPS, Node
+from ..core.op import as_nodes, op, require_float
+from ..core.types import Dim, TensorType, compatible, promote
 
 __all__ = ["lstm"]
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ..op import op
-from ..types import TensorType
+from ..core.op import op
+from ..core.types import TensorType
 from .batch_norm import runs_fast
 from .normalization import Rows
 
@@ -30,7 +30,7 @@ def layer_norm_rows(xp: ModuleType, x: Any, scale: Any, bias: Any, *, epsilon: f
     """(`layer_norm`(x, scale, bias), the normal rows, 1 / standard deviation of each).
 
     >>> import hetu as ht
-    >>> from hetu.graph import OPS
+    >>> from hetu.core.graph import OPS
     >>> y, normal, inverse = OPS["layer_norm_rows"]([[1.0, 3.0]], [2.0, 2.0], [1.0, 1.0], epsilon=0.0)
     >>> ht.evaluate(y).tolist(), ht.evaluate(normal).tolist(), ht.evaluate(inverse).tolist()
     ([[-1.0, 3.0]], [[-1.0, 1.0]], [[1.0]])
@@ -66,7 +66,7 @@ def layer_norm_rows_dx(xp: ModuleType, g: Any, normal: Any, inverse: Any, scale:
     """The gradients of `layer_norm` with respect to (x, scale, bias), from what `layer_norm_rows` handed over.
 
     >>> import hetu as ht
-    >>> from hetu.graph import OPS
+    >>> from hetu.core.graph import OPS
     >>> g = ht.placeholder("g", (8, 3))
     >>> _, normal, inverse = OPS["layer_norm_rows"](g, np.ones(3), np.ones(3))
     >>> [d.shape for d in OPS["layer_norm_rows_dx"](g, normal, inverse, np.ones(3))]

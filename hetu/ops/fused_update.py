@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from ..blas import gemm, gemv
-from ..op import Instruction, op
-from ..types import TensorType
+from ..core.op import Instruction, op
+from ..core.types import TensorType
 from .update_kernels import add_scaled, negated, outputs_in_place
 
 
@@ -28,7 +28,7 @@ def sgd_product(xp: ModuleType, p: Any, a: Any, b: Any, lr: Any) -> Any:
     """p - lr (a @ b): gradient descent on a matrix (m, n) whose gradient is the product of (m, k) and (k, n).
 
     >>> import hetu as ht
-    >>> from hetu.graph import OPS
+    >>> from hetu.core.graph import OPS
     >>> ht.evaluate(OPS["sgd_product"]([[1.0]], [[2.0, 3.0]], [[1.0], [1.0]], 0.1)).tolist()
     [[0.5]]
     """
@@ -53,7 +53,7 @@ def sgd_sum(xp: ModuleType, p: Any, g: Any, lr: Any) -> Any:
     """p - lr sum(g): gradient descent on a vector (n,) whose gradient is the sum over the rows of (..., n).
 
     >>> import hetu as ht
-    >>> from hetu.graph import OPS
+    >>> from hetu.core.graph import OPS
     >>> ht.evaluate(OPS["sgd_sum"]([1.0, 2.0], [[1.0, 0.0], [3.0, 4.0]], 0.5)).tolist()
     [-1.0, 0.0]
     """

@@ -1,8 +1,8 @@
 """Copies between the memory of the device and that of the host, for values that are long not read.
 
 The memory plan places the result of `to_host` outside the arena, right after its operand is there; on a CPU both lie in
-the same memory. Made by the pass of `hetu.plan.swap` only, after autodiff. Ignored on purpose: copying while the device
-computes; the copies stand in its queue like all else.
+the same memory. Only the pass of `hetu.plan.memory.swap` makes it, after autodiff. Ignored on purpose: copying while
+the device computes; the copies stand in its queue like all else.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from ..backend import copy_in, copy_out
-from ..op import Instruction, op, same_type
+from ..core.backend import copy_in, copy_out
+from ..core.op import Instruction, Role, op, same_type
 
 
-@op(infer=same_type, on_host=True, differentiable=False)
+@op(role=Role.MOVE, infer=same_type, on_host=True, differentiable=False)
 def to_host(xp: ModuleType, x: Any) -> Any:
     """A copy of `x` in the memory of the host, which only `from_host` reads.
 
@@ -31,7 +31,7 @@ def bind_to_host(xp: ModuleType, out: Any, x: Any) -> Instruction:
     return copy_out(xp, out, x)
 
 
-@op(infer=same_type, like=(1,), differentiable=False)
+@op(role=Role.MOVE, infer=same_type, like=(1,), awaited=(1,), reads_host=True, differentiable=False)
 def from_host(xp: ModuleType, x: Any, after: Any) -> Any:
     """A copy on the device of what `to_host` has put away. It waits until `after`, any other value, is computed.
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ArgumentError, DTypeError, ShapeError, ValueRangeError, public
-from ..graph import Node
-from ..op import Instruction, op
-from ..types import Size, TensorType, as_dtype, compatible, dtype_in, normalize_axis, product, show_shape
+from ..core.errors import ArgumentError, DTypeError, ShapeError, ValueRangeError, public
+from ..core.graph import Node
+from ..core.op import Instruction, Role, op
+from ..core.types import Size, TensorType, as_dtype, compatible, dtype_in, normalize_axis, product, show_shape
 from .elementwise import add
 from .linalg import permute_dims
 from .shape import axis_letters
@@ -86,7 +86,11 @@ def take_dims(x: TensorType, indices: TensorType, *, axis: int, **_: Any) -> str
     return f"{before}{own[axis]}@{after},{ids}->{before}{ids}{after}"
 
 
-@op(infer=_take_type, dims=take_dims, linear=(0,))
+def _take_role(*, axis: int, **_: Any) -> Role:
+    return Role.LOOKUP if axis == 0 else Role.MOVE
+
+
+@op(role=_take_role, infer=_take_type, dims=take_dims, linear=(0,))
 def take(xp: ModuleType, x: Any, indices: Any, *, axis: int = 0, window: Window = None) -> Any:
     """Slices of `x` along `axis` at `indices`, of any shape, whose axes take the place of that axis.
 
@@ -164,7 +168,7 @@ def scatter_rows_dims(like: TensorType, ids: TensorType, rows: TensorType, mark:
     return f"{letters[0]}@{width},{lead},{lead}{width}->{letters[0]}@{width}"
 
 
-@op(infer=_scatter_rows_type, dims=scatter_rows_dims, like=(0,), linear=(2,))
+@op(role=Role.SCATTER, infer=_scatter_rows_type, dims=scatter_rows_dims, like=(0,), linear=(2,))
 def scatter_rows(xp: ModuleType, like: Any, ids: Any, rows: Any, *, window: Window = None) -> Any:
     """Zeros in the shape of the table `like`, plus `rows` at `ids` of axis 0; rows of one id are summed.
 
@@ -272,7 +276,7 @@ def _one_hot_type(ids: TensorType, *, depth: Size, dtype: str) -> TensorType:
     return TensorType((*ids.shape, depth), as_dtype(dtype))
 
 
-@op(infer=_one_hot_type, dims="...->...v@", differentiable=False)
+@op(role=Role.MOVE, infer=_one_hot_type, dims="...->...v@", differentiable=False)
 def one_hot(xp: ModuleType, ids: Any, *, depth: int, dtype: Any = "float32") -> Any:
     """1 at the id and 0 elsewhere along a new last axis. (...) -> (..., depth).
 

@@ -11,10 +11,10 @@ from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
-from ..errors import ArgumentError, ShapeError, public
-from ..graph import Node
-from ..op import Instruction, as_node, as_nodes, op, same_type
-from ..types import Size, TensorType, compatible, normalize_axis, promote, show_type, unify
+from ..core.errors import ArgumentError, ShapeError, public
+from ..core.graph import Node
+from ..core.op import Instruction, Role, as_node, as_nodes, op, same_type
+from ..core.types import Size, TensorType, compatible, normalize_axis, promote, show_type, unify
 from .elementwise import astype
 from .shape import axis_letters, broadcast_to, expand_dims, flatten, reshape
 from .slicing import cut_along, getitem
@@ -61,7 +61,7 @@ def concat_dims(*types: TensorType, axis: int) -> str:
     return f"{','.join(terms[:-1])}->{terms[-1]}"
 
 
-@op(name="concat", infer=_concat_type, dims=concat_dims, linear="joint")
+@op(role=Role.MOVE, name="concat", infer=_concat_type, dims=concat_dims, linear="joint")
 def _concat(xp: ModuleType, *arrays: Any, axis: int) -> Any:
     """`arrays`, of one dtype, one behind the other along `axis`.
 
@@ -149,7 +149,7 @@ def _renamed(letters: list[str], pad_width: Any) -> list[str]:
     return [letters[i if p == (0, 0) else i + len(pad_width)] for i, p in enumerate(pad_width)]
 
 
-@op(infer=_pad_type, dims=pad_dims)
+@op(role=Role.MOVE, infer=_pad_type, dims=pad_dims)
 def pad(xp: ModuleType, x: Any, *, pad_width: Any, value: float = 0.0) -> Any:
     """`x` with a border of `value`. `pad_width` is n, (before, after), or such a pair for every axis.
 
@@ -196,7 +196,7 @@ def roll_dims(x: TensorType, *, shift: Any, axis: Any) -> str:
     return f"{term}->{term}"
 
 
-@op(infer=same_type, dims=roll_dims, linear=(0,))
+@op(role=Role.MOVE, infer=same_type, dims=roll_dims, linear=(0,))
 def roll(xp: ModuleType, x: Any, *, shift: int | tuple[int, ...], axis: int | tuple[int, ...] | None = None) -> Any:
     """`x` shifted along `axis`; what leaves at one end comes in at the other. Without an axis `x` counts as flat.
 

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from .. import blas, lanes
-from ..errors import AxisError, DTypeError, ShapeError, public
-from ..graph import Node
-from ..op import Instruction, as_nodes, op
-from ..types import TensorType, broadcast_shapes, compatible, is_float, normalize_axis, promote, show_shape
+from ..core.errors import AxisError, DTypeError, ShapeError, public
+from ..core.graph import Node
+from ..core.op import Instruction, Role, as_nodes, op
+from ..core.types import TensorType, broadcast_shapes, compatible, is_float, normalize_axis, promote, show_shape
 from .elementwise import add, multiply
 from .shape import axis_letters, expand_dims, reshape, sum_to_like
 
@@ -45,7 +45,12 @@ def permute_dims_dims(x: TensorType, *, axes: tuple[int, ...]) -> str:
     return f"{''.join(letters)}->{''.join(letters[a] for a in axes)}"
 
 
-@op(infer=lambda x, *, axes: TensorType(tuple(x.shape[a] for a in axes), x.dtype), dims=permute_dims_dims, linear=(0,))
+@op(
+    role=Role.MOVE,
+    infer=lambda x, *, axes: TensorType(tuple(x.shape[a] for a in axes), x.dtype),
+    dims=permute_dims_dims,
+    linear=(0,),
+)
 def permute_dims(xp: ModuleType, x: Any, *, axes: tuple[int, ...]) -> Any:
     """`x` with its axes in another order: axis i of the result is axis `axes[i]` of `x`.
 
@@ -75,7 +80,7 @@ def _transpose_type(x: TensorType) -> TensorType:
     return TensorType((*x.shape[:-2], x.shape[-1], x.shape[-2]), x.dtype)
 
 
-@op(infer=_transpose_type, dims="...mn->...nm", linear=(0,))
+@op(role=Role.MOVE, infer=_transpose_type, dims="...mn->...nm", linear=(0,))
 def matrix_transpose(xp: ModuleType, x: Any) -> Any:
     """`x` with its last two axes swapped. (..., m, n) -> (..., n, m).
 
@@ -125,7 +130,7 @@ def _matmul_type(a: TensorType, b: TensorType) -> TensorType:
     return TensorType((*batch, a.shape[-2], b.shape[-1]), product_dtype(a, b))
 
 
-@op(infer=_matmul_type, dims="...mk,...kn->...mn", linear=(0, 1))
+@op(precision="low", infer=_matmul_type, dims="...mk,...kn->...mn", linear=(0, 1))
 def matmul(xp: ModuleType, a: Any, b: Any) -> Any:
     """Matrix product over the last two axes; leading axes broadcast. (..., m, k) @ (..., k, n) -> (..., m, n).
 
@@ -236,7 +241,7 @@ def _linear_type(x: TensorType, w: TensorType, b: TensorType) -> TensorType:
     return TensorType((*x.shape[:-1], w.shape[1]), product_dtype(x, w, b))
 
 
-@op(infer=_linear_type, dims="...k!,k!n,n->...n")
+@op(precision="low", infer=_linear_type, dims="...k!,k!n,n->...n")
 def linear(xp: ModuleType, x: Any, w: Any, b: Any) -> Any:
     """x @ w + b in one buffer. (..., k) @ (k, n) + (n,) -> (..., n).
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import ArgumentError, DTypeError, ShapeError, public
-from ..graph import OPS, Node
-from ..op import as_nodes
-from ..types import is_float
+from ..core.errors import ArgumentError, DTypeError, ShapeError, public
+from ..core.graph import OPS, Node
+from ..core.op import as_nodes
+from ..core.types import is_float
 from .cross_entropy import check_labels, check_smoothing, cross_entropy_of_ids, fit
 from .shape import squeeze
 

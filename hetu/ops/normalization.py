@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ShapeError, public
-from ..graph import OPS, Node
-from ..op import as_nodes, op, require_float
-from ..types import TensorType, promote
+from ..core.errors import ShapeError, public
+from ..core.graph import OPS, Node
+from ..core.op import as_nodes, op, require_float
+from ..core.types import TensorType, promote
 from .batch_norm import (
     batch_norm,
     check_vectors,

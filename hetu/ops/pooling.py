@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ArgumentError, ShapeError, public
-from ..graph import OPS, Node
-from ..op import as_node, op
-from ..types import Dim, TensorType, compatible, show_shape
+from ..core.errors import ArgumentError, ShapeError, public
+from ..core.graph import OPS, Node
+from ..core.op import as_node, op
+from ..core.types import Dim, TensorType, compatible, show_shape
 from .reduction import mean
 from .window import Pair, Sizes, Window, check_images, fold, pad_image, pair
 
@@ -61,7 +61,7 @@ def _unpooled(g: TensorType, *taps: TensorType, size: Sizes, **attrs: Any) -> Te
 # -- maximum ---------------------------------------------------------------------------------------------------
 
 
-@op(name="max_pool2d", dims="nch!w!->ncy!x!,ncy!x!")
+@op(precision="follow", name="max_pool2d", dims="nch!w!->ncy!x!,ncy!x!")
 def _max_pool2d(xp: ModuleType, x: Any, *, kernel: Any, stride: Any = None, padding: Any = 0) -> Any:
     """The greatest value of each window and the tap it lies at, see `max_pool2d`.
 
@@ -139,7 +139,7 @@ def max_pool2d(x: Node, kernel: int | Pair, stride: int | Pair | None = None, pa
     return _max_pool2d(x, kernel=kernel, stride=stride, padding=padding)[0]
 
 
-@op(dims="ncy!x!,ncy!x!->nch!w!", linear=(0,), infer=_unpooled)
+@op(precision="follow", dims="ncy!x!,ncy!x!->nch!w!", linear=(0,), infer=_unpooled)
 def max_pool2d_dx(
     xp: ModuleType, g: Any, taps: Any, *, size: Sizes, kernel: Any, stride: Any = None, padding: Any = 0
 ) -> Any:
@@ -197,7 +197,7 @@ def _pick_type(x: TensorType, taps: TensorType, **attrs: Any) -> TensorType:
     return _pooled(x, **attrs)
 
 
-@op(dims="nch!w!,ncy!x!->ncy!x!", linear=(0,), infer=_pick_type)
+@op(precision="follow", dims="nch!w!,ncy!x!->ncy!x!", linear=(0,), infer=_pick_type)
 def max_pool2d_pick(xp: ModuleType, x: Any, taps: Any, *, kernel: Any, stride: Any = None, padding: Any = 0) -> Any:
     """The pixel of each window that its tap names: the adjoint of `max_pool2d_dx`.
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DTypeError
-from ..graph import OPS, Node
-from ..types import TensorType, as_dtype, dtype_in, is_float
+from ..core.errors import DTypeError
+from ..core.graph import OPS, Node
+from ..core.types import TensorType, as_dtype, dtype_in, is_float
 
 
 def widened(xp: ModuleType, x: Any, other: Any) -> Any:

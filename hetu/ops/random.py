@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ArgumentError, DTypeError, public
-from ..graph import Node, scoped_name, unique_name
-from ..op import as_node, op, require_float
-from ..types import Shape, Size, TensorType, as_dtype
-from .leaf import if_training, variable
+from ..core.errors import ArgumentError, DTypeError, public
+from ..core.graph import Node, scoped_name, unique_name
+from ..core.leaf import if_training, variable
+from ..core.op import as_node, op, require_float
+from ..core.types import Shape, Size, TensorType, as_dtype
 from .shape import axis_letters
 from .window import check_images
 
@@ -255,7 +255,7 @@ def _dropout_dims(x: TensorType, state: TensorType, *, channels: bool, **_: Any)
     return f"{axes},z!->{axes}"
 
 
-@op(name="dropout", infer=_dropout_type, dims=_dropout_dims, linear=(0,), inplace={0: (0,)})
+@op(precision="follow", name="dropout", infer=_dropout_type, dims=_dropout_dims, linear=(0,), inplace={0: (0,)})
 def _dropout(
     xp: ModuleType, x: Any, state: Any, *, rate: float, stream: int, channels: bool = False, window: Window = None
 ) -> Any:

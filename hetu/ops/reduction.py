@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ArgumentError, DTypeError, ShapeError
-from ..graph import OPS, Node
-from ..op import Instruction, as_node, op, reduced_shape, reduction, reduction_axes
-from ..types import Dim, Size, TensorType, is_float, normalize_axes, normalize_axis, product
+from ..core.errors import ArgumentError, DTypeError, ShapeError
+from ..core.graph import OPS, Node
+from ..core.op import Instruction, as_node, op, reduced_shape, reduction, reduction_axes
+from ..core.types import Dim, Size, TensorType, is_float, normalize_axes, normalize_axis, product
 from .comparison import equal, greater, isfinite, where
 from .elementwise import abs as absolute
 from .elementwise import dtype_of, square

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from ..backend import Scratch
-from ..errors import ArgumentError, ShapeError, ValueRangeError, public
-from ..graph import OPS, Node
-from ..op import Instruction, as_node, op, require_float
-from ..types import Dim, Size, TensorType, compatible, promote
+from ..core.backend import Scratch
+from ..core.errors import ArgumentError, ShapeError, ValueRangeError, public
+from ..core.graph import OPS, Node
+from ..core.op import Instruction, as_node, op, require_float
+from ..core.types import Dim, Size, TensorType, compatible, promote
 from .along_axis import take_along_axis
 from .index import check_range, one_hot, require_indices
 

@@ -25,19 +25,10 @@ from typing import Any
 import numpy as np
 
 from .. import blas
-from ..errors import AxisError, ShapeError, public
-from ..graph import Node
-from ..op import Instruction, as_node, op, same_type
-from ..types import (
-    Shape,
-    Size,
-    TensorType,
-    compatible,
-    normalize_axes,
-    normalize_axis,
-    product,
-    show_shape,
-)
+from ..core.errors import AxisError, ShapeError, public
+from ..core.graph import Node
+from ..core.op import Instruction, Role, as_node, op, same_type
+from ..core.types import Shape, Size, TensorType, compatible, normalize_axes, normalize_axis, product, show_shape
 
 __all__ = [
     "broadcast_like",
@@ -130,7 +121,7 @@ def _divides(small: Size, large: Size) -> bool:
     return small != 0 and large != 0 and (large // small) * small == large
 
 
-@op(infer=lambda x, *, shape: TensorType(shape, x.dtype), dims=reshape_dims, linear=(0,))
+@op(role=Role.MOVE, infer=lambda x, *, shape: TensorType(shape, x.dtype), dims=reshape_dims, linear=(0,))
 def reshape(xp: ModuleType, x: Any, *, shape: Shape) -> Any:
     """The same elements, in row-major order, in another shape; one size may be -1.
 
@@ -216,7 +207,7 @@ def expand_dims_dims(x: TensorType, *, axis: tuple[int, ...]) -> str:
     return f"{''.join(letters)}->{''.join(_with_ones(letters, axis, '1'))}"
 
 
-@op(infer=_expand_type, dims=expand_dims_dims, linear=(0,))
+@op(role=Role.MOVE, infer=_expand_type, dims=expand_dims_dims, linear=(0,))
 def expand_dims(xp: ModuleType, x: Any, *, axis: int | tuple[int, ...]) -> Any:
     """`x` with new axes of size 1 at the places `axis` of the result.
 
@@ -262,7 +253,7 @@ def broadcast_to_dims(x: TensorType, *, shape: Shape) -> str:
     return f"{''.join(left)}->{''.join(letters)}"
 
 
-@op(infer=_broadcast_type, dims=broadcast_to_dims, linear=(0,))
+@op(role=Role.MOVE, infer=_broadcast_type, dims=broadcast_to_dims, linear=(0,))
 def broadcast_to(xp: ModuleType, x: Any, *, shape: Shape) -> Any:
     """`x` repeated along new leading axes and along axes of size 1, so that it has the given shape.
 
@@ -301,7 +292,7 @@ def like_dims(x: TensorType, like: TensorType) -> str:
     return f"{here},{there}->{there}"
 
 
-@op(infer=_like_type, dims=like_dims, like=(1,), linear=(0,))
+@op(role=Role.MOVE, infer=_like_type, dims=like_dims, like=(1,), linear=(0,))
 def broadcast_like(xp: ModuleType, x: Any, like: Any) -> Any:
     """`x` repeated to the shape of `like`; the gradient of a sum.
 
@@ -322,7 +313,7 @@ def broadcast_like_view(xp: ModuleType, x: Any, like: Any) -> Any:
     return xp.broadcast_to(x, like.shape)
 
 
-@op(infer=_like_type, dims=like_dims, like=(1,), linear=(0,))
+@op(precision="wide", infer=_like_type, dims=like_dims, like=(1,), linear=(0,))
 def sum_to_like(xp: ModuleType, x: Any, like: Any) -> Any:
     """`x` summed over the axes along which `like` was broadcast; the gradient of broadcasting.
 
@@ -367,7 +358,7 @@ def sum_to_like_bind(xp: ModuleType, out: Any, x: Any, like: Any) -> Instruction
     return blas.gemv(x.reshape(rows, out.size).T, np.ones(rows, x.dtype), out.reshape(-1))
 
 
-@op(infer=same_type, dims="...->...", like=(0,), differentiable=False)
+@op(role=Role.MOVE, infer=same_type, dims="...->...", like=(0,), differentiable=False)
 def zeros_like(xp: ModuleType, x: Any) -> Any:
     """Zeros of the shape and dtype of `x`.
 
@@ -383,7 +374,7 @@ def zeros_like_into(xp: ModuleType, out: Any, x: Any) -> None:
     out.fill(0)
 
 
-@op(infer=same_type, dims="...->...", like=(0,), differentiable=False)
+@op(role=Role.MOVE, infer=same_type, dims="...->...", like=(0,), differentiable=False)
 def ones_like(xp: ModuleType, x: Any) -> Any:
     """Ones of the shape and dtype of `x`.
 

@@ -14,10 +14,10 @@ from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
-from ..errors import ArgumentError, AxisError, ShapeError, public
-from ..graph import Node
-from ..op import Instruction, as_node, op
-from ..types import Dim, Size, TensorType, compatible, normalize_axes, normalize_axis
+from ..core.errors import ArgumentError, AxisError, ShapeError, public
+from ..core.graph import Node
+from ..core.op import Instruction, Role, as_node, op
+from ..core.types import Dim, Size, TensorType, compatible, normalize_axes, normalize_axis
 from .shape import axis_letters
 
 __all__ = ["flip", "split"]
@@ -140,7 +140,7 @@ def _python_key(key: tuple[Any, ...]) -> tuple[Any, ...]:
     return (*(None if e == "new" else slice(*e[1:]) if _is_slice(e) else e for e in key), ...)
 
 
-@op(infer=_getitem_type, dims=getitem_dims, linear=(0,))
+@op(role=Role.MOVE, infer=_getitem_type, dims=getitem_dims, linear=(0,))
 def getitem(xp: ModuleType, x: Any, *, key: Any) -> Any:
     """`x[key]` for integers, slices (also with steps), `None` for a new axis, and `...`; a view.
 
@@ -183,7 +183,7 @@ def slice_scatter_dims(values: TensorType, like: TensorType, *, key: tuple[Any, 
     return f"{part},{whole}->{whole}"
 
 
-@op(infer=_slice_scatter_type, dims=slice_scatter_dims, like=(1,), linear=(0,))
+@op(role=Role.MOVE, infer=_slice_scatter_type, dims=slice_scatter_dims, like=(1,), linear=(0,))
 def slice_scatter(xp: ModuleType, values: Any, like: Any, *, key: Any) -> Any:
     """Zeros in the shape of `like`, with `values` at `[key]`; the gradient of slicing.
 

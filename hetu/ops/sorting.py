@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ArgumentError, ShapeError
-from ..graph import OPS, Node
-from ..op import op, same_type
-from ..types import TensorType
+from ..core.errors import ArgumentError, ShapeError
+from ..core.graph import OPS, Node
+from ..core.op import Role, op, same_type
+from ..core.types import TensorType
 from .reduction import along_axis_dims, one_axis
 
 __all__ = [
@@ -32,7 +32,13 @@ def _order(xp: ModuleType, x: Any, axis: int, descending: bool, **kind: Any) -> 
     return x.shape[axis] - 1 - xp.flip(backward, axis=axis)
 
 
-@op(infer=lambda x, **_: TensorType(x.shape, np.dtype("int64")), dims=along_axis_dims, differentiable=False)
+@op(
+    precision="wide",
+    role=Role.MOVE,
+    infer=lambda x, **_: TensorType(x.shape, np.dtype("int64")),
+    dims=along_axis_dims,
+    differentiable=False,
+)
 def argsort(xp: ModuleType, x: Any, *, axis: int = -1, descending: bool = False) -> Any:
     """The indices that sort `x` along `axis`; ties keep their order. int64.
 
@@ -51,7 +57,7 @@ def argsort_into(xp: ModuleType, out: Any, x: Any, *, axis: int, descending: boo
     out[...] = _order(xp, x, axis, descending, kind="stable")
 
 
-@op(infer=same_type, dims=along_axis_dims, inplace={0: (0,)})
+@op(precision="wide", role=Role.MOVE, infer=same_type, dims=along_axis_dims, inplace={0: (0,)})
 def sort(xp: ModuleType, x: Any, *, axis: int = -1, descending: bool = False) -> Any:
     """`x` with the elements along `axis` in rising order, or falling with `descending`.
 
@@ -97,7 +103,7 @@ def _topk_dims(x: TensorType, *, k: int, axis: int) -> str:
     return f"{left}->{right},{right}"
 
 
-@op(infer=_topk_type, dims=_topk_dims)
+@op(precision="wide", role=Role.MOVE, infer=_topk_type, dims=_topk_dims)
 def topk(xp: ModuleType, x: Any, *, k: int, axis: int = -1) -> tuple[Any, Any]:
     """The k largest elements along `axis`, falling, and their int64 indices; of equal ones the first.
 

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from .. import lanes
-from ..backend import fixed_value
-from ..errors import ArgumentError, ShapeError
-from ..graph import Node
-from ..op import op, require_float
-from ..types import Size, TensorType, compatible, promote
+from ..core.backend import fixed_value
+from ..core.errors import ArgumentError, ShapeError
+from ..core.graph import Node
+from ..core.op import op, require_float
+from ..core.types import Size, TensorType, compatible, promote
 from .index import check_range, require_indices
 
 __all__ = ["sampled_matmul", "sparse_matmul"]

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from ..op import Instruction, op
-from ..types import TensorType
+from ..core.op import Instruction, Role, op
+from ..core.types import TensorType
 from .update_kernels import add_scaled, blocks, decay, negated, outputs_in_place, scaled_step, update_type
 from .update_rows import row_form, subtract_rows
 
@@ -31,7 +31,7 @@ def _whole(x: TensorType, *types: TensorType, **_: Any) -> str:
 # -- the rules -------------------------------------------------------------------------------------------------
 
 
-@op(infer=update_type(1), dims="...,...,->...", inplace={0: (0,)}, differentiable=False)
+@op(role=Role.UPDATE, infer=update_type(1), dims="...,...,->...", inplace={0: (0,)}, differentiable=False)
 def sgd(xp: ModuleType, p: Any, g: Any, lr: Any) -> Any:
     """Gradient descent: p - lr g.
 
@@ -54,7 +54,13 @@ def sgd_bind(xp: ModuleType, out: Any, p: Any, g: Any, lr: Any) -> list[Instruct
     return calls
 
 
-@op(infer=update_type(2), dims="...,...,...,->...,...", inplace={0: (0,), 1: (1,)}, differentiable=False)
+@op(
+    role=Role.UPDATE,
+    infer=update_type(2),
+    dims="...,...,...,->...,...",
+    inplace={0: (0,), 1: (1,)},
+    differentiable=False,
+)
 def momentum(
     xp: ModuleType, p: Any, v: Any, g: Any, lr: Any, *, momentum: float = 0.9, nesterov: bool = False
 ) -> tuple[Any, Any]:
@@ -90,7 +96,13 @@ def momentum_bind(
     return calls
 
 
-@op(infer=update_type(2), dims="...,...,...,->...,...", inplace={0: (0,), 1: (1,)}, differentiable=False)
+@op(
+    role=Role.UPDATE,
+    infer=update_type(2),
+    dims="...,...,...,->...,...",
+    inplace={0: (0,), 1: (1,)},
+    differentiable=False,
+)
 def adagrad(xp: ModuleType, p: Any, a: Any, g: Any, lr: Any, *, epsilon: float = 1e-10) -> tuple[Any, Any]:
     """a' = a + g^2, p' = p - lr g / (sqrt(a') + epsilon). Returns (p', a').
 
@@ -120,7 +132,13 @@ def adagrad_bind(
     return calls
 
 
-@op(infer=update_type(2), dims="...,...,...,->...,...", inplace={0: (0,), 1: (1,)}, differentiable=False)
+@op(
+    role=Role.UPDATE,
+    infer=update_type(2),
+    dims="...,...,...,->...,...",
+    inplace={0: (0,), 1: (1,)},
+    differentiable=False,
+)
 def rmsprop(
     xp: ModuleType, p: Any, v: Any, g: Any, lr: Any, *, rho: float = 0.9, epsilon: float = 1e-8
 ) -> tuple[Any, Any]:
@@ -162,7 +180,7 @@ def _adam_scalars(xp: ModuleType, lr: Any, step: Any, beta1: float, beta2: float
 _ADAM = {"differentiable": False, "inplace": {0: (0,), 1: (1,), 2: (2,)}}
 
 
-@op(infer=update_type(3), dims="...,...,...,...,,->...,...,...", **_ADAM)
+@op(role=Role.UPDATE, infer=update_type(3), dims="...,...,...,...,,->...,...,...", **_ADAM)
 def adam(
     xp: ModuleType,
     p: Any,
@@ -244,6 +262,7 @@ def _fold(
 
 
 @op(
+    role=Role.UPDATE,
     infer=update_type(4),
     dims="...,...,...,...,...,,->...,...,...,...",
     differentiable=False,
@@ -308,7 +327,7 @@ def amsgrad_bind(
     return calls
 
 
-@op(infer=update_type(3), dims=_whole, **_ADAM)
+@op(role=Role.UPDATE, infer=update_type(3), dims=_whole, **_ADAM)
 def lamb(
     xp: ModuleType,
     p: Any,

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from ..blas import axpby, axpy
-from ..errors import DTypeError, ShapeError
-from ..op import Instruction
-from ..types import TensorType, compatible, is_float
+from ..core.errors import DTypeError, ShapeError
+from ..core.op import Instruction
+from ..core.types import TensorType, compatible, is_float
 
 BLOCK = 1 << 18  # elements a block: the scratch of a rule stays in the cache however large the parameter
 

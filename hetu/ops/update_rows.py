@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DTypeError
-from ..op import Instruction, Op, op
-from ..types import TensorType
+from ..core.errors import DTypeError
+from ..core.op import Instruction, Op, Role, op
+from ..core.types import TensorType
 from .index import Window, add_rows, check_range
 from .update_kernels import check_alike, check_scalars, check_tables, negated, outputs_in_place
 
@@ -49,6 +49,7 @@ def row_form(dense: Op, tables: int) -> Op:
     made = op(
         forward,
         name=f"{dense.name}_rows",
+        role=Role.UPDATE,
         infer=_row_type(tables),
         dims=_row_dims(tables),
         inplace={i: (i,) for i in range(tables)},

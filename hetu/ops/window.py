@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from ..errors import ArgumentError, ShapeError
-from ..op import require_float
-from ..types import Dim, Size, TensorType, show_shape
+from ..core.errors import ArgumentError, ShapeError
+from ..core.op import require_float
+from ..core.types import Dim, Size, TensorType, show_shape
 
 Pair = tuple[int, int]
 Sizes = tuple[Size, Size]

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from .. import blas, lanes
-from ..backend import Scratch
+from ..core.backend import Scratch
 from .window import Block, Pair, Window, blocks, extent
 
 Call = Callable[[], Any]

@@ -1,4 +1,4 @@
-"""Graph -> Graph passes, in the order the executor applies them.
+"""Graph -> Graph passes, in the order the executor applies them: once each, when all sizes are known.
 
 A pass is a pure function of output nodes. Each can be switched off by name (`Executor(passes=...)` or the environment
 variable `HETU_PASSES`), and the result must not change. Ignored on purpose: memory, see `memory.py`.
@@ -9,13 +9,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 
-from ..errors import UnknownNameError, did_you_mean
-from ..graph import Node
+from ..core.errors import UnknownNameError, did_you_mean
+from ..core.graph import Node
+from ..core.simplify import simplify
+from ..core.specialize import specialize
+from ..core.training_flag import resolve_training
+from ..look.explain import explained
 from .absorb_casts import absorb_casts
 from .attention import fuse_attention, tile_attention
 from .channels_last import channels_last
 from .conv_pool import fuse_conv_pool
-from .explain import explained
 from .fuse import fuse_linear
 from .fuse_elementwise import fuse_elementwise
 from .group_casts import group_casts
@@ -24,10 +27,7 @@ from .group_updates import group_updates
 from .mixed_precision import mixed_precision
 from .norm_relu import fuse_norm_relu
 from .share import share_cross_entropy, share_gelu, share_layer_norm
-from .simplify import simplify
 from .sparsify import sparsify_updates
-from .specialise import specialise
-from .training import resolve_training
 from .update import fuse_updates
 
 Pass = Callable[[Sequence[Node]], tuple[Node, ...]]
@@ -45,14 +45,12 @@ PASSES: dict[str, Pass] = {
     "absorb_casts": absorb_casts,
     "fuse_linear": fuse_linear,
     "fuse_updates": fuse_updates,
+    # No pass sees into what the following make.
     "group_updates": group_updates,
     "group_checks": group_checks,
     "group_casts": group_casts,
     "fuse_elementwise": fuse_elementwise,
 }
-
-# Once all sizes are known and the graph is that of one rank, as no other pass sees into what they make.
-LAST = (group_updates, group_checks, group_casts, fuse_elementwise)
 
 # What the others make is bound to BLAS and NumPy; elsewhere the plain operators are the faster ones.
 FOR_GPU = frozenset(

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..graph import Node, readers_of, rewrite, topological
-from ..types import is_float
+from ..core.graph import Node, readers_of, rewrite, topological
+from ..core.types import is_float
 from .mixed_precision import SINGLE, is_cast
 
 # Inputs that may be stored in 16 bits, and whether the first result may; all other floats are in float32.

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from ..core.graph import OPS, Node, readers_of, rewrite, topological
+from ..core.types import TensorType, has_dim
 from ..gpu_kernels.attention import takes
-from ..graph import OPS, Node, readers_of, rewrite, topological
-from ..types import TensorType, has_dim
 
 HEADS_FIRST = (0, 2, 1, 3)  # swaps positions and heads, there and back
 PARTS_FIRST = (2, 0, 3, 1, 4)  # (n, s, 3, heads, d) -> (3, n, heads, s, d)

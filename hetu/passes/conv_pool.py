@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..graph import OPS, Node, readers_of, rewrite, topological
-from ..types import has_dim
+from ..core.graph import OPS, Node, readers_of, rewrite, topological
+from ..core.types import has_dim
 from .norm_relu import is_mask
 
 BATCH_LAST, BATCH_FIRST = (1, 2, 3, 0), (3, 0, 1, 2)

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from ..core.graph import OPS, Node, origin_of, readers_of, rewrite, topological
+from ..core.types import Shape, has_dim, same
 from ..gpu_kernels.reduce import COMBINE
-from ..graph import OPS, Node, origin_of, readers_of, rewrite, topological
 from ..ops.shape import broadcast_axes
-from ..types import Shape, has_dim, same
 from .fused_group import MOST_INPUTS, fused
 
 MOST_STEPS, MOST_RESULTS = 24, 6  # beyond, a thread runs out of registers

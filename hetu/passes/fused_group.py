@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
+from ..core.graph import OPS
+from ..core.op import Instruction, Op, op
+from ..core.types import TensorType, dtype_in
 from ..gpu_kernels.elementwise import computed, folded, make_step
 from ..gpu_kernels.generated import Fold, Step, Work
 from ..gpu_kernels.machine import Call, Machine
 from ..gpu_kernels.random import mask_of
 from ..gpu_kernels.reduce import COMBINE
-from ..graph import OPS
-from ..op import Instruction, Op, op
-from ..types import TensorType, dtype_in
 
 MOST_INPUTS = 10  # beyond, a thread runs out of registers
 DROPOUT = "y = kept ? x * scale : (T)0"

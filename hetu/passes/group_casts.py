@@ -13,9 +13,9 @@ from math import prod
 from types import ModuleType
 from typing import Any
 
-from ..graph import OPS, Node, origin_of, readers_of, rewrite, topological
-from ..op import Op
-from ..types import TensorType, as_dtype, has_dim, same
+from ..core.graph import OPS, Node, origin_of, readers_of, rewrite, topological
+from ..core.op import Op
+from ..core.types import TensorType, as_dtype, has_dim, same
 from .mixed_precision import is_cast
 
 MOST = 1 << 22  # elements of one launch: beyond, it takes far longer than to start it, and copies would wait for use

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from ..graph import OPS, Node, origin_of, readers_of, rewrite, topological
-from ..op import Op
-from ..types import TensorType
+from ..core.graph import OPS, Node, origin_of, readers_of, rewrite, topological
+from ..core.op import Op
+from ..core.types import TensorType
 from .group_updates import as_made
 
 Readers = Mapping[Node, Sequence[Node | None]]

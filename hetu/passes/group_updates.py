@@ -15,9 +15,9 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
-from ..graph import OPS, Node, origin_of, readers_of, rewrite, topological
-from ..op import Op
-from ..types import TensorType
+from ..core.graph import OPS, Node, origin_of, readers_of, rewrite, topological
+from ..core.op import Op
+from ..core.types import TensorType
 from .mixed_precision import SINGLE, is_cast
 
 STATES = {"sgd": 1, "momentum": 2, "adagrad": 2, "rmsprop": 2, "adam": 3, "amsgrad": 4, "lamb": 3}  # with the parameter

@@ -17,22 +17,15 @@ from functools import reduce
 
 import numpy as np
 
-from ..graph import OPS, Node, replace, rewrite, topological
-from ..ops.leaf import variable
-from ..types import is_float
+from ..core.graph import OPS, Node, replace, rewrite, topological
+from ..core.leaf import variable
+from ..core.op import LEAVES, Role
+from ..core.types import is_float
 
 FIRST_SCALE, MOST = 2.0**15, 2.0**24
 PATIENCE = 2000  # good steps before the scale doubles
 SINGLE = np.dtype("float32")
 
-PRODUCTS = frozenset("matmul linear einsum conv2d conv2d_dx conv2d_dw attention attention_dx".split())
-MOVERS = frozenset("max_pool2d max_pool2d_dx max_pool2d_pick dropout concat pad roll slice_scatter zeros_like".split())
-# Elementwise operators and views that follow too, but for these: their results leave the range of float16, or add up.
-WIDE = frozenset(
-    "power square reciprocal divide exp expm1 log log1p sqrt rsqrt softplus isfinite isnan sum_to_like astype".split()
-)
-NORMS = {"batch_norm_train": 1, "batch_norm_dx": 2}  # how many of the inputs are images; the last of them is x
-LEAVES = frozenset({"variable", "placeholder", "constant"})
 TRANSPOSES = frozenset({"matrix_transpose", "permute_dims"})
 
 loss_scale: Node = variable("loss_scale", FIRST_SCALE, (), trainable=False)
@@ -85,13 +78,13 @@ def _guarded(updates: Mapping[Node, Node], gradients: Sequence[Node]) -> dict[No
 
 def _lowered(outputs: Sequence[Node], dtype: str, seeds: set[Node]) -> tuple[Node, ...]:
     def rule(node: Node, inputs: tuple[Node, ...]) -> Node | None:
-        if not inputs or node.op.name in ("item", "astype"):
+        if not inputs or node.role is Role.ITEM or node.op.name == "astype":
             return None
         old = [i.dtype if not isinstance(i.type, tuple) else None for i in node.inputs]
         free = [k for k, d in enumerate(old) if d == SINGLE and k not in node.op.like]
-        images = NORMS.get(node.op.name, len(inputs))
-        low = dtype if _is_low(node, [inputs[k] for k in free if k < images]) else "float32"
-        cast = tuple(_as(i, low if k < images else "float32") if k in free else i for k, i in enumerate(inputs))
+        chosen = [k for k in free if isinstance(node.op.precision, str) or k in node.op.precision]
+        low = dtype if _is_low(node, [inputs[k] for k in chosen]) else "float32"
+        cast = tuple(_as(i, low if k in chosen else "float32") if k in free else i for k, i in enumerate(inputs))
         made = node if cast == node.inputs else node.op.make(cast, node.attrs)
         return made * loss_scale if node in seeds else made
 
@@ -99,15 +92,12 @@ def _lowered(outputs: Sequence[Node], dtype: str, seeds: set[Node]) -> tuple[Nod
 
 
 def _is_low(node: Node, inputs: Sequence[Node]) -> bool:
-    """Whether an operator computes in 16 bits: products do, and followers that meet a 16-bit value but no other."""
-    if node.op.name in PRODUCTS:
-        return True
-    if node.op.name in NORMS:
+    """Whether an operator computes in 16 bits, given those of its float32 operands that may become so."""
+    if node.op.precision in ("low", "wide"):
+        return node.op.precision == "low"
+    if node.op.precision != "follow":
         return bool(inputs) and inputs[-1].dtype != SINGLE
-    follows = node.op.name in MOVERS or node.op.cuda is not None or node.op.view_rule is not None
-    if not follows or node.op.name in WIDE:
-        return False
-    computed = [i for i in inputs if i.op.name not in LEAVES]
+    computed = [i for i in inputs if i.role not in LEAVES]
     return bool(computed) and all(i.dtype != SINGLE for i in computed)
 
 

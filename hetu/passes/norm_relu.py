@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..graph import OPS, Node, readers_of, rewrite, topological
+from ..core.graph import OPS, Node, readers_of, rewrite, topological
 
 Readers = Mapping[Node, Sequence[Node | None]]
 

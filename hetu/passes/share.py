@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..graph import OPS, Node, rewrite, topological
+from ..core.graph import OPS, Node, rewrite, topological
 
 Rule = Callable[[Node, tuple[Node, ...]], Node]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from ..graph import OPS, Node, rewrite, topological
+from ..core.graph import OPS, Node, rewrite, topological
 from ..ops.update import ROW_FORMS
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from ..graph import OPS, Node, rewrite, topological
+from ..core.graph import OPS, Node, rewrite, topological
 
 
 def fuse_updates(outputs: Sequence[Node]) -> tuple[Node, ...]:

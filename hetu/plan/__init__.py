@@ -3,16 +3,16 @@
 `auto` chooses among them by simulating each. Ignored on purpose: changing the plan while training.
 """
 
-from .candidates import Hints
+from .costs.links import Cluster, Measured, Table, dgx_h100
+from .costs.profile import Profile
 from .hybrid import Choice, Hybrid
-from .links import Cluster, Measured, Table, dgx_h100
 from .plan import Plan, Within
-from .planner import Auto, auto
-from .profile import Profile
-from .simulate import Cost, simulate
-from .timeline import Timeline
-from .trace import trace
-from .traffic import bytes_between_ranks
+from .search.candidates import Hints
+from .search.planner import Auto, auto
+from .simulation.simulate import Cost, simulate
+from .simulation.timeline import Timeline
+from .simulation.trace import trace
+from .simulation.traffic import bytes_between_ranks
 from .why import Why
 
 __all__ = [

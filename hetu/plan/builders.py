@@ -13,10 +13,11 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 
-from ..dist.builders import DataParallel
-from ..dist.layout import DUP, Layout, Shard
-from ..dist.strategy import Kept, Strategy
-from ..graph import Node, topological
+from ..core.graph import Node, topological
+from ..core.op import Role
+from ..dist.cut.builders import DataParallel
+from ..dist.cut.strategy import Kept, Strategy
+from ..dist.layout.layout import DUP, Layout, Shard
 
 
 class _Homes(DataParallel):
@@ -25,7 +26,7 @@ class _Homes(DataParallel):
     def build(self, outputs: Sequence[Node], world_size: int) -> Strategy:
         """The strategy for a graph on `world_size` ranks."""
         strategy = super().build(outputs, world_size)
-        variables = [n for n in topological(outputs) if n.op.name == "variable"]
+        variables = [n for n in topological(outputs) if n.role is Role.VARIABLE]
         trained = {n.name: n for n in variables if n.attrs["trainable"]}
         homes = self.homes(trained, world_size) if world_size > 1 else {}
         for node in variables:

@@ -18,28 +18,28 @@ from typing import Any
 
 import numpy as np
 
-from ..checkpoint import Box, Checkpoint
-from ..dist.builders import DataParallel, Parallel
-from ..dist.comm import Comm
-from ..dist.mpi import world
-from ..dist.partition import Local
-from ..dist.pipeline import Staged
-from ..dist.placement import Placement
-from ..dist.strategy import Strategy
-from ..errors import ArgumentError
-from ..graph import Node, origin_of
+from ..core.checkpoint import Box, Checkpoint
+from ..core.errors import ArgumentError
+from ..core.graph import Node, origin_of
+from ..core.program import Program
+from ..core.state import State
+from ..core.types import Dim, product, show_shape
+from ..dist.comm.comm import Comm
+from ..dist.comm.mpi import world
+from ..dist.cut.builders import DataParallel, Parallel
+from ..dist.cut.partition import Local
+from ..dist.cut.pipeline import Staged
+from ..dist.cut.placement import Placement
+from ..dist.cut.strategy import Strategy
+from ..look.table import rows_html
 from ..passes import Pass, simplify, sparsify_updates
-from ..program import Program
-from ..ps.cache import Cache
-from ..ps.client import Client
-from ..ps.consistency import Consistency
-from ..ps.environment import connect
-from ..ps.rows import Rows
 from ..ps.saved import Saved
 from ..ps.served import Calls, Served, create, expected, is_lookup
-from ..show.table import rows_html
-from ..state import State
-from ..types import Dim, product, show_shape
+from ..ps.store.cache import Cache
+from ..ps.store.consistency import Consistency
+from ..ps.wire.client import Client
+from ..ps.wire.environment import connect
+from ..ps.wire.rows import Rows
 
 ID_BYTES = 8
 HEADER = ("variable", "shape", "ids a step", "bytes by ranks", "bytes by servers", "kept by")

@@ -11,15 +11,16 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..dist.placement import Placement
-from ..dist.strategy import Strategy
-from ..errors import ArgumentError
-from ..graph import Node, topological
-from ..ps.cache import Cache
+from ..core.errors import ArgumentError
+from ..core.graph import Node, topological
+from ..core.op import Role
+from ..dist.cut.placement import Placement
+from ..dist.cut.strategy import Strategy
 from ..ps.served import Served
-from .fit import fit
+from ..ps.store.cache import Cache
+from .costs.profile import Profile
 from .hybrid import Hybrid
-from .profile import Profile
+from .memory.fit import fit
 from .why import Rated, Why
 
 
@@ -42,7 +43,7 @@ class Within:
     def attach(self, outputs: Sequence[Node], comm: Any = None) -> Placement:
         """What an executor works with. BudgetError, when a step is compiled, if it cannot be made to fit."""
         placement = self.builder.attach(outputs, comm)
-        variables = {placement.variable(n) for n in topological(outputs) if n.op.name == "variable"} - {None}
+        variables = {placement.variable(n) for n in topological(outputs) if n.role is Role.VARIABLE} - {None}
         room = self.nbytes - sum(int(v.tensor.nbytes) for v in variables)
         placement.last = functools.partial(fit, budget=room, profile=self.profile)
         return placement

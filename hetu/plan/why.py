@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from ..show.svg import FILL, SANS
-from .simulate import Cost
+from ..look.svg import FILL, SANS
+from .simulation.simulate import Cost
 
 MOST_ROWS = 8  # of candidates in a notebook
 WIDTH = 100  # columns
@@ -38,7 +38,7 @@ class Rated:
 class Why:
     """The reasons for `best` among `rated`, with its `cost` and the `budget` in bytes for a rank.
 
-    >>> from hetu.plan.timeline import Timeline
+    >>> from hetu.plan.simulation.timeline import Timeline
     >>> slow, fast = Rated("dp2", None, 3e-3, 400), Rated("tp2", None, 1e-3, 900)
     >>> print(Why(slow, (slow, fast), Cost(3e-3, (400,), {}, Timeline(())), 500, 2))
     dp2, 2 ranks: 3.000 ms a step, 400 bytes on the fullest rank (80 % of the budget)

@@ -8,18 +8,18 @@ its messages. Ignored on purpose: graphs; what turns an optimizer into pushes an
 'ssp:3'
 """
 
-from .cache import Cache, CachedTable, Counters, hot_rows
-from .client import Client, Handle
-from .consistency import ASP, BSP, SSP, Consistency, consistency
-from .functions import server_function
-from .messages import ProtocolError, RefusedError
-from .partial_reduce import Controller, Group
-from .partition import Parameter, partition
-from .server import Options, ServerError, ServerProcess, make_keys
-from .store import ParameterStore
+from .store.cache import Cache, CachedTable, Counters, hot_rows
+from .store.consistency import ASP, BSP, SSP, Consistency, consistency
+from .store.functions import server_function
+from .store.messages import ProtocolError, RefusedError
+from .store.partial_reduce import Controller, Group
+from .store.partition import Parameter, partition
+from .store.store import ParameterStore
+from .store.table import TableSpec
 from .strategy import ParameterServer
-from .table import TableSpec
-from .transport import ServerRestartedError, ServerTimeoutError
+from .wire.client import Client, Handle
+from .wire.server import Options, ServerError, ServerProcess, make_keys
+from .wire.transport import ServerRestartedError, ServerTimeoutError
 
 __all__ = [
     "ASP", "BSP", "SSP", "Consistency", "consistency", "ParameterServer", "ParameterStore", "TableSpec",

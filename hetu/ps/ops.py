@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from ..op import Op, op
+from ..core.op import Op, Role, op
+from ..core.types import Shape, TensorType, as_dtype
 from ..ops.shape import axis_letters
-from ..types import Shape, TensorType, as_dtype
 
 TOKEN = TensorType((0,), np.dtype("uint8"))  # stands for "it has been sent"
 
@@ -58,7 +58,7 @@ def _made(
             run(out, *arrays, parameter=parameter, comm=comm)
         return out
 
-    made = op(forward, name=name, infer=infer, dims=dims, differentiable=False, communicates=True)
+    made = op(forward, name=name, role=Role.COMMUNICATION, infer=infer, dims=dims, differentiable=False)
     made.__doc__ = run.__doc__
 
     def bind(

@@ -2,7 +2,7 @@
 
 One worker writes a part for each parameter, so no more than one of them is in memory at a time. To continue, every
 worker offers what the checkpoint has and the first one counts, as with first values. Ignored on purpose: what is kept
-on ranks (`dist/placement.py`), and the servers' own snapshots (`snapshot.py`), which know of clocks.
+on ranks (`dist/cut/placement.py`), and the servers' own snapshots (`snapshot.py`), which know of clocks.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from ..checkpoint import Checkpoint, whole, write_part
-from ..graph import Node
-from .client import Client
-from .messages import Kind, row_bytes, wire_array
-from .partition import Block, split_rows
+from ..core.checkpoint import Checkpoint, whole, write_part
+from ..core.graph import Node
 from .served import Served
-from .transport import Request
+from .store.messages import Kind, row_bytes, wire_array
+from .store.partition import Block, split_rows
+from .wire.client import Client
+from .wire.transport import Request
 
 
 class Saved:

@@ -14,14 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ArgumentError, GradientError
-from ..graph import Node, rewrite, topological
+from ..core.errors import ArgumentError, GradientError
+from ..core.graph import Node, rewrite, topological
+from ..core.op import Role
+from ..core.program import Program
+from ..core.state import initial_value
 from ..ops.update import ROW_FORMS
-from ..program import Program
-from ..state import initial_value
-from .client import Client
 from .ops import TOKEN, descend_rows, pull, pull_rows, push, push_rows, set_rate, tick
-from .partition import Parameter
+from .store.partition import Parameter
+from .wire.client import Client
 
 
 class Served:
@@ -29,7 +30,7 @@ class Served:
 
     def __init__(self, outputs: Sequence[Node]) -> None:
         self.nodes = topological(outputs)
-        steps = [n for n in self.nodes if n.op.name in ROW_FORMS and n.inputs[0].op.name == "variable"]
+        steps = [n for n in self.nodes if n.op.name in ROW_FORMS and n.inputs[0].role is Role.VARIABLE]
         self.steps = {n.inputs[0]: n for n in steps}
 
     @cached_property
@@ -39,10 +40,10 @@ class Served:
 
     def _is_table(self, variable: Node) -> bool:
         step = self.steps[variable]
-        if gradient_of(step).op.name != "scatter_rows":
+        if gradient_of(step).role is not Role.SCATTER:
             return False
         readers = [n for n in self.nodes if variable in n.inputs and n is not step]
-        return all(n.op.name == "scatter_rows" or is_lookup(n, (variable,)) for n in readers)
+        return all(n.role is Role.SCATTER or is_lookup(n, (variable,)) for n in readers)
 
     def slots(self, variables: Collection[Node]) -> list[Node]:
         """The rules' state for these variables, which is the servers' too, in the rules' order."""
@@ -55,7 +56,7 @@ class Served:
         if "step" not in step.op.inputs:
             return None
         counts = topological([step.inputs[step.op.inputs.index("step")]])
-        return next(n for n in counts if n.op.name == "variable")
+        return next(n for n in counts if n.role is Role.VARIABLE)
 
     def parameter(self, variable: Node, *, sparse: bool, reduce: str, cached: bool = False) -> Parameter:
         """What the servers are told about a variable. To a `cached` table workers send finished steps."""
@@ -70,7 +71,7 @@ class Served:
                 )
             return Parameter(variable.shape, variable.dtype.name, sparse, "add", reduce="sum")
         options = dict(step.attrs)
-        if (rate := rate_of(step)).op.name == "constant":
+        if (rate := rate_of(step)).role is Role.CONSTANT:
             options["learning_rate"] = float(rate.attrs["value"])
         return Parameter(variable.shape, variable.dtype.name, sparse, step.op.name, options, reduce)
 
@@ -86,14 +87,14 @@ def gradient_of(step: Node) -> Node:
 
 def is_lookup(node: Node, tables: Collection[Node]) -> bool:
     """Whether a node takes rows of one of the tables."""
-    return node.op.name == "take" and node.attrs["axis"] == 0 and node.inputs[0] in tables
+    return node.role is Role.LOOKUP and node.inputs[0] in tables
 
 
 def expected(program: Program, values: Mapping[str, np.ndarray]) -> list[tuple[str, np.ndarray]]:
     """The tables and ids whose rows a program will pull when it is fed these values, where the ids are what is fed."""
     found = []
     for step in program.steps:
-        if step.node.op is pull_rows and step.node.inputs[0].op.name == "placeholder":
+        if step.node.op is pull_rows and step.node.inputs[0].role is Role.PLACEHOLDER:
             ids = step.node.inputs[0].name
             name, part = program.parts.get(ids, (ids, ...))
             found.append((step.node.attrs["parameter"], values[name][part]))
@@ -122,13 +123,13 @@ class Calls:
 
     def push(self, variable: Node, new: Node, *, sparse: bool, cached: bool = False) -> list[Node]:
         """What sends the gradient, and a rate that changes, from which the rule makes the value `new`."""
-        step = new.inputs[0] if new.op.name == "item" else new
+        step = new.inputs[0] if new.role is Role.ITEM else new
         rate, gradient, sent = rate_of(step), gradient_of(step), []
-        if sparse and gradient.op.name != "scatter_rows":
+        if sparse and gradient.role is not Role.SCATTER:
             raise GradientError(f"the gradient of table {variable.name!r} is no longer one of rows: {gradient!r}")
         if cached:
             return [self._make(descend_rows, (*gradient.inputs[1:], rate), variable.name)]
-        if rate.op.name != "constant":
+        if rate.role is not Role.CONSTANT:
             sent.append(self._make(set_rate, (rate,), variable.name))
         if not sparse:
             return [*sent, self._make(push, (gradient,), variable.name)]

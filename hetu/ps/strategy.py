@@ -17,22 +17,23 @@ from typing import Any
 
 import numpy as np
 
-from .. import checkpoint
-from ..errors import ArgumentError, ShapeError
-from ..graph import Node, origin_of, topological
+from ..core import checkpoint
+from ..core.errors import ArgumentError, ShapeError
+from ..core.graph import Node, origin_of, topological
+from ..core.op import Role
+from ..core.program import Program
+from ..core.source import Site
+from ..core.state import State, Wanted, fitting
+from ..core.types import Atom, Dim
 from ..passes import Pass, simplify
-from ..program import Program
-from ..source import Site
-from ..state import State, Wanted, fitting
-from ..types import Atom, Dim
-from .cache import Cache
-from .client import Client
-from .consistency import Consistency
-from .environment import connect, place
-from .partition import Parameter
-from .rows import Rows
 from .saved import Saved
 from .served import Calls, Served, create, expected
+from .store.cache import Cache
+from .store.consistency import Consistency
+from .store.partition import Parameter
+from .wire.client import Client
+from .wire.environment import connect, place
+from .wire.rows import Rows
 
 AGREEMENT = "agreement"  # begins the names of what workers agree on
 FilePath = str | os.PathLike[str]
@@ -57,7 +58,7 @@ class Worker:
 
 @dataclass(frozen=True)
 class Local:
-    """One worker's graph, in the form that an executor takes; compare `hetu.dist.partition.Local`."""
+    """One worker's graph, in the form that an executor takes; compare `hetu.dist.cut.partition.Local`."""
 
     fetches: tuple[Node, ...]
     tokens: tuple[Node, ...]
@@ -113,7 +114,7 @@ class Placement:
         self.comm, self.served = worker, Served(outputs)
         self.slots = {*self.served.slots(self.served.steps)}
         self.cached = self.served.tables if worker.rows.cache else set()
-        placeholders = [n for n in self.served.nodes if n.op.name == "placeholder" and n.ndim]
+        placeholders = [n for n in self.served.nodes if n.role is Role.PLACEHOLDER and n.ndim]
         self.batches = {n.name for n in placeholders if isinstance(n.shape[0], Dim)}
 
     # -- what an executor asks ------------------------------------------------------------------------------------
@@ -164,7 +165,7 @@ class Placement:
         calls, tables = Calls(), self.served.tables
         outputs = calls.look_up((*fetches, *updates.values()), tables)
         fetches, updates = outputs[: len(fetches)], dict(zip(updates, outputs[len(fetches) :]))
-        mine = {n.name: n for n in topological(outputs) if n.op.name == "placeholder"}
+        mine = {n.name: n for n in topological(outputs) if n.role is Role.PLACEHOLDER}
         kept = {v: value for v, value in updates.items() if v not in self.served.steps and v not in self.slots}
         sent: list[Node] = []
         for variable, value in reversed(updates.items()):

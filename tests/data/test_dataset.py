@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from hetu.core.errors import DataError
 from hetu.data import ArrayDataset, TextData, sliding_windows
-from hetu.errors import DataError
 
 
 def test_rows_come_as_one_array_a_column() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hetu import data
-from hetu.errors import DataError
+from hetu.core.errors import DataError
 
 
 @pytest.fixture(autouse=True)

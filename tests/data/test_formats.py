@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hetu.core.errors import DataError
 from hetu.data import formats
-from hetu.errors import DataError
 
 
 def idx(array: np.ndarray) -> bytes:

@@ -9,8 +9,8 @@ from itertools import chain
 import numpy as np
 import pytest
 
+from hetu.core.errors import DataError
 from hetu.data import ArrayDataset, DataLoader
-from hetu.errors import DataError
 
 
 def rows_of(loader: DataLoader) -> list[list[int]]:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from hetu.core.errors import DataError
 from hetu.data import sources
-from hetu.errors import DataError
 
 
 @pytest.fixture(autouse=True)

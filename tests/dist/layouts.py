@@ -11,8 +11,8 @@ import random
 import numpy as np
 
 from hetu.dist import DUP, MAX, MIN, SUM, Layout, Shard
-from hetu.dist.comm import REDUCE
-from hetu.dist.layout import NAMES
+from hetu.dist.comm.comm import REDUCE
+from hetu.dist.layout.layout import NAMES
 
 
 def random_layout(draw: random.Random, ranks: list[int], ndim: int, pending: int) -> Layout:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 import hetu as ht
+from hetu.core.op import Role
 from hetu.dist import run_ranks
 
 BATCH, STEPS = 12, 20
@@ -82,6 +83,6 @@ def communicating(model: Callable[..., Any], strategy: Any, ranks: int, name: st
         built.bucket_bytes = 0
         ex = ht.Executor(graph, strategy=built, comm=comm)
         feed = feeds[0] if name == "train" else {"x": feeds[0]["x"]}
-        return [step.node for step in ex.program(name, feed).steps if step.node.op.communicates]
+        return [step.node for step in ex.program(name, feed).steps if step.node.role is Role.COMMUNICATION]
 
     return run_ranks(ranks, nodes)[0]

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import hetu as ht
+from hetu.core.op import Role
 from hetu import dist
 from hetu.dist import DataParallel, Pipeline, run_ranks
-from hetu.errors import ArgumentError, AxisError, GradientError, GraphError, ShapeError
+from hetu.core.errors import ArgumentError, AxisError, GradientError, GraphError, ShapeError
 
 from .models import losses, mlp
 
@@ -106,7 +107,7 @@ def data_parallel(comm, steps=20):
         updates = optimizer.apply(averaged)
     ex = ht.Executor([dist.all_reduce(loss) / comm.world_size, updates], comm=comm)
     parts = [{n: np.split(v, comm.world_size)[comm.rank] for n, v in feed.items()} for feed in mlp()[1][:steps]]
-    kinds = Counter(s.node.op.name for s in ex.program(parts[0]).steps if s.node.op.communicates)
+    kinds = Counter(s.node.op.name for s in ex.program(parts[0]).steps if s.node.role is Role.COMMUNICATION)
     return [float(ex.run(part)[0]) for part in parts], kinds
 
 

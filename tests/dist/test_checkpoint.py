@@ -9,9 +9,9 @@ import pytest
 
 import hetu as ht
 from hetu.dist import Pipeline, run_ranks
-from hetu.dist.builders import DataParallel, Parallel, TensorParallel, ZeRO
-from hetu.dist.heterogeneous import Heterogeneous
-from hetu.errors import CheckpointError
+from hetu.dist.cut.builders import DataParallel, Parallel, TensorParallel, ZeRO
+from hetu.dist.cut.heterogeneous import Heterogeneous
+from hetu.core.errors import CheckpointError
 
 from .models import MODELS
 from .test_strategies import SPLIT

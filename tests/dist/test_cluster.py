@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from hetu.dist import cluster, launch
-from hetu.dist.cluster import Host, mpiexec_options, parse_cluster, read_cluster
-from hetu.errors import ArgumentError
+from hetu.dist.launch import cluster, heturun as launch
+from hetu.dist.launch.cluster import Host, mpiexec_options, parse_cluster, read_cluster
+from hetu.core.errors import ArgumentError
 
 from .test_launch import WAITING, end_of_the_launcher, needs_pidfd
 
@@ -200,7 +200,7 @@ def hosts(tmp_path):
                 (tmp_path / name).chmod(0o700)
             added = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
             added["HETU_TEST_HOSTS"] = str(tmp_path / "hosts")
-            line = [sys.executable, "-m", "hetu.dist.launch", *options, "python", "train.py"]
+            line = [sys.executable, "-m", "hetu.dist.launch.heturun", *options, "python", "train.py"]
             return line, {"cwd": tmp_path, "env": os.environ | added | variables}
 
         def listed(self, *rows):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hetu.dist import CommError, DeadlineError, Link, SerialComm, VirtualClock, run_ranks
-from hetu.errors import ArgumentError
+from hetu.core.errors import ArgumentError
 
 from .contract import CHECKS
 

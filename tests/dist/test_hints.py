@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 import hetu as ht
+from hetu.core.op import Role
 from hetu.dist import SUM, Mesh, run_ranks, shard
-from hetu.dist.builders import TensorParallel
-from hetu.dist.heterogeneous import Heterogeneous
-from hetu.dist.hints import push_hints
-from hetu.dist.strategy import Kept, Strategy
-from hetu.graph import topological
+from hetu.dist.cut.builders import TensorParallel
+from hetu.dist.cut.heterogeneous import Heterogeneous
+from hetu.dist.cut.hints import push_hints
+from hetu.dist.cut.strategy import Kept, Strategy
+from hetu.core.graph import topological
 
 from .models import MODELS, communication, losses
 from .test_strategies import SPLIT, alone
@@ -42,7 +43,7 @@ def test_a_hint_is_a_collective_and_so_is_its_gradient(kind):
 
     def run(comm):
         ex = ht.Executor([y, gradient], strategy=Strategy(GROUP.layout()), comm=comm)
-        kinds = [step.node.op.name for step in ex.program({"x": weight}).steps if step.node.op.communicates]
+        kinds = [step.node.op.name for step in ex.program({"x": weight}).steps if step.node.role is Role.COMMUNICATION]
         return kinds, *ex.run({"x": weight})
 
     for kinds, value, slope in run_ranks(2, run):

@@ -13,16 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from hetu.dist import launch
-from hetu.dist.recorder import State
-from hetu.errors import ArgumentError
+from hetu.dist.launch import heturun as launch
+from hetu.dist.comm.recorder import State
+from hetu.core.errors import ArgumentError
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 DEADLINE = 60  # seconds
 
 
 def heturun(*arguments, **options):
-    line = [sys.executable, "-m", "hetu.dist.launch", *map(str, arguments)]
+    line = [sys.executable, "-m", "hetu.dist.launch.heturun", *map(str, arguments)]
     return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE, **options)
 
 
@@ -152,7 +152,7 @@ def test_end_of_the_launcher_ends_all_ranks(tmp_path, signal_, code):
     script, folder = tmp_path / "train.py", tmp_path / "temporary"
     script.write_text(WAITING)
     folder.mkdir()
-    line = [sys.executable, "-m", "hetu.dist.launch", "-w", "2", "-s", "1", "python", str(script)]
+    line = [sys.executable, "-m", "hetu.dist.launch.heturun", "-w", "2", "-s", "1", "python", str(script)]
     assert end_of_the_launcher(line, signal_, 8, cwd=ROOT, env=os.environ | {"TMPDIR": str(folder)}) == code
     assert not list(folder.glob("heturun-*"))
 
@@ -235,7 +235,7 @@ def test_a_rank_knows_what_is_a_terminal(tmp_path):
     script = tmp_path / "train.py"
     script.write_text("import sys\nprint([s.isatty() for s in (sys.stdout, sys.stderr)])\n")
     terminal, end = pty.openpty()
-    line = [sys.executable, "-m", "hetu.dist.launch", "python", str(script)]
+    line = [sys.executable, "-m", "hetu.dist.launch.heturun", "python", str(script)]
     job = subprocess.run(line, cwd=ROOT, stdout=subprocess.PIPE, stderr=end, text=True, timeout=DEADLINE)
     os.close(terminal)
     os.close(end)
@@ -281,9 +281,9 @@ def test_a_rank_that_is_late_ends_the_job(tmp_path, monkeypatch, capfd):
 def test_under_a_foreign_mpiexec_it_is_a_rank(tmp_path):
     script = tmp_path / "train.py"
     script.write_text("from hetu.dist import world\ncomm = world()\ncomm.barrier()\nprint(comm)\n")
-    job = under_mpiexec("-m", "hetu.dist.launch", script)
+    job = under_mpiexec("-m", "hetu.dist.launch.heturun", script)
     assert sorted(job.stdout.splitlines()) == [f"[rank {r}] <MPIComm rank {r} of 2>" for r in (0, 1)]
-    job = under_mpiexec("-m", "hetu.dist.launch", "-w", 3, script)
+    job = under_mpiexec("-m", "hetu.dist.launch.heturun", "-w", 3, script)
     assert job.returncode and "this is one of 2 ranks" in job.stderr and "say -w 2" in job.stderr
 
 
@@ -293,7 +293,7 @@ def test_a_rank_that_is_killed_under_a_foreign_mpiexec_is_named(tmp_path):
         "import os\nfrom hetu.dist import world\ncomm = world()\n"
         "if comm.rank:\n    os.kill(os.getpid(), 9)\ncomm.barrier()\n"
     )
-    job = under_mpiexec("-m", "hetu.dist.launch", script)
+    job = under_mpiexec("-m", "hetu.dist.launch.heturun", script)
     assert job.returncode and "[rank 1] killed by SIGKILL" in job.stderr and "[rank 0]" not in job.stderr
 
 
@@ -301,7 +301,7 @@ def test_a_task_of_srun_that_mpi_knows_nothing_of_does_not_train_alone(tmp_path)
     script = tmp_path / "train.py"
     script.write_text("from hetu.dist import world\nworld()\n")
     alone = os.environ | {"PYTHONPATH": str(ROOT), "SLURM_STEP_NUM_TASKS": "2"}
-    line = [sys.executable, "-m", "hetu.dist.launch", str(script)]
+    line = [sys.executable, "-m", "hetu.dist.launch.heturun", str(script)]
     job = subprocess.run(line, env=alone, capture_output=True, text=True, timeout=DEADLINE)
     assert job.returncode == 1
     assert "this is one of 2 processes, but MPI sees 1" in job.stderr and "srun --mpi=pmi2" in job.stderr
@@ -337,7 +337,7 @@ def test_a_server_that_does_not_start_is_an_error(tmp_path, monkeypatch):
 def test_consistency_of_the_servers(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(
-        "from hetu.ps.environment import connect\nprint([s['consistency'] for s in connect().status()])\n"
+        "from hetu.ps.wire.environment import connect\nprint([s['consistency'] for s in connect().status()])\n"
     )
     job = heturun("-s", 1, "--consistency", "ssp:3", "python", script)
     assert (job.returncode, job.stdout) == (0, "['ssp:3']\n")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hetu.dist import DUP, MAX, SUM, Layout, Mesh, Shard
-from hetu.errors import ArgumentError, AxisError
+from hetu.core.errors import ArgumentError, AxisError
 
 from .layouts import index, random_layout
 

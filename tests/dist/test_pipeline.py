@@ -13,7 +13,7 @@ import pytest
 
 import hetu as ht
 from hetu.dist import Link, Pipeline, Schedule, Staged, Strategy, VirtualClock, run_ranks
-from hetu.errors import ArgumentError, GraphError, ShapeError
+from hetu.core.errors import ArgumentError, GraphError, ShapeError
 
 from .test_launch import heturun
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import hetu as ht
+from hetu.core.op import Role
 from hetu.dist import Mesh, Pipeline, run_ranks, shard
-from hetu.errors import GraphError
+from hetu.core.errors import GraphError
 
 from .models import communication, losses
 from .test_pipeline import shared, staged_feed, staged_mlp
@@ -28,7 +29,7 @@ def test_weights_and_their_gradients_move_once_a_step_however_many_microbatches(
             strategy = Pipeline(2, microbatches, schedule, **options).build([loss, *updates.values()], ranks)
             strategy.bucket_bytes = 0
             ex = ht.Executor([loss, updates], strategy=strategy, comm=comm)
-            nodes = [s.node for s in ex.program(staged_feed()).steps if s.node.op.communicates]
+            nodes = [s.node for s in ex.program(staged_feed()).steps if s.node.role is Role.COMMUNICATION]
             return Counter((n.op.name, n.attrs["shape"]) for n in nodes if n.attrs["shape"] in ((6, 6), (6,)))
 
         return run_ranks(ranks, run)

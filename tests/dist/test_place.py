@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import hetu as ht
+from hetu.core.op import Role
 from hetu.dist import (
     DataParallel,
     ExpertParallel,
@@ -23,7 +24,7 @@ from hetu.dist import (
     run_ranks,
     world,
 )
-from hetu.errors import ArgumentError
+from hetu.core.errors import ArgumentError
 
 from .models import STEPS, batches, losses, mlp
 from .test_by_hand import data_parallel
@@ -122,7 +123,7 @@ def test_each_rank_computes_and_keeps_its_part_only():
 def test_a_border_is_crossed_once_each_way():
     def run(comm):
         steps = program(comm, lambda: halves(0, 1)).program("train", batches((10,), 5)[0]).steps
-        return Counter(s.node.attrs["shape"] for s in steps if s.node.op.communicates)
+        return Counter(s.node.attrs["shape"] for s in steps if s.node.role is Role.COMMUNICATION)
 
     # the activations, their gradient, and the loss that is fetched on all ranks
     assert run_ranks(2, run) == [{(12, 16): 2, (): 1}] * 2

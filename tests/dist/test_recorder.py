@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hetu.dist import CommError, run_ranks
-from hetu.dist.recorder import KEPT, Entry, Recorder, State, answer, ask, explain
+from hetu.dist.comm.recorder import KEPT, Entry, Recorder, State, answer, ask, explain
 
 from . import mistakes
 
@@ -54,7 +54,7 @@ def check(name, text, ranks):
 
 @pytest.mark.parametrize(("name", "ranks"), [(name, 2 + number % 2) for number, name in enumerate(FOUND)])
 def test_mistake_over_mpi(name, ranks):
-    line = [sys.executable, "-m", "hetu.dist.launch", "-w", str(ranks), "python", "-m", "tests.dist.mistakes", name]
+    line = [sys.executable, "-m", "hetu.dist.launch.heturun", "-w", str(ranks), "python", "-m", "tests.dist.mistakes", name]
     root = Path(__file__).parents[2]
     job = subprocess.run(line, cwd=root, capture_output=True, text=True, timeout=60, check=False)
     assert job.returncode == 1

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hetu.dist import DUP, MAX, MIN, SUM, Layout, Mesh, SerialComm, Shard, plan, redistribute, run_ranks
-from hetu.errors import ArgumentError, DTypeError, ShapeError
+from hetu.core.errors import ArgumentError, DTypeError, ShapeError
 
 from .layouts import check_parts, lower_bound, random_pair, scatter
 

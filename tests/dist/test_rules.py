@@ -11,9 +11,9 @@ import pytest
 import hetu as ht
 from hetu.dist import DUP, SUM, Layout, Mesh, Shard, run_ranks
 from hetu.dist.ops import shard
-from hetu.dist.rules import rule_of
-from hetu.dist.strategy import Strategy
-from hetu.graph import OPS
+from hetu.dist.layout.rules import rule_of
+from hetu.dist.cut.strategy import Strategy
+from hetu.core.graph import OPS
 
 from ..samples import SAMPLES
 from ..test_ops import built

@@ -9,7 +9,7 @@ import pytest
 
 import hetu as ht
 from hetu.dist import plan, run_ranks
-from hetu.dist.builders import MEGATRON, DataParallel, Parallel, TensorParallel, ZeRO
+from hetu.dist.cut.builders import MEGATRON, DataParallel, Parallel, TensorParallel, ZeRO
 
 from .models import MODELS, batches, communicating, communication, losses, mlp, transformer
 from .test_launch import heturun

@@ -9,10 +9,10 @@ import pytest
 
 import hetu as ht
 from hetu.dist import SUM, Layout, Mesh, SerialComm, Shard, run_ranks, shard
-from hetu.dist.builders import DataParallel, Parallel, TensorParallel, ZeRO
-from hetu.dist.heterogeneous import Heterogeneous
-from hetu.dist.strategy import Kept, Strategy
-from hetu.errors import ArgumentError, AxisError, GraphError, UnknownNameError
+from hetu.dist.cut.builders import DataParallel, Parallel, TensorParallel, ZeRO
+from hetu.dist.cut.heterogeneous import Heterogeneous
+from hetu.dist.cut.strategy import Kept, Strategy
+from hetu.core.errors import ArgumentError, AxisError, GraphError, UnknownNameError
 
 from .models import losses, mlp
 

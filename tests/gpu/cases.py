@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import hetu as ht
+from hetu.core.graph import Node, topological
+from hetu.core.interpret import interpret
 from hetu.gpu_kernels.emulator import prepare
 from hetu.gpu_kernels.machine import Machine, Recorder
 from hetu.gpu_kernels.table import bound, launcher
-from hetu.graph import Node, topological
-from hetu.interpret import interpret
 
 from ..samples import SAMPLES, Sample
 

@@ -8,12 +8,13 @@ import numpy as np
 
 import hetu as ht
 from hetu import nn
-from hetu.backend import Device, host_empty, to_numpy
+from hetu.core.backend import Device, host_empty, to_numpy
+from hetu.core.graph import topological
+from hetu.core.interpret import interpret
+from hetu.core.op import Role
 from hetu.dist import SerialComm, world
-from hetu.dist.nccl import NCCLComm
+from hetu.dist.comm.nccl import NCCLComm
 from hetu.gpu_kernels.capture import Captured
-from hetu.graph import topological
-from hetu.interpret import interpret
 
 from ..dist.contract import CHECKS
 from ..dist.test_nccl import OnDevice
@@ -58,7 +59,7 @@ def captured_operator(sample) -> None:
     values = dict(zip(order, interpret(order, dict(zip(nodes, arrays)))))
     refused = []
     for node in order:
-        if not node.inputs or node.op.name == "item" or node.op.communicates:
+        if not node.inputs or node.op.name == "item" or node.role is Role.COMMUNICATION:
             continue
         inputs = [on_host(xp, values[i]) if i.op.on_host else on_device(xp, values[i]) for i in node.inputs]
         outs = empty_outs(xp, node)

@@ -10,13 +10,13 @@ import pytest
 
 import hetu as ht
 from hetu import nn, optim
+from hetu.core.graph import OPS, topological
+from hetu.core.interpret import interpret
 from hetu.gpu_kernels import emulator, rows
 from hetu.gpu_kernels.emulator import Emulator
 from hetu.gpu_kernels.machine import Recorder
 from hetu.gpu_kernels.source import KernelError
 from hetu.gpu_kernels.table import bound
-from hetu.graph import OPS, topological
-from hetu.interpret import interpret
 from hetu.passes import absorb_casts, chosen_passes
 
 from . import fake_cupy

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 import hetu as ht
+from hetu.core.graph import OPS, Graph, topological
+from hetu.core.interpret import interpret
+from hetu.core.memory import plan
 from hetu.gpu_kernels import attention, emulator, source
 from hetu.gpu_kernels.emulator import Emulator
 from hetu.gpu_kernels.machine import Recorder
-from hetu.graph import OPS, Graph, topological
-from hetu.interpret import interpret
-from hetu.memory import plan
 from hetu.passes import chosen_passes, tile_attention
 
 from . import fake_cupy, proofs

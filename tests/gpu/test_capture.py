@@ -12,14 +12,15 @@ import numpy as np
 import pytest
 
 import hetu as ht
-from hetu import backend, nn
+from hetu import nn
+from hetu.core import backend
+from hetu.core.errors import GraphError
+from hetu.core.program import Program
 from hetu.dist import DataParallel, DeadlineError, SerialComm, run_ranks
-from hetu.errors import GraphError
 from hetu.gpu_kernels import emulator
 from hetu.gpu_kernels.capture import Captured
 from hetu.plan import Profile, Within
-from hetu.plan.links import Device
-from hetu.program import Program
+from hetu.plan.costs.links import Device
 
 from . import fake_cupy, fake_streams
 from .fake_streams import LOG

@@ -7,12 +7,12 @@ from functools import cache
 import numpy as np
 import pytest
 
+from hetu.core.graph import OPS
 from hetu.gpu_kernels import channels, emulator
 from hetu.gpu_kernels.emulator import Emulator
 from hetu.gpu_kernels.machine import Recorder
 from hetu.gpu_kernels.source import KernelError
 from hetu.gpu_kernels.table import bound
-from hetu.graph import OPS
 
 from . import fake_cupy, proofs
 

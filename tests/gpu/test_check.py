@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import hetu as ht
+from hetu.core.errors import MissingDependencyError
+from hetu.core.graph import OPS
 from hetu.dist import run_ranks
-from hetu.errors import MissingDependencyError
 from hetu.gpu_kernels import check, emulator, products
-from hetu.graph import OPS
 
 from ..dist.contract import CHECKS
 from ..samples import SAMPLES

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import hetu as ht
+from hetu.core.graph import OPS
+from hetu.core.interpret import interpret
 from hetu.gpu_kernels import convolution, emulator, images, source
 from hetu.gpu_kernels.emulator import Emulator
 from hetu.gpu_kernels.machine import Recorder
 from hetu.gpu_kernels.table import bound
-from hetu.graph import OPS
-from hetu.interpret import interpret
 from hetu.passes import channels_last, chosen_passes
 
 from . import fake_cupy, proofs

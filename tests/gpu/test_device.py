@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 import hetu as ht
-from hetu.dist.nccl import SHARED_GPU
+from hetu.core.graph import OPS
+from hetu.dist.comm.nccl import SHARED_GPU
 from hetu.gpu_kernels.emulator import Emulator
 from hetu.gpu_kernels.table import bound
-from hetu.graph import OPS
 from hetu.optim import SGD, Adam
 
 from ..dist.contract import CHECKS

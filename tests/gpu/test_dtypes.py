@@ -8,13 +8,13 @@ from functools import cache
 import numpy as np
 import pytest
 
-from hetu.errors import HetuError
+from hetu.core.errors import HetuError
+from hetu.core.graph import OPS
+from hetu.core.types import TensorType
 from hetu.gpu_kernels import emulator
 from hetu.gpu_kernels.emulator import Emulator
 from hetu.gpu_kernels.machine import Recorder
 from hetu.gpu_kernels.table import bound
-from hetu.graph import OPS
-from hetu.types import TensorType
 
 pytestmark = pytest.mark.skipif(emulator.compiler() is None, reason="no C++ compiler: install g++ or clang++")
 ELEMENTWISE = sorted(name for name, op in OPS.items() if op.cuda is not None)

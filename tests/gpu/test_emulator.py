@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hetu.errors import MissingDependencyError
+from hetu.core.errors import MissingDependencyError
+from hetu.core.types import as_dtype
 from hetu.gpu_kernels import emulator
 from hetu.gpu_kernels.emulator import ORDERS, Emulator
 from hetu.gpu_kernels.source import KernelError, assemble
-from hetu.types import as_dtype
 
 pytestmark = pytest.mark.skipif(emulator.compiler() is None, reason="no C++ compiler: install g++ or clang++")
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import hetu as ht
+from hetu.core.graph import Graph, topological
+from hetu.core.interpret import interpret
 from hetu.gpu_kernels import emulator
 from hetu.gpu_kernels.emulator import Emulator
 from hetu.gpu_kernels.machine import Recorder
 from hetu.gpu_kernels.table import bound
-from hetu.graph import Graph, topological
-from hetu.interpret import interpret
 from hetu.passes import simplify
 from hetu.passes.fuse_elementwise import MOST_INPUTS, MOST_STEPS, fuse_elementwise
 from hetu.passes.fused_group import launched as launched_group

@@ -9,15 +9,15 @@ import pytest
 
 import hetu as ht
 from hetu import nn, optim
+from hetu.core.graph import OPS, Node, topological
+from hetu.core.interpret import interpret
 from hetu.gpu_kernels import emulator, nvrtc
 from hetu.gpu_kernels.emulator import Emulator
 from hetu.gpu_kernels.machine import Recorder
-from hetu.graph import OPS, Node, topological
-from hetu.interpret import interpret
+from hetu.look.profiler import traffic
 from hetu.passes import chosen_passes
 from hetu.passes.fuse_elementwise import MOST_RESULTS, NEAR, SMALL, fuse_elementwise
 from hetu.passes.fused_group import launched
-from hetu.profiler import traffic
 
 from . import fake_cupy
 from .test_compile import together

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from hetu.core.graph import OPS
 from hetu.gpu_kernels import emulator, reduce, rows, source, tables
 from hetu.gpu_kernels.elementwise import elementwise, make_step
 from hetu.gpu_kernels.emulator import ORDERS, Emulator
 from hetu.gpu_kernels.machine import Recorder
 from hetu.gpu_kernels.table import bound
-from hetu.graph import OPS
 
 from . import fake_cupy
 

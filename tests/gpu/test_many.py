@@ -9,11 +9,11 @@ import pytest
 
 import hetu as ht
 from hetu import nn, optim, schedules
+from hetu.core.graph import OPS, Node
+from hetu.core.types import as_dtype
 from hetu.gpu_kernels import emulator, many, update
 from hetu.gpu_kernels.emulator import ORDERS, Emulator
 from hetu.gpu_kernels.table import bound
-from hetu.graph import OPS, Node
-from hetu.types import as_dtype
 
 from . import fake_cupy
 from .test_groups import MODELS, cost, passes_without, program, resnet_block

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import hetu
-from hetu.backend import Device
+from hetu.core.backend import Device
 from hetu.gpu_kernels.capture import Captured
 
 from . import fake_cupy

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import hetu as ht
+from hetu.core.graph import OPS
 from hetu.gpu_kernels import emulator, routing, source
 from hetu.gpu_kernels.emulator import Emulator
 from hetu.gpu_kernels.machine import Recorder
 from hetu.gpu_kernels.table import bound
-from hetu.graph import OPS
 
 from ..test_routing import layer, weights
 from . import fake_cupy

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import hetu as ht
-from hetu import backend
+from hetu.core import backend
 from hetu.gpu_kernels import emulator, source, sparse
 from hetu.gpu_kernels.emulator import Emulator
 from hetu.gpu_kernels.machine import Recorder

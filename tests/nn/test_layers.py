@@ -7,8 +7,8 @@ import pytest
 
 import hetu as ht
 from hetu import nn
-from hetu.errors import ArgumentError, ShapeError
-from hetu.graph import Graph, topological
+from hetu.core.errors import ArgumentError, ShapeError
+from hetu.core.graph import Graph, topological
 
 IMAGES = (None, 6, 8, 8)
 

@@ -7,8 +7,8 @@ import pytest
 
 import hetu as ht
 from hetu import nn
-from hetu.errors import ShapeError
-from hetu.graph import replace
+from hetu.core.errors import ShapeError
+from hetu.core.graph import replace
 
 BATCH, TIME, INPUTS, FEATURES = 3, 4, 5, 6
 

@@ -10,7 +10,7 @@ shells = pytest.importorskip("IPython.core.interactiveshell", reason="the extra 
 @pytest.fixture(scope="module")
 def shell():
     shell = shells.InteractiveShell.instance()
-    shell.run_line_magic("load_ext", "hetu.notebook")
+    shell.run_line_magic("load_ext", "hetu")
     yield shell
     shell.run_line_magic("ranks", "stop")
 

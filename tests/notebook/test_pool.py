@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hetu.notebook.pool import Pool, RankError
-from hetu.notebook.wire import CannotTravel, pack, receive, send, travels, unpack
+from hetu.teach.notebook.pool import Pool, RankError
+from hetu.teach.notebook.wire import CannotTravel, pack, receive, send, travels, unpack
 
 ROOT = Path(__file__).parents[2]
 DEADLINE = 60.0
@@ -147,7 +147,7 @@ def test_ranks_that_do_not_come_are_an_error(monkeypatch):
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="watches foreign processes through Linux' pidfd")
 def test_nothing_outlives_a_killed_kernel():
     script = (
-        "from hetu.notebook.pool import Pool\n"
+        "from hetu.teach.notebook.pool import Pool\n"
         "pool = Pool(2, servers=1)\n"
         "def say(rank, text): print(text, end='', flush=True)\n"
         "print(pool.job.pid, flush=True)\n"

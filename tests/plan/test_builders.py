@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import hetu as ht
+from hetu.core.graph import topological
 from hetu.dist import Strategy, run_ranks
-from hetu.graph import topological
 from hetu.plan import builders
-from hetu.plan.profile import Profile
-from hetu.plan.simulate import simulate
+from hetu.plan.costs.profile import Profile
+from hetu.plan.simulation.simulate import simulate
 
 from ..dist.models import MODELS, losses, mlp
 

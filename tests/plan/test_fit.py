@@ -7,15 +7,15 @@ import pytest
 
 import hetu as ht
 from hetu import nn
+from hetu.core.errors import BudgetError
+from hetu.core.graph import OPS, topological
+from hetu.core.memory import plan
+from hetu.core.subgraph import SubGraph
 from hetu.dist import DataParallel, SerialComm, run_ranks
-from hetu.errors import BudgetError
-from hetu.graph import OPS, topological
-from hetu.memory import plan
 from hetu.passes import chosen_passes
 from hetu.plan import Profile, Within, simulate
-from hetu.plan.fit import fit
-from hetu.plan.split import batched, split_batch
-from hetu.subgraph import SubGraph
+from hetu.plan.memory.fit import fit
+from hetu.plan.memory.split import batched, split_batch
 
 from ..dist.models import losses
 

@@ -13,11 +13,14 @@ import pytest
 
 import hetu as ht
 from hetu import dist, plan, ps
+from hetu.core.op import Role
 from hetu.dist import run_ranks
-from hetu.dist.guard import RANK_VARIABLES, SIZE_VARIABLES
-from hetu.dist.servers import ADDRESSES, TOKEN
-from hetu.plan import Choice, Hybrid, bytes_between_ranks, planner
-from hetu.ps import Client, Options, ServerProcess, environment
+from hetu.dist.comm.guard import RANK_VARIABLES, SIZE_VARIABLES
+from hetu.dist.launch.servers import ADDRESSES, TOKEN
+from hetu.plan import Choice, Hybrid, bytes_between_ranks
+from hetu.plan.search import planner
+from hetu.ps import Client, Options, ServerProcess
+from hetu.ps.wire import environment
 
 from ..dist.test_launch import heturun
 
@@ -95,7 +98,7 @@ def test_training_equals_that_of_one_process(ranks, parallel, optimizer):
 def test_what_is_kept_where_and_how_it_moves():
     def body(client: Client, comm: dist.Comm):
         ex = ht.Executor(model(OPTIMIZERS["adam"]()), strategy=hybrid(client), comm=comm)
-        steps = [s.node.op.name for s in ex.program("train", batch(0)).steps if s.node.op.communicates]
+        steps = [s.node.op.name for s in ex.program("train", batch(0)).steps if s.node.role is Role.COMMUNICATION]
         return str(ex.placement), sorted(ex.state), sorted(client.parameters), Counter(steps)
 
     for table, variables, parameters, steps in job(2, body):

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 import hetu as ht
+from hetu.core.executor import SubGraph
 from hetu.dist import Link, run_ranks
-from hetu.dist.layout import DUP, SUM
-from hetu.executor import SubGraph
-from hetu.passes import specialise
+from hetu.dist.layout.layout import DUP, SUM
+from hetu.passes import specialize
 from hetu.plan import Cluster, Plan, Profile, auto, simulate
-from hetu.plan.candidates import Hints, candidates
-from hetu.plan.operators import Operators, experts_of
-from hetu.plan.planner import shapes_of
+from hetu.plan.search.candidates import Hints, candidates
+from hetu.plan.search.operators import Operators, experts_of
+from hetu.plan.search.planner import shapes_of
 
 from ..dist.models import losses
 from ..dist.test_hints import expert_feeds, mixture
@@ -105,7 +105,7 @@ def test_what_is_split_by_operator_trains_as_one_process(name):
 def operators(graph, batch=BATCH, profile=PROFILE, **more) -> Operators:
     sub = SubGraph("train", graph["train"])
     shapes = shapes_of(sub, batch)
-    outputs = specialise(sub.written.outputs, {(name, 0): shape[0] for name, shape in shapes.items()})
+    outputs = specialize(sub.written.outputs, {(name, 0): shape[0] for name, shape in shapes.items()})
     trained = {v.name: 3 for v in sub.updates if v.attrs["trainable"]}
     return Operators(outputs, shapes, trained, profile, range(RANKS), **more)
 

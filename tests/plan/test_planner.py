@@ -12,12 +12,13 @@ import pytest
 
 import hetu as ht
 from hetu import plan
+from hetu.core.errors import ArgumentError, BudgetError, UnknownNameError
+from hetu.core.executor import STRATEGY
 from hetu.dist import Link, run_ranks
-from hetu.errors import ArgumentError, BudgetError, UnknownNameError
-from hetu.executor import STRATEGY
-from hetu.plan import Cluster, Plan, Profile, Within, planner
-from hetu.plan.candidates import Hints, Layered, candidates
-from hetu.plan.decisions import divisors
+from hetu.plan import Cluster, Plan, Profile, Within
+from hetu.plan.search import planner
+from hetu.plan.search.candidates import Hints, Layered, candidates
+from hetu.plan.search.decisions import divisors
 
 from ..dist.models import BATCH, MODELS, losses, mlp
 from ..dist.test_launch import heturun

@@ -9,13 +9,13 @@ import pytest
 
 import hetu as ht
 from hetu import cli
+from hetu.core.errors import ArgumentError
 from hetu.dist import DataParallel, Link, run_ranks
-from hetu.errors import ArgumentError
 from hetu.plan import Cluster, Measured, Profile, Table, dgx_h100
-from hetu.plan.calibrate import measure, table
-from hetu.plan.links import Device, parse, read_cluster
-from hetu.plan.profile import cache_path
-from hetu.plan.seat import Seat
+from hetu.plan.costs.calibrate import measure, table
+from hetu.plan.costs.links import Device, parse, read_cluster
+from hetu.plan.costs.profile import cache_path
+from hetu.plan.costs.seat import Seat
 
 from ..dist.models import mlp
 

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetu.errors import ArgumentError, BudgetError
-from hetu.plan.chain import cheapest_chain
-from hetu.plan.decisions import Way, tree, ways
-from hetu.plan.elimination import Edge, eliminate
-from hetu.plan.mcmc import polish
-from hetu.plan.stage_cut import cut_stages
+from hetu.core.errors import ArgumentError, BudgetError
+from hetu.plan.search.chain import cheapest_chain
+from hetu.plan.search.decisions import Way, tree, ways
+from hetu.plan.search.elimination import Edge, eliminate
+from hetu.plan.search.mcmc import polish
+from hetu.plan.search.stage_cut import cut_stages
 
 # -- a chain of layers under a memory budget ----------------------------------------------------------------------
 

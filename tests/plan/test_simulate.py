@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import hetu as ht
+from hetu.core.op import Role
 from hetu.dist import (
     DataParallel,
     Heterogeneous,
@@ -22,12 +23,12 @@ from hetu.dist import (
     run_ranks,
 )
 from hetu.dist.by_hand import all_reduce
-from hetu.dist.microbatch import StageGrid, stage_grid
+from hetu.dist.cut.microbatch import StageGrid, stage_grid
 from hetu.plan import Cluster, Profile, simulate
-from hetu.plan.instructions import Job
-from hetu.plan.links import Device
-from hetu.plan.simulate import SERVERS
-from hetu.plan.timeline import COMMUNICATION, COMPUTE, Event, Timeline
+from hetu.plan.costs.links import Device
+from hetu.plan.simulation.instructions import Job
+from hetu.plan.simulation.simulate import SERVERS
+from hetu.plan.simulation.timeline import COMMUNICATION, COMPUTE, Event, Timeline
 
 from ..dist.models import mlp, transformer
 from .test_hybrid import ROWS, batch, hybrid, job, model
@@ -119,7 +120,7 @@ def test_a_thousand_ranks_whose_weights_do_not_divide_are_compiled_as_a_few_and_
     entries, shapes = [loss, ht.optim.Adam(0.01).minimize(loss)], {x: (1000, 1500), t: (1000,)}
     job = Job(entries, ZeRO(1), 1000, shapes)
     assert len(job.programs) == 3  # one or two rows of the weight, and of the bias one or two elements
-    assert {node.op.name for node in job.programs[0].order if node.op.communicates} <= {
+    assert {node.op.name for node in job.programs[0].order if node.role is Role.COMMUNICATION} <= {
         "all_reduce", "reduce_scatter", "all_gather"
     }  # fmt: skip
     assert len(simulate(entries, ZeRO(1), FREE, world_size=1000, shapes=shapes).sent) == 1000

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 import hetu as ht
+from hetu.core.errors import GraphError
+from hetu.core.graph import OPS
+from hetu.core.memory import plan
+from hetu.core.subgraph import SubGraph
 from hetu.dist import DataParallel, SerialComm, ZeRO, run_ranks
-from hetu.errors import GraphError
-from hetu.graph import OPS
-from hetu.memory import plan
 from hetu.passes import chosen_passes
 from hetu.plan import Plan, Profile, Within, auto, simulate
-from hetu.plan.fit import fit
-from hetu.plan.instructions import Job
-from hetu.plan.links import Device
-from hetu.plan.swap import Swap, gaps
-from hetu.subgraph import SubGraph
+from hetu.plan.costs.links import Device
+from hetu.plan.memory.fit import fit
+from hetu.plan.memory.swap import Swap, gaps
+from hetu.plan.simulation.instructions import Job
 
 from ..dist.models import losses
 from .test_fit import deep, vgg

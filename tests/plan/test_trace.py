@@ -8,7 +8,7 @@ import pytest
 
 from hetu.dist import DataParallel, Link, Pipeline, Schedule
 from hetu.plan import Cluster, Profile, simulate, trace
-from hetu.plan.timeline import COMMUNICATION, COMPUTE
+from hetu.plan.simulation.timeline import COMMUNICATION, COMPUTE
 
 from ..dist.models import mlp
 

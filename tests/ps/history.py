@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hetu.ps import Consistency
-from hetu.ps.snapshot import VERSION_JUMP
+from hetu.ps.wire.snapshot import VERSION_JUMP
 
 SHARED = 0  # the cell that every push adds to
 

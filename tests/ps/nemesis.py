@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from hetu.checkpoint import generations
+from hetu.core.checkpoint import generations
 from hetu.ps import ParameterStore, consistency
-from hetu.ps.messages import Kind, Message, ProtocolError, decode, encode
-from hetu.ps.session import Sessions
-from hetu.ps.snapshot import Snapshots
+from hetu.ps.store.messages import Kind, Message, ProtocolError, decode, encode
+from hetu.ps.wire.session import Sessions
+from hetu.ps.wire.snapshot import Snapshots
 
 from .history import SHARED, History, Operation, check
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from hetu.ps import Consistency, ParameterStore
-from hetu.ps.messages import Kind, Message
+from hetu.ps.store.messages import Kind, Message
 
 DENSE, SPARSE = 1, 2
 ROWS, COLS = 6, 2

@@ -26,9 +26,9 @@ import numpy as np
 import zmq
 
 from hetu.ps import Client, Parameter, RefusedError, ServerProcess
-from hetu.ps.consistency import consistency
-from hetu.ps.messages import Kind, Message, decode, encode
-from hetu.ps.status import Job, ask
+from hetu.ps.store.consistency import consistency
+from hetu.ps.store.messages import Kind, Message, decode, encode
+from hetu.ps.wire.status import Job, ask
 
 from .history import SHARED, History, check
 from .nemesis import MODES, World

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetu.errors import ArgumentError, ShapeError, UnknownNameError
+from hetu.core.errors import ArgumentError, ShapeError, UnknownNameError
 from hetu.ps import Cache, CachedTable, Parameter, TableSpec, hot_rows
-from hetu.ps.cache import PERMANENT_USES
-from hetu.ps.messages import Kind, Message
-from hetu.ps.table import Table
+from hetu.ps.store.cache import PERMANENT_USES
+from hetu.ps.store.messages import Kind, Message
+from hetu.ps.store.table import Table
 
 from .network import job
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from hetu.ps import SSP, ParameterStore
-from hetu.ps.consistency import Consistency
-from hetu.ps.messages import Kind
+from hetu.ps.store.consistency import Consistency
+from hetu.ps.store.messages import Kind
 
 from .history import History, check
 from .nemesis import MODES, World

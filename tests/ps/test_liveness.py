@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from hetu.dist import launch
+from hetu.dist.launch import heturun as launch
 from hetu.ps import SSP, ServerProcess
-from hetu.ps.messages import Kind, Message, encode
+from hetu.ps.store.messages import Kind, Message, encode
 
 from ..dist.test_launch import DEADLINE, ROOT, descendants, heturun
 from .network import TOKEN, connect, options
@@ -112,7 +112,7 @@ import json, sys, time, warnings
 from pathlib import Path
 import numpy as np
 from hetu.ps import Parameter
-from hetu.ps.environment import connect, place
+from hetu.ps.wire.environment import connect, place
 warnings.simplefilter("ignore")
 client, (rank, _), folder, steps = connect(), place(), Path(sys.argv[1]), int(sys.argv[2])
 names = ["w", "v"][: len(client.transport.links)]
@@ -139,7 +139,17 @@ class Launched:
     def __init__(self, folder: Path, servers: int, steps: int = 60) -> None:
         self.folder, self.kept = folder, folder / "kept"
         (folder / "train.py").write_text(TRAIN)
-        line = [sys.executable, "-m", "hetu.dist.launch", "-w", "2", "-s", str(servers), "--snapshots", str(self.kept)]
+        line = [
+            sys.executable,
+            "-m",
+            "hetu.dist.launch.heturun",
+            "-w",
+            "2",
+            "-s",
+            str(servers),
+            "--snapshots",
+            str(self.kept),
+        ]
         line += ["--snapshot-every", "0.1", "python", str(folder / "train.py"), str(folder), str(steps)]
         self.job = subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -150,7 +160,7 @@ class Launched:
             assert self.job.poll() is None and time.monotonic() < deadline, self.job.communicate(timeout=1)[1]
             time.sleep(0.02)
         started = descendants(self.job.pid)
-        return [p for p in started if b"hetu.ps.server" in Path(f"/proc/{p}/cmdline").read_bytes()]
+        return [p for p in started if b"hetu.ps.wire.server" in Path(f"/proc/{p}/cmdline").read_bytes()]
 
     def end(self) -> tuple[list[float], list[str]]:
         """What rank 0 printed, and what heturun said."""
@@ -203,7 +213,7 @@ import json, sys
 import numpy as np
 import hetu as ht
 from hetu.ps import ParameterServer
-from hetu.ps.environment import place
+from hetu.ps.wire.environment import place
 x = np.arange(8.0, dtype="float32") / 8
 node, target = ht.placeholder("x", (None,)), ht.placeholder("t", (None,))
 w = ht.variable("w", 0.0, ())

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetu.ps import ASP, BSP
-from hetu.ps.messages import (
+from hetu.ps.store.messages import (
     ALLOWED,
     DTYPES,
     HEADER_BYTES,
@@ -25,7 +25,7 @@ from hetu.ps.messages import (
     encode,
     wire_array,
 )
-from hetu.ps.session import Sessions
+from hetu.ps.wire.session import Sessions
 
 from .simulation import COLS, DENSE, ROWS, SPARSE, contents, new_store
 

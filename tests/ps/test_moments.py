@@ -16,12 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetu.checkpoint import generations
-from hetu.dist.servers import Servers, ServerStartError
+from hetu.core.checkpoint import generations
+from hetu.dist.launch.servers import Servers, ServerStartError
 from hetu.ps import ASP, BSP, SSP, Consistency, ParameterStore
-from hetu.ps import snapshot as module
-from hetu.ps.messages import Kind, Message
-from hetu.ps.snapshot import Snapshots
+from hetu.ps.store.messages import Kind, Message
+from hetu.ps.wire import snapshot as module
+from hetu.ps.wire.snapshot import Snapshots
 
 SERVERS, WORKERS, CLOCKS, TABLE = 2, 3, 8, 1
 SPEC = {"name": "cells", "start": 0, "rows": 1, "cols": WORKERS * CLOCKS, "rule": "add", "reduce": "sum"}

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetu.errors import ArgumentError
+from hetu.core.errors import ArgumentError
 from hetu.ps import ASP, Controller
-from hetu.ps.messages import Kind, Message
-from hetu.ps.partial_reduce import connected
+from hetu.ps.store.messages import Kind, Message
+from hetu.ps.store.partial_reduce import connected
 
 from .simulation import new_store
 

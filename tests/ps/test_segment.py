@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from hetu.ps import ASP, Parameter, ServerProcess
-from hetu.ps.messages import Kind, Message, ProtocolError, decode, encode
-from hetu.ps.segment import ROOM_BYTES, SEGMENT_BYTES, SLOTS, Segment
-from hetu.ps.session import Sessions
+from hetu.ps.store.messages import Kind, Message, ProtocolError, decode, encode
+from hetu.ps.store.segment import ROOM_BYTES, SEGMENT_BYTES, SLOTS, Segment
+from hetu.ps.wire.session import Sessions
 
 from .network import DEADLINE, TOKEN, LossyRelay, connect, options, run_workers
 from .simulation import contents, new_store

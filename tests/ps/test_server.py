@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import zmq
 
-from hetu.errors import ArgumentError, ShapeError, UnknownNameError, ValueRangeError
+from hetu.core.errors import ArgumentError, ShapeError, UnknownNameError, ValueRangeError
 from hetu.ps import (
     Parameter,
     RefusedError,
@@ -21,8 +21,8 @@ from hetu.ps import (
     ServerTimeoutError,
     make_keys,
 )
-from hetu.ps.keys import read_keys
-from hetu.ps.messages import Kind
+from hetu.ps.store.messages import Kind
+from hetu.ps.wire.keys import read_keys
 
 from .network import DEADLINE, TOKEN, LossyRelay, connect, job, options, run_workers
 

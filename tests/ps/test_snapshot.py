@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import zmq
 
-from hetu.checkpoint import MANIFEST, generations, part_name
-from hetu.errors import ArgumentError, CheckpointError
+from hetu.core.checkpoint import MANIFEST, generations, part_name
+from hetu.core.errors import ArgumentError, CheckpointError
 from hetu.ps import ASP, BSP, SSP, Options, Parameter, ParameterStore, RefusedError, ServerError, ServerProcess
-from hetu.ps.messages import Kind, Message, decode, encode
-from hetu.ps.snapshot import VERSION_JUMP, Snapshots
+from hetu.ps.store.messages import Kind, Message, decode, encode
+from hetu.ps.wire.snapshot import VERSION_JUMP, Snapshots
 
 from .network import DEADLINE, TOKEN, connect, options
 from .simulation import DENSE, SPARSE, Worker, contents, hello, new_store, run

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from hetu import cli
-from hetu.dist.servers import Servers
-from hetu.errors import ArgumentError
+from hetu.core.errors import ArgumentError
+from hetu.dist.launch.servers import Servers
 from hetu.ps import Parameter, RefusedError, ServerProcess, ServerTimeoutError, make_keys
-from hetu.ps.keys import write_keys
-from hetu.ps.status import Job, ask, find_job
+from hetu.ps.wire.keys import write_keys
+from hetu.ps.wire.status import Job, ask, find_job
 
 from .network import TOKEN, connect, options
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetu.ps import ASP, BSP, SSP, ParameterStore, consistency
-from hetu.ps.messages import Kind, Message
-from hetu.ps.rules import NAMES, Rule
-from hetu.ps.table import Table, TableSpec
+from hetu.ps.store.messages import Kind, Message
+from hetu.ps.store.rules import NAMES, Rule
+from hetu.ps.store.table import Table, TableSpec
 
 from .simulation import COLS, DENSE, SPARSE, Worker, contents, gradient, hello, new_store, row_ids, run
 

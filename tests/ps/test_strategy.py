@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import hetu as ht
-from hetu.errors import ArgumentError, CheckpointError
-from hetu.graph import count_names_apart
+from hetu.core.errors import ArgumentError, CheckpointError
+from hetu.core.graph import count_names_apart
+from hetu.core.op import Role
 from hetu.ps import BSP, SSP, Cache, Client, Parameter, ParameterServer, RefusedError, ServerProcess
 from hetu.ps.saved import restore
 
@@ -88,7 +89,7 @@ def test_other_modes_learn(mode):
 def test_a_table_that_is_only_looked_up_lives_on_the_servers():
     def body(client: Client, rank: int):
         _, _, ex = work(client, rank, "embedded", "sgd", steps=1)
-        steps = [s.node for s in ex.program("train", batch(0, True)).steps if s.node.op.communicates]
+        steps = [s.node for s in ex.program("train", batch(0, True)).steps if s.node.role is Role.COMMUNICATION]
         return sorted(ex.state), [n.op.name for n in steps]
 
     for names, steps in job("bsp", WORKERS, body):

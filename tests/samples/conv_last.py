@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hetu.graph import OPS
+from hetu.core.graph import OPS
 
 from . import Sample, real
 from .conv import adjoint, loops

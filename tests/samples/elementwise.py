@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 import hetu as ht
-from hetu.graph import OPS
+from hetu.core.graph import OPS
 
 from . import Sample, bools, distinct, given, ints, positive, real
 

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from hetu.graph import OPS
+from hetu.core.graph import OPS
 
 from . import Sample, distinct, given, ints, real
 from .attention import full

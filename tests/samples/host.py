@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hetu.graph import OPS
+from hetu.core.graph import OPS
 
 from . import Sample, real
 

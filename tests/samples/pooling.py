@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import hetu as ht
-from hetu.graph import OPS
+from hetu.core.graph import OPS
 
 from . import Sample, distinct, given, real
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import hetu as ht
-from hetu.graph import OPS
+from hetu.core.graph import OPS
 from hetu.passes import group_updates
 from hetu.passes.group_casts import CAST_ALL
 from hetu.passes.group_checks import ALL_FINITE

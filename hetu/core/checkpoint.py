@@ -1,0 +1,205 @@
+"""Checkpoints: one file, or a folder of parts that ranks wrote; any box of any variable can be read from either.
+
+A folder has a manifest `manifest.json` that names the part files of one save and which box of which variable each
+holds. Parts are written first, under new names; the manifest is renamed over the old one last, so a reader sees all of
+the old save or all of the new one. Ignored on purpose: who writes what, see `dist/cut/placement.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .errors import CheckpointError
+
+Box = tuple[tuple[int, int], ...]
+FORMAT = "hetu-1"
+MANIFEST = "manifest.json"
+PARTS_FORMAT = "hetu-parts-1"
+
+
+def whole(shape: Sequence[int]) -> Box:
+    """The box of all of an array."""
+    return tuple((0, size) for size in shape)
+
+
+def exists(path: str | os.PathLike[str] | None) -> bool:
+    """Whether a save was finished there, as a file or a folder."""
+    return path is not None and (Path(path).is_file() or (Path(path) / MANIFEST).is_file())
+
+
+def remove(folder: Path) -> None:
+    """Remove a save, its manifest first, so that what a killed process leaves of it is no save."""
+    for path in sorted(folder.iterdir(), key=lambda path: path.name != MANIFEST):
+        path.unlink(missing_ok=True)
+    folder.rmdir()
+
+
+def generations(folder: Path) -> list[int]:
+    """The numbers of the saves that were finished in folders of that name in `folder`, in order."""
+    return sorted(int(path.name) for path in folder.glob("*") if path.name.isdecimal() and exists(path))
+
+
+# -- files ----------------------------------------------------------------------------------------------------------
+
+
+def replace_atomically(path: Path, content: bytes) -> None:
+    """Write beside the target, flush, rename over it: a reader sees the old file or the new one, never a part."""
+    folder = path.parent
+    if not folder.is_dir():
+        raise CheckpointError(f"folder {str(folder)!r} does not exist", fix="create it first, or save elsewhere")
+    part = folder / f".{path.name}.part"  # one fixed name, so that a killed save leaves no litter behind the next
+    try:
+        part.write_bytes(content)
+        _flush(part)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+    if os.name == "posix":
+        _flush(folder)  # makes the rename itself durable
+
+
+def write_atomically(path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
+    """A safetensors file, as a whole or not at all."""
+    from safetensors.numpy import save
+
+    replace_atomically(path, save(dict(tensors), metadata={"format": FORMAT, **metadata}))
+
+
+def _flush(path: str | Path) -> None:
+    handle = os.open(path, os.O_RDONLY if os.path.isdir(path) or os.name == "posix" else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """The arrays and metadata of a checkpoint; CheckpointError for a missing, truncated or foreign file."""
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        raise CheckpointError(f"there is no checkpoint {str(path)!r}", fix="check the path")
+    try:
+        with safe_open(path, framework="np") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{path.name} is not a whole checkpoint file: {error}", fix="use an earlier checkpoint"
+        ) from None
+    if metadata.get("format") != FORMAT:
+        raise CheckpointError(f"{path.name} was not written by hetu", fix="load files made with Executor.save")
+    return tensors, metadata
+
+
+# -- writing a folder ---------------------------------------------------------------------------------------------
+
+
+def begin(folder: Path) -> int:
+    """Make the folder for a save and number it, one more than the last. CheckpointError where a file is."""
+    if folder.exists() and not folder.is_dir():
+        raise CheckpointError(f"{str(folder)!r} is a file, ranks save to a folder", fix="choose another path")
+    if not folder.parent.is_dir():
+        raise CheckpointError(f"folder {str(folder.parent)!r} does not exist", fix="create it, or save elsewhere")
+    folder.mkdir(exist_ok=True)
+    return _manifest(folder)["save"] + 1 if (folder / MANIFEST).exists() else 1
+
+
+def part_name(number: int, part: int) -> str:
+    """The file of one part of one save."""
+    return f"save{number}-part{part}.safetensors"
+
+
+def write_part(folder: Path, number: int, part: int, tensors: Mapping[str, np.ndarray]) -> int:
+    """Write one part, atomically; the number of its bytes."""
+    path = folder / part_name(number, part)
+    write_atomically(path, tensors, {"save": str(number)})
+    return path.stat().st_size
+
+
+def finish(
+    folder: Path, number: int, nbytes: Sequence[int], variables: Mapping[str, Any], extra: Mapping[str, Any] | None
+) -> None:
+    """Make the parts of save `number` the checkpoint, and remove those of older ones.
+
+    `variables` gives for each name its shape, dtype, and (part, box) of each piece.
+    """
+    manifest = {"format": PARTS_FORMAT, "save": number, "bytes": list(nbytes), "extra": dict(extra or {})}
+    replace_atomically(folder / MANIFEST, json.dumps({**manifest, "variables": dict(variables)}).encode())
+    for old in folder.glob("save*-part*.safetensors"):
+        if not old.name.startswith(f"save{number}-"):
+            old.unlink(missing_ok=True)
+
+
+# -- reading ------------------------------------------------------------------------------------------------------
+
+
+class Checkpoint:
+    """A file or folder, opened; `variables` has shape, dtype and pieces by name. CheckpointError if it is not whole."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.parts: dict[int, Mapping[str, np.ndarray]] = {}
+        if path.is_dir():
+            manifest = _manifest(path)
+            self.number, self.bytes, self.extra = manifest["save"], manifest["bytes"], manifest["extra"]
+            self.variables = manifest["variables"]
+            return
+        tensors, metadata = read(path)
+        self.extra, self.parts[0] = json.loads(metadata.get("extra", "{}")), tensors
+        self.variables = {
+            name: {"shape": a.shape, "dtype": a.dtype.name, "pieces": [(0, whole(a.shape))]}
+            for name, a in tensors.items()
+        }
+
+    def read(self, name: str, box: Box) -> np.ndarray:
+        """The values of `box` of a variable, put together from the pieces that meet it."""
+        entry = self.variables[name]
+        out = np.empty([high - low for low, high in box], entry["dtype"])
+        for part, piece in entry["pieces"]:
+            common = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(piece, box)]
+            if all(low < high for low, high in common):
+                source = self._part(part)[name]
+                out[_within(common, box)] = source[_within(common, piece)]
+        return out
+
+    def _part(self, part: int) -> Mapping[str, np.ndarray]:
+        if part not in self.parts:
+            path = self.path / part_name(self.number, part)
+            if not path.is_file():
+                raise CheckpointError(
+                    f"{self.path.name} lacks its part {path.name}", fix="copy the whole folder, or use another one"
+                )
+            if path.stat().st_size != self.bytes[part]:
+                raise CheckpointError(
+                    f"{path.name} has {path.stat().st_size} bytes, it was written with {self.bytes[part]}",
+                    fix="copy the folder again, or use another one",
+                )
+            self.parts[part] = read(path)[0]
+        return self.parts[part]
+
+
+def _within(box: Sequence[Sequence[int]], outer: Sequence[Sequence[int]]) -> tuple[Any, ...]:
+    return (*(slice(low - start, high - start) for (low, high), (start, _) in zip(box, outer)), ...)
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    try:
+        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
+        if manifest["format"] != PARTS_FORMAT:
+            raise ValueError(f"its format is {manifest['format']!r}")
+        return manifest
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{str(folder)!r} has no {MANIFEST}, so no save was finished in it", fix="check the path"
+        ) from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{folder / MANIFEST} is no manifest of a checkpoint: {error}", fix="use an earlier checkpoint"
+        ) from None

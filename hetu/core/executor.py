@@ -1,0 +1,332 @@
+"""Run named sub-graphs: passes, one program per set of fed shapes, feeds in, values out, updates committed.
+
+`ht.Executor` is for training; `ht.evaluate` is for a look at one node. Ignored on purpose: the training loop
+(`training.py`) and where ranks and servers come in (they arrive as passes and context).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..ops.random import random_state
+from ..passes import chosen_passes, specialize
+from .backend import Device, aligned_empty
+from .errors import ArgumentError, GraphError, UnknownNameError, did_you_mean, public
+from .graph import Graph, Node
+from .interpret import interpret
+from .op import as_node
+from .program import Arena, Program
+from .state import State
+from .subgraph import Feed, Fetch, SubGraph
+
+PRECISIONS = ("float32", "float16", "bfloat16")
+KEPT_PROGRAMS = 64  # sets of shapes a sub-graph keeps compiled; beyond, the least recently used goes
+Guard = tuple[list[tuple[Any, Any]], list[Any]]  # variables with room for their values, and what is watched for NaN
+_debug_nans = False
+
+
+@contextlib.contextmanager
+def debug_nans(on: bool = True) -> Iterator[None]:
+    """Inside, a step that makes a NaN raises NumericError naming the first node that made one; no update is kept.
+
+    >>> import hetu as ht
+    >>> x = ht.placeholder("x", ())
+    >>> with ht.debug_nans():
+    ...     ht.Executor([ht.log(x)]).run({x: -1.0})  # doctest: +IGNORE_EXCEPTION_DETAIL
+    Traceback (most recent call last):
+    hetu.core.errors.NumericError: <log f32[] at ...> made the first NaN; its inputs are ...
+    """
+    global _debug_nans
+    before, _debug_nans = _debug_nans, on
+    try:
+        yield
+    finally:
+        _debug_nans = before
+
+
+class Distribution(Protocol):
+    """How an executor is spread over ranks. `hetu.dist` has the builders; here only their use is known."""
+
+    def attach(self, outputs: Sequence[Node], comm: Any) -> Any: ...
+
+
+STRATEGY = "HETU_STRATEGY"  # the environment variable that names the strategy of executors that are given none
+STRATEGIES: dict[str, Callable[[], Distribution]] = {}  # by name; the top of the package enters them
+
+
+def _named(name: str | None) -> Distribution | None:
+    if not name:
+        return None
+    if name not in STRATEGIES:
+        raise UnknownNameError(f"there is no strategy {name!r}", fix=did_you_mean(name, STRATEGIES))
+    return STRATEGIES[name]()
+
+
+class Executor:
+    """Compiles and runs sub-graphs that share variables.
+
+    `subgraphs` maps names to lists of nodes and updates (`minimize(...)`); one list alone is called "default". A
+    sub-graph trains, so that dropout drops and statistics move, if and only if it commits updates.
+    `strategy` spreads the work over the ranks of the job (see `hetu.dist`); every rank is fed the whole batch. "auto"
+    lets the planner choose (`hetu.plan.auto`), and `$HETU_STRATEGY` is taken where none is given.
+    Without one `comm` is what collectives written by hand go over (`ht.dist.all_reduce`), each rank fed its own batch.
+    `state` shares the variables of another executor. `donate=False` keeps every step atomic at the price of copies.
+    `precision` is what products (matrices, convolutions, attention) compute in: "float16", with the loss scaled so that
+    gradients do not vanish, or "bfloat16". Variables stay float32; see `hetu.passes.mixed_precision`.
+    `explain` prints what each pass changed, and where, whenever a program is compiled.
+
+    >>> import hetu as ht
+    >>> x = ht.placeholder("x", (None,))
+    >>> ex = ht.Executor([x * 2])
+    >>> ex.run({x: [1.0, 2.0]})[0].tolist()
+    [2.0, 4.0]
+    """
+
+    @public
+    def __init__(
+        self,
+        subgraphs: Mapping[str, Sequence[Fetch]] | Sequence[Fetch],
+        *,
+        seed: int = 0,
+        device: str = "cpu",
+        state: State | None = None,
+        passes: Iterable[str] | None = None,
+        donate: bool = True,
+        reuse: bool = True,
+        strategy: Distribution | str | None = None,
+        comm: Any = None,
+        explain: bool = False,
+        precision: str = "float32",
+    ) -> None:
+        named = subgraphs if isinstance(subgraphs, Mapping) else {"default": subgraphs}
+        if any(isinstance(name, Node) for name in named):
+            raise ArgumentError("updates were passed alone", fix="list them: Executor([loss, updates])")
+        if precision not in PRECISIONS:
+            raise ArgumentError(f"unknown precision {precision!r}", fix=f"use one of {', '.join(PRECISIONS)}")
+        self.donate, self.reuse, self.comm = donate, reuse, comm
+        self.subgraphs = {name: SubGraph(name, entries, precision) for name, entries in named.items()}
+        self.device = Device.parse(device) if state is None else state.device
+        self.passes = chosen_passes(passes, self.device.kind)
+        self.explain = explain
+        variables = {v: v for s in self.subgraphs.values() for v in s.variables}
+        _check_names(variables)
+        self.variables = list(variables)
+        self.state = State(seed=seed, device=self.device) if state is None else state
+        self.placement = None
+        if strategy is None or isinstance(strategy, str):
+            strategy = _named(strategy or os.environ.get(STRATEGY))
+        if hasattr(strategy, "choose"):
+            strategy = strategy.choose({name: sub.entries for name, sub in self.subgraphs.items()}, comm)
+        if strategy is not None:
+            self.placement = strategy.attach([n for s in self.subgraphs.values() for n in s.written.outputs], comm)
+            variables = {v: self.placement.variable(v) for v in variables}
+        for node in variables.values():
+            if node is not None and node.name not in self.state.variables:
+                self.state.add(node)
+                if node is random_state:
+                    self.state[node] = np.array([seed, 0], np.uint64)
+        if self.placement is not None:
+            self.placement.start(self.state)
+        self.arena, self.busy = Arena(self.device), threading.Lock()
+        self.saved: dict[str, Any] = {}  # under `debug_nans`: the variables before the step
+        self.guards: weakref.WeakKeyDictionary[Program, Guard] = weakref.WeakKeyDictionary()
+        self.quiet = contextvars.copy_context()  # steps run in it: np.errstate would cost each of them 1 us
+        self.quiet.run(np.seterr, all="ignore")
+        self.quiet.run(np.setbufsize, 2048)  # rows of half as many numbers, or more, are not copied through a buffer
+
+    # -- running -------------------------------------------------------------------------------------------------
+
+    @public
+    def run(self, name: str | Feed | None = None, feed: Feed | None = None, *, ahead: Feed | None = None) -> list[Any]:
+        """One step of a sub-graph: its values in the order they were listed, None for updates.
+
+        `feed` maps placeholders, or their names, to arrays. The name may be left out when there is one sub-graph.
+        `ahead` is what the next step will be fed, where that is known: what a strategy has to fetch for it can then
+        travel early. No result depends on it.
+        """
+        if not isinstance(name, str):
+            name, feed = self._only_name(), name if feed is None else feed
+        sub = self._subgraph(name)
+        if self.state.dirty:
+            raise GraphError(
+                "an earlier step failed after it had changed some variables, so they no longer belong together",
+                fix="load a checkpoint, or make the executor with donate=False",
+            )
+        if not self.busy.acquire(blocking=False):
+            raise GraphError(
+                "this executor is in the middle of another step, whose buffers a second one would overwrite",
+                fix="let each thread have an executor of its own",
+            )
+        try:
+            program = sub.refilled(feed)
+            if program is None:
+                program = self._filled(sub, feed, ahead)
+            with self.state.stream:
+                results = self.quiet.run(program.run) if not _debug_nans else self._run_checked(sub, feed, program)
+                if sub.random:
+                    self.state.arrays[random_state.name][1] += np.uint64(1)
+        finally:
+            self.busy.release()
+        return sub.values(results)
+
+    @public
+    def program(self, name: str | Feed | None = None, feed: Feed | None = None) -> Program:
+        """The program that `run` would use for these feeds, to print or profile."""
+        if not isinstance(name, str):
+            name, feed = self._only_name(), name if feed is None else feed
+        sub = self._subgraph(name)
+        return self._program(sub, sub.match(feed or {}), self.donate)
+
+    def _only_name(self) -> str:
+        if len(self.subgraphs) != 1:
+            names = ", ".join(map(repr, self.subgraphs))
+            raise ArgumentError(f"the executor has sub-graphs {names}", fix="say which: run(name, feed)")
+        return next(iter(self.subgraphs))
+
+    def _subgraph(self, name: str) -> SubGraph:
+        if name not in self.subgraphs:
+            raise UnknownNameError(f"there is no sub-graph {name!r}", fix=did_you_mean(name, self.subgraphs))
+        return self.subgraphs[name]
+
+    def _filled(self, sub: SubGraph, feed: Feed | None, ahead: Feed | None) -> Program:
+        """The program for this feed, which lies in its buffers."""
+        values = sub.match(feed or {})
+        program = self._program(sub, values, self.donate)
+        if self.placement is not None and ahead is not None:
+            coming = sub.match(ahead)
+            self.placement.expect(self._program(sub, coming, self.donate), coming)
+        with self.state.stream:
+            self.quiet.run(self._fill, program, values)
+        if self.placement is None and self.device.kind == "cpu":
+            sub.remember(feed, program)
+        return program
+
+    def _fill(self, program: Program, values: Mapping[str, np.ndarray]) -> None:
+        """Copy what was fed into the program's buffers."""
+        for key, fill in program.fills.items():  # without the placeholders that passes found unused
+            name, part = program.parts.get(key, (key, ...))
+            fill(values[name][part])
+
+    def _run_checked(self, sub: SubGraph, feed: Feed | None, program: Program) -> list[np.ndarray]:
+        """Run; if a value that is kept holds a NaN, put the variables back and look for the node that made it."""
+        saved, watched = self.guards.get(program) or self._guard(program)
+        for copy, array in saved:
+            program.xp.copyto(copy, array)
+        try:
+            results = self.quiet.run(program.run)
+            if _any_nan(np, results) or _any_nan(program.xp, watched):
+                self._put_back(saved)
+                values = sub.match(feed or {})
+                careful = self._program(sub, values, donate=False)
+                self.quiet.run(self._fill, careful, values)
+                self.quiet.run(careful.find_nan)
+                results = self.quiet.run(program.run)  # no node made it: it stood in a variable before
+        except BaseException:
+            self._put_back(saved)
+            raise
+        return results
+
+    def _guard(self, program: Program) -> Guard:
+        """Room for the variables that a program writes; optimizer state (`w/adam_m`) need not be watched, as it cannot
+        hold a NaN that does not reach its variable in the same step."""
+        written = {v.name: self.state.arrays[v.name] for v in program.updates}
+        for name, array in written.items():
+            if name not in self.saved:
+                self.saved[name] = aligned_empty(program.xp, array.nbytes).view(array.dtype).reshape(array.shape)
+        watched = [array for name, array in written.items() if name.rpartition("/")[0] not in written]
+        self.guards[program] = [(self.saved[name], array) for name, array in written.items()], watched
+        return self.guards[program]
+
+    def _put_back(self, saved: Sequence[tuple[Any, Any]]) -> None:
+        for copy, array in saved:
+            self.device.xp.copyto(array, copy)
+        self.state.dirty = False
+
+    def _program(self, sub: SubGraph, values: Mapping[str, np.ndarray], donate: bool) -> Program:
+        key = (donate, *(v.shape for v in values.values()))
+        program = sub.programs.pop(key, None)
+        if program is None:
+            program = self._compile(sub, values, donate)
+        sub.programs[key] = program  # the last used stands last
+        if len(sub.programs) > KEPT_PROGRAMS:
+            del sub.programs[next(iter(sub.programs))]
+        return program
+
+    def _compile(self, sub: SubGraph, values: Mapping[str, np.ndarray], donate: bool) -> Program:
+        shapes = {name: value.shape for name, value in values.items()}
+        fetches, updates, parts = sub.lower(shapes, self.passes, self.placement, self.explain)
+        comm = self.comm if self.placement is None else self.placement.comm
+        program = Program(fetches, updates, self.state, self.arena, donate=donate, reuse=self.reuse, comm=comm)
+        if self.explain and program.captured is not None:
+            print(f"capture: {program.captured}")
+        program.parts = {
+            local: (name, tuple(slice(low, high) for low, high in box)) for local, (name, box) in parts.items()
+        }
+        return program
+
+    # -- state ---------------------------------------------------------------------------------------------------
+
+    @public
+    def save(self, path: str | os.PathLike[str], extra: Mapping[str, Any] | None = None) -> None:
+        """All variables, statistics, optimizer and random state in one file, atomically; see `State.save`.
+
+        Under a strategy on several ranks, or with servers, `path` becomes a folder of parts.
+        """
+        if self.placement is None:
+            self.state.save(path, extra)
+        else:
+            self.placement.save(self.state, self.variables, path, extra)
+
+    @public
+    def load(self, path: str | os.PathLike[str]) -> dict[str, Any]:
+        """Continue from what `save` wrote, under this or another strategy; returns its `extra`. See `State.load`."""
+        if self.placement is None:
+            return self.state.load(path)
+        return self.placement.load(self.state, self.variables, path)
+
+    def __repr__(self) -> str:
+        return f"<Executor of {', '.join(self.subgraphs)} on {self.device}, {self.state!r}>"
+
+
+def _any_nan(xp: Any, arrays: Iterable[Any]) -> bool:
+    """Whether an array holds a NaN: its sum of squares then is one, and is the cheapest to find."""
+    return any(a.dtype.kind == "f" and bool(xp.isnan(xp.vdot(a, a))) for a in arrays)
+
+
+def _check_names(variables: Iterable[Node]) -> None:
+    owners: dict[str, Node] = {}
+    for node in variables:
+        if owners.setdefault(node.name, node) is not node:
+            raise GraphError(
+                f"two variables are called {node.name!r}: {owners[node.name]!r} and {node!r}",
+                fix="give one another name, or build each model in its own ht.scope(...)",
+                site=node.site,
+            )
+
+
+@public
+def evaluate(node: Any, feed: Feed | None = None) -> np.ndarray:
+    """The value of one node, for notebooks: no program, no training; variables have their initial values.
+
+    >>> import hetu as ht
+    >>> float(evaluate(ht.sum(ht.constant([1.0, 2.0]))))
+    3.0
+    """
+    node = as_node(node)
+    sub = SubGraph("evaluate", [node])
+    values = sub.match(feed or {})
+    sizes = {(name, axis): size for name, v in values.items() for axis, size in enumerate(v.shape)}
+    outputs = specialize(sub.fetches, sizes)
+    graph, state = Graph(outputs), State(dict.fromkeys(sub.variables))
+    known: dict[Node, Any] = {n: state.arrays[n.name] for n in graph.leaves("variable")}
+    known |= {n: values[n.name].astype(n.dtype) for n in graph.leaves("placeholder")}
+    with np.errstate(all="ignore"):
+        return np.array(interpret(outputs, known)[0])

@@ -1,0 +1,490 @@
+"""Nodes and graphs: what a user writes down before anything runs, and how passes rewrite it.
+
+A `Node` is an operator applied to nodes; it is frozen and equal only to itself. A `Graph` is a tuple of output
+nodes. Ignored on purpose: values, devices and memory, which belong to the program of an executor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .errors import GraphError, NodeUseError, UnknownNameError, did_you_mean
+from .source import Site, user_site
+from .types import NodeType, Shape, TensorType, show_type
+
+if TYPE_CHECKING:
+    from .op import Op, Role
+
+OPS: dict[str, Op[..., Node]] = {}  # every operator by name; filled by `op.py`
+_serial = itertools.count()
+_EMPTY: Mapping[str, Any] = MappingProxyType({})
+
+
+# -- where a new node comes from -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a node made now inherits: the user's line and the tags in force (layer, stage, recompute region)."""
+
+    site: Site | None
+    tags: Mapping[str, Any]
+
+
+_tags: ContextVar[Mapping[str, Any]] = ContextVar("tags", default=_EMPTY)
+_origin: ContextVar[Origin | Node | None] = ContextVar("origin", default=None)
+
+
+@contextlib.contextmanager
+def tagged(**tags: Any) -> Iterator[None]:
+    """Mark every node made inside, such as `tagged(stage=1)`. Passes and gradients inherit the marks.
+
+    >>> import hetu as ht
+    >>> with ht.tagged(layer="scale"):
+    ...     y = ht.placeholder("x", (2,)) * 2.0
+    >>> dict(y.tags)
+    {'layer': 'scale'}
+    """
+    token = _tags.set(MappingProxyType({**_tags.get(), **tags}))
+    try:
+        yield
+    finally:
+        _tags.reset(token)
+
+
+@contextlib.contextmanager
+def origin_of(node: Node, **tags: Any) -> Iterator[None]:
+    """Nodes made inside count as written where `node` was, so that errors point at the user's line.
+
+    They carry its tags and `tags` on top.
+    """
+    token = _origin.set(Origin(node.site, MappingProxyType({**node.tags, **tags})) if tags else node)
+    try:
+        yield
+    finally:
+        _origin.reset(token)
+
+
+def current_site() -> Site | None:
+    """The user's line that a node made now, or an error raised now, belongs to."""
+    origin = _origin.get()
+    return origin.site if origin is not None else user_site()
+
+
+# -- names -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Scope:
+    path: str
+    counts: dict[str, int]
+
+
+_scope: ContextVar[_Scope | None] = ContextVar("scope", default=None)
+
+
+def _names() -> _Scope:
+    found = _scope.get()
+    if found is None:
+        found = _Scope("", {})
+        _scope.set(found)
+    return found
+
+
+def count_names_apart() -> None:
+    """From here on this thread counts names by itself, so that ranks that are threads build equal models."""
+    found = _names()
+    _scope.set(_Scope(found.path, dict(found.counts)))
+
+
+@contextlib.contextmanager
+def scope(name: str) -> Iterator[str]:
+    """Prefix the names made inside with `name/` and count them afresh, so that building twice gives the same names.
+
+    >>> import hetu as ht
+    >>> with ht.scope("encoder"):
+    ...     w = ht.variable("w", ht.init.zeros, (2, 3))
+    >>> w.name
+    'encoder/w'
+    """
+    path = f"{_names().path}{name}/"
+    token = _scope.set(_Scope(path, {}))
+    try:
+        yield path.rstrip("/")
+    finally:
+        _scope.reset(token)
+
+
+def unique_name(base: str) -> str:
+    """`base`, `base_1`, ... within the current scope."""
+    counts = _names().counts
+    counts[base] = counts.get(base, -1) + 1
+    return f"{base}_{counts[base]}" if counts[base] else base
+
+
+def scoped_name(name: str) -> str:
+    """`name` below the current scope."""
+    return _names().path + name
+
+
+# -- nodes -----------------------------------------------------------------------------------------------------
+
+
+class Node:
+    """An operator applied to nodes: `op`, `inputs`, `attrs`, the static `type`, the user's `site` and `tags`.
+
+    Calling an operator makes one; nothing is computed. Python's arithmetic (`+ - * / // % ** @`), order (`< <= > >=`),
+    logic of booleans (`& | ^ ~`), `abs` and indexing work on nodes, numbers and arrays, with NumPy's broadcasting;
+    `==` compares nothing and is the identity of nodes, see `ht.equal`.
+
+    >>> import hetu as ht
+    >>> x = ht.placeholder("x", (None, 3))
+    >>> y = abs(x - 1.0) @ np.ones((3, 2), np.float32)
+    >>> y.op.name, y.shape, str(y.dtype), (x > 0).dtype.name, x[0].shape
+    ('matmul', (?x.0, 2), 'float32', 'bool', (3,))
+    """
+
+    __slots__ = ("__weakref__", "attrs", "inputs", "op", "serial", "site", "tags", "type")
+
+    op: Op[..., Any]
+    inputs: tuple[Node, ...]
+    attrs: Mapping[str, Any]
+    type: NodeType
+    site: Site | None
+    tags: Mapping[str, Any]
+    serial: int
+
+    def __init__(self, op: Op[..., Any], inputs: tuple[Node, ...], attrs: Mapping[str, Any], type_: NodeType) -> None:
+        origin = _origin.get()
+        put = object.__setattr__
+        put(self, "op", op)
+        put(self, "inputs", inputs)
+        put(self, "attrs", attrs)
+        put(self, "type", type_)
+        put(self, "site", origin.site if origin is not None else user_site())
+        put(self, "tags", origin.tags if origin is not None else _tags.get())
+        put(self, "serial", next(_serial))
+
+    def __setattr__(self, name: str, *value: object) -> None:
+        raise GraphError(f"{self!r} is frozen, {name!r} cannot be changed", fix="make a new node instead")
+
+    __delattr__ = __setattr__
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name in OPS:
+            raise UnknownNameError(f"a node has no attribute {name!r}", fix=_written(name))
+        known = ["op", "inputs", "attrs", "type", "shape", "dtype", "ndim", "name", *OPS]
+        raise UnknownNameError(f"a node has no attribute {name!r}", fix=did_you_mean(name, known))
+
+    @property
+    def tensor(self) -> TensorType:
+        """The type of a node with one output; GraphError for several."""
+        if isinstance(self.type, tuple):
+            raise GraphError(f"{self!r} has {len(self.type)} outputs", fix="index the tuple that the call returned")
+        return self.type
+
+    @property
+    def shape(self) -> Shape:
+        """Sizes, known numbers or symbolic `Dim`s."""
+        return self.tensor.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.tensor.dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self.tensor.shape)
+
+    @property
+    def role(self) -> Role:
+        """What the operator is to those who handle graphs."""
+        role = self.op.role
+        return role(**self.attrs) if callable(role) else role
+
+    @property
+    def name(self) -> str:
+        """The given name of a placeholder or variable, else the operator's."""
+        return str(self.attrs.get("name", self.op.name))
+
+    def __repr__(self) -> str:
+        name = f" '{self.attrs['name']}'" if "name" in self.attrs else ""
+        return f"<{self.op.name}{name} {show_type(self.type)} at {self.site}>"
+
+    # A node stands for a value that does not exist yet, so whatever needs the value now must fail and say why.
+    def _no_value(self, *_: object, **__: object) -> Any:
+        raise NodeUseError(
+            f"{self!r} has no value yet: it cannot be a condition, a number, a sequence or a NumPy array",
+            fix="choose with ht.where(condition, a, b); get the value with Executor.run or ht.evaluate(node, feed)",
+        )
+
+    __bool__ = __float__ = __int__ = __index__ = __iter__ = __len__ = __contains__ = __array__ = _no_value
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Node:
+        name = _OURS.get(ufunc.__name__, ufunc.__name__)
+        if method == "__call__" and not kwargs and name in _FROM_NUMPY:
+            return OPS[name](*inputs)  # the array's operator met a node on its right: `array + node`
+        name = name if method == "__call__" else _REDUCTIONS.get(name, name)
+        raise NodeUseError(
+            f"{self!r} was fed to numpy.{ufunc.__name__}, which needs a value",
+            fix=_written(name) if name in OPS else "use hetu's own functions, or evaluate the node first",
+        )
+
+    def __add__(self, other: Any) -> Node:
+        return OPS["add"](self, other)
+
+    def __radd__(self, other: Any) -> Node:
+        return OPS["add"](other, self)
+
+    def __sub__(self, other: Any) -> Node:
+        return OPS["subtract"](self, other)
+
+    def __rsub__(self, other: Any) -> Node:
+        return OPS["subtract"](other, self)
+
+    def __mul__(self, other: Any) -> Node:
+        return OPS["multiply"](self, other)
+
+    def __rmul__(self, other: Any) -> Node:
+        return OPS["multiply"](other, self)
+
+    def __truediv__(self, other: Any) -> Node:
+        return OPS["divide"](self, other)
+
+    def __rtruediv__(self, other: Any) -> Node:
+        return OPS["divide"](other, self)
+
+    def __pow__(self, other: Any) -> Node:
+        return OPS["power"](self, other)
+
+    def __rpow__(self, other: Any) -> Node:
+        return OPS["power"](other, self)
+
+    def __floordiv__(self, other: Any) -> Node:
+        return OPS["floor_divide"](self, other)
+
+    def __rfloordiv__(self, other: Any) -> Node:
+        return OPS["floor_divide"](other, self)
+
+    def __mod__(self, other: Any) -> Node:
+        return OPS["remainder"](self, other)
+
+    def __rmod__(self, other: Any) -> Node:
+        return OPS["remainder"](other, self)
+
+    def __matmul__(self, other: Any) -> Node:
+        return OPS["matmul"](self, other)
+
+    def __rmatmul__(self, other: Any) -> Node:
+        return OPS["matmul"](other, self)
+
+    def __neg__(self) -> Node:
+        return OPS["negative"](self)
+
+    def __abs__(self) -> Node:
+        return OPS["abs"](self)
+
+    def __invert__(self) -> Node:
+        return OPS["logical_not"](self)
+
+    def __and__(self, other: Any) -> Node:
+        return OPS["logical_and"](self, other)
+
+    def __or__(self, other: Any) -> Node:
+        return OPS["logical_or"](self, other)
+
+    def __xor__(self, other: Any) -> Node:
+        return OPS["logical_xor"](self, other)
+
+    __rand__, __ror__, __rxor__ = __and__, __or__, __xor__
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both are the same node; asked about a number it would be False for ever, so that is refused."""
+        if isinstance(other, int | float | np.generic):
+            raise NodeUseError(
+                f"{self!r} == {other!r} compares the node, not its value", fix="compare values with ht.equal(a, b)"
+            )
+        return self is other
+
+    __hash__ = object.__hash__
+
+    def __lt__(self, other: Any) -> Node:
+        return OPS["less"](self, other)
+
+    def __le__(self, other: Any) -> Node:
+        return OPS["less_equal"](self, other)
+
+    def __gt__(self, other: Any) -> Node:
+        return OPS["greater"](self, other)
+
+    def __ge__(self, other: Any) -> Node:
+        return OPS["greater_equal"](self, other)
+
+    def __format__(self, spec: str) -> str:
+        return self._no_value() if spec else str(self)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        raise NodeUseError(f"{self!r} is frozen, an entry cannot be set", fix="choose with ht.where(mask, new, x)")
+
+    def __getitem__(self, key: Any) -> Node:
+        keys = key if isinstance(key, tuple) else (key,)
+        if any(isinstance(k, Node) for k in keys):
+            raise NodeUseError(f"{self!r} cannot be indexed by a node", fix="gather with ht.take(x, ids, axis=0)")
+        return OPS["getitem"](self, key=keys)
+
+
+_FROM_NUMPY = frozenset(
+    "add subtract multiply divide floor_divide remainder power negative matmul less less_equal greater greater_equal"
+    " logical_and logical_or logical_xor".split()
+)
+_OURS = {"bitwise_and": "logical_and", "bitwise_or": "logical_or", "bitwise_xor": "logical_xor", "absolute": "abs"}
+_REDUCTIONS = {"add": "sum", "multiply": "prod", "maximum": "max", "minimum": "min"}  # ufunc.reduce -> ours
+
+
+def _written(name: str) -> str:
+    """How a user writes an operator."""
+    return "write it with Python's operator" if name in _FROM_NUMPY else f"call ht.{name}(node)"
+
+
+def _shown_attrs(node: Node) -> list[str]:
+    """The attributes worth a place in a printed row: no defaults, nothing the type says, no big constants."""
+    if "name" in node.attrs:
+        return [repr(node.name)]
+    shown = []
+    for name, value in node.attrs.items():
+        if isinstance(value, np.ndarray):
+            shown += [repr(value.item())] if value.size == 1 else []
+        elif value is not None and value != node.op.defaults.get(name, None):
+            shown.append(f"{name}={value!r}")
+    return shown
+
+
+# -- graphs ----------------------------------------------------------------------------------------------------
+
+
+def topological(outputs: Iterable[Node]) -> list[Node]:
+    """Every node the outputs need, inputs first, in depth-first order. Iterative: 20,000 deep is fine."""
+    order: list[Node] = []
+    seen: set[Node] = set()
+    stack: list[tuple[Node, bool]] = [(node, False) for node in reversed(list(outputs))]
+    while stack:
+        node, ready = stack.pop()
+        if ready:
+            order.append(node)
+        elif node not in seen:
+            seen.add(node)
+            stack.append((node, True))
+            stack.extend((i, False) for i in reversed(node.inputs) if i not in seen)
+    return order
+
+
+def readers_of(nodes: Iterable[Node], outputs: Iterable[Node] = ()) -> dict[Node, list[Node | None]]:
+    """For each of the `nodes` of a graph, inputs first, those that read it, once for every time they do.
+
+    Whoever takes the `outputs` stands behind them as None.
+    """
+    found: dict[Node, list[Node | None]] = {}
+    for node in nodes:
+        found[node] = []
+        for i in node.inputs:
+            found[i].append(node)
+    for node in outputs:
+        found[node].append(None)
+    return found
+
+
+Rule = Callable[[Node, tuple[Node, ...]], "Node | None"]
+
+
+def rewrite(outputs: Iterable[Node], rule: Rule) -> tuple[Node, ...]:
+    """Rebuild a graph bottom-up. `rule(node, new_inputs)` returns a replacement, or None to keep the operator.
+
+    Replacements count as written where the old node was. A node whose inputs did not change stays the same object.
+
+    >>> import hetu as ht
+    >>> x = ht.placeholder("x", (2,))
+    >>> (y,) = rewrite([ht.exp(x) + 1.0], lambda node, inputs: ht.sin(*inputs) if node.op.name == "exp" else None)
+    >>> y.inputs[0].op.name
+    'sin'
+    """
+    outputs = tuple(outputs)
+    new: dict[Node, Node] = {}
+    before = _origin.set(None)
+    try:
+        for node in topological(outputs):
+            _origin.set(node)  # `with origin_of(node)` around each would take longer than most rules
+            inputs = tuple([new[i] for i in node.inputs])
+            made = rule(node, inputs)
+            if made is None:
+                made = node if inputs == node.inputs else node.op.make(inputs, node.attrs)
+            new[node] = made
+    finally:
+        _origin.reset(before)
+    return tuple(new[o] for o in outputs)
+
+
+def replace(outputs: Iterable[Node], mapping: Mapping[Node, Node]) -> tuple[Node, ...]:
+    """The graph with the nodes of `mapping` replaced, whatever fed them."""
+    return rewrite(outputs, lambda node, _: mapping.get(node))
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A tuple of output nodes. `print(graph)` shows one typed row per node with the user's line.
+
+    >>> import hetu as ht
+    >>> graph = Graph((ht.exp(ht.placeholder("x", (2,))),))
+    >>> [node.op.name for node in graph.nodes], [leaf.name for leaf in graph.leaves("placeholder")]
+    (['placeholder', 'exp'], ['x'])
+    """
+
+    outputs: tuple[Node, ...]
+
+    @cached_property
+    def nodes(self) -> list[Node]:
+        """All nodes, inputs first."""
+        return topological(self.outputs)
+
+    def leaves(self, kind: str) -> list[Node]:
+        """The nodes of the role "placeholder", "variable" or "constant", in graph order."""
+        return [n for n in self.nodes if n.role.value == kind]
+
+    def verify(self) -> None:
+        """GraphError unless every node's type follows from its inputs and each name belongs to one node."""
+        owners: dict[tuple[str, str], Node] = {}
+        for node in self.nodes:
+            if node.inputs and node.op.infer(*(i.type for i in node.inputs), **node.attrs) != node.type:
+                raise GraphError(
+                    f"{node!r} has a type that does not follow from its inputs",
+                    fix="make nodes by calling operators, or with op.make in a pass",
+                    site=node.site,
+                )
+            if "name" in node.attrs and owners.setdefault((node.op.name, node.name), node) is not node:
+                first = owners[node.op.name, node.name]
+                raise GraphError(
+                    f"two {node.op.name}s are called {node.name!r}: {first!r} and {node!r}",
+                    fix="give one another name, or build each model in its own ht.scope(...)",
+                    site=node.site,
+                )
+
+    def __str__(self) -> str:
+        names = {node: f"%{i}" for i, node in enumerate(self.nodes)}
+        rows = []
+        for node in self.nodes:
+            shown = [names[i] for i in node.inputs]
+            shown += _shown_attrs(node)
+            rows.append((f"{names[node]}: {show_type(node.type)} = {node.op.name}({', '.join(shown)})", str(node.site)))
+        width = min(100, max((len(r[0]) for r in rows), default=0))
+        lines = [f"{text:<{width}}  # {site}" for text, site in rows]
+        return "\n".join([*lines, f"return {', '.join(names[o] for o in self.outputs)}"])

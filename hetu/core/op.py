@@ -1,0 +1,498 @@
+"""Operators: one decorated function `f(xp, *arrays, **attrs)` with rules hung on it, and families of type rules.
+
+An operator never sees the graph it is in, the device or the ranks; those are the business of passes and the
+executor. Ignored on purpose: overloads and subclasses. A composition of operators needs no operator: write a function.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from functools import partial
+from types import MappingProxyType, ModuleType
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
+
+import numpy as np
+
+from .. import lanes
+from .backend import Scratch
+from .errors import ArgumentError, DTypeError, HetuError, ShapeError, did_you_mean
+from .graph import OPS, Node, current_site
+from .types import (
+    Dim,
+    NodeType,
+    Shape,
+    TensorType,
+    as_dtype,
+    broadcast_shapes,
+    check_sizes,
+    has_dim,
+    is_float,
+    normalize_axes,
+    promote,
+    show_type,
+)
+
+F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")  # of a forward function, the module apart: inputs, then attributes
+R = TypeVar("R", covariant=True)  # what a call makes: Node, or a tuple of nodes
+Infer = Callable[..., NodeType]
+Instruction = Callable[[], Any]
+DEFAULT_FLOAT = np.dtype("float32")
+MANY = 1 << 20  # elements that are worth a lane of their own
+FEW = 1 << 12  # elements, up to which the overhead of a call counts
+
+
+class Role(Enum):
+    """What an operator is to those who handle graphs. It is declared with the operator; nobody asks for its name.
+
+    >>> import hetu as ht
+    >>> ht.placeholder("x", (2,)).op.role
+    <Role.PLACEHOLDER: 'placeholder'>
+    """
+
+    COMPUTE = "compute"
+    PLACEHOLDER = "placeholder"
+    VARIABLE = "variable"
+    CONSTANT = "constant"
+    ITEM = "item"  # one output of an operator that has several: a name, not work
+    LOOKUP = "lookup"  # rows of a table, the first input, by ids, the second
+    SCATTER = "scatter"  # the gradient of a lookup: the table, ids, and the rows that are added at the ids
+    UPDATE = "update"  # new values of a parameter, the first input, and of its optimizer's state, from a gradient `g`
+    COMMUNICATION = "communication"  # gets the program's communicator as `comm=`; `order` is its place in line
+    MOVE = "move"  # moves, copies, converts or fills in numbers and computes none
+    HINT = "hint"  # says how its input is to lie
+
+
+LEAVES = frozenset({Role.PLACEHOLDER, Role.VARIABLE, Role.CONSTANT})  # what a program is given and never computes
+
+
+class Op(Generic[P, R]):
+    """An operator and its table of rules (see `hetu/README.md`, "the operator in one place").
+
+    `op(x, ..., attribute=...)` makes a node; an operator of several outputs returns a tuple of nodes.
+
+    `precision` is how it computes where products take 16-bit floats: "low" (in 16 bits, as products do), "follow" (in
+    those of its computed operands, if none is float32), "wide" (in float32), or the positions of the inputs that are as
+    the last of them is, beside others in float32. Elementwise operators with a `cuda` expression and those that move
+    numbers follow unless they say otherwise; all else is wide.
+    """
+
+    def __init__(
+        self,
+        forward: Callable[..., Any],
+        *,
+        name: str = "",
+        role: Role | Callable[..., Role] = Role.COMPUTE,
+        infer: Infer | None = None,
+        dims: str | Callable[..., str] | None = None,
+        reduce: str = "sum",
+        linear: tuple[int, ...] | str = (),
+        like: tuple[int, ...] = (),
+        inplace: Mapping[int, tuple[int, ...]] | None = None,
+        ufunc: str | None = None,
+        cuda: str | None = None,
+        differentiable: bool = True,
+        precision: str | tuple[int, ...] | None = None,
+        lazy: bool = False,
+        scratch: bool = False,
+        on_host: bool = False,
+        reads_host: bool = False,
+        awaited: tuple[int, ...] = (),
+        collective: str = "",
+    ) -> None:
+        self.forward, self.name = forward, name or forward.__name__.rstrip("_")
+        self.role = role  # or a function of the attributes, where they decide
+        self.dims, self.reduce, self.linear, self.like = dims, reduce, linear, like
+        self.inplace = {} if inplace is None else dict(inplace)
+        self.ufunc, self.cuda, self.differentiable = ufunc, cuda, differentiable
+        self.precision = precision or ("follow" if cuda or role in (Role.MOVE, Role.HINT) else "wide")
+        self.lazy = lazy  # runs as late as its readers allow, so that what it waits for has time
+        self.scratch = scratch  # its `bind` takes working memory of `scratch=`, which the plan shares out
+        self.on_host = on_host  # its result lies in the memory of the host, outside the arena
+        self.reads_host = reads_host  # its first input may lie there; no other operator can read it
+        self.awaited = awaited  # inputs that are only waited for; the first input passes as it lies
+        self.collective = collective  # the kind of collective that it is, by which planners know what it sends
+        self.infer_rule = infer
+        self.grad_rule: Callable[..., Any] | None = None
+        self.normalize_rule: Callable[..., dict[str, Any]] | None = None
+        self.into_rule: Callable[..., None] | None = None
+        self.bind_rule: Callable[..., Instruction | Sequence[Instruction] | None] | None = None
+        self.view_rule: Callable[..., Any] | None = None
+        self.check_rule: Callable[..., None] | None = None
+        self.decompose_rule: Callable[..., Any] | None = None
+        self.flops_rule: Callable[..., int] | None = None
+        parameters = list(inspect.signature(forward).parameters.values())[1:]  # the first is xp
+        self.inputs = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+        self.variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+        self.defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+        self.__doc__, self.__module__, self.__name__ = forward.__doc__, forward.__module__, self.name
+        self.__wrapped__ = forward  # lets doctest and help() find the function
+        self.__signature__ = inspect.Signature(parameters)
+
+    def __repr__(self) -> str:
+        return f"<op {self.name}>"
+
+    # -- hanging rules on it -----------------------------------------------------------------------------------
+    # Each is used as a decorator and returns the function unchanged.
+
+    def grad(self, rule: F) -> F:
+        """`(g, out, *inputs, **attrs)` -> a node or None per input, in graph functions.
+
+        An operator without it, or whose rule returns NotImplemented, is differentiated through its `decompose` rule.
+        """
+        self.grad_rule = rule
+        return rule
+
+    def normalize(self, rule: F) -> F:
+        """`(*types, **attrs)` -> the attributes in canonical form (axis -1 -> 2); run before `infer`."""
+        self.normalize_rule = rule
+        return rule
+
+    def infers(self, rule: F) -> F:
+        """`(*types, **attrs)` -> the type of the result, or a tuple of types."""
+        self.infer_rule = rule
+        return rule
+
+    def into(self, rule: F) -> F:
+        """`(xp, out, *arrays, **attrs)` writes the result into `out` (a tuple for several outputs)."""
+        self.into_rule = rule
+        return rule
+
+    def bind(self, rule: F) -> F:
+        """`(xp, out, *arrays, **attrs)` -> zero-argument callables bound to these very arrays, or None to decline."""
+        self.bind_rule = rule
+        return rule
+
+    def view(self, rule: F) -> F:
+        """`(xp, *arrays, **attrs)` -> a view of the first array, or None when it must be computed."""
+        self.view_rule = rule
+        return rule
+
+    def check(self, rule: F) -> F:
+        """`(xp, *arrays, **attrs)` raises when values are out of range; run before the forward function on a CPU."""
+        self.check_rule = rule
+        return rule
+
+    def decompose(self, rule: F) -> F:
+        """`(*inputs, **attrs)` -> the same result in graph functions, used where a `!` dimension is split."""
+        self.decompose_rule = rule
+        return rule
+
+    def flops(self, rule: F) -> F:
+        """`(out, *types, **attrs)` -> floating-point operations, for a product whose number `dims` does not tell."""
+        self.flops_rule = rule
+        return rule
+
+    # -- making nodes ------------------------------------------------------------------------------------------
+
+    @overload
+    def __call__(self, *args: P.args, **attrs: P.kwargs) -> R: ...
+    @overload
+    def __call__(self, *args: Any, **attrs: Any) -> R: ...  # attributes by position, inputs by name
+
+    def __call__(self, *args: Any, **attrs: Any) -> Any:
+        try:
+            node = self.make(*self._arguments(args, attrs))
+        except HetuError as error:
+            raise error.with_traceback(None) from None
+        if isinstance(node.type, tuple):
+            return tuple(OPS["item"](node, index=i) for i in range(len(node.type)))
+        return node
+
+    def _arguments(self, args: tuple[Any, ...], attrs: dict[str, Any]) -> tuple[tuple[Node, ...], dict[str, Any]]:
+        """Split call arguments into input nodes and attributes; positions after the inputs fill attributes in order."""
+        count = len(args) if self.variadic else len(self.inputs)
+        for name, value in zip(self.defaults, args[count:]):
+            if name in attrs:
+                raise ArgumentError(f"{self.name}() got {name!r} twice", fix="pass it once")
+            attrs[name] = value
+        if len(args) > count + len(self.defaults):
+            raise ArgumentError(
+                f"{self.name}() got {len(args)} arguments, takes {count + len(self.defaults)}",
+                fix=f"call {self._usage()}",
+            )
+        given = list(args[:count])
+        for name in self.inputs[len(given) :]:
+            if name not in attrs:
+                raise ArgumentError(f"{self.name}() misses its input {name!r}", fix=f"call {self._usage()}")
+            given.append(attrs.pop(name))
+        for name in attrs:
+            if name not in self.defaults:
+                raise ArgumentError(
+                    f"{self.name}() has no attribute {name!r}",
+                    fix=did_you_mean(name, [*self.inputs, *self.defaults]) or f"call {self._usage()}",
+                )
+        for name, default in self.defaults.items():
+            if attrs.setdefault(name, default) is inspect.Parameter.empty:
+                raise ArgumentError(f"{self.name}() misses its attribute {name!r}", fix=f"call {self._usage()}")
+        return as_nodes(given), attrs
+
+    def _usage(self) -> str:
+        return f"{self.name}{self.__signature__}"
+
+    def make(self, inputs: tuple[Node, ...], attrs: Mapping[str, Any]) -> Node:
+        """The node for canonical inputs; one node even for several outputs. Passes use this."""
+        types = [node.type for node in inputs]
+        try:
+            canonical = {name: _canonical(name, value) for name, value in attrs.items()}
+            if self.normalize_rule:
+                canonical = self.normalize_rule(*types, **canonical)
+            type_ = self.infer(*types, **canonical)
+            check_sizes(type_)
+        except HetuError as error:
+            if not error.message.startswith(self.name):
+                shown = ", ".join(map(show_type, types))
+                error.message = f"{self.name}({shown}): {error.message}"
+            error.site = current_site()
+            raise
+        return Node(self, inputs, MappingProxyType(canonical), type_)
+
+    def infer(self, *types: NodeType, **attrs: Any) -> NodeType:
+        """The type of the result; without a rule the forward function runs once on small arrays."""
+        if self.infer_rule is not None:
+            return self.infer_rule(*types, **attrs)
+        return infer_by_running(self.forward, types, attrs)
+
+    # -- running -----------------------------------------------------------------------------------------------
+
+    def bound(
+        self, xp: ModuleType, out: Any, arrays: Sequence[Any], attrs: Mapping[str, Any], scratch: Scratch | None = None
+    ) -> list[Instruction]:
+        """Zero-argument callables that compute the result into `out`, each bound to its arrays once."""
+        if xp is not np and (launches := self._kernel(xp, out, arrays, attrs)) is not None:
+            return launches
+        if self.bind_rule:
+            more = {"scratch": scratch or Scratch()} if self.scratch else {}
+            made = self.bind_rule(xp, out, *arrays, **attrs, **more)
+            if made is not None:
+                return [made] if callable(made) else list(made)
+        if self.ufunc:
+            return bound_ufunc(xp, getattr(xp, self.ufunc), arrays, out)
+        if self.into_rule:
+            return [partial(self.into_rule, xp, out, *arrays, **attrs)]
+        compute = partial(self.forward, xp, *arrays, **attrs)
+        if isinstance(out, tuple):
+            return [lambda: [xp.copyto(o, value) for o, value in zip(out, compute(), strict=True)]]
+        return [lambda: xp.copyto(out, compute())]
+
+    def _kernel(
+        self, xp: ModuleType, out: Any, arrays: Sequence[Any], attrs: Mapping[str, Any]
+    ) -> list[Instruction] | None:
+        """Launches of a hand-written or generated GPU kernel, if there is one for these arrays."""
+        from ..gpu_kernels.device import gpu
+        from ..gpu_kernels.table import bound
+
+        machine = gpu(xp.cuda.runtime.getDevice())
+        return bound(machine, self.name, out, arrays, attrs, cuda=self.cuda, inputs=self.inputs)
+
+
+def bound_ufunc(xp: ModuleType, ufunc: Any, arrays: Sequence[Any], out: Any) -> list[Instruction]:
+    """The cheapest calls of a ufunc: all positional, except where NumPy wants `out=` by name."""
+    calls: list[Instruction] = []
+    if xp is np and all(a.shape == out.shape and a.flags.c_contiguous for a in (*arrays, out)):
+        arrays, out = [a.reshape(-1) for a in arrays], out.reshape(-1)  # one axis, whatever their shape was
+        if out.size <= FEW and any(a.dtype == out.dtype != bool for a in arrays):
+            masks = {i: np.empty_like(out) for i, a in enumerate(arrays) if a.dtype == bool}
+            calls = [partial(np.copyto, mask, arrays[i]) for i, mask in masks.items()]
+            arrays = [masks.get(i, a) for i, a in enumerate(arrays)]  # NumPy's own conversion has to be set up
+        if out.size == 1 < len(arrays) and any(np.may_share_memory(a, out) for a in arrays):
+            aside = np.empty_like(out)  # NumPy has a fast path for one number, but not onto an operand
+            return [*calls, partial(ufunc, *arrays, out=aside), partial(np.copyto, out, aside)]
+    if xp is not np or out.size < 2 * MANY or any(map(partial(_crosses, out), arrays)):
+        return [*calls, _ufunc_call(ufunc, arrays, out)]
+
+    def build(part: slice) -> list[Instruction]:
+        rows = [a[part] if a.ndim == out.ndim and len(a) == len(out) else a for a in arrays]
+        return [_ufunc_call(ufunc, rows, out[part])]
+
+    return [*calls, *(lanes.over(len(out), build, -(-MANY * len(out) // out.size)) or ())]
+
+
+def _ufunc_call(ufunc: Any, arrays: Sequence[Any], out: Any) -> Instruction:
+    if ufunc.__name__ in ("maximum", "minimum"):
+        return partial(ufunc, *arrays, out=out)
+    return partial(ufunc, *arrays, out)
+
+
+def _crosses(out: np.ndarray, array: np.ndarray) -> bool:
+    """Whether an operand shares memory with the result otherwise than element by element."""
+    return np.may_share_memory(array, out) and (array.ctypes.data, array.strides) != (out.ctypes.data, out.strides)
+
+
+class Decorator(Protocol[R]):
+    """What makes an operator of a forward function."""
+
+    def __call__(self, forward: Callable[Concatenate[ModuleType, P], Any], /) -> Op[P, R]: ...
+
+
+# An editor takes the attributes from the forward function, and from `infer` whether a call makes one node or several.
+@overload
+def op(forward: Callable[Concatenate[ModuleType, P], Any], /) -> Op[P, Node]: ...
+@overload
+def op(*, infer: Callable[..., tuple[TensorType, ...]], **rules: Any) -> Decorator[tuple[Node, ...]]: ...
+@overload
+def op(*, infer: Callable[..., TensorType] | None = None, **rules: Any) -> Decorator[Node]: ...
+
+
+def op(forward: Callable[..., Any] | None = None, /, **rules: Any) -> Any:
+    """Make an operator of `f(xp, *arrays, **attrs)` and enter it in the table. A new definition replaces an old one.
+
+    >>> import hetu as ht
+    >>> @ht.op
+    ... def swish(xp, x, *, beta=1.0):
+    ...     return x / (1 + xp.exp(-beta * x))
+    >>> swish(ht.placeholder("x", (None, 3))).type.ndim
+    2
+    """
+    if forward is None:
+        return partial(op, **rules)
+    made: Op[..., Any] = Op(forward, **rules)
+    OPS[made.name] = made
+    return made
+
+
+def _canonical(name: str, value: Any) -> Any:
+    """Attributes are hashable plain data: lists become tuples, NumPy integers ints, dtypes names."""
+    if name == "dtype":
+        return None if value is None else as_dtype(value).name
+    if isinstance(value, list | tuple):
+        return tuple(_canonical("", v) for v in value)
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Node):
+        raise ArgumentError(f"attribute {name!r} is a node: {value!r}", fix="attributes are plain numbers")
+    return value
+
+
+# -- turning values into nodes ---------------------------------------------------------------------------------
+
+
+def as_nodes(values: Sequence[Any]) -> tuple[Node, ...]:
+    """Nodes for mixed operands. A Python number takes the dtype of the others, so `x * 2` stays `x`'s dtype."""
+    dtypes = [v.dtype for v in values if isinstance(v, Node) and not isinstance(v.type, tuple)]
+    return tuple(as_node(v, dtypes) for v in values)
+
+
+def as_node(value: Any, others: Sequence[np.dtype] = ()) -> Node:
+    """A node for one value: itself, a `size` for a Dim, else a constant."""
+    if isinstance(value, Node):
+        return value
+    if isinstance(value, Dim):
+        return OPS["size"](value=value)
+    if isinstance(value, bool | int | float):
+        return OPS["constant"](value=np.asarray(value, weak_dtype(value, others)))
+    if isinstance(value, np.ndarray | np.generic | list | tuple):
+        try:
+            array = np.asarray(value)
+        except ValueError as error:
+            raise ArgumentError(
+                f"cannot make an array of {type(value).__name__}: {error}", fix="give all rows one length"
+            ) from None
+        if array.dtype == np.float64 and not isinstance(value, np.ndarray | np.generic):
+            array = array.astype(DEFAULT_FLOAT)  # a Python list has no dtype of its own
+        if array.dtype.kind in "biuf":
+            return OPS["constant"](value=array)
+    raise ArgumentError(
+        f"{type(value).__name__} {value!r:.60} cannot be an input of an operator",
+        fix="pass a node, a number or a NumPy array of numbers",
+    )
+
+
+def weak_dtype(value: bool | int | float, others: Sequence[np.dtype]) -> np.dtype:
+    """The dtype a Python number takes beside operands of the given dtypes."""
+    if isinstance(value, bool):
+        return np.dtype(bool)
+    if isinstance(value, float):
+        return promote(*floats) if (floats := [d for d in others if is_float(d)]) else DEFAULT_FLOAT
+    numbers = [d for d in others if d.kind != "b"]
+    return promote(*numbers) if numbers else np.dtype("int64")
+
+
+# -- families of type rules ------------------------------------------------------------------------------------
+
+
+def _of_one_output(types: Sequence[NodeType]) -> list[TensorType]:
+    found = [t for t in types if not isinstance(t, tuple)]
+    if len(found) < len(types):
+        raise ArgumentError("an input has several outputs", fix="pick one of the tuple")
+    return found
+
+
+def elementwise(*types: TensorType, **_: Any) -> TensorType:
+    """Shapes broadcast, dtypes promote."""
+    return TensorType(broadcast_shapes(*(t.shape for t in types)), promote(*(t.dtype for t in types)))
+
+
+def float_elementwise(*types: TensorType, **_: Any) -> TensorType:
+    """As `elementwise`, but integers become the default float."""
+    result = elementwise(*types)
+    return result if is_float(result.dtype) else TensorType(result.shape, DEFAULT_FLOAT)
+
+
+def predicate(*types: TensorType, **_: Any) -> TensorType:
+    """As `elementwise` with a boolean result."""
+    return TensorType(broadcast_shapes(*(t.shape for t in types)), np.dtype(bool))
+
+
+def same_type(x: TensorType, *_: TensorType, **__: Any) -> TensorType:
+    """The type of the first input."""
+    return x
+
+
+def reduced_shape(shape: Shape, axis: tuple[int, ...], keepdims: bool) -> Shape:
+    """`shape` without the (normalized) axes, or with 1 in their place."""
+    if keepdims:
+        return tuple(1 if i in axis else s for i, s in enumerate(shape))
+    return tuple(s for i, s in enumerate(shape) if i not in axis)
+
+
+def reduction(x: TensorType, *, axis: tuple[int, ...], keepdims: bool, **_: Any) -> TensorType:
+    """The first input without the reduced axes; the dtype stays."""
+    return TensorType(reduced_shape(x.shape, axis, keepdims), x.dtype)
+
+
+def reduction_axes(x: TensorType, *, axis: Any, **attrs: Any) -> dict[str, Any]:
+    """`normalize` of reductions: None means all axes."""
+    return {"axis": normalize_axes(axis, x.ndim), **attrs}
+
+
+def require_float(*types: TensorType) -> None:
+    """DTypeError unless all types are floating and can be computed with together."""
+    for type_ in types:
+        if not is_float(type_.dtype):
+            raise DTypeError(f"got {type_}, wanted floats", fix='convert with ht.astype(x, "float32")')
+    promote(*(type_.dtype for type_ in types))
+
+
+_PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
+
+
+def infer_by_running(forward: Callable[..., Any], of: Sequence[NodeType], attrs: Mapping[str, Any]) -> NodeType:
+    """Run the forward function on ones. Unknown sizes become primes and are found again in the result's shape."""
+    types = _of_one_output(of)
+    dims = sorted({s for t in types for s in t.shape if has_dim(s)}, key=repr)
+    known = {s for t in types for s in t.shape if isinstance(s, int)}
+    primes = dict(zip(dims, (p for p in _PRIMES if p not in known)))
+    arrays = [np.ones([primes.get(s, s) for s in t.shape], t.dtype) for t in types]
+    try:
+        result = forward(np, *arrays, **attrs)
+    except (ValueError, IndexError) as error:
+        if isinstance(error, HetuError):
+            raise
+        sizes = f" (here {', '.join(f'{dim} is {p}' for dim, p in primes.items())})" if primes else ""
+        text = str(error).strip()
+        raise ShapeError(f"fails on these shapes: {text}{sizes}", fix="pass shapes that its function takes") from error
+    back = {prime: dim for dim, prime in primes.items()}
+
+    def describe(array: Any) -> TensorType:
+        array = np.asarray(array)
+        dtype = (
+            DEFAULT_FLOAT
+            if array.dtype == np.float64 and not any(t.dtype == np.float64 for t in types)
+            else array.dtype
+        )
+        return TensorType(tuple(back.get(s, s) for s in array.shape), as_dtype(dtype))
+
+    return tuple(map(describe, result)) if isinstance(result, tuple) else describe(result)

@@ -1,0 +1,339 @@
+"""The program of one sub-graph at one set of shapes: a flat list of bound calls over one arena.
+
+Everything is decided before the first step: the order, the addresses, the exact callables. Running is
+`for call in calls: call()`. Ignored on purpose: choosing what to fuse or share, see `passes/` and `memory.py`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from .. import lanes
+from ..look import memory_svg
+from .backend import Device, Scratch, aligned_empty, filler, fixed_array, host_empty, to_numpy
+from .errors import ArgumentError, HetuError, NumericError
+from .graph import Node
+from .memory import SCRATCH, Plan, plan, types_of
+from .op import LEAVES, Instruction, Role
+from .state import State
+from .types import show_type
+
+MOST_WIDE = (5, 42, 20, 20, 13, 10)  # characters of each column of a printed program
+
+
+class Arena:
+    """One growing block of memory that all programs of an executor share: only one of them runs at a time.
+
+    A second block, in the memory of the host, has what they put away there.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.block: Any = aligned_empty(device.xp, 0)
+        self.host = host_empty(device.xp, 0)
+
+    def reserve(self, nbytes: int) -> Any:
+        """The first `nbytes` of the block. Growing leaves older programs on their old block, which stays alive."""
+        if nbytes > self.block.nbytes:
+            self.block = aligned_empty(self.device.xp, nbytes)
+        return self.block[:nbytes]
+
+    def reserve_host(self, nbytes: int) -> np.ndarray:
+        """The first `nbytes` of the block in the memory of the host."""
+        if nbytes > self.host.nbytes:
+            self.host = host_empty(self.device.xp, nbytes)
+        return self.host[:nbytes]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One node of the program with the calls that compute it."""
+
+    node: Node
+    out: Any
+    calls: tuple[Instruction, ...]
+
+
+class Program:
+    """Bound instructions. `print(program)` shows each, cut to a line, with its place in memory, what it frees, and the
+    peak.
+
+    In a notebook a program is shown as the picture of its memory plan.
+    """
+
+    def __init__(
+        self,
+        fetches: Sequence[Node],
+        updates: Mapping[Node, Node],
+        state: State,
+        arena: Arena,
+        *,
+        donate: bool = True,
+        reuse: bool = True,
+        checks: bool = True,
+        comm: Any = None,
+    ) -> None:
+        self.fetches, self.updates, self.state = tuple(fetches), dict(updates), state
+        self.checks = checks and state.device.kind == "cpu"
+        self.xp, self.comm = state.device.xp, comm
+        self.plan: Plan = plan(self.fetches, self.updates, donate=donate, reuse=reuse, scratch=self.xp is np)
+        self.block, self.host = arena.reserve(self.plan.arena_bytes), arena.reserve_host(self.plan.host_bytes)
+        self.arrays: dict[Node, Any] = {}
+        self.feeds: dict[str, Any] = {}
+        self.fills: dict[str, Callable[[np.ndarray], None]] = {}  # what copies a fed array into its buffer
+        self.parts: dict[str, tuple[str, tuple[slice, ...]]] = {}  # which part of which fed array a buffer takes
+        self.steps = [step for node in self.plan.nodes if (step := self._bind(node)) is not None]
+        self.lanes: Any = nullcontext()
+        if self.xp is np and any(lanes.is_divided(c) for s in self.steps for c in s.calls):
+            self.steps = [replace(s, calls=tuple(map(lanes.divided, s.calls))) for s in self.steps]
+            self.lanes = lanes.session
+        self.calls = self._flat_calls()
+        self.commits = self._commits()
+        self.outputs = [self.arrays[f] for f in self.fetches]
+        self.first_write = self._first_write()
+        self.captured = None if self.xp is np else self._captured()
+
+    # -- binding ------------------------------------------------------------------------------------------------------
+
+    def _bind(self, node: Node) -> Step | None:
+        """Give `node` its arrays; a Step when there is something to compute."""
+        if node.role in LEAVES:
+            self.arrays[node] = self._leaf(node)
+            return None
+        inputs = [self.arrays[i] for i in node.inputs]
+        if node in self.plan.views:
+            view = node.op.view_rule
+            self.arrays[node] = inputs[0][node.attrs["index"]] if view is None else view(self.xp, *inputs, **node.attrs)
+            return None
+        outs = tuple(self._place(node, slot) for slot in range(len(types_of(node))))
+        out = outs if isinstance(node.type, tuple) else outs[0]
+        self.arrays[node] = out
+        calls = self._bound_to_comm(node, out, inputs) if node.role is Role.COMMUNICATION else None
+        if calls is None:
+            calls = node.op.bound(self.xp, out, inputs, node.attrs, self._scratch(node))
+        if self.checks and node.op.check_rule:
+            calls = [partial(node.op.check_rule, self.xp, *inputs, **node.attrs), *calls]
+        return Step(node, out, tuple(calls))
+
+    def _bound_to_comm(self, node: Node, out: Any, inputs: Sequence[Any]) -> list[Instruction]:
+        """Calls that communicate; each first says whose line it is, for the report of a deadlock."""
+        if self.comm is None:
+            raise ArgumentError(
+                f"{node!r} communicates, but the executor has no communicator",
+                fix="pass comm=ht.dist.world()",
+                site=node.site,
+            )
+        self.comm.at(node.site)
+        calls = node.op.bound(self.xp, out, inputs, {**node.attrs, "comm": self.comm})
+        self.comm.at(None)
+        return [partial(self.comm.at, node.site), *calls, partial(self.comm.at, None)]
+
+    def _leaf(self, node: Node) -> Any:
+        if node.role is Role.VARIABLE:
+            return self.state.arrays[node.name]
+        if node.role is Role.CONSTANT:
+            return fixed_array(self.xp, node.attrs["value"])
+        buffer = aligned_empty(self.xp, int(node.tensor.nbytes)).view(node.dtype).reshape(node.shape)
+        self.feeds[node.name], self.fills[node.name] = buffer, filler(self.xp, buffer)
+        return buffer
+
+    def _place(self, node: Node, slot: int) -> Any:
+        type_, storage = types_of(node)[slot], self.plan.storage(node, slot)
+        if storage.home is not None:
+            return self.state.arrays[storage.home.name].reshape(type_.shape)
+        nbytes = int(type_.nbytes)
+        block = self.host if storage.on_host else self.block
+        return block[storage.offset : storage.offset + nbytes].view(type_.dtype).reshape(type_.shape)
+
+    def _scratch(self, node: Node) -> Scratch | None:
+        storage = self.plan.storages.get((node, SCRATCH))
+        return None if storage is None else Scratch(self.block[storage.offset : storage.offset + storage.nbytes])
+
+    def _commits(self) -> list[tuple[Any, Any, bool]]:
+        """(variable array, new value, whether to copy the value aside first because its source is overwritten too)."""
+        rows = []
+        for variable, value in self.plan.late.items():
+            source = self.plan.roots[value, 0][0]
+            aside = source.role is Role.VARIABLE and source in self.updates
+            rows.append((self.state.arrays[variable.name], self.arrays[value], aside))
+        return rows
+
+    def _first_write(self) -> int:
+        """The first step that changes the state; before it a failure changes nothing."""
+        donated = (i for i, s in enumerate(self.steps) if any((s.node, k) in self.plan.donated for k in range(8)))
+        return next(donated, len(self.steps))
+
+    def _flat_calls(self) -> list[Instruction]:
+        """All calls in order; while a communication is under way, a nudge after each step keeps it moving."""
+        lazy = [i for i, s in enumerate(self.steps) if s.node.op.lazy]
+        nudged = range(0, lazy[-1]) if lazy else range(0)
+        return [
+            c for i, s in enumerate(self.steps) for c in (*s.calls, *((self.comm.progress,) if i in nudged else ()))
+        ]
+
+    # -- running ------------------------------------------------------------------------------------------------------
+
+    def run(self) -> list[np.ndarray]:
+        """One step on what lies in the feed buffers; the caller owns the returned arrays."""
+        call = None
+        try:
+            if self.captured is not None:
+                self.captured.run()
+            else:
+                with self.lanes:
+                    for call in self.calls:
+                        call()
+        except BaseException as error:
+            raise self._explained(error, call if self.captured is None else self.captured.call) from error.__cause__
+        results = [to_numpy(o) for o in self.outputs]
+        if self.captured is not None and self.comm is not None:
+            self.state.dirty = True
+            self.comm.progress()  # a GPU says by now what went wrong on the way
+            self.state.dirty = False
+        if self.commits:
+            self.commit()
+        return results
+
+    def _captured(self) -> Any:
+        from ..gpu_kernels.capture import Captured
+
+        meets = next((s.node for s in self.steps if s.node.role is Role.COMMUNICATION), None)
+        return Captured(self.xp, self.calls, self._say, "" if meets is None else f"{meets!r} meets other ranks")
+
+    def _say(self, call: Instruction | None, reason: str) -> None:
+        node = next((s.node for s in self.steps if any(c is call for c in s.calls)), None)
+        print(f"hetu: a program runs call by call, not as one CUDA graph: {node!r}: {reason}", file=sys.stderr)
+
+    def _explained(self, error: BaseException, call: Instruction | None) -> BaseException:
+        """The error with the node and the user's line that raised it; notes whether variables have changed already."""
+        index = next((i for i, s in enumerate(self.steps) if any(c is call for c in s.calls)), 0)
+        self.state.dirty = self.state.dirty or index >= self.first_write
+        node = self.steps[index].node
+        if isinstance(error, HetuError):
+            return error.raised_by(node.op.name, node.site)
+        excerpt = node.site.excerpt() if node.site else ""
+        error.add_note(f"while computing {node!r}\n{excerpt}".rstrip())
+        return error
+
+    def commit(self) -> None:
+        """Copy the new values that could not be written in place; sources that are overwritten are read first."""
+        copies = [(target, value.copy() if aside else value) for target, value, aside in self.commits]
+        for target, value in copies:
+            self.xp.copyto(target, value)
+
+    def find_nan(self) -> None:
+        """Run step by step; NumericError at the first step that makes a NaN. Needs a program without donation."""
+        with self.lanes:
+            for index, step in enumerate(self.steps):
+                for call in step.calls:
+                    call()
+                for array in step.out if isinstance(step.out, tuple) else (step.out,):
+                    if array.dtype.kind == "f" and bool(self.xp.isnan(array).any()):
+                        raise self._nan_error(index)
+
+    def _nan_error(self, index: int) -> NumericError:
+        for step in self.steps[:index]:  # operands may have been overwritten by the result: make them again
+            for call in step.calls:
+                call()
+        node = self.steps[index].node
+        lines = [f"{node!r} made the first NaN; its inputs are"]
+        for i in node.inputs:
+            array = to_numpy(self.arrays[i])
+            lines.append(f"  {i!r}: {_range(array)}")
+        fix = "lower the learning rate, clip gradients, or keep arguments of log, sqrt and divide away from 0"
+        return NumericError("\n".join(lines[:6]), fix=fix, site=node.site)
+
+    # -- looking ------------------------------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        return f"<Program of {len(self.steps)} instructions, {self.plan.arena_bytes:,} bytes>"
+
+    def _repr_svg_(self) -> str:
+        """The memory plan: in a notebook, a program shows which values lie where, and for how long."""
+        names, last = self._names(), len(self.steps) - 1
+        return memory_svg(
+            [
+                (f"{names[node]} {node.op.name}", s.first, min(s.last, last), s.offset, s.nbytes)
+                for (node, _), s in self.plan.storages.items()
+                if s.home is None and s.shared_with is None and not s.on_host
+            ]
+        )
+
+    def _names(self) -> dict[Node, str]:
+        names: dict[Node, str] = {}
+        for index, node in enumerate(self.plan.nodes):
+            names[node] = self._operand(node, index, names)
+        return names
+
+    def __str__(self) -> str:
+        names = self._names()
+        ends: dict[int, list[str]] = {}
+        for (node, slot), storage in self.plan.storages.items():
+            own = storage.home is None and storage.shared_with is None
+            if slot != SCRATCH and own and storage.last < len(self.steps):
+                ends.setdefault(storage.last, []).append(f"{names[node]}{f'.{slot}' if slot else ''}")
+        rows = []
+        for index, step in enumerate(self.steps):
+            call = f"{names[step.node]} = {step.node.op.name}({', '.join(names[i] for i in step.node.inputs)})"
+            nbytes = sum(int(t.nbytes) for t in types_of(step.node))
+            place, frees = self._place_text(step.node), " ".join(ends.get(index, []))
+            rows.append((str(index), call, show_type(step.node.type), place, f"{nbytes:,}", frees))
+        header = ("", "instruction", "type", "place", "bytes", "frees")
+        cells = [tuple(map(_cut, row, MOST_WIDE)) for row in (header, *rows)]
+        widths = [max(map(len, column)) for column in zip(*cells)]
+        align = (str.rjust, str.ljust, str.ljust, str.ljust, str.rjust, str.ljust)
+        table = ["  ".join(f(text, w) for f, text, w in zip(align, row, widths)).rstrip() for row in cells]
+        return "\n".join([*table, self._totals()])
+
+    def _totals(self) -> str:
+        peak, without = self.plan.arena_bytes, self.plan.unplanned_bytes
+        return (
+            f"{len(self.steps)} instructions, {len(self.calls)} calls; arena {peak:,} bytes at the peak "
+            f"({without:,} without reuse)"
+            + (f", {self.plan.host_bytes:,} bytes of the host" if self.plan.host_bytes else "")
+            + f"\n{len(self.plan.donated)} updates in place, {len(self.commits)} copied"
+            + (f"; {self.captured}" if self.captured is not None else "")
+        )
+
+    def _operand(self, node: Node, index: int, names: Mapping[Node, str]) -> str:
+        """How a value is called: leaves by name or value, views by what they look into, results by number."""
+        if node.role is Role.CONSTANT:
+            value = node.attrs["value"]
+            return f"{value.flat[0]:g}" if value.size and value.strides == (0,) * value.ndim else f"%{index}"
+        if node.role is Role.ITEM:
+            return f"{names[node.inputs[0]]}.{node.attrs['index']}"
+        if node in self.plan.views:
+            return f"{node.op.name}({names[node.inputs[0]]})"
+        return node.name if node.role in LEAVES else f"%{index}"
+
+    def _place_text(self, node: Node) -> str:
+        storage = self.plan.storage(node, 0)
+        if (node, 0) in self.plan.donated:
+            return f"-> {self.plan.donated[node, 0].name}"
+        return f"{'host ' if storage.on_host else ''}@{storage.offset:,}" + (
+            " in place" if (node, 0) in self.plan.in_place else ""
+        )
+
+
+def _cut(text: str, width: int) -> str:
+    """At most `width` characters; of the name of a variable the end says more."""
+    if len(text) <= width:
+        return text
+    return f"-> …{text[4 - width :]}" if text.startswith("-> ") else f"{text[: width - 1]}…"
+
+
+def _range(array: np.ndarray) -> str:
+    """`-1.2 to 3.4, 2 NaN` for an operand."""
+    if array.dtype.kind != "f":
+        return f"{array.min()} to {array.max()}" if array.size else "empty"
+    bad = int(np.isnan(array).sum())
+    finite = array[~np.isnan(array)]
+    text = f"{finite.min():.4g} to {finite.max():.4g}" if finite.size else "no number"
+    return text + (f", {bad} NaN" if bad else "")

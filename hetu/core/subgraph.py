@@ -1,0 +1,217 @@
+"""One named entry of an executor: what it fetches, updates and is fed, and its graph after all passes.
+
+Ignored on purpose: values. `executor.py` holds the variables and runs the programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..ops.random import random_state
+from ..passes import Pass, explained, mixed_precision, resolve_training, specialize
+from .errors import ArgumentError, FeedError, GraphError, did_you_mean
+from .graph import Graph, Node
+from .op import Role
+from .program import Program
+from .types import Dim, show_shape
+
+Fetch = Node | Mapping[Node, Node]
+Feed = Mapping[Node | str, Any]
+
+
+class Fed(NamedTuple):
+    """What the last step was fed, and its program: the same again needs no look at names, and no compilation."""
+
+    program: Program
+    keys: tuple[Node | str, ...]
+    takes: tuple[tuple[tuple[int, ...], np.dtype, Callable[[np.ndarray], Any]], ...]  # shape, dtype, copy
+
+
+class SubGraph:
+    """One named entry of an executor: what is fetched, what is updated, and its programs by fed shapes."""
+
+    def __init__(self, name: str, entries: Sequence[Fetch], precision: str = "float32") -> None:
+        if not isinstance(entries, list | tuple):
+            raise ArgumentError(
+                f"sub-graph {name!r} is a {type(entries).__name__}: {entries!r:.60}",
+                fix="pass a list of what it fetches and updates: [loss, train_op]",
+            )
+        self.name, self.entries = name, list(entries)
+        fetches, updates = _sort_entries(name, entries)
+        gradients = [g for e in entries for g in getattr(e, "gradients", {}).values()]
+        outputs, self.updates = resolve_training((*fetches, *gradients), updates)
+        self.fetches, gradients = outputs[: len(fetches)], outputs[len(fetches) :]
+        if precision != "float32":
+            self.fetches, self.updates = mixed_precision(self.fetches, self.updates, gradients, precision)
+        graph = Graph((*fetches, *updates.values()))
+        graph.verify()
+        self.written = Graph((*self.fetches, *self.updates.values()))  # what the user wrote, training flag resolved
+        self.placeholders = {n.name: n for n in self.written.leaves("placeholder")}
+        self.known = {n.name for n in graph.leaves("placeholder")}
+        self.variables = [*graph.leaves("variable"), *self.updates]
+        self.random = random_state in self.written.nodes
+        self.programs: dict[Any, Program] = {}
+        self.last: Fed | None = None
+        self.fetched = [isinstance(entry, Node) for entry in self.entries]
+
+    def lower(
+        self,
+        shapes: Mapping[str, Sequence[int]],
+        passes: Sequence[Pass],
+        placement: Any = None,
+        explain: bool = False,
+    ) -> tuple[tuple[Node, ...], dict[Node, Node], Mapping[str, Any]]:
+        """Fetches and updates for these fed shapes, after all passes, and which box of which feed a placeholder takes.
+
+        With a placement they are those of one rank. With `explain` each pass tells what it changed.
+        """
+        apply = explained if explain else _applied
+        sizes = {
+            (name, axis): size
+            for name, shape in shapes.items()
+            for axis, size in enumerate(shape)
+            if isinstance(self.placeholders[name].shape[axis], Dim)
+        }
+        if placement is not None:
+            sizes = placement.sizes(sizes, training=bool(self.updates))
+        outputs = specialize(self.written.outputs, sizes)
+        count, targets, parts = len(self.fetches), list(self.updates), {}
+        if placement is not None:
+            for run in placement.passes:
+                outputs = apply(run, outputs)
+            local = placement.partition(outputs[:count], dict(zip(targets, outputs[count:])))
+            outputs = (*local.fetches, *local.tokens, *local.updates.values())
+            count, targets, parts = count + len(local.tokens), list(local.updates), local.feeds
+            # Again they could drop communication that another rank, whose constants differ, keeps.
+            passes = [run for run in passes if run not in placement.passes]
+        for run in passes:
+            outputs = apply(run, outputs)
+        fetches, updates = outputs[:count], dict(zip(targets, outputs[count:]))
+        if placement is not None and placement.last is not None:
+            fetches, updates = placement.last(fetches, updates)
+        return fetches, updates, parts
+
+    def match(self, feed: Feed) -> dict[str, np.ndarray]:
+        """Fed arrays by placeholder name, in their own order; FeedError for missing, extra or unfitting ones."""
+        given = _by_name(feed)
+        for name in given:
+            if name not in self.placeholders and name not in self.known:
+                known = ", ".join(map(repr, self.placeholders)) or "no feeds"
+                fix = f"did you mean {n!r}?" if (n := _near(name, self.placeholders)) else f"it takes {known}"
+                raise FeedError(f"sub-graph {self.name!r} has no placeholder {name!r}", fix=fix)
+        missing = [node for name, node in self.placeholders.items() if name not in given]
+        if missing:
+            shown = ", ".join(f"{n.name!r} {n.type}" for n in missing)
+            raise FeedError(f"sub-graph {self.name!r} was not fed {shown}", fix="add it to the feed of run(...)")
+        return {name: _fitting(node, given[name]) for name, node in self.placeholders.items()}
+
+    def remember(self, feed: Feed | None, program: Program) -> None:
+        """Know this feed, which fits `program`, when it comes again with other numbers."""
+        names = [key.name if isinstance(key, Node) else key for key in feed or ()]
+        self.last = None
+        if type(feed) is dict and all(name in program.feeds for name in names):
+            buffers = [program.feeds[name] for name in names]
+            takes = ((b.shape, b.dtype, partial(b.__setitem__, ...)) for b in buffers)
+            self.last = Fed(program, tuple(feed), tuple(takes))
+
+    def refilled(self, feed: Feed | None) -> Program | None:
+        """The program of the last step with `feed` in its buffers, if nothing but numbers has changed since."""
+        if self.last is None or type(feed) is not dict or len(feed) != len(self.last.keys):
+            return None
+        program, keys, takes = self.last
+        for known, key, value, (shape, dtype, _) in zip(keys, feed, feed.values(), takes):
+            if key is not known or type(value) is not np.ndarray or value.shape != shape or value.dtype != dtype:
+                return None
+        for value, (_, _, copy) in zip(feed.values(), takes):
+            copy(value)
+        return program
+
+    def values(self, results: list[np.ndarray]) -> list[Any]:
+        """Results in the order of the entries, None for updates."""
+        found = iter(results)
+        return [next(found) if fetched else None for fetched in self.fetched]
+
+
+def _applied(run: Pass, outputs: Sequence[Node]) -> tuple[Node, ...]:
+    return run(outputs)
+
+
+def _sort_entries(name: str, entries: Sequence[Fetch]) -> tuple[list[Node], dict[Node, Node]]:
+    fetches: list[Node] = []
+    updates: dict[Node, Node] = {}
+    for entry in entries:
+        if isinstance(entry, Node):
+            fetches.append(entry)
+        elif isinstance(entry, Mapping):
+            for variable, value in entry.items():
+                if not isinstance(variable, Node) or variable.role is not Role.VARIABLE:
+                    raise ArgumentError(f"sub-graph {name!r} updates {variable!r}", fix="only variables can be updated")
+                if updates.setdefault(variable, value) is not value:
+                    raise GraphError(f"{variable!r} gets two new values in one step", fix="keep one of the updates")
+                if value.type != variable.type:
+                    raise GraphError(f"{value!r} cannot be the new value of {variable!r}", fix="make the types equal")
+        else:
+            raise ArgumentError(
+                f"sub-graph {name!r} fetches a {type(entry).__name__}: {entry!r:.60}",
+                fix="list nodes and what minimize(...) returned",
+            )
+    return fetches, updates
+
+
+def _by_name(feed: Feed) -> dict[Any, Any]:
+    if not isinstance(feed, Mapping):
+        raise FeedError(f"the feed is a {type(feed).__name__}", fix="pass a mapping: {placeholder: array}")
+    given: dict[Any, Any] = {}
+    for key, value in feed.items():
+        if isinstance(key, Node) and key.role is not Role.PLACEHOLDER:
+            raise FeedError(
+                f"{key!r} was fed, only placeholders are", fix="set a variable with executor.state[name] = value"
+            )
+        name = key.name if isinstance(key, Node) else key
+        if name in given:
+            raise FeedError(f"placeholder {name!r} was fed twice, by node and by name", fix="keep one of the two")
+        given[name] = value
+    return given
+
+
+def _near(name: object, known: Iterable[str]) -> str | None:
+    text = did_you_mean(name, known)
+    return text.split("'")[1] if text.startswith("did you mean") else None
+
+
+def _fitting(node: Node, value: Any) -> np.ndarray:
+    wanted = node.tensor
+    if type(value) is np.ndarray and value.shape == wanted.shape and value.dtype == wanted.dtype:
+        return value
+    if isinstance(value, Node):
+        raise FeedError(f"placeholder {node.name!r} was fed the node {value!r}", fix="feed an array of numbers")
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        raise FeedError(
+            f"placeholder {node.name!r} was fed rows of different lengths", fix="pad or cut them to one length"
+        ) from None
+    if array.dtype.kind not in "biuf":
+        raise FeedError(
+            f"placeholder {node.name!r} wants {wanted.dtype.name}, was fed {value!r:.60}",
+            fix="feed an array of numbers",
+            site=node.site,
+        )
+    if array.dtype != wanted.dtype and not np.can_cast(array.dtype, wanted.dtype, "same_kind"):
+        raise FeedError(
+            f"placeholder {node.name!r} wants {wanted.dtype.name}, was fed {array.dtype.name}",
+            fix=f'convert it: array.astype("{wanted.dtype.name}")',
+            site=node.site,
+        )
+    fits = array.ndim == wanted.ndim and all(isinstance(w, Dim) or w == s for w, s in zip(wanted.shape, array.shape))
+    if not fits:
+        raise FeedError(
+            f"placeholder {node.name!r} is {wanted}, was fed shape {show_shape(array.shape)}",
+            fix="reshape the array, or declare the size as None" if array.ndim == wanted.ndim else "check the axes",
+            site=node.site,
+        )
+    return array

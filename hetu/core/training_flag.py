@@ -1,0 +1,49 @@
+"""Decide a sub-graph's training flag: fold `if_training` and collect the updates that nodes carry.
+
+A sub-graph trains if and only if it commits updates; there is no mode argument. Ignored on purpose: everything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from .errors import GraphError
+from .graph import Node, rewrite
+
+
+def resolve_training(
+    fetches: Sequence[Node], updates: Mapping[Node, Node]
+) -> tuple[tuple[Node, ...], dict[Node, Node]]:
+    """(fetches, updates) without `if_training` and `with_updates`; carried updates are added in training.
+
+    Two updates of one variable are a GraphError: neither could be right.
+    """
+    training = bool(updates)
+    carried: dict[Node, Node] = {}
+
+    def rule(node: Node, inputs: tuple[Node, ...]) -> Node | None:
+        if node.op.name == "if_training":
+            return inputs[0] if training else inputs[1]
+        if node.op.name != "with_updates":
+            return None
+        if training:
+            for variable, value in zip(node.inputs[1::2], inputs[2::2]):
+                if carried.setdefault(variable, value) is not value:
+                    raise GraphError(
+                        f"{variable!r} gets two new values in one step",
+                        fix="do not apply a layer that keeps statistics twice in one sub-graph; build a second layer",
+                        site=node.site,
+                    )
+        return inputs[0]
+
+    outputs = rewrite((*fetches, *updates.values()), rule)
+    merged = dict(zip(updates, outputs[len(fetches) :]))
+    for variable, value in carried.items():
+        if variable in merged:
+            raise GraphError(
+                f"{variable!r} is updated by an optimizer and by its own layer",
+                fix="make it trainable=False, or leave it out of minimize(...)",
+                site=variable.site,
+            )
+        merged[variable] = value
+    return outputs[: len(fetches)], merged

@@ -1,0 +1,317 @@
+"""Communicators: how the ranks of one job move arrays, behind one interface for every transport.
+
+A `Comm` is a rank's view of a group of ranks. Collectives (all ranks of the group call them, in the same order)
+and point-to-point messages take NumPy buffers in and out; objects are never pickled. A transport writes three
+methods: `_start` one collective, `_exchange` messages, `_split` off a sub-group. Names and meanings follow MPI.
+Everything that waits gives up after `deadline` seconds, because a lost rank must end a job, not hang it.
+Ignored on purpose: message tags (messages between two ranks arrive in order), reduce and gather to one rank.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...core.errors import ArgumentError, DTypeError, HetuError, ShapeError, did_you_mean
+from ...core.source import Site
+from ...core.types import TensorType
+from .recorder import Entry, Raw, Recorder, differences, readable
+
+REDUCE = {"sum": np.add, "max": np.maximum, "min": np.minimum}
+Message = tuple[int, np.ndarray]
+
+
+class CommError(HetuError, RuntimeError):
+    """Ranks that do not agree on what to communicate, or a rank that is gone."""
+
+
+class DeadlineError(CommError, TimeoutError):
+    """A wait that passed its deadline: some rank never came."""
+
+
+def disagreement(made: Mapping[int, Mapping[int, Entry]]) -> CommError:
+    """The error for ranks whose collectives differ, from each rank's {index: entry}."""
+    return CommError(
+        "\n".join(["the ranks of a group call different collectives", *differences(made)]),
+        fix="all ranks must call the same collectives, in the same order, on like arrays",
+    )
+
+
+def show_array(x: np.ndarray) -> str:
+    return str(TensorType(x.shape, x.dtype))
+
+
+@dataclass(slots=True)  # not frozen: that would cost a small all_reduce a tenth of its time
+class Call:
+    """One rank's part in a collective. `counts` are the elements sent to and received from each rank.
+
+    `noted` is its entry in the flight recorder.
+    """
+
+    kind: str
+    x: np.ndarray
+    out: np.ndarray
+    op: str = ""
+    root: int = 0
+    counts: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    noted: Raw | None = None
+
+    def check(self, world_size: int) -> None:
+        """Refuse what no transport could do, before any rank is left waiting."""
+        check_buffer(self.x), check_buffer(self.out, written=True)
+        if self.x.dtype != self.out.dtype:
+            raise DTypeError(f"{self.kind} from {self.x.dtype} into {self.out.dtype}", fix="use one dtype for both")
+        if self.op:
+            if self.op not in REDUCE:
+                raise ArgumentError(f"unknown reduction {self.op!r}", fix=did_you_mean(self.op, REDUCE))
+            if self.op == "sum" and self.x.dtype == bool:
+                raise DTypeError("a sum of bool is not defined between ranks", fix="cast to an integer, or use max")
+        if not 0 <= self.root < world_size:
+            raise ArgumentError(f"root {self.root} in a group of {world_size}", fix="name a rank of the group")
+        if self.counts is not None:
+            sent, received = self.counts
+            if len(sent) != world_size or len(received) != world_size:
+                raise ArgumentError(f"{self.counts} for {world_size} ranks", fix="give one count for every rank")
+            fits = sum(sent) == self.x.size and sum(received) == self.out.size
+        else:
+            wanted = {"all_gather": (world_size, 1), "reduce_scatter": (1, world_size)}.get(self.kind, (1, 1))
+            fits = self.x.size * wanted[0] == self.out.size * wanted[1]
+            fits = fits and (self.kind != "all_to_all" or self.x.size % world_size == 0)
+        if not fits:
+            raise ShapeError(
+                f"{self.kind} over {world_size} ranks from {show_array(self.x)} into {show_array(self.out)}",
+                fix="size out for what arrives: the same for all_reduce, world_size times x for all_gather, "
+                "x over world_size for reduce_scatter",
+            )
+
+    @property
+    def signature(self) -> tuple[object, ...]:
+        """What the calls of all ranks must have in common; with `counts` the sizes may differ."""
+        return self.kind, self.op, self.root, self.x.dtype, self.counts is None and self.x.size
+
+    @property
+    def what(self) -> str:
+        """Its name, without the array."""
+        if self.kind == "broadcast":
+            return f"broadcast from {self.root}"
+        return f"{self.kind} {self.op}" if self.op else self.kind
+
+    def __str__(self) -> str:
+        return self.kind if self.kind == "barrier" else f"{self.what} {show_array(self.x)}"
+
+
+class Handle(ABC):
+    """An operation under way; its buffers belong to it until `wait` returns or `test` says True."""
+
+    @abstractmethod
+    def test(self) -> bool:
+        """Whether it is finished; also gives the transport a moment to make progress."""
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Return when it is finished. DeadlineError when that takes too long."""
+
+
+class Done(Handle):
+    """The handle of an operation that is already finished."""
+
+    def test(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        pass
+
+
+class Comm(ABC):
+    """`rank` is this process' place in the group, `ranks` the members' ranks in the whole job, `deadline` seconds.
+
+    >>> import numpy as np
+    >>> from hetu.dist import run_ranks
+    >>> def mean_of_ranks(comm):
+    ...     x = np.full(2, comm.rank, np.float32)
+    ...     comm.all_reduce(x, x)
+    ...     return x / comm.world_size
+    >>> run_ranks(3, mean_of_ranks)[0]
+    array([1., 1.], dtype=float32)
+    """
+
+    def __init__(self, rank: int, ranks: Sequence[int], deadline: float, recorder: Recorder | None = None) -> None:
+        self.rank, self.ranks, self.deadline = rank, tuple(ranks), deadline
+        self.recorder = recorder or Recorder()
+        self._groups: dict[tuple[int, ...], Comm] = {self.ranks: self}
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks of this group."""
+        return len(self.ranks)
+
+    def all_reduce(self, x: np.ndarray, out: np.ndarray, op: str = "sum") -> None:
+        """`out` = sum (max, min) of every rank's `x`, on all ranks. `out` may be `x`."""
+        self.all_reduce_async(x, out, op).wait()
+
+    def all_reduce_async(self, x: np.ndarray, out: np.ndarray, op: str = "sum") -> Handle:
+        """Start an `all_reduce` and return at once, so that computing goes on while it runs."""
+        return self._begin(Call("all_reduce", x, out, op=op))
+
+    def bind_all_reduce(self, x: np.ndarray, out: np.ndarray, op: str = "sum") -> Callable[[], None]:
+        """A call without arguments that does `all_reduce(x, out, op)` on these arrays, prepared as far as possible.
+
+        All ranks of the group bind, in the same order of communication.
+        """
+        call = Call("all_reduce", x, out, op=op)
+        call.check(self.world_size)
+        return lambda: self._start(self._noted(call)).wait()
+
+    def all_gather(self, x: np.ndarray, out: np.ndarray) -> None:
+        """`out[r]` = rank r's `x`, on all ranks; `out` has world_size times the elements of `x`."""
+        self._begin(Call("all_gather", x, out)).wait()
+
+    def reduce_scatter(self, x: np.ndarray, out: np.ndarray, op: str = "sum") -> None:
+        """`out` = this rank's block of the reduced `x`, which has world_size blocks of the size of `out`."""
+        self._begin(Call("reduce_scatter", x, out, op=op)).wait()
+
+    def broadcast(self, x: np.ndarray, root: int = 0) -> None:
+        """Overwrite `x` on every rank with the `x` of rank `root`."""
+        self._begin(Call("broadcast", x, x, root=root)).wait()
+
+    def all_to_all(
+        self, x: np.ndarray, out: np.ndarray, counts: tuple[Sequence[int], Sequence[int]] | None = None
+    ) -> None:
+        """Block j of `x` goes to rank j, block i of `out` comes from rank i.
+
+        Blocks are equal unless `counts` = (elements sent to each rank, elements received from each rank).
+        """
+        self._begin(Call("all_to_all", x, out, counts=counts and (tuple(counts[0]), tuple(counts[1])))).wait()
+
+    def barrier(self) -> None:
+        """Return when every rank of the group has come here."""
+        self._begin(Call("barrier", _NOTHING, _NOTHING)).wait()
+
+    def send(self, x: np.ndarray, to: int) -> None:
+        """Send `x` to rank `to`; it may return before `x` has arrived, or may wait for the receiver."""
+        self.exchange([(to, x)], [])
+
+    def recv(self, out: np.ndarray, source: int) -> None:
+        """Overwrite `out` with the next message of rank `source`, of the same size and dtype."""
+        self.exchange([], [(source, out)])
+
+    def exchange(self, sends: Sequence[Message], recvs: Sequence[Message]) -> None:
+        """Batched send and receive: all (rank, array) messages at once, so no order among them can deadlock."""
+        for peer, array in (*sends, *recvs):
+            if not 0 <= peer < self.world_size or peer == self.rank:
+                raise ArgumentError(
+                    f"rank {self.rank} exchanges with rank {peer} in a group of {self.world_size}",
+                    fix="name another rank of the group; copy what stays on this rank",
+                )
+            check_buffer(array)
+        for _, array in recvs:
+            check_buffer(array, written=True)
+        me = self.ranks[self.rank]
+        noted = [self._message(me, self.ranks[to], x) for to, x in sends]
+        noted += [self._message(self.ranks[source], me, out) for source, out in recvs]
+        self._exchange(sends, recvs, noted)
+
+    def _message(self, source: int, to: int, x: np.ndarray) -> Raw:
+        return self.recorder.note((source, to), f"message from {source} to {to}", x, series="message")
+
+    def split(self, ranks: Sequence[int]) -> Comm:
+        """The group of these ranks of this group, in this order; only they call it. Made once, then remembered."""
+        group = tuple(ranks)
+        if self.rank not in group or len(set(group)) != len(group) or not all(0 <= r < self.world_size for r in group):
+            raise ArgumentError(
+                f"rank {self.rank} of {self.world_size} splits off the group {group}",
+                fix="name each member once; only members call split",
+            )
+        members = tuple(self.ranks[r] for r in group)
+        if members not in self._groups:
+            self._groups[members] = self._split(group)
+        return self._groups[members]
+
+    def at(self, site: Site | None) -> None:
+        """What follows was written on this line of the user's; None: on the line that calls. See `recorder.py`."""
+        self.recorder.at(site)
+
+    def progress(self) -> None:  # noqa: B027 - most transports need no help
+        """Give asynchronous operations a moment; an executor calls this between its instructions."""
+
+    def agree(self, call: Call) -> Any:
+        """Begin to compare a call of a new kind with those of the other ranks, where the transport would not notice."""
+        return None
+
+    def late(self, entry: Raw | None, seconds: float) -> DeadlineError:
+        """The error for a wait of `seconds` for `entry`, with what all ranks say about themselves."""
+        what = "the others" if entry is None else readable(entry).short
+        return DeadlineError(
+            f"rank {self.ranks[self.rank]} waited {seconds:.3g} s for {what}\n{self.report()}".rstrip(),
+            fix="all ranks must call the same collectives, in the same order",
+        )
+
+    def report(self) -> str:
+        """Who keeps this rank waiting, as far as the ranks can tell; see `recorder.explain`."""
+        return ""
+
+    def _begin(self, call: Call) -> Handle:
+        call.check(self.world_size)
+        return self._start(self._noted(call))
+
+    def _noted(self, call: Call) -> Call:
+        call.noted = self.recorder.note(self.ranks, call.what, call.x)
+        return call
+
+    @abstractmethod
+    def _start(self, call: Call) -> Handle:
+        """Start a checked collective."""
+
+    @abstractmethod
+    def _exchange(self, sends: Sequence[Message], recvs: Sequence[Message], noted: Sequence[Raw]) -> None:
+        """Run a checked batch of messages to its end; `noted` are its entries in the recorder, sends first."""
+
+    @abstractmethod
+    def _split(self, group: tuple[int, ...]) -> Comm:
+        """Make the communicator of a checked sub-group."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} rank {self.rank} of {self.world_size}>"
+
+
+_NOTHING = np.empty(0, np.uint8)
+of_thread: ContextVar[Comm | None] = ContextVar("of_thread", default=None)  # the job, for a rank that is a thread
+
+
+class SerialComm(Comm):
+    """The group of one rank: every collective is a copy."""
+
+    def __init__(self) -> None:
+        super().__init__(0, (0,), deadline=0.0)
+
+    def _start(self, call: Call) -> Handle:
+        if call.out is not call.x:
+            call.out.reshape(-1)[:] = call.x.reshape(-1)
+        return Done()
+
+    def _exchange(self, sends: Sequence[Message], recvs: Sequence[Message], noted: Sequence[Raw]) -> None:
+        pass  # there is nobody else, so a checked batch is empty
+
+    def _split(self, group: tuple[int, ...]) -> Comm:
+        raise AssertionError("a group of one has no other group")
+
+
+def is_device(x: Any) -> bool:
+    """Whether an array lies on a GPU."""
+    return hasattr(x, "__cuda_array_interface__")
+
+
+def check_buffer(x: Any, written: bool = False) -> None:
+    """Buffers are C-contiguous NumPy or GPU arrays of numbers; writeable where results land."""
+    if not (isinstance(x, np.ndarray) or is_device(x)) or x.dtype.kind not in "biufc":
+        raise ArgumentError(f"{type(x).__name__} is no buffer", fix="pass a NumPy array of numbers")
+    if not x.flags.c_contiguous or (written and not getattr(x.flags, "writeable", True)):
+        lacks = "C-contiguous" if not x.flags.c_contiguous else "writeable"
+        raise ArgumentError(
+            f"a buffer {show_array(x)} that is not {lacks}", fix="copy it, with np.ascontiguousarray(x)"
+        )

@@ -1,0 +1,110 @@
+"""The process above each rank: it forks the rank before anything is imported, waits, and writes down how it ended.
+
+Only its parent learns by which signal a process died, and mpiexec, which would be the parent, does not say which rank
+it was. The first failure of a job that is written down counts: the ranks that mpiexec ends after it had no part in it.
+It is run by its path, because importing hetu takes longer than all it does. Ignored on purpose: Windows, which has no
+fork and so no guard.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+
+RUN_DIRECTORY, TERMINALS = "HETU_RUN_DIRECTORY", "HETU_TERMINALS"
+RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
+# The last one is srun's; SLURM_NTASKS is also set for the one script of sbatch.
+SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "SLURM_STEP_NUM_TASKS")
+FAILED, RC_SILENT = "failed", 71
+HINTS = {"SIGKILL": " (kill -9, or the system when memory ran out)"}
+CRASH_LINES = 14
+# Lines of a crash report that are not about the user's script.
+NOT_THE_USERS = ("<frozen ", "Extension modules:", os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..")))
+
+
+def own_rank() -> int:
+    """This process' rank as its launcher told it, without starting MPI; 0 without a launcher."""
+    return int(next((os.environ[name] for name in RANK_VARIABLES if name in os.environ), 0))
+
+
+def job_size() -> int:
+    """The number of ranks as the launcher told it; 1 without a launcher."""
+    return int(next((os.environ[name] for name in SIZE_VARIABLES if name in os.environ), 1))
+
+
+def fail(directory: str, rank: int, code: int, text: str) -> None:
+    """Write the end of this rank down as that of the job, whole or not at all, unless another one failed before."""
+    mine = os.path.join(directory, f".{FAILED}.{rank}.{os.getpid()}")
+    with contextlib.suppress(OSError):
+        with open(mine, "w", encoding="utf-8") as file:
+            file.write(f"{rank}\n{code}\n{text}")
+        os.link(mine, os.path.join(directory, FAILED))
+
+
+def die_with_parent() -> None:
+    """Have Linux kill this process when its parent dies, however that happens."""
+    if sys.platform == "linux":
+        import ctypes
+
+        set_parent_death_signal = 1
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+
+
+def wait_for(child: int) -> int:
+    """The exit code of the rank, negative for a signal. What this process is told to end with, the rank is told."""
+
+    def pass_on(number: int, _: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, pass_on)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def report(directory: str, rank: int, code: int) -> int:
+    """Say how a rank ended that could not say it itself, and what code that makes."""
+    if code < 0:
+        name = {s.value: s.name for s in signal.Signals}.get(-code, f"signal {-code}")
+        text, code = f"killed by {name}{HINTS.get(name, '')}", 128 - code
+    elif directory and not os.path.exists(os.path.join(directory, f"done.{rank}")):
+        text, code = f"ended with code {code} before its script did, as os._exit does", code or RC_SILENT
+    else:
+        return code
+    if directory:
+        fail(directory, rank, code, "\n".join([text, *crash(directory, rank)]))
+    else:
+        print(f"[rank {rank}] {text}", file=sys.stderr)
+    return code
+
+
+def crash(directory: str, rank: int) -> list[str]:
+    """The user's lines of the crash report that Python leaves on a signal such as a segmentation fault."""
+    with contextlib.suppress(OSError), open(os.path.join(directory, f"crash.{rank}"), encoding="utf-8") as file:
+        lines = [line for line in file.read().splitlines() if line and not any(n in line for n in NOT_THE_USERS)]
+        return lines[:CRASH_LINES]
+    return []
+
+
+def main() -> None:
+    """Run `hetu.dist.launch.boot` with the arguments of this process."""
+    directory, rank = os.environ.get(RUN_DIRECTORY, ""), own_rank()
+    if directory and not os.path.isdir(directory):
+        import socket  # here, because each rank pays for what is imported above
+
+        sys.exit(f"[rank {rank}] {socket.gethostname()} has no {directory}: hosts must share the working directory")
+    child = os.fork() if hasattr(os, "fork") else 0
+    if child:
+        os._exit(report(directory, rank, wait_for(child)))
+    die_with_parent()
+    if not sys.flags.safe_path:
+        sys.path[0] = os.getcwd()  # as for `python -m hetu.dist.launch.boot`
+    from hetu.dist.launch.boot import main
+
+    main()
+
+
+if __name__ == "__main__":
+    main()

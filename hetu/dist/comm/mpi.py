@@ -1,0 +1,390 @@
+"""Ranks as processes over MPI. One of the two files that name mpi4py, which is imported on first use.
+
+All calls take buffers (never pickled objects). Every operation is started without blocking and then polled, which
+costs no more than a blocking call, lets the wait end at its deadline, and gives the core away while it lasts.
+The first time a kind of collective is met, the ranks compare what they call on a communicator of its own (`agree`):
+MPI would add arrays of different dtypes without a word. Ignored on purpose: fault tolerance (the death of a rank ends
+the job) and GPU buffers.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import time
+import weakref
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...core.backend import Device
+from ...core.errors import MissingDependencyError
+from .comm import Call, Comm, Handle, Message, SerialComm, disagreement, of_thread
+from .guard import RUN_DIRECTORY, job_size, own_rank
+from .nccl import on_device
+from .recorder import Entry, Raw, Recorder, answer, ask, explain, readable, write
+from .shared import FROM_BYTES, SharedMemory
+
+DEADLINE = 300.0  # seconds
+LOOK = 0.5  # seconds between looks whether a rank that is waited for has ended
+LINE = 256  # bytes in which a rank says what it calls
+
+_yield_core = getattr(os, "sched_yield", lambda: time.sleep(0))
+process = Recorder()  # of this rank; `boot` has it answer before MPI is up
+
+
+@functools.cache
+def start() -> Any:
+    """The module `mpi4py.MPI`, initialised. MissingDependencyError if it or its library is not installed."""
+    try:
+        import mpi4py
+
+        mpi4py.rc.initialize, mpi4py.rc.finalize = False, False
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:  # RuntimeError: mpi4py is there, but no MPI library
+        raise MissingDependencyError(f"MPI cannot be used ({error})", fix='pip install "mpi4py>=4.1" mpich') from None
+    if not MPI.Is_initialized():
+        if directory := os.environ.get(RUN_DIRECTORY):
+            write(Path(directory) / f"arrived.{own_rank()}", "")
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    sys.excepthook = functools.partial(_print_and_abort, sys.excepthook)
+    atexit.register(leave)
+    return MPI
+
+
+def _print_and_abort(print_it: Callable[..., None], *error: Any) -> None:
+    """Under a bare mpiexec an uncaught exception would leave the other ranks waiting for ever."""
+    print_it(*error)
+    sys.stderr.flush()
+    time.sleep(0.2)  # on an abort, mpiexec drops the output that it has not passed on yet
+    abort(1)
+
+
+def _running() -> Any:
+    """`mpi4py.MPI` if it has been started and not ended, else None."""
+    MPI = sys.modules.get("mpi4py.MPI")
+    return MPI if MPI is not None and MPI.Is_initialized() and not MPI.Is_finalized() else None
+
+
+def abort(code: int) -> None:
+    """End all ranks of the job at once, if MPI is running: others may wait for this one."""
+    if MPI := _running():
+        MPI.COMM_WORLD.Abort(code)
+
+
+def leave() -> None:
+    """End this rank's part in MPI when all ranks have come here; DeadlineError, as everywhere, if one does not.
+
+    Without it mpiexec may take a rank that ends first for a lost one, and kill the others.
+    """
+    if MPI := _running():
+        if _job.cache_info().currsize:
+            _job().leave()
+        for bound in [*_bound]:
+            bound.free()
+        MPI.Finalize()
+
+
+def world(deadline: float | None = None, device: str = "cpu") -> Comm:
+    """The group of all ranks of this job: over MPI when `heturun` or mpiexec started several, else one rank.
+
+    There is one for a process, or for each thread of `run_ranks`. `deadline` (seconds, 300 at first) is that of its
+    waits and of groups made later. With a GPU as `device` it takes GPU arrays, too; see `nccl.on_device`.
+
+    >>> world().world_size
+    1
+    """
+    host = of_thread.get()
+    if host is None and job_size() == 1:
+        return SerialComm()
+    if host is None:
+        host = _job()
+        host.deadline = deadline or host.deadline
+    return on_device(host, Device.parse(device))
+
+
+@functools.cache
+def _job() -> MPIComm:
+    MPI = start()
+    if MPI.COMM_WORLD.size != job_size():
+        raise MissingDependencyError(
+            f"this is one of {job_size()} processes, but MPI sees {MPI.COMM_WORLD.size}: its own mpiexec did not start them",
+            fix="use heturun, which finds the right one; under Slurm srun --mpi=pmi2 or --mpi=pmix",
+        )
+    comm = MPIComm(MPI.COMM_WORLD, range(MPI.COMM_WORLD.size), DEADLINE, process)
+    if RUN_DIRECTORY not in os.environ:  # a bare mpiexec: boot has not made this rank answer
+        name = np.zeros(LINE, np.uint8)
+        if comm.rank == 0:
+            name[:] = _line(tempfile.mkdtemp(prefix="hetu-"))
+        comm.broadcast(name)
+        os.environ[RUN_DIRECTORY] = directory = _text(name)
+        os.makedirs(directory, exist_ok=True)  # on another host it is another directory
+        answer(directory, comm.rank, process)
+        atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return comm
+
+
+class MPIComm(Comm):
+    """A group of processes. `deadline` is in seconds, for each wait."""
+
+    def __init__(self, comm: Any, ranks: Sequence[int], deadline: float, recorder: Recorder) -> None:
+        super().__init__(comm.rank, ranks, deadline, recorder)
+        self._comm = comm
+        self._open: list[_Request] = []
+        self._agreed: set[tuple[object, ...]] = set()
+        # A yield gives a core away that nobody needs, unless there are more ranks than cores.
+        self._spins = 10 if start().COMM_WORLD.size > (os.cpu_count() or 1) else 200
+        self._memory: SharedMemory | str | None = "not made yet"
+        self._control, request = comm.Idup()
+        self.finish(request, None, "a group to form")
+
+    def progress(self) -> None:
+        """Let MPI work on what is under way: without calls into it, most of a transfer stands still."""
+        if self._open:
+            start().Request.Testall([handle.request for handle in self._open])
+
+    def bind_all_reduce(self, x: np.ndarray, out: np.ndarray, op: str = "sum") -> Callable[[], None]:
+        call = Call("all_reduce", x, out, op=op)
+        call.check(self.world_size)
+        if _is_large(call):
+            return functools.partial(self.all_reduce, x, out, op)
+        if out.dtype == np.float16 or (x is not out and np.may_share_memory(x, out)):
+            return super().bind_all_reduce(x, out, op)
+        return _Bound(self, call).run
+
+    def all_reduce(self, x: np.ndarray, out: np.ndarray, op: str = "sum") -> None:
+        call = Call("all_reduce", x, out, op=op)
+        call.check(self.world_size)
+        entry = self._noted(call).noted
+        if not _is_large(call):
+            return self._start(call).wait()
+        if agreement := self.agree(call):
+            agreement.wait()
+        if isinstance(self._memory, str):
+            self._memory = self._in_time(lambda: SharedMemory.over(start(), self._comm), entry)
+        if self._memory is None:
+            return self._start(call).wait()
+        self._memory.all_reduce(x, out, op, lambda: self.finish(self._control.Ibarrier(), entry, ()))
+
+    def _start(self, call: Call) -> Handle:
+        x, out = call.x, call.out
+        if call.op and out.dtype == np.float16:  # MPI has no 16-bit floating-point sum
+            x, out = x.astype(np.float32), np.empty(out.shape, np.float32)
+        if x is not out and np.may_share_memory(x, out):
+            x = x.copy()
+        agreement = self.agree(call)
+        handle = _Request(self, self._request(call, x, out), call, (x, out), agreement)
+        self._open.append(handle)
+        return handle
+
+    def agree(self, call: Call) -> _Agreement | None:
+        """Begin to compare a call of a new kind with those of the other ranks."""
+        if call.signature in self._agreed:
+            return None
+        self._agreed.add(call.signature)
+        return _Agreement(self, call.noted, of_one_size=not call.counts)
+
+    def _request(self, call: Call, x: np.ndarray, out: np.ndarray) -> Any:
+        MPI, comm = start(), self._comm
+        if call.op:
+            start_it = comm.Iallreduce if call.kind == "all_reduce" else comm.Ireduce_scatter_block
+            return start_it(MPI.IN_PLACE if x is out else _number(x), _number(out), getattr(MPI, call.op.upper()))
+        if call.kind == "all_gather":
+            return comm.Iallgather([x, MPI.BYTE], [out, MPI.BYTE])
+        if call.kind == "broadcast":
+            return comm.Ibcast([out, MPI.BYTE], call.root)
+        if call.kind == "barrier":
+            return comm.Ibarrier()
+        if call.counts is None:
+            return comm.Ialltoall([x, MPI.BYTE], [out, MPI.BYTE])
+        sent, received = ([n * x.itemsize for n in counts] for counts in call.counts)
+        return comm.Ialltoallv([x, sent, MPI.BYTE], [out, received, MPI.BYTE])
+
+    def _exchange(self, sends: Sequence[Message], recvs: Sequence[Message], noted: Sequence[Raw]) -> None:
+        MPI, comm = start(), self._comm
+        requests = [comm.Isend([x, MPI.BYTE], to) for to, x in sends]
+        requests += [comm.Irecv([out, MPI.BYTE], source) for source, out in recvs]
+        for request, entry in zip(requests, noted):
+            self.finish(request, entry, (requests, recvs, sends))
+
+    def _split(self, group: tuple[int, ...]) -> Comm:
+        # Only members call this. The tag keeps groups apart that are made at the same time.
+        tag = zlib.crc32(repr(group).encode()) % 32768
+        members = [self.ranks[r] for r in group]
+        entry = self.recorder.note(tuple(members), "split", np.empty(0), series="split")
+        made = self._in_time(lambda: self._comm.Create_group(self._comm.group.Incl(group), tag), entry)
+        comm = MPIComm(made, members, self.deadline, self.recorder)
+        comm._groups = self._groups
+        return comm
+
+    def _in_time(self, blocking: Callable[[], Any], entry: Raw) -> Any:
+        """The result of a call for which MPI has no form that can be polled: it blocks a thread instead."""
+        results: list[Any] = []
+        thread = threading.Thread(target=lambda: results.append(blocking()), daemon=True)
+        self.recorder.waiting = entry
+        thread.start()
+        thread.join(self.deadline)
+        if not results:
+            raise self.late(entry, self.deadline)
+        self.recorder.waiting = None
+        return results[0]
+
+    def leave(self) -> None:
+        """Wait until all ranks leave. Others see by a file that this one has, and do not wait for it in vain."""
+        self.recorder.ended = "the end of its script"
+        if (directory := Path(os.environ.get(RUN_DIRECTORY, ""))).is_dir():
+            write(directory / f"ended.{self.ranks[self.rank]}", "")
+        script = os.path.basename(sys.argv[0])
+        self.deadline *= 2  # those who wait inside the script speak first: they have a line to show
+        entry = self.recorder.note(self.ranks, "end of the script", np.empty(0), script, series="end")
+        _Agreement(self, entry).wait()
+        for _, comm in sorted(self._groups.items()):  # freeing waits for the members: one order for all
+            if isinstance(comm._memory, SharedMemory):
+                comm._memory.free()
+
+    def finish(self, request: Any, entry: Raw | None, buffers: Any, patient: bool = False) -> None:
+        """Poll `request` until it is done. After 50 tries a `patient` wait sleeps up to 1 ms between two."""
+        if request.Test():
+            return
+        begin, tries, delay, looked = time.monotonic(), 1, 20e-6, 0.0
+        self.recorder.waiting = entry
+        while not request.Test():
+            tries += 1
+            if patient and tries > 50:
+                time.sleep(delay)
+                delay = min(delay * 1.5, 1e-3)
+            elif tries > self._spins:
+                _yield_core()
+            if tries % 64 == 0 and (waited := time.monotonic() - begin) > min(looked + LOOK, self.deadline):
+                looked = waited
+                if waited > self.deadline or self._in_vain(entry):
+                    _abandoned.append((request, buffers))
+                    raise self.late(entry, waited)
+        self.recorder.waiting = None
+
+    def _in_vain(self, entry: Raw | None) -> bool:
+        """Whether a rank that is waited for has ended its script without its part in this."""
+        directory = os.environ.get(RUN_DIRECTORY, "")
+        ended = [r for r in self.ranks if os.path.exists(os.path.join(directory, f"ended.{r}"))]
+        if entry is None or not ended or self.recorder.ended:
+            return False
+        wanted = readable(entry)
+        return any(not any(e[:3] == wanted[:3] for e in state.entries) for state in ask(directory, ended).values())
+
+    def report(self) -> str:
+        directory = os.environ.get(RUN_DIRECTORY, "")
+        if not os.path.isdir(directory):
+            return ""
+        return explain(ask(directory, range(start().COMM_WORLD.size)), self.ranks[self.rank])
+
+
+def _is_large(call: Call) -> bool:
+    return call.x.nbytes >= FROM_BYTES and call.x.dtype != np.float16
+
+
+_abandoned: list[Any] = []  # MPI may still write into the buffers of an operation that was given up
+
+
+def _number(x: np.ndarray) -> np.ndarray:
+    """`x` in a dtype that MPI computes with: a bool is a byte (its maximum and minimum are the same)."""
+    return x.view(np.uint8) if x.dtype == bool else x
+
+
+def _line(text: str) -> np.ndarray:
+    return np.frombuffer(text.encode()[:LINE].ljust(LINE, b"\0"), np.uint8).copy()
+
+
+def _text(line: np.ndarray) -> str:
+    return line.tobytes().rstrip(b"\0").decode(errors="replace")
+
+
+class _Agreement:
+    """The comparison of one call with those of the other ranks, on the group's second communicator."""
+
+    def __init__(self, comm: MPIComm, entry: Raw, of_one_size: bool = True) -> None:
+        self.comm, self.entry = comm, entry
+        mine = readable(entry)
+        self.sent = _line("\n".join([mine.what, mine.type if of_one_size else "", mine.line]))
+        self.all = np.empty((comm.world_size, LINE), np.uint8)
+        self.request = comm._control.Iallgather(self.sent, self.all)
+
+    def wait(self) -> None:
+        """CommError if the ranks call different things."""
+        self.comm.finish(self.request, self.entry, self, patient=True)
+        group, series, index, *_ = readable(self.entry)
+        calls = {rank: _text(line).split("\n") for rank, line in zip(self.comm.ranks, self.all)}
+        if len({(what, type_) for what, type_, _ in calls.values()}) > 1:
+            raise disagreement({rank: {0: Entry(group, series, index, *call)} for rank, call in calls.items()})
+
+
+class _Request(Handle):
+    """A collective that MPI works on."""
+
+    def __init__(
+        self,
+        comm: MPIComm,
+        request: Any,
+        call: Call,
+        buffers: tuple[np.ndarray, np.ndarray],
+        agreement: _Agreement | None,
+    ) -> None:
+        self.comm, self.request, self.call, self.buffers = comm, request, call, buffers
+        self.agreement, self.finished = agreement, False
+
+    def test(self) -> bool:
+        if not self.finished and self.request.Test() and (not self.agreement or self.agreement.request.Test()):
+            self._end()
+        return self.finished
+
+    def wait(self) -> None:
+        if not self.finished:
+            if self.agreement:
+                self.agreement.wait()
+            self.comm.finish(self.request, self.call.noted, self.buffers, patient=self.call.kind == "barrier")
+            self._end()
+
+    def _end(self) -> None:
+        if self.agreement:
+            self.agreement.wait()
+        if self.buffers[1] is not self.call.out:
+            self.call.out[...] = self.buffers[1]
+        self.comm._open.remove(self)
+        self.finished = True
+
+
+class _Bound:
+    """An all_reduce on fixed arrays as a persistent request: MPI has nothing left to look up."""
+
+    def __init__(self, comm: MPIComm, call: Call) -> None:
+        MPI, x, out = start(), call.x, call.out
+        self.comm, self.call, self.site = comm, call, comm.recorder.site
+        self.agreement: _Agreement | None = None
+        op = getattr(MPI, call.op.upper())
+        self.request = comm._comm.Allreduce_init(MPI.IN_PLACE if x is out else _number(x), _number(out), op)
+        self.free = weakref.finalize(self, _free, self.request)
+        _bound.add(self)
+
+    def run(self) -> None:
+        call, comm = self.call, self.comm
+        entry = comm.recorder.note(comm.ranks, call.what, call.x, self.site)
+        if call.signature not in comm._agreed:
+            call.noted = entry
+            comm.agree(call).wait()
+        self.request.Start()
+        comm.finish(self.request, entry, self)
+
+
+_bound: weakref.WeakSet[_Bound] = weakref.WeakSet()
+
+
+def _free(request: Any) -> None:
+    if _running():
+        request.Free()

@@ -1,0 +1,255 @@
+"""A flight recorder: the last collectives of each rank, and an explanation when ranks wait for each other.
+
+Every rank notes in a ring what it communicates and at which line of the user. When a wait takes too long, somebody
+asks: ranks that are threads look at each other's rings, processes answer through files of the job's run directory,
+from a thread of their own, because the rank itself may be stuck. `explain` is a pure function of the answers.
+Ignored on purpose: ranks that cannot run that thread (stopped, or in C code that keeps the interpreter's lock); they
+are reported as not answering.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import linecache
+import os
+import sys
+import sysconfig
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...core.source import PACKAGE, Site, user_site
+from ...core.types import TensorType
+
+PLAIN = ("barrier", "split", "end of the script")  # what has no array
+KEPT = 64  # collectives
+POLL = 0.1  # seconds between two looks for a question
+Group = tuple[int, ...]
+Raw = tuple[Any, ...]  # an Entry before it is made readable
+
+
+class Entry(NamedTuple):
+    """The `index`-th collective of `group` on one rank, or message to `group[1]` of `group[0]`, and its line."""
+
+    group: Group
+    series: str
+    index: int
+    what: str
+    type: str
+    line: str
+
+    @property
+    def short(self) -> str:
+        """Without the line."""
+        return f"{self.what} {self.type}".rstrip()
+
+    def __str__(self) -> str:
+        return f"{self.short} at {self.line}"
+
+
+class State(NamedTuple):
+    """What one rank answers: its last collectives, the one it waits for, and where its code is."""
+
+    entries: tuple[Entry, ...] = ()
+    waiting: Entry | None = None
+    where: str = ""
+
+    @classmethod
+    def from_json(cls, text: str) -> State:
+        entries, waiting, where = json.loads(text)
+        made = [Entry(tuple(group), *rest) for group, *rest in (*entries, *([waiting] if waiting else []))]
+        return cls(tuple(made[: len(entries)]), made[-1] if waiting else None, where)
+
+
+class Recorder:
+    """The ring of one rank, shared by all its groups. `at` gives the user's line for what a program communicates."""
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+        self.ring: list[Raw | None] = [None] * KEPT
+        self.count = 0
+        self.indices: dict[tuple[Group, str], int] = defaultdict(int)
+        self.waiting: Raw | None = None
+        self.ended = ""
+        self.site: Site | None = None
+
+    def at(self, site: Site | None) -> None:
+        """The collectives that follow belong to this line; None: to the line that calls them."""
+        self.site = site
+
+    def note(self, group: Group, what: str, x: np.ndarray, site: Site | str | None = None, series: str = "") -> Raw:
+        """Write one collective or message down. It is made readable only when somebody asks."""
+        index = self.indices[group, series] = self.indices[group, series] + 1
+        entry = group, series, index, what, x.shape, x.dtype, site or self.site or user_site()
+        self.ring[self.count % KEPT] = entry
+        self.count += 1
+        return entry
+
+    def state(self) -> State:
+        """An answer; called by other threads while this rank runs."""
+        first = max(0, self.count - KEPT)
+        entries = [self.ring[i % KEPT] for i in range(first, self.count)]
+        waiting = self.waiting
+        return State(
+            tuple(readable(e) for e in entries if e is not None),
+            None if waiting is None else readable(waiting),
+            self.ended or place(sys._current_frames().get(self.thread)),
+        )
+
+
+def readable(raw: Raw) -> Entry:
+    group, series, index, what, shape, dtype, site = raw
+    return Entry(group, series, index, what, "" if what in PLAIN else str(TensorType(shape, dtype)), str(site))
+
+
+def place(frame: FrameType | None) -> str:
+    """`train.py:12: while True:`, the innermost line of a frame's stack that is neither hetu's nor the library's."""
+    outside = (PACKAGE, sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), "<frozen")
+    while frame is not None and frame.f_code.co_filename.startswith(outside):
+        frame = frame.f_back
+    if frame is None:
+        return "outside the script"
+    path = frame.f_code.co_filename
+    return f"{os.path.basename(path)}:{frame.f_lineno}: {linecache.getline(path, frame.f_lineno).strip()}"
+
+
+# -- questions and answers between processes -------------------------------------------------------------------
+
+
+def write(path: Path, text: str) -> None:
+    """In one step: no reader sees half of it."""
+    partial = path.with_name(f".{path.name}")
+    partial.write_text(text)
+    partial.replace(path)
+
+
+def answer(directory: str | Path, rank: int, recorder: Recorder) -> None:
+    """Answer the questions put into `directory`, from now until the process ends."""
+    folder, answered = Path(directory), set()
+
+    def run() -> None:
+        while folder.is_dir():
+            for question in folder.glob("ask.*"):
+                if question not in answered:
+                    answered.add(question)
+                    write(folder / f"state.{question.suffix[1:]}.{rank}", json.dumps(recorder.state()))
+            time.sleep(POLL)
+
+    threading.Thread(target=_until_the_directory_goes, args=(run,), name="recorder", daemon=True).start()
+
+
+def _until_the_directory_goes(run: Callable[[], None]) -> None:
+    with contextlib.suppress(OSError):  # the launcher has ended and taken the directory with it
+        run()
+
+
+def ask(directory: str | Path, ranks: Sequence[int], seconds: float = 10 * POLL) -> dict[int, State]:
+    """The states of `ranks`; those that do not answer within `seconds` are left out."""
+    folder, name = Path(directory), f"{os.getpid()}-{time.monotonic_ns()}"
+    write(folder / f"ask.{name}", "")
+    until, found = time.monotonic() + seconds, {}
+    while len(found) < len(ranks) and time.monotonic() < until:
+        time.sleep(POLL / 5)
+        for rank in set(ranks) - set(found):
+            path = folder / f"state.{name}.{rank}"
+            if path.exists():
+                found[rank] = State.from_json(path.read_text())
+    return found
+
+
+# -- the explanation -------------------------------------------------------------------------------------------
+
+
+def explain(states: Mapping[int, State], rank: int) -> str:
+    """Who keeps `rank` waiting: the ranks that are missing and where they are, or the first calls that differ.
+
+    >>> line = Entry((0, 1), "", 1, "all_reduce sum", "f32[4]", "train.py:7")
+    >>> print(explain({0: State((line,), line), 1: State(where="train.py:5: while True:")}, rank=0))
+    missing: rank 1 is at train.py:5: while True:
+    waiting: rank 0 in all_reduce sum f32[4] at train.py:7
+    """
+    wanted = states[rank].waiting if rank in states else None
+    if wanted is None:
+        return ""
+    members = {r: states[r] for r in wanted.group if r in states}
+    made = {r: {e.index: e for e in s.entries if e[:2] == wanted[:2]} for r, s in members.items()}
+    lines = [f"missing: rank {r} does not answer" for r in wanted.group if r not in states]
+    lines += [f"missing: {_doing(r, members[r])}" for r in members if wanted.index not in made[r]]
+    lines += differences(made)
+    waiting = defaultdict(list)
+    for r, state in members.items():
+        if state.waiting is not None and wanted.index in made[r]:
+            waiting[str(state.waiting)].append(r)
+    return "\n".join([*lines, *(f"waiting: {_ranks(who)} in {what}" for what, who in waiting.items())])
+
+
+def _doing(rank: int, state: State) -> str:
+    if state.waiting is not None and state.waiting.series != "end":
+        others = [r for r in state.waiting.group if r != rank]
+        return f"rank {rank} waits for {_ranks(others)} in {state.waiting}"
+    return f"rank {rank} is at {state.where}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' * (len(ranks) != 1)} {', '.join(map(str, ranks))}"
+
+
+def differences(made: Mapping[int, Mapping[int, Entry]]) -> list[str]:
+    """The first collective of a group in which some rank does not do what most do, from each rank's {index: entry}.
+
+    Of two sides that are equally large either may be wrong.
+    """
+    for index in sorted({i for entries in made.values() for i in entries}):
+        here = {r: entries[index] for r, entries in made.items() if index in entries}
+        for same in (lambda e: (e.what, e.type), lambda e: e.line):
+            most, _ = Counter(map(same, here.values())).most_common(1)[0]
+            odd = [r for r, e in here.items() if same(e) != most]
+            if odd:
+                return _difference(index, made, [r for r in here if r not in odd], odd)
+    return []
+
+
+def _difference(
+    index: int, made: Mapping[int, Mapping[int, Entry]], most: Sequence[int], odd: Sequence[int]
+) -> list[str]:
+    first, other = made[most[0]], made[odd[0]]
+    a, b = first[index], other[index]
+    cause = _cause(first, other, index)
+    if len(most) == len(odd):
+        cause = f"{cause}; either side may be wrong"
+    return [f"differs: {cause}", f"  {_ranks(odd)}: {b}", f"  {_ranks(most)}: {a}"]
+
+
+def _cause(usual: Mapping[int, Entry], odd: Mapping[int, Entry], index: int) -> str:
+    """What went another way from `index` on, as far as the calls behind it tell."""
+    causes = []
+    if _follow(odd, index, usual, index + 1):
+        causes.append(f"{usual[index].line} was left out")
+    if _follow(usual, index, odd, index + 1):
+        causes.append(f"{odd[index].line} is one call too many")
+    swapped = {index: index + 1, index + 1: index}
+    if all(i in usual and j in odd and usual[i][3:] == odd[j][3:] for i, j in swapped.items()):
+        tail = [i for i in usual if i > index + 1 and i in odd]
+        if all(usual[i][3:] == odd[i][3:] for i in tail):
+            causes.append("two calls are swapped")
+    if causes:
+        return ", or ".join(causes)
+    if usual[index].what != odd[index].what:
+        return "the collective; one was left out, or the order is another"
+    if usual[index].type == odd[index].type:
+        return "the line"
+    (dtype, shape), (other_dtype, other_shape) = (e[index].type.split("[", 1) for e in (usual, odd))
+    return " and ".join(["dtype"] * (dtype != other_dtype) + ["shape"] * (shape != other_shape))
+
+
+def _follow(a: Mapping[int, Entry], i: int, b: Mapping[int, Entry], j: int) -> bool:
+    """Whether the calls of `a` from i on and of `b` from j on agree as far as both are known."""
+    both = [(a[i + k], b[j + k]) for k in range(len(a)) if i + k in a and j + k in b]
+    return bool(both) and all(x[3:] == y[3:] for x, y in both)

@@ -1,0 +1,249 @@
+"""Ranks as threads of one process: for tests, notebooks and reading. NumPy releases the lock, so they do overlap.
+
+`run_ranks(n, fn)` calls `fn(comm)` on n threads. Reductions are added in the order of the ranks, so results are
+the same in every run. All state is in one `_World` under one lock. With `rendezvous=True` a send waits for its
+receive, as large MPI messages do: a program that passes this way does not lean on buffers.
+Ignored on purpose: speed beyond a few ranks; many processes (`mpi`).
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ...core.errors import ArgumentError
+from ...core.graph import count_names_apart
+from .comm import REDUCE, Call, Comm, CommError, DeadlineError, Handle, Message, disagreement, of_thread, show_array
+from .recorder import Raw, Recorder, explain, readable
+
+R = TypeVar("R")
+MOST_RANKS = 8
+GRACE = 1.0  # seconds
+
+
+class _World:
+    """What the ranks share: open collectives, messages on their way, the first failure, and the end of patience."""
+
+    def __init__(self, size: int, rendezvous: bool, deadline: float) -> None:
+        self.size, self.rendezvous, self.until = size, rendezvous, time.monotonic() + deadline
+        self.changed = threading.Condition()
+        self.meetings: dict[tuple[Any, ...], _Meeting] = {}
+        self.channels: dict[tuple[Any, ...], deque[_Parcel]] = defaultdict(deque)
+        self.results: dict[int, Any] = {}
+        self.failure: tuple[int, BaseException] | None = None
+        self.running = set(range(size))
+        self.recorders = {rank: Recorder() for rank in range(size)}
+
+    def run(self, rank: int, fn: Callable[[Comm], Any], comm: Comm) -> None:
+        """The body of a rank's thread."""
+        self.recorders[rank].thread = threading.get_ident()
+        try:
+            self.results[rank] = fn(comm)
+        except BaseException as error:
+            with self.changed:
+                self.failure = self.failure or (rank, error)
+        finally:
+            with self.changed:
+                self.recorders[rank].ended = "the end of its function"
+                self.running.discard(rank)
+                self.changed.notify_all()
+
+    def join(self) -> None:
+        """Wait for all ranks; after a failure or the deadline, a moment for the others to see it."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.failure or not self.running, self.until - time.monotonic())
+            self.changed.wait_for(lambda: not self.running, GRACE)
+
+    def report(self, rank: int) -> str:
+        """Who keeps `rank` waiting."""
+        return explain({r: other.state() for r, other in self.recorders.items()}, rank)
+
+    def wait_for(
+        self, ready: Callable[[], bool], late: Callable[[], str], deadline: float, rank: int, noted: Raw | None
+    ) -> None:
+        """Let `rank` wait (with the lock held) until `ready`; an error when one has failed or the deadline passes."""
+        seconds = min(deadline, self.until - time.monotonic())
+        recorder = self.recorders[rank]
+        recorder.waiting = noted
+        if not self.changed.wait_for(lambda: ready() or self.failure is not None, max(0.0, seconds)):
+            raise DeadlineError(
+                f"{late()} before the deadline\n{self.report(rank)}".rstrip(),
+                fix="all ranks must call the same collectives, in the same order",
+            )
+        recorder.waiting = None
+        if not ready() and self.failure is not None:
+            raise CommError(f"{late()}: rank {self.failure[0]} has failed") from self.failure[1]
+
+
+class _Meeting:
+    """One collective: the calls of the ranks that have come, then one result per rank until all have fetched it."""
+
+    def __init__(self) -> None:
+        self.calls: dict[int, Call] = {}
+        self.results: list[np.ndarray] = []
+        self.fetched = 0
+
+    def check(self) -> None:
+        """CommError if the ranks do not agree. Only when all have come is it known who is odd."""
+        if len({call.signature for call in self.calls.values()}) > 1:
+            entries = {rank: readable(call.noted) for rank, call in self.calls.items()}
+            raise disagreement({rank: {0: entry} for rank, entry in entries.items()})
+
+
+class _Parcel:
+    """One message on its way."""
+
+    def __init__(self, x: np.ndarray) -> None:
+        self.x, self.taken = x, False
+
+
+class ThreadComm(Comm):
+    """A rank's view of a group of threads; made by `run_ranks`."""
+
+    def __init__(self, world: _World, rank: int, ranks: Sequence[int], deadline: float) -> None:
+        super().__init__(rank, ranks, deadline, world.recorders[rank])
+        self._world, self._started = world, 0
+
+    def _start(self, call: Call) -> Handle:
+        world, key = self._world, (self.ranks, self._started)
+        self._started += 1  # the n-th collective of a group meets the n-th of every other member
+        with world.changed:
+            meeting = world.meetings.setdefault(key, _Meeting())
+            meeting.calls[self.rank] = call
+            if len(meeting.calls) == self.world_size:
+                # The last to come computes for all, while the others' inputs cannot change.
+                meeting.check()
+                meeting.results = _combine([meeting.calls[r] for r in range(self.world_size)])
+                world.changed.notify_all()
+        return _Pending(self, key, meeting, call)
+
+    def _exchange(self, sends: Sequence[Message], recvs: Sequence[Message], noted: Sequence[Raw]) -> None:
+        world, me = self._world, self.ranks[self.rank]
+        with world.changed:
+            parcels = [(to, _Parcel(x if world.rendezvous else x.copy())) for to, x in sends]
+            for to, parcel in parcels:
+                world.channels[self.ranks, self.rank, to].append(parcel)
+            world.changed.notify_all()
+            for (source, out), entry in zip(recvs, noted[len(sends) :]):
+                self._take(world.channels[self.ranks, source, self.rank], source, out, entry)
+            for (to, parcel), entry in zip(parcels if world.rendezvous else (), noted):
+                late = functools.partial("rank {} waits for rank {} to receive {}".format, self.rank, to)
+                world.wait_for(
+                    lambda p=parcel: p.taken, lambda p=parcel, f=late: f(show_array(p.x)), self.deadline, me, entry
+                )
+
+    def _take(self, channel: deque[_Parcel], source: int, out: np.ndarray, entry: Raw) -> None:
+        """Receive the next parcel of `channel`; the lock is held."""
+        late = f"rank {self.rank} waits for {show_array(out)} from rank {source}"
+        self._world.wait_for(lambda: bool(channel), lambda: late, self.deadline, self.ranks[self.rank], entry)
+        parcel = channel.popleft()
+        if (parcel.x.size, parcel.x.dtype) != (out.size, out.dtype):
+            raise CommError(
+                f"rank {source} sent {show_array(parcel.x)}, rank {self.rank} receives {show_array(out)}",
+                fix="send and receive in the same order, with the same size and dtype",
+            )
+        out.reshape(-1)[:] = parcel.x.reshape(-1)
+        parcel.taken = True
+        self._world.changed.notify_all()
+
+    def report(self) -> str:
+        return self._world.report(self.ranks[self.rank])
+
+    def _split(self, group: tuple[int, ...]) -> Comm:
+        comm = ThreadComm(self._world, group.index(self.rank), [self.ranks[r] for r in group], self.deadline)
+        # One family of groups for a rank: however a group is reached, its collectives are counted once.
+        comm._groups = self._groups
+        return comm
+
+
+class _Pending(Handle):
+    """A collective that some ranks may not have reached yet."""
+
+    def __init__(self, comm: ThreadComm, key: tuple[Any, ...], meeting: _Meeting, call: Call) -> None:
+        self.comm, self.key, self.meeting, self.call, self.finished = comm, key, meeting, call, False
+
+    def test(self) -> bool:
+        with self.comm._world.changed:
+            if not self.finished and self.meeting.results:
+                self._fetch()
+            return self.finished
+
+    def wait(self) -> None:
+        world = self.comm._world
+        with world.changed:
+            if not self.finished:
+                rank = self.comm.ranks[self.comm.rank]
+                world.wait_for(
+                    lambda: bool(self.meeting.results), self._late, self.comm.deadline, rank, self.call.noted
+                )
+                self._fetch()
+
+    def _fetch(self) -> None:
+        self.call.out.reshape(-1)[:] = self.meeting.results[self.comm.rank].reshape(-1)
+        self.finished = True
+        self.meeting.fetched += 1
+        if self.meeting.fetched == self.comm.world_size:
+            del self.comm._world.meetings[self.key]
+
+    def _late(self) -> str:
+        absent = [self.comm.ranks[r] for r in range(self.comm.world_size) if r not in self.meeting.calls]
+        return f"{self.call}: rank {self.comm.ranks[self.comm.rank]} waits for ranks {absent}, who have not come"
+
+
+def _combine(calls: Sequence[Call]) -> list[np.ndarray]:
+    """The result of every rank, from the calls of all in the order of the ranks; no result aliases an input."""
+    first, n = calls[0], len(calls)
+    inputs = [call.x.reshape(-1) for call in calls]
+    if first.kind == "all_to_all":
+        counts = [call.counts or ((call.x.size // n,) * n,) * 2 for call in calls]
+        blocks = [np.split(x, np.cumsum(sent)[:-1]) for x, (sent, _) in zip(inputs, counts)]
+        for rank, (_, received) in enumerate(counts):
+            if (arriving := tuple(row[rank].size for row in blocks)) != tuple(received):
+                raise CommError(f"all_to_all: rank {rank} receives {received} elements, {arriving} are sent to it")
+        return [np.concatenate([row[rank] for row in blocks]) for rank in range(n)]
+    if first.kind == "all_gather":
+        return [np.concatenate(inputs)] * n
+    if first.kind in ("broadcast", "barrier"):
+        return [inputs[first.root].copy()] * n
+    total = inputs[0].copy()
+    for x in inputs[1:]:
+        REDUCE[first.op](total, x, out=total)
+    return [total] * n if first.kind == "all_reduce" else np.split(total, n)
+
+
+def run_ranks(n: int, fn: Callable[[Comm], R], *, rendezvous: bool = False, deadline: float = 60.0) -> list[R]:
+    """Call `fn(comm)` on `n` ranks (at most 8) at once and return their results in the order of the ranks.
+
+    The first exception of any rank ends the others' waits and is raised here, with a note that names its rank.
+    The whole run takes at most `deadline` seconds, or DeadlineError says which ranks were still busy.
+
+    >>> run_ranks(3, lambda comm: comm.rank ** 2)
+    [0, 1, 4]
+    """
+    if not 1 <= n <= MOST_RANKS:
+        raise ArgumentError(f"{n} ranks as threads", fix=f"use 1 to {MOST_RANKS}; heturun starts more, as processes")
+    world = _World(n, rendezvous, deadline)
+    for rank in range(n):
+        # Every thread has a copy of the caller's context, so that scopes opened around this call hold inside, and its own
+        # counts of names, so that all ranks give the parts of a model the same names.
+        comm = ThreadComm(world, rank, range(n), deadline)
+        body = functools.partial(world.run, rank, fn, comm)
+        context = contextvars.copy_context()
+        context.run(count_names_apart)
+        context.run(of_thread.set, comm)
+        threading.Thread(target=context.run, args=(body,), name=f"rank {rank}", daemon=True).start()
+    world.join()
+    if world.failure is not None:
+        rank, error = world.failure
+        error.add_note(f"raised on rank {rank} of {n}")
+        raise error
+    if world.running:
+        raise DeadlineError(f"ranks {sorted(world.running)} of {n} still ran after {deadline:g} s")
+    return [world.results[r] for r in range(n)]

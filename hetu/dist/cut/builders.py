@@ -1,0 +1,178 @@
+"""Builders: functions of a graph and a number of ranks that write the `Strategy` of a well-known scheme.
+
+Data parallelism, ZeRO (S. Rajbhandari et al., 2020), Megatron's tensor parallelism (M. Shoeybi et al., 2019) and their
+products are layouts of variables and feeds on one mesh. Ignored on purpose: which strategy is best.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...core.errors import ArgumentError
+from ...core.graph import Node, topological
+from ...core.op import Role
+from ...core.types import Dim
+from ..layout.layout import Mesh
+from .place import marked_places
+from .strategy import Kept, Strategy
+
+MEGATRON = {  # column-parallel layers split their outputs (axis 1, and the bias), row-parallel ones their inputs;
+    # the table of tokens and the last layer split the vocabulary
+    "*query/weight": 1, "*key/weight": 1, "*value/weight": 1, "*query/bias": 0, "*key/bias": 0, "*value/bias": 0,
+    "*attention/output/weight": 0, "*up/weight": 1, "*up/bias": 0, "*down/weight": 0,
+    "*embedding*/weight": 0, "*head/weight": 1, "*head/bias": 0,
+}  # fmt: skip
+
+
+class Parallel:
+    """Data x tensor parallelism on a mesh, with the variables' storage sharded over the data axis if `zero` says so.
+
+    data, tensor: how many ways each; `data=None` takes the ranks that are left.
+    zero: 0 keeps everything everywhere, 1 (and 2) shards optimizer state, 3 shards the variables too.
+    split: name patterns -> axis that tensor parallelism splits.
+    experts: name patterns -> axis of the experts, which the ranks that share the batch divide among them.
+    hosts: the ranks that share each host, if all-to-alls are to go within hosts first.
+
+    >>> Parallel(tensor=2, split={"w": 1})
+    Parallel(data=None, tensor=2, zero=0)
+    """
+
+    def __init__(
+        self,
+        *,
+        data: int | None = None,
+        tensor: int = 1,
+        zero: int = 0,
+        split: Mapping[str, int] | None = None,
+        experts: Mapping[str, int] | None = None,
+        hosts: Sequence[Sequence[int]] = (),
+    ) -> None:
+        if zero not in (0, 1, 2, 3):
+            raise ArgumentError(f"zero={zero!r}", fix="use 0, 1, 2 or 3")
+        self.data, self.tensor, self.zero = data, tensor, zero
+        self.split = dict(MEGATRON if split is None else split)
+        self.experts, self.hosts = dict(experts or {}), tuple(map(tuple, hosts))
+
+    def build(self, outputs: Sequence[Node], world_size: int) -> Strategy:
+        """The strategy for a graph on `world_size` ranks."""
+        mesh = self.mesh(range(world_size))
+        places = {ranks: self.mesh(ranks) for ranks in marked_places(outputs)}
+        nodes = topological(outputs)
+        owners = {n.name: n for n in nodes if n.role is Role.VARIABLE and n.attrs["trainable"]}
+        strategy = Strategy(
+            mesh.layout(data=0), places=tuple(here.layout() for here in places.values()), hosts=self.hosts
+        )
+        for node in nodes:
+            if node.role is Role.PLACEHOLDER and _is_batch(node, nodes):
+                strategy.feeds[node.name] = mesh.layout(data=0)
+            elif node.role is Role.VARIABLE:
+                owner = owners.get(node.name, owners.get(node.name.rpartition("/")[0], node))
+                here = places.get(owner.tags.get("place"), mesh)
+                if (kept := self._kept(node, owner, here)) is not None:
+                    strategy.variables[node.name] = kept
+                elif here is not mesh:
+                    strategy.variables[node.name] = Kept(here.layout(), here.layout())
+        return strategy
+
+    def mesh(self, ranks: Sequence[int]) -> Mesh:
+        """These ranks in a grid with the axes `data` and `tensor`."""
+        data = len(ranks) // self.tensor if self.data is None else self.data
+        if data * self.tensor != len(ranks):
+            raise ArgumentError(
+                f"{data} x {self.tensor} (data x tensor) ranks, there are {len(ranks)}",
+                fix="the product must be the number of ranks",
+            )
+        return Mesh((data, self.tensor), ("data", "tensor"), ranks)
+
+    def _kept(self, node: Node, owner: Node, mesh: Mesh) -> Kept | None:
+        """How a trainable variable or its optimizer state is kept; None for what is everywhere, as statistics are."""
+        if not owner.attrs["trainable"] or node.shape != owner.shape:
+            return None
+        state = owner is not node
+        data, tensor = mesh.sizes
+        roles = {}
+        for name, patterns, degree in (("tensor", self.split, tensor), ("data", self.experts, data)):
+            axis = next((a for pattern, a in patterns.items() if fnmatch.fnmatch(owner.name, pattern)), None)
+            if axis is not None and degree > 1 and axis < node.ndim:
+                roles[name] = axis
+        compute = mesh.layout(**roles)
+        sharded = data > 1 and "data" not in roles and (self.zero == 3 or (self.zero > 0 and state))
+        free = _divisible(node.shape, data, roles.get("tensor")) if sharded else None
+        store = compute if free is None else mesh.layout(**roles, data=free)
+        return Kept(store if state else compute, store) if roles or free is not None else None
+
+    def attach(self, outputs: Sequence[Node], comm: Any = None) -> Any:
+        """What an executor works with: the strategy for this graph, on these ranks."""
+        from .placement import attach
+
+        return attach(self, outputs, comm)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(data={self.data}, tensor={self.tensor}, zero={self.zero})"
+
+
+def _divisible(shape: Sequence[int], parts: int, taken: int | None) -> int | None:
+    """The axis to split: the first that divides evenly, else the first that is long enough; never `taken`."""
+    axes = [d for d, size in enumerate(shape) if d != taken and size >= parts]
+    return next((d for d in axes if shape[d] % parts == 0), next(iter(axes), None))
+
+
+def _is_batch(node: Node, nodes: Sequence[Node]) -> bool:
+    """A feed is split along its first axis if that is of unknown size, or if no feed has such an axis."""
+    unknown = any(n.role is Role.PLACEHOLDER and n.ndim and isinstance(n.shape[0], Dim) for n in nodes)
+    return bool(node.ndim) and (isinstance(node.shape[0], Dim) or not unknown)
+
+
+class DataParallel(Parallel):
+    """Every rank has the whole model and a part of each batch; gradients are summed (all-reduce).
+
+    >>> DataParallel()
+    DataParallel(data=None, tensor=1, zero=0)
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+
+
+class ZeRO(Parallel):
+    """Data parallelism that shards optimizer state (stage 1, 2) and variables (3) over the ranks.
+
+    S. Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020.
+
+    >>> ZeRO(3)
+    ZeRO(data=None, tensor=1, zero=3)
+    """
+
+    def __init__(self, stage: int = 1) -> None:
+        super().__init__(zero=stage)
+
+
+class TensorParallel(Parallel):
+    """Weights are split over all ranks: by default attention and feed-forward blocks as Megatron does.
+
+    >>> TensorParallel({"linear/weight": 1}).split
+    {'linear/weight': 1}
+    """
+
+    def __init__(self, split: Mapping[str, int] | None = None) -> None:
+        super().__init__(data=1, split=split)
+
+    def mesh(self, ranks: Sequence[int]) -> Mesh:
+        """These ranks in one row."""
+        return Mesh((1, len(ranks)), ("data", "tensor"), ranks)
+
+
+class ExpertParallel(Parallel):
+    """Data parallelism in which each rank keeps some of the experts; tokens travel to them and back (all-to-all).
+
+    D. Lepikhin et al., "GShard: Scaling Giant Models with Conditional Computation and Automatic Sharding", 2020. With
+    `hosts`, the ranks that share each host, tokens for other hosts are put together first (`hierarchical.py`).
+
+    >>> ExpertParallel({"*/experts/*": 0}, hosts=[(0, 1), (2, 3)]).hosts
+    ((0, 1), (2, 3))
+    """
+
+    def __init__(self, experts: Mapping[str, int], *, hosts: Sequence[Sequence[int]] = ()) -> None:
+        super().__init__(experts=experts, hosts=hosts)

@@ -1,0 +1,57 @@
+"""Data parallelism over groups of unequal size or speed, with tensor parallelism inside each group.
+
+A fast pair of devices may take two thirds of a batch beside a single one that takes a third. Gradients are summed over
+the groups whatever their inner splits (HSPMD in Hetu v2, Ge et al., SIGMOD 2025). Ignored on purpose: finding shares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+
+from ...core.errors import ArgumentError
+from .builders import Parallel
+from ..layout.layout import DUP, Layout, Shard
+
+
+class Groups:
+    """Writes layouts as a mesh does: the axis `data` lies between the groups, the axis `tensor` inside each."""
+
+    def __init__(self, groups: Sequence[Sequence[int]], shares: Sequence[int]) -> None:
+        self.groups, self.shares = tuple(map(tuple, groups)), tuple(shares)
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        return len(self.groups), max(map(len, self.groups))
+
+    def layout(self, data: int = DUP, tensor: int = DUP) -> Layout:
+        """The layout with these roles of the two axes."""
+        parts = tuple(Shard(group, ((tensor, len(group)),)) for group in self.groups)
+        return Layout(parts, data, self.shares if data >= 0 else ())
+
+
+class Heterogeneous(Parallel):
+    """`groups` of ranks share each batch as `shares`; inside a group weights are split as in `TensorParallel`.
+
+    >>> Heterogeneous([(0, 1), (2,)], shares=(2, 1))
+    Heterogeneous([(0, 1), (2,)], shares=(2, 1))
+    """
+
+    def __init__(
+        self, groups: Sequence[Sequence[int]], shares: Sequence[int], *, split: Mapping[str, int] | None = None
+    ) -> None:
+        ranks = sorted(chain.from_iterable(groups))
+        if ranks != list(range(len(ranks))) or len(shares) != len(groups):
+            raise ArgumentError(
+                f"groups {groups} with shares {shares}", fix="name every rank in one group, and give a share to each"
+            )
+        super().__init__(data=len(groups), split=split)
+        self.groups = Groups(groups, shares)
+
+    def mesh(self, ranks: Sequence[int]) -> Groups:
+        if (wanted := sum(map(len, self.groups.groups))) != len(ranks):
+            raise ArgumentError(f"groups of {wanted} ranks, there are {len(ranks)}", fix=f"heturun -w {wanted} ...")
+        return self.groups
+
+    def __repr__(self) -> str:
+        return f"Heterogeneous({list(self.groups.groups)}, shares={self.groups.shares})"

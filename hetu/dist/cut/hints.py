@@ -1,0 +1,78 @@
+"""Hints hold before the operators that lead to them: a split that `shard` asks for is made as early as it can be.
+
+A row-parallel layer, its bias and the residual sum end in one hint; made early, the pending sums of the product become
+a reduce-scatter and all that follows works on parts. Ignored on purpose: what follows from a hint, see `deduce.py`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from ...core.graph import Node, rewrite, topological
+from ...core.op import Role
+from ..layout.layout import Layout
+from ..ops import shard
+from ..layout.rules import rule_of
+
+
+def hint_gradients(outputs: Sequence[Node], store: Callable[[Node], Layout]) -> tuple[Node, ...]:
+    """The graph with a hint on each gradient: to lie as the state of its update does, so that each rank gets its part.
+
+    With `push_hints` this holds before clipping and decay too: gradients are scattered first and scaled then.
+    """
+
+    def rule(node: Node, inputs: tuple[Node, ...]) -> Node | None:
+        kept = [store(i) for i in node.inputs if i.role is Role.VARIABLE and i.ndim]
+        if node.role is not Role.UPDATE or "g" not in node.op.inputs or not kept:
+            return None
+        place, layout = node.op.inputs.index("g"), kept[-1]
+        roles = [role for role, n in layout.axes().values() if n > 1 and role >= 0]
+        if not roles or rule_of(node).fixed:
+            return None
+        hinted = shard(inputs[place], layout=layout)
+        return node.op.make((*inputs[:place], hinted, *inputs[place + 1 :]), node.attrs)
+
+    return rewrite(outputs, rule)
+
+
+def push_hints(outputs: Sequence[Node]) -> tuple[Node, ...]:
+    """The graph with a copy of each hint on whatever it follows from through operators that keep every axis.
+
+    Only through values that all their readers keep so: others may want them otherwise.
+    """
+    nodes = topological(outputs)
+    if not any(node.role is Role.HINT for node in nodes):
+        return tuple(outputs)
+    readers = Counter(i for node in nodes for i in node.inputs)
+    readers.update(outputs)
+    kept = Counter(i for node in nodes for i in _alike(node))
+    hints: dict[Node, Layout] = {}
+    hinted: set[Node] = set()  # those with a reader that is not a hint itself
+    for node in reversed(nodes):
+        layout = node.attrs["layout"] if node.role is Role.HINT else hints.get(node)
+        for i in () if layout is None else _alike(node):
+            if i.inputs and readers[i] == kept[i] and i.role not in (Role.HINT, Role.ITEM):
+                hints.setdefault(i, layout)
+                hinted |= {i} if node.role is not Role.HINT else set()
+
+    def rule(node: Node, inputs: tuple[Node, ...]) -> Node | None:
+        if node not in hinted:
+            return None
+        return shard(node.op.make(inputs, node.attrs), layout=hints[node])
+
+    return rewrite(outputs, rule)
+
+
+def _alike(node: Node) -> list[Node]:
+    """The inputs that have every axis of the result, element by element."""
+    rule = None if isinstance(node.type, tuple) else rule_of(node)
+    if rule is None:
+        return []
+    (out,) = rule.outputs
+    free = not any(factor in rule.fixed for axis in out for factor in axis)
+    return [
+        i
+        for i, term in zip(node.inputs, rule.inputs)
+        if free and term == out and not isinstance(i.type, tuple) and i.shape == node.shape
+    ]

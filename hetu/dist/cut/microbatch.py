@@ -1,0 +1,151 @@
+"""Micro-batches as one more axis of the device grid, the outermost, in all layouts of a pipelined step.
+
+To the rules of operators it is an axis like any other: what is split along it is computed once a micro-batch, a pending
+sum is accumulated, and what holds duplicates is computed once a step. So means stay those of the whole batch, and what
+would need all samples at once is found out. Ignored on purpose: running anything, see `pipelined.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...core.errors import GraphError
+from ...core.graph import Node, topological
+from ...core.op import Role
+from ..layout.deduce import AxisId, Deduction, Grid, deduce
+from ..layout.layout import DUP, PENDING, Layout, Piece, Shard
+from .partition import updating
+from .pipeline import Staged
+from .stages import EVERYWHERE, UPDATE, assign, label_by, phases
+
+
+@functools.lru_cache(maxsize=4096)
+def lift(layout: Layout, count: int, role: int = DUP) -> Layout:
+    """`layout` with an outermost axis over `count` micro-batches in every part."""
+    step = max(layout.ranks) + 1
+    parts = tuple(
+        Shard(tuple(m * step + rank for m in range(count) for rank in part.ranks), ((role, count), *part.axes))
+        for part in layout.parts
+    )
+    return Layout(parts, layout.across, layout.ratio)
+
+
+@functools.lru_cache(maxsize=4096)
+def within_microbatch(layout: Layout) -> Layout:
+    """The layout of one micro-batch: `layout` without its outermost axis."""
+    parts = tuple(Shard(p.ranks[: len(p.ranks) // p.axes[0][1]], p.axes[1:]) for p in layout.parts)
+    return Layout(parts, layout.across, layout.ratio)
+
+
+def over_microbatches(layout: Layout) -> int:
+    """The role of the axis over micro-batches; with one of them, everything is there at once."""
+    role, count = layout.parts[0].axes[0]
+    return role if count > 1 else DUP
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def pieces_of(layout: Layout, shape: tuple[int, ...]) -> dict[int, Piece]:
+    """`layout.pieces(shape)`, remembered: the same few are asked for in every micro-batch."""
+    return layout.pieces(shape)
+
+
+def unsplit(layout: Layout, axis: int) -> Layout:
+    """The layout with `axis` of the tensor whole."""
+    parts = tuple(Shard(p.ranks, tuple((DUP if r == axis else r, n) for r, n in p.axes)) for p in layout.parts)
+    return Layout(parts, *((DUP,) if layout.across == axis else (layout.across, layout.ratio)))
+
+
+@dataclass(frozen=True)
+class StageGrid(Grid):
+    """The grid of a stage. Sums over micro-batches are complete before they leave their stage, and before an update."""
+
+    late: bool = False
+
+    def carry(self, layout: Layout) -> Layout:
+        key = layout, "in this stage"
+        if key not in self._made:
+            self._made[key] = self._carried(layout)
+        return self._made[key]
+
+    def _carried(self, layout: Layout) -> Layout:
+        roles: dict[AxisId, int] = {axis: role for axis, (role, _) in super().carry(layout).axes().items()}
+        here = {rank for ranks, _ in self.parts for rank in ranks}
+        role = layout.parts[0].axes[0][0]
+        if role in PENDING and (self.late or here != set(layout.ranks)):
+            role = DUP
+        return self.layout({**roles, **{(p, 0): role for p in range(len(self.parts))}})
+
+    def hinted(self, hint: Layout, given: Layout | None, node: Node) -> Layout:
+        """Hints number the ranks of a stage from 0 and do not speak of micro-batches: that axis stays as it is."""
+        role, count = (DUP, self.parts[0][1][0]) if given is None else self.carry(given).parts[0].axes[0]
+        ranks = [rank for part, _ in self.parts for rank in part[: len(part) // count]]
+        if (most := max(hint.ranks)) >= len(ranks):
+            raise GraphError(
+                f"{node!r} uses rank {most} of a stage of {len(ranks)}",
+                fix="number the ranks of its stage from 0",
+                site=node.site,
+            )
+        parts = tuple(Shard(tuple(ranks[r] for r in p.ranks), p.axes) for p in hint.parts)
+        return lift(Layout(parts, hint.across, hint.ratio), count, role)
+
+
+@functools.lru_cache(maxsize=1024)  # a grid remembers the layouts it made, so all readers are to share it
+def stage_grid(grid: Grid, late: bool) -> StageGrid:
+    """`grid` as that of a stage."""
+    return StageGrid(grid.parts, grid.ratio, late)
+
+
+class Stages:
+    """A graph with the phase, stage and layouts of every node."""
+
+    def __init__(self, outputs: Sequence[Node], strategy: Staged, count: int) -> None:
+        self.outputs, self.strategy, self.count = outputs, strategy, count
+        # The last variable first, as the program will run: its gradient is the first that backward finishes.
+        self.nodes = topological((*outputs[:1], *reversed(outputs[1:])))
+        self.phase = phases(outputs, strategy.feeds)
+        self.stage = assign(outputs, self.phase, label_by(strategy.cut), strategy.homes)
+        late = updating(outputs)
+        self.found: Deduction = deduce(outputs, self.leaf, self.grid, late)
+
+    def leaf(self, node: Node, updating: bool) -> Layout | None:
+        layout = self.strategy.leaf(node, updating)
+        axis = self.strategy.batch_axis(node)
+        return None if layout is None else lift(layout, self.count, DUP if axis is None else axis)
+
+    def grid(self, node: Node) -> StageGrid:
+        stage = self.stage.get(node, EVERYWHERE)
+        base = self.strategy.whole if stage == EVERYWHERE else self.strategy.stages[stage]
+        return stage_grid(Grid.of(lift(base, self.count)), self.phase.get(node) == UPDATE)
+
+    def given(self, node: Node) -> int:
+        """How a value lies over micro-batches where it is made."""
+        if node.inputs:
+            return over_microbatches(self.found.layouts[node][0])
+        layout = self.leaf(node, False)
+        return DUP if layout is None else over_microbatches(layout)
+
+    def check(self) -> None:
+        """Move what needs all micro-batches to the end of the step. GraphError if a micro-batch would wait for it."""
+        for node in self.nodes:
+            if not node.inputs or node.role is Role.ITEM:
+                if node.inputs:
+                    self.phase[node] = self.phase[node.inputs[0]]
+                continue
+            outs = [over_microbatches(layout) for layout in self.found.layouts[node]]
+            for i, want in zip(node.inputs, self.found.wants[node]):
+                have, need = self.given(i), over_microbatches(want)
+                if self.phase.get(i) == UPDATE or (have != DUP and need == DUP):
+                    self.phase[node] = UPDATE
+                elif have not in (DUP, need):
+                    raise self._needs_all(node)
+            if self.phase[node] == UPDATE and any(role != DUP for role in outs):
+                raise self._needs_all(node)
+
+    def _needs_all(self, node: Node) -> GraphError:
+        return GraphError(
+            f"{node!r} needs the whole batch at once, but a pipeline feeds it in {self.count} micro-batches",
+            fix="use what looks at single samples (LayerNorm instead of BatchNorm), or microbatches=1",
+            site=node.site,
+        )

@@ -1,0 +1,277 @@
+"""Turn the graph of one device into the graph of one rank: local sizes, and communication as ordinary nodes.
+
+Every rank walks the same graph with the same layouts, in the same order, so all agree on what is communicated when
+without talking. Computation never knows: each operator gets its local inputs in the layouts its rule asked for.
+Ignored on purpose: choosing layouts (`deduce.py`) and moving data (`redistribute.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...core.errors import GraphError
+from ...core.graph import OPS, Node, origin_of, rewrite, topological
+from ...core.op import Role
+from ...core.memory import types_of
+from ...passes import simplify
+from ..layout.boxes import Box, within
+from .bucket import bucket_reductions
+from ..layout.deduce import Deduction, deduce
+from .hints import hint_gradients, push_hints
+from ..layout.layout import Layout, Piece
+from ..ops import RESHARD
+from ..layout.redistribute import plan
+from ..layout.rules import rule_of
+from .strategy import Strategy
+
+Key = tuple[Node, Layout, str]
+
+
+@dataclass(frozen=True)
+class Local:
+    """One rank's graph: its fetches (whole values), tokens of sends, new values, feeds, and steps of communication.
+
+    `feeds` says of each local placeholder which index range of which feed it takes. `steps` says every step of
+    communication in words; it must be equal on all ranks.
+    """
+
+    fetches: tuple[Node, ...]
+    tokens: tuple[Node, ...]
+    updates: dict[Node, Node]
+    feeds: dict[str, tuple[str, Box]]
+    steps: tuple[str, ...]
+
+
+def partition(
+    fetches: Sequence[Node], updates: Mapping[Node, Node], strategy: Strategy, rank: int, effects: Sequence[Node] = ()
+) -> Local:
+    """The part of `rank`. Sizes in the graph are known and global; `mean` has folded its count.
+
+    `effects` are nodes that only act, such as a push to a server: each rank acts on its part, and of ranks with equal
+    parts the first. They become the last of the tokens.
+    """
+    outputs = hint_gradients((*fetches, *updates.values(), *effects), strategy.store)
+    kept, acting = len(fetches), len(fetches) + len(updates)
+    for _ in range(8):  # a decomposition may contain operators that must be decomposed in turn
+        outputs = push_hints(outputs)
+        late = updating(outputs)
+        found = deduce(outputs, strategy.leaf, strategy.grid_of(outputs, late), late)
+        split = split_though_fixed(found)
+        if not split:
+            break
+        outputs = simplify(decomposed(outputs, split))
+    walk = Walk(found, strategy, rank, updating(outputs))
+    # The last variable first, as the program will run: its gradient is the first that backward finishes.
+    for node in topological((*outputs[:kept], *reversed(outputs[kept:acting]), *outputs[acting:])):
+        with origin_of(node):
+            walk.visit(node)
+    whole = strategy.grid.layout({})
+    local_fetches = []
+    for node in outputs[:kept]:
+        with origin_of(node):
+            local_fetches.append(walk.value(node, whole))
+    local_updates = {}
+    for variable, node in zip(updates, outputs[kept:acting]):
+        with origin_of(node):
+            value = walk.value(node, strategy.store(variable), "update")
+        if (local := strategy.local_variable(variable, rank)) is not None:
+            local_updates[local] = value
+    tokens = (*walk.tokens, *map(walk.effect, outputs[acting:]))
+    whole_graph = (*local_fetches, *tokens, *local_updates.values())
+    overlapped = bucket_reductions(whole_graph, walk.gradients, strategy.bucket_bytes)
+    end = kept + len(tokens)
+    local_updates = dict(zip(local_updates, overlapped[end:]))
+    return Local(overlapped[:kept], overlapped[kept:end], local_updates, walk.feeds, tuple(walk.steps))
+
+
+def updating(outputs: Sequence[Node]) -> set[Node]:
+    """The nodes that belong to the update of variables: update operators and whatever follows from them."""
+    found: set[Node] = set()
+    for node in topological(outputs):
+        if node.role is Role.UPDATE or any(i in found for i in node.inputs):
+            found.add(node)
+    return found
+
+
+def split_though_fixed(found: Deduction) -> set[Node]:
+    """Nodes with a `decompose` rule that have to gather an input along an axis their kernel needs whole."""
+    split = set()
+    for node, wants in found.wants.items():
+        if node.op.decompose_rule is None or (rule := rule_of(node)) is None:
+            continue
+        for i, term, want in zip(node.inputs, rule.inputs, wants):
+            roles = found.layouts[i][0].axes().values() if i.inputs or i.role is not Role.CONSTANT else ()
+            dims = {role for role, n in roles if role >= 0 and n > 1}
+            kept = {role for role, n in want.axes().values() if role >= 0 and n > 1}
+            if any(rule.factor(term, d) in rule.fixed for d in dims - kept):
+                split.add(node)
+    return split
+
+
+def decomposed(outputs: Sequence[Node], split: set[Node]) -> tuple[Node, ...]:
+    parts: dict[Node, tuple[Node, ...]] = {}
+
+    def rule(node: Node, inputs: tuple[Node, ...]) -> Node | None:
+        if node in split:
+            made = node.op.decompose_rule(*inputs, **node.attrs)
+            if isinstance(made, Node):
+                return made
+            parts[node] = made
+        if node.role is Role.ITEM and node.inputs[0] in parts:
+            return parts[node.inputs[0]][node.attrs["index"]]
+        return None
+
+    return rewrite(outputs, rule)
+
+
+class Walk:
+    """Builds the local graph; `made` remembers every value in every layout it is needed in."""
+
+    def __init__(self, found: Deduction, strategy: Strategy, rank: int, updating: set[Node]) -> None:
+        self.found, self.strategy, self.rank, self.updating = found, strategy, rank, updating
+        self.made: dict[Key, Node | None] = {}
+        self.tokens: list[Node] = []
+        self.feeds: dict[str, tuple[str, Box]] = {}
+        self.steps: list[str] = []
+        self.gradients: list[Node] = []  # all-reduces whose first reader is an update
+
+    def visit(self, node: Node) -> None:
+        """Make the local node, in the layout it has by itself. None on ranks that have no part in it."""
+        if node.role in (Role.CONSTANT, Role.PLACEHOLDER):
+            return  # made where it is needed, in the layout needed
+        layout = self.found.layouts[node][0]
+        if node.role is Role.VARIABLE:
+            layout = self.strategy.store(node)
+            made = self.strategy.local_variable(node, self.rank)
+        elif not node.inputs:  # what is made from nothing is made whole
+            made = None if self.piece(layout, node.shape) is None else node
+        else:
+            phase = "update" if node in self.updating else "backward" if node.tags.get("gradient") else "forward"
+            made = self._local(
+                node, [self.value(i, want, phase) for i, want in zip(node.inputs, self.found.wants[node])]
+            )
+        self.made[node, layout, ""] = made
+
+    def _fed(self, node: Node, layout: Layout) -> Node | None:
+        """This rank's part of a feed, of which every rank is given the whole."""
+        key = node, layout, ""
+        if key not in self.made:
+            self.made[key] = None
+            if (piece := self.piece(layout, node.shape)) is not None:
+                name = f"{node.name}[{len(self.feeds)}]" if node.name in self.feeds else node.name
+                self.feeds[name] = node.name, piece.box
+                self.made[key] = node.op.make((), {**node.attrs, "name": name, "shape": piece.shape})
+        return self.made[key]
+
+    def _next(self, step: str) -> int:
+        """The place of a step in the one order of communication."""
+        self.steps.append(step)
+        return len(self.steps) - 1
+
+    def piece(self, layout: Layout, shape: Sequence[int]) -> Piece | None:
+        """What this rank holds of a tensor of the global `shape`."""
+        return layout.pieces(shape).get(self.rank)
+
+    def _local(self, node: Node, inputs: Sequence[Node | None]) -> Node | None:
+        """The operator on this rank's parts."""
+        if node.role is Role.HINT:
+            return inputs[0]
+        if node.role is Role.ITEM:
+            parent = inputs[0]
+            return None if parent is None else OPS["item"].make((parent,), node.attrs)
+        layouts = self.found.layouts[node]
+        here = [self.piece(layout, type_.shape) for layout, type_ in zip(layouts, types_of(node))]
+        if here[0] is None:
+            return None
+        attrs = dict(node.attrs)
+        if "shape" in attrs:
+            attrs["shape"] = here[0].shape
+        if "window" in node.op.defaults:
+            attrs["window"] = self._window(node)
+        if node.role is Role.COMMUNICATION:
+            attrs["order"] = self._next(f"{node.op.name} {node.type} at {node.site}")
+        made = node.op.make(tuple(inputs), attrs)
+        for type_, piece in zip(types_of(made), here):
+            if type_.shape != piece.shape:
+                raise GraphError(f"{node!r}: its part on rank {self.rank} is {type_}, the layout says {piece.shape}")
+        return made
+
+    def effect(self, node: Node) -> Node:
+        """The local node of one that only acts. Where ranks have equal parts, the first acts for all."""
+        layout = self.found.layouts[node][0]
+        made = self.made[node, layout, ""]
+        pieces = layout.pieces(node.shape)
+        alike = [r for r, p in pieces.items() if (p.box, p.term) == (pieces[self.rank].box, pieces[self.rank].term)]
+        return made.op.make(made.inputs, {**made.attrs, "acts": self.rank == min(alike)})
+
+    def _window(self, node: Node) -> tuple[tuple[int, int, int], ...] | None:
+        """(low, high, size) of each `@` factor of the operator's rule, in its order; None where all are whole."""
+        rule = rule_of(node)
+        terms = [*zip(rule.inputs, (i.shape for i in node.inputs), self.found.wants[node])]
+        terms += zip(rule.outputs, (t.shape for t in types_of(node)), self.found.layouts[node])
+        spans: dict[str, tuple[int, int, int]] = {}
+        for term, shape, layout in terms:
+            box = self.piece(layout, shape).box
+            spans.update({axis[0]: (*span, size) for axis, span, size in zip(term, box, shape) if len(axis) == 1})
+        found = tuple(spans.get(factor, (0, 1, 1)) for factor in rule.windowed)
+        return None if all((low, high) == (0, size) for low, high, size in found) else found
+
+    # -- values in the layouts they are wanted in -------------------------------------------------------------------
+
+    def value(self, node: Node, want: Layout, phase: str = "") -> Node | None:
+        """`node` in the layout `want`; a reshard is made once, or once a phase for a variable that is kept in parts.
+
+        A gathered variable must not stay alive from forward to backward: that would undo the sharding.
+        """
+        if node.role is Role.CONSTANT:
+            return self._constant(node, want)
+        if isinstance(node.type, tuple):
+            return self.made[node, self.found.layouts[node][0], ""]
+        variable = node.role is Role.VARIABLE
+        have = self.strategy.store(node) if variable else self.found.layouts[node][0]
+        if node.role is Role.PLACEHOLDER:
+            have = have if want.pending else want
+            self._fed(node, have)
+        if have == want:
+            return self.made[node, have, ""]
+        key = node, want, phase if variable else ""
+        if key not in self.made:
+            made = self._reshard(node, self.made[node, have, ""], have, want, node.shape)
+            if made is not None and made.op.collective == "all_reduce" and phase == "update":
+                self.gradients.append(made)
+            self.made[key] = made
+        return self.made[key]
+
+    def _constant(self, node: Node, want: Layout) -> Node | None:
+        piece = self.piece(want, node.shape)
+        if piece is None:
+            return None
+        part = node.attrs["value"][within(piece.box, tuple((0, s) for s in node.shape))]
+        part.setflags(write=False)
+        return node if part.shape == node.shape else OPS["constant"].make((), {"value": part})
+
+    def _reshard(
+        self, node: Node, local: Node | None, have: Layout, want: Layout, shape: tuple[int, ...]
+    ) -> Node | None:
+        way = plan(have, want, shape)
+        made_pending = any(way.before[r].term != piece.term for r, piece in way.after.items() if r in way.before)
+        if way.kind in ("nothing", "slice") and not made_pending:
+            if self.rank not in way.after:
+                return None
+            box, outer = way.after[self.rank].box, way.before[self.rank].box
+            if box == outer:
+                return local
+            return OPS["getitem"](local, key=within(box, outer)[: len(box)])
+        order = self._next(f"{way.kind} {node.type} {have} -> {want} at {node.site}")
+        if self.rank not in way.before and self.rank not in way.after:
+            return None
+        attrs: dict[str, Any] = {"src": have, "dst": want, "shape": shape, "rank": self.rank, "order": order}
+        if way.kind == "all_to_all" and self.strategy.hosts:
+            attrs["hosts"] = self.strategy.hosts
+        made = RESHARD[way.kind].make(() if local is None else (local,), {**attrs, "dtype": node.dtype})
+        if self.rank in way.after:
+            return made
+        self.tokens.append(made)
+        return None

@@ -1,0 +1,177 @@
+"""Pipeline parallelism as a strategy: stages on ranks of their own, and batches fed in micro-batches.
+
+The ranks form a grid of stages x data x tensor. Every variable is kept on the ranks of its stage and every node is
+computed there, by marks that the user wrote (`stage`) or by a balanced cut between layers.
+Ignored on purpose: how a step runs (`microbatch.py`), several stages on one rank, and stages of unequal size.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...core.errors import ArgumentError, ShapeError
+from ...core.graph import Node
+from ...core.op import Role
+from ...core.types import Atom
+from .builders import Parallel
+from ..layout.layout import DUP, Layout, Shard, show_ranks
+from .place import marked_places
+from .schedule import Schedule
+from .stages import EVERYWHERE, assign, balanced_cut, label_by, marked_stages, phases
+from .strategy import Kept, Strategy
+
+
+@dataclass
+class Staged(Strategy):
+    """A strategy with stages: a grid for each, the stage of each layer (none if the user has marked nodes), a schedule.
+
+    `base` holds duplicates on the ranks of all stages; variables on one stage are named in `variables`.
+    """
+
+    stages: tuple[Layout, ...] = ()
+    cut: dict[str, int] = field(default_factory=dict)
+    microbatches: int = 1
+    schedule: str = "1f1b"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        of = {layout.ranks: stage for stage, layout in enumerate(self.stages)}
+        self.homes = {name: of[kept.store.ranks] for name, kept in self.variables.items() if kept.store.ranks in of}
+
+    def batch_axis(self, node: Node) -> int | None:
+        """The axis along which a feed is cut into micro-batches; None for all other nodes."""
+        if node.role is not Role.PLACEHOLDER or node.name not in self.feeds:
+            return None
+        return max((role for role, _ in self.feeds[node.name].axes().values() if role >= 0), default=None)
+
+    def sizes(self, sizes: Mapping[Atom, int], training: bool) -> Mapping[Atom, int]:
+        """The sizes that a graph is made for, from those fed: in PipeDream every micro-batch is a batch of its own."""
+        if self.schedule != "pipedream" or not training:
+            return sizes
+        found = dict(sizes)
+        for (name, axis), size in sizes.items():
+            if name in self.feeds and axis == max(role for role, _ in self.feeds[name].axes().values()):
+                if size % self.microbatches:
+                    raise ShapeError(
+                        f"a batch of {size} in {name!r} does not divide into {self.microbatches} micro-batches",
+                        fix="feed batches of a multiple of microbatches",
+                    )
+                found[name, axis] = size // self.microbatches
+        return found
+
+    def picture(self) -> Schedule:
+        """The schedule of a training step, to print or show.
+
+        >>> strategy = Staged(Layout(Shard((0,))), stages=(Layout(Shard((0,))),), microbatches=2)
+        >>> print(strategy.picture())
+        1f1b: 1 stages, 2 micro-batches, bubble 0.0 %
+        stage 0  F0 B0 B0 F1 B1 B1
+        """
+        return Schedule.of(self.schedule, len(self.stages), self.microbatches)
+
+    def to_json(self) -> str:
+        data = json.loads(super().to_json())
+        data["stages"] = [layout.to_json() for layout in self.stages]
+        data |= {"cut": self.cut, "microbatches": self.microbatches, "schedule": self.schedule}
+        return json.dumps(data, indent=1)
+
+    @staticmethod
+    def read(plain: Strategy, data: Mapping[str, Any]) -> Staged:
+        """The strategy whose plain part and data are given; `Strategy.from_json` comes here."""
+        stages = tuple(map(Layout.from_json, data["stages"]))
+        rest = {name: data[name] for name in ("cut", "microbatches", "schedule")}
+        same = {
+            name: getattr(plain, name) for name in ("base", "variables", "feeds", "bucket_bytes", "places", "hosts")
+        }
+        return Staged(**same, stages=stages, **rest)
+
+
+class Pipeline(Parallel):
+    """Pipeline parallelism, and within each stage data and tensor parallelism as in `Parallel`.
+
+    stages: how many; by default as many as are marked with `stage`, else those that fill the ranks.
+    microbatches: parts of a batch that follow one another through the stages. The bubble is (P - 1) / (M + P - 1).
+    schedule: "1f1b", "gpipe", or "pipedream", which updates after every micro-batch with stashed weights: there each
+    micro-batch is a batch of its own, fetched scalars are averaged over them, and `run` drains the pipeline at its end.
+    cut: layer -> stage where nothing is marked; by default stages of about equal work (`balanced_cut`).
+
+    >>> Pipeline(2, microbatches=8)
+    Pipeline(stages=2, microbatches=8, schedule='1f1b', data=None, tensor=1, zero=0)
+    """
+
+    def __init__(
+        self,
+        stages: int | None = None,
+        microbatches: int = 4,
+        schedule: str = "1f1b",
+        *,
+        data: int | None = None,
+        tensor: int = 1,
+        zero: int = 0,
+        split: Mapping[str, int] | None = None,
+        cut: Mapping[str, int] | None = None,
+    ) -> None:
+        super().__init__(data=data, tensor=tensor, zero=zero, split=split)
+        self.stages, self.microbatches, self.schedule, self.cut = stages, microbatches, schedule, cut
+        Schedule.of(schedule, stages or 1, microbatches)  # a wrong number or name is an error now
+
+    def build(self, outputs: Sequence[Node], world_size: int) -> Staged:
+        """The strategy for a graph on `world_size` ranks."""
+        marked = marked_stages(outputs)
+        for ranks, node in marked_places(outputs).items():
+            raise ArgumentError(
+                f"{node!r} is placed on rank {show_ranks(ranks)}, but a pipeline places nodes by their stages",
+                fix="mark stages instead: with ht.dist.stage(i): ...",
+                site=node.site,
+            )
+        inside = (self.data or 1) * self.tensor
+        stages = self.stages or marked or max(1, world_size // inside)
+        if marked and marked != stages:
+            raise ArgumentError(
+                f"{stages} stages, the graph marks {marked}", fix="make them equal, or remove the marks"
+            )
+        data = self.data or max(1, world_size // (stages * self.tensor))
+        if stages * data * self.tensor != world_size:
+            raise ArgumentError(
+                f"{stages} x {data} x {self.tensor} (stages x data x tensor) ranks, the job has {world_size}",
+                fix="the product must be the number of ranks",
+            )
+        size = data * self.tensor
+        plain = super().build(outputs, size)
+        cut = {} if marked else dict(self.cut or balanced_cut(outputs, plain.feeds, stages))
+        grids = tuple(_moved(plain.whole, s * size) for s in range(stages))
+        base = Layout(Shard(tuple(range(world_size)), ((DUP, stages), *plain.whole.parts[0].axes)))
+        variables = {}
+        for node, stage in assign(outputs, phases(outputs, plain.feeds), label_by(cut)).items():
+            if node.role is Role.VARIABLE and stage != EVERYWHERE:
+                kept = plain.variables.get(node.name, Kept(plain.whole, plain.whole))
+                variables[node.name] = Kept(_moved(kept.compute, stage * size), _moved(kept.store, stage * size))
+        return Staged(
+            base,
+            variables,
+            plain.feeds,
+            stages=grids,
+            cut=cut,
+            microbatches=self.microbatches,
+            schedule=self.schedule,
+        )
+
+    def but(self, **changed: Any) -> Pipeline:
+        """The same with other arguments, by name."""
+        given = {name: getattr(self, name) for name in ("data", "tensor", "zero", "split", "cut")}
+        return Pipeline(self.stages, self.microbatches, self.schedule, **(given | changed))
+
+    def __repr__(self) -> str:
+        return (
+            f"Pipeline(stages={self.stages}, microbatches={self.microbatches}, schedule={self.schedule!r}, "
+            f"data={self.data}, tensor={self.tensor}, zero={self.zero})"
+        )
+
+
+def _moved(layout: Layout, by: int) -> Layout:
+    """The same layout on the ranks that follow `by` others."""
+    parts = tuple(Shard(tuple(rank + by for rank in part.ranks), part.axes) for part in layout.parts)
+    return Layout(parts, layout.across, layout.ratio)

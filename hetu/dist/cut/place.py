@@ -1,0 +1,73 @@
+"""Sub-graph placement: parts of a model on ranks of their own, which all else follows.
+
+Nodes that are made inside `with place(ranks)` are computed on these ranks, and variables made there live there; what
+crosses a border is sent. Within a place the strategy holds as it does on all ranks: two ranks of data parallelism
+share the batch. Ignored on purpose: places that work at the same time on different micro-batches, see `pipeline.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
+
+from ...core.errors import ArgumentError
+from ...core.graph import Node, tagged, topological
+from ...core.op import Role
+from ...core.types import Dim
+from ..layout.layout import Layout
+
+Ranks = tuple[int, ...]
+
+
+def place(ranks: int | Sequence[int]) -> AbstractContextManager[None]:
+    """Compute all nodes made inside, and their gradients, on these ranks; without a strategy it means nothing.
+
+    >>> import hetu as ht
+    >>> x = ht.placeholder("x", (None, 4))
+    >>> with place([2, 3]):
+    ...     y = x * 2
+    >>> y.tags["place"]
+    (2, 3)
+    """
+    found = tuple(ranks) if isinstance(ranks, Sequence) else (ranks,)
+    if not found or len(set(found)) != len(found) or not all(type(r) is int and r >= 0 for r in found):
+        raise ArgumentError(f"a place on ranks {ranks!r}", fix="name one or more different ranks from 0 up")
+    return tagged(place=found)
+
+
+def marked_places(outputs: Sequence[Node]) -> dict[Ranks, Node]:
+    """The places that the user has marked, each with the first node there."""
+    found: dict[Ranks, Node] = {}
+    for node in topological(outputs):
+        if "place" in node.tags:
+            found.setdefault(node.tags["place"], node)
+    return found
+
+
+def assign(
+    outputs: Sequence[Node], places: Collection[Ranks], leaf: Callable[[Node, bool], Layout], late: Collection[Node]
+) -> dict[Node, Ranks]:
+    """Where nodes are computed: variables where they are read, other nodes where they are marked or else where the
+    largest of what they need is. Nodes in `late`, the update of variables, are where these are kept, whatever their
+    marks. `leaf` gives the layout of a variable as it is read or, if asked, kept. What is not named is on all ranks.
+    """
+    placed: dict[Node, Ranks] = {}
+    for node in topological(outputs):
+        marked = node.tags.get("place")
+        if node.role is Role.VARIABLE:
+            marked = leaf(node, False).ranks
+        elif node in late or marked is None:
+            homes = {i: leaf(i, True).ranks for i in node.inputs if i.role is Role.VARIABLE and node in late}
+            known = {i: ranks for i in node.inputs if (ranks := homes.get(i, placed.get(i))) in places}
+            marked = known[max(known, key=_elements)] if known else None
+        if marked in places:
+            placed[node] = marked
+    return placed
+
+
+def _elements(node: Node) -> int:
+    """How many elements a node has, those of one sample where the batch is not known."""
+    if isinstance(node.type, tuple):
+        return 0
+    size = node.tensor.size
+    return size.coef if isinstance(size, Dim) else int(size)

@@ -1,0 +1,206 @@
+"""What an executor works with when a strategy is given: this rank's variables and graphs, and the communicator.
+
+It also makes sure that all ranks run the same graph: the steps of communication are compared before anything waits.
+Ignored on purpose: how the strategy came about.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ...core import checkpoint
+from ...core.errors import CheckpointError, GraphError
+from ...core.graph import Graph, Node
+from ...passes import Pass, simplify, sparsify_updates
+from ...core.program import Program
+from ...look.table import rows_html
+from ...core.state import State, Wanted, fitting
+from ...core.types import Atom
+from ..layout.boxes import Box
+from ..comm.comm import Comm
+from ..comm.mpi import world
+from ..comm.nccl import on_device
+from .partition import Local, partition
+from .pipeline import Staged
+from .pipelined import pipelined
+from .strategy import Strategy
+from .table import rows
+
+T = TypeVar("T")
+
+
+def attach(builder: Any, outputs: Sequence[Node], comm: Comm | None) -> Placement:
+    """The strategy that `builder` writes for this graph, on the ranks of `comm` (those of the job by default)."""
+    comm = world() if comm is None else comm
+    strategy = builder.build(outputs, comm.world_size)
+    strategy.check(outputs, comm.world_size)
+    return Placement(strategy, comm, outputs)
+
+
+class Placement:
+    """A strategy for one graph on real ranks; `print(placement)` shows it as a table."""
+
+    last: Callable[..., Any] | None = None  # (fetches, updates) -> the same: applied to a rank's graph after all passes
+
+    def __init__(self, strategy: Strategy, comm: Comm, outputs: Sequence[Node] = ()) -> None:
+        self.strategy, self.comm, self.outputs = strategy, comm, tuple(outputs)
+
+    def __str__(self) -> str:
+        return self.strategy.table(self.outputs)
+
+    def _repr_html_(self) -> str:
+        return rows_html(rows(self.strategy, self.outputs)) + self.strategy.shards(self.outputs)
+
+    @property
+    def passes(self) -> list[Pass]:
+        """What is applied to the whole graph before it is cut. None may fuse: what is fused has no sharding rule."""
+        return [simplify, sparsify_updates]
+
+    def variable(self, node: Node) -> Node | None:
+        """The variable that holds this rank's part of `node`; None if it has no part."""
+        return self.strategy.local_variable(node, self.comm.rank)
+
+    def start(self, state: State) -> None:
+        """Every rank has made its own part of the initial values: there is nothing to send. GPUs talk over NCCL."""
+        self.comm = on_device(self.comm, state.device)
+
+    def expect(self, program: Program, values: Mapping[str, np.ndarray]) -> None:
+        """The next step will run this program on these feeds: nothing of it is fetched ahead."""
+
+    def sizes(self, sizes: Mapping[Atom, int], training: bool) -> Mapping[Atom, int]:
+        """The sizes that a graph is made for, from those that are fed."""
+        return self.strategy.sizes(sizes, training)
+
+    def partition(self, fetches: Sequence[Node], updates: Mapping[Node, Node], effects: Sequence[Node] = ()) -> Local:
+        """This rank's part of a graph of global, known sizes, with `effects` as `dist.partition` has them.
+
+        GraphError on all ranks if they disagree.
+        """
+        cut = pipelined if isinstance(self.strategy, Staged) else functools.partial(partition, effects=effects)
+        local = cut(fetches, updates, self.strategy, self.comm.rank)
+        self._compare([*str(Graph((*fetches, *updates.values(), *effects))).split("\n"), *local.steps])
+        return local
+
+    def _compare(self, steps: Sequence[str]) -> None:
+        """All ranks must compute the same graph and communicate in the same steps; the first that differs is named."""
+        mine = np.frombuffer(hashlib.sha256("\n".join(steps).encode()).digest(), np.uint8).copy()
+        everyone = np.empty((self.comm.world_size, mine.size), np.uint8)
+        self.comm.all_gather(mine, everyone)
+        if (everyone == mine).all():
+            return
+        texts = self._texts("\n".join(steps))
+        for rank, text in enumerate(texts):
+            for number, (ours, theirs) in enumerate(zip((*steps, "the end"), (*text.split("\n"), "the end"))):
+                if ours != theirs:
+                    raise GraphError(
+                        f"the ranks run different graphs: step {number} is\n"
+                        f"  {' '.join(ours.split())} on rank {self.comm.rank},\n"
+                        f"  {' '.join(theirs.split())} on rank {rank}",
+                        fix="all ranks must build the same graph and fetch the same values",
+                    )
+
+    def _texts(self, mine: str) -> list[str]:
+        """Every rank's text."""
+        raw = np.frombuffer(mine.encode(), np.uint8)
+        size = np.array([raw.size], np.int64)
+        self.comm.all_reduce(size, size, "max")
+        padded = np.zeros(int(size[0]), np.uint8)
+        padded[: raw.size] = raw
+        everyone = np.empty((self.comm.world_size, padded.size), np.uint8)
+        self.comm.all_gather(padded, everyone)
+        return [bytes(row).rstrip(b"\0").decode() for row in everyone]
+
+    def agree(self, values: Mapping[str, float]) -> dict[str, float]:
+        """The numbers that rank 0 has."""
+        numbers = np.array([*values.values()], np.float64)
+        self.comm.broadcast(numbers)
+        return dict(zip(values, numbers.tolist()))
+
+    # -- checkpoints -------------------------------------------------------------------------------------------------
+
+    def save(
+        self, state: State, variables: Iterable[Node], path: str | os.PathLike[str], extra: Mapping[str, Any] | None
+    ) -> None:
+        """Write the variables to a file, or several ranks to a folder."""
+        if self.comm.world_size == 1:
+            state.save(path, extra)
+        else:
+            self.save_parts(state, variables, path, extra)
+
+    def save_parts(
+        self, state: State, variables: Iterable[Node], path: str | os.PathLike[str], extra: Mapping[str, Any] | None
+    ) -> None:
+        """Write the variables to a folder, each rank its part; of duplicates each is written by one rank."""
+        folder, first = Path(path), self.comm.rank == 0
+        variables = list(variables)
+        owners = {node: self._owners(node, number) for number, node in enumerate(variables)}
+        begin = np.array([self._together(lambda: checkpoint.begin(folder) if first else 0)], np.int64)
+        self.comm.broadcast(begin)
+        mine = {n.name: state.contiguous(n.name) for n in variables if self.comm.rank in owners[n].values()}
+        size = self._together(lambda: checkpoint.write_part(folder, int(begin[0]), self.comm.rank, mine))
+        sizes = np.empty(self.comm.world_size, np.int64)
+        self.comm.all_gather(np.array([size], np.int64), sizes)
+        table = {
+            n.name: {"shape": n.shape, "dtype": n.dtype.name, "pieces": [(r, box) for box, r in owners[n].items()]}
+            for n in variables
+        }
+        self._together(lambda: first and self.finish(folder, int(begin[0]), sizes.tolist(), table, extra))
+
+    def finish(
+        self, folder: Path, number: int, sizes: list[int], table: dict[str, Any], extra: Mapping[str, Any] | None
+    ) -> None:
+        """What rank 0 does when all parts are written: it makes them the checkpoint."""
+        checkpoint.finish(folder, number, sizes, table, extra)
+
+    def _owners(self, node: Node, number: int) -> dict[Box, int]:
+        """Which rank writes which box of a variable; duplicates take turns, so that no rank writes everything."""
+        holders: dict[Box, list[int]] = {}
+        pieces = self.strategy.store(node).pieces(node.shape)
+        copy = min(piece.copy for piece in pieces.values())  # copies may be cut differently, each is complete
+        for rank, piece in pieces.items():
+            if piece.copy == copy:
+                holders.setdefault(piece.box, []).append(rank)
+        return {box: ranks[number % len(ranks)] for box, ranks in holders.items()}
+
+    def load(self, state: State, variables: Iterable[Node], path: str | os.PathLike[str]) -> dict[str, Any]:
+        """Set this rank's parts from a file or folder that any other strategy wrote; on all ranks or on none."""
+
+        def read() -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+            wanted = {}
+            for node in variables:
+                wanted[node.name] = Wanted(node.shape, node.dtype.name, self.box(node))
+            saved = checkpoint.Checkpoint(Path(path))
+            return fitting(saved, wanted), saved.extra
+
+        values, extra = self._together(read)
+        state.assign(values)
+        return extra
+
+    def box(self, node: Node) -> Box | None:
+        """The part of a variable that this rank keeps, if any."""
+        piece = self.strategy.store(node).pieces(node.shape).get(self.comm.rank)
+        return None if piece is None else piece.box
+
+    def _together(self, act: Callable[[], T]) -> T:
+        """What `act` gives on this rank; CheckpointError on all ranks if it fails on one."""
+        result, error = None, None
+        try:
+            result = act()
+        except (CheckpointError, OSError) as caught:
+            error = caught
+        failed = np.array([0 if error is None else self.comm.rank + 1], np.int64)
+        self.comm.all_reduce(failed, failed, "max")
+        if not failed[0]:
+            return result
+        reasons = self._texts("" if error is None else str(error).split("\n")[0])
+        if error is not None:
+            raise error
+        rank = int(failed[0]) - 1
+        raise CheckpointError(f"rank {rank}: {reasons[rank]}", fix="nothing was saved or loaded on any rank; see there")

@@ -1,0 +1,291 @@
+"""Which pipeline stage computes what: the user's marks or a balanced cut, carried over to every node of a graph.
+
+Nodes belong to a phase. S depends on no fed batch and runs once a step; F is the forward pass of a micro-batch, B its
+backward pass; U follows from gradients and runs once they are complete. Forward passes flow to later stages only,
+backward passes to earlier ones. Ignored on purpose: when a stage runs, see `schedule.py`.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+
+from ...core.errors import ArgumentError, GraphError, ShapeError
+from ...core.graph import Node, readers_of, tagged, topological
+from ...core.op import Role
+from ...ops.random import random_state
+from ...passes import specialize
+from ...look.profiler import flops
+from ...core.types import Dim
+from .partition import updating
+
+START, FORWARD, BACKWARD, UPDATE = "S", "F", "B", "U"
+EVERYWHERE = -1  # the stage of what every rank has: the step count, learning rates, random state
+NOMINAL = 32  # size of an unknown axis when operations are counted
+SLACK = 1.1  # a cut may be this much slower than the best balanced one if it sends less
+Label = Callable[[Node], "int | None"]
+
+
+def stage(index: int) -> AbstractContextManager[None]:
+    """Mark all nodes made inside as computed by pipeline stage `index` (from 0); their gradients follow them.
+
+    >>> import hetu as ht
+    >>> x = ht.placeholder("x", (None, 4))
+    >>> with stage(1):
+    ...     y = x * 2
+    >>> y.tags["stage"]
+    1
+    """
+    if isinstance(index, bool) or not isinstance(index, int) or index < 0:
+        raise ArgumentError(f"stage {index!r}", fix="number the stages 0, 1, 2, ...")
+    return tagged(stage=index)
+
+
+def label_by(cut: Mapping[str, int]) -> Label:
+    """The stage that a node's tags name: that of its layer in `cut`, or the user's mark where there is no cut."""
+    return lambda node: cut.get(node.tags.get("layer", "")) if cut else node.tags.get("stage")
+
+
+def phases(outputs: Sequence[Node], batches: Collection[str]) -> dict[Node, str]:
+    """The phase of every node that has inputs; `batches` names the placeholders that are fed in micro-batches."""
+    late, found, fed = updating(outputs), dict[Node, str](), set[Node]()
+    nodes = topological(outputs)
+    for node in nodes:
+        if not node.inputs:
+            fed |= {node} if node.role is Role.PLACEHOLDER and node.name in batches else set()
+            continue
+        before = {found[i] for i in node.inputs if i in found}
+        gradient = bool(node.tags.get("gradient"))
+        if node in late or UPDATE in before or (BACKWARD in before and not gradient):
+            found[node] = UPDATE
+        elif any(i in fed for i in node.inputs):
+            found[node] = BACKWARD if gradient else FORWARD
+        else:
+            found[node] = START
+        if found[node] in (FORWARD, BACKWARD):
+            fed.add(node)
+    readers = readers_of(nodes)
+    for node in reversed(nodes):  # what only updates need need not be kept since the start
+        if found.get(node) == START and readers[node] and all(found[r] == UPDATE for r in readers[node]):
+            found[node] = UPDATE
+    return found
+
+
+def assign(
+    outputs: Sequence[Node], phase: Mapping[Node, str], label: Label, homes: Mapping[str, int] | None = None
+) -> dict[Node, int]:
+    """The stage of every variable and every node with inputs; `phase` is what `phases` gave for the same graph.
+
+    `homes` are the stages of variables if they are decided already; those it does not name are everywhere.
+    """
+    nodes = topological(outputs)
+    placed: dict[Node, int] = {}
+    _place_forward([n for n in nodes if phase.get(n) == FORWARD], label, placed)
+    _place_backward([n for n in nodes if phase.get(n) == BACKWARD], phase, label, placed)
+    if homes is not None:
+        placed |= {n: homes.get(n.name, EVERYWHERE) for n in nodes if n.role is Role.VARIABLE}
+    _place_once(nodes, phase, placed)
+    return placed
+
+
+def _place_forward(nodes: Sequence[Node], label: Label, placed: dict[Node, int]) -> None:
+    """Place a forward pass by its labels, but never before what it needs; without a label, there."""
+    for node in nodes:
+        found = [placed[i] for i in node.inputs if i in placed]
+        if node.role is not Role.ITEM and (marked := label(node)) is not None:
+            found.append(marked)
+        if found:
+            placed[node] = max(found)
+    readers = readers_of(topological(nodes))
+    for node in reversed(nodes):  # what follows from feeds alone waits where it is read first
+        if node not in placed:
+            placed[node] = min((placed[r] for r in readers[node] if r in placed), default=0)
+
+
+def _place_backward(nodes: Sequence[Node], phase: Mapping[Node, str], label: Label, placed: dict[Node, int]) -> None:
+    """Place a backward pass with what it is the gradient of, but never before what it needs or after what needs it.
+
+    A sum of gradients is formed at the stage of the last of them, before it is sent.
+    """
+
+    def wish(node: Node) -> int | None:
+        kept = [placed[i] for i in node.inputs if phase.get(i) == FORWARD]
+        marked = label(node)
+        return max(kept if marked is None else [marked, *kept], default=None)
+
+    least: dict[Node, int] = {}  # stage of the last that needs a node
+    for node in reversed(nodes):
+        bound = max(least.get(node, 0), wish(node) or 0)
+        for i in node.inputs:
+            least[i] = max(least.get(i, 0), bound)
+    readers = readers_of(topological(nodes))
+    for node in nodes:
+        arrived = [placed[i] for i in node.inputs if phase.get(i) == BACKWARD and i in placed]
+        if arrived and (node.role is Role.ITEM or (node.op.ufunc == "add" and len(arrived) == 2)):
+            placed[node] = min(arrived)
+        elif (wanted := wish(node)) is not None:
+            placed[node] = min([max(wanted, least.get(node, 0)), *arrived])
+        elif arrived:
+            placed[node] = min(arrived)
+    for node in reversed(nodes):
+        if node not in placed:
+            placed[node] = max((placed[r] for r in readers[node] if r in placed), default=0)
+
+
+def _place_once(nodes: Sequence[Node], phase: Mapping[Node, str], placed: dict[Node, int]) -> None:
+    """Place variables, and what is computed once a step: with the readers, updates with their largest operand."""
+    readers = readers_of(nodes)
+
+    def is_free(node: Node) -> bool:
+        return node not in placed and (node.role is Role.VARIABLE or bool(node.inputs))
+
+    def largest(node: Node) -> int | None:
+        known = [i for i in node.inputs if placed.get(i, EVERYWHERE) != EVERYWHERE]
+        sizes = [size if isinstance(size := _nbytes(i), int) else 0 for i in known]
+        return placed[known[sizes.index(max(sizes))]] if known else None
+
+    for node in reversed(nodes):
+        found = {placed[r] for r in readers[node] if r in placed}
+        if is_free(node) and phase.get(node) != UPDATE and found:
+            several = node.role is Role.VARIABLE and not node.attrs["trainable"] and len(found) > 1
+            shared = several or node is random_state
+            placed[node] = EVERYWHERE if shared else min(found)
+    for node in nodes:
+        if phase.get(node) == UPDATE and (at := largest(node)) is not None:
+            placed[node] = at
+    for node in reversed(nodes):
+        if is_free(node):
+            found = {placed[r] for r in readers[node] if r in placed}
+            at = largest(node) if node.inputs else None
+            placed[node] = found.pop() if len(found) == 1 else EVERYWHERE if at is None else at
+
+
+def _nbytes(node: Node) -> object:
+    return 0 if isinstance(node.type, tuple) else node.type.nbytes
+
+
+# -- the user's marks ---------------------------------------------------------------------------------------------
+
+
+def marked_stages(outputs: Sequence[Node]) -> int:
+    """How many stages the user has marked; 0 for none. Errors if one is missing or is used before an earlier one."""
+    nodes = {n for n in topological(outputs) if "stage" in n.tags and n.inputs and not n.tags.get("gradient")}
+    found = {n.tags["stage"] for n in nodes}
+    if missing := set(range(max(found, default=-1) + 1)) - found:
+        raise ArgumentError(
+            f"stages {sorted(found)} are marked, stage {min(missing)} is not", fix="number the stages 0, 1, 2, ..."
+        )
+    latest: dict[Node, Node] = {}
+    for node in topological(outputs):
+        before = [latest[i] for i in node.inputs if i in latest]
+        top = max(before, key=lambda n: n.tags["stage"], default=None)
+        if node in nodes or top is not None:
+            latest[node] = node if node in nodes else top
+        if node in nodes and top is not None and top.tags["stage"] > node.tags["stage"]:
+            raise GraphError(
+                f"{node!r} in stage {node.tags['stage']} needs {top!r} of stage {top.tags['stage']}",
+                fix="stages flow forward: give it that stage or a later one",
+                site=node.site,
+            )
+    return len(found)
+
+
+# -- a balanced cut -----------------------------------------------------------------------------------------------
+
+
+def balanced_cut(outputs: Sequence[Node], batches: Collection[str], stages: int) -> dict[str, int]:
+    """Layer -> stage, so that the slowest stage is fast, and among nearly equal cuts few bytes are sent.
+
+    Layers with variables stay whole, in the order in which they are used; other nodes follow what they need, and layers
+    made of layers may be cut. The work of a layer is its floating-point operations. ArgumentError for more stages than
+    layers.
+    """
+    outputs = at_nominal_size(outputs)
+    layers, place = layers_of(outputs, batches, stages)
+    work = [0] * len(layers)
+    for node, k in place.items():
+        work[k] += flops(node)
+    ends = _cut(work, crossing(outputs, place, len(layers)), stages)
+    return {name: bisect.bisect_right(ends, k) for k, name in enumerate(layers)}
+
+
+def layers_of(outputs: Sequence[Node], batches: Collection[str], stages: int = 1) -> tuple[list[str], dict[Node, int]]:
+    """The layers with variables, in the order in which they are used, and the number of that of each forward node.
+
+    ArgumentError if there are fewer than `stages`.
+    """
+    phase = phases(outputs, batches)
+    nodes = [n for n in topological(outputs) if phase.get(n) == FORWARD]
+    layers = [*dict.fromkeys(n.tags["layer"] for n in nodes if "layer" in n.tags and _reads_variable(n))]
+    layers = [name for name in layers if not any(other.startswith(f"{name}/") for other in layers)]
+    if stages > len(layers):
+        raise ArgumentError(
+            f"{stages} stages for {len(layers)} layers",
+            fix="use fewer stages, or mark them: with ht.dist.stage(i): ...",
+        )
+    number = {name: k for k, name in enumerate(layers)}
+    place: dict[Node, int] = {}
+    for node in nodes:
+        place[node] = number.get(node.tags.get("layer"), max((place[i] for i in node.inputs if i in place), default=0))
+    return layers, place
+
+
+def crossing(outputs: Sequence[Node], place: Mapping[Node, int], layers: int) -> list[int]:
+    """Bytes that go, in forward, over the cut behind each layer; sizes have to be known."""
+    sent = [0] * layers
+    for node, readers in readers_of(topological(outputs)).items():
+        if node in place:
+            last = max((place[r] for r in readers if r in place), default=0)
+            for k in range(place[node], last):
+                sent[k] += int(node.tensor.nbytes) if not isinstance(node.type, tuple) else 0
+    return sent
+
+
+def _reads_variable(node: Node) -> bool:
+    return any(i.role is Role.VARIABLE and i.attrs["trainable"] for i in node.inputs)
+
+
+def at_nominal_size(outputs: Sequence[Node]) -> tuple[Node, ...]:
+    sizes = {
+        (n.name, axis): NOMINAL
+        for n in topological(outputs)
+        if n.role is Role.PLACEHOLDER
+        for axis, size in enumerate(n.shape)
+        if isinstance(size, Dim)
+    }
+    try:
+        return specialize(outputs, sizes)
+    except ShapeError as error:
+        raise ArgumentError(
+            f"cannot weigh the layers with {NOMINAL} for every unknown size: {error.message}",
+            fix="mark the stages yourself: with ht.dist.stage(i): ...",
+        ) from None
+
+
+def _cut(work: Sequence[int], sent: Sequence[int], parts: int) -> list[int]:
+    """Where the second, third, ... part begins: all parts near the best balance, the least sent between them.
+
+    >>> _cut([4, 1, 1, 4], [9, 9, 1, 9], 2), _cut([10, 10, 10, 11], [9, 1, 9, 9], 2)
+    ([2], [2])
+    """
+    total = [0, *itertools.accumulate(work)]
+    spans = sorted({total[j] - total[i] for i, j in itertools.combinations(range(len(total)), 2)})
+    best = next(limit for limit in spans if _cheapest(total, sent, parts, limit) is not None)
+    return _cheapest(total, sent, parts, best * SLACK)
+
+
+def _cheapest(total: Sequence[int], sent: Sequence[int], parts: int, limit: float) -> list[int] | None:
+    """The cut into parts of at most `limit` that sends least; None if there is none."""
+    found: dict[int, tuple[int, list[int]]] = {0: (0, [])}  # end of the parts so far -> bytes, where parts begin
+    for part in range(parts):
+        longer: dict[int, tuple[int, list[int]]] = {}
+        for start, (cost, starts) in found.items():
+            for end in range(start + 1, len(total)):
+                if total[end] - total[start] > limit:
+                    break
+                here = (cost + (sent[start - 1] if start else 0), [*starts, start] if part else starts)
+                longer[end] = min(longer.get(end, here), here)
+        found = longer
+    return found[len(total) - 1][1] if len(total) - 1 in found else None

@@ -1,0 +1,217 @@
+"""Strategies: plain data that says how a model is spread over ranks.
+
+A `Strategy` is a device grid, a layout for each feed, and for each variable two layouts: `compute`, in which the model
+reads it, and `store`, in which it is kept and updated. Everything else is deduced.
+Ignored on purpose: writing one for a given model (`builders.py`), and which is best.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+from ...core.errors import ArgumentError, AxisError, GraphError, UnknownNameError, did_you_mean
+from ...core.graph import OPS, Node, origin_of, topological
+from ...core.op import Role
+from ...look.svg import Svg
+from ...look.table import rows_html
+from ...core.types import Atom
+from ..layout.deduce import Grid
+from ..comm.hierarchical import Hosts
+from ..layout.initial import LocalInitializer
+from ..layout.layout import Layout, show_ranks
+from .place import assign, marked_places
+from .table import shards, table
+
+
+@dataclass(frozen=True)
+class Kept:
+    """How one variable is kept: `compute` is what the model reads, `store` what is kept and updated."""
+
+    compute: Layout
+    store: Layout
+
+
+@dataclass
+class Strategy:
+    """Layouts of variables and feeds by name on the grid of `base`; what is not named is duplicated.
+
+    `places` are the grids of the ranks on which the user has placed nodes, with duplicates (`place.py`). Reductions of
+    gradients are joined and overlapped in buckets of at most `bucket_bytes`; 0 keeps them apart. `hosts` are the ranks
+    that share each host, if an all-to-all is to go within hosts first (`hierarchical.py`).
+
+    >>> from hetu.dist import Mesh
+    >>> mesh = Mesh((2,), ("data",))
+    >>> strategy = Strategy(mesh.layout(), {}, {"x": mesh.layout(data=0)})
+    >>> Strategy.from_json(strategy.to_json()) == strategy
+    True
+    """
+
+    base: Layout
+    variables: dict[str, Kept] = field(default_factory=dict)
+    feeds: dict[str, Layout] = field(default_factory=dict)
+    bucket_bytes: int = 4 << 20
+    places: tuple[Layout, ...] = ()
+    hosts: Hosts = ()
+
+    def __post_init__(self) -> None:
+        self.grid = Grid.of(self.base)
+        self.whole = self.grid.layout({})
+        self._local: dict[tuple[Node, int], Node] = {}
+
+    # -- what the passes ask -------------------------------------------------------------------------------------
+
+    def grid_of(self, outputs: Sequence[Node], late: Collection[Node]) -> Callable[[Node], Grid]:
+        """Where each node of a graph is computed; `late` are those that update variables."""
+        grids = {layout.ranks: Grid.of(layout) for layout in self.places}
+        placed = assign(outputs, grids, self.leaf, late) if grids else {}
+        return lambda node: grids[placed[node]] if node in placed else self.grid
+
+    def leaf(self, node: Node, updating: bool) -> Layout | None:
+        """The layout of a leaf for its readers; None for constants, which can be had in any."""
+        if node.role is Role.VARIABLE:
+            kept = self.variables.get(node.name)
+            return self.whole if kept is None else kept.store if updating else kept.compute
+        return self.feeds.get(node.name, self.whole) if node.role is Role.PLACEHOLDER else None
+
+    def sizes(self, sizes: Mapping[Atom, int], training: bool) -> Mapping[Atom, int]:
+        """The sizes that a graph is made for, from those that are fed."""
+        return sizes
+
+    def store(self, node: Node) -> Layout:
+        """The layout in which a variable is kept."""
+        kept = self.variables.get(node.name)
+        return self.whole if kept is None else kept.store
+
+    def local_variable(self, node: Node, rank: int) -> Node | None:
+        """The variable that holds this rank's part, the same node at every call; None if it has no part."""
+        piece = self.store(node).pieces(node.shape).get(rank)
+        if piece is None:
+            return None
+        if piece.shape == node.shape:
+            return node
+        if (node, rank) not in self._local:
+            init = LocalInitializer(node.attrs["init"], node.shape, piece.box)
+            with origin_of(node):
+                attrs = {**node.attrs, "shape": piece.shape, "init": init}
+                self._local[node, rank] = OPS["variable"].make((), attrs)
+        return self._local[node, rank]
+
+    def attach(self, outputs: Sequence[Node], comm: Any = None) -> Any:
+        """What an executor works with: a strategy is used as it is, its builders write one first."""
+        from .placement import attach
+
+        return attach(self, outputs, comm)
+
+    def build(self, outputs: Sequence[Node], world_size: int) -> Strategy:
+        """Itself, whatever the graph."""
+        return self
+
+    def check(self, outputs: Sequence[Node], world_size: int) -> None:
+        """UnknownNameError for variables or feeds that the graph lacks; ArgumentError or AxisError for layouts that do
+        not fit them or name ranks that do not exist."""
+        nodes = topological(outputs)
+        for node in nodes:
+            if node.role is Role.COMMUNICATION and "order" not in node.attrs:
+                raise GraphError(
+                    f"{node!r} is written by hand, but a strategy puts in all communication itself",
+                    fix="leave out strategy=, or say with ht.dist.shard(node, layout=...) how the value is to lie",
+                    site=node.site,
+                )
+        layouts: list[tuple[str, Layout]] = [("the strategy", self.base)]
+        for kind, given in (("variable", self.variables), ("placeholder", self.feeds)):
+            known = {n.name: n for n in nodes if n.role.value == kind}
+            for name, kept in given.items():
+                if name not in known:
+                    fix = did_you_mean(name, known)
+                    raise UnknownNameError(f"the strategy names the {kind} {name!r}, which the graph lacks", fix=fix)
+                here = [kept.compute, kept.store] if isinstance(kept, Kept) else [kept]
+                for layout in here:
+                    _check_fits(known[name], layout)
+                    layouts.append((f"the layout of {name!r}", layout))
+        layouts += [(f"the hint at {n.site}", n.attrs["layout"]) for n in nodes if n.role is Role.HINT]
+        self._check_places(outputs, world_size)
+        if self.hosts and sorted(chain.from_iterable(self.hosts)) != [*range(world_size)]:
+            raise ArgumentError(f"hosts {self.hosts}, the job has {world_size} ranks", fix="name each rank once")
+        for what, layout in layouts:
+            if (most := max(layout.ranks)) >= world_size:
+                raise ArgumentError(
+                    f"{what} uses rank {most}, the job has {world_size} ranks: {layout}",
+                    fix=f"start more: heturun -w {most + 1} ...",
+                )
+
+    def _check_places(self, outputs: Sequence[Node], world_size: int) -> None:
+        known = {layout.ranks for layout in self.places}
+        for ranks, node in marked_places(outputs).items():
+            if max(ranks) >= world_size:
+                what, fix = f"the job has {world_size} ranks", f"start more: heturun -w {max(ranks) + 1} ..."
+            elif ranks not in known:
+                what, fix = "the strategy has no such place", "let a builder write it: strategy=ht.dist.DataParallel()"
+            else:
+                continue
+            raise ArgumentError(f"{node!r} is placed on rank {show_ranks(ranks)}, {what}", fix=fix, site=node.site)
+
+    # -- plain data ----------------------------------------------------------------------------------------------
+
+    def to_json(self) -> str:
+        data = {
+            "base": self.base.to_json(),
+            "variables": {
+                n: {"compute": k.compute.to_json(), "store": k.store.to_json()} for n, k in self.variables.items()
+            },
+            "feeds": {name: layout.to_json() for name, layout in self.feeds.items()},
+            "bucket_bytes": self.bucket_bytes,
+            "places": [layout.to_json() for layout in self.places],
+            "hosts": self.hosts,
+        }
+        return json.dumps(data, indent=1)
+
+    @staticmethod
+    def from_json(text: str) -> Strategy:
+        """What `to_json` wrote."""
+        read = Layout.from_json
+        try:
+            data = json.loads(text)
+            variables = {n: Kept(read(k["compute"]), read(k["store"])) for n, k in data["variables"].items()}
+            feeds = {n: read(v) for n, v in data["feeds"].items()}
+            places = tuple(map(read, data["places"]))
+            hosts = tuple(tuple(map(int, host)) for host in data["hosts"])
+            plain = Strategy(read(data["base"]), variables, feeds, int(data["bucket_bytes"]), places, hosts)
+            if "stages" not in data:
+                return plain
+            from .pipeline import Staged
+
+            return Staged.read(plain, data)
+        except (KeyError, TypeError, json.JSONDecodeError) as error:
+            raise ArgumentError(f"not a strategy: {error!r}", fix="pass what Strategy.to_json wrote") from None
+
+    def table(self, outputs: Iterable[Node]) -> str:
+        """One row per variable: its shape, layouts, bytes on a rank, and the collectives that a step needs for it."""
+        return table(self, outputs)
+
+    def shards(self, outputs: Iterable[Node]) -> Svg:
+        """A picture of which rank keeps which part of each variable."""
+        return shards(self, outputs)
+
+    def _repr_html_(self) -> str:
+        """What is known without a graph; with one, `table` and `shards` show shapes and bytes."""
+        kept = [(name, str(k.compute), str(k.store)) for name, k in self.variables.items()]
+        fed = [(f"{name} (fed)", str(layout), "") for name, layout in self.feeds.items()]
+        return rows_html([("", "compute", "store"), ("all else", *2 * (str(self.whole),)), *kept, *fed])
+
+    def __str__(self) -> str:
+        rows = [f"{name}: {k.compute}, kept as {k.store}" for name, k in self.variables.items()]
+        rows += [f"{name} (fed): {layout}" for name, layout in self.feeds.items()]
+        rows += [f"placed on {show_ranks(layout.ranks)}: {layout}" for layout in self.places]
+        return "\n".join([f"all else: {self.grid.layout({})}", *rows])
+
+
+def _check_fits(node: Node, layout: Layout) -> None:
+    most = max(role for role, _ in layout.axes().values())
+    if most >= node.ndim:
+        raise AxisError(f"{layout} splits axis {most} of {node!r}", fix=f"it has the axes 0 to {node.ndim - 1}")
+    if layout.pending is not None:
+        raise ArgumentError(f"{layout} keeps {node!r} as a pending result", fix="split or duplicate it")

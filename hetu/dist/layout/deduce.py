@@ -1,0 +1,289 @@
+"""Deduce a layout for every node of a graph, from those of variables and feeds and from the operators' rules.
+
+One forward walk. For every axis of the device grid an operator has a few candidates: replicate, split one factor that
+some input already splits, or let a pending sum flow through. A split is never invented. Among the candidates the
+least is taken of: pinned inputs that would move, a split dropped though another candidate keeps one, bytes moved; ties
+combine early. This "keep" policy gives Megatron's two all-reduces a block and data parallelism's one a gradient
+(compare GSPMD, Xu et al. 2021, and the annotations of Hetu v2). Ignored on purpose: a search for the global optimum.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from ...core.graph import Node, topological
+from ...core.op import Op, Role
+from ...core.memory import types_of
+from .layout import ACROSS, DUP, MAX, MIN, SUM, Layout, Shard
+from .rules import Rule, Term, rule_of
+
+AxisId = tuple[int, int]
+ROLE_OF = {"sum": SUM, "max": MAX, "min": MIN}
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Ranks and degrees without roles: what layouts that differ only in roles have in common."""
+
+    parts: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+    ratio: tuple[int, ...] = ()
+
+    @staticmethod
+    def of(layout: Layout) -> Grid:
+        return Grid(tuple((p.ranks, tuple(n for _, n in p.axes)) for p in layout.parts), layout.ratio)
+
+    @cached_property
+    def degrees(self) -> dict[AxisId, int]:
+        """Axis -> degree, the outermost first."""
+        found = {ACROSS: len(self.parts)}
+        for p, (_, sizes) in enumerate(self.parts):
+            found |= {(p, position): n for position, n in enumerate(sizes)}
+        return found
+
+    @cached_property
+    def _made(self) -> dict[Any, Layout]:
+        """Layouts by roles, and layouts carried over: a graph asks for few, but for each of them very often."""
+        return {}
+
+    def layout(self, roles: Mapping[AxisId, int]) -> Layout:
+        """The layout of this grid with these roles; axes that are not named hold duplicates."""
+        key = tuple(roles.items())
+        if key not in self._made:
+            self._made[key] = self._layout(roles)
+        return self._made[key]
+
+    def _layout(self, roles: Mapping[AxisId, int]) -> Layout:
+        parts = tuple(
+            Shard(ranks, tuple((roles.get((p, position), DUP), n) for position, n in enumerate(sizes)))
+            for p, (ranks, sizes) in enumerate(self.parts)
+        )
+        across = roles.get(ACROSS, DUP)
+        return Layout(parts, across, self.ratio if across >= 0 else ())
+
+    def carry(self, layout: Layout) -> Layout:
+        """`layout` on this grid: the same roles where the degrees agree, the same splits where only the axes do."""
+        if layout not in self._made:
+            theirs, roles = Grid.of(layout).degrees, dict[AxisId, int]()
+            if theirs.keys() == self.degrees.keys():
+                alike = theirs == self.degrees
+                roles = {axis: role for axis, (role, _) in layout.axes().items() if alike or role >= 0}
+            self._made[layout] = self.layout(roles)
+        return self._made[layout]
+
+    def hinted(self, hint: Layout, given: Layout | None, node: Node) -> Layout:
+        """The layout that the hint `node` asks for here, for a value that lies as `given`."""
+        return hint
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Roles wanted of the inputs on one axis, and the outputs' roles that follow."""
+
+    wants: tuple[int, ...]
+    outs: tuple[int, ...]
+
+
+@dataclass
+class Decision:
+    """The layouts an operator wants of its inputs, and those of its outputs."""
+
+    wants: tuple[Layout, ...]
+    outs: tuple[Layout, ...]
+
+
+@dataclass
+class Deduction:
+    """`layouts[node]` are the layouts of its outputs, `wants[node]` those it needs its inputs in."""
+
+    layouts: dict[Node, tuple[Layout, ...]] = field(default_factory=dict)
+    wants: dict[Node, tuple[Layout, ...]] = field(default_factory=dict)
+
+
+def deduce(
+    outputs: Sequence[Node],
+    leaf: Callable[[Node, bool], Layout | None],
+    grid_of: Callable[[Node], Grid],
+    updating: set[Node],
+) -> Deduction:
+    """Layouts for every node that `outputs` need.
+
+    `leaf(node, updating)` gives the layout of a variable or feed, for readers in or outside the update of variables;
+    None means that the leaf can be had in any layout (constants). `grid_of(node)` is where a node is computed.
+    """
+    found = Deduction()
+    readers = Counter(i for node in topological(outputs) for i in node.inputs)
+    pinned: set[Node] = set()
+    for node in topological(outputs):
+        if not node.inputs:
+            layout = leaf(node, False)
+            found.layouts[node] = (grid_of(node).layout({}) if layout is None else layout,)
+            if node.role is Role.VARIABLE:
+                pinned.add(node)
+            continue
+        if node.role is Role.ITEM:
+            found.layouts[node] = (found.layouts[node.inputs[0]][node.attrs["index"]],)
+            found.wants[node] = found.layouts[node]
+            continue
+        given = [_given(found, i, leaf, node in updating) for i in node.inputs]
+        decision = _decide(node, given, grid_of(node), pinned, readers)
+        found.layouts[node], found.wants[node] = decision.outs, decision.wants
+        if all(i in pinned for i in node.inputs):
+            pinned.add(node)
+    return found
+
+
+def _given(found: Deduction, node: Node, leaf: Callable[[Node, bool], Layout | None], updating: bool) -> Layout | None:
+    """The layout in which an input is at hand; None for one that can be had in any."""
+    if not node.inputs:
+        return leaf(node, updating)
+    return found.layouts[node][0]
+
+
+def _decide(
+    node: Node, given: Sequence[Layout | None], grid: Grid, pinned: set[Node], readers: Counter[Node]
+) -> Decision:
+    hint = node.attrs.get("layout") if node.role is Role.HINT else None
+    if hint is not None:
+        here = grid.hinted(hint, given[0], node)
+        return Decision((here,), (here,))
+    at_hand = [None if g is None else grid.carry(g) for g in given]
+    if node.op.awaited:  # however they lie
+        here = tuple(grid.layout({}) if g is None else g for g in at_hand)
+        return Decision(here, here[:1])
+    rule = rule_of(node)
+    count = len(types_of(node))
+    if rule is None:
+        _warn_once(node)
+        plain = grid.layout({})
+        return Decision((plain,) * len(given), (plain,) * count)
+    wants: list[dict[AxisId, int]] = [{} for _ in given]
+    outs: list[dict[AxisId, int]] = [{} for _ in range(count)]
+    degrees: dict[str, int] = {}
+    for axis, n in grid.degrees.items():
+        roles = [None if g is None else g.axes()[axis][0] for g in at_hand]
+        if n == 1 and all(role in (None, DUP) for role in roles):
+            continue
+        chosen = _choose(node, rule, roles, n, pinned, readers, degrees, grid.ratio if axis == ACROSS else ())
+        for store, values in ((wants, chosen.wants), (outs, chosen.outs)):
+            for entry, role in zip(store, values, strict=True):
+                # A split into one part is remembered for a larger grid that the value may come to; a sum is complete.
+                entry[axis] = role if n > 1 else max(role, DUP)
+    return Decision(tuple(map(grid.layout, wants)), tuple(map(grid.layout, outs)))
+
+
+def _choose(
+    node: Node,
+    rule: Rule,
+    roles: Sequence[int | None],
+    n: int,
+    pinned: set[Node],
+    readers: Counter[Node],
+    degrees: dict[str, int],
+    ratio: tuple[int, ...],
+) -> Candidate:
+    """The best candidate for one axis of degree `n`."""
+    options: list[tuple[tuple[float, ...], Candidate, str | None]] = []
+    for factor in dict.fromkeys(_present(rule, roles)):
+        total = degrees.get(factor, 1) * (sum(ratio) or n)
+        if factor not in rule.fixed and _window_known(node, rule, factor) and rule.can_split(factor, total):
+            options.append((*_scored(node, _split(node, rule, factor), roles, n, pinned), factor))
+    options.append((*_scored(node, _replicated(rule), roles, n, pinned), None))
+    if (flowing := _flowing(node, roles, len(rule.outputs), readers)) is not None:
+        options.append((*_scored(node, flowing, roles, n, pinned), None))
+    if any(factor for *_, factor in options):
+        options = [((s[0], 0 if f else 1, *s[1:]), c, f) for s, c, f in options]
+    else:
+        options = [((s[0], 0, *s[1:]), c, f) for s, c, f in options]
+    _, best, factor = min(options, key=lambda option: option[0])
+    if factor is not None:
+        degrees[factor] = degrees.get(factor, 1) * n
+    return best
+
+
+def _present(rule: Rule, roles: Sequence[int | None]) -> list[str]:
+    """Factors that some input already splits on this axis."""
+    found = (rule.factor(term, role) for term, role in zip(rule.inputs, roles) if role is not None and role >= 0)
+    return [factor for factor in found if factor is not None]
+
+
+def _window_known(node: Node, rule: Rule, factor: str) -> bool:
+    return factor not in rule.windowed or "window" in node.op.defaults
+
+
+def _replicated(rule: Rule) -> Candidate:
+    return Candidate((DUP,) * len(rule.inputs), (DUP,) * len(rule.outputs))
+
+
+def _split(node: Node, rule: Rule, factor: str) -> Candidate:
+    """Split `factor` wherever it is; where it vanishes the result is pending."""
+
+    def role(term: Term, absent: int) -> int:
+        place = rule.place(term, factor)
+        return absent if place is None else place
+
+    pending = ROLE_OF[node.op.reduce]
+    return Candidate(
+        tuple(role(term, DUP) for term in rule.inputs), tuple(role(term, pending) for term in rule.outputs)
+    )
+
+
+def _flowing(node: Node, roles: Sequence[int | None], outputs: int, readers: Counter[Node]) -> Candidate | None:
+    """Let a pending sum pass: one input of a multilinear operator, or all inputs of a jointly linear one.
+
+    Not one that others read too: each of them would have to combine what became of it.
+    """
+    linear = node.op.linear
+    if linear == "joint":
+        if all(role == SUM for role in roles):
+            return Candidate((SUM,) * len(roles), (SUM,) * outputs)
+        return None
+    pending = [k for k, role in enumerate(roles) if role == SUM]
+    if len(pending) != 1 or pending[0] not in linear or readers[node.inputs[pending[0]]] > 1:
+        return None
+    return Candidate(tuple(SUM if k in pending else DUP for k in range(len(roles))), (SUM,) * outputs)
+
+
+def _scored(
+    node: Node, candidate: Candidate, roles: Sequence[int | None], n: int, pinned: set[Node]
+) -> tuple[tuple[float, ...], Candidate]:
+    """(pinned inputs that move, bytes, pending outputs) of a candidate."""
+    moved, cost = 0, 0.0
+    for position, (i, role, want) in enumerate(zip(node.inputs, roles, candidate.wants)):
+        if role is None or role == want or position in node.op.like:
+            continue
+        moved += i in pinned
+        cost += float(i.tensor.nbytes) * _traffic(role, want, n)
+    pending = 0
+    for type_, role in zip(types_of(node), candidate.outs):
+        if role in (SUM, MAX, MIN):
+            pending += 1
+            if not any(r == role for r in roles):  # a new pending value will have to be combined
+                cost += float(type_.nbytes) * _traffic(role, DUP, n)
+    return (moved, cost, pending), candidate
+
+
+def _traffic(src: int, dst: int, n: int) -> float:
+    """Bytes on the wire for a change of role over `n` ranks, as a share of the array."""
+    share = (n - 1) / n
+    if src in (dst, DUP):
+        return 0.0
+    if src < DUP:
+        return share if dst >= 0 else 2 * share
+    return share if dst == DUP else share / n
+
+
+_warned: set[Op] = set()
+
+
+def _warn_once(node: Node) -> None:
+    if node.op not in _warned:
+        _warned.add(node.op)
+        warnings.warn(
+            f"operator {node.op.name!r} has no dims rule, so its inputs are gathered on every rank ({node!r})",
+            stacklevel=2,
+        )

@@ -1,0 +1,272 @@
+"""Moving a tensor from one layout to another: what each rank sends, or the collective that does it faster.
+
+`plan(src, dst, shape)` is a pure function that every rank evaluates alike, so all ranks agree on the order of
+communication without talking. Its `transfers` are batched send/receive as in Hetu v2, right for any two layouts:
+cut the tensor at all boundaries of both; each rank that needs a cell takes each of its terms from itself, or else
+from the owner that has sent least so far. Where the change is one that a collective knows, the plan names it.
+Ignored on purpose: the network's topology, and moves in two steps.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from ...core.errors import ArgumentError, DTypeError, ShapeError
+from .boxes import Box, cells, contains, sizes, volume, within
+from .collectives import Collective, find
+from ..comm.comm import REDUCE, Comm
+from ..comm.hierarchical import Hosts
+from .layout import MAX, MIN, PENDING, SUM, Layout, Piece, Term
+
+
+class Transfer(NamedTuple):
+    """`target` takes one term of the cell `box` from `source`; both are the same rank for what it already holds."""
+
+    source: int
+    target: int
+    box: Box
+    term: Term
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a tensor of `shape` gets from `src` to `dst`.
+
+    `kind` is nothing, slice (local), all_reduce, reduce_scatter, all_gather, all_to_all, split_all_reduce (groups
+    that overlap), send_recv (whole arrays between pairs of ranks) or batched (anything else). `transfers` always
+    hold the generic way; on a thousand ranks they are a million, so they are found when they are asked for.
+
+    >>> from hetu.dist import SUM, Layout, Shard
+    >>> plan(Layout(Shard((0, 1), ((SUM, 2),))), Layout(Shard((0, 1), ((0, 2),))), (4, 3))
+    Plan(reduce_scatter on (0, 1): [sum/2] on 0-1 -> [0/2] on 0-1)
+    """
+
+    kind: str
+    src: Layout
+    dst: Layout
+    shape: tuple[int, ...]
+    collectives: tuple[Collective, ...] = ()
+
+    @functools.cached_property
+    def before(self) -> dict[int, Piece]:
+        """What every rank of `src` holds."""
+        return self.src.pieces(self.shape)
+
+    @functools.cached_property
+    def after(self) -> dict[int, Piece]:
+        """What every rank of `dst` will hold."""
+        return self.dst.pieces(self.shape)
+
+    @functools.cached_property
+    def transfers(self) -> tuple[Transfer, ...]:
+        """What every rank takes from which."""
+        return tuple(_transfers(self.before, self.after))
+
+    @functools.cached_property
+    def between(self) -> dict[tuple[int, int], list[Box]]:
+        """(source, target) -> the cells of their one message, in the order of both."""
+        found = defaultdict(list)
+        for t in self.transfers:
+            found[t.source, t.target].append(t.box)
+        return dict(found)
+
+    @functools.cached_property
+    def into(self) -> dict[int, list[Transfer]]:
+        """What every rank of `dst` is made of."""
+        found = defaultdict(list)
+        for t in self.transfers:
+            found[t.target].append(t)
+        return found
+
+    @property
+    def moved(self) -> int:
+        """Elements that cross between ranks, over all ranks, with bandwidth-optimal algorithms."""
+        if self.collectives:
+            return sum(collective.moved for collective in self.collectives)
+        return sum(volume(t.box) for t in self.transfers if t.source != t.target)
+
+    def over(self, hosts: Hosts) -> Plan:
+        """The same for ranks that share hosts so: an all_to_all between hosts then goes within them first."""
+        if not hosts:
+            return self
+        return replace(self, collectives=tuple(collective.over(hosts) for collective in self.collectives))
+
+    def run(self, comm: Comm, x: np.ndarray | None, out: np.ndarray | None) -> None:
+        """Fill `out` (this rank's part in `dst`) from `x` (its part in `src`); None where it has none.
+
+        All ranks of both layouts call it; the layouts name ranks of `comm`. ShapeError or DTypeError if a buffer is
+        not the part that its layout describes.
+        """
+        self._check(comm, x, out)
+        if x is None and out is None:
+            return
+        mine = [collective for collective in self.collectives if comm.rank in collective.group]
+        for collective in mine:
+            collective.run(comm.split(collective.group), x, out)
+        in_place = x is not None and out is not None and np.may_share_memory(x, out)
+        if not mine and not in_place:  # what stays on this rank lies in place already
+            # Beside collectives of other ranks, only what stays on this rank is left to copy.
+            arrived = {} if self.collectives else self._exchange(comm, x, out)
+            if out is not None:
+                self._assemble(comm.rank, x, out, arrived)
+
+    def _exchange(self, comm: Comm, x: np.ndarray | None, out: np.ndarray | None) -> dict[int, np.ndarray]:
+        """One message for every pair of ranks; what has arrived, by source."""
+        sends, recvs = [], {}
+        for (source, target), boxes in self.between.items():
+            if source == comm.rank != target:
+                own = self.before[source].box
+                sends.append((target, np.concatenate([x[within(box, own)].reshape(-1) for box in boxes])))
+            elif source != comm.rank == target:
+                recvs[source] = np.empty(sum(map(volume, boxes)), out.dtype, like=out)
+        comm.exchange(sends, [*recvs.items()])
+        return recvs
+
+    def _assemble(self, rank: int, x: np.ndarray | None, out: np.ndarray, arrived: dict[int, np.ndarray]) -> None:
+        """Write each cell of `out` from its terms, in their order, so that duplicates add alike."""
+        if self.dst.pending is not None:
+            out.fill(identity(self.dst.pending, out.dtype))
+        used: dict[int, int] = defaultdict(int)
+        written = set()
+        for source, _, box, _ in self.into[rank]:
+            if source == rank:
+                value = x[within(box, self.before[rank].box)]
+            else:
+                start, used[source] = used[source], used[source] + volume(box)
+                value = arrived[source][start : used[source]].reshape(sizes(box))
+            cell = out[within(box, self.after[rank].box)]
+            if box in written:
+                REDUCE[PENDING[self.src.pending]](cell, value, out=cell)
+            else:
+                cell[...] = value
+                written.add(box)
+
+    def _check(self, comm: Comm, x: np.ndarray | None, out: np.ndarray | None) -> None:
+        if (most := max(*self.src.ranks, *self.dst.ranks)) >= comm.world_size:
+            raise ArgumentError(f"{self} names rank {most} of {comm.world_size}", fix="use ranks of the group")
+        for name, array, pieces in (("x", x, self.before), ("out", out, self.after)):
+            wanted = pieces[comm.rank].shape if comm.rank in pieces else None
+            got = None if array is None else array.shape
+            if wanted != got:
+                raise ShapeError(f"rank {comm.rank} passes {name} of shape {got}, its part has {wanted} in {self}")
+        if x is not None and out is not None and x.dtype != out.dtype:
+            raise DTypeError(f"x is {x.dtype} and out is {out.dtype}", fix="use one dtype for both")
+
+    def __repr__(self) -> str:
+        groups = ", ".join(str(collective.group) for collective in self.collectives)
+        return f"Plan({self.kind}{' on ' * bool(groups)}{groups}: {self.src} -> {self.dst})"
+
+
+def identity(role: int, dtype: np.dtype) -> float | int | bool:
+    """What changes nothing when combined by `role`: 0, or the lowest (MAX) or highest (MIN) value of the dtype."""
+    if role == SUM:
+        return 0
+    if dtype.kind == "b":
+        return role == MIN
+    if dtype.kind == "f":
+        return -np.inf if role == MAX else np.inf
+    limits = np.iinfo(dtype)
+    return limits.min if role == MAX else limits.max
+
+
+@functools.lru_cache(maxsize=4096)
+def plan(src: Layout, dst: Layout, shape: tuple[int, ...]) -> Plan:
+    """The cheapest known way from `src` to `dst`: nothing, a local slice, collectives, or batched send/receive.
+
+    A pending sum that only `dst` has is made by giving the value to the first rank of its axis and zeros (for MAX
+    and MIN the identity) to the others; a pending axis that both have at one position stays as it is.
+    """
+    before, after = src.pieces(shape), dst.pieces(shape)
+    here = all(rank in before and contains(before[rank].box, piece.box) for rank, piece in after.items())
+    complete = src.pending is None and dst.pending is None  # then a rank takes what it has from itself
+    if here and (complete or all(t.source == t.target for t in _transfers(before, after))):
+        return Plan("nothing" if before == after else "slice", src, dst, shape)
+    if collectives := find(src, dst, shape):
+        members = [rank for collective in collectives for rank in collective.group]
+        kind = "split_" * (len(set(members)) < len(members)) + collectives[0].kind
+        return Plan(kind, src, dst, shape, collectives)
+    whole = _whole_arrays(_transfers(before, after), before, after)
+    return Plan("send_recv" if whole else "batched", src, dst, shape)
+
+
+def _transfers(before: dict[int, Piece], after: dict[int, Piece]) -> Iterator[Transfer]:
+    """For every cell, needer and term of it, who gives it; load balanced."""
+    inside = cells([piece.box for piece in before.values()], [piece.box for piece in after.values()])
+    needers: dict[tuple[int, Box], list[int]] = defaultdict(list)
+    for rank, piece in after.items():
+        for box in inside[piece.box]:
+            needers[piece.copy, box].append(rank)
+    sent: dict[int, int] = defaultdict(int)
+    for (_, box), targets in needers.items():
+        owners = _owners(box, before)
+        # Ranks that will hold different terms of one value must take them from one copy: copies are cut differently.
+        together = len({after[rank].term for rank in targets}) > 1
+        for unit in [targets] if together else [[rank] for rank in targets]:
+            for source, target, term in _choose({rank: after[rank].term for rank in unit}, owners, sent):
+                yield Transfer(source, target, box, term)
+                sent[source] += volume(box) if source != target else 0
+
+
+def _owners(box: Box, before: dict[int, Piece]) -> dict[int, dict[Term, list[int]]]:
+    """copy -> term -> the ranks that hold it for this cell. Any one copy gives the complete value."""
+    found: dict[int, dict[Term, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for rank, piece in before.items():
+        if contains(piece.box, box):
+            found[piece.copy][piece.term].append(rank)
+    return found
+
+
+def _choose(
+    wanted: dict[int, Term], copies: dict[int, dict[Term, list[int]]], sent: dict[int, int]
+) -> list[tuple[int, int, Term]]:
+    """(source, target, term) of all terms that the targets must combine, from the copy that costs the fewest receipts.
+
+    A source term belongs to the target term with its coordinates, 0 where the source has no such axis; so each
+    belongs to exactly one, and the total is kept.
+    """
+    options = []
+    for terms in copies.values():
+        option = []
+        for (term, ranks), (target, mine) in itertools.product(sorted(terms.items()), wanted.items()):
+            place = dict(term)
+            if all(place.get(axis, 0) == coordinate for axis, coordinate in mine):
+                option.append((target if target in ranks else min(ranks, key=lambda r: sent[r]), target, term))
+        foreign = [source for source, target, _ in option if source != target]
+        options.append((len(foreign), sum(sent[rank] for rank in foreign), option))
+    return min(options, key=lambda option: option[:2])[2]
+
+
+def _whole_arrays(transfers: Iterable[Transfer], before: dict[int, Piece], after: dict[int, Piece]) -> bool:
+    """Whether whole arrays go from one rank to one other, nothing cut or added: plain point-to-point."""
+    sources, targets = set[int](), set[int]()
+    for t in transfers:  # of a million, mostly the first says no
+        if t.source in sources or t.target in targets or not t.box == before[t.source].box == after[t.target].box:
+            return False
+        sources.add(t.source), targets.add(t.target)
+    return True
+
+
+def redistribute(
+    comm: Comm, x: np.ndarray | None, src: Layout, dst: Layout, shape: Sequence[int], dtype: object = None
+) -> np.ndarray | None:
+    """This rank's part of a tensor of `shape` in the layout `dst`, from its part `x` in the layout `src`.
+
+    All ranks of both layouts call it, and `x` stays as it was. A rank outside `src` passes None and the dtype; a
+    rank outside `dst` gets None. Layouts name ranks of `comm`. ShapeError if `x` is not the part `src` describes.
+    """
+    way = plan(src, dst, tuple(shape))
+    if comm.rank not in way.after:
+        way.run(comm, x, None)
+        return None
+    if x is None and dtype is None:
+        raise ArgumentError(f"rank {comm.rank} holds nothing in {src}", fix="pass dtype= for what it receives")
+    out = np.empty(way.after[comm.rank].shape, x.dtype if dtype is None else dtype)
+    way.run(comm, x, out)
+    return out

@@ -1,0 +1,108 @@
+"""Sharding rules, read: an operator's `dims` string applied to the shapes of one node.
+
+The string says which axes of inputs and outputs are the same *factor* (grammar: `hetu/ops/shape.py`). From it follows
+which factor a split of one axis splits, where that factor is elsewhere, and whether it may be split at all.
+Ignored on purpose: which factor to choose, see `deduce.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from ...core.graph import Node
+from ...core.memory import types_of
+from ...core.types import Shape
+
+Axis = tuple[str, ...]  # the factors of one axis, the major one first; none for an axis of size 1
+Term = tuple[Axis, ...]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The factors of every axis of a node's inputs and outputs.
+
+    `fixed` factors may not be split; `windowed` ones, in the order the rule names them, may if the operator is told its
+    slice; `sizes` are known sizes.
+    """
+
+    inputs: tuple[Term, ...]
+    outputs: tuple[Term, ...]
+    fixed: frozenset[str]
+    windowed: tuple[str, ...]
+    sizes: dict[str, int]
+
+    def factor(self, term: Term, dim: int) -> str | None:
+        """The factor that a split of axis `dim` splits: the major one; None for an axis of size 1."""
+        return term[dim][0] if term[dim] else None
+
+    def place(self, term: Term, factor: str) -> int | None:
+        """The axis that `factor` splits in `term`: where it is the major factor."""
+        return next((d for d, axis in enumerate(term) if axis and axis[0] == factor), None)
+
+    def can_split(self, factor: str, degree: int) -> bool:
+        """Whether `degree` parts of `factor` are none of them empty, and cut merged axes at whole steps of it."""
+        terms = (*self.inputs, *self.outputs)
+        merged = any(len(axis) > 1 and factor in axis for term in terms for axis in term)
+        minor = any(factor in axis[1:] for term in terms for axis in term)
+        size = self.sizes.get(factor, 1)
+        return size >= degree and not minor and (not merged or size % degree == 0)
+
+
+def rule_of(node: Node) -> Rule | None:
+    """The rule of a node; None where its operator has none, so that its inputs must be gathered."""
+    dims = node.op.dims
+    if dims is None:
+        return None
+    text = dims(*(i.type for i in node.inputs), **node.attrs) if callable(dims) else dims
+    return _parse(text, tuple(i.tensor.shape for i in node.inputs), tuple(t.shape for t in types_of(node)))
+
+
+@functools.lru_cache(maxsize=4096)
+def _parse(text: str, inputs: tuple[Shape, ...], outputs: tuple[Shape, ...]) -> Rule:
+    marks: dict[str, str] = {}
+    left, right = text.split("->")
+    terms = [
+        tuple(_term(part, shape, marks) for part, shape in zip(side.split(","), shapes, strict=True))
+        for side, shapes in ((left, inputs), (right, outputs))
+    ]
+    sizes: dict[str, int] = {}
+    for term, shape in zip((*terms[0], *terms[1]), (*inputs, *outputs)):
+        sizes.update({axis[0]: int(size) for axis, size in zip(term, shape) if len(axis) == 1})
+    fixed = frozenset(f for f, mark in marks.items() if mark == "!")
+    windowed = tuple(f for f, mark in marks.items() if mark == "@")
+    return Rule(terms[0], terms[1], fixed, windowed, sizes)
+
+
+def _term(text: str, shape: Shape, marks: dict[str, str]) -> Term:
+    """The axes of one term; `...` takes those that are left, named from the last so that broadcasting aligns."""
+    axes: list[Axis | None] = []
+    position = 0
+    while position < len(text):
+        letter = text[position]
+        if text.startswith("...", position):
+            axes.append(None)
+            position += 3
+        elif letter == "(":
+            end = text.index(")", position)
+            axes.append(_factors(text[position + 1 : end], marks))
+            position = end + 1
+        else:
+            end = position + 1 + (text[position + 1 : position + 2] in ("!", "@"))
+            axes.append(() if letter == "1" else _factors(text[position:end], marks))
+            position = end
+    if None in axes:
+        at, count = axes.index(None), len(shape) - len(axes) + 1
+        axes[at : at + 1] = [(f"~{count - 1 - i}",) for i in range(count)]
+    return tuple(() if size == 1 else axis or () for axis, size in zip(axes, shape, strict=True))
+
+
+def _factors(text: str, marks: dict[str, str]) -> Axis:
+    found = []
+    for position, letter in enumerate(text):
+        if letter in "!@":
+            continue
+        found.append(letter)
+        if text[position + 1 : position + 2] in ("!", "@"):
+            marks[letter] = text[position + 1]
+    return tuple(found)

@@ -1,0 +1,62 @@
+"""Views of a graph: SVG picture, Graphviz text, HTML table; memory plans, shards, timelines, rooflines, curves.
+
+`print(graph)` (in `graph.py`) is the plain-text view. Ignored on purpose: drawing libraries; everything is text.
+"""
+
+from __future__ import annotations
+
+from html import escape
+
+from ..core.graph import Graph, Node
+from .arena import memory_svg
+from .curves import curves_svg
+from .dot import to_dot
+from .roofline import roofline_svg
+from .shards import shards_svg
+from .staleness import staleness_svg
+from .svg import to_svg
+from .table import to_html
+from .timeline import timeline_svg
+
+__all__ = [
+    "curves_svg",
+    "install",
+    "memory_svg",
+    "roofline_svg",
+    "shards_svg",
+    "staleness_svg",
+    "timeline_svg",
+    "to_dot",
+    "to_html",
+    "to_svg",
+]
+
+_MOST_BOXES = 400  # beyond this a picture is slow to lay out and nobody can read it
+
+
+def install() -> None:
+    """Let notebooks show graphs and nodes as pictures.
+
+    >>> import hetu as ht
+    >>> install()
+    >>> ht.Graph((ht.placeholder("x", (3,)),))._repr_svg_()[:4]
+    '<svg'
+    """
+    Graph._repr_html_ = _graph_html  # type: ignore[attr-defined]
+    Graph._repr_svg_ = _graph_svg  # type: ignore[attr-defined]
+    Node._repr_html_ = _node_html  # type: ignore[attr-defined]
+
+
+def _graph_svg(graph: Graph) -> str | None:
+    return to_svg(graph) if len(graph.nodes) <= _MOST_BOXES else None
+
+
+def _graph_html(graph: Graph) -> str:
+    """The picture, with the table folded below it; large graphs are a folded table only."""
+    table = f"<details><summary>{len(graph.nodes)} nodes</summary>{to_html(graph)}</details>"
+    return (_graph_svg(graph) or "") + table
+
+
+def _node_html(node: Node) -> str:
+    """One line, with the picture of everything the node needs folded below it."""
+    return f"<details><summary><code>{escape(repr(node))}</code></summary>{_graph_html(Graph((node,)))}</details>"

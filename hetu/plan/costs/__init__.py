@@ -1,0 +1,1 @@
+"""How long instructions and messages take: measured, fitted, or from a table."""

@@ -1,0 +1,208 @@
+"""What joins ranks, and how long it takes: measured tables of bytes -> seconds, and clusters of hosts.
+
+A straight line through latency and bandwidth misses measured collectives by up to a factor of 2, so tables are
+interpolated between the measured sizes. A cluster one does not have is described by published figures; its links are
+then lines (`hetu.dist.Link`), which have the same methods. Ignored on purpose: contention between groups, and
+topologies beyond "same host or not".
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import json
+import math
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+from ...core.errors import ArgumentError, did_you_mean
+from ...dist.comm.clock import Link
+
+
+class Channel(Protocol):
+    """What `Link` and `Measured` have in common. Seconds of one message, and of a collective each gives `nbytes` to."""
+
+    def message(self, nbytes: int) -> float: ...
+
+    def seconds(self, kind: str, ranks: int, nbytes: int) -> float: ...
+
+
+class Table:
+    """Measured (amount, seconds) points; between them the time is a straight line, beyond them it goes on.
+
+    >>> table = Table([(100, 1.0), (200, 1.5), (400, 4.5)])
+    >>> table.seconds(50), table.seconds(150), table.seconds(300), table.seconds(600)
+    (1.0, 1.25, 3.0, 6.75)
+    """
+
+    def __init__(self, points: Iterable[Sequence[float]]) -> None:
+        self.points = sorted({float(amount): float(seconds) for amount, seconds in points}.items())
+        if not self.points:
+            raise ArgumentError("a table without points", fix="measure at least once")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Table) and self.points == other.points
+
+    __hash__ = None
+
+    def seconds(self, amount: float) -> float:
+        """Below the first point the cost is all latency, so it stays; beyond the last it grows in proportion."""
+        points = self.points
+        k = bisect.bisect_left(points, (amount,))
+        if k == 0:
+            return points[0][1]
+        if k == len(points):
+            return points[-1][1] * amount / points[-1][0]
+        (a, low), (b, high) = points[k - 1 : k + 1]
+        return low + (high - low) * (amount - a) / (b - a)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A link as it was measured: kind -> ranks -> (bytes, seconds) points; messages are between 2 ranks.
+
+    For another number of ranks the nearest measured one is scaled as the ring and tree algorithms scale.
+
+    >>> link = Measured({"all_reduce": {2: Table([(1000, 1e-3)])}, "message": {2: Table([(0, 1e-5), (1000, 2e-5)])}})
+    >>> link.message(1000), link.seconds("all_reduce", 2, 1000), link.seconds("all_reduce", 4, 1000)
+    (2e-05, 0.001, 0.0015)
+    """
+
+    tables: Mapping[str, Mapping[int, Table]]
+
+    def message(self, nbytes: int) -> float:
+        return self.tables["message"][2].seconds(nbytes)
+
+    def seconds(self, kind: str, ranks: int, nbytes: int) -> float:
+        if kind not in self.tables:
+            raise ArgumentError(f"the link was not measured for {kind!r}", fix=did_you_mean(kind, self.tables))
+        measured = self.tables[kind]
+        near = min(measured, key=lambda n: abs(math.log(n / ranks)))
+        wire = Link(latency=0.0, bandwidth=1.0)  # the algorithm alone
+        scale = 1.0 if near == ranks else wire.seconds(kind, ranks, 1000) / (wire.seconds(kind, near, 1000) or 1.0)
+        return measured[near].seconds(nbytes) * (scale or math.log2(ranks) / math.log2(near))
+
+
+def link_to_json(link: Channel) -> dict[str, Any]:
+    """Plain data for a line or a measured link."""
+    if isinstance(link, Measured):
+        return {kind: {str(n): table.points for n, table in rows.items()} for kind, rows in link.tables.items()}
+    return asdict(link)
+
+
+def link_from_json(data: Mapping[str, Any]) -> Link | Measured:
+    """The link that `link_to_json` wrote."""
+    if "bandwidth" in data:
+        return Link(float(data["latency"]), float(data["bandwidth"]))
+    return Measured({kind: {int(n): Table(points) for n, points in rows.items()} for kind, rows in data.items()})
+
+
+@dataclass(frozen=True)
+class Device:
+    """What one rank computes with, by published figures: operations/s, bytes/s of its memory, bytes, seconds a call,
+    and bytes/s between its memory and that of the host, 0 where they are the same."""
+
+    flops: float
+    bandwidth: float
+    memory: float = math.inf
+    launch: float = 5e-6
+    host_bandwidth: float = 0.0
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """`hosts` is the number of ranks on each host, in the order of the ranks.
+
+    `inner` joins ranks of one host, `outer` those of different hosts. `device` is None where it was measured.
+
+    >>> cluster = Cluster((2, 2), inner=Link(1e-6, 1e11), outer=Link(1e-5, 1e10))
+    >>> cluster.link((0, 1)) is cluster.inner, cluster.link((1, 2)) is cluster.outer
+    (True, True)
+    """
+
+    hosts: tuple[int, ...] = (1 << 20,)
+    inner: Channel = field(default_factory=Link)
+    outer: Channel = field(default_factory=Link)
+    device: Device | None = None
+    name: str = ""
+
+    @property
+    def world_size(self) -> int:
+        return sum(self.hosts)
+
+    def host(self, rank: int) -> int:
+        """The host of a rank."""
+        return bisect.bisect_right(self._ends, rank)
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        return [*itertools.accumulate(self.hosts)]
+
+    def link(self, ranks: Sequence[int]) -> Channel:
+        """What a group of ranks communicates over: the slowest link among them."""
+        return self.inner if self.host(min(ranks)) == self.host(max(ranks)) else self.outer
+
+
+def read_cluster(path: str | Path) -> Cluster:
+    """The cluster in a TOML or JSON file; see `parse`."""
+    path = Path(path)
+    try:
+        text = path.read_text("utf-8")
+        data = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+    except (OSError, ValueError) as error:
+        raise ArgumentError(f"{path}: {error}", fix="name a TOML or JSON file that describes the cluster") from None
+    return parse(data)
+
+
+def parse(data: Mapping[str, Any]) -> Cluster:
+    """The cluster in `{"hosts": [8, 8], "links": {"inner": {...}, "outer": {...}}, "device": {...}}`, checked.
+
+    Hosts are given by their numbers of ranks. A link has a latency in seconds and a bandwidth in bytes/s; a device has
+    flops and bandwidth, and if wanted memory in bytes, the seconds of a launch and host_bandwidth in bytes/s.
+
+    >>> figures = {"latency": 1e-5, "bandwidth": 1e9}
+    >>> parse({"hosts": [4, 4], "links": {"inner": figures, "outer": figures}}).world_size
+    8
+    """
+    hosts, links = (data.get(key) if isinstance(data, Mapping) else None for key in ("hosts", "links"))
+    if not isinstance(hosts, list) or not hosts or not all(type(n) is int and n > 0 for n in hosts):
+        raise ArgumentError(f"hosts are {hosts!r:.60}", fix="give the number of ranks on each host: hosts = [8, 8]")
+    if not isinstance(links, Mapping) or set(links) != {"inner", "outer"}:
+        raise ArgumentError(
+            f"links are {links!r:.60}", fix="describe links.inner (in a host) and links.outer (between)"
+        )
+    inner, outer = (_made(Link, f"links.{name}", links[name]) for name in ("inner", "outer"))
+    device = _made(Device, "device", data["device"]) if "device" in data else None
+    return Cluster(tuple(hosts), inner, outer, device, str(data.get("name", "")))
+
+
+def _made(cls: Any, where: str, figures: Any) -> Any:
+    known = [f.name for f in fields(cls)]
+    if not isinstance(figures, Mapping):
+        raise ArgumentError(f"{where} is {figures!r}", fix=f"give it the keys {', '.join(known)}")
+    for key, value in figures.items():
+        if key not in known:
+            raise ArgumentError(f"{where} has an unknown key {key!r}", fix=did_you_mean(key, known))
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+            raise ArgumentError(f"{where}: {key} = {value!r}", fix="give a number that is not negative")
+    if missing := [key for key in known[:2] if key not in figures or (key != "latency" and not figures[key])]:
+        raise ArgumentError(f"{where} has no {missing[0]}", fix=f"give {' and '.join(known[:2])}")
+    return cls(**figures)
+
+
+def dgx_h100(hosts: int = 8) -> Cluster:
+    """DGX H100 hosts by NVIDIA's data sheet: 8 H100 SXM each, NVLink 4 at 450 GB/s a direction, 400 Gb/s a card,
+    and PCIe 5 at 64 GB/s a direction to the memory of the host.
+
+    Every GPU has its card. Operations are those of dense bf16 on tensor cores. Latencies are typical, not published.
+
+    >>> dgx_h100().world_size
+    64
+    """
+    inner, outer = Link(latency=3e-6, bandwidth=450e9), Link(latency=10e-6, bandwidth=50e9)
+    device = Device(flops=989e12, bandwidth=3.35e12, memory=80e9, host_bandwidth=64e9)
+    return Cluster((8,) * hosts, inner, outer, device, f"{hosts} x 8 H100")

@@ -1,0 +1,276 @@
+"""How long things take: operators, links, and how fast each rank is, as measured or as described.
+
+`profile.seconds(node)` looks for the very instruction (operator and types), else interpolates between the measured
+sizes of the operator, else takes the rates of the machine. A size is weighed by its *ideal* time: the operations at the
+machine's best rate or the bytes at its memory's, whichever takes longer. Ignored on purpose: what a time depends on
+besides types, such as values and what stands in the cache.
+
+For planners: `profile.seconds(node)`, `profile.cluster.link(ranks).seconds(kind, len(ranks), nbytes)` and
+`.message(nbytes)`; `dataclasses.replace(profile, cluster=..., speeds=...)`; `simulate` in `simulate.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import platform
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...core.errors import ArgumentError
+from ...core.executor import Executor
+from ...core.graph import Node
+from ...core.types import show_type
+from ...look.profiler import flops, profile_program, traffic
+from .links import Cluster, Device, Table, link_from_json, link_to_json
+from .seat import Seat
+
+VERSION = 1
+WORST = 8.0  # how many times the ideal a large operation may take
+UNMEASURED = Device(flops=20e9, bandwidth=10e9, launch=2e-6)
+
+
+class Timing(NamedTuple):
+    """One measured instruction: operator and dtype, floating-point operations, bytes, and seconds.
+
+    `stem` is what instructions have in common that differ in the size of a batch only.
+    """
+
+    op: str
+    flops: int
+    nbytes: int
+    seconds: float
+    stem: str
+
+
+class Curve:
+    """Ideal -> measured seconds of an operator: medians of what lies within a factor of 1.4, and lines between them.
+
+    Beyond the largest each ideal second costs what it did at best, at most `WORST`: small ones may be all overhead.
+    """
+
+    def __init__(self, points: Sequence[tuple[float, float]], launch: float) -> None:
+        near: dict[int, list[tuple[float, float]]] = defaultdict(list)
+        for ideal, seconds in points:
+            near[round(2 * math.log2(ideal))].append((ideal, seconds))
+        found = [tuple(map(statistics.median, zip(*rows))) for rows in near.values()]
+        self.table = Table([(0.0, min(launch, min(found)[1])), *found])
+        self.slope = min(WORST, *(seconds / ideal for ideal, seconds in found))
+
+    def seconds(self, ideal: float) -> float:
+        last, seconds = self.table.points[-1]
+        return self.table.seconds(ideal) if ideal <= last else seconds + self.slope * (ideal - last)
+
+
+@dataclass
+class Profile:
+    """Times of one kind of machine, of the `cluster` that is made of it, and of its stragglers.
+
+    `timings` maps an instruction to what was measured. `step` is what a step costs besides its instructions, in
+    seconds, without the bytes fed. `speeds` are factors on the time that a rank computes (2.0: half as fast).
+
+    >>> import hetu as ht
+    >>> profile = Profile(Device(flops=1e9, bandwidth=1e9, launch=1e-6))
+    >>> product = ht.placeholder("a", (100, 100)) @ ht.placeholder("b", (100, 100))
+    >>> round(1e3 * profile.seconds(product), 3)  # ms for 2e6 operations: not measured, so reckoned
+    2.001
+    >>> profile.add(product, 0.003)
+    >>> profile.seconds(product)
+    0.003
+    """
+
+    device: Device = UNMEASURED
+    cluster: Cluster = field(default_factory=Cluster)
+    timings: dict[str, Timing] = field(default_factory=dict)
+    step: float = 0.0
+    speeds: dict[int, float] = field(default_factory=dict)
+    host: str = ""
+
+    def __post_init__(self) -> None:
+        self._curves: dict[str, Curve] = {}
+
+    @staticmethod
+    def of(cluster: Cluster) -> Profile:
+        """The profile of a cluster by published figures: nothing is measured."""
+        if cluster.device is None:
+            raise ArgumentError(f"cluster {cluster.name!r} says nothing of its devices", fix="add a table [device]")
+        return Profile(cluster.device, cluster)
+
+    # -- asking ------------------------------------------------------------------------------------------------------
+
+    def seconds(self, node: Node) -> float:
+        """The time of one instruction; of one that communicates, without what passes on the wire."""
+        if (timing := self.timings.get(signature(node))) is not None:
+            return timing.seconds
+        if (node.op.on_host or node.op.reads_host) and self.device.host_bandwidth:
+            return self.between(int(node.tensor.nbytes))
+        ideal = self._ideal(flops(node), traffic(node))
+        for name in (stem_of(node), family_of(node)):
+            if (curve := self._curve(name)) is not None:
+                return curve.seconds(ideal)
+        return self.device.launch + ideal
+
+    def between(self, nbytes: int) -> float:
+        """The time of a copy to the memory of the host or back."""
+        return self.device.launch + nbytes / self.device.host_bandwidth
+
+    def overhead(self, nbytes: int) -> float:
+        """What a step costs besides its instructions when `nbytes` are fed."""
+        return self.step + nbytes / self.device.bandwidth
+
+    def _ideal(self, operations: int, nbytes: int) -> float:
+        return max(operations / self.device.flops, nbytes / self.device.bandwidth)
+
+    def _curve(self, op: str) -> Curve | None:
+        if not self._curves:
+            points: dict[str, list[tuple[float, float]]] = defaultdict(list)
+            for t in self.timings.values():
+                for name in (t.op, t.stem):
+                    points[name].append((max(self._ideal(t.flops, t.nbytes), 1e-12), t.seconds))
+            self._curves = {
+                name: Curve(found, self.device.launch)
+                for name, found in points.items()
+                if len(found) > 1 or "(" not in name  # one batch size tells nothing of another
+            }
+        return self._curves.get(op)
+
+    # -- learning ----------------------------------------------------------------------------------------------------
+
+    def add(self, node: Node, seconds: float) -> None:
+        """Remember a measured instruction; measured twice, it has the mean."""
+        key = signature(node)
+        if key in self.timings:
+            seconds = (seconds + self.timings[key].seconds) / 2
+        self.timings[key] = Timing(family_of(node), flops(node), traffic(node), seconds, stem_of(node))
+        self._curves.clear()
+
+    def learn(
+        self,
+        entries: Sequence[Any],
+        feed: Mapping[Any, Any],
+        strategy: Any = None,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        repeat: int = 5,
+    ) -> None:
+        """Time the instructions of one step, by the CPU time of this thread; with a strategy those of one rank.
+
+        The other ranks need not exist. Variables are made, and the model trains on `feed` for a few steps.
+        """
+        seat = Seat(rank, world_size)
+        executor = Executor(entries, strategy=strategy, comm=None if strategy is None else seat)
+        executor.run(feed)
+        steps = []
+        for _ in range(repeat):
+            began = seat.timer()
+            executor.run(feed)
+            steps.append(1e-9 * (seat.timer() - began))
+        program = executor.program(feed)
+        measured = profile_program(program, repeat, timer=seat.timer)
+        together: dict[str, list[tuple[Node, float]]] = defaultdict(list)
+        for node, row in measured.instructions:
+            together[signature(node)].append((node, row.seconds))
+        for rows in together.values():
+            self.add(rows[0][0], statistics.median(seconds for _, seconds in rows))
+        fed = sum(buffer.nbytes for buffer in program.feeds.values())
+        rest = max(0.0, statistics.median(steps) - measured.seconds - fed / self.device.bandwidth)
+        if rest:
+            self.step = min(self.step or rest, rest)
+
+    # -- files -------------------------------------------------------------------------------------------------------
+
+    def to_json(self) -> str:
+        """What `from_json` reads. Speeds belong to a job, so they are left out."""
+        links = {name: link_to_json(getattr(self.cluster, name)) for name in ("inner", "outer")}
+        data = {"version": VERSION, "host": self.host, "device": asdict(self.device), "step": self.step}
+        data |= {"hosts": self.cluster.hosts, "links": links, "timings": self.timings}
+        return json.dumps(data, indent=1)
+
+    @staticmethod
+    def from_json(text: str) -> Profile:
+        """The profile that `to_json` wrote. ArgumentError for anything else.
+
+        >>> Profile.from_json(Profile(step=1e-4).to_json()) == Profile(step=1e-4)
+        True
+        """
+        try:
+            data = json.loads(text)
+            if data["version"] != VERSION:
+                raise ArgumentError(f"a profile of version {data['version']}", fix="measure again: hetu profile")
+            inner, outer = (link_from_json(data["links"][name]) for name in ("inner", "outer"))
+            timings = {
+                str(k): Timing(str(t[0]), int(t[1]), int(t[2]), float(t[3]), str(t[4]))
+                for k, t in data["timings"].items()
+            }
+            cluster = Cluster(tuple(map(int, data["hosts"])), inner, outer)
+            return Profile(Device(**data["device"]), cluster, timings, float(data["step"]), host=str(data["host"]))
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            if isinstance(error, ArgumentError):
+                raise
+            raise ArgumentError(f"not a profile: {error!r}", fix="measure again: hetu profile") from None
+
+    def save(self, path: str | os.PathLike[str] | None = None) -> Path:
+        """Write the profile, by default to this host's place in the cache; returns where."""
+        path = cache_path() if path is None else Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_name(f".{path.name}.{os.getpid()}")
+        beside.write_text(self.to_json(), "utf-8")
+        beside.replace(path)
+        return path
+
+    @staticmethod
+    def load(path: str | os.PathLike[str] | None = None) -> Profile:
+        """Read a profile, by default that of this host. ArgumentError if there is none."""
+        path = cache_path() if path is None else Path(path)
+        try:
+            return Profile.from_json(path.read_text("utf-8"))
+        except OSError as error:
+            raise ArgumentError(f"no profile at {path}: {error.strerror}", fix="measure: hetu profile") from None
+
+    def on(self, cluster: Cluster) -> Profile:
+        """The same machine in another cluster."""
+        return replace(self, cluster=cluster)
+
+
+def signature(node: Node) -> str:
+    """What an instruction is measured as: its operator and types, and which operands are views of what."""
+    operands = [f"{i.op.name} {show_type(i.type)}" if i.op.view_rule else show_type(i.type) for i in node.inputs]
+    return f"{node.op.name}({', '.join(operands)}) {show_type(node.type)}"
+
+
+def family_of(node: Node) -> str:
+    """The operator with the dtype in which it computes."""
+    types = [t for n in (node, *node.inputs) for t in (n.type if isinstance(n.type, tuple) else (n.type,))]
+    return f"{node.op.name} {next((t.dtype.name for t in types if t.dtype.kind == 'f'), types[0].dtype.name)}"
+
+
+def stem_of(node: Node) -> str:
+    """The operator and its types without their first axes, among which is the batch."""
+    types = [t for n in (node, *node.inputs) for t in (n.type if isinstance(n.type, tuple) else (n.type,))]
+    return f"{node.op.name}({', '.join(str(t.shape[1:]) for t in types)})"
+
+
+def fingerprint() -> str:
+    """What the times of a host depend on: processor, cores, threads of BLAS, NumPy."""
+    model = platform.processor()
+    if (info := Path("/proc/cpuinfo")).exists():
+        names = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if "model name" in line]
+        model = names[0] if names else model
+    threads = [os.environ.get(f"{name}_NUM_THREADS", "") for name in ("OMP", "OPENBLAS", "MKL")]
+    parts = [platform.machine(), model, os.cpu_count(), *threads, np.__version__]
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+def cache_path() -> Path:
+    """Where this host's profile is kept: `$XDG_CACHE_HOME/hetu/`, else `~/.cache/hetu/`."""
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "hetu" / f"profile-{fingerprint()}.json"

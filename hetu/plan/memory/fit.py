@@ -1,0 +1,193 @@
+"""Make one rank's step fit into its memory: free what takes most room at the fullest moment, until the rest fits.
+
+The greedy search of TSplit (ICDE 2022), guided by the memory plan itself: at the instruction where most bytes live,
+the largest values are made to go and the graph is planned anew. A value is dropped and computed again (`split.py`),
+first whole, then in ever more parts; or it waits in the memory of the host (`swap.py`), if the profile says how fast
+the way there is (`Device.host_bandwidth`). Then each goes the way that takes fewer seconds, and such a step competes
+with those that only recompute or only swap. On a CPU the arena is host memory already, so a measured profile names no
+such way. Ignored on purpose: seconds in choosing the values, which go by size.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+
+from ...core.errors import BudgetError
+from ...core.graph import Node
+from ...core.memory import Plan, Storage, plan
+from ...core.op import Role
+from ..costs.profile import Profile
+from .split import Split, batched
+from .swap import Step, Swap, gaps
+
+PARTS = (1, 2, 4, 8, 16, 32)
+
+
+def fit(fetches: Sequence[Node], updates: Mapping[Node, Node], budget: int, profile: Profile | None = None) -> Step:
+    """The same step with an arena and feeds of at most `budget` bytes. BudgetError if it cannot be had.
+
+    >>> import hetu as ht
+    >>> h = x = ht.placeholder("x", (64, 32))
+    >>> for _ in range(6):
+    ...     h = ht.exp(ht.sin(h))
+    >>> grad = ht.gradients(ht.sum(h), [x])
+    >>> before = plan(grad, {}).arena_bytes
+    >>> plan(*fit(grad, {}, budget=before * 3 // 4)).arena_bytes < before * 3 // 4
+    True
+    """
+    profile = profile or Profile()
+    ways = [(True, False), (False, True), (True, True)] if profile.device.host_bandwidth else [(True, False)]
+    found = [_smallest(fetches, updates, budget, profile, drops, swaps) for drops, swaps in ways]
+    if fitting := [step for step, nbytes in found if nbytes <= budget]:
+        return min(fitting, key=lambda step: sum(map(profile.seconds, plan(*step).order)))
+    least = min(nbytes for _, nbytes in found)
+    raise BudgetError(
+        f"a step needs at least {least:,} bytes beside variables, {least - budget:,} more than the {budget:,} left",
+        fix="raise the budget, use more ranks, or feed smaller batches",
+    )
+
+
+def _smallest(
+    fetches: Sequence[Node], updates: Mapping[Node, Node], budget: int, profile: Profile, drops: bool, swaps: bool
+) -> tuple[Step, int]:
+    """The step in as few parts as make it fit, else the smallest, and its bytes."""
+    found = []
+    for parts in PARTS if drops else PARTS[:1]:
+        found.append(_Search(fetches, updates, budget, parts, profile, drops, swaps).run())
+        if found[-1][1] <= budget:
+            break
+    return min(found, key=lambda f: f[1])
+
+
+class _Search:
+    """One greedy search: values to be dropped and to be swapped, as the graph had them that was given."""
+
+    def __init__(
+        self,
+        fetches: Sequence[Node],
+        updates: Mapping[Node, Node],
+        budget: int,
+        parts: int,
+        profile: Profile,
+        drops: bool,
+        swaps: bool,
+    ) -> None:
+        self.fetches, self.updates, self.budget = fetches, updates, budget
+        self.parts, self.profile, self.drops, self.swaps = parts, profile, drops, swaps
+        self.outputs = (*fetches, *updates.values())
+        self.rules = batched(self.outputs)
+        self.dropped, self.swapped = set[Node](), set[Node]()
+
+    def run(self) -> tuple[Step, int]:
+        """The first step that fits, else the smallest one, and its bytes."""
+        best: tuple[Step, int] | None = None
+        while True:
+            self._make()
+            nbytes = self.plan.arena_bytes + _fed(self.plan)
+            best = (self.step, nbytes) if best is None or nbytes < best[1] else best
+            if nbytes <= self.budget or not self._free(nbytes - self.budget):
+                return (self.step, nbytes) if nbytes <= self.budget else best
+
+    def _make(self) -> None:
+        """The step without what is dropped and swapped, its plan, and the new nodes of the given ones; `late` are those
+        that have been in the memory of the host."""
+        self.split = Split(self.outputs, self.dropped, self.parts, self.rules)
+        made = self.split.run()
+        self.made, self.late = dict(self.split.made), dict[Node, Node]()
+        self.step: Step = made[: len(self.fetches)], dict(zip(self.updates, made[len(self.fetches) :]))
+        self.plan = plan(*self.step)
+        if away := {self.made[node] for node in self.swapped if node in self.made}:
+            swap = Swap(*self.step, self.plan, away)
+            self.step, self.plan = swap.step, plan(*swap.step)
+            self.late = {node: swap.late[made] for node, made in self.made.items() if made in swap.late}
+            self.made = {node: swap.made[made] for node, made in self.made.items()}
+
+    def _free(self, excess: int) -> bool:
+        """Drop or swap the largest values of the fullest moment until that is `excess` bytes; whether there are any.
+
+        What came back from the host is dropped only if nothing else can be.
+        """
+        at, storages = _fullest(self.plan)
+        for among in (self.made, self.late):
+            means = self._means(storages, among, self._swappable(at, among))
+            for _, nbytes, done, nodes in sorted(means, key=lambda m: -m[1]):
+                if excess > 0:
+                    done |= nodes
+                    excess -= nbytes
+            if means:
+                return True
+        return False
+
+    def _means(
+        self, storages: Sequence[Storage], among: Mapping[Node, Node], away: set[Node]
+    ) -> list[tuple[float, int, set[Node], set[Node]]]:
+        """How each storage is freed in fewer seconds: (seconds, bytes, what is dropped or swapped, what is to be)."""
+        held: dict[int, set[Node]] = defaultdict(set)
+        for node, made in among.items():
+            if not isinstance(node.type, tuple) and (made, 0) in self.plan.roots:
+                held[id(self.plan.storage(made))].add(node)
+        found = []
+        for storage in storages:
+            ways = []
+            if self.drops and (values := self._droppable(held[id(storage)])):
+                ways.append((self._again_seconds(values), storage.nbytes, self.dropped, values))
+            if waiting := held[id(storage)] & away:
+                ways.append((2 * self.profile.between(storage.nbytes), storage.nbytes, self.swapped, waiting))
+            found += [min(ways, key=lambda m: m[0])] if ways else []
+        return found
+
+    def _droppable(self, held: set[Node]) -> set[Node]:
+        """What has to be dropped to free a storage; nothing if that cannot be, or is done."""
+        values = {node for node in held if self.split.can_drop(node)}
+        others = held - values  # views, such as a transpose, are had again with what they look into
+        free = values - self.split.dropped and all(self.made[node] in self.plan.views for node in others)
+        return values if free else set()
+
+    def _swappable(self, at: int, among: Mapping[Node, Node]) -> set[Node]:
+        """Values that nobody reads around the instruction `at`."""
+        if not self.swaps:
+            return set()
+        known = gaps(self.plan, (*self.step[0], *self.step[1].values()))
+        waiting = {value for value, gap in known.items() if gap.before < at < gap.after}
+        return {
+            node
+            for node, made in among.items()
+            if not isinstance(node.type, tuple)
+            and self.plan.roots.get((made, 0)) in waiting
+            and node not in self.swapped
+            and (made not in self.plan.views or made.role is Role.ITEM)
+        }
+
+    def _again_seconds(self, values: Collection[Node]) -> float:
+        """What it takes to compute values for each reader but one, with all that they need and is dropped too."""
+        known: dict[Node, float] = {}
+
+        def once(node: Node) -> float:
+            source = node.inputs[0] if node.role is Role.ITEM else node
+            if source not in known:
+                gone = [i for i in source.inputs if i in self.dropped]
+                known[source] = self.profile.seconds(source) + sum(map(once, gone))
+            return known[source]
+
+        return sum(once(node) * (len(self.split.readers[node]) - 1) for node in values)
+
+
+def _fed(planned: Plan) -> int:
+    return sum(int(n.tensor.nbytes) for n in planned.nodes if n.role is Role.PLACEHOLDER)
+
+
+def _fullest(planned: Plan) -> tuple[int, list[Storage]]:
+    """The instruction where most of the arena is in use, and what lives then."""
+    finals = {id(s): s for s in (planned.storages[key].final() for key in planned.storages)}
+    here = [s for s in finals.values() if s.home is None and not s.on_host]
+    change = defaultdict[int, int](int)
+    for s in here:
+        change[s.first] += s.nbytes
+        change[min(s.last, len(planned.order)) + 1] -= s.nbytes
+    total, most, at = 0, -1, 0
+    for when in sorted(change):
+        total += change[when]
+        if total > most:
+            most, at = total, when
+    return at, [s for s in here if s.first <= at <= s.last]

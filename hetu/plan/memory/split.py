@@ -1,0 +1,175 @@
+"""Compute values again instead of keeping them, and in parts of the batch, so that they never exist as a whole.
+
+After TSplit (X. Nie et al., "TSPLIT: Fine-grained GPU Memory Management for Efficient DNN Training via Tensor
+Splitting", ICDE 2022). A *dropped* value is computed by each of its readers from what is still there. A reader that
+works on the samples of a batch one by one does so a part of the batch at a time, and its result is assembled in place;
+one that joins them, such as the gradient of a weight, gets the value whole. So sums run over the same numbers in the
+same order, and gradients keep their bits. One part is plain recomputation (T. Chen et al., 2016). Ignored on purpose:
+which values to drop (`fit.py`), other axes than the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from ...core.graph import OPS, Node, origin_of, readers_of, topological
+from ...core.op import Role
+from ...dist.layout.rules import Rule, rule_of
+
+
+def batched(outputs: Sequence[Node]) -> dict[Node, tuple[Rule, int]]:
+    """The nodes that treat one axis of what they compute sample by sample, with their sharding rules and that axis.
+
+    It is the first axis of what is fed, and wherever an operator moves it.
+
+    >>> import hetu as ht
+    >>> x = ht.placeholder("x", (8, 4))
+    >>> y = ht.relu(x)
+    >>> [(node.op.name, axis) for node, (_, axis) in batched([ht.sum(y), ht.permute_dims(y, (1, 0)) + 1]).items()]
+    [('relu', 0), ('permute_dims', 1), ('add', 1)]
+    """
+    found: dict[Node, tuple[Rule, int]] = {}
+    carried: dict[Node, int] = {}
+    for node in topological(outputs):
+        if node.role is Role.PLACEHOLDER and node.ndim:
+            carried[node] = 0
+        elif node.role is Role.ITEM:
+            carried |= {node: found[node.inputs[0]][1]} if node.inputs[0] in found else {}
+        elif node.inputs and node.role is not Role.COMMUNICATION and (made := _by_sample(node, carried)) is not None:
+            found[node] = made
+            carried[node] = made[1]
+    return found
+
+
+def _by_sample(node: Node, carried: Mapping[Node, int]) -> tuple[Rule, int] | None:
+    """The rule of a node and the axis of its results, all alike, that is the batch of inputs that have one."""
+    if any(isinstance(i.type, tuple) for i in node.inputs) or (rule := rule_of(node)) is None:
+        return None
+    for i, term in zip(node.inputs, rule.inputs):
+        axis = term[carried[i]] if i in carried and term else ()
+        place = _place(axis, rule) if len(axis) == 1 and not {*axis} & {*rule.fixed, *rule.windowed} else None
+        if place is not None:
+            return rule, place
+    return None
+
+
+def _place(axis: tuple[str, ...], rule: Rule) -> int | None:
+    """Where all results have an axis, if every value has it alone and at most once."""
+    terms = (*rule.inputs, *rule.outputs)
+    if any(sum(axis[0] in other for other in term) != term.count(axis) or term.count(axis) > 1 for term in terms):
+        return None
+    places = {term.index(axis) if axis in term else None for term in rule.outputs}
+    return places.pop() if len(places) == 1 else None
+
+
+def split_batch(outputs: Sequence[Node], dropped: Collection[Node], parts: int) -> tuple[Node, ...]:
+    """The graph in which no `dropped` value is kept for later; readers compute it in `parts` parts of the batch.
+
+    Values that are not computed sample by sample, or that are fetched, cannot be dropped and stay as they are.
+
+    >>> import hetu as ht
+    >>> x = ht.placeholder("x", (4, 2))
+    >>> h = ht.exp(x)
+    >>> (y,) = split_batch([ht.sin(h)], {h}, parts=2)
+    >>> [n.op.name for n in topological([y])][1:]
+    ['getitem', 'exp', 'sin', 'start_rows', 'getitem', 'exp', 'sin', 'set_rows']
+    """
+    return Split(outputs, dropped, parts, batched(outputs)).run()
+
+
+class Split:
+    """`rules` are those of `batched`; `made` has the new node of every value that exists as a whole."""
+
+    def __init__(
+        self, outputs: Sequence[Node], dropped: Collection[Node], parts: int, rules: Mapping[Node, tuple[Rule, int]]
+    ) -> None:
+        self.outputs, self.rules = outputs, rules
+        self.readers = readers_of(topological(outputs))
+        self.dropped = {d for d in dropped if self.can_drop(d)}
+        self.parts = min([parts, *(int(d.shape[self._axis(d)]) for d in self.dropped)])
+        self.made: dict[Node, Node] = {}
+
+    def run(self) -> tuple[Node, ...]:
+        for node in topological(self.outputs):
+            if node not in self.dropped and not isinstance(node.type, tuple):
+                self._whole(node)
+        return tuple(self.made[node] for node in self.outputs)
+
+    def can_drop(self, node: Node) -> bool:
+        """Whether a value is computed sample by sample and not asked for; and if it is a gradient, only read once in
+        parts, for to compute gradients again would mean to compute all behind them again."""
+        if self._source(node) not in self.rules or node in self.outputs:
+            return False
+        readers = {*self.readers[node]}
+        once = len(readers) == 1 and self._source(*readers) in self.rules
+        return once or not node.tags.get("gradient")
+
+    def _source(self, node: Node) -> Node:
+        """The node that computes a value."""
+        return node.inputs[0] if node.role is Role.ITEM else node
+
+    def _axis(self, node: Node) -> int:
+        """Where the batch stands in what a node of the rules computes."""
+        return self.rules[self._source(node)][1]
+
+    def _whole(self, node: Node) -> Node:
+        """The value of a node as a whole; in parts if it is dropped itself, or computed from what is."""
+        if node in self.made:
+            return self.made[node]
+        source = self._source(node)
+        with origin_of(node):
+            if source in self.rules and (node in self.dropped or any(i in self.dropped for i in source.inputs)):
+                self.made[node] = self._assembled(node)
+            elif isinstance(source.type, tuple):
+                if source not in self.made:
+                    self.made[source] = self._again(source)
+                self.made[node] = OPS["item"](self.made[source], index=node.attrs["index"])
+            else:
+                self.made[node] = self._again(node)
+        return self.made[node]
+
+    def _again(self, node: Node) -> Node:
+        inputs = tuple(self._whole(i) for i in node.inputs)
+        same = all(a is b for a, b in zip(inputs, node.inputs))
+        return node if same else node.op.make(inputs, node.attrs)
+
+    def _assembled(self, node: Node) -> Node:
+        """All parts, one after the other; what they need of dropped values is theirs alone."""
+        whole, axis = None, self._axis(node)
+        for k in range(self.parts):
+            part = self._part(node, k, {})
+            if whole is None:
+                whole = part if self.parts == 1 else OPS["start_rows"](part, rows=int(node.shape[axis]), axis=axis)
+            else:
+                whole = OPS["set_rows"](whole, part, first=self._span(node, axis, k)[0], axis=axis)
+        return whole
+
+    def _span(self, node: Node, axis: int, k: int) -> tuple[int, int]:
+        rows = int(node.shape[axis])
+        return rows * k // self.parts, rows * (k + 1) // self.parts
+
+    def _part(self, node: Node, k: int, memo: dict[Node, Node]) -> Node:
+        """Part `k` of a value; `memo` has what was made for the same reader."""
+        source = self._source(node)
+        if source not in memo:
+            (rule, axis), inputs = self.rules[source], []
+            factor = rule.outputs[0][axis]
+            for i, term in zip(source.inputs, rule.inputs):
+                if factor not in term:
+                    inputs.append(self._whole(i))
+                elif i in self.dropped:
+                    inputs.append(self._part(i, k, memo))
+                else:
+                    inputs.append(self._slice(i, term.index(factor), k))
+            low, high = self._span(node, axis, k)
+            shape = (*node.shape[:axis], high - low, *node.shape[axis + 1 :])
+            attrs = {**source.attrs, "shape": shape} if "shape" in source.attrs else source.attrs
+            with origin_of(source):
+                memo[source] = source.op.make(tuple(inputs), attrs)
+        return memo[source] if source is node else OPS["item"](memo[source], index=node.attrs["index"])
+
+    def _slice(self, node: Node, axis: int, k: int) -> Node:
+        whole, span = self._whole(node), slice(*self._span(node, axis, k))
+        if self.parts == 1:
+            return whole
+        return OPS["getitem"](whole, key=(*(slice(None),) * axis, span) if axis else span)

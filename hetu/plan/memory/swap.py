@@ -1,0 +1,111 @@
+"""Put values away into the memory of the host while nobody reads them.
+
+After TSplit (ICDE 2022). A value is cut out of the arena in its longest *gap*, the time between two instructions that
+read it, which for an activation reaches from the forward to the backward pass. It is copied out as soon as it is there,
+and copied in by the last instruction before the gap ends: `from_host` waits for the one before its reader. Ignored on
+purpose: which values to swap (`fit.py`), several gaps of one value, and copying while the device computes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from ...core.graph import OPS, Node, origin_of
+from ...core.memory import Plan, Value, types_of
+from ...core.op import Role
+
+Step = tuple[tuple[Node, ...], dict[Node, Node]]
+
+
+class Gap(NamedTuple):
+    """The instructions around the longest time in which a value is not read."""
+
+    before: int
+    after: int
+
+
+def gaps(planned: Plan, outputs: Collection[Node]) -> dict[Value, Gap]:
+    """The gap of each value of the arena that the step itself reads; what it hands out is not among them.
+
+    >>> import hetu as ht
+    >>> from hetu.core.memory import plan
+    >>> a = ht.sin(ht.placeholder("x", (4,)))
+    >>> y = ht.sin(ht.exp(ht.exp(a))) * a
+    >>> gaps(plan([y], {}), [y])[a, 0]
+    Gap(before=1, after=4)
+    """
+    used: dict[Value, list[int]] = defaultdict(list)
+    for index, node in enumerate(planned.order):
+        for slot in range(len(types_of(node))):
+            used[node, slot].append(index)
+        for i in node.inputs:
+            for slot in range(len(types_of(i))):
+                used[planned.roots[i, slot]].append(index)
+    asked = {planned.roots[node, 0] for node in outputs}
+    found = {}
+    for value, times in used.items():
+        storage, sent = planned.storages[value].final(), value[0].role is Role.COMMUNICATION
+        if storage.home is None and not storage.on_host and value not in asked and not sent:
+            found[value] = max(map(Gap, times, times[1:]), key=lambda gap: gap.after - gap.before, default=Gap(0, 0))
+    return {value: gap for value, gap in found.items() if gap.after - gap.before > 1}
+
+
+class Swap:
+    """The planned step with the `values` that have a gap in the memory of the host meanwhile.
+
+    `made` has the new node of each old one, from before its gap.
+
+    >>> import hetu as ht
+    >>> from hetu.core.memory import plan
+    >>> a = ht.sin(ht.placeholder("x", (4,)))
+    >>> y = ht.sin(ht.exp(ht.exp(a))) * a
+    >>> (y,), _ = Swap([y], {}, plan([y], {}), {a}).step
+    >>> [node.op.name for node in plan([y], {}).order]
+    ['sin', 'to_host', 'exp', 'exp', 'sin', 'from_host', 'multiply']
+    """
+
+    def __init__(
+        self, fetches: Sequence[Node], updates: Mapping[Node, Node], planned: Plan, values: Collection[Node]
+    ) -> None:
+        self.planned = planned
+        self.at = {node: index for index, node in enumerate(planned.order)}
+        roots = {planned.roots[node, 0] for node in values}
+        known = gaps(planned, (*fetches, *updates.values()))
+        self.gaps = {value: gap for value, gap in known.items() if value in roots}
+        self.made: dict[Node, Node] = {}
+        self.late: dict[Node, Node] = {}  # values, and views of them, as they are after the gap
+        for node in planned.nodes:
+            with origin_of(node):
+                inputs = tuple(self._input(i, node) for i in node.inputs)
+                self.made[node] = node if inputs == node.inputs else node.op.make(inputs, node.attrs)
+        self.step: Step = (
+            tuple(self.made[node] for node in fetches),
+            {variable: self.made[value] for variable, value in updates.items()},
+        )
+
+    def _input(self, node: Node, reader: Node) -> Node:
+        gap = None if isinstance(node.type, tuple) else self.gaps.get(self.planned.roots[node, 0])
+        if gap is None or self.at.get(reader, -1) < gap.after:  # views are made where they are read
+            return self.made[node]
+        return self._late(node)
+
+    def _late(self, node: Node) -> Node:
+        if node not in self.late:
+            source, slot = root = self.planned.roots[node, 0]
+            if node is source or (node.role is Role.ITEM and node.inputs[0] is source):
+                self.late[node] = self._back(self._value(source, slot), self.gaps[root])
+            else:
+                inputs = (self._late(node.inputs[0]), *(self.made[i] for i in node.inputs[1:]))
+                self.late[node] = node.op.make(inputs, node.attrs)
+        return self.late[node]
+
+    def _value(self, source: Node, slot: int) -> Node:
+        made = self.made[source]
+        return OPS["item"](made, index=slot) if isinstance(made.type, tuple) else made
+
+    def _back(self, value: Node, gap: Gap) -> Node:
+        with origin_of(value):
+            away = OPS["to_host"](value)
+        return OPS["from_host"](away, self._value(self.planned.order[gap.after - 1], 0))

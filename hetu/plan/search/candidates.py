@@ -1,0 +1,257 @@
+"""The strategies among which the planner chooses: Galvatron's decision tree as builders, and plans that differ inside.
+
+Of the tree (`decisions.py`) come those in which all layers are alike: stages x data x tensor, data parallelism plain or
+sharded, tensor parallelism along the fastest links. `by_operator` splits each operator its own way, and where a plan
+does not fit into memory, `sharded_layers` decides for each layer how far it is sharded. Ignored on purpose: what a
+candidate costs, which the simulator says.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...core.errors import ArgumentError, did_you_mean
+from ...core.graph import Node, topological
+from ...core.op import Role
+from ...dist.cut.builders import MEGATRON, ExpertParallel, Parallel
+from ...dist.cut.pipeline import Pipeline
+from ...dist.cut.strategy import Kept, Strategy
+from ...dist.layout.layout import Mesh
+from ...ps.served import Served
+from ...ps.store.cache import Cache
+from ...ps.wire.client import Client
+from ..costs.links import Cluster
+from ..hybrid import Hybrid
+from .chain import cheapest_chain
+from .decisions import DATA, SHARDED, TENSOR, tree
+from .operators import Operators, experts_of
+
+LEVELS = (0, 1, 3)  # how much is sharded over data-parallel ranks: nothing, optimizer state, variables too
+MICROBATCHES = (2, 4, 8, 16)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A builder, what people call it, and what it decides for single variables."""
+
+    name: str
+    builder: Any
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Hints:
+    """What an expert knows already; None leaves it to the planner.
+
+    stages, data, tensor: degrees. zero: 0, 1 or 3. split: name patterns -> axis for tensor parallelism. cache: what
+    each rank may keep of tables on servers (`hetu.ps.Cache`): its bounds change training, so it is never chosen.
+    """
+
+    stages: int | None = None
+    data: int | None = None
+    tensor: int | None = None
+    zero: int | None = None
+    split: Mapping[str, int] | None = None
+    cache: Cache | None = None
+
+    @staticmethod
+    def of(given: Mapping[str, Any] | None) -> Hints:
+        """
+        >>> Hints.of({"tensor": 2}).allow(data=4, tensor=2), Hints.of({"tensor": 2}).allow(tensor=1)
+        (True, False)
+        """
+        for name in given or {}:
+            if name not in Hints.__dataclass_fields__:
+                raise ArgumentError(f"a hint {name!r}", fix=did_you_mean(name, Hints.__dataclass_fields__))
+        return Hints(**(given or {}))
+
+    def allow(self, **degrees: int) -> bool:
+        return all(getattr(self, name) in (None, value) for name, value in degrees.items())
+
+
+def candidates(outputs: Sequence[Node], world_size: int, hints: Hints, batch: int | None = None) -> Iterator[Candidate]:
+    """Every product of pipeline, data and tensor parallelism on so many ranks that the hints allow."""
+    split = dict(MEGATRON if hints.split is None else hints.split)
+    trained = [n.name for n in topological(outputs) if n.role is Role.VARIABLE and n.attrs["trainable"]]
+    splits = any(fnmatch.fnmatch(name, pattern) for name in trained for pattern in split)
+    for stages, found in tree(world_size).items():
+        for way in found:
+            data, tensor = way.degree(DATA, SHARDED), way.degree(TENSOR)
+            outside = way.axes[:1] == ((TENSOR, tensor),) and data > 1  # tensor parallelism over the slower links
+            if outside or (tensor > 1 and not splits) or not hints.allow(stages=stages, data=data, tensor=tensor):
+                continue
+            levels = (3,) if way.degree(SHARDED) > 1 else (0,) if stages > 1 or data == 1 else (0, 1)
+            if stages > 1 and way.degree(SHARDED) > 1 and hints.zero is None:
+                continue  # only pipelines that are too large are sharded
+            for zero in (z for z in levels if hints.allow(zero=z) or data == 1):
+                yield from _products(stages, Parallel(data=data, tensor=tensor, zero=zero, split=split), batch)
+
+
+def _products(stages: int, parallel: Parallel, batch: int | None) -> Iterator[Candidate]:
+    """The plan with these degrees; of a pipeline, one for each number of micro-batches that the batch divides into."""
+    data, tensor, zero = parallel.data, parallel.tensor, parallel.zero
+    sharded = f" zero{zero}" if zero else ""
+    name = f"{_degree('dp', data)}{_degree('tp', tensor)}{_degree('pp', stages)}{sharded}".strip() or "one rank"
+    if stages == 1:
+        yield Candidate(name, parallel)
+        return
+    for parts in MICROBATCHES:
+        if batch is None or batch % (parts * data) == 0:
+            builder = Pipeline(stages, parts, data=data, tensor=tensor, zero=zero, split=parallel.split)
+            yield Candidate(f"{name}, {parts} micro-batches", builder)
+
+
+def expert_parallel(outputs: Sequence[Node], hints: Hints, cluster: Cluster, world_size: int) -> Iterator[Candidate]:
+    """The experts of a graph that has any, divided among all ranks."""
+    experts = experts_of(outputs)
+    if experts and world_size > 1 and hints.allow(stages=1, data=world_size, tensor=1, zero=0):
+        hosts = [
+            tuple(r for r in range(world_size) if cluster.host(r) == h) for h in range(cluster.host(world_size - 1) + 1)
+        ]
+        yield Candidate(f"ep{world_size}", ExpertParallel(experts, hosts=hosts if len(hosts) > 1 else ()))
+
+
+def by_operator(operators: Operators, data: int, tensor: int, room: float = math.inf) -> Iterator[Candidate]:
+    """Each operator split over the tensor axis as is fastest by itself and with its neighbors, and variables of at most
+    `room` bytes kept. None if that is plain data parallelism."""
+    found = operators.best(room)
+    layered = Layered(data, tensor, {}, found.split, stored=found.stored, feeds=found.feeds)
+    if found.split or found.stored:
+        counts = ", ".join(f"{len(names)} {how}" for how, names in found.named.items() if names)
+        name = f"{_degree('dp', data)} operators over {tensor} ({counts})".strip()
+        yield Candidate(name, layered, "; ".join(f"{how}: {', '.join(n)}" for how, n in found.named.items() if n))
+    elif found.feeds.keys() != operators.batches:
+        name = f"{_degree('dp', data)} operators over {tensor}" if found.feeds else "each rank alone"
+        if found.feeds or data == 1:
+            what = f"of {', '.join(found.feeds)} only" if found.feeds else "nothing: to communicate takes longer"
+            yield Candidate(name.strip(), layered, f"shares {what}")
+
+
+def _degree(kind: str, n: int) -> str:
+    return f" {kind}{n}" if n > 1 else ""
+
+
+def served_candidates(
+    outputs: Sequence[Node], hints: Hints, batch: int, world_size: int, client: Client
+) -> Iterator[Candidate]:
+    """Data parallelism with one, two, four, ..., all looked-up tables on servers: first those by which most bytes need
+    not be sent, then the largest, which ranks then need not keep.
+
+    Servers have an equal range of rows of each. Tables that may be cached are, if the hints give a cache.
+    """
+    served = Served(outputs)
+    rated = Hybrid(batch_size=batch, client=client).choices(served, world_size)
+    for v in served.tables if hints.cache else ():
+        served.parameter(v, sparse=True, reduce="sum", cached=True)  # a rule that cannot be cached is the user's error
+    saved = {v: rated[v].by_ranks - rated[v].by_servers for v in rated if v in served.tables}
+    order = sorted(saved, key=lambda v: (-max(0, saved[v]), -int(v.tensor.nbytes)))
+    counts = {len(order), sum(rated[v].on_servers for v in order), *(1 << k for k in range(len(order).bit_length()))}
+    for count in sorted(counts - {0}):
+        hybrid = Hybrid(served=[v.name for v in order[:count]], batch_size=0, cache=hints.cache, client=client)
+        how = f"{count} of {len(order)} tables on servers{', cached' if hints.cache else ''}"
+        name = f"{_degree('dp', world_size)}, {how}".strip(" ,")
+        yield Candidate(name, hybrid, f"on servers: {', '.join(v.name for v in order[:count])}")
+
+
+class Layered(Parallel):
+    """Data x tensor parallelism that differs from layer to layer and from variable to variable.
+
+    levels: layer -> how far it is sharded over data-parallel ranks; those not named are not. split: name -> axis that
+    tensor parallelism splits. stored: name -> axis along which tensor-parallel ranks keep a variable that they gather
+    to compute with. feeds: name -> axis of feeds that these ranks share: where nothing is split they are data parallel.
+
+    >>> Layered(2, 1, {"mlp/up": 3})
+    Layered(data=2, tensor=1, levels={'mlp/up': 3})
+    """
+
+    def __init__(
+        self,
+        data: int,
+        tensor: int,
+        levels: Mapping[str, int],
+        split: Mapping[str, int] | None = None,
+        *,
+        stored: Mapping[str, int] | None = None,
+        feeds: Mapping[str, int] | None = None,
+    ) -> None:
+        super().__init__(data=data, tensor=tensor, split=split)
+        self.levels, self.stored, self.feeds = dict(levels), dict(stored or {}), dict(feeds or {})
+
+    def build(self, outputs: Sequence[Node], world_size: int) -> Strategy:
+        strategy = super().build(outputs, world_size)
+        mesh = self.mesh(range(world_size))
+        for name, axis in self.feeds.items():
+            if name in strategy.feeds:
+                strategy.feeds[name] = mesh.layout(data=0, tensor=axis)
+        return strategy
+
+    def _kept(self, node: Node, owner: Node, mesh: Mesh) -> Kept | None:
+        level = self.levels.get(layer_of(owner), 0)
+        uniform = Parallel(data=self.data, tensor=self.tensor, zero=level, split=self.stored | self.split)
+        kept = uniform._kept(node, owner, mesh)
+        return Kept(mesh.layout(), kept.store) if node is owner and node.name in self.stored and kept else kept
+
+    def __repr__(self) -> str:
+        return f"Layered(data={self.data}, tensor={self.tensor}, levels={self.levels})"
+
+
+def layer_of(variable: Node) -> str:
+    """The layer that a trained variable belongs to: its name without the last part."""
+    return variable.name.rpartition("/")[0]
+
+
+def sharded_layers(
+    outputs: Sequence[Node], plan: Candidate, cluster: Cluster, world_size: int, budget: float
+) -> Candidate:
+    """The same plan with the level of each layer that is fastest, of those at which variables and their state take at
+    most `budget` bytes.
+
+    The time of a level is that of its collectives on the link of the data-parallel ranks. BudgetError if none fits.
+    """
+    mesh = plan.builder.mesh(range(world_size))
+    data, group = mesh.sizes[0], mesh.group("data", 0)
+    nodes = [n for n in topological(outputs) if n.role is Role.VARIABLE]
+    owners = {n.name: n for n in nodes if n.attrs["trainable"]}
+    layers = [*dict.fromkeys(map(layer_of, owners.values()))]
+    seconds, nbytes = np.zeros((len(layers), len(LEVELS))), np.zeros((len(layers), len(LEVELS)))
+    uniform = [layered(plan, dict.fromkeys(layers, z)).builder for z in LEVELS]
+    link, built = cluster.link(group), [builder.build(outputs, world_size) for builder in uniform]
+    for node in nodes:
+        owner = owners.get(node.name, owners.get(node.name.rpartition("/")[0]))
+        if owner is None:
+            continue
+        for k, (level, strategy) in enumerate(zip(LEVELS, built)):
+            row = layers.index(layer_of(owner))
+            nbytes[row, k] += int(np.prod(strategy.store(node).local_shape(node.shape, 0))) * node.dtype.itemsize
+            if node is owner:
+                whole = int(np.prod(strategy.leaf(node, False).local_shape(node.shape, 0))) * node.dtype.itemsize
+                seconds[row, k] += _synchronize(link, level, data, whole)
+    free = np.zeros((len(layers) - 1, len(LEVELS), len(LEVELS)))
+    found = cheapest_chain(seconds, nbytes, free, budget)
+    return layered(plan, {name: LEVELS[pick] for name, pick in zip(layers, found.picks)})
+
+
+def layered(plan: Candidate, levels: Mapping[str, int]) -> Candidate:
+    """The same plan, and layers sharded as far as `levels` says."""
+    counts = ", ".join(f"{sum(v == z for v in levels.values())} at zero{z}" for z in LEVELS if z in levels.values())
+    parallel, more = plan.builder, {}
+    if isinstance(parallel, Layered):
+        more = {"stored": parallel.stored, "feeds": parallel.feeds}
+    builder = Layered(parallel.data, parallel.tensor, levels, parallel.split, **more)
+    name = plan.name.partition(", layers")[0].partition(" zero")[0]
+    return Candidate(f"{name}, layers: {counts}", builder, plan.detail)
+
+
+def _synchronize(link: Any, level: int, ranks: int, nbytes: int) -> float:
+    """Seconds to bring the gradient of one variable together and its new value to all that read it."""
+    if ranks == 1:
+        return 0.0
+    if level == 0:  # in a bucket with others, so that nothing is paid for a message of its own
+        return link.seconds("all_reduce", ranks, nbytes) - link.seconds("all_reduce", ranks, 0)
+    return link.seconds("reduce_scatter", ranks, nbytes) + link.seconds("all_gather", ranks, nbytes // ranks)

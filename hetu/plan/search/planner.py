@@ -1,0 +1,329 @@
+"""The planner: it costs every candidate with the simulator and takes the fastest that fits into memory.
+
+The ranks of a job share the work: each simulates some of the candidates, and all see all costs, so all choose alike. If
+what is fastest does not fit, its layers are sharded one by one (`candidates.sharded_layers`) and its activations are
+computed again in parts or put away into the memory of the host (`fit.py`), and these plans compete with the others.
+Ignored on purpose: changing the plan while training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ...core.errors import ArgumentError, BudgetError, HetuError
+from ...core.graph import Node
+from ...core.subgraph import SubGraph
+from ...core.types import Dim
+from ...dist.comm.comm import Comm
+from ...dist.comm.mpi import world
+from ...dist.cut.builders import Parallel
+from ...dist.cut.pipeline import Pipeline
+from ...dist.layout.layout import Mesh
+from ...passes import specialize
+from ...ps.wire.environment import connect, has_servers
+from ..costs.profile import Profile
+from ..hybrid import Hybrid
+from ..plan import Plan, Within
+from ..simulation.simulate import Cost, simulate
+from ..why import Rated, Why
+from .candidates import (
+    LEVELS,
+    Candidate,
+    Hints,
+    Layered,
+    by_operator,
+    candidates,
+    expert_parallel,
+    layer_of,
+    layered,
+    served_candidates,
+    sharded_layers,
+)
+from .decisions import divisors
+from .mcmc import polish
+from .operators import Operators
+from .stage_cut import cut_by_seconds
+
+NOMINAL = 32  # an unknown size that is not that of the batch
+MOST_RESCUED = 8  # plans that are too large and get a second chance
+INVALID, MOST_TEXT = -1.0, 400  # stands for no seconds; bytes of a reason
+
+
+@dataclass
+class Auto:
+    """A strategy that is chosen when an executor is made: `ht.Executor(..., strategy=ht.plan.auto(budget=2 << 30))`.
+
+    budget: bytes of memory for each rank: variables, optimizer state, feeds and everything a step computes.
+    batch_size: of all ranks together, wherever a placeholder leaves its first size open. The plan says where variables
+    live, so it has to be made before the first batch is seen.
+    profile: how fast things are; by default that of this host, if it has been measured (`hetu profile`).
+    If its device has `host_bandwidth`, activations may wait in the memory of the host, which the budget does not count.
+    hints: what is decided already, such as {"tensor": 2, "zero": 3}; see `Hints`.
+    proposals: how many random changes of how far single layers are sharded are tried on the best plan (`mcmc.py`).
+    """
+
+    budget: float = math.inf
+    batch_size: int = 256
+    profile: Profile | None = None
+    hints: Mapping[str, Any] | None = None
+    proposals: int = 0
+    chosen: Plan | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        Hints.of(self.hints)
+        if self.budget is None or not self.budget > 0:
+            raise ArgumentError(f"a budget of {self.budget!r} bytes", fix="give the bytes that each rank may use")
+
+    def choose(self, subgraphs: Mapping[str, Sequence[Any]], comm: Comm | None = None) -> Plan:
+        """The plan for the sub-graph that trains (else the first), on the ranks of `comm` (by default the job's)."""
+        comm = world() if comm is None else comm
+        named = [SubGraph(name, entries) for name, entries in subgraphs.items()]
+        sub = next((s for s in named if s.updates), named[0])
+        outputs = [n for s in named for n in s.written.outputs]
+        search = _Search(self, sub, outputs, comm)
+        self.chosen = search.run()
+        return self.chosen
+
+    def why(self) -> Any:
+        """Why the plan was chosen; see `Plan.why`."""
+        if self.chosen is None:
+            raise ArgumentError("nothing is chosen yet", fix="make the executor first: ht.Executor(..., strategy=auto)")
+        return self.chosen.why()
+
+
+def auto(
+    budget: float = math.inf,
+    *,
+    batch_size: int = 256,
+    profile: Profile | None = None,
+    hints: Mapping[str, Any] | None = None,
+    proposals: int = 0,
+) -> Auto:
+    """The strategy that is reckoned fastest for a graph on the ranks of the job; see `Auto`.
+
+    >>> import hetu as ht
+    >>> x = ht.placeholder("x", (None, 64))
+    >>> loss = ht.mean(ht.nn.Linear(64, 64)(x) ** 2)
+    >>> strategy = auto(batch_size=32, profile=Profile())
+    >>> executor = ht.Executor([loss, ht.optim.SGD(0.1).minimize(loss)], strategy=strategy)
+    >>> print(str(strategy.why()).splitlines()[0][:17])
+    one rank, 1 rank:
+    """
+    return Auto(budget, batch_size, profile, hints, proposals)
+
+
+class _Search:
+    """One choice: candidates, what they cost, and which is taken."""
+
+    def __init__(self, auto: Auto, sub: SubGraph, outputs: Sequence[Node], comm: Comm) -> None:
+        self.auto, self.sub, self.outputs, self.comm = auto, sub, outputs, comm
+        self.hints, self.profile = Hints.of(auto.hints), auto.profile or _known_profile()
+        self.shapes = shapes_of(sub, auto.batch_size)
+        batches = [s[0] for name, s in self.shapes.items() if isinstance(sub.placeholders[name].shape[0], Dim)]
+        self.batch = batches[0] if batches else None
+
+    def run(self) -> Plan:
+        """The fastest plan that fits. BudgetError if none does, ArgumentError if none is possible at all."""
+        rated = self._rate(self._first())
+        rated += self._rate([*self._refined(rated), *self._rescued(rated)])
+        possible = [r for r in rated if r.valid]
+        if not possible:
+            raise ArgumentError(
+                f"no candidate suits: {'; '.join(f'{r.name}: {r.problem}' for r in rated) or 'the hints allow none'}",
+                fix="give fewer hints, or another number of ranks",
+            )
+        fitting = [r for r in possible if r.peak <= self.auto.budget]
+        if not fitting:
+            least = min(possible, key=lambda r: r.peak)
+            raise BudgetError(
+                f"no plan fits: the smallest, {least.name}, needs {least.peak:,} bytes on a rank, "
+                f"{least.peak - self.auto.budget:,.0f} more than the budget of {self.auto.budget:,.0f}",
+                fix="raise the budget, use more ranks, or feed smaller batches",
+            )
+        best = self._polished(min(fitting, key=lambda r: r.seconds))
+        rated += [best] if best not in rated else []
+        cost = self._simulate(best.builder)
+        why = Why(best, tuple(rated), cost, self.auto.budget, self.comm.world_size)
+        return Plan.of(best, why, self.outputs, self.comm.world_size)
+
+    def _first(self) -> list[Candidate]:
+        world = self.comm.world_size
+        found = [*candidates(self.outputs, world, self.hints, self.batch)]
+        found += expert_parallel(self.outputs, self.hints, self.profile.cluster, world)
+        found += self._by_operator()
+        if has_servers() and self.hints.allow(stages=1, data=world, tensor=1, zero=0):
+            found += served_candidates(self.outputs, self.hints, self.batch or 1, world, connect())
+        return found
+
+    def _refined(self, rated: Sequence[Rated]) -> Iterator[Candidate]:
+        """The fastest pipelines of all degrees, cut by seconds; those that are too large, sharded over data too."""
+        best: dict[tuple[int, ...], Rated] = {}
+        for r in (r for r in rated if r.valid and isinstance(r.builder, Pipeline)):
+            degrees = r.builder.stages, r.builder.data, r.builder.tensor
+            best[degrees] = min(best.get(degrees, r), r, key=lambda r: r.seconds)
+        for r in best.values():
+            if (cut := self._cut(r.builder)) is not None:
+                yield Candidate(f"{r.name}, cut by seconds", r.builder.but(cut=cut))
+            if r.peak > self.auto.budget and r.builder.data > 1 and self.hints.zero is None:
+                yield Candidate(f"{r.name}, zero3", r.builder.but(zero=3))
+
+    def _cut(self, pipeline: Pipeline) -> dict[str, int] | None:
+        """Layer -> stage by seconds; None if that is how the pipeline is cut anyway, or if nothing fits."""
+        kept = {name: times * nbytes // pipeline.tensor for name, (times, nbytes) in self.trained.items()}
+        size = self.comm.world_size // pipeline.stages
+        try:
+            typed, link = self._typed(pipeline.data * pipeline.microbatches), self.profile.cluster.link((0, size))
+            cut = cut_by_seconds(typed, self.shapes, pipeline.stages, self.profile, link, kept, self.auto.budget)
+            return None if cut == pipeline.build(self.outputs, self.comm.world_size).cut else cut
+        except HetuError:
+            return None  # stages that the user has marked, or layers that fit nowhere
+
+    def _by_operator(self, room: Mapping[int, float] | None = None) -> list[Candidate]:
+        """Operators split one by one over each tensor degree, of those in `room` within so many bytes of variables."""
+        found, free = [], self.hints.split is None and self.hints.zero is None and self.trained
+        for tensor in divisors(self.comm.world_size)[1:] if free else ():
+            data = self.comm.world_size // tensor
+            if not self.hints.allow(stages=1, data=data, tensor=tensor) or (room is not None and tensor not in room):
+                continue
+            try:
+                operators = self._operators(data, tensor)
+                found += by_operator(operators, data, tensor, math.inf if room is None else room[tensor])
+            except HetuError:
+                continue  # sizes that do not divide, or operators that depend on too many others
+        return found
+
+    def _operators(self, data: int, tensor: int) -> Operators:
+        mesh, times = Mesh((data, tensor), ("data", "tensor")), {n: t for n, (t, _) in self.trained.items()}
+        across = self.profile.cluster.link(mesh.group("data", 0))
+        ranks = mesh.group("tensor", 0)
+        return Operators(self._typed(data), self.shapes, times, self.profile, ranks, data, across)
+
+    def _typed(self, parts: int) -> tuple[Node, ...]:
+        """The graph with the sizes of one part of the batch."""
+        sizes = {
+            (name, axis): size // (1 if axis else parts)
+            for name, shape in self.shapes.items()
+            for axis, size in enumerate(shape)
+            if isinstance(self.sub.placeholders[name].shape[axis], Dim)
+        }
+        return specialize(self.sub.written.outputs, sizes)
+
+    @functools.cached_property
+    def trained(self) -> dict[str, tuple[int, int]]:
+        """Name of each trained variable -> how often its bytes are kept, with its state, and its bytes."""
+        shapes = Counter((v.name.rpartition("/")[0], v.shape) for v in self.sub.variables)
+        trained = [v for v in self.sub.updates if v.attrs["trainable"]]
+        return {v.name: (1 + shapes[v.name, v.shape], int(v.tensor.nbytes)) for v in trained}
+
+    def _rescued(self, rated: Sequence[Rated]) -> list[Candidate]:
+        """Smaller forms of plans that are too large, though faster than all that fit."""
+        fitting = [r.seconds for r in rated if r.valid and r.peak <= self.auto.budget]
+        fast = [
+            r for r in rated if r.valid and r.peak > self.auto.budget and r.seconds < min(fitting, default=math.inf)
+        ]
+        found, room = [], dict[int, float]()
+        for r in sorted(fast, key=lambda r: r.seconds)[:MOST_RESCUED]:
+            parallel = r.builder
+            if isinstance(parallel, Pipeline | Hybrid):
+                continue
+            swaps = self.profile.device.host_bandwidth > 0
+            within = Within(parallel, int(self.auto.budget), self.profile if swaps else None)
+            found.append(Candidate(f"{r.name}, recomputing{' or swapping' if swaps else ''}", within, r.detail))
+            left = self.auto.budget - (r.peak - self._kept(parallel))
+            if isinstance(parallel, Layered):
+                room[parallel.tensor] = left
+            if parallel.data > 1 and not parallel.zero and self.hints.zero is None:
+                with contextlib.suppress(BudgetError):  # even what is sharded everywhere is too large
+                    cluster, world = self.profile.cluster, self.comm.world_size
+                    found.append(sharded_layers(self.outputs, _again(r), cluster, world, left))
+        return found + self._by_operator(room)
+
+    def _polished(self, best: Rated) -> Rated:
+        """The best plan, or a faster one in which some layers are sharded otherwise."""
+        start, free = best.builder, self.auto.proposals > 0 and self.hints.zero is None
+        if not free or not isinstance(start, Parallel) or isinstance(start, Pipeline) or start.data < 2:
+            return best
+        layers = [*dict.fromkeys(layer_of(v) for v in self.sub.variables if v.attrs["trainable"])]
+        levels = (isinstance(start, Layered) and start.levels) or dict.fromkeys(layers, start.zero)
+        seen: dict[tuple[int, ...], Rated] = {}
+
+        def cost(picks: tuple[int, ...]) -> float:
+            chosen = {name: LEVELS[pick] for name, pick in zip(layers, picks)}
+            (seen[picks],) = self._rate([layered(_again(best), chosen)])  # by rank 0, so that all walk the same way
+            fits = seen[picks].valid and seen[picks].peak <= self.auto.budget
+            return seen[picks].seconds if fits else math.inf
+
+        first = tuple(LEVELS.index(levels.get(name, 0)) for name in layers)
+        seconds, picks = polish(cost, [len(LEVELS)] * len(layers), first, proposals=self.auto.proposals)
+        return seen[picks] if seconds < best.seconds else best
+
+    def _kept(self, builder: Any) -> int:
+        """Bytes of variables and state on the fullest rank."""
+        strategy = builder.build(self.outputs, self.comm.world_size)
+        load = [0] * self.comm.world_size
+        for variable in dict.fromkeys(self.sub.variables):
+            for rank, piece in strategy.store(variable).pieces(variable.shape).items():
+                load[rank] += math.prod(piece.shape) * variable.dtype.itemsize
+        return max(load)
+
+    # -- costs ---------------------------------------------------------------------------------------------------
+
+    def _rate(self, found: Sequence[Candidate]) -> list[Rated]:
+        """Seconds and peak of each; every rank finds out about its share and tells the others."""
+        figures, texts = np.zeros((2, len(found))), np.zeros((len(found), MOST_TEXT), np.uint8)
+        for k in range(self.comm.rank, len(found), self.comm.world_size):
+            try:
+                cost = self._simulate(found[k].builder)
+                figures[:, k] = cost.time, max(cost.peak)
+            except HetuError as error:
+                figures[:, k] = INVALID
+                text = error.message.encode()[:MOST_TEXT]
+                texts[k, : len(text)] = np.frombuffer(text, np.uint8)
+        self.comm.all_reduce(figures, figures)
+        self.comm.all_reduce(texts, texts)
+        problems = [bytes(text).rstrip(b"\0").decode(errors="ignore") for text in texts]
+        return [
+            Rated(c.name, c.builder, float(seconds), int(peak), problem, c.detail)
+            for c, seconds, peak, problem in zip(found, *figures, problems)
+        ]
+
+    def _simulate(self, builder: Any) -> Cost:
+        return simulate(
+            self.sub.entries,
+            builder,
+            self.profile,
+            world_size=self.comm.world_size,
+            shapes=self.shapes,
+            traced=min(8, self.comm.world_size),
+        )
+
+
+def _again(rated: Rated) -> Candidate:
+    return Candidate(rated.name, rated.builder, rated.detail)
+
+
+def shapes_of(sub: SubGraph, batch_size: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of what is fed: a first size that is open is that of the batch, any other `NOMINAL`."""
+
+    def known(node: Node) -> tuple[int, ...]:
+        return tuple(
+            s if not isinstance(s, Dim) else NOMINAL if axis else batch_size for axis, s in enumerate(node.shape)
+        )
+
+    return {name: known(node) for name, node in sub.placeholders.items()}
+
+
+def _known_profile() -> Profile:
+    """That of this host if it was measured, else typical figures."""
+    try:
+        return Profile.load()
+    except ArgumentError:
+        return Profile()

@@ -1,0 +1,1 @@
+"""A step played on a clock, from each rank's instruction list."""

@@ -1,0 +1,190 @@
+"""The instruction list of every rank of a job, without running one: what computes, and what communicates with whom.
+
+A rank's graph is cut, optimized and scheduled as its executor would do it. Ranks in the same stage that hold parts of
+equal sizes have equal lists up to whom they talk to, so a thousand ranks are compiled as a few. Ignored on purpose:
+arrays, and uneven splits of results that are even in every feed and variable.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ...core.errors import GraphError
+from ...core.graph import Node
+from ...core.memory import plan as memory_plan
+from ...core.op import Role
+from ...core.subgraph import SubGraph
+from ...dist.cut.pipeline import Staged
+from ...dist.cut.strategy import Strategy
+from ...dist.layout.boxes import intersect, volume
+from ...dist.layout.collectives import Collective as Change
+from ...dist.layout.collectives import padded
+from ...dist.layout.layout import Layout
+from ...dist.layout.redistribute import Plan, plan
+from ...passes import chosen_passes
+from ..costs.seat import Seat
+
+
+class Collective(NamedTuple):
+    """One of the ranks `group`, of which each gives `nbytes`. With a `token` it is only started."""
+
+    kind: str
+    group: tuple[int, ...]
+    nbytes: int
+    token: int | None = None
+
+
+class Wait(NamedTuple):
+    """Until the collective started with this token has ended."""
+
+    token: int
+
+
+class Exchange(NamedTuple):
+    """Messages (rank, bytes) that leave without waiting, and the ranks whose messages are waited for."""
+
+    sends: tuple[tuple[int, int], ...]
+    recvs: tuple[int, ...]
+
+
+class Serve(NamedTuple):
+    """Bytes to the servers, and bytes from them, which are waited for."""
+
+    sent: int
+    received: int
+
+
+Action = Collective | Wait | Exchange | Serve
+
+
+@dataclass(frozen=True)
+class RankProgram:
+    """What the ranks `ranks` run: the nodes in order, bytes of the arena, of feeds and results, and of variables."""
+
+    ranks: tuple[int, ...]
+    order: tuple[Node, ...]
+    arena: int
+    fed: int
+    kept: int
+
+    @property
+    def peak(self) -> int:
+        return self.arena + self.fed + self.kept
+
+
+class Job:
+    """The programs of all ranks under a strategy."""
+
+    def __init__(
+        self, entries: Sequence[Any], strategy: Any, world_size: int, shapes: Mapping[Node | str, Sequence[int]]
+    ) -> None:
+        self.sub, self.world_size = SubGraph("plan", entries), world_size
+        named = {key.name if isinstance(key, Node) else key: tuple(shape) for key, shape in shapes.items()}
+        self.shapes = {name: named.get(name, node.shape) for name, node in self.sub.placeholders.items()}
+        self.placement = strategy.attach(self.sub.written.outputs, Seat(0, world_size))
+        self.strategy: Strategy = self.placement.strategy
+        self.programs = [self._compile(ranks) for ranks in self._alike().values()]
+
+    def _alike(self) -> dict[Any, tuple[int, ...]]:
+        """The ranks in classes that hold parts of equal sizes at equal places of a pipeline."""
+        stages = self.strategy.stages if isinstance(self.strategy, Staged) else (self.strategy.base,)
+        found: dict[int, list[Any]] = {r: [] for r in range(self.world_size)}
+        for stage, layout in enumerate(stages):
+            for rank, part, _ in layout.places():
+                found[rank].append((stage, part, rank if len(layout.parts) > 1 else -1))
+        leaves = {n.name: n.shape for n in self.sub.variables} | self.shapes
+        held = {(layout, leaves[n]) for n, layout in self.strategy.feeds.items() if n in leaves}
+        for name, kept in self.strategy.variables.items():
+            held |= {(layout, leaves[name]) for layout in (kept.compute, kept.store) if name in leaves}
+        for layout, shape in held:
+            for rank, piece in layout.pieces(shape).items():
+                found[rank].append(piece.shape)
+        classes: dict[Any, list[int]] = defaultdict(list)
+        for rank, key in found.items():
+            classes[tuple(key)].append(rank)
+        return {key: tuple(ranks) for key, ranks in classes.items()}
+
+    def _compile(self, ranks: tuple[int, ...]) -> RankProgram:
+        self.placement.comm = Seat(ranks[0], self.world_size)
+        fetches, updates, _ = self.sub.lower(self.shapes, chosen_passes(None), self.placement)
+        made = memory_plan(fetches, updates)
+        fed = sum(int(n.tensor.nbytes) for n in made.nodes if n.role is Role.PLACEHOLDER)
+        mine = {self.placement.variable(v) for v in self.sub.variables} - {None}
+        return RankProgram(ranks, tuple(made.order), made.arena_bytes, fed, sum(int(v.tensor.nbytes) for v in mine))
+
+    # -- communication -------------------------------------------------------------------------------------------
+
+    def action(self, node: Node, program: RankProgram, rank: int) -> list[Action]:
+        """What a communicating node of `program` does on `rank`."""
+        a = node.attrs
+        if "src" in a:
+            if a["shape"] is None:
+                raise GraphError(
+                    f"{node!r} is communication written by hand, of which only real ranks know the parts",
+                    fix="plan the model without it: a strategy adds its own",
+                    site=node.site,
+                )
+            return routes(a["src"], a["dst"], a["shape"], node.tensor.dtype.itemsize).get(rank, [])
+        if node.op.lazy:
+            return [Wait(a["order"])]
+        given = sum(int(i.tensor.nbytes) for i in node.inputs)
+        if node.op.collective:
+            group = self._moved(a.get("group", range(self.world_size)), program.ranks[0], rank)
+            started = any(n.op.lazy and node in n.inputs for n in program.order)
+            return [Collective(node.op.collective, tuple(group), given, a["order"] if started else None)]
+        if "parameter" not in a:
+            raise GraphError(
+                f"{node!r} does not say what it sends",
+                fix='declare it: @ht.op(role=Role.COMMUNICATION, collective="all_reduce")',
+                site=node.site,
+            )
+        return [Serve(given if a["parameter"] else 0, int(node.tensor.nbytes))] if a.get("acts", True) else []
+
+    def _moved(self, group: tuple[int, ...], of: int, to: int) -> tuple[int, ...]:
+        """The group that is to the rank `to` what `group` is to the rank `of`: it varies along the same axes."""
+        if to in group or of == to:
+            return group
+        places, ranks = self._places
+        varies = [len({places[r][k] for r in group}) > 1 for k in range(len(places[to]))]
+        return tuple(ranks[tuple(g if v else mine for g, v, mine in zip(places[r], varies, places[to]))] for r in group)
+
+    @functools.cached_property
+    def _places(self) -> tuple[dict[int, tuple[int, ...]], dict[tuple[int, ...], int]]:
+        places = {rank: (part, *at) for rank, part, at in self.strategy.base.places()}
+        return places, {place: rank for rank, place in places.items()}
+
+
+@functools.lru_cache(maxsize=4096)
+def routes(src: Layout, dst: Layout, shape: tuple[int, ...], itemsize: int) -> dict[int, list[Action]]:
+    """What each rank does to bring a tensor from one layout to another: `redistribute.Plan.run` in words."""
+    way = plan(src, dst, shape)
+    found: dict[int, list[Action]] = defaultdict(list)
+    for change in way.collectives:
+        for rank, given in zip(change.group, _given(change)):
+            found[rank].append(Collective(change.kind, change.group, itemsize * given))
+    if not way.collectives and way.kind not in ("nothing", "slice"):
+        found |= _messages(way, itemsize)
+    return found
+
+
+def _given(change: Change) -> list[int]:
+    """Elements that each rank gives to a collective."""
+    n = len(change.group)
+    if change.kind in ("all_gather", "reduce_scatter"):
+        return [padded(change.old) if change.kind == "all_gather" else n * padded(change.new)] * n
+    boxes = [piece.box for piece in change.old]
+    return [volume(box if change.kind == "all_to_all" else intersect(box, change.box)) for box in boxes]
+
+
+def _messages(way: Plan, itemsize: int) -> dict[int, list[Action]]:
+    sends: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    recvs: dict[int, list[int]] = defaultdict(list)
+    for (source, target), boxes in way.between.items():
+        if source != target:
+            sends[source].append((target, itemsize * sum(map(volume, boxes))))
+            recvs[target].append(source)
+    return {r: [Exchange(tuple(sends[r]), tuple(recvs[r]))] for r in {*sends, *recvs}}

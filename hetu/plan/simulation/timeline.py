@@ -1,0 +1,108 @@
+"""What every rank does when, as a simulation found it: numbers, a Chrome trace and a picture.
+
+Ignored on purpose: why it does so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ...look.svg import Svg
+from ...look.timeline import timeline_svg
+
+COMPUTE, COMMUNICATION = "compute", "communication"
+
+
+class Event(NamedTuple):
+    """Something that a rank does from `start` to `end` (seconds). `lane` is compute or communication."""
+
+    rank: int
+    lane: str
+    name: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Seconds of one rank: with computing, with communication under way, and with both at once."""
+
+    compute: float
+    communication: float
+    both: float
+
+    @property
+    def hidden(self) -> float:
+        """The share of communication behind which the rank computes."""
+        return self.both / self.communication if self.communication else 1.0
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The events of one step. In a notebook it is shown as its picture."""
+
+    events: tuple[Event, ...]
+
+    def overlap(self, rank: int) -> Overlap:
+        """
+        >>> step = Timeline((Event(0, COMPUTE, "matmul", 0.0, 2.0), Event(0, COMMUNICATION, "all_reduce", 1.0, 4.0)))
+        >>> step.overlap(0)
+        Overlap(compute=2.0, communication=3.0, both=1.0)
+        """
+        mine = [event for event in self.events if event.rank == rank]
+        compute, wire = (_merged([e for e in mine if e.lane == lane]) for lane in (COMPUTE, COMMUNICATION))
+        both = sum(max(0.0, min(b, d) - max(a, c)) for a, b in compute for c, d in _near(wire, a, b))
+        return Overlap(_length(compute), _length(wire), both)
+
+    def chrome_trace(self, path: str | os.PathLike[str]) -> None:
+        """Write JSON for chrome://tracing or Perfetto: a process for each rank, with two threads."""
+        rows = [
+            {
+                "name": e.name,
+                "cat": e.lane,
+                "ph": "X",
+                "pid": e.rank,
+                "tid": int(e.lane == COMMUNICATION),
+                "ts": e.start * 1e6,
+                "dur": (e.end - e.start) * 1e6,
+            }
+            for e in self.events
+        ]
+        names = [
+            {"name": "process_name", "ph": "M", "pid": rank, "tid": 0, "args": {"name": f"rank {rank}"}}
+            for rank in sorted({e.rank for e in self.events})
+        ]
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump({"traceEvents": [*names, *rows], "displayTimeUnit": "ms"}, file)
+
+    def to_svg(self) -> Svg:
+        """A lane for computing and one for communication of each rank; hovering shows names and times."""
+        ranks = sorted({event.rank for event in self.events})
+        notes = {r: f"{100 * self.overlap(r).hidden:.0f} % hidden" for r in ranks}
+        return timeline_svg(self.events, notes)
+
+    def _repr_svg_(self) -> str:
+        return str(self.to_svg())
+
+
+def _merged(events: Sequence[Event]) -> list[tuple[float, float]]:
+    """The spans that events cover, in order and apart."""
+    found: list[tuple[float, float]] = []
+    for start, end in sorted((e.start, e.end) for e in events):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], end)
+        else:
+            found.append((start, end))
+    return found
+
+
+def _near(spans: Sequence[tuple[float, float]], start: float, end: float) -> list[tuple[float, float]]:
+    return [(a, b) for a, b in spans if a < end and b > start]
+
+
+def _length(spans: Sequence[tuple[float, float]]) -> float:
+    return sum(end - start for start, end in spans)

@@ -1,0 +1,1 @@
+"""The whole parameter server without sockets: consistency, rules, tables, messages, and caches."""

@@ -1,0 +1,59 @@
+"""Server functions: questions answered where the table lives, so that only the answer travels.
+
+`@server_function` enters a function in the table by its name; a client calls it with `client.call(table, name, ...)`.
+The servers must import the module that holds it (`imports=` of `hetu.ps.Options`). After Angel's PSFunc (J. Jiang et
+al., "Angel: a new large-scale machine learning system", NSR 2018). Ignored on purpose: functions that write, which
+are update rules (`rules.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ...core.errors import ShapeError, UnknownNameError, did_you_mean
+from .messages import wire_array
+
+Answer = tuple[np.ndarray, np.ndarray]
+FUNCTIONS: dict[str, Callable[..., Answer]] = {}
+
+
+def server_function(function: Callable[..., Answer]) -> Callable[..., Answer]:
+    """Register `f(table, **arguments) -> (row ids, rows)`, run on each server's own rows of a table.
+
+    `table` (rows, cols) is read-only.
+
+    >>> @server_function
+    ... def rows_above(table, limit):
+    ...     ids = np.flatnonzero(table.max(axis=1) > limit)
+    ...     return ids, table[ids]
+    >>> call_function("rows_above", np.array([[1.0], [5.0]]), {"limit": 2})[0].tolist()
+    [1]
+    """
+    FUNCTIONS[function.__name__] = function
+    return function
+
+
+def call_function(name: str, table: np.ndarray, arguments: dict[str, Any]) -> Answer:
+    if name not in FUNCTIONS:
+        raise UnknownNameError(f"no server function {name!r}", fix=did_you_mean(name, FUNCTIONS))
+    view = table.view()
+    view.flags.writeable = False
+    ids, rows = FUNCTIONS[name](view, **arguments)
+    ids, rows = wire_array(ids, np.dtype("<i8")), wire_array(rows)
+    if ids.ndim != 1 or rows.ndim != 2 or len(ids) != len(rows):
+        raise ShapeError(f"{name} returned ids {ids.shape} and rows {rows.shape}", fix="return (k,) and (k, cols)")
+    return ids, rows
+
+
+@server_function
+def top_k(table: np.ndarray, k: int = 10, column: int = 0) -> Answer:
+    """The `k` rows with the largest values in `column`, best first.
+
+    >>> top_k(np.array([[1.0], [3.0], [2.0]]), k=2)[0].tolist()
+    [1, 2]
+    """
+    best = np.argsort(-table[:, column], kind="stable")[: max(0, k)]
+    return best, table[best]

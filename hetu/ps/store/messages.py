@@ -1,0 +1,328 @@
+"""The messages between workers and parameter servers: a 56-byte header, then raw arrays; nothing is ever unpickled.
+
+All of a small message is one frame, because every frame costs a few microseconds on each side; values of more than
+`INLINE` bytes are a second one, so that they are sent without a copy, or lie in memory that both sides share
+(`segment.py`). A server reads bytes that anyone may have sent, so `decode` checks every field before it is used and
+builds nothing but numbers, NumPy views of the received buffers, and one small JSON object. Ignored on purpose: who
+sent a message (`session.py`), what it does (`store.py`), and the integrity of the values, which TCP or CURVE looks
+after.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum, IntFlag
+from typing import Any
+
+import numpy as np
+
+from ...core.errors import HetuError
+from .segment import Segment
+
+Buffer = Any  # bytes, memoryview or a C-contiguous array
+MAGIC, VERSION = 0x55544548, 1  # "HETU" in memory
+FRAME_LIMIT = 64 << 20  # bytes of one frame of values
+META_LIMIT = 64 << 10  # bytes of the JSON object
+INLINE = 64 << 10  # bytes of values that are cheaper to copy than to send apart
+_FIELDS = struct.Struct("<IBBBBIIqqqqI")  # without the checksum
+_CHECKSUM = struct.Struct("<I")
+_HEADER = struct.Struct(_FIELDS.format + "I")
+HEADER_BYTES = _HEADER.size
+DTYPES = tuple(np.dtype(name) for name in ("<u1", "<f4", "<f8", "<i4", "<i8", "<f2"))
+_DTYPE_CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
+_COUNT = np.dtype("<i8")
+_NUMBER = struct.Struct("<q")
+
+
+class ProtocolError(HetuError, ValueError):
+    """Bytes that are no message of this protocol."""
+
+
+class NoSegmentError(ProtocolError):
+    """A message about memory that is not shared with its sender; `header` is the rest of it."""
+
+    def __init__(self, header: Message) -> None:
+        super().__init__(f"slot {header.slot} of memory that is not shared", fix="offer it in a HELLO")
+        self.header = header
+
+
+class RefusedError(HetuError, RuntimeError):
+    """A server's refusal of a well-formed message. `code` is one word for programs, such as "clock" or "range"."""
+
+    def __init__(self, code: str, message: str, *, fix: str = "") -> None:
+        super().__init__(message, fix=fix)
+        self.code = code
+
+
+class Kind(IntEnum):
+    """What a message asks for or answers."""
+
+    OK = 0
+    ERROR = 1
+    HELLO = 2  # token and incarnation of a worker; the answer tells epoch, clock and consistency
+    CREATE = 3  # a table; the answer's clock field tells how many of its rows still wait for a first value
+    ASSIGN = 4  # first values of rows
+    PUSH = 5  # gradients or deltas
+    PULL = 6  # values
+    PUSH_PULL = 7
+    SYNC = 8  # of the rows `ids`, those whose version is above `counts` (the cache's check and fetch in one)
+    CLOCK = 9  # "I finished this clock"; with {"snapshot": true}: "keep the moment when all have"
+    CALL = 10  # a server function
+    STATUS = 11
+    PING = 12  # renews the lease, as every message does
+    LEAVE = 13
+    READY = 14  # partial reduce: "group me"
+    RATE = 15  # a new learning rate, from this clock on
+    SNAPSHOT = 16  # "tell me when the snapshot of this clock is on disk"
+    MODE = 17  # the consistency that the job wants, before it makes tables
+    STATE = 18  # values and optimizer state of rows, side by side
+    RESTORE = 19  # the same the other way: what rows are to be from now on
+
+
+class Part(IntFlag):
+    """What follows the header, in this order but for SLOT, which comes first; the header says what is there."""
+
+    IDS = 1  # int64, one a row
+    COUNTS = 2  # int64, one a row
+    VALUES = 4  # (rows, cols) of the header's dtype
+    META = 8  # a JSON object
+    SLOT = 16  # int64: the place in shared memory where the values lie, or those of the answer may
+
+
+_ROWS = Part.IDS | Part.VALUES
+_NONE = Part(0)
+ALLOWED: dict[Kind, tuple[Part, ...]] = {
+    Kind.OK: tuple(Part(bits) for bits in range(9)),
+    Kind.ERROR: (Part.META,),
+    Kind.HELLO: (Part.META,),
+    Kind.CREATE: (Part.META,),
+    Kind.ASSIGN: (Part.VALUES, _ROWS),
+    Kind.PUSH: (Part.VALUES, _ROWS, _ROWS | Part.COUNTS),
+    Kind.PULL: (_NONE, Part.IDS),
+    Kind.PUSH_PULL: (Part.VALUES, _ROWS),
+    Kind.SYNC: (Part.IDS | Part.COUNTS,),
+    Kind.CLOCK: (_NONE, Part.META),
+    Kind.CALL: (Part.META,),
+    Kind.STATUS: (_NONE, Part.META),  # with a token: from someone who is no worker
+    Kind.PING: (_NONE, Part.META),  # with a token: from a worker's heartbeat
+    Kind.LEAVE: (_NONE,),
+    Kind.READY: (_NONE,),
+    Kind.RATE: (Part.META,),
+    Kind.SNAPSHOT: (_NONE,),
+    Kind.MODE: (Part.META,),
+    Kind.STATE: (_NONE, Part.IDS),
+    Kind.RESTORE: (
+        Part.VALUES | Part.META,
+        _ROWS | Part.META,
+        Part.VALUES | Part.META | Part.SLOT,
+        _ROWS | Part.META | Part.SLOT,
+    ),
+}
+_SHARING = (Kind.ASSIGN, Kind.PUSH, Kind.PULL, Kind.PUSH_PULL)
+
+# What a header may say, as numbers, so that decoding handles no flags.
+_KINDS = tuple(Kind)
+_LAYOUTS = {(int(kind), int(parts)) for kind, allowed in ALLOWED.items() for parts in allowed}
+_LAYOUTS |= {(kind, parts | Part.SLOT) for kind, parts in _LAYOUTS if kind in _SHARING}
+_LAYOUTS |= {(kind, parts | Part.SLOT) for kind, parts in _LAYOUTS if kind == Kind.OK and parts & Part.VALUES}
+_IDS, _COUNTS, _VALUES, _META, _SLOT = (int(part) for part in Part)
+
+
+@dataclass(slots=True, eq=False)
+class Message:
+    """One request or reply.
+
+    `key` names a table, `worker` the sender (or, in a reply, the receiver), `seq` the request, `step` the worker's
+    clock, `epoch` the incarnation of the server. Arrays: ids and counts int64 (rows,), values (rows, cols). With a
+    `slot` the values lie in shared memory; `room` are the bytes there that are free for those of the answer.
+
+    >>> push = Message(Kind.PUSH, key=3, values=np.ones((2, 4), "float32"), ids=np.array([5, 9]))
+    >>> [len(frame) for frame in encode(push)]
+    [104]
+    >>> decode(encode(push)).ids.tolist()
+    [5, 9]
+    """
+
+    kind: Kind
+    key: int = 0
+    worker: int = 0
+    seq: int = 0
+    step: int = 0
+    epoch: int = 0
+    ids: np.ndarray | None = None
+    counts: np.ndarray | None = None
+    values: np.ndarray | None = None
+    meta: dict[str, Any] | None = None
+    slot: int = -1
+    room: np.ndarray | None = None
+
+    @property
+    def parts(self) -> int:
+        """What there is, as bits of `Part`."""
+        parts = 0 if self.ids is None else _IDS
+        if self.counts is not None:
+            parts |= _COUNTS
+        if self.values is not None:
+            parts |= _VALUES
+        if self.meta is not None:
+            parts |= _META
+        return parts if self.slot < 0 else parts | _SLOT
+
+    @property
+    def nbytes(self) -> int:
+        nbytes = 0
+        for array in (self.ids, self.counts, self.values):
+            if array is not None:
+                nbytes += array.nbytes
+        return nbytes
+
+    def place(self, rows: int, cols: int, dtype: np.dtype) -> np.ndarray:
+        """Memory for the values of the answer: where the sender reads it in place, or else a new array."""
+        nbytes = rows * cols * dtype.itemsize
+        if self.room is None or not 0 < nbytes <= self.room.nbytes:
+            return np.empty((rows, cols), dtype)
+        return self.room[:nbytes].view(dtype).reshape(rows, cols)
+
+    def kept(self) -> Message:
+        """This message for longer than until its answer, after which its sender writes over its slot."""
+        return self if self.slot < 0 or self.values is None else replace(self, values=self.values.copy(), slot=-1)
+
+    def reply(self, kind: Kind = Kind.OK, **fields: Any) -> Message:
+        """An answer to this request."""
+        values = fields.get("values")
+        placed = values is not None and self.room is not None and np.may_share_memory(values, self.room)
+        slot = self.slot if placed else -1
+        return Message(kind, self.key, self.worker, self.seq, epoch=self.epoch, slot=slot, **fields)
+
+    def refusal(self, error: HetuError) -> Message:
+        code = getattr(error, "code", "value")
+        return self.reply(Kind.ERROR, meta={"code": code, "message": error.message[:2000], "fix": error.fix[:2000]})
+
+
+def encode(message: Message) -> list[Buffer]:
+    """One frame, or two of which the second is to be sent without a copy. Arrays must be C-contiguous and of the
+    wire's dtypes; values with a slot must lie there already."""
+    ids, counts, values = message.ids, message.counts, message.values
+    rows, cols, dtype, inline, apart = 0, 0, 0, b"", []
+    if values is not None:
+        rows, cols = values.shape
+        dtype = _DTYPE_CODES[values.dtype]
+        if message.slot < 0 and values.nbytes <= INLINE and message.meta is None:
+            inline = values
+        elif message.slot < 0:
+            apart = [values if values.nbytes else b""]  # a buffer without bytes cannot be sent as it is
+    elif ids is not None:
+        rows = len(ids)
+    elif counts is not None:
+        rows = len(counts)
+    header = _FIELDS.pack(
+        MAGIC, VERSION, message.kind, dtype, message.parts, message.key, message.worker, message.seq, message.step,
+        rows, cols, message.epoch,
+    )  # fmt: skip
+    checked = [part for part in (ids, counts) if part is not None]
+    if message.slot >= 0:
+        checked.insert(0, _NUMBER.pack(message.slot))
+    if message.meta is not None:
+        checked.append(json.dumps(message.meta).encode())
+    total = zlib.crc32(header)
+    for part in checked:
+        total = zlib.crc32(part, total)
+    return [b"".join((header, _CHECKSUM.pack(total), *checked, inline)), *apart]
+
+
+def decode(frames: Sequence[Buffer], limit: int = FRAME_LIMIT, segment: Segment | None = None) -> Message:
+    """The message of these frames; arrays are read-only views of them, or of `segment`, the memory that is shared with
+    the sender. ProtocolError for anything out of place."""
+    head = memoryview(frames[0]) if frames else memoryview(b"")
+    if head.nbytes < HEADER_BYTES:
+        raise ProtocolError(f"a header of {head.nbytes} bytes, wanted {HEADER_BYTES}")
+    magic, version, kind, dtype, parts, key, worker, seq, step, rows, cols, epoch, checksum = _HEADER.unpack_from(head)
+    if magic != MAGIC or version != VERSION:
+        raise ProtocolError(
+            f"magic {magic:#x}, version {version}", fix=f"both sides must speak version {VERSION} of this protocol"
+        )
+    if (kind, parts) not in _LAYOUTS or dtype >= len(DTYPES):
+        raise ProtocolError(f"kind {kind} with dtype {dtype} and parts {parts:#x}")
+    if min(rows, cols, seq, step) < 0 or (cols and not parts & _VALUES) or (rows and not parts & ~(_META | _SLOT)):
+        raise ProtocolError(f"{rows} rows of {cols} columns with parts {parts:#x}, request {seq} at clock {step}")
+    first = HEADER_BYTES + (_COUNT.itemsize if parts & _SLOT else 0)
+    second = first + (rows * _COUNT.itemsize if parts & _IDS else 0)
+    third = second + (rows * _COUNT.itemsize if parts & _COUNTS else 0)
+    nbytes = rows * cols * DTYPES[dtype].itemsize
+    if parts & _SLOT or not parts & _VALUES:
+        wanted = [third]
+    else:
+        wanted = [third + nbytes] if nbytes <= INLINE and not parts & _META else [third, nbytes]
+    sizes = [head.nbytes] if len(frames) == 1 else [memoryview(frame).nbytes for frame in frames]
+    if sizes != wanted or max(wanted) > limit:
+        _check_sizes(sizes, wanted, META_LIMIT if parts & _META else 0, limit)
+    total, end = zlib.crc32(head[: _FIELDS.size]), head.nbytes if parts & _META else third
+    if checksum != (total if end == HEADER_BYTES else zlib.crc32(head[HEADER_BYTES:end], total)):
+        raise ProtocolError("the checksum does not fit")
+    message = Message(_KINDS[kind], key, worker, seq, step, epoch)
+    if parts & _IDS:
+        message.ids = np.frombuffer(head, _COUNT, rows, first)
+    if parts & _COUNTS:
+        message.counts = np.frombuffer(head, _COUNT, rows, second)
+    if parts & _META:
+        message.meta = _object(head[third:])
+    source, offset = (head, third) if len(wanted) == 1 else (frames[1], 0)
+    if parts & _SLOT:
+        message.slot = _NUMBER.unpack_from(head, HEADER_BYTES)[0]
+        if segment is None:
+            raise NoSegmentError(message)
+        source, offset = segment.read(message.slot, seq, nbytes), 0
+        message.room = segment.room(message.slot, seq)
+        if source is None:
+            raise ProtocolError(f"{nbytes} bytes of request {seq} in slot {message.slot}, where they are not")
+    if parts & _VALUES:
+        message.values = np.ndarray((rows, cols), DTYPES[dtype], source, offset)
+    return message
+
+
+def _check_sizes(got: list[int], wanted: list[int], more: int, limit: int) -> None:
+    """Refuse frames of other sizes; the first may have up to `more` bytes more."""
+    if max(wanted) > limit:
+        raise ProtocolError(f"frames of {wanted} bytes, the limit is {limit}", fix="send fewer rows in one message")
+    if len(got) != len(wanted) or got[1:] != wanted[1:] or not wanted[0] <= got[0] <= wanted[0] + more:
+        raise ProtocolError(f"frames of {got} bytes, wanted {wanted}")
+
+
+def _object(view: memoryview) -> dict[str, Any]:
+    try:
+        found = json.loads(bytes(view), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError("a frame that should be JSON is not") from error
+    if not isinstance(found, dict):
+        raise ProtocolError(f"JSON of a {type(found).__name__}, wanted an object")
+    return found
+
+
+def _refuse_constant(name: str) -> float:
+    raise ProtocolError(f"{name} in JSON")
+
+
+def wire_array(x: Any, dtype: np.dtype | None = None) -> np.ndarray:
+    """`x` as a C-contiguous array of a dtype that the wire carries; ProtocolError when there is none.
+
+    >>> wire_array([1, 2]).dtype.name, wire_array(np.ones((2, 2))[:, 0]).flags.c_contiguous
+    ('int64', True)
+    """
+    if isinstance(x, np.ndarray) and x.dtype in _DTYPE_CODES and x.dtype == (dtype or x.dtype) and x.flags.c_contiguous:
+        return x  # the rest is slow
+    made = np.asarray(x, dtype=dtype, order="C")
+    made = made.astype(made.dtype.newbyteorder("<"), copy=False)
+    if made.dtype not in _DTYPE_CODES:
+        names = ", ".join(d.name for d in DTYPES)
+        raise ProtocolError(f"{made.dtype} cannot be sent", fix=f"use one of {names}")
+    return made
+
+
+def row_bytes(cols: int, dtype: np.dtype) -> int:
+    """Bytes that one row of a table takes on the wire, its id included."""
+    return math.prod((cols, dtype.itemsize)) + _COUNT.itemsize

@@ -1,0 +1,195 @@
+"""Partial reduce: a controller that groups workers as they become ready, so that a straggler delays only itself.
+
+An all-reduce waits for the slowest worker of all. Here the first `group` ready workers average among themselves and
+go on, or fewer when the first of them has waited for `wait` seconds. Two things keep training one training: the
+groups of the recent past must connect all workers, or else the next group bridges the parts; and a member that is
+behind weighs less in the average. X. Miao et al., "Heterogeneity-Aware Distributed Machine Learning Training via
+Partial Reduce", SIGMOD 2021. Ignored on purpose: the average itself, which the members do among themselves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...core.errors import ArgumentError
+from .messages import Message
+
+
+@dataclass(frozen=True)
+class Group:
+    """Who averages together. `number` is unique and rises: use it as the tag of the group's communication.
+
+    Every member multiplies its values by its weight, adds up, and takes over the iteration of the foremost.
+    """
+
+    number: int
+    members: tuple[int, ...]
+    weights: tuple[float, ...]
+    iteration: int
+
+    @classmethod
+    def of(cls, answer: Message) -> Group:
+        """The group that a server's answer tells."""
+        weights = answer.values[:, 0].tolist()
+        return cls(int(answer.counts[0]), tuple(answer.ids.tolist()), tuple(weights), answer.step)
+
+
+class Controller:
+    """Groups the workers that are ready.
+
+    `group` is the size P wanted, `wait` the seconds after which a smaller group (of at least two) may go, `decay`
+    how much less a member weighs for every iteration that it is behind the foremost.
+
+    >>> controller = Controller(4, group=2)
+    >>> controller.add(3, iteration=5, now=0.0), controller.add(1, iteration=6, now=0.1).members
+    (None, (1, 3))
+    """
+
+    def __init__(self, workers: int, group: int = 2, *, wait: float = math.inf, decay: float = 0.5) -> None:
+        if not 1 < group <= max(workers, 2):
+            raise ArgumentError(f"groups of {group} among {workers} workers", fix="use 2 <= group <= workers")
+        self.workers, self.group, self.wait, self.decay = set(range(workers)), group, wait, decay
+        self.waiting: dict[int, tuple[int, float]] = {}  # worker -> (iteration, ready since), in order of arrival
+        self.span = math.ceil((workers - 1) / (group - 1))  # this many groups can connect everybody
+        self.recent: list[tuple[int, ...]] = []
+        self.formed = 0
+        self.requests: dict[int, Message] = {}
+        self.answers: dict[int, Message] = {}
+
+    # -- grouping --------------------------------------------------------------------------------------------
+
+    def add(self, worker: int, iteration: int, now: float) -> Group | None:
+        """`worker` is ready: the group that this completes, if it does."""
+        self.waiting.setdefault(worker, (iteration, now))
+        return self._complete()
+
+    def _complete(self) -> Group | None:
+        """The next group, if enough workers are ready and it keeps all of them connected."""
+        if not self.waiting or len(self.waiting) < min(self.group, len(self.workers)):
+            return None
+        chosen = list(self.waiting)[: self.group]
+        if not self._keeps_connected(chosen):
+            chosen = self._bridge()
+            if not self._keeps_connected(chosen) and len(self.waiting) < len(self.workers):
+                return None  # somebody of the missing part must come first, or the deadline
+        return self._decide(chosen)
+
+    def overdue(self, now: float) -> Group | None:
+        """The group, possibly smaller, that goes because its first member has waited long enough."""
+        if len(self.waiting) < min(2, len(self.workers)) or not self.waiting:
+            return None
+        return self._decide(self._bridge()) if now - next(iter(self.waiting.values()))[1] >= self.wait else None
+
+    def join(self, worker: int) -> None:
+        """`worker` takes part (again)."""
+        self.workers.add(worker)
+
+    def forget(self, worker: int) -> None:
+        """`worker` no longer waits."""
+        for table in (self.waiting, self.requests, self.answers):
+            table.pop(worker, None)
+
+    def remove(self, worker: int) -> Group | None:
+        """`worker` is gone: the group of those that waited for it, if they are enough without it."""
+        self.forget(worker)
+        self.workers.discard(worker)
+        return self._complete()
+
+    def _decide(self, chosen: list[int]) -> Group:
+        members = sorted(chosen)
+        iterations = [self.waiting.pop(w)[0] for w in members]
+        foremost = max(iterations)
+        raw = [self.decay ** (foremost - i) for i in iterations]
+        self.formed += 1
+        self.recent = [*self.recent, tuple(members)][-self.span - 1 :]
+        return Group(self.formed, tuple(members), tuple(r / sum(raw) for r in raw), foremost)
+
+    # -- the graph of recent groups --------------------------------------------------------------------------
+
+    def _windows(self) -> list[tuple[int, list[set[int]]]]:
+        """(groups still to come, connected parts so far) of every window of span + 2 groups that is under way."""
+        whole = self.span + 2
+        lengths = range(1, min(len(self.recent), whole - 1) + 1)
+        return [(whole - n - 1, connected(self.workers, self.recent[-n:])) for n in reversed(lengths)]
+
+    def _keeps_connected(self, chosen: list[int]) -> bool:
+        """Whether every window can still connect all workers, or at least comes nearer to it."""
+        for left, parts in self._windows():
+            needed = self._needed(len(parts))
+            if self._needed(len(join(parts, chosen))) > max(left, needed - 1):
+                return False
+        return True
+
+    def _needed(self, parts: int) -> int:
+        return math.ceil((parts - 1) / (self.group - 1))
+
+    def _bridge(self) -> list[int]:
+        """Members from as many parts as there are, of the longest window first; else in order of arrival."""
+        windows = [parts for _, parts in self._windows()]
+        chosen = [next(iter(self.waiting))]
+        while len(chosen) < min(self.group, len(self.waiting)):
+            rest = [w for w in self.waiting if w not in chosen]
+            new = [sum(not any({w, c} <= p for p in parts for c in chosen) for parts in windows) for w in rest]
+            chosen.append(rest[new.index(max(new))])
+        return chosen
+
+    # -- messages --------------------------------------------------------------------------------------------
+
+    def ready(self, message: Message, now: float) -> list[Message]:
+        """READY of a worker at iteration `message.step`: the answers to all members once their group is formed.
+
+        An answer holds `ids` the members, `values` (members, 1) their weights, `counts` the number of the group for
+        each, and `step` the iteration to take over. A request that is sent again gets its answer again.
+        """
+        worker = message.worker
+        answer = self.answers.get(worker)
+        if answer is not None and answer.seq == message.seq:
+            return [answer]
+        if worker in self.requests:
+            return []
+        self.requests[worker] = message
+        return self._replies(self.add(worker, message.step, now))
+
+    def gone(self, worker: int) -> list[Message]:
+        """Answers to those who need not wait for this worker any more."""
+        return self._replies(self.remove(worker))
+
+    def tick(self, now: float) -> list[Message]:
+        """Answers to a group whose deadline has passed."""
+        return self._replies(self.overdue(now))
+
+    def _replies(self, group: Group | None) -> list[Message]:
+        if group is None:
+            return []
+        fields = {
+            "step": group.iteration,
+            "ids": np.array(group.members, "<i8"),
+            "counts": np.full(len(group.members), group.number, "<i8"),
+            "values": np.array(group.weights, "<f8").reshape(-1, 1),
+        }
+        made = {w: self.requests.pop(w).reply(**fields) for w in group.members}
+        self.answers |= made
+        return list(made.values())
+
+
+def connected(workers: set[int], groups: list[tuple[int, ...]]) -> list[set[int]]:
+    """The parts into which `groups` connect `workers`.
+
+    >>> connected({0, 1, 2, 3}, [(0, 1), (1, 2)])
+    [{3}, {0, 1, 2}]
+    """
+    parts = [{w} for w in sorted(workers)]
+    for group in groups:
+        parts = join(parts, group)
+    return parts
+
+
+def join(parts: list[set[int]], group: Iterable[int]) -> list[set[int]]:
+    """The parts after one more group."""
+    members = set(group)
+    touched = [part for part in parts if part & members]
+    return [part for part in parts if not part & members] + ([set().union(*touched)] if touched else [])

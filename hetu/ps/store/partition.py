@@ -1,0 +1,132 @@
+"""How parameters are cut into blocks, and which server holds each block.
+
+A dense parameter is cut, flat, into blocks of at most one chunk, so that a block is also a message and no server
+waits for a whole tensor (Y. Peng et al., "A Generic Communication Scheduler for Distributed DNN Training
+Acceleration", SOSP 2019, use blocks alike). An embedding table is cut into one range of rows for each server.
+Ignored on purpose: access frequency; rows that are hot by position should be shuffled before training.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from ...core.errors import ArgumentError
+from ...core.types import as_dtype
+from .rules import check_rule
+from .table import TableSpec
+
+CHUNK = 1 << 20  # bytes of a message: larger ones make every receive allocate fresh pages
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """What a job wants kept on its servers.
+
+    `sparse` parameters are tables whose rows, along the first axis, are pushed and pulled by id. `rule`, `options`,
+    `reduce` and `generation` are those of `hetu.ps.store.rules` and `hetu.ps.TableSpec`.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    sparse: bool = False
+    rule: str = "sgd"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    reduce: str = "mean"
+    generation: int = 0
+
+    @cached_property
+    def element(self) -> np.dtype:
+        """The dtype as NumPy has it."""
+        return as_dtype(self.dtype)
+
+    @cached_property
+    def cols(self) -> int:
+        """Elements of one row."""
+        return math.prod(self.shape[1:])
+
+    @cached_property
+    def arrays(self) -> int:
+        """How many arrays of its shape the servers keep: the values and the state of the rule."""
+        op = check_rule(self.rule, dict(self.options))[0]
+        return 1 if op is None else op.inputs.index("g")
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.element.itemsize
+
+    def spec(self, name: str, start: int, stop: int) -> TableSpec:
+        """What the server of one block is told."""
+        rows, cols = (stop - start, self.cols) if self.sparse else (1, stop - start)
+        return TableSpec(
+            name, start, rows, cols, self.element.name, self.rule, dict(self.options), self.reduce, self.generation
+        )
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows (sparse) or flat elements (dense) [start, stop) of a parameter, on one server under one key."""
+
+    key: int
+    server: int
+    start: int
+    stop: int
+
+
+def partition(parameters: Mapping[str, Parameter], servers: int, first_key: int = 0) -> dict[str, list[Block]]:
+    """Blocks of every parameter, balanced by bytes: the largest first, each to the server with the least so far.
+
+    Every worker computes the same answer from the same arguments.
+
+    >>> tables = {"w": Parameter((4, 4)), "table": Parameter((1_000_000, 4), sparse=True)}
+    >>> [(b.server, b.stop - b.start) for b in partition(tables, 2)["table"]]
+    [(0, 500000), (1, 500000)]
+    """
+    pieces: list[tuple[int, str, int, int]] = []  # (bytes, name, start, stop)
+    for name, parameter in sorted(parameters.items()):
+        if parameter.sparse and not parameter.shape:
+            raise ArgumentError(f"the table {name} has no rows", fix="sparse=True needs at least one axis")
+        length = parameter.shape[0] if parameter.sparse else math.prod(parameter.shape)
+        count = max(1, math.ceil(parameter.nbytes / CHUNK))
+        count = min(count, servers, max(1, length)) if parameter.sparse else count
+        edges = [length * i // count for i in range(count + 1)]
+        per_row = parameter.nbytes / max(1, length)
+        pieces += [(int((b - a) * per_row), name, a, b) for a, b in pairwise(edges)]
+    load = [0] * servers
+    blocks: dict[str, list[Block]] = {name: [] for name in parameters}
+    for key, (nbytes, name, start, stop) in sorted(enumerate(pieces), key=lambda p: (-p[1][0], p[0])):
+        server = load.index(min(load))
+        load[server] += max(1, nbytes)
+        blocks[name].append(Block(first_key + key, server, start, stop))
+    return {name: sorted(found, key=lambda block: block.start) for name, found in blocks.items()}
+
+
+def split_rows(ids: np.ndarray, block: Block, row_bytes: int) -> list[slice]:
+    """The slices of the increasing `ids` that lie in a block, each small enough for one chunk.
+
+    >>> split_rows(np.array([1, 5, 9, 12]), Block(0, 0, start=4, stop=10), row_bytes=16)
+    [slice(1, 3, None)]
+    """
+    first, last = np.searchsorted(ids, (block.start, block.stop)).tolist()
+    step = max(1, CHUNK // max(1, row_bytes))
+    return [slice(i, min(i + step, last)) for i in range(first, last, step)]
+
+
+def sum_by_id(ids: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct ids, increasing, and the sum of the rows of each, added in the order they stand in.
+
+    >>> sum_by_id(np.array([7, 2, 7]), np.array([[1.0], [2.0], [3.0]]))[1].tolist()
+    [[2.0], [4.0]]
+    """
+    if len(ids) < 2 or (ids[1:] > ids[:-1]).all():
+        return ids, rows
+    order = np.argsort(ids, kind="stable")
+    ordered = ids[order]
+    starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
+    return ordered[starts], np.add.reduceat(rows[order], starts, axis=0)

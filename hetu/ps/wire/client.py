@@ -1,0 +1,399 @@
+"""A worker's side of the parameter server: push, pull, clock, over one DEALER socket for each server.
+
+Every request returns a `Handle` at once; `handle.wait()` gives its answer, so that communication overlaps with
+whatever is done in between. Large requests are cut into chunks, sparse ones carry every row once. Ignored on
+purpose: what is pushed when (an executor's or a cache's business), and use by several threads; only signs of life come
+from another one (`heartbeat.py`).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...core.errors import ArgumentError, ShapeError, UnknownNameError, ValueRangeError, did_you_mean
+from ..store.consistency import Consistency
+from ..store.messages import Kind, Message, RefusedError, encode, row_bytes, wire_array
+from ..store.partial_reduce import Group
+from ..store.partition import Block, Parameter, partition, split_rows, sum_by_id
+from .heartbeat import Heartbeat
+from .keys import check_address, read_keys
+from .transport import Link, Request, Transport
+
+SETTINGS = {
+    "LINGER": 0, "RECONNECT_IVL": 50, "RECONNECT_IVL_MAX": 2000, "SNDHWM": 64, "TCP_KEEPALIVE": 1,
+    "HEARTBEAT_IVL": 1000, "HEARTBEAT_TIMEOUT": 3000,
+}  # fmt: skip
+WRITES = (Kind.PUSH, Kind.PUSH_PULL, Kind.RATE)
+
+
+class Handle:
+    """An answer that is on its way."""
+
+    def __init__(
+        self, transport: Transport, requests: list[Request], finish: Callable[[list[Request]], Any] | None = None
+    ) -> None:
+        self.transport, self.requests, self.finish = transport, requests, finish
+
+    def wait(self) -> Any:
+        """The answer, once all its parts are there; RefusedError, ServerTimeoutError or ServerRestartedError."""
+        self.transport.wait(self.requests)
+        return self.finish(self.requests) if self.finish else None
+
+
+class Client:
+    """A worker's connection to all servers of a job.
+
+    `worker` is its rank, `timeout` the seconds that any `wait()` may take (waiting for slower workers included),
+    `retry` those after which an unanswered request is first sent again. Large arrays go to servers on the same host
+    through `shared` memory. Arrays passed to a push must not change before its `wait()`, or before the next `clock()`;
+    an `out` is filled as the answers come.
+
+    >>> from hetu.ps import Options, ServerProcess
+    >>> with ServerProcess(Options(workers=1, token="secret")) as server:
+    ...     with Client([server.address], worker=0, token="secret") as client:
+    ...         client.create({"w": Parameter((2,), options={"learning_rate": 0.5})}, {"w": np.ones(2)})
+    ...         _ = client.push("w", np.array([2.0, 4.0]))
+    ...         client.clock().wait()
+    ...         client.pull("w").wait().tolist()
+    [0.0, -1.0]
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        worker: int,
+        token: str,
+        *,
+        timeout: float = 300.0,
+        retry: float = 1.0,
+        key_file: str = "",
+        shared: bool = True,
+    ) -> None:
+        import zmq
+
+        self.parameters: dict[str, Parameter] = {}
+        self.blocks: dict[str, list[Block]] = {}
+        self.writes: deque[Request] = deque()  # of this clock, those before the oldest unanswered one left out
+        self.ticks: list[Request] = []  # the end of the last one
+        self.context = zmq.Context()
+        try:
+            links = [Link(address, dealer(zmq, self.context, address, key_file)) for address in addresses]
+            self.transport = Transport(zmq, links, worker, token, timeout=timeout, retry=retry, shared=shared)
+        except BaseException:
+            self.context.destroy(linger=0)
+            raise
+        self.heartbeat = self._heartbeat(zmq, addresses, key_file)
+        self.step = max(link.clock for link in links)
+        for server, link in enumerate(links):  # an earlier life may have ended between the clocks of two servers
+            for clock in range(link.clock, self.step):
+                self.ticks.append(self.transport.submit(server, Kind.CLOCK, step=clock))
+
+    def _heartbeat(self, zmq: Any, addresses: Sequence[str], key_file: str) -> Heartbeat:
+        links, worker = self.transport.links, self.transport.worker
+        sign = encode(Message(Kind.PING, worker=worker, meta=self.transport.hello))
+        sockets = [dealer(zmq, self.context, address, key_file) for address in addresses]
+        heartbeat = Heartbeat(zmq, sockets, sign, min(link.lease for link in links))
+        weakref.finalize(self, heartbeat.stop)  # a worker that lost its client is not waited for
+        return heartbeat
+
+    def close(self) -> None:
+        """Drop the connections. The servers wait for this worker until its lease ends; `leave` first if it is done."""
+        self.heartbeat.stop()
+        self.transport.close()
+        self.context.destroy(linger=0)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- tables ----------------------------------------------------------------------------------------------
+
+    def create(self, parameters: Mapping[str, Parameter], values: Mapping[str, np.ndarray]) -> None:
+        """Make tables and give them their first values; every worker calls this alike, and the first values win."""
+        known = [name for name in parameters if name in self.parameters]
+        if known:
+            raise ArgumentError(f"{', '.join(known)} exist already", fix="create every parameter once")
+        first = {name: wire_array(values[name], p.element) for name, p in parameters.items()}
+        for name, parameter in parameters.items():
+            if first[name].shape != tuple(parameter.shape):
+                raise ShapeError(f"{name} is {parameter.shape}, its first value {first[name].shape}")
+        blocks = partition(parameters, len(self.transport.links), sum(map(len, self.blocks.values())))
+        self.parameters |= parameters
+        self.blocks |= blocks
+        wanted = [(name, block) for name in parameters for block in blocks[name]]
+        asked = [self._create_block(name, block) for name, block in wanted]
+        missing = [reply.step for reply in self.transport.wait(asked)]
+        sent = [self._assign(name, block, first[name]) for (name, block), rows in zip(wanted, missing) if rows]
+        self.transport.wait([request for requests in sent for request in requests])
+
+    def _create_block(self, name: str, block: Block) -> Request:
+        spec = self.parameters[name].spec(name, block.start, block.stop)
+        return self.transport.submit(block.server, Kind.CREATE, key=block.key, meta=spec.meta())
+
+    def _assign(self, name: str, block: Block, values: np.ndarray) -> list[Request]:
+        if not self.parameters[name].sparse:
+            part = values.reshape(1, -1)[:, block.start : block.stop]
+            return [self.transport.submit(block.server, Kind.ASSIGN, key=block.key, values=part)]
+        ids, rows = np.arange(block.start, block.stop), values.reshape(len(values), -1)[block.start : block.stop]
+        return self._block_rows(Kind.ASSIGN, name, block, ids, rows)
+
+    def agree(self, mode: Consistency) -> None:
+        """Run the job under this consistency: every worker calls this alike, before tables are made."""
+        self.transport.wait(self._everywhere(Kind.MODE, meta={"consistency": str(mode)}))
+
+    # -- whole parameters ------------------------------------------------------------------------------------
+
+    def push(self, name: str, gradient: np.ndarray) -> Handle:
+        """Send the gradient of a whole parameter."""
+        return self._handle(self._by_block(Kind.PUSH, name, self._flat(name, gradient)))
+
+    def pull(self, name: str, out: np.ndarray | None = None) -> Handle:
+        """A whole parameter, into the C-contiguous `out` if given."""
+        parameter = self._parameter(name)
+        if parameter.sparse:
+            return self.pull_rows(name, np.arange(parameter.shape[0]), out)
+        out = self._buffer(name, parameter.shape, out)
+        return self._handle(self._by_block(Kind.PULL, name, out=out.reshape(1, -1)), lambda _: out)
+
+    def push_pull(self, name: str, gradient: np.ndarray, out: np.ndarray | None = None) -> Handle:
+        """Both in one round trip. Under BSP the answer does not hold this clock's pushes: use push, clock, pull."""
+        flat, out = self._flat(name, gradient), self._buffer(name, self.parameters[name].shape, out)
+        return self._handle(self._by_block(Kind.PUSH_PULL, name, flat, out.reshape(1, -1)), lambda _: out)
+
+    def set_rate(self, name: str, rate: float) -> Handle:
+        """The learning rate of a parameter from this clock on. All workers send the same one, or only one does."""
+        self._parameter(name)
+        self._wait_for_leave_to_write()
+        fields = {"step": self.step, "meta": {"rate": float(rate)}}
+        blocks = self.blocks[name]
+        return self._handle([self.transport.submit(b.server, Kind.RATE, key=b.key, **fields) for b in blocks])
+
+    # -- rows ------------------------------------------------------------------------------------------------
+
+    def push_rows(self, name: str, ids: np.ndarray, rows: np.ndarray, counts: np.ndarray | None = None) -> Handle:
+        """Send gradients of the rows `ids`, ids.shape + row shape. Rows of equal ids are summed before they travel.
+
+        `counts`, only for ids that are distinct and increasing, tells how many updates each row stands for.
+        """
+        unique, sums = self._unique_rows(name, ids, rows)
+        return self._handle(self._by_rows(Kind.PUSH, name, unique, sums, counts))
+
+    def pull_rows(self, name: str, ids: np.ndarray, out: np.ndarray | None = None) -> Handle:
+        """The rows `ids`, as ids.shape + row shape. Every distinct row travels once."""
+        ids = self._ids(name, ids)
+        unique, inverse = np.unique(ids, return_inverse=True)
+        found = self._rows(name, len(unique))
+        requests = self._by_rows(Kind.PULL, name, unique, out=found)
+        return self._handle(requests, lambda _: self._spread(name, ids, inverse, found, out))
+
+    def push_pull_rows(self, name: str, ids: np.ndarray, rows: np.ndarray) -> Handle:
+        """Push gradients of rows and get these rows back, in one round trip (under BSP, see `push_pull`)."""
+        ids = self._ids(name, ids)
+        unique, sums = self._unique_rows(name, ids, rows)
+        inverse = np.searchsorted(unique, ids)
+        found = self._rows(name, len(unique))
+        requests = self._by_rows(Kind.PUSH_PULL, name, unique, sums, out=found)
+        return self._handle(requests, lambda _: self._spread(name, ids, inverse, found, None))
+
+    def sync_rows(self, name: str, ids: np.ndarray, limits: np.ndarray) -> Handle:
+        """Of the distinct increasing `ids`, those whose version is above their limit: (ids, versions, rows)."""
+        parameter = self._parameter(name)
+        none = (np.empty(0, "<i8"), np.empty(0, "<i8"), np.empty((0, parameter.cols), parameter.element))
+        return self._handle(self._by_rows(Kind.SYNC, name, ids, counts=limits), lambda found: _gathered(found, none))
+
+    def call(self, name: str, function: str, **arguments: Any) -> Handle:
+        """A server function on every block of a parameter: the (ids, rows) of all servers, one after the other."""
+        self._parameter(name)
+        meta = {"function": function, "arguments": arguments}
+        requests = [
+            self.transport.submit(b.server, Kind.CALL, key=b.key, start=b.start, meta=meta) for b in self.blocks[name]
+        ]
+        return self._handle(requests, _gathered)
+
+    # -- time and membership ---------------------------------------------------------------------------------
+
+    def clock(self, *, snapshot: bool = False) -> Handle:
+        """End this step: waits until its pushes have arrived, then tells all servers.
+
+        `wait()` on the result returns when this worker may work at the next step, as the job's consistency allows.
+        Without it, reads of the next step may be sent ahead, and the first push waits. With `snapshot`, which one
+        worker may ask for alone, the servers keep the moment when all workers have ended this step (`snapshot.py`),
+        and `wait()` returns when all have it on disk; RefusedError if one cannot, or was killed before.
+        """
+        self._wait_for_leave_to_write()
+        self.transport.wait(self.writes)
+        self.writes.clear()
+        wanted = snapshot or any(link.due for link in self.transport.links)
+        self.ticks = self._everywhere(Kind.CLOCK, step=self.step, meta={"snapshot": True} if wanted else None)
+        self.step += 1
+        written = self._everywhere(Kind.SNAPSHOT, step=self.step) if snapshot else []
+        return Handle(self.transport, [*self.ticks, *written])
+
+    def ready(self, iteration: int) -> Handle:
+        """Ask for partners of a partial reduce; the answer is a `Group`."""
+        request = self.transport.submit(0, Kind.READY, step=iteration)
+        return self._handle([request], lambda requests: Group.of(requests[0].reply))
+
+    def ping(self) -> None:
+        """Wait for a sign of life from every server."""
+        self.transport.wait(self._everywhere(Kind.PING))
+
+    def status(self) -> list[dict[str, Any]]:
+        """What each server says of itself."""
+        return [reply.meta for reply in self.transport.wait(self._everywhere(Kind.STATUS))]
+
+    def leave(self) -> None:
+        """Take this worker out of the job, so that nobody waits for it. Pushes of an unfinished clock are dropped."""
+        try:
+            self.transport.wait(self._everywhere(Kind.LEAVE))
+        except RefusedError as error:
+            if error.code != "evicted":  # the answer to the first asking got lost
+                raise
+
+    # -- requests --------------------------------------------------------------------------------------------
+
+    def _handle(self, requests: list[Request], finish: Callable[[list[Request]], Any] | None = None) -> Handle:
+        if requests and requests[0].message.kind in WRITES:
+            while self.writes and self.writes[0].reply is not None:
+                self.writes.popleft()
+            self.writes += requests
+        return Handle(self.transport, requests, finish)
+
+    def _everywhere(self, kind: Kind, **fields: Any) -> list[Request]:
+        return [self.transport.submit(server, kind, **fields) for server in range(len(self.transport.links))]
+
+    def _wait_for_leave_to_write(self) -> None:
+        """The servers take writes of a clock only once they have said that it may begin."""
+        if self.ticks:
+            self.transport.wait(self.ticks)
+            self.ticks = []
+
+    def _by_block(
+        self, kind: Kind, name: str, flat: np.ndarray | None = None, out: np.ndarray | None = None
+    ) -> list[Request]:
+        if kind in WRITES:
+            self._wait_for_leave_to_write()
+        requests = []
+        for block in self.blocks[name]:
+            place = slice(block.start, block.stop)
+            values = None if flat is None else flat[:, place]
+            part = None if out is None else out[:, place]
+            fields = {"key": block.key, "step": self.step, "values": values}
+            requests.append(self.transport.submit(block.server, kind, place=place, out=part, **fields))
+        return requests
+
+    def _by_rows(
+        self,
+        kind: Kind,
+        name: str,
+        ids: np.ndarray,
+        rows: np.ndarray | None = None,
+        counts: np.ndarray | None = None,
+        out: np.ndarray | None = None,
+    ) -> list[Request]:
+        if kind in WRITES:
+            self._wait_for_leave_to_write()
+        blocks = self.blocks[name]
+        return [r for block in blocks for r in self._block_rows(kind, name, block, ids, rows, counts, out)]
+
+    def _block_rows(
+        self,
+        kind: Kind,
+        name: str,
+        block: Block,
+        ids: np.ndarray,
+        rows: np.ndarray | None = None,
+        counts: np.ndarray | None = None,
+        out: np.ndarray | None = None,
+    ) -> list[Request]:
+        """Requests for those of the increasing `ids` that lie in a block, numbered from its first row."""
+        parameter = self.parameters[name]
+        requests = []
+        for place in split_rows(ids, block, row_bytes(parameter.cols, parameter.element)):
+            fields = {
+                "key": block.key,
+                "step": self.step,
+                "ids": wire_array(ids[place] - block.start),
+                "counts": None if counts is None else wire_array(counts[place], np.dtype("<i8")),
+                "values": None if rows is None else rows[place],
+                "out": None if out is None else out[place],
+            }
+            requests.append(self.transport.submit(block.server, kind, place=place, start=block.start, **fields))
+        return requests
+
+    # -- arrays ----------------------------------------------------------------------------------------------
+
+    def _parameter(self, name: str) -> Parameter:
+        if name not in self.parameters:
+            raise UnknownNameError(f"no parameter {name!r}", fix=did_you_mean(name, self.parameters))
+        return self.parameters[name]
+
+    def _flat(self, name: str, gradient: np.ndarray) -> np.ndarray:
+        parameter = self._parameter(name)
+        if parameter.sparse or np.shape(gradient) != tuple(parameter.shape):
+            raise ShapeError(f"a gradient {np.shape(gradient)} for {name} {parameter.shape}", fix="or use push_rows")
+        return wire_array(gradient, parameter.element).reshape(1, -1)
+
+    def _ids(self, name: str, ids: np.ndarray) -> np.ndarray:
+        parameter, found = self._parameter(name), np.asarray(ids)
+        if not parameter.sparse or found.dtype.kind not in "iu":
+            raise ArgumentError(f"rows {found.dtype} of {name}", fix="pass integer ids of a parameter with sparse=True")
+        if found.size and not 0 <= found.min() <= found.max() < parameter.shape[0]:
+            raise ValueRangeError(f"ids {found.min()}..{found.max()} of {name}, which has {parameter.shape[0]} rows")
+        return found.astype("<i8", copy=False)
+
+    def _unique_rows(self, name: str, ids: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        parameter, ids = self._parameter(name), self._ids(name, ids)
+        rows = wire_array(rows, parameter.element)
+        if rows.shape != (*ids.shape, *parameter.shape[1:]):
+            raise ShapeError(f"rows {rows.shape} for ids {ids.shape} of {name} {parameter.shape}")
+        return sum_by_id(ids.reshape(-1), rows.reshape(ids.size, parameter.cols))
+
+    def _buffer(self, name: str, shape: tuple[int, ...], out: np.ndarray | None) -> np.ndarray:
+        dtype = self._parameter(name).element
+        if out is None:
+            return np.empty(shape, dtype)
+        if out.shape != tuple(shape) or out.dtype != dtype or not out.flags.c_contiguous:
+            raise ShapeError(f"out is {out.dtype}{out.shape}, wanted {dtype}{tuple(shape)}, C-contiguous")
+        return out
+
+    def _rows(self, name: str, count: int) -> np.ndarray:
+        """Memory for rows of a table."""
+        parameter = self.parameters[name]
+        return np.empty((count, parameter.cols), parameter.element)
+
+    def _spread(
+        self, name: str, ids: np.ndarray, inverse: np.ndarray, rows: np.ndarray, out: np.ndarray | None
+    ) -> np.ndarray:
+        """The distinct `rows`, laid out as `ids` asked for them."""
+        parameter = self.parameters[name]
+        out = self._buffer(name, (*ids.shape, *parameter.shape[1:]), out)
+        np.take(rows, inverse.reshape(-1), axis=0, out=out.reshape(ids.size, parameter.cols), mode="clip")
+        return out
+
+
+def dealer(zmq: Any, context: Any, address: str, key_file: str) -> Any:
+    """A socket that is connected to a server."""
+    check_address(address, key_file)
+    socket = context.socket(zmq.DEALER)
+    for name, value in SETTINGS.items():
+        socket.setsockopt(getattr(zmq, name), value)
+    if key_file:
+        keys = {name: str(key).encode() for name, key in read_keys(key_file).items()}
+        socket.curve_secretkey, socket.curve_publickey = keys["secret"], keys["public"]
+        socket.curve_serverkey = keys["server"]
+    socket.connect(address)
+    return socket
+
+
+def _gathered(requests: list[Request], none: tuple[np.ndarray, ...] = ()) -> tuple[np.ndarray, ...]:
+    """The replies of all requests one after the other, ids counted from the start of the whole table."""
+    found = [(r.reply.ids + r.start, r.reply.counts, r.reply.values) for r in requests]
+    return tuple(np.concatenate(part) for part in zip(*found) if part[0] is not None) or none

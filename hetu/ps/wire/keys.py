@@ -1,0 +1,55 @@
+"""Which addresses are safe without encryption, and key files that only their owner can read.
+
+On loopback a token is enough: whoever can read it can read the whole job. Any other address needs CURVE (D.
+Bernstein, "CurveCP"; ZeroMQ RFC 26) with a key pair for the server and one for each worker of the job. Ignored on
+purpose: making the pairs and using them, which is the sockets' business.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import stat
+from pathlib import Path
+
+from ...core.errors import ArgumentError
+
+
+def is_loopback(address: str) -> bool:
+    """Whether `address` (tcp://host:port) can be reached from this machine only.
+
+    >>> is_loopback("tcp://127.0.0.1:*"), is_loopback("tcp://0.0.0.0:5000"), is_loopback("tcp://node7:5000")
+    (True, False, False)
+    """
+    scheme, _, rest = address.partition("://")
+    host = rest.rpartition(":")[0].strip("[]")
+    if scheme != "tcp" or not host:
+        raise ArgumentError(f"the address {address!r}", fix="write it as tcp://host:port, with * for any free port")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False  # a name may point anywhere
+
+
+def check_address(address: str, key_file: str) -> None:
+    """Refuse to speak in the clear beyond this machine."""
+    if not key_file and not is_loopback(address):
+        raise ArgumentError(
+            f"{address} is reachable by others and no keys are given",
+            fix="use 127.0.0.1, or make keys with hetu.ps.wire.server.make_keys and pass key_file=",
+        )
+
+
+def write_keys(path: Path, keys: dict[str, object]) -> None:
+    """A new file that its owner alone may read; never written over."""
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        json.dump(keys, file)
+
+
+def read_keys(path: str | Path) -> dict[str, object]:
+    """The keys in a file, refused where others could have read or written it."""
+    mode = os.stat(path).st_mode
+    if os.name == "posix" and mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise ArgumentError(f"{path} is open to others ({stat.filemode(mode)})", fix=f"chmod 600 {path}")
+    return json.loads(Path(path).read_text("utf-8"))

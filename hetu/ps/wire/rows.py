@@ -1,0 +1,97 @@
+"""The rows of tables as one worker's operators see them: through a cache or not, now or asked for a step ahead.
+
+The request for the next batch's rows can leave as soon as the clock of this one has ended: the servers answer it when
+the consistency allows, so training is what it is without, bit for bit under BSP, while the answer travels as the ranks
+reduce gradients, update what they keep and load data. Ignored on purpose: which ids come next (the training loop
+knows), and asking before the own gradients have left, which would miss them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from ..store.cache import Cache, CachedTable, Counters
+from ..store.partition import sum_by_id
+from .client import Client
+
+Request = tuple[str, np.ndarray]  # a table and the ids of its rows
+Asked = tuple[np.ndarray, Callable[[], np.ndarray]]
+
+
+class Rows:
+    """A worker's way to the rows of its tables. `weight` is what its gradients count in the average of all workers."""
+
+    def __init__(self, client: Client, cache: Cache | None = None, weight: float = 1.0) -> None:
+        self.client, self.cache, self.weight = client, cache, weight
+        self.cached: dict[str, CachedTable] = {}
+        self.expected: list[Request] = []
+        self.asked: dict[str, list[Asked]] = {}
+
+    def hold(self, tables: Iterable[str]) -> None:
+        """Put these tables, which the servers have, behind the cache."""
+        if self.cache is not None:
+            self.cached |= {t: CachedTable(self.client, t, self.cache) for t in tables if t not in self.cached}
+
+    @property
+    def counters(self) -> Counters:
+        """Those of all cached tables together."""
+        return sum((table.counters for table in self.cached.values()), Counters())
+
+    # -- what operators call -------------------------------------------------------------------------------------
+
+    def pull(self, table: str, ids: np.ndarray, out: np.ndarray) -> None:
+        """The rows `ids` into `out`, ids.shape + row shape."""
+        waiting = self.asked.get(table, [])
+        for place, (asked, answer) in enumerate(waiting):
+            if np.array_equal(asked, ids):
+                del waiting[place]
+                np.copyto(out, answer())
+                return
+        self._drop(table)
+        np.copyto(out, self._ask(table, ids)())
+
+    def descend(self, table: str, ids: np.ndarray, gradients: np.ndarray, rate: float) -> None:
+        """One step of gradient descent on the rows `ids` of a cached table. Rows of equal ids are summed first."""
+        cached = self.cached[table]
+        distinct, sums = sum_by_id(ids.reshape(-1), gradients.reshape(ids.size, -1))
+        number = sums.dtype.type
+        cached.update(distinct, (sums * number(self.weight) * number(-rate)).reshape(-1, *cached.parameter.shape[1:]))
+
+    def tick(self) -> None:
+        """End the clock, and ask for what the next step will pull."""
+        self.client.clock()
+        expected, self.expected = self.expected, []
+        for table, ids in expected:
+            waiting = self.asked.setdefault(table, [])
+            if not waiting or table not in self.cached:  # a cache answers one question at a time
+                waiting.append((ids, self._ask(table, ids)))
+
+    # -- around them ---------------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Send all that caches hold back and wait until it counts. All workers call this alike: it ends a clock."""
+        for table in list(self.asked):
+            self._drop(table)
+        if self.cached:
+            for cached in self.cached.values():
+                cached.flush()
+            self.client.clock().wait()
+
+    def forget(self) -> None:
+        """Keep nothing of the rows, because the servers have been given other values."""
+        for table in list(self.asked):
+            self._drop(table)
+        for cached in self.cached.values():
+            cached.forget()
+
+    def _ask(self, table: str, ids: np.ndarray) -> Callable[[], np.ndarray]:
+        if table in self.cached:
+            return self.cached[table].ask(ids)
+        return self.client.pull_rows(table, ids).wait
+
+    def _drop(self, table: str) -> None:
+        """Take the answers that nobody has come for."""
+        for _, answer in self.asked.pop(table, []):
+            answer()

@@ -1,0 +1,277 @@
+"""A server process: one ROUTER socket around one store. All that can be decided without a socket is elsewhere.
+
+A `ServerProcess` is a server in a process of its own, which lives as long as its standard input is open, so it never
+outlives whoever started it. Options go in by standard input too, because a command line and an environment can be
+read by others. With `snapshots` it writes its state to a folder (`snapshot.py`), and a server that is started with
+that folder, on the same address, goes on from there. Ignored on purpose: choosing hosts, and who starts it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import math
+import os
+import secrets
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import ArgumentError, HetuError
+from ..store.consistency import consistency
+from ..store.messages import FRAME_LIMIT
+from ..store.partial_reduce import Controller
+from ..store.store import ParameterStore
+from .keys import check_address, read_keys, write_keys
+from .session import Envelope, Sessions
+from .snapshot import Snapshots
+from .transport import receive_frames, send_frames
+
+TICK = 0.05  # seconds between looks at leases and deadlines
+HEARTBEAT = {"HEARTBEAT_IVL": 1000, "HEARTBEAT_TIMEOUT": 3000, "HEARTBEAT_TTL": 5000, "LINGER": 0, "TCP_KEEPALIVE": 1}
+# One BLAS thread, as the machine has others to do the rest; and a malloc that keeps the pages of large messages
+# (glibc only), because fresh ones cost more than the copy into them.
+ENVIRONMENT = {
+    "OPENBLAS_NUM_THREADS": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
+}
+
+
+class ServerError(HetuError, RuntimeError):
+    """A server process that did not start or ended by itself."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to run a server; all times are in seconds.
+
+    * `workers`, `token`: how many take part, and the secret by which they prove that they do.
+    * `consistency`: "bsp" (everyone waits for everyone, bit-deterministic), "ssp:3" (the fastest leads by 3 clocks at
+      most while it works) or "asp" (nobody waits).
+    * `lease`, `on_loss`: a worker that gives no sign of life for `lease` is lost: it was killed, frozen or cut off, for
+      one that computes gives them too. Then "evict" goes on without it (it may come back), and "fail" refuses all
+      further requests, so that the job ends. Keep the lease below the workers' `timeout`, or they give up first.
+      Nobody is waited for less than a lease, and nobody is lost before it first comes.
+    * `snapshots`, `snapshot_every`: the folder for this server's state, "" for none, and the time after which the end
+      of a clock is kept again: a server that is killed loses at most what it took in that time and two clocks. Each
+      server needs a folder of its own; one that finds snapshots there goes on from that of `snapshot_clock`, by
+      default the newest, so give a new job a new folder. Servers that start together should be given the newest
+      clock that all of them have, as heturun does.
+    * `address`: where to listen, * for any free port; beyond this machine it needs `key_file`, which `make_keys` wrote.
+    * `memory_limit`: bytes of tables, optimizer state and held-back pushes, beyond which requests are refused.
+    * `imports`: modules to import first, for the server functions in them.
+    * `group`, `wait`, `decay`: those of partial reduce, see `Controller`.
+
+    >>> Options(workers=2, token="secret", consistency="ssp:3", lease=20.0).on_loss
+    'evict'
+    """
+
+    workers: int
+    token: str
+    consistency: str = "bsp"
+    address: str = "tcp://127.0.0.1:*"
+    key_file: str = ""
+    lease: float = 60.0
+    on_loss: str = "evict"
+    snapshots: str = ""
+    snapshot_every: float = 30.0
+    snapshot_clock: int | None = None
+    memory_limit: int = 8 << 30
+    imports: tuple[str, ...] = ()
+    group: int = 2
+    wait: float | None = None
+    decay: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.on_loss not in ("evict", "fail"):
+            raise ArgumentError(f"on_loss={self.on_loss!r}", fix="use evict or fail")
+        if not (self.lease > 0 and self.snapshot_every > 0):
+            raise ArgumentError(
+                f"lease={self.lease!r}, snapshot_every={self.snapshot_every!r}", fix="use times above 0 seconds"
+            )
+
+    def sessions(self, now: float) -> Sessions:
+        """A fresh store and its door. The epoch is drawn, so no two lives of a server share one."""
+        wait = math.inf if self.wait is None else self.wait
+        store = ParameterStore(
+            self.workers,
+            consistency(self.consistency),
+            epoch=secrets.randbits(32) | 1,
+            lease=self.lease,
+            on_loss=self.on_loss,
+            memory_limit=self.memory_limit,
+            partial=Controller(self.workers, self.group, wait=wait, decay=self.decay),
+            now=now,
+        )
+        return Sessions(store, self.token)
+
+
+class Server:
+    """The socket of one server; `address` is where it can be reached."""
+
+    def __init__(self, options: Options) -> None:
+        import zmq
+
+        check_address(options.address, options.key_file)
+        for module in options.imports:
+            importlib.import_module(module)
+        self.sessions, self.snapshots = options.sessions(time.monotonic()), None
+        if options.snapshots:
+            self.snapshots = Snapshots(self.sessions.store, Path(options.snapshots), options.snapshot_every)
+            self.snapshots.restore(options.snapshot_clock)
+        self.zmq, self.context, self.more = zmq, zmq.Context(), int(zmq.SNDMORE)
+        self.socket = self.context.socket(zmq.ROUTER)
+        # A ROUTER drops what exceeds its send mark without a word; the clients' credit bounds memory instead.
+        settings = {**HEARTBEAT, "SNDHWM": 0, "RCVHWM": 64, "MAXMSGSIZE": FRAME_LIMIT, "RCVTIMEO": int(TICK * 1000)}
+        for name, value in settings.items():
+            self.socket.setsockopt(getattr(zmq, name), value)
+        self.guard = _guard(self.context, self.socket, options.key_file) if options.key_file else None
+        self.socket.bind(options.address)
+        self.address = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def run(self, stop: threading.Event) -> None:
+        """Serve until `stop` is set; a look at it, at leases and at deadlines every `TICK` seconds."""
+        due = 0.0
+        while not stop.is_set():
+            try:
+                peer, frames = self.socket.recv(), receive_frames(self.socket)
+            except self.zmq.Again:
+                now = time.monotonic()
+            else:
+                now = time.monotonic()
+                self._send(self.sessions.receive(peer, frames, now))
+            if now >= due:
+                if now - due > self.sessions.store.lease / 2:
+                    self.sessions.forgive(now)  # the signs of life of that time are still to be received
+                self._send(self.sessions.tick(now))
+                if self.snapshots is not None:
+                    self._send(self.sessions.envelopes(self.snapshots.tick()))
+                due = now + TICK
+
+    def _send(self, envelopes: list[Envelope]) -> None:
+        for peer, frames in envelopes:
+            self.socket.send(peer, self.more)
+            send_frames(self.socket, frames, 0, self.more, copy=True)  # the next message may change a table
+
+    def close(self) -> None:
+        if self.snapshots is not None:
+            self.snapshots.finish()
+        if self.guard is not None:
+            self.guard.stop()
+        self.socket.close()
+        self.context.term()
+
+
+def _guard(context: Any, socket: Any, key_file: str) -> Any:
+    """Turn CURVE on: only the keys on the job's list get through the handshake."""
+    from zmq.auth.thread import ThreadAuthenticator
+
+    keys = read_keys(key_file)
+    allowed = {str(key).encode() for key in keys["allowed"]}
+
+    class AllowList:
+        def callback(self, domain: str, key: bytes) -> bool:
+            return key in allowed
+
+    guard = ThreadAuthenticator(context)
+    guard.start()
+    guard.configure_curve_callback(domain="*", credentials_provider=AllowList())
+    socket.curve_server = True
+    socket.curve_secretkey, socket.curve_publickey = str(keys["secret"]).encode(), str(keys["public"]).encode()
+    return guard
+
+
+def make_keys(folder: str | Path, workers: int) -> tuple[Path, list[Path]]:
+    """Key files of one job, 0600: the server's with the list of allowed keys, and one for each worker."""
+    import zmq
+
+    folder = Path(folder)
+    server_public, server_secret = zmq.curve_keypair()
+    pairs = [zmq.curve_keypair() for _ in range(workers)]
+    allowed = [public.decode() for public, _ in pairs]
+    server = folder / "server.json"
+    write_keys(server, {"public": server_public.decode(), "secret": server_secret.decode(), "allowed": allowed})
+    paths = [folder / f"worker-{rank}.json" for rank in range(workers)]
+    for path, (public, secret) in zip(paths, pairs):
+        write_keys(path, {"public": public.decode(), "secret": secret.decode(), "server": server_public.decode()})
+    return server, paths
+
+
+# -- processes -------------------------------------------------------------------------------------------------
+
+
+class ServerProcess:
+    """A running server process and its `address`. Ends with the `with` block, or with whoever started it."""
+
+    def __init__(self, options: Options, *, deadline: float = 30.0) -> None:
+        command = [sys.executable, "-c", "from hetu.ps.wire.server import main; main()"]
+        variables = {**ENVIRONMENT, **os.environ}
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=variables, text=True, encoding="utf-8")
+        self.process.stdin.write(json.dumps(asdict(options)) + "\n")
+        self.process.stdin.flush()
+        line: list[str] = []
+        reader = threading.Thread(target=lambda: line.append(self.process.stdout.readline()), daemon=True)
+        reader.start()
+        reader.join(deadline)
+        if not line or not line[0].startswith("ready "):
+            self.kill()
+            raise ServerError(f"the server was not ready after {deadline:g} s", fix="see its own message above")
+        self.address = line[0].split()[1]
+
+    def stop(self, deadline: float = 5.0) -> int:
+        """Close its standard input, so that it ends by itself; killed when it does not."""
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        try:
+            self.process.wait(deadline)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
+        return self.process.returncode
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.stop()
+
+    def __enter__(self) -> ServerProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def main() -> None:
+    """Options as one line of JSON in, `ready <address>` out, then serve until standard input closes.
+
+    Options that are wrong are answered with `refused` and a text in JSON. `make_keys` makes those of `key_file` first.
+    """
+    given = json.loads(sys.stdin.readline())
+    try:
+        if given.pop("make_keys", False):
+            make_keys(Path(given["key_file"]).parent, given["workers"])
+        server = Server(Options(**{**given, "imports": tuple(given.get("imports", ()))}))
+    except HetuError as error:
+        print(f"refused {json.dumps(error.text(where=False))}", flush=True)
+        return
+    stop = threading.Event()
+
+    def wait_for_end() -> None:
+        sys.stdin.read()
+        stop.set()
+
+    threading.Thread(target=wait_for_end, daemon=True).start()
+    if restored := server.sessions.store.restored:
+        text = "hetu server: goes on from a snapshot at clock {clock}, taken {age:g} s ago"
+        print(text.format(**restored), file=sys.stderr)
+    print(f"ready {server.address}", flush=True)
+    with contextlib.suppress(KeyboardInterrupt):
+        server.run(stop)
+    server.close()

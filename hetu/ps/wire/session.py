@@ -1,0 +1,113 @@
+"""Who may speak to a server, and for whom: between raw frames from a peer and the store, still without sockets.
+
+A peer is one connection. It proves itself once with the job's token and names its worker; from then on it speaks for
+that worker only, until a newer incarnation of the worker comes. Whoever shows the token may also ask for the status
+without being a worker, or say that one lives. Whatever does not decode, or comes from a stranger, is answered at most
+with an error and touches nothing behind this point. Ignored on purpose: encryption and the
+allow-list of keys, which CURVE enforces before a frame gets here.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Sequence
+
+from ..store.messages import Buffer, Kind, Message, NoSegmentError, ProtocolError, RefusedError, decode, encode
+from ..store.segment import Segment
+from ..store.store import ParameterStore
+
+Peer = bytes
+Envelope = tuple[Peer, list[Buffer]]
+
+
+class Sessions:
+    """Peers of one server, each bound to a worker by its HELLO.
+
+    >>> from hetu.ps import ASP
+    >>> sessions = Sessions(ParameterStore(1, ASP()), token="secret")
+    >>> [(_, frames)] = sessions.receive(b"peer", [b"garbage"], now=0.0)
+    >>> decode(frames).meta["code"]
+    'protocol'
+    """
+
+    def __init__(self, store: ParameterStore, token: str) -> None:
+        self.store, self.token = store, token
+        self.worker_of: dict[Peer, int] = {}
+        self.peer_of: dict[int, Peer] = {}
+        self.segments: dict[int, Segment] = {}  # memory shared with workers on this host
+
+    def receive(self, peer: Peer, frames: Sequence[Buffer], now: float) -> list[Envelope]:
+        """What to send, and to whom, after these frames came from `peer`."""
+        try:
+            message = decode(frames, segment=self.segments.get(self.worker_of.get(peer, -1)))
+        except NoSegmentError as error:
+            unknown = RefusedError("hello", error.message, fix=error.fix)
+            return [(peer, encode(error.header.refusal(unknown)))]
+        except ProtocolError as error:
+            refusal = Message(Kind.ERROR, meta={"code": "protocol", "message": error.message, "fix": error.fix})
+            return [(peer, encode(refusal))]
+        try:
+            if message.kind is Kind.HELLO:
+                return self._hello(peer, message, now)
+            if message.kind is Kind.STATUS and message.meta is not None:
+                self._check_token(message)
+                return [(peer, encode(message.reply(meta=self.store.status())))]
+            if message.kind is Kind.PING and message.meta is not None:
+                self._check_token(message)
+                self.store.renew(message.worker, message.meta.get("incarnation"), now)
+                return []
+            if self.worker_of.get(peer) != message.worker:
+                raise RefusedError("hello", f"this connection does not speak for worker {message.worker}", fix="HELLO")
+        except RefusedError as error:
+            return [(peer, encode(message.refusal(error)))]
+        return self.envelopes(self.store.handle(message, now))
+
+    def tick(self, now: float) -> list[Envelope]:
+        """What time alone brings: ended leases and deadlines."""
+        envelopes = self.envelopes(self.store.tick(now))
+        for worker in self.segments.keys() - self.store.clocks.of:
+            del self.segments[worker]
+        return envelopes
+
+    def forgive(self, now: float) -> None:
+        """Begin all leases anew: a server that was frozen itself cannot tell who was silent."""
+        for member in self.store.members:
+            member.last_seen = now
+
+    def _hello(self, peer: Peer, message: Message, now: float) -> list[Envelope]:
+        self._check_token(message)
+        if self.worker_of.get(peer, message.worker) != message.worker:
+            raise RefusedError("hello", "this connection speaks for another worker")
+        replies = self.store.handle(message, now)
+        if not replies:
+            return []
+        if replies[0].kind is Kind.ERROR:
+            return [(peer, encode(replies[0]))]
+        self.worker_of.pop(self.peer_of.get(message.worker, b""), None)
+        self.worker_of[peer], self.peer_of[message.worker] = message.worker, peer
+        replies[0].meta["segment"] = self._open_segment(message)
+        return self.envelopes(replies)
+
+    def _open_segment(self, hello: Message) -> bool:
+        self.segments.pop(hello.worker, None)
+        if hello.worker not in self.store.clocks.of:
+            return False
+        segment = Segment.open(hello.meta.get("segment"), hello.meta["incarnation"])
+        if segment is not None:
+            self.segments[hello.worker] = segment
+        return segment is not None
+
+    def _check_token(self, message: Message) -> None:
+        token = (message.meta or {}).get("token")
+        if not isinstance(token, str) or not hmac.compare_digest(_bytes(token), _bytes(self.token)):
+            raise RefusedError("token", "the token is not that of this job", fix="pass the token heturun made")
+
+    def envelopes(self, replies: list[Message]) -> list[Envelope]:
+        for reply in replies:
+            if reply.slot >= 0:
+                self.segments[reply.worker].fill(reply.slot, reply.seq, None)  # its values are there already
+        return [(self.peer_of[reply.worker], encode(reply)) for reply in replies if reply.worker in self.peer_of]
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode(errors="surrogatepass")

@@ -1,0 +1,214 @@
+"""What servers have to have on disk so that their next lives can go on: checkpoint folders, written while they serve.
+
+A snapshot of clock c holds values, optimizer state, versions, clocks, and which requests have taken effect, so a push
+that is sent again after the restart still counts once. It is taken the moment a server knows that all workers have
+ended the clocks below c. A server says when one is due in its answer to the end of a clock; a worker then ends its next
+clock with the wish for a snapshot, and as no clock is over before every server has heard all workers, every server
+knows of the wish in time (a marker, as in K. Chandy, L. Lamport, "Distributed Snapshots", TOCS 1985).
+
+*Guaranteed*: every shard of clock c holds all pushes of the clocks below c and none of the clocks from c + s on, where
+s is the staleness. Under BSP and SSP(0) the shards are therefore one moment, that of one process after c steps. *Not
+guaranteed*, under SSP(s) and ASP: that a push of the clocks between, or one gradient of several parameters, is in all
+of the shards or in none. Whoever reads at clock c + s may see just that.
+
+The arrays are copied between two messages and written by a thread of their own. Each server keeps its last `KEPT`
+snapshots and writes one at a time, so that there is always a clock that all have: a worker's clock differs by at most
+one between servers, hence whoever takes a third has others behind it that have written the first. All servers of a job
+that start together go on from the newest such clock. One that was killed alone goes on from its own newest, because
+the others have gone on too. Nothing is logged in between, so what came after the snapshot is lost, and workers that are
+still there go on from their clock (M. Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI
+2014). Ignored on purpose: replication, one moment for servers of which only some were killed, workers' own state
+(checkpoints have it), and partners that wait for a partial reduce.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...core.checkpoint import Checkpoint, begin, finish, generations, remove, whole, write_part
+from ...core.errors import CheckpointError, HetuError
+from ..store.consistency import consistency
+from ..store.member import Member
+from ..store.messages import Kind, Message, RefusedError
+from ..store.store import ParameterStore
+from ..store.table import Table, TableSpec
+
+KEPT = 3
+VERSION_JUMP = 1 << 32  # above any version of the life before, so that what caches hold of it counts as stale
+Tensors = dict[str, np.ndarray]
+
+
+class Snapshots:
+    """The snapshots of one store, each in a folder of `folder` that is named by its clock, every `every` seconds.
+
+    >>> import tempfile
+    >>> from hetu.ps import ASP
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> snapshots = Snapshots(ParameterStore(1, ASP()), folder, every=30.0)
+    >>> snapshots.take(clock=7)
+    >>> snapshots.finish()
+    >>> later = ParameterStore(1, ASP())
+    >>> Snapshots(later, folder, every=30.0).restore(), later.restored["clock"]
+    (True, 7)
+    """
+
+    def __init__(self, store: ParameterStore, folder: Path, every: float) -> None:
+        self.store, self.folder, self.every, self.life = store, folder, every, 1
+        self.thread: threading.Thread | None = None
+        self.ended: tuple[int, RefusedError | None] = -1, None  # the last one, and why it is not there
+        store.keep, store.due = self.take, store.now
+
+    def restore(self, clock: int | None = None) -> bool:
+        """Put the snapshot of `clock`, by default the newest, into the new store. Later ones are given up."""
+        found = generations(self.folder)
+        if not found:
+            return False
+        clock = found[-1] if clock is None else clock
+        if clock not in found:
+            raise CheckpointError(f"no snapshot of clock {clock} in {str(self.folder)!r}", fix=f"there are {found}")
+        self.life = load({number: Checkpoint(self.folder / str(number)) for number in found}, clock, self.store)
+        self._save(clock, *self._dump(clock))  # or else the versions of two lives after one snapshot could be mistaken
+        self._drop([number for number in found if number > clock])
+        self.store.due, self.store.kept, self.ended = self.store.now + self.every, clock, (clock, None)
+        return True
+
+    def take(self, clock: int) -> None:
+        """Copy the state, in which `clock` has just begun, and begin to write it once the one before is written."""
+        self.finish()
+        self.store.due = self.store.now + self.every
+        self.thread = threading.Thread(target=self._write, args=(clock, *self._dump(clock)))
+        self.thread.start()
+
+    def tick(self) -> list[Message]:
+        """The answers to those who wait for what is on disk by now."""
+        if self.thread is not None and not self.thread.is_alive():
+            self.finish()
+        clock, failure = self.ended
+        ready = [name for name, message in self.store.awaited.items() if message.step <= clock]
+        awaited = [self.store.awaited.pop(name) for name in ready]
+        return [message.refusal(failure) if failure else message.reply(step=clock) for message in awaited]
+
+    def finish(self) -> None:
+        """Wait for the snapshot under way."""
+        if self.thread is not None:
+            self.thread.join()
+            self.thread = None
+
+    def _dump(self, clock: int) -> tuple[Tensors, dict[str, Any]]:
+        tensors, state = dump(self.store)
+        return tensors, {**state, "clock": clock, "life": self.life, "time": time.time()}
+
+    def _write(self, clock: int, tensors: Tensors, state: dict[str, Any]) -> None:
+        failure = None
+        try:
+            self._save(clock, tensors, state)
+            self._drop(generations(self.folder)[:-KEPT])
+        except (OSError, HetuError) as error:
+            failure = RefusedError("snapshot", f"no snapshot in {self.folder}: {error}", fix="is the disk full?")
+            print(f"hetu server: {failure.message}", file=sys.stderr)
+        self.ended = clock, failure
+
+    def _save(self, clock: int, tensors: Tensors, state: dict[str, Any]) -> None:
+        self.folder.mkdir(exist_ok=True)
+        folder = self.folder / str(clock)
+        number = begin(folder)
+        nbytes = write_part(folder, number, 0, tensors)
+        variables = {
+            name: {"shape": a.shape, "dtype": a.dtype.name, "pieces": [(0, whole(a.shape))]}
+            for name, a in tensors.items()
+        }
+        finish(folder, number, [nbytes], variables, state)
+
+    def _drop(self, clocks: list[int]) -> None:
+        for clock in clocks:
+            remove(self.folder / str(clock))
+
+
+def dump(store: ParameterStore) -> tuple[Tensors, dict[str, Any]]:
+    """Copies of all arrays of a store in which no push is held back, and the rest of its state as plain data."""
+    tensors, tables = {}, {}
+    for key, table in store.tables.items():
+        tensors |= {f"{key}.{name}": array.copy() for name, array in _arrays(table).items()}
+        tables[str(key)] = table.spec.meta()
+    clocks = {str(worker): clock for worker, clock in store.clocks.of.items()}
+    return tensors, {
+        "workers": len(store.members),
+        "consistency": str(store.consistency),
+        "clocks": clocks,
+        "slowest": store.clocks.slowest,
+        "members": [_member(member) for member in store.members],
+        "groups": store.partial.formed,
+        "tables": tables,
+    }
+
+
+def load(snapshots: dict[int, Checkpoint], clock: int, store: ParameterStore) -> int:
+    """Put the snapshot of `clock` into a new store, and return which life of the server this is.
+
+    CheckpointError if it is of another kind of job, or damaged.
+    """
+    snapshot = snapshots[clock]
+    try:
+        state, life = snapshot.extra, 1 + max(known.extra["life"] for known in snapshots.values())
+        if state["workers"] != len(store.members):
+            raise CheckpointError(
+                f"the snapshot in {str(snapshot.path)!r} is of {state['workers']} workers, this job has "
+                f"{len(store.members)}",
+                fix="give each job a folder of its own",
+            )
+        store.consistency = consistency(state["consistency"])
+        jump = VERSION_JUMP * (life - state["life"])
+        store.tables = {int(key): _table(snapshot, key, spec, jump) for key, spec in state["tables"].items()}
+        store.clocks.of = {int(worker): int(clock) for worker, clock in state["clocks"].items()}
+        store.clocks.slowest = int(state["slowest"])
+        store.members = [_joined(entry, store.now) for entry in state["members"]]
+        store.partial.formed = int(state["groups"])
+        store.restored = {"clock": state["clock"], "age": round(max(0.0, time.time() - state["time"]), 3)}
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{str(snapshot.path)!r} is no snapshot of a server: {error!r}") from error
+    store.bytes_used = sum(table.spec.footprint for table in store.tables.values())
+    store.returning = {*range(len(store.members))}
+    return life
+
+
+def _arrays(table: Table) -> Tensors:
+    """What makes up a table."""
+    states = {f"state{i}": state for i, state in enumerate(table.rule.states)}
+    fixed = {"values": table.values, "versions": table.versions, "filled": table.filled}
+    return {**fixed, **states, "rate": table.rule.rate, "step": table.rule.step}
+
+
+def _table(snapshot: Checkpoint, key: str, spec: dict[str, Any], jump: int) -> Table:
+    table = Table(TableSpec.parse(spec))
+    for part, array in _arrays(table).items():
+        name = f"{key}.{part}"
+        saved = snapshot.read(name, whole(snapshot.variables[name]["shape"]))
+        if (saved.shape, saved.dtype) != (array.shape, array.dtype):
+            raise CheckpointError(f"{name} is {saved.dtype}{saved.shape}, wanted {array.dtype}{array.shape}")
+        array[...] = saved
+    table.versions += jump
+    return table
+
+
+def _member(member: Member) -> dict[str, Any]:
+    return {
+        "incarnation": member.incarnation,
+        "retired": sorted(member.retired),
+        "done": member.done,
+        "ahead": sorted(member.ahead),
+        "refused": [{"seq": m.seq, "key": m.key, "worker": m.worker, "meta": m.meta} for m in member.refused.values()],
+    }
+
+
+def _joined(entry: dict[str, Any], now: float) -> Member:
+    """A worker as the snapshot knows it; its lease begins anew."""
+    refused = {m["seq"]: Message(Kind.ERROR, **m) for m in entry["refused"]}
+    return Member(now, entry["incarnation"], set(entry["retired"]), entry["done"], set(entry["ahead"]), refused)

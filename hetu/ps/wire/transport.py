@@ -1,0 +1,331 @@
+"""Requests and replies over unreliable connections: numbering, credit, resending with backoff, deadlines.
+
+A request is sent again, under its old number, as long as somebody waits for its answer; the server takes care that
+it takes effect once, and every wait has a deadline. Only `CREDIT` requests fly to a server at a time, which bounds
+the server's memory and is faster than more (ZeroMQ guide, chapter 4, "lazy pirate", and chapter 7, credit-based flow
+control). On one host the values of large requests and answers lie in shared memory (`segment.py`). Ignored on
+purpose: what the requests mean (`client.py`), and threads: a socket belongs to its maker, and the thread that waits
+for an answer is the one that receives it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+import warnings
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from ...core.errors import HetuError
+from ..store.messages import Buffer, Kind, Message, ProtocolError, RefusedError, decode, encode
+from ..store.segment import ROOM_BYTES, SLOTS, Segment
+from .keys import is_loopback
+
+CREDIT = SLOTS  # requests in flight to one server
+SHARED_BYTES = 16 << 10  # values from this size on go through shared memory where there is some
+SLOWEST_RETRY = 4.0  # seconds; the time between two sendings doubles up to this
+LONGEST_POLL = 0.05
+COPIED = 256 << 10  # bytes up to which a copy costs less than to hear, in another thread, that none is needed any more
+
+
+def send_frames(socket: Any, frames: Sequence[Buffer], flags: int, more: int, *, copy: bool = False) -> None:
+    """What `socket.send_multipart` does, in half the time; only long arrays are not copied, unless asked to.
+
+    `flags` and `more` are plain numbers, because members of an enumeration take long to add.
+    """
+    for frame in frames[:-1]:
+        socket.send(frame, flags | more)
+    last = frames[-1]
+    socket.send(last, flags, copy=copy or isinstance(last, bytes) or last.nbytes <= COPIED)
+
+
+def receive_frames(socket: Any) -> list[Buffer]:
+    """The frames of the next message, without a copy."""
+    frame = socket.recv(copy=False)
+    frames = [frame.buffer]
+    while frame.more:
+        frame = socket.recv(copy=False)
+        frames.append(frame.buffer)
+    return frames
+
+
+class ServerTimeoutError(HetuError, TimeoutError):
+    """A server that did not answer before the deadline."""
+
+
+class ServerRestartedError(HetuError, ConnectionError):
+    """A server that came back without what it held."""
+
+
+@dataclass(eq=False)
+class Link:
+    """The connection to one server. `flying` are the unanswered requests by their number; HELLO is number 0.
+
+    `clock` is the last one for which this server gave leave, `at` the one after those that it was told the end of.
+    `due`: it asks for a snapshot of the next clock's end. `free` are the slots of `segment` that no request uses;
+    there are none unless the server has opened it.
+    """
+
+    address: str
+    socket: Any
+    epoch: int = 0
+    clock: int = 0
+    at: int = 0
+    due: bool = False
+    seq: int = 0
+    lease: float = 0.0
+    queue: deque[Request] = field(default_factory=deque)
+    flying: dict[int, Request] = field(default_factory=dict)
+    segment: Segment | None = None
+    free: list[int] = field(default_factory=list)
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """A message on its way, and where its part lies in the caller's arrays.
+
+    The values of its answer are written into `out` as soon as they come.
+    """
+
+    message: Message
+    link: Link
+    retry: float
+    place: slice | None = None
+    start: int = 0
+    out: np.ndarray | None = None
+    due: float = 0.0  # when to send it again
+    frames: list[Buffer] | None = None
+    reply: Message | None = None
+    error: HetuError | None = None
+
+
+class Transport:
+    """Links of one worker to all servers, over sockets of the module `zmq`."""
+
+    def __init__(
+        self,
+        zmq: ModuleType,
+        links: Sequence[Link],
+        worker: int,
+        token: str,
+        *,
+        timeout: float,
+        retry: float,
+        shared: bool,
+    ) -> None:
+        self.zmq, self.links, self.worker, self.timeout, self.retry = zmq, list(links), worker, timeout, retry
+        self.flags, self.more = int(zmq.NOBLOCK), int(zmq.SNDMORE)
+        self.hello = {"token": token, "incarnation": secrets.randbits(62)}
+        self.due = 0.0  # nothing has to be sent again before
+        self.failures = 0
+        self.polled = {link.socket: link for link in self.links}
+        for link in self.links:
+            link.socket.rcvtimeo = max(1, int(1000 * min(LONGEST_POLL, retry)))
+            if shared and is_loopback(link.address):
+                link.segment = Segment.create(self.hello["incarnation"])
+        try:
+            self.wait([self._greet(link) for link in self.links])
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Give up the shared memory; the sockets are their maker's business."""
+        for link in self.links:
+            if link.segment is not None:
+                link.segment.close()
+                link.segment = None
+
+    def submit(
+        self,
+        server: int,
+        kind: Kind,
+        *,
+        place: slice | None = None,
+        start: int = 0,
+        out: np.ndarray | None = None,
+        **fields: Any,
+    ) -> Request:
+        """Number a request and send it as soon as there is credit."""
+        link = self.links[server]
+        link.seq += 1
+        message = Message(kind, worker=self.worker, seq=link.seq, epoch=link.epoch, **fields)
+        if kind is Kind.CLOCK:
+            link.at = message.step + 1
+        request = Request(message, link, self.retry, place, start, out)
+        link.queue.append(request)
+        self._fill(link)
+        return request
+
+    def wait(self, requests: Sequence[Request]) -> list[Message]:
+        """The replies, in order; the first error as soon as there is one."""
+        deadline = None  # of the wait: what was computed meanwhile does not count
+        for request in requests:
+            while request.reply is None:
+                if self.failures and (failed := next((r for r in requests if r.error is not None), None)):
+                    raise failed.error
+                now = time.monotonic()
+                deadline = deadline or now + self.timeout
+                if now >= deadline:
+                    raise ServerTimeoutError(
+                        f"{request.message.kind.name} of worker {self.worker}: no answer from {request.link.address} "
+                        f"in {self.timeout:g} s",
+                        fix="is the server alive, are all workers at work, do the keys fit? Or wait longer by timeout=",
+                    )
+                self._pump(now)
+        return [request.reply for request in requests]
+
+    # -- moving ----------------------------------------------------------------------------------------------
+
+    def _pump(self, now: float) -> None:
+        """Send again what is due, and receive what comes within `LONGEST_POLL`."""
+        if now >= self.due:
+            self._send_again(now)
+        if len(self.links) == 1:
+            self._receive_from(self.links[0])
+            return
+        pause = int(1000 * min(LONGEST_POLL, max(self.due - now, 0.001)))
+        for socket, _ in self.zmq.zmq_poll([(socket, self.zmq.POLLIN) for socket in self.polled], pause):
+            self._receive_from(self.polled[socket])
+
+    def _send_again(self, now: float) -> None:
+        self.due = float("inf")
+        for link in self.links:
+            for request in list(link.flying.values()):
+                if now >= request.due:
+                    self._transmit(request)
+                self.due = min(self.due, request.due)
+
+    def _fill(self, link: Link) -> None:
+        while link.queue and len(link.flying) < CREDIT:
+            request = link.queue.popleft()
+            link.flying[request.message.seq] = request
+            if link.free:
+                self._share(request, link)
+            self._transmit(request)
+
+    def _share(self, request: Request, link: Link) -> None:
+        """Give a request a slot if its values, or those of its answer, are many."""
+        message = request.message
+        sizes = [x.nbytes for x in (message.values, request.out) if x is not None]
+        if sizes and SHARED_BYTES <= max(sizes) <= ROOM_BYTES:
+            message.slot = link.free.pop()
+            link.segment.fill(message.slot, message.seq, message.values)
+
+    def _transmit(self, request: Request) -> None:
+        wait = min(request.retry, SLOWEST_RETRY)
+        request.due, request.retry = time.monotonic() + wait, 2 * wait
+        self.due = min(self.due, request.due)
+        if not request.message.seq:  # where this worker is may have changed since
+            request.message, request.frames = self._hello(request.link), None
+        if request.frames is None:
+            request.frames = encode(request.message)
+        try:
+            send_frames(request.link.socket, request.frames, self.flags, self.more)
+        except self.zmq.Again:
+            return  # the connection is down and its queue full: the next turn will do
+
+    def _receive_from(self, link: Link) -> None:
+        """One message, for which the socket waits as long as it was told to."""
+        try:
+            frames = receive_frames(link.socket)
+        except self.zmq.Again:
+            return
+        self._receive(link, frames)
+        if link.queue:
+            self._fill(link)
+
+    def _receive(self, link: Link, frames: list[Buffer]) -> None:
+        try:
+            message = decode(frames, segment=link.segment)
+        except ProtocolError:
+            return  # damaged on its way: the request is sent again
+        code = str(message.meta.get("code", "error")) if message.kind is Kind.ERROR else ""
+        if code == "protocol" and link.epoch:
+            return  # the same, on the way there
+        if code in ("hello", "epoch") and message.seq:
+            if 0 not in link.flying:
+                self._greet(link)
+            return
+        request = link.flying.pop(message.seq, None)
+        if request is None:
+            return  # the answer to something sent twice
+        if code:
+            request.error = RefusedError(code, str(message.meta.get("message")), fix=str(message.meta.get("fix")))
+            self.failures += 1
+        else:
+            if request.out is not None and request.message.slot < 0:
+                self._fill(link)  # the next request travels while this answer is copied
+            request.reply = _landed(message, request.out)
+            if message.seq == 0:
+                self._greeted(link, message)
+            elif request.message.kind is Kind.CLOCK:
+                link.clock = max(link.clock, request.message.step + 1)
+                link.due = message.meta is not None
+        if request.message.slot >= 0:
+            link.free.append(request.message.slot)
+
+    # -- greeting --------------------------------------------------------------------------------------------
+
+    def _greet(self, link: Link) -> Request:
+        request = Request(self._hello(link), link, self.retry)
+        link.flying[0] = request
+        self._transmit(request)
+        return request
+
+    def _hello(self, link: Link) -> Message:
+        unanswered = [seq for seq in link.flying if seq] + [r.message.seq for r in link.queue]
+        meta = {**self.hello, "first": min(unanswered, default=link.seq + 1), "at": link.at}
+        if link.segment is not None:
+            meta["segment"] = link.segment.offer
+        return Message(Kind.HELLO, worker=self.worker, step=link.clock, meta=meta)
+
+    def _greeted(self, link: Link, message: Message) -> None:
+        restored = message.meta.get("restored")
+        if link.epoch not in (0, message.epoch) and restored:
+            warnings.warn(
+                f"the server at {link.address} restarted from its snapshot at clock {restored['clock']}, "
+                f"{restored['age']:g} s old; what it was sent since then is lost, and training goes on",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            for request in (*link.flying.values(), *link.queue):
+                request.message = replace(request.message, epoch=message.epoch)
+            link.epoch = message.epoch
+        if link.epoch in (0, message.epoch):
+            joined, link.clock = link.epoch == 0, int(message.meta["clock"])
+            link.epoch, link.at = message.epoch, link.clock if joined else link.at
+            link.lease, link.due = message.meta["lease"], "snapshot" in message.meta
+            self._shared(link, message.meta.get("segment") is True)
+            self.due = 0.0
+            for request in link.flying.values():
+                request.due, request.frames = 0.0, None
+            return
+        for request in link.flying.values():
+            request.error = ServerRestartedError(
+                f"the server at {link.address} restarted and holds nothing of this job",
+                fix="start the workers again from their last checkpoint",
+            )
+        self.failures += 1
+        link.flying.clear()
+
+    def _shared(self, link: Link, opened: bool) -> None:
+        """Use the slots from now on, or no longer if the server, in another life, could not open them again."""
+        taken = [r.message for r in link.flying.values() if r.message.slot >= 0]
+        if not opened:
+            for message in taken:
+                message.slot = -1
+        link.free = [slot for slot in range(SLOTS) if slot not in {m.slot for m in taken}] if opened else []
+
+
+def _landed(reply: Message, out: np.ndarray | None) -> Message:
+    """A reply whose values stay: in `out`, or a copy of those that lie where the server will write again."""
+    if reply.values is not None and out is not None:
+        np.copyto(out, reply.values)
+        reply.values = None
+    return reply.kept()

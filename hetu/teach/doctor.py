@@ -1,0 +1,198 @@
+"""`hetu doctor`: what is installed, what each missing part would enable, and a job of 2 ranks and 1 server as a test.
+
+Ignored on purpose: mending anything; it says the command that does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from .. import blas
+from ..core.backend import Device
+from ..core.errors import MissingDependencyError
+from ..dist.comm.mpi import world
+from ..dist.launch.heturun import count_cores, find_mpiexec
+from ..gpu_kernels import nvrtc
+from ..ps.store.partition import Parameter
+from ..ps.wire.environment import connect
+
+DEADLINE = 10.0  # seconds that the job may take
+ANSWER = "sum 3.0, from the server 2.0"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One part: whether it is there, what was found, what it enables, and the command that adds it if it is missing."""
+
+    part: str
+    ok: bool
+    found: str
+    enables: str
+    fix: str = ""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """`--json` below the command `hetu doctor`."""
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+
+
+def main(args: argparse.Namespace) -> int:
+    """0 if the parts that `pip install` brings are there and the job runs, else 1."""
+    needed = [python(), numpy(), mpi(), mpiexec(), zeromq()]
+    optional = [curve(), cupy(), gpu(), nccl(), compiler(), notebooks()]
+    needed.append(job())
+    if args.json:
+        print(json.dumps([asdict(f) for f in (*needed, *optional)], indent=1))
+    else:
+        print("\n".join(report(needed, "needed") + report(optional, "optional")))
+    return int(not all(f.ok for f in needed))
+
+
+def report(findings: list[Finding], title: str) -> list[str]:
+    """The lines of one table.
+
+    >>> print(*report([Finding("MPI", False, "not installed", "ranks", "pip install x")], "needed"), sep="\\n")
+    needed
+      --  MPI               not installed
+                            needed for ranks: pip install x
+    """
+    lines = [title]
+    for f in findings:
+        lines.append(f"  {'ok' if f.ok else '--'}  {f.part:<17} {f.found}")
+        if not f.ok:
+            lines.append(f"{'':24}needed for {f.enables}" + (f": {f.fix}" if f.fix else ""))
+    return lines
+
+
+# -- the parts -----------------------------------------------------------------------------------------------
+
+
+def python() -> Finding:
+    version, machine = platform.python_version(), f"{platform.system()} {platform.machine()}"
+    return Finding("Python", True, f"{version} on {machine}, {count_cores()} cores", "hetu")
+
+
+def numpy() -> Finding:
+    library = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
+    threads = blas.get_threads()
+    direct = "called as NumPy does" if threads is None else f"called directly, {threads} threads"
+    return Finding("NumPy", True, f"{np.__version__}, {library['name']} {library['version']} {direct}", "hetu")
+
+
+def mpi() -> Finding:
+    return _package("MPI binding", "mpi4py", "ranks", "pip install mpi4py mpich")
+
+
+def mpiexec() -> Finding:
+    try:
+        path = find_mpiexec()
+        answer = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=DEADLINE, check=False)
+        lines = [" ".join(line.split()) for line in answer.stdout.splitlines() if line.strip()]
+        version = next((line for line in lines if "ersion" in line), lines[0] if lines else "says nothing")
+        return Finding("MPI launcher", answer.returncode == 0, f"{os.path.basename(path)}: {version}", "ranks")
+    except (MissingDependencyError, OSError, subprocess.TimeoutExpired) as error:
+        return Finding("MPI launcher", False, str(error).splitlines()[0], "ranks", "pip install mpich")
+
+
+def zeromq() -> Finding:
+    return _package("ZeroMQ binding", "pyzmq", "parameter servers", "pip install pyzmq")
+
+
+def curve() -> Finding:
+    enables = "servers on other hosts (their traffic is encrypted)"
+    try:
+        import zmq
+    except ImportError:
+        return Finding("ZeroMQ's CURVE", False, "no ZeroMQ", enables, "pip install pyzmq")
+    has = bool(zmq.has("curve"))
+    return Finding("ZeroMQ's CURVE", has, f"libzmq {zmq.zmq_version()} {'has' if has else 'lacks'} it", enables)
+
+
+def cupy() -> Finding:
+    names = [d.name for d in importlib.metadata.distributions() if (d.name or "").startswith("cupy")]
+    return _package("CuPy", names[0] if names else "cupy", "device='gpu'", 'pip install "hetu-dl[gpu]"')
+
+
+def gpu() -> Finding:
+    try:
+        xp = Device("gpu").xp
+        name = xp.cuda.runtime.getDeviceProperties(0)["name"].decode()
+        return Finding("GPU", True, f"{name}, CUDA driver {xp.cuda.runtime.driverGetVersion()}", "device='gpu'")
+    except MissingDependencyError:
+        return Finding("GPU", False, "none that CuPy can use", "device='gpu'; everything else works without")
+
+
+def nccl() -> Finding:
+    names = [d.name for d in importlib.metadata.distributions() if (d.name or "").startswith("nvidia-nccl")]
+    name = names[0] if names else "nvidia-nccl-cu13"
+    return _package("NCCL", name, "ranks that talk from GPU to GPU", 'pip install "hetu-dl[gpu]"')
+
+
+def compiler() -> Finding:
+    enables, fix = "compiling kernels for a GPU that is not there", 'pip install "hetu-dl[cuda-check]"'
+    has = nvrtc.available()
+    found = f"makes code for {', '.join(nvrtc.ARCHITECTURES)}" if has else "not installed"
+    return Finding("CUDA compiler", has, found, enables, fix)
+
+
+def notebooks() -> Finding:
+    return _package("Jupyter", "jupyterlab", "tutorials as notebooks", 'pip install "hetu-dl[tutorials]"')
+
+
+def _package(part: str, distribution: str, enables: str, fix: str) -> Finding:
+    try:
+        return Finding(part, True, f"{distribution} {importlib.metadata.version(distribution)}", enables)
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(part, False, "not installed", enables, fix)
+
+
+# -- the job -------------------------------------------------------------------------------------------------
+
+
+def job() -> Finding:
+    """Whether 2 ranks add numbers and a server gives back what was pushed."""
+    line = [
+        sys.executable,
+        "-m",
+        "hetu.dist.launch.heturun",
+        "-w",
+        "2",
+        "-s",
+        "1",
+        sys.executable,
+        "-m",
+        "hetu.teach.doctor",
+    ]
+    start, enables = time.monotonic(), "training on several ranks"
+    try:
+        ended = subprocess.run(line, capture_output=True, text=True, timeout=DEADLINE, check=False)
+    except subprocess.TimeoutExpired:
+        return Finding("2 ranks, 1 server", False, f"did not end within {DEADLINE:g} s", enables)
+    if ended.returncode == 0 and ended.stdout.count(ANSWER) == 2:
+        return Finding("2 ranks, 1 server", True, f"work together ({time.monotonic() - start:.1f} s)", enables)
+    return Finding("2 ranks, 1 server", False, (ended.stderr.strip() or "wrong sums").splitlines()[-1], enables)
+
+
+def rank() -> None:
+    """What each rank of the job does."""
+    comm, total = world(), np.empty(1)
+    comm.all_reduce(np.array([comm.rank + 1.0]), total)
+    client = connect()
+    client.create({"x": Parameter((1,), "float64", options={"learning_rate": 1.0})}, {"x": np.zeros(1)})
+    client.push("x", np.array([-2.0]))
+    client.clock().wait()
+    print(f"sum {total[0]}, from the server {client.pull('x').wait()[0]}")
+
+
+if __name__ == "__main__":
+    rank()

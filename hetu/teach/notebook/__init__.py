@@ -1,0 +1,17 @@
+"""One notebook cell on many ranks: `%load_ext hetu`, then `%%ranks 4 --servers 2` above a cell.
+
+The cell runs on a persistent pool of real MPI ranks (and parameter servers); names that rank 0 has afterwards come back
+to the notebook. `wire.py` says what may travel, `rank.py` is one rank, `pool.py` the kernel's side of all of them,
+`magic.py` what is typed and seen. Ignored on purpose: ranks on other hosts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """What `%load_ext hetu` calls."""
+    from .magic import Ranks
+
+    shell.register_magics(Ranks(shell))

@@ -1,0 +1,139 @@
+"""One rank of a notebook's pool: runs the cells that the kernel sends, in one namespace that lasts.
+
+The main thread runs cells; another reads the connection, so that a rank can be interrupted, asked where it is, and ends
+when the kernel does, however that comes about. Ignored on purpose: what the cells do.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import linecache
+import os
+import queue
+import signal
+import sys
+import threading
+from multiprocessing.connection import Client, Connection
+from types import FrameType
+from typing import Any
+
+from ...dist.comm.guard import own_rank
+from ...dist.comm.recorder import place
+from ...dist.launch.boot import user_traceback
+from .wire import ADDRESS, TOKEN, receive, send, travels
+
+
+class Stream(io.TextIOBase):
+    """Sends what is written to the kernel, by lines, and by what is written over a line."""
+
+    def __init__(self, rank: Rank) -> None:
+        self.rank, self.held = rank, ""
+
+    def write(self, text: str) -> int:
+        self.held += text
+        if "\n" in text or "\r" in text:
+            self.flush()
+        return len(text)
+
+    def flush(self) -> None:
+        held, self.held = self.held, ""
+        if held:
+            self.rank.send("text", text=held)
+
+
+class Rank:
+    """The namespace, and the two threads around it."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection, self.lock = connection, threading.Lock()
+        self.names: dict[str, Any] = {"__name__": "__main__"}
+        self.cells: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self.main, self.is_running = threading.get_ident(), False
+        signal.signal(signal.SIGINT, self.interrupt)
+
+    def interrupt(self, *_: object) -> None:
+        """A late interrupt must not end the rank."""
+        if self.is_running:
+            raise KeyboardInterrupt
+
+    def send(self, kind: str, values: dict[str, Any] | None = None, **fields: Any) -> None:
+        with self.lock:
+            send(self.connection, kind, values, **fields)
+
+    def read(self) -> None:
+        """The other thread: orders from the kernel. Without a kernel there is nothing left to do."""
+        try:
+            while True:
+                message = receive(self.connection)
+                if message["kind"] == "cell":
+                    self.cells.put(message)
+                elif message["kind"] == "where":
+                    self.send("where", line=place(sys._current_frames().get(self.main)))
+                elif message["kind"] == "interrupt":
+                    signal.pthread_kill(self.main, signal.SIGINT)
+        except (EOFError, OSError):
+            os._exit(1)
+
+    def run(self) -> None:
+        """The main thread: cells, one after the other."""
+        sys.stdout = sys.stderr = Stream(self)
+        while True:
+            cell = self.cells.get()
+            self.names |= cell["values"]
+            for name, text in cell["functions"].items():
+                self.attempt(text, f"cell-{cell['number']}-{name}")
+            before = dict(self.names)
+            failure, line = self.attempt(cell["text"], f"cell-{cell['number']}")
+            new = {n: v for n, v in self.names.items() if not n.startswith("_") and before.get(n, self) is not v}
+            going = {n: v for n, v in new.items() if travels(v)} if own_rank() == 0 else {}
+            self.send("done", going, failure=failure, line=line)
+
+    def attempt(self, text: str, name: str) -> tuple[str, int]:
+        """Run a cell; the traceback and line of its failure, or an empty text and 0."""
+        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+        try:
+            self.is_running = True
+            for code in compiled(text, name):
+                exec(code, self.names)
+        except BaseException as error:
+            traceback = error.__traceback__
+            while traceback is not None and not is_cell(traceback.tb_frame):
+                traceback = traceback.tb_next
+            line = error.lineno or 0 if isinstance(error, SyntaxError) else 0
+            return user_traceback(error), line if traceback is None else traceback.tb_lineno
+        finally:
+            self.is_running = False
+            sys.stdout.flush()
+        return "", 0
+
+
+def is_cell(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith("cell-")
+
+
+def compiled(text: str, name: str) -> list[Any]:
+    """A cell as code: the value of a last expression is shown, as a notebook does."""
+    body = ast.parse(text, name).body
+    last = [body.pop()] if body and isinstance(body[-1], ast.Expr) and not text.rstrip().endswith(";") else []
+    return [
+        compile(ast.Module(body, []), name, "exec"),
+        *(compile(ast.Interactive([node]), name, "single") for node in last),
+    ]
+
+
+def main() -> None:
+    """Connect to the kernel whose address is in the environment, and work for it."""
+    host, _, port = os.environ[ADDRESS].rpartition(":")
+    os.environ.pop("TQDM_DISABLE", None)  # here each rank has a place for its bar
+    connection = Client((host, int(port)), authkey=os.environ.pop(TOKEN).encode())
+    rank = Rank(connection)
+    rank.send("hello", rank=own_rank())
+    threading.Thread(target=rank.read, name="kernel", daemon=True).start()
+    import hetu  # noqa: F401 - after the word of greeting: the first cell finds it loaded
+
+    rank.run()
+
+
+if __name__ == "__main__":
+    main()
