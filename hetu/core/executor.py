@@ -153,7 +153,8 @@ class Executor:
         travel early. No result depends on it.
         """
         if not isinstance(name, str):
-            name, feed = self._only_name(), name if feed is None else feed
+            feed = name if feed is None else feed
+            name = self._only_name()
         sub = self._subgraph(name)
         if self.state.dirty:
             raise GraphError(
@@ -181,7 +182,8 @@ class Executor:
     def program(self, name: str | Feed | None = None, feed: Feed | None = None) -> Program:
         """The program that `run` would use for these feeds, to print or profile."""
         if not isinstance(name, str):
-            name, feed = self._only_name(), name if feed is None else feed
+            feed = name if feed is None else feed
+            name = self._only_name()
         sub = self._subgraph(name)
         return self._program(sub, sub.match(feed or {}), self.donate)
 

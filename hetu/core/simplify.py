@@ -76,7 +76,7 @@ def filled(like: Node, value: float) -> Node:
     """A constant of the type of `like`; of known shape it takes no memory, of unknown shape it is a `full`."""
     if has_dim(like.shape):
         return OPS["full"](shape=like.shape, fill_value=value, dtype=like.dtype)
-    array = np.broadcast_to(np.asarray(value, like.dtype), like.shape)
+    array = np.broadcast_to(np.asarray(value, like.dtype), tuple(map(int, like.shape)))
     return OPS["constant"].make((), {"value": array})
 
 

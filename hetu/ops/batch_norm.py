@@ -119,7 +119,7 @@ def batch_norm_parts(x: Node, scale: Node, bias: Node, *, axis: int, epsilon: fl
 @batch_norm_train.grad
 def batch_norm_train_grad(
     g: list[Node | None], out: tuple[Node, ...], x: Node, scale: Node, bias: Node, **attrs: Any
-) -> tuple[Node | None, ...]:
+) -> Any:
     if g[1] is None and g[2] is None:
         return batch_norm_dx(g[0], x, scale, out[1], out[2], **attrs)
     return NotImplemented

@@ -116,7 +116,7 @@ def conv2d_grad(g: Node, y: Node, x: Node, w: Node, **attrs: Any) -> tuple[Node,
 
 def _operations(images: TensorType, w: TensorType) -> int:
     """A product and a sum for each number of `images`, which lie behind the kernel, and each number that makes it."""
-    return 2 * int(images.size) * math.prod(w.shape[1:])
+    return 2 * int(images.size) * math.prod(map(int, w.shape[1:]))
 
 
 @conv2d.flops
@@ -281,7 +281,7 @@ def conv_transpose2d(
     if padding == "same":
         size = tuple(h * s for h, s in zip(x.shape[2:], steps))
     else:
-        window = Window(w.shape[2:], steps, _plain(padding), dilation).canonical(x.shape[2:])
+        window = Window(w.shape[2:], steps, _plain(padding), pair("dilation", dilation)).canonical(x.shape[2:])
         pads = (sum(p) for p in window.padding)
         parts = zip(x.shape[2:], steps, pads, window.extent, extra)
         size = tuple((h - 1) * s - p + e + more for h, s, p, e, more in parts)

@@ -54,7 +54,7 @@ def softmax_cross_entropy(
             fix="leave it out and multiply the losses by a mask",
         )
     if label_smoothing:
-        labels = labels * (1 - label_smoothing) + label_smoothing / logits.shape[-1]
+        labels = labels * (1 - label_smoothing) + label_smoothing / int(logits.shape[-1])
     return -OPS["sum"](labels * OPS["log_softmax"](logits, axis=-1), axis=-1)
 
 

@@ -79,7 +79,7 @@ def _normal_rows(x: Node, epsilon: float) -> tuple[Node, Node]:
 @layer_norm.grad
 def layer_norm_grad(
     g: Node, y: Node, x: Node, scale: Node, bias: Node, *, epsilon: float, **_: Any
-) -> tuple[Node, Node, Node]:
+) -> tuple[Node, ...]:
     return layer_norm_dx(g, x, scale, epsilon=epsilon)
 
 
@@ -225,7 +225,7 @@ def _inverse_rms(x: Node, epsilon: float) -> Node:
 
 
 @rms_norm.grad
-def rms_norm_grad(g: Node, y: Node, x: Node, scale: Node, *, epsilon: float, **_: Any) -> tuple[Node, Node]:
+def rms_norm_grad(g: Node, y: Node, x: Node, scale: Node, *, epsilon: float, **_: Any) -> tuple[Node, ...]:
     return rms_norm_dx(g, x, scale, epsilon=epsilon)
 
 

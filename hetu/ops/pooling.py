@@ -332,13 +332,14 @@ def interpolate(
         raise ShapeError(f"interpolate: the image size of {x.type} is unknown", fix="give the placeholder a fixed size")
     if (size is None) == (scale is None):
         raise ArgumentError("interpolate takes either size or scale", fix="pass one of the two")
-    target = pair("size", size) if scale is None else tuple(h * s for h, s in zip(x.shape[2:], pair("scale", scale)))
+    sizes: Pair = x.shape[2:]
+    target = pair("size", size) if scale is None else tuple(h * s for h, s in zip(sizes, pair("scale", scale)))
     if method == "nearest":
-        for axis, old, new in zip((2, 3), x.shape[2:], target):
+        for axis, old, new in zip((2, 3), sizes, target):
             places = (2 * np.arange(new) + 1) * old // (2 * new)
             x = x if old == new else OPS["take"](x, places, axis=axis)
         return x
-    rows, columns = (_bilinear(old, new, x.dtype) for old, new in zip(x.shape[2:], target))
+    rows, columns = (_bilinear(old, new, x.dtype) for old, new in zip(sizes, target))
     return OPS["matmul"](OPS["matmul"](rows, x), np.ascontiguousarray(columns.T))
 
 

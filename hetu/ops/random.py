@@ -82,7 +82,8 @@ def _truncated(generator: np.random.Generator, shape: Shape, dtype: np.dtype, me
     draw = generator.standard_normal(shape, dtype=_drawn(dtype))
     while (outside := np.abs(draw) > 2).any():
         draw[outside] = generator.standard_normal(np.count_nonzero(outside), dtype=draw.dtype)
-    return draw * draw.dtype.type(std) + draw.dtype.type(mean)
+    moved: np.ndarray = draw * draw.dtype.type(std) + draw.dtype.type(mean)
+    return moved
 
 
 def _bernoulli(generator: np.random.Generator, shape: Shape, dtype: np.dtype, p: float, _: float) -> np.ndarray:
@@ -95,7 +96,9 @@ def _randint(generator: np.random.Generator, shape: Shape, dtype: np.dtype, low:
 
 def _gumbel(generator: np.random.Generator, shape: Shape, dtype: np.dtype, mean: float, scale: float) -> np.ndarray:
     draw = generator.standard_exponential(shape, dtype=_drawn(dtype))
-    return draw.dtype.type(mean) - draw.dtype.type(scale) * np.log(np.maximum(draw, np.finfo(draw.dtype).tiny))
+    logs: np.ndarray = np.log(np.maximum(draw, np.finfo(draw.dtype).tiny))
+    moved: np.ndarray = draw.dtype.type(mean) - draw.dtype.type(scale) * logs
+    return moved
 
 
 def _drawn(dtype: np.dtype) -> np.dtype:

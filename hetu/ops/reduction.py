@@ -228,7 +228,7 @@ def _extremum_grad(g: Node, y: Node, x: Node, *, axis: tuple[int, ...], keepdims
 
 
 @op(infer=_extremum_type, dims=reduction_dims, reduce="max")
-def max(xp: ModuleType, x: Any, *, axis: Axis = None, keepdims: bool = False) -> Any:
+def max(xp: ModuleType, x: Any, *, axis: Any = None, keepdims: bool = False) -> Any:
     """Largest element along `axis` (all axes by default); ties share the gradient equally.
 
     >>> import hetu as ht
@@ -241,7 +241,7 @@ def max(xp: ModuleType, x: Any, *, axis: Axis = None, keepdims: bool = False) ->
 
 
 @op(infer=_extremum_type, dims=reduction_dims, reduce="min")
-def min(xp: ModuleType, x: Any, *, axis: Axis = None, keepdims: bool = False) -> Any:
+def min(xp: ModuleType, x: Any, *, axis: Any = None, keepdims: bool = False) -> Any:
     """Smallest element along `axis` (all axes by default); ties share the gradient equally.
 
     >>> import hetu as ht
@@ -380,7 +380,8 @@ def var(x: Node, axis: Axis = None, correction: float = 0, keepdims: bool = Fals
     2.0
     """
     x = as_node(x)
-    count = _count(x, axis) - correction
+    count: Any = _count(x, axis)
+    count = count - correction
     if not isinstance(count, Dim) and count <= 0:
         raise ArgumentError(f"var: correction {correction} leaves no element of {x!r}", fix="use correction=0")
     return sum(square(x - mean(x, axis, keepdims=True)), axis=axis, keepdims=keepdims) / count

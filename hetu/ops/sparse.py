@@ -173,7 +173,8 @@ class _Blocks:
 def _rounded(counts: np.ndarray) -> np.ndarray:
     """Lengths rounded up to three binary digits, so that there are few different ones."""
     step = 1 << np.maximum(np.frexp(counts)[1] - 3, 0)
-    return -(-counts // step) * step
+    rounded: np.ndarray = -(-counts // step) * step
+    return rounded
 
 
 # -- the product of two dense matrices at the entries of a sparse one -------------------------------------------------
