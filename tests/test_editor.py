@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import runpy
+from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any, assert_type
 
@@ -49,3 +52,13 @@ def test_a_call_of_an_operator_with_several_outputs_is_a_tuple_of_nodes() -> Non
 def test_a_rule_stays_the_function_that_it_is() -> None:
     rule: Callable[..., tuple[ht.Node]] = _
     assert swish.grad_rule is rule
+
+
+def test_complaints_about_types_may_only_fall() -> None:
+    script = runpy.run_path(str(Path(__file__).parent.parent / ".ci/types.py"))
+    report = "hetu/ps/client.py:3: error: no [x]\nhetu/ps/client.py:3: note: so\nhetu/cli.py:1: error: no [x]\n"
+    found = script["rooms"](report)
+    assert found == Counter({"hetu/ps": 1, "hetu/cli.py": 1})
+    assert script["verdicts"](found, {"hetu/ps": 1, "hetu/cli.py": 1}) == []
+    assert ["at most 0" in line for line in script["verdicts"](found, {"hetu/ps": 1})] == [True]
+    assert ["lower the 2" in line for line in script["verdicts"](found, {"hetu/ps": 2, "hetu/cli.py": 1})] == [True]

@@ -17,13 +17,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..ops.random import random_state
-from ..passes import chosen_passes, specialize
+from ..passes import chosen_passes
 from .backend import Device, aligned_empty
 from .errors import ArgumentError, GraphError, UnknownNameError, did_you_mean, public
 from .graph import Graph, Node
 from .interpret import interpret
 from .op import as_node
 from .program import Arena, Program
+from .specialize import specialize
 from .state import State
 from .subgraph import Feed, Fetch, SubGraph
 

@@ -58,8 +58,8 @@ class Dim:
             return self
         if self.coef == 1 and len(self.atoms) == 1 and self.atoms[0][0] == "+" and isinstance(self.atoms[0][2], int):
             _, base, constant = self.atoms[0]
-            total_of: Size = base + (constant + other)
-            return total_of
+            shifted: Size = base + (constant + other)
+            return shifted
         return _opaque("+", self, other)
 
     __radd__ = __add__

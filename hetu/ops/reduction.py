@@ -381,10 +381,11 @@ def var(x: Node, axis: Axis = None, correction: float = 0, keepdims: bool = Fals
     """
     x = as_node(x)
     count: Any = _count(x, axis)
-    count = count - correction
+    count -= correction
     if not isinstance(count, Dim) and count <= 0:
         raise ArgumentError(f"var: correction {correction} leaves no element of {x!r}", fix="use correction=0")
-    return sum(square(x - mean(x, axis, keepdims=True)), axis=axis, keepdims=keepdims) / count
+    made: Node = sum(square(x - mean(x, axis, keepdims=True)), axis=axis, keepdims=keepdims) / count
+    return made
 
 
 def logsumexp(x: Node, axis: Axis = None, keepdims: bool = False) -> Node:
