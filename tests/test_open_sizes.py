@@ -36,6 +36,13 @@ def lenet(rng):
     return [loss, y], {x: rng.random((32, 1, 28, 28), np.float32), t: rng.integers(0, 10, 32)}
 
 
+def images(rng):
+    """Images of open height and width, whose number of pixels at the border follows from it."""
+    x, w = ht.placeholder("x", (None, 8, None, None)), ht.variable("w", rng.random((32, 8, 3, 3), np.float32))
+    h = ht.relu(ht.conv2d(x, w, stride=2, padding="same"))
+    return [ht.mean(ht.square(h))], {x: rng.random((4, 8, 9, 10), np.float32)}
+
+
 def block(rng):
     """A block of GPT over open batches of sequences of open length."""
     ids, t = ht.placeholder("ids", (None, None), "int64"), ht.placeholder("t", (None, None), "int64")
@@ -53,7 +60,7 @@ def rows(rng):
     return [ht.mean(ht.square(h - y) * positions)], {ids: rng.integers(0, 50, (9, 3)), y: rng.random(9, np.float32)}
 
 
-MODELS = {"readme": readme, "dropout": lenet, "block": block, "rows": rows, **LOWERED}
+MODELS = {"readme": readme, "dropout": lenet, "images": images, "block": block, "rows": rows, **LOWERED}
 STEPS = {"forward": None, "sgd": lambda: ht.optim.SGD(0.1), "adam": lambda: ht.optim.Adam(0.01)}
 
 

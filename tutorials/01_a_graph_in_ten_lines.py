@@ -4,7 +4,7 @@
 # **After this notebook you can** write a model as a graph, read that graph, run it, train it on real digits, and
 # understand what hetu tells you when something does not fit.
 #
-# You need: Python, a little NumPy. Time: ten minutes, of which the computer takes a few seconds.
+# You need Python and a little NumPy. It takes ten minutes, of which the computer uses a few seconds.
 
 # %%
 import numpy as np
@@ -14,8 +14,8 @@ import hetu as ht
 # %% [markdown]
 # ## Writing is not computing
 #
-# A hetu program has two parts. First you **write down** what should be computed, then you **run** it, as often as you
-# like. A `placeholder` stands for data that will come later; `None` is a size that is not known yet.
+# A hetu program has two parts. First you **write down** the computation. Then you **run** it, as often as you like. A
+# `placeholder` stands for data that comes later; `None` is a size that is not known yet.
 
 # %%
 x = ht.placeholder("x", (None, 3))
@@ -23,15 +23,15 @@ y = ht.exp(x) * 2 + 1
 y
 
 # %% [markdown]
-# `y` is not an array. It is a *node*: it remembers the operator that makes it, what goes in, the type of what will
-# come out (`f32` is float32, `?` the unknown size), and the line of yours that made it. Nothing was computed. What
-# you have built is a **graph**, and it can be drawn. Data flows from top to bottom:
+# `y` is not an array. It is a *node*: it remembers its operator, its inputs, the type of its result (`f32` is
+# float32, `?` the unknown size), and the line of yours that made it. Nothing was computed. You have built a
+# **graph**, and a graph can be drawn. Data flows from top to bottom:
 
 # %%
 ht.Graph([y])
 
 # %% [markdown]
-# The same as text: one row for each node, and behind the `#` where you wrote it. `%0` is the first node.
+# The same graph as text has one row per node. The line where you wrote it follows the `#`. `%0` is the first node.
 
 # %%
 print(ht.Graph([y]))
@@ -46,8 +46,8 @@ print(ht.evaluate(y, {x: np.zeros((5, 3))}).shape)
 # %% [markdown]
 # ## Mistakes are found on your line
 #
-# Because every node has a type, a mistake shows when you *write* it: before any data is loaded, on the line that is
-# wrong, with the expression marked. Read the three parts: what does not fit, where, and what to do.
+# Every node has a type, so a mistake shows when you *write* it: before any data is loaded, on the faulty line, with
+# the expression marked. The message has three parts: what does not fit, where, and what to do.
 
 # %%
 weights = ht.variable("weights", ht.init.zeros, (4, 2))
@@ -57,12 +57,12 @@ except ht.errors.ShapeError as error:
     print(error)
 
 # %% [markdown]
-# Most libraries would have told you in the middle of the night, on the first batch. **Try it:** make `weights` three
-# rows high and run the cell again.
+# Most libraries would tell you only when the first batch arrives. **Try it:** make `weights` three rows high and run
+# the cell again.
 #
 # ## Ten lines
 #
-# Now something real: handwritten digits, 4,000 to learn from and 1,000 to be tested on. They came with hetu.
+# Now something real: handwritten digits, 4,000 for training and 1,000 for testing. They ship with hetu.
 
 # %%
 train, test = ht.data.mnist("train").flat(), ht.data.mnist("test").flat()
@@ -78,8 +78,8 @@ draw(images[5])
 print(f"This is a {labels[5]}; to the network it is {images[5].size} numbers.")
 
 # %% [markdown]
-# Two layers turn 784 numbers into ten scores, one for each digit. The *loss* says how wrong the scores are. The
-# optimizer answers with a plain mapping `{variable: its new value}`; there is no hidden state anywhere.
+# Two layers turn 784 numbers into ten scores, one per digit. The *loss* says how wrong the scores are. The optimizer
+# returns a plain mapping `{variable: its new value}`; there is no hidden state anywhere.
 
 # %%
 pixels = ht.placeholder("pixels", (None, 784))
@@ -94,7 +94,7 @@ for epoch in range(4):
         executor.run("train", {pixels: batch, digit: answers})
 
 # %% [markdown]
-# Those were the ten lines. How good is it on digits it has never seen?
+# Those were the ten lines. How good is the model on digits it has never seen?
 
 # %%
 test_images, test_labels = test.arrays
@@ -103,7 +103,7 @@ right = scores.argmax(axis=1) == test_labels
 print(f"test loss {test_loss:.3f}, {right.mean():.1%} of 1,000 digits right")
 
 # %% [markdown]
-# An untrained network gets one in ten. Look at a digit that it got wrong. Would you have known?
+# An untrained network gets one in ten right. Here is a digit that the trained one got wrong. Would you have known?
 
 # %%
 wrong = np.flatnonzero(~right)[0]
@@ -113,15 +113,15 @@ print(f"The network says {scores[wrong].argmax()}, the label says {test_labels[w
 # %% [markdown]
 # ## What you just built
 #
-# The graph of the loss, layers framed. Yellow comes from outside (placeholders), violet is remembered between steps
-# (variables), blue is computed.
+# This is the graph of the loss; frames are layers. Yellow nodes come from outside (placeholders), violet ones last
+# between steps (variables), blue ones are computed.
 
 # %%
 ht.Graph([loss])
 
 # %% [markdown]
-# And this is all that the executor keeps: every variable by name. Adam's running means are variables like the
-# weights, so saving, resuming and (later) spreading a model over machines needs no special case for them.
+# The executor keeps only this: every variable by name. Adam's running means are variables like the weights, so
+# saving, resuming and (later) spreading a model over machines needs no special case for them.
 
 # %%
 for name, value in executor.state.items():
@@ -129,5 +129,5 @@ for name, value in executor.state.items():
 
 # %% [markdown]
 # **What to remember.** A *node* is an operator applied to nodes. A *graph* is a tuple of nodes. An *executor* runs
-# graphs and owns the values of variables. You wrote the loss, but never how to differentiate it: where did the
-# updates come from? That is [the next notebook](02_gradients_are_graphs.ipynb).
+# graphs and owns the values of variables. You wrote the loss, but not its derivative. Where did the updates come
+# from? [The next notebook](02_gradients_are_graphs.ipynb) answers that.

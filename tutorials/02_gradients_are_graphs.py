@@ -14,7 +14,7 @@ import hetu as ht
 # %% [markdown]
 # ## The slope of x sin x
 #
-# `ht.gradients(y, [x])` answers dy/dx for each node that you list. It computes no number. It *adds nodes to your
+# `ht.gradients(y, [x])` returns dy/dx for each node that you list. It computes no number. It *adds nodes to your
 # graph*: the pink ones.
 
 # %%
@@ -24,11 +24,11 @@ y = ht.sin(x) * x
 ht.Graph([y, slope])
 
 # %% [markdown]
-# How does it know? Nobody ever differentiates the whole function. Each *operator* has a small rule: "if the loss
-# changes by `g` for each unit of my output, by how much does it change for each unit of my inputs?" For `sin` the
-# rule is `g * cos(x)`. hetu walks from the loss backwards and hands each operator what has arrived so far. Where a
-# node was used twice, as `x` was here, the contributions are added. That is all of automatic differentiation, and its
-# name is *reverse mode*.
+# How does it know? Nobody differentiates the whole function. Each *operator* has a small rule: "if the loss changes
+# by `g` per unit of my output, by how much does it change per unit of my inputs?" For `sin` the rule is `g * cos(x)`.
+# hetu walks backwards from the loss and hands each operator the gradient that has arrived so far. Where a node was
+# used twice, as `x` was here, the contributions are added. That is automatic differentiation in *reverse mode*,
+# complete.
 #
 # On paper, d/dx (x sin x) = sin x + x cos x:
 
@@ -38,7 +38,7 @@ print(ht.evaluate(slope, {x: 1.0}), math.sin(1.0) + math.cos(1.0))
 # %% [markdown]
 # ## Once more, please
 #
-# A gradient is an ordinary graph. So it can be printed, simplified, run on many machines, and differentiated.
+# A gradient is an ordinary graph. It can be printed, simplified, run on many machines, and differentiated.
 
 # %%
 orders = [y]
@@ -51,7 +51,7 @@ names = ["x sin x", "its slope", "the slope of its slope"]
 ht.look.curves_svg(dict(zip(names, heights.T)), places, label="x")
 
 # %% [markdown]
-# Check with your eyes: where the blue curve is flat, the red one crosses zero.
+# Check by eye: where the blue curve is flat, the red one crosses zero.
 #
 # ## Training is a dictionary
 #
@@ -67,8 +67,8 @@ w, b = ht.variable("w", 0.0, ()), ht.variable("b", 0.0, ())
 loss = ht.mean((w * noon + b - evening) ** 2)
 
 # %% [markdown]
-# To learn is to move each variable a little against its slope. So an update is just `{variable: new value}`, in graph
-# nodes; an executor that is given such a mapping commits it at the end of every step.
+# Learning moves each variable a little against its slope. An update is therefore just `{variable: new value}`, in
+# graph nodes. An executor commits such a mapping at the end of every step.
 
 # %%
 dw, db = ht.gradients(loss, [w, b])
@@ -79,11 +79,11 @@ print(f"evening = {executor.state['w']:.2f} * noon + {executor.state['b']:.2f}")
 ht.look.curves_svg({"loss": losses}, label="step", log=True)
 
 # %% [markdown]
-# The noise has a variance of 1, so no line can get below a loss of about 1. **Try it:** why are the two rates, 0.002
-# and 0.2, so different? Make them equal and watch. (What is the slope of the loss in `w` when noon is 30?)
+# The noise has a variance of 1, so no line gets below a loss of about 1. **Try it:** why do the two rates, 0.002 and
+# 0.2, differ so much? Make them equal and watch. (What is the slope of the loss in `w` when noon is 30?)
 #
-# `ht.optim.SGD(0.002).minimize(loss)` would have built the same mapping with one rate. Optimizers have no other
-# power:
+# `ht.optim.SGD(0.002).minimize(loss)` would have built the same mapping with one rate. An optimizer does nothing
+# else:
 
 # %%
 for variable, value in ht.optim.SGD(0.002).minimize(loss).items():
@@ -92,11 +92,11 @@ for variable, value in ht.optim.SGD(0.002).minimize(loss).items():
 # %% [markdown]
 # ## A better step: Newton
 #
-# Here is a valley that optimizers hate: steep sides, a nearly flat curved floor, its lowest point at (1, 1)
-# (H. Rosenbrock, 1960). Gradient descent bounces between the sides, or crawls.
+# Here is a valley that optimizers hate (H. Rosenbrock, 1960). It has steep sides, a nearly flat curved floor, and its
+# lowest point at (1, 1). Gradient descent bounces between the sides or crawls.
 #
-# Newton's method divides the slope by the *curvature*, a 2 x 2 matrix of second derivatives. We have the
-# first ones as a graph, so the second ones are two more calls of `gradients`:
+# Newton's method divides the slope by the *curvature*, a 2 x 2 matrix of second derivatives. The first derivatives
+# are a graph, so the second ones take two more calls of `gradients`:
 
 # %%
 p = ht.variable("p", np.array([-1.5, 2.0]), (2,), "float64")
@@ -116,12 +116,12 @@ heights = {"gradient descent": descend(0.001 * g), "Newton": descend(newton)}
 ht.look.curves_svg(heights, label="step", log=True)
 
 # %% [markdown]
-# Newton jumps up the far side first and then lands: eight steps, and the height is exactly zero (a logarithm has no
-# place for zero, so the line ends). Gradient descent is still on its way after two thousand.
+# Newton first jumps up the far side and then lands: after eight steps the height is exactly zero. (A logarithm has no
+# zero, so the line ends.) Gradient descent is still on its way after two thousand.
 #
 # ## Is it right?
 #
-# A derivative can always be checked from outside: move the input a hair, see how much the output moves.
+# A derivative can always be checked from outside: move the input a little and see how far the output moves.
 # `check_gradients` does so along random directions, for the first *and* the second derivative, and is silent when
 # they agree.
 
@@ -131,8 +131,8 @@ ht.check_gradients(lambda a, b: ht.tanh(a @ b) * ht.mean(a), (3, 4), (4, 5))
 # %% [markdown]
 # ## Where no gradient flows
 #
-# `stop_gradient` lets a value through and its gradient not. If nothing is left of the path, hetu says so. (Silence
-# would cost you a day: a variable that never learns looks like a bad learning rate.)
+# `stop_gradient` lets a value through but not its gradient. If no path is left, hetu says so. (Silence would cost you
+# a day: a variable that never learns looks like a bad learning rate.)
 
 # %%
 try:
@@ -141,8 +141,7 @@ except ht.errors.GradientError as error:
     print(error)
 
 # %% [markdown]
-# **What to remember.** Operators have rules, graphs have gradients, and the gradients are graphs again. A training
-# step is a loss and a dictionary. Want to build the backward walk yourself? It takes fifteen lines: lab 2, `hetu lab
-# export`.
+# **What to remember.** Operators have rules, graphs have gradients, and gradients are graphs. A training step is a
+# loss and a dictionary. Lab 2 lets you build the backward walk yourself, in fifteen lines (`hetu lab export`).
 #
 # Next: [write your own operator](03_write_your_own_operator.ipynb) and give it such a rule.

@@ -2,7 +2,7 @@
 # # 3. Write your own operator
 #
 # **After this notebook you can** add an operator to hetu in three lines, give it a gradient, prove the gradient, make
-# it faster, and say when you should rather not.
+# it faster, and say when you need none.
 
 # %%
 import numpy as np
@@ -13,7 +13,7 @@ import hetu as ht
 # ## Three lines
 #
 # An operator is a function with a decorator. Its first argument is the array module: `xp` is NumPy here and CuPy on a
-# GPU, so one text serves both. Then come the arrays, and after the `*` the attributes: plain numbers.
+# GPU, so one text serves both. The arrays follow, and after the `*` the attributes, which are plain numbers.
 #
 # We add *swish* (P. Ramachandran et al., 2017), a smooth relative of relu.
 
@@ -30,9 +30,9 @@ print(ht.evaluate(y, {x: [[-2, -1, 0, 1]]}))
 y
 
 # %% [markdown]
-# Nothing had to be registered, compiled or subclassed. Look at the type in the last line: hetu worked out that swish
-# of `f32[?, 4]` is `f32[?, 4]`. It ran your function once, on small arrays with a prime number for each unknown size,
-# and found the primes again in the result. Misspelled attributes get the usual answer:
+# You registered, compiled and subclassed nothing. The last line shows a type: hetu worked out that swish of `f32[?,
+# 4]` is `f32[?, 4]`. It ran your function once, on small arrays with a prime number for each unknown size, and found
+# the primes in the result. A misspelled attribute gets the usual answer:
 
 # %%
 try:
@@ -43,7 +43,7 @@ except ht.errors.ArgumentError as error:
 # %% [markdown]
 # ## Give it a gradient
 #
-# hetu can run it, but not differentiate it, and says what to do:
+# hetu can run swish but not differentiate it, and says what to do:
 
 # %%
 try:
@@ -52,8 +52,8 @@ except ht.errors.GradientError as error:
     print(error)
 
 # %% [markdown]
-# A gradient rule gets `g` (how much the loss changes with each output), the output and the inputs, and answers how
-# much the loss changes with each input. All of them are nodes: the rule *writes graph*. Here is a first try. With s =
+# A gradient rule gets `g` (how much the loss changes with the output), the output and the inputs. It returns how much
+# the loss changes with each input. All of these are nodes: the rule *writes graph*. Here is a first try. With s =
 # sigmoid(beta x) we have y = x s, so dy/dx = s, surely?
 
 
@@ -69,8 +69,8 @@ except ht.errors.GradientError as error:
     print(error.text(where=False))
 
 # %% [markdown]
-# Caught. We forgot that s depends on x too: dy/dx = s + x s', and since s' = beta s (1 - s), the second part is
-# beta y (1 - s). The rule may use `y`: it is already there, so it costs nothing. A new rule replaces the old one.
+# Caught. We forgot that s depends on x too: dy/dx = s + x s'. Since s' = beta s (1 - s), the second part is beta y (1
+# - s). The rule may use `y`, which exists already and costs nothing. A new rule replaces the old one.
 
 
 # %%
@@ -83,11 +83,11 @@ def swish_grad(g, y, x, *, beta):
 ht.check_gradients(swish, (3, 4), beta=2.0)
 
 # %% [markdown]
-# Silence means: right, against finite differences, in first *and* second order. The second order came for free,
-# because a rule that writes graph is differentiated like any other graph.
+# Silence means that the gradient agrees with finite differences, in first *and* second order. The second order is
+# free: a rule that writes graph is differentiated like any other graph.
 #
-# What about operands that were broadcast, say swish of a bias that is added to a whole batch? Not your business:
-# autodiff sums such gradients back to the shape they belong to, for all operators, in one place.
+# A broadcast operand, say a bias that is added to a whole batch, needs no care from you. Autodiff sums its gradient
+# back to its shape, in one place for all operators.
 #
 # ## Use it like any other
 
@@ -110,7 +110,7 @@ print(f"{np.mean(scores.argmax(axis=1) == test_labels):.1%} of the test digits r
 # %% [markdown]
 # ## Do you need an operator at all?
 #
-# swish can also be written as a plain Python function on nodes. Then it needs no rule of any kind:
+# swish can also be written as a plain Python function on nodes. Then it needs no rule at all:
 
 
 # %%
@@ -122,10 +122,9 @@ big = ht.placeholder("big", (1000, 1000))
 print(ht.Executor([composed_swish(big)]).program({big: np.ones((1000, 1000))}))
 
 # %% [markdown]
-# Four instructions that all work in one and the same place of memory ("in place"): hetu saw that each result may
-# overwrite its operand. Our operator is one instruction, but inside, NumPy makes a fresh array of four megabytes for
-# every step of the formula. The operator can do without by writing *into* the result. That rule is optional, as all
-# rules are:
+# Four instructions work in the same memory ("in place"): hetu saw that each result may overwrite its operand. Our
+# operator is one instruction, but inside it NumPy makes a new array of four megabytes for every step of the formula.
+# The operator can avoid that by writing *into* the result. This rule is optional, like all others:
 
 
 # %%
@@ -145,14 +144,14 @@ print(f"composed of operators {milliseconds(composed_swish(big)):.2f} ms")
 print(f"an operator with into {milliseconds(swish(big)):.2f} ms")
 
 # %% [markdown]
-# About equal. So the honest answer: **a composition needs no operator; write a function.** An operator pays when the
-# operators you have do not offer the computation, when its backward pass can be much cheaper than autodiff would
-# find, or when several passes over memory can become one.
+# About equal. So the honest answer is: **a composition needs no operator; write a function.** An operator pays when
+# no composition offers the computation, when its backward pass can be much cheaper than the one autodiff finds, or
+# when several passes over memory can become one.
 #
 # ## An operator that the others cannot do well
 #
-# All squared distances between two sets of points. This forward function is clear. Its gradient you would have to
-# think about, so give hetu the same result in graph functions instead (`decompose`), and it differentiates that.
+# We want all squared distances between two sets of points. The forward function is clear; its gradient takes thought.
+# So give hetu the same result in graph functions (`decompose`), and it differentiates that.
 
 
 # %%
@@ -171,7 +170,7 @@ def distances_in_parts(a, b):
 ht.check_gradients(distances, (3, 4), (5, 4))
 
 # %% [markdown]
-# Shapes that do not fit fail on the line that is wrong, in the operator's own words:
+# A shape that does not fit fails on the faulty line, in the operator's own words:
 
 # %%
 points = ht.placeholder("points", (None, 2))
@@ -181,8 +180,8 @@ except ht.errors.ShapeError as error:
     print(error)
 
 # %% [markdown]
-# And since it has a gradient, it can be trained through. Four centers look for 300 points that lie in four heaps;
-# each point pulls at its nearest center. That is k-means (S. Lloyd, 1957) by gradient descent:
+# The operator has a gradient, so training works through it. Four centers look for 300 points in four heaps; each
+# point pulls its nearest center. That is k-means (S. Lloyd, 1957) by gradient descent:
 
 # %%
 rng = np.random.default_rng(1)
@@ -197,7 +196,7 @@ ht.look.curves_svg({"mean squared distance to the nearest center": losses}, labe
 
 # %% [markdown]
 # **What to remember.** `@ht.op` makes an operator, `.grad` (or `.decompose`) its derivative, `check_gradients` the
-# proof, `.into` the speed. Every rule is optional and stands beside the others. The whole table of rules is in
-# `hetu/README.md`; lab 1 lets you write one from scratch.
+# proof, `.into` the speed. Every rule is optional. `hetu/README.md` has the table of all rules; lab 1 lets you write
+# an operator from scratch.
 #
 # Next: [what hetu does to your graph before it runs](04_passes_memory_and_the_program.ipynb).

@@ -15,8 +15,8 @@ from hetu.passes import PASSES, simplify
 # %% [markdown]
 # ## A pass takes a graph and returns a graph
 #
-# You write a graph to be understood; the machine wants one to be run. In between stand *passes*. The first one is
-# `simplify`: it computes what is constant, merges what is equal, and drops what does nothing. Here is a graph with
+# You write a graph for readers; the machine wants one to run. *Passes* turn the first into the second. The first pass
+# is `simplify`: it computes constants, merges equal nodes, and drops nodes that do nothing. Here is a graph with
 # something for each of the three:
 
 # %%
@@ -28,14 +28,14 @@ ht.Graph([y])
 ht.Graph(simplify([y]))
 
 # %% [markdown]
-# Eight boxes became three. No magic: `x * 1 + 0` is `x`; 2 * 0.5 is 1, and times 1 is nothing; then both `exp` are
-# the same operator on the same input, so they are one node. Each step made the next one possible.
+# Eight boxes became three. `x * 1 + 0` is `x`; 2 * 0.5 is 1, and times 1 is nothing. Then both `exp` are the same
+# operator on the same input, so they are one node. Each step made the next one possible.
 #
 # ## Write one yourself
 #
-# `ht.rewrite` rebuilds a graph from the inputs to the outputs and asks your rule about each node: return a
-# replacement, or `None` to keep it. The rule sees the node as it was and its *new* inputs. Let us remove logarithms
-# of exponentials:
+# `ht.rewrite` rebuilds a graph from inputs to outputs and asks your rule about each node. The rule returns a
+# replacement, or `None` to keep the node. It sees the old node and its *new* inputs. This rule removes logarithms of
+# exponentials:
 
 
 # %%
@@ -57,13 +57,12 @@ difference = np.abs(ht.evaluate(z, {x: numbers}) - ht.evaluate(shorter, {x: numb
 print("largest difference on random numbers:", difference.max())
 
 # %% [markdown]
-# Both pairs are gone in one walk, and the results are equal up to rounding, as they must be: a pass never changes a
-# result. **But think:** what do the two graphs answer for x = 100? (`exp(100)` is not a float32.) This pass makes an
-# answer better where the original overflows. Whether that is allowed is a decision, and a pass should say so in its
-# first lines.
+# Both pairs are gone in one walk. The results are equal up to rounding, as they must be: a pass never changes a
+# result. **But think:** what do the two graphs return for x = 100? (`exp(100)` is not a float32.) This pass improves
+# the result where the original overflows. A pass that takes such a liberty should say so in its first lines.
 #
-# An executor applies all passes of this table, in this order; add yours and it is part of the system. Passes can be
-# chosen by name, so a suspect one is found quickly:
+# An executor applies all passes of this table, in this order. Add yours, and it is part of the system. You can choose
+# passes by name, so a suspect is found quickly:
 
 # %%
 PASSES["drop_log_of_exp"] = drop_log_of_exp
@@ -72,7 +71,7 @@ print(*PASSES, sep="\n")
 # %% [markdown]
 # ## The program
 #
-# After the passes, everything is laid out for one device and one set of shapes. Here is a small training step:
+# After the passes, hetu lays the graph out for one device and one set of shapes. Here is a small training step:
 
 # %%
 w = ht.variable("w", ht.init.normal(), (8, 4))
@@ -81,11 +80,11 @@ loss = ht.mean(ht.tanh(x @ w) ** 2)
 print(ht.Executor([loss, {w: w - 0.1 * dw}]).program({x: numbers[:100]}))
 
 # %% [markdown]
-# This is what runs: a flat list. Each line says what is computed, its type, its *place*, and which values are dead
-# after it. The place is an address in one block of memory, the *arena*, or `in place` over an operand, or `-> name`:
-# the new value of a variable, written straight over the old one.
+# This flat list is what runs. Each line gives an operator, its type, its *place*, and the values that are dead after
+# it. The place is an address in one block of memory, the *arena*; or `in place`, over an operand; or `-> name`, the
+# new value of a variable, written straight over the old one.
 #
-# Now a model large enough to matter: eight layers, in four blocks of two.
+# Now a model large enough to matter: eight layers in four blocks of two.
 
 
 # %%
@@ -109,8 +108,8 @@ executor = ht.Executor(step)
 program = executor.program(feed)
 
 # %% [markdown]
-# Every line of a program is already bound to its arrays. A step is nothing but this loop, which is why hardly any
-# time passes between two operators. Run it by hand:
+# Every line of a program is already bound to its arrays. A step is only this loop, so hardly any time passes between
+# two operators. Run it by hand:
 
 # %%
 executor.run(feed)  # puts the rows into the place where the first instruction reads them
@@ -122,17 +121,15 @@ print(f"{len(program.calls)} calls, {1e3 * (time.perf_counter() - start):.1f} ms
 # %% [markdown]
 # ## Memory, drawn
 #
-# In a notebook, a program shows itself as its memory plan. Time runs to the right, one instruction after the other;
-# height is the address. A rectangle is a value: it appears when it is computed and ends when it has been read for the
-# last time.
+# In a notebook, a program displays its memory plan. Time runs to the right, one instruction after the other; height
+# is the address. A rectangle is a value: it begins when the value is computed and ends after its last read.
 
 # %%
 program
 
 # %% [markdown]
-# See the staircase? The forward pass piles up values that the backward pass will need; the backward pass takes them
-# down again in the opposite order. In the middle is the peak. Now without reuse, where every value keeps its own
-# place for the whole step:
+# See the staircase? The forward pass piles up values for the backward pass, which takes them down in the opposite
+# order. The peak is in the middle. Now without reuse, where every value keeps its own place for the whole step:
 
 # %%
 wasteful = ht.Executor(step, reuse=False).program(feed)
@@ -140,13 +137,13 @@ print(f"{wasteful.plan.arena_bytes / program.plan.arena_bytes:.1f} times the mem
 wasteful
 
 # %% [markdown]
-# How does the planner know when a value is dead? It knows the whole list before the first step: the last line that
-# reads a value is its end. A system that runs operators one by one, as they are called, cannot know that.
+# How does the planner know when a value is dead? It knows the whole list before the first step, so it knows the last
+# line that reads each value. A system that runs operators as they are called cannot know that.
 #
 # ## Trade time for memory
 #
-# The staircase is as high as the model is deep. But gradients are graphs: instead of keeping a value, one can compute
-# it *again* when backward needs it (T. Chen et al., 2016). `ht.recompute` marks a block whose insides are not kept.
+# The staircase is as high as the model is deep. But gradients are graphs: a value need not be kept if it is computed
+# *again* for the backward pass (T. Chen et al., 2016). `ht.recompute` marks a block whose insides are not kept.
 
 # %%
 saving_step, _ = training_step([ht.recompute(block)] * 4)
@@ -157,9 +154,9 @@ for name, each in {"kept": program, "recomputed": saving}.items():
 saving
 
 # %% [markdown]
-# On the way forward only one value a block is kept now (yellow). On the way back the insides of each block are made
-# again, live briefly, and make room for those of the next (blue). A fifth more instructions, less than half of the
-# memory, and the same numbers:
+# The forward pass now keeps only one value per block (yellow). The backward pass makes the insides of each block
+# again; they live briefly and make room for those of the next (blue). A fifth more instructions, less than half of
+# the memory, and the same numbers:
 
 
 # %%
@@ -172,13 +169,13 @@ print(losses(step), losses(step) == losses(saving_step))
 print(losses(step, passes=[]), "without any pass")
 
 # %% [markdown]
-# Recomputed, the losses are the same to the last bit; without the passes they agree to rounding, which is all that a
-# fused operator may change.
+# With recomputation the losses are the same to the last bit. Without the passes they agree up to rounding; a fused
+# operator may change no more than that.
 #
 # **Try it:** put all eight layers into *one* `recompute`. Does the peak fall? Draw it before you run it.
 #
 # **What to remember.** *Build, rewrite, run.* A pass is a pure function from graph to graph. A program is a flat list
-# of bound calls in one block of memory. What is known before the first step (types, order, lifetimes) costs nothing
-# in the millionth. Labs 3 and 4: fold constants, and compute a peak by hand.
+# of bound calls in one block of memory. Everything known before the first step (types, order, lifetimes) costs
+# nothing in the millionth. In labs 3 and 4 you fold constants and compute a peak by hand.
 #
 # Next: [training for real](05_training_for_real.ipynb).

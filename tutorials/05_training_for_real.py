@@ -15,8 +15,8 @@ import hetu as ht
 # %% [markdown]
 # ## Data
 #
-# A data set is columns of equal length. A `DataLoader` deals it out in batches, in an order that depends on nothing
-# but the seed and the number of the epoch. Three sets, three purposes: learn from `train`, decide by `valid`, and
+# A data set consists of columns of equal length. A `DataLoader` deals it out in batches; their order depends only on
+# the seed and the number of the epoch. Three sets have three purposes: learn from `train`, decide by `valid`, and
 # look at `test` once, at the end.
 
 # %%
@@ -31,7 +31,7 @@ print("a batch:", images.shape, images.dtype, labels[:8])
 # %% [markdown]
 # ## A model
 #
-# Layers are objects that own variables; calling one adds nodes. `ht.summary` says what there is to learn.
+# Layers are objects that own variables; calling one adds nodes. `ht.summary` lists the variables to learn.
 
 # %%
 image = ht.placeholder("image", (None, 28, 28))
@@ -50,8 +50,8 @@ loss = ht.mean(ht.softmax_cross_entropy(logits, label))
 print(ht.summary(loss))
 
 # %% [markdown]
-# Dropout switches off random features while *training* and none while *testing*. Where is the switch? There is none
-# to forget: a sub-graph trains if and only if it commits updates. One graph, two programs:
+# Dropout switches off random features while *training* and none while *testing*. There is no switch to forget: a
+# sub-graph trains if and only if it commits updates. One graph gives two programs:
 
 # %%
 EPOCHS = 10
@@ -66,8 +66,8 @@ for name in subgraphs:
 # %% [markdown]
 # ## Fit
 #
-# `ht.fit` is the loop you would write: a step for each batch, validation after each epoch, a checkpoint if you name a
-# file.
+# `ht.fit` is the loop you would write: one step per batch, validation after each epoch, and a checkpoint if you name
+# a file.
 
 # %%
 folder = tempfile.TemporaryDirectory()
@@ -83,10 +83,10 @@ print(history)
 history
 
 # %% [markdown]
-# The two curves are worth a look in any training you will ever do. Both fall: it learns. Only `loss` falls while
-# `val_loss` rises: it learns by heart; stop there (`patience=2` would). Neither falls: see the last section.
+# Look at these two curves in every training. If both fall, the model learns. If `loss` falls while `val_loss` rises,
+# it learns by heart; stop there (`patience=2` would). If neither falls, see the last section.
 #
-# Now the one look at the test set. Which classes are mixed up most?
+# Now take the one look at the test set. Which classes are confused most?
 
 # %%
 test_images, test_labels = test.arrays
@@ -102,8 +102,9 @@ for place in pairs.argsort(axis=None)[:-4:-1]:
 # %% [markdown]
 # ## Stop, and go on
 #
-# Train two epochs, and throw everything away but the checkpoint. Then build anew and resume. Not "roughly the same":
-# every variable, Adam's means, the order of the data and the random numbers of dropout continue where they were.
+# Train for two epochs and throw away everything but the checkpoint. Then build the model anew and resume. The result
+# is not "roughly the same": every variable, Adam's means, the order of the data and the random numbers of dropout
+# continue where they were.
 
 
 # %%
@@ -121,19 +122,19 @@ print("bit for bit the unbroken run:", all(same))
 folder.cleanup()
 
 # %% [markdown]
-# The file is written aside and then renamed, so a crash while saving leaves the old one. It holds arrays and nothing
-# else: loading a stranger's checkpoint runs no code of theirs.
+# The file is written beside the old one and then renamed, so a crash while saving leaves the old one intact. It holds
+# only arrays: loading a stranger's checkpoint runs none of their code.
 #
 # ## Where does the time go?
 #
-# Guessing is a sport. Measuring is one line. What is timed is exactly the program that `run` executes.
+# Measuring takes one line. It times exactly the program that `run` executes.
 
 # %%
 measured = ht.profile(executor, "train", {image: images, label: labels})
 print(measured.table(limit=8))
 
 # %% [markdown]
-# By layer, or by the line of your code (`"line"`), as you like it:
+# You can group by layer or by the line of your code (`"line"`):
 
 # %%
 print(measured.table(by="layer", limit=8))
@@ -141,9 +142,9 @@ print(measured.table(by="layer", limit=8))
 # %% [markdown]
 # ## Hunting a NaN
 #
-# One day a loss becomes `nan`, and everything after it. Here is a model with such a day: the square root of a
-# negative number. `ht.debug_nans` runs the step again slowly and names the *first* culprit and its operands. The
-# broken step is not committed, so the variables are still good.
+# One day a loss becomes `nan`, and so does everything after it. This model takes the square root of a negative
+# number. `ht.debug_nans` runs the step again slowly and names the *first* culprit and its operands. The broken step
+# is not committed, so the variables are still good.
 
 # %%
 reading = ht.placeholder("reading", (None,))
@@ -157,8 +158,8 @@ except ht.errors.NumericError as error:
     print(error)
 
 # %% [markdown]
-# **What to remember.** A loader with a seed, a graph, a dictionary of updates, an executor, and `fit` around them:
-# none hides anything from the others, so a run can be stopped, repeated and taken apart. Lab 5: write your own
-# optimizer.
+# **What to remember.** A training run is a loader with a seed, a graph, a dictionary of updates, an executor, and
+# `fit` around them. None of them hides anything, so a run can be stopped, repeated and taken apart. In lab 5 you
+# write your own optimizer.
 #
 # You now know all of hetu on one machine. Next: [the same model on many](06_data_parallel.ipynb).

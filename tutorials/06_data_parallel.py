@@ -15,9 +15,9 @@ from hetu.plan import trace
 # %% [markdown]
 # ## Ranks
 #
-# A *rank* is one of several workers that run the same program on different data. They share no memory; all they can
-# do is communicate. `run_ranks` runs a function on threads that pretend to be ranks, which is all that we need to
-# learn. The most important word between ranks is **all-reduce**: everybody brings an array, everybody gets the sum.
+# A *rank* is one of several workers that run the same program on different data. They share no memory; they can only
+# communicate. `run_ranks` runs a function on threads that pretend to be ranks, which is enough for learning. The most
+# important collective is **all-reduce**: every rank brings an array, and every rank gets the sum.
 
 
 # %%
@@ -32,9 +32,9 @@ print(*run_ranks(3, bring), sep="\n")
 # %% [markdown]
 # ## One line by hand
 #
-# A mean over a batch is a mean over its parts. So let every rank have the whole model and a part of each batch, compute
-# the gradient of its part, and *average the gradients*. The same collectives exist as nodes of a graph: `by_hand`
-# differs from training on one rank in one line. `world()` is the communicator of whoever asks.
+# A mean over a batch is a mean over its parts. So give every rank the whole model and a part of each batch, let it
+# compute the gradient of its part, and *average the gradients*. Collectives also exist as nodes of a graph: `by_hand`
+# differs from training on one rank in one line. `world()` is the communicator of the rank that calls it.
 
 # %%
 train, test = ht.data.mnist("train").flat(), ht.data.mnist("test").flat()
@@ -56,7 +56,7 @@ def by_hand(loss):
 
 
 # %% [markdown]
-# Every rank feeds its own rows. To see whether this is right we compare with one process that is fed all rows.
+# Every rank feeds its own rows. We compare with one process that is fed all rows.
 
 
 # %%
@@ -73,9 +73,9 @@ print("on 1 rank: ", np.round(alone, 5))
 print("on 4 ranks:", np.round(four, 5))
 
 # %% [markdown]
-# The same numbers, up to rounding. *This is the whole idea of data parallelism*; everything else is speed.
+# The numbers are the same, up to rounding. *This is the whole idea of data parallelism*; the rest is speed.
 #
-# Communication is ordinary nodes, drawn in violet:
+# Communication consists of ordinary nodes, drawn in violet:
 
 # %%
 x = ht.placeholder("x", (None, 3))
@@ -85,9 +85,9 @@ ht.Graph([by_hand(ht.mean(x @ w))[w]])
 # %% [markdown]
 # ## One word instead
 #
-# By hand you must remember four things: to cut the batch, to average *every* gradient, to average the loss for the
-# log, and to do it all in the same order on each rank. A `Strategy` is a pass that does this. The model is written as
-# if for one device, and every rank is fed the whole batch.
+# By hand you must remember four things: cut the batch, average *every* gradient, average the loss for the log, and do
+# all of it in the same order on each rank. A `Strategy` makes a pass do this. You write the model as if for one
+# device and feed every rank the whole batch.
 
 
 # %%
@@ -104,17 +104,17 @@ print("by a pass: ", np.round(by_pass, 5))
 print(program)
 
 # %% [markdown]
-# That is what rank 0 runs. Its batch has 128 rows (`f32[128, 64]`), and one `all_reduce_start` takes all four gradients
-# at once. Why at once, and why `start` and `wait`?
+# Rank 0 runs this program. Its batch has 128 rows (`f32[128, 64]`), and one `all_reduce_start` takes all four
+# gradients. Why all at once, and why `start` and `wait`?
 #
 # ## Buckets and overlap
 #
-# Every message costs a *latency*, however short it is, plus its bytes divided by the bandwidth. So it pays to put
-# gradients together in **buckets**. And the gradient of the last layer is finished first: it can travel while the
-# others are still computed. That is **overlap**.
+# Every message costs a *latency*, however short it is, plus its bytes divided by the bandwidth. So it pays to collect
+# gradients in **buckets**. The gradient of the last layer is finished first and can travel while the others are still
+# computed. That is **overlap**.
 #
-# `trace` runs the ranks on a *virtual clock*: computing takes what it takes on this machine, the wire is a
-# model that you choose. Here 0.1 ms latency and 1 GB/s. First every gradient by itself, when it is ready:
+# `trace` runs the ranks on a *virtual clock*: computation takes its time on this machine, and you choose a model of
+# the wire, here 0.1 ms latency and 1 GB/s. First every gradient travels alone, when it is ready:
 
 # %%
 deep = ht.placeholder("deep", (None, 256))
@@ -135,15 +135,15 @@ def traced(bucket_bytes):
 traced(0)
 
 # %% [markdown]
-# A picture of waiting. Now in buckets of 600 kB, which start as soon as they are full:
+# This is a picture of waiting. Now with buckets of 600 kB, which start as soon as they are full:
 
 # %%
 overlapped = traced(600_000)
 overlapped
 
 # %% [markdown]
-# The upper lane of each rank computes *while* the lower one communicates; "hidden" is the share of communication behind
-# which there is computing. Three sizes in numbers:
+# The upper lane of each rank computes *while* the lower one communicates; "hidden" is the share of communication that
+# runs beside computation. Three sizes in numbers:
 
 # %%
 for bucket_bytes in (0, 600_000, 1 << 30):
@@ -155,12 +155,12 @@ for bucket_bytes in (0, 600_000, 1 << 30):
     )
 
 # %% [markdown]
-# Too small is latency after latency; too large has nothing left to hide behind.
+# Small buckets pay latency after latency; a large one has no computation left beside it.
 #
 # ## When one rank goes its own way
 #
-# All ranks must call the same collectives in the same order. A rank that does not makes the others wait for ever: the
-# classic silent hang. In hetu every wait has a deadline, and somebody says who is missing and where it is.
+# All ranks must call the same collectives in the same order. A rank that does not makes the others wait forever: the
+# classic silent hang. In hetu every wait has a deadline, and the error says which rank is missing and where it is.
 
 
 # %%
@@ -178,9 +178,9 @@ except ht.dist.CommError as error:
 # %% [markdown]
 # ## Real processes
 #
-# Threads were for learning. Write `%%ranks 2` above a cell, and it runs on two MPI processes that wait in the
-# background for your cells; arrays and functions that it reads go there, and what rank 0 has afterwards comes back. In
-# the text of the cell nothing changes: without the first line it trains on one rank.
+# Threads were for learning. With `%%ranks 2` above it, a cell runs on two MPI processes that wait in the background.
+# The arrays and functions that it reads go there, and the variables of rank 0 come back. The rest of the cell stays
+# the same: without the first line it trains on one rank.
 
 # %%
 # %%ranks 2
@@ -191,7 +191,7 @@ real = [executor.run({"pixels": images, "digit": labels})[0].item() for _ in ran
 print(f"I am rank {world().rank} of {world().world_size}; my last loss is {real[-1]:.5f}")
 
 # %% [markdown]
-# `real` is a variable of this notebook now, and these are the losses of the first page:
+# `real` is now a variable of this notebook. Its losses are those from the beginning:
 
 # %%
 print("on processes:", np.round(real, 5), "- largest difference", np.abs(np.subtract(real, alone)).max().round(6))
@@ -200,8 +200,8 @@ print("on processes:", np.round(real, 5), "- largest difference", np.abs(np.subt
 # **Try it:** change `%%ranks 2` to `%%ranks 3` (512 rows do not divide by three; does it matter?). Then let one rank
 # raise an error in that cell, and read who is reported and where the others waited.
 #
-# **What to remember.** Data parallel = a part of the batch each, and the sum of gradients. A strategy is a pass that
-# puts communication into the graph, so you never get its order wrong. Buckets save latency, overlap hides the rest.
-# Lab 6: write the ring that adds the arrays up.
+# **What to remember.** In data parallelism each rank takes a part of the batch, and gradients are summed. A strategy
+# puts communication into the graph, so its order is never wrong. Buckets save latency; overlap hides the rest. In lab
+# 6 you write the ring that adds the arrays.
 #
 # Next: ranks that do not wait for each other, at [the parameter server](07_the_parameter_server.ipynb).

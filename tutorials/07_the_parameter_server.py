@@ -17,9 +17,9 @@ from hetu.ps import BSP, SSP, Client, Options, Parameter, ParameterServer, Serve
 # %% [markdown]
 # ## A process that keeps numbers
 #
-# In data parallelism all ranks wait for all others in every step, so one slow machine makes all slow. A *parameter
-# server* (M. Li et al., 2014) turns this round: the weights live in a process of their own. Workers **pull** them,
-# compute a gradient, **push** it, and the server does the update. Here is a real server, and one worker:
+# In data parallelism all ranks wait for each other in every step, so one slow machine slows all. A *parameter server*
+# (M. Li et al., 2014) keeps the weights in a process of its own. Workers **pull** them, compute a gradient and
+# **push** it; the server does the update. Here are a real server and one worker:
 
 # %%
 with ServerProcess(Options(workers=1, token="classroom")) as server:
@@ -32,17 +32,17 @@ with ServerProcess(Options(workers=1, token="classroom")) as server:
         print("after one gradient:", client.pull("w").wait())
 
 # %% [markdown]
-# `clock()` says "my step is done". The server counts the clocks of every worker, and a *mode of consistency* is nothing
-# but a rule about these clocks: how many may the fastest worker be ahead of the slowest?
+# `clock()` says "my step is done". The server counts the clocks of every worker. A *mode of consistency* is a rule
+# about these clocks: how far may the fastest worker be ahead of the slowest?
 #
 # * **BSP**, bulk synchronous: 0. All wait for all, and updates are applied together.
-# * **SSP**, stale synchronous: s. Whoever is s clocks ahead waits (Q. Ho et al., 2013).
+# * **SSP**, stale synchronous: s. A worker that is s clocks ahead waits (Q. Ho et al., 2013).
 # * **ASP**, asynchronous: no bound. Nobody ever waits.
 #
 # ## Three workers, one of them slow
 #
-# Let us fit a line by gradient descent. Worker 2 needs four times as long for a step. We write down when each step
-# began and ended.
+# We fit a line by gradient descent. Worker 2 needs four times as long per step. We record when each step begins and
+# ends.
 
 # %%
 STEPS, RATE, TRUTH = 20, 0.15, np.linspace(-1, 1, 8)
@@ -79,8 +79,8 @@ def one_slow(worker, clock):
 
 
 # %% [markdown]
-# **BSP.** A lane for each worker, a box for each clock. White is waiting. Below: how far ahead of the slowest a worker
-# was when it began a step.
+# **BSP.** There is one lane per worker and one box per clock. White is waiting. The histogram shows how far ahead of
+# the slowest a worker was when it began a step.
 
 # %%
 bsp, bsp_errors = train("bsp", one_slow)
@@ -94,20 +94,20 @@ asp, asp_errors = train("asp", one_slow)
 ht.look.staleness_svg(asp)
 
 # %% [markdown]
-# The fast workers are done long before the slow one, and the histogram has a long tail: worker 2 pushes gradients of
-# weights that have long been replaced. **SSP** with a bound of 3 is between the two:
+# The fast workers finish long before the slow one. The histogram has a long tail: worker 2 pushes gradients of
+# weights that were replaced long ago. **SSP** with a bound of 3 lies between the two:
 
 # %%
 ssp, ssp_errors = train("ssp:3", one_slow)
 ht.look.staleness_svg(ssp, bound=3)
 
 # %% [markdown]
-# The bound is a promise: no step begins more than three clocks ahead, and it is kept by the server, not by luck. First
-# the fast workers run ahead, then they are held to the pace of the slow one.
+# The bound is a promise that the server keeps: no step begins more than three clocks ahead. First the fast workers
+# run ahead, then they keep the pace of the slow one.
 #
-# For a worker that is *always* slow, SSP waits nearly as much as BSP. It was made for workers that are slow *now and
-# then*, as machines are: a hiccup of one worker is absorbed by the slack of the others. Let every fourth step of each
-# worker hiccup, at different times:
+# With a worker that is *always* slow, SSP waits nearly as much as BSP. It was made for workers that are slow *now and
+# then*, as machines are: the slack absorbs the hiccup of one worker. Now every fourth step of each worker hiccups, at
+# different times:
 
 
 # %%
@@ -120,24 +120,24 @@ for mode in ("bsp", "ssp:3", "asp"):
     print(f"{mode:5} {max(end for *_, end in steps) - min(begin for _, _, begin, _ in steps):5.2f} s")
 
 # %% [markdown]
-# BSP pays for every hiccup of anybody, SSP(3) for hardly any.
+# BSP pays for every hiccup, SSP(3) for hardly any.
 #
 # ## What does staleness cost?
 #
-# A gradient of old weights points to where one *was*. How far from the truth are the weights in each mode, seen by the
-# slow worker before each of its steps?
+# A gradient of old weights is the slope at a place that was left. How far from the truth are the weights in each
+# mode, as the slow worker sees them before each of its steps?
 
 # %%
 ht.look.curves_svg({"bsp": bsp_errors, "ssp:3": ssp_errors, "asp": asp_errors}, label="steps of worker 2", log=True)
 
 # %% [markdown]
-# By *its* step the others have done more in ASP and SSP, so these are ahead here. With a larger `RATE` the picture
-# turns: what is stale and strong overshoots. BSP is the only mode whose result is the same in every run, to the bit.
+# In ASP and SSP the others have done more by *its* step, so these modes are ahead here. With a larger `RATE` the
+# picture turns: stale, strong gradients overshoot. Only BSP gives the same result in every run, to the bit.
 #
 # ## From one-device code
 #
-# You need not write pulls and pushes. As with ranks, a strategy takes the one-device model, cuts its updates out, and
-# puts communication in. Two workers train on halves of each batch, under BSP, and one process on whole batches:
+# You need not write pulls and pushes. As with ranks, a strategy takes the one-device model, cuts out its updates and
+# inserts communication. Two workers train on halves of each batch under BSP, and one process on whole batches:
 
 
 # %%
@@ -172,12 +172,12 @@ print(f"two workers, each on its half: {halves[0]:.5f} and {halves[1]:.5f}, mean
 print(f"one process on whole batches:  {losses():.5f}")
 
 # %% [markdown]
-# Adam ran *on the server* (it keeps the two means), and the result is that of one process.
+# Adam ran *on the server*, which keeps the two means. The result is that of one process.
 #
 # ## Real workers
 #
-# `%%ranks 2 --servers 1` runs a cell on two MPI processes with a server between them. There the strategy finds server
-# and workers by itself.
+# `%%ranks 2 --servers 1` runs a cell on two MPI processes with a server between them. There the strategy finds the
+# server and the workers by itself.
 
 # %%
 # %%ranks 2 --servers 1
@@ -187,11 +187,10 @@ mine = losses(strategy)
 print(f"worker {strategy.rank}: loss {mine:.4f}, clocks {server_says['clocks']}, under {server_says['consistency']}")
 
 # %% [markdown]
-# **Try it:** set `RATE` to 0.6 and run the three modes again. Then kill a worker in the middle: put
-# `if worker == 1 and clock == 5: return` into `work`. Who waits for it, and for how long? (Look for `lease` in
-# `help(Options)`.)
+# **Try it:** set `RATE` to 0.6 and run the three modes again. Then kill a worker in the middle: put `if worker == 1
+# and clock == 5: return` into `work`. Which workers wait for it, and how long? (See `lease` in `help(Options)`.)
 #
-# **What to remember.** Pull, compute, push, clock. A mode of consistency is a bound on how far clocks may drift apart:
-# 0, s, or none. The bound buys time from slow machines and pays with the age of gradients.
+# **What to remember.** Pull, compute, push, clock. A mode of consistency bounds how far clocks may drift apart: 0, s,
+# or no bound. A looser bound saves time on slow machines and pays with older gradients.
 #
-# Next: what a server is best at, [tables that are too large for a worker](08_hybrid_and_the_embedding_cache.ipynb).
+# Next: a server's best use, [tables that are too large for a worker](08_hybrid_and_the_embedding_cache.ipynb).

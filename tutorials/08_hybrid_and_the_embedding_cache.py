@@ -16,16 +16,16 @@ from hetu.ps.wire.environment import place
 # %% [markdown]
 # ## Huge, and hardly touched
 #
-# Models that recommend things have *embedding tables*: a row for every user, every product, every word. A table may
-# have a hundred million rows, more than fits one machine, and a batch touches a few thousand of them. So two kinds of
-# parameters want opposite things:
+# Recommendation models have *embedding tables*: a row for every user, product or word. A table may have a hundred
+# million rows, too many for one machine, and a batch touches a few thousand of them. So two kinds of parameters want
+# opposite things:
 #
 # * **dense** weights: small, and each step needs all of them. All-reduce is best.
 # * **tables**: huge, and each step needs a few rows. Keep them on servers; pull the rows of the batch, push their
 #   gradients.
 #
-# Doing both at once is *hybrid* training (S. Kim et al., Parallax, 2019). What a table costs in bytes can be reckoned
-# before anything runs. Without servers, every rank must gather the gradient rows of all others:
+# Doing both is *hybrid* training (S. Kim et al., Parallax, 2019). The cost of a table in bytes is known before
+# anything runs. Without servers, every rank must gather the gradient rows of all others:
 
 # %%
 ranks = [2, 3, 4, 8, 16, 32, 64]
@@ -38,13 +38,13 @@ million = {
 ht.look.curves_svg(million, ranks, label="ranks; MB that all send in a step", log=True)
 
 # %% [markdown]
-# With two ranks the gathering is even cheaper; with 64 it costs thirty times as much. And a dense all-reduce of the
-# table is out of the question.
+# With two ranks gathering is even cheaper; with 64 it costs thirty times as much. A dense all-reduce of the table is
+# out of the question.
 #
 # ## The same few rows, again and again
 #
-# Who clicks? Everybody, but not equally often: a few rows make up most lookups. Here are the ids of 150 batches,
-# drawn from such a distribution (Zipf's law, as with words):
+# A few rows make up most lookups. Here are the ids of 150 batches, drawn from such a distribution (Zipf's law, as for
+# words):
 
 # %%
 ROWS, BATCHES, IDS = 5_000, 150, 64
@@ -57,12 +57,12 @@ for share in (0.01, 0.1, 0.5):
     print(f"the most frequent {share:4.0%} of the rows: {lookups:.0%} of the lookups")
 
 # %% [markdown]
-# So a worker should keep the rows that it uses often. hetu's `Cache` (after X. Miao et al., HET, 2022) keeps `rows` of
-# them and talks to the server only about rows that it lacks or that have become *too old*. How old is too old is
-# counted in updates: `pull_bound` is how many updates by others a row may have missed, `push_bound` how many of its
-# own updates a worker may hold back.
+# So a worker should keep the rows that it uses often. hetu's `Cache` (after X. Miao et al., HET, 2022) keeps `rows`
+# of them. It asks the server only about rows that it lacks or that are *too old*. Age is counted in updates:
+# `pull_bound` is how many updates by others a row may have missed, `push_bound` how many of its own updates a worker
+# may hold back.
 #
-# We let one worker of a real server train on these batches, with caches of different sizes:
+# One worker of a real server trains on these batches, with caches of different sizes:
 
 # %%
 SHARES = [0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 1.0]
@@ -87,12 +87,11 @@ percent = {policy: [100 * c.hit_rate for c in found] for policy, found in by_pol
 ht.look.curves_svg(percent, [100 * s for s in SHARES], label="size of the cache, percent of the table; hits in percent")
 
 # %% [markdown]
-# A tenth of the table gives most of the hits there are. Two ways to choose what to evict: **lru** gives up what was
-# used longest ago, **lfu** what was used least often; `lfuopt` is lfu that never gives up a row once it was used ten
-# times, so it has less to decide. With skewed ids frequency beats recency. (At 100% the misses that are left are first
-# looks.)
+# A tenth of the table gives most of the possible hits. **lru** evicts the row that was used longest ago, **lfu** the
+# row that was used least often. `lfuopt` is lfu that never evicts a row once it was used ten times, so it has less to
+# decide. With skewed ids frequency beats recency. (At 100% the remaining misses are first lookups.)
 #
-# What does that mean on the wire? Rows that were moved, both ways:
+# What does that mean on the wire? These are the rows moved, both ways:
 
 # %%
 found = by_policy["lfuopt"]
@@ -104,8 +103,8 @@ for share, rows in zip(SHARES, moved):
 # %% [markdown]
 # ## How old may a row be?
 #
-# With one worker nobody else changes rows, so that only `push_bound` was at work. Its price: the server (and so all
-# other workers) hear of an update late. At 0 every update is pushed at once; at 10 a row collects ten:
+# With one worker nobody else changes rows, so only `push_bound` was at work. Its price: the server, and so every
+# other worker, hears of an update late. At 0 every update is pushed at once; at 10 a row collects ten:
 
 # %%
 BOUNDS = [0, 1, 3, 10, 30]
@@ -121,8 +120,8 @@ ht.look.curves_svg(
 # %% [markdown]
 # ## A real model on real processes
 #
-# From a census form, predict who earns more than 50,000 dollars: numbers, and categories that want embeddings. The
-# model is written as if for one device.
+# From a census form we predict who earns more than 50,000 dollars. The form has numbers, and categories that need
+# embeddings. The model is written as if for one device.
 
 # %%
 train, test = ht.data.adult("train").take(6_000), ht.data.adult("test").take(2_000)
@@ -174,9 +173,9 @@ if place()[0] == 0:
 print(f"test loss {loss:.4f}, right {np.mean((scores > 0) == y_test):.1%}; {hits:.0%} of the rows came from the cache")
 
 # %% [markdown]
-# `print(placement)` says where each variable is kept and why: where a step moves fewer bytes. (The many lookups of a
-# batch meet few distinct rows here; a table can also be named: `Hybrid(served=["*embedding*"])`.) Is it as good as one
-# process?
+# `print(placement)` says where each variable is kept and why: a step moves fewer bytes there. (Here the many lookups
+# of a batch meet few distinct rows. You can also name a table: `Hybrid(served=["*embedding*"])`.) Is it as good as
+# one process?
 
 # %%
 executor = ht.Executor(click_model(rows, x_train.shape[1], ids_train.shape[1]), seed=0)
@@ -188,13 +187,13 @@ alone, scores_alone = executor.run("eval", {"x": x_test, "ids": ids_test, "y": y
 print(f"one process: test loss {alone:.4f}, right {np.mean((scores_alone > 0) == y_test):.1%}")
 
 # %% [markdown]
-# Not to the digit: cached rows are a little old. With `Cache(pull_bound=0, push_bound=0)`, or without a cache, it is
-# the same training.
+# Not to the digit: cached rows are a little old. With `Cache(pull_bound=0, push_bound=0)`, or without a cache, the
+# training is the same.
 #
 # **Try it:** set both bounds to 100 in the cell on two workers. Which changes more, the hits or the loss? The whole
 # example, with three models and all data, is [examples/ctr](../examples/ctr/train.py).
 #
-# **What to remember.** Dense parameters to ranks, tables to servers. Lookups are skewed, so a small cache takes most of
-# the traffic away. How stale a cached row may be is a bound in updates, and so is what it can cost.
+# **What to remember.** Dense parameters belong on ranks, tables on servers. Lookups are skewed, so a small cache
+# removes most of the traffic. A bound in updates limits how stale a cached row may be.
 #
 # Next: one tensor on many ranks, in [tensor parallel](09_tensor_parallel_and_zero.ipynb).

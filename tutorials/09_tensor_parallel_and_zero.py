@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 9. Tensor parallel from one string; ZeRO
 #
-# **After this notebook you can** split a single matrix product over ranks, say with one string how an operator of yours
-# may be split, split a transformer the way Megatron does, and shard what an optimizer remembers.
+# **After this notebook you can** split a single matrix product over ranks, say with one string how an operator of
+# yours may be split, split a transformer the way Megatron does, and shard an optimizer's state.
 
 # %%
 from collections import Counter
@@ -18,10 +18,11 @@ from hetu.dist import MEGATRON, DataParallel, Parallel, TensorParallel, ZeRO, ru
 # Data parallelism needs the whole model on every rank. If the model is too large, the *tensors* must be split. Take
 # y = x w. There are two ways to give each of two ranks half of `w`:
 #
-# * its **columns**: each rank gets half of the columns of y. Nothing to say to each other.
+# * its **columns**: each rank gets half of the columns of y. No message is needed.
 # * its **rows**: each rank uses half of the columns of x and gets a full-sized y that is only a part of a *sum*.
 #
-# Which is which follows from how the operator uses its axes, and that is one string. Here is our own matrix product:
+# The difference follows from how the operator uses its axes, and one string says that. Here is our own matrix
+# product:
 
 
 # %%
@@ -37,8 +38,8 @@ def product_grad(g, y, x, w):
 
 
 # %% [markdown]
-# That string is all that hetu knows about splitting it. A strategy says how the *variables* lie; everything behind them
-# is deduced. `{"w": 1}` splits axis 1 of every variable that is called w. We ask rank 0 what it runs:
+# hetu knows no more than this string about splitting it. A strategy gives the layouts of *variables*; hetu deduces
+# the rest. `{"w": 1}` splits axis 1 of every variable called w. This is what rank 0 runs:
 
 # %%
 rows = np.arange(12, dtype=np.float32).reshape(3, 4)
@@ -67,8 +68,9 @@ for axis, meaning in {1: "columns", 0: "rows"}.items():
     print(f"{meaning}: {nodes}; right: {np.allclose(y, rows @ numbers, atol=1e-5)}")
 
 # %% [markdown]
-# By columns the parts are put side by side because we fetched y (`all_gather`); by rows they are added (`all_reduce`).
-# Nobody wrote either. **What if the string lies?** Say that k and n may not be split, with `!`:
+# By columns the parts are put side by side because we fetched y (`all_gather`); by rows they are added
+# (`all_reduce`). You wrote neither. **What if the string forbids too much?** Say with `!` that k and n may not be
+# split:
 
 # %%
 careful = ht.op(name="careful", dims="mk!,k!n!->mn!")(lambda xp, x, w: x @ w)
@@ -76,13 +78,13 @@ y, nodes = communication(lambda: ours(careful), TensorParallel({"w": 1}), {"x": 
 print(f"{nodes}; right: {np.allclose(y, rows @ numbers, atol=1e-5)}")
 
 # %% [markdown]
-# Still right, but now the *weight* is gathered before every use: slower, never wrong. An operator without any string is
-# treated like that. So the string can be added when it begins to matter.
+# The result is still right, but now the *weight* is gathered before every use: slower, never wrong. An operator
+# without a string is treated like that, so you can add the string when it begins to matter.
 #
 # ## Two layers, one message
 #
-# Columns first, rows second: what comes out of the first product is split by columns, which is just what the second
-# wants. Between them there is nothing to say, and an activation function in between does not mind either.
+# Split the first weight by columns and the second by rows: the result of the first product is split by columns, just
+# as the second wants it. Between them no message is needed, even with an activation function there.
 
 
 # %%
@@ -98,15 +100,15 @@ for split in (good, bad):
     print(Counter(node.op.name for node in communication(two_layers, TensorParallel(split), {"x": rows})[1]))
 
 # %% [markdown]
-# One message, or two. That is the trick of Megatron (M. Shoeybi et al., 2019): columns, then rows. In attention the
-# heads are the columns. hetu has these patterns as a plain dictionary, by the names of its layers:
+# One message instead of two: this is the trick of Megatron (M. Shoeybi et al., 2019). In attention the heads are the
+# columns. hetu has these patterns as a plain dictionary, by the names of its layers:
 
 # %%
 print(*MEGATRON.items(), sep="\n")
 
 # %% [markdown]
-# Here they are on a small language model and four ranks. A dashed frame is the whole tensor, what is filled is on that
-# rank:
+# Here they are on a small language model and four ranks. A dashed frame is the whole tensor; the filled part is on
+# that rank:
 
 
 # %%
@@ -124,21 +126,21 @@ outputs = [loss, *updates.values()]
 TensorParallel().build(outputs, world_size=4).shards([loss])
 
 # %% [markdown]
-# Follow one block from top to bottom: queries, keys and values by columns, the output by rows; `up` by columns, `down`
-# by rows. Only the small vectors that everybody needs are everywhere.
+# Follow one block from top to bottom: queries, keys and values by columns, the output by rows; `up` by columns,
+# `down` by rows. Only the small vectors that every rank needs are on all of them.
 #
-# ## ZeRO: why does everybody remember everything?
+# ## ZeRO: why does every rank keep everything?
 #
-# Back to data parallelism. Every rank keeps the weights and, with Adam, two more numbers for each weight. But a rank
-# needs Adam's numbers only in order to update, and it is enough if *one* rank updates each weight. ZeRO (S. Rajbhandari
-# et al., 2020) cuts in stages: 1 shards the optimizer's numbers, 3 the weights as well.
+# Back to data parallelism. Every rank keeps the weights and, with Adam, two more numbers per weight. But only updates
+# need Adam's numbers, and it suffices that *one* rank updates each weight. ZeRO (S. Rajbhandari et al., 2020) has
+# stages: 1 shards the optimizer's numbers, 3 the weights as well.
 
 # %%
 ZeRO(1).build(outputs, world_size=4).shards([v for v in updates if "up/weight" in v.name or "head/weight" in v.name])
 
 # %% [markdown]
-# The weight is whole on every rank, Adam's two means are cut in four. What does it save, and what does it cost? Beside
-# the loss of five steps, which must not change:
+# The weight is whole on every rank; Adam's two means are cut in four. What does it save, and what does it cost? The
+# table also has the loss after five steps, which must not change:
 
 # %%
 rng = np.random.default_rng(1)
@@ -164,29 +166,29 @@ report("tensor parallel", TensorParallel())
 report("2 data x 2 tensor", Parallel(data=2, tensor=2, zero=1))
 
 # %% [markdown]
-# All of them compute the same. Weights and two means are three equal parts; ZeRO 1 quarters two of them, which leaves
-# a half, and ZeRO 3 all of them. For that, gradients are not summed everywhere but *reduce-scattered* to who updates
-# them, and new weights are gathered. Data parallelism has a single large message, a bucket. Tensor parallelism
-# communicates activations: little for a small batch and large weights.
+# All of them compute the same. Weights and two means are three equal parts. ZeRO 1 quarters two of them, which leaves
+# a half; ZeRO 3 quarters all. Gradients are then *reduce-scattered* to the ranks that update them, and new weights
+# are gathered. Data parallelism has a single large message, a bucket. Tensor parallelism communicates activations:
+# little for a small batch and large weights.
 #
 # The last row is a product: pairs of ranks share a copy of the model, and Adam's state is sharded between the copies.
 #
 # ## Which variable costs what
 #
-# A strategy is plain data, and prints as a table: how each variable is used (`compute`), how it is kept (`store`), and
-# what a step does to it because of that. `dup/2` is an axis of two equal copies, `1/2` splits axis 1 in two.
+# A strategy is plain data and prints as a table: how each variable is used (`compute`), how it is kept (`store`), and
+# what a step therefore does to it. `dup/2` is an axis of two equal copies; `1/2` splits axis 1 in two.
 
 # %%
 mixed = Parallel(data=2, tensor=2, zero=3).build(outputs, world_size=4)
 print("\n".join(line.replace("on 0-3", "") for line in mixed.table([loss]).splitlines()[:9]))
 
 # %% [markdown]
-# **Try it:** in `report`, add `ZeRO(2)`; why is it equal to `ZeRO(1)` here? Then split the language model with a
-# dictionary of your own: only `{"*up/weight": 1, "*up/bias": 0, "*down/weight": 0}`. Count the messages first in your
-# head.
+# **Try it:** in `report`, add `ZeRO(2)`; why does it equal `ZeRO(1)` here? Then split the language model with a
+# dictionary of your own: only `{"*up/weight": 1, "*up/bias": 0, "*down/weight": 0}`. Predict the number of messages
+# first.
 #
-# **What to remember.** An operator's axes, in one string, are enough to split it. Columns then rows needs one sum. Data
-# parallelism sends gradients, tensor parallelism activations, ZeRO trades messages for memory, and all of them are
+# **What to remember.** One string about its axes is enough to split an operator. Columns then rows needs one sum.
+# Data parallelism sends gradients, tensor parallelism sends activations, and ZeRO trades messages for memory. All are
 # layouts: which rank keeps which part.
 #
 # Next: split the model by layers instead, in [pipelines](10_pipeline_schedules.ipynb).

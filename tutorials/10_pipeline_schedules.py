@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 10. Pipeline schedules
 #
-# **After this notebook you can** cut a model into stages, read a pipeline schedule, predict how much of the time ranks
-# wait, measure that it is so, and say why everybody uses 1F1B.
+# **After this notebook you can** cut a model into stages, read a pipeline schedule, predict how much of the time
+# ranks wait, check that by measurement, and say why everybody uses 1F1B.
 
 # %%
 import numpy as np
@@ -14,20 +14,21 @@ from hetu.plan import trace
 # %% [markdown]
 # ## An assembly line
 #
-# A pipeline splits a model by *layers*: rank 0 has the first ones, rank 1 the next, and they hand on activations. It is
-# the parallelism that sends least. But with one batch, only one rank works at a time. So the batch is cut into
-# **micro-batches** that follow one another, as cars do on an assembly line.
+# A pipeline splits a model by *layers*: rank 0 has the first ones, rank 1 the next, and they hand on activations. No
+# other parallelism sends less. But with one batch only one rank works at a time. So the batch is cut into
+# **micro-batches** that follow one another like cars on an assembly line.
 #
-# A `Schedule` says who does what when; a backward pass takes twice as long as a forward pass. Blue is forward, green is
-# backward, the number is the micro-batch. First **GPipe** (Y. Huang et al., 2019): all forward, then all backward.
+# A `Schedule` says what each rank does when; a backward pass takes twice as long as a forward pass. Blue is forward,
+# green is backward, and the number is the micro-batch. First **GPipe** (Y. Huang et al., 2019): all forward, then all
+# backward.
 
 # %%
 Schedule.of("gpipe", stages=4, microbatches=8)
 
 # %% [markdown]
 # The white triangles are the *bubble*: ranks that wait. Each rank has M forward and M backward passes to do, and the
-# line needs P - 1 more of both to fill and to drain. So the share of waiting is (P - 1) / (M + P - 1). More
-# micro-batches, less waiting:
+# line needs P - 1 more of both to fill and drain. So ranks wait for (P - 1) / (M + P - 1) of the time. More
+# micro-batches mean less waiting:
 
 # %%
 for microbatches in (1, 2, 4, 8, 16, 32):
@@ -35,28 +36,28 @@ for microbatches in (1, 2, 4, 8, 16, 32):
     print(f"M = {microbatches:2}: bubble {schedule.bubble:.1%}, formula {3 / (microbatches + 3):.1%}")
 
 # %% [markdown]
-# Why not a thousand micro-batches? Look at rank 0 again: all eight forward passes are done before the first backward
-# one. Each has left activations in memory, waiting to be used. **1F1B** (D. Narayanan et al., 2019) does one backward
-# pass as soon as there is one to do:
+# Why not a thousand micro-batches? Look at rank 0 again: all eight forward passes end before the first backward one.
+# Each has left activations in memory. **1F1B** (D. Narayanan et al., 2019) does a backward pass as soon as one is
+# ready:
 
 # %%
 Schedule.of("1f1b", stages=4, microbatches=8)
 
 # %% [markdown]
-# The same length, the same bubble. But count the micro-batches that have gone forward and not yet backward:
+# Length and bubble are the same. But count the micro-batches that have gone forward and not yet backward:
 
 # %%
 for kind in ("gpipe", "1f1b"):
     print(f"{kind:6}", [Schedule.of(kind, 4, 8).live(stage) for stage in range(4)], "live on stages 0 to 3")
 
 # %% [markdown]
-# With 1F1B a stage holds as many as there are stages behind it, *however many micro-batches there are*. Now the bubble
-# can be made as small as you like.
+# With 1F1B a stage holds one micro-batch for itself and one per stage after it, *however many micro-batches there
+# are*. Now you can make the bubble as small as you like.
 #
 # ## Run it
 #
-# You mark the stages, or let hetu cut between layers at equal cost. Everything else is a strategy, as always. Is it
-# still the same training?
+# You mark the stages, or let hetu cut between layers at equal cost. The rest is a strategy, as always. Is the
+# training still the same?
 
 
 # %%
@@ -86,13 +87,13 @@ for kind in ("gpipe", "1f1b", "pipedream"):
     print(f"{kind:11}", run_ranks(4, lambda comm, kind=kind: losses(Pipeline(4, 8, kind), comm))[0])
 
 # %% [markdown]
-# GPipe and 1F1B are the same training to the digit: they add up the gradients of all micro-batches and update once.
-# *PipeDream* is something else; we come to it.
+# GPipe and 1F1B train alike, to the digit: they add the gradients of all micro-batches and update once. *PipeDream*
+# differs; we come to it.
 #
 # ## Measure it
 #
-# `trace` runs the four ranks on a virtual clock (tutorial 6): every pass takes what it takes here, only the wire is a
-# model. This is GPipe as it really ran:
+# `trace` runs the four ranks on a virtual clock (tutorial 6): passes take their real time, only the wire is a model.
+# This is GPipe as it ran:
 
 # %%
 wire = Link(latency=10e-6, bandwidth=10e9)
@@ -109,9 +110,9 @@ one_f_one_b = measured("1f1b")
 one_f_one_b
 
 # %% [markdown]
-# The staircases of the plan, with what reality adds: messages take time, the last stage computes the loss as well, and
-# the first one goes backward in half the time, because nobody asks for the gradient of its input. Does the formula
-# hold? The bubble is the share of the step in which the busiest rank waits:
+# These are the staircases of the plan, plus reality: messages take time, the last stage also computes the loss, and
+# the first goes backward in half the time, because nobody needs the gradient of its input. Does the formula hold? The
+# bubble is the share of the step in which the busiest rank waits:
 
 # %%
 counts = [1, 2, 4, 8, 16]
@@ -126,10 +127,10 @@ print("formula ", *(f"{share:6.1%}" for share in formula))
 ht.look.curves_svg({"measured bubble": found, "formula": formula}, counts, label="micro-batches")
 
 # %% [markdown]
-# It holds until the micro-batches get small: then every message and every call costs more than it brings, which the
-# formula does not know. A good number is a few times the number of stages.
+# It holds until the micro-batches get small. Then every message and call costs more than it brings, and the formula
+# does not know that. A good number is a few times the number of stages.
 #
-# And memory? What each rank's program needs at its peak, which is known before the first step:
+# And memory? The peak of each rank's program is known before the first step:
 
 
 # %%
@@ -148,8 +149,8 @@ for kind in ("gpipe", "1f1b"):
 # ## No flush: PipeDream
 #
 # At the end of each batch the line runs empty, because the update needs all gradients. PipeDream does not wait: every
-# backward pass updates at once, and the next batch follows on its heels. There is no bubble but at the very beginning.
-# The price: a micro-batch goes forward with weights that are not the newest ones.
+# backward pass updates at once, and the next batch follows immediately. The only bubble is at the very beginning. The
+# price: a micro-batch goes forward with weights that are not the newest.
 
 # %%
 flowing = Schedule.of("pipedream", 4, 12)
@@ -159,16 +160,15 @@ for at in range(4):
     )
 
 # %% [markdown]
-# Stage 3 is always up to date; stage 0 is three updates behind. And since backward must use the *same* weights as
-# forward did, stage 0 keeps up to four versions: the *stash*. In hetu that needs no mechanism: new weights are new
-# values in the graph, and an old version is a value that is still needed. In the losses above you have seen the
-# effect: eight small updates instead of one large one, here even to the better.
+# Stage 3 is always up to date; stage 0 is three updates behind. The backward pass must use the *same* weights as the
+# forward pass, so stage 0 keeps up to four versions: the *stash*. In hetu that needs no mechanism: new weights are
+# new values in the graph, and an old version is a value that is still needed. The losses above showed the effect:
+# eight small updates instead of one large one, here even for the better.
 #
 # **Try it:** mark the stages unevenly (three layers on stage 0) and look at the measured picture: who waits for whom?
 # Then leave the marks out, and see where `Pipeline(4)` cuts.
 #
 # **What to remember.** Bubble = (P - 1) / (M + P - 1). 1F1B has the bubble of GPipe with memory for P instead of M
-# micro-batches. Without a flush there is no bubble, but there are old weights.
+# micro-batches. Without a flush there is no bubble, but weights are old.
 #
-# You know four ways to be parallel now. Which one should you take? Ask
-# [the planner](11_automatic_parallelism.ipynb).
+# You now know four ways to be parallel. Which should you take? Ask [the planner](11_automatic_parallelism.ipynb).

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 11. Automatic parallelism, and why this plan
 #
-# **After this notebook you can** measure what your machine is good at, foretell how long a step takes under any
-# strategy, let a planner choose, and make it say *why*: for four ranks here, and for 64 GPUs that you do not have.
+# **After this notebook you can** measure your machine, predict how long a step takes under any strategy, let a
+# planner choose, and make it say *why*: for four ranks here, and for 64 GPUs that you do not have.
 
 # %%
 import numpy as np
@@ -17,8 +17,8 @@ from hetu.plan import Cluster, Plan, Profile, auto, dgx_h100, simulate, trace
 #
 # You know data parallelism, ZeRO, tensor parallelism and pipelines, and their products. On 64 ranks that makes
 # hundreds of plans. Which one is fastest for *this* model on *this* cluster, and fits into memory? People guess. But
-# all that decides it is known before the first step: which instructions every rank runs, how large its messages are,
-# and how long both take.
+# three facts decide it, and all are known before the first step: the instructions of every rank, the sizes of its
+# messages, and the time that both take.
 
 
 # %%
@@ -41,9 +41,9 @@ shapes = {name: value.shape for name, value in feeds.items()}
 # %% [markdown]
 # ## Measure
 #
-# A `Profile` knows how long instructions take on one kind of machine. It learns by running a step, also that of one
-# rank of four: the other three need not exist. What was never measured is interpolated. The links between ranks are
-# measured by `hetu profile`; for this notebook we invent them: 50 microseconds, 2 GB/s.
+# A `Profile` knows how long instructions take on one kind of machine. It learns by running a step, even the step of
+# one rank of four: the other three need not exist. It interpolates what was never measured. `hetu profile` measures
+# the links between ranks; this notebook invents them: 50 microseconds, 2 GB/s.
 
 # %%
 blas.set_threads(1)
@@ -60,9 +60,9 @@ for name in sorted(profile.timings, key=lambda name: -profile.timings[name].seco
 # %% [markdown]
 # ## Simulate
 #
-# `simulate` cuts the graph for every rank, as an executor would, plays all instruction lists on a clock, and says what
-# a step costs: time, memory, bytes on each link. Is it true? `trace` (tutorial 6) really runs the ranks on the virtual
-# clock, over the same wire:
+# `simulate` cuts the graph for every rank as an executor would, plays all instruction lists on a clock, and returns
+# the cost of a step: time, memory, and bytes on each link. Is it right? `trace` (tutorial 6) really runs the ranks on
+# the virtual clock, over the same wire:
 
 # %%
 strategies = {
@@ -79,8 +79,7 @@ for name, strategy in strategies.items():
     )
 
 # %% [markdown]
-# It was foretold without running anything. Since the simulation knows every event, it can be drawn; here is the
-# pipeline:
+# The prediction ran nothing. The simulation knows every event, so it can be drawn; here is the pipeline:
 
 # %%
 simulate(step, strategies["pipeline"], profile, world_size=4, shapes=shapes).timeline
@@ -89,8 +88,8 @@ simulate(step, strategies["pipeline"], profile, world_size=4, shapes=shapes).tim
 # ## Choose, and say why
 #
 # `auto` simulates its candidates: all products of the ways you know (after Galvatron's decision tree, X. Miao et al.,
-# 2023), and splits that differ from operator to operator. It takes the fastest that fits into `budget` bytes a rank.
-# You would write `ht.Executor(..., strategy="auto")`; here we only ask for its choice.
+# 2023), and splits that differ from operator to operator. It takes the fastest that fits into `budget` bytes per
+# rank. In a program you write `ht.Executor(..., strategy="auto")`; here we only ask for its choice.
 
 
 # %%
@@ -107,9 +106,9 @@ plan = choose(profile)
 print(plan.why())
 
 # %% [markdown]
-# Read it from the top: the plan and what it costs, what the next best would cost, and which constraint decided.
+# Read it from the top: the plan and its cost, the cost of the next best, and the constraint that decided.
 #
-# **Another network.** 25 times the bandwidth and a tenth of the latency. Nothing has to be measured again:
+# **Another network**, with 25 times the bandwidth and a tenth of the latency, needs no new measurement:
 
 # %%
 fast = Link(latency=5e-6, bandwidth=50e9)
@@ -118,7 +117,7 @@ there = choose(faster)
 print(there.why())
 
 # %% [markdown]
-# When messages are cheap, other plans are ahead. Where do they cross? The same strategies over links of all speeds:
+# When messages are cheap, other plans win. Where do they cross? The same strategies over links of all speeds:
 
 # %%
 speeds = [0.25, 0.5, 1, 2, 4, 8]
@@ -144,12 +143,12 @@ except ht.errors.BudgetError as error:
     print(f"\n{error.message}")
 
 # %% [markdown]
-# "Decided by memory" says what you would gain with a larger machine. That is worth knowing before one buys one.
+# "Decided by memory" tells what a larger machine would gain. That is worth knowing before you buy one.
 #
 # ## What you know, and what it may keep
 #
-# `hints` fixes what you have decided yourself. And a plan is plain data: choose once, keep it as JSON, run it as often
-# as you like. It trains like one process:
+# `hints` fixes your own decisions. A plan is plain data: choose once, keep it as JSON, run it as often as you like.
+# It trains like one process:
 
 # %%
 plan = choose(profile, hints={"data": 2})
@@ -168,9 +167,9 @@ print("this plan  ", run_ranks(4, lambda comm: losses(kept, comm))[0])
 # %% [markdown]
 # ## 64 GPUs that you do not have
 #
-# A cluster can also be described by its data sheet. Here is a language model of 1.6 billion weights on hosts with eight
-# H100 each; inside a host they have 450 GB/s, between hosts 50. Nothing is allocated: variables are made by executors,
-# not by graphs.
+# A data sheet can describe a cluster too. Here is a language model of 1.6 billion weights on hosts with eight H100
+# each; links have 450 GB/s inside a host and 50 between hosts. Nothing is allocated: executors make variables, graphs
+# do not.
 
 
 # %%
@@ -200,10 +199,10 @@ for name, strategy in plans.items():
     print(f"{name:27} {1e3 * cost.time:6.0f} ms a step, {max(cost.peak) / 1e9:5.1f} of 80 GB a GPU")
 
 # %% [markdown]
-# **Try it:** what if all links had 450 GB/s (`Cluster((64,), ...)`)? What if the batch were 512? Which plan wins, and
-# would you have guessed?
+# **Try it:** what if all links had 450 GB/s (`Cluster((64,), ...)`)? What if the batch were 512? Which plan wins?
+# Would you have guessed it?
 #
-# **What to remember.** All that decides about a plan is known before the first step, so it can be reckoned instead of
-# tried. A good planner shows its reasons, and how far the others were.
+# **What to remember.** Everything that decides about a plan is known before the first step, so it can be computed
+# instead of tried. A good planner shows its reasons and how far behind the others were.
 #
 # Last: [a kernel for a GPU, proven without one](12_a_cuda_kernel_without_a_gpu.ipynb).

@@ -2,9 +2,9 @@
 # # 12. Write a CUDA kernel and prove it without a GPU
 #
 # **After this notebook you can** write a small CUDA kernel, run it without a GPU, let an emulator find the bugs that
-# usually cost a night, give an operator of your own a kernel with one line, and say whether it can be fast.
+# usually cost a night, give your own operator a kernel in one line, and say whether it can be fast.
 #
-# The emulator compiles with a C++ compiler (`g++` or `clang++`). Where there is none, its cells say so and go on.
+# The emulator needs a C++ compiler (`g++` or `clang++`). Without one, its cells say so and go on.
 
 # %%
 import numpy as np
@@ -21,8 +21,8 @@ print("C++ compiler:", "found" if emulator.compiler() else "none, emulated cells
 # %% [markdown]
 # ## A kernel is what one thread does
 #
-# A GPU runs the same function on thousands of threads. Each finds out who it is (`blockIdx`, `threadIdx`) and takes
-# its element. `grid` blocks of `block` threads are launched; as that is rarely exactly n, a thread must check whether
+# A GPU runs the same function on thousands of threads. Each finds its own index (`blockIdx`, `threadIdx`) and takes
+# its element. A launch has `grid` blocks of `block` threads. That is rarely exactly n, so a thread must check whether
 # it has an element at all. Here is y = a x + y:
 
 # %%
@@ -51,14 +51,13 @@ emulate(AXPY, "axpy", 4, 32, x, y, np.float32(3), 100)
 print("largest difference:", np.abs(y - (3 * x + 1)).max() if emulator.compiler() else "unknown")
 
 # %% [markdown]
-# The *text* is what a GPU would get, to the letter. The emulator turns each CUDA thread into a fiber and runs them all.
-# So far, so good; but a result that is right once proves little on a machine where threads run in any order. Let us
-# plant bugs.
+# A GPU would get this very *text*. The emulator turns each CUDA thread into a fiber and runs them all. But one right
+# result proves little on a machine where threads run in any order. Let us plant bugs.
 #
 # ## Bug 1: the missing `if`
 #
-# 100 elements and 128 threads: without the check, 28 threads write behind the array. On a GPU that destroys somebody
-# else's numbers, and shows an hour later somewhere else. The emulator puts guard zones around every array:
+# There are 100 elements and 128 threads: without the check, 28 threads write past the end. On a GPU that destroys
+# other numbers, and shows an hour later somewhere else. The emulator puts guard zones around every array:
 
 # %%
 emulate(AXPY.replace("if (i < n) ", ""), "axpy", 4, 32, x, y, np.float32(3), 100)
@@ -66,8 +65,8 @@ emulate(AXPY.replace("if (i < n) ", ""), "axpy", 4, 32, x, y, np.float32(3), 100
 # %% [markdown]
 # ## Threads that work together
 #
-# A sum of many numbers by many threads: each block adds its part in *shared memory*, half of the threads in each round.
-# `__syncthreads()` is a barrier: nobody goes on before all are there. One number a block comes out.
+# Many threads sum many numbers: each block adds its part in *shared memory*, with half as many threads in each round.
+# `__syncthreads()` is a barrier: no thread goes on before all are there. The result is one number per block.
 
 # %%
 SUM = """
@@ -92,8 +91,8 @@ print(sums, "by NumPy:", rows.sum(axis=1))
 # ## Bug 2: the missing barrier
 #
 # Remove the first `__syncthreads()`. Now a thread may add a neighbor's part before the neighbor has written it. On a
-# GPU this is *usually* right, which is the worst kind of wrong. The emulator runs every launch with its threads
-# ascending, descending and shuffled, and all must agree:
+# GPU this is *usually* right, the worst kind of wrong. The emulator runs every launch with its threads ascending,
+# descending and shuffled, and all must agree:
 
 # %%
 emulate(SUM.replace("__syncthreads();", "", 1), "block_sum", 3, 64, rows, sums, 1000)
@@ -101,9 +100,9 @@ emulate(SUM.replace("__syncthreads();", "", 1), "block_sum", 3, 64, rows, sums, 
 # %% [markdown]
 # ## Bug 3: the barrier that some never reach
 #
-# Somebody moves the second barrier into the `if`, "because only those threads need it", and puts one behind the loop to
-# be safe. Now half of the block waits at one barrier while the other half waits at the other. A GPU hangs, or does
-# something undefined. The emulator knows the line of every barrier:
+# Somebody moves the second barrier into the `if`, "because only those threads need it", and puts one after the loop
+# to be safe. Now half of the block waits at one barrier and half at the other. A GPU hangs or does something
+# undefined. The emulator knows the line of every barrier:
 
 # %%
 inside = SUM.replace("{\n        if (threadIdx.x < step)", "if (threadIdx.x < step) {")
@@ -113,7 +112,7 @@ emulate(inside, "block_sum", 3, 64, rows, sums, 1000)
 # %% [markdown]
 # ## Bug 4: memory that nobody wrote
 #
-# Shared memory starts with whatever was there. In the emulator that is NaN, so a read of what nobody wrote is seen in
+# Shared memory starts with arbitrary contents. In the emulator these are NaN, so reading an unwritten place shows in
 # the result. Here the last thread forgets its part:
 
 # %%
@@ -124,7 +123,7 @@ print(sums)
 # %% [markdown]
 # ## One line for an operator of your own
 #
-# Most operators do something to each element and need no hand-written kernel: give the expression in C, and hetu writes
+# Most operators treat each element alone and need no hand-written kernel. Give the expression in C, and hetu writes
 # the rest: index arithmetic, broadcasting, packs of 16 bytes, half precision.
 
 
@@ -146,8 +145,8 @@ else:
     print("skipped")
 
 # %% [markdown]
-# This is how all of hetu's kernels are tested: the text and the launch that a device would get, against NumPy, in
-# several orders. The hand-written ones too; softmax with shuffles within warps, for instance:
+# All of hetu's kernels are tested like this: the text and the launch that a device would get, against NumPy, in
+# several orders. So are the hand-written ones, for instance softmax with shuffles within warps:
 
 # %%
 if emulator.compiler():
@@ -161,8 +160,8 @@ else:
     print("skipped")
 
 # %% [markdown]
-# What remains is whether NVIDIA's compiler takes the text. It needs no GPU either, only to be installed
-# (`pip install "hetu-dl[cuda-check]"`); then it makes real machine code for a real chip:
+# Does NVIDIA's compiler accept the text? It needs no GPU either, only installation (`pip install
+# "hetu-dl[cuda-check]"`); then it makes real machine code for a real chip:
 
 # %%
 if nvrtc.available():
@@ -173,9 +172,9 @@ else:
 # %% [markdown]
 # ## Right; but fast?
 #
-# That only a device can tell. But what is the *best* it could be, you can reckon. A kernel moves bytes and does
-# operations; the *roofline* (S. Williams et al., 2009) is the most operations per second that either allows. Here are
-# the instructions of a training step on the roof of an H100 by its data sheet (67 Tflop/s in float32, 3.35 TB/s):
+# Only a device can tell. But you can compute the *best* possible speed. A kernel moves bytes and does operations; the
+# *roofline* (S. Williams et al., 2009) is the most operations per second that either allows. Here are the
+# instructions of a training step on the roof of an H100 by its data sheet (67 Tflop/s in float32, 3.35 TB/s):
 
 # %%
 batch = ht.placeholder("batch", (4096, 1024))
@@ -188,10 +187,9 @@ points = [(name, flops(node), traffic(node), 0.0) for name, node in nodes.items(
 ht.look.roofline_svg(points, flops=67e12, bandwidth=3.35e12)
 
 # %% [markdown]
-# The matrix products are far to the right: limited by arithmetic. Everything else climbs the slope: it waits for
-# memory, and no cleverness in its arithmetic helps. What does help is to move less: do several such operators in *one*
-# kernel, so that what lies between them never goes to memory. For GPUs a pass does this to chains of elementwise
-# operators:
+# The matrix products are far to the right: arithmetic limits them. The rest climbs the slope: it waits for memory,
+# and clever arithmetic does not help. Moving less helps: do several such operators in *one* kernel, so that the
+# values between them never go to memory. For GPUs a pass does this to chains of elementwise operators:
 
 # %%
 h = ht.placeholder("h", (4096, 1024))
@@ -202,11 +200,11 @@ for outputs in ([chain], fuse_elementwise([chain])):
     print(f"{len(kernels)} kernels, {sum(map(traffic, kernels)) / 1e6:4.0f} MB: {names}")
 
 # %% [markdown]
-# **Try it:** write `row_max` after the pattern of `block_sum` (what is the value to start from?), and prove it. Then
+# **Try it:** write `row_max` after the pattern of `block_sum` (from which value does it start?), and prove it. Then
 # change `part[64]` to `part[32]` and see what the emulator says.
 #
 # **What to remember.** The text is the kernel: the same for the emulator, the compile check and the device. Orders,
-# guard zones and NaN find what tests on a GPU overlook. Correctness is proven here, speed is measured there; the
-# roofline says in advance what to hope for.
+# guard zones and NaN find what tests on a GPU overlook. Correctness is proven here and speed measured there; the
+# roofline predicts the best speed.
 #
 # This was the last notebook. The [README](../README.md) has the rest of the map.

@@ -148,7 +148,7 @@ def hetu_step(workload: Workload, precision: str = "float32") -> tuple[float, Ca
     from peer_hetu import MODELS
 
     weights = {name: ht.variable(name, value) for name, value in workload.weights.items()}
-    inputs = {name: ht.placeholder(name, a.shape, a.dtype) for name, a in workload.batches[0].items()}
+    inputs = {name: ht.placeholder(name, (None, *a.shape[1:]), a.dtype) for name, a in workload.batches[0].items()}
     loss = MODELS[workload.name](weights, **inputs, **{n: ht.constant(a) for n, a in workload.fixed.items()})
     optimizer = {"sgd": ht.optim.SGD, "adam": ht.optim.Adam}[workload.optimizer](workload.learning_rate)
     updates = optimizer.minimize(loss)

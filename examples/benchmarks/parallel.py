@@ -173,7 +173,7 @@ def step_of_rank(rounds: int) -> list[Row]:
 
     workload = WORKLOADS["mlp_sgd"]()
     weights = {name: ht.variable(name, value) for name, value in workload.weights.items()}
-    inputs = {name: ht.placeholder(name, array.shape, array.dtype) for name, array in workload.batches[0].items()}
+    inputs = {name: ht.placeholder(name, (None, *a.shape[1:]), a.dtype) for name, a in workload.batches[0].items()}
     loss = peer_hetu.mlp(weights, **inputs)
     updates = ht.optim.SGD(workload.learning_rate).minimize(loss)
     executor = ht.Executor([loss, updates], strategy=DataParallel(), comm=world())

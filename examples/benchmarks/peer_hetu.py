@@ -31,12 +31,8 @@ def make(workload: Workload, variant: str) -> Callable[[], float]:
 
 def _trained(workload: Workload, comm: Comm | None = None) -> Callable[[], float]:
     """With a communicator each rank takes its part of the batch and, as ZeRO does, updates its part of the weights."""
-    first = 1 if comm else 0  # a batch that is to be divided has an unknown size
     weights = {name: ht.variable(name, value) for name, value in workload.weights.items()}
-    inputs = {
-        name: ht.placeholder(name, (None,) * first + array.shape[first:], array.dtype)
-        for name, array in workload.batches[0].items()
-    }
+    inputs = {name: ht.placeholder(name, (None, *a.shape[1:]), a.dtype) for name, a in workload.batches[0].items()}
     fixed = {name: ht.constant(array) for name, array in workload.fixed.items()}
     loss = MODELS[workload.name](weights, **inputs, **fixed)
     optimizer = {"sgd": optim.SGD, "adam": optim.Adam}[workload.optimizer](workload.learning_rate)

@@ -15,7 +15,7 @@ import numpy as np
 from .graph import OPS, Node, rewrite
 from .interpret import interpret
 from .op import LEAVES, Role
-from .types import has_dim, is_float, same
+from .types import is_float
 
 FOLD_LIMIT = 1 << 16  # bytes: larger constants would cost more memory than their computation costs time
 UNFOLDED = LEAVES | {Role.ITEM, Role.COMMUNICATION}
@@ -60,9 +60,7 @@ def fold(node: Node) -> Node:
     """A constant for a node of constants, unless it would be large or have several outputs."""
     if isinstance(node.type, tuple) or node.role in UNFOLDED:
         return node
-    if not all(i.role is Role.CONSTANT for i in node.inputs) or any(map(has_dim, node.attrs.values())):
-        return node
-    if has_dim(node.shape):
+    if not all(i.role is Role.CONSTANT for i in node.inputs):
         return node
     if node.op.name == "full":  # all elements share one place in memory, so size does not matter
         return filled(node, node.attrs["fill_value"])
@@ -73,9 +71,7 @@ def fold(node: Node) -> Node:
 
 
 def filled(like: Node, value: float) -> Node:
-    """A constant of the type of `like`; of known shape it takes no memory, of unknown shape it is a `full`."""
-    if has_dim(like.shape):
-        return OPS["full"](shape=like.shape, fill_value=value, dtype=like.dtype)
+    """A constant of the type of `like`, which takes no memory."""
     array = np.broadcast_to(np.asarray(value, like.dtype), tuple(map(int, like.shape)))
     return OPS["constant"].make((), {"value": array})
 
@@ -109,7 +105,7 @@ def identity(node: Node) -> Node:
 def without_likes(node: Node) -> Node:
     """Inputs that lend only their shape become constants without memory, so that nothing is kept alive for them."""
     inputs = tuple(
-        filled(i, 0) if position in node.op.like and not has_dim(i.shape) and i.role is not Role.CONSTANT else i
+        filled(i, 0) if position in node.op.like and i.role is not Role.CONSTANT else i
         for position, i in enumerate(node.inputs)
     )
     return node if inputs == node.inputs else node.op.make(inputs, node.attrs)
@@ -199,11 +195,7 @@ def _movement(node: Node, inputs: tuple[Node, ...]) -> Node | None:
     if node.op.name == "astype" and x.op.name == "astype" and _holds(x.dtype, x.inputs[0].dtype):
         (first,) = x.inputs
         return first if first.type == node.type else OPS["astype"](first, dtype=node.dtype.name)
-    if (
-        x.type == node.type
-        and same(x.shape, node.shape)
-        and node.attrs.get("axes", ()) == tuple(range(len(node.attrs.get("axes", ()))))
-    ):
+    if x.type == node.type and node.attrs.get("axes", ()) == tuple(range(len(node.attrs.get("axes", ())))):
         return x
     value = filling(x)
     if value is None or (node.op.name == "sum_to_like" and value):

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..look.explain import explained
 from ..ops.random import random_state
-from ..passes import Pass
+from ..passes import LAST, Pass
 from ..passes.mixed_precision import mixed_precision
 from .errors import ArgumentError, FeedError, GraphError, did_you_mean
 from .graph import Graph, Node
@@ -93,11 +93,16 @@ class SubGraph:
             # Again they could drop communication that another rank, whose constants differ, keeps.
             passes = [run for run in passes if run not in placement.passes]
         for run in passes:
-            outputs = apply(run, outputs)
+            if run not in LAST:
+                outputs = apply(run, outputs)
         fetches, updates = outputs[:count], dict(zip(targets, outputs[count:]))
         if placement is not None and placement.last is not None:
             fetches, updates = placement.last(fetches, updates)
-        return fetches, updates, parts
+        outputs, count = (*fetches, *updates.values()), len(fetches)
+        for run in passes:
+            if run in LAST:
+                outputs = apply(run, outputs)
+        return outputs[:count], dict(zip(updates, outputs[count:])), parts
 
     def match(self, feed: Feed) -> dict[str, np.ndarray]:
         """Fed arrays by placeholder name, in their own order; FeedError for missing, extra or unfitting ones."""

@@ -13,13 +13,13 @@ import numpy as np
 
 from ..core.graph import Node, topological
 from ..core.op import Role
-from ..core.types import TensorType, has_dim
+from ..core.types import TensorType
 
 LINES = 3  # of the user's program that a row shows
 
 
 def explained(run: Callable[[Sequence[Node]], tuple[Node, ...]], outputs: Sequence[Node]) -> tuple[Node, ...]:
-    """What the pass makes; prints one row if it changes the graph, with the gain where all sizes are known.
+    """What the pass makes; prints one row if it changes the graph, with the gain.
 
     >>> import hetu as ht
     >>> from hetu.passes import simplify
@@ -34,21 +34,19 @@ def explained(run: Callable[[Sequence[Node]], tuple[Node, ...]], outputs: Sequen
         parts = [f"{run.__name__}: {len(before)} -> {len(after)} nodes"]
         parts += [f"{word} {_listed(c)}" for word, c in (("without", old - new), ("with", new - old)) if c]
         traffic = [_traffic(nodes) for nodes in (before, after)]
-        if None not in traffic and traffic[0] != traffic[1]:
+        if traffic[0] != traffic[1]:
             parts.append(f"memory traffic {traffic[0]:,} -> {traffic[1]:,} bytes")
         print(", ".join(parts) + _places(set(after) - set(before), new - old))
     return made
 
 
-def _traffic(nodes: Sequence[Node]) -> int | None:
-    """Bytes that the operators read and write, views apart; None while sizes are unknown."""
+def _traffic(nodes: Sequence[Node]) -> int:
+    """Bytes that the operators read and write, views apart."""
     types: list[TensorType] = []
     for node in nodes:
         if node.inputs and node.role is not Role.ITEM:
             kinds = [node.type, *(i.type for i in node.inputs)]
             own = [t for kind in kinds for t in (kind if isinstance(kind, tuple) else (kind,))]
-            if any(has_dim(t.shape) for t in own):
-                return None
             types += [] if _is_view(node) else own
     return sum(int(t.nbytes) for t in types)
 

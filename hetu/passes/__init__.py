@@ -45,12 +45,14 @@ PASSES: dict[str, Pass] = {
     "absorb_casts": absorb_casts,
     "fuse_linear": fuse_linear,
     "fuse_updates": fuse_updates,
-    # No pass sees into what the following make.
     "group_updates": group_updates,
     "group_checks": group_checks,
     "group_casts": group_casts,
     "fuse_elementwise": fuse_elementwise,
 }
+
+# Nothing sees into what these make, so what a placement does to a rank's graph comes before them.
+LAST = (group_updates, group_checks, group_casts, fuse_elementwise)
 
 # What the others make is bound to BLAS and NumPy; elsewhere the plain operators are the faster ones.
 FOR_GPU = frozenset(

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from ..core.graph import OPS, Node, readers_of, rewrite, topological
-from ..core.types import TensorType, has_dim
+from ..core.types import TensorType
 from ..gpu_kernels.attention import takes
 
 HEADS_FIRST = (0, 2, 1, 3)  # swaps positions and heads, there and back
@@ -81,9 +81,9 @@ def _swapped(x: Node) -> Node:
 
 
 def _fits(node: Node, suits: Callable[[TensorType, TensorType, TensorType], bool]) -> bool:
-    """Whether sizes are known and suit."""
+    """Whether sizes suit."""
     q, k, v = (i.tensor for i in node.inputs)
-    return q.ndim == 4 and not any(has_dim(t.shape) for t in (q, k, v)) and suits(q, k, v)
+    return q.ndim == 4 and suits(q, k, v)
 
 
 def _private(node: Node, readers: Mapping[Node, Sequence[Node | None]]) -> bool:

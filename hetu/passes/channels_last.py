@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..core.graph import OPS, Node, rewrite, topological
-from ..core.types import has_dim
 from ..ops.conv_last import MOVED
 
 CONVOLUTIONS = ("conv2d", "conv2d_dx", "conv2d_dw")
@@ -49,8 +48,6 @@ def _fits(node: Node) -> bool:
         return False
     x, w = (i.tensor for i in node.inputs)
     channels = {"conv2d": w.shape[0], "conv2d_dx": x.shape[1], "conv2d_dw": w.shape[1]}[node.op.name]
-    if has_dim((*x.shape[1:], *w.shape[1:], channels)) or node.attrs["padding"] == "same":
-        return False
     return channels >= LEAST_CHANNELS and x.dtype == w.dtype
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ..core.graph import OPS, Node, readers_of, rewrite, topological
-from ..core.types import has_dim
 from .norm_relu import is_mask
 
 BATCH_LAST, BATCH_FIRST = (1, 2, 3, 0), (3, 0, 1, 2)
@@ -75,12 +74,12 @@ def _match(pool: Node, readers: Readers) -> _Block | None:
 
 
 def _pays(pool: Node, conv: Node) -> bool:
-    """Whether sizes are known, nothing unusual is asked for, and a product of patches is the cheaper way."""
+    """Whether nothing unusual is asked for, and a product of patches is the cheaper way."""
     x, w = (i.tensor for i in conv.inputs)
-    if any(map(has_dim, (*x.shape, *w.shape))) or x.dtype != w.dtype or x.dtype.char not in "fd":
+    if x.dtype != w.dtype or x.dtype.char not in "fd":
         return False
     a, p = conv.attrs, pool.attrs
-    plain = (a["stride"], a["dilation"], a["groups"]) == ((1, 1), (1, 1), 1) and isinstance(a["padding"], tuple)
+    plain = (a["stride"], a["dilation"], a["groups"]) == ((1, 1), (1, 1), 1)
     square = (p["kernel"], p["stride"], p["padding"]) == ((2, 2), (2, 2), ((0, 0), (0, 0)))
     return plain and square and x.shape[0] >= LEAST_BATCH and w.shape[0] <= MOST_CHANNELS and min(w.shape[2:]) >= 3
 

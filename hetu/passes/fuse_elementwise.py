@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from math import prod
 
 from ..core.graph import OPS, Node, origin_of, readers_of, rewrite, topological
-from ..core.types import Shape, has_dim, same
+from ..core.types import Shape, same
 from ..gpu_kernels.reduce import COMBINE
 from ..ops.shape import broadcast_axes
 from .fused_group import MOST_INPUTS, fused
@@ -38,11 +38,11 @@ def fuse_elementwise(outputs: Sequence[Node]) -> tuple[Node, ...]:
 
 
 def _taken_apart(node: Node, inputs: tuple[Node, ...]) -> Node | None:
-    """The same in operators of which one can join a group: the bias of a linear layer, and sums to a known shape."""
+    """The same in operators of which one can join a group: the bias of a linear layer, and sums to a shape."""
     made = node
     if node.op.name == "linear":
         made = OPS["add"](OPS["matmul"](*inputs[:2]), inputs[2])
-    if node.op.name == "sum_to_like" and not has_dim((inputs[0].shape, node.shape)):
+    if node.op.name == "sum_to_like":
         axes = broadcast_axes(inputs[0].shape, node.shape)
         made = OPS["reshape"](OPS["sum"](inputs[0], axis=axes), node.shape) if axes else node
     return made if made is not node and made.type == node.type else None
@@ -62,7 +62,7 @@ def _folded_axes(node: Node) -> tuple[int, ...] | None:
 
     Axes of one element count as it suits. None for other nodes.
     """
-    if node.op.name not in COMBINE or node.attrs.get("window") is not None or has_dim(node.inputs[0].shape):
+    if node.op.name not in COMBINE or node.attrs.get("window") is not None:
         return None
     x = node.inputs[0].tensor
     axes = node.attrs["axis"]
@@ -103,7 +103,7 @@ class Group:
 
     @property
     def small(self) -> bool:
-        return not has_dim(self.shape) and prod(self.shape) <= SMALL
+        return prod(self.shape) <= SMALL
 
 
 # -- the groups of a graph ---------------------------------------------------------------------------------------------

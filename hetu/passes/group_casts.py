@@ -15,7 +15,7 @@ from typing import Any
 
 from ..core.graph import OPS, Node, origin_of, readers_of, rewrite, topological
 from ..core.op import Op
-from ..core.types import TensorType, as_dtype, has_dim, same
+from ..core.types import TensorType, as_dtype, same
 from .mixed_precision import is_cast
 
 MOST = 1 << 22  # elements of one launch: beyond, it takes far longer than to start it, and copies would wait for use
@@ -48,8 +48,7 @@ def _groups(outputs: Sequence[Node]) -> Iterator[list[Node]]:
 
 
 def _fits(node: Node) -> bool:
-    leaf = is_cast(node, 4, 2) and node.inputs[0].op.name in ("variable", "placeholder")
-    return leaf and not has_dim(node.shape)
+    return is_cast(node, 4, 2) and node.inputs[0].op.name in ("variable", "placeholder")
 
 
 def _takes_in(reader: Node, cast: Node) -> bool:
