@@ -261,7 +261,7 @@ def attention_dx_bind(
 
 @public
 def scaled_dot_product_attention(
-    q: Node, k: Node, v: Node, mask: Node | None = None, *, causal: bool = False, scale: float | None = None
+    q: Any, k: Any, v: Any, mask: Any = None, *, causal: bool = False, scale: float | None = None
 ) -> Node:
     """softmax(scale q k^T) v: queries (..., s, d), keys (..., t, d), values (..., t, e) -> (..., s, e).
 

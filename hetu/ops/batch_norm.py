@@ -301,11 +301,11 @@ def batch_norm_dx_bind(
 
 @public
 def batch_norm(
-    x: Node,
-    scale: Node,
-    bias: Node,
-    running_mean: Node,
-    running_var: Node,
+    x: Any,
+    scale: Any,
+    bias: Any,
+    running_mean: Any,
+    running_var: Any,
     *,
     momentum: float = 0.1,
     epsilon: float = 1e-5,

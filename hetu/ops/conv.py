@@ -255,8 +255,8 @@ conv2d_dw.dims = _splits("nch!w!,noy!x!->oci!j!", "nc!h!w!,no!y!x!->o!d!i!j!")
 
 @public
 def conv_transpose2d(
-    x: Node,
-    w: Node,
+    x: Any,
+    w: Any,
     *,
     stride: int | Pair = 1,
     padding: Any = 0,

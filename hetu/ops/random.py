@@ -320,7 +320,7 @@ def dropout_bind(
 
 
 @public
-def dropout(x: Node, rate: float) -> Node:
+def dropout(x: Any, rate: float) -> Node:
     """In training each element becomes 0 with probability `rate`, the others x / (1 - rate); `x` in evaluation.
 
     N. Srivastava et al., "Dropout: A Simple Way to Prevent Neural Networks from Overfitting", 2014. The mask of a step
@@ -334,7 +334,7 @@ def dropout(x: Node, rate: float) -> Node:
 
 
 @public
-def dropout2d(x: Node, rate: float) -> Node:
+def dropout2d(x: Any, rate: float) -> Node:
     """As `dropout`, but whole channels of images (n, c, h, w) become 0.
 
     J. Tompson et al., "Efficient Object Localization Using Convolutional Networks", 2015.

@@ -361,7 +361,7 @@ def _count(x: Node, axis: Axis) -> Size:
     return product(x.shape[i] for i in normalize_axes(axis, x.ndim))
 
 
-def mean(x: Node, axis: Axis = None, keepdims: bool = False) -> Node:
+def mean(x: Any, axis: Axis = None, keepdims: bool = False) -> Node:
     """Mean over `axis` (all axes by default): the sum over the number of elements. Integers give float32.
 
     >>> import hetu as ht
@@ -372,7 +372,7 @@ def mean(x: Node, axis: Axis = None, keepdims: bool = False) -> Node:
     return sum(x, axis=axis, keepdims=keepdims) / _count(x, axis)
 
 
-def var(x: Node, axis: Axis = None, correction: float = 0, keepdims: bool = False) -> Node:
+def var(x: Any, axis: Axis = None, correction: float = 0, keepdims: bool = False) -> Node:
     """Variance over `axis` (all axes by default), squares divided by their number minus `correction`.
 
     >>> import hetu as ht
@@ -388,7 +388,7 @@ def var(x: Node, axis: Axis = None, correction: float = 0, keepdims: bool = Fals
     return made
 
 
-def logsumexp(x: Node, axis: Axis = None, keepdims: bool = False) -> Node:
+def logsumexp(x: Any, axis: Axis = None, keepdims: bool = False) -> Node:
     """log(sum(exp(x))) over `axis` (all axes by default), without overflow.
 
     >>> import hetu as ht
@@ -404,7 +404,7 @@ def logsumexp(x: Node, axis: Axis = None, keepdims: bool = False) -> Node:
     )
 
 
-def norm(x: Node, axis: Axis = None, ord: float = 2, keepdims: bool = False) -> Node:
+def norm(x: Any, axis: Axis = None, ord: float = 2, keepdims: bool = False) -> Node:
     """Length of the vectors along `axis` (all axes by default): `ord` is 1, 2 or infinity. Its slope at 0 is 0.
 
     >>> import hetu as ht
