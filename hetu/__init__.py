@@ -1,7 +1,8 @@
 """hetu: a complete, minimal, educational deep-learning system on NumPy and CuPy.
 
 Everything a program needs is here: operators (`ht.matmul`), builders (`ht.nn`, `ht.optim`, `ht.data`), `ht.Executor`,
-`ht.fit`, and what looks inside. `ht.dist`, `ht.ps` and `ht.plan` are loaded when first touched.
+`ht.fit`, and what looks inside. `ht.dist`, `ht.ps`, `ht.strategies` and `ht.plan` are loaded when first
+touched.
 """
 
 import importlib as _importlib
@@ -10,10 +11,10 @@ import typing as _typing
 from . import data, init, look, metrics, nn, optim, schedules
 from .core import errors
 from .core.autodiff import gradients, recompute
-from .core.executor import STRATEGIES as _STRATEGIES
 from .core.executor import Executor, debug_nans, evaluate
 from .core.graph import Graph, Node, rewrite, scope, tagged
 from .core.op import Role, op
+from .core.placement import STRATEGIES as _STRATEGIES
 from .core.state import State
 from .gradcheck import check_gradients
 from .look.profiler import Profile, profile
@@ -24,7 +25,7 @@ from .training import History, fit
 __version__ = "0.1.0"
 __all__ = [
     # packages
-    "data", "dist", "errors", "init", "look", "metrics", "nn", "optim", "plan", "ps", "schedules",
+    "data", "dist", "errors", "init", "look", "metrics", "nn", "optim", "plan", "ps", "schedules", "strategies",
     # running, training, looking inside
     "Executor", "State", "evaluate", "fit", "History", "profile", "Profile", "summary", "check_gradients", "debug_nans",
     # graphs
@@ -76,11 +77,11 @@ def load_ipython_extension(shell: _typing.Any) -> None:
 
 
 if _typing.TYPE_CHECKING:
-    from . import dist, plan, ps
+    from . import dist, plan, ps, strategies
 else:
 
     def __getattr__(name: str) -> object:
-        if name in ("dist", "plan", "ps"):
+        if name in ("dist", "plan", "ps", "strategies"):
             return _importlib.import_module(f".{name}", __name__)
         if name.startswith("_"):
             raise AttributeError(name)

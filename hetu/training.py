@@ -25,6 +25,7 @@ from .core.checkpoint import exists
 from .core.errors import ArgumentError, CheckpointError, DataError, NumericError, UnknownNameError, did_you_mean, public
 from .core.executor import Executor
 from .core.graph import Node
+from .core.placement import Placement
 from .core.subgraph import SubGraph
 from .look import curves_svg
 from .metrics import Mean, Metric
@@ -170,14 +171,14 @@ def fit(
         monitor = "val_loss" if validate else "loss"
     run = _Run(executor, loader, tuple(inputs), train, validate, dict(metrics or {}), checkpoint, progress)
     run.check(monitor, patience, resume)
-    if resume and run.agree({"found": exists(checkpoint)})["found"]:
+    if resume and run.placement.agree({"found": exists(checkpoint)})["found"]:
         run.resume(checkpoint)
     history = run.position.history
 
     def out_of_patience() -> bool:
         return bool(patience and history) and history.epochs - 1 - history.best(monitor, maximize) >= patience
 
-    with _deferred_interrupt(alone=run.ranks == 1) as interrupted:
+    with _deferred_interrupt(alone=run.placement.world_size == 1) as interrupted:
         while history.epochs < epochs and not out_of_patience():
             run.epoch(epochs, interrupted)
             if after_epoch is not None:
@@ -241,19 +242,9 @@ class _Run:
                 fix="pass a DataLoader, or a loader with state() and load_state(state)",
             )
 
-    # -- ranks -------------------------------------------------------------------------------------------------------
-
     @property
-    def rank(self) -> int:
-        return 0 if self.executor.placement is None else self.executor.placement.comm.rank
-
-    @property
-    def ranks(self) -> int:
-        return 1 if self.executor.placement is None else self.executor.placement.comm.world_size
-
-    def agree(self, values: Mapping[str, float]) -> Mapping[str, float]:
-        """What rank 0 has seen."""
-        return values if self.executor.placement is None else self.executor.placement.agree(values)
+    def placement(self) -> Placement:
+        return self.executor.placement
 
     # -- an epoch ---------------------------------------------------------------------------------------------------
 
@@ -274,7 +265,7 @@ class _Run:
                     self.save(self.checkpoint)
                 raise
             bar.set_postfix_str(", ".join(f"{name} {_show(value)}" for name, value in row.items()))
-        at.history.append(self.agree(row | {"seconds": round(time.perf_counter() - started, 2)}))
+        at.history.append(self.placement.agree(row | {"seconds": round(time.perf_counter() - started, 2)}))
         self.position = _Position(at.history, at.data)
 
     def _steps(self) -> Iterator[float]:
@@ -301,7 +292,7 @@ class _Run:
         before = None
         for batch in self.loader:
             now = self._feed(batch), self.loader.state() if hasattr(self.loader, "state") else None
-            if self.executor.placement is None:
+            if not self.placement.ahead:
                 yield *now, None
                 continue
             if before is not None:
@@ -343,7 +334,7 @@ class _Run:
         from tqdm import tqdm  # here, because `import hetu` should be quick
 
         disable = None if self.progress is None else not self.progress  # None: unless it is a terminal
-        if self.rank > 0:
+        if self.placement.rank > 0:
             disable = True
         return tqdm(
             desc=f"epoch {epoch:>{len(str(epochs))}}/{epochs}",

@@ -19,6 +19,7 @@ import pytest
 import hetu as ht
 import hetu.plan
 import hetu.ps
+import hetu.strategies
 from hetu.core.graph import OPS
 from hetu.dist.launch.cluster import parse_cluster
 from hetu.dist.launch.heturun import parse

@@ -34,7 +34,7 @@ MISTAKES = [
     (2, "reversed(order)", "sorted(order, key=lambda n: n is not output)", "complete before"),
     (2, "elif number not in seen", "elif True", "one turn"),
     (3, "if not inputs or", "if True or", "2 * 3 becomes"),
-    (3, 'i.op.name != "constant" for i in inputs', "i.inputs for i in inputs", "only what is constant"),
+    (3, 'i.role.value != "constant" for i in inputs', "i.inputs for i in inputs", "only what is constant"),
     (3, "i in inputs)", "i in node.inputs)", "the next fold"),
     (3, "if not inputs or any", "if any", "left alone"),
     (3, "ht.constant(ht.evaluate(node.op.make(inputs, node.attrs)))",

@@ -55,10 +55,10 @@ def test_operators_of_passes_and_gradients_are_not_on_the_surface() -> None:
 def test_big_packages_are_loaded_when_first_touched() -> None:
     script = (
         "import sys, hetu as ht\n"
-        "big = {'hetu.dist', 'hetu.ps', 'hetu.plan'}\n"
+        "big = {'hetu.dist', 'hetu.ps', 'hetu.plan', 'hetu.strategies'}\n"
         "assert not big & set(sys.modules), 'importing hetu loads one of them'\n"
         "assert ht.ps.SSP(3) and 'hetu.plan' not in sys.modules\n"
-        "assert ht.dist.DataParallel and ht.plan.auto and big <= set(sys.modules)\n"
+        "assert ht.dist.DataParallel and ht.plan.auto and ht.strategies.Hybrid and big <= set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", script], cwd=ROOT, check=True, timeout=60)
 

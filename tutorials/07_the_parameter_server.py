@@ -12,7 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 import hetu as ht
-from hetu.ps import BSP, SSP, Client, Options, Parameter, ParameterServer, ServerProcess
+from hetu.ps import BSP, SSP, Client, Options, Parameter, ServerProcess
+from hetu.ps.wire.environment import Place, connect
+from hetu.strategies import Connected, ParameterServer
 
 # %% [markdown]
 # ## A process that keeps numbers
@@ -152,8 +154,8 @@ def network():
 images, labels = (column[:200] for column in ht.data.mnist("train").flat().arrays)
 
 
-def losses(strategy=None):
-    executor = ht.Executor(network(), strategy=strategy)
+def losses(strategy=None, comm=None):
+    executor = ht.Executor(network(), strategy=strategy, comm=comm)
     for _ in range(5):
         loss = executor.run({"x": images, "digit": labels})[0]
     return loss.item()
@@ -161,7 +163,7 @@ def losses(strategy=None):
 
 def worker_losses(address, rank):
     with Client([address], rank, "classroom") as client:
-        found = losses(ParameterServer(client, rank, workers=2, consistency=BSP()))
+        found = losses(ParameterServer(consistency=BSP()), Connected(Place(rank, 2), client))
         client.leave()
         return found
 
@@ -181,10 +183,10 @@ print(f"one process on whole batches:  {losses():.5f}")
 
 # %%
 # %%ranks 2 --servers 1
-strategy = ParameterServer(consistency=SSP(3))
-mine = losses(strategy)
-(server_says,) = strategy.client.status()
-print(f"worker {strategy.rank}: loss {mine:.4f}, clocks {server_says['clocks']}, under {server_says['consistency']}")
+mine = losses(ParameterServer(consistency=SSP(3)))
+client = connect()
+(server_says,) = client.status()
+print(f"worker {client.worker}: loss {mine:.4f}, clocks {server_says['clocks']}, under {server_says['consistency']}")
 
 # %% [markdown]
 # **Try it:** set `RATE` to 0.6 and run the three modes again. Then kill a worker in the middle: put `if worker == 1

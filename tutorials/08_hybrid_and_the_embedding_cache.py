@@ -9,9 +9,9 @@
 import numpy as np
 
 import hetu as ht
-from hetu.plan import Choice, Hybrid
 from hetu.ps import Cache, CachedTable, Client, Options, Parameter, ServerProcess
 from hetu.ps.wire.environment import place
+from hetu.strategies import Choice, Hybrid
 
 # %% [markdown]
 # ## Huge, and hardly touched

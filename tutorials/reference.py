@@ -28,12 +28,12 @@ FOLDER = Path(__file__).with_suffix("")
 NOTE = "*Written by `python tutorials/reference.py` from the docstrings; change those.*"
 HOME = "[Reference](README.md)"
 MARKUP = re.compile(r"(?<! )\*|\*(?! )|<(?=[\w/!])|(?<!\w)_|_(?!\w)")  # what Markdown would not show as it stands
-BY_PASSES = ("hetu.passes.fused_group", "hetu.dist.ops", "hetu.dist.cut.bucket", "hetu.ps.ops")
+BY_PASSES = ("hetu.passes.fused_group", "hetu.dist.ops", "hetu.dist.cut.bucket", "hetu.strategies.push_pull")
 PAGES = {  # of packages, each with a section
     "layers.md": ("Layers", "nn"),
     "optimizers.md": ("Optimizers, schedules, initial values", "optim schedules init"),
     "data.md": ("Data and metrics", "data metrics"),
-    "strategies.md": ("Strategies", "dist ps plan"),
+    "strategies.md": ("Strategies", "dist strategies ps plan"),
     "looking_inside.md": ("Pictures, tables and errors", "look errors"),
 }
 CHOSEN = {  # environment variables that a user sets

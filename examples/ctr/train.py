@@ -14,7 +14,7 @@ import models
 import numpy as np
 
 import hetu as ht
-from hetu import dist, plan, ps
+from hetu import dist, plan, ps, strategies
 from hetu.ps.wire.environment import has_servers, place
 
 MODELS = {"wide_deep": models.wide_deep, "deepfm": models.deepfm, "dcn": models.dcn}
@@ -77,13 +77,13 @@ def arguments() -> argparse.Namespace:
     return args
 
 
-def strategy(args: argparse.Namespace) -> ps.ParameterServer | plan.Hybrid | dist.DataParallel | None:
+def strategy(args: argparse.Namespace) -> dist.Builder | None:
     """How the one model below is trained by several workers; None for one process."""
     cache = None if args.cache == "off" else ps.Cache(args.cache, args.cache_rows, args.bound, args.bound)
     if args.comm == "ps":
-        return ps.ParameterServer(consistency=args.consistency, cache=cache)
+        return strategies.ParameterServer(consistency=args.consistency, cache=cache)
     if args.comm == "hybrid":  # two workers would gather such small tables with fewer bytes: they have to be named
-        return plan.Hybrid(served=["*embedding*"], consistency=args.consistency, cache=cache)
+        return strategies.Hybrid(served=["*embedding*"], consistency=args.consistency, cache=cache)
     return dist.DataParallel() if place()[1] > 1 else None
 
 
@@ -97,9 +97,7 @@ def updates(loss: ht.Node, args: argparse.Namespace, steps: int) -> dict[ht.Node
     return adam.minimize(loss, others) | descent.minimize(loss, tables)
 
 
-def report(
-    spread: object, executor: ht.Executor, args: argparse.Namespace, seconds: float, steps: int, feed: dict
-) -> str:
+def report(executor: ht.Executor, args: argparse.Namespace, seconds: float, steps: int, feed: dict) -> str:
     """What the training took, as a table; bytes are those of all workers."""
     comm = executor.placement.comm
     rows = [("gradients meet by", args.comm), ("seconds", f"{seconds:.1f}")]
@@ -107,7 +105,7 @@ def report(
         sent = plan.bytes_between_ranks(executor.program("train", feed), comm.world_size)
         rows.append(("between workers", f"{steps * comm.world_size * sent / 1e6:,.1f} MB"))
     if args.comm != "allreduce":
-        servers = spread.client.status()
+        servers = comm.client.status()
         moved = sum(server["received"] + server["sent"] for server in servers)
         rows.append(("to and from servers", f"{moved / 1e6:,.1f} MB under {servers[0]['consistency']}"))
     if args.cache != "off":
@@ -139,14 +137,14 @@ def main() -> None:
         validate=("eval", ht.data.DataLoader(test, 1000)),
         metrics={"auc": ht.metrics.AUC()},
     )
-    if spread is not None and executor.placement.comm.rank:
+    if spread is not None and executor.placement.rank:
         return
     print(history)
     if spread is not None:
         print()
         feed = dict(zip((x, ids, t), next(iter(batches))))
         seconds, steps = sum(history["seconds"]), args.epochs * len(batches)
-        print(report(spread, executor, args, seconds, steps, feed), end="\n\n")
+        print(report(executor, args, seconds, steps, feed), end="\n\n")
     print(f"{args.model} on adult: test AUC {history['val_auc'][-1]:.4f}, loss {history['val_loss'][-1]:.4f}")
 
 

@@ -1,7 +1,7 @@
 """Run named sub-graphs: passes, one program per set of fed shapes, feeds in, values out, updates committed.
 
 `ht.Executor` is for training; `ht.evaluate` is for a look at one node. Ignored on purpose: the training loop
-(`training.py`) and where ranks and servers come in (they arrive as passes and context).
+(`training.py`) and where ranks and servers come in (`placement.py`).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import contextvars
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from .errors import ArgumentError, GraphError, UnknownNameError, did_you_mean, p
 from .graph import Graph, Node
 from .interpret import interpret
 from .op import as_node
+from .placement import attach, named
 from .program import Arena, Program
 from .specialize import specialize
 from .state import State
@@ -51,24 +52,6 @@ def debug_nans(on: bool = True) -> Iterator[None]:
         yield
     finally:
         _debug_nans = before
-
-
-class Distribution(Protocol):
-    """How an executor is spread over ranks. `hetu.dist` has the builders; here only their use is known."""
-
-    def attach(self, outputs: Sequence[Node], comm: Any) -> Any: ...
-
-
-STRATEGY = "HETU_STRATEGY"  # the environment variable that names the strategy of executors that are given none
-STRATEGIES: dict[str, Callable[[], Distribution]] = {}  # by name; the top of the package enters them
-
-
-def _named(name: str | None) -> Distribution | None:
-    if not name:
-        return None
-    if name not in STRATEGIES:
-        raise UnknownNameError(f"there is no strategy {name!r}", fix=did_you_mean(name, STRATEGIES))
-    return STRATEGIES[name]()
 
 
 class Executor:
@@ -102,40 +85,34 @@ class Executor:
         passes: Iterable[str] | None = None,
         donate: bool = True,
         reuse: bool = True,
-        strategy: Distribution | str | None = None,
+        strategy: Any = None,
         comm: Any = None,
         explain: bool = False,
         precision: str = "float32",
     ) -> None:
-        named = subgraphs if isinstance(subgraphs, Mapping) else {"default": subgraphs}
-        if any(isinstance(name, Node) for name in named):
+        entries = subgraphs if isinstance(subgraphs, Mapping) else {"default": subgraphs}
+        if any(isinstance(name, Node) for name in entries):
             raise ArgumentError("updates were passed alone", fix="list them: Executor([loss, updates])")
         if precision not in PRECISIONS:
             raise ArgumentError(f"unknown precision {precision!r}", fix=f"use one of {', '.join(PRECISIONS)}")
-        self.donate, self.reuse, self.comm = donate, reuse, comm
-        self.subgraphs = {name: SubGraph(name, entries, precision) for name, entries in named.items()}
+        self.donate, self.reuse = donate, reuse
+        self.subgraphs = {name: SubGraph(name, listed, precision) for name, listed in entries.items()}
         self.device = Device.parse(device) if state is None else state.device
         self.passes = chosen_passes(passes, self.device.kind)
         self.explain = explain
-        variables = {v: v for s in self.subgraphs.values() for v in s.variables}
-        _check_names(variables)
-        self.variables = list(variables)
+        self.variables = list(dict.fromkeys(v for s in self.subgraphs.values() for v in s.variables))
+        _check_names(self.variables)
         self.state = State(seed=seed, device=self.device) if state is None else state
-        self.placement = None
-        if strategy is None or isinstance(strategy, str):
-            strategy = _named(strategy or os.environ.get(STRATEGY))
+        strategy = named(strategy)
         if hasattr(strategy, "choose"):
             strategy = strategy.choose({name: sub.entries for name, sub in self.subgraphs.items()}, comm)
-        if strategy is not None:
-            self.placement = strategy.attach([n for s in self.subgraphs.values() for n in s.written.outputs], comm)
-            variables = {v: self.placement.variable(v) for v in variables}
-        for node in variables.values():
+        self.placement = attach(strategy, [n for s in self.subgraphs.values() for n in s.written.outputs], comm)
+        for node in map(self.placement.variable, self.variables):
             if node is not None and node.name not in self.state.variables:
                 self.state.add(node)
                 if node is random_state:
                     self.state[node] = np.array([seed, 0], np.uint64)
-        if self.placement is not None:
-            self.placement.start(self.state)
+        self.placement.start(self.state)
         self.arena, self.busy = Arena(self.device), threading.Lock()
         self.saved: dict[str, Any] = {}  # under `debug_nans`: the variables before the step
         self.guards: weakref.WeakKeyDictionary[Program, Guard] = weakref.WeakKeyDictionary()
@@ -203,12 +180,12 @@ class Executor:
         """The program for this feed, which lies in its buffers."""
         values = sub.match(feed or {})
         program = self._program(sub, values, self.donate)
-        if self.placement is not None and ahead is not None:
+        if self.placement.ahead and ahead is not None:
             coming = sub.match(ahead)
             self.placement.expect(self._program(sub, coming, self.donate), coming)
         with self.state.stream:
             self.quiet.run(self._fill, program, values)
-        if self.placement is None and self.device.kind == "cpu":
+        if not (program.parts or self.placement.ahead) and self.device.kind == "cpu":
             sub.remember(feed, program)
         return program
 
@@ -266,7 +243,7 @@ class Executor:
     def _compile(self, sub: SubGraph, values: Mapping[str, np.ndarray], donate: bool) -> Program:
         shapes = {name: value.shape for name, value in values.items()}
         fetches, updates, parts = sub.lower(shapes, self.passes, self.placement, self.explain)
-        comm = self.comm if self.placement is None else self.placement.comm
+        comm = self.placement.comm
         program = Program(fetches, updates, self.state, self.arena, donate=donate, reuse=self.reuse, comm=comm)
         if self.explain and program.captured is not None:
             print(f"capture: {program.captured}")
@@ -283,16 +260,11 @@ class Executor:
 
         Under a strategy on several ranks, or with servers, `path` becomes a folder of parts.
         """
-        if self.placement is None:
-            self.state.save(path, extra)
-        else:
-            self.placement.save(self.state, self.variables, path, extra)
+        self.placement.save(self.state, self.variables, path, extra)
 
     @public
     def load(self, path: str | os.PathLike[str]) -> dict[str, Any]:
         """Continue from what `save` wrote, under this or another strategy; returns its `extra`. See `State.load`."""
-        if self.placement is None:
-            return self.state.load(path)
         return self.placement.load(self.state, self.variables, path)
 
     def __repr__(self) -> str:

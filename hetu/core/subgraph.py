@@ -18,6 +18,7 @@ from ..passes.mixed_precision import mixed_precision
 from .errors import ArgumentError, FeedError, GraphError, did_you_mean
 from .graph import Graph, Node
 from .op import Role
+from .placement import Alone, Placement
 from .program import Program
 from .specialize import specialize
 from .training_flag import resolve_training
@@ -66,12 +67,12 @@ class SubGraph:
         self,
         shapes: Mapping[str, Sequence[int]],
         passes: Sequence[Pass],
-        placement: Any = None,
+        placement: Placement | None = None,
         explain: bool = False,
     ) -> tuple[tuple[Node, ...], dict[Node, Node], Mapping[str, Any]]:
         """Fetches and updates for these fed shapes, after all passes, and which box of which feed a placeholder takes.
 
-        With a placement they are those of one rank. With `explain` each pass tells what it changed.
+        They are those of this process where a placement cuts the graph. With `explain` each pass tells what it changed.
         """
         apply = explained if explain else _applied
         sizes = {
@@ -80,29 +81,25 @@ class SubGraph:
             for axis, size in enumerate(shape)
             if isinstance(self.placeholders[name].shape[axis], Dim)
         }
-        if placement is not None:
-            sizes = placement.sizes(sizes, training=bool(self.updates))
+        placement = placement or Alone()
+        sizes = placement.sizes(sizes, training=bool(self.updates))
         outputs = specialize(self.written.outputs, sizes)
-        count, targets, parts = len(self.fetches), list(self.updates), {}
-        if placement is not None:
-            for run in placement.passes:
-                outputs = apply(run, outputs)
-            local = placement.partition(outputs[:count], dict(zip(targets, outputs[count:])))
-            outputs = (*local.fetches, *local.tokens, *local.updates.values())
-            count, targets, parts = count + len(local.tokens), list(local.updates), local.feeds
-            # Again they could drop communication that another rank, whose constants differ, keeps.
-            passes = [run for run in passes if run not in placement.passes]
+        whole = placement.whole_graph(passes)
+        for run in whole:
+            outputs = apply(run, outputs)
+        local = placement.cut(outputs[: len(self.fetches)], dict(zip(self.updates, outputs[len(self.fetches) :])))
+        outputs, count = (*local.fetches, *local.tokens, *local.updates.values()), len(local.fetches + local.tokens)
+        # Once more they could drop communication that another rank, whose constants differ, keeps.
+        passes = [run for run in passes if run not in whole]
         for run in passes:
             if run not in LAST:
                 outputs = apply(run, outputs)
-        fetches, updates = outputs[:count], dict(zip(targets, outputs[count:]))
-        if placement is not None and placement.last is not None:
-            fetches, updates = placement.last(fetches, updates)
+        fetches, updates = placement.last(outputs[:count], dict(zip(local.updates, outputs[count:])))
         outputs, count = (*fetches, *updates.values()), len(fetches)
         for run in passes:
             if run in LAST:
                 outputs = apply(run, outputs)
-        return outputs[:count], dict(zip(updates, outputs[count:])), parts
+        return outputs[:count], dict(zip(updates, outputs[count:])), local.feeds
 
     def match(self, feed: Feed) -> dict[str, np.ndarray]:
         """Fed arrays by placeholder name, in their own order; FeedError for missing, extra or unfitting ones."""

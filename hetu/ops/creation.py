@@ -71,7 +71,7 @@ def _arange_type(*, start: Any, stop: Any, step: Any, dtype: str) -> TensorType:
     return TensorType((count,), as_dtype(dtype))
 
 
-@op(role=Role.MOVE, name="arange", infer=_arange_type, differentiable=False)
+@op(name="arange", infer=_arange_type, differentiable=False)
 def _arange(xp: ModuleType, *, start: float, stop: float, step: float, dtype: str) -> Any:
     """start, start + step, ... below `stop`; all attributes given, sizes may be unknown.
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..blas import gemm, gemv
-from ..core.op import Instruction, op
+from ..core.op import Instruction, Role, op
 from ..core.types import TensorType
 from .update_kernels import add_scaled, negated, outputs_in_place
 
@@ -23,7 +23,7 @@ def _parameter(p: TensorType, *_: TensorType) -> TensorType:
     return p
 
 
-@op(infer=_parameter, inplace={0: (0,)}, differentiable=False)
+@op(role=Role.UPDATE, infer=_parameter, inplace={0: (0,)}, differentiable=False)
 def sgd_product(xp: ModuleType, p: Any, a: Any, b: Any, lr: Any) -> Any:
     """p - lr (a @ b): gradient descent on a matrix (m, n) whose gradient is the product of (m, k) and (k, n).
 
@@ -48,7 +48,7 @@ def sgd_product_bind(xp: ModuleType, out: Any, p: Any, a: Any, b: Any, lr: Any) 
     return [*calls, *negate, partial(np.matmul, a, b, gradient), *add_scaled(new, gradient, minus, gradient)]
 
 
-@op(infer=_parameter, inplace={0: (0,)}, differentiable=False)
+@op(role=Role.UPDATE, infer=_parameter, inplace={0: (0,)}, differentiable=False)
 def sgd_sum(xp: ModuleType, p: Any, g: Any, lr: Any) -> Any:
     """p - lr sum(g): gradient descent on a vector (n,) whose gradient is the sum over the rows of (..., n).
 

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from ..core.graph import OPS, Node, origin_of, readers_of, rewrite, topological
-from ..core.op import Op
+from ..core.op import Op, Role
 from ..core.types import TensorType
 from .mixed_precision import SINGLE, is_cast
 
@@ -124,6 +124,7 @@ def _forward(
 @cache
 def _update_all(outputs: int) -> Op:
     """The operator for this number of new values, each of which may overwrite the old one."""
-    made = Op(_forward, name="update_all", infer=_type, differentiable=False, inplace={k: (k,) for k in range(outputs)})
+    inplace = {k: (k,) for k in range(outputs)}
+    made = Op(_forward, name="update_all", role=Role.UPDATE, infer=_type, differentiable=False, inplace=inplace)
     made.__doc__ = "Several updates by one rule, at one rate: see `hetu.ops.update`."
     return made

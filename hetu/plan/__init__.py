@@ -1,11 +1,10 @@
-"""Where what is learned is kept: strategies that join the ranks of `hetu.dist` and the servers of `hetu.ps`.
+"""Which strategy is best: `auto` simulates many, on ranks and with servers, and takes the fastest that fits.
 
-`auto` chooses among them by simulating each. Ignored on purpose: changing the plan while training.
+Ignored on purpose: changing the plan while training.
 """
 
 from .costs.links import Cluster, Measured, Table, dgx_h100
 from .costs.profile import Profile
-from .hybrid import Choice, Hybrid
 from .plan import Plan, Within
 from .search.candidates import Hints
 from .search.planner import Auto, auto
@@ -22,8 +21,6 @@ __all__ = [
     "Why",
     "Within",
     "auto",
-    "Choice",
-    "Hybrid",
     "Cluster",
     "Cost",
     "Measured",

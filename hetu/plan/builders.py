@@ -5,7 +5,7 @@ and the AutoDist system. All are data parallel. A *home* is one rank, or a few t
 summed gradient, updates, and hands the new value to all, as a parameter server does. Without a home of its own a
 variable is all-reduced, or *partitioned*: reduced to a part on every rank, updated there and gathered, which are the
 two halves of an all-reduce. Every strategy is plain data (`Strategy.to_json`). The eighth builder, Parallax, gives
-embedding tables to server processes and is `hetu.plan.Hybrid`. Ignored on purpose: which is best, see `planner.py`.
+embedding tables to server processes: `hetu.strategies.Hybrid`. Ignored on purpose: which is best, see `planner.py`.
 """
 
 from __future__ import annotations

@@ -8,28 +8,25 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..core.errors import ArgumentError
 from ..core.graph import Node, topological
 from ..core.op import Role
-from ..dist.cut.placement import Placement
-from ..dist.cut.strategy import Strategy
-from ..ps.served import Served
-from ..ps.store.cache import Cache
+from ..core.placement import Placement, attach, attaches
+from ..dist.cut.strategy import Builder, Strategy
 from .costs.profile import Profile
-from .hybrid import Hybrid
 from .memory.fit import fit
 from .why import Rated, Why
 
 
 @dataclass(frozen=True)
-class Within:
+class Within(Builder):
     """A strategy whose steps are made to fit into so many bytes on each rank, variables included, by recomputing.
 
     With a profile whose device has `host_bandwidth`, values also wait in the memory of the host where that is faster.
-    It is for strategies without pipelines.
+    It is for strategies without pipelines. BudgetError, when a step is compiled, if it cannot be made to fit.
     """
 
     builder: Any
@@ -40,19 +37,20 @@ class Within:
         """The strategy for a graph on `world_size` ranks."""
         return self.builder.build(outputs, world_size)
 
-    def attach(self, outputs: Sequence[Node], comm: Any = None) -> Placement:
-        """What an executor works with. BudgetError, when a step is compiled, if it cannot be made to fit."""
-        placement = self.builder.attach(outputs, comm)
-        variables = {placement.variable(n) for n in topological(outputs) if n.role is Role.VARIABLE} - {None}
-        room = self.nbytes - sum(int(v.tensor.nbytes) for v in variables)
-        placement.last = functools.partial(fit, budget=room, profile=self.profile)
-        return placement
+
+@attaches(Within)
+def _(within: Within, outputs: Sequence[Node], comm: Any = None) -> Placement:
+    placement = attach(within.builder, outputs, comm)
+    variables = {placement.variable(n) for n in topological(outputs) if n.role is Role.VARIABLE} - {None}
+    room = within.nbytes - sum(int(v.tensor.nbytes) for v in variables)
+    placement.last = functools.partial(fit, budget=room, profile=within.profile)
+    return placement
 
 
 @dataclass
 class Plan:
-    """A strategy, what is kept on servers, what ranks cache of that, and the bytes a rank may use if its steps must be
-    made to fit, with the profile by which they are if values may wait in the memory of the host.
+    """A strategy, and the bytes a rank may use if its steps must be made to fit, with the profile by which they are if
+    values may wait in the memory of the host.
 
     `print(plan.why())` says why it was chosen; a plan read from JSON does not know.
 
@@ -65,34 +63,17 @@ class Plan:
 
     name: str
     strategy: Strategy
-    served: tuple[str, ...] = ()
     memory: int | None = None
-    cache: Cache | None = None
     profile: Profile | None = None
     reasons: Why | None = field(default=None, compare=False, repr=False)
 
     @staticmethod
     def of(best: Rated, reasons: Why, outputs: Sequence[Node], world_size: int) -> Plan:
         """The best candidate as data."""
-        builder, memory, served, cache, profile = best.builder, None, (), None, None
+        builder, memory, profile = best.builder, None, None
         if isinstance(builder, Within):
             builder, memory, profile = builder.builder, builder.nbytes, builder.profile
-        if isinstance(builder, Hybrid):
-            choices = builder.choices(Served(outputs), world_size)
-            served, cache = tuple(c.name for c in choices.values() if c.on_servers), builder.cache
-            builder = builder.parallel
-        return Plan(best.name, builder.build(outputs, world_size), served, memory, cache, profile, reasons)
-
-    def attach(self, outputs: Sequence[Node], comm: Any = None) -> Placement:
-        """What an executor works with."""
-        builder: Any = self.strategy
-        if self.served:
-            builder = Hybrid(self.strategy, served=self.served, batch_size=0, cache=self.cache)
-        if self.memory is not None:
-            builder = Within(builder, self.memory, self.profile)
-        placement = builder.attach(outputs, comm)
-        placement.why = self.why
-        return placement
+        return Plan(best.name, builder.build(outputs, world_size), memory, profile, reasons)
 
     def why(self) -> Why:
         """What was chosen, what it costs, what the next best would cost, and what decided."""
@@ -101,9 +82,8 @@ class Plan:
         return self.reasons
 
     def to_json(self) -> str:
-        data = {"name": self.name, "served": self.served, "memory": self.memory}
+        data = {"name": self.name, "memory": self.memory}
         data["profile"] = None if self.profile is None else json.loads(self.profile.to_json())
-        data["cache"] = None if self.cache is None else asdict(self.cache)
         return json.dumps({**data, "strategy": json.loads(self.strategy.to_json())}, indent=1)
 
     @staticmethod
@@ -113,10 +93,17 @@ class Plan:
             data = json.loads(text)
             strategy = Strategy.from_json(json.dumps(data["strategy"]))
             memory = None if data["memory"] is None else int(data["memory"])
-            cache = None if data["cache"] is None else Cache(**data["cache"])
             profile = None if data["profile"] is None else Profile.from_json(json.dumps(data["profile"]))
-            return Plan(str(data["name"]), strategy, tuple(map(str, data["served"])), memory, cache, profile)
+            return Plan(str(data["name"]), strategy, memory, profile)
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, ArgumentError):
                 raise
             raise ArgumentError(f"not a plan: {error!r}", fix="pass what Plan.to_json wrote") from None
+
+
+@attaches(Plan)
+def _(plan: Plan, outputs: Sequence[Node], comm: Any = None) -> Placement:
+    within = plan.strategy if plan.memory is None else Within(plan.strategy, plan.memory, plan.profile)
+    placement = attach(within, outputs, comm)
+    placement.why = plan.why
+    return placement

@@ -1,7 +1,7 @@
 """A parameter server: tables on server processes, three consistency modes, a bounded cache, partial reduce.
 
 Read `consistency.py`, `store.py` (the whole server, without I/O), then `server.py` and `client.py`, which only carry
-its messages. Ignored on purpose: graphs; what turns an optimizer into pushes and pulls stands above this package.
+its messages. Ignored on purpose: graphs; what turns an optimizer into pushes and pulls is `hetu.strategies`.
 
 >>> from hetu.ps import SSP, ParameterStore
 >>> ParameterStore(2, SSP(3)).status()["consistency"]
@@ -16,13 +16,12 @@ from .store.partial_reduce import Controller, Group
 from .store.partition import Parameter, partition
 from .store.store import ParameterStore
 from .store.table import TableSpec
-from .strategy import ParameterServer
 from .wire.client import Client, Handle
 from .wire.server import Options, ServerError, ServerProcess, make_keys
 from .wire.transport import ServerRestartedError, ServerTimeoutError
 
 __all__ = [
-    "ASP", "BSP", "SSP", "Consistency", "consistency", "ParameterServer", "ParameterStore", "TableSpec",
+    "ASP", "BSP", "SSP", "Consistency", "consistency", "ParameterStore", "TableSpec",
     "server_function", "Options", "ServerProcess", "make_keys", "Client", "Handle", "Parameter", "partition",
     "Cache", "CachedTable", "Counters", "hot_rows", "Controller", "Group",
     "ProtocolError", "RefusedError", "ServerError", "ServerRestartedError", "ServerTimeoutError",

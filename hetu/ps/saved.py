@@ -1,55 +1,21 @@
-"""Checkpoints of what servers hold: parameters and the state of their rules, in the files that any executor reads.
+"""What servers hold of a parameter, out and in again: its values and the state of its rule, at one clock.
 
-One worker writes a part for each parameter, so no more than one of them is in memory at a time. To continue, every
-worker offers what the checkpoint has and the first one counts, as with first values. Ignored on purpose: what is kept
-on ranks (`dist/cut/placement.py`), and the servers' own snapshots (`snapshot.py`), which know of clocks.
+To continue, every worker offers what it has and the first one counts, as with first values. Ignored on purpose: the
+files of a checkpoint, and the servers' own snapshots (`snapshot.py`), which know of clocks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..core.checkpoint import Checkpoint, whole, write_part
-from ..core.graph import Node
-from .served import Served
 from .store.messages import Kind, row_bytes, wire_array
 from .store.partition import Block, split_rows
 from .wire.client import Client
 from .wire.transport import Request
-
-
-class Saved:
-    """The variables of a graph that servers keep, and their optimizer state, as a checkpoint has them."""
-
-    def __init__(self, client: Client, served: Served, kept: set[Node]) -> None:
-        self.client = client
-        self.arrays = {v: (v, *served.slots([v])) for v in served.steps if v in kept}
-        self.steps = {v: served.step_count(v) for v in self.arrays}
-
-    def write(self, folder: Path, number: int, sizes: list[int], table: dict[str, Any]) -> None:
-        """Add a part for each variable to save `number`: its bytes to `sizes`, its pieces to the manifest's `table`."""
-        for variable, nodes in self.arrays.items():
-            part = len(sizes)
-            tensors = dict(zip((n.name for n in nodes), state_of(self.client, variable.name)))
-            sizes.append(write_part(folder, number, part, tensors))
-            table |= {
-                n.name: {"shape": n.shape, "dtype": n.dtype.name, "pieces": [(part, whole(n.shape))]} for n in nodes
-            }
-
-    def restore(self, checkpoint: Checkpoint) -> None:
-        """Have the servers continue from a checkpoint, whose variables have been found to fit."""
-        for variable, nodes in self.arrays.items():
-
-            def read(nodes: tuple[Node, ...] = nodes) -> np.ndarray:
-                return np.stack([checkpoint.read(n.name, whole(n.shape)) for n in nodes])
-
-            count = self.steps[variable]
-            restore(self.client, variable.name, read, 0 if count is None else int(checkpoint.read(count.name, ())))
 
 
 def state_of(client: Client, name: str) -> np.ndarray:

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from hetu.dist.launch import cluster, heturun as launch
-from hetu.dist.launch.cluster import Host, mpiexec_options, parse_cluster, read_cluster
 from hetu.core.errors import ArgumentError
+from hetu.dist.launch import cluster
+from hetu.dist.launch import heturun as launch
+from hetu.dist.launch.cluster import Host, mpiexec_options, parse_cluster, read_cluster
 
 from .test_launch import WAITING, end_of_the_launcher, needs_pidfd
 

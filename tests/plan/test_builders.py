@@ -11,6 +11,7 @@ import pytest
 
 import hetu as ht
 from hetu.core.graph import topological
+from hetu.core.op import Role
 from hetu.dist import Strategy, run_ranks
 from hetu.plan import builders
 from hetu.plan.costs.profile import Profile
@@ -53,7 +54,7 @@ def test_training_equals_that_of_one_process_by_the_strategy_as_json_too(name, m
 def homes(strategy: Strategy) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
     """Variable -> (ranks, rows of each part) of what is kept somewhere in particular."""
     graph, _ = mlp()
-    nodes = {n.name: n for n in topological([*graph["train"][1].values()]) if n.op.name == "variable"}
+    nodes = {n.name: n for n in topological([*graph["train"][1].values()]) if n.role is Role.VARIABLE}
     found = {}
     for name, kept in strategy.variables.items():
         if nodes[name].attrs["trainable"]:

@@ -10,6 +10,7 @@ import pytest
 
 import hetu as ht
 from hetu.core.executor import SubGraph
+from hetu.core.op import Role
 from hetu.dist import Link, run_ranks
 from hetu.dist.layout.layout import DUP, SUM
 from hetu.passes import specialize
@@ -128,7 +129,7 @@ def test_the_options_of_a_product_are_those_of_its_rule():
 def test_less_memory_costs_more_seconds_and_is_kept_to():
     found = operators(towers()[0])
     free = found.best()
-    bytes_of = {n.name: 3 * int(n.tensor.nbytes) for n in found.nodes if n.op.name == "variable"}
+    bytes_of = {n.name: 3 * int(n.tensor.nbytes) for n in found.nodes if n.role is Role.VARIABLE}
 
     def kept(result):
         return sum(b / (RANKS if n in result.split | result.stored else 1) for n, b in bytes_of.items())

@@ -29,9 +29,10 @@ from hetu.plan.costs.links import Device
 from hetu.plan.simulation.instructions import Job
 from hetu.plan.simulation.simulate import SERVERS
 from hetu.plan.simulation.timeline import COMMUNICATION, COMPUTE, Event, Timeline
+from hetu.strategies import Connected
 
 from ..dist.models import mlp, transformer
-from .test_hybrid import ROWS, batch, hybrid, job, model
+from ..strategies.test_hybrid import ROWS, batch, hybrid, job, model
 
 WIRE = Link(latency=50e-6, bandwidth=1e8)
 FREE = Profile(Device(math.inf, math.inf, launch=0.0), Cluster(inner=WIRE, outer=WIRE))
@@ -181,8 +182,8 @@ def test_ranks_compiled_together_talk_to_their_own_groups():
 
 def test_servers_are_told_and_asked_what_real_ranks_tell_and_ask_them():
     def rank(client, comm):
-        strategy, entries = hybrid(client), model(ht.optim.SGD(0.3))["train"]
-        steps = ht.Executor(entries, strategy=strategy, comm=comm).program(batch(0)).steps
+        strategy, entries = hybrid(), model(ht.optim.SGD(0.3))["train"]
+        steps = ht.Executor(entries, strategy=strategy, comm=Connected(comm, client)).program(batch(0)).steps
         shapes = {name: array.shape for name, array in batch(0).items()}
         found = (
             Job(entries, strategy, 2, shapes).programs,

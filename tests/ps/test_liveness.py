@@ -212,8 +212,8 @@ FIT = """
 import json, sys
 import numpy as np
 import hetu as ht
-from hetu.ps import ParameterServer
 from hetu.ps.wire.environment import place
+from hetu.strategies import ParameterServer
 x = np.arange(8.0, dtype="float32") / 8
 node, target = ht.placeholder("x", (None,)), ht.placeholder("t", (None,))
 w = ht.variable("w", 0.0, ())

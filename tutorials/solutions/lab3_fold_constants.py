@@ -3,7 +3,7 @@
 2 * 3 need not be computed a million times. Write the pass that computes it once, before the first step.
 
 What you need: `ht.rewrite(outputs, rule)` calls `rule(node, inputs)` for each node, inputs first; return a node to put
-in its place, or None to keep it. `node.op.name` is "constant" for constants. `ht.evaluate(node)` computes a node,
+in its place, or None to keep it. `node.role.value` is "constant" for constants. `ht.evaluate(node)` computes a node,
 `ht.constant(array)` makes a constant. `node.type` is a tuple for an operator of several outputs.
 
 Check yourself with `hetu lab check 3`.
@@ -19,7 +19,7 @@ def fold_constants(outputs):
     """
 
     def rule(node, inputs):
-        if not inputs or any(i.op.name != "constant" for i in inputs) or isinstance(node.type, tuple):
+        if not inputs or any(i.role.value != "constant" for i in inputs) or isinstance(node.type, tuple):
             return None
         if any(not isinstance(size, int) for size in node.shape):
             return None

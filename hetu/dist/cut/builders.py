@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from ...core.errors import ArgumentError
 from ...core.graph import Node, topological
@@ -16,7 +15,7 @@ from ...core.op import Role
 from ...core.types import Dim
 from ..layout.layout import Mesh
 from .place import marked_places
-from .strategy import Kept, Strategy
+from .strategy import Builder, Kept, Strategy
 
 MEGATRON = {  # column-parallel layers split their outputs (axis 1, and the bias), row-parallel ones their inputs;
     # the table of tokens and the last layer split the vocabulary
@@ -26,7 +25,7 @@ MEGATRON = {  # column-parallel layers split their outputs (axis 1, and the bias
 }  # fmt: skip
 
 
-class Parallel:
+class Parallel(Builder):
     """Data x tensor parallelism on a mesh, with the variables' storage sharded over the data axis if `zero` says so.
 
     data, tensor: how many ways each; `data=None` takes the ranks that are left.
@@ -102,12 +101,6 @@ class Parallel:
         free = _divisible(node.shape, data, roles.get("tensor")) if sharded else None
         store = compute if free is None else mesh.layout(**roles, data=free)
         return Kept(store if state else compute, store) if roles or free is not None else None
-
-    def attach(self, outputs: Sequence[Node], comm: Any = None) -> Any:
-        """What an executor works with: the strategy for this graph, on these ranks."""
-        from .placement import attach
-
-        return attach(self, outputs, comm)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(data={self.data}, tensor={self.tensor}, zero={self.zero})"

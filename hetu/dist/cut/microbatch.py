@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from ...core.errors import GraphError
 from ...core.graph import Node, topological
 from ...core.op import Role
-from ..layout.deduce import AxisId, Deduction, Grid, deduce
+from ..layout.deduce import AxisId, Deduction, Grid, deduce, updating
 from ..layout.layout import DUP, PENDING, Layout, Piece, Shard
-from .partition import updating
-from .pipeline import Staged
+from .staged import Staged
 from .stages import EVERYWHERE, UPDATE, assign, label_by, phases
 
 

@@ -8,40 +8,25 @@ Ignored on purpose: choosing layouts (`deduce.py`) and moving data (`redistribut
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ...core.errors import GraphError
 from ...core.graph import OPS, Node, origin_of, rewrite, topological
-from ...core.op import Role
 from ...core.memory import types_of
+from ...core.op import Role
+from ...core.placement import Local
 from ...passes import simplify
 from ..layout.boxes import Box, within
-from .bucket import bucket_reductions
-from ..layout.deduce import Deduction, deduce
-from .hints import hint_gradients, push_hints
+from ..layout.deduce import Deduction, deduce, updating
 from ..layout.layout import Layout, Piece
-from ..ops import RESHARD
 from ..layout.redistribute import plan
 from ..layout.rules import rule_of
+from ..ops import RESHARD
+from .bucket import bucket_reductions
+from .hints import hint_gradients, push_hints
 from .strategy import Strategy
 
 Key = tuple[Node, Layout, str]
-
-
-@dataclass(frozen=True)
-class Local:
-    """One rank's graph: its fetches (whole values), tokens of sends, new values, feeds, and steps of communication.
-
-    `feeds` says of each local placeholder which index range of which feed it takes. `steps` says every step of
-    communication in words; it must be equal on all ranks.
-    """
-
-    fetches: tuple[Node, ...]
-    tokens: tuple[Node, ...]
-    updates: dict[Node, Node]
-    feeds: dict[str, tuple[str, Box]]
-    steps: tuple[str, ...]
 
 
 def partition(
@@ -84,15 +69,6 @@ def partition(
     end = kept + len(tokens)
     local_updates = dict(zip(local_updates, overlapped[end:]))
     return Local(overlapped[:kept], overlapped[kept:end], local_updates, walk.feeds, tuple(walk.steps))
-
-
-def updating(outputs: Sequence[Node]) -> set[Node]:
-    """The nodes that belong to the update of variables: update operators and whatever follows from them."""
-    found: set[Node] = set()
-    for node in topological(outputs):
-        if node.role is Role.UPDATE or any(i in found for i in node.inputs):
-            found.add(node)
-    return found
 
 
 def split_though_fixed(found: Deduction) -> set[Node]:

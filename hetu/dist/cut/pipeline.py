@@ -1,4 +1,4 @@
-"""Pipeline parallelism as a strategy: stages on ranks of their own, and batches fed in micro-batches.
+"""The builder of pipelines: stages on ranks of their own, and batches fed in micro-batches.
 
 The ranks form a grid of stages x data x tensor. Every variable is kept on the ranks of its stage and every node is
 computed there, by marks that the user wrote (`stage`) or by a balanced cut between layers.
@@ -7,86 +7,19 @@ Ignored on purpose: how a step runs (`microbatch.py`), several stages on one ran
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from ...core.errors import ArgumentError, ShapeError
+from ...core.errors import ArgumentError
 from ...core.graph import Node
 from ...core.op import Role
-from ...core.types import Atom
-from .builders import Parallel
 from ..layout.layout import DUP, Layout, Shard, show_ranks
+from .builders import Parallel
 from .place import marked_places
 from .schedule import Schedule
+from .staged import Staged
 from .stages import EVERYWHERE, assign, balanced_cut, label_by, marked_stages, phases
-from .strategy import Kept, Strategy
-
-
-@dataclass
-class Staged(Strategy):
-    """A strategy with stages: a grid for each, the stage of each layer (none if the user has marked nodes), a schedule.
-
-    `base` holds duplicates on the ranks of all stages; variables on one stage are named in `variables`.
-    """
-
-    stages: tuple[Layout, ...] = ()
-    cut: dict[str, int] = field(default_factory=dict)
-    microbatches: int = 1
-    schedule: str = "1f1b"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        of = {layout.ranks: stage for stage, layout in enumerate(self.stages)}
-        self.homes = {name: of[kept.store.ranks] for name, kept in self.variables.items() if kept.store.ranks in of}
-
-    def batch_axis(self, node: Node) -> int | None:
-        """The axis along which a feed is cut into micro-batches; None for all other nodes."""
-        if node.role is not Role.PLACEHOLDER or node.name not in self.feeds:
-            return None
-        return max((role for role, _ in self.feeds[node.name].axes().values() if role >= 0), default=None)
-
-    def sizes(self, sizes: Mapping[Atom, int], training: bool) -> Mapping[Atom, int]:
-        """The sizes that a graph is made for, from those fed: in PipeDream every micro-batch is a batch of its own."""
-        if self.schedule != "pipedream" or not training:
-            return sizes
-        found = dict(sizes)
-        for (name, axis), size in sizes.items():
-            if name in self.feeds and axis == max(role for role, _ in self.feeds[name].axes().values()):
-                if size % self.microbatches:
-                    raise ShapeError(
-                        f"a batch of {size} in {name!r} does not divide into {self.microbatches} micro-batches",
-                        fix="feed batches of a multiple of microbatches",
-                    )
-                found[name, axis] = size // self.microbatches
-        return found
-
-    def picture(self) -> Schedule:
-        """The schedule of a training step, to print or show.
-
-        >>> strategy = Staged(Layout(Shard((0,))), stages=(Layout(Shard((0,))),), microbatches=2)
-        >>> print(strategy.picture())
-        1f1b: 1 stages, 2 micro-batches, bubble 0.0 %
-        stage 0  F0 B0 B0 F1 B1 B1
-        """
-        return Schedule.of(self.schedule, len(self.stages), self.microbatches)
-
-    def to_json(self) -> str:
-        data = json.loads(super().to_json())
-        data["stages"] = [layout.to_json() for layout in self.stages]
-        data |= {"cut": self.cut, "microbatches": self.microbatches, "schedule": self.schedule}
-        return json.dumps(data, indent=1)
-
-    @staticmethod
-    def read(plain: Strategy, data: Mapping[str, Any]) -> Staged:
-        """The strategy whose plain part and data are given; `Strategy.from_json` comes here."""
-        stages = tuple(map(Layout.from_json, data["stages"]))
-        rest = {name: data[name] for name in ("cut", "microbatches", "schedule")}
-        same = {
-            name: getattr(plain, name) for name in ("base", "variables", "feeds", "bucket_bytes", "places", "hosts")
-        }
-        return Staged(**same, stages=stages, **rest)
+from .strategy import Kept
 
 
 class Pipeline(Parallel):

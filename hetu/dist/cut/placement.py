@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,36 +17,38 @@ import numpy as np
 from ...core import checkpoint
 from ...core.errors import CheckpointError, GraphError
 from ...core.graph import Graph, Node
-from ...passes import Pass, simplify, sparsify_updates
+from ...core.placement import FilePath, Local, attaches
 from ...core.program import Program
-from ...look.table import rows_html
 from ...core.state import State, Wanted, fitting
 from ...core.types import Atom
-from ..layout.boxes import Box
+from ...look.table import rows_html
+from ...passes import Pass, simplify, sparsify_updates
 from ..comm.comm import Comm
 from ..comm.mpi import world
 from ..comm.nccl import on_device
-from .partition import Local, partition
-from .pipeline import Staged
+from ..layout.boxes import Box
+from .partition import partition
 from .pipelined import pipelined
-from .strategy import Strategy
+from .staged import Staged
+from .strategy import Builder, Strategy
 from .table import rows
 
 T = TypeVar("T")
 
 
-def attach(builder: Any, outputs: Sequence[Node], comm: Comm | None) -> Placement:
+@attaches(Builder)
+def on_ranks(builder: Builder, outputs: Sequence[Node], comm: Comm | None = None) -> OnRanks:
     """The strategy that `builder` writes for this graph, on the ranks of `comm` (those of the job by default)."""
     comm = world() if comm is None else comm
     strategy = builder.build(outputs, comm.world_size)
     strategy.check(outputs, comm.world_size)
-    return Placement(strategy, comm, outputs)
+    return OnRanks(strategy, comm, outputs)
 
 
-class Placement:
+class OnRanks:
     """A strategy for one graph on real ranks; `print(placement)` shows it as a table."""
 
-    last: Callable[..., Any] | None = None  # (fetches, updates) -> the same: applied to a rank's graph after all passes
+    ahead = False
 
     def __init__(self, strategy: Strategy, comm: Comm, outputs: Sequence[Node] = ()) -> None:
         self.strategy, self.comm, self.outputs = strategy, comm, tuple(outputs)
@@ -59,9 +60,16 @@ class Placement:
         return rows_html(rows(self.strategy, self.outputs)) + self.strategy.shards(self.outputs)
 
     @property
-    def passes(self) -> list[Pass]:
-        """What is applied to the whole graph before it is cut. None may fuse: what is fused has no sharding rule."""
-        return [simplify, sparsify_updates]
+    def rank(self) -> int:
+        return self.comm.rank
+
+    @property
+    def world_size(self) -> int:
+        return self.comm.world_size
+
+    def whole_graph(self, passes: Sequence[Pass]) -> Sequence[Pass]:
+        """What is applied before the graph is cut. None may fuse: what is fused has no sharding rule."""
+        return simplify, sparsify_updates
 
     def variable(self, node: Node) -> Node | None:
         """The variable that holds this rank's part of `node`; None if it has no part."""
@@ -72,21 +80,27 @@ class Placement:
         self.comm = on_device(self.comm, state.device)
 
     def expect(self, program: Program, values: Mapping[str, np.ndarray]) -> None:
-        """The next step will run this program on these feeds: nothing of it is fetched ahead."""
+        """Nothing is fetched ahead."""
 
     def sizes(self, sizes: Mapping[Atom, int], training: bool) -> Mapping[Atom, int]:
         """The sizes that a graph is made for, from those that are fed."""
         return self.strategy.sizes(sizes, training)
 
-    def partition(self, fetches: Sequence[Node], updates: Mapping[Node, Node], effects: Sequence[Node] = ()) -> Local:
+    def cut(self, fetches: Sequence[Node], updates: Mapping[Node, Node], effects: Sequence[Node] = ()) -> Local:
         """This rank's part of a graph of global, known sizes, with `effects` as `dist.partition` has them.
 
         GraphError on all ranks if they disagree.
         """
-        cut = pipelined if isinstance(self.strategy, Staged) else functools.partial(partition, effects=effects)
-        local = cut(fetches, updates, self.strategy, self.comm.rank)
+        way = pipelined if isinstance(self.strategy, Staged) else functools.partial(partition, effects=effects)
+        local = way(fetches, updates, self.strategy, self.comm.rank)
         self._compare([*str(Graph((*fetches, *updates.values(), *effects))).split("\n"), *local.steps])
         return local
+
+    def last(
+        self, fetches: Sequence[Node], updates: Mapping[Node, Node]
+    ) -> tuple[tuple[Node, ...], Mapping[Node, Node]]:
+        """Nothing is left to do."""
+        return tuple(fetches), updates
 
     def _compare(self, steps: Sequence[str]) -> None:
         """All ranks must compute the same graph and communicate in the same steps; the first that differs is named."""
@@ -117,7 +131,7 @@ class Placement:
         self.comm.all_gather(padded, everyone)
         return [bytes(row).rstrip(b"\0").decode() for row in everyone]
 
-    def agree(self, values: Mapping[str, float]) -> dict[str, float]:
+    def agree(self, values: Mapping[str, float]) -> Mapping[str, float]:
         """The numbers that rank 0 has."""
         numbers = np.array([*values.values()], np.float64)
         self.comm.broadcast(numbers)
@@ -125,9 +139,7 @@ class Placement:
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
-    def save(
-        self, state: State, variables: Iterable[Node], path: str | os.PathLike[str], extra: Mapping[str, Any] | None
-    ) -> None:
+    def save(self, state: State, variables: Iterable[Node], path: FilePath, extra: Mapping[str, Any] | None) -> None:
         """Write the variables to a file, or several ranks to a folder."""
         if self.comm.world_size == 1:
             state.save(path, extra)
@@ -135,7 +147,7 @@ class Placement:
             self.save_parts(state, variables, path, extra)
 
     def save_parts(
-        self, state: State, variables: Iterable[Node], path: str | os.PathLike[str], extra: Mapping[str, Any] | None
+        self, state: State, variables: Iterable[Node], path: FilePath, extra: Mapping[str, Any] | None
     ) -> None:
         """Write the variables to a folder, each rank its part; of duplicates each is written by one rank."""
         folder, first = Path(path), self.comm.rank == 0
@@ -169,7 +181,7 @@ class Placement:
                 holders.setdefault(piece.box, []).append(rank)
         return {box: ranks[number % len(ranks)] for box, ranks in holders.items()}
 
-    def load(self, state: State, variables: Iterable[Node], path: str | os.PathLike[str]) -> dict[str, Any]:
+    def load(self, state: State, variables: Iterable[Node], path: FilePath) -> dict[str, Any]:
         """Set this rank's parts from a file or folder that any other strategy wrote; on all ranks or on none."""
 
         def read() -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -185,7 +197,7 @@ class Placement:
 
     def box(self, node: Node) -> Box | None:
         """The part of a variable that this rank keeps, if any."""
-        piece = self.strategy.store(node).pieces(node.shape).get(self.comm.rank)
+        piece = self.strategy.piece(node, self.comm.rank)
         return None if piece is None else piece.box
 
     def _together(self, act: Callable[[], T]) -> T:

@@ -15,11 +15,11 @@ from contextlib import AbstractContextManager
 from ...core.errors import ArgumentError, GraphError, ShapeError
 from ...core.graph import Node, readers_of, tagged, topological
 from ...core.op import Role
+from ...core.types import Dim
+from ...look.profiler import flops
 from ...ops.random import random_state
 from ...passes import specialize
-from ...look.profiler import flops
-from ...core.types import Dim
-from .partition import updating
+from ..layout.deduce import updating
 
 START, FORWARD, BACKWARD, UPDATE = "S", "F", "B", "U"
 EVERYWHERE = -1  # the stage of what every rank has: the step count, learning rates, random state

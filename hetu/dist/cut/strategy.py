@@ -1,7 +1,7 @@
 """Strategies: plain data that says how a model is spread over ranks.
 
-A `Strategy` is a device grid, a layout for each feed, and for each variable two layouts: `compute`, in which the model
-reads it, and `store`, in which it is kept and updated. Everything else is deduced.
+A `Strategy` is a device grid, a layout for each feed, and for each variable two layouts, `compute`, in which the model
+reads it, and `store`, in which it is kept and updated, or that servers keep it. Everything else is deduced.
 Ignored on purpose: writing one for a given model (`builders.py`), and which is best.
 """
 
@@ -11,32 +11,33 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import Any, ClassVar
 
 from ...core.errors import ArgumentError, AxisError, GraphError, UnknownNameError, did_you_mean
 from ...core.graph import OPS, Node, origin_of, topological
 from ...core.op import Role
+from ...core.types import Atom
 from ...look.svg import Svg
 from ...look.table import rows_html
-from ...core.types import Atom
-from ..layout.deduce import Grid
 from ..comm.hierarchical import Hosts
+from ..layout.deduce import Grid
 from ..layout.initial import LocalInitializer
-from ..layout.layout import Layout, show_ranks
+from ..layout.layout import Layout, Piece, show_ranks
+from .kept import Kept, Served, read_kept
 from .place import assign, marked_places
 from .table import shards, table
 
 
-@dataclass(frozen=True)
-class Kept:
-    """How one variable is kept: `compute` is what the model reads, `store` what is kept and updated."""
+class Builder:
+    """Writes the strategy for a graph. An executor takes one wherever it takes a strategy, which writes itself."""
 
-    compute: Layout
-    store: Layout
+    def build(self, outputs: Sequence[Node], world_size: int) -> Strategy:
+        """The strategy for the graph of `outputs` on `world_size` ranks."""
+        raise NotImplementedError
 
 
 @dataclass
-class Strategy:
+class Strategy(Builder):
     """Layouts of variables and feeds by name on the grid of `base`; what is not named is duplicated.
 
     `places` are the grids of the ranks on which the user has placed nodes, with duplicates (`place.py`). Reductions of
@@ -51,11 +52,15 @@ class Strategy:
     """
 
     base: Layout
-    variables: dict[str, Kept] = field(default_factory=dict)
+    variables: dict[str, Kept | Served] = field(default_factory=dict)
     feeds: dict[str, Layout] = field(default_factory=dict)
     bucket_bytes: int = 4 << 20
     places: tuple[Layout, ...] = ()
     hosts: Hosts = ()
+    kind: ClassVar[str] = "layouts"
+
+    def __init_subclass__(cls) -> None:
+        KINDS[cls.kind] = cls
 
     def __post_init__(self) -> None:
         self.grid = Grid.of(self.base)
@@ -74,7 +79,7 @@ class Strategy:
         """The layout of a leaf for its readers; None for constants, which can be had in any."""
         if node.role is Role.VARIABLE:
             kept = self.variables.get(node.name)
-            return self.whole if kept is None else kept.store if updating else kept.compute
+            return self.store(node) if updating else kept.compute if isinstance(kept, Kept) else self.whole
         return self.feeds.get(node.name, self.whole) if node.role is Role.PLACEHOLDER else None
 
     def sizes(self, sizes: Mapping[Atom, int], training: bool) -> Mapping[Atom, int]:
@@ -82,13 +87,23 @@ class Strategy:
         return sizes
 
     def store(self, node: Node) -> Layout:
-        """The layout in which a variable is kept."""
+        """The layout in which a variable is kept; on ranks that have a copy of what servers keep, all of it."""
         kept = self.variables.get(node.name)
-        return self.whole if kept is None else kept.store
+        return kept.store if isinstance(kept, Kept) else self.whole
+
+    def is_served(self, node: Node) -> bool:
+        """Whether servers keep a variable."""
+        return isinstance(self.variables.get(node.name), Served)
+
+    def piece(self, node: Node, rank: int) -> Piece | None:
+        """What a rank has of a variable between steps."""
+        kept = self.variables.get(node.name)
+        absent = isinstance(kept, Served) and not kept.copied
+        return None if absent else self.store(node).pieces(node.shape).get(rank)
 
     def local_variable(self, node: Node, rank: int) -> Node | None:
         """The variable that holds this rank's part, the same node at every call; None if it has no part."""
-        piece = self.store(node).pieces(node.shape).get(rank)
+        piece = self.piece(node, rank)
         if piece is None:
             return None
         if piece.shape == node.shape:
@@ -99,12 +114,6 @@ class Strategy:
                 attrs = {**node.attrs, "shape": piece.shape, "init": init}
                 self._local[node, rank] = OPS["variable"].make((), attrs)
         return self._local[node, rank]
-
-    def attach(self, outputs: Sequence[Node], comm: Any = None) -> Any:
-        """What an executor works with: a strategy is used as it is, its builders write one first."""
-        from .placement import attach
-
-        return attach(self, outputs, comm)
 
     def build(self, outputs: Sequence[Node], world_size: int) -> Strategy:
         """Itself, whatever the graph."""
@@ -128,8 +137,7 @@ class Strategy:
                 if name not in known:
                     fix = did_you_mean(name, known)
                     raise UnknownNameError(f"the strategy names the {kind} {name!r}, which the graph lacks", fix=fix)
-                here = [kept.compute, kept.store] if isinstance(kept, Kept) else [kept]
-                for layout in here:
+                for layout in _layouts(kept):
                     _check_fits(known[name], layout)
                     layouts.append((f"the layout of {name!r}", layout))
         layouts += [(f"the hint at {n.site}", n.attrs["layout"]) for n in nodes if n.role is Role.HINT]
@@ -157,36 +165,41 @@ class Strategy:
     # -- plain data ----------------------------------------------------------------------------------------------
 
     def to_json(self) -> str:
-        data = {
+        return json.dumps({"kind": self.kind, **self.data()}, indent=1)
+
+    @staticmethod
+    def from_json(text: str) -> Strategy:
+        """What `to_json` of a strategy of any kind wrote."""
+        try:
+            data = json.loads(text)
+            kind = KINDS[data["kind"]]
+            return kind(**kind.arguments(data))
+        except (KeyError, TypeError, json.JSONDecodeError) as error:
+            raise ArgumentError(f"not a strategy: {error!r}", fix="pass what Strategy.to_json wrote") from None
+
+    def data(self) -> dict[str, Any]:
+        """All fields as JSON has them."""
+        return {
             "base": self.base.to_json(),
-            "variables": {
-                n: {"compute": k.compute.to_json(), "store": k.store.to_json()} for n, k in self.variables.items()
-            },
+            "variables": {name: kept.to_json() for name, kept in self.variables.items()},
             "feeds": {name: layout.to_json() for name, layout in self.feeds.items()},
             "bucket_bytes": self.bucket_bytes,
             "places": [layout.to_json() for layout in self.places],
             "hosts": self.hosts,
         }
-        return json.dumps(data, indent=1)
 
-    @staticmethod
-    def from_json(text: str) -> Strategy:
-        """What `to_json` wrote."""
+    @classmethod
+    def arguments(cls, data: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields again, from `data`."""
         read = Layout.from_json
-        try:
-            data = json.loads(text)
-            variables = {n: Kept(read(k["compute"]), read(k["store"])) for n, k in data["variables"].items()}
-            feeds = {n: read(v) for n, v in data["feeds"].items()}
-            places = tuple(map(read, data["places"]))
-            hosts = tuple(tuple(map(int, host)) for host in data["hosts"])
-            plain = Strategy(read(data["base"]), variables, feeds, int(data["bucket_bytes"]), places, hosts)
-            if "stages" not in data:
-                return plain
-            from .pipeline import Staged
-
-            return Staged.read(plain, data)
-        except (KeyError, TypeError, json.JSONDecodeError) as error:
-            raise ArgumentError(f"not a strategy: {error!r}", fix="pass what Strategy.to_json wrote") from None
+        return {
+            "base": read(data["base"]),
+            "variables": {name: read_kept(kept) for name, kept in data["variables"].items()},
+            "feeds": {n: read(v) for n, v in data["feeds"].items()},
+            "bucket_bytes": int(data["bucket_bytes"]),
+            "places": tuple(map(read, data["places"])),
+            "hosts": tuple(tuple(map(int, host)) for host in data["hosts"]),
+        }
 
     def table(self, outputs: Iterable[Node]) -> str:
         """One row per variable: its shape, layouts, bytes on a rank, and the collectives that a step needs for it."""
@@ -198,15 +211,22 @@ class Strategy:
 
     def _repr_html_(self) -> str:
         """What is known without a graph; with one, `table` and `shards` show shapes and bytes."""
-        kept = [(name, str(k.compute), str(k.store)) for name, k in self.variables.items()]
+        kept = [(name, *k.words) for name, k in self.variables.items()]
         fed = [(f"{name} (fed)", str(layout), "") for name, layout in self.feeds.items()]
         return rows_html([("", "compute", "store"), ("all else", *2 * (str(self.whole),)), *kept, *fed])
 
     def __str__(self) -> str:
-        rows = [f"{name}: {k.compute}, kept as {k.store}" for name, k in self.variables.items()]
+        rows = ["{}: {}, kept as {}".format(name, *k.words) for name, k in self.variables.items()]
         rows += [f"{name} (fed): {layout}" for name, layout in self.feeds.items()]
         rows += [f"placed on {show_ranks(layout.ranks)}: {layout}" for layout in self.places]
         return "\n".join([f"all else: {self.grid.layout({})}", *rows])
+
+
+KINDS: dict[str, type[Strategy]] = {Strategy.kind: Strategy}  # by what their JSON says they are
+
+
+def _layouts(kept: Kept | Served | Layout) -> list[Layout]:
+    return [kept] if isinstance(kept, Layout) else [kept.compute, kept.store] if isinstance(kept, Kept) else []
 
 
 def _check_fits(node: Node, layout: Layout) -> None:

@@ -7,46 +7,60 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ...core.graph import Node, topological
 from ...core.op import Role
+from ...core.types import show_shape
 from ...look.shards import shards_svg
 from ...look.svg import Svg
-from ...core.types import show_shape
 from ..layout.deduce import Grid
-from ..layout.layout import DUP, SUM, Layout
+from ..layout.layout import DUP, SUM, Layout, Piece
 from ..layout.redistribute import plan
-
-if TYPE_CHECKING:
-    from .strategy import Strategy
+from .kept import Kept, Served
 
 HEADER = ("variable", "shape", "compute", "store", "bytes a rank", "collectives")
 
 
-def table(strategy: Strategy, outputs: Iterable[Node]) -> str:
+class Laid(Protocol):
+    """What is asked of a strategy here."""
+
+    base: Layout
+    feeds: dict[str, Layout]
+    variables: dict[str, Kept | Served]
+
+    def store(self, node: Node) -> Layout: ...
+
+    def is_served(self, node: Node) -> bool: ...
+
+    def piece(self, node: Node, rank: int) -> Piece | None: ...
+
+    def leaf(self, node: Node, updating: bool) -> Layout | None: ...
+
+
+def table(strategy: Laid, outputs: Iterable[Node]) -> str:
     """The rows as text."""
     found = rows(strategy, outputs)
     widths = [max(map(len, column)) for column in zip(*found)]
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in found)
 
 
-def rows(strategy: Strategy, outputs: Iterable[Node]) -> list[tuple[str, ...]]:
+def rows(strategy: Laid, outputs: Iterable[Node]) -> list[tuple[str, ...]]:
     """For each variable: shape, layouts for computing and keeping, most bytes a rank keeps, collectives a step."""
     variables = [node for node in topological(outputs) if node.role is Role.VARIABLE]
     found = [HEADER]
     for node in variables:
-        store, compute = strategy.store(node), strategy.leaf(node, False)
-        most = max(math.prod(piece.shape) for piece in store.pieces(node.shape).values()) * node.dtype.itemsize
+        kept = strategy.variables.get(node.name) or Kept(strategy.leaf(node, False), strategy.store(node))
+        most = max((math.prod(p.shape) for p in _pieces(strategy, node).values()), default=0) * node.dtype.itemsize
         implied = ", ".join(_implied(strategy, node, variables)) if node.attrs["trainable"] else ""
-        found.append((node.name, show_shape(node.shape), str(compute), str(store), f"{most:,}", implied))
+        found.append((node.name, show_shape(node.shape), *kept.words, f"{most:,}", implied))
     return found
 
 
-def shards(strategy: Strategy, outputs: Iterable[Node]) -> Svg:
+def shards(strategy: Laid, outputs: Iterable[Node]) -> Svg:
     """A picture: a row for each variable, and in it the part that each rank keeps."""
     variables = [node for node in topological(outputs) if node.role is Role.VARIABLE]
-    pieces = {node: strategy.store(node).pieces(node.shape) for node in variables}
+    pieces = {node: _pieces(strategy, node) for node in variables}
     rows = [(n.name, tuple(n.shape), {rank: p.box for rank, p in pieces[n].items()}) for n in variables]
     kept = {rank: 0 for rank in strategy.base.ranks}
     for node, of_ranks in pieces.items():
@@ -55,8 +69,16 @@ def shards(strategy: Strategy, outputs: Iterable[Node]) -> Svg:
     return shards_svg(rows, {rank: f"{nbytes:,} bytes" for rank, nbytes in kept.items()})
 
 
-def _implied(strategy: Strategy, node: Node, variables: Sequence[Node]) -> list[str]:
+def _pieces(strategy: Laid, node: Node) -> dict[int, Piece]:
+    """What each rank has of a variable."""
+    pieces = {rank: strategy.piece(node, rank) for rank in strategy.store(node).ranks}
+    return {rank: piece for rank, piece in pieces.items() if piece is not None}
+
+
+def _implied(strategy: Laid, node: Node, variables: Sequence[Node]) -> list[str]:
     """What a step does to a variable beside computing: gather it, combine its gradient, gather the new value."""
+    if strategy.is_served(node):
+        return ["push", "pull"]
     compute, store = strategy.leaf(node, False), strategy.store(node)
     states = [strategy.store(v) for v in variables if v.name.startswith(f"{node.name}/") and v.shape == node.shape]
     updated = states[0] if states else store
@@ -65,7 +87,7 @@ def _implied(strategy: Strategy, node: Node, variables: Sequence[Node]) -> list[
     return [kind for kind in kinds if kind not in ("nothing", "slice")]
 
 
-def _gradient(strategy: Strategy, compute: Layout) -> Layout:
+def _gradient(strategy: Laid, compute: Layout) -> Layout:
     """The layout in which a gradient comes out of backward: to be summed over the axes that split the batch."""
     split = {axis for feed in strategy.feeds.values() for axis, (role, _) in feed.axes().items() if role >= 0}
     roles = {axis: SUM if axis in split and role == DUP else role for axis, (role, _) in compute.axes().items()}

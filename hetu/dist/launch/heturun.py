@@ -26,10 +26,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...core.errors import ArgumentError, HetuError, MissingDependencyError
-from .cluster import Host, mpiexec_options, read_cluster
 from ..comm import guard
 from ..comm.guard import FAILED, RANK_VARIABLES, RC_SILENT, RUN_DIRECTORY, TERMINALS, job_size
 from ..comm.recorder import ask
+from .cluster import Host, mpiexec_options, read_cluster
 from .servers import Servers
 
 MPIEXEC = "HETU_MPIEXEC"
@@ -107,7 +107,7 @@ def environment(workers: int, cores: int) -> dict[str, str]:
 def variables_of(job: Job) -> dict[str, str]:
     """`environment` for the fullest host; hosts are taken to be alike."""
     fullest = max((host.workers for host in job.hosts), default=job.workers)
-    planned = {"HETU_STRATEGY": "auto"} if job.auto else {}  # `hetu.core.executor` reads it
+    planned = {"HETU_STRATEGY": "auto"} if job.auto else {}  # `hetu.core.placement` reads it
     return {**environment(fullest, count_cores()), **planned}
 
 

@@ -17,8 +17,8 @@ from functools import cached_property
 from typing import Any
 
 from ...core.graph import Node, topological
-from ...core.op import Op, Role
 from ...core.memory import types_of
+from ...core.op import Op, Role
 from .layout import ACROSS, DUP, MAX, MIN, SUM, Layout, Shard
 from .rules import Rule, Term, rule_of
 
@@ -104,6 +104,15 @@ class Deduction:
     wants: dict[Node, tuple[Layout, ...]] = field(default_factory=dict)
 
 
+def updating(outputs: Sequence[Node]) -> set[Node]:
+    """The nodes that belong to the update of variables: update operators and whatever follows from them."""
+    found: set[Node] = set()
+    for node in topological(outputs):
+        if node.role is Role.UPDATE or any(i in found for i in node.inputs):
+            found.add(node)
+    return found
+
+
 def deduce(
     outputs: Sequence[Node],
     leaf: Callable[[Node, bool], Layout | None],
@@ -158,7 +167,8 @@ def _decide(
     rule = rule_of(node)
     count = len(types_of(node))
     if rule is None:
-        _warn_once(node)
+        if any(n > 1 for n in grid.degrees.values()):
+            _warn_once(node)
         plain = grid.layout({})
         return Decision((plain,) * len(given), (plain,) * count)
     wants: list[dict[AxisId, int]] = [{} for _ in given]

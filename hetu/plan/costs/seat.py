@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -28,7 +27,6 @@ class Seat(Comm):
     def __init__(self, rank: int, world_size: int) -> None:
         super().__init__(rank, range(world_size), deadline=0.0)
         self.spent = [0]  # ns, shared by all groups
-        self.client: Any = None  # of servers, in plans that have any
 
     def timer(self) -> int:
         return time.thread_time_ns() - self.spent[0]

@@ -23,11 +23,11 @@ from ...dist.cut.builders import MEGATRON, ExpertParallel, Parallel
 from ...dist.cut.pipeline import Pipeline
 from ...dist.cut.strategy import Kept, Strategy
 from ...dist.layout.layout import Mesh
-from ...ps.served import Served
 from ...ps.store.cache import Cache
-from ...ps.wire.client import Client
+from ...strategies.choice import choices
+from ...strategies.hybrid import Hybrid
+from ...strategies.servable import Servable
 from ..costs.links import Cluster
-from ..hybrid import Hybrid
 from .chain import cheapest_chain
 from .decisions import DATA, SHARDED, TENSOR, tree
 from .operators import Operators, experts_of
@@ -137,23 +137,23 @@ def _degree(kind: str, n: int) -> str:
     return f" {kind}{n}" if n > 1 else ""
 
 
-def served_candidates(
-    outputs: Sequence[Node], hints: Hints, batch: int, world_size: int, client: Client
-) -> Iterator[Candidate]:
+def served_candidates(outputs: Sequence[Node], hints: Hints, batch: int, world_size: int) -> Iterator[Candidate]:
     """Data parallelism with one, two, four, ..., all looked-up tables on servers: first those by which most bytes need
     not be sent, then the largest, which ranks then need not keep.
 
     Servers have an equal range of rows of each. Tables that may be cached are, if the hints give a cache.
     """
-    served = Served(outputs)
-    rated = Hybrid(batch_size=batch, client=client).choices(served, world_size)
-    for v in served.tables if hints.cache else ():
-        served.parameter(v, sparse=True, reduce="sum", cached=True)  # a rule that cannot be cached is the user's error
-    saved = {v: rated[v].by_ranks - rated[v].by_servers for v in rated if v in served.tables}
+    servable = Servable(outputs)
+    rated = choices(servable, batch, world_size)
+    for v in servable.tables if hints.cache else ():
+        servable.parameter(
+            v, sparse=True, reduce="sum", cached=True
+        )  # a rule that cannot be cached is the user's error
+    saved = {v: rated[v].by_ranks - rated[v].by_servers for v in rated if v in servable.tables}
     order = sorted(saved, key=lambda v: (-max(0, saved[v]), -int(v.tensor.nbytes)))
     counts = {len(order), sum(rated[v].on_servers for v in order), *(1 << k for k in range(len(order).bit_length()))}
     for count in sorted(counts - {0}):
-        hybrid = Hybrid(served=[v.name for v in order[:count]], batch_size=0, cache=hints.cache, client=client)
+        hybrid = Hybrid(served=[v.name for v in order[:count]], batch_size=0, cache=hints.cache)
         how = f"{count} of {len(order)} tables on servers{', cached' if hints.cache else ''}"
         name = f"{_degree('dp', world_size)}, {how}".strip(" ,")
         yield Candidate(name, hybrid, f"on servers: {', '.join(v.name for v in order[:count])}")

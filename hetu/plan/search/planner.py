@@ -28,9 +28,9 @@ from ...dist.cut.builders import Parallel
 from ...dist.cut.pipeline import Pipeline
 from ...dist.layout.layout import Mesh
 from ...passes import specialize
-from ...ps.wire.environment import connect, has_servers
+from ...ps.wire.environment import has_servers
+from ...strategies.hybrid import Hybrid
 from ..costs.profile import Profile
-from ..hybrid import Hybrid
 from ..plan import Plan, Within
 from ..simulation.simulate import Cost, simulate
 from ..why import Rated, Why
@@ -159,8 +159,8 @@ class _Search:
         found = [*candidates(self.outputs, world, self.hints, self.batch)]
         found += expert_parallel(self.outputs, self.hints, self.profile.cluster, world)
         found += self._by_operator()
-        if has_servers() and self.hints.allow(stages=1, data=world, tensor=1, zero=0):
-            found += served_candidates(self.outputs, self.hints, self.batch or 1, world, connect())
+        if (hasattr(self.comm, "client") or has_servers()) and self.hints.allow(stages=1, data=world, tensor=1, zero=0):
+            found += served_candidates(self.outputs, self.hints, self.batch or 1, world)
         return found
 
     def _refined(self, rated: Sequence[Rated]) -> Iterator[Candidate]:

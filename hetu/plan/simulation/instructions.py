@@ -17,8 +17,10 @@ from ...core.errors import GraphError
 from ...core.graph import Node
 from ...core.memory import plan as memory_plan
 from ...core.op import Role
+from ...core.placement import attach
 from ...core.subgraph import SubGraph
-from ...dist.cut.pipeline import Staged
+from ...dist.cut.kept import Kept
+from ...dist.cut.staged import Staged
 from ...dist.cut.strategy import Strategy
 from ...dist.layout.boxes import intersect, volume
 from ...dist.layout.collectives import Collective as Change
@@ -85,7 +87,7 @@ class Job:
         self.sub, self.world_size = SubGraph("plan", entries), world_size
         named = {key.name if isinstance(key, Node) else key: tuple(shape) for key, shape in shapes.items()}
         self.shapes = {name: named.get(name, node.shape) for name, node in self.sub.placeholders.items()}
-        self.placement = strategy.attach(self.sub.written.outputs, Seat(0, world_size))
+        self.placement = attach(strategy, self.sub.written.outputs, Seat(0, world_size))
         self.strategy: Strategy = self.placement.strategy
         self.programs = [self._compile(ranks) for ranks in self._alike().values()]
 
@@ -99,7 +101,8 @@ class Job:
         leaves = {n.name: n.shape for n in self.sub.variables} | self.shapes
         held = {(layout, leaves[n]) for n, layout in self.strategy.feeds.items() if n in leaves}
         for name, kept in self.strategy.variables.items():
-            held |= {(layout, leaves[name]) for layout in (kept.compute, kept.store) if name in leaves}
+            if isinstance(kept, Kept) and name in leaves:
+                held |= {(kept.compute, leaves[name]), (kept.store, leaves[name])}
         for layout, shape in held:
             for rank, piece in layout.pieces(shape).items():
                 found[rank].append(piece.shape)

@@ -18,7 +18,7 @@ from ...core.program import Program
 from ...dist.comm.clock import Link, Network, Sent, VirtualClock
 from ...dist.comm.comm import Comm
 from ...dist.comm.threads import run_ranks
-from ...dist.cut.pipeline import Staged
+from ...dist.cut.staged import Staged
 from .timeline import COMMUNICATION, COMPUTE, Event, Timeline
 
 

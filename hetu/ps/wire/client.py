@@ -101,6 +101,11 @@ class Client:
         weakref.finalize(self, heartbeat.stop)  # a worker that lost its client is not waited for
         return heartbeat
 
+    @property
+    def worker(self) -> int:
+        """Which worker of the job this is, from 0."""
+        return self.transport.worker
+
     def close(self) -> None:
         """Drop the connections. The servers wait for this worker until its lease ends; `leave` first if it is done."""
         self.heartbeat.stop()

@@ -6,9 +6,11 @@ Ignored on purpose: starting servers, and making their keys.
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from ...core.errors import ArgumentError
 from .client import Client
@@ -18,14 +20,21 @@ RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
 SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
-def place() -> tuple[int, int]:
-    """This process's rank and the number of workers of the job, as MPI's launcher tells them; alone: 0 of 1.
+class Place(NamedTuple):
+    """One worker of a job: its rank, and how many there are."""
+
+    rank: int
+    world_size: int
+
+
+def place() -> Place:
+    """That of this process, as MPI's launcher tells it; alone: 0 of 1.
 
     >>> rank, workers = place()
     >>> 0 <= rank < workers
     True
     """
-    return _first(RANKS, 0), _first(SIZES, 1)
+    return Place(_first(RANKS, 0), _first(SIZES, 1))
 
 
 def has_servers() -> bool:
@@ -34,12 +43,17 @@ def has_servers() -> bool:
 
 
 def connect() -> Client:
-    """This rank's connection to the job's servers, which it leaves in order when the process ends."""
+    """This rank's one connection to the job's servers, which it leaves in order when the process ends."""
     if not has_servers():
         raise ArgumentError("this job has no parameter servers", fix="start it as: heturun -w 2 -s 1 python train.py")
     rank, keys = place()[0], os.environ.get(KEYS)
     key_file = str(Path(keys) / f"worker-{rank}.json") if keys else ""
-    client = Client(os.environ[ADDRESSES].split(","), rank, os.environ[TOKEN], key_file=key_file)
+    return _connected(os.environ[ADDRESSES], rank, os.environ[TOKEN], key_file)
+
+
+@functools.cache  # a second one would end the first, as if the worker had begun a new life
+def _connected(addresses: str, rank: int, token: str, key_file: str) -> Client:
+    client = Client(addresses.split(","), rank, token, key_file=key_file)
     atexit.register(client.leave)  # what was sent last has arrived, and nobody waits for this rank
     return client
 

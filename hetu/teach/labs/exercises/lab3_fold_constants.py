@@ -3,7 +3,7 @@
 2 * 3 need not be computed a million times. Write the pass that computes it once, before the first step.
 
 What you need: `ht.rewrite(outputs, rule)` calls `rule(node, inputs)` for each node, inputs first; return a node to put
-in its place, or None to keep it. `node.op.name` is "constant" for constants. `ht.evaluate(node)` computes a node,
+in its place, or None to keep it. `node.role.value` is "constant" for constants. `ht.evaluate(node)` computes a node,
 `ht.constant(array)` makes a constant. `node.type` is a tuple for an operator of several outputs.
 
 Check yourself with `hetu lab check 3`.

@@ -1,8 +1,8 @@
 """Pushes and pulls as operators: how a step's gradients reach the servers and new values come back.
 
-They are made by `served.py`, never by a model. Each names a parameter; the worker's connection arrives when a program
+They are made by `servable.py`, never by a model. Each names a parameter; the worker's connection arrives when a program
 is bound. A push keeps its array alive until the tick, because it may still be on its way. Ignored on purpose: what the
-servers do with a push, see `store.py`.
+servers do with a push, see `hetu/ps/store/store.py`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,11 @@ def _token(*_: TensorType, **__: Any) -> TensorType:
 
 def _pulled(*_: TensorType, shape: Shape, dtype: str, **__: Any) -> TensorType:
     return TensorType(shape, as_dtype(dtype))
+
+
+def _whole_dims(gradient: TensorType, **_: Any) -> str:
+    """Sharding rule of what sends a whole gradient."""
+    return f"{''.join(f'{c}!' for c in axis_letters(gradient.ndim))}->z"
 
 
 def _token_dims(*types: TensorType, **_: Any) -> str:
@@ -87,7 +92,7 @@ def _descend_rows(out: Any, ids: Any, rows: Any, rate: Any, *, parameter: str, c
 
 def _set_rate(out: Any, rate: Any, *, parameter: str, comm: Any) -> None:
     """Tell the servers the learning rate of a parameter, once for the whole job; the result is an empty token."""
-    if comm.rank == 0:
+    if comm.client.worker == 0:
         comm.client.set_rate(parameter, float(rate))
 
 
@@ -109,7 +114,7 @@ def _pull_rows(out: Any, ids: Any, *, parameter: str, comm: Any) -> None:
     comm.rows.pull(parameter, ids, out)
 
 
-push = _made("push", _token, _push)
+push = _made("push", _token, _push, _whole_dims)
 push_rows = _made("push_rows", _token, _push_rows, _token_dims)
 descend_rows = _made("descend_rows", _token, _descend_rows, _token_dims)
 set_rate = _made("set_rate", _token, _set_rate, _token_dims)

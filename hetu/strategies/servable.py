@@ -20,12 +20,12 @@ from ..core.op import Role
 from ..core.program import Program
 from ..core.state import initial_value
 from ..ops.update import ROW_FORMS
-from .ops import TOKEN, descend_rows, pull, pull_rows, push, push_rows, set_rate, tick
-from .store.partition import Parameter
-from .wire.client import Client
+from ..ps.store.partition import Parameter
+from ..ps.wire.client import Client
+from .push_pull import TOKEN, descend_rows, pull, pull_rows, push, push_rows, set_rate, tick
 
 
-class Served:
+class Servable:
     """The variables of a graph whose updates servers can make: `steps` has the rule's node for each."""
 
     def __init__(self, outputs: Sequence[Node]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -17,10 +16,10 @@ from hetu.core.op import Role
 from hetu.dist import run_ranks
 from hetu.dist.comm.guard import RANK_VARIABLES, SIZE_VARIABLES
 from hetu.dist.launch.servers import ADDRESSES, TOKEN
-from hetu.plan import Choice, Hybrid, bytes_between_ranks
-from hetu.plan.search import planner
+from hetu.plan import bytes_between_ranks
 from hetu.ps import Client, Options, ServerProcess
 from hetu.ps.wire import environment
+from hetu.strategies import Choice, Connected, Hybrid, ParameterServer
 
 from ..dist.test_launch import heturun
 
@@ -66,9 +65,9 @@ def job(ranks: int, body: Callable[[Client, dist.Comm], Any], servers: int = 1) 
             process.stop()
 
 
-def hybrid(client: Client, **more: Any) -> Hybrid:
+def hybrid(**more: Any) -> Hybrid:
     """With two ranks a table moves no fewer bytes by servers: it has to be named."""
-    return Hybrid(served=["*/large/*"], batch_size=ROWS, client=client, **more)
+    return Hybrid(served=["*/large/*"], batch_size=ROWS, **more)
 
 
 def trained(ex: ht.Executor) -> tuple[list[float], np.ndarray]:
@@ -87,8 +86,8 @@ def test_training_equals_that_of_one_process(ranks, parallel, optimizer):
     losses, y = trained(ht.Executor(model(OPTIMIZERS[optimizer]())))
 
     def body(client: Client, comm: dist.Comm):
-        strategy = Hybrid(PARALLEL[parallel](), served=["*/large/*"], client=client)
-        return trained(ht.Executor(model(OPTIMIZERS[optimizer]()), strategy=strategy, comm=comm))
+        strategy = Hybrid(PARALLEL[parallel](), served=["*/large/*"])
+        return trained(ht.Executor(model(OPTIMIZERS[optimizer]()), strategy=strategy, comm=Connected(comm, client)))
 
     for own_losses, own_y in job(ranks, body, servers=ranks // 2):
         np.testing.assert_allclose(own_losses, losses, rtol=1e-4)
@@ -97,7 +96,7 @@ def test_training_equals_that_of_one_process(ranks, parallel, optimizer):
 
 def test_what_is_kept_where_and_how_it_moves():
     def body(client: Client, comm: dist.Comm):
-        ex = ht.Executor(model(OPTIMIZERS["adam"]()), strategy=hybrid(client), comm=comm)
+        ex = ht.Executor(model(OPTIMIZERS["adam"]()), strategy=hybrid(), comm=Connected(comm, client))
         steps = [s.node.op.name for s in ex.program("train", batch(0)).steps if s.node.role is Role.COMMUNICATION]
         return str(ex.placement), sorted(ex.state), sorted(client.parameters), Counter(steps)
 
@@ -121,7 +120,7 @@ def test_the_choice_is_by_bytes():
     assert not Choice("t", (1000, 16), 4, lookups=40, ranks=1).on_servers  # alone nothing need be sent
 
 
-def measured(strategy: Callable[[Client, dist.Comm], Any], ranks: int) -> int:
+def measured(strategy: dist.Builder, ranks: int) -> int:
     """Bytes that all ranks and the server send for one step, beside what it takes to begin."""
 
     def body(client: Client, comm: dist.Comm):
@@ -131,7 +130,7 @@ def measured(strategy: Callable[[Client, dist.Comm], Any], ranks: int) -> int:
             y = ht.nn.Linear(72, 30)(ht.flatten(ht.concat(tables, axis=1), 1))
             loss = ht.mean(ht.square(y - t))
             subgraphs = {"train": [loss, ht.optim.SGD(0.1).minimize(loss)]}
-        ex = ht.Executor(subgraphs, strategy=strategy(client, comm), comm=comm)
+        ex = ht.Executor(subgraphs, strategy=strategy, comm=Connected(comm, client))
         rng = np.random.default_rng(0)
         feed = {"ids": rng.integers(0, 5, (48, 4)), "t": np.zeros((48, 30), "f")}
         program = ex.program("train", feed)
@@ -151,9 +150,9 @@ def measured(strategy: Callable[[Client, dist.Comm], Any], ranks: int) -> int:
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_hybrid_moves_no_more_bytes_than_the_better_of_servers_and_all_reduce(ranks):
-    servers = measured(lambda client, comm: ps.ParameterServer(client, comm.rank, ranks), ranks)
-    all_reduce = measured(lambda client, comm: dist.DataParallel(), ranks)
-    both = measured(lambda client, comm: Hybrid(batch_size=48, client=client), ranks)
+    servers = measured(ParameterServer(), ranks)
+    all_reduce = measured(dist.DataParallel(), ranks)
+    both = measured(Hybrid(batch_size=48), ranks)
     assert both <= min(servers, all_reduce)
     if ranks == 4:
         assert both < 0.8 * min(servers, all_reduce)
@@ -164,8 +163,8 @@ def test_a_hybrid_moves_no_more_bytes_than_the_better_of_servers_and_all_reduce(
 
 def test_bounds_of_zero_train_as_no_cache_and_asking_ahead_changes_nothing():
     def body(client: Client, comm: dist.Comm, cache: ps.Cache | None, ahead: bool):
-        strategy = hybrid(client, cache=cache)
-        ex = ht.Executor(model(OPTIMIZERS["sgd"]()), strategy=strategy, comm=comm)
+        strategy = hybrid(cache=cache)
+        ex = ht.Executor(model(OPTIMIZERS["sgd"]()), strategy=strategy, comm=Connected(comm, client))
         losses = [
             float(ex.run("train", batch(s), ahead=batch(s + 1) if ahead and s < 7 else None)[0]) for s in range(8)
         ]
@@ -182,8 +181,8 @@ def test_bounds_of_zero_train_as_no_cache_and_asking_ahead_changes_nothing():
 @pytest.mark.parametrize("mode", [ps.ASP(), ps.SSP(1)], ids=str)
 def test_tables_under_other_modes_learn(mode):
     def body(client: Client, comm: dist.Comm):
-        strategy = hybrid(client, consistency=mode, cache=ps.Cache("lfu", 60))
-        ex = ht.Executor(model(OPTIMIZERS["sgd"]()), strategy=strategy, comm=comm)
+        strategy = hybrid(consistency=mode, cache=ps.Cache("lfu", 60))
+        ex = ht.Executor(model(OPTIMIZERS["sgd"]()), strategy=strategy, comm=Connected(comm, client))
         assert client.status()[0]["consistency"] == str(mode)
         return [float(ex.run("train", batch(0), ahead=batch(0))[0]) for _ in range(30)]
 
@@ -205,7 +204,7 @@ def test_checkpoints_pass_between_one_process_and_a_hybrid_and_training_goes_on(
 
     def body(client: Client, comm: dist.Comm):
         cache = ps.Cache("lru", 60, 2, 2) if optimizer == "sgd" else None
-        ex = ht.Executor(build(), strategy=hybrid(client, cache=cache), comm=comm)
+        ex = ht.Executor(build(), strategy=hybrid(cache=cache), comm=Connected(comm, client))
         extra = ex.load(tmp_path / "one")
         ex.save(tmp_path / "same", extra)
         ex.run("train", batch(3))
@@ -223,7 +222,7 @@ def test_checkpoints_pass_between_one_process_and_a_hybrid_and_training_goes_on(
 
 
 def test_a_pipeline_is_refused():
-    strategy = Hybrid(dist.Pipeline(stages=2), client=object())
+    strategy = Hybrid(dist.Pipeline(stages=2))
     with pytest.raises(ht.errors.ArgumentError, match="a pipeline"):
         run_ranks(2, lambda comm: ht.Executor(model(OPTIMIZERS["sgd"]()), strategy=strategy, comm=comm))
 
@@ -231,48 +230,44 @@ def test_a_pipeline_is_refused():
 # -- planned ------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def planned(monkeypatch):
+def planned(optimizer: str, **options: Any) -> list[Any]:
     """What `auto` chooses on two ranks of a job with servers, and what training with the plan read from JSON gives."""
-    mine = threading.local()
-    monkeypatch.setattr(planner, "has_servers", lambda: True)
-    for module in (planner, plan.hybrid):
-        monkeypatch.setattr(module, "connect", lambda: mine.client)
 
-    def run(optimizer: str, **options: Any) -> list[Any]:
-        def body(client: Client, comm: dist.Comm):
-            mine.client, graph = client, model(OPTIMIZERS[optimizer]())
-            made = plan.auto(batch_size=ROWS, **options).choose(graph, comm)
-            read = plan.Plan.from_json(made.to_json())
-            assert read == made
-            return made, trained(ht.Executor(model(OPTIMIZERS[optimizer]()), strategy=read, comm=comm))[0]
+    def body(client: Client, comm: dist.Comm):
+        here = Connected(comm, client)
+        made = plan.auto(batch_size=ROWS, **options).choose(model(OPTIMIZERS[optimizer]()), here)
+        read = plan.Plan.from_json(made.to_json())
+        assert read == made
+        return made, trained(ht.Executor(model(OPTIMIZERS[optimizer]()), strategy=read, comm=here))[0]
 
-        return job(2, body)
-
-    return run
+    return job(2, body)
 
 
-def test_the_planner_gives_tables_to_servers_where_they_do_not_fit_on_ranks(planned):
+def served(made: plan.Plan) -> set[str]:
+    return {name for name, kept in made.strategy.variables.items() if isinstance(kept, dist.Served)}
+
+
+def test_the_planner_gives_tables_to_servers_where_they_do_not_fit_on_ranks():
     hints = {"data": 2, "zero": 0}
     free = {r.name: r for r in planned("sgd", hints=hints)[0][0].why().rated}
     assert {"dp2", "dp2, 1 of 2 tables on servers", "dp2, 2 of 2 tables on servers"} <= {*free}
     wanted = trained(ht.Executor(model(OPTIMIZERS["sgd"]())))[0]
     budget = (free["dp2"].peak + free["dp2, 1 of 2 tables on servers"].peak) // 2
     for made, losses in planned("sgd", hints=hints, budget=budget):
-        assert made.served == ("model/large/weight",) and made.cache is None
+        assert served(made) == {"model/large/weight"} and made.strategy.cache is None
         assert "on servers: model/large/weight" in str(made.why())
         assert "decided by memory: " in str(made.why())
         np.testing.assert_allclose(losses, wanted, rtol=1e-4)
 
 
-def test_tables_are_cached_only_if_a_hint_says_so(planned):
+def test_tables_are_cached_only_if_a_hint_says_so():
     cache = ps.Cache("lru", 60, 0, 0)
     hints = {"data": 2, "zero": 0, "cache": cache}
     wanted = trained(ht.Executor(model(OPTIMIZERS["sgd"]())))[0]
     rated = {r.name: r for r in planned("sgd", hints=hints)[0][0].why().rated}
     budget = (rated["dp2"].peak + rated["dp2, 1 of 2 tables on servers, cached"].peak) // 2
     for made, losses in planned("sgd", hints=hints, budget=budget):
-        assert made.cache == cache and made.served == ("model/large/weight",)
+        assert made.strategy.cache == cache and served(made) == {"model/large/weight"}
         np.testing.assert_allclose(losses, wanted, rtol=1e-4)
     with pytest.raises(ht.errors.ArgumentError, match="whose update is adam: a cache sends sums"):
         planned("adam", hints=hints)
@@ -289,7 +284,7 @@ def test_ranks_find_what_the_launcher_leaves_in_their_environment(monkeypatch):
     assert environment.place() == (2, 3)
     monkeypatch.delenv(ADDRESSES, raising=False)
     with pytest.raises(ht.errors.ArgumentError, match="no parameter servers"):
-        ps.ParameterServer()
+        ht.Executor(model(OPTIMIZERS["sgd"]()), strategy=ParameterServer())
 
 
 @pytest.mark.parametrize(

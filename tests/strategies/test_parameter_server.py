@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+
 import numpy as np
 import pytest
 
@@ -9,12 +11,20 @@ import hetu as ht
 from hetu.core.errors import ArgumentError, CheckpointError
 from hetu.core.graph import count_names_apart
 from hetu.core.op import Role
-from hetu.ps import BSP, SSP, Cache, Client, Parameter, ParameterServer, RefusedError, ServerProcess
+from hetu.ps import BSP, SSP, Cache, Client, Parameter, RefusedError, ServerProcess
 from hetu.ps.saved import restore
+from hetu.ps.wire.environment import Place
+from hetu.strategies import Connected, ParameterServer, on_servers
 
-from .network import connect, job, options
+from ..ps.network import TOKEN, connect, job, options
 
 ROWS, WORKERS = 8, 2
+
+
+def served(model: str, optimizer: str, client: Client, rank: int = 0, workers: int = 1, **options) -> ht.Executor:
+    """The executor of one worker, under `ParameterServer(**options)`."""
+    comm = Connected(Place(rank, workers), client)
+    return ht.Executor(build(model, optimizer), strategy=ParameterServer(**options), comm=comm)
 
 
 def dense(optimizer):
@@ -56,7 +66,7 @@ def build(model, optimizer):
 
 def work(client: Client, rank: int, model: str, optimizer: str, steps: int = 6):
     count_names_apart()
-    ex = ht.Executor(build(model, optimizer), strategy=ParameterServer(client, rank, WORKERS))
+    ex = served(model, optimizer, client, rank, WORKERS)
     sparse = model == "embedded"
     losses = [float(ex.run("train", batch(s, sparse))[0]) for s in range(steps)]
     return losses, ex.run("eval", batch(99, sparse)), ex
@@ -79,7 +89,7 @@ def test_bsp_equals_one_process_on_whole_batches(model, optimizer):
 def test_other_modes_learn(mode):
     def body(client: Client, rank: int):
         count_names_apart()
-        ex = ht.Executor(build("dense", "sgd"), strategy=ParameterServer(client, rank, WORKERS))
+        ex = served("dense", "sgd", client, rank, WORKERS)
         return [float(ex.run("train", batch(0, False))[0]) for _ in range(40)]
 
     for losses in job(mode, WORKERS, body):
@@ -101,7 +111,7 @@ def test_a_table_that_is_only_looked_up_lives_on_the_servers():
 def test_a_batch_that_does_not_divide_is_refused():
     def body(client: Client, rank: int):
         count_names_apart()
-        ex = ht.Executor(build("dense", "sgd"), strategy=ParameterServer(client, rank, WORKERS))
+        ex = served("dense", "sgd", client, rank, WORKERS)
         with pytest.raises(ht.errors.ShapeError, match="does not divide among 2 workers"):
             ex.run("train", {name: value[:7] for name, value in batch(0, False).items()})
 
@@ -114,11 +124,11 @@ def test_a_batch_that_does_not_divide_is_refused():
 def test_a_strategy_decides_on_the_consistency_unless_another_worker_has():
     def body(client: Client, rank: int):
         count_names_apart()
-        ht.Executor(build("dense", "sgd"), strategy=ParameterServer(client, consistency=SSP(2)))
+        served("dense", "sgd", client, consistency=SSP(2))
         assert client.status()[0]["consistency"] == "ssp:2"
-        ParameterServer(client, consistency=SSP(2))
+        served("dense", "sgd", client, consistency=SSP(2))
         with pytest.raises(RefusedError, match="the job runs under ssp:2, worker 0 asks for bsp"):
-            ParameterServer(client, consistency=BSP())
+            served("dense", "sgd", client, consistency=BSP())
 
     job("asp", 1, body, servers=2)
 
@@ -129,8 +139,7 @@ def test_a_strategy_decides_on_the_consistency_unless_another_worker_has():
 def in_turns(cache: Cache | None, steps: int = 12):
     """Two workers, one step each in turn, in one thread: what they saw, the table in the end, and rows fetched."""
     with ServerProcess(options("asp", 2)) as server, connect([server.address]) as a, connect([server.address], 1) as b:
-        strategies = [ParameterServer(client, rank, 2, cache=cache) for rank, client in enumerate((a, b))]
-        workers = [ht.Executor(build("embedded", "sgd-cosine"), strategy=strategy) for strategy in strategies]
+        workers = [served("embedded", "sgd-cosine", c, rank, 2, cache=cache) for rank, c in enumerate((a, b))]
         losses = [float(workers[s % 2].run("train", batch(s, True))[0]) for s in range(steps)]
         for executor in workers:
             executor.placement.comm.rows.flush()
@@ -156,7 +165,7 @@ def test_bounds_save_rows_and_lead_to_about_the_same_table():
 def test_a_cache_for_adam_is_refused():
     def body(client: Client, rank: int):
         with pytest.raises(ArgumentError, match="whose update is adam: a cache sends sums of finished steps"):
-            ht.Executor(build("embedded", "adam"), strategy=ParameterServer(client, cache=Cache()))
+            served("embedded", "adam", client, cache=Cache())
 
     job("bsp", 1, body)
 
@@ -169,8 +178,7 @@ def run_ahead(mode: str, cache: Cache | None, announce):
 
     def body(client: Client, rank: int):
         count_names_apart()
-        strategy = ParameterServer(client, rank, WORKERS, cache=cache)
-        ex = ht.Executor(build("embedded", "sgd"), strategy=strategy)
+        ex = served("embedded", "sgd", client, rank, WORKERS, cache=cache)
         losses, waiting = [], []
         for s in range(6):
             losses.append(float(ex.run("train", batch(s, True), ahead=announce(s))[0]))
@@ -193,7 +201,7 @@ def test_asking_ahead_changes_when_rows_travel_and_nothing_else(cache):
 
 def test_the_training_loop_announces_the_next_batch():
     def body(client: Client, rank: int):
-        ex = ht.Executor(build("embedded", "sgd"), strategy=ParameterServer(client))
+        ex = served("embedded", "sgd", client)
         batches = [(b["x"], b["t"]) for b in (batch(s, True) for s in range(4))]
         rows, answered = ex.placement.comm.rows, []
         pull = rows.pull
@@ -226,7 +234,7 @@ def test_checkpoints_pass_between_one_process_and_servers_and_training_goes_on(m
 
     def body(client: Client, rank: int, load: str, steps: range, save: str):
         count_names_apart()
-        ex = ht.Executor(build(model, optimizer), strategy=ParameterServer(client, rank, WORKERS, cache=cache))
+        ex = served(model, optimizer, client, rank, WORKERS, cache=cache)
         extra = ex.load(tmp_path / load)
         ex.save(tmp_path / "again", extra)
         losses = [float(ex.run("train", batch(s, sparse))[0]) for s in steps]
@@ -250,7 +258,7 @@ def test_a_checkpoint_of_another_model_changes_nothing_on_the_servers(tmp_path):
 
     def body(client: Client, rank: int):
         count_names_apart()
-        ex = ht.Executor(build("embedded", "adam"), strategy=ParameterServer(client))
+        ex = served("embedded", "adam", client)
         before = {name: client.pull(name).wait() for name in client.parameters}
         with pytest.raises(CheckpointError, match="belongs to another model"):
             ex.load(tmp_path / "one")
@@ -272,3 +280,25 @@ def test_a_worker_that_comes_back_does_not_undo_what_others_have_done_since_the_
         a.push("w", np.ones(2)).wait()
         restore(b, "w", lambda: pytest.fail("nothing is missing"), step=0)
         assert b.pull("w").wait().tolist() == [4.5, 4.5]
+
+
+# -- in a job -----------------------------------------------------------------------------------------------------
+
+
+def test_workers_know_the_servers_only_and_executors_share_one_connection(monkeypatch):
+    """No MPI is asked for: rank and servers are in the environment."""
+    monkeypatch.setattr(on_servers, "world", lambda: pytest.fail("communication was started"))
+    with ServerProcess(options("asp", 2)) as server:
+        for name, value in {"SERVERS": server.address, "SERVER_TOKEN": TOKEN}.items():
+            monkeypatch.setenv(f"HETU_{name}", value)
+        monkeypatch.setenv("PMI_RANK", "1")
+        monkeypatch.setenv("PMI_SIZE", "2")
+        one, other = (ht.Executor(build("dense", "sgd"), strategy=ParameterServer()) for _ in range(2))
+        client = one.placement.comm.client
+        assert other.placement.comm.client is client and client.worker == one.placement.rank == 1
+        before = dict(one.state)
+        assert other.run("train", batch(0, False))[0] > 0
+        assert all(np.array_equal(one.state[name], value) for name, value in before.items())
+        client.leave()
+        atexit.unregister(client.leave)
+        client.close()

@@ -1,0 +1,175 @@
+"""Where an executor's work is done: what it asks of a placement, the placement of one process, and how to get one.
+
+A strategy says how a model is spread; `attach` makes of it the placement on this process, which holds what lives, such
+as connections. Whoever writes a new kind of strategy registers it there. Ignored on purpose: ranks (`hetu.dist`) and
+servers (`hetu.ps`), which this file need not know.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import singledispatch
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..passes import Pass
+from .checkpoint import Box
+from .errors import ArgumentError, UnknownNameError, did_you_mean
+from .graph import Node
+from .program import Program
+from .state import State
+from .types import Atom
+
+FilePath = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class Local:
+    """One process's part of a graph: its fetches (whole values), tokens of what only acts, new values, and feeds.
+
+    `feeds` says of a local placeholder which box of which feed it takes; those it does not name take their own, whole.
+    `steps` says every step of communication in words; it must be equal on all ranks.
+    """
+
+    fetches: tuple[Node, ...]
+    tokens: tuple[Node, ...]
+    updates: dict[Node, Node]
+    feeds: dict[str, tuple[str, Box]] = field(default_factory=dict)
+    steps: tuple[str, ...] = ()
+
+
+class Placement(Protocol):
+    """What an executor asks of where its work is done. All processes of a job ask alike, in the same order."""
+
+    comm: Any  # what operators that communicate are bound to, if there is anything
+    ahead: bool  # whether it has use for `expect`
+
+    @property
+    def rank(self) -> int:
+        """Which this process is, from 0, of those that train together."""
+
+    @property
+    def world_size(self) -> int:
+        """How many train together."""
+
+    def variable(self, node: Node) -> Node | None:
+        """The variable that holds this process's part of `node`; None if it has no part."""
+
+    def start(self, state: State) -> None:
+        """The variables have been made."""
+
+    def whole_graph(self, passes: Sequence[Pass]) -> Sequence[Pass]:
+        """Those of `passes` that have to see the whole graph, before `cut`; the others follow after it."""
+
+    def sizes(self, sizes: Mapping[Atom, int], training: bool) -> Mapping[Atom, int]:
+        """The sizes that a graph is made for, from those that are fed."""
+
+    def cut(self, fetches: Sequence[Node], updates: Mapping[Node, Node]) -> Local:
+        """This process's part of a graph whose sizes are known."""
+
+    def last(
+        self, fetches: Sequence[Node], updates: Mapping[Node, Node]
+    ) -> tuple[tuple[Node, ...], Mapping[Node, Node]]:
+        """This process's part, tokens among the fetches, once all other passes have been applied."""
+
+    def expect(self, program: Program, values: Mapping[str, np.ndarray]) -> None:
+        """The next step will run this program on these feeds."""
+
+    def agree(self, values: Mapping[str, float]) -> Mapping[str, float]:
+        """The numbers that all processes go by, from those that each has."""
+
+    def save(self, state: State, variables: Iterable[Node], path: FilePath, extra: Mapping[str, Any] | None) -> None:
+        """Write the variables, as they are on all processes together."""
+
+    def load(self, state: State, variables: Iterable[Node], path: FilePath) -> dict[str, Any]:
+        """Continue from what any placement saved; returns its `extra`."""
+
+
+class Alone:
+    """One process does everything. What a user's own collectives go over, `comm`, is passed on to them.
+
+    >>> alone = Alone()
+    >>> alone.rank, alone.world_size, alone.agree({"loss": 0.5})
+    (0, 1, {'loss': 0.5})
+    """
+
+    rank, world_size, ahead = 0, 1, False
+
+    def __init__(self, comm: Any = None) -> None:
+        self.comm = comm
+
+    def variable(self, node: Node) -> Node:
+        return node
+
+    def start(self, state: State) -> None:
+        pass
+
+    def whole_graph(self, passes: Sequence[Pass]) -> Sequence[Pass]:
+        return ()
+
+    def sizes(self, sizes: Mapping[Atom, int], training: bool) -> Mapping[Atom, int]:
+        return sizes
+
+    def cut(self, fetches: Sequence[Node], updates: Mapping[Node, Node]) -> Local:
+        return Local(tuple(fetches), (), dict(updates))
+
+    def last(
+        self, fetches: Sequence[Node], updates: Mapping[Node, Node]
+    ) -> tuple[tuple[Node, ...], Mapping[Node, Node]]:
+        return tuple(fetches), updates
+
+    def expect(self, program: Program, values: Mapping[str, np.ndarray]) -> None:
+        pass
+
+    def agree(self, values: Mapping[str, float]) -> Mapping[str, float]:
+        return values
+
+    def save(self, state: State, variables: Iterable[Node], path: FilePath, extra: Mapping[str, Any] | None) -> None:
+        state.save(path, extra)
+
+    def load(self, state: State, variables: Iterable[Node], path: FilePath) -> dict[str, Any]:
+        return state.load(path)
+
+    def __repr__(self) -> str:
+        return "Alone()"
+
+
+STRATEGY = "HETU_STRATEGY"  # the environment variable that names the strategy of executors that are given none
+STRATEGIES: dict[str, Callable[[], Any]] = {}  # by name; the top of the package enters them
+
+
+def named(strategy: Any) -> Any:
+    """The strategy of that name, or that of `$HETU_STRATEGY` where none is given; others are as they are."""
+    name = strategy or os.environ.get(STRATEGY) if strategy is None or isinstance(strategy, str) else None
+    if not name:
+        return strategy
+    if name not in STRATEGIES:
+        raise UnknownNameError(f"there is no strategy {name!r}", fix=did_you_mean(name, STRATEGIES))
+    return STRATEGIES[name]()
+
+
+def attach(strategy: Any, outputs: Sequence[Node], comm: Any = None) -> Placement:
+    """The placement by which `strategy` spreads the graph of `outputs` over `comm`, by default all of the job.
+
+    Each kind of strategy has its own way: `@attaches(Kind)` before a function of these arguments.
+
+    >>> attach(None, [])
+    Alone()
+    """
+    return _way.dispatch(type(strategy))(strategy, outputs, comm)
+
+
+@singledispatch
+def _way(strategy: Any, outputs: Sequence[Node], comm: Any) -> Placement:
+    raise ArgumentError(f"{strategy!r:.80} is no strategy", fix="pass one of hetu.dist, say DataParallel(), or a name")
+
+
+attaches = _way.register
+
+
+@attaches(type(None))
+def _alone(strategy: None, outputs: Sequence[Node], comm: Any) -> Placement:
+    return Alone(comm)

@@ -1,0 +1,50 @@
+"""Where a variable lives: on the ranks of a job in some layout, or on servers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..layout.layout import Layout
+
+
+@dataclass(frozen=True)
+class Kept:
+    """How ranks keep a variable: `compute` is what the model reads, `store` what is kept and updated."""
+
+    compute: Layout
+    store: Layout
+
+    @property
+    def words(self) -> tuple[str, str]:
+        """What is read and what is kept, for tables."""
+        return str(self.compute), str(self.store)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"compute": self.compute.to_json(), "store": self.store.to_json()}
+
+
+@dataclass(frozen=True)
+class Served:
+    """A variable that servers keep and update, by the gradients that ranks send.
+
+    Where it is `copied`, each rank has all of it and fetches it anew after each step. Of any other a rank has nothing:
+    of a table it fetches the rows that it looks up, and the state of an optimizer is the servers' own business.
+    """
+
+    copied: bool = False
+
+    @property
+    def words(self) -> tuple[str, str]:
+        return "whole" if self.copied else "", "servers"
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def read_kept(data: Mapping[str, Any]) -> Kept | Served:
+    """What `to_json` of either wrote."""
+    if "copied" in data:
+        return Served(bool(data["copied"]))
+    return Kept(Layout.from_json(data["compute"]), Layout.from_json(data["store"]))

@@ -1,0 +1,79 @@
+"""A strategy with stages, as plain data: each on ranks of its own, and a batch fed to them in micro-batches.
+
+Ignored on purpose: writing one (`pipeline.py`), and how a step runs (`pipelined.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from ...core.errors import ShapeError
+from ...core.graph import Node
+from ...core.op import Role
+from ...core.types import Atom
+from ..layout.layout import Layout
+from .kept import Kept
+from .schedule import Schedule
+from .strategy import Strategy
+
+
+@dataclass
+class Staged(Strategy):
+    """A strategy with stages: a grid for each, the stage of each layer (none if the user has marked nodes), a schedule.
+
+    `base` holds duplicates on the ranks of all stages; variables on one stage are named in `variables`.
+    """
+
+    stages: tuple[Layout, ...] = ()
+    cut: dict[str, int] = field(default_factory=dict)
+    microbatches: int = 1
+    schedule: str = "1f1b"
+    kind: ClassVar[str] = "staged"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        of = {layout.ranks: stage for stage, layout in enumerate(self.stages)}
+        stored = {name: kept.store.ranks for name, kept in self.variables.items() if isinstance(kept, Kept)}
+        self.homes = {name: of[ranks] for name, ranks in stored.items() if ranks in of}
+
+    def batch_axis(self, node: Node) -> int | None:
+        """The axis along which a feed is cut into micro-batches; None for all other nodes."""
+        if node.role is not Role.PLACEHOLDER or node.name not in self.feeds:
+            return None
+        return max((role for role, _ in self.feeds[node.name].axes().values() if role >= 0), default=None)
+
+    def sizes(self, sizes: Mapping[Atom, int], training: bool) -> Mapping[Atom, int]:
+        """The sizes that a graph is made for, from those fed: in PipeDream every micro-batch is a batch of its own."""
+        if self.schedule != "pipedream" or not training:
+            return sizes
+        found = dict(sizes)
+        for (name, axis), size in sizes.items():
+            if name in self.feeds and axis == max(role for role, _ in self.feeds[name].axes().values()):
+                if size % self.microbatches:
+                    raise ShapeError(
+                        f"a batch of {size} in {name!r} does not divide into {self.microbatches} micro-batches",
+                        fix="feed batches of a multiple of microbatches",
+                    )
+                found[name, axis] = size // self.microbatches
+        return found
+
+    def picture(self) -> Schedule:
+        """The schedule of a training step, to print or show.
+
+        >>> strategy = Staged(Layout(Shard((0,))), stages=(Layout(Shard((0,))),), microbatches=2)
+        >>> print(strategy.picture())
+        1f1b: 1 stages, 2 micro-batches, bubble 0.0 %
+        stage 0  F0 B0 B0 F1 B1 B1
+        """
+        return Schedule.of(self.schedule, len(self.stages), self.microbatches)
+
+    def data(self) -> dict[str, Any]:
+        found = {"stages": [layout.to_json() for layout in self.stages], "cut": self.cut}
+        return super().data() | found | {"microbatches": self.microbatches, "schedule": self.schedule}
+
+    @classmethod
+    def arguments(cls, data: Mapping[str, Any]) -> dict[str, Any]:
+        rest = {name: data[name] for name in ("cut", "microbatches", "schedule")}
+        return super().arguments(data) | rest | {"stages": tuple(map(Layout.from_json, data["stages"]))}

@@ -1,0 +1,15 @@
+"""What joins `hetu.dist` and `hetu.ps`: strategies by which ranks keep some variables and servers the others.
+
+Read `choice.py` (which), `hybrid.py` (the builders) and `serving.py` (what they write), then `on_servers.py`, which
+makes of it one rank's graph.
+
+>>> ParameterServer().apart
+True
+"""
+
+from .choice import Choice
+from .hybrid import Hybrid, ParameterServer
+from .on_servers import Connected, OnServers
+from .serving import Serving
+
+__all__ = ["Choice", "Connected", "Hybrid", "OnServers", "ParameterServer", "Serving"]

@@ -1,0 +1,245 @@
+"""One rank's part of a graph of which servers keep variables: optimizer steps become pushes, a tick and pulls.
+
+For every variable that servers keep, the update is cut out of the graph: its gradient is pushed, the servers apply the
+same rule, and the new value is pulled straight into the variable. A table that is only looked up has no copy here:
+lookups pull the rows of the batch, gradients push them. What is left is cut among the ranks as without servers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..core.checkpoint import Box, Checkpoint, whole, write_part
+from ..core.errors import ShapeError
+from ..core.graph import Node, origin_of
+from ..core.op import Role
+from ..core.placement import FilePath, Local, Placement, attaches
+from ..core.program import Program
+from ..core.state import State
+from ..core.types import Atom, Dim
+from ..dist.comm.comm import Comm, SerialComm
+from ..dist.comm.mpi import world
+from ..dist.cut.kept import Served
+from ..dist.cut.placement import OnRanks
+from ..look.table import rows_html
+from ..passes import Pass, simplify, sparsify_updates
+from ..ps.saved import restore, state_of
+from ..ps.store.partition import Parameter
+from ..ps.wire.client import Client
+from ..ps.wire.environment import Place, connect, place
+from ..ps.wire.rows import Rows
+from .choice import HEADER, choices
+from .hybrid import Hybrid
+from .servable import Calls, Servable, create, expected
+from .serving import Serving
+
+AGREEMENT = "agreement"  # begins the names of what workers agree on
+
+
+class Connected:
+    """A communicator with a connection to the servers: what the operators of both are bound to.
+
+    As an executor's `comm=` it says who a rank is where `heturun` did not start it: `Connected(Place(0, 2), client)`
+    for ranks that know the servers only, else with the communicator of the ranks.
+    """
+
+    def __init__(self, comm: Comm | Place, client: Client, rows: Rows | None = None) -> None:
+        self.comm, self.client, self.rows = comm, client, rows
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.comm, name)
+
+
+Ranks = Comm | Place | Connected
+
+
+@attaches(Hybrid)
+@attaches(Serving)
+def on_servers(builder: Hybrid | Serving, outputs: Sequence[Node], comm: Ranks | None = None) -> Placement:
+    """The strategy that `builder` writes for this graph, on the ranks of `comm` (those of the job by default)."""
+    ranks = comm if comm is not None else place() if builder.apart else world()
+    strategy = builder.build(outputs, ranks.world_size)
+    strategy.check(outputs, 1 if strategy.apart else ranks.world_size)
+    return OnServers(strategy, ranks, outputs)
+
+
+class OnServers(OnRanks):
+    """A strategy for one graph on real ranks and servers; `print(placement)` shows what is kept where, and why."""
+
+    ahead = True
+    strategy: Serving
+    comm: Any  # `Connected`, once it has started
+
+    def __init__(self, strategy: Serving, comm: Ranks, outputs: Sequence[Node]) -> None:
+        self.worker, self.client = comm, getattr(comm, "client", None)
+        super().__init__(strategy, SerialComm() if strategy.apart else getattr(comm, "comm", comm), outputs)
+        self.servable = Servable(outputs)
+        self.kept = [v for v in self.servable.steps if strategy.is_served(v)]
+        self.tables = {v for v in self.kept if strategy.variables[v.name] == Served()}
+        self.cached = self.tables if strategy.cache else set()
+        fed = [n for n in self.servable.nodes if n.role is Role.PLACEHOLDER and n.name in strategy.feeds]
+        self.batches = {n.name for n in fed if isinstance(n.shape[0], Dim)}
+
+    @property
+    def rank(self) -> int:
+        return self.worker.rank
+
+    @property
+    def world_size(self) -> int:
+        return self.worker.world_size
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        rated = choices(self.servable, self.strategy.batch_size, self.world_size)
+        return [HEADER, *(choice.row(v in self.kept) for v, choice in rated.items())]
+
+    def __str__(self) -> str:
+        rows = self._rows()
+        widths = [max(map(len, column)) for column in zip(*rows)]
+        return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in rows)
+
+    def _repr_html_(self) -> str:
+        return rows_html(self._rows())
+
+    # -- what an executor asks -----------------------------------------------------------------------------------
+
+    def whole_graph(self, passes: Sequence[Pass]) -> Sequence[Pass]:
+        """What is applied before the updates are cut out."""
+        return (simplify,)
+
+    def start(self, state: State) -> None:
+        """Connect, create what is served with the values that one process would start from, and fetch the copies."""
+        client, strategy = self.client or connect(), self.strategy
+        if strategy.consistency is not None:
+            client.agree(strategy.consistency)
+        # Of ranks apart the servers take the mean of what is pushed, except through a cache, whose steps they add;
+        # otherwise gradients are those of the loss of all ranks, so pushes are summed.
+        weight = 1 / self.world_size if strategy.apart else 1.0
+        self.comm = Connected(self.comm, client, Rows(client, strategy.cache, weight))
+        create(client, {v: self._parameter(v) for v in self.kept}, state.seed)
+        self.comm.rows.hold(v.name for v in self.servable.steps if v in self.cached)
+        self._fetch(state)
+
+    def _parameter(self, variable: Node) -> Parameter:
+        reduce = "mean" if self.strategy.apart else "sum"
+        return self.servable.parameter(
+            variable, sparse=variable in self.tables, reduce=reduce, cached=variable in self.cached
+        )
+
+    def _fetch(self, state: State) -> None:
+        for v in self.kept:
+            if v not in self.tables:
+                self.comm.client.pull(v.name, state.arrays[v.name]).wait()
+
+    def expect(self, program: Program, values: Mapping[str, np.ndarray]) -> None:
+        """The next step will run this program on these feeds: its rows are asked for when this one has pushed."""
+        self.comm.rows.expected = expected(program, values)
+
+    def sizes(self, sizes: Mapping[Atom, int], training: bool) -> Mapping[Atom, int]:
+        """Of ranks apart, the sizes of one's part of what is fed; evaluation is not split."""
+        found = dict(super().sizes(sizes, training))
+        for (name, axis), size in found.items() if training and self.strategy.apart else ():
+            if name in self.batches and axis == 0:
+                if size % self.world_size:
+                    raise ShapeError(
+                        f"a batch of {size} in {name!r} does not divide among {self.world_size} workers",
+                        fix="feed batches of a multiple of the workers (drop_last=True)",
+                    )
+                found[name, axis] = size // self.world_size
+        return found
+
+    def cut(self, fetches: Sequence[Node], updates: Mapping[Node, Node], effects: Sequence[Node] = ()) -> Local:
+        """This rank's graph: lookups pull rows, gradients are pushed, and all else is as without servers."""
+        calls, sent = Calls(), list[Node]()
+        outputs = calls.look_up((*fetches, *updates.values()), self.tables)
+        new = dict(zip(updates, outputs[len(fetches) :]))
+        for variable in reversed([v for v in new if v in self.kept]):
+            with origin_of(new[variable]):
+                sparse, cached = variable in self.tables, variable in self.cached
+                sent += calls.push(variable, new[variable], sparse=sparse, cached=cached)
+        rest = [v for v in new if not self.strategy.is_served(v)]
+        outputs = sparsify_updates((*outputs[: len(fetches)], *(new[v] for v in rest), *sent))
+        acting = len(fetches) + len(rest)
+        local = super().cut(outputs[: len(fetches)], dict(zip(rest, outputs[len(fetches) : acting])), outputs[acting:])
+        if self.strategy.apart and updates:
+            local = replace(local, feeds={name: self._part(*fed) for name, fed in local.feeds.items()})
+        if not sent:
+            return local
+        others, pushes = local.tokens[: -len(sent)], local.tokens[-len(sent) :]
+        ticked = calls.tick(pushes, order=len(local.steps))
+        pulled = {v: calls.pull(ticked, v) for v in new if v in self.kept and v not in self.tables}
+        return replace(local, tokens=(*others, ticked), updates=local.updates | pulled)
+
+    def _part(self, name: str, box: Box) -> tuple[str, Box]:
+        """Which box of a feed this rank takes, from its part as if it were all there is."""
+        if name not in self.batches:
+            return name, box
+        (low, high), *rest = box
+        return name, ((low + self.rank * high, high + self.rank * high), *rest)
+
+    def agree(self, values: Mapping[str, float]) -> Mapping[str, float]:
+        """The numbers that all ranks are to go by. All call this alike: of ranks apart it ends a clock.
+
+        Of these they are the first values of a parameter that nobody trains, made anew each time. Under BSP and SSP(0)
+        they are those of worker 0 as long as it takes part, because the others offer theirs only once it has ended the
+        clock before which it offered its own; under SSP(s) and ASP nobody waits, and they are those of whoever came
+        first. A server that is killed meanwhile may forget them before all have asked.
+        """
+        if not self.strategy.apart or self.world_size == 1:
+            return super().agree(values)
+        client, mine = self.comm.client, np.array([*values.values()], np.float64)
+        name = f"{AGREEMENT} {client.step}"  # a new life of a worker must not find what was agreed on before it
+        parameter = {name: Parameter(mine.shape, "float64", rule="add", reduce="sum")}
+        if self.rank == 0:
+            client.create(parameter, {name: mine})
+        client.clock().wait()
+        if self.rank:
+            client.create(parameter, {name: mine})
+        return dict(zip(values, client.pull(name).wait().tolist()))
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------
+
+    def save(self, state: State, variables: Iterable[Node], path: FilePath, extra: Mapping[str, Any] | None) -> None:
+        """Write all variables to a folder: each rank its part of those kept on ranks, rank 0 those of the servers.
+
+        Of ranks apart, rank 0 writes all. Under BSP it is the state at this clock; under SSP and ASP others may train
+        on meanwhile, so that each parameter is one that the mode lets a reader see.
+        """
+        self.comm.rows.flush()
+        if self.strategy.apart and self.rank:
+            return
+        self.comm.barrier()  # so that all has arrived, also where the servers wait for nobody
+        self.save_parts(state, [v for v in variables if not self.strategy.is_served(v)], path, extra)
+
+    def finish(
+        self, folder: Path, number: int, sizes: list[int], table: dict[str, Any], extra: Mapping[str, Any] | None
+    ) -> None:
+        """Add a part for each variable that servers keep, so that no more than one of them is in memory at a time."""
+        for variable in self.kept:
+            part, nodes = len(sizes), (variable, *self.servable.slots([variable]))
+            tensors = dict(zip((n.name for n in nodes), state_of(self.comm.client, variable.name)))
+            sizes.append(write_part(folder, number, part, tensors))
+            table |= {
+                n.name: {"shape": n.shape, "dtype": n.dtype.name, "pieces": [(part, whole(n.shape))]} for n in nodes
+            }
+        super().finish(folder, number, sizes, table, extra)
+
+    def load(self, state: State, variables: Iterable[Node], path: FilePath) -> dict[str, Any]:
+        """Continue from what any executor saved; all ranks call this alike."""
+        extra, checkpoint = super().load(state, variables, path), Checkpoint(Path(path))
+        for variable in self.kept:
+            nodes = variable, *self.servable.slots([variable])
+
+            def read(nodes: tuple[Node, ...] = nodes) -> np.ndarray:
+                return np.stack([checkpoint.read(n.name, whole(n.shape)) for n in nodes])
+
+            count = self.servable.step_count(variable)
+            step = 0 if count is None else int(checkpoint.read(count.name, ()))
+            restore(self.comm.client, variable.name, read, step)
+        self.comm.rows.forget()
+        self._fetch(state)
+        return extra

@@ -1,0 +1,74 @@
+"""What an executor asks of a placement: one process answers it, and a stranger's own kind of strategy is taken."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import hetu as ht
+from hetu.core.errors import ArgumentError, UnknownNameError
+from hetu.core.placement import Alone, Local, attach, attaches
+
+
+def graphs():
+    x = ht.placeholder("x", (None, 3))
+    with ht.scope("model"):
+        loss = ht.mean(ht.square(ht.nn.Linear(3, 1)(x)))
+        return {"train": [loss, ht.optim.SGD(0.1).minimize(loss)]}
+
+
+@pytest.mark.parametrize("strategy", [5, {"data": 2}, Alone, [None]], ids=repr)
+def test_what_is_no_strategy_is_refused(strategy):
+    with pytest.raises(ArgumentError, match=r"is no strategy[\s\S]*fix: pass one of hetu.dist"):
+        ht.Executor(graphs(), strategy=strategy)
+
+
+def test_a_name_that_nobody_entered_is_refused():
+    with pytest.raises(UnknownNameError, match=r"no strategy 'autp'[\s\S]*did you mean 'auto'"):
+        ht.Executor(graphs(), strategy="autp")
+
+
+class Noted:
+    """A stranger's strategy."""
+
+
+class Notes(Alone):
+    """One process, which notes what it is asked and trains on the first half of what it is fed."""
+
+    ahead = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+
+    def start(self, state):
+        self.asked.append(f"start with {len(state)}")
+
+    def sizes(self, sizes, training):
+        return {atom: size // 2 for atom, size in sizes.items()}
+
+    def cut(self, fetches, updates):
+        self.asked.append(f"cut {len(fetches)}, {len(updates)}")
+        return Local(tuple(fetches), (), dict(updates), {"x": ("x", ((0, 4), (0, 3)))})
+
+    def last(self, fetches, updates):
+        self.asked.append("last")
+        return super().last(fetches, updates)
+
+    def expect(self, program, values):
+        self.asked.append(f"expect {len(values)}")
+
+
+@attaches(Noted)
+def _notes(strategy: Noted, outputs, comm):
+    return Notes()
+
+
+def test_a_strangers_strategy_is_asked_for_all_that_it_may_decide():
+    assert isinstance(attach(None, []), Alone)
+    ex = ht.Executor(graphs(), strategy=Noted())
+    x = np.random.default_rng(0).normal(size=(8, 3)).astype("f4")
+    wanted = ht.Executor(graphs()).run({"x": x[:4]})
+    assert ex.run({"x": x}, ahead={"x": x}) == wanted
+    ex.run({"x": x})
+    assert ex.placement.asked == ["start with 3", "cut 1, 3", "last", "expect 1"]
