@@ -229,7 +229,7 @@ def test_ranks_and_servers_over_ssh(hosts):
     script = """
 import numpy as np
 from hetu.dist import world
-from hetu.ps import environment
+from hetu.ps.wire import environment
 comm, client = world(), environment.connect()
 total = np.array([comm.rank + 1])
 comm.all_reduce(total, total)
