@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 
 import hetu as ht
+from hetu.gpu_kernels.passes.group_casts import MOST, group_casts
+from hetu.gpu_kernels.passes.group_checks import group_checks
 from hetu.graph import Graph, topological
 from hetu.interpret import interpret
 from hetu.memory import plan
-from hetu.passes import group_casts, group_checks, group_updates, simplify
-from hetu.passes.group_casts import MOST
+from hetu.passes import simplify
+from hetu.passes.group_updates import group_updates
 from hetu.types import as_dtype
 
 OPTIMIZERS = [ht.optim.SGD, ht.optim.Momentum, ht.optim.AdaGrad, ht.optim.RMSProp, ht.optim.Adam, ht.optim.AMSGrad]

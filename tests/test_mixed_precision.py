@@ -9,13 +9,13 @@ import pytest
 
 import hetu as ht
 from hetu import nn, types
+from hetu.cpu_kernels.layer_norm import share_layer_norm
 from hetu.dist import DataParallel, run_ranks
 from hetu.errors import ArgumentError, DTypeError, MissingDependencyError
 from hetu.graph import OPS, topological
 from hetu.interpret import interpret
 from hetu.passes import mixed_precision as lowered
 from hetu.passes.mixed_precision import FIRST_SCALE, NORMS, PATIENCE
-from hetu.passes.share import share_layer_norm
 from hetu.passes.simplify import simplify
 
 RNG = np.random.default_rng(0)

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import hetu as ht
+from hetu.gpu_kernels.passes.fuse_norm_relu import fuse_norm_relu
 from hetu.graph import OPS, topological
 from hetu.interpret import interpret
-from hetu.passes import PASSES, chosen_passes, fuse_norm_relu, resolve_training, simplify, specialise
+from hetu.passes import PASSES, chosen_passes, resolve_training, simplify, specialise
 
 X = (3, 4)
 

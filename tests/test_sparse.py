@@ -7,10 +7,10 @@ import pytest
 
 import hetu as ht
 from hetu import optim
+from hetu.cpu_kernels import sparse
+from hetu.cpu_kernels.sparse import _rounded
 from hetu.errors import ArgumentError, DTypeError, ShapeError, ValueRangeError
 from hetu.graph import topological
-from hetu.ops import sparse
-from hetu.ops.sparse import _rounded
 
 
 def entries(rng, size, nodes, count):

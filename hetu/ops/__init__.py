@@ -6,19 +6,10 @@ from .assemble import *
 from .attention import *
 from .comparison import *
 from .conv import *
-from .conv_last import *
 from .creation import *
 from .einsum import *
 from .elementwise import *
-from .flash_attention import *
 from .functions import *
-from .fused_attention import *
-from .fused_batch_norm import *
-from .fused_conv import *
-from .fused_gelu import *
-from .fused_loss import *
-from .fused_lstm import *
-from .fused_norm import *
 from .fused_update import *
 from .host import *
 from .index import *
@@ -26,6 +17,7 @@ from .join import *
 from .leaf import *
 from .linalg import *
 from .loss import *
+from .lstm import *
 from .normalization import *
 from .pooling import *
 from .random import *

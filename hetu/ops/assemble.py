@@ -10,6 +10,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
+from ..backend import address
 from ..errors import ShapeError
 from ..op import op
 from ..types import TensorType
@@ -67,6 +68,6 @@ def set_rows(xp: ModuleType, whole: Any, part: Any, *, first: int, axis: int = 0
 
 @set_rows.into
 def set_rows_into(xp: ModuleType, out: Any, whole: Any, part: Any, *, first: int, axis: int) -> None:
-    if out.ctypes.data != whole.ctypes.data if xp.__name__ == "numpy" else out.data.ptr != whole.data.ptr:
+    if address(out) != address(whole):
         xp.copyto(out, whole)
     xp.copyto(out[_at(axis, first, first + part.shape[axis])], part)

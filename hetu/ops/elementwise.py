@@ -36,9 +36,6 @@ __all__ = [
     "subtract",
 ]
 
-BLOCK = 16384  # elements: the scratch arrays of one block stay in the second-level cache
-
-
 # -- what the operators here share -----------------------------------------------------------------------------
 
 
@@ -92,21 +89,6 @@ def float_function(**rules: Any) -> Callable[[Callable[..., Any]], Op]:
         return made
 
     return decorate
-
-
-def by_blocks(made: Op) -> None:
-    """Give an operator of several passes an `into` rule that makes them over one cached block after the other."""
-
-    @made.into
-    def compute(xp: ModuleType, out: Any, *arrays: Any, **attrs: Any) -> None:
-        whole = (out, *arrays)
-        if out.size <= BLOCK or not builtins.all(a.shape == out.shape and a.flags.c_contiguous for a in whole):
-            out[...] = made.forward(xp, *arrays, **attrs)
-            return
-        target, *sources = (a.reshape(-1) for a in whole)
-        for start in range(0, target.size, BLOCK):
-            block = slice(start, start + BLOCK)
-            target[block] = made.forward(xp, *(s[block] for s in sources), **attrs)
 
 
 # -- conversion -------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..blas import gemm, gemv
+from ..kernels import kernels
 from ..op import Instruction, op
 from ..types import TensorType
 from .update_kernels import add_scaled, negated, outputs_in_place
@@ -43,7 +43,7 @@ def sgd_product_bind(xp: ModuleType, out: Any, p: Any, a: Any, b: Any, lr: Any) 
         return None
     (new,), calls = outputs_in_place(out, (p,))
     minus, negate = negated(lr, p.dtype)
-    fused = gemm(a, b, new, minus, 1.0)
+    fused = kernels("cpu").blas.gemm(a, b, new, minus, 1.0)
     if fused is not None:
         return [*calls, *negate, fused]
     gradient = np.empty_like(new)
@@ -69,6 +69,7 @@ def sgd_sum_bind(xp: ModuleType, out: Any, p: Any, g: Any, lr: Any) -> list[Inst
     (new,), calls = outputs_in_place(out, (p,))
     minus, negate = negated(lr, p.dtype)
     rows = g.reshape(-1, g.shape[-1])
+    gemv = kernels("cpu").blas.gemv
     fused = gemv(rows.T, np.ones(len(rows), g.dtype), new, minus, 1.0) if min(rows.shape) > 1 else None
     if fused is not None:
         return [*calls, *negate, fused]

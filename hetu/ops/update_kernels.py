@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ..blas import axpby, axpy
 from ..errors import DTypeError, ShapeError
+from ..kernels import kernels
 from ..op import Instruction
 from ..types import TensorType, compatible, is_float
 
@@ -74,7 +74,7 @@ def blocks(*arrays: np.ndarray) -> list[tuple[np.ndarray, ...]]:
 
 def decay(mean: np.ndarray, x: np.ndarray, rate: float, scale: float, scratch: np.ndarray) -> list[Instruction]:
     """mean = rate mean + scale x; `scratch` may be `x`."""
-    call = axpby(x, mean, scale, rate)
+    call = kernels("cpu").blas.axpby(x, mean, scale, rate)
     if call is not None:
         return [call]
     return [
@@ -86,7 +86,7 @@ def decay(mean: np.ndarray, x: np.ndarray, rate: float, scale: float, scratch: n
 
 def add_scaled(p: np.ndarray, x: np.ndarray, minus: np.ndarray, scratch: np.ndarray) -> list[Instruction]:
     """p = p + minus x, with `minus` a 0-d array read on every call; `scratch` may be `x`."""
-    call = axpy(x, p, minus)
+    call = kernels("cpu").blas.axpy(x, p, minus)
     if call is not None:
         return [call]
     return [partial(np.multiply, x, minus, scratch), partial(np.add, p, scratch, p)]

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..graph import OPS, Node, rewrite, topological
-from ..ops.conv_last import MOVED
 from ..types import has_dim
+from .conv_last import MOVED
 
 CONVOLUTIONS = ("conv2d", "conv2d_dx", "conv2d_dw")
 NORMS = {"batch_norm_train": 1, "batch_norm_dx": 2}  # how many of the inputs are images

@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from .. import blas
 from ..dist.clock import Link, Network, Sent, VirtualClock
 from ..dist.comm import Comm
 from ..dist.pipeline import Staged
 from ..dist.threads import run_ranks
 from ..executor import Executor
 from ..graph import Node
+from ..kernels import kernels
 from ..program import Program
 from .timeline import COMMUNICATION, COMPUTE, Event, Timeline
 
@@ -51,12 +51,8 @@ def trace(
         name = _names(executor.placement.strategy)
         return [_step(program, clock, name) for _ in range(repeat)]
 
-    threads = blas.get_threads()
-    blas.set_threads(1)  # the clock sees only what a rank's own thread computes
-    try:
+    with kernels("cpu").one_thread():  # the clock sees only what a rank's own thread computes
         steps = [[*chain.from_iterable(of_ranks)] for of_ranks in zip(*run_ranks(world_size, run))]
-    finally:
-        blas.set_threads(threads or 1)
     return Timeline(tuple(sorted(min(steps, key=lambda events: max(event.end for event in events)))))
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from .. import blas
 from ..errors import ArgumentError, UnknownNameError, did_you_mean
 from ..graph import OPS
+from ..kernels import kernels
 from ..op import Instruction, Op
 from ..ops.update import ROW_FORMS
 from ..types import is_float
@@ -48,7 +48,7 @@ class Rule:
         self.gradient: np.ndarray | None = None  # of the whole table; made when first needed
         self.calls: list[Instruction] = []
         self.scale = np.zeros_like(self.rate)  # of a gradient that is added where it lies
-        self.add = None if states else blas.adder(table, self.scale)
+        self.add = None if states else kernels("cpu").blas.adder(table, self.scale)
 
     def apply(self, accumulate: Callable[[np.ndarray], None]) -> None:
         """One update of the whole table by the gradient that `accumulate` writes into the buffer it is given."""

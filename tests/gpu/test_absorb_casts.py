@@ -13,11 +13,11 @@ from hetu import nn, optim
 from hetu.gpu_kernels import emulator, rows
 from hetu.gpu_kernels.emulator import Emulator
 from hetu.gpu_kernels.machine import Recorder
+from hetu.gpu_kernels.passes.absorb_casts import absorb_casts
 from hetu.gpu_kernels.source import KernelError
 from hetu.gpu_kernels.table import bound
 from hetu.graph import OPS, topological
 from hetu.interpret import interpret
-from hetu.passes import absorb_casts
 
 from . import fake_cupy
 

@@ -12,11 +12,11 @@ from hetu import nn, optim
 from hetu.gpu_kernels import emulator, nvrtc
 from hetu.gpu_kernels.emulator import Emulator
 from hetu.gpu_kernels.machine import Recorder
+from hetu.gpu_kernels.passes.fuse_elementwise import MOST_RESULTS, NEAR, SMALL, fuse_elementwise
+from hetu.gpu_kernels.passes.fused_group import launched
 from hetu.graph import OPS, Node, topological
 from hetu.interpret import interpret
 from hetu.passes import chosen_passes
-from hetu.passes.fuse_elementwise import MOST_RESULTS, NEAR, SMALL, fuse_elementwise
-from hetu.passes.fused_group import launched
 from hetu.profiler import traffic
 
 from . import fake_cupy
