@@ -89,16 +89,13 @@ class Program:
         self.fills: dict[str, Callable[[np.ndarray], None]] = {}  # what copies a fed array into its buffer
         self.parts: dict[str, tuple[str, tuple[slice, ...]]] = {}  # which part of which fed array a buffer takes
         self.steps = [step for node in self.plan.nodes if (step := self._bind(node)) is not None]
-        fast = kernels_of(self.xp)
-        calls, self.around = fast.together([step.calls for step in self.steps])
+        calls, self.around = kernels_of(self.xp).together([step.calls for step in self.steps])
         self.steps = [replace(step, calls=tuple(own)) for step, own in zip(self.steps, calls)]
         self.calls = self._flat_calls()
         self.commits = self._commits()
         self.outputs = [self.arrays[f] for f in self.fetches]
         self.first_write = self._first_write()
-        meets = next((s.node for s in self.steps if s.node.op.communicates), None)
-        obstacle = "" if meets is None else f"{meets!r} meets other ranks"
-        self.captured = fast.captured(self.xp, self.calls, self._say, obstacle)
+        self.captured = self._captured()
 
     # -- binding ------------------------------------------------------------------------------------------------------
 
@@ -200,6 +197,11 @@ class Program:
         if self.commits:
             self.commit()
         return results
+
+    def _captured(self) -> Any:
+        meets = next((s.node for s in self.steps if s.node.op.communicates), None)
+        obstacle = "" if meets is None else f"{meets!r} meets other ranks"
+        return kernels_of(self.xp).captured(self.xp, self.calls, self._say, obstacle)
 
     def _say(self, call: Instruction | None, reason: str) -> None:
         node = next((s.node for s in self.steps if any(c is call for c in s.calls)), None)

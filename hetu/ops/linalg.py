@@ -1,11 +1,12 @@
 """Matrix products and transposes.
 
 Ignored on purpose: decompositions and solvers; products of more than two arrays, see `einsum.py`. The forward
-functions are the meaning; `bind` chooses the BLAS call.
+functions are the meaning.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from ..errors import AxisError, DTypeError, ShapeError, public
 from ..graph import Node
-from ..op import as_nodes, op
+from ..op import Instruction, as_nodes, op
 from ..types import TensorType, broadcast_shapes, compatible, is_float, normalize_axis, promote, show_shape
 from .elementwise import add, multiply
 from .shape import axis_letters, expand_dims, reshape, sum_to_like
@@ -150,11 +151,12 @@ def _rows(x: Node) -> Node:
     return x if x.ndim == 2 else reshape(x, shape=(-1, x.shape[-1]))
 
 
-@matmul.into
-def matmul_into(xp: ModuleType, out: Any, a: Any, b: Any) -> None:
-    if b.ndim == 2 < a.ndim and out.size and a.flags.c_contiguous and out.flags.c_contiguous:  # one product, not many
+@matmul.bind
+def matmul_bind(xp: ModuleType, out: Any, a: Any, b: Any) -> list[Instruction]:
+    """A batch of rows by one matrix is one product."""
+    if b.ndim == 2 < a.ndim and out.size and a.flags.c_contiguous and out.flags.c_contiguous:
         a, out = a.reshape(-1, a.shape[-1]), out.reshape(-1, out.shape[-1])
-    xp.matmul(a, b, out=out)
+    return [partial(xp.matmul, a, b, out=out)]
 
 
 def _linear_type(x: TensorType, w: TensorType, b: TensorType) -> TensorType:
@@ -186,10 +188,9 @@ def linear_grad(g: Node, y: Node, x: Node, w: Node, b: Node) -> tuple[Node, Node
     return matmul(g, matrix_transpose(w)), _weight_gradient(x, g), sum_to_like(g, b)
 
 
-@linear.into
-def linear_into(xp: ModuleType, out: Any, x: Any, w: Any, b: Any) -> None:
-    matmul_into(xp, out, x, w)
-    xp.add(out, b, out)
+@linear.bind
+def linear_bind(xp: ModuleType, out: Any, x: Any, w: Any, b: Any) -> list[Instruction]:
+    return [*matmul_bind(xp, out, x, w), partial(xp.add, out, b, out)]
 
 
 @linear.decompose
