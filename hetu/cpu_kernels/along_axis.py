@@ -1,4 +1,7 @@
-"""TODO"""
+"""Gathering and scattering one element per index at flat places, which NumPy finds faster than pairs of indices.
+
+Gain: not measured apart. Off with `HETU_KERNELS=0`.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,11 @@
 """Attention on heads that stay where the projections put them: (batch, positions, heads, features), no transposes.
 
 Each head is a matrix with distant rows, which BLAS multiplies as it is. The gradients of queries, keys and values lie
-side by side, as the packed projection wants them. Where a query may not see later keys, blocks that lie wholly in
-the future are not computed. Made by the pass `fuse_attention` only, after autodiff. Ignored on purpose: masks.
+side by side, as the packed projection wants them. Where a query may not see later keys, blocks that lie wholly in the
+future are not computed.
+
+Pattern: `attention` and `attention_dx` of transposed views of (batch, positions, heads, features). Gain: 1.06 on a GPT,
+where the noise is 0.08. Off by leaving `fuse_attention` out of `passes=` or `HETU_PASSES`.
 """
 
 from __future__ import annotations

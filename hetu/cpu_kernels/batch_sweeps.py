@@ -2,7 +2,8 @@
 
 The first sums up every piece while it is there (its own mean and squared deviations, joined exactly afterwards), the
 second writes the result. T. Chan, G. Golub, R. LeVeque, "Algorithms for Computing the Sample Variance", 1983.
-Ignored on purpose: channels that do not come last.
+
+Gain: not measured apart. Off with `HETU_KERNELS=0`.
 """
 
 from __future__ import annotations

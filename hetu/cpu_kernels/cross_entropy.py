@@ -1,4 +1,7 @@
-"""TODO"""
+"""The cross entropy of class ids and its gradient in one reused buffer; own classes are picked by flat position.
+
+Gain: not measured apart. Off with `HETU_KERNELS=0`.
+"""
 
 from __future__ import annotations
 

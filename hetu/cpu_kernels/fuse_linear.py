@@ -1,7 +1,7 @@
-"""Replace small groups of operators by one that does the same work in fewer passes over memory.
+"""A product and its bias in one buffer.
 
-Runs after autodiff, so a fused operator needs no gradient of its own here. One pattern a function. Ignored on
-purpose: how the fused operator is computed, which its `bind` rule decides from strides.
+Pattern: `matmul(x, w) + b`, where nothing else reads the product, becomes `linear`. Gain: within the noise of 8 % on
+every model. Off by leaving `fuse_linear` out of `passes=` or `HETU_PASSES`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """`gelu` together with its slope: backward is then one product, and the exponentials are computed once.
 
-Made by the pass `share_gelu` only, after autodiff. Ignored on purpose: other activations, whose slopes are cheap.
+Pattern: `gelu(x)` and `gelu_dx(g, x)`. Gain: 1.06 on a GPT, where the noise is 0.08. Off by leaving `share_gelu` out of
+`passes=` or `HETU_PASSES`.
 """
 
 from __future__ import annotations

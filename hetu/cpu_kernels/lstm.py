@@ -1,4 +1,7 @@
-"""TODO"""
+"""The long short-term memory with one product and one tanh per time step, in buffers bound once.
+
+Gain: not measured apart. Off with `HETU_KERNELS=0`.
+"""
 
 from __future__ import annotations
 

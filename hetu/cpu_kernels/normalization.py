@@ -1,4 +1,7 @@
-"""TODO"""
+"""Layer and RMS normalization in place, with the sums of rows by BLAS and einsum at the speed of memory.
+
+Gain: not measured apart. Off with `HETU_KERNELS=0`.
+"""
 
 from __future__ import annotations
 

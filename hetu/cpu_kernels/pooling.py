@@ -1,4 +1,7 @@
-"""TODO"""
+"""Pooling tap by tap in buffers bound once; where windows do not overlap, gradients are copied, not added.
+
+Gain: not measured apart. Off with `HETU_KERNELS=0`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""TODO"""
+"""The sum of everything, such as of a loss: the bare reduction, which saves most of the call's time.
+
+Gain: not measured apart. Off with `HETU_KERNELS=0`.
+"""
 
 from __future__ import annotations
 

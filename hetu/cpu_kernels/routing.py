@@ -1,4 +1,7 @@
-"""TODO"""
+"""Mixture of experts: each slot takes its token, so that the result is written once, in order.
+
+Gain: not measured apart. Off with `HETU_KERNELS=0`.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Compute forward what backward would compute again from the same input.
+"""What passes share that compute forward what backward would compute again from the same input.
 
-Each pass looks for an operator and its gradient that read the same nodes, and replaces both by operators that hand an
-intermediate result over. Where only one of the two is in the graph (inference, recomputation) nothing changes.
+An operator and its gradient that read the same nodes are replaced by operators that hand an intermediate result over.
+Where only one of the two is in the graph (inference, recomputation) nothing changes.
 """
 
 from __future__ import annotations

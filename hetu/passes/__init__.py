@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ..errors import UnknownNameError, did_you_mean
 from ..graph import Node
-from ..kernels import KINDS, room
+from ..kernels import KINDS, RoomPass, room, switched_off
 from .channels_last import channels_last
 from .explain import explained
 from .mixed_precision import mixed_precision
@@ -39,14 +39,20 @@ PASSES = _joined({"simplify": simplify, "sparsify_updates": sparsify_updates, "c
 LAST = tuple(run for run in PASSES.values() if getattr(run, "last", False))
 
 
+def _serves(run: Pass, device: str) -> bool:
+    """Whether a pass is for such a device, which is so unless it says otherwise, and not of a room that is off."""
+    off = isinstance(run, RoomPass) and switched_off("HETU_KERNELS")
+    return getattr(run, "device", device) == device and not off
+
+
 def chosen_passes(names: Iterable[str] | None, device: str = "cpu") -> list[Pass]:
     """The passes called `names`, in their proper order; None means `$HETU_PASSES` (comma-separated), else all.
 
-    Without a name those for another kind of `device` are left out.
+    Without a name those for another kind of `device` are left out, which a pass says by its attribute `device`.
     """
     if names is None:
         setting = os.environ.get("HETU_PASSES")
-        kept = [name for name, run in PASSES.items() if getattr(run, "device", device) == device]
+        kept = [name for name, run in PASSES.items() if _serves(run, device)]
         names = kept if setting is None else [n for n in setting.split(",") if n]
     wanted = list(names)
     for name in wanted:

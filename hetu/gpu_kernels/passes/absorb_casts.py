@@ -3,6 +3,8 @@
 Only for GPUs, in mixed precision. A residual stream and a loss keep float32, while products take and give 16 bits: a
 kernel widens what it reads and rounds what it writes on the way. Widening is exact and rounding the same, so no number
 changes. Ignored on purpose: results that anything else reads in float32.
+
+Gain: not measured apart. Off by leaving `absorb_casts` out of `passes=` or `HETU_PASSES`.
 """
 
 from __future__ import annotations

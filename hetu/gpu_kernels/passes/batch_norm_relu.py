@@ -2,6 +2,8 @@
 
 Made by the pass `fuse_norm_relu` only, after autodiff: the activations are met once less in each direction. Ignored on
 purpose: channels elsewhere, where each operator makes its own sweeps.
+
+Gain: not measured apart. Off by leaving `fuse_norm_relu` out of `passes=` or `HETU_PASSES`.
 """
 
 from __future__ import annotations

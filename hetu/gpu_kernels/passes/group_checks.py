@@ -3,6 +3,8 @@
 Only for GPUs, in mixed precision with a loss scale, see `mixed_precision.py`. It runs behind `group_updates`, which
 leaves the unscaled gradients to nobody but this question. Ignored on purpose: gradients that somebody else reads
 unscaled, as clipping by their norm does, whose kernel answers too.
+
+Gain: not measured apart. Off by leaving `group_checks` out of `passes=` or `HETU_PASSES`.
 """
 
 from __future__ import annotations

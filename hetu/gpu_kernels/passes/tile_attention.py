@@ -1,7 +1,7 @@
-"""Attention in tiles, without a matrix of scores, on heads that stay where the projections put them.
+"""Attention in tiles on heads that stay where the projections put them.
 
-Pattern: `attention` and `attention_dx` of transposed views. Gain: memory for long texts, and it is the faster one; not
-measured apart. Off by the name `tile_attention` in `passes=` and `HETU_PASSES`.
+Pattern: `attention` and `attention_dx` of transposed views. Gain: no matrix of scores in memory; its speed is not
+measured apart. Off by leaving `tile_attention` out of `passes=` or `HETU_PASSES`.
 """
 
 from __future__ import annotations
