@@ -28,7 +28,7 @@ NOTE = "*Written by `python tutorials/reference.py` from the docstrings; change 
 HOME = "[Reference](README.md)"
 MARKUP = re.compile(r"(?<! )\*|\*(?! )|<(?=[\w/!])|(?<!\w)_|_(?!\w)")  # what Markdown would not show as it stands
 GROUP = "hetu.gpu_kernels.passes.fused_group"
-BY_PASSES = ("hetu.dist.ops", "hetu.dist.bucket", "hetu.ps.ops")
+BY_PASSES = ("hetu.plan.assemble", "hetu.plan.host", "hetu.dist.ops", "hetu.dist.bucket", "hetu.ps.ops")
 BESIDE_PASSES = ("hetu.passes", "hetu.cpu_kernels", "hetu.gpu_kernels.passes")
 STRATEGIES = {
     "hetu.dist": "Strategy Kept DataParallel ZeRO TensorParallel ExpertParallel Parallel Pipeline Heterogeneous Staged "

@@ -2,7 +2,6 @@
 
 from .activation import *
 from .along_axis import *
-from .assemble import *
 from .attention import *
 from .comparison import *
 from .conv import *
@@ -11,7 +10,6 @@ from .einsum import *
 from .elementwise import *
 from .functions import *
 from .fused_update import *
-from .host import *
 from .index import *
 from .join import *
 from .leaf import *

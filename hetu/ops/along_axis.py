@@ -15,7 +15,7 @@ from ..types import Size, TensorType, compatible, show_shape, unify
 from .index import Window, axis_attrs, check_range, find_inside, masked, require_indices, whole_size
 from .shape import axis_letters
 
-__all__ = ["put_along_axis_add", "take_along_axis"]
+__all__ = ["take_along_axis"]
 
 
 def _along_type(x: TensorType, indices: TensorType, *, axis: int, **_: Any) -> TensorType:

@@ -20,8 +20,6 @@ from .reduction import mean
 
 __all__ = [
     "batch_norm",
-    "batch_norm_dx",
-    "batch_norm_train",
 ]
 
 

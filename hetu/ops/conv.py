@@ -19,8 +19,6 @@ from .window import Pair, Sizes, Window, check_images, fold, pair, unfold
 
 __all__ = [
     "conv2d",
-    "conv2d_dw",
-    "conv2d_dx",
     "conv_transpose2d",
 ]
 

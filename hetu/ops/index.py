@@ -23,7 +23,6 @@ __all__ = [
     "embedding",
     "one_hot",
     "scatter_add",
-    "scatter_rows",
     "take",
 ]
 

@@ -13,7 +13,7 @@ from ..errors import ArgumentError, DTypeError, ShapeError, public
 from ..graph import OPS, Node
 from ..op import as_nodes
 from ..types import is_float
-from .cross_entropy import check_labels, check_smoothing, cross_entropy_of_ids, fit, softmax_cross_entropy_dx
+from .cross_entropy import check_labels, check_smoothing, cross_entropy_of_ids, fit
 from .shape import squeeze
 
 __all__ = [
@@ -24,7 +24,6 @@ __all__ = [
     "mse_loss",
     "nll_loss",
     "softmax_cross_entropy",
-    "softmax_cross_entropy_dx",
 ]
 
 

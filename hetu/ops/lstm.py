@@ -18,7 +18,7 @@ from ..graph import OPS, Node
 from ..op import as_nodes, op, require_float
 from ..types import Dim, TensorType, compatible, promote
 
-__all__ = ["lstm", "lstm_dx"]
+__all__ = ["lstm"]
 
 WANTED = "wanted x (n, time, f), weights (f, 4 k) and (k, 4 k), bias (4 k,) and states of (n, k)"
 
@@ -53,6 +53,7 @@ def _lstm(xp: ModuleType, x: Any, w: Any, u: Any, b: Any, h: Any, c: Any) -> tup
 
     States are (time, k, n), gates (time, 4 k, n); the first and last ones (k, n).
 
+    >>> import numpy as np
     >>> import hetu as ht
     >>> x, w, u = (ht.placeholder(n, s) for n, s in (("x", (2, 5, 3)), ("w", (3, 16)), ("u", (4, 16))))
     >>> [output.shape for output in _lstm(x, w, u, np.zeros(16), np.zeros((4, 2)), np.zeros((4, 2)))]
@@ -115,6 +116,7 @@ def lstm_dx(
 
     `gh` (time, k, n), `dh` and `dc` (k, n) are those of its outputs; then follow its inputs and what it computed.
 
+    >>> import numpy as np
     >>> import hetu as ht
     >>> x, w, u = (ht.placeholder(n, s) for n, s in (("x", (2, 5, 3)), ("w", (3, 16)), ("u", (4, 16))))
     >>> [g.shape for g in ht.gradients(ht.sum(ht.lstm(x, w, u, np.zeros(16))[0]), [x, w, u])]
@@ -175,6 +177,7 @@ def lstm(x: Node, weight_ih: Node, weight_hh: Node, bias: Node, state: Any = Non
     h' = sigmoid(o) tanh(c'). `weight_ih` (f, 4 k), `weight_hh` (k, 4 k), `bias` (4 k,). `state` is the first (h, c),
     zeros unless given. F. Gers et al., "Learning to Forget", Neural Computation 12, 2000.
 
+    >>> import numpy as np
     >>> import hetu as ht
     >>> x, w, u = (ht.placeholder(n, s) for n, s in (("x", (None, 5, 3)), ("w", (3, 16)), ("u", (4, 16))))
     >>> outputs, (h, c) = lstm(x, w, u, np.zeros(16))

@@ -17,8 +17,6 @@ from ..op import as_nodes, op, require_float
 from ..types import TensorType, promote
 from .batch_norm import (
     batch_norm,
-    batch_norm_dx,
-    batch_norm_train,
     check_vectors,
     gradient_type,
     lift,
@@ -28,13 +26,9 @@ from .reduction import mean
 
 __all__ = [
     "batch_norm",
-    "batch_norm_dx",
-    "batch_norm_train",
     "group_norm",
     "layer_norm",
-    "layer_norm_dx",
     "rms_norm",
-    "rms_norm_dx",
 ]
 
 

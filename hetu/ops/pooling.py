@@ -20,13 +20,10 @@ from .window import Pair, Sizes, Window, check_images, fold, pad_image, pair
 
 __all__ = [
     "avg_pool2d",
-    "avg_pool2d_dx",
     "global_avg_pool2d",
     "global_max_pool2d",
     "interpolate",
     "max_pool2d",
-    "max_pool2d_dx",
-    "max_pool2d_pick",
 ]
 
 TAP = np.dtype("uint8")  # the number of a tap within its window; 256 taps are a 16 x 16 kernel

@@ -81,6 +81,7 @@ def _reshape_attrs(x: TensorType, *, shape: Any) -> dict[str, Any]:
 def reshape_dims(x: TensorType, *, shape: Shape) -> str:
     """Sharding rule: sizes of both shapes are taken apart into common factors, major ones first.
 
+    >>> import numpy as np
     >>> reshape_dims(TensorType((6, 4), np.dtype("float32")), shape=(2, 3, 4))
     '(ab)c->abc'
     """

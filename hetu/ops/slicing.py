@@ -23,7 +23,6 @@ from .shape import axis_letters
 __all__ = [
     "flip",
     "getitem",
-    "slice_scatter",
     "split",
 ]
 

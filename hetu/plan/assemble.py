@@ -15,8 +15,6 @@ from ..errors import ShapeError
 from ..op import op
 from ..types import TensorType
 
-__all__ = ["set_rows", "start_rows"]
-
 
 def _start_type(part: TensorType, *, rows: int, axis: int = 0) -> TensorType:
     if part.ndim <= axis or rows < part.shape[axis]:
