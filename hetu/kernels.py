@@ -18,7 +18,8 @@ from typing import Any
 
 from .errors import ArgumentError
 
-Calls = Sequence[Callable[[], Any]]
+Call = Callable[[], Any]
+Calls = Sequence[Call]
 KINDS = ("cpu", "gpu")
 
 

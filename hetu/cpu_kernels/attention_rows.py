@@ -10,7 +10,7 @@ where the noise is 0.08. Off by leaving `fuse_attention` out of `passes=` or `HE
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -22,8 +22,8 @@ from ..op import op
 from ..passes.attention import in_place
 from ..types import TensorType
 from . import blas
+from .table import Call
 
-Call = Callable[[], Any]
 CHUNK = 1 << 17  # scores handled at a time, which stay in the second-level cache
 ROWS = 64  # queries of a block: large enough for BLAS, small enough to skip much of the future
 

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from ..backend import Scratch
 from . import blas, lanes
+from .table import Call
 
 __all__: list[str] = []
 
-Call = Callable[[], Any]
 PIECE = 1 << 16  # numbers: three arrays of such pieces stay in the second-level cache
 WIDE = 1 << 11  # numbers of a row, of several pixels side by side: vectors are repeated so often
 

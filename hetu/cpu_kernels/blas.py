@@ -18,9 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import ArgumentError
-from ..kernels import switched_off
+from ..kernels import Call, switched_off
 
-Call = Callable[[], object]
 Scalar = float | np.ndarray
 CValue = ctypes._SimpleCData
 

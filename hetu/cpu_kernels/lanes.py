@@ -1,7 +1,7 @@
 """Lanes: independent pieces of one instruction run side by side, each in a thread of its own with one BLAS thread.
 
 NumPy and BLAS let go of the interpreter while they compute, so threads that make few long calls are as good as threads
-in C. A `bind` rule says what may be cut (`over`); there are as many lanes as BLAS has threads, and one of them is the
+in C. A recipe says what may be cut (`over`); there are as many lanes as BLAS has threads, and one of them is the
 calling thread. Others sleep between pieces: handing over costs 15 us, which only work of more than 100 us repays.
 A program with such pieces divides its matrix products in the same way (`divided`), for BLAS's own threads go on
 spinning after each of theirs, and would take the cores.
@@ -20,14 +20,12 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
-from ..kernels import switched_off
+from ..kernels import Call, switched_off
 from . import blas
 
-Call = Callable[[], Any]
 MOST = 4  # threads of BLAS
 LEAST_PRODUCT = 5 << 19  # multiplications of a lane
 

@@ -8,7 +8,7 @@ Pattern: `layer_norm` and its gradient. Gain: within the noise of 8 % on a GPT. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -21,8 +21,7 @@ from ..types import TensorType
 from .batch_norm import runs_fast
 from .normalization import Rows
 from .share import share
-
-Call = Callable[[], Any]
+from .table import Call
 
 
 def _rows_type(x: TensorType, *_: TensorType, **__: Any) -> tuple[TensorType, ...]:

@@ -10,7 +10,7 @@ Gain: see `conv_pool.py`, the pass that makes these operators. Off by leaving `f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -22,8 +22,8 @@ from ..errors import ShapeError
 from ..op import op
 from ..types import TensorType
 from . import lanes
+from .table import Call
 
-Call = Callable[[], Any]
 Pair = tuple[int, int]
 LEAST = 1 << 18  # elements of a lane
 STRIP = 16  # images transposed at a time: more would fall on the same cache lines

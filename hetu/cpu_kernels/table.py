@@ -12,11 +12,10 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 from ..backend import Scratch
-from ..kernels import Calls, Kernels, RoomPass
+from ..kernels import Call, Calls, Kernels, RoomPass
 from . import blas, lanes
 from .ufuncs import bound_ufunc
 
-Call = Callable[[], Any]
 F = TypeVar("F", bound=Callable[..., Any])
 
 # The file that binds each operator. Files are imported when their first operator is bound.

@@ -6,16 +6,15 @@ measured apart. Off with `HETU_KERNELS=0`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from ..kernels import Call
 from ..op import FEW, MANY, ufunc_call
 from . import lanes
-
-Call = Callable[[], Any]
 
 
 def bound_ufunc(ufunc: Any, arrays: Sequence[Any], out: Any) -> list[Call]:

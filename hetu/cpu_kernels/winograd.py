@@ -16,17 +16,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from ..backend import Scratch
 from ..ops.window import Block, Pair, Window, blocks, extent
 from . import blas, lanes
+from .table import Call
 
 __all__: list[str] = []
 
-Call = Callable[[], Any]
 Rule = tuple[tuple[np.ufunc | None, int, int], ...]  # four results, each of two numbers, or of one
 LEAST_CHANNELS = 32  # of images and result
 CHUNK = 1 << 15  # numbers of one transformed place handled at a time

@@ -1,7 +1,6 @@
 """Activations: functions between the layers of a network, and the softmax over an axis.
 
-Those of several passes compute block by block, so that intermediate arrays stay in the cache; none branches on single
-elements, which is slow. Ignored on purpose: hard variants; `silu` and `mish` are compositions.
+None branches on single elements, which is slow. Ignored on purpose: hard variants; `silu` and `mish` are compositions.
 """
 
 from __future__ import annotations

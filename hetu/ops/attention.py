@@ -1,8 +1,7 @@
 """Scaled dot-product attention.
 
-Without a mask the whole is one operator, as its passes over the scores then stay in cache and each softmax is divided
-after, not before, the product with the values. With a mask it is a composition. Ignored on purpose: dropout of weights;
-computing scores in tiles, as they are kept for the gradient (`flash_attention.py` does, on a GPU).
+Without a mask the whole is one operator, so that a room of kernels can keep its scores in the cache, or do without
+them; with a mask it is a composition. Ignored on purpose: dropout of weights.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Matrix products and transposes.
 
-Ignored on purpose: decompositions and solvers; products of more than two arrays, see `einsum.py`. The forward
-functions are the meaning.
+Ignored on purpose: decompositions and solvers; products of more than two arrays, see `einsum.py`.
 """
 
 from __future__ import annotations

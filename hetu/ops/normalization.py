@@ -1,9 +1,9 @@
 """Normalisation of single samples: layer, RMS and group; batch norm is passed on from `batch_norm.py`.
 
-Layer and RMS norm and their gradients are operators because few passes in cache beat their composition on a CPU, and
-one kernel each does on a GPU; each also has the composition as its `decompose` rule. Activations in 16 bits beside
-vectors in float32 are computed in float32, and rounded where they are stored. Ignored on purpose: instance norm (group
-norm with one channel a group), spectral and weight norm.
+Layer and RMS norm and their gradients are operators because few passes in cache beat their composition; each also has
+the composition as its `decompose` rule. Activations in 16 bits beside vectors in float32 are computed in float32, and
+rounded where they are stored. Ignored on purpose: instance norm (group norm with one channel a group), spectral and
+weight norm.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Leave the heads of attention where the projections put them, and pack the gradients of queries, keys and values.
+"""What leaves heads of attention where projections put them, and packs the gradients of queries, keys and values.
 
 `attention` of transposed views and its gradient become operators that read and write (batch, positions, heads,
-features): on a CPU `attention_rows` and `attention_rows_dx`, which keep the scores; on a GPU `flash_attention` and
-`flash_attention_dx`, which do not. Where one packed projection made all three, its gradient then needs no copy. Ignored
-on purpose: attention of other than four axes.
+features). Which ones is the matter of each room of kernels, whose pass this serves: `attention_rows` keep the scores,
+`flash_attention` does not. Where one packed projection made all three, its gradient then needs no copy. Ignored on
+purpose: attention of other than four axes.
 """
 
 from __future__ import annotations

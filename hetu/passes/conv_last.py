@@ -1,8 +1,7 @@
 """`conv2d` and its gradients on images (h, w, n, c): the pixels of all images at one place lie together.
 
-A patch is a few long runs of memory, so that unfolding is a fast copy and every product one BLAS call;
-3x3 kernels go through `winograd.py`; a GPU has kernels of its own. Made by the pass `channels_last` only, after
-autodiff. Ignored on purpose: groups and dilations.
+Made by the pass `channels_last` only, after autodiff. Here stands what they mean, in terms of `conv2d`; the rooms of
+kernels compute them. Ignored on purpose: groups and dilations.
 """
 
 from __future__ import annotations
