@@ -10,8 +10,10 @@ from hetu.core.graph import Graph, topological
 from hetu.core.interpret import interpret
 from hetu.core.memory import plan
 from hetu.core.types import as_dtype
-from hetu.passes import group_casts, group_checks, group_updates, simplify
-from hetu.passes.group_casts import MOST
+from hetu.gpu_kernels.passes.group_casts import MOST, group_casts
+from hetu.gpu_kernels.passes.group_checks import group_checks
+from hetu.passes import simplify
+from hetu.passes.group_updates import group_updates
 
 OPTIMIZERS = [ht.optim.SGD, ht.optim.Momentum, ht.optim.AdaGrad, ht.optim.RMSProp, ht.optim.Adam, ht.optim.AMSGrad]
 

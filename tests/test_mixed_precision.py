@@ -14,10 +14,10 @@ from hetu.core.errors import ArgumentError, DTypeError, MissingDependencyError
 from hetu.core.graph import OPS, topological
 from hetu.core.interpret import interpret
 from hetu.core.simplify import simplify
+from hetu.cpu_kernels.layer_norm import share_layer_norm
 from hetu.dist import DataParallel, run_ranks
 from hetu.passes import mixed_precision as lowered
 from hetu.passes.mixed_precision import FIRST_SCALE, PATIENCE
-from hetu.passes.share import share_layer_norm
 
 RNG = np.random.default_rng(0)
 CENTERS = RNG.standard_normal((4, 64)).astype("float32")

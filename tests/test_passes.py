@@ -11,7 +11,8 @@ import pytest
 import hetu as ht
 from hetu.core.graph import OPS, topological
 from hetu.core.interpret import interpret
-from hetu.passes import PASSES, chosen_passes, fuse_norm_relu, resolve_training, simplify, specialize
+from hetu.gpu_kernels.passes.fuse_norm_relu import fuse_norm_relu
+from hetu.passes import PASSES, chosen_passes, resolve_training, simplify, specialize
 
 X = (3, 4)
 

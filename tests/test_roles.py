@@ -31,6 +31,7 @@ HETU = Path(ht.__file__).parent
 
 # Passes that match a pattern of operators: no others may ask for a name.
 PATTERNS = {
+    "activation": "the slope of relu",
     "absorb_casts": "casts around norms", "attention": "heads split and merged", "training_flag": "its own marks",
     "channels_last": "convolutions", "conv_pool": "convolution, bias, relu, pool", "fuse": "product and sum",
     "fuse_elementwise": "what ends or enters a group", "group_casts": "casts", "group_checks": "all, isfinite",

@@ -9,8 +9,8 @@ import hetu as ht
 from hetu import optim
 from hetu.core.errors import ArgumentError, DTypeError, ShapeError, ValueRangeError
 from hetu.core.graph import topological
-from hetu.ops import sparse
-from hetu.ops.sparse import _rounded
+from hetu.cpu_kernels import sparse
+from hetu.cpu_kernels.sparse import _rounded
 
 
 def entries(rng, size, nodes, count):

@@ -8,7 +8,7 @@
 import numpy as np
 
 import hetu as ht
-from hetu import blas
+from hetu.cpu_kernels import blas
 from hetu.dist import DataParallel, Link, Parallel, Pipeline, TensorParallel, ZeRO, run_ranks
 from hetu.plan import Cluster, Plan, Profile, auto, dgx_h100, simulate, trace
 

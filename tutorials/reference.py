@@ -28,7 +28,15 @@ FOLDER = Path(__file__).with_suffix("")
 NOTE = "*Written by `python tutorials/reference.py` from the docstrings; change those.*"
 HOME = "[Reference](README.md)"
 MARKUP = re.compile(r"(?<! )\*|\*(?! )|<(?=[\w/!])|(?<!\w)_|_(?!\w)")  # what Markdown would not show as it stands
-BY_PASSES = ("hetu.passes.fused_group", "hetu.dist.ops", "hetu.dist.cut.bucket", "hetu.strategies.push_pull")
+GROUP = "hetu.gpu_kernels.passes.fused_group"
+BY_PASSES = (
+    "hetu.plan.memory.assemble",
+    "hetu.plan.memory.host",
+    "hetu.dist.ops",
+    "hetu.dist.cut.bucket",
+    "hetu.strategies.push_pull",
+)
+BESIDE_PASSES = ("hetu.passes", "hetu.cpu_kernels", "hetu.gpu_kernels.passes")
 PAGES = {  # of packages, each with a section
     "layers.md": ("Layers", "nn"),
     "optimizers.md": ("Optimizers, schedules, initial values", "optim schedules init"),
@@ -40,6 +48,7 @@ CHOSEN = {  # environment variables that a user sets
     "HETU_DATA": ("a folder with a folder for each data set, which `ht.data` prefers to the files it ships", "none"),
     "HETU_STRATEGY": ("the strategy of executors that are given none; `auto` lets the planner choose", "none"),
     "HETU_PASSES": ("the only [passes](passes.md) to run, separated by commas; empty for none", "all"),
+    "HETU_KERNELS": ("`0`: everything runs as it is defined, without `cpu_kernels` and `gpu_kernels`", "on"),
     "HETU_LANES": ("`0`: the pieces of one instruction run one after the other, not in threads side by side", "on"),
     "HETU_BLAS": ("`0`: NumPy's own products take the place of direct calls of its BLAS", "on"),
     "HETU_MPIEXEC": ("the `mpiexec` that `heturun` starts ranks with", "that of the MPI wheel"),
@@ -128,8 +137,9 @@ def families() -> dict[str, ModuleType]:
 
 def operators() -> list[Op]:
     """All of them by module, those that only passes and gradient rules use included."""
-    inside = sorted(f"hetu.ops.{found.name}" for found in pkgutil.iter_modules(ops.__path__))
-    modules = ["hetu.core.leaf", *inside, *(import_module(name).__name__ for name in BY_PASSES)]
+    packages = map(import_module, ("hetu.ops", *BESIDE_PASSES))
+    inside = sorted(f"{p.__name__}.{found.name}" for p in packages for found in pkgutil.iter_modules(p.__path__))
+    modules = ["hetu.core.leaf", *(import_module(name).__name__ for name in (*inside, *BY_PASSES))]
     known = [op for op in OPS.values() if op.__module__ in modules]
     return sorted(known, key=lambda op: (modules.index(op.__module__), op.name))
 
@@ -148,7 +158,7 @@ def dims(op: Op) -> str:
 
 
 def cuda(op: Op) -> str:
-    generated = op.cuda or op.__module__ == BY_PASSES[0]  # which joins the expressions of others
+    generated = op.cuda or op.__module__ == GROUP  # which joins the expressions of others
     return "expression" if generated else "whole kernel" if op.name in MODULE_OF else "CuPy runs forward"
 
 
@@ -229,9 +239,10 @@ def about(module: ModuleType) -> str:
 
 def pass_page() -> str:
     rows = ["| order | pass | on a GPU | |", "|---|---|---|---|"]
-    for number, (name, run) in enumerate(passes.PASSES.items(), 1):
-        where = "no" if name in passes.FOR_CPU else "only" if name in passes.FOR_GPU else "yes"
-        rows.append(f"| {number} | [{name}](#{name}) | {where} | {escaped(first_sentence(run))} |")
+    found = [(name, getattr(run, "function", run), run) for name, run in passes.PASSES.items()]
+    for number, (name, function, run) in enumerate(found, 1):
+        where = {"cpu": "no", "gpu": "only"}.get(getattr(run, "device", None), "yes")
+        rows.append(f"| {number} | [{name}](#{name}) | {where} | {escaped(first_sentence(function))} |")
     always = [f"- [{name}](#{name}), {when}" for name, when in AROUND.items()]
     intro = (
         "A pass is a pure function from output nodes to output nodes. `Executor(passes=[...])` or `HETU_PASSES` "
@@ -244,7 +255,8 @@ def pass_page() -> str:
             "\n".join(rows),
             "What cannot be switched off:",
             "\n".join(always),
-            entries("hetu.passes", passes, [*passes.PASSES, *AROUND]),
+            *(entry("hetu.passes" if f is run else f.__module__, name, f) for name, f, run in found),
+            entries("hetu.passes", passes, AROUND),
         ],
     )
 

@@ -16,9 +16,9 @@ from workloads import Workload
 
 import hetu as ht
 from hetu import optim
-from hetu.blas import kernels, set_threads
+from hetu.cpu_kernels.blas import kernels, set_threads
 from hetu.dist.comm.comm import Comm
-from hetu.passes import FOR_GPU, PASSES
+from hetu.passes import chosen_passes
 
 Weights = dict[str, ht.Node]
 PATIENCE, A_DAY = 300.0, 86400.0  # seconds until a step has failed, and until all must be over
@@ -37,8 +37,8 @@ def _trained(workload: Workload, comm: Comm | None = None) -> Callable[[], float
     loss = MODELS[workload.name](weights, **inputs, **fixed)
     optimizer = {"sgd": optim.SGD, "adam": optim.Adam}[workload.optimizer](workload.learning_rate)
     # Torch's Adam moves every row of an embedding on every step; the sparse form, which does less, is left out here.
-    unwanted = FOR_GPU | ({"sparsify_updates"} if workload.optimizer == "adam" else set())
-    passes = [name for name in PASSES if name not in unwanted]
+    unwanted = "sparsify_updates" if workload.optimizer == "adam" else ""
+    passes = [run.__name__ for run in chosen_passes(None) if run.__name__ != unwanted]
     strategy = ht.dist.ZeRO() if comm else None
     executor = ht.Executor({"train": [loss, optimizer.minimize(loss)]}, passes=passes, strategy=strategy, comm=comm)
     batches = itertools.cycle([{inputs[name]: array for name, array in batch.items()} for batch in workload.batches])

@@ -18,6 +18,7 @@ from typing import Any, cast
 import numpy as np
 
 from .errors import ArgumentError, MissingDependencyError
+from .kernels import kernels
 
 ALIGNMENT = 64  # bytes: a copy to a buffer that starts on a cache line is up to 12x faster
 
@@ -49,9 +50,7 @@ class Device:
                 f"device '{self}' needs CuPy and an NVIDIA driver ({type(error).__name__}: {error})",
                 fix='pip install "hetu-dl[gpu]", or use device="cpu"',
             ) from None
-        from ..gpu_kernels.products import with_products
-
-        return cast(ModuleType, with_products(cupy))  # CuPy with products of ours
+        return cast(ModuleType, kernels(self.kind).array_module(cupy))
 
     def stream(self) -> AbstractContextManager[Any]:
         """A new queue of work on a GPU, current inside `with`; nothing on a CPU.
@@ -67,9 +66,13 @@ class Device:
 def aligned_empty(xp: ModuleType, nbytes: int) -> Any:
     """An uninitialised byte array that starts on an `ALIGNMENT` boundary."""
     block = xp.empty(nbytes + ALIGNMENT, dtype=xp.uint8)
-    address = block.ctypes.data if xp is np else block.data.ptr
-    start = -address % ALIGNMENT
+    start = -address(block) % ALIGNMENT
     return block[start : start + nbytes]
+
+
+def address(array: Any) -> int:
+    """Where the memory of an array begins."""
+    return array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
 
 
 _values: dict[int, np.ndarray] = {}  # of the constants on devices, by the id of their arrays

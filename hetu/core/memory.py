@@ -293,9 +293,7 @@ def _promptly(nodes: list[Node]) -> list[Node]:
 
 def _out_of_reach(what: str, node: Node) -> GraphError:
     return GraphError(
-        f"{what}, which lies in the memory of the host",
-        fix="bring it back: hetu.ops.host.from_host(it, after)",
-        site=node.site,
+        f"{what}, which lies in the memory of the host", fix="let nothing but `from_host` read it", site=node.site
     )
 
 

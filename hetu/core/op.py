@@ -15,10 +15,10 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, over
 
 import numpy as np
 
-from .. import lanes
 from .backend import Scratch
 from .errors import ArgumentError, DTypeError, HetuError, ShapeError, did_you_mean
 from .graph import OPS, Node, current_site
+from .kernels import kernels_of
 from .types import (
     Dim,
     NodeType,
@@ -263,15 +263,16 @@ class Op(Generic[P, R]):
         self, xp: ModuleType, out: Any, arrays: Sequence[Any], attrs: Mapping[str, Any], scratch: Scratch | None = None
     ) -> list[Instruction]:
         """Zero-argument callables that compute the result into `out`, each bound to its arrays once."""
-        if xp is not np and (launches := self._kernel(xp, out, arrays, attrs)) is not None:
-            return launches
-        if self.bind_rule:
+        fast = kernels_of(xp)
+        made = fast.bound(self, xp, out, arrays, attrs, scratch)
+        if made is None and self.bind_rule:
             more = {"scratch": scratch or Scratch()} if self.scratch else {}
             made = self.bind_rule(xp, out, *arrays, **attrs, **more)
-            if made is not None:
-                return [made] if callable(made) else list(made)
+        if made is not None:
+            return [made] if callable(made) else list(made)
         if self.ufunc:
-            return bound_ufunc(xp, getattr(xp, self.ufunc), arrays, out)
+            ufunc = getattr(xp, self.ufunc)
+            return fast.ufunc(ufunc, arrays, out) or [ufunc_call(ufunc, arrays, out)]
         if self.into_rule:
             return [partial(self.into_rule, xp, out, *arrays, **attrs)]
         compute = partial(self.forward, xp, *arrays, **attrs)
@@ -279,49 +280,12 @@ class Op(Generic[P, R]):
             return [lambda: [xp.copyto(o, value) for o, value in zip(out, compute(), strict=True)]]
         return [lambda: xp.copyto(out, compute())]
 
-    def _kernel(
-        self, xp: ModuleType, out: Any, arrays: Sequence[Any], attrs: Mapping[str, Any]
-    ) -> list[Instruction] | None:
-        """Launches of a hand-written or generated GPU kernel, if there is one for these arrays."""
-        from ..gpu_kernels.device import gpu
-        from ..gpu_kernels.table import bound
 
-        machine = gpu(xp.cuda.runtime.getDevice())
-        known = {"cuda": self.cuda, "inputs": self.inputs, "update": self.update, "row_update": self.row_update}
-        return bound(machine, self.name, out, arrays, attrs, **known)
-
-
-def bound_ufunc(xp: ModuleType, ufunc: Any, arrays: Sequence[Any], out: Any) -> list[Instruction]:
-    """The cheapest calls of a ufunc: all positional, except where NumPy wants `out=` by name."""
-    calls: list[Instruction] = []
-    if xp is np and all(a.shape == out.shape and a.flags.c_contiguous for a in (*arrays, out)):
-        arrays, out = [a.reshape(-1) for a in arrays], out.reshape(-1)  # one axis, whatever their shape was
-        if out.size <= FEW and any(a.dtype == out.dtype != bool for a in arrays):
-            masks = {i: np.empty_like(out) for i, a in enumerate(arrays) if a.dtype == bool}
-            calls = [partial(np.copyto, mask, arrays[i]) for i, mask in masks.items()]
-            arrays = [masks.get(i, a) for i, a in enumerate(arrays)]  # NumPy's own conversion has to be set up
-        if out.size == 1 < len(arrays) and any(np.may_share_memory(a, out) for a in arrays):
-            aside = np.empty_like(out)  # NumPy has a fast path for one number, but not onto an operand
-            return [*calls, partial(ufunc, *arrays, out=aside), partial(np.copyto, out, aside)]
-    if xp is not np or out.size < 2 * MANY or any(map(partial(_crosses, out), arrays)):
-        return [*calls, _ufunc_call(ufunc, arrays, out)]
-
-    def build(part: slice) -> list[Instruction]:
-        rows = [a[part] if a.ndim == out.ndim and len(a) == len(out) else a for a in arrays]
-        return [_ufunc_call(ufunc, rows, out[part])]
-
-    return [*calls, *(lanes.over(len(out), build, -(-MANY * len(out) // out.size)) or ())]
-
-
-def _ufunc_call(ufunc: Any, arrays: Sequence[Any], out: Any) -> Instruction:
+def ufunc_call(ufunc: Any, arrays: Sequence[Any], out: Any) -> Instruction:
+    """A call of a ufunc: all positional, except where NumPy wants `out=` by name."""
     if ufunc.__name__ in ("maximum", "minimum"):
         return partial(ufunc, *arrays, out=out)
     return partial(ufunc, *arrays, out)
-
-
-def _crosses(out: np.ndarray, array: np.ndarray) -> bool:
-    """Whether an operand shares memory with the result otherwise than element by element."""
-    return np.may_share_memory(array, out) and (array.ctypes.data, array.strides) != (out.ctypes.data, out.strides)
 
 
 class Decorator(Protocol[R]):

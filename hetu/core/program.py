@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from .. import lanes
 from ..look import memory_svg
 from .backend import Device, Scratch, aligned_empty, filler, fixed_array, host_empty, to_numpy
 from .errors import ArgumentError, HetuError, NumericError
 from .graph import Node
+from .kernels import kernels_of
 from .memory import SCRATCH, Plan, plan, types_of
 from .op import LEAVES, Instruction, Role
 from .state import State
@@ -90,15 +89,13 @@ class Program:
         self.fills: dict[str, Callable[[np.ndarray], None]] = {}  # what copies a fed array into its buffer
         self.parts: dict[str, tuple[str, tuple[slice, ...]]] = {}  # which part of which fed array a buffer takes
         self.steps = [step for node in self.plan.nodes if (step := self._bind(node)) is not None]
-        self.lanes: Any = nullcontext()
-        if self.xp is np and any(lanes.is_divided(c) for s in self.steps for c in s.calls):
-            self.steps = [replace(s, calls=tuple(map(lanes.divided, s.calls))) for s in self.steps]
-            self.lanes = lanes.session
+        calls, self.around = kernels_of(self.xp).together([step.calls for step in self.steps])
+        self.steps = [replace(step, calls=tuple(own)) for step, own in zip(self.steps, calls)]
         self.calls = self._flat_calls()
         self.commits = self._commits()
         self.outputs = [self.arrays[f] for f in self.fetches]
         self.first_write = self._first_write()
-        self.captured = None if self.xp is np else self._captured()
+        self.captured = self._captured()
 
     # -- binding ------------------------------------------------------------------------------------------------------
 
@@ -187,7 +184,7 @@ class Program:
             if self.captured is not None:
                 self.captured.run()
             else:
-                with self.lanes:
+                with self.around:
                     for call in self.calls:
                         call()
         except BaseException as error:
@@ -202,10 +199,9 @@ class Program:
         return results
 
     def _captured(self) -> Any:
-        from ..gpu_kernels.capture import Captured
-
         meets = next((s.node for s in self.steps if s.node.role is Role.COMMUNICATION), None)
-        return Captured(self.xp, self.calls, self._say, "" if meets is None else f"{meets!r} meets other ranks")
+        obstacle = "" if meets is None else f"{meets!r} meets other ranks"
+        return kernels_of(self.xp).captured(self.xp, self.calls, self._say, obstacle)
 
     def _say(self, call: Instruction | None, reason: str) -> None:
         node = next((s.node for s in self.steps if any(c is call for c in s.calls)), None)
@@ -230,7 +226,7 @@ class Program:
 
     def find_nan(self) -> None:
         """Run step by step; NumericError at the first step that makes a NaN. Needs a program without donation."""
-        with self.lanes:
+        with self.around:
             for index, step in enumerate(self.steps):
                 for call in step.calls:
                     call()

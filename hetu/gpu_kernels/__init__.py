@@ -8,7 +8,6 @@ is found by the name of its operator and sees arrays and plain numbers only (`ta
 
 from __future__ import annotations
 
-from .machine import Call
-from .table import bound
+from .room import KERNELS
 
-__all__ = ["Call", "bound"]
+__all__ = ["KERNELS"]

@@ -10,10 +10,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ..core.kernels import Call as Call
+
 BLOCK = 256  # threads: enough to hide the latency of memory, few enough for 8 blocks a multiprocessor
 MOST_BLOCKS = 1 << 14
-
-Call = Callable[[], Any]
 
 
 class Machine(Protocol):

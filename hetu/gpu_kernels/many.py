@@ -1,6 +1,6 @@
 """Launches the kernels of `many.cu`, and the chunks of many tensors that other kernels visit too.
 
-Ignored on purpose: which tensors go together, see `passes/group_casts.py` and `passes/group_checks.py`.
+Ignored on purpose: which tensors go together, see `passes/group_casts.py` and `passes/group_checks.py` of this room.
 """
 
 from __future__ import annotations

@@ -8,17 +8,7 @@ import typing
 
 from ..core.leaf import *
 from . import (
-    assemble,
-    conv_last,
-    flash_attention,
-    fused_attention,
-    fused_batch_norm,
-    fused_conv,
-    fused_gelu,
-    fused_loss,
-    fused_norm,
     fused_update,
-    host,
     update,
 )
 from .activation import *
@@ -30,11 +20,11 @@ from .creation import *
 from .einsum import *
 from .elementwise import *
 from .functions import *
-from .fused_lstm import *
 from .index import *
 from .join import *
 from .linalg import *
 from .loss import *
+from .lstm import *
 from .normalization import *
 from .pooling import *
 from .random import *

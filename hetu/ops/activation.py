@@ -1,7 +1,6 @@
 """Activations: functions between the layers of a network, and the softmax over an axis.
 
-Those of several passes compute block by block, so that intermediate arrays stay in the cache; none branches on single
-elements, which is slow. Ignored on purpose: hard variants; `silu` and `mish` are compositions.
+None branches on single elements, which is slow. Ignored on purpose: hard variants; `silu` and `mish` are compositions.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ import numpy as np
 
 from ..core.errors import ArgumentError
 from ..core.graph import Node
-from ..core.op import DEFAULT_FLOAT, Instruction, as_node, bound_ufunc, float_elementwise, op
+from ..core.op import DEFAULT_FLOAT, as_node, float_elementwise, op
 from .comparison import greater, less_equal, minimum
-from .elementwise import by_blocks, dtype_of, float_function, floats, numbers, square, to_dtype
+from .elementwise import dtype_of, float_function, floats, numbers, square, to_dtype
 from .functions import exp, log, normal_distribution, tanh
 from .reduction import along_axis_dims, one_axis
 from .reduction import max as maximum_along
@@ -55,15 +54,10 @@ def relu_grad(g: Node, y: Node, x: Node) -> Node:
     return g * greater(y, 0)
 
 
-@relu.bind
-def relu_bind(xp: ModuleType, out: Any, x: Any) -> list[Instruction]:
-    """Two arrays go through vector instructions, an array and a number do not: compare with some axes of zeros."""
-    axis, length = x.ndim, 1
-    while axis and length < 256:
-        axis -= 1
-        length *= x.shape[axis]
-    zeros = xp.zeros(x.shape[axis:], x.dtype)
-    return bound_ufunc(xp, xp.maximum, (x, zeros), out)
+def is_relu_mask(node: Node) -> bool:
+    """Whether it tells where a relu lets through: x > 0."""
+    zero = node.inputs[1] if node.op.name == "greater" else None
+    return zero is not None and zero.op.name == "constant" and not zero.attrs["value"].any()
 
 
 @float_function(cuda="y = x > 0 ? x : slope * x")
@@ -90,9 +84,6 @@ def leaky_relu_grad(g: Node, y: Node, x: Node, *, slope: float) -> Node:
     return g * (greater(x, 0) * (1 - slope) + slope)
 
 
-by_blocks(leaky_relu)
-
-
 # -- smooth ----------------------------------------------------------------------------------------------------
 
 
@@ -116,9 +107,6 @@ def elu_grad(g: Node, y: Node, x: Node, *, alpha: float) -> Node:
     return g * (exp(minimum(x, 0)) * alpha * less_equal(x, 0) + greater(x, 0))
 
 
-by_blocks(elu)
-
-
 @float_function(cuda="y = (T)1 / ((T)1 + exp(-x))")
 def sigmoid(xp: ModuleType, x: Any) -> Any:
     """1 / (1 + exp(-x)). Where exp overflows to infinity the result is 0, as it should be.
@@ -138,9 +126,6 @@ def sigmoid_grad(g: Node, y: Node, x: Node) -> Node:
     return g * (y * (1 - y))
 
 
-by_blocks(sigmoid)
-
-
 @float_function(cuda="y = fmax(x, (T)0) + log1p(exp(-fabs(x)))", precision="wide")
 def softplus(xp: ModuleType, x: Any) -> Any:
     """log(1 + exp(x)), without overflow; a smooth relu.
@@ -158,9 +143,6 @@ def softplus(xp: ModuleType, x: Any) -> Any:
 @softplus.grad
 def softplus_grad(g: Node, y: Node, x: Node) -> Node:
     return g * sigmoid(x)
-
-
-by_blocks(softplus)
 
 
 def silu(x: Any) -> Node:
@@ -329,10 +311,6 @@ def gelu_tanh_dx_grad(h: Node, y: Node, g: Node, x: Node) -> tuple[Node, Node]:
 
 
 _FORMS = {"none": gelu_erf, "tanh": gelu_tanh}
-by_blocks(gelu_erf)
-by_blocks(gelu_erf_dx)
-by_blocks(gelu_tanh)
-by_blocks(gelu_tanh_dx)
 
 
 # -- softmax ---------------------------------------------------------------------------------------------------
@@ -359,20 +337,6 @@ softmax.normalize(one_axis)
 def softmax_grad(g: Node, y: Node, x: Node, *, axis: int) -> Node:
     gy = g * y
     return gy - y * sum_along(gy, axis=axis, keepdims=True)
-
-
-@softmax.bind
-def softmax_bind(xp: ModuleType, out: Any, x: Any, *, axis: int) -> list[Instruction] | None:
-    if x.dtype != out.dtype:
-        return None
-    row = xp.empty(tuple(1 if i == axis else n for i, n in enumerate(out.shape)), out.dtype)
-    return [
-        lambda: xp.max(x, axis=axis, keepdims=True, out=row),
-        lambda: xp.subtract(x, row, out),
-        lambda: xp.exp(out, out),
-        lambda: xp.sum(out, axis=axis, keepdims=True, out=row),
-        lambda: xp.divide(out, row, out),
-    ]
 
 
 @softmax.decompose

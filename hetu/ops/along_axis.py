@@ -5,16 +5,13 @@ Ids as in `index.py`. Ignored on purpose: whole rows, which `take` gathers faste
 
 from __future__ import annotations
 
-from functools import partial
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-
 from ..core.errors import ShapeError
 from ..core.graph import Node
-from ..core.op import Instruction, Role, op
-from ..core.types import Size, TensorType, compatible, product, show_shape, unify
+from ..core.op import Role, op
+from ..core.types import Size, TensorType, compatible, show_shape, unify
 from .index import Window, axis_attrs, check_range, find_inside, masked, require_indices, whole_size
 from .shape import axis_letters
 
@@ -75,31 +72,6 @@ def take_along_axis_grad(g: Node, y: Node, x: Node, indices: Node, *, axis: int,
     return put_along_axis_add(x, indices, g, axis=axis), None
 
 
-@take_along_axis.bind
-def take_along_axis_bind(
-    xp: ModuleType, out: Any, x: Any, indices: Any, *, axis: int, window: Window
-) -> list[Instruction] | None:
-    if xp is not np or window is not None or not x.flags.c_contiguous or x.size == 0:
-        return None
-    places, steps = _flat_places(x.shape, indices, axis)
-    return [*steps, partial(x.reshape(-1).take, places, None, out, "clip")]
-
-
-def _flat_places(shape: tuple[Any, ...], indices: np.ndarray, axis: int) -> tuple[np.ndarray, list[Instruction]]:
-    """A buffer for the places in the flattened array, and the instructions that fill it from the indices."""
-    start = np.zeros((1,) * len(shape), np.intp)
-    for i, size in enumerate(shape):
-        if i != axis:
-            step = product(shape[i + 1 :])
-            start = start + (np.arange(size) * step).reshape([-1 if k == i else 1 for k in range(len(shape))])
-    places = np.empty(indices.shape, np.intp)
-    stride = product(shape[axis + 1 :])
-    return places, [
-        partial(np.multiply, indices, stride, out=places, dtype=np.intp, casting="unsafe"),
-        partial(np.add, places, start, places),
-    ]
-
-
 def _put_type(like: TensorType, indices: TensorType, values: TensorType, *, axis: int, **_: Any) -> TensorType:
     taken = _along_type(like, indices, axis=axis)
     if values.ndim != taken.ndim or not all(map(compatible, values.shape, taken.shape)):
@@ -139,14 +111,3 @@ def put_along_axis_add_grad(
     g: Node, y: Node, like: Node, indices: Node, values: Node, *, axis: int, **_: Any
 ) -> tuple[None, None, Node]:
     return None, None, take_along_axis(g, indices, axis=axis)
-
-
-@put_along_axis_add.bind
-def put_along_axis_add_bind(
-    xp: ModuleType, out: Any, like: Any, indices: Any, values: Any, *, axis: int, window: Window
-) -> list[Instruction] | None:
-    if xp is not np or window is not None or not out.flags.c_contiguous or not values.flags.c_contiguous:
-        return None
-    places, steps = _flat_places(out.shape, indices, axis)
-    add = partial(np.add.at, out.reshape(-1), places.reshape(-1), values.reshape(-1))
-    return [partial(out.fill, 0), *steps, add]

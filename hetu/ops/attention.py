@@ -1,15 +1,12 @@
 """Scaled dot-product attention.
 
-Without a mask the whole is one operator, as its passes over the scores then stay in cache and each softmax is divided
-after, not before, the product with the values. With a mask it is a composition. Ignored on purpose: dropout of weights;
-computing scores in tiles, as they are kept for the gradient (`flash_attention.py` does, on a GPU).
+Without a mask the whole is one operator, so that a room of kernels can keep its scores in the cache, or do without
+them; with a mask it is a composition. Ignored on purpose: dropout of weights.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -23,9 +20,6 @@ from ..core.types import Dim, TensorType, compatible, is_float, promote, same, s
 __all__ = [
     "scaled_dot_product_attention",
 ]
-
-Call = Callable[[], Any]
-CHUNK = 1 << 18  # scores handled at a time: 1 MB of float32 stays in the second-level cache
 
 
 def _check(q: TensorType, k: TensorType, v: TensorType, causal: bool) -> None:
@@ -105,51 +99,6 @@ def attention_grad(
     return attention_dx(g[0], q, k, v, *out, **attrs)
 
 
-def _leading(array: np.ndarray, start: int, stop: int) -> np.ndarray:
-    """A range of the first axis; the whole matrix when there is no batch."""
-    return array[start:stop] if array.ndim > 2 else array
-
-
-def _chunks(powers: np.ndarray) -> list[tuple[int, int]]:
-    """Ranges of the first batch axis whose scores fit the cache."""
-    if powers.ndim == 2:
-        return [(0, 1)]
-    count = powers.shape[0]
-    step = max(1, CHUNK // max(1, powers.size // max(1, count)))
-    return [(start, min(start + step, count)) for start in range(0, count, step)]
-
-
-def _fast(xp: ModuleType, *arrays: Any) -> bool:
-    return xp is np and arrays[0].dtype.char in "fd" and all(a.dtype == arrays[0].dtype and a.size for a in arrays)
-
-
-@attention.bind
-def attention_bind(
-    xp: ModuleType, out: Any, q: Any, k: Any, v: Any, *, scale: float, causal: bool
-) -> list[Call] | None:
-    if not _fast(xp, *out, q, k, v):
-        return None
-    future = np.triu(np.full(out[1].shape[-2:], -np.inf, q.dtype), 1) if causal else None
-    ones, factor = np.ones(k.shape[-2], q.dtype), q.dtype.type(scale)
-    calls: list[Call] = []
-    for chunk in _chunks(out[1]):
-        y, scores, inverse, queries, keys, values = (_leading(a, *chunk) for a in (*out, q, k, v))
-        scaled = np.empty(queries.shape, q.dtype)
-        calls += [
-            partial(np.multiply, queries, factor, scaled),
-            partial(np.matmul, scaled, keys.swapaxes(-1, -2), scores),
-            *([partial(np.add, scores, future, scores)] if causal else []),
-            partial(np.max, scores, -1, inverse, True),
-            partial(np.subtract, scores, inverse, scores),
-            partial(np.exp, scores, scores),
-            partial(np.matmul, scores, ones, inverse[..., 0]),
-            partial(np.reciprocal, inverse, inverse),
-            partial(np.matmul, scores, values, y),
-            partial(np.multiply, y, inverse, y),
-        ]
-    return calls
-
-
 def _weights(q: Node, k: Node, scale: float, causal: bool) -> Node:
     scores = OPS["matmul"](q * scale, OPS["matrix_transpose"](k))
     if causal:
@@ -218,45 +167,6 @@ def attention_dx_parts(
     slope = matmul(g, transpose(v))
     slope = (slope - OPS["sum"](slope * weights, axis=-1, keepdims=True)) * weights
     return matmul(slope, k) * scale, matmul(transpose(slope), q) * scale, matmul(transpose(weights), g)
-
-
-@attention_dx.bind
-def attention_dx_bind(
-    xp: ModuleType,
-    out: Any,
-    g: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    y: Any,
-    powers: Any,
-    inverse: Any,
-    *,
-    scale: float,
-    causal: bool,
-) -> list[Call] | None:
-    if not _fast(xp, *out, g, q, k, v, y, powers, inverse):
-        return None
-    factor, calls = q.dtype.type(scale), []
-    for chunk in _chunks(powers):
-        dq, dk, dv, slope_y, queries, keys, values, result, power, inv = (
-            _leading(a, *chunk) for a in (*out, g, q, k, v, y, powers, inverse)
-        )
-        scaled, product = np.empty(result.shape, q.dtype), np.empty(result.shape, q.dtype)
-        slope, shift = np.empty(power.shape, q.dtype), np.empty(inv.shape, q.dtype)
-        calls += [
-            partial(np.multiply, slope_y, inv, scaled),
-            partial(np.multiply, scaled, result, product),
-            partial(np.sum, product, -1, None, shift, True),
-            partial(np.matmul, scaled, values.swapaxes(-1, -2), slope),
-            partial(np.subtract, slope, shift, slope),
-            partial(np.multiply, slope, power, slope),
-            partial(np.multiply, slope, factor, slope),
-            partial(np.matmul, slope, keys, dq),
-            partial(np.matmul, slope.swapaxes(-1, -2), queries, dk),
-            partial(np.matmul, power.swapaxes(-1, -2), scaled, dv),
-        ]
-    return calls
 
 
 @public

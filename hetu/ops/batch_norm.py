@@ -1,33 +1,24 @@
 """Batch normalisation and its gradient.
 
-`batch_norm_train` and `batch_norm_dx` are operators because a few passes over whole channels beat their composition
-on a CPU. Each also has the composition as its `decompose` rule, used where the batch is split. Images in 16 bits are
-normalised in the dtype of their scale. Ignored on purpose: renormalisation (statistics over several batches).
+`batch_norm_train` and `batch_norm_dx` are operators because a few passes over whole channels beat their composition.
+Each also has the composition as its `decompose` rule, used where the batch is split. Images in 16 bits are normalised
+in the dtype of their scale. Ignored on purpose: renormalisation (statistics over several batches).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-
-from .. import lanes
-from ..core.backend import Scratch
 from ..core.errors import ArgumentError, ShapeError, public
 from ..core.graph import OPS, Node
 from ..core.leaf import if_training, with_updates
-from ..core.op import MANY, as_node, as_nodes, op, require_float
+from ..core.op import as_node, as_nodes, op, require_float
 from ..core.types import TensorType, compatible, normalize_axis, product, promote, show_shape
-from . import batch_sweeps
 from .precision import cast_to, widened
 from .reduction import mean
 
 __all__ = ["batch_norm"]
-
-Call = Callable[[], Any]
 
 
 def check_vectors(size: Any, **vectors: TensorType) -> None:
@@ -42,13 +33,6 @@ def check_vectors(size: Any, **vectors: TensorType) -> None:
 def gradient_type(x: TensorType, vector: TensorType) -> TensorType:
     """The type of the gradient of a vector that is computed beside `x`; autodiff casts it to that of the vector."""
     return TensorType(vector.shape, promote(x.dtype, vector.dtype))
-
-
-def runs_fast(xp: ModuleType, out: Any, *arrays: Any) -> bool:
-    """Whether the fast path applies: NumPy, one BLAS dtype, contiguous, nothing empty."""
-    if xp is not np or out.dtype.char not in "fd":
-        return False
-    return all(a.dtype == out.dtype and a.flags.c_contiguous and a.size for a in (out, *arrays))
 
 
 def _others(ndim: int, axis: int) -> tuple[int, ...]:
@@ -125,75 +109,6 @@ def batch_norm_train_grad(
     return NotImplemented
 
 
-@batch_norm_train.bind
-def batch_norm_train_bind(
-    xp: ModuleType, out: Any, x: Any, scale: Any, bias: Any, *, axis: int, epsilon: float, scratch: Scratch
-) -> list[Call] | None:
-    y, mean, var = out
-    if not runs_fast(xp, y, x, scale, bias, mean, var):
-        return None
-    if axis == x.ndim - 1:
-        return batch_sweeps.normalized(out, x, scale, bias, epsilon, scratch)
-    planes, result, sums = _planes(x, axis), _planes(y, axis), _PlaneSums(x, axis)
-    lift, factor = mean[:, None], np.empty_like(mean)
-
-    def center(part: slice) -> list[Call]:
-        return [partial(np.subtract, planes[part], lift, result[part])]
-
-    def finish(part: slice) -> list[Call]:
-        some = result[part]
-        return [partial(np.multiply, some, factor[:, None], some), partial(np.add, some, bias[:, None], some)]
-
-    def weigh() -> None:
-        np.divide(scale, np.sqrt(var + epsilon), factor)
-
-    least = _least(planes)
-    return [
-        *sums.mean(planes, mean),
-        *lanes.over(len(planes), center, least),
-        *sums.mean_of_product(result, result, var),
-        weigh,
-        *lanes.over(len(planes), finish, least),
-    ]
-
-
-def _planes(x: np.ndarray, axis: int) -> np.ndarray:
-    """A view (before, channels, after) of a contiguous array."""
-    return x.reshape(int(np.prod(x.shape[:axis])), x.shape[axis], -1)
-
-
-def _least(planes: np.ndarray) -> int:
-    """How much of the first axis is worth a lane."""
-    return -(-MANY * len(planes) // planes.size)
-
-
-class _PlaneSums:
-    """Means over all but the middle axis of (before, channels, after), by BLAS and einsum at the speed of memory."""
-
-    def __init__(self, x: np.ndarray, axis: int) -> None:
-        before, channels, after = _planes(x, axis).shape
-        self.count = before * after
-        self.ones_before, self.ones_after = np.ones(before, x.dtype), np.ones(after, x.dtype)
-        self.partial = np.empty((before, channels), x.dtype)
-
-    def mean(self, a: np.ndarray, out: np.ndarray) -> list[Call]:
-        return [
-            partial(np.matmul, a, self.ones_after, self.partial),
-            partial(np.matmul, self.ones_before, self.partial, out),
-            partial(np.divide, out, self.count, out),
-        ]
-
-    def mean_of_product(self, a: np.ndarray, b: np.ndarray, out: np.ndarray) -> list[Call]:
-        def planes(part: slice) -> list[Call]:
-            return [partial(np.einsum, "nci,nci->nc", a[part], b[part], out=self.partial[part])]
-
-        return [
-            *lanes.over(len(a), planes, _least(a)),
-            partial(np.matmul, self.ones_before, self.partial, out),
-            partial(np.divide, out, self.count, out),
-        ]
-
-
 def _batch_dx_type(
     g: TensorType, x: TensorType, scale: TensorType, *_: TensorType, **__: Any
 ) -> tuple[TensorType, ...]:
@@ -243,60 +158,6 @@ def batch_norm_dx_parts(
     count = product(x.shape[i] for i in others)
     along = lift(dbias / count, x, axis) + normal * lift(dscale / count, x, axis)
     return cast_to((g - along) * lift(scale * inverse, x, axis), kept), dscale, dbias
-
-
-@batch_norm_dx.bind
-def batch_norm_dx_bind(
-    xp: ModuleType,
-    out: Any,
-    g: Any,
-    x: Any,
-    scale: Any,
-    mean: Any,
-    var: Any,
-    *,
-    axis: int,
-    epsilon: float,
-    scratch: Scratch,
-) -> list[Call] | None:
-    dx, dscale, dbias = out
-    if not runs_fast(xp, dx, g, x, scale, mean, var, dscale, dbias):
-        return None
-    if axis == x.ndim - 1:
-        return batch_sweeps.Slopes(out, g, x, scale, mean, var, epsilon, scratch).calls()
-    gs, xs, result, sums = _planes(g, axis), _planes(x, axis), _planes(dx, axis), _PlaneSums(x, axis)
-    term = scratch.empty(result.shape, result.dtype)
-    inverse, factor, along, shift = (np.empty_like(mean) for _ in range(4))
-
-    def weigh() -> None:
-        np.divide(1, np.sqrt(var + epsilon), inverse)
-        np.multiply(scale, inverse, factor)
-        np.multiply(dscale, inverse, dscale)
-        np.multiply(-factor * inverse, dscale, along)
-        np.multiply(factor, dbias, shift)
-
-    def center(part: slice) -> list[Call]:
-        return [partial(np.subtract, xs[part], mean[:, None], term[part])]
-
-    def finish(part: slice) -> list[Call]:
-        some, made = term[part], result[part]
-        return [
-            partial(np.multiply, some, along[:, None], some),
-            partial(np.multiply, gs[part], factor[:, None], made),
-            partial(np.add, made, some, made),
-            partial(np.subtract, made, shift[:, None], made),
-        ]
-
-    least = _least(xs)
-    return [
-        *lanes.over(len(xs), center, least),
-        *sums.mean(gs, dbias),
-        *sums.mean_of_product(gs, term, dscale),
-        weigh,
-        *lanes.over(len(xs), finish, least),
-        partial(np.multiply, dbias, sums.count, dbias),
-        partial(np.multiply, dscale, sums.count, dscale),
-    ]
 
 
 @public

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from .. import blas
 from ..core.errors import ArgumentError, ShapeError, public
 from ..core.graph import Node
 from ..core.op import Instruction, as_nodes, op
@@ -48,7 +47,7 @@ def _einsum_attrs(*types: TensorType, equation: str) -> dict[str, Any]:
 
 
 def _einsum_type(*types: TensorType, equation: str) -> TensorType:
-    terms, right = _terms(equation)
+    terms, right = terms_of(equation)
     sizes: dict[str, Size] = {}
     for term, type_ in zip(terms, types):
         if len(term) != type_.ndim:
@@ -61,7 +60,7 @@ def _einsum_type(*types: TensorType, equation: str) -> TensorType:
     return TensorType(tuple(sizes[letter] for letter in right), product_dtype(*types))
 
 
-def _terms(equation: str) -> tuple[list[str], str]:
+def terms_of(equation: str) -> tuple[list[str], str]:
     left, _, right = equation.partition("->")
     return left.split(","), right
 
@@ -83,7 +82,7 @@ _einsum.normalize(_einsum_attrs)
 @_einsum.grad
 def einsum_grad(g: Node, y: Node, *operands: Node, equation: str) -> tuple[Node, ...]:
     """By exchange: the gradient takes the place of the operand, and the operand's letters become the result's."""
-    terms, right = _terms(equation)
+    terms, right = terms_of(equation)
     made = []
     for i, (term, operand) in enumerate(zip(terms, operands)):
         others = [*terms[:i], *terms[i + 1 :]]
@@ -97,12 +96,24 @@ def einsum_grad(g: Node, y: Node, *operands: Node, equation: str) -> tuple[Node,
 
 @_einsum.bind
 def einsum_bind(xp: ModuleType, out: Any, *operands: Any, equation: str) -> list[Instruction] | None:
-    """Two operands become one (batched) matrix product; where axes cannot be merged in place, by way of a copy."""
-    terms, right = _terms(equation)
-    if xp is not np and len(operands) > 2:
+    """Two operands become one (batched) matrix product, more of them several."""
+    terms, right = terms_of(equation)
+    if len(operands) > 2:
         return _two_at_a_time(xp, out, operands, terms, right)
+    found = as_product(xp, out, operands, terms, right)
+    if found is None:
+        return None
+    before, factors, after = found
+    return [*before, partial(xp.matmul, *factors[:2], out=factors[2]), *after]
+
+
+def as_product(
+    xp: ModuleType, out: Any, operands: Sequence[Any], terms: Sequence[str], right: str
+) -> tuple[list[Instruction], list[Any], list[Instruction]] | None:
+    """Two operands and the result as views for one (batched) matrix product; where axes cannot be merged in place, it
+    comes with the copies before and after it. None where a letter of one operand is missing on the right."""
     if len(operands) != 2 or out.size == 0 or any(c not in right for c in set(terms[0]) ^ set(terms[1])):
-        return [partial(np.einsum, equation, *operands, out=out, optimize=len(operands) > 2)] if xp is np else None
+        return None
     first, second = terms
     batch = "".join(c for c in right if c in first and c in second)
     rows = "".join(c for c in right if c not in second)
@@ -111,9 +122,9 @@ def einsum_bind(xp: ModuleType, out: Any, *operands: Any, equation: str) -> list
     a, a_copy, a_original = _grouped(xp, operands[0], first, batch, rows, inner)
     b, b_copy, b_original = _grouped(xp, operands[1], second, batch, inner, columns)
     y, y_copy, y_original = _grouped(xp, out, right, batch, rows, columns)
-    steps = [partial(xp.copyto, copy, x) for copy, x in ((a_copy, a_original), (b_copy, b_original)) if copy is not x]
-    steps.append(blas.product(a, b, y) if xp is np else partial(xp.matmul, a, b, out=y))
-    return steps if y_copy is y_original else [*steps, partial(xp.copyto, y_original, y_copy)]
+    pairs = ((a_copy, a_original), (b_copy, b_original))
+    before = [partial(xp.copyto, copy, x) for copy, x in pairs if copy is not x]
+    return before, [a, b, y], [] if y_copy is y_original else [partial(xp.copyto, y_original, y_copy)]
 
 
 def _two_at_a_time(

@@ -22,9 +22,6 @@ from ..core.types import TensorType, as_dtype, dtype_in, is_float, promote
 
 __all__ = ["abs", "astype", "reciprocal", "sign", "square"]
 
-BLOCK = 16384  # elements: the scratch arrays of one block stay in the second-level cache
-
-
 # -- what the operators here share -----------------------------------------------------------------------------
 
 
@@ -78,21 +75,6 @@ def float_function(**rules: Any) -> Decorator[Node]:
         return made
 
     return decorate
-
-
-def by_blocks(made: Op[..., Any]) -> None:
-    """Give an operator of several passes an `into` rule that makes them over one cached block after the other."""
-
-    @made.into
-    def compute(xp: ModuleType, out: Any, *arrays: Any, **attrs: Any) -> None:
-        whole = (out, *arrays)
-        if out.size <= BLOCK or not builtins.all(a.shape == out.shape and a.flags.c_contiguous for a in whole):
-            out[...] = made.forward(xp, *arrays, **attrs)
-            return
-        target, *sources = (a.reshape(-1) for a in whole)
-        for start in range(0, target.size, BLOCK):
-            block = slice(start, start + BLOCK)
-            target[block] = made.forward(xp, *(s[block] for s in sources), **attrs)
 
 
 # -- conversion -------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..core.graph import Node
 from ..core.op import DEFAULT_FLOAT
-from .elementwise import by_blocks, dtype_of, float_function, floats, negative, square, to_dtype
+from .elementwise import dtype_of, float_function, floats, negative, square, to_dtype
 
 __all__ = [
     "cos",
@@ -127,9 +127,6 @@ def rsqrt_grad(g: Node, y: Node, x: Node) -> Node:
     return g * (y * square(y)) * -0.5
 
 
-by_blocks(rsqrt)
-
-
 @float_function(ufunc="sin", cuda="y = sin(x)")
 def sin(xp: ModuleType, x: Any) -> Any:
     """The sine; x in radians.
@@ -193,8 +190,6 @@ def erf(xp: ModuleType, x: Any) -> Any:
 def erf_grad(g: Node, y: Node, x: Node) -> Node:
     return g * (exp(negative(square(x))) * (2 / math.sqrt(math.pi)))
 
-
-by_blocks(erf)
 
 # float32: x P(x^2) / Q(x^2) on [-4, 4], where erf has reached 1 in that precision. Coefficients as in Eigen.
 _SINGLE = (

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..blas import gemm, gemv
+from ..core.kernels import kernels
 from ..core.op import Instruction, Role, op
 from ..core.types import TensorType
 from .update_kernels import add_scaled, copied, negated
@@ -41,7 +41,7 @@ def sgd_product_bind(xp: ModuleType, out: Any, p: Any, a: Any, b: Any, lr: Any) 
         return None
     calls = copied((out,), (p,))
     minus, negate = negated(lr, p.dtype)
-    fused = gemm(a, b, out, minus, 1.0)
+    fused = kernels("cpu").blas.gemm(a, b, out, minus, 1.0)
     if fused is not None:
         return [*calls, *negate, fused]
     gradient = np.empty_like(out)
@@ -67,6 +67,7 @@ def sgd_sum_bind(xp: ModuleType, out: Any, p: Any, g: Any, lr: Any) -> list[Inst
     calls = copied((out,), (p,))
     minus, negate = negated(lr, p.dtype)
     rows = g.reshape(-1, g.shape[-1])
+    gemv = kernels("cpu").blas.gemv
     fused = gemv(rows.T, np.ones(len(rows), g.dtype), out, minus, 1.0) if min(rows.shape) > 1 else None
     if fused is not None:
         return [*calls, *negate, fused]

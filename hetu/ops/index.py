@@ -11,12 +11,10 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-
 from ..core.errors import ArgumentError, DTypeError, ShapeError, ValueRangeError, public
 from ..core.graph import Node
 from ..core.op import Instruction, Role, op
-from ..core.types import Size, TensorType, as_dtype, compatible, dtype_in, normalize_axis, product, show_shape
+from ..core.types import Size, TensorType, as_dtype, compatible, dtype_in, normalize_axis, show_shape
 from .elementwise import add
 from .linalg import permute_dims
 from .shape import axis_letters
@@ -34,10 +32,9 @@ def require_indices(type_: TensorType) -> None:
 
 def check_range(xp: ModuleType, ids: Any, size: int, what: str) -> None:
     """ValueRangeError that shows the first id outside 0 ... size - 1 and where it stands."""
-    if xp is np and ids.dtype.kind == "i":  # negative ids are huge unsigned ones
-        if np.maximum.reduce(ids.view(f"u{ids.itemsize}"), None, initial=0) < size or ids.size == 0:
-            return
-    elif product(ids.shape) == 0 or (int(xp.max(ids)) < size and int(xp.min(ids)) >= 0):
+    flat = xp.reshape(ids, (-1,))
+    # by position: NumPy finds extrema eight times as fast as it fetches them
+    if not flat.shape[0] or (int(flat[xp.argmin(flat)]) >= 0 and int(flat[xp.argmax(flat)]) < size):
         return
     position = tuple(int(places[0]) for places in xp.nonzero((ids < 0) | (ids >= size)))
     raise ValueRangeError(
@@ -135,14 +132,6 @@ def take_grad(g: Node, y: Node, x: Node, indices: Node, *, axis: int, **_: Any) 
     return permute_dims(scatter_rows(permute_dims(x, axes=to_front), indices, rows), axes=back), None
 
 
-@take.bind
-def take_bind(xp: ModuleType, out: Any, x: Any, indices: Any, *, axis: int, window: Window) -> Instruction | None:
-    """Clipping skips NumPy's own range check and its buffer; `check` has looked already."""
-    if xp is not np or 0 in x.shape or window is not None:
-        return None
-    return partial(x.take, indices, axis, out, "clip")
-
-
 @public
 def embedding(table: Any, ids: Any) -> Node:
     """The rows of `table` at `ids`. (rows, width), (...) -> (..., width).
@@ -211,16 +200,16 @@ def scatter_rows_bind(
 
 def add_rows(xp: ModuleType, out: Any, ids: Any, rows: Any) -> list[Instruction]:
     """Instructions for `out[ids] += rows`. `add.at` is several times faster on flat arrays than on rows."""
-    flat = xp is np and out.flags.c_contiguous and rows.flags.c_contiguous and out.dtype == rows.dtype and out.size
+    flat = out.flags.c_contiguous and rows.flags.c_contiguous and out.dtype == rows.dtype and out.size
     if not flat:
         return [partial(xp.add.at, out, ids, rows)]
     width = out.size // len(out)
-    places = np.empty((ids.size, width), np.intp)
-    starts, offsets = np.empty((*ids.shape, 1), np.intp), np.arange(width)
+    places = xp.empty((ids.size, width), xp.intp)
+    starts, offsets = xp.empty((*ids.shape, 1), xp.intp), xp.arange(width)
     return [
-        partial(np.multiply, ids[..., None], width, out=starts, dtype=np.intp, casting="unsafe"),
-        partial(np.add, starts.reshape(-1, 1), offsets, places),
-        partial(np.add.at, out.reshape(-1), places.reshape(-1), rows.reshape(-1)),
+        partial(xp.multiply, ids[..., None], width, out=starts, dtype=xp.intp, casting="unsafe"),
+        partial(xp.add, starts.reshape(-1, 1), offsets, places),
+        partial(xp.add.at, out.reshape(-1), places.reshape(-1), rows.reshape(-1)),
     ]
 
 

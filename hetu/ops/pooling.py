@@ -6,8 +6,6 @@ taps, so they are linear and each other's gradients. Ignored on purpose: 1-D and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -22,7 +20,6 @@ from .window import Pair, Sizes, Window, check_images, fold, pad_image, pair
 
 __all__ = ["avg_pool2d", "global_avg_pool2d", "global_max_pool2d", "interpolate", "max_pool2d"]
 
-Call = Callable[[], Any]
 TAP = np.dtype("uint8")  # the number of a tap within its window; 256 taps are a 16 x 16 kernel
 
 
@@ -99,32 +96,6 @@ def max_pool2d_grad(g: list[Node | None], out: tuple[Node, Node], x: Node, **att
     return None if g[0] is None else max_pool2d_dx(g[0], out[1], size=x.shape[2:], **attrs)
 
 
-@_max_pool2d.bind
-def max_pool2d_bind(xp: ModuleType, out: Any, x: Any, **attrs: Any) -> list[Call] | None:
-    if xp is not np:
-        return None
-    window, (best, tap) = Window(**attrs), out
-    calls: list[Call] = []
-    frame = x
-    if window.padded(x.shape[2:]) != x.shape[2:]:
-        frame = np.full((*x.shape[:2], *window.padded(x.shape[2:])), -np.inf, x.dtype)
-        calls.append(partial(np.copyto, frame[(slice(None), slice(None), *window.inner(x.shape[2:]))], x))
-    greater, part = np.empty(best.shape, bool), np.empty_like(best)
-    number = greater.view(np.uint8)
-    for k, (rows, columns) in enumerate(window.taps(best.shape[2:])):
-        if k == 0:
-            calls += [partial(np.copyto, best, frame[:, :, rows, columns]), partial(tap.fill, 0)]
-            continue
-        calls += [
-            partial(np.copyto, part, frame[:, :, rows, columns]),
-            partial(np.greater, part, best, greater),
-            partial(np.multiply, number, np.uint8(k), number),
-            partial(np.maximum, tap, number, out=tap),  # taps are met in rising order
-            partial(np.maximum, best, part, out=best),
-        ]
-    return calls
-
-
 @public
 def max_pool2d(x: Any, kernel: int | Pair, stride: int | Pair | None = None, padding: Any = 0) -> Node:
     """The greatest value of each window: (n, c, h, w) -> (n, c, (h + padding - kernel) // stride + 1, ...).
@@ -162,35 +133,6 @@ max_pool2d_dx.normalize(_gradient_attrs)
 @max_pool2d_dx.grad
 def max_pool2d_dx_grad(h: Node, dx: Node, g: Node, taps: Node, *, size: Sizes, **attrs: Any) -> tuple[Node, None]:
     return max_pool2d_pick(h, taps, **attrs), None
-
-
-@max_pool2d_dx.bind
-def max_pool2d_dx_bind(xp: ModuleType, out: Any, g: Any, taps: Any, *, size: Pair, **attrs: Any) -> list[Call] | None:
-    if xp is not np:
-        return None
-    window = Window(**attrs)
-    mask, part = np.empty(g.shape, bool), np.empty_like(g)
-    masks = ((partial(np.equal, taps, np.uint8(k), mask), k) for k in range(window.kernel[0] * window.kernel[1]))
-    parts = (([select, partial(np.multiply, g, mask, part)], part) for select, _ in masks)
-    return _folded(out, window, g.shape[2:], parts)
-
-
-def _folded(
-    out: np.ndarray, window: Window, pooled: Pair, parts: Iterator[tuple[list[Call], np.ndarray]]
-) -> list[Call]:
-    """Calls that add each part to the pixels of its tap. Where windows do not overlap, they are copied instead."""
-    frame, size = out, out.shape[2:]
-    if window.padded(size) != size:
-        frame = np.empty((*out.shape[:2], *window.padded(size)), out.dtype)
-    apart = all(k <= s for k, s in zip(window.kernel, window.stride))
-    covered = all(k == s and n * s == f for k, s, n, f in zip(window.kernel, window.stride, pooled, frame.shape[2:]))
-    calls: list[Call] = [] if covered else [partial(frame.fill, 0)]
-    for (rows, columns), (made, part) in zip(window.taps(pooled), parts):
-        place = frame[:, :, rows, columns]
-        calls += [*made, partial(np.copyto, place, part) if apart else partial(np.add, place, part, place)]
-    if frame is not out:
-        calls.append(partial(np.copyto, out, frame[(slice(None), slice(None), *window.inner(size))]))
-    return calls
 
 
 def _pick_type(x: TensorType, taps: TensorType, **attrs: Any) -> TensorType:
@@ -271,16 +213,6 @@ avg_pool2d_dx.normalize(_gradient_attrs)
 @avg_pool2d_dx.grad
 def avg_pool2d_dx_grad(h: Node, dx: Node, g: Node, *, size: Sizes, **attrs: Any) -> Node:
     return avg_pool2d(h, **attrs)
-
-
-@avg_pool2d_dx.bind
-def avg_pool2d_dx_bind(xp: ModuleType, out: Any, g: Any, *, size: Pair, **attrs: Any) -> list[Call] | None:
-    if xp is not np:
-        return None
-    window, part = Window(**attrs), np.empty_like(g)
-    taps = window.kernel[0] * window.kernel[1]
-    scale = partial(np.multiply, g, g.dtype.type(1 / taps), part)
-    return [scale, *_folded(out, window, g.shape[2:], (([], part) for _ in range(taps)))]
 
 
 @public

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable
-from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -26,7 +24,6 @@ from .window import check_images
 
 __all__ = ["bernoulli", "dropout", "dropout2d", "gumbel", "normal", "randint", "truncated_normal", "uniform"]
 
-Call = Callable[[], Any]
 Window = (
     tuple[tuple[int, int, int], ...] | None
 )  # (low, high, size) of every axis, where an array is part of a larger one
@@ -141,23 +138,6 @@ def _values(numbers: Stream, state: np.ndarray, kind: str, shape: Shape, dtype: 
 
 def _on_host(state: Any) -> np.ndarray:
     return state.get() if hasattr(state, "get") else np.asarray(state, dtype=np.uint64)
-
-
-@random.bind
-def random_bind(
-    xp: ModuleType, out: Any, state: Any, *, kind: str, shape: Shape, dtype: str, a: float, b: float, stream: int
-) -> list[Call] | None:
-    """Plain uniform and normal numbers are drawn straight into their place."""
-    if xp is not np:
-        return None
-    numbers = Stream(stream)
-    if out.dtype.char in "fd" and out.flags.c_contiguous and kind in ("uniform", "normal"):
-        draw = numbers.generator.random if kind == "uniform" else numbers.generator.standard_normal
-        scale, shift = (b - a, a) if kind == "uniform" else (b, a)
-        calls = [partial(numbers.at, state), partial(draw, None, out.dtype, out)]
-        calls += [partial(np.multiply, out, out.dtype.type(scale), out)] if scale != 1 else []
-        return calls + ([partial(np.add, out, out.dtype.type(shift), out)] if shift != 0 else [])
-    return [lambda: np.copyto(out, _values(numbers, state, kind, shape, out.dtype, a, b))]
 
 
 def _make(kind: str, shape: Size | Shape, dtype: Any, a: float, b: float) -> Node:
@@ -301,22 +281,6 @@ def _kept(
 @_dropout.grad
 def dropout_grad(g: Node, y: Node, x: Node, state: Node, **attrs: Any) -> tuple[Node, None]:
     return _dropout(g, state, **attrs), None
-
-
-@_dropout.bind
-def dropout_bind(
-    xp: ModuleType, out: Any, x: Any, state: Any, *, rate: float, stream: int, channels: bool, window: Window
-) -> Call | None:
-    if xp is not np:
-        return None
-    numbers, scale = Stream(stream), x.dtype.type(_scale(rate))
-
-    def run() -> None:
-        kept = _kept(numbers, state, x.shape, rate, channels, window)
-        np.multiply(x, scale, out)
-        np.multiply(out, kept, out)
-
-    return run
 
 
 @public

@@ -9,7 +9,6 @@ from __future__ import annotations
 import builtins
 import math
 from collections.abc import Callable
-from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -17,7 +16,7 @@ import numpy as np
 
 from ..core.errors import ArgumentError, DTypeError, ShapeError
 from ..core.graph import OPS, Node
-from ..core.op import Instruction, as_node, op, reduced_shape, reduction, reduction_axes
+from ..core.op import as_node, op, reduced_shape, reduction, reduction_axes
 from ..core.types import Dim, Size, TensorType, is_float, normalize_axes, normalize_axis, product
 from .comparison import equal, greater, isfinite, where
 from .elementwise import abs as absolute
@@ -127,16 +126,6 @@ def sum_into(xp: ModuleType, out: Any, x: Any, *, axis: tuple[int, ...], keepdim
     xp.sum(x, axis=axis, keepdims=keepdims, out=out, dtype=out.dtype)
 
 
-@sum.bind
-def sum_bind(xp: ModuleType, out: Any, x: Any, *, axis: tuple[int, ...], keepdims: bool) -> Instruction | None:
-    """The sum of all, such as of a loss: a product with ones or the bare reduction saves most of the call's time."""
-    if xp is not np or len(axis) != x.ndim or not x.flags.c_contiguous or x.dtype != out.dtype:
-        return None
-    if 0 < x.size <= 1024 and x.dtype.char in "fd":  # beyond, NumPy's way to sum is the more accurate one
-        return partial(x.reshape(1, -1).dot, np.ones(x.size, x.dtype), out.reshape(1))
-    return partial(np.add.reduce, x.reshape(-1), 0, None, out.reshape(()))
-
-
 @op(infer=_total_type, dims=whole_reduction_dims)
 def prod(xp: ModuleType, x: Any, *, axis: Axis = None, keepdims: bool = False) -> Any:
     """Product over `axis` (all axes by default). The dtype follows the rule of `sum`.
@@ -195,7 +184,7 @@ def cumsum_grad(g: Node, y: Node, x: Node, *, axis: int, reverse: bool) -> Node:
 def cumsum_into(xp: ModuleType, out: Any, x: Any, *, axis: int, reverse: bool) -> None:
     if reverse:
         x, out = xp.flip(x, axis=axis), xp.flip(out, axis=axis)  # views: the sum is written back to front
-    if xp is not np and out.dtype.name == "bfloat16":  # which CuPy cannot add up
+    if out.dtype.name == "bfloat16":  # which CuPy cannot add up
         xp.copyto(out, xp.cumsum(x, axis=axis, dtype="float32"))
     else:
         xp.cumsum(x, axis=axis, dtype=out.dtype, out=out)

@@ -9,16 +9,14 @@ which any operators make, the experts themselves, and sending slots to other ran
 
 from __future__ import annotations
 
-from functools import partial
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from ..core.backend import Scratch
 from ..core.errors import ArgumentError, ShapeError, ValueRangeError, public
 from ..core.graph import OPS, Node
-from ..core.op import Instruction, as_node, op, require_float
+from ..core.op import as_node, op, require_float
 from ..core.types import Dim, Size, TensorType, compatible, promote
 from .along_axis import take_along_axis
 from .index import check_range, one_hot, require_indices
@@ -93,24 +91,6 @@ def _rows(xp: ModuleType, y: Any, slots: Any) -> Any:
     return xp.where(kept[..., None], rows, xp.zeros_like(rows))
 
 
-def _fits(xp: ModuleType, *arrays: Any) -> bool:
-    return xp is np and all(a.flags.c_contiguous and a.size and a.dtype == arrays[0].dtype for a in arrays)
-
-
-class _Reading:
-    """Instructions that bring the rows of the slots into `rows` (tokens, k, features)."""
-
-    def __init__(self, y: np.ndarray, slots: np.ndarray, scratch: Scratch) -> None:
-        self.y, self.slots = y.reshape(-1, y.shape[2]), slots
-        self.rows = scratch.empty((*slots.shape, y.shape[2]), y.dtype)
-        self.empty = scratch.empty(slots.shape, np.dtype(bool))
-
-    def run(self) -> None:
-        self.y.take(self.slots, 0, self.rows, "clip")
-        np.less(self.slots, 0, self.empty)
-        np.copyto(self.rows, 0, where=self.empty[:, :, None])  # a product with 0 would leave a NaN of slot 0
-
-
 # -- the operators -----------------------------------------------------------------------------------------------
 
 
@@ -164,30 +144,6 @@ def moe_dispatch_grad(g: Node, y: Node, x: Node, slots: Node, weights: Node, **_
     return moe_combine(g, slots, weights), None, moe_products(x, g, slots)
 
 
-@moe_dispatch.bind
-def moe_dispatch_bind(
-    xp: ModuleType, out: Any, x: Any, slots: Any, weights: Any, *, experts: int, capacity: int
-) -> list[Instruction] | None:
-    """Each slot takes its token: the result is written once, in order."""
-    if not _fits(xp, out, x, weights):
-        return None
-    flat, count = out.reshape(-1, x.shape[1]), experts * capacity
-    token = np.arange(len(x))[:, None]
-    source, factor, empty = np.empty(count + 1, np.intp), np.empty(count + 1, x.dtype), np.empty(count, bool)
-
-    def find() -> None:
-        source.fill(-1)
-        source[slots], factor[slots] = token, weights  # -1 is the place after all slots
-        np.less(source[:-1], 0, empty)
-
-    return [
-        find,
-        partial(x.take, source[:-1], 0, flat, "clip"),
-        partial(np.multiply, flat, factor[:-1, None], flat),
-        partial(np.copyto, flat, 0, where=empty[:, None]),
-    ]
-
-
 def _combine_type(y: TensorType, slots: TensorType, weights: TensorType) -> TensorType:
     _check_types(slots, y, weights)
     _check_rooms(y)
@@ -218,16 +174,6 @@ def moe_combine_check(xp: ModuleType, y: Any, slots: Any, weights: Any) -> None:
 def moe_combine_grad(g: Node, out: Node, y: Node, slots: Node, weights: Node) -> tuple[Node, None, Node]:
     experts, capacity, _ = y.shape
     return moe_dispatch(g, slots, weights, experts=experts, capacity=capacity), None, moe_products(g, y, slots)
-
-
-@moe_combine.bind
-def moe_combine_bind(
-    xp: ModuleType, out: Any, y: Any, slots: Any, weights: Any, *, scratch: Scratch
-) -> list[Instruction] | None:
-    if not _fits(xp, out, y, weights):
-        return None
-    reading = _Reading(y, slots, scratch)
-    return [reading.run, partial(np.matmul, weights[:, None, :], reading.rows, out[:, None, :])]
 
 
 def _products_type(x: TensorType, y: TensorType, slots: TensorType) -> TensorType:
@@ -261,13 +207,3 @@ def moe_products_check(xp: ModuleType, x: Any, y: Any, slots: Any) -> None:
 def moe_products_grad(g: Node, out: Node, x: Node, y: Node, slots: Node) -> tuple[Node, Node, None]:
     experts, capacity, _ = y.shape
     return moe_combine(y, slots, g), moe_dispatch(x, slots, g, experts=experts, capacity=capacity), None
-
-
-@moe_products.bind
-def moe_products_bind(
-    xp: ModuleType, out: Any, x: Any, y: Any, slots: Any, *, scratch: Scratch
-) -> list[Instruction] | None:
-    if not _fits(xp, out, x, y):
-        return None
-    reading = _Reading(y, slots, scratch)
-    return [reading.run, partial(np.matmul, reading.rows, x[:, :, None], out[:, :, None])]

@@ -22,12 +22,9 @@ from collections.abc import Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-
-from .. import blas
 from ..core.errors import AxisError, ShapeError, public
 from ..core.graph import Node
-from ..core.op import Instruction, Role, as_node, op, same_type
+from ..core.op import Role, as_node, op, same_type
 from ..core.types import Shape, Size, TensorType, compatible, normalize_axes, normalize_axis, product, show_shape
 
 __all__ = [
@@ -75,6 +72,7 @@ def _reshape_attrs(x: TensorType, *, shape: Any) -> dict[str, Any]:
 def reshape_dims(x: TensorType, *, shape: Shape) -> str:
     """Sharding rule: sizes of both shapes are taken apart into common factors, major ones first.
 
+    >>> import numpy as np
     >>> reshape_dims(TensorType((6, 4), np.dtype("float32")), shape=(2, 3, 4))
     '(ab)c->abc'
     """
@@ -345,18 +343,6 @@ def sum_to_like_into(xp: ModuleType, out: Any, x: Any, like: Any) -> None:
     axes = broadcast_axes(x.shape, like.shape)
     shape = tuple(1 if i in axes else s for i, s in enumerate(x.shape))
     xp.sum(x, axis=axes, keepdims=True, out=xp.reshape(out, shape), dtype=x.dtype)
-
-
-@sum_to_like.bind
-def sum_to_like_bind(xp: ModuleType, out: Any, x: Any, like: Any) -> Instruction | None:
-    """The sum over leading axes, as in the gradient of a bias, is a product with a vector of ones."""
-    axes = broadcast_axes(x.shape, like.shape)
-    if xp is not np or axes != tuple(range(len(axes))) or not x.flags.c_contiguous or not out.flags.c_contiguous:
-        return None
-    rows = product(x.shape[: len(axes)])
-    if rows < 2 or out.size < 2:
-        return None
-    return blas.gemv(x.reshape(rows, out.size).T, np.ones(rows, x.dtype), out.reshape(-1))
 
 
 @op(role=Role.MOVE, infer=same_type, dims="...->...", like=(0,), differentiable=False)

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..blas import axpby, axpy
 from ..core.backend import Scratch
 from ..core.graph import OPS, Node
+from ..core.kernels import kernels
 from ..core.op import Instruction
 from .composition import WIDE, Composition
 from .index import Window, add_rows, own_rows
@@ -207,7 +207,8 @@ def _mix(step: Mix, registers: Sequence[np.ndarray], numbers: _Numbers) -> list[
     out, other, spare = registers[step.out], registers[step.other], registers[step.spare]
     keeps, factor = step.scale == (1, None), numbers.factor(step.factor)
     scale = None if keeps else numbers.factor(step.scale)
-    call = axpy(other, out, factor) if keeps else axpby(other, out, factor, scale)
+    blas = kernels("cpu").blas
+    call = blas.axpy(other, out, factor) if keeps else blas.axpby(other, out, factor, scale)
     if call is not None:
         return [call]
     before = [] if keeps else [partial(np.multiply, out, scale, out)]
@@ -305,7 +306,7 @@ def negated(lr: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, list[Instructi
 
 def add_scaled(p: np.ndarray, x: np.ndarray, minus: np.ndarray, scratch: np.ndarray) -> list[Instruction]:
     """p = p + minus x, with `minus` a 0-d array read on every call; `scratch` may be `x`."""
-    call = axpy(x, p, minus)
+    call = kernels("cpu").blas.axpy(x, p, minus)
     if call is not None:
         return [call]
     return [partial(np.multiply, x, minus, scratch), partial(np.add, p, scratch, p)]

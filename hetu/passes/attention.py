@@ -1,9 +1,9 @@
-"""Leave the heads of attention where the projections put them, and pack the gradients of queries, keys and values.
+"""What leaves heads of attention where projections put them, and packs the gradients of queries, keys and values.
 
 `attention` of transposed views and its gradient become operators that read and write (batch, positions, heads,
-features): on a CPU `attention_rows` and `attention_rows_dx`, which keep the scores; on a GPU `flash_attention` and
-`flash_attention_dx`, which do not. Where one packed projection made all three, its gradient then needs no copy. Ignored
-on purpose: attention of other than four axes.
+features). Which ones is the matter of each room of kernels, whose pass this serves: `attention_rows` keep the scores,
+`flash_attention` does not. Where one packed projection made all three, its gradient then needs no copy. Ignored on
+purpose: attention of other than four axes.
 """
 
 from __future__ import annotations
@@ -12,33 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ..core.graph import OPS, Node, readers_of, rewrite, topological
 from ..core.types import TensorType
-from ..gpu_kernels.attention import takes
 
 HEADS_FIRST = (0, 2, 1, 3)  # swaps positions and heads, there and back
 PARTS_FIRST = (2, 0, 3, 1, 4)  # (n, s, 3, heads, d) -> (3, n, heads, s, d)
 WHOLE = ("slice", None, None, 1)
-LEAST_SCORES = 1 << 10  # of a head; for fewer, one call a head costs more than copies
 
 
-def fuse_attention(outputs: Sequence[Node]) -> tuple[Node, ...]:
-    """`attention` and `attention_dx` on heads in place; see `ops/fused_attention.py`."""
-    return _in_place(outputs, "attention_rows", _suits_rows)
-
-
-def tile_attention(outputs: Sequence[Node]) -> tuple[Node, ...]:
-    """`attention` and `attention_dx` in tiles, without a matrix of scores; see `ops/flash_attention.py`."""
-    return _in_place(outputs, "flash_attention", _suits_tiles)
-
-
-def _suits_rows(q: TensorType, k: TensorType, v: TensorType) -> bool:
-    return q == k == v and q.dtype.char in "fd" and q.shape[2] ** 2 >= LEAST_SCORES
-
-
-def _suits_tiles(q: TensorType, k: TensorType, v: TensorType) -> bool:
-    return takes(q.dtype.name, q.shape[3], v.shape[3])
-
-
-def _in_place(
+def in_place(
     outputs: Sequence[Node], name: str, suits: Callable[[TensorType, TensorType, TensorType], bool]
 ) -> tuple[Node, ...]:
     """With the operators `name` and `name`_dx, of which the first makes y and what its gradient wants of it."""

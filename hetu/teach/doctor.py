@@ -17,12 +17,11 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from .. import blas
 from ..core.backend import Device
 from ..core.errors import MissingDependencyError
+from ..core.kernels import kernels
 from ..dist.comm.mpi import world
 from ..dist.launch.heturun import count_cores, find_mpiexec
-from ..gpu_kernels import nvrtc
 from ..ps.store.partition import Parameter
 from ..ps.wire.environment import connect
 
@@ -84,7 +83,7 @@ def python() -> Finding:
 
 def numpy() -> Finding:
     library = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
-    threads = blas.get_threads()
+    threads = kernels("cpu").threads()
     direct = "called as NumPy does" if threads is None else f"called directly, {threads} threads"
     return Finding("NumPy", True, f"{np.__version__}, {library['name']} {library['version']} {direct}", "hetu")
 
@@ -140,9 +139,9 @@ def nccl() -> Finding:
 
 def compiler() -> Finding:
     enables, fix = "compiling kernels for a GPU that is not there", 'pip install "hetu-dl[cuda-check]"'
-    has = nvrtc.available()
-    found = f"makes code for {', '.join(nvrtc.ARCHITECTURES)}" if has else "not installed"
-    return Finding("CUDA compiler", has, found, enables, fix)
+    found = kernels("gpu").architectures()
+    text = f"makes code for {', '.join(found)}" if found else "not installed"
+    return Finding("CUDA compiler", bool(found), text, enables, fix)
 
 
 def notebooks() -> Finding:

@@ -15,9 +15,10 @@ from hetu.core.interpret import interpret
 from hetu.gpu_kernels import emulator, rows
 from hetu.gpu_kernels.emulator import Emulator
 from hetu.gpu_kernels.machine import Recorder
+from hetu.gpu_kernels.passes.absorb_casts import absorb_casts
 from hetu.gpu_kernels.source import KernelError
 from hetu.gpu_kernels.table import bound
-from hetu.passes import absorb_casts, chosen_passes
+from hetu.passes import chosen_passes
 
 from . import fake_cupy
 

@@ -12,7 +12,8 @@ from hetu.core.memory import plan
 from hetu.gpu_kernels import attention, emulator, source
 from hetu.gpu_kernels.emulator import Emulator
 from hetu.gpu_kernels.machine import Recorder
-from hetu.passes import chosen_passes, tile_attention
+from hetu.gpu_kernels.passes.tile_attention import tile_attention
+from hetu.passes import PASSES, chosen_passes
 
 from . import fake_cupy, proofs
 from .fake_streams import LOG
@@ -110,7 +111,9 @@ def test_scores_that_somebody_else_reads_are_kept():
 
 
 def test_it_is_for_gpus_and_has_a_name(cupy):
-    assert tile_attention not in chosen_passes(None) and tile_attention in chosen_passes(None, "gpu")
+    assert PASSES["tile_attention"] not in chosen_passes(None) and PASSES["tile_attention"] in chosen_passes(
+        None, "gpu"
+    )
     q = ht.placeholder("q", (1, 2, 5, 4))
     y = ht.scaled_dot_product_attention(q, q, q)
     for passes, wanted in ((None, "flash_attention"), (["simplify"], "attention")):

@@ -13,10 +13,10 @@ from hetu.core.interpret import interpret
 from hetu.gpu_kernels import emulator
 from hetu.gpu_kernels.emulator import Emulator
 from hetu.gpu_kernels.machine import Recorder
+from hetu.gpu_kernels.passes.fuse_elementwise import MOST_INPUTS, MOST_STEPS, fuse_elementwise
+from hetu.gpu_kernels.passes.fused_group import launched as launched_group
 from hetu.gpu_kernels.table import bound
 from hetu.passes import simplify
-from hetu.passes.fuse_elementwise import MOST_INPUTS, MOST_STEPS, fuse_elementwise
-from hetu.passes.fused_group import launched as launched_group
 
 compiled = pytest.mark.skipif(emulator.compiler() is None, reason="no C++ compiler: install g++ or clang++")
 UNARY = [ht.exp, ht.tanh, ht.sigmoid, ht.square, ht.abs, ht.relu, neg, ht.silu, lambda x: ht.clip(x, -1.0, 2.0)]

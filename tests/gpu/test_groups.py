@@ -14,10 +14,10 @@ from hetu.core.interpret import interpret
 from hetu.gpu_kernels import emulator, nvrtc
 from hetu.gpu_kernels.emulator import Emulator
 from hetu.gpu_kernels.machine import Recorder
+from hetu.gpu_kernels.passes.fuse_elementwise import MOST_RESULTS, NEAR, SMALL, fuse_elementwise
+from hetu.gpu_kernels.passes.fused_group import launched
 from hetu.look.profiler import traffic
 from hetu.passes import chosen_passes
-from hetu.passes.fuse_elementwise import MOST_RESULTS, NEAR, SMALL, fuse_elementwise
-from hetu.passes.fused_group import launched
 
 from . import fake_cupy
 from .test_compile import together

@@ -6,6 +6,7 @@ A row names an operator, builds it on nodes, and computes the same thing indepen
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import pkgutil
 import zlib
 from collections.abc import Callable
@@ -71,8 +72,12 @@ def given(array: Any) -> Callable[[np.random.Generator], np.ndarray]:
     return lambda rng: np.asarray(array)
 
 
+def _modules() -> list[str]:
+    """The files of rows; those of a room of kernels where the package has it."""
+    names = [module.name for module in pkgutil.iter_modules(__path__)]
+    return [n for n in names if not n.endswith("_kernels") or importlib.util.find_spec(f"hetu.{n}")]
+
+
 SAMPLES: list[Sample] = [
-    sample
-    for module in pkgutil.iter_modules(__path__)
-    for sample in importlib.import_module(f"{__name__}.{module.name}").SAMPLES
+    sample for name in _modules() for sample in importlib.import_module(f"{__name__}.{name}").SAMPLES
 ]

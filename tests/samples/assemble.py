@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hetu.core.graph import OPS
+from hetu.plan.memory.assemble import set_rows, start_rows
 
 from . import Sample, real
 
@@ -17,14 +17,14 @@ def with_rows(whole, part):
 
 def filled(first, second):
     """Both parts one after the other, as the pass assembles them."""
-    return OPS["set_rows"](OPS["start_rows"](first, rows=5), second, first=2)
+    return set_rows(start_rows(first, rows=5), second, first=2)
 
 
 SAMPLES = [
-    Sample("start_rows", lambda x: OPS["start_rows"](x, rows=5)[:2], (real(2, 3),), lambda x: x, order=0, fixed=True),
+    Sample("start_rows", lambda x: start_rows(x, rows=5)[:2], (real(2, 3),), lambda x: x, order=0, fixed=True),
     Sample(
         "set_rows",
-        lambda x, y: OPS["set_rows"](x, y, first=1),
+        lambda x, y: set_rows(x, y, first=1),
         (real(4, 3), real(2, 3)),
         with_rows,
         order=0,
@@ -32,7 +32,7 @@ SAMPLES = [
     ),
     Sample(
         "set_rows",
-        lambda x, y: OPS["set_rows"](x, y, first=1, axis=1),
+        lambda x, y: set_rows(x, y, first=1, axis=1),
         (real(2, 4, 3), real(2, 2, 3)),
         lambda x, y: np.concatenate([x[:, :1], y, x[:, 3:]], axis=1),
         "axis",

@@ -46,7 +46,7 @@ def rows(label, images, kernels, stride, pads):
     ]
 
 
-WIDE = {"stride": (1, 1), "padding": ((1, 1), (0, 2))}  # many channels and small kernels: `ops/winograd.py`
+WIDE = {"stride": (1, 1), "padding": ((1, 1), (0, 2))}  # many channels and small kernels: `cpu_kernels/winograd.py`
 WIDE_IMAGES, WIDE_KERNELS, WIDE_SLOPES = real(5, 4, 2, 32), real(33, 32, 3, 3), real(5, 4, 2, 33)
 OPTIONS = {"label": "wide", "order": 0, "fixed": True, "extra": {"no_float16": True}}
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from hetu.core.graph import OPS
+from hetu.plan.memory.host import from_host, to_host
 
 from . import Sample, real
 
 
 def there_and_back(x, after):
-    return OPS["from_host"](OPS["to_host"](x), after)
+    return from_host(to_host(x), after)
 
 
 SAMPLES = [

@@ -25,10 +25,6 @@ def batch_norm_y(x, scale, bias):
     return batch_norm(x, scale, bias)[0]
 
 
-def relued(normal, added=0.0):
-    return np.maximum(normal[0] + added, 0), *normal[1:]
-
-
 def layer_norm(x, scale, bias, epsilon=1e-5):
     rows = [(r - r.mean()) / np.sqrt(r.var() + epsilon) * scale + bias for r in x.reshape(-1, x.shape[-1])]
     return np.array(rows).reshape(x.shape)
@@ -61,18 +57,6 @@ def statistics(x):
 
 def batch_norm_dx(g, x, scale):
     return OPS["batch_norm_dx"](g, x, scale, *statistics(x))
-
-
-def relu_slopes(g, x, scale, added):
-    """The gradients of `batch_norm_relu`, with the mask as it is at `x`."""
-    y = batch_norm(x, scale, np.ones(2), -1 % x.ndim)[0]
-    masked = g * (y + added > 0)
-    return slopes(lambda x, s, b: batch_norm(x, s, b, -1 % x.ndim)[0], masked, x, scale, np.ones(2))
-
-
-def batch_norm_relu_dx(g, x, scale, added):
-    y, center, var = OPS["batch_norm_relu"](x, scale, ht.ones_like(scale), added, epsilon=1e-5)
-    return OPS["batch_norm_relu_dx"](g, y, x, scale, center, var, epsilon=1e-5)
 
 
 def group_norm(x, scale, bias, groups, epsilon=1e-5):
@@ -113,28 +97,6 @@ SAMPLES = [
         (real(9, 2), real(9, 2), positive(2)),
         lambda g, x, s: slopes(batch_norm_y, g, x, s, np.zeros(2)),
         label="last-axis",
-    ),
-    Sample(
-        "batch_norm_relu",
-        lambda x, s, b: OPS["batch_norm_relu"](x, s, b, epsilon=0.1),
-        (real(4, 3, 5), real(5), real(5)),
-        lambda x, s, b: relued(batch_norm(x, s, b, 2, 0.1)),
-        order=0,
-    ),
-    Sample(
-        "batch_norm_relu",
-        lambda x, s, b, h: OPS["batch_norm_relu"](x, s, b, h, epsilon=1e-5),
-        (real(7, 5), real(5), real(5), real(7, 5)),
-        lambda x, s, b, h: relued(batch_norm(x, s, b), h),
-        label="added",
-        order=0,
-    ),
-    Sample(
-        "batch_norm_relu_dx",
-        batch_norm_relu_dx,
-        (real(5, 3, 2), real(5, 3, 2), positive(2), real(5, 3, 2)),
-        relu_slopes,
-        order=0,
     ),
     Sample("layer_norm", ht.layer_norm, (real(2, 3, 6), real(6), real(6)), layer_norm),
     Sample(

@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from ...core.graph import OPS, Node, origin_of, readers_of, topological
 from ...core.op import Role
 from ...dist.layout.rules import Rule, rule_of
+from .assemble import set_rows, start_rows
 
 
 def batched(outputs: Sequence[Node]) -> dict[Node, tuple[Rule, int]]:
@@ -139,9 +140,9 @@ class Split:
         for k in range(self.parts):
             part = self._part(node, k, {})
             if whole is None:
-                whole = part if self.parts == 1 else OPS["start_rows"](part, rows=int(node.shape[axis]), axis=axis)
+                whole = part if self.parts == 1 else start_rows(part, rows=int(node.shape[axis]), axis=axis)
             else:
-                whole = OPS["set_rows"](whole, part, first=self._span(node, axis, k)[0], axis=axis)
+                whole = set_rows(whole, part, first=self._span(node, axis, k)[0], axis=axis)
         return whole
 
     def _span(self, node: Node, axis: int, k: int) -> tuple[int, int]:

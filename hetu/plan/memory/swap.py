@@ -15,6 +15,7 @@ from typing import NamedTuple
 from ...core.graph import OPS, Node, origin_of
 from ...core.memory import Plan, Value, types_of
 from ...core.op import Role
+from .host import from_host, to_host
 
 Step = tuple[tuple[Node, ...], dict[Node, Node]]
 
@@ -107,5 +108,5 @@ class Swap:
 
     def _back(self, value: Node, gap: Gap) -> Node:
         with origin_of(value):
-            away = OPS["to_host"](value)
-        return OPS["from_host"](away, self._value(self.planned.order[gap.after - 1], 0))
+            away = to_host(value)
+        return from_host(away, self._value(self.planned.order[gap.after - 1], 0))

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from ... import blas
 from ...core.executor import Executor
 from ...core.graph import Node
+from ...core.kernels import kernels
 from ...core.op import Role
 from ...core.program import Program
 from ...dist.comm.clock import Link, Network, Sent, VirtualClock
@@ -52,12 +52,8 @@ def trace(
         name = _names(executor.placement.strategy)
         return [_step(program, clock, name) for _ in range(repeat)]
 
-    threads = blas.get_threads()
-    blas.set_threads(1)  # the clock sees only what a rank's own thread computes
-    try:
+    with kernels("cpu").one_thread():  # the clock sees only what a rank's own thread computes
         steps = [[*chain.from_iterable(of_ranks)] for of_ranks in zip(*run_ranks(world_size, run))]
-    finally:
-        blas.set_threads(threads or 1)
     return Timeline(tuple(sorted(min(steps, key=lambda events: max(event.end for event in events)))))
 
 

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ... import blas
 from ...core.errors import ArgumentError, UnknownNameError, did_you_mean
 from ...core.graph import OPS
+from ...core.kernels import kernels
 from ...core.op import Instruction
 from ...core.types import is_float
 from ...ops.composition import Composition, parsed
@@ -54,7 +54,7 @@ class Rule:
         self.gradient: np.ndarray | None = None  # of the whole table; made when first needed
         self.calls: list[Instruction] = []
         self.scale = np.ones((), table.dtype)  # of a gradient that is added where it lies
-        self.add = blas.adder(table, self.scale) if checked.descends else None
+        self.add = kernels("cpu").blas.adder(table, self.scale) if checked.descends else None
 
     def apply(self, accumulate: Callable[[np.ndarray], None]) -> None:
         """One update of the whole table by the gradient that `accumulate` writes into the buffer it is given."""

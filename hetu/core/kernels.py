@@ -1,0 +1,117 @@
+"""The wall between meaning and speed: what a room of kernels offers, and what stands in where there is none.
+
+`hetu/cpu_kernels/` and `hetu/gpu_kernels/` know how one kind of device computes fast what operators mean. Each offers
+one `Kernels`, which is loaded when it is first asked for. Without the folder, or with `HETU_KERNELS=0` in the
+environment, everything runs as it is defined, with the same results to rounding.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+from .errors import ArgumentError
+
+Call = Callable[[], Any]
+Calls = Sequence[Call]
+KINDS = ("cpu", "gpu")
+
+
+def switched_off(variable: str) -> bool:
+    """Whether a variable of the environment is 0; ArgumentError for anything but 0, 1 and nothing."""
+    setting = os.environ.get(variable) or "1"
+    if setting not in ("0", "1"):
+        raise ArgumentError(f"{variable}={setting!r} in the environment", fix="set it to 0 or 1, or leave it out")
+    return setting == "0"
+
+
+class RoomPass:
+    """A pass for one kind of device: the function `name` of a module of that room, loaded when it first runs.
+
+    It goes `before` the common pass of that name, or after all of them. `last` is one that wants all sizes known and
+    the graph of one rank, as no other pass sees into what it makes.
+    """
+
+    def __init__(self, name: str, device: str, module: str, before: str = "", last: bool = False) -> None:
+        self.__name__, self.device, self.module, self.before, self.last = name, device, module, before, last
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        return getattr(import_module(self.module), self.__name__)
+
+    def __call__(self, outputs: Sequence[Any]) -> tuple[Any, ...]:
+        return self.function(outputs)
+
+
+class NoBlas:
+    """Answers as `cpu_kernels/blas.py` where BLAS cannot do what is asked: with None."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_, **__: None
+
+
+class Kernels:
+    """What a room offers. This one knows nothing, which is always right: operators then run as they are defined."""
+
+    passes: Sequence[RoomPass] = ()
+    blas: Any = NoBlas()  # makes calls of BLAS that are bound to their arrays
+
+    def bound(
+        self, op: Any, xp: ModuleType, out: Any, arrays: Sequence[Any], attrs: Mapping[str, Any], scratch: Any
+    ) -> Calls | None:
+        """Calls that compute the operator into `out`, or None where the room has nothing for it or these arrays."""
+        return None
+
+    def ufunc(self, ufunc: Any, arrays: Sequence[Any], out: Any) -> Calls | None:
+        """Calls of an elementwise function of the array module, all operands of which are given, or None."""
+        return None
+
+    def array_module(self, xp: ModuleType) -> Any:
+        """The array module with what it does better in it."""
+        return xp
+
+    def together(self, steps: Sequence[Calls]) -> tuple[Sequence[Calls], AbstractContextManager[Any]]:
+        """The calls of each instruction as they run best in one program, and what has to be entered around a run."""
+        return steps, nullcontext()
+
+    def captured(self, xp: Any, calls: Calls, say: Callable[[Any, str], None], obstacle: str) -> Any:
+        """What runs all calls at once (`run()`, and `call` for the one under way), or None."""
+        return None
+
+    def threads(self) -> int | None:
+        """How many threads one call may use, or None if nobody knows."""
+        return None
+
+    def one_thread(self) -> AbstractContextManager[Any]:
+        """Inside, a call computes in the thread of its caller alone."""
+        return nullcontext()
+
+    def architectures(self) -> Sequence[str]:
+        """For which devices code can be made here, even if there is none."""
+        return ()
+
+
+PLAIN = Kernels()
+
+
+@cache
+def room(kind: str) -> Kernels:
+    """The room of a kind of device, whether it is switched off or not; `PLAIN` where its folder is missing."""
+    name = f"hetu.{kind}_kernels"
+    return PLAIN if find_spec(name) is None else import_module(name).KERNELS
+
+
+def kernels(kind: str) -> Kernels:
+    """The room for a kind of device, "cpu" or "gpu"."""
+    return PLAIN if switched_off("HETU_KERNELS") else room(kind)
+
+
+def kernels_of(xp: ModuleType) -> Kernels:
+    """The room for the arrays of a module."""
+    return kernels("cpu" if xp.__name__ == "numpy" else "gpu")

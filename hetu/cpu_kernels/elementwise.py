@@ -1,0 +1,41 @@
+"""Functions of several passes over their array, made over one cached block after the other.
+
+Gain: not measured apart. Off with `HETU_KERNELS=0`.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+from ..core.op import Op
+from ..ops.activation import elu, gelu_erf, gelu_erf_dx, gelu_tanh, gelu_tanh_dx, leaky_relu, sigmoid, softplus
+from ..ops.functions import erf, rsqrt
+from .table import Call, kernel
+
+BLOCK = 16384  # elements: the scratch arrays of one block stay in the second-level cache
+
+
+def by_blocks(made: Op) -> None:
+    """Compute an operator by its forward function, a block at a time."""
+
+    @kernel(made)
+    def bind(xp: ModuleType, out: Any, *arrays: Any, **attrs: Any) -> Call | None:
+        whole = (out, *arrays)
+        if out.size <= BLOCK or not all(
+            a.shape == out.shape and a.dtype == out.dtype and a.flags.c_contiguous for a in whole
+        ):
+            return None
+        return partial(_compute, xp, made, [a.reshape(-1) for a in whole], attrs)
+
+
+def _compute(xp: ModuleType, made: Op, arrays: list[Any], attrs: dict[str, Any]) -> None:
+    target, *sources = arrays
+    for start in range(0, target.size, BLOCK):
+        block = slice(start, start + BLOCK)
+        target[block] = made.forward(xp, *(s[block] for s in sources), **attrs)
+
+
+for _operator in (rsqrt, erf, leaky_relu, elu, sigmoid, softplus, gelu_erf, gelu_erf_dx, gelu_tanh, gelu_tanh_dx):
+    by_blocks(_operator)

@@ -1,0 +1,76 @@
+"""Pooling tap by tap in buffers bound once; where windows do not overlap, gradients are copied, not added.
+
+Gain: not measured apart. Off with `HETU_KERNELS=0`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from ..ops.pooling import _max_pool2d, avg_pool2d_dx, max_pool2d_dx
+from ..ops.window import Pair, Window
+from .table import Call, kernel
+
+
+@kernel(_max_pool2d)
+def max_pool2d_bind(xp: ModuleType, out: Any, x: Any, **attrs: Any) -> list[Call] | None:
+    window, (best, tap) = Window(**attrs), out
+    calls: list[Call] = []
+    frame = x
+    if window.padded(x.shape[2:]) != x.shape[2:]:
+        frame = np.full((*x.shape[:2], *window.padded(x.shape[2:])), -np.inf, x.dtype)
+        calls.append(partial(np.copyto, frame[(slice(None), slice(None), *window.inner(x.shape[2:]))], x))
+    greater, part = np.empty(best.shape, bool), np.empty_like(best)
+    number = greater.view(np.uint8)
+    for k, (rows, columns) in enumerate(window.taps(best.shape[2:])):
+        if k == 0:
+            calls += [partial(np.copyto, best, frame[:, :, rows, columns]), partial(tap.fill, 0)]
+            continue
+        calls += [
+            partial(np.copyto, part, frame[:, :, rows, columns]),
+            partial(np.greater, part, best, greater),
+            partial(np.multiply, number, np.uint8(k), number),
+            partial(np.maximum, tap, number, out=tap),  # taps are met in rising order
+            partial(np.maximum, best, part, out=best),
+        ]
+    return calls
+
+
+@kernel(max_pool2d_dx)
+def max_pool2d_dx_bind(xp: ModuleType, out: Any, g: Any, taps: Any, *, size: Pair, **attrs: Any) -> list[Call] | None:
+    window = Window(**attrs)
+    mask, part = np.empty(g.shape, bool), np.empty_like(g)
+    masks = ((partial(np.equal, taps, np.uint8(k), mask), k) for k in range(window.kernel[0] * window.kernel[1]))
+    parts = (([select, partial(np.multiply, g, mask, part)], part) for select, _ in masks)
+    return _folded(out, window, g.shape[2:], parts)
+
+
+def _folded(
+    out: np.ndarray, window: Window, pooled: Pair, parts: Iterator[tuple[list[Call], np.ndarray]]
+) -> list[Call]:
+    """Calls that add each part to the pixels of its tap. Where windows do not overlap, they are copied instead."""
+    frame, size = out, out.shape[2:]
+    if window.padded(size) != size:
+        frame = np.empty((*out.shape[:2], *window.padded(size)), out.dtype)
+    apart = all(k <= s for k, s in zip(window.kernel, window.stride))
+    covered = all(k == s and n * s == f for k, s, n, f in zip(window.kernel, window.stride, pooled, frame.shape[2:]))
+    calls: list[Call] = [] if covered else [partial(frame.fill, 0)]
+    for (rows, columns), (made, part) in zip(window.taps(pooled), parts):
+        place = frame[:, :, rows, columns]
+        calls += [*made, partial(np.copyto, place, part) if apart else partial(np.add, place, part, place)]
+    if frame is not out:
+        calls.append(partial(np.copyto, out, frame[(slice(None), slice(None), *window.inner(size))]))
+    return calls
+
+
+@kernel(avg_pool2d_dx)
+def avg_pool2d_dx_bind(xp: ModuleType, out: Any, g: Any, *, size: Pair, **attrs: Any) -> list[Call] | None:
+    window, part = Window(**attrs), np.empty_like(g)
+    taps = window.kernel[0] * window.kernel[1]
+    scale = partial(np.multiply, g, g.dtype.type(1 / taps), part)
+    return [scale, *_folded(out, window, g.shape[2:], (([], part) for _ in range(taps)))]

@@ -1,0 +1,26 @@
+"""The sum of everything, such as of a loss: the bare reduction, which saves most of the call's time.
+
+Gain: not measured apart. Off with `HETU_KERNELS=0`.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from ..core.op import Instruction
+from ..ops.reduction import sum
+from .table import kernel
+
+
+@kernel(sum)
+def sum_bind(xp: ModuleType, out: Any, x: Any, *, axis: tuple[int, ...], keepdims: bool) -> Instruction | None:
+    """The sum of all, such as of a loss: a product with ones or the bare reduction saves most of the call's time."""
+    if len(axis) != x.ndim or not x.flags.c_contiguous or x.dtype != out.dtype:
+        return None
+    if 0 < x.size <= 1024 and x.dtype.char in "fd":  # beyond, NumPy's way to sum is the more accurate one
+        return partial(x.reshape(1, -1).dot, np.ones(x.size, x.dtype), out.reshape(1))
+    return partial(np.add.reduce, x.reshape(-1), 0, None, out.reshape(()))

@@ -1,0 +1,24 @@
+"""Attention in tiles on heads that stay where the projections put them.
+
+Pattern: `attention` and `attention_dx` of transposed views. Gain: no matrix of scores in memory; its speed is not
+measured apart. Off by leaving `tile_attention` out of `passes=` or `HETU_PASSES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...core.graph import Node
+from ...core.types import TensorType
+from ...passes.attention import in_place
+from ..attention import takes
+from . import flash_attention  # noqa: F401 - its operators
+
+
+def tile_attention(outputs: Sequence[Node]) -> tuple[Node, ...]:
+    """`attention` and `attention_dx` in tiles, without a matrix of scores."""
+    return in_place(outputs, "flash_attention", _suits)
+
+
+def _suits(q: TensorType, k: TensorType, v: TensorType) -> bool:
+    return takes(q.dtype.name, q.shape[3], v.shape[3])

@@ -1,0 +1,194 @@
+"""The long short-term memory over all its time steps as one operator.
+
+Inside, features come first and the batch last: the four gates of a step are then blocks of rows. [x, 1, h] of all
+steps lie in one array, so that the bias and both products are one product per step, as is the gradient of all weights.
+Gates lie in the order i, f, g, o, their gradients where they did.
+Ignored on purpose: several layers or directions, projections, sequences of different lengths.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import add
+from types import ModuleType
+from typing import Any
+
+from ..core.errors import ShapeError, public
+from ..core.graph import OPS, Node
+from ..core.op import as_nodes, op, require_float
+from ..core.types import Dim, TensorType, compatible, promote
+
+__all__ = ["lstm"]
+
+WANTED = "wanted x (n, time, f), weights (f, 4 k) and (k, 4 k), bias (4 k,) and states of (n, k)"
+
+
+def _lstm_type(
+    x: TensorType, w: TensorType, u: TensorType, b: TensorType, h: TensorType, c: TensorType
+) -> tuple[TensorType, ...]:
+    require_float(x, w, u, b, h, c)
+    shown = f"got x {x}, weights {w} and {u}, bias {b}, states {h} and {c}"
+    if (x.ndim, w.ndim, u.ndim, b.ndim, h.ndim, c.ndim) != (3, 2, 2, 1, 2, 2):
+        raise ShapeError(shown, fix=WANTED)
+    if isinstance(x.shape[1], Dim):
+        raise ShapeError("the number of time steps is unknown", fix="give the time axis of x a fixed size")
+    n, steps, inputs = x.shape
+    k = u.shape[0]
+    wanted = (inputs, 4 * k, 4 * k, 4 * k, k, n, k, n)
+    if not all(map(compatible, wanted, (*w.shape, u.shape[1], *b.shape, *h.shape, *c.shape))):
+        raise ShapeError(shown, fix=WANTED)
+    dtype = promote(*(t.dtype for t in (x, w, u, b, h, c)))
+    state, last = TensorType((steps, k, n), dtype), TensorType((k, n), dtype)
+    joined, gates = TensorType((inputs + 1 + k, steps, n), dtype), TensorType((steps, 4 * k, n), dtype)
+    return state, last, last, state, state, joined, gates
+
+
+@op(
+    name="lstm",
+    infer=_lstm_type,
+    dims="nt!f!,f!k!,h!k!,k!,h!n,h!n->t!h!n,h!n,h!n,t!h!n,t!h!n,j!t!n,t!k!n",
+)
+def _lstm(xp: ModuleType, x: Any, w: Any, u: Any, b: Any, h: Any, c: Any) -> tuple[Any, ...]:
+    """(h of all steps, last h, last c) of `lstm`, and for the gradient (c, tanh(c), [x, 1, h before], gates).
+
+    States are (time, k, n), gates (time, 4 k, n); the first and last ones (k, n).
+
+    >>> import numpy as np
+    >>> import hetu as ht
+    >>> x, w, u = (ht.placeholder(n, s) for n, s in (("x", (2, 5, 3)), ("w", (3, 16)), ("u", (4, 16))))
+    >>> [output.shape for output in _lstm(x, w, u, np.zeros(16), np.zeros((4, 2)), np.zeros((4, 2)))]
+    [(5, 4, 2), (4, 2), (4, 2), (5, 4, 2), (5, 4, 2), (8, 5, 2), (5, 16, 2)]
+    """
+    k = u.shape[0]
+    weights = xp.matrix_transpose(xp.concat([w, xp.reshape(b, (1, -1)), u], axis=0))
+    ones = xp.ones((1, x.shape[0]), dtype=x.dtype)
+    steps: list[tuple[Any, ...]] = []
+    for t in range(x.shape[1]):
+        joined = xp.concat([xp.matrix_transpose(x[:, t, :]), ones, h], axis=0)
+        z = xp.matmul(weights, joined)
+        i, f, o = (1 / (1 + xp.exp(-z[j * k : (j + 1) * k, :])) for j in (0, 1, 3))
+        g = xp.tanh(z[2 * k : 3 * k, :])
+        c = f * c + i * g
+        top = xp.tanh(c)
+        h = o * top
+        steps.append((h, c, top, joined, xp.concat([i, f, g, o], axis=0)))
+    hs, cs, tops, joined, gates = zip(*steps)
+    hs, cs, tops = (xp.stack(parts, axis=0) for parts in (hs, cs, tops))
+    return (hs, h, c, cs, tops, xp.stack(joined, axis=1), xp.stack(gates, axis=0))
+
+
+@_lstm.grad
+def lstm_grad(g: list[Node | None], out: tuple[Node, ...], *inputs: Node) -> tuple[Node, ...]:
+    # only the first three outputs leave this file, so only they can have a gradient
+    w = inputs[1]
+    seeds = [OPS["zeros_like"](o) if s is None else s for s, o in zip(g, out[:3])]
+    dz, *others = lstm_dx(*seeds, *inputs, *out[3:])
+    return OPS["permute_dims"](OPS["matmul"](w, dz), axes=(2, 0, 1)), *others
+
+
+def _dx_type(*types: TensorType) -> tuple[TensorType, ...]:
+    _, _, _, x, w, u, b, h, c, *_ = types
+    return TensorType((x.shape[1], u.shape[1], x.shape[0]), x.dtype), w, u, b, h, c
+
+
+@op(
+    infer=_dx_type,
+    inplace={0: (12,)},
+    dims="t!h!n,h!n,h!n,nt!f!,f!k!,h!k!,k!,h!n,h!n,t!h!n,t!h!n,j!t!n,t!k!n->t!k!n,f!k!,h!k!,k!,h!n,h!n",
+)
+def lstm_dx(
+    xp: ModuleType,
+    gh: Any,
+    dh: Any,
+    dc: Any,
+    x: Any,
+    w: Any,
+    u: Any,
+    b: Any,
+    h: Any,
+    c: Any,
+    cs: Any,
+    tops: Any,
+    joined: Any,
+    gates: Any,
+) -> tuple[Any, ...]:
+    """The gradients of `lstm` with respect to (gates before their functions (time, 4 k, n), w, u, b, h, c).
+
+    `gh` (time, k, n), `dh` and `dc` (k, n) are those of its outputs; then follow its inputs and what it computed.
+
+    >>> import numpy as np
+    >>> import hetu as ht
+    >>> x, w, u = (ht.placeholder(n, s) for n, s in (("x", (2, 5, 3)), ("w", (3, 16)), ("u", (4, 16))))
+    >>> [g.shape for g in ht.gradients(ht.sum(ht.lstm(x, w, u, np.zeros(16))[0]), [x, w, u])]
+    [(2, 5, 3), (3, 16), (4, 16)]
+    """
+    k, f = u.shape[0], w.shape[0]
+    steps: list[Any] = []
+    for t in reversed(range(gh.shape[0])):
+        blocks = [gates[t, j * k : (j + 1) * k, :] for j in range(4)]
+        dz, dc = _slopes(dh + gh[t, ...], dc, *blocks, cs[t - 1, ...] if t else c, tops[t, ...])
+        steps.append(xp.concat(dz, axis=0))
+        dh = xp.matmul(u, steps[-1])
+    dz = xp.stack(steps[::-1], axis=0)
+    rows = xp.reshape(xp.permute_dims(dz, (1, 0, 2)), (4 * k, -1))
+    product = xp.matmul(xp.reshape(joined, (joined.shape[0], -1)), xp.matrix_transpose(rows))
+    return dz, product[:f, :], product[f + 1 :, :], product[f, :], dh, dc
+
+
+def _slopes(dh: Any, dc: Any, i: Any, f: Any, g: Any, o: Any, before: Any, top: Any) -> tuple[list[Any], Any]:
+    """The gradients of the four gates before their functions, and of c before the step; for arrays and for nodes."""
+    dc = dc + dh * o * (1 - top * top)
+    gates = [dc * g * i * (1 - i), dc * before * f * (1 - f), dc * i * (1 - g * g), dh * top * o * (1 - o)]
+    return gates, dc * f
+
+
+@lstm_dx.decompose
+def lstm_dx_parts(
+    gh: Node, dh: Node, dc: Node, x: Node, w: Node, u: Node, b: Node, h: Node, c: Node, *_: Node
+) -> tuple[Node, ...]:
+    matmul, transpose, concat = OPS["matmul"], OPS["matrix_transpose"], OPS["concat"]
+    k, steps = u.shape[0], []
+    bias = OPS["reshape"](b, shape=(-1, 1))
+    for t in range(x.shape[1]):
+        z = matmul(transpose(w), transpose(x[:, t])) + bias + matmul(transpose(u), h)
+        i, f, o = (OPS["sigmoid"](z[j * k : (j + 1) * k]) for j in (0, 1, 3))
+        g = OPS["tanh"](z[2 * k : 3 * k])
+        steps.append((x[:, t], h, (i, f, g, o, c)))
+        c = f * c + i * g
+        h = o * OPS["tanh"](c)
+    made, dw, du = [], [], []
+    for t, (x_t, before, gates) in reversed(list(enumerate(steps))):
+        top = OPS["tanh"](gates[1] * gates[4] + gates[0] * gates[2])
+        blocks, dc = _slopes(dh + gh[t], dc, *gates, top)
+        dz = concat(*blocks, axis=0)
+        dh = matmul(u, dz)
+        made.append(OPS["expand_dims"](dz, axis=0))
+        dw.append(matmul(transpose(x_t), transpose(dz)))
+        du.append(matmul(before, transpose(dz)))
+    all_steps = concat(*reversed(made), axis=0)
+    return all_steps, reduce(add, dw), reduce(add, du), OPS["sum"](all_steps, axis=(0, 2)), dh, dc
+
+
+@public
+def lstm(x: Any, weight_ih: Any, weight_hh: Any, bias: Any, state: Any = None) -> tuple[Node, tuple[Node, Node]]:
+    """Long short-term memory over x (n, time, f): all outputs (n, time, k) and the last state (h, c), each (n, k).
+
+    z = x_t weight_ih + h weight_hh + bias holds i, f, g, o side by side; c' = sigmoid(f) c + sigmoid(i) tanh(g) and
+    h' = sigmoid(o) tanh(c'). `weight_ih` (f, 4 k), `weight_hh` (k, 4 k), `bias` (4 k,). `state` is the first (h, c),
+    zeros unless given. F. Gers et al., "Learning to Forget", Neural Computation 12, 2000.
+
+    >>> import numpy as np
+    >>> import hetu as ht
+    >>> x, w, u = (ht.placeholder(n, s) for n, s in (("x", (None, 5, 3)), ("w", (3, 16)), ("u", (4, 16))))
+    >>> outputs, (h, c) = lstm(x, w, u, np.zeros(16))
+    >>> outputs.shape[1:], h.shape[1:]
+    ((5, 4), (4,))
+    """
+    x, w, u, b = as_nodes((x, weight_ih, weight_hh, bias))
+    if state is None:
+        first = [OPS["full"](shape=(u.shape[0], x.shape[0]), fill_value=0.0, dtype=x.dtype)] * 2
+    else:
+        first = [OPS["matrix_transpose"](s) for s in as_nodes(state)]
+    hs, *last = _lstm(x, w, u, b, *first)[:3]
+    h, c = map(OPS["matrix_transpose"], last)
+    return OPS["permute_dims"](hs, axes=(2, 0, 1)), (h, c)

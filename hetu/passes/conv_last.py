@@ -1,0 +1,91 @@
+"""`conv2d` and its gradients on images (h, w, n, c): the pixels of all images at one place lie together.
+
+Made by the pass `channels_last` only, after autodiff. Here stands what they mean, in terms of `conv2d`; the rooms of
+kernels compute them. Ignored on purpose: groups and dilations.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+from ..core.graph import OPS
+from ..core.op import op
+from ..core.types import TensorType
+from ..ops.conv import conv2d_dw_flops, conv2d_dx_flops, conv2d_flops
+from ..ops.window import Pair
+
+__all__ = ["conv2d_last", "conv2d_last_dw", "conv2d_last_dx"]
+
+MOVED = (2, 3, 0, 1)  # of (h, w, n, c) to (n, c, h, w), and back
+PLAIN = {"dilation": (1, 1), "groups": 1}
+
+
+def _swapped(x: TensorType) -> TensorType:
+    return TensorType(tuple(x.shape[a] for a in MOVED), x.dtype)
+
+
+@op(
+    infer=lambda x, w, **attrs: _swapped(OPS["conv2d"].infer(_swapped(x), w, **attrs, **PLAIN)),
+    dims="h!w!nc,oci!j!->y!x!no",
+    differentiable=False,
+    scratch=True,
+)
+def conv2d_last(xp: ModuleType, x: Any, w: Any, *, stride: Pair, padding: Any) -> Any:
+    """`conv2d` of images x (h, w, n, c) with kernels w (o, c, i, j) -> (y, x, n, o).
+
+    >>> import hetu as ht
+    >>> from hetu.core.graph import OPS
+    >>> x, w = ht.placeholder("x", (32, 32, 8, 3)), ht.placeholder("w", (64, 3, 3, 3))
+    >>> OPS["conv2d_last"](x, w, stride=(2, 2), padding=((1, 1), (1, 1))).shape
+    (16, 16, 8, 64)
+    """
+    y = OPS["conv2d"].forward(xp, xp.permute_dims(x, MOVED), w, stride=stride, padding=padding, **PLAIN)
+    return xp.permute_dims(y, MOVED)
+
+
+@op(
+    infer=lambda g, w, **attrs: _swapped(OPS["conv2d_dx"].infer(_swapped(g), w, **attrs, **PLAIN)),
+    dims="y!x!no,oci!j!->h!w!nc",
+    differentiable=False,
+    scratch=True,
+)
+def conv2d_last_dx(xp: ModuleType, g: Any, w: Any, *, size: Pair, stride: Pair, padding: Any) -> Any:
+    """`conv2d_dx` of gradients g (y, x, n, o) with kernels w (o, c, i, j) -> (*size, n, c).
+
+    >>> import hetu as ht
+    >>> from hetu.core.graph import OPS
+    >>> g, w = ht.placeholder("g", (16, 16, 8, 64)), ht.placeholder("w", (64, 3, 3, 3))
+    >>> OPS["conv2d_last_dx"](g, w, size=(32, 32), stride=(2, 2), padding=((1, 1), (1, 1))).shape
+    (32, 32, 8, 3)
+    """
+    g = xp.permute_dims(g, MOVED)
+    x = OPS["conv2d_dx"].forward(xp, g, w, size=size, stride=stride, padding=padding, **PLAIN)
+    return xp.permute_dims(x, MOVED)
+
+
+@op(
+    infer=lambda x, g, **attrs: OPS["conv2d_dw"].infer(_swapped(x), _swapped(g), **attrs, **PLAIN),
+    dims="h!w!nc,y!x!no->oci!j!",
+    differentiable=False,
+    scratch=True,
+)
+def conv2d_last_dw(xp: ModuleType, x: Any, g: Any, *, kernel: Pair, stride: Pair, padding: Any) -> Any:
+    """`conv2d_dw` of images x (h, w, n, c) and gradients g (y, x, n, o) -> (o, c, *kernel).
+
+    >>> import hetu as ht
+    >>> from hetu.core.graph import OPS
+    >>> x, g = ht.placeholder("x", (32, 32, 8, 3)), ht.placeholder("g", (16, 16, 8, 64))
+    >>> OPS["conv2d_last_dw"](x, g, kernel=(3, 3), stride=(2, 2), padding=((1, 1), (1, 1))).shape
+    (64, 3, 3, 3)
+    """
+    x, g = xp.permute_dims(x, MOVED), xp.permute_dims(g, MOVED)
+    return OPS["conv2d_dw"].forward(xp, x, g, kernel=kernel, stride=stride, padding=padding, **PLAIN)
+
+
+# -- bound to arrays -------------------------------------------------------------------------------------------
+
+
+conv2d_last.flops(conv2d_flops)
+conv2d_last_dx.flops(conv2d_dx_flops)
+conv2d_last_dw.flops(conv2d_dw_flops)

@@ -1,0 +1,71 @@
+"""An array made of parts along one axis, each written where it belongs as soon as it is there.
+
+A chain `start_rows`, `set_rows`, `set_rows`, ... is one array that is filled in place: a part is needed no longer than
+it takes to write it, while `concat` needs all of them beside the result. Only the pass of `hetu.plan.memory.split`
+makes it, after autodiff. Ignored on purpose: parts that do not come in order.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+from ...core.backend import address
+from ...core.errors import ShapeError
+from ...core.op import Role, op
+from ...core.types import TensorType
+
+
+def _start_type(part: TensorType, *, rows: int, axis: int = 0) -> TensorType:
+    if part.ndim <= axis or rows < part.shape[axis]:
+        raise ShapeError(f"{part} is no part of an array of {rows} rows", fix="give at least as many rows")
+    return TensorType((*part.shape[:axis], rows, *part.shape[axis + 1 :]), part.dtype)
+
+
+def _at(axis: int, first: int | None, stop: int | None = None) -> tuple[Any, ...]:
+    """The key of a range along one axis."""
+    return (*(slice(None),) * axis, slice(first, stop), ...)
+
+
+@op(role=Role.MOVE, infer=_start_type, differentiable=False)
+def start_rows(xp: ModuleType, part: Any, *, rows: int, axis: int = 0) -> Any:
+    """An array of so many rows along `axis`, of which the first are `part` and the others zeros, to be set next.
+
+    >>> import hetu as ht
+    >>> start_rows(ht.placeholder("part", (2, 3)), rows=5).shape
+    (5, 3)
+    """
+    others = (*part.shape[:axis], rows - part.shape[axis], *part.shape[axis + 1 :])
+    return xp.concat([part, xp.zeros(others, dtype=part.dtype)], axis=axis)
+
+
+@start_rows.into
+def start_rows_into(xp: ModuleType, out: Any, part: Any, *, rows: int, axis: int) -> None:
+    xp.copyto(out[_at(axis, 0, part.shape[axis])], part)
+    out[_at(axis, part.shape[axis])].fill(0)
+
+
+def _set_type(whole: TensorType, part: TensorType, *, first: int, axis: int = 0) -> TensorType:
+    others = [t.shape[:axis] + t.shape[axis + 1 :] for t in (whole, part)]
+    if others[0] != others[1] or whole.dtype != part.dtype or first + part.shape[axis] > whole.shape[axis]:
+        raise ShapeError(f"{part} are no rows of {whole} from row {first}", fix="give rows of the same shape and dtype")
+    return whole
+
+
+@op(role=Role.MOVE, infer=_set_type, inplace={0: (0,)}, differentiable=False)
+def set_rows(xp: ModuleType, whole: Any, part: Any, *, first: int, axis: int = 0) -> Any:
+    """`whole` with `part` in place of its rows along `axis` from `first` on.
+
+    >>> import hetu as ht
+    >>> ht.evaluate(set_rows(ht.constant([1.0, 2.0, 3.0]), ht.constant([7.0]), first=1)).tolist()
+    [1.0, 7.0, 3.0]
+    """
+    last = first + part.shape[axis]
+    return xp.concat([whole[_at(axis, 0, first)], part, whole[_at(axis, last)]], axis=axis)
+
+
+@set_rows.into
+def set_rows_into(xp: ModuleType, out: Any, whole: Any, part: Any, *, first: int, axis: int) -> None:
+    if address(out) != address(whole):
+        xp.copyto(out, whole)
+    xp.copyto(out[_at(axis, first, first + part.shape[axis])], part)

@@ -1,0 +1,48 @@
+"""Copies between the memory of the device and that of the host, for values that are long not read.
+
+The memory plan places the result of `to_host` outside the arena, right after its operand is there; on a CPU both lie in
+the same memory. Only the pass of `hetu.plan.memory.swap` makes it, after autodiff. Ignored on purpose: copying while
+the device computes; the copies stand in its queue like all else.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+from ...core.backend import copy_in, copy_out
+from ...core.op import Instruction, Role, op, same_type
+
+
+@op(role=Role.MOVE, infer=same_type, on_host=True, differentiable=False)
+def to_host(xp: ModuleType, x: Any) -> Any:
+    """A copy of `x` in the memory of the host, which only `from_host` reads.
+
+    >>> import hetu as ht
+    >>> x = ht.placeholder("x", (2, 3))
+    >>> from_host(to_host(x), x).shape
+    (2, 3)
+    """
+    return xp.asarray(x, copy=True)
+
+
+@to_host.bind
+def bind_to_host(xp: ModuleType, out: Any, x: Any) -> Instruction:
+    return copy_out(xp, out, x)
+
+
+@op(role=Role.MOVE, infer=same_type, like=(1,), awaited=(1,), reads_host=True, differentiable=False)
+def from_host(xp: ModuleType, x: Any, after: Any) -> Any:
+    """A copy on the device of what `to_host` has put away. It waits until `after`, any other value, is computed.
+
+    >>> import hetu as ht
+    >>> x = ht.constant([1.0, 2.0])
+    >>> ht.evaluate(from_host(to_host(x), ht.exp(x))).tolist()
+    [1.0, 2.0]
+    """
+    return xp.asarray(x, copy=True)
+
+
+@from_host.bind
+def bind_from_host(xp: ModuleType, out: Any, x: Any, after: Any) -> Instruction:
+    return copy_in(xp, out, x)

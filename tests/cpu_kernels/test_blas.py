@@ -1,0 +1,303 @@
+"""BLAS calls, bound once, against `np.matmul` over random memory layouts, and everything that they must refuse."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import platform
+import subprocess
+import sys
+import weakref
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetu.core.errors import ArgumentError
+from hetu.cpu_kernels import blas
+
+needs_blas = pytest.mark.skipif(
+    blas.gemm(np.ones((1, 1)), np.ones((1, 1)), np.ones((1, 1))) is None, reason="numpy's OpenBLAS is not there"
+)
+LAYOUTS = ["C", "F", "columns", "rows", "columns of F", "offset"]
+dims = st.integers(1, 9)
+layouts = st.sampled_from(LAYOUTS)
+dtypes = st.sampled_from([np.float32, np.float64])
+scalars = st.sampled_from([0.0, 1.0, -0.5, 2.0])
+
+
+def matrix(rng: np.random.Generator, shape: tuple[int, int], layout: str, dtype: type) -> np.ndarray:
+    """A random matrix of `shape` whose memory lies as `layout` says."""
+    rows, columns = shape
+    wide = rng.normal(size=(2 * rows + 3, 2 * columns + 5)).astype(dtype)
+    match layout:
+        case "C":
+            return np.ascontiguousarray(wide[:rows, :columns])
+        case "F":
+            return np.asfortranarray(wide[:rows, :columns])
+        case "columns":
+            return wide[:rows, 2 : 2 + columns]
+        case "rows":
+            return wide[1 : 1 + 2 * rows : 2, :columns]
+        case "columns of F":
+            return np.asfortranarray(wide)[1 : 1 + rows, 1 : 1 + columns]
+        case _:
+            return wide.ravel()[3 : 3 + rows * columns].reshape(shape)
+
+
+def surroundings(view: np.ndarray) -> np.ndarray:
+    """A copy of the memory around a view, with the view's own elements set to zero."""
+    owner = view if view.base is None else view.base
+    while owner.base is not None:
+        owner = owner.base
+    kept = view.copy()
+    view[...] = 0
+    around = owner.copy()
+    view[...] = kept
+    return around
+
+
+def tolerance(dtype: type) -> float:
+    return 1e-5 if dtype is np.float32 else 1e-12
+
+
+@needs_blas
+@settings(max_examples=300, deadline=None)
+@given(dims, dims, dims, layouts, layouts, layouts, dtypes, scalars, scalars, st.integers(0, 2**32 - 1))
+def test_gemm_equals_matmul_for_every_layout(m, n, k, of_a, of_b, of_out, dtype, alpha, beta, seed):
+    rng = np.random.default_rng(seed)
+    a, b = matrix(rng, (m, k), of_a, dtype), matrix(rng, (k, n), of_b, dtype)
+    out = matrix(rng, (m, n), of_out, dtype)
+    want, around = alpha * (a @ b) + beta * out, surroundings(out)
+    call = blas.gemm(a, b, out, alpha, beta)
+    assert type(call) is functools.partial
+    call()
+    np.testing.assert_allclose(out, want, rtol=tolerance(dtype), atol=tolerance(dtype) * 10)
+    np.testing.assert_array_equal(surroundings(out), around)
+
+
+@needs_blas
+@settings(max_examples=150, deadline=None)
+@given(dims, dims, layouts, dtypes, scalars, scalars, st.integers(1, 3), st.integers(1, 3), st.integers(0, 2**32 - 1))
+def test_gemv_equals_matmul_for_every_layout(m, n, layout, dtype, alpha, beta, step_x, step_out, seed):
+    rng = np.random.default_rng(seed)
+    a = matrix(rng, (m, n), layout, dtype)
+    x = rng.normal(size=n * step_x).astype(dtype)[::step_x]
+    out = rng.normal(size=m * step_out).astype(dtype)[::step_out]
+    want, around = alpha * (a @ x) + beta * out, surroundings(out)
+    blas.gemv(a, x, out, alpha, beta)()
+    np.testing.assert_allclose(out, want, rtol=tolerance(dtype), atol=tolerance(dtype) * 10)
+    np.testing.assert_array_equal(surroundings(out), around)
+
+
+@needs_blas
+@settings(max_examples=100, deadline=None)
+@given(dims, dims, st.sampled_from(["C", "columns", "rows"]), dtypes, st.integers(1, 3), st.integers(0, 2**32 - 1))
+def test_ger_adds_an_outer_product(m, n, layout, dtype, step, seed):
+    rng = np.random.default_rng(seed)
+    x, y = rng.normal(size=m * step).astype(dtype)[::step], rng.normal(size=n).astype(dtype)
+    out = matrix(rng, (m, n), layout, dtype)
+    want, around = out + 0.5 * np.outer(x, y), surroundings(out)
+    blas.ger(x, y, out, 0.5)()
+    np.testing.assert_allclose(out, want, rtol=tolerance(dtype), atol=tolerance(dtype))
+    np.testing.assert_array_equal(surroundings(out), around)
+    if out.shape != out.T.shape:
+        assert blas.ger(x, y, out.T) is None
+
+
+@needs_blas
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_axpy_and_axpby_update_in_place(dtype, order):
+    rng = np.random.default_rng(0)
+    x, y = (np.asarray(rng.normal(size=(5, 7)), dtype=dtype, order=order) for _ in range(2))
+    want = y + 3 * x
+    blas.axpy(x, y, 3.0)()
+    np.testing.assert_allclose(y, want, rtol=tolerance(dtype))
+    want = 0.25 * x - 2 * y
+    blas.axpby(x, y, 0.25, -2)()
+    np.testing.assert_allclose(y, want, rtol=tolerance(dtype))
+
+
+@needs_blas
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_an_adder_takes_any_array_and_the_rate_of_the_day(dtype):
+    rng = np.random.default_rng(0)
+    y, rate = rng.normal(size=(5, 7)).astype(dtype), np.array(0, dtype)
+    add = blas.adder(y, rate)
+    for scale in (3.0, -0.5):
+        x = rng.normal(size=(5, 7)).astype(dtype)
+        want = y + scale * x
+        rate[...] = scale
+        add(x)
+        np.testing.assert_allclose(y, want, rtol=tolerance(dtype), atol=tolerance(dtype))
+
+
+@needs_blas
+def test_large_products_run_the_threaded_kernels():
+    rng = np.random.default_rng(0)
+    a, b, out = (rng.normal(size=(300, 300)).astype(np.float32) for _ in range(3))
+    blas.gemm(a.T, b.T, out.T)()
+    np.testing.assert_allclose(out, b @ a, rtol=1e-4, atol=1e-4)
+
+
+@needs_blas
+@pytest.mark.parametrize("size", [1, 3, 17, 64])
+def test_with_beta_zero_the_old_content_is_not_read(size):
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(2, size, size))
+    out, vector, moved = (np.full((size, size), np.nan), np.full(size, np.nan), np.full(size, np.nan))
+    blas.gemm(a, b, out)()
+    blas.gemv(a, b[0], vector)()
+    blas.axpby(b[0], moved, 2.0, 0.0)()
+    np.testing.assert_allclose(out, a @ b)
+    np.testing.assert_allclose(vector, a @ b[0])
+    np.testing.assert_allclose(moved, 2 * b[0])
+
+
+@needs_blas
+def test_scalars_in_arrays_are_read_on_every_call():
+    rate = np.array(0.5, np.float32)
+    x, y = np.ones((2, 2), np.float32), np.zeros((2, 2), np.float32)
+    call = blas.gemm(x, x, y, alpha=rate)
+    call()
+    assert y[0, 0] == 1
+    rate[...] = 2
+    call()
+    assert y[0, 0] == 4
+
+
+@needs_blas
+def test_column_slices_of_one_buffer_are_allowed():
+    buffer = np.random.default_rng(0).normal(size=(4, 12))
+    q, k, scores = buffer[:, :4], buffer[:, 4:8], buffer[:, 8:]
+    want = q @ k.T
+    blas.gemm(q, k.T, scores)()
+    np.testing.assert_allclose(scores, want)
+
+
+@needs_blas
+def test_a_call_keeps_its_memory_alive():
+    a = np.ones((2, 2))
+    view, died = a[:, :1], weakref.ref(a)
+    out = np.zeros((2, 2))
+    call = blas.gemm(view, view.T, out)
+    del a, view
+    gc.collect()
+    assert died() is not None
+    call()
+    assert out.tolist() == [[1, 1], [1, 1]]
+    del call
+    gc.collect()
+    assert died() is None
+
+
+def strided(shape: tuple[int, int], strides: tuple[int, int]) -> np.ndarray:
+    """A float64 view with the given strides, counted in elements, in the middle of enough memory."""
+    return np.lib.stride_tricks.as_strided(np.ones(200)[100:], shape, tuple(8 * stride for stride in strides))
+
+
+REFUSED_INPUTS = {
+    "broadcast rows": np.broadcast_to(np.ones(3), (3, 3)),
+    "broadcast columns": np.broadcast_to(np.ones((3, 1)), (3, 3)),
+    "broadcast scalar": np.broadcast_to(np.ones(()), (3, 3)),
+    "reversed rows": np.ones((3, 3))[::-1],
+    "reversed columns": np.ones((3, 3))[:, ::-1],
+    "overlapping rows": strided((3, 3), (1, 1)),
+    "rows that overlap by one element": strided((3, 3), (2, 1)),
+    "every second column": np.ones((3, 6))[:, ::2],
+    "float32": np.ones((3, 3), np.float32),
+    "int64": np.ones((3, 3), np.int64),
+    "swapped bytes": np.ones((3, 3), np.dtype(float).newbyteorder()),
+    "three axes": np.ones((1, 3, 3)),
+    "another shape": np.ones((3, 4)),
+    "unaligned": np.ones(80, np.uint8)[1:73].view(np.float64).reshape(3, 3),
+    "half-element strides": np.zeros((3, 3), np.dtype({"names": ["x"], "formats": ["f8"], "itemsize": 12}))["x"],
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_INPUTS)
+def test_inputs_that_blas_cannot_read_are_refused(name):
+    bad, good, out = REFUSED_INPUTS[name], np.ones((3, 3)), np.zeros((3, 3))
+    assert blas.gemm(bad, good, out) is None
+    assert blas.gemv(bad, good[0], out[0]) is None
+    if name != "another shape":
+        assert blas.gemm(good, bad, out) is None
+        assert blas.gemm(good, good, bad) is None
+        assert blas.gemm(bad.T, good, out) is None
+
+
+@pytest.mark.parametrize("columns", [1, 3])
+def test_a_broadcast_row_is_refused_at_every_width(columns):
+    """`max(stride, columns)` as the leading dimension would read past a stride-0 array."""
+    broadcast = np.broadcast_to(np.ones((1, columns)), (4, columns))
+    assert blas.gemm(broadcast, np.ones((columns, 2)), np.zeros((4, 2))) is None
+
+
+def test_other_refusals():
+    a, out, vector = np.ones((3, 3)), np.zeros((3, 3)), np.ones(3)
+    read_only = np.zeros((3, 3))
+    read_only.flags.writeable = False
+    assert blas.gemm(a, a, read_only) is None
+    assert blas.gemm(a, a, a) is None, "out is an input"
+    assert blas.gemm(a[:2, :2], a[1:, 1:], a[:2, 1:]) is None, "out overlaps an input"
+    assert blas.gemm(np.ones((3, 0)), np.ones((0, 3)), out) is None, "nothing to sum"
+    assert blas.gemm(a, a, out, alpha=np.array(1, np.float32)) is None, "alpha of another dtype"
+    assert blas.gemv(a, vector[::-1], np.ones(3)) is None
+    assert blas.gemv(a, np.broadcast_to(np.ones(1), 3), np.ones(3)) is None
+    assert blas.gemv(a, vector, np.ones(4)) is None
+    assert blas.axpy(vector, np.ones(4)) is None
+    assert blas.axpy(np.ones(6)[::2], np.ones(3)) is None
+    assert blas.axpy(np.ones((2, 3)), np.ones((3, 2)).T) is None, "other order"
+    assert blas.axpby(vector, vector) is None
+    assert blas.adder(np.ones((2, 3)).T) is None and blas.adder(np.ones(6)[::2]) is None
+    assert blas.adder(np.ones(3, np.float16)) is None and blas.adder(np.ones(())) is None
+    assert blas.axpby(np.ones(3, np.float16), np.ones(3, np.float16)) is None
+
+
+def test_the_environment_switches_it_off(monkeypatch):
+    monkeypatch.setenv("HETU_BLAS", "0")
+    a = np.ones((2, 2))
+    assert blas.gemm(a, a, np.zeros((2, 2))) is None
+    assert blas.gemv(a, a[0], np.zeros(2)) is None
+    assert blas.axpy(a, np.zeros((2, 2))) is None
+    assert blas.get_threads() is None and blas.kernels() is None
+    blas.set_threads(1)
+
+
+def test_a_numpy_without_openblas_is_no_error(monkeypatch, tmp_path):
+    monkeypatch.setattr(np, "__file__", str(tmp_path / "numpy" / "__init__.py"))
+    (tmp_path / "numpy.libs").mkdir()
+    (tmp_path / "numpy.libs" / "libscipy_openblas64_.so").write_text("not a library")
+    blas._library.cache_clear()
+    blas._symbol.cache_clear()
+    try:
+        assert blas.gemm(np.ones((2, 2)), np.ones((2, 2)), np.zeros((2, 2))) is None
+        assert blas.get_threads() is None
+    finally:
+        blas._library.cache_clear()
+        blas._symbol.cache_clear()
+
+
+@needs_blas
+def test_threads():
+    before = blas.get_threads()
+    try:
+        blas.set_threads(1)
+        assert blas.get_threads() == 1
+    finally:
+        blas.set_threads(before)
+    for wrong in (0, -1, 2.0, "2"):
+        with pytest.raises(ArgumentError, match="number of threads"):
+            blas.set_threads(wrong)
+
+
+@needs_blas
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the family is one of x86")
+def test_kernels_are_those_the_environment_forces():
+    environment = os.environ | {"OPENBLAS_CORETYPE": "Nehalem"}
+    command = [sys.executable, "-c", "from hetu.cpu_kernels import blas; print(blas.kernels())"]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    assert found.stdout.strip() == "Nehalem"

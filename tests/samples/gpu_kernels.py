@@ -1,0 +1,128 @@
+"""Rows for operators that only passes for GPUs make; the references are the plain operators they stand for."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import hetu as ht
+import hetu.gpu_kernels.passes.batch_norm_relu
+import hetu.gpu_kernels.passes.flash_attention
+from hetu.core.graph import OPS
+from hetu.gpu_kernels.passes.group_casts import CAST_ALL
+from hetu.gpu_kernels.passes.group_checks import ALL_FINITE
+
+from . import Sample, given, positive, real
+from .attention import full
+from .normalization import batch_norm, slopes
+from .update import SHAPE
+
+
+def flash(q, k, v, causal=False):
+    """Attention of (n, positions, heads, d) and the logarithm of each query's sum, (n, heads, queries)."""
+    y, *_ = full(*(a.transpose(0, 2, 1, 3) for a in (q, k, v)), causal=causal)
+    scores = 0.5 * np.einsum("nshd,nthd->nhst", q, k)
+    seen = np.tri(q.shape[1], dtype=bool) if causal else True
+    return y.transpose(0, 2, 1, 3), np.log(np.exp(scores).sum(-1, where=seen))
+
+
+def flash_slopes(g, q, k, v, causal=False):
+    made = slopes(lambda *heads: flash(*heads, causal)[0], g, q, k, v)
+    return np.stack(made, axis=2) if q.shape == k.shape == v.shape else made
+
+
+def flash_attention_dx(g, q, k, v, causal=False):
+    outputs = OPS["flash_attention"](q, k, v, scale=0.5, causal=causal)
+    return OPS["flash_attention_dx"](g, q, k, v, *outputs, scale=0.5, causal=causal)
+
+
+FLASH = [  # q, k, v and whether causal; those of 16 features go to tensor cores
+    ("", (2, 3, 2, 4), (2, 5, 2, 4), (2, 5, 2, 3), False),
+    ("causal", (2, 3, 2, 4), (2, 3, 2, 4), (2, 3, 2, 4), True),
+    ("tensor", (1, 3, 2, 16), (1, 5, 2, 16), (1, 5, 2, 32), False),
+    ("tensor-causal", (1, 5, 2, 16), (1, 5, 2, 16), (1, 5, 2, 16), True),
+]
+
+
+def relued(normal, added=0.0):
+    return np.maximum(normal[0] + added, 0), *normal[1:]
+
+
+def relu_slopes(g, x, scale, added):
+    """The gradients of `batch_norm_relu`, with the mask as it is at `x`."""
+    y = batch_norm(x, scale, np.ones(2), -1 % x.ndim)[0]
+    masked = g * (y + added > 0)
+    return slopes(lambda x, s, b: batch_norm(x, s, b, -1 % x.ndim)[0], masked, x, scale, np.ones(2))
+
+
+def batch_norm_relu_dx(g, x, scale, added):
+    y, center, var = OPS["batch_norm_relu"](x, scale, ht.ones_like(scale), added, epsilon=1e-5)
+    return OPS["batch_norm_relu_dx"](g, y, x, scale, center, var, epsilon=1e-5)
+
+
+def finite(*gradients, scale=0.5):
+    """Whether gradients of several shapes are finite when they are divided by a number."""
+
+    def values(*arrays):
+        return (np.bool_(all(np.isfinite(a / scale).all() for a in arrays[:-1])),)
+
+    inputs, label = (*map(given, gradients), given(scale)), f"of {len(gradients)}"
+    return Sample("all_finite", lambda *nodes: ALL_FINITE.make(nodes, {}), inputs, values, label=label, order=0)
+
+
+SAMPLES = [
+    *(
+        Sample(
+            "flash_attention",
+            lambda q, k, v, causal=causal: OPS["flash_attention"](q, k, v, scale=0.5, causal=causal),
+            tuple(real(*shape) for shape in shapes),
+            lambda q, k, v, causal=causal: flash(q, k, v, causal),
+            label=label,
+            order=0,
+        )
+        for label, *shapes, causal in FLASH
+    ),
+    *(
+        Sample(
+            "flash_attention_dx",
+            lambda g, q, k, v, causal=causal: flash_attention_dx(g, q, k, v, causal),
+            (real(*q[:3], v[3]), *(real(*shape) for shape in (q, k, v))),
+            lambda g, q, k, v, causal=causal: flash_slopes(g, q, k, v, causal),
+            label=label,
+            order=0,
+            fixed=True,
+            tolerance=1e-4,
+        )
+        for label, q, k, v, causal in FLASH
+    ),
+    Sample(
+        "batch_norm_relu",
+        lambda x, s, b: OPS["batch_norm_relu"](x, s, b, epsilon=0.1),
+        (real(4, 3, 5), real(5), real(5)),
+        lambda x, s, b: relued(batch_norm(x, s, b, 2, 0.1)),
+        order=0,
+    ),
+    Sample(
+        "batch_norm_relu",
+        lambda x, s, b, h: OPS["batch_norm_relu"](x, s, b, h, epsilon=1e-5),
+        (real(7, 5), real(5), real(5), real(7, 5)),
+        lambda x, s, b, h: relued(batch_norm(x, s, b), h),
+        label="added",
+        order=0,
+    ),
+    Sample(
+        "batch_norm_relu_dx",
+        batch_norm_relu_dx,
+        (real(5, 3, 2), real(5, 3, 2), positive(2), real(5, 3, 2)),
+        relu_slopes,
+        order=0,
+    ),
+    finite([1.0, -2.0], [[3.0]]),
+    finite([1.0, 2.0], [[0.0, np.inf]], np.nan),
+    Sample(
+        "cast_all",
+        lambda *nodes: [OPS["item"](CAST_ALL.make(nodes, {"dtype": "float32"}), index=k) for k in range(2)],
+        (real(*SHAPE), real(7)),
+        lambda *arrays: tuple(a.astype(np.float32) for a in arrays),
+        order=0,
+    ),
+]
