@@ -46,6 +46,7 @@ class Placement(Protocol):
 
     comm: Any  # what operators that communicate are bound to, if there is anything
     ahead: bool  # whether it has use for `expect`
+    passes: Sequence[Pass]  # what is applied to the whole graph before `cut`, and not again
 
     @property
     def rank(self) -> int:
@@ -60,9 +61,6 @@ class Placement(Protocol):
 
     def start(self, state: State) -> None:
         """The variables have been made."""
-
-    def whole_graph(self, passes: Sequence[Pass]) -> Sequence[Pass]:
-        """Those of `passes` that have to see the whole graph, before `cut`; the others follow after it."""
 
     def sizes(self, sizes: Mapping[Atom, int], training: bool) -> Mapping[Atom, int]:
         """The sizes that a graph is made for, from those that are fed."""
@@ -97,6 +95,7 @@ class Alone:
     """
 
     rank, world_size, ahead = 0, 1, False
+    passes: Sequence[Pass] = ()
 
     def __init__(self, comm: Any = None) -> None:
         self.comm = comm
@@ -106,9 +105,6 @@ class Alone:
 
     def start(self, state: State) -> None:
         pass
-
-    def whole_graph(self, passes: Sequence[Pass]) -> Sequence[Pass]:
-        return ()
 
     def sizes(self, sizes: Mapping[Atom, int], training: bool) -> Mapping[Atom, int]:
         return sizes

@@ -84,22 +84,21 @@ class SubGraph:
         placement = placement or Alone()
         sizes = placement.sizes(sizes, training=bool(self.updates))
         outputs = specialize(self.written.outputs, sizes)
-        whole = placement.whole_graph(passes)
-        for run in whole:
+        for run in placement.passes:
             outputs = apply(run, outputs)
         local = placement.cut(outputs[: len(self.fetches)], dict(zip(self.updates, outputs[len(self.fetches) :])))
         outputs, count = (*local.fetches, *local.tokens, *local.updates.values()), len(local.fetches + local.tokens)
         # Once more they could drop communication that another rank, whose constants differ, keeps.
-        passes = [run for run in passes if run not in whole]
+        passes = [run for run in passes if run not in placement.passes]
         for run in passes:
             if run not in LAST:
                 outputs = apply(run, outputs)
         fetches, updates = placement.last(outputs[:count], dict(zip(local.updates, outputs[count:])))
-        outputs, count = (*fetches, *updates.values()), len(fetches)
+        outputs = (*fetches, *updates.values())
         for run in passes:
             if run in LAST:
                 outputs = apply(run, outputs)
-        return outputs[:count], dict(zip(updates, outputs[count:])), local.feeds
+        return outputs[: len(fetches)], dict(zip(updates, outputs[len(fetches) :])), local.feeds
 
     def match(self, feed: Feed) -> dict[str, np.ndarray]:
         """Fed arrays by placeholder name, in their own order; FeedError for missing, extra or unfitting ones."""

@@ -72,6 +72,7 @@ class OnServers(OnRanks):
     """A strategy for one graph on real ranks and servers; `print(placement)` shows what is kept where, and why."""
 
     ahead = True
+    passes: Sequence[Pass] = (simplify,)  # before the updates are cut out
     strategy: Serving
     comm: Any  # `Connected`, once it has started
 
@@ -106,10 +107,6 @@ class OnServers(OnRanks):
         return rows_html(self._rows())
 
     # -- what an executor asks -----------------------------------------------------------------------------------
-
-    def whole_graph(self, passes: Sequence[Pass]) -> Sequence[Pass]:
-        """What is applied before the updates are cut out."""
-        return (simplify,)
 
     def start(self, state: State) -> None:
         """Connect, create what is served with the values that one process would start from, and fetch the copies."""

@@ -49,6 +49,7 @@ class OnRanks:
     """A strategy for one graph on real ranks; `print(placement)` shows it as a table."""
 
     ahead = False
+    passes: Sequence[Pass] = (simplify, sparsify_updates)  # none that fuses: what is fused has no sharding rule
 
     def __init__(self, strategy: Strategy, comm: Comm, outputs: Sequence[Node] = ()) -> None:
         self.strategy, self.comm, self.outputs = strategy, comm, tuple(outputs)
@@ -66,10 +67,6 @@ class OnRanks:
     @property
     def world_size(self) -> int:
         return self.comm.world_size
-
-    def whole_graph(self, passes: Sequence[Pass]) -> Sequence[Pass]:
-        """What is applied before the graph is cut. None may fuse: what is fused has no sharding rule."""
-        return simplify, sparsify_updates
 
     def variable(self, node: Node) -> Node | None:
         """The variable that holds this rank's part of `node`; None if it has no part."""
