@@ -82,8 +82,8 @@ class _Writer:
 
     def _dying(self, values: Sequence[Node]) -> list[Node]:
         """Those of the arrays read now that nobody reads later and whose register may be written."""
-        readable = self.c.arrays - 1
-        return [v for v in values if v in self.place and self.left[v] == values.count(v) and self.place[v] != readable]
+        last = self.c.arrays - 1  # which is only read
+        return [v for v in values if self.place.get(v, last) != last and self.left[v] == values.count(v)]
 
     def _read(self, values: Sequence[Node], out: int) -> None:
         """Count these values as read; scratch that nobody needs any more is free, but for `out`."""
@@ -323,14 +323,43 @@ def rows_bind(rule: Any, xp: Any, out: Any, *arrays: Any, window: Window = None,
     copies = copied(outs, tables)
     if window is None and composition.descent is not None:
         return [*copies, *_subtract_rows(composition, out, ids, rows, scalars)]
-    gather = _SumRows(outs[0], ids, rows) if window is None else None
+    if window is None and tape_of(composition) is not None:
+        return [*copies, *_change_rows(composition, outs, ids, rows, scalars)]
 
     def update() -> None:
-        touched, sums = gather() if gather else _SumRows(outs[0], *own_rows(ids, rows, window))()
+        touched, sums = _SumRows(outs[0], *own_rows(ids, rows, window))()
         for o, n in zip(outs, composition.run(np, [*(o[touched] for o in outs), sums, *scalars])):
             o[touched] = n
 
     return [*copies, update]
+
+
+def _change_rows(
+    composition: Composition,
+    outs: Sequence[np.ndarray],
+    ids: np.ndarray,
+    rows: np.ndarray,
+    scalars: Sequence[np.ndarray],
+) -> list[Instruction]:
+    """A rule in place on copies of the touched rows, as many as there are ids: the first row stands in for the rest."""
+    if not ids.size:
+        return []
+    gather, places = _SumRows(outs[0], ids, rows), np.empty(ids.size, np.intp)
+    copies = [np.empty((ids.size, *o.shape[1:]), o.dtype) for o in outs]
+    calls = in_place(composition, copies, (*copies, gather.sums), scalars)
+
+    def update() -> None:
+        touched, _ = gather()
+        count = len(touched)
+        places[:count], places[count:], gather.sums[count:] = touched, touched[0], gather.sums[0]
+        for table, copy in zip(outs, copies):
+            np.take(table, places, axis=0, out=copy, mode="clip")
+        for call in calls:
+            call()
+        for table, copy in zip(outs, copies):
+            table[touched] = copy[:count]
+
+    return [update]
 
 
 def _subtract_rows(
