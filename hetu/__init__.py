@@ -1,18 +1,20 @@
 """hetu: a complete, minimal, educational deep-learning system on NumPy and CuPy.
 
 Everything a program needs is here: operators (`ht.matmul`), builders (`ht.nn`, `ht.optim`, `ht.data`), `ht.Executor`,
-`ht.fit`, and what looks inside. Ignored on purpose: optional parts (`hetu.dist`) are imported by those who use them.
+`ht.fit`, and what looks inside. `ht.dist`, `ht.ps`, `ht.strategies` and `ht.plan` are loaded when first
+touched.
 """
 
-from typing import Any
+import importlib as _importlib
+import typing as _typing
 
 from . import data, init, look, metrics, nn, optim, schedules
-from .core import errors, graph
+from .core import errors
 from .core.autodiff import gradients, recompute
 from .core.executor import Executor, debug_nans, evaluate
 from .core.graph import Graph, Node, rewrite, scope, tagged
-from .core.op import op
-from .core.placement import STRATEGIES
+from .core.op import Role, op
+from .core.placement import STRATEGIES as _STRATEGIES
 from .core.state import State
 from .gradcheck import check_gradients
 from .look.profiler import Profile, profile
@@ -21,27 +23,67 @@ from .ops import *
 from .training import History, fit
 
 __version__ = "0.1.0"
+__all__ = [
+    # packages
+    "data", "dist", "errors", "init", "look", "metrics", "nn", "optim", "plan", "ps", "schedules",
+    "strategies",
+    # running, training, looking inside
+    "Executor", "State", "evaluate", "fit", "History", "profile", "Profile", "summary", "check_gradients", "debug_nans",
+    # graphs
+    "Graph", "Node", "gradients", "recompute", "rewrite", "scope", "tagged",
+    # writing operators
+    "op", "Role",
+    # leaves and marks
+    "placeholder", "variable", "constant", "stop_gradient", "if_training", "with_updates",
+    # creation and random numbers
+    "arange", "full", "full_like", "ones_like", "zeros_like", "tril", "triu", "one_hot",
+    "normal", "truncated_normal", "uniform", "randint", "bernoulli", "gumbel", "dropout", "dropout2d",
+    # functions of one element; `+ - * / // % ** < <= > >=` of nodes are operators, too
+    "abs", "sign", "square", "sqrt", "rsqrt", "reciprocal", "exp", "expm1", "log", "log1p", "sin", "cos", "tanh", "erf",
+    "ceil", "floor", "round", "clip", "astype",
+    # activations
+    "relu", "leaky_relu", "elu", "gelu", "silu", "mish", "sigmoid", "softplus", "softmax", "log_softmax",
+    # comparison and choice
+    "equal", "not_equal", "isfinite", "isnan", "logical_and", "logical_or", "logical_xor", "logical_not",
+    "maximum", "minimum", "where",
+    # reduction and order
+    "sum", "mean", "var", "prod", "max", "min", "norm", "logsumexp", "cumsum", "all", "any", "argmax", "argmin",
+    "sort", "argsort", "topk",
+    # shapes, joining, cutting
+    "reshape", "flatten", "squeeze", "expand_dims", "broadcast_to", "broadcast_like", "sum_to_like",
+    "permute_dims", "matrix_transpose", "flip", "roll", "concat", "stack", "split", "tile", "repeat", "pad",
+    # rows by index
+    "take", "take_along_axis", "embedding", "scatter_add", "moe_slots", "moe_dispatch", "moe_combine",
+    # products and layers as functions
+    "matmul", "linear", "outer", "einsum", "sparse_matmul", "sampled_matmul", "scaled_dot_product_attention", "lstm",
+    "conv2d", "conv_transpose2d", "max_pool2d", "avg_pool2d", "global_max_pool2d", "global_avg_pool2d", "interpolate",
+    "batch_norm", "layer_norm", "group_norm", "rms_norm",
+    # losses
+    "softmax_cross_entropy", "binary_cross_entropy_with_logits", "nll_loss", "kl_divergence",
+    "mse_loss", "mae_loss", "huber_loss",
+]  # fmt: skip
 look.install()
+_STRATEGIES["auto"] = lambda: _importlib.import_module("hetu.plan").auto()
 
 
-def _auto() -> Any:
-    from . import plan
-
-    return plan.auto()
+def __dir__() -> list[str]:
+    return __all__
 
 
-STRATEGIES["auto"] = _auto
-
-
-def load_ipython_extension(shell: Any) -> None:
+def load_ipython_extension(shell: _typing.Any) -> None:
     """What `%load_ext hetu` calls: cells that begin with `%%ranks 4` run on many ranks."""
     from .teach import notebook
 
     notebook.load_ipython_extension(shell)
 
 
-def __getattr__(name: str) -> Any:
-    if name.startswith("_"):
-        raise AttributeError(name)
-    fix = errors.did_you_mean(name, [n for n in globals() if not n.startswith("_")])
-    raise errors.UnknownNameError(f"hetu has no {name!r}", fix=fix)
+if _typing.TYPE_CHECKING:
+    from . import dist, plan, ps, strategies
+else:
+
+    def __getattr__(name: str) -> object:
+        if name in ("dist", "plan", "ps", "strategies"):
+            return _importlib.import_module(f".{name}", __name__)
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise errors.UnknownNameError(f"hetu has no {name!r}", fix=errors.did_you_mean(name, __all__))

@@ -28,10 +28,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="hetu", description="A deep learning system small enough to read.")
     commands = parser.add_subparsers(dest="command", required=True)
     for name, (module, line) in COMMANDS.items():
-        module.add_arguments(commands.add_parser(name, help=line, description=module.__doc__.partition("\n")[0]))
+        about = (module.__doc__ or "").partition("\n")[0]
+        module.add_arguments(commands.add_parser(name, help=line, description=about))
     args = parser.parse_args(arguments)
     try:
-        return COMMANDS[args.command][0].main(args)
+        code: int = COMMANDS[args.command][0].main(args)
+        return code
     except HetuError as error:
         print(f"hetu {args.command}: {error.text(where=False)}", file=sys.stderr)
         return 2

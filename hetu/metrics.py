@@ -6,6 +6,7 @@ multi-label tasks and sample weights.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -196,7 +197,8 @@ class ConfusionMatrix(Metric):
     def __str__(self) -> str:
         corner = "label \\ predicted"
         width = max(len(str(self.matrix.max())), len(str(self.classes - 1))) + 2
-        rows = [(corner, range(self.classes)), *((str(i), row) for i, row in enumerate(self.matrix))]
+        rows: list[tuple[str, Iterable[int]]] = [(corner, range(self.classes))]
+        rows += [(str(i), row) for i, row in enumerate(self.matrix)]
         return "\n".join(f"{head:>{len(corner)}}" + "".join(f"{n:>{width}}" for n in cells) for head, cells in rows)
 
     def __repr__(self) -> str:
@@ -263,7 +265,8 @@ class FScore(_OfCounts):
 
 
 def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    return np.divide(part, whole, out=np.zeros_like(part), where=whole > 0)
+    ratio: np.ndarray = np.divide(part, whole, out=np.zeros_like(part), where=whole > 0)
+    return ratio
 
 
 def _classes(predicted: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -12,11 +12,14 @@ from .core.graph import Node
 from .ops import logical_and, maximum, sign, sqrt, where
 from .ops import sum as sum_
 from .ops.update import update_rule
-from .optimizer import Optimizer, Options, Updates, check_at_least_zero
+from .optimizer import Optimizer, Options, Updates, check_at_least_zero, clip_by_global_norm
 from .schedules import Schedule
 
-__all__ = ["AMSGrad", "AdaGrad", "Adam", "AdamW", "LAMB", "Lion", "Momentum", "Optimizer", "RMSProp", "SGD", "Updates",
-           "adagrad", "adam", "amsgrad", "lamb", "lion", "momentum", "rmsprop", "sgd", "update_rule"]  # fmt: skip
+__all__ = [
+    "Optimizer", "SGD", "Momentum", "AdaGrad", "RMSProp", "Adam", "AMSGrad", "AdamW", "LAMB", "Lion",
+    "Options", "Updates", "clip_by_global_norm", "update_rule",
+    "adagrad", "adam", "amsgrad", "lamb", "lion", "momentum", "rmsprop", "sgd",
+]  # fmt: skip
 
 
 # -- gradient descent ------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from .core.errors import ArgumentError
 from .core.graph import OPS, Node, unique_name
 from .core.leaf import variable
 from .core.op import as_node
-from .ops import astype, cos, floor, greater_equal, minimum, power, where
+from .ops import astype, cos, floor, minimum, where
 from .ops import sum as sum_
 
 __all__ = ["Plateau", "Schedule", "constant", "cosine", "exponential", "multistep", "step_decay", "warmup"]
@@ -60,7 +60,7 @@ def step_decay(rate: float, every: int, factor: float = 0.1) -> Schedule:
     [1.0, 0.5, 0.25]
     """
     rate, every = _rate(rate), _count(every, "every")
-    return lambda step: rate * power(factor, floor(_real(step) / every))
+    return lambda step: rate * factor ** floor(_real(step) / every)
 
 
 def multistep(rate: float, milestones: Sequence[int], factor: float = 0.1) -> Schedule:
@@ -71,7 +71,7 @@ def multistep(rate: float, milestones: Sequence[int], factor: float = 0.1) -> Sc
     [1.0, 0.5, 0.25]
     """
     rate, places = _rate(rate), np.array([_count(m, "a milestone") for m in milestones], np.int64)
-    return lambda step: rate * power(factor, sum_(astype(greater_equal(step, places), "float64")))
+    return lambda step: rate * factor ** sum_(astype(step >= places, "float64"))
 
 
 def exponential(rate: float, factor: float, every: int = 1) -> Schedule:
@@ -82,7 +82,7 @@ def exponential(rate: float, factor: float, every: int = 1) -> Schedule:
     0.5
     """
     rate, every = _rate(rate), _count(every, "every")
-    return lambda step: rate * power(factor, _real(step) / every)
+    return lambda step: rate * factor ** (_real(step) / every)
 
 
 def cosine(rate: float, steps: int, final: float = 0.0) -> Schedule:
@@ -112,7 +112,7 @@ def warmup(schedule: float | Schedule, steps: int) -> Schedule:
     def rate(step: Any) -> Node:
         step = as_node(step)
         rising = minimum((_real(step) + 1.0) / steps, 1.0)
-        return rising * after(where(greater_equal(step, steps), step - steps, 0))
+        return rising * after(where(step >= steps, step - steps, 0))
 
     return rate
 
@@ -152,7 +152,7 @@ class Plateau:
 
     def update(self, metric: float, state: MutableMapping[str, np.ndarray]) -> float:
         """Take note of a new metric, write the variable in `state` and return the rate from now on."""
-        rate, best, waited = np.array(state[self.variable.name], np.float64).tolist()
+        rate, best, waited = map(float, np.array(state[self.variable.name], np.float64))
         margin = self.threshold * abs(best) if math.isfinite(best) else 0.0
         if metric < best - margin if self.mode == "min" else metric > best + margin:
             best, waited = float(metric), 0

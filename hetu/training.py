@@ -29,7 +29,7 @@ from .core.placement import Placement
 from .core.subgraph import SubGraph
 from .look import curves_svg
 from .metrics import Mean, Metric
-from .ops import random_state
+from .ops.random import random_state
 
 FilePath = str | os.PathLike[str]
 
@@ -306,13 +306,14 @@ class _Run:
         if self.validation is None:
             return {}
         name, loader = self.validation
-        measures: dict[str, Metric] = {"loss": Mean(), **self.metrics}
+        mean = Mean()
+        measures: dict[str, Metric] = {"loss": mean, **self.metrics}
         for metric in self.metrics.values():
             metric.reset()
         numbers = self.executor.state.get(random_state.name)
         for batch in loader:
             loss, *others = self.executor.run(name, self._feed(batch))
-            measures["loss"].update(loss, weight=len(batch[0]))
+            mean.update(loss, weight=len(batch[0]))
             for metric in self.metrics.values():
                 metric.update(others[0], batch[-1])
             if interrupted():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import hetu as ht
+from hetu.core.graph import OPS
 from hetu.core.op import same_type
 
 
@@ -146,7 +147,7 @@ def test_a_step_that_fails_after_writing_is_reported_until_a_checkpoint_is_loade
         ex.run()
         assert ex.state["a"].tolist() == [1.0] * 3
     finally:
-        del ht.graph.OPS["sometimes"]
+        del OPS["sometimes"]
 
 
 def test_only_so_many_programs_are_kept(monkeypatch):
@@ -208,4 +209,4 @@ def test_a_step_within_a_step_is_refused_and_the_next_one_runs():
             ex.run({x: np.zeros(2, np.float32)})
         np.testing.assert_array_equal(ex.run({x: np.zeros(2, np.float32)})[0], [1, 1])
     finally:
-        ht.graph.OPS.pop("once_more")
+        OPS.pop("once_more")

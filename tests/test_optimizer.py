@@ -7,6 +7,7 @@ import pytest
 
 import hetu as ht
 from hetu.core.errors import UnknownNameError
+from hetu.core.graph import count_names_apart
 from hetu.core.op import Role
 from hetu.dist import DataParallel, ZeRO, run_ranks
 
@@ -27,7 +28,7 @@ def dense(optimizer):
 
 def trained(optimizer, comm=None, **strategy):
     """Losses of some steps, and the names of the communication in one."""
-    ht.graph.count_names_apart()
+    count_names_apart()
     ex = ht.Executor(dense(optimizer), comm=comm, **strategy)
     rng = np.random.default_rng(0)
     feed = {"x": rng.standard_normal((8, 6)).astype("f4"), "t": rng.integers(0, 3, 8)}

@@ -10,7 +10,7 @@ import pytest
 
 import hetu as ht
 from hetu.core.errors import ArgumentError, FeedError, UnknownNameError
-from hetu.core.graph import Node, tagged
+from hetu.core.graph import OPS, Node, tagged
 from hetu.look.profiler import Profile, Row, flops, profile, traffic
 from hetu.passes.channels_last import channels_last
 
@@ -96,7 +96,7 @@ def test_calls_are_made_once_to_warm_up_and_then_as_often_as_asked():
         executor = ht.Executor([noted(x)])
         profile(executor, {x: np.ones(2, np.float32)}, repeat=3)
     finally:
-        ht.graph.OPS.pop("noted")
+        OPS.pop("noted")
     assert len(seen) == 4
 
 

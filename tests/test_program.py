@@ -6,6 +6,8 @@ values read one another in every order: where sharing memory can go wrong. Half 
 
 from __future__ import annotations
 
+import operator
+
 import numpy as np
 import pytest
 
@@ -23,7 +25,7 @@ FED = {(f"x{i}", axis): 4 for i in range(2) for axis in range(2)}  # the sizes t
 
 def unary(rng: np.random.Generator, x: Node) -> Node:
     """One random operator of one operand: arithmetic, a view, a reduction or one output of several."""
-    choices = [ht.negative, lambda v: v * 0.5, ht.sin, lambda v: v + 1.0, lambda v: ht.sum(v) * 0.1]
+    choices = [operator.neg, lambda v: v * 0.5, ht.sin, lambda v: v + 1.0, lambda v: ht.sum(v) * 0.1]
     choices += [lambda v: ht.reshape(v, (-1,)), lambda v: ht.where(v > 0, v, v * 0.5)]
     if x.ndim == 2:
         choices += [ht.matrix_transpose, lambda v: v[::-1], lambda v: v[:, :1], lambda v: ht.sum(v, 0, keepdims=True)]
@@ -32,7 +34,7 @@ def unary(rng: np.random.Generator, x: Node) -> Node:
 
 
 def binary(rng: np.random.Generator, a: Node, b: Node) -> Node | None:
-    choices = [ht.add, ht.subtract, ht.multiply, ht.maximum]
+    choices = [operator.add, operator.sub, operator.mul, ht.maximum]
     if a.ndim == b.ndim == 2 and a.shape[1] == b.shape[0]:
         choices += [lambda x, y: ht.matmul(x, y) * 0.25] * 2
     try:

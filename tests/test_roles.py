@@ -10,7 +10,7 @@ import pytest
 
 import hetu as ht
 from hetu.core.errors import GraphError
-from hetu.core.graph import OPS, topological
+from hetu.core.graph import OPS, count_names_apart, topological
 from hetu.core.interpret import interpret
 from hetu.core.op import LEAVES, Op, Role, float_elementwise, same_type
 from hetu.core.simplify import simplify
@@ -179,7 +179,7 @@ def total(**declared) -> Op:
 
 
 def model(find):
-    ht.graph.count_names_apart()
+    count_names_apart()
     ids, t = ht.placeholder("ids", (None, 4), "int64"), ht.placeholder("t", (None,), "int64")
     table = ht.variable("table", ht.init.normal(0.0, 1.0), (50, 3))
     y = ht.nn.Linear(12, 3)(ht.flatten(find(table, ids), 1))

@@ -1,7 +1,7 @@
 """Write the reference from the docstrings: `python tutorials/reference.py [FOLDER]` makes `tutorials/reference/`.
 
 The docstrings are the source and stay it: their examples are the doctests of the suite, and a test compares the stored
-pages with what this makes. Ignored on purpose: private names, and modules that their own text explains well enough.
+pages with what this makes. It documents what stands in an `__all__` of `hetu` and its public packages, and the passes.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import pkgutil
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from enum import EnumType
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, is_typeddict
 
 import hetu as ht
-from hetu import dist, ops, passes, plan, ps, strategies
+from hetu import dist, ops, passes
 from hetu.core.graph import OPS
 from hetu.core.op import Op, Role
 from hetu.dist.cut.partition import partition
@@ -28,12 +29,12 @@ NOTE = "*Written by `python tutorials/reference.py` from the docstrings; change 
 HOME = "[Reference](README.md)"
 MARKUP = re.compile(r"(?<! )\*|\*(?! )|<(?=[\w/!])|(?<!\w)_|_(?!\w)")  # what Markdown would not show as it stands
 BY_PASSES = ("hetu.passes.fused_group", "hetu.dist.ops", "hetu.dist.cut.bucket", "hetu.strategies.push_pull")
-STRATEGIES = {
-    "hetu.dist": "Strategy Kept Served DataParallel ZeRO TensorParallel ExpertParallel Parallel Pipeline Heterogeneous "
-    "Staged Schedule stage place shard Layout Shard Mesh",
-    "hetu.strategies": "ParameterServer Hybrid",
-    "hetu.ps": "BSP SSP ASP Consistency Cache",
-    "hetu.plan": "auto Auto Hints Plan Profile simulate",
+PAGES = {  # of packages, each with a section
+    "layers.md": ("Layers", "nn"),
+    "optimizers.md": ("Optimizers, schedules, initial values", "optim schedules init"),
+    "data.md": ("Data and metrics", "data metrics"),
+    "strategies.md": ("Strategies", "dist strategies ps plan"),
+    "looking_inside.md": ("Pictures, tables and errors", "look errors"),
 }
 CHOSEN = {  # environment variables that a user sets
     "HETU_DATA": ("a folder with a folder for each data set, which `ht.data` prefers to the files it ships", "none"),
@@ -63,12 +64,16 @@ AROUND = {  # what every executor does beside the named passes
 
 def entry(prefix: str, name: str, thing: Any, *more: str) -> str:
     """A heading, the signature, the docstring as Markdown, and more paragraphs."""
-    call = f"```text\n{prefix}.{name}{signature(thing)}\n```" if callable(thing) else ""
-    return "\n\n".join(part for part in (f"### {name}", call, *described(thing), *more) if part)
+    explained = isinstance(thing, Op | type) or inspect.isroutine(thing)
+    shown = signature(thing) if explained else f" = {thing!r}"
+    text = described(thing) if explained else ()
+    return "\n\n".join([f"### {name}", f"```text\n{prefix}.{name}{shown}\n```", *text, *more])
 
 
 def signature(thing: Any) -> str:
-    """The parameters without annotations; a function that is a default by its name."""
+    """The parameters without annotations, a function that is a default by its name; members, keys."""
+    if is_typeddict(thing) or isinstance(thing, EnumType):
+        return f": {', '.join(getattr(thing, '__members__', thing.__annotations__))}"
     given = inspect.signature(thing)
     bare = [p.replace(annotation=p.empty, default=_shown(p.default)) for p in given.parameters.values()]
     return str(given.replace(parameters=bare, return_annotation=given.empty))
@@ -86,7 +91,7 @@ def _shown(default: Any) -> Any:
 
 def described(thing: Any) -> Iterator[str]:
     """The paragraphs of a docstring; examples as blocks, explained parameters as a list."""
-    parameters = set(inspect.signature(thing).parameters) if callable(thing) else set()
+    parameters = set(re.findall(r"\w+", signature(thing)))
     for block in inspect.cleandoc(thing.__doc__ or "").split("\n\n"):
         if block.lstrip().startswith(">>>"):
             yield f"```pycon\n{inspect.cleandoc(block)}\n```"
@@ -116,15 +121,15 @@ def first_sentence(thing: Any) -> str:
 
 
 def families() -> dict[str, ModuleType]:
-    """The modules whose names `hetu.ops` exports, in its order."""
-    names = re.findall(r"^from \.(\w+) import", inspect.getsource(ops), re.M)
-    return {name: import_module(f"hetu.ops.{name}") for name in names}
+    """The modules whose names `hetu.ops` takes over, in its order."""
+    paths = re.findall(r"^from (\.\S+) import \*", inspect.getsource(ops), re.M)
+    return {path.split(".")[-1]: import_module(path, "hetu.ops") for path in paths}
 
 
 def operators() -> list[Op]:
     """All of them by module, those that only passes and gradient rules use included."""
     inside = sorted(f"hetu.ops.{found.name}" for found in pkgutil.iter_modules(ops.__path__))
-    modules = [*inside, *(import_module(name).__name__ for name in BY_PASSES)]
+    modules = ["hetu.core.leaf", *inside, *(import_module(name).__name__ for name in BY_PASSES)]
     known = [op for op in OPS.values() if op.__module__ in modules]
     return sorted(known, key=lambda op: (modules.index(op.__module__), op.name))
 
@@ -163,14 +168,14 @@ def operator_pages() -> dict[str, str]:
     for family, module in families().items():
         public = {n: v for n in sorted(module.__all__) if inspect.isroutine(v := vars(module)[n]) or isinstance(v, Op)}
         index.append(f"- [{family}](#{family}-operators): {', '.join(f'[{n}](#{n})' for n in public)}")
-        about = escaped(inspect.cleandoc(module.__doc__).split("\n\n")[0])
         entries = [entry("ht", n, v, _facts(v)) for n, v in public.items()]
-        sections.append("\n\n".join([f"## {family} operators", about, *entries]))
+        sections.append("\n\n".join([f"## {family} operators", escaped(about(module)), *entries]))
     intro = (
+        "What Python spells, such as `x + y` and `x < y`, is written so: see [Node](programs.md#node). "
         "Inputs come first and may be nodes, numbers or arrays; what follows the `*` are attributes. Examples stand as "
         "in the source, where names of the same module need no `ht.`.\n\n" + "\n".join(index)
     )
-    about = (
+    columns = (
         "**gradient**: the operator's *own rule*, that of its decomposition into other operators (*by decompose*), or "
         "*none*. **dims**: how it splits over ranks, an einsum-like string in the grammar of `hetu/ops/shape.py`; *by "
         "types* where shapes and attributes decide it, *gathered* where it needs whole inputs. **CUDA**: a generated "
@@ -178,7 +183,7 @@ def operator_pages() -> dict[str, str]:
     )
     return {
         "operators.md": page("Operators", intro, sections),
-        "operator_table.md": page("Operators: gradient, sharding, CUDA", about, [table()]),
+        "operator_table.md": page("Operators: gradient, sharding, CUDA", columns, [table()]),
     }
 
 
@@ -196,34 +201,30 @@ def page(title: str, intro: str, sections: Iterable[str]) -> str:
 
 
 def entries(prefix: str, module: Any, names: Iterable[str]) -> str:
-    """Of classes and functions; the aliases of types among the names have no text of their own."""
-    things = {name: getattr(module, name) for name in names}
-    return "\n\n".join(entry(prefix, n, v) for n, v in things.items() if inspect.isclass(v) or inspect.isroutine(v))
+    return "\n\n".join(entry(prefix, name, getattr(module, name)) for name in names)
 
 
-def layers() -> str:
-    names = ["Layer", *(n for n in ht.nn.__all__ if n != "Layer")]
-    intro = escaped(inspect.cleandoc(ht.nn.__doc__)) + " Activations are functions: `ht.relu`."
-    return page("Layers", intro, [entries("ht.nn", ht.nn, names)])
+def programs() -> str:
+    """What `ht.` holds beside packages and operators."""
+    apart = {*ops.__all__, *(name for name in ht.__all__ if inspect.ismodule(getattr(ht, name)))}
+    intro = "Graphs and what makes, runs, trains and explains them."
+    return page("Graphs and programs", intro, [entries("ht", ht, [n for n in ht.__all__ if n not in apart])])
 
 
-def optimizers() -> str:
-    parts = {"Optimizers": ht.optim, "Schedules": ht.schedules, "Initial values": ht.init}
+def package_page(title: str, names: list[str]) -> str:
+    """Everything in the `__all__` of the packages."""
+    modules = {name: getattr(ht, name) for name in names}
     sections = [
-        f"## {title}\n\n{entries(module.__name__.replace('hetu', 'ht'), module, module.__all__)}"
-        for title, module in parts.items()
+        f"## ht.{name}\n\n{escaped(about(module))}\n\n{entries(f'ht.{name}', module, module.__all__)}"
+        for name, module in modules.items()
     ]
-    intro = "An optimizer makes a mapping of new values, `{variable: node}`, which the executor commits after the step."
-    return page("Optimizers, schedules, initial values", intro, sections)
+    links = ", ".join(f"[{name}](#ht{name})" for name in names)
+    return page(title, f"`import hetu as ht` is all these names need: {links}.", sections)
 
 
-def strategy_page() -> str:
-    modules = {"hetu.dist": dist, "hetu.strategies": strategies, "hetu.ps": ps, "hetu.plan": plan}
-    return page(
-        "Strategies",
-        "Each is a value for `ht.Executor(..., strategy=...)` or a part of one. The model stays the same.",
-        [f"## {name}\n\n{entries(name, modules[name], names.split())}" for name, names in STRATEGIES.items()],
-    )
+def about(module: ModuleType) -> str:
+    """The first paragraph of what a module says of itself."""
+    return inspect.cleandoc(module.__doc__ or "").split("\n\n")[0]
 
 
 def pass_page() -> str:
@@ -262,11 +263,10 @@ def environment() -> str:
 
 def home() -> str:
     links = {
+        "programs.md": "graphs, the executor, training, profiles, writing an operator",
         "operators.md": "every operator and function by family: formula, shapes, errors, example",
         "operator_table.md": "one table: operator × gradient × sharding × CUDA",
-        "layers.md": "`ht.nn`",
-        "optimizers.md": "`ht.optim`, `ht.schedules`, `ht.init`",
-        "strategies.md": "`hetu.dist`, `hetu.strategies`, `hetu.ps`, `hetu.plan`",
+        **{name: ", ".join(f"`ht.{n}`" for n in packages.split()) for name, (_, packages) in PAGES.items()},
         "passes.md": "graph to graph, in their order",
         "environment.md": "what can be set from outside",
     }
@@ -292,10 +292,9 @@ def pages() -> dict[str, str]:
     return {
         "README.md": home(),
         "training_step.svg": training_step(),
+        "programs.md": programs(),
         **operator_pages(),
-        "layers.md": layers(),
-        "optimizers.md": optimizers(),
-        "strategies.md": strategy_page(),
+        **{name: package_page(title, packages.split()) for name, (title, packages) in PAGES.items()},
         "passes.md": pass_page(),
         "environment.md": environment(),
     }

@@ -323,7 +323,7 @@ def sparse_kernels(quick: bool) -> dict[str, Callable[[], tuple[Calls, int]]]:
 
     return {
         "embedding": lambda: (calls_of(ht.embedding, x=x, ids=ids), 2 * x.nbytes + ids.nbytes),
-        "its gradient": lambda: (calls_of(ht.scatter_rows, like=x, ids=ids, rows=x), 3 * x.nbytes + ids.nbytes),
+        "its gradient": lambda: (calls_of(OPS["scatter_rows"], like=x, ids=ids, rows=x), 3 * x.nbytes + ids.nbytes),
         "sparse_matmul (CSR)": lambda: (
             calls_of(lambda x: ht.sparse_matmul(rows, columns, values, x, size=nodes), x=x),
             entries * (8 + 4 * features) + x.nbytes,

@@ -188,6 +188,7 @@ def _through_parts(node: Node, g: Any, inputs: Sequence[Node]) -> tuple[Node | N
     The parts are differentiated on stand-ins, because one input may itself depend on another.
     """
     stand_ins = [OPS["placeholder"](name=f"input{i}", shape=x.shape, dtype=x.dtype) for i, x in enumerate(inputs)]
+    assert node.op.decompose_rule is not None
     parts = node.op.decompose_rule(*stand_ins, **node.attrs)
     parts, seeds = (parts, g) if isinstance(parts, tuple) else ((parts,), (g,))
     order = topological(parts)

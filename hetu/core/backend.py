@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -51,7 +51,7 @@ class Device:
             ) from None
         from ..gpu_kernels.products import with_products
 
-        return with_products(cupy)
+        return cast(ModuleType, with_products(cupy))  # CuPy with products of ours
 
     def stream(self) -> AbstractContextManager[Any]:
         """A new queue of work on a GPU, current inside `with`; nothing on a CPU.
@@ -112,8 +112,9 @@ class Scratch:
 def host_empty(xp: ModuleType, nbytes: int) -> np.ndarray:
     """An uninitialised byte array in the memory of the host, pinned where a GPU copies from and to it by itself."""
     if xp is np:
-        return aligned_empty(np, nbytes)
-    return np.frombuffer(xp.cuda.alloc_pinned_memory(max(nbytes, 1)), np.uint8, nbytes)
+        return cast(np.ndarray, aligned_empty(np, nbytes))
+    pinned: np.ndarray = np.frombuffer(xp.cuda.alloc_pinned_memory(max(nbytes, 1)), np.uint8, nbytes)
+    return pinned
 
 
 def copy_out(xp: ModuleType, host: np.ndarray, array: Any) -> Callable[[], None]:

@@ -191,7 +191,7 @@ def _within(box: Sequence[Sequence[int]], outer: Sequence[Sequence[int]]) -> tup
 
 def _manifest(folder: Path) -> dict[str, Any]:
     try:
-        manifest = json.loads((folder / MANIFEST).read_text())
+        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
         if manifest["format"] != PARTS_FORMAT:
             raise ValueError(f"its format is {manifest['format']!r}")
         return manifest

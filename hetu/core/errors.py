@@ -13,6 +13,12 @@ from typing import ParamSpec, Self, TypeVar
 
 from .source import Site, user_site
 
+__all__ = [
+    "HetuError", "ShapeError", "AxisError", "DTypeError", "ArgumentError", "NodeUseError", "UnknownNameError",
+    "GraphError", "GradientError", "FeedError", "ValueRangeError", "NumericError", "DataError", "CheckpointError",
+    "BudgetError", "MissingDependencyError", "did_you_mean", "public",
+]  # fmt: skip
+
 P = ParamSpec("P")
 R = TypeVar("R")
 

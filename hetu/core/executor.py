@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..ops.random import random_state
-from ..passes import chosen_passes, specialize
+from ..passes import chosen_passes
 from .backend import Device, aligned_empty
 from .errors import ArgumentError, GraphError, UnknownNameError, did_you_mean, public
 from .graph import Graph, Node
@@ -25,6 +25,7 @@ from .interpret import interpret
 from .op import as_node
 from .placement import attach, named
 from .program import Arena, Program
+from .specialize import specialize
 from .state import State
 from .subgraph import Feed, Fetch, SubGraph
 
@@ -130,7 +131,8 @@ class Executor:
         travel early. No result depends on it.
         """
         if not isinstance(name, str):
-            name, feed = self._only_name(), name if feed is None else feed
+            feed = name if feed is None else feed
+            name = self._only_name()
         sub = self._subgraph(name)
         if self.state.dirty:
             raise GraphError(
@@ -158,7 +160,8 @@ class Executor:
     def program(self, name: str | Feed | None = None, feed: Feed | None = None) -> Program:
         """The program that `run` would use for these feeds, to print or profile."""
         if not isinstance(name, str):
-            name, feed = self._only_name(), name if feed is None else feed
+            feed = name if feed is None else feed
+            name = self._only_name()
         sub = self._subgraph(name)
         return self._program(sub, sub.match(feed or {}), self.donate)
 

@@ -24,7 +24,7 @@ from .types import NodeType, Shape, TensorType, show_type
 if TYPE_CHECKING:
     from .op import Op, Role
 
-OPS: dict[str, Op] = {}  # every operator by name; filled by `op.py`
+OPS: dict[str, Op[..., Node]] = {}  # every operator by name; filled by `op.py`
 _serial = itertools.count()
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
@@ -46,7 +46,14 @@ _origin: ContextVar[Origin | Node | None] = ContextVar("origin", default=None)
 
 @contextlib.contextmanager
 def tagged(**tags: Any) -> Iterator[None]:
-    """Mark every node made inside, such as `tagged(stage=1)`. Passes and gradients inherit the marks."""
+    """Mark every node made inside, such as `tagged(stage=1)`. Passes and gradients inherit the marks.
+
+    >>> import hetu as ht
+    >>> with ht.tagged(layer="scale"):
+    ...     y = ht.placeholder("x", (2,)) * 2.0
+    >>> dict(y.tags)
+    {'layer': 'scale'}
+    """
     token = _tags.set(MappingProxyType({**_tags.get(), **tags}))
     try:
         yield
@@ -135,12 +142,20 @@ def scoped_name(name: str) -> str:
 class Node:
     """An operator applied to nodes: `op`, `inputs`, `attrs`, the static `type`, the user's `site` and `tags`.
 
-    Calling an operator makes one; nothing is computed. Python's arithmetic, comparison and indexing work on nodes.
+    Calling an operator makes one; nothing is computed. Python's arithmetic (`+ - * / // % ** @`), order (`< <= > >=`),
+    logic of booleans (`& | ^ ~`), `abs` and indexing work on nodes, numbers and arrays, with NumPy's broadcasting;
+    `==` compares nothing and is the identity of nodes, see `ht.equal`.
+
+    >>> import hetu as ht
+    >>> x = ht.placeholder("x", (None, 3))
+    >>> y = abs(x - 1.0) @ np.ones((3, 2), np.float32)
+    >>> y.op.name, y.shape, str(y.dtype), (x > 0).dtype.name, x[0].shape
+    ('matmul', (?x.0, 2), 'float32', 'bool', (3,))
     """
 
     __slots__ = ("__weakref__", "attrs", "inputs", "op", "serial", "site", "tags", "type")
 
-    op: Op
+    op: Op[..., Any]
     inputs: tuple[Node, ...]
     attrs: Mapping[str, Any]
     type: NodeType
@@ -148,7 +163,7 @@ class Node:
     tags: Mapping[str, Any]
     serial: int
 
-    def __init__(self, op: Op, inputs: tuple[Node, ...], attrs: Mapping[str, Any], type_: NodeType) -> None:
+    def __init__(self, op: Op[..., Any], inputs: tuple[Node, ...], attrs: Mapping[str, Any], type_: NodeType) -> None:
         origin = _origin.get()
         put = object.__setattr__
         put(self, "op", op)
@@ -168,7 +183,7 @@ class Node:
         if name.startswith("__"):
             raise AttributeError(name)
         if name in OPS:
-            raise UnknownNameError(f"a node has no attribute {name!r}", fix=f"call ht.{name}(node)")
+            raise UnknownNameError(f"a node has no attribute {name!r}", fix=_written(name))
         known = ["op", "inputs", "attrs", "type", "shape", "dtype", "ndim", "name", *OPS]
         raise UnknownNameError(f"a node has no attribute {name!r}", fix=did_you_mean(name, known))
 
@@ -201,7 +216,7 @@ class Node:
     @property
     def name(self) -> str:
         """The given name of a placeholder or variable, else the operator's."""
-        return self.attrs.get("name", self.op.name)
+        return str(self.attrs.get("name", self.op.name))
 
     def __repr__(self) -> str:
         name = f" '{self.attrs['name']}'" if "name" in self.attrs else ""
@@ -223,7 +238,7 @@ class Node:
         name = name if method == "__call__" else _REDUCTIONS.get(name, name)
         raise NodeUseError(
             f"{self!r} was fed to numpy.{ufunc.__name__}, which needs a value",
-            fix=f"use ht.{name}(node)" if name in OPS else "use hetu's own functions, or evaluate the node first",
+            fix=_written(name) if name in OPS else "use hetu's own functions, or evaluate the node first",
         )
 
     def __add__(self, other: Any) -> Node:
@@ -330,11 +345,16 @@ class Node:
 
 
 _FROM_NUMPY = frozenset(
-    "add subtract multiply divide floor_divide remainder power matmul less less_equal greater greater_equal"
+    "add subtract multiply divide floor_divide remainder power negative matmul less less_equal greater greater_equal"
     " logical_and logical_or logical_xor".split()
 )
 _OURS = {"bitwise_and": "logical_and", "bitwise_or": "logical_or", "bitwise_xor": "logical_xor", "absolute": "abs"}
 _REDUCTIONS = {"add": "sum", "multiply": "prod", "maximum": "max", "minimum": "min"}  # ufunc.reduce -> ours
+
+
+def _written(name: str) -> str:
+    """How a user writes an operator."""
+    return "write it with Python's operator" if name in _FROM_NUMPY else f"call ht.{name}(node)"
 
 
 def _shown_attrs(node: Node) -> list[str]:
@@ -391,6 +411,12 @@ def rewrite(outputs: Iterable[Node], rule: Rule) -> tuple[Node, ...]:
     """Rebuild a graph bottom-up. `rule(node, new_inputs)` returns a replacement, or None to keep the operator.
 
     Replacements count as written where the old node was. A node whose inputs did not change stays the same object.
+
+    >>> import hetu as ht
+    >>> x = ht.placeholder("x", (2,))
+    >>> (y,) = rewrite([ht.exp(x) + 1.0], lambda node, inputs: ht.sin(*inputs) if node.op.name == "exp" else None)
+    >>> y.inputs[0].op.name
+    'sin'
     """
     outputs = tuple(outputs)
     new: dict[Node, Node] = {}
@@ -415,7 +441,13 @@ def replace(outputs: Iterable[Node], mapping: Mapping[Node, Node]) -> tuple[Node
 
 @dataclass(frozen=True)
 class Graph:
-    """A tuple of output nodes. `print(graph)` shows one typed row a node with the user's line."""
+    """A tuple of output nodes. `print(graph)` shows one typed row per node with the user's line.
+
+    >>> import hetu as ht
+    >>> graph = Graph((ht.exp(ht.placeholder("x", (2,))),))
+    >>> [node.op.name for node in graph.nodes], [leaf.name for leaf in graph.leaves("placeholder")]
+    (['placeholder', 'exp'], ['x'])
+    """
 
     outputs: tuple[Node, ...]
 

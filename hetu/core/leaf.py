@@ -17,17 +17,7 @@ from .graph import Node, scoped_name
 from .op import Role, op, same_type
 from .types import Dim, Shape, TensorType, as_dtype, same, show_shape
 
-__all__ = [
-    "barrier",
-    "constant",
-    "if_training",
-    "item",
-    "placeholder",
-    "size",
-    "stop_gradient",
-    "variable",
-    "with_updates",
-]
+__all__ = ["constant", "if_training", "placeholder", "stop_gradient", "variable", "with_updates"]
 
 Initializer = Callable[[tuple[int, ...], np.dtype, np.random.Generator], np.ndarray]
 

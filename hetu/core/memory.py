@@ -97,7 +97,7 @@ class _Planner:
     def __init__(self, fetches: Sequence[Node], updates: Mapping[Node, Node], scratch: bool) -> None:
         self.fetches, self.updates, self.scratch = fetches, updates, scratch
         # Last variable first: backward finishes with the first layer, so its gradients are asked for last.
-        outputs = (*fetches, *reversed(updates.values()))
+        outputs = (*fetches, *reversed([*updates.values()]))
         self.metas = _Metas(topological(outputs))
         # A pass may have marked when a node is due (`event`); what is not marked is due at once.
         self.nodes = self._schedule(_promptly(sorted(topological(outputs), key=lambda node: node.tags.get("event", 0))))
@@ -293,7 +293,9 @@ def _promptly(nodes: list[Node]) -> list[Node]:
 
 def _out_of_reach(what: str, node: Node) -> GraphError:
     return GraphError(
-        f"{what}, which lies in the memory of the host", fix="bring it back: ht.from_host(it, after)", site=node.site
+        f"{what}, which lies in the memory of the host",
+        fix="bring it back: hetu.ops.host.from_host(it, after)",
+        site=node.site,
     )
 
 

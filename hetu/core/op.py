@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import partial
 from types import MappingProxyType, ModuleType
-from typing import Any, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 
 import numpy as np
 
@@ -35,6 +35,8 @@ from .types import (
 )
 
 F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")  # of a forward function, the module apart: inputs, then attributes
+R = TypeVar("R", covariant=True)  # what a call makes: Node, or a tuple of nodes
 Infer = Callable[..., NodeType]
 Instruction = Callable[[], Any]
 DEFAULT_FLOAT = np.dtype("float32")
@@ -43,7 +45,12 @@ FEW = 1 << 12  # elements, up to which the overhead of a call counts
 
 
 class Role(Enum):
-    """What an operator is to those who handle graphs. It is declared with the operator; nobody asks for its name."""
+    """What an operator is to those who handle graphs. It is declared with the operator; nobody asks for its name.
+
+    >>> import hetu as ht
+    >>> ht.placeholder("x", (2,)).op.role
+    <Role.PLACEHOLDER: 'placeholder'>
+    """
 
     COMPUTE = "compute"
     PLACEHOLDER = "placeholder"
@@ -61,7 +68,7 @@ class Role(Enum):
 LEAVES = frozenset({Role.PLACEHOLDER, Role.VARIABLE, Role.CONSTANT})  # what a program is given and never computes
 
 
-class Op:
+class Op(Generic[P, R]):
     """An operator and its table of rules (see `hetu/README.md`, "the operator in one place").
 
     `op(x, ..., attribute=...)` makes a node; an operator of several outputs returns a tuple of nodes.
@@ -182,6 +189,11 @@ class Op:
 
     # -- making nodes ------------------------------------------------------------------------------------------
 
+    @overload
+    def __call__(self, *args: P.args, **attrs: P.kwargs) -> R: ...
+    @overload
+    def __call__(self, *args: Any, **attrs: Any) -> R: ...  # attributes by position, inputs by name
+
     def __call__(self, *args: Any, **attrs: Any) -> Any:
         try:
             node = self.make(*self._arguments(args, attrs))
@@ -298,7 +310,7 @@ def bound_ufunc(xp: ModuleType, ufunc: Any, arrays: Sequence[Any], out: Any) -> 
         rows = [a[part] if a.ndim == out.ndim and len(a) == len(out) else a for a in arrays]
         return [_ufunc_call(ufunc, rows, out[part])]
 
-    return [*calls, *lanes.over(len(out), build, -(-MANY * len(out) // out.size))]
+    return [*calls, *(lanes.over(len(out), build, -(-MANY * len(out) // out.size)) or ())]
 
 
 def _ufunc_call(ufunc: Any, arrays: Sequence[Any], out: Any) -> Instruction:
@@ -312,7 +324,22 @@ def _crosses(out: np.ndarray, array: np.ndarray) -> bool:
     return np.may_share_memory(array, out) and (array.ctypes.data, array.strides) != (out.ctypes.data, out.strides)
 
 
-def op(forward: Callable[..., Any] | None = None, **rules: Any) -> Any:
+class Decorator(Protocol[R]):
+    """What makes an operator of a forward function."""
+
+    def __call__(self, forward: Callable[Concatenate[ModuleType, P], Any], /) -> Op[P, R]: ...
+
+
+# An editor takes the attributes from the forward function, and from `infer` whether a call makes one node or several.
+@overload
+def op(forward: Callable[Concatenate[ModuleType, P], Any], /) -> Op[P, Node]: ...
+@overload
+def op(*, infer: Callable[..., tuple[TensorType, ...]], **rules: Any) -> Decorator[tuple[Node, ...]]: ...
+@overload
+def op(*, infer: Callable[..., TensorType] | None = None, **rules: Any) -> Decorator[Node]: ...
+
+
+def op(forward: Callable[..., Any] | None = None, /, **rules: Any) -> Any:
     """Make an operator of `f(xp, *arrays, **attrs)` and enter it in the table. A new definition replaces an old one.
 
     >>> import hetu as ht
@@ -324,7 +351,7 @@ def op(forward: Callable[..., Any] | None = None, **rules: Any) -> Any:
     """
     if forward is None:
         return partial(op, **rules)
-    made = Op(forward, **rules)
+    made: Op[..., Any] = Op(forward, **rules)
     OPS[made.name] = made
     return made
 
@@ -389,9 +416,11 @@ def weak_dtype(value: bool | int | float, others: Sequence[np.dtype]) -> np.dtyp
 # -- families of type rules ------------------------------------------------------------------------------------
 
 
-def _check_one_output(types: Sequence[NodeType]) -> None:
-    if any(isinstance(t, tuple) for t in types):
+def _of_one_output(types: Sequence[NodeType]) -> list[TensorType]:
+    found = [t for t in types if not isinstance(t, tuple)]
+    if len(found) < len(types):
         raise ArgumentError("an input has several outputs", fix="pick one of the tuple")
+    return found
 
 
 def elementwise(*types: TensorType, **_: Any) -> TensorType:
@@ -443,9 +472,9 @@ def require_float(*types: TensorType) -> None:
 _PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
 
 
-def infer_by_running(forward: Callable[..., Any], types: Sequence[NodeType], attrs: Mapping[str, Any]) -> NodeType:
+def infer_by_running(forward: Callable[..., Any], of: Sequence[NodeType], attrs: Mapping[str, Any]) -> NodeType:
     """Run the forward function on ones. Unknown sizes become primes and are found again in the result's shape."""
-    _check_one_output(types)
+    types = _of_one_output(of)
     dims = sorted({s for t in types for s in t.shape if has_dim(s)}, key=repr)
     known = {s for t in types for s in t.shape if isinstance(s, int)}
     primes = dict(zip(dims, (p for p in _PRIMES if p not in known)))

@@ -154,7 +154,7 @@ class Program:
 
     def _scratch(self, node: Node) -> Scratch | None:
         storage = self.plan.storages.get((node, SCRATCH))
-        return storage and Scratch(self.block[storage.offset : storage.offset + storage.nbytes])
+        return None if storage is None else Scratch(self.block[storage.offset : storage.offset + storage.nbytes])
 
     def _commits(self) -> list[tuple[Any, Any, bool]]:
         """(variable array, new value, whether to copy the value aside first because its source is overwritten too)."""
@@ -276,7 +276,8 @@ class Program:
         names = self._names()
         ends: dict[int, list[str]] = {}
         for (node, slot), storage in self.plan.storages.items():
-            if slot != SCRATCH and storage.home is storage.shared_with is None and storage.last < len(self.steps):
+            own = storage.home is None and storage.shared_with is None
+            if slot != SCRATCH and own and storage.last < len(self.steps):
                 ends.setdefault(storage.last, []).append(f"{names[node]}{f'.{slot}' if slot else ''}")
         rows = []
         for index, step in enumerate(self.steps):
@@ -285,10 +286,10 @@ class Program:
             place, frees = self._place_text(step.node), " ".join(ends.get(index, []))
             rows.append((str(index), call, show_type(step.node.type), place, f"{nbytes:,}", frees))
         header = ("", "instruction", "type", "place", "bytes", "frees")
-        rows = [tuple(map(_cut, row, MOST_WIDE)) for row in (header, *rows)]
-        widths = [max(map(len, column)) for column in zip(*rows)]
+        cells = [tuple(map(_cut, row, MOST_WIDE)) for row in (header, *rows)]
+        widths = [max(map(len, column)) for column in zip(*cells)]
         align = (str.rjust, str.ljust, str.ljust, str.ljust, str.rjust, str.ljust)
-        table = ["  ".join(f(text, w) for f, text, w in zip(align, row, widths)).rstrip() for row in rows]
+        table = ["  ".join(f(text, w) for f, text, w in zip(align, row, widths)).rstrip() for row in cells]
         return "\n".join([*table, self._totals()])
 
     def _totals(self) -> str:

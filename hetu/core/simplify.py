@@ -72,7 +72,7 @@ def fold(node: Node) -> Node:
 
 def filled(like: Node, value: float) -> Node:
     """A constant of the type of `like`, which takes no memory."""
-    array = np.broadcast_to(np.asarray(value, like.dtype), like.shape)
+    array = np.broadcast_to(np.asarray(value, like.dtype), tuple(map(int, like.shape)))
     return OPS["constant"].make((), {"value": array})
 
 

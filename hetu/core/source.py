@@ -10,7 +10,7 @@ import itertools
 import linecache
 import os
 import sys
-from types import CodeType
+from types import CodeType, FrameType
 from typing import NamedTuple
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -52,7 +52,7 @@ class Site(NamedTuple):
 
 def user_site() -> Site | None:
     """The innermost frame of the running call that is not inside this package."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if not frame.f_code.co_filename.startswith(PACKAGE):
             return Site(frame.f_code, frame.f_lineno, frame.f_lasti)

@@ -110,7 +110,8 @@ class State(Mapping[str, np.ndarray]):
         checkpoint = Checkpoint(Path(path))
         wanted = {n: Wanted(a.shape, a.dtype.name, whole(a.shape)) for n, a in self.arrays.items()}
         self.assign(fitting(checkpoint, wanted))
-        return checkpoint.extra
+        extra: dict[str, Any] = checkpoint.extra
+        return extra
 
     def assign(self, values: Mapping[str, np.ndarray]) -> None:
         """Set variables to what a checkpoint holds for them."""

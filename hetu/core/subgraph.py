@@ -11,13 +11,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..look.explain import explained
 from ..ops.random import random_state
-from ..passes import LAST, Pass, explained, mixed_precision, resolve_training, specialize
+from ..passes import LAST, Pass
+from ..passes.mixed_precision import mixed_precision
 from .errors import ArgumentError, FeedError, GraphError, did_you_mean
 from .graph import Graph, Node
 from .op import Role
 from .placement import Alone, Placement
 from .program import Program
+from .specialize import specialize
+from .training_flag import resolve_training
 from .types import Dim, show_shape
 
 Fetch = Node | Mapping[Node, Node]
@@ -45,9 +49,9 @@ class SubGraph:
         fetches, updates = _sort_entries(name, entries)
         gradients = [g for e in entries for g in getattr(e, "gradients", {}).values()]
         outputs, self.updates = resolve_training((*fetches, *gradients), updates)
-        self.fetches, gradients = outputs[: len(fetches)], outputs[len(fetches) :]
+        self.fetches, slopes = outputs[: len(fetches)], outputs[len(fetches) :]
         if precision != "float32":
-            self.fetches, self.updates = mixed_precision(self.fetches, self.updates, gradients, precision)
+            self.fetches, self.updates = mixed_precision(self.fetches, self.updates, slopes, precision)
         graph = Graph((*fetches, *updates.values()))
         graph.verify()
         self.written = Graph((*self.fetches, *self.updates.values()))  # what the user wrote, training flag resolved

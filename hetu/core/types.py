@@ -8,7 +8,7 @@ Ignored on purpose: a general algebra. Sums and quotients that do not cancel sta
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
@@ -58,7 +58,8 @@ class Dim:
             return self
         if self.coef == 1 and len(self.atoms) == 1 and self.atoms[0][0] == "+" and isinstance(self.atoms[0][2], int):
             _, base, constant = self.atoms[0]
-            return base + (constant + other)
+            shifted: Size = base + (constant + other)
+            return shifted
         return _opaque("+", self, other)
 
     __radd__ = __add__
@@ -113,7 +114,7 @@ def _opaque(operator: str, left: Size, right: Size) -> Dim:
     return Dim(1, ((operator, left, right),))
 
 
-_EVALUATE = {
+_EVALUATE: dict[str, Callable[[Any, Any], Any]] = {
     "+": lambda a, b: a + b,
     "//": lambda a, b: a // b,
     "bc": lambda a, b: broadcast_sizes(a, b),
@@ -222,7 +223,8 @@ def _bfloat16() -> np.dtype:
         import ml_dtypes
     except ImportError:
         raise MissingDependencyError("bfloat16 needs ml_dtypes", fix="pip install ml_dtypes") from None
-    return np.dtype(ml_dtypes.bfloat16)
+    found: np.dtype = np.dtype(ml_dtypes.bfloat16)
+    return found
 
 
 def is_float(dtype: np.dtype) -> bool:

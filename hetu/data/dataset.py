@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Protocol, SupportsIndex
+from typing import Any, Protocol, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..core.errors import AxisError, DataError
 
-Batch = tuple[NDArray, ...]
+Batch = tuple[NDArray[Any], ...]
 Rows = SupportsIndex | slice | NDArray[np.integer]
 
 
@@ -48,7 +48,7 @@ class ArrayDataset:
 
     __slots__ = ("arrays", "info", "names")
 
-    arrays: tuple[NDArray, ...]
+    arrays: tuple[NDArray[Any], ...]
     names: tuple[str, ...]
     info: Mapping[str, object]
 
@@ -119,7 +119,7 @@ class ArrayDataset:
         return first, second
 
 
-def _check_columns(columns: tuple[NDArray, ...], names: tuple[str, ...]) -> None:
+def _check_columns(columns: tuple[NDArray[Any], ...], names: tuple[str, ...]) -> None:
     if not columns:
         raise DataError("a data set without columns", fix="pass at least one array")
     if len(names) != len(columns):
@@ -211,7 +211,7 @@ class GraphData:
         return len(self.y)
 
 
-def sliding_windows(series: ArrayLike, length: int, stride: int = 1) -> NDArray:
+def sliding_windows(series: ArrayLike, length: int, stride: int = 1) -> NDArray[Any]:
     """Every stretch of `length` steps of a series (n, ...), as a read-only view (windows, length, ...).
 
     Raises DataError when the series is shorter than one window.

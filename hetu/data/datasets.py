@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -264,12 +264,12 @@ def _part(split: str, train_rows: int) -> slice:
     return {"train": slice(train_rows), "test": slice(train_rows, None), "all": slice(None)}[split]
 
 
-def _npz(path: Path) -> dict[str, NDArray]:
+def _npz(path: Path) -> dict[str, NDArray[Any]]:
     with np.load(path, allow_pickle=False) as stored:
         return dict(stored)
 
 
-def _images(x: NDArray, y: NDArray, classes: Sequence[str]) -> ArrayDataset:
+def _images(x: NDArray[Any], y: NDArray[Any], classes: Sequence[str]) -> ArrayDataset:
     x = x.astype(np.float32)
     x /= 255  # in place: the full sets are large
     return ArrayDataset(x, y.astype(np.int64), names=("x", "y"), info={"classes": tuple(classes)})

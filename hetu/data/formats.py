@@ -15,7 +15,7 @@ import os
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import IO
+from typing import IO, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,7 +54,7 @@ def opened(path: PathLike) -> Iterator[IO[bytes]]:
             packed = plain.read(2) == b"\x1f\x8b"
             plain.seek(0)
             with gzip.open(plain) if packed else plain as stream:
-                yield stream
+                yield cast(IO[bytes], stream)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{os.fspath(path)} is damaged: {error}", fix="fetch the file again") from error
     except UnicodeDecodeError as error:
@@ -69,7 +69,7 @@ def read_text(path: PathLike) -> str:
         return stream.read().decode("utf-8").replace("\r\n", "\n")
 
 
-def read_idx(path: PathLike) -> NDArray:
+def read_idx(path: PathLike) -> NDArray[Any]:
     """An IDX file, the format of MNIST: two zero bytes, a type code, the rank, the sizes, then the numbers.
 
     Returns an array of the file's shape and dtype, in the machine's byte order.
@@ -142,7 +142,7 @@ def read_table(path: PathLike) -> dict[str, list[str]]:
     return {name: list(column) for name, column in zip(names, zip(*rows))} if rows else {name: [] for name in names}
 
 
-def numbers(column: Sequence[str], name: str, dtype: str = "float32") -> NDArray:
+def numbers(column: Sequence[str], name: str, dtype: str = "float32") -> NDArray[Any]:
     """A text column as numbers. Raises DataError that names the column and the text which is none."""
     try:
         return np.array(column, dtype="float64").astype(dtype)

@@ -7,29 +7,30 @@
 [array([0., 2.]), array([4., 6.])]
 """
 
-from .cut.builders import MEGATRON, DataParallel, ExpertParallel, Parallel, TensorParallel, ZeRO
 from .by_hand import all_gather, all_reduce, all_to_all, broadcast, reduce, reduce_scatter, send_recv
 from .comm.clock import Link, VirtualClock
 from .comm.comm import Comm, CommError, DeadlineError, Handle, SerialComm
+from .comm.mpi import MPIComm, world
+from .comm.threads import ThreadComm, run_ranks
+from .cut.builders import MEGATRON, DataParallel, ExpertParallel, Parallel, TensorParallel, ZeRO
 from .cut.heterogeneous import Heterogeneous
 from .cut.kept import Kept, Served
-from .layout.layout import DUP, MAX, MIN, SUM, Layout, Mesh, Shard
-from .comm.mpi import MPIComm, world
-from .ops import shard
 from .cut.pipeline import Pipeline
 from .cut.place import place
 from .cut.placement import OnRanks
-from .layout.redistribute import Plan, plan, redistribute
 from .cut.schedule import Schedule
 from .cut.staged import Staged
 from .cut.stages import stage
 from .cut.strategy import Builder, Strategy
-from .comm.threads import ThreadComm, run_ranks
+from .layout.layout import DUP, MAX, MIN, SUM, Layout, Mesh, Shard
+from .layout.redistribute import Plan, plan, redistribute
+from .ops import shard
 
 __all__ = [
     "Comm", "CommError", "DeadlineError", "Handle", "SerialComm", "ThreadComm", "MPIComm", "run_ranks", "world",
     "Link", "VirtualClock",
-    "Strategy", "Builder", "Kept", "Served", "Parallel", "DataParallel", "ZeRO", "TensorParallel", "ExpertParallel", "Heterogeneous",
+    "Strategy", "Builder", "Kept", "Served", "Parallel", "DataParallel", "ZeRO", "TensorParallel", "ExpertParallel",
+    "Heterogeneous",
     "MEGATRON", "shard",
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send_recv",
     "Pipeline", "Staged", "Schedule", "stage", "place", "OnRanks",

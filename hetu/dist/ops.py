@@ -18,12 +18,12 @@ import numpy as np
 from ..core.errors import AxisError, ShapeError
 from ..core.op import Op, Role, op
 from ..core.types import Shape, TensorType, as_dtype
-from .layout.collectives import Collective
 from .comm.comm import Comm
-from .layout.deduce import Grid
 from .comm.hierarchical import Hosts
-from .layout.layout import DUP, PENDING, SUM, Layout
 from .comm.mpi import world
+from .layout.collectives import Collective
+from .layout.deduce import Grid
+from .layout.layout import DUP, PENDING, SUM, Layout
 from .layout.redistribute import Plan, plan
 
 KINDS = (

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 Point = tuple[float, float]
 Arrow = tuple[int, int]  # from box to box
@@ -30,7 +31,7 @@ class Layout:
 
     centers: list[Point]
     paths: dict[Arrow, list[Point]]
-    groups: dict[Hashable, Rectangle]
+    groups: dict[Any, Rectangle]
     width: float
     height: float
 

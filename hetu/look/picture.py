@@ -59,7 +59,8 @@ def family(node: Node) -> str:
 def picture(outputs: Graph | Node | Iterable[Node]) -> Picture:
     """The boxes and arrows of a graph, or of what one or several nodes need."""
     graph = as_graph(outputs)
-    made, places = Picture(), {}
+    made = Picture()
+    places: dict[Node, int] = {}
     shown = {node.inputs[0] if node.role is Role.ITEM else node for node in graph.outputs}
     groups = _groups(graph)
     for node in graph.nodes:

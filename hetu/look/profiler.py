@@ -68,7 +68,13 @@ def _layer(node: Node) -> str:
 
 @dataclass(frozen=True)
 class Profile:
-    """Times of one program. `print(profile)` sums them by operator; see `table` for other views."""
+    """Times of one program. `print(profile)` sums them by operator; see `table` for other views.
+
+    >>> import hetu as ht
+    >>> measured = profile(ht.Executor([ht.exp(ht.constant(1.0)) + 1.0]), repeat=1)
+    >>> measured.seconds == sum(row.seconds for row in measured.rows(by="line"))
+    True
+    """
 
     instructions: tuple[tuple[Node, Row], ...]
 

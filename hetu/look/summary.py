@@ -130,7 +130,7 @@ def _row(layer: str, node: Node | None, variables: list[Node]) -> SummaryRow:
     return SummaryRow(
         layer=layer,
         output=show_type(node.type if node is not None else variables[0].type),
-        parameters=sum(t.size for t in sizes.values()),
-        trainable=sum(t.size for v, t in sizes.items() if v.attrs["trainable"]),
-        nbytes=sum(t.nbytes for t in sizes.values()),
+        parameters=sum(int(t.size) for t in sizes.values()),
+        trainable=sum(int(t.size) for v, t in sizes.items() if v.attrs["trainable"]),
+        nbytes=sum(int(t.nbytes) for t in sizes.values()),
     )

@@ -45,7 +45,8 @@ class MultiHeadAttention(Layer):
         memory = x if memory is None else memory
         q, k, v = (self._split(part) for part in (self.query(x), self.key(memory), self.value(memory)))
         seen = ops.scaled_dot_product_attention(q, k, v, mask, causal=self.causal)
-        return self.output(ops.reshape(ops.permute_dims(seen, (0, 2, 1, 3)), shape=x.shape))
+        made: Node = self.output(ops.reshape(ops.permute_dims(seen, (0, 2, 1, 3)), shape=x.shape))
+        return made
 
     def _split(self, x: Node) -> Node:
         """(batch, time, features) -> (batch, heads, time, features / heads)."""
@@ -91,7 +92,8 @@ class TransformerBlock(Layer):
 
     def forward(self, x: Node, *, mask: Any = None) -> Node:
         x = x + self.dropout(self.attention(self.attention_norm(x), mask=mask))
-        return x + self.dropout(self.down(self.up(self.feed_forward_norm(x))))
+        y: Node = self.dropout(self.down(self.up(self.feed_forward_norm(x))))
+        return x + y
 
     def describe(self) -> str:
         return f"{self.features} features, {self.heads} heads"

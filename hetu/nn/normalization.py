@@ -5,6 +5,8 @@ Ignored on purpose: batch statistics over ranks, which follow from how the batch
 
 from __future__ import annotations
 
+from typing import Any
+
 from .. import ops
 from ..core.errors import ArgumentError
 from ..core.graph import Node
@@ -22,7 +24,7 @@ class _Norm(Layer):
         self.features, self.epsilon = features, epsilon
         with self.naming():
             self.scale = variable("scale", ones, (features,))
-            self.bias = variable("bias", zeros, (features,)) if bias else None
+            self.bias: Any = variable("bias", zeros, (features,)) if bias else None
 
     def describe(self) -> str:
         return f"{self.features} features"
@@ -57,8 +59,8 @@ class BatchNorm(_Norm):
     def forward(self, x: Node) -> Node:
         self._check_axis(x, self.axis, self.features)
         statistics = (self.running_mean, self.running_var)
-        options = {"momentum": self.momentum, "epsilon": self.epsilon, "axis": self.axis}
-        return ops.batch_norm(x, self.scale, self.bias, *statistics, **options)
+        momentum, epsilon, axis = self.momentum, self.epsilon, self.axis
+        return ops.batch_norm(x, self.scale, self.bias, *statistics, momentum=momentum, epsilon=epsilon, axis=axis)
 
 
 class LayerNorm(_Norm):

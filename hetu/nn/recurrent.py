@@ -6,6 +6,7 @@ the last state. Ignored on purpose: several directions or stacks in one layer (c
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from .layer import Activation, Layer, check_sizes
 class _Recurrent(Layer):
     """Checks, the first state and the loop over time; a subclass brings `step`."""
 
+    step: Callable[..., tuple[Node, ...]]  # (x of one time step, *states) -> the states after it
     states = 1  # arrays of (batch, features) that go from step to step; the first is the output
 
     def __init__(self, inputs: int, features: int, *, name: str | None = None) -> None:
@@ -44,10 +46,6 @@ class _Recurrent(Layer):
                 f"{type(self).__name__} {self.name!r} got {x.type}, whose number of time steps is unknown",
                 fix="give the placeholder a fixed time axis, such as (None, 20, features)",
             )
-
-    def step(self, x: Node, *states: Node) -> tuple[Node, ...]:
-        """The states after one time step with input (batch, inputs)."""
-        raise NotImplementedError
 
     def _first(self, x: Node, state: Any) -> tuple[Node, ...]:
         """The given first states, or zeros."""

@@ -163,26 +163,26 @@ def softplus_grad(g: Node, y: Node, x: Node) -> Node:
 by_blocks(softplus)
 
 
-def silu(x: Node) -> Node:
+def silu(x: Any) -> Node:
     """x * sigmoid(x), also called swish.
 
     >>> import hetu as ht
     >>> float(ht.evaluate(silu(0.0)))
     0.0
     """
-    x = as_node(x)
-    return x * sigmoid(x)
+    node = as_node(x)
+    return node * sigmoid(node)
 
 
-def mish(x: Node) -> Node:
+def mish(x: Any) -> Node:
     """x * tanh(softplus(x)). Misra, 2019.
 
     >>> import hetu as ht
     >>> float(ht.evaluate(mish(0.0)))
     0.0
     """
-    x = as_node(x)
-    return x * tanh(softplus(x))
+    node = as_node(x)
+    return node * tanh(softplus(node))
 
 
 # -- gelu ------------------------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ DENSITY = 1 / math.sqrt(2 * math.pi)  # the normal density at 0
 RATE, CUBIC = 2 * math.sqrt(2 / math.pi), 0.044715  # the tanh form is x sigmoid(RATE (x + CUBIC x^3))
 
 
-def gelu(x: Node, approximate: str = "none") -> Node:
+def gelu(x: Any, approximate: str = "none") -> Node:
     """x times the normal distribution function at x. Hendrycks & Gimpel, "Gaussian Error Linear Units", 2016.
 
     `approximate="none"` is exact (through erf), `"tanh"` the form of GPT-2, which differs by up to 5e-4.

@@ -18,7 +18,7 @@ from ..core.types import Size, TensorType, compatible, product, show_shape, unif
 from .index import Window, axis_attrs, check_range, find_inside, masked, require_indices, whole_size
 from .shape import axis_letters
 
-__all__ = ["put_along_axis_add", "take_along_axis"]
+__all__ = ["take_along_axis"]
 
 
 def _along_type(x: TensorType, indices: TensorType, *, axis: int, **_: Any) -> TensorType:
@@ -37,9 +37,8 @@ def _along_type(x: TensorType, indices: TensorType, *, axis: int, **_: Any) -> T
 def _along_terms(ndim: int, axis: int) -> tuple[str, str]:
     """Terms of the array and of the indices, which differ in the letter of the axis."""
     letters = axis_letters(ndim + 1)
-    return tuple(
-        "".join(name if i == axis else letters[i] for i in range(ndim)) for name in (f"{letters[axis]}@", letters[-1])
-    )
+    whole, part = ([*letters[:axis], name, *letters[axis + 1 : ndim]] for name in (f"{letters[axis]}@", letters[-1]))
+    return "".join(whole), "".join(part)
 
 
 def take_along_axis_dims(x: TensorType, indices: TensorType, *, axis: int, **_: Any) -> str:
@@ -86,7 +85,7 @@ def take_along_axis_bind(
     return [*steps, partial(x.reshape(-1).take, places, None, out, "clip")]
 
 
-def _flat_places(shape: tuple[int, ...], indices: np.ndarray, axis: int) -> tuple[np.ndarray, list[Instruction]]:
+def _flat_places(shape: tuple[Any, ...], indices: np.ndarray, axis: int) -> tuple[np.ndarray, list[Instruction]]:
     """A buffer for the places in the flattened array, and the instructions that fill it from the indices."""
     start = np.zeros((1,) * len(shape), np.intp)
     for i, size in enumerate(shape):

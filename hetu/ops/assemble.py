@@ -14,8 +14,6 @@ from ..core.errors import ShapeError
 from ..core.op import Role, op
 from ..core.types import TensorType
 
-__all__ = ["set_rows", "start_rows"]
-
 
 def _start_type(part: TensorType, *, rows: int, axis: int = 0) -> TensorType:
     if part.ndim <= axis or rows < part.shape[axis]:
@@ -23,7 +21,7 @@ def _start_type(part: TensorType, *, rows: int, axis: int = 0) -> TensorType:
     return TensorType((*part.shape[:axis], rows, *part.shape[axis + 1 :]), part.dtype)
 
 
-def _at(axis: int, first: int | None, stop: int | None = None) -> tuple[slice, ...]:
+def _at(axis: int, first: int | None, stop: int | None = None) -> tuple[Any, ...]:
     """The key of a range along one axis."""
     return (*(slice(None),) * axis, slice(first, stop), ...)
 

@@ -89,7 +89,7 @@ def attention(xp: ModuleType, q: Any, k: Any, v: Any, *, scale: float, causal: b
 
 def _operations(q: TensorType, k: TensorType, v: TensorType) -> int:
     """The scores and their product with the values."""
-    return 2 * math.prod(q.shape[:-1]) * k.shape[-2] * (q.shape[-1] + v.shape[-1])
+    return 2 * math.prod(map(int, (*q.shape[:-1], k.shape[-2], q.shape[-1] + v.shape[-1])))
 
 
 @attention.flops
@@ -162,7 +162,9 @@ def _hide(scores: Node, seen: Node) -> Node:
     return OPS["where"](seen, scores, float(np.finfo(scores.dtype).min))
 
 
-def _dx_type(g: TensorType, q: TensorType, k: TensorType, v: TensorType, *_: TensorType, **__: Any) -> tuple:
+def _dx_type(
+    g: TensorType, q: TensorType, k: TensorType, v: TensorType, *_: TensorType, **__: Any
+) -> tuple[TensorType, ...]:
     return q, k, v
 
 
@@ -259,7 +261,7 @@ def attention_dx_bind(
 
 @public
 def scaled_dot_product_attention(
-    q: Node, k: Node, v: Node, mask: Node | None = None, *, causal: bool = False, scale: float | None = None
+    q: Any, k: Any, v: Any, mask: Any = None, *, causal: bool = False, scale: float | None = None
 ) -> Node:
     """softmax(scale q k^T) v: queries (..., s, d), keys (..., t, d), values (..., t, e) -> (..., s, e).
 

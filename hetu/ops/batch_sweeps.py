@@ -17,8 +17,6 @@ import numpy as np
 from .. import blas, lanes
 from ..core.backend import Scratch
 
-__all__: list[str] = []
-
 Call = Callable[[], Any]
 PIECE = 1 << 16  # numbers: three arrays of such pieces stay in the second-level cache
 WIDE = 1 << 11  # numbers of a row, of several pixels side by side: vectors are repeated so often

@@ -25,12 +25,8 @@ __all__ = [
     "clip",
     "equal",
     "floor",
-    "greater",
-    "greater_equal",
     "isfinite",
     "isnan",
-    "less",
-    "less_equal",
     "logical_and",
     "logical_not",
     "logical_or",
@@ -102,6 +98,8 @@ def clip_normalize(x: TensorType, *, min: float | None, max: float | None) -> di
         if not builtins.all(bound is None or bound == int(bound) for bound in (min, max)):
             raise DTypeError(f"got {x} and a fractional bound", fix='convert with ht.astype(x, "float32")')
         limits = np.iinfo(x.dtype)
+        low: float
+        high: float
         low, high = int(limits.min if min is None else min), int(limits.max if max is None else max)
     else:
         low, high = float(-math.inf if min is None else min), float(math.inf if max is None else max)

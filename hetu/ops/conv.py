@@ -23,12 +23,7 @@ from ..core.op import as_nodes, op, require_float
 from ..core.types import Dim, TensorType, compatible, promote, show_shape
 from .window import Pair, Sizes, Window, check_images, fold, pair, unfold
 
-__all__ = [
-    "conv2d",
-    "conv2d_dw",
-    "conv2d_dx",
-    "conv_transpose2d",
-]
+__all__ = ["conv2d", "conv_transpose2d"]
 
 Call = Callable[[], Any]
 CHUNK = 1 << 18  # elements of a column buffer: 1 MB of float32 stays in the second-level cache
@@ -121,7 +116,7 @@ def conv2d_grad(g: Node, y: Node, x: Node, w: Node, **attrs: Any) -> tuple[Node,
 
 def _operations(images: TensorType, w: TensorType) -> int:
     """A product and a sum for each number of `images`, which lie behind the kernel, and each number that makes it."""
-    return 2 * int(images.size) * math.prod(w.shape[1:])
+    return 2 * int(images.size) * math.prod(map(int, w.shape[1:]))
 
 
 @conv2d.flops
@@ -260,8 +255,8 @@ conv2d_dw.dims = _splits("nch!w!,noy!x!->oci!j!", "nc!h!w!,no!y!x!->o!d!i!j!")
 
 @public
 def conv_transpose2d(
-    x: Node,
-    w: Node,
+    x: Any,
+    w: Any,
     *,
     stride: int | Pair = 1,
     padding: Any = 0,
@@ -286,7 +281,7 @@ def conv_transpose2d(
     if padding == "same":
         size = tuple(h * s for h, s in zip(x.shape[2:], steps))
     else:
-        window = Window(w.shape[2:], steps, _plain(padding), dilation).canonical(x.shape[2:])
+        window = Window(w.shape[2:], steps, _plain(padding), pair("dilation", dilation)).canonical(x.shape[2:])
         pads = (sum(p) for p in window.padding)
         parts = zip(x.shape[2:], steps, pads, window.extent, extra)
         size = tuple((h - 1) * s - p + e + more for h, s, p, e, more in parts)

@@ -23,8 +23,6 @@ from . import winograd
 from .conv import conv2d_dw_flops, conv2d_dx_flops, conv2d_flops
 from .window import Block, Pair, Window, blocks, extent
 
-__all__ = ["conv2d_last", "conv2d_last_dw", "conv2d_last_dx"]
-
 Call = Callable[[], Any]
 CHUNK = 1 << 18  # numbers of a column buffer: 1 MB of float32 stays in the second-level cache
 LEAST_ROWS = 512  # of a column buffer: fewer would leave BLAS packing kernels most of the time

@@ -17,13 +17,11 @@ import numpy as np
 from ..core.errors import ArgumentError, DTypeError, ShapeError, ValueRangeError
 from ..core.graph import OPS, Node
 from ..core.op import FEW, Instruction, op, require_float
-from ..core.types import TensorType, as_dtype, compatible, is_float, show_shape
+from ..core.types import Shape, TensorType, as_dtype, compatible, is_float, show_shape
 from .index import Window
 from .precision import cast_to, rounded, stored, stored_attrs, widened
 from .reduction import logsumexp
 from .shape import squeeze
-
-__all__ = ["softmax_cross_entropy_dx"]
 
 Call = Callable[[], Any]
 
@@ -50,7 +48,7 @@ def check_labels(logits: TensorType, labels: TensorType) -> None:
         )
 
 
-def fit(a: tuple, b: tuple) -> bool:
+def fit(a: Shape, b: Shape) -> bool:
     return len(a) == len(b) and all(map(compatible, a, b))
 
 
@@ -221,7 +219,7 @@ def softmax_cross_entropy_parts(
     counted, labels = _counted(labels, ignore_index)
     own = squeeze(OPS["take_along_axis"](logits, OPS["expand_dims"](labels, axis=-1), axis=-1), axis=-1)
     if label_smoothing:
-        even = OPS["sum"](logits, axis=-1) * (label_smoothing / logits.shape[-1])
+        even = OPS["sum"](logits, axis=-1) * (label_smoothing / int(logits.shape[-1]))
         own = own * (1 - label_smoothing) + even
     loss = total - own
     return loss if counted is None else OPS["where"](counted, loss, OPS["zeros_like"](loss)), total
@@ -240,7 +238,7 @@ def _target(logits: Node, labels: Node, ignore_index: int | None, label_smoothin
     counted, labels = _counted(labels, ignore_index)
     target = OPS["one_hot"](labels, depth=logits.shape[-1], dtype=logits.dtype)
     if label_smoothing:
-        target = target * (1 - label_smoothing) + label_smoothing / logits.shape[-1]
+        target = target * (1 - label_smoothing) + label_smoothing / int(logits.shape[-1])
     return counted, target
 
 

@@ -11,30 +11,16 @@ from __future__ import annotations
 import builtins
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, Concatenate
 
 import numpy as np
 
 from ..core.errors import DTypeError, ValueRangeError
 from ..core.graph import OPS, Node
-from ..core.op import DEFAULT_FLOAT, Instruction, Op, Role, elementwise, float_elementwise, op
+from ..core.op import DEFAULT_FLOAT, Decorator, Instruction, Op, P, Role, elementwise, float_elementwise, op
 from ..core.types import TensorType, as_dtype, dtype_in, is_float, promote
 
-__all__ = [
-    "abs",
-    "add",
-    "astype",
-    "divide",
-    "floor_divide",
-    "multiply",
-    "negative",
-    "power",
-    "reciprocal",
-    "remainder",
-    "sign",
-    "square",
-    "subtract",
-]
+__all__ = ["abs", "astype", "reciprocal", "sign", "square"]
 
 BLOCK = 16384  # elements: the scratch arrays of one block stay in the second-level cache
 
@@ -63,8 +49,8 @@ def common(xp: ModuleType, *arrays: Any) -> Sequence[Any]:
 
 def floats(xp: ModuleType, *arrays: Any) -> Sequence[Any]:
     """As `common`, and integers become the default float."""
-    arrays = common(xp, *arrays)
-    return arrays if is_float(dtype_of(arrays[0])) else [to_dtype(xp, a, DEFAULT_FLOAT) for a in arrays]
+    alike = common(xp, *arrays)
+    return alike if is_float(dtype_of(alike[0])) else [to_dtype(xp, a, DEFAULT_FLOAT) for a in alike]
 
 
 def numbers(*types: TensorType, **_: Any) -> TensorType:
@@ -78,11 +64,11 @@ def numbers(*types: TensorType, **_: Any) -> TensorType:
     return result
 
 
-def float_function(**rules: Any) -> Callable[[Callable[..., Any]], Op]:
+def float_function(**rules: Any) -> Decorator[Node]:
     """An operator of one float input that may be overwritten. `y` and `x` are the variables of `cuda`."""
 
-    def decorate(forward: Callable[..., Any]) -> Op:
-        made: Op = op(forward, infer=float_elementwise, dims="...->...", inplace={0: (0,)}, **rules)
+    def decorate(forward: Callable[Concatenate[ModuleType, P], Any]) -> Op[P, Node]:
+        made = op(infer=float_elementwise, dims="...->...", inplace={0: (0,)}, **rules)(forward)
 
         @made.bind
         def convert_first(xp: ModuleType, out: Any, x: Any, **attrs: Any) -> Instruction | None:
@@ -94,7 +80,7 @@ def float_function(**rules: Any) -> Callable[[Callable[..., Any]], Op]:
     return decorate
 
 
-def by_blocks(made: Op) -> None:
+def by_blocks(made: Op[..., Any]) -> None:
     """Give an operator of several passes an `into` rule that makes them over one cached block after the other."""
 
     @made.into

@@ -16,8 +16,6 @@ from ..core.op import op
 from ..core.types import TensorType, same
 from .attention import masked_scores
 
-__all__ = ["flash_attention", "flash_attention_dx"]
-
 
 def _type(q: TensorType, k: TensorType, v: TensorType, **_: Any) -> tuple[TensorType, ...]:
     n, s, heads, _ = q.shape

@@ -19,8 +19,6 @@ from ..core.graph import OPS
 from ..core.op import op
 from ..core.types import TensorType
 
-__all__ = ["attention_rows", "attention_rows_dx"]
-
 Call = Callable[[], Any]
 CHUNK = 1 << 17  # scores handled at a time, which stay in the second-level cache
 ROWS = 64  # queries of a block: large enough for BLAS, small enough to skip much of the future

@@ -20,8 +20,6 @@ from ..core.types import TensorType
 from . import batch_sweeps
 from .batch_norm import runs_fast
 
-__all__ = ["batch_norm_relu", "batch_norm_relu_dx"]
-
 Call = Callable[[], Any]
 
 

@@ -21,8 +21,6 @@ from ..core.errors import ShapeError
 from ..core.op import op
 from ..core.types import TensorType
 
-__all__ = ["phase_columns", "phase_columns_dx", "phase_pool", "phase_weights", "phase_weights_dx"]
-
 Call = Callable[[], Any]
 Pair = tuple[int, int]
 LEAST = 1 << 18  # elements of a lane

@@ -18,8 +18,6 @@ from .activation import CUBIC, DENSITY, RATE
 from .elementwise import BLOCK, dtype_of, to_dtype
 from .functions import normal_distribution
 
-__all__ = ["gelu_erf_slope", "gelu_tanh_slope"]
-
 Call = Callable[[], Any]
 
 

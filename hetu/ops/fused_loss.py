@@ -25,8 +25,6 @@ from .cross_entropy import (
     softmax_cross_entropy_dx,
 )
 
-__all__ = ["cross_entropy_slope"]
-
 
 def _slope_type(g: TensorType, logits: TensorType, labels: TensorType, **_: Any) -> tuple[TensorType, ...]:
     rows = TensorType(logits.shape[:-1], logits.dtype)

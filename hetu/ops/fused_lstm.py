@@ -23,7 +23,7 @@ from ..core.graph import OPS, Node
 from ..core.op import as_nodes, op, require_float
 from ..core.types import Dim, TensorType, compatible, promote
 
-__all__ = ["lstm", "lstm_dx"]
+__all__ = ["lstm"]
 
 Call = Callable[[], Any]
 WANTED = "wanted x (n, time, f), weights (f, 4 k) and (k, 4 k), bias (4 k,) and states of (n, k)"
@@ -292,7 +292,7 @@ def _added(total: np.ndarray, term: np.ndarray) -> list[Call]:
 
 
 @public
-def lstm(x: Node, weight_ih: Node, weight_hh: Node, bias: Node, state: Any = None) -> tuple[Node, tuple[Node, Node]]:
+def lstm(x: Any, weight_ih: Any, weight_hh: Any, bias: Any, state: Any = None) -> tuple[Node, tuple[Node, Node]]:
     """Long short-term memory over x (n, time, f): all outputs (n, time, k) and the last state (h, c), each (n, k).
 
     z = x_t weight_ih + h weight_hh + bias holds i, f, g, o side by side; c' = sigmoid(f) c + sigmoid(i) tanh(g) and

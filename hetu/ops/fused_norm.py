@@ -18,8 +18,6 @@ from ..core.types import TensorType
 from .batch_norm import runs_fast
 from .normalization import Rows
 
-__all__ = ["layer_norm_rows", "layer_norm_rows_dx"]
-
 Call = Callable[[], Any]
 
 

@@ -18,8 +18,6 @@ from ..core.op import Instruction, Role, op
 from ..core.types import TensorType
 from .update_kernels import add_scaled, copied, negated
 
-__all__ = ["sgd_product", "sgd_sum"]
-
 
 def _parameter(p: TensorType, *_: TensorType) -> TensorType:
     return p

@@ -13,8 +13,6 @@ from typing import Any
 from ..core.backend import copy_in, copy_out
 from ..core.op import Instruction, Role, op, same_type
 
-__all__ = ["from_host", "to_host"]
-
 
 @op(role=Role.MOVE, infer=same_type, on_host=True, differentiable=False)
 def to_host(xp: ModuleType, x: Any) -> Any:

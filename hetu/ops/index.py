@@ -21,13 +21,7 @@ from .elementwise import add
 from .linalg import permute_dims
 from .shape import axis_letters
 
-__all__ = [
-    "embedding",
-    "one_hot",
-    "scatter_add",
-    "scatter_rows",
-    "take",
-]
+__all__ = ["embedding", "one_hot", "scatter_add", "take"]
 
 
 def require_indices(type_: TensorType) -> None:
@@ -69,7 +63,7 @@ def whole_size(here: int, window: Window) -> int:
     return here if window is None else window[0][2]
 
 
-def find_inside(xp: ModuleType, ids: Any, window: Window) -> tuple[Any, Any]:
+def find_inside(xp: ModuleType, ids: Any, window: tuple[tuple[int, int, int]]) -> tuple[Any, Any]:
     """Places of ids in this rank's part (0 for those of other ranks), and which ids have one."""
     low, high, _ = window[0]
     inside = (ids >= low) & (ids < high)

@@ -14,7 +14,7 @@ from typing import Any
 from ..core.errors import ArgumentError, ShapeError, public
 from ..core.graph import Node
 from ..core.op import Instruction, Role, as_node, as_nodes, op, same_type
-from ..core.types import Size, TensorType, compatible, normalize_axis, promote, show_type, unify
+from ..core.types import Shape, Size, TensorType, compatible, normalize_axis, promote, show_type, unify
 from .elementwise import astype
 from .shape import axis_letters, broadcast_to, expand_dims, flatten, reshape
 from .slicing import cut_along, getitem
@@ -123,7 +123,7 @@ def stack(arrays: Sequence[Any], axis: int = 0) -> Node:
 
 def _pad_attrs(x: TensorType, *, pad_width: Any, value: float) -> dict[str, Any]:
     """A pair an axis."""
-    pairs = (pad_width, pad_width) if isinstance(pad_width, int) else pad_width
+    pairs: Any = (pad_width, pad_width) if isinstance(pad_width, int) else pad_width
     if pairs and not any(isinstance(p, tuple) for p in pairs):
         pairs = (pairs,) * x.ndim
     if len(pairs) != x.ndim or any(not isinstance(p, tuple) or len(p) != 2 for p in pairs):
@@ -162,7 +162,7 @@ def pad(xp: ModuleType, x: Any, *, pad_width: Any, value: float = 0.0) -> Any:
     return out
 
 
-def _inner(shape: tuple[int, ...], pad_width: Any) -> tuple[Any, ...]:
+def _inner(shape: Shape, pad_width: Any) -> tuple[Any, ...]:
     return (*(slice(before, before + s) for s, (before, _) in zip(shape, pad_width)), ...)
 
 

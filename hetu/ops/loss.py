@@ -13,7 +13,7 @@ from ..core.errors import ArgumentError, DTypeError, ShapeError, public
 from ..core.graph import OPS, Node
 from ..core.op import as_nodes
 from ..core.types import is_float
-from .cross_entropy import check_labels, check_smoothing, cross_entropy_of_ids, fit, softmax_cross_entropy_dx
+from .cross_entropy import check_labels, check_smoothing, cross_entropy_of_ids, fit
 from .shape import squeeze
 
 __all__ = [
@@ -24,13 +24,12 @@ __all__ = [
     "mse_loss",
     "nll_loss",
     "softmax_cross_entropy",
-    "softmax_cross_entropy_dx",
 ]
 
 
 @public
 def softmax_cross_entropy(
-    logits: Node, labels: Node, *, ignore_index: int | None = None, label_smoothing: float = 0.0
+    logits: Any, labels: Any, *, ignore_index: int | None = None, label_smoothing: float = 0.0
 ) -> Node:
     """-sum(target log(softmax(logits))) over the last axis: logits (..., classes) -> one loss a row, (...).
 
@@ -55,12 +54,12 @@ def softmax_cross_entropy(
             fix="leave it out and multiply the losses by a mask",
         )
     if label_smoothing:
-        labels = labels * (1 - label_smoothing) + label_smoothing / logits.shape[-1]
+        labels = labels * (1 - label_smoothing) + label_smoothing / int(logits.shape[-1])
     return -OPS["sum"](labels * OPS["log_softmax"](logits, axis=-1), axis=-1)
 
 
 @public
-def nll_loss(log_probs: Node, labels: Node) -> Node:
+def nll_loss(log_probs: Any, labels: Any) -> Node:
     """-log_probs[..., label]: log probabilities (..., classes) and class ids (...) -> (...).
 
     >>> import hetu as ht
@@ -100,7 +99,7 @@ def _operands(name: str, predicted: Any, target: Any) -> tuple[Node, Node]:
 
 
 @public
-def binary_cross_entropy_with_logits(logits: Node, targets: Node) -> Node:
+def binary_cross_entropy_with_logits(logits: Any, targets: Any) -> Node:
     """-t log(sigmoid(x)) - (1 - t) log(sigmoid(-x)) for each element; targets are 0 to 1, of the shape of the logits.
 
     Computed as softplus(x) - t x, which neither overflows nor loses digits.
@@ -109,12 +108,12 @@ def binary_cross_entropy_with_logits(logits: Node, targets: Node) -> Node:
     >>> round(float(ht.evaluate(binary_cross_entropy_with_logits([0.0], [1.0]))[0]), 4)
     0.6931
     """
-    logits, targets = _operands("binary_cross_entropy_with_logits", logits, targets)
-    return OPS["softplus"](logits) - targets * logits
+    x, t = _operands("binary_cross_entropy_with_logits", logits, targets)
+    return OPS["softplus"](x) - t * x
 
 
 @public
-def mse_loss(predictions: Node, targets: Node) -> Node:
+def mse_loss(predictions: Any, targets: Any) -> Node:
     """(prediction - target)^2 for each element.
 
     >>> import hetu as ht
@@ -126,7 +125,7 @@ def mse_loss(predictions: Node, targets: Node) -> Node:
 
 
 @public
-def mae_loss(predictions: Node, targets: Node) -> Node:
+def mae_loss(predictions: Any, targets: Any) -> Node:
     """|prediction - target| for each element.
 
     >>> import hetu as ht
@@ -138,7 +137,7 @@ def mae_loss(predictions: Node, targets: Node) -> Node:
 
 
 @public
-def huber_loss(predictions: Node, targets: Node, delta: float = 1.0) -> Node:
+def huber_loss(predictions: Any, targets: Any, delta: float = 1.0) -> Node:
     """d^2 / 2 where the error |d| is at most `delta`, else delta (|d| - delta / 2), for each element.
 
     P. J. Huber, "Robust Estimation of a Location Parameter", 1964.
@@ -156,7 +155,7 @@ def huber_loss(predictions: Node, targets: Node, delta: float = 1.0) -> Node:
 
 
 @public
-def kl_divergence(log_probs: Node, targets: Node) -> Node:
+def kl_divergence(log_probs: Any, targets: Any) -> Node:
     """t (log t - log p) for each element; sum over the last axis for KL(t || p). Elements with t = 0 give 0.
 
     `log_probs` are log probabilities, `targets` probabilities of the same shape.

@@ -20,16 +20,7 @@ from ..core.types import Dim, TensorType, compatible, show_shape
 from .reduction import mean
 from .window import Pair, Sizes, Window, check_images, fold, pad_image, pair
 
-__all__ = [
-    "avg_pool2d",
-    "avg_pool2d_dx",
-    "global_avg_pool2d",
-    "global_max_pool2d",
-    "interpolate",
-    "max_pool2d",
-    "max_pool2d_dx",
-    "max_pool2d_pick",
-]
+__all__ = ["avg_pool2d", "global_avg_pool2d", "global_max_pool2d", "interpolate", "max_pool2d"]
 
 Call = Callable[[], Any]
 TAP = np.dtype("uint8")  # the number of a tap within its window; 256 taps are a 16 x 16 kernel
@@ -135,7 +126,7 @@ def max_pool2d_bind(xp: ModuleType, out: Any, x: Any, **attrs: Any) -> list[Call
 
 
 @public
-def max_pool2d(x: Node, kernel: int | Pair, stride: int | Pair | None = None, padding: Any = 0) -> Node:
+def max_pool2d(x: Any, kernel: int | Pair, stride: int | Pair | None = None, padding: Any = 0) -> Node:
     """The greatest value of each window: (n, c, h, w) -> (n, c, (h + padding - kernel) // stride + 1, ...).
 
     The stride is the kernel unless given; `padding` as in `conv2d`, the frame never wins. Of equal values the first in
@@ -293,7 +284,7 @@ def avg_pool2d_dx_bind(xp: ModuleType, out: Any, g: Any, *, size: Pair, **attrs:
 
 
 @public
-def global_avg_pool2d(x: Node) -> Node:
+def global_avg_pool2d(x: Any) -> Node:
     """The mean over all pixels: (n, c, h, w) -> (n, c).
 
     >>> import hetu as ht
@@ -306,7 +297,7 @@ def global_avg_pool2d(x: Node) -> Node:
 
 
 @public
-def global_max_pool2d(x: Node) -> Node:
+def global_max_pool2d(x: Any) -> Node:
     """The greatest of all pixels: (n, c, h, w) -> (n, c).
 
     >>> import hetu as ht
@@ -323,7 +314,7 @@ def global_max_pool2d(x: Node) -> Node:
 
 @public
 def interpolate(
-    x: Node, size: int | Pair | None = None, *, scale: int | Pair | None = None, method: str = "nearest"
+    x: Any, size: int | Pair | None = None, *, scale: int | Pair | None = None, method: str = "nearest"
 ) -> Node:
     """Images (n, c, h, w) resized to `size` pixels, or `scale` times larger. `method` is "nearest" or "bilinear".
 
@@ -341,13 +332,15 @@ def interpolate(
         raise ShapeError(f"interpolate: the image size of {x.type} is unknown", fix="give the placeholder a fixed size")
     if (size is None) == (scale is None):
         raise ArgumentError("interpolate takes either size or scale", fix="pass one of the two")
-    target = pair("size", size) if scale is None else tuple(h * s for h, s in zip(x.shape[2:], pair("scale", scale)))
+    sizes: Pair = x.shape[2:]
+    target = pair("size", size) if scale is None else tuple(h * s for h, s in zip(sizes, pair("scale", scale)))
     if method == "nearest":
-        for axis, old, new in zip((2, 3), x.shape[2:], target):
+        made: Node = x
+        for axis, old, new in zip((2, 3), sizes, target):
             places = (2 * np.arange(new) + 1) * old // (2 * new)
-            x = x if old == new else OPS["take"](x, places, axis=axis)
-        return x
-    rows, columns = (_bilinear(old, new, x.dtype) for old, new in zip(x.shape[2:], target))
+            made = made if old == new else OPS["take"](made, places, axis=axis)
+        return made
+    rows, columns = (_bilinear(old, new, x.dtype) for old, new in zip(sizes, target))
     return OPS["matmul"](OPS["matmul"](rows, x), np.ascontiguousarray(columns.T))
 
 

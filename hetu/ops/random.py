@@ -24,17 +24,7 @@ from ..core.types import Shape, Size, TensorType, as_dtype
 from .shape import axis_letters
 from .window import check_images
 
-__all__ = [
-    "bernoulli",
-    "dropout",
-    "dropout2d",
-    "gumbel",
-    "normal",
-    "randint",
-    "random_state",
-    "truncated_normal",
-    "uniform",
-]
+__all__ = ["bernoulli", "dropout", "dropout2d", "gumbel", "normal", "randint", "truncated_normal", "uniform"]
 
 Call = Callable[[], Any]
 Window = (
@@ -92,7 +82,8 @@ def _truncated(generator: np.random.Generator, shape: Shape, dtype: np.dtype, me
     draw = generator.standard_normal(shape, dtype=_drawn(dtype))
     while (outside := np.abs(draw) > 2).any():
         draw[outside] = generator.standard_normal(np.count_nonzero(outside), dtype=draw.dtype)
-    return draw * draw.dtype.type(std) + draw.dtype.type(mean)
+    moved: np.ndarray = draw * draw.dtype.type(std) + draw.dtype.type(mean)
+    return moved
 
 
 def _bernoulli(generator: np.random.Generator, shape: Shape, dtype: np.dtype, p: float, _: float) -> np.ndarray:
@@ -105,7 +96,9 @@ def _randint(generator: np.random.Generator, shape: Shape, dtype: np.dtype, low:
 
 def _gumbel(generator: np.random.Generator, shape: Shape, dtype: np.dtype, mean: float, scale: float) -> np.ndarray:
     draw = generator.standard_exponential(shape, dtype=_drawn(dtype))
-    return draw.dtype.type(mean) - draw.dtype.type(scale) * np.log(np.maximum(draw, np.finfo(draw.dtype).tiny))
+    logs: np.ndarray = np.log(np.maximum(draw, np.finfo(draw.dtype).tiny))
+    moved: np.ndarray = draw.dtype.type(mean) - draw.dtype.type(scale) * logs
+    return moved
 
 
 def _drawn(dtype: np.dtype) -> np.dtype:
@@ -327,7 +320,7 @@ def dropout_bind(
 
 
 @public
-def dropout(x: Node, rate: float) -> Node:
+def dropout(x: Any, rate: float) -> Node:
     """In training each element becomes 0 with probability `rate`, the others x / (1 - rate); `x` in evaluation.
 
     N. Srivastava et al., "Dropout: A Simple Way to Prevent Neural Networks from Overfitting", 2014. The mask of a step
@@ -341,7 +334,7 @@ def dropout(x: Node, rate: float) -> Node:
 
 
 @public
-def dropout2d(x: Node, rate: float) -> Node:
+def dropout2d(x: Any, rate: float) -> Node:
     """As `dropout`, but whole channels of images (n, c, h, w) become 0.
 
     J. Tompson et al., "Efficient Object Localization Using Convolutional Networks", 2015.

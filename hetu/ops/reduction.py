@@ -228,7 +228,7 @@ def _extremum_grad(g: Node, y: Node, x: Node, *, axis: tuple[int, ...], keepdims
 
 
 @op(infer=_extremum_type, dims=reduction_dims, reduce="max")
-def max(xp: ModuleType, x: Any, *, axis: Axis = None, keepdims: bool = False) -> Any:
+def max(xp: ModuleType, x: Any, *, axis: Any = None, keepdims: bool = False) -> Any:
     """Largest element along `axis` (all axes by default); ties share the gradient equally.
 
     >>> import hetu as ht
@@ -241,7 +241,7 @@ def max(xp: ModuleType, x: Any, *, axis: Axis = None, keepdims: bool = False) ->
 
 
 @op(infer=_extremum_type, dims=reduction_dims, reduce="min")
-def min(xp: ModuleType, x: Any, *, axis: Axis = None, keepdims: bool = False) -> Any:
+def min(xp: ModuleType, x: Any, *, axis: Any = None, keepdims: bool = False) -> Any:
     """Smallest element along `axis` (all axes by default); ties share the gradient equally.
 
     >>> import hetu as ht
@@ -361,7 +361,7 @@ def _count(x: Node, axis: Axis) -> Size:
     return product(x.shape[i] for i in normalize_axes(axis, x.ndim))
 
 
-def mean(x: Node, axis: Axis = None, keepdims: bool = False) -> Node:
+def mean(x: Any, axis: Axis = None, keepdims: bool = False) -> Node:
     """Mean over `axis` (all axes by default): the sum over the number of elements. Integers give float32.
 
     >>> import hetu as ht
@@ -372,7 +372,7 @@ def mean(x: Node, axis: Axis = None, keepdims: bool = False) -> Node:
     return sum(x, axis=axis, keepdims=keepdims) / _count(x, axis)
 
 
-def var(x: Node, axis: Axis = None, correction: float = 0, keepdims: bool = False) -> Node:
+def var(x: Any, axis: Axis = None, correction: float = 0, keepdims: bool = False) -> Node:
     """Variance over `axis` (all axes by default), squares divided by their number minus `correction`.
 
     >>> import hetu as ht
@@ -380,13 +380,15 @@ def var(x: Node, axis: Axis = None, correction: float = 0, keepdims: bool = Fals
     2.0
     """
     x = as_node(x)
-    count = _count(x, axis) - correction
+    count: Any = _count(x, axis)
+    count -= correction
     if not isinstance(count, Dim) and count <= 0:
         raise ArgumentError(f"var: correction {correction} leaves no element of {x!r}", fix="use correction=0")
-    return sum(square(x - mean(x, axis, keepdims=True)), axis=axis, keepdims=keepdims) / count
+    made: Node = sum(square(x - mean(x, axis, keepdims=True)), axis=axis, keepdims=keepdims) / count
+    return made
 
 
-def logsumexp(x: Node, axis: Axis = None, keepdims: bool = False) -> Node:
+def logsumexp(x: Any, axis: Axis = None, keepdims: bool = False) -> Node:
     """log(sum(exp(x))) over `axis` (all axes by default), without overflow.
 
     >>> import hetu as ht
@@ -402,7 +404,7 @@ def logsumexp(x: Node, axis: Axis = None, keepdims: bool = False) -> Node:
     )
 
 
-def norm(x: Node, axis: Axis = None, ord: float = 2, keepdims: bool = False) -> Node:
+def norm(x: Any, axis: Axis = None, ord: float = 2, keepdims: bool = False) -> Node:
     """Length of the vectors along `axis` (all axes by default): `ord` is 1, 2 or infinity. Its slope at 0 is 0.
 
     >>> import hetu as ht

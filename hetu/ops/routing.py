@@ -23,7 +23,7 @@ from ..core.types import Dim, Size, TensorType, compatible, promote
 from .along_axis import take_along_axis
 from .index import check_range, one_hot, require_indices
 
-__all__ = ["moe_combine", "moe_dispatch", "moe_products", "moe_slots"]
+__all__ = ["moe_combine", "moe_dispatch", "moe_slots"]
 
 
 @public
@@ -43,8 +43,8 @@ def moe_slots(experts: Any, *, count: int, capacity: Size) -> Node:
     in_turn = OPS["reshape"](OPS["matrix_transpose"](experts), shape=(-1, 1))
     arrived = OPS["cumsum"](one_hot(in_turn[:, 0], count, dtype="int64"), axis=0)
     place = OPS["reshape"](take_along_axis(arrived, in_turn, axis=1) - 1, shape=(experts.shape[1], -1))
-    place, capacity = OPS["matrix_transpose"](place), as_node(capacity)
-    return OPS["where"](OPS["less"](place, capacity), experts * capacity + place, -1)
+    place, room = OPS["matrix_transpose"](place), as_node(capacity)
+    return OPS["where"](OPS["less"](place, room), experts * room + place, -1)
 
 
 # -- rules that the operators share ------------------------------------------------------------------------------

@@ -113,7 +113,8 @@ def _common_factors(left: list[Size], right: list[Size], letters: Iterator[str])
         i, j = i + done, j + other_done
     if (i, j) != (len(left), len(right)):
         return [f"{next(letters)}!" for _ in left], [f"{next(letters)}!" for _ in right]
-    return tuple([n if len(n) == 1 else f"({n})" for n in side] for side in names)
+    first, second = ([n if len(n) == 1 else f"({n})" for n in side] for side in names)
+    return first, second
 
 
 def _divides(small: Size, large: Size) -> bool:
@@ -208,7 +209,7 @@ def expand_dims_dims(x: TensorType, *, axis: tuple[int, ...]) -> str:
 
 
 @op(role=Role.MOVE, infer=_expand_type, dims=expand_dims_dims, linear=(0,))
-def expand_dims(xp: ModuleType, x: Any, *, axis: int | tuple[int, ...]) -> Any:
+def expand_dims(xp: ModuleType, x: Any, *, axis: Any) -> Any:
     """`x` with new axes of size 1 at the places `axis` of the result.
 
     >>> import hetu as ht

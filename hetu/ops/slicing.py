@@ -20,12 +20,7 @@ from ..core.op import Instruction, Role, as_node, op
 from ..core.types import Dim, Size, TensorType, compatible, normalize_axes, normalize_axis
 from .shape import axis_letters
 
-__all__ = [
-    "flip",
-    "getitem",
-    "slice_scatter",
-    "split",
-]
+__all__ = ["flip", "split"]
 
 
 WHOLE = ("slice", None, None, 1)

@@ -80,7 +80,8 @@ def sort_grad(g: Node, y: Node, x: Node, *, axis: int, descending: bool) -> Node
 @sort.into
 def sort_into(xp: ModuleType, out: Any, x: Any, *, axis: int, descending: bool) -> None:
     if descending and xp is not np:  # CuPy sorts no views
-        return xp.copyto(out, sort.forward(xp, x, axis=axis, descending=True))
+        xp.copyto(out, sort.forward(xp, x, axis=axis, descending=True))
+        return
     if out is not x:
         xp.copyto(out, x)
     view = xp.flip(out, axis=axis) if descending else out

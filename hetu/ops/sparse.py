@@ -45,7 +45,7 @@ def sparse_matmul(xp: ModuleType, rows: Any, columns: Any, values: Any, x: Any, 
     [[5.5, 7.0], [2.0, 4.0]]
     """
     if xp is np and _is_fixed(rows, columns):
-        _check_entries(xp, rows, columns, size, x.shape[0])
+        _check_entries(xp, rows, columns, int(size), x.shape[0])
     y = xp.zeros((size, x.shape[1]), dtype=x.dtype)
     xp.add.at(y, rows, values[:, None] * x[columns])
     return y
@@ -82,7 +82,7 @@ def _check_types(entries: Sequence[TensorType], dense: Sequence[TensorType]) -> 
 @sparse_matmul.check
 def sparse_matmul_check(xp: ModuleType, rows: Any, columns: Any, values: Any, x: Any, *, size: int) -> None:
     if not _is_fixed(rows, columns):  # `bind` looks at those once, and forward where it has to run
-        _check_entries(xp, rows, columns, size, x.shape[0])
+        _check_entries(xp, rows, columns, int(size), x.shape[0])
 
 
 def _check_entries(xp: ModuleType, rows: Any, columns: Any, size: int, nodes: int) -> None:
@@ -109,7 +109,7 @@ def sparse_matmul_bind(
         return None
     if values.dtype != out.dtype or x.dtype != out.dtype or not x.flags.c_contiguous:
         return None
-    _check_entries(xp, rows, columns, size, x.shape[0])  # before it plans with them
+    _check_entries(xp, rows, columns, int(size), x.shape[0])  # before it plans with them
     order, made = _Blocks(rows, columns, size), np.zeros((size + 1, out.shape[1]), out.dtype)
     weights, calls = np.zeros(len(order.entries), out.dtype), []
     if _is_fixed(values):
@@ -173,7 +173,8 @@ class _Blocks:
 def _rounded(counts: np.ndarray) -> np.ndarray:
     """Lengths rounded up to three binary digits, so that there are few different ones."""
     step = 1 << np.maximum(np.frexp(counts)[1] - 3, 0)
-    return -(-counts // step) * step
+    rounded: np.ndarray = -(-counts // step) * step
+    return rounded
 
 
 # -- the product of two dense matrices at the entries of a sparse one -------------------------------------------------

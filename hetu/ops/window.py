@@ -14,10 +14,8 @@ from ..core.errors import ArgumentError, ShapeError
 from ..core.op import require_float
 from ..core.types import Dim, Size, TensorType, show_shape
 
-__all__: list[str] = []
-
-Pair = tuple[int, int]
-Sizes = tuple[Size, Size]
+Pair = tuple[Any, ...]  # numbers of rows and columns
+Sizes = tuple[Size, ...]  # those of an image; a size may be unknown
 
 
 def check_images(x: TensorType, name: str = "x") -> None:
@@ -73,21 +71,21 @@ class Window(NamedTuple):
             return tuple((s + step - 1) // step for s, step in zip(size, self.stride))
         room = [s + before + after - e for s, (before, after), e in zip(size, self.padding, self.extent)]
         if any(isinstance(r, int) and r < 0 for r in room):
-            padded = [s + sum(p) for s, p in zip(size, self.padding)]
+            padded = tuple(s + sum(p) for s, p in zip(size, self.padding))
             raise ShapeError(
                 f"a window of {show_shape(self.extent)} pixels does not fit the padded input of {show_shape(padded)}",
                 fix="use a smaller kernel or dilation, or more padding",
             )
         return tuple(r // step + 1 for r, step in zip(room, self.stride))
 
-    def taps(self, out: Pair) -> Iterator[tuple[slice, slice]]:
+    def taps(self, out: Pair) -> Iterator[tuple[slice, ...]]:
         """For each pixel of the kernel, in row order, the padded rows and columns it meets."""
         for i in range(self.kernel[0]):
             for j in range(self.kernel[1]):
                 starts = (i * self.dilation[0], j * self.dilation[1])
                 yield tuple(slice(a, a + (n - 1) * s + 1, s) for a, n, s in zip(starts, out, self.stride))
 
-    def inner(self, size: Pair) -> tuple[slice, slice]:
+    def inner(self, size: Pair) -> tuple[slice, ...]:
         """Where the image lies in its padded frame."""
         return tuple(slice(before, before + s) for s, (before, _) in zip(size, self.padding))
 
@@ -115,7 +113,7 @@ def pad_image(xp: ModuleType, x: Any, window: Window, fill: float = 0.0) -> Any:
     return frame
 
 
-def fold(xp: ModuleType, parts: Iterator[Any], window: Window, size: Pair, out: Pair, shape: tuple, like: Any) -> Any:
+def fold(xp: ModuleType, parts: Iterator[Any], window: Window, size: Pair, out: Pair, shape: Pair, like: Any) -> Any:
     """The images of spatial `size` whose taps sum the `parts`, one per tap in order: the adjoint of unfolding."""
     frame = xp.zeros((*shape, *window.padded(size)), dtype=like.dtype)
     for (rows, columns), part in zip(window.taps(out), parts):

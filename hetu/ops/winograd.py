@@ -22,8 +22,6 @@ from .. import blas, lanes
 from ..core.backend import Scratch
 from .window import Block, Pair, Window, blocks, extent
 
-__all__: list[str] = []
-
 Call = Callable[[], Any]
 Rule = tuple[tuple[np.ufunc | None, int, int], ...]  # four results, each of two numbers, or of one
 LEAST_CHANNELS = 32  # of images and result

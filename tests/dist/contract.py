@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from hetu.dist import world
 from hetu.core.errors import ArgumentError, DTypeError, ShapeError
+from hetu.dist import world
 
 DTYPES = ("float32", "float64", "float16", "int64", "int32", "uint8")
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import hetu as ht
-from hetu.core.op import Role
 from hetu import dist
-from hetu.dist import DataParallel, Pipeline, run_ranks
 from hetu.core.errors import ArgumentError, AxisError, GradientError, GraphError, ShapeError
+from hetu.core.op import Role
+from hetu.dist import DataParallel, Pipeline, run_ranks
 
 from .models import losses, mlp
 

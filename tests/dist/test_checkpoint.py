@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import hetu as ht
+from hetu.core.errors import CheckpointError
+from hetu.core.placement import Alone
 from hetu.dist import Pipeline, run_ranks
 from hetu.dist.cut.builders import DataParallel, Parallel, TensorParallel, ZeRO
 from hetu.dist.cut.heterogeneous import Heterogeneous
-from hetu.core.errors import CheckpointError
-from hetu.core.placement import Alone
 
 from .models import MODELS
 from .test_strategies import SPLIT

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from hetu.dist.launch import cluster, heturun as launch
-from hetu.dist.launch.cluster import Host, mpiexec_options, parse_cluster, read_cluster
 from hetu.core.errors import ArgumentError
+from hetu.dist.launch import cluster
+from hetu.dist.launch import heturun as launch
+from hetu.dist.launch.cluster import Host, mpiexec_options, parse_cluster, read_cluster
 
 from .test_launch import WAITING, end_of_the_launcher, needs_pidfd
 
@@ -228,7 +229,7 @@ def test_ranks_and_servers_over_ssh(hosts):
     script = """
 import numpy as np
 from hetu.dist import world
-from hetu.ps import environment
+from hetu.ps.wire import environment
 comm, client = world(), environment.connect()
 total = np.array([comm.rank + 1])
 comm.all_reduce(total, total)

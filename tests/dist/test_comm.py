@@ -7,8 +7,8 @@ import threading
 import numpy as np
 import pytest
 
-from hetu.dist import CommError, DeadlineError, Link, SerialComm, VirtualClock, run_ranks
 from hetu.core.errors import ArgumentError
+from hetu.dist import CommError, DeadlineError, Link, SerialComm, VirtualClock, run_ranks
 
 from .contract import CHECKS
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import hetu as ht
+from hetu import training
 from hetu.data import ArrayDataset, DataLoader
 from hetu.dist import DataParallel, TensorParallel, ZeRO, run_ranks, world
 from hetu.metrics import Accuracy, Mean
@@ -126,11 +127,11 @@ def test_one_bar(capsys):
 def test_ctrl_c_on_one_of_several_ranks_is_not_put_off():
     """The main thread is a rank of two here, with nobody else there, so it gets no further than its first wait."""
     job = Job()
-    run = ht.training._Run(job.executor, job.loader, job.inputs, "train", None, {}, None, None)
+    run = training._Run(job.executor, job.loader, job.inputs, "train", None, {}, None, None)
     assert run.placement.world_size == 1
     job.executor.placement.world_size = 2
     before = signal.getsignal(signal.SIGINT)
-    with ht.training._deferred_interrupt(alone=run.placement.world_size == 1) as interrupted:
+    with training._deferred_interrupt(alone=run.placement.world_size == 1) as interrupted:
         assert signal.getsignal(signal.SIGINT) is before and not interrupted()
 
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import hetu as ht
+from hetu.core.errors import ArgumentError
 from hetu.dist import ExpertParallel, Layout, Link, Shard, Strategy, VirtualClock, plan, run_ranks
 from hetu.dist.comm.hierarchical import all_to_all, within_hosts
 from hetu.dist.comm.threads import ThreadComm
-from hetu.core.errors import ArgumentError
 
 from .models import communication, losses
 from .test_hints import expert_feeds, mixture

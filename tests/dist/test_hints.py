@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 import hetu as ht
+from hetu.core.graph import topological
 from hetu.core.op import Role
 from hetu.dist import SUM, Mesh, run_ranks, shard
 from hetu.dist.cut.builders import TensorParallel
 from hetu.dist.cut.heterogeneous import Heterogeneous
 from hetu.dist.cut.hints import push_hints
 from hetu.dist.cut.strategy import Kept, Strategy
-from hetu.core.graph import topological
 
 from .models import MODELS, communication, losses
 from .test_strategies import SPLIT, alone
@@ -22,7 +22,7 @@ def updates(loss):
     return ht.optim.SGD(0.1).minimize(loss)
 
 
-# -- the collectives that a hint stands for ------------------------------------------------------------------------------
+# -- the collectives that a hint stands for ----------------------------------------------------------------------------
 
 GROUP = Mesh((2,), ("group",))
 KINDS = {  # layouts of x and of what follows from it
@@ -97,7 +97,7 @@ def test_hints_hold_before_elementwise_operators():
 
 
 def mixture(ranks, hinted=True, experts=4, tokens=6, width=8, capacity=3):
-    """Each group of tokens sends its tokens to experts by a fixed one-hot mask (GShard, Lepikhin et al. 2020, fig. 3)."""
+    """Each group of tokens sends its tokens to experts by a fixed one-hot mask (GShard, Lepikhin 2020, fig. 3)."""
     mesh = Mesh((ranks,), ("expert",))
     place = (lambda node, axis: shard(node, layout=mesh.layout(expert=axis))) if hinted else lambda node, axis: node
     x, mask = ht.placeholder("x", (4, tokens, width)), ht.placeholder("mask", (4, tokens, experts, capacity))

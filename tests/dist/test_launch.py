@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from hetu.dist.launch import heturun as launch
-from hetu.dist.comm.recorder import State
 from hetu.core.errors import ArgumentError
+from hetu.dist.comm.recorder import State
+from hetu.dist.launch import heturun as launch
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 DEADLINE = 60  # seconds

@@ -8,8 +8,8 @@ import random
 import numpy as np
 import pytest
 
-from hetu.dist import DUP, MAX, SUM, Layout, Mesh, Shard
 from hetu.core.errors import ArgumentError, AxisError
+from hetu.dist import DUP, MAX, SUM, Layout, Mesh, Shard
 
 from .layouts import index, random_layout
 

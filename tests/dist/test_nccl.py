@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from hetu.core.backend import Device
+from hetu.core.errors import DTypeError
 from hetu.dist import CommError, DeadlineError, SerialComm, run_ranks
 from hetu.dist.comm import nccl
 from hetu.dist.comm.comm import Call, Comm, Handle
 from hetu.dist.comm.nccl import NCCLComm, ThroughHost, on_device
-from hetu.core.errors import DTypeError
 
 from ..gpu import fake_cupy, fake_streams
 from .contract import CHECKS

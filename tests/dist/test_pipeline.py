@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import hetu as ht
-from hetu.dist import Link, Pipeline, Schedule, Staged, Strategy, VirtualClock, run_ranks
 from hetu.core.errors import ArgumentError, GraphError, ShapeError
+from hetu.dist import Link, Pipeline, Schedule, Staged, Strategy, VirtualClock, run_ranks
 
 from .test_launch import heturun
 

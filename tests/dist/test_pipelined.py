@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import hetu as ht
+from hetu.core.errors import GraphError
 from hetu.core.op import Role
 from hetu.dist import Mesh, Pipeline, run_ranks, shard
-from hetu.core.errors import GraphError
 
 from .models import communication, losses
 from .test_pipeline import shared, staged_feed, staged_mlp

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import hetu as ht
+from hetu.core.errors import ArgumentError
 from hetu.core.op import Role
 from hetu.dist import (
     DataParallel,
@@ -24,7 +25,6 @@ from hetu.dist import (
     run_ranks,
     world,
 )
-from hetu.core.errors import ArgumentError
 
 from .models import STEPS, batches, losses, mlp
 from .test_by_hand import data_parallel

@@ -54,7 +54,17 @@ def check(name, text, ranks):
 
 @pytest.mark.parametrize(("name", "ranks"), [(name, 2 + number % 2) for number, name in enumerate(FOUND)])
 def test_mistake_over_mpi(name, ranks):
-    line = [sys.executable, "-m", "hetu.dist.launch.heturun", "-w", str(ranks), "python", "-m", "tests.dist.mistakes", name]
+    line = [
+        sys.executable,
+        "-m",
+        "hetu.dist.launch.heturun",
+        "-w",
+        str(ranks),
+        "python",
+        "-m",
+        "tests.dist.mistakes",
+        name,
+    ]
     root = Path(__file__).parents[2]
     job = subprocess.run(line, cwd=root, capture_output=True, text=True, timeout=60, check=False)
     assert job.returncode == 1

@@ -10,8 +10,8 @@ import random
 import numpy as np
 import pytest
 
-from hetu.dist import DUP, MAX, MIN, SUM, Layout, Mesh, SerialComm, Shard, plan, redistribute, run_ranks
 from hetu.core.errors import ArgumentError, DTypeError, ShapeError
+from hetu.dist import DUP, MAX, MIN, SUM, Layout, Mesh, SerialComm, Shard, plan, redistribute, run_ranks
 
 from .layouts import check_parts, lower_bound, random_pair, scatter
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import hetu as ht
-from hetu.dist import DUP, SUM, Layout, Mesh, Shard, run_ranks
-from hetu.dist.ops import shard
-from hetu.dist.layout.rules import rule_of
-from hetu.dist.cut.strategy import Strategy
 from hetu.core.graph import OPS
+from hetu.dist import DUP, SUM, Layout, Mesh, Shard, run_ranks
+from hetu.dist.cut.strategy import Strategy
+from hetu.dist.layout.rules import rule_of
+from hetu.dist.ops import shard
 
 from ..samples import SAMPLES
 from ..test_ops import built
@@ -39,7 +39,7 @@ def random_layout(rng: np.random.Generator, grid: Layout, x: np.ndarray) -> Layo
 def test_operator_on_parts(sample):
     rng = np.random.default_rng(zlib.crc32(sample.id.encode()))
     nodes, feed = built(sample)
-    if not feed or any(a.ndim == 0 for a in feed.values()) and len(feed) == 1:
+    if not feed or (any(a.ndim == 0 for a in feed.values()) and len(feed) == 1):
         return
     (wanted,) = [ht.Executor(list(nodes)).run(feed)]
     for base in GRIDS.values():

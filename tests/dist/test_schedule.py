@@ -8,10 +8,10 @@ import re
 import pytest
 
 import hetu as ht
-from hetu.dist import Pipeline, Schedule
-from hetu.dist.cut.stages import assign, balanced_cut, label_by, marked_stages, phases
 from hetu.core.errors import ArgumentError, GraphError
 from hetu.core.graph import topological
+from hetu.dist import Pipeline, Schedule
+from hetu.dist.cut.stages import assign, balanced_cut, label_by, marked_stages, phases
 
 SHAPES = [*itertools.product((1, 2, 4, 7), (1, 2, 3, 4, 8, 16))]
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import hetu as ht
+from hetu.core.errors import ArgumentError, AxisError, GraphError, UnknownNameError
 from hetu.dist import SUM, Layout, Mesh, SerialComm, Shard, run_ranks, shard
 from hetu.dist.cut.builders import DataParallel, Parallel, TensorParallel, ZeRO
 from hetu.dist.cut.heterogeneous import Heterogeneous
 from hetu.dist.cut.strategy import Kept, Strategy
-from hetu.core.errors import ArgumentError, AxisError, GraphError, UnknownNameError
 
 from .models import losses, mlp
 

@@ -17,7 +17,7 @@ from hetu.gpu_kernels.emulator import Emulator
 from hetu.gpu_kernels.machine import Recorder
 from hetu.gpu_kernels.source import KernelError
 from hetu.gpu_kernels.table import bound
-from hetu.passes import absorb_casts
+from hetu.passes import absorb_casts, chosen_passes
 
 from . import fake_cupy
 
@@ -259,7 +259,7 @@ def test_a_block_trains_to_the_last_digit_as_with_casts(precision):
         h = nn.Linear(16, 16, bias=False)(nn.RMSNorm(16)(nn.TransformerBlock(16, 1)(x)))
         loss = ht.mean(ht.softmax_cross_entropy(h, t))
         entries = [loss, optim.Adam(1e-2).minimize(loss)]
-        names = [run.__name__ for run in ht.passes.chosen_passes(None, "gpu")]
+        names = [run.__name__ for run in chosen_passes(None, "gpu")]
         for passes in (names, [n for n in names if n != "absorb_casts"]):
             run = ht.Executor(entries, device="gpu", precision=precision, passes=passes)
             losses = [float(run.run(feed)[0]) for _ in range(2)]

@@ -41,13 +41,13 @@ def relu_and_its_bias_gradient(dtype: str, shape: tuple[int, ...]) -> list[Node]
     """The gradient of a rectified layer, and what it adds to the bias."""
     g, y, b = placed("g", shape, dtype), placed("y", shape, dtype), placed("b", shape[-1:], dtype)
     dx = g * ht.astype(y > 0, dtype=dtype)
-    return [dx, ht.ops.sum_to_like(dx, b)]
+    return [dx, ht.sum_to_like(dx, b)]
 
 
 def per_channel(dtype: str, shape: tuple[int, ...]) -> list[Node]:
     g, b = placed("g", shape, dtype), placed("b", (shape[1], 1, 1), dtype)
     dx = ht.square(g)
-    return [dx, ht.ops.sum_to_like(dx, b)]
+    return [dx, ht.sum_to_like(dx, b)]
 
 
 def along_rows(dtype: str, shape: tuple[int, ...]) -> list[Node]:
@@ -68,7 +68,7 @@ def dropped(dtype: str, shape: tuple[int, ...]) -> list[Node]:
     x, y, state = placed("x", shape, dtype), placed("y", shape, dtype), placed("state", (2,), "uint64")
     one = OPS["dropout"](x, state, rate=0.3, stream=5) + y
     two = OPS["dropout"](one, state, rate=0.5, stream=6)
-    return [one, two, ht.ops.sum_to_like(two, placed("b", shape[-1:], dtype))]
+    return [one, two, ht.sum_to_like(two, placed("b", shape[-1:], dtype))]
 
 
 def dropped_without_sum(dtype: str, shape: tuple[int, ...]) -> list[Node]:
@@ -282,7 +282,7 @@ def test_small_neighbours_share_a_launch():
 
 def test_the_bias_of_a_linear_layer_joins_what_follows():
     x, w, b = placed("x", (40, 30)), placed("w", (30, 50)), placed("b", (50,))
-    y = ht.ops.linear(x, w, b)
+    y = ht.linear(x, w, b)
     assert sizes(ht.gelu(y)) == [(2, 1)]
     feed = dict(zip((x, w, b), (RNG.standard_normal(n.shape, np.float32) for n in (x, w, b))))
     old, new = (interpret([n], feed)[0] for n in (ht.gelu(y), *fuse_elementwise([ht.gelu(y)])))

@@ -8,6 +8,7 @@ import pytest
 import hetu as ht
 from hetu import nn
 from hetu.core.errors import ShapeError
+from hetu.core.graph import replace
 
 BATCH, TIME, INPUTS, FEATURES = 3, 4, 5, 6
 
@@ -157,7 +158,7 @@ def test_gradients_flow_through_time(make):
 
     def last(x, *values):
         outputs, _ = layer(x)
-        return ht.graph.replace([outputs[:, -1]], dict(zip(layer.variables, values)))[0]
+        return replace([outputs[:, -1]], dict(zip(layer.variables, values)))[0]
 
     ht.check_gradients(last, (BATCH, TIME, INPUTS), *weights, order=1)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import hetu as ht
+from hetu.core.graph import OPS
 
 from . import Sample, real
 
@@ -73,26 +74,26 @@ SAMPLES = [
     ),
     Sample(
         "conv2d_dx",
-        lambda g, w: ht.conv2d_dx(g, w, size=(5, 6), **BUILD),
+        lambda g, w: OPS["conv2d_dx"](g, w, size=(5, 6), **BUILD),
         (real(2, 3, 3, 8), real(3, 2, 3, 2)),
         lambda g, w: adjoint(lambda x: loops(x, w, **STRIDED), g, (2, 2, 5, 6)),
     ),
     Sample(
         "conv2d_dx",
-        lambda g, w: ht.conv2d_dx(g, w, size=(4, 4), groups=2),
+        lambda g, w: OPS["conv2d_dx"](g, w, size=(4, 4), groups=2),
         (real(2, 4, 2, 3), real(4, 1, 3, 2)),
         lambda g, w: adjoint(lambda x: loops(x, w, groups=2), g, (2, 2, 4, 4)),
         label="groups",
     ),
     Sample(
         "conv2d_dw",
-        lambda x, g: ht.conv2d_dw(x, g, kernel=(3, 2), **BUILD),
+        lambda x, g: OPS["conv2d_dw"](x, g, kernel=(3, 2), **BUILD),
         (real(2, 2, 5, 6), real(2, 3, 3, 8)),
         lambda x, g: adjoint(lambda w: loops(x, w, **STRIDED), g, (3, 2, 3, 2)),
     ),
     Sample(
         "conv2d_dw",
-        lambda x, g: ht.conv2d_dw(x, g, kernel=(3, 2), groups=2),
+        lambda x, g: OPS["conv2d_dw"](x, g, kernel=(3, 2), groups=2),
         (real(2, 2, 4, 4), real(2, 4, 2, 3)),
         lambda x, g: adjoint(lambda w: loops(x, w, groups=2), g, (4, 1, 3, 2)),
         label="groups",

@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 import hetu as ht
+from hetu.core.graph import OPS
 
 from . import Sample, bools, distinct, given, ints, positive, real
 
@@ -18,11 +19,11 @@ erf = np.vectorize(math.erf)
 
 
 def unary(name, reference, make=A, **rest):
-    return Sample(name, getattr(ht, name), (make,), reference, **rest)
+    return Sample(name, OPS[name], (make,), reference, **rest)
 
 
 def binary(name, reference, first=A, second=B, **rest):
-    return Sample(name, getattr(ht, name), (first, second), reference, **rest)
+    return Sample(name, OPS[name], (first, second), reference, **rest)
 
 
 ARITHMETIC = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import hetu as ht
+from hetu.core.graph import OPS
 
 from . import Sample, given, ints, real
 
@@ -36,14 +37,14 @@ SAMPLES = [
     Sample("embedding", ht.embedding, (real(5, 3), ints(2, 4)), lambda x, i: x[i]),
     Sample(
         "scatter_rows",
-        ht.scatter_rows,
+        OPS["scatter_rows"],
         (real(5, 3), ints(2, 4), real(2, 4, 3)),
         lambda x, i, r: added(x * 0, i, r),
         strict=NO_SCATTER,
     ),
     Sample(
         "scatter_rows",
-        lambda x, i, r: ht.scatter_rows(x, i, ht.permute_dims(r, (2, 0, 1))),
+        lambda x, i, r: OPS["scatter_rows"](x, i, ht.permute_dims(r, (2, 0, 1))),
         (real(5, 2, 2), given(np.array([4, 4, 1], "int32")), real(2, 2, 3)),
         lambda x, i, r: added(x * 0, i, r.transpose(2, 0, 1)),
         "strided",
@@ -67,7 +68,7 @@ SAMPLES = [
     ),
     Sample(
         "put_along_axis_add",
-        lambda x, i, v: ht.put_along_axis_add(x, i, v, axis=1),
+        lambda x, i, v: OPS["put_along_axis_add"](x, i, v, axis=1),
         (real(3, 5, 2), ints(3, 4, 2), real(3, 4, 2)),
         lambda x, i, v: put(x, i, v, 1),
         strict=NO_SCATTER,

@@ -89,13 +89,13 @@ SAMPLES = [
     ),
     Sample(
         "max_pool2d_dx",
-        lambda g, taps: ht.max_pool2d_dx(g, taps, size=(4, 4), **WIDE),
+        lambda g, taps: OPS["max_pool2d_dx"](g, taps, size=(4, 4), **WIDE),
         (real(2, 2, 2, 2), TAPS),
         lambda g, taps: scattered(g, taps, (4, 4), (3, 2), (1, 2)),
     ),
     Sample(
         "max_pool2d_pick",
-        lambda x, taps: ht.max_pool2d_pick(x, taps, **WIDE),
+        lambda x, taps: OPS["max_pool2d_pick"](x, taps, **WIDE),
         (real(2, 2, 4, 4), TAPS),
         lambda x, taps: picked(x, taps, (3, 2), (1, 2)),
     ),
@@ -107,7 +107,7 @@ SAMPLES = [
     ),
     Sample(
         "avg_pool2d_dx",
-        lambda g: ht.avg_pool2d_dx(g, size=(4, 5), **WIDE),
+        lambda g: OPS["avg_pool2d_dx"](g, size=(4, 5), **WIDE),
         (real(2, 2, 2, 2),),
         lambda g: spread(g, (4, 5), (3, 2), (1, 2)),
     ),

@@ -9,7 +9,7 @@ import pytest
 
 import hetu as ht
 from hetu.core.errors import ArgumentError, CheckpointError
-from hetu.core.graph import OPS
+from hetu.core.graph import OPS, count_names_apart
 from hetu.core.op import Role, same_type
 from hetu.ps import BSP, SSP, Cache, Client, Parameter, RefusedError, ServerProcess
 from hetu.ps.saved import restore
@@ -72,7 +72,7 @@ def build(model, optimizer):
 
 
 def work(client: Client, rank: int, model: str, optimizer: str, steps: int = 6):
-    ht.graph.count_names_apart()
+    count_names_apart()
     ex = served(model, optimizer, client, rank, WORKERS)
     sparse = model == "embedded"
     losses = [float(ex.run("train", batch(s, sparse))[0]) for s in range(steps)]
@@ -138,7 +138,7 @@ def test_a_server_without_an_operator_of_the_rule_says_so_at_once():
 @pytest.mark.parametrize("mode", ["asp", "ssp:2"])
 def test_other_modes_learn(mode):
     def body(client: Client, rank: int):
-        ht.graph.count_names_apart()
+        count_names_apart()
         ex = served("dense", "sgd", client, rank, WORKERS)
         return [float(ex.run("train", batch(0, False))[0]) for _ in range(40)]
 
@@ -160,7 +160,7 @@ def test_a_table_that_is_only_looked_up_lives_on_the_servers():
 
 def test_a_batch_that_does_not_divide_is_refused():
     def body(client: Client, rank: int):
-        ht.graph.count_names_apart()
+        count_names_apart()
         ex = served("dense", "sgd", client, rank, WORKERS)
         with pytest.raises(ht.errors.ShapeError, match="does not divide among 2 workers"):
             ex.run("train", {name: value[:7] for name, value in batch(0, False).items()})
@@ -173,7 +173,7 @@ def test_a_batch_that_does_not_divide_is_refused():
 
 def test_a_strategy_decides_on_the_consistency_unless_another_worker_has():
     def body(client: Client, rank: int):
-        ht.graph.count_names_apart()
+        count_names_apart()
         served("dense", "sgd", client, consistency=SSP(2))
         assert client.status()[0]["consistency"] == "ssp:2"
         served("dense", "sgd", client, consistency=SSP(2))
@@ -227,7 +227,7 @@ def run_ahead(mode: str, cache: Cache | None, announce):
     """What two workers saw in six steps, and how many answers were on their way after each."""
 
     def body(client: Client, rank: int):
-        ht.graph.count_names_apart()
+        count_names_apart()
         ex = served("embedded", "sgd", client, rank, WORKERS, cache=cache)
         losses, waiting = [], []
         for s in range(6):
@@ -283,7 +283,7 @@ def test_checkpoints_pass_between_one_process_and_servers_and_training_goes_on(m
     one.save(tmp_path / "one", {"note": 7})
 
     def body(client: Client, rank: int, load: str, steps: range, save: str):
-        ht.graph.count_names_apart()
+        count_names_apart()
         ex = served(model, optimizer, client, rank, WORKERS, cache=cache)
         extra = ex.load(tmp_path / load)
         ex.save(tmp_path / "again", extra)
@@ -294,7 +294,7 @@ def test_checkpoints_pass_between_one_process_and_servers_and_training_goes_on(m
 
     first = job("bsp", WORKERS, lambda c, r: body(c, r, "one", range(3, 6), "six"), servers=2)
     assert [extra for extra, _ in first] == [{"note": 7}] * WORKERS
-    ht.graph.count_names_apart()
+    count_names_apart()
     other = ht.Executor(build(model, optimizer), seed=1)
     assert other.load(tmp_path / "again") == {"note": 7}
     same(dict(other.state), dict(one.state))
@@ -307,7 +307,7 @@ def test_a_checkpoint_of_another_model_changes_nothing_on_the_servers(tmp_path):
     ht.Executor(build("embedded", "sgd")).save(tmp_path / "one")
 
     def body(client: Client, rank: int):
-        ht.graph.count_names_apart()
+        count_names_apart()
         ex = served("embedded", "adam", client)
         before = {name: client.pull(name).wait() for name in client.parameters}
         with pytest.raises(CheckpointError, match="belongs to another model"):

@@ -8,6 +8,7 @@ import pytest
 import hetu as ht
 from hetu import dist
 from hetu.core.errors import ArgumentError
+from hetu.core.graph import count_names_apart
 from hetu.dist import Served, Strategy, run_ranks
 from hetu.plan.builders import PS, AllReduce, PartitionedAllReduce, PartitionedPS, RandomAxisAllReduce
 from hetu.ps import ASP, BSP, SSP, Cache, Client
@@ -101,7 +102,7 @@ def test_ranks_with_servers_train_alike_by_what_is_read(name):
 @pytest.mark.parametrize("name", APART)
 def test_workers_train_alike_by_what_is_read(name):
     def body(client: Client, rank: int, strategy):
-        ht.graph.count_names_apart()
+        count_names_apart()
         comm = Connected(ht.ps.wire.environment.Place(rank, 2), client)
         ex = ht.Executor(model(OPTIMIZERS["sgd"]()), strategy=strategy, comm=comm)
         assert (ex.placement.rank, ex.placement.world_size) == (rank, 2)

@@ -116,7 +116,8 @@ def _job() -> MPIComm:
     MPI = start()
     if MPI.COMM_WORLD.size != job_size():
         raise MissingDependencyError(
-            f"this is one of {job_size()} processes, but MPI sees {MPI.COMM_WORLD.size}: its own mpiexec did not start them",
+            f"this is one of {job_size()} processes, but MPI sees {MPI.COMM_WORLD.size}: its own mpiexec "
+            "did not start them",
             fix="use heturun, which finds the right one; under Slurm srun --mpi=pmi2 or --mpi=pmix",
         )
     comm = MPIComm(MPI.COMM_WORLD, range(MPI.COMM_WORLD.size), DEADLINE, process)

@@ -231,8 +231,8 @@ def run_ranks(n: int, fn: Callable[[Comm], R], *, rendezvous: bool = False, dead
         raise ArgumentError(f"{n} ranks as threads", fix=f"use 1 to {MOST_RANKS}; heturun starts more, as processes")
     world = _World(n, rendezvous, deadline)
     for rank in range(n):
-        # Every thread has a copy of the caller's context, so that scopes opened around this call hold inside, and its own
-        # counts of names, so that all ranks give the parts of a model the same names.
+        # Every thread has a copy of the caller's context, so that scopes opened around this call hold inside, and
+        # counts names by itself, so that all ranks give the parts of a model the same names.
         comm = ThreadComm(world, rank, range(n), deadline)
         body = functools.partial(world.run, rank, fn, comm)
         context = contextvars.copy_context()

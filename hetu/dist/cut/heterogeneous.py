@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 
 from ...core.errors import ArgumentError
-from .builders import Parallel
 from ..layout.layout import DUP, Layout, Shard
+from .builders import Parallel
 
 
 class Groups:

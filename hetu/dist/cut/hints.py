@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from ...core.graph import Node, rewrite, topological
 from ...core.op import Role
 from ..layout.layout import Layout
-from ..ops import shard
 from ..layout.rules import rule_of
+from ..ops import shard
 
 
 def hint_gradients(outputs: Sequence[Node], store: Callable[[Node], Layout]) -> tuple[Node, ...]:

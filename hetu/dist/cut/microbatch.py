@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from ...core.errors import GraphError
 from ...core.graph import Node, topological
 from ...core.op import Role
-from ..layout.deduce import AxisId, Deduction, Grid, deduce
 from ..layout.deduce import AxisId, Deduction, Grid, deduce, updating
 from ..layout.layout import DUP, PENDING, Layout, Piece, Shard
 from .staged import Staged

@@ -12,18 +12,18 @@ from typing import Any
 
 from ...core.errors import GraphError
 from ...core.graph import OPS, Node, origin_of, rewrite, topological
-from ...core.op import Role
 from ...core.memory import types_of
-from ...passes import simplify
+from ...core.op import Role
 from ...core.placement import Local
+from ...passes import simplify
 from ..layout.boxes import Box, within
-from .bucket import bucket_reductions
 from ..layout.deduce import Deduction, deduce, updating
-from .hints import hint_gradients, push_hints
 from ..layout.layout import Layout, Piece
-from ..ops import RESHARD
 from ..layout.redistribute import plan
 from ..layout.rules import rule_of
+from ..ops import RESHARD
+from .bucket import bucket_reductions
+from .hints import hint_gradients, push_hints
 from .strategy import Strategy
 
 Key = tuple[Node, Layout, str]

@@ -13,12 +13,12 @@ from typing import Any
 from ...core.errors import ArgumentError
 from ...core.graph import Node
 from ...core.op import Role
-from .builders import Parallel
 from ..layout.layout import DUP, Layout, Shard, show_ranks
+from .builders import Parallel
 from .place import marked_places
 from .schedule import Schedule
-from .stages import EVERYWHERE, assign, balanced_cut, label_by, marked_stages, phases
 from .staged import Staged
+from .stages import EVERYWHERE, assign, balanced_cut, label_by, marked_stages, phases
 from .strategy import Kept
 
 

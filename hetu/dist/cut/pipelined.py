@@ -18,18 +18,18 @@ import numpy as np
 from ...core.errors import GraphError, ShapeError
 from ...core.graph import OPS, Node, origin_of, topological
 from ...core.op import Role
+from ...core.placement import Local
 from ...ops.random import random_state
 from ...passes import simplify
-from ...core.placement import Local
 from ..layout.boxes import Box, within
-from .bucket import bucket_reductions
 from ..layout.deduce import Grid
-from .hints import push_hints
 from ..layout.layout import DUP, MAX, MIN, PENDING, SUM, Layout, Piece
+from .bucket import bucket_reductions
+from .hints import push_hints
 from .microbatch import Stages, lift, over_microbatches, pieces_of, stage_grid, unsplit, within_microbatch
 from .partition import Walk, decomposed, split_though_fixed
-from .staged import Staged
 from .schedule import Action, Schedule
+from .staged import Staged
 from .stages import BACKWARD, EVERYWHERE, FORWARD, START, UPDATE
 
 COMBINE = {SUM: "add", MAX: "maximum", MIN: "minimum"}

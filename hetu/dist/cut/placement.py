@@ -17,19 +17,19 @@ import numpy as np
 from ...core import checkpoint
 from ...core.errors import CheckpointError, GraphError
 from ...core.graph import Graph, Node
-from ...passes import Pass, simplify, sparsify_updates
 from ...core.placement import FilePath, Local, attaches
 from ...core.program import Program
-from ...look.table import rows_html
 from ...core.state import State, Wanted, fitting
 from ...core.types import Atom
-from ..layout.boxes import Box
+from ...look.table import rows_html
+from ...passes import Pass, simplify, sparsify_updates
 from ..comm.comm import Comm
 from ..comm.mpi import world
 from ..comm.nccl import on_device
+from ..layout.boxes import Box
 from .partition import partition
-from .staged import Staged
 from .pipelined import pipelined
+from .staged import Staged
 from .strategy import Builder, Strategy
 from .table import rows
 

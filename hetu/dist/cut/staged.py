@@ -13,8 +13,8 @@ from ...core.errors import ShapeError
 from ...core.graph import Node
 from ...core.op import Role
 from ...core.types import Atom
-from .kept import Kept
 from ..layout.layout import Layout
+from .kept import Kept
 from .schedule import Schedule
 from .strategy import Strategy
 

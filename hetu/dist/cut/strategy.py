@@ -16,14 +16,14 @@ from typing import Any, ClassVar
 from ...core.errors import ArgumentError, AxisError, GraphError, UnknownNameError, did_you_mean
 from ...core.graph import OPS, Node, origin_of, topological
 from ...core.op import Role
+from ...core.types import Atom
 from ...look.svg import Svg
 from ...look.table import rows_html
-from ...core.types import Atom
-from ..layout.deduce import Grid
 from ..comm.hierarchical import Hosts
+from ..layout.deduce import Grid
 from ..layout.initial import LocalInitializer
-from .kept import Kept, Served, read_kept
 from ..layout.layout import Layout, Piece, show_ranks
+from .kept import Kept, Served, read_kept
 from .place import assign, marked_places
 from .table import shards, table
 

@@ -11,13 +11,13 @@ from typing import Protocol
 
 from ...core.graph import Node, topological
 from ...core.op import Role
+from ...core.types import show_shape
 from ...look.shards import shards_svg
 from ...look.svg import Svg
-from ...core.types import show_shape
 from ..layout.deduce import Grid
-from .kept import Kept, Served
 from ..layout.layout import DUP, SUM, Layout, Piece
 from ..layout.redistribute import plan
+from .kept import Kept, Served
 
 HEADER = ("variable", "shape", "compute", "store", "bytes a rank", "collectives")
 

@@ -26,10 +26,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...core.errors import ArgumentError, HetuError, MissingDependencyError
-from .cluster import Host, mpiexec_options, read_cluster
 from ..comm import guard
 from ..comm.guard import FAILED, RANK_VARIABLES, RC_SILENT, RUN_DIRECTORY, TERMINALS, job_size
 from ..comm.recorder import ask
+from .cluster import Host, mpiexec_options, read_cluster
 from .servers import Servers
 
 MPIEXEC = "HETU_MPIEXEC"

@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .boxes import Box, cells, contains, hull, intersect, sizes, volume, within
 from ..comm.comm import Comm
 from ..comm.hierarchical import Hosts, all_to_all, within_hosts
+from .boxes import Box, cells, contains, hull, intersect, sizes, volume, within
 from .layout import ACROSS, DUP, PENDING, Layout, Piece
 
 Group = tuple[int, ...]

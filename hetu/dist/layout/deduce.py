@@ -17,8 +17,8 @@ from functools import cached_property
 from typing import Any
 
 from ...core.graph import Node, topological
-from ...core.op import Op, Role
 from ...core.memory import types_of
+from ...core.op import Op, Role
 from .layout import ACROSS, DUP, MAX, MIN, SUM, Layout, Shard
 from .rules import Rule, Term, rule_of
 

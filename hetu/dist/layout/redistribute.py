@@ -19,10 +19,10 @@ from typing import NamedTuple
 import numpy as np
 
 from ...core.errors import ArgumentError, DTypeError, ShapeError
-from .boxes import Box, cells, contains, sizes, volume, within
-from .collectives import Collective, find
 from ..comm.comm import REDUCE, Comm
 from ..comm.hierarchical import Hosts
+from .boxes import Box, cells, contains, sizes, volume, within
+from .collectives import Collective, find
 from .layout import MAX, MIN, PENDING, SUM, Layout, Piece, Term
 
 
