@@ -64,7 +64,9 @@ class _Writer:
     """Writes a tape: `place` says in which register a value lies, `left` how often it will still be read."""
 
     def __init__(self, composition: Composition) -> None:
-        self.c, self.steps, self.scratch = composition, [], []
+        self.c = composition
+        self.steps: list[Apply | Mix] = []
+        self.scratch: list[bool] = []
         self.left = composition.readers()
         self.place = {node: k for k, node in enumerate(composition.inputs[: composition.arrays])}
         self.home = {node: k for k, node in enumerate(composition.outputs)}
@@ -177,7 +179,7 @@ def in_place(
     calls: list[Instruction] = []
     for registers in _blocks((*outs, arrays[-1]), tape.scratch, scratch or Scratch()):
         for step in tape.steps:
-            calls += (_apply if isinstance(step, Apply) else _mix)(step, registers, numbers)
+            calls += _apply(step, registers, numbers) if isinstance(step, Apply) else _mix(step, registers, numbers)
         calls += [partial(np.copyto, registers[k], registers[register]) for k, register in tape.copies]
     return [*copied(outs, arrays), *numbers.calls, *calls]
 
@@ -205,8 +207,7 @@ def _apply(step: Apply, registers: Sequence[np.ndarray], numbers: _Numbers) -> l
 
 def _mix(step: Mix, registers: Sequence[np.ndarray], numbers: _Numbers) -> list[Instruction]:
     out, other, spare = registers[step.out], registers[step.other], registers[step.spare]
-    keeps, factor = step.scale == (1, None), numbers.factor(step.factor)
-    scale = None if keeps else numbers.factor(step.scale)
+    keeps, factor, scale = step.scale == (1, None), numbers.factor(step.factor), numbers.factor(step.scale)
     call = axpy(other, out, factor) if keeps else axpby(other, out, factor, scale)
     if call is not None:
         return [call]
