@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import hetu as ht
-from hetu.core.graph import Graph, topological
+from hetu.core.graph import OPS, Graph, topological
 from hetu.core.interpret import interpret
 from hetu.core.memory import plan
 from hetu.core.types import as_dtype
@@ -107,6 +107,20 @@ def test_an_update_that_depends_on_another_stays_by_itself():
     first = ht.optim.sgd(a, a * 2.0, 0.1)
     second = ht.optim.sgd(b, ht.sum(first) * b, 0.1)
     assert grouped({a: first, b: second})[1] == []
+
+
+def test_a_rule_that_does_other_things_to_other_shapes_is_joined_by_what_it_does():
+    @ht.optim.update_rule
+    def by_rank(p, g, lr):
+        return p - lr * g if p.ndim == 1 else p - lr * ht.sign(g)
+
+    OPS.pop("by_rank"), OPS.pop("by_rank_rows")
+    variables = [ht.variable(f"r{k}", np.ones(shape, "f4")) for k, shape in enumerate([(3,), (2, 3), (4,), (1, 2)])]
+    updates = {v: by_rank(v, v * 3.0, 0.5) for v in variables}
+    new, groups = grouped(updates)
+    assert [g.attrs["count"] for g in groups] == [2, 2]
+    feed = {v: np.ones(v.shape, v.dtype) for v in variables}
+    assert [made.flat[0] for made in interpret(tuple(new.values()), feed)] == [-0.5, 0.5, -0.5, 0.5]
 
 
 # -- mixed precision ---------------------------------------------------------------------------------------------------

@@ -26,7 +26,10 @@ PARTS = {
     "operators": (("test_ops.py",), "reference or gradient or bound and float32 or place or every_operator"),
     "graphs": (("test_program.py",), "random_graphs and default or place or updates or fails or size"),
     "training": (("test_training.py", "test_optim.py"), "learns or equal or resume or best or rows"),
-    "strategies": (("dist/test_strategies.py", "strategies/test_parameter_server.py"), "20_steps and mlp or by_hand or bsp"),
+    "strategies": (
+        ("dist/test_strategies.py", "strategies/test_parameter_server.py"),
+        "20_steps and mlp or by_hand or bsp",
+    ),
 }
 
 

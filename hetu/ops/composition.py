@@ -89,13 +89,22 @@ class Composition:
         dtype, known = values[0].dtype, dict(zip(self.inputs, values))
         for scalar in self.inputs[self.arrays :]:
             known[scalar] = xp.asarray(known[scalar], dtype=xp.float64)
-        for node in self.nodes:
-            arrays = [known[i] for i in node.inputs]
-            if node in self.full:
-                cast = [i not in self.full and i.dtype == WIDE for i in node.inputs]
-                arrays = [xp.asarray(a, dtype=dtype) if c else a for a, c in zip(arrays, cast)]
+        for node, narrow, last in self._order:
+            arrays = [xp.asarray(known[i], dtype=dtype) if n else known[i] for i, n in zip(node.inputs, narrow)]
             known[node] = node.op.forward(xp, *arrays, **node.attrs)
+            for value in last:
+                del known[value]
         return [xp.astype(known[o], dtype, copy=False) for o in self.outputs]
+
+    @cached_property
+    def _order(self) -> list[tuple[Node, list[bool], set[Node]]]:
+        """Of each operator which inputs are scalars that meet arrays, and what nobody reads afterwards."""
+        order, kept = [], {*self.outputs}
+        for node in reversed(self.nodes):
+            narrow = [node in self.full and i not in self.full and i.dtype == WIDE for i in node.inputs]
+            order.append((node, narrow, {*node.inputs} - kept))
+            kept |= {*node.inputs}
+        return order[::-1]
 
     def readers(self) -> Counter[Node]:
         """How often each value is read, by operators or as a result."""
@@ -104,7 +113,9 @@ class Composition:
     def key(self) -> tuple[Any, ...]:
         """Equal for two that do the same to arrays of any shape."""
         number = {node: k for k, node in enumerate((*self.inputs, *self.nodes))}
-        lines = [(n.op, tuple(number[i] for i in n.inputs), *sorted(_plain(n.attrs).items())) for n in self.nodes]
+        lines = [
+            (n.op, n.dtype, tuple(number[i] for i in n.inputs), *sorted(_plain(n.attrs).items())) for n in self.nodes
+        ]
         return self.arrays, len(self.inputs), tuple(lines), tuple(number[o] for o in self.outputs)
 
     # -- as plain data ---------------------------------------------------------------------------------------------

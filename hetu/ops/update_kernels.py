@@ -64,7 +64,9 @@ class _Writer:
     """Writes a tape: `place` says in which register a value lies, `left` how often it will still be read."""
 
     def __init__(self, composition: Composition) -> None:
-        self.c, self.steps, self.scratch = composition, [], []
+        self.c = composition
+        self.steps: list[Apply | Mix] = []
+        self.scratch: list[bool] = []
         self.left = composition.readers()
         self.place = {node: k for k, node in enumerate(composition.inputs[: composition.arrays])}
         self.home = {node: k for k, node in enumerate(composition.outputs)}
@@ -82,8 +84,8 @@ class _Writer:
 
     def _dying(self, values: Sequence[Node]) -> list[Node]:
         """Those of the arrays read now that nobody reads later and whose register may be written."""
-        readable = self.c.arrays - 1
-        return [v for v in values if v in self.place and self.left[v] == values.count(v) and self.place[v] != readable]
+        last = self.c.arrays - 1  # which is only read
+        return [v for v in values if self.place.get(v, last) != last and self.left[v] == values.count(v)]
 
     def _read(self, values: Sequence[Node], out: int) -> None:
         """Count these values as read; scratch that nobody needs any more is free, but for `out`."""
@@ -177,7 +179,7 @@ def in_place(
     calls: list[Instruction] = []
     for registers in _blocks((*outs, arrays[-1]), tape.scratch, scratch or Scratch()):
         for step in tape.steps:
-            calls += (_apply if isinstance(step, Apply) else _mix)(step, registers, numbers)
+            calls += _apply(step, registers, numbers) if isinstance(step, Apply) else _mix(step, registers, numbers)
         calls += [partial(np.copyto, registers[k], registers[register]) for k, register in tape.copies]
     return [*copied(outs, arrays), *numbers.calls, *calls]
 
@@ -205,8 +207,7 @@ def _apply(step: Apply, registers: Sequence[np.ndarray], numbers: _Numbers) -> l
 
 def _mix(step: Mix, registers: Sequence[np.ndarray], numbers: _Numbers) -> list[Instruction]:
     out, other, spare = registers[step.out], registers[step.other], registers[step.spare]
-    keeps, factor = step.scale == (1, None), numbers.factor(step.factor)
-    scale = None if keeps else numbers.factor(step.scale)
+    keeps, factor, scale = step.scale == (1, None), numbers.factor(step.factor), numbers.factor(step.scale)
     blas = kernels("cpu").blas
     call = blas.axpy(other, out, factor) if keeps else blas.axpby(other, out, factor, scale)
     if call is not None:
@@ -324,14 +325,43 @@ def rows_bind(rule: Any, xp: Any, out: Any, *arrays: Any, window: Window = None,
     copies = copied(outs, tables)
     if window is None and composition.descent is not None:
         return [*copies, *_subtract_rows(composition, out, ids, rows, scalars)]
-    gather = _SumRows(outs[0], ids, rows) if window is None else None
+    if window is None and tape_of(composition) is not None:
+        return [*copies, *_change_rows(composition, outs, ids, rows, scalars)]
 
     def update() -> None:
-        touched, sums = gather() if gather else _SumRows(outs[0], *own_rows(ids, rows, window))()
+        touched, sums = _SumRows(outs[0], *own_rows(ids, rows, window))()
         for o, n in zip(outs, composition.run(np, [*(o[touched] for o in outs), sums, *scalars])):
             o[touched] = n
 
     return [*copies, update]
+
+
+def _change_rows(
+    composition: Composition,
+    outs: Sequence[np.ndarray],
+    ids: np.ndarray,
+    rows: np.ndarray,
+    scalars: Sequence[np.ndarray],
+) -> list[Instruction]:
+    """A rule in place on copies of the touched rows, as many as there are ids: the first row stands in for the rest."""
+    if not ids.size:
+        return []
+    gather, places = _SumRows(outs[0], ids, rows), np.empty(ids.size, np.intp)
+    copies = [np.empty((ids.size, *o.shape[1:]), o.dtype) for o in outs]
+    calls = in_place(composition, copies, (*copies, gather.sums), scalars)
+
+    def update() -> None:
+        touched, _ = gather()
+        count = len(touched)
+        places[:count], places[count:], gather.sums[count:] = touched, touched[0], gather.sums[0]
+        for table, copy in zip(outs, copies):
+            np.take(table, places, axis=0, out=copy, mode="clip")
+        for call in calls:
+            call()
+        for table, copy in zip(outs, copies):
+            table[touched] = copy[:count]
+
+    return [update]
 
 
 def _subtract_rows(

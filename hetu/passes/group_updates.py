@@ -36,8 +36,9 @@ def group_updates(outputs: Sequence[Node]) -> tuple[Node, ...]:
             choices = _choices(node, readers)
             condition = choices[0].inputs[:1] if choices and not behind[choices[0].inputs[0]] else ()
             chosen.update(choices if condition else ())
-            scalars = update.split(node.inputs)[2]
-            groups[condition, node.op, node.inputs[0].dtype, scalars, tuple(node.attrs.items())].append(node)
+            scalars, what = update.split(node.inputs)[2], update.of(node)
+            alike = None if what.whole else what  # a rule may do other things to parameters of other shapes
+            groups[condition, node.op, alike, node.inputs[0].dtype, scalars, tuple(node.attrs.items())].append(node)
     places: dict[Node, tuple[Node, int]] = {}
     for (condition, *_), members in groups.items():
         if len(members) > 1 or condition:

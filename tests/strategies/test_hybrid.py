@@ -22,12 +22,19 @@ from hetu.ps.wire import environment
 from hetu.strategies import Choice, Connected, Hybrid, ParameterServer
 
 from ..dist.test_launch import heturun
+from ..samples.update import stranger
 
 ROWS, STEPS, DEADLINE = 12, 6, 30.0
+
+
+class Stranger(ht.optim.Optimizer):
+    rule = stranger
+
+
 OPTIMIZERS = {
     "sgd": lambda: ht.optim.SGD(0.3),
     "adam": lambda: ht.optim.Adam(0.05),
-    "lion": lambda: ht.optim.Lion(0.01),
+    "stranger": lambda: Stranger(0.05),  # of which no server process has heard
     "adagrad-cosine": lambda: ht.optim.AdaGrad(ht.schedules.cosine(0.1, 10)),
 }
 

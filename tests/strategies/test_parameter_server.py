@@ -9,8 +9,8 @@ import pytest
 
 import hetu as ht
 from hetu.core.errors import ArgumentError, CheckpointError
-from hetu.core.graph import count_names_apart
-from hetu.core.op import Role
+from hetu.core.graph import OPS, count_names_apart
+from hetu.core.op import Role, same_type
 from hetu.ps import BSP, SSP, Cache, Client, Parameter, RefusedError, ServerProcess
 from hetu.ps.saved import restore
 from hetu.ps.wire.environment import Place
@@ -108,6 +108,31 @@ def test_what_servers_cannot_train_is_refused(optimizer, reason):
 
     with pytest.raises(ArgumentError, match=f"servers cannot apply .* to 'model/.*{reason}"):
         job("bsp", 1, body)
+
+
+def test_a_server_without_an_operator_of_the_rule_says_so_at_once():
+    @ht.op(infer=same_type, dims="...->...")
+    def unheard(xp, x):
+        return xp.sign(x)
+
+    @ht.optim.update_rule
+    def unheard_descent(p, g, lr):
+        return p - lr * unheard(g)
+
+    class Unheard(ht.optim.Optimizer):
+        rule = unheard_descent
+
+    def body(client: Client, rank: int):
+        worker = Connected(Place(rank, 1), client)
+        ex = ht.Executor({"train": dense(Unheard(0.1))[:2]}, strategy=ParameterServer(), comm=worker)
+        ex.run("train", batch(0, False))
+
+    try:
+        with pytest.raises(RefusedError, match="no operator 'unheard' here"):
+            job("bsp", 1, body)
+    finally:
+        for name in ("unheard", "unheard_descent", "unheard_descent_rows"):
+            OPS.pop(name)
 
 
 @pytest.mark.parametrize("mode", ["asp", "ssp:2"])
