@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..core.graph import OPS, Node, topological
+from ..core.kernels import Call
 from ..core.op import op
 from ..core.types import TensorType
 from ..ops.activation import CUBIC, DENSITY, RATE
@@ -21,7 +22,6 @@ from ..ops.elementwise import dtype_of, to_dtype
 from ..ops.functions import normal_distribution
 from .elementwise import BLOCK
 from .share import share
-from .table import Call
 
 
 def _pair(x: TensorType) -> tuple[TensorType, TensorType]:

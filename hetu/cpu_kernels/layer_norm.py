@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from ..core.graph import OPS, Node, topological
+from ..core.kernels import Call
 from ..core.op import op
 from ..core.types import TensorType
 from .batch_norm import runs_fast
 from .normalization import Rows
 from .share import share
-from .table import Call
 
 
 def _rows_type(x: TensorType, *_: TensorType, **__: Any) -> tuple[TensorType, ...]:

@@ -19,10 +19,10 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from ..core.errors import ShapeError
+from ..core.kernels import Call
 from ..core.op import op
 from ..core.types import TensorType
 from . import lanes
-from .table import Call
 
 Pair = tuple[int, int]
 LEAST = 1 << 18  # elements of a lane
