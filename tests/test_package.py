@@ -44,7 +44,7 @@ FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names.
 ROOMS = {"cpu_kernels", "gpu_kernels"}
 BELOW = {"core.errors", "core.kernels", "core.backend"}
 FIRST = {"cpu_kernels", *(f"cpu_kernels.{name}" for name in ("table", "ufuncs", "blas", "lanes"))}
-SWITCHED_BY_MODULE = {"update_kernels.py", "fused_update.py"}  # whose blocks are to follow behind the wall
+SWITCHED_BY_MODULE = {"update_kernels.py"}  # whose blocks are to follow behind the wall
 
 # Heavy or optional packages, and the only places that may name them.
 GUARDED = {

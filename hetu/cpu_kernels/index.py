@@ -9,8 +9,9 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
+from ..core.kernels import Call
 from ..ops.index import Window, take
-from .table import Call, kernel
+from .table import kernel
 
 
 @kernel(take)

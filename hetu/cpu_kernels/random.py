@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from ..core.kernels import Call
 from ..core.types import Shape
 from ..ops.random import Stream, Window, _dropout, _kept, _scale, _values, random
-from .table import Call, kernel
+from .table import kernel
 
 
 @kernel(random)

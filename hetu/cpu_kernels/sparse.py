@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from ..core.kernels import Call
 from ..ops.sparse import _check_entries, _is_fixed, sampled_matmul, sparse_matmul
 from . import lanes
-from .table import Call, kernel
+from .table import kernel
 
 CHUNK = 1 << 17  # numbers gathered at a time, which stay in the second-level cache
 LEAST = 1 << 12  # rows of a lane
@@ -51,7 +52,7 @@ def sparse_matmul_bind(
     def ordered(part: slice) -> list[Call]:
         return [partial(made.take, order.place[part], 0, out[part], "clip")]
 
-    return [*calls, *lanes.over(len(blocks), products, 2), *lanes.over(size, ordered, LEAST)]
+    return [*calls, *(lanes.over(len(blocks), products, 2) or ()), *(lanes.over(size, ordered, LEAST) or ())]
 
 
 class _Blocks:
