@@ -8,6 +8,7 @@ touched.
 import importlib as _importlib
 import typing as _typing
 
+from . import checkpoint as _checkpoint  # which enters what saves and loads
 from . import data, init, look, metrics, nn, optim, schedules
 from . import passes as _passes  # which enters them
 from .core import errors

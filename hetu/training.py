@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from .core.checkpoint import exists
+from .checkpoint import exists
 from .core.errors import ArgumentError, CheckpointError, DataError, NumericError, UnknownNameError, did_you_mean, public
 from .core.executor import Executor
 from .core.graph import Node

@@ -24,7 +24,7 @@ FLOORS = [
     "core.autodiff core.interpret core.simplify core.specialize core.training_flag core.memory core.passes"
     " passes cpu_kernels gpu_kernels",
     "nn optimizer optim schedules init metrics data",
-    "core look gradcheck training",
+    "core look gradcheck checkpoint training",
     "dist.comm ps.store",
     "dist.layout dist.ops dist.by_hand ps.wire",
     "dist.cut ps",

@@ -15,15 +15,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from .checkpoint import Box
 from .errors import ArgumentError, UnknownNameError, did_you_mean
 from .graph import Node
 from .passes import Pass
 from .program import Program
-from .state import State
+from .state import FilePath, State
 from .types import Atom
 
-FilePath = str | os.PathLike[str]
+Box = tuple[tuple[int, int], ...]  # (low, high) of every axis
 
 
 @dataclass(frozen=True)

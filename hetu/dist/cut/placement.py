@@ -14,12 +14,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ...core import checkpoint
+from ... import checkpoint
+from ...checkpoint import Wanted, fitting
 from ...core.errors import CheckpointError, GraphError
 from ...core.graph import Graph, Node
 from ...core.placement import FilePath, Local, attaches
 from ...core.program import Program
-from ...core.state import State, Wanted, fitting
+from ...core.state import State
 from ...core.types import Atom
 from ...look.table import rows_html
 from ...passes import Pass, simplify, sparsify_updates
