@@ -10,7 +10,6 @@ import pytest
 import hetu as ht
 from hetu import nn, optim, schedules
 from hetu.core.errors import ArgumentError, GradientError, ShapeError, ValueRangeError
-from hetu.ops import update_kernels
 
 from .samples.update import ON_ELEMENTS, RULES
 
@@ -246,23 +245,6 @@ def test_two_optimizers_share_a_loss():
     ex = ht.Executor([{**first.minimize(a * b, [a]), **second.minimize(a * b, [b])}])
     ex.run()
     np.testing.assert_allclose([ex.state[a], ex.state[b]], [0.9, 0.5], rtol=1e-6)
-
-
-@pytest.mark.parametrize("transposed", [False, True])
-def test_long_parameters_are_updated_in_blocks(monkeypatch, transposed):
-    """Blocks, a remainder, and a gradient in another memory order give what whole arrays give."""
-    monkeypatch.setattr(update_kernels, "BLOCK", 40)
-    rng = np.random.default_rng(0)
-    p, m, v = rng.normal(size=(3, 23, 7))
-    v = v**2
-    g = rng.normal(size=(7, 23)).T if transposed else rng.normal(size=(23, 7))
-    lr, step = np.array(0.1), np.array(3)
-    attrs = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "weight_decay": 0.1}
-    wanted = ht.optim.adam.forward(np, p, m, v, g, lr, step, **attrs)
-    for call in ht.optim.adam.bound(np, (p, m, v), (p, m, v, g, lr, step), attrs):
-        call()
-    for got, right in zip((p, m, v), wanted):
-        np.testing.assert_allclose(got, right, rtol=1e-12)
 
 
 @pytest.mark.parametrize("rule", ON_ELEMENTS)

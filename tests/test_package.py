@@ -44,7 +44,6 @@ FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names.
 ROOMS = {"cpu_kernels", "gpu_kernels"}
 BELOW = {"core.errors", "core.kernels", "core.backend"}
 FIRST = {"cpu_kernels", *(f"cpu_kernels.{name}" for name in ("table", "ufuncs", "blas", "lanes"))}
-SWITCHED_BY_MODULE = {"update_kernels.py"}  # whose blocks are to follow behind the wall
 
 # Heavy or optional packages, and the only places that may name them.
 GUARDED = {
@@ -221,7 +220,7 @@ def test_imports_between_the_files_of_distribution_go_one_way() -> None:
     graphlib.TopologicalSorter(graph).prepare()  # CycleError names the circle
 
 
-@files([f for f in FILES if f.parent in (PACKAGE / "ops", PACKAGE / "passes") and f.name not in SWITCHED_BY_MODULE])
+@files([f for f in FILES if f.parent in (PACKAGE / "ops", PACKAGE / "passes")])
 def test_what_operators_mean_has_no_branch_on_the_array_module(file: Path) -> None:
     assert not re.search(r"\bxp is (not )?np\b|\bxp\.__name__", file.read_text("utf-8"))
 

@@ -37,7 +37,7 @@ PATTERNS = {
     "fuse_elementwise": "what ends or enters a group", "group_casts": "casts", "group_checks": "all, isfinite",
     "group_updates": "updates", "mixed_precision": "casts, transposes, first gradients", "norm_relu": "norm and relu",
     "share": "forms of one function", "simplify": "identities", "sparsify": "scattered gradients",
-    "update": "the product or sum that makes a gradient", "update_kernels": "a x + b y", "composition": "p - lr g",
+    "update": "the product or sum that makes a gradient", "composition": "p - lr g",
     "specialize": "a size that became known", "explain": "counts what it prints",
     "optimizer": "the zeros of a gradient that is unused",
 }  # fmt: skip

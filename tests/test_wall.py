@@ -25,7 +25,11 @@ DEADLINE = 240  # seconds, of a test that takes 15 on a machine of its own
 PARTS = {
     "operators": (("test_ops.py",), "reference or gradient or bound and float32 or place or every_operator"),
     "graphs": (("test_program.py",), "random_graphs and default or place or updates or fails or size"),
-    "training": (("test_training.py", "test_optim.py"), "learns or equal or resume or best or rows"),
+    "training": (("test_training.py",), "learns or equal or resume or best"),
+    "optimizers": (
+        ("test_optim.py", "ps/test_store.py"),
+        "test_optim or alike or every_row or new_rate or large_batch",
+    ),
     "strategies": (
         ("dist/test_strategies.py", "strategies/test_parameter_server.py"),
         "20_steps and mlp or by_hand or bsp",

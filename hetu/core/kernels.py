@@ -74,6 +74,15 @@ class Kernels:
         """Calls of an elementwise function of the array module, all operands of which are given, or None."""
         return None
 
+    def in_place(
+        self, composition: Any, outs: Sequence[Any], arrays: Sequence[Any], scalars: Sequence[Any]
+    ) -> Calls | None:
+        """Calls that compute a composition into `outs`, each of which may lie on its own array, or None.
+
+        The last of the arrays is only read. Scalars are read anew on every call.
+        """
+        return None
+
     def array_module(self, xp: ModuleType) -> Any:
         """The array module with what it does better in it."""
         return xp

@@ -17,8 +17,8 @@ import numpy as np
 
 from ..core.op import Instruction, Role, op
 from ..core.types import TensorType
-from ..ops.update_kernels import add_scaled, copied, negated
 from . import blas
+from .update import copied, is_fixed
 
 
 def _parameter(p: TensorType, *_: TensorType) -> TensorType:
@@ -70,3 +70,21 @@ def sgd_sum_bind(xp: ModuleType, out: Any, p: Any, g: Any, lr: Any) -> list[Inst
         return [*calls, *negate, fused]
     gradient = np.empty_like(out)
     return [*calls, *negate, partial(np.sum, rows, 0, None, gradient), *add_scaled(out, gradient, minus, gradient)]
+
+
+def negated(lr: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, list[Instruction]]:
+    """A 0-d array that holds -lr once the instructions have run; for a constant that is so from the start."""
+    minus = np.empty((), dtype)
+    negate = partial(np.negative, lr, minus, casting="same_kind")
+    if is_fixed(lr):
+        negate()
+        return minus, []
+    return minus, [negate]
+
+
+def add_scaled(p: np.ndarray, x: np.ndarray, minus: np.ndarray, scratch: np.ndarray) -> list[Instruction]:
+    """p = p + minus x, with `minus` a 0-d array read on every call; `scratch` may be `x`."""
+    call = blas.axpy(x, p, minus)
+    if call is not None:
+        return [call]
+    return [partial(np.multiply, x, minus, scratch), partial(np.add, p, scratch, p)]

@@ -1,13 +1,15 @@
 """Which recipe computes which operator on a CPU: from its name to the file, from the operator itself to the function.
 
 Such a function, `(xp, out, *arrays, **attrs)`, returns calls bound to its arrays, or None where it declines them. It is
-found by the operator itself, so that another operator of the same name has nothing to do with it.
+found by the operator itself, so that another operator of the same name has nothing to do with it; the operators of
+optimizers' rules, which anybody makes at any time, by being of a rule.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from importlib import import_module
 from typing import Any, TypeVar
 
@@ -54,6 +56,17 @@ def kernel(*operators: Any) -> Callable[[F], F]:
     return enter
 
 
+def recipe(op: Any) -> Callable[..., Any] | None:
+    """The function that binds an operator."""
+    if op.update is not None or op.row_update is not None:
+        update = import_module(f"{__package__}.update")
+        return partial(update.on_rows, op.row_update) if op.update is None else partial(update.on_arrays, op.update)
+    if op.name not in FILE_OF:
+        return None
+    import_module(f"{__package__}.{FILE_OF[op.name]}")
+    return RECIPES.get(op)
+
+
 class CpuKernels(Kernels):
     """What this room offers."""
 
@@ -77,14 +90,18 @@ class CpuKernels(Kernels):
         attrs: Mapping[str, Any],
         scratch: Scratch | None,
     ) -> list[Call] | None:
-        if op.name not in FILE_OF:
-            return None
-        import_module(f"{__package__}.{FILE_OF[op.name]}")
-        if op not in RECIPES:
+        function = recipe(op)
+        if function is None:
             return None
         more = {"scratch": scratch or Scratch()} if op.scratch else {}
-        made = RECIPES[op](xp, out, *arrays, **attrs, **more)
+        made = function(xp, out, *arrays, **attrs, **more)
         return [made] if callable(made) else made and list(made)
+
+    def in_place(
+        self, composition: Any, outs: Sequence[Any], arrays: Sequence[Any], scalars: Sequence[Any]
+    ) -> Calls | None:
+        made: Calls | None = import_module(f"{__package__}.update").in_place(composition, outs, arrays, scalars)
+        return made
 
     def ufunc(self, ufunc: Any, arrays: Sequence[Any], out: Any) -> list[Call]:
         return bound_ufunc(ufunc, arrays, out)

@@ -19,7 +19,6 @@ from ..core.errors import ArgumentError, DTypeError, ShapeError
 from ..core.graph import Node
 from ..core.op import Op, Role, op
 from ..core.types import Shape, TensorType, compatible, is_float
-from . import update_kernels
 from .composition import Composition, traced
 from .index import Window, check_range, own_rows
 
@@ -118,13 +117,11 @@ def update_rule(function: Callable[..., Any] | None = None, *, states: Sequence[
     )  # fmt: skip
     rows.row_update = rule
     rows.check(partial(_check_ids, tables))
-    rows.bind(partial(update_kernels.rows_bind, rule))
     made = _operator(
         rule, _on_arrays(rule), parameters, function.__doc__,
         name=name, infer=partial(_type, rule), dims=partial(_dims, rule), scratch=True,
     )  # fmt: skip
     made.update = rule
-    made.bind(partial(update_kernels.bind, rule))
     return made
 
 

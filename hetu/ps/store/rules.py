@@ -8,7 +8,7 @@ optimizer: the workers send finished deltas. Ignored on purpose: gradient clippi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,12 +16,10 @@ import numpy as np
 
 from ...core.errors import ArgumentError, UnknownNameError, did_you_mean
 from ...core.graph import OPS
-from ...core.kernels import kernels
-from ...core.op import Instruction
+from ...core.kernels import Calls, kernels
 from ...core.types import is_float
 from ...ops.composition import Composition, parsed
 from ...ops.update import UpdateRule
-from ...ops.update_kernels import in_place
 
 ADD = "add"
 MOST_STATES = 16  # of a rule that another process sent
@@ -52,7 +50,7 @@ class Rule:
         self.states, self.timed = tuple(np.zeros_like(table) for _ in range(states)), checked.timed
         self.scalars = (self.rate, self.step) if self.timed else (self.rate,)
         self.gradient: np.ndarray | None = None  # of the whole table; made when first needed
-        self.calls: list[Instruction] = []
+        self.calls: Calls = []
         self.scale = np.ones((), table.dtype)  # of a gradient that is added where it lies
         self.add = kernels("cpu").blas.adder(table, self.scale) if checked.descends else None
 
@@ -78,21 +76,23 @@ class Rule:
     def apply_rows(self, ids: np.ndarray, rows: np.ndarray) -> None:
         """One update of the distinct rows `ids` (k,) by their gradients (k, cols)."""
         self.step += self.timed
-        tables = (self.table, *self.states)
-        values = [np.take(t, ids, axis=0) for t in tables]
-        if self.composition is None:
-            made = [values[0] + rows]
-        else:
-            made = self.composition.run(np, [*values, rows, *self.scalars])
-        for table, new in zip(tables, made):
-            table[ids] = new
+        self._change(ids, [np.take(t, ids, axis=0) for t in (self.table, *self.states)], rows)
 
-    def _bound(self, gradient: np.ndarray) -> list[Instruction]:
+    def _change(self, where: Any, values: Sequence[np.ndarray], gradient: np.ndarray) -> None:
+        """Write what the rule makes of these values to their places in the table and its states."""
+        if self.composition is None:
+            made = [values[0] + gradient]
+        else:
+            made = self.composition.run(np, [*values, gradient, *self.scalars])
+        for table, new in zip((self.table, *self.states), made):
+            table[where] = new
+
+    def _bound(self, gradient: np.ndarray) -> Calls:
         if self.composition is None:
             return [partial(np.add, self.table, gradient, self.table)]
         tables = (self.table, *self.states)
-        calls = in_place(self.composition, tables, (*tables, gradient), self.scalars)
-        return [lambda: self.apply_rows(np.arange(len(self.table)), gradient)] if calls is None else calls
+        calls = kernels("cpu").in_place(self.composition, tables, (*tables, gradient), self.scalars)
+        return [partial(self._change, slice(None), tables, gradient)] if calls is None else calls
 
 
 class Checked(NamedTuple):
