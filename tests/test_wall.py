@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import os
 import shutil
 import subprocess
@@ -26,10 +27,7 @@ PARTS = {
     "operators": (("test_ops.py",), "reference or gradient or bound and float32 or place or every_operator"),
     "graphs": (("test_program.py",), "random_graphs and default or place or updates or fails or size"),
     "training": (("test_training.py",), "learns or equal or resume or best"),
-    "optimizers": (
-        ("test_optim.py", "ps/test_store.py"),
-        "test_optim or alike or every_row or new_rate or large_batch",
-    ),
+    "optimizers": (("test_optim.py", "ps/test_store.py"), "test_optim or alike or every_row or rate or large_batch"),
     "strategies": (
         ("dist/test_strategies.py", "strategies/test_parameter_server.py"),
         "20_steps and mlp or by_hand or bsp",
@@ -127,8 +125,11 @@ def test_the_table_of_the_cpu_names_what_its_files_compute():
 
 def recipes():
     """Files of the rooms that bind operators, make some, or have a pass."""
+    from hetu.cpu_kernels.table import recipe
+
     modules = {own.module for kind in KINDS for own in room(kind).passes}
     yield from (Path(import_module(m).__file__) for m in modules if m.split(".")[1] in ROOMS)
+    yield Path(inspect.getfile(recipe(OPS["sgd"]).func))
     for file in (*(ROOT / "hetu/cpu_kernels").glob("*.py"), *(ROOT / "hetu/gpu_kernels/passes").glob("*.py")):
         if "import kernel" in (text := file.read_text("utf-8")) or ", kernel\n" in text or "\n@op" in text:
             yield file

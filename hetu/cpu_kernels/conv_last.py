@@ -15,9 +15,10 @@ import numpy as np
 
 from ..core.backend import Scratch
 from ..core.kernels import Call
-from ..ops.window import Block, Pair, Window, blocks, extent
+from ..ops.window import Pair, Window
 from ..passes.conv_last import conv2d_last, conv2d_last_dw, conv2d_last_dx
 from . import blas, lanes, winograd
+from .blocks import Block, blocks, extent
 from .table import kernel
 
 CHUNK = 1 << 18  # numbers of a column buffer: 1 MB of float32 stays in the second-level cache

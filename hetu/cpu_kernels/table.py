@@ -31,7 +31,7 @@ FILES = {
     "cross_entropy": "softmax_cross_entropy softmax_cross_entropy_dx",
     "einsum": "einsum",
     "elementwise": "rsqrt erf leaky_relu elu sigmoid softplus gelu_erf gelu_erf_dx gelu_tanh gelu_tanh_dx",
-    "index": "take",
+    "index": "take scatter_rows scatter_add",
     "linalg": "matmul linear",
     "lstm": "lstm lstm_dx",
     "normalization": "layer_norm layer_norm_dx rms_norm rms_norm_dx",

@@ -17,8 +17,9 @@ from ..core.backend import Scratch
 from ..core.graph import Node
 from ..core.kernels import Call
 from ..ops.composition import WIDE, Composition
-from ..ops.index import Window, add_rows, own_rows
+from ..ops.index import Window, own_rows
 from . import blas
+from .index import add_rows
 from .tape import Apply, Factor, Mix, tape_of
 
 BLOCK = 1 << 18  # elements of a block
@@ -224,7 +225,7 @@ def _subtract_rows(
     """Plain gradient descent on rows: no sums of duplicates, each is subtracted where it belongs."""
     numbers = _Numbers(composition, scalars, out.dtype)
     minus, steps = numbers.factor((-1, composition.descent)), np.empty(rows.shape, out.dtype)
-    return [*numbers.calls, partial(np.multiply, rows, minus, steps), *add_rows(np, out, ids, steps)]
+    return [*numbers.calls, partial(np.multiply, rows, minus, steps), *add_rows(out, ids, steps)]
 
 
 class _SumRows:
@@ -238,7 +239,7 @@ class _SumRows:
         self.ids, self.order = ids, np.arange(ids.size)
         self.place, self.slots = np.empty(len(table), np.intp), np.empty(ids.shape, np.intp)
         self.sums = np.empty((ids.size, *table.shape[1:]), table.dtype)
-        self.add = [partial(self.sums.fill, 0), *add_rows(np, self.sums, self.slots, rows)]
+        self.add = [partial(self.sums.fill, 0), *add_rows(self.sums, self.slots, rows)]
 
     def __call__(self) -> tuple[np.ndarray, np.ndarray]:
         ids = self.ids.reshape(-1)

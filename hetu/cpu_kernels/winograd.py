@@ -21,8 +21,9 @@ import numpy as np
 
 from ..core.backend import Scratch
 from ..core.kernels import Call
-from ..ops.window import Block, Pair, Window, blocks, extent
+from ..ops.window import Pair, Window
 from . import blas, lanes
+from .blocks import Block, blocks, extent
 
 Rule = tuple[tuple[np.ufunc | None, int, int], ...]  # four results, each of two numbers, or of one
 LEAST_CHANNELS = 32  # of images and result

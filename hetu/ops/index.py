@@ -189,30 +189,6 @@ def scatter_rows_grad(g: Node, y: Node, like: Node, ids: Node, rows: Node, **_: 
     return None, None, take(g, ids, axis=0)
 
 
-@scatter_rows.bind
-def scatter_rows_bind(
-    xp: ModuleType, out: Any, like: Any, ids: Any, rows: Any, *, window: Window
-) -> list[Instruction] | None:
-    if window is not None:
-        return None
-    return [partial(out.fill, 0), *add_rows(xp, out, ids, rows)]
-
-
-def add_rows(xp: ModuleType, out: Any, ids: Any, rows: Any) -> list[Instruction]:
-    """Instructions for `out[ids] += rows`. `add.at` is several times faster on flat arrays than on rows."""
-    flat = out.flags.c_contiguous and rows.flags.c_contiguous and out.dtype == rows.dtype and out.size
-    if not flat:
-        return [partial(xp.add.at, out, ids, rows)]
-    width = out.size // len(out)
-    places = xp.empty((ids.size, width), xp.intp)
-    starts, offsets = xp.empty((*ids.shape, 1), xp.intp), xp.arange(width)
-    return [
-        partial(xp.multiply, ids[..., None], width, out=starts, dtype=xp.intp, casting="unsafe"),
-        partial(xp.add, starts.reshape(-1, 1), offsets, places),
-        partial(xp.add.at, out.reshape(-1), places.reshape(-1), rows.reshape(-1)),
-    ]
-
-
 def _scatter_add_type(x: TensorType, ids: TensorType, updates: TensorType) -> TensorType:
     _check_rows(x, ids, updates)
     if x.dtype != updates.dtype:
@@ -253,11 +229,6 @@ def scatter_add_grad(g: Node, y: Node, x: Node, ids: Node, updates: Node) -> tup
 @scatter_add.decompose
 def scatter_add_decompose(x: Node, ids: Node, updates: Node) -> Node:
     return add(x, scatter_rows(x, ids, updates))
-
-
-@scatter_add.bind
-def scatter_add_bind(xp: ModuleType, out: Any, x: Any, ids: Any, updates: Any) -> list[Instruction]:
-    return [*([] if out is x else [partial(xp.copyto, out, x)]), *add_rows(xp, out, ids, updates)]
 
 
 # -- one_hot ---------------------------------------------------------------------------------------------------

@@ -127,23 +127,3 @@ def unfold(xp: ModuleType, x: Any, window: Window) -> Any:
     frame = pad_image(xp, x, window)
     columns = xp.stack([frame[:, :, rows, columns] for rows, columns in window.taps(out)], axis=2)
     return xp.reshape(columns, (*x.shape[:2], -1, out[0] * out[1]))
-
-
-Block = tuple[slice, slice]
-
-
-def blocks(size: Pair, numbers: int, most: int) -> list[Block]:
-    """Ranges of rows and columns, of pixels of `numbers` each, that have about `most` numbers in all."""
-    pixels = max(1, most // numbers)
-    columns = min(size[1], pixels)
-    rows = min(size[0], max(1, pixels // columns))
-    return [(down, right) for down in _ranges(size[0], rows) for right in _ranges(size[1], columns)]
-
-
-def _ranges(size: int, step: int) -> Iterator[slice]:
-    return (slice(start, min(start + step, size)) for start in range(0, size, step))
-
-
-def extent(block: Block) -> Pair:
-    """How many rows and columns a block has."""
-    return tuple(part.stop - part.start for part in block)
