@@ -6,9 +6,10 @@ What a rule means on rows of a table, on servers, on parts of a parameter and on
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Any, Unpack
 
 from .core.graph import Node
+from .core.op import Op
 from .ops import logical_and, maximum, sign, sqrt, where
 from .ops import sum as sum_
 from .ops.update import update_rule
@@ -220,7 +221,7 @@ class Adam(Optimizer):
     (2.5, ['w', 'w/adam_m', 'w/adam_v'])
     """
 
-    rule = adam
+    rule: Op[..., Any] = adam
 
     def __init__(
         self,

@@ -72,7 +72,7 @@ class Optimizer:
     2.5
     """
 
-    rule: Op
+    rule: Op[..., Any]
 
     def __init__(
         self,

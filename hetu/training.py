@@ -171,12 +171,14 @@ def fit(
         monitor = "val_loss" if validate else "loss"
     run = _Run(executor, loader, tuple(inputs), train, validate, dict(metrics or {}), checkpoint, progress)
     run.check(monitor, patience, resume)
-    if resume and run.placement.agree({"found": exists(checkpoint)})["found"]:
+    if resume and checkpoint is not None and run.placement.agree({"found": exists(checkpoint)})["found"]:
         run.resume(checkpoint)
     history = run.position.history
 
     def out_of_patience() -> bool:
-        return bool(patience and history) and history.epochs - 1 - history.best(monitor, maximize) >= patience
+        if patience is None or not history:
+            return False
+        return history.epochs - 1 - history.best(monitor, maximize) >= patience
 
     with _deferred_interrupt(alone=run.placement.world_size == 1) as interrupted:
         while history.epochs < epochs and not out_of_patience():

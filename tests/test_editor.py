@@ -49,6 +49,11 @@ def test_a_call_of_an_operator_with_several_outputs_is_a_tuple_of_nodes() -> Non
     assert len(assert_type(ht.topk(x, 2), tuple[ht.Node, ...])) == 2
 
 
+def test_a_call_of_an_update_rule_is_what_the_rule_returns() -> None:
+    assert isinstance(assert_type(ht.optim.sgd(x, x, 0.1), ht.Node), ht.Node)
+    assert len(assert_type(ht.optim.momentum(x, x, x, 0.1, nesterov=True), tuple[ht.Node, ht.Node])) == 2
+
+
 def test_a_rule_stays_the_function_that_it_is() -> None:
     rule: Callable[..., tuple[ht.Node]] = _
     assert swish.grad_rule is rule

@@ -20,7 +20,7 @@ from .placement import Alone, Placement
 from .program import Program
 from .specialize import specialize
 from .training_flag import resolve_training
-from .types import Dim, show_shape
+from .types import Atom, Dim, show_shape
 
 Fetch = Node | Mapping[Node, Node]
 Feed = Mapping[Node | str, Any]
@@ -72,7 +72,7 @@ class SubGraph:
         They are those of this process where a placement cuts the graph. With `explain` each pass tells what it changed.
         """
         apply = EXPLAINED[explain]
-        sizes = {
+        sizes: Mapping[Atom, int] = {
             (name, axis): size
             for name, shape in shapes.items()
             for axis, size in enumerate(shape)

@@ -42,8 +42,8 @@ def in_place(
 ) -> list[Call] | None:
     """Calls that compute the results into `outs`, each of which may lie on its own array; None where there is no tape.
 
-    The last of the arrays is only read. Scalars are read anew on every call. With `anywhere` the bits of a number do not
-    depend on its place in the array: BLAS rounds a product and a sum once, but at the end of an array twice.
+    The last of the arrays is only read. Scalars are read anew on every call. With `anywhere` the bits of a number do
+    not depend on its place in the array: BLAS rounds a product and a sum once, but at the end of an array twice.
     """
     tape = tape_of(composition)
     if tape is None:
@@ -180,8 +180,8 @@ def on_rows(rule: Any, xp: Any, out: Any, *arrays: Any, window: Window = None, *
     copies = copied(outs, tables)
     if window is None and composition.descent is not None:
         return [*copies, *_subtract_rows(composition, out, ids, rows, scalars)]
-    if window is None and tape_of(composition) is not None:
-        return [*copies, *_change_rows(composition, outs, ids, rows, scalars)]
+    if window is None and (calls := _change_rows(composition, outs, ids, rows, scalars)) is not None:
+        return [*copies, *calls]
 
     def update() -> None:
         touched, sums = _SumRows(outs[0], *own_rows(ids, rows, window))()

@@ -53,7 +53,8 @@ def install() -> None:
     Graph._repr_svg_ = _graph_svg  # type: ignore[attr-defined]
     Node._repr_html_ = _node_html  # type: ignore[attr-defined]
     Program._repr_svg_ = program_svg  # type: ignore[attr-defined]
-    Program.__str__ = program_text  # type: ignore[method-assign]
+    # The checker takes the method that `Program` inherits for one that every object must fit.
+    Program.__str__ = program_text  # type: ignore[method-assign, assignment]
     EXPLAINED[True] = explained
 
 

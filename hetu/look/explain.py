@@ -54,7 +54,8 @@ def _traffic(nodes: Sequence[Node]) -> int:
 def _is_view(node: Node) -> bool:
     if node.op.view_rule is None:
         return False
-    arrays = [np.broadcast_to(np.zeros((), i.dtype), i.shape) for i in node.inputs]  # of any size, without memory
+    types = [(i.dtype, tuple(map(int, i.shape))) for i in node.inputs]
+    arrays = [np.broadcast_to(np.zeros((), dtype), shape) for dtype, shape in types]  # of any size, without memory
     return node.op.view_rule(np, *arrays, **node.attrs) is not None
 
 

@@ -272,16 +272,15 @@ def flops(node: Node) -> int:
 
 def _factors(node: Node) -> tuple[dict[Any, int], dict[Any, set[int]], set[Any]]:
     """Size of each factor of the rule, the inputs that have it, and the factors of the results."""
-    types = [i.type for i in node.inputs]
-    dims = node.op.dims(*types, **node.attrs) if callable(node.op.dims) else node.op.dims
+    dims = node.op.dims(*(i.type for i in node.inputs), **node.attrs) if callable(node.op.dims) else node.op.dims
     sizes: dict[Any, int] = {}
     shared: dict[Any, set[int]] = {}
     kept: set[Any] = set()
     if not isinstance(dims, str):
         return sizes, shared, kept
     left, right = (side.split(",") for side in dims.split("->"))
-    for position, (term, type_) in enumerate(zip(left, types)):
-        for factor, size in _named_axes(term, type_.shape).items():
+    for position, (term, read) in enumerate(zip(left, node.inputs)):
+        for factor, size in _named_axes(term, read.shape).items():
             sizes[factor] = max(sizes.get(factor, 1), size)
             shared.setdefault(factor, set()).add(position)
     for term, type_ in zip(right, _types(node)):

@@ -137,7 +137,7 @@ def traced(
     return Composition(inputs, arrays, made if isinstance(made, tuple) else (made,))
 
 
-def acts_on_elements(op: Op) -> bool:
+def acts_on_elements(op: Op[..., Any]) -> bool:
     """Whether every element of the result follows from the elements at its place, as the sharding rule says."""
     return op.role is Role.COMPUTE and isinstance(op.dims, str) and set(re.split(",|->", op.dims)) == {"..."}
 

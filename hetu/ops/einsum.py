@@ -123,7 +123,7 @@ def as_product(
     b, b_copy, b_original = _grouped(xp, operands[1], second, batch, inner, columns)
     y, y_copy, y_original = _grouped(xp, out, right, batch, rows, columns)
     pairs = ((a_copy, a_original), (b_copy, b_original))
-    before = [partial(xp.copyto, copy, x) for copy, x in pairs if copy is not x]
+    before: list[Instruction] = [partial(xp.copyto, copy, x) for copy, x in pairs if copy is not x]
     return before, [a, b, y], [] if y_copy is y_original else [partial(xp.copyto, y_original, y_copy)]
 
 

@@ -126,7 +126,8 @@ def lstm_dx(
     steps: list[Any] = []
     for t in reversed(range(gh.shape[0])):
         blocks = [gates[t, j * k : (j + 1) * k, :] for j in range(4)]
-        dz, dc = _slopes(dh + gh[t, ...], dc, *blocks, cs[t - 1, ...] if t else c, tops[t, ...])
+        blocks += [cs[t - 1, ...] if t else c, tops[t, ...]]
+        dz, dc = _slopes(dh + gh[t, ...], dc, *blocks)
         steps.append(xp.concat(dz, axis=0))
         dh = xp.matmul(u, steps[-1])
     dz = xp.stack(steps[::-1], axis=0)

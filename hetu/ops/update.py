@@ -13,16 +13,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from ..core.errors import ArgumentError, DTypeError, ShapeError
 from ..core.graph import Node
-from ..core.op import Op, Role, op
+from ..core.op import Op, P, R, Role, op
 from ..core.types import Shape, TensorType, compatible, is_float
 from .composition import Composition, traced
 from .index import Window, check_range, own_rows
 
 __all__ = ["update_rule"]
+
+T = TypeVar("T")
 
 
 @dataclass(eq=False, repr=False)
@@ -39,7 +41,7 @@ class UpdateRule:
     states: tuple[str, ...]
     timed: bool
     cuda: str
-    rows: Op = field(init=False)
+    rows: Op[..., Any] = field(init=False)
 
     def __repr__(self) -> str:
         return self.name
@@ -81,7 +83,13 @@ def _traced(rule: UpdateRule, shape: Shape, attrs: tuple[tuple[str, Any], ...]) 
 _interned: dict[Any, Composition] = {}  # one for parameters of all shapes: what is derived from it is derived once
 
 
-def update_rule(function: Callable[..., Any] | None = None, *, states: Sequence[str] = (), cuda: str = "") -> Any:
+@overload
+def update_rule(function: Callable[P, R], /) -> Op[P, R]: ...
+@overload
+def update_rule(*, states: Sequence[str] = (), cuda: str = "") -> Callable[[Callable[P, R]], Op[P, R]]: ...
+
+
+def update_rule(function: Callable[..., Any] | None = None, /, *, states: Sequence[str] = (), cuda: str = "") -> Any:
     """Make an update operator of a rule `f(p, *states, g, lr[, step], *, hyperparameters)` in graph functions.
 
     The rule returns the new parameter and the new states. The rate `lr` and `step`, which counts from 1, are float64
@@ -131,16 +139,16 @@ def _operator(
     parameters: Sequence[inspect.Parameter],
     doc: str | None,
     **rules: Any,
-) -> Op:
+) -> Op[..., Any]:
     """An operator that changes the tables of a rule in place."""
     xp = inspect.Parameter("xp", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    forward.__signature__ = inspect.Signature([xp, *parameters])
+    forward.__signature__ = inspect.Signature([xp, *parameters])  # type: ignore[attr-defined]  # a function takes it
     forward.__doc__, forward.__module__ = doc, rule.function.__module__
     inplace = {k: (k,) for k in range(rule.tables)}
-    return op(forward, role=Role.UPDATE, inplace=inplace, differentiable=False, **rules)
+    return op(role=Role.UPDATE, inplace=inplace, differentiable=False, **rules)(forward)
 
 
-def _result(rule: UpdateRule, made: Sequence[Any]) -> Any:
+def _result(rule: UpdateRule, made: Sequence[T]) -> T | tuple[T, ...]:
     return tuple(made) if rule.states else made[0]
 
 

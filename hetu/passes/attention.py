@@ -9,8 +9,10 @@ purpose: attention of other than four axes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from ..core.graph import OPS, Node, readers_of, rewrite, topological
+from ..core.memory import types_of
 from ..core.op import Op
 from ..core.types import TensorType
 
@@ -20,7 +22,10 @@ WHOLE = ("slice", None, None, 1)
 
 
 def in_place(
-    outputs: Sequence[Node], forward: Op, backward: Op, suits: Callable[[TensorType, TensorType, TensorType], bool]
+    outputs: Sequence[Node],
+    forward: Op[..., Any],
+    backward: Op[..., Any],
+    suits: Callable[[TensorType, TensorType, TensorType], bool],
 ) -> tuple[Node, ...]:
     """With these two operators, of which the first makes y and what the second, its gradient, wants of it."""
     nodes = topological(outputs)
@@ -31,11 +36,11 @@ def in_place(
         if node in chosen:
             return _node_of(forward(*map(_swapped, inputs), **node.attrs))
         if node.op.name == "item" and inputs[0].op is forward:
-            last = len(inputs[0].type) - 1
+            last = len(types_of(inputs[0])) - 1
             item = OPS["item"](inputs[0], index=min(node.attrs["index"], last))
             return _swapped(item) if node.attrs["index"] == 0 else item
         if node.op.name == "attention_dx" and inputs[5].inputs[0].op is forward:
-            kept = inputs[5 : 4 + len(inputs[5].inputs[0].type)]
+            kept = inputs[5 : 4 + len(types_of(inputs[5].inputs[0]))]
             return _node_of(backward(*map(_swapped, inputs[:5]), *kept, **node.attrs))
         if node.op.name == "item" and inputs[0].op is backward:
             return _swapped(_part(inputs[0], node.attrs["index"]))
@@ -69,23 +74,24 @@ def _fits(node: Node, suits: Callable[[TensorType, TensorType, TensorType], bool
 
 def _private(node: Node, readers: Mapping[Node, Sequence[Node | None]]) -> bool:
     """Whether what is kept for the gradient goes to one gradient at most, and nowhere else."""
-    items = readers[node]
-    if any(i is None or i.op.name != "item" for i in items):
-        return False
+    items = [i for i in readers[node] if i is not None and i.op.name == "item"]
     gradients = {r for i in items if i.attrs["index"] > 0 for r in readers[i]}
-    if len(gradients) > 1 or None in gradients:
-        return False
-    return all(r.op.name == "attention_dx" and r.inputs[1:4] == node.inputs for r in gradients)
+    return (
+        len(items) == len(readers[node])
+        and len(gradients) <= 1
+        and all(r is not None and r.op.name == "attention_dx" and r.inputs[1:4] == node.inputs for r in gradients)
+    )
 
 
-def _packed(inputs: tuple[Node, ...], backward: Op) -> Node | None:
+def _packed(inputs: tuple[Node, ...], backward: Op[..., Any]) -> Node | None:
     """The sum of the three parts scattered into zeros, one beside the other, is the array that they came from."""
     terms = [t for i in inputs for t in (i.inputs if i.op.name == "add" else (i,))]
     if len(terms) != 3:
         return None
     moves = {t.attrs["axes"] if t.op.name == "permute_dims" else None for t in terms}
-    sources = [_source(t.inputs[0] if t.op.name == "permute_dims" else t, backward) for t in terms]
-    if None in sources or len(moves) != 1 or {index for _, index, _ in sources} != {0, 1, 2}:
+    found = [_source(t.inputs[0] if t.op.name == "permute_dims" else t, backward) for t in terms]
+    sources = [source for source in found if source is not None]
+    if len(sources) < 3 or len(moves) != 1 or {index for _, index, _ in sources} != {0, 1, 2}:
         return None
     if len({(packed, merged) for packed, _, merged in sources}) != 1:
         return None
@@ -95,7 +101,7 @@ def _packed(inputs: tuple[Node, ...], backward: Op) -> Node | None:
     return made if axes is None else _moved(made, axes)
 
 
-def _source(term: Node, backward: Op) -> tuple[Node, int, bool] | None:
+def _source(term: Node, backward: Op[..., Any]) -> tuple[Node, int, bool] | None:
     """(packed gradients, index, whether heads are merged) if `term` is one of them scattered to its own place.
 
     The places are entries 0, 1 and 2 of a first axis, or thirds of the last.

@@ -12,13 +12,13 @@ from typing import Any
 from ..core.graph import OPS
 from ..core.op import op
 from ..core.types import TensorType
-from ..ops.conv import conv2d_dw_flops, conv2d_dx_flops, conv2d_flops
+from ..ops.conv import conv2d_dw_flops, conv2d_dw_type, conv2d_dx_flops, conv2d_dx_type, conv2d_flops, conv2d_type
 from ..ops.window import Pair
 
 __all__ = ["conv2d_last", "conv2d_last_dw", "conv2d_last_dx"]
 
 MOVED = (2, 3, 0, 1)  # of (h, w, n, c) to (n, c, h, w), and back
-PLAIN = {"dilation": (1, 1), "groups": 1}
+PLAIN: dict[str, Any] = {"dilation": (1, 1), "groups": 1}
 
 
 def _swapped(x: TensorType) -> TensorType:
@@ -26,7 +26,7 @@ def _swapped(x: TensorType) -> TensorType:
 
 
 @op(
-    infer=lambda x, w, **attrs: _swapped(OPS["conv2d"].infer(_swapped(x), w, **attrs, **PLAIN)),
+    infer=lambda x, w, **attrs: _swapped(conv2d_type(_swapped(x), w, **attrs, **PLAIN)),
     dims="h!w!nc,oci!j!->y!x!no",
     differentiable=False,
     scratch=True,
@@ -44,7 +44,7 @@ def conv2d_last(xp: ModuleType, x: Any, w: Any, *, stride: Pair, padding: Any) -
 
 
 @op(
-    infer=lambda g, w, **attrs: _swapped(OPS["conv2d_dx"].infer(_swapped(g), w, **attrs, **PLAIN)),
+    infer=lambda g, w, **attrs: _swapped(conv2d_dx_type(_swapped(g), w, **attrs, **PLAIN)),
     dims="y!x!no,oci!j!->h!w!nc",
     differentiable=False,
     scratch=True,
@@ -63,7 +63,7 @@ def conv2d_last_dx(xp: ModuleType, g: Any, w: Any, *, size: Pair, stride: Pair, 
 
 
 @op(
-    infer=lambda x, g, **attrs: OPS["conv2d_dw"].infer(_swapped(x), _swapped(g), **attrs, **PLAIN),
+    infer=lambda x, g, **attrs: conv2d_dw_type(_swapped(x), _swapped(g), **attrs, **PLAIN),
     dims="h!w!nc,y!x!no->oci!j!",
     differentiable=False,
     scratch=True,
