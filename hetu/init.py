@@ -1,9 +1,9 @@
 """Initial values of variables: each initializer is a function `(shape, dtype, rng) -> array`.
 
 `uniform`, `normal`, `truncated_normal`, `constant` and `orthogonal` take their parameters first and return such a
-function; the others are such functions themselves. The variance of the Xavier, He and LeCun families follows from
-the numbers of inputs and outputs of one unit, see `fans`. Ignored on purpose: devices; values are made by NumPy on
-the host from a seeded generator and copied.
+function; the others are such functions themselves. The variance of the Xavier, He and LeCun families follows from the
+numbers of inputs and outputs of one unit, see `fans`. NumPy makes all values on the host, from a seeded generator;
+devices get copies.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What all optimizers share: from a loss to a mapping of new values for its variables.
 
-`minimize` builds graph and changes nothing: the executor commits the mapping after each step. An optimizer's state
-(moments, step) is made of ordinary variables, so it is saved, resumed and sharded like any other. Ignored on
-purpose: per-variable rates and exclusions; call `apply` on a part of the gradients with a second optimizer.
+`minimize` only builds graph: the executor commits the mapping after each step. An optimizer's state (moments, step)
+consists of ordinary variables, so it is saved, resumed and sharded like any other. For rates per variable, call `apply`
+on a part of the gradients with a second optimizer.
 """
 
 from __future__ import annotations

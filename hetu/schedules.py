@@ -1,8 +1,8 @@
 """Learning rates that change with the step: functions from the step node to a rate node.
 
 A schedule is a part of the graph, so one program serves all steps and a resumed run continues where it stopped. The
-step counts finished updates: 0 in the first. All arithmetic is in float64. Ignored on purpose: schedules by epoch;
-multiply by the number of batches.
+step counts finished updates: 0 in the first. All arithmetic is in float64. For a schedule by epoch, multiply by the
+number of batches.
 """
 
 from __future__ import annotations

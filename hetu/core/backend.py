@@ -1,6 +1,6 @@
-"""The array module of a device: NumPy on `cpu`, CuPy on `gpu:0`. One of the few files that names cupy.
+"""The array module of a device: NumPy on `cpu`, CuPy on `gpu:0`. Few files besides this one name cupy.
 
-Ignored on purpose: other array libraries. A forward function sees its array module only as `xp`.
+A forward function sees its array module only as `xp`.
 """
 
 from __future__ import annotations

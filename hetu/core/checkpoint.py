@@ -2,7 +2,7 @@
 
 A folder has a manifest `manifest.json` that names the part files of one save and which box of which variable each
 holds. Parts are written first, under new names; the manifest is renamed over the old one last, so a reader sees all of
-the old save or all of the new one. Ignored on purpose: who writes what, see `dist/cut/placement.py`.
+the old save or all of the new one.
 """
 
 from __future__ import annotations

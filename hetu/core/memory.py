@@ -3,7 +3,7 @@
 A *value* is (node, slot). Views and `item`s alias the value they look into, so everything is decided per storage:
 when it dies, whether a new value of a variable may be written straight into that variable (donation), whether
 a result may overwrite an operand (in place), and at which offset it lives. Nothing is allocated here; rules that
-need strides run on arrays without memory. Ignored on purpose: what the instructions compute.
+need strides run on arrays without memory.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ class _Planner:
     # -- donation ---------------------------------------------------------------------------------------------------
 
     def _donate(self) -> None:
-        """Write a new value straight into its variable where nobody reads the old one afterwards."""
+        """Write a new value straight into its variable where no node reads the old one afterwards."""
         values_of_others = {self.metas.roots[value, 0] for value in self.updates.values()}
         for variable, value in self.updates.items():
             root = self.metas.roots[value, 0]

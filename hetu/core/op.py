@@ -1,7 +1,7 @@
 """Operators: one decorated function `f(xp, *arrays, **attrs)` with rules hung on it, and families of type rules.
 
-An operator never sees the graph it is in, the device or the ranks; those are the business of passes and the
-executor. Ignored on purpose: overloads and subclasses. A composition of operators needs no operator: write a function.
+An operator never sees its graph, the device or the ranks; passes and the executor handle those. A composition of
+operators needs no operator: write a function.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ FEW = 1 << 12  # elements, up to which the overhead of a call counts
 
 
 class Role(Enum):
-    """What an operator is to those who handle graphs. It is declared with the operator; nobody asks for its name.
+    """What an operator is to those who handle graphs. It is declared with the operator; no pass asks for a name.
 
     >>> import hetu as ht
     >>> ht.placeholder("x", (2,)).op.role

@@ -1,7 +1,6 @@
 """The program of one sub-graph at one set of shapes: a flat list of bound calls over one arena.
 
-Everything is decided before the first step: the order, the addresses, the exact callables. Running is
-`for call in calls: call()`. Ignored on purpose: choosing what to fuse or share, see `passes/` and `memory.py`.
+Order, addresses and the exact callables are decided before the first step. Running is `for call in calls: call()`.
 """
 
 from __future__ import annotations

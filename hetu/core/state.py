@@ -1,8 +1,8 @@
 """The values of variables, and one atomic checkpoint file for all of them.
 
-The arrays never move once made, because programs are bound to their addresses: setting a value copies into place.
-A checkpoint is a safetensors file (no code can hide in it), written beside the old one, flushed and renamed, so
-that a crash leaves the old one whole. Ignored on purpose: which variables are trained; all are saved.
+The arrays never move once made, because programs are bound to their addresses: setting a value copies into place. A
+checkpoint is a safetensors file (no code can hide in it), written beside the old one, flushed and renamed, so that a
+crash leaves the old one whole. All variables are saved, trained or not.
 """
 
 from __future__ import annotations

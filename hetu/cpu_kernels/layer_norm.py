@@ -1,6 +1,6 @@
 """Layer normalisation that hands its normal rows to its gradient, which else would center and measure them again.
 
-The normal rows take the place of the input in memory. Ignored on purpose: RMS and group norm, which are compositions.
+The normal rows take the place of the input in memory. RMS and group norm are compositions.
 
 Pattern: `layer_norm` and its gradient. Gain: within the noise of 8 % on a GPT. Off by leaving `share_layer_norm` out of
 `passes=` or `HETU_PASSES`.

@@ -1,6 +1,6 @@
 """Cross entropy that makes its gradient in the same passes, from the same exponentials.
 
-Ignored on purpose: probabilities as targets.
+Left out: probabilities as targets.
 
 Pattern: `softmax_cross_entropy` and its gradient under a constant one. Gain: 1.07 on a GPT, where the noise is 0.08.
 Off by leaving `share_cross_entropy` out of `passes=` or `HETU_PASSES`.

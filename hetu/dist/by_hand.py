@@ -1,11 +1,11 @@
 """Collectives that a user writes into a graph of which every rank has a copy of its own (one program, many data).
 
 Without a strategy `Executor(..., comm=comm)` runs the graph as it is: each rank feeds its own data and keeps its own
-variables, and these functions are all that ranks know of each other. All ranks build the same graph, so all communicate
-in the same order. **Gradients** are those of the sum of what all ranks differentiate: each function is linear in the
-values of all ranks together, and its gradient is the transposed function. So the gradient of an all_reduce is an
-all_reduce; where all ranks differentiate one loss that they share, it counts once for each of them: divide by their
-number. Ignored on purpose: unequal parts (a strategy has them), and the gradients of maxima and minima.
+variables, and only these functions connect the ranks. All ranks build the same graph, so all communicate in the same
+order. **Gradients** are those of the sum of what all ranks differentiate: each function is linear in the values of all
+ranks together, and its gradient is the transposed function. So the gradient of an all_reduce is an all_reduce; where
+all ranks differentiate one shared loss, it counts once per rank: divide by their number. Left out: unequal parts (a
+strategy has them), and the gradients of maxima and minima.
 """
 
 from __future__ import annotations

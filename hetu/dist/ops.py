@@ -2,7 +2,7 @@
 
 The pass in `partition.py` makes them, with the global shape and their place in the one order of communication that all
 ranks share; a user makes them by hand (`by_hand.py`) from this rank's part alone. The communicator itself arrives when
-a program is bound. Ignored on purpose: what moves and how, see `redistribute.py`.
+a program is bound.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def _shard_type(x: TensorType, *, layout: Layout) -> TensorType:
 def shard(xp: ModuleType, x: Any, *, layout: Layout) -> Any:
     """`x`, with a hint that it is to be laid out so; its gradient gets the same layout. Without a strategy it is `x`.
 
-    Whatever collective leads there is inserted: all-gather to duplicates, all-reduce or reduce-scatter of a pending
+    The collective that leads there is inserted: all-gather to duplicates, all-reduce or reduce-scatter of a pending
     sum, all-to-all to another split. The gradient of a pending sum is complete, so a sum forward is nothing backward.
 
     >>> import hetu as ht

@@ -1,8 +1,8 @@
 """Launches the kernels of `convolution.cu`: convolution of images (h, w, n, c) and its gradients on tensor cores.
 
 Result channels come in multiples of 16 bytes; so do the others, but for the images and the weights of a first layer,
-whose few channels are unfolded. What else there is, such as float64, goes by `images.py` between copies. Ignored on
-purpose: Winograd's transform, which saves products of which tensor cores have plenty.
+whose few channels are unfolded. What else there is, such as float64, goes by `images.py` between copies. Winograd's
+transform is left out: it saves products, of which tensor cores have plenty.
 """
 
 from __future__ import annotations

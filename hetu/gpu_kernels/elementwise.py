@@ -1,7 +1,7 @@
 """Launches generated kernels: one for any number of steps and results, any broadcasting and any strides.
 
 Axes along which all arrays are laid out alike are merged first; neighbours along the last one are then read and written
-in packs of 16 bytes. Ignored on purpose: results that are not contiguous; the memory plan makes none.
+in packs of 16 bytes. Results are contiguous; the memory plan makes no others.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 A kernel visits every place of a shape once, evaluates a list of steps there (`y = a + b`), writes some of the values to
 memory and folds others into sums or extrema of whole rows or columns. Types are strict: an expression computes in `T`,
 which follows from the dtypes of the operator, and a 16-bit float is rounded after every step, so that a fused group
-gives what its operators give one by one. Ignored on purpose: launching (`elementwise.py`), and what to fuse, which a
-graph pass decides.
+gives what its operators give one by one. A graph pass decides what to fuse; `elementwise.py` launches.
 """
 
 from __future__ import annotations

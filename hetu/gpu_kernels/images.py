@@ -1,7 +1,7 @@
 """Launches the kernels of `images.cu`: pooling, and convolution as products of unfolded images (by cuBLAS).
 
-Convolutions are those that `convolution.py` leaves: groups, dilations, few results, float64. Ignored on purpose:
-implicit products, which need no columns in memory but tensor cores to pay.
+Convolutions are those that `convolution.py` leaves: groups, dilations, few results, float64. Implicit products are left
+out: they need no columns in memory, but pay only with tensor cores.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a launcher works with: a machine that runs kernels, grids, addresses.
 
-Ignored on purpose: the machines themselves; `device.py` is a GPU, `emulator.py` needs none.
+`device.py` is a GPU, `emulator.py` needs none.
 """
 
 from __future__ import annotations

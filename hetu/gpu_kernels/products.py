@@ -2,8 +2,7 @@
 
 CuPy refuses products while a stream is captured, multiplies batches of float16 as float32 and of bfloat16 not at all,
 and first copies what is transposed or broadcast. It joins more than 8 arrays by a list of addresses that it copies from
-the host, which cannot be captured either. Ignored on purpose: vectors and other dtypes than floats, which CuPy
-multiplies, and TF32.
+the host, which cannot be captured either. CuPy multiplies vectors and other dtypes than floats. TF32 is never used.
 """
 
 from __future__ import annotations

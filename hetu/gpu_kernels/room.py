@@ -1,6 +1,6 @@
 """What this room offers to the rest of hetu: its kernels, CuPy's products done better, steps as CUDA graphs, passes.
 
-Ignored on purpose: the kernels themselves; nothing of them is loaded before it is needed.
+No kernel is loaded before it is needed.
 """
 
 from __future__ import annotations

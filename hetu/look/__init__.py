@@ -1,6 +1,6 @@
 """Views of a graph: SVG picture, Graphviz text, HTML table; memory plans, shards, timelines, rooflines, curves.
 
-`print(graph)` (in `graph.py`) is the plain-text view. Ignored on purpose: drawing libraries; everything is text.
+`print(graph)` (in `graph.py`) is the plain-text view. Everything is text: no drawing library is needed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = [
     "to_svg",
 ]
 
-_MOST_BOXES = 400  # beyond this a picture is slow to lay out and nobody can read it
+_MOST_BOXES = 400  # beyond this a picture is slow to lay out and unreadable
 
 
 def install() -> None:

@@ -1,6 +1,6 @@
 """The memory plan of a program as a picture: time runs to the right, addresses upwards, a rectangle per value.
 
-A good plan looks like bricks without holes: the height is the peak. Ignored on purpose: variables, which never move.
+A good plan looks like bricks without holes: the height is the peak. Variables are not drawn, as they never move.
 """
 
 from __future__ import annotations

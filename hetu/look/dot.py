@@ -1,6 +1,6 @@
-"""A graph in the language of Graphviz, for those who have `dot` and want another layout or format.
+"""A graph in the language of Graphviz, for another layout or format.
 
-Ignored on purpose: calling `dot`; the text can be piped into it.
+Pipe the text into `dot`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Where the boxes of a picture go: a layered layout with groups, after Sugiyama, Tagawa and Toda (1981).
 
-Rows follow the data. An arrow longer than one row runs down a straight channel that is reserved like a box, so no
-arrow ever crosses a box. Left-to-right order is one total order of boxes, channels and groups; the places are
-then pulled towards their neighbours while every pair keeps its distance. Ignored on purpose: optimal crossings.
+Rows follow the data. An arrow longer than one row runs down a straight channel that is reserved like a box, so no arrow
+ever crosses a box. Left-to-right order is one total order of boxes, channels and groups; the places are then pulled
+towards their neighbours while every pair keeps its distance. Crossings are few, not minimal.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Item:
     __eq__ = object.__eq__
 
     def wanted(self) -> float:
-        """Half way to the weighted mean of the neighbours' places: all the way, two neighbours would swap for ever."""
+        """Half way to the weighted mean of the neighbours' places: all the way, two neighbors would swap forever."""
         total = sum(weight for _, weight in self.neighbors)
         return (self.x + sum(item.x * weight for item, weight in self.neighbors) / total) / 2 if total else self.x
 
@@ -260,7 +260,7 @@ def _rectangle(left: _Item, right: _Item, tops: list[float]) -> Rectangle:
 def _paths(
     boxes: list[_Item], channels: dict[Arrow, _Item], arrows: Sequence[Arrow], tops: list[float]
 ) -> dict[Arrow, list[Point]]:
-    """Points of each arrow, two a row: it crosses a row straight down and shifts sideways only between rows."""
+    """Points of each arrow, two per row: it crosses a row straight down and shifts sideways only between rows."""
     arriving: dict[int, list[tuple[float, int]]] = {}
     for source, target in arrows:
         arriving.setdefault(target, []).append((channels.get((source, target), boxes[source]).x, source))

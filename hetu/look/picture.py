@@ -1,7 +1,7 @@
-"""What a picture of a graph shows: boxes and arrows, before anybody decides where they go or how they look.
+"""What a picture of a graph shows: boxes and arrows, without their places or looks.
 
-Numbers are written into the box that uses them and `item`s are drawn as arrows from their operator, because
-neither is work. Ignored on purpose: positions (`layout.py`) and colours (`svg.py`, `dot.py`).
+Numbers are written into the box that uses them and `item`s are drawn as arrows from their operator, because neither is
+work. `layout.py` finds the positions; `svg.py` and `dot.py` have the colors.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Where the time of a step goes: seconds, bytes and floating-point operations of every instruction.
 
-Instructions are timed one by one, so what runs is exactly the program of `Executor.run`. Ignored on purpose: time
-outside of the program (feeding, fetching) and sampling of Python frames.
+Instructions are timed one by one, so what runs is exactly the program of `Executor.run`. Left out: time outside of the
+program (feeding, fetching).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A roofline: how fast operators can be at most on a machine, and what limits them (S. Williams et al., 2009).
 
 To the right an operator does more arithmetic for each byte that it moves; under the slope memory is the limit, under
-the flat roof arithmetic. Both axes are logarithmic. Ignored on purpose: caches, which lift a roof of their own.
+the flat roof arithmetic. Both axes are logarithmic. Caches would have roofs of their own.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which part of each tensor lies on which rank, as a picture: a frame is the whole tensor, what is filled is there.
 
-Ignored on purpose: more than two axes, of which the first and the last are drawn; the text on hovering has them all.
+Of more than two axes the first and the last are drawn; the text on hovering has all.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """How far workers of a parameter server drift apart, as a picture: a lane of clocks for each, and a histogram of leads.
 
-A worker's *lead* when it begins a clock is how many clocks the slowest worker is behind. Ignored on purpose: what the
-workers do in a clock.
+A worker's *lead* when it begins a clock is how many clocks the slowest worker is behind.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A graph as one SVG picture, in plain text without a library.
 
-The background stays transparent and every box brings its own light fill and dark text, so the picture reads well
-on light and on dark pages. Ignored on purpose: scripts and zooming; the page may scale the picture.
+The background stays transparent and every box brings its own light fill and dark text, so the picture reads well on
+light and on dark pages. It has no scripts and no zooming; the page may scale the picture.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What ranks do when, as a picture: time runs to the right, two lanes a rank, one box an event.
+"""What ranks do when, as a picture: time runs to the right, with two lanes per rank and one box per event.
 
-Ignored on purpose: zooming; a Chrome trace has that.
+For zooming use a Chrome trace.
 """
 
 from __future__ import annotations

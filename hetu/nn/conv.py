@@ -1,7 +1,7 @@
 """Convolution and pooling layers on images (n, channels, height, width).
 
-Sizes of one number hold for rows and columns; a pair gives them apart. What `padding` may be is said at
-`hetu.conv2d`. Ignored on purpose: one and three dimensions.
+Sizes of one number hold for rows and columns; a pair gives them apart. What `padding` may be is said at `hetu.conv2d`.
+Left out: one and three dimensions.
 """
 
 from __future__ import annotations

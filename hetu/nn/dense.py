@@ -1,6 +1,6 @@
 """Linear maps of the last axis, and the layers without variables that stand between them.
 
-Ignored on purpose: layers for activations; any function of a node stands in a `Sequential`.
+Activations need no layers: any function of a node can stand in a `Sequential`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A table of vectors, looked up by integer ids.
 
-Ignored on purpose: bags of ids (sum over an axis), and tables too large for one machine.
+For bags of ids, sum over an axis.
 """
 
 from __future__ import annotations

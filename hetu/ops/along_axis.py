@@ -1,6 +1,6 @@
 """Gathering one element for every index along an axis, and its gradient, which sums duplicates.
 
-Ids as in `index.py`. Ignored on purpose: whole rows, which `take` gathers faster.
+Ids as in `index.py`. For whole rows `take` is faster.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 `batch_norm_train` and `batch_norm_dx` are operators because a few passes over whole channels beat their composition.
 Each also has the composition as its `decompose` rule, used where the batch is split. Images in 16 bits are normalised
-in the dtype of their scale. Ignored on purpose: renormalisation (statistics over several batches).
+in the dtype of their scale.
 """
 
 from __future__ import annotations

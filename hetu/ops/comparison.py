@@ -1,7 +1,7 @@
 """Operators that compare, round, bound and choose, element by element with broadcasting.
 
 Comparisons and logic give booleans and pass no gradient. Logic takes booleans only: a number is neither true nor
-false. Ignored on purpose: sorting, see `sorting.py`.
+false.
 """
 
 from __future__ import annotations

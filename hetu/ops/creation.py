@@ -1,6 +1,6 @@
 """Arrays made from numbers alone: filled, counting, and the triangles of a matrix.
 
-Ignored on purpose: the numbers that initialize variables, see `init.py`, and random ones, see `random.py`.
+`init.py` has the numbers that initialize variables, `random.py` random ones.
 """
 
 from __future__ import annotations

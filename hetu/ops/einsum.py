@@ -1,7 +1,7 @@
 """Sums of products named by letters: `einsum("bqd,bkd->bqk", q, k)`.
 
-The equation is the meaning, the sharding rule and the source of the gradient at once. Ignored on purpose: the
-ellipsis, a letter twice in one operand (a diagonal), and broadcasting of size 1.
+The equation is the meaning, the sharding rule and the source of the gradient at once. Left out: the ellipsis, a letter
+twice in one operand (a diagonal), and broadcasting of size 1.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Operators that work element by element, with broadcasting: conversion, arithmetic, and what their kind shares.
 
-A ufunc-like operator names its ufunc and needs no other rule to run in place and without allocation. The planner
-may write a result over any of its operands. Functions of real numbers turn integers into float32, division is true
-division, and booleans are not numbers. Ignored on purpose: what chooses or compares (`comparison.py`), functions
-(`functions.py`, `activation.py`) and complex numbers.
+A ufunc-like operator names its ufunc and needs no other rule to run in place and without allocation. The planner may
+write a result over any of its operands. Functions of real numbers turn integers into float32, division is true
+division, and booleans are not numbers. Left out: complex numbers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Gradient descent that never stores its gradient: the product or the sum that makes it adds into the parameter.
 
 Made by the pass `fuse_updates` only, after autodiff. Where the executor donates the parameter's memory, one BLAS call
-with alpha = -lr and beta = 1 is the whole update. Ignored on purpose: momentum, clipping and decay, which need the
-gradient itself.
+with alpha = -lr and beta = 1 is the whole update. Momentum, clipping and decay need the gradient itself, so they are
+left out.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Gathering and scattering by arrays of indices: take, its row gradient, one_hot.
 
-Indices are counted from 0; a negative or too large one is an error that names it, never a wrap or a clamp. Each
-gather has a scatter as its gradient, in which duplicates are summed. Ignored on purpose: boolean masks, see `where`;
-one index for every element, see `along_axis.py`.
+Indices are counted from 0; a negative or too large one is an error that names it, never a wrap or a clamp. Each gather
+has a scatter as its gradient, in which duplicates are summed. For boolean masks see `where`; for one index per element
+see `along_axis.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Operators that put elements beside elements: concat, stack, pad, roll, tile, repeat.
 
-Ignored on purpose: padding other than by a constant, and cutting, see `slicing.py`.
+Padding is by a constant only; `slicing.py` cuts.
 """
 
 from __future__ import annotations

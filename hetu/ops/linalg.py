@@ -1,6 +1,6 @@
 """Matrix products and transposes.
 
-Ignored on purpose: decompositions and solvers; products of more than two arrays, see `einsum.py`.
+For products of more than two arrays see `einsum.py`. Left out: decompositions and solvers.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Layer and RMS norm and their gradients are operators because few passes in cache beat their composition; each also has
 the composition as its `decompose` rule. Activations in 16 bits beside vectors in float32 are computed in float32, and
-rounded where they are stored. Ignored on purpose: instance norm (group norm with one channel a group), spectral and
-weight norm.
+rounded where they are stored. Instance norm is group norm with one channel per group. Left out: spectral and weight
+norm.
 """
 
 from __future__ import annotations

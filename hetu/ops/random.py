@@ -2,7 +2,7 @@
 
 Every random operator reads the variable `random_state` = (seed, step). The executor seeds it and raises the step by one
 after each run that contains it. J. K. Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", 2011 (Philox).
-Numbers are drawn by NumPy on every device, so a CPU and a GPU see the same ones. Ignored on purpose: other generators.
+Numbers are drawn by NumPy on every device, so a CPU and a GPU see the same ones.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Operators that shrink axes: sums, extrema, norms and logical reductions.
 
 What composes well is a plain function (`mean`, `var`, `logsumexp`, `norm`): its gradient and its sharding follow from
-the parts. Ignored on purpose: losses and normalization, which are built on these.
+the parts.
 """
 
 from __future__ import annotations

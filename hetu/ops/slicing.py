@@ -2,7 +2,7 @@
 
 A cut is a view. Its key is kept as plain data, one entry an axis: an integer, `"new"` for a new axis of size 1, or
 `("slice", start, stop, step)`. On an axis of unknown size a slice is taken to lie inside: `x[1:]` has `dim + -1`
-elements, `x[:5]` has 5. Ignored on purpose: index arrays and masks, see `index.py` and `where`.
+elements, `x[:5]` has 5. For index arrays and masks see `index.py` and `where`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Sorting along an axis, and the largest elements.
 
-All sorts are stable: equal elements keep their order, on every device. Ignored on purpose: searching and uniqueness,
-whose result shapes depend on values.
+All sorts are stable: equal elements keep their order, on every device. Searching and uniqueness are left out, as their
+result shapes depend on values.
 """
 
 from __future__ import annotations

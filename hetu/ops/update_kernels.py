@@ -376,8 +376,8 @@ def _subtract_rows(
 class _SumRows:
     """The distinct ids and the sum of the gradient rows of each, without sorting.
 
-    A table of places (one integer a row of the parameter) takes the position of every id; the last one to write
-    wins and stands for all equal ones.
+    A table of places (one integer per row of the parameter) takes the position of every id; the last one to write wins
+    and stands for all equal ones.
     """
 
     def __init__(self, table: np.ndarray, ids: np.ndarray, rows: np.ndarray) -> None:

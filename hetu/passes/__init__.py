@@ -2,7 +2,7 @@
 
 A pass is a pure function of output nodes. Each can be switched off by name (`Executor(passes=...)` or the environment
 variable `HETU_PASSES`), and the result must not change. Those that only make one kind of device faster stand in its
-room of kernels, and say so; the others serve all devices. Ignored on purpose: memory, see `memory.py`.
+room of kernels, and say so; the others serve all devices.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which strategy is best: `auto` simulates many, on ranks and with servers, and takes the fastest that fits.
 
-Ignored on purpose: changing the plan while training.
+A plan does not change while training.
 """
 
 from .costs.links import Cluster, Measured, Table, dgx_h100

@@ -1,6 +1,6 @@
 """A chosen plan: plain data that an executor takes as its strategy, and what it was chosen against.
 
-Ignored on purpose: how it was found (`planner.py`), and how it is told (`why.py`).
+`planner.py` finds a plan, `why.py` explains it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A parameter server: tables on server processes, three consistency modes, a bounded cache, partial reduce.
 
 Read `consistency.py`, `store.py` (the whole server, without I/O), then `server.py` and `client.py`, which only carry
-its messages. Ignored on purpose: graphs; what turns an optimizer into pushes and pulls is `hetu.strategies`.
+its messages. `hetu.strategies` turns an optimizer into pushes and pulls.
 
 >>> from hetu.ps import SSP, ParameterStore
 >>> ParameterStore(2, SSP(3)).status()["consistency"]

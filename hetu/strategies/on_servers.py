@@ -211,7 +211,7 @@ class OnServers(OnRanks):
         self.comm.rows.flush()
         if self.strategy.apart and self.rank:
             return
-        self.comm.barrier()  # so that all has arrived, also where the servers wait for nobody
+        self.comm.barrier()  # so that all has arrived, even where the servers wait for no worker
         self.save_parts(state, [v for v in variables if not self.strategy.is_served(v)], path, extra)
 
     def finish(

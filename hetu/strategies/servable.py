@@ -1,9 +1,9 @@
 """Which updates of a graph servers can make, and the operators by which a worker lets them.
 
 An update that an optimizer's rule makes from a gradient needs only that gradient, so a server that keeps the variable
-and the rule's state can make it. A table that is only looked up by id needs no worker to have all of it (S. Kim et
-al., "Parallax: Sparsity-aware Data Parallel Training of Deep Neural Networks", EuroSys 2019). Ignored on purpose: which
-of them a strategy gives to servers.
+and the rule's state can make it. A table that is only looked up by id needs no worker to have all of it (S. Kim et al.,
+"Parallax: Sparsity-aware Data Parallel Training of Deep Neural Networks", EuroSys 2019). A strategy decides which of
+them it gives to servers.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Communicators: how the ranks of one job move arrays, behind one interface for every transport.
 
-A `Comm` is a rank's view of a group of ranks. Collectives (all ranks of the group call them, in the same order)
-and point-to-point messages take NumPy buffers in and out; objects are never pickled. A transport writes three
-methods: `_start` one collective, `_exchange` messages, `_split` off a sub-group. Names and meanings follow MPI.
-Everything that waits gives up after `deadline` seconds, because a lost rank must end a job, not hang it.
-Ignored on purpose: message tags (messages between two ranks arrive in order), reduce and gather to one rank.
+A `Comm` is a rank's view of a group of ranks. Collectives (all ranks of the group call them, in the same order) and
+point-to-point messages take NumPy buffers in and out; objects are never pickled. A transport writes three methods:
+`_start` one collective, `_exchange` messages, `_split` off a sub-group. Names and meanings follow MPI. Everything that
+waits gives up after `deadline` seconds, because a lost rank must end a job, not hang it. There are no message tags:
+messages between two ranks arrive in order. Left out: reduce and gather to one rank.
 """
 
 from __future__ import annotations

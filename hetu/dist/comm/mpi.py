@@ -1,10 +1,9 @@
 """Ranks as processes over MPI. One of the two files that name mpi4py, which is imported on first use.
 
-All calls take buffers (never pickled objects). Every operation is started without blocking and then polled, which
-costs no more than a blocking call, lets the wait end at its deadline, and gives the core away while it lasts.
-The first time a kind of collective is met, the ranks compare what they call on a communicator of its own (`agree`):
-MPI would add arrays of different dtypes without a word. Ignored on purpose: fault tolerance (the death of a rank ends
-the job) and GPU buffers.
+All calls take buffers (never pickled objects). Every operation is started without blocking and then polled, which costs
+no more than a blocking call, lets the wait end at its deadline, and gives the core away while it lasts. The first time
+a kind of collective is met, the ranks compare what they call on a communicator of its own (`agree`): MPI would add
+arrays of different dtypes without a word. The death of a rank ends the job. Left out: GPU buffers.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from .recorder import Entry, Raw, Recorder, answer, ask, explain, readable, writ
 from .shared import FROM_BYTES, SharedMemory
 
 DEADLINE = 300.0  # seconds
-LOOK = 0.5  # seconds between looks whether a rank that is waited for has ended
+LOOK = 0.5  # seconds between checks whether a rank that others wait for has ended
 LINE = 256  # bytes in which a rank says what it calls
 
 _yield_core = getattr(os, "sched_yield", lambda: time.sleep(0))
@@ -61,7 +60,7 @@ def start() -> Any:
 
 
 def _print_and_abort(print_it: Callable[..., None], *error: Any) -> None:
-    """Under a bare mpiexec an uncaught exception would leave the other ranks waiting for ever."""
+    """Under a bare mpiexec an uncaught exception would leave the other ranks waiting forever."""
     print_it(*error)
     sys.stderr.flush()
     time.sleep(0.2)  # on an abort, mpiexec drops the output that it has not passed on yet
@@ -272,7 +271,7 @@ class MPIComm(Comm):
         self.recorder.waiting = None
 
     def _in_vain(self, entry: Raw | None) -> bool:
-        """Whether a rank that is waited for has ended its script without its part in this."""
+        """Whether a rank that others wait for has ended its script without taking part in this."""
         directory = os.environ.get(RUN_DIRECTORY, "")
         ended = [r for r in self.ranks if os.path.exists(os.path.join(directory, f"ended.{r}"))]
         if entry is None or not ended or self.recorder.ended:

@@ -4,8 +4,8 @@ A communicator of arrays in the memory of the host (MPI) stays underneath: it ca
 checkpoints, barriers), spreads NCCL's identifier and tells who keeps whom waiting. All groups of a rank share one
 stream, so that NCCL calls keep the one order that all ranks have. Nothing makes the host wait: `wait` orders the
 current stream behind the operation. A watchdog asks after what is under way, and when a deadline passes, aborts NCCL,
-so that streams end instead of hanging; the next call here, or the end of the step, then raises the report.
-Ignored on purpose: several GPUs in one process, registered buffers, and graph capture of communication.
+so that streams end instead of hanging; the next call here, or the end of the step, then raises the report. Left out:
+several GPUs in one process, registered buffers, and graph capture of communication.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """A flight recorder: the last collectives of each rank, and an explanation when ranks wait for each other.
 
-Every rank notes in a ring what it communicates and at which line of the user. When a wait takes too long, somebody
-asks: ranks that are threads look at each other's rings, processes answer through files of the job's run directory,
-from a thread of their own, because the rank itself may be stuck. `explain` is a pure function of the answers.
-Ignored on purpose: ranks that cannot run that thread (stopped, or in C code that keeps the interpreter's lock); they
-are reported as not answering.
+Every rank notes in a ring what it communicates and at which line of the user. When a wait takes too long, the ranks
+ask: those that are threads look at each other's rings, processes answer through files of the job's run directory, from
+a thread of their own, because the rank itself may be stuck. `explain` is a pure function of the answers. A rank that
+cannot run that thread (stopped, or in C code that keeps the interpreter's lock) is reported as not answering.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Ranks as threads of one process: for tests, notebooks and reading. NumPy releases the lock, so they do overlap.
 
-`run_ranks(n, fn)` calls `fn(comm)` on n threads. Reductions are added in the order of the ranks, so results are
-the same in every run. All state is in one `_World` under one lock. With `rendezvous=True` a send waits for its
-receive, as large MPI messages do: a program that passes this way does not lean on buffers.
-Ignored on purpose: speed beyond a few ranks; many processes (`mpi`).
+`run_ranks(n, fn)` calls `fn(comm)` on n threads. Reductions are added in the order of the ranks, so results are the
+same in every run. All state is in one `_World` under one lock. With `rendezvous=True` a send waits for its receive, as
+large MPI messages do: a program that passes this way does not lean on buffers. It is fast for a few ranks only; for
+processes see `mpi.py`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Every rank walks the same graph with the same layouts, in the same order, so all agree on what is communicated when
 without talking. Computation never knows: each operator gets its local inputs in the layouts its rule asked for.
-Ignored on purpose: choosing layouts (`deduce.py`) and moving data (`redistribute.py`).
+`deduce.py` chooses the layouts, `redistribute.py` moves the data.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What an executor works with when a strategy is given: this rank's variables and graphs, and the communicator.
 
 It also makes sure that all ranks run the same graph: the steps of communication are compared before anything waits.
-Ignored on purpose: how the strategy came about.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 A schedule starts as one list of forward and backward passes per stage. They are simulated once, with a backward pass
 twice as long as a forward one, which gives one order of all passes and transfers. Each rank does its part of it, so the
-ranks cannot deadlock even where a send waits for its receive. GPipe: Y. Huang et al., 2019. 1F1B and PipeDream:
-D. Narayanan et al., "PipeDream", SOSP 2019, and "Memory-Efficient Pipeline-Parallel DNN Training", ICML 2021.
-Ignored on purpose: what a pass computes, and several stages on one rank (interleaving).
+ranks cannot deadlock even where a send waits for its receive. GPipe: Y. Huang et al., 2019. 1F1B and PipeDream: D.
+Narayanan et al., "PipeDream", SOSP 2019, and "Memory-Efficient Pipeline-Parallel DNN Training", ICML 2021. Left out:
+several stages on one rank (interleaving).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A `Strategy` is a device grid, a layout for each feed, and for each variable two layouts, `compute`, in which the model
 reads it, and `store`, in which it is kept and updated, or that servers keep it. Everything else is deduced.
-Ignored on purpose: writing one for a given model (`builders.py`), and which is best.
+`builders.py` writes one for a given model.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Strategy(Builder):
         return self._local[node, rank]
 
     def build(self, outputs: Sequence[Node], world_size: int) -> Strategy:
-        """Itself, whatever the graph."""
+        """Itself, for any graph."""
         return self
 
     def check(self, outputs: Sequence[Node], world_size: int) -> None:

@@ -1,11 +1,10 @@
 """Group collectives for a change of layout: finding the one that fits, and running it over packed buffers.
 
-Roles only propose the groups (the ranks that differ along axes whose role changes); whether a collective is right
-is read from the boxes of a group, which must join to one block. For a change of one axis that comes to rule T1:
-*no later axis may split the old or the new dimension*; otherwise the slices of a group do not join. Pieces that are
-not quite of one size are padded to the largest.
-Ignored on purpose: which collective is fastest on a given network, and reductions to one rank: of the split
-collectives of Hetu v2 only the all_reduce saves bytes over messages, so the others go the generic way.
+Roles only propose the groups (the ranks that differ along axes whose role changes); whether a collective is right is
+read from the boxes of a group, which must join to one block. For a change of one axis that comes to rule T1: *no later
+axis may split the old or the new dimension*; otherwise the slices of a group do not join. Pieces that are not quite of
+one size are padded to the largest. Of the split collectives of Hetu v2 only the all_reduce saves bytes over messages,
+so the others go the generic way.
 """
 
 from __future__ import annotations

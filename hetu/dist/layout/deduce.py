@@ -1,10 +1,10 @@
 """Deduce a layout for every node of a graph, from those of variables and feeds and from the operators' rules.
 
 One forward walk. For every axis of the device grid an operator has a few candidates: replicate, split one factor that
-some input already splits, or let a pending sum flow through. A split is never invented. Among the candidates the
-least is taken of: pinned inputs that would move, a split dropped though another candidate keeps one, bytes moved; ties
-combine early. This "keep" policy gives Megatron's two all-reduces a block and data parallelism's one a gradient
-(compare GSPMD, Xu et al. 2021, and the annotations of Hetu v2). Ignored on purpose: a search for the global optimum.
+some input already splits, or let a pending sum flow through. A split is never invented. Among the candidates the least
+is taken of: pinned inputs that would move, a split dropped though another candidate keeps one, bytes moved; ties
+combine early. This "keep" policy gives Megatron's two all-reduces per block and data parallelism's one per gradient
+(compare GSPMD, Xu et al. 2021, and the annotations of Hetu v2). It does not search for the global optimum.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Deduction:
 
 
 def updating(outputs: Sequence[Node]) -> set[Node]:
-    """The nodes that belong to the update of variables: update operators and whatever follows from them."""
+    """The nodes that belong to the update of variables: update operators and all nodes that follow from them."""
     found: set[Node] = set()
     for node in topological(outputs):
         if node.role is Role.UPDATE or any(i in found for i in node.inputs):

@@ -1,4 +1,4 @@
-"""The initial values of a variable's part. Ignored on purpose: saving memory; each rank makes the whole and cuts it."""
+"""The initial values of a variable's part. Each rank makes the whole and cuts it, which costs memory for a moment."""
 
 from __future__ import annotations
 

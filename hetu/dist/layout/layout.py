@@ -6,8 +6,8 @@ it splits a dimension of the tensor, holds duplicates, or holds terms that are s
 and in their share of the work (`ratio`). Data, tensor, pipeline, expert and sharded-data parallelism are all
 values of this one type, after HSPMD in Hetu v2 (Ge et al., SIGMOD 2025) and the placements of GSPMD.
 
-The whole meaning is in `Layout.pieces`: rank -> (box, term, copy). Sizes need not divide: boundaries are floors.
-Ignored on purpose: how data moves (see `redistribute`), strided or block-cyclic splits, and devices.
+The whole meaning is in `Layout.pieces`: rank -> (box, term, copy). Sizes need not divide: boundaries are floors. Left
+out: strided and block-cyclic splits.
 """
 
 from __future__ import annotations

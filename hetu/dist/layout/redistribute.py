@@ -1,10 +1,10 @@
 """Moving a tensor from one layout to another: what each rank sends, or the collective that does it faster.
 
 `plan(src, dst, shape)` is a pure function that every rank evaluates alike, so all ranks agree on the order of
-communication without talking. Its `transfers` are batched send/receive as in Hetu v2, right for any two layouts:
-cut the tensor at all boundaries of both; each rank that needs a cell takes each of its terms from itself, or else
-from the owner that has sent least so far. Where the change is one that a collective knows, the plan names it.
-Ignored on purpose: the network's topology, and moves in two steps.
+communication without talking. Its `transfers` are batched send/receive as in Hetu v2, right for any two layouts: cut
+the tensor at all boundaries of both; each rank that needs a cell takes each of its terms from itself, or else from the
+owner that has sent least so far. Where the change is one that a collective knows, the plan names it. The plan does not
+know the network's topology, and never moves in two steps.
 """
 
 from __future__ import annotations

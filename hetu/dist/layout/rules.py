@@ -2,7 +2,6 @@
 
 The string says which axes of inputs and outputs are the same *factor* (grammar: `hetu/ops/shape.py`). From it follows
 which factor a split of one axis splits, where that factor is elsewhere, and whether it may be split at all.
-Ignored on purpose: which factor to choose, see `deduce.py`.
 """
 
 from __future__ import annotations

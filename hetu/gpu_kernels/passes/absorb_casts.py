@@ -1,8 +1,8 @@
-"""Let norms, softmax cross entropies and their gradients read and write 16 bits themselves, without casts around them.
+"""Let norms, softmax cross entropies and their gradients read and write 16 bits, without casts around them.
 
 Only for GPUs, in mixed precision. A residual stream and a loss keep float32, while products take and give 16 bits: a
 kernel widens what it reads and rounds what it writes on the way. Widening is exact and rounding the same, so no number
-changes. Ignored on purpose: results that anything else reads in float32.
+changes. A result that another operator reads in float32 stays as it is.
 
 Gain: not measured apart. Off by leaving `absorb_casts` out of `passes=` or `HETU_PASSES`.
 """

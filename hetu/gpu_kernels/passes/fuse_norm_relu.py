@@ -1,7 +1,7 @@
 """Let batch normalisation and the relu after it, with or without a sum between them, be one operator each way.
 
-Ignored on purpose: channels that do not come last; a gradient whose masked form something else reads too, as behind the
-sum of a residual block: it is made anyway.
+Left out: channels that do not come last; a gradient whose masked form another operator reads too, as after the sum of a
+residual block: it is made anyway.
 
 Gain: launches, not measured apart; none on a CPU (1.01). Off by leaving `fuse_norm_relu` out of `passes=` or
 `HETU_PASSES`.

@@ -1,7 +1,6 @@
 """The operator that a group of elementwise operators, and of reductions of what they make, becomes.
 
-On a GPU it is one generated kernel; its forward function applies the operators one after the other. Ignored on purpose:
-which operators go together, see `fuse_elementwise.py`.
+On a GPU it is one generated kernel; its forward function applies the operators one after the other.
 
 Gain: see `fuse_elementwise.py`. Off by leaving `fuse_elementwise` out of `passes=` or `HETU_PASSES`.
 """

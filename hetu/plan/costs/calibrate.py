@@ -1,8 +1,7 @@
 """Measure this machine for the planner: operators, memory, and under `heturun` the links between ranks.
 
-Operators are timed inside the training steps of small models, where their operands lie as they do in real ones. Ignored
-on purpose: links between more kinds of places than the job spans, and what one's own model uses besides: let
-`Profile.learn` see that.
+Operators are timed inside the training steps of small models, where their operands lie as they do in real ones. It
+measures only links that the job spans; `Profile.learn` adds what a model uses besides.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A straight line through latency and bandwidth misses measured collectives by up to a factor of 2, so tables are
 interpolated between the measured sizes. A cluster one does not have is described by published figures; its links are
-then lines (`hetu.dist.Link`), which have the same methods. Ignored on purpose: contention between groups, and
-topologies beyond "same host or not".
+then lines (`hetu.dist.Link`), which have the same methods. Left out: contention between groups, and topologies beyond
+"same host or not".
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 `profile.seconds(node)` looks for the very instruction (operator and types), else interpolates between the measured
 sizes of the operator, else takes the rates of the machine. A size is weighed by its *ideal* time: the operations at the
-machine's best rate or the bytes at its memory's, whichever takes longer. Ignored on purpose: what a time depends on
-besides types, such as values and what stands in the cache.
+machine's best rate or the bytes at its memory's, whichever takes longer. A time depends on types only, not on values or
+the state of caches.
 
 For planners: `profile.seconds(node)`, `profile.cluster.link(ranks).seconds(kind, len(ranks), nbytes)` and
 `.message(nbytes)`; `dataclasses.replace(profile, cluster=..., speeds=...)`; `simulate` in `simulate.py`.
@@ -74,13 +74,13 @@ class Curve:
 class Profile:
     """Times of one kind of machine, of the `cluster` that is made of it, and of its stragglers.
 
-    `timings` maps an instruction to what was measured. `step` is what a step costs besides its instructions, in
+    `timings` maps an instruction to what was measured. `step` is the cost of a step besides its instructions, in
     seconds, without the bytes fed. `speeds` are factors on the time that a rank computes (2.0: half as fast).
 
     >>> import hetu as ht
     >>> profile = Profile(Device(flops=1e9, bandwidth=1e9, launch=1e-6))
     >>> product = ht.placeholder("a", (100, 100)) @ ht.placeholder("b", (100, 100))
-    >>> round(1e3 * profile.seconds(product), 3)  # ms for 2e6 operations: not measured, so reckoned
+    >>> round(1e3 * profile.seconds(product), 3)  # ms for 2e6 operations: not measured, so computed
     2.001
     >>> profile.add(product, 0.003)
     >>> profile.seconds(product)
@@ -123,7 +123,7 @@ class Profile:
         return self.device.launch + nbytes / self.device.host_bandwidth
 
     def overhead(self, nbytes: int) -> float:
-        """What a step costs besides its instructions when `nbytes` are fed."""
+        """The cost of a step besides its instructions when `nbytes` are fed."""
         return self.step + nbytes / self.device.bandwidth
 
     def _ideal(self, operations: int, nbytes: int) -> float:

@@ -1,6 +1,6 @@
 """The place of one rank in a job of which no other rank exists: to cut, compile and time its part alone.
 
-Ignored on purpose: values. What other ranks would have sent is this rank's own data, or zeros.
+Values are wrong: data of other ranks is replaced by this rank's own, or by zeros.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Make one rank's step fit into its memory: free what takes most room at the fullest moment, until the rest fits.
 
-The greedy search of TSplit (ICDE 2022), guided by the memory plan itself: at the instruction where most bytes live,
-the largest values are made to go and the graph is planned anew. A value is dropped and computed again (`split.py`),
-first whole, then in ever more parts; or it waits in the memory of the host (`swap.py`), if the profile says how fast
-the way there is (`Device.host_bandwidth`). Then each goes the way that takes fewer seconds, and such a step competes
-with those that only recompute or only swap. On a CPU the arena is host memory already, so a measured profile names no
-such way. Ignored on purpose: seconds in choosing the values, which go by size.
+The greedy search of TSplit (ICDE 2022), guided by the memory plan itself: at the instruction where most bytes live, the
+largest values are made to go and the graph is planned anew. A value is dropped and computed again (`split.py`), first
+whole, then in ever more parts; or it waits in the memory of the host (`swap.py`), if the profile says how fast the way
+there is (`Device.host_bandwidth`). Then each goes the way that takes fewer seconds, and such a step competes with those
+that only recompute or only swap. On a CPU the arena is host memory already, so a measured profile names no such way.
+Values are chosen by size, not by seconds.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class _Search:
         return values if free else set()
 
     def _swappable(self, at: int, among: Mapping[Node, Node]) -> set[Node]:
-        """Values that nobody reads around the instruction `at`."""
+        """Values that no instruction reads around `at`."""
         if not self.swaps:
             return set()
         known = gaps(self.plan, (*self.step[0], *self.step[1].values()))

@@ -1,8 +1,8 @@
 """Copies between the memory of the device and that of the host, for values that are long not read.
 
 The memory plan places the result of `to_host` outside the arena, right after its operand is there; on a CPU both lie in
-the same memory. Only the pass of `hetu.plan.memory.swap` makes it, after autodiff. Ignored on purpose: copying while
-the device computes; the copies stand in its queue like all else.
+the same memory. Only the pass of `hetu.plan.memory.swap` makes it, after autodiff. The copies wait in the device's
+queue, so nothing is copied while it computes.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ After TSplit (X. Nie et al., "TSPLIT: Fine-grained GPU Memory Management for Eff
 Splitting", ICDE 2022). A *dropped* value is computed by each of its readers from what is still there. A reader that
 works on the samples of a batch one by one does so a part of the batch at a time, and its result is assembled in place;
 one that joins them, such as the gradient of a weight, gets the value whole. So sums run over the same numbers in the
-same order, and gradients keep their bits. One part is plain recomputation (T. Chen et al., 2016). Ignored on purpose:
-which values to drop (`fit.py`), other axes than the first.
+same order, and gradients keep their bits. One part is plain recomputation (T. Chen et al., 2016). Only the first axis
+is split; `fit.py` chooses the values.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Put values away into the memory of the host while nobody reads them.
+"""Move values into the memory of the host while no instruction reads them.
 
 After TSplit (ICDE 2022). A value is cut out of the arena in its longest *gap*, the time between two instructions that
 read it, which for an activation reaches from the forward to the backward pass. It is copied out as soon as it is there,
-and copied in by the last instruction before the gap ends: `from_host` waits for the one before its reader. Ignored on
-purpose: which values to swap (`fit.py`), several gaps of one value, and copying while the device computes.
+and copied in by the last instruction before the gap ends: `from_host` waits for the one before its reader. `fit.py`
+chooses the values. Left out: several gaps of one value, and copying while the device computes.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 The search space is OptCNN's, read from the operators' own sharding rules: all ranks compute the whole, or each its part
 of one factor. Variables and feeds are operators too, kept whole or split along an axis, so that data parallelism, a
 weight that is split, and one that is kept in parts and gathered are three choices for one variable. An edge costs the
-change of layout on it, and its adjoint in backward, where sums stand for duplicates. Ignored on purpose: what overlaps,
-and what `deduce` makes of a choice; the simulator tells.
+change of layout on it, and its adjoint in backward, where sums stand for duplicates. The tables know nothing of
+overlap, nor of what `deduce` makes of a choice; the simulator does.
 """
 
 from __future__ import annotations

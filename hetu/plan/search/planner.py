@@ -2,8 +2,8 @@
 
 The ranks of a job share the work: each simulates some of the candidates, and all see all costs, so all choose alike. If
 what is fastest does not fit, its layers are sharded one by one (`candidates.sharded_layers`) and its activations are
-computed again in parts or put away into the memory of the host (`fit.py`), and these plans compete with the others.
-Ignored on purpose: changing the plan while training.
+computed again in parts or put away into the memory of the host (`fit.py`), and these plans compete with the others. A
+plan does not change while training.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def auto(
     hints: Mapping[str, Any] | None = None,
     proposals: int = 0,
 ) -> Auto:
-    """The strategy that is reckoned fastest for a graph on the ranks of the job; see `Auto`.
+    """The strategy that is predicted to be fastest for a graph on the ranks of the job; see `Auto`.
 
     >>> import hetu as ht
     >>> x = ht.placeholder("x", (None, 64))

@@ -1,8 +1,8 @@
 """The instruction list of every rank of a job, without running one: what computes, and what communicates with whom.
 
 A rank's graph is cut, optimized and scheduled as its executor would do it. Ranks in the same stage that hold parts of
-equal sizes have equal lists up to whom they talk to, so a thousand ranks are compiled as a few. Ignored on purpose:
-arrays, and uneven splits of results that are even in every feed and variable.
+equal sizes have equal lists up to whom they talk to, so a thousand ranks are compiled as a few. Left out: uneven splits
+of results that are even in every feed and variable.
 """
 
 from __future__ import annotations

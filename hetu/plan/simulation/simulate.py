@@ -2,7 +2,7 @@
 
 Computing takes what the profile says; a collective starts when all its ranks have come and the one before it in their
 group has ended; a message arrives after those that its sender sent before it. That is what `hetu.dist.VirtualClock`
-charges. Ignored on purpose: contention between groups, between ranks that share a link, and at the servers.
+charges. Left out: contention between groups, between ranks that share a link, and at the servers.
 """
 
 from __future__ import annotations

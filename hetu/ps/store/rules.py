@@ -3,7 +3,7 @@
 A rule that works on each element alone can run on any block of a parameter, wherever that block lives, and on any
 set of rows. It comes as plain data, the operators that it is made of (see `ops/composition.py`), so that a server
 trains by rules that it has never heard of; those of its own process have names too. `add` is the rule without an
-optimizer: the workers send finished deltas. Ignored on purpose: gradient clipping, and devices other than the CPU.
+optimizer: the workers send finished deltas. Rules run on the CPU; gradients are not clipped.
 """
 
 from __future__ import annotations

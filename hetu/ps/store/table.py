@@ -1,8 +1,8 @@
 """One table on a server: values (rows, cols) with a version for every row, their rule, and pushes held back.
 
 A dense parameter arrives cut into blocks, each a table of one row; an embedding table arrives as ranges of rows. A
-version counts the updates a row has had, which is what a cache compares. Ignored on purpose: workers and clocks
-(`store.py`); everything here has been allowed already.
+version counts the updates a row has had, which is what a cache compares. It knows no workers and clocks (`store.py`
+does): every push that arrives here has been allowed.
 """
 
 from __future__ import annotations

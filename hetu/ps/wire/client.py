@@ -1,9 +1,8 @@
 """A worker's side of the parameter server: push, pull, clock, over one DEALER socket for each server.
 
-Every request returns a `Handle` at once; `handle.wait()` gives its answer, so that communication overlaps with
-whatever is done in between. Large requests are cut into chunks, sparse ones carry every row once. Ignored on
-purpose: what is pushed when (an executor's or a cache's business), and use by several threads; only signs of life come
-from another one (`heartbeat.py`).
+Every request returns a `Handle` at once; `handle.wait()` gives its answer, so that communication overlaps with whatever
+is done in between. Large requests are cut into chunks, sparse ones carry every row once. An executor or a cache decides
+what is pushed when. One thread uses a client; only signs of life come from another (`heartbeat.py`).
 """
 
 from __future__ import annotations
@@ -255,7 +254,8 @@ class Client:
         return [reply.meta for reply in self.transport.wait(self._everywhere(Kind.STATUS))]
 
     def leave(self) -> None:
-        """Take this worker out of the job, so that nobody waits for it. Pushes of an unfinished clock are dropped."""
+        """Take this worker out of the job, so that no worker waits for it. Pushes of an unfinished clock are
+        dropped."""
         try:
             self.transport.wait(self._everywhere(Kind.LEAVE))
         except RefusedError as error:

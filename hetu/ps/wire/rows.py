@@ -2,8 +2,8 @@
 
 The request for the next batch's rows can leave as soon as the clock of this one has ended: the servers answer it when
 the consistency allows, so training is what it is without, bit for bit under BSP, while the answer travels as the ranks
-reduce gradients, update what they keep and load data. Ignored on purpose: which ids come next (the training loop
-knows), and asking before the own gradients have left, which would miss them.
+reduce gradients, update what they keep and load data. The training loop knows which ids come next. No request leaves
+before this worker's own gradients, as its answer would miss them.
 """
 
 from __future__ import annotations
@@ -92,6 +92,6 @@ class Rows:
         return self.client.pull_rows(table, ids).wait
 
     def _drop(self, table: str) -> None:
-        """Take the answers that nobody has come for."""
+        """Take the answers that no caller has fetched."""
         for _, answer in self.asked.pop(table, []):
             answer()

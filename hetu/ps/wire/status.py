@@ -1,9 +1,9 @@
 """`hetu ps status`: what the parameter servers of a running job are doing: clocks, waiting, traffic, cache.
 
-It asks with the job's token but is no worker, so it changes nothing and holds nothing up. `heturun` leaves a file with
-addresses and token in the job's directory, which only its owner can read; without `--job` the newest one is taken.
-Ignored on purpose: counters that only workers have (see `CachedTable.counters`); here a row that a cache asks for
-counts as a hit if its copy was fresh enough.
+It asks with the job's token but is no worker, so it changes and delays nothing. `heturun` leaves a file with addresses
+and token in the job's directory, which only its owner can read; without `--job` the newest one is taken. Some counters
+only workers have (see `CachedTable.counters`). Here a row that a cache asks for counts as a hit if its copy was fresh
+enough.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def _answer(zmq: Any, socket: Any, address: str, until: float) -> dict[str, Any]
 
 
 def rates(old: dict[str, Any], new: dict[str, Any]) -> dict[str, float]:
-    """Requests and bytes a second between two looks at one server; of a restarted one, since its start.
+    """Requests and bytes per second between two looks at one server; for a restarted one, since its start.
 
     >>> first = {"seconds": 1.0, "requests": {"push": 5}, "received": 0, "sent": 100}
     >>> rates(first, {"seconds": 3.0, "requests": {"push": 9, "pull": 6}, "received": 8, "sent": 100})

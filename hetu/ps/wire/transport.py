@@ -1,11 +1,10 @@
 """Requests and replies over unreliable connections: numbering, credit, resending with backoff, deadlines.
 
-A request is sent again, under its old number, as long as somebody waits for its answer; the server takes care that
-it takes effect once, and every wait has a deadline. Only `CREDIT` requests fly to a server at a time, which bounds
-the server's memory and is faster than more (ZeroMQ guide, chapter 4, "lazy pirate", and chapter 7, credit-based flow
-control). On one host the values of large requests and answers lie in shared memory (`segment.py`). Ignored on
-purpose: what the requests mean (`client.py`), and threads: a socket belongs to its maker, and the thread that waits
-for an answer is the one that receives it.
+A request is sent again, under its old number, as long as its answer is awaited. The server makes sure that it takes
+effect once, and every wait has a deadline. Only `CREDIT` requests fly to a server at a time, which bounds the server's
+memory and is faster than more (ZeroMQ guide, chapter 4, "lazy pirate", and chapter 7, credit-based flow control). On
+one host the values of large requests and answers lie in shared memory (`segment.py`). A socket belongs to the thread
+that made it; the thread that waits for an answer receives it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The checks of lab 7: claims about layouts are computed on two ranks. Ignored on purpose: grids of several axes."""
+"""The checks of lab 7: claims about layouts are computed on two ranks."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 The cell runs on a persistent pool of real MPI ranks (and parameter servers); names that rank 0 has afterwards come back
 to the notebook. `wire.py` says what may travel, `rank.py` is one rank, `pool.py` the kernel's side of all of them,
-`magic.py` what is typed and seen. Ignored on purpose: ranks on other hosts.
+`magic.py` what is typed and seen. All ranks are on this host.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`%%ranks`: what is typed above a cell, and what is seen below it.
 
 Each rank's lines begin with its number; a line that is written over (a progress bar) stays in its place, one for each
-rank. Ignored on purpose: what happens on the ranks.
+rank.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The kernel's side of a notebook's ranks: start them, send a cell, gather what they say, never leave one behind.
 
 `heturun` starts the ranks; each connects to the kernel over the loopback, with a secret of its job. A cell that fails
-on one rank while others wait for it ends the pool, and the next cell finds a new one. Ignored on purpose: how output
-looks.
+on one rank while others wait for it ends the pool, and the next cell finds a new one.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ class Pool:
         return self.job.poll() is None and not any(self._has_left(c) for c in self.ranks)
 
     def _has_left(self, connection: Connection) -> bool:
-        """Between cells ranks say nothing, so whatever can be read is the end."""
+        """Between cells ranks say nothing, so anything that can be read is the end."""
         return connection.closed or connection.poll()
 
     def gather(self) -> None:

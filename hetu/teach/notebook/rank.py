@@ -1,7 +1,7 @@
 """One rank of a notebook's pool: runs the cells that the kernel sends, in one namespace that lasts.
 
 The main thread runs cells; another reads the connection, so that a rank can be interrupted, asked where it is, and ends
-when the kernel does, however that comes about. Ignored on purpose: what the cells do.
+when the kernel does, however that comes about.
 """
 
 from __future__ import annotations
