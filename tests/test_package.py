@@ -236,15 +236,15 @@ def test_no_file_or_folder_has_a_name_that_says_nothing(file: Path) -> None:
     assert not FORBIDDEN_NAMES & {*file.relative_to(ROOT).parent.parts, file.stem}
 
 
-def test_shipped_data_is_unaltered_and_its_licences_go_with_it() -> None:
+def test_shipped_data_is_unaltered_and_its_licenses_go_with_it() -> None:
     folder = PACKAGE / "data" / "files"
-    licences = (folder / "LICENSES.md").read_text("utf-8")
+    licenses = (folder / "LICENSES.md").read_text("utf-8")
     assert {f.name for f in folder.iterdir()} == {*DATA_FILES, "LICENSES.md"}
     for name, digest in DATA_FILES.items():
         assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest, name
-        assert f"`{name}`" in licences
+        assert f"`{name}`" in licenses
     for notice in ("MNIST", "Fashion-MNIST", "Adult", "Shakespeare", "WordNet", "Seattle weather"):
-        assert f"\n**{notice}**" in licences
+        assert f"\n**{notice}**" in licenses
 
 
 @pytest.mark.parametrize("file", [f for f in FILES if "data" in f.parts], ids=lambda f: f.name)

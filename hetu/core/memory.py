@@ -219,7 +219,7 @@ class _Planner:
     # -- donation ---------------------------------------------------------------------------------------------------
 
     def _donate(self) -> None:
-        """Write a new value straight into its variable where no node reads the old one afterwards."""
+        """Write a new value straight into its variable where no node reads the old one afterward."""
         values_of_others = {self.metas.roots[value, 0] for value in self.updates.values()}
         for variable, value in self.updates.items():
             root = self.metas.roots[value, 0]

@@ -1,4 +1,4 @@
-"""Layer normalisation that hands its normal rows to its gradient, which else would center and measure them again.
+"""Layer normalization that hands its normal rows to its gradient, which else would center and measure them again.
 
 The normal rows take the place of the input in memory. RMS and group norm are compositions.
 

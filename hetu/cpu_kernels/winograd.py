@@ -124,7 +124,7 @@ def _kernels(w: np.ndarray, adjoint: bool, scratch: Scratch, calls: list[Call]) 
     """G w G^T as 16 matrices (channels of the images, those of the result)."""
     o, c = w.shape[:2]
     transform, made = np.kron(KERNEL, KERNEL).astype(w.dtype), scratch.empty((16, o, c), w.dtype)
-    taps = transform[:, ::-1].copy() if adjoint else transform  # a kernel turned by half a circle is one read backwards
+    taps = transform[:, ::-1].copy() if adjoint else transform  # a kernel turned by half a circle is one read backward
     turns = not adjoint and o * c <= MOST_TURNED
     turned = scratch.empty((16, c, o), w.dtype) if turns else made.mT
 

@@ -1,7 +1,7 @@
 """The data sets by name, each a function that finds its files, reads them and cuts the documented split.
 
 Every one takes `split` ("train", "test" or "all") and `root`, a folder that holds the public files; without it the
-search order of `sources` applies. Images are float32 in [0, 1], labels int64. Licences: `files/LICENSES.md`. Scaling,
+search order of `sources` applies. Images are float32 in [0, 1], labels int64. Licenses: `files/LICENSES.md`. Scaling,
 encoding and augmentation belong to the model that needs them.
 """
 
@@ -77,7 +77,7 @@ def fashion_mnist(split: Split = "train", root: Root = None) -> ArrayDataset:
 
 
 def cifar10(split: Split = "train", root: Root = None) -> ArrayDataset:
-    """Small colour photographs: x float32 (n, 3, 32, 32), y int64 (n,) in 0..9; 50,000 + 10,000.
+    """Small color photographs: x float32 (n, 3, 32, 32), y int64 (n,) in 0..9; 50,000 + 10,000.
 
     Needs the binary version (`cifar-10-binary.tar.gz`, unpacked) in `root` or `$HETU_DATA/cifar10`; the Python version
     is a pickle, which could run code. Krizhevsky 2009.

@@ -45,7 +45,7 @@ def _local_type(
     dtype: str = "",
     **_: Any,
 ) -> TensorType:
-    """What this rank holds afterwards; a rank that only sends holds an empty token."""
+    """What this rank holds afterward; a rank that only sends holds an empty token."""
     if shape is None:
         return TensorType(_even_shape(xs[0].shape, src, dst), xs[0].dtype)
     here = dst.pieces(shape).get(rank)

@@ -1,6 +1,6 @@
 """Launches generated kernels: one for any number of steps and results, any broadcasting and any strides.
 
-Axes along which all arrays are laid out alike are merged first; neighbours along the last one are then read and written
+Axes along which all arrays are laid out alike are merged first; neighbors along the last one are then read and written
 in packs of 16 bytes. Results are contiguous; the memory plan makes no others.
 """
 
@@ -18,7 +18,7 @@ from .machine import Call, Machine, index_dtype, spread, widest_pack
 from .reduce import CHUNK, ROOM, reduced, wide_dtype
 from .source import common_dtype
 
-DRAWN = 16  # neighbours that one block of random words decides about
+DRAWN = 16  # neighbors that one block of random words decides about
 LEAST_ROWS = 32  # that a block folds: its part is then small beside what it reads
 
 Draw = tuple[Any, int]  # the state of the random numbers, which lies on the machine, and the stream
@@ -146,7 +146,7 @@ def _layout(
     arrays: Sequence[Any],
     drawing: bool,
 ) -> Layout:
-    """What is compiled in. Neighbours along the last axis are packed where sizes, strides and addresses allow it."""
+    """What is compiled in. Neighbors along the last axis are packed where sizes, strides and addresses allow it."""
     moves = tuple(tuple(s != 0 for s in axes) for axes in strides)
     unit = all(s[-1] in (0, 1) for s in strides)
     packed = [(a, s) for a, s in zip(arrays, strides) if s[-1]]

@@ -58,8 +58,8 @@ class Layout(NamedTuple):
     """What of the arrays' geometry is compiled in; sizes and strides are arguments of the kernel.
 
     `moves[k][axis]` says whether array k has a stride on that (merged) axis. The first `outer` axes number the rows,
-    the others the columns. If `unit`, strides on the last axis are 1, and neighbours move in packs; a thread handles
-    `span` neighbours, one pack or several.
+    the others the columns. If `unit`, strides on the last axis are 1, and neighbors move in packs; a thread handles
+    `span` neighbors, one pack or several.
     """
 
     moves: tuple[tuple[bool, ...], ...]
@@ -184,7 +184,7 @@ def _fold(f: int, fold: Fold, dtype: str) -> str:
 
 
 def _totals(work: Work, layout: Layout) -> str:
-    """The totals of a thread, one for each of the neighbours that it handles."""
+    """The totals of a thread, one for each of the neighbors that it handles."""
     lines = []
     for f, _ in enumerate(work.folds):
         lines += [f"T{f} t{f}[{layout.span}];", f"for (T{f}& t : t{f}) t = fold{f}::identity();"]
@@ -197,7 +197,7 @@ def _totals(work: Work, layout: Layout) -> str:
 def _visit(work: Work, dtypes: Sequence[str], layout: Layout) -> str:
     """What a thread does at the span that begins in (`row`, `col`), which is number `i` of the results.
 
-    16 neighbours share one draw of random words, and no span reaches beyond them.
+    16 neighbors share one draw of random words, and no span reaches beyond them.
     """
     before, lines, values, pack = [], [*_coordinates(layout)], [], layout.pack
     for k, (dtype, moves) in enumerate(zip(dtypes, layout.moves)):

@@ -54,7 +54,7 @@ def address(array: Any) -> int:
 
 
 def widest_pack(width: int, *arrays: Any) -> int:
-    """How many neighbours of rows of `width` elements one thread can move at once: up to 16 bytes, a power of 2."""
+    """How many neighbors of rows of `width` elements one thread can move at once: up to 16 bytes, a power of 2."""
     pack = 16 // max(a.dtype.itemsize for a in arrays)
     while pack > 1 and (width % pack or any(address(a) % (a.dtype.itemsize * pack) for a in arrays)):
         pack //= 2

@@ -1,4 +1,4 @@
-"""The memory plan of a program as a picture: time runs to the right, addresses upwards, a rectangle per value.
+"""The memory plan of a program as a picture: time runs to the right, addresses upward, a rectangle per value.
 
 A good plan looks like bricks without holes: the height is the peak. Variables are not drawn, as they never move.
 """

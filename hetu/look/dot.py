@@ -13,7 +13,7 @@ from .svg import FILL, LINE
 
 
 def to_dot(outputs: Graph | Node | Iterable[Node]) -> str:
-    """Graphviz text: boxes coloured by family, clusters by layer, dashed arrows where only a shape is used.
+    """Graphviz text: boxes colored by family, clusters by layer, dashed arrows where only a shape is used.
 
     >>> import hetu as ht
     >>> print(to_dot(ht.placeholder("x", (3,)) + 1).splitlines()[0])

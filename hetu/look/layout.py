@@ -2,7 +2,7 @@
 
 Rows follow the data. An arrow longer than one row runs down a straight channel that is reserved like a box, so no arrow
 ever crosses a box. Left-to-right order is one total order of boxes, channels and groups; the places are then pulled
-towards their neighbours while every pair keeps its distance. Crossings are few, not minimal.
+toward their neighbors while every pair keeps its distance. Crossings are few, not minimal.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROUNDS, SWEEPS = 8, 24  # orders tried; relaxations for each
 
 @dataclass
 class Layout:
-    """Centres of the boxes, points of the arrows, rectangles of the groups, and the size of it all."""
+    """Centers of the boxes, points of the arrows, rectangles of the groups, and the size of it all."""
 
     centers: list[Point]
     paths: dict[Arrow, list[Point]]
@@ -52,7 +52,7 @@ class _Item:
     __eq__ = object.__eq__
 
     def wanted(self) -> float:
-        """Half way to the weighted mean of the neighbours' places: all the way, two neighbors would swap forever."""
+        """Half way to the weighted mean of the neighbors' places: all the way, two neighbors would swap forever."""
         total = sum(weight for _, weight in self.neighbors)
         return (self.x + sum(item.x * weight for item, weight in self.neighbors) / total) / 2 if total else self.x
 
@@ -199,7 +199,7 @@ def _sequence(
 def _spread(
     sequence: list[_Item], members: dict[Hashable, list[_Item]], edges: dict[Hashable, tuple[_Item, _Item]]
 ) -> None:
-    """Pull items towards their neighbours while those that share a row keep their order and distance.
+    """Pull items toward their neighbors while those that share a row keep their order and distance.
 
     Pushing from the left and pushing from the right each gives valid places, hence so does their mean.
     """
@@ -224,7 +224,7 @@ def _spread(
 
 
 def _distances(sequence: list[_Item]) -> dict[_Item, list[tuple[_Item, float]]]:
-    """For each item, those that follow it directly on some row, with the least distance of their centres."""
+    """For each item, those that follow it directly on some row, with the least distance of their centers."""
     newest: dict[int, _Item] = {}
     pairs: dict[_Item, dict[_Item, float]] = {item: {} for item in sequence}
     for item in sequence:

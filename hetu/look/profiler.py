@@ -175,7 +175,7 @@ def profile(
     *,
     repeat: int = 5,
 ) -> Profile:
-    """Time one step of a sub-graph, `repeat` times after a warm-up; variables have their old values afterwards.
+    """Time one step of a sub-graph, `repeat` times after a warm-up; variables have their old values afterward.
 
     The arguments are those of `Executor.run`.
 

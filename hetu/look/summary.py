@@ -1,6 +1,6 @@
 """The table of a model: layers in the order of use, their output shapes, parameters and memory.
 
-Layers are recognised by the `layer` tag that `hetu.nn` puts on nodes, and own the variables named below them. For time
+Layers are recognized by the `layer` tag that `hetu.nn` puts on nodes, and own the variables named below them. For time
 and activations see `profiler.py` and `print(program)`.
 """
 

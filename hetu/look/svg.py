@@ -25,7 +25,7 @@ FILL = {  # family: fill, frame
 INK, SOFT_INK, LINE = "#1f2937", "#4b5563", "#8793a6"
 SANS = "system-ui,-apple-system,'Segoe UI','DejaVu Sans',sans-serif"
 MONO = "ui-monospace,Menlo,'DejaVu Sans Mono',monospace"
-_LEGEND = 30.0  # height of the row that names the colours
+_LEGEND = 30.0  # height of the row that names the colors
 
 
 class Svg(str):

@@ -25,7 +25,7 @@ __all__ = [
 
 
 def _order(xp: ModuleType, x: Any, axis: int, descending: bool, **kind: Any) -> Any:
-    """The places of the sorted elements. Downwards the input is flipped too, or ties would come last first."""
+    """The places of the sorted elements. Downward the input is flipped too, or ties would come last first."""
     if not descending:
         return xp.argsort(x, axis=axis, **kind)
     backward = xp.argsort(xp.flip(x, axis=axis), axis=axis, **kind)

@@ -108,7 +108,7 @@ def test_a_sum_and_a_relu_behind_it(case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_neighbours_move_in_packs_by_three_launches(case):
+def test_neighbors_move_in_packs_by_three_launches(case):
     _, _, shape, axis, pack = CASES[case]
     x, _, _, scale, bias, _ = inputs(case)
     recorder = Recorder()

@@ -81,7 +81,7 @@ def dropped_along_rows(dtype: str, shape: tuple[int, ...]) -> list[Node]:
 
 
 def many_folds(dtype: str, shape: tuple[int, ...]) -> list[Node]:
-    """As many reductions as a group may have, by threads of 16 neighbours: shared memory has to do for all."""
+    """As many reductions as a group may have, by threads of 16 neighbors: shared memory has to do for all."""
     x, state = placed("x", shape, dtype), placed("state", (2,), "uint64")
     y = OPS["dropout"](x, state, rate=0.3, stream=5)
     finite = ht.isfinite(y)
@@ -162,7 +162,7 @@ def wanted(node: Node, arrays) -> list[np.ndarray]:
 @compiled
 @pytest.mark.parametrize("layout", ["permuted", "sliced", "broadcast"])
 def test_operands_of_any_strides(layout):
-    """Operands that are views: packs where neighbours lie together, else one by one."""
+    """Operands that are views: packs where neighbors lie together, else one by one."""
     node = group(*along_rows("float32", (6, 8, 36)))
     arrays = fed(node)
     x = {
@@ -270,7 +270,7 @@ def test_a_large_result_is_not_made_long_before_it_is_read():
     assert sizes(first, ht.softmax(first), ht.tanh(x)) == [(2, 2)]
 
 
-def test_small_neighbours_share_a_launch():
+def test_small_neighbors_share_a_launch():
     """As running means and variances do: nothing is read twice, but a launch takes longer than the work."""
     means = [placed(f"m{k}", (64,)) * 0.9 + placed(f"n{k}", (64,)) * 0.1 for k in range(4)]
     assert sizes(*means) == [(12, 4)]

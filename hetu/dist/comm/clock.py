@@ -1,7 +1,7 @@
 """A virtual clock: honest times of a parallel schedule on a machine with fewer cores than ranks.
 
 `VirtualClock` wraps a communicator. Each rank's clock advances by the CPU time of its own thread while it computes; a
-collective sets the clocks of its group to the latest of them plus the cost of a modelled link; a message carries the
+collective sets the clocks of its group to the latest of them plus the cost of a modeled link; a message carries the
 time at which it arrives. So the schedule really runs (bubbles, order and operator costs are real) and only the wire is
 a model. It counts neither contention between groups nor work of other threads (keep BLAS at one thread).
 """

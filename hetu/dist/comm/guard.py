@@ -1,7 +1,7 @@
 """The process above each rank: it forks the rank before anything is imported, waits, and writes down how it ended.
 
 Only its parent learns which signal ended a process, and mpiexec, otherwise the parent, does not say which rank it was.
-The first failure that is written down counts: the ranks that mpiexec ends afterwards had no part in it. It is run by
+The first failure that is written down counts: the ranks that mpiexec ends afterward had no part in it. It is run by
 its path, because importing hetu takes longer than all of its work. Windows has no fork and so no guard.
 """
 

@@ -42,7 +42,7 @@ process = Recorder()  # of this rank; `boot` has it answer before MPI is up
 
 @functools.cache
 def start() -> Any:
-    """The module `mpi4py.MPI`, initialised. MissingDependencyError if it or its library is not installed."""
+    """The module `mpi4py.MPI`, initialized. MissingDependencyError if it or its library is not installed."""
     try:
         import mpi4py
 

@@ -97,7 +97,7 @@ class Schedule:
 
     @cached_property
     def slots(self) -> tuple[Slot, ...]:
-        """All passes by their start: each runs when its stage is free and what it needs from its neighbour is there."""
+        """All passes by their start: each runs when its stage is free and what it needs from its neighbor is there."""
         last = self.stages - 1
         end: dict[tuple[str, int, int], float] = {}
         free, at, found = [0.0] * self.stages, [0] * self.stages, []

@@ -1,4 +1,4 @@
-"""Batch normalisation with the relu after it, and its gradient, for channels that come last.
+"""Batch normalization with the relu after it, and its gradient, for channels that come last.
 
 Made by the pass `fuse_norm_relu` only, after autodiff: the activations are met once less in each direction. Where
 channels do not come last, each operator makes its own sweeps.

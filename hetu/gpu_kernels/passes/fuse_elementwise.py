@@ -34,8 +34,8 @@ def fuse_elementwise(outputs: Sequence[Node]) -> tuple[Node, ...]:
     """Groups of two or more elementwise operators and reductions become one `fused_elementwise` each."""
     groups = _Groups(rewrite(outputs, _taken_apart))
     groups.grow_trees()
-    for neighbours in (groups.across_edges, groups.beside_inputs, groups.small_ones):
-        groups.merge(neighbours)
+    for neighbors in (groups.across_edges, groups.beside_inputs, groups.small_ones):
+        groups.merge(neighbors)
     return groups.rebuilt()
 
 
@@ -127,7 +127,7 @@ class _Groups:
         self.groups: dict[int, Group] = {}
 
     def grow_trees(self) -> None:
-        """Groups of one result each, from the end of the graph upwards. A node that could be in a group is one."""
+        """Groups of one result each, from the end of the graph upward. A node that could be in a group is one."""
         taken: set[Node] = set()
         for root in reversed(self.nodes):
             if root not in taken and (_fits(root) or root in self.folds):
@@ -183,11 +183,11 @@ class _Groups:
 
     # -- merging -------------------------------------------------------------------------------------------------------
 
-    def merge(self, neighbours: Callable[[int], Iterator[Node]]) -> None:
-        """Merge each group with those of its neighbours, as long as one is found that may be."""
+    def merge(self, neighbors: Callable[[int], Iterator[Node]]) -> None:
+        """Merge each group with those of its neighbors, as long as one is found that may be."""
         for unit in sorted(self.groups):
             while unit in self.groups:
-                others = dict.fromkeys(self.unit[n] for n in neighbours(unit))
+                others = dict.fromkeys(self.unit[n] for n in neighbors(unit))
                 found = next((u for u in others if u != unit and u in self.groups and self._merged(unit, u)), None)
                 if found is None:
                     break

@@ -65,7 +65,7 @@ def divisors(number: int) -> list[int]:
 
 
 def _factored(ranks: int, kinds: tuple[str, ...]) -> Iterator[tuple[tuple[str, int], ...]]:
-    """Ordered factorisations of `ranks` in which each kind stands once at most, and not both kinds of data."""
+    """Ordered factorizations of `ranks` in which each kind stands once at most, and not both kinds of data."""
     if ranks == 1:
         yield ()
         return

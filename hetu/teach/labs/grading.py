@@ -69,7 +69,7 @@ class Lab:
         return enter
 
     def grade(self, student: ModuleType) -> list[Outcome]:
-        """The outcome of every check; operators that the student defines are forgotten afterwards."""
+        """The outcome of every check; operators that the student defines are forgotten afterward."""
         return [_outcome(check, student) for check in self.checks]
 
     def grade_file(self, path: Path) -> list[Outcome]:

@@ -32,7 +32,7 @@ class Ring:
 
 
 def on_ranks(student: ModuleType, n: int, size: int) -> list[tuple[np.ndarray, np.ndarray, Ring]]:
-    """For each rank: the result, its own `x` afterwards, and what it sent. Sends wait for their receivers."""
+    """For each rank: the result, its own `x` afterward, and what it sent. Sends wait for their receivers."""
 
     def rank(comm: Comm) -> tuple[np.ndarray, np.ndarray, Ring]:
         ring, x = Ring(comm), own(comm.rank, size)

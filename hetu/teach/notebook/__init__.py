@@ -1,6 +1,6 @@
 """One notebook cell on many ranks: `%load_ext hetu`, then `%%ranks 4 --servers 2` above a cell.
 
-The cell runs on a persistent pool of real MPI ranks (and parameter servers); names that rank 0 has afterwards come back
+The cell runs on a persistent pool of real MPI ranks (and parameter servers); names that rank 0 has afterward come back
 to the notebook. `wire.py` says what may travel, `rank.py` is one rank, `pool.py` the kernel's side of all of them,
 `magic.py` what is typed and seen. All ranks are on this host.
 """
