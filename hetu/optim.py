@@ -12,12 +12,12 @@ from .core.graph import Node
 from .ops import logical_and, maximum, sign, sqrt, where
 from .ops import sum as sum_
 from .ops.update import update_rule
-from .optimizer import Optimizer, Options, Updates, check_at_least_zero, clip_by_global_norm
-from .schedules import Schedule
+from .optimizer import Optimizer, OptimizerOptions, Updates, check_at_least_zero, clip_by_global_norm
+from .schedules import RateSchedule
 
 __all__ = [
     "Optimizer", "SGD", "Momentum", "AdaGrad", "RMSProp", "Adam", "AMSGrad", "AdamW", "LAMB", "Lion",
-    "Options", "Updates", "clip_by_global_norm", "update_rule",
+    "OptimizerOptions", "Updates", "clip_by_global_norm", "update_rule",
     "adagrad", "adam", "amsgrad", "lamb", "lion", "momentum", "rmsprop", "sgd",
 ]  # fmt: skip
 
@@ -81,11 +81,11 @@ class Momentum(Optimizer):
 
     def __init__(
         self,
-        learning_rate: float | Schedule,
+        learning_rate: float | RateSchedule,
         momentum: float = 0.9,
         *,
         nesterov: bool = False,
-        **options: Unpack[Options],
+        **options: Unpack[OptimizerOptions],
     ) -> None:
         super().__init__(learning_rate, momentum=momentum, nesterov=nesterov, **options)
 
@@ -121,7 +121,7 @@ class AdaGrad(Optimizer):
     rule = adagrad
 
     def __init__(
-        self, learning_rate: float | Schedule = 0.01, *, epsilon: float = 1e-10, **options: Unpack[Options]
+        self, learning_rate: float | RateSchedule = 0.01, *, epsilon: float = 1e-10, **options: Unpack[OptimizerOptions]
     ) -> None:
         super().__init__(learning_rate, epsilon=epsilon, **options)
 
@@ -155,11 +155,11 @@ class RMSProp(Optimizer):
 
     def __init__(
         self,
-        learning_rate: float | Schedule = 1e-3,
+        learning_rate: float | RateSchedule = 1e-3,
         *,
         rho: float = 0.9,
         epsilon: float = 1e-8,
-        **options: Unpack[Options],
+        **options: Unpack[OptimizerOptions],
     ) -> None:
         super().__init__(learning_rate, rho=rho, epsilon=epsilon, **options)
 
@@ -224,12 +224,12 @@ class Adam(Optimizer):
 
     def __init__(
         self,
-        learning_rate: float | Schedule = 1e-3,
+        learning_rate: float | RateSchedule = 1e-3,
         *,
         beta1: float = 0.9,
         beta2: float = 0.999,
         epsilon: float = 1e-8,
-        **options: Unpack[Options],
+        **options: Unpack[OptimizerOptions],
     ) -> None:
         super().__init__(learning_rate, beta1=beta1, beta2=beta2, epsilon=epsilon, **options)
 
@@ -288,7 +288,7 @@ class AdamW(Adam):
 
     def __init__(
         self,
-        learning_rate: float | Schedule = 1e-3,
+        learning_rate: float | RateSchedule = 1e-3,
         *,
         beta1: float = 0.9,
         beta2: float = 0.999,
@@ -297,7 +297,7 @@ class AdamW(Adam):
         clip_value: float | None = None,
         clip_norm: float | None = None,
     ) -> None:
-        clips = Options(clip_value=clip_value, clip_norm=clip_norm)
+        clips = OptimizerOptions(clip_value=clip_value, clip_norm=clip_norm)
         super().__init__(learning_rate, beta1=beta1, beta2=beta2, epsilon=epsilon, **clips)
         check_at_least_zero(weight_decay=weight_decay)
         self.hyperparameters["weight_decay"] = weight_decay
@@ -388,7 +388,7 @@ class Lion(Optimizer):
 
     def __init__(
         self,
-        learning_rate: float | Schedule = 1e-4,
+        learning_rate: float | RateSchedule = 1e-4,
         *,
         beta1: float = 0.9,
         beta2: float = 0.99,
@@ -396,7 +396,7 @@ class Lion(Optimizer):
         clip_value: float | None = None,
         clip_norm: float | None = None,
     ) -> None:
-        clips = Options(clip_value=clip_value, clip_norm=clip_norm)
+        clips = OptimizerOptions(clip_value=clip_value, clip_norm=clip_norm)
         super().__init__(learning_rate, beta1=beta1, beta2=beta2, **clips)
         check_at_least_zero(weight_decay=weight_decay)
         self.hyperparameters["weight_decay"] = weight_decay

@@ -20,14 +20,14 @@ from .core.op import Op, Role
 from .init import zeros
 from .ops import astype, clip, maximum, sqrt
 from .ops import sum as sum_
-from .schedules import Schedule
+from .schedules import RateSchedule
 
 __all__ = ["Optimizer", "Updates"]
 
 NewValues = dict[Node, Node]
 
 
-class Options(TypedDict, total=False):
+class OptimizerOptions(TypedDict, total=False):
     """What every optimizer takes besides its own hyperparameters."""
 
     weight_decay: float
@@ -76,7 +76,7 @@ class Optimizer:
 
     def __init__(
         self,
-        learning_rate: float | Schedule,
+        learning_rate: float | RateSchedule,
         *,
         weight_decay: float = 0.0,
         clip_value: float | None = None,

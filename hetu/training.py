@@ -12,7 +12,6 @@ import contextlib
 import csv
 import json
 import math
-import os
 import signal
 import threading
 import time
@@ -25,13 +24,11 @@ from .core.checkpoint import exists
 from .core.errors import ArgumentError, CheckpointError, DataError, NumericError, UnknownNameError, did_you_mean, public
 from .core.executor import Executor
 from .core.graph import Node
-from .core.placement import Placement
+from .core.placement import FilePath, Placement
 from .core.subgraph import SubGraph
 from .look import curves_svg
 from .metrics import Mean, Metric
 from .ops.random import random_state
-
-FilePath = str | os.PathLike[str]
 
 
 class Batches(Protocol):

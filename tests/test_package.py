@@ -43,7 +43,7 @@ FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names.
 # import little, for this is done by the passes; of the GPU's, only its passes may know graphs.
 ROOMS = {"cpu_kernels", "gpu_kernels"}
 BELOW = {"core.errors", "core.kernels", "core.backend"}
-FIRST = {"cpu_kernels", *(f"cpu_kernels.{name}" for name in ("table", "ufuncs", "blas", "lanes"))}
+FIRST = {"cpu_kernels", *(f"cpu_kernels.{name}" for name in ("recipes", "ufuncs", "blas", "lanes"))}
 SWITCHED_BY_MODULE = {"update_kernels.py", "fused_update.py"}  # whose blocks are to follow behind the wall
 
 # Heavy or optional packages, and the only places that may name them.
@@ -175,7 +175,7 @@ def test_a_file_keeps_the_rules(file: Path) -> None:
         ("dist.comm.comm", "from mpi4py import MPI"),
         ("ps.store.store", "import zmq.asyncio"),
         ("gpu_kernels.adam", "from ..core.types import TensorType"),
-        ("cpu_kernels.table", "from ..core.graph import OPS"),
+        ("cpu_kernels.recipes", "from ..core.graph import OPS"),
         ("ops.linalg", "from ..cpu_kernels import blas"),
         ("gpu_kernels.passes.group", "from ...cpu_kernels import blas"),
         ("cpu_kernels.gelu", "from ..core.executor import Executor"),
@@ -198,7 +198,7 @@ def test_the_walker_sees_a_breach(module: str, source: str) -> None:
         ("gpu_kernels.passes.group", "from ...core.graph import OPS\nfrom ..reduce import COMBINE"),
         (
             "cpu_kernels.gelu",
-            "from ..core.graph import OPS\nfrom ..ops.activation import RATE\nfrom .table import kernel",
+            "from ..core.graph import OPS\nfrom ..ops.activation import RATE\nfrom .recipes import kernel",
         ),
         ("plan.search.planner", "from ... import dist, ps"),
     ],

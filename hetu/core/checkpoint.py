@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from .errors import CheckpointError
+from .types import Box
 
-Box = tuple[tuple[int, int], ...]
 FORMAT = "hetu-1"
 MANIFEST = "manifest.json"
 PARTS_FORMAT = "hetu-parts-1"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
@@ -389,6 +389,9 @@ def topological(outputs: Iterable[Node]) -> list[Node]:
     return order
 
 
+Readers = Mapping[Node, Sequence[Node | None]]
+
+
 def readers_of(nodes: Iterable[Node], outputs: Iterable[Node] = ()) -> dict[Node, list[Node | None]]:
     """For each of the `nodes` of a graph, inputs first, those that read it, once for every time they do.
 
@@ -404,10 +407,10 @@ def readers_of(nodes: Iterable[Node], outputs: Iterable[Node] = ()) -> dict[Node
     return found
 
 
-Rule = Callable[[Node, tuple[Node, ...]], "Node | None"]
+RewriteRule = Callable[[Node, tuple[Node, ...]], "Node | None"]
 
 
-def rewrite(outputs: Iterable[Node], rule: Rule) -> tuple[Node, ...]:
+def rewrite(outputs: Iterable[Node], rule: RewriteRule) -> tuple[Node, ...]:
     """Rebuild a graph bottom-up. `rule(node, new_inputs)` returns a replacement, or None to keep the operator.
 
     Replacements count as written where the old node was. A node whose inputs did not change stays the same object.

@@ -16,12 +16,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..passes import Pass
-from .checkpoint import Box
 from .errors import ArgumentError, UnknownNameError, did_you_mean
 from .graph import Node
 from .program import Program
 from .state import State
-from .types import Atom
+from .types import Atom, Box
 
 FilePath = str | os.PathLike[str]
 

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .backend import Device, aligned_empty, to_numpy
-from .checkpoint import Box, Checkpoint, whole, write_atomically
+from .checkpoint import Checkpoint, whole, write_atomically
 from .errors import CheckpointError, ShapeError, UnknownNameError, did_you_mean, public
 from .graph import Node
-from .types import show_shape
+from .types import Box, show_shape
 
 
 def initial_value(node: Node, seed: int) -> np.ndarray:

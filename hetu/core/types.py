@@ -21,6 +21,7 @@ from .errors import AxisError, DTypeError, MissingDependencyError, NodeUseError,
 Size = Union[int, "Dim"]
 Shape = tuple[Size, ...]
 Atom = tuple[Any, ...]
+Box = tuple[tuple[int, int], ...]  # start and end along each axis
 
 
 @dataclass(frozen=True, slots=True, eq=True)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..ops.attention import attention, attention_dx
-from .table import Call, kernel
+from .recipes import Call, kernel
 
 CHUNK = 1 << 18  # scores handled at a time: 1 MB of float32 stays in the second-level cache
 

@@ -15,7 +15,7 @@ from ..core.backend import Scratch
 from ..core.op import MANY
 from ..ops.batch_norm import batch_norm_dx, batch_norm_train
 from . import batch_sweeps, lanes
-from .table import Call, kernel
+from .recipes import Call, kernel
 
 
 def runs_fast(xp: ModuleType, out: Any, *arrays: Any) -> bool:

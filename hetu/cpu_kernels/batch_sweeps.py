@@ -15,7 +15,7 @@ import numpy as np
 
 from ..core.backend import Scratch
 from . import blas, lanes
-from .table import Call
+from .recipes import Call
 
 PIECE = 1 << 16  # numbers: three arrays of such pieces stay in the second-level cache
 WIDE = 1 << 11  # numbers of a row, of several pixels side by side: vectors are repeated so often

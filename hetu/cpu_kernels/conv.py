@@ -16,7 +16,7 @@ from numpy.lib.stride_tricks import as_strided
 from ..ops.conv import _window, conv2d, conv2d_dw, conv2d_dx
 from ..ops.window import Pair, Window
 from . import blas
-from .table import Call, kernel
+from .recipes import Call, kernel
 
 CHUNK = 1 << 18  # elements of a column buffer: 1 MB of float32 stays in the second-level cache
 

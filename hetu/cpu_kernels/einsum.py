@@ -13,7 +13,7 @@ import numpy as np
 
 from ..ops.einsum import _einsum, as_product, terms_of
 from . import blas
-from .table import Call, kernel
+from .recipes import Call, kernel
 
 
 @kernel(_einsum)

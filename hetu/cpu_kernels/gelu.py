@@ -20,8 +20,8 @@ from ..ops.activation import CUBIC, DENSITY, RATE
 from ..ops.elementwise import dtype_of, to_dtype
 from ..ops.functions import normal_distribution
 from .elementwise import BLOCK
+from .recipes import Call
 from .share import share
-from .table import Call
 
 
 def _pair(x: TensorType) -> tuple[TensorType, TensorType]:

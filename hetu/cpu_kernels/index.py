@@ -9,12 +9,12 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-from ..ops.index import Window, take
-from .table import Call, kernel
+from ..ops.index import RowWindow, take
+from .recipes import Call, kernel
 
 
 @kernel(take)
-def take_bind(xp: ModuleType, out: Any, x: Any, indices: Any, *, axis: int, window: Window) -> Call | None:
+def take_bind(xp: ModuleType, out: Any, x: Any, indices: Any, *, axis: int, window: RowWindow) -> Call | None:
     if 0 in x.shape or window is not None:
         return None
     return partial(x.take, indices, axis, out, "clip")

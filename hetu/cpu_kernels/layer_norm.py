@@ -19,9 +19,9 @@ from ..core.graph import OPS, Node, topological
 from ..core.op import op
 from ..core.types import TensorType
 from .batch_norm import runs_fast
-from .normalization import Rows
+from .normalization import CenteredRows
+from .recipes import Call
 from .share import share
-from .table import Call
 
 
 def _rows_type(x: TensorType, *_: TensorType, **__: Any) -> tuple[TensorType, ...]:
@@ -51,7 +51,7 @@ def layer_norm_rows_bind(
     y, normal, inverse = out
     if not runs_fast(xp, y, x, scale, bias):
         return None
-    rows = Rows(x, epsilon, inverse.reshape(-1, 1))
+    rows = CenteredRows(x, epsilon, inverse.reshape(-1, 1))
     return [
         partial(rows.center, normal.reshape(rows.x.shape)),
         partial(np.multiply, normal, inverse, normal),

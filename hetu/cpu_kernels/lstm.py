@@ -14,7 +14,7 @@ import numpy as np
 from ..core.backend import fixed_value
 from ..ops.lstm import _lstm, lstm_dx
 from . import blas
-from .table import Call, kernel
+from .recipes import Call, kernel
 
 
 def _fast(xp: ModuleType, *arrays: np.ndarray) -> bool:

@@ -21,10 +21,10 @@ from numpy.lib.stride_tricks import as_strided
 from ..core.errors import ShapeError
 from ..core.op import op
 from ..core.types import TensorType
+from ..ops.window import Pair
 from . import lanes
-from .table import Call
+from .recipes import Call
 
-Pair = tuple[int, int]
 LEAST = 1 << 18  # elements of a lane
 STRIP = 16  # images transposed at a time: more would fall on the same cache lines
 PHASES = ((0, 0), (0, 1), (1, 0), (1, 1))  # row-major, as max_pool2d numbers the taps of a window

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..ops.pooling import _max_pool2d, avg_pool2d_dx, max_pool2d_dx
 from ..ops.window import Pair, Window
-from .table import Call, kernel
+from .recipes import Call, kernel
 
 
 @kernel(_max_pool2d)

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from ..core.types import Shape
-from ..ops.random import Stream, Window, _dropout, _kept, _scale, _values, random
-from .table import Call, kernel
+from ..ops.random import AxisWindows, Stream, _dropout, _kept, _scale, _values, random
+from .recipes import Call, kernel
 
 
 @kernel(random)
@@ -33,7 +33,7 @@ def random_bind(
 
 @kernel(_dropout)
 def dropout_bind(
-    xp: ModuleType, out: Any, x: Any, state: Any, *, rate: float, stream: int, channels: bool, window: Window
+    xp: ModuleType, out: Any, x: Any, state: Any, *, rate: float, stream: int, channels: bool, window: AxisWindows
 ) -> Call | None:
     numbers, scale = Stream(stream), x.dtype.type(_scale(rate))
 

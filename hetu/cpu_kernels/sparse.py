@@ -15,7 +15,7 @@ import numpy as np
 
 from ..ops.sparse import _check_entries, _is_fixed, sampled_matmul, sparse_matmul
 from . import lanes
-from .table import Call, kernel
+from .recipes import Call, kernel
 
 CHUNK = 1 << 17  # numbers gathered at a time, which stay in the second-level cache
 LEAST = 1 << 12  # rows of a lane

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from ..core.errors import AxisError, DataError
 
 Batch = tuple[NDArray[Any], ...]
-Rows = SupportsIndex | slice | NDArray[np.integer]
+RowIndex = SupportsIndex | slice | NDArray[np.integer]
 
 
 class Dataset(Protocol):
@@ -68,7 +68,7 @@ class ArrayDataset:
     def __len__(self) -> int:
         return len(self.arrays[0])
 
-    def __getitem__(self, rows: Rows) -> Batch:
+    def __getitem__(self, rows: RowIndex) -> Batch:
         """Rows by position, slice or integer array; one array a column."""
         try:
             return tuple(a[rows] for a in self.arrays)

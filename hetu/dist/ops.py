@@ -24,7 +24,7 @@ from .comm.mpi import world
 from .layout.collectives import Collective
 from .layout.deduce import Grid
 from .layout.layout import DUP, PENDING, SUM, Layout
-from .layout.redistribute import Plan, plan
+from .layout.redistribute import Redistribution, plan
 
 KINDS = (
     "all_reduce all_gather reduce_scatter all_to_all split_all_reduce split_reduce_scatter split_all_gather "
@@ -116,7 +116,7 @@ def _bind(
     return [*first, partial(np.copyto, packed, given), partial(way.run, comm, packed, target)]
 
 
-def _whole_reduction(way: Plan, rank: int) -> Collective | None:
+def _whole_reduction(way: Redistribution, rank: int) -> Collective | None:
     """The all-reduce of the whole array that this is for `rank`, if it is one: then nothing need be packed."""
     mine = [c for c in way.collectives if rank in c.group]
     if len(mine) != 1 or mine[0].kind != "all_reduce" or way.before[rank].box != mine[0].box:
@@ -135,7 +135,7 @@ def _make(kind: str) -> Op:
         inplace={0: (0,)} if kind == "all_reduce" else None,
     )
     made.bind(_bind)
-    made.__doc__ = f"The change of layout that is called `{kind}`; see `hetu.dist.layout.redistribute.Plan`."
+    made.__doc__ = f"The change of layout that is called `{kind}`; see `hetu.dist.layout.redistribute.Redistribution`."
 
     @made.grad
     def gradient(g: Any, y: Any, x: Any, *, src: Layout, dst: Layout, **_: Any) -> Any:

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..core.kernels import Call as Call
 
+Size2d = tuple[int, int]  # rows and columns
 BLOCK = 256  # threads: enough to hide the latency of memory, few enough for 8 blocks a multiprocessor
 MOST_BLOCKS = 1 << 14
 
@@ -29,7 +30,7 @@ class Machine(Protocol):
         """The kernel `name` of a text, to be called as `kernel(grid, block, arguments, shared_mem=0)`."""
 
 
-class Recorder:
+class RecordingMachine:
     """A machine that runs nothing and keeps the texts it was given, to compile or check them together."""
 
     xp: Any = np

@@ -11,11 +11,11 @@ from ..core.graph import Graph, Node
 from .arena import memory_svg
 from .curves import curves_svg
 from .dot import to_dot
+from .html_table import to_html
 from .roofline import roofline_svg
 from .shards import shards_svg
 from .staleness import staleness_svg
 from .svg import to_svg
-from .table import to_html
 from .timeline import timeline_svg
 
 __all__ = [

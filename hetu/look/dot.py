@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..core.graph import Graph, Node
-from .picture import Box, Group, picture
+from .picture import DrawnNode, LayerGroup, picture
 from .svg import FILL, LINE
 
 
@@ -25,7 +25,7 @@ def to_dot(outputs: Graph | Node | Iterable[Node]) -> str:
         '  node [shape=box style="rounded,filled" fontname="Helvetica" fontsize=11]',
         f'  edge [color="{LINE}" arrowsize=0.7]',
     ]
-    clusters: dict[Group | None, list[str]] = {}
+    clusters: dict[LayerGroup | None, list[str]] = {}
     for index, box in enumerate(drawn.boxes):
         clusters.setdefault(box.group, []).append(_node(index, box))
     for number, (group, rows) in enumerate(clusters.items()):
@@ -41,7 +41,7 @@ def to_dot(outputs: Graph | Node | Iterable[Node]) -> str:
     return "\n".join([*lines, "}"])
 
 
-def _node(index: int, box: Box) -> str:
+def _node(index: int, box: DrawnNode) -> str:
     fill, frame = FILL[box.family]
     thick = " penwidth=2.5" if box.is_output else ""
     label, tooltip = _quoted(f"{box.title}\n{box.detail}"), _quoted(box.tooltip)

@@ -26,7 +26,7 @@ ROUNDS, SWEEPS = 8, 24  # orders tried; relaxations for each
 
 
 @dataclass
-class Layout:
+class Drawing:
     """Centers of the boxes, points of the arrows, rectangles of the groups, and the size of it all."""
 
     centers: list[Point]
@@ -57,7 +57,7 @@ class _Item:
         return (self.x + sum(item.x * weight for item, weight in self.neighbors) / total) / 2 if total else self.x
 
 
-def layout(widths: Sequence[float], arrows: Sequence[Arrow], groups: Sequence[Hashable]) -> Layout:
+def layout(widths: Sequence[float], arrows: Sequence[Arrow], groups: Sequence[Hashable]) -> Drawing:
     """Place boxes of the given widths. Arrows go from lower to higher indices; `groups[i]` is None or box i's group.
 
     >>> layout([50, 50], [(0, 1)], [None, None]).centers
@@ -78,7 +78,7 @@ def layout(widths: Sequence[float], arrows: Sequence[Arrow], groups: Sequence[Ha
     bottom = (
         tops[-1] + BOX_HEIGHT + max((GROUP_PAD for pair in edges.values() if pair[1].last == len(tops) - 1), default=0)
     )
-    return Layout(
+    return Drawing(
         centers=[(box.x, tops[box.first] + BOX_HEIGHT / 2) for box in boxes],
         paths=_paths(boxes, channels, arrows, tops),
         groups={key: _rectangle(*pair, tops) for key, pair in edges.items()},

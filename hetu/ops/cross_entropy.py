@@ -16,7 +16,7 @@ from ..core.errors import ArgumentError, DTypeError, ShapeError, ValueRangeError
 from ..core.graph import OPS, Node
 from ..core.op import op, require_float
 from ..core.types import Shape, TensorType, as_dtype, compatible, is_float, show_shape
-from .index import Window
+from .index import RowWindow
 from .precision import cast_to, rounded, stored, stored_attrs, widened
 from .reduction import logsumexp
 from .shape import squeeze
@@ -192,7 +192,7 @@ def softmax_cross_entropy_dx(
     *,
     ignore_index: int | None = None,
     label_smoothing: float = 0.0,
-    window: Window = None,
+    window: RowWindow = None,
     dtype: str | None = None,
 ) -> Any:
     """The gradient of `softmax_cross_entropy`: g (softmax(logits) - target); `total` is log(sum(exp(logits))).

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ..core.kernels import kernels
-from ..core.op import Instruction, Role, op
+from ..core.kernels import Call, kernels
+from ..core.op import Role, op
 from ..core.types import TensorType
 from .update_kernels import add_scaled, copied, negated
 
@@ -36,7 +36,7 @@ def sgd_product(xp: ModuleType, p: Any, a: Any, b: Any, lr: Any) -> Any:
 
 
 @sgd_product.bind
-def sgd_product_bind(xp: ModuleType, out: Any, p: Any, a: Any, b: Any, lr: Any) -> list[Instruction] | None:
+def sgd_product_bind(xp: ModuleType, out: Any, p: Any, a: Any, b: Any, lr: Any) -> list[Call] | None:
     if xp is not np:
         return None
     calls = copied((out,), (p,))
@@ -61,7 +61,7 @@ def sgd_sum(xp: ModuleType, p: Any, g: Any, lr: Any) -> Any:
 
 
 @sgd_sum.bind
-def sgd_sum_bind(xp: ModuleType, out: Any, p: Any, g: Any, lr: Any) -> list[Instruction] | None:
+def sgd_sum_bind(xp: ModuleType, out: Any, p: Any, g: Any, lr: Any) -> list[Call] | None:
     if xp is not np or not g.flags.c_contiguous or not g.size:
         return None
     calls = copied((out,), (p,))

@@ -13,7 +13,8 @@ from typing import Any
 
 from ..core.errors import ArgumentError, DTypeError, ShapeError, ValueRangeError, public
 from ..core.graph import Node
-from ..core.op import Instruction, Role, op
+from ..core.kernels import Call
+from ..core.op import Role, op
 from ..core.types import Size, TensorType, as_dtype, compatible, dtype_in, normalize_axis, show_shape
 from .elementwise import add
 from .linalg import permute_dims
@@ -43,10 +44,10 @@ def check_range(xp: ModuleType, ids: Any, size: int, what: str) -> None:
     )
 
 
-Window = tuple[tuple[int, int, int]] | None  # (low, high, size): the rows of a table that this rank has
+RowWindow = tuple[tuple[int, int, int]] | None  # (low, high, size): the rows of a table that this rank has
 
 
-def own_rows(ids: Any, rows: Any, window: Window) -> tuple[Any, Any]:
+def own_rows(ids: Any, rows: Any, window: RowWindow) -> tuple[Any, Any]:
     """Of ids and their rows those that this rank's part of the table has, counted from its first row."""
     if window is None:
         return ids, rows
@@ -55,7 +56,7 @@ def own_rows(ids: Any, rows: Any, window: Window) -> tuple[Any, Any]:
     return ids[inside] - low, rows[inside]
 
 
-def whole_size(here: int, window: Window) -> int:
+def whole_size(here: int, window: RowWindow) -> int:
     """The size of the whole axis."""
     return here if window is None else window[0][2]
 
@@ -97,7 +98,7 @@ def _take_role(*, axis: int, **_: Any) -> Role:
 
 
 @op(role=_take_role, infer=_take_type, dims=take_dims, linear=(0,))
-def take(xp: ModuleType, x: Any, indices: Any, *, axis: int = 0, window: Window = None) -> Any:
+def take(xp: ModuleType, x: Any, indices: Any, *, axis: int = 0, window: RowWindow = None) -> Any:
     """Slices of `x` along `axis` at `indices`, of any shape, whose axes take the place of that axis.
 
     The ids are integers in 0 ... size - 1: ValueRangeError when one is not, DTypeError for other dtypes.
@@ -117,7 +118,7 @@ take.normalize(axis_attrs)
 
 
 @take.check
-def take_check(xp: ModuleType, x: Any, indices: Any, *, axis: int, window: Window) -> None:
+def take_check(xp: ModuleType, x: Any, indices: Any, *, axis: int, window: RowWindow) -> None:
     check_range(xp, indices, whole_size(x.shape[axis], window), "index")
 
 
@@ -167,7 +168,7 @@ def scatter_rows_dims(like: TensorType, ids: TensorType, rows: TensorType, mark:
 
 
 @op(role=Role.SCATTER, infer=_scatter_rows_type, dims=scatter_rows_dims, like=(0,), linear=(2,))
-def scatter_rows(xp: ModuleType, like: Any, ids: Any, rows: Any, *, window: Window = None) -> Any:
+def scatter_rows(xp: ModuleType, like: Any, ids: Any, rows: Any, *, window: RowWindow = None) -> Any:
     """Zeros in the shape of the table `like`, plus `rows` at `ids` of axis 0; rows of one id are summed.
 
     The gradient of an embedding. (v, ...), (...ids), (...ids, ...) -> (v, ...).
@@ -191,14 +192,14 @@ def scatter_rows_grad(g: Node, y: Node, like: Node, ids: Node, rows: Node, **_: 
 
 @scatter_rows.bind
 def scatter_rows_bind(
-    xp: ModuleType, out: Any, like: Any, ids: Any, rows: Any, *, window: Window
-) -> list[Instruction] | None:
+    xp: ModuleType, out: Any, like: Any, ids: Any, rows: Any, *, window: RowWindow
+) -> list[Call] | None:
     if window is not None:
         return None
     return [partial(out.fill, 0), *add_rows(xp, out, ids, rows)]
 
 
-def add_rows(xp: ModuleType, out: Any, ids: Any, rows: Any) -> list[Instruction]:
+def add_rows(xp: ModuleType, out: Any, ids: Any, rows: Any) -> list[Call]:
     """Instructions for `out[ids] += rows`. `add.at` is several times faster on flat arrays than on rows."""
     flat = out.flags.c_contiguous and rows.flags.c_contiguous and out.dtype == rows.dtype and out.size
     if not flat:
@@ -256,7 +257,7 @@ def scatter_add_decompose(x: Node, ids: Node, updates: Node) -> Node:
 
 
 @scatter_add.bind
-def scatter_add_bind(xp: ModuleType, out: Any, x: Any, ids: Any, updates: Any) -> list[Instruction]:
+def scatter_add_bind(xp: ModuleType, out: Any, x: Any, ids: Any, updates: Any) -> list[Call]:
     return [*([] if out is x else [partial(xp.copyto, out, x)]), *add_rows(xp, out, ids, updates)]
 
 
@@ -296,5 +297,5 @@ def one_hot_check(xp: ModuleType, ids: Any, *, depth: int, dtype: str) -> None:
 
 
 @one_hot.bind
-def one_hot_bind(xp: ModuleType, out: Any, ids: Any, *, depth: int, dtype: str) -> Instruction:
+def one_hot_bind(xp: ModuleType, out: Any, ids: Any, *, depth: int, dtype: str) -> Call:
     return partial(xp.equal, ids[..., None], xp.arange(depth), out)

@@ -16,10 +16,9 @@ import numpy as np
 
 from ..core.backend import Scratch
 from ..core.graph import OPS, Node
-from ..core.kernels import kernels
-from ..core.op import Instruction
+from ..core.kernels import Call, kernels
 from .composition import WIDE, Composition
-from .index import Window, add_rows, own_rows
+from .index import RowWindow, add_rows, own_rows
 
 BLOCK = 1 << 18  # elements of a block
 
@@ -152,7 +151,7 @@ class _Writer:
 # -- bound to arrays -------------------------------------------------------------------------------------------
 
 
-def bind(rule: Any, xp: Any, out: Any, *arrays: Any, scratch: Scratch, **attrs: Any) -> list[Instruction] | None:
+def bind(rule: Any, xp: Any, out: Any, *arrays: Any, scratch: Scratch, **attrs: Any) -> list[Call] | None:
     """The `bind` of an update operator on whole parameters."""
     if xp is not np:
         return None
@@ -167,7 +166,7 @@ def in_place(
     arrays: Sequence[np.ndarray],
     scalars: Sequence[np.ndarray],
     scratch: Scratch | None = None,
-) -> list[Instruction] | None:
+) -> list[Call] | None:
     """Calls that compute the results into `outs`, each of which may lie on its own array; None where there is no tape.
 
     The last of the arrays is only read. Scalars are read anew on every call.
@@ -176,7 +175,7 @@ def in_place(
     if tape is None:
         return None
     numbers = _Numbers(composition, scalars, outs[0].dtype)
-    calls: list[Instruction] = []
+    calls: list[Call] = []
     for registers in _blocks((*outs, arrays[-1]), tape.scratch, scratch or Scratch()):
         for step in tape.steps:
             calls += _apply(step, registers, numbers) if isinstance(step, Apply) else _mix(step, registers, numbers)
@@ -184,7 +183,7 @@ def in_place(
     return [*copied(outs, arrays), *numbers.calls, *calls]
 
 
-def copied(outs: Sequence[np.ndarray], arrays: Sequence[np.ndarray]) -> list[Instruction]:
+def copied(outs: Sequence[np.ndarray], arrays: Sequence[np.ndarray]) -> list[Call]:
     """The copies that fill those outputs which do not lie on their arrays already."""
     return [partial(np.copyto, o, x) for o, x in zip(outs, arrays) if o.ctypes.data != x.ctypes.data]
 
@@ -199,13 +198,13 @@ def _blocks(arrays: Sequence[np.ndarray], truths: Sequence[bool], scratch: Scrat
     return [(*(a[i : i + length] for a in arrays), *(s[: len(first) - i] for s in spare)) for i in starts]
 
 
-def _apply(step: Apply, registers: Sequence[np.ndarray], numbers: _Numbers) -> list[Instruction]:
+def _apply(step: Apply, registers: Sequence[np.ndarray], numbers: _Numbers) -> list[Call]:
     pairs = zip(step.node.inputs, step.places)
     operands = [numbers.factor((1, i)) if place is None else registers[place] for i, place in pairs]
     return step.node.op.bound(np, registers[step.out], operands, step.node.attrs)
 
 
-def _mix(step: Mix, registers: Sequence[np.ndarray], numbers: _Numbers) -> list[Instruction]:
+def _mix(step: Mix, registers: Sequence[np.ndarray], numbers: _Numbers) -> list[Call]:
     out, other, spare = registers[step.out], registers[step.other], registers[step.spare]
     keeps, factor, scale = step.scale == (1, None), numbers.factor(step.factor), numbers.factor(step.scale)
     blas = kernels("cpu").blas
@@ -275,7 +274,7 @@ class _Numbers:
         return self.made[factor]
 
     @property
-    def calls(self) -> list[Instruction]:
+    def calls(self) -> list[Call]:
         return [self._fill] if self.changing else []
 
     def _values(self) -> dict[Node, float]:
@@ -295,7 +294,7 @@ def is_fixed(value: np.ndarray) -> bool:
 # -- single steps, for what adds where it computes -------------------------------------------------------------
 
 
-def negated(lr: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, list[Instruction]]:
+def negated(lr: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, list[Call]]:
     """A 0-d array that holds -lr once the instructions have run; for a constant that is so from the start."""
     minus = np.empty((), dtype)
     negate = partial(np.negative, lr, minus, casting="same_kind")
@@ -305,7 +304,7 @@ def negated(lr: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, list[Instructi
     return minus, [negate]
 
 
-def add_scaled(p: np.ndarray, x: np.ndarray, minus: np.ndarray, scratch: np.ndarray) -> list[Instruction]:
+def add_scaled(p: np.ndarray, x: np.ndarray, minus: np.ndarray, scratch: np.ndarray) -> list[Call]:
     """p = p + minus x, with `minus` a 0-d array read on every call; `scratch` may be `x`."""
     call = kernels("cpu").blas.axpy(x, p, minus)
     if call is not None:
@@ -316,7 +315,7 @@ def add_scaled(p: np.ndarray, x: np.ndarray, minus: np.ndarray, scratch: np.ndar
 # -- the rows of a table ---------------------------------------------------------------------------------------
 
 
-def rows_bind(rule: Any, xp: Any, out: Any, *arrays: Any, window: Window = None, **attrs: Any) -> Any:
+def rows_bind(rule: Any, xp: Any, out: Any, *arrays: Any, window: RowWindow = None, **attrs: Any) -> Any:
     """The `bind` of an update operator on rows."""
     if xp is not np or not arrays[0].size:
         return None
@@ -342,7 +341,7 @@ def _change_rows(
     ids: np.ndarray,
     rows: np.ndarray,
     scalars: Sequence[np.ndarray],
-) -> list[Instruction]:
+) -> list[Call]:
     """A rule in place on copies of the touched rows, as many as there are ids: the first row stands in for the rest."""
     if not ids.size:
         return []
@@ -366,7 +365,7 @@ def _change_rows(
 
 def _subtract_rows(
     composition: Composition, out: np.ndarray, ids: np.ndarray, rows: np.ndarray, scalars: Sequence[np.ndarray]
-) -> list[Instruction]:
+) -> list[Call]:
     """Plain gradient descent on rows: no sums of duplicates, each is subtracted where it belongs."""
     numbers = _Numbers(composition, scalars, out.dtype)
     minus, steps = numbers.factor((-1, composition.descent)), np.empty(rows.shape, out.dtype)

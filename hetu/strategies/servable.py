@@ -124,7 +124,7 @@ def create(client: Client, parameters: Mapping[Node, Parameter], seed: int) -> N
     client.create({v.name: p for v, p in new.items()}, {v.name: initial_value(v, seed) for v in new})
 
 
-class Calls:
+class ServerCalls:
     """Makes the communication of one graph with its servers; it runs in the order in which it is made."""
 
     def __init__(self) -> None:

@@ -15,8 +15,9 @@ from ...core.graph import OPS, Node, origin_of, rewrite, topological
 from ...core.memory import types_of
 from ...core.op import Role
 from ...core.placement import Local
+from ...core.types import Box
 from ...passes import simplify
-from ..layout.boxes import Box, within
+from ..layout.boxes import within
 from ..layout.deduce import Deduction, deduce, updating
 from ..layout.layout import Layout, Piece
 from ..layout.redistribute import plan

@@ -19,9 +19,10 @@ from ...core.errors import GraphError, ShapeError
 from ...core.graph import OPS, Node, origin_of, topological
 from ...core.op import Role
 from ...core.placement import Local
+from ...core.types import Box
 from ...ops.random import random_state
 from ...passes import simplify
-from ..layout.boxes import Box, within
+from ..layout.boxes import within
 from ..layout.deduce import Grid
 from ..layout.layout import DUP, MAX, MIN, PENDING, SUM, Layout, Piece
 from .bucket import bucket_reductions

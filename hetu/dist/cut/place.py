@@ -14,9 +14,8 @@ from ...core.errors import ArgumentError
 from ...core.graph import Node, tagged, topological
 from ...core.op import Role
 from ...core.types import Dim
+from ..comm.recorder import Ranks
 from ..layout.layout import Layout
-
-Ranks = tuple[int, ...]
 
 
 def place(ranks: int | Sequence[int]) -> AbstractContextManager[None]:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from ...core.errors import ArgumentError, did_you_mean
 
 FORWARD, BACKWARD = "F", "B"
-Pass = tuple[str, int]  # (FORWARD or BACKWARD, micro-batch)
+StagePass = tuple[str, int]  # (FORWARD or BACKWARD, micro-batch)
 
 
 class Slot(NamedTuple):
@@ -38,12 +38,12 @@ class Action(NamedTuple):
     slot: Slot
 
 
-def gpipe(stages: int, microbatches: int, stage: int) -> list[Pass]:
+def gpipe(stages: int, microbatches: int, stage: int) -> list[StagePass]:
     """All forward passes, then all backward passes."""
     return [(phase, m) for phase in (FORWARD, BACKWARD) for m in range(microbatches)]
 
 
-def one_forward_one_backward(stages: int, microbatches: int, stage: int) -> list[Pass]:
+def one_forward_one_backward(stages: int, microbatches: int, stage: int) -> list[StagePass]:
     """As few forward passes as fill the pipeline behind this stage, then one backward for each forward pass."""
     ahead = min(microbatches, stages - stage - 1)
     first = [(FORWARD, m) for m in range(ahead)]
@@ -66,7 +66,7 @@ class Schedule:
     """
 
     kind: str
-    lists: tuple[tuple[Pass, ...], ...]
+    lists: tuple[tuple[StagePass, ...], ...]
     forward: float = 1
     backward: float = 2
 

@@ -17,15 +17,15 @@ from ...core.errors import ArgumentError, AxisError, GraphError, UnknownNameErro
 from ...core.graph import OPS, Node, origin_of, topological
 from ...core.op import Role
 from ...core.types import Atom
+from ...look.html_table import rows_html
 from ...look.svg import Svg
-from ...look.table import rows_html
 from ..comm.hierarchical import Hosts
 from ..layout.deduce import Grid
 from ..layout.initial import LocalInitializer
 from ..layout.layout import Layout, Piece, show_ranks
 from .kept import Kept, Served, read_kept
 from .place import assign, marked_places
-from .table import shards, table
+from .strategy_table import shards, table
 
 
 class Builder:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-Box = tuple[tuple[int, int], ...]
+from ...core.types import Box
 
 
 def cut(low: int, high: int, start: int, stop: int, total: int) -> tuple[int, int]:

@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ...core.types import Box
 from ..comm.comm import Comm
 from ..comm.hierarchical import Hosts, all_to_all, within_hosts
-from .boxes import Box, cells, contains, hull, intersect, sizes, volume, within
+from ..comm.recorder import Ranks
+from .boxes import cells, contains, hull, intersect, sizes, volume, within
 from .layout import ACROSS, DUP, PENDING, Layout, Piece
-
-Group = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Collective:
     """
 
     kind: str
-    group: Group
+    group: Ranks
     box: Box
     old: tuple[Piece, ...]
     new: tuple[Piece, ...]
@@ -136,7 +136,7 @@ def find(src: Layout, dst: Layout, shape: tuple[int, ...]) -> tuple[Collective, 
     return _split_all_reduce(src, dst, before)
 
 
-def _groups(src: Layout, dst: Layout) -> list[Group]:
+def _groups(src: Layout, dst: Layout) -> list[Ranks]:
     """The ranks that differ only along axes whose role changes; none unless both layouts have one grid."""
     before, after = src.axes(), dst.axes()
     if [part.ranks for part in src.parts] != [part.ranks for part in dst.parts]:

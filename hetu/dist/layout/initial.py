@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from .boxes import Box, within
+from ...core.types import Box
+from .boxes import within
 
 
 class LocalInitializer:

@@ -9,9 +9,9 @@ Gain: not measured apart. Off by leaving `absorb_casts` out of `passes=` or `HET
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from ...core.graph import Node, readers_of, rewrite, topological
+from ...core.graph import Node, Readers, readers_of, rewrite, topological
 from ...core.types import is_float
 from ...passes.mixed_precision import SINGLE, is_cast
 
@@ -24,7 +24,6 @@ KERNELS: dict[str, tuple[tuple[int, ...], bool]] = {
     "softmax_cross_entropy": ((0,), False),
     "softmax_cross_entropy_dx": ((1,), True),
 }
-Readers = Mapping[Node, Sequence[Node | None]]
 
 
 def absorb_casts(outputs: Sequence[Node]) -> tuple[Node, ...]:

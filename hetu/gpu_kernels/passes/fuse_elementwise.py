@@ -91,7 +91,7 @@ def _number(node: Node) -> tuple[str, float] | None:
 
 
 @dataclass
-class Group:
+class KernelGroup:
     """Nodes of one kernel, which visits every place of `shape`; with `axes` it reduces over these.
 
     Its first result would be made at `first`, a place in the order of the graph, its latest large one at `last`.
@@ -124,7 +124,7 @@ class _Groups:
         self.readers = readers_of(self.nodes)
         self.folds = {node: axes for node in self.nodes if (axes := _folded_axes(node)) is not None}
         self.unit = dict(self.at)
-        self.groups: dict[int, Group] = {}
+        self.groups: dict[int, KernelGroup] = {}
 
     def grow_trees(self) -> None:
         """Groups of one result each, from the end of the graph upward. A node that could be in a group is one."""
@@ -133,7 +133,7 @@ class _Groups:
             if root not in taken and (_fits(root) or root in self.folds):
                 shape = root.inputs[0].shape if root in self.folds else root.shape
                 at, axes = self.at[root], self.folds.get(root)
-                group = Group(self._tree(root, shape, taken), shape, axes, at, at if axes is None else 0)
+                group = KernelGroup(self._tree(root, shape, taken), shape, axes, at, at if axes is None else 0)
                 group.last = 0 if group.small else group.last
                 taken.update(group.members)
                 self.groups[at] = group
@@ -217,7 +217,9 @@ class _Groups:
         """Merge group b into group a if that is allowed."""
         one, two = self.groups[a], self.groups[b]
         members = {**one.members, **two.members}
-        group = Group(members, one.shape, one.axes or two.axes, min(one.first, two.first), max(one.last, two.last))
+        group = KernelGroup(
+            members, one.shape, one.axes or two.axes, min(one.first, two.first), max(one.last, two.last)
+        )
         allowed = (
             same(one.shape, two.shape)
             and (one.axes == two.axes or None in (one.axes, two.axes))

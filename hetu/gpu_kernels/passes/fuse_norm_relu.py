@@ -9,13 +9,11 @@ Gain: launches, not measured apart; none on a CPU (1.01). Off by leaving `fuse_n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from ...core.graph import OPS, Node, readers_of, rewrite, topological
+from ...core.graph import OPS, Node, Readers, readers_of, rewrite, topological
 from ...ops.activation import is_relu_mask
 from . import batch_norm_relu  # noqa: F401 - its operators
-
-Readers = Mapping[Node, Sequence[Node | None]]
 
 
 def fuse_norm_relu(outputs: Sequence[Node]) -> tuple[Node, ...]:

@@ -16,12 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from ...core.graph import OPS, Node, origin_of, readers_of, rewrite, topological
+from ...core.graph import OPS, Node, Readers, origin_of, readers_of, rewrite, topological
 from ...core.op import Op
 from ...core.types import TensorType
 from ...passes.group_updates import as_made
-
-Readers = Mapping[Node, Sequence[Node | None]]
 
 
 def group_checks(outputs: Sequence[Node]) -> tuple[Node, ...]:

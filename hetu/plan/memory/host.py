@@ -11,7 +11,8 @@ from types import ModuleType
 from typing import Any
 
 from ...core.backend import copy_in, copy_out
-from ...core.op import Instruction, Role, op, same_type
+from ...core.kernels import Call
+from ...core.op import Role, op, same_type
 
 
 @op(role=Role.MOVE, infer=same_type, on_host=True, differentiable=False)
@@ -27,7 +28,7 @@ def to_host(xp: ModuleType, x: Any) -> Any:
 
 
 @to_host.bind
-def bind_to_host(xp: ModuleType, out: Any, x: Any) -> Instruction:
+def bind_to_host(xp: ModuleType, out: Any, x: Any) -> Call:
     return copy_out(xp, out, x)
 
 
@@ -44,5 +45,5 @@ def from_host(xp: ModuleType, x: Any, after: Any) -> Any:
 
 
 @from_host.bind
-def bind_from_host(xp: ModuleType, out: Any, x: Any, after: Any) -> Instruction:
+def bind_from_host(xp: ModuleType, out: Any, x: Any, after: Any) -> Call:
     return copy_in(xp, out, x)

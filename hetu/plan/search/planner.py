@@ -30,7 +30,7 @@ from ...dist.layout.layout import Mesh
 from ...passes import specialize
 from ...ps.wire.environment import has_servers
 from ...strategies.hybrid import Hybrid
-from ..costs.profile import Profile
+from ..costs.profile import MachineProfile
 from ..plan import Plan, Within
 from ..simulation.simulate import Cost, simulate
 from ..why import Rated, Why
@@ -72,7 +72,7 @@ class Auto:
 
     budget: float = math.inf
     batch_size: int = 256
-    profile: Profile | None = None
+    profile: MachineProfile | None = None
     hints: Mapping[str, Any] | None = None
     proposals: int = 0
     chosen: Plan | None = field(default=None, init=False)
@@ -103,7 +103,7 @@ def auto(
     budget: float = math.inf,
     *,
     batch_size: int = 256,
-    profile: Profile | None = None,
+    profile: MachineProfile | None = None,
     hints: Mapping[str, Any] | None = None,
     proposals: int = 0,
 ) -> Auto:
@@ -112,7 +112,7 @@ def auto(
     >>> import hetu as ht
     >>> x = ht.placeholder("x", (None, 64))
     >>> loss = ht.mean(ht.nn.Linear(64, 64)(x) ** 2)
-    >>> strategy = auto(batch_size=32, profile=Profile())
+    >>> strategy = auto(batch_size=32, profile=MachineProfile())
     >>> executor = ht.Executor([loss, ht.optim.SGD(0.1).minimize(loss)], strategy=strategy)
     >>> print(str(strategy.why()).splitlines()[0][:17])
     one rank, 1 rank:
@@ -321,9 +321,9 @@ def shapes_of(sub: SubGraph, batch_size: int) -> dict[str, tuple[int, ...]]:
     return {name: known(node) for name, node in sub.placeholders.items()}
 
 
-def _known_profile() -> Profile:
+def _known_profile() -> MachineProfile:
     """That of this host if it was measured, else typical figures."""
     try:
-        return Profile.load()
+        return MachineProfile.load()
     except ArgumentError:
-        return Profile()
+        return MachineProfile()

@@ -17,7 +17,7 @@ from ...core.graph import Node
 from ...core.op import Role
 from ...dist.cut.stages import EVERYWHERE, assign, crossing, label_by, layers_of, phases
 from ..costs.links import Channel
-from ..costs.profile import Profile
+from ..costs.profile import MachineProfile
 
 
 def cut_stages(
@@ -53,7 +53,7 @@ def cut_by_seconds(
     outputs: Sequence[Node],
     batches: Collection[str],
     stages: int,
-    profile: Profile,
+    profile: MachineProfile,
     link: Channel,
     kept: Mapping[str, int],
     budget: float = math.inf,

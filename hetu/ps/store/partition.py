@@ -20,7 +20,7 @@ import numpy as np
 from ...core.errors import ArgumentError
 from ...core.types import as_dtype
 from .rules import RuleSpec, check_rule
-from .table import TableSpec
+from .server_table import TableSpec
 
 CHUNK = 1 << 20  # bytes of a message: larger ones make every receive allocate fresh pages
 

@@ -16,8 +16,7 @@ import numpy as np
 
 from ...core.errors import ArgumentError, UnknownNameError, did_you_mean
 from ...core.graph import OPS
-from ...core.kernels import kernels
-from ...core.op import Instruction
+from ...core.kernels import Call, kernels
 from ...core.types import is_float
 from ...ops.composition import Composition, parsed
 from ...ops.update import UpdateRule
@@ -29,7 +28,7 @@ MOST_STATES = 16  # of a rule that another process sent
 RuleSpec = str | dict[str, Any]  # a name, or what `described` returns
 
 
-class Rule:
+class ServerRule:
     """One update rule with its optimizer state for one table of values (rows, cols), updated in place.
 
     `rule` is the name of one that this process has, whose rate and hyperparameters are the `options`, or a description,
@@ -37,7 +36,7 @@ class Rule:
     table, not of the row.
 
     >>> table = np.zeros((3, 2), "float32")
-    >>> rule = Rule("momentum", table, {"learning_rate": 0.5, "momentum": 0.9})
+    >>> rule = ServerRule("momentum", table, {"learning_rate": 0.5, "momentum": 0.9})
     >>> rule.apply_rows(np.array([1]), np.ones((1, 2), "float32"))
     >>> table.tolist()
     [[0.0, 0.0], [-0.5, -0.5], [0.0, 0.0]]
@@ -52,7 +51,7 @@ class Rule:
         self.states, self.timed = tuple(np.zeros_like(table) for _ in range(states)), checked.timed
         self.scalars = (self.rate, self.step) if self.timed else (self.rate,)
         self.gradient: np.ndarray | None = None  # of the whole table; made when first needed
-        self.calls: list[Instruction] = []
+        self.calls: list[Call] = []
         self.scale = np.ones((), table.dtype)  # of a gradient that is added where it lies
         self.add = kernels("cpu").blas.adder(table, self.scale) if checked.descends else None
 
@@ -87,7 +86,7 @@ class Rule:
         for table, new in zip(tables, made):
             table[ids] = new
 
-    def _bound(self, gradient: np.ndarray) -> list[Instruction]:
+    def _bound(self, gradient: np.ndarray) -> list[Call]:
         if self.composition is None:
             return [partial(np.add, self.table, gradient, self.table)]
         tables = (self.table, *self.states)
@@ -111,8 +110,10 @@ class Checked(NamedTuple):
 
 
 def described(composition: Composition, name: str) -> dict[str, Any]:
-    """What `Rule` takes, of a rule with all its hyperparameters; JSON can hold it. ArgumentError unless it has a form
-    that works on each element alone."""
+    """What `ServerRule` takes, of a rule with all its hyperparameters; JSON can hold it.
+
+    ArgumentError unless it has a form that works on each element alone.
+    """
     if composition.whole:
         raise ArgumentError(
             f"servers cannot apply {name}: {composition.whole}",

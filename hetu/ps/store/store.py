@@ -20,7 +20,7 @@ from .functions import call_function
 from .member import WINDOW, Member
 from .messages import Kind, Message, RefusedError
 from .partial_reduce import Controller
-from .table import Table, TableSpec
+from .server_table import ServerTable, TableSpec
 
 _GATED = {Kind.PULL, Kind.PUSH_PULL, Kind.SYNC, Kind.STATE, Kind.CLOCK}  # may have to wait for other workers
 _ON_TABLE = {
@@ -58,7 +58,7 @@ class ParameterStore:
         self.lease, self.on_loss, self.memory_limit = lease, on_loss, memory_limit
         self.partial = partial or Controller(workers)
         self.members = [Member(now) for _ in range(workers)]
-        self.tables: dict[int, Table] = {}
+        self.tables: dict[int, ServerTable] = {}
         self.parked: dict[tuple[int, int], Message] = {}
         self.failure: RefusedError | None = None
         self.bytes_used, self.counts, self.rows_synced = 0, dict.fromkeys(Kind, 0), [0, 0]  # asked for, sent
@@ -307,7 +307,7 @@ class ParameterStore:
                 known.refill(spec)
             return
         self._use_memory(spec.footprint)
-        self.tables[message.key] = Table(spec)
+        self.tables[message.key] = ServerTable(spec)
 
     def _push(self, message: Message) -> None:
         table = self.tables[message.key]
@@ -344,7 +344,7 @@ class ParameterStore:
         for message in waiting.values():
             self._respond(message)
 
-    def _weight(self, table: Table) -> float:
+    def _weight(self, table: ServerTable) -> float:
         return 1 / max(1, len(self.clocks.of)) if table.spec.reduce == "mean" else 1.0
 
     def _use_memory(self, nbytes: int) -> None:

@@ -16,7 +16,7 @@ from ..store.cache import Cache, CachedTable, Counters
 from ..store.partition import sum_by_id
 from .client import Client
 
-Request = tuple[str, np.ndarray]  # a table and the ids of its rows
+RowRequest = tuple[str, np.ndarray]  # a table and the ids of its rows
 Asked = tuple[np.ndarray, Callable[[], np.ndarray]]
 
 
@@ -26,7 +26,7 @@ class Rows:
     def __init__(self, client: Client, cache: Cache | None = None, weight: float = 1.0) -> None:
         self.client, self.cache, self.weight = client, cache, weight
         self.cached: dict[str, CachedTable] = {}
-        self.expected: list[Request] = []
+        self.expected: list[RowRequest] = []
         self.asked: dict[str, list[Asked]] = {}
 
     def hold(self, tables: Iterable[str]) -> None:

@@ -36,8 +36,8 @@ from ...core.errors import CheckpointError, HetuError
 from ..store.consistency import consistency
 from ..store.member import Member
 from ..store.messages import Kind, Message, RefusedError
+from ..store.server_table import ServerTable, TableSpec
 from ..store.store import ParameterStore
-from ..store.table import Table, TableSpec
 
 KEPT = 3
 VERSION_JUMP = 1 << 32  # above any version of the life before, so that what caches hold of it counts as stale
@@ -179,15 +179,15 @@ def load(snapshots: dict[int, Checkpoint], clock: int, store: ParameterStore) ->
     return life
 
 
-def _arrays(table: Table) -> Tensors:
+def _arrays(table: ServerTable) -> Tensors:
     """What makes up a table."""
     states = {f"state{i}": state for i, state in enumerate(table.rule.states)}
     fixed = {"values": table.values, "versions": table.versions, "filled": table.filled}
     return {**fixed, **states, "rate": table.rule.rate, "step": table.rule.step}
 
 
-def _table(snapshot: Checkpoint, key: str, spec: dict[str, Any], jump: int) -> Table:
-    table = Table(TableSpec.parse(spec))
+def _table(snapshot: Checkpoint, key: str, spec: dict[str, Any], jump: int) -> ServerTable:
+    table = ServerTable(TableSpec.parse(spec))
     for part, array in _arrays(table).items():
         name = f"{key}.{part}"
         saved = snapshot.read(name, whole(snapshot.variables[name]["shape"]))

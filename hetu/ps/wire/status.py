@@ -31,7 +31,7 @@ CLEAR = "\x1b[H\x1b[2J"
 
 
 @dataclass(frozen=True)
-class Job:
+class ServerJob:
     """How to reach the servers of a job."""
 
     addresses: tuple[str, ...]
@@ -72,7 +72,7 @@ def main(args: argparse.Namespace) -> int:
         return 0
 
 
-def find_job(file: Path | None) -> Job:
+def find_job(file: Path | None) -> ServerJob:
     """From a file, else from the environment of a rank, else from the newest file that `heturun` left."""
     if file is None and ADDRESSES in os.environ:
         return _job(os.environ)
@@ -89,20 +89,20 @@ def find_job(file: Path | None) -> Job:
     return _job(read_keys(file))
 
 
-def _job(variables: Any) -> Job:
+def _job(variables: Any) -> ServerJob:
     try:
         addresses, token, keys = variables[ADDRESSES], variables[TOKEN], variables.get(KEYS)
     except (KeyError, TypeError):
         raise ArgumentError(f"a job without {ADDRESSES} and {TOKEN}", fix="name a file that heturun wrote") from None
-    return Job(tuple(addresses.split(",")), token, str(Path(keys) / "worker-0.json") if keys else "")
+    return ServerJob(tuple(addresses.split(",")), token, str(Path(keys) / "worker-0.json") if keys else "")
 
 
-def ask(job: Job, timeout: float = 5.0) -> list[dict[str, Any]]:
+def ask(job: ServerJob, timeout: float = 5.0) -> list[dict[str, Any]]:
     """What each server says of itself; RefusedError for a wrong token, ServerTimeoutError where none answers.
 
     >>> from hetu.ps import Options, ServerProcess
     >>> with ServerProcess(Options(workers=2, token="secret", consistency="ssp:3")) as server:
-    ...     [found] = ask(Job((server.address,), "secret"))
+    ...     [found] = ask(ServerJob((server.address,), "secret"))
     >>> found["clocks"], found["consistency"]
     ({'0': 0, '1': 0}, 'ssp:3')
     """

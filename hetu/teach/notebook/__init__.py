@@ -12,6 +12,6 @@ from typing import Any
 
 def load_ipython_extension(shell: Any) -> None:
     """What `%load_ext hetu` calls."""
-    from .magic import Ranks
+    from .magic import RankMagics
 
-    shell.register_magics(Ranks(shell))
+    shell.register_magics(RankMagics(shell))

@@ -24,7 +24,7 @@ from ...dist.launch.boot import user_traceback
 from .wire import ADDRESS, TOKEN, receive, send, travels
 
 
-class Stream(io.TextIOBase):
+class OutputStream(io.TextIOBase):
     """Sends what is written to the kernel, by lines, and by what is written over a line."""
 
     def __init__(self, rank: Rank) -> None:
@@ -77,7 +77,7 @@ class Rank:
 
     def run(self) -> None:
         """The main thread: cells, one after the other."""
-        sys.stdout = sys.stderr = Stream(self)
+        sys.stdout = sys.stderr = OutputStream(self)
         while True:
             cell = self.cells.get()
             self.names |= cell["values"]

@@ -19,18 +19,17 @@ from ...core.graph import Graph, Node
 from ...core.placement import FilePath, Local, attaches
 from ...core.program import Program
 from ...core.state import State, Wanted, fitting
-from ...core.types import Atom
-from ...look.table import rows_html
+from ...core.types import Atom, Box
+from ...look.html_table import rows_html
 from ...passes import Pass, simplify, sparsify_updates
 from ..comm.comm import Comm
 from ..comm.mpi import world
 from ..comm.nccl import on_device
-from ..layout.boxes import Box
 from .partition import partition
 from .pipelined import pipelined
 from .staged import Staged
 from .strategy import Builder, Strategy
-from .table import rows
+from .strategy_table import rows
 
 T = TypeVar("T")
 
