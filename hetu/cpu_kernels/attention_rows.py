@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from ..core.graph import OPS, Node
+from ..core.kernels import Call
 from ..core.op import op
 from ..core.types import TensorType
 from ..passes.attention import in_place
 from . import blas
-from .recipes import Call
 
 CHUNK = 1 << 17  # scores handled at a time, which stay in the second-level cache
 ROWS = 64  # queries of a block: large enough for BLAS, small enough to skip much of the future

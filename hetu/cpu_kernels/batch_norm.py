@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from ..core.backend import Scratch
+from ..core.kernels import Call
 from ..core.op import MANY
 from ..ops.batch_norm import batch_norm_dx, batch_norm_train
 from . import batch_sweeps, lanes
-from .recipes import Call, kernel
+from .recipes import kernel
 
 
 def runs_fast(xp: ModuleType, out: Any, *arrays: Any) -> bool:

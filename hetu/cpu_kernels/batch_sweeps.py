@@ -14,8 +14,8 @@ from functools import partial
 import numpy as np
 
 from ..core.backend import Scratch
+from ..core.kernels import Call
 from . import blas, lanes
-from .recipes import Call
 
 PIECE = 1 << 16  # numbers: three arrays of such pieces stay in the second-level cache
 WIDE = 1 << 11  # numbers of a row, of several pixels side by side: vectors are repeated so often

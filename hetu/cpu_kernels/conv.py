@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from ..core.kernels import Call
 from ..ops.conv import _window, conv2d, conv2d_dw, conv2d_dx
 from ..ops.window import Pair, Window
 from . import blas
-from .recipes import Call, kernel
+from .recipes import kernel
 
 CHUNK = 1 << 18  # elements of a column buffer: 1 MB of float32 stays in the second-level cache
 

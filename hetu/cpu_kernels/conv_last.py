@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from ..core.backend import Scratch
+from ..core.kernels import Call
 from ..ops.window import Pair, Slices, Window, blocks, extent
 from ..passes.conv_last import conv2d_last, conv2d_last_dw, conv2d_last_dx
 from . import blas, lanes, winograd
-from .recipes import Call, kernel
+from .recipes import kernel
 
 CHUNK = 1 << 18  # numbers of a column buffer: 1 MB of float32 stays in the second-level cache
 LEAST_ROWS = 512  # of a column buffer: fewer would leave BLAS packing kernels most of the time

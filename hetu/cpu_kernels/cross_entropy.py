@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from ..core.kernels import Call
 from ..core.op import FEW
 from ..ops.cross_entropy import cross_entropy_of_ids, softmax_cross_entropy_dx
 from ..ops.index import RowWindow
-from .recipes import Call, kernel
+from .recipes import kernel
 
 
 @kernel(cross_entropy_of_ids)

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from ..core.kernels import Call
 from ..ops.einsum import _einsum, as_product, terms_of
 from . import blas
-from .recipes import Call, kernel
+from .recipes import kernel
 
 
 @kernel(_einsum)

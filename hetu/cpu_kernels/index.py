@@ -9,8 +9,9 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
+from ..core.kernels import Call
 from ..ops.index import RowWindow, take
-from .recipes import Call, kernel
+from .recipes import kernel
 
 
 @kernel(take)

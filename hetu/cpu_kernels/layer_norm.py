@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from ..core.graph import OPS, Node, topological
+from ..core.kernels import Call
 from ..core.op import op
 from ..core.types import TensorType
 from .batch_norm import runs_fast
 from .normalization import CenteredRows
-from .recipes import Call
 from .share import share
 
 

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from ..core.backend import fixed_value
+from ..core.kernels import Call
 from ..ops.lstm import _lstm, lstm_dx
 from . import blas
-from .recipes import Call, kernel
+from .recipes import kernel
 
 
 def _fast(xp: ModuleType, *arrays: np.ndarray) -> bool:

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from ..core.kernels import Call
 from ..ops.normalization import layer_norm, layer_norm_dx, rms_norm, rms_norm_dx
 from .batch_norm import runs_fast
-from .recipes import Call, kernel
+from .recipes import kernel
 
 
 @kernel(layer_norm)

@@ -19,11 +19,11 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from ..core.errors import ShapeError
+from ..core.kernels import Call
 from ..core.op import op
 from ..core.types import TensorType
 from ..ops.window import Pair
 from . import lanes
-from .recipes import Call
 
 LEAST = 1 << 18  # elements of a lane
 STRIP = 16  # images transposed at a time: more would fall on the same cache lines

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from ..core.kernels import Call
 from ..ops.pooling import _max_pool2d, avg_pool2d_dx, max_pool2d_dx
 from ..ops.window import Pair, Window
-from .recipes import Call, kernel
+from .recipes import kernel
 
 
 @kernel(_max_pool2d)

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from ..core.kernels import Call
 from ..core.types import Shape
 from ..ops.random import AxisWindows, Stream, _dropout, _kept, _scale, _values, random
-from .recipes import Call, kernel
+from .recipes import kernel
 
 
 @kernel(random)

@@ -20,9 +20,9 @@ from functools import partial
 import numpy as np
 
 from ..core.backend import Scratch
+from ..core.kernels import Call
 from ..ops.window import Pair, Slices, Window, blocks, extent
 from . import blas, lanes
-from .recipes import Call
 
 TransformRule = tuple[tuple[np.ufunc | None, int, int], ...]  # four results, each of two numbers, or of one
 LEAST_CHANNELS = 32  # of images and result

@@ -11,8 +11,8 @@ from typing import Any
 from .. import ops
 from ..core.errors import ArgumentError
 from ..core.graph import Node
-from ..core.leaf import variable
-from ..init import Initializer, he_uniform, zeros
+from ..core.leaf import Initializer, variable
+from ..init import he_uniform, zeros
 from .layer import Activation, Layer, activate, check_sizes
 
 KernelSize = int | tuple[int, int]

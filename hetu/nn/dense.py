@@ -8,8 +8,8 @@ from __future__ import annotations
 from .. import ops
 from ..core.errors import ArgumentError
 from ..core.graph import Node
-from ..core.leaf import variable
-from ..init import Initializer, xavier_uniform, zeros
+from ..core.leaf import Initializer, variable
+from ..init import xavier_uniform, zeros
 from .layer import Activation, Layer, activate, check_sizes
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from .. import ops
 from ..core.graph import Node
-from ..core.leaf import variable
-from ..init import Initializer, normal
+from ..core.leaf import Initializer, variable
+from ..init import normal
 from .layer import Layer, check_sizes
 
 SMALL = normal(0.02)

@@ -14,8 +14,8 @@ import numpy as np
 from .. import ops
 from ..core.errors import ShapeError
 from ..core.graph import Node
-from ..core.leaf import variable
-from ..init import Initializer, xavier_uniform, zeros
+from ..core.leaf import Initializer, variable
+from ..init import xavier_uniform, zeros
 from .layer import Activation, Layer, check_sizes
 
 
