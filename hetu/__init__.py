@@ -8,15 +8,18 @@ touched.
 import importlib as _importlib
 import typing as _typing
 
+from . import checkpoint as _checkpoint  # which enters what saves and loads
 from . import data, init, look, metrics, nn, optim, schedules
+from . import passes as _passes  # which enters them
 from .core import errors
 from .core.autodiff import gradients, recompute
-from .core.executor import Executor, debug_nans, evaluate
+from .core.executor import Executor, evaluate
 from .core.graph import Graph, Node, rewrite, scope, tagged
 from .core.op import Role, op
 from .core.placement import STRATEGIES as _STRATEGIES
 from .core.state import State
 from .gradcheck import check_gradients
+from .look.nans import debug_nans
 from .look.profiler import Profile, profile
 from .look.summary import summary
 from .ops import *

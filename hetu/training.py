@@ -20,15 +20,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from .core.checkpoint import exists
+from .checkpoint import exists
 from .core.errors import ArgumentError, CheckpointError, DataError, NumericError, UnknownNameError, did_you_mean, public
 from .core.executor import Executor
 from .core.graph import Node
-from .core.placement import FilePath, Placement
+from .core.leaf import random_state
+from .core.placement import Placement
+from .core.state import FilePath
 from .core.subgraph import SubGraph
 from .look import curves_svg
 from .metrics import Mean, Metric
-from .ops.random import random_state
 
 
 class Batches(Protocol):

@@ -12,8 +12,8 @@ from hetu.core.memory import plan
 from hetu.core.types import as_dtype
 from hetu.gpu_kernels.passes.group_casts import MOST, group_casts
 from hetu.gpu_kernels.passes.group_checks import group_checks
+from hetu.gpu_kernels.passes.group_updates import group_updates
 from hetu.passes import simplify
-from hetu.passes.group_updates import group_updates
 
 OPTIMIZERS = [ht.optim.SGD, ht.optim.Momentum, ht.optim.AdaGrad, ht.optim.RMSProp, ht.optim.Adam, ht.optim.AMSGrad]
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+import subprocess
+import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from hetu.core.op import elementwise, op
 from .test_package import FLOORS
 
 ROOT = Path(__file__).parent.parent
+MOST_MET = 39  # files of hetu that the README's MLP meets from build to the second step; it may only fall
 TREE = ("hetu", "tests", "examples", "tutorials")
 
 
@@ -127,3 +130,64 @@ def test_a_dead_link_is_found(tmp_path: Path) -> None:
         "```text\n# No heading\n[i](none.md)\n```\n[j](#no-heading)\n"
     )
     assert dead_links(page) == ["#same-2", "other.md", "page.md#none", "#no-heading", "hetu/none.py"]
+
+
+# -- how much there is to read ---------------------------------------------------------------------------------------
+
+ROOMS = {  # as README's table names them, and what they hold; the rest of the package is that of `nn/`
+    name: name.split("`")[1].rstrip("/").split("/")[0]
+    for name in re.findall(r"^\| (`.*?`.*?) \| .* \| [\d,]+ \|$", (ROOT / "README.md").read_text("utf-8"), re.M)
+}
+
+
+def lines_of(files: Iterable[Path]) -> int:
+    return sum(len(f.read_text("utf-8").splitlines()) for f in files if f.suffix in (".py", ".cu", ".h"))
+
+
+@pytest.mark.parametrize("name", ROOMS)
+def test_the_table_of_rooms_is_true(name: str) -> None:
+    (stated,) = re.findall(
+        rf"^\| {re.escape(name)} \| .* \| ([\d,]+) \|$", (ROOT / "README.md").read_text("utf-8"), re.M
+    )
+    folders = {*ROOMS.values()} - {"nn"}
+    rest = [f for f in (ROOT / "hetu").rglob("*") if f.relative_to(ROOT / "hetu").parts[0] not in folders]
+    found = lines_of(rest if ROOMS[name] == "nn" else (ROOT / "hetu" / ROOMS[name]).rglob("*"))
+    assert abs(found - int(stated.replace(",", ""))) <= 100, f"{name} has {found} lines"
+
+
+def test_every_folder_has_a_row_in_the_table_of_rooms() -> None:
+    folders = {f.name for f in (ROOT / "hetu").iterdir() if (f / "__init__.py").exists()}
+    assert folders - {*ROOMS.values()} == {"data"}  # which stands beside `nn/`
+
+
+def test_the_book_is_read_in_an_evening() -> None:
+    text = (ROOT / "hetu/README.md").read_text("utf-8")
+    stated = {f: (int(n), int(m)) for f, n, m in re.findall(r"^\| `(\w+\.py)` \| .* \| (\d+) \| (\d+) \|$", text, re.M)}
+    core = {f.name: lines_of([f]) for f in (ROOT / "hetu/core").glob("*.py") if f.name != "__init__.py"}
+    assert stated.keys() == core.keys() and sum(core.values()) <= 4000
+    assert {f: n for f, n in core.items() if abs(n - stated[f][0]) > 10} == {}
+    assert {f: n for f, n in core.items() if abs(n / 20 - stated[f][1]) > 2} == {}
+
+
+MET = """
+import sys, pathlib, numpy as np, hetu as ht
+root, met = pathlib.Path(ht.__file__).parent, set()
+sys.setprofile(lambda frame, event, _: event == "call" and met.add(frame.f_code.co_filename))
+x = ht.placeholder("x", (None, 784))
+t = ht.placeholder("t", (None,), "int64")
+y = ht.nn.Linear(256, 10)(ht.nn.Linear(784, 256, activation=ht.relu)(x))
+loss = ht.mean(ht.softmax_cross_entropy(y, t))
+ex = ht.Executor({"train": [loss, ht.optim.Adam(1e-3).minimize(loss)], "eval": [loss, y]})
+for _ in range(2):
+    ex.run("train", {x: np.zeros((128, 784), "float32"), t: np.zeros(128, "int64")})
+sys.setprofile(None)
+files = [p.relative_to(root) for p in map(pathlib.Path, met) if p.is_relative_to(root)]
+print(*sorted(f.as_posix() for f in files if f.parts[0] not in ("cpu_kernels", "gpu_kernels", "data")))
+"""
+
+
+def test_a_training_step_meets_few_files() -> None:
+    done = subprocess.run([sys.executable, "-c", MET], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    met = done.stdout.split()
+    assert done.stderr == "" and "core/executor.py" in met
+    assert len(met) <= MOST_MET, f"{len(met)} files: {' '.join(met)}"

@@ -10,48 +10,44 @@ import contextlib
 import contextvars
 import os
 import threading
-import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ..ops.random import random_state
-from ..passes import chosen_passes
-from .backend import Device, aligned_empty
+from .backend import Device
 from .errors import ArgumentError, GraphError, UnknownNameError, did_you_mean, public
 from .graph import Graph, Node
 from .interpret import interpret
+from .leaf import random_state
 from .op import as_node
+from .passes import PRECISIONS, chosen_passes
 from .placement import attach, named
 from .program import Arena, Program
 from .specialize import specialize
 from .state import State
 from .subgraph import Feed, Fetch, SubGraph
 
-PRECISIONS = ("float32", "float16", "bfloat16")
 KEPT_PROGRAMS = 64  # sets of shapes a sub-graph keeps compiled; beyond, the least recently used goes
-Guard = tuple[list[tuple[Any, Any]], list[Any]]  # variables with room for their values, and what is watched for NaN
-_debug_nans = False
+Stepper = Callable[["Executor", SubGraph, "Feed | None", Program], list[np.ndarray]]
+
+
+def _step(executor: Executor, sub: SubGraph, feed: Feed | None, program: Program) -> list[np.ndarray]:
+    return executor.quiet.run(program.run)
+
+
+_stepper: Stepper = _step
 
 
 @contextlib.contextmanager
-def debug_nans(on: bool = True) -> Iterator[None]:
-    """Inside, a step that makes a NaN raises NumericError naming the first node that made one; no update is kept.
-
-    >>> import hetu as ht
-    >>> x = ht.placeholder("x", ())
-    >>> with ht.debug_nans():
-    ...     ht.Executor([ht.log(x)]).run({x: -1.0})  # doctest: +IGNORE_EXCEPTION_DETAIL
-    Traceback (most recent call last):
-    hetu.core.errors.NumericError: <log f32[] at ...> made the first NaN; its inputs are ...
-    """
-    global _debug_nans
-    before, _debug_nans = _debug_nans, on
+def stepping(stepper: Stepper = _step) -> Iterator[None]:
+    """Inside, `stepper` runs the steps of all executors; `debug_nans` is one that looks closer."""
+    global _stepper
+    before, _stepper = _stepper, stepper
     try:
         yield
     finally:
-        _debug_nans = before
+        _stepper = before
 
 
 class Executor:
@@ -114,8 +110,6 @@ class Executor:
                     self.state[node] = np.array([seed, 0], np.uint64)
         self.placement.start(self.state)
         self.arena, self.busy = Arena(self.device), threading.Lock()
-        self.saved: dict[str, Any] = {}  # under `debug_nans`: the variables before the step
-        self.guards: weakref.WeakKeyDictionary[Program, Guard] = weakref.WeakKeyDictionary()
         self.quiet = contextvars.copy_context()  # steps run in it: np.errstate would cost each of them 1 us
         self.quiet.run(np.seterr, all="ignore")
         self.quiet.run(np.setbufsize, 2048)  # rows of half as many numbers, or more, are not copied through a buffer
@@ -149,7 +143,7 @@ class Executor:
             if program is None:
                 program = self._filled(sub, feed, ahead)
             with self.state.stream:
-                results = self.quiet.run(program.run) if not _debug_nans else self._run_checked(sub, feed, program)
+                results = _stepper(self, sub, feed, program)
                 if sub.random:
                     self.state.arrays[random_state.name][1] += np.uint64(1)
         finally:
@@ -163,7 +157,7 @@ class Executor:
             feed = name if feed is None else feed
             name = self._only_name()
         sub = self._subgraph(name)
-        return self._program(sub, sub.match(feed or {}), self.donate)
+        return self.compiled(sub, sub.match(feed or {}), self.donate)
 
     def _only_name(self) -> str:
         if len(self.subgraphs) != 1:
@@ -179,58 +173,24 @@ class Executor:
     def _filled(self, sub: SubGraph, feed: Feed | None, ahead: Feed | None) -> Program:
         """The program for this feed, which lies in its buffers."""
         values = sub.match(feed or {})
-        program = self._program(sub, values, self.donate)
+        program = self.compiled(sub, values, self.donate)
         if self.placement.ahead and ahead is not None:
             coming = sub.match(ahead)
-            self.placement.expect(self._program(sub, coming, self.donate), coming)
+            self.placement.expect(self.compiled(sub, coming, self.donate), coming)
         with self.state.stream:
-            self.quiet.run(self._fill, program, values)
+            self.quiet.run(self.fill, program, values)
         if not (program.parts or self.placement.ahead) and self.device.kind == "cpu":
             sub.remember(feed, program)
         return program
 
-    def _fill(self, program: Program, values: Mapping[str, np.ndarray]) -> None:
+    def fill(self, program: Program, values: Mapping[str, np.ndarray]) -> None:
         """Copy what was fed into the program's buffers."""
         for key, fill in program.fills.items():  # without the placeholders that passes found unused
             name, part = program.parts.get(key, (key, ...))
             fill(values[name][part])
 
-    def _run_checked(self, sub: SubGraph, feed: Feed | None, program: Program) -> list[np.ndarray]:
-        """Run; if a value that is kept holds a NaN, put the variables back and look for the node that made it."""
-        saved, watched = self.guards.get(program) or self._guard(program)
-        for copy, array in saved:
-            program.xp.copyto(copy, array)
-        try:
-            results = self.quiet.run(program.run)
-            if _any_nan(np, results) or _any_nan(program.xp, watched):
-                self._put_back(saved)
-                values = sub.match(feed or {})
-                careful = self._program(sub, values, donate=False)
-                self.quiet.run(self._fill, careful, values)
-                self.quiet.run(careful.find_nan)
-                results = self.quiet.run(program.run)  # no node made it: it stood in a variable before
-        except BaseException:
-            self._put_back(saved)
-            raise
-        return results
-
-    def _guard(self, program: Program) -> Guard:
-        """Room for the variables that a program writes; optimizer state (`w/adam_m`) need not be watched, as it cannot
-        hold a NaN that does not reach its variable in the same step."""
-        written = {v.name: self.state.arrays[v.name] for v in program.updates}
-        for name, array in written.items():
-            if name not in self.saved:
-                self.saved[name] = aligned_empty(program.xp, array.nbytes).view(array.dtype).reshape(array.shape)
-        watched = [array for name, array in written.items() if name.rpartition("/")[0] not in written]
-        self.guards[program] = [(self.saved[name], array) for name, array in written.items()], watched
-        return self.guards[program]
-
-    def _put_back(self, saved: Sequence[tuple[Any, Any]]) -> None:
-        for copy, array in saved:
-            self.device.xp.copyto(array, copy)
-        self.state.dirty = False
-
-    def _program(self, sub: SubGraph, values: Mapping[str, np.ndarray], donate: bool) -> Program:
+    def compiled(self, sub: SubGraph, values: Mapping[str, np.ndarray], donate: bool) -> Program:
+        """The program for fed arrays of these shapes."""
         key = (donate, *(v.shape for v in values.values()))
         program = sub.programs.pop(key, None)
         if program is None:
@@ -269,11 +229,6 @@ class Executor:
 
     def __repr__(self) -> str:
         return f"<Executor of {', '.join(self.subgraphs)} on {self.device}, {self.state!r}>"
-
-
-def _any_nan(xp: Any, arrays: Iterable[Any]) -> bool:
-    """Whether an array holds a NaN: its sum of squares then is one, and is the cheapest to find."""
-    return any(a.dtype.kind == "f" and bool(xp.isnan(xp.vdot(a, a))) for a in arrays)
 
 
 def _check_names(variables: Iterable[Node]) -> None:

@@ -43,10 +43,12 @@ class RoomPass:
 
     @property
     def function(self) -> Callable[..., Any]:
-        return getattr(import_module(self.module), self.__name__)
+        function: Callable[..., Any] = getattr(import_module(self.module), self.__name__)
+        return function
 
     def __call__(self, outputs: Sequence[Any]) -> tuple[Any, ...]:
-        return self.function(outputs)
+        made: tuple[Any, ...] = self.function(outputs)
+        return made
 
 
 class NoBlas:

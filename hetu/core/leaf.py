@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from .errors import ArgumentError, GraphError, ShapeError, public
-from .graph import Node, scoped_name
+from .graph import OPS, Node, scoped_name
 from .op import Role, op, same_type
 from .types import Dim, Shape, TensorType, as_dtype, same, show_shape
 
@@ -179,9 +179,8 @@ def if_training(xp: ModuleType, training: Any, evaluation: Any) -> Any:
 
 @if_training.grad
 def if_training_grad(g: Node, out: Node, training: Node, evaluation: Node) -> tuple[Node, Node]:
-    from ..ops.shape import zeros_like
-
-    return if_training(g, zeros_like(g)), if_training(zeros_like(g), g)
+    zeros = OPS["zeros_like"](g)
+    return if_training(g, zeros), if_training(zeros, g)
 
 
 @op(role=Role.MOVE, name="with_updates", infer=same_type)
@@ -239,3 +238,9 @@ def barrier_grad(g: Node, out: Node, x: Node, after: Node) -> tuple[Node, None]:
 @barrier.view
 def barrier_view(xp: ModuleType, x: Any, after: Any) -> Any:
     return x
+
+
+# (seed, step), which every random operator reads; the executor seeds it and raises the step.
+random_state: Node = variable(
+    "random_state", lambda shape, dtype, rng: np.zeros(shape, dtype), (2,), "uint64", trainable=False
+)

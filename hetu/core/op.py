@@ -263,7 +263,7 @@ class Op(Generic[P, R]):
     ) -> list[Call]:
         """Zero-argument callables that compute the result into `out`, each bound to its arrays once."""
         fast = kernels_of(xp)
-        made = fast.bound(self, xp, out, arrays, attrs, scratch)
+        made: Any = fast.bound(self, xp, out, arrays, attrs, scratch)
         if made is None and self.bind_rule:
             more = {"scratch": scratch or Scratch()} if self.scratch else {}
             made = self.bind_rule(xp, out, *arrays, **attrs, **more)
@@ -271,7 +271,7 @@ class Op(Generic[P, R]):
             return [made] if callable(made) else list(made)
         if self.ufunc:
             ufunc = getattr(xp, self.ufunc)
-            return fast.ufunc(ufunc, arrays, out) or [ufunc_call(ufunc, arrays, out)]
+            return [*(fast.ufunc(ufunc, arrays, out) or (ufunc_call(ufunc, arrays, out),))]
         if self.into_rule:
             return [partial(self.into_rule, xp, out, *arrays, **attrs)]
         compute = partial(self.forward, xp, *arrays, **attrs)

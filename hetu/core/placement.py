@@ -15,14 +15,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..passes import Pass
 from .errors import ArgumentError, UnknownNameError, did_you_mean
 from .graph import Node
+from .passes import Pass
 from .program import Program
-from .state import State
+from .state import FilePath, State
 from .types import Atom, Box
-
-FilePath = str | os.PathLike[str]
 
 
 @dataclass(frozen=True)

@@ -13,17 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from ..look import memory_svg
 from .backend import Device, Scratch, aligned_empty, filler, fixed_array, host_empty, to_numpy
-from .errors import ArgumentError, HetuError, NumericError
+from .errors import ArgumentError, HetuError
 from .graph import Node
 from .kernels import Call, kernels_of
 from .memory import SCRATCH, MemoryPlan, plan, types_of
 from .op import LEAVES, Role
 from .state import State
-from .types import show_type
-
-MOST_WIDE = (5, 42, 20, 20, 13, 10)  # characters of each column of a printed program
 
 
 class Arena:
@@ -223,112 +219,7 @@ class Program:
         for target, value in copies:
             self.xp.copyto(target, value)
 
-    def find_nan(self) -> None:
-        """Run step by step; NumericError at the first step that makes a NaN. Needs a program without donation."""
-        with self.around:
-            for index, step in enumerate(self.steps):
-                for call in step.calls:
-                    call()
-                for array in step.out if isinstance(step.out, tuple) else (step.out,):
-                    if array.dtype.kind == "f" and bool(self.xp.isnan(array).any()):
-                        raise self._nan_error(index)
-
-    def _nan_error(self, index: int) -> NumericError:
-        for step in self.steps[:index]:  # operands may have been overwritten by the result: make them again
-            for call in step.calls:
-                call()
-        node = self.steps[index].node
-        lines = [f"{node!r} made the first NaN; its inputs are"]
-        for i in node.inputs:
-            array = to_numpy(self.arrays[i])
-            lines.append(f"  {i!r}: {_range(array)}")
-        fix = "lower the learning rate, clip gradients, or keep arguments of log, sqrt and divide away from 0"
-        return NumericError("\n".join(lines[:6]), fix=fix, site=node.site)
-
     # -- looking ------------------------------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
         return f"<Program of {len(self.steps)} instructions, {self.plan.arena_bytes:,} bytes>"
-
-    def _repr_svg_(self) -> str:
-        """The memory plan: in a notebook, a program shows which values lie where, and for how long."""
-        names, last = self._names(), len(self.steps) - 1
-        return memory_svg(
-            [
-                (f"{names[node]} {node.op.name}", s.first, min(s.last, last), s.offset, s.nbytes)
-                for (node, _), s in self.plan.storages.items()
-                if s.home is None and s.shared_with is None and not s.on_host
-            ]
-        )
-
-    def _names(self) -> dict[Node, str]:
-        names: dict[Node, str] = {}
-        for index, node in enumerate(self.plan.nodes):
-            names[node] = self._operand(node, index, names)
-        return names
-
-    def __str__(self) -> str:
-        names = self._names()
-        ends: dict[int, list[str]] = {}
-        for (node, slot), storage in self.plan.storages.items():
-            own = storage.home is None and storage.shared_with is None
-            if slot != SCRATCH and own and storage.last < len(self.steps):
-                ends.setdefault(storage.last, []).append(f"{names[node]}{f'.{slot}' if slot else ''}")
-        rows = []
-        for index, step in enumerate(self.steps):
-            call = f"{names[step.node]} = {step.node.op.name}({', '.join(names[i] for i in step.node.inputs)})"
-            nbytes = sum(int(t.nbytes) for t in types_of(step.node))
-            place, frees = self._place_text(step.node), " ".join(ends.get(index, []))
-            rows.append((str(index), call, show_type(step.node.type), place, f"{nbytes:,}", frees))
-        header = ("", "instruction", "type", "place", "bytes", "frees")
-        cells = [tuple(map(_cut, row, MOST_WIDE)) for row in (header, *rows)]
-        widths = [max(map(len, column)) for column in zip(*cells)]
-        align = (str.rjust, str.ljust, str.ljust, str.ljust, str.rjust, str.ljust)
-        table = ["  ".join(f(text, w) for f, text, w in zip(align, row, widths)).rstrip() for row in cells]
-        return "\n".join([*table, self._totals()])
-
-    def _totals(self) -> str:
-        peak, without = self.plan.arena_bytes, self.plan.unplanned_bytes
-        return (
-            f"{len(self.steps)} instructions, {len(self.calls)} calls; arena {peak:,} bytes at the peak "
-            f"({without:,} without reuse)"
-            + (f", {self.plan.host_bytes:,} bytes of the host" if self.plan.host_bytes else "")
-            + f"\n{len(self.plan.donated)} updates in place, {len(self.commits)} copied"
-            + (f"; {self.captured}" if self.captured is not None else "")
-        )
-
-    def _operand(self, node: Node, index: int, names: Mapping[Node, str]) -> str:
-        """How a value is called: leaves by name or value, views by what they look into, results by number."""
-        if node.role is Role.CONSTANT:
-            value = node.attrs["value"]
-            return f"{value.flat[0]:g}" if value.size and value.strides == (0,) * value.ndim else f"%{index}"
-        if node.role is Role.ITEM:
-            return f"{names[node.inputs[0]]}.{node.attrs['index']}"
-        if node in self.plan.views:
-            return f"{node.op.name}({names[node.inputs[0]]})"
-        return node.name if node.role in LEAVES else f"%{index}"
-
-    def _place_text(self, node: Node) -> str:
-        storage = self.plan.storage(node, 0)
-        if (node, 0) in self.plan.donated:
-            return f"-> {self.plan.donated[node, 0].name}"
-        return f"{'host ' if storage.on_host else ''}@{storage.offset:,}" + (
-            " in place" if (node, 0) in self.plan.in_place else ""
-        )
-
-
-def _cut(text: str, width: int) -> str:
-    """At most `width` characters; of the name of a variable the end says more."""
-    if len(text) <= width:
-        return text
-    return f"-> …{text[4 - width :]}" if text.startswith("-> ") else f"{text[: width - 1]}…"
-
-
-def _range(array: np.ndarray) -> str:
-    """`-1.2 to 3.4, 2 NaN` for an operand."""
-    if array.dtype.kind != "f":
-        return f"{array.min()} to {array.max()}" if array.size else "empty"
-    bad = int(np.isnan(array).sum())
-    finite = array[~np.isnan(array)]
-    text = f"{finite.min():.4g} to {finite.max():.4g}" if finite.size else "no number"
-    return text + (f", {bad} NaN" if bad else "")

@@ -1,26 +1,25 @@
-"""The values of variables, and one atomic checkpoint file for all of them.
+"""The values of variables.
 
-The arrays never move once made, because programs are bound to their addresses: setting a value copies into place. A
-checkpoint is a safetensors file (no code can hide in it), written beside the old one, flushed and renamed, so that a
-crash leaves the old one whole. All variables are saved, trained or not.
+The arrays never move once made, because programs are bound to their addresses: setting a value copies into place.
+All variables are saved, whether they are trained or not. What a file looks like is the business of `checkpoint.py`.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
 from .backend import Device, aligned_empty, to_numpy
-from .checkpoint import Checkpoint, whole, write_atomically
-from .errors import CheckpointError, ShapeError, UnknownNameError, did_you_mean, public
+from .errors import ShapeError, UnknownNameError, did_you_mean, public
 from .graph import Node
-from .types import Box, show_shape
+from .types import show_shape
+
+FilePath = str | os.PathLike[str]
+FILES: dict[str, Callable[..., Any]] = {}  # what saves and loads, which `hetu.checkpoint` enters
 
 
 def initial_value(node: Node, seed: int) -> np.ndarray:
@@ -91,10 +90,9 @@ class State(Mapping[str, np.ndarray]):
         return f"<State of {len(self)} variables, {total / 1e6:.1f} MB>"
 
     @public
-    def save(self, path: str | os.PathLike[str], extra: Mapping[str, Any] | None = None) -> None:
+    def save(self, path: FilePath, extra: Mapping[str, Any] | None = None) -> None:
         """Write all variables and `extra` (plain JSON data, such as a data cursor) to one file, atomically."""
-        tensors = {name: self.contiguous(name) for name in self.arrays}
-        write_atomically(Path(path), tensors, {"extra": json.dumps(dict(extra or {}))})
+        FILES["save"](self, path, extra)
 
     def contiguous(self, name: str) -> np.ndarray:
         """The value of a variable as a dense array in the memory of the host."""
@@ -102,15 +100,12 @@ class State(Mapping[str, np.ndarray]):
         return np.ascontiguousarray(to_numpy(array)).reshape(array.shape)
 
     @public
-    def load(self, path: str | os.PathLike[str]) -> dict[str, Any]:
+    def load(self, path: FilePath) -> dict[str, Any]:
         """Set every variable from a file, or from a folder that ranks wrote, and return its `extra`.
 
         On any mismatch: CheckpointError, and nothing is changed.
         """
-        checkpoint = Checkpoint(Path(path))
-        wanted = {n: Wanted(a.shape, a.dtype.name, whole(a.shape)) for n, a in self.arrays.items()}
-        self.assign(fitting(checkpoint, wanted))
-        extra: dict[str, Any] = checkpoint.extra
+        extra: dict[str, Any] = FILES["load"](self, path)
         return extra
 
     def assign(self, values: Mapping[str, np.ndarray]) -> None:
@@ -118,29 +113,3 @@ class State(Mapping[str, np.ndarray]):
         for name, value in values.items():
             self.arrays[name][...] = self.device.xp.asarray(value)
         self.dirty = False
-
-
-class Wanted(NamedTuple):
-    """What is wanted of a checkpoint for one variable: its whole shape and dtype, and the box to read, if any."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    box: Box | None
-
-
-def fitting(checkpoint: Checkpoint, wanted: Mapping[str, Wanted]) -> dict[str, np.ndarray]:
-    """The wanted boxes by name. CheckpointError with a table of missing, unexpected and mis-shaped entries."""
-    rows = [f"  missing     {name}" for name in wanted if name not in checkpoint.variables]
-    rows += [f"  unexpected  {name}" for name in checkpoint.variables if name not in wanted]
-    for name, (shape, dtype, _) in wanted.items():
-        entry = checkpoint.variables.get(name)
-        if entry is not None and (tuple(entry["shape"]), entry["dtype"]) != (shape, dtype):
-            here, there = f"{dtype}{show_shape(shape)}", f"{entry['dtype']}{show_shape(tuple(entry['shape']))}"
-            rows.append(f"  different   {name}: the file has {there}, the model {here}")
-    if rows:
-        shown = rows[:8] + ([f"  ... and {len(rows) - 8} more"] if len(rows) > 8 else [])
-        raise CheckpointError(
-            "\n".join([f"{checkpoint.path.name} belongs to another model; nothing was loaded", *shown]),
-            fix="build the model as it was saved; names come from layers and ht.scope(...)",
-        )
-    return {name: checkpoint.read(name, w.box) for name, w in wanted.items() if w.box is not None}

@@ -11,13 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..look.explain import explained
-from ..ops.random import random_state
-from ..passes import LAST, Pass
-from ..passes.mixed_precision import mixed_precision
 from .errors import ArgumentError, FeedError, GraphError, did_you_mean
 from .graph import Graph, Node
+from .leaf import random_state
 from .op import Role
+from .passes import EXPLAINED, PRECISIONS, Pass, is_last
 from .placement import Alone, Placement
 from .program import Program
 from .specialize import specialize
@@ -50,8 +48,7 @@ class SubGraph:
         gradients = [g for e in entries for g in getattr(e, "gradients", {}).values()]
         outputs, self.updates = resolve_training((*fetches, *gradients), updates)
         self.fetches, slopes = outputs[: len(fetches)], outputs[len(fetches) :]
-        if precision != "float32":
-            self.fetches, self.updates = mixed_precision(self.fetches, self.updates, slopes, precision)
+        self.fetches, self.updates = PRECISIONS[precision](self.fetches, self.updates, slopes)
         graph = Graph((*fetches, *updates.values()))
         graph.verify()
         self.written = Graph((*self.fetches, *self.updates.values()))  # what the user wrote, training flag resolved
@@ -74,7 +71,7 @@ class SubGraph:
 
         They are those of this process where a placement cuts the graph. With `explain` each pass tells what it changed.
         """
-        apply = explained if explain else _applied
+        apply = EXPLAINED[explain]
         sizes = {
             (name, axis): size
             for name, shape in shapes.items()
@@ -91,12 +88,12 @@ class SubGraph:
         # Once more they could drop communication that another rank, whose constants differ, keeps.
         passes = [run for run in passes if run not in placement.passes]
         for run in passes:
-            if run not in LAST:
+            if not is_last(run):
                 outputs = apply(run, outputs)
         fetches, updates = placement.last(outputs[:count], dict(zip(local.updates, outputs[count:])))
         outputs = (*fetches, *updates.values())
         for run in passes:
-            if run in LAST:
+            if is_last(run):
                 outputs = apply(run, outputs)
         return outputs[: len(fetches)], dict(zip(updates, outputs[len(fetches) :])), local.feeds
 
@@ -139,10 +136,6 @@ class SubGraph:
         """Results in the order of the entries, None for updates."""
         found = iter(results)
         return [next(found) if fetched else None for fetched in self.fetched]
-
-
-def _applied(run: Pass, outputs: Sequence[Node]) -> tuple[Node, ...]:
-    return run(outputs)
 
 
 def _sort_entries(name: str, entries: Sequence[Fetch]) -> tuple[list[Node], dict[Node, Node]]:

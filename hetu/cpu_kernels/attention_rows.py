@@ -33,7 +33,7 @@ LEAST_SCORES = 1 << 10  # of a head; for fewer, one call a head costs more than 
 
 def fuse_attention(outputs: Sequence[Node]) -> tuple[Node, ...]:
     """`attention` and `attention_dx` on heads in place."""
-    return in_place(outputs, "attention_rows", _suits)
+    return in_place(outputs, attention_rows, attention_rows_dx, _suits)
 
 
 def _suits(q: TensorType, k: TensorType, v: TensorType) -> bool:
@@ -62,9 +62,8 @@ def attention_rows(
     Returns y (n, s, heads, d), powers (n, heads, s, t) and inverse (n, s, heads, 1).
 
     >>> import hetu as ht
-    >>> from hetu.core.graph import OPS
     >>> q = ht.placeholder("q", (2, 10, 4, 16))
-    >>> [o.shape for o in OPS["attention_rows"](q, q, q, scale=0.25)]
+    >>> [o.shape for o in attention_rows(q, q, q, scale=0.25)]
     [(2, 10, 4, 16), (2, 4, 10, 10), (2, 10, 4, 1)]
     """
     q, k, v = _heads_first(xp, q, k, v)
@@ -165,9 +164,8 @@ def attention_rows_dx(
     All of q, k and v are (n, s, heads, d). T. Dao et al., "FlashAttention", 2022, appendix B.2.
 
     >>> import hetu as ht
-    >>> from hetu.core.graph import OPS
     >>> q = ht.placeholder("q", (2, 10, 4, 16))
-    >>> OPS["attention_rows_dx"](q, q, q, q, *OPS["attention_rows"](q, q, q, scale=0.25), scale=0.25).shape
+    >>> attention_rows_dx(q, q, q, q, *attention_rows(q, q, q, scale=0.25), scale=0.25).shape
     (2, 10, 3, 4, 16)
     """
     g, q, k, v, y, inverse = _heads_first(xp, g, q, k, v, y, inverse)

@@ -51,10 +51,10 @@ def batch_norm_train_bind(
     least = _least(planes)
     return [
         *sums.mean(planes, mean),
-        *lanes.over(len(planes), center, least),
+        *(lanes.over(len(planes), center, least) or ()),
         *sums.mean_of_product(result, result, var),
         weigh,
-        *lanes.over(len(planes), finish, least),
+        *(lanes.over(len(planes), finish, least) or ()),
     ]
 
 
@@ -89,7 +89,7 @@ class _PlaneSums:
             return [partial(np.einsum, "nci,nci->nc", a[part], b[part], out=self.partial[part])]
 
         return [
-            *lanes.over(len(a), planes, _least(a)),
+            *(lanes.over(len(a), planes, _least(a)) or ()),
             partial(np.matmul, self.ones_before, self.partial, out),
             partial(np.divide, out, self.count, out),
         ]
@@ -139,11 +139,11 @@ def batch_norm_dx_bind(
 
     least = _least(xs)
     return [
-        *lanes.over(len(xs), center, least),
+        *(lanes.over(len(xs), center, least) or ()),
         *sums.mean(gs, dbias),
         *sums.mean_of_product(gs, term, dscale),
         weigh,
-        *lanes.over(len(xs), finish, least),
+        *(lanes.over(len(xs), finish, least) or ()),
         partial(np.multiply, dbias, sums.count, dbias),
         partial(np.multiply, dscale, sums.count, dscale),
     ]

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from ..core.graph import OPS, Node, Readers, readers_of, rewrite, topological
 from ..ops.activation import is_relu_mask
-from . import phases  # noqa: F401 - its operators
+from .phases import phase_columns, phase_columns_dx, phase_pool, phase_weights, phase_weights_dx
 
 BATCH_LAST, BATCH_FIRST = (1, 2, 3, 0), (3, 0, 1, 2)
 LEAST_BATCH = 16  # shorter rows than this make slow copies
@@ -99,9 +99,9 @@ class _Block:
         bias = add.inputs[1 - add.inputs.index(conv)]
         x, w = conv.inputs
         self.window = {"kernel": w.shape[2:], "padding": conv.attrs["padding"]}
-        self.columns = OPS["phase_columns"](_moved(x, BATCH_LAST), **self.window)
-        self.weights = OPS["phase_weights"](w, OPS["reshape"](bias, shape=(-1,)))
-        y, self.chosen = OPS["phase_pool"](OPS["matmul"](self.weights, self.columns))
+        self.columns = phase_columns(_moved(x, BATCH_LAST), **self.window)
+        self.weights = phase_weights(w, OPS["reshape"](bias, shape=(-1,)))
+        y, self.chosen = phase_pool(OPS["matmul"](self.weights, self.columns))
         shape = (w.shape[0], conv.shape[2] // 2, conv.shape[3] // 2, x.shape[0])
         self.output = _moved(OPS["reshape"](y, shape=shape), BATCH_FIRST)
         return y.inputs[0]
@@ -113,7 +113,7 @@ class _Block:
         spread = OPS["reshape"](spread, shape=(self.weights.shape[0], -1))
         # BLAS is faster with the larger of the two on the left
         product = OPS["matrix_transpose"](OPS["matmul"](self.columns, OPS["matrix_transpose"](spread)))
-        self.dw, self.db = OPS["phase_weights_dx"](product, kernel=self.window["kernel"])
+        self.dw, self.db = phase_weights_dx(product, kernel=self.window["kernel"])
         return spread
 
     def part(self, node: Node, inputs: tuple[Node, ...]) -> Node:
@@ -124,7 +124,7 @@ class _Block:
             return OPS["reshape"](self.db, shape=node.shape)
         taps = OPS["getitem"](self.weights, key=(slice(None), slice(None, -1)))
         columns = OPS["matmul"](OPS["matrix_transpose"](taps), inputs[0])
-        return _moved(OPS["phase_columns_dx"](columns, size=node.attrs["size"], **self.window), BATCH_FIRST)
+        return _moved(phase_columns_dx(columns, size=node.attrs["size"], **self.window), BATCH_FIRST)
 
 
 def _moved(x: Node, axes: tuple[int, ...]) -> Node:

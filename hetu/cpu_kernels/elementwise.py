@@ -18,7 +18,7 @@ from .recipes import kernel
 BLOCK = 16384  # elements: the scratch arrays of one block stay in the second-level cache
 
 
-def by_blocks(made: Op) -> None:
+def by_blocks(made: Op[..., Any]) -> None:
     """Compute an operator by its forward function, a block at a time."""
 
     @kernel(made)
@@ -31,7 +31,7 @@ def by_blocks(made: Op) -> None:
         return partial(_compute, xp, made, [a.reshape(-1) for a in whole], attrs)
 
 
-def _compute(xp: ModuleType, made: Op, arrays: list[Any], attrs: dict[str, Any]) -> None:
+def _compute(xp: ModuleType, made: Op[..., Any], arrays: list[Any], attrs: dict[str, Any]) -> None:
     target, *sources = arrays
     for start in range(0, target.size, BLOCK):
         block = slice(start, start + BLOCK)

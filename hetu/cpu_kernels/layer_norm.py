@@ -33,8 +33,7 @@ def layer_norm_rows(xp: ModuleType, x: Any, scale: Any, bias: Any, *, epsilon: f
     """(`layer_norm`(x, scale, bias), the normal rows, 1 / standard deviation of each).
 
     >>> import hetu as ht
-    >>> from hetu.core.graph import OPS
-    >>> y, normal, inverse = OPS["layer_norm_rows"]([[1.0, 3.0]], [2.0, 2.0], [1.0, 1.0], epsilon=0.0)
+    >>> y, normal, inverse = layer_norm_rows([[1.0, 3.0]], [2.0, 2.0], [1.0, 1.0], epsilon=0.0)
     >>> ht.evaluate(y).tolist(), ht.evaluate(normal).tolist(), ht.evaluate(inverse).tolist()
     ([[-1.0, 3.0]], [[-1.0, 1.0]], [[1.0]])
     """
@@ -69,10 +68,9 @@ def layer_norm_rows_dx(xp: ModuleType, g: Any, normal: Any, inverse: Any, scale:
     """The gradients of `layer_norm` with respect to (x, scale, bias), from what `layer_norm_rows` handed over.
 
     >>> import hetu as ht
-    >>> from hetu.core.graph import OPS
     >>> g = ht.placeholder("g", (8, 3))
-    >>> _, normal, inverse = OPS["layer_norm_rows"](g, np.ones(3), np.ones(3))
-    >>> [d.shape for d in OPS["layer_norm_rows_dx"](g, normal, inverse, np.ones(3))]
+    >>> _, normal, inverse = layer_norm_rows(g, np.ones(3), np.ones(3))
+    >>> [d.shape for d in layer_norm_rows_dx(g, normal, inverse, np.ones(3))]
     [(8, 3), (3,), (3,)]
     """
     scaled, batch = g * scale, tuple(range(g.ndim - 1))
@@ -116,9 +114,9 @@ def share_layer_norm(outputs: Sequence[Node]) -> tuple[Node, ...]:
     return share(
         outputs,
         {n: f for n, f in found.items() if f is not None},
-        lambda node, inputs: OPS["layer_norm_rows"].make(inputs, {"epsilon": node.attrs["epsilon"]}),
+        lambda node, inputs: layer_norm_rows.make(inputs, {"epsilon": node.attrs["epsilon"]}),
         lambda both, inputs: _node(
-            OPS["layer_norm_rows_dx"](inputs[0], *(OPS["item"](both, index=i) for i in (1, 2)), inputs[2])
+            layer_norm_rows_dx(inputs[0], *(OPS["item"](both, index=i) for i in (1, 2)), inputs[2])
         ),
     )
 

@@ -62,9 +62,8 @@ def phase_columns(xp: ModuleType, x: Any, *, kernel: Pair, padding: Any) -> Any:
     """Patches of images x (c, h, w, n) as columns: (c patch + 1, pooled rows x pooled columns x n); the last row is 1.
 
     >>> import hetu as ht
-    >>> from hetu.core.graph import OPS
     >>> x = ht.placeholder("x", (1, 28, 28, 32))
-    >>> OPS["phase_columns"](x, kernel=(5, 5), padding=((2, 2), (2, 2))).shape == (37, 14 * 14 * 32)
+    >>> phase_columns(x, kernel=(5, 5), padding=((2, 2), (2, 2))).shape == (37, 14 * 14 * 32)
     True
     """
     pooled = _pooled(x.shape[1:3], kernel, padding)
@@ -122,9 +121,8 @@ def phase_columns_dx(xp: ModuleType, d: Any, *, size: Pair, kernel: Pair, paddin
     """The adjoint of `phase_columns` without its last row: columns d added back to images (c, *size, n).
 
     >>> import hetu as ht
-    >>> from hetu.core.graph import OPS
     >>> d = ht.placeholder("d", (36, 14 * 14 * 32))
-    >>> OPS["phase_columns_dx"](d, size=(28, 28), kernel=(5, 5), padding=((2, 2), (2, 2))).shape
+    >>> phase_columns_dx(d, size=(28, 28), kernel=(5, 5), padding=((2, 2), (2, 2))).shape
     (1, 28, 28, 32)
     """
     pooled = _pooled(size, kernel, padding)
@@ -171,8 +169,7 @@ def phase_weights(xp: ModuleType, w: Any, b: Any) -> Any:
     """Kernels w (o, c, i, j) at their four places in the patch, and the bias b (o,) last: (4 o, c patch + 1).
 
     >>> import hetu as ht
-    >>> from hetu.core.graph import OPS
-    >>> OPS["phase_weights"](ht.placeholder("w", (16, 6, 5, 5)), ht.placeholder("b", (16,))).shape
+    >>> phase_weights(ht.placeholder("w", (16, 6, 5, 5)), ht.placeholder("b", (16,))).shape
     (64, 217)
     """
     o, c, i, j = w.shape
@@ -213,8 +210,7 @@ def phase_weights_dx(xp: ModuleType, d: Any, *, kernel: Pair) -> tuple[Any, Any]
     """The adjoint of `phase_weights`: the gradients of (w, b) from that of the four places.
 
     >>> import hetu as ht
-    >>> from hetu.core.graph import OPS
-    >>> [str(t.type) for t in OPS["phase_weights_dx"](ht.placeholder("d", (64, 217)), kernel=(5, 5))]
+    >>> [str(t.type) for t in phase_weights_dx(ht.placeholder("d", (64, 217)), kernel=(5, 5))]
     ['f32[16, 6, 5, 5]', 'f32[16]']
     """
     (i, j), o = kernel, d.shape[0] // 4
@@ -247,8 +243,7 @@ def phase_pool(xp: ModuleType, z: Any) -> tuple[Any, Any]:
     Of equal values the first counts; where the relu cuts off, none does.
 
     >>> import hetu as ht
-    >>> from hetu.core.graph import OPS
-    >>> y, chosen = OPS["phase_pool"]([[-1.0, 2.0], [-1.0, 3.0], [-1.0, 3.0], [-2.0, 0.0]])
+    >>> y, chosen = phase_pool([[-1.0, 2.0], [-1.0, 3.0], [-1.0, 3.0], [-2.0, 0.0]])
     >>> ht.evaluate(y).tolist(), ht.evaluate(chosen)[:, 0, 1].tolist()
     ([[0.0, 3.0]], [False, True, False, False])
     """

@@ -64,7 +64,7 @@ class CpuKernels(Kernels):
         RoomPass("share_layer_norm", "cpu", f"{__package__}.layer_norm"),
         RoomPass("share_cross_entropy", "cpu", f"{__package__}.loss"),
         RoomPass("fuse_linear", "cpu", f"{__package__}.fuse_linear"),
-        RoomPass("fuse_updates", "cpu", "hetu.passes.update"),
+        RoomPass("fuse_updates", "cpu", f"{__package__}.fuse_updates"),
     )
     blas = blas
 

@@ -52,7 +52,7 @@ def sparse_matmul_bind(
     def ordered(part: slice) -> list[Call]:
         return [partial(made.take, order.place[part], 0, out[part], "clip")]
 
-    return [*calls, *lanes.over(len(blocks), products, 2), *lanes.over(size, ordered, LEAST)]
+    return [*calls, *(lanes.over(len(blocks), products, 2) or ()), *(lanes.over(size, ordered, LEAST) or ())]
 
 
 class _Blocks:

@@ -36,7 +36,7 @@ def bound_ufunc(ufunc: Any, arrays: Sequence[Any], out: Any) -> list[Call]:
         rows = [a[part] if a.ndim == out.ndim and len(a) == len(out) else a for a in arrays]
         return [ufunc_call(ufunc, rows, out[part])]
 
-    return [*calls, *lanes.over(len(out), build, -(-MANY * len(out) // out.size))]
+    return [*calls, *(lanes.over(len(out), build, -(-MANY * len(out) // out.size)) or ())]
 
 
 def _crosses(out: np.ndarray, array: np.ndarray) -> bool:

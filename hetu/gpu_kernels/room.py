@@ -19,7 +19,7 @@ class GpuKernels(Kernels):
         RoomPass("fuse_norm_relu", "gpu", f"{__package__}.passes.fuse_norm_relu"),
         RoomPass("tile_attention", "gpu", f"{__package__}.passes.tile_attention"),
         RoomPass("absorb_casts", "gpu", f"{__package__}.passes.absorb_casts"),
-        RoomPass("group_updates", "gpu", "hetu.passes.group_updates", last=True),
+        RoomPass("group_updates", "gpu", f"{__package__}.passes.group_updates", last=True),
         RoomPass("group_checks", "gpu", f"{__package__}.passes.group_checks", last=True),
         RoomPass("group_casts", "gpu", f"{__package__}.passes.group_casts", last=True),
         RoomPass("fuse_elementwise", "gpu", f"{__package__}.passes.fuse_elementwise", last=True),

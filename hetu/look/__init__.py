@@ -8,10 +8,14 @@ from __future__ import annotations
 from html import escape
 
 from ..core.graph import Graph, Node
+from ..core.passes import EXPLAINED
+from ..core.program import Program
 from .arena import memory_svg
 from .curves import curves_svg
 from .dot import to_dot
+from .explain import explained
 from .html_table import to_html
+from .listing import program_svg, program_text
 from .roofline import roofline_svg
 from .shards import shards_svg
 from .staleness import staleness_svg
@@ -20,8 +24,11 @@ from .timeline import timeline_svg
 
 __all__ = [
     "curves_svg",
+    "explained",
     "install",
     "memory_svg",
+    "program_svg",
+    "program_text",
     "roofline_svg",
     "shards_svg",
     "staleness_svg",
@@ -35,7 +42,7 @@ _MOST_BOXES = 400  # beyond this a picture is slow to lay out and unreadable
 
 
 def install() -> None:
-    """Let notebooks show graphs and nodes as pictures.
+    """Let notebooks show graphs, nodes and programs as pictures, `print` show programs, and `explain=True` explain.
 
     >>> import hetu as ht
     >>> install()
@@ -45,6 +52,9 @@ def install() -> None:
     Graph._repr_html_ = _graph_html  # type: ignore[attr-defined]
     Graph._repr_svg_ = _graph_svg  # type: ignore[attr-defined]
     Node._repr_html_ = _node_html  # type: ignore[attr-defined]
+    Program._repr_svg_ = program_svg  # type: ignore[attr-defined]
+    Program.__str__ = program_text  # type: ignore[method-assign]
+    EXPLAINED[True] = explained
 
 
 def _graph_svg(graph: Graph) -> str | None:

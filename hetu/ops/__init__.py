@@ -7,10 +7,7 @@ import types
 import typing
 
 from ..core.leaf import *
-from . import (
-    fused_update,
-    update,
-)
+from . import update
 from .activation import *
 from .along_axis import *
 from .attention import *

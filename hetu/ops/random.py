@@ -16,7 +16,7 @@ import numpy as np
 
 from ..core.errors import ArgumentError, DTypeError, public
 from ..core.graph import Node, scoped_name, unique_name
-from ..core.leaf import if_training, variable
+from ..core.leaf import if_training, random_state
 from ..core.op import as_node, op, require_float
 from ..core.types import Shape, Size, TensorType, as_dtype
 from .shape import axis_letters
@@ -28,10 +28,6 @@ AxisWindows = (
     tuple[tuple[int, int, int], ...] | None
 )  # (low, high, size) of every axis, where an array is part of a larger one
 LEVELS = 1 << 16  # a dropout mask compares 16 random bits an element with the rate
-
-random_state: Node = variable(
-    "random_state", lambda shape, dtype, rng: np.zeros(shape, dtype), (2,), "uint64", trainable=False
-)
 
 
 def stream_of(name: str) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from ..core.graph import OPS, Node, readers_of, rewrite, topological
+from ..core.op import Op
 from ..core.types import TensorType
 
 HEADS_FIRST = (0, 2, 1, 3)  # swaps positions and heads, there and back
@@ -19,27 +20,27 @@ WHOLE = ("slice", None, None, 1)
 
 
 def in_place(
-    outputs: Sequence[Node], name: str, suits: Callable[[TensorType, TensorType, TensorType], bool]
+    outputs: Sequence[Node], forward: Op, backward: Op, suits: Callable[[TensorType, TensorType, TensorType], bool]
 ) -> tuple[Node, ...]:
-    """With the operators `name` and `name`_dx, of which the first makes y and what its gradient wants of it."""
+    """With these two operators, of which the first makes y and what the second, its gradient, wants of it."""
     nodes = topological(outputs)
     readers = readers_of(nodes, outputs)
     chosen = {n for n in nodes if n.op.name == "attention" and _fits(n, suits) and _private(n, readers)}
 
     def rule(node: Node, inputs: tuple[Node, ...]) -> Node | None:
         if node in chosen:
-            return _node_of(OPS[name](*map(_swapped, inputs), **node.attrs))
-        if node.op.name == "item" and inputs[0].op.name == name:
+            return _node_of(forward(*map(_swapped, inputs), **node.attrs))
+        if node.op.name == "item" and inputs[0].op is forward:
             last = len(inputs[0].type) - 1
             item = OPS["item"](inputs[0], index=min(node.attrs["index"], last))
             return _swapped(item) if node.attrs["index"] == 0 else item
-        if node.op.name == "attention_dx" and inputs[5].inputs[0].op.name == name:
+        if node.op.name == "attention_dx" and inputs[5].inputs[0].op is forward:
             kept = inputs[5 : 4 + len(inputs[5].inputs[0].type)]
-            return _node_of(OPS[f"{name}_dx"](*map(_swapped, inputs[:5]), *kept, **node.attrs))
-        if node.op.name == "item" and inputs[0].op.name == f"{name}_dx":
+            return _node_of(backward(*map(_swapped, inputs[:5]), *kept, **node.attrs))
+        if node.op.name == "item" and inputs[0].op is backward:
             return _swapped(_part(inputs[0], node.attrs["index"]))
         if node.op.name == "add":
-            return _packed(inputs, f"{name}_dx")
+            return _packed(inputs, backward)
         return _moved(inputs[0], node.attrs["axes"]) if node.op.name == "permute_dims" else None
 
     return rewrite(outputs, rule) if chosen else tuple(outputs)
@@ -77,13 +78,13 @@ def _private(node: Node, readers: Mapping[Node, Sequence[Node | None]]) -> bool:
     return all(r.op.name == "attention_dx" and r.inputs[1:4] == node.inputs for r in gradients)
 
 
-def _packed(inputs: tuple[Node, ...], name: str) -> Node | None:
+def _packed(inputs: tuple[Node, ...], backward: Op) -> Node | None:
     """The sum of the three parts scattered into zeros, one beside the other, is the array that they came from."""
     terms = [t for i in inputs for t in (i.inputs if i.op.name == "add" else (i,))]
     if len(terms) != 3:
         return None
     moves = {t.attrs["axes"] if t.op.name == "permute_dims" else None for t in terms}
-    sources = [_source(t.inputs[0] if t.op.name == "permute_dims" else t, name) for t in terms]
+    sources = [_source(t.inputs[0] if t.op.name == "permute_dims" else t, backward) for t in terms]
     if None in sources or len(moves) != 1 or {index for _, index, _ in sources} != {0, 1, 2}:
         return None
     if len({(packed, merged) for packed, _, merged in sources}) != 1:
@@ -94,7 +95,7 @@ def _packed(inputs: tuple[Node, ...], name: str) -> Node | None:
     return made if axes is None else _moved(made, axes)
 
 
-def _source(term: Node, name: str) -> tuple[Node, int, bool] | None:
+def _source(term: Node, backward: Op) -> tuple[Node, int, bool] | None:
     """(packed gradients, index, whether heads are merged) if `term` is one of them scattered to its own place.
 
     The places are entries 0, 1 and 2 of a first axis, or thirds of the last.
@@ -106,7 +107,7 @@ def _source(term: Node, name: str) -> tuple[Node, int, bool] | None:
     if not merged and not (x.op.name == "permute_dims" and x.attrs["axes"] == HEADS_FIRST):
         return None
     cut = x.inputs[0]
-    if cut.op.name != "getitem" or cut.inputs[0].op.name != name:
+    if cut.op.name != "getitem" or cut.inputs[0].op is not backward:
         return None
     index, width = cut.attrs["key"][2], x.shape[-1]
     place = ("slice", index * width or None, (index + 1) * width, 1) if merged else index

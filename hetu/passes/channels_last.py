@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..core.graph import OPS, Node, rewrite, topological
-from .conv_last import MOVED
+from .conv_last import MOVED, conv2d_last, conv2d_last_dw, conv2d_last_dx
 
 CONVOLUTIONS = ("conv2d", "conv2d_dx", "conv2d_dw")
 NORMS = {"batch_norm_train": 1, "batch_norm_dx": 2}  # how many of the inputs are images
@@ -55,8 +55,8 @@ def _convolution(node: Node, inputs: tuple[Node, ...]) -> Node:
     attrs = {k: v for k, v in node.attrs.items() if k not in ("groups", "dilation")}
     x, w = inputs
     if node.op.name == "conv2d_dw":
-        return OPS["conv2d_last_dw"](_last(x), _last(w), **attrs)
-    return _first(OPS[node.op.name.replace("conv2d", "conv2d_last")](_last(x), w, **attrs))
+        return conv2d_last_dw(_last(x), _last(w), **attrs)
+    return _first((conv2d_last if node.op.name == "conv2d" else conv2d_last_dx)(_last(x), w, **attrs))
 
 
 def _elementwise(node: Node, inputs: tuple[Node, ...]) -> Node | None:

@@ -35,9 +35,8 @@ def conv2d_last(xp: ModuleType, x: Any, w: Any, *, stride: Pair, padding: Any) -
     """`conv2d` of images x (h, w, n, c) with kernels w (o, c, i, j) -> (y, x, n, o).
 
     >>> import hetu as ht
-    >>> from hetu.core.graph import OPS
     >>> x, w = ht.placeholder("x", (32, 32, 8, 3)), ht.placeholder("w", (64, 3, 3, 3))
-    >>> OPS["conv2d_last"](x, w, stride=(2, 2), padding=((1, 1), (1, 1))).shape
+    >>> conv2d_last(x, w, stride=(2, 2), padding=((1, 1), (1, 1))).shape
     (16, 16, 8, 64)
     """
     y = OPS["conv2d"].forward(xp, xp.permute_dims(x, MOVED), w, stride=stride, padding=padding, **PLAIN)
@@ -54,9 +53,8 @@ def conv2d_last_dx(xp: ModuleType, g: Any, w: Any, *, size: Pair, stride: Pair, 
     """`conv2d_dx` of gradients g (y, x, n, o) with kernels w (o, c, i, j) -> (*size, n, c).
 
     >>> import hetu as ht
-    >>> from hetu.core.graph import OPS
     >>> g, w = ht.placeholder("g", (16, 16, 8, 64)), ht.placeholder("w", (64, 3, 3, 3))
-    >>> OPS["conv2d_last_dx"](g, w, size=(32, 32), stride=(2, 2), padding=((1, 1), (1, 1))).shape
+    >>> conv2d_last_dx(g, w, size=(32, 32), stride=(2, 2), padding=((1, 1), (1, 1))).shape
     (32, 32, 8, 3)
     """
     g = xp.permute_dims(g, MOVED)
@@ -74,9 +72,8 @@ def conv2d_last_dw(xp: ModuleType, x: Any, g: Any, *, kernel: Pair, stride: Pair
     """`conv2d_dw` of images x (h, w, n, c) and gradients g (y, x, n, o) -> (o, c, *kernel).
 
     >>> import hetu as ht
-    >>> from hetu.core.graph import OPS
     >>> x, g = ht.placeholder("x", (32, 32, 8, 3)), ht.placeholder("g", (16, 16, 8, 64))
-    >>> OPS["conv2d_last_dw"](x, g, kernel=(3, 3), stride=(2, 2), padding=((1, 1), (1, 1))).shape
+    >>> conv2d_last_dw(x, g, kernel=(3, 3), stride=(2, 2), padding=((1, 1), (1, 1))).shape
     (64, 3, 3, 3)
     """
     x, g = xp.permute_dims(x, MOVED), xp.permute_dims(g, MOVED)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.checkpoint import Checkpoint, whole, write_part
+from ..checkpoint import Checkpoint, whole, write_part
 from ..core.errors import ShapeError
 from ..core.graph import Node, origin_of
 from ..core.op import Role

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from hetu.core.checkpoint import generations
+from hetu.checkpoint import generations
 from hetu.ps import ParameterStore, consistency
 from hetu.ps.store.messages import Kind, Message, ProtocolError, decode, encode
 from hetu.ps.wire.session import Sessions

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetu.core.checkpoint import generations
+from hetu.checkpoint import generations
 from hetu.dist.launch.servers import Servers, ServerStartError
 from hetu.ps import ASP, BSP, SSP, Consistency, ParameterStore
 from hetu.ps.store.messages import Kind, Message

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import zmq
 
-from hetu.core.checkpoint import MANIFEST, generations, part_name
+from hetu.checkpoint import MANIFEST, generations, part_name
 from hetu.core.errors import ArgumentError, CheckpointError
 from hetu.ps import ASP, BSP, SSP, Options, Parameter, ParameterStore, RefusedError, ServerError, ServerProcess
 from hetu.ps.store.messages import Kind, Message, decode, encode

@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 import hetu.cpu_kernels.attention_rows
+import hetu.cpu_kernels.fused_update
 import hetu.cpu_kernels.gelu
 import hetu.cpu_kernels.layer_norm
 import hetu.cpu_kernels.loss
@@ -127,6 +128,7 @@ def entropy(g, logits, ids, smoothing=0.0, ignore=None):
 IMAGES = real(2, 5, 4, 3)
 HEADS = real(2, 3, 2, 4)
 
+
 SAMPLES = [
     Sample("phase_columns", lambda x: OPS["phase_columns"](x, **WINDOW), (IMAGES,), columns, order=0, fixed=True),
     Sample(
@@ -217,6 +219,20 @@ SAMPLES = [
         (real(6), real(6, 5), ints(6)),
         lambda g, x, ids: entropy(g, x, ids, 0.1, 2),
         label="smooth",
+        order=0,
+    ),
+    Sample(
+        "sgd_product",
+        OPS["sgd_product"],
+        (real(3, 4), real(3, 2), real(2, 4), given(0.5)),
+        lambda p, a, b, lr: p - lr * (a @ b),
+        order=0,
+    ),
+    Sample(
+        "sgd_sum",
+        OPS["sgd_sum"],
+        (real(4), real(2, 3, 4), given(0.5)),
+        lambda p, g, lr: p - lr * g.sum((0, 1)),
         order=0,
     ),
 ]

@@ -13,9 +13,7 @@ from functools import partial
 import numpy as np
 
 import hetu as ht
-from hetu.core.graph import OPS
 from hetu.core.op import Op
-from hetu.passes.group_updates import group_updates
 
 from . import Sample, given, positive, real
 
@@ -151,53 +149,7 @@ def sparse(name):
     return Sample(f"{name}_rows", rule.op.update.rows, rule.inputs(TABLE, IDS, ROWS), reference, order=0)
 
 
-def grouped(name, under=None):
-    """Two parameters of different shapes, updated by one operator; or not, where the condition `under` says so."""
-    rule, each = RULES[name], RULES[name].op.update.tables
-    _, *scalars = rule.inputs((), None)[each:]
-    old = [make(*shape) for shape in (SHAPE, (7,)) for make in (real, *rule.states)]
-    inputs = (*old, real(*SHAPE), real(7), *scalars, *([] if under is None else [given(np.bool_(under))]))
-
-    def cut(values):
-        gradients, shared = values[2 * each :][:2], values[2 * each + 2 :][: len(scalars)]
-        return [(*values[k * each : (k + 1) * each], g, *shared) for k, g in enumerate(gradients)]
-
-    def build(*nodes):
-        made = [rule.op(*member) for member in cut(nodes)]
-        new = [n for m in made for n in (m if isinstance(m, tuple) else (m,))]
-        return group_updates(new if under is None else [ht.where(nodes[-1], n, o) for n, o in zip(new, nodes)])
-
-    def values(*arrays):
-        return arrays[: 2 * each] if under is False else tuple(v for m in cut(arrays) for v in rule.reference(*m))
-
-    label = name if under is None else f"{name}, {under}"
-    return Sample("update_all", build, inputs, values, label=label, order=0)
-
-
-def in_16_bits():
-    """As mixed precision with a loss scale of 8 has it: in float32 no gradient is cast or divided beforehand."""
-    first = grouped("adam")
-
-    def rounded(g):
-        return ht.astype(ht.astype(g * 8.0, dtype="float16"), dtype=g.dtype.name) / 8.0
-
-    def build(*nodes):
-        made = [OPS["adam"](*nodes[3 * k :][:3], rounded(nodes[6 + k]), *nodes[8:]) for k in range(2)]
-        return group_updates([n for m in made for n in m])
-
-    def values(*arrays):
-        gradients = [(g * 8.0).astype(np.float16).astype(g.dtype) / 8.0 for g in arrays[6:8]]
-        return first.reference(*arrays[:6], *gradients, *arrays[8:])
-
-    extra = {"no_float16": "its gradients would be rounded once more"}
-    no_float16 = "the standard has no float16"
-    return Sample("update_all", build, first.inputs, values, label="16 bits", order=0, strict=no_float16, extra=extra)
-
-
 SAMPLES = [
-    *map(grouped, RULES),
-    *(grouped(name, under=under) for name in ("momentum", "lamb") for under in (True, False)),
-    in_16_bits(),
     *map(row, RULES),
     *(row(name, *variant) for name, rule in RULES.items() for variant in rule.variants),
     Sample(

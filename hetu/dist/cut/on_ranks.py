@@ -13,12 +13,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ...core import checkpoint
+from ... import checkpoint
+from ...checkpoint import Wanted, fitting
 from ...core.errors import CheckpointError, GraphError
 from ...core.graph import Graph, Node
 from ...core.placement import FilePath, Local, attaches
 from ...core.program import Program
-from ...core.state import State, Wanted, fitting
+from ...core.state import State
 from ...core.types import Atom, Box
 from ...look.html_table import rows_html
 from ...passes import Pass, simplify, sparsify_updates

@@ -17,10 +17,10 @@ import numpy as np
 
 from ...core.errors import GraphError, ShapeError
 from ...core.graph import OPS, Node, origin_of, topological
+from ...core.leaf import random_state
 from ...core.op import Role
 from ...core.placement import Local
 from ...core.types import Box
-from ...ops.random import random_state
 from ...passes import simplify
 from ..layout.boxes import within
 from ..layout.deduce import Grid

@@ -14,10 +14,10 @@ from contextlib import AbstractContextManager
 
 from ...core.errors import ArgumentError, GraphError, ShapeError
 from ...core.graph import Node, readers_of, tagged, topological
+from ...core.leaf import random_state
 from ...core.op import Role
 from ...core.types import Dim
 from ...look.profiler import flops
-from ...ops.random import random_state
 from ...passes import specialize
 from ..layout.deduce import updating
 

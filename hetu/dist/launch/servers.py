@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ...core.checkpoint import generations
+from ...checkpoint import generations
 from ...core.errors import HetuError
 
 ADDRESSES, TOKEN, KEYS = "HETU_SERVERS", "HETU_SERVER_TOKEN", "HETU_SERVER_KEYS"

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ...core.types import Box
+from ...core.placement import Box
 
 
 def cut(low: int, high: int, start: int, stop: int, total: int) -> tuple[int, int]:

@@ -36,8 +36,7 @@ def batch_norm_relu(xp: ModuleType, x: Any, scale: Any, bias: Any, *added: Any, 
     `added` is nothing or one array of the shape of `x`.
 
     >>> import hetu as ht
-    >>> from hetu.core.graph import OPS
-    >>> y, _, _ = OPS["batch_norm_relu"]([[1.0], [3.0]], [1.0], [0.0], [[0.0], [1.0]], epsilon=0.0)
+    >>> y, _, _ = batch_norm_relu([[1.0], [3.0]], [1.0], [0.0], [[0.0], [1.0]], epsilon=0.0)
     >>> ht.evaluate(y).tolist()
     [[0.0], [2.0]]
     """
@@ -58,9 +57,8 @@ def batch_norm_relu_dx(
     `bias` is given where nothing was added before the relu: a GPU then finds out from `x` where that is.
 
     >>> import hetu as ht
-    >>> from hetu.core.graph import OPS
     >>> x, s = ht.placeholder("x", (8, 3)), ht.placeholder("s", (3,))
-    >>> OPS["batch_norm_relu_dx"](x, x, x, s, s, s, epsilon=1e-5)[0].shape
+    >>> batch_norm_relu_dx(x, x, x, s, s, s, epsilon=1e-5)[0].shape
     (8, 3)
     """
     masked = g * xp.astype(y > 0, g.dtype)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from ...core.graph import OPS, Node, Readers, readers_of, rewrite, topological
 from ...ops.activation import is_relu_mask
-from . import batch_norm_relu  # noqa: F401 - its operators
+from .batch_norm_relu import batch_norm_relu, batch_norm_relu_dx
 
 
 def fuse_norm_relu(outputs: Sequence[Node]) -> tuple[Node, ...]:
@@ -28,14 +28,14 @@ def fuse_norm_relu(outputs: Sequence[Node]) -> tuple[Node, ...]:
         if node in relus:
             terms = list(inputs[0].inputs) if inputs[0].op.name == "add" else [inputs[0]]
             norm = terms.pop(relus[node]).inputs[0]
-            both = OPS["batch_norm_relu"].make((*norm.inputs, *terms), {"epsilon": norm.attrs["epsilon"]})
+            both = batch_norm_relu.make((*norm.inputs, *terms), {"epsilon": norm.attrs["epsilon"]})
             fused[both] = norm
             return OPS["item"](both, index=0)
         if node in slopes:
             factors = list(inputs[0].inputs)
             y = factors.pop(slopes[node]).inputs[0]
             bias = _bias_under(y, inputs[1:], fused)
-            return OPS["batch_norm_relu_dx"].make((*factors, y, *inputs[1:], *bias), {"epsilon": node.attrs["epsilon"]})
+            return batch_norm_relu_dx.make((*factors, y, *inputs[1:], *bias), {"epsilon": node.attrs["epsilon"]})
         return None
 
     made = rewrite(outputs, rule)

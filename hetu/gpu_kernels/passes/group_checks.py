@@ -19,7 +19,7 @@ import numpy as np
 from ...core.graph import OPS, Node, Readers, origin_of, readers_of, rewrite, topological
 from ...core.op import Op
 from ...core.types import TensorType
-from ...passes.group_updates import as_made
+from .group_updates import as_made
 
 
 def group_checks(outputs: Sequence[Node]) -> tuple[Node, ...]:

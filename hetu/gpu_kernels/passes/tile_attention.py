@@ -12,12 +12,12 @@ from ...core.graph import Node
 from ...core.types import TensorType
 from ...passes.attention import in_place
 from ..attention import takes
-from . import flash_attention  # noqa: F401 - its operators
+from .flash_attention import flash_attention, flash_attention_dx
 
 
 def tile_attention(outputs: Sequence[Node]) -> tuple[Node, ...]:
     """`attention` and `attention_dx` in tiles, without a matrix of scores."""
-    return in_place(outputs, "flash_attention", _suits)
+    return in_place(outputs, flash_attention, flash_attention_dx, _suits)
 
 
 def _suits(q: TensorType, k: TensorType, v: TensorType) -> bool:

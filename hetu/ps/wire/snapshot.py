@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from ...core.checkpoint import Checkpoint, begin, finish, generations, remove, whole, write_part
+from ...checkpoint import Checkpoint, begin, finish, generations, remove, whole, write_part
 from ...core.errors import CheckpointError, HetuError
 from ..store.consistency import consistency
 from ..store.member import Member

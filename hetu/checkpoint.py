@@ -11,12 +11,13 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from .errors import CheckpointError
-from .types import Box
+from .core.errors import CheckpointError
+from .core.state import FILES, FilePath, State
+from .core.types import Box, show_shape
 
 FORMAT = "hetu-1"
 MANIFEST = "manifest.json"
@@ -203,3 +204,49 @@ def _manifest(folder: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{folder / MANIFEST} is no manifest of a checkpoint: {error}", fix="use an earlier checkpoint"
         ) from None
+
+
+# -- the values of an executor -----------------------------------------------------------------------------------
+
+
+class Wanted(NamedTuple):
+    """What is wanted of a checkpoint for one variable: its whole shape and dtype, and the box to read, if any."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    box: Box | None
+
+
+def fitting(checkpoint: Checkpoint, wanted: Mapping[str, Wanted]) -> dict[str, np.ndarray]:
+    """The wanted boxes by name. CheckpointError with a table of missing, unexpected and mis-shaped entries."""
+    rows = [f"  missing     {name}" for name in wanted if name not in checkpoint.variables]
+    rows += [f"  unexpected  {name}" for name in checkpoint.variables if name not in wanted]
+    for name, (shape, dtype, _) in wanted.items():
+        entry = checkpoint.variables.get(name)
+        if entry is not None and (tuple(entry["shape"]), entry["dtype"]) != (shape, dtype):
+            here, there = f"{dtype}{show_shape(shape)}", f"{entry['dtype']}{show_shape(tuple(entry['shape']))}"
+            rows.append(f"  different   {name}: the file has {there}, the model {here}")
+    if rows:
+        shown = rows[:8] + ([f"  ... and {len(rows) - 8} more"] if len(rows) > 8 else [])
+        raise CheckpointError(
+            "\n".join([f"{checkpoint.path.name} belongs to another model; nothing was loaded", *shown]),
+            fix="build the model as it was saved; names come from layers and ht.scope(...)",
+        )
+    return {name: checkpoint.read(name, w.box) for name, w in wanted.items() if w.box is not None}
+
+
+def save(state: State, path: FilePath, extra: Mapping[str, Any] | None = None) -> None:
+    """Write all variables and `extra` to one file, atomically."""
+    tensors = {name: state.contiguous(name) for name in state.arrays}
+    write_atomically(Path(path), tensors, {"extra": json.dumps(dict(extra or {}))})
+
+
+def load(state: State, path: FilePath) -> dict[str, Any]:
+    """Set every variable from a file or a folder, and return its `extra`."""
+    checkpoint = Checkpoint(Path(path))
+    wanted = {n: Wanted(a.shape, a.dtype.name, whole(a.shape)) for n, a in state.arrays.items()}
+    state.assign(fitting(checkpoint, wanted))
+    return checkpoint.extra
+
+
+FILES |= {"save": save, "load": load}

@@ -5,6 +5,8 @@ there. Under a condition, as with a loss scale, the operator takes that too and 
 mixed precision it reads the gradients as products made them, in 16 bits and scaled: widening them is exact, so the
 numbers are those of float32 gradients, which nobody writes. Row updates of tables differ in their ids and are left
 alone.
+
+Gain: not measured apart. Off by leaving `group_updates` out of `passes=` or `HETU_PASSES`.
 """
 
 from __future__ import annotations
@@ -15,11 +17,11 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
-from ..core.graph import OPS, Node, origin_of, readers_of, rewrite, topological
-from ..core.op import Op, Role
-from ..core.types import TensorType
-from ..ops.update import UpdateRule
-from .mixed_precision import SINGLE, is_cast
+from ...core.graph import OPS, Node, origin_of, readers_of, rewrite, topological
+from ...core.op import Op, Role
+from ...core.types import TensorType
+from ...ops.update import UpdateRule
+from ...passes.mixed_precision import SINGLE, is_cast
 
 
 def group_updates(outputs: Sequence[Node]) -> tuple[Node, ...]:

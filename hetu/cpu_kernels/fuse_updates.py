@@ -2,6 +2,8 @@
 
 Only where the update is the gradient's one reader, so that it is neither fetched nor clipped nor reduced over ranks.
 That everything else has read the parameter by then is the business of the memory plan, which else keeps a copy.
+
+Gain: within the noise of 8 % on every model. Off by leaving `fuse_updates` out of `passes=` or `HETU_PASSES`.
 """
 
 from __future__ import annotations
@@ -9,7 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from ..core.graph import OPS, Node, rewrite, topological
+from ..core.graph import Node, rewrite, topological
+from .fused_update import sgd_product, sgd_sum
 
 
 def fuse_updates(outputs: Sequence[Node]) -> tuple[Node, ...]:
@@ -23,9 +26,9 @@ def fuse_updates(outputs: Sequence[Node]) -> tuple[Node, ...]:
             return None
         p, g, lr = inputs
         if g.op.name == "matmul" and p.ndim == 2 and all(i.dtype == p.dtype and i.ndim == 2 for i in g.inputs):
-            return OPS["sgd_product"](p, *g.inputs, lr)
+            return sgd_product(p, *g.inputs, lr)
         if g.op.name == "sum_to_like" and p.ndim == 1 and g.inputs[0].ndim > 1 and p.shape == g.inputs[0].shape[-1:]:
-            return OPS["sgd_sum"](p, g.inputs[0], lr)
+            return sgd_sum(p, g.inputs[0], lr)
         return None
 
     return rewrite(outputs, rule)

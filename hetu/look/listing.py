@@ -1,0 +1,107 @@
+"""A program as text and as the picture of its memory plan: `print(program)` shows each instruction, its place and what
+it frees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..core.graph import Node
+from ..core.memory import SCRATCH, types_of
+from ..core.op import LEAVES, Role
+from ..core.program import Program
+from ..core.types import show_type
+from .arena import memory_svg
+from .svg import Svg
+
+MOST_WIDE = (5, 42, 20, 20, 13, 10)  # characters of each column
+
+
+def program_svg(program: Program) -> Svg:
+    """The memory plan: which values lie where, and for how long."""
+    names, last = _names(program), len(program.steps) - 1
+    return memory_svg(
+        [
+            (f"{names[node]} {node.op.name}", s.first, min(s.last, last), s.offset, s.nbytes)
+            for (node, _), s in program.plan.storages.items()
+            if s.home is None and s.shared_with is None and not s.on_host
+        ]
+    )
+
+
+def program_text(program: Program) -> str:
+    """One row per instruction, cut to a line: its place in memory, what it frees, and the peak.
+
+    >>> import hetu as ht
+    >>> x = ht.placeholder("x", (2,))
+    >>> print(ht.Executor([ht.exp(x)]).program({x: [0.0, 1.0]}))
+       instruction  type    place  bytes  frees
+    0  %1 = exp(x)  f32[2]  @0         8
+    1 instructions, 1 calls; arena 64 bytes at the peak (8 without reuse)
+    0 updates in place, 0 copied
+    """
+    names = _names(program)
+    ends: dict[int, list[str]] = {}
+    for (node, slot), storage in program.plan.storages.items():
+        own = storage.home is None and storage.shared_with is None
+        if slot != SCRATCH and own and storage.last < len(program.steps):
+            ends.setdefault(storage.last, []).append(f"{names[node]}{f'.{slot}' if slot else ''}")
+    rows = []
+    for index, step in enumerate(program.steps):
+        call = f"{names[step.node]} = {step.node.op.name}({', '.join(names[i] for i in step.node.inputs)})"
+        nbytes = sum(int(t.nbytes) for t in types_of(step.node))
+        place, frees = _place(program, step.node), " ".join(ends.get(index, []))
+        rows.append((str(index), call, show_type(step.node.type), place, f"{nbytes:,}", frees))
+    header = ("", "instruction", "type", "place", "bytes", "frees")
+    cells = [tuple(map(_cut, row, MOST_WIDE)) for row in (header, *rows)]
+    widths = [max(map(len, column)) for column in zip(*cells)]
+    align = (str.rjust, str.ljust, str.ljust, str.ljust, str.rjust, str.ljust)
+    table = ["  ".join(f(text, w) for f, text, w in zip(align, row, widths)).rstrip() for row in cells]
+    return "\n".join([*table, _totals(program)])
+
+
+def _totals(program: Program) -> str:
+    plan = program.plan
+    return (
+        f"{len(program.steps)} instructions, {len(program.calls)} calls; arena {plan.arena_bytes:,} bytes at the peak "
+        f"({plan.unplanned_bytes:,} without reuse)"
+        + (f", {plan.host_bytes:,} bytes of the host" if plan.host_bytes else "")
+        + f"\n{len(plan.donated)} updates in place, {len(program.commits)} copied"
+        + (f"; {program.captured}" if program.captured is not None else "")
+    )
+
+
+def _names(program: Program) -> dict[Node, str]:
+    names: dict[Node, str] = {}
+    for index, node in enumerate(program.plan.nodes):
+        names[node] = _operand(program, node, index, names)
+    return names
+
+
+def _operand(program: Program, node: Node, index: int, names: Mapping[Node, str]) -> str:
+    """How a value is called: leaves by name or value, views by what they look into, results by number."""
+    if node.role is Role.CONSTANT:
+        value = node.attrs["value"]
+        return f"{value.flat[0]:g}" if value.size and value.strides == (0,) * value.ndim else f"%{index}"
+    if node.role is Role.ITEM:
+        return f"{names[node.inputs[0]]}.{node.attrs['index']}"
+    if node in program.plan.views:
+        return f"{node.op.name}({names[node.inputs[0]]})"
+    return node.name if node.role in LEAVES else f"%{index}"
+
+
+def _place(program: Program, node: Node) -> str:
+    plan = program.plan
+    if (node, 0) in plan.donated:
+        return f"-> {plan.donated[node, 0].name}"
+    storage = plan.storage(node, 0)
+    return f"{'host ' if storage.on_host else ''}@{storage.offset:,}" + (
+        " in place" if (node, 0) in plan.in_place else ""
+    )
+
+
+def _cut(text: str, width: int) -> str:
+    """At most `width` characters; of the name of a variable the end says more."""
+    if len(text) <= width:
+        return text
+    return f"-> …{text[4 - width :]}" if text.startswith("-> ") else f"{text[: width - 1]}…"

@@ -1,0 +1,110 @@
+"""Where the first NaN comes from: `ht.debug_nans` watches steps, and repeats one that makes a NaN call by call."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+
+from ..core.backend import aligned_empty, to_numpy
+from ..core.errors import NumericError
+from ..core.executor import Executor, stepping
+from ..core.program import Program
+from ..core.subgraph import Feed, SubGraph
+
+Saved = list[tuple[Any, Any]]  # room for the value of a variable before the step, and the variable
+_guards: weakref.WeakKeyDictionary[Program, tuple[Saved, list[Any]]] = weakref.WeakKeyDictionary()
+_rooms: weakref.WeakKeyDictionary[Executor, dict[str, Any]] = weakref.WeakKeyDictionary()
+
+
+def debug_nans(on: bool = True) -> AbstractContextManager[None]:
+    """Inside, a step that makes a NaN raises NumericError naming the first node that made one; no update is kept.
+
+    >>> import hetu as ht
+    >>> x = ht.placeholder("x", ())
+    >>> with ht.debug_nans():
+    ...     ht.Executor([ht.log(x)]).run({x: -1.0})  # doctest: +IGNORE_EXCEPTION_DETAIL
+    Traceback (most recent call last):
+    hetu.core.errors.NumericError: <log f32[] at ...> made the first NaN; its inputs are ...
+    """
+    return stepping(_watched) if on else stepping()
+
+
+def _watched(executor: Executor, sub: SubGraph, feed: Feed | None, program: Program) -> list[np.ndarray]:
+    """Run; if a value that is kept holds a NaN, put the variables back and look for the node that made it."""
+    saved, watched = _guards.get(program) or _guard(executor, program)
+    for copy, array in saved:
+        program.xp.copyto(copy, array)
+    try:
+        results = executor.quiet.run(program.run)
+        if _any_nan(np, results) or _any_nan(program.xp, watched):
+            _put_back(executor, saved)
+            values = sub.match(feed or {})
+            careful = executor.compiled(sub, values, donate=False)
+            executor.quiet.run(executor.fill, careful, values)
+            executor.quiet.run(find_nan, careful)
+            results = executor.quiet.run(program.run)  # no node made it: it stood in a variable before
+    except BaseException:
+        _put_back(executor, saved)
+        raise
+    return results
+
+
+def _guard(executor: Executor, program: Program) -> tuple[Saved, list[Any]]:
+    """Room for the variables that a program writes; optimizer state (`w/adam_m`) need not be watched, as it cannot hold
+    a NaN that does not reach its variable in the same step."""
+    written = {v.name: executor.state.arrays[v.name] for v in program.updates}
+    room = _rooms.setdefault(executor, {})
+    for name, array in written.items():
+        if name not in room:
+            room[name] = aligned_empty(program.xp, array.nbytes).view(array.dtype).reshape(array.shape)
+    watched = [array for name, array in written.items() if name.rpartition("/")[0] not in written]
+    _guards[program] = [(room[name], array) for name, array in written.items()], watched
+    return _guards[program]
+
+
+def _put_back(executor: Executor, saved: Saved) -> None:
+    for copy, array in saved:
+        executor.device.xp.copyto(array, copy)
+    executor.state.dirty = False
+
+
+def _any_nan(xp: Any, arrays: Iterable[Any]) -> bool:
+    """Whether an array holds a NaN: its sum of squares then is one, and is the cheapest to find."""
+    return any(a.dtype.kind == "f" and bool(xp.isnan(xp.vdot(a, a))) for a in arrays)
+
+
+def find_nan(program: Program) -> None:
+    """Run step by step; NumericError at the first step that makes a NaN. Needs a program without donation."""
+    with program.around:
+        for index, step in enumerate(program.steps):
+            for call in step.calls:
+                call()
+            outs: Sequence[Any] = step.out if isinstance(step.out, tuple) else (step.out,)
+            for array in outs:
+                if array.dtype.kind == "f" and bool(program.xp.isnan(array).any()):
+                    raise _nan_error(program, index)
+
+
+def _nan_error(program: Program, index: int) -> NumericError:
+    for step in program.steps[:index]:  # operands may have been overwritten by the result: make them again
+        for call in step.calls:
+            call()
+    node = program.steps[index].node
+    lines = [f"{node!r} made the first NaN; its inputs are"]
+    lines += [f"  {i!r}: {_range(to_numpy(program.arrays[i]))}" for i in node.inputs]
+    fix = "lower the learning rate, clip gradients, or keep arguments of log, sqrt and divide away from 0"
+    return NumericError("\n".join(lines[:6]), fix=fix, site=node.site)
+
+
+def _range(array: np.ndarray) -> str:
+    """`-1.2 to 3.4, 2 NaN` for an operand."""
+    if array.dtype.kind != "f":
+        return f"{array.min()} to {array.max()}" if array.size else "empty"
+    bad = int(np.isnan(array).sum())
+    finite = array[~np.isnan(array)]
+    text = f"{finite.min():.4g} to {finite.max():.4g}" if finite.size else "no number"
+    return text + (f", {bad} NaN" if bad else "")
