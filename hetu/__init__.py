@@ -1,7 +1,7 @@
 """hetu: a complete, minimal, educational deep-learning system on NumPy and CuPy.
 
-Everything a program needs is here: operators (`ht.matmul`), builders (`ht.nn`, `ht.optim`, `ht.data`), `ht.Executor`,
-`ht.fit`, and what looks inside. `ht.dist`, `ht.ps`, `ht.strategies` and `ht.plan` are loaded when first
+A program finds everything here: operators (`ht.matmul`), builders (`ht.nn`, `ht.optim`, `ht.data`), `ht.Executor`,
+`ht.fit`, and the tools that look inside. `ht.dist`, `ht.ps`, `ht.strategies` and `ht.plan` are loaded when first
 touched.
 """
 

@@ -1,4 +1,4 @@
-"""`python -m hetu` is the `hetu` command. Ignored on purpose: everything else, see `cli.py`."""
+"""`python -m hetu` is the `hetu` command."""
 
 import sys
 

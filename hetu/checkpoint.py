@@ -2,7 +2,7 @@
 
 A folder has a manifest `manifest.json` that names the part files of one save and which box of which variable each
 holds. Parts are written first, under new names; the manifest is renamed over the old one last, so a reader sees all of
-the old save or all of the new one. Ignored on purpose: who writes what, see `dist/cut/placement.py`.
+the old save or all of the new one.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .core.errors import CheckpointError
-from .core.placement import Box
 from .core.state import FILES, FilePath, State
-from .core.types import show_shape
+from .core.types import Box, show_shape
 
 FORMAT = "hetu-1"
 MANIFEST = "manifest.json"

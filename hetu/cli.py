@@ -1,6 +1,6 @@
 """The `hetu` command: one word for each thing to do.
 
-Ignored on purpose: starting jobs, which is the business of `heturun` (`dist/launch/heturun.py`).
+`heturun` (`dist/launch/heturun.py`) starts jobs.
 """
 
 from __future__ import annotations

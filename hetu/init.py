@@ -1,19 +1,19 @@
 """Initial values of variables: each initializer is a function `(shape, dtype, rng) -> array`.
 
 `uniform`, `normal`, `truncated_normal`, `constant` and `orthogonal` take their parameters first and return such a
-function; the others are such functions themselves. The variance of the Xavier, He and LeCun families follows from
-the numbers of inputs and outputs of one unit, see `fans`. Ignored on purpose: devices; values are made by NumPy on
-the host from a seeded generator and copied.
+function; the others are such functions themselves. The variance of the Xavier, He and LeCun families follows from the
+numbers of inputs and outputs of one unit, see `fans`. NumPy makes all values on the host, from a seeded generator;
+devices get copies.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 
 from .core.errors import ShapeError
+from .core.leaf import Initializer
 from .core.types import show_shape
 
 __all__ = [
@@ -33,14 +33,13 @@ __all__ = [
     "zeros",
 ]
 
-Shape = tuple[int, ...]
-Initializer = Callable[[Shape, np.dtype, np.random.Generator], np.ndarray]
+KnownShape = tuple[int, ...]
 
 # Standard deviation of a standard normal cut off at two: dividing by it restores the variance that was asked for.
 TRUNCATED_STD = 0.87962566103423978
 
 
-def fans(shape: Shape) -> tuple[int, int]:
+def fans(shape: KnownShape) -> tuple[int, int]:
     """(fan in, fan out): how many values one unit of the layer reads, and how many units read one input.
 
     A matrix is a linear weight (in, out). More axes are a convolution weight (out, in, height, width, ...), whose
@@ -60,7 +59,7 @@ def fans(shape: Shape) -> tuple[int, int]:
     return shape[1] * kernel, shape[0] * kernel
 
 
-def zeros(shape: Shape, dtype: np.dtype, rng: np.random.Generator) -> np.ndarray:
+def zeros(shape: KnownShape, dtype: np.dtype, rng: np.random.Generator) -> np.ndarray:
     """All 0.
 
     >>> zeros((2,), np.dtype("float32"), np.random.default_rng(0)).tolist()
@@ -69,7 +68,7 @@ def zeros(shape: Shape, dtype: np.dtype, rng: np.random.Generator) -> np.ndarray
     return np.zeros(shape, dtype)
 
 
-def ones(shape: Shape, dtype: np.dtype, rng: np.random.Generator) -> np.ndarray:
+def ones(shape: KnownShape, dtype: np.dtype, rng: np.random.Generator) -> np.ndarray:
     """All 1.
 
     >>> ones((2,), np.dtype("float32"), np.random.default_rng(0)).tolist()
@@ -115,7 +114,7 @@ def truncated_normal(std: float = 0.05, mean: float = 0.0) -> Initializer:
     (0.1, True)
     """
 
-    def make(shape: Shape, dtype: np.dtype, rng: np.random.Generator) -> np.ndarray:
+    def make(shape: KnownShape, dtype: np.dtype, rng: np.random.Generator) -> np.ndarray:
         values = rng.normal(size=shape)
         while (beyond := np.abs(values) > 2).any():
             values[beyond] = rng.normal(size=int(beyond.sum()))
@@ -124,7 +123,7 @@ def truncated_normal(std: float = 0.05, mean: float = 0.0) -> Initializer:
     return make
 
 
-def xavier_uniform(shape: Shape, dtype: np.dtype, rng: np.random.Generator) -> np.ndarray:
+def xavier_uniform(shape: KnownShape, dtype: np.dtype, rng: np.random.Generator) -> np.ndarray:
     """Variance 2 / (fan in + fan out), for tanh and sigmoid. X. Glorot, Y. Bengio, AISTATS 2010, eq. 16.
 
     >>> bool(abs(xavier_uniform((30, 20), np.dtype("float32"), np.random.default_rng(0))).max() <= (6 / 50) ** 0.5)
@@ -133,7 +132,7 @@ def xavier_uniform(shape: Shape, dtype: np.dtype, rng: np.random.Generator) -> n
     return _uniform_of(2 / sum(fans(shape)), shape, dtype, rng)
 
 
-def xavier_normal(shape: Shape, dtype: np.dtype, rng: np.random.Generator) -> np.ndarray:
+def xavier_normal(shape: KnownShape, dtype: np.dtype, rng: np.random.Generator) -> np.ndarray:
     """Variance 2 / (fan in + fan out), for tanh and sigmoid. X. Glorot, Y. Bengio, AISTATS 2010, eq. 12.
 
     >>> xavier_normal((3, 2), np.dtype("float32"), np.random.default_rng(0)).shape
@@ -142,7 +141,7 @@ def xavier_normal(shape: Shape, dtype: np.dtype, rng: np.random.Generator) -> np
     return _normal_of(2 / sum(fans(shape)), shape, dtype, rng)
 
 
-def he_uniform(shape: Shape, dtype: np.dtype, rng: np.random.Generator) -> np.ndarray:
+def he_uniform(shape: KnownShape, dtype: np.dtype, rng: np.random.Generator) -> np.ndarray:
     """Variance 2 / fan in, for relu. K. He et al., ICCV 2015, eq. 10.
 
     >>> bool(abs(he_uniform((24, 8), np.dtype("float32"), np.random.default_rng(0))).max() <= 0.5)
@@ -151,7 +150,7 @@ def he_uniform(shape: Shape, dtype: np.dtype, rng: np.random.Generator) -> np.nd
     return _uniform_of(2 / fans(shape)[0], shape, dtype, rng)
 
 
-def he_normal(shape: Shape, dtype: np.dtype, rng: np.random.Generator) -> np.ndarray:
+def he_normal(shape: KnownShape, dtype: np.dtype, rng: np.random.Generator) -> np.ndarray:
     """Variance 2 / fan in, for relu. K. He et al., ICCV 2015, eq. 10.
 
     >>> he_normal((3, 2), np.dtype("float32"), np.random.default_rng(0)).shape
@@ -160,7 +159,7 @@ def he_normal(shape: Shape, dtype: np.dtype, rng: np.random.Generator) -> np.nda
     return _normal_of(2 / fans(shape)[0], shape, dtype, rng)
 
 
-def lecun_uniform(shape: Shape, dtype: np.dtype, rng: np.random.Generator) -> np.ndarray:
+def lecun_uniform(shape: KnownShape, dtype: np.dtype, rng: np.random.Generator) -> np.ndarray:
     """Variance 1 / fan in, for selu and linear units. Y. LeCun et al., "Efficient BackProp", 1998, eq. 16.
 
     >>> bool(abs(lecun_uniform((12, 8), np.dtype("float32"), np.random.default_rng(0))).max() <= 0.5)
@@ -169,7 +168,7 @@ def lecun_uniform(shape: Shape, dtype: np.dtype, rng: np.random.Generator) -> np
     return _uniform_of(1 / fans(shape)[0], shape, dtype, rng)
 
 
-def lecun_normal(shape: Shape, dtype: np.dtype, rng: np.random.Generator) -> np.ndarray:
+def lecun_normal(shape: KnownShape, dtype: np.dtype, rng: np.random.Generator) -> np.ndarray:
     """Variance 1 / fan in, for selu and linear units. Y. LeCun et al., "Efficient BackProp", 1998, eq. 16.
 
     >>> lecun_normal((3, 2), np.dtype("float32"), np.random.default_rng(0)).shape
@@ -188,7 +187,7 @@ def orthogonal(gain: float = 1.0) -> Initializer:
     True
     """
 
-    def make(shape: Shape, dtype: np.dtype, rng: np.random.Generator) -> np.ndarray:
+    def make(shape: KnownShape, dtype: np.dtype, rng: np.random.Generator) -> np.ndarray:
         fans(shape)  # vectors have no orthogonal form
         rows, columns = shape[0], math.prod(shape[1:])
         q, r = np.linalg.qr(rng.normal(size=(max(rows, columns), min(rows, columns))))
@@ -198,10 +197,10 @@ def orthogonal(gain: float = 1.0) -> Initializer:
     return make
 
 
-def _uniform_of(variance: float, shape: Shape, dtype: np.dtype, rng: np.random.Generator) -> np.ndarray:
+def _uniform_of(variance: float, shape: KnownShape, dtype: np.dtype, rng: np.random.Generator) -> np.ndarray:
     bound = math.sqrt(3 * variance)
     return uniform(-bound, bound)(shape, dtype, rng)
 
 
-def _normal_of(variance: float, shape: Shape, dtype: np.dtype, rng: np.random.Generator) -> np.ndarray:
+def _normal_of(variance: float, shape: KnownShape, dtype: np.dtype, rng: np.random.Generator) -> np.ndarray:
     return normal(math.sqrt(variance))(shape, dtype, rng)

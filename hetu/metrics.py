@@ -1,7 +1,7 @@
 """Measures of quality: streaming ones in NumPy, fed batch by batch, and graph functions for use inside a step.
 
-A streaming metric has `update(...)` for a batch, `result()` over all batches since `reset()`. Ignored on purpose:
-multi-label tasks and sample weights.
+A streaming metric has `update(...)` for a batch, `result()` over all batches since `reset()`. Left out: multi-label
+tasks and sample weights.
 """
 
 from __future__ import annotations

@@ -13,12 +13,12 @@ from .core.op import Op
 from .ops import logical_and, maximum, sign, sqrt, where
 from .ops import sum as sum_
 from .ops.update import update_rule
-from .optimizer import Optimizer, Options, Updates, check_at_least_zero, clip_by_global_norm
-from .schedules import Schedule
+from .optimizer import Optimizer, OptimizerOptions, Updates, check_at_least_zero, clip_by_global_norm
+from .schedules import RateSchedule
 
 __all__ = [
     "Optimizer", "SGD", "Momentum", "AdaGrad", "RMSProp", "Adam", "AMSGrad", "AdamW", "LAMB", "Lion",
-    "Options", "Updates", "clip_by_global_norm", "update_rule",
+    "OptimizerOptions", "Updates", "clip_by_global_norm", "update_rule",
     "adagrad", "adam", "amsgrad", "lamb", "lion", "momentum", "rmsprop", "sgd",
 ]  # fmt: skip
 
@@ -82,11 +82,11 @@ class Momentum(Optimizer):
 
     def __init__(
         self,
-        learning_rate: float | Schedule,
+        learning_rate: float | RateSchedule,
         momentum: float = 0.9,
         *,
         nesterov: bool = False,
-        **options: Unpack[Options],
+        **options: Unpack[OptimizerOptions],
     ) -> None:
         super().__init__(learning_rate, momentum=momentum, nesterov=nesterov, **options)
 
@@ -122,7 +122,7 @@ class AdaGrad(Optimizer):
     rule = adagrad
 
     def __init__(
-        self, learning_rate: float | Schedule = 0.01, *, epsilon: float = 1e-10, **options: Unpack[Options]
+        self, learning_rate: float | RateSchedule = 0.01, *, epsilon: float = 1e-10, **options: Unpack[OptimizerOptions]
     ) -> None:
         super().__init__(learning_rate, epsilon=epsilon, **options)
 
@@ -156,11 +156,11 @@ class RMSProp(Optimizer):
 
     def __init__(
         self,
-        learning_rate: float | Schedule = 1e-3,
+        learning_rate: float | RateSchedule = 1e-3,
         *,
         rho: float = 0.9,
         epsilon: float = 1e-8,
-        **options: Unpack[Options],
+        **options: Unpack[OptimizerOptions],
     ) -> None:
         super().__init__(learning_rate, rho=rho, epsilon=epsilon, **options)
 
@@ -225,12 +225,12 @@ class Adam(Optimizer):
 
     def __init__(
         self,
-        learning_rate: float | Schedule = 1e-3,
+        learning_rate: float | RateSchedule = 1e-3,
         *,
         beta1: float = 0.9,
         beta2: float = 0.999,
         epsilon: float = 1e-8,
-        **options: Unpack[Options],
+        **options: Unpack[OptimizerOptions],
     ) -> None:
         super().__init__(learning_rate, beta1=beta1, beta2=beta2, epsilon=epsilon, **options)
 
@@ -289,7 +289,7 @@ class AdamW(Adam):
 
     def __init__(
         self,
-        learning_rate: float | Schedule = 1e-3,
+        learning_rate: float | RateSchedule = 1e-3,
         *,
         beta1: float = 0.9,
         beta2: float = 0.999,
@@ -298,7 +298,7 @@ class AdamW(Adam):
         clip_value: float | None = None,
         clip_norm: float | None = None,
     ) -> None:
-        clips = Options(clip_value=clip_value, clip_norm=clip_norm)
+        clips = OptimizerOptions(clip_value=clip_value, clip_norm=clip_norm)
         super().__init__(learning_rate, beta1=beta1, beta2=beta2, epsilon=epsilon, **clips)
         check_at_least_zero(weight_decay=weight_decay)
         self.hyperparameters["weight_decay"] = weight_decay
@@ -389,7 +389,7 @@ class Lion(Optimizer):
 
     def __init__(
         self,
-        learning_rate: float | Schedule = 1e-4,
+        learning_rate: float | RateSchedule = 1e-4,
         *,
         beta1: float = 0.9,
         beta2: float = 0.99,
@@ -397,7 +397,7 @@ class Lion(Optimizer):
         clip_value: float | None = None,
         clip_norm: float | None = None,
     ) -> None:
-        clips = Options(clip_value=clip_value, clip_norm=clip_norm)
+        clips = OptimizerOptions(clip_value=clip_value, clip_norm=clip_norm)
         super().__init__(learning_rate, beta1=beta1, beta2=beta2, **clips)
         check_at_least_zero(weight_decay=weight_decay)
         self.hyperparameters["weight_decay"] = weight_decay

@@ -1,8 +1,8 @@
 """What all optimizers share: from a loss to a mapping of new values for its variables.
 
-`minimize` builds graph and changes nothing: the executor commits the mapping after each step. An optimizer's state
-(moments, step) is made of ordinary variables, so it is saved, resumed and sharded like any other. Ignored on
-purpose: per-variable rates and exclusions; call `apply` on a part of the gradients with a second optimizer.
+`minimize` only builds graph: the executor commits the mapping after each step. An optimizer's state (moments, step)
+consists of ordinary variables, so it is saved, resumed and sharded like any other. For rates per variable, call `apply`
+on a part of the gradients with a second optimizer.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from .core.op import Op, Role
 from .init import zeros
 from .ops import astype, clip, maximum, sqrt
 from .ops import sum as sum_
-from .schedules import Schedule
+from .schedules import RateSchedule
 
 __all__ = ["Optimizer", "Updates"]
 
 NewValues = dict[Node, Node]
 
 
-class Options(TypedDict, total=False):
+class OptimizerOptions(TypedDict, total=False):
     """What every optimizer takes besides its own hyperparameters."""
 
     weight_decay: float
@@ -76,7 +76,7 @@ class Optimizer:
 
     def __init__(
         self,
-        learning_rate: float | Schedule,
+        learning_rate: float | RateSchedule,
         *,
         weight_decay: float = 0.0,
         clip_value: float | None = None,

@@ -1,8 +1,8 @@
 """Learning rates that change with the step: functions from the step node to a rate node.
 
 A schedule is a part of the graph, so one program serves all steps and a resumed run continues where it stopped. The
-step counts finished updates: 0 in the first. All arithmetic is in float64. Ignored on purpose: schedules by epoch;
-multiply by the number of batches.
+step counts finished updates: 0 in the first. All arithmetic is in float64. For a schedule by epoch, multiply by the
+number of batches.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from .core.op import as_node
 from .ops import astype, cos, floor, minimum, where
 from .ops import sum as sum_
 
-__all__ = ["Plateau", "Schedule", "constant", "cosine", "exponential", "multistep", "step_decay", "warmup"]
+__all__ = ["Plateau", "RateSchedule", "constant", "cosine", "exponential", "multistep", "step_decay", "warmup"]
 
-Schedule = Callable[[Node], Node]
+RateSchedule = Callable[[Node], Node]
 
 
 def _real(step: Any) -> Node:
@@ -41,7 +41,7 @@ def _count(value: int, what: str) -> int:
     return value
 
 
-def constant(rate: float) -> Schedule:
+def constant(rate: float) -> RateSchedule:
     """Always `rate`.
 
     >>> import hetu as ht
@@ -52,7 +52,7 @@ def constant(rate: float) -> Schedule:
     return lambda step: OPS["constant"](value=np.array(rate))
 
 
-def step_decay(rate: float, every: int, factor: float = 0.1) -> Schedule:
+def step_decay(rate: float, every: int, factor: float = 0.1) -> RateSchedule:
     """`rate` times `factor` after each `every` steps.
 
     >>> import hetu as ht
@@ -63,7 +63,7 @@ def step_decay(rate: float, every: int, factor: float = 0.1) -> Schedule:
     return lambda step: rate * factor ** floor(_real(step) / every)
 
 
-def multistep(rate: float, milestones: Sequence[int], factor: float = 0.1) -> Schedule:
+def multistep(rate: float, milestones: Sequence[int], factor: float = 0.1) -> RateSchedule:
     """`rate` times `factor` from each milestone on.
 
     >>> import hetu as ht
@@ -74,7 +74,7 @@ def multistep(rate: float, milestones: Sequence[int], factor: float = 0.1) -> Sc
     return lambda step: rate * factor ** sum_(astype(step >= places, "float64"))
 
 
-def exponential(rate: float, factor: float, every: int = 1) -> Schedule:
+def exponential(rate: float, factor: float, every: int = 1) -> RateSchedule:
     """`rate` times `factor` to the power step / every: a smooth decay.
 
     >>> import hetu as ht
@@ -85,7 +85,7 @@ def exponential(rate: float, factor: float, every: int = 1) -> Schedule:
     return lambda step: rate * factor ** (_real(step) / every)
 
 
-def cosine(rate: float, steps: int, final: float = 0.0) -> Schedule:
+def cosine(rate: float, steps: int, final: float = 0.0) -> RateSchedule:
     """From `rate` down to `final` along half a cosine in `steps` steps, then `final`.
 
     I. Loshchilov, F. Hutter, "SGDR", ICLR 2017, eq. 5 without restarts.
@@ -99,7 +99,7 @@ def cosine(rate: float, steps: int, final: float = 0.0) -> Schedule:
     return lambda step: final + half * (1 + cos(minimum(_real(step) / steps, 1.0) * math.pi))
 
 
-def warmup(schedule: float | Schedule, steps: int) -> Schedule:
+def warmup(schedule: float | RateSchedule, steps: int) -> RateSchedule:
     """Rises along a line to the first rate of `schedule` in `steps` steps, then follows it from its step 0.
 
     >>> import hetu as ht

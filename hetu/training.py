@@ -1,9 +1,9 @@
 """The training loop: epochs over a loader, validation, early stopping, checkpoints that resume bit for bit.
 
-`fit` only calls what a user would call: `run` for each batch, `save` after each epoch. On several ranks all go through
-the same loop, and what decides about it (is there a checkpoint, is this the best epoch) is what rank 0 has seen; with
-a parameter server under SSP or ASP, where nobody waits, what the first to get there has seen.
-Ignored on purpose: a system of callbacks; whoever needs another loop writes one in ten lines around `Executor.run`.
+`fit` only calls what a user would call: `run` for each batch, `save` after each epoch. On several ranks all run the
+same loop, and rank 0 decides about it (is there a checkpoint, is this the best epoch). With a parameter server under
+SSP or ASP, where nobody waits, the first rank to get there decides. There are no callbacks: another loop takes ten
+lines around `Executor.run`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import contextlib
 import csv
 import json
 import math
-import os
 import signal
 import threading
 import time
@@ -27,11 +26,10 @@ from .core.executor import Executor
 from .core.graph import Node
 from .core.leaf import random_state
 from .core.placement import Placement
+from .core.state import FilePath
 from .core.subgraph import SubGraph
 from .look import curves_svg
 from .metrics import Mean, Metric
-
-FilePath = str | os.PathLike[str]
 
 
 class Batches(Protocol):

@@ -34,7 +34,7 @@ def chain() -> list[Node]:
 # -- nodes ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["op", "inputs", "attrs", "type", "site", "tags", "colour"])
+@pytest.mark.parametrize("name", ["op", "inputs", "attrs", "type", "site", "tags", "color"])
 def test_a_node_cannot_be_changed(x, name):
     with pytest.raises(GraphError, match="frozen"):
         setattr(x, name, None)

@@ -49,7 +49,7 @@ def under(condition, updates):
 @pytest.mark.parametrize("optimizer", [*OPTIMIZERS, ht.optim.LAMB])
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_condition_goes_into_the_operator(optimizer, count):
-    """Nothing chooses between old and new values afterwards, so new values need no memory of their own."""
+    """Nothing chooses between old and new values afterward, so new values need no memory of their own."""
     variables, loss = losses()
     good = ht.placeholder("good", (), "bool")
     updates = under(good, optimizer(0.1).minimize(loss, variables[:count]))

@@ -70,7 +70,7 @@ MISTAKES = [
     (7, "(DUP, SUM): SUM,", "(DUP, SUM): SUM, (SUM, SUM): SUM,", "added up"),
     (7, "(1, 0): SUM,", "(1, 0): SUM, (0, 0): 0,", "all sixteen"),
     (7, '"all_reduce" if after == DUP', '"all_gather" if after == DUP', "whole matrices"),
-    (7, 'else "reduce_scatter"', 'else "all_reduce"', "towards parts"),
+    (7, 'else "reduce_scatter"', 'else "all_reduce"', "toward parts"),
 ]  # fmt: skip
 
 

@@ -43,7 +43,7 @@ FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names.
 # import little, for this is done by the passes; of the GPU's, only its passes may know graphs.
 ROOMS = {"cpu_kernels", "gpu_kernels"}
 BELOW = {"core.errors", "core.kernels", "core.backend"}
-FIRST = {"cpu_kernels", *(f"cpu_kernels.{name}" for name in ("table", "ufuncs", "blas", "lanes"))}
+FIRST = {"cpu_kernels", *(f"cpu_kernels.{name}" for name in ("recipes", "ufuncs", "blas", "lanes"))}
 
 # Heavy or optional packages, and the only places that may name them.
 GUARDED = {
@@ -176,7 +176,7 @@ def test_a_file_keeps_the_rules(file: Path) -> None:
         ("dist.comm.comm", "from mpi4py import MPI"),
         ("ps.store.store", "import zmq.asyncio"),
         ("gpu_kernels.adam", "from ..core.types import TensorType"),
-        ("cpu_kernels.table", "from ..core.graph import OPS"),
+        ("cpu_kernels.recipes", "from ..core.graph import OPS"),
         ("ops.linalg", "from ..cpu_kernels import blas"),
         ("gpu_kernels.passes.group", "from ...cpu_kernels import blas"),
         ("cpu_kernels.gelu", "from ..core.executor import Executor"),
@@ -199,7 +199,7 @@ def test_the_walker_sees_a_breach(module: str, source: str) -> None:
         ("gpu_kernels.passes.group", "from ...core.graph import OPS\nfrom ..reduce import COMBINE"),
         (
             "cpu_kernels.gelu",
-            "from ..core.graph import OPS\nfrom ..ops.activation import RATE\nfrom .table import kernel",
+            "from ..core.graph import OPS\nfrom ..ops.activation import RATE\nfrom .recipes import kernel",
         ),
         ("plan.search.planner", "from ... import dist, ps"),
     ],
@@ -237,15 +237,15 @@ def test_no_file_or_folder_has_a_name_that_says_nothing(file: Path) -> None:
     assert not FORBIDDEN_NAMES & {*file.relative_to(ROOT).parent.parts, file.stem}
 
 
-def test_shipped_data_is_unaltered_and_its_licences_go_with_it() -> None:
+def test_shipped_data_is_unaltered_and_its_licenses_go_with_it() -> None:
     folder = PACKAGE / "data" / "files"
-    licences = (folder / "LICENSES.md").read_text("utf-8")
+    licenses = (folder / "LICENSES.md").read_text("utf-8")
     assert {f.name for f in folder.iterdir()} == {*DATA_FILES, "LICENSES.md"}
     for name, digest in DATA_FILES.items():
         assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest, name
-        assert f"`{name}`" in licences
+        assert f"`{name}`" in licenses
     for notice in ("MNIST", "Fashion-MNIST", "Adult", "Shakespeare", "WordNet", "Seattle weather"):
-        assert f"\n**{notice}**" in licences
+        assert f"\n**{notice}**" in licenses
 
 
 @pytest.mark.parametrize("file", [f for f in FILES if "data" in f.parts], ids=lambda f: f.name)

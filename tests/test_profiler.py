@@ -11,7 +11,7 @@ import pytest
 import hetu as ht
 from hetu.core.errors import ArgumentError, FeedError, UnknownNameError
 from hetu.core.graph import OPS, Node, tagged
-from hetu.look.profiler import Profile, Row, flops, profile, traffic
+from hetu.look.profiler import Profile, ProfileRow, flops, profile, traffic
 from hetu.passes.channels_last import channels_last
 
 
@@ -136,7 +136,9 @@ def measured() -> Profile:
     add, exps = second, [first, second.inputs[0]]
     times = {exps[0]: 3e-3, exps[1]: 1e-3, add: 2e-3, slope: 4e-3}
     families = {add: "compute", slope: "gradient"}
-    return Profile(tuple((n, Row(n.op.name, families.get(n, "compute"), 1, s, 1000, 2000)) for n, s in times.items()))
+    return Profile(
+        tuple((n, ProfileRow(n.op.name, families.get(n, "compute"), 1, s, 1000, 2000)) for n, s in times.items())
+    )
 
 
 def test_rows_are_sums_with_the_slowest_first(measured):

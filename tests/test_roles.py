@@ -19,7 +19,7 @@ from hetu.dist.layout.deduce import updating
 from hetu.look.picture import family
 from hetu.look.profiler import flops, profile
 from hetu.passes.mixed_precision import mixed_precision
-from hetu.plan import Profile, bytes_between_ranks, simulate
+from hetu.plan import MachineProfile, bytes_between_ranks, simulate
 from hetu.ps.wire.environment import Place
 from hetu.strategies import Connected, ParameterServer
 
@@ -279,7 +279,7 @@ def test_a_planner_asks_a_strangers_communication_what_it_sends():
     x = ht.placeholder("x", (4, 3))
 
     def cost(op):
-        return simulate([op(x + 1.0, order=1)], DataParallel(), Profile(), world_size=2, shapes={"x": (4, 3)})
+        return simulate([op(x + 1.0, order=1)], DataParallel(), MachineProfile(), world_size=2, shapes={"x": (4, 3)})
 
     assert cost(total(collective="all_reduce")).sent
     with pytest.raises(GraphError, match="does not say what it sends") as caught:

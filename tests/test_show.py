@@ -17,12 +17,12 @@ import hetu as ht
 from hetu.core.graph import Graph, Node, tagged
 from hetu.core.op import Op, Role
 from hetu.look import curves_svg, install, memory_svg, to_dot, to_html, to_svg
+from hetu.look.html_table import rows_html
 from hetu.look.layout import BOX_HEIGHT, layout
 from hetu.look.picture import family, picture
 from hetu.look.roofline import roofline_svg
 from hetu.look.shards import shards_svg
 from hetu.look.staleness import leads, staleness_svg
-from hetu.look.table import rows_html
 from hetu.look.timeline import timeline_svg
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -94,7 +94,7 @@ def test_a_graph_without_variables_has_no_parameters():
     assert "total" in str(made)
 
 
-def test_layers_of_nn_are_recognised():
+def test_layers_of_nn_are_recognized():
     x = ht.placeholder("x", (None, 8))
     with ht.scope("mlp"):
         hidden, head = ht.nn.Linear(8, 4), ht.nn.Linear(4, 2)

@@ -115,7 +115,7 @@ def test_an_operator_of_the_same_name_is_computed_as_it_says(monkeypatch):
 
 
 def test_the_table_of_the_cpu_names_what_its_files_compute():
-    from hetu.cpu_kernels.table import FILE_OF, FILES, RECIPES
+    from hetu.cpu_kernels.recipes import FILE_OF, FILES, RECIPES
 
     for file in FILES:
         import_module(f"hetu.cpu_kernels.{file}")

@@ -26,7 +26,7 @@ ht.Graph([y, slope])
 # %% [markdown]
 # How does it know? Nobody differentiates the whole function. Each *operator* has a small rule: "if the loss changes
 # by `g` per unit of my output, by how much does it change per unit of my inputs?" For `sin` the rule is `g * cos(x)`.
-# hetu walks backwards from the loss and hands each operator the gradient that has arrived so far. Where a node was
+# hetu walks backward from the loss and hands each operator the gradient that has arrived so far. Where a node was
 # used twice, as `x` was here, the contributions are added. That is automatic differentiation in *reverse mode*,
 # complete.
 #

@@ -10,7 +10,7 @@ import numpy as np
 import hetu as ht
 from hetu.cpu_kernels import blas
 from hetu.dist import DataParallel, Link, Parallel, Pipeline, TensorParallel, ZeRO, run_ranks
-from hetu.plan import Cluster, Plan, Profile, auto, dgx_h100, simulate, trace
+from hetu.plan import Cluster, MachineProfile, Plan, auto, dgx_h100, simulate, trace
 
 # %% [markdown]
 # ## The question
@@ -41,14 +41,14 @@ shapes = {name: value.shape for name, value in feeds.items()}
 # %% [markdown]
 # ## Measure
 #
-# A `Profile` knows how long instructions take on one kind of machine. It learns by running a step, even the step of
-# one rank of four: the other three need not exist. It interpolates what was never measured. `hetu profile` measures
+# A `MachineProfile` knows how long instructions take on one kind of machine. It learns by running a step, even the step
+# of one rank of four: the other three need not exist. It interpolates what was never measured. `hetu profile` measures
 # the links between ranks; this notebook invents them: 50 microseconds, 2 GB/s.
 
 # %%
 blas.set_threads(1)
 wire = Link(latency=50e-6, bandwidth=2e9)
-profile = Profile(cluster=Cluster((4,), wire, wire))
+profile = MachineProfile(cluster=Cluster((4,), wire, wire))
 for strategy in (DataParallel(), TensorParallel()):
     profile.learn(step, feeds, strategy, world_size=4, repeat=3)
 for rank in range(4):  # each stage of a pipeline runs something else
@@ -187,7 +187,7 @@ gpt = large()
 weights = sum(int(v.tensor.size) for v in ht.Graph([gpt[0]]).leaves("variable"))
 print(f"{weights / 1e9:.2f} billion weights")
 batch = {"ids": (64, 1024), "wanted": (64, 1024)}
-h100s = Profile.of(dgx_h100(8))
+h100s = MachineProfile.of(dgx_h100(8))
 plans = {
     "data parallel": DataParallel(),
     "ZeRO 3": ZeRO(3),

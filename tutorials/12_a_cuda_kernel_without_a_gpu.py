@@ -12,9 +12,9 @@ import numpy as np
 import hetu as ht
 from hetu.gpu_kernels import emulator, nvrtc
 from hetu.gpu_kernels.emulator import Emulator
+from hetu.gpu_kernels.launchers import bound
 from hetu.gpu_kernels.passes.fuse_elementwise import fuse_elementwise
 from hetu.gpu_kernels.source import KernelError
-from hetu.gpu_kernels.table import bound
 from hetu.look.profiler import flops, traffic
 
 print("C++ compiler:", "found" if emulator.compiler() else "none, emulated cells are skipped")

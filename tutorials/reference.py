@@ -22,7 +22,7 @@ from hetu import dist, ops, passes
 from hetu.core.graph import OPS
 from hetu.core.op import Op, Role
 from hetu.dist.cut.partition import partition
-from hetu.gpu_kernels.table import MODULE_OF
+from hetu.gpu_kernels.launchers import MODULE_OF
 
 FOLDER = Path(__file__).with_suffix("")
 NOTE = "*Written by `python tutorials/reference.py` from the docstrings; change those.*"

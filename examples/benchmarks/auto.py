@@ -37,7 +37,7 @@ from tqdm import tqdm
 
 import hetu as ht
 from hetu import dist, nn
-from hetu.plan import Cluster, Profile, auto, simulate
+from hetu.plan import Cluster, MachineProfile, auto, simulate
 from hetu.plan.costs.calibrate import measured_device
 
 RANKS, BATCH, DEADLINE = 4, 64, 1500
@@ -221,7 +221,7 @@ class Search:
 
     def __init__(self, name: str) -> None:
         self.name, (self.entries, self.feed) = name, built(name)
-        self.profile = Profile(measured_device())
+        self.profile = MachineProfile(measured_device())
         for strategy, ranks, timed_ranks in PROFILED:
             for rank in timed_ranks:
                 self.profile.learn(self.entries, self.feed, strategy, rank=rank, world_size=ranks)
@@ -236,7 +236,7 @@ class Search:
         outputs = [loss, *updates.values()]
         self.strategies = {s: builder.build(outputs, RANKS).to_json() for s, builder in builders.items()}
 
-    def on(self, link: str) -> Profile:
+    def on(self, link: str) -> MachineProfile:
         return self.profile.on(Cluster(inner=LINKS[link], outer=LINKS[link]))
 
     def rows(self, measured: dict[str, Row]) -> list[Row]:

@@ -81,7 +81,7 @@ class Peer:
 
 
 def wait_until_idle() -> bool:
-    """Wait until the cores are idle, but not for ever; False if they never were."""
+    """Wait until the cores are idle, but not forever; False if they never were."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:
         before = _cpu_ticks()

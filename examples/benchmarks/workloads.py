@@ -174,7 +174,7 @@ def _linear_stack(rng: np.random.Generator, sizes: tuple[int, ...]) -> Arrays:
 
 
 def _linear(rng: np.random.Generator, name: str, fan_in: int, fan_out: int) -> Arrays:
-    """He initialisation, zero bias."""
+    """He initialization, zero bias."""
     return {
         f"{name}.weight": rng.standard_normal((fan_in, fan_out), F32) * F32((2 / fan_in) ** 0.5),
         f"{name}.bias": np.zeros(fan_out, F32),
@@ -190,7 +190,7 @@ def _convolution(rng: np.random.Generator, name: str, channels_in: int, channels
 
 
 def _conv_norm(rng: np.random.Generator, name: str, channels_in: int, channels_out: int, size: int) -> Arrays:
-    """A convolution without bias and the scale and bias of the batch normalisation after it."""
+    """A convolution without bias and the scale and bias of the batch normalization after it."""
     weights = _convolution(rng, f"{name}.conv", channels_in, channels_out, size)
     del weights[f"{name}.conv.bias"]
     return weights | _norm(f"{name}.norm", channels_out)

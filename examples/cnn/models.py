@@ -41,7 +41,7 @@ def lenet(x: ht.Node) -> ht.Node:
 
 
 def resnet(x: ht.Node) -> ht.Node:
-    """Three residual blocks of 16, 32 and 64 channels with batch normalisation. K. He et al., CVPR 2016, figure 2."""
+    """Three residual blocks of 16, 32 and 64 channels with batch normalization. K. He et al., CVPR 2016, figure 2."""
     x = ht.relu(_conv_norm(ht.expand_dims(x, axis=1), 1, 16, stride=2))
     for channels, channels_out, stride in ((16, 16, 1), (16, 32, 2), (32, 64, 2)):
         x = _block(x, channels, channels_out, stride)

@@ -1,4 +1,4 @@
-"""Classify small grey images, digits or clothes: `python examples/cnn/train.py`.
+"""Classify small gray images, digits or clothes: `python examples/cnn/train.py`.
 
 Each training image is also shown moved by one pixel to every side, which helps as much as a few thousand more images.
 Ignored on purpose: choosing anything by a validation set; the test set is looked at and changes nothing.
@@ -26,7 +26,7 @@ def with_moved_copies(images: ht.data.ArrayDataset) -> ht.data.ArrayDataset:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Train a classifier of 28 x 28 grey images.")
+    parser = argparse.ArgumentParser(description="Train a classifier of 28 x 28 gray images.")
     parser.add_argument("--model", choices=MODELS, default="lenet")
     parser.add_argument("--data", choices=DATA, default="mnist")
     parser.add_argument("--epochs", type=int, default=8)

@@ -31,7 +31,7 @@ def mlp(first: Part, second: Part) -> Built:
 
 
 def cnn(first: Part, second: Part) -> Built:
-    """Digits through two convolutions, normalised in groups of channels."""
+    """Digits through two convolutions, normalized in groups of channels."""
     x, t = ht.placeholder("x", (None, 28, 28)), ht.placeholder("t", (None,), "int64")
     h = ht.expand_dims(x, axis=1)
     for part, inputs, outputs in ((first, 1, 8), (second, 8, 16)):

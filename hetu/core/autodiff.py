@@ -1,8 +1,7 @@
 """Reverse-mode differentiation as graph construction: the gradient of a graph is a graph.
 
-Each operator brings a rule written in graph functions, so gradients of gradients come for free. Broadcasting
-and dtype promotion are undone here, once, for all rules. Ignored on purpose: forward mode and numeric
-differentiation (the latter lives in `gradcheck.py`).
+Each operator brings a rule written in graph functions, so gradients of gradients come for free. Broadcasting and dtype
+promotion are undone here, once, for all rules. There is no forward mode.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The array module of a device: NumPy on `cpu`, CuPy on `gpu:0`. One of the few files that names cupy.
+"""The array module of a device: NumPy on `cpu`, CuPy on `gpu:0`. Few files besides this one name cupy.
 
-Ignored on purpose: other array libraries. A forward function sees its array module only as `xp`.
+A forward function sees its array module only as `xp`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Device:
 
 
 def aligned_empty(xp: ModuleType, nbytes: int) -> Any:
-    """An uninitialised byte array that starts on an `ALIGNMENT` boundary."""
+    """An uninitialized byte array that starts on an `ALIGNMENT` boundary."""
     block = xp.empty(nbytes + ALIGNMENT, dtype=xp.uint8)
     start = -address(block) % ALIGNMENT
     return block[start : start + nbytes]
@@ -113,7 +113,7 @@ class Scratch:
 
 
 def host_empty(xp: ModuleType, nbytes: int) -> np.ndarray:
-    """An uninitialised byte array in the memory of the host, pinned where a GPU copies from and to it by itself."""
+    """An uninitialized byte array in the memory of the host, pinned where a GPU copies from and to it by itself."""
     if xp is np:
         return cast(np.ndarray, aligned_empty(np, nbytes))
     pinned: np.ndarray = np.frombuffer(xp.cuda.alloc_pinned_memory(max(nbytes, 1)), np.uint8, nbytes)

@@ -1,7 +1,7 @@
-"""Every exception hetu raises: what was got, what was wanted, where, and what to do about it.
+"""Every exception that hetu raises: what was given, what was wanted, where, and how to fix it.
 
-Each class is also the built-in a caller would expect to catch (`ShapeError` is a `ValueError`). Ignored on
-purpose: error codes; the text is for people and the class is for programs.
+Each class is also the built-in a caller would expect to catch (`ShapeError` is a `ValueError`). There are no error
+codes: the text is for people, the class for programs.
 """
 
 from __future__ import annotations

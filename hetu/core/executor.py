@@ -1,7 +1,7 @@
 """Run named sub-graphs: passes, one program per set of fed shapes, feeds in, values out, updates committed.
 
-`ht.Executor` is for training; `ht.evaluate` is for a look at one node. Ignored on purpose: the training loop
-(`training.py`) and where ranks and servers come in (`placement.py`).
+`ht.Executor` is for training; `ht.evaluate` is for a look at one node. The training loop is in `training.py`; ranks and
+servers come in by `placement.py`.
 """
 
 from __future__ import annotations

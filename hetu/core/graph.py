@@ -1,14 +1,14 @@
-"""Nodes and graphs: what a user writes down before anything runs, and how passes rewrite it.
+"""Nodes and graphs: a user writes them before anything runs, and passes rewrite them.
 
-A `Node` is an operator applied to nodes; it is frozen and equal only to itself. A `Graph` is a tuple of output
-nodes. Ignored on purpose: values, devices and memory, which belong to the program of an executor.
+A `Node` is an operator applied to nodes; it is frozen and equal only to itself. A `Graph` is a tuple of output nodes.
+Values, devices and memory belong to the program of an executor.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
@@ -222,7 +222,7 @@ class Node:
         name = f" '{self.attrs['name']}'" if "name" in self.attrs else ""
         return f"<{self.op.name}{name} {show_type(self.type)} at {self.site}>"
 
-    # A node stands for a value that does not exist yet, so whatever needs the value now must fail and say why.
+    # A node stands for a value that does not exist yet, so an operation that needs the value now must fail and say why.
     def _no_value(self, *_: object, **__: object) -> Any:
         raise NodeUseError(
             f"{self!r} has no value yet: it cannot be a condition, a number, a sequence or a NumPy array",
@@ -310,7 +310,7 @@ class Node:
     __rand__, __ror__, __rxor__ = __and__, __or__, __xor__
 
     def __eq__(self, other: object) -> bool:
-        """Whether both are the same node; asked about a number it would be False for ever, so that is refused."""
+        """Whether both are the same node; asked about a number it would always be False, so that is refused."""
         if isinstance(other, int | float | np.generic):
             raise NodeUseError(
                 f"{self!r} == {other!r} compares the node, not its value", fix="compare values with ht.equal(a, b)"
@@ -389,10 +389,13 @@ def topological(outputs: Iterable[Node]) -> list[Node]:
     return order
 
 
+Readers = Mapping[Node, Sequence[Node | None]]
+
+
 def readers_of(nodes: Iterable[Node], outputs: Iterable[Node] = ()) -> dict[Node, list[Node | None]]:
     """For each of the `nodes` of a graph, inputs first, those that read it, once for every time they do.
 
-    Whoever takes the `outputs` stands behind them as None.
+    A node that takes the `outputs` follows them as None.
     """
     found: dict[Node, list[Node | None]] = {}
     for node in nodes:
@@ -404,10 +407,10 @@ def readers_of(nodes: Iterable[Node], outputs: Iterable[Node] = ()) -> dict[Node
     return found
 
 
-Rule = Callable[[Node, tuple[Node, ...]], "Node | None"]
+RewriteRule = Callable[[Node, tuple[Node, ...]], "Node | None"]
 
 
-def rewrite(outputs: Iterable[Node], rule: Rule) -> tuple[Node, ...]:
+def rewrite(outputs: Iterable[Node], rule: RewriteRule) -> tuple[Node, ...]:
     """Rebuild a graph bottom-up. `rule(node, new_inputs)` returns a replacement, or None to keep the operator.
 
     Replacements count as written where the old node was. A node whose inputs did not change stays the same object.
@@ -435,7 +438,7 @@ def rewrite(outputs: Iterable[Node], rule: Rule) -> tuple[Node, ...]:
 
 
 def replace(outputs: Iterable[Node], mapping: Mapping[Node, Node]) -> tuple[Node, ...]:
-    """The graph with the nodes of `mapping` replaced, whatever fed them."""
+    """The graph with the nodes of `mapping` replaced, without regard to their inputs."""
     return rewrite(outputs, lambda node, _: mapping.get(node))
 
 

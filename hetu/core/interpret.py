@@ -1,7 +1,6 @@
 """The plain meaning of a graph: every node's forward function, one after the other, nothing reused.
 
-It is the oracle that the compiled program is tested against, and what `constant folding` uses. Ignored on
-purpose: speed, memory and updates of variables.
+Tests compare the compiled program with it, and constant folding uses it. It does not update variables.
 """
 
 from __future__ import annotations

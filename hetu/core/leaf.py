@@ -1,7 +1,7 @@
 """Where values enter a graph (placeholder, variable, constant, size) and the marks that passes read.
 
 Leaves have no inputs and are never computed: the executor binds them to arrays. The marks (`stop_gradient`,
-`if_training`, `with_updates`, `barrier`) compute nothing either. Ignored on purpose: where values are stored.
+`if_training`, `with_updates`, `barrier`) compute nothing either.
 """
 
 from __future__ import annotations

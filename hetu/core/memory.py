@@ -3,7 +3,7 @@
 A *value* is (node, slot). Views and `item`s alias the value they look into, so everything is decided per storage:
 when it dies, whether a new value of a variable may be written straight into that variable (donation), whether
 a result may overwrite an operand (in place), and at which offset it lives. Nothing is allocated here; rules that
-need strides run on arrays without memory. Ignored on purpose: what the instructions compute.
+need strides run on arrays without memory.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Storage:
 
 
 @dataclass
-class Plan:
+class MemoryPlan:
     """What `plan` decided; `order` lists the nodes to execute, views excluded."""
 
     order: list[Node]
@@ -85,7 +85,7 @@ def plan(
     donate: bool = True,
     reuse: bool = True,
     scratch: bool = True,
-) -> Plan:
+) -> MemoryPlan:
     """Order the nodes and give every value a storage. Without `donate` a step is atomic, without `reuse` none share.
 
     Without `scratch` there is no place for working memory: kernels of a GPU bring their own.
@@ -103,12 +103,12 @@ class _Planner:
         self.nodes = self._schedule(_promptly(sorted(topological(outputs), key=lambda node: node.tags.get("event", 0))))
         order = [n for n in self.nodes if n.role not in LEAVES and n not in self.metas.views]
         self.at = {node: index for index, node in enumerate(order)}
-        self.plan = Plan(order, self.nodes, {}, self.metas.roots, self.metas.views, dict(updates))
+        self.plan = MemoryPlan(order, self.nodes, {}, self.metas.roots, self.metas.views, dict(updates))
         self.readers: dict[Value, set[int]] = {}
         self._storages()
         self._liveness()
 
-    def run(self, donate: bool, reuse: bool) -> Plan:
+    def run(self, donate: bool, reuse: bool) -> MemoryPlan:
         if donate:
             self._donate()
         if reuse:
@@ -219,7 +219,7 @@ class _Planner:
     # -- donation ---------------------------------------------------------------------------------------------------
 
     def _donate(self) -> None:
-        """Write a new value straight into its variable where nobody reads the old one afterwards."""
+        """Write a new value straight into its variable where no node reads the old one afterward."""
         values_of_others = {self.metas.roots[value, 0] for value in self.updates.values()}
         for variable, value in self.updates.items():
             root = self.metas.roots[value, 0]

@@ -1,7 +1,7 @@
 """Operators: one decorated function `f(xp, *arrays, **attrs)` with rules hung on it, and families of type rules.
 
-An operator never sees the graph it is in, the device or the ranks; those are the business of passes and the
-executor. Ignored on purpose: overloads and subclasses. A composition of operators needs no operator: write a function.
+An operator never sees its graph, the device or the ranks; passes and the executor handle those. A composition of
+operators needs no operator: write a function.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from .backend import Scratch
 from .errors import ArgumentError, DTypeError, HetuError, ShapeError, did_you_mean
 from .graph import OPS, Node, current_site
-from .kernels import kernels_of
+from .kernels import Call, kernels_of
 from .types import (
     Dim,
     NodeType,
@@ -38,14 +38,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 P = ParamSpec("P")  # of a forward function, the module apart: inputs, then attributes
 R = TypeVar("R", covariant=True)  # what a call makes: Node, or a tuple of nodes
 Infer = Callable[..., NodeType]
-Instruction = Callable[[], Any]
 DEFAULT_FLOAT = np.dtype("float32")
 MANY = 1 << 20  # elements that are worth a lane of their own
 FEW = 1 << 12  # elements, up to which the overhead of a call counts
 
 
 class Role(Enum):
-    """What an operator is to those who handle graphs. It is declared with the operator; nobody asks for its name.
+    """What an operator is to those who handle graphs. It is declared with the operator; no pass asks for a name.
 
     >>> import hetu as ht
     >>> ht.placeholder("x", (2,)).op.role
@@ -118,7 +117,7 @@ class Op(Generic[P, R]):
         self.grad_rule: Callable[..., Any] | None = None
         self.normalize_rule: Callable[..., dict[str, Any]] | None = None
         self.into_rule: Callable[..., None] | None = None
-        self.bind_rule: Callable[..., Instruction | Sequence[Instruction] | None] | None = None
+        self.bind_rule: Callable[..., Call | Sequence[Call] | None] | None = None
         self.view_rule: Callable[..., Any] | None = None
         self.check_rule: Callable[..., None] | None = None
         self.decompose_rule: Callable[..., Any] | None = None
@@ -261,7 +260,7 @@ class Op(Generic[P, R]):
 
     def bound(
         self, xp: ModuleType, out: Any, arrays: Sequence[Any], attrs: Mapping[str, Any], scratch: Scratch | None = None
-    ) -> list[Instruction]:
+    ) -> list[Call]:
         """Zero-argument callables that compute the result into `out`, each bound to its arrays once."""
         fast = kernels_of(xp)
         made: Any = fast.bound(self, xp, out, arrays, attrs, scratch)
@@ -281,7 +280,7 @@ class Op(Generic[P, R]):
         return [lambda: xp.copyto(out, compute())]
 
 
-def ufunc_call(ufunc: Any, arrays: Sequence[Any], out: Any) -> Instruction:
+def ufunc_call(ufunc: Any, arrays: Sequence[Any], out: Any) -> Call:
     """A call of a ufunc: all positional, except where NumPy wants `out=` by name."""
     if ufunc.__name__ in ("maximum", "minimum"):
         return partial(ufunc, *arrays, out=out)

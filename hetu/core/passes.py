@@ -18,9 +18,8 @@ from .simplify import simplify
 
 Pass = Callable[[Sequence[Node]], tuple[Node, ...]]
 PASSES: dict[str, Pass] = {"simplify": simplify}
-Updates = Mapping[Node, Node]
 # How fetches and updates come to compute in another dtype: (fetches, updates, gradients) -> (fetches, updates).
-PRECISIONS: dict[str, Callable[[Sequence[Node], Updates, Sequence[Node]], Any]] = {
+PRECISIONS: dict[str, Callable[[Sequence[Node], Mapping[Node, Node], Sequence[Node]], Any]] = {
     "float32": lambda fetches, updates, _: (tuple(fetches), updates)
 }
 

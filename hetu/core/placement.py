@@ -1,8 +1,8 @@
 """Where an executor's work is done: what it asks of a placement, the placement of one process, and how to get one.
 
 A strategy says how a model is spread; `attach` makes of it the placement on this process, which holds what lives, such
-as connections. Whoever writes a new kind of strategy registers it there. Ignored on purpose: ranks (`hetu.dist`) and
-servers (`hetu.ps`), which this file need not know.
+as connections. Whoever writes a new kind of strategy registers it there. This file knows neither ranks (`hetu.dist`)
+nor servers (`hetu.ps`).
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ from .graph import Node
 from .passes import Pass
 from .program import Program
 from .state import FilePath, State
-from .types import Atom
-
-Box = tuple[tuple[int, int], ...]  # (low, high) of every axis
+from .types import Atom, Box
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """The program of one sub-graph at one set of shapes: a flat list of bound calls over one arena.
 
-Everything is decided before the first step: the order, the addresses, the exact callables. Running is
-`for call in calls: call()`. Ignored on purpose: choosing what to fuse or share, see `passes/` and `memory.py`.
+Order, addresses and the exact callables are decided before the first step. Running is `for call in calls: call()`.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ import numpy as np
 from .backend import Device, Scratch, aligned_empty, filler, fixed_array, host_empty, to_numpy
 from .errors import ArgumentError, HetuError
 from .graph import Node
-from .kernels import kernels_of
-from .memory import SCRATCH, Plan, plan, types_of
-from .op import LEAVES, Instruction, Role
+from .kernels import Call, kernels_of
+from .memory import SCRATCH, MemoryPlan, plan, types_of
+from .op import LEAVES, Role
 from .state import State
 
 
@@ -53,7 +52,7 @@ class Step:
 
     node: Node
     out: Any
-    calls: tuple[Instruction, ...]
+    calls: tuple[Call, ...]
 
 
 class Program:
@@ -78,7 +77,7 @@ class Program:
         self.fetches, self.updates, self.state = tuple(fetches), dict(updates), state
         self.checks = checks and state.device.kind == "cpu"
         self.xp, self.comm = state.device.xp, comm
-        self.plan: Plan = plan(self.fetches, self.updates, donate=donate, reuse=reuse, scratch=self.xp is np)
+        self.plan: MemoryPlan = plan(self.fetches, self.updates, donate=donate, reuse=reuse, scratch=self.xp is np)
         self.block, self.host = arena.reserve(self.plan.arena_bytes), arena.reserve_host(self.plan.host_bytes)
         self.arrays: dict[Node, Any] = {}
         self.feeds: dict[str, Any] = {}
@@ -115,7 +114,7 @@ class Program:
             calls = [partial(node.op.check_rule, self.xp, *inputs, **node.attrs), *calls]
         return Step(node, out, tuple(calls))
 
-    def _bound_to_comm(self, node: Node, out: Any, inputs: Sequence[Any]) -> list[Instruction]:
+    def _bound_to_comm(self, node: Node, out: Any, inputs: Sequence[Any]) -> list[Call]:
         """Calls that communicate; each first says whose line it is, for the report of a deadlock."""
         if self.comm is None:
             raise ArgumentError(
@@ -163,7 +162,7 @@ class Program:
         donated = (i for i, s in enumerate(self.steps) if any((s.node, k) in self.plan.donated for k in range(8)))
         return next(donated, len(self.steps))
 
-    def _flat_calls(self) -> list[Instruction]:
+    def _flat_calls(self) -> list[Call]:
         """All calls in order; while a communication is under way, a nudge after each step keeps it moving."""
         lazy = [i for i, s in enumerate(self.steps) if s.node.op.lazy]
         nudged = range(0, lazy[-1]) if lazy else range(0)
@@ -199,11 +198,11 @@ class Program:
         obstacle = "" if meets is None else f"{meets!r} meets other ranks"
         return kernels_of(self.xp).captured(self.xp, self.calls, self._say, obstacle)
 
-    def _say(self, call: Instruction | None, reason: str) -> None:
+    def _say(self, call: Call | None, reason: str) -> None:
         node = next((s.node for s in self.steps if any(c is call for c in s.calls)), None)
         print(f"hetu: a program runs call by call, not as one CUDA graph: {node!r}: {reason}", file=sys.stderr)
 
-    def _explained(self, error: BaseException, call: Instruction | None) -> BaseException:
+    def _explained(self, error: BaseException, call: Call | None) -> BaseException:
         """The error with the node and the user's line that raised it; notes whether variables have changed already."""
         index = next((i for i, s in enumerate(self.steps) if any(c is call for c in s.calls)), 0)
         self.state.dirty = self.state.dirty or index >= self.first_write

@@ -1,8 +1,7 @@
 """Make a graph smaller without changing its values: fold constants, merge equal nodes, drop identities.
 
-One walk applies all three to each node, inputs first, so that one simplification feeds the next. What nobody
-needs disappears by itself: graphs hold only what their outputs reach. Ignored on purpose: NaN and infinity
-times a known zero, which count as zero.
+One walk applies all three to each node, inputs first, so that one simplification feeds the next. Unused nodes disappear
+by themselves: graphs hold only what their outputs reach. A known zero times NaN or infinity counts as zero.
 """
 
 from __future__ import annotations

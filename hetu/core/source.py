@@ -1,7 +1,7 @@
 """Where in the user's own code a thing was made: file, line and the marked expression.
 
-A `Site` is captured for every node, so it holds only a code object and an instruction offset; the text
-is looked up when somebody looks. Ignored on purpose: frames inside this package (they help nobody).
+A `Site` is captured for every node, so it holds only a code object and an instruction offset; the text is looked up on
+demand. Frames inside this package are skipped.
 """
 
 from __future__ import annotations

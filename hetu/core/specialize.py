@@ -1,6 +1,6 @@
 """Fix the sizes that were unknown while the graph was built: substitute, and let every type follow anew.
 
-Ignored on purpose: choosing buckets of sizes; each set of fed shapes gets its own program.
+Each set of fed shapes gets its own program; sizes are not put into buckets.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class State(Mapping[str, np.ndarray]):
             self.add(node)
 
     def add(self, node: Node) -> None:
-        """Make room for a variable and initialise it."""
+        """Make room for a variable and initialize it."""
         self.variables[node.name] = node
         xp, type_ = self.device.xp, node.tensor
         array = aligned_empty(xp, int(type_.nbytes)).view(type_.dtype).reshape(type_.shape)

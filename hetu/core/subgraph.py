@@ -1,6 +1,6 @@
 """One named entry of an executor: what it fetches, updates and is fed, and its graph after all passes.
 
-Ignored on purpose: values. `executor.py` holds the variables and runs the programs.
+`executor.py` holds the variables and runs the programs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Decide a sub-graph's training flag: fold `if_training` and collect the updates that nodes carry.
 
-A sub-graph trains if and only if it commits updates; there is no mode argument. Ignored on purpose: everything else.
+A sub-graph trains if and only if it commits updates; there is no mode argument.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Static types: shapes with known or symbolic sizes, and dtypes.
 
 A size that is unknown while the graph is built is a `Dim`: an integer times symbols such as `x.0` (axis 0 of
-placeholder x). It can be computed with and stand in a shape; asking it for a number raises and says why.
-Ignored on purpose: a general algebra. Sums and quotients that do not cancel stay opaque symbols.
+placeholder x). Code can compute with it and put it into a shape; asking for its number raises and says why. This is no
+general algebra: sums and quotients that do not cancel stay opaque symbols.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from .errors import AxisError, DTypeError, MissingDependencyError, NodeUseError,
 Size = Union[int, "Dim"]
 Shape = tuple[Size, ...]
 Atom = tuple[Any, ...]
+Box = tuple[tuple[int, int], ...]  # start and end along each axis
 
 
 @dataclass(frozen=True, slots=True, eq=True)

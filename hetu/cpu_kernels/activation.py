@@ -8,14 +8,14 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from ..core.op import Instruction
+from ..core.kernels import Call
 from ..ops.activation import relu, softmax
-from .table import kernel
+from .recipes import kernel
 from .ufuncs import bound_ufunc
 
 
 @kernel(relu)
-def relu_bind(xp: ModuleType, out: Any, x: Any) -> list[Instruction]:
+def relu_bind(xp: ModuleType, out: Any, x: Any) -> list[Call]:
     """Two arrays go through vector instructions, an array and a number do not: compare with some axes of zeros."""
     axis, length = x.ndim, 1
     while axis and length < 256:
@@ -26,7 +26,7 @@ def relu_bind(xp: ModuleType, out: Any, x: Any) -> list[Instruction]:
 
 
 @kernel(softmax)
-def softmax_bind(xp: ModuleType, out: Any, x: Any, *, axis: int) -> list[Instruction] | None:
+def softmax_bind(xp: ModuleType, out: Any, x: Any, *, axis: int) -> list[Call] | None:
     if x.dtype != out.dtype:
         return None
     row = xp.empty(tuple(1 if i == axis else n for i, n in enumerate(out.shape)), out.dtype)

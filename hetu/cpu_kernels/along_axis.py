@@ -11,24 +11,24 @@ from typing import Any
 
 import numpy as np
 
-from ..core.op import Instruction
+from ..core.kernels import Call
 from ..core.types import product
 from ..ops.along_axis import put_along_axis_add, take_along_axis
-from ..ops.index import Window
-from .table import kernel
+from ..ops.index import RowWindow
+from .recipes import kernel
 
 
 @kernel(take_along_axis)
 def take_along_axis_bind(
-    xp: ModuleType, out: Any, x: Any, indices: Any, *, axis: int, window: Window
-) -> list[Instruction] | None:
+    xp: ModuleType, out: Any, x: Any, indices: Any, *, axis: int, window: RowWindow
+) -> list[Call] | None:
     if window is not None or not x.flags.c_contiguous or x.size == 0:
         return None
     places, steps = _flat_places(x.shape, indices, axis)
     return [*steps, partial(x.reshape(-1).take, places, None, out, "clip")]
 
 
-def _flat_places(shape: tuple[int, ...], indices: np.ndarray, axis: int) -> tuple[np.ndarray, list[Instruction]]:
+def _flat_places(shape: tuple[int, ...], indices: np.ndarray, axis: int) -> tuple[np.ndarray, list[Call]]:
     """A buffer for the places in the flattened array, and the instructions that fill it from the indices."""
     start = np.zeros((1,) * len(shape), np.intp)
     for i, size in enumerate(shape):
@@ -45,8 +45,8 @@ def _flat_places(shape: tuple[int, ...], indices: np.ndarray, axis: int) -> tupl
 
 @kernel(put_along_axis_add)
 def put_along_axis_add_bind(
-    xp: ModuleType, out: Any, like: Any, indices: Any, values: Any, *, axis: int, window: Window
-) -> list[Instruction] | None:
+    xp: ModuleType, out: Any, like: Any, indices: Any, values: Any, *, axis: int, window: RowWindow
+) -> list[Call] | None:
     if window is not None or not out.flags.c_contiguous or not values.flags.c_contiguous:
         return None
     places, steps = _flat_places(out.shape, indices, axis)

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..core.kernels import Call
 from ..ops.attention import attention, attention_dx
-from .table import kernel
+from .recipes import kernel
 
 CHUNK = 1 << 18  # scores handled at a time: 1 MB of float32 stays in the second-level cache
 

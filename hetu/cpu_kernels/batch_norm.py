@@ -16,7 +16,7 @@ from ..core.kernels import Call
 from ..core.op import MANY
 from ..ops.batch_norm import batch_norm_dx, batch_norm_train
 from . import batch_sweeps, lanes
-from .table import kernel
+from .recipes import kernel
 
 
 def runs_fast(xp: ModuleType, out: Any, *arrays: Any) -> bool:

@@ -1,6 +1,6 @@
-"""The arithmetic of batch normalisation on a CPU, where channels come last: two sweeps over pieces that fit the cache.
+"""The arithmetic of batch normalization on a CPU, where channels come last: two sweeps over pieces that fit the cache.
 
-The first sums up every piece while it is there (its own mean and squared deviations, joined exactly afterwards), the
+The first sums up every piece while it is there (its own mean and squared deviations, joined exactly afterward), the
 second writes the result. T. Chan, G. Golub, R. LeVeque, "Algorithms for Computing the Sample Variance", 1983.
 
 Gain: not measured apart. Off with `HETU_KERNELS=0`.

@@ -1,10 +1,10 @@
-"""Calls into the OpenBLAS that lies inside the numpy wheel, with every argument converted once.
+"""Calls into the OpenBLAS inside the numpy wheel, with every argument converted once.
 
-`np.matmul` knows neither alpha and beta nor strided outputs, and converts its arguments on every call. Here a call
-is bound to its arrays when a program is made (`functools.partial` of a C function, no Python in between) and then
-costs about 0.5 us. Each function returns None whenever BLAS cannot do exactly what was asked (no library, dtypes,
-strides, overlap); the caller then takes its numpy path. `HETU_BLAS=0` in the environment makes every answer None.
-Ignored on purpose: complex numbers, batches (bind one call a slice), other BLAS libraries (Accelerate, MKL).
+`np.matmul` knows neither alpha and beta nor strided outputs, and converts its arguments on every call. Here a call is
+bound to its arrays when a program is made (`functools.partial` of a C function, no Python in between) and then costs
+about 0.5 us. Each function returns None whenever BLAS cannot do exactly what was asked (no library, dtypes, strides,
+overlap); the caller then takes its numpy path. `HETU_BLAS=0` in the environment makes every answer None. Left out:
+complex numbers, batches (bind one call per slice), other BLAS libraries (Accelerate, MKL).
 """
 
 from __future__ import annotations

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from ..ops.window import Pair
 
-Block = tuple[slice, slice]
+Slices = tuple[slice, slice]
 
 
-def blocks(size: Pair, numbers: int, most: int) -> list[Block]:
+def blocks(size: Pair, numbers: int, most: int) -> list[Slices]:
     """Ranges of rows and columns, of pixels of `numbers` each, that have about `most` numbers in all."""
     pixels = max(1, most // numbers)
     columns = min(size[1], pixels)
@@ -21,6 +21,6 @@ def _ranges(size: int, step: int) -> Iterator[slice]:
     return (slice(start, min(start + step, size)) for start in range(0, size, step))
 
 
-def extent(block: Block) -> Pair:
+def extent(block: Slices) -> Pair:
     """How many rows and columns a block has."""
     return tuple(part.stop - part.start for part in block)

@@ -17,7 +17,7 @@ from ..core.kernels import Call
 from ..ops.conv import _window, conv2d, conv2d_dw, conv2d_dx
 from ..ops.window import Pair, Window
 from . import blas
-from .table import kernel
+from .recipes import kernel
 
 CHUNK = 1 << 18  # elements of a column buffer: 1 MB of float32 stays in the second-level cache
 

@@ -18,8 +18,8 @@ from ..core.kernels import Call
 from ..ops.window import Pair, Window
 from ..passes.conv_last import conv2d_last, conv2d_last_dw, conv2d_last_dx
 from . import blas, lanes, winograd
-from .blocks import Block, blocks, extent
-from .table import kernel
+from .blocks import Slices, blocks, extent
+from .recipes import kernel
 
 CHUNK = 1 << 18  # numbers of a column buffer: 1 MB of float32 stays in the second-level cache
 LEAST_ROWS = 512  # of a column buffer: fewer would leave BLAS packing kernels most of the time
@@ -30,17 +30,17 @@ FEW = 8  # channels that are too short a run to be copied as one
 class _Patches:
     """Patches of a block of pixels as rows (positions, kernel rows x kernel columns x channels) of one buffer."""
 
-    def __init__(self, pieces: list[Block], x: np.ndarray, window: Window, scratch: Scratch) -> None:
+    def __init__(self, pieces: list[Slices], x: np.ndarray, window: Window, scratch: Scratch) -> None:
         self.x, self.window, (rows, columns) = x, window, extent(pieces[0])
         self.numbers = window.kernel[0] * window.kernel[1] * x[0, 0].size
         self.buffer = scratch.empty((rows * columns * self.numbers,), x.dtype)
 
-    def matrix(self, piece: Block) -> np.ndarray:
+    def matrix(self, piece: Slices) -> np.ndarray:
         rows, columns = extent(piece)
         pixels, used = rows * columns * self.x.shape[2], self.buffer[: rows * columns * self.numbers]
         return used.reshape(pixels, -1) if self.x.shape[3] >= FEW else used.reshape(-1, pixels).T
 
-    def _taps(self, piece: Block) -> Iterator[tuple[np.ndarray, np.ndarray, Block]]:
+    def _taps(self, piece: Slices) -> Iterator[tuple[np.ndarray, np.ndarray, Slices]]:
         """For each tap what the buffer has of it, the pixels that it meets, and which of its places meet any."""
         pixel, channels = self.x.shape[2:]
         if channels >= FEW:
@@ -60,7 +60,7 @@ class _Patches:
         pixels = slice(start * step + first, (stop - 1) * step + first + 1, step) if start < stop else slice(0)
         return pixels, slice(start - part.start, stop - part.start)
 
-    def gather(self, piece: Block) -> list[Call]:
+    def gather(self, piece: Slices) -> list[Call]:
         """Calls that fill the buffer from the images."""
         calls: list[Call] = []
         for seen, pixels, (down, right) in self._taps(piece):
@@ -70,7 +70,7 @@ class _Patches:
                 calls.append(_copy(seen[down, right], pixels))
         return calls
 
-    def scatter(self, piece: Block) -> list[Call]:
+    def scatter(self, piece: Slices) -> list[Call]:
         """Calls that add the buffer to the images it belongs to, of several images side by side."""
         met = [(pixels, seen[where]) for seen, pixels, where in self._taps(piece) if pixels.size]
 
@@ -90,7 +90,7 @@ def _copy(target: np.ndarray, x: np.ndarray) -> Call:
     return partial(np.copyto, target, x)
 
 
-def _pieces(images: np.ndarray, x: np.ndarray, kernel: Pair, most: int) -> list[Block]:
+def _pieces(images: np.ndarray, x: np.ndarray, kernel: Pair, most: int) -> list[Slices]:
     """The rows and columns of images whose patches of `x` are handled at a time."""
     width = kernel[0] * kernel[1] * x.shape[3]
     return blocks(images.shape[:2], width * x.shape[2], max(most, width * LEAST_ROWS))
@@ -113,7 +113,7 @@ def _binds(xp: ModuleType, out: Any, *arrays: Any) -> bool:
     return out.dtype.char in "fd" and all(a.dtype == out.dtype and a.size for a in (out, *arrays))
 
 
-def _matrix(images: np.ndarray, piece: Block) -> np.ndarray:
+def _matrix(images: np.ndarray, piece: Slices) -> np.ndarray:
     """A block of images as a matrix (pixels, channels)."""
     return images[piece].reshape(-1, images.shape[3])
 

@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 
 from ..core.kernels import Call
-from ..core.op import FEW, Instruction
+from ..core.op import FEW
 from ..ops.cross_entropy import cross_entropy_of_ids, softmax_cross_entropy_dx
-from ..ops.index import Window
-from .table import kernel
+from ..ops.index import RowWindow
+from .recipes import kernel
 
 
 @kernel(cross_entropy_of_ids)
 def softmax_cross_entropy_bind(
     xp: ModuleType, out: Any, logits: Any, labels: Any, *, ignore_index: int | None, label_smoothing: float, **_: Any
-) -> list[Instruction] | None:
+) -> list[Call] | None:
     """Exponentials in one reused buffer; the loss of the own class is picked by flat position."""
     if not logits.flags.c_contiguous or not labels.flags.c_contiguous or not logits.size:
         return None
@@ -50,7 +50,7 @@ def softmax_cross_entropy_dx_bind(
     *,
     ignore_index: int | None,
     label_smoothing: float,
-    window: Window = None,
+    window: RowWindow = None,
     **_: Any,
 ) -> Call | None:
     if window is not None or not out.flags.c_contiguous or not labels.flags.c_contiguous:
@@ -80,7 +80,7 @@ def softmax_cross_entropy_dx_bind(
     return run
 
 
-def picked(rows: np.ndarray, ids: np.ndarray, own: np.ndarray) -> tuple[np.ndarray, list[Instruction]]:
+def picked(rows: np.ndarray, ids: np.ndarray, own: np.ndarray) -> tuple[np.ndarray, list[Call]]:
     """The flat position of each row's class once the calls have run, which fetch what lies there into `own`."""
     starts = np.arange(len(rows)) * rows.shape[1]
     places = np.empty_like(starts)
@@ -91,19 +91,19 @@ def picked(rows: np.ndarray, ids: np.ndarray, own: np.ndarray) -> tuple[np.ndarr
     return places, [add, partial(rows.reshape(-1).take, places, None, own, "clip")]  # clipped: ids to be ignored
 
 
-def row_maxima(rows: np.ndarray, top: np.ndarray) -> list[Instruction]:
+def row_maxima(rows: np.ndarray, top: np.ndarray) -> list[Call]:
     """By position: NumPy finds the maximum of a short row eight times, of a long one twice as fast as its value."""
     best = np.empty(len(rows), np.intp)
     return [partial(rows.argmax, 1, best), *picked(rows, best, top)[1]]
 
 
-def exponentials(rows: np.ndarray, top: np.ndarray, powers: np.ndarray, total: np.ndarray) -> list[Instruction]:
+def exponentials(rows: np.ndarray, top: np.ndarray, powers: np.ndarray, total: np.ndarray) -> list[Call]:
     """powers = exp(rows - top), and the sum of each row of them."""
     flat, ones = powers.reshape(-1), np.ones(rows.shape[1], rows.dtype)
     return [*row_wise(np.subtract, rows, top, powers), partial(np.exp, flat, flat), partial(powers.dot, ones, total)]
 
 
-def losses(total: np.ndarray, top: np.ndarray, own: np.ndarray, loss: np.ndarray) -> list[Instruction]:
+def losses(total: np.ndarray, top: np.ndarray, own: np.ndarray, loss: np.ndarray) -> list[Call]:
     """total = log(sum of the exponentials), then loss = total - own."""
     return [
         partial(np.log, total, total),
@@ -112,7 +112,7 @@ def losses(total: np.ndarray, top: np.ndarray, own: np.ndarray, loss: np.ndarray
     ]
 
 
-def row_wise(ufunc: np.ufunc, rows: np.ndarray, column: np.ndarray, out: np.ndarray) -> list[Instruction]:
+def row_wise(ufunc: np.ufunc, rows: np.ndarray, column: np.ndarray, out: np.ndarray) -> list[Call]:
     """out[i] = ufunc(rows[i], column[i]). NumPy spreads a few numbers faster by a copy than inside of a ufunc."""
     if rows.size > FEW:
         return [partial(ufunc, rows, column[:, None], out)]

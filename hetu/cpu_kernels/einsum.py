@@ -14,7 +14,7 @@ import numpy as np
 from ..core.kernels import Call
 from ..ops.einsum import _einsum, as_product, terms_of
 from . import blas
-from .table import kernel
+from .recipes import kernel
 
 
 @kernel(_einsum)

@@ -1,8 +1,8 @@
 """Gradient descent that never stores its gradient: the product or the sum that makes it adds into the parameter.
 
 Made by the pass `fuse_updates` only, after autodiff. Where the executor donates the parameter's memory, one BLAS call
-with alpha = -lr and beta = 1 is the whole update. Ignored on purpose: momentum, clipping and decay, which need the
-gradient itself.
+with alpha = -lr and beta = 1 is the whole update. Momentum, clipping and decay need the gradient itself, so they are
+left out.
 
 Gain: see `fuse_updates.py`. Off by leaving `fuse_updates` out of `passes=` or `HETU_PASSES`.
 """
@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from ..core.op import Instruction, Role, op
+from ..core.kernels import Call
+from ..core.op import Role, op
 from ..core.types import TensorType
 from . import blas
 from .update import copied, is_fixed
@@ -37,7 +38,7 @@ def sgd_product(xp: ModuleType, p: Any, a: Any, b: Any, lr: Any) -> Any:
 
 
 @sgd_product.bind
-def sgd_product_bind(xp: ModuleType, out: Any, p: Any, a: Any, b: Any, lr: Any) -> list[Instruction] | None:
+def sgd_product_bind(xp: ModuleType, out: Any, p: Any, a: Any, b: Any, lr: Any) -> list[Call] | None:
     calls = copied((out,), (p,))
     minus, negate = negated(lr, p.dtype)
     fused = blas.gemm(a, b, out, minus, 1.0)
@@ -59,7 +60,7 @@ def sgd_sum(xp: ModuleType, p: Any, g: Any, lr: Any) -> Any:
 
 
 @sgd_sum.bind
-def sgd_sum_bind(xp: ModuleType, out: Any, p: Any, g: Any, lr: Any) -> list[Instruction] | None:
+def sgd_sum_bind(xp: ModuleType, out: Any, p: Any, g: Any, lr: Any) -> list[Call] | None:
     if not g.flags.c_contiguous or not g.size:
         return None
     calls = copied((out,), (p,))
@@ -72,7 +73,7 @@ def sgd_sum_bind(xp: ModuleType, out: Any, p: Any, g: Any, lr: Any) -> list[Inst
     return [*calls, *negate, partial(np.sum, rows, 0, None, gradient), *add_scaled(out, gradient, minus, gradient)]
 
 
-def negated(lr: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, list[Instruction]]:
+def negated(lr: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, list[Call]]:
     """A 0-d array that holds -lr once the instructions have run; for a constant that is so from the start."""
     minus = np.empty((), dtype)
     negate = partial(np.negative, lr, minus, casting="same_kind")
@@ -82,7 +83,7 @@ def negated(lr: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, list[Instructi
     return minus, [negate]
 
 
-def add_scaled(p: np.ndarray, x: np.ndarray, minus: np.ndarray, scratch: np.ndarray) -> list[Instruction]:
+def add_scaled(p: np.ndarray, x: np.ndarray, minus: np.ndarray, scratch: np.ndarray) -> list[Call]:
     """p = p + minus x, with `minus` a 0-d array read on every call; `scratch` may be `x`."""
     call = blas.axpy(x, p, minus)
     if call is not None:

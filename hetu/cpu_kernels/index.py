@@ -12,19 +12,21 @@ from typing import Any
 import numpy as np
 
 from ..core.kernels import Call
-from ..ops.index import Window, scatter_add, scatter_rows, take
-from .table import kernel
+from ..ops.index import RowWindow, scatter_add, scatter_rows, take
+from .recipes import kernel
 
 
 @kernel(take)
-def take_bind(xp: ModuleType, out: Any, x: Any, indices: Any, *, axis: int, window: Window) -> Call | None:
+def take_bind(xp: ModuleType, out: Any, x: Any, indices: Any, *, axis: int, window: RowWindow) -> Call | None:
     if 0 in x.shape or window is not None:
         return None
     return partial(x.take, indices, axis, out, "clip")
 
 
 @kernel(scatter_rows)
-def scatter_rows_bind(xp: ModuleType, out: Any, like: Any, ids: Any, rows: Any, *, window: Window) -> list[Call] | None:
+def scatter_rows_bind(
+    xp: ModuleType, out: Any, like: Any, ids: Any, rows: Any, *, window: RowWindow
+) -> list[Call] | None:
     if window is not None:
         return None
     return [partial(out.fill, 0), *add_rows(out, ids, rows)]

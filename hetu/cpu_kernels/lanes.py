@@ -1,15 +1,15 @@
 """Lanes: independent pieces of one instruction run side by side, each in a thread of its own with one BLAS thread.
 
-NumPy and BLAS let go of the interpreter while they compute, so threads that make few long calls are as good as threads
-in C. A recipe says what may be cut (`over`); there are as many lanes as BLAS has threads, and one of them is the
-calling thread. Others sleep between pieces: handing over costs 15 us, which only work of more than 100 us repays.
-A program with such pieces divides its matrix products in the same way (`divided`), for BLAS's own threads go on
-spinning after each of theirs, and would take the cores.
-Which lane runs a piece changes no bit of it, but a sum over the axis that is cut is made of as many partial sums as
-there are lanes, added in their order: results are those of the number of threads, as with BLAS itself.
-`HETU_LANES=0` in the environment leaves all work in the calling thread, but for what BLAS divides itself.
-Ignored on purpose: more than 4 threads, as all share one interpreter (the gain was measured with 2); calls of a few
-microseconds, such as those of a recurrent layer, for the same reason; balancing unequal pieces.
+NumPy and BLAS release the interpreter while they compute, so threads that make few long calls are as good as threads in
+C. A recipe says what may be cut (`over`); there are as many lanes as BLAS has threads, and one of them is the calling
+thread. Others sleep between pieces: handing over costs 15 us, which only work of more than 100 us repays. A program
+with such pieces divides its matrix products in the same way (`divided`), because BLAS's own threads keep spinning after
+each product and would take the cores. Which lane runs a piece changes no bit of it, but a sum over the axis that is cut
+is made of as many partial sums as there are lanes, added in their order: results are those of the number of threads, as
+with BLAS itself. `HETU_LANES=0` in the environment leaves all work in the calling thread, except what BLAS divides
+itself. More than 4 threads are not used, as all share one interpreter (the gain was measured with 2). For the same
+reason calls of a few microseconds, such as those of a recurrent layer, are not divided. Unequal pieces are not
+balanced.
 """
 
 from __future__ import annotations

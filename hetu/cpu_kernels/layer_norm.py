@@ -1,6 +1,6 @@
-"""Layer normalisation that hands its normal rows to its gradient, which else would center and measure them again.
+"""Layer normalization that hands its normal rows to its gradient, which else would center and measure them again.
 
-The normal rows take the place of the input in memory. Ignored on purpose: RMS and group norm, which are compositions.
+The normal rows take the place of the input in memory. RMS and group norm are compositions.
 
 Pattern: `layer_norm` and its gradient. Gain: within the noise of 8 % on a GPT. Off by leaving `share_layer_norm` out of
 `passes=` or `HETU_PASSES`.
@@ -20,7 +20,7 @@ from ..core.kernels import Call
 from ..core.op import op
 from ..core.types import TensorType
 from .batch_norm import runs_fast
-from .normalization import Rows
+from .normalization import CenteredRows
 from .share import share
 
 
@@ -50,7 +50,7 @@ def layer_norm_rows_bind(
     y, normal, inverse = out
     if not runs_fast(xp, y, x, scale, bias):
         return None
-    rows = Rows(x, epsilon, inverse.reshape(-1, 1))
+    rows = CenteredRows(x, epsilon, inverse.reshape(-1, 1))
     return [
         partial(rows.center, normal.reshape(rows.x.shape)),
         partial(np.multiply, normal, inverse, normal),

@@ -12,17 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from ..core.op import Instruction
+from ..core.kernels import Call
 from ..ops.linalg import linear, matmul
 from . import blas, lanes
-from .table import kernel
+from .recipes import kernel
 
 TINY = 1 << 18  # multiplications of one product up to which the overhead of the call counts
 SMALL = 10**6  # multiplications of one product that OpenBLAS, where it can, does without packing its operands first
 
 
 @kernel(matmul)
-def matmul_bind(xp: ModuleType, out: Any, a: Any, b: Any) -> list[Instruction] | None:
+def matmul_bind(xp: ModuleType, out: Any, a: Any, b: Any) -> list[Call] | None:
     """One BLAS call where the left has rows only; batches stay with NumPy, which calls BLAS for each."""
     if b.ndim != 2:
         return None
@@ -43,7 +43,7 @@ def _is_tiny(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> bool:
     return fits and a.size * b.shape[1] <= TINY
 
 
-def _pieces(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> list[Instruction] | None:
+def _pieces(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> list[Call] | None:
     """The product in one call; one with a single long axis in pieces of it, for which packing would cost the most."""
     (m, n), k = out.shape, b.shape[0]
     if m * k <= SMALL >> 9 and n >= 8 * (m + k):
@@ -56,13 +56,13 @@ def _pieces(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> list[Instruction] 
     return call and [call]
 
 
-def _wide(a: np.ndarray, b: np.ndarray, out: np.ndarray, part: slice) -> list[Instruction] | None:
+def _wide(a: np.ndarray, b: np.ndarray, out: np.ndarray, part: slice) -> list[Call] | None:
     """Calls for these columns of the result."""
     calls = [blas.gemm(a, b[:, s], out[:, s]) for s in _ranges(part, SMALL // a.size)]
     return None if None in calls else calls
 
 
-def _long(a: np.ndarray, b: np.ndarray, out: np.ndarray, sums: list, part: slice) -> list[Instruction] | None:
+def _long(a: np.ndarray, b: np.ndarray, out: np.ndarray, sums: list, part: slice) -> list[Call] | None:
     """Calls that add up these terms: in `out` if they are the first, else in an array of their own among `sums`."""
     if part.start:
         out = np.empty_like(out)
@@ -80,7 +80,7 @@ def _ranges(part: slice, most: int) -> list[slice]:
 
 
 @kernel(linear)
-def linear_bind(xp: ModuleType, out: Any, x: Any, w: Any, b: Any) -> list[Instruction]:
+def linear_bind(xp: ModuleType, out: Any, x: Any, w: Any, b: Any) -> list[Call]:
     product = matmul_bind(xp, out, x, w) or [partial(xp.matmul, x, w, out=out)]
     rows = out.reshape(-1, out.shape[-1]) if out.flags.c_contiguous and out.size else None
     add_bias = None if rows is None else blas.ger(np.ones(len(rows), out.dtype), b, rows)

@@ -1,6 +1,6 @@
 """Cross entropy that makes its gradient in the same passes, from the same exponentials.
 
-Ignored on purpose: probabilities as targets.
+Left out: probabilities as targets.
 
 Pattern: `softmax_cross_entropy` and its gradient under a constant one. Gain: 1.07 on a GPT, where the noise is 0.08.
 Off by leaving `share_cross_entropy` out of `passes=` or `HETU_PASSES`.
@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from ..core.graph import OPS, Node, topological
-from ..core.op import Instruction, op
+from ..core.kernels import Call
+from ..core.op import op
 from ..core.types import TensorType
 from ..ops.cross_entropy import check_class_ids, cross_entropy_of_ids, softmax_cross_entropy_dx
 from .cross_entropy import exponentials, losses, picked, row_maxima, row_wise
@@ -54,7 +55,7 @@ def cross_entropy_slope_check(
 @cross_entropy_slope.bind
 def cross_entropy_slope_bind(
     xp: ModuleType, out: Any, g: Any, logits: Any, labels: Any, *, ignore_index: int | None, label_smoothing: float
-) -> list[Instruction] | None:
+) -> list[Call] | None:
     """Rows are taken by flat position; without smoothing and skipped rows that is all there is to do."""
     plain = xp is np and not label_smoothing and ignore_index is None and logits.dtype.char in "fd"
     if not plain or not all(a.flags.c_contiguous for a in (*out, logits, labels)) or not logits.size:

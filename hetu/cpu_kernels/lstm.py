@@ -15,7 +15,7 @@ from ..core.backend import fixed_value
 from ..core.kernels import Call
 from ..ops.lstm import _lstm, lstm_dx
 from . import blas
-from .table import kernel
+from .recipes import kernel
 
 
 def _fast(xp: ModuleType, *arrays: np.ndarray) -> bool:

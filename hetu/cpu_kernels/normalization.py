@@ -13,7 +13,7 @@ import numpy as np
 from ..core.kernels import Call
 from ..ops.normalization import layer_norm, layer_norm_dx, rms_norm, rms_norm_dx
 from .batch_norm import runs_fast
-from .table import kernel
+from .recipes import kernel
 
 
 @kernel(layer_norm)
@@ -22,7 +22,7 @@ def layer_norm_bind(
 ) -> Call | None:
     if not runs_fast(xp, out, x, scale, bias):
         return None
-    rows, result = Rows(x, epsilon), out.reshape(-1, x.shape[-1])
+    rows, result = CenteredRows(x, epsilon), out.reshape(-1, x.shape[-1])
 
     def run() -> None:
         rows.center(result)
@@ -40,7 +40,7 @@ def layer_norm_dx_bind(
     dx, dscale, dbias = out
     if not runs_fast(xp, dx, g, x, scale, dscale, dbias):
         return None
-    rows, result, gs = Rows(x, epsilon), dx.reshape(-1, x.shape[-1]), g.reshape(-1, x.shape[-1])
+    rows, result, gs = CenteredRows(x, epsilon), dx.reshape(-1, x.shape[-1]), g.reshape(-1, x.shape[-1])
     normal, ones = np.empty_like(result), np.ones(len(result), x.dtype)
     weights, part = np.empty_like(rows.weights), np.empty_like(rows.mean)
 
@@ -116,7 +116,7 @@ def rms_norm_dx_bind(
     return run
 
 
-class Rows:
+class CenteredRows:
     """The rows of a contiguous array, centered into `out` and measured, by BLAS and einsum at the speed of memory."""
 
     def __init__(self, x: np.ndarray, epsilon: float, inverse: np.ndarray | None = None) -> None:

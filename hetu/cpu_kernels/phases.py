@@ -22,9 +22,9 @@ from ..core.errors import ShapeError
 from ..core.kernels import Call
 from ..core.op import op
 from ..core.types import TensorType
+from ..ops.window import Pair
 from . import lanes
 
-Pair = tuple[int, int]
 LEAST = 1 << 18  # elements of a lane
 STRIP = 16  # images transposed at a time: more would fall on the same cache lines
 PHASES = ((0, 0), (0, 1), (1, 0), (1, 1))  # row-major, as max_pool2d numbers the taps of a window

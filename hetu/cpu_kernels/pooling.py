@@ -15,7 +15,7 @@ import numpy as np
 from ..core.kernels import Call
 from ..ops.pooling import _max_pool2d, avg_pool2d_dx, max_pool2d_dx
 from ..ops.window import Pair, Window
-from .table import kernel
+from .recipes import kernel
 
 
 @kernel(_max_pool2d)

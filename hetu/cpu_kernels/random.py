@@ -13,8 +13,8 @@ import numpy as np
 
 from ..core.kernels import Call
 from ..core.types import Shape
-from ..ops.random import Stream, Window, _dropout, _kept, _scale, _values, random
-from .table import kernel
+from ..ops.random import AxisWindows, Stream, _dropout, _kept, _scale, _values, random
+from .recipes import kernel
 
 
 @kernel(random)
@@ -34,7 +34,7 @@ def random_bind(
 
 @kernel(_dropout)
 def dropout_bind(
-    xp: ModuleType, out: Any, x: Any, state: Any, *, rate: float, stream: int, channels: bool, window: Window
+    xp: ModuleType, out: Any, x: Any, state: Any, *, rate: float, stream: int, channels: bool, window: AxisWindows
 ) -> Call | None:
     numbers, scale = Stream(stream), x.dtype.type(_scale(rate))
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from ..core.op import Instruction
+from ..core.kernels import Call
 from ..ops.reduction import sum
-from .table import kernel
+from .recipes import kernel
 
 
 @kernel(sum)
-def sum_bind(xp: ModuleType, out: Any, x: Any, *, axis: tuple[int, ...], keepdims: bool) -> Instruction | None:
+def sum_bind(xp: ModuleType, out: Any, x: Any, *, axis: tuple[int, ...], keepdims: bool) -> Call | None:
     """The sum of all, such as of a loss: a product with ones or the bare reduction saves most of the call's time."""
     if len(axis) != x.ndim or not x.flags.c_contiguous or x.dtype != out.dtype:
         return None

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from ..core.backend import Scratch
-from ..core.op import Instruction
+from ..core.kernels import Call
 from ..ops.routing import moe_combine, moe_dispatch, moe_products
-from .table import kernel
+from .recipes import kernel
 
 
 def _fits(xp: ModuleType, *arrays: Any) -> bool:
@@ -38,7 +38,7 @@ class _Reading:
 @kernel(moe_dispatch)
 def moe_dispatch_bind(
     xp: ModuleType, out: Any, x: Any, slots: Any, weights: Any, *, experts: int, capacity: int
-) -> list[Instruction] | None:
+) -> list[Call] | None:
     """Each slot takes its token: the result is written once, in order."""
     if not _fits(xp, out, x, weights):
         return None
@@ -62,7 +62,7 @@ def moe_dispatch_bind(
 @kernel(moe_combine)
 def moe_combine_bind(
     xp: ModuleType, out: Any, y: Any, slots: Any, weights: Any, *, scratch: Scratch
-) -> list[Instruction] | None:
+) -> list[Call] | None:
     if not _fits(xp, out, y, weights):
         return None
     reading = _Reading(y, slots, scratch)
@@ -70,9 +70,7 @@ def moe_combine_bind(
 
 
 @kernel(moe_products)
-def moe_products_bind(
-    xp: ModuleType, out: Any, x: Any, y: Any, slots: Any, *, scratch: Scratch
-) -> list[Instruction] | None:
+def moe_products_bind(xp: ModuleType, out: Any, x: Any, y: Any, slots: Any, *, scratch: Scratch) -> list[Call] | None:
     if not _fits(xp, out, x, y):
         return None
     reading = _Reading(y, slots, scratch)

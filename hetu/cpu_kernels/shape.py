@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from ..core.op import Instruction
+from ..core.kernels import Call
 from ..core.types import product
 from ..ops.shape import broadcast_axes, sum_to_like
 from . import blas
-from .table import kernel
+from .recipes import kernel
 
 
 @kernel(sum_to_like)
-def sum_to_like_bind(xp: ModuleType, out: Any, x: Any, like: Any) -> Instruction | None:
+def sum_to_like_bind(xp: ModuleType, out: Any, x: Any, like: Any) -> Call | None:
     """The sum over leading axes, as in the gradient of a bias, is a product with a vector of ones."""
     axes = broadcast_axes(x.shape, like.shape)
     if axes != tuple(range(len(axes))) or not x.flags.c_contiguous or not out.flags.c_contiguous:

@@ -10,10 +10,12 @@ from collections.abc import Callable, Sequence
 
 from ..core.graph import OPS, Node, rewrite
 
-Rule = Callable[[Node, tuple[Node, ...]], Node]
+ShareRule = Callable[[Node, tuple[Node, ...]], Node]
 
 
-def share(outputs: Sequence[Node], pairs: dict[Node, Node], forward: Rule, backward: Rule) -> tuple[Node, ...]:
+def share(
+    outputs: Sequence[Node], pairs: dict[Node, Node], forward: ShareRule, backward: ShareRule
+) -> tuple[Node, ...]:
     """Rewrite each backward node of `pairs` and its forward node. `forward(node, inputs)` makes the operator of both;
     `backward(both, inputs)` gets that operator and the inputs of the backward node."""
     made: dict[Node, Node] = {}

@@ -16,7 +16,7 @@ import numpy as np
 from ..core.kernels import Call
 from ..ops.sparse import _check_entries, _is_fixed, sampled_matmul, sparse_matmul
 from . import lanes
-from .table import kernel
+from .recipes import kernel
 
 CHUNK = 1 << 17  # numbers gathered at a time, which stay in the second-level cache
 LEAST = 1 << 12  # rows of a lane

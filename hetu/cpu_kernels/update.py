@@ -17,7 +17,7 @@ from ..core.backend import Scratch
 from ..core.graph import Node
 from ..core.kernels import Call
 from ..ops.composition import WIDE, Composition
-from ..ops.index import Window, own_rows
+from ..ops.index import RowWindow, own_rows
 from . import blas
 from .index import add_rows
 from .tape import Apply, Factor, Mix, tape_of
@@ -171,7 +171,7 @@ def is_fixed(value: np.ndarray) -> bool:
 # -- the rows of a table ---------------------------------------------------------------------------------------
 
 
-def on_rows(rule: Any, xp: Any, out: Any, *arrays: Any, window: Window = None, **attrs: Any) -> list[Call] | None:
+def on_rows(rule: Any, xp: Any, out: Any, *arrays: Any, window: RowWindow = None, **attrs: Any) -> list[Call] | None:
     """Binds the operator of a rule on some rows of a table."""
     if not arrays[0].size:
         return None
@@ -231,8 +231,8 @@ def _subtract_rows(
 class _SumRows:
     """The distinct ids and the sum of the gradient rows of each, without sorting.
 
-    A table of places (one integer a row of the parameter) takes the position of every id; the last one to write
-    wins and stands for all equal ones.
+    A table of places (one integer per row of the parameter) takes the position of every id; the last one to write wins
+    and stands for all equal ones.
     """
 
     def __init__(self, table: np.ndarray, ids: np.ndarray, rows: np.ndarray) -> None:

@@ -4,10 +4,10 @@ Every 4x4 tile of the padded images, two pixels after the last one, is transform
 is then an ordinary matrix product over channels, and a transform back gives 2x2 pixels. Images are (rows, columns, n,
 channels) here: a pixel of all images is one long run of memory, so that tiles are read where they lie. The error is
 below that of the direct form. A. Lavin, S. Gray, "Fast Algorithms for Convolutional Neural Networks", CVPR 2016,
-section 4.1. Ignored on purpose: other kernels; few channels, for which the transforms cost more than they save; tiles
-of 4x4 results. At the best points known (0, 3/4, 3/2 and their negatives) those are 4 to 6 times less exact, worse than
-PyTorch, and their transforms take twice as many additions and multiplications, so that by a count of operations next to
-nothing is left to gain beside a BLAS for AVX-512.
+section 4.1. Few channels do not use it, as the transforms cost more than they save. Tiles of 4x4 results are left out:
+at the best points known (0, 3/4, 3/2 and their negatives) they are 4 to 6 times less exact, worse than PyTorch. Their
+transforms take twice as many additions and multiplications, so by a count of operations they gain next to nothing
+beside a BLAS for AVX-512.
 
 Gain: see `conv_last.py`. Off with `HETU_KERNELS=0`.
 """
@@ -23,9 +23,9 @@ from ..core.backend import Scratch
 from ..core.kernels import Call
 from ..ops.window import Pair, Window
 from . import blas, lanes
-from .blocks import Block, blocks, extent
+from .blocks import Slices, blocks, extent
 
-Rule = tuple[tuple[np.ufunc | None, int, int], ...]  # four results, each of two numbers, or of one
+TransformRule = tuple[tuple[np.ufunc | None, int, int], ...]  # four results, each of two numbers, or of one
 LEAST_CHANNELS = 32  # of images and result
 CHUNK = 1 << 15  # numbers of one transformed place handled at a time
 LEAST_TILES = 256  # rows of a product: fewer would leave BLAS waiting for memory
@@ -35,8 +35,13 @@ LEAST_KERNEL = 1 << 12  # numbers of a kernel that a lane transforms
 MOST_TURNED = 1 << 14  # numbers of a kernel that is turned to be read along its rows: more cost more than they save
 # G of the paper; the signs of B and A differ in the last place, where they cancel
 KERNEL = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]])
-B: Rule = ((np.subtract, 0, 2), (np.add, 1, 2), (np.subtract, 2, 1), (np.subtract, 3, 1))  # transposed: of 4 pixels
-A: Rule = ((None, 0, 0), (np.add, 0, 1), (np.subtract, 0, 1), (None, 1, 1))  # of 2 pixels
+B: TransformRule = (
+    (np.subtract, 0, 2),
+    (np.add, 1, 2),
+    (np.subtract, 2, 1),
+    (np.subtract, 3, 1),
+)  # transposed: of 4 pixels
+A: TransformRule = ((None, 0, 0), (np.add, 0, 1), (np.subtract, 0, 1), (None, 1, 1))  # of 2 pixels
 
 
 def suits(channels: Pair, size: Pair, window: Window, groups: int) -> bool:
@@ -98,7 +103,7 @@ def _corner(window: Window) -> Pair:
     return tuple(before for before, _ in window.padding)
 
 
-def _pieces(images: np.ndarray, channels: int) -> list[Block]:
+def _pieces(images: np.ndarray, channels: int) -> list[Slices]:
     """The rows and columns of tiles of 2x2 pixels that are handled at a time."""
     grid = tuple(-(-s // 2) for s in images.shape[:2])
     return blocks(grid, images.shape[2] * channels, max(CHUNK, LEAST_TILES * channels))
@@ -125,7 +130,7 @@ def _kernels(w: np.ndarray, adjoint: bool, scratch: Scratch, calls: list[Call]) 
     """G w G^T as 16 matrices (channels of the images, those of the result)."""
     o, c = w.shape[:2]
     transform, made = np.kron(KERNEL, KERNEL).astype(w.dtype), scratch.empty((16, o, c), w.dtype)
-    taps = transform[:, ::-1].copy() if adjoint else transform  # a kernel turned by half a circle is one read backwards
+    taps = transform[:, ::-1].copy() if adjoint else transform  # a kernel turned by half a circle is one read backward
     turns = not adjoint and o * c <= MOST_TURNED
     turned = scratch.empty((16, c, o), w.dtype) if turns else made.mT
 
@@ -164,24 +169,26 @@ def _even(size: int, most: int) -> list[slice]:
 class _Tiles:
     """Tiles of images that begin at -corner, under a transform of rows and columns to 4x4 places, a piece at a time."""
 
-    def __init__(self, pieces: list[Block], x: np.ndarray, rule: Rule, corner: Pair, scratch: Scratch) -> None:
+    def __init__(
+        self, pieces: list[Slices], x: np.ndarray, rule: TransformRule, corner: Pair, scratch: Scratch
+    ) -> None:
         self.x, self.rule, self.corner = x, rule, corner
         pixel, (rows, columns) = x[0, 0].size, extent(pieces[0])
         self.half = scratch.empty((4 * rows * (2 * columns + 2) * pixel,), x.dtype)
         self.places = scratch.empty((16 * rows * columns * pixel,), x.dtype)
 
-    def matrices(self, piece: Block) -> np.ndarray:
+    def matrices(self, piece: Slices) -> np.ndarray:
         """The 16 places of some tiles as matrices (tiles, channels)."""
         return self._at(piece).reshape(16, -1, self.x.shape[3])
 
-    def _at(self, piece: Block) -> np.ndarray:
+    def _at(self, piece: Slices) -> np.ndarray:
         return _cut(self.places, (4, 4, *extent(piece), *self.x.shape[2:]))
 
-    def load(self, piece: Block) -> list[Call]:
+    def load(self, piece: Slices) -> list[Call]:
         """Calls that fill the places of some tiles; of several images side by side if no piece is beside this one."""
         return _over(self.x.shape[2], partial(self._load, piece), _least(self._at(piece)))
 
-    def _load(self, piece: Block, part: slice) -> list[Call]:
+    def _load(self, piece: Slices, part: slice) -> list[Call]:
         rows, columns = piece
         first = [2 * p.start - c for p, c in zip(piece, self.corner)]
         left, right = max(0, first[1]), min(self.x.shape[1], 2 * columns.stop - self.corner[1] + 2)
@@ -198,22 +205,22 @@ class _Tiles:
 class _Results:
     """The places of results, and A^T m A: the 2x2 pixels of each tile."""
 
-    def __init__(self, pieces: list[Block], out: np.ndarray, scratch: Scratch) -> None:
+    def __init__(self, pieces: list[Slices], out: np.ndarray, scratch: Scratch) -> None:
         rows, columns = extent(pieces[0])
         self.out, self.buffer = out, scratch.empty((16 * rows * columns * out[0, 0].size,), out.dtype)
 
-    def _places(self, piece: Block) -> np.ndarray:
+    def _places(self, piece: Slices) -> np.ndarray:
         return _cut(self.buffer, (4, 4, *extent(piece), *self.out.shape[2:]))
 
-    def matrices(self, piece: Block) -> np.ndarray:
+    def matrices(self, piece: Slices) -> np.ndarray:
         """The 16 places of some tiles as matrices (tiles, channels)."""
         return self._places(piece).reshape(16, -1, self.out.shape[3])
 
-    def store(self, piece: Block) -> list[Call]:
+    def store(self, piece: Slices) -> list[Call]:
         """Calls for the pixels of some tiles, as in `load`. Overwrites the places."""
         return _over(self.out.shape[2], partial(self._store, piece), _least(self._places(piece)))
 
-    def _store(self, piece: Block, part: slice) -> list[Call]:
+    def _store(self, piece: Slices, part: slice) -> list[Call]:
         m, (rows, columns), calls = self._places(piece)[..., part, :], piece, list[Call]()
         _gather(m, m[0], m[1], calls)
         for down in range(2):

@@ -1,7 +1,7 @@
 """Data sets and the loader that deals them out in batches: real files in, tuples of NumPy arrays out.
 
-Ignored on purpose: downloading. A data set is read from a folder of yours, from an installed package, or from the
-small files that ship with hetu.
+Nothing is downloaded: a data set is read from a folder of yours, from an installed package, or from the small files
+that ship with hetu.
 """
 
 from .dataset import ArrayDataset, Dataset, GraphData, TextData, sliding_windows

@@ -1,7 +1,7 @@
 """What a data set is: something of known length that hands out rows as a tuple of arrays.
 
-`ArrayDataset` holds rows in memory, `TextData` one long string as codes, `GraphData` one graph. Ignored on purpose:
-rows that do not fit in memory; write a class with `__len__` and `__getitem__` for those, the loader asks no more.
+`ArrayDataset` holds rows in memory, `TextData` one long string as codes, `GraphData` one graph. For rows that do not
+fit in memory write a class with `__len__` and `__getitem__`; the loader needs no more.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from ..core.errors import AxisError, DataError
 
 Batch = tuple[NDArray[Any], ...]
-Rows = SupportsIndex | slice | NDArray[np.integer]
+RowIndex = SupportsIndex | slice | NDArray[np.integer]
 
 
 class Dataset(Protocol):
@@ -68,7 +68,7 @@ class ArrayDataset:
     def __len__(self) -> int:
         return len(self.arrays[0])
 
-    def __getitem__(self, rows: Rows) -> Batch:
+    def __getitem__(self, rows: RowIndex) -> Batch:
         """Rows by position, slice or integer array; one array a column."""
         try:
             return tuple(a[rows] for a in self.arrays)
@@ -131,7 +131,7 @@ def _check_columns(columns: tuple[NDArray[Any], ...], names: tuple[str, ...]) ->
     if len(set(lengths.values())) > 1:
         raise DataError(
             f"columns of different lengths: {', '.join(f'{n} has {length}' for n, length in lengths.items())}",
-            fix="give every column one entry a row",
+            fix="give every column one entry per row",
         )
     if len(columns[0]) == 0:
         raise DataError("a data set without rows", fix="check the file or the filter the rows came from")

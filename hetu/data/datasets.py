@@ -1,8 +1,8 @@
 """The data sets by name, each a function that finds its files, reads them and cuts the documented split.
 
 Every one takes `split` ("train", "test" or "all") and `root`, a folder that holds the public files; without it the
-search order of `sources` applies. Images are float32 in [0, 1], labels int64. Licences: `files/LICENSES.md`. Ignored on
-purpose: scaling, encoding and augmentation, which belong to the model that needs them.
+search order of `sources` applies. Images are float32 in [0, 1], labels int64. Licenses: `files/LICENSES.md`. Scaling,
+encoding and augmentation belong to the model that needs them.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def fashion_mnist(split: Split = "train", root: Root = None) -> ArrayDataset:
 
 
 def cifar10(split: Split = "train", root: Root = None) -> ArrayDataset:
-    """Small colour photographs: x float32 (n, 3, 32, 32), y int64 (n,) in 0..9; 50,000 + 10,000.
+    """Small color photographs: x float32 (n, 3, 32, 32), y int64 (n,) in 0..9; 50,000 + 10,000.
 
     Needs the binary version (`cifar-10-binary.tar.gz`, unpacked) in `root` or `$HETU_DATA/cifar10`; the Python version
     is a pickle, which could run code. Krizhevsky 2009.
@@ -227,7 +227,7 @@ def wordnet_kg(split: Literal["train", "valid", "test", "all"] = "train", root: 
     From `root` any set with `train.txt`, `valid.txt` and `test.txt` (FB15k, WN18). Otherwise 12,706 triples of WordNet
     3.1 in the order of `default_rng(0).permutation`: the first 600 test, the next 600 valid, the others train; valid
     and test keep only entities that train knows. Inverse pairs stay in, so the split leaks as WN18's does (Toutanova,
-    Chen 2015). Codes count the sorted names of the whole set, whatever the split.
+    Chen 2015). Codes count the sorted names of the whole set, for every split.
 
     >>> len(wordnet_kg("train")), len(wordnet_kg().info["relations"])
     (11506, 18)

@@ -1,7 +1,7 @@
 """Readers for the public file formats, each from a path to plain arrays or rows; a `.gz` is unpacked on the way.
 
-A file that is cut short or of another format raises DataError and names the place. Ignored on purpose: pickles, such as
-the Python version of CIFAR-10; loading one runs whatever code it holds.
+A file that is cut short or of another format raises DataError and names the place. Pickles are not read, such as the
+Python version of CIFAR-10: loading one runs the code that it holds.
 """
 
 from __future__ import annotations

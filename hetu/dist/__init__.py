@@ -15,15 +15,15 @@ from .comm.threads import ThreadComm, run_ranks
 from .cut.builders import MEGATRON, DataParallel, ExpertParallel, Parallel, TensorParallel, ZeRO
 from .cut.heterogeneous import Heterogeneous
 from .cut.kept import Kept, Served
+from .cut.on_ranks import OnRanks
 from .cut.pipeline import Pipeline
 from .cut.place import place
-from .cut.placement import OnRanks
 from .cut.schedule import Schedule
 from .cut.staged import Staged
 from .cut.stages import stage
 from .cut.strategy import Builder, Strategy
 from .layout.layout import DUP, MAX, MIN, SUM, Layout, Mesh, Shard
-from .layout.redistribute import Plan, plan, redistribute
+from .layout.redistribute import Redistribution, plan, redistribute
 from .ops import shard
 
 __all__ = [
@@ -34,5 +34,5 @@ __all__ = [
     "MEGATRON", "shard",
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send_recv",
     "Pipeline", "Staged", "Schedule", "stage", "place", "OnRanks",
-    "DUP", "SUM", "MAX", "MIN", "Shard", "Layout", "Mesh", "Plan", "plan", "redistribute",
+    "DUP", "SUM", "MAX", "MIN", "Shard", "Layout", "Mesh", "Redistribution", "plan", "redistribute",
 ]  # fmt: skip

@@ -1,11 +1,11 @@
 """Collectives that a user writes into a graph of which every rank has a copy of its own (one program, many data).
 
 Without a strategy `Executor(..., comm=comm)` runs the graph as it is: each rank feeds its own data and keeps its own
-variables, and these functions are all that ranks know of each other. All ranks build the same graph, so all communicate
-in the same order. **Gradients** are those of the sum of what all ranks differentiate: each function is linear in the
-values of all ranks together, and its gradient is the transposed function. So the gradient of an all_reduce is an
-all_reduce; where all ranks differentiate one loss that they share, it counts once for each of them: divide by their
-number. Ignored on purpose: unequal parts (a strategy has them), and the gradients of maxima and minima.
+variables, and only these functions connect the ranks. All ranks build the same graph, so all communicate in the same
+order. **Gradients** are those of the sum of what all ranks differentiate: each function is linear in the values of all
+ranks together, and its gradient is the transposed function. So the gradient of an all_reduce is an all_reduce; where
+all ranks differentiate one shared loss, it counts once per rank: divide by their number. Left out: unequal parts (a
+strategy has them), and the gradients of maxima and minima.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from .comm.mpi import world
 from .layout.layout import DUP, MAX, MIN, ROLES, SUM, Layout, Shard
 from .ops import RESHARD
 
-Ranks = Sequence[int] | None
+GroupRanks = Sequence[int] | None
 
 
-def all_reduce(x: Node, op: str = "sum", ranks: Ranks = None) -> Node:
+def all_reduce(x: Node, op: str = "sum", ranks: GroupRanks = None) -> Node:
     """The sum ("max", "min") of the `x` of all `ranks`, on each of them.
 
     `ranks` are those of the executor's communicator, as in all these functions; by default all of the job. Others get
@@ -36,17 +36,17 @@ def all_reduce(x: Node, op: str = "sum", ranks: Ranks = None) -> Node:
     return _made("all_reduce", x, _over(ranks, _pending(op)), _over(ranks, DUP))
 
 
-def all_gather(x: Node, axis: int = 0, ranks: Ranks = None) -> Node:
+def all_gather(x: Node, axis: int = 0, ranks: GroupRanks = None) -> Node:
     """The `x` of all `ranks`, joined along `axis` in their order, on each of them."""
     return _made("all_gather", x, _over(ranks, _axis(axis, x)), _over(ranks, DUP))
 
 
-def reduce_scatter(x: Node, axis: int = 0, op: str = "sum", ranks: Ranks = None) -> Node:
+def reduce_scatter(x: Node, axis: int = 0, op: str = "sum", ranks: GroupRanks = None) -> Node:
     """The sum of the `x` of all `ranks`; each keeps its part along `axis`. ShapeError if it does not divide."""
     return _made("reduce_scatter", x, _over(ranks, _pending(op)), _over(ranks, _axis(axis, x)))
 
 
-def all_to_all(x: Node, split_axis: int, concat_axis: int, ranks: Ranks = None) -> Node:
+def all_to_all(x: Node, split_axis: int, concat_axis: int, ranks: GroupRanks = None) -> Node:
     """Part j of `x` along `split_axis` goes to the j-th of `ranks`; what arrives is joined along `concat_axis`."""
     split, concat = _axis(split_axis, x), _axis(concat_axis, x)
     if split == concat:
@@ -54,12 +54,12 @@ def all_to_all(x: Node, split_axis: int, concat_axis: int, ranks: Ranks = None) 
     return _made("all_to_all", x, _over(ranks, concat), _over(ranks, split))
 
 
-def broadcast(x: Node, root: int = 0, ranks: Ranks = None) -> Node:
+def broadcast(x: Node, root: int = 0, ranks: GroupRanks = None) -> Node:
     """The `x` of rank `root`, on all `ranks`."""
     return _made("broadcast", x, Layout(Shard((root,))), _over(ranks, DUP))
 
 
-def reduce(x: Node, root: int = 0, op: str = "sum", ranks: Ranks = None) -> Node:
+def reduce(x: Node, root: int = 0, op: str = "sum", ranks: GroupRanks = None) -> Node:
     """The sum of the `x` of all `ranks`, on rank `root`; zeros on the others."""
     return _made("reduce", x, _over(ranks, _pending(op)), Layout(Shard((root,))))
 
@@ -85,7 +85,7 @@ def _made(kind: str, x: Node, src: Layout, dst: Layout) -> Node:
     return RESHARD[kind].make((as_node(x),), {"src": src, "dst": dst})
 
 
-def _over(ranks: Ranks, role: int) -> Layout:
+def _over(ranks: GroupRanks, role: int) -> Layout:
     """All `ranks` in one row, in this role."""
     ranks = world().ranks if ranks is None else tuple(ranks)
     if not ranks:

@@ -2,7 +2,7 @@
 
 The pass in `partition.py` makes them, with the global shape and their place in the one order of communication that all
 ranks share; a user makes them by hand (`by_hand.py`) from this rank's part alone. The communicator itself arrives when
-a program is bound. Ignored on purpose: what moves and how, see `redistribute.py`.
+a program is bound.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .comm.mpi import world
 from .layout.collectives import Collective
 from .layout.deduce import Grid
 from .layout.layout import DUP, PENDING, SUM, Layout
-from .layout.redistribute import Plan, plan
+from .layout.redistribute import Redistribution, plan
 
 KINDS = (
     "all_reduce all_gather reduce_scatter all_to_all split_all_reduce split_reduce_scatter split_all_gather "
@@ -45,7 +45,7 @@ def _local_type(
     dtype: str = "",
     **_: Any,
 ) -> TensorType:
-    """What this rank holds afterwards; a rank that only sends holds an empty token."""
+    """What this rank holds afterward; a rank that only sends holds an empty token."""
     if shape is None:
         return TensorType(_even_shape(xs[0].shape, src, dst), xs[0].dtype)
     here = dst.pieces(shape).get(rank)
@@ -116,7 +116,7 @@ def _bind(
     return [*first, partial(np.copyto, packed, given), partial(way.run, comm, packed, target)]
 
 
-def _whole_reduction(way: Plan, rank: int) -> Collective | None:
+def _whole_reduction(way: Redistribution, rank: int) -> Collective | None:
     """The all-reduce of the whole array that this is for `rank`, if it is one: then nothing need be packed."""
     mine = [c for c in way.collectives if rank in c.group]
     if len(mine) != 1 or mine[0].kind != "all_reduce" or way.before[rank].box != mine[0].box:
@@ -135,7 +135,7 @@ def _make(kind: str) -> Op:
         inplace={0: (0,)} if kind == "all_reduce" else None,
     )
     made.bind(_bind)
-    made.__doc__ = f"The change of layout that is called `{kind}`; see `hetu.dist.layout.redistribute.Plan`."
+    made.__doc__ = f"The change of layout that is called `{kind}`; see `hetu.dist.layout.redistribute.Redistribution`."
 
     @made.grad
     def gradient(g: Any, y: Any, x: Any, *, src: Layout, dst: Layout, **_: Any) -> Any:
@@ -164,7 +164,7 @@ def _shard_type(x: TensorType, *, layout: Layout) -> TensorType:
 def shard(xp: ModuleType, x: Any, *, layout: Layout) -> Any:
     """`x`, with a hint that it is to be laid out so; its gradient gets the same layout. Without a strategy it is `x`.
 
-    Whatever collective leads there is inserted: all-gather to duplicates, all-reduce or reduce-scatter of a pending
+    The collective that leads there is inserted: all-gather to duplicates, all-reduce or reduce-scatter of a pending
     sum, all-to-all to another split. The gradient of a pending sum is complete, so a sum forward is nothing backward.
 
     >>> import hetu as ht

@@ -1,8 +1,8 @@
 """Launches the kernels of `attention.cu` and `attention_tensor.cu`: attention and its gradient in tiles.
 
 Arrays are (batch, positions, heads, features) with any strides but the last, so that views of projections need no copy.
-16-bit floats go to the tensor cores where their features divide into products of 16. Ignored on purpose: masks other
-than causal, dropout of weights.
+16-bit floats go to the tensor cores where their features divide into products of 16. Left out: masks other than causal,
+dropout of weights.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The first run is an ordinary one, in which libraries take their workspaces; the 
 running them, and replays the record, as do all later ones. That a replay is a new step is the business of the calls:
 they read feeds, rates, step counts and the state of random numbers from the memory of the device. Memory that calls
 take while they are recorded comes from a pool of the graph's own, so that nobody else is given it between two replays.
-Ignored on purpose: communication (it meets other ranks, so its programs run call by call) and changing a graph.
+Programs that communicate run call by call, as they meet other ranks. A captured graph never changes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Captured:
     ) -> None:
         self.xp, self.calls, self.say, self.obstacle = xp, calls, say, obstacle
         self.pool, self.graph = xp.cuda.MemoryPool(), None
-        self.call: Call | None = None  # the one under way, for whoever reports an error
+        self.call: Call | None = None  # the one under way, for the report of an error
         self.warm = False
 
     def run(self) -> None:

@@ -2,7 +2,7 @@
 // Normalization", 2015, algorithm 1 and section 3; with the relu behind it, and a sum between them.
 //
 // Images are of type S, vectors over channels of type V. `channels.py` puts constants in front: PACK elements move at
-// once, neighbours of one channel, or if LAST (after = 1) of as many channels. RELU: y = max(y + more, 0). MORE: there
+// once, neighbors of one channel, or if LAST (after = 1) of as many channels. RELU: y = max(y + more, 0). MORE: there
 // is one more array of images, which forward is what is added, and backward the y that tells where the relu let through;
 // without it, that is computed from x again.
 //

@@ -1,7 +1,7 @@
 """Launches the kernels of `channels.cu`: batch normalization in training and its gradient, with the relu behind it.
 
 Channels that come last are read in packs across channels, others in packs along one. Images may be stored in 16 bits
-beside vectors in float32. Ignored on purpose: arrays that are not contiguous.
+beside vectors in float32. Arrays must be contiguous.
 """
 
 from __future__ import annotations

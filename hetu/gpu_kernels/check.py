@@ -1,9 +1,9 @@
 """`python -m hetu.gpu_kernels.check`: proves and measures everything about GPUs on a machine that has one.
 
 Runs the tests marked `gpu` (operators on CuPy, kernels, graph capture, mixed precision, NCCL) and the benchmark, each
-part in a process of its own, as an illegal access spoils a process for whatever comes after it. Prints every result at
+part in a process of its own, as an illegal access spoils a process for everything after it. Prints every result at
 once, and writes all so far as JSON, with the device and the versions. Without a GPU it says so and exits with 0, so
-that it can stand in any script. Ignored on purpose: installed packages without a checkout; the tests are not shipped.
+that it can stand in any script. It needs a checkout, as the tests are not shipped.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def benchmark() -> dict[str, Any]:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The counts, a part a line.
+    """The counts, one part per line.
 
     >>> print(table([{"part": "NCCL", "passed": 19, "failed": 0, "skipped": 1, "seconds": 2.5, "note": "old"}]))
     part  passed  failed  skipped  seconds  note

@@ -1,8 +1,8 @@
 """Launches the kernels of `convolution.cu`: convolution of images (h, w, n, c) and its gradients on tensor cores.
 
 Result channels come in multiples of 16 bytes; so do the others, but for the images and the weights of a first layer,
-whose few channels are unfolded. What else there is, such as float64, goes by `images.py` between copies. Ignored on
-purpose: Winograd's transform, which saves products of which tensor cores have plenty.
+whose few channels are unfolded. What else there is, such as float64, goes by `images.py` between copies. Winograd's
+transform is left out: it saves products, of which tensor cores have plenty.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import images
-from .machine import Call, Machine, address, contiguous, index_dtype, spread
+from .machine import Call, Machine, Size2d, address, contiguous, index_dtype, spread
 from .source import assemble, file_text
 
 TENSOR = 80  # the compute capability from which on there are these products and asynchronous copies
@@ -29,11 +29,9 @@ MOST = 1 << 33  # values of an array, so that its places have 32 bits
 FRAMELESS = ((0, 0), (0, 0))  # no padding
 MOVED = (2, 3, 0, 1)  # from the channels last to the channels first, and back
 
-Pair = tuple[int, int]
-
 
 @cache
-def text(dtype: str, index: str, tile: Pair) -> str:
+def text(dtype: str, index: str, tile: Size2d) -> str:
     """The kernels for tiles of so many places and results."""
     sizes = f'const int BM = {tile[0]}, BN = {tile[1]};\n#line 1 "convolution.cu"\n'
     body = file_text("matrices") + sizes + file_text("convolution")
@@ -45,8 +43,8 @@ class _Window(NamedTuple):
 
     x: Any
     y: Any
-    kernel: Pair
-    stride: Pair
+    kernel: Size2d
+    stride: Size2d
     padding: Any
 
     @property
@@ -75,7 +73,7 @@ class _Axis(NamedTuple):
     origin: int
 
 
-def conv2d_last(machine: Machine, out: Any, x: Any, w: Any, *, stride: Pair, padding: Any) -> list[Call] | None:
+def conv2d_last(machine: Machine, out: Any, x: Any, w: Any, *, stride: Size2d, padding: Any) -> list[Call] | None:
     window = _Window(x, out, w.shape[2:], stride, padding)
     if not _takes(machine, window, w):
         return _channels_first(machine, images.conv2d, out, (x, w), stride=stride, padding=padding)
@@ -91,7 +89,7 @@ def conv2d_last(machine: Machine, out: Any, x: Any, w: Any, *, stride: Pair, pad
 
 
 def conv2d_last_dx(
-    machine: Machine, out: Any, g: Any, w: Any, *, size: Pair, stride: Pair, padding: Any
+    machine: Machine, out: Any, g: Any, w: Any, *, size: Size2d, stride: Size2d, padding: Any
 ) -> list[Call] | None:
     window = _Window(out, g, w.shape[2:], stride, padding)
     if not _takes(machine, window, w) or not _in_chunks(out):
@@ -104,7 +102,7 @@ def conv2d_last_dx(
 
 
 def conv2d_last_dw(
-    machine: Machine, out: Any, x: Any, g: Any, *, kernel: Pair, stride: Pair, padding: Any
+    machine: Machine, out: Any, x: Any, g: Any, *, kernel: Size2d, stride: Size2d, padding: Any
 ) -> list[Call] | None:
     window = _Window(x, g, kernel, stride, padding)
     if not _takes(machine, window, out):
@@ -149,7 +147,7 @@ def _channels_first(
     return [*there, *calls, *back]
 
 
-def _kernel(machine: Machine, name: str, tile: Pair, *arrays: Any) -> Any:
+def _kernel(machine: Machine, name: str, tile: Size2d, *arrays: Any) -> Any:
     return machine.kernel(text(arrays[0].dtype.name, index_dtype(*(a.size for a in arrays)), tile), name)
 
 
@@ -181,7 +179,7 @@ def _unfolded(machine: Machine, window: _Window) -> tuple[Call, _Window]:
 # -- launches ----------------------------------------------------------------------------------------------------------
 
 
-def _tile(places: int, results: int) -> Pair:
+def _tile(places: int, results: int) -> Size2d:
     """The largest tile of which there are enough."""
     fits = (t for t in TILES if results > t[1] // 2 and -(-places // t[0]) * -(-results // t[1]) >= BUSY)
     return next(fits, TILES[-1])
@@ -223,7 +221,7 @@ def _product(machine: Machine, x: Any, weights: Any, y: Any, row: _Axis, column:
     return partial(_kernel(machine, "convolve", tile, x, weights, y), grid, _block(tile), (x, weights, y, *numbers))
 
 
-def _block(tile: Pair) -> tuple[int]:
+def _block(tile: Size2d) -> tuple[int]:
     """A warp for 64 x 32 of the largest tile, 32 x 32 of others, as the kernels have it."""
     return (32 * (tile[0] // (64 if tile == (128, 128) else 32)) * (tile[1] // 32),)
 

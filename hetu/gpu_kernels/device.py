@@ -1,6 +1,6 @@
 """Runs kernels on a GPU through CuPy. The counterpart of `emulator.py`, with the same two members.
 
-Ignored on purpose: streams and graphs; a launch goes to CuPy's current stream.
+A launch goes to CuPy's current stream.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Launches generated kernels: one for any number of steps and results, any broadcasting and any strides.
 
-Axes along which all arrays are laid out alike are merged first; neighbours along the last one are then read and written
-in packs of 16 bytes. Ignored on purpose: results that are not contiguous; the memory plan makes none.
+Axes along which all arrays are laid out alike are merged first; neighbors along the last one are then read and written
+in packs of 16 bytes. Results are contiguous; the memory plan makes no others.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from .generated import Layout, Step, Work, columns_text, elementwise_text, rows_text
+from .generated import Expression, Geometry, Work, columns_text, elementwise_text, rows_text
 from .machine import Call, Machine, index_dtype, spread, widest_pack
 from .reduce import CHUNK, ROOM, reduced, wide_dtype
 from .source import common_dtype
 
-DRAWN = 16  # neighbours that one block of random words decides about
+DRAWN = 16  # neighbors that one block of random words decides about
 LEAST_ROWS = 32  # that a block folds: its part is then small beside what it reads
 
 Draw = tuple[Any, int]  # the state of the random numbers, which lies on the machine, and the stream
@@ -26,7 +26,7 @@ Draw = tuple[Any, int]  # the state of the random numbers, which lies on the mac
 
 def single_step(
     expression: str, names: Sequence[str], arrays: Sequence[Any], attrs: Mapping[str, Any], out: Any
-) -> Step:
+) -> Expression:
     """The step of one operator on these arrays; attributes that are no numbers do not appear in expressions."""
     numbers = tuple((k, v) for k, v in attrs.items() if isinstance(v, bool | int | float))
     pairs = tuple((name, k) for k, name in enumerate(names))
@@ -39,12 +39,12 @@ def make_step(
     numbers: tuple[tuple[str, float], ...],
     dtypes: Sequence[str],
     dtype: str,
-) -> Step:
+) -> Expression:
     """A step whose inputs have `dtypes`. They meet in the dtype of the result, or for a predicate in their own."""
-    return Step(expression, inputs, numbers, common_dtype(dtypes) if dtype == "bool" else dtype, dtype)
+    return Expression(expression, inputs, numbers, common_dtype(dtypes) if dtype == "bool" else dtype, dtype)
 
 
-def elementwise(machine: Machine, steps: Sequence[Step], out: Any, arrays: Sequence[Any]) -> list[Call] | None:
+def elementwise(machine: Machine, steps: Sequence[Expression], out: Any, arrays: Sequence[Any]) -> list[Call] | None:
     """Calls that evaluate the steps on every element; `arrays` broadcast to `out`, which must be contiguous.
 
     >>> from hetu.gpu_kernels.machine import Recorder
@@ -145,8 +145,8 @@ def _layout(
     outs: Sequence[Any],
     arrays: Sequence[Any],
     drawing: bool,
-) -> Layout:
-    """What is compiled in. Neighbours along the last axis are packed where sizes, strides and addresses allow it."""
+) -> Geometry:
+    """What is compiled in. Neighbors along the last axis are packed where sizes, strides and addresses allow it."""
     moves = tuple(tuple(s != 0 for s in axes) for axes in strides)
     unit = all(s[-1] in (0, 1) for s in strides)
     packed = [(a, s) for a, s in zip(arrays, strides) if s[-1]]
@@ -155,10 +155,12 @@ def _layout(
     pack = widest_pack(even, *whole) if unit and whole else 1
     span = DRAWN if drawing and sizes[-1] % DRAWN == 0 else pack
     reach = (sum(abs(s) * n for s, n in zip(axes, sizes)) for axes in strides)
-    return Layout(moves, outer, unit, pack, span, index_dtype(prod(sizes), *reach))
+    return Geometry(moves, outer, unit, pack, span, index_dtype(prod(sizes), *reach))
 
 
-def _numbers(layout: Layout, first: Sequence[int], sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> list[Any]:
+def _numbers(
+    layout: Geometry, first: Sequence[int], sizes: Sequence[int], strides: Sequence[Sequence[int]]
+) -> list[Any]:
     """The last arguments of a kernel, in its index type."""
     geometry = [*(sizes[a] for a in layout.sizes()), *(strides[k][a] for k, a in layout.strides())]
     return [np.dtype(layout.index).type(n) for n in (*first, *geometry)]

@@ -41,12 +41,12 @@ struct Copy {  // into shared memory, on its way until the thread waits for it
 };
 
 struct Fiber {
-    ucontext_t context;            // how it starts; afterwards jumps switch, which make no system call
+    ucontext_t context;            // how it starts; afterward jumps switch, which make no system call
     jmp_buf jump;
     bool started;
     std::unique_ptr<char[]> stack;
     dim3 index;
-    unsigned number;               // x + y * width + z * width * height; 32 neighbours are a warp
+    unsigned number;               // x + y * width + z * width * height; 32 neighbors are a warp
     State state;
     int line;                      // of the barrier or warp operation it waits at
     unsigned mask;                 // lanes it waits for

@@ -3,8 +3,8 @@
 Every launch runs in several orders of threads and blocks and must give the same result in all of them. Arrays lie
 between guard zones, shared memory starts as NaN, and barriers know their line, so that a missing or divergent barrier,
 a write out of bounds and a read of what nobody wrote show up. Products of tensor cores and asynchronous copies have
-counterparts in `emulator_matrices.h`. A launch has the form of a `cupy.RawKernel`. Ignored on purpose: speed,
-contention, coalescing, occupancy; only a device shows those.
+counterparts in `emulator_matrices.h`. A launch has the form of a `cupy.RawKernel`. Only a device shows speed,
+contention, coalescing and occupancy.
 """
 
 from __future__ import annotations
@@ -279,4 +279,4 @@ def _compile(source: str, header: str, library: Path) -> None:
         if made.returncode:
             errors = [line for line in made.stderr.splitlines() if "error" in line] or made.stderr.splitlines()
             raise KernelError("the kernel does not compile:\n" + "\n".join(errors[:10]))
-        os.replace(place / "kernel.so", library)  # whole or not at all, whoever else compiles the same
+        os.replace(place / "kernel.so", library)  # whole or not at all, even if another process compiles the same

@@ -3,8 +3,7 @@
 A kernel visits every place of a shape once, evaluates a list of steps there (`y = a + b`), writes some of the values to
 memory and folds others into sums or extrema of whole rows or columns. Types are strict: an expression computes in `T`,
 which follows from the dtypes of the operator, and a 16-bit float is rounded after every step, so that a fused group
-gives what its operators give one by one. Ignored on purpose: launching (`elementwise.py`), and what to fuse, which a
-graph pass decides.
+gives what its operators give one by one. A graph pass decides what to fuse; `elementwise.py` launches.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from .reduce import definitions, wide_dtype
 from .source import CTYPES, assemble, compute_dtype, number_text
 
 
-class Step(NamedTuple):
+class Expression(NamedTuple):
     """One expression of a generated kernel. Plain hashable data.
 
     `inputs` pairs its variables with values: 0, 1, ... are the arrays of the kernel, and after them come the results
@@ -45,7 +44,7 @@ class Work(NamedTuple):
     Each of `draws` is one more value, numbered behind the arrays: whether 16 random bits reach this threshold.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[Expression, ...]
     results: tuple[int, ...]
     folds: tuple[Fold, ...] = ()
     draws: tuple[int, ...] = ()
@@ -55,12 +54,12 @@ class Work(NamedTuple):
         return [*arrays, *("bool" for _ in self.draws), *(step.dtype for step in self.steps)]
 
 
-class Layout(NamedTuple):
+class Geometry(NamedTuple):
     """What of the arrays' geometry is compiled in; sizes and strides are arguments of the kernel.
 
     `moves[k][axis]` says whether array k has a stride on that (merged) axis. The first `outer` axes number the rows,
-    the others the columns. If `unit`, strides on the last axis are 1, and neighbours move in packs; a thread handles
-    `span` neighbours, one pack or several.
+    the others the columns. If `unit`, strides on the last axis are 1, and neighbors move in packs; a thread handles
+    `span` neighbors, one pack or several.
     """
 
     moves: tuple[tuple[bool, ...], ...]
@@ -84,14 +83,14 @@ class Layout(NamedTuple):
         return [(k, a) for k, a in moving if not (self.unit and a == self.axes - 1)]
 
 
-def elementwise_text(work: Work, dtypes: Sequence[str], layout: Layout) -> str:
+def elementwise_text(work: Work, dtypes: Sequence[str], layout: Geometry) -> str:
     """The text of the kernel `elementwise(arrays..., draws..., results..., n, sizes, strides)`.
 
     Bytes: each array and each result once. FLOP: those of the expressions, far below what memory lets pass. Launch: a
     grid-stride loop, one span a thread.
 
-    >>> square = Work((Step("y = x * x", (("x", 0),), (), "float32", "float32"),), (1,))
-    >>> "y = x * x;" in elementwise_text(square, ["float32"], Layout(((True,),), 0, True, 1, 1, "int32"))
+    >>> square = Work((Expression("y = x * x", (("x", 0),), (), "float32", "float32"),), (1,))
+    >>> "y = x * x;" in elementwise_text(square, ["float32"], Geometry(((True,),), 0, True, 1, 1, "int32"))
     True
     """
     loop = (
@@ -102,7 +101,7 @@ def elementwise_text(work: Work, dtypes: Sequence[str], layout: Layout) -> str:
     return _kernel("elementwise", work, dtypes, [], layout, ["n"], loop)
 
 
-def rows_text(work: Work, dtypes: Sequence[str], totals: Sequence[str], layout: Layout) -> str:
+def rows_text(work: Work, dtypes: Sequence[str], totals: Sequence[str], layout: Geometry) -> str:
     """The kernel `fold_rows(arrays..., draws..., results..., folds..., rows, width, chunks, each, sizes, strides)`.
 
     A row is cut into `chunks` of `each` columns; a team of threads folds one of them. Bytes: each array and result
@@ -127,7 +126,7 @@ def rows_text(work: Work, dtypes: Sequence[str], totals: Sequence[str], layout: 
     return _kernel("fold_rows", work, dtypes, totals, layout, ["rows", "width", "chunks", "each"], f"{loop}    }}\n")
 
 
-def columns_text(work: Work, dtypes: Sequence[str], totals: Sequence[str], layout: Layout) -> str:
+def columns_text(work: Work, dtypes: Sequence[str], totals: Sequence[str], layout: Geometry) -> str:
     """The kernel `fold_columns(arrays..., draws..., results..., folds..., rows, width, each, sizes, strides)`.
 
     A block of (32, 8) threads folds `each` rows of 32 spans of columns. Grid (spans / 32, chunks of rows).
@@ -159,7 +158,7 @@ def _kernel(
     work: Work,
     dtypes: Sequence[str],
     totals: Sequence[str],
-    layout: Layout,
+    layout: Geometry,
     numbers: Sequence[str],
     body: str,
 ) -> str:
@@ -184,8 +183,8 @@ def _fold(f: int, fold: Fold, dtype: str) -> str:
     return f"namespace fold{f} {{\n{types}{definitions(fold.operation, wide)}}}\ntypedef fold{f}::T T{f};\n"
 
 
-def _totals(work: Work, layout: Layout) -> str:
-    """The totals of a thread, one for each of the neighbours that it handles."""
+def _totals(work: Work, layout: Geometry) -> str:
+    """The totals of a thread, one for each of the neighbors that it handles."""
     lines = []
     for f, _ in enumerate(work.folds):
         lines += [f"T{f} t{f}[{layout.span}];", f"for (T{f}& t : t{f}) t = fold{f}::identity();"]
@@ -195,10 +194,10 @@ def _totals(work: Work, layout: Layout) -> str:
 # -- one place ---------------------------------------------------------------------------------------------------------
 
 
-def _visit(work: Work, dtypes: Sequence[str], layout: Layout) -> str:
+def _visit(work: Work, dtypes: Sequence[str], layout: Geometry) -> str:
     """What a thread does at the span that begins in (`row`, `col`), which is number `i` of the results.
 
-    16 neighbours share one draw of random words, and no span reaches beyond them.
+    16 neighbors share one draw of random words, and no span reaches beyond them.
     """
     before, lines, values, pack = [], [*_coordinates(layout)], [], layout.pack
     for k, (dtype, moves) in enumerate(zip(dtypes, layout.moves)):
@@ -224,7 +223,7 @@ def _visit(work: Work, dtypes: Sequence[str], layout: Layout) -> str:
     return "".join(f"            {line}\n" for line in (*before, turns, *lines, "}"))
 
 
-def _coordinates(layout: Layout) -> Iterator[str]:
+def _coordinates(layout: Geometry) -> Iterator[str]:
     """The numbers of the row and of the column taken apart into one coordinate an axis, the last varying fastest."""
     for name, first, end in (("row", 0, layout.outer), ("(col + q)", layout.outer, layout.axes)):
         rest = name
@@ -250,7 +249,7 @@ def _evaluate(work: Work, dtypes: Sequence[str]) -> str:
     return "\n".join([*lines, "}"])
 
 
-def step_lines(step: Step, number: int) -> list[str]:
+def step_lines(step: Expression, number: int) -> list[str]:
     """One expression in a block of its own, with its variables in the dtypes in which they meet."""
     meet = CTYPES[compute_dtype(step.meet)]
     result = CTYPES[compute_dtype(step.dtype)]

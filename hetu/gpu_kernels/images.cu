@@ -2,7 +2,7 @@
 //
 // One thread an element of the result in a grid-stride loop. Gradients gather what belongs to a pixel instead of
 // scattering, so no atomics and no dependence on timing. Bytes: each input and the result once, as the taps of
-// neighbouring threads meet in the cache; FLOP: one or two a tap.
+// neighboring threads meet in the cache; FLOP: one or two a tap.
 
 #define WINDOW                                                                                                   \
     long long height_, long long width_, long long rows_, long long columns_, long long kh_, long long kw_,     \

@@ -1,7 +1,7 @@
 """Launches the kernels of `images.cu`: pooling, and convolution as products of unfolded images (by cuBLAS).
 
-Convolutions are those that `convolution.py` leaves: groups, dilations, few results, float64. Ignored on purpose:
-implicit products, which need no columns in memory but tensor cores to pay.
+Convolutions are those that `convolution.py` leaves: groups, dilations, few results, float64. Implicit products are left
+out: they need no columns in memory, but pay only with tensor cores.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from functools import partial
 from math import prod
 from typing import Any
 
-from .machine import Call, Machine, contiguous, index_dtype, spread
+from .machine import Call, Machine, Size2d, contiguous, index_dtype, spread
 from .source import kernel_file
 
 CHUNK = 1 << 24  # elements of the columns of some images: in 16 bits they stay in the second-level cache of an H100
 
-Pair = tuple[int, int]
 
-
-def _window(size: Pair, positions: Pair, kernel: Pair, stride: Pair, padding: Any, dilation: Pair = (1, 1)) -> tuple:
+def _window(
+    size: Size2d, positions: Size2d, kernel: Size2d, stride: Size2d, padding: Any, dilation: Size2d = (1, 1)
+) -> tuple:
     """The arguments of a kernel after its arrays and their size."""
     return (*size, *positions, *kernel, *stride, padding[0][0], padding[1][0], *dilation)
 
@@ -28,8 +28,8 @@ def _pooling(
     machine: Machine,
     arrays: tuple[Any, ...],
     result: Any,
-    size: Pair,
-    positions: Pair,
+    size: Size2d,
+    positions: Size2d,
     attrs: dict[str, Any],
 ) -> list[Call] | None:
     if not contiguous(*arrays):
@@ -43,7 +43,7 @@ def max_pool2d(machine: Machine, out: Any, x: Any, **attrs: Any) -> list[Call] |
     return _pooling("max_pool2d", machine, (x, *out), out[0], x.shape[2:], out[0].shape[2:], attrs)
 
 
-def max_pool2d_dx(machine: Machine, out: Any, g: Any, taps: Any, *, size: Pair, **attrs: Any) -> list[Call] | None:
+def max_pool2d_dx(machine: Machine, out: Any, g: Any, taps: Any, *, size: Size2d, **attrs: Any) -> list[Call] | None:
     return _pooling("max_pool2d_dx", machine, (g, taps, out), out, size, g.shape[2:], attrs)
 
 
@@ -55,7 +55,7 @@ def avg_pool2d(machine: Machine, out: Any, x: Any, **attrs: Any) -> list[Call] |
     return _pooling("avg_pool2d", machine, (x, out), out, x.shape[2:], out.shape[2:], attrs)
 
 
-def avg_pool2d_dx(machine: Machine, out: Any, g: Any, *, size: Pair, **attrs: Any) -> list[Call] | None:
+def avg_pool2d_dx(machine: Machine, out: Any, g: Any, *, size: Size2d, **attrs: Any) -> list[Call] | None:
     return _pooling("avg_pool2d_dx", machine, (g, out), out, size, g.shape[2:], attrs)
 
 
@@ -70,7 +70,7 @@ class _Matrices:
     """
 
     def __init__(
-        self, machine: Machine, x: Any, w: Any, y: Any, *, stride: Pair, padding: Any, dilation: Pair, groups: int
+        self, machine: Machine, x: Any, w: Any, y: Any, *, stride: Size2d, padding: Any, dilation: Size2d, groups: int
     ) -> None:
         self.machine, self.groups, self.positions = machine, groups, prod(y.shape[2:])
         self.rows, self.channels = x.shape[1] * prod(w.shape[2:]), x.shape[1]
@@ -121,7 +121,7 @@ def _same(*arrays: Any) -> bool:
     return contiguous(*arrays) and all(a.dtype == arrays[0].dtype for a in arrays)
 
 
-def _is_plain(w: Any, *, stride: Pair, padding: Any, groups: int, **_: Any) -> bool:
+def _is_plain(w: Any, *, stride: Size2d, padding: Any, groups: int, **_: Any) -> bool:
     """Whether images are their own columns: a product of each with the weights, and nothing is copied."""
     return w.shape[2:] == stride == (1, 1) and groups == 1 and not any(p for side in padding for p in side)
 
@@ -142,7 +142,7 @@ def conv2d(machine: Machine, out: Any, x: Any, w: Any, **attrs: Any) -> list[Cal
     return calls
 
 
-def conv2d_dx(machine: Machine, out: Any, g: Any, w: Any, *, size: Pair, **attrs: Any) -> list[Call] | None:
+def conv2d_dx(machine: Machine, out: Any, g: Any, w: Any, *, size: Size2d, **attrs: Any) -> list[Call] | None:
     if not _same(g, w, out):
         return None
     if _is_plain(w, **attrs):
@@ -155,7 +155,7 @@ def conv2d_dx(machine: Machine, out: Any, g: Any, w: Any, *, size: Pair, **attrs
     return calls
 
 
-def conv2d_dw(machine: Machine, out: Any, x: Any, g: Any, *, kernel: Pair, **attrs: Any) -> list[Call] | None:
+def conv2d_dw(machine: Machine, out: Any, x: Any, g: Any, *, kernel: Size2d, **attrs: Any) -> list[Call] | None:
     """The transpose, as of the two operands the results are the smaller to copy, where there are groups."""
     if not _same(x, g, out):
         return None

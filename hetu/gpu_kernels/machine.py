@@ -1,6 +1,6 @@
 """What a launcher works with: a machine that runs kernels, grids, addresses.
 
-Ignored on purpose: the machines themselves; `device.py` is a GPU, `emulator.py` needs none.
+`device.py` is a GPU, `emulator.py` needs none.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import numpy as np
 
 from ..core.kernels import Call as Call
 
+Size2d = tuple[int, int]  # rows and columns
 BLOCK = 256  # threads: enough to hide the latency of memory, few enough for 8 blocks a multiprocessor
 MOST_BLOCKS = 1 << 14
 
@@ -29,7 +30,7 @@ class Machine(Protocol):
         """The kernel `name` of a text, to be called as `kernel(grid, block, arguments, shared_mem=0)`."""
 
 
-class Recorder:
+class RecordingMachine:
     """A machine that runs nothing and keeps the texts it was given, to compile or check them together."""
 
     xp: Any = np
@@ -54,7 +55,7 @@ def address(array: Any) -> int:
 
 
 def widest_pack(width: int, *arrays: Any) -> int:
-    """How many neighbours of rows of `width` elements one thread can move at once: up to 16 bytes, a power of 2."""
+    """How many neighbors of rows of `width` elements one thread can move at once: up to 16 bytes, a power of 2."""
     pack = 16 // max(a.dtype.itemsize for a in arrays)
     while pack > 1 and (width % pack or any(address(a) % (a.dtype.itemsize * pack) for a in arrays)):
         pack //= 2

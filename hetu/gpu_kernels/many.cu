@@ -1,6 +1,6 @@
 // Casts of many tensors, and whether all of many are finite, in one launch each; see `tensors.cu`.
 
-// All values in another dtype, D; a row of the table is (result, values). PACK neighbours are loaded together.
+// All values in another dtype, D; a row of the table is (result, values). PACK neighbors are loaded together.
 // Bytes: every value read once, every result written once.
 extern "C" __global__ void cast_all(TENSORS) {
     CHUNK_OF(k, begin, end);

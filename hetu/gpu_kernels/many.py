@@ -1,6 +1,6 @@
 """Launches the kernels of `many.cu`, and the chunks of many tensors that other kernels visit too.
 
-Ignored on purpose: which tensors go together, see `passes/group_casts.py` and `passes/group_checks.py` of this room.
+`passes/group_casts.py` and `passes/group_checks.py` of this room choose which tensors go together.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from .machine import BLOCK, Call, Machine, address, contiguous, widest_pack
 from .source import assemble, file_text
 
-CHUNK = 1 << 14  # elements of one block: 64 a thread, and a model of 100 million parameters makes 6,000 blocks
+CHUNK = 1 << 14  # elements of one block: 64 per thread, and a model of 100 million parameters makes 6,000 blocks
 KINDS = {"float16": 1, "bfloat16": 2}  # the number by which a kernel knows the dtype of an array; 0 is its own
 
 

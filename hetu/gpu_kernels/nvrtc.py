@@ -1,7 +1,7 @@
 """Compiles kernels for a GPU that need not be there: NVRTC makes real machine code without a driver.
 
-Needs the packages of the extra `cuda-check` (CuPy for its binding, NVRTC, the CUDA headers). Ignored on purpose:
-running; a kernel that compiles may still be wrong, which the emulator shows.
+Needs the packages of the extra `cuda-check` (CuPy for its binding, NVRTC, the CUDA headers). A kernel that compiles may
+still be wrong; the emulator shows that.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ struct bfloat16 {  // the upper half of a float, rounded to nearest even
 };
 
 template <class V, int N>
-struct alignas(sizeof(V) * N) Pack {  // N neighbours that one instruction loads or stores
+struct alignas(sizeof(V) * N) Pack {  // N neighbors that one instruction loads or stores
     V v[N];
 };
 

@@ -2,8 +2,7 @@
 
 CuPy refuses products while a stream is captured, multiplies batches of float16 as float32 and of bfloat16 not at all,
 and first copies what is transposed or broadcast. It joins more than 8 arrays by a list of addresses that it copies from
-the host, which cannot be captured either. Ignored on purpose: vectors and other dtypes than floats, which CuPy
-multiplies, and TF32.
+the host, which cannot be captured either. CuPy multiplies vectors and other dtypes than floats. TF32 is never used.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ WORKSPACE = 32 << 20  # bytes, what NVIDIA recommends for an H100
 # Memory for cuBLAS, of each stream its own, for products on two may go on at once.
 _workspaces: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
-Operand = tuple[Any, bool, int, int]  # an array, whether it lies transposed, and its leading and batch stride
+MatrixOperand = tuple[Any, bool, int, int]  # an array, whether it lies transposed, and its leading and batch stride
 
 
 class CuPy:
@@ -80,7 +79,7 @@ def product(cupy: Any, a: Any, b: Any, out: Any = None) -> Any:
     return out
 
 
-def _multiply(cupy: Any, a: Operand, b: Operand, out: Any) -> None:
+def _multiply(cupy: Any, a: MatrixOperand, b: MatrixOperand, out: Any) -> None:
     """What is a row for us is a column for cuBLAS: it makes the transpose of the result from those of `b` and `a`."""
     (left, left_turned, left_row, left_step), (right, right_turned, right_row, right_step) = a, b
     m, n = out.shape[-2:]
@@ -103,7 +102,7 @@ def _multiply(cupy: Any, a: Operand, b: Operand, out: Any) -> None:
     call("GemmStridedBatchedEx", handle, *sizes, one, *first, *second, zero, *third, count, compute, DEFAULT_ALGORITHM)
 
 
-def _operand(cupy: Any, x: Any, batch: Sequence[int]) -> Operand:
+def _operand(cupy: Any, x: Any, batch: Sequence[int]) -> MatrixOperand:
     """`x` as cuBLAS takes it: one stride from matrix to matrix, one from row (or column) to the next; else a copy."""
     strides = [s // x.itemsize for s in x.strides]
     lead = len(batch) - x.ndim + 2

@@ -3,7 +3,7 @@
 #define FOR_BLOCKS(count) \
     for (long long b = (long long)blockIdx.x * blockDim.x + threadIdx.x; b < (count); b += (long long)gridDim.x * blockDim.x)
 
-// y = x scale where its 16 bits reach the threshold, else 0. A thread draws one block and masks 16 neighbours, four at
+// y = x scale where its 16 bits reach the threshold, else 0. A thread draws one block and masks 16 neighbors, four at
 // a time. Bytes: x and y once; about 15 integer instructions an element. x and y must start on 4-element boundaries.
 extern "C" __global__ void dropout(const S* x, const Word* state, S* y, long long n, Word stream, long long threshold,
                                    double scale) {
@@ -25,7 +25,7 @@ extern "C" __global__ void dropout(const S* x, const Word* state, S* y, long lon
     }
 }
 
-// As `dropout`, with one decision for `inner` neighbours (a channel). One thread an element; each draws its block.
+// As `dropout`, with one decision for `inner` neighbors (a channel). One thread an element; each draws its block.
 extern "C" __global__ void dropout_channels(const S* x, const Word* state, S* y, long long n, long long inner, Word stream,
                                             long long threshold, double scale) {
     FOR_BLOCKS(n) {

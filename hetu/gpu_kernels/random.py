@@ -1,6 +1,6 @@
 """Launches the kernels of `random.cu`: dropout and evenly spread numbers, the same ones as on a CPU.
 
-Ignored on purpose: normal numbers; NumPy draws them by rejection, one after the other, which no GPU follows.
+Normal numbers are left out: NumPy draws them by rejection, one after the other, which no GPU follows.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ extern "C" __global__ void reduce_rows(const S* x, O* y, long long rows, long lo
     }
 }
 
-// inner > 1: 32 neighbouring columns a block, its 8 warps share the n rows. Grid (inner / 32, outer chunks).
+// inner > 1: 32 neighboring columns a block, its 8 warps share the n rows. Grid (inner / 32, outer chunks).
 extern "C" __global__ void reduce_columns(const S* x, O* y, long long outer, long long n, long long inner, long long chunks) {
     __shared__ T part[8][33];
     const long long c = (long long)blockIdx.x * 32 + threadIdx.x, each = (n + chunks - 1) / chunks;

@@ -1,7 +1,7 @@
 """Launches the kernels of `reduce.cu`: sums, products, extrema and truth values over any axes, and argmax.
 
-An array is seen as groups of neighbouring axes that are reduced or kept; the last reduced group goes first. Ignored on
-purpose: arrays that are not contiguous, which CuPy reduces.
+An array is seen as groups of neighboring axes that are reduced or kept; the last reduced group goes first. CuPy
+reduces arrays that are not contiguous.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What this room offers to the rest of hetu: its kernels, CuPy's products done better, steps as CUDA graphs, passes.
 
-Ignored on purpose: the kernels themselves; nothing of them is loaded before it is needed.
+No kernel is loaded before it is needed.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..core.kernels import Calls, Kernels, RoomPass
-from . import table
+from . import launchers
 
 
 class GpuKernels(Kernels):
@@ -33,7 +33,7 @@ class GpuKernels(Kernels):
 
         machine = gpu(xp.cuda.runtime.getDevice())
         known = {"cuda": op.cuda, "inputs": op.inputs, "update": op.update, "row_update": op.row_update}
-        return table.bound(machine, op.name, out, arrays, attrs, **known)
+        return launchers.bound(machine, op.name, out, arrays, attrs, **known)
 
     def array_module(self, xp: Any) -> Any:
         from .products import with_products

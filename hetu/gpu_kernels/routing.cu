@@ -1,5 +1,5 @@
 // The layout transform of a mixture of experts: tokens (n, features) to slots and back, k choices a token, -1 for none.
-// X. Nie et al., "HetuMoE", 2022. `routing.py` puts PACK in front, the neighbours that one thread moves at once.
+// X. Nie et al., "HetuMoE", 2022. `routing.py` puts PACK in front, the neighbors that one thread moves at once.
 //
 // A warp a row, block (32, 8). Bytes: dispatch reads each chosen token and writes each slot once; combine reads each
 // chosen slot and writes each token once; products reads both and writes n k numbers. FLOP: at most 2 an element moved.

@@ -1,6 +1,6 @@
 """Launches the kernels of `routing.cu`: the layout transform of a mixture of experts and its gradients.
 
-Ignored on purpose: weights of another dtype than the tokens, which CuPy takes.
+CuPy takes weights of another dtype than the tokens.
 """
 
 from __future__ import annotations

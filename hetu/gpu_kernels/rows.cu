@@ -24,7 +24,7 @@ __device__ inline void exponential_sum(const S* x, long long width, long long st
     top = highest;
 }
 
-// softmax along an axis with `inner` elements between neighbours. Bytes: x and y once. FLOP: about 6 an element.
+// softmax along an axis with `inner` elements between neighbors. Bytes: x and y once. FLOP: about 6 an element.
 extern "C" __global__ void softmax(const S* x, S* y, long long rows, long long width, long long inner) {
     FOR_ROWS {
         const long long start = row / inner * width * inner + row % inner;
@@ -46,7 +46,7 @@ extern "C" __global__ void log_softmax(const S* x, S* y, long long rows, long lo
     }
 }
 
-// loss = log(sum(exp(row))) - row[label], with label smoothing towards the mean of the row; total = log(sum(exp(row))).
+// loss = log(sum(exp(row))) - row[label], with label smoothing toward the mean of the row; total = log(sum(exp(row))).
 // Bytes: the logits once; the rest is a number a row. FLOP: about 5 an element.
 extern "C" __global__ void softmax_cross_entropy(const S* logits, const I* labels, V* loss, V* total, long long rows,
                                                  long long width, bool skips, long long skipped, double smoothing) {
@@ -156,7 +156,7 @@ extern "C" __global__ void rms_norm_dx(const G* g, const S* x, const V* scale, Y
 }
 
 // Sums of g normal and of g over a part of the rows, for the gradients of scale and bias: parts[part][2][width].
-// Block (32, 8): a warp reads 32 neighbouring columns of one row. Grid (width / 32, parts). Bytes: g and x once; the
+// Block (32, 8): a warp reads 32 neighboring columns of one row. Grid (width / 32, parts). Bytes: g and x once; the
 // parts, added up by the next kernel in a fixed order, keep the result independent of timing.
 extern "C" __global__ void norm_columns(const G* g, const S* x, const T* statistics, T* parts, long long rows,
                                         long long width) {

@@ -1,6 +1,6 @@
 """The CUDA C text of kernels: hand-written files put together with their dtypes.
 
-Ignored on purpose: kernels generated from the expressions of operators, see `generated.py`.
+`generated.py` makes kernels from the expressions of operators.
 """
 
 from __future__ import annotations

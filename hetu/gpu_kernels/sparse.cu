@@ -1,6 +1,6 @@
 // The product of a sparse matrix (size, nodes) and a dense one: y[i] = sum of weights[e] x[columns[e]] over the entries e
 // of row i, and the product of two dense ones at the entries. `sparse.py` puts constants in front: LANES threads lie side
-// by side on the features of an entry, each on PACK neighbours, so a warp has 32 / LANES entries under way at a time.
+// by side on the features of an entry, each on PACK neighbors, so a warp has 32 / LANES entries under way at a time.
 // All blocks are (32, 8).
 //
 // Bytes of the first: each entry's column and weight once, y once, and a row of x for each entry, of which all but the

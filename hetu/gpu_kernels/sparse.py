@@ -1,7 +1,7 @@
 """Launches the kernels of `sparse.cu`: products of a sparse matrix, a list of entries, and a dense one.
 
-Entries whose places never change are sorted once, on the host, when they are bound; fed ones in every step. Ignored on
-purpose: one sorted copy for several products with the same matrix.
+Entries whose places never change are sorted once, on the host, when they are bound; fed ones in every step. Several
+products with the same matrix do not share one sorted copy.
 """
 
 from __future__ import annotations

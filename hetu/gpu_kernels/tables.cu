@@ -3,7 +3,7 @@
 // Ids are trusted here, as checking them would cost a synchronization; one that names nothing reads as 0. Bytes: what is
 // gathered twice, the ids once; no arithmetic to speak of.
 
-// y[o, i, k] = x[o, ids[i], k]. One thread an element; with inner >= 8 neighbouring threads read neighbours.
+// y[o, i, k] = x[o, ids[i], k]. One thread an element; with inner >= 8 neighboring threads read neighbors.
 extern "C" __global__ void gather(const S* x, const I* ids, S* y, long long n, long long count_, long long length,
                                   long long inner_) {
     const Index count = count_, inner = inner_;

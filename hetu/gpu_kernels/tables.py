@@ -1,7 +1,7 @@
 """Launches the kernels of `tables.cu` and `scatter.cu`: gathering by ids, and the sums that are its gradients.
 
 No kernel of this folder adds numbers by atomics: what meets in one place is sorted and added in that order, so a step
-gives the same digits in every run, for the price of a sort, some ten launches. Ignored on purpose: atomics where that
+gives the same digits in every run, for the price of a sort, some ten launches. Atomics are not used, even where they
 would be faster.
 """
 

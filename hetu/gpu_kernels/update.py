@@ -1,7 +1,7 @@
 """Launches the kernels of `update.cu`: every parameter of a model updated by one launch, tables row by row.
 
-LAMB needs the norms of whole parameters, so it takes the two launches of `lamb.cu` and has no row form. Ignored on
-purpose: deciding which parameters go together, see `passes/group_updates.py`.
+LAMB needs the norms of whole parameters, so it takes the two launches of `lamb.cu` and has no row form.
+`passes/group_updates.py` decides which parameters go together.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Views of a graph: SVG picture, Graphviz text, HTML table; memory plans, shards, timelines, rooflines, curves.
 
-`print(graph)` (in `graph.py`) is the plain-text view. Ignored on purpose: drawing libraries; everything is text.
+`print(graph)` (in `graph.py`) is the plain-text view. Everything is text: no drawing library is needed.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from .arena import memory_svg
 from .curves import curves_svg
 from .dot import to_dot
 from .explain import explained
+from .html_table import to_html
 from .listing import program_svg, program_text
 from .roofline import roofline_svg
 from .shards import shards_svg
 from .staleness import staleness_svg
 from .svg import to_svg
-from .table import to_html
 from .timeline import timeline_svg
 
 __all__ = [
@@ -38,7 +38,7 @@ __all__ = [
     "to_svg",
 ]
 
-_MOST_BOXES = 400  # beyond this a picture is slow to lay out and nobody can read it
+_MOST_BOXES = 400  # beyond this a picture is slow to lay out and unreadable
 
 
 def install() -> None:

@@ -1,6 +1,6 @@
-"""The memory plan of a program as a picture: time runs to the right, addresses upwards, a rectangle per value.
+"""The memory plan of a program as a picture: time runs to the right, addresses upward, a rectangle per value.
 
-A good plan looks like bricks without holes: the height is the peak. Ignored on purpose: variables, which never move.
+A good plan looks like bricks without holes: the height is the peak. Variables are not drawn, as they never move.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from html import escape
 
 from .svg import INK, LINE, SANS, Svg
 
-Row = tuple[str, int, int, int, int]  # label, first instruction, last instruction, offset, bytes
+MemoryRow = tuple[str, int, int, int, int]  # label, first instruction, last instruction, offset, bytes
 
 WIDTH, HEIGHT = 860.0, 380.0
 LEFT, TOP, BOTTOM = 74.0, 26.0, 34.0
 
 
-def memory_svg(rows: Sequence[Row]) -> Svg:
+def memory_svg(rows: Sequence[MemoryRow]) -> Svg:
     """Draw (label, first instruction, last instruction, offset, bytes) rows; both ends are inclusive.
 
     >>> memory_svg([("%1 matmul", 0, 2, 0, 4096), ("%2 relu", 2, 3, 4096, 4096)])[:4]

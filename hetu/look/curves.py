@@ -1,7 +1,6 @@
-"""Lines over a common axis as a picture: losses by epoch, and whatever else rises and falls.
+"""Lines over a common axis as a picture, such as losses by epoch.
 
-The vertical axis spans the values and is logarithmic on request. Ignored on purpose: everything a plotting library
-is for; whoever needs more hands the numbers to one.
+The vertical axis spans the values and is logarithmic on request. For more, hand the numbers to a plotting library.
 """
 
 from __future__ import annotations

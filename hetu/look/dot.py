@@ -1,6 +1,6 @@
-"""A graph in the language of Graphviz, for those who have `dot` and want another layout or format.
+"""A graph in the language of Graphviz, for another layout or format.
 
-Ignored on purpose: calling `dot`; the text can be piped into it.
+Pipe the text into `dot`.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..core.graph import Graph, Node
-from .picture import Box, Group, picture
+from .picture import DrawnNode, LayerGroup, picture
 from .svg import FILL, LINE
 
 
 def to_dot(outputs: Graph | Node | Iterable[Node]) -> str:
-    """Graphviz text: boxes coloured by family, clusters by layer, dashed arrows where only a shape is used.
+    """Graphviz text: boxes colored by family, clusters by layer, dashed arrows where only a shape is used.
 
     >>> import hetu as ht
     >>> print(to_dot(ht.placeholder("x", (3,)) + 1).splitlines()[0])
@@ -25,7 +25,7 @@ def to_dot(outputs: Graph | Node | Iterable[Node]) -> str:
         '  node [shape=box style="rounded,filled" fontname="Helvetica" fontsize=11]',
         f'  edge [color="{LINE}" arrowsize=0.7]',
     ]
-    clusters: dict[Group | None, list[str]] = {}
+    clusters: dict[LayerGroup | None, list[str]] = {}
     for index, box in enumerate(drawn.boxes):
         clusters.setdefault(box.group, []).append(_node(index, box))
     for number, (group, rows) in enumerate(clusters.items()):
@@ -41,7 +41,7 @@ def to_dot(outputs: Graph | Node | Iterable[Node]) -> str:
     return "\n".join([*lines, "}"])
 
 
-def _node(index: int, box: Box) -> str:
+def _node(index: int, box: DrawnNode) -> str:
     fill, frame = FILL[box.family]
     thick = " penwidth=2.5" if box.is_output else ""
     label, tooltip = _quoted(f"{box.title}\n{box.detail}"), _quoted(box.tooltip)

@@ -1,8 +1,8 @@
 """Where the boxes of a picture go: a layered layout with groups, after Sugiyama, Tagawa and Toda (1981).
 
-Rows follow the data. An arrow longer than one row runs down a straight channel that is reserved like a box, so no
-arrow ever crosses a box. Left-to-right order is one total order of boxes, channels and groups; the places are
-then pulled towards their neighbours while every pair keeps its distance. Ignored on purpose: optimal crossings.
+Rows follow the data. An arrow longer than one row runs down a straight channel that is reserved like a box, so no arrow
+ever crosses a box. Left-to-right order is one total order of boxes, channels and groups; the places are then pulled
+toward their neighbors while every pair keeps its distance. Crossings are few, not minimal.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ ROUNDS, SWEEPS = 8, 24  # orders tried; relaxations for each
 
 
 @dataclass
-class Layout:
-    """Centres of the boxes, points of the arrows, rectangles of the groups, and the size of it all."""
+class Drawing:
+    """Centers of the boxes, points of the arrows, rectangles of the groups, and the size of it all."""
 
     centers: list[Point]
     paths: dict[Arrow, list[Point]]
@@ -52,12 +52,12 @@ class _Item:
     __eq__ = object.__eq__
 
     def wanted(self) -> float:
-        """Half way to the weighted mean of the neighbours' places: all the way, two neighbours would swap for ever."""
+        """Half way to the weighted mean of the neighbors' places: all the way, two neighbors would swap forever."""
         total = sum(weight for _, weight in self.neighbors)
         return (self.x + sum(item.x * weight for item, weight in self.neighbors) / total) / 2 if total else self.x
 
 
-def layout(widths: Sequence[float], arrows: Sequence[Arrow], groups: Sequence[Hashable]) -> Layout:
+def layout(widths: Sequence[float], arrows: Sequence[Arrow], groups: Sequence[Hashable]) -> Drawing:
     """Place boxes of the given widths. Arrows go from lower to higher indices; `groups[i]` is None or box i's group.
 
     >>> layout([50, 50], [(0, 1)], [None, None]).centers
@@ -78,7 +78,7 @@ def layout(widths: Sequence[float], arrows: Sequence[Arrow], groups: Sequence[Ha
     bottom = (
         tops[-1] + BOX_HEIGHT + max((GROUP_PAD for pair in edges.values() if pair[1].last == len(tops) - 1), default=0)
     )
-    return Layout(
+    return Drawing(
         centers=[(box.x, tops[box.first] + BOX_HEIGHT / 2) for box in boxes],
         paths=_paths(boxes, channels, arrows, tops),
         groups={key: _rectangle(*pair, tops) for key, pair in edges.items()},
@@ -199,7 +199,7 @@ def _sequence(
 def _spread(
     sequence: list[_Item], members: dict[Hashable, list[_Item]], edges: dict[Hashable, tuple[_Item, _Item]]
 ) -> None:
-    """Pull items towards their neighbours while those that share a row keep their order and distance.
+    """Pull items toward their neighbors while those that share a row keep their order and distance.
 
     Pushing from the left and pushing from the right each gives valid places, hence so does their mean.
     """
@@ -224,7 +224,7 @@ def _spread(
 
 
 def _distances(sequence: list[_Item]) -> dict[_Item, list[tuple[_Item, float]]]:
-    """For each item, those that follow it directly on some row, with the least distance of their centres."""
+    """For each item, those that follow it directly on some row, with the least distance of their centers."""
     newest: dict[int, _Item] = {}
     pairs: dict[_Item, dict[_Item, float]] = {item: {} for item in sequence}
     for item in sequence:
@@ -260,7 +260,7 @@ def _rectangle(left: _Item, right: _Item, tops: list[float]) -> Rectangle:
 def _paths(
     boxes: list[_Item], channels: dict[Arrow, _Item], arrows: Sequence[Arrow], tops: list[float]
 ) -> dict[Arrow, list[Point]]:
-    """Points of each arrow, two a row: it crosses a row straight down and shifts sideways only between rows."""
+    """Points of each arrow, two per row: it crosses a row straight down and shifts sideways only between rows."""
     arriving: dict[int, list[tuple[float, int]]] = {}
     for source, target in arrows:
         arriving.setdefault(target, []).append((channels.get((source, target), boxes[source]).x, source))

@@ -1,7 +1,7 @@
-"""What a picture of a graph shows: boxes and arrows, before anybody decides where they go or how they look.
+"""What a picture of a graph shows: boxes and arrows, without their places or looks.
 
-Numbers are written into the box that uses them and `item`s are drawn as arrows from their operator, because
-neither is work. Ignored on purpose: positions (`layout.py`) and colours (`svg.py`, `dot.py`).
+Numbers are written into the box that uses them and `item`s are drawn as arrows from their operator, because neither is
+work. `layout.py` finds the positions; `svg.py` and `dot.py` have the colors.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from ..core.types import show_type
 
 FAMILIES = ("placeholder", "variable", "constant", "compute", "gradient", "update", "communication")
 _DRAWN = {role: role.value for role in (*LEAVES, Role.UPDATE, Role.COMMUNICATION)} | {Role.HINT: "communication"}
-Group = tuple[str, str]  # the layer, and "forward" or "backward"
+LayerGroup = tuple[str, str]  # the layer, and "forward" or "backward"
 _LONGEST = 34  # characters of a line before it is cut
 
 
 @dataclass(frozen=True)
-class Box:
+class DrawnNode:
     """One drawn node: two lines of text, the tooltip, its family and the group (layer, direction) it stands in."""
 
     title: str
     detail: str
     tooltip: str
     family: str
-    group: Group | None
+    group: LayerGroup | None
     is_output: bool
 
 
@@ -37,7 +37,7 @@ class Box:
 class Picture:
     """Boxes in graph order (inputs first), arrows between their indices; `shape_only` arrows carry no values."""
 
-    boxes: list[Box] = field(default_factory=list)
+    boxes: list[DrawnNode] = field(default_factory=list)
     arrows: list[tuple[int, int]] = field(default_factory=list)
     shape_only: set[tuple[int, int]] = field(default_factory=set)
 
@@ -96,9 +96,9 @@ def _is_number(node: Node) -> bool:
     return node.role is Role.CONSTANT and node.attrs["value"].size == 1
 
 
-def _groups(graph: Graph) -> dict[Node, Group]:
+def _groups(graph: Graph) -> dict[Node, LayerGroup]:
     """Layer and direction of each node. A variable belongs to the layer that uses it, if its name says so."""
-    groups: dict[Node, Group] = {}
+    groups: dict[Node, LayerGroup] = {}
     for node in graph.nodes:
         layer = node.tags.get("layer")
         if layer is None:
@@ -110,10 +110,10 @@ def _groups(graph: Graph) -> dict[Node, Group]:
     return groups
 
 
-def _box(node: Node, group: Group | None, is_output: bool) -> Box:
+def _box(node: Node, group: LayerGroup | None, is_output: bool) -> DrawnNode:
     numbers = [f"{i.attrs['value'].item():.4g}" for i in node.inputs if _is_number(i)]
     name = node.name if group is None else node.name.removeprefix(f"{group[0]}/")
-    return Box(
+    return DrawnNode(
         title=_cut(" ".join([name, *numbers])),
         detail=_cut(f"{node.type[0]} +{len(node.type) - 1}" if isinstance(node.type, tuple) else f"{node.type}"),
         tooltip=_tooltip(node),

@@ -1,7 +1,7 @@
 """Where the time of a step goes: seconds, bytes and floating-point operations of every instruction.
 
-Instructions are timed one by one, so what runs is exactly the program of `Executor.run`. Ignored on purpose: time
-outside of the program (feeding, fetching) and sampling of Python frames.
+Instructions are timed one by one, so what runs is exactly the program of `Executor.run`. Left out: time outside of the
+program (feeding, fetching).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .svg import FILL
 
 
 @dataclass(frozen=True)
-class Row:
+class ProfileRow:
     """`calls` instructions under one label: median seconds of a step, bytes read and written, operations."""
 
     label: str
@@ -76,18 +76,18 @@ class Profile:
     True
     """
 
-    instructions: tuple[tuple[Node, Row], ...]
+    instructions: tuple[tuple[Node, ProfileRow], ...]
 
     @property
     def seconds(self) -> float:
         """Time of one step in all instructions."""
         return sum(row.seconds for _, row in self.instructions)
 
-    def rows(self, by: str = "op") -> list[Row]:
+    def rows(self, by: str = "op") -> list[ProfileRow]:
         """Sums by "op", "layer", "line" (of the user) or "node" (every instruction), the slowest first."""
         if by not in _LABELS:
             raise ArgumentError(f"cannot sum a profile by {by!r}", fix=did_you_mean(by, _LABELS))
-        parts: dict[tuple[str, int], list[Row]] = {}
+        parts: dict[tuple[str, int], list[ProfileRow]] = {}
         for index, (node, row) in enumerate(self.instructions):
             parts.setdefault((_LABELS[by](node), index if by == "node" else 0), []).append(row)
         return sorted((_total(label, rows) for (label, _), rows in parts.items()), key=lambda row: -row.seconds)
@@ -105,7 +105,7 @@ class Profile:
         rest = [f"... and {len(rows) - limit} more"] if len(rows) > limit else []
         return "\n".join([texts[0], rule, *texts[1:-1], *rest, rule, texts[-1]])
 
-    def _cells(self, row: Row) -> tuple[str, ...]:
+    def _cells(self, row: ProfileRow) -> tuple[str, ...]:
         return (
             row.label,
             f"{row.calls}",
@@ -146,8 +146,8 @@ class Profile:
             json.dump({"traceEvents": events, "displayTimeUnit": "ms"}, file)
 
 
-def _total(label: str, rows: list[Row]) -> Row:
-    return Row(
+def _total(label: str, rows: list[ProfileRow]) -> ProfileRow:
+    return ProfileRow(
         label,
         rows[0].family if rows else "compute",
         sum(row.calls for row in rows),
@@ -157,7 +157,7 @@ def _total(label: str, rows: list[Row]) -> Row:
     )
 
 
-def _bar(row: Row, share: float, cells: tuple[str, ...]) -> str:
+def _bar(row: ProfileRow, share: float, cells: tuple[str, ...]) -> str:
     fill, frame = FILL.get(row.family, FILL["compute"])
     bar = f'<div style="width:{200 * share:.0f}px;height:12px;background:{fill};border:1px solid {frame}"></div>'
     shown = (escape(row.label), bar, cells[2], cells[3], cells[1], cells[6], cells[7])
@@ -175,7 +175,7 @@ def profile(
     *,
     repeat: int = 5,
 ) -> Profile:
-    """Time one step of a sub-graph, `repeat` times after a warm-up; variables have their old values afterwards.
+    """Time one step of a sub-graph, `repeat` times after a warm-up; variables have their old values afterward.
 
     The arguments are those of `Executor.run`.
 
@@ -216,7 +216,7 @@ def profile_program(program: Program, repeat: int = 5, timer: Callable[[], int] 
     for step, (_, *seen) in zip(program.steps, times):  # the first run warms up
         node = step.node
         seconds = statistics.median(seen)
-        rows.append((node, Row(node.op.name, family(node), 1, seconds, traffic(node), flops(node))))
+        rows.append((node, ProfileRow(node.op.name, family(node), 1, seconds, traffic(node), flops(node))))
     return Profile(tuple(rows))
 
 

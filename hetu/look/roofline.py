@@ -1,7 +1,7 @@
 """A roofline: how fast operators can be at most on a machine, and what limits them (S. Williams et al., 2009).
 
 To the right an operator does more arithmetic for each byte that it moves; under the slope memory is the limit, under
-the flat roof arithmetic. Both axes are logarithmic. Ignored on purpose: caches, which lift a roof of their own.
+the flat roof arithmetic. Both axes are logarithmic. Caches would have roofs of their own.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ from html import escape
 
 from .svg import FILL, LINE, SANS, Svg
 
-Point = tuple[str, float, float, float]  # name, operations, bytes, and seconds; without a time (0) it lies on the roof
+RooflinePoint = tuple[
+    str, float, float, float
+]  # name, operations, bytes, and seconds; without a time (0) it lies on the roof
 
 WIDTH, HEIGHT = 620.0, 320.0
 LEFT, RIGHT, TOP, BOTTOM = 74.0, 14.0, 34.0, 44.0
 
 
-def roofline_svg(points: Sequence[Point], flops: float, bandwidth: float) -> Svg:
+def roofline_svg(points: Sequence[RooflinePoint], flops: float, bandwidth: float) -> Svg:
     """Draw (name, operations, bytes, seconds) under the roof of a machine with `flops` per second and bytes/s.
 
     >>> roofline_svg([("matmul", 2e9, 1e7, 0.0), ("add", 1e6, 1.2e7, 0.0)], flops=60e12, bandwidth=3.35e12)[:4]

@@ -1,6 +1,6 @@
 """Which part of each tensor lies on which rank, as a picture: a frame is the whole tensor, what is filled is there.
 
-Ignored on purpose: more than two axes, of which the first and the last are drawn; the text on hovering has them all.
+Of more than two axes the first and the last are drawn; the text on hovering has all.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
+from ..core.types import Box
 from .svg import FILL, LINE, SANS, Svg
 
-Box = tuple[tuple[int, int], ...]  # start and end along each axis
-Row = tuple[str, tuple[int, ...], Mapping[int, Box]]  # name, shape, what each rank holds
+ShardRow = tuple[str, tuple[int, ...], Mapping[int, Box]]  # name, shape, what each rank holds
 
 LEFT, TOP, WIDE, HIGH, GAP, LEAST = 230.0, 44.0, 104.0, 46.0, 12.0, 28.0
 
 
-def shards_svg(rows: Sequence[Row], notes: Mapping[int, str]) -> Svg:
+def shards_svg(rows: Sequence[ShardRow], notes: Mapping[int, str]) -> Svg:
     """Draw (name, shape, {rank: box}) rows, a column for each rank in `notes`, with its note below the rank.
 
     >>> shards_svg([("weight", (4, 6), {0: ((0, 2), (0, 6)), 1: ((2, 4), (0, 6))})], {0: "", 1: ""})[:4]

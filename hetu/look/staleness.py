@@ -1,7 +1,6 @@
 """How far workers of a parameter server drift apart, as a picture: a lane of clocks for each, and a histogram of leads.
 
-A worker's *lead* when it begins a clock is how many clocks the slowest worker is behind. Ignored on purpose: what the
-workers do in a clock.
+A worker's *lead* when it begins a clock is how many clocks the slowest worker is behind.
 """
 
 from __future__ import annotations
@@ -11,13 +10,13 @@ from collections.abc import Sequence
 
 from .svg import FILL, INK, LINE, SANS, Svg
 
-Step = tuple[int, int, float, float]  # worker, clock, when it began and ended in seconds
+WorkerStep = tuple[int, int, float, float]  # worker, clock, when it began and ended in seconds
 
 WIDTH, LEFT, TOP, LANE, GAP = 860.0, 78.0, 26.0, 24.0, 7.0
 BARS, HIGH = 46.0, 84.0  # width of a histogram's bar with its gap, height of the highest
 
 
-def leads(steps: Sequence[Step]) -> list[int]:
+def leads(steps: Sequence[WorkerStep]) -> list[int]:
     """For each step, its clock less that of the slowest worker when the step began.
 
     >>> leads([(0, 0, 0.0, 1.0), (1, 0, 0.0, 4.0), (0, 1, 1.0, 2.0), (0, 2, 2.0, 3.0)])
@@ -31,7 +30,7 @@ def leads(steps: Sequence[Step]) -> list[int]:
     return [clock - min(done(other, begin) for other in workers) for _, clock, begin, _ in steps]
 
 
-def staleness_svg(steps: Sequence[Step], bound: float | None = None) -> Svg:
+def staleness_svg(steps: Sequence[WorkerStep], bound: float | None = None) -> Svg:
     """Draw (worker, clock, begin, end) steps; white between two is waiting. `bound` is the largest lead allowed.
 
     >>> staleness_svg([(0, 0, 0.0, 1.0), (1, 0, 0.0, 4.0), (0, 1, 1.0, 2.0)], bound=3)[:4]

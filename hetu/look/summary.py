@@ -1,7 +1,7 @@
 """The table of a model: layers in the order of use, their output shapes, parameters and memory.
 
-Layers are recognised by the `layer` tag that `hetu.nn` puts on nodes, and own the variables named below them.
-Ignored on purpose: time and activations, see `profiler.py` and `print(program)`.
+Layers are recognized by the `layer` tag that `hetu.nn` puts on nodes, and own the variables named below them. For time
+and activations see `profiler.py` and `print(program)`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A graph as one SVG picture, in plain text without a library.
 
-The background stays transparent and every box brings its own light fill and dark text, so the picture reads well
-on light and on dark pages. Ignored on purpose: scripts and zooming; the page may scale the picture.
+The background stays transparent and every box brings its own light fill and dark text, so the picture reads well on
+light and on dark pages. It has no scripts and no zooming; the page may scale the picture.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from html import escape
 
 from ..core.graph import Graph, Node
-from .layout import BOX_HEIGHT, Layout, Point, layout
-from .picture import FAMILIES, Box, Group, picture
+from .layout import BOX_HEIGHT, Drawing, Point, layout
+from .picture import FAMILIES, DrawnNode, LayerGroup, picture
 
 FILL = {  # family: fill, frame
     "placeholder": ("#fef3c7", "#d97706"),
@@ -25,7 +25,7 @@ FILL = {  # family: fill, frame
 INK, SOFT_INK, LINE = "#1f2937", "#4b5563", "#8793a6"
 SANS = "system-ui,-apple-system,'Segoe UI','DejaVu Sans',sans-serif"
 MONO = "ui-monospace,Menlo,'DejaVu Sans Mono',monospace"
-_LEGEND = 30.0  # height of the row that names the colours
+_LEGEND = 30.0  # height of the row that names the colors
 
 
 class Svg(str):
@@ -59,7 +59,7 @@ def to_svg(outputs: Graph | Node | Iterable[Node]) -> Svg:
     return _page(placed, [b.family for b in drawn.boxes], parts)
 
 
-def _page(placed: Layout, families: list[str], parts: list[str]) -> Svg:
+def _page(placed: Drawing, families: list[str], parts: list[str]) -> Svg:
     legend, legend_width = _legend([f for f in FAMILIES if f in set(families)])
     width, height = max(placed.width, legend_width), placed.height + _LEGEND
     side = (width - placed.width) / 2
@@ -74,12 +74,12 @@ def _page(placed: Layout, families: list[str], parts: list[str]) -> Svg:
     )
 
 
-def _width(box: Box) -> float:
+def _width(box: DrawnNode) -> float:
     """Room for the wider of the two lines."""
     return max(56.0, 7.7 * len(box.title) + 20, 6.1 * len(box.detail) + 20)
 
 
-def _box(box: Box, center: Point) -> str:
+def _box(box: DrawnNode, center: Point) -> str:
     width, (x, y) = _width(box), center
     fill, frame = FILL[box.family]
     radius = BOX_HEIGHT / 2 if box.family == "placeholder" else 7
@@ -113,7 +113,7 @@ def _arrow(points: list[Point], shape_only: bool) -> str:
     return f'<path d="{"".join(path)}" fill="none" stroke="{LINE}" stroke-width="1.3"{dash} marker-end="url(#tip)"/>'
 
 
-def _group(key: Group, x: float, y: float, width: float, height: float) -> str:
+def _group(key: LayerGroup, x: float, y: float, width: float, height: float) -> str:
     """A frame with the layer's name; outer scopes that do not fit are left to the tooltip."""
     layer, direction = key
     name = shown = layer if direction == "forward" else f"{layer} · backward"

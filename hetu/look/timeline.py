@@ -1,6 +1,6 @@
-"""What ranks do when, as a picture: time runs to the right, two lanes a rank, one box an event.
+"""What ranks do when, as a picture: time runs to the right, with two lanes per rank and one box per event.
 
-Ignored on purpose: zooming; a Chrome trace has that.
+For zooming use a Chrome trace.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from html import escape
 
 from .svg import FILL, INK, LINE, SANS, Svg
 
-Row = tuple[int, str, str, float, float]  # rank, "compute" or "communication", name, start, end in seconds
+TimelineRow = tuple[int, str, str, float, float]  # rank, "compute" or "communication", name, start, end in seconds
 
 WIDTH, LEFT, TOP, LANE, GAP = 960.0, 118.0, 34.0, 18.0, 10.0
 
 
-def timeline_svg(rows: Sequence[Row], notes: Mapping[int, str]) -> Svg:
+def timeline_svg(rows: Sequence[TimelineRow], notes: Mapping[int, str]) -> Svg:
     """Draw (rank, lane, name, start, end) rows, with a note beside each rank.
 
     >>> timeline_svg([(0, "compute", "matmul", 0.0, 1e-3)], {0: "alone"})[:4]

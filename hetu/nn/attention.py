@@ -1,6 +1,6 @@
 """Attention with several heads, and the transformer block built on it.
 
-Ignored on purpose: position codes (add an `Embedding` of positions to the input) and caches for generation.
+For position codes add an `Embedding` of positions to the input. Left out: caches for generation.
 """
 
 from __future__ import annotations

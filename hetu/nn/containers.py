@@ -1,6 +1,6 @@
 """Layers made of layers.
 
-Ignored on purpose: branches; write a `Layer` with a `forward` of your own.
+For branches write a `Layer` with a `forward` of your own.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Convolution and pooling layers on images (n, channels, height, width).
 
-Sizes of one number hold for rows and columns; a pair gives them apart. What `padding` may be is said at
-`hetu.conv2d`. Ignored on purpose: one and three dimensions.
+Sizes of one number hold for rows and columns; a pair gives them apart. What `padding` may be is said at `hetu.conv2d`.
+Left out: one and three dimensions.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any
 from .. import ops
 from ..core.errors import ArgumentError
 from ..core.graph import Node
-from ..core.leaf import variable
-from ..init import Initializer, he_uniform, zeros
+from ..core.leaf import Initializer, variable
+from ..init import he_uniform, zeros
 from .layer import Activation, Layer, activate, check_sizes
 
-Size = int | tuple[int, int]
+KernelSize = int | tuple[int, int]
 
 
 class _Convolution(Layer):
@@ -25,11 +25,11 @@ class _Convolution(Layer):
         self,
         inputs: int,
         outputs: int,
-        kernel: Size,
+        kernel: KernelSize,
         *,
-        stride: Size = 1,
+        stride: KernelSize = 1,
         padding: Any = 0,
-        dilation: Size = 1,
+        dilation: KernelSize = 1,
         groups: int = 1,
         activation: Activation | None = None,
         bias: bool = True,
@@ -98,7 +98,9 @@ class ConvTranspose2d(_Convolution):
     (4, 14, 14)
     """
 
-    def __init__(self, inputs: int, outputs: int, kernel: Size, *, output_padding: Size = 0, **options: Any) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, kernel: KernelSize, *, output_padding: KernelSize = 0, **options: Any
+    ) -> None:
         super().__init__(inputs, outputs, kernel, **options)
         self.options["output_padding"] = output_padding
 
@@ -109,8 +111,10 @@ class ConvTranspose2d(_Convolution):
         return ops.conv_transpose2d(x, self.weight, **self.options)
 
 
-class _Pool(Layer):
-    def __init__(self, kernel: Size, *, stride: Size | None = None, padding: Any = 0, name: str | None = None) -> None:
+class _Pooling(Layer):
+    def __init__(
+        self, kernel: KernelSize, *, stride: KernelSize | None = None, padding: Any = 0, name: str | None = None
+    ) -> None:
         super().__init__(name)
         self.kernel, self.stride, self.padding = kernel, stride, padding
 
@@ -118,7 +122,7 @@ class _Pool(Layer):
         return f"kernel {self.kernel}, stride {self.kernel if self.stride is None else self.stride}"
 
 
-class MaxPool2d(_Pool):
+class MaxPool2d(_Pooling):
     """The greatest value of each window; the stride is the kernel unless given.
 
     >>> import hetu as ht
@@ -130,7 +134,7 @@ class MaxPool2d(_Pool):
         return ops.max_pool2d(x, self.kernel, stride=self.stride, padding=self.padding)
 
 
-class AvgPool2d(_Pool):
+class AvgPool2d(_Pooling):
     """The mean of each window; the stride is the kernel unless given.
 
     >>> import hetu as ht

@@ -1,6 +1,6 @@
 """Linear maps of the last axis, and the layers without variables that stand between them.
 
-Ignored on purpose: layers for activations; any function of a node stands in a `Sequential`.
+Activations need no layers: any function of a node can stand in a `Sequential`.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 from .. import ops
 from ..core.errors import ArgumentError
 from ..core.graph import Node
-from ..core.leaf import variable
-from ..init import Initializer, xavier_uniform, zeros
+from ..core.leaf import Initializer, variable
+from ..init import xavier_uniform, zeros
 from .layer import Activation, Layer, activate, check_sizes
 
 

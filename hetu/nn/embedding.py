@@ -1,14 +1,14 @@
 """A table of vectors, looked up by integer ids.
 
-Ignored on purpose: bags of ids (sum over an axis), and tables too large for one machine.
+For bags of ids, sum over an axis.
 """
 
 from __future__ import annotations
 
 from .. import ops
 from ..core.graph import Node
-from ..core.leaf import variable
-from ..init import Initializer, normal
+from ..core.leaf import Initializer, variable
+from ..init import normal
 from .layer import Layer, check_sizes
 
 SMALL = normal(0.02)

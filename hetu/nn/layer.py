@@ -1,7 +1,7 @@
 """The base class of layers: a name, the variables below it, and a call that marks the nodes it makes.
 
-A layer is built from explicit sizes, so its variables exist before its first call; calling it twice shares them.
-Ignored on purpose: values, devices and modes. A layer is only a convenient way to write down a graph.
+A layer is built from explicit sizes, so its variables exist before its first call; calling it twice shares them. A
+layer is only a convenient way to write a graph: it knows no values, devices or modes.
 """
 
 from __future__ import annotations

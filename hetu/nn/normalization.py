@@ -1,6 +1,6 @@
 """Normalization layers. Each rescales to mean 0 and variance 1 along some axes, then by learned scale and bias.
 
-Ignored on purpose: batch statistics over ranks, which follow from how the batch is sharded.
+Batch statistics over ranks follow from how the batch is sharded.
 """
 
 from __future__ import annotations

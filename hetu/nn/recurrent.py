@@ -1,7 +1,7 @@
 """Recurrent layers, unrolled in the graph over a known number of time steps.
 
-Each takes x (batch, time, inputs) and an optional first state, and returns all outputs (batch, time, features) and
-the last state. Ignored on purpose: several directions or stacks in one layer (compose them), unknown lengths.
+Each takes x (batch, time, inputs) and an optional first state, and returns all outputs (batch, time, features) and the
+last state. For several directions or stacks, compose layers. Left out: unknown lengths.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 from .. import ops
 from ..core.errors import ShapeError
 from ..core.graph import Node
-from ..core.leaf import variable
-from ..init import Initializer, xavier_uniform, zeros
+from ..core.leaf import Initializer, variable
+from ..init import xavier_uniform, zeros
 from .layer import Activation, Layer, check_sizes
 
 
@@ -104,7 +104,7 @@ class RNN(_Recurrent):
 
 
 class LSTM(_Recurrent):
-    """Long short-term memory; the state is (h, c). One product a step: [x, h] @ weight + bias gives i, f, g, o.
+    """Long short-term memory; the state is (h, c). One product per step: [x, h] @ weight + bias gives i, f, g, o.
 
     c' = sigmoid(f) c + sigmoid(i) tanh(g), h' = sigmoid(o) tanh(c'). `weight` (inputs + features, 4 features). The bias
     of the forget gate f starts at 1 (R. Jozefowicz et al., ICML 2015). F. Gers et al., Neural Computation 12, 2000.
@@ -137,7 +137,7 @@ class GRU(_Recurrent):
     """Gated recurrent unit: r, z, n from x @ weight + bias and h @ recurrent + recurrent_bias, side by side.
 
     r = sigmoid(x_r + h_r), z = sigmoid(x_z + h_z), n = tanh(x_n + r h_n), h' = (1 - z) n + z h: the form that resets
-    after the product, which needs one product a step. K. Cho et al., EMNLP 2014; J. Chung et al., 2014.
+    after the product, which needs one product per step. K. Cho et al., EMNLP 2014; J. Chung et al., 2014.
 
     >>> import hetu as ht
     >>> outputs, last = GRU(8, 16)(ht.placeholder("x", (None, 5, 8)))

@@ -1,6 +1,6 @@
 """Activations: functions between the layers of a network, and the softmax over an axis.
 
-None branches on single elements, which is slow. Ignored on purpose: hard variants; `silu` and `mish` are compositions.
+None branches on single elements, which is slow. `silu` and `mish` are compositions. Left out: hard variants.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Gathering one element for every index along an axis, and its gradient, which sums duplicates.
 
-Ids as in `index.py`. Ignored on purpose: whole rows, which `take` gathers faster.
+Ids as in `index.py`. For whole rows `take` is faster.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ..core.errors import ShapeError
 from ..core.graph import Node
 from ..core.op import Role, op
 from ..core.types import Size, TensorType, compatible, show_shape, unify
-from .index import Window, axis_attrs, check_range, find_inside, masked, require_indices, whole_size
+from .index import RowWindow, axis_attrs, check_range, find_inside, masked, require_indices, whole_size
 from .shape import axis_letters
 
 __all__ = ["take_along_axis"]
@@ -44,7 +44,7 @@ def take_along_axis_dims(x: TensorType, indices: TensorType, *, axis: int, **_: 
 
 
 @op(precision="wide", role=Role.MOVE, infer=_along_type, dims=take_along_axis_dims, linear=(0,))
-def take_along_axis(xp: ModuleType, x: Any, indices: Any, *, axis: int = -1, window: Window = None) -> Any:
+def take_along_axis(xp: ModuleType, x: Any, indices: Any, *, axis: int = -1, window: RowWindow = None) -> Any:
     """One element of `x` along `axis` for every index: y[i, j] = x[i, indices[i, j]] for the last of two axes.
 
     ValueRangeError for an index outside the axis.
@@ -63,7 +63,7 @@ take_along_axis.normalize(axis_attrs)
 
 
 @take_along_axis.check
-def take_along_axis_check(xp: ModuleType, x: Any, indices: Any, *, axis: int, window: Window) -> None:
+def take_along_axis_check(xp: ModuleType, x: Any, indices: Any, *, axis: int, window: RowWindow) -> None:
     check_range(xp, indices, whole_size(x.shape[axis], window), "index")
 
 
@@ -86,7 +86,7 @@ def put_along_axis_add_dims(like: TensorType, indices: TensorType, values: Tenso
 
 @op(infer=_put_type, dims=put_along_axis_add_dims, like=(0,), linear=(2,))
 def put_along_axis_add(
-    xp: ModuleType, like: Any, indices: Any, values: Any, *, axis: int = -1, window: Window = None
+    xp: ModuleType, like: Any, indices: Any, values: Any, *, axis: int = -1, window: RowWindow = None
 ) -> Any:
     """Zeros in the shape of `like`, plus `values` at `indices` along `axis`; the gradient of `take_along_axis`.
 

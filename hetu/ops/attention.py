@@ -1,7 +1,7 @@
 """Scaled dot-product attention.
 
 Without a mask the whole is one operator, so that a room of kernels can keep its scores in the cache, or do without
-them; with a mask it is a composition. Ignored on purpose: dropout of weights.
+them; with a mask it is a composition. Left out: dropout of weights.
 """
 
 from __future__ import annotations

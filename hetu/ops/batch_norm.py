@@ -1,8 +1,8 @@
-"""Batch normalisation and its gradient.
+"""Batch normalization and its gradient.
 
 `batch_norm_train` and `batch_norm_dx` are operators because a few passes over whole channels beat their composition.
-Each also has the composition as its `decompose` rule, used where the batch is split. Images in 16 bits are normalised
-in the dtype of their scale. Ignored on purpose: renormalisation (statistics over several batches).
+Each also has the composition as its `decompose` rule, used where the batch is split. Images in 16 bits are normalized
+in the dtype of their scale.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _batch_dims(x: TensorType, *_: TensorType, axis: int, **__: Any) -> str:
 def batch_norm_train(
     xp: ModuleType, x: Any, scale: Any, bias: Any, *, axis: int = 1, epsilon: float = 1e-5
 ) -> tuple[Any, Any, Any]:
-    """(y, mean, var): `x` normalised by its own mean and variance (over all axes but `axis`), scaled and shifted.
+    """(y, mean, var): `x` normalized by its own mean and variance (over all axes but `axis`), scaled and shifted.
 
     y = scale (x - mean) / sqrt(var + epsilon) + bias; var divides by the count. See `batch_norm`.
 
@@ -172,7 +172,7 @@ def batch_norm(
     epsilon: float = 1e-5,
     axis: int = 1,
 ) -> Node:
-    """Normalise along `axis` (channels): by the batch in training, by the running statistics in evaluation.
+    """Normalize along `axis` (channels): by the batch in training, by the running statistics in evaluation.
 
     `scale`, `bias` and the two running variables have one number a channel. Wherever the result is trained,
     running = (1 - momentum) running + momentum batch, with the unbiased variance (count / (count - 1)).

@@ -1,7 +1,7 @@
 """Operators that compare, round, bound and choose, element by element with broadcasting.
 
 Comparisons and logic give booleans and pass no gradient. Logic takes booleans only: a number is neither true nor
-false. Ignored on purpose: sorting, see `sorting.py`.
+false.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import numpy as np
 
 from ..core.errors import ArgumentError, DTypeError
 from ..core.graph import Node
-from ..core.op import Instruction, op, predicate
+from ..core.kernels import Call
+from ..core.op import op, predicate
 from ..core.types import TensorType, broadcast_shapes, promote
 from .elementwise import common, numbers
 
@@ -346,6 +347,6 @@ def where_grad(g: Node, y: Node, condition: Node, a: Node, b: Node) -> tuple[Non
 
 
 @where.bind
-def where_bind(xp: ModuleType, out: Any, condition: Any, a: Any, b: Any) -> list[Instruction]:
+def where_bind(xp: ModuleType, out: Any, condition: Any, a: Any, b: Any) -> list[Call]:
     choose = partial(xp.copyto, out, a, where=condition, casting="unsafe")
     return [choose] if out is b else [partial(xp.copyto, out, b, casting="unsafe"), choose]

@@ -1,8 +1,8 @@
 """Two-dimensional convolution, its two backward operators and the transposed convolution.
 
 Each of `conv2d`, `conv2d_dx` and `conv2d_dw` is linear in both inputs and their gradients are made of one another, so
-every order of derivative works. Images are unfolded into columns, which the kernel multiplies. Ignored on purpose:
-biases (a layer adds them), 1-D and 3-D.
+every order of derivative works. Images are unfolded into columns, which the kernel multiplies. A layer adds biases.
+Left out: 1-D and 3-D.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Arrays made from numbers alone: filled, counting, and the triangles of a matrix.
 
-Ignored on purpose: the numbers that initialize variables, see `init.py`, and random ones, see `random.py`.
+`init.py` has the numbers that initialize variables, `random.py` random ones.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any
 
 from ..core.errors import ArgumentError, ShapeError, public
 from ..core.graph import Node
-from ..core.op import Instruction, Role, as_node, op, weak_dtype
+from ..core.kernels import Call
+from ..core.op import Role, as_node, op, weak_dtype
 from ..core.types import Dim, Shape, TensorType, as_dtype, dtype_in
 from .shape import broadcast_like
 
@@ -141,15 +142,15 @@ def triu_grad(g: Node, y: Node, x: Node, *, k: int) -> Node:
 
 
 @tril.bind
-def tril_bind(xp: ModuleType, out: Any, x: Any, *, k: int) -> list[Instruction]:
+def tril_bind(xp: ModuleType, out: Any, x: Any, *, k: int) -> list[Call]:
     return _masked_copy(xp, out, x, xp.tril(xp.ones(x.shape[-2:], dtype=bool), k=k))
 
 
 @triu.bind
-def triu_bind(xp: ModuleType, out: Any, x: Any, *, k: int) -> list[Instruction]:
+def triu_bind(xp: ModuleType, out: Any, x: Any, *, k: int) -> list[Call]:
     return _masked_copy(xp, out, x, xp.triu(xp.ones(x.shape[-2:], dtype=bool), k=k))
 
 
-def _masked_copy(xp: ModuleType, out: Any, x: Any, keep: Any) -> list[Instruction]:
+def _masked_copy(xp: ModuleType, out: Any, x: Any, keep: Any) -> list[Call]:
     """Copies rather than products with the mask, which would make NaN of an infinity."""
     return [partial(out.fill, 0), partial(xp.copyto, out, x, where=keep)]

@@ -1,8 +1,8 @@
 """The cross entropy of class ids and its gradient as operators; `loss.py` has what users call.
 
-Log-sum-exp with the maximum taken out cannot overflow, and softmax minus the target is one pass. Ids are checked
-before every run. Logits and their gradient in 16 bits beside losses in float32 are computed in float32. Ignored on
-purpose: distributions as targets, which are a composition.
+Log-sum-exp with the maximum taken out cannot overflow, and softmax minus the target is one pass. Ids are checked before
+every run. Logits and their gradient in 16 bits beside losses in float32 are computed in float32. With distributions as
+targets it is a composition.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..core.errors import ArgumentError, DTypeError, ShapeError, ValueRangeError
 from ..core.graph import OPS, Node
 from ..core.op import op, require_float
 from ..core.types import Shape, TensorType, as_dtype, compatible, is_float, show_shape
-from .index import Window
+from .index import RowWindow
 from .precision import cast_to, rounded, stored, stored_attrs, widened
 from .reduction import logsumexp
 from .shape import squeeze
@@ -147,7 +147,7 @@ def softmax_cross_entropy_grad(
 def softmax_cross_entropy_parts(
     logits: Node, labels: Node, *, ignore_index: int | None, label_smoothing: float, dtype: str | None = None
 ) -> tuple[Node, Node]:
-    """Three sums over the classes, so that ranks which have some classes each exchange three numbers a row."""
+    """Three sums over the classes, so that ranks which have some classes each exchange three numbers per row."""
     logits = logits if dtype is None else cast_to(logits, as_dtype(dtype))
     total = logsumexp(logits, axis=-1)
     counted, labels = _counted(labels, ignore_index)
@@ -192,7 +192,7 @@ def softmax_cross_entropy_dx(
     *,
     ignore_index: int | None = None,
     label_smoothing: float = 0.0,
-    window: Window = None,
+    window: RowWindow = None,
     dtype: str | None = None,
 ) -> Any:
     """The gradient of `softmax_cross_entropy`: g (softmax(logits) - target); `total` is log(sum(exp(logits))).

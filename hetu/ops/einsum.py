@@ -1,7 +1,7 @@
 """Sums of products named by letters: `einsum("bqd,bkd->bqk", q, k)`.
 
-The equation is the meaning, the sharding rule and the source of the gradient at once. Ignored on purpose: the
-ellipsis, a letter twice in one operand (a diagonal), and broadcasting of size 1.
+The equation is the meaning, the sharding rule and the source of the gradient at once. Left out: the ellipsis, a letter
+twice in one operand (a diagonal), and broadcasting of size 1.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import numpy as np
 
 from ..core.errors import ArgumentError, ShapeError, public
 from ..core.graph import Node
-from ..core.op import Instruction, as_nodes, op
+from ..core.kernels import Call
+from ..core.op import as_nodes, op
 from ..core.types import Size, TensorType, compatible, unify
 from .linalg import product_dtype
 from .shape import broadcast_like, expand_dims
@@ -95,7 +96,7 @@ def einsum_grad(g: Node, y: Node, *operands: Node, equation: str) -> tuple[Node,
 
 
 @_einsum.bind
-def einsum_bind(xp: ModuleType, out: Any, *operands: Any, equation: str) -> list[Instruction] | None:
+def einsum_bind(xp: ModuleType, out: Any, *operands: Any, equation: str) -> list[Call] | None:
     """Two operands become one (batched) matrix product, more of them several."""
     terms, right = terms_of(equation)
     if len(operands) > 2:
@@ -109,7 +110,7 @@ def einsum_bind(xp: ModuleType, out: Any, *operands: Any, equation: str) -> list
 
 def as_product(
     xp: ModuleType, out: Any, operands: Sequence[Any], terms: Sequence[str], right: str
-) -> tuple[list[Instruction], list[Any], list[Instruction]] | None:
+) -> tuple[list[Call], list[Any], list[Call]] | None:
     """Two operands and the result as views for one (batched) matrix product; where axes cannot be merged in place, it
     comes with the copies before and after it. None where a letter of one operand is missing on the right."""
     if len(operands) != 2 or out.size == 0 or any(c not in right for c in set(terms[0]) ^ set(terms[1])):
@@ -123,13 +124,13 @@ def as_product(
     b, b_copy, b_original = _grouped(xp, operands[1], second, batch, inner, columns)
     y, y_copy, y_original = _grouped(xp, out, right, batch, rows, columns)
     pairs = ((a_copy, a_original), (b_copy, b_original))
-    before: list[Instruction] = [partial(xp.copyto, copy, x) for copy, x in pairs if copy is not x]
+    before: list[Call] = [partial(xp.copyto, copy, x) for copy, x in pairs if copy is not x]
     return before, [a, b, y], [] if y_copy is y_original else [partial(xp.copyto, y_original, y_copy)]
 
 
 def _two_at_a_time(
     xp: ModuleType, out: Any, operands: Sequence[Any], terms: Sequence[str], right: str
-) -> list[Instruction] | None:
+) -> list[Call] | None:
     """The product of the first two, then that with the others: CuPy's own products cannot be captured on a GPU."""
     first, second, *others = terms
     term = "".join(c for c in dict.fromkeys(first + second) if c in right + "".join(others))

@@ -1,9 +1,8 @@
 """Operators that work element by element, with broadcasting: conversion, arithmetic, and what their kind shares.
 
-A ufunc-like operator names its ufunc and needs no other rule to run in place and without allocation. The planner
-may write a result over any of its operands. Functions of real numbers turn integers into float32, division is true
-division, and booleans are not numbers. Ignored on purpose: what chooses or compares (`comparison.py`), functions
-(`functions.py`, `activation.py`) and complex numbers.
+A ufunc-like operator names its ufunc and needs no other rule to run in place and without allocation. The planner may
+write a result over any of its operands. Functions of real numbers turn integers into float32, division is true
+division, and booleans are not numbers. Left out: complex numbers.
 """
 
 from __future__ import annotations
@@ -17,7 +16,8 @@ import numpy as np
 
 from ..core.errors import DTypeError, ValueRangeError
 from ..core.graph import OPS, Node
-from ..core.op import DEFAULT_FLOAT, Decorator, Instruction, Op, P, Role, elementwise, float_elementwise, op
+from ..core.kernels import Call
+from ..core.op import DEFAULT_FLOAT, Decorator, Op, P, Role, elementwise, float_elementwise, op
 from ..core.types import TensorType, as_dtype, dtype_in, is_float, promote
 
 __all__ = ["abs", "astype", "reciprocal", "sign", "square"]
@@ -68,7 +68,7 @@ def float_function(**rules: Any) -> Decorator[Node]:
         made = op(infer=float_elementwise, dims="...->...", inplace={0: (0,)}, **rules)(forward)
 
         @made.bind
-        def convert_first(xp: ModuleType, out: Any, x: Any, **attrs: Any) -> Instruction | None:
+        def convert_first(xp: ModuleType, out: Any, x: Any, **attrs: Any) -> Call | None:
             """Ufuncs would compute small integers in half precision."""
             return None if x.dtype == out.dtype else lambda: xp.copyto(out, forward(xp, x, **attrs))
 

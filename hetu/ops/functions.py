@@ -1,7 +1,7 @@
 """Functions of one real number: exponentials, roots, sine and its kin, and the error function.
 
 Integers become float32 first. The error function, which neither NumPy nor the array API standard has, is made of
-rational approximations in plain array arithmetic. Ignored on purpose: other special functions, until a model needs one.
+rational approximations in plain array arithmetic.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Gathering and scattering by arrays of indices: take, its row gradient, one_hot.
 
-Indices are counted from 0; a negative or too large one is an error that names it, never a wrap or a clamp. Each
-gather has a scatter as its gradient, in which duplicates are summed. Ignored on purpose: boolean masks, see `where`;
-one index for every element, see `along_axis.py`.
+Indices are counted from 0; a negative or too large one is an error that names it, never a wrap or a clamp. Each gather
+has a scatter as its gradient, in which duplicates are summed. For boolean masks see `where`; for one index per element
+see `along_axis.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 
 from ..core.errors import ArgumentError, DTypeError, ShapeError, ValueRangeError, public
 from ..core.graph import Node
-from ..core.op import Instruction, Role, op
+from ..core.kernels import Call
+from ..core.op import Role, op
 from ..core.types import Size, TensorType, as_dtype, compatible, dtype_in, normalize_axis, show_shape
 from .elementwise import add
 from .linalg import permute_dims
@@ -43,10 +44,10 @@ def check_range(xp: ModuleType, ids: Any, size: int, what: str) -> None:
     )
 
 
-Window = tuple[tuple[int, int, int]] | None  # (low, high, size): the rows of a table that this rank has
+RowWindow = tuple[tuple[int, int, int]] | None  # (low, high, size): the rows of a table that this rank has
 
 
-def own_rows(ids: Any, rows: Any, window: Window) -> tuple[Any, Any]:
+def own_rows(ids: Any, rows: Any, window: RowWindow) -> tuple[Any, Any]:
     """Of ids and their rows those that this rank's part of the table has, counted from its first row."""
     if window is None:
         return ids, rows
@@ -55,7 +56,7 @@ def own_rows(ids: Any, rows: Any, window: Window) -> tuple[Any, Any]:
     return ids[inside] - low, rows[inside]
 
 
-def whole_size(here: int, window: Window) -> int:
+def whole_size(here: int, window: RowWindow) -> int:
     """The size of the whole axis."""
     return here if window is None else window[0][2]
 
@@ -97,7 +98,7 @@ def _take_role(*, axis: int, **_: Any) -> Role:
 
 
 @op(role=_take_role, infer=_take_type, dims=take_dims, linear=(0,))
-def take(xp: ModuleType, x: Any, indices: Any, *, axis: int = 0, window: Window = None) -> Any:
+def take(xp: ModuleType, x: Any, indices: Any, *, axis: int = 0, window: RowWindow = None) -> Any:
     """Slices of `x` along `axis` at `indices`, of any shape, whose axes take the place of that axis.
 
     The ids are integers in 0 ... size - 1: ValueRangeError when one is not, DTypeError for other dtypes.
@@ -117,7 +118,7 @@ take.normalize(axis_attrs)
 
 
 @take.check
-def take_check(xp: ModuleType, x: Any, indices: Any, *, axis: int, window: Window) -> None:
+def take_check(xp: ModuleType, x: Any, indices: Any, *, axis: int, window: RowWindow) -> None:
     check_range(xp, indices, whole_size(x.shape[axis], window), "index")
 
 
@@ -167,7 +168,7 @@ def scatter_rows_dims(like: TensorType, ids: TensorType, rows: TensorType, mark:
 
 
 @op(role=Role.SCATTER, infer=_scatter_rows_type, dims=scatter_rows_dims, like=(0,), linear=(2,))
-def scatter_rows(xp: ModuleType, like: Any, ids: Any, rows: Any, *, window: Window = None) -> Any:
+def scatter_rows(xp: ModuleType, like: Any, ids: Any, rows: Any, *, window: RowWindow = None) -> Any:
     """Zeros in the shape of the table `like`, plus `rows` at `ids` of axis 0; rows of one id are summed.
 
     The gradient of an embedding. (v, ...), (...ids), (...ids, ...) -> (v, ...).
@@ -267,5 +268,5 @@ def one_hot_check(xp: ModuleType, ids: Any, *, depth: int, dtype: str) -> None:
 
 
 @one_hot.bind
-def one_hot_bind(xp: ModuleType, out: Any, ids: Any, *, depth: int, dtype: str) -> Instruction:
+def one_hot_bind(xp: ModuleType, out: Any, ids: Any, *, depth: int, dtype: str) -> Call:
     return partial(xp.equal, ids[..., None], xp.arange(depth), out)

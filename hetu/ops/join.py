@@ -1,6 +1,6 @@
 """Operators that put elements beside elements: concat, stack, pad, roll, tile, repeat.
 
-Ignored on purpose: padding other than by a constant, and cutting, see `slicing.py`.
+Padding is by a constant only; `slicing.py` cuts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 
 from ..core.errors import ArgumentError, ShapeError, public
 from ..core.graph import Node
-from ..core.op import Instruction, Role, as_node, as_nodes, op, same_type
+from ..core.kernels import Call
+from ..core.op import Role, as_node, as_nodes, op, same_type
 from ..core.types import Shape, Size, TensorType, compatible, normalize_axis, promote, show_type, unify
 from .elementwise import astype
 from .shape import axis_letters, broadcast_to, expand_dims, flatten, reshape
@@ -175,7 +176,7 @@ def pad_grad(g: Node, y: Node, x: Node, *, pad_width: Any, value: float) -> Node
 
 
 @pad.bind
-def pad_bind(xp: ModuleType, out: Any, x: Any, *, pad_width: Any, value: float) -> list[Instruction]:
+def pad_bind(xp: ModuleType, out: Any, x: Any, *, pad_width: Any, value: float) -> list[Call]:
     return [partial(out.fill, value), partial(xp.copyto, out[_inner(x.shape, pad_width)], x)]
 
 

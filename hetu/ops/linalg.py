@@ -1,6 +1,6 @@
 """Matrix products and transposes.
 
-Ignored on purpose: decompositions and solvers; products of more than two arrays, see `einsum.py`.
+For products of more than two arrays see `einsum.py`. Left out: decompositions and solvers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import numpy as np
 
 from ..core.errors import AxisError, DTypeError, ShapeError, public
 from ..core.graph import Node
-from ..core.op import Instruction, Role, as_nodes, op
+from ..core.kernels import Call
+from ..core.op import Role, as_nodes, op
 from ..core.types import TensorType, broadcast_shapes, compatible, is_float, normalize_axis, promote, show_shape
 from .elementwise import add, multiply
 from .shape import axis_letters, expand_dims, reshape, sum_to_like
@@ -156,7 +157,7 @@ def _rows(x: Node) -> Node:
 
 
 @matmul.bind
-def matmul_bind(xp: ModuleType, out: Any, a: Any, b: Any) -> list[Instruction]:
+def matmul_bind(xp: ModuleType, out: Any, a: Any, b: Any) -> list[Call]:
     """A batch of rows by one matrix is one product."""
     if b.ndim == 2 < a.ndim and out.size and a.flags.c_contiguous and out.flags.c_contiguous:
         a, out = a.reshape(-1, a.shape[-1]), out.reshape(-1, out.shape[-1])
@@ -193,7 +194,7 @@ def linear_grad(g: Node, y: Node, x: Node, w: Node, b: Node) -> tuple[Node, Node
 
 
 @linear.bind
-def linear_bind(xp: ModuleType, out: Any, x: Any, w: Any, b: Any) -> list[Instruction]:
+def linear_bind(xp: ModuleType, out: Any, x: Any, w: Any, b: Any) -> list[Call]:
     return [*matmul_bind(xp, out, x, w), partial(xp.add, out, b, out)]
 
 

@@ -1,8 +1,8 @@
 """Loss functions. Each returns one loss per sample or element: write `ht.mean(...)` around it.
 
 Predictions and targets must have equal shapes; unlike arithmetic, a loss never broadcasts. Only the cross entropy of
-class ids is an operator (with its gradient in one more); the others are compositions. Ignored on purpose: weights per
-class or sample (multiply), reduction options.
+class ids is an operator (with its gradient in one more); the others are compositions. For weights per class or sample,
+multiply; for a reduction, call one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = [
 def softmax_cross_entropy(
     logits: Any, labels: Any, *, ignore_index: int | None = None, label_smoothing: float = 0.0
 ) -> Node:
-    """-sum(target log(softmax(logits))) over the last axis: logits (..., classes) -> one loss a row, (...).
+    """-sum(target log(softmax(logits))) over the last axis: logits (..., classes) -> one loss per row, (...).
 
     `labels` are class ids, integers of the shape (...), or distributions, floats of the shape of the logits. Rows whose
     id is `ignore_index` give 0 (a mean still counts them). `label_smoothing` mixes in that share of the even

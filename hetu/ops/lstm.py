@@ -1,9 +1,9 @@
 """The long short-term memory over all its time steps as one operator.
 
-Inside, features come first and the batch last: the four gates of a step are then blocks of rows. [x, 1, h] of all
-steps lie in one array, so that the bias and both products are one product per step, as is the gradient of all weights.
-Gates lie in the order i, f, g, o, their gradients where they did.
-Ignored on purpose: several layers or directions, projections, sequences of different lengths.
+Inside, features come first and the batch last: the four gates of a step are then blocks of rows. [x, 1, h] of all steps
+lie in one array, so that the bias and both products are one product per step, as is the gradient of all weights. Gates
+lie in the order i, f, g, o, their gradients where they did. Left out: several layers or directions, projections,
+sequences of different lengths.
 """
 
 from __future__ import annotations

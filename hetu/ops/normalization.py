@@ -1,9 +1,9 @@
-"""Normalisation of single samples: layer, RMS and group; batch norm is passed on from `batch_norm.py`.
+"""Normalization of single samples: layer, RMS and group; batch norm is passed on from `batch_norm.py`.
 
 Layer and RMS norm and their gradients are operators because few passes in cache beat their composition; each also has
 the composition as its `decompose` rule. Activations in 16 bits beside vectors in float32 are computed in float32, and
-rounded where they are stored. Ignored on purpose: instance norm (group norm with one channel a group), spectral and
-weight norm.
+rounded where they are stored. Instance norm is group norm with one channel per group. Left out: spectral and weight
+norm.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def layer_norm_parts(x: Node, scale: Node, bias: Node, *, epsilon: float, dtype:
 
 
 def _normal_rows(x: Node, epsilon: float) -> tuple[Node, Node]:
-    """(normalised rows, 1 / standard deviation)."""
+    """(normalized rows, 1 / standard deviation)."""
     centered = x - mean(x, axis=-1, keepdims=True)
     inverse = OPS["rsqrt"](mean(OPS["square"](centered), axis=-1, keepdims=True) + epsilon)
     return centered * inverse, inverse
@@ -198,7 +198,7 @@ for _norm in (layer_norm, layer_norm_dx, rms_norm, rms_norm_dx):
 
 @public
 def group_norm(x: Any, scale: Any, bias: Any, *, groups: int, epsilon: float = 1e-5) -> Node:
-    """Each group of neighbouring channels (axis 1) of each sample brought to mean 0 and variance 1, then scaled and
+    """Each group of neighboring channels (axis 1) of each sample brought to mean 0 and variance 1, then scaled and
     shifted by the vectors `scale` and `bias`, one number a channel.
 
     Y. Wu and K. He, "Group Normalization", 2018.

@@ -1,7 +1,7 @@
 """Pooling and resizing of images (batch, channels, height, width).
 
 A maximum is found together with the tap it came from; its gradient and the gradient of that only move numbers by these
-taps, so they are linear and each other's gradients. Ignored on purpose: 1-D and 3-D, dilation, learned pooling.
+taps, so they are linear and each other's gradients. Left out: 1-D and 3-D, dilation, learned pooling.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Operators whose arrays have floats of several sizes: computed in the widest, rounded where a result is stored.
 
-Ignored on purpose: which operators those are, see `passes/mixed_precision.py` and `gpu_kernels/passes/absorb_casts.py`.
+`passes/mixed_precision.py` and `gpu_kernels/passes/absorb_casts.py` insert them.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Every random operator reads the variable `random_state` = (seed, step). The executor seeds it and raises the step by one
 after each run that contains it. J. K. Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", 2011 (Philox).
-Numbers are drawn by NumPy on every device, so a CPU and a GPU see the same ones. Ignored on purpose: other generators.
+Numbers are drawn by NumPy on every device, so a CPU and a GPU see the same ones.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .window import check_images
 
 __all__ = ["bernoulli", "dropout", "dropout2d", "gumbel", "normal", "randint", "truncated_normal", "uniform"]
 
-Window = (
+AxisWindows = (
     tuple[tuple[int, int, int], ...] | None
 )  # (low, high, size) of every axis, where an array is part of a larger one
 LEVELS = 1 << 16  # a dropout mask compares 16 random bits an element with the rate
@@ -236,7 +236,7 @@ def _dropout_dims(x: TensorType, state: TensorType, *, channels: bool, **_: Any)
 
 @op(precision="follow", name="dropout", infer=_dropout_type, dims=_dropout_dims, linear=(0,), inplace={0: (0,)})
 def _dropout(
-    xp: ModuleType, x: Any, state: Any, *, rate: float, stream: int, channels: bool = False, window: Window = None
+    xp: ModuleType, x: Any, state: Any, *, rate: float, stream: int, channels: bool = False, window: AxisWindows = None
 ) -> Any:
     """`x` with a share `rate` of its elements, or of its channels, set to 0 and the rest scaled up; see `dropout`.
 
@@ -258,7 +258,7 @@ def _scale(rate: float) -> float:
 
 
 def _kept(
-    numbers: Stream, state: np.ndarray, shape: tuple[int, ...], rate: float, channels: bool, window: Window
+    numbers: Stream, state: np.ndarray, shape: tuple[int, ...], rate: float, channels: bool, window: AxisWindows
 ) -> np.ndarray:
     """The mask: each element is kept if its 16 random bits reach the rate. Its value depends on its position only."""
     spans = [(0, size, size) for size in shape] if window is None else [*window]

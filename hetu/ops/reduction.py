@@ -1,7 +1,7 @@
 """Operators that shrink axes: sums, extrema, norms and logical reductions.
 
 What composes well is a plain function (`mean`, `var`, `logsumexp`, `norm`): its gradient and its sharding follow from
-the parts. Ignored on purpose: losses and normalization, which are built on these.
+the parts.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from .comparison import equal, greater, isfinite, where
 from .elementwise import abs as absolute
 from .elementwise import dtype_of, square
 from .functions import exp, log, sqrt
+from .shape import axis_letters
 
 Axis = int | tuple[int, ...] | None
 
@@ -43,11 +44,6 @@ __all__ = [
 
 
 # -- what the operators here share -----------------------------------------------------------------------------
-
-
-def axis_letters(ndim: int) -> list[str]:
-    """One letter per axis, for sharding rules."""
-    return [chr(ord("a") + i) for i in range(ndim)]
 
 
 def reduction_dims(x: TensorType, *, axis: tuple[int, ...], keepdims: bool, **_: Any) -> str:

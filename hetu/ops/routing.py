@@ -3,8 +3,8 @@
 Each token (n, features) goes to k experts, each of which has room for `capacity` tokens. Their rooms in a row, expert
 by expert, are slots; a choice that found no room has slot -1. The three operators are derivatives of one form, the sum
 over n and k of weights[n, k] (x[n] . y[slots[n, k]]): `moe_dispatch` of it by y, `moe_combine` by x and `moe_products`
-by the weights, so the gradients of each are the other two. X. Nie et al., "HetuMoE", 2022. Ignored on purpose: gates,
-which any operators make, the experts themselves, and sending slots to other ranks.
+by the weights, so the gradients of each are the other two. X. Nie et al., "HetuMoE", 2022. Gates and experts are made
+of other operators; the layouts of a strategy send slots to other ranks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Operators that rename, add or repeat axes without arithmetic: reshaping and broadcasting.
 
-Where the memory layout allows it the result is a view and costs nothing. Ignored on purpose: joining and tiling
-(`join.py`), cutting (`slicing.py`), arrays from nothing (`creation.py`), transposes (`linalg.py`).
+Where the memory layout allows it the result is a view and costs nothing. Joining and tiling are in `join.py`, cutting
+in `slicing.py`, new arrays in `creation.py`, transposes in `linalg.py`.
 
 The grammar of `dims` rules, for all operators: one term an input, `->`, one term an output, terms joined by commas;
 in a term, one item an axis, without spaces:

@@ -2,7 +2,7 @@
 
 A cut is a view. Its key is kept as plain data, one entry an axis: an integer, `"new"` for a new axis of size 1, or
 `("slice", start, stop, step)`. On an axis of unknown size a slice is taken to lie inside: `x[1:]` has `dim + -1`
-elements, `x[:5]` has 5. Ignored on purpose: index arrays and masks, see `index.py` and `where`.
+elements, `x[:5]` has 5. For index arrays and masks see `index.py` and `where`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Any
 
 from ..core.errors import ArgumentError, AxisError, ShapeError, public
 from ..core.graph import Node
-from ..core.op import Instruction, Role, as_node, op
+from ..core.kernels import Call
+from ..core.op import Role, as_node, op
 from ..core.types import Dim, Size, TensorType, compatible, normalize_axes, normalize_axis
 from .shape import axis_letters
 
@@ -205,7 +206,7 @@ def slice_scatter_grad(g: Node, y: Node, values: Node, like: Node, *, key: tuple
 
 
 @slice_scatter.bind
-def slice_scatter_bind(xp: ModuleType, out: Any, values: Any, like: Any, *, key: Any) -> list[Instruction]:
+def slice_scatter_bind(xp: ModuleType, out: Any, values: Any, like: Any, *, key: Any) -> list[Call]:
     return [partial(out.fill, 0), partial(xp.copyto, out[_python_key(key)], values)]
 
 

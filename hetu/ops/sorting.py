@@ -1,7 +1,7 @@
 """Sorting along an axis, and the largest elements.
 
-All sorts are stable: equal elements keep their order, on every device. Ignored on purpose: searching and uniqueness,
-whose result shapes depend on values.
+All sorts are stable: equal elements keep their order, on every device. Searching and uniqueness are left out, as their
+result shapes depend on values.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = [
 
 
 def _order(xp: ModuleType, x: Any, axis: int, descending: bool, **kind: Any) -> Any:
-    """The places of the sorted elements. Downwards the input is flipped too, or ties would come last first."""
+    """The places of the sorted elements. Downward the input is flipped too, or ties would come last first."""
     if not descending:
         return xp.argsort(x, axis=axis, **kind)
     backward = xp.argsort(xp.flip(x, axis=axis), axis=axis, **kind)

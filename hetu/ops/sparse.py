@@ -2,8 +2,8 @@
 
 The matrix is a list of entries (row, column, value), in any order; entries at one place add up. `sparse_matmul` is its
 product with a dense matrix, `sampled_matmul` the product of two dense ones where it has entries; each is the gradient
-of the other. Ignored on purpose: products of two sparse matrices, and splitting rows or nodes over ranks (entries and
-features may be split).
+of the other. Entries and features may be split over ranks, rows and nodes may not. Left out: products of two sparse
+matrices.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from ..core.graph import Node
 from ..core.op import Op, P, R, Role, op
 from ..core.types import Shape, TensorType, compatible, is_float
 from .composition import Composition, traced
-from .index import Window, check_range, own_rows
+from .index import RowWindow, check_range, own_rows
 
 __all__ = ["update_rule"]
 
@@ -205,7 +205,7 @@ def _check_scalars(types: Sequence[TensorType]) -> None:
 
 
 def _on_rows(rule: UpdateRule) -> Callable[..., Any]:
-    def forward(xp: ModuleType, *arrays: Any, window: Window = None, **attrs: Any) -> Any:
+    def forward(xp: ModuleType, *arrays: Any, window: RowWindow = None, **attrs: Any) -> Any:
         values, (ids, rows, *scalars) = arrays[: rule.tables], arrays[rule.tables :]
         ids, rows = own_rows(ids, rows, window)
         ids = xp.reshape(ids, (-1,))
@@ -256,12 +256,12 @@ def _with_rows(xp: ModuleType, table: Any, ids: Any, rows: Any) -> Any:
     return xp.where(hit, xp.take(rows, nearest, axis=0), table)
 
 
-def _check_ids(tables: int, xp: ModuleType, *arrays: Any, window: Window = None, **_: Any) -> None:
+def _check_ids(tables: int, xp: ModuleType, *arrays: Any, window: RowWindow = None, **_: Any) -> None:
     check_range(xp, arrays[tables], arrays[0].shape[0] if window is None else window[0][2], "row id")
 
 
 def _rows_type(
-    rule: UpdateRule, *types: TensorType, window: Window, **attrs: Any
+    rule: UpdateRule, *types: TensorType, window: RowWindow, **attrs: Any
 ) -> TensorType | tuple[TensorType, ...]:
     """As `_type`, with ids of any shape and one row of gradient for each."""
     tables, (p, ids, rows, *scalars) = types[: rule.tables], (types[0], *types[rule.tables :])

@@ -1,7 +1,7 @@
 """The geometry of a window that slides over images, shared by convolution and pooling.
 
 Images are (batch, channels, height, width); a window has a kernel, a stride, a frame of padding and a dilation, each
-for rows and columns. Ignored on purpose: one and three dimensions.
+for rows and columns. Left out: one and three dimensions.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 `attention` of transposed views and its gradient become operators that read and write (batch, positions, heads,
 features). Which ones is the matter of each room of kernels, whose pass this serves: `attention_rows` keep the scores,
-`flash_attention` does not. Where one packed projection made all three, its gradient then needs no copy. Ignored on
-purpose: attention of other than four axes.
+`flash_attention` does not. Where one packed projection made all three, its gradient then needs no copy. Attention of
+other than four axes stays as it is.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Keep images with their channels last between convolutions, where what a tap needs of a pixel is a long run of memory.
 
 `conv2d`, its gradients and `batch_norm` become their forms for (h, w, n, c); what lies between follows, so that the
-transposes at the borders meet and cancel. Gain: 1.92 times the speed of ResNet-18 on a CPU. Ignored on purpose:
-pooling, which takes its images through a view; groups and dilations; convolutions of a few channels, whose runs would
-be short.
+transposes at the borders meet and cancel. Gain: 1.92 times the speed of ResNet-18 on a CPU. Left out: pooling, which
+takes its images through a view; groups and dilations; convolutions of few channels, whose runs would be short.
 """
 
 from __future__ import annotations

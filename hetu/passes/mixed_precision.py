@@ -5,8 +5,8 @@ operands; what moves or gates values follows its operands, as do the images of a
 all else, such as sums, other norms, losses and updates, keeps float32; `absorb_casts.py` then spares norms and cross
 entropies their casts. For float16 the gradient starts from `loss_scale`, a variable, instead of 1. If a gradient
 overflows, the step changes no other variable and halves the scale; after `PATIENCE` good steps in a row it doubles. All
-of that is part of the graph, so nothing waits for the host and a checkpoint holds it. Ignored on purpose: 8-bit floats;
-float64 values.
+of that is part of the graph, so nothing waits for the host and a checkpoint holds it. Left out: 8-bit floats; float64
+values.
 """
 
 from __future__ import annotations

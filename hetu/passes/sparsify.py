@@ -1,8 +1,7 @@
 """Turn the update of a whole table into an update of the rows that a batch touched.
 
-The gradient of an embedding lookup is dense in meaning: `scatter_rows(table, ids, g)`. Where an optimizer is its
-only reader, the dense table is never made. Ignored on purpose: gradients that are clipped by global norm or
-decayed; they stay dense.
+The gradient of an embedding lookup is dense in meaning: `scatter_rows(table, ids, g)`. Where an optimizer is its only
+reader, the dense table is never made. Gradients that are clipped by global norm or decayed stay dense.
 """
 
 from __future__ import annotations

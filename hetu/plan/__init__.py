@@ -1,10 +1,10 @@
 """Which strategy is best: `auto` simulates many, on ranks and with servers, and takes the fastest that fits.
 
-Ignored on purpose: changing the plan while training.
+A plan does not change while training.
 """
 
 from .costs.links import Cluster, Measured, Table, dgx_h100
-from .costs.profile import Profile
+from .costs.profile import MachineProfile
 from .plan import Plan, Within
 from .search.candidates import Hints
 from .search.planner import Auto, auto
@@ -24,7 +24,7 @@ __all__ = [
     "Cluster",
     "Cost",
     "Measured",
-    "Profile",
+    "MachineProfile",
     "Table",
     "Timeline",
     "dgx_h100",

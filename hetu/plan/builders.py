@@ -5,7 +5,7 @@ and the AutoDist system. All are data parallel. A *home* is one rank, or a few t
 summed gradient, updates, and hands the new value to all, as a parameter server does. Without a home of its own a
 variable is all-reduced, or *partitioned*: reduced to a part on every rank, updated there and gathered, which are the
 two halves of an all-reduce. Every strategy is plain data (`Strategy.to_json`). The eighth builder, Parallax, gives
-embedding tables to server processes: `hetu.strategies.Hybrid`. Ignored on purpose: which is best, see `planner.py`.
+embedding tables to server processes: `hetu.strategies.Hybrid`.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class _Homes(DataParallel):
 
 
 def _by_bytes(trained: Mapping[str, Node]) -> list[Node]:
-    """The largest first: whoever then takes the least loaded home stays within 4/3 of the best balance (R. Graham,
-    "Bounds on Multiprocessing Timing Anomalies", 1969). AutoDist itself does not sort."""
+    """The largest first: taking the least loaded home then stays within 4/3 of the best balance (R. Graham, "Bounds on
+    Multiprocessing Timing Anomalies", 1969). AutoDist itself does not sort."""
     return sorted(trained.values(), key=lambda node: -int(node.tensor.nbytes))
 
 

@@ -1,6 +1,6 @@
 """A chosen plan: plain data that an executor takes as its strategy, and what it was chosen against.
 
-Ignored on purpose: how it was found (`planner.py`), and how it is told (`why.py`).
+`planner.py` finds a plan, `why.py` explains it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..core.graph import Node, topological
 from ..core.op import Role
 from ..core.placement import Placement, attach, attaches
 from ..dist.cut.strategy import Builder, Strategy
-from .costs.profile import Profile
+from .costs.profile import MachineProfile
 from .memory.fit import fit
 from .why import Rated, Why
 
@@ -31,7 +31,7 @@ class Within(Builder):
 
     builder: Any
     nbytes: int
-    profile: Profile | None = None
+    profile: MachineProfile | None = None
 
     def build(self, outputs: Sequence[Node], world_size: int) -> Strategy:
         """The strategy for a graph on `world_size` ranks."""
@@ -64,7 +64,7 @@ class Plan:
     name: str
     strategy: Strategy
     memory: int | None = None
-    profile: Profile | None = None
+    profile: MachineProfile | None = None
     reasons: Why | None = field(default=None, compare=False, repr=False)
 
     @staticmethod
@@ -93,7 +93,7 @@ class Plan:
             data = json.loads(text)
             strategy = Strategy.from_json(json.dumps(data["strategy"]))
             memory = None if data["memory"] is None else int(data["memory"])
-            profile = None if data["profile"] is None else Profile.from_json(json.dumps(data["profile"]))
+            profile = None if data["profile"] is None else MachineProfile.from_json(json.dumps(data["profile"]))
             return Plan(str(data["name"]), strategy, memory, profile)
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, ArgumentError):

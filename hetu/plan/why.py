@@ -1,6 +1,6 @@
 """Why a plan was chosen, in words and numbers: for `print`, and as a table with a picture in notebooks.
 
-Ignored on purpose: why a candidate costs what it costs, which its timeline shows.
+The timeline of a candidate shows where its time goes.
 """
 
 from __future__ import annotations

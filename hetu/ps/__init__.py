@@ -1,7 +1,7 @@
 """A parameter server: tables on server processes, three consistency modes, a bounded cache, partial reduce.
 
 Read `consistency.py`, `store.py` (the whole server, without I/O), then `server.py` and `client.py`, which only carry
-its messages. Ignored on purpose: graphs; what turns an optimizer into pushes and pulls is `hetu.strategies`.
+its messages. `hetu.strategies` turns an optimizer into pushes and pulls.
 
 >>> from hetu.ps import SSP, ParameterStore
 >>> ParameterStore(2, SSP(3)).status()["consistency"]
@@ -14,15 +14,15 @@ from .store.functions import server_function
 from .store.messages import ProtocolError, RefusedError
 from .store.partial_reduce import Controller, Group
 from .store.partition import Parameter, partition
+from .store.server_table import TableSpec
 from .store.store import ParameterStore
-from .store.table import TableSpec
-from .wire.client import Client, Handle
+from .wire.client import Client, PendingReply
 from .wire.server import Options, ServerError, ServerProcess, make_keys
 from .wire.transport import ServerRestartedError, ServerTimeoutError
 
 __all__ = [
     "ASP", "BSP", "SSP", "Consistency", "consistency", "ParameterStore", "TableSpec",
-    "server_function", "Options", "ServerProcess", "make_keys", "Client", "Handle", "Parameter", "partition",
+    "server_function", "Options", "ServerProcess", "make_keys", "Client", "PendingReply", "Parameter", "partition",
     "Cache", "CachedTable", "Counters", "hot_rows", "Controller", "Group",
     "ProtocolError", "RefusedError", "ServerError", "ServerRestartedError", "ServerTimeoutError",
 ]  # fmt: skip

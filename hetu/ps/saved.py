@@ -1,7 +1,7 @@
 """What servers hold of a parameter, out and in again: its values and the state of its rule, at one clock.
 
-To continue, every worker offers what it has and the first one counts, as with first values. Ignored on purpose: the
-files of a checkpoint, and the servers' own snapshots (`snapshot.py`), which know of clocks.
+To continue, every worker offers what it has and the first one counts, as with first values. The servers' own snapshots
+(`snapshot.py`) also hold clocks.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A gradient that is dense moves fewer bytes in an all-reduce. That of a few looked-up rows need only go to a server and
 back, while without one every rank has to gather the rows of all others, and to keep the whole table and its optimizer
 state (S. Kim et al., "Parallax: Sparsity-aware Data Parallel Training of Deep Neural Networks", EuroSys 2019, section
-3.1). Ignored on purpose: the bytes of activations, and what a cache saves, which only a run can tell.
+3.1). Left out: the bytes of activations, and the savings of a cache, which only a run can tell.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Choice:
     """Bytes that all processes together send in a step to keep a variable, one way and the other.
 
     `lookups` are the ids of one step on all ranks; None for a variable of which every rank needs all. One that is
-    `named` is given to the servers whatever the bytes.
+    `named` is given to the servers, however many bytes move.
 
     >>> choice = Choice("table", (100_000, 16), 4, lookups=2048, ranks=4)
     >>> choice.by_ranks, choice.by_servers

@@ -2,7 +2,7 @@
 
 In a hybrid the ranks all-reduce what is dense and the servers keep tables (S. Kim et al., "Parallax", EuroSys 2019):
 `choice.py` says which. With everything on servers the ranks need not know each other (M. Li et al., "Scaling
-Distributed Machine Learning with the Parameter Server", 2014). Ignored on purpose: pipelines.
+Distributed Machine Learning with the Parameter Server", 2014). Left out: pipelines.
 """
 
 from __future__ import annotations

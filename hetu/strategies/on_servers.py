@@ -14,19 +14,19 @@ from typing import Any
 
 import numpy as np
 
-from ..checkpoint import Box, Checkpoint, whole, write_part
+from ..checkpoint import Checkpoint, whole, write_part
 from ..core.errors import ShapeError
 from ..core.graph import Node, origin_of
 from ..core.op import Role
 from ..core.placement import FilePath, Local, Placement, attaches
 from ..core.program import Program
 from ..core.state import State
-from ..core.types import Atom, Dim
+from ..core.types import Atom, Box, Dim
 from ..dist.comm.comm import Comm, SerialComm
 from ..dist.comm.mpi import world
 from ..dist.cut.kept import Served
-from ..dist.cut.placement import OnRanks
-from ..look.table import rows_html
+from ..dist.cut.on_ranks import OnRanks
+from ..look.html_table import rows_html
 from ..passes import Pass, simplify, sparsify_updates
 from ..ps.saved import restore, state_of
 from ..ps.store.partition import Parameter
@@ -35,7 +35,7 @@ from ..ps.wire.environment import Place, connect, place
 from ..ps.wire.rows import Rows
 from .choice import HEADER, choices
 from .hybrid import Hybrid
-from .servable import Calls, Servable, create, expected
+from .servable import Servable, ServerCalls, create, expected
 from .serving import Serving
 
 AGREEMENT = "agreement"  # begins the names of what workers agree on
@@ -55,12 +55,12 @@ class Connected:
         return getattr(self.comm, name)
 
 
-Ranks = Comm | Place | Connected
+RankSource = Comm | Place | Connected
 
 
 @attaches(Hybrid)
 @attaches(Serving)
-def on_servers(builder: Hybrid | Serving, outputs: Sequence[Node], comm: Ranks | None = None) -> Placement:
+def on_servers(builder: Hybrid | Serving, outputs: Sequence[Node], comm: RankSource | None = None) -> Placement:
     """The strategy that `builder` writes for this graph, on the ranks of `comm` (those of the job by default)."""
     ranks = comm if comm is not None else place() if builder.apart else world()
     strategy = builder.build(outputs, ranks.world_size)
@@ -76,7 +76,7 @@ class OnServers(OnRanks):
     strategy: Serving
     comm: Any  # `Connected`, once it has started
 
-    def __init__(self, strategy: Serving, comm: Ranks, outputs: Sequence[Node]) -> None:
+    def __init__(self, strategy: Serving, comm: RankSource, outputs: Sequence[Node]) -> None:
         self.worker, self.client = comm, getattr(comm, "client", None)
         super().__init__(strategy, SerialComm() if strategy.apart else getattr(comm, "comm", comm), outputs)
         self.servable = Servable(outputs)
@@ -153,7 +153,7 @@ class OnServers(OnRanks):
         """This rank's graph: lookups pull rows, gradients are pushed, and all else is as without servers."""
         if self.strategy.apart:
             self.servable.check(updates)
-        calls, sent = Calls(), list[Node]()
+        calls, sent = ServerCalls(), list[Node]()
         outputs = calls.look_up((*fetches, *updates.values()), self.tables)
         new = dict(zip(updates, outputs[len(fetches) :]))
         for variable in reversed([v for v in new if v in self.kept]):
@@ -211,7 +211,7 @@ class OnServers(OnRanks):
         self.comm.rows.flush()
         if self.strategy.apart and self.rank:
             return
-        self.comm.barrier()  # so that all has arrived, also where the servers wait for nobody
+        self.comm.barrier()  # so that all has arrived, even where the servers wait for no worker
         self.save_parts(state, [v for v in variables if not self.strategy.is_served(v)], path, extra)
 
     def finish(

@@ -1,8 +1,7 @@
 """Pushes and pulls as operators: how a step's gradients reach the servers and new values come back.
 
 They are made by `servable.py`, never by a model. Each names a parameter; the worker's connection arrives when a program
-is bound. A push keeps its array alive until the tick, because it may still be on its way. Ignored on purpose: what the
-servers do with a push, see `hetu/ps/store/store.py`.
+is bound. A push keeps its array alive until the tick, because it may still be on its way.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Which updates of a graph servers can make, and the operators by which a worker lets them.
 
 An update that an optimizer's rule makes from a gradient needs only that gradient, so a server that keeps the variable
-and the rule's state can make it. A table that is only looked up by id needs no worker to have all of it (S. Kim et
-al., "Parallax: Sparsity-aware Data Parallel Training of Deep Neural Networks", EuroSys 2019). Ignored on purpose: which
-of them a strategy gives to servers.
+and the rule's state can make it. A table that is only looked up by id needs no worker to have all of it (S. Kim et al.,
+"Parallax: Sparsity-aware Data Parallel Training of Deep Neural Networks", EuroSys 2019). A strategy decides which of
+them it gives to servers.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def create(client: Client, parameters: Mapping[Node, Parameter], seed: int) -> N
     client.create({v.name: p for v, p in new.items()}, {v.name: initial_value(v, seed) for v in new})
 
 
-class Calls:
+class ServerCalls:
     """Makes the communication of one graph with its servers; it runs in the order in which it is made."""
 
     def __init__(self) -> None:

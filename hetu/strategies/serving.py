@@ -1,6 +1,6 @@
 """A strategy that gives variables to servers, as plain data.
 
-Ignored on purpose: which to give (`hybrid.py`), and the connection, which belongs to a process (`on_servers.py`).
+`hybrid.py` decides which to give; the connection belongs to a process (`on_servers.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Serving(Strategy):
     cache: what each rank keeps of the tables.
     apart: the ranks know the servers only. Each works as a job of one rank does, which the layouts are for: on its part
         of what is fed, split along the first axis, with a loss of its own.
-    batch_size: for which the bytes that a placement shows are reckoned.
+    batch_size: for which a placement computes the bytes that it shows.
     """
 
     consistency: Consistency | None = None

@@ -1,6 +1,6 @@
 """`hetu doctor`: what is installed, what each missing part would enable, and a job of 2 ranks and 1 server as a test.
 
-Ignored on purpose: mending anything; it says the command that does.
+It mends nothing, but names the command that does.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`hetu lab`: list the labs, pack them for students, and grade a file.
 
-Ignored on purpose: accounts and hand-ins; the grader runs where the student works, as often as they like.
+The grader runs where the student works, as often as they like.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Convolutions and batch normalisation with the channels last, bound in many pieces, against their plain forms."""
+"""Convolutions and batch normalization with the channels last, bound in many pieces, against their plain forms."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_pieces_of_any_size_make_the_same_convolution(window, threads, monkeypat
 
 
 @pytest.mark.parametrize("shape", [(5, 7, 3, 33), (4, 4, 8, 32), (1, 1, 9, 5), (301, 4)])
-def test_sweeps_over_pieces_make_the_same_normalisation(shape, threads, monkeypatch):
+def test_sweeps_over_pieces_make_the_same_normalization(shape, threads, monkeypatch):
     monkeypatch.setattr(batch_sweeps, "PIECE", 256)
     monkeypatch.setattr(batch_sweeps, "WIDE", 100)
     rng = np.random.default_rng(1)

@@ -1,4 +1,4 @@
-"""Strategies from a few hints: sequence and expert parallelism, groups of unequal size; hints that push backwards."""
+"""Strategies from a few hints: sequence and expert parallelism, groups of unequal size; hints that push backward."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from hetu.core.errors import ArgumentError
-from hetu.dist.comm.recorder import State
+from hetu.dist.comm.recorder import RankState
 from hetu.dist.launch import heturun as launch
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
@@ -245,7 +245,9 @@ def test_a_rank_knows_what_is_a_terminal(tmp_path):
 def test_a_rank_that_does_not_arrive_is_named_and_ends_the_job(tmp_path, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(launch.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(launch, "ask", lambda directory, ranks: {r: State(where="train.py:3: load()") for r in ranks})
+    monkeypatch.setattr(
+        launch, "ask", lambda directory, ranks: {r: RankState(where="train.py:3: load()") for r in ranks}
+    )
     start = launch.Start(tmp_path, 3)
 
     def late_at(seconds, *files):

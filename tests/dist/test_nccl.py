@@ -9,7 +9,7 @@ from hetu.core.backend import Device
 from hetu.core.errors import DTypeError
 from hetu.dist import CommError, DeadlineError, SerialComm, run_ranks
 from hetu.dist.comm import nccl
-from hetu.dist.comm.comm import Call, Comm, Handle
+from hetu.dist.comm.comm import CollectiveCall, Comm, Handle
 from hetu.dist.comm.nccl import NCCLComm, ThroughHost, on_device
 
 from ..gpu import fake_cupy, fake_streams
@@ -34,13 +34,13 @@ class OnDevice(Comm):
     def progress(self) -> None:
         self.inner.progress()
 
-    def _start(self, call: Call) -> Handle:
+    def _start(self, call: CollectiveCall) -> Handle:
         if call.kind == "barrier":
             return self.inner._start(call)
         x, out = self._copied(call.x, call.out)
         return Copied(
             self,
-            self.inner._start(Call(call.kind, x, out, call.op, call.root, call.counts, call.noted)),
+            self.inner._start(CollectiveCall(call.kind, x, out, call.op, call.root, call.counts, call.noted)),
             [(call.out, out)],
         )
 

@@ -195,7 +195,7 @@ def test_gradients_are_reduced_once_a_step_however_many_microbatches():
     assert run_ranks(4, reductions) == [2] * 4  # weight and bias
 
 
-def test_neighbours_exchange_one_tensor_each_way_a_microbatch():
+def test_neighbors_exchange_one_tensor_each_way_a_microbatch():
     def messages(comm):
         steps = program(4, {"microbatches": 8}, comm).steps
         return sum(s.node.op.name == "send_recv" and s.node.attrs["shape"] != () for s in steps)
@@ -209,15 +209,15 @@ WORKED = threading.local()
 
 
 @ht.op(infer=lambda x, **_: x, dims="...->...", differentiable=True)
-def labour(xp, x, *, hours: float):
+def labor(xp, x, *, hours: float):
     """`x`, after so many hours on the clock of this thread."""
     WORKED.hours = getattr(WORKED, "hours", 0.0) + hours
     return x + 0
 
 
-@labour.grad
-def labour_grad(g, y, x, *, hours):
-    return labour(g, hours=2 * hours)
+@labor.grad
+def labor_grad(g, y, x, *, hours):
+    return labor(g, hours=2 * hours)
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
@@ -232,7 +232,7 @@ def test_the_bubble_on_the_virtual_clock(schedule, stages, microbatches):
             h = h * w
             for k in range(stages):
                 with ht.dist.stage(k):
-                    h = labour(h, hours=1.0)
+                    h = labor(h, hours=1.0)
             loss = ht.mean(h * h)
             updates = ht.optim.SGD(0.1).minimize(loss)
         strategy = Pipeline(stages, microbatches, schedule)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hetu.dist import CommError, run_ranks
-from hetu.dist.comm.recorder import KEPT, Entry, Recorder, State, answer, ask, explain
+from hetu.dist.comm.recorder import KEPT, Entry, RankState, Recorder, answer, ask, explain
 
 from . import mistakes
 
@@ -78,7 +78,7 @@ def entry(index, what="all_reduce sum", type_="f32[4]", line="a.py:1", group=(0,
 def states(*sequences, group=(0, 1, 2)):
     """The states of ranks that wait in the last of the calls they made, given as lines of a script."""
     made = [[entry(i, line=f"a.py:{n}", group=group) for i, n in enumerate(lines)] for lines in sequences]
-    return {rank: State(tuple(entries), entries[-1], "a.py:99: x") for rank, entries in enumerate(made)}
+    return {rank: RankState(tuple(entries), entries[-1], "a.py:99: x") for rank, entries in enumerate(made)}
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_what_happened_is_read_from_the_lines_that_follow(culprit, cause):
 
 
 def test_a_rank_that_waits_elsewhere_is_missing():
-    others = State((), entry(7, "broadcast from 1", line="b.py:5", group=(1, 2)), "")
+    others = RankState((), entry(7, "broadcast from 1", line="b.py:5", group=(1, 2)), "")
     report = explain({0: states((1,))[0], 1: others, 2: others}, 0)
     assert "missing: rank 1 waits for rank 2 in broadcast from 1 f32[4] at b.py:5" in report
     assert report.endswith("waiting: rank 0 in all_reduce sum f32[4] at a.py:1")

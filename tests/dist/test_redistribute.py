@@ -174,7 +174,7 @@ def test_identity_of_the_dtype(dtype, role):
 def test_data_times_tensor_parallel_mesh():
     mesh, x = Mesh((2, 2), ("data", "model")), np.arange(16.0).reshape(4, 4)
     src, dst = mesh.layout(data=SUM, model=1), mesh.layout(data=0, model=1)
-    assert repr(plan(src, dst, (4, 4))).startswith("Plan(reduce_scatter on (0, 2), (1, 3)")
+    assert repr(plan(src, dst, (4, 4))).startswith("Redistribution(reduce_scatter on (0, 2), (1, 3)")
     parts = scatter(x, src, np.random.default_rng(0))
     outcome = run_ranks(4, lambda comm: redistribute(comm, parts[comm.rank], src, dst, x.shape))
     check_parts(x, dst, dict(enumerate(outcome)))

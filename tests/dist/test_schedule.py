@@ -40,9 +40,9 @@ def test_every_pass_comes_once_and_after_what_it_needs(kind, stages, microbatche
             assert here in done
             sent.add(here)
             continue
-        neighbour = slot.stage - 1 if slot.phase == "F" else slot.stage + 1
-        if 0 <= neighbour < stages:
-            assert (slot.phase, slot.microbatch, neighbour) in sent
+        neighbor = slot.stage - 1 if slot.phase == "F" else slot.stage + 1
+        if 0 <= neighbor < stages:
+            assert (slot.phase, slot.microbatch, neighbor) in sent
         if slot.phase == "B":
             assert ("F", slot.microbatch, slot.stage) in done
         done.append(here)
@@ -134,7 +134,7 @@ def test_each_edge_between_stages_carries_one_tensor_forward_and_one_gradient_ba
     assert sent == [("B", 1, 0), ("B", 2, 1), ("F", 0, 1), ("F", 1, 2)]
 
 
-def test_stages_that_flow_backwards_are_refused_with_both_lines():
+def test_stages_that_flow_backward_are_refused_with_both_lines():
     _, loss, _ = marked([0, 1, 0])
     with pytest.raises(GraphError, match=r"in stage 0 needs .* of stage 1"):
         marked_stages([loss])

@@ -133,7 +133,7 @@ def test_bytes_of_a_vocabulary_over_ranks_do_not_grow_with_it():
 
 def test_channels_over_ranks_need_one_reduction_of_the_logits_and_the_running_statistics():
     found = communication(MODELS["cnn"], STRATEGIES["tensor"](), 2)
-    assert found == {"all_reduce": 1, "all_gather": 2}  # each channel is normalised where it is
+    assert found == {"all_reduce": 1, "all_gather": 2}  # each channel is normalized where it is
 
 
 def test_data_x_tensor_parallelism_adds_up():

@@ -15,8 +15,8 @@ import hetu as ht
 from hetu.core.graph import Node, topological
 from hetu.core.interpret import interpret
 from hetu.gpu_kernels.emulator import prepare
-from hetu.gpu_kernels.machine import Machine, Recorder
-from hetu.gpu_kernels.table import bound, launcher
+from hetu.gpu_kernels.launchers import bound, launcher
+from hetu.gpu_kernels.machine import Machine, RecordingMachine
 
 from ..samples import SAMPLES, Sample
 
@@ -86,7 +86,7 @@ def uncompiled_cases() -> dict[tuple[str, str], list[Case]]:
 @cache
 def all_cases() -> dict[tuple[str, str], list[Case]]:
     """As `uncompiled_cases`, ready to be emulated."""
-    recorder = Recorder()
+    recorder = RecordingMachine()
     for cases in uncompiled_cases().values():
         for case in cases:
             case.calls(recorder)

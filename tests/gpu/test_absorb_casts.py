@@ -14,10 +14,10 @@ from hetu.core.graph import OPS, topological
 from hetu.core.interpret import interpret
 from hetu.gpu_kernels import emulator, rows
 from hetu.gpu_kernels.emulator import Emulator
-from hetu.gpu_kernels.machine import Recorder
+from hetu.gpu_kernels.launchers import bound
+from hetu.gpu_kernels.machine import RecordingMachine
 from hetu.gpu_kernels.passes.absorb_casts import absorb_casts
 from hetu.gpu_kernels.source import KernelError
-from hetu.gpu_kernels.table import bound
 from hetu.passes import chosen_passes
 
 from . import fake_cupy
@@ -61,7 +61,7 @@ def made(machine, name: str, arrays: list[np.ndarray], stored) -> list[np.ndarra
 @cache
 def prepared() -> None:
     """All at once, as the compiler takes longer to start than to compile a kernel."""
-    recorder = Recorder()
+    recorder = RecordingMachine()
     for (x, g, y), name in itertools.product(DTYPES[:3], NORMS):
         made(recorder, name, inputs(name, SHAPES[0], x, g), y)
         made(recorder, name, inputs(name, SHAPES[0], "float32", "float32"), "float32")
@@ -91,9 +91,9 @@ def test_kernels_widen_what_they_read_and_round_what_they_write(dtypes, name):
 def test_sums_of_different_precision_and_vectors_of_two_dtypes_are_declined():
     x, vector = np.ones((4, 3)), np.ones(3, "float32")
     attrs = {"epsilon": 1.0, "dtype": None}
-    assert bound(Recorder(), "layer_norm", np.empty_like(x), (x, vector, vector), attrs) is None
+    assert bound(RecordingMachine(), "layer_norm", np.empty_like(x), (x, vector, vector), attrs) is None
     y, half = x.astype("float32"), vector.astype("float16")
-    assert bound(Recorder(), "layer_norm", np.empty_like(y), (y, vector, half), attrs) is None
+    assert bound(RecordingMachine(), "layer_norm", np.empty_like(y), (y, vector, half), attrs) is None
 
 
 # -- cross entropy -----------------------------------------------------------------------------------------------------
@@ -139,9 +139,9 @@ def test_cross_entropy_widens_logits_and_rounds_their_gradient(dtypes):
 def test_losses_of_another_precision_or_of_two_dtypes_are_declined():
     x, labels, row = np.ones((4, 3)), np.zeros(4, "int64"), np.ones(4, "float32")
     attrs = {"ignore_index": None, "label_smoothing": 0.0, "dtype": None}
-    assert bound(Recorder(), "softmax_cross_entropy", (row, row), (x, labels), attrs) is None
+    assert bound(RecordingMachine(), "softmax_cross_entropy", (row, row), (x, labels), attrs) is None
     half, x = row.astype("float16"), x.astype("float32")
-    assert bound(Recorder(), "softmax_cross_entropy_dx", x, (row, x, labels, half), attrs) is None
+    assert bound(RecordingMachine(), "softmax_cross_entropy_dx", x, (row, x, labels, half), attrs) is None
 
 
 def test_gradients_of_a_gradient_in_16_bits():

@@ -11,7 +11,7 @@ from hetu.core.interpret import interpret
 from hetu.core.memory import plan
 from hetu.gpu_kernels import attention, emulator, source
 from hetu.gpu_kernels.emulator import Emulator
-from hetu.gpu_kernels.machine import Recorder
+from hetu.gpu_kernels.machine import RecordingMachine
 from hetu.gpu_kernels.passes.tile_attention import tile_attention
 from hetu.passes import PASSES, chosen_passes
 
@@ -238,7 +238,7 @@ def test_plain_kernels_of_wide_heads():
 
 def text_of(shape, dtype="float16", capability=90, offset=0):
     """The text that a launch of this shape uses."""
-    machine = Recorder()
+    machine = RecordingMachine()
     machine.capability = capability
     n, queries, keys, count, d, e = shape
     sizes = [(queries, d), (keys, d), (keys, e), (queries, e)]

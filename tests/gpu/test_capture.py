@@ -19,8 +19,8 @@ from hetu.core.program import Program
 from hetu.dist import DataParallel, DeadlineError, SerialComm, run_ranks
 from hetu.gpu_kernels import emulator
 from hetu.gpu_kernels.capture import Captured
-from hetu.plan import Profile, Within
-from hetu.plan.costs.links import Device
+from hetu.plan import MachineProfile, Within
+from hetu.plan.costs.links import DeviceFigures
 
 from . import fake_cupy, fake_streams
 from .fake_streams import LOG
@@ -229,7 +229,7 @@ def swapping():
     feed = {"x": X[0], "t": T[0]}
     whole = ht.Executor(entries).program(feed).plan.arena_bytes
     outside = sum(v.nbytes for v in feed.values()) + sum(int(v.tensor.nbytes) for v in entries[1])
-    profile = Profile(Device(flops=1e6, bandwidth=1e6, launch=0.0, host_bandwidth=1e12))
+    profile = MachineProfile(DeviceFigures(flops=1e6, bandwidth=1e6, launch=0.0, host_bandwidth=1e12))
     return entries, feed, {"strategy": Within(DataParallel(), whole * 9 // 10 + outside, profile), "comm": SerialComm()}
 
 

@@ -10,9 +10,9 @@ import pytest
 from hetu.core.graph import OPS
 from hetu.gpu_kernels import channels, emulator
 from hetu.gpu_kernels.emulator import Emulator
-from hetu.gpu_kernels.machine import Recorder
+from hetu.gpu_kernels.launchers import bound
+from hetu.gpu_kernels.machine import RecordingMachine
 from hetu.gpu_kernels.source import KernelError
-from hetu.gpu_kernels.table import bound
 
 from . import fake_cupy, proofs
 
@@ -71,7 +71,7 @@ def inputs(case):
 @cache
 def compiled() -> None:
     """The kernels of all cases together, as the compiler takes longer to start than to compile one."""
-    recorder = Recorder()
+    recorder = RecordingMachine()
     for case in CASES.keys() - {"brain floats"}:  # which need a package
         x, added, _, scale, bias, axis = inputs(case)
         out, flags = (x, scale, scale), {"epsilon": EPSILON}
@@ -108,10 +108,10 @@ def test_a_sum_and_a_relu_behind_it(case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_neighbours_move_in_packs_by_three_launches(case):
+def test_neighbors_move_in_packs_by_three_launches(case):
     _, _, shape, axis, pack = CASES[case]
     x, _, _, scale, bias, _ = inputs(case)
-    recorder = Recorder()
+    recorder = RecordingMachine()
     assert (
         len(bound(recorder, "batch_norm_train", (x, scale, scale), (x, scale, bias), {"axis": axis, "epsilon": 1.0}))
         == 3
@@ -133,7 +133,8 @@ def test_the_variance_is_exact_far_from_zero(shape, axis):
 def test_sums_of_different_precision_are_declined():
     x, scale = np.ones((4, 3)), np.ones(3, "float32")
     assert (
-        bound(Recorder(), "batch_norm_train", (x, scale, scale), (x, scale, scale), {"axis": 1, "epsilon": 1.0}) is None
+        bound(RecordingMachine(), "batch_norm_train", (x, scale, scale), (x, scale, scale), {"axis": 1, "epsilon": 1.0})
+        is None
     )
 
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from hetu.gpu_kernels import attention, channels, convolution, many, nvrtc, rows, sparse, tables
-from hetu.gpu_kernels.machine import Recorder
+from hetu.gpu_kernels.machine import RecordingMachine
 from hetu.gpu_kernels.source import KernelError, kernel_file
 
 from .cases import uncompiled_cases
@@ -37,7 +37,7 @@ NORMS = [  # dtypes of images and of vectors, elements of a pack; channels last,
 
 def texts() -> list[str]:
     """Those of all samples, and the files whose kernels no sample reaches."""
-    recorder = Recorder()
+    recorder = RecordingMachine()
     for cases in uncompiled_cases().values():
         for case in cases:
             case.calls(recorder)

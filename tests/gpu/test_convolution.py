@@ -12,8 +12,8 @@ from hetu.core.graph import OPS
 from hetu.core.interpret import interpret
 from hetu.gpu_kernels import convolution, emulator, images, source
 from hetu.gpu_kernels.emulator import Emulator
-from hetu.gpu_kernels.machine import Recorder
-from hetu.gpu_kernels.table import bound
+from hetu.gpu_kernels.launchers import bound
+from hetu.gpu_kernels.machine import RecordingMachine
 from hetu.passes import channels_last, chosen_passes
 
 from . import fake_cupy, proofs
@@ -73,7 +73,7 @@ def compare(shape, dtype, names=NAMES):
 
 def launched(name, inputs, attrs, capability=90):
     """The names of the kernels, their grids and blocks, and how often CuPy works beside them."""
-    machine, seen = Recorder(), []
+    machine, seen = RecordingMachine(), []
     machine.capability = capability
     machine.kernel = lambda text, name: lambda grid, block, arguments: seen.append((name, grid, block))
     out = np.zeros(OPS[name].forward(np, *inputs, **attrs).shape, inputs[0].dtype)
@@ -178,7 +178,7 @@ def test_no_matrix_of_columns_lies_in_memory():
             sizes.append(int(np.prod(shape)) * np.dtype(dtype).itemsize)
             return np.empty(shape, dtype)
 
-    machine, found = Recorder(), []
+    machine, found = RecordingMachine(), []
     machine.xp = Counting
     for launch, a in ((images.conv2d, x.transpose(2, 3, 0, 1).copy()), (convolution.conv2d_last, x)):
         more = {"dilation": (1, 1), "groups": 1} if launch is images.conv2d else {}

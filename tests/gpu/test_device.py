@@ -18,7 +18,7 @@ import hetu as ht
 from hetu.core.graph import OPS
 from hetu.dist.comm.nccl import SHARED_GPU
 from hetu.gpu_kernels.emulator import Emulator
-from hetu.gpu_kernels.table import bound
+from hetu.gpu_kernels.launchers import bound
 from hetu.optim import SGD, Adam
 
 from ..dist.contract import CHECKS

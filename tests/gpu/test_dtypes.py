@@ -13,8 +13,8 @@ from hetu.core.graph import OPS
 from hetu.core.types import TensorType
 from hetu.gpu_kernels import emulator
 from hetu.gpu_kernels.emulator import Emulator
-from hetu.gpu_kernels.machine import Recorder
-from hetu.gpu_kernels.table import bound
+from hetu.gpu_kernels.launchers import bound
+from hetu.gpu_kernels.machine import RecordingMachine
 
 pytestmark = pytest.mark.skipif(emulator.compiler() is None, reason="no C++ compiler: install g++ or clang++")
 ELEMENTWISE = sorted(name for name, op in OPS.items() if op.cuda is not None)
@@ -70,7 +70,7 @@ def calls(machine, name, arrays, attrs, out):
 
 @cache
 def compiled() -> None:
-    recorder = Recorder()
+    recorder = RecordingMachine()
     for name in ELEMENTWISE:
         for arrays, attrs, type_ in cases(name):
             calls(recorder, name, arrays, attrs, np.empty(type_.shape, type_.dtype))

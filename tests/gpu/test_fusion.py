@@ -12,10 +12,10 @@ from hetu.core.graph import Graph, topological
 from hetu.core.interpret import interpret
 from hetu.gpu_kernels import emulator
 from hetu.gpu_kernels.emulator import Emulator
-from hetu.gpu_kernels.machine import Recorder
+from hetu.gpu_kernels.launchers import bound
+from hetu.gpu_kernels.machine import RecordingMachine
 from hetu.gpu_kernels.passes.fuse_elementwise import MOST_INPUTS, MOST_STEPS, fuse_elementwise
 from hetu.gpu_kernels.passes.fused_group import launched as launched_group
-from hetu.gpu_kernels.table import bound
 from hetu.passes import simplify
 
 compiled = pytest.mark.skipif(emulator.compiler() is None, reason="no C++ compiler: install g++ or clang++")
@@ -78,7 +78,7 @@ def test_a_fused_kernel_equals_its_single_kernels_bit_for_bit():
         for dtype, reducing in (("float64", 0.0), ("float16", 0.0), ("float64", 0.4))
     ]
     both = [(graph, feed) for outputs, feed in graphs for graph in (outputs, fuse_elementwise(outputs))]
-    recorder = Recorder()
+    recorder = RecordingMachine()
     with np.errstate(all="ignore"):
         for graph, feed in both:
             launched(recorder, graph, feed)

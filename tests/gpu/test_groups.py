@@ -13,7 +13,7 @@ from hetu.core.graph import OPS, Node, topological
 from hetu.core.interpret import interpret
 from hetu.gpu_kernels import emulator, nvrtc
 from hetu.gpu_kernels.emulator import Emulator
-from hetu.gpu_kernels.machine import Recorder
+from hetu.gpu_kernels.machine import RecordingMachine
 from hetu.gpu_kernels.passes.fuse_elementwise import MOST_RESULTS, NEAR, SMALL, fuse_elementwise
 from hetu.gpu_kernels.passes.fused_group import launched
 from hetu.look.profiler import traffic
@@ -81,7 +81,7 @@ def dropped_along_rows(dtype: str, shape: tuple[int, ...]) -> list[Node]:
 
 
 def many_folds(dtype: str, shape: tuple[int, ...]) -> list[Node]:
-    """As many reductions as a group may have, by threads of 16 neighbours: shared memory has to do for all."""
+    """As many reductions as a group may have, by threads of 16 neighbors: shared memory has to do for all."""
     x, state = placed("x", shape, dtype), placed("state", (2,), "uint64")
     y = OPS["dropout"](x, state, rate=0.3, stream=5)
     finite = ht.isfinite(y)
@@ -130,7 +130,7 @@ def cases():
 def test_a_group_gives_what_its_operators_give():
     """In three orders of threads. Results and extrema are equal; sums are wide inside and rounded once."""
     made = {key: (node, fed(node)) for key, node in cases().items()}
-    recorder = Recorder()
+    recorder = RecordingMachine()
     for node, arrays in made.values():
         run(recorder, node, arrays)
     emulator.prepare(recorder.texts)
@@ -162,7 +162,7 @@ def wanted(node: Node, arrays) -> list[np.ndarray]:
 @compiled
 @pytest.mark.parametrize("layout", ["permuted", "sliced", "broadcast"])
 def test_operands_of_any_strides(layout):
-    """Operands that are views: packs where neighbours lie together, else one by one."""
+    """Operands that are views: packs where neighbors lie together, else one by one."""
     node = group(*along_rows("float32", (6, 8, 36)))
     arrays = fed(node)
     x = {
@@ -179,7 +179,7 @@ def test_operands_of_any_strides(layout):
 @pytest.mark.skipif(not nvrtc.available(), reason='no NVRTC: pip install "hetu-dl[cuda-check]"')
 @pytest.mark.parametrize("architecture", nvrtc.ARCHITECTURES)
 def test_all_texts_compile(architecture):
-    recorder = Recorder()
+    recorder = RecordingMachine()
     for (_, dtype), node in cases().items():
         if dtype == "float16":  # which has more to convert
             run(recorder, node, fed(node))
@@ -189,7 +189,9 @@ def test_all_texts_compile(architecture):
 def test_launches():
     """One, and one more where a reduction is left in parts."""
     launches = {
-        name: run(Recorder(), node, fed(node))[1] for (name, dtype), node in cases().items() if dtype == "float32"
+        name: run(RecordingMachine(), node, fed(node))[1]
+        for (name, dtype), node in cases().items()
+        if dtype == "float32"
     }
     assert launches == {
         "many folds": 1,
@@ -213,7 +215,7 @@ def test_launches():
 @pytest.mark.parametrize(("gap", "pack"), [(4, 4), (2, 2), (1, 1)])
 def test_packs_begin_where_the_device_can_load_them(gap, pack):
     """The emulator would load from anywhere: rows that do not begin on a multiple of the pack make it smaller."""
-    node, recorder = group(*along_rows("float32", (6, 8, 36))), Recorder()
+    node, recorder = group(*along_rows("float32", (6, 8, 36))), RecordingMachine()
     arrays = fed(node)
     arrays[[i.name for i in node.inputs].index("x")] = np.zeros((6, 8, 36 + gap), np.float32)[:, :, :36]
     run(recorder, node, arrays)
@@ -270,7 +272,7 @@ def test_a_large_result_is_not_made_long_before_it_is_read():
     assert sizes(first, ht.softmax(first), ht.tanh(x)) == [(2, 2)]
 
 
-def test_small_neighbours_share_a_launch():
+def test_small_neighbors_share_a_launch():
     """As running means and variances do: nothing is read twice, but a launch takes longer than the work."""
     means = [placed(f"m{k}", (64,)) * 0.9 + placed(f"n{k}", (64,)) * 0.1 for k in range(4)]
     assert sizes(*means) == [(12, 4)]

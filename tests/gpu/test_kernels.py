@@ -7,7 +7,7 @@ import pytest
 
 from hetu.gpu_kernels import emulator
 from hetu.gpu_kernels.emulator import Emulator
-from hetu.gpu_kernels.table import MODULE_OF
+from hetu.gpu_kernels.launchers import MODULE_OF
 
 from .cases import DTYPES, all_cases, assert_close, ids, uncompiled_cases
 

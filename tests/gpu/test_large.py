@@ -9,8 +9,8 @@ from hetu.core.graph import OPS
 from hetu.gpu_kernels import emulator, reduce, rows, source, tables
 from hetu.gpu_kernels.elementwise import elementwise, make_step
 from hetu.gpu_kernels.emulator import ORDERS, Emulator
-from hetu.gpu_kernels.machine import Recorder
-from hetu.gpu_kernels.table import bound
+from hetu.gpu_kernels.launchers import bound
+from hetu.gpu_kernels.machine import RecordingMachine
 
 from . import fake_cupy
 
@@ -187,7 +187,7 @@ def test_an_image_under_a_1x1_kernel_is_not_unfolded(stride):
     x, w = normal(3, 4, 6, 6), normal(5, 4, 1, 1, seed=1)
     attrs = {"stride": (stride, stride), "padding": ((0, 0), (0, 0)), "dilation": (1, 1), "groups": 1}
     g = normal(3, 5, 6 // stride, 6 // stride, seed=2)
-    recorder, launched = Recorder(), []
+    recorder, launched = RecordingMachine(), []
     recorder.kernel = lambda text, name: launched.append(name) or print
     for name, made, arrays, more in (
         ("conv2d", g, (x, w), {}),
@@ -238,7 +238,7 @@ def test_a_chain_rounds_half_precision_after_every_step():
     [((64,), 4), ((63,), 1), ((8, 6), 4), ((), 1)],
 )
 def test_what_lies_flat_moves_in_packs(shape, cut):
-    recorder, x = Recorder(), np.zeros(shape, np.float32)
+    recorder, x = RecordingMachine(), np.zeros(shape, np.float32)
     elementwise(recorder, [make_step("y = -x", (("x", 0),), (), ["float32"], "float32")], np.empty_like(x), [x])
     assert f"Pack<O0, {cut}>" in next(iter(recorder.texts))
 
@@ -257,7 +257,7 @@ def test_any_strides_and_broadcasting():
 
 def test_positions_beyond_32_bits_take_64():
     far = np.lib.stride_tricks.as_strided(np.zeros(1, np.float32), (2, 1 << 20), (1 << 33, 4))
-    recorder = Recorder()
+    recorder = RecordingMachine()
     step = make_step("y = -x", (("x", 0),), (), ["float32"], "float32")
     elementwise(recorder, [step], np.empty(far.shape, np.float32), [far])
     assert "typedef long long Index;" in next(iter(recorder.texts))

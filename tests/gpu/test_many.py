@@ -13,7 +13,7 @@ from hetu.core.graph import OPS, Node
 from hetu.core.types import as_dtype
 from hetu.gpu_kernels import emulator, many, update
 from hetu.gpu_kernels.emulator import ORDERS, Emulator
-from hetu.gpu_kernels.table import bound
+from hetu.gpu_kernels.launchers import bound
 
 from . import fake_cupy
 from .test_groups import MODELS, cost, passes_without, program, resnet_block

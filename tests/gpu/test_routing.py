@@ -9,8 +9,8 @@ import hetu as ht
 from hetu.core.graph import OPS
 from hetu.gpu_kernels import emulator, routing, source
 from hetu.gpu_kernels.emulator import Emulator
-from hetu.gpu_kernels.machine import Recorder
-from hetu.gpu_kernels.table import bound
+from hetu.gpu_kernels.launchers import bound
+from hetu.gpu_kernels.machine import RecordingMachine
 
 from ..test_routing import layer, weights
 from . import fake_cupy
@@ -42,7 +42,7 @@ def cases(dtype, width, index="int64"):
 @pytest.fixture(scope="module", autouse=True)
 def compiled():
     """All kernels at once, which takes far less time than one by one."""
-    recorder = Recorder()
+    recorder = RecordingMachine()
     for dtype in TOLERANCE:
         for width in WIDTHS:
             for name, (out, given, attrs) in cases(dtype, width, "int32" if width == 40 else "int64").items():

@@ -11,8 +11,8 @@ import hetu as ht
 from hetu.core import backend
 from hetu.gpu_kernels import emulator, source, sparse
 from hetu.gpu_kernels.emulator import Emulator
-from hetu.gpu_kernels.machine import Recorder
-from hetu.gpu_kernels.table import bound
+from hetu.gpu_kernels.launchers import bound
+from hetu.gpu_kernels.machine import RecordingMachine
 
 from . import fake_cupy
 
@@ -24,7 +24,7 @@ FEATURES = (1, 6, 16, 150)
 @pytest.fixture(scope="module", autouse=True)
 def compiled():
     """All kernels at once, which takes far less time than one by one."""
-    recorder = Recorder()
+    recorder = RecordingMachine()
     for dtype in TOLERANCE:
         rows, columns, values = entries(dtype=dtype)
         for features in FEATURES:

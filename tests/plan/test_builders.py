@@ -14,7 +14,7 @@ from hetu.core.graph import topological
 from hetu.core.op import Role
 from hetu.dist import Strategy, run_ranks
 from hetu.plan import builders
-from hetu.plan.costs.profile import Profile
+from hetu.plan.costs.profile import MachineProfile
 from hetu.plan.simulation.simulate import simulate
 
 from ..dist.models import MODELS, losses, mlp
@@ -97,7 +97,7 @@ def test_one_home_has_all_the_traffic_and_balanced_homes_share_it():
     bytes_of = {v.name: int(v.tensor.nbytes) for v in graph["train"][1]}
     most = {}
     for name in ("ps", "balanced", "partitioned"):
-        sent = simulate(graph["train"], BUILDERS[name], Profile(), world_size=4, shapes=shapes).sent
+        sent = simulate(graph["train"], BUILDERS[name], MachineProfile(), world_size=4, shapes=shapes).sent
         assert all(a != b for a, b in sent)
         loads = [sum(n for (a, _), n in sent.items() if a == rank) for rank in range(4)]
         most[name] = max(loads)

@@ -13,7 +13,7 @@ from hetu.core.memory import plan
 from hetu.core.subgraph import SubGraph
 from hetu.dist import DataParallel, SerialComm, run_ranks
 from hetu.passes import chosen_passes
-from hetu.plan import Profile, Within, simulate
+from hetu.plan import MachineProfile, Within, simulate
 from hetu.plan.memory.fit import fit
 from hetu.plan.memory.split import batched, split_batch
 
@@ -73,9 +73,11 @@ def test_a_cnn_trains_in_half_of_its_memory_with_the_same_bits():
 
 def test_ranks_recompute_their_own_part():
     graph, _ = deep()
-    whole = simulate(graph["train"], DataParallel(), Profile(), world_size=2, shapes={"x": (128, 8), "t": (128, 8)})
+    whole = simulate(
+        graph["train"], DataParallel(), MachineProfile(), world_size=2, shapes={"x": (128, 8), "t": (128, 8)}
+    )
     tight = Within(DataParallel(), max(whole.peak) * 6 // 10)
-    small = simulate(graph["train"], tight, Profile(), world_size=2, shapes={"x": (128, 8), "t": (128, 8)})
+    small = simulate(graph["train"], tight, MachineProfile(), world_size=2, shapes={"x": (128, 8), "t": (128, 8)})
     assert max(small.peak) <= max(whole.peak) * 6 // 10 and small.time > whole.time
     alone = losses(deep, steps=3)
     for found in run_ranks(2, lambda comm: losses(deep, tight, comm, 3)):

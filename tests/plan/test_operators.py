@@ -14,7 +14,7 @@ from hetu.core.op import Role
 from hetu.dist import Link, run_ranks
 from hetu.dist.layout.layout import DUP, SUM
 from hetu.passes import specialize
-from hetu.plan import Cluster, Plan, Profile, auto, simulate
+from hetu.plan import Cluster, MachineProfile, Plan, auto, simulate
 from hetu.plan.search.candidates import Hints, candidates
 from hetu.plan.search.operators import Operators, experts_of
 from hetu.plan.search.planner import shapes_of
@@ -67,7 +67,7 @@ def residual():
 
 
 MODELS = {"towers": towers, "wide_and_deep": wide_and_deep, "residual": residual}
-PROFILE = Profile(cluster=Cluster(inner=Link(latency=1e-5, bandwidth=1e8)))
+PROFILE = MachineProfile(cluster=Cluster(inner=Link(latency=1e-5, bandwidth=1e8)))
 
 
 @functools.cache
@@ -142,8 +142,8 @@ def test_less_memory_costs_more_seconds_and_is_kept_to():
 
 def test_an_infinitely_fast_link_splits_all_that_can_be_and_a_slow_one_nothing():
     model = towers()[0]
-    fast = operators(model, profile=Profile(cluster=Cluster(inner=Link(0.0, math.inf)))).best()
-    slow = operators(model, profile=Profile(cluster=Cluster(inner=Link(1.0, 1.0)))).best()
+    fast = operators(model, profile=MachineProfile(cluster=Cluster(inner=Link(0.0, math.inf)))).best()
+    slow = operators(model, profile=MachineProfile(cluster=Cluster(inner=Link(1.0, 1.0)))).best()
     assert fast.seconds < 0.5 * slow.seconds
     assert not slow.split and not slow.stored and not slow.feeds
 
@@ -155,7 +155,7 @@ def test_experts_are_found_by_their_rule_and_are_a_candidate():
     graph = mixture(RANKS, hinted=False)
     assert experts_of([graph["train"][0]]) == {"mixture/up": 0, "mixture/down": 0}
     assert experts_of([towers()[0]["train"][0]]) == {}
-    fast = Profile(cluster=Cluster((2, 2), inner=Link(1e-7, 1e10), outer=Link(1e-7, 1e10)))
+    fast = MachineProfile(cluster=Cluster((2, 2), inner=Link(1e-7, 1e10), outer=Link(1e-7, 1e10)))
     hints = {"data": RANKS, "zero": 0}
     plans = run_ranks(RANKS, lambda comm: auto(profile=fast, hints=hints).choose(graph, comm), deadline=120)
     rated = {r.name: r for r in plans[0].why().rated}

@@ -15,7 +15,7 @@ from hetu import plan
 from hetu.core.errors import ArgumentError, BudgetError, UnknownNameError
 from hetu.core.placement import STRATEGY, Alone
 from hetu.dist import Link, run_ranks
-from hetu.plan import Cluster, Plan, Profile, Within
+from hetu.plan import Cluster, MachineProfile, Plan, Within
 from hetu.plan.search import planner
 from hetu.plan.search.candidates import Hints, Layered, candidates
 from hetu.plan.search.decisions import divisors
@@ -23,11 +23,11 @@ from hetu.plan.search.decisions import divisors
 from ..dist.models import BATCH, MODELS, losses, mlp
 from ..dist.test_launch import heturun
 
-SLOW = Profile(cluster=Cluster(inner=Link(latency=1e-6, bandwidth=1e6)))
+SLOW = MachineProfile(cluster=Cluster(inner=Link(latency=1e-6, bandwidth=1e6)))
 STEPS = 3
 
 
-def chosen(model, ranks: int, profile: Profile = SLOW, **options) -> Plan:
+def chosen(model, ranks: int, profile: MachineProfile = SLOW, **options) -> Plan:
     """What the planner chooses on so many ranks, which must agree."""
 
     def choose(comm):
@@ -89,7 +89,7 @@ def wide():
 
 def test_layers_are_sharded_no_further_than_they_must():
     hints = {"data": 2, "tensor": 1, "stages": 1}
-    far = Profile(cluster=Cluster(inner=Link(latency=1e-3, bandwidth=1e8)))  # each message counts
+    far = MachineProfile(cluster=Cluster(inner=Link(latency=1e-3, bandwidth=1e8)))  # each message counts
     rated = {r.name: r for r in chosen(wide, 2, far, hints=hints).why().rated}
     budget = (rated["dp2"].peak + rated["dp2 zero3"].peak) // 2
     made = chosen(wide, 2, far, budget=budget, hints=hints)
@@ -102,7 +102,7 @@ def test_layers_are_sharded_no_further_than_they_must():
 
 def test_random_changes_find_what_the_dynamic_programming_finds(monkeypatch):
     hints = {"data": 2, "tensor": 1, "stages": 1}
-    far = Profile(cluster=Cluster(inner=Link(latency=1e-3, bandwidth=1e8)))
+    far = MachineProfile(cluster=Cluster(inner=Link(latency=1e-3, bandwidth=1e8)))
     rated = {r.name: r for r in chosen(wide, 2, far, hints=hints).why().rated}
     budget = (rated["dp2"].peak + rated["dp2 zero3"].peak) // 2
     exact = chosen(wide, 2, far, hints=hints, budget=budget)
@@ -151,7 +151,7 @@ def uneven():
 
 
 def test_a_pipeline_is_cut_by_seconds_where_operations_mislead():
-    fast = Profile(cluster=Cluster(inner=Link(latency=1e-6, bandwidth=1e10)))
+    fast = MachineProfile(cluster=Cluster(inner=Link(latency=1e-6, bandwidth=1e10)))
     hints = {"data": 1, "tensor": 1, "stages": 2}
     made = run_ranks(2, lambda comm: plan.auto(batch_size=64, profile=fast, hints=hints).choose(uneven()[0], comm))[0]
     rated = {r.name: r.seconds for r in made.why().rated}

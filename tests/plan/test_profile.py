@@ -11,15 +11,15 @@ import hetu as ht
 from hetu import cli
 from hetu.core.errors import ArgumentError
 from hetu.dist import DataParallel, Link, run_ranks
-from hetu.plan import Cluster, Measured, Profile, Table, dgx_h100
+from hetu.plan import Cluster, MachineProfile, Measured, Table, dgx_h100
 from hetu.plan.costs.calibrate import measure, table
-from hetu.plan.costs.links import Device, parse, read_cluster
+from hetu.plan.costs.links import DeviceFigures, parse, read_cluster
 from hetu.plan.costs.profile import cache_path
 from hetu.plan.costs.seat import Seat
 
 from ..dist.models import mlp
 
-DEVICE = Device(flops=1e9, bandwidth=1e9, launch=1e-6)
+DEVICE = DeviceFigures(flops=1e9, bandwidth=1e9, launch=1e-6)
 
 
 def product(n):
@@ -52,7 +52,7 @@ def test_a_measured_link_scales_to_other_numbers_of_ranks_as_its_algorithm_does(
 
 
 def test_an_instruction_then_its_operator_then_the_machine():
-    profile = Profile(DEVICE)
+    profile = MachineProfile(DEVICE)
     assert profile.seconds(product(100)) == pytest.approx(2e-3 + 1e-6)  # 2e6 operations
     assert profile.seconds(ht.exp(ht.placeholder("x", (1000,)))) == pytest.approx(8e-6 + 1e-6)  # 8000 bytes
     profile.add(product(100), 4e-3)
@@ -65,7 +65,7 @@ def test_an_instruction_then_its_operator_then_the_machine():
 
 
 def test_what_was_all_overhead_does_not_blow_up():
-    profile = Profile(DEVICE)
+    profile = MachineProfile(DEVICE)
     profile.add(product(2), 1e-5)  # 48 ns of work in 10 us
     assert profile.seconds(product(100)) == pytest.approx(1e-5 + 8 * 2e-3, rel=1e-3)
     profile.add(product(50), 5e-4)  # twice the ideal
@@ -75,7 +75,7 @@ def test_what_was_all_overhead_does_not_blow_up():
 
 def test_it_learns_every_instruction_of_a_rank_that_is_alone():
     graph, feeds = mlp()
-    profile = Profile(DEVICE)
+    profile = MachineProfile(DEVICE)
     profile.learn(graph["train"], feeds[0], DataParallel(), rank=2, world_size=4, repeat=1)
     steps = ht.Executor(graph["train"], strategy=DataParallel(), comm=Seat(2, 4)).program(feeds[0]).steps
     assert {t.op.split()[0] for t in profile.timings.values()} == {s.node.op.name for s in steps}
@@ -85,14 +85,14 @@ def test_it_learns_every_instruction_of_a_rank_that_is_alone():
 def test_a_file_gives_back_the_profile(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     links = Measured({"message": {2: Table([(1, 2.0)])}})
-    profile = Profile(DEVICE, Cluster((2, 2), links, Link(1e-6, 1e9)), step=1e-4, host="h")
+    profile = MachineProfile(DEVICE, Cluster((2, 2), links, Link(1e-6, 1e9)), step=1e-4, host="h")
     profile.add(product(3), 1e-5)
     assert profile.save() == cache_path()
     assert cache_path().parent == tmp_path / "hetu"
     assert [f.name for f in cache_path().parent.iterdir()] == [cache_path().name]
-    assert Profile.load() == profile
+    assert MachineProfile.load() == profile
     with pytest.raises(ArgumentError, match=r"no profile at .*none") as caught:
-        Profile.load(tmp_path / "none")
+        MachineProfile.load(tmp_path / "none")
     assert "hetu profile" in caught.value.fix
 
 
@@ -100,11 +100,11 @@ def test_a_file_gives_back_the_profile(tmp_path, monkeypatch):
     "change", [{"version": 0}, {"timings": {"x": [1]}}, {"links": {}}, {"hosts": 3}, {"device": {}}]
 )
 def test_a_file_that_is_no_profile(change):
-    data = json.loads(Profile().to_json())
+    data = json.loads(MachineProfile().to_json())
     with pytest.raises(ArgumentError, match="not a profile|version 0"):
-        Profile.from_json(json.dumps(data | change))
+        MachineProfile.from_json(json.dumps(data | change))
     with pytest.raises(ArgumentError, match="not a profile"):
-        Profile.from_json("[")
+        MachineProfile.from_json("[")
 
 
 CLUSTER = """
@@ -124,9 +124,9 @@ def test_a_cluster_that_one_does_not_have(tmp_path):
     assert cluster.link((3, 1)).bandwidth == 450e9
     assert cluster.link((7, 8)).bandwidth == 50e9
     assert cluster.device == dgx_h100().device
-    assert Profile.of(cluster).seconds(product(4096)) == pytest.approx(2 * 4096**3 / 989e12 + 5e-6)
+    assert MachineProfile.of(cluster).seconds(product(4096)) == pytest.approx(2 * 4096**3 / 989e12 + 5e-6)
     with pytest.raises(ArgumentError, match="nothing of its devices"):
-        Profile.of(Cluster())
+        MachineProfile.of(Cluster())
 
 
 LINE = {"latency": 1e-5, "bandwidth": 1e9}
@@ -167,7 +167,7 @@ def test_the_command_writes_a_profile(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "GFLOP/s" in printed
     assert str(tmp_path / "p.json") in printed
-    timings = Profile.load(tmp_path / "p.json").timings
+    timings = MachineProfile.load(tmp_path / "p.json").timings
     assert {"matmul float32", "attention float32"} <= {t.op for t in timings.values()}
 
 

@@ -24,9 +24,9 @@ from hetu.dist import (
 )
 from hetu.dist.by_hand import all_reduce
 from hetu.dist.cut.microbatch import StageGrid, stage_grid
-from hetu.plan import Cluster, Profile, simulate
-from hetu.plan.costs.links import Device
-from hetu.plan.simulation.instructions import Job
+from hetu.plan import Cluster, MachineProfile, simulate
+from hetu.plan.costs.links import DeviceFigures
+from hetu.plan.simulation.instructions import SimulatedJob
 from hetu.plan.simulation.simulate import SERVERS
 from hetu.plan.simulation.timeline import COMMUNICATION, COMPUTE, Event, Timeline
 from hetu.strategies import Connected
@@ -35,7 +35,7 @@ from ..dist.models import mlp, transformer
 from ..strategies.test_hybrid import ROWS, batch, hybrid, job, model
 
 WIRE = Link(latency=50e-6, bandwidth=1e8)
-FREE = Profile(Device(math.inf, math.inf, launch=0.0), Cluster(inner=WIRE, outer=WIRE))
+FREE = MachineProfile(DeviceFigures(math.inf, math.inf, launch=0.0), Cluster(inner=WIRE, outer=WIRE))
 SPLIT = {"*up/weight": 1, "*up/bias": 0, "*down/weight": 0}
 STRATEGIES = {
     "data": DataParallel(),
@@ -82,7 +82,7 @@ def test_without_computing_it_is_what_real_ranks_take_on_a_virtual_clock_and_in_
 
 def test_the_instructions_are_those_of_the_executor():
     graph, feeds = transformer()
-    job = Job(graph["train"], Parallel(tensor=2), 4, {n: a.shape for n, a in feeds[0].items()})
+    job = SimulatedJob(graph["train"], Parallel(tensor=2), 4, {n: a.shape for n, a in feeds[0].items()})
 
     def rank(comm):
         graph, feeds = transformer()
@@ -96,17 +96,17 @@ def test_the_instructions_are_those_of_the_executor():
 def test_ranks_with_equal_parts_are_compiled_once():
     graph, _ = mlp()
     shapes = {"x": (64, 10), "t": (64,)}
-    assert [p.ranks for p in Job(graph["train"], DataParallel(), 32, shapes).programs] == [tuple(range(32))]
-    staged = Job(graph["train"], Pipeline(2, microbatches=2, data=4), 8, shapes)
+    assert [p.ranks for p in SimulatedJob(graph["train"], DataParallel(), 32, shapes).programs] == [tuple(range(32))]
+    staged = SimulatedJob(graph["train"], Pipeline(2, microbatches=2, data=4), 8, shapes)
     assert [p.ranks for p in staged.programs] == [(0, 1, 2, 3), (4, 5, 6, 7)]
-    uneven = Job(graph["train"], DataParallel(), 3, {"x": (64, 10), "t": (64,)})
+    uneven = SimulatedJob(graph["train"], DataParallel(), 3, {"x": (64, 10), "t": (64,)})
     assert [p.ranks for p in uneven.programs] == [(0, 1), (2,)]
 
 
 def test_a_thousand_ranks():
     graph, _ = mlp()
     strategy, shapes = Parallel(tensor=8, split=SPLIT), {"x": (1000, 10), "t": (1000,)}
-    assert len(Job(graph["train"], strategy, 1000, shapes).programs) == 1
+    assert len(SimulatedJob(graph["train"], strategy, 1000, shapes).programs) == 1
     cost = simulate(graph["train"], strategy, FREE, world_size=1000, shapes=shapes)
     assert len(cost.peak) == 1000
     assert {rank for link in cost.sent for rank in link} == {*range(1000)}
@@ -119,7 +119,7 @@ def test_a_thousand_ranks_whose_weights_do_not_divide_are_compiled_as_a_few_and_
         y = ht.nn.Linear(1500, 1100)(x)
     loss = ht.mean(ht.softmax_cross_entropy(y, t))
     entries, shapes = [loss, ht.optim.Adam(0.01).minimize(loss)], {x: (1000, 1500), t: (1000,)}
-    job = Job(entries, ZeRO(1), 1000, shapes)
+    job = SimulatedJob(entries, ZeRO(1), 1000, shapes)
     assert len(job.programs) == 3  # one or two rows of the weight, and of the bias one or two elements
     assert {node.op.name for node in job.programs[0].order if node.role is Role.COMMUNICATION} <= {
         "all_reduce", "reduce_scatter", "all_gather"
@@ -138,7 +138,7 @@ def test_the_stages_of_a_pipeline_share_the_layouts_that_are_deduced(monkeypatch
     stage_grid.cache_clear()
     graph, _ = transformer()
     strategy, shapes = Pipeline(2, microbatches=2, data=125, tensor=4, split=SPLIT), {"x": (1000, 6), "t": (1000, 6)}
-    assert len(Job(graph["train"], strategy, 1000, shapes).programs) == 2
+    assert len(SimulatedJob(graph["train"], strategy, 1000, shapes).programs) == 2
     assert len(made) == len(set(made)) > 0
 
 
@@ -149,13 +149,13 @@ def compute_only(profile, strategy=None, **options):
 
 
 def test_a_straggler_holds_up_everybody():
-    profile = Profile(Device(1e9, 1e9, launch=1e-5))
+    profile = MachineProfile(DeviceFigures(1e9, 1e9, launch=1e-5))
     even = compute_only(profile).time
     assert compute_only(replace(profile, speeds={2: 3.0})).time == pytest.approx(3 * even)
 
 
 def test_a_bucket_is_reduced_while_backward_goes_on():
-    profile = Profile(Device(1e9, 1e9, launch=1e-4), Cluster(inner=WIRE))
+    profile = MachineProfile(DeviceFigures(1e9, 1e9, launch=1e-4), Cluster(inner=WIRE))
     strategy = DataParallel().build(mlp()[0]["train"][:1] + [*mlp()[0]["train"][1].values()], 4)
     waiting, hidden = [], []
     for limit, found in ((0, waiting), (256, hidden)):
@@ -186,7 +186,7 @@ def test_servers_are_told_and_asked_what_real_ranks_tell_and_ask_them():
         steps = ht.Executor(entries, strategy=strategy, comm=Connected(comm, client)).program(batch(0)).steps
         shapes = {name: array.shape for name, array in batch(0).items()}
         found = (
-            Job(entries, strategy, 2, shapes).programs,
+            SimulatedJob(entries, strategy, 2, shapes).programs,
             simulate(entries, strategy, FREE, world_size=2, shapes=shapes),
         )
         return [s.node.op.name for s in steps], *found

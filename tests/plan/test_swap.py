@@ -15,17 +15,19 @@ from hetu.core.memory import plan
 from hetu.core.subgraph import SubGraph
 from hetu.dist import DataParallel, SerialComm, ZeRO, run_ranks
 from hetu.passes import chosen_passes
-from hetu.plan import Plan, Profile, Within, auto, simulate
-from hetu.plan.costs.links import Device
+from hetu.plan import MachineProfile, Plan, Within, auto, simulate
+from hetu.plan.costs.links import DeviceFigures
 from hetu.plan.memory.fit import fit
 from hetu.plan.memory.swap import Swap, gaps
-from hetu.plan.simulation.instructions import Job
+from hetu.plan.simulation.instructions import SimulatedJob
 
 from ..dist.models import losses
 from .test_fit import deep, vgg
 
-FAST = Profile(Device(flops=1e9, bandwidth=1e9, host_bandwidth=1e12))  # beside it, to compute again takes an age
-SLOW = Profile(Device(flops=1e15, bandwidth=1e15, launch=0.0, host_bandwidth=1e6))
+FAST = MachineProfile(
+    DeviceFigures(flops=1e9, bandwidth=1e9, host_bandwidth=1e12)
+)  # beside it, to compute again takes an age
+SLOW = MachineProfile(DeviceFigures(flops=1e15, bandwidth=1e15, launch=0.0, host_bandwidth=1e6))
 
 
 def lowered(graph, feed):
@@ -55,7 +57,7 @@ def test_a_cnn_trains_in_six_tenths_of_its_memory_by_swapping_alone():
         np.testing.assert_array_equal(alone.state[name], small.state[name])
 
 
-@pytest.mark.parametrize("profile, swapped", [(FAST, True), (SLOW, False), (Profile(), False)])
+@pytest.mark.parametrize("profile, swapped", [(FAST, True), (SLOW, False), (MachineProfile(), False)])
 def test_a_step_goes_the_way_that_takes_less_time(profile, swapped):
     fetches, updates = lowered(*vgg(batch=24))
     before = plan(fetches, updates)
@@ -72,7 +74,7 @@ def test_so_does_each_value():
     outputs = [ht.sum(product + middle), ht.sum(sines * middle)]
     before = plan(outputs, {})
     fed = sum(4 * a * b for a, b in shapes.values())
-    profile = Profile(Device(flops=1e9, bandwidth=1e9, launch=0.0, host_bandwidth=1e8))
+    profile = MachineProfile(DeviceFigures(flops=1e9, bandwidth=1e9, launch=0.0, host_bandwidth=1e8))
     step = fit(outputs, {}, before.arena_bytes + fed - 20_000, profile)
     assert counts(plan(*step)) - counts(before) == {"to_host": 1, "from_host": 1, "sin": 1}
     rng = np.random.default_rng(0)
@@ -88,7 +90,9 @@ def test_ranks_swap_beside_their_communication(strategy):
     tight = Within(strategy, max(whole.peak) * 9 // 10, FAST)
     small = simulate(graph["train"], tight, FAST, world_size=2, shapes=shapes)
     assert max(small.peak) <= max(whole.peak) * 9 // 10 and small.time > whole.time
-    assert all("to_host" in [n.op.name for n in p.order] for p in Job(graph["train"], tight, 2, shapes).programs)
+    assert all(
+        "to_host" in [n.op.name for n in p.order] for p in SimulatedJob(graph["train"], tight, 2, shapes).programs
+    )
     wanted = run_ranks(2, lambda comm: losses(deep, strategy, comm, 3))
     assert run_ranks(2, lambda comm: losses(deep, tight, comm, 3)) == wanted
 

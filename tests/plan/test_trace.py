@@ -7,7 +7,7 @@ import math
 import pytest
 
 from hetu.dist import DataParallel, Link, Pipeline, Schedule
-from hetu.plan import Cluster, Profile, simulate, trace
+from hetu.plan import Cluster, MachineProfile, simulate, trace
 from hetu.plan.simulation.timeline import COMMUNICATION, COMPUTE
 
 from ..dist.models import mlp
@@ -27,7 +27,7 @@ def traced(strategy, world_size):
 @pytest.mark.parametrize(("strategy", "ranks"), [(DataParallel(), 3), (Pipeline(2, 3), 2)])
 def test_it_communicates_what_the_simulation_foretells(strategy, ranks):
     entries, feeds, timeline = traced(strategy, ranks)
-    profile = Profile(cluster=Cluster(inner=WIRE, outer=WIRE))
+    profile = MachineProfile(cluster=Cluster(inner=WIRE, outer=WIRE))
     shapes = {name: value.shape for name, value in feeds.items()}
     cost = simulate(entries, strategy, profile, world_size=ranks, shapes=shapes)
     for rank in range(ranks):

@@ -28,7 +28,7 @@ from .history import SHARED, History, Operation, check
 
 TABLE, TOKEN = 1, "secret"
 LEASE, RETRY, TICK, END = 1.0, 0.05, 0.05, 120.0  # seconds of virtual time
-CELLS, OUTAGES = 400, 4  # servers that are killed for ever let no lease end
+CELLS, OUTAGES = 400, 4  # servers that are killed forever let no lease end
 MODES = ("bsp", "ssp:1", "asp", "ssp:3", "ssp:0")
 Request = tuple[int, int]  # server, number
 SPEC = {"name": "cells", "start": 0, "rows": CELLS, "cols": 1, "rule": "add", "reduce": "sum"}

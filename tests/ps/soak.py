@@ -28,7 +28,7 @@ import zmq
 from hetu.ps import Client, Parameter, RefusedError, ServerProcess
 from hetu.ps.store.consistency import consistency
 from hetu.ps.store.messages import Kind, Message, decode, encode
-from hetu.ps.wire.status import Job, ask
+from hetu.ps.wire.status import ServerJob, ask
 
 from .history import SHARED, History, check
 from .nemesis import MODES, World
@@ -216,7 +216,7 @@ def _answer(socket: zmq.Socket) -> Message:
 
 
 def _state(server: ServerProcess) -> dict[str, Any]:
-    [found] = ask(Job((server.address,), TOKEN), DEADLINE)
+    [found] = ask(ServerJob((server.address,), TOKEN), DEADLINE)
     return {name: found[name] for name in ("clocks", "tables", "bytes", "requests", "received", "parked")}
 
 

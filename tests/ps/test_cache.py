@@ -11,7 +11,7 @@ from hetu.core.errors import ArgumentError, ShapeError, UnknownNameError
 from hetu.ps import Cache, CachedTable, Parameter, TableSpec, hot_rows
 from hetu.ps.store.cache import PERMANENT_USES
 from hetu.ps.store.messages import Kind, Message
-from hetu.ps.store.table import Table
+from hetu.ps.store.server_table import ServerTable
 
 from .network import job
 
@@ -32,7 +32,7 @@ class TableClient:
 
     def __init__(self, rows: int = ROWS, values=None) -> None:
         self.parameters = {"t": Parameter((rows, COLS), sparse=True, rule="add", reduce="sum")}
-        self.table = Table(TableSpec("t", 0, rows, COLS, rule="add", reduce="sum"))
+        self.table = ServerTable(TableSpec("t", 0, rows, COLS, rule="add", reduce="sum"))
         self.round_trips = 0
         if values is not None:
             self.table.values[:] = values

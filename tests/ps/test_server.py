@@ -188,7 +188,7 @@ def test_partners_for_a_partial_reduce():
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGSTOP")
-def test_a_frozen_or_cut_off_server_is_noticed_by_the_deadline_and_serves_again_afterwards():
+def test_a_frozen_or_cut_off_server_is_noticed_by_the_deadline_and_serves_again_afterward():
     with (
         ServerProcess(options("asp", 1)) as server,
         LossyRelay(server.address, loss=0.0) as relay,

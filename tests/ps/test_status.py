@@ -13,7 +13,7 @@ from hetu.core.errors import ArgumentError
 from hetu.dist.launch.servers import Servers
 from hetu.ps import Parameter, RefusedError, ServerProcess, ServerTimeoutError, make_keys
 from hetu.ps.wire.keys import write_keys
-from hetu.ps.wire.status import Job, ask, find_job
+from hetu.ps.wire.status import ServerJob, ask, find_job
 
 from .network import TOKEN, connect, options
 
@@ -54,21 +54,21 @@ def test_a_look_shows_clocks_traffic_and_cache_hits_and_changes_nothing(server, 
 
 def test_whoever_has_no_token_sees_nothing(server):
     with pytest.raises(RefusedError, match="token"):
-        ask(Job((server.address,), "guess"))
+        ask(ServerJob((server.address,), "guess"))
 
 
 def test_a_server_that_is_gone_is_named():
     with pytest.raises(ServerTimeoutError, match=r"no answer from tcp://127.0.0.1:1\b"):
-        ask(Job(("tcp://127.0.0.1:1",), TOKEN), timeout=0.05)
+        ask(ServerJob(("tcp://127.0.0.1:1",), TOKEN), timeout=0.05)
 
 
 def test_servers_with_keys_want_one(tmp_path):
     server_keys, (worker,) = make_keys(tmp_path, 1)
     with ServerProcess(options("asp", 1, key_file=str(server_keys))) as server:
-        [found] = ask(Job((server.address,), TOKEN, str(worker)), timeout=20.0)
+        [found] = ask(ServerJob((server.address,), TOKEN, str(worker)), timeout=20.0)
         assert found["clocks"] == {"0": 0}
         with pytest.raises(ServerTimeoutError):
-            ask(Job((server.address,), TOKEN), timeout=0.2)
+            ask(ServerJob((server.address,), TOKEN), timeout=0.2)
 
 
 def test_where_a_job_is_found(tmp_path, monkeypatch, capsys):
@@ -82,17 +82,17 @@ def test_where_a_job_is_found(tmp_path, monkeypatch, capsys):
         file = tmp_path / name / "servers.json"
         write_keys(file, {"HETU_SERVERS": f"tcp://127.0.0.1:{age + 1},tcp://h:9", "HETU_SERVER_TOKEN": name})
         os.utime(file, (0, 1000 - age))
-    assert find_job(None) == Job(("tcp://127.0.0.1:1", "tcp://h:9"), "heturun-a")
+    assert find_job(None) == ServerJob(("tcp://127.0.0.1:1", "tcp://h:9"), "heturun-a")
     assert "2 jobs" in capsys.readouterr().err
     assert find_job(file).token == ".heturun-b"
     launched = Servers(0, 1)
     launched.variables = {"HETU_SERVERS": "tcp://127.0.0.1:3", "HETU_SERVER_TOKEN": "c"}
     launched.describe(tmp_path)
-    assert find_job(tmp_path / "servers.json") == Job(("tcp://127.0.0.1:3",), "c")
+    assert find_job(tmp_path / "servers.json") == ServerJob(("tcp://127.0.0.1:3",), "c")
     monkeypatch.setenv("HETU_SERVERS", "tcp://127.0.0.1:7")
     monkeypatch.setenv("HETU_SERVER_TOKEN", "t")
     monkeypatch.setenv("HETU_SERVER_KEYS", "keys")
-    assert find_job(None) == Job(("tcp://127.0.0.1:7",), "t", os.path.join("keys", "worker-0.json"))
+    assert find_job(None) == ServerJob(("tcp://127.0.0.1:7",), "t", os.path.join("keys", "worker-0.json"))
     other = tmp_path / "other.json"
     write_keys(other, {"something": 1})
     with pytest.raises(ArgumentError, match="without HETU_SERVERS"):

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from hetu.ps import ASP, BSP, SSP, ParameterStore, consistency
 from hetu.ps.store.messages import Kind, Message
-from hetu.ps.store.rules import Rule
-from hetu.ps.store.table import Table, TableSpec
+from hetu.ps.store.rules import ServerRule
+from hetu.ps.store.server_table import ServerTable, TableSpec
 
 from ..samples.update import ON_ELEMENTS
 from .simulation import COLS, DENSE, SPARSE, Worker, contents, gradient, hello, new_store, row_ids, run
@@ -47,7 +47,7 @@ def test_bsp_is_large_batch_training(rule):
     workers, clocks = 3, 4
     store, _, _ = simulate(workers, clocks, BSP(), [], rule=rule)
     dense, sparse = np.zeros((1, 8), "float32"), np.zeros((6, COLS), "float32")
-    dense_rule, sparse_rule = Rule(rule, dense, {}), Rule(rule, sparse, {})
+    dense_rule, sparse_rule = ServerRule(rule, dense, {}), ServerRule(rule, sparse, {})
     for clock in range(clocks):
         mean = sum(gradient(w, clock) for w in range(workers)) * np.float32(1 / workers)
         dense_rule.apply(lambda out, mean=mean: np.copyto(out, mean))
@@ -269,7 +269,7 @@ def test_rows_and_whole_tables_update_alike(rule):
     rng = np.random.default_rng(0)
     first = rng.standard_normal((4, 3)).astype("float32")
     whole, by_rows = first.copy(), first.copy()
-    a, b = Rule(rule, whole, {}), Rule(rule, by_rows, {})
+    a, b = ServerRule(rule, whole, {}), ServerRule(rule, by_rows, {})
     for _ in range(3):
         g = rng.standard_normal((4, 3)).astype("float32")
         a.apply(lambda out, g=g: np.copyto(out, g))
@@ -294,7 +294,7 @@ def test_a_push_of_a_whole_table_is_an_update_of_every_row(workers):
 def test_a_gradient_counts_the_same_wherever_it_lies(dtype, rule, size, shift):
     rng = np.random.default_rng(0)
     first, gradient = (rng.standard_normal((1, size)).astype(dtype) for _ in range(2))
-    table = Table(TableSpec("w", 0, 1, size, np.dtype(dtype).name, rule))
+    table = ServerTable(TableSpec("w", 0, 1, size, np.dtype(dtype).name, rule))
     table.assign(Message(Kind.ASSIGN, values=first))
     values = np.ndarray((1, size), dtype, bytearray(gradient.nbytes + 8), shift)
     for step, rate in enumerate((0.5, 0.25), 1):

@@ -1,4 +1,4 @@
-"""Rows for normalisation; the references normalise one channel, row or group after the other."""
+"""Rows for normalization; the references normalize one channel, row or group after the other."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def spread(g, size, kernel, stride):
 
 
 def bilinear(x, size):
-    """Each new pixel from its four neighbours, one by one."""
+    """Each new pixel from its four neighbors, one by one."""
     h, w = x.shape[2:]
     y = np.zeros((*x.shape[:2], *size))
     for i, j in np.ndindex(*size):

@@ -10,7 +10,7 @@ from . import Sample, distinct, ints
 
 
 def falling(x, axis=-1):
-    """The places of a stable sort downwards."""
+    """The places of a stable sort downward."""
     return np.argsort(-x, axis=axis, kind="stable")
 
 

@@ -1,6 +1,6 @@
 """Lab 2: reverse-mode automatic differentiation in fifteen lines. After tutorial 2.
 
-A `Number` knows its value, the numbers it was computed from, and the *local* slope towards each of them: by how much it
+A `Number` knows its value, the numbers it was computed from, and the *local* slope toward each of them: by how much it
 changes when that one alone changes by one unit. For c = a * b, dc/da is the value of b.
 
 Complete the operators, then write `slopes`. Check yourself with `hetu lab check 2`.
@@ -10,7 +10,7 @@ import math
 
 
 class Number:
-    """A value and `inputs`, pairs (number it was computed from, local slope towards it)."""
+    """A value and `inputs`, pairs (number it was computed from, local slope toward it)."""
 
     def __init__(self, value, inputs=()):
         self.value, self.inputs = value, inputs

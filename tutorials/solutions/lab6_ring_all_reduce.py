@@ -11,7 +11,7 @@ Cut the array into as many chunks as there are ranks, and go round the ring twic
  2. *all-gather*: in the same way pass the complete chunks on, replacing instead of adding.
 
 What you have: `comm.rank`, `comm.world_size`, and `comm.exchange([(to, array)], [(source, buffer)])`, which sends and
-receives at the same time, so that nobody waits for somebody who waits. Arrays must be contiguous.
+receives at the same time, so that no rank waits for one that waits. Arrays must be contiguous.
 
 Try it with threads: `hetu.dist.run_ranks(4, lambda comm: ring_all_reduce(comm, x))`. Check with `hetu lab check 6`.
 """

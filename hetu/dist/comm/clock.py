@@ -1,10 +1,9 @@
 """A virtual clock: honest times of a parallel schedule on a machine with fewer cores than ranks.
 
-`VirtualClock` wraps a communicator. Each rank's clock advances by the CPU time of its own thread while it
-computes; a collective sets the clocks of its group to the latest of them plus the cost of a modelled link; a message
-carries the time at which it arrives. So the schedule really runs (bubbles, order and operator costs are real) and
-only the wire is a model. Ignored on purpose: contention between groups, and work done by other threads (keep BLAS
-at one thread).
+`VirtualClock` wraps a communicator. Each rank's clock advances by the CPU time of its own thread while it computes; a
+collective sets the clocks of its group to the latest of them plus the cost of a modeled link; a message carries the
+time at which it arrives. So the schedule really runs (bubbles, order and operator costs are real) and only the wire is
+a model. It counts neither contention between groups nor work of other threads (keep BLAS at one thread).
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from .comm import Call, Comm, Handle, Message
+from .comm import CollectiveCall, Comm, Handle, PeerMessage
 from .recorder import Raw
 
 
@@ -114,10 +113,10 @@ class VirtualClock(Comm):
         self.inner.progress()
         self._clock.go()
 
-    def _noted(self, call: Call) -> Call:
+    def _noted(self, call: CollectiveCall) -> CollectiveCall:
         return self.inner._noted(call)
 
-    def _start(self, call: Call) -> Handle:
+    def _start(self, call: CollectiveCall) -> Handle:
         began = np.array([self._clock.stop()])
         stamp = self.inner.all_reduce_async(began, began, "max")
         handle, cost = self.inner._start(call), self._cost(call)
@@ -125,7 +124,7 @@ class VirtualClock(Comm):
         self._clock.go()
         return self._last
 
-    def _cost(self, call: Call) -> float:
+    def _cost(self, call: CollectiveCall) -> float:
         """Seconds of a collective over the slowest link of its group; in an all_to_all each pair has its own."""
         if call.kind != "all_to_all":
             return self.network(self.ranks).seconds(call.kind, self.world_size, call.x.nbytes)
@@ -135,7 +134,7 @@ class VirtualClock(Comm):
     def _message(self, source: int, to: int, x: np.ndarray) -> Raw:
         return ()  # `inner` notes it
 
-    def _exchange(self, sends: Sequence[Message], recvs: Sequence[Message], noted: Sequence[Raw]) -> None:
+    def _exchange(self, sends: Sequence[PeerMessage], recvs: Sequence[PeerMessage], noted: Sequence[Raw]) -> None:
         wire, stamps = self._clock.stop(), []
         for to, x in sends:  # one after the other on this rank's wire; the sender does not wait for them
             link = self.network((self.ranks[self.rank], self.ranks[to]))
@@ -154,7 +153,7 @@ class VirtualClock(Comm):
         return VirtualClock.__new__(VirtualClock)._wrap(self.inner.split(group), self.network, self._clock)
 
 
-def _interleave(first: Sequence[Message], second: Sequence[Message]) -> list[Message]:
+def _interleave(first: Sequence[PeerMessage], second: Sequence[PeerMessage]) -> list[PeerMessage]:
     return [message for pair in zip(first, second) for message in pair]
 
 

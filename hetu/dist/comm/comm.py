@@ -1,10 +1,10 @@
 """Communicators: how the ranks of one job move arrays, behind one interface for every transport.
 
-A `Comm` is a rank's view of a group of ranks. Collectives (all ranks of the group call them, in the same order)
-and point-to-point messages take NumPy buffers in and out; objects are never pickled. A transport writes three
-methods: `_start` one collective, `_exchange` messages, `_split` off a sub-group. Names and meanings follow MPI.
-Everything that waits gives up after `deadline` seconds, because a lost rank must end a job, not hang it.
-Ignored on purpose: message tags (messages between two ranks arrive in order), reduce and gather to one rank.
+A `Comm` is a rank's view of a group of ranks. Collectives (all ranks of the group call them, in the same order) and
+point-to-point messages take NumPy buffers in and out; objects are never pickled. A transport writes three methods:
+`_start` one collective, `_exchange` messages, `_split` off a sub-group. Names and meanings follow MPI. Everything that
+waits gives up after `deadline` seconds, because a lost rank must end a job, not hang it. There are no message tags:
+messages between two ranks arrive in order. Left out: reduce and gather to one rank.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ...core.types import TensorType
 from .recorder import Entry, Raw, Recorder, differences, readable
 
 REDUCE = {"sum": np.add, "max": np.maximum, "min": np.minimum}
-Message = tuple[int, np.ndarray]
+PeerMessage = tuple[int, np.ndarray]
 
 
 class CommError(HetuError, RuntimeError):
@@ -47,7 +47,7 @@ def show_array(x: np.ndarray) -> str:
 
 
 @dataclass(slots=True)  # not frozen: that would cost a small all_reduce a tenth of its time
-class Call:
+class CollectiveCall:
     """One rank's part in a collective. `counts` are the elements sent to and received from each rank.
 
     `noted` is its entry in the flight recorder.
@@ -156,28 +156,28 @@ class Comm(ABC):
 
     def all_reduce_async(self, x: np.ndarray, out: np.ndarray, op: str = "sum") -> Handle:
         """Start an `all_reduce` and return at once, so that computing goes on while it runs."""
-        return self._begin(Call("all_reduce", x, out, op=op))
+        return self._begin(CollectiveCall("all_reduce", x, out, op=op))
 
     def bind_all_reduce(self, x: np.ndarray, out: np.ndarray, op: str = "sum") -> Callable[[], None]:
         """A call without arguments that does `all_reduce(x, out, op)` on these arrays, prepared as far as possible.
 
         All ranks of the group bind, in the same order of communication.
         """
-        call = Call("all_reduce", x, out, op=op)
+        call = CollectiveCall("all_reduce", x, out, op=op)
         call.check(self.world_size)
         return lambda: self._start(self._noted(call)).wait()
 
     def all_gather(self, x: np.ndarray, out: np.ndarray) -> None:
         """`out[r]` = rank r's `x`, on all ranks; `out` has world_size times the elements of `x`."""
-        self._begin(Call("all_gather", x, out)).wait()
+        self._begin(CollectiveCall("all_gather", x, out)).wait()
 
     def reduce_scatter(self, x: np.ndarray, out: np.ndarray, op: str = "sum") -> None:
         """`out` = this rank's block of the reduced `x`, which has world_size blocks of the size of `out`."""
-        self._begin(Call("reduce_scatter", x, out, op=op)).wait()
+        self._begin(CollectiveCall("reduce_scatter", x, out, op=op)).wait()
 
     def broadcast(self, x: np.ndarray, root: int = 0) -> None:
         """Overwrite `x` on every rank with the `x` of rank `root`."""
-        self._begin(Call("broadcast", x, x, root=root)).wait()
+        self._begin(CollectiveCall("broadcast", x, x, root=root)).wait()
 
     def all_to_all(
         self, x: np.ndarray, out: np.ndarray, counts: tuple[Sequence[int], Sequence[int]] | None = None
@@ -186,11 +186,11 @@ class Comm(ABC):
 
         Blocks are equal unless `counts` = (elements sent to each rank, elements received from each rank).
         """
-        self._begin(Call("all_to_all", x, out, counts=counts and (tuple(counts[0]), tuple(counts[1])))).wait()
+        self._begin(CollectiveCall("all_to_all", x, out, counts=counts and (tuple(counts[0]), tuple(counts[1])))).wait()
 
     def barrier(self) -> None:
         """Return when every rank of the group has come here."""
-        self._begin(Call("barrier", _NOTHING, _NOTHING)).wait()
+        self._begin(CollectiveCall("barrier", _NOTHING, _NOTHING)).wait()
 
     def send(self, x: np.ndarray, to: int) -> None:
         """Send `x` to rank `to`; it may return before `x` has arrived, or may wait for the receiver."""
@@ -200,7 +200,7 @@ class Comm(ABC):
         """Overwrite `out` with the next message of rank `source`, of the same size and dtype."""
         self.exchange([], [(source, out)])
 
-    def exchange(self, sends: Sequence[Message], recvs: Sequence[Message]) -> None:
+    def exchange(self, sends: Sequence[PeerMessage], recvs: Sequence[PeerMessage]) -> None:
         """Batched send and receive: all (rank, array) messages at once, so no order among them can deadlock."""
         for peer, array in (*sends, *recvs):
             if not 0 <= peer < self.world_size or peer == self.rank:
@@ -239,7 +239,7 @@ class Comm(ABC):
     def progress(self) -> None:  # noqa: B027 - most transports need no help
         """Give asynchronous operations a moment; an executor calls this between its instructions."""
 
-    def agree(self, call: Call) -> Any:
+    def agree(self, call: CollectiveCall) -> Any:
         """Begin to compare a call of a new kind with those of the other ranks, where the transport would not notice."""
         return None
 
@@ -255,20 +255,20 @@ class Comm(ABC):
         """Who keeps this rank waiting, as far as the ranks can tell; see `recorder.explain`."""
         return ""
 
-    def _begin(self, call: Call) -> Handle:
+    def _begin(self, call: CollectiveCall) -> Handle:
         call.check(self.world_size)
         return self._start(self._noted(call))
 
-    def _noted(self, call: Call) -> Call:
+    def _noted(self, call: CollectiveCall) -> CollectiveCall:
         call.noted = self.recorder.note(self.ranks, call.what, call.x)
         return call
 
     @abstractmethod
-    def _start(self, call: Call) -> Handle:
+    def _start(self, call: CollectiveCall) -> Handle:
         """Start a checked collective."""
 
     @abstractmethod
-    def _exchange(self, sends: Sequence[Message], recvs: Sequence[Message], noted: Sequence[Raw]) -> None:
+    def _exchange(self, sends: Sequence[PeerMessage], recvs: Sequence[PeerMessage], noted: Sequence[Raw]) -> None:
         """Run a checked batch of messages to its end; `noted` are its entries in the recorder, sends first."""
 
     @abstractmethod
@@ -289,12 +289,12 @@ class SerialComm(Comm):
     def __init__(self) -> None:
         super().__init__(0, (0,), deadline=0.0)
 
-    def _start(self, call: Call) -> Handle:
+    def _start(self, call: CollectiveCall) -> Handle:
         if call.out is not call.x:
             call.out.reshape(-1)[:] = call.x.reshape(-1)
         return Done()
 
-    def _exchange(self, sends: Sequence[Message], recvs: Sequence[Message], noted: Sequence[Raw]) -> None:
+    def _exchange(self, sends: Sequence[PeerMessage], recvs: Sequence[PeerMessage], noted: Sequence[Raw]) -> None:
         pass  # there is nobody else, so a checked batch is empty
 
     def _split(self, group: tuple[int, ...]) -> Comm:

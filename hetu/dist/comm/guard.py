@@ -1,9 +1,8 @@
 """The process above each rank: it forks the rank before anything is imported, waits, and writes down how it ended.
 
-Only its parent learns by which signal a process died, and mpiexec, which would be the parent, does not say which rank
-it was. The first failure of a job that is written down counts: the ranks that mpiexec ends after it had no part in it.
-It is run by its path, because importing hetu takes longer than all it does. Ignored on purpose: Windows, which has no
-fork and so no guard.
+Only its parent learns which signal ended a process, and mpiexec, otherwise the parent, does not say which rank it was.
+The first failure that is written down counts: the ranks that mpiexec ends afterward had no part in it. It is run by
+its path, because importing hetu takes longer than all of its work. Windows has no fork and so no guard.
 """
 
 from __future__ import annotations

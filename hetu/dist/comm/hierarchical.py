@@ -1,9 +1,9 @@
 """All-to-all in two steps: first between the ranks of each host, then between hosts.
 
-Of G ranks a host, a rank first gives each neighbor everything that is meant for ranks of the neighbor's number on any
-host. Then ranks of one number exchange between hosts: G times fewer messages, G times as long, with the same bytes
-between hosts (after S. Rajbhandari et al., "DeepSpeed-MoE", 2022, section 5.2, and X. Nie et al., "HetuMoE", 2022,
-where one rank a host carries all). Ignored on purpose: hosts with different numbers of ranks, which exchange directly.
+With G ranks per host, a rank first gives each neighbor everything meant for ranks of the neighbor's number on any host.
+Then ranks of one number exchange between hosts: G times fewer messages, G times as long, with the same bytes between
+hosts (after S. Rajbhandari et al., "DeepSpeed-MoE", 2022, section 5.2, and X. Nie et al., "HetuMoE", 2022, where one
+rank per host carries all). Hosts with different numbers of ranks exchange directly.
 """
 
 from __future__ import annotations

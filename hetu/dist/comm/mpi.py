@@ -1,10 +1,9 @@
 """Ranks as processes over MPI. One of the two files that name mpi4py, which is imported on first use.
 
-All calls take buffers (never pickled objects). Every operation is started without blocking and then polled, which
-costs no more than a blocking call, lets the wait end at its deadline, and gives the core away while it lasts.
-The first time a kind of collective is met, the ranks compare what they call on a communicator of its own (`agree`):
-MPI would add arrays of different dtypes without a word. Ignored on purpose: fault tolerance (the death of a rank ends
-the job) and GPU buffers.
+All calls take buffers (never pickled objects). Every operation is started without blocking and then polled, which costs
+no more than a blocking call, lets the wait end at its deadline, and gives the core away while it lasts. The first time
+a kind of collective is met, the ranks compare what they call on a communicator of its own (`agree`): MPI would add
+arrays of different dtypes without a word. The death of a rank ends the job. Left out: GPU buffers.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ import numpy as np
 
 from ...core.backend import Device
 from ...core.errors import MissingDependencyError
-from .comm import Call, Comm, Handle, Message, SerialComm, disagreement, of_thread
+from .comm import CollectiveCall, Comm, Handle, PeerMessage, SerialComm, disagreement, of_thread
 from .guard import RUN_DIRECTORY, job_size, own_rank
 from .nccl import on_device
 from .recorder import Entry, Raw, Recorder, answer, ask, explain, readable, write
 from .shared import FROM_BYTES, SharedMemory
 
 DEADLINE = 300.0  # seconds
-LOOK = 0.5  # seconds between looks whether a rank that is waited for has ended
+LOOK = 0.5  # seconds between checks whether a rank that others wait for has ended
 LINE = 256  # bytes in which a rank says what it calls
 
 _yield_core = getattr(os, "sched_yield", lambda: time.sleep(0))
@@ -43,7 +42,7 @@ process = Recorder()  # of this rank; `boot` has it answer before MPI is up
 
 @functools.cache
 def start() -> Any:
-    """The module `mpi4py.MPI`, initialised. MissingDependencyError if it or its library is not installed."""
+    """The module `mpi4py.MPI`, initialized. MissingDependencyError if it or its library is not installed."""
     try:
         import mpi4py
 
@@ -61,7 +60,7 @@ def start() -> Any:
 
 
 def _print_and_abort(print_it: Callable[..., None], *error: Any) -> None:
-    """Under a bare mpiexec an uncaught exception would leave the other ranks waiting for ever."""
+    """Under a bare mpiexec an uncaught exception would leave the other ranks waiting forever."""
     print_it(*error)
     sys.stderr.flush()
     time.sleep(0.2)  # on an abort, mpiexec drops the output that it has not passed on yet
@@ -153,7 +152,7 @@ class MPIComm(Comm):
             start().Request.Testall([handle.request for handle in self._open])
 
     def bind_all_reduce(self, x: np.ndarray, out: np.ndarray, op: str = "sum") -> Callable[[], None]:
-        call = Call("all_reduce", x, out, op=op)
+        call = CollectiveCall("all_reduce", x, out, op=op)
         call.check(self.world_size)
         if _is_large(call):
             return functools.partial(self.all_reduce, x, out, op)
@@ -162,7 +161,7 @@ class MPIComm(Comm):
         return _Bound(self, call).run
 
     def all_reduce(self, x: np.ndarray, out: np.ndarray, op: str = "sum") -> None:
-        call = Call("all_reduce", x, out, op=op)
+        call = CollectiveCall("all_reduce", x, out, op=op)
         call.check(self.world_size)
         entry = self._noted(call).noted
         if not _is_large(call):
@@ -175,7 +174,7 @@ class MPIComm(Comm):
             return self._start(call).wait()
         self._memory.all_reduce(x, out, op, lambda: self.finish(self._control.Ibarrier(), entry, ()))
 
-    def _start(self, call: Call) -> Handle:
+    def _start(self, call: CollectiveCall) -> Handle:
         x, out = call.x, call.out
         if call.op and out.dtype == np.float16:  # MPI has no 16-bit floating-point sum
             x, out = x.astype(np.float32), np.empty(out.shape, np.float32)
@@ -186,14 +185,14 @@ class MPIComm(Comm):
         self._open.append(handle)
         return handle
 
-    def agree(self, call: Call) -> _Agreement | None:
+    def agree(self, call: CollectiveCall) -> _Agreement | None:
         """Begin to compare a call of a new kind with those of the other ranks."""
         if call.signature in self._agreed:
             return None
         self._agreed.add(call.signature)
         return _Agreement(self, call.noted, of_one_size=not call.counts)
 
-    def _request(self, call: Call, x: np.ndarray, out: np.ndarray) -> Any:
+    def _request(self, call: CollectiveCall, x: np.ndarray, out: np.ndarray) -> Any:
         MPI, comm = start(), self._comm
         if call.op:
             start_it = comm.Iallreduce if call.kind == "all_reduce" else comm.Ireduce_scatter_block
@@ -209,7 +208,7 @@ class MPIComm(Comm):
         sent, received = ([n * x.itemsize for n in counts] for counts in call.counts)
         return comm.Ialltoallv([x, sent, MPI.BYTE], [out, received, MPI.BYTE])
 
-    def _exchange(self, sends: Sequence[Message], recvs: Sequence[Message], noted: Sequence[Raw]) -> None:
+    def _exchange(self, sends: Sequence[PeerMessage], recvs: Sequence[PeerMessage], noted: Sequence[Raw]) -> None:
         MPI, comm = start(), self._comm
         requests = [comm.Isend([x, MPI.BYTE], to) for to, x in sends]
         requests += [comm.Irecv([out, MPI.BYTE], source) for source, out in recvs]
@@ -272,7 +271,7 @@ class MPIComm(Comm):
         self.recorder.waiting = None
 
     def _in_vain(self, entry: Raw | None) -> bool:
-        """Whether a rank that is waited for has ended its script without its part in this."""
+        """Whether a rank that others wait for has ended its script without taking part in this."""
         directory = os.environ.get(RUN_DIRECTORY, "")
         ended = [r for r in self.ranks if os.path.exists(os.path.join(directory, f"ended.{r}"))]
         if entry is None or not ended or self.recorder.ended:
@@ -287,7 +286,7 @@ class MPIComm(Comm):
         return explain(ask(directory, range(start().COMM_WORLD.size)), self.ranks[self.rank])
 
 
-def _is_large(call: Call) -> bool:
+def _is_large(call: CollectiveCall) -> bool:
     return call.x.nbytes >= FROM_BYTES and call.x.dtype != np.float16
 
 
@@ -333,7 +332,7 @@ class _Request(Handle):
         self,
         comm: MPIComm,
         request: Any,
-        call: Call,
+        call: CollectiveCall,
         buffers: tuple[np.ndarray, np.ndarray],
         agreement: _Agreement | None,
     ) -> None:
@@ -364,7 +363,7 @@ class _Request(Handle):
 class _Bound:
     """An all_reduce on fixed arrays as a persistent request: MPI has nothing left to look up."""
 
-    def __init__(self, comm: MPIComm, call: Call) -> None:
+    def __init__(self, comm: MPIComm, call: CollectiveCall) -> None:
         MPI, x, out = start(), call.x, call.out
         self.comm, self.call, self.site = comm, call, comm.recorder.site
         self.agreement: _Agreement | None = None

@@ -4,8 +4,8 @@ A communicator of arrays in the memory of the host (MPI) stays underneath: it ca
 checkpoints, barriers), spreads NCCL's identifier and tells who keeps whom waiting. All groups of a rank share one
 stream, so that NCCL calls keep the one order that all ranks have. Nothing makes the host wait: `wait` orders the
 current stream behind the operation. A watchdog asks after what is under way, and when a deadline passes, aborts NCCL,
-so that streams end instead of hanging; the next call here, or the end of the step, then raises the report.
-Ignored on purpose: several GPUs in one process, registered buffers, and graph capture of communication.
+so that streams end instead of hanging; the next call here, or the end of the step, then raises the report. Left out:
+several GPUs in one process, registered buffers, and graph capture of communication.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import numpy as np
 
 from ...core.backend import Device
 from ...core.errors import DTypeError
-from .comm import Call, Comm, CommError, Handle, Message, is_device
+from .comm import CollectiveCall, Comm, CommError, Handle, PeerMessage, is_device
 from .recorder import Raw
 
 REDUCED = {"int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "bfloat16", "float32", "float64"}
@@ -169,7 +169,7 @@ class NCCLComm(Comm):
         self.watchdog.check()
         self.host.progress()
 
-    def _start(self, call: Call) -> Handle:
+    def _start(self, call: CollectiveCall) -> Handle:
         if not is_device(call.x):
             return self.host._start(call)
         if call.op and call.x.dtype.name not in REDUCED | {"bool"}:
@@ -185,7 +185,7 @@ class NCCLComm(Comm):
             self._enqueue(call, x, call.out)
         return _Transfer(self, call.noted, call.what, (x, call.out))
 
-    def _enqueue(self, call: Call, x: Any, out: Any) -> None:
+    def _enqueue(self, call: CollectiveCall, x: Any, out: Any) -> None:
         number, op, stream = self._type(x), getattr(self.nccl, f"NCCL_{call.op.upper()}", None), self.stream.ptr
         source, target = x.data.ptr, out.data.ptr
         if call.kind == "all_reduce":
@@ -205,7 +205,7 @@ class NCCLComm(Comm):
         name = "uint8" if x.dtype == bool else x.dtype.name
         return getattr(self.nccl, f"NCCL_{name.upper()}", self.nccl.NCCL_UINT8)
 
-    def _exchange(self, sends: Sequence[Message], recvs: Sequence[Message], noted: Sequence[Raw]) -> None:
+    def _exchange(self, sends: Sequence[PeerMessage], recvs: Sequence[PeerMessage], noted: Sequence[Raw]) -> None:
         if not all(is_device(array) for _, array in (*sends, *recvs)):
             return self.host._exchange(sends, recvs, noted)
         self.watchdog.check()
@@ -215,7 +215,7 @@ class NCCLComm(Comm):
             _Transfer(self, noted[0], "an exchange of messages", (sends, recvs)).wait()
         return None
 
-    def _messages(self, sends: Sequence[Message], recvs: Sequence[Message]) -> None:
+    def _messages(self, sends: Sequence[PeerMessage], recvs: Sequence[PeerMessage]) -> None:
         """All in one group: NCCL then works on them together, and no order among them can deadlock."""
         calls = [(self._nccl.send, peer, x) for peer, x in sends] + [(self._nccl.recv, peer, x) for peer, x in recvs]
         self.nccl.groupStart()
@@ -230,7 +230,7 @@ class NCCLComm(Comm):
         return comm
 
 
-def _cut(x: Any, counts: Sequence[int]) -> list[Message]:
+def _cut(x: Any, counts: Sequence[int]) -> list[PeerMessage]:
     flat, ends = x.reshape(-1), np.cumsum(counts).tolist()
     return [(peer, flat[end - count : end]) for peer, (end, count) in enumerate(zip(ends, counts))]
 
@@ -245,15 +245,15 @@ class ThroughHost(Comm):
     def progress(self) -> None:
         self.host.progress()
 
-    def _start(self, call: Call) -> Handle:
+    def _start(self, call: CollectiveCall) -> Handle:
         if not is_device(call.x):
             return self.host._start(call)
         x = call.x.get()
         out = x if call.out is call.x else np.empty(call.out.shape, call.out.dtype)
-        staged = Call(call.kind, x, out, call.op, call.root, call.counts, call.noted)
+        staged = CollectiveCall(call.kind, x, out, call.op, call.root, call.counts, call.noted)
         return _Staged(self.host._start(staged), out, call.out)
 
-    def _exchange(self, sends: Sequence[Message], recvs: Sequence[Message], noted: Sequence[Raw]) -> None:
+    def _exchange(self, sends: Sequence[PeerMessage], recvs: Sequence[PeerMessage], noted: Sequence[Raw]) -> None:
         on_host = [(to, x.get() if is_device(x) else x) for to, x in sends]
         arrived = [(source, np.empty(x.shape, x.dtype) if is_device(x) else x) for source, x in recvs]
         self.host._exchange(on_host, arrived, noted)

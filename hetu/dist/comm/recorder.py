@@ -1,10 +1,9 @@
 """A flight recorder: the last collectives of each rank, and an explanation when ranks wait for each other.
 
-Every rank notes in a ring what it communicates and at which line of the user. When a wait takes too long, somebody
-asks: ranks that are threads look at each other's rings, processes answer through files of the job's run directory,
-from a thread of their own, because the rank itself may be stuck. `explain` is a pure function of the answers.
-Ignored on purpose: ranks that cannot run that thread (stopped, or in C code that keeps the interpreter's lock); they
-are reported as not answering.
+Every rank notes in a ring what it communicates and at which line of the user. When a wait takes too long, the ranks
+ask: those that are threads look at each other's rings, processes answer through files of the job's run directory, from
+a thread of their own, because the rank itself may be stuck. `explain` is a pure function of the answers. A rank that
+cannot run that thread (stopped, or in C code that keeps the interpreter's lock) is reported as not answering.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ from ...core.types import TensorType
 PLAIN = ("barrier", "split", "end of the script")  # what has no array
 KEPT = 64  # collectives
 POLL = 0.1  # seconds between two looks for a question
-Group = tuple[int, ...]
+Ranks = tuple[int, ...]
 Raw = tuple[Any, ...]  # an Entry before it is made readable
 
 
 class Entry(NamedTuple):
     """The `index`-th collective of `group` on one rank, or message to `group[1]` of `group[0]`, and its line."""
 
-    group: Group
+    group: Ranks
     series: str
     index: int
     what: str
@@ -54,7 +53,7 @@ class Entry(NamedTuple):
         return f"{self.short} at {self.line}"
 
 
-class State(NamedTuple):
+class RankState(NamedTuple):
     """What one rank answers: its last collectives, the one it waits for, and where its code is."""
 
     entries: tuple[Entry, ...] = ()
@@ -62,7 +61,7 @@ class State(NamedTuple):
     where: str = ""
 
     @classmethod
-    def from_json(cls, text: str) -> State:
+    def from_json(cls, text: str) -> RankState:
         entries, waiting, where = json.loads(text)
         made = [Entry(tuple(group), *rest) for group, *rest in (*entries, *([waiting] if waiting else []))]
         return cls(tuple(made[: len(entries)]), made[-1] if waiting else None, where)
@@ -75,7 +74,7 @@ class Recorder:
         self.thread = threading.get_ident()
         self.ring: list[Raw | None] = [None] * KEPT
         self.count = 0
-        self.indices: dict[tuple[Group, str], int] = defaultdict(int)
+        self.indices: dict[tuple[Ranks, str], int] = defaultdict(int)
         self.waiting: Raw | None = None
         self.ended = ""
         self.site: Site | None = None
@@ -84,7 +83,7 @@ class Recorder:
         """The collectives that follow belong to this line; None: to the line that calls them."""
         self.site = site
 
-    def note(self, group: Group, what: str, x: np.ndarray, site: Site | str | None = None, series: str = "") -> Raw:
+    def note(self, group: Ranks, what: str, x: np.ndarray, site: Site | str | None = None, series: str = "") -> Raw:
         """Write one collective or message down. It is made readable only when somebody asks."""
         index = self.indices[group, series] = self.indices[group, series] + 1
         entry = group, series, index, what, x.shape, x.dtype, site or self.site or user_site()
@@ -92,12 +91,12 @@ class Recorder:
         self.count += 1
         return entry
 
-    def state(self) -> State:
+    def state(self) -> RankState:
         """An answer; called by other threads while this rank runs."""
         first = max(0, self.count - KEPT)
         entries = [self.ring[i % KEPT] for i in range(first, self.count)]
         waiting = self.waiting
-        return State(
+        return RankState(
             tuple(readable(e) for e in entries if e is not None),
             None if waiting is None else readable(waiting),
             self.ended or place(sys._current_frames().get(self.thread)),
@@ -150,7 +149,7 @@ def _until_the_directory_goes(run: Callable[[], None]) -> None:
         run()
 
 
-def ask(directory: str | Path, ranks: Sequence[int], seconds: float = 10 * POLL) -> dict[int, State]:
+def ask(directory: str | Path, ranks: Sequence[int], seconds: float = 10 * POLL) -> dict[int, RankState]:
     """The states of `ranks`; those that do not answer within `seconds` are left out."""
     folder, name = Path(directory), f"{os.getpid()}-{time.monotonic_ns()}"
     write(folder / f"ask.{name}", "")
@@ -160,18 +159,18 @@ def ask(directory: str | Path, ranks: Sequence[int], seconds: float = 10 * POLL)
         for rank in set(ranks) - set(found):
             path = folder / f"state.{name}.{rank}"
             if path.exists():
-                found[rank] = State.from_json(path.read_text())
+                found[rank] = RankState.from_json(path.read_text())
     return found
 
 
 # -- the explanation -------------------------------------------------------------------------------------------
 
 
-def explain(states: Mapping[int, State], rank: int) -> str:
+def explain(states: Mapping[int, RankState], rank: int) -> str:
     """Who keeps `rank` waiting: the ranks that are missing and where they are, or the first calls that differ.
 
     >>> line = Entry((0, 1), "", 1, "all_reduce sum", "f32[4]", "train.py:7")
-    >>> print(explain({0: State((line,), line), 1: State(where="train.py:5: while True:")}, rank=0))
+    >>> print(explain({0: RankState((line,), line), 1: RankState(where="train.py:5: while True:")}, rank=0))
     missing: rank 1 is at train.py:5: while True:
     waiting: rank 0 in all_reduce sum f32[4] at train.py:7
     """
@@ -190,7 +189,7 @@ def explain(states: Mapping[int, State], rank: int) -> str:
     return "\n".join([*lines, *(f"waiting: {_ranks(who)} in {what}" for what, who in waiting.items())])
 
 
-def _doing(rank: int, state: State) -> str:
+def _doing(rank: int, state: RankState) -> str:
     if state.waiting is not None and state.waiting.series != "end":
         others = [r for r in state.waiting.group if r != rank]
         return f"rank {rank} waits for {_ranks(others)} in {state.waiting}"

@@ -1,9 +1,9 @@
 """All-reduce of large arrays between processes of one host, through memory that they share.
 
 Per chunk: every rank copies its part in, all meet, each rank reduces one slice of all parts in the order of the ranks,
-all meet, and each copies the result out. The sum is the same on all ranks, bit for bit, and in every run. Two halves
-of the memory take turns, so that a rank may fill one while others still read the other; a third meeting is not needed.
-Ignored on purpose: several hosts, and more ranks than cores, where waiting costs more than the copies save.
+all meet, and each copies the result out. The sum is the same on all ranks, bit for bit, and in every run. Two halves of
+the memory take turns, so that a rank may fill one while others still read the other; a third meeting is not needed. It
+serves one host, and no more ranks than cores: with more, waiting costs more than the copies save.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Ranks as threads of one process: for tests, notebooks and reading. NumPy releases the lock, so they do overlap.
 
-`run_ranks(n, fn)` calls `fn(comm)` on n threads. Reductions are added in the order of the ranks, so results are
-the same in every run. All state is in one `_World` under one lock. With `rendezvous=True` a send waits for its
-receive, as large MPI messages do: a program that passes this way does not lean on buffers.
-Ignored on purpose: speed beyond a few ranks; many processes (`mpi`).
+`run_ranks(n, fn)` calls `fn(comm)` on n threads. Reductions are added in the order of the ranks, so results are the
+same in every run. All state is in one `_World` under one lock. With `rendezvous=True` a send waits for its receive, as
+large MPI messages do: a program that passes this way does not lean on buffers. It is fast for a few ranks only; for
+processes see `mpi.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,18 @@ import numpy as np
 
 from ...core.errors import ArgumentError
 from ...core.graph import count_names_apart
-from .comm import REDUCE, Call, Comm, CommError, DeadlineError, Handle, Message, disagreement, of_thread, show_array
+from .comm import (
+    REDUCE,
+    CollectiveCall,
+    Comm,
+    CommError,
+    DeadlineError,
+    Handle,
+    PeerMessage,
+    disagreement,
+    of_thread,
+    show_array,
+)
 from .recorder import Raw, Recorder, explain, readable
 
 R = TypeVar("R")
@@ -86,7 +97,7 @@ class _Meeting:
     """One collective: the calls of the ranks that have come, then one result per rank until all have fetched it."""
 
     def __init__(self) -> None:
-        self.calls: dict[int, Call] = {}
+        self.calls: dict[int, CollectiveCall] = {}
         self.results: list[np.ndarray] = []
         self.fetched = 0
 
@@ -111,7 +122,7 @@ class ThreadComm(Comm):
         super().__init__(rank, ranks, deadline, world.recorders[rank])
         self._world, self._started = world, 0
 
-    def _start(self, call: Call) -> Handle:
+    def _start(self, call: CollectiveCall) -> Handle:
         world, key = self._world, (self.ranks, self._started)
         self._started += 1  # the n-th collective of a group meets the n-th of every other member
         with world.changed:
@@ -124,7 +135,7 @@ class ThreadComm(Comm):
                 world.changed.notify_all()
         return _Pending(self, key, meeting, call)
 
-    def _exchange(self, sends: Sequence[Message], recvs: Sequence[Message], noted: Sequence[Raw]) -> None:
+    def _exchange(self, sends: Sequence[PeerMessage], recvs: Sequence[PeerMessage], noted: Sequence[Raw]) -> None:
         world, me = self._world, self.ranks[self.rank]
         with world.changed:
             parcels = [(to, _Parcel(x if world.rendezvous else x.copy())) for to, x in sends]
@@ -166,7 +177,7 @@ class ThreadComm(Comm):
 class _Pending(Handle):
     """A collective that some ranks may not have reached yet."""
 
-    def __init__(self, comm: ThreadComm, key: tuple[Any, ...], meeting: _Meeting, call: Call) -> None:
+    def __init__(self, comm: ThreadComm, key: tuple[Any, ...], meeting: _Meeting, call: CollectiveCall) -> None:
         self.comm, self.key, self.meeting, self.call, self.finished = comm, key, meeting, call, False
 
     def test(self) -> bool:
@@ -197,7 +208,7 @@ class _Pending(Handle):
         return f"{self.call}: rank {self.comm.ranks[self.comm.rank]} waits for ranks {absent}, who have not come"
 
 
-def _combine(calls: Sequence[Call]) -> list[np.ndarray]:
+def _combine(calls: Sequence[CollectiveCall]) -> list[np.ndarray]:
     """The result of every rank, from the calls of all in the order of the ranks; no result aliases an input."""
     first, n = calls[0], len(calls)
     inputs = [call.x.reshape(-1) for call in calls]

@@ -1,9 +1,9 @@
 """Put small gradient reductions together, and let them run while backward goes on.
 
-Each all-reduce costs a latency, so gradients are copied into flat buckets and reduced a bucket at a time; a reduction
-starts as soon as its last gradient exists and is waited for where an update first reads it (S. Li et al., "PyTorch
+Each all-reduce costs a latency, so gradients are copied into flat buckets, and each bucket is reduced at once. A
+reduction starts when its last gradient exists and is waited for where an update first reads it (S. Li et al., "PyTorch
 Distributed: Experiences on Accelerating Data Parallel Training", 2020; A. Sergeev and M. Del Balso, "Horovod", 2018).
-The wait takes the buffer as an input, so that the memory plan keeps it. Ignored on purpose: reductions in forward.
+The wait takes the buffer as an input, so that the memory plan keeps it. Reductions in the forward pass are left alone.
 """
 
 from __future__ import annotations

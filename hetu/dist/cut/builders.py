@@ -1,7 +1,7 @@
 """Builders: functions of a graph and a number of ranks that write the `Strategy` of a well-known scheme.
 
 Data parallelism, ZeRO (S. Rajbhandari et al., 2020), Megatron's tensor parallelism (M. Shoeybi et al., 2019) and their
-products are layouts of variables and feeds on one mesh. Ignored on purpose: which strategy is best.
+products are layouts of variables and feeds on one mesh. The planner (`hetu.plan`) chooses among them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Data parallelism over groups of unequal size or speed, with tensor parallelism inside each group.
 
 A fast pair of devices may take two thirds of a batch beside a single one that takes a third. Gradients are summed over
-the groups whatever their inner splits (HSPMD in Hetu v2, Ge et al., SIGMOD 2025). Ignored on purpose: finding shares.
+the groups, for any inner splits (HSPMD in Hetu v2, Ge et al., SIGMOD 2025). The shares are given, not found.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Hints hold before the operators that lead to them: a split that `shard` asks for is made as early as it can be.
 
 A row-parallel layer, its bias and the residual sum end in one hint; made early, the pending sums of the product become
-a reduce-scatter and all that follows works on parts. Ignored on purpose: what follows from a hint, see `deduce.py`.
+a reduce-scatter and all that follows works on parts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def hint_gradients(outputs: Sequence[Node], store: Callable[[Node], Layout]) -> 
 
 
 def push_hints(outputs: Sequence[Node]) -> tuple[Node, ...]:
-    """The graph with a copy of each hint on whatever it follows from through operators that keep every axis.
+    """The graph with a copy of each hint on every node that it follows from through operators that keep every axis.
 
     Only through values that all their readers keep so: others may want them otherwise.
     """

@@ -1,8 +1,8 @@
 """Micro-batches as one more axis of the device grid, the outermost, in all layouts of a pipelined step.
 
-To the rules of operators it is an axis like any other: what is split along it is computed once a micro-batch, a pending
-sum is accumulated, and what holds duplicates is computed once a step. So means stay those of the whole batch, and what
-would need all samples at once is found out. Ignored on purpose: running anything, see `pipelined.py`.
+To the rules of operators it is an axis like any other: nodes split along it are computed once per micro-batch, pending
+sums are accumulated, and duplicates are computed once per step. So means stay those of the whole batch, and an operator
+that needs all samples at once is detected.
 """
 
 from __future__ import annotations

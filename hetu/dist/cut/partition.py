@@ -2,7 +2,7 @@
 
 Every rank walks the same graph with the same layouts, in the same order, so all agree on what is communicated when
 without talking. Computation never knows: each operator gets its local inputs in the layouts its rule asked for.
-Ignored on purpose: choosing layouts (`deduce.py`) and moving data (`redistribute.py`).
+`deduce.py` chooses the layouts, `redistribute.py` moves the data.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from ...core.graph import OPS, Node, origin_of, rewrite, topological
 from ...core.memory import types_of
 from ...core.op import Role
 from ...core.placement import Local
+from ...core.types import Box
 from ...passes import simplify
-from ..layout.boxes import Box, within
+from ..layout.boxes import within
 from ..layout.deduce import Deduction, deduce, updating
 from ..layout.layout import Layout, Piece
 from ..layout.redistribute import plan

@@ -1,8 +1,8 @@
 """The builder of pipelines: stages on ranks of their own, and batches fed in micro-batches.
 
 The ranks form a grid of stages x data x tensor. Every variable is kept on the ranks of its stage and every node is
-computed there, by marks that the user wrote (`stage`) or by a balanced cut between layers.
-Ignored on purpose: how a step runs (`microbatch.py`), several stages on one rank, and stages of unequal size.
+computed there, by marks that the user wrote (`stage`) or by a balanced cut between layers. Left out: several stages on
+one rank, and stages of unequal size.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 All ranks walk the one order of the schedule and each keeps its own nodes, marked with their place in it; memory plan
 and program know no more of pipelines than that mark. In PipeDream every micro-batch is a batch of its own: new weights
-are new values in the graph, and a stashed version is simply a value that is still needed.
-Ignored on purpose: which node is in which stage (`stages.py`), and in which order passes run (`schedule.py`).
+are new values in the graph, and a stashed version is simply a value that is still needed. `stages.py` assigns nodes to
+stages, `schedule.py` orders the passes.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from ...core.graph import OPS, Node, origin_of, topological
 from ...core.leaf import random_state
 from ...core.op import Role
 from ...core.placement import Local
+from ...core.types import Box
 from ...passes import simplify
-from ..layout.boxes import Box, within
+from ..layout.boxes import within
 from ..layout.deduce import Grid
 from ..layout.layout import DUP, MAX, MIN, PENDING, SUM, Layout, Piece
 from .bucket import bucket_reductions
@@ -74,7 +75,7 @@ def _microbatches(outputs: Sequence[Node], strategy: Staged, exact: bool) -> int
 
 
 class _Pipelined(Walk):
-    """Walks the schedule: forward and backward passes once a micro-batch, everything else once.
+    """Walks the schedule: forward and backward passes once per micro-batch, everything else once.
 
     `slot` is the micro-batch at hand, None for what is done once; `event` the place in the order of the schedule.
     """

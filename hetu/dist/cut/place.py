@@ -1,8 +1,8 @@
 """Sub-graph placement: parts of a model on ranks of their own, which all else follows.
 
 Nodes that are made inside `with place(ranks)` are computed on these ranks, and variables made there live there; what
-crosses a border is sent. Within a place the strategy holds as it does on all ranks: two ranks of data parallelism
-share the batch. Ignored on purpose: places that work at the same time on different micro-batches, see `pipeline.py`.
+crosses a border is sent. Within a place the strategy holds as it does on all ranks: two ranks of data parallelism share
+the batch. For places that work on different micro-batches at the same time see `pipeline.py`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from ...core.errors import ArgumentError
 from ...core.graph import Node, tagged, topological
 from ...core.op import Role
 from ...core.types import Dim
+from ..comm.recorder import Ranks
 from ..layout.layout import Layout
-
-Ranks = tuple[int, ...]
 
 
 def place(ranks: int | Sequence[int]) -> AbstractContextManager[None]:

@@ -2,9 +2,9 @@
 
 A schedule starts as one list of forward and backward passes per stage. They are simulated once, with a backward pass
 twice as long as a forward one, which gives one order of all passes and transfers. Each rank does its part of it, so the
-ranks cannot deadlock even where a send waits for its receive. GPipe: Y. Huang et al., 2019. 1F1B and PipeDream:
-D. Narayanan et al., "PipeDream", SOSP 2019, and "Memory-Efficient Pipeline-Parallel DNN Training", ICML 2021.
-Ignored on purpose: what a pass computes, and several stages on one rank (interleaving).
+ranks cannot deadlock even where a send waits for its receive. GPipe: Y. Huang et al., 2019. 1F1B and PipeDream: D.
+Narayanan et al., "PipeDream", SOSP 2019, and "Memory-Efficient Pipeline-Parallel DNN Training", ICML 2021. Left out:
+several stages on one rank (interleaving).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NamedTuple
 from ...core.errors import ArgumentError, did_you_mean
 
 FORWARD, BACKWARD = "F", "B"
-Pass = tuple[str, int]  # (FORWARD or BACKWARD, micro-batch)
+StagePass = tuple[str, int]  # (FORWARD or BACKWARD, micro-batch)
 
 
 class Slot(NamedTuple):
@@ -38,12 +38,12 @@ class Action(NamedTuple):
     slot: Slot
 
 
-def gpipe(stages: int, microbatches: int, stage: int) -> list[Pass]:
+def gpipe(stages: int, microbatches: int, stage: int) -> list[StagePass]:
     """All forward passes, then all backward passes."""
     return [(phase, m) for phase in (FORWARD, BACKWARD) for m in range(microbatches)]
 
 
-def one_forward_one_backward(stages: int, microbatches: int, stage: int) -> list[Pass]:
+def one_forward_one_backward(stages: int, microbatches: int, stage: int) -> list[StagePass]:
     """As few forward passes as fill the pipeline behind this stage, then one backward for each forward pass."""
     ahead = min(microbatches, stages - stage - 1)
     first = [(FORWARD, m) for m in range(ahead)]
@@ -66,7 +66,7 @@ class Schedule:
     """
 
     kind: str
-    lists: tuple[tuple[Pass, ...], ...]
+    lists: tuple[tuple[StagePass, ...], ...]
     forward: float = 1
     backward: float = 2
 
@@ -97,7 +97,7 @@ class Schedule:
 
     @cached_property
     def slots(self) -> tuple[Slot, ...]:
-        """All passes by their start: each runs when its stage is free and what it needs from its neighbour is there."""
+        """All passes by their start: each runs when its stage is free and what it needs from its neighbor is there."""
         last = self.stages - 1
         end: dict[tuple[str, int, int], float] = {}
         free, at, found = [0.0] * self.stages, [0] * self.stages, []

@@ -1,6 +1,6 @@
 """A strategy with stages, as plain data: each on ranks of its own, and a batch fed to them in micro-batches.
 
-Ignored on purpose: writing one (`pipeline.py`), and how a step runs (`pipelined.py`).
+`pipeline.py` writes one; `pipelined.py` runs a step.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Nodes belong to a phase. S depends on no fed batch and runs once a step; F is the forward pass of a micro-batch, B its
 backward pass; U follows from gradients and runs once they are complete. Forward passes flow to later stages only,
-backward passes to earlier ones. Ignored on purpose: when a stage runs, see `schedule.py`.
+backward passes to earlier ones.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def _place_backward(nodes: Sequence[Node], phase: Mapping[Node, str], label: Lab
 
 
 def _place_once(nodes: Sequence[Node], phase: Mapping[Node, str], placed: dict[Node, int]) -> None:
-    """Place variables, and what is computed once a step: with the readers, updates with their largest operand."""
+    """Place variables and the nodes computed once per step: with the readers; updates with their largest operand."""
     readers = readers_of(nodes)
 
     def is_free(node: Node) -> bool:

@@ -2,7 +2,7 @@
 
 A `Strategy` is a device grid, a layout for each feed, and for each variable two layouts, `compute`, in which the model
 reads it, and `store`, in which it is kept and updated, or that servers keep it. Everything else is deduced.
-Ignored on purpose: writing one for a given model (`builders.py`), and which is best.
+`builders.py` writes one for a given model.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from ...core.errors import ArgumentError, AxisError, GraphError, UnknownNameErro
 from ...core.graph import OPS, Node, origin_of, topological
 from ...core.op import Role
 from ...core.types import Atom
+from ...look.html_table import rows_html
 from ...look.svg import Svg
-from ...look.table import rows_html
 from ..comm.hierarchical import Hosts
 from ..layout.deduce import Grid
 from ..layout.initial import LocalInitializer
 from ..layout.layout import Layout, Piece, show_ranks
 from .kept import Kept, Served, read_kept
 from .place import assign, marked_places
-from .table import shards, table
+from .strategy_table import shards, table
 
 
 class Builder:
@@ -116,7 +116,7 @@ class Strategy(Builder):
         return self._local[node, rank]
 
     def build(self, outputs: Sequence[Node], world_size: int) -> Strategy:
-        """Itself, whatever the graph."""
+        """Itself, for any graph."""
         return self
 
     def check(self, outputs: Sequence[Node], world_size: int) -> None:

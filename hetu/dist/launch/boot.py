@@ -1,9 +1,8 @@
-"""What each rank runs under `heturun`: the user's script, watched, so that no failure leaves the others waiting.
+"""What each rank runs under `heturun`: the user's script, watched, so that no failure leaves other ranks waiting.
 
-A failure is first written to the run directory (so that the launcher learns of it even before MPI is up) and then
-ends the whole job through MPI; what ends a process without a word is for `guard.py`. Lines of output begin with the
-rank; only rank 0 shows progress bars. Ignored on purpose: what the script does, and the output of C code, which has no
-prefix.
+A failure is first written to the run directory, so that the launcher learns of it even before MPI is up. Then it ends
+the whole job through MPI; `guard.py` handles a process that dies without a word. Lines of output begin with the rank;
+only rank 0 shows progress bars. Output of C code has no prefix.
 """
 
 from __future__ import annotations

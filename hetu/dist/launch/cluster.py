@@ -9,7 +9,7 @@
         workers: 4
 
 It is YAML (or JSON, which is YAML too), read without making any Python object but strings, numbers and truth values.
-Rank 0 and the launcher are on the chief. Ignored on purpose: different scripts or devices per host.
+Rank 0 and the launcher are on the chief. All hosts run the same script on the same kind of device.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 The launcher finds the `mpiexec` that came with the installed MPI wheel, starts a guard for each rank under it
 (`guard.py`, which starts `boot.py`, which runs the script), and watches a run directory. A rank leaves `done.RANK`
 there when its script ended well; the first that did not leaves `failed`, with what to print. MPI alone would hang on a
-Python exception, and call `os._exit(0)` a success. Under a foreign mpiexec or srun, `heturun` is itself a rank.
-Ignored on purpose: servers on other hosts, restarting ranks.
+Python exception, and call `os._exit(0)` a success. Under a foreign mpiexec or srun, `heturun` is itself a rank. Left
+out: servers on other hosts, restarting ranks.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def run(job: Job) -> int:
 
 @contextlib.contextmanager
 def run_directory(job: Job) -> Iterator[tuple[str, Callable[[int], None]]]:
-    """A directory that goes whatever ends this process, and how to name the process group that then ends too.
+    """A directory that goes however this process ends, and how to name the process group that then ends too.
 
     An orderly end of the block means that the ranks have ended.
     """
@@ -230,7 +230,7 @@ def _watch(
 
 
 class Start:
-    """The gathering of the ranks: none may let the others wait for ever before MPI is up.
+    """The gathering of the ranks: none may let the others wait forever before MPI is up.
 
     A rank has started when its process runs, and arrived when it joins MPI. Scripts may join late or never, but all
     together: the time for the second counts from the first rank that joins.

@@ -1,11 +1,10 @@
 """The parameter servers of a job, as processes beside its ranks.
 
-`dist` does not know what a server does: it starts the command, writes one line of JSON to its standard input, waits
-for `ready ADDRESS`, and tells the ranks in their environment. A server lives as long as its standard input is open, so
-it never outlives the launcher. Ranks on other hosts reach them through CURVE, with keys that the first server makes in
-the job's directory. One that keeps snapshots is started again where it was if it is killed, and goes on from the last
-of them; servers that start together go on from the last clock of which all have a snapshot. Ignored on purpose: servers
-on other hosts.
+`dist` does not know what a server does: it starts the command, writes one line of JSON to its standard input, waits for
+`ready ADDRESS`, and tells the ranks in their environment. A server lives as long as its standard input is open, so it
+never outlives the launcher. Ranks on other hosts reach them through CURVE, with keys that the first server makes in the
+job's directory. One that keeps snapshots is started again where it was if it is killed, and goes on from the last of
+them; servers that start together go on from the last clock of which all have a snapshot. Servers run on this host only.
 """
 
 from __future__ import annotations

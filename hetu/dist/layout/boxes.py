@@ -1,6 +1,6 @@
 """Boxes: index ranges of a tensor, one (low, high) per dimension, and how they cut one another.
 
-Ignored on purpose: strides. A box is dense.
+A box is dense: it has no strides.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """Group collectives for a change of layout: finding the one that fits, and running it over packed buffers.
 
-Roles only propose the groups (the ranks that differ along axes whose role changes); whether a collective is right
-is read from the boxes of a group, which must join to one block. For a change of one axis that comes to rule T1:
-*no later axis may split the old or the new dimension*; otherwise the slices of a group do not join. Pieces that are
-not quite of one size are padded to the largest.
-Ignored on purpose: which collective is fastest on a given network, and reductions to one rank: of the split
-collectives of Hetu v2 only the all_reduce saves bytes over messages, so the others go the generic way.
+Roles only propose the groups (the ranks that differ along axes whose role changes); whether a collective is right is
+read from the boxes of a group, which must join to one block. For a change of one axis that comes to rule T1: *no later
+axis may split the old or the new dimension*; otherwise the slices of a group do not join. Pieces that are not quite of
+one size are padded to the largest. Of the split collectives of Hetu v2 only the all_reduce saves bytes over messages,
+so the others go the generic way.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ...core.types import Box
 from ..comm.comm import Comm
 from ..comm.hierarchical import Hosts, all_to_all, within_hosts
-from .boxes import Box, cells, contains, hull, intersect, sizes, volume, within
+from ..comm.recorder import Ranks
+from .boxes import cells, contains, hull, intersect, sizes, volume, within
 from .layout import ACROSS, DUP, PENDING, Layout, Piece
-
-Group = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,7 @@ class Collective:
     """
 
     kind: str
-    group: Group
+    group: Ranks
     box: Box
     old: tuple[Piece, ...]
     new: tuple[Piece, ...]
@@ -137,7 +136,7 @@ def find(src: Layout, dst: Layout, shape: tuple[int, ...]) -> tuple[Collective, 
     return _split_all_reduce(src, dst, before)
 
 
-def _groups(src: Layout, dst: Layout) -> list[Group]:
+def _groups(src: Layout, dst: Layout) -> list[Ranks]:
     """The ranks that differ only along axes whose role changes; none unless both layouts have one grid."""
     before, after = src.axes(), dst.axes()
     if [part.ranks for part in src.parts] != [part.ranks for part in dst.parts]:

@@ -1,10 +1,10 @@
 """Deduce a layout for every node of a graph, from those of variables and feeds and from the operators' rules.
 
 One forward walk. For every axis of the device grid an operator has a few candidates: replicate, split one factor that
-some input already splits, or let a pending sum flow through. A split is never invented. Among the candidates the
-least is taken of: pinned inputs that would move, a split dropped though another candidate keeps one, bytes moved; ties
-combine early. This "keep" policy gives Megatron's two all-reduces a block and data parallelism's one a gradient
-(compare GSPMD, Xu et al. 2021, and the annotations of Hetu v2). Ignored on purpose: a search for the global optimum.
+some input already splits, or let a pending sum flow through. A split is never invented. Among the candidates the least
+is taken of: pinned inputs that would move, a split dropped though another candidate keeps one, bytes moved; ties
+combine early. This "keep" policy gives Megatron's two all-reduces per block and data parallelism's one per gradient
+(compare GSPMD, Xu et al. 2021, and the annotations of Hetu v2). It does not search for the global optimum.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ...core.graph import Node, topological
 from ...core.memory import types_of
 from ...core.op import Op, Role
 from .layout import ACROSS, DUP, MAX, MIN, SUM, Layout, Shard
-from .rules import Rule, Term, rule_of
+from .rules import AxisFactors, ShardingRule, rule_of
 
 AxisId = tuple[int, int]
 ROLE_OF = {"sum": SUM, "max": MAX, "min": MIN}
@@ -81,7 +81,7 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class AxisCandidate:
     """Roles wanted of the inputs on one axis, and the outputs' roles that follow."""
 
     wants: tuple[int, ...]
@@ -105,7 +105,7 @@ class Deduction:
 
 
 def updating(outputs: Sequence[Node]) -> set[Node]:
-    """The nodes that belong to the update of variables: update operators and whatever follows from them."""
+    """The nodes that belong to the update of variables: update operators and all nodes that follow from them."""
     found: set[Node] = set()
     for node in topological(outputs):
         if node.role is Role.UPDATE or any(i in found for i in node.inputs):
@@ -188,16 +188,16 @@ def _decide(
 
 def _choose(
     node: Node,
-    rule: Rule,
+    rule: ShardingRule,
     roles: Sequence[int | None],
     n: int,
     pinned: set[Node],
     readers: Counter[Node],
     degrees: dict[str, int],
     ratio: tuple[int, ...],
-) -> Candidate:
+) -> AxisCandidate:
     """The best candidate for one axis of degree `n`."""
-    options: list[tuple[tuple[float, ...], Candidate, str | None]] = []
+    options: list[tuple[tuple[float, ...], AxisCandidate, str | None]] = []
     for factor in dict.fromkeys(_present(rule, roles)):
         total = degrees.get(factor, 1) * (sum(ratio) or n)
         if factor not in rule.fixed and _window_known(node, rule, factor) and rule.can_split(factor, total):
@@ -215,34 +215,34 @@ def _choose(
     return best
 
 
-def _present(rule: Rule, roles: Sequence[int | None]) -> list[str]:
+def _present(rule: ShardingRule, roles: Sequence[int | None]) -> list[str]:
     """Factors that some input already splits on this axis."""
     found = (rule.factor(term, role) for term, role in zip(rule.inputs, roles) if role is not None and role >= 0)
     return [factor for factor in found if factor is not None]
 
 
-def _window_known(node: Node, rule: Rule, factor: str) -> bool:
+def _window_known(node: Node, rule: ShardingRule, factor: str) -> bool:
     return factor not in rule.windowed or "window" in node.op.defaults
 
 
-def _replicated(rule: Rule) -> Candidate:
-    return Candidate((DUP,) * len(rule.inputs), (DUP,) * len(rule.outputs))
+def _replicated(rule: ShardingRule) -> AxisCandidate:
+    return AxisCandidate((DUP,) * len(rule.inputs), (DUP,) * len(rule.outputs))
 
 
-def _split(node: Node, rule: Rule, factor: str) -> Candidate:
+def _split(node: Node, rule: ShardingRule, factor: str) -> AxisCandidate:
     """Split `factor` wherever it is; where it vanishes the result is pending."""
 
-    def role(term: Term, absent: int) -> int:
+    def role(term: AxisFactors, absent: int) -> int:
         place = rule.place(term, factor)
         return absent if place is None else place
 
     pending = ROLE_OF[node.op.reduce]
-    return Candidate(
+    return AxisCandidate(
         tuple(role(term, DUP) for term in rule.inputs), tuple(role(term, pending) for term in rule.outputs)
     )
 
 
-def _flowing(node: Node, roles: Sequence[int | None], outputs: int, readers: Counter[Node]) -> Candidate | None:
+def _flowing(node: Node, roles: Sequence[int | None], outputs: int, readers: Counter[Node]) -> AxisCandidate | None:
     """Let a pending sum pass: one input of a multilinear operator, or all inputs of a jointly linear one.
 
     Not one that others read too: each of them would have to combine what became of it.
@@ -250,17 +250,17 @@ def _flowing(node: Node, roles: Sequence[int | None], outputs: int, readers: Cou
     linear = node.op.linear
     if linear == "joint":
         if all(role == SUM for role in roles):
-            return Candidate((SUM,) * len(roles), (SUM,) * outputs)
+            return AxisCandidate((SUM,) * len(roles), (SUM,) * outputs)
         return None
     pending = [k for k, role in enumerate(roles) if role == SUM]
     if len(pending) != 1 or pending[0] not in linear or readers[node.inputs[pending[0]]] > 1:
         return None
-    return Candidate(tuple(SUM if k in pending else DUP for k in range(len(roles))), (SUM,) * outputs)
+    return AxisCandidate(tuple(SUM if k in pending else DUP for k in range(len(roles))), (SUM,) * outputs)
 
 
 def _scored(
-    node: Node, candidate: Candidate, roles: Sequence[int | None], n: int, pinned: set[Node]
-) -> tuple[tuple[float, ...], Candidate]:
+    node: Node, candidate: AxisCandidate, roles: Sequence[int | None], n: int, pinned: set[Node]
+) -> tuple[tuple[float, ...], AxisCandidate]:
     """(pinned inputs that move, bytes, pending outputs) of a candidate."""
     moved, cost = 0, 0.0
     for position, (i, role, want) in enumerate(zip(node.inputs, roles, candidate.wants)):

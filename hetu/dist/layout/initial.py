@@ -1,4 +1,4 @@
-"""The initial values of a variable's part. Ignored on purpose: saving memory; each rank makes the whole and cuts it."""
+"""The initial values of a variable's part. Each rank makes the whole and cuts it, which costs memory for a moment."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from .boxes import Box, within
+from ...core.types import Box
+from .boxes import within
 
 
 class LocalInitializer:

@@ -6,8 +6,8 @@ it splits a dimension of the tensor, holds duplicates, or holds terms that are s
 and in their share of the work (`ratio`). Data, tensor, pipeline, expert and sharded-data parallelism are all
 values of this one type, after HSPMD in Hetu v2 (Ge et al., SIGMOD 2025) and the placements of GSPMD.
 
-The whole meaning is in `Layout.pieces`: rank -> (box, term, copy). Sizes need not divide: boundaries are floors.
-Ignored on purpose: how data moves (see `redistribute`), strided or block-cyclic splits, and devices.
+The whole meaning is in `Layout.pieces`: rank -> (box, term, copy). Sizes need not divide: boundaries are floors. Left
+out: strided and block-cyclic splits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ...core.errors import ArgumentError, AxisError, did_you_mean
-from .boxes import Box, cut, sizes
+from ...core.types import Box
+from .boxes import cut, sizes
 
 DUP, SUM, MAX, MIN = -1, -2, -3, -4
 PENDING = {SUM: "sum", MAX: "max", MIN: "min"}
@@ -29,8 +30,8 @@ ROLES = {name: role for role, name in NAMES.items()}
 
 ACROSS = (-1, 0)  # the identity of the axis between the parts; the others are (part, position)
 
-Axis = tuple[int, int]
-Term = tuple[tuple[tuple[int, int, int], int], ...]
+MeshAxis = tuple[int, int]
+PendingTerm = tuple[tuple[tuple[int, int, int], int], ...]
 
 
 class Piece(NamedTuple):
@@ -41,7 +42,7 @@ class Piece(NamedTuple):
     """
 
     box: Box
-    term: Term
+    term: PendingTerm
     copy: int
 
     @property
@@ -143,7 +144,7 @@ class Layout:
         """The role (`SUM`, `MAX` or `MIN`) with which the terms are still to be combined; None if complete."""
         return next((role for role, _ in self.axes().values() if role in PENDING), None)
 
-    def axes(self) -> dict[Axis, tuple[int, int]]:
+    def axes(self) -> dict[MeshAxis, tuple[int, int]]:
         """Axis -> (role, degree), the outermost first: `ACROSS`, then (part, position) for every axis of each part."""
         found = {ACROSS: (self.across, len(self.parts))}
         for p, part in enumerate(self.parts):

@@ -1,10 +1,10 @@
 """Moving a tensor from one layout to another: what each rank sends, or the collective that does it faster.
 
 `plan(src, dst, shape)` is a pure function that every rank evaluates alike, so all ranks agree on the order of
-communication without talking. Its `transfers` are batched send/receive as in Hetu v2, right for any two layouts:
-cut the tensor at all boundaries of both; each rank that needs a cell takes each of its terms from itself, or else
-from the owner that has sent least so far. Where the change is one that a collective knows, the plan names it.
-Ignored on purpose: the network's topology, and moves in two steps.
+communication without talking. Its `transfers` are batched send/receive as in Hetu v2, right for any two layouts: cut
+the tensor at all boundaries of both; each rank that needs a cell takes each of its terms from itself, or else from the
+owner that has sent least so far. Where the change is one that a collective knows, the plan names it. The plan does not
+know the network's topology, and never moves in two steps.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from typing import NamedTuple
 import numpy as np
 
 from ...core.errors import ArgumentError, DTypeError, ShapeError
+from ...core.types import Box
 from ..comm.comm import REDUCE, Comm
 from ..comm.hierarchical import Hosts
-from .boxes import Box, cells, contains, sizes, volume, within
+from .boxes import cells, contains, sizes, volume, within
 from .collectives import Collective, find
-from .layout import MAX, MIN, PENDING, SUM, Layout, Piece, Term
+from .layout import MAX, MIN, PENDING, SUM, Layout, PendingTerm, Piece
 
 
 class Transfer(NamedTuple):
@@ -32,11 +33,11 @@ class Transfer(NamedTuple):
     source: int
     target: int
     box: Box
-    term: Term
+    term: PendingTerm
 
 
 @dataclass(frozen=True)
-class Plan:
+class Redistribution:
     """How a tensor of `shape` gets from `src` to `dst`.
 
     `kind` is nothing, slice (local), all_reduce, reduce_scatter, all_gather, all_to_all, split_all_reduce (groups
@@ -45,7 +46,7 @@ class Plan:
 
     >>> from hetu.dist import SUM, Layout, Shard
     >>> plan(Layout(Shard((0, 1), ((SUM, 2),))), Layout(Shard((0, 1), ((0, 2),))), (4, 3))
-    Plan(reduce_scatter on (0, 1): [sum/2] on 0-1 -> [0/2] on 0-1)
+    Redistribution(reduce_scatter on (0, 1): [sum/2] on 0-1 -> [0/2] on 0-1)
     """
 
     kind: str
@@ -92,7 +93,7 @@ class Plan:
             return sum(collective.moved for collective in self.collectives)
         return sum(volume(t.box) for t in self.transfers if t.source != t.target)
 
-    def over(self, hosts: Hosts) -> Plan:
+    def over(self, hosts: Hosts) -> Redistribution:
         """The same for ranks that share hosts so: an all_to_all between hosts then goes within them first."""
         if not hosts:
             return self
@@ -161,7 +162,7 @@ class Plan:
 
     def __repr__(self) -> str:
         groups = ", ".join(str(collective.group) for collective in self.collectives)
-        return f"Plan({self.kind}{' on ' * bool(groups)}{groups}: {self.src} -> {self.dst})"
+        return f"Redistribution({self.kind}{' on ' * bool(groups)}{groups}: {self.src} -> {self.dst})"
 
 
 def identity(role: int, dtype: np.dtype) -> float | int | bool:
@@ -177,7 +178,7 @@ def identity(role: int, dtype: np.dtype) -> float | int | bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def plan(src: Layout, dst: Layout, shape: tuple[int, ...]) -> Plan:
+def plan(src: Layout, dst: Layout, shape: tuple[int, ...]) -> Redistribution:
     """The cheapest known way from `src` to `dst`: nothing, a local slice, collectives, or batched send/receive.
 
     A pending sum that only `dst` has is made by giving the value to the first rank of its axis and zeros (for MAX
@@ -187,13 +188,13 @@ def plan(src: Layout, dst: Layout, shape: tuple[int, ...]) -> Plan:
     here = all(rank in before and contains(before[rank].box, piece.box) for rank, piece in after.items())
     complete = src.pending is None and dst.pending is None  # then a rank takes what it has from itself
     if here and (complete or all(t.source == t.target for t in _transfers(before, after))):
-        return Plan("nothing" if before == after else "slice", src, dst, shape)
+        return Redistribution("nothing" if before == after else "slice", src, dst, shape)
     if collectives := find(src, dst, shape):
         members = [rank for collective in collectives for rank in collective.group]
         kind = "split_" * (len(set(members)) < len(members)) + collectives[0].kind
-        return Plan(kind, src, dst, shape, collectives)
+        return Redistribution(kind, src, dst, shape, collectives)
     whole = _whole_arrays(_transfers(before, after), before, after)
-    return Plan("send_recv" if whole else "batched", src, dst, shape)
+    return Redistribution("send_recv" if whole else "batched", src, dst, shape)
 
 
 def _transfers(before: dict[int, Piece], after: dict[int, Piece]) -> Iterator[Transfer]:
@@ -214,9 +215,9 @@ def _transfers(before: dict[int, Piece], after: dict[int, Piece]) -> Iterator[Tr
                 sent[source] += volume(box) if source != target else 0
 
 
-def _owners(box: Box, before: dict[int, Piece]) -> dict[int, dict[Term, list[int]]]:
+def _owners(box: Box, before: dict[int, Piece]) -> dict[int, dict[PendingTerm, list[int]]]:
     """copy -> term -> the ranks that hold it for this cell. Any one copy gives the complete value."""
-    found: dict[int, dict[Term, list[int]]] = defaultdict(lambda: defaultdict(list))
+    found: dict[int, dict[PendingTerm, list[int]]] = defaultdict(lambda: defaultdict(list))
     for rank, piece in before.items():
         if contains(piece.box, box):
             found[piece.copy][piece.term].append(rank)
@@ -224,8 +225,8 @@ def _owners(box: Box, before: dict[int, Piece]) -> dict[int, dict[Term, list[int
 
 
 def _choose(
-    wanted: dict[int, Term], copies: dict[int, dict[Term, list[int]]], sent: dict[int, int]
-) -> list[tuple[int, int, Term]]:
+    wanted: dict[int, PendingTerm], copies: dict[int, dict[PendingTerm, list[int]]], sent: dict[int, int]
+) -> list[tuple[int, int, PendingTerm]]:
     """(source, target, term) of all terms that the targets must combine, from the copy that costs the fewest receipts.
 
     A source term belongs to the target term with its coordinates, 0 where the source has no such axis; so each

@@ -2,7 +2,6 @@
 
 The string says which axes of inputs and outputs are the same *factor* (grammar: `hetu/ops/shape.py`). From it follows
 which factor a split of one axis splits, where that factor is elsewhere, and whether it may be split at all.
-Ignored on purpose: which factor to choose, see `deduce.py`.
 """
 
 from __future__ import annotations
@@ -14,29 +13,29 @@ from ...core.graph import Node
 from ...core.memory import types_of
 from ...core.types import Shape
 
-Axis = tuple[str, ...]  # the factors of one axis, the major one first; none for an axis of size 1
-Term = tuple[Axis, ...]
+Factors = tuple[str, ...]  # the factors of one axis, the major one first; none for an axis of size 1
+AxisFactors = tuple[Factors, ...]
 
 
 @dataclass(frozen=True)
-class Rule:
+class ShardingRule:
     """The factors of every axis of a node's inputs and outputs.
 
     `fixed` factors may not be split; `windowed` ones, in the order the rule names them, may if the operator is told its
     slice; `sizes` are known sizes.
     """
 
-    inputs: tuple[Term, ...]
-    outputs: tuple[Term, ...]
+    inputs: tuple[AxisFactors, ...]
+    outputs: tuple[AxisFactors, ...]
     fixed: frozenset[str]
     windowed: tuple[str, ...]
     sizes: dict[str, int]
 
-    def factor(self, term: Term, dim: int) -> str | None:
+    def factor(self, term: AxisFactors, dim: int) -> str | None:
         """The factor that a split of axis `dim` splits: the major one; None for an axis of size 1."""
         return term[dim][0] if term[dim] else None
 
-    def place(self, term: Term, factor: str) -> int | None:
+    def place(self, term: AxisFactors, factor: str) -> int | None:
         """The axis that `factor` splits in `term`: where it is the major factor."""
         return next((d for d, axis in enumerate(term) if axis and axis[0] == factor), None)
 
@@ -49,7 +48,7 @@ class Rule:
         return size >= degree and not minor and (not merged or size % degree == 0)
 
 
-def rule_of(node: Node) -> Rule | None:
+def rule_of(node: Node) -> ShardingRule | None:
     """The rule of a node; None where its operator has none, so that its inputs must be gathered."""
     dims = node.op.dims
     if dims is None:
@@ -59,7 +58,7 @@ def rule_of(node: Node) -> Rule | None:
 
 
 @functools.lru_cache(maxsize=4096)
-def _parse(text: str, inputs: tuple[Shape, ...], outputs: tuple[Shape, ...]) -> Rule:
+def _parse(text: str, inputs: tuple[Shape, ...], outputs: tuple[Shape, ...]) -> ShardingRule:
     marks: dict[str, str] = {}
     left, right = text.split("->")
     terms = [
@@ -71,12 +70,12 @@ def _parse(text: str, inputs: tuple[Shape, ...], outputs: tuple[Shape, ...]) -> 
         sizes.update({axis[0]: int(size) for axis, size in zip(term, shape) if len(axis) == 1})
     fixed = frozenset(f for f, mark in marks.items() if mark == "!")
     windowed = tuple(f for f, mark in marks.items() if mark == "@")
-    return Rule(terms[0], terms[1], fixed, windowed, sizes)
+    return ShardingRule(terms[0], terms[1], fixed, windowed, sizes)
 
 
-def _term(text: str, shape: Shape, marks: dict[str, str]) -> Term:
+def _term(text: str, shape: Shape, marks: dict[str, str]) -> AxisFactors:
     """The axes of one term; `...` takes those that are left, named from the last so that broadcasting aligns."""
-    axes: list[Axis | None] = []
+    axes: list[Factors | None] = []
     position = 0
     while position < len(text):
         letter = text[position]
@@ -97,7 +96,7 @@ def _term(text: str, shape: Shape, marks: dict[str, str]) -> Term:
     return tuple(() if size == 1 else axis or () for axis, size in zip(axes, shape, strict=True))
 
 
-def _factors(text: str, marks: dict[str, str]) -> Axis:
+def _factors(text: str, marks: dict[str, str]) -> Factors:
     found = []
     for position, letter in enumerate(text):
         if letter in "!@":

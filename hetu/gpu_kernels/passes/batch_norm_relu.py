@@ -1,7 +1,7 @@
-"""Batch normalisation with the relu after it, and its gradient, for channels that come last.
+"""Batch normalization with the relu after it, and its gradient, for channels that come last.
 
-Made by the pass `fuse_norm_relu` only, after autodiff: the activations are met once less in each direction. Ignored on
-purpose: channels elsewhere, where each operator makes its own sweeps.
+Made by the pass `fuse_norm_relu` only, after autodiff: the activations are met once less in each direction. Where
+channels do not come last, each operator makes its own sweeps.
 
 Gain: not measured apart. Off by leaving `fuse_norm_relu` out of `passes=` or `HETU_PASSES`.
 """

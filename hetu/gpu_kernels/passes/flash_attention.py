@@ -2,7 +2,7 @@
 
 The gradient needs no more of the forward pass than its result and one number a query, and makes the weights again. Made
 by the pass `tile_attention` only, for GPUs, where `gpu_kernels/attention.py` computes both in tiles; here they are said
-plainly, with the scores. Ignored on purpose: masks other than causal, dropout of weights.
+plainly, with the scores. Left out: masks other than causal, dropout of weights.
 
 Gain: see `tile_attention.py`. Off by leaving `tile_attention` out of `passes=` or `HETU_PASSES`.
 """

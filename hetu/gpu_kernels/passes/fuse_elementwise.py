@@ -6,7 +6,7 @@ keeps its dtype; only sums are added in another order.
 First, trees: a value joins the group of its readers if these are all in one group, and so never reaches memory. Then
 groups of one shape are merged where that saves reading an array, or a launch of small ones; what is read outside of a
 group is one of its results. A merged group must be convex: no path leads from it through another node back to it.
-Ignored on purpose: smaller operands are not computed inside, and nothing is computed twice.
+Smaller operands are not computed inside, and nothing is computed twice.
 
 Gain: not measured apart. Off by leaving `fuse_elementwise` out of `passes=` or `HETU_PASSES`.
 """
@@ -34,8 +34,8 @@ def fuse_elementwise(outputs: Sequence[Node]) -> tuple[Node, ...]:
     """Groups of two or more elementwise operators and reductions become one `fused_elementwise` each."""
     groups = _Groups(rewrite(outputs, _taken_apart))
     groups.grow_trees()
-    for neighbours in (groups.across_edges, groups.beside_inputs, groups.small_ones):
-        groups.merge(neighbours)
+    for neighbors in (groups.across_edges, groups.beside_inputs, groups.small_ones):
+        groups.merge(neighbors)
     return groups.rebuilt()
 
 
@@ -91,7 +91,7 @@ def _number(node: Node) -> tuple[str, float] | None:
 
 
 @dataclass
-class Group:
+class KernelGroup:
     """Nodes of one kernel, which visits every place of `shape`; with `axes` it reduces over these.
 
     Its first result would be made at `first`, a place in the order of the graph, its latest large one at `last`.
@@ -124,16 +124,16 @@ class _Groups:
         self.readers = readers_of(self.nodes)
         self.folds = {node: axes for node in self.nodes if (axes := _folded_axes(node)) is not None}
         self.unit = dict(self.at)
-        self.groups: dict[int, Group] = {}
+        self.groups: dict[int, KernelGroup] = {}
 
     def grow_trees(self) -> None:
-        """Groups of one result each, from the end of the graph upwards. A node that could be in a group is one."""
+        """Groups of one result each, from the end of the graph upward. A node that could be in a group is one."""
         taken: set[Node] = set()
         for root in reversed(self.nodes):
             if root not in taken and (_fits(root) or root in self.folds):
                 shape = root.inputs[0].shape if root in self.folds else root.shape
                 at, axes = self.at[root], self.folds.get(root)
-                group = Group(self._tree(root, shape, taken), shape, axes, at, at if axes is None else 0)
+                group = KernelGroup(self._tree(root, shape, taken), shape, axes, at, at if axes is None else 0)
                 group.last = 0 if group.small else group.last
                 taken.update(group.members)
                 self.groups[at] = group
@@ -183,11 +183,11 @@ class _Groups:
 
     # -- merging -------------------------------------------------------------------------------------------------------
 
-    def merge(self, neighbours: Callable[[int], Iterator[Node]]) -> None:
-        """Merge each group with those of its neighbours, as long as one is found that may be."""
+    def merge(self, neighbors: Callable[[int], Iterator[Node]]) -> None:
+        """Merge each group with those of its neighbors, as long as one is found that may be."""
         for unit in sorted(self.groups):
             while unit in self.groups:
-                others = dict.fromkeys(self.unit[n] for n in neighbours(unit))
+                others = dict.fromkeys(self.unit[n] for n in neighbors(unit))
                 found = next((u for u in others if u != unit and u in self.groups and self._merged(unit, u)), None)
                 if found is None:
                     break
@@ -217,7 +217,9 @@ class _Groups:
         """Merge group b into group a if that is allowed."""
         one, two = self.groups[a], self.groups[b]
         members = {**one.members, **two.members}
-        group = Group(members, one.shape, one.axes or two.axes, min(one.first, two.first), max(one.last, two.last))
+        group = KernelGroup(
+            members, one.shape, one.axes or two.axes, min(one.first, two.first), max(one.last, two.last)
+        )
         allowed = (
             same(one.shape, two.shape)
             and (one.axes == two.axes or None in (one.axes, two.axes))

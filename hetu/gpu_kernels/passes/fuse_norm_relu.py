@@ -1,7 +1,7 @@
-"""Let batch normalisation and the relu after it, with or without a sum between them, be one operator each way.
+"""Let batch normalization and the relu after it, with or without a sum between them, be one operator each way.
 
-Ignored on purpose: channels that do not come last; a gradient whose masked form something else reads too, as behind the
-sum of a residual block: it is made anyway.
+Left out: channels that do not come last; a gradient whose masked form another operator reads too, as after the sum of a
+residual block: it is made anyway.
 
 Gain: launches, not measured apart; none on a CPU (1.01). Off by leaving `fuse_norm_relu` out of `passes=` or
 `HETU_PASSES`.
@@ -9,13 +9,11 @@ Gain: launches, not measured apart; none on a CPU (1.01). Off by leaving `fuse_n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from ...core.graph import OPS, Node, readers_of, rewrite, topological
+from ...core.graph import OPS, Node, Readers, readers_of, rewrite, topological
 from ...ops.activation import is_relu_mask
 from .batch_norm_relu import batch_norm_relu, batch_norm_relu_dx
-
-Readers = Mapping[Node, Sequence[Node | None]]
 
 
 def fuse_norm_relu(outputs: Sequence[Node]) -> tuple[Node, ...]:
@@ -24,7 +22,7 @@ def fuse_norm_relu(outputs: Sequence[Node]) -> tuple[Node, ...]:
     readers = readers_of(nodes, outputs)
     relus = {n: at for n in nodes if n.op.name == "relu" and (at := _norm_under(n, readers)) is not None}
     slopes = {n: at for n in nodes if _is_last(n, "batch_norm_dx") and (at := _mask_under(n, readers)) is not None}
-    fused: dict[Node, Node] = {}  # what does both, and the normalisation it stands for
+    fused: dict[Node, Node] = {}  # what does both, and the normalization it stands for
 
     def rule(node: Node, inputs: tuple[Node, ...]) -> Node | None:
         if node in relus:
@@ -45,7 +43,7 @@ def fuse_norm_relu(outputs: Sequence[Node]) -> tuple[Node, ...]:
 
 
 def _statistics_of(fused: dict[Node, Node], outputs: Sequence[Node]) -> tuple[Node, ...]:
-    """The graph with mean and variance taken from what is `fused`, and not from the normalisation it stands for."""
+    """The graph with mean and variance taken from what is `fused`, and not from the normalization it stands for."""
     new: dict[Node, Node] = {}
 
     def rule(node: Node, inputs: tuple[Node, ...]) -> Node | None:
@@ -60,7 +58,7 @@ def _statistics_of(fused: dict[Node, Node], outputs: Sequence[Node]) -> tuple[No
 
 
 def _bias_under(y: Node, normalized: tuple[Node, ...], fused: dict[Node, Node]) -> tuple[Node, ...]:
-    """The bias of the normalisation (x, scale, mean, var) if y is nothing but its relu."""
+    """The bias of the normalization (x, scale, mean, var) if y is nothing but its relu."""
     x, scale, mean, _ = normalized
     both = y.inputs[0] if y.op.name == "item" else None
     if both not in fused or both.inputs[:2] != (x, scale) or mean.inputs != (fused[both],):
@@ -73,7 +71,7 @@ def _is_last(node: Node, name: str) -> bool:
 
 
 def _norm_under(relu: Node, readers: Readers) -> int | None:
-    """Which term under a relu, the only one or one of two, is a normalisation that nothing else reads."""
+    """Which term under a relu, the only one or one of two, is a normalization that nothing else reads."""
     under = relu.inputs[0]
     terms = under.inputs if under.op.name == "add" else (under,)
     if readers[under] != [relu] or any(t.type != under.type for t in terms):

@@ -1,7 +1,6 @@
 """The operator that a group of elementwise operators, and of reductions of what they make, becomes.
 
-On a GPU it is one generated kernel; its forward function applies the operators one after the other. Ignored on purpose:
-which operators go together, see `fuse_elementwise.py`.
+On a GPU it is one generated kernel; its forward function applies the operators one after the other.
 
 Gain: see `fuse_elementwise.py`. Off by leaving `fuse_elementwise` out of `passes=` or `HETU_PASSES`.
 """
@@ -17,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from ...core.graph import OPS
-from ...core.op import Instruction, Op, op
+from ...core.op import Op, op
 from ...core.types import TensorType, dtype_in
 from ..elementwise import computed, folded, make_step
-from ..generated import Fold, Step, Work
+from ..generated import Expression, Fold, Work
 from ..machine import Call, Machine
 from ..random import mask_of
 from ..reduce import COMBINE
@@ -70,7 +69,7 @@ def fused_elementwise(xp: ModuleType, *arrays: Any, lines: Lines, results: tuple
 @fused_elementwise.bind
 def fused_elementwise_bind(
     xp: ModuleType, out: Any, *arrays: Any, lines: Lines, results: tuple[int, ...]
-) -> list[Instruction] | None:
+) -> list[Call] | None:
     if xp is np:
         return None
     from ..device import gpu
@@ -115,7 +114,7 @@ def work_of(lines: Lines, dtypes: Sequence[np.dtype], results: tuple[int, ...]) 
     states = [operands[1] for name, operands, _ in lines if name == "dropout"]
     value = {k: new for new, k in enumerate(k for k in range(len(dtypes)) if k not in states)}
     draw, first = len(value), len(value) + len(states)
-    steps: list[Step] = []
+    steps: list[Expression] = []
     draws: list[int] = []
     for number, (name, operands, attrs) in enumerate(elementwise, len(dtypes)):
         if name == "dropout":
@@ -139,7 +138,7 @@ def _step(
     known: Sequence[str],
     value: dict[int, int],
     dtype: str,
-) -> Step:
+) -> Expression:
     """The step of one operator; its numbers are operands and attributes."""
     pairs = list(zip(made.inputs, operands))
     inputs = tuple((n, value[o]) for n, o in pairs if not isinstance(o, tuple))

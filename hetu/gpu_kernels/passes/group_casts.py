@@ -1,8 +1,8 @@
 """Join the casts of variables and feeds to 16 bits, with which a step in mixed precision begins, into few launches.
 
 Only for GPUs. A launch takes about as long as the cast of a million elements, and a model has hundreds of parameters.
-Ignored on purpose: keeping the 16-bit copies from one step to the next. The optimizer could write them along, but then
-whatever else writes a variable (a checkpoint, the user, another executor) would have to keep them up to date.
+The 16-bit copies are not kept from one step to the next. The optimizer could write them too, but then every other
+writer of a variable (a checkpoint, the user, another executor) would have to keep them up to date.
 
 Gain: not measured apart. Off by leaving `group_casts` out of `passes=` or `HETU_PASSES`.
 """

@@ -1,8 +1,8 @@
 """Ask one operator whether all gradients of a step are finite; a GPU answers in one pass over them, as they were made.
 
 Only for GPUs, in mixed precision with a loss scale, see `mixed_precision.py`. It runs behind `group_updates`, which
-leaves the unscaled gradients to nobody but this question. Ignored on purpose: gradients that somebody else reads
-unscaled, as clipping by their norm does, whose kernel answers too.
+leaves the unscaled gradients to nobody but this question. Gradients that another operator reads unscaled are left
+alone, as with clipping by their norm, whose kernel answers too.
 
 Gain: not measured apart. Off by leaving `group_checks` out of `passes=` or `HETU_PASSES`.
 """
@@ -16,12 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from ...core.graph import OPS, Node, origin_of, readers_of, rewrite, topological
+from ...core.graph import OPS, Node, Readers, origin_of, readers_of, rewrite, topological
 from ...core.op import Op
 from ...core.types import TensorType
 from .group_updates import as_made
-
-Readers = Mapping[Node, Sequence[Node | None]]
 
 
 def group_checks(outputs: Sequence[Node]) -> tuple[Node, ...]:

@@ -1,10 +1,10 @@
 """Join the updates that an optimizer makes of its parameters into one operator, which a GPU runs as one launch.
 
 Only for GPUs: a launch costs more than the update of a small parameter. All gradients then live until the last one is
-there. Under a condition, as with a loss scale, the operator takes that too and nothing is left to choose afterwards.
-In mixed precision it reads the gradients as products made them, in 16 bits and scaled: widening them is exact, so the
-numbers are those of float32 gradients, which nobody writes.
-Ignored on purpose: row updates of tables, which differ in their ids.
+there. Under a condition, as with a loss scale, the operator takes that too and nothing is left to choose afterward. In
+mixed precision it reads the gradients as products made them, in 16 bits and scaled: widening them is exact, so the
+numbers are those of float32 gradients, which nobody writes. Row updates of tables differ in their ids and are left
+alone.
 
 Gain: not measured apart. Off by leaving `group_updates` out of `passes=` or `HETU_PASSES`.
 """

@@ -1,8 +1,7 @@
 """Measure this machine for the planner: operators, memory, and under `heturun` the links between ranks.
 
-Operators are timed inside the training steps of small models, where their operands lie as they do in real ones. Ignored
-on purpose: links between more kinds of places than the job spans, and what one's own model uses besides: let
-`Profile.learn` see that.
+Operators are timed inside the training steps of small models, where their operands lie as they do in real ones. It
+measures only links that the job spans; `MachineProfile.learn` adds what a model uses besides.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from ...dist.comm.clock import Link
 from ...dist.comm.comm import Comm
 from ...dist.comm.mpi import world
 from ...ops import flatten, mean, placeholder, relu, softmax_cross_entropy
-from .links import Cluster, Device, Measured, Table
-from .profile import Profile, cache_path, fingerprint
+from .links import Cluster, DeviceFigures, Measured, Table
+from .profile import MachineProfile, cache_path, fingerprint
 
 BYTES = tuple(1 << exponent for exponent in range(8, 24, 2))
 WIDTHS, BATCHES = (64, 256, 1024), (8, 64)
@@ -47,11 +46,11 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def measure(comm: Comm, *, quick: bool = False) -> Profile:
+def measure(comm: Comm, *, quick: bool = False) -> MachineProfile:
     """The profile of this host. Ranks measure their links together, and rank 0 the operators while the others wait."""
     links = _link(comm, BYTES[:4] if quick else BYTES) if comm.world_size > 1 else Link()
     hosts = (comm.world_size,) if comm.world_size > 1 else Cluster().hosts
-    profile = Profile(measured_device(), Cluster(hosts, links, links), host=fingerprint())
+    profile = MachineProfile(measured_device(), Cluster(hosts, links, links), host=fingerprint())
     if comm.rank == 0:
         models = [*_models(WIDTHS[:1] if quick else WIDTHS, BATCHES[:1] if quick else BATCHES)]
         for build in tqdm(models, desc="operators", leave=False):
@@ -60,7 +59,7 @@ def measure(comm: Comm, *, quick: bool = False) -> Profile:
     return profile
 
 
-def table(profile: Profile) -> str:
+def table(profile: MachineProfile) -> str:
     """What was measured, in words: rates, the operators that took longest, links."""
     d = profile.device
     lines = [f"{d.flops / 1e9:.1f} GFLOP/s, {d.bandwidth / 1e9:.1f} GB/s copied, {1e6 * d.launch:.1f} us a call"]
@@ -84,7 +83,7 @@ def table(profile: Profile) -> str:
 # -- the machine -------------------------------------------------------------------------------------------------
 
 
-def measured_device() -> Device:
+def measured_device() -> DeviceFigures:
     """The rates of a product of matrices and of a copy that no cache holds, and the time of the smallest call."""
     a = np.ones((512, 512), np.float32)
     large, small = np.ones(1 << 24, np.float32), np.ones(1, np.float32)
@@ -93,7 +92,7 @@ def measured_device() -> Device:
     copy = _seconds(lambda: np.copyto(other, large))
     launch = _seconds(lambda: [np.add(small, small, out=least) for _ in range(1000)]) / 1000
     memory = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) if hasattr(os, "sysconf") else np.inf
-    return Device(2 * 512**3 / product, 2 * large.nbytes / copy, memory, launch)
+    return DeviceFigures(2 * 512**3 / product, 2 * large.nbytes / copy, memory, launch)
 
 
 def _seconds(call: Callable[[], object], repeat: int = 7) -> float:

@@ -2,8 +2,8 @@
 
 A straight line through latency and bandwidth misses measured collectives by up to a factor of 2, so tables are
 interpolated between the measured sizes. A cluster one does not have is described by published figures; its links are
-then lines (`hetu.dist.Link`), which have the same methods. Ignored on purpose: contention between groups, and
-topologies beyond "same host or not".
+then lines (`hetu.dist.Link`), which have the same methods. Left out: contention between groups, and topologies beyond
+"same host or not".
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def link_from_json(data: Mapping[str, Any]) -> Link | Measured:
 
 
 @dataclass(frozen=True)
-class Device:
+class DeviceFigures:
     """What one rank computes with, by published figures: operations/s, bytes/s of its memory, bytes, seconds a call,
     and bytes/s between its memory and that of the host, 0 where they are the same."""
 
@@ -127,7 +127,7 @@ class Cluster:
     hosts: tuple[int, ...] = (1 << 20,)
     inner: Channel = field(default_factory=Link)
     outer: Channel = field(default_factory=Link)
-    device: Device | None = None
+    device: DeviceFigures | None = None
     name: str = ""
 
     @property
@@ -176,7 +176,7 @@ def parse(data: Mapping[str, Any]) -> Cluster:
             f"links are {links!r:.60}", fix="describe links.inner (in a host) and links.outer (between)"
         )
     inner, outer = (_made(Link, f"links.{name}", links[name]) for name in ("inner", "outer"))
-    device = _made(Device, "device", data["device"]) if "device" in data else None
+    device = _made(DeviceFigures, "device", data["device"]) if "device" in data else None
     return Cluster(tuple(hosts), inner, outer, device, str(data.get("name", "")))
 
 
@@ -204,5 +204,5 @@ def dgx_h100(hosts: int = 8) -> Cluster:
     64
     """
     inner, outer = Link(latency=3e-6, bandwidth=450e9), Link(latency=10e-6, bandwidth=50e9)
-    device = Device(flops=989e12, bandwidth=3.35e12, memory=80e9, host_bandwidth=64e9)
+    device = DeviceFigures(flops=989e12, bandwidth=3.35e12, memory=80e9, host_bandwidth=64e9)
     return Cluster((8,) * hosts, inner, outer, device, f"{hosts} x 8 H100")

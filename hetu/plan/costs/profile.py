@@ -2,8 +2,8 @@
 
 `profile.seconds(node)` looks for the very instruction (operator and types), else interpolates between the measured
 sizes of the operator, else takes the rates of the machine. A size is weighed by its *ideal* time: the operations at the
-machine's best rate or the bytes at its memory's, whichever takes longer. Ignored on purpose: what a time depends on
-besides types, such as values and what stands in the cache.
+machine's best rate or the bytes at its memory's, whichever takes longer. A time depends on types only, not on values or
+the state of caches.
 
 For planners: `profile.seconds(node)`, `profile.cluster.link(ranks).seconds(kind, len(ranks), nbytes)` and
 `.message(nbytes)`; `dataclasses.replace(profile, cluster=..., speeds=...)`; `simulate` in `simulate.py`.
@@ -30,12 +30,12 @@ from ...core.executor import Executor
 from ...core.graph import Node
 from ...core.types import show_type
 from ...look.profiler import flops, profile_program, traffic
-from .links import Cluster, Device, Table, link_from_json, link_to_json
+from .links import Cluster, DeviceFigures, Table, link_from_json, link_to_json
 from .seat import Seat
 
 VERSION = 1
 WORST = 8.0  # how many times the ideal a large operation may take
-UNMEASURED = Device(flops=20e9, bandwidth=10e9, launch=2e-6)
+UNMEASURED = DeviceFigures(flops=20e9, bandwidth=10e9, launch=2e-6)
 
 
 class Timing(NamedTuple):
@@ -71,23 +71,23 @@ class Curve:
 
 
 @dataclass
-class Profile:
+class MachineProfile:
     """Times of one kind of machine, of the `cluster` that is made of it, and of its stragglers.
 
-    `timings` maps an instruction to what was measured. `step` is what a step costs besides its instructions, in
+    `timings` maps an instruction to what was measured. `step` is the cost of a step besides its instructions, in
     seconds, without the bytes fed. `speeds` are factors on the time that a rank computes (2.0: half as fast).
 
     >>> import hetu as ht
-    >>> profile = Profile(Device(flops=1e9, bandwidth=1e9, launch=1e-6))
+    >>> profile = MachineProfile(DeviceFigures(flops=1e9, bandwidth=1e9, launch=1e-6))
     >>> product = ht.placeholder("a", (100, 100)) @ ht.placeholder("b", (100, 100))
-    >>> round(1e3 * profile.seconds(product), 3)  # ms for 2e6 operations: not measured, so reckoned
+    >>> round(1e3 * profile.seconds(product), 3)  # ms for 2e6 operations: not measured, so computed
     2.001
     >>> profile.add(product, 0.003)
     >>> profile.seconds(product)
     0.003
     """
 
-    device: Device = UNMEASURED
+    device: DeviceFigures = UNMEASURED
     cluster: Cluster = field(default_factory=Cluster)
     timings: dict[str, Timing] = field(default_factory=dict)
     step: float = 0.0
@@ -98,11 +98,11 @@ class Profile:
         self._curves: dict[str, Curve] = {}
 
     @staticmethod
-    def of(cluster: Cluster) -> Profile:
+    def of(cluster: Cluster) -> MachineProfile:
         """The profile of a cluster by published figures: nothing is measured."""
         if cluster.device is None:
             raise ArgumentError(f"cluster {cluster.name!r} says nothing of its devices", fix="add a table [device]")
-        return Profile(cluster.device, cluster)
+        return MachineProfile(cluster.device, cluster)
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
@@ -123,7 +123,7 @@ class Profile:
         return self.device.launch + nbytes / self.device.host_bandwidth
 
     def overhead(self, nbytes: int) -> float:
-        """What a step costs besides its instructions when `nbytes` are fed."""
+        """The cost of a step besides its instructions when `nbytes` are fed."""
         return self.step + nbytes / self.device.bandwidth
 
     def _ideal(self, operations: int, nbytes: int) -> float:
@@ -196,10 +196,10 @@ class Profile:
         return json.dumps(data, indent=1)
 
     @staticmethod
-    def from_json(text: str) -> Profile:
+    def from_json(text: str) -> MachineProfile:
         """The profile that `to_json` wrote. ArgumentError for anything else.
 
-        >>> Profile.from_json(Profile(step=1e-4).to_json()) == Profile(step=1e-4)
+        >>> MachineProfile.from_json(MachineProfile(step=1e-4).to_json()) == MachineProfile(step=1e-4)
         True
         """
         try:
@@ -212,7 +212,9 @@ class Profile:
                 for k, t in data["timings"].items()
             }
             cluster = Cluster(tuple(map(int, data["hosts"])), inner, outer)
-            return Profile(Device(**data["device"]), cluster, timings, float(data["step"]), host=str(data["host"]))
+            return MachineProfile(
+                DeviceFigures(**data["device"]), cluster, timings, float(data["step"]), host=str(data["host"])
+            )
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             if isinstance(error, ArgumentError):
                 raise
@@ -228,15 +230,15 @@ class Profile:
         return path
 
     @staticmethod
-    def load(path: str | os.PathLike[str] | None = None) -> Profile:
+    def load(path: str | os.PathLike[str] | None = None) -> MachineProfile:
         """Read a profile, by default that of this host. ArgumentError if there is none."""
         path = cache_path() if path is None else Path(path)
         try:
-            return Profile.from_json(path.read_text("utf-8"))
+            return MachineProfile.from_json(path.read_text("utf-8"))
         except OSError as error:
             raise ArgumentError(f"no profile at {path}: {error.strerror}", fix="measure: hetu profile") from None
 
-    def on(self, cluster: Cluster) -> Profile:
+    def on(self, cluster: Cluster) -> MachineProfile:
         """The same machine in another cluster."""
         return replace(self, cluster=cluster)
 

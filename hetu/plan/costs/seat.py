@@ -1,6 +1,6 @@
 """The place of one rank in a job of which no other rank exists: to cut, compile and time its part alone.
 
-Ignored on purpose: values. What other ranks would have sent is this rank's own data, or zeros.
+Values are wrong: data of other ranks is replaced by this rank's own, or by zeros.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...dist.comm.comm import Call, Comm, Done, Handle, Message
+from ...dist.comm.comm import CollectiveCall, Comm, Done, Handle, PeerMessage
 from ...dist.comm.recorder import Raw
 
 
@@ -31,7 +31,7 @@ class Seat(Comm):
     def timer(self) -> int:
         return time.thread_time_ns() - self.spent[0]
 
-    def _start(self, call: Call) -> Handle:
+    def _start(self, call: CollectiveCall) -> Handle:
         began = time.thread_time_ns()
         if call.out is not call.x and call.x.size and call.out.size:
             x, out = call.x.reshape(-1), call.out.reshape(-1)
@@ -39,7 +39,7 @@ class Seat(Comm):
         self.spent[0] += time.thread_time_ns() - began
         return Done()
 
-    def _exchange(self, sends: Sequence[Message], recvs: Sequence[Message], noted: Sequence[Raw]) -> None:
+    def _exchange(self, sends: Sequence[PeerMessage], recvs: Sequence[PeerMessage], noted: Sequence[Raw]) -> None:
         began = time.thread_time_ns()
         for _, out in recvs:
             out.fill(0)

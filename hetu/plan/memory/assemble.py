@@ -2,7 +2,7 @@
 
 A chain `start_rows`, `set_rows`, `set_rows`, ... is one array that is filled in place: a part is needed no longer than
 it takes to write it, while `concat` needs all of them beside the result. Only the pass of `hetu.plan.memory.split`
-makes it, after autodiff. Ignored on purpose: parts that do not come in order.
+makes it, after autodiff. Parts must come in order.
 """
 
 from __future__ import annotations

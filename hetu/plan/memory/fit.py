@@ -1,11 +1,11 @@
 """Make one rank's step fit into its memory: free what takes most room at the fullest moment, until the rest fits.
 
-The greedy search of TSplit (ICDE 2022), guided by the memory plan itself: at the instruction where most bytes live,
-the largest values are made to go and the graph is planned anew. A value is dropped and computed again (`split.py`),
-first whole, then in ever more parts; or it waits in the memory of the host (`swap.py`), if the profile says how fast
-the way there is (`Device.host_bandwidth`). Then each goes the way that takes fewer seconds, and such a step competes
-with those that only recompute or only swap. On a CPU the arena is host memory already, so a measured profile names no
-such way. Ignored on purpose: seconds in choosing the values, which go by size.
+The greedy search of TSplit (ICDE 2022), guided by the memory plan itself: at the instruction where most bytes live, the
+largest values are made to go and the graph is planned anew. A value is dropped and computed again (`split.py`), first
+whole, then in ever more parts; or it waits in the memory of the host (`swap.py`), if the profile says how fast the way
+there is (`Device.host_bandwidth`). Then each goes the way that takes fewer seconds, and such a step competes with those
+that only recompute or only swap. On a CPU the arena is host memory already, so a measured profile names no such way.
+Values are chosen by size, not by seconds.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ from collections.abc import Collection, Mapping, Sequence
 
 from ...core.errors import BudgetError
 from ...core.graph import Node
-from ...core.memory import Plan, Storage, plan
+from ...core.memory import MemoryPlan, Storage, plan
 from ...core.op import Role
-from ..costs.profile import Profile
-from .split import Split, batched
-from .swap import Step, Swap, gaps
+from ..costs.profile import MachineProfile
+from .split import BatchSplit, batched
+from .swap import Rewritten, Swap, gaps
 
 PARTS = (1, 2, 4, 8, 16, 32)
 
 
-def fit(fetches: Sequence[Node], updates: Mapping[Node, Node], budget: int, profile: Profile | None = None) -> Step:
+def fit(
+    fetches: Sequence[Node], updates: Mapping[Node, Node], budget: int, profile: MachineProfile | None = None
+) -> Rewritten:
     """The same step with an arena and feeds of at most `budget` bytes. BudgetError if it cannot be had.
 
     >>> import hetu as ht
@@ -36,7 +38,7 @@ def fit(fetches: Sequence[Node], updates: Mapping[Node, Node], budget: int, prof
     >>> plan(*fit(grad, {}, budget=before * 3 // 4)).arena_bytes < before * 3 // 4
     True
     """
-    profile = profile or Profile()
+    profile = profile or MachineProfile()
     ways = [(True, False), (False, True), (True, True)] if profile.device.host_bandwidth else [(True, False)]
     found = [_smallest(fetches, updates, budget, profile, drops, swaps) for drops, swaps in ways]
     if fitting := [step for step, nbytes in found if nbytes <= budget]:
@@ -49,18 +51,23 @@ def fit(fetches: Sequence[Node], updates: Mapping[Node, Node], budget: int, prof
 
 
 def _smallest(
-    fetches: Sequence[Node], updates: Mapping[Node, Node], budget: int, profile: Profile, drops: bool, swaps: bool
-) -> tuple[Step, int]:
+    fetches: Sequence[Node],
+    updates: Mapping[Node, Node],
+    budget: int,
+    profile: MachineProfile,
+    drops: bool,
+    swaps: bool,
+) -> tuple[Rewritten, int]:
     """The step in as few parts as make it fit, else the smallest, and its bytes."""
     found = []
     for parts in PARTS if drops else PARTS[:1]:
-        found.append(_Search(fetches, updates, budget, parts, profile, drops, swaps).run())
+        found.append(_GreedySearch(fetches, updates, budget, parts, profile, drops, swaps).run())
         if found[-1][1] <= budget:
             break
     return min(found, key=lambda f: f[1])
 
 
-class _Search:
+class _GreedySearch:
     """One greedy search: values to be dropped and to be swapped, as the graph had them that was given."""
 
     def __init__(
@@ -69,7 +76,7 @@ class _Search:
         updates: Mapping[Node, Node],
         budget: int,
         parts: int,
-        profile: Profile,
+        profile: MachineProfile,
         drops: bool,
         swaps: bool,
     ) -> None:
@@ -79,9 +86,9 @@ class _Search:
         self.rules = batched(self.outputs)
         self.dropped, self.swapped = set[Node](), set[Node]()
 
-    def run(self) -> tuple[Step, int]:
+    def run(self) -> tuple[Rewritten, int]:
         """The first step that fits, else the smallest one, and its bytes."""
-        best: tuple[Step, int] | None = None
+        best: tuple[Rewritten, int] | None = None
         while True:
             self._make()
             nbytes = self.plan.arena_bytes + _fed(self.plan)
@@ -92,10 +99,10 @@ class _Search:
     def _make(self) -> None:
         """The step without what is dropped and swapped, its plan, and the new nodes of the given ones; `late` are those
         that have been in the memory of the host."""
-        self.split = Split(self.outputs, self.dropped, self.parts, self.rules)
+        self.split = BatchSplit(self.outputs, self.dropped, self.parts, self.rules)
         made = self.split.run()
         self.made, self.late = dict(self.split.made), dict[Node, Node]()
-        self.step: Step = made[: len(self.fetches)], dict(zip(self.updates, made[len(self.fetches) :]))
+        self.step: Rewritten = made[: len(self.fetches)], dict(zip(self.updates, made[len(self.fetches) :]))
         self.plan = plan(*self.step)
         if away := {self.made[node] for node in self.swapped if node in self.made}:
             swap = Swap(*self.step, self.plan, away)
@@ -145,7 +152,7 @@ class _Search:
         return values if free else set()
 
     def _swappable(self, at: int, among: Mapping[Node, Node]) -> set[Node]:
-        """Values that nobody reads around the instruction `at`."""
+        """Values that no instruction reads around `at`."""
         if not self.swaps:
             return set()
         known = gaps(self.plan, (*self.step[0], *self.step[1].values()))
@@ -173,11 +180,11 @@ class _Search:
         return sum(once(node) * (len(self.split.readers[node]) - 1) for node in values)
 
 
-def _fed(planned: Plan) -> int:
+def _fed(planned: MemoryPlan) -> int:
     return sum(int(n.tensor.nbytes) for n in planned.nodes if n.role is Role.PLACEHOLDER)
 
 
-def _fullest(planned: Plan) -> tuple[int, list[Storage]]:
+def _fullest(planned: MemoryPlan) -> tuple[int, list[Storage]]:
     """The instruction where most of the arena is in use, and what lives then."""
     finals = {id(s): s for s in (planned.storages[key].final() for key in planned.storages)}
     here = [s for s in finals.values() if s.home is None and not s.on_host]

@@ -1,8 +1,8 @@
 """Copies between the memory of the device and that of the host, for values that are long not read.
 
 The memory plan places the result of `to_host` outside the arena, right after its operand is there; on a CPU both lie in
-the same memory. Only the pass of `hetu.plan.memory.swap` makes it, after autodiff. Ignored on purpose: copying while
-the device computes; the copies stand in its queue like all else.
+the same memory. Only the pass of `hetu.plan.memory.swap` makes it, after autodiff. The copies wait in the device's
+queue, so nothing is copied while it computes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from types import ModuleType
 from typing import Any
 
 from ...core.backend import copy_in, copy_out
-from ...core.op import Instruction, Role, op, same_type
+from ...core.kernels import Call
+from ...core.op import Role, op, same_type
 
 
 @op(role=Role.MOVE, infer=same_type, on_host=True, differentiable=False)
@@ -27,7 +28,7 @@ def to_host(xp: ModuleType, x: Any) -> Any:
 
 
 @to_host.bind
-def bind_to_host(xp: ModuleType, out: Any, x: Any) -> Instruction:
+def bind_to_host(xp: ModuleType, out: Any, x: Any) -> Call:
     return copy_out(xp, out, x)
 
 
@@ -44,5 +45,5 @@ def from_host(xp: ModuleType, x: Any, after: Any) -> Any:
 
 
 @from_host.bind
-def bind_from_host(xp: ModuleType, out: Any, x: Any, after: Any) -> Instruction:
+def bind_from_host(xp: ModuleType, out: Any, x: Any, after: Any) -> Call:
     return copy_in(xp, out, x)

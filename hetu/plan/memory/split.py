@@ -4,8 +4,8 @@ After TSplit (X. Nie et al., "TSPLIT: Fine-grained GPU Memory Management for Eff
 Splitting", ICDE 2022). A *dropped* value is computed by each of its readers from what is still there. A reader that
 works on the samples of a batch one by one does so a part of the batch at a time, and its result is assembled in place;
 one that joins them, such as the gradient of a weight, gets the value whole. So sums run over the same numbers in the
-same order, and gradients keep their bits. One part is plain recomputation (T. Chen et al., 2016). Ignored on purpose:
-which values to drop (`fit.py`), other axes than the first.
+same order, and gradients keep their bits. One part is plain recomputation (T. Chen et al., 2016). Only the first axis
+is split; `fit.py` chooses the values.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from collections.abc import Collection, Mapping, Sequence
 
 from ...core.graph import OPS, Node, origin_of, readers_of, topological
 from ...core.op import Role
-from ...dist.layout.rules import Rule, rule_of
+from ...dist.layout.rules import ShardingRule, rule_of
 from .assemble import set_rows, start_rows
 
 
-def batched(outputs: Sequence[Node]) -> dict[Node, tuple[Rule, int]]:
+def batched(outputs: Sequence[Node]) -> dict[Node, tuple[ShardingRule, int]]:
     """The nodes that treat one axis of what they compute sample by sample, with their sharding rules and that axis.
 
     It is the first axis of what is fed, and wherever an operator moves it.
@@ -29,7 +29,7 @@ def batched(outputs: Sequence[Node]) -> dict[Node, tuple[Rule, int]]:
     >>> [(node.op.name, axis) for node, (_, axis) in batched([ht.sum(y), ht.permute_dims(y, (1, 0)) + 1]).items()]
     [('relu', 0), ('permute_dims', 1), ('add', 1)]
     """
-    found: dict[Node, tuple[Rule, int]] = {}
+    found: dict[Node, tuple[ShardingRule, int]] = {}
     carried: dict[Node, int] = {}
     for node in topological(outputs):
         if node.role is Role.PLACEHOLDER and node.ndim:
@@ -42,7 +42,7 @@ def batched(outputs: Sequence[Node]) -> dict[Node, tuple[Rule, int]]:
     return found
 
 
-def _by_sample(node: Node, carried: Mapping[Node, int]) -> tuple[Rule, int] | None:
+def _by_sample(node: Node, carried: Mapping[Node, int]) -> tuple[ShardingRule, int] | None:
     """The rule of a node and the axis of its results, all alike, that is the batch of inputs that have one."""
     if any(isinstance(i.type, tuple) for i in node.inputs) or (rule := rule_of(node)) is None:
         return None
@@ -54,7 +54,7 @@ def _by_sample(node: Node, carried: Mapping[Node, int]) -> tuple[Rule, int] | No
     return None
 
 
-def _place(axis: tuple[str, ...], rule: Rule) -> int | None:
+def _place(axis: tuple[str, ...], rule: ShardingRule) -> int | None:
     """Where all results have an axis, if every value has it alone and at most once."""
     terms = (*rule.inputs, *rule.outputs)
     if any(sum(axis[0] in other for other in term) != term.count(axis) or term.count(axis) > 1 for term in terms):
@@ -75,14 +75,18 @@ def split_batch(outputs: Sequence[Node], dropped: Collection[Node], parts: int) 
     >>> [n.op.name for n in topological([y])][1:]
     ['getitem', 'exp', 'sin', 'start_rows', 'getitem', 'exp', 'sin', 'set_rows']
     """
-    return Split(outputs, dropped, parts, batched(outputs)).run()
+    return BatchSplit(outputs, dropped, parts, batched(outputs)).run()
 
 
-class Split:
+class BatchSplit:
     """`rules` are those of `batched`; `made` has the new node of every value that exists as a whole."""
 
     def __init__(
-        self, outputs: Sequence[Node], dropped: Collection[Node], parts: int, rules: Mapping[Node, tuple[Rule, int]]
+        self,
+        outputs: Sequence[Node],
+        dropped: Collection[Node],
+        parts: int,
+        rules: Mapping[Node, tuple[ShardingRule, int]],
     ) -> None:
         self.outputs, self.rules = outputs, rules
         self.readers = readers_of(topological(outputs))

@@ -1,9 +1,9 @@
-"""Put values away into the memory of the host while nobody reads them.
+"""Move values into the memory of the host while no instruction reads them.
 
 After TSplit (ICDE 2022). A value is cut out of the arena in its longest *gap*, the time between two instructions that
 read it, which for an activation reaches from the forward to the backward pass. It is copied out as soon as it is there,
-and copied in by the last instruction before the gap ends: `from_host` waits for the one before its reader. Ignored on
-purpose: which values to swap (`fit.py`), several gaps of one value, and copying while the device computes.
+and copied in by the last instruction before the gap ends: `from_host` waits for the one before its reader. `fit.py`
+chooses the values. Left out: several gaps of one value, and copying while the device computes.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from ...core.graph import OPS, Node, origin_of
-from ...core.memory import Plan, Value, types_of
+from ...core.memory import MemoryPlan, Value, types_of
 from ...core.op import Role
 from .host import from_host, to_host
 
-Step = tuple[tuple[Node, ...], dict[Node, Node]]
+Rewritten = tuple[tuple[Node, ...], dict[Node, Node]]
 
 
 class Gap(NamedTuple):
@@ -27,7 +27,7 @@ class Gap(NamedTuple):
     after: int
 
 
-def gaps(planned: Plan, outputs: Collection[Node]) -> dict[Value, Gap]:
+def gaps(planned: MemoryPlan, outputs: Collection[Node]) -> dict[Value, Gap]:
     """The gap of each value of the arena that the step itself reads; what it hands out is not among them.
 
     >>> import hetu as ht
@@ -68,7 +68,7 @@ class Swap:
     """
 
     def __init__(
-        self, fetches: Sequence[Node], updates: Mapping[Node, Node], planned: Plan, values: Collection[Node]
+        self, fetches: Sequence[Node], updates: Mapping[Node, Node], planned: MemoryPlan, values: Collection[Node]
     ) -> None:
         self.planned = planned
         self.at = {node: index for index, node in enumerate(planned.order)}
@@ -81,7 +81,7 @@ class Swap:
             with origin_of(node):
                 inputs = tuple(self._input(i, node) for i in node.inputs)
                 self.made[node] = node if inputs == node.inputs else node.op.make(inputs, node.attrs)
-        self.step: Step = (
+        self.step: Rewritten = (
             tuple(self.made[node] for node in fetches),
             {variable: self.made[value] for variable, value in updates.items()},
         )

@@ -2,8 +2,8 @@
 
 Of the tree (`decisions.py`) come those in which all layers are alike: stages x data x tensor, data parallelism plain or
 sharded, tensor parallelism along the fastest links. `by_operator` splits each operator its own way, and where a plan
-does not fit into memory, `sharded_layers` decides for each layer how far it is sharded. Ignored on purpose: what a
-candidate costs, which the simulator says.
+does not fit into memory, `sharded_layers` decides for each layer how far it is sharded. The simulator says what a
+candidate costs.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 The recurrence is Galvatron's (X. Miao et al., "Galvatron: Efficient Transformer Training over Multiple GPUs Using
 Automatic Parallelism", VLDB 2023, section 4.2), f[l, v, s] = min over s' of f[l - 1, v - bytes(l, s), s'] +
 transition(l, s', s) + seconds(l, s). Instead of one state for each quantum of memory v, only those are kept that no
-other beats in both time and bytes, so no size is rounded and no plan that fits is missed. Ignored on purpose: where the
-tables come from, and graphs that are no chain (`elimination.py`).
+other beats in both time and bytes, so no size is rounded and no plan that fits is missed. For graphs that are no chain
+see `elimination.py`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 After Galvatron (X. Miao et al., VLDB 2023, section 3): first the pipeline degree is chosen, which cuts the ranks at the
 slowest links; then the ranks of a stage are factored, in order, into data, sharded data and tensor parallelism. Data
-and sharded data parallelism are never mixed: sharding over all of them moves no more and keeps less. Ignored on
-purpose: what a choice costs, and computing activations again, which is decided value by value (`fit.py`).
+and sharded data parallelism are never mixed: sharding over all of them moves no more and keeps less. `fit.py` decides
+value by value which activations are computed again.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def divisors(number: int) -> list[int]:
 
 
 def _factored(ranks: int, kinds: tuple[str, ...]) -> Iterator[tuple[tuple[str, int], ...]]:
-    """Ordered factorisations of `ranks` in which each kind stands once at most, and not both kinds of data."""
+    """Ordered factorizations of `ranks` in which each kind stands once at most, and not both kinds of data."""
     if ranks == 1:
         yield ()
         return

@@ -3,9 +3,9 @@
 Costs are tables: one for each operator, one for each edge between two. OptCNN (Z. Jia et al., "Exploring Hidden
 Dimensions in Parallelizing Convolutional Neural Networks", ICML 2018, section 5.2) replaces an operator between two
 others by an edge that takes the minimum over its configurations, and adds parallel edges up. Both are cases of one
-step, which takes all tables that an operator is in, adds them and minimises over it; so any graph can be solved, at the
-price of a table over the neighbors of the operator: C^3 for chains, Inception blocks and residual connections.
-Ignored on purpose: memory (`chain.py`).
+step, which takes all tables that an operator is in, adds them and minimizes over it; so any graph can be solved, at the
+price of a table over the neighbors of the operator: C^3 for chains, Inception blocks and residual connections. It does
+not know memory; `chain.py` does.
 """
 
 from __future__ import annotations

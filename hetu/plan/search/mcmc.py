@@ -2,7 +2,7 @@
 
 After FlexFlow (Z. Jia et al., "Beyond Data and Model Parallelism for Deep Neural Networks", MLSys 2019, section 6): a
 random operator gets a random configuration; what is cheaper is accepted, what is dearer with a probability that falls
-exponentially. The cost is any function, such as a simulation. Ignored on purpose: simulating only what has changed.
+exponentially. The cost is any function, such as a simulation. Every proposal is simulated whole.
 """
 
 from __future__ import annotations

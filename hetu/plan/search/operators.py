@@ -3,8 +3,8 @@
 The search space is OptCNN's, read from the operators' own sharding rules: all ranks compute the whole, or each its part
 of one factor. Variables and feeds are operators too, kept whole or split along an axis, so that data parallelism, a
 weight that is split, and one that is kept in parts and gathered are three choices for one variable. An edge costs the
-change of layout on it, and its adjoint in backward, where sums stand for duplicates. Ignored on purpose: what overlaps,
-and what `deduce` makes of a choice; the simulator tells.
+change of layout on it, and its adjoint in backward, where sums stand for duplicates. The tables know nothing of
+overlap, nor of what `deduce` makes of a choice; the simulator does.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from ...core.memory import types_of
 from ...core.op import Role
 from ...dist.layout.deduce import updating
 from ...dist.layout.layout import DUP, SUM
-from ...dist.layout.rules import Rule, rule_of
+from ...dist.layout.rules import ShardingRule, rule_of
 from ..costs.links import Channel
-from ..costs.profile import Profile
+from ..costs.profile import MachineProfile
 from .elimination import eliminate
 
 BACKWARD = 3  # forward and backward together, as a multiple of forward
@@ -96,7 +96,7 @@ class Operators:
         outputs: Sequence[Node],
         batches: Collection[str],
         trained: Mapping[str, int],
-        profile: Profile,
+        profile: MachineProfile,
         ranks: Sequence[int],
         data: int = 1,
         across: Channel | None = None,
@@ -166,14 +166,14 @@ class Operators:
         rule = rule_of(node) if not any(isinstance(i.type, tuple) for i in node.inputs) else None
         return [whole, *(self._split(node, rule, f) for f in self._factors(node, rule))] if rule else [whole]
 
-    def _factors(self, node: Node, rule: Rule) -> list[str]:
+    def _factors(self, node: Node, rule: ShardingRule) -> list[str]:
         """Those that an input has as the major one of an axis, and that may be split."""
         found = dict.fromkeys(axis[0] for term in rule.inputs for axis in term if axis)
         known = "window" in node.op.defaults
         free = [f for f in found if f not in rule.fixed or node.op.decompose_rule is not None]
         return [f for f in free if (f not in rule.windowed or known) and rule.can_split(f, self.ranks)]
 
-    def _split(self, node: Node, rule: Rule, factor: str) -> Option:
+    def _split(self, node: Node, rule: ShardingRule, factor: str) -> Option:
         places = [rule.place(term, factor) for term in (*rule.inputs, *rule.outputs)]
         wants = tuple(DUP if p is None else p for p in places[: len(node.inputs)])
         outs = tuple(SUM if p is None else p for p in places[len(node.inputs) :])

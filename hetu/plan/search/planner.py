@@ -2,8 +2,8 @@
 
 The ranks of a job share the work: each simulates some of the candidates, and all see all costs, so all choose alike. If
 what is fastest does not fit, its layers are sharded one by one (`candidates.sharded_layers`) and its activations are
-computed again in parts or put away into the memory of the host (`fit.py`), and these plans compete with the others.
-Ignored on purpose: changing the plan while training.
+computed again in parts or put away into the memory of the host (`fit.py`), and these plans compete with the others. A
+plan does not change while training.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ...dist.layout.layout import Mesh
 from ...passes import specialize
 from ...ps.wire.environment import has_servers
 from ...strategies.hybrid import Hybrid
-from ..costs.profile import Profile
+from ..costs.profile import MachineProfile
 from ..plan import Plan, Within
 from ..simulation.simulate import Cost, simulate
 from ..why import Rated, Why
@@ -72,7 +72,7 @@ class Auto:
 
     budget: float = math.inf
     batch_size: int = 256
-    profile: Profile | None = None
+    profile: MachineProfile | None = None
     hints: Mapping[str, Any] | None = None
     proposals: int = 0
     chosen: Plan | None = field(default=None, init=False)
@@ -103,16 +103,16 @@ def auto(
     budget: float = math.inf,
     *,
     batch_size: int = 256,
-    profile: Profile | None = None,
+    profile: MachineProfile | None = None,
     hints: Mapping[str, Any] | None = None,
     proposals: int = 0,
 ) -> Auto:
-    """The strategy that is reckoned fastest for a graph on the ranks of the job; see `Auto`.
+    """The strategy that is predicted to be fastest for a graph on the ranks of the job; see `Auto`.
 
     >>> import hetu as ht
     >>> x = ht.placeholder("x", (None, 64))
     >>> loss = ht.mean(ht.nn.Linear(64, 64)(x) ** 2)
-    >>> strategy = auto(batch_size=32, profile=Profile())
+    >>> strategy = auto(batch_size=32, profile=MachineProfile())
     >>> executor = ht.Executor([loss, ht.optim.SGD(0.1).minimize(loss)], strategy=strategy)
     >>> print(str(strategy.why()).splitlines()[0][:17])
     one rank, 1 rank:
@@ -321,9 +321,9 @@ def shapes_of(sub: SubGraph, batch_size: int) -> dict[str, tuple[int, ...]]:
     return {name: known(node) for name, node in sub.placeholders.items()}
 
 
-def _known_profile() -> Profile:
+def _known_profile() -> MachineProfile:
     """That of this host if it was measured, else typical figures."""
     try:
-        return Profile.load()
+        return MachineProfile.load()
     except ArgumentError:
-        return Profile()
+        return MachineProfile()

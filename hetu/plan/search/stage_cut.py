@@ -3,7 +3,7 @@
 The recurrence is PipeDream's (D. Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training", SOSP
 2019, section 3.1), for stages of as many ranks each, as a `Staged` strategy has them. The default cut weighs layers by
 their operations alone (`balanced_cut`); this one by seconds, on the links there are, in the memory there is.
-Ignored on purpose: activations, of which an early stage holds those of more micro-batches; the simulator counts them.
+Activations do not count here, though an early stage holds those of more micro-batches; the simulator counts them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ...core.graph import Node
 from ...core.op import Role
 from ...dist.cut.stages import EVERYWHERE, assign, crossing, label_by, layers_of, phases
 from ..costs.links import Channel
-from ..costs.profile import Profile
+from ..costs.profile import MachineProfile
 
 
 def cut_stages(
@@ -53,7 +53,7 @@ def cut_by_seconds(
     outputs: Sequence[Node],
     batches: Collection[str],
     stages: int,
-    profile: Profile,
+    profile: MachineProfile,
     link: Channel,
     kept: Mapping[str, int],
     budget: float = math.inf,
@@ -61,7 +61,7 @@ def cut_by_seconds(
     """Layer -> stage by the seconds of a profile, for a graph whose sizes are those of a micro-batch of one rank.
 
     link: between stages. kept: bytes of each trained variable with its state; those of a stage may be `budget`. An
-    update counts once a micro-batch, as adding up its gradient does, which takes about as long.
+    update counts once per micro-batch, as adding its gradient does, which takes about as long.
     """
     layers, forward = layers_of(outputs, batches, stages)
     sent, seconds, nbytes = crossing(outputs, forward, len(layers)), [0.0] * len(layers), [0] * len(layers)

@@ -1,8 +1,8 @@
 """The instruction list of every rank of a job, without running one: what computes, and what communicates with whom.
 
 A rank's graph is cut, optimized and scheduled as its executor would do it. Ranks in the same stage that hold parts of
-equal sizes have equal lists up to whom they talk to, so a thousand ranks are compiled as a few. Ignored on purpose:
-arrays, and uneven splits of results that are even in every feed and variable.
+equal sizes have equal lists up to whom they talk to, so a thousand ranks are compiled as a few. Left out: uneven splits
+of results that are even in every feed and variable.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from ...dist.layout.boxes import intersect, volume
 from ...dist.layout.collectives import Collective as Change
 from ...dist.layout.collectives import padded
 from ...dist.layout.layout import Layout
-from ...dist.layout.redistribute import Plan, plan
+from ...dist.layout.redistribute import Redistribution, plan
 from ...passes import chosen_passes
 from ..costs.seat import Seat
 
 
-class Collective(NamedTuple):
+class SimulatedCollective(NamedTuple):
     """One of the ranks `group`, of which each gives `nbytes`. With a `token` it is only started."""
 
     kind: str
@@ -60,7 +60,7 @@ class Serve(NamedTuple):
     received: int
 
 
-Action = Collective | Wait | Exchange | Serve
+Communication = SimulatedCollective | Wait | Exchange | Serve
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class RankProgram:
         return self.arena + self.fed + self.kept
 
 
-class Job:
+class SimulatedJob:
     """The programs of all ranks under a strategy."""
 
     def __init__(
@@ -121,7 +121,7 @@ class Job:
 
     # -- communication -------------------------------------------------------------------------------------------
 
-    def action(self, node: Node, program: RankProgram, rank: int) -> list[Action]:
+    def action(self, node: Node, program: RankProgram, rank: int) -> list[Communication]:
         """What a communicating node of `program` does on `rank`."""
         a = node.attrs
         if "src" in a:
@@ -138,7 +138,7 @@ class Job:
         if node.op.collective:
             group = self._moved(a.get("group", range(self.world_size)), program.ranks[0], rank)
             started = any(n.op.lazy and node in n.inputs for n in program.order)
-            return [Collective(node.op.collective, tuple(group), given, a["order"] if started else None)]
+            return [SimulatedCollective(node.op.collective, tuple(group), given, a["order"] if started else None)]
         if "parameter" not in a:
             raise GraphError(
                 f"{node!r} does not say what it sends",
@@ -162,13 +162,13 @@ class Job:
 
 
 @functools.lru_cache(maxsize=4096)
-def routes(src: Layout, dst: Layout, shape: tuple[int, ...], itemsize: int) -> dict[int, list[Action]]:
-    """What each rank does to bring a tensor from one layout to another: `redistribute.Plan.run` in words."""
+def routes(src: Layout, dst: Layout, shape: tuple[int, ...], itemsize: int) -> dict[int, list[Communication]]:
+    """What each rank does to bring a tensor from one layout to another: `Redistribution.run` in words."""
     way = plan(src, dst, shape)
-    found: dict[int, list[Action]] = defaultdict(list)
+    found: dict[int, list[Communication]] = defaultdict(list)
     for change in way.collectives:
         for rank, given in zip(change.group, _given(change)):
-            found[rank].append(Collective(change.kind, change.group, itemsize * given))
+            found[rank].append(SimulatedCollective(change.kind, change.group, itemsize * given))
     if not way.collectives and way.kind not in ("nothing", "slice"):
         found |= _messages(way, itemsize)
     return found
@@ -183,7 +183,7 @@ def _given(change: Change) -> list[int]:
     return [volume(box if change.kind == "all_to_all" else intersect(box, change.box)) for box in boxes]
 
 
-def _messages(way: Plan, itemsize: int) -> dict[int, list[Action]]:
+def _messages(way: Redistribution, itemsize: int) -> dict[int, list[Communication]]:
     sends: dict[int, list[tuple[int, int]]] = defaultdict(list)
     recvs: dict[int, list[int]] = defaultdict(list)
     for (source, target), boxes in way.between.items():

@@ -2,7 +2,7 @@
 
 Computing takes what the profile says; a collective starts when all its ranks have come and the one before it in their
 group has ended; a message arrives after those that its sender sent before it. That is what `hetu.dist.VirtualClock`
-charges. Ignored on purpose: contention between groups, between ranks that share a link, and at the servers.
+charges. Left out: contention between groups, between ranks that share a link, and at the servers.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from ...core.errors import GraphError
 from ...core.graph import Node
 from ...core.op import Role
 from ..costs.links import Channel
-from ..costs.profile import Profile
-from .instructions import Action, Collective, Exchange, Job, RankProgram, Serve, Wait
+from ..costs.profile import MachineProfile
+from .instructions import Communication, Exchange, RankProgram, Serve, SimulatedCollective, SimulatedJob, Wait
 from .timeline import COMMUNICATION, COMPUTE, Event, Timeline
 
 SERVERS = -1  # stands for the servers in `Cost.sent`
@@ -46,7 +46,7 @@ class Cost:
 def simulate(
     entries: Sequence[Any],
     strategy: Any,
-    profile: Profile,
+    profile: MachineProfile,
     *,
     world_size: int,
     shapes: Mapping[Node | str, Sequence[int]],
@@ -61,16 +61,16 @@ def simulate(
     >>> x = ht.placeholder("x", (None, 64))
     >>> loss = ht.mean(ht.nn.Linear(64, 64)(x) ** 2)
     >>> entries = [loss, ht.optim.SGD(0.1).minimize(loss)]
-    >>> cost = simulate(entries, ht.dist.DataParallel(), Profile(), world_size=4, shapes={x: (32, 64)})
+    >>> cost = simulate(entries, ht.dist.DataParallel(), MachineProfile(), world_size=4, shapes={x: (32, 64)})
     >>> len(cost.peak), sorted(cost.sent)
     (4, [(0, 1), (1, 2), (2, 3), (3, 0)])
     """
-    job = Job(entries, strategy, world_size, shapes)
+    job = SimulatedJob(entries, strategy, world_size, shapes)
     return _Play(job, profile, traced).run()
 
 
 @dataclass
-class _Meeting:
+class _Rendezvous:
     """One collective of a group: who has come, until when, and who waits for its end."""
 
     came: int = 0
@@ -96,7 +96,7 @@ class _Rank:
 
 
 class _Play:
-    def __init__(self, job: Job, profile: Profile, traced: int) -> None:
+    def __init__(self, job: SimulatedJob, profile: MachineProfile, traced: int) -> None:
         self.job, self.profile = job, profile
         self.ranks: dict[int, _Rank] = {}
         self.peak = [0] * job.world_size
@@ -105,7 +105,7 @@ class _Play:
             for rank in program.ranks:
                 self.peak[rank] = program.peak
                 self.ranks[rank] = _Rank(rank, rank < traced, self._of_rank(program, plain, rank, rank < traced))
-        self.meetings: dict[tuple[int, ...], list[_Meeting]] = defaultdict(list)
+        self.meetings: dict[tuple[int, ...], list[_Rendezvous]] = defaultdict(list)
         self.messages: dict[tuple[int, int], deque[tuple[float, float]]] = defaultdict(deque)
         self.awaited: dict[tuple[int, int], _Rank] = {}
         self.sent: dict[tuple[int, int], int] = defaultdict(int)
@@ -160,9 +160,9 @@ class _Play:
                     self.events.append(Event(rank.rank, COMPUTE, name, rank.now, rank.now + seconds))
                 rank.now += seconds
 
-    def _act(self, rank: _Rank, name: str, action: Action) -> bool:
+    def _act(self, rank: _Rank, name: str, action: Communication) -> bool:
         """Whether the action is done; if not, the rank is woken when it can be."""
-        if isinstance(action, Collective):
+        if isinstance(action, SimulatedCollective):
             self._come(rank, action)
             if action.token is not None:
                 rank.waits[action.token] = action.group, rank.meetings[action.group] - 1
@@ -177,13 +177,13 @@ class _Play:
         self._serve(rank, name, action)
         return True
 
-    def _come(self, rank: _Rank, action: Collective) -> None:
+    def _come(self, rank: _Rank, action: SimulatedCollective) -> None:
         """Join the collective; the last to come settles when it starts and ends."""
         group, meetings = action.group, self.meetings[action.group]
         number = rank.meetings[group]
         rank.meetings[group] += 1
         if number == len(meetings):
-            meetings.append(_Meeting())
+            meetings.append(_Rendezvous())
         meeting = meetings[number]
         meeting.came += 1
         meeting.latest, meeting.nbytes = max(meeting.latest, rank.now), max(meeting.nbytes, action.nbytes)

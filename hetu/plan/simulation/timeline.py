@@ -1,7 +1,4 @@
-"""What every rank does when, as a simulation found it: numbers, a Chrome trace and a picture.
-
-Ignored on purpose: why it does so.
-"""
+"""What every rank does when, as a simulation found it: numbers, a Chrome trace and a picture."""
 
 from __future__ import annotations
 

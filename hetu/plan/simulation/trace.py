@@ -1,7 +1,7 @@
 """A step as ranks really ran it, on a virtual clock: what `simulate` foretells, measured.
 
-The ranks are threads; computing takes what it takes here, and only the wire is a model. Ignored on purpose: parameter
-servers, which the clock does not know.
+The ranks are threads; computing takes what it takes here, and only the wire is a model. Left out: parameter servers,
+which the clock does not know.
 """
 
 from __future__ import annotations

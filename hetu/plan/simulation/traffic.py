@@ -1,7 +1,6 @@
 """How much one step of a program sends between ranks, counted on its communication as ring algorithms do it.
 
-Ignored on purpose: what goes to servers, which depends on the ids and which the servers count (`Client.status`), and
-the headers of messages.
+Traffic to servers depends on the ids, so the servers count it (`Client.status`). Headers of messages do not count.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ with half of the rows cached (`--auc --epochs 6`, which is too few, and so shows
     test AUC             .9206  .9206  .9204  .9200  .9181  .9192  .9183
 
 After 12 epochs it is .9286 without a cache and within .0002 of that for each bound. A bound above 10 saves little more,
-so 10 is the default. Ignored on purpose: who computes the deltas (`rows.py`), and use by several threads.
+so 10 is the default. One thread may use a cache at a time; `rows.py` computes the deltas.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ class CachedTable:
         self._settle()
 
     def forget(self) -> None:
-        """Drop every line, whatever it holds, because the servers have been given other values."""
+        """Drop every line, because the servers have been given other values."""
         self._settle()
         self.slot_of[:], self.ids[:], self.deltas[:], self.updates[:] = -1, -1, 0, 0
 

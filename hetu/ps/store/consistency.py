@@ -1,8 +1,8 @@
 """How far workers may drift apart (BSP, SSP, ASP), and the clocks that tell how far they have.
 
-Every worker counts its steps; count c means that it has finished the clocks 0 .. c-1 and is at work on clock c. A
-mode is one number, the staleness s: a worker may work at clock c only while c - min(clocks) <= s. Ignored on
-purpose: what a clock's updates are, and how a worker waits (the store parks its reply).
+Every worker counts its steps; count c means that it has finished the clocks 0 .. c-1 and is at work on clock c. A mode
+is one number, the staleness s: a worker may work at clock c only while c - min(clocks) <= s. The store parks the reply
+of a worker that must wait.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ class Consistency:
 
 
 def BSP() -> Consistency:
-    """Bulk synchronous: nobody starts clock c+1 before all finished c, and its updates are applied together then.
+    """Bulk synchronous: no worker starts clock c+1 before all have finished c; then the updates of c are applied
+    together.
 
-    They are added in the order of the workers, so the result is the same, bit for bit, whatever order they came in.
+    They are added in the order of the workers, so the result is the same, bit for bit, for every order of arrival.
     """
     return Consistency(0, buffered=True)
 
@@ -53,7 +54,7 @@ def SSP(staleness: int) -> Consistency:
 
 
 def ASP() -> Consistency:
-    """Asynchronous: updates are applied as they come and nobody ever waits."""
+    """Asynchronous: updates are applied as they come, and no worker ever waits."""
     return Consistency(math.inf)
 
 

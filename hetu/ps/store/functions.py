@@ -2,8 +2,7 @@
 
 `@server_function` enters a function in the table by its name; a client calls it with `client.call(table, name, ...)`.
 The servers must import the module that holds it (`imports=` of `hetu.ps.Options`). After Angel's PSFunc (J. Jiang et
-al., "Angel: a new large-scale machine learning system", NSR 2018). Ignored on purpose: functions that write, which
-are update rules (`rules.py`).
+al., "Angel: a new large-scale machine learning system", NSR 2018). Functions that write are update rules (`rules.py`).
 """
 
 from __future__ import annotations

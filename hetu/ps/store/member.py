@@ -1,7 +1,7 @@
 """What a server knows of one worker: its present life, and which of its requests have taken effect.
 
 A life is told by its incarnation, a random number. Within a life requests are numbered, so one that comes again is
-known however many overtook it. Ignored on purpose: clocks (`consistency.py`) and connections (`session.py`).
+known however many overtook it.
 """
 
 from __future__ import annotations

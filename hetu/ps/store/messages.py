@@ -3,9 +3,8 @@
 All of a small message is one frame, because every frame costs a few microseconds on each side; values of more than
 `INLINE` bytes are a second one, so that they are sent without a copy, or lie in memory that both sides share
 (`segment.py`). A server reads bytes that anyone may have sent, so `decode` checks every field before it is used and
-builds nothing but numbers, NumPy views of the received buffers, and one small JSON object. Ignored on purpose: who
-sent a message (`session.py`), what it does (`store.py`), and the integrity of the values, which TCP or CURVE looks
-after.
+builds nothing but numbers, NumPy views of the received buffers, and one small JSON object. TCP or CURVE protects the
+integrity of the values. `session.py` knows who sent a message, `store.py` what it does.
 """
 
 from __future__ import annotations
@@ -87,8 +86,8 @@ class Kind(IntEnum):
 class Part(IntFlag):
     """What follows the header, in this order but for SLOT, which comes first; the header says what is there."""
 
-    IDS = 1  # int64, one a row
-    COUNTS = 2  # int64, one a row
+    IDS = 1  # int64, one per row
+    COUNTS = 2  # int64, one per row
     VALUES = 4  # (rows, cols) of the header's dtype
     META = 8  # a JSON object
     SLOT = 16  # int64: the place in shared memory where the values lie, or those of the answer may

@@ -1,10 +1,10 @@
 """Partial reduce: a controller that groups workers as they become ready, so that a straggler delays only itself.
 
-An all-reduce waits for the slowest worker of all. Here the first `group` ready workers average among themselves and
-go on, or fewer when the first of them has waited for `wait` seconds. Two things keep training one training: the
-groups of the recent past must connect all workers, or else the next group bridges the parts; and a member that is
-behind weighs less in the average. X. Miao et al., "Heterogeneity-Aware Distributed Machine Learning Training via
-Partial Reduce", SIGMOD 2021. Ignored on purpose: the average itself, which the members do among themselves.
+An all-reduce waits for the slowest worker of all. Here the first `group` ready workers average among themselves and go
+on, or fewer when the first of them has waited for `wait` seconds. Two things keep training one training: the groups of
+the recent past must connect all workers, or else the next group bridges the parts; and a member that is behind weighs
+less in the average. X. Miao et al., "Heterogeneity-Aware Distributed Machine Learning Training via Partial Reduce",
+SIGMOD 2021. The members compute the average among themselves.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Controller:
         if not self._keeps_connected(chosen):
             chosen = self._bridge()
             if not self._keeps_connected(chosen) and len(self.waiting) < len(self.workers):
-                return None  # somebody of the missing part must come first, or the deadline
+                return None  # a worker of the missing part must come first, or the deadline
         return self._decide(chosen)
 
     def overdue(self, now: float) -> Group | None:

@@ -1,9 +1,9 @@
 """How parameters are cut into blocks, and which server holds each block.
 
-A dense parameter is cut, flat, into blocks of at most one chunk, so that a block is also a message and no server
-waits for a whole tensor (Y. Peng et al., "A Generic Communication Scheduler for Distributed DNN Training
-Acceleration", SOSP 2019, use blocks alike). An embedding table is cut into one range of rows for each server.
-Ignored on purpose: access frequency; rows that are hot by position should be shuffled before training.
+A dense parameter is cut, flat, into blocks of at most one chunk, so that a block is also a message and no server waits
+for a whole tensor (Y. Peng et al., "A Generic Communication Scheduler for Distributed DNN Training Acceleration", SOSP
+2019, use blocks alike). An embedding table is cut into one range of rows for each server. Access frequency does not
+count, so shuffle rows that are hot by position before training.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from ...core.errors import ArgumentError
 from ...core.types import as_dtype
 from .rules import RuleSpec, check_rule
-from .table import TableSpec
+from .server_table import TableSpec
 
 CHUNK = 1 << 20  # bytes of a message: larger ones make every receive allocate fresh pages
 

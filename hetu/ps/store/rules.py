@@ -3,7 +3,7 @@
 A rule that works on each element alone can run on any block of a parameter, wherever that block lives, and on any
 set of rows. It comes as plain data, the operators that it is made of (see `ops/composition.py`), so that a server
 trains by rules that it has never heard of; those of its own process have names too. `add` is the rule without an
-optimizer: the workers send finished deltas. Ignored on purpose: gradient clipping, and devices other than the CPU.
+optimizer: the workers send finished deltas. Rules run on the CPU; gradients are not clipped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MOST_STATES = 16  # of a rule that another process sent
 RuleSpec = str | dict[str, Any]  # a name, or what `described` returns
 
 
-class Rule:
+class ServerRule:
     """One update rule with its optimizer state for one table of values (rows, cols), updated in place.
 
     `rule` is the name of one that this process has, whose rate and hyperparameters are the `options`, or a description,
@@ -35,7 +35,7 @@ class Rule:
     table, not of the row.
 
     >>> table = np.zeros((3, 2), "float32")
-    >>> rule = Rule("momentum", table, {"learning_rate": 0.5, "momentum": 0.9})
+    >>> rule = ServerRule("momentum", table, {"learning_rate": 0.5, "momentum": 0.9})
     >>> rule.apply_rows(np.array([1]), np.ones((1, 2), "float32"))
     >>> table.tolist()
     [[0.0, 0.0], [-0.5, -0.5], [0.0, 0.0]]
@@ -111,8 +111,10 @@ class Checked(NamedTuple):
 
 
 def described(composition: Composition, name: str) -> dict[str, Any]:
-    """What `Rule` takes, of a rule with all its hyperparameters; JSON can hold it. ArgumentError unless it has a form
-    that works on each element alone."""
+    """What `ServerRule` takes, of a rule with all its hyperparameters; JSON can hold it.
+
+    ArgumentError unless it has a form that works on each element alone.
+    """
     if composition.whole:
         raise ArgumentError(
             f"servers cannot apply {name}: {composition.whole}",

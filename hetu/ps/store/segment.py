@@ -1,12 +1,12 @@
 """Memory that a worker and a server on one host share, so that only the headers of large messages use the socket.
 
-Each of `SLOTS` requests in flight has a room for its values and one for those of its answer. A room is stamped with
-the number of the request that it was last filled for, and no number is ever used twice: bytes whose stamp does not
-fit the message belong to another request and are refused, and an answer that has been given once is given again over
-the socket. So a late copy of a message neither reads newer bytes nor writes over any. The memory has no name in any
-folder: the server opens it through the worker's process (Linux), and it is gone with the last process that holds it,
-however that ends. Its size is sealed, because memory that the other side cuts off kills whoever touches it. Ignored on
-purpose: systems without memfd, where everything goes over the socket.
+Each of `SLOTS` requests in flight has a room for its values and one for those of its answer. A room is stamped with the
+number of the request that it was last filled for, and no number is ever used twice: bytes whose stamp does not fit the
+message belong to another request and are refused, and an answer that has been given once is given again over the
+socket. So a late copy of a message neither reads newer bytes nor writes over any. The memory has no name in any folder:
+the server opens it through the worker's process (Linux), and it goes with the last process that holds it, however that
+ends. Its size is sealed, because memory that the other side cuts off kills the process that touches it. On systems
+without memfd everything goes over the socket.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Segment:
         return [os.getpid(), self.file]
 
     def close(self) -> None:
-        """Of the worker's side: nobody can open it any more; the memory lives as long as somebody looks at it."""
+        """For the worker's side: no process can open the memory any more; it lives as long as one maps it."""
         os.close(self.file)
 
     def fill(self, slot: int, seq: int, values: np.ndarray | None) -> None:

@@ -1,11 +1,11 @@
 """The parameter server as a state machine without I/O: `handle(message, now) -> replies`.
 
-Sockets, processes and time stay outside, so a test can try any interleaving of messages. A request that must wait
-for other workers is parked and answered when the last of them ticks: nobody polls. Every request has a number that
-its worker never reuses; one that comes again is answered again but not applied again, so a client may resend
-whenever it is in doubt (M. Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI 2014,
-section 4). A worker that is silent for longer than its lease is taken out, so that nobody waits for the dead.
-Ignored on purpose: who may speak for a worker (`session.py`), and replication.
+Sockets, processes and time stay outside, so a test can try any interleaving of messages. A request that must wait for
+other workers is parked and answered when the last of them ticks; no worker polls. Every request has a number that its
+worker never reuses; one that comes again is answered again but not applied again, so a client may resend whenever it is
+in doubt (M. Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI 2014, section 4). A
+worker that is silent for longer than its lease is taken out, so that no worker waits for the dead. `session.py` decides
+who may speak for a worker. Left out: replication.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .functions import call_function
 from .member import WINDOW, Member
 from .messages import Kind, Message, RefusedError
 from .partial_reduce import Controller
-from .table import Table, TableSpec
+from .server_table import ServerTable, TableSpec
 
 _GATED = {Kind.PULL, Kind.PUSH_PULL, Kind.SYNC, Kind.STATE, Kind.CLOCK}  # may have to wait for other workers
 _ON_TABLE = {
@@ -58,7 +58,7 @@ class ParameterStore:
         self.lease, self.on_loss, self.memory_limit = lease, on_loss, memory_limit
         self.partial = partial or Controller(workers)
         self.members = [Member(now) for _ in range(workers)]
-        self.tables: dict[int, Table] = {}
+        self.tables: dict[int, ServerTable] = {}
         self.parked: dict[tuple[int, int], Message] = {}
         self.failure: RefusedError | None = None
         self.bytes_used, self.counts, self.rows_synced = 0, dict.fromkeys(Kind, 0), [0, 0]  # asked for, sent
@@ -92,7 +92,7 @@ class ParameterStore:
             Kind.CALL: self._call,
             Kind.STATUS: lambda m: m.reply(meta=self.status()),
         }
-        # Answered by what is still to come, and asked for again by whoever sends it again.
+        # It is answered by what is still to come; the sender asks again when it sends again.
         self._later: dict[Kind, Callable[[Message], list[Message]]] = {
             Kind.READY: lambda m: self.partial.ready(m, self.now),
             Kind.SNAPSHOT: self._snapshot,
@@ -238,7 +238,7 @@ class ParameterStore:
         return any(self.members[other].incarnation is not None for other in self.returning & self.clocks.of.keys())
 
     def _welcome_back(self, hello: Message, member: Member) -> None:
-        """After a restart: what happened since the snapshot is lost, but nobody goes back in time for it.
+        """After a restart: what happened since the snapshot is lost, but no worker goes back in time for it.
 
         The HELLO tells the last clock for which the server's earlier life gave leave, the clock at which the worker
         is, and its oldest request that is still without an answer.
@@ -307,7 +307,7 @@ class ParameterStore:
                 known.refill(spec)
             return
         self._use_memory(spec.footprint)
-        self.tables[message.key] = Table(spec)
+        self.tables[message.key] = ServerTable(spec)
 
     def _push(self, message: Message) -> None:
         table = self.tables[message.key]
@@ -332,7 +332,7 @@ class ParameterStore:
         self._advance(slowest)
 
     def _advance(self, slowest_before: int) -> None:
-        """Close the clock that the last worker has finished, and answer whoever waited for that."""
+        """Close the clock that the last worker has finished, and answer the workers that waited for it."""
         if self.clocks.slowest == slowest_before:
             return
         for table in self.tables.values():
@@ -344,7 +344,7 @@ class ParameterStore:
         for message in waiting.values():
             self._respond(message)
 
-    def _weight(self, table: Table) -> float:
+    def _weight(self, table: ServerTable) -> float:
         return 1 / max(1, len(self.clocks.of)) if table.spec.reduce == "mean" else 1.0
 
     def _use_memory(self, nbytes: int) -> None:

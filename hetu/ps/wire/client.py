@@ -1,9 +1,8 @@
 """A worker's side of the parameter server: push, pull, clock, over one DEALER socket for each server.
 
-Every request returns a `Handle` at once; `handle.wait()` gives its answer, so that communication overlaps with
-whatever is done in between. Large requests are cut into chunks, sparse ones carry every row once. Ignored on
-purpose: what is pushed when (an executor's or a cache's business), and use by several threads; only signs of life come
-from another one (`heartbeat.py`).
+Every request returns a `PendingReply` at once; `handle.wait()` gives its answer, so that communication overlaps with
+the work in between. Large requests are cut into chunks, sparse ones carry every row once. An executor or a cache
+decides what is pushed when. One thread uses a client; only signs of life come from another (`heartbeat.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from ..store.partial_reduce import Group
 from ..store.partition import Block, Parameter, partition, split_rows, sum_by_id
 from .heartbeat import Heartbeat
 from .keys import check_address, read_keys
-from .transport import Link, Request, Transport
+from .transport import Request, ServerLink, Transport
 
 SETTINGS = {
     "LINGER": 0, "RECONNECT_IVL": 50, "RECONNECT_IVL_MAX": 2000, "SNDHWM": 64, "TCP_KEEPALIVE": 1,
@@ -31,7 +30,7 @@ SETTINGS = {
 WRITES = (Kind.PUSH, Kind.PUSH_PULL, Kind.RATE)
 
 
-class Handle:
+class PendingReply:
     """An answer that is on its way."""
 
     def __init__(
@@ -82,7 +81,7 @@ class Client:
         self.ticks: list[Request] = []  # the end of the last one
         self.context = zmq.Context()
         try:
-            links = [Link(address, dealer(zmq, self.context, address, key_file)) for address in addresses]
+            links = [ServerLink(address, dealer(zmq, self.context, address, key_file)) for address in addresses]
             self.transport = Transport(zmq, links, worker, token, timeout=timeout, retry=retry, shared=shared)
         except BaseException:
             self.context.destroy(linger=0)
@@ -155,11 +154,11 @@ class Client:
 
     # -- whole parameters ------------------------------------------------------------------------------------
 
-    def push(self, name: str, gradient: np.ndarray) -> Handle:
+    def push(self, name: str, gradient: np.ndarray) -> PendingReply:
         """Send the gradient of a whole parameter."""
         return self._handle(self._by_block(Kind.PUSH, name, self._flat(name, gradient)))
 
-    def pull(self, name: str, out: np.ndarray | None = None) -> Handle:
+    def pull(self, name: str, out: np.ndarray | None = None) -> PendingReply:
         """A whole parameter, into the C-contiguous `out` if given."""
         parameter = self._parameter(name)
         if parameter.sparse:
@@ -167,12 +166,12 @@ class Client:
         out = self._buffer(name, parameter.shape, out)
         return self._handle(self._by_block(Kind.PULL, name, out=out.reshape(1, -1)), lambda _: out)
 
-    def push_pull(self, name: str, gradient: np.ndarray, out: np.ndarray | None = None) -> Handle:
+    def push_pull(self, name: str, gradient: np.ndarray, out: np.ndarray | None = None) -> PendingReply:
         """Both in one round trip. Under BSP the answer does not hold this clock's pushes: use push, clock, pull."""
         flat, out = self._flat(name, gradient), self._buffer(name, self.parameters[name].shape, out)
         return self._handle(self._by_block(Kind.PUSH_PULL, name, flat, out.reshape(1, -1)), lambda _: out)
 
-    def set_rate(self, name: str, rate: float) -> Handle:
+    def set_rate(self, name: str, rate: float) -> PendingReply:
         """The learning rate of a parameter from this clock on. All workers send the same one, or only one does."""
         self._parameter(name)
         self._wait_for_leave_to_write()
@@ -182,7 +181,7 @@ class Client:
 
     # -- rows ------------------------------------------------------------------------------------------------
 
-    def push_rows(self, name: str, ids: np.ndarray, rows: np.ndarray, counts: np.ndarray | None = None) -> Handle:
+    def push_rows(self, name: str, ids: np.ndarray, rows: np.ndarray, counts: np.ndarray | None = None) -> PendingReply:
         """Send gradients of the rows `ids`, ids.shape + row shape. Rows of equal ids are summed before they travel.
 
         `counts`, only for ids that are distinct and increasing, tells how many updates each row stands for.
@@ -190,7 +189,7 @@ class Client:
         unique, sums = self._unique_rows(name, ids, rows)
         return self._handle(self._by_rows(Kind.PUSH, name, unique, sums, counts))
 
-    def pull_rows(self, name: str, ids: np.ndarray, out: np.ndarray | None = None) -> Handle:
+    def pull_rows(self, name: str, ids: np.ndarray, out: np.ndarray | None = None) -> PendingReply:
         """The rows `ids`, as ids.shape + row shape. Every distinct row travels once."""
         ids = self._ids(name, ids)
         unique, inverse = np.unique(ids, return_inverse=True)
@@ -198,7 +197,7 @@ class Client:
         requests = self._by_rows(Kind.PULL, name, unique, out=found)
         return self._handle(requests, lambda _: self._spread(name, ids, inverse, found, out))
 
-    def push_pull_rows(self, name: str, ids: np.ndarray, rows: np.ndarray) -> Handle:
+    def push_pull_rows(self, name: str, ids: np.ndarray, rows: np.ndarray) -> PendingReply:
         """Push gradients of rows and get these rows back, in one round trip (under BSP, see `push_pull`)."""
         ids = self._ids(name, ids)
         unique, sums = self._unique_rows(name, ids, rows)
@@ -207,13 +206,13 @@ class Client:
         requests = self._by_rows(Kind.PUSH_PULL, name, unique, sums, out=found)
         return self._handle(requests, lambda _: self._spread(name, ids, inverse, found, None))
 
-    def sync_rows(self, name: str, ids: np.ndarray, limits: np.ndarray) -> Handle:
+    def sync_rows(self, name: str, ids: np.ndarray, limits: np.ndarray) -> PendingReply:
         """Of the distinct increasing `ids`, those whose version is above their limit: (ids, versions, rows)."""
         parameter = self._parameter(name)
         none = (np.empty(0, "<i8"), np.empty(0, "<i8"), np.empty((0, parameter.cols), parameter.element))
         return self._handle(self._by_rows(Kind.SYNC, name, ids, counts=limits), lambda found: _gathered(found, none))
 
-    def call(self, name: str, function: str, **arguments: Any) -> Handle:
+    def call(self, name: str, function: str, **arguments: Any) -> PendingReply:
         """A server function on every block of a parameter: the (ids, rows) of all servers, one after the other."""
         self._parameter(name)
         meta = {"function": function, "arguments": arguments}
@@ -224,7 +223,7 @@ class Client:
 
     # -- time and membership ---------------------------------------------------------------------------------
 
-    def clock(self, *, snapshot: bool = False) -> Handle:
+    def clock(self, *, snapshot: bool = False) -> PendingReply:
         """End this step: waits until its pushes have arrived, then tells all servers.
 
         `wait()` on the result returns when this worker may work at the next step, as the job's consistency allows.
@@ -239,9 +238,9 @@ class Client:
         self.ticks = self._everywhere(Kind.CLOCK, step=self.step, meta={"snapshot": True} if wanted else None)
         self.step += 1
         written = self._everywhere(Kind.SNAPSHOT, step=self.step) if snapshot else []
-        return Handle(self.transport, [*self.ticks, *written])
+        return PendingReply(self.transport, [*self.ticks, *written])
 
-    def ready(self, iteration: int) -> Handle:
+    def ready(self, iteration: int) -> PendingReply:
         """Ask for partners of a partial reduce; the answer is a `Group`."""
         request = self.transport.submit(0, Kind.READY, step=iteration)
         return self._handle([request], lambda requests: Group.of(requests[0].reply))
@@ -255,7 +254,8 @@ class Client:
         return [reply.meta for reply in self.transport.wait(self._everywhere(Kind.STATUS))]
 
     def leave(self) -> None:
-        """Take this worker out of the job, so that nobody waits for it. Pushes of an unfinished clock are dropped."""
+        """Take this worker out of the job, so that no worker waits for it. Pushes of an unfinished clock are
+        dropped."""
         try:
             self.transport.wait(self._everywhere(Kind.LEAVE))
         except RefusedError as error:
@@ -264,12 +264,12 @@ class Client:
 
     # -- requests --------------------------------------------------------------------------------------------
 
-    def _handle(self, requests: list[Request], finish: Callable[[list[Request]], Any] | None = None) -> Handle:
+    def _handle(self, requests: list[Request], finish: Callable[[list[Request]], Any] | None = None) -> PendingReply:
         if requests and requests[0].message.kind in WRITES:
             while self.writes and self.writes[0].reply is not None:
                 self.writes.popleft()
             self.writes += requests
-        return Handle(self.transport, requests, finish)
+        return PendingReply(self.transport, requests, finish)
 
     def _everywhere(self, kind: Kind, **fields: Any) -> list[Request]:
         return [self.transport.submit(server, kind, **fields) for server in range(len(self.transport.links))]

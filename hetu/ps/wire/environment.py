@@ -1,7 +1,4 @@
-"""What a rank that `heturun -s N` started finds in its environment: its place in the job, and how to reach the servers.
-
-Ignored on purpose: starting servers, and making their keys.
-"""
+"""What a rank of `heturun -s N` finds in its environment: its place in the job, and how to reach the servers."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Signs of life from a thread of their own, so that a worker may compute for longer than its lease.
 
 A ZeroMQ socket belongs to one thread, so the heart has sockets of its own. Its messages name the worker by token and
-incarnation and get no answer: one that is lost is followed by another. A process that is frozen or killed falls
-silent; one whose training thread hangs does not, and those who wait for it give up after their `timeout`. Ignored on
-purpose: whether the worker makes progress, which its clock tells.
+incarnation and get no answer: one that is lost is followed by another. A process that is frozen or killed falls silent;
+one whose training thread hangs does not, and those who wait for it give up after their `timeout`. A heartbeat does not
+show progress; the worker's clock does.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Which addresses are safe without encryption, and key files that only their owner can read.
 
-On loopback a token is enough: whoever can read it can read the whole job. Any other address needs CURVE (D.
-Bernstein, "CurveCP"; ZeroMQ RFC 26) with a key pair for the server and one for each worker of the job. Ignored on
-purpose: making the pairs and using them, which is the sockets' business.
+On loopback a token is enough: a user who can read it can read the whole job. Any other address needs CURVE (D.
+Bernstein, "CurveCP"; ZeroMQ RFC 26) with a key pair for the server and one for each worker of the job.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The request for the next batch's rows can leave as soon as the clock of this one has ended: the servers answer it when
 the consistency allows, so training is what it is without, bit for bit under BSP, while the answer travels as the ranks
-reduce gradients, update what they keep and load data. Ignored on purpose: which ids come next (the training loop
-knows), and asking before the own gradients have left, which would miss them.
+reduce gradients, update what they keep and load data. The training loop knows which ids come next. No request leaves
+before this worker's own gradients, as its answer would miss them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..store.cache import Cache, CachedTable, Counters
 from ..store.partition import sum_by_id
 from .client import Client
 
-Request = tuple[str, np.ndarray]  # a table and the ids of its rows
+RowRequest = tuple[str, np.ndarray]  # a table and the ids of its rows
 Asked = tuple[np.ndarray, Callable[[], np.ndarray]]
 
 
@@ -26,7 +26,7 @@ class Rows:
     def __init__(self, client: Client, cache: Cache | None = None, weight: float = 1.0) -> None:
         self.client, self.cache, self.weight = client, cache, weight
         self.cached: dict[str, CachedTable] = {}
-        self.expected: list[Request] = []
+        self.expected: list[RowRequest] = []
         self.asked: dict[str, list[Asked]] = {}
 
     def hold(self, tables: Iterable[str]) -> None:
@@ -92,6 +92,6 @@ class Rows:
         return self.client.pull_rows(table, ids).wait
 
     def _drop(self, table: str) -> None:
-        """Take the answers that nobody has come for."""
+        """Take the answers that no caller has fetched."""
         for _, answer in self.asked.pop(table, []):
             answer()

@@ -1,9 +1,9 @@
 """A server process: one ROUTER socket around one store. All that can be decided without a socket is elsewhere.
 
 A `ServerProcess` is a server in a process of its own, which lives as long as its standard input is open, so it never
-outlives whoever started it. Options go in by standard input too, because a command line and an environment can be
-read by others. With `snapshots` it writes its state to a folder (`snapshot.py`), and a server that is started with
-that folder, on the same address, goes on from there. Ignored on purpose: choosing hosts, and who starts it again.
+outlives the process that started it. Options go in by standard input too, because a command line and an environment can
+be read by others. With `snapshots` it writes its state to a folder (`snapshot.py`), and a server that is started with
+that folder, on the same address, goes on from there. It does not restart itself.
 """
 
 from __future__ import annotations
@@ -207,7 +207,8 @@ def make_keys(folder: str | Path, workers: int) -> tuple[Path, list[Path]]:
 
 
 class ServerProcess:
-    """A running server process and its `address`. Ends with the `with` block, or with whoever started it."""
+    """A running server process and its `address`. It ends with the `with` block, or with the process that started
+    it."""
 
     def __init__(self, options: Options, *, deadline: float = 30.0) -> None:
         command = [sys.executable, "-c", "from hetu.ps.wire.server import main; main()"]

@@ -1,10 +1,10 @@
 """Who may speak to a server, and for whom: between raw frames from a peer and the store, still without sockets.
 
 A peer is one connection. It proves itself once with the job's token and names its worker; from then on it speaks for
-that worker only, until a newer incarnation of the worker comes. Whoever shows the token may also ask for the status
-without being a worker, or say that one lives. Whatever does not decode, or comes from a stranger, is answered at most
-with an error and touches nothing behind this point. Ignored on purpose: encryption and the
-allow-list of keys, which CURVE enforces before a frame gets here.
+that worker only, until a newer incarnation of the worker comes. A peer that shows the token may also ask for the status
+without being a worker, or say that a worker lives. A message that does not decode, or comes from a stranger, gets at
+most an error and reaches nothing past this point. CURVE encrypts and enforces the allow-list of keys before a frame
+gets here.
 """
 
 from __future__ import annotations

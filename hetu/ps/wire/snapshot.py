@@ -9,16 +9,16 @@ knows of the wish in time (a marker, as in K. Chandy, L. Lamport, "Distributed S
 *Guaranteed*: every shard of clock c holds all pushes of the clocks below c and none of the clocks from c + s on, where
 s is the staleness. Under BSP and SSP(0) the shards are therefore one moment, that of one process after c steps. *Not
 guaranteed*, under SSP(s) and ASP: that a push of the clocks between, or one gradient of several parameters, is in all
-of the shards or in none. Whoever reads at clock c + s may see just that.
+of the shards or in none. A reader at clock c + s may see just that.
 
 The arrays are copied between two messages and written by a thread of their own. Each server keeps its last `KEPT`
 snapshots and writes one at a time, so that there is always a clock that all have: a worker's clock differs by at most
-one between servers, hence whoever takes a third has others behind it that have written the first. All servers of a job
-that start together go on from the newest such clock. One that was killed alone goes on from its own newest, because
-the others have gone on too. Nothing is logged in between, so what came after the snapshot is lost, and workers that are
+one between servers, so when one server takes a third, the others have written the first. All servers of a job that
+start together go on from the newest such clock. One that was killed alone goes on from its own newest, because the
+others have gone on too. Nothing is logged in between, so what came after the snapshot is lost, and workers that are
 still there go on from their clock (M. Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI
-2014). Ignored on purpose: replication, one moment for servers of which only some were killed, workers' own state
-(checkpoints have it), and partners that wait for a partial reduce.
+2014). Left out: replication, one moment for servers of which only some were killed, workers' own state (checkpoints
+have it), and partners that wait for a partial reduce.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from ...core.errors import CheckpointError, HetuError
 from ..store.consistency import consistency
 from ..store.member import Member
 from ..store.messages import Kind, Message, RefusedError
+from ..store.server_table import ServerTable, TableSpec
 from ..store.store import ParameterStore
-from ..store.table import Table, TableSpec
 
 KEPT = 3
 VERSION_JUMP = 1 << 32  # above any version of the life before, so that what caches hold of it counts as stale
@@ -179,15 +179,15 @@ def load(snapshots: dict[int, Checkpoint], clock: int, store: ParameterStore) ->
     return life
 
 
-def _arrays(table: Table) -> Tensors:
+def _arrays(table: ServerTable) -> Tensors:
     """What makes up a table."""
     states = {f"state{i}": state for i, state in enumerate(table.rule.states)}
     fixed = {"values": table.values, "versions": table.versions, "filled": table.filled}
     return {**fixed, **states, "rate": table.rule.rate, "step": table.rule.step}
 
 
-def _table(snapshot: Checkpoint, key: str, spec: dict[str, Any], jump: int) -> Table:
-    table = Table(TableSpec.parse(spec))
+def _table(snapshot: Checkpoint, key: str, spec: dict[str, Any], jump: int) -> ServerTable:
+    table = ServerTable(TableSpec.parse(spec))
     for part, array in _arrays(table).items():
         name = f"{key}.{part}"
         saved = snapshot.read(name, whole(snapshot.variables[name]["shape"]))

@@ -1,9 +1,9 @@
 """`hetu ps status`: what the parameter servers of a running job are doing: clocks, waiting, traffic, cache.
 
-It asks with the job's token but is no worker, so it changes nothing and holds nothing up. `heturun` leaves a file with
-addresses and token in the job's directory, which only its owner can read; without `--job` the newest one is taken.
-Ignored on purpose: counters that only workers have (see `CachedTable.counters`); here a row that a cache asks for
-counts as a hit if its copy was fresh enough.
+It asks with the job's token but is no worker, so it changes and delays nothing. `heturun` leaves a file with addresses
+and token in the job's directory, which only its owner can read; without `--job` the newest one is taken. Some counters
+only workers have (see `CachedTable.counters`). Here a row that a cache asks for counts as a hit if its copy was fresh
+enough.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CLEAR = "\x1b[H\x1b[2J"
 
 
 @dataclass(frozen=True)
-class Job:
+class ServerJob:
     """How to reach the servers of a job."""
 
     addresses: tuple[str, ...]
@@ -72,7 +72,7 @@ def main(args: argparse.Namespace) -> int:
         return 0
 
 
-def find_job(file: Path | None) -> Job:
+def find_job(file: Path | None) -> ServerJob:
     """From a file, else from the environment of a rank, else from the newest file that `heturun` left."""
     if file is None and ADDRESSES in os.environ:
         return _job(os.environ)
@@ -89,20 +89,20 @@ def find_job(file: Path | None) -> Job:
     return _job(read_keys(file))
 
 
-def _job(variables: Any) -> Job:
+def _job(variables: Any) -> ServerJob:
     try:
         addresses, token, keys = variables[ADDRESSES], variables[TOKEN], variables.get(KEYS)
     except (KeyError, TypeError):
         raise ArgumentError(f"a job without {ADDRESSES} and {TOKEN}", fix="name a file that heturun wrote") from None
-    return Job(tuple(addresses.split(",")), token, str(Path(keys) / "worker-0.json") if keys else "")
+    return ServerJob(tuple(addresses.split(",")), token, str(Path(keys) / "worker-0.json") if keys else "")
 
 
-def ask(job: Job, timeout: float = 5.0) -> list[dict[str, Any]]:
+def ask(job: ServerJob, timeout: float = 5.0) -> list[dict[str, Any]]:
     """What each server says of itself; RefusedError for a wrong token, ServerTimeoutError where none answers.
 
     >>> from hetu.ps import Options, ServerProcess
     >>> with ServerProcess(Options(workers=2, token="secret", consistency="ssp:3")) as server:
-    ...     [found] = ask(Job((server.address,), "secret"))
+    ...     [found] = ask(ServerJob((server.address,), "secret"))
     >>> found["clocks"], found["consistency"]
     ({'0': 0, '1': 0}, 'ssp:3')
     """
@@ -128,7 +128,7 @@ def _answer(zmq: Any, socket: Any, address: str, until: float) -> dict[str, Any]
 
 
 def rates(old: dict[str, Any], new: dict[str, Any]) -> dict[str, float]:
-    """Requests and bytes a second between two looks at one server; of a restarted one, since its start.
+    """Requests and bytes per second between two looks at one server; for a restarted one, since its start.
 
     >>> first = {"seconds": 1.0, "requests": {"push": 5}, "received": 0, "sent": 100}
     >>> rates(first, {"seconds": 3.0, "requests": {"push": 9, "pull": 6}, "received": 8, "sent": 100})

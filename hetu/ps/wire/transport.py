@@ -1,11 +1,10 @@
 """Requests and replies over unreliable connections: numbering, credit, resending with backoff, deadlines.
 
-A request is sent again, under its old number, as long as somebody waits for its answer; the server takes care that
-it takes effect once, and every wait has a deadline. Only `CREDIT` requests fly to a server at a time, which bounds
-the server's memory and is faster than more (ZeroMQ guide, chapter 4, "lazy pirate", and chapter 7, credit-based flow
-control). On one host the values of large requests and answers lie in shared memory (`segment.py`). Ignored on
-purpose: what the requests mean (`client.py`), and threads: a socket belongs to its maker, and the thread that waits
-for an answer is the one that receives it.
+A request is sent again, under its old number, as long as its answer is awaited. The server makes sure that it takes
+effect once, and every wait has a deadline. Only `CREDIT` requests fly to a server at a time, which bounds the server's
+memory and is faster than more (ZeroMQ guide, chapter 4, "lazy pirate", and chapter 7, credit-based flow control). On
+one host the values of large requests and answers lie in shared memory (`segment.py`). A socket belongs to the thread
+that made it; the thread that waits for an answer receives it.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ class ServerRestartedError(HetuError, ConnectionError):
 
 
 @dataclass(eq=False)
-class Link:
+class ServerLink:
     """The connection to one server. `flying` are the unanswered requests by their number; HELLO is number 0.
 
     `clock` is the last one for which this server gave leave, `at` the one after those that it was told the end of.
@@ -93,7 +92,7 @@ class Request:
     """
 
     message: Message
-    link: Link
+    link: ServerLink
     retry: float
     place: slice | None = None
     start: int = 0
@@ -110,7 +109,7 @@ class Transport:
     def __init__(
         self,
         zmq: ModuleType,
-        links: Sequence[Link],
+        links: Sequence[ServerLink],
         worker: int,
         token: str,
         *,
@@ -201,7 +200,7 @@ class Transport:
                     self._transmit(request)
                 self.due = min(self.due, request.due)
 
-    def _fill(self, link: Link) -> None:
+    def _fill(self, link: ServerLink) -> None:
         while link.queue and len(link.flying) < CREDIT:
             request = link.queue.popleft()
             link.flying[request.message.seq] = request
@@ -209,7 +208,7 @@ class Transport:
                 self._share(request, link)
             self._transmit(request)
 
-    def _share(self, request: Request, link: Link) -> None:
+    def _share(self, request: Request, link: ServerLink) -> None:
         """Give a request a slot if its values, or those of its answer, are many."""
         message = request.message
         sizes = [x.nbytes for x in (message.values, request.out) if x is not None]
@@ -230,7 +229,7 @@ class Transport:
         except self.zmq.Again:
             return  # the connection is down and its queue full: the next turn will do
 
-    def _receive_from(self, link: Link) -> None:
+    def _receive_from(self, link: ServerLink) -> None:
         """One message, for which the socket waits as long as it was told to."""
         try:
             frames = receive_frames(link.socket)
@@ -240,7 +239,7 @@ class Transport:
         if link.queue:
             self._fill(link)
 
-    def _receive(self, link: Link, frames: list[Buffer]) -> None:
+    def _receive(self, link: ServerLink, frames: list[Buffer]) -> None:
         try:
             message = decode(frames, segment=link.segment)
         except ProtocolError:
@@ -272,20 +271,20 @@ class Transport:
 
     # -- greeting --------------------------------------------------------------------------------------------
 
-    def _greet(self, link: Link) -> Request:
+    def _greet(self, link: ServerLink) -> Request:
         request = Request(self._hello(link), link, self.retry)
         link.flying[0] = request
         self._transmit(request)
         return request
 
-    def _hello(self, link: Link) -> Message:
+    def _hello(self, link: ServerLink) -> Message:
         unanswered = [seq for seq in link.flying if seq] + [r.message.seq for r in link.queue]
         meta = {**self.hello, "first": min(unanswered, default=link.seq + 1), "at": link.at}
         if link.segment is not None:
             meta["segment"] = link.segment.offer
         return Message(Kind.HELLO, worker=self.worker, step=link.clock, meta=meta)
 
-    def _greeted(self, link: Link, message: Message) -> None:
+    def _greeted(self, link: ServerLink, message: Message) -> None:
         restored = message.meta.get("restored")
         if link.epoch not in (0, message.epoch) and restored:
             warnings.warn(
@@ -314,7 +313,7 @@ class Transport:
         self.failures += 1
         link.flying.clear()
 
-    def _shared(self, link: Link, opened: bool) -> None:
+    def _shared(self, link: ServerLink, opened: bool) -> None:
         """Use the slots from now on, or no longer if the server, in another life, could not open them again."""
         taken = [r.message for r in link.flying.values() if r.message.slot >= 0]
         if not opened:

@@ -1,7 +1,7 @@
 """Grade a lab: run each check on the student's file and say what passes, what fails, and a hint.
 
-A check is a function of the student's module that returns "" when all is well and otherwise what it saw. Ignored on
-purpose: points, and code that means harm; a student's file runs with the rights of whoever checks it.
+A check is a function of the student's module that returns "" when all is well and otherwise what it saw. A student's
+file runs with the rights of the person who checks it, so check no harmful code. There are no points.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Lab:
         return enter
 
     def grade(self, student: ModuleType) -> list[Outcome]:
-        """The outcome of every check; operators that the student defines are forgotten afterwards."""
+        """The outcome of every check; operators that the student defines are forgotten afterward."""
         return [_outcome(check, student) for check in self.checks]
 
     def grade_file(self, path: Path) -> list[Outcome]:
@@ -96,7 +96,7 @@ def _outcome(check: Check, student: ModuleType) -> Outcome:
 
 
 def load(path: Path) -> ModuleType:
-    """Run a student's file as a module that nobody else can import."""
+    """Run a student's file as a module that no other code can import."""
     spec = importlib.util.spec_from_file_location(f"student_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is no Python file")

@@ -1,4 +1,4 @@
-"""The checks of lab 2. Ignored on purpose: forward mode, and functions of arrays."""
+"""The checks of lab 2."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checks of lab 3. Ignored on purpose: a limit on the size of constants, which hetu's own pass has."""
+"""The checks of lab 3. Unlike hetu's own pass, they set no limit on the size of constants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checks of lab 4. Ignored on purpose: addresses; packing values into an arena can need more than the peak."""
+"""The checks of lab 4. Packing values into an arena can need more than the peak."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ def chain(student: ModuleType) -> str:
     return different(student.last_use(SKIP, ["d"]), {"a": 3, "b": 2, "c": 3, "d": 3})
 
 
-@lab.check("results live to the end", hint="The index of the last instruction, whoever reads the result before.")
+@lab.check(
+    "results live to the end", hint="The index of the last instruction, even if another reads the result before."
+)
 def results(student: ModuleType) -> str:
     return different(student.last_use(CHAIN, ["b", "d"]), {"a": 1, "b": 3, "c": 3, "d": 3})
 

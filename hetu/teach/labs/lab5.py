@@ -1,4 +1,4 @@
-"""The checks of lab 5. Ignored on purpose: how well Lion trains; only that it is Lion."""
+"""The checks of lab 5. They check that it is Lion, not how well it trains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checks of lab 6, on ranks that are threads. Ignored on purpose: time; what is sent is counted instead."""
+"""The checks of lab 6, on ranks that are threads. They count what is sent, not the time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...dist import Comm, run_ranks
 from .grading import Lab, different
 
 lab = Lab(6, "a ring all-reduce", "lab6_ring_all_reduce.py")
-DEADLINE = 5.0  # seconds, for ranks that wait for each other for ever
+DEADLINE = 5.0  # seconds, for ranks that wait for each other forever
 
 
 class Ring:
@@ -32,7 +32,7 @@ class Ring:
 
 
 def on_ranks(student: ModuleType, n: int, size: int) -> list[tuple[np.ndarray, np.ndarray, Ring]]:
-    """For each rank: the result, its own `x` afterwards, and what it sent. Sends wait for their receivers."""
+    """For each rank: the result, its own `x` afterward, and what it sent. Sends wait for their receivers."""
 
     def rank(comm: Comm) -> tuple[np.ndarray, np.ndarray, Ring]:
         ring, x = Ring(comm), own(comm.rank, size)

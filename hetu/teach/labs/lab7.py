@@ -1,4 +1,4 @@
-"""The checks of lab 7: claims about layouts are computed on two ranks. Ignored on purpose: grids of several axes."""
+"""The checks of lab 7: claims about layouts are computed on two ranks."""
 
 from __future__ import annotations
 
@@ -106,11 +106,11 @@ def _sent(student: ModuleType, cases: Sequence[tuple[int, int]]) -> str:
     return ""
 
 
-@lab.check("communication towards whole matrices", hint="What is missing on a rank: the other part, or the other term?")
+@lab.check("communication toward whole matrices", hint="What is missing on a rank: the other part, or the other term?")
 def gather(student: ModuleType) -> str:
     return _sent(student, [(0, DUP), (1, DUP), (SUM, DUP), (DUP, DUP)])
 
 
-@lab.check("communication towards parts", hint="Who needs only a part of the sum should not be sent all of it.")
+@lab.check("communication toward parts", hint="Who needs only a part of the sum should not be sent all of it.")
 def scatter(student: ModuleType) -> str:
     return _sent(student, list(itertools.product((DUP, 0, 1, SUM), (0, 1))))

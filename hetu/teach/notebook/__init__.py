@@ -1,8 +1,8 @@
 """One notebook cell on many ranks: `%load_ext hetu`, then `%%ranks 4 --servers 2` above a cell.
 
-The cell runs on a persistent pool of real MPI ranks (and parameter servers); names that rank 0 has afterwards come back
+The cell runs on a persistent pool of real MPI ranks (and parameter servers); names that rank 0 has afterward come back
 to the notebook. `wire.py` says what may travel, `rank.py` is one rank, `pool.py` the kernel's side of all of them,
-`magic.py` what is typed and seen. Ignored on purpose: ranks on other hosts.
+`magic.py` what is typed and seen. All ranks are on this host.
 """
 
 from __future__ import annotations
@@ -12,6 +12,6 @@ from typing import Any
 
 def load_ipython_extension(shell: Any) -> None:
     """What `%load_ext hetu` calls."""
-    from .magic import Ranks
+    from .magic import RankMagics
 
-    shell.register_magics(Ranks(shell))
+    shell.register_magics(RankMagics(shell))

@@ -1,7 +1,7 @@
 """`%%ranks`: what is typed above a cell, and what is seen below it.
 
 Each rank's lines begin with its number; a line that is written over (a progress bar) stays in its place, one for each
-rank. Ignored on purpose: what happens on the ranks.
+rank.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 from IPython.display import display
 
-from .pool import Outcome, Pool
+from .pool import CellOutcome, Pool
 
 TRACEBACK_LINES = 15
 
@@ -51,7 +51,7 @@ class Screen:
 
 
 @magics_class
-class Ranks(Magics):
+class RankMagics(Magics):
     """The magics `%%ranks` and `%ranks`."""
 
     pool: Pool | None = None
@@ -101,7 +101,7 @@ class Ranks(Magics):
             self.pool.close()
             self.pool = None
 
-    def _explain(self, outcome: Outcome) -> None:
+    def _explain(self, outcome: CellOutcome) -> None:
         """The one traceback that matters, and where the others were; the cell counts as failed."""
         rank, (text, _) = next(iter(outcome.failures.items()))
         print(*text.rstrip().splitlines()[-TRACEBACK_LINES:], sep="\n", file=sys.stderr)

@@ -1,8 +1,7 @@
 """The kernel's side of a notebook's ranks: start them, send a cell, gather what they say, never leave one behind.
 
 `heturun` starts the ranks; each connects to the kernel over the loopback, with a secret of its job. A cell that fails
-on one rank while others wait for it ends the pool, and the next cell finds a new one. Ignored on purpose: how output
-looks.
+on one rank while others wait for it ends the pool, and the next cell finds a new one.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class RankError(HetuError, RuntimeError):
 
 
 @dataclass
-class Outcome:
+class CellOutcome:
     """What became of one cell: who failed, with which traceback and line, where the others were, and rank 0's names."""
 
     failures: dict[int, tuple[str, int]] = field(default_factory=dict)
@@ -70,7 +69,7 @@ class Pool:
         return self.job.poll() is None and not any(self._has_left(c) for c in self.ranks)
 
     def _has_left(self, connection: Connection) -> bool:
-        """Between cells ranks say nothing, so whatever can be read is the end."""
+        """Between cells ranks say nothing, so anything that can be read is the end."""
         return connection.closed or connection.poll()
 
     def gather(self) -> None:
@@ -106,7 +105,7 @@ class Pool:
 
     # -- cells ---------------------------------------------------------------------------------------------------
 
-    def run(self, text: str, names: Mapping[str, Any], say: Say) -> Outcome:
+    def run(self, text: str, names: Mapping[str, Any], say: Say) -> CellOutcome:
         """Run a cell on all ranks, with the names that it reads and that changed here since the ranks last had them."""
         self.gather()
         self.cells += 1
@@ -115,7 +114,7 @@ class Pool:
         functions = {n: source_of(v) for n, v in wanted.items() if source_of(v)}
         for connection in self.ranks:
             send(connection, "cell", values, text=text, number=self.cells, functions=functions)
-        outcome = Outcome()
+        outcome = CellOutcome()
         try:
             left = self._listen(outcome, set(self.ranks), say, None)
         except KeyboardInterrupt:
@@ -127,7 +126,7 @@ class Pool:
         self.known |= {n: names[n] for n in functions} | values | outcome.values
         return outcome
 
-    def _listen(self, outcome: Outcome, busy: set[Connection], say: Say, until: float | None) -> set[Connection]:
+    def _listen(self, outcome: CellOutcome, busy: set[Connection], say: Say, until: float | None) -> set[Connection]:
         """Until all of `busy` are done, the time is over, or one fails and the others do not end; these."""
         while busy:
             ready = wait(list(busy), None if until is None else max(0.0, until - time.monotonic()))
@@ -166,7 +165,7 @@ class Pool:
                         say(self.ranks[connection], message["text"])
         return found
 
-    def _interrupt(self, outcome: Outcome, say: Say) -> None:
+    def _interrupt(self, outcome: CellOutcome, say: Say) -> None:
         """Stop the cell on all ranks; a pool in which one does not stop is ended."""
         left = set(self.ranks)
         try:

@@ -1,7 +1,7 @@
 """One rank of a notebook's pool: runs the cells that the kernel sends, in one namespace that lasts.
 
 The main thread runs cells; another reads the connection, so that a rank can be interrupted, asked where it is, and ends
-when the kernel does, however that comes about. Ignored on purpose: what the cells do.
+when the kernel does, however that comes about.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ...dist.launch.boot import user_traceback
 from .wire import ADDRESS, TOKEN, receive, send, travels
 
 
-class Stream(io.TextIOBase):
+class OutputStream(io.TextIOBase):
     """Sends what is written to the kernel, by lines, and by what is written over a line."""
 
     def __init__(self, rank: Rank) -> None:
@@ -77,7 +77,7 @@ class Rank:
 
     def run(self) -> None:
         """The main thread: cells, one after the other."""
-        sys.stdout = sys.stderr = Stream(self)
+        sys.stdout = sys.stderr = OutputStream(self)
         while True:
             cell = self.cells.get()
             self.names |= cell["values"]

@@ -2,7 +2,7 @@
 
 A value travels if it is a number, text, None, an array of numbers or booleans, a module or what can be imported from
 one (by its name), or a list, tuple or dict of such; a function that a cell has defined goes to the ranks as its text.
-Ignored on purpose: pickle, and so every other object: it stays where it was made.
+It has no pickle, so every other object stays where it was made.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The files with blanks as students get them; `hetu lab export` packs them. Ignored on purpose: everything to do."""
+"""The files with blanks as students get them; `hetu lab export` packs them."""

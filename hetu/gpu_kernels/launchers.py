@@ -2,8 +2,7 @@
 
 Such a function chooses kernel, launch shape and scratch for given arrays, once, and returns calls without arguments,
 or None where it cannot (a layout or dtype its kernel does not take); CuPy then runs the operator's own forward
-function. The same function runs under the emulator, so that launch shapes are proven together with kernels. Ignored
-on purpose: the kernels themselves, which the other modules of this folder hold.
+function. The same function runs under the emulator, so that launch shapes are proven together with kernels.
 """
 
 from __future__ import annotations

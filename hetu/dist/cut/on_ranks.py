@@ -1,7 +1,6 @@
 """What an executor works with when a strategy is given: this rank's variables and graphs, and the communicator.
 
 It also makes sure that all ranks run the same graph: the steps of communication are compared before anything waits.
-Ignored on purpose: how the strategy came about.
 """
 
 from __future__ import annotations
@@ -21,18 +20,17 @@ from ...core.graph import Graph, Node
 from ...core.placement import FilePath, Local, attaches
 from ...core.program import Program
 from ...core.state import State
-from ...core.types import Atom
-from ...look.table import rows_html
+from ...core.types import Atom, Box
+from ...look.html_table import rows_html
 from ...passes import Pass, simplify, sparsify_updates
 from ..comm.comm import Comm
 from ..comm.mpi import world
 from ..comm.nccl import on_device
-from ..layout.boxes import Box
 from .partition import partition
 from .pipelined import pipelined
 from .staged import Staged
 from .strategy import Builder, Strategy
-from .table import rows
+from .strategy_table import rows
 
 T = TypeVar("T")
 

@@ -1,6 +1,6 @@
 """A strategy as a table or a picture: what each variable looks like on the ranks, and what keeping it so costs.
 
-Ignored on purpose: communication of activations, which only the whole graph shows (`print` a program for that).
+Communication of activations is not in it; print a program for that.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def table(strategy: Laid, outputs: Iterable[Node]) -> str:
 
 
 def rows(strategy: Laid, outputs: Iterable[Node]) -> list[tuple[str, ...]]:
-    """For each variable: shape, layouts for computing and keeping, most bytes a rank keeps, collectives a step."""
+    """For each variable: shape, layouts for computing and keeping, most bytes kept per rank, collectives per step."""
     variables = [node for node in topological(outputs) if node.role is Role.VARIABLE]
     found = [HEADER]
     for node in variables:

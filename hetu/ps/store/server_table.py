@@ -1,8 +1,8 @@
 """One table on a server: values (rows, cols) with a version for every row, their rule, and pushes held back.
 
 A dense parameter arrives cut into blocks, each a table of one row; an embedding table arrives as ranges of rows. A
-version counts the updates a row has had, which is what a cache compares. Ignored on purpose: workers and clocks
-(`store.py`); everything here has been allowed already.
+version counts the updates a row has had, which is what a cache compares. It knows no workers and clocks (`store.py`
+does): every push that arrives here has been allowed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from ...core.errors import ArgumentError, ShapeError, ValueRangeError
 from ...core.types import as_dtype, is_float
 from .messages import DTYPES, FRAME_LIMIT, Kind, Message
-from .rules import Rule, RuleSpec, check_rule
+from .rules import RuleSpec, ServerRule, check_rule
 
 LARGE = 1 << 16  # bytes of a gradient that take longer to copy than to find
 REDUCTIONS = ("mean", "sum")
@@ -74,7 +74,7 @@ class TableSpec:
         return self.rows * (self.cols * np.dtype(self.dtype).itemsize * arrays + 9)
 
 
-class Table:
+class ServerTable:
     """The values of one block, their versions, and the pushes that wait for their clock to close."""
 
     def __init__(self, spec: TableSpec) -> None:
@@ -82,7 +82,7 @@ class Table:
         self.values = np.zeros((spec.rows, spec.cols), as_dtype(spec.dtype).newbyteorder("<"))
         self.versions = np.zeros(spec.rows, "<i8")
         self.filled = np.zeros(spec.rows, bool)
-        self.rule = Rule(spec.rule, self.values, spec.options)
+        self.rule = ServerRule(spec.rule, self.values, spec.options)
         self.pending: list[Message] = []
 
     @property

@@ -1,6 +1,6 @@
-"""HTML tables: of texts, and of a graph, one row a node with its type and the user's line.
+"""HTML tables: of texts, and of a graph, one row per node with its type and the user's line.
 
-Ignored on purpose: style sheets; the colours are those of the picture and everything else is the page's.
+The colors are those of the picture; the rest is the page's.
 """
 
 from __future__ import annotations
