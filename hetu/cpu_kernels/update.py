@@ -174,8 +174,8 @@ def on_rows(rule: Any, xp: Any, out: Any, *arrays: Any, window: Window = None, *
     copies = copied(outs, tables)
     if window is None and composition.descent is not None:
         return [*copies, *_subtract_rows(composition, out, ids, rows, scalars)]
-    if window is None and tape_of(composition) is not None:
-        return [*copies, *_change_rows(composition, outs, ids, rows, scalars)]
+    if window is None and (calls := _change_rows(composition, outs, ids, rows, scalars)) is not None:
+        return [*copies, *calls]
 
     def update() -> None:
         touched, sums = _SumRows(outs[0], *own_rows(ids, rows, window))()
@@ -191,13 +191,15 @@ def _change_rows(
     ids: np.ndarray,
     rows: np.ndarray,
     scalars: Sequence[np.ndarray],
-) -> list[Call]:
+) -> list[Call] | None:
     """A rule in place on copies of the touched rows, as many as there are ids: the first row stands in for the rest."""
     if not ids.size:
         return []
     gather, places = _SumRows(outs[0], ids, rows), np.empty(ids.size, np.intp)
     copies = [np.empty((ids.size, *o.shape[1:]), o.dtype) for o in outs]
     calls = in_place(composition, copies, (*copies, gather.sums), scalars)
+    if calls is None:
+        return None
 
     def update() -> None:
         touched, _ = gather()
@@ -233,7 +235,7 @@ class _SumRows:
         self.ids, self.order = ids, np.arange(ids.size)
         self.place, self.slots = np.empty(len(table), np.intp), np.empty(ids.shape, np.intp)
         self.sums = np.empty((ids.size, *table.shape[1:]), table.dtype)
-        self.add = [partial(self.sums.fill, 0), *add_rows(self.sums, self.slots, rows)]
+        self.add: list[Call] = [partial(self.sums.fill, 0), *add_rows(self.sums, self.slots, rows)]
 
     def __call__(self) -> tuple[np.ndarray, np.ndarray]:
         ids = self.ids.reshape(-1)
