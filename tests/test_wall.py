@@ -125,7 +125,7 @@ def test_the_table_of_the_cpu_names_what_its_files_compute():
 
 def recipes():
     """Files of the rooms that bind operators, make some, or have a pass."""
-    from hetu.cpu_kernels.table import recipe
+    from hetu.cpu_kernels.recipes import recipe
 
     modules = {own.module for kind in KINDS for own in room(kind).passes}
     yield from (Path(import_module(m).__file__) for m in modules if m.split(".")[1] in ROOMS)

@@ -1,10 +1,11 @@
-"""The sum over leading axes, as in the gradient of a bias, as a product with a vector of ones.
+"""The sum over leading axes, as in the gradient of a bias, as a product with a vector of ones; others where they lie.
 
 Gain: not measured apart. Off with `HETU_KERNELS=0`.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -18,12 +19,13 @@ from .recipes import kernel
 
 
 @kernel(sum_to_like)
-def sum_to_like_bind(xp: ModuleType, out: Any, x: Any, like: Any) -> Call | None:
-    """The sum over leading axes, as in the gradient of a bias, is a product with a vector of ones."""
+def sum_to_like_bind(xp: ModuleType, out: Any, x: Any, like: Any) -> Call:
     axes = broadcast_axes(x.shape, like.shape)
-    if axes != tuple(range(len(axes))) or not x.flags.c_contiguous or not out.flags.c_contiguous:
-        return None
+    leads = axes == tuple(range(len(axes))) and x.flags.c_contiguous and out.flags.c_contiguous
     rows = product(x.shape[: len(axes)])
-    if rows < 2 or out.size < 2:
-        return None
-    return blas.gemv(x.reshape(rows, out.size).T, np.ones(rows, x.dtype), out.reshape(-1))
+    if leads and rows > 1 and out.size > 1:
+        call = blas.gemv(x.reshape(rows, out.size).T, np.ones(rows, x.dtype), out.reshape(-1))
+        if call is not None:
+            return call
+    shape = tuple(1 if i in axes else s for i, s in enumerate(x.shape))
+    return partial(np.sum, x, axis=axes, keepdims=True, out=out.reshape(shape), dtype=x.dtype)

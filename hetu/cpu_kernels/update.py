@@ -197,7 +197,7 @@ def _change_rows(
     ids: np.ndarray,
     rows: np.ndarray,
     scalars: Sequence[np.ndarray],
-) -> list[Call]:
+) -> list[Call] | None:
     """A rule in place on copies of the touched rows, as many as there are ids: the first row stands in for the rest."""
     if not ids.size:
         return []
@@ -239,7 +239,7 @@ class _SumRows:
         self.ids, self.order = ids, np.arange(ids.size)
         self.place, self.slots = np.empty(len(table), np.intp), np.empty(ids.shape, np.intp)
         self.sums = np.empty((ids.size, *table.shape[1:]), table.dtype)
-        self.add = [partial(self.sums.fill, 0), *add_rows(self.sums, self.slots, rows)]
+        self.add: list[Call] = [partial(self.sums.fill, 0), *add_rows(self.sums, self.slots, rows)]
 
     def __call__(self) -> tuple[np.ndarray, np.ndarray]:
         ids = self.ids.reshape(-1)

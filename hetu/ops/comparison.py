@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import builtins
 import math
-from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -16,7 +15,6 @@ import numpy as np
 
 from ..core.errors import ArgumentError, DTypeError
 from ..core.graph import Node
-from ..core.kernels import Call
 from ..core.op import op, predicate
 from ..core.types import TensorType, broadcast_shapes, promote
 from .elementwise import common, numbers
@@ -344,9 +342,3 @@ def where(xp: ModuleType, condition: Any, a: Any, b: Any) -> Any:
 @where.grad
 def where_grad(g: Node, y: Node, condition: Node, a: Node, b: Node) -> tuple[None, Node, Node]:
     return None, where(condition, g, 0), where(condition, 0, g)
-
-
-@where.bind
-def where_bind(xp: ModuleType, out: Any, condition: Any, a: Any, b: Any) -> list[Call]:
-    choose = partial(xp.copyto, out, a, where=condition, casting="unsafe")
-    return [choose] if out is b else [partial(xp.copyto, out, b, casting="unsafe"), choose]

@@ -6,13 +6,11 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from types import ModuleType
 from typing import Any
 
 from ..core.errors import ArgumentError, ShapeError, public
 from ..core.graph import Node
-from ..core.kernels import Call
 from ..core.op import Role, as_node, op, weak_dtype
 from ..core.types import Dim, Shape, TensorType, as_dtype, dtype_in
 from .shape import broadcast_like
@@ -139,18 +137,3 @@ def triu(xp: ModuleType, x: Any, *, k: int = 0) -> Any:
 @triu.grad
 def triu_grad(g: Node, y: Node, x: Node, *, k: int) -> Node:
     return triu(g, k=k)
-
-
-@tril.bind
-def tril_bind(xp: ModuleType, out: Any, x: Any, *, k: int) -> list[Call]:
-    return _masked_copy(xp, out, x, xp.tril(xp.ones(x.shape[-2:], dtype=bool), k=k))
-
-
-@triu.bind
-def triu_bind(xp: ModuleType, out: Any, x: Any, *, k: int) -> list[Call]:
-    return _masked_copy(xp, out, x, xp.triu(xp.ones(x.shape[-2:], dtype=bool), k=k))
-
-
-def _masked_copy(xp: ModuleType, out: Any, x: Any, keep: Any) -> list[Call]:
-    """Copies rather than products with the mask, which would make NaN of an infinity."""
-    return [partial(out.fill, 0), partial(xp.copyto, out, x, where=keep)]

@@ -338,13 +338,6 @@ def sum_to_like_view(xp: ModuleType, x: Any, like: Any) -> Any:
     return x if x.shape == like.shape else None
 
 
-@sum_to_like.into
-def sum_to_like_into(xp: ModuleType, out: Any, x: Any, like: Any) -> None:
-    axes = broadcast_axes(x.shape, like.shape)
-    shape = tuple(1 if i in axes else s for i, s in enumerate(x.shape))
-    xp.sum(x, axis=axes, keepdims=True, out=xp.reshape(out, shape), dtype=x.dtype)
-
-
 @op(role=Role.MOVE, infer=same_type, dims="...->...", like=(0,), differentiable=False)
 def zeros_like(xp: ModuleType, x: Any) -> Any:
     """Zeros of the shape and dtype of `x`.
