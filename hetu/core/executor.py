@@ -30,17 +30,11 @@ from .subgraph import Feed, Fetch, SubGraph
 
 KEPT_PROGRAMS = 64  # sets of shapes a sub-graph keeps compiled; beyond, the least recently used goes
 Stepper = Callable[["Executor", SubGraph, "Feed | None", Program], list[np.ndarray]]
-
-
-def _step(executor: Executor, sub: SubGraph, feed: Feed | None, program: Program) -> list[np.ndarray]:
-    return executor.quiet.run(program.run)
-
-
-_stepper: Stepper = _step
+_stepper: Stepper | None = None  # what runs a step in place of the program itself
 
 
 @contextlib.contextmanager
-def stepping(stepper: Stepper = _step) -> Iterator[None]:
+def stepping(stepper: Stepper | None = None) -> Iterator[None]:
     """Inside, `stepper` runs the steps of all executors; `debug_nans` is one that looks closer."""
     global _stepper
     before, _stepper = _stepper, stepper
@@ -143,7 +137,7 @@ class Executor:
             if program is None:
                 program = self._filled(sub, feed, ahead)
             with self.state.stream:
-                results = _stepper(self, sub, feed, program)
+                results = self.quiet.run(program.run) if _stepper is None else _stepper(self, sub, feed, program)
                 if sub.random:
                     self.state.arrays[random_state.name][1] += np.uint64(1)
         finally:
