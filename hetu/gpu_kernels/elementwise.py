@@ -47,10 +47,10 @@ def make_step(
 def elementwise(machine: Machine, steps: Sequence[Expression], out: Any, arrays: Sequence[Any]) -> list[Call] | None:
     """Calls that evaluate the steps on every element; `arrays` broadcast to `out`, which must be contiguous.
 
-    >>> from hetu.gpu_kernels.machine import Recorder
+    >>> from hetu.gpu_kernels.machine import RecordingMachine
     >>> x, y = np.arange(3.0), np.empty(3)
     >>> square = make_step("y = x * x", (("x", 0),), (), ["float64"], "float64")
-    >>> len(elementwise(Recorder(), [square], y, [x]))
+    >>> len(elementwise(RecordingMachine(), [square], y, [x]))
     1
     """
     return computed(machine, Work(tuple(steps), (len(arrays) + len(steps) - 1,)), [out], arrays)
