@@ -25,7 +25,7 @@ COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `hetu ...` and return its exit code: 0 if all is well, 1 if a check fails, 2 for wrong arguments."""
-    parser = argparse.ArgumentParser(prog="hetu", description="A deep-learning system whose core is read in an evening.")
+    parser = argparse.ArgumentParser(prog="hetu", description="A deep-learning system to read and to use.")
     commands = parser.add_subparsers(dest="command", required=True)
     for name, (module, line) in COMMANDS.items():
         about = (module.__doc__ or "").partition("\n")[0]
