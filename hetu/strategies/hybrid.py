@@ -50,7 +50,7 @@ class Hybrid(Builder):
     >>> updates = ht.optim.SGD(0.1).minimize(loss)
     >>> print(Hybrid(served="*large*").build([loss, *updates.values()], world_size=2))
     all else: [dup/2, dup/1] on 0-1
-    large/weight: , kept as servers
+    large/weight: by rows, kept on servers
     ids (fed): [0/2, dup/1] on 0-1
     """
 

@@ -37,7 +37,7 @@ class Served:
 
     @property
     def words(self) -> tuple[str, str]:
-        return "whole" if self.copied else "", "servers"
+        return "whole" if self.copied else "by rows", "servers"
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

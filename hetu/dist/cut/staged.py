@@ -62,6 +62,7 @@ class Staged(Strategy):
     def picture(self) -> Schedule:
         """The schedule of a training step, to print or show.
 
+        >>> from hetu.dist import Layout, Shard
         >>> strategy = Staged(Layout(Shard((0,))), stages=(Layout(Shard((0,))),), microbatches=2)
         >>> print(strategy.picture())
         1f1b: 1 stages, 2 micro-batches, bubble 0.0 %

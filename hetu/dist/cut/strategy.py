@@ -216,7 +216,10 @@ class Strategy(Builder):
         return rows_html([("", "compute", "store"), ("all else", *2 * (str(self.whole),)), *kept, *fed])
 
     def __str__(self) -> str:
-        rows = ["{}: {}, kept as {}".format(name, *k.words) for name, k in self.variables.items()]
+        rows = []
+        for name, kept in self.variables.items():
+            read, where = kept.words
+            rows.append(f"{name}: {read}, kept {'on' if isinstance(kept, Served) else 'as'} {where}")
         rows += [f"{name} (fed): {layout}" for name, layout in self.feeds.items()]
         rows += [f"placed on {show_ranks(layout.ranks)}: {layout}" for layout in self.places]
         return "\n".join([f"all else: {self.grid.layout({})}", *rows])
