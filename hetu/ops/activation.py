@@ -14,9 +14,21 @@ import numpy as np
 from ..core.errors import ArgumentError
 from ..core.graph import Node
 from ..core.op import DEFAULT_FLOAT, as_node, float_elementwise, op
-from .comparison import greater, less_equal, minimum
-from .elementwise import dtype_of, float_function, floats, numbers, square, to_dtype
-from .functions import exp, log, normal_distribution, tanh
+from .elementwise import (
+    dtype_of,
+    exp,
+    float_function,
+    floats,
+    greater,
+    less_equal,
+    log,
+    minimum,
+    numbers,
+    square,
+    tanh,
+    to_dtype,
+)
+from .error_function import normal_distribution
 from .reduction import along_axis_dims, one_axis
 from .reduction import max as maximum_along
 from .reduction import sum as sum_along

@@ -18,10 +18,8 @@ from ..core.errors import ArgumentError, DTypeError, ShapeError
 from ..core.graph import OPS, Node
 from ..core.op import as_node, op, reduced_shape, reduction, reduction_axes
 from ..core.types import Dim, Size, TensorType, is_float, normalize_axes, normalize_axis, product
-from .comparison import equal, greater, isfinite, where
 from .elementwise import abs as absolute
-from .elementwise import dtype_of, square
-from .functions import exp, log, sqrt
+from .elementwise import dtype_of, equal, exp, greater, isfinite, log, sqrt, square, where
 from .shape import axis_letters
 
 Axis = int | tuple[int, ...] | None
