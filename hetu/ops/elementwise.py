@@ -315,9 +315,7 @@ def rsqrt(xp: ModuleType, x: Any) -> Any:
     return xp.reciprocal(xp.sqrt(*floats(xp, x)))
 
 
-@rsqrt.grad
-def rsqrt_grad(g: Node, y: Node, x: Node) -> Node:
-    return g * (y * square(y)) * -0.5
+rsqrt.grad(lambda g, y, x: g * (y * square(y)) * -0.5)
 
 
 @op(infer=numbers, dims="...->...", inplace={0: (0,)}, cuda="y = rint(x)", differentiable=False)
@@ -331,9 +329,7 @@ def round(xp: ModuleType, x: Any) -> Any:
     return xp.round(x)
 
 
-@round.into
-def round_into(xp: ModuleType, out: Any, x: Any) -> None:
-    xp.round(x, out=out)
+round.into(lambda xp, out, x: xp.round(x, out=out))
 
 
 @op(infer=numbers, dims="...->...", inplace={0: (0,)}, cuda="y = x < min ? min : x > max ? max : x")
@@ -364,14 +360,8 @@ def clip_normalize(x: TensorType, *, min: float | None, max: float | None) -> di
     return {"min": low, "max": high}
 
 
-@clip.grad
-def clip_grad(g: Node, y: Node, x: Node, *, min: float, max: float) -> Node:
-    return g * equal(x, y)
-
-
-@clip.into
-def clip_into(xp: ModuleType, out: Any, x: Any, *, min: float, max: float) -> None:
-    xp.clip(x, min, max, out=out)
+clip.grad(lambda g, y, x, **_: g * equal(x, y))
+clip.into(lambda xp, out, x, *, min, max: xp.clip(x, min, max, out=out))
 
 
 # -- choice ------------------------------------------------------------------------------------------------------
@@ -393,6 +383,4 @@ def where(xp: ModuleType, condition: Any, a: Any, b: Any) -> Any:
     return xp.where(condition, *common(xp, a, b))
 
 
-@where.grad
-def where_grad(g: Node, y: Node, condition: Node, a: Node, b: Node) -> tuple[None, Node, Node]:
-    return None, where(condition, g, 0), where(condition, 0, g)
+where.grad(lambda g, y, condition, a, b: (None, where(condition, g, 0), where(condition, 0, g)))

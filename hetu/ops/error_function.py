@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from ..core.graph import Node
 from ..core.op import DEFAULT_FLOAT
 from .elementwise import dtype_of, exp, float_function, floats, negative, square, to_dtype
 
@@ -30,9 +29,7 @@ def erf(xp: ModuleType, x: Any) -> Any:
     return error_function(xp, *floats(xp, x))
 
 
-@erf.grad
-def erf_grad(g: Node, y: Node, x: Node) -> Node:
-    return g * (exp(negative(square(x))) * (2 / math.sqrt(math.pi)))
+erf.grad(lambda g, y, x: g * (exp(negative(square(x))) * (2 / math.sqrt(math.pi))))
 
 
 # float32: x P(x^2) / Q(x^2) on [-4, 4], where erf has reached 1 in that precision. Coefficients as in Eigen.

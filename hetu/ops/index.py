@@ -115,11 +115,7 @@ def take(xp: ModuleType, x: Any, indices: Any, *, axis: int = 0, window: RowWind
 
 
 take.normalize(axis_attrs)
-
-
-@take.check
-def take_check(xp: ModuleType, x: Any, indices: Any, *, axis: int, window: RowWindow) -> None:
-    check_range(xp, indices, whole_size(x.shape[axis], window), "index")
+take.check(lambda xp, x, indices, *, axis, window: check_range(xp, indices, whole_size(x.shape[axis], window), "index"))
 
 
 @take.grad
@@ -185,9 +181,7 @@ def scatter_rows(xp: ModuleType, like: Any, ids: Any, rows: Any, *, window: RowW
     return out
 
 
-@scatter_rows.grad
-def scatter_rows_grad(g: Node, y: Node, like: Node, ids: Node, rows: Node, **_: Any) -> tuple[None, None, Node]:
-    return None, None, take(g, ids, axis=0)
+scatter_rows.grad(lambda g, y, like, ids, rows, **_: (None, None, take(g, ids, axis=0)))
 
 
 def _scatter_add_type(x: TensorType, ids: TensorType, updates: TensorType) -> TensorType:
@@ -217,19 +211,9 @@ def scatter_add(xp: ModuleType, x: Any, ids: Any, updates: Any) -> Any:
     return out
 
 
-@scatter_add.check
-def scatter_add_check(xp: ModuleType, x: Any, ids: Any, updates: Any) -> None:
-    check_range(xp, ids, x.shape[0], "row id")
-
-
-@scatter_add.grad
-def scatter_add_grad(g: Node, y: Node, x: Node, ids: Node, updates: Node) -> tuple[Node, None, Node]:
-    return g, None, take(g, ids, axis=0)
-
-
-@scatter_add.decompose
-def scatter_add_decompose(x: Node, ids: Node, updates: Node) -> Node:
-    return add(x, scatter_rows(x, ids, updates))
+scatter_add.check(lambda xp, x, ids, updates: check_range(xp, ids, x.shape[0], "row id"))
+scatter_add.grad(lambda g, y, x, ids, updates: (g, None, take(g, ids, axis=0)))
+scatter_add.decompose(lambda x, ids, updates: add(x, scatter_rows(x, ids, updates)))
 
 
 # -- one_hot ---------------------------------------------------------------------------------------------------
@@ -260,11 +244,7 @@ def one_hot(xp: ModuleType, ids: Any, *, depth: int, dtype: Any = "float32") -> 
 
 
 one_hot.normalize(_one_hot_attrs)
-
-
-@one_hot.check
-def one_hot_check(xp: ModuleType, ids: Any, *, depth: int, dtype: str) -> None:
-    check_range(xp, ids, depth, "class id")
+one_hot.check(lambda xp, ids, *, depth, dtype: check_range(xp, ids, depth, "class id"))
 
 
 @one_hot.bind

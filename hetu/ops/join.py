@@ -84,9 +84,7 @@ def concat_grad(g: Node, y: Node, *arrays: Node, axis: int) -> tuple[Node, ...]:
     return tuple(cut_along(g, axis, slice(a, b)) for a, b in pairwise(ends))
 
 
-@_concat.into
-def concat_into(xp: ModuleType, out: Any, *arrays: Any, axis: int) -> None:
-    xp.concatenate(arrays, axis=axis, out=out)
+_concat.into(lambda xp, out, *arrays, axis: xp.concatenate(arrays, axis=axis, out=out))
 
 
 @public
@@ -168,11 +166,7 @@ def _inner(shape: Shape, pad_width: Any) -> tuple[Any, ...]:
 
 
 pad.normalize(_pad_attrs)
-
-
-@pad.grad
-def pad_grad(g: Node, y: Node, x: Node, *, pad_width: Any, value: float) -> Node:
-    return getitem(g, key=_inner(x.shape, pad_width))
+pad.grad(lambda g, y, x, *, pad_width, value: getitem(g, key=_inner(x.shape, pad_width)))
 
 
 @pad.bind

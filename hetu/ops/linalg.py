@@ -61,16 +61,8 @@ def permute_dims(xp: ModuleType, x: Any, *, axes: tuple[int, ...]) -> Any:
 
 
 permute_dims.normalize(_permute_attrs)
-
-
-@permute_dims.grad
-def permute_dims_grad(g: Node, y: Node, x: Node, *, axes: tuple[int, ...]) -> Node:
-    return permute_dims(g, axes=tuple(sorted(range(len(axes)), key=axes.__getitem__)))
-
-
-@permute_dims.view
-def permute_dims_view(xp: ModuleType, x: Any, *, axes: tuple[int, ...]) -> Any:
-    return xp.transpose(x, axes)
+permute_dims.grad(lambda g, y, x, *, axes: permute_dims(g, axes=tuple(sorted(range(len(axes)), key=axes.__getitem__))))
+permute_dims.view(lambda xp, x, *, axes: xp.transpose(x, axes))
 
 
 def _transpose_type(x: TensorType) -> TensorType:
@@ -90,14 +82,8 @@ def matrix_transpose(xp: ModuleType, x: Any) -> Any:
     return xp.matrix_transpose(x)
 
 
-@matrix_transpose.grad
-def matrix_transpose_grad(g: Node, y: Node, x: Node) -> Node:
-    return matrix_transpose(g)
-
-
-@matrix_transpose.view
-def matrix_transpose_view(xp: ModuleType, x: Any) -> Any:
-    return xp.swapaxes(x, -1, -2)
+matrix_transpose.grad(lambda g, y, x: matrix_transpose(g))
+matrix_transpose.view(lambda xp, x: xp.swapaxes(x, -1, -2))
 
 
 # -- products --------------------------------------------------------------------------------------------------
@@ -188,9 +174,7 @@ def linear(xp: ModuleType, x: Any, w: Any, b: Any) -> Any:
     return xp.matmul(x, w) + b
 
 
-@linear.grad
-def linear_grad(g: Node, y: Node, x: Node, w: Node, b: Node) -> tuple[Node, Node, Node]:
-    return matmul(g, matrix_transpose(w)), _weight_gradient(x, g), sum_to_like(g, b)
+linear.grad(lambda g, y, x, w, b: (matmul(g, matrix_transpose(w)), _weight_gradient(x, g), sum_to_like(g, b)))
 
 
 @linear.bind
@@ -198,9 +182,7 @@ def linear_bind(xp: ModuleType, out: Any, x: Any, w: Any, b: Any) -> list[Call]:
     return [*matmul_bind(xp, out, x, w), partial(xp.add, out, b, out)]
 
 
-@linear.decompose
-def linear_decompose(x: Node, w: Node, b: Node) -> Node:
-    return add(matmul(x, w), b)
+linear.decompose(lambda x, w, b: add(matmul(x, w), b))
 
 
 @public

@@ -70,13 +70,6 @@ def _normal_rows(x: Node, epsilon: float) -> tuple[Node, Node]:
     return centered * inverse, inverse
 
 
-@layer_norm.grad
-def layer_norm_grad(
-    g: Node, y: Node, x: Node, scale: Node, bias: Node, *, epsilon: float, **_: Any
-) -> tuple[Node, ...]:
-    return layer_norm_dx(g, x, scale, epsilon=epsilon)
-
-
 def _layer_dx_type(
     g: TensorType, x: TensorType, scale: TensorType, *, dtype: str | None, **_: Any
 ) -> tuple[TensorType, ...]:
@@ -104,6 +97,9 @@ def layer_norm_dx(
     along = xp.mean(scaled, axis=-1, keepdims=True) + normal * xp.mean(scaled * normal, axis=-1, keepdims=True)
     dscale, dbias = xp.sum(g * normal, axis=batch, dtype=wide.dtype), xp.sum(g, axis=batch, dtype=wide.dtype)
     return rounded(xp, (scaled - along) * inverse, x, dtype), dscale, dbias
+
+
+layer_norm.grad(lambda g, y, x, scale, bias, *, epsilon, **_: layer_norm_dx(g, x, scale, epsilon=epsilon))
 
 
 @layer_norm_dx.decompose
@@ -152,11 +148,6 @@ def _inverse_rms(x: Node, epsilon: float) -> Node:
     return OPS["rsqrt"](mean(OPS["square"](x), axis=-1, keepdims=True) + epsilon)
 
 
-@rms_norm.grad
-def rms_norm_grad(g: Node, y: Node, x: Node, scale: Node, *, epsilon: float, **_: Any) -> tuple[Node, ...]:
-    return rms_norm_dx(g, x, scale, epsilon=epsilon)
-
-
 @op(
     infer=lambda g, x, scale, *, dtype, **_: (stored(x, dtype), gradient_type(x, scale)),
     dims="...v!,...v!,v!->...v!,v!",
@@ -178,6 +169,9 @@ def rms_norm_dx(
     normal, scaled = wide * inverse, g * scale
     dx = (scaled - normal * xp.mean(scaled * normal, axis=-1, keepdims=True)) * inverse
     return rounded(xp, dx, x, dtype), xp.sum(g * normal, axis=tuple(range(x.ndim - 1)), dtype=wide.dtype)
+
+
+rms_norm.grad(lambda g, y, x, scale, *, epsilon, **_: rms_norm_dx(g, x, scale, epsilon=epsilon))
 
 
 @rms_norm_dx.decompose

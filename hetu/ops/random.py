@@ -274,9 +274,7 @@ def _kept(
     return part.reshape([high - low for low, high, _ in spans])
 
 
-@_dropout.grad
-def dropout_grad(g: Node, y: Node, x: Node, state: Node, **attrs: Any) -> tuple[Node, None]:
-    return _dropout(g, state, **attrs), None
+_dropout.grad(lambda g, y, x, state, **attrs: (_dropout(g, state, **attrs), None))
 
 
 @public

@@ -108,16 +108,8 @@ def sum(xp: ModuleType, x: Any, *, axis: Axis = None, keepdims: bool = False) ->
 
 
 sum.normalize(reduction_axes)
-
-
-@sum.grad
-def sum_grad(g: Node, y: Node, x: Node, *, axis: tuple[int, ...], keepdims: bool) -> Node:
-    return OPS["broadcast_like"](restore_axes(g, x, axis, keepdims), x)
-
-
-@sum.into
-def sum_into(xp: ModuleType, out: Any, x: Any, *, axis: tuple[int, ...], keepdims: bool) -> None:
-    xp.sum(x, axis=axis, keepdims=keepdims, out=out, dtype=out.dtype)
+sum.grad(lambda g, y, x, *, axis, keepdims: OPS["broadcast_like"](restore_axes(g, x, axis, keepdims), x))
+sum.into(lambda xp, out, x, *, axis, keepdims: xp.sum(x, axis=axis, keepdims=keepdims, out=out, dtype=out.dtype))
 
 
 @op(infer=_total_type, dims=whole_reduction_dims)
@@ -147,9 +139,7 @@ def prod_grad(g: Node, y: Node, x: Node, *, axis: tuple[int, ...], keepdims: boo
     return restore_axes(g, x, axis, keepdims) * slope
 
 
-@prod.into
-def prod_into(xp: ModuleType, out: Any, x: Any, *, axis: tuple[int, ...], keepdims: bool) -> None:
-    xp.prod(x, axis=axis, keepdims=keepdims, out=out, dtype=out.dtype)
+prod.into(lambda xp, out, x, *, axis, keepdims: xp.prod(x, axis=axis, keepdims=keepdims, out=out, dtype=out.dtype))
 
 
 @op(infer=lambda x, *, axis, reverse: _total_type(x, axis=(), keepdims=True), dims=along_axis_dims, linear=(0,))
@@ -167,11 +157,7 @@ def cumsum(xp: ModuleType, x: Any, *, axis: int | None = None, reverse: bool = F
 
 
 cumsum.normalize(one_axis)
-
-
-@cumsum.grad
-def cumsum_grad(g: Node, y: Node, x: Node, *, axis: int, reverse: bool) -> Node:
-    return cumsum(g, axis=axis, reverse=not reverse)
+cumsum.grad(lambda g, y, x, *, axis, reverse: cumsum(g, axis=axis, reverse=not reverse))
 
 
 @cumsum.into

@@ -156,16 +156,7 @@ def getitem(xp: ModuleType, x: Any, *, key: Any) -> Any:
 
 
 getitem.normalize(_getitem_attrs)
-
-
-@getitem.grad
-def getitem_grad(g: Node, y: Node, x: Node, *, key: tuple[Any, ...]) -> Node:
-    return slice_scatter(g, x, key=key)
-
-
-@getitem.view
-def getitem_view(xp: ModuleType, x: Any, *, key: tuple[Any, ...]) -> Any:
-    return x[_python_key(key)]
+getitem.view(lambda xp, x, *, key: x[_python_key(key)])
 
 
 def _slice_scatter_attrs(values: TensorType, like: TensorType, *, key: Any) -> dict[str, Any]:
@@ -197,12 +188,9 @@ def slice_scatter(xp: ModuleType, values: Any, like: Any, *, key: Any) -> Any:
     return out
 
 
+getitem.grad(lambda g, y, x, *, key: slice_scatter(g, x, key=key))
 slice_scatter.normalize(_slice_scatter_attrs)
-
-
-@slice_scatter.grad
-def slice_scatter_grad(g: Node, y: Node, values: Node, like: Node, *, key: tuple[Any, ...]) -> tuple[Node, None]:
-    return getitem(g, key=key), None
+slice_scatter.grad(lambda g, y, values, like, *, key: (getitem(g, key=key), None))
 
 
 @slice_scatter.bind

@@ -126,9 +126,7 @@ def topk_normalize(x: TensorType, *, k: int, axis: int) -> dict[str, Any]:
     return one_axis(x, axis=axis, k=k)
 
 
-@topk.grad
-def topk_grad(g: Any, out: tuple[Node, Node], x: Node, *, k: int, axis: int) -> Node | None:
-    return None if g[0] is None else OPS["put_along_axis_add"](x, out[1], g[0], axis=axis)
+topk.grad(lambda g, out, x, *, k, axis: None if g[0] is None else OPS["put_along_axis_add"](x, out[1], g[0], axis=axis))
 
 
 @topk.into
