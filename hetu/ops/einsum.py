@@ -95,19 +95,6 @@ def einsum_grad(g: Node, y: Node, *operands: Node, equation: str) -> tuple[Node,
     return tuple(made)
 
 
-@_einsum.bind
-def einsum_bind(xp: ModuleType, out: Any, *operands: Any, equation: str) -> list[Call] | None:
-    """Two operands become one (batched) matrix product, more of them several."""
-    terms, right = terms_of(equation)
-    if len(operands) > 2:
-        return _two_at_a_time(xp, out, operands, terms, right)
-    found = as_product(xp, out, operands, terms, right)
-    if found is None:
-        return None
-    before, factors, after = found
-    return [*before, partial(xp.matmul, *factors[:2], out=factors[2]), *after]
-
-
 def as_product(
     xp: ModuleType, out: Any, operands: Sequence[Any], terms: Sequence[str], right: str
 ) -> tuple[list[Call], list[Any], list[Call]] | None:
@@ -126,19 +113,6 @@ def as_product(
     pairs = ((a_copy, a_original), (b_copy, b_original))
     before: list[Call] = [partial(xp.copyto, copy, x) for copy, x in pairs if copy is not x]
     return before, [a, b, y], [] if y_copy is y_original else [partial(xp.copyto, y_original, y_copy)]
-
-
-def _two_at_a_time(
-    xp: ModuleType, out: Any, operands: Sequence[Any], terms: Sequence[str], right: str
-) -> list[Call] | None:
-    """The product of the first two, then that with the others: CuPy's own products cannot be captured on a GPU."""
-    first, second, *others = terms
-    term = "".join(c for c in dict.fromkeys(first + second) if c in right + "".join(others))
-    sizes = dict(zip(first + second, operands[0].shape + operands[1].shape))
-    part = xp.empty([sizes[c] for c in term], out.dtype)
-    steps = einsum_bind(xp, part, *operands[:2], equation=f"{first},{second}->{term}")
-    more = einsum_bind(xp, out, part, *operands[2:], equation=f"{','.join([term, *others])}->{right}")
-    return None if steps is None or more is None else [*steps, *more]
 
 
 def _grouped(xp: ModuleType, x: Any, term: str, *groups: str) -> tuple[Any, Any, Any]:

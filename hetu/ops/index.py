@@ -7,13 +7,11 @@ see `along_axis.py`.
 
 from __future__ import annotations
 
-from functools import partial
 from types import ModuleType
 from typing import Any
 
 from ..core.errors import ArgumentError, DTypeError, ShapeError, ValueRangeError, public
 from ..core.graph import Node
-from ..core.kernels import Call
 from ..core.op import Role, op
 from ..core.types import Size, TensorType, as_dtype, compatible, dtype_in, normalize_axis, show_shape
 from .elementwise import add
@@ -245,8 +243,4 @@ def one_hot(xp: ModuleType, ids: Any, *, depth: int, dtype: Any = "float32") -> 
 
 one_hot.normalize(_one_hot_attrs)
 one_hot.check(lambda xp, ids, *, depth, dtype: check_range(xp, ids, depth, "class id"))
-
-
-@one_hot.bind
-def one_hot_bind(xp: ModuleType, out: Any, ids: Any, *, depth: int, dtype: str) -> Call:
-    return partial(xp.equal, ids[..., None], xp.arange(depth), out)
+one_hot.into(lambda xp, out, ids, *, depth, dtype: xp.equal(ids[..., None], xp.arange(depth), out))

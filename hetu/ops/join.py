@@ -6,14 +6,12 @@ Padding is by a constant only; `slicing.py` cuts.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
 from ..core.errors import ArgumentError, ShapeError, public
 from ..core.graph import Node
-from ..core.kernels import Call
 from ..core.op import Role, as_node, as_nodes, op, same_type
 from ..core.types import Shape, Size, TensorType, compatible, normalize_axis, promote, show_type, unify
 from .elementwise import astype
@@ -169,9 +167,10 @@ pad.normalize(_pad_attrs)
 pad.grad(lambda g, y, x, *, pad_width, value: getitem(g, key=_inner(x.shape, pad_width)))
 
 
-@pad.bind
-def pad_bind(xp: ModuleType, out: Any, x: Any, *, pad_width: Any, value: float) -> list[Call]:
-    return [partial(out.fill, value), partial(xp.copyto, out[_inner(x.shape, pad_width)], x)]
+@pad.into
+def pad_into(xp: ModuleType, out: Any, x: Any, *, pad_width: Any, value: float) -> None:
+    out.fill(value)
+    out[_inner(x.shape, pad_width)] = x
 
 
 def _roll_attrs(x: TensorType, *, shift: Any, axis: Any) -> dict[str, Any]:

@@ -5,7 +5,6 @@ For products of more than two arrays see `einsum.py`. Left out: decompositions a
 
 from __future__ import annotations
 
-from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -13,7 +12,6 @@ import numpy as np
 
 from ..core.errors import AxisError, DTypeError, ShapeError, public
 from ..core.graph import Node
-from ..core.kernels import Call
 from ..core.op import Role, as_nodes, op
 from ..core.types import TensorType, broadcast_shapes, compatible, is_float, normalize_axis, promote, show_shape
 from .elementwise import add, multiply
@@ -133,6 +131,9 @@ def matmul_grad(g: Node, y: Node, a: Node, b: Node) -> tuple[Node, Node]:
     return matmul(g, matrix_transpose(b)), matmul(matrix_transpose(a), g)
 
 
+matmul.into(lambda xp, out, a, b: xp.matmul(a, b, out=out))
+
+
 def _weight_gradient(x: Node, g: Node) -> Node:
     """x^T g over all rows: one flat product instead of a batch of products and a sum over them."""
     return matmul(matrix_transpose(_rows(x)), _rows(g))
@@ -140,14 +141,6 @@ def _weight_gradient(x: Node, g: Node) -> Node:
 
 def _rows(x: Node) -> Node:
     return x if x.ndim == 2 else reshape(x, shape=(-1, x.shape[-1]))
-
-
-@matmul.bind
-def matmul_bind(xp: ModuleType, out: Any, a: Any, b: Any) -> list[Call]:
-    """A batch of rows by one matrix is one product."""
-    if b.ndim == 2 < a.ndim and out.size and a.flags.c_contiguous and out.flags.c_contiguous:
-        a, out = a.reshape(-1, a.shape[-1]), out.reshape(-1, out.shape[-1])
-    return [partial(xp.matmul, a, b, out=out)]
 
 
 def _linear_type(x: TensorType, w: TensorType, b: TensorType) -> TensorType:
@@ -177,9 +170,10 @@ def linear(xp: ModuleType, x: Any, w: Any, b: Any) -> Any:
 linear.grad(lambda g, y, x, w, b: (matmul(g, matrix_transpose(w)), _weight_gradient(x, g), sum_to_like(g, b)))
 
 
-@linear.bind
-def linear_bind(xp: ModuleType, out: Any, x: Any, w: Any, b: Any) -> list[Call]:
-    return [*matmul_bind(xp, out, x, w), partial(xp.add, out, b, out)]
+@linear.into
+def linear_into(xp: ModuleType, out: Any, x: Any, w: Any, b: Any) -> None:
+    xp.matmul(x, w, out=out)
+    xp.add(out, b, out)
 
 
 linear.decompose(lambda x, w, b: add(matmul(x, w), b))

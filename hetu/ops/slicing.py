@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
-from functools import partial
 from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
 from ..core.errors import ArgumentError, AxisError, ShapeError, public
 from ..core.graph import Node
-from ..core.kernels import Call
 from ..core.op import Role, as_node, op
 from ..core.types import Dim, Size, TensorType, compatible, normalize_axes, normalize_axis
 from .shape import axis_letters
@@ -193,9 +191,10 @@ slice_scatter.normalize(_slice_scatter_attrs)
 slice_scatter.grad(lambda g, y, values, like, *, key: (getitem(g, key=key), None))
 
 
-@slice_scatter.bind
-def slice_scatter_bind(xp: ModuleType, out: Any, values: Any, like: Any, *, key: Any) -> list[Call]:
-    return [partial(out.fill, 0), partial(xp.copyto, out[_python_key(key)], values)]
+@slice_scatter.into
+def slice_scatter_into(xp: ModuleType, out: Any, values: Any, like: Any, *, key: Any) -> None:
+    out.fill(0)
+    out[_python_key(key)] = values
 
 
 def cut_along(x: Node, axis: int, cut: slice) -> Node:
