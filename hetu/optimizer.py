@@ -14,8 +14,8 @@ from typing import Any, TypedDict
 
 from .core.autodiff import gradients
 from .core.errors import ArgumentError, GradientError, ShapeError, UnknownNameError, did_you_mean, public
-from .core.graph import OPS, Node, topological, unique_name
-from .core.leaf import variable
+from .core.graph import OPS, Node, topological
+from .core.leaf import unique_name, variable
 from .core.op import Op, Role
 from .init import zeros
 from .ops import astype, clip, maximum, sqrt

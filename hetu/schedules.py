@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from .core.errors import ArgumentError
-from .core.graph import OPS, Node, unique_name
-from .core.leaf import variable
+from .core.graph import OPS, Node
+from .core.leaf import unique_name, variable
 from .core.op import as_node
 from .ops import astype, cos, floor, minimum, where
 from .ops import sum as sum_

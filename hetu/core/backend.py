@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +19,7 @@ import numpy as np
 
 from .errors import ArgumentError, MissingDependencyError
 from .kernels import kernels
+from .types import bfloat16, promote
 
 ALIGNMENT = 64  # bytes: a copy to a buffer that starts on a cache line is up to 12x faster
 
@@ -166,3 +167,30 @@ class _PinnedFeed:
 def to_numpy(array: Any) -> np.ndarray:
     """A host copy of `array`, wherever it lives; the caller owns it."""
     return array.get() if hasattr(array, "get") else np.array(array)
+
+
+# -- dtypes of arrays of any array module -----------------------------------------------------------------------
+
+
+def dtype_in(xp: ModuleType, name: str) -> Any:
+    """What an array module calls a dtype; none has a name for bfloat16, but NumPy and CuPy know its dtype."""
+    return bfloat16() if name == "bfloat16" else getattr(xp, name)
+
+
+def dtype_of(array: Any) -> np.dtype:
+    """The NumPy dtype of an array of any array module."""
+    dtype = array.dtype  # NumPy's own, or an object that prints as `module.float32`
+    return dtype if isinstance(dtype, np.dtype) else np.dtype(str(dtype).rpartition(".")[2])
+
+
+def to_dtype(xp: ModuleType, array: Any, dtype: np.dtype) -> Any:
+    """`array` in the given dtype; itself when it has it already."""
+    return array if dtype_of(array) == dtype else xp.astype(xp.asarray(array), dtype_in(xp, dtype.name))
+
+
+def common(xp: ModuleType, *arrays: Any) -> Sequence[Any]:
+    """The arrays in the dtype of their elementwise result, as array modules disagree about mixed kinds."""
+    if all(a.dtype == arrays[0].dtype for a in arrays):
+        return arrays
+    dtype = promote(*map(dtype_of, arrays))
+    return [to_dtype(xp, a, dtype) for a in arrays]

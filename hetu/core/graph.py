@@ -79,62 +79,6 @@ def current_site() -> Site | None:
     return origin.site if origin is not None else user_site()
 
 
-# -- names -----------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class _Scope:
-    path: str
-    counts: dict[str, int]
-
-
-_scope: ContextVar[_Scope | None] = ContextVar("scope", default=None)
-
-
-def _names() -> _Scope:
-    found = _scope.get()
-    if found is None:
-        found = _Scope("", {})
-        _scope.set(found)
-    return found
-
-
-def count_names_apart() -> None:
-    """From here on this thread counts names by itself, so that ranks that are threads build equal models."""
-    found = _names()
-    _scope.set(_Scope(found.path, dict(found.counts)))
-
-
-@contextlib.contextmanager
-def scope(name: str) -> Iterator[str]:
-    """Prefix the names made inside with `name/` and count them afresh, so that building twice gives the same names.
-
-    >>> import hetu as ht
-    >>> with ht.scope("encoder"):
-    ...     w = ht.variable("w", ht.init.zeros, (2, 3))
-    >>> w.name
-    'encoder/w'
-    """
-    path = f"{_names().path}{name}/"
-    token = _scope.set(_Scope(path, {}))
-    try:
-        yield path.rstrip("/")
-    finally:
-        _scope.reset(token)
-
-
-def unique_name(base: str) -> str:
-    """`base`, `base_1`, ... within the current scope."""
-    counts = _names().counts
-    counts[base] = counts.get(base, -1) + 1
-    return f"{base}_{counts[base]}" if counts[base] else base
-
-
-def scoped_name(name: str) -> str:
-    """`name` below the current scope."""
-    return _names().path + name
-
-
 # -- nodes -----------------------------------------------------------------------------------------------------
 
 Method = Callable[["Node", Any], "Node"]

@@ -15,10 +15,9 @@ from .errors import ArgumentError, FeedError, GraphError, did_you_mean
 from .graph import Graph, Node
 from .leaf import random_state
 from .op import Role
-from .passes import PRECISIONS, Pass, applied, is_last
+from .passes import PRECISIONS, Pass, applied, is_last, resolve_training, specialize
 from .placement import Alone, Placement
 from .program import Program
-from .specialize import resolve_training, specialize
 from .types import Atom, Dim, show_shape
 
 Fetch = Node | Mapping[Node, Node]

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from ..ops.einsum import as_product, terms_of
 from .elementwise import merged_axes
 from .machine import Call, Machine
 
@@ -133,24 +132,6 @@ def matmul(machine: Machine, out: Any, a: Any, b: Any) -> list[Call]:
 
 def linear(machine: Machine, out: Any, x: Any, w: Any, b: Any) -> list[Call]:
     return [*matmul(machine, out, x, w), partial(machine.xp.add, out, b, out)]
-
-
-def einsum(machine: Machine, out: Any, *operands: Any, equation: str) -> list[Call] | None:
-    """Two operands become one (batched) product; of more, the first two do, and then that with the others."""
-    terms, right = terms_of(equation)
-    if len(operands) > 2:
-        first, second, *others = terms
-        term = "".join(c for c in dict.fromkeys(first + second) if c in right + "".join(others))
-        sizes = dict(zip(first + second, operands[0].shape + operands[1].shape))
-        part = machine.xp.empty([sizes[c] for c in term], out.dtype)
-        steps = einsum(machine, part, *operands[:2], equation=f"{first},{second}->{term}")
-        more = einsum(machine, out, part, *operands[2:], equation=f"{','.join([term, *others])}->{right}")
-        return None if steps is None or more is None else [*steps, *more]
-    found = as_product(machine.xp, out, operands, terms, right)
-    if found is None:
-        return None
-    before, (a, b, y), after = found
-    return [*before, partial(machine.xp.matmul, a, b, out=y), *after]
 
 
 @cache

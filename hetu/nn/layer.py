@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ..core.errors import ArgumentError, ShapeError, public
-from ..core.graph import Node, scope, scoped_name, tagged, unique_name
+from ..core.graph import Node, tagged
+from ..core.leaf import scope, scoped_name, unique_name
 from ..core.op import Role, as_node
 from ..core.types import compatible
 

@@ -11,22 +11,22 @@ from typing import Any
 
 import numpy as np
 
+from ..core.backend import dtype_of, to_dtype
 from ..core.errors import ArgumentError
 from ..core.graph import Node
-from ..core.op import DEFAULT_FLOAT, as_node, float_elementwise, op
+from ..core.op import as_node, op
+from ..core.types import DEFAULT_FLOAT, numbers
 from .elementwise import (
-    dtype_of,
     exp,
+    float_elementwise,
     float_function,
     floats,
     greater,
     less_equal,
     log,
     minimum,
-    numbers,
     square,
     tanh,
-    to_dtype,
 )
 from .error_function import normal_distribution
 from .reduction import along_axis_dims, one_axis

@@ -9,11 +9,13 @@ import math
 from types import ModuleType
 from typing import Any
 
+from ..core.backend import dtype_in
 from ..core.errors import ArgumentError, ShapeError, public
 from ..core.graph import Node
+from ..core.leaf import filled
 from ..core.op import Role, as_node, op, weak_dtype
-from ..core.types import Dim, Shape, TensorType, as_dtype, dtype_in
-from .shape import broadcast_like
+from ..core.operators import broadcast_like
+from ..core.types import Dim, Shape, TensorType, as_dtype
 
 __all__ = [
     "arange",
@@ -46,6 +48,7 @@ def full_attrs(*, shape: Any, fill_value: float, dtype: str | None) -> dict[str,
 
 
 full.into(lambda xp, out, *, shape, fill_value, dtype: out.fill(fill_value))
+full.simplify(lambda node: filled(node, node.attrs["fill_value"]))  # in one place of memory, whatever the size
 
 
 @public

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from ..core.op import DEFAULT_FLOAT
-from .elementwise import dtype_of, exp, float_function, floats, negative, square, to_dtype
+from ..core.backend import dtype_of, to_dtype
+from ..core.types import DEFAULT_FLOAT
+from .elementwise import exp, float_function, floats, negative, square
 
 __all__ = ["erf"]
 

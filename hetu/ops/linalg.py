@@ -12,10 +12,21 @@ import numpy as np
 
 from ..core.errors import AxisError, DTypeError, ShapeError, public
 from ..core.graph import Node
+from ..core.leaf import filled, filling
 from ..core.op import Role, as_nodes, op
-from ..core.types import TensorType, broadcast_shapes, compatible, is_float, normalize_axis, promote, show_shape
-from .elementwise import add, multiply
-from .shape import axis_letters, expand_dims, reshape, sum_to_like
+from ..core.operators import add, sum_to_like
+from ..core.types import (
+    TensorType,
+    axis_letters,
+    broadcast_shapes,
+    compatible,
+    is_float,
+    normalize_axis,
+    promote,
+    show_shape,
+)
+from .elementwise import multiply
+from .shape import expand_dims, reshape
 
 __all__ = [
     "linear",
@@ -63,6 +74,14 @@ permute_dims.grad(lambda g, y, x, *, axes: permute_dims(g, axes=tuple(sorted(ran
 permute_dims.view(lambda xp, x, *, axes: xp.transpose(x, axes))
 
 
+@permute_dims.simplify
+def permute_dims_simplify(node: Node, x: Node) -> Node | None:
+    if node.attrs["axes"] == tuple(range(x.ndim)):
+        return x
+    value = filling(x)
+    return None if value is None else filled(node, value)
+
+
 def _transpose_type(x: TensorType) -> TensorType:
     if x.ndim < 2:
         raise ShapeError(f"got {x.ndim} axes, wanted at least 2", fix="add one with ht.expand_dims")
@@ -82,6 +101,13 @@ def matrix_transpose(xp: ModuleType, x: Any) -> Any:
 
 matrix_transpose.grad(lambda g, y, x: matrix_transpose(g))
 matrix_transpose.view(lambda xp, x: xp.swapaxes(x, -1, -2))
+
+
+@matrix_transpose.simplify
+def matrix_transpose_simplify(node: Node, x: Node) -> Node | None:
+    if x.op is matrix_transpose:
+        return x.inputs[0]
+    return filled(node, 0) if filling(x) == 0 else None
 
 
 # -- products --------------------------------------------------------------------------------------------------
@@ -122,6 +148,11 @@ def matmul(xp: ModuleType, a: Any, b: Any) -> Any:
     [[11.0]]
     """
     return xp.matmul(a, b)
+
+
+@matmul.simplify
+def matmul_simplify(node: Node, a: Node, b: Node) -> Node | None:
+    return filled(node, 0) if 0 in (filling(a), filling(b)) else None
 
 
 @matmul.grad
