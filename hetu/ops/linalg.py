@@ -150,9 +150,7 @@ def matmul(xp: ModuleType, a: Any, b: Any) -> Any:
     return xp.matmul(a, b)
 
 
-@matmul.simplify
-def matmul_simplify(node: Node, a: Node, b: Node) -> Node | None:
-    return filled(node, 0) if 0 in (filling(a), filling(b)) else None
+matmul.simplify(lambda node, a, b: filled(node, 0) if 0 in (filling(a), filling(b)) else None)
 
 
 @matmul.grad
