@@ -62,12 +62,7 @@ class _Pieces:
 
 
 def normalized(
-    out: tuple[np.ndarray, ...],
-    x: np.ndarray,
-    scale: np.ndarray,
-    bias: np.ndarray,
-    epsilon: float,
-    scratch: Scratch,
+    out: tuple[np.ndarray, ...], x: np.ndarray, scale: np.ndarray, bias: np.ndarray, epsilon: float, scratch: Scratch
 ) -> list[Call]:
     """Calls for (y, mean, var): y = scale (x - mean) / sqrt(var + epsilon) + bias."""
     y, mean, var = out

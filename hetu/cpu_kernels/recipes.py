@@ -83,13 +83,7 @@ class CpuKernels(Kernels):
     blas = blas
 
     def bound(
-        self,
-        op: Any,
-        xp: Any,
-        out: Any,
-        arrays: Sequence[Any],
-        attrs: Mapping[str, Any],
-        scratch: Scratch | None,
+        self, op: Any, xp: Any, out: Any, arrays: Sequence[Any], attrs: Mapping[str, Any], scratch: Scratch | None
     ) -> list[Call] | None:
         function = recipe(op)
         if function is None:

@@ -16,35 +16,13 @@ from ..core.errors import ArgumentError
 from ..core.graph import Node
 from ..core.op import as_node, op
 from ..core.types import DEFAULT_FLOAT, numbers
-from .elementwise import (
-    exp,
-    float_elementwise,
-    float_function,
-    floats,
-    greater,
-    less_equal,
-    log,
-    minimum,
-    square,
-    tanh,
-)
+from .elementwise import exp, float_elementwise, float_function, floats, greater, less_equal, log, minimum, square, tanh
 from .error_function import normal_distribution
 from .reduction import along_axis_dims, one_axis
 from .reduction import max as maximum_along
 from .reduction import sum as sum_along
 
-__all__ = [
-    "elu",
-    "gelu",
-    "leaky_relu",
-    "log_softmax",
-    "mish",
-    "relu",
-    "sigmoid",
-    "silu",
-    "softmax",
-    "softplus",
-]
+__all__ = ["elu", "gelu", "leaky_relu", "log_softmax", "mish", "relu", "sigmoid", "silu", "softmax", "softplus"]
 
 
 # -- pieces of lines -------------------------------------------------------------------------------------------

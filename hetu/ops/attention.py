@@ -17,9 +17,7 @@ from ..core.graph import OPS, Node
 from ..core.op import as_node, as_nodes, op
 from ..core.types import Dim, TensorType, compatible, is_float, promote, require_float, same, show_shape
 
-__all__ = [
-    "scaled_dot_product_attention",
-]
+__all__ = ["scaled_dot_product_attention"]
 
 
 def _check(q: TensorType, k: TensorType, v: TensorType, causal: bool) -> None:

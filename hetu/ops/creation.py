@@ -17,13 +17,7 @@ from ..core.op import Role, as_node, op, weak_dtype
 from ..core.operators import broadcast_like
 from ..core.types import Dim, Shape, TensorType, as_dtype
 
-__all__ = [
-    "arange",
-    "full",
-    "full_like",
-    "tril",
-    "triu",
-]
+__all__ = ["arange", "full", "full_like", "tril", "triu"]
 
 
 def _made_type(*, shape: Shape, dtype: str, **_: Any) -> TensorType:

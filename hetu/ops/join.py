@@ -29,14 +29,7 @@ from ..core.types import (
 from .shape import broadcast_to, expand_dims, flatten, reshape
 from .slicing import cut_along, getitem
 
-__all__ = [
-    "concat",
-    "pad",
-    "repeat",
-    "roll",
-    "stack",
-    "tile",
-]
+__all__ = ["concat", "pad", "repeat", "roll", "stack", "tile"]
 
 # -- joining ---------------------------------------------------------------------------------------------------
 

@@ -28,13 +28,7 @@ from ..core.types import (
 from .elementwise import multiply
 from .shape import expand_dims, reshape
 
-__all__ = [
-    "linear",
-    "matmul",
-    "matrix_transpose",
-    "outer",
-    "permute_dims",
-]
+__all__ = ["linear", "matmul", "matrix_transpose", "outer", "permute_dims"]
 
 
 # -- transposes ------------------------------------------------------------------------------------------------

@@ -16,12 +16,7 @@ from ..core.graph import OPS, Node
 from ..core.op import as_nodes, op
 from ..core.operators import cast_to
 from ..core.types import TensorType, promote, require_float
-from .batch_norm import (
-    batch_norm,
-    check_vectors,
-    gradient_type,
-    lift,
-)
+from .batch_norm import batch_norm, check_vectors, gradient_type, lift
 from .elementwise import rounded, stored, stored_attrs, widened
 from .reduction import mean
 

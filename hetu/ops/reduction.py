@@ -19,37 +19,13 @@ from ..core.errors import ArgumentError, DTypeError, ShapeError
 from ..core.graph import OPS, Node
 from ..core.leaf import filled, filling
 from ..core.op import as_node, op
-from ..core.types import (
-    Dim,
-    Shape,
-    Size,
-    TensorType,
-    axis_letters,
-    is_float,
-    normalize_axes,
-    normalize_axis,
-    product,
-)
+from ..core.types import Dim, Shape, Size, TensorType, axis_letters, is_float, normalize_axes, normalize_axis, product
 from .elementwise import abs as absolute
 from .elementwise import equal, exp, greater, isfinite, log, sqrt, square, where
 
 Axis = int | tuple[int, ...] | None
 
-__all__ = [
-    "all",
-    "any",
-    "argmax",
-    "argmin",
-    "cumsum",
-    "logsumexp",
-    "max",
-    "mean",
-    "min",
-    "norm",
-    "prod",
-    "sum",
-    "var",
-]
+__all__ = ["all", "any", "argmax", "argmin", "cumsum", "logsumexp", "max", "mean", "min", "norm", "prod", "sum", "var"]
 
 
 # -- what the operators here share -----------------------------------------------------------------------------

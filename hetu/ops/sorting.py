@@ -17,11 +17,7 @@ from ..core.op import Role, op
 from ..core.types import TensorType, same_type
 from .reduction import along_axis_dims, one_axis
 
-__all__ = [
-    "argsort",
-    "sort",
-    "topk",
-]
+__all__ = ["argsort", "sort", "topk"]
 
 
 def _order(xp: ModuleType, x: Any, axis: int, descending: bool, **kind: Any) -> Any:
