@@ -73,7 +73,7 @@ def normalized(
     set_line, (factor, shift) = pieces.repeated(2)
 
     def measure(part: slice) -> list[Call]:
-        (spread, (line,)), calls = pieces.repeated(), []
+        (spread, (line,)), calls = pieces.repeated(), list[Call]()
         term = scratch.empty((pieces.step, line.size), x.dtype)
         for k, rows in pieces.slices(part):
             t = term[: rows.stop - rows.start]

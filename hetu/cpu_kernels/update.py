@@ -204,6 +204,8 @@ def _change_rows(
     gather, places = _SumRows(outs[0], ids, rows), np.empty(ids.size, np.intp)
     copies = [np.empty((ids.size, *o.shape[1:]), o.dtype) for o in outs]
     calls = in_place(composition, copies, (*copies, gather.sums), scalars, anywhere=True)
+    if calls is None:
+        return None
 
     def update() -> None:
         touched, _ = gather()
