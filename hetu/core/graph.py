@@ -278,18 +278,18 @@ def _shown_attrs(node: Node) -> list[str]:
 
 def topological(outputs: Iterable[Node]) -> list[Node]:
     """Every node the outputs need, inputs first, in depth-first order. Iterative: 20,000 deep is fine."""
-    order: list[Node] = []
-    seen: set[Node] = set()
-    stack: list[tuple[Node, bool]] = [(node, False) for node in reversed(list(outputs))]
+    order: dict[Node, None] = {}
+    opened: set[Node] = set()
+    stack = list(outputs)[::-1]
     while stack:
-        node, ready = stack.pop()
-        if ready:
-            order.append(node)
-        elif node not in seen:
-            seen.add(node)
-            stack.append((node, True))
-            stack.extend((i, False) for i in reversed(node.inputs) if i not in seen)
-    return order
+        node = stack.pop()
+        if node in opened:  # its inputs are in order by now
+            order[node] = None
+        else:
+            opened.add(node)
+            stack.append(node)
+            stack += [i for i in node.inputs[::-1] if i not in opened]
+    return list(order)
 
 
 Readers = Mapping[Node, Sequence[Node | None]]
@@ -332,12 +332,19 @@ def rewrite(outputs: Iterable[Node], rule: RewriteRule) -> tuple[Node, ...]:
             _origin.set(node)  # `with origin_of(node)` around each would take longer than most rules
             inputs = tuple([new[i] for i in node.inputs])
             made = rule(node, inputs)
-            if made is None:
-                made = node if inputs == node.inputs else node.op.make(inputs, node.attrs)
-            new[node] = made
+            new[node] = remade(node, inputs) if made is None else made
     finally:
         _origin.reset(before)
     return tuple(new[o] for o in outputs)
+
+
+def remade(node: Node, inputs: tuple[Node, ...]) -> Node:
+    """`node` with these inputs; its type is inferred anew only where theirs differ."""
+    if inputs == node.inputs:
+        return node
+    if all(new.type == old.type for new, old in zip(inputs, node.inputs, strict=True)):
+        return Node(node.op, inputs, node.attrs, node.type)
+    return node.op.make(inputs, node.attrs)
 
 
 def replace(outputs: Iterable[Node], mapping: Mapping[Node, Node]) -> tuple[Node, ...]:

@@ -98,9 +98,10 @@ class _Planner:
         self.fetches, self.updates, self.scratch = fetches, updates, scratch
         # Last variable first: backward finishes with the first layer, so its gradients are asked for last.
         outputs = (*fetches, *reversed([*updates.values()]))
-        self.metas = _Metas(topological(outputs))
+        nodes = topological(outputs)
+        self.metas = _Metas(nodes)
         # A pass may have marked when a node is due (`event`); what is not marked is due at once.
-        self.nodes = self._schedule(_promptly(sorted(topological(outputs), key=lambda node: node.tags.get("event", 0))))
+        self.nodes = self._schedule(_promptly(sorted(nodes, key=lambda node: node.tags.get("event", 0))))
         order = [n for n in self.nodes if n.role not in LEAVES and n not in self.metas.views]
         self.at = {node: index for index, node in enumerate(order)}
         self.plan = MemoryPlan(order, self.nodes, {}, self.metas.roots, self.metas.views, dict(updates))

@@ -64,7 +64,8 @@ def applied(passes: Iterable[Pass], outputs: Sequence[Node], explain: bool = Fal
             present = present or {kind for node in topological(outputs) for kind in (node.op.name, node.role)}
             if present.isdisjoint(sought):
                 continue
-        outputs, present = APPLIED[explain](run, outputs), set()
+        made = APPLIED[explain](run, outputs)
+        outputs, present = made, present if made == tuple(outputs) else set()
     return tuple(outputs)
 
 
