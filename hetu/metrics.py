@@ -32,7 +32,7 @@ def accuracy(logits: Any, labels: Any) -> Node:
     if logits.ndim < 1 or labels.ndim != len(wanted) or not all(map(compatible, labels.shape, wanted)):
         raise ShapeError(
             f"accuracy got logits {logits.type} and labels {labels.type}",
-            fix="pass one row of scores and one class id an example",
+            fix="pass one row of scores and one class id per example",
         )
     return mean(astype(equal(argmax(logits, axis=-1), labels), "float32"))
 
@@ -135,7 +135,7 @@ class AUC(Metric):
         if scores.shape != labels.shape:
             raise ShapeError(
                 f"scores {show_shape(scores.shape)} against labels {show_shape(labels.shape)}",
-                fix="pass one score a label; take a column with scores[:, 1]",
+                fix="pass one score per label; take a column with scores[:, 1]",
             )
         if not np.isin(labels, (0, 1)).all():
             raise ValueRangeError("AUC labels must be 0 or 1", fix="compare with the class you look for: labels == k")

@@ -33,7 +33,7 @@ _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a node made now inherits: the user's line and the tags in force (layer, stage, recompute region)."""
+    """What a new node inherits: the user's line and the tags in force (layer, stage, recompute region)."""
 
     site: Site | None
     tags: Mapping[str, Any]

@@ -51,7 +51,7 @@ class Storage:
 
 @dataclass
 class MemoryPlan:
-    """What `plan` decided; `order` lists the nodes to execute, views excluded."""
+    """The decisions of `plan`; `order` lists the nodes to execute, without views."""
 
     order: list[Node]
     nodes: list[Node]
@@ -284,7 +284,7 @@ class _Planner:
 
 
 def _promptly(nodes: list[Node]) -> list[Node]:
-    """The nodes with copies to the host right behind what they copy, whose place in the arena they free."""
+    """The nodes, each copy to the host right behind what it copies, so that the place in the arena is free early."""
     copies: dict[Node, list[Node]] = {}
     for node in nodes:
         if node.op.on_host:

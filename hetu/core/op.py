@@ -260,7 +260,7 @@ def ufunc_call(ufunc: Any, arrays: Sequence[Any], out: Any) -> Call:
 
 
 class Decorator(Protocol[R]):
-    """What makes an operator of a forward function."""
+    """Makes an operator of a forward function."""
 
     def __call__(self, forward: Callable[Concatenate[ModuleType, P], Any], /) -> Op[P, R]: ...
 
