@@ -81,10 +81,8 @@ def current_site() -> Site | None:
 
 # -- nodes -----------------------------------------------------------------------------------------------------
 
-Method = Callable[["Node", Any], "Node"]
 
-
-def _both_ways(name: str) -> tuple[Method, Method]:
+def _both_ways(name: str) -> tuple[Callable[[Node, Any], Node], Callable[[Node, Any], Node]]:
     """Python's operator between a node and another value, and between another value and a node."""
     return lambda self, other: OPS[name](self, other), lambda self, other: OPS[name](other, self)
 
@@ -132,10 +130,9 @@ class Node:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        if name in OPS:
-            raise UnknownNameError(f"a node has no attribute {name!r}", fix=_written(name))
         known = ["op", "inputs", "attrs", "type", "shape", "dtype", "ndim", "name", *OPS]
-        raise UnknownNameError(f"a node has no attribute {name!r}", fix=did_you_mean(name, known))
+        fix = _written(name) if name in OPS else did_you_mean(name, known)
+        raise UnknownNameError(f"a node has no attribute {name!r}", fix=fix)
 
     @property
     def tensor(self) -> TensorType:
@@ -395,8 +392,7 @@ class Graph:
         names = {node: f"%{i}" for i, node in enumerate(self.nodes)}
         rows = []
         for node in self.nodes:
-            shown = [names[i] for i in node.inputs]
-            shown += _shown_attrs(node)
+            shown = [*(names[i] for i in node.inputs), *_shown_attrs(node)]
             rows.append((f"{names[node]}: {show_type(node.type)} = {node.op.name}({', '.join(shown)})", str(node.site)))
         width = min(100, max((len(r[0]) for r in rows), default=0))
         lines = [f"{text:<{width}}  # {site}" for text, site in rows]
