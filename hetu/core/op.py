@@ -1,4 +1,4 @@
-"""Operators: one decorated function `f(xp, *arrays, **attrs)` with rules hung on it, and families of type rules.
+"""Operators: one decorated function `f(xp, *arrays, **attrs)` with rules hung on it, and what a call makes of values.
 
 An operator never sees its graph, the device or the ranks; passes and the executor handle those. A composition of
 operators needs no operator: write a function.

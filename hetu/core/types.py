@@ -1,4 +1,4 @@
-"""Static types: shapes with known or symbolic sizes, and dtypes.
+"""Static types: shapes with known or symbolic sizes, dtypes, and families of rules by which types follow from types.
 
 A size that is unknown while the graph is built is a `Dim`: an integer times symbols such as `x.0` (axis 0 of
 placeholder x). Code can compute with it and put it into a shape; asking for its number raises and says why. Sums and
