@@ -25,10 +25,10 @@ from .types import (
     NodeType,
     TensorType,
     as_dtype,
-    check_sizes,
     has_dim,
     is_float,
     promote,
+    require_sizes,
     show_type,
 )
 
@@ -213,7 +213,7 @@ class Op(Generic[P, R]):
             if self.normalize_rule:
                 canonical = self.normalize_rule(*types, **canonical)
             type_ = self.infer(*types, **canonical)
-            check_sizes(type_)
+            require_sizes(type_)
         except HetuError as error:
             if not error.message.startswith(self.name):
                 shown = ", ".join(map(show_type, types))

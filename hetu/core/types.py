@@ -274,7 +274,7 @@ def show_type(type_: NodeType) -> str:
     return str(type_) if isinstance(type_, TensorType) else f"({', '.join(map(str, type_))})"
 
 
-def check_sizes(type_: NodeType) -> None:
+def require_sizes(type_: NodeType) -> None:
     """ShapeError unless all sizes are whole numbers that are not negative, or not known yet."""
     for part in (type_,) if isinstance(type_, TensorType) else type_:
         for size in part.shape:

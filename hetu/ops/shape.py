@@ -38,13 +38,7 @@ from ..core.types import (
     show_shape,
 )
 
-__all__ = [
-    "broadcast_to",
-    "expand_dims",
-    "flatten",
-    "reshape",
-    "squeeze",
-]
+__all__ = ["broadcast_to", "expand_dims", "flatten", "reshape", "squeeze"]
 
 
 # -- reshape ---------------------------------------------------------------------------------------------------
