@@ -41,7 +41,6 @@ PATTERNS = {
     "share": "forms of one function", "sparsify": "scattered gradients",
     "update": "the product or sum that makes a gradient", "composition": "p - lr g",
     "explain": "counts what it prints",
-    "optimizer": "the zeros of a gradient that is unused",
 }  # fmt: skip
 KERNELS = {"cpu_kernels", "gpu_kernels"}  # which are looked up by name
 

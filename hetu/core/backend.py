@@ -56,7 +56,7 @@ class Device:
     def stream(self) -> AbstractContextManager[Any]:
         """A new queue of work on a GPU, current inside `with`; nothing on a CPU.
 
-        It is no "non-blocking" one, so what the default stream does (reading a variable, say) waits for it.
+        It is a blocking stream, so the default stream, which reads variables, waits for it.
         """
         return nullcontext() if self.kind == "cpu" else self.xp.cuda.Stream()
 
@@ -122,7 +122,7 @@ def host_empty(xp: ModuleType, nbytes: int) -> np.ndarray:
 
 
 def copy_out(xp: ModuleType, host: np.ndarray, array: Any) -> Callable[[], None]:
-    """What copies an array of the device into one of `host_empty`; a GPU does so when its stream comes to it."""
+    """A call that copies an array of the device into one of `host_empty`; a GPU does so when its stream reaches it."""
     if xp is np:
         return partial(np.copyto, host, array)
     to_host = xp.cuda.runtime.memcpyDeviceToHost
@@ -130,7 +130,7 @@ def copy_out(xp: ModuleType, host: np.ndarray, array: Any) -> Callable[[], None]
 
 
 def copy_in(xp: ModuleType, array: Any, host: np.ndarray) -> Callable[[], None]:
-    """What copies an array of `host_empty` into one of the device, which is contiguous."""
+    """A call that copies an array of `host_empty` into a contiguous one of the device."""
     if xp is np:
         return partial(np.copyto, array, host)
     to_device = xp.cuda.runtime.memcpyHostToDevice
@@ -138,19 +138,19 @@ def copy_in(xp: ModuleType, array: Any, host: np.ndarray) -> Callable[[], None]:
 
 
 def _copy(xp: ModuleType, target: int, source: int, nbytes: int, kind: int) -> None:
-    """What CuPy's own copies do, which it refuses while a stream is captured."""
+    """As CuPy's own copies, which it refuses while a stream is captured."""
     xp.cuda.runtime.memcpyAsync(target, source, nbytes, kind, xp.cuda.get_current_stream().ptr)
 
 
 def filler(xp: ModuleType, buffer: Any) -> Callable[[np.ndarray], None]:
-    """What copies an array of the host into `buffer`; its dtype may be converted to one of the same kind."""
+    """A call that copies an array of the host into `buffer`; the dtype may change within its kind."""
     if xp is np:
         return partial(np.copyto, buffer, casting="same_kind")
     return _PinnedFeed(xp, buffer).fill
 
 
 class _PinnedFeed:
-    """Memory of the host that a GPU reads by itself, so that a copy does not keep the host."""
+    """Memory of the host that a GPU reads by itself, so that the host does not wait for a copy."""
 
     def __init__(self, xp: ModuleType, buffer: Any) -> None:
         self.xp, self.buffer, self.copied = xp, buffer, xp.cuda.Event(disable_timing=True)

@@ -29,7 +29,7 @@ from .subgraph import Feed, Fetch, SubGraph
 
 KEPT_PROGRAMS = 64  # sets of shapes a sub-graph keeps compiled; beyond, the least recently used goes
 Stepper = Callable[["Executor", SubGraph, "Feed | None", Program], list[np.ndarray]]
-_stepper: Stepper | None = None  # what runs a step in place of the program itself
+_stepper: Stepper | None = None  # runs a step in place of the program itself
 
 
 @contextlib.contextmanager
@@ -114,8 +114,8 @@ class Executor:
         """One step of a sub-graph: its values in the order they were listed, None for updates.
 
         `feed` maps placeholders, or their names, to arrays. The name may be left out when there is one sub-graph.
-        `ahead` is what the next step will be fed, where that is known: what a strategy has to fetch for it can then
-        travel early. No result depends on it.
+        `ahead` is what the next step will be fed, where that is known, so that a strategy can fetch early what that
+        step needs. No result depends on it.
         """
         sub, feed = self._asked(name, feed)
         if self.state.dirty:

@@ -1,4 +1,4 @@
-"""Operators: one decorated function `f(xp, *arrays, **attrs)` with rules hung on it, and families of type rules.
+"""Operators: one decorated function `f(xp, *arrays, **attrs)` with rules hung on it, and what a call makes of values.
 
 An operator never sees its graph, the device or the ranks; passes and the executor handle those. A composition of
 operators needs no operator: write a function.
@@ -25,10 +25,10 @@ from .types import (
     NodeType,
     TensorType,
     as_dtype,
-    check_sizes,
     has_dim,
     is_float,
     promote,
+    require_sizes,
     show_type,
 )
 
@@ -213,7 +213,7 @@ class Op(Generic[P, R]):
             if self.normalize_rule:
                 canonical = self.normalize_rule(*types, **canonical)
             type_ = self.infer(*types, **canonical)
-            check_sizes(type_)
+            require_sizes(type_)
         except HetuError as error:
             if not error.message.startswith(self.name):
                 shown = ", ".join(map(show_type, types))
@@ -260,7 +260,7 @@ def ufunc_call(ufunc: Any, arrays: Sequence[Any], out: Any) -> Call:
 
 
 class Decorator(Protocol[R]):
-    """What makes an operator of a forward function."""
+    """Makes an operator of a forward function."""
 
     def __call__(self, forward: Callable[Concatenate[ModuleType, P], Any], /) -> Op[P, R]: ...
 

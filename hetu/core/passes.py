@@ -64,12 +64,13 @@ def applied(passes: Iterable[Pass], outputs: Sequence[Node], explain: bool = Fal
             present = present or {kind for node in topological(outputs) for kind in (node.op.name, node.role)}
             if present.isdisjoint(sought):
                 continue
-        outputs, present = APPLIED[explain](run, outputs), set()
+        made = APPLIED[explain](run, outputs)
+        outputs, present = made, present if made == tuple(outputs) else set()
     return tuple(outputs)
 
 
 def _serves(run: Pass, device: str) -> bool:
-    """Whether a pass is for such a device, which is so unless it says otherwise, and not of a room that is off."""
+    """Whether a pass serves such a device, as all do that name no other, and its room is not switched off."""
     off = isinstance(run, RoomPass) and switched_off("HETU_KERNELS")
     return getattr(run, "device", device) == device and not off
 
@@ -77,7 +78,7 @@ def _serves(run: Pass, device: str) -> bool:
 def chosen_passes(names: Iterable[str] | None, device: str = "cpu") -> list[Pass]:
     """The passes called `names`, in their proper order; None means `$HETU_PASSES` (comma-separated), else all.
 
-    Without a name those for another kind of `device` are left out, which a pass says by its attribute `device`.
+    Without names, those are left out whose attribute `device` is another kind.
     """
     if names is None:
         setting = os.environ.get("HETU_PASSES")

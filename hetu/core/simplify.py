@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from .errors import HetuError
-from .graph import Node, rewrite, topological
+from .graph import Node, remade, rewrite, topological
 from .leaf import constant, filled
 from .op import LEAVES, Role
 
@@ -46,9 +46,7 @@ def simplify(outputs: Sequence[Node]) -> tuple[Node, ...]:
     known: dict[Any, Node] = {}
 
     def rule(node: Node, inputs: tuple[Node, ...]) -> Node:
-        made = node if inputs == node.inputs else node.op.make(inputs, node.attrs)
-        made = identity(made)
-        made = fold(made)
+        made = fold(identity(remade(node, inputs)))
         return known.setdefault(key(made), made)
 
     return rewrite(outputs, rule)
@@ -103,4 +101,4 @@ def without_likes(node: Node) -> Node:
         filled(i, 0) if position in node.op.like and i.role is not Role.CONSTANT else i
         for position, i in enumerate(node.inputs)
     )
-    return node if inputs == node.inputs else node.op.make(inputs, node.attrs)
+    return remade(node, inputs)

@@ -25,7 +25,7 @@ Feed = Mapping[Node | str, Any]
 
 
 class Fed(NamedTuple):
-    """What the last step was fed, and its program: the same again needs no look at names, and no compilation."""
+    """What the last step was fed, and its program: for the same again, names need not be looked up."""
 
     program: Program
     keys: tuple[Node | str, ...]
@@ -65,9 +65,9 @@ class SubGraph:
         placement: Placement | None = None,
         explain: bool = False,
     ) -> tuple[tuple[Node, ...], dict[Node, Node], Mapping[str, Any]]:
-        """Fetches and updates for these fed shapes, after all passes, and which box of which feed a placeholder takes.
+        """Fetches and updates for these fed shapes after all passes, and which box of which feed a placeholder takes.
 
-        They are those of this process where a placement cuts the graph. With `explain` each pass tells what it changed.
+        Where a placement cuts the graph, they are those of this process. With `explain` passes tell what they change.
         """
         sizes: Mapping[Atom, int] = {
             (name, axis): size
@@ -80,7 +80,7 @@ class SubGraph:
         outputs = applied(placement.passes, specialize(self.written.outputs, sizes), explain)
         local = placement.cut(outputs[: len(self.fetches)], dict(zip(self.updates, outputs[len(self.fetches) :])))
         outputs, count = (*local.fetches, *local.tokens, *local.updates.values()), len(local.fetches + local.tokens)
-        # Once more they could drop communication that another rank, whose constants differ, keeps.
+        # Applied again, they could drop communication that another rank, whose constants differ, keeps.
         passes = [run for run in passes if run not in placement.passes]
         outputs = applied([run for run in passes if not is_last(run)], outputs, explain)
         fetches, updates = placement.last(outputs[:count], dict(zip(local.updates, outputs[count:])))
@@ -102,7 +102,7 @@ class SubGraph:
         return {name: _fitting(node, given[name]) for name, node in self.placeholders.items()}
 
     def remember(self, feed: Feed | None, program: Program) -> None:
-        """Know this feed, which fits `program`, when it comes again with other numbers."""
+        """Recognize this feed, which fits `program`, when it comes again with other numbers."""
         names = [key.name if isinstance(key, Node) else key for key in feed or ()]
         self.last = None
         if type(feed) is dict and all(name in program.feeds for name in names):

@@ -1,8 +1,8 @@
-"""Static types: shapes with known or symbolic sizes, and dtypes.
+"""Static types: shapes with known or symbolic sizes, dtypes, and families of rules by which types follow from types.
 
 A size that is unknown while the graph is built is a `Dim`: an integer times symbols such as `x.0` (axis 0 of
-placeholder x). Code can compute with it and put it into a shape; asking for its number raises and says why. This is no
-general algebra: sums and quotients that do not cancel stay opaque symbols.
+placeholder x). Code can compute with it and put it into a shape; asking for its number raises and says why. Sums and
+quotients that do not cancel stay opaque symbols.
 """
 
 from __future__ import annotations
@@ -274,7 +274,7 @@ def show_type(type_: NodeType) -> str:
     return str(type_) if isinstance(type_, TensorType) else f"({', '.join(map(str, type_))})"
 
 
-def check_sizes(type_: NodeType) -> None:
+def require_sizes(type_: NodeType) -> None:
     """ShapeError unless all sizes are whole numbers that are not negative, or not known yet."""
     for part in (type_,) if isinstance(type_, TensorType) else type_:
         for size in part.shape:
@@ -333,7 +333,7 @@ def require_float(*types: TensorType) -> None:
 
 
 def axis_letters(count: int) -> list[str]:
-    """One letter an axis, for `dims` rules that are built from types.
+    """One letter per axis, for `dims` rules that are built from types.
 
     >>> axis_letters(3)
     ['a', 'b', 'c']

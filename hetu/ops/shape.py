@@ -3,8 +3,8 @@
 Where the memory layout allows it the result is a view and costs nothing. Joining and tiling are in `join.py`, cutting
 in `slicing.py`, new arrays in `creation.py`, transposes in `linalg.py`.
 
-The grammar of `dims` rules, for all operators: one term an input, `->`, one term an output, terms joined by commas;
-in a term, one item an axis, without spaces:
+The grammar of `dims` rules, for all operators: one term per input, `->`, one term per output, terms joined by commas;
+in a term, one item per axis, without spaces:
     a       a factor; equal letters are the same split in all terms, one that is missing on the right is reduced
     a!      a factor that may not be split; the letter may then stand for a size that exists on one side only
     a@      a factor that may be split if the kernel is told its slice: an attribute `window=None` of the operator
