@@ -28,7 +28,7 @@ CHUNK = 1 << 17  # scores handled at a time, which stay in the second-level cach
 ROWS = 64  # queries of a block: large enough for BLAS, small enough to skip much of the future
 
 
-LEAST_SCORES = 1 << 10  # of a head; for fewer, one call a head costs more than copies
+LEAST_SCORES = 1 << 10  # of a head; for fewer, one call per head costs more than copies
 
 
 def fuse_attention(outputs: Sequence[Node]) -> tuple[Node, ...]:

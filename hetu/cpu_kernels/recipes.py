@@ -22,7 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 # The file that binds each operator. Files are imported when their first operator is bound.
 FILES = {
-    "activation": "relu softmax",
+    "activation": "relu",
     "along_axis": "take_along_axis put_along_axis_add",
     "attention": "attention attention_dx",
     "batch_norm": "batch_norm_train batch_norm_dx",

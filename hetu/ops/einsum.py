@@ -35,7 +35,7 @@ def _einsum_attrs(*types: TensorType, equation: str) -> dict[str, Any]:
     if not all(t.isascii() and (t.isalpha() or not t) for t in (*terms, right)):
         raise ArgumentError(f"{equation!r} is not an equation", fix="write letters, commas and '->': 'ij,jk->ik'")
     if len(terms) != len(types):
-        raise ArgumentError(f"{equation!r} names {len(terms)} operands, got {len(types)}", fix="one term an operand")
+        raise ArgumentError(f"{equation!r} names {len(terms)} operands, got {len(types)}", fix="write one term each")
     for term in (*terms, right):
         if len(set(term)) != len(term):
             raise ArgumentError(f"{equation!r} has a letter twice in {term!r}", fix="multiply by an identity matrix")

@@ -46,7 +46,7 @@ RowWindow = tuple[tuple[int, int, int]] | None  # (low, high, size): the rows of
 
 
 def own_rows(ids: Any, rows: Any, window: RowWindow) -> tuple[Any, Any]:
-    """Of ids and their rows those that this rank's part of the table has, counted from its first row."""
+    """The ids and rows in this rank's part of the table; ids count from its first row."""
     if window is None:
         return ids, rows
     low, high, _ = window[0]

@@ -123,7 +123,7 @@ def stack(arrays: Sequence[Any], axis: int = 0) -> Node:
 
 
 def _pad_attrs(x: TensorType, *, pad_width: Any, value: float) -> dict[str, Any]:
-    """A pair an axis."""
+    """A pair per axis."""
     pairs: Any = (pad_width, pad_width) if isinstance(pad_width, int) else pad_width
     if pairs and not any(isinstance(p, tuple) for p in pairs):
         pairs = (pairs,) * x.ndim

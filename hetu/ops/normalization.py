@@ -189,7 +189,7 @@ for _norm in (layer_norm, layer_norm_dx, rms_norm, rms_norm_dx):
 @public
 def group_norm(x: Any, scale: Any, bias: Any, *, groups: int, epsilon: float = 1e-5) -> Node:
     """Each group of neighboring channels (axis 1) of each sample brought to mean 0 and variance 1, then scaled and
-    shifted by the vectors `scale` and `bias`, one number a channel.
+    shifted by the vectors `scale` and `bias`, one number per channel.
 
     Y. Wu and K. He, "Group Normalization", 2018.
 

@@ -100,8 +100,8 @@ def max_pool2d_grad(g: list[Node | None], out: tuple[Node, Node], x: Node, **att
 def max_pool2d(x: Any, kernel: int | Pair, stride: int | Pair | None = None, padding: Any = 0) -> Node:
     """The greatest value of each window: (n, c, h, w) -> (n, c, (h + padding - kernel) // stride + 1, ...).
 
-    The stride is the kernel unless given; `padding` as in `conv2d`, the frame never wins. Of equal values the first in
-    row order gets the whole gradient. A NaN stays a NaN.
+    The stride is the kernel unless given; `padding` as in `conv2d`, the frame never wins. Among equal values the first
+    in row order gets the whole gradient. A NaN stays a NaN.
 
     >>> import hetu as ht
     >>> ht.evaluate(max_pool2d([[[[1.0, 2.0], [3.0, 0.0]]]], 2)).tolist()

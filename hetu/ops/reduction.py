@@ -18,7 +18,7 @@ from ..core.backend import dtype_of
 from ..core.errors import ArgumentError, DTypeError, ShapeError
 from ..core.graph import OPS, Node
 from ..core.leaf import filled, filling
-from ..core.op import as_node, op
+from ..core.op import Op, as_node, op
 from ..core.types import Dim, Shape, Size, TensorType, axis_letters, is_float, normalize_axes, normalize_axis, product
 from .elementwise import abs as absolute
 from .elementwise import equal, exp, greater, isfinite, log, sqrt, square, where
@@ -276,27 +276,24 @@ def _place(extremum: Callable[..., Node]) -> Callable[..., Node]:
     return places
 
 
+def _extremum_into(extremum: Op[..., Node]) -> Callable[..., None]:
+    """`into` of max and min: NumPy knows no extremum of no elements."""
+
+    def into(xp: ModuleType, out: Any, x: Any, **attrs: Any) -> None:
+        if x.size:
+            getattr(xp, extremum.name)(x, **attrs, out=out)
+        else:
+            out[...] = extremum.forward(xp, x, **attrs)
+
+    return into
+
+
 for _extremum, _argument in ((max, argmax), (min, argmin)):
     _extremum.normalize(reduction_axes)
     _extremum.grad(_extremum_grad)
+    _extremum.into(_extremum_into(_extremum))
     _argument.normalize(one_axis)
     _argument.decompose(_place(_extremum))
-
-
-@max.into
-def max_into(xp: ModuleType, out: Any, x: Any, *, axis: tuple[int, ...], keepdims: bool) -> None:
-    if x.size:
-        xp.max(x, axis=axis, keepdims=keepdims, out=out)
-    else:
-        out[...] = max.forward(xp, x, axis=axis, keepdims=keepdims)
-
-
-@min.into
-def min_into(xp: ModuleType, out: Any, x: Any, *, axis: tuple[int, ...], keepdims: bool) -> None:
-    if x.size:
-        xp.min(x, axis=axis, keepdims=keepdims, out=out)
-    else:
-        out[...] = min.forward(xp, x, axis=axis, keepdims=keepdims)
 
 
 # -- truth -----------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Cutting by integers and slices, and the inverse, which is its gradient.
 
-A cut is a view. Its key is kept as plain data, one entry an axis: an integer, `"new"` for a new axis of size 1, or
+A cut is a view. Its key is kept as plain data, one entry per axis: an integer, `"new"` for a new axis of size 1, or
 `("slice", start, stop, step)`. On an axis of unknown size a slice is taken to lie inside: `x[1:]` has `dim + -1`
 elements, `x[:5]` has 5. For index arrays and masks see `index.py` and `where`.
 """
@@ -25,7 +25,7 @@ WHOLE = ("slice", None, None, 1)
 
 
 def _getitem_attrs(x: TensorType, *, key: Any) -> dict[str, Any]:
-    """One entry an axis; places on an axis of known size become non-negative, others wait until it is known."""
+    """One entry per axis; places on an axis of known size become non-negative, others wait until it is known."""
     entries = [key] if _is_slice(key) or not isinstance(key, tuple) else list(key)
     used = sum(not (_is_new(e) or e is Ellipsis) for e in entries)
     if used > x.ndim:
@@ -83,7 +83,7 @@ def _slice_entry(parts: tuple[Any, Any, Any], size: Size) -> tuple[Any, ...]:
 
 
 def _slice_size(size: Size, start: Size | None, stop: Size | None, step: int) -> Size:
-    """Number of elements. Of an unknown axis a slice is taken to lie inside, so that the result is exact arithmetic."""
+    """Number of elements. A slice of an unknown axis is taken to lie inside, so that the result is exact."""
     if not any(isinstance(v, Dim) for v in (size, start, stop)):
         return len(range(*slice(start, stop, step).indices(size)))
     first_end, first = _place(start, (0, 0) if step > 0 else (1, -1))
