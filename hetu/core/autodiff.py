@@ -6,9 +6,8 @@ promotion are undone here, once, for all rules. There is no forward mode.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .errors import GradientError, public
@@ -213,12 +212,6 @@ def _match(gradient: Node, target: Node) -> Node:
     return cast_to(gradient, target.dtype)
 
 
-@contextlib.contextmanager
-def _region() -> Iterator[None]:
-    with tagged(recompute=next(_regions)):
-        yield
-
-
 def recompute(function: Callable[..., Any]) -> Callable[..., Any]:
     """Gradients through `function` compute its inner values again instead of keeping them (checkpointing).
 
@@ -232,7 +225,7 @@ def recompute(function: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        with _region():
+        with tagged(recompute=next(_regions)):
             return function(*args, **kwargs)
 
     return call
