@@ -246,7 +246,7 @@ def test_mistakes(monkeypatch):
     with pytest.raises(ArgumentError, match=r"(?s)unknown precision 'half'.*use one of float32, float16, bfloat16"):
         ht.Executor([loss], precision="half")
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
-    types._bfloat16.cache_clear()
+    types.bfloat16.cache_clear()
     with pytest.raises(MissingDependencyError, match="bfloat16 needs ml_dtypes"):
         ht.Executor([loss], precision="bfloat16")
 
@@ -261,7 +261,7 @@ def test_mistakes(monkeypatch):
     ],
     ids=["full", "arange", "astype", "one_hot"],
 )
-def test_numbers_are_made_in_bfloat16(make, values):
+def test_numbers_are_made_inbfloat16(make, values):
     pytest.importorskip("ml_dtypes")
     x = ht.placeholder("x", (3,))
     node = make(x)

@@ -51,7 +51,7 @@ class Storage:
 
 @dataclass
 class MemoryPlan:
-    """What `plan` decided; `order` lists the nodes to execute, views excluded."""
+    """The decisions of `plan`; `order` lists the nodes to execute, without views."""
 
     order: list[Node]
     nodes: list[Node]
@@ -98,9 +98,10 @@ class _Planner:
         self.fetches, self.updates, self.scratch = fetches, updates, scratch
         # Last variable first: backward finishes with the first layer, so its gradients are asked for last.
         outputs = (*fetches, *reversed([*updates.values()]))
-        self.metas = _Metas(topological(outputs))
+        nodes = topological(outputs)
+        self.metas = _Metas(nodes)
         # A pass may have marked when a node is due (`event`); what is not marked is due at once.
-        self.nodes = self._schedule(_promptly(sorted(topological(outputs), key=lambda node: node.tags.get("event", 0))))
+        self.nodes = self._schedule(_promptly(sorted(nodes, key=lambda node: node.tags.get("event", 0))))
         order = [n for n in self.nodes if n.role not in LEAVES and n not in self.metas.views]
         self.at = {node: index for index, node in enumerate(order)}
         self.plan = MemoryPlan(order, self.nodes, {}, self.metas.roots, self.metas.views, dict(updates))
@@ -283,7 +284,7 @@ class _Planner:
 
 
 def _promptly(nodes: list[Node]) -> list[Node]:
-    """The nodes with copies to the host right behind what they copy, whose place in the arena they free."""
+    """The nodes, each copy to the host right behind what it copies, so that the place in the arena is free early."""
     copies: dict[Node, list[Node]] = {}
     for node in nodes:
         if node.op.on_host:

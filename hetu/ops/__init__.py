@@ -7,6 +7,7 @@ import types
 import typing
 
 from ..core.leaf import *
+from ..core.operators import *
 from . import update
 from .activation import *
 from .along_axis import *

@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from ..core.backend import dtype_of, to_dtype
 from ..core.errors import ArgumentError
 from ..core.graph import Node
-from ..core.op import DEFAULT_FLOAT, as_node, float_elementwise, op
+from ..core.op import as_node, op
+from ..core.types import DEFAULT_FLOAT, numbers
 from .comparison import greater, less_equal, minimum
-from .elementwise import dtype_of, float_function, floats, numbers, square, to_dtype
+from .elementwise import float_elementwise, float_function, floats, square
 from .functions import exp, log, normal_distribution, tanh
 from .reduction import along_axis_dims, one_axis
 from .reduction import max as maximum_along

@@ -11,9 +11,8 @@ from typing import Any
 from ..core.errors import ShapeError
 from ..core.graph import Node
 from ..core.op import Role, op
-from ..core.types import Size, TensorType, compatible, show_shape, unify
+from ..core.types import Size, TensorType, axis_letters, compatible, show_shape, unify
 from .index import RowWindow, axis_attrs, check_range, find_inside, masked, require_indices, whole_size
-from .shape import axis_letters
 
 __all__ = ["take_along_axis"]
 

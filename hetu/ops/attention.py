@@ -14,8 +14,8 @@ import numpy as np
 
 from ..core.errors import DTypeError, ShapeError, public
 from ..core.graph import OPS, Node
-from ..core.op import as_node, as_nodes, op, require_float
-from ..core.types import Dim, TensorType, compatible, is_float, promote, same, show_shape
+from ..core.op import as_node, as_nodes, op
+from ..core.types import Dim, TensorType, compatible, is_float, promote, require_float, same, show_shape
 
 __all__ = [
     "scaled_dot_product_attention",

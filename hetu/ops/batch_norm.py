@@ -12,10 +12,10 @@ from typing import Any
 
 from ..core.errors import ArgumentError, ShapeError, public
 from ..core.graph import OPS, Node
-from ..core.leaf import if_training, with_updates
-from ..core.op import as_node, as_nodes, op, require_float
-from ..core.types import TensorType, compatible, normalize_axis, product, promote, show_shape, widened
-from .elementwise import cast_to
+from ..core.op import as_node, as_nodes, op
+from ..core.operators import cast_to, if_training, with_updates
+from ..core.types import TensorType, compatible, normalize_axis, product, promote, require_float, show_shape
+from .elementwise import widened
 from .reduction import mean
 
 __all__ = ["batch_norm"]

@@ -13,11 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from ..core.backend import common
 from ..core.errors import ArgumentError, DTypeError
 from ..core.graph import Node
-from ..core.op import op, predicate
-from ..core.types import TensorType, broadcast_shapes, promote
-from .elementwise import common, numbers
+from ..core.leaf import filling
+from ..core.op import op
+from ..core.types import TensorType, broadcast_shapes, numbers, promote
+from .elementwise import predicate
 
 __all__ = [
     "ceil",
@@ -342,3 +344,9 @@ def where(xp: ModuleType, condition: Any, a: Any, b: Any) -> Any:
 @where.grad
 def where_grad(g: Node, y: Node, condition: Node, a: Node, b: Node) -> tuple[None, Node, Node]:
     return None, where(condition, g, 0), where(condition, 0, g)
+
+
+@where.simplify
+def where_simplify(node: Node, condition: Node, a: Node, b: Node) -> Node | None:
+    chosen = filling(condition)
+    return None if chosen is None else a if chosen else b

@@ -9,11 +9,13 @@ import math
 from types import ModuleType
 from typing import Any
 
+from ..core.backend import dtype_in
 from ..core.errors import ArgumentError, ShapeError, public
 from ..core.graph import Node
+from ..core.leaf import filled
 from ..core.op import Role, as_node, op, weak_dtype
-from ..core.types import Dim, Shape, TensorType, as_dtype, dtype_in
-from .shape import broadcast_like
+from ..core.operators import broadcast_like
+from ..core.types import Dim, Shape, TensorType, as_dtype
 
 __all__ = [
     "arange",
@@ -43,6 +45,12 @@ def full(xp: ModuleType, *, shape: int | Shape, fill_value: float, dtype: Any = 
 def full_attrs(*, shape: Any, fill_value: float, dtype: str | None) -> dict[str, Any]:
     shape = shape if isinstance(shape, tuple) else (shape,)
     return {"shape": shape, "fill_value": fill_value, "dtype": dtype or weak_dtype(fill_value, ()).name}
+
+
+@full.simplify
+def full_simplify(node: Node) -> Node:
+    """All elements share one place in memory, so size does not matter."""
+    return filled(node, node.attrs["fill_value"])
 
 
 @full.into

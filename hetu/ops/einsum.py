@@ -18,9 +18,10 @@ from ..core.errors import ArgumentError, ShapeError, public
 from ..core.graph import Node
 from ..core.kernels import Call
 from ..core.op import as_nodes, op
+from ..core.operators import broadcast_like
 from ..core.types import Size, TensorType, compatible, unify
 from .linalg import product_dtype
-from .shape import broadcast_like, expand_dims
+from .shape import expand_dims
 
 __all__ = ["einsum"]
 

@@ -7,41 +7,34 @@ division, and booleans are not numbers. Left out: complex numbers.
 
 from __future__ import annotations
 
-import builtins
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, Concatenate
 
 import numpy as np
 
+from ..core.backend import common, dtype_in, dtype_of, to_dtype
 from ..core.errors import DTypeError, ValueRangeError
 from ..core.graph import OPS, Node
 from ..core.kernels import Call
-from ..core.op import DEFAULT_FLOAT, Decorator, Op, P, Role, elementwise, float_elementwise, op
-from ..core.types import TensorType, as_dtype, dtype_in, is_float, promote
+from ..core.leaf import filled, filling
+from ..core.op import Decorator, Op, P, Role, op
+from ..core.types import DEFAULT_FLOAT, TensorType, as_dtype, broadcast_shapes, elementwise, is_float, numbers
 
-__all__ = ["abs", "astype", "reciprocal", "sign", "square"]
+__all__ = ["abs", "reciprocal", "sign", "square"]
 
 # -- what the operators here share -----------------------------------------------------------------------------
 
 
-def dtype_of(array: Any) -> np.dtype:
-    """The NumPy dtype of an array of any array module."""
-    dtype = array.dtype  # NumPy's own, or an object that prints as `module.float32`
-    return dtype if isinstance(dtype, np.dtype) else np.dtype(str(dtype).rpartition(".")[2])
+def float_elementwise(*types: TensorType, **_: Any) -> TensorType:
+    """As `elementwise`, but integers become the default float."""
+    result = elementwise(*types)
+    return result if is_float(result.dtype) else TensorType(result.shape, DEFAULT_FLOAT)
 
 
-def to_dtype(xp: ModuleType, array: Any, dtype: np.dtype) -> Any:
-    """`array` in the given dtype; itself when it has it already."""
-    return array if dtype_of(array) == dtype else xp.astype(xp.asarray(array), dtype_in(xp, dtype.name))
-
-
-def common(xp: ModuleType, *arrays: Any) -> Sequence[Any]:
-    """The arrays in the dtype of their elementwise result, as array modules disagree about mixed kinds."""
-    if builtins.all(a.dtype == arrays[0].dtype for a in arrays):
-        return arrays
-    dtype = promote(*map(dtype_of, arrays))
-    return [to_dtype(xp, a, dtype) for a in arrays]
+def predicate(*types: TensorType, **_: Any) -> TensorType:
+    """As `elementwise` with a boolean result."""
+    return TensorType(broadcast_shapes(*(t.shape for t in types)), np.dtype(bool))
 
 
 def floats(xp: ModuleType, *arrays: Any) -> Sequence[Any]:
@@ -50,15 +43,26 @@ def floats(xp: ModuleType, *arrays: Any) -> Sequence[Any]:
     return alike if is_float(dtype_of(alike[0])) else [to_dtype(xp, a, DEFAULT_FLOAT) for a in alike]
 
 
-def numbers(*types: TensorType, **_: Any) -> TensorType:
-    """Type rule of arithmetic: as `elementwise`, but booleans alone are a DTypeError."""
-    result = elementwise(*types)
-    if result.dtype.kind == "b":
-        raise DTypeError(
-            "got booleans, wanted numbers",
-            fix='convert with ht.astype(x, "float32"), or combine truth values with ht.logical_and and ht.logical_or',
-        )
-    return result
+def widened(xp: ModuleType, x: Any, other: Any) -> Any:
+    """An array in the dtype in which it is computed beside `other`."""
+    return xp.astype(x, xp.result_type(x, other), copy=False)
+
+
+def rounded(xp: ModuleType, y: Any, x: Any, dtype: str | None) -> Any:
+    """The array `y` in `dtype`, by default that of `x`."""
+    return xp.astype(y, x.dtype if dtype is None else dtype_in(xp, dtype), copy=False)
+
+
+def stored(x: TensorType, dtype: str | None) -> TensorType:
+    """The type of a result of the shape of `x` in `dtype`, by default that of `x`."""
+    return x if dtype is None else TensorType(x.shape, as_dtype(dtype))
+
+
+def stored_attrs(*_: TensorType, dtype: str | None, **attrs: Any) -> dict[str, Any]:
+    """`normalize` of operators whose attribute `dtype` is that in which results are stored: a float, or None."""
+    if dtype is not None and not is_float(as_dtype(dtype)):
+        raise DTypeError(f"got dtype={dtype!r}, wanted one of floats", fix='leave it out, or use such as "float32"')
+    return {**attrs, "dtype": dtype}
 
 
 def float_function(**rules: Any) -> Decorator[Node]:
@@ -77,57 +81,7 @@ def float_function(**rules: Any) -> Decorator[Node]:
     return decorate
 
 
-# -- conversion -------------------------------------------------------------------------------------------------
-
-
-@op(role=Role.MOVE, infer=lambda x, *, dtype: TensorType(x.shape, as_dtype(dtype)), dims="...->...", cuda="y = x")
-def astype(xp: ModuleType, x: Any, *, dtype: str) -> Any:
-    """`x` converted to another dtype; floats are cut off toward 0 when they become integers.
-
-    >>> import hetu as ht
-    >>> ht.evaluate(astype([1.7, -1.7], "int32")).tolist()
-    [1, -1]
-    """
-    return xp.astype(xp.asarray(x), dtype_in(xp, dtype))
-
-
-@astype.grad
-def astype_grad(g: Node, y: Node, x: Node, *, dtype: str) -> Node:
-    return g
-
-
-@astype.view
-def astype_view(xp: ModuleType, x: Any, *, dtype: str) -> Any:
-    return x if x.dtype == dtype else None
-
-
-@astype.into
-def astype_into(xp: ModuleType, out: Any, x: Any, *, dtype: str) -> None:
-    xp.copyto(out, x, casting="unsafe")
-
-
-def cast_to(x: Node, dtype: np.dtype) -> Node:
-    """`x` in the given dtype; itself when it has it already."""
-    return x if x.dtype == dtype else astype(x, dtype=dtype.name)
-
-
 # -- arithmetic --------------------------------------------------------------------------------------------------
-
-
-@op(infer=numbers, dims="...,...->...", linear="joint", ufunc="add", inplace={0: (0, 1)}, cuda="y = a + b")
-def add(xp: ModuleType, a: Any, b: Any) -> Any:
-    """a + b.
-
-    >>> import hetu as ht
-    >>> ht.evaluate(add([1.0, 2.0], 1)).tolist()
-    [2.0, 3.0]
-    """
-    return xp.add(*common(xp, a, b))
-
-
-@add.grad
-def add_grad(g: Node, y: Node, a: Node, b: Node) -> tuple[Node, Node]:
-    return g, g
 
 
 @op(infer=numbers, dims="...,...->...", linear="joint", ufunc="subtract", inplace={0: (0, 1)}, cuda="y = a - b")
@@ -341,3 +295,35 @@ def reciprocal(xp: ModuleType, x: Any) -> Any:
 @reciprocal.grad
 def reciprocal_grad(g: Node, y: Node, x: Node) -> Node:
     return negative(g * square(y))
+
+
+# -- simpler forms -----------------------------------------------------------------------------------------------
+
+
+@subtract.simplify
+def subtract_simplify(node: Node, a: Node, b: Node) -> Node | None:
+    if filling(b) == 0:
+        return a
+    return negative(b) if filling(a) == 0 else None
+
+
+@multiply.simplify
+def multiply_simplify(node: Node, a: Node, b: Node) -> Node | None:
+    for x, factor in ((a, filling(b)), (b, filling(a))):
+        if factor in (0, 1):
+            return x if factor else filled(node, 0)
+    return None
+
+
+@divide.simplify
+def divide_simplify(node: Node, a: Node, b: Node) -> Node | None:
+    if filling(b) == 1:
+        return a
+    return filled(node, 0) if filling(a) == 0 else None
+
+
+@negative.simplify
+def negative_simplify(node: Node, x: Node) -> Node | None:
+    if x.op is negative:
+        return x.inputs[0]
+    return filled(node, 0) if filling(x) == 0 else None

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from ..core.backend import dtype_of, to_dtype
 from ..core.graph import Node
-from ..core.op import DEFAULT_FLOAT
-from .elementwise import dtype_of, float_function, floats, negative, square, to_dtype
+from ..core.types import DEFAULT_FLOAT
+from .elementwise import float_function, floats, negative, square
 
 __all__ = [
     "cos",

@@ -11,14 +11,14 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
+from ..core.backend import dtype_in
 from ..core.errors import ArgumentError, DTypeError, ShapeError, ValueRangeError, public
 from ..core.graph import Node
 from ..core.kernels import Call
 from ..core.op import Role, op
-from ..core.types import Size, TensorType, as_dtype, compatible, dtype_in, normalize_axis, show_shape
-from .elementwise import add
+from ..core.operators import add
+from ..core.types import Size, TensorType, as_dtype, axis_letters, compatible, normalize_axis, show_shape
 from .linalg import permute_dims
-from .shape import axis_letters
 
 __all__ = ["embedding", "one_hot", "scatter_add", "take"]
 

@@ -14,10 +14,21 @@ from typing import Any
 from ..core.errors import ArgumentError, ShapeError, public
 from ..core.graph import Node
 from ..core.kernels import Call
-from ..core.op import Role, as_node, as_nodes, op, same_type
-from ..core.types import Shape, Size, TensorType, compatible, normalize_axis, promote, show_type, unify
-from .elementwise import astype
-from .shape import axis_letters, broadcast_to, expand_dims, flatten, reshape
+from ..core.op import Role, as_node, as_nodes, op
+from ..core.operators import astype
+from ..core.types import (
+    Shape,
+    Size,
+    TensorType,
+    axis_letters,
+    compatible,
+    normalize_axis,
+    promote,
+    same_type,
+    show_type,
+    unify,
+)
+from .shape import broadcast_to, expand_dims, flatten, reshape
 from .slicing import cut_along, getitem
 
 __all__ = [

@@ -14,10 +14,21 @@ import numpy as np
 from ..core.errors import AxisError, DTypeError, ShapeError, public
 from ..core.graph import Node
 from ..core.kernels import Call
+from ..core.leaf import filled, filling
 from ..core.op import Role, as_nodes, op
-from ..core.types import TensorType, broadcast_shapes, compatible, is_float, normalize_axis, promote, show_shape
-from .elementwise import add, multiply
-from .shape import axis_letters, expand_dims, reshape, sum_to_like
+from ..core.operators import add, sum_to_like
+from ..core.types import (
+    TensorType,
+    axis_letters,
+    broadcast_shapes,
+    compatible,
+    is_float,
+    normalize_axis,
+    promote,
+    show_shape,
+)
+from .elementwise import multiply
+from .shape import expand_dims, reshape
 
 __all__ = [
     "linear",
@@ -68,6 +79,14 @@ def permute_dims_grad(g: Node, y: Node, x: Node, *, axes: tuple[int, ...]) -> No
     return permute_dims(g, axes=tuple(sorted(range(len(axes)), key=axes.__getitem__)))
 
 
+@permute_dims.simplify
+def permute_dims_simplify(node: Node, x: Node) -> Node | None:
+    if node.attrs["axes"] == tuple(range(x.ndim)):
+        return x
+    value = filling(x)
+    return None if value is None else filled(node, value)
+
+
 @permute_dims.view
 def permute_dims_view(xp: ModuleType, x: Any, *, axes: tuple[int, ...]) -> Any:
     return xp.transpose(x, axes)
@@ -93,6 +112,13 @@ def matrix_transpose(xp: ModuleType, x: Any) -> Any:
 @matrix_transpose.grad
 def matrix_transpose_grad(g: Node, y: Node, x: Node) -> Node:
     return matrix_transpose(g)
+
+
+@matrix_transpose.simplify
+def matrix_transpose_simplify(node: Node, x: Node) -> Node | None:
+    if x.op is matrix_transpose:
+        return x.inputs[0]
+    return filled(node, 0) if filling(x) == 0 else None
 
 
 @matrix_transpose.view
@@ -138,6 +164,11 @@ def matmul(xp: ModuleType, a: Any, b: Any) -> Any:
     [[11.0]]
     """
     return xp.matmul(a, b)
+
+
+@matmul.simplify
+def matmul_simplify(node: Node, a: Node, b: Node) -> Node | None:
+    return filled(node, 0) if 0 in (filling(a), filling(b)) else None
 
 
 @matmul.grad

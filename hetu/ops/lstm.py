@@ -15,8 +15,8 @@ from typing import Any
 
 from ..core.errors import ShapeError, public
 from ..core.graph import OPS, Node
-from ..core.op import as_nodes, op, require_float
-from ..core.types import Dim, TensorType, compatible, promote
+from ..core.op import as_nodes, op
+from ..core.types import Dim, TensorType, compatible, promote, require_float
 
 __all__ = ["lstm"]
 

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import ArgumentError, DTypeError, public
-from ..core.graph import Node, scoped_name, unique_name
-from ..core.leaf import if_training, random_state
-from ..core.op import as_node, op, require_float
-from ..core.types import Shape, Size, TensorType, as_dtype
-from .shape import axis_letters
+from ..core.graph import Node
+from ..core.leaf import random_state, scoped_name, unique_name
+from ..core.op import as_node, op
+from ..core.operators import if_training
+from ..core.types import Shape, Size, TensorType, as_dtype, axis_letters, require_float
 from .window import check_images
 
 __all__ = ["bernoulli", "dropout", "dropout2d", "gumbel", "normal", "randint", "truncated_normal", "uniform"]

@@ -14,15 +14,26 @@ from typing import Any
 
 import numpy as np
 
+from ..core.backend import dtype_of
 from ..core.errors import ArgumentError, DTypeError, ShapeError
 from ..core.graph import OPS, Node
-from ..core.op import as_node, op, reduced_shape, reduction, reduction_axes
-from ..core.types import Dim, Size, TensorType, is_float, normalize_axes, normalize_axis, product
+from ..core.leaf import filled, filling
+from ..core.op import as_node, op
+from ..core.types import (
+    Dim,
+    Shape,
+    Size,
+    TensorType,
+    axis_letters,
+    is_float,
+    normalize_axes,
+    normalize_axis,
+    product,
+)
 from .comparison import equal, greater, isfinite, where
 from .elementwise import abs as absolute
-from .elementwise import dtype_of, square
+from .elementwise import square
 from .functions import exp, log, sqrt
-from .shape import axis_letters
 
 Axis = int | tuple[int, ...] | None
 
@@ -44,6 +55,23 @@ __all__ = [
 
 
 # -- what the operators here share -----------------------------------------------------------------------------
+
+
+def reduced_shape(shape: Shape, axis: tuple[int, ...], keepdims: bool) -> Shape:
+    """`shape` without the (normalized) axes, or with 1 in their place."""
+    if keepdims:
+        return tuple(1 if i in axis else s for i, s in enumerate(shape))
+    return tuple(s for i, s in enumerate(shape) if i not in axis)
+
+
+def reduction(x: TensorType, *, axis: tuple[int, ...], keepdims: bool, **_: Any) -> TensorType:
+    """The first input without the reduced axes; the dtype stays."""
+    return TensorType(reduced_shape(x.shape, axis, keepdims), x.dtype)
+
+
+def reduction_axes(x: TensorType, *, axis: Any, **attrs: Any) -> dict[str, Any]:
+    """`normalize` of reductions: None means all axes."""
+    return {"axis": normalize_axes(axis, x.ndim), **attrs}
 
 
 def reduction_dims(x: TensorType, *, axis: tuple[int, ...], keepdims: bool, **_: Any) -> str:
@@ -115,6 +143,13 @@ sum.normalize(reduction_axes)
 @sum.grad
 def sum_grad(g: Node, y: Node, x: Node, *, axis: tuple[int, ...], keepdims: bool) -> Node:
     return OPS["broadcast_like"](restore_axes(g, x, axis, keepdims), x)
+
+
+@sum.simplify
+def sum_simplify(node: Node, x: Node) -> Node | None:
+    if filling(x) == 0:
+        return filled(node, 0)
+    return None if node.attrs["axis"] else x
 
 
 @sum.into

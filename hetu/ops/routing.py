@@ -16,8 +16,8 @@ import numpy as np
 
 from ..core.errors import ArgumentError, ShapeError, ValueRangeError, public
 from ..core.graph import OPS, Node
-from ..core.op import as_node, op, require_float
-from ..core.types import Dim, Size, TensorType, compatible, promote
+from ..core.op import as_node, op
+from ..core.types import Dim, Size, TensorType, compatible, promote, require_float
 from .along_axis import take_along_axis
 from .index import check_range, one_hot, require_indices
 

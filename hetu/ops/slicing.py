@@ -18,8 +18,7 @@ from ..core.errors import ArgumentError, AxisError, ShapeError, public
 from ..core.graph import Node
 from ..core.kernels import Call
 from ..core.op import Role, as_node, op
-from ..core.types import Dim, Size, TensorType, compatible, normalize_axes, normalize_axis
-from .shape import axis_letters
+from ..core.types import Dim, Size, TensorType, axis_letters, compatible, normalize_axes, normalize_axis
 
 __all__ = ["flip", "split"]
 

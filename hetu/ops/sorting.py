@@ -13,8 +13,8 @@ import numpy as np
 
 from ..core.errors import ArgumentError, ShapeError
 from ..core.graph import OPS, Node
-from ..core.op import Role, op, same_type
-from ..core.types import TensorType
+from ..core.op import Role, op
+from ..core.types import TensorType, same_type
 from .reduction import along_axis_dims, one_axis
 
 __all__ = [

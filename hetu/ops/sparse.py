@@ -15,8 +15,8 @@ from typing import Any
 from ..core.backend import fixed_value
 from ..core.errors import ArgumentError, ShapeError
 from ..core.graph import Node
-from ..core.op import op, require_float
-from ..core.types import Size, TensorType, compatible, promote
+from ..core.op import op
+from ..core.types import Size, TensorType, compatible, promote, require_float
 from .index import check_range, require_indices
 
 __all__ = ["sampled_matmul", "sparse_matmul"]

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ...core.errors import ArgumentError
-from ...core.graph import count_names_apart
+from ...core.leaf import count_names_apart
 from .comm import (
     REDUCE,
     CollectiveCall,

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from math import prod
 
 from ...core.graph import OPS, Node, origin_of, readers_of, rewrite, topological
+from ...core.operators import broadcast_axes
 from ...core.types import Shape, same
-from ...ops.shape import broadcast_axes
 from ..reduce import COMBINE
 from .fused_group import MOST_INPUTS, fused
 
