@@ -19,7 +19,7 @@ from ..core.kernels import Call
 from ..core.op import op
 from ..core.types import TensorType
 from ..ops.activation import CUBIC, DENSITY, RATE
-from ..ops.functions import normal_distribution
+from ..ops.error_function import normal_distribution
 from .elementwise import BLOCK
 from .share import share
 

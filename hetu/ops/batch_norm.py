@@ -174,7 +174,7 @@ def batch_norm(
 ) -> Node:
     """Normalize along `axis` (channels): by the batch in training, by the running statistics in evaluation.
 
-    `scale`, `bias` and the two running variables have one number a channel. Wherever the result is trained,
+    `scale`, `bias` and the two running variables have one number per channel. Wherever the result is trained,
     running = (1 - momentum) running + momentum batch, with the unbiased variance (count / (count - 1)).
     S. Ioffe and C. Szegedy, "Batch Normalization", 2015, algorithms 1 and 2.
 

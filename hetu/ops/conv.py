@@ -282,6 +282,3 @@ def conv_transpose2d(
 
 def _plain(value: Any) -> Any:
     return tuple(map(_plain, value)) if isinstance(value, list | tuple) else value
-
-
-# -- bound to arrays on a CPU ----------------------------------------------------------------------------------

@@ -43,11 +43,7 @@ def _lstm_type(
     return state, last, last, state, state, joined, gates
 
 
-@op(
-    name="lstm",
-    infer=_lstm_type,
-    dims="nt!f!,f!k!,h!k!,k!,h!n,h!n->t!h!n,h!n,h!n,t!h!n,t!h!n,j!t!n,t!k!n",
-)
+@op(name="lstm", infer=_lstm_type, dims="nt!f!,f!k!,h!k!,k!,h!n,h!n->t!h!n,h!n,h!n,t!h!n,t!h!n,j!t!n,t!k!n")
 def _lstm(xp: ModuleType, x: Any, w: Any, u: Any, b: Any, h: Any, c: Any) -> tuple[Any, ...]:
     """(h of all steps, last h, last c) of `lstm`, and for the gradient (c, tanh(c), [x, 1, h before], gates).
 

@@ -126,11 +126,7 @@ def reshape(xp: ModuleType, x: Any, *, shape: Shape) -> Any:
 
 
 reshape.normalize(_reshape_attrs)
-
-
-@reshape.grad
-def reshape_grad(g: Node, y: Node, x: Node, *, shape: Shape) -> Node:
-    return reshape(g, shape=x.shape)
+reshape.grad(lambda g, y, x, **_: reshape(g, shape=x.shape))
 
 
 @reshape.simplify
@@ -221,19 +217,9 @@ def expand_dims(xp: ModuleType, x: Any, *, axis: Any) -> Any:
 
 
 expand_dims.normalize(_expand_attrs)
-
-
-@expand_dims.grad
-def expand_dims_grad(g: Node, y: Node, x: Node, *, axis: tuple[int, ...]) -> Node:
-    return reshape(g, shape=x.shape)
-
-
+expand_dims.grad(lambda g, y, x, **_: reshape(g, shape=x.shape))
 expand_dims.simplify(moved_simplify)
-
-
-@expand_dims.view
-def expand_dims_view(xp: ModuleType, x: Any, *, axis: tuple[int, ...]) -> Any:
-    return xp.expand_dims(x, axis)
+expand_dims.view(lambda xp, x, *, axis: xp.expand_dims(x, axis))
 
 
 # -- broadcasting and its inverse ------------------------------------------------------------------------------
@@ -267,19 +253,7 @@ def broadcast_to(xp: ModuleType, x: Any, *, shape: Shape) -> Any:
     return xp.broadcast_to(x, shape)
 
 
-@broadcast_to.normalize
-def broadcast_to_attrs(x: TensorType, *, shape: Any) -> dict[str, Any]:
-    return {"shape": shape if isinstance(shape, tuple) else (shape,)}
-
-
-@broadcast_to.grad
-def broadcast_to_grad(g: Node, y: Node, x: Node, *, shape: Shape) -> Node:
-    return sum_to_like(g, x)
-
-
+broadcast_to.normalize(lambda x, *, shape: {"shape": shape if isinstance(shape, tuple) else (shape,)})
+broadcast_to.grad(lambda g, y, x, **_: sum_to_like(g, x))
 broadcast_to.simplify(moved_simplify)
-
-
-@broadcast_to.view
-def broadcast_to_view(xp: ModuleType, x: Any, *, shape: Shape) -> Any:
-    return xp.broadcast_to(x, shape)
+broadcast_to.view(lambda xp, x, *, shape: xp.broadcast_to(x, shape))

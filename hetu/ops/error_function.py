@@ -1,7 +1,6 @@
-"""Functions of one real number: exponentials, roots, sine and its kin, and the error function.
+"""The error function, and the normal distribution that follows from it.
 
-Integers become float32 first. The error function, which neither NumPy nor the array API standard has, is made of
-rational approximations in plain array arithmetic.
+Neither NumPy nor the array API standard has it: it is made of rational approximations in plain array arithmetic.
 """
 
 from __future__ import annotations
@@ -14,166 +13,10 @@ from typing import Any
 import numpy as np
 
 from ..core.backend import dtype_of, to_dtype
-from ..core.graph import Node
 from ..core.types import DEFAULT_FLOAT
-from .elementwise import float_function, floats, negative, square
+from .elementwise import exp, float_function, floats, negative, square
 
-__all__ = [
-    "cos",
-    "erf",
-    "exp",
-    "expm1",
-    "log",
-    "log1p",
-    "rsqrt",
-    "sin",
-    "sqrt",
-    "tanh",
-]
-
-
-@float_function(ufunc="exp", cuda="y = exp(x)", precision="wide")
-def exp(xp: ModuleType, x: Any) -> Any:
-    """e to the power of x.
-
-    >>> import hetu as ht
-    >>> float(ht.evaluate(exp(0.0)))
-    1.0
-    """
-    return xp.exp(*floats(xp, x))
-
-
-@exp.grad
-def exp_grad(g: Node, y: Node, x: Node) -> Node:
-    return g * y
-
-
-@float_function(ufunc="expm1", cuda="y = expm1(x)", precision="wide")
-def expm1(xp: ModuleType, x: Any) -> Any:
-    """exp(x) - 1, accurate near 0.
-
-    >>> import hetu as ht
-    >>> float(ht.evaluate(expm1(0.0)))
-    0.0
-    """
-    return xp.expm1(*floats(xp, x))
-
-
-@expm1.grad
-def expm1_grad(g: Node, y: Node, x: Node) -> Node:
-    return g * (y + 1)
-
-
-@float_function(ufunc="log", cuda="y = log(x)", precision="wide")
-def log(xp: ModuleType, x: Any) -> Any:
-    """The natural logarithm.
-
-    >>> import hetu as ht
-    >>> float(ht.evaluate(log(1.0)))
-    0.0
-    """
-    return xp.log(*floats(xp, x))
-
-
-@log.grad
-def log_grad(g: Node, y: Node, x: Node) -> Node:
-    return g / x
-
-
-@float_function(ufunc="log1p", cuda="y = log1p(x)", precision="wide")
-def log1p(xp: ModuleType, x: Any) -> Any:
-    """log(1 + x), accurate near 0.
-
-    >>> import hetu as ht
-    >>> float(ht.evaluate(log1p(0.0)))
-    0.0
-    """
-    return xp.log1p(*floats(xp, x))
-
-
-@log1p.grad
-def log1p_grad(g: Node, y: Node, x: Node) -> Node:
-    return g / (x + 1)
-
-
-@float_function(ufunc="sqrt", cuda="y = sqrt(x)", precision="wide")
-def sqrt(xp: ModuleType, x: Any) -> Any:
-    """The square root. Its slope at 0 is infinite.
-
-    >>> import hetu as ht
-    >>> float(ht.evaluate(sqrt(9.0)))
-    3.0
-    """
-    return xp.sqrt(*floats(xp, x))
-
-
-@sqrt.grad
-def sqrt_grad(g: Node, y: Node, x: Node) -> Node:
-    return g * 0.5 / y
-
-
-@float_function(cuda="y = rsqrt(x)", precision="wide")
-def rsqrt(xp: ModuleType, x: Any) -> Any:
-    """1 / sqrt(x).
-
-    >>> import hetu as ht
-    >>> float(ht.evaluate(rsqrt(4.0)))
-    0.5
-    """
-    return xp.reciprocal(xp.sqrt(*floats(xp, x)))
-
-
-@rsqrt.grad
-def rsqrt_grad(g: Node, y: Node, x: Node) -> Node:
-    return g * (y * square(y)) * -0.5
-
-
-@float_function(ufunc="sin", cuda="y = sin(x)")
-def sin(xp: ModuleType, x: Any) -> Any:
-    """The sine; x in radians.
-
-    >>> import hetu as ht
-    >>> float(ht.evaluate(sin(0.0)))
-    0.0
-    """
-    return xp.sin(*floats(xp, x))
-
-
-@sin.grad
-def sin_grad(g: Node, y: Node, x: Node) -> Node:
-    return g * cos(x)
-
-
-@float_function(ufunc="cos", cuda="y = cos(x)")
-def cos(xp: ModuleType, x: Any) -> Any:
-    """The cosine; x in radians.
-
-    >>> import hetu as ht
-    >>> float(ht.evaluate(cos(0.0)))
-    1.0
-    """
-    return xp.cos(*floats(xp, x))
-
-
-@cos.grad
-def cos_grad(g: Node, y: Node, x: Node) -> Node:
-    return negative(g * sin(x))
-
-
-@float_function(ufunc="tanh", cuda="y = tanh(x)")
-def tanh(xp: ModuleType, x: Any) -> Any:
-    """The hyperbolic tangent.
-
-    >>> import hetu as ht
-    >>> float(ht.evaluate(tanh(0.0)))
-    0.0
-    """
-    return xp.tanh(*floats(xp, x))
-
-
-@tanh.grad
-def tanh_grad(g: Node, y: Node, x: Node) -> Node:
-    return g * (1 - square(y))
+__all__ = ["erf"]
 
 
 @float_function(cuda="y = erf(x)")
@@ -187,9 +30,7 @@ def erf(xp: ModuleType, x: Any) -> Any:
     return error_function(xp, *floats(xp, x))
 
 
-@erf.grad
-def erf_grad(g: Node, y: Node, x: Node) -> Node:
-    return g * (exp(negative(square(x))) * (2 / math.sqrt(math.pi)))
+erf.grad(lambda g, y, x: g * (exp(negative(square(x))) * (2 / math.sqrt(math.pi))))
 
 
 # float32: x P(x^2) / Q(x^2) on [-4, 4], where erf has reached 1 in that precision. Coefficients as in Eigen.
