@@ -27,8 +27,8 @@ from ..comm.comm import Comm
 from ..comm.mpi import world
 from ..comm.nccl import on_device
 from .partition import partition
-from .pipelined import pipelined
-from .staged import Staged
+from .pipeline_step import pipelined
+from .pipeline_strategy import Staged
 from .strategy import Builder, Strategy
 from .strategy_table import rows
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from ...core.errors import ArgumentError
 from ...core.graph import Node
 from ...core.op import Role
-from ...dist.cut.stages import EVERYWHERE, assign, crossing, label_by, layers_of, phases
+from ...dist.cut.pipeline_stages import EVERYWHERE, assign, crossing, label_by, layers_of, phases
 from ..costs.links import Channel
 from ..costs.profile import MachineProfile
 

@@ -16,8 +16,8 @@ from ...core.graph import Node, topological
 from ...core.op import Role
 from ..layout.deduce import AxisId, Deduction, Grid, deduce, updating
 from ..layout.layout import DUP, PENDING, Layout, Piece, Shard
-from .staged import Staged
-from .stages import EVERYWHERE, UPDATE, assign, label_by, phases
+from .pipeline_stages import EVERYWHERE, UPDATE, assign, label_by, phases
+from .pipeline_strategy import Staged
 
 
 @functools.lru_cache(maxsize=4096)

@@ -15,7 +15,7 @@ from ...core.op import Role
 from ...core.types import Atom
 from ..layout.layout import Layout
 from .kept import Kept
-from .schedule import Schedule
+from .pipeline_schedule import Schedule
 from .strategy import Strategy
 
 

@@ -15,10 +15,10 @@ from ...core.graph import Node
 from ...core.op import Role
 from ..layout.layout import DUP, Layout, Shard, show_ranks
 from .builders import Parallel
+from .pipeline_schedule import Schedule
+from .pipeline_stages import EVERYWHERE, assign, balanced_cut, label_by, marked_stages, phases
+from .pipeline_strategy import Staged
 from .place import marked_places
-from .schedule import Schedule
-from .staged import Staged
-from .stages import EVERYWHERE, assign, balanced_cut, label_by, marked_stages, phases
 from .strategy import Kept
 
 

@@ -27,11 +27,11 @@ from ..layout.deduce import Grid
 from ..layout.layout import DUP, MAX, MIN, PENDING, SUM, Layout, Piece
 from .bucket import bucket_reductions
 from .hints import push_hints
-from .microbatch import Stages, lift, over_microbatches, pieces_of, stage_grid, unsplit, within_microbatch
 from .partition import Walk, decomposed, split_though_fixed
-from .schedule import Action, Schedule
-from .staged import Staged
-from .stages import BACKWARD, EVERYWHERE, FORWARD, START, UPDATE
+from .pipeline_layouts import Stages, lift, over_microbatches, pieces_of, stage_grid, unsplit, within_microbatch
+from .pipeline_schedule import Action, Schedule
+from .pipeline_stages import BACKWARD, EVERYWHERE, FORWARD, START, UPDATE
+from .pipeline_strategy import Staged
 
 COMBINE = {SUM: "add", MAX: "maximum", MIN: "minimum"}
 RUN = 40  # bits: the random numbers of a run's micro-batches are this far apart
