@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from ...core.errors import ShapeError
-from ...core.graph import Node
+from ...core.errors import ArgumentError, ShapeError
+from ...core.graph import Node, topological
 from ...core.op import Role
-from ...core.types import Atom
+from ...core.types import Atom, Dim
 from ..layout.layout import Layout
 from .kept import Kept
 from .pipeline_schedule import Schedule
@@ -37,6 +37,21 @@ class Staged(Strategy):
         of = {layout.ranks: stage for stage, layout in enumerate(self.stages)}
         stored = {name: kept.store.ranks for name, kept in self.variables.items() if isinstance(kept, Kept)}
         self.homes = {name: of[ranks] for name, ranks in stored.items() if ranks in of}
+
+    def check(self, outputs: Sequence[Node], world_size: int) -> None:
+        """As of any strategy; ArgumentError also for batches of a fixed size where PipeDream trains."""
+        super().check(outputs, world_size)
+        if self.schedule != "pipedream":
+            return
+        for node in topological([n for n in topological(outputs) if n.role is Role.UPDATE]):
+            axis = self.batch_axis(node)
+            if axis is not None and not isinstance(size := node.shape[axis], Dim):
+                raise ArgumentError(
+                    f"{node!r} has batches of {size}, but PipeDream makes a batch of each of {self.microbatches} "
+                    "micro-batches",
+                    fix=f"leave the size open: ht.placeholder({node.name!r}, {(*node.shape[:axis], None, *node.shape[axis + 1 :])})",
+                    site=node.site,
+                )
 
     def batch_axis(self, node: Node) -> int | None:
         """The axis along which a feed is cut into micro-batches; None for all other nodes."""
