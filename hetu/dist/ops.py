@@ -109,15 +109,15 @@ def _bind(
     target = out if comm.rank in way.after else None
     first = [partial(out.fill, 0)] if target is None and out.size else []  # by hand, others than targets get zeros
     if given is None or given.flags.c_contiguous:
-        if given is not None and (reduction := _whole_reduction(way, comm.rank)) is not None:
+        if given is not None and (reduction := whole_reduction(way, comm.rank)) is not None:
             return [comm.split(reduction.group).bind_all_reduce(given, out, reduction.op)]
         return [*first, partial(way.run, comm, given, target)]
     packed = xp.empty(given.shape, given.dtype)
     return [*first, partial(np.copyto, packed, given), partial(way.run, comm, packed, target)]
 
 
-def _whole_reduction(way: Redistribution, rank: int) -> Collective | None:
-    """The one all-reduce of the whole array that `rank` takes part in, if it is so: then nothing need be packed."""
+def whole_reduction(way: Redistribution, rank: int) -> Collective | None:
+    """The all-reduce of the whole array of `rank`, if this is all that it takes part in: then nothing is packed."""
     mine = [c for c in way.collectives if rank in c.group]
     if len(mine) != 1 or mine[0].kind != "all_reduce" or way.before[rank].box != mine[0].box:
         return None

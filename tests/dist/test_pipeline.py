@@ -329,6 +329,25 @@ def test_a_batch_that_does_not_divide_is_named():
             attempt(lambda: staged_mlp(2), Pipeline(2, 4, schedule), batch=10)
 
 
+def test_pipedream_names_a_batch_of_a_fixed_size_before_it_runs():
+    def model(size=16):
+        x = ht.placeholder("x", (size, 6))
+        with ht.scope("fixed"):
+            loss = ht.mean(ht.nn.Linear(6, 6)(ht.nn.Linear(6, 6)(x)) ** 2)
+            return {"train": [loss, ht.optim.SGD(0.1).minimize(loss)], "eval": [loss]}
+
+    def build(graph, schedule="pipedream"):
+        run_ranks(2, lambda comm: ht.Executor(graph, strategy=Pipeline(2, 4, schedule), comm=comm))
+
+    wanted = r"<placeholder 'x' f32\[16, 6\] .*> has batches of 16, but PipeDream makes a batch of each micro-batch"
+    with pytest.raises(ArgumentError, match=wanted) as caught:
+        build(model())
+    assert caught.value.fix == "leave that size open: shape (None, 6)" and caught.value.site is not None
+    build(model(), "1f1b")
+    build(model(None))
+    build({"eval": model()["eval"]})  # nothing is updated
+
+
 def test_evaluation_takes_any_batch():
     def run(comm):
         loss, updates = staged_mlp(2)

@@ -10,7 +10,7 @@ import pytest
 import hetu as ht
 from hetu.core.errors import ArgumentError, GraphError
 from hetu.core.graph import topological
-from hetu.dist.cut.pipeline_stages import assign, balanced_cut, label_by, marked_stages, phases
+from hetu.dist.cut.pipeline_stages import balanced_cut, label_by, marked_stages, phases, stages_of
 
 
 def marked(stages: list[int]):
@@ -26,7 +26,7 @@ def test_variables_gradients_and_updates_lie_with_their_stage():
     _, loss, updates = marked([0, 1, 2])
     outputs = [loss, *updates.values()]
     phase = phases(outputs, {"x"})
-    placed = assign(outputs, phase, label_by({}))
+    placed = stages_of(outputs, phase, label_by({}))
     weights = [v for v in updates if v.name.endswith("weight")]
     assert [placed[w] for w in weights] == [0, 1, 2]
     for w in weights:
@@ -52,7 +52,7 @@ def test_each_edge_between_stages_carries_one_tensor_forward_and_one_gradient_ba
     loss = ht.mean(h * h)
     outputs = [loss, *ht.optim.SGD(0.1).minimize(loss).values()]
     phase = phases(outputs, {"x"})
-    placed = assign(outputs, phase, label_by({}))
+    placed = stages_of(outputs, phase, label_by({}))
     crossing = {
         (i, placed[node])
         for node in topological(outputs)

@@ -1,8 +1,7 @@
 """Strategies: plain data that says how a model is spread over ranks.
 
-A `Strategy` is a device grid, a layout for each feed, and for each variable two layouts, `compute`, in which the model
-reads it, and `store`, in which it is kept and updated, or that servers keep it. Everything else is deduced.
-`builders.py` writes one for a given model.
+A `Strategy` is a device grid, a layout for each feed, and for each variable where it is kept (`kept.py`). Everything
+else is deduced. `builders.py` writes one for a given model.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from ..layout.deduce import Grid
 from ..layout.initial import LocalInitializer
 from ..layout.layout import Layout, Piece, show_ranks
 from .kept import Kept, Served, read_kept
-from .place import assign, marked_places
+from .place import marked_places, places_of
 from .strategy_table import shards, table
 
 
 class Builder:
-    """Writes the strategy for a graph. An executor takes one wherever it takes a strategy, which writes itself."""
+    """Writes the strategy for a graph. An executor takes a builder or a strategy, which is a builder of itself."""
 
     def build(self, outputs: Sequence[Node], world_size: int) -> Strategy:
         """The strategy for the graph of `outputs` on `world_size` ranks."""
@@ -38,11 +37,11 @@ class Builder:
 
 @dataclass
 class Strategy(Builder):
-    """Layouts of variables and feeds by name on the grid of `base`; what is not named is duplicated.
+    """Layouts of variables and feeds by name on the grid of `base`; all others are duplicated.
 
     `places` are the grids of the ranks on which the user has placed nodes, with duplicates (`place.py`). Reductions of
     gradients are joined and overlapped in buckets of at most `bucket_bytes`; 0 keeps them apart. `hosts` are the ranks
-    that share each host, if an all-to-all is to go within hosts first (`hierarchical.py`).
+    of each host, for all-to-alls that go within hosts first (`comm/hierarchical.py`).
 
     >>> from hetu.dist import Mesh
     >>> mesh = Mesh((2,), ("data",))
@@ -65,6 +64,7 @@ class Strategy(Builder):
     def __post_init__(self) -> None:
         self.grid = Grid.of(self.base)
         self.whole = self.grid.layout({})
+        self._everywhere = Kept(self.whole, self.whole)
         self._local: dict[tuple[Node, int], Node] = {}
 
     # -- what the passes ask -------------------------------------------------------------------------------------
@@ -72,34 +72,41 @@ class Strategy(Builder):
     def grid_of(self, outputs: Sequence[Node], late: Collection[Node]) -> Callable[[Node], Grid]:
         """Where each node of a graph is computed; `late` are those that update variables."""
         grids = {layout.ranks: Grid.of(layout) for layout in self.places}
-        placed = assign(outputs, grids, self.leaf, late) if grids else {}
+        placed = places_of(outputs, grids, self.compute, self.store, late) if grids else {}
         return lambda node: grids[placed[node]] if node in placed else self.grid
 
     def leaf(self, node: Node, updating: bool) -> Layout | None:
         """The layout of a leaf for its readers; None for constants, which can be had in any."""
         if node.role is Role.VARIABLE:
-            kept = self.variables.get(node.name)
-            return self.store(node) if updating else kept.compute if isinstance(kept, Kept) else self.whole
+            return self.store(node) if updating else self.compute(node)
         return self.feeds.get(node.name, self.whole) if node.role is Role.PLACEHOLDER else None
 
     def sizes(self, sizes: Mapping[Atom, int], training: bool) -> Mapping[Atom, int]:
         """The sizes that a graph is made for, from those that are fed."""
         return sizes
 
+    def kept(self, node: Node) -> Kept | Served:
+        """Where a variable is kept."""
+        return self.variables.get(node.name, self._everywhere)
+
+    def compute(self, node: Node) -> Layout:
+        """The layout in which the model reads a variable."""
+        return self._layouts(node)[0]
+
     def store(self, node: Node) -> Layout:
-        """The layout in which a variable is kept; on ranks that have a copy of what servers keep, all of it."""
-        kept = self.variables.get(node.name)
-        return kept.store if isinstance(kept, Kept) else self.whole
+        """The layout in which ranks keep a variable; copies of what servers keep are whole."""
+        return self._layouts(node)[-1]
+
+    def _layouts(self, node: Node) -> tuple[Layout, ...]:
+        return self.kept(node).layouts or self._everywhere.layouts
 
     def is_served(self, node: Node) -> bool:
         """Whether servers keep a variable."""
-        return isinstance(self.variables.get(node.name), Served)
+        return self.kept(node).served
 
     def piece(self, node: Node, rank: int) -> Piece | None:
         """What a rank has of a variable between steps."""
-        kept = self.variables.get(node.name)
-        absent = isinstance(kept, Served) and not kept.copied
-        return None if absent else self.store(node).pieces(node.shape).get(rank)
+        return self.store(node).pieces(node.shape).get(rank) if self.kept(node).copied else None
 
     def local_variable(self, node: Node, rank: int) -> Node | None:
         """The variable that holds this rank's part, the same node at every call; None if it has no part."""
@@ -120,26 +127,29 @@ class Strategy(Builder):
         return self
 
     def check(self, outputs: Sequence[Node], world_size: int) -> None:
-        """UnknownNameError for variables or feeds that the graph lacks; ArgumentError or AxisError for layouts that do
+        """UnknownNameError for variables or feeds that the graph lacks, ArgumentError or AxisError for layouts that do
         not fit them or name ranks that do not exist."""
         nodes = topological(outputs)
         for node in nodes:
             if node.role is Role.COMMUNICATION and "order" not in node.attrs:
                 raise GraphError(
                     f"{node!r} is written by hand, but a strategy puts in all communication itself",
-                    fix="leave out strategy=, or say with ht.dist.shard(node, layout=...) how the value is to lie",
+                    fix="leave out strategy=, or lay the value out by ht.dist.shard(node, layout=...)",
                     site=node.site,
                 )
         layouts: list[tuple[str, Layout]] = [("the strategy", self.base)]
-        for kind, given in (("variable", self.variables), ("placeholder", self.feeds)):
-            known = {n.name: n for n in nodes if n.role.value == kind}
-            for name, kept in given.items():
-                if name not in known:
-                    fix = did_you_mean(name, known)
-                    raise UnknownNameError(f"the strategy names the {kind} {name!r}, which the graph lacks", fix=fix)
-                for layout in _layouts(kept):
-                    _check_fits(known[name], layout)
-                    layouts.append((f"the layout of {name!r}", layout))
+        named = [(Role.VARIABLE, name, kept.layouts) for name, kept in self.variables.items()]
+        named += [(Role.PLACEHOLDER, name, (layout,)) for name, layout in self.feeds.items()]
+        known: dict[tuple[Role, str], Node] = {
+            (n.role, n.name): n for n in nodes if n.role in (Role.VARIABLE, Role.PLACEHOLDER)
+        }
+        for role, name, given in named:
+            if (role, name) not in known:
+                fix = did_you_mean(name, [other for of, other in known if of is role])
+                raise UnknownNameError(f"the strategy names the {role.value} {name!r}, which the graph lacks", fix=fix)
+            for layout in given:
+                _check_fits(known[role, name], layout)
+                layouts.append((f"the layout of {name!r}", layout))
         layouts += [(f"the hint at {n.site}", n.attrs["layout"]) for n in nodes if n.role is Role.HINT]
         self._check_places(outputs, world_size)
         if self.hosts and sorted(chain.from_iterable(self.hosts)) != [*range(world_size)]:
@@ -216,20 +226,13 @@ class Strategy(Builder):
         return rows_html([("", "compute", "store"), ("all else", *2 * (str(self.whole),)), *kept, *fed])
 
     def __str__(self) -> str:
-        rows = []
-        for name, kept in self.variables.items():
-            read, where = kept.words
-            rows.append(f"{name}: {read}, kept {'on' if isinstance(kept, Served) else 'as'} {where}")
+        rows = [f"{name}: {kept}" for name, kept in self.variables.items()]
         rows += [f"{name} (fed): {layout}" for name, layout in self.feeds.items()]
         rows += [f"placed on {show_ranks(layout.ranks)}: {layout}" for layout in self.places]
-        return "\n".join([f"all else: {self.grid.layout({})}", *rows])
+        return "\n".join([f"all else: {self.whole}", *rows])
 
 
 KINDS: dict[str, type[Strategy]] = {Strategy.kind: Strategy}  # by what their JSON says they are
-
-
-def _layouts(kept: Kept | Served | Layout) -> list[Layout]:
-    return [kept] if isinstance(kept, Layout) else [kept.compute, kept.store] if isinstance(kept, Kept) else []
 
 
 def _check_fits(node: Node, layout: Layout) -> None:

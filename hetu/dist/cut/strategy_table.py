@@ -1,12 +1,12 @@
-"""A strategy as a table or a picture: what each variable looks like on the ranks, and what keeping it so costs.
+"""A strategy as a table or a picture: how each variable lies on the ranks, and what that costs in memory and messages.
 
-Communication of activations is not in it; print a program for that.
+It leaves out the communication of activations; print a program for that.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from ...core.graph import Node, topological
@@ -17,7 +17,7 @@ from ...look.svg import Svg
 from ..layout.deduce import Grid
 from ..layout.layout import DUP, SUM, Layout, Piece
 from ..layout.redistribute import plan
-from .kept import Kept, Served
+from .kept import Kept, Served, owners_of
 
 HEADER = ("variable", "shape", "compute", "store", "bytes a rank", "collectives")
 
@@ -27,15 +27,14 @@ class Laid(Protocol):
 
     base: Layout
     feeds: dict[str, Layout]
-    variables: dict[str, Kept | Served]
+
+    def kept(self, node: Node) -> Kept | Served: ...
+
+    def compute(self, node: Node) -> Layout: ...
 
     def store(self, node: Node) -> Layout: ...
 
-    def is_served(self, node: Node) -> bool: ...
-
     def piece(self, node: Node, rank: int) -> Piece | None: ...
-
-    def leaf(self, node: Node, updating: bool) -> Layout | None: ...
 
 
 def table(strategy: Laid, outputs: Iterable[Node]) -> str:
@@ -48,12 +47,12 @@ def table(strategy: Laid, outputs: Iterable[Node]) -> str:
 def rows(strategy: Laid, outputs: Iterable[Node]) -> list[tuple[str, ...]]:
     """For each variable: shape, layouts for computing and keeping, most bytes kept per rank, collectives per step."""
     variables = [node for node in topological(outputs) if node.role is Role.VARIABLE]
-    found = [HEADER]
+    found: list[tuple[str, ...]] = [HEADER]
+    owners = owners_of(outputs)
     for node in variables:
-        kept = strategy.variables.get(node.name) or Kept(strategy.leaf(node, False), strategy.store(node))
         most = max((math.prod(p.shape) for p in _pieces(strategy, node).values()), default=0) * node.dtype.itemsize
-        implied = ", ".join(_implied(strategy, node, variables)) if node.attrs["trainable"] else ""
-        found.append((node.name, show_shape(node.shape), *kept.words, f"{most:,}", implied))
+        implied = ", ".join(_implied(strategy, node, owners)) if node.attrs["trainable"] else ""
+        found.append((node.name, show_shape(node.shape), *strategy.kept(node).words, f"{most:,}", implied))
     return found
 
 
@@ -61,7 +60,7 @@ def shards(strategy: Laid, outputs: Iterable[Node]) -> Svg:
     """A picture: a row for each variable, and in it the part that each rank keeps."""
     variables = [node for node in topological(outputs) if node.role is Role.VARIABLE]
     pieces = {node: _pieces(strategy, node) for node in variables}
-    rows = [(n.name, tuple(n.shape), {rank: p.box for rank, p in pieces[n].items()}) for n in variables]
+    rows = [(n.name, tuple(map(int, n.shape)), {rank: p.box for rank, p in pieces[n].items()}) for n in variables]
     kept = {rank: 0 for rank in strategy.base.ranks}
     for node, of_ranks in pieces.items():
         for rank, piece in of_ranks.items():
@@ -75,12 +74,12 @@ def _pieces(strategy: Laid, node: Node) -> dict[int, Piece]:
     return {rank: piece for rank, piece in pieces.items() if piece is not None}
 
 
-def _implied(strategy: Laid, node: Node, variables: Sequence[Node]) -> list[str]:
-    """What a step does to a variable beside computing: gather it, combine its gradient, gather the new value."""
-    if strategy.is_served(node):
+def _implied(strategy: Laid, node: Node, owners: Mapping[Node, Node]) -> list[str]:
+    """What a step communicates for a variable: it gathers it, combines its gradient, gathers the new value."""
+    if strategy.kept(node).served:
         return ["push", "pull"]
-    compute, store = strategy.leaf(node, False), strategy.store(node)
-    states = [strategy.store(v) for v in variables if v.name.startswith(f"{node.name}/") and v.shape == node.shape]
+    compute, store = strategy.compute(node), strategy.store(node)
+    states = [strategy.store(v) for v, owner in owners.items() if owner is node is not v]
     updated = states[0] if states else store
     changes = [(store, compute), (_gradient(strategy, compute), updated), (updated, store)]
     kinds = [plan(src, dst, node.shape).kind for src, dst in changes]
@@ -88,7 +87,7 @@ def _implied(strategy: Laid, node: Node, variables: Sequence[Node]) -> list[str]
 
 
 def _gradient(strategy: Laid, compute: Layout) -> Layout:
-    """The layout in which a gradient comes out of backward: to be summed over the axes that split the batch."""
+    """The layout of a gradient at the end of the backward pass: still to be summed over the axes of the batch."""
     split = {axis for feed in strategy.feeds.values() for axis, (role, _) in feed.axes().items() if role >= 0}
     roles = {axis: SUM if axis in split and role == DUP else role for axis, (role, _) in compute.axes().items()}
     return Grid.of(compute).layout(roles)

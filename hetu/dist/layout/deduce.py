@@ -1,6 +1,6 @@
 """Deduce a layout for every node of a graph, from those of variables and feeds and from the operators' rules.
 
-This is one forward walk. For every axis of the device grid an operator has a few candidates: replicate, split one factor
+It is one forward walk. For every axis of the device grid an operator has a few candidates: replicate, split one factor
 that some input already splits, or let a pending sum flow through. No split is invented. The best candidate moves the
 fewest pinned inputs, then keeps a split if any candidate does, then moves the fewest bytes; ties combine early. This
 policy gives Megatron's two all-reduces per block and data parallelism's one per gradient (compare GSPMD, Xu et al.

@@ -196,7 +196,7 @@ class Layout:
         return f"Layout({self})"
 
 
-@functools.lru_cache(maxsize=1024)  # asked for rank by rank
+@functools.lru_cache(maxsize=1 << 14)  # asked for rank by rank, and in every micro-batch
 def _pieces(layout: Layout, shape: tuple[Size, ...]) -> Mapping[int, Piece]:
     if (most := max(role for role, _ in layout.axes().values())) >= len(shape):
         raise AxisError(f"{layout} splits dimension {most} of a tensor of shape {shape}")
