@@ -27,7 +27,7 @@ MEGATRON = {  # column-parallel layers split their outputs (axis 1, and the bias
 }  # fmt: skip
 
 
-class Rows(Protocol):
+class RankRows(Protocol):
     """Ranks in rows: the axis `data` is between them, the axis `tensor` inside each."""
 
     @property
@@ -85,7 +85,7 @@ class Parallel(Builder):
                     strategy.variables[node.name] = Kept(here.layout(), here.layout())
         return strategy
 
-    def mesh(self, ranks: Sequence[int]) -> Rows:
+    def mesh(self, ranks: Sequence[int]) -> RankRows:
         """These ranks in a grid with the axes `data` and `tensor`."""
         data = len(ranks) // self.tensor if self.data is None else self.data
         if data * self.tensor != len(ranks):
@@ -95,7 +95,7 @@ class Parallel(Builder):
             )
         return Mesh((data, self.tensor), ("data", "tensor"), ranks)
 
-    def _kept(self, node: Node, owner: Node, mesh: Rows) -> Kept | None:
+    def _kept(self, node: Node, owner: Node, mesh: RankRows) -> Kept | None:
         """How a trainable variable or its optimizer state is kept; None for variables that are everywhere."""
         if not owner.attrs["trainable"] or node.shape != owner.shape:
             return None
