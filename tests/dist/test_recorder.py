@@ -119,9 +119,9 @@ def test_the_ring_keeps_the_last_and_counts_all():
 
 def test_a_program_says_which_line_communicates():
     recorder = Recorder()
-    recorder.at("model.py:3")
+    recorder.site = "model.py:3"
     recorder.note((0,), "barrier", np.empty(0))
-    recorder.at(None)
+    recorder.site = None
     recorder.note((0,), "barrier", np.empty(0))
     first, second = recorder.state().entries
     assert str(first) == "barrier at model.py:3" and second.line.startswith("test_recorder.py:")

@@ -176,12 +176,6 @@ class _Clocked(Handle):
         self.began, self.cost, self.before = began, cost, before
         self.end: float | None = None
 
-    def test(self) -> bool:
-        self.clock.stop()
-        done = self.handle.test()
-        self.clock.go()
-        return done
-
     def wait(self) -> None:
         self.clock.stop()
         self.handle.wait()

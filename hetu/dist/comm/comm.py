@@ -106,11 +106,7 @@ class CollectiveCall:
 
 
 class Handle(ABC):
-    """An operation under way; its buffers belong to it until `wait` returns or `test` says True."""
-
-    @abstractmethod
-    def test(self) -> bool:
-        """Whether it is finished; also gives the transport a moment to make progress."""
+    """An operation that has started; its buffers belong to it until `wait` returns."""
 
     @abstractmethod
     def wait(self) -> None:
@@ -119,9 +115,6 @@ class Handle(ABC):
 
 class Done(Handle):
     """The handle of an operation that is already finished."""
-
-    def test(self) -> bool:
-        return True
 
     def wait(self) -> None:
         pass
@@ -229,12 +222,13 @@ class Comm(ABC):
             )
         members = tuple(self.ranks[r] for r in group)
         if members not in self._groups:
-            self._groups[members] = self._split(group)
+            self._groups[members] = made = self._split(group)
+            made._groups = self._groups  # one family: however a rank reaches a group, its collectives count once
         return self._groups[members]
 
     def at(self, site: Site | None) -> None:
         """What follows belongs to this line of the user's; None: to the line that calls. See `recorder.py`."""
-        self.recorder.at(site)
+        self.recorder.site = site
 
     def free(self) -> None:  # noqa: B027 - most transports hold nothing
         """Give back what the group holds in the transport, when all its members call this."""

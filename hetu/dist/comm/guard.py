@@ -33,6 +33,11 @@ def job_size() -> int:
     return int(next((os.environ[name] for name in SIZE_VARIABLES if name in os.environ), 1))
 
 
+def count_cores() -> int:
+    """The cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def fail(directory: str, rank: int, code: int, text: str) -> None:
     """Write down how this rank ended, whole or not at all, unless another one has failed before."""
     mine = os.path.join(directory, f".{FAILED}.{rank}.{os.getpid()}")

@@ -221,9 +221,7 @@ class MPIComm(Comm):
         members = [self.ranks[r] for r in group]
         entry = self.recorder.note(tuple(members), "split", np.empty(0), series="split")
         made = self._in_time(lambda: self._comm.Create_group(self._comm.group.Incl(group), tag), entry)
-        comm = MPIComm(made, members, self.deadline, self.recorder)
-        comm._groups = self._groups
-        return comm
+        return MPIComm(made, members, self.deadline, self.recorder)
 
     def _in_time(self, blocking: Callable[[], Any], entry: Raw) -> Any:
         """The result of a call for which MPI has no form that can be polled: it blocks a thread instead."""
@@ -344,21 +342,12 @@ class _Request(Handle):
         self.comm, self.request, self.call, self.buffers = comm, request, call, buffers
         self.agreement, self.finished = agreement, False
 
-    def test(self) -> bool:
-        if not self.finished and self.request.Test() and (not self.agreement or self.agreement.request.Test()):
-            self._end()
-        return self.finished
-
     def wait(self) -> None:
-        if not self.finished:
-            if self.agreement:
-                self.agreement.wait()
-            self.comm.finish(self.request, self.call.noted, self.buffers, patient=self.call.kind == "barrier")
-            self._end()
-
-    def _end(self) -> None:
+        if self.finished:
+            return
         if self.agreement:
             self.agreement.wait()
+        self.comm.finish(self.request, self.call.noted, self.buffers, patient=self.call.kind == "barrier")
         if self.buffers[1] is not self.call.out:
             self.call.out[...] = self.buffers[1]
         self.comm._open.remove(self)

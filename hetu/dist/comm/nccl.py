@@ -138,10 +138,6 @@ class _Transfer(Handle):
         self.event = comm.stream.record(comm.xp.cuda.Event(disable_timing=True))
         comm.watchdog.add(self)
 
-    def test(self) -> bool:
-        self.comm.watchdog.check()
-        return bool(self.event.done)
-
     def wait(self) -> None:
         """Have what follows on the current stream come after this. The host goes on."""
         self.comm.watchdog.check()
@@ -228,20 +224,13 @@ class NCCLComm(Comm):
         self.nccl.groupEnd()
 
     def _split(self, group: tuple[int, ...]) -> Comm:
-        comm = NCCLComm(self.host.split(group), self.device, self.stream, self.watchdog)
-        comm._groups = self._groups
-        return comm
+        return NCCLComm(self.host.split(group), self.device, self.stream, self.watchdog)
 
 
 def on_host(x: Any) -> np.ndarray:
     """The array in the memory of the host."""
     found: np.ndarray = x.get() if is_device(x) else x
     return found
-
-
-def to_device(x: np.ndarray, out: Any) -> None:
-    """Copy an array of the host into one of a GPU."""
-    out.set(x)
 
 
 def _cut(x: Any, counts: Sequence[int]) -> list[PeerMessage]:
@@ -271,14 +260,13 @@ class ThroughHost(Comm):
         given = [(to, on_host(x)) for to, x in sends]
         arrived = [(source, np.empty(x.shape, x.dtype) if is_device(x) else x) for source, x in recvs]
         self.host._exchange(given, arrived, noted)
+        out: Any
         for (_, x), (_, out) in zip(arrived, recvs):
             if x is not out:
-                to_device(x, out)
+                out.set(x)
 
     def _split(self, group: tuple[int, ...]) -> Comm:
-        comm = ThroughHost(self.host.split(group))
-        comm._groups = self._groups
-        return comm
+        return ThroughHost(self.host.split(group))
 
 
 class _Staged(Handle):
@@ -287,14 +275,8 @@ class _Staged(Handle):
     def __init__(self, handle: Handle, result: np.ndarray, out: Any) -> None:
         self.handle, self.result, self.out = handle, result, out
 
-    def test(self) -> bool:
-        if self.handle.test():
-            self.wait()
-            return True
-        return False
-
     def wait(self) -> None:
         self.handle.wait()
         if self.out is not None:
-            to_device(self.result, self.out)
+            self.out.set(self.result)
             self.out = None

@@ -68,7 +68,7 @@ class RankState(NamedTuple):
 
 
 class Recorder:
-    """The ring of one rank, shared by all its groups. `at` gives the user's line for what a program communicates."""
+    """The ring of one rank, shared by all its groups. `site` is the user's line that a program communicates for."""
 
     def __init__(self) -> None:
         self.thread = threading.get_ident()
@@ -78,10 +78,6 @@ class Recorder:
         self.waiting: Raw = ()
         self.ended = ""
         self.site: Site | None = None
-
-    def at(self, site: Site | None) -> None:
-        """The collectives that follow belong to this line; None: to the line that calls them."""
-        self.site = site
 
     def note(self, group: Ranks, what: str, x: np.ndarray, site: Site | str | None = None, series: str = "") -> Raw:
         """Write down one collective or message; `readable` formats it when somebody asks."""

@@ -166,10 +166,7 @@ class ThreadComm(Comm):
         return self._world.report(self.ranks[self.rank])
 
     def _split(self, group: tuple[int, ...]) -> Comm:
-        comm = ThreadComm(self._world, group.index(self.rank), [self.ranks[r] for r in group], self.deadline)
-        # A rank has one family of groups: however it reaches a group, its collectives are counted once.
-        comm._groups = self._groups
-        return comm
+        return ThreadComm(self._world, group.index(self.rank), [self.ranks[r] for r in group], self.deadline)
 
 
 class _Pending(Handle):
@@ -177,12 +174,6 @@ class _Pending(Handle):
 
     def __init__(self, comm: ThreadComm, key: tuple[Any, ...], meeting: _Meeting, call: CollectiveCall) -> None:
         self.comm, self.key, self.meeting, self.call, self.finished = comm, key, meeting, call, False
-
-    def test(self) -> bool:
-        with self.comm._world.changed:
-            if not self.finished and self.meeting.results:
-                self._fetch()
-            return self.finished
 
     def wait(self) -> None:
         world = self.comm._world

@@ -27,7 +27,6 @@ from ..comm.mpi import world
 from ..comm.nccl import on_device
 from .partition import partition
 from .strategy import Builder, Strategy
-from .strategy_table import rows
 
 T = TypeVar("T")
 
@@ -54,7 +53,7 @@ class OnRanks:
         return self.strategy.table(self.outputs)
 
     def _repr_html_(self) -> str:
-        return rows_html(rows(self.strategy, self.outputs)) + self.strategy.shards(self.outputs)
+        return rows_html(self.strategy.rows(self.outputs)) + self.strategy.shards(self.outputs)
 
     @property
     def rank(self) -> int:

@@ -144,15 +144,18 @@ class Walk:
         self.made[node, layout, ""] = made
 
     def _fed(self, node: Node, layout: Layout) -> Node | None:
-        """This rank's part of a feed, of which every rank is given the whole."""
+        """This rank's part of a feed, which every rank gets as a whole."""
         key = node, layout, ""
         if key not in self.made:
-            self.made[key] = None
-            if (piece := self.piece(layout, node.shape)) is not None:
-                name = f"{node.name}[{len(self.feeds)}]" if node.name in self.feeds else node.name
-                self.feeds[name] = node.name, piece.box
-                self.made[key] = node.op.make((), {**node.attrs, "name": name, "shape": piece.shape})
+            piece = self.piece(layout, node.shape)
+            self.made[key] = None if piece is None else self.placeholder(node, piece)
         return self.made[key]
+
+    def placeholder(self, node: Node, piece: Piece) -> Node:
+        """The local node for one piece of a feed."""
+        name = f"{node.name}[{len(self.feeds)}]" if node.name in self.feeds else node.name
+        self.feeds[name] = node.name, piece.box
+        return node.op.make((), {**node.attrs, "name": name, "shape": piece.shape})
 
     def _next(self, step: str) -> int:
         """The place of a step in the one order of communication."""

@@ -268,13 +268,8 @@ class _Pipelined(Walk):
         key = self.slot if self.is_cut(node, have) else None, node, have, "fed"
         if key not in self.moved:
             piece = self.piece(have, node.shape)
-            self.moved[key] = None if piece is None else self._placeholder(node, piece)
+            self.moved[key] = None if piece is None else self.placeholder(node, piece)
         return self.moved[key]
-
-    def _placeholder(self, node: Node, piece: Piece) -> Node:
-        name = f"{node.name}[{len(self.feeds)}]"
-        self.feeds[name] = node.name, piece.box
-        return node.op.make((), {**node.attrs, "name": name, "shape": piece.shape})
 
     def _microbatch_of(self, node: Node, have: Layout, local: Node | None, want: Layout, phase: str) -> Node | None:
         """The current micro-batch of a value that exists as a whole."""
@@ -388,11 +383,11 @@ class _PipeDream(_Pipelined):
             return state
         return OPS["add"](state, OPS["constant"].make((), {"value": np.array([0, self.slot << RUN], np.uint64)}))
 
-    def _placeholder(self, node: Node, piece: Piece) -> Node:
+    def placeholder(self, node: Node, piece: Piece) -> Node:
         axis = self.strategy.batch_axis(node)
         if axis is not None:  # the graph has the size of a micro-batch, the feed that of all
             piece = piece._replace(box=_shifted(piece.box, axis, here(self.slot) * int(node.shape[axis])))
-        return super()._placeholder(node, piece)
+        return super().placeholder(node, piece)
 
     def is_cut(self, node: Node, have: Layout) -> bool:
         return self.strategy.batch_axis(node) is not None

@@ -7,6 +7,7 @@ else is deduced. `builders.py` writes one for a given model.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -15,16 +16,19 @@ from typing import Any, ClassVar
 from ...core.errors import ArgumentError, AxisError, GraphError, UnknownNameError, did_you_mean
 from ...core.graph import OPS, Node, origin_of, topological
 from ...core.op import Role
-from ...core.types import Atom
+from ...core.types import Atom, show_shape
 from ...look.html_table import rows_html
+from ...look.shards import shards_svg
 from ...look.svg import Svg
 from ..comm.hierarchical import Hosts
 from ..layout.deduce import Grid
 from ..layout.initial import LocalInitializer
-from ..layout.layout import Layout, Piece, show_ranks
-from .kept import Kept, Served, read_kept
+from ..layout.layout import DUP, SUM, Layout, Piece, show_ranks
+from ..layout.redistribute import plan
+from .kept import Kept, Served, owners_of, read_kept
 from .place import marked_places, places_of
-from .strategy_table import shards, table
+
+HEADER = ("variable", "shape", "compute", "store", "bytes a rank", "collectives")
 
 
 class Builder:
@@ -211,13 +215,56 @@ class Strategy(Builder):
             "hosts": tuple(tuple(map(int, host)) for host in data["hosts"]),
         }
 
+    # -- tables and pictures: print a program to see the communication of activations ------------------------------
+
     def table(self, outputs: Iterable[Node]) -> str:
         """One row per variable: its shape, layouts, bytes on a rank, and the collectives that a step needs for it."""
-        return table(self, outputs)
+        found = self.rows(outputs)
+        widths = [max(map(len, column)) for column in zip(*found)]
+        return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in found)
+
+    def rows(self, outputs: Iterable[Node]) -> list[tuple[str, ...]]:
+        """The cells of `table`."""
+        found: list[tuple[str, ...]] = [HEADER]
+        nodes = topological(outputs)
+        owners = owners_of(nodes)
+        for node in (n for n in nodes if n.role is Role.VARIABLE):
+            most = max((math.prod(p.shape) for p in self._pieces(node).values()), default=0) * node.dtype.itemsize
+            implied = ", ".join(self._implied(node, owners)) if node.attrs["trainable"] else ""
+            found.append((node.name, show_shape(node.shape), *self.kept(node).words, f"{most:,}", implied))
+        return found
 
     def shards(self, outputs: Iterable[Node]) -> Svg:
         """A picture of which rank keeps which part of each variable."""
-        return shards(self, outputs)
+        rows, kept = [], {rank: 0 for rank in self.base.ranks}
+        for node in (n for n in topological(outputs) if n.role is Role.VARIABLE):
+            pieces = self._pieces(node)
+            rows.append((node.name, tuple(map(int, node.shape)), {rank: p.box for rank, p in pieces.items()}))
+            for rank, piece in pieces.items():
+                kept[rank] += math.prod(piece.shape) * node.dtype.itemsize
+        return shards_svg(rows, {rank: f"{nbytes:,} bytes" for rank, nbytes in kept.items()})
+
+    def _pieces(self, node: Node) -> dict[int, Piece]:
+        """What each rank has of a variable."""
+        pieces = {rank: self.piece(node, rank) for rank in self.store(node).ranks}
+        return {rank: piece for rank, piece in pieces.items() if piece is not None}
+
+    def _implied(self, node: Node, owners: Mapping[Node, Node]) -> list[str]:
+        """What a step communicates for a variable: it gathers it, combines its gradient, gathers the new value."""
+        if self.is_served(node):
+            return ["push", "pull"]
+        compute, store = self.compute(node), self.store(node)
+        states = [self.store(v) for v, owner in owners.items() if owner is node is not v]
+        updated = states[0] if states else store
+        changes = [(store, compute), (self._gradient(compute), updated), (updated, store)]
+        kinds = [plan(src, dst, node.shape).kind for src, dst in changes]
+        return [kind for kind in kinds if kind not in ("nothing", "slice")]
+
+    def _gradient(self, compute: Layout) -> Layout:
+        """The layout of a gradient at the end of the backward pass: still to be summed over the axes of the batch."""
+        split = {axis for feed in self.feeds.values() for axis, (role, _) in feed.axes().items() if role >= 0}
+        roles = {axis: SUM if axis in split and role == DUP else role for axis, (role, _) in compute.axes().items()}
+        return Grid.of(compute).layout(roles)
 
     def _repr_html_(self) -> str:
         """What is known without a graph; with one, `table` and `shards` show shapes and bytes."""

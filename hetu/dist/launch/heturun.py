@@ -27,7 +27,7 @@ from pathlib import Path
 
 from ...core.errors import ArgumentError, HetuError, MissingDependencyError
 from ..comm import guard
-from ..comm.guard import FAILED, RANK_VARIABLES, RC_SILENT, RUN_DIRECTORY, TERMINALS, job_size
+from ..comm.guard import FAILED, RANK_VARIABLES, RC_SILENT, RUN_DIRECTORY, TERMINALS, count_cores, job_size
 from ..comm.recorder import ask
 from .cluster import Host, mpiexec_options, read_cluster
 from .servers import Servers, opened
@@ -133,11 +133,6 @@ def rank_command(job: Job, variables: Sequence[str] = ()) -> list[str]:
 def _is_open_mpi(mpiexec: str) -> bool:
     text = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, timeout=10.0, check=False).stdout
     return any(name in text for name in ("Open MPI", "OpenRTE", "PRTE", "prte"))
-
-
-def count_cores() -> int:
-    """The cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def run(job: Job) -> int:
