@@ -13,6 +13,7 @@ import pytest
 
 import hetu as ht
 from hetu.core.errors import ArgumentError, GraphError, ShapeError
+from hetu.core.passes import PASSES
 from hetu.dist import Link, Pipeline, Schedule, Staged, Strategy, VirtualClock, run_ranks
 
 from .test_launch import heturun
@@ -103,6 +104,19 @@ def test_losses_of_20_steps_equal_those_of_one_process(model, ranks, options):
     for losses, y in run_ranks(ranks, lambda comm: train(model, Pipeline(**options), comm), rendezvous=True):
         np.testing.assert_allclose(losses, wanted, atol=1e-5, rtol=0)
         np.testing.assert_allclose(y, output, atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "pipedream"])
+def test_passes_of_every_device_at_once_leave_the_losses_alone(schedule):
+    """Those that join nodes keep to the order of communication and of the schedule."""
+
+    def run(comm, **options):
+        graph, feeds = transformer()
+        ex = ht.Executor(graph, strategy=Pipeline(2, data=2, zero=3, schedule=schedule), comm=comm, **options)
+        return [float(ex.run("train", feed)[0]) for feed in feeds[:3]]
+
+    plain, joined = run_ranks(4, run), run_ranks(4, functools.partial(run, passes=[*PASSES]))
+    np.testing.assert_allclose(joined, plain, atol=1e-5, rtol=0)
 
 
 def test_processes_train_as_threads_do():
