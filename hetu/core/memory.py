@@ -165,6 +165,13 @@ class _Planner:
                     waiting.discard(position[producer])
                     if not waits[position[producer]]:
                         heapq.heappush(ready, position[producer])
+        if len(order) < len(nodes):
+            stuck = next(n for n in talking if position[n] not in done)
+            raise GraphError(
+                f"{stuck!r} waits for communication that all ranks do after it",
+                fix="leave out the pass that joined what comes before it with what comes after: Executor(passes=[...])",
+                site=stuck.site,
+            )
         return order
 
     def _wishes(self, nodes: list[Node]) -> tuple[dict[Node, int], dict[Node, list[Node]]]:
@@ -290,6 +297,17 @@ def _promptly(nodes: list[Node]) -> list[Node]:
         if node.op.on_host:
             copies.setdefault(node.inputs[0], []).append(node)
     return [n for node in nodes if not node.op.on_host for n in (node, *copies.get(node, ()))]
+
+
+def in_line(outputs: Sequence[Node]) -> dict[Node, tuple[Node, ...]]:
+    """What each node of a graph comes after: its inputs and, for communication, the one that all ranks do before it.
+
+    The nodes stand in such an order. A pass that joins nodes must not make one come after itself.
+    """
+    talking = [n for n in topological(outputs) if "order" in n.attrs and n.role is Role.COMMUNICATION]
+    talking = sorted((n for n in talking if not n.op.lazy), key=lambda n: n.attrs["order"])
+    before = {then: (first,) for first, then in itertools.pairwise(talking)}
+    return {n: (*n.inputs, *before.get(n, ())) for n in topological((*talking, *outputs))}
 
 
 def _out_of_reach(what: str, node: Node) -> GraphError:
