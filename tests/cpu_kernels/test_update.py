@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import hetu as ht
+from hetu.core.types import TensorType
 from hetu.cpu_kernels import update
 from hetu.cpu_kernels.update import in_place
 from hetu.ops.composition import parsed, traced
@@ -102,3 +103,23 @@ def test_the_rule_of_a_user_is_computed_in_place(monkeypatch):
     for call in calls:
         call()
     assert p.tolist() == [0.0, 1.0] and table.tolist() == [[1.0, 1.0], [1.0, 1.0], [0.5, 0.5]]
+
+
+def test_a_rule_that_no_tape_computes_updates_rows_too(monkeypatch):
+    for name in ("whole_part", "by_steps", "by_steps_rows"):
+        monkeypatch.setitem(ht.core.graph.OPS, name, None)
+
+    @ht.op(infer=lambda x: TensorType(x.shape, np.dtype("int64")), dims="...->...", differentiable=False)
+    def whole_part(xp, x):
+        """The integer part."""
+        return xp.astype(xp.floor(x), xp.int64)
+
+    @update_rule
+    def by_steps(p, g, lr):
+        return p - lr * whole_part(g)
+
+    table = np.ones((3, 2))
+    inputs = (table, np.array([2, 2]), np.array([[1.5, 0.5], [1.0, 2.0]]), np.array(0.5))
+    for call in by_steps.update.rows.bound(np, table, inputs, {"window": None}):
+        call()
+    assert table.tolist() == [[1.0, 1.0], [1.0, 1.0], [0.0, 0.0]]
