@@ -134,29 +134,20 @@ STRATEGY = "HETU_STRATEGY"  # the environment variable that names the strategy o
 STRATEGIES: dict[str, Callable[[], Any]] = {}  # by name; the top of the package enters them
 
 
-def chosen(strategy: Any, subgraphs: Mapping[str, Sequence[Any]], comm: Any = None) -> Any:
-    """The strategy to attach: a name, or `$HETU_STRATEGY` where none is given, is looked up.
+_choice = singledispatch(lambda strategy, subgraphs, comm: strategy)
+chooses = _choice.register
 
-    A kind of strategy that decides only when it sees the sub-graphs, by name as an executor is given them, says how:
-    `@chooses(Kind)` before a function of these arguments. All others stand for themselves.
 
-    >>> print(chosen(None, {}))
-    None
+def chosen(strategy: Any, subgraphs: Mapping[str, Sequence[Any]], comm: Any) -> Any:
+    """The strategy to attach: that of a name, or of `$HETU_STRATEGY` where none is given, and what it then chooses.
+
+    A kind that decides by the entries of the sub-graphs is `@chooses(Kind)` before a function of these arguments.
     """
     name = strategy or os.environ.get(STRATEGY) if strategy is None or isinstance(strategy, str) else None
-    if name:
-        if name not in STRATEGIES:
-            raise UnknownNameError(f"there is no strategy {name!r}", fix=did_you_mean(name, STRATEGIES))
-        strategy = STRATEGIES[name]()
+    if name and name not in STRATEGIES:
+        raise UnknownNameError(f"there is no strategy {name!r}", fix=did_you_mean(name, STRATEGIES))
+    strategy = STRATEGIES[name]() if name else strategy
     return _choice.dispatch(type(strategy))(strategy, subgraphs, comm)
-
-
-@singledispatch
-def _choice(strategy: Any, subgraphs: Mapping[str, Sequence[Any]], comm: Any) -> Any:
-    return strategy
-
-
-chooses = _choice.register
 
 
 def attach(strategy: Any, outputs: Sequence[Node], comm: Any = None) -> Placement:
