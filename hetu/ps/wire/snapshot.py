@@ -62,7 +62,7 @@ class Snapshots:
         self.store, self.folder, self.every, self.life = store, folder, every, 1
         self.thread: threading.Thread | None = None
         self.ended: tuple[int, RefusedError | None] = -1, None  # the last one, and why it is not there
-        store.keep, store.due = self.take, store.now
+        store.moments.keep, store.moments.due = self.take, store.now
 
     def restore(self, clock: int | None = None) -> bool:
         """Put the snapshot of `clock`, by default the newest, into the new store. Later ones are given up."""
@@ -75,13 +75,14 @@ class Snapshots:
         self.life = load({number: Checkpoint(self.folder / str(number)) for number in found}, clock, self.store)
         self._save(clock, *self._dump(clock))  # or else the versions of two lives after one snapshot could be mistaken
         self._drop([number for number in found if number > clock])
-        self.store.due, self.store.kept, self.ended = self.store.now + self.every, clock, (clock, None)
+        moments = self.store.moments
+        moments.due, moments.last, self.ended = self.store.now + self.every, clock, (clock, None)
         return True
 
     def take(self, clock: int) -> None:
         """Copy the state, in which `clock` has just begun, and begin to write it once the one before is written."""
         self.finish()
-        self.store.due = self.store.now + self.every
+        self.store.moments.due = self.store.now + self.every
         self.thread = threading.Thread(target=self._write, args=(clock, *self._dump(clock)))
         self.thread.start()
 
@@ -90,8 +91,8 @@ class Snapshots:
         if self.thread is not None and not self.thread.is_alive():
             self.finish()
         clock, failure = self.ended
-        ready = [name for name, message in self.store.awaited.items() if message.step <= clock]
-        awaited = [self.store.awaited.pop(name) for name in ready]
+        waiting = self.store.moments.awaited
+        awaited = [waiting.pop(name) for name, message in list(waiting.items()) if message.step <= clock]
         return [message.refusal(failure) if failure else message.reply(step=clock) for message in awaited]
 
     def finish(self) -> None:
