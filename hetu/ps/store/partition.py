@@ -57,6 +57,16 @@ class Parameter:
         return 1 + check_rule(self.rule, self.options).states
 
     @property
+    def matrix(self) -> tuple[int, int]:
+        """The shape in which it is cut into blocks: a table by rows, any other flat."""
+        return (self.shape[0], self.cols) if self.sparse else (1, math.prod(self.shape))
+
+    @property
+    def all_ids(self) -> np.ndarray | None:
+        """The ids of all rows of a table; None for a dense parameter, which has no ids."""
+        return np.arange(self.shape[0]) if self.sparse else None
+
+    @property
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.element.itemsize
 
