@@ -145,7 +145,7 @@ def chosen(strategy: Any, subgraphs: Mapping[str, Sequence[Any]], comm: Any) -> 
     """
     name = strategy or os.environ.get(STRATEGY) if strategy is None or isinstance(strategy, str) else None
     if name and name not in STRATEGIES:
-        raise UnknownNameError(f"there is no strategy {name!r}", fix=did_you_mean(name, STRATEGIES))
+        raise UnknownNameError(f"there is no strategy {name!r:.80}", fix=did_you_mean(name, STRATEGIES))
     strategy = STRATEGIES[name]() if name else strategy
     return _choice.dispatch(type(strategy))(strategy, subgraphs, comm)
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ...core.errors import ArgumentError
 from ..layout.layout import Layout
 
 
@@ -45,6 +46,8 @@ class Served:
 
 def read_kept(data: Mapping[str, Any]) -> Kept | Served:
     """What `to_json` of either wrote."""
+    if data.keys() != {"compute", "store"} and (data.keys() != {"copied"} or type(data["copied"]) is not bool):
+        raise ArgumentError(f"got {data!r:.80}, wanted compute and store, or copied: true or false")
     if "copied" in data:
-        return Served(bool(data["copied"]))
+        return Served(**data)
     return Kept(Layout.from_json(data["compute"]), Layout.from_json(data["store"]))

@@ -63,7 +63,7 @@ def consistency(text: str) -> Consistency:
     >>> str(consistency("ssp:3")), consistency("bsp") == BSP()
     ('ssp:3', True)
     """
-    name, _, number = text.partition(":")
+    name, _, number = str(text).partition(":")
     if name == "ssp" and number.isdecimal():
         return SSP(int(number))
     if text in ("bsp", "asp"):

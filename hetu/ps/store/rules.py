@@ -157,4 +157,5 @@ def _named(name: str) -> UpdateRule:
     rules = {n: op.update for n, op in OPS.items() if op.update is not None}
     if name not in rules:
         raise UnknownNameError(f"no update rule {name!r}", fix=did_you_mean(name, [ADD, *rules]))
-    return rules[name]
+    rule: UpdateRule = rules[name]
+    return rule

@@ -89,6 +89,7 @@ class Options:
     def __post_init__(self) -> None:
         if self.on_loss not in ("evict", "fail"):
             raise ArgumentError(f"on_loss={self.on_loss!r}", fix="use evict or fail")
+        consistency(self.consistency)
         if not (self.lease > 0 and self.snapshot_every > 0):
             raise ArgumentError(
                 f"lease={self.lease!r}, snapshot_every={self.snapshot_every!r}", fix="use times above 0 seconds"
@@ -220,10 +221,12 @@ class ServerProcess:
         reader = threading.Thread(target=lambda: line.append(self.stdout.readline()), daemon=True)
         reader.start()
         reader.join(deadline)
-        if not line or not line[0].startswith("ready "):
+        word, _, text = (line[0] if line else "").strip().partition(" ")
+        if word != "ready":
             self.kill()
-            raise ServerError(f"the server was not ready after {deadline:g} s", fix="see its own message above")
-        self.address = line[0].split()[1]
+            why = json.loads(text) if word == "refused" else f"it was not ready after {deadline:g} s"
+            raise ServerError(f"no server has started: {why}", fix="see its own messages above, if any")
+        self.address = text
 
     def stop(self, deadline: float = 5.0) -> int:
         """Close its standard input, so that it ends by itself; kill it if it does not. Returns the exit code."""
