@@ -20,7 +20,7 @@ from ..core.graph import Node, origin_of
 from ..core.op import Role
 from ..core.placement import Local, Placement, attaches
 from ..core.program import Program
-from ..core.state import FilePath, State
+from ..core.state import FilePath, State, initial_value
 from ..core.types import Atom, Box, Dim
 from ..dist.comm.comm import Comm, SerialComm
 from ..dist.comm.mpi import world
@@ -35,7 +35,8 @@ from ..ps.wire.environment import Place, connect, place
 from ..ps.wire.rows import Rows
 from .choice import HEADER, choices
 from .hybrid import Hybrid
-from .servable import Servable, ServerCalls, create, expected, known_shape
+from .push_pull import pull_rows
+from .servable import Servable, ServerCalls, known_shape
 from .serving import Serving
 
 AGREEMENT = "agreement"  # begins the names of the parameters by which workers agree
@@ -123,7 +124,9 @@ class OnServers(OnRanks):
         # ranks push gradients of the loss of all ranks, which are summed.
         weight = 1 / self.world_size if strategy.apart else 1.0
         self.comm = Connected(self.comm, client, Rows(client, strategy.cache, weight))
-        create(client, {v: self._parameter(v) for v in self.kept}, state.seed)
+        new = [v for v in self.kept if v.name not in client.parameters]  # unless another executor has made them
+        parameters = {v.name: self._parameter(v) for v in new}
+        client.create(parameters, {v.name: initial_value(v, state.seed) for v in new})
         self.comm.rows.hold(v.name for v in self.servable.steps if v in self.cached)
         self._fetch(state)
 
@@ -140,7 +143,12 @@ class OnServers(OnRanks):
 
     def expect(self, program: Program, values: Mapping[str, np.ndarray]) -> None:
         """The next step will run this program on these feeds: its rows are requested when this step has pushed."""
-        self.comm.rows.expected = expected(program, values)
+        rows = self.comm.rows.expected = []
+        for node in (step.node for step in program.steps):
+            if node.op is pull_rows and node.inputs[0].role is Role.PLACEHOLDER:
+                ids = node.inputs[0].name
+                name, part = program.parts.get(ids, (ids, ...))
+                rows.append((node.attrs["parameter"], values[name][part]))
 
     def sizes(self, sizes: Mapping[Atom, int], training: bool) -> Mapping[Atom, int]:
         """The sizes of this rank's part of the feeds if the ranks are apart; evaluation is not split."""

@@ -10,17 +10,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 
-import numpy as np
-
 from ..core.errors import ArgumentError, GradientError
 from ..core.graph import Node, rewrite, topological
 from ..core.op import Op, Role
-from ..core.program import Program
-from ..core.state import initial_value
 from ..core.types import Dim
 from ..ps.store.partition import Parameter
 from ..ps.store.rules import described
-from ..ps.wire.client import Client
 from .push_pull import TOKEN, descend_rows, pull, pull_rows, push, push_rows, set_rate, tick
 
 
@@ -111,23 +106,6 @@ def gradient_of(step: Node) -> Node:
 def is_lookup(node: Node, tables: Collection[Node]) -> bool:
     """Whether a node takes rows of one of the tables."""
     return node.role is Role.LOOKUP and node.inputs[0] in tables
-
-
-def expected(program: Program, values: Mapping[str, np.ndarray]) -> list[tuple[str, np.ndarray]]:
-    """The tables and ids of the rows that a program will pull on these feeds, where the ids are fed."""
-    found = []
-    for step in program.steps:
-        if step.node.op is pull_rows and step.node.inputs[0].role is Role.PLACEHOLDER:
-            ids = step.node.inputs[0].name
-            name, part = program.parts.get(ids, (ids, ...))
-            found.append((step.node.attrs["parameter"], values[name][part]))
-    return found
-
-
-def create(client: Client, parameters: Mapping[Node, Parameter], seed: int) -> None:
-    """Make the parameters that the client has not made yet, with the initial values of one process."""
-    new = {v: p for v, p in parameters.items() if v.name not in client.parameters}
-    client.create({v.name: p for v, p in new.items()}, {v.name: initial_value(v, seed) for v in new})
 
 
 class ServerCalls:

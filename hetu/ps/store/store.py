@@ -24,9 +24,7 @@ from .partial_reduce import Controller
 from .server_table import ServerTable, TableSpec
 
 _GATED = {Kind.PULL, Kind.PUSH_PULL, Kind.SYNC, Kind.STATE, Kind.CLOCK}  # these may have to wait for other workers
-_ON_TABLE = {
-    Kind.ASSIGN, Kind.PUSH, Kind.PULL, Kind.PUSH_PULL, Kind.SYNC, Kind.RATE, Kind.CALL, Kind.STATE, Kind.RESTORE
-}  # fmt: skip
+_ON_TABLE = _GATED - {Kind.CLOCK} | {Kind.ASSIGN, Kind.PUSH, Kind.RATE, Kind.CALL, Kind.RESTORE}
 _OF_THE_CLOCK = {Kind.PUSH, Kind.PUSH_PULL, Kind.RATE, Kind.CLOCK}  # only while their worker works on it
 
 
