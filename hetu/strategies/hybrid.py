@@ -15,7 +15,6 @@ from ..core.errors import ArgumentError, UnknownNameError, did_you_mean
 from ..core.graph import Node
 from ..dist.cut.builders import DataParallel
 from ..dist.cut.kept import Served
-from ..dist.cut.staged import Staged
 from ..dist.cut.strategy import Builder, Strategy
 from ..ps.store.cache import Cache
 from ..ps.store.consistency import Consistency
@@ -78,8 +77,11 @@ class Hybrid(Builder):
     def build(self, outputs: Sequence[Node], world_size: int) -> Serving:
         """The strategy for a graph on `world_size` ranks."""
         plain = self.parallel.build(outputs, 1 if self.apart else world_size)
-        if isinstance(plain, Staged):
-            raise ArgumentError("a hybrid of servers and a pipeline", fix="use DataParallel() or Parallel(...)")
+        if type(plain) is not Strategy:  # what other kinds add would be lost
+            raise ArgumentError(
+                f"a hybrid of servers and a strategy of the kind {plain.kind!r}",
+                fix="use a builder of plain layouts, such as DataParallel() or Parallel(...)",
+            )
         servable = Servable(outputs)
         named = {v for pattern in self.served for v in self._named(pattern, servable)}
         rated = choices(servable, self.batch_size, world_size, named)
