@@ -104,7 +104,9 @@ class Hybrid(Builder):
         return found
 
     def __repr__(self) -> str:
-        return f"Hybrid({self.parallel}, served={self.served})"
+        asked = {"consistency": self.consistency, "cache": self.cache}
+        more = "".join(f", {name}={value}" for name, value in asked.items() if value)
+        return f"Hybrid({self.parallel}, served={self.served}{more})"
 
 
 def ParameterServer(*, consistency: Consistency | None = None, cache: Cache | None = None) -> Hybrid:

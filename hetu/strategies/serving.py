@@ -57,6 +57,10 @@ class Serving(Strategy):
                     fix="keep it on ranks, or train it by a rule of single elements, see ht.optim.update_rule",
                 )
 
+    def __str__(self) -> str:
+        asked = {"consistency": self.consistency, "cache": self.cache, "ranks": "apart" if self.apart else None}
+        return "\n".join([super().__str__(), *(f"{name}: {value}" for name, value in asked.items() if value)])
+
     def data(self) -> dict[str, Any]:
         mode = None if self.consistency is None else str(self.consistency)
         cache = None if self.cache is None else asdict(self.cache)

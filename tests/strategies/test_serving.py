@@ -64,9 +64,13 @@ def test_what_is_read_is_what_was_written(builder):
 @pytest.mark.parametrize("mode", [None, BSP(), SSP(3), ASP()], ids=str)
 @pytest.mark.parametrize("cache", [None, Cache("lfu", 0.25, 3, 5)], ids=["no cache", "cache"])
 def test_all_that_servers_are_asked_for_is_data(mode, cache):
-    strategy = ParameterServer(consistency=mode, cache=cache).build(outputs(), 2)
+    builder = ParameterServer(consistency=mode, cache=cache)
+    strategy = builder.build(outputs(), 2)
     read = Strategy.from_json(strategy.to_json())
     assert (read.consistency, read.cache, read.apart) == (mode, cache, True) and read == strategy
+    for name, asked in (("consistency", mode), ("cache", cache)):
+        assert (f"\n{name}: {asked}" in str(strategy)) == (f", {name}={asked}" in repr(builder)) == (asked is not None)
+    assert str(strategy).endswith("ranks: apart")
 
 
 @pytest.mark.parametrize("text", ["{}", '{"kind": "serving"}', '{"kind": "sewing"}', "[]", "{", {}])

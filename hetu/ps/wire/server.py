@@ -89,6 +89,8 @@ class Options:
     def __post_init__(self) -> None:
         if self.on_loss not in ("evict", "fail"):
             raise ArgumentError(f"on_loss={self.on_loss!r}", fix="use evict or fail")
+        if self.workers < 1:
+            raise ArgumentError(f"workers={self.workers!r}", fix="count the workers of the job, at least 1")
         consistency(self.consistency)
         if not (self.lease > 0 and self.snapshot_every > 0):
             raise ArgumentError(

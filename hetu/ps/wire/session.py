@@ -30,7 +30,7 @@ class Sessions:
     """
 
     def __init__(self, store: ParameterStore, token: str) -> None:
-        self.store, self.token = store, token
+        self.store, self.token = store, token.encode(errors="surrogatepass")
         self.worker_of: dict[Peer, int] = {}
         self.peer_of: dict[int, Peer] = {}
         self.segments: dict[int, Segment] = {}  # memory shared with workers on this host
@@ -97,7 +97,7 @@ class Sessions:
 
     def _check_token(self, message: Message) -> None:
         token = message.facts.get("token")
-        if not isinstance(token, str) or not hmac.compare_digest(_bytes(token), _bytes(self.token)):
+        if not isinstance(token, str) or not hmac.compare_digest(token.encode(errors="surrogatepass"), self.token):
             raise RefusedError("token", "the token is not that of this job", fix="pass the token that heturun made")
 
     def envelopes(self, replies: list[Message]) -> list[Envelope]:
@@ -105,7 +105,3 @@ class Sessions:
             if reply.slot >= 0:
                 self.segments[reply.worker].fill(reply.slot, reply.seq, None)  # the values are there already
         return [(self.peer_of[reply.worker], encode(reply)) for reply in replies if reply.worker in self.peer_of]
-
-
-def _bytes(text: str) -> bytes:
-    return text.encode(errors="surrogatepass")
