@@ -14,8 +14,7 @@ import numpy as np
 
 from ..core.graph import Node
 from ..core.op import Op, Role, op
-from ..core.types import Shape, TensorType, as_dtype
-from ..ops.shape import axis_letters
+from ..core.types import Shape, TensorType, as_dtype, axis_letters
 
 TOKEN = TensorType((0,), np.dtype("uint8"))  # stands for "this has been sent"
 

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 from ..core.errors import ArgumentError
 from ..core.graph import Node
-from ..dist.cut.kept import Served
 from ..dist.cut.strategy import Strategy, exactly
 from ..ps.store.cache import Cache
 from ..ps.store.consistency import Consistency, consistency
@@ -51,7 +50,7 @@ class Serving(Strategy):
         servable = Servable(outputs)
         able = {v.name for v in (*servable.steps, *servable.slots(servable.steps))}
         for name in self.variables.keys() - able:
-            if isinstance(self.variables[name], Served):
+            if self.variables[name].served:
                 raise ArgumentError(
                     f"{name!r} is to be kept on servers, which cannot update it",
                     fix="keep it on ranks, or train it by a rule of single elements, see ht.optim.update_rule",

@@ -20,7 +20,7 @@ from ...core.errors import ArgumentError, did_you_mean
 from ...core.graph import Node, topological
 from ...core.op import Role
 from ...dist.cut.builders import MEGATRON, ExpertParallel, Parallel
-from ...dist.cut.pipeline import Pipeline
+from ...dist.cut.pipeline_builder import Pipeline
 from ...dist.cut.strategy import Kept, Strategy
 from ...dist.layout.layout import Mesh
 from ...ps.store.cache import Cache

@@ -20,7 +20,7 @@ from ...core.op import Role
 from ...core.placement import attach
 from ...core.subgraph import SubGraph
 from ...dist.cut.kept import Kept
-from ...dist.cut.staged import Staged
+from ...dist.cut.pipeline_strategy import Staged
 from ...dist.cut.strategy import Strategy
 from ...dist.layout.boxes import intersect, volume
 from ...dist.layout.collectives import Collective as Change

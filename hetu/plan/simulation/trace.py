@@ -18,7 +18,7 @@ from ...core.program import Program
 from ...dist.comm.clock import Link, Network, Sent, VirtualClock
 from ...dist.comm.comm import Comm
 from ...dist.comm.threads import run_ranks
-from ...dist.cut.staged import Staged
+from ...dist.cut.pipeline_strategy import Staged
 from .timeline import COMMUNICATION, COMPUTE, Event, Timeline
 
 
