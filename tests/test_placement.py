@@ -7,7 +7,7 @@ import pytest
 
 import hetu as ht
 from hetu.core.errors import ArgumentError, UnknownNameError
-from hetu.core.placement import Alone, Local, attach, attaches
+from hetu.core.placement import Alone, Local, attach, attaches, chooses
 
 
 def graphs():
@@ -72,3 +72,32 @@ def test_a_strangers_strategy_is_asked_for_all_that_it_may_decide():
     assert ex.run({"x": x}, ahead={"x": x}) == wanted
     ex.run({"x": x})
     assert ex.placement.asked == ["start with 3", "cut 1, 3", "last", "expect 1"]
+
+
+class Undecided:
+    """A stranger's strategy that decides when it sees what is to be run."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+
+@chooses(Undecided)
+def _decide(strategy: Undecided, subgraphs, comm):
+    strategy.seen += [f"{name}: {len(entries)}" for name, entries in subgraphs.items()]
+    return Noted() if comm is None else None
+
+
+@pytest.mark.parametrize(("comm", "placement"), [(None, Notes), (5, Alone)])
+def test_a_strangers_strategy_may_choose_another_once_it_sees_the_graphs(comm, placement):
+    strategy = Undecided()
+    assert type(ht.Executor(graphs(), strategy=strategy, comm=comm).placement) is placement
+    assert strategy.seen == ["train: 2"]
+
+
+def test_a_choice_that_is_no_strategy_is_refused():
+    class Wrong(Undecided):
+        pass
+
+    chooses(Wrong, lambda strategy, subgraphs, comm: 7)
+    with pytest.raises(ArgumentError, match="7 is no strategy"):
+        ht.Executor(graphs(), strategy=Wrong())

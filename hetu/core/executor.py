@@ -21,7 +21,7 @@ from .graph import Graph, Node
 from .leaf import random_state
 from .op import as_node
 from .passes import PRECISIONS, chosen_passes, specialize
-from .placement import attach, named
+from .placement import attach, chosen
 from .program import Arena, Program
 from .simplify import interpret
 from .state import State
@@ -92,9 +92,7 @@ class Executor:
         self.variables = list(dict.fromkeys(v for s in self.subgraphs.values() for v in s.variables))
         Graph(tuple(self.variables)).verify()
         self.state = State(seed=seed, device=self.device) if state is None else state
-        strategy = named(strategy)
-        if hasattr(strategy, "choose"):
-            strategy = strategy.choose({name: sub.entries for name, sub in self.subgraphs.items()}, comm)
+        strategy = chosen(strategy, {name: sub.entries for name, sub in self.subgraphs.items()}, comm)
         self.placement = attach(strategy, [n for s in self.subgraphs.values() for n in s.written.outputs], comm)
         for node in map(self.placement.variable, self.variables):
             if node is not None and node.name not in self.state.variables:

@@ -134,14 +134,20 @@ STRATEGY = "HETU_STRATEGY"  # the environment variable that names the strategy w
 STRATEGIES: dict[str, Callable[[], Any]] = {}  # by name; the top of the package enters them
 
 
-def named(strategy: Any) -> Any:
-    """The strategy of that name, or that of `$HETU_STRATEGY` where none is given; others are as they are."""
+_choice = singledispatch(lambda strategy, subgraphs, comm: strategy)
+chooses = _choice.register
+
+
+def chosen(strategy: Any, subgraphs: Mapping[str, Sequence[Any]], comm: Any) -> Any:
+    """The strategy to attach: that of a name, or of `$HETU_STRATEGY` where none is given, and what it then chooses.
+
+    A kind that decides by the entries of the sub-graphs is `@chooses(Kind)` before a function of these arguments.
+    """
     name = strategy or os.environ.get(STRATEGY) if strategy is None or isinstance(strategy, str) else None
-    if not name:
-        return strategy
-    if name not in STRATEGIES:
-        raise UnknownNameError(f"there is no strategy {name!r}", fix=did_you_mean(name, STRATEGIES))
-    return STRATEGIES[name]()
+    if name and name not in STRATEGIES:
+        raise UnknownNameError(f"there is no strategy {name!r:.80}", fix=did_you_mean(name, STRATEGIES))
+    strategy = STRATEGIES[name]() if name else strategy
+    return _choice.dispatch(type(strategy))(strategy, subgraphs, comm)
 
 
 def attach(strategy: Any, outputs: Sequence[Node], comm: Any = None) -> Placement:

@@ -1,4 +1,4 @@
-"""Data sets and the loader that deals them out in batches: real files in, tuples of NumPy arrays out.
+"""Data sets and the loader that hands them out in batches: real files in, tuples of NumPy arrays out.
 
 Nothing is downloaded: a data set is read from a folder of yours, from an installed package, or from the small files
 that ship with hetu.
@@ -20,20 +20,7 @@ from .datasets import (
 from .loader import DataLoader
 
 __all__ = [
-    "ArrayDataset",
-    "DataLoader",
-    "Dataset",
-    "GraphData",
-    "TextData",
-    "adult",
-    "cifar10",
-    "criteo",
-    "fashion_mnist",
-    "mnist",
-    "seattle_weather",
-    "shakespeare",
-    "sliding_windows",
-    "text",
-    "wordnet_kg",
+    "ArrayDataset", "DataLoader", "Dataset", "GraphData", "TextData", "sliding_windows",
+    "adult", "cifar10", "criteo", "fashion_mnist", "mnist", "seattle_weather", "shakespeare", "text", "wordnet_kg",
     "wordnet_nouns",
-]
+]  # fmt: skip

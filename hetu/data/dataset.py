@@ -1,4 +1,4 @@
-"""What a data set is: something of known length that hands out rows as a tuple of arrays.
+"""Data sets: anything of known length that hands out rows as a tuple of arrays.
 
 `ArrayDataset` holds rows in memory, `TextData` one long string as codes, `GraphData` one graph. For rows that do not
 fit in memory write a class with `__len__` and `__getitem__`; the loader needs no more.
@@ -21,7 +21,7 @@ RowIndex = SupportsIndex | slice | NDArray[np.integer]
 
 
 class Dataset(Protocol):
-    """What the loader needs: a length, and the rows at given positions as one array a column."""
+    """What the loader needs: a length, and the rows at given positions as one array per column."""
 
     def __len__(self) -> int: ...
 
@@ -32,9 +32,9 @@ class ArrayDataset:
     """Columns of equal length; row i is the i-th entry of each. Frozen: `take` and `split` return new data sets.
 
     Args:
-        arrays: one or more arrays, the first axis of each counts the rows.
-        names: one name a column; `c0, c1, ...` where none are given.
-        info: what is known of the whole set, such as class names or vocabularies.
+        arrays: one or more arrays; the first axis of each counts the rows.
+        names: one name per column; by default `c0, c1, ...`.
+        info: facts about the whole set, such as class names or vocabularies.
 
     Raises DataError for no columns, no rows, or columns of different lengths.
 
@@ -69,7 +69,7 @@ class ArrayDataset:
         return len(self.arrays[0])
 
     def __getitem__(self, rows: RowIndex) -> Batch:
-        """Rows by position, slice or integer array; one array a column."""
+        """Rows by position, slice or integer array; one array per column."""
         try:
             return tuple(a[rows] for a in self.arrays)
         except IndexError as error:
@@ -114,8 +114,7 @@ class ArrayDataset:
                 fix="pass a fraction between 0 and 1 that leaves rows on both sides",
             )
         order = np.random.default_rng(seed).permutation(len(self))
-        parts = (ArrayDataset(*self[rows], names=self.names, info=self.info) for rows in np.split(order, [cut]))
-        first, second = parts
+        first, second = (ArrayDataset(*self[rows], names=self.names, info=self.info) for rows in np.split(order, [cut]))
         return first, second
 
 
@@ -123,7 +122,7 @@ def _check_columns(columns: tuple[NDArray[Any], ...], names: tuple[str, ...]) ->
     if not columns:
         raise DataError("a data set without columns", fix="pass at least one array")
     if len(names) != len(columns):
-        raise DataError(f"{len(names)} names for {len(columns)} columns", fix="give one name a column")
+        raise DataError(f"{len(names)} names for {len(columns)} columns", fix="give one name per column")
     for name, column in zip(names, columns):
         if column.ndim == 0:
             raise DataError(f"column {name!r} is a single number", fix="pass arrays whose first axis counts the rows")
@@ -155,7 +154,7 @@ class TextData:
 
     @classmethod
     def of(cls, string: str, vocabulary: str | None = None) -> TextData:
-        """Encode `string`; the vocabulary is its sorted characters unless given. Raises DataError when empty."""
+        """Encode `string`; the vocabulary is its sorted characters unless given. Raises DataError if it is empty."""
         if not string:
             raise DataError("an empty text", fix="pass at least one character")
         points = np.frombuffer(string.encode("utf-32-le"), dtype="<u4")
@@ -185,7 +184,7 @@ class TextData:
     def windows(self, length: int, stride: int | None = None) -> ArrayDataset:
         """Rows for next-character prediction: x int64 (n, length) and t, the same one character later.
 
-        `stride` is the step between the starts of two rows, `length` where none is given.
+        `stride` is the step between the starts of two rows, by default `length`.
 
         >>> x, t = TextData.of("abcdefg").windows(3)[0]
         >>> x, t
@@ -214,7 +213,7 @@ class GraphData:
 def sliding_windows(series: ArrayLike, length: int, stride: int = 1) -> NDArray[Any]:
     """Every stretch of `length` steps of a series (n, ...), as a read-only view (windows, length, ...).
 
-    Raises DataError when the series is shorter than one window.
+    Raises DataError if the series is shorter than one window.
 
     >>> sliding_windows([1, 2, 3, 4], 3)
     array([[1, 2, 3],

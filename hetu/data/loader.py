@@ -1,8 +1,8 @@
-"""DataLoader: the batches of an epoch in a repeatable order, gathered one step ahead by a background thread.
+"""DataLoader: the batches of an epoch in a repeatable order, gathered ahead by a background thread.
 
-The order of epoch e depends on (seed, e) alone, so three small integers are its whole state and a resumed run sees
-exactly the batches that an unbroken one would. One thread is enough to hide the gathering of rows, because NumPy
-releases the interpreter's lock while it copies.
+The order of epoch e depends only on (seed, e), so three small integers are the whole state, and a resumed run sees
+exactly the batches of an unbroken one. One thread is enough to hide the gathering of rows, because NumPy releases the
+interpreter's lock while it copies.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class DataLoader:
         dataset: anything with a length whose `dataset[rows]` is a tuple of arrays.
         batch_size: rows of one step over all shards together, the batch that the model is written for.
         shuffle: a new order each epoch, drawn from `seed` and the epoch's number.
-        drop_last: leave out the last batch when it is smaller.
+        drop_last: leave out the last batch if it is smaller.
         seed: of the order.
         shard: `(rank, world_size)`: this loader hands out its rank's contiguous part of each batch. The parts of all
-            ranks, in rank order, are the batch; sizes differ by one row at most, and every rank gets equally many
-            batches. When the last batch has fewer rows than there are ranks, rows from the start of the order fill it.
+            ranks, in rank order, are the batch; sizes differ by at most one row, and all ranks get the same number of
+            batches. If the last batch has fewer rows than there are ranks, rows from the start of the order fill it.
         prefetch: batches gathered ahead in the background; 0 gathers in the caller's thread.
 
     Raises DataError for an empty data set, a batch larger than the data, or a shard that does not exist. An error
@@ -76,13 +76,13 @@ class DataLoader:
         self._epoch, self._cursor = self._epoch + 1, 0
 
     def state(self) -> dict[str, int]:
-        """The position behind the last batch handed out: three integers to save with a checkpoint."""
-        if self._cursor == len(self):  # the last batch is out, though its loop has not come back for more
+        """The position after the last batch handed out: three integers to save with a checkpoint."""
+        if self._cursor == len(self):  # the last batch is out, but its loop has not asked for more
             return {"epoch": self._epoch + 1, "cursor": 0, "seed": self._seed}
         return {"epoch": self._epoch, "cursor": self._cursor, "seed": self._seed}
 
     def load_state(self, state: Mapping[str, int]) -> None:
-        """Continue from `state`: the next loop hands out the batches that were still to come in its epoch.
+        """Continue from `state`: the next loop hands out the remaining batches of its epoch.
 
         Raises DataError for a state that this loader cannot have written.
 
@@ -100,7 +100,7 @@ class DataLoader:
         epoch, cursor, seed = (int(state[key]) for key in ("epoch", "cursor", "seed"))
         if not (0 <= cursor < len(self) and epoch >= 0 and seed >= 0):
             raise DataError(
-                f"state epoch {epoch}, cursor {cursor}, seed {seed} does not fit {len(self)} batches an epoch",
+                f"state epoch {epoch}, cursor {cursor}, seed {seed} does not fit {len(self)} batches per epoch",
                 fix="load it into a loader of the same data and batch size as the one that wrote it",
             )
         self._seed, self._epoch, self._cursor, self._start = seed, epoch, cursor, cursor

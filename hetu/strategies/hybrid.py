@@ -1,7 +1,7 @@
 """Builders that give variables to servers: embedding tables only, or everything.
 
-In a hybrid the ranks all-reduce what is dense and the servers keep tables (S. Kim et al., "Parallax", EuroSys 2019):
-`choice.py` says which. With everything on servers the ranks need not know each other (M. Li et al., "Scaling
+In a hybrid the ranks all-reduce dense gradients and the servers keep tables (S. Kim et al., "Parallax", EuroSys 2019);
+`choice.py` says which tables. With everything on servers the ranks need not know each other (M. Li et al., "Scaling
 Distributed Machine Learning with the Parameter Server", 2014). Left out: pipelines.
 """
 
@@ -11,38 +11,37 @@ import fnmatch
 from collections.abc import Sequence
 from dataclasses import fields
 
-from ..core.errors import ArgumentError
+from ..core.errors import ArgumentError, UnknownNameError, did_you_mean
 from ..core.graph import Node
 from ..dist.cut.builders import DataParallel
 from ..dist.cut.kept import Served
-from ..dist.cut.pipeline_strategy import Staged
 from ..dist.cut.strategy import Builder, Strategy
 from ..ps.store.cache import Cache
 from ..ps.store.consistency import Consistency
 from .choice import choices
 from .servable import Servable
-from .serving import Serving
+from .serving import Serving, check_wishes
 
 ALL = "*"
 
 
 class Hybrid(Builder):
-    """Tables that are only looked up live on the servers, the rest is as `parallel` says.
+    """Tables that are only looked up live on the servers; `parallel` spreads all other variables over the ranks.
 
     Args:
-        parallel: the strategy of what ranks keep, or its builder; by default `DataParallel()`.
-        batch_size: of all ranks together. A table is given to the servers where a step then moves fewer bytes than
-            among the ranks; `print(executor.placement)` shows the choice.
-        served: patterns of the names of tables that go to the servers in any case. With two or three ranks it seldom
-            saves bytes, so name what is too large for a rank, or is to be cached. "*" gives them all that is trained;
-            see `ParameterServer`.
-        consistency: what the servers are to run under, BSP(), SSP(3) or ASP(), alike on all ranks; by default what they
-            were started with.
-        cache: how much of the tables each rank keeps, and how stale; see `Cache`.
+        parallel: the strategy for the variables on ranks, or its builder; by default `DataParallel()`.
+        batch_size: of all ranks together. Servers get a table if a step then moves fewer bytes than among the ranks;
+            `print(executor.placement)` shows the choice. With 0 they get none but those in `served`.
+        served: patterns of the names of tables that the servers get in any case. With two or three ranks this seldom
+            saves bytes, so name a table that is too large for a rank, or that you want cached. "*" gives them all
+            variables that are trained; see `ParameterServer`.
+        consistency: the mode of the servers, BSP(), SSP(3) or ASP(), the same on all ranks; by default the mode that
+            they were started with.
+        cache: the rows of the tables that each rank keeps, and how stale they may be; see `Cache`.
 
-    Under BSP without a cache training equals that of one process. The executor raises ArgumentError where there are no
-    servers and for a cache of tables that are not trained by plain gradient descent, RefusedError where ranks ask for
-    different modes.
+    Under BSP without a cache training equals that of one process. `build` raises UnknownNameError for a pattern that
+    fits no table. The executor raises ArgumentError without servers, or for a cache of tables that are not trained by
+    plain gradient descent, and RefusedError if ranks ask for different modes.
 
     >>> import hetu as ht
     >>> ids = ht.placeholder("ids", (None, 4), "int64")
@@ -63,6 +62,9 @@ class Hybrid(Builder):
         consistency: Consistency | None = None,
         cache: Cache | None = None,
     ) -> None:
+        if not isinstance(parallel, Builder | None):
+            raise ArgumentError(f"parallel={parallel!r:.80}", fix="pass one of hetu.dist, such as DataParallel()")
+        check_wishes(consistency, cache, batch_size)
         self.parallel, self.batch_size = parallel or DataParallel(), batch_size
         self.served = (served,) if isinstance(served, str) else tuple(served)
         self.consistency, self.cache = consistency, cache
@@ -75,10 +77,14 @@ class Hybrid(Builder):
     def build(self, outputs: Sequence[Node], world_size: int) -> Serving:
         """The strategy for a graph on `world_size` ranks."""
         plain = self.parallel.build(outputs, 1 if self.apart else world_size)
-        if isinstance(plain, Staged):
-            raise ArgumentError("a hybrid of servers and a pipeline", fix="use DataParallel() or Parallel(...)")
+        if type(plain) is not Strategy:  # what other kinds add would be lost
+            raise ArgumentError(
+                f"a hybrid of servers and a strategy of the kind {plain.kind!r}",
+                fix="use a builder of plain layouts, such as DataParallel() or Parallel(...)",
+            )
         servable = Servable(outputs)
-        rated = choices(servable, self.batch_size, world_size, lambda v: self._is_named(v, servable))
+        named = {v for pattern in self.served for v in self._named(pattern, servable)}
+        rated = choices(servable, self.batch_size, world_size, named)
         given = [v for v, choice in rated.items() if choice.on_servers]
         variables = plain.variables | {v.name: Served(copied=v not in servable.tables) for v in given}
         variables |= {v.name: Served() for v in servable.slots(given)}
@@ -87,23 +93,31 @@ class Hybrid(Builder):
             **same, consistency=self.consistency, cache=self.cache, apart=self.apart, batch_size=self.batch_size
         )
 
-    def _is_named(self, variable: Node, servable: Servable) -> bool:
-        able = self.apart or variable in servable.tables
-        return able and any(fnmatch.fnmatch(variable.name, pattern) for pattern in self.served)
+    def _named(self, pattern: str, servable: Servable) -> list[Node]:
+        able = list(servable.steps) if self.apart else list(servable.tables)
+        found = [v for v in able if fnmatch.fnmatch(v.name, pattern)]
+        if not found and servable.steps and pattern != ALL:
+            raise UnknownNameError(
+                f"served={pattern!r} fits no table that is only looked up and trained",
+                fix=did_you_mean(pattern, [v.name for v in able]) if able else "leave it out: there are none",
+            )
+        return found
 
     def __repr__(self) -> str:
-        return f"Hybrid({self.parallel}, served={self.served})"
+        asked = {"consistency": self.consistency, "cache": self.cache}
+        more = "".join(f", {name}={value}" for name, value in asked.items() if value)
+        return f"Hybrid({self.parallel}, served={self.served}{more})"
 
 
 def ParameterServer(*, consistency: Consistency | None = None, cache: Cache | None = None) -> Hybrid:
-    """Everything that is trained lives on the servers: `strategy=ParameterServer()` under `heturun -w 2 -s 1`.
+    """All trained variables live on the servers: `strategy=ParameterServer()` under `heturun -w 2 -s 1`.
 
     The arguments are those of `Hybrid`.
 
-    Workers know the servers only, so that under SSP or ASP none waits for another. Each runs the whole model on its
-    part of the batch, which is split along the first axis and must divide by the workers; a fetched loss is that of
-    this part, and evaluation is not split. Under BSP without a cache the parameters equal those of one process that
-    trains on whole batches.
+    Workers know the servers only, so under ASP no worker waits for another. Each runs the whole model on its part of
+    the batch, which is split along the first axis and must divide by the workers. A fetched loss is that of this part;
+    evaluation is not split. Under BSP without a cache the parameters equal those of one process that trains on whole
+    batches.
 
     >>> ParameterServer()
     Hybrid(DataParallel(data=None, tensor=1, zero=0), served=('*',))

@@ -2,7 +2,7 @@
 
 For every variable that servers keep, the update is cut out of the graph: its gradient is pushed, the servers apply the
 same rule, and the new value is pulled straight into the variable. A table that is only looked up has no copy here:
-lookups pull the rows of the batch, gradients push them. What is left is cut among the ranks as without servers.
+lookups pull the rows of the batch, gradients push them. The rest is cut among the ranks as without servers.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from ..checkpoint import Checkpoint, whole, write_part
-from ..core.errors import ShapeError
+from ..core.errors import ArgumentError, ShapeError
 from ..core.graph import Node, origin_of
 from ..core.op import Role
-from ..core.placement import FilePath, Local, Placement, attaches
+from ..core.placement import Local, Placement, attaches
 from ..core.program import Program
-from ..core.state import State
+from ..core.state import FilePath, State, initial_value
 from ..core.types import Atom, Box, Dim
 from ..dist.comm.comm import Comm, SerialComm
 from ..dist.comm.mpi import world
@@ -35,20 +35,21 @@ from ..ps.wire.environment import Place, connect, place
 from ..ps.wire.rows import Rows
 from .choice import HEADER, choices
 from .hybrid import Hybrid
-from .servable import Servable, ServerCalls, create, expected
+from .push_pull import pull_rows
+from .servable import Servable, ServerCalls, known_shape
 from .serving import Serving
 
-AGREEMENT = "agreement"  # begins the names of what workers agree on
+AGREEMENT = "agreement"  # begins the names of the parameters by which workers agree
 
 
 class Connected:
-    """A communicator with a connection to the servers: what the operators of both are bound to.
+    """A communicator with a connection to the servers, to which the operators of both are bound.
 
-    As an executor's `comm=` it says who a rank is where `heturun` did not start it: `Connected(Place(0, 2), client)`
-    for ranks that know the servers only, else with the communicator of the ranks.
+    As an executor's `comm=` it identifies a rank that `heturun` did not start: `Connected(Place(0, 2), client)` if the
+    ranks know the servers only, otherwise with the communicator of the ranks.
     """
 
-    def __init__(self, comm: Comm | Place, client: Client, rows: Rows | None = None) -> None:
+    def __init__(self, comm: Comm | Place, client: Client | None = None, rows: Rows | None = None) -> None:
         self.comm, self.client, self.rows = comm, client, rows
 
     def __getattr__(self, name: str) -> Any:
@@ -65,20 +66,26 @@ def on_servers(builder: Hybrid | Serving, outputs: Sequence[Node], comm: RankSou
     ranks = comm if comm is not None else place() if builder.apart else world()
     strategy = builder.build(outputs, ranks.world_size)
     strategy.check(outputs, 1 if strategy.apart else ranks.world_size)
-    return OnServers(strategy, ranks, outputs)
+    return OnServers(strategy, ranks if isinstance(ranks, Connected) else Connected(ranks), outputs)
 
 
 class OnServers(OnRanks):
-    """A strategy for one graph on real ranks and servers; `print(placement)` shows what is kept where, and why."""
+    """A strategy for one graph on real ranks and servers; `print(placement)` shows where variables are, and why."""
 
     ahead = True
     passes: Sequence[Pass] = (simplify,)  # before the updates are cut out
     strategy: Serving
     comm: Any  # `Connected`, once it has started
 
-    def __init__(self, strategy: Serving, comm: RankSource, outputs: Sequence[Node]) -> None:
-        self.worker, self.client = comm, getattr(comm, "client", None)
-        super().__init__(strategy, SerialComm() if strategy.apart else getattr(comm, "comm", comm), outputs)
+    def __init__(self, strategy: Serving, worker: Connected, outputs: Sequence[Node]) -> None:
+        self.worker = worker
+        peers = SerialComm() if strategy.apart else worker.comm
+        if isinstance(peers, Place):
+            raise ArgumentError(
+                f"the ranks of {peers} keep variables, but cannot talk to each other",
+                fix="pass a communicator, comm=Connected(comm, client), or use ParameterServer()",
+            )
+        super().__init__(strategy, peers, outputs)
         self.servable = Servable(outputs)
         self.kept = [v for v in self.servable.steps if strategy.is_served(v)]
         self.tables = {v for v in self.kept if strategy.variables[v.name] == Served()}
@@ -88,11 +95,11 @@ class OnServers(OnRanks):
 
     @property
     def rank(self) -> int:
-        return self.worker.rank
+        return self.worker.comm.rank
 
     @property
     def world_size(self) -> int:
-        return self.worker.world_size
+        return self.worker.comm.world_size
 
     def _rows(self) -> list[tuple[str, ...]]:
         rated = choices(self.servable, self.strategy.batch_size, self.world_size)
@@ -109,15 +116,17 @@ class OnServers(OnRanks):
     # -- what an executor asks -----------------------------------------------------------------------------------
 
     def start(self, state: State) -> None:
-        """Connect, create what is served with the values that one process would start from, and fetch the copies."""
-        client, strategy = self.client or connect(), self.strategy
+        """Connect, create the parameters on servers with the initial values of one process, and fetch the copies."""
+        client, strategy = self.worker.client or connect(), self.strategy
         if strategy.consistency is not None:
             client.agree(strategy.consistency)
-        # Of ranks apart the servers take the mean of what is pushed, except through a cache, whose steps they add;
-        # otherwise gradients are those of the loss of all ranks, so pushes are summed.
+        # Ranks apart push gradients of their own losses: servers take the mean, but add the steps of a cache. Other
+        # ranks push gradients of the loss of all ranks, which are summed.
         weight = 1 / self.world_size if strategy.apart else 1.0
         self.comm = Connected(self.comm, client, Rows(client, strategy.cache, weight))
-        create(client, {v: self._parameter(v) for v in self.kept}, state.seed)
+        new = [v for v in self.kept if v.name not in client.parameters]  # unless another executor has made them
+        parameters = {v.name: self._parameter(v) for v in new}
+        client.create(parameters, {v.name: initial_value(v, state.seed) for v in new})
         self.comm.rows.hold(v.name for v in self.servable.steps if v in self.cached)
         self._fetch(state)
 
@@ -133,11 +142,16 @@ class OnServers(OnRanks):
                 self.comm.client.pull(v.name, state.arrays[v.name]).wait()
 
     def expect(self, program: Program, values: Mapping[str, np.ndarray]) -> None:
-        """The next step will run this program on these feeds: its rows are asked for when this one has pushed."""
-        self.comm.rows.expected = expected(program, values)
+        """The next step will run this program on these feeds: its rows are requested when this step has pushed."""
+        rows = self.comm.rows.expected = []
+        for node in (step.node for step in program.steps):
+            if node.op is pull_rows and node.inputs[0].role is Role.PLACEHOLDER:
+                ids = node.inputs[0].name
+                name, part = program.parts.get(ids, (ids, ...))
+                rows.append((node.attrs["parameter"], values[name][part]))
 
     def sizes(self, sizes: Mapping[Atom, int], training: bool) -> Mapping[Atom, int]:
-        """Of ranks apart, the sizes of one's part of what is fed; evaluation is not split."""
+        """The sizes of this rank's part of the feeds if the ranks are apart; evaluation is not split."""
         found = dict(super().sizes(sizes, training))
         for (name, axis), size in found.items() if training and self.strategy.apart else ():
             if name in self.batches and axis == 0:
@@ -150,7 +164,7 @@ class OnServers(OnRanks):
         return found
 
     def cut(self, fetches: Sequence[Node], updates: Mapping[Node, Node], effects: Sequence[Node] = ()) -> Local:
-        """This rank's graph: lookups pull rows, gradients are pushed, and all else is as without servers."""
+        """This rank's graph: lookups pull rows, gradients are pushed, and the rest is as without servers."""
         if self.strategy.apart:
             self.servable.check(updates)
         calls, sent = ServerCalls(), list[Node]()
@@ -174,19 +188,19 @@ class OnServers(OnRanks):
         return replace(local, tokens=(*others, ticked), updates=local.updates | pulled)
 
     def _part(self, name: str, box: Box) -> tuple[str, Box]:
-        """Which box of a feed this rank takes, from its part as if it were all there is."""
+        """The box of a feed that this rank takes, from its part as if that were the whole."""
         if name not in self.batches:
             return name, box
         (low, high), *rest = box
         return name, ((low + self.rank * high, high + self.rank * high), *rest)
 
     def agree(self, values: Mapping[str, float]) -> Mapping[str, float]:
-        """The numbers that all ranks are to go by. All call this alike: of ranks apart it ends a clock.
+        """The numbers that all ranks go by. All ranks call this alike; if they are apart, it ends a clock.
 
-        Of these they are the first values of a parameter that nobody trains, made anew each time. Under BSP and SSP(0)
-        they are those of worker 0 as long as it takes part, because the others offer theirs only once it has ended the
-        clock before which it offered its own; under SSP(s) and ASP nobody waits, and they are those of whoever came
-        first. A server that is killed meanwhile may forget them before all have asked.
+        Ranks apart take the first values of a new parameter that nobody trains. Under BSP and SSP(0) these are the
+        values of worker 0 as long as it takes part, because the others offer theirs only after it has ended the clock
+        before which it offered its own. Under SSP(s) and ASP no rank waits, and they are those of the first rank to
+        come. A server that is killed meanwhile may forget them before all have asked.
         """
         if not self.strategy.apart or self.world_size == 1:
             return super().agree(values)
@@ -203,28 +217,28 @@ class OnServers(OnRanks):
     # -- checkpoints ---------------------------------------------------------------------------------------------
 
     def save(self, state: State, variables: Iterable[Node], path: FilePath, extra: Mapping[str, Any] | None) -> None:
-        """Write all variables to a folder: each rank its part of those kept on ranks, rank 0 those of the servers.
+        """Write all variables to a folder: each rank its part of those on ranks, rank 0 those of the servers.
 
-        Of ranks apart, rank 0 writes all. Under BSP it is the state at this clock; under SSP and ASP others may train
-        on meanwhile, so that each parameter is one that the mode lets a reader see.
+        If ranks are apart, rank 0 writes all. Under BSP this is the state at this clock; under SSP and ASP others may
+        go on training, and each parameter is as fresh as the mode promises a reader.
         """
         self.comm.rows.flush()
         if self.strategy.apart and self.rank:
             return
-        self.comm.barrier()  # so that all has arrived, even where the servers wait for no worker
+        self.comm.barrier()  # so that all pushes have arrived, even if the servers wait for no worker
         self.save_parts(state, [v for v in variables if not self.strategy.is_served(v)], path, extra)
 
     def finish(
         self, folder: Path, number: int, sizes: list[int], table: dict[str, Any], extra: Mapping[str, Any] | None
     ) -> None:
-        """Add a part for each variable that servers keep, so that no more than one of them is in memory at a time."""
+        """Add a part for each variable that servers keep, so that only one of them is in memory at a time."""
         for variable in self.kept:
             part, nodes = len(sizes), (variable, *self.servable.slots([variable]))
             tensors = dict(zip((n.name for n in nodes), state_of(self.comm.client, variable.name)))
             sizes.append(write_part(folder, number, part, tensors))
-            table |= {
-                n.name: {"shape": n.shape, "dtype": n.dtype.name, "pieces": [(part, whole(n.shape))]} for n in nodes
-            }
+            for n in nodes:
+                pieces = [(part, whole(known_shape(n)))]
+                table[n.name] = {"shape": n.shape, "dtype": n.dtype.name, "pieces": pieces}
         super().finish(folder, number, sizes, table, extra)
 
     def load(self, state: State, variables: Iterable[Node], path: FilePath) -> dict[str, Any]:
@@ -234,7 +248,7 @@ class OnServers(OnRanks):
             nodes = variable, *self.servable.slots([variable])
 
             def read(nodes: tuple[Node, ...] = nodes) -> np.ndarray:
-                return np.stack([checkpoint.read(n.name, whole(n.shape)) for n in nodes])
+                return np.stack([checkpoint.read(n.name, whole(known_shape(n))) for n in nodes])
 
             count = self.servable.step_count(variable)
             step = 0 if count is None else int(checkpoint.read(count.name, ()))

@@ -1,32 +1,26 @@
-"""Which updates of a graph servers can make, and the operators by which a worker lets them.
+"""Which updates of a graph servers can make, and the nodes by which a worker has them made.
 
-An update that an optimizer's rule makes from a gradient needs only that gradient, so a server that keeps the variable
-and the rule's state can make it. A table that is only looked up by id needs no worker to have all of it (S. Kim et al.,
-"Parallax: Sparsity-aware Data Parallel Training of Deep Neural Networks", EuroSys 2019). A strategy decides which of
-them it gives to servers.
+An optimizer's rule needs only a gradient, so a server that keeps the variable and the rule's state can make the update.
+No worker needs all of a table that is only looked up by id (S. Kim et al., "Parallax: Sparsity-aware Data Parallel
+Training of Deep Neural Networks", EuroSys 2019). A strategy decides which of these variables it gives to servers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
-from typing import Any
-
-import numpy as np
 
 from ..core.errors import ArgumentError, GradientError
 from ..core.graph import Node, rewrite, topological
-from ..core.op import Role
-from ..core.program import Program
-from ..core.state import initial_value
+from ..core.op import Op, Role
+from ..core.types import Dim
 from ..ps.store.partition import Parameter
 from ..ps.store.rules import described
-from ..ps.wire.client import Client
 from .push_pull import TOKEN, descend_rows, pull, pull_rows, push, push_rows, set_rate, tick
 
 
 class Servable:
-    """The variables of a graph whose updates servers can make: `steps` has the rule's node for each."""
+    """The variables of a graph whose updates servers can make: `steps` holds the rule's node of each."""
 
     def __init__(self, outputs: Sequence[Node]) -> None:
         self.nodes = topological(outputs)
@@ -35,8 +29,7 @@ class Servable:
         self.steps = {n.inputs[0]: n for n in steps}
 
     def check(self, updates: Mapping[Node, Node]) -> None:
-        """ArgumentError for a variable that is trained, but not by a rule that servers can apply: workers would each
-        train a copy of their own."""
+        """ArgumentError for a trained variable whose update servers cannot make: each worker would train a copy."""
         for variable, value in updates.items():
             if variable.attrs["trainable"] and variable not in self.steps:
                 step = value.inputs[0] if value.role is Role.ITEM else value
@@ -51,7 +44,7 @@ class Servable:
 
     @cached_property
     def tables(self) -> set[Node]:
-        """Those that are only ever looked up by id."""
+        """The variables that are only looked up by id."""
         return {v for v in self.steps if self._is_table(v)}
 
     def _is_table(self, variable: Node) -> bool:
@@ -62,12 +55,12 @@ class Servable:
         return all(n.role is Role.SCATTER or is_lookup(n, (variable,)) for n in readers)
 
     def slots(self, variables: Collection[Node]) -> list[Node]:
-        """The rules' state for these variables, which is the servers' too, in the rules' order."""
+        """The state of these variables' rules, which servers also keep, in the rules' order."""
         steps = [self.steps[v] for v in variables]
         return [i for n in steps for i in n.inputs[1 : n.op.update.tables]]
 
     def step_count(self, variable: Node) -> Node | None:
-        """The variable that counts the updates of this one, where its rule needs them counted."""
+        """The variable that counts the updates of this one; None if its rule does not need the count."""
         step = self.steps[variable]
         if not step.op.update.timed:
             return None
@@ -75,8 +68,8 @@ class Servable:
         return next(n for n in counts if n.role is Role.VARIABLE)
 
     def parameter(self, variable: Node, *, sparse: bool, reduce: str, cached: bool = False) -> Parameter:
-        """What the servers are told about a variable. To a `cached` table workers send finished steps."""
-        step = self.steps[variable]
+        """The parameter that servers keep for a variable. Workers send finished steps to a `cached` table."""
+        step, shape = self.steps[variable], known_shape(variable)
         if cached:
             if not step.op.update.descends(step):
                 raise ArgumentError(
@@ -85,21 +78,29 @@ class Servable:
                     fix="train the tables by ht.optim.SGD, or use no cache",
                     site=step.site,
                 )
-            return Parameter(variable.shape, variable.dtype.name, sparse, "add", reduce="sum")
+            return Parameter(shape, variable.dtype.name, sparse, "add", reduce="sum")
         options = {}
         if (rate := rate_of(step)).role is Role.CONSTANT:
             options["learning_rate"] = float(rate.attrs["value"])
         rule = described(step.op.update.of(step), step.op.name)
-        return Parameter(variable.shape, variable.dtype.name, sparse, rule, options, reduce)
+        return Parameter(shape, variable.dtype.name, sparse, rule, options, reduce)
+
+
+def known_shape(variable: Node) -> tuple[int, ...]:
+    """The shape of a variable, which has no open sizes."""
+    return tuple(size for size in variable.shape if not isinstance(size, Dim))
 
 
 def rate_of(step: Node) -> Node:
     """The learning rate of an update."""
-    return step.inputs[step.op.update.tables + 1]
+    rate: Node = step.inputs[step.op.update.tables + 1]
+    return rate
 
 
 def gradient_of(step: Node) -> Node:
-    return step.inputs[step.op.update.tables]
+    """The gradient of an update."""
+    gradient: Node = step.inputs[step.op.update.tables]
+    return gradient
 
 
 def is_lookup(node: Node, tables: Collection[Node]) -> bool:
@@ -107,25 +108,8 @@ def is_lookup(node: Node, tables: Collection[Node]) -> bool:
     return node.role is Role.LOOKUP and node.inputs[0] in tables
 
 
-def expected(program: Program, values: Mapping[str, np.ndarray]) -> list[tuple[str, np.ndarray]]:
-    """The tables and ids whose rows a program will pull when it is fed these values, where the ids are what is fed."""
-    found = []
-    for step in program.steps:
-        if step.node.op is pull_rows and step.node.inputs[0].role is Role.PLACEHOLDER:
-            ids = step.node.inputs[0].name
-            name, part = program.parts.get(ids, (ids, ...))
-            found.append((step.node.attrs["parameter"], values[name][part]))
-    return found
-
-
-def create(client: Client, parameters: Mapping[Node, Parameter], seed: int) -> None:
-    """Make those parameters that the client has not made yet, with the values that one process would start from."""
-    new = {v: p for v, p in parameters.items() if v.name not in client.parameters}
-    client.create({v.name: p for v, p in new.items()}, {v.name: initial_value(v, seed) for v in new})
-
-
 class ServerCalls:
-    """Makes the communication of one graph with its servers; it runs in the order in which it is made."""
+    """Makes the communication of one graph with its servers, which runs in the order in which it is made."""
 
     def __init__(self) -> None:
         self.order = 0
@@ -139,7 +123,7 @@ class ServerCalls:
         return rewrite(outputs, rule)
 
     def push(self, variable: Node, new: Node, *, sparse: bool, cached: bool = False) -> list[Node]:
-        """What sends the gradient, and a rate that changes, from which the rule makes the value `new`."""
+        """The nodes that send the gradient of the value `new`, and its rate if that changes."""
         step = new.inputs[0] if new.role is Role.ITEM else new
         rate, gradient, sent = rate_of(step), gradient_of(step), []
         if sparse and gradient.role is not Role.SCATTER:
@@ -153,7 +137,7 @@ class ServerCalls:
         return [*sent, self._make(push_rows, gradient.inputs[1:], variable.name)]
 
     def tick(self, sent: Sequence[Node], order: int = 0) -> Node:
-        """The end of the clock: after all that was sent, whose arrays it keeps, and what stands before `order`."""
+        """The end of the clock: after all pushes, whose arrays it keeps alive, and all communication before `order`."""
         self.order = max(self.order, order)
         return self._make(tick, (*sent, *(i for node in sent for i in node.inputs)), "")
 
@@ -161,7 +145,7 @@ class ServerCalls:
         """The new value of a whole variable."""
         return self._make(pull, (ticked,), variable.name, variable)
 
-    def _make(self, op: Any, inputs: tuple[Node, ...], parameter: str, like: Node | None = None) -> Node:
+    def _make(self, op: Op[..., Node], inputs: tuple[Node, ...], parameter: str, like: Node | None = None) -> Node:
         self.order += 1
         type_ = TOKEN if like is None else like.tensor
         attrs = {"parameter": parameter, "shape": type_.shape, "dtype": type_.dtype, "order": self.order}

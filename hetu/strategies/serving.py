@@ -1,18 +1,17 @@
 """A strategy that gives variables to servers, as plain data.
 
-`hybrid.py` decides which to give; the connection belongs to a process (`on_servers.py`).
+`hybrid.py` decides which variables; the connection belongs to a process (`on_servers.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 from ..core.errors import ArgumentError
 from ..core.graph import Node
-from ..dist.cut.kept import Served
-from ..dist.cut.strategy import Strategy
+from ..dist.cut.strategy import Strategy, exactly
 from ..ps.store.cache import Cache
 from ..ps.store.consistency import Consistency, consistency
 from .servable import Servable
@@ -20,13 +19,13 @@ from .servable import Servable
 
 @dataclass
 class Serving(Strategy):
-    """Layouts of what ranks keep, and beside them variables that are `Served`.
+    """Layouts of the variables on ranks, and beside them variables that are `Served`.
 
-    consistency: what the servers are to run under; None for what they were started with.
-    cache: what each rank keeps of the tables.
-    apart: the ranks know the servers only. Each works as a job of one rank does, which the layouts are for: on its part
-        of what is fed, split along the first axis, with a loss of its own.
-    batch_size: for which a placement computes the bytes that it shows.
+    consistency: the mode of the servers; None for the mode that they were started with.
+    cache: the rows that each rank keeps of the tables.
+    apart: the ranks know the servers only. Each works like a job of one rank, which the layouts describe: on its part
+        of each feed, split along the first axis, with a loss of its own.
+    batch_size: of all ranks together, for the bytes that a placement shows.
     """
 
     consistency: Consistency | None = None
@@ -34,18 +33,32 @@ class Serving(Strategy):
     apart: bool = False
     batch_size: int = 256
     kind: ClassVar[str] = "serving"
+    readers: ClassVar[dict[str, Callable[[Any], Any]]] = Strategy.readers | {
+        "consistency": lambda mode: None if mode is None else consistency(mode),
+        "cache": lambda cache: None if cache is None else Cache(**cache),
+        "apart": exactly(bool),
+        "batch_size": exactly(int),
+    }
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_wishes(self.consistency, self.cache, self.batch_size)
 
     def check(self, outputs: Sequence[Node], world_size: int) -> None:
-        """As of any strategy; ArgumentError also for a variable that servers cannot keep."""
+        """The checks of any strategy; ArgumentError also for a variable that servers cannot keep."""
         super().check(outputs, world_size)
         servable = Servable(outputs)
         able = {v.name for v in (*servable.steps, *servable.slots(servable.steps))}
         for name in self.variables.keys() - able:
-            if isinstance(self.variables[name], Served):
+            if self.variables[name].served:
                 raise ArgumentError(
                     f"{name!r} is to be kept on servers, which cannot update it",
                     fix="keep it on ranks, or train it by a rule of single elements, see ht.optim.update_rule",
                 )
+
+    def __str__(self) -> str:
+        asked = {"consistency": self.consistency, "cache": self.cache, "ranks": "apart" if self.apart else None}
+        return "\n".join([super().__str__(), *(f"{name}: {value}" for name, value in asked.items() if value)])
 
     def data(self) -> dict[str, Any]:
         mode = None if self.consistency is None else str(self.consistency)
@@ -53,12 +66,12 @@ class Serving(Strategy):
         more = {"consistency": mode, "cache": cache, "apart": self.apart, "batch_size": self.batch_size}
         return super().data() | more
 
-    @classmethod
-    def arguments(cls, data: Mapping[str, Any]) -> dict[str, Any]:
-        mode, cache = data["consistency"], data["cache"]
-        return super().arguments(data) | {
-            "consistency": None if mode is None else consistency(mode),
-            "cache": None if cache is None else Cache(**cache),
-            "apart": bool(data["apart"]),
-            "batch_size": int(data["batch_size"]),
-        }
+
+def check_wishes(mode: Consistency | None, cache: Cache | None, batch_size: int) -> None:
+    """ArgumentError for what a strategy cannot ask of servers."""
+    if not isinstance(mode, Consistency | None):
+        raise ArgumentError(f"consistency={mode!r}", fix="pass hetu.ps.BSP(), SSP(3) or ASP()")
+    if not isinstance(cache, Cache | None):
+        raise ArgumentError(f"cache={cache!r}", fix='pass hetu.ps.Cache("lru", rows=0.1), or None')
+    if not isinstance(batch_size, int) or batch_size < 0:
+        raise ArgumentError(f"batch_size={batch_size!r}", fix="count the rows that all ranks together feed in a step")

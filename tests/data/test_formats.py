@@ -41,7 +41,7 @@ def test_cifar10(tmp_path: Path) -> None:
 
 def test_triples_keep_spaces_inside_names(tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_text("/m/a\tborn in\tNew York\nb\tr\tc\n\n")
-    assert formats.read_triples(tmp_path / "t.txt") == [["/m/a", "born in", "New York"], ["b", "r", "c"]]
+    assert formats.read_rows(tmp_path / "t.txt", 3, "\t") == [["/m/a", "born in", "New York"], ["b", "r", "c"]]
 
 
 def test_table(tmp_path: Path) -> None:
@@ -70,6 +70,10 @@ def test_criteo(tmp_path: Path) -> None:
     assert len(formats.read_criteo(tmp_path / "train.txt", limit=1)[2]) == 1
 
 
+def triples(path: Path) -> list[list[str]]:
+    return formats.read_rows(path, 3, "\t")
+
+
 @pytest.mark.parametrize(
     ("reader", "content", "message"),
     [
@@ -80,13 +84,13 @@ def test_criteo(tmp_path: Path) -> None:
         (formats.read_idx, gzip.compress(idx(np.zeros(300, "u1")), mtime=0)[:-9], "damaged"),
         (formats.read_cifar10, b"\x80\x04\x95pickled", "not a multiple of 3073"),
         (formats.read_cifar10, b"", "0 bytes"),
-        (formats.read_triples, b"a\tb\tc\na b c\n", "line 2: 1 fields, expected 3"),
-        (formats.read_triples, b"", "no rows"),
+        (triples, b"a\tb\tc\na b c\n", "line 2: 1 fields, expected 3"),
+        (triples, b"", "no rows"),
         (formats.read_table, b"a,b\n1\n", "line 2: 1 fields, expected 2"),
         (formats.read_adult, ADULT.encode() + b"maybe\n", "income 'maybe'"),
         (formats.read_criteo, "\t".join(["x"] + ["1"] * 39).encode(), "'x'"),
         (formats.read_text, b"\xff\xfe", "not UTF-8"),
-        (formats.read_triples, b"\xff\tb\tc\n", "not UTF-8"),
+        (triples, b"\xff\tb\tc\n", "not UTF-8"),
     ],
     ids=lambda value: getattr(value, "__name__", "") if not isinstance(value, str) else value,
 )

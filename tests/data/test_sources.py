@@ -13,7 +13,7 @@ from hetu.data import sources
 @pytest.fixture(autouse=True)
 def _no_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HETU_DATA", raising=False)
-    sources._announce.cache_clear()
+    sources._announced.cache_clear()
 
 
 @pytest.fixture

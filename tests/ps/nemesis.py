@@ -50,7 +50,7 @@ class Host:
         self.sessions, self.frozen = Sessions(store, TOKEN), False
         self.snapshots = Snapshots(store, self.folder, every=self.world.every)
         self.snapshots.restore(clock)
-        store.keep = self.keep
+        store.moments.keep = self.keep
 
     def keep(self, clock: int) -> None:
         self.taken[clock] = next(self.history.now)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from hetu.ps import SSP, ParameterStore
+from hetu.ps.store import store
 from hetu.ps.store.consistency import Consistency
 from hetu.ps.store.messages import Kind
 
@@ -55,7 +56,7 @@ def test_a_push_that_is_confirmed_before_it_is_applied_is_found(tmp_path, monkey
             push(self, late.pop())
         return tick(self, now)
 
-    monkeypatch.setattr(ParameterStore, "_push", lambda self, message: late.append(message))
+    monkeypatch.setitem(store._WRITE, Kind.PUSH, lambda self, message: late.append(message))
     monkeypatch.setattr(ParameterStore, "tick", apply_late)
     found = complaints("asp", tmp_path)
     assert "misses its own" in found or "lost" in found

@@ -180,13 +180,14 @@ def test_whoever_waits_for_a_snapshot_that_died_with_its_server_is_told(tmp_path
     later.handle(Message(Kind.HELLO, step=3, meta=meta), 0.0)
     [reply] = later.handle(Message(Kind.SNAPSHOT, seq=9, step=3, epoch=2), 0.0)
     assert (reply.meta["code"], reply.meta["fix"]) == ("snapshot", "ask anew")
-    assert later.handle(Message(Kind.SNAPSHOT, seq=10, step=4, epoch=2), 0.0) == [] and later.cuts == {4}
+    assert later.handle(Message(Kind.SNAPSHOT, seq=10, step=4, epoch=2), 0.0) == [] and later.moments.coming == {4}
 
 
 def test_options_are_checked():
-    for wrong in ({"on_loss": "ignore"}, {"lease": 0.0}, {"snapshot_every": -1.0}):
-        with pytest.raises(ArgumentError, match=next(iter(wrong))):
-            Options(1, TOKEN, **wrong)
+    wrong = {"on_loss": "ignore", "lease": 0.0, "snapshot_every": -1.0, "consistency": "sps", "workers": 0}
+    for name, value in wrong.items():
+        with pytest.raises(ArgumentError, match=f"{name}[\\s\\S]*fix: "):
+            Options(**{"workers": 1, "token": TOKEN, name: value})
 
 
 # -- processes ---------------------------------------------------------------------------------------------------

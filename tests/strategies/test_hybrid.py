@@ -229,10 +229,18 @@ def test_checkpoints_pass_between_one_process_and_a_hybrid_and_training_goes_on(
         np.testing.assert_array_equal(other.state[name], value, err_msg=name)
 
 
-def test_a_pipeline_is_refused():
-    strategy = Hybrid(dist.Pipeline(stages=2))
-    with pytest.raises(ht.errors.ArgumentError, match="a pipeline"):
-        run_ranks(2, lambda comm: ht.Executor(model(OPTIMIZERS["sgd"]()), strategy=strategy, comm=comm))
+class Grey(dist.Strategy):
+    """A stranger's kind of strategy, of which a hybrid cannot know what it adds."""
+
+    kind = "grey"
+
+
+@pytest.mark.parametrize(
+    ("parallel", "kind"), [(dist.Pipeline(stages=2), "staged"), (Grey(dist.Mesh((2,), ("data",)).layout()), "grey")]
+)
+def test_a_strategy_that_is_more_than_layouts_is_refused(parallel, kind):
+    with pytest.raises(ht.errors.ArgumentError, match=f"a hybrid of servers and a strategy of the kind '{kind}'"):
+        run_ranks(2, lambda comm: ht.Executor(model(OPTIMIZERS["sgd"]()), strategy=Hybrid(parallel), comm=comm))
 
 
 # -- planned ------------------------------------------------------------------------------------------------------

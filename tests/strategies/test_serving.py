@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 
 import hetu as ht
 from hetu import dist
-from hetu.core.errors import ArgumentError
+from hetu.core.errors import ArgumentError, UnknownNameError
 from hetu.core.leaf import count_names_apart
 from hetu.dist import Served, Strategy, run_ranks
+from hetu.dist.cut.strategy import KINDS
 from hetu.plan.builders import PS, AllReduce, PartitionedAllReduce, PartitionedPS, RandomAxisAllReduce
 from hetu.ps import ASP, BSP, SSP, Cache, Client
 from hetu.strategies import Connected, Hybrid, ParameterServer, Serving
@@ -60,15 +64,88 @@ def test_what_is_read_is_what_was_written(builder):
 @pytest.mark.parametrize("mode", [None, BSP(), SSP(3), ASP()], ids=str)
 @pytest.mark.parametrize("cache", [None, Cache("lfu", 0.25, 3, 5)], ids=["no cache", "cache"])
 def test_all_that_servers_are_asked_for_is_data(mode, cache):
-    strategy = ParameterServer(consistency=mode, cache=cache).build(outputs(), 2)
+    builder = ParameterServer(consistency=mode, cache=cache)
+    strategy = builder.build(outputs(), 2)
     read = Strategy.from_json(strategy.to_json())
     assert (read.consistency, read.cache, read.apart) == (mode, cache, True) and read == strategy
+    for name, asked in (("consistency", mode), ("cache", cache)):
+        assert (f"\n{name}: {asked}" in str(strategy)) == (f", {name}={asked}" in repr(builder)) == (asked is not None)
+    assert str(strategy).endswith("ranks: apart")
 
 
-@pytest.mark.parametrize("text", ["{}", '{"kind": "serving"}', '{"kind": "sewing"}', "[]", "{"])
+@pytest.mark.parametrize("text", ["{}", '{"kind": "serving"}', '{"kind": "sewing"}', "[]", "{", {}])
 def test_what_is_no_strategy_is_refused(text):
     with pytest.raises(ArgumentError, match=r"not a strategy[\s\S]*fix: pass what Strategy.to_json wrote"):
         Strategy.from_json(text)
+
+
+WRONG = {
+    '"sewing", wanted one of layouts, .*serving': {"kind": "sewing"},
+    "wanted base, .*; wrong or missing: color": {"color": 3},
+    "consistency is 'bps': unknown consistency 'bps'.*fix: use bsp, asp": {"consistency": "bps"},
+    "consistency is 3: unknown consistency 3.*fix: use bsp, asp": {"consistency": 3},
+    "cache is .*no cache policy 'lur'.*did you mean 'lru'": {"cache": {"policy": "lur"}},
+    "cache is .*rows='5'.*fix: rows are a count": {"cache": {"rows": "5"}},
+    "cache is .*unexpected keyword argument 'pull'.*fix: pass what": {"cache": {"pull": 5}},
+    "apart is 'no': wanted bool": {"apart": "no"},
+    "batch_size is 'many': wanted int": {"batch_size": "many"},
+    "batch_size=-1.*fix: count the rows": {"batch_size": -1},
+    "bucket_bytes is '4': wanted int": {"bucket_bytes": "4"},
+    "variables is .*got .*'copyed'.*, wanted compute and store, or copied": {"variables": {"w": {"copyed": True}}},
+    "variables is .*got .*'no'.*, wanted compute and store, or copied": {"variables": {"w": {"copied": "no"}}},
+    "feeds is .*5 is not a layout.*fix: pass what to_json": {"feeds": {"x": 5}},
+}
+
+
+@pytest.mark.parametrize("said", WRONG)
+def test_what_is_wrong_in_the_data_of_a_strategy_is_named(said):
+    data = json.loads(ON_SERVERS["cached hybrid"].build(outputs(), 2).to_json()) | WRONG[said]
+    with pytest.raises(ArgumentError, match=f"(?s){said.replace(chr(34), chr(39))}"):
+        Strategy.from_json(json.dumps(data))
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (lambda: Hybrid("dp"), r"parallel='dp'.*DataParallel\(\)"),
+        (lambda: Hybrid(batch_size="8"), "batch_size='8'.*count the rows"),
+        (lambda: ParameterServer(consistency="bsp"), r"consistency='bsp'.*hetu.ps.BSP\(\)"),
+        (lambda: ParameterServer(cache="lru"), "cache='lru'.*hetu.ps.Cache"),
+        (lambda: Hybrid(served="*/large/weights").build(outputs(), 2), "fits no table.*'model/large/weight'"),
+        (lambda: Hybrid(served="*/up/*").build(outputs(), 2), "served='.*' fits no table that is only looked up"),
+    ],
+)
+def test_what_servers_cannot_be_asked_for_is_refused(made, said):
+    with pytest.raises((ArgumentError, UnknownNameError), match=f"(?s){said}"):
+        made()
+
+
+def test_ranks_that_keep_variables_must_be_able_to_talk():
+    worker = Connected(ht.ps.wire.environment.Place(0, 2))
+    with pytest.raises(ArgumentError, match=r"cannot talk to each other[\s\S]*comm=Connected\(comm, client\)"):
+        ht.Executor(model(OPTIMIZERS["sgd"]()), strategy=Hybrid(), comm=worker)
+
+
+def test_a_strangers_kind_of_strategy_is_data_too():
+    @dataclass
+    class Colored(Strategy):
+        color: str = "red"
+        readers = Strategy.readers | {"color": str}
+
+        def data(self):
+            return super().data() | {"color": self.color}
+
+    class Plain(Strategy):
+        pass
+
+    layout = dist.Mesh((1,), ("data",)).layout()
+    try:
+        for strategy in (Colored(layout, color="blue"), Plain(layout), Strategy(layout)):
+            read = Strategy.from_json(strategy.to_json())
+            assert (type(read), read) == (type(strategy), strategy)
+    finally:
+        for kind in ("Colored", "Plain"):
+            KINDS.pop(kind)
 
 
 def again(strategy):

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
+from ...core.errors import ArgumentError
 from ...core.graph import Node, topological
 from ...core.op import Role
 from ..layout.layout import Layout
@@ -72,6 +73,8 @@ def owners_of(outputs: Iterable[Node]) -> dict[Node, Node]:
 
 def read_kept(data: Mapping[str, Any]) -> Kept | Served:
     """What `to_json` of either wrote."""
+    if data.keys() != {"compute", "store"} and (data.keys() != {"copied"} or type(data["copied"]) is not bool):
+        raise ArgumentError(f"got {data!r:.80}, wanted compute and store, or copied: true or false")
     if "copied" in data:
-        return Served(bool(data["copied"]))
+        return Served(**data)
     return Kept(Layout.from_json(data["compute"]), Layout.from_json(data["store"]))

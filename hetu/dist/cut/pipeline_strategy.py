@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -15,7 +15,7 @@ from ...core.op import Role
 from ...core.types import Atom, Dim
 from ..layout.layout import Layout
 from .pipeline_schedule import Schedule
-from .strategy import Strategy
+from .strategy import Strategy, exactly
 
 
 @dataclass
@@ -30,6 +30,12 @@ class Staged(Strategy):
     microbatches: int = 1
     schedule: str = "1f1b"
     kind: ClassVar[str] = "staged"
+    readers: ClassVar[dict[str, Callable[[Any], Any]]] = Strategy.readers | {
+        "stages": lambda stages: tuple(map(Layout.from_json, stages)),
+        "cut": exactly(dict),
+        "microbatches": exactly(int),
+        "schedule": exactly(str),
+    }
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -87,8 +93,3 @@ class Staged(Strategy):
     def data(self) -> dict[str, Any]:
         found = {"stages": [layout.to_json() for layout in self.stages], "cut": self.cut}
         return super().data() | found | {"microbatches": self.microbatches, "schedule": self.schedule}
-
-    @classmethod
-    def arguments(cls, data: Mapping[str, Any]) -> dict[str, Any]:
-        rest = {name: data[name] for name in ("cut", "microbatches", "schedule")}
-        return super().arguments(data) | rest | {"stages": tuple(map(Layout.from_json, data["stages"]))}

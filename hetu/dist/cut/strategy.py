@@ -11,9 +11,9 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
-from ...core.errors import ArgumentError, AxisError, GraphError, UnknownNameError, did_you_mean
+from ...core.errors import ArgumentError, AxisError, GraphError, HetuError, UnknownNameError, did_you_mean
 from ...core.graph import OPS, Node, origin_of, topological
 from ...core.op import Role
 from ...core.types import Atom, show_shape
@@ -29,6 +29,17 @@ from .kept import Kept, Served, owners_of, read_kept
 from .place import marked_places, places_of
 
 HEADER = ("variable", "shape", "compute", "store", "bytes a rank", "collectives")
+
+
+def exactly(kind: type) -> Callable[[Any], Any]:
+    """Reads a value of JSON that must be of this type."""
+
+    def read(value: Any) -> Any:
+        if type(value) is not kind:
+            raise ArgumentError(f"wanted {kind.__name__}")
+        return value
+
+    return read
 
 
 class Builder:
@@ -61,8 +72,17 @@ class Strategy(Builder):
     places: tuple[Layout, ...] = ()
     hosts: Hosts = ()
     kind: ClassVar[str] = "layouts"
+    readers: ClassVar[dict[str, Callable[[Any], Any]]] = {  # of each field from its JSON
+        "base": Layout.from_json,
+        "variables": lambda kept: {name: read_kept(one) for name, one in kept.items()},
+        "feeds": lambda feeds: {name: Layout.from_json(one) for name, one in feeds.items()},
+        "bucket_bytes": exactly(int),
+        "places": lambda places: tuple(map(Layout.from_json, places)),
+        "hosts": lambda hosts: tuple(tuple(map(int, host)) for host in hosts),
+    }
 
     def __init_subclass__(cls) -> None:
+        cls.kind = vars(cls).get("kind", cls.__name__)
         KINDS[cls.kind] = cls
 
     def __post_init__(self) -> None:
@@ -126,7 +146,7 @@ class Strategy(Builder):
                 self._local[node, rank] = OPS["variable"].make((), attrs)
         return self._local[node, rank]
 
-    def build(self, outputs: Sequence[Node], world_size: int) -> Strategy:
+    def build(self, outputs: Sequence[Node], world_size: int) -> Self:
         """Itself, for any graph."""
         return self
 
@@ -183,13 +203,18 @@ class Strategy(Builder):
 
     @staticmethod
     def from_json(text: str) -> Strategy:
-        """What `to_json` of a strategy of any kind wrote."""
+        """What `to_json` of a strategy of any kind wrote; ArgumentError names what is wrong."""
         try:
             data = json.loads(text)
-            kind = KINDS[data["kind"]]
-            return kind(**kind.arguments(data))
-        except (KeyError, TypeError, json.JSONDecodeError) as error:
-            raise ArgumentError(f"not a strategy: {error!r}", fix="pass what Strategy.to_json wrote") from None
+        except (TypeError, ValueError) as error:
+            raise ArgumentError(f"not a strategy: {error}", fix=WRITTEN) from None
+        name = str(data.pop("kind", None)) if isinstance(data, dict) else type(data).__name__
+        if name not in KINDS:
+            raise ArgumentError(f"not a strategy: a kind {name!r}, wanted one of {', '.join(KINDS)}", fix=WRITTEN)
+        readers = KINDS[name].readers
+        if wrong := ", ".join(sorted(data.keys() ^ readers.keys())):
+            raise ArgumentError(f"not a strategy: wanted {', '.join(readers)}; wrong or missing: {wrong}", fix=WRITTEN)
+        return KINDS[name](**{field: _read(field, readers[field], value) for field, value in data.items()})
 
     def data(self) -> dict[str, Any]:
         """All fields as JSON has them."""
@@ -200,19 +225,6 @@ class Strategy(Builder):
             "bucket_bytes": self.bucket_bytes,
             "places": [layout.to_json() for layout in self.places],
             "hosts": self.hosts,
-        }
-
-    @classmethod
-    def arguments(cls, data: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields again, from `data`."""
-        read = Layout.from_json
-        return {
-            "base": read(data["base"]),
-            "variables": {name: read_kept(kept) for name, kept in data["variables"].items()},
-            "feeds": {n: read(v) for n, v in data["feeds"].items()},
-            "bucket_bytes": int(data["bucket_bytes"]),
-            "places": tuple(map(read, data["places"])),
-            "hosts": tuple(tuple(map(int, host)) for host in data["hosts"]),
         }
 
     # -- tables and pictures: print a program to see the communication of activations ------------------------------
@@ -280,6 +292,15 @@ class Strategy(Builder):
 
 
 KINDS: dict[str, type[Strategy]] = {Strategy.kind: Strategy}  # by what their JSON says they are
+WRITTEN = "pass what Strategy.to_json wrote"
+
+
+def _read(field: str, reader: Callable[[Any], Any], value: Any) -> Any:
+    try:
+        return reader(value)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        why, fix = (error.message, error.fix) if isinstance(error, HetuError) else (repr(error), "")
+        raise ArgumentError(f"not a strategy: {field} is {value!r:.80}: {why}", fix=fix or WRITTEN) from None
 
 
 def _check_fits(node: Node, layout: Layout) -> None:

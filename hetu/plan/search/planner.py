@@ -20,6 +20,7 @@ import numpy as np
 
 from ...core.errors import ArgumentError, BudgetError, HetuError
 from ...core.graph import Node
+from ...core.placement import chooses
 from ...core.subgraph import SubGraph
 from ...core.types import Dim
 from ...dist.comm.comm import Comm
@@ -97,6 +98,9 @@ class Auto:
         if self.chosen is None:
             raise ArgumentError("nothing is chosen yet", fix="make the executor first: ht.Executor(..., strategy=auto)")
         return self.chosen.why()
+
+
+chooses(Auto, Auto.choose)
 
 
 def auto(

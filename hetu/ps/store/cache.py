@@ -1,22 +1,22 @@
 """A bounded cache of embedding rows at a worker, stale within bounds that are counted in updates.
 
-Embedding ids are skewed: a few rows make up most lookups. A worker keeps such rows, trains on its copies, and talks
-to the server only when a copy has come too far from the truth: `pull_bound` limits how many updates by others a row
-may miss when it is read, `push_bound` how many of its own a worker may hold back. With both at 0 training is as
-without a cache. X. Miao et al., "HET: Scaling out Huge Embedding Model Training via Cache-enabled Distributed
-Framework", VLDB 2022, sections 3 and 4; prefetched hot rows after S. Dong et al., "HET-KG", ICDE 2022.
+Embedding ids are skewed: a few rows make up most lookups. A worker keeps such rows, trains on its copies, and talks to
+the server only when a copy has come too far from the truth: `pull_bound` limits how many updates by others a row may
+miss when it is read, `push_bound` how many of its own a worker may hold back. With both at 0, training is as without a
+cache. X. Miao et al., "HET: Scaling out Huge Embedding Model Training via Cache-enabled Distributed Framework", VLDB
+2022, sections 3 and 4; prefetched hot rows after S. Dong et al., "HET-KG", ICDE 2022.
 
-The server only adds the finished deltas that workers send, so this is for plain gradient descent: Adam on a server
-needs every gradient, not sums of some. A bound is not free: what W workers hold back acts on a hot row like descent
-delayed by up to W * bound steps. `examples/benchmarks/cache.py` measures both sides. Two workers on the Adult census,
-with half of the rows cached (`--auc --epochs 6`, which is too few, and so shows differences best):
+The server only adds finished deltas, so this is for plain gradient descent: Adam on a server needs every gradient, not
+sums of some. A bound is not free: the updates that W workers hold back act on a hot row like descent delayed by up to
+W * bound steps. `examples/benchmarks/cache.py` measures both sides. Two workers on the Adult census, half of the rows
+cached (`--auc --epochs 6`, too few epochs, which shows differences best):
 
     bound                 none      0      1      3     10     30    100
     distinct rows found      -    18%    49%    68%    81%    85%    87%
     test AUC             .9206  .9206  .9204  .9200  .9181  .9192  .9183
 
-After 12 epochs it is .9286 without a cache and within .0002 of that for each bound. A bound above 10 saves little more,
-so 10 is the default. One thread may use a cache at a time; `rows.py` computes the deltas.
+After 12 epochs the AUC is .9286 without a cache and within .0002 of that for each bound. A bound above 10 saves little
+more, so 10 is the default. One thread may use a cache at a time; `rows.py` computes the deltas.
 """
 
 from __future__ import annotations
@@ -32,17 +32,18 @@ from ...core.errors import ArgumentError, ShapeError, UnknownNameError, did_you_
 from .partition import Parameter, sum_by_id
 from .rules import name_of
 
-PERMANENT_USES = 10  # after so many uses lfuopt never evicts a row again
+PERMANENT_USES = 10  # after so many uses lfuopt never evicts a row
 _NEVER = np.iinfo(np.int64).max
 
 Score = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 def _lfu(uses: np.ndarray, last: np.ndarray) -> np.ndarray:
-    return (uses << 32) + last
+    score: np.ndarray = (uses << 32) + last
+    return score
 
 
-# What to evict first, the lowest: from the uses of every line and the lookup it was last used in.
+# The score of every line, from its uses and the lookup that used it last; the lowest is evicted first.
 POLICIES: dict[str, Score | None] = {
     "lru": lambda uses, last: last,
     "lfu": _lfu,
@@ -63,7 +64,7 @@ class RowClient(Protocol):
 
 @dataclass
 class Counters:
-    """Rows, since the start: asked for, distinct in their batch, brought from the server, sent to it, evicted."""
+    """Rows since the start: requested, distinct in their batch, fetched from the server, pushed to it, evicted."""
 
     lookups: int = 0
     unique: int = 0
@@ -76,27 +77,27 @@ class Counters:
 
     @property
     def hit_rate(self) -> float:
-        """The share of distinct rows that were here and fresh enough."""
+        """The share of distinct rows whose copies were fresh enough."""
         return 1 - self.of_unique if self.unique else 0.0
 
     @property
     def of_lookups(self) -> float:
-        """Rows fetched by rows asked for: against a server that answers every id of a batch."""
+        """Fetched rows per requested row, to compare with a server that answers every id of a batch."""
         return self.fetched / max(1, self.lookups)
 
     @property
     def of_unique(self) -> float:
-        """Rows fetched by distinct rows: against a server that is asked once for each row of a batch."""
+        """Fetched rows per distinct row, to compare with a server that answers every distinct id of a batch."""
         return self.fetched / max(1, self.unique)
 
 
 @dataclass(frozen=True)
 class Cache:
-    """What a worker keeps of each table: `ParameterServer(cache=Cache(...))` and `Hybrid(cache=Cache(...))`.
+    """The rows that a worker keeps of each table: `ParameterServer(cache=Cache(...))` and `Hybrid(cache=Cache(...))`.
 
-    `rows` is how many, or as a float what share of the table. `policy` says which: "lru", "lfu", "lfuopt" (LFU; rows
-    used often stay for good), or "hot" (those that `CachedTable.keep` names). `pull_bound` limits the updates by others
-    that a row may miss when it is read, `push_bound` the own ones that are held back.
+    `rows` is their number, or as a float their share of the table. `policy` says which they are: "lru", "lfu", "lfuopt"
+    (LFU; rows used often stay for good), or "hot" (those that `CachedTable.keep` names). `pull_bound` limits how many
+    updates by others a row may miss when it is read, `push_bound` how many of its own a worker may hold back.
 
     >>> Cache(rows=0.1).capacity(26_000), Cache("lru", rows=500).capacity(400)
     (2600, 400)
@@ -110,20 +111,22 @@ class Cache:
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
             raise UnknownNameError(f"no cache policy {self.policy!r}", fix=did_you_mean(self.policy, POLICIES))
-        fits = 0 < self.rows <= 1 if isinstance(self.rows, float) else self.rows >= 1
-        if not fits or min(self.pull_bound, self.push_bound) < 0:
-            raise ArgumentError(f"{self}", fix="rows are a count, or a share up to 1.0; bounds are 0 or more")
+        whole = isinstance(self.rows, int) and self.rows >= 1
+        share = isinstance(self.rows, float) and 0 < self.rows <= 1
+        bounds = all(isinstance(bound, int) and bound >= 0 for bound in (self.pull_bound, self.push_bound))
+        if not (bounds and (whole or share)):
+            raise ArgumentError(f"{self}", fix="rows are a count, or a share up to 1.0; bounds are whole numbers >= 0")
 
     def capacity(self, rows: int) -> int:
-        """How many rows of a table of `rows` rows are kept."""
+        """The number of rows that are kept of a table of `rows` rows."""
         return max(1, round(rows * self.rows)) if isinstance(self.rows, float) else min(rows, self.rows)
 
 
 class CachedTable:
     """The cache of one sparse parameter, which needs the rule "add" and reduce="sum": the servers only add.
 
-    Per line: the row as this worker sees it, its version (the server's update count when last equal), and the sum
-    and number of own updates not yet pushed.
+    Each line holds the row as this worker sees it, its version (the server's update count when both were last equal),
+    and the sum and number of the worker's updates that are not pushed yet.
 
     >>> from hetu.ps import Client, Options, Parameter, ServerProcess
     >>> with ServerProcess(Options(workers=1, token="secret")) as server:
@@ -157,12 +160,12 @@ class CachedTable:
     # -- the three things a worker does ----------------------------------------------------------------------
 
     def lookup(self, ids: np.ndarray) -> np.ndarray:
-        """The rows `ids`, as ids.shape + row shape, none staler than `pull_bound`; one round trip at most."""
+        """The rows `ids`, as ids.shape + row shape, none staler than `pull_bound`; at most one round trip."""
         return self.ask(ids)()
 
     def ask(self, ids: np.ndarray) -> Callable[[], np.ndarray]:
-        """Begin a `lookup`; what comes back finishes it. Nothing else may be done with the table in between."""
-        self._settle()  # what was pushed for an earlier batch must be there if this one asks for it
+        """Begin a `lookup`; the function that is returned finishes it. Do not use the table in between."""
+        self._settle()  # the pushes of an earlier batch must have arrived if this one asks for their rows
         ids = np.asarray(ids)
         unique, inverse = np.unique(ids, return_inverse=True)
         self.counters.lookups += ids.size
@@ -172,7 +175,7 @@ class CachedTable:
         return lambda: checked()[inverse.reshape(-1)].reshape(shape)
 
     def update(self, ids: np.ndarray, deltas: np.ndarray) -> None:
-        """Add `deltas`, ids.shape + row shape, to the rows `ids`: here at once, at the server within `push_bound`."""
+        """Add `deltas`, ids.shape + row shape, to the rows `ids`: here at once, on the server within `push_bound`."""
         ids, deltas = np.asarray(ids), np.asarray(deltas, self.rows.dtype)
         if deltas.shape != (*ids.shape, *self.parameter.shape[1:]):
             raise ShapeError(f"deltas {deltas.shape} for ids {ids.shape} of rows {self.parameter.shape[1:]}")
@@ -187,19 +190,19 @@ class CachedTable:
         self._push(*_merged((ids[passed], deltas[passed], np.ones(int(passed.sum()), "<i8")), self._collect(over)))
 
     def flush(self) -> None:
-        """Push everything held back and wait until it has arrived; do so before anyone else reads the table."""
+        """Push all that is held back and wait until it has arrived; call this before others read the table."""
         self._push(*self._collect(np.flatnonzero(self.updates)))
         self._settle()
 
     def forget(self) -> None:
-        """Drop every line, because the servers have been given other values."""
+        """Drop every line, because the servers have other values now."""
         self._settle()
         self.slot_of[:], self.ids[:], self.deltas[:], self.updates[:] = -1, -1, 0, 0
 
     # -- prefetched hot rows ---------------------------------------------------------------------------------
 
     def keep(self, ids: np.ndarray) -> None:
-        """Cache exactly these rows, and fetch those that are new (policy "hot"). See `hot_rows`."""
+        """Cache exactly these rows (policy "hot"), and fetch the new ones; see `hot_rows`."""
         self._settle()
         wanted = np.unique(np.asarray(ids, "<i8"))[: len(self.ids)]
         old = np.flatnonzero((self.ids >= 0) & ~np.isin(self.ids, wanted))
@@ -212,14 +215,15 @@ class CachedTable:
     # -- lines -----------------------------------------------------------------------------------------------
 
     def _use(self, ids: np.ndarray) -> np.ndarray:
-        """The slots of these distinct rows, made for those that have none; -1 where there is no room."""
+        """The slots of these distinct rows, new ones for rows without; -1 if there is no room."""
         self.turn += 1
-        slots = self.slot_of[ids]
+        slots: np.ndarray = self.slot_of[ids]
         missing = np.flatnonzero(slots < 0)
         if self.score is not None and len(missing):
             room = np.flatnonzero(self.ids < 0)[: len(missing)]
             if len(room) < len(missing):
-                victims = self._victims(len(missing) - len(room), slots[slots >= 0])
+                scores = np.array(self.score(self.uses, self.last))
+                victims = self._victims(scores, len(missing) - len(room), slots[slots >= 0])
                 self._push(*self._evict(victims))
                 room = np.concatenate([room, victims])
             admitted = missing[: len(room)]
@@ -229,23 +233,22 @@ class CachedTable:
         self.last[used] = self.turn
         return slots
 
-    def _victims(self, count: int, in_use: np.ndarray) -> np.ndarray:
+    def _victims(self, scores: np.ndarray, count: int, in_use: np.ndarray) -> np.ndarray:
         """Up to `count` slots to give up, the lowest scores first, none of them in use by this batch."""
-        scores = self.score(self.uses, self.last).copy()
         scores[in_use] = _NEVER
         scores[self.ids < 0] = _NEVER
         order = np.argsort(scores, kind="stable")[:count]
-        return order[scores[order] < _NEVER]
+        return np.asarray(order[scores[order] < _NEVER])
 
     def _place(self, ids: np.ndarray, room: np.ndarray) -> np.ndarray:
-        """Empty lines for these rows; version -1 makes the next check fetch them."""
+        """Make empty lines for these rows; the version -1 makes the next check fetch them."""
         slots = room[: len(ids)]
         self.ids[slots], self.slot_of[ids] = ids, slots
         self.versions[slots], self.uses[slots], self.last[slots] = -1, 0, 0
         return slots
 
     def _evict(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Give these lines up; returns what they still have to push."""
+        """Give these lines up; returns the updates that they still have to push."""
         self.counters.evicted += len(slots)
         dirty = self._collect(slots[self.updates[slots] > 0])
         self.slot_of[self.ids[slots]] = -1
@@ -262,7 +265,7 @@ class CachedTable:
     # -- the server ------------------------------------------------------------------------------------------
 
     def _check(self, ids: np.ndarray, slots: np.ndarray) -> Callable[[], np.ndarray]:
-        """Have the server send those of these rows that are too old or not here; returns what waits for all rows."""
+        """Ask the server for the rows that are missing or too old; the function that is returned gives all rows."""
         held = slots >= 0
         limits = np.full(len(ids), -1, "<i8")
         known = held & (self.versions[slots] >= 0)
@@ -301,7 +304,7 @@ def _merged(*parts: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
 
 
 def hot_rows(batches: Iterable[np.ndarray], count: int) -> np.ndarray:
-    """The `count` ids that the coming batches use most: what to `keep` (HET-KG: the next D batches, or an epoch).
+    """The `count` ids that the coming batches (HET-KG: the next D, or an epoch) use most, for `CachedTable.keep`.
 
     >>> hot_rows([np.array([5, 2, 5]), np.array([[5, 2], [2, 9]])], count=2).tolist()
     [2, 5]

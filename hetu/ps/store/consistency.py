@@ -1,8 +1,8 @@
-"""How far workers may drift apart (BSP, SSP, ASP), and the clocks that tell how far they have.
+"""How far workers may drift apart (BSP, SSP, ASP), and the clocks that measure it.
 
-Every worker counts its steps; count c means that it has finished the clocks 0 .. c-1 and is at work on clock c. A mode
-is one number, the staleness s: a worker may work at clock c only while c - min(clocks) <= s. The store parks the reply
-of a worker that must wait.
+Every worker counts its steps; count c means that it has finished the clocks 0 .. c-1 and works on clock c. A mode is
+one number, the staleness s: a worker may work on clock c only while c - min(clocks) <= s. The store parks the reply of
+a worker that must wait.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ class Consistency:
 
 
 def BSP() -> Consistency:
-    """Bulk synchronous: no worker starts clock c+1 before all have finished c; then the updates of c are applied
-    together.
+    """Bulk synchronous: no worker starts clock c+1 before all have finished c; then all updates of c are applied.
 
     They are added in the order of the workers, so the result is the same, bit for bit, for every order of arrival.
     """
@@ -59,12 +58,12 @@ def ASP() -> Consistency:
 
 
 def consistency(text: str) -> Consistency:
-    """The mode that `str` writes: "bsp", "asp" or "ssp:3".
+    """The mode of a text: "bsp", "asp" or "ssp:3".
 
     >>> str(consistency("ssp:3")), consistency("bsp") == BSP()
     ('ssp:3', True)
     """
-    name, _, number = text.partition(":")
+    name, _, number = str(text).partition(":")
     if name == "ssp" and number.isdecimal():
         return SSP(int(number))
     if text in ("bsp", "asp"):
@@ -102,12 +101,12 @@ class Clocks:
         self.of.pop(worker, None)
         self._update()
 
-    def join(self, worker: int) -> int:
-        """Take a worker in, at the clock of the slowest unless it is there already. Returns its clock."""
-        return self.of.setdefault(worker, self.slowest)
+    def join(self, worker: int) -> None:
+        """Take a worker in, at the clock of the slowest unless it takes part already."""
+        self.of.setdefault(worker, self.slowest)
 
     def catch_up(self, worker: int, clock: int, staleness: float) -> list[int]:
-        """`worker` had leave to work at `clock`, so nobody was further behind than `staleness`: returns who is moved.
+        """`worker` was allowed to work on `clock`, so nobody was behind by more than `staleness`: returns who is moved.
 
         >>> clocks = Clocks(3)
         >>> clocks.catch_up(0, 5, staleness=3), clocks.of
@@ -115,7 +114,7 @@ class Clocks:
         """
         least = {other: clock if other == worker else clock - staleness for other in self.of}
         behind = [other for other in self.of if self.of[other] < least[other]]
-        self.of |= {other: least[other] for other in behind}
+        self.of |= {other: int(least[other]) for other in behind}
         self._update()
         return behind
 

@@ -1,8 +1,8 @@
 """Server functions: questions answered where the table lives, so that only the answer travels.
 
-`@server_function` enters a function in the table by its name; a client calls it with `client.call(table, name, ...)`.
-The servers must import the module that holds it (`imports=` of `hetu.ps.Options`). After Angel's PSFunc (J. Jiang et
-al., "Angel: a new large-scale machine learning system", NSR 2018). Functions that write are update rules (`rules.py`).
+`@server_function` registers a function by its name; a client calls it with `client.call(table, name, ...)`. The servers
+must import the module that holds it (`imports=` of `hetu.ps.Options`). The model is Angel's PSFunc (J. Jiang et al.,
+"Angel: a new large-scale machine learning system", NSR 2018). Functions that write are update rules (`rules.py`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a server knows of one worker: its present life, and which of its requests have taken effect.
 
-A life is told by its incarnation, a random number. Within a life requests are numbered, so one that comes again is
-known however many overtook it.
+An incarnation, a random number, identifies a life. Within a life requests are numbered, so a repeated one is known
+even if others overtook it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Member:
     refused: dict[int, Message] = field(default_factory=dict)
 
     def skip_to(self, first: int) -> None:
-        """Nothing below the request `first` will come any more: its worker has all those answers."""
+        """No request below `first` will come any more: the worker has all those answers."""
         self.done = max(self.done, first - 1)
         self.ahead = {seq for seq in self.ahead if seq > self.done}
 
@@ -33,7 +33,7 @@ class Member:
         return seq <= self.done or seq in self.ahead
 
     def silence(self, now: float) -> float | None:
-        """Seconds since its last sign of life. One who has not come yet is waited for: it may be reading its data."""
+        """Seconds since its last sign of life; None before its first, because it may still be reading its data."""
         return None if self.incarnation is None else now - self.last_seen
 
     def finish(self, seq: int) -> None:

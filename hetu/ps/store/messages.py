@@ -1,22 +1,21 @@
 """The messages between workers and parameter servers: a 56-byte header, then raw arrays; nothing is ever unpickled.
 
-All of a small message is one frame, because every frame costs a few microseconds on each side; values of more than
-`INLINE` bytes are a second one, so that they are sent without a copy, or lie in memory that both sides share
-(`segment.py`). A server reads bytes that anyone may have sent, so `decode` checks every field before it is used and
-builds nothing but numbers, NumPy views of the received buffers, and one small JSON object. TCP or CURVE protects the
-integrity of the values. `session.py` knows who sent a message, `store.py` what it does.
+A small message is one frame, because every frame costs a few microseconds on each side. Values of more than `INLINE`
+bytes are a second frame, which is sent without a copy, or lie in memory that both sides share (`segment.py`). Anyone
+may send bytes to a server, so `decode` checks every field before use and builds only numbers, NumPy views of the
+received buffers, and one small JSON object. TCP or CURVE protects the integrity of the values. `session.py` knows who
+sent a message, `store.py` what it does.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum, IntFlag
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -24,6 +23,7 @@ from ...core.errors import HetuError
 from .segment import Segment
 
 Buffer = Any  # bytes, memoryview or a C-contiguous array
+T = TypeVar("T")
 MAGIC, VERSION = 0x55544548, 1  # "HETU" in memory
 FRAME_LIMIT = 64 << 20  # bytes of one frame of values
 META_LIMIT = 64 << 10  # bytes of the JSON object
@@ -39,11 +39,11 @@ _NUMBER = struct.Struct("<q")
 
 
 class ProtocolError(HetuError, ValueError):
-    """Bytes that are no message of this protocol."""
+    """The bytes are no message of this protocol."""
 
 
 class NoSegmentError(ProtocolError):
-    """A message about memory that is not shared with its sender; `header` is the rest of it."""
+    """A message refers to memory that is not shared with its sender; `header` is the rest of it."""
 
     def __init__(self, header: Message) -> None:
         super().__init__(f"slot {header.slot} of memory that is not shared", fix="offer it in a HELLO")
@@ -59,17 +59,17 @@ class RefusedError(HetuError, RuntimeError):
 
 
 class Kind(IntEnum):
-    """What a message asks for or answers."""
+    """What a message asks for, or how it answers."""
 
     OK = 0
     ERROR = 1
-    HELLO = 2  # token and incarnation of a worker; the answer tells epoch, clock and consistency
-    CREATE = 3  # a table; the answer's clock field tells how many of its rows still wait for a first value
+    HELLO = 2  # token and incarnation of a worker; the answer has epoch, clock and consistency
+    CREATE = 3  # a table; the answer's clock field is the number of its rows that still wait for a first value
     ASSIGN = 4  # first values of rows
     PUSH = 5  # gradients or deltas
     PULL = 6  # values
     PUSH_PULL = 7
-    SYNC = 8  # of the rows `ids`, those whose version is above `counts` (the cache's check and fetch in one)
+    SYNC = 8  # those of the rows `ids` whose version is above `counts`: a cache's check and fetch in one
     CLOCK = 9  # "I finished this clock"; with {"snapshot": true}: "keep the moment when all have"
     CALL = 10  # a server function
     STATUS = 11
@@ -80,17 +80,17 @@ class Kind(IntEnum):
     SNAPSHOT = 16  # "tell me when the snapshot of this clock is on disk"
     MODE = 17  # the consistency that the job wants, before it makes tables
     STATE = 18  # values and optimizer state of rows, side by side
-    RESTORE = 19  # the same the other way: what rows are to be from now on
+    RESTORE = 19  # the reverse: what rows are from now on
 
 
 class Part(IntFlag):
-    """What follows the header, in this order but for SLOT, which comes first; the header says what is there."""
+    """What follows the header, in this order, except that SLOT comes first; the header says what is there."""
 
     IDS = 1  # int64, one per row
     COUNTS = 2  # int64, one per row
     VALUES = 4  # (rows, cols) of the header's dtype
     META = 8  # a JSON object
-    SLOT = 16  # int64: the place in shared memory where the values lie, or those of the answer may
+    SLOT = 16  # int64: the place in shared memory of the values, or of those of the answer
 
 
 _ROWS = Part.IDS | Part.VALUES
@@ -107,24 +107,19 @@ ALLOWED: dict[Kind, tuple[Part, ...]] = {
     Kind.SYNC: (Part.IDS | Part.COUNTS,),
     Kind.CLOCK: (_NONE, Part.META),
     Kind.CALL: (Part.META,),
-    Kind.STATUS: (_NONE, Part.META),  # with a token: from someone who is no worker
-    Kind.PING: (_NONE, Part.META),  # with a token: from a worker's heartbeat
+    Kind.STATUS: (_NONE, Part.META),  # with a token: the sender is no worker
+    Kind.PING: (_NONE, Part.META),  # with a token: the sender is a worker's heartbeat
     Kind.LEAVE: (_NONE,),
     Kind.READY: (_NONE,),
     Kind.RATE: (Part.META,),
     Kind.SNAPSHOT: (_NONE,),
     Kind.MODE: (Part.META,),
     Kind.STATE: (_NONE, Part.IDS),
-    Kind.RESTORE: (
-        Part.VALUES | Part.META,
-        _ROWS | Part.META,
-        Part.VALUES | Part.META | Part.SLOT,
-        _ROWS | Part.META | Part.SLOT,
-    ),
+    Kind.RESTORE: (Part.VALUES | Part.META, _ROWS | Part.META),
 }
-_SHARING = (Kind.ASSIGN, Kind.PUSH, Kind.PULL, Kind.PUSH_PULL)
+_SHARING = (Kind.ASSIGN, Kind.PUSH, Kind.PULL, Kind.PUSH_PULL, Kind.RESTORE)
 
-# What a header may say, as numbers, so that decoding handles no flags.
+# The headers that are allowed, as numbers, so that decoding handles no flags.
 _KINDS = tuple(Kind)
 _LAYOUTS = {(int(kind), int(parts)) for kind, allowed in ALLOWED.items() for parts in allowed}
 _LAYOUTS |= {(kind, parts | Part.SLOT) for kind, parts in _LAYOUTS if kind in _SHARING}
@@ -138,7 +133,7 @@ class Message:
 
     `key` names a table, `worker` the sender (or, in a reply, the receiver), `seq` the request, `step` the worker's
     clock, `epoch` the incarnation of the server. Arrays: ids and counts int64 (rows,), values (rows, cols). With a
-    `slot` the values lie in shared memory; `room` are the bytes there that are free for those of the answer.
+    `slot` the values lie in shared memory, and `room` holds the free bytes there for the values of the answer.
 
     >>> push = Message(Kind.PUSH, key=3, values=np.ones((2, 4), "float32"), ids=np.array([5, 9]))
     >>> [len(frame) for frame in encode(push)]
@@ -161,8 +156,13 @@ class Message:
     room: np.ndarray | None = None
 
     @property
+    def facts(self) -> dict[str, Any]:
+        """The JSON object, empty where there is none."""
+        return self.meta or {}
+
+    @property
     def parts(self) -> int:
-        """What there is, as bits of `Part`."""
+        """The parts of this message, as bits of `Part`."""
         parts = 0 if self.ids is None else _IDS
         if self.counts is not None:
             parts |= _COUNTS
@@ -181,14 +181,14 @@ class Message:
         return nbytes
 
     def place(self, rows: int, cols: int, dtype: np.dtype) -> np.ndarray:
-        """Memory for the values of the answer: where the sender reads it in place, or else a new array."""
+        """Memory for the values of the answer: where the sender reads them in place, otherwise a new array."""
         nbytes = rows * cols * dtype.itemsize
         if self.room is None or not 0 < nbytes <= self.room.nbytes:
             return np.empty((rows, cols), dtype)
         return self.room[:nbytes].view(dtype).reshape(rows, cols)
 
     def kept(self) -> Message:
-        """This message for longer than until its answer, after which its sender writes over its slot."""
+        """This message, to be kept after it is answered: its sender then writes over its slot."""
         return self if self.slot < 0 or self.values is None else replace(self, values=self.values.copy(), slot=-1)
 
     def reply(self, kind: Kind = Kind.OK, **fields: Any) -> Message:
@@ -204,10 +204,12 @@ class Message:
 
 
 def encode(message: Message) -> list[Buffer]:
-    """One frame, or two of which the second is to be sent without a copy. Arrays must be C-contiguous and of the
+    """One frame, or two, of which the second is meant to be sent without a copy. Arrays must be C-contiguous and of the
     wire's dtypes; values with a slot must lie there already."""
     ids, counts, values = message.ids, message.counts, message.values
-    rows, cols, dtype, inline, apart = 0, 0, 0, b"", []
+    rows, cols, dtype = 0, 0, 0
+    inline: Buffer = b""
+    apart: list[Buffer] = []
     if values is not None:
         rows, cols = values.shape
         dtype = _DTYPE_CODES[values.dtype]
@@ -223,7 +225,7 @@ def encode(message: Message) -> list[Buffer]:
         MAGIC, VERSION, message.kind, dtype, message.parts, message.key, message.worker, message.seq, message.step,
         rows, cols, message.epoch,
     )  # fmt: skip
-    checked = [part for part in (ids, counts) if part is not None]
+    checked: list[Buffer] = [part for part in (ids, counts) if part is not None]
     if message.slot >= 0:
         checked.insert(0, _NUMBER.pack(message.slot))
     if message.meta is not None:
@@ -235,8 +237,8 @@ def encode(message: Message) -> list[Buffer]:
 
 
 def decode(frames: Sequence[Buffer], limit: int = FRAME_LIMIT, segment: Segment | None = None) -> Message:
-    """The message of these frames; arrays are read-only views of them, or of `segment`, the memory that is shared with
-    the sender. ProtocolError for anything out of place."""
+    """The message of these frames. Arrays are read-only views of them, or of `segment`, the memory shared with the
+    sender. ProtocolError for anything out of place."""
     head = memoryview(frames[0]) if frames else memoryview(b"")
     if head.nbytes < HEADER_BYTES:
         raise ProtocolError(f"a header of {head.nbytes} bytes, wanted {HEADER_BYTES}")
@@ -306,14 +308,21 @@ def _refuse_constant(name: str) -> float:
     raise ProtocolError(f"{name} in JSON")
 
 
+def given(part: T | None) -> T:
+    """A part that every message of its kind has, as `ALLOWED` says."""
+    if part is None:
+        raise ProtocolError("a message without a part that its kind needs")
+    return part
+
+
 def wire_array(x: Any, dtype: np.dtype | None = None) -> np.ndarray:
-    """`x` as a C-contiguous array of a dtype that the wire carries; ProtocolError when there is none.
+    """`x` as a C-contiguous array of a dtype that the wire carries; ProtocolError if the wire has no such dtype.
 
     >>> wire_array([1, 2]).dtype.name, wire_array(np.ones((2, 2))[:, 0]).flags.c_contiguous
     ('int64', True)
     """
     if isinstance(x, np.ndarray) and x.dtype in _DTYPE_CODES and x.dtype == (dtype or x.dtype) and x.flags.c_contiguous:
-        return x  # the rest is slow
+        return x  # the general way is slow
     made = np.asarray(x, dtype=dtype, order="C")
     made = made.astype(made.dtype.newbyteorder("<"), copy=False)
     if made.dtype not in _DTYPE_CODES:
@@ -323,5 +332,5 @@ def wire_array(x: Any, dtype: np.dtype | None = None) -> np.ndarray:
 
 
 def row_bytes(cols: int, dtype: np.dtype) -> int:
-    """Bytes that one row of a table takes on the wire, its id included."""
-    return math.prod((cols, dtype.itemsize)) + _COUNT.itemsize
+    """Bytes of one row of a table on the wire, including its id."""
+    return cols * dtype.itemsize + _COUNT.itemsize

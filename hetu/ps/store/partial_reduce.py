@@ -1,10 +1,10 @@
 """Partial reduce: a controller that groups workers as they become ready, so that a straggler delays only itself.
 
 An all-reduce waits for the slowest worker of all. Here the first `group` ready workers average among themselves and go
-on, or fewer when the first of them has waited for `wait` seconds. Two things keep training one training: the groups of
-the recent past must connect all workers, or else the next group bridges the parts; and a member that is behind weighs
-less in the average. X. Miao et al., "Heterogeneity-Aware Distributed Machine Learning Training via Partial Reduce",
-SIGMOD 2021. The members compute the average among themselves.
+on; a smaller group goes when its first worker has waited for `wait` seconds. Two rules keep the models of all workers
+together: recent groups must connect all workers, otherwise the next group bridges the parts; and a member that is
+behind weighs less in the average. X. Miao et al., "Heterogeneity-Aware Distributed Machine Learning Training via
+Partial Reduce", SIGMOD 2021.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...core.errors import ArgumentError
-from .messages import Message
+from .messages import Message, given
 
 
 @dataclass(frozen=True)
 class Group:
-    """Who averages together. `number` is unique and rises: use it as the tag of the group's communication.
+    """The workers that average together. `number` is unique and rises: use it as the tag of their communication.
 
     Every member multiplies its values by its weight, adds up, and takes over the iteration of the foremost.
     """
@@ -33,16 +33,16 @@ class Group:
 
     @classmethod
     def of(cls, answer: Message) -> Group:
-        """The group that a server's answer tells."""
-        weights = answer.values[:, 0].tolist()
-        return cls(int(answer.counts[0]), tuple(answer.ids.tolist()), tuple(weights), answer.step)
+        """The group in a server's answer."""
+        weights = given(answer.values)[:, 0].tolist()
+        return cls(int(given(answer.counts)[0]), tuple(given(answer.ids).tolist()), tuple(weights), answer.step)
 
 
 class Controller:
     """Groups the workers that are ready.
 
-    `group` is the size P wanted, `wait` the seconds after which a smaller group (of at least two) may go, `decay`
-    how much less a member weighs for every iteration that it is behind the foremost.
+    `group` is the usual size of a group, `wait` the seconds after which a smaller one (of at least two) may go, and
+    `decay` the factor on a member's weight for each iteration that it is behind the foremost.
 
     >>> controller = Controller(4, group=2)
     >>> controller.add(3, iteration=5, now=0.0), controller.add(1, iteration=6, now=0.1).members
@@ -63,29 +63,29 @@ class Controller:
     # -- grouping --------------------------------------------------------------------------------------------
 
     def add(self, worker: int, iteration: int, now: float) -> Group | None:
-        """`worker` is ready: the group that this completes, if it does."""
+        """`worker` is ready; returns the group that it completes, if any."""
         self.waiting.setdefault(worker, (iteration, now))
         return self._complete()
 
     def _complete(self) -> Group | None:
-        """The next group, if enough workers are ready and it keeps all of them connected."""
+        """The next group, if enough workers are ready and all workers stay connected."""
         if not self.waiting or len(self.waiting) < min(self.group, len(self.workers)):
             return None
         chosen = list(self.waiting)[: self.group]
         if not self._keeps_connected(chosen):
             chosen = self._bridge()
             if not self._keeps_connected(chosen) and len(self.waiting) < len(self.workers):
-                return None  # a worker of the missing part must come first, or the deadline
+                return None  # wait for a worker of the missing part, or for the deadline
         return self._decide(chosen)
 
     def overdue(self, now: float) -> Group | None:
-        """The group, possibly smaller, that goes because its first member has waited long enough."""
+        """The group, possibly smaller, whose first member has waited long enough."""
         if len(self.waiting) < min(2, len(self.workers)) or not self.waiting:
             return None
         return self._decide(self._bridge()) if now - next(iter(self.waiting.values()))[1] >= self.wait else None
 
     def join(self, worker: int) -> None:
-        """`worker` takes part (again)."""
+        """`worker` takes part, possibly again."""
         self.workers.add(worker)
 
     def forget(self, worker: int) -> None:
@@ -94,7 +94,7 @@ class Controller:
             table.pop(worker, None)
 
     def remove(self, worker: int) -> Group | None:
-        """`worker` is gone: the group of those that waited for it, if they are enough without it."""
+        """`worker` is gone; returns the group of those that waited for it, if they are enough."""
         self.forget(worker)
         self.workers.discard(worker)
         return self._complete()
@@ -111,13 +111,13 @@ class Controller:
     # -- the graph of recent groups --------------------------------------------------------------------------
 
     def _windows(self) -> list[tuple[int, list[set[int]]]]:
-        """(groups still to come, connected parts so far) of every window of span + 2 groups that is under way."""
+        """(groups to come, connected parts so far) of every unfinished window of span + 2 groups."""
         whole = self.span + 2
         lengths = range(1, min(len(self.recent), whole - 1) + 1)
         return [(whole - n - 1, connected(self.workers, self.recent[-n:])) for n in reversed(lengths)]
 
     def _keeps_connected(self, chosen: list[int]) -> bool:
-        """Whether every window can still connect all workers, or at least comes nearer to it."""
+        """Whether every window can still connect all workers, or comes closer to it."""
         for left, parts in self._windows():
             needed = self._needed(len(parts))
             if self._needed(len(join(parts, chosen))) > max(left, needed - 1):
@@ -128,7 +128,7 @@ class Controller:
         return math.ceil((parts - 1) / (self.group - 1))
 
     def _bridge(self) -> list[int]:
-        """Members from as many parts as there are, of the longest window first; else in order of arrival."""
+        """Members from as many different parts as possible, the longest window first; then in order of arrival."""
         windows = [parts for _, parts in self._windows()]
         chosen = [next(iter(self.waiting))]
         while len(chosen) < min(self.group, len(self.waiting)):
@@ -140,10 +140,10 @@ class Controller:
     # -- messages --------------------------------------------------------------------------------------------
 
     def ready(self, message: Message, now: float) -> list[Message]:
-        """READY of a worker at iteration `message.step`: the answers to all members once their group is formed.
+        """Handle READY of a worker at iteration `message.step`; answers all members once their group is formed.
 
-        An answer holds `ids` the members, `values` (members, 1) their weights, `counts` the number of the group for
-        each, and `step` the iteration to take over. A request that is sent again gets its answer again.
+        An answer holds the members as `ids`, their weights as `values` (members, 1), the group's number for each as
+        `counts`, and the iteration to take over as `step`. A repeated request gets the same answer again.
         """
         worker = message.worker
         answer = self.answers.get(worker)
@@ -155,7 +155,7 @@ class Controller:
         return self._replies(self.add(worker, message.step, now))
 
     def gone(self, worker: int) -> list[Message]:
-        """Answers to those who need not wait for this worker any more."""
+        """Answers to the workers that no longer wait for this one."""
         return self._replies(self.remove(worker))
 
     def tick(self, now: float) -> list[Message]:
@@ -165,15 +165,12 @@ class Controller:
     def _replies(self, group: Group | None) -> list[Message]:
         if group is None:
             return []
-        fields = {
-            "step": group.iteration,
-            "ids": np.array(group.members, "<i8"),
-            "counts": np.full(len(group.members), group.number, "<i8"),
-            "values": np.array(group.weights, "<f8").reshape(-1, 1),
-        }
-        made = {w: self.requests.pop(w).reply(**fields) for w in group.members}
-        self.answers |= made
-        return list(made.values())
+        ids, weights = np.array(group.members, "<i8"), np.array(group.weights, "<f8").reshape(-1, 1)
+        counts = np.full(len(ids), group.number, "<i8")
+        for worker in group.members:
+            request = self.requests.pop(worker)
+            self.answers[worker] = request.reply(step=group.iteration, ids=ids, counts=counts, values=weights)
+        return [self.answers[worker] for worker in group.members]
 
 
 def connected(workers: set[int], groups: list[tuple[int, ...]]) -> list[set[int]]:

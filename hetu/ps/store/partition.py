@@ -1,9 +1,9 @@
 """How parameters are cut into blocks, and which server holds each block.
 
 A dense parameter is cut, flat, into blocks of at most one chunk, so that a block is also a message and no server waits
-for a whole tensor (Y. Peng et al., "A Generic Communication Scheduler for Distributed DNN Training Acceleration", SOSP
-2019, use blocks alike). An embedding table is cut into one range of rows for each server. Access frequency does not
-count, so shuffle rows that are hot by position before training.
+for a whole tensor (similar to Y. Peng et al., "A Generic Communication Scheduler for Distributed DNN Training
+Acceleration", SOSP 2019). An embedding table is cut into one range of rows per server. Access frequency does not
+count: shuffle rows before training if neighbors are hot together.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ CHUNK = 1 << 20  # bytes of a message: larger ones make every receive allocate f
 
 @dataclass(frozen=True)
 class Parameter:
-    """What a job wants kept on its servers.
+    """A parameter that a job keeps on its servers.
 
-    `sparse` parameters are tables whose rows, along the first axis, are pushed and pulled by id. `rule`, `options`,
+    A `sparse` parameter is a table whose rows, along the first axis, are pushed and pulled by id. `rule`, `options`,
     `reduce` and `generation` are those of `hetu.ps.store.rules` and `hetu.ps.TableSpec`.
     """
 
@@ -43,7 +43,7 @@ class Parameter:
 
     @cached_property
     def element(self) -> np.dtype:
-        """The dtype as NumPy has it."""
+        """The dtype as a NumPy object."""
         return as_dtype(self.dtype)
 
     @cached_property
@@ -53,15 +53,25 @@ class Parameter:
 
     @cached_property
     def arrays(self) -> int:
-        """How many arrays of its shape the servers keep: the values and the state of the rule."""
+        """The number of arrays of its shape on the servers: the values and the state of the rule."""
         return 1 + check_rule(self.rule, self.options).states
+
+    @property
+    def matrix(self) -> tuple[int, int]:
+        """The shape in which it is cut into blocks: a table by rows, any other flat."""
+        return (self.shape[0], self.cols) if self.sparse else (1, math.prod(self.shape))
+
+    @property
+    def all_ids(self) -> np.ndarray | None:
+        """The ids of all rows of a table; None for a dense parameter, which has no ids."""
+        return np.arange(self.shape[0]) if self.sparse else None
 
     @property
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.element.itemsize
 
     def spec(self, name: str, start: int, stop: int) -> TableSpec:
-        """What the server of one block is told."""
+        """The description of one block for its server."""
         rows, cols = (stop - start, self.cols) if self.sparse else (1, stop - start)
         return TableSpec(
             name, start, rows, cols, self.element.name, self.rule, dict(self.options), self.reduce, self.generation
@@ -107,7 +117,7 @@ def partition(parameters: Mapping[str, Parameter], servers: int, first_key: int 
 
 
 def split_rows(ids: np.ndarray, block: Block, row_bytes: int) -> list[slice]:
-    """The slices of the increasing `ids` that lie in a block, each small enough for one chunk.
+    """The slices of the increasing `ids` that lie in a block, each within the size of one chunk.
 
     >>> split_rows(np.array([1, 5, 9, 12]), Block(0, 0, start=4, stop=10), row_bytes=16)
     [slice(1, 3, None)]
@@ -118,7 +128,7 @@ def split_rows(ids: np.ndarray, block: Block, row_bytes: int) -> list[slice]:
 
 
 def sum_by_id(ids: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct ids, increasing, and the sum of the rows of each, added in the order they stand in.
+    """The distinct ids, increasing, and the sum of the rows of each, added in their order.
 
     >>> sum_by_id(np.array([7, 2, 7]), np.array([[1.0], [2.0], [3.0]]))[1].tolist()
     [[2.0], [4.0]]

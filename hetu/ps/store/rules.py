@@ -1,9 +1,9 @@
 """What a server does with a pushed gradient: an optimizer's rule, applied in place.
 
-A rule that works on each element alone can run on any block of a parameter, wherever that block lives, and on any
-set of rows. It comes as plain data, the operators that it is made of (see `ops/composition.py`), so that a server
-trains by rules that it has never heard of; those of its own process have names too. `add` is the rule without an
-optimizer: the workers send finished deltas. Rules run on the CPU; gradients are not clipped.
+A rule that works on each element alone can run on any block of a parameter and on any set of rows. It arrives as plain
+data, the operators that it is made of (see `ops/composition.py`), so that a server trains by rules that it has never
+heard of; rules of its own process also have names. `add` is the rule without an optimizer: the workers send finished
+deltas. Rules run on the CPU; gradients are not clipped.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ RuleSpec = str | dict[str, Any]  # a name, or what `described` returns
 class ServerRule:
     """One update rule with its optimizer state for one table of values (rows, cols), updated in place.
 
-    `rule` is the name of one that this process has, whose rate and hyperparameters are the `options`, or a description,
-    whose only option is the rate. Under lazy row updates the step of Adam's bias correction counts the updates of the
-    table, not of the row.
+    `rule` is the name of a rule of this process, with its rate and hyperparameters as `options`, or a description, with
+    the rate as its only option. When single rows are updated, the step of Adam's bias correction counts the updates of
+    the table, not of the row.
 
     >>> table = np.zeros((3, 2), "float32")
     >>> rule = ServerRule("momentum", table, {"learning_rate": 0.5, "momentum": 0.9})
@@ -55,7 +55,7 @@ class ServerRule:
         self.add = kernels("cpu").blas.adder(table, self.scale) if checked.descends else None
 
     def apply(self, accumulate: Callable[[np.ndarray], None]) -> None:
-        """One update of the whole table by the gradient that `accumulate` writes into the buffer it is given."""
+        """One update of the whole table by the gradient that `accumulate` writes into its argument."""
         if self.gradient is None:
             self.gradient = np.empty_like(self.table)
             self.calls = self._bound(self.gradient)
@@ -65,7 +65,7 @@ class ServerRule:
             call()
 
     def apply_at_once(self, gradient: np.ndarray) -> bool:
-        """The same, bit for bit, by a gradient where it lies; False where there is no way to do that."""
+        """The same update, bit for bit, without a copy of the gradient; False if the rule or the array prevents it."""
         if self.add is None or not (gradient.flags.c_contiguous and gradient.flags.aligned):
             return False
         if self.composition is not None:
@@ -79,7 +79,7 @@ class ServerRule:
         self._change(ids, [np.take(t, ids, axis=0) for t in (self.table, *self.states)], rows)
 
     def _change(self, where: Any, values: Sequence[np.ndarray], gradient: np.ndarray) -> None:
-        """Write what the rule makes of these values to their places in the table and its states."""
+        """Apply the rule to these values and write the results to their places in the table and its states."""
         if self.composition is None:
             made = [values[0] + gradient]
         else:
@@ -96,7 +96,7 @@ class ServerRule:
 
 
 class Checked(NamedTuple):
-    """A rule that may run: no composition is `add`."""
+    """A rule that may run; the rule `add` has no composition."""
 
     composition: Composition | None
     rate: float
@@ -105,15 +105,15 @@ class Checked(NamedTuple):
 
     @property
     def descends(self) -> bool:
-        """Whether it only adds a multiple of the gradient, so that nothing has to be kept."""
+        """Whether the rule only adds a multiple of the gradient, so that it keeps no state."""
         c = self.composition
         return c is None or (not self.timed and c.descent is c.inputs[-1])
 
 
 def described(composition: Composition, name: str) -> dict[str, Any]:
-    """What `ServerRule` takes, of a rule with all its hyperparameters; JSON can hold it.
+    """The description of a rule and all its hyperparameters for `ServerRule`, as plain data.
 
-    ArgumentError unless it has a form that works on each element alone.
+    ArgumentError unless the rule works on each element alone.
     """
     if composition.whole:
         raise ArgumentError(
@@ -124,15 +124,17 @@ def described(composition: Composition, name: str) -> dict[str, Any]:
 
 
 def name_of(rule: RuleSpec) -> str:
-    """What a rule is called in messages."""
+    """The name of a rule in messages."""
     return rule if isinstance(rule, str) else str(rule.get("name"))[:40]
 
 
 def check_rule(rule: RuleSpec, options: Mapping[str, Any]) -> Checked:
-    """A rule and its learning rate, or an error that says what is wrong."""
-    update = None if rule == ADD or not isinstance(rule, str) else _named(rule)
+    """A rule and its learning rate; UnknownNameError or ArgumentError if it cannot run."""
     known = {} if rule == ADD else {"learning_rate": 0.01}
-    known |= {} if update is None else OPS[rule].defaults
+    update = None
+    if isinstance(rule, str) and rule != ADD:
+        update = _named(rule)
+        known |= OPS[rule].defaults
     for option, value in options.items():
         if option not in known:
             raise UnknownNameError(f"the rule {name_of(rule)} has no {option!r}", fix=did_you_mean(option, known))
@@ -152,7 +154,8 @@ def check_rule(rule: RuleSpec, options: Mapping[str, Any]) -> Checked:
 
 def _named(name: str) -> UpdateRule:
     """A rule of this process."""
-    rules = {ADD: None} | {n: op.update for n, op in OPS.items() if op.update is not None}
-    if rules.get(name) is None:
-        raise UnknownNameError(f"no update rule {name!r}", fix=did_you_mean(name, rules))
-    return rules[name]
+    rules = {n: op.update for n, op in OPS.items() if op.update is not None}
+    if name not in rules:
+        raise UnknownNameError(f"no update rule {name!r}", fix=did_you_mean(name, [ADD, *rules]))
+    rule: UpdateRule = rules[name]
+    return rule

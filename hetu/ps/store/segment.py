@@ -1,12 +1,12 @@
 """Memory that a worker and a server on one host share, so that only the headers of large messages use the socket.
 
 Each of `SLOTS` requests in flight has a room for its values and one for those of its answer. A room is stamped with the
-number of the request that it was last filled for, and no number is ever used twice: bytes whose stamp does not fit the
-message belong to another request and are refused, and an answer that has been given once is given again over the
-socket. So a late copy of a message neither reads newer bytes nor writes over any. The memory has no name in any folder:
-the server opens it through the worker's process (Linux), and it goes with the last process that holds it, however that
-ends. Its size is sealed, because memory that the other side cuts off kills the process that touches it. On systems
-without memfd everything goes over the socket.
+number of the request that it was last filled for, and no number is used twice: bytes whose stamp does not fit the
+message belong to another request and are refused, and an answer is repeated over the socket. So a late copy of a
+message neither reads newer bytes nor writes over any. The memory has no name in any folder: the server opens it through
+the worker's process (Linux), and it disappears with the last process that holds it. Its size is sealed, because a
+process that touches memory which the other side cut off is killed. On systems without memfd everything goes over the
+socket.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Segment:
 
     @classmethod
     def create(cls, number: int) -> Segment | None:
-        """A worker's side of new memory that is marked with `number`; None where there is no such thing."""
+        """A worker's side of new memory that is marked with `number`; None where the system has no such memory."""
         try:
             import fcntl
 
@@ -90,21 +90,21 @@ class Segment:
         return [os.getpid(), self.file]
 
     def close(self) -> None:
-        """For the worker's side: no process can open the memory any more; it lives as long as one maps it."""
+        """Close a worker's side: no process can open the memory any more; it lives as long as one maps it."""
         os.close(self.file)
 
     def fill(self, slot: int, seq: int, values: np.ndarray | None) -> None:
-        """Give the slot to request `seq`, with a copy of its values if it has any."""
+        """Give the slot to request `seq`, and copy its values, if any, there."""
         self.sent[slot] = seq
         if values is not None:
             room = self.outgoing[slot][: values.nbytes]
             np.copyto(room.view(values.dtype).reshape(values.shape), values)
 
     def read(self, slot: int, seq: int, nbytes: int) -> np.ndarray | None:
-        """What the other side put there for request `seq`; None if that is gone or never was."""
+        """The bytes that the other side put there for request `seq`; None if they are not there."""
         fits = 0 <= slot < SLOTS and nbytes <= ROOM_BYTES and self.received[slot] == seq
         return self.incoming[slot][:nbytes] if fits else None
 
     def room(self, slot: int, seq: int) -> np.ndarray | None:
-        """Where to put the answer to request `seq`; None if it has been given once."""
+        """The room for the answer to request `seq`; None if it was answered before."""
         return self.outgoing[slot] if 0 <= slot < SLOTS and self.sent[slot] != seq else None

@@ -1,12 +1,13 @@
-"""One table on a server: values (rows, cols) with a version for every row, their rule, and pushes held back.
+"""One table on a server: values (rows, cols) with a version for every row, their rule, and held-back pushes.
 
 A dense parameter arrives cut into blocks, each a table of one row; an embedding table arrives as ranges of rows. A
-version counts the updates a row has had, which is what a cache compares. It knows no workers and clocks (`store.py`
-does): every push that arrives here has been allowed.
+version counts the updates of a row; caches compare versions. A table knows no workers and clocks: `store.py` has
+allowed every push that arrives here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -14,20 +15,20 @@ import numpy as np
 
 from ...core.errors import ArgumentError, ShapeError, ValueRangeError
 from ...core.types import as_dtype, is_float
-from .messages import DTYPES, FRAME_LIMIT, Kind, Message
+from .messages import DTYPES, FRAME_LIMIT, Kind, Message, given
 from .rules import RuleSpec, ServerRule, check_rule
 
-LARGE = 1 << 16  # bytes of a gradient that take longer to copy than to find
+LARGE = 1 << 16  # bytes from which a gradient is not copied first
 REDUCTIONS = ("mean", "sum")
 _ONE = np.array(1, "<i8")
 
 
 @dataclass(frozen=True)
 class TableSpec:
-    """What a server is told of a table: its name, its first row in the whole, its size, and how pushes change it.
+    """The description of a table: its name, its first row in the whole, its size, and how pushes change it.
 
-    `reduce` is "mean" (a push weighs 1 / workers, as in large-batch training) or "sum" (as it is). A higher
-    `generation` of a table that is there means that all its rows are to be given values anew.
+    `reduce` is "mean" (a push weighs 1 / workers, as in large-batch training) or "sum" (a push counts as it is). A
+    higher `generation` of an existing table means that all its rows get new values.
 
     >>> TableSpec.parse({"name": "w", "start": 0, "rows": 2, "cols": 3}).footprint
     66
@@ -45,7 +46,7 @@ class TableSpec:
 
     @classmethod
     def parse(cls, meta: dict[str, Any]) -> TableSpec:
-        """From the JSON of a CREATE message; ArgumentError unless every field is there and in its range."""
+        """The description in a CREATE message; ArgumentError unless every field is there and in its range."""
         wanted = {"name": (str,), "start": (int,), "rows": (int,), "cols": (int,), "dtype": (str,),
                   "rule": (str, dict), "options": (dict,), "reduce": (str,), "generation": (int,)}  # fmt: skip
         for name, value in meta.items():
@@ -53,7 +54,7 @@ class TableSpec:
                 raise ArgumentError(f"{name}={value!r} in the description of a table")
         missing = {"name", "start", "rows", "cols"} - set(meta)
         if missing:
-            raise ArgumentError(f"the description of a table misses {', '.join(sorted(missing))}")
+            raise ArgumentError(f"the description of a table lacks {', '.join(sorted(missing))}")
         spec = cls(**meta)
         if min(spec.start, spec.rows, spec.cols, spec.generation) < 0 or spec.reduce not in REDUCTIONS:
             raise ArgumentError(f"a table {spec}", fix="sizes are >= 0 and reduce is mean or sum")
@@ -69,13 +70,13 @@ class TableSpec:
 
     @property
     def footprint(self) -> int:
-        """Bytes a server needs for it: values, optimizer state, a gradient, versions."""
+        """Bytes that a server needs: values, optimizer state, a gradient, versions."""
         arrays = 2 + check_rule(self.rule, self.options).states
         return self.rows * (self.cols * np.dtype(self.dtype).itemsize * arrays + 9)
 
 
 class ServerTable:
-    """The values of one block, their versions, and the pushes that wait for their clock to close."""
+    """The values of one block, their versions, and the pushes that wait until their clock closes."""
 
     def __init__(self, spec: TableSpec) -> None:
         self.spec = spec
@@ -87,11 +88,11 @@ class ServerTable:
 
     @property
     def arrays(self) -> tuple[np.ndarray, ...]:
-        """The values and the state that the rule keeps for them."""
+        """The values and the state of their rule."""
         return self.values, *self.rule.states
 
     def check(self, message: Message) -> None:
-        """Refuse what does not fit, before anything is changed."""
+        """Refuse a message that does not fit, before anything is changed."""
         ids, values, counts = message.ids, message.values, message.counts
         rows = self.spec.rows if ids is None else len(ids)
         if ids is not None and rows:
@@ -105,8 +106,8 @@ class ServerTable:
                 f"got {values.dtype}{list(values.shape)} for {self.spec.name}, "
                 f"wanted {self.values.dtype}[{rows}, {cols}]"
             )
-        if message.kind is Kind.RESTORE and type(message.meta.get("step")) is not int:
-            raise ArgumentError(f"optimizer state of {self.spec.name} with the step {message.meta.get('step')!r}")
+        if message.kind is Kind.RESTORE and type(step := message.facts.get("step")) is not int:
+            raise ArgumentError(f"optimizer state of {self.spec.name} with the step {step!r}")
         if counts is not None and values is not None and (counts < 1).any():
             raise ValueRangeError("a pushed row counts less than one update")
 
@@ -122,33 +123,34 @@ class ServerTable:
     def assign(self, message: Message) -> None:
         """First values: rows that have some already keep them, so that every worker may send the same ones.
 
-        Those of a later generation wait for `restore`: a worker that starts late sends what is no longer wanted.
+        Rows of a later generation wait for `restore`: the first values of a worker that starts late are out of date.
         """
-        if self.spec.generation:
-            return
-        ids = np.arange(self.spec.rows) if message.ids is None else message.ids
-        new = ~self.filled[ids]
-        self.values[ids[new]] = message.values[new]
-        self.filled[ids] = True
+        if not self.spec.generation:
+            self._fill(message.ids, (self.values,), given(message.values))
 
     def refill(self, spec: TableSpec) -> None:
-        """A new generation: every row waits for what it is to be from now on."""
+        """Begin a new generation: every row waits for its new values."""
         self.spec, self.filled[:] = spec, False
 
     def restore(self, message: Message) -> None:
-        """Values and optimizer state, side by side, of the rows of this generation that have none yet."""
-        ids = np.arange(self.spec.rows) if message.ids is None else message.ids
+        """Take over values and optimizer state, side by side, for the rows of this generation that have none yet."""
+        self._fill(message.ids, self.arrays, given(message.values))
+        self.rule.step[...] = message.facts["step"]
+
+    def _fill(self, ids: np.ndarray | None, arrays: Sequence[np.ndarray], values: np.ndarray) -> None:
+        ids = np.arange(self.spec.rows) if ids is None else ids
         new = ~self.filled[ids]
-        for array, part in zip(self.arrays, np.split(message.values, len(self.arrays), axis=1)):
+        for array, part in zip(arrays, np.split(values, len(arrays), axis=1)):
             array[ids[new]] = part[new]
-        self.filled[ids], self.rule.step[...] = True, message.meta["step"]
+        self.filled[ids] = True
 
     def apply(self, pushes: list[Message], weight: float) -> None:
         """One update of the rule by the weighted sum of these pushes, added in the order given."""
         if any(push.ids is None for push in pushes):
-            alone = len(pushes) == 1 and weight == 1 and pushes[0].values.nbytes >= LARGE
-            if not (alone and self.rule.apply_at_once(pushes[0].values)):
-                self.rule.apply(lambda out: self._accumulate(out, pushes, weight))
+            first = given(pushes[0].values)
+            alone = len(pushes) == 1 and weight == 1 and first.nbytes >= LARGE
+            if not (alone and self.rule.apply_at_once(first)):
+                self.rule.apply(lambda out: _accumulate(out, pushes, weight))
         else:
             ids, rows = _sum_rows(pushes)
             self.rule.apply_rows(ids, rows if weight == 1 else rows * rows.dtype.type(weight))
@@ -158,34 +160,19 @@ class ServerTable:
             else:
                 self.versions[push.ids] += 1 if push.counts is None else push.counts
 
-    def _accumulate(self, out: np.ndarray, pushes: list[Message], weight: float) -> None:
-        first, rest = pushes[0], pushes
-        if first.ids is None and len(pushes) == 1 and weight != 1:
-            np.multiply(first.values, out.dtype.type(weight), out)
-            return
-        if first.ids is None:
-            np.copyto(out, first.values)
-            rest = pushes[1:]
-        else:
-            out.fill(0)
-        for push in rest:
-            out[slice(None) if push.ids is None else push.ids] += push.values
-        if weight != 1:
-            np.multiply(out, out.dtype.type(weight), out)
-
     # -- reading ---------------------------------------------------------------------------------------------
 
     def read(self, message: Message) -> np.ndarray:
-        """The rows that a message asks for, where it has room for them. Without room, all rows are the table itself,
-        so that the sending is their only copy."""
-        ids, room = message.ids, message.room
-        if ids is None and room is None:
+        """The rows that a message asks for, in its room if it has one. Without room, all rows are the table itself, so
+        that sending makes the only copy."""
+        ids = message.ids
+        if ids is None and message.room is None:
             return self.values
         out = message.place(self.spec.rows if ids is None else len(ids), self.spec.cols, self.values.dtype)
         if ids is None:
             np.copyto(out, self.values)
         else:
-            np.take(self.values, ids, axis=0, out=out, mode="clip")  # which does not buffer; ids have been checked
+            np.take(self.values, ids, axis=0, out=out, mode="clip")  # unbuffered; the ids have been checked
         return out
 
     def state(self, ids: np.ndarray | None) -> np.ndarray:
@@ -200,12 +187,29 @@ class ServerTable:
         return ids, versions[newer], np.take(self.values, ids, axis=0)
 
 
+def _accumulate(out: np.ndarray, pushes: list[Message], weight: float) -> None:
+    """Write the weighted sum of the pushes to `out`, added in their order."""
+    first, values = pushes[0], given(pushes[0].values)
+    if first.ids is None and len(pushes) == 1 and weight != 1:
+        np.multiply(values, out.dtype.type(weight), out)
+        return
+    if first.ids is None:
+        np.copyto(out, values)
+    else:
+        out.fill(0)
+    for push in pushes[first.ids is None :]:
+        out[slice(None) if push.ids is None else push.ids] += push.values
+    if weight != 1:
+        np.multiply(out, out.dtype.type(weight), out)
+
+
 def _sum_rows(pushes: list[Message]) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct ids of several pushes and the sum of their rows, added in the order of the pushes."""
-    if len(pushes) == 1:
-        return pushes[0].ids, pushes[0].values
-    ids = np.unique(np.concatenate([push.ids for push in pushes]))
-    rows = np.zeros((len(ids), pushes[0].values.shape[1]), pushes[0].values.dtype)
-    for push in pushes:
-        rows[np.searchsorted(ids, push.ids)] += push.values
+    """The distinct ids of several pushes and the sums of their rows, added in the order of the pushes."""
+    parts = [(given(push.ids), given(push.values)) for push in pushes]
+    if len(parts) == 1:
+        return parts[0]
+    ids = np.unique(np.concatenate([some for some, _ in parts]))
+    rows = np.zeros((len(ids), parts[0][1].shape[1]), parts[0][1].dtype)
+    for some, values in parts:
+        rows[np.searchsorted(ids, some)] += values
     return ids, rows

@@ -2,9 +2,9 @@
 
 Sockets, processes and time stay outside, so a test can try any interleaving of messages. A request that must wait for
 other workers is parked and answered when the last of them ticks; no worker polls. Every request has a number that its
-worker never reuses; one that comes again is answered again but not applied again, so a client may resend whenever it is
+worker never reuses. A repeated request is answered again but not applied again, so a client may resend whenever it is
 in doubt (M. Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI 2014, section 4). A
-worker that is silent for longer than its lease is taken out, so that no worker waits for the dead. `session.py` decides
+worker that is silent for longer than its lease is removed, so that no worker waits for the dead. `session.py` decides
 who may speak for a worker. Left out: replication.
 """
 
@@ -18,23 +18,22 @@ from ...core.errors import HetuError
 from .consistency import Clocks, Consistency, consistency
 from .functions import call_function
 from .member import WINDOW, Member
-from .messages import Kind, Message, RefusedError
+from .messages import Kind, Message, RefusedError, given
+from .moments import Moments
 from .partial_reduce import Controller
 from .server_table import ServerTable, TableSpec
 
-_GATED = {Kind.PULL, Kind.PUSH_PULL, Kind.SYNC, Kind.STATE, Kind.CLOCK}  # may have to wait for other workers
-_ON_TABLE = {
-    Kind.ASSIGN, Kind.PUSH, Kind.PULL, Kind.PUSH_PULL, Kind.SYNC, Kind.RATE, Kind.CALL, Kind.STATE, Kind.RESTORE
-}  # fmt: skip
-_OF_THE_CLOCK = {Kind.PUSH, Kind.PUSH_PULL, Kind.RATE, Kind.CLOCK}  # only while their worker is at work on it
+_GATED = {Kind.PULL, Kind.PUSH_PULL, Kind.SYNC, Kind.STATE, Kind.CLOCK}  # these may have to wait for other workers
+_ON_TABLE = _GATED - {Kind.CLOCK} | {Kind.ASSIGN, Kind.PUSH, Kind.RATE, Kind.CALL, Kind.RESTORE}
+_OF_THE_CLOCK = {Kind.PUSH, Kind.PUSH_PULL, Kind.RATE, Kind.CLOCK}  # only while their worker works on it
 
 
 class ParameterStore:
     """Tables, clocks and parked requests of one server for `workers` workers.
 
-    `lease` seconds of silence end a worker; then `on_loss` "evict" goes on without it and "fail" refuses all further
-    work. `memory_limit` bounds the bytes of values and held-back pushes. `epoch` tells one life of a server from the
-    next: requests of another epoch are refused.
+    A worker is lost after `lease` seconds of silence; then `on_loss` "evict" goes on without it and "fail" refuses all
+    further work. `memory_limit` bounds the bytes of values and held-back pushes. `epoch` tells one life of a server
+    from the next: requests of another epoch are refused.
 
     >>> store = ParameterStore(1, Consistency(0))
     >>> hello = Message(Kind.HELLO, meta={"incarnation": 7})
@@ -61,51 +60,21 @@ class ParameterStore:
         self.tables: dict[int, ServerTable] = {}
         self.parked: dict[tuple[int, int], Message] = {}
         self.failure: RefusedError | None = None
-        self.bytes_used, self.counts, self.rows_synced = 0, dict.fromkeys(Kind, 0), [0, 0]  # asked for, sent
-        self.traffic = [0, 0]  # bytes of arrays received and sent
+        self.bytes_used, self.counts = 0, dict.fromkeys(Kind, 0)
+        self.rows_synced, self.traffic = [0, 0], [0, 0]  # rows asked for and sent; bytes of arrays received and sent
         self.started = self.now = now
         self.restored: dict[str, Any] | None = None  # what a snapshot says of itself, in the life after it
         self.returning: set[int] = set()  # workers that may have been there in the life before
-        self.keep: Callable[[int], None] | None = None  # takes a snapshot of a clock, where there are any
-        self.due = float("inf")  # when the next snapshot should be taken
-        self.cuts, self.kept = set[int](), -1  # the clocks of those to come, and of the last
-        self.awaited: dict[tuple[int, int], Message] = {}  # who is to be told that they are on disk
+        self.moments = Moments(self.clocks)
         self._out: list[Message] = []
-        self._write: dict[Kind, Callable[[Message], None]] = {
-            Kind.CREATE: self._create,
-            Kind.MODE: self._mode,
-            Kind.ASSIGN: lambda m: self.tables[m.key].assign(m),
-            Kind.RESTORE: lambda m: self.tables[m.key].restore(m),
-            Kind.PUSH: self._push,
-            Kind.PUSH_PULL: self._push,
-            Kind.RATE: self._rate,
-            Kind.CLOCK: self._clock,
-            Kind.LEAVE: self._leave,
-        }
-        self._answer: dict[Kind, Callable[[Message], Message]] = {
-            Kind.CREATE: lambda m: m.reply(step=int((~self.tables[m.key].filled).sum())),
-            Kind.PULL: self._pull,
-            Kind.PUSH_PULL: self._pull,
-            Kind.SYNC: self._sync,
-            Kind.CLOCK: lambda m: m.reply(step=self.clocks.slowest, meta=self._wish(m.step + 1) or None),
-            Kind.STATE: lambda m: m.reply(values=self.tables[m.key].state(m.ids)),
-            Kind.CALL: self._call,
-            Kind.STATUS: lambda m: m.reply(meta=self.status()),
-        }
-        # It is answered by what is still to come; the sender asks again when it sends again.
-        self._later: dict[Kind, Callable[[Message], list[Message]]] = {
-            Kind.READY: lambda m: self.partial.ready(m, self.now),
-            Kind.SNAPSHOT: self._snapshot,
-        }
-        self._known = {Kind.PING, *self._write, *self._answer, *self._later}
 
     # -- the machine -----------------------------------------------------------------------------------------
 
     def handle(self, message: Message, now: float) -> list[Message]:
         """The replies to this message, and to the parked ones that it sets free. Replies name their worker and seq.
 
-        Their values may be a table's own, so a reply is to be sent before the next message is handled. Whatever is
-        wrong with the message is answered with an ERROR and changes nothing.
+        Their values may be a table's own, so send a reply before the next message is handled. A message that is wrong
+        in any way is answered with an ERROR and changes nothing.
         """
         self.now = now
         try:
@@ -115,29 +84,27 @@ class ParameterStore:
         return self._drain()
 
     def tick(self, now: float) -> list[Message]:
-        """Take out workers whose lease is over, and let partial reduce's deadlines pass."""
+        """Remove workers whose lease is over, and let the deadlines of partial reduce pass."""
         self.now = now
         lost = [w for w in self.clocks.of if (self.members[w].silence(now) or 0.0) > self.lease]
         for worker in lost if self.failure is None else ():
             if self.on_loss == "fail":
-                self._fail(RefusedError("lost", f"worker {worker} was silent for {self.lease:g} s and the job ends"))
+                self.failure = RefusedError("lost", f"worker {worker} was silent for {self.lease:g} s and the job ends")
+                self._out += [message.refusal(self.failure) for message in self.parked.values()]
+                self.parked.clear()
             else:
                 self._remove(worker)
         self._out += self.partial.tick(now)
         return self._drain()
 
     def _drain(self) -> list[Message]:
-        if self.cuts and min(self.cuts) <= self.clocks.slowest:
-            self.kept = max(clock for clock in self.cuts if clock <= self.clocks.slowest)
-            self.keep(self.kept)
-            self.cuts = {clock for clock in self.cuts if clock > self.clocks.slowest}
+        self.moments.reached()
         out, self._out = self._out, []
-        for message in out:
-            self.traffic[1] += message.nbytes
+        self.traffic[1] += sum(message.nbytes for message in out)
         return out
 
     def _admit(self, message: Message, now: float) -> None:
-        """Everything that can be said of a message without looking at its content."""
+        """Refuse what does not fit the sender's life, then handle what has not been handled yet."""
         if message.worker >= len(self.members):
             raise RefusedError("worker", f"worker {message.worker}, but the servers expect {len(self.members)} workers")
         if self.failure:
@@ -165,8 +132,8 @@ class ParameterStore:
             raise RefusedError("seq", f"request {message.seq} when {member.done} were handled")
         try:
             self._check(message)
-            if write := self._write.get(message.kind):
-                write(message)
+            if write := _WRITE.get(message.kind):
+                write(self, message)
         except HetuError as error:  # the number is used up: the same request again gets the same answer
             member.refused[message.seq] = message.refusal(error)
             if len(member.refused) > WINDOW:
@@ -179,9 +146,9 @@ class ParameterStore:
         self._respond(message)
 
     def _check(self, message: Message, again: bool = False) -> None:
-        """Refuse what does not fit the tables and clocks. What comes `again` may be of an earlier clock."""
+        """Refuse what does not fit the tables and clocks. A message that comes `again` may be of an earlier clock."""
         kind = message.kind
-        if kind not in self._known:
+        if kind not in _KNOWN:
             raise RefusedError("kind", f"{kind.name} is not for a server")
         if kind in _ON_TABLE or (again and kind is Kind.CREATE):
             if message.key not in self.tables:
@@ -191,7 +158,7 @@ class ParameterStore:
                 self.tables[message.key].check_readable(message)
         clock = self.clocks.of[message.worker]
         if kind in _OF_THE_CLOCK and not again:
-            # That it ended in the server's life before the snapshot, others may have shown already.
+            # After a restart, messages of others may have shown already that this clock is over.
             over = kind is Kind.CLOCK and self.restored is not None and message.step < clock
             wrong = not over and (message.step != clock or not self.consistency.may_work(clock, self.clocks.slowest))
         else:  # reads for the next clock may be sent ahead; partial reduce counts iterations of its own
@@ -202,13 +169,13 @@ class ParameterStore:
     # -- membership ------------------------------------------------------------------------------------------
 
     def renew(self, worker: int, incarnation: Any, now: float) -> None:
-        """The lease of a worker that is heard of, if it is in that life."""
+        """Renew the lease of a worker that gives a sign of that life."""
         if worker in self.clocks.of and self.members[worker].incarnation == incarnation:
             self.members[worker].last_seen = now
 
     def _hello(self, message: Message, now: float) -> list[Message]:
-        """The answer, if there is one already."""
-        member, incarnation = self.members[message.worker], (message.meta or {}).get("incarnation")
+        """The answer, unless the worker must wait for it."""
+        member, incarnation = self.members[message.worker], message.facts.get("incarnation")
         if type(incarnation) is not int:
             raise RefusedError("hello", "a HELLO without an incarnation number")
         if incarnation in member.retired:
@@ -217,7 +184,7 @@ class ParameterStore:
             if self._must_wait(message):
                 return []
             self._forget(message.worker)
-            retired = member.retired | ({member.incarnation} - {None})
+            retired = member.retired if member.incarnation is None else {*member.retired, member.incarnation}
             member = self.members[message.worker] = Member(now, incarnation, retired)
             self.partial.join(message.worker)
             self.clocks.join(message.worker)
@@ -225,25 +192,26 @@ class ParameterStore:
         if message.worker in self.returning:
             self._welcome_back(message, member)
         clock = self.clocks.of.get(message.worker, self.clocks.slowest)  # a life that was taken out stays out
-        meta = {"lease": self.lease, "consistency": str(self.consistency), "clock": clock, **self._wish(clock)}
+        meta = {"lease": self.lease, "consistency": str(self.consistency), "clock": clock}
+        meta |= self.moments.wish(clock, self.now) or {}
         if self.restored:
             meta["restored"] = self.restored
         return [Message(Kind.OK, worker=message.worker, seq=message.seq, epoch=self.epoch, meta=meta)]
 
     def _must_wait(self, hello: Message) -> bool:
-        """After a restart a new process asks in vain until those who know the clock are back, or lost."""
+        """Whether a new process must wait after a restart, until the workers that know the clock are back or lost."""
         if _was_there(hello):
             return False
         self.returning.discard(hello.worker)
         return any(self.members[other].incarnation is not None for other in self.returning & self.clocks.of.keys())
 
     def _welcome_back(self, hello: Message, member: Member) -> None:
-        """After a restart: what happened since the snapshot is lost, but no worker goes back in time for it.
+        """Go on after a restart: what happened since the snapshot is lost, but no worker goes back in time.
 
-        The HELLO tells the last clock for which the server's earlier life gave leave, the clock at which the worker
-        is, and its oldest request that is still without an answer.
+        The HELLO holds the last clock that the server's earlier life allowed (`step`), the worker's clock (`at`), and
+        its oldest request without an answer (`first`).
         """
-        worker, (first, at) = hello.worker, (hello.meta.get(name) for name in ("first", "at"))
+        worker, first, at = hello.worker, hello.facts.get("first"), hello.facts.get("at")
         self.returning.discard(worker)
         if type(first) is not int or type(at) is not int or worker not in self.clocks.of:
             return
@@ -258,9 +226,9 @@ class ParameterStore:
             self._remove(other)
 
     def _forget(self, worker: int) -> None:
-        """Drop what a worker left unfinished: parked requests, and what is held back of a clock it did not end.
+        """Drop what a worker left unfinished: parked requests, and held-back pushes of a clock that it did not end.
 
-        Without buffering the pushes of that clock have been applied already, and its next life pushes them again.
+        Without buffering, the pushes of that clock are applied already, and the worker's next life pushes them again.
         """
         self.parked = {name: message for name, message in self.parked.items() if name[0] != worker}
         self.partial.forget(worker)
@@ -276,19 +244,11 @@ class ParameterStore:
         self._advance(slowest)
         self._out += self.partial.gone(worker)
 
-    def _leave(self, message: Message) -> None:
-        self._remove(message.worker)
-
-    def _fail(self, failure: RefusedError) -> None:
-        self.failure = failure
-        self._out += [message.refusal(failure) for message in self.parked.values()]
-        self.parked.clear()
-
     # -- requests that change something ----------------------------------------------------------------------
 
     def _mode(self, message: Message) -> None:
-        """The first worker that asks for a consistency decides; the others have to ask for the same."""
-        wanted = consistency(str((message.meta or {}).get("consistency")))
+        """The first worker that asks for a consistency decides; the others must ask for the same."""
+        wanted = consistency(str(message.facts.get("consistency")))
         if wanted != self.consistency and (self.tables or self.counts[Kind.MODE]):
             raise RefusedError(
                 "consistency",
@@ -298,27 +258,26 @@ class ParameterStore:
         self.consistency = wanted
 
     def _create(self, message: Message) -> None:
-        spec = TableSpec.parse(message.meta or {})
+        spec = TableSpec.parse(message.facts)
         known = self.tables.get(message.key)
-        if known is not None:
-            if replace(known.spec, generation=spec.generation) != spec:
-                raise RefusedError("spec", f"table {message.key} is {known.spec}, not {spec}", fix="create it alike")
-            if spec.generation > known.spec.generation:
-                known.refill(spec)
-            return
-        self._use_memory(spec.footprint)
-        self.tables[message.key] = ServerTable(spec)
+        if known is None:
+            self._use_memory(spec.footprint)
+            self.tables[message.key] = ServerTable(spec)
+        elif replace(known.spec, generation=spec.generation) != spec:
+            raise RefusedError("spec", f"table {message.key} is {known.spec}, not {spec}", fix="create it alike")
+        elif spec.generation > known.spec.generation:
+            known.refill(spec)
 
     def _push(self, message: Message) -> None:
         table = self.tables[message.key]
-        if not self.consistency.buffered:
+        if self.consistency.buffered:
+            self._use_memory(message.nbytes)
+            table.pending.append(message.kept())
+        else:
             table.apply([message], self._weight(table))
-            return
-        self._use_memory(message.nbytes)
-        table.pending.append(message.kept())
 
     def _rate(self, message: Message) -> None:
-        rate = message.meta["rate"] if message.meta and len(message.meta) == 1 and "rate" in message.meta else None
+        rate = message.facts.get("rate")
         if not isinstance(rate, int | float) or not 0 <= rate < 1e30:
             raise RefusedError("rate", f"a learning rate {rate!r}", fix="send one number >= 0")
         self.tables[message.key].rule.rate[...] = rate
@@ -327,8 +286,8 @@ class ParameterStore:
         slowest = self.clocks.slowest
         if message.step == self.clocks.of[message.worker]:
             self.clocks.tick(message.worker)
-            if self.keep is not None and (message.meta or {}).get("snapshot") is True:
-                self.cuts.add(message.step + 1)
+            if message.facts.get("snapshot") is True:
+                self.moments.add(message.step + 1)
         self._advance(slowest)
 
     def _advance(self, slowest_before: int) -> None:
@@ -361,50 +320,34 @@ class ParameterStore:
         if message.kind in _GATED and not self.consistency.may_work(clock, self.clocks.slowest):
             self.parked[message.worker, message.seq] = message
             return
-        if message.kind in self._later:
-            self._out += self._later[message.kind](message)
-            return
-        answer = self._answer.get(message.kind)
+        answer = _ANSWER.get(message.kind)
         try:
-            self._out.append(answer(message) if answer else message.reply(step=self.clocks.slowest))
+            self._out += answer(self, message) if answer else [message.reply(step=self.clocks.slowest)]
         except HetuError as error:
             self._out.append(message.refusal(error))
 
-    def _pull(self, message: Message) -> Message:
-        return message.reply(step=self.clocks.slowest, values=self.tables[message.key].read(message))
+    def _pull(self, message: Message) -> list[Message]:
+        return [message.reply(step=self.clocks.slowest, values=self.tables[message.key].read(message))]
 
-    def _sync(self, message: Message) -> Message:
-        ids, versions, rows = self.tables[message.key].newer(message.ids, message.counts)
-        self.rows_synced[0] += len(message.ids)
+    def _sync(self, message: Message) -> list[Message]:
+        wanted = given(message.ids)
+        ids, versions, rows = self.tables[message.key].newer(wanted, given(message.counts))
+        self.rows_synced[0] += len(wanted)
         self.rows_synced[1] += len(ids)
-        return message.reply(step=self.clocks.slowest, ids=ids, counts=versions, values=rows)
+        return [message.reply(step=self.clocks.slowest, ids=ids, counts=versions, values=rows)]
 
-    def _call(self, message: Message) -> Message:
-        meta, table = message.meta or {}, self.tables[message.key]
+    def _call(self, message: Message) -> list[Message]:
+        meta, table = message.facts, self.tables[message.key]
         try:
             ids, rows = call_function(str(meta.get("function")), table.values, dict(meta.get("arguments") or {}))
         except HetuError:
             raise
         except Exception as error:  # a user's function must not end the server
             raise RefusedError("function", f"{meta.get('function')}: {type(error).__name__}: {error}") from error
-        return message.reply(ids=ids, values=rows)
-
-    def _wish(self, clock: int) -> dict[str, bool]:
-        """What to tell one of the slowest workers, which is to begin `clock`: that its end should be kept, if so."""
-        return {"snapshot": True} if self.now >= self.due and not self.cuts and clock <= self.clocks.slowest else {}
-
-    def _snapshot(self, message: Message) -> list[Message]:
-        if self.keep is None:
-            raise RefusedError("snapshot", "this server keeps no snapshots", fix="start it with Options(snapshots=...)")
-        if message.step > self.clocks.slowest:
-            self.cuts.add(message.step)  # whoever heard the wish before may have been killed
-        elif message.step > self.kept:
-            raise RefusedError("snapshot", f"clock {message.step} was not kept: the server was killed", fix="ask anew")
-        self.awaited[message.worker, message.seq] = message
-        return []
+        return [message.reply(ids=ids, values=rows)]
 
     def status(self) -> dict[str, Any]:
-        """What is going on, as plain data: counts since the start, seconds, bytes."""
+        """The state of the server as plain data: counts since the start, seconds, bytes."""
         return {
             "consistency": str(self.consistency),
             "clocks": {str(worker): clock for worker, clock in self.clocks.of.items()},
@@ -424,5 +367,32 @@ class ParameterStore:
 
 
 def _was_there(hello: Message) -> bool:
-    """Whether it comes from a life that this server, or its own earlier life, has greeted before."""
-    return hello.step > 0 or (hello.meta or {}).get("first", 1) != 1
+    """Whether the sender's life has been greeted before, by this server or by its own earlier life."""
+    return hello.step > 0 or hello.facts.get("first", 1) != 1
+
+
+_WRITE: dict[Kind, Callable[[ParameterStore, Message], None]] = {
+    Kind.CREATE: ParameterStore._create,
+    Kind.MODE: ParameterStore._mode,
+    Kind.ASSIGN: lambda store, m: store.tables[m.key].assign(m),
+    Kind.RESTORE: lambda store, m: store.tables[m.key].restore(m),
+    Kind.PUSH: ParameterStore._push,
+    Kind.PUSH_PULL: ParameterStore._push,
+    Kind.RATE: ParameterStore._rate,
+    Kind.CLOCK: ParameterStore._clock,
+    Kind.LEAVE: lambda store, m: store._remove(m.worker),
+}
+_ANSWER: dict[Kind, Callable[[ParameterStore, Message], list[Message]]] = {
+    Kind.CREATE: lambda store, m: [m.reply(step=int((~store.tables[m.key].filled).sum()))],
+    Kind.PULL: ParameterStore._pull,
+    Kind.PUSH_PULL: ParameterStore._pull,
+    Kind.SYNC: ParameterStore._sync,
+    Kind.CLOCK: lambda store, m: [m.reply(step=store.clocks.slowest, meta=store.moments.wish(m.step + 1, store.now))],
+    Kind.STATE: lambda store, m: [m.reply(values=store.tables[m.key].state(m.ids))],
+    Kind.CALL: ParameterStore._call,
+    Kind.STATUS: lambda store, m: [m.reply(meta=store.status())],
+    # Later messages answer these; the sender asks again when it resends.
+    Kind.READY: lambda store, m: store.partial.ready(m, store.now),
+    Kind.SNAPSHOT: lambda store, m: store.moments.wait(m),
+}
+_KNOWN = {Kind.PING, *_WRITE, *_ANSWER}

@@ -1,8 +1,8 @@
-"""A worker's side of the parameter server: push, pull, clock, over one DEALER socket for each server.
+"""A worker's side of the parameter server: push, pull, clock, over one DEALER socket per server.
 
-Every request returns a `PendingReply` at once; `handle.wait()` gives its answer, so that communication overlaps with
-the work in between. Large requests are cut into chunks, sparse ones carry every row once. An executor or a cache
-decides what is pushed when. One thread uses a client; only signs of life come from another (`heartbeat.py`).
+Every request returns a `PendingReply` at once; its `wait()` gives the answer, so that communication overlaps with the
+work in between. Large requests are cut into chunks, sparse ones carry every row once. An executor or a cache decides
+when to push what. One thread uses a client; only signs of life come from another (`heartbeat.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from ...core.errors import ArgumentError, ShapeError, UnknownNameError, ValueRangeError, did_you_mean
 from ..store.consistency import Consistency
-from ..store.messages import Kind, Message, RefusedError, encode, row_bytes, wire_array
+from ..store.messages import Kind, Message, RefusedError, encode, given, row_bytes, wire_array
 from ..store.partial_reduce import Group
 from ..store.partition import Block, Parameter, partition, split_rows, sum_by_id
 from .heartbeat import Heartbeat
@@ -39,7 +39,7 @@ class PendingReply:
         self.transport, self.requests, self.finish = transport, requests, finish
 
     def wait(self) -> Any:
-        """The answer, once all its parts are there; RefusedError, ServerTimeoutError or ServerRestartedError."""
+        """The answer, once all its parts have arrived; RefusedError, ServerTimeoutError or ServerRestartedError."""
         self.transport.wait(self.requests)
         return self.finish(self.requests) if self.finish else None
 
@@ -47,10 +47,10 @@ class PendingReply:
 class Client:
     """A worker's connection to all servers of a job.
 
-    `worker` is its rank, `timeout` the seconds that any `wait()` may take (waiting for slower workers included),
-    `retry` those after which an unanswered request is first sent again. Large arrays go to servers on the same host
-    through `shared` memory. Arrays passed to a push must not change before its `wait()`, or before the next `clock()`;
-    an `out` is filled as the answers come.
+    `worker` is its rank. A `wait()` may take `timeout` seconds, including the time for slower workers. An unanswered
+    request is first sent again after `retry` seconds. Large arrays go to servers on the same host through `shared`
+    memory. Arrays passed to a push must not change before its `wait()`, or before the next `clock()`; an `out` is
+    filled as the answers arrive.
 
     >>> from hetu.ps import Options, ServerProcess
     >>> with ServerProcess(Options(workers=1, token="secret")) as server:
@@ -77,8 +77,8 @@ class Client:
 
         self.parameters: dict[str, Parameter] = {}
         self.blocks: dict[str, list[Block]] = {}
-        self.writes: deque[Request] = deque()  # of this clock, those before the oldest unanswered one left out
-        self.ticks: list[Request] = []  # the end of the last one
+        self.writes: deque[Request] = deque()  # of this clock, without those before the oldest unanswered one
+        self.ticks: list[Request] = []  # the end of the last clock
         self.context = zmq.Context()
         try:
             links = [ServerLink(address, dealer(zmq, self.context, address, key_file)) for address in addresses]
@@ -97,12 +97,12 @@ class Client:
         sign = encode(Message(Kind.PING, worker=worker, meta=self.transport.hello))
         sockets = [dealer(zmq, self.context, address, key_file) for address in addresses]
         heartbeat = Heartbeat(zmq, sockets, sign, min(link.lease for link in links))
-        weakref.finalize(self, heartbeat.stop)  # a worker that lost its client is not waited for
+        weakref.finalize(self, heartbeat.stop)  # nobody waits for a worker that lost its client
         return heartbeat
 
     @property
     def worker(self) -> int:
-        """Which worker of the job this is, from 0."""
+        """The number of this worker in the job, from 0."""
         return self.transport.worker
 
     def close(self) -> None:
@@ -128,108 +128,99 @@ class Client:
         for name, parameter in parameters.items():
             if first[name].shape != tuple(parameter.shape):
                 raise ShapeError(f"{name} is {parameter.shape}, its first value {first[name].shape}")
-        blocks = partition(parameters, len(self.transport.links), sum(map(len, self.blocks.values())))
+        self.blocks |= partition(parameters, len(self.transport.links), sum(map(len, self.blocks.values())))
         self.parameters |= parameters
-        self.blocks |= blocks
-        wanted = [(name, block) for name in parameters for block in blocks[name]]
-        asked = [self._create_block(name, block) for name, block in wanted]
-        missing = [reply.step for reply in self.transport.wait(asked)]
-        sent = [self._assign(name, block, first[name]) for (name, block), rows in zip(wanted, missing) if rows]
-        self.transport.wait([request for requests in sent for request in requests])
+        asked = {name: self.describe(name) for name in parameters}
+        self.transport.wait([request for requests in asked.values() for request in requests])
+        sent: list[Request] = []
+        for name, requests in asked.items():
+            parameter = self.parameters[name]
+            blocks = [b for b, request in zip(self.blocks[name], requests) if given(request.reply).step]
+            matrix = first[name].reshape(parameter.matrix)
+            sent += self.request(Kind.ASSIGN, name, parameter.all_ids, blocks=blocks, values=matrix)
+        self.transport.wait(sent)
 
-    def _create_block(self, name: str, block: Block) -> Request:
-        spec = self.parameters[name].spec(name, block.start, block.stop)
-        return self.transport.submit(block.server, Kind.CREATE, key=block.key, meta=spec.meta())
-
-    def _assign(self, name: str, block: Block, values: np.ndarray) -> list[Request]:
-        if not self.parameters[name].sparse:
-            part = values.reshape(1, -1)[:, block.start : block.stop]
-            return [self.transport.submit(block.server, Kind.ASSIGN, key=block.key, values=part)]
-        ids, rows = np.arange(block.start, block.stop), values.reshape(len(values), -1)[block.start : block.stop]
-        return self._block_rows(Kind.ASSIGN, name, block, ids, rows)
+    def describe(self, name: str) -> list[Request]:
+        """Tell the servers of all blocks what they are; each answers with the number of rows that want values."""
+        return self._to_blocks(Kind.CREATE, name, lambda b: self.parameters[name].spec(name, b.start, b.stop).meta())
 
     def agree(self, mode: Consistency) -> None:
-        """Run the job under this consistency: every worker calls this alike, before tables are made."""
+        """Run the job under this consistency; every worker calls this alike, before any table is made."""
         self.transport.wait(self._everywhere(Kind.MODE, meta={"consistency": str(mode)}))
 
     # -- whole parameters ------------------------------------------------------------------------------------
 
     def push(self, name: str, gradient: np.ndarray) -> PendingReply:
         """Send the gradient of a whole parameter."""
-        return self._handle(self._by_block(Kind.PUSH, name, self._flat(name, gradient)))
+        return self._handle(self.request(Kind.PUSH, name, values=self._flat(name, gradient)))
 
     def pull(self, name: str, out: np.ndarray | None = None) -> PendingReply:
         """A whole parameter, into the C-contiguous `out` if given."""
         parameter = self._parameter(name)
-        if parameter.sparse:
-            return self.pull_rows(name, np.arange(parameter.shape[0]), out)
-        out = self._buffer(name, parameter.shape, out)
-        return self._handle(self._by_block(Kind.PULL, name, out=out.reshape(1, -1)), lambda _: out)
+        made = self._buffer(name, parameter.shape, out)
+        requests = self.request(Kind.PULL, name, parameter.all_ids, out=made.reshape(parameter.matrix))
+        return self._handle(requests, lambda _: made)
 
     def push_pull(self, name: str, gradient: np.ndarray, out: np.ndarray | None = None) -> PendingReply:
         """Both in one round trip. Under BSP the answer does not hold this clock's pushes: use push, clock, pull."""
-        flat, out = self._flat(name, gradient), self._buffer(name, self.parameters[name].shape, out)
-        return self._handle(self._by_block(Kind.PUSH_PULL, name, flat, out.reshape(1, -1)), lambda _: out)
+        flat, made = self._flat(name, gradient), self._buffer(name, self.parameters[name].shape, out)
+        requests = self.request(Kind.PUSH_PULL, name, values=flat, out=made.reshape(1, -1))
+        return self._handle(requests, lambda _: made)
 
     def set_rate(self, name: str, rate: float) -> PendingReply:
-        """The learning rate of a parameter from this clock on. All workers send the same one, or only one does."""
+        """Set a parameter's learning rate from this clock on. All workers send the same one, or only one does."""
         self._parameter(name)
         self._wait_for_leave_to_write()
-        fields = {"step": self.step, "meta": {"rate": float(rate)}}
-        blocks = self.blocks[name]
-        return self._handle([self.transport.submit(b.server, Kind.RATE, key=b.key, **fields) for b in blocks])
+        return self._handle(self._to_blocks(Kind.RATE, name, lambda _: {"rate": float(rate)}))
 
     # -- rows ------------------------------------------------------------------------------------------------
 
     def push_rows(self, name: str, ids: np.ndarray, rows: np.ndarray, counts: np.ndarray | None = None) -> PendingReply:
         """Send gradients of the rows `ids`, ids.shape + row shape. Rows of equal ids are summed before they travel.
 
-        `counts`, only for ids that are distinct and increasing, tells how many updates each row stands for.
+        `counts`, only for ids that are distinct and increasing, says how many updates each row stands for.
         """
         unique, sums = self._unique_rows(name, ids, rows)
-        return self._handle(self._by_rows(Kind.PUSH, name, unique, sums, counts))
+        return self._handle(self.request(Kind.PUSH, name, unique, values=sums, counts=counts))
 
     def pull_rows(self, name: str, ids: np.ndarray, out: np.ndarray | None = None) -> PendingReply:
         """The rows `ids`, as ids.shape + row shape. Every distinct row travels once."""
         ids = self._ids(name, ids)
         unique, inverse = np.unique(ids, return_inverse=True)
         found = self._rows(name, len(unique))
-        requests = self._by_rows(Kind.PULL, name, unique, out=found)
+        requests = self.request(Kind.PULL, name, unique, out=found)
         return self._handle(requests, lambda _: self._spread(name, ids, inverse, found, out))
 
     def push_pull_rows(self, name: str, ids: np.ndarray, rows: np.ndarray) -> PendingReply:
-        """Push gradients of rows and get these rows back, in one round trip (under BSP, see `push_pull`)."""
+        """Push gradients of rows and get these rows back in one round trip; for BSP see `push_pull`."""
         ids = self._ids(name, ids)
         unique, sums = self._unique_rows(name, ids, rows)
         inverse = np.searchsorted(unique, ids)
         found = self._rows(name, len(unique))
-        requests = self._by_rows(Kind.PUSH_PULL, name, unique, sums, out=found)
+        requests = self.request(Kind.PUSH_PULL, name, unique, values=sums, out=found)
         return self._handle(requests, lambda _: self._spread(name, ids, inverse, found, None))
 
     def sync_rows(self, name: str, ids: np.ndarray, limits: np.ndarray) -> PendingReply:
-        """Of the distinct increasing `ids`, those whose version is above their limit: (ids, versions, rows)."""
+        """The rows of the distinct increasing `ids` whose version is above their limit: (ids, versions, rows)."""
         parameter = self._parameter(name)
         none = (np.empty(0, "<i8"), np.empty(0, "<i8"), np.empty((0, parameter.cols), parameter.element))
-        return self._handle(self._by_rows(Kind.SYNC, name, ids, counts=limits), lambda found: _gathered(found, none))
+        return self._handle(self.request(Kind.SYNC, name, ids, counts=limits), lambda found: _gathered(found, none))
 
     def call(self, name: str, function: str, **arguments: Any) -> PendingReply:
         """A server function on every block of a parameter: the (ids, rows) of all servers, one after the other."""
         self._parameter(name)
         meta = {"function": function, "arguments": arguments}
-        requests = [
-            self.transport.submit(b.server, Kind.CALL, key=b.key, start=b.start, meta=meta) for b in self.blocks[name]
-        ]
-        return self._handle(requests, _gathered)
+        return self._handle(self._to_blocks(Kind.CALL, name, lambda _: meta), _gathered)
 
     # -- time and membership ---------------------------------------------------------------------------------
 
     def clock(self, *, snapshot: bool = False) -> PendingReply:
-        """End this step: waits until its pushes have arrived, then tells all servers.
+        """End this step: wait until its pushes have arrived, then tell all servers.
 
-        `wait()` on the result returns when this worker may work at the next step, as the job's consistency allows.
-        Without it, reads of the next step may be sent ahead, and the first push waits. With `snapshot`, which one
-        worker may ask for alone, the servers keep the moment when all workers have ended this step (`snapshot.py`),
-        and `wait()` returns when all have it on disk; RefusedError if one cannot, or was killed before.
+        `wait()` on the result returns when the job's consistency allows this worker to begin the next step. Without it,
+        reads of the next step may be sent ahead, and the first push waits. With `snapshot`, which a single worker may
+        ask for, the servers keep the moment when all workers have ended this step (`snapshot.py`), and `wait()` returns
+        when all have it on disk; RefusedError if one cannot, or was killed before.
         """
         self._wait_for_leave_to_write()
         self.transport.wait(self.writes)
@@ -243,23 +234,22 @@ class Client:
     def ready(self, iteration: int) -> PendingReply:
         """Ask for partners of a partial reduce; the answer is a `Group`."""
         request = self.transport.submit(0, Kind.READY, step=iteration)
-        return self._handle([request], lambda requests: Group.of(requests[0].reply))
+        return self._handle([request], lambda requests: Group.of(given(requests[0].reply)))
 
     def ping(self) -> None:
         """Wait for a sign of life from every server."""
         self.transport.wait(self._everywhere(Kind.PING))
 
     def status(self) -> list[dict[str, Any]]:
-        """What each server says of itself."""
-        return [reply.meta for reply in self.transport.wait(self._everywhere(Kind.STATUS))]
+        """The state of each server, see `ParameterStore.status`."""
+        return [reply.facts for reply in self.transport.wait(self._everywhere(Kind.STATUS))]
 
     def leave(self) -> None:
-        """Take this worker out of the job, so that no worker waits for it. Pushes of an unfinished clock are
-        dropped."""
+        """Leave the job, so that no worker waits for this one. Pushes of an unfinished clock are dropped."""
         try:
             self.transport.wait(self._everywhere(Kind.LEAVE))
         except RefusedError as error:
-            if error.code != "evicted":  # the answer to the first asking got lost
+            if error.code != "evicted":  # the answer to the first request got lost
                 raise
 
     # -- requests --------------------------------------------------------------------------------------------
@@ -274,63 +264,59 @@ class Client:
     def _everywhere(self, kind: Kind, **fields: Any) -> list[Request]:
         return [self.transport.submit(server, kind, **fields) for server in range(len(self.transport.links))]
 
+    def _to_blocks(self, kind: Kind, name: str, meta: Callable[[Block], dict[str, Any]]) -> list[Request]:
+        submit, step = self.transport.submit, self.step
+        return [submit(b.server, kind, key=b.key, start=b.start, step=step, meta=meta(b)) for b in self.blocks[name]]
+
     def _wait_for_leave_to_write(self) -> None:
-        """The servers take writes of a clock only once they have said that it may begin."""
+        """Wait until this clock may begin: servers refuse earlier writes of it."""
         if self.ticks:
             self.transport.wait(self.ticks)
             self.ticks = []
 
-    def _by_block(
-        self, kind: Kind, name: str, flat: np.ndarray | None = None, out: np.ndarray | None = None
-    ) -> list[Request]:
-        if kind in WRITES:
-            self._wait_for_leave_to_write()
-        requests = []
-        for block in self.blocks[name]:
-            place = slice(block.start, block.stop)
-            values = None if flat is None else flat[:, place]
-            part = None if out is None else out[:, place]
-            fields = {"key": block.key, "step": self.step, "values": values}
-            requests.append(self.transport.submit(block.server, kind, place=place, out=part, **fields))
-        return requests
-
-    def _by_rows(
+    def request(
         self,
         kind: Kind,
         name: str,
-        ids: np.ndarray,
-        rows: np.ndarray | None = None,
+        ids: np.ndarray | None = None,
+        *,
+        blocks: Sequence[Block] | None = None,
+        values: np.ndarray | None = None,
         counts: np.ndarray | None = None,
         out: np.ndarray | None = None,
+        meta: dict[str, Any] | None = None,
+        arrays: int = 1,
     ) -> list[Request]:
+        """Requests for a dense parameter, or for the distinct increasing rows `ids` of a table, in chunks.
+
+        `values` and `out` are (1, ..., size), or (len(ids), ...) for a table. `arrays` arrays travel side by side.
+        """
         if kind in WRITES:
             self._wait_for_leave_to_write()
-        blocks = self.blocks[name]
-        return [r for block in blocks for r in self._block_rows(kind, name, block, ids, rows, counts, out)]
-
-    def _block_rows(
-        self,
-        kind: Kind,
-        name: str,
-        block: Block,
-        ids: np.ndarray,
-        rows: np.ndarray | None = None,
-        counts: np.ndarray | None = None,
-        out: np.ndarray | None = None,
-    ) -> list[Request]:
-        """Requests for those of the increasing `ids` that lie in a block, numbered from its first row."""
-        parameter = self.parameters[name]
-        requests = []
-        for place in split_rows(ids, block, row_bytes(parameter.cols, parameter.element)):
-            fields = {
-                "key": block.key,
-                "step": self.step,
-                "ids": wire_array(ids[place] - block.start),
-                "counts": None if counts is None else wire_array(counts[place], np.dtype("<i8")),
-                "values": None if rows is None else rows[place],
-                "out": None if out is None else out[place],
-            }
-            requests.append(self.transport.submit(block.server, kind, place=place, start=block.start, **fields))
+        parameter, requests = self.parameters[name], []
+        for block in self.blocks[name] if blocks is None else blocks:
+            places, rows = [slice(block.start, block.stop)], None
+            if ids is not None:
+                places = split_rows(ids, block, row_bytes(arrays * parameter.cols, parameter.element))
+            for place in places:
+                part = (..., place) if ids is None else (place,)
+                if ids is not None:
+                    rows = wire_array(ids[place] - block.start)
+                requests.append(
+                    self.transport.submit(
+                        block.server,
+                        kind,
+                        part=part,
+                        start=block.start,
+                        out=None if out is None else out[part],
+                        key=block.key,
+                        step=self.step,
+                        ids=rows,
+                        counts=None if counts is None else wire_array(counts[part], np.dtype("<i8")),
+                        values=None if values is None else values[part].reshape(1 if rows is None else len(rows), -1),
+                        meta=meta,
+                    )
+                )
         return requests
 
     # -- arrays ----------------------------------------------------------------------------------------------
@@ -400,5 +386,6 @@ def dealer(zmq: Any, context: Any, address: str, key_file: str) -> Any:
 
 def _gathered(requests: list[Request], none: tuple[np.ndarray, ...] = ()) -> tuple[np.ndarray, ...]:
     """The replies of all requests one after the other, ids counted from the start of the whole table."""
-    found = [(r.reply.ids + r.start, r.reply.counts, r.reply.values) for r in requests]
+    replies = [(request.start, given(request.reply)) for request in requests]
+    found = [(given(reply.ids) + start, reply.counts, reply.values) for start, reply in replies]
     return tuple(np.concatenate(part) for part in zip(*found) if part[0] is not None) or none

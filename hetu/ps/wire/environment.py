@@ -1,4 +1,4 @@
-"""What a rank of `heturun -s N` finds in its environment: its place in the job, and how to reach the servers."""
+"""What a rank of `heturun -s N` finds in its environment: its place in the job, and the way to the servers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "SLURM_STEP_NUM_TASKS"
 
 
 class Place(NamedTuple):
-    """One worker of a job: its rank, and how many there are."""
+    """One worker of a job: its rank, and the number of workers."""
 
     rank: int
     world_size: int
 
 
 def place() -> Place:
-    """That of this process, as MPI's launcher tells it; alone: 0 of 1.
+    """The place of this process, as MPI's launcher tells it; 0 of 1 without a launcher.
 
     >>> rank, workers = place()
     >>> 0 <= rank < workers
@@ -40,18 +40,18 @@ def has_servers() -> bool:
 
 
 def connect() -> Client:
-    """This rank's one connection to the job's servers, which it leaves in order when the process ends."""
+    """This rank's only connection to the job's servers. The rank leaves the job when its process ends."""
     if not has_servers():
         raise ArgumentError("this job has no parameter servers", fix="start it as: heturun -w 2 -s 1 python train.py")
-    rank, keys = place()[0], os.environ.get(KEYS)
+    rank, keys = place().rank, os.environ.get(KEYS)
     key_file = str(Path(keys) / f"worker-{rank}.json") if keys else ""
     return _connected(os.environ[ADDRESSES], rank, os.environ[TOKEN], key_file)
 
 
-@functools.cache  # a second one would end the first, as if the worker had begun a new life
+@functools.cache  # a second connection would end the first, as if the worker had begun a new life
 def _connected(addresses: str, rank: int, token: str, key_file: str) -> Client:
     client = Client(addresses.split(","), rank, token, key_file=key_file)
-    atexit.register(client.leave)  # what was sent last has arrived, and nobody waits for this rank
+    atexit.register(client.leave)  # then the last messages have arrived, and nobody waits for this rank
     return client
 
 

@@ -1,9 +1,9 @@
 """Signs of life from a thread of their own, so that a worker may compute for longer than its lease.
 
-A ZeroMQ socket belongs to one thread, so the heart has sockets of its own. Its messages name the worker by token and
-incarnation and get no answer: one that is lost is followed by another. A process that is frozen or killed falls silent;
-one whose training thread hangs does not, and those who wait for it give up after their `timeout`. A heartbeat does not
-show progress; the worker's clock does.
+A ZeroMQ socket belongs to one thread, so the heartbeat has sockets of its own. Its messages name the worker by token
+and incarnation and get no answer; a lost message is followed by another. A process that is frozen or killed falls
+silent. A process whose training thread hangs does not: a heartbeat shows no progress, and other workers give up after
+their `timeout`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 
 from ..store.messages import Buffer
 
-BEATS = 4  # in a lease
+BEATS = 4  # per lease
 
 
 class Heartbeat:
-    """Sends `frames` over each of the `sockets`, which it takes over, `BEATS` times in `lease` seconds until `stop`."""
+    """Sends `frames` over each of the `sockets`, now its own, `BEATS` times per `lease` seconds until `stop`."""
 
     def __init__(self, zmq: ModuleType, sockets: Sequence[Any], frames: Sequence[Buffer], lease: float) -> None:
         self.stopping = threading.Event()
@@ -40,6 +40,6 @@ def _beat(
             try:
                 socket.send_multipart(frames, zmq.NOBLOCK)
             except zmq.Again:
-                continue  # no connection, and many beats wait for one
+                continue  # there is no connection, and the queue is full of beats
     for socket in sockets:
         socket.close()

@@ -1,7 +1,7 @@
 """Which addresses are safe without encryption, and key files that only their owner can read.
 
-On loopback a token is enough: a user who can read it can read the whole job. Any other address needs CURVE (D.
-Bernstein, "CurveCP"; ZeroMQ RFC 26) with a key pair for the server and one for each worker of the job.
+On loopback a token is enough, because a user who can read it can read the whole job. Any other address needs CURVE (D.
+Bernstein, "CurveCP"; ZeroMQ RFC 26) with a key pair for the server and one for each worker.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 from ...core.errors import ArgumentError
 
@@ -32,7 +33,7 @@ def is_loopback(address: str) -> bool:
 
 
 def check_address(address: str, key_file: str) -> None:
-    """Refuse to speak in the clear beyond this machine."""
+    """Refuse to speak beyond this machine without encryption."""
     if not key_file and not is_loopback(address):
         raise ArgumentError(
             f"{address} is reachable by others and no keys are given",
@@ -40,15 +41,16 @@ def check_address(address: str, key_file: str) -> None:
         )
 
 
-def write_keys(path: Path, keys: dict[str, object]) -> None:
-    """A new file that its owner alone may read; never written over."""
+def write_keys(path: Path, keys: dict[str, Any]) -> None:
+    """Write a new file that only its owner may read; an existing file is never overwritten."""
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
         json.dump(keys, file)
 
 
-def read_keys(path: str | Path) -> dict[str, object]:
-    """The keys in a file, refused where others could have read or written it."""
+def read_keys(path: str | Path) -> dict[str, Any]:
+    """The keys in a file; ArgumentError if others could have read or written it."""
     mode = os.stat(path).st_mode
     if os.name == "posix" and mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ArgumentError(f"{path} is open to others ({stat.filemode(mode)})", fix=f"chmod 600 {path}")
-    return json.loads(Path(path).read_text("utf-8"))
+    keys: dict[str, Any] = json.loads(Path(path).read_text("utf-8"))
+    return keys

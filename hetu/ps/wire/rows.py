@@ -1,9 +1,9 @@
-"""The rows of tables as one worker's operators see them: through a cache or not, now or asked for a step ahead.
+"""The rows of tables as one worker's operators see them: with or without a cache, now or requested a step ahead.
 
-The request for the next batch's rows can leave as soon as the clock of this one has ended: the servers answer it when
-the consistency allows, so training is what it is without, bit for bit under BSP, while the answer travels as the ranks
-reduce gradients, update what they keep and load data. The training loop knows which ids come next. No request leaves
-before this worker's own gradients, as its answer would miss them.
+The request for the next batch's rows can leave as soon as this batch's clock has ended. The servers answer it when the
+consistency allows, so it does not change training, bit for bit under BSP; its answer travels while the ranks reduce
+gradients, update their variables and load data. The training loop knows the next ids. No request leaves before this
+worker's own gradients, because its answer would miss them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Asked = tuple[np.ndarray, Callable[[], np.ndarray]]
 
 
 class Rows:
-    """A worker's way to the rows of its tables. `weight` is what its gradients count in the average of all workers."""
+    """A worker's way to the rows of its tables. `weight` is its gradients' share in the average of all workers."""
 
     def __init__(self, client: Client, cache: Cache | None = None, weight: float = 1.0) -> None:
         self.client, self.cache, self.weight = client, cache, weight
@@ -30,13 +30,13 @@ class Rows:
         self.asked: dict[str, list[Asked]] = {}
 
     def hold(self, tables: Iterable[str]) -> None:
-        """Put these tables, which the servers have, behind the cache."""
+        """Put these tables, which the servers have already, behind the cache."""
         if self.cache is not None:
             self.cached |= {t: CachedTable(self.client, t, self.cache) for t in tables if t not in self.cached}
 
     @property
     def counters(self) -> Counters:
-        """Those of all cached tables together."""
+        """The counters of all cached tables together."""
         return sum((table.counters for table in self.cached.values()), Counters())
 
     # -- what operators call -------------------------------------------------------------------------------------
@@ -53,14 +53,14 @@ class Rows:
         np.copyto(out, self._ask(table, ids)())
 
     def descend(self, table: str, ids: np.ndarray, gradients: np.ndarray, rate: float) -> None:
-        """One step of gradient descent on the rows `ids` of a cached table. Rows of equal ids are summed first."""
+        """Gradient descent on the rows `ids` of a cached table. Rows of equal ids are summed first."""
         cached = self.cached[table]
         distinct, sums = sum_by_id(ids.reshape(-1), gradients.reshape(ids.size, -1))
         number = sums.dtype.type
         cached.update(distinct, (sums * number(self.weight) * number(-rate)).reshape(-1, *cached.parameter.shape[1:]))
 
     def tick(self) -> None:
-        """End the clock, and ask for what the next step will pull."""
+        """End the clock, and request the rows of the next step."""
         self.client.clock()
         expected, self.expected = self.expected, []
         for table, ids in expected:
@@ -80,7 +80,7 @@ class Rows:
             self.client.clock().wait()
 
     def forget(self) -> None:
-        """Keep nothing of the rows, because the servers have been given other values."""
+        """Drop all rows, because the servers have other values now."""
         for table in list(self.asked):
             self._drop(table)
         for cached in self.cached.values():
@@ -92,6 +92,6 @@ class Rows:
         return self.client.pull_rows(table, ids).wait
 
     def _drop(self, table: str) -> None:
-        """Take the answers that no caller has fetched."""
+        """Receive the answers that no caller has fetched."""
         for _, answer in self.asked.pop(table, []):
             answer()

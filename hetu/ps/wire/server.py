@@ -1,9 +1,9 @@
-"""A server process: one ROUTER socket around one store. All that can be decided without a socket is elsewhere.
+"""A server process: one ROUTER socket around one store. Other files decide all that needs no socket.
 
 A `ServerProcess` is a server in a process of its own, which lives as long as its standard input is open, so it never
-outlives the process that started it. Options go in by standard input too, because a command line and an environment can
-be read by others. With `snapshots` it writes its state to a folder (`snapshot.py`), and a server that is started with
-that folder, on the same address, goes on from there. It does not restart itself.
+outlives the process that started it. Options arrive by standard input too, because others can read a command line and
+an environment. With `snapshots` it writes its state to a folder (`snapshot.py`), and a server that is started with that
+folder, on the same address, goes on from there. It does not restart itself.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from .transport import receive_frames, send_frames
 
 TICK = 0.05  # seconds between looks at leases and deadlines
 HEARTBEAT = {"HEARTBEAT_IVL": 1000, "HEARTBEAT_TIMEOUT": 3000, "HEARTBEAT_TTL": 5000, "LINGER": 0, "TCP_KEEPALIVE": 1}
-# One BLAS thread, as the machine has others to do the rest; and a malloc that keeps the pages of large messages
-# (glibc only), because fresh ones cost more than the copy into them.
+# One BLAS thread, because other processes use the other cores; and a malloc that keeps the pages of large messages
+# (glibc only), because fresh pages cost more than the copy into them.
 ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
@@ -44,29 +44,27 @@ ENVIRONMENT = {
 
 
 class ServerError(HetuError, RuntimeError):
-    """A server process that did not start or ended by itself."""
+    """A server process did not start."""
 
 
 @dataclass(frozen=True)
 class Options:
     """How to run a server; all times are in seconds.
 
-    * `workers`, `token`: how many take part, and the secret by which they prove that they do.
-    * `consistency`: "bsp" (everyone waits for everyone, bit-deterministic), "ssp:3" (the fastest leads by 3 clocks at
-      most while it works) or "asp" (nobody waits).
-    * `lease`, `on_loss`: a worker that gives no sign of life for `lease` is lost: it was killed, frozen or cut off, for
-      one that computes gives them too. Then "evict" goes on without it (it may come back), and "fail" refuses all
-      further requests, so that the job ends. Keep the lease below the workers' `timeout`, or they give up first.
-      Nobody is waited for less than a lease, and nobody is lost before it first comes.
-    * `snapshots`, `snapshot_every`: the folder for this server's state, "" for none, and the time after which the end
-      of a clock is kept again: a server that is killed loses at most what it took in that time and two clocks. Each
-      server needs a folder of its own; one that finds snapshots there goes on from that of `snapshot_clock`, by
-      default the newest, so give a new job a new folder. Servers that start together should be given the newest
-      clock that all of them have, as heturun does.
-    * `address`: where to listen, * for any free port; beyond this machine it needs `key_file`, which `make_keys` wrote.
-    * `memory_limit`: bytes of tables, optimizer state and held-back pushes, beyond which requests are refused.
-    * `imports`: modules to import first, for the server functions in them.
-    * `group`, `wait`, `decay`: those of partial reduce, see `Controller`.
+    * `workers`, `token`: the number of workers, and the secret by which they prove that they take part.
+    * `consistency`: "bsp" (all wait for all, bit-deterministic), "ssp:3" (the fastest worker leads by at most 3 clocks)
+      or "asp" (no worker waits).
+    * `lease`, `on_loss`: a worker without a sign of life for `lease` is lost: it was killed, frozen or cut off. Then
+      "evict" goes on without it (it may come back), and "fail" refuses all further requests, so that the job ends. Keep
+      the lease below the workers' `timeout`, or they give up first. No worker is lost before its first message.
+    * `snapshots`, `snapshot_every`: the folder for this server's state, "" for none, and the time between snapshots: a
+      server that is killed loses at most the pushes of that time and of two clocks. Each server needs a folder of its
+      own, and a new job a new one: a server that finds snapshots goes on from that of `snapshot_clock`, by default the
+      newest. Give servers that start together the newest clock that all of them have, as heturun does.
+    * `address`: where to listen, * for any free port; beyond this machine it needs a `key_file` by `make_keys`.
+    * `memory_limit`: bytes of tables, optimizer state and held-back pushes; further requests are refused.
+    * `imports`: modules to import first, for their server functions.
+    * `group`, `wait`, `decay`: the arguments of `Controller`, for partial reduce.
 
     >>> Options(workers=2, token="secret", consistency="ssp:3", lease=20.0).on_loss
     'evict'
@@ -91,13 +89,16 @@ class Options:
     def __post_init__(self) -> None:
         if self.on_loss not in ("evict", "fail"):
             raise ArgumentError(f"on_loss={self.on_loss!r}", fix="use evict or fail")
+        if self.workers < 1:
+            raise ArgumentError(f"workers={self.workers!r}", fix="count the workers of the job, at least 1")
+        consistency(self.consistency)
         if not (self.lease > 0 and self.snapshot_every > 0):
             raise ArgumentError(
                 f"lease={self.lease!r}, snapshot_every={self.snapshot_every!r}", fix="use times above 0 seconds"
             )
 
     def sessions(self, now: float) -> Sessions:
-        """A fresh store and its door. The epoch is drawn, so no two lives of a server share one."""
+        """A fresh store behind its sessions. The epoch is random, so no two lives of a server share one."""
         wait = math.inf if self.wait is None else self.wait
         store = ParameterStore(
             self.workers,
@@ -127,7 +128,7 @@ class Server:
             self.snapshots.restore(options.snapshot_clock)
         self.zmq, self.context, self.more = zmq, zmq.Context(), int(zmq.SNDMORE)
         self.socket = self.context.socket(zmq.ROUTER)
-        # A ROUTER drops what exceeds its send mark without a word; the clients' credit bounds memory instead.
+        # A ROUTER silently drops messages above its send mark; the clients' credit bounds memory instead.
         settings = {**HEARTBEAT, "SNDHWM": 0, "RCVHWM": 64, "MAXMSGSIZE": FRAME_LIMIT, "RCVTIMEO": int(TICK * 1000)}
         for name, value in settings.items():
             self.socket.setsockopt(getattr(zmq, name), value)
@@ -136,7 +137,7 @@ class Server:
         self.address = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def run(self, stop: threading.Event) -> None:
-        """Serve until `stop` is set; a look at it, at leases and at deadlines every `TICK` seconds."""
+        """Serve until `stop` is set; check it, leases and deadlines every `TICK` seconds."""
         due = 0.0
         while not stop.is_set():
             try:
@@ -148,7 +149,7 @@ class Server:
                 self._send(self.sessions.receive(peer, frames, now))
             if now >= due:
                 if now - due > self.sessions.store.lease / 2:
-                    self.sessions.forgive(now)  # the signs of life of that time are still to be received
+                    self.sessions.forgive(now)  # the signs of life of that time have not been received yet
                 self._send(self.sessions.tick(now))
                 if self.snapshots is not None:
                     self._send(self.sessions.envelopes(self.snapshots.tick()))
@@ -188,7 +189,7 @@ def _guard(context: Any, socket: Any, key_file: str) -> Any:
 
 
 def make_keys(folder: str | Path, workers: int) -> tuple[Path, list[Path]]:
-    """Key files of one job, 0600: the server's with the list of allowed keys, and one for each worker."""
+    """Write the key files of one job, mode 0600: the server's, with the allowed keys, and one per worker."""
     import zmq
 
     folder = Path(folder)
@@ -207,35 +208,38 @@ def make_keys(folder: str | Path, workers: int) -> tuple[Path, list[Path]]:
 
 
 class ServerProcess:
-    """A running server process and its `address`. It ends with the `with` block, or with the process that started
-    it."""
+    """A running server process and its `address`; it ends with the `with` block, or with the process that made it."""
 
     def __init__(self, options: Options, *, deadline: float = 30.0) -> None:
         command = [sys.executable, "-c", "from hetu.ps.wire.server import main; main()"]
         variables = {**ENVIRONMENT, **os.environ}
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=variables, text=True, encoding="utf-8")
-        self.process.stdin.write(json.dumps(asdict(options)) + "\n")
-        self.process.stdin.flush()
+        assert self.process.stdin is not None and self.process.stdout is not None  # both are pipes
+        self.stdin, self.stdout = self.process.stdin, self.process.stdout
+        self.stdin.write(json.dumps(asdict(options)) + "\n")
+        self.stdin.flush()
         line: list[str] = []
-        reader = threading.Thread(target=lambda: line.append(self.process.stdout.readline()), daemon=True)
+        reader = threading.Thread(target=lambda: line.append(self.stdout.readline()), daemon=True)
         reader.start()
         reader.join(deadline)
-        if not line or not line[0].startswith("ready "):
+        word, _, text = (line[0] if line else "").strip().partition(" ")
+        if word != "ready":
             self.kill()
-            raise ServerError(f"the server was not ready after {deadline:g} s", fix="see its own message above")
-        self.address = line[0].split()[1]
+            why = json.loads(text) if word == "refused" else f"it was not ready after {deadline:g} s"
+            raise ServerError(f"no server has started: {why}", fix="see its own messages above, if any")
+        self.address = text
 
     def stop(self, deadline: float = 5.0) -> int:
-        """Close its standard input, so that it ends by itself; killed when it does not."""
+        """Close its standard input, so that it ends by itself; kill it if it does not. Returns the exit code."""
         with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.close()
+            self.stdin.close()
         try:
             self.process.wait(deadline)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        self.process.stdout.close()
+        self.stdout.close()
         return self.process.returncode
 
     def kill(self) -> None:
@@ -250,9 +254,9 @@ class ServerProcess:
 
 
 def main() -> None:
-    """Options as one line of JSON in, `ready <address>` out, then serve until standard input closes.
+    """Read options as one line of JSON, print `ready <address>`, and serve until standard input closes.
 
-    Options that are wrong are answered with `refused` and a text in JSON. `make_keys` makes those of `key_file` first.
+    The answer to wrong options is `refused` and a text in JSON. The option `make_keys` makes the `key_file` first.
     """
     given = json.loads(sys.stdin.readline())
     try:

@@ -1,10 +1,9 @@
 """Who may speak to a server, and for whom: between raw frames from a peer and the store, still without sockets.
 
 A peer is one connection. It proves itself once with the job's token and names its worker; from then on it speaks for
-that worker only, until a newer incarnation of the worker comes. A peer that shows the token may also ask for the status
-without being a worker, or say that a worker lives. A message that does not decode, or comes from a stranger, gets at
-most an error and reaches nothing past this point. CURVE encrypts and enforces the allow-list of keys before a frame
-gets here.
+that worker only, until a newer incarnation of the worker arrives. A peer that shows the token may also ask for the
+status without being a worker, or report that a worker lives. A message that does not decode, or comes from a stranger,
+gets at most an error and stops here. CURVE encrypts and enforces the allow-list of keys before a frame gets here.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ class Sessions:
     """
 
     def __init__(self, store: ParameterStore, token: str) -> None:
-        self.store, self.token = store, token
+        self.store, self.token = store, token.encode(errors="surrogatepass")
         self.worker_of: dict[Peer, int] = {}
         self.peer_of: dict[int, Peer] = {}
         self.segments: dict[int, Segment] = {}  # memory shared with workers on this host
 
     def receive(self, peer: Peer, frames: Sequence[Buffer], now: float) -> list[Envelope]:
-        """What to send, and to whom, after these frames came from `peer`."""
+        """Handle frames from `peer`; returns what to send, and to whom."""
         try:
             message = decode(frames, segment=self.segments.get(self.worker_of.get(peer, -1)))
         except NoSegmentError as error:
@@ -49,11 +48,10 @@ class Sessions:
         try:
             if message.kind is Kind.HELLO:
                 return self._hello(peer, message, now)
-            if message.kind is Kind.STATUS and message.meta is not None:
+            if message.kind in (Kind.STATUS, Kind.PING) and message.meta is not None:
                 self._check_token(message)
-                return [(peer, encode(message.reply(meta=self.store.status())))]
-            if message.kind is Kind.PING and message.meta is not None:
-                self._check_token(message)
+                if message.kind is Kind.STATUS:
+                    return [(peer, encode(message.reply(meta=self.store.status())))]
                 self.store.renew(message.worker, message.meta.get("incarnation"), now)
                 return []
             if self.worker_of.get(peer) != message.worker:
@@ -63,14 +61,14 @@ class Sessions:
         return self.envelopes(self.store.handle(message, now))
 
     def tick(self, now: float) -> list[Envelope]:
-        """What time alone brings: ended leases and deadlines."""
+        """End leases and deadlines that have passed; returns what to send."""
         envelopes = self.envelopes(self.store.tick(now))
         for worker in self.segments.keys() - self.store.clocks.of:
             del self.segments[worker]
         return envelopes
 
     def forgive(self, now: float) -> None:
-        """Begin all leases anew: a server that was frozen itself cannot tell who was silent."""
+        """Begin all leases anew, because a server that was frozen itself cannot tell who was silent."""
         for member in self.store.members:
             member.last_seen = now
 
@@ -85,29 +83,25 @@ class Sessions:
             return [(peer, encode(replies[0]))]
         self.worker_of.pop(self.peer_of.get(message.worker, b""), None)
         self.worker_of[peer], self.peer_of[message.worker] = message.worker, peer
-        replies[0].meta["segment"] = self._open_segment(message)
+        replies[0].meta = {**replies[0].facts, "segment": self._open_segment(message)}
         return self.envelopes(replies)
 
     def _open_segment(self, hello: Message) -> bool:
         self.segments.pop(hello.worker, None)
         if hello.worker not in self.store.clocks.of:
             return False
-        segment = Segment.open(hello.meta.get("segment"), hello.meta["incarnation"])
+        segment = Segment.open(hello.facts.get("segment"), hello.facts["incarnation"])
         if segment is not None:
             self.segments[hello.worker] = segment
         return segment is not None
 
     def _check_token(self, message: Message) -> None:
-        token = (message.meta or {}).get("token")
-        if not isinstance(token, str) or not hmac.compare_digest(_bytes(token), _bytes(self.token)):
-            raise RefusedError("token", "the token is not that of this job", fix="pass the token heturun made")
+        token = message.facts.get("token")
+        if not isinstance(token, str) or not hmac.compare_digest(token.encode(errors="surrogatepass"), self.token):
+            raise RefusedError("token", "the token is not that of this job", fix="pass the token that heturun made")
 
     def envelopes(self, replies: list[Message]) -> list[Envelope]:
         for reply in replies:
             if reply.slot >= 0:
-                self.segments[reply.worker].fill(reply.slot, reply.seq, None)  # its values are there already
+                self.segments[reply.worker].fill(reply.slot, reply.seq, None)  # the values are there already
         return [(self.peer_of[reply.worker], encode(reply)) for reply in replies if reply.worker in self.peer_of]
-
-
-def _bytes(text: str) -> bytes:
-    return text.encode(errors="surrogatepass")

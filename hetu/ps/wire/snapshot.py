@@ -1,24 +1,24 @@
-"""What servers have to have on disk so that their next lives can go on: checkpoint folders, written while they serve.
+"""Snapshots of servers: checkpoint folders, written while they serve, from which their next lives go on.
 
 A snapshot of clock c holds values, optimizer state, versions, clocks, and which requests have taken effect, so a push
-that is sent again after the restart still counts once. It is taken the moment a server knows that all workers have
-ended the clocks below c. A server says when one is due in its answer to the end of a clock; a worker then ends its next
-clock with the wish for a snapshot, and as no clock is over before every server has heard all workers, every server
+that is sent again after the restart still counts once. A server takes it as soon as it knows that all workers have
+ended the clocks below c. When one is due, the server says so in its answer to the end of a clock; a worker then ends
+its next clock with the wish for a snapshot. No clock is over before every server has heard all workers, so every server
 knows of the wish in time (a marker, as in K. Chandy, L. Lamport, "Distributed Snapshots", TOCS 1985).
 
 *Guaranteed*: every shard of clock c holds all pushes of the clocks below c and none of the clocks from c + s on, where
 s is the staleness. Under BSP and SSP(0) the shards are therefore one moment, that of one process after c steps. *Not
 guaranteed*, under SSP(s) and ASP: that a push of the clocks between, or one gradient of several parameters, is in all
-of the shards or in none. A reader at clock c + s may see just that.
+of the shards or in none. A reader at clock c + s may see the same mixture.
 
 The arrays are copied between two messages and written by a thread of their own. Each server keeps its last `KEPT`
-snapshots and writes one at a time, so that there is always a clock that all have: a worker's clock differs by at most
-one between servers, so when one server takes a third, the others have written the first. All servers of a job that
-start together go on from the newest such clock. One that was killed alone goes on from its own newest, because the
-others have gone on too. Nothing is logged in between, so what came after the snapshot is lost, and workers that are
-still there go on from their clock (M. Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI
+snapshots and writes one at a time. A worker's clock differs by at most one between servers, so when one server takes a
+third snapshot, the others have written the first: there is always a clock that all have, and servers that start
+together go on from the newest such clock. A server that was killed alone goes on from its own newest, because the
+others have gone on too. Nothing is logged in between: what came after the snapshot is lost, and workers that are still
+there go on from their clock (M. Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI
 2014). Left out: replication, one moment for servers of which only some were killed, workers' own state (checkpoints
-have it), and partners that wait for a partial reduce.
+have it), and workers that wait for a partial reduce.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ class Snapshots:
         self.store, self.folder, self.every, self.life = store, folder, every, 1
         self.thread: threading.Thread | None = None
         self.ended: tuple[int, RefusedError | None] = -1, None  # the last one, and why it is not there
-        store.keep, store.due = self.take, store.now
+        store.moments.keep, store.moments.due = self.take, store.now
 
     def restore(self, clock: int | None = None) -> bool:
-        """Put the snapshot of `clock`, by default the newest, into the new store. Later ones are given up."""
+        """Load the snapshot of `clock`, by default the newest, into the new store. Later ones are deleted."""
         found = generations(self.folder)
         if not found:
             return False
@@ -73,29 +73,30 @@ class Snapshots:
         if clock not in found:
             raise CheckpointError(f"no snapshot of clock {clock} in {str(self.folder)!r}", fix=f"there are {found}")
         self.life = load({number: Checkpoint(self.folder / str(number)) for number in found}, clock, self.store)
-        self._save(clock, *self._dump(clock))  # or else the versions of two lives after one snapshot could be mistaken
+        self._save(clock, *self._dump(clock))  # or the versions of two lives after one snapshot could be confused
         self._drop([number for number in found if number > clock])
-        self.store.due, self.store.kept, self.ended = self.store.now + self.every, clock, (clock, None)
+        moments = self.store.moments
+        moments.due, moments.last, self.ended = self.store.now + self.every, clock, (clock, None)
         return True
 
     def take(self, clock: int) -> None:
-        """Copy the state, in which `clock` has just begun, and begin to write it once the one before is written."""
+        """Copy the state at the beginning of `clock`, and begin to write it once the previous snapshot is written."""
         self.finish()
-        self.store.due = self.store.now + self.every
+        self.store.moments.due = self.store.now + self.every
         self.thread = threading.Thread(target=self._write, args=(clock, *self._dump(clock)))
         self.thread.start()
 
     def tick(self) -> list[Message]:
-        """The answers to those who wait for what is on disk by now."""
+        """The answers to requests that wait for a snapshot which is now on disk."""
         if self.thread is not None and not self.thread.is_alive():
             self.finish()
         clock, failure = self.ended
-        ready = [name for name, message in self.store.awaited.items() if message.step <= clock]
-        awaited = [self.store.awaited.pop(name) for name in ready]
+        waiting = self.store.moments.awaited
+        awaited = [waiting.pop(name) for name, message in list(waiting.items()) if message.step <= clock]
         return [message.refusal(failure) if failure else message.reply(step=clock) for message in awaited]
 
     def finish(self) -> None:
-        """Wait for the snapshot under way."""
+        """Wait until the snapshot that is being written is on disk."""
         if self.thread is not None:
             self.thread.join()
             self.thread = None
@@ -131,8 +132,9 @@ class Snapshots:
 
 
 def dump(store: ParameterStore) -> tuple[Tensors, dict[str, Any]]:
-    """Copies of all arrays of a store in which no push is held back, and the rest of its state as plain data."""
-    tensors, tables = {}, {}
+    """Copies of all arrays of a store that holds no push back, and the rest of its state as plain data."""
+    tensors: Tensors = {}
+    tables = {}
     for key, table in store.tables.items():
         tensors |= {f"{key}.{name}": array.copy() for name, array in _arrays(table).items()}
         tables[str(key)] = table.spec.meta()
@@ -149,13 +151,13 @@ def dump(store: ParameterStore) -> tuple[Tensors, dict[str, Any]]:
 
 
 def load(snapshots: dict[int, Checkpoint], clock: int, store: ParameterStore) -> int:
-    """Put the snapshot of `clock` into a new store, and return which life of the server this is.
+    """Load the snapshot of `clock` into a new store; returns the number of the server's life.
 
-    CheckpointError if it is of another kind of job, or damaged.
+    CheckpointError if the snapshot is of another kind of job, or damaged.
     """
     snapshot = snapshots[clock]
     try:
-        state, life = snapshot.extra, 1 + max(known.extra["life"] for known in snapshots.values())
+        state, life = snapshot.extra, 1 + max(int(known.extra["life"]) for known in snapshots.values())
         if state["workers"] != len(store.members):
             raise CheckpointError(
                 f"the snapshot in {str(snapshot.path)!r} is of {state['workers']} workers, this job has "
@@ -180,7 +182,7 @@ def load(snapshots: dict[int, Checkpoint], clock: int, store: ParameterStore) ->
 
 
 def _arrays(table: ServerTable) -> Tensors:
-    """What makes up a table."""
+    """The arrays of a table."""
     states = {f"state{i}": state for i, state in enumerate(table.rule.states)}
     fixed = {"values": table.values, "versions": table.versions, "filled": table.filled}
     return {**fixed, **states, "rate": table.rule.rate, "step": table.rule.step}
@@ -209,6 +211,6 @@ def _member(member: Member) -> dict[str, Any]:
 
 
 def _joined(entry: dict[str, Any], now: float) -> Member:
-    """A worker as the snapshot knows it; its lease begins anew."""
+    """A worker as in the snapshot; its lease begins anew."""
     refused = {m["seq"]: Message(Kind.ERROR, **m) for m in entry["refused"]}
     return Member(now, entry["incarnation"], set(entry["retired"]), entry["done"], set(entry["ahead"]), refused)

@@ -1,9 +1,8 @@
-"""`hetu ps status`: what the parameter servers of a running job are doing: clocks, waiting, traffic, cache.
+"""`hetu ps status`: the clocks, waiting workers, traffic and cache hits of a running job's parameter servers.
 
 It asks with the job's token but is no worker, so it changes and delays nothing. `heturun` leaves a file with addresses
-and token in the job's directory, which only its owner can read; without `--job` the newest one is taken. Some counters
-only workers have (see `CachedTable.counters`). Here a row that a cache asks for counts as a hit if its copy was fresh
-enough.
+and token in the job's directory, which only its owner can read; without `--job` the newest one is taken. A row that a
+cache asks for counts as a hit if its copy was fresh enough; workers count more (see `CachedTable.counters`).
 """
 
 from __future__ import annotations
@@ -46,14 +45,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     status.formatter_class = argparse.RawDescriptionHelpFormatter
     status.add_argument("--job", type=Path, metavar="FILE", help="servers.json of the job (default: the newest)")
-    status.add_argument("--json", action="store_true", help="one JSON object for each look")
-    status.add_argument("--watch", action="store_true", help="look again and again, until Ctrl-C")
-    status.add_argument("--every", type=float, default=1.0, metavar="SECONDS", help="time over which rates are taken")
+    status.add_argument("--json", action="store_true", help="print a JSON object per look")
+    status.add_argument("--watch", action="store_true", help="look again until Ctrl-C")
+    status.add_argument("--every", type=float, default=1.0, metavar="SECONDS", help="time between two looks")
     status.add_argument("--timeout", type=float, default=5.0, metavar="SECONDS", help="how long a server may take")
 
 
 def main(args: argparse.Namespace) -> int:
-    """0 once shown; errors of the job's file and servers are raised."""
+    """Show the status; returns 0, and raises the errors of the job's file and servers."""
     if not args.every > 0:
         raise ArgumentError(f"--every {args.every}", fix="use a time above 0 seconds")
     job = find_job(args.job)
@@ -73,14 +72,14 @@ def main(args: argparse.Namespace) -> int:
 
 
 def find_job(file: Path | None) -> ServerJob:
-    """From a file, else from the environment of a rank, else from the newest file that `heturun` left."""
+    """The job of a file, or of the environment of a rank, or of the newest file that `heturun` left."""
     if file is None and ADDRESSES in os.environ:
         return _job(os.environ)
     if file is None:
         places = zip((tempfile.gettempdir(), "."), JOB_FILES)
         found = [path for folder, pattern in places for path in Path(folder).glob(pattern) if os.access(path, os.R_OK)]
         if not found:
-            raise ArgumentError("no job with parameter servers is here", fix="start one with heturun -s, or give --job")
+            raise ArgumentError("no job with servers runs here", fix="start one with heturun -s, or give --job")
         file = max(found, key=lambda path: path.stat().st_mtime)
         if len(found) > 1:
             print(f"{len(found)} jobs run here, this is the newest; the others: --job FILE", file=sys.stderr)
@@ -98,7 +97,7 @@ def _job(variables: Any) -> ServerJob:
 
 
 def ask(job: ServerJob, timeout: float = 5.0) -> list[dict[str, Any]]:
-    """What each server says of itself; RefusedError for a wrong token, ServerTimeoutError where none answers.
+    """The state of each server; RefusedError for a wrong token, ServerTimeoutError if a server does not answer.
 
     >>> from hetu.ps import Options, ServerProcess
     >>> with ServerProcess(Options(workers=2, token="secret", consistency="ssp:3")) as server:
@@ -123,12 +122,12 @@ def _answer(zmq: Any, socket: Any, address: str, until: float) -> dict[str, Any]
         raise ServerTimeoutError(f"no answer from {address}", fix="has the job ended, or is the server frozen?")
     answer = decode(socket.recv_multipart())
     if answer.kind is Kind.ERROR:
-        raise RefusedError(str(answer.meta.get("code")), str(answer.meta.get("message")))
-    return answer.meta
+        raise RefusedError(str(answer.facts.get("code")), str(answer.facts.get("message")))
+    return answer.facts
 
 
 def rates(old: dict[str, Any], new: dict[str, Any]) -> dict[str, float]:
-    """Requests and bytes per second between two looks at one server; for a restarted one, since its start.
+    """Requests and bytes per second between two looks at one server; after a restart, since its start.
 
     >>> first = {"seconds": 1.0, "requests": {"push": 5}, "received": 0, "sent": 100}
     >>> rates(first, {"seconds": 3.0, "requests": {"push": 9, "pull": 6}, "received": 8, "sent": 100})

@@ -1,10 +1,10 @@
 """Requests and replies over unreliable connections: numbering, credit, resending with backoff, deadlines.
 
-A request is sent again, under its old number, as long as its answer is awaited. The server makes sure that it takes
-effect once, and every wait has a deadline. Only `CREDIT` requests fly to a server at a time, which bounds the server's
-memory and is faster than more (ZeroMQ guide, chapter 4, "lazy pirate", and chapter 7, credit-based flow control). On
-one host the values of large requests and answers lie in shared memory (`segment.py`). A socket belongs to the thread
-that made it; the thread that waits for an answer receives it.
+A request is sent again, under its old number, as long as a caller waits for its answer. The server makes sure that it
+takes effect once, and every wait has a deadline. At most `CREDIT` requests fly to a server at a time: this bounds the
+server's memory and is faster than more (ZeroMQ guide, chapter 4, "lazy pirate", and chapter 7, credit-based flow
+control). On one host the values of large requests and answers lie in shared memory (`segment.py`). A socket belongs to
+the thread that made it; the thread that waits for an answer receives it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import warnings
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from types import ModuleType
+from types import EllipsisType, ModuleType
 from typing import Any
 
 import numpy as np
 
 from ...core.errors import HetuError
-from ..store.messages import Buffer, Kind, Message, ProtocolError, RefusedError, decode, encode
+from ..store.messages import Buffer, Kind, Message, ProtocolError, RefusedError, decode, encode, given
 from ..store.segment import ROOM_BYTES, SLOTS, Segment
 from .keys import is_loopback
 
@@ -29,13 +29,14 @@ CREDIT = SLOTS  # requests in flight to one server
 SHARED_BYTES = 16 << 10  # values from this size on go through shared memory where there is some
 SLOWEST_RETRY = 4.0  # seconds; the time between two sendings doubles up to this
 LONGEST_POLL = 0.05
-COPIED = 256 << 10  # bytes up to which a copy costs less than to hear, in another thread, that none is needed any more
+Index = tuple[slice | EllipsisType, ...]
+COPIED = 256 << 10  # up to so many bytes a copy costs less than the notice, from another thread, that a buffer is free
 
 
 def send_frames(socket: Any, frames: Sequence[Buffer], flags: int, more: int, *, copy: bool = False) -> None:
-    """What `socket.send_multipart` does, in half the time; only long arrays are not copied, unless asked to.
+    """Do what `socket.send_multipart` does in half the time; long arrays are sent without a copy unless `copy`.
 
-    `flags` and `more` are plain numbers, because members of an enumeration take long to add.
+    `flags` and `more` are plain numbers, because adding members of an enumeration takes long.
     """
     for frame in frames[:-1]:
         socket.send(frame, flags | more)
@@ -54,20 +55,20 @@ def receive_frames(socket: Any) -> list[Buffer]:
 
 
 class ServerTimeoutError(HetuError, TimeoutError):
-    """A server that did not answer before the deadline."""
+    """A server did not answer before the deadline."""
 
 
 class ServerRestartedError(HetuError, ConnectionError):
-    """A server that came back without what it held."""
+    """A server came back without its tables."""
 
 
 @dataclass(eq=False)
 class ServerLink:
-    """The connection to one server. `flying` are the unanswered requests by their number; HELLO is number 0.
+    """The connection to one server. `flying` holds the unanswered requests by their number; HELLO is number 0.
 
-    `clock` is the last one for which this server gave leave, `at` the one after those that it was told the end of.
-    `due`: it asks for a snapshot of the next clock's end. `free` are the slots of `segment` that no request uses;
-    there are none unless the server has opened it.
+    `clock` is the last clock that this server has allowed, `at` the first clock whose end it has not been told. `due`:
+    it asks for a snapshot of the next clock's end. `free` holds the slots of `segment` that no request uses; it is
+    empty unless the server has opened the segment.
     """
 
     address: str
@@ -86,15 +87,15 @@ class ServerLink:
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """A message on its way, and where its part lies in the caller's arrays.
+    """A message on its way, and the index `part` of its values in the caller's arrays.
 
-    The values of its answer are written into `out` as soon as they come.
+    The values of its answer are written into `out` as soon as they arrive.
     """
 
     message: Message
     link: ServerLink
     retry: float
-    place: slice | None = None
+    part: Index = ()
     start: int = 0
     out: np.ndarray | None = None
     due: float = 0.0  # when to send it again
@@ -104,7 +105,7 @@ class Request:
 
 
 class Transport:
-    """Links of one worker to all servers, over sockets of the module `zmq`."""
+    """The links of one worker to all servers, over sockets of the module `zmq`."""
 
     def __init__(
         self,
@@ -119,14 +120,15 @@ class Transport:
     ) -> None:
         self.zmq, self.links, self.worker, self.timeout, self.retry = zmq, list(links), worker, timeout, retry
         self.flags, self.more = int(zmq.NOBLOCK), int(zmq.SNDMORE)
-        self.hello = {"token": token, "incarnation": secrets.randbits(62)}
-        self.due = 0.0  # nothing has to be sent again before
+        incarnation = secrets.randbits(62)
+        self.hello: dict[str, Any] = {"token": token, "incarnation": incarnation}
+        self.due = 0.0  # when the next request has to be sent again
         self.failures = 0
         self.polled = {link.socket: link for link in self.links}
         for link in self.links:
             link.socket.rcvtimeo = max(1, int(1000 * min(LONGEST_POLL, retry)))
             if shared and is_loopback(link.address):
-                link.segment = Segment.create(self.hello["incarnation"])
+                link.segment = Segment.create(incarnation)
         try:
             self.wait([self._greet(link) for link in self.links])
         except BaseException:
@@ -134,7 +136,7 @@ class Transport:
             raise
 
     def close(self) -> None:
-        """Give up the shared memory; the sockets are their maker's business."""
+        """Give up the shared memory; whoever made the sockets closes them."""
         for link in self.links:
             if link.segment is not None:
                 link.segment.close()
@@ -145,7 +147,7 @@ class Transport:
         server: int,
         kind: Kind,
         *,
-        place: slice | None = None,
+        part: Index = (),
         start: int = 0,
         out: np.ndarray | None = None,
         **fields: Any,
@@ -156,18 +158,18 @@ class Transport:
         message = Message(kind, worker=self.worker, seq=link.seq, epoch=link.epoch, **fields)
         if kind is Kind.CLOCK:
             link.at = message.step + 1
-        request = Request(message, link, self.retry, place, start, out)
+        request = Request(message, link, self.retry, part, start, out)
         link.queue.append(request)
         self._fill(link)
         return request
 
     def wait(self, requests: Sequence[Request]) -> list[Message]:
         """The replies, in order; the first error as soon as there is one."""
-        deadline = None  # of the wait: what was computed meanwhile does not count
+        deadline = None  # counts from the beginning of the wait, not of the request
         for request in requests:
             while request.reply is None:
-                if self.failures and (failed := next((r for r in requests if r.error is not None), None)):
-                    raise failed.error
+                if self.failures and (error := next((r.error for r in requests if r.error is not None), None)):
+                    raise error
                 now = time.monotonic()
                 deadline = deadline or now + self.timeout
                 if now >= deadline:
@@ -177,12 +179,12 @@ class Transport:
                         fix="is the server alive, are all workers at work, do the keys fit? Or wait longer by timeout=",
                     )
                 self._pump(now)
-        return [request.reply for request in requests]
+        return [given(request.reply) for request in requests]
 
     # -- moving ----------------------------------------------------------------------------------------------
 
     def _pump(self, now: float) -> None:
-        """Send again what is due, and receive what comes within `LONGEST_POLL`."""
+        """Send again what is due, and receive what arrives within `LONGEST_POLL`."""
         if now >= self.due:
             self._send_again(now)
         if len(self.links) == 1:
@@ -204,33 +206,33 @@ class Transport:
         while link.queue and len(link.flying) < CREDIT:
             request = link.queue.popleft()
             link.flying[request.message.seq] = request
-            if link.free:
-                self._share(request, link)
+            if link.free and link.segment is not None:
+                self._share(request, link.free, link.segment)
             self._transmit(request)
 
-    def _share(self, request: Request, link: ServerLink) -> None:
+    def _share(self, request: Request, free: list[int], segment: Segment) -> None:
         """Give a request a slot if its values, or those of its answer, are many."""
         message = request.message
         sizes = [x.nbytes for x in (message.values, request.out) if x is not None]
         if sizes and SHARED_BYTES <= max(sizes) <= ROOM_BYTES:
-            message.slot = link.free.pop()
-            link.segment.fill(message.slot, message.seq, message.values)
+            message.slot = free.pop()
+            segment.fill(message.slot, message.seq, message.values)
 
     def _transmit(self, request: Request) -> None:
         wait = min(request.retry, SLOWEST_RETRY)
         request.due, request.retry = time.monotonic() + wait, 2 * wait
         self.due = min(self.due, request.due)
-        if not request.message.seq:  # where this worker is may have changed since
+        if not request.message.seq:  # the clock of this worker may have changed since
             request.message, request.frames = self._hello(request.link), None
         if request.frames is None:
             request.frames = encode(request.message)
         try:
             send_frames(request.link.socket, request.frames, self.flags, self.more)
         except self.zmq.Again:
-            return  # the connection is down and its queue full: the next turn will do
+            return  # the connection is down and its queue is full: the next turn sends it
 
     def _receive_from(self, link: ServerLink) -> None:
-        """One message, for which the socket waits as long as it was told to."""
+        """Receive one message, if any arrives within the time limit of the socket."""
         try:
             frames = receive_frames(link.socket)
         except self.zmq.Again:
@@ -243,19 +245,19 @@ class Transport:
         try:
             message = decode(frames, segment=link.segment)
         except ProtocolError:
-            return  # damaged on its way: the request is sent again
-        code = str(message.meta.get("code", "error")) if message.kind is Kind.ERROR else ""
+            return  # the answer was damaged on its way: the request is sent again
+        code = str(message.facts.get("code", "error")) if message.kind is Kind.ERROR else ""
         if code == "protocol" and link.epoch:
-            return  # the same, on the way there
+            return  # the request was damaged on its way
         if code in ("hello", "epoch") and message.seq:
             if 0 not in link.flying:
                 self._greet(link)
             return
         request = link.flying.pop(message.seq, None)
         if request is None:
-            return  # the answer to something sent twice
+            return  # a second answer to a request that was sent twice
         if code:
-            request.error = RefusedError(code, str(message.meta.get("message")), fix=str(message.meta.get("fix")))
+            request.error = RefusedError(code, str(message.facts.get("message")), fix=str(message.facts.get("fix")))
             self.failures += 1
         else:
             if request.out is not None and request.message.slot < 0:
@@ -285,7 +287,8 @@ class Transport:
         return Message(Kind.HELLO, worker=self.worker, step=link.clock, meta=meta)
 
     def _greeted(self, link: ServerLink, message: Message) -> None:
-        restored = message.meta.get("restored")
+        facts = message.facts
+        restored = facts.get("restored")
         if link.epoch not in (0, message.epoch) and restored:
             warnings.warn(
                 f"the server at {link.address} restarted from its snapshot at clock {restored['clock']}, "
@@ -297,10 +300,10 @@ class Transport:
                 request.message = replace(request.message, epoch=message.epoch)
             link.epoch = message.epoch
         if link.epoch in (0, message.epoch):
-            joined, link.clock = link.epoch == 0, int(message.meta["clock"])
+            joined, link.clock = link.epoch == 0, int(facts["clock"])
             link.epoch, link.at = message.epoch, link.clock if joined else link.at
-            link.lease, link.due = message.meta["lease"], "snapshot" in message.meta
-            self._shared(link, message.meta.get("segment") is True)
+            link.lease, link.due = facts["lease"], "snapshot" in facts
+            self._shared(link, facts.get("segment") is True)
             self.due = 0.0
             for request in link.flying.values():
                 request.due, request.frames = 0.0, None
@@ -314,7 +317,7 @@ class Transport:
         link.flying.clear()
 
     def _shared(self, link: ServerLink, opened: bool) -> None:
-        """Use the slots from now on, or no longer if the server, in another life, could not open them again."""
+        """Use the slots from now on, or stop using them if the server, in a new life, could not open them."""
         taken = [r.message for r in link.flying.values() if r.message.slot >= 0]
         if not opened:
             for message in taken:
@@ -323,7 +326,7 @@ class Transport:
 
 
 def _landed(reply: Message, out: np.ndarray | None) -> Message:
-    """A reply whose values stay: in `out`, or a copy of those that lie where the server will write again."""
+    """A reply with lasting values: in `out`, or a copy of those that lie where the server will write again."""
     if reply.values is not None and out is not None:
         np.copyto(out, reply.values)
         reply.values = None
