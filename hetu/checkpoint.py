@@ -147,6 +147,7 @@ class Checkpoint:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.parts: dict[int, Mapping[str, np.ndarray]] = {}
+        self.extra: dict[str, Any]
         if path.is_dir():
             manifest = _manifest(path)
             self.number, self.bytes, self.extra = manifest["save"], manifest["bytes"], manifest["extra"]

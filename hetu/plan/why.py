@@ -18,16 +18,21 @@ WIDTH = 100  # columns
 
 
 @dataclass(frozen=True)
-class Rated:
-    """A candidate with its seconds a step and the most bytes of a rank; `problem` says why it is impossible, `detail`
-    what it decides for single variables."""
+class Candidate:
+    """A builder, what people call it, and what it decides for single variables."""
 
     name: str
     builder: Any
-    seconds: float
-    peak: int
-    problem: str = ""
     detail: str = ""
+
+
+@dataclass(frozen=True)
+class Rated(Candidate):
+    """A candidate with its seconds per step and the most bytes of a rank; `problem` says why it is impossible."""
+
+    seconds: float = 0.0
+    peak: int = 0
+    problem: str = ""
 
     @property
     def valid(self) -> bool:
@@ -39,7 +44,7 @@ class Why:
     """The reasons for `best` among `rated`, with its `cost` and the `budget` in bytes for a rank.
 
     >>> from hetu.plan.simulation.timeline import Timeline
-    >>> slow, fast = Rated("dp2", None, 3e-3, 400), Rated("tp2", None, 1e-3, 900)
+    >>> slow, fast = Rated("dp2", None, seconds=3e-3, peak=400), Rated("tp2", None, seconds=1e-3, peak=900)
     >>> print(Why(slow, (slow, fast), Cost(3e-3, (400,), {}, Timeline(())), 500, 2))
     dp2, 2 ranks: 3.000 ms a step, 400 bytes on the fullest rank (80 % of the budget)
       one rank computes 0.000 ms; nothing is sent

@@ -15,9 +15,9 @@ import numpy as np
 
 from ... import checkpoint
 from ...checkpoint import Wanted, fitting
-from ...core.errors import CheckpointError, GraphError
+from ...core.errors import ArgumentError, CheckpointError, GraphError
 from ...core.graph import Graph, Node
-from ...core.placement import FilePath, Local, attaches
+from ...core.placement import FilePath, Local, Placement, attaches
 from ...core.program import Program
 from ...core.state import State
 from ...core.types import Atom, Box
@@ -33,6 +33,7 @@ from .strategy import Builder, Strategy
 from .strategy_table import rows
 
 T = TypeVar("T")
+LastPass = Callable[[Sequence[Node], Mapping[Node, Node]], tuple[tuple[Node, ...], Mapping[Node, Node]]]
 
 
 @attaches(Builder)
@@ -44,14 +45,30 @@ def on_ranks(builder: Builder, outputs: Sequence[Node], comm: Comm | None = None
     return OnRanks(strategy, comm, outputs)
 
 
+def spread(placement: Placement) -> OnRanks:
+    """The placement, which is of a strategy on ranks. ArgumentError for any other, such as `Alone`."""
+    if not isinstance(placement, OnRanks):
+        raise ArgumentError(f"{placement!r} spreads nothing over ranks", fix="pass a strategy, say DataParallel()")
+    return placement
+
+
+def _as_it_is(fetches: Sequence[Node], updates: Mapping[Node, Node]) -> tuple[tuple[Node, ...], Mapping[Node, Node]]:
+    return tuple(fetches), updates
+
+
 class OnRanks:
-    """A strategy for one graph on real ranks; `print(placement)` shows it as a table."""
+    """A strategy for one graph on real ranks; `print(placement)` shows it as a table.
+
+    A plan that must fit into memory puts a pass of its own in the place of `last`; one that was chosen says `why`.
+    """
 
     ahead = False
     passes: Sequence[Pass] = (simplify, sparsify_updates)  # none that fuses: what is fused has no sharding rule
+    why: Callable[[], Any]
 
     def __init__(self, strategy: Strategy, comm: Comm, outputs: Sequence[Node] = ()) -> None:
         self.strategy, self.comm, self.outputs = strategy, comm, tuple(outputs)
+        self.last: LastPass = _as_it_is
 
     def __str__(self) -> str:
         return self.strategy.table(self.outputs)
@@ -91,12 +108,6 @@ class OnRanks:
         local = way(fetches, updates, self.strategy, self.comm.rank)
         self._compare([*str(Graph((*fetches, *updates.values(), *effects))).split("\n"), *local.steps])
         return local
-
-    def last(
-        self, fetches: Sequence[Node], updates: Mapping[Node, Node]
-    ) -> tuple[tuple[Node, ...], Mapping[Node, Node]]:
-        """Nothing is left to do."""
-        return tuple(fetches), updates
 
     def _compare(self, steps: Sequence[str]) -> None:
         """All ranks must compute the same graph and communicate in the same steps; the first that differs is named."""

@@ -7,6 +7,7 @@ measures only links that the job spans; `MachineProfile.learn` adds what a model
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import statistics
 import time
@@ -114,7 +115,8 @@ def _link(comm: Comm, sizes: tuple[int, ...]) -> Measured:
     found: dict[str, list[tuple[int, float]]] = {}
     for nbytes in tqdm(sizes, desc="links", leave=False, disable=comm.rank > 0):
         for kind, call in _calls(comm, nbytes).items():
-            found.setdefault(kind, []).append((nbytes, _together(comm, call)))
+            seconds = _together(comm, call) / (2 if kind == "message" else 1)  # there and back
+            found.setdefault(kind, []).append((nbytes, seconds))
     found["barrier"] = [(0, _together(comm, comm.barrier))]
     return Measured({kind: {2 if kind == "message" else n: Table(rows)} for kind, rows in found.items()})
 
@@ -126,9 +128,11 @@ def _calls(comm: Comm, nbytes: int) -> dict[str, Callable[[], object]]:
     every, part = np.empty(x.size * n, np.uint8), np.empty(x.size // n, np.uint8)
 
     def there_and_back() -> None:
-        if comm.rank < 2:
-            for sender in (0, 1):
-                _ = comm.send(x, 1 - sender) if comm.rank == sender else comm.recv(out, sender)
+        for sender in (0, 1):
+            if comm.rank == sender:
+                comm.send(x, 1 - sender)
+            elif comm.rank < 2:
+                comm.recv(out, sender)
 
     return {
         "all_reduce": lambda: comm.all_reduce(x, out),
@@ -141,7 +145,7 @@ def _calls(comm: Comm, nbytes: int) -> dict[str, Callable[[], object]]:
 
 
 def _together(comm: Comm, call: Callable[[], object], repeat: int = 7) -> float:
-    """The median wall time of a call, of the slowest rank; of a message there and back, the half."""
+    """The median wall time of a call, of the slowest rank."""
     times = []
     for _ in range(repeat + 1):
         comm.barrier()
@@ -150,7 +154,7 @@ def _together(comm: Comm, call: Callable[[], object], repeat: int = 7) -> float:
         times.append(time.perf_counter() - began)
     slowest = np.array([statistics.median(times[1:])])
     comm.all_reduce(slowest, slowest, "max")
-    return float(slowest[0]) / (2 if call.__name__ == "there_and_back" else 1)
+    return float(slowest[0])
 
 
 # -- models ------------------------------------------------------------------------------------------------------
@@ -160,7 +164,7 @@ def _models(widths: tuple[int, ...], batches: tuple[int, ...]) -> Iterator[Calla
     for batch in batches:
         for width in widths:
             for build in (_mlp, _cnn, _transformer):
-                yield lambda build=build, width=width, batch=batch: build(width, batch)
+                yield functools.partial(build, width, batch)
 
 
 def _trained(y: Any, t: Any, optimizer: Any) -> list[Any]:

@@ -31,6 +31,11 @@ class Channel(Protocol):
     def seconds(self, kind: str, ranks: int, nbytes: int) -> float: ...
 
 
+def in_bucket(link: Channel, kind: str, ranks: int, nbytes: int) -> float:
+    """Seconds of a collective that waits for others in a bucket, so that no message of its own is paid for."""
+    return link.seconds(kind, ranks, nbytes) - link.seconds(kind, ranks, 0)
+
+
 class Table:
     """Measured (amount, seconds) points; between them the time is a straight line, beyond them it goes on.
 
@@ -46,8 +51,6 @@ class Table:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Table) and self.points == other.points
-
-    __hash__ = None
 
     def seconds(self, amount: float) -> float:
         """Below the first point the cost is all latency, so it stays; beyond the last it grows in proportion."""
@@ -88,10 +91,12 @@ class Measured:
 
 
 def link_to_json(link: Channel) -> dict[str, Any]:
-    """Plain data for a line or a measured link."""
+    """Plain data for a line or a measured link; ArgumentError for any other."""
+    if isinstance(link, Link):
+        return asdict(link)
     if isinstance(link, Measured):
         return {kind: {str(n): table.points for n, table in rows.items()} for kind, rows in link.tables.items()}
-    return asdict(link)
+    raise ArgumentError(f"{link!r:.80} has no form as data", fix="describe the link by a Link or by Measured tables")
 
 
 def link_from_json(data: Mapping[str, Any]) -> Link | Measured:

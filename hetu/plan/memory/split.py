@@ -106,7 +106,7 @@ class BatchSplit:
         if self._source(node) not in self.rules or node in self.outputs:
             return False
         readers = {*self.readers[node]}
-        once = len(readers) == 1 and self._source(*readers) in self.rules
+        once = len(readers) == 1 and all(r is not None and self._source(r) in self.rules for r in readers)
         return once or not node.tags.get("gradient")
 
     def _source(self, node: Node) -> Node:
@@ -140,13 +140,11 @@ class BatchSplit:
 
     def _assembled(self, node: Node) -> Node:
         """All parts, one after the other; what they need of dropped values is theirs alone."""
-        whole, axis = None, self._axis(node)
-        for k in range(self.parts):
-            part = self._part(node, k, {})
-            if whole is None:
-                whole = part if self.parts == 1 else start_rows(part, rows=int(node.shape[axis]), axis=axis)
-            else:
-                whole = set_rows(whole, part, first=self._span(node, axis, k)[0], axis=axis)
+        whole, axis = self._part(node, 0, {}), self._axis(node)
+        if self.parts > 1:
+            whole = start_rows(whole, rows=int(node.shape[axis]), axis=axis)
+        for k in range(1, self.parts):
+            whole = set_rows(whole, self._part(node, k, {}), first=self._span(node, axis, k)[0], axis=axis)
         return whole
 
     def _span(self, node: Node, axis: int, k: int) -> tuple[int, int]:

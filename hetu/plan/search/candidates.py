@@ -20,29 +20,22 @@ from ...core.errors import ArgumentError, did_you_mean
 from ...core.graph import Node, topological
 from ...core.op import Role
 from ...dist.cut.builders import MEGATRON, ExpertParallel, Parallel
+from ...dist.cut.kept import Kept
 from ...dist.cut.pipeline import Pipeline
-from ...dist.cut.strategy import Kept, Strategy
+from ...dist.cut.strategy import Strategy
 from ...dist.layout.layout import Mesh
 from ...ps.store.cache import Cache
 from ...strategies.choice import choices
 from ...strategies.hybrid import Hybrid
 from ...strategies.servable import Servable
-from ..costs.links import Cluster
+from ..costs.links import Channel, Cluster, in_bucket
+from ..why import Candidate
 from .chain import cheapest_chain
 from .decisions import DATA, SHARDED, TENSOR, tree
 from .operators import Operators, experts_of
 
 LEVELS = (0, 1, 3)  # how much is sharded over data-parallel ranks: nothing, optimizer state, variables too
 MICROBATCHES = (2, 4, 8, 16)
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A builder, what people call it, and what it decides for single variables."""
-
-    name: str
-    builder: Any
-    detail: str = ""
 
 
 @dataclass(frozen=True)
@@ -90,20 +83,21 @@ def candidates(outputs: Sequence[Node], world_size: int, hints: Hints, batch: in
             if stages > 1 and way.degree(SHARDED) > 1 and hints.zero is None:
                 continue  # only pipelines that are too large are sharded
             for zero in (z for z in levels if hints.allow(zero=z) or data == 1):
-                yield from _products(stages, Parallel(data=data, tensor=tensor, zero=zero, split=split), batch)
+                yield from _products(stages, data, tensor, zero, split, batch)
 
 
-def _products(stages: int, parallel: Parallel, batch: int | None) -> Iterator[Candidate]:
+def _products(
+    stages: int, data: int, tensor: int, zero: int, split: Mapping[str, int], batch: int | None
+) -> Iterator[Candidate]:
     """The plan with these degrees; of a pipeline, one for each number of micro-batches that the batch divides into."""
-    data, tensor, zero = parallel.data, parallel.tensor, parallel.zero
     sharded = f" zero{zero}" if zero else ""
     name = f"{_degree('dp', data)}{_degree('tp', tensor)}{_degree('pp', stages)}{sharded}".strip() or "one rank"
     if stages == 1:
-        yield Candidate(name, parallel)
+        yield Candidate(name, Parallel(data=data, tensor=tensor, zero=zero, split=split))
         return
     for parts in MICROBATCHES:
         if batch is None or batch % (parts * data) == 0:
-            builder = Pipeline(stages, parts, data=data, tensor=tensor, zero=zero, split=parallel.split)
+            builder = Pipeline(stages, parts, data=data, tensor=tensor, zero=zero, split=split)
             yield Candidate(f"{name}, {parts} micro-batches", builder)
 
 
@@ -248,10 +242,10 @@ def layered(plan: Candidate, levels: Mapping[str, int]) -> Candidate:
     return Candidate(f"{name}, layers: {counts}", builder, plan.detail)
 
 
-def _synchronize(link: Any, level: int, ranks: int, nbytes: int) -> float:
+def _synchronize(link: Channel, level: int, ranks: int, nbytes: int) -> float:
     """Seconds to bring the gradient of one variable together and its new value to all that read it."""
     if ranks == 1:
         return 0.0
-    if level == 0:  # in a bucket with others, so that nothing is paid for a message of its own
-        return link.seconds("all_reduce", ranks, nbytes) - link.seconds("all_reduce", ranks, 0)
+    if level == 0:
+        return in_bucket(link, "all_reduce", ranks, nbytes)
     return link.seconds("reduce_scatter", ranks, nbytes) + link.seconds("all_gather", ranks, nbytes // ranks)

@@ -33,10 +33,9 @@ from ...strategies.hybrid import Hybrid
 from ..costs.profile import MachineProfile
 from ..plan import Plan, Within
 from ..simulation.simulate import Cost, simulate
-from ..why import Rated, Why
+from ..why import Candidate, Rated, Why
 from .candidates import (
     LEVELS,
-    Candidate,
     Hints,
     Layered,
     by_operator,
@@ -165,30 +164,30 @@ class _Search:
 
     def _refined(self, rated: Sequence[Rated]) -> Iterator[Candidate]:
         """The fastest pipelines of all degrees, cut by seconds; those that are too large, sharded over data too."""
-        best: dict[tuple[int, ...], Rated] = {}
+        best: dict[tuple[int, int, int], Rated] = {}
         for r in (r for r in rated if r.valid and isinstance(r.builder, Pipeline)):
             degrees = r.builder.stages, r.builder.data, r.builder.tensor
             best[degrees] = min(best.get(degrees, r), r, key=lambda r: r.seconds)
-        for r in best.values():
-            if (cut := self._cut(r.builder)) is not None:
+        for degrees, r in best.items():
+            if (cut := self._cut(r.builder, *degrees)) is not None:
                 yield Candidate(f"{r.name}, cut by seconds", r.builder.but(cut=cut))
             if r.peak > self.auto.budget and r.builder.data > 1 and self.hints.zero is None:
                 yield Candidate(f"{r.name}, zero3", r.builder.but(zero=3))
 
-    def _cut(self, pipeline: Pipeline) -> dict[str, int] | None:
+    def _cut(self, pipeline: Pipeline, stages: int, data: int, tensor: int) -> dict[str, int] | None:
         """Layer -> stage by seconds; None if that is how the pipeline is cut anyway, or if nothing fits."""
-        kept = {name: times * nbytes // pipeline.tensor for name, (times, nbytes) in self.trained.items()}
-        size = self.comm.world_size // pipeline.stages
+        kept = {name: times * nbytes // tensor for name, (times, nbytes) in self.trained.items()}
+        link = self.profile.cluster.link((0, self.comm.world_size // stages))
         try:
-            typed, link = self._typed(pipeline.data * pipeline.microbatches), self.profile.cluster.link((0, size))
-            cut = cut_by_seconds(typed, self.shapes, pipeline.stages, self.profile, link, kept, self.auto.budget)
+            typed = self._typed(data * pipeline.microbatches)
+            cut = cut_by_seconds(typed, self.shapes, stages, self.profile, link, kept, self.auto.budget)
             return None if cut == pipeline.build(self.outputs, self.comm.world_size).cut else cut
         except HetuError:
             return None  # stages that the user has marked, or layers that fit nowhere
 
     def _by_operator(self, room: Mapping[int, float] | None = None) -> list[Candidate]:
         """Operators split one by one over each tensor degree, of those in `room` within so many bytes of variables."""
-        found, free = [], self.hints.split is None and self.hints.zero is None and self.trained
+        found, free = list[Candidate](), self.hints.split is None and self.hints.zero is None and self.trained
         for tensor in divisors(self.comm.world_size)[1:] if free else ():
             data = self.comm.world_size // tensor
             if not self.hints.allow(stages=1, data=data, tensor=tensor) or (room is not None and tensor not in room):
@@ -240,16 +239,16 @@ class _Search:
             left = self.auto.budget - (r.peak - self._kept(parallel))
             if isinstance(parallel, Layered):
                 room[parallel.tensor] = left
-            if parallel.data > 1 and not parallel.zero and self.hints.zero is None:
+            if _shards_layers(parallel) and not parallel.zero and self.hints.zero is None:
                 with contextlib.suppress(BudgetError):  # even what is sharded everywhere is too large
                     cluster, world = self.profile.cluster, self.comm.world_size
-                    found.append(sharded_layers(self.outputs, _again(r), cluster, world, left))
+                    found.append(sharded_layers(self.outputs, r, cluster, world, left))
         return found + self._by_operator(room)
 
     def _polished(self, best: Rated) -> Rated:
         """The best plan, or a faster one in which some layers are sharded otherwise."""
         start, free = best.builder, self.auto.proposals > 0 and self.hints.zero is None
-        if not free or not isinstance(start, Parallel) or isinstance(start, Pipeline) or start.data < 2:
+        if not free or not _shards_layers(start):
             return best
         layers = [*dict.fromkeys(layer_of(v) for v in self.sub.variables if v.attrs["trainable"])]
         levels = (isinstance(start, Layered) and start.levels) or dict.fromkeys(layers, start.zero)
@@ -257,7 +256,7 @@ class _Search:
 
         def cost(picks: tuple[int, ...]) -> float:
             chosen = {name: LEVELS[pick] for name, pick in zip(layers, picks)}
-            (seen[picks],) = self._rate([layered(_again(best), chosen)])  # by rank 0, so that all walk the same way
+            (seen[picks],) = self._rate([layered(best, chosen)])  # by rank 0, so that all walk the same way
             fits = seen[picks].valid and seen[picks].peak <= self.auto.budget
             return seen[picks].seconds if fits else math.inf
 
@@ -291,7 +290,7 @@ class _Search:
         self.comm.all_reduce(texts, texts)
         problems = [bytes(text).rstrip(b"\0").decode(errors="ignore") for text in texts]
         return [
-            Rated(c.name, c.builder, float(seconds), int(peak), problem, c.detail)
+            Rated(c.name, c.builder, c.detail, float(seconds), int(peak), problem)
             for c, seconds, peak, problem in zip(found, *figures, problems)
         ]
 
@@ -306,8 +305,10 @@ class _Search:
         )
 
 
-def _again(rated: Rated) -> Candidate:
-    return Candidate(rated.name, rated.builder, rated.detail)
+def _shards_layers(builder: Any) -> bool:
+    """Whether the layers of a plan can be sharded one by one over data-parallel ranks."""
+    plain = isinstance(builder, Parallel) and not isinstance(builder, Pipeline) and not builder.experts
+    return plain and builder.data != 1
 
 
 def shapes_of(sub: SubGraph, batch_size: int) -> dict[str, tuple[int, ...]]:

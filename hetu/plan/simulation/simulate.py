@@ -17,7 +17,17 @@ from ...core.graph import Node
 from ...core.op import Role
 from ..costs.links import Channel
 from ..costs.profile import MachineProfile
-from .instructions import Communication, Exchange, RankProgram, Serve, SimulatedCollective, SimulatedJob, Wait
+from .instructions import (
+    AT_ONCE,
+    Communication,
+    Exchange,
+    RankProgram,
+    Serve,
+    Shapes,
+    SimulatedCollective,
+    SimulatedJob,
+    Wait,
+)
 from .timeline import COMMUNICATION, COMPUTE, Event, Timeline
 
 SERVERS = -1  # stands for the servers in `Cost.sent`
@@ -49,13 +59,14 @@ def simulate(
     profile: MachineProfile,
     *,
     world_size: int,
-    shapes: Mapping[Node | str, Sequence[int]],
+    shapes: Shapes,
     traced: int = 16,
 ) -> Cost:
     """The cost of one step of `entries` (what an executor is given: nodes and updates) on `world_size` ranks.
 
-    `shapes` are those of the whole batch, for every placeholder of unknown size. The timeline has the first `traced`
-    ranks. Errors are those that an executor would raise.
+    `shapes`, by placeholder or name, are those of the whole batch, for every placeholder of unknown size. The timeline
+    has the first `traced` ranks. Errors are those that an executor would raise, UnknownNameError for a shape of what
+    is not fed, and ShapeError for one that is missing.
 
     >>> import hetu as ht
     >>> x = ht.placeholder("x", (None, 64))
@@ -164,12 +175,10 @@ class _Play:
         """Whether the action is done; if not, the rank is woken when it can be."""
         if isinstance(action, SimulatedCollective):
             self._come(rank, action)
-            if action.token is not None:
-                rank.waits[action.token] = action.group, rank.meetings[action.group] - 1
+            if action.token != AT_ONCE:
                 return True
-            rank.actions[0] = name, Wait(-1)
-            rank.waits[-1] = action.group, rank.meetings[action.group] - 1
-            action = rank.actions[0][1]
+            action = Wait(AT_ONCE)
+            rank.actions[0] = name, action
         if isinstance(action, Wait):
             return self._wait(rank, action)
         if isinstance(action, Exchange):
@@ -182,6 +191,7 @@ class _Play:
         group, meetings = action.group, self.meetings[action.group]
         number = rank.meetings[group]
         rank.meetings[group] += 1
+        rank.waits[action.token] = group, number
         if number == len(meetings):
             meetings.append(_Rendezvous())
         meeting = meetings[number]
@@ -198,7 +208,8 @@ class _Play:
         for other in meeting.noted:
             self.events.append(Event(other.rank, COMMUNICATION, action.kind, meeting.start, meeting.end))
         self.awake.extend(meeting.asleep)
-        meeting.asleep.clear(), meeting.noted.clear()
+        meeting.asleep.clear()
+        meeting.noted.clear()
 
     def _wait(self, rank: _Rank, action: Wait) -> bool:
         group, number = rank.waits[action.token]

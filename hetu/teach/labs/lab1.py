@@ -20,7 +20,8 @@ X = np.array([-3.0, -0.5, 0.0, 1.0, 4.0])
 
 
 def softsign(x: np.ndarray, scale: float) -> np.ndarray:
-    return x / (scale + np.abs(x))
+    made: np.ndarray = x / (scale + np.abs(x))
+    return made
 
 
 @lab.check("the values are right", hint="The forward function is one line of array arithmetic: use xp.abs.")

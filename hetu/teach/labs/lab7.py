@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from types import ModuleType
 
@@ -13,13 +12,13 @@ from .grading import Lab, different
 
 lab = Lab(7, "layouts: who holds what, and what must be sent", "lab7_layouts.py")
 NAMES = {DUP: "DUP", SUM: "SUM", 0: "0", 1: "1", None: "None"}
+LAYOUTS = (DUP, 0, 1, SUM)
 RNG = np.random.default_rng(7)
 X, W = (RNG.integers(-9, 9, (4, 4)).astype(float) for _ in range(2))
-WHOLE = Layout(Shard((0, 1), ((DUP, 2),)))
 
 
 def layout(role: int) -> Layout:
-    return Layout(Shard((0, 1), ((role, 2),)))
+    return Layout((Shard((0, 1), ((role, 2),)),))
 
 
 def held(value: np.ndarray, role: int, rank: int) -> np.ndarray:
@@ -36,7 +35,7 @@ def computed(x: int, w: int) -> list[int]:
     if any(a.shape[1] != b.shape[0] for a, b in parts):
         return []
     products = [np.ascontiguousarray(a @ b) for a, b in parts]
-    return [role for role in (DUP, 0, 1, SUM) if _means(products, role)]
+    return [role for role in LAYOUTS if _means(products, role)]
 
 
 def _means(products: Sequence[np.ndarray], role: int) -> bool:
@@ -46,7 +45,7 @@ def _means(products: Sequence[np.ndarray], role: int) -> bool:
         return False
 
     def rank(comm: Comm) -> np.ndarray | None:
-        return redistribute(comm, products[comm.rank], layout(role), WHOLE, (4, 4))
+        return redistribute(comm, products[comm.rank], layout(role), layout(DUP), (4, 4))
 
     return all(whole is not None and np.array_equal(whole, X @ W) for whole in run_ranks(2, rank))
 
@@ -94,7 +93,7 @@ def sums(student: ModuleType) -> str:
     hint="Most of the rest do not fit: say None. The two ranks need the same ks, and all of what is asked.",
 )
 def sixteen(student: ModuleType) -> str:
-    return claims(student, list(itertools.product((DUP, 0, 1, SUM), repeat=2)))
+    return claims(student, [(x, w) for x in LAYOUTS for w in LAYOUTS])
 
 
 def _sent(student: ModuleType, cases: Sequence[tuple[int, int]]) -> str:
@@ -113,4 +112,4 @@ def gather(student: ModuleType) -> str:
 
 @lab.check("communication toward parts", hint="Who needs only a part of the sum should not be sent all of it.")
 def scatter(student: ModuleType) -> str:
-    return _sent(student, list(itertools.product((DUP, 0, 1, SUM), (0, 1))))
+    return _sent(student, [(before, after) for before in LAYOUTS for after in (0, 1)])

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Listener, wait
 from typing import Any
@@ -76,7 +76,7 @@ class Pool:
         """Wait until all ranks are there. RankError with the launcher's words when they don't come."""
         until = time.monotonic() + READY_WITHIN
         while len(self.ranks) < self.workers:
-            ready = wait([self.listener._listener._socket], 0.05)  # accept has no timeout
+            ready = wait([self.listener._listener._socket], 0.05)  # type: ignore[attr-defined] # accept has no timeout
             if ready:
                 with contextlib.suppress(OSError, EOFError):
                     connection = self.listener.accept()
@@ -129,7 +129,7 @@ class Pool:
     def _listen(self, outcome: CellOutcome, busy: set[Connection], say: Say, until: float | None) -> set[Connection]:
         """Until all of `busy` are done, the time is over, or one fails and the others do not end; these."""
         while busy:
-            ready = wait(list(busy), None if until is None else max(0.0, until - time.monotonic()))
+            ready = _readable(busy, until)
             for connection in ready:
                 rank = self.ranks[connection]
                 try:
@@ -157,7 +157,7 @@ class Pool:
             for connection in waiting:
                 send(connection, "where")
             while (missing := [c for c in waiting if self.ranks[c] not in found]) and time.monotonic() < until:
-                for connection in wait(missing, max(0.0, until - time.monotonic())):
+                for connection in _readable(missing, until):
                     message = receive(connection)
                     if message["kind"] == "where":
                         found[self.ranks[connection]] = message["line"]
@@ -175,6 +175,12 @@ class Pool:
         finally:  # a second interrupt comes here too
             if left:
                 self.close()
+
+
+def _readable(connections: Collection[Connection], until: float | None) -> list[Connection]:
+    """Those that say something, or end, before the clock shows `until`."""
+    ready = wait(connections, None if until is None else max(0.0, until - time.monotonic()))
+    return [connection for connection in connections if connection in ready]
 
 
 def needed(text: str, names: Mapping[str, Any]) -> list[str]:

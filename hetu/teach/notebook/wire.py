@@ -84,7 +84,7 @@ def send(connection: Connection, kind: str, values: dict[str, Any] | None = None
 
 def receive(connection: Connection) -> dict[str, Any]:
     """The next message. EOFError when the other side has gone; OSError for a frame that is too large."""
-    header = json.loads(connection.recv_bytes(MOST_BYTES))
+    header: dict[str, Any] = json.loads(connection.recv_bytes(MOST_BYTES))
     frames = [io.BytesIO(connection.recv_bytes(MOST_BYTES)) for _ in range(header.pop("arrays"))]
     arrays = [np.load(frame, allow_pickle=False) for frame in frames]
     header["values"] = {name: unpack(value, arrays) for name, value in header["values"].items()}
