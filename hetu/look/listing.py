@@ -12,6 +12,7 @@ from ..core.op import LEAVES, Role
 from ..core.program import Program
 from ..core.types import show_type
 from .arena import memory_svg
+from .columns import in_columns
 from .svg import Svg
 
 MOST_WIDE = (5, 42, 20, 20, 13, 10)  # characters of each column
@@ -54,10 +55,7 @@ def program_text(program: Program) -> str:
         rows.append((str(index), call, show_type(step.node.type), place, f"{nbytes:,}", frees))
     header = ("", "instruction", "type", "place", "bytes", "frees")
     cells = [tuple(map(_cut, row, MOST_WIDE)) for row in (header, *rows)]
-    widths = [max(map(len, column)) for column in zip(*cells)]
-    align = (str.rjust, str.ljust, str.ljust, str.ljust, str.rjust, str.ljust)
-    table = ["  ".join(f(text, w) for f, text, w in zip(align, row, widths)).rstrip() for row in cells]
-    return "\n".join([*table, _totals(program)])
+    return "\n".join([*in_columns(cells, right={0, 4}), _totals(program)])
 
 
 def _totals(program: Program) -> str:

@@ -22,9 +22,11 @@ import numpy as np
 from ..core.errors import ArgumentError, did_you_mean, public
 from ..core.executor import Executor
 from ..core.graph import Node
+from ..core.memory import types_of
 from ..core.op import LEAVES, Role
 from ..core.program import Program
 from ..core.types import TensorType, show_type
+from .columns import in_columns
 from .picture import family
 from .svg import FILL
 
@@ -96,11 +98,8 @@ class Profile:
         """The rows as text; those beyond `limit` are left out, and counted."""
         rows = self.rows(by)
         cells = [self._cells(row) for row in [*rows[:limit], _total("step", rows)]]
-        lines = [(by, "calls", "ms", "share", "MB", "MFLOP", "GB/s", "GFLOP/s"), *cells]
-        widths = [max(map(len, column)) for column in zip(*lines)]
-        texts = [
-            "  ".join(c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(line, widths))) for line in lines
-        ]
+        heads = (by, "calls", "ms", "share", "MB", "MFLOP", "GB/s", "GFLOP/s")
+        texts = in_columns([heads, *cells], right=range(1, len(heads)))
         rule = "-" * len(texts[0])
         rest = [f"... and {len(rows) - limit} more"] if len(rows) > limit else []
         return "\n".join([texts[0], rule, *texts[1:-1], *rest, rule, texts[-1]])
@@ -235,16 +234,12 @@ def _seconds(calls: tuple[Callable[[], Any], ...], kind: str, xp: Any, timer: Ca
 
 def traffic(node: Node) -> int:
     """Bytes of the operands that are read and of the results; caches are not considered."""
-    return sum(int(t.nbytes) for t in (*_operands(node), *_types(node)))
-
-
-def _types(node: Node) -> tuple[TensorType, ...]:
-    return node.type if isinstance(node.type, tuple) else (node.type,)
+    return sum(int(t.nbytes) for t in (*_operands(node), *types_of(node)))
 
 
 def _operands(node: Node) -> list[TensorType]:
     """Types of the inputs whose values are used."""
-    return [t for k, i in enumerate(node.inputs) if k not in node.op.like for t in _types(i)]
+    return [t for k, i in enumerate(node.inputs) if k not in node.op.like for t in types_of(i)]
 
 
 _STILL = LEAVES | {Role.ITEM, Role.LOOKUP, Role.SCATTER, Role.MOVE, Role.HINT}  # roles in which nothing is computed
@@ -267,7 +262,7 @@ def flops(node: Node) -> int:
     sizes, shared, kept = _factors(node)
     if any(len(inputs) > 1 and factor not in kept for factor, inputs in shared.items()):
         return 2 * math.prod(sizes.values())
-    return max((int(t.size) for t in (*_operands(node), *_types(node))), default=0)
+    return max((int(t.size) for t in (*_operands(node), *types_of(node))), default=0)
 
 
 def _factors(node: Node) -> tuple[dict[Any, int], dict[Any, set[int]], set[Any]]:
@@ -283,7 +278,7 @@ def _factors(node: Node) -> tuple[dict[Any, int], dict[Any, set[int]], set[Any]]
         for factor, size in _named_axes(term, read.shape).items():
             sizes[factor] = max(sizes.get(factor, 1), size)
             shared.setdefault(factor, set()).add(position)
-    for term, type_ in zip(right, _types(node)):
+    for term, type_ in zip(right, types_of(node)):
         kept.update(_named_axes(term, type_.shape))
     return sizes, shared, kept
 

@@ -14,6 +14,7 @@ from ..core.errors import public
 from ..core.graph import Graph, Node
 from ..core.op import Role
 from ..core.types import show_type
+from .columns import in_columns
 
 
 @dataclass(frozen=True)
@@ -58,12 +59,7 @@ class Summary:
         return [head, *lines]
 
     def __str__(self) -> str:
-        cells = self._cells()
-        widths = [max(map(len, column)) for column in zip(*cells)]
-        lines = [
-            "  ".join(c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths))).rstrip()
-            for row in cells
-        ]
+        lines = in_columns(self._cells(), right={2, 3, 4})
         rule = "-" * max(map(len, lines))
         return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1]])
 

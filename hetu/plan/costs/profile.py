@@ -28,6 +28,7 @@ import numpy as np
 from ...core.errors import ArgumentError
 from ...core.executor import Executor
 from ...core.graph import Node
+from ...core.memory import types_of
 from ...core.types import show_type
 from ...look.profiler import flops, profile_program, traffic
 from .links import Cluster, DeviceFigures, Table, link_from_json, link_to_json
@@ -251,13 +252,13 @@ def signature(node: Node) -> str:
 
 def family_of(node: Node) -> str:
     """The operator with the dtype in which it computes."""
-    types = [t for n in (node, *node.inputs) for t in (n.type if isinstance(n.type, tuple) else (n.type,))]
+    types = [t for n in (node, *node.inputs) for t in types_of(n)]
     return f"{node.op.name} {next((t.dtype.name for t in types if t.dtype.kind == 'f'), types[0].dtype.name)}"
 
 
 def stem_of(node: Node) -> str:
     """The operator and its types without their first axes, among which is the batch."""
-    types = [t for n in (node, *node.inputs) for t in (n.type if isinstance(n.type, tuple) else (n.type,))]
+    types = [t for n in (node, *node.inputs) for t in types_of(n)]
     return f"{node.op.name}({', '.join(str(t.shape[1:]) for t in types)})"
 
 
