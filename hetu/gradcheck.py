@@ -14,8 +14,8 @@ import numpy as np
 from .core.autodiff import gradients
 from .core.errors import GradientError, public
 from .core.graph import OPS, Node
-from .core.interpret import interpret
 from .core.leaf import placeholder
+from .core.simplify import interpret
 from .core.types import is_float
 
 STEP = 1e-6  # central differences in float64: truncation h^2 and rounding eps/h meet here

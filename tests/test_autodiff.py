@@ -8,8 +8,8 @@ import pytest
 import hetu as ht
 from hetu.core.errors import GradientError
 from hetu.core.graph import OPS, Node, tagged, topological
-from hetu.core.interpret import interpret
 from hetu.core.op import Op, same_type
+from hetu.core.simplify import interpret
 from hetu.core.types import TensorType
 
 

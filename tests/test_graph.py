@@ -11,8 +11,8 @@ import pytest
 import hetu as ht
 from hetu.core.errors import ArgumentError, DTypeError, GraphError, NodeUseError, ShapeError, UnknownNameError
 from hetu.core.graph import OPS, Graph, Node, origin_of, replace, rewrite, scope, tagged, topological, unique_name
-from hetu.core.interpret import interpret
 from hetu.core.op import Op
+from hetu.core.simplify import interpret
 
 DEEP = 20_000
 

@@ -7,8 +7,8 @@ import pytest
 
 import hetu as ht
 from hetu.core.graph import OPS, Graph, topological
-from hetu.core.interpret import interpret
 from hetu.core.memory import plan
+from hetu.core.simplify import interpret
 from hetu.core.types import as_dtype
 from hetu.gpu_kernels.passes.group_casts import MOST, group_casts
 from hetu.gpu_kernels.passes.group_checks import group_checks

@@ -12,8 +12,7 @@ from hetu import nn
 from hetu.core import types
 from hetu.core.errors import ArgumentError, DTypeError, MissingDependencyError
 from hetu.core.graph import OPS, topological
-from hetu.core.interpret import interpret
-from hetu.core.simplify import simplify
+from hetu.core.simplify import interpret, simplify
 from hetu.cpu_kernels.layer_norm import share_layer_norm
 from hetu.dist import DataParallel, run_ranks
 from hetu.passes import mixed_precision as lowered

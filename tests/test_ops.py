@@ -10,7 +10,7 @@ import pytest
 
 import hetu as ht
 from hetu.core.graph import OPS, Node, topological
-from hetu.core.interpret import interpret
+from hetu.core.simplify import interpret
 from hetu.core.types import TensorType, is_float
 
 from .samples import SAMPLES, Sample

@@ -18,11 +18,10 @@ PACKAGE = ROOT / "hetu"
 FILES = sorted(PACKAGE.rglob("*.py"))
 # Imports go up this page or stay in their row. The longest name that begins a module's says where it stands.
 FLOORS = [
-    "core.errors core.source core.kernels core.types core.backend",
+    "core.errors core.kernels core.types core.backend",
     "core.graph core.op",
     "core.leaf ops",
-    "core.autodiff core.interpret core.simplify core.specialize core.training_flag core.memory core.passes"
-    " passes cpu_kernels gpu_kernels",
+    "core.autodiff core.simplify core.specialize core.memory core.passes passes cpu_kernels gpu_kernels",
     "nn optimizer optim schedules init metrics data",
     "core look gradcheck checkpoint training",
     "dist.comm ps.store",

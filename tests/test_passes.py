@@ -10,7 +10,9 @@ import pytest
 
 import hetu as ht
 from hetu.core.graph import OPS, topological
-from hetu.core.interpret import interpret
+from hetu.core.op import Role
+from hetu.core.passes import SOUGHT, enter
+from hetu.core.simplify import interpret
 from hetu.gpu_kernels.passes.fuse_norm_relu import fuse_norm_relu
 from hetu.passes import PASSES, chosen_passes, resolve_training, simplify, specialize
 
@@ -108,6 +110,25 @@ def test_updates_of_embedding_tables_become_row_updates(lookups):
     for ex in executors.values():
         ex.run({ids: [1, 2, 2, 7]})
     np.testing.assert_allclose(executors["rows"].state["table"], executors["dense"].state["table"], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("seeks", "runs"),
+    [((), 1), (["log"], 0), (["log", "exp"], 1), ([Role.SCATTER], 0), ([Role.PLACEHOLDER], 1)],
+)
+def test_a_pass_runs_where_something_is_that_it_seeks(seeks, runs):
+    def added(outputs):
+        seen.append(outputs)
+        return tuple(outputs)
+
+    seen = []
+    x = ht.placeholder("x", X)
+    enter(added, seeks=seeks)
+    try:
+        ht.Executor([ht.exp(x)], passes=["simplify", "added"]).run({x: np.ones(X)})
+    finally:
+        del PASSES["added"], SOUGHT[added]
+    assert len(seen) == runs
 
 
 def test_linear_is_fused_only_where_nobody_else_reads_the_product():

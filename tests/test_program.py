@@ -13,8 +13,8 @@ import pytest
 
 import hetu as ht
 from hetu.core.graph import Graph, Node
-from hetu.core.interpret import interpret
 from hetu.core.program import Program
+from hetu.core.simplify import interpret
 from hetu.core.types import substitute
 from hetu.passes import PASSES, specialize
 

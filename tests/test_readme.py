@@ -20,7 +20,7 @@ from hetu.core.op import elementwise, op
 from .test_package import FLOORS
 
 ROOT = Path(__file__).parent.parent
-MOST_MET = 38  # files of hetu that the README's MLP meets from build to the second step; it may only fall
+MOST_MET = 30  # files of hetu that the README's MLP meets from build to the second step; it may only fall
 TREE = ("hetu", "tests", "examples", "tutorials")
 
 

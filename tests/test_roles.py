@@ -11,9 +11,8 @@ import pytest
 import hetu as ht
 from hetu.core.errors import GraphError
 from hetu.core.graph import OPS, count_names_apart, topological
-from hetu.core.interpret import interpret
 from hetu.core.op import LEAVES, Op, Role, float_elementwise, same_type
-from hetu.core.simplify import simplify
+from hetu.core.simplify import interpret, simplify
 from hetu.dist import DataParallel, Mesh, ZeRO, run_ranks, shard
 from hetu.dist.layout.deduce import updating
 from hetu.look.picture import family
@@ -32,13 +31,13 @@ HETU = Path(ht.__file__).parent
 # Passes that match a pattern of operators: no others may ask for a name.
 PATTERNS = {
     "activation": "the slope of relu",
-    "absorb_casts": "casts around norms", "attention": "heads split and merged", "training_flag": "its own marks",
+    "absorb_casts": "casts around norms", "attention": "heads split and merged",
     "channels_last": "convolutions", "conv_pool": "convolution, bias, relu, pool", "fuse": "product and sum",
     "fuse_elementwise": "what ends or enters a group", "group_casts": "casts", "group_checks": "all, isfinite",
     "group_updates": "updates", "mixed_precision": "casts, transposes, first gradients", "norm_relu": "norm and relu",
     "share": "forms of one function", "simplify": "identities", "sparsify": "scattered gradients",
     "update": "the product or sum that makes a gradient", "composition": "p - lr g",
-    "specialize": "a size that became known", "explain": "counts what it prints",
+    "specialize": "its own marks, a size that became known", "explain": "counts what it prints",
     "optimizer": "the zeros of a gradient that is unused",
 }  # fmt: skip
 KERNELS = {"cpu_kernels", "gpu_kernels"}  # which are looked up by name

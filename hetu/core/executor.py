@@ -18,12 +18,12 @@ import numpy as np
 from .backend import Device
 from .errors import ArgumentError, GraphError, UnknownNameError, did_you_mean, public
 from .graph import Graph, Node
-from .interpret import interpret
 from .leaf import random_state
 from .op import as_node
 from .passes import PRECISIONS, chosen_passes
 from .placement import attach, named
 from .program import Arena, Program
+from .simplify import interpret
 from .specialize import specialize
 from .state import State
 from .subgraph import Feed, Fetch, SubGraph

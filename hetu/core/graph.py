@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .errors import GraphError, NodeUseError, UnknownNameError, did_you_mean
-from .source import Site, user_site
+from .errors import GraphError, NodeUseError, Site, UnknownNameError, did_you_mean, user_site
 from .types import NodeType, Shape, TensorType, show_type
 
 if TYPE_CHECKING:
@@ -138,6 +137,13 @@ def scoped_name(name: str) -> str:
 
 # -- nodes -----------------------------------------------------------------------------------------------------
 
+Method = Callable[["Node", Any], "Node"]
+
+
+def _both_ways(name: str) -> tuple[Method, Method]:
+    """Python's operator between a node and another value, and between another value and a node."""
+    return lambda self, other: OPS[name](self, other), lambda self, other: OPS[name](other, self)
+
 
 class Node:
     """An operator applied to nodes: `op`, `inputs`, `attrs`, the static `type`, the user's `site` and `tags`.
@@ -241,53 +247,17 @@ class Node:
             fix=_written(name) if name in OPS else "use hetu's own functions, or evaluate the node first",
         )
 
-    def __add__(self, other: Any) -> Node:
-        return OPS["add"](self, other)
-
-    def __radd__(self, other: Any) -> Node:
-        return OPS["add"](other, self)
-
-    def __sub__(self, other: Any) -> Node:
-        return OPS["subtract"](self, other)
-
-    def __rsub__(self, other: Any) -> Node:
-        return OPS["subtract"](other, self)
-
-    def __mul__(self, other: Any) -> Node:
-        return OPS["multiply"](self, other)
-
-    def __rmul__(self, other: Any) -> Node:
-        return OPS["multiply"](other, self)
-
-    def __truediv__(self, other: Any) -> Node:
-        return OPS["divide"](self, other)
-
-    def __rtruediv__(self, other: Any) -> Node:
-        return OPS["divide"](other, self)
-
-    def __pow__(self, other: Any) -> Node:
-        return OPS["power"](self, other)
-
-    def __rpow__(self, other: Any) -> Node:
-        return OPS["power"](other, self)
-
-    def __floordiv__(self, other: Any) -> Node:
-        return OPS["floor_divide"](self, other)
-
-    def __rfloordiv__(self, other: Any) -> Node:
-        return OPS["floor_divide"](other, self)
-
-    def __mod__(self, other: Any) -> Node:
-        return OPS["remainder"](self, other)
-
-    def __rmod__(self, other: Any) -> Node:
-        return OPS["remainder"](other, self)
-
-    def __matmul__(self, other: Any) -> Node:
-        return OPS["matmul"](self, other)
-
-    def __rmatmul__(self, other: Any) -> Node:
-        return OPS["matmul"](other, self)
+    __add__, __radd__ = _both_ways("add")
+    __sub__, __rsub__ = _both_ways("subtract")
+    __mul__, __rmul__ = _both_ways("multiply")
+    __truediv__, __rtruediv__ = _both_ways("divide")
+    __floordiv__, __rfloordiv__ = _both_ways("floor_divide")
+    __mod__, __rmod__ = _both_ways("remainder")
+    __pow__, __rpow__ = _both_ways("power")
+    __matmul__, __rmatmul__ = _both_ways("matmul")
+    __and__, __rand__ = _both_ways("logical_and")
+    __or__, __ror__ = _both_ways("logical_or")
+    __xor__, __rxor__ = _both_ways("logical_xor")
 
     def __neg__(self) -> Node:
         return OPS["negative"](self)
@@ -297,17 +267,6 @@ class Node:
 
     def __invert__(self) -> Node:
         return OPS["logical_not"](self)
-
-    def __and__(self, other: Any) -> Node:
-        return OPS["logical_and"](self, other)
-
-    def __or__(self, other: Any) -> Node:
-        return OPS["logical_or"](self, other)
-
-    def __xor__(self, other: Any) -> Node:
-        return OPS["logical_xor"](self, other)
-
-    __rand__, __ror__, __rxor__ = __and__, __or__, __xor__
 
     def __eq__(self, other: object) -> bool:
         """Whether both are the same node; asked about a number it would always be False, so that is refused."""

@@ -35,11 +35,14 @@ class RoomPass:
     """A pass for one kind of device: the function `name` of a module of that room, loaded when it first runs.
 
     It goes `before` the common pass of that name, or after all of them. `last` is one that wants all sizes known and
-    the graph of one rank, as no other pass sees into what it makes.
+    the graph of one rank, as no other pass sees into what it makes. `seeks` names the operators it looks for.
     """
 
-    def __init__(self, name: str, device: str, module: str, before: str = "", last: bool = False) -> None:
-        self.__name__, self.device, self.module, self.before, self.last = name, device, module, before, last
+    def __init__(
+        self, name: str, device: str, module: str, before: str = "", last: bool = False, seeks: Sequence[str] = ()
+    ) -> None:
+        self.__name__, self.device, self.module = name, device, module
+        self.before, self.last, self.seeks = before, last, seeks
 
     @property
     def function(self) -> Callable[..., Any]:

@@ -2,7 +2,8 @@
 
 A pass is a pure function of output nodes. Each can be switched off by name (`Executor(passes=...)` or the environment
 variable `HETU_PASSES`), and the result must not change. The core brings the one without which no program is small;
-`hetu.passes` and the rooms of kernels enter theirs.
+`hetu.passes` and the rooms of kernels enter theirs. A pass that looks for some operators says so when it is entered,
+and does not run on a graph that has none of them.
 """
 
 from __future__ import annotations
@@ -12,20 +13,26 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from .errors import UnknownNameError, did_you_mean
-from .graph import Node
+from .graph import Node, topological
 from .kernels import RoomPass, switched_off
+from .op import Role
 from .simplify import simplify
 
 Pass = Callable[[Sequence[Node]], tuple[Node, ...]]
 PASSES: dict[str, Pass] = {"simplify": simplify}
+SOUGHT: dict[Pass, frozenset[str | Role]] = {}  # the names or roles of operators that a pass looks for
 # How fetches and updates come to compute in another dtype: (fetches, updates, gradients) -> (fetches, updates).
 PRECISIONS: dict[str, Callable[[Sequence[Node], Mapping[Node, Node], Sequence[Node]], Any]] = {
     "float32": lambda fetches, updates, _: (tuple(fetches), updates)
 }
 
 
-def enter(run: Any, before: str = "") -> None:
-    """Add a pass before the one of that name, or behind all others."""
+def enter(run: Any, before: str = "", seeks: Iterable[str | Role] = ()) -> None:
+    """Add a pass before the one of that name, or behind all others.
+
+    With `seeks` it runs only on graphs with an operator of one of these names or roles.
+    """
+    SOUGHT[run] = frozenset(seeks)
     order = list(PASSES.items())
     order.insert(list(PASSES).index(before) if before else len(order), (run.__name__, run))
     PASSES.clear()
@@ -37,12 +44,22 @@ def is_last(run: Pass) -> bool:
     return getattr(run, "last", False)
 
 
-def applied(run: Pass, outputs: Sequence[Node]) -> tuple[Node, ...]:
-    """What the pass makes; `hetu.look.explained` also tells what it changed."""
-    return run(outputs)
+# How one pass runs, as it is and with `Executor(explain=True)`; `hetu.look` enters what tells what the pass changed.
+APPLIED: dict[bool, Callable[[Pass, Sequence[Node]], tuple[Node, ...]]] = dict.fromkeys(
+    (False, True), lambda run, outputs: run(outputs)
+)
 
 
-EXPLAINED = {False: applied, True: applied}  # the second is for `Executor(explain=True)`
+def applied(passes: Iterable[Pass], outputs: Sequence[Node], explain: bool = False) -> tuple[Node, ...]:
+    """What the passes make, one after the other; those that find nothing of what they look for are left out."""
+    present: set[str | Role] = set()  # unknown while empty
+    for run in passes:
+        if sought := SOUGHT.get(run):
+            present = present or {kind for node in topological(outputs) for kind in (node.op.name, node.role)}
+            if present.isdisjoint(sought):
+                continue
+        outputs, present = APPLIED[explain](run, outputs), set()
+    return tuple(outputs)
 
 
 def _serves(run: Pass, device: str) -> bool:

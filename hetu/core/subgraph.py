@@ -15,11 +15,10 @@ from .errors import ArgumentError, FeedError, GraphError, did_you_mean
 from .graph import Graph, Node
 from .leaf import random_state
 from .op import Role
-from .passes import EXPLAINED, PRECISIONS, Pass, is_last
+from .passes import PRECISIONS, Pass, applied, is_last
 from .placement import Alone, Placement
 from .program import Program
-from .specialize import specialize
-from .training_flag import resolve_training
+from .specialize import resolve_training, specialize
 from .types import Atom, Dim, show_shape
 
 Fetch = Node | Mapping[Node, Node]
@@ -71,7 +70,6 @@ class SubGraph:
 
         They are those of this process where a placement cuts the graph. With `explain` each pass tells what it changed.
         """
-        apply = EXPLAINED[explain]
         sizes: Mapping[Atom, int] = {
             (name, axis): size
             for name, shape in shapes.items()
@@ -80,21 +78,14 @@ class SubGraph:
         }
         placement = placement or Alone()
         sizes = placement.sizes(sizes, training=bool(self.updates))
-        outputs = specialize(self.written.outputs, sizes)
-        for run in placement.passes:
-            outputs = apply(run, outputs)
+        outputs = applied(placement.passes, specialize(self.written.outputs, sizes), explain)
         local = placement.cut(outputs[: len(self.fetches)], dict(zip(self.updates, outputs[len(self.fetches) :])))
         outputs, count = (*local.fetches, *local.tokens, *local.updates.values()), len(local.fetches + local.tokens)
         # Once more they could drop communication that another rank, whose constants differ, keeps.
         passes = [run for run in passes if run not in placement.passes]
-        for run in passes:
-            if not is_last(run):
-                outputs = apply(run, outputs)
+        outputs = applied([run for run in passes if not is_last(run)], outputs, explain)
         fetches, updates = placement.last(outputs[:count], dict(zip(local.updates, outputs[count:])))
-        outputs = (*fetches, *updates.values())
-        for run in passes:
-            if is_last(run):
-                outputs = apply(run, outputs)
+        outputs = applied([run for run in passes if is_last(run)], (*fetches, *updates.values()), explain)
         return outputs[: len(fetches)], dict(zip(updates, outputs[len(fetches) :])), local.feeds
 
     def match(self, feed: Feed) -> dict[str, np.ndarray]:

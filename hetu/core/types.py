@@ -228,6 +228,16 @@ def _bfloat16() -> np.dtype:
     return found
 
 
+def widened(xp: ModuleType, x: Any, other: Any) -> Any:
+    """An array in the dtype in which it is computed beside `other`."""
+    return xp.astype(x, xp.result_type(x, other), copy=False)
+
+
+def rounded(xp: ModuleType, y: Any, x: Any, dtype: str | None) -> Any:
+    """The array `y` in `dtype`, by default that of `x`."""
+    return xp.astype(y, x.dtype if dtype is None else dtype_in(xp, dtype), copy=False)
+
+
 def is_float(dtype: np.dtype) -> bool:
     return dtype.kind == "f" or (dtype.kind == "V" and dtype.name == "bfloat16")
 
@@ -269,6 +279,18 @@ class TensorType:
         name = self.dtype.name
         digits = name.lstrip("abcdefghijklmnopqrstuvwxyz")
         return f"{_SHORT[name.removesuffix(digits)]}{digits}[{', '.join(map(str, self.shape))}]"
+
+
+def stored(x: TensorType, dtype: str | None) -> TensorType:
+    """The type of a result of the shape of `x` in `dtype`, by default that of `x`."""
+    return x if dtype is None else TensorType(x.shape, as_dtype(dtype))
+
+
+def stored_attrs(*_: TensorType, dtype: str | None, **attrs: Any) -> dict[str, Any]:
+    """`normalize` of operators whose attribute `dtype` is that in which results are stored: a float, or None."""
+    if dtype is not None and not is_float(as_dtype(dtype)):
+        raise DTypeError(f"got dtype={dtype!r}, wanted one of floats", fix='leave it out, or use such as "float32"')
+    return {**attrs, "dtype": dtype}
 
 
 NodeType = TensorType | tuple[TensorType, ...]

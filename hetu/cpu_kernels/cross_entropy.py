@@ -13,8 +13,8 @@ import numpy as np
 
 from ..core.kernels import Call
 from ..core.op import FEW
-from ..ops.cross_entropy import cross_entropy_of_ids, softmax_cross_entropy_dx
 from ..ops.index import RowWindow
+from ..ops.loss import cross_entropy_of_ids, softmax_cross_entropy_dx
 from .recipes import kernel
 
 

@@ -19,7 +19,7 @@ from ..core.graph import OPS, Node, topological
 from ..core.kernels import Call
 from ..core.op import op
 from ..core.types import TensorType
-from ..ops.cross_entropy import check_class_ids, cross_entropy_of_ids, softmax_cross_entropy_dx
+from ..ops.loss import check_class_ids, cross_entropy_of_ids, softmax_cross_entropy_dx
 from .cross_entropy import exponentials, losses, picked, row_maxima, row_wise
 from .share import share
 

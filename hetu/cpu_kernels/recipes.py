@@ -72,12 +72,12 @@ class CpuKernels(Kernels):
     """What this room offers."""
 
     passes = (
-        RoomPass("fuse_conv_pool", "cpu", f"{__package__}.conv_pool", before="channels_last"),
-        RoomPass("fuse_attention", "cpu", f"{__package__}.attention_rows"),
-        RoomPass("share_gelu", "cpu", f"{__package__}.gelu"),
-        RoomPass("share_layer_norm", "cpu", f"{__package__}.layer_norm"),
-        RoomPass("share_cross_entropy", "cpu", f"{__package__}.loss"),
-        RoomPass("fuse_linear", "cpu", f"{__package__}.fuse_linear"),
+        RoomPass("fuse_conv_pool", "cpu", f"{__package__}.conv_pool", "channels_last", seeks=["max_pool2d"]),
+        RoomPass("fuse_attention", "cpu", f"{__package__}.attention_rows", seeks=["attention"]),
+        RoomPass("share_gelu", "cpu", f"{__package__}.gelu", seeks=["gelu_tanh_dx", "gelu_erf_dx"]),
+        RoomPass("share_layer_norm", "cpu", f"{__package__}.layer_norm", seeks=["layer_norm_dx"]),
+        RoomPass("share_cross_entropy", "cpu", f"{__package__}.loss", seeks=["softmax_cross_entropy_dx"]),
+        RoomPass("fuse_linear", "cpu", f"{__package__}.fuse_linear", seeks=["matmul"]),
         RoomPass("fuse_updates", "cpu", f"{__package__}.fuse_updates"),
     )
     blas = blas

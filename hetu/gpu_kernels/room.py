@@ -16,8 +16,8 @@ class GpuKernels(Kernels):
     """What a GPU does better than CuPy alone."""
 
     passes = (
-        RoomPass("fuse_norm_relu", "gpu", f"{__package__}.passes.fuse_norm_relu"),
-        RoomPass("tile_attention", "gpu", f"{__package__}.passes.tile_attention"),
+        RoomPass("fuse_norm_relu", "gpu", f"{__package__}.passes.fuse_norm_relu", seeks=["relu"]),
+        RoomPass("tile_attention", "gpu", f"{__package__}.passes.tile_attention", seeks=["attention"]),
         RoomPass("absorb_casts", "gpu", f"{__package__}.passes.absorb_casts"),
         RoomPass("group_updates", "gpu", f"{__package__}.passes.group_updates", last=True),
         RoomPass("group_checks", "gpu", f"{__package__}.passes.group_checks", last=True),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from html import escape
 
 from ..core.graph import Graph, Node
-from ..core.passes import EXPLAINED
+from ..core.passes import APPLIED
 from ..core.program import Program
 from .arena import memory_svg
 from .curves import curves_svg
@@ -55,7 +55,7 @@ def install() -> None:
     Program._repr_svg_ = program_svg  # type: ignore[attr-defined]
     # The checker takes the method that `Program` inherits for one that every object must fit.
     Program.__str__ = program_text  # type: ignore[method-assign, assignment]
-    EXPLAINED[True] = explained
+    APPLIED[True] = explained
 
 
 def _graph_svg(graph: Graph) -> str | None:

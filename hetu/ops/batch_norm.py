@@ -14,8 +14,8 @@ from ..core.errors import ArgumentError, ShapeError, public
 from ..core.graph import OPS, Node
 from ..core.leaf import if_training, with_updates
 from ..core.op import as_node, as_nodes, op, require_float
-from ..core.types import TensorType, compatible, normalize_axis, product, promote, show_shape
-from .precision import cast_to, widened
+from ..core.types import TensorType, compatible, normalize_axis, product, promote, show_shape, widened
+from .elementwise import cast_to
 from .reduction import mean
 
 __all__ = ["batch_norm"]

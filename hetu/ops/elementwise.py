@@ -106,6 +106,11 @@ def astype_into(xp: ModuleType, out: Any, x: Any, *, dtype: str) -> None:
     xp.copyto(out, x, casting="unsafe")
 
 
+def cast_to(x: Node, dtype: np.dtype) -> Node:
+    """`x` in the given dtype; itself when it has it already."""
+    return x if x.dtype == dtype else astype(x, dtype=dtype.name)
+
+
 # -- arithmetic --------------------------------------------------------------------------------------------------
 
 

@@ -1,19 +1,37 @@
 """Loss functions. Each returns one loss per sample or element: write `ht.mean(...)` around it.
 
-Predictions and targets must have equal shapes; unlike arithmetic, a loss never broadcasts. Only the cross entropy of
-class ids is an operator (with its gradient in one more); the others are compositions. For weights per class or sample,
-multiply; for a reduction, call one.
+Predictions and targets must have equal shapes; unlike arithmetic, a loss never broadcasts. For weights per class or
+sample, multiply; for a reduction, call one. Only the cross entropy of class ids is an operator, with its gradient in
+one more; the others are compositions. Log-sum-exp with the maximum taken out cannot overflow, and softmax minus the
+target is one pass. Ids are checked before every run. Logits and their gradient in 16 bits beside losses in float32 are
+computed in float32.
 """
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
-from ..core.errors import ArgumentError, DTypeError, ShapeError, public
+import numpy as np
+
+from ..core.errors import ArgumentError, DTypeError, ShapeError, ValueRangeError, public
 from ..core.graph import OPS, Node
-from ..core.op import as_nodes
-from ..core.types import is_float
-from .cross_entropy import check_labels, check_smoothing, cross_entropy_of_ids, fit
+from ..core.op import as_nodes, op, require_float
+from ..core.types import (
+    Shape,
+    TensorType,
+    as_dtype,
+    compatible,
+    is_float,
+    rounded,
+    show_shape,
+    stored,
+    stored_attrs,
+    widened,
+)
+from .elementwise import cast_to
+from .index import RowWindow
+from .reduction import logsumexp
 from .shape import squeeze
 
 __all__ = [
@@ -25,6 +43,222 @@ __all__ = [
     "nll_loss",
     "softmax_cross_entropy",
 ]
+
+
+def check_labels(logits: TensorType, labels: TensorType) -> None:
+    """ShapeError or DTypeError unless `labels` are ids of the classes on the last axis of `logits`."""
+    require_float(logits)
+    if logits.ndim == 0:
+        raise ShapeError(
+            "the logits are one number, wanted classes on the last axis", fix="pass shape (samples, classes)"
+        )
+    if is_float(labels.dtype):
+        raise DTypeError(
+            f"class ids are {labels}, wanted integers of shape {show_shape(logits.shape[:-1])}",
+            fix='convert them with ht.astype(labels, "int64"), or feed integers',
+        )
+    if labels.dtype.kind not in "iu":
+        raise DTypeError(f"class ids are {labels}, wanted integers", fix='convert them with ht.astype(labels, "int64")')
+    if not fit(labels.shape, logits.shape[:-1]):
+        raise ShapeError(
+            f"class ids have shape {show_shape(labels.shape)}, the logits {show_shape(logits.shape)} want "
+            f"{show_shape(logits.shape[:-1])}",
+            fix=_layout_remedy(logits, labels),
+        )
+
+
+def fit(a: Shape, b: Shape) -> bool:
+    return len(a) == len(b) and all(map(compatible, a, b))
+
+
+def _layout_remedy(logits: TensorType, labels: TensorType) -> str:
+    if fit(labels.shape, logits.shape):
+        return 'labels look one-hot: use ht.argmax(labels, axis=-1), or ht.astype(labels, "float32") for a distribution'
+    if labels.ndim == logits.ndim and labels.shape[-1] == 1:
+        return "drop the last axis of the labels with ht.squeeze(labels, axis=-1)"
+    if logits.ndim > 2 and fit(labels.shape, (logits.shape[0], *logits.shape[2:])):
+        order = (0, *range(2, logits.ndim), 1)
+        return f"classes must be the last axis of the logits: use ht.permute_dims(logits, {order})"
+    return "the labels must have the shape of the logits without their last axis, the classes"
+
+
+def check_smoothing(label_smoothing: float) -> None:
+    if not isinstance(label_smoothing, int | float) or not 0 <= label_smoothing < 1:
+        raise ArgumentError(f"label_smoothing={label_smoothing!r}", fix="pass 0 <= label_smoothing < 1")
+
+
+def check_class_ids(labels: Any, classes: int, ignore_index: int | None) -> None:
+    """ValueRangeError that names the first id outside 0, ..., classes - 1 and its place."""
+    labels = labels.get() if hasattr(labels, "get") else np.asarray(labels)
+    # by position: NumPy finds extrema eight times as fast as it fetches them
+    if not labels.size or (labels.item(labels.argmin()) >= 0 and labels.item(labels.argmax()) < classes):
+        return
+    bad = (labels < 0) | (labels >= classes)
+    if ignore_index is not None:
+        bad &= labels != ignore_index
+    if bad.any():
+        place = tuple(int(i) for i in np.argwhere(bad)[0])
+        raise ValueRangeError(
+            f"class id {int(labels[place])} at position {place} does not name one of {classes} classes",
+            fix=f"ids must be 0 to {classes - 1}"
+            + ("; pass ignore_index= to skip samples" if ignore_index is None else f", or {ignore_index} to skip"),
+        )
+
+
+def _one_hot(xp: ModuleType, logits: Any, labels: Any, first: int = 0) -> Any:
+    """Where each row's own class is, as a boolean array of the shape of the logits; classes count from `first`."""
+    classes = xp.arange(first, first + logits.shape[-1], dtype=labels.dtype)
+    return xp.expand_dims(labels, axis=-1) == classes
+
+
+def _entropy_type(
+    logits: TensorType, labels: TensorType, *, label_smoothing: float, dtype: str | None, **_: Any
+) -> tuple[TensorType, TensorType]:
+    check_labels(logits, labels)
+    check_smoothing(label_smoothing)
+    loss = stored(TensorType(logits.shape[:-1], logits.dtype), dtype)
+    return loss, loss
+
+
+@op(name="softmax_cross_entropy", infer=_entropy_type, dims="...v!,...->...,...")
+def cross_entropy_of_ids(
+    xp: ModuleType,
+    logits: Any,
+    labels: Any,
+    *,
+    ignore_index: int | None = None,
+    label_smoothing: float = 0.0,
+    dtype: str | None = None,
+) -> Any:
+    """The loss of each row, see `softmax_cross_entropy`, and log(sum(exp(row))), which the gradient uses again.
+
+    Both are computed and stored in `dtype`, by default that of the logits.
+
+    >>> import hetu as ht
+    >>> logits, labels = ht.placeholder("logits", (None, 10)), ht.placeholder("labels", (None,), "int64")
+    >>> len(cross_entropy_of_ids(logits, labels))
+    2
+    """
+    logits = rounded(xp, logits, logits, dtype)
+    top = xp.max(logits, axis=-1, keepdims=True)
+    total = xp.squeeze(top, axis=-1) + xp.log(xp.sum(xp.exp(logits - top), axis=-1, dtype=logits.dtype))
+    own = xp.sum(xp.where(_one_hot(xp, logits, labels), logits, xp.zeros_like(logits)), axis=-1, dtype=logits.dtype)
+    loss = total - own
+    if label_smoothing:
+        loss = loss + label_smoothing * (own - xp.mean(logits, axis=-1))
+    if ignore_index is not None:
+        loss = xp.where(labels == ignore_index, xp.zeros_like(loss), loss)
+    return loss, total
+
+
+@cross_entropy_of_ids.check
+def ids_check(xp: ModuleType, logits: Any, labels: Any, *, ignore_index: int | None, **_: Any) -> None:
+    check_class_ids(labels, logits.shape[-1], ignore_index)
+
+
+@cross_entropy_of_ids.grad
+def softmax_cross_entropy_grad(
+    g: list[Node | None], out: tuple[Node, Node], logits: Node, labels: Node, **attrs: Any
+) -> tuple[Node | None, None]:
+    # the second output is private to this rule, so only the first can have a gradient
+    return softmax_cross_entropy_dx(g[0], logits, labels, out[1], **attrs | {"dtype": None}), None
+
+
+@cross_entropy_of_ids.decompose
+def softmax_cross_entropy_parts(
+    logits: Node, labels: Node, *, ignore_index: int | None, label_smoothing: float, dtype: str | None = None
+) -> tuple[Node, Node]:
+    """Three sums over the classes, so that ranks which have some classes each exchange three numbers per row."""
+    logits = logits if dtype is None else cast_to(logits, as_dtype(dtype))
+    total = logsumexp(logits, axis=-1)
+    counted, labels = _counted(labels, ignore_index)
+    own = squeeze(OPS["take_along_axis"](logits, OPS["expand_dims"](labels, axis=-1), axis=-1), axis=-1)
+    if label_smoothing:
+        even = OPS["sum"](logits, axis=-1) * (label_smoothing / int(logits.shape[-1]))
+        own = own * (1 - label_smoothing) + even
+    loss = total - own
+    return loss if counted is None else OPS["where"](counted, loss, OPS["zeros_like"](loss)), total
+
+
+def _counted(labels: Node, ignore_index: int | None) -> tuple[Node | None, Node]:
+    """Which rows count (None: all), and the class ids with those of the others replaced by 0."""
+    if ignore_index is None:
+        return None, labels
+    counted = OPS["not_equal"](labels, ignore_index)
+    return counted, OPS["where"](counted, labels, OPS["zeros_like"](labels))
+
+
+def _dx_type(
+    g: TensorType, logits: TensorType, labels: TensorType, total: TensorType, *, dtype: str | None, **_: Any
+) -> TensorType:
+    return stored(logits, dtype)
+
+
+@op(infer=_dx_type, dims="...,...v@,...,...->...v@", linear=(0,), inplace={0: (1,)})
+def softmax_cross_entropy_dx(
+    xp: ModuleType,
+    g: Any,
+    logits: Any,
+    labels: Any,
+    total: Any,
+    *,
+    ignore_index: int | None = None,
+    label_smoothing: float = 0.0,
+    window: RowWindow = None,
+    dtype: str | None = None,
+) -> Any:
+    """The gradient of `softmax_cross_entropy`: g (softmax(logits) - target); `total` is log(sum(exp(logits))).
+
+    It is stored in `dtype`, by default that of the logits.
+
+    >>> import hetu as ht
+    >>> logits, labels = ht.placeholder("logits", (None, 10)), ht.placeholder("labels", (None,), "int64")
+    >>> ht.gradients(ht.sum(ht.softmax_cross_entropy(logits, labels)), [logits])[0].op.name
+    'softmax_cross_entropy_dx'
+    """
+    low, _, classes = (0, 0, logits.shape[-1]) if window is None else window[0]
+    wide = widened(xp, logits, total)
+    softmax = xp.exp(wide - xp.expand_dims(total, axis=-1))
+    own = xp.where(_one_hot(xp, wide, labels, low), xp.ones_like(wide), xp.zeros_like(wide))
+    target = own * (1 - label_smoothing) + label_smoothing / classes
+    if ignore_index is not None:
+        g = xp.where(labels == ignore_index, xp.zeros_like(g), g)
+    return rounded(xp, xp.expand_dims(g, axis=-1) * (softmax - target), logits, dtype)
+
+
+@softmax_cross_entropy_dx.grad
+def softmax_cross_entropy_dx_grad(
+    h: Node,
+    dx: Node,
+    g: Node,
+    logits: Node,
+    labels: Node,
+    total: Node,
+    *,
+    ignore_index: int | None,
+    label_smoothing: float,
+    **_: Any,
+) -> tuple[Node, Node, None, None]:
+    """`total` counts as a function of the logits, so its share is in the gradient of the logits."""
+    h, wide = cast_to(h, total.dtype), cast_to(logits, total.dtype)
+    softmax = OPS["exp"](wide - OPS["expand_dims"](total, axis=-1))
+    counted, labels = _counted(labels, ignore_index)
+    target = OPS["one_hot"](labels, depth=wide.shape[-1], dtype=wide.dtype)
+    if label_smoothing:
+        target = target * (1 - label_smoothing) + label_smoothing / int(wide.shape[-1])
+    if counted is not None:
+        h = OPS["where"](OPS["expand_dims"](counted, axis=-1), h, OPS["zeros_like"](h))
+    to_g = OPS["sum"](h * (softmax - target), axis=-1)
+    weighed = softmax * h
+    curved = weighed - softmax * OPS["sum"](weighed, axis=-1, keepdims=True)
+    return to_g, cast_to(OPS["expand_dims"](g, axis=-1) * curved, logits.dtype), None, None
+
+
+for _loss in (cross_entropy_of_ids, softmax_cross_entropy_dx):
+    _loss.normalize(stored_attrs)
+
+
+# -- what users call ---------------------------------------------------------------------------------------------
 
 
 @public
@@ -46,7 +280,7 @@ def softmax_cross_entropy(
     logits, labels = as_nodes((logits, labels))
     if not is_float(labels.dtype) or labels.ndim != logits.ndim:
         return cross_entropy_of_ids(logits, labels, ignore_index=ignore_index, label_smoothing=label_smoothing)[0]
-    _check_alike("softmax_cross_entropy", logits, labels)
+    _operands("softmax_cross_entropy", logits, labels)
     check_smoothing(label_smoothing)
     if ignore_index is not None:
         raise ArgumentError(
@@ -76,26 +310,20 @@ def nll_loss(log_probs: Any, labels: Any) -> Node:
     return -squeeze(OPS["take_along_axis"](log_probs, places, axis=-1), axis=-1)
 
 
-def _check_alike(name: str, predicted: Node, target: Node) -> None:
-    """ShapeError unless both have one shape: (n, 1) against (n,) would silently become (n, n)."""
-    for node in (predicted, target):
-        if not is_float(node.dtype) and node is predicted:
-            raise DTypeError(f"{name}: predictions are {node.type}, wanted floats", fix="pass the output of a model")
+def _operands(name: str, predicted: Any, target: Any) -> tuple[Node, Node]:
+    """Both as nodes. ShapeError unless they have one shape: (n, 1) against (n,) would silently become (n, n)."""
+    predicted, target = as_nodes((predicted, target))
+    if not is_float(predicted.dtype):
+        raise DTypeError(f"{name}: predictions are {predicted.type}, wanted floats", fix="pass the output of a model")
     a, b = predicted.shape, target.shape
     if fit(a, b):
-        return
+        return predicted, target
     fix = "give both the same shape; a loss does not broadcast"
     if len(a) == len(b) + 1 and fit(a, (*b, 1)):
         fix = "drop the last axis of the predictions with ht.squeeze(predictions, axis=-1)"
     elif len(b) == len(a) + 1 and fit(b, (*a, 1)):
         fix = "drop the last axis of the targets with ht.squeeze(targets, axis=-1)"
     raise ShapeError(f"{name}: predictions are {predicted.type}, targets {target.type}; they must be equal", fix=fix)
-
-
-def _operands(name: str, predicted: Any, target: Any) -> tuple[Node, Node]:
-    predicted, target = as_nodes((predicted, target))
-    _check_alike(name, predicted, target)
-    return predicted, target
 
 
 @public

@@ -14,14 +14,14 @@ from typing import Any
 from ..core.errors import ShapeError, public
 from ..core.graph import OPS, Node
 from ..core.op import as_nodes, op, require_float
-from ..core.types import TensorType, promote
+from ..core.types import TensorType, promote, rounded, stored, stored_attrs, widened
 from .batch_norm import (
     batch_norm,
     check_vectors,
     gradient_type,
     lift,
 )
-from .precision import cast_to, rounded, stored, stored_attrs, widened
+from .elementwise import cast_to
 from .reduction import mean
 
 __all__ = ["batch_norm", "group_norm", "layer_norm", "rms_norm"]

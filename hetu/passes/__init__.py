@@ -9,11 +9,11 @@ from __future__ import annotations
 from functools import partial
 
 from ..core.kernels import KINDS, room
+from ..core.op import Role
 from ..core.passes import PASSES, PRECISIONS, Pass, chosen_passes, enter
 from ..core.simplify import simplify
-from ..core.specialize import specialize
-from ..core.training_flag import resolve_training
-from .channels_last import channels_last
+from ..core.specialize import resolve_training, specialize
+from .channels_last import CONVOLUTIONS, channels_last
 from .mixed_precision import mixed_precision
 from .sparsify import sparsify_updates
 
@@ -22,8 +22,8 @@ __all__ = [
     "sparsify_updates", "specialize",
 ]  # fmt: skip
 
-enter(sparsify_updates)
-enter(channels_last)
+enter(sparsify_updates, seeks=[Role.SCATTER])
+enter(channels_last, seeks=CONVOLUTIONS)
 for _own in (own for kind in KINDS for own in room(kind).passes):
-    enter(_own, _own.before)
+    enter(_own, _own.before, _own.seeks)
 PRECISIONS |= {dtype: partial(mixed_precision, dtype=dtype) for dtype in ("float16", "bfloat16")}

@@ -13,7 +13,7 @@ import numpy as np
 
 import hetu as ht
 from hetu.core.graph import Node, topological
-from hetu.core.interpret import interpret
+from hetu.core.simplify import interpret
 from hetu.gpu_kernels.emulator import prepare
 from hetu.gpu_kernels.launchers import bound, launcher
 from hetu.gpu_kernels.machine import Machine, RecordingMachine

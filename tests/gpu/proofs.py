@@ -10,8 +10,8 @@ import hetu as ht
 from hetu import nn
 from hetu.core.backend import Device, host_empty, to_numpy
 from hetu.core.graph import topological
-from hetu.core.interpret import interpret
 from hetu.core.op import Role
+from hetu.core.simplify import interpret
 from hetu.dist import SerialComm, world
 from hetu.dist.comm.nccl import NCCLComm
 from hetu.gpu_kernels.capture import Captured

@@ -11,7 +11,7 @@ import pytest
 import hetu as ht
 from hetu import nn, optim
 from hetu.core.graph import OPS, topological
-from hetu.core.interpret import interpret
+from hetu.core.simplify import interpret
 from hetu.gpu_kernels import emulator, rows
 from hetu.gpu_kernels.emulator import Emulator
 from hetu.gpu_kernels.launchers import bound

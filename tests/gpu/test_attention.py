@@ -7,8 +7,8 @@ import pytest
 
 import hetu as ht
 from hetu.core.graph import OPS, Graph, topological
-from hetu.core.interpret import interpret
 from hetu.core.memory import plan
+from hetu.core.simplify import interpret
 from hetu.gpu_kernels import attention, emulator, source
 from hetu.gpu_kernels.emulator import Emulator
 from hetu.gpu_kernels.machine import RecordingMachine

@@ -9,7 +9,7 @@ import pytest
 
 import hetu as ht
 from hetu.core.graph import OPS
-from hetu.core.interpret import interpret
+from hetu.core.simplify import interpret
 from hetu.gpu_kernels import convolution, emulator, images, source
 from hetu.gpu_kernels.emulator import Emulator
 from hetu.gpu_kernels.launchers import bound

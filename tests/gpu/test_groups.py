@@ -10,7 +10,7 @@ import pytest
 import hetu as ht
 from hetu import nn, optim
 from hetu.core.graph import OPS, Node, topological
-from hetu.core.interpret import interpret
+from hetu.core.simplify import interpret
 from hetu.gpu_kernels import emulator, nvrtc
 from hetu.gpu_kernels.emulator import Emulator
 from hetu.gpu_kernels.machine import RecordingMachine

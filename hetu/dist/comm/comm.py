@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ...core.errors import ArgumentError, DTypeError, HetuError, ShapeError, did_you_mean
-from ...core.source import Site
+from ...core.errors import ArgumentError, DTypeError, HetuError, ShapeError, Site, did_you_mean
 from ...core.types import TensorType
 from .recorder import Entry, Raw, Recorder, differences, readable
 

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...core.source import PACKAGE, Site, user_site
+from ...core.errors import PACKAGE, Site, user_site
 from ...core.types import TensorType
 
 PLAIN = ("barrier", "split", "end of the script")  # what has no array

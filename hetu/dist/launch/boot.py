@@ -18,8 +18,7 @@ import traceback
 from pathlib import Path
 from typing import TextIO
 
-from ...core.errors import HetuError
-from ...core.source import PACKAGE
+from ...core.errors import PACKAGE, HetuError
 from ..comm.guard import RUN_DIRECTORY, TERMINALS, fail, job_size, own_rank
 from ..comm.mpi import abort, leave, process
 from ..comm.recorder import answer, write

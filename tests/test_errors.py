@@ -7,8 +7,7 @@ import linecache
 import pytest
 
 import hetu as ht
-from hetu.core.errors import ShapeError
-from hetu.core.source import Site, user_site
+from hetu.core.errors import ShapeError, Site, user_site
 
 
 def site_in(text: str, filename: str = "/home/student/model.py", **names) -> Site:
@@ -92,7 +91,7 @@ def test_without_the_source_there_is_no_excerpt():
 def test_the_site_of_a_node_is_the_line_that_made_it():
     x = ht.placeholder("x", (2,))
     y = x + 1
-    assert str(y.site).startswith("test_source.py:")
+    assert str(y.site).startswith("test_errors.py:")
     assert y.site.line == x.site.line + 1
     assert marked(y.site) == "x + 1"
 
@@ -107,7 +106,7 @@ def test_an_error_shows_the_line_and_the_remedy():
         a + b
     lines = str(caught.value).splitlines()
     assert lines[0].startswith("add(f32[2, 3], f32[4]): ")
-    assert lines[1].startswith("  at test_source.py:")
+    assert lines[1].startswith("  at test_errors.py:")
     assert lines[2].strip() == "a + b"
     assert lines[3].strip() == "^^^^^"
     assert lines[4].startswith("  fix: ")
