@@ -120,7 +120,7 @@ class Profile:
         return self.table()
 
     def __repr__(self) -> str:
-        return f"<Profile of {len(self.instructions)} instructions, {self.seconds * 1e3:.3f} ms a step>"
+        return f"<Profile of {len(self.instructions)} instructions, {self.seconds * 1e3:.3f} ms per step>"
 
     def _repr_html_(self) -> str:
         """Bars by operator."""

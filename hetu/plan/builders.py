@@ -1,4 +1,4 @@
-"""AutoDist's builders: where each variable has its home, and by what its gradient gets there.
+"""AutoDist's builders: where each variable has its home, and how its gradient gets there.
 
 After H. Zhang et al., "AutoSync: Learning to Synchronize for Data-Parallel Distributed Deep Learning", NeurIPS 2020,
 and the AutoDist system. All are data parallel. A *home* is one rank, or a few that each keep some rows: it gets the
@@ -39,7 +39,7 @@ class _Homes(DataParallel):
         return strategy
 
     def homes(self, trained: Mapping[str, Node], world_size: int) -> dict[str, Layout]:
-        """The layout in which each variable is kept; those that are left out are everywhere."""
+        """The layout in which each variable is kept; those without one are everywhere."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -47,7 +47,7 @@ class _Homes(DataParallel):
 
 
 def _grid(ranks: Sequence[int], role: int) -> Layout:
-    """These ranks in a row, along which an array has one role."""
+    """The ranks in one row, along which an array has one role."""
     return Layout((Shard(tuple(ranks), ((role, len(ranks)),)),))
 
 
@@ -58,7 +58,7 @@ def _by_bytes(trained: Mapping[str, Node]) -> list[Node]:
 
 
 class PS(_Homes):
-    """All variables are at home on rank 0, which so sends and receives as much as all others together.
+    """All variables are at home on rank 0, which sends and receives as much as all others together.
 
     >>> PS()
     PS()
@@ -95,7 +95,7 @@ class LoadBalancedPS(PartitionedPS):
 
 
 class UnevenPartitionedPS(PartitionedPS):
-    """As `PartitionedPS`, but with the least number of parts that does not divide the rows, so they differ by a row."""
+    """As `PartitionedPS`, with the least number of parts that does not divide the rows: some have a row more."""
 
     def parts(self, rows: int, most: int) -> int:
         return next((k for k in range(2, most + 1) if rows % k), 1)

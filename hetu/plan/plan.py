@@ -27,7 +27,7 @@ class Within(Builder):
     """A strategy whose steps are made to fit into so many bytes on each rank, variables included, by recomputing.
 
     With a profile whose device has `host_bandwidth`, values also wait in the memory of the host where that is faster.
-    It is for strategies without pipelines. BudgetError, when a step is compiled, if it cannot be made to fit.
+    For strategies without pipelines. BudgetError, when a step is compiled, if it cannot be made to fit.
     """
 
     builder: Builder
@@ -50,10 +50,9 @@ def _(within: Within, outputs: Sequence[Node], comm: Any = None) -> OnRanks:
 
 @dataclass
 class Plan:
-    """A strategy, and the bytes a rank may use if its steps must be made to fit, with the profile by which they are if
-    values may wait in the memory of the host.
+    """A strategy, and how its steps are made to fit into memory: as `Within` has `memory` (its bytes) and `profile`.
 
-    `print(plan.why())` says why it was chosen; a plan read from JSON does not know.
+    `print(plan.why())` says why it was chosen; a plan that was read from JSON does not know.
 
     >>> from hetu.dist import Mesh
     >>> mesh = Mesh((2,), ("data",))

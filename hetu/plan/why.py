@@ -41,12 +41,12 @@ class Rated(Candidate):
 
 @dataclass(frozen=True)
 class Why:
-    """The reasons for `best` among `rated`, with its `cost` and the `budget` in bytes for a rank.
+    """The reasons for `best` among `rated`, with its `cost` and the `budget` in bytes per rank.
 
     >>> from hetu.plan.simulation.timeline import Timeline
     >>> slow, fast = Rated("dp2", None, seconds=3e-3, peak=400), Rated("tp2", None, seconds=1e-3, peak=900)
     >>> print(Why(slow, (slow, fast), Cost(3e-3, (400,), {}, Timeline(())), 500, 2))
-    dp2, 2 ranks: 3.000 ms a step, 400 bytes on the fullest rank (80 % of the budget)
+    dp2, 2 ranks: 3.000 ms per step, 400 bytes on the fullest rank (80 % of the budget)
       one rank computes 0.000 ms; nothing is sent
     decided by memory: tp2 would take 1.000 ms (-67 %), but needs 900 bytes, 400 more than the budget
     """
@@ -59,7 +59,7 @@ class Why:
 
     @property
     def others(self) -> list[Rated]:
-        """The other possible plans, the fastest first; of those that come to the same, one."""
+        """The other possible plans, the fastest first; one of those that cost the same."""
         found = {(r.seconds, r.peak): r for r in reversed(self.rated) if r.valid}
         found.pop((self.best.seconds, self.best.peak), None)
         return sorted(found.values(), key=lambda r: r.seconds)
@@ -79,8 +79,8 @@ class Why:
                 f"{r.peak - self.budget:,.0f} more than the budget"
             )
         if not self.next_best:
-            return "the lack of others: nothing else is possible"
-        return f"time: of {1 + len(self.next_best)} different plans that fit it is the fastest"
+            return "the lack of others: no other plan is possible"
+        return f"time: it is the fastest of {1 + len(self.next_best)} different plans that fit"
 
     def _time(self, r: Rated) -> str:
         return f"{1e3 * r.seconds:.3f} ms ({100 * (r.seconds / self.best.seconds - 1):+.0f} %)"
@@ -91,7 +91,7 @@ class Why:
         moved = f"communicates {1e3 * overlap.communication:.3f} ms, {100 * overlap.hidden:.0f} % of it hidden"
         lines = [
             f"{self.best.name}, {self.ranks} rank{'s' if self.ranks > 1 else ''}: {1e3 * self.best.seconds:.3f} ms "
-            f"a step, {self.best.peak:,} bytes on the fullest rank{share}",
+            f"per step, {self.best.peak:,} bytes on the fullest rank{share}",
             *([f"  {self.best.detail}"] if self.best.detail else []),
             f"  one rank computes {1e3 * overlap.compute:.3f} ms"
             + (f" and {moved}; {sent:,} bytes are sent" if sent else "; nothing is sent"),
@@ -109,7 +109,7 @@ class Why:
         """The words, a row with a bar for each of the best candidates, and the timeline of a step."""
         shown = [self.best, *self.others][:MOST_ROWS]
         longest = max(r.seconds for r in shown) or 1.0
-        head = "".join(f'<th style="text-align:left">{h}</th>' for h in ("plan", "a step", "", "bytes a rank", ""))
+        head = "".join(f'<th style="text-align:left">{h}</th>' for h in ("plan", "step", "", "bytes per rank", ""))
         rows = "".join(self._row(r, r.seconds / longest) for r in shown)
         table = f'<table style="font-family:{SANS};font-size:12px"><tr>{head}</tr>{rows}</table>'
         return f"<pre>{escape(str(self))}</pre>{table}{self.cost.timeline.to_svg()}"
@@ -124,5 +124,5 @@ class Why:
 
 
 def _wrapped(line: str) -> str:
-    """A line of at most `WIDTH` columns and those that go on, indented; of a long list the beginning."""
+    """A line cut into lines of `WIDTH` columns, the later ones indented; of a long list the beginning."""
     return textwrap.fill(line, WIDTH, subsequent_indent="    ", max_lines=4, placeholder=" ...", break_on_hyphens=False)

@@ -52,7 +52,7 @@ def test_the_fastest_that_fits_is_taken_and_the_reason_is_told():
     free = chosen(mlp, 4)
     why = free.why()
     assert why.best.seconds == min(r.seconds for r in why.rated if r.valid)
-    assert "decided by time: of" in str(why) and str(why).count("next best: ") == 2
+    assert "decided by time: it is the fastest of" in str(why) and str(why).count("next best: ") == 2
     names = {r.name for r in why.rated}
     assert names > {c.name for c in candidates(mlp()[0]["train"][:1], 4, Hints(), BATCH)}
     assert free.name == "each rank alone" and "shares nothing" in str(why)  # the link is very slow

@@ -1,7 +1,8 @@
 """Measure this machine for the planner: operators, memory, and under `heturun` the links between ranks.
 
-Operators are timed inside the training steps of small models, where their operands lie as they do in real ones. It
-measures only links that the job spans; `MachineProfile.learn` adds what a model uses besides.
+Operators are timed inside the training steps of small models, where their operands lie as they do in real ones. Links
+are measured between the ranks of the job: `heturun -w 4 python -m hetu profile`. `MachineProfile.learn` adds what a
+model uses besides.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from ...core.graph import scope
 from ...dist.comm.clock import Link
 from ...dist.comm.comm import Comm
 from ...dist.comm.mpi import world
+from ...look.columns import in_columns
 from ...ops import flatten, mean, placeholder, relu, softmax_cross_entropy
 from .links import Cluster, DeviceFigures, Measured, Table
 from .profile import MachineProfile, cache_path, fingerprint
@@ -63,21 +65,22 @@ def measure(comm: Comm, *, quick: bool = False) -> MachineProfile:
 def table(profile: MachineProfile) -> str:
     """What was measured, in words: rates, the operators that took longest, links."""
     d = profile.device
-    lines = [f"{d.flops / 1e9:.1f} GFLOP/s, {d.bandwidth / 1e9:.1f} GB/s copied, {1e6 * d.launch:.1f} us a call"]
-    lines.append(f"{1e6 * profile.step:.0f} us a step besides its instructions")
+    lines = [f"{d.flops / 1e9:.1f} GFLOP/s, {d.bandwidth / 1e9:.1f} GB/s copied, {1e6 * d.launch:.1f} us per call"]
+    lines.append(f"{1e6 * profile.step:.0f} us per step besides its instructions")
     ops: dict[str, list[float]] = {}
     for timing in profile.timings.values():
         ops.setdefault(timing.op, []).append(timing.seconds)
     lines.append(f"{len(profile.timings)} instructions of {len(ops)} operators; the slowest:")
+    rows: list[tuple[str, ...]] = [("", "sizes", "least us", "most us")]
     for name in sorted(ops, key=lambda name: -max(ops[name]))[:12]:
-        low, high = (1e6 * f(ops[name]) for f in (min, max))
-        lines.append(f"  {name:32} {len(ops[name]):4} sizes  {low:10.1f} to {high:10.1f} us")
+        rows.append((name, f"{len(ops[name])}", *(f"{1e6 * f(ops[name]):.1f}" for f in (min, max))))
+    lines += [f"  {line}" for line in in_columns(rows, right={1, 2, 3})]
     if isinstance(profile.cluster.inner, Measured):
         for kind, by_ranks in profile.cluster.inner.tables.items():
             for ranks, points in by_ranks.items():
                 texts = [f"{1e6 * s:.0f}" for _, s in points.points]
-                sizes = f"{points.points[0][0]:,.0f} to {points.points[-1][0]:,.0f}"
-                lines.append(f"  {kind} of {ranks} ranks, {sizes} bytes: {' '.join(texts)} us")
+                sizes = ", ".join(f"{nbytes:,.0f}" for nbytes, _ in points.points)
+                lines.append(f"{kind} of {ranks} ranks, {sizes} bytes: {', '.join(texts)} us")
     return "\n".join(lines)
 
 
@@ -173,7 +176,7 @@ def _trained(y: Any, t: Any, optimizer: Any) -> list[Any]:
 
 
 def _values(*shape: int) -> np.ndarray:
-    """Ordinary numbers: with what has underflowed, arithmetic takes many times as long."""
+    """Ordinary numbers: arithmetic on numbers that underflow takes many times as long."""
     return np.random.default_rng(0).standard_normal(shape, np.float32)
 
 

@@ -21,7 +21,7 @@ from .assemble import set_rows, start_rows
 def batched(outputs: Sequence[Node]) -> dict[Node, tuple[ShardingRule, int]]:
     """The nodes that treat one axis of what they compute sample by sample, with their sharding rules and that axis.
 
-    It is the first axis of what is fed, and wherever an operator moves it.
+    The axis is the first of what is fed; operators may move it.
 
     >>> import hetu as ht
     >>> x = ht.placeholder("x", (8, 4))
@@ -101,8 +101,8 @@ class BatchSplit:
         return tuple(self.made[node] for node in self.outputs)
 
     def can_drop(self, node: Node) -> bool:
-        """Whether a value is computed sample by sample and not asked for; and if it is a gradient, only read once in
-        parts, for to compute gradients again would mean to compute all behind them again."""
+        """Whether a value is computed sample by sample and not fetched. A gradient must also have a single reader,
+        which works in parts: computing gradients again would mean computing all that they come from again."""
         if self._source(node) not in self.rules or node in self.outputs:
             return False
         readers = {*self.readers[node]}

@@ -1,9 +1,9 @@
 """The strategies among which the planner chooses: Galvatron's decision tree as builders, and plans that differ inside.
 
-Of the tree (`decisions.py`) come those in which all layers are alike: stages x data x tensor, data parallelism plain or
-sharded, tensor parallelism along the fastest links. `by_operator` splits each operator its own way, and where a plan
-does not fit into memory, `sharded_layers` decides for each layer how far it is sharded. The simulator says what a
-candidate costs.
+The tree (`decisions.py`) has those in which all layers are alike: stages x data x tensor, data parallelism plain or
+sharded, tensor parallelism along the fastest links. `by_operator` splits each operator its own way. Where a plan does
+not fit into memory, `sharded_layers` decides for each layer how far it is sharded. The simulator says what a candidate
+costs.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ def expert_parallel(outputs: Sequence[Node], hints: Hints, cluster: Cluster, wor
 
 
 def by_operator(operators: Operators, data: int, tensor: int, room: float = math.inf) -> Iterator[Candidate]:
-    """Each operator split over the tensor axis as is fastest by itself and with its neighbors, and variables of at most
-    `room` bytes kept. None if that is plain data parallelism."""
+    """Each operator split over the tensor axis in the way that is fastest with its neighbors, with at most `room` bytes
+    of variables on a rank. None if that is plain data parallelism."""
     found = operators.best(room)
     layered = Layered(data, tensor, {}, found.split, stored=found.stored, feeds=found.feeds)
     if found.split or found.stored:
@@ -132,17 +132,15 @@ def _degree(kind: str, n: int) -> str:
 
 
 def served_candidates(outputs: Sequence[Node], hints: Hints, batch: int, world_size: int) -> Iterator[Candidate]:
-    """Data parallelism with one, two, four, ..., all looked-up tables on servers: first those by which most bytes need
-    not be sent, then the largest, which ranks then need not keep.
+    """Data parallelism with one, two, four, ..., all looked-up tables on servers: first the tables that save most bytes
+    of communication, then the largest, which ranks need not keep.
 
-    Servers have an equal range of rows of each. Tables that may be cached are, if the hints give a cache.
+    Each server has an equal range of the rows of each. If the hints give a cache, the tables are cached.
     """
     servable = Servable(outputs)
     rated = choices(servable, batch, world_size)
     for v in servable.tables if hints.cache else ():
-        servable.parameter(
-            v, sparse=True, reduce="sum", cached=True
-        )  # a rule that cannot be cached is the user's error
+        servable.parameter(v, sparse=True, reduce="sum", cached=True)  # ArgumentError if its rule cannot be cached
     saved = {v: rated[v].by_ranks - rated[v].by_servers for v in rated if v in servable.tables}
     order = sorted(saved, key=lambda v: (-max(0, saved[v]), -int(v.tensor.nbytes)))
     counts = {len(order), sum(rated[v].on_servers for v in order), *(1 << k for k in range(len(order).bit_length()))}
@@ -156,9 +154,9 @@ def served_candidates(outputs: Sequence[Node], hints: Hints, batch: int, world_s
 class Layered(Parallel):
     """Data x tensor parallelism that differs from layer to layer and from variable to variable.
 
-    levels: layer -> how far it is sharded over data-parallel ranks; those not named are not. split: name -> axis that
-    tensor parallelism splits. stored: name -> axis along which tensor-parallel ranks keep a variable that they gather
-    to compute with. feeds: name -> axis of feeds that these ranks share: where nothing is split they are data parallel.
+    levels: layer -> how far it is sharded over data-parallel ranks, by default not at all. split: name -> axis that
+    tensor parallelism splits. stored: name -> axis along which tensor-parallel ranks keep a variable, which they gather
+    to compute. feeds: name -> axis of feeds that these ranks share: where nothing is split they are data parallel.
 
     >>> Layered(2, 1, {"mlp/up": 3})
     Layered(data=2, tensor=1, levels={'mlp/up': 3})
@@ -196,15 +194,15 @@ class Layered(Parallel):
 
 
 def layer_of(variable: Node) -> str:
-    """The layer that a trained variable belongs to: its name without the last part."""
+    """The layer of a trained variable: its name without the last part."""
     return variable.name.rpartition("/")[0]
 
 
 def sharded_layers(
     outputs: Sequence[Node], plan: Candidate, cluster: Cluster, world_size: int, budget: float
 ) -> Candidate:
-    """The same plan with the level of each layer that is fastest, of those at which variables and their state take at
-    most `budget` bytes.
+    """The same plan with the fastest levels of its layers at which variables and their state take at most `budget`
+    bytes.
 
     The time of a level is that of its collectives on the link of the data-parallel ranks. BudgetError if none fits.
     """
@@ -232,7 +230,7 @@ def sharded_layers(
 
 
 def layered(plan: Candidate, levels: Mapping[str, int]) -> Candidate:
-    """The same plan, and layers sharded as far as `levels` says."""
+    """The same plan with its layers sharded as far as `levels` says."""
     counts = ", ".join(f"{sum(v == z for v in levels.values())} at zero{z}" for z in LEVELS if z in levels.values())
     parallel, more = plan.builder, {}
     if isinstance(parallel, Layered):

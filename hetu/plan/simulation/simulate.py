@@ -1,8 +1,8 @@
 """How long a step takes under a strategy, and what it needs: the ranks' own instruction lists, played on a clock.
 
-Computing takes what the profile says; a collective starts when all its ranks have come and the one before it in their
-group has ended; a message arrives after those that its sender sent before it. That is what `hetu.dist.VirtualClock`
-charges. Left out: contention between groups, between ranks that share a link, and at the servers.
+Computing takes the time that the profile says. A collective starts when all its ranks have come and the one before it
+in their group has ended. A message arrives after those that its sender sent before it. `hetu.dist.VirtualClock` charges
+the same. Left out: contention between groups, between ranks that share a link, and at the servers.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Cost:
 
     def __str__(self) -> str:
         return (
-            f"{1e3 * self.time:.3f} ms a step, at most {max(self.peak):,} bytes a rank, "
+            f"{1e3 * self.time:.3f} ms per step, at most {max(self.peak):,} bytes per rank, "
             f"{sum(self.sent.values()):,} bytes sent on {len(self.sent)} links"
         )
 

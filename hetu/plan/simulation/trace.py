@@ -1,4 +1,4 @@
-"""A step as ranks really ran it, on a virtual clock: what `simulate` foretells, measured.
+"""A step as ranks really ran it, on a virtual clock: it measures what `simulate` predicts.
 
 The ranks are threads; computing takes what it takes here, and only the wire is a model. Left out: parameter servers,
 which the clock does not know.

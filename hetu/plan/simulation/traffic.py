@@ -1,6 +1,6 @@
-"""How much one step of a program sends between ranks, counted on its communication as ring algorithms do it.
+"""How many bytes one step of a program sends between ranks, by ring algorithms and without the headers of messages.
 
-Traffic to servers depends on the ids, so the servers count it (`Client.status`). Headers of messages do not count.
+Traffic to servers depends on the ids, so the servers count it (`Client.status`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SENDS = {
 
 
 def bytes_between_ranks(program: Program, ranks: int) -> int:
-    """Bytes that this rank sends to others in a step, where all ranks take part in each collective.
+    """Bytes that this rank sends to others per step, if all ranks take part in each collective.
 
     >>> import hetu as ht
     >>> from hetu.dist import DataParallel, run_ranks
