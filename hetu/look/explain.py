@@ -1,7 +1,7 @@
-"""Tell what a pass changed, where: the operators that went and came, and the user's lines they belong to.
+"""Tell what a pass changed and where: the operators that went and came, and the user's lines they belong to.
 
-The estimated gain is the part of the traffic of memory that falls away, counting each operator's inputs and results
-once. Caches, arithmetic and traffic inside an operator are not counted; a profile shows those.
+The estimated gain is the memory traffic that falls away, counting each operator's inputs and results once. Caches,
+arithmetic and traffic inside an operator are not counted; a profile shows those.
 """
 
 from __future__ import annotations

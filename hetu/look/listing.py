@@ -1,6 +1,4 @@
-"""A program as text and as the picture of its memory plan: `print(program)` shows each instruction, its place and what
-it frees.
-"""
+"""A program as text, `print(program)`, and as the picture of its memory plan."""
 
 from __future__ import annotations
 
@@ -77,7 +75,7 @@ def _names(program: Program) -> dict[Node, str]:
 
 
 def _operand(program: Program, node: Node, index: int, names: Mapping[Node, str]) -> str:
-    """How a value is called: leaves by name or value, views by what they look into, results by number."""
+    """The name of a value: leaves have their own or their number, views that of their operand, results are counted."""
     if node.role is Role.CONSTANT:
         value = node.attrs["value"]
         return f"{value.flat[0]:g}" if value.size and value.strides == (0,) * value.ndim else f"%{index}"
@@ -99,7 +97,7 @@ def _place(program: Program, node: Node) -> str:
 
 
 def _cut(text: str, width: int) -> str:
-    """At most `width` characters; of the name of a variable the end says more."""
+    """At most `width` characters: the end of a variable's name, which says more, else the beginning."""
     if len(text) <= width:
         return text
     return f"-> …{text[4 - width :]}" if text.startswith("-> ") else f"{text[: width - 1]}…"

@@ -12,7 +12,7 @@ import os
 import re
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -27,8 +27,8 @@ from ..core.op import LEAVES, Role
 from ..core.program import Program
 from ..core.types import TensorType, show_type
 from .columns import in_columns
+from .html_table import bar_html, table_html
 from .picture import family
-from .svg import FILL
 
 
 @dataclass(frozen=True)
@@ -126,10 +126,11 @@ class Profile:
         """Bars by operator."""
         rows = self.rows()
         longest = max((row.seconds for row in rows), default=0.0) or 1.0
-        lines = [_bar(row, row.seconds / longest, self._cells(row)) for row in rows]
-        heads = ("op", "", "ms", "share", "calls", "GB/s", "GFLOP/s")
-        head = "".join(f'<th style="text-align:left">{h}</th>' for h in heads)
-        return f"<table><tr>{head}</tr>{''.join(lines)}</table><p>{escape(repr(self)[1:-1])}</p>"
+        lines: list[Sequence[str]] = [("op", "", "ms", "share", "calls", "GB/s", "GFLOP/s")]
+        for row in rows:
+            label, calls, ms, share, _, _, *rates = map(escape, self._cells(row))
+            lines.append((label, bar_html(200 * row.seconds / longest, row.family), ms, share, calls, *rates))
+        return f"{table_html(lines, right=range(2, 7))}<p>{escape(repr(self)[1:-1])}</p>"
 
     def chrome_trace(self, path: str | os.PathLike[str]) -> None:
         """Write the step as JSON for chrome://tracing or Perfetto: the median times, laid end to end."""
@@ -154,13 +155,6 @@ def _total(label: str, rows: list[ProfileRow]) -> ProfileRow:
         sum(row.nbytes for row in rows),
         sum(row.flops for row in rows),
     )
-
-
-def _bar(row: ProfileRow, share: float, cells: tuple[str, ...]) -> str:
-    fill, frame = FILL.get(row.family, FILL["compute"])
-    bar = f'<div style="width:{200 * share:.0f}px;height:12px;background:{fill};border:1px solid {frame}"></div>'
-    shown = (escape(row.label), bar, cells[2], cells[3], cells[1], cells[6], cells[7])
-    return "<tr>" + "".join(f'<td style="text-align:left">{cell}</td>' for cell in shown) + "</tr>"
 
 
 # -- measuring -----------------------------------------------------------------------------------------------------

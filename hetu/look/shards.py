@@ -28,7 +28,7 @@ def shards_svg(rows: Sequence[ShardRow], notes: Mapping[int, str]) -> Svg:
     longest, y = max((size for _, shape, _ in rows for size in shape), default=1), TOP
     for name, shape, boxes in rows:
         down, across = shape[0] if len(shape) > 1 else 1, shape[-1] if shape else 1
-        # lengths go by their roots, so that thin tensors can be seen
+        # Sides go by the roots of sizes, so that thin tensors can be seen.
         high, wide = HIGH * math.sqrt(down / longest), WIDE * math.sqrt(across / longest)
         size = max(7.0, wide), max(7.0, high)
         row = max(size[1], LEAST)

@@ -1,6 +1,6 @@
 """How far workers of a parameter server drift apart, as a picture: a lane of clocks for each, and a histogram of leads.
 
-A worker's *lead* when it begins a clock is how many clocks the slowest worker is behind.
+A worker's *lead* is the number of clocks that the slowest worker is behind when it begins one.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from ..look.svg import FILL, SANS
+from ..look.html_table import bar_html, table_html
 from .simulation.simulate import Cost
 
 MOST_ROWS = 8  # of candidates in a notebook
@@ -109,18 +109,16 @@ class Why:
         """The words, a row with a bar for each of the best candidates, and the timeline of a step."""
         shown = [self.best, *self.others][:MOST_ROWS]
         longest = max(r.seconds for r in shown) or 1.0
-        head = "".join(f'<th style="text-align:left">{h}</th>' for h in ("plan", "step", "", "bytes per rank", ""))
-        rows = "".join(self._row(r, r.seconds / longest) for r in shown)
-        table = f'<table style="font-family:{SANS};font-size:12px"><tr>{head}</tr>{rows}</table>'
+        rows = [("plan", "step", "", "bytes per rank", ""), *(self._row(r, longest) for r in shown)]
+        table = table_html(rows, right={1, 3})
         return f"<pre>{escape(str(self))}</pre>{table}{self.cost.timeline.to_svg()}"
 
-    def _row(self, r: Rated, length: float) -> str:
-        fits = r.peak <= self.budget
-        fill, frame = FILL["update" if r is self.best else "variable" if fits else "gradient"]
-        bar = f'<div style="width:{180 * length:.0f}px;height:12px;background:{fill};border:1px solid {frame}"></div>'
-        note = "chosen" if r is self.best else "" if fits else "too large"
-        cells = [escape(r.name), f"{1e3 * r.seconds:.3f} ms", bar, f"{r.peak:,}", note]
-        return "<tr>" + "".join(f'<td style="text-align:left">{cell}</td>' for cell in cells) + "</tr>"
+    def _row(self, r: Rated, longest: float) -> tuple[str, ...]:
+        note, family = ("", "variable") if r.peak <= self.budget else ("too large", "gradient")
+        if r is self.best:
+            note, family = "chosen", "update"
+        bar = bar_html(180 * r.seconds / longest, family)
+        return escape(r.name), f"{1e3 * r.seconds:.3f} ms", bar, f"{r.peak:,}", note
 
 
 def _wrapped(line: str) -> str:

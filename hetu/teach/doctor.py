@@ -1,6 +1,6 @@
 """`hetu doctor`: what is installed, what each missing part would enable, and a job of 2 ranks and 1 server as a test.
 
-It mends nothing, but names the command that does.
+It repairs nothing, but names the command that does.
 """
 
 from __future__ import annotations
@@ -160,21 +160,16 @@ def _package(part: str, distribution: str, enables: str, fix: str) -> Finding:
 
 def job() -> Finding:
     """Whether 2 ranks add numbers and a server gives back what was pushed."""
-    line = [
-        sys.executable,
-        "-m",
-        "hetu.dist.launch.heturun",
-        "-w",
-        "2",
-        "-s",
-        "1",
-        sys.executable,
-        "-m",
-        "hetu.teach.doctor",
-    ]
+    launch = [sys.executable, "-m", "hetu.dist.launch.heturun", "-w", "2", "-s", "1"]
     start, enables = time.monotonic(), "training on several ranks"
     try:
-        ended = subprocess.run(line, capture_output=True, text=True, timeout=DEADLINE, check=False)
+        ended = subprocess.run(
+            [*launch, sys.executable, "-m", "hetu.teach.doctor"],
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         return Finding("2 ranks, 1 server", False, f"did not end within {DEADLINE:g} s", enables)
     if ended.returncode == 0 and ended.stdout.count(ANSWER) == 2:

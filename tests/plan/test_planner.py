@@ -182,8 +182,15 @@ def test_hints_that_cannot_be():
         plan.auto(hints={"tensr": 2})
     with pytest.raises(ArgumentError, match="the hints allow none"):
         chosen(mlp, 2, hints={"data": 3})
-    with pytest.raises(ArgumentError, match="a budget of 0 bytes"):
-        plan.auto(budget=0)
+    for given in ({"budget": 0}, {"budget": "2G"}, {"batch_size": 0}, {"proposals": -1}):
+        ((name, value),) = given.items()
+        with pytest.raises(
+            ArgumentError, match=rf"{name} is {value!r}\n  at test_planner.py[\s\S]*fix: give a number of at"
+        ):
+            plan.auto(**given)
+    for name, value in (("stages", "2"), ("data", 0), ("zero", 7)):
+        with pytest.raises(ArgumentError, match=f"the hint {name} is {value!r}"):
+            plan.auto(hints={name: value})
     with pytest.raises(ArgumentError, match="nothing is chosen yet"):
         plan.auto().why()
     with pytest.raises(ArgumentError, match="this plan was read, not made"):

@@ -62,7 +62,13 @@ class Hints:
         for name in given or {}:
             if name not in Hints.__dataclass_fields__:
                 raise ArgumentError(f"a hint {name!r}", fix=did_you_mean(name, Hints.__dataclass_fields__))
-        return Hints(**(given or {}))
+        hints = Hints(**(given or {}))
+        for name in ("stages", "data", "tensor"):
+            if (degree := getattr(hints, name)) is not None and not (isinstance(degree, int) and degree > 0):
+                raise ArgumentError(f"the hint {name} is {degree!r}", fix="give a whole number of at least 1")
+        if hints.zero not in (None, *LEVELS):
+            raise ArgumentError(f"the hint zero is {hints.zero!r}", fix=f"give one of {', '.join(map(str, LEVELS))}")
+        return hints
 
     def allow(self, **degrees: int) -> bool:
         return all(getattr(self, name) in (None, value) for name, value in degrees.items())

@@ -1,9 +1,8 @@
 """The planner: it costs every candidate with the simulator and takes the fastest that fits into memory.
 
 The ranks of a job share the work: each simulates some of the candidates, and all see all costs, so all choose alike. If
-what is fastest does not fit, its layers are sharded one by one (`candidates.sharded_layers`) and its activations are
-computed again in parts or put away into the memory of the host (`fit.py`), and these plans compete with the others. A
-plan does not change while training.
+the fastest does not fit, its layers are sharded one by one (`candidates.sharded_layers`) and its activations are
+computed again in parts or put away into the memory of the host (`fit.py`). These plans compete with the others.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ from ...dist.layout.layout import Mesh
 from ...passes import specialize
 from ...ps.wire.environment import has_servers
 from ...strategies.hybrid import Hybrid
+from ...strategies.on_servers import Connected
 from ..costs.profile import MachineProfile
 from ..plan import Plan, Within
 from ..simulation.simulate import Cost, simulate
@@ -78,8 +78,10 @@ class Auto:
 
     def __post_init__(self) -> None:
         Hints.of(self.hints)
-        if self.budget is None or not self.budget > 0:
-            raise ArgumentError(f"a budget of {self.budget!r} bytes", fix="give the bytes that each rank may use")
+        for name, least in (("budget", 1), ("batch_size", 1), ("proposals", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not value >= least:
+                raise ArgumentError(f"{name} is {value!r}", fix=f"give a number of at least {least}")
 
     def choose(self, subgraphs: Mapping[str, Sequence[Any]], comm: Comm | None = None) -> Plan:
         """The plan for the sub-graph that trains (else the first), on the ranks of `comm` (by default the job's)."""
@@ -106,7 +108,7 @@ def auto(
     hints: Mapping[str, Any] | None = None,
     proposals: int = 0,
 ) -> Auto:
-    """The strategy that is predicted to be fastest for a graph on the ranks of the job; see `Auto`.
+    """The strategy that is predicted to be the fastest for a graph on the ranks of the job; see `Auto`.
 
     >>> import hetu as ht
     >>> x = ht.placeholder("x", (None, 64))
@@ -120,7 +122,7 @@ def auto(
 
 
 class _Search:
-    """One choice: candidates, what they cost, and which is taken."""
+    """One choice: the candidates, their costs, and the one that is taken."""
 
     def __init__(self, auto: Auto, sub: SubGraph, outputs: Sequence[Node], comm: Comm) -> None:
         self.auto, self.sub, self.outputs, self.comm = auto, sub, outputs, comm
@@ -158,12 +160,13 @@ class _Search:
         found = [*candidates(self.outputs, world, self.hints, self.batch)]
         found += expert_parallel(self.outputs, self.hints, self.profile.cluster, world)
         found += self._by_operator()
-        if (hasattr(self.comm, "client") or has_servers()) and self.hints.allow(stages=1, data=world, tensor=1, zero=0):
+        served = isinstance(self.comm, Connected) or has_servers()
+        if served and self.hints.allow(stages=1, data=world, tensor=1, zero=0):
             found += served_candidates(self.outputs, self.hints, self.batch or 1, world)
         return found
 
     def _refined(self, rated: Sequence[Rated]) -> Iterator[Candidate]:
-        """The fastest pipelines of all degrees, cut by seconds; those that are too large, sharded over data too."""
+        """The fastest pipeline of each degree, cut by seconds; one that is too large, sharded over data too."""
         best: dict[tuple[int, int, int], Rated] = {}
         for r in (r for r in rated if r.valid and isinstance(r.builder, Pipeline)):
             degrees = r.builder.stages, r.builder.data, r.builder.tensor
@@ -175,7 +178,7 @@ class _Search:
                 yield Candidate(f"{r.name}, zero3", r.builder.but(zero=3))
 
     def _cut(self, pipeline: Pipeline, stages: int, data: int, tensor: int) -> dict[str, int] | None:
-        """Layer -> stage by seconds; None if that is how the pipeline is cut anyway, or if nothing fits."""
+        """Layer -> stage by seconds; None if the pipeline is cut so already, or if nothing fits."""
         kept = {name: times * nbytes // tensor for name, (times, nbytes) in self.trained.items()}
         link = self.profile.cluster.link((0, self.comm.world_size // stages))
         try:
@@ -276,7 +279,7 @@ class _Search:
     # -- costs ---------------------------------------------------------------------------------------------------
 
     def _rate(self, found: Sequence[Candidate]) -> list[Rated]:
-        """Seconds and peak of each; every rank finds out about its share and tells the others."""
+        """Seconds and peak of each candidate; every rank simulates its share and tells the others."""
         figures, texts = np.zeros((2, len(found))), np.zeros((len(found), MOST_TEXT), np.uint8)
         for k in range(self.comm.rank, len(found), self.comm.world_size):
             try:
@@ -312,7 +315,7 @@ def _shards_layers(builder: Any) -> bool:
 
 
 def shapes_of(sub: SubGraph, batch_size: int) -> dict[str, tuple[int, ...]]:
-    """The shapes of what is fed: a first size that is open is that of the batch, any other `NOMINAL`."""
+    """The shapes of what is fed: an open first size is that of the batch, any other open size is `NOMINAL`."""
 
     def known(node: Node) -> tuple[int, ...]:
         return tuple(
@@ -323,7 +326,7 @@ def shapes_of(sub: SubGraph, batch_size: int) -> dict[str, tuple[int, ...]]:
 
 
 def _known_profile() -> MachineProfile:
-    """That of this host if it was measured, else typical figures."""
+    """The profile of this host if it was measured, else typical figures."""
     try:
         return MachineProfile.load()
     except ArgumentError:

@@ -1,4 +1,4 @@
-"""The checks of lab 1. They do not measure speed, but check that nothing is allocated."""
+"""The checks of lab 1. They measure no speed, but whether arrays are allocated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checks of lab 7: claims about layouts are computed on two ranks."""
+"""The checks of lab 7: two ranks compute what the student claims about layouts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def held(value: np.ndarray, role: int, rank: int) -> np.ndarray:
 
 
 def computed(x: int, w: int) -> list[int]:
-    """The layouts that the local products of two ranks really have; several if the result is no matter of chance."""
+    """The layouts that the local products of two ranks have, as numbers show."""
     parts = [(held(X, x, r), held(W, w, r)) for r in (0, 1)]
     if any(a.shape[1] != b.shape[0] for a, b in parts):
         return []

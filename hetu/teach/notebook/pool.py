@@ -34,7 +34,7 @@ class RankError(HetuError, RuntimeError):
 
 @dataclass
 class CellOutcome:
-    """What became of one cell: who failed, with which traceback and line, where the others were, and rank 0's names."""
+    """How a cell ended: the tracebacks and lines of ranks that failed, where the others were, and rank 0's names."""
 
     failures: dict[int, tuple[str, int]] = field(default_factory=dict)
     waiting: dict[int, str] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class Pool:
         return self.job.poll() is None and not any(self._has_left(c) for c in self.ranks)
 
     def _has_left(self, connection: Connection) -> bool:
-        """Between cells ranks say nothing, so anything that can be read is the end."""
+        """Whether a rank has gone: between cells ranks say nothing, so all that can be read is the end."""
         return connection.closed or connection.poll()
 
     def gather(self) -> None:
@@ -106,7 +106,7 @@ class Pool:
     # -- cells ---------------------------------------------------------------------------------------------------
 
     def run(self, text: str, names: Mapping[str, Any], say: Say) -> CellOutcome:
-        """Run a cell on all ranks, with the names that it reads and that changed here since the ranks last had them."""
+        """Run a cell on all ranks, with the names that it reads and that have changed here since the ranks got them."""
         self.gather()
         self.cells += 1
         wanted = {n: names[n] for n in needed(text, names) if self.known.get(n, self) is not names[n]}
@@ -127,7 +127,7 @@ class Pool:
         return outcome
 
     def _listen(self, outcome: CellOutcome, busy: set[Connection], say: Say, until: float | None) -> set[Connection]:
-        """Until all of `busy` are done, the time is over, or one fails and the others do not end; these."""
+        """Listen until all of `busy` are done, the time is over, or one fails; returns those that are not done."""
         while busy:
             ready = _readable(busy, until)
             for connection in ready:
@@ -151,7 +151,7 @@ class Pool:
         return busy
 
     def _where(self, waiting: set[Connection], say: Say) -> dict[int, str]:
-        """The lines at which these ranks are."""
+        """The line at which each of these ranks is."""
         found, until = dict[int, str](), time.monotonic() + ANSWER_WITHIN
         with contextlib.suppress(OSError, EOFError):
             for connection in waiting:
