@@ -6,7 +6,6 @@ program (feeding, fetching).
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -29,6 +28,7 @@ from ..core.types import TensorType, show_type
 from .columns import in_columns
 from .html_table import bar_html, table_html
 from .picture import family
+from .timeline import write_trace
 
 
 @dataclass(frozen=True)
@@ -142,8 +142,7 @@ class Profile:
                 {"name": node.op.name, "cat": row.family, "ph": "X", "pid": 0, "tid": 0, **times, "args": details}
             )
             start += row.seconds
-        with open(path, "w", encoding="utf-8") as file:
-            json.dump({"traceEvents": events, "displayTimeUnit": "ms"}, file)
+        write_trace(path, events)
 
 
 def _total(label: str, rows: list[ProfileRow]) -> ProfileRow:

@@ -5,6 +5,8 @@ For zooming use a Chrome trace.
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping, Sequence
 from html import escape
 
@@ -32,6 +34,12 @@ def timeline_svg(rows: Sequence[TimelineRow], notes: Mapping[int, str]) -> Svg:
     for rank, lane, name, start, stop in rows:
         parts.append(_event(lane, name, start, stop, top[rank] + LANE * (lane == "communication"), across))
     return page(WIDTH, height, parts)
+
+
+def write_trace(path: str | os.PathLike[str], events: Sequence[Mapping[str, object]]) -> None:
+    """Write events as JSON for chrome://tracing or Perfetto."""
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump({"traceEvents": [*events], "displayTimeUnit": "ms"}, file)
 
 
 def _event(lane: str, name: str, start: float, stop: float, y: float, across: float) -> str:

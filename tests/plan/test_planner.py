@@ -184,9 +184,7 @@ def test_hints_that_cannot_be():
         chosen(mlp, 2, hints={"data": 3})
     for given in ({"budget": 0}, {"budget": "2G"}, {"batch_size": 0}, {"proposals": -1}):
         ((name, value),) = given.items()
-        with pytest.raises(
-            ArgumentError, match=rf"{name} is {value!r}\n  at test_planner.py[\s\S]*fix: give a number of at"
-        ):
+        with pytest.raises(ArgumentError, match=rf"{name} is {value!r}\n  at test_planner.py[\s\S]*at least"):
             plan.auto(**given)
     for name, value in (("stages", "2"), ("data", 0), ("zero", 7)):
         with pytest.raises(ArgumentError, match=f"the hint {name} is {value!r}"):

@@ -39,8 +39,9 @@ def fit(
     True
     """
     profile = profile or MachineProfile()
+    search = _GreedySearch(fetches, updates, budget, profile)
     ways = [(True, False), (False, True), (True, True)] if profile.device.host_bandwidth else [(True, False)]
-    found = [_smallest(fetches, updates, budget, profile, drops, swaps) for drops, swaps in ways]
+    found = [search.smallest(drops, swaps) for drops, swaps in ways]
     if fitting := [step for step, nbytes in found if nbytes <= budget]:
         return min(fitting, key=lambda step: sum(map(profile.seconds, plan(*step).order)))
     least = min(nbytes for _, nbytes in found)
@@ -50,44 +51,29 @@ def fit(
     )
 
 
-def _smallest(
-    fetches: Sequence[Node],
-    updates: Mapping[Node, Node],
-    budget: int,
-    profile: MachineProfile,
-    drops: bool,
-    swaps: bool,
-) -> tuple[Rewritten, int]:
-    """The step in as few parts as make it fit, else the smallest, and its bytes."""
-    found = []
-    for parts in PARTS if drops else PARTS[:1]:
-        found.append(_GreedySearch(fetches, updates, budget, parts, profile, drops, swaps).run())
-        if found[-1][1] <= budget:
-            break
-    return min(found, key=lambda f: f[1])
-
-
 class _GreedySearch:
-    """One greedy search for values to drop and to swap, which are nodes of the given graph."""
+    """Greedy searches for values to drop and to swap, which are nodes of the given graph."""
 
     def __init__(
-        self,
-        fetches: Sequence[Node],
-        updates: Mapping[Node, Node],
-        budget: int,
-        parts: int,
-        profile: MachineProfile,
-        drops: bool,
-        swaps: bool,
+        self, fetches: Sequence[Node], updates: Mapping[Node, Node], budget: int, profile: MachineProfile
     ) -> None:
-        self.fetches, self.updates, self.budget = fetches, updates, budget
-        self.parts, self.profile, self.drops, self.swaps = parts, profile, drops, swaps
+        self.fetches, self.updates, self.budget, self.profile = fetches, updates, budget, profile
         self.outputs = (*fetches, *updates.values())
         self.rules = batched(self.outputs)
-        self.dropped, self.swapped = set[Node](), set[Node]()
 
-    def run(self) -> tuple[Rewritten, int]:
+    def smallest(self, drops: bool, swaps: bool) -> tuple[Rewritten, int]:
+        """The step in as few parts as make it fit, else the smallest, and its bytes."""
+        found = []
+        for parts in PARTS if drops else PARTS[:1]:
+            found.append(self._search(parts, drops, swaps))
+            if found[-1][1] <= self.budget:
+                break
+        return min(found, key=lambda f: f[1])
+
+    def _search(self, parts: int, drops: bool, swaps: bool) -> tuple[Rewritten, int]:
         """The first step that fits, else the smallest one, and its bytes."""
+        self.parts, self.drops, self.swaps = parts, drops, swaps
+        self.dropped, self.swapped = set[Node](), set[Node]()
         best: tuple[Rewritten, int] | None = None
         while True:
             self._make()

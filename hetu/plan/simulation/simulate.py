@@ -7,13 +7,13 @@ the same. Left out: contention between groups, between ranks that share a link, 
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ...core.errors import GraphError
-from ...core.graph import Node
 from ...core.op import Role
 from ..costs.links import Channel
 from ..costs.profile import MachineProfile
@@ -29,6 +29,7 @@ from .instructions import (
     Wait,
 )
 from .timeline import COMMUNICATION, COMPUTE, Event, Timeline
+from .traffic import SENDS
 
 SERVERS = -1  # stands for the servers in `Cost.sent`
 
@@ -112,7 +113,7 @@ class _Play:
         self.ranks: dict[int, _Rank] = {}
         self.peak = [0] * job.world_size
         for program in job.programs:
-            plain = self._steps(program)
+            plain = [(profile.seconds(node), node) for node in program.order]  # communication without its wire
             for rank in program.ranks:
                 self.peak[rank] = program.peak
                 self.ranks[rank] = _Rank(rank, rank < traced, self._of_rank(program, plain, rank, rank < traced))
@@ -122,10 +123,6 @@ class _Play:
         self.sent: dict[tuple[int, int], int] = defaultdict(int)
         self.events: list[Event] = []
         self.channels: dict[tuple[int, ...], Channel] = {}
-
-    def _steps(self, program: RankProgram) -> list[tuple[float, Node]]:
-        """The nodes of a program with their seconds, communication without its wire."""
-        return [(self.profile.seconds(node), node) for node in program.order]
 
     def _of_rank(self, program: RankProgram, steps: Sequence[Any], rank: int, traced: bool) -> list[Any]:
         """The steps of one rank; computing between two communications is one step unless it is traced."""
@@ -264,12 +261,8 @@ class _Play:
         """Bytes of one collective by link; those of a ring go to the next in the group."""
         n = len(group)
         if kind == "all_to_all":
-            for a in group:
-                for b in group:
-                    if a != b:
-                        self.sent[a, b] += nbytes // n
+            for a, b in itertools.permutations(group, 2):
+                self.sent[a, b] += nbytes // n
             return
-        each = {"all_reduce": 2 * (n - 1) * nbytes // n, "reduce_scatter": (n - 1) * nbytes // n}
-        each["all_gather"] = (n - 1) * nbytes
         for a, b in zip(group, (*group[1:], group[0])):
-            self.sent[a, b] += each[kind]
+            self.sent[a, b] += SENDS[kind](n, nbytes)

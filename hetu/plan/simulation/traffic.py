@@ -5,14 +5,16 @@ Traffic to servers depends on the ids, so the servers count it (`Client.status`)
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ...core.program import Program
 
-# How often each byte of a rank's operand is sent by it, of n ranks.
-SENDS = {
-    "all_reduce": lambda n: 2 * (n - 1) / n,
-    "reduce_scatter": lambda n: (n - 1) / n,
-    "all_to_all": lambda n: (n - 1) / n,
-    "all_gather": lambda n: n - 1,
+# The bytes that each of n ranks sends of an operand of so many bytes.
+SENDS: dict[str, Callable[[int, int], int]] = {
+    "all_reduce": lambda n, nbytes: 2 * (n - 1) * nbytes // n,
+    "reduce_scatter": lambda n, nbytes: (n - 1) * nbytes // n,
+    "all_to_all": lambda n, nbytes: (n - 1) * nbytes // n,
+    "all_gather": lambda n, nbytes: (n - 1) * nbytes,
 }
 
 
@@ -30,8 +32,5 @@ def bytes_between_ranks(program: Program, ranks: int) -> int:
     >>> run_ranks(2, work)
     [400, 400]
     """
-    sent = 0.0
-    for step in program.steps:
-        if (kind := step.node.op.collective) in SENDS:
-            sent += SENDS[kind](ranks) * sum(int(i.tensor.nbytes) for i in step.node.inputs)
-    return round(sent)
+    given = [(n.op.collective, sum(int(i.tensor.nbytes) for i in n.inputs)) for n in (s.node for s in program.steps)]
+    return sum(SENDS[kind](ranks, nbytes) for kind, nbytes in given if kind in SENDS)
