@@ -72,7 +72,7 @@ class PartitionedPS(_Homes):
     """Each variable is cut into the least number of equal parts of rows, which live on the least loaded ranks."""
 
     def parts(self, rows: int, most: int) -> int:
-        """How many parts, of 2 to `most`, a variable of so many rows is cut into; 1 if none suits."""
+        """How many parts, of 2 to `most`, a variable of `rows` rows is cut into; 1 if none suits."""
         return next((k for k in range(2, most + 1) if rows % k == 0), 1)
 
     def homes(self, trained: Mapping[str, Node], world_size: int) -> dict[str, Layout]:

@@ -24,7 +24,7 @@ from .why import Rated, Why
 
 @dataclass(frozen=True)
 class Within(Builder):
-    """A strategy whose steps are made to fit into so many bytes on each rank, variables included, by recomputing.
+    """A strategy whose steps are made to fit into `nbytes` on each rank, variables included, by recomputing.
 
     With a profile whose device has `host_bandwidth`, values also wait in the memory of the host where that is faster.
     For strategies without pipelines. BudgetError, when a step is compiled, if it cannot be made to fit.

@@ -47,8 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """0 if the parts that `pip install` brings are there and the job runs, else 1."""
-    needed = [python(), numpy(), mpi(), mpiexec(), zeromq()]
-    optional = [curve(), cupy(), gpu(), nccl(), compiler(), notebooks()]
+    mpi = _package("MPI binding", "mpi4py", "ranks", "pip install mpi4py mpich")
+    zeromq = _package("ZeroMQ binding", "pyzmq", "parameter servers", "pip install pyzmq")
+    jupyter = _package("Jupyter", "jupyterlab", "tutorials as notebooks", 'pip install "hetu-dl[tutorials]"')
+    needed = [python(), numpy(), mpi, mpiexec(), zeromq]
+    optional = [curve(), cupy(), gpu(), nccl(), compiler(), jupyter]
     needed.append(job())
     if args.json:
         print(json.dumps([asdict(f) for f in (*needed, *optional)], indent=1))
@@ -88,10 +91,6 @@ def numpy() -> Finding:
     return Finding("NumPy", True, f"{np.__version__}, {library['name']} {library['version']} {direct}", "hetu")
 
 
-def mpi() -> Finding:
-    return _package("MPI binding", "mpi4py", "ranks", "pip install mpi4py mpich")
-
-
 def mpiexec() -> Finding:
     try:
         path = find_mpiexec()
@@ -101,10 +100,6 @@ def mpiexec() -> Finding:
         return Finding("MPI launcher", answer.returncode == 0, f"{os.path.basename(path)}: {version}", "ranks")
     except (MissingDependencyError, OSError, subprocess.TimeoutExpired) as error:
         return Finding("MPI launcher", False, str(error).splitlines()[0], "ranks", "pip install mpich")
-
-
-def zeromq() -> Finding:
-    return _package("ZeroMQ binding", "pyzmq", "parameter servers", "pip install pyzmq")
 
 
 def curve() -> Finding:
@@ -142,10 +137,6 @@ def compiler() -> Finding:
     found = kernels("gpu").architectures()
     text = f"makes code for {', '.join(found)}" if found else "not installed"
     return Finding("CUDA compiler", bool(found), text, enables, fix)
-
-
-def notebooks() -> Finding:
-    return _package("Jupyter", "jupyterlab", "tutorials as notebooks", 'pip install "hetu-dl[tutorials]"')
 
 
 def _package(part: str, distribution: str, enables: str, fix: str) -> Finding:

@@ -61,7 +61,7 @@ class Auto:
     """A strategy that is chosen when an executor is made: `ht.Executor(..., strategy=ht.plan.auto(budget=2 << 30))`.
 
     budget: bytes of memory for each rank: variables, optimizer state, feeds and everything a step computes.
-    batch_size: of all ranks together, wherever a placeholder leaves its first size open. The plan says where variables
+    batch_size: of all ranks together, where a placeholder leaves its first size open. The plan says where variables
     live, so it has to be made before the first batch is seen.
     profile: how fast things are; by default that of this host, if it has been measured (`hetu profile`).
     If its device has `host_bandwidth`, activations may wait in the memory of the host, which the budget does not count.
@@ -189,7 +189,7 @@ class _Search:
             return None  # stages that the user has marked, or layers that fit nowhere
 
     def _by_operator(self, room: Mapping[int, float] | None = None) -> list[Candidate]:
-        """Operators split one by one over each tensor degree, of those in `room` within so many bytes of variables."""
+        """Operators split one by one over each tensor degree; with `room`, over those in it, within its bytes."""
         found, free = list[Candidate](), self.hints.split is None and self.hints.zero is None and self.trained
         for tensor in divisors(self.comm.world_size)[1:] if free else ():
             data = self.comm.world_size // tensor

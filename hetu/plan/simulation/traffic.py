@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from ...core.program import Program
 
-# The bytes that each of n ranks sends of an operand of so many bytes.
+# The bytes that each of n ranks sends when its operand has `nbytes`.
 SENDS: dict[str, Callable[[int, int], int]] = {
     "all_reduce": lambda n, nbytes: 2 * (n - 1) * nbytes // n,
     "reduce_scatter": lambda n, nbytes: (n - 1) * nbytes // n,

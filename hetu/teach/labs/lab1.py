@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from functools import partial
 from types import ModuleType
 
 import numpy as np
@@ -41,23 +42,7 @@ def module(student: ModuleType) -> str:
     return "the forward function names NumPy itself" if {"np", "numpy"} & set(names) else ""
 
 
-@lab.check(
-    "the gradient agrees with finite differences",
-    hint="Use the quotient rule for x > 0 and for x < 0, then see what both have in common. Do not forget g.",
-)
-def first_order(student: ModuleType) -> str:
-    return _disagreement(student, 1)
-
-
-@lab.check(
-    "so does the gradient of the gradient",
-    hint="The rule must be written in graph functions of the nodes x and y (ht.abs, ...), with no NumPy in between.",
-)
-def second_order(student: ModuleType) -> str:
-    return _disagreement(student, 2)
-
-
-def _disagreement(student: ModuleType, order: int) -> str:
+def disagreement(student: ModuleType, order: int) -> str:
     x = placeholder("x", (3,))
     gradients(sum_(student.softsign(x)), [x])
     try:
@@ -65,6 +50,16 @@ def _disagreement(student: ModuleType, order: int) -> str:
     except GradientError as error:
         return error.message
     return ""
+
+
+lab.check(
+    "the gradient agrees with finite differences",
+    hint="Use the quotient rule for x > 0 and for x < 0, then see what both have in common. Do not forget g.",
+)(partial(disagreement, order=1))
+lab.check(
+    "so does the gradient of the gradient",
+    hint="The rule must be written in graph functions of the nodes x and y (ht.abs, ...), with no NumPy in between.",
+)(partial(disagreement, order=2))
 
 
 @lab.check(
