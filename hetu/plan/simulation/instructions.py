@@ -28,6 +28,7 @@ from ...dist.layout.collectives import Collective as Change
 from ...dist.layout.collectives import padded
 from ...dist.layout.layout import Layout
 from ...dist.layout.redistribute import Redistribution, plan
+from ...dist.ops import RESHARD
 from ...passes import chosen_passes
 from ..costs.seat import Seat
 
@@ -126,7 +127,7 @@ class SimulatedJob:
     def action(self, node: Node, program: RankProgram, rank: int) -> list[Communication]:
         """What a communicating node of `program` does on `rank`."""
         a = node.attrs
-        if "src" in a:
+        if node.op is RESHARD.get(node.op.collective):
             if a["shape"] is None:
                 raise GraphError(
                     f"{node!r} is communication written by hand, of which only real ranks know the parts",
