@@ -74,8 +74,7 @@ def fit(
         validate: sub-graph and loader to measure after each epoch: its loss is `val_loss`.
         metrics: such as `{"accuracy": ht.metrics.Accuracy()}`, measured in validation as `val_accuracy`, on the second
             value of the sub-graph (the prediction) and the last array of each batch (the target).
-        monitor: the column that decides what is best; `val_loss`, or `loss` without validation.
-        maximize: whether more of it is better.
+        monitor, maximize: the column that decides what is best, by default (validation) loss, and if more is better.
         patience: stop after so many epochs without a new best.
         checkpoint: file (on several ranks a folder) written after each epoch, and by one process when Ctrl-C ends it.
         best: file written after each epoch that is the best so far.
@@ -90,8 +89,7 @@ def fit(
     >>> x, w = ht.placeholder("x", (None,)), ht.variable("w", 0.0, ())
     >>> loss = ht.mean((x - w) * (x - w))
     >>> step = {w: w - 0.25 * ht.gradients(loss, [w])[0]}
-    >>> history = fit(ht.Executor({"train": [loss, step]}), [([1.0, 3.0],)], epochs=3, inputs=[x])
-    >>> history["loss"]
+    >>> fit(ht.Executor({"train": [loss, step]}), [([1.0, 3.0],)], epochs=3, inputs=[x])["loss"]
     [5.0, 2.0, 1.25]
     """
     judge = _Judge(monitor or ("val_loss" if validate else "loss"), maximize, patience)
