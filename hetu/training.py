@@ -29,6 +29,7 @@ from .look.history import History, show_number
 from .metrics import Mean, Metric
 
 
+@runtime_checkable
 class Batches(Protocol):
     """What `fit` needs of a loader, be it a `DataLoader` or a list: batches that are tuples of arrays, and how many."""
 
@@ -93,8 +94,8 @@ def fit(
     [5.0, 2.0, 1.25]
     """
     judge = _Judge(monitor or ("val_loss" if validate else "loss"), maximize, patience)
-    run = _Run(executor, loader, tuple(inputs), train, validate, dict(metrics or {}), checkpoint, progress)
-    run.check(judge, resume)
+    run = _Run(executor, loader, tuple(inputs), train, validate, metrics or {}, checkpoint, progress)
+    run.check(epochs, judge, resume)
     return run.loop(epochs, judge, resume, best, after_epoch or (lambda history: None))
 
 
@@ -135,14 +136,15 @@ class _Run:
     inputs: tuple[Node | str, ...]
     train: str
     validation: tuple[str, Batches] | None
-    metrics: dict[str, Metric]
+    metrics: Mapping[str, Metric]
     checkpoint: FilePath | None
     progress: bool | None
     position: _Position = field(default_factory=_Position)
     interrupted: Callable[[], bool] = lambda: False
 
-    def check(self, judge: _Judge, resume: bool) -> None:
+    def check(self, epochs: int, judge: _Judge, resume: bool) -> None:
         """Find mistakes before hours are spent on training."""
+        self._check_kinds(epochs)
         if not _subgraph(self.executor, self.train, values=1).updates:
             raise ArgumentError(
                 f"sub-graph {self.train!r} updates nothing, so nothing would be learned",
@@ -174,6 +176,21 @@ class _Run:
     def stop_if_interrupted(self) -> None:
         if self.interrupted():
             raise _Interrupted
+
+    def _check_kinds(self, epochs: int) -> None:
+        """ArgumentError for what is not of the kind that `fit` needs."""
+        if not isinstance(epochs, int):
+            raise ArgumentError(f"epochs is {epochs!r}", fix="pass a whole number")
+        if not isinstance(self.metrics, Mapping):
+            raise ArgumentError(f"metrics are {self.metrics!r:.60}", fix='name them: metrics={"accuracy": Accuracy()}')
+        if self.validation is not None and (not isinstance(self.validation, tuple) or len(self.validation) != 2):
+            raise ArgumentError(f"validate is {self.validation!r:.60}", fix='pass validate=("eval", loader)')
+        for loader in (self.loader, self.validation[1] if self.validation else ()):
+            if not isinstance(loader, Batches):
+                kind = type(loader).__name__
+                raise ArgumentError(
+                    f"a {kind} has no length: it can be read once only", fix="pass a DataLoader or a list"
+                )
 
     def loop(
         self,

@@ -296,12 +296,17 @@ def test_mistakes(tmp_path: Path) -> None:
         ({"monitor": "val_los"}, errors.UnknownNameError, "did you mean 'val_loss'"),
         ({"patience": 0}, errors.ArgumentError, "at least 1"),
         ({"resume": True}, errors.ArgumentError, "checkpoint=path"),
+        ({"validate": "eval"}, errors.ArgumentError, r"validate is 'eval'[\s\S]*pass validate="),
+        ({"validate": ("eval", iter([]))}, errors.ArgumentError, "list_iterator has no length"),
+        ({"metrics": [Error()]}, errors.ArgumentError, r"metrics are \[<[\s\S]*fix: name them"),
         ({"validate": ("eval", [])}, errors.DataError, "no batch"),
         ({"validate": ("eval", [(X,)])}, errors.DataError, "1 arrays for the inputs x, t"),
     ]
     for options, kind, text in cases:
         with pytest.raises(kind, match=text):
             model.fit(1, **options)
+    with pytest.raises(errors.ArgumentError, match="epochs is '3'"):
+        model.fit("3")
 
 
 def test_empty_data_and_loaders_without_a_position(tmp_path: Path) -> None:
