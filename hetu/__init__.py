@@ -14,7 +14,8 @@ from . import passes as _passes  # which enters them
 from .core import errors
 from .core.autodiff import gradients, recompute
 from .core.executor import Executor, evaluate
-from .core.graph import Graph, Node, rewrite, scope, tagged
+from .core.graph import Graph, Node, rewrite, tagged
+from .core.leaf import scope
 from .core.op import Role, op
 from .core.placement import STRATEGIES as _STRATEGIES
 from .core.state import State

@@ -17,21 +17,9 @@ from .core.leaf import Initializer
 from .core.types import show_shape
 
 __all__ = [
-    "constant",
-    "fans",
-    "he_normal",
-    "he_uniform",
-    "lecun_normal",
-    "lecun_uniform",
-    "normal",
-    "ones",
-    "orthogonal",
-    "truncated_normal",
-    "uniform",
-    "xavier_normal",
-    "xavier_uniform",
-    "zeros",
-]
+    "constant", "fans", "he_normal", "he_uniform", "lecun_normal", "lecun_uniform", "normal", "ones", "orthogonal",
+    "truncated_normal", "uniform", "xavier_normal", "xavier_uniform", "zeros",
+]  # fmt: skip
 
 KnownShape = tuple[int, ...]
 

@@ -32,7 +32,7 @@ def accuracy(logits: Any, labels: Any) -> Node:
     if logits.ndim < 1 or labels.ndim != len(wanted) or not all(map(compatible, labels.shape, wanted)):
         raise ShapeError(
             f"accuracy got logits {logits.type} and labels {labels.type}",
-            fix="pass one row of scores and one class id an example",
+            fix="pass one row of scores and one class id per example",
         )
     return mean(astype(equal(argmax(logits, axis=-1), labels), "float32"))
 
@@ -135,7 +135,7 @@ class AUC(Metric):
         if scores.shape != labels.shape:
             raise ShapeError(
                 f"scores {show_shape(scores.shape)} against labels {show_shape(labels.shape)}",
-                fix="pass one score a label; take a column with scores[:, 1]",
+                fix="pass one score per label; take a column with scores[:, 1]",
             )
         if not np.isin(labels, (0, 1)).all():
             raise ValueRangeError("AUC labels must be 0 or 1", fix="compare with the class you look for: labels == k")
@@ -206,7 +206,7 @@ class ConfusionMatrix(Metric):
 
 
 class _OfCounts(ConfusionMatrix):
-    """A measure of the counts of one class; over more than two classes the mean of all, each weighing the same."""
+    """A measure of the counts of one class; over more than two classes, the unweighted mean of all."""
 
     def __init__(self, classes: int = 2) -> None:
         super().__init__(classes)
@@ -224,7 +224,7 @@ class _OfCounts(ConfusionMatrix):
 
 
 class Precision(_OfCounts):
-    """Right among those predicted as the class: of class 1 for two classes, else the mean over classes. 0 / 0 is 0.
+    """The share of predictions of a class that are right: of class 1 of two, else the mean over classes. 0 / 0 is 0.
 
     >>> metric = Precision()
     >>> metric.update([1, 1, 0, 1], [1, 0, 1, 1]); round(metric.result(), 3)
@@ -236,7 +236,7 @@ class Precision(_OfCounts):
 
 
 class Recall(_OfCounts):
-    """Found among those of the class: of class 1 for two classes, else the mean over classes. 0 / 0 is 0.
+    """The share of a class that is found: of class 1 of two, else the mean over classes. 0 / 0 is 0.
 
     >>> metric = Recall()
     >>> metric.update([1, 1, 0, 0], [1, 0, 1, 1]); round(metric.result(), 3)

@@ -13,7 +13,7 @@ from .core.op import Op
 from .ops import logical_and, maximum, sign, sqrt, where
 from .ops import sum as sum_
 from .ops.update import update_rule
-from .optimizer import Optimizer, OptimizerOptions, Updates, check_at_least_zero, clip_by_global_norm
+from .optimizer import Optimizer, OptimizerOptions, Updates, clip_by_global_norm
 from .schedules import RateSchedule
 
 __all__ = [
@@ -287,6 +287,8 @@ class AdamW(Adam):
     2.35
     """
 
+    decoupled = True
+
     def __init__(
         self,
         learning_rate: float | RateSchedule = 1e-3,
@@ -298,10 +300,8 @@ class AdamW(Adam):
         clip_value: float | None = None,
         clip_norm: float | None = None,
     ) -> None:
-        clips = OptimizerOptions(clip_value=clip_value, clip_norm=clip_norm)
-        super().__init__(learning_rate, beta1=beta1, beta2=beta2, epsilon=epsilon, **clips)
-        check_at_least_zero(weight_decay=weight_decay)
-        self.hyperparameters["weight_decay"] = weight_decay
+        options = OptimizerOptions(weight_decay=weight_decay, clip_value=clip_value, clip_norm=clip_norm)
+        super().__init__(learning_rate, beta1=beta1, beta2=beta2, epsilon=epsilon, **options)
 
 
 @update_rule(cuda="lamb")
@@ -351,14 +351,7 @@ class LAMB(AdamW):
 
 @update_rule
 def lion(
-    p: Node,
-    m: Node,
-    g: Node,
-    lr: Node,
-    *,
-    beta1: float = 0.9,
-    beta2: float = 0.99,
-    weight_decay: float = 0.0,
+    p: Node, m: Node, g: Node, lr: Node, *, beta1: float = 0.9, beta2: float = 0.99, weight_decay: float = 0.0
 ) -> tuple[Node, Node]:
     """p' = p - lr (sign(beta1 m + (1 - beta1) g) + weight_decay p), m' = beta2 m + (1 - beta2) g. Returns (p', m').
 
@@ -386,6 +379,7 @@ class Lion(Optimizer):
     """
 
     rule = lion
+    decoupled = True
 
     def __init__(
         self,
@@ -397,7 +391,5 @@ class Lion(Optimizer):
         clip_value: float | None = None,
         clip_norm: float | None = None,
     ) -> None:
-        clips = OptimizerOptions(clip_value=clip_value, clip_norm=clip_norm)
-        super().__init__(learning_rate, beta1=beta1, beta2=beta2, **clips)
-        check_at_least_zero(weight_decay=weight_decay)
-        self.hyperparameters["weight_decay"] = weight_decay
+        options = OptimizerOptions(weight_decay=weight_decay, clip_value=clip_value, clip_norm=clip_norm)
+        super().__init__(learning_rate, beta1=beta1, beta2=beta2, **options)

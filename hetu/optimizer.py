@@ -14,9 +14,10 @@ from typing import Any, TypedDict
 
 from .core.autodiff import gradients
 from .core.errors import ArgumentError, GradientError, ShapeError, UnknownNameError, did_you_mean, public
-from .core.graph import OPS, Node, topological, unique_name
-from .core.leaf import variable
+from .core.graph import OPS, Node, topological
+from .core.leaf import unique_name, variable
 from .core.op import Op, Role
+from .core.operators import zeros_like
 from .init import zeros
 from .ops import astype, clip, maximum, sqrt
 from .ops import sum as sum_
@@ -57,8 +58,9 @@ class Optimizer:
 
     `learning_rate` is a number or a schedule of the step (`hetu.schedules`). Gradients are clipped first, to
     [-clip_value, clip_value] and then to a global norm of at most `clip_norm`; after that `weight_decay` adds
-    weight_decay * p, the gradient of an L2 penalty. `hyperparameters` are those of the rule, by name. Variables:
-    `<optimizer>/step` (int64, updates done so far) and `<variable>/<state>` for the states of the rule.
+    weight_decay * p, the gradient of an L2 penalty, unless the class is `decoupled`: its rule then takes the decay.
+    `hyperparameters` are those of the rule, by name. Variables: `<optimizer>/step` (int64, updates done so far) and
+    `<variable>/<state>` for the states of the rule.
 
     >>> import hetu as ht
     >>> @ht.optim.update_rule
@@ -73,6 +75,7 @@ class Optimizer:
     """
 
     rule: Op[..., Any]
+    decoupled = False  # whether weight decay is a matter of the rule, apart from the gradient
 
     def __init__(
         self,
@@ -83,12 +86,14 @@ class Optimizer:
         clip_norm: float | None = None,
         **hyperparameters: Any,
     ) -> None:
-        check_at_least_zero(
+        _check_at_least_zero(
             learning_rate=0.0 if callable(learning_rate) else learning_rate,
             weight_decay=weight_decay,
             clip_value=clip_value,
             clip_norm=clip_norm,
         )
+        if self.decoupled:
+            hyperparameters["weight_decay"], weight_decay = weight_decay, 0.0
         self.learning_rate, self.weight_decay = learning_rate, weight_decay
         self.clip_value, self.clip_norm, self.hyperparameters = clip_value, clip_norm, hyperparameters
         known = self.rule.defaults if hyperparameters else {}
@@ -188,7 +193,7 @@ def _check_variables(nodes: Iterable[Node]) -> None:
             raise ArgumentError(f"{node!r} is not a variable", fix="pass nodes made by ht.variable or layer.variables")
 
 
-def check_at_least_zero(**values: float | None) -> None:
+def _check_at_least_zero(**values: float | None) -> None:
     for name, value in values.items():
         if value is not None and (not isinstance(value, int | float) or value < 0):
             raise ArgumentError(f"{name} is {value!r}, wanted a number >= 0", fix=f"pass a number, such as {name}=0.1")
@@ -196,4 +201,4 @@ def check_at_least_zero(**values: float | None) -> None:
 
 def _is_unused(gradient: Node, p: Node) -> bool:
     """Whether `gradients` found no path to `p` and stood in zeros."""
-    return gradient.op.name == "zeros_like" and gradient.inputs == (p,)
+    return gradient.op is zeros_like and gradient.inputs == (p,)

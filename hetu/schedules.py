@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from .core.errors import ArgumentError
-from .core.graph import OPS, Node, unique_name
-from .core.leaf import variable
+from .core.graph import OPS, Node
+from .core.leaf import unique_name, variable
 from .core.op import as_node
 from .ops import astype, cos, floor, minimum, where
 from .ops import sum as sum_
@@ -120,7 +120,7 @@ def warmup(schedule: float | RateSchedule, steps: int) -> RateSchedule:
 class Plateau:
     """A rate that falls by `factor` when a metric has not improved for `patience` updates in a row.
 
-    `update(metric, state)` is called on the host, usually once an epoch with a validation loss. The rate, the best
+    `update(metric, state)` is called on the host, usually once per epoch with a validation loss. The rate, the best
     metric and the count lie in one variable `.variable` of shape (3,), so a checkpoint holds them. Improving by less
     than `threshold` (relative) does not count. `mode` is "min" or "max".
 

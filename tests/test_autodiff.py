@@ -8,9 +8,9 @@ import pytest
 import hetu as ht
 from hetu.core.errors import GradientError
 from hetu.core.graph import OPS, Node, tagged, topological
-from hetu.core.op import Op, same_type
+from hetu.core.op import Op
 from hetu.core.simplify import interpret
-from hetu.core.types import TensorType
+from hetu.core.types import TensorType, same_type
 
 
 def value(node: Node, **feed: float | np.ndarray) -> np.ndarray:

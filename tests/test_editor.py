@@ -49,6 +49,14 @@ def test_a_call_of_an_operator_with_several_outputs_is_a_tuple_of_nodes() -> Non
     assert len(assert_type(ht.topk(x, 2), tuple[ht.Node, ...])) == 2
 
 
+def test_a_call_of_a_layer_is_what_its_forward_returns() -> None:
+    layers = ht.nn.Linear(3, 4), ht.relu, ht.nn.Linear(4, 5)
+    assert isinstance(assert_type(layers[0](x), ht.Node), ht.Node)
+    assert isinstance(assert_type(ht.nn.Sequential(*layers)(x), ht.Node), ht.Node)
+    last = assert_type(ht.nn.LSTM(3, 4)(ht.placeholder("x", (2, 5, 3)))[1], tuple[ht.Node, ht.Node])
+    assert len(last) == 2
+
+
 def test_a_call_of_an_update_rule_is_what_the_rule_returns() -> None:
     assert isinstance(assert_type(ht.optim.sgd(x, x, 0.1), ht.Node), ht.Node)
     assert len(assert_type(ht.optim.momentum(x, x, x, 0.1, nesterov=True), tuple[ht.Node, ht.Node])) == 2

@@ -7,7 +7,7 @@ import pytest
 
 import hetu as ht
 from hetu.core.graph import OPS
-from hetu.core.op import same_type
+from hetu.core.types import same_type
 
 
 def model(seed: int = 0, **options):

@@ -8,7 +8,8 @@ import pytest
 import hetu as ht
 from hetu.core.errors import GradientError
 from hetu.core.graph import Node
-from hetu.core.op import Op, same_type
+from hetu.core.op import Op
+from hetu.core.types import same_type
 
 
 def cube_with(rule) -> Op:

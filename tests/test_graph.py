@@ -10,7 +10,8 @@ import pytest
 
 import hetu as ht
 from hetu.core.errors import ArgumentError, DTypeError, GraphError, NodeUseError, ShapeError, UnknownNameError
-from hetu.core.graph import OPS, Graph, Node, origin_of, replace, rewrite, scope, tagged, topological, unique_name
+from hetu.core.graph import OPS, Graph, Node, origin_of, replace, rewrite, tagged, topological
+from hetu.core.leaf import scope, unique_name
 from hetu.core.op import Op
 from hetu.core.simplify import interpret
 
@@ -349,3 +350,17 @@ def test_several_outputs_arrive_as_a_tuple(x):
 def test_an_unfitting_dtype_is_refused():
     with pytest.raises(DTypeError, match="unknown dtype 'flaot'"):
         ht.placeholder("x", (2,), "flaot")
+
+
+def test_a_type_is_inferred_anew_only_where_those_of_inputs_change():
+    def infer(x):
+        asked.append(x)
+        return x
+
+    def passed(outputs, instead):
+        return rewrite(outputs, lambda node, inputs: instead(*inputs) if node.op is ht.exp else None)[0]
+
+    asked = []
+    y = Op(lambda xp, x: x, name="itself", infer=infer)(ht.exp(ht.placeholder("x", (3,))))
+    assert passed([y], ht.sin).type is y.type and len(asked) == 1
+    assert passed([y], ht.sum).shape == () and len(asked) == 2

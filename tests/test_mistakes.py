@@ -316,7 +316,7 @@ def missing_feed():
     ht.Executor([ht.sum(a), ht.sum(t)]).run({a: [1.0]})
 
 
-@mistake(ValueError, "no placeholder 'X'", "it takes 'x'")
+@mistake(ValueError, "no placeholder 'X'", "known names: x")
 def extra_feed():
     ht.Executor([x(3) * 2]).run({"X": [1.0]})
 

@@ -13,7 +13,6 @@ from hetu.core import types
 from hetu.core.errors import ArgumentError, DTypeError, MissingDependencyError
 from hetu.core.graph import OPS, topological
 from hetu.core.simplify import interpret, simplify
-from hetu.cpu_kernels.layer_norm import share_layer_norm
 from hetu.dist import DataParallel, run_ranks
 from hetu.passes import mixed_precision as lowered
 from hetu.passes.mixed_precision import FIRST_SCALE, PATIENCE
@@ -121,12 +120,8 @@ def test_norms_of_rows_read_and_store_16_bits_and_compute_in_those_of_their_scal
         np.testing.assert_allclose(got, right, rtol=digits, atol=digits * abs(right).max())
 
 
-def test_a_layer_norm_of_two_dtypes_shares_nothing_with_its_gradient():
-    """What is handed over has one dtype."""
+def test_norms_are_stored_as_floats():
     x, scale = ht.placeholder("x", (4, 6), "float16"), ht.placeholder("scale", (6,))
-    y = ht.layer_norm(x, scale, scale)
-    dx = ht.gradients(ht.sum(y * y), [x])[0]
-    assert share_layer_norm([y, dx]) == (y, dx) and dx.dtype == np.float16
     with pytest.raises(DTypeError, match=r"got dtype='int32', wanted one of floats"):
         ht.layer_norm(x, scale, scale, dtype="int32")
 
@@ -246,7 +241,7 @@ def test_mistakes(monkeypatch):
     with pytest.raises(ArgumentError, match=r"(?s)unknown precision 'half'.*use one of float32, float16, bfloat16"):
         ht.Executor([loss], precision="half")
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
-    types._bfloat16.cache_clear()
+    types.bfloat16.cache_clear()
     with pytest.raises(MissingDependencyError, match="bfloat16 needs ml_dtypes"):
         ht.Executor([loss], precision="bfloat16")
 
@@ -261,7 +256,7 @@ def test_mistakes(monkeypatch):
     ],
     ids=["full", "arange", "astype", "one_hot"],
 )
-def test_numbers_are_made_in_bfloat16(make, values):
+def test_numbers_are_made_inbfloat16(make, values):
     pytest.importorskip("ml_dtypes")
     x = ht.placeholder("x", (3,))
     node = make(x)

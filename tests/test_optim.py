@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -275,3 +276,15 @@ def test_row_forms_check_their_ids():
         ht.evaluate(ht.optim.sgd.update.rows(np.ones((3, 2)), [-1], np.ones((1, 2)), 0.1))
     with pytest.raises(ShapeError, match="gradient of the rows"):
         ht.optim.sgd.update.rows(np.ones((3, 2)), [0, 1], np.ones((1, 2)), 0.1)
+
+
+@pytest.mark.parametrize("name", ON_ELEMENTS)
+def test_plain_updates_of_rows_take_memory_in_proportion_to_the_ids(name):
+    op, count = RULES[name].op, 4000
+    tables = [np.ones((count, 1), np.float32)] * op.update.tables
+    inputs = (*tables, np.arange(count), tables[0], 0.1, *([3] if op.update.timed else []))
+    tracemalloc.start()
+    op.update.rows.forward(np, *inputs, **op.defaults)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 200 * count, "a matrix of ids by ids takes 4000 bytes per id and more"

@@ -7,7 +7,7 @@ import pytest
 
 import hetu as ht
 from hetu.core.errors import UnknownNameError
-from hetu.core.graph import count_names_apart
+from hetu.core.leaf import count_names_apart
 from hetu.core.op import Role
 from hetu.dist import DataParallel, ZeRO, run_ranks
 

@@ -10,9 +10,10 @@ import pytest
 
 import hetu as ht
 from hetu.core.graph import OPS, topological
-from hetu.core.op import Role
+from hetu.core.op import Op, Role
 from hetu.core.passes import SOUGHT, enter
 from hetu.core.simplify import interpret
+from hetu.core.types import same_type
 from hetu.gpu_kernels.passes.fuse_norm_relu import fuse_norm_relu
 from hetu.passes import PASSES, chosen_passes, resolve_training, simplify, specialize
 
@@ -110,6 +111,13 @@ def test_updates_of_embedding_tables_become_row_updates(lookups):
     for ex in executors.values():
         ex.run({ids: [1, 2, 2, 7]})
     np.testing.assert_allclose(executors["rows"].state["table"], executors["dense"].state["table"], rtol=1e-6)
+
+
+def test_an_operator_brings_its_own_identity():
+    mirror = Op(lambda xp, x: xp.flip(x, axis=0), name="mirror", infer=same_type)
+    mirror.simplify(lambda node, x: x.inputs[0] if x.op is mirror else x[0])  # the second has another type, so no
+    assert ops_after(lambda x, y: mirror(mirror(x))) == {}
+    assert ops_after(lambda x, y: mirror(x)) == {"mirror": 1}
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ import pytest
 
 import hetu as ht
 from hetu.core.graph import OPS
-from hetu.core.op import elementwise, op
+from hetu.core.op import op
+from hetu.core.types import elementwise
 
 from .test_package import FLOORS
 

@@ -139,7 +139,11 @@ def operators() -> list[Op]:
     """All of them by module, those that only passes and gradient rules use included."""
     packages = map(import_module, ("hetu.ops", *BESIDE_PASSES))
     inside = sorted(f"{p.__name__}.{found.name}" for p in packages for found in pkgutil.iter_modules(p.__path__))
-    modules = ["hetu.core.leaf", *(import_module(name).__name__ for name in (*inside, *BY_PASSES))]
+    modules = [
+        "hetu.core.leaf",
+        "hetu.core.operators",
+        *(import_module(name).__name__ for name in (*inside, *BY_PASSES)),
+    ]
     known = [op for op in OPS.values() if op.__module__ in modules]
     return sorted(known, key=lambda op: (modules.index(op.__module__), op.name))
 
@@ -295,7 +299,7 @@ def training_step() -> str:
     loss, *new = passes.simplify([loss, *updates.values()])
     strategy = dist.DataParallel().build([loss, *new], world_size=2)
     strategy.bucket_bytes = 0
-    local = partition([loss], dict(zip(updates, new)), strategy, rank=0)
+    local = partition(strategy, [loss], dict(zip(updates, new)), rank=0)
     return str(ht.look.to_svg([*local.fetches, *local.updates.values()]))
 
 

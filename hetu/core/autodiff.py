@@ -6,14 +6,15 @@ promotion are undone here, once, for all rules. There is no forward mode.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .errors import GradientError, public
-from .graph import OPS, Node, origin_of, replace, tagged, topological
-from .op import Role
+from .graph import Node, origin_of, replace, tagged, topological
+from .leaf import stand_in
+from .op import Role, unpacked
+from .operators import add, barrier, cast_to, ones_like, sum_to_like, zeros_like
 from .types import compatible, is_float, same
 
 _regions = itertools.count()
@@ -38,7 +39,7 @@ def gradients(loss: Node, wrt: Sequence[Node], seed: Node | None = None, *, allo
     needs = _depends_on(order, wrt)
     tape = _Tape()
     with origin_of(loss, gradient=True):
-        tape.add(loss, OPS["ones_like"](loss) if seed is None else seed)
+        tape.add(loss, ones_like(loss) if seed is None else seed)
     for node in reversed(order):
         if node in needs and node.inputs:
             with origin_of(node, gradient=True):
@@ -78,7 +79,7 @@ def _result(tape: _Tape, loss: Node, w: Node, allow_unused: bool) -> Node:
         if gradient is not None:
             return gradient
         if allow_unused:
-            return OPS["zeros_like"](w)
+            return zeros_like(w)
     raise GradientError(
         f"the loss {loss!r} does not depend on {w!r}",
         fix="leave it out, or ask with allow_unused=True; look for stop_gradient and integers on the way",
@@ -101,7 +102,7 @@ class _Tape:
         if not parts:
             return None
         while len(parts) > 1:
-            parts[:] = [OPS["add"](parts[0], parts[1]), *parts[2:]]
+            parts[:] = [add(parts[0], parts[1]), *parts[2:]]
         return parts[0]
 
     def visit(self, node: Node, needs: set[Node]) -> None:
@@ -154,9 +155,9 @@ class _Tape:
         """What the rule of `node` sees as its inputs and output."""
         region = node.tags.get("recompute")
         if region is None:
-            return node.inputs, _outputs(node)
+            return node.inputs, unpacked(node)
         after = next(s for s in (g if isinstance(g, list) else [g]) if s is not None)
-        return tuple(self._copy(i, region, after) for i in node.inputs), _outputs(self._copy(node, region, after))
+        return tuple(self._copy(i, region, after) for i in node.inputs), unpacked(self._copy(node, region, after))
 
     def _copy(self, node: Node, region: int, after: Node) -> Node:
         """The recomputed twin of `node`; what comes from outside passes a barrier, variables and constants stay."""
@@ -178,7 +179,7 @@ class _Tape:
     def _twin(self, node: Node, region: int, after: Node) -> Node:
         if node.tags.get("recompute") == region:
             return node.op.make(tuple(self.regions[region, i] for i in node.inputs), node.attrs)
-        return node if isinstance(node.type, tuple) else OPS["barrier"](node, after)
+        return node if isinstance(node.type, tuple) else barrier(node, after)
 
 
 def _through_parts(node: Node, g: Any, inputs: Sequence[Node]) -> tuple[Node | None, ...]:
@@ -186,7 +187,7 @@ def _through_parts(node: Node, g: Any, inputs: Sequence[Node]) -> tuple[Node | N
 
     The parts are differentiated on stand-ins, because one input may itself depend on another.
     """
-    stand_ins = [OPS["placeholder"](name=f"input{i}", shape=x.shape, dtype=x.dtype) for i, x in enumerate(inputs)]
+    stand_ins = [stand_in(f"input{i}", x.tensor) for i, x in enumerate(inputs)]
     assert node.op.decompose_rule is not None
     parts = node.op.decompose_rule(*stand_ins, **node.attrs)
     parts, seeds = (parts, g) if isinstance(parts, tuple) else ((parts,), (g,))
@@ -204,25 +205,11 @@ def _through_parts(node: Node, g: Any, inputs: Sequence[Node]) -> tuple[Node | N
     return tuple(None if f is None else next(replaced) for f in found)
 
 
-def _outputs(node: Node) -> Any:
-    if isinstance(node.type, tuple):
-        return tuple(OPS["item"](node, index=i) for i in range(len(node.type)))
-    return node
-
-
 def _match(gradient: Node, target: Node) -> Node:
     """Undo broadcasting and promotion: the gradient gets the shape and dtype of what it belongs to."""
     if not same(gradient.shape, target.shape):
-        gradient = OPS["sum_to_like"](gradient, target)
-    if gradient.dtype != target.dtype:
-        gradient = OPS["astype"](gradient, dtype=target.dtype)
-    return gradient
-
-
-@contextlib.contextmanager
-def _region() -> Iterator[None]:
-    with tagged(recompute=next(_regions)):
-        yield
+        gradient = sum_to_like(gradient, target)
+    return cast_to(gradient, target.dtype)
 
 
 def recompute(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -238,7 +225,7 @@ def recompute(function: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        with _region():
+        with tagged(recompute=next(_regions)):
             return function(*args, **kwargs)
 
     return call

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +19,7 @@ import numpy as np
 
 from .errors import ArgumentError, MissingDependencyError
 from .kernels import kernels
+from .types import bfloat16, promote
 
 ALIGNMENT = 64  # bytes: a copy to a buffer that starts on a cache line is up to 12x faster
 
@@ -55,7 +56,7 @@ class Device:
     def stream(self) -> AbstractContextManager[Any]:
         """A new queue of work on a GPU, current inside `with`; nothing on a CPU.
 
-        It is no "non-blocking" one, so what the default stream does (reading a variable, say) waits for it.
+        It is a blocking stream, so the default stream, which reads variables, waits for it.
         """
         return nullcontext() if self.kind == "cpu" else self.xp.cuda.Stream()
 
@@ -121,7 +122,7 @@ def host_empty(xp: ModuleType, nbytes: int) -> np.ndarray:
 
 
 def copy_out(xp: ModuleType, host: np.ndarray, array: Any) -> Callable[[], None]:
-    """What copies an array of the device into one of `host_empty`; a GPU does so when its stream comes to it."""
+    """A call that copies an array of the device into one of `host_empty`; a GPU does so when its stream reaches it."""
     if xp is np:
         return partial(np.copyto, host, array)
     to_host = xp.cuda.runtime.memcpyDeviceToHost
@@ -129,7 +130,7 @@ def copy_out(xp: ModuleType, host: np.ndarray, array: Any) -> Callable[[], None]
 
 
 def copy_in(xp: ModuleType, array: Any, host: np.ndarray) -> Callable[[], None]:
-    """What copies an array of `host_empty` into one of the device, which is contiguous."""
+    """A call that copies an array of `host_empty` into a contiguous one of the device."""
     if xp is np:
         return partial(np.copyto, array, host)
     to_device = xp.cuda.runtime.memcpyHostToDevice
@@ -137,19 +138,19 @@ def copy_in(xp: ModuleType, array: Any, host: np.ndarray) -> Callable[[], None]:
 
 
 def _copy(xp: ModuleType, target: int, source: int, nbytes: int, kind: int) -> None:
-    """What CuPy's own copies do, which it refuses while a stream is captured."""
+    """As CuPy's own copies, which it refuses while a stream is captured."""
     xp.cuda.runtime.memcpyAsync(target, source, nbytes, kind, xp.cuda.get_current_stream().ptr)
 
 
 def filler(xp: ModuleType, buffer: Any) -> Callable[[np.ndarray], None]:
-    """What copies an array of the host into `buffer`; its dtype may be converted to one of the same kind."""
+    """A call that copies an array of the host into `buffer`; the dtype may change within its kind."""
     if xp is np:
         return partial(np.copyto, buffer, casting="same_kind")
     return _PinnedFeed(xp, buffer).fill
 
 
 class _PinnedFeed:
-    """Memory of the host that a GPU reads by itself, so that a copy does not keep the host."""
+    """Memory of the host that a GPU reads by itself, so that the host does not wait for a copy."""
 
     def __init__(self, xp: ModuleType, buffer: Any) -> None:
         self.xp, self.buffer, self.copied = xp, buffer, xp.cuda.Event(disable_timing=True)
@@ -166,3 +167,30 @@ class _PinnedFeed:
 def to_numpy(array: Any) -> np.ndarray:
     """A host copy of `array`, wherever it lives; the caller owns it."""
     return array.get() if hasattr(array, "get") else np.array(array)
+
+
+# -- dtypes of arrays of any array module -----------------------------------------------------------------------
+
+
+def dtype_in(xp: ModuleType, name: str) -> Any:
+    """What an array module calls a dtype; none has a name for bfloat16, but NumPy and CuPy know its dtype."""
+    return bfloat16() if name == "bfloat16" else getattr(xp, name)
+
+
+def dtype_of(array: Any) -> np.dtype:
+    """The NumPy dtype of an array of any array module."""
+    dtype = array.dtype  # NumPy's own, or an object that prints as `module.float32`
+    return dtype if isinstance(dtype, np.dtype) else np.dtype(str(dtype).rpartition(".")[2])
+
+
+def to_dtype(xp: ModuleType, array: Any, dtype: np.dtype) -> Any:
+    """`array` in the given dtype; itself when it has it already."""
+    return array if dtype_of(array) == dtype else xp.astype(xp.asarray(array), dtype_in(xp, dtype.name))
+
+
+def common(xp: ModuleType, *arrays: Any) -> Sequence[Any]:
+    """The arrays in the dtype of their elementwise result, as array modules disagree about mixed kinds."""
+    if all(a.dtype == arrays[0].dtype for a in arrays):
+        return arrays
+    dtype = promote(*map(dtype_of, arrays))
+    return [to_dtype(xp, a, dtype) for a in arrays]

@@ -20,17 +20,16 @@ from .errors import ArgumentError, GraphError, UnknownNameError, did_you_mean, p
 from .graph import Graph, Node
 from .leaf import random_state
 from .op import as_node
-from .passes import PRECISIONS, chosen_passes
+from .passes import PRECISIONS, chosen_passes, specialize
 from .placement import attach, named
 from .program import Arena, Program
 from .simplify import interpret
-from .specialize import specialize
 from .state import State
 from .subgraph import Feed, Fetch, SubGraph
 
 KEPT_PROGRAMS = 64  # sets of shapes a sub-graph keeps compiled; beyond, the least recently used goes
 Stepper = Callable[["Executor", SubGraph, "Feed | None", Program], list[np.ndarray]]
-_stepper: Stepper | None = None  # what runs a step in place of the program itself
+_stepper: Stepper | None = None  # runs a step in place of the program itself
 
 
 @contextlib.contextmanager
@@ -91,7 +90,7 @@ class Executor:
         self.passes = chosen_passes(passes, self.device.kind)
         self.explain = explain
         self.variables = list(dict.fromkeys(v for s in self.subgraphs.values() for v in s.variables))
-        _check_names(self.variables)
+        Graph(tuple(self.variables)).verify()
         self.state = State(seed=seed, device=self.device) if state is None else state
         strategy = named(strategy)
         if hasattr(strategy, "choose"):
@@ -115,13 +114,10 @@ class Executor:
         """One step of a sub-graph: its values in the order they were listed, None for updates.
 
         `feed` maps placeholders, or their names, to arrays. The name may be left out when there is one sub-graph.
-        `ahead` is what the next step will be fed, where that is known: what a strategy has to fetch for it can then
-        travel early. No result depends on it.
+        `ahead` is what the next step will be fed, where that is known, so that a strategy can fetch early what that
+        step needs. No result depends on it.
         """
-        if not isinstance(name, str):
-            feed = name if feed is None else feed
-            name = self._only_name()
-        sub = self._subgraph(name)
+        sub, feed = self._asked(name, feed)
         if self.state.dirty:
             raise GraphError(
                 "an earlier step failed after it had changed some variables, so they no longer belong together",
@@ -147,22 +143,20 @@ class Executor:
     @public
     def program(self, name: str | Feed | None = None, feed: Feed | None = None) -> Program:
         """The program that `run` would use for these feeds, to print or profile."""
-        if not isinstance(name, str):
-            feed = name if feed is None else feed
-            name = self._only_name()
-        sub = self._subgraph(name)
+        sub, feed = self._asked(name, feed)
         return self.compiled(sub, sub.match(feed or {}), self.donate)
 
-    def _only_name(self) -> str:
-        if len(self.subgraphs) != 1:
-            names = ", ".join(map(repr, self.subgraphs))
-            raise ArgumentError(f"the executor has sub-graphs {names}", fix="say which: run(name, feed)")
-        return next(iter(self.subgraphs))
-
-    def _subgraph(self, name: str) -> SubGraph:
+    def _asked(self, name: str | Feed | None, feed: Feed | None) -> tuple[SubGraph, Feed | None]:
+        """The sub-graph of that name, or the only one, and what it is fed."""
+        if not isinstance(name, str):
+            if len(self.subgraphs) != 1:
+                names = ", ".join(map(repr, self.subgraphs))
+                raise ArgumentError(f"the executor has sub-graphs {names}", fix="say which: run(name, feed)")
+            feed = name if feed is None else feed
+            name = next(iter(self.subgraphs))
         if name not in self.subgraphs:
             raise UnknownNameError(f"there is no sub-graph {name!r}", fix=did_you_mean(name, self.subgraphs))
-        return self.subgraphs[name]
+        return self.subgraphs[name], feed
 
     def _filled(self, sub: SubGraph, feed: Feed | None, ahead: Feed | None) -> Program:
         """The program for this feed, which lies in its buffers."""
@@ -223,17 +217,6 @@ class Executor:
 
     def __repr__(self) -> str:
         return f"<Executor of {', '.join(self.subgraphs)} on {self.device}, {self.state!r}>"
-
-
-def _check_names(variables: Iterable[Node]) -> None:
-    owners: dict[str, Node] = {}
-    for node in variables:
-        if owners.setdefault(node.name, node) is not node:
-            raise GraphError(
-                f"two variables are called {node.name!r}: {owners[node.name]!r} and {node!r}",
-                fix="give one another name, or build each model in its own ht.scope(...)",
-                site=node.site,
-            )
 
 
 @public

@@ -33,7 +33,7 @@ _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a node made now inherits: the user's line and the tags in force (layer, stage, recompute region)."""
+    """What a new node inherits: the user's line and the tags in force (layer, stage, recompute region)."""
 
     site: Site | None
     tags: Mapping[str, Any]
@@ -79,68 +79,10 @@ def current_site() -> Site | None:
     return origin.site if origin is not None else user_site()
 
 
-# -- names -----------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class _Scope:
-    path: str
-    counts: dict[str, int]
-
-
-_scope: ContextVar[_Scope | None] = ContextVar("scope", default=None)
-
-
-def _names() -> _Scope:
-    found = _scope.get()
-    if found is None:
-        found = _Scope("", {})
-        _scope.set(found)
-    return found
-
-
-def count_names_apart() -> None:
-    """From here on this thread counts names by itself, so that ranks that are threads build equal models."""
-    found = _names()
-    _scope.set(_Scope(found.path, dict(found.counts)))
-
-
-@contextlib.contextmanager
-def scope(name: str) -> Iterator[str]:
-    """Prefix the names made inside with `name/` and count them afresh, so that building twice gives the same names.
-
-    >>> import hetu as ht
-    >>> with ht.scope("encoder"):
-    ...     w = ht.variable("w", ht.init.zeros, (2, 3))
-    >>> w.name
-    'encoder/w'
-    """
-    path = f"{_names().path}{name}/"
-    token = _scope.set(_Scope(path, {}))
-    try:
-        yield path.rstrip("/")
-    finally:
-        _scope.reset(token)
-
-
-def unique_name(base: str) -> str:
-    """`base`, `base_1`, ... within the current scope."""
-    counts = _names().counts
-    counts[base] = counts.get(base, -1) + 1
-    return f"{base}_{counts[base]}" if counts[base] else base
-
-
-def scoped_name(name: str) -> str:
-    """`name` below the current scope."""
-    return _names().path + name
-
-
 # -- nodes -----------------------------------------------------------------------------------------------------
 
-Method = Callable[["Node", Any], "Node"]
 
-
-def _both_ways(name: str) -> tuple[Method, Method]:
+def _both_ways(name: str) -> tuple[Callable[[Node, Any], Node], Callable[[Node, Any], Node]]:
     """Python's operator between a node and another value, and between another value and a node."""
     return lambda self, other: OPS[name](self, other), lambda self, other: OPS[name](other, self)
 
@@ -188,10 +130,9 @@ class Node:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        if name in OPS:
-            raise UnknownNameError(f"a node has no attribute {name!r}", fix=_written(name))
         known = ["op", "inputs", "attrs", "type", "shape", "dtype", "ndim", "name", *OPS]
-        raise UnknownNameError(f"a node has no attribute {name!r}", fix=did_you_mean(name, known))
+        fix = _written(name) if name in OPS else did_you_mean(name, known)
+        raise UnknownNameError(f"a node has no attribute {name!r}", fix=fix)
 
     @property
     def tensor(self) -> TensorType:
@@ -334,18 +275,18 @@ def _shown_attrs(node: Node) -> list[str]:
 
 def topological(outputs: Iterable[Node]) -> list[Node]:
     """Every node the outputs need, inputs first, in depth-first order. Iterative: 20,000 deep is fine."""
-    order: list[Node] = []
-    seen: set[Node] = set()
-    stack: list[tuple[Node, bool]] = [(node, False) for node in reversed(list(outputs))]
+    order: dict[Node, None] = {}
+    opened: set[Node] = set()
+    stack = list(outputs)[::-1]
     while stack:
-        node, ready = stack.pop()
-        if ready:
-            order.append(node)
-        elif node not in seen:
-            seen.add(node)
-            stack.append((node, True))
-            stack.extend((i, False) for i in reversed(node.inputs) if i not in seen)
-    return order
+        node = stack.pop()
+        if node in opened:  # its inputs are in order by now
+            order[node] = None
+        else:
+            opened.add(node)
+            stack.append(node)
+            stack += [i for i in node.inputs[::-1] if i not in opened]
+    return list(order)
 
 
 Readers = Mapping[Node, Sequence[Node | None]]
@@ -388,12 +329,19 @@ def rewrite(outputs: Iterable[Node], rule: RewriteRule) -> tuple[Node, ...]:
             _origin.set(node)  # `with origin_of(node)` around each would take longer than most rules
             inputs = tuple([new[i] for i in node.inputs])
             made = rule(node, inputs)
-            if made is None:
-                made = node if inputs == node.inputs else node.op.make(inputs, node.attrs)
-            new[node] = made
+            new[node] = remade(node, inputs) if made is None else made
     finally:
         _origin.reset(before)
     return tuple(new[o] for o in outputs)
+
+
+def remade(node: Node, inputs: tuple[Node, ...]) -> Node:
+    """`node` with these inputs; its type is inferred anew only where theirs differ."""
+    if inputs == node.inputs:
+        return node
+    if all(new.type == old.type for new, old in zip(inputs, node.inputs, strict=True)):
+        return Node(node.op, inputs, node.attrs, node.type)
+    return node.op.make(inputs, node.attrs)
 
 
 def replace(outputs: Iterable[Node], mapping: Mapping[Node, Node]) -> tuple[Node, ...]:
@@ -444,8 +392,7 @@ class Graph:
         names = {node: f"%{i}" for i, node in enumerate(self.nodes)}
         rows = []
         for node in self.nodes:
-            shown = [names[i] for i in node.inputs]
-            shown += _shown_attrs(node)
+            shown = [*(names[i] for i in node.inputs), *_shown_attrs(node)]
             rows.append((f"{names[node]}: {show_type(node.type)} = {node.op.name}({', '.join(shown)})", str(node.site)))
         width = min(100, max((len(r[0]) for r in rows), default=0))
         lines = [f"{text:<{width}}  # {site}" for text, site in rows]

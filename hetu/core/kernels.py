@@ -55,7 +55,7 @@ class RoomPass:
 
 
 class NoBlas:
-    """Answers as `cpu_kernels/blas.py` where BLAS cannot do what is asked: with None."""
+    """Answers every request with None, as `cpu_kernels/blas.py` does where BLAS cannot do what is asked."""
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *_, **__: None
@@ -87,15 +87,15 @@ class Kernels:
         return None
 
     def array_module(self, xp: ModuleType) -> Any:
-        """The array module with what it does better in it."""
+        """The array module, with faster functions in the place of some of its own."""
         return xp
 
     def together(self, steps: Sequence[Calls]) -> tuple[Sequence[Calls], AbstractContextManager[Any]]:
-        """The calls of each instruction as they run best in one program, and what has to be entered around a run."""
+        """The calls of each instruction as they run best in one program, and a context to enter around each run."""
         return steps, nullcontext()
 
     def captured(self, xp: Any, calls: Calls, say: Callable[[Any, str], None], obstacle: str) -> Any:
-        """What runs all calls at once (`run()`, and `call` for the one under way), or None."""
+        """An object that runs all calls at once (`run()`; `call` is the one under way), or None."""
         return None
 
     def threads(self) -> int | None:
@@ -107,7 +107,7 @@ class Kernels:
         return nullcontext()
 
     def architectures(self) -> Sequence[str]:
-        """For which devices code can be made here, even if there is none."""
+        """The devices that code can be generated for here, present or not."""
         return ()
 
 

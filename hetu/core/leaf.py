@@ -1,25 +1,86 @@
-"""Where values enter a graph (placeholder, variable, constant, size) and the marks that passes read.
+"""Where values enter a graph (placeholder, variable, constant, size), and the names that they have there.
 
-Leaves have no inputs and are never computed: the executor binds them to arrays. The marks (`stop_gradient`,
-`if_training`, `with_updates`, `barrier`) compute nothing either.
+Leaves have no inputs and are never computed: the executor binds them to arrays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from .errors import ArgumentError, GraphError, ShapeError, public
-from .graph import OPS, Node, scoped_name
-from .op import Role, op, same_type
-from .types import Dim, Shape, TensorType, as_dtype, same, show_shape
+from .graph import Node
+from .op import Role, op
+from .types import Dim, Shape, TensorType, as_dtype, show_shape
 
-__all__ = ["constant", "if_training", "placeholder", "stop_gradient", "variable", "with_updates"]
+__all__ = ["constant", "placeholder", "variable"]
 
 Initializer = Callable[[tuple[int, ...], np.dtype, np.random.Generator], np.ndarray]
+
+
+# -- names -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Scope:
+    path: str
+    counts: dict[str, int]
+
+
+_scope: ContextVar[_Scope | None] = ContextVar("scope", default=None)
+
+
+def _names() -> _Scope:
+    found = _scope.get()
+    if found is None:
+        found = _Scope("", {})
+        _scope.set(found)
+    return found
+
+
+def count_names_apart() -> None:
+    """From here on this thread counts names by itself, so that ranks that are threads build equal models."""
+    found = _names()
+    _scope.set(_Scope(found.path, dict(found.counts)))
+
+
+@contextlib.contextmanager
+def scope(name: str) -> Iterator[str]:
+    """Prefix the names made inside with `name/` and count them afresh, so that building twice gives the same names.
+
+    >>> import hetu as ht
+    >>> with ht.scope("encoder"):
+    ...     w = ht.variable("w", ht.init.zeros, (2, 3))
+    >>> w.name
+    'encoder/w'
+    """
+    path = f"{_names().path}{name}/"
+    token = _scope.set(_Scope(path, {}))
+    try:
+        yield path.rstrip("/")
+    finally:
+        _scope.reset(token)
+
+
+def unique_name(base: str) -> str:
+    """`base`, `base_1`, ... within the current scope."""
+    counts = _names().counts
+    counts[base] = counts.get(base, -1) + 1
+    return f"{base}_{counts[base]}" if counts[base] else base
+
+
+def scoped_name(name: str) -> str:
+    """`name` below the current scope."""
+    return _names().path + name
+
+
+# -- leaves ------------------------------------------------------------------------------------------------------
 
 
 def _typed(*, shape: Shape, dtype: str, **_: Any) -> TensorType:
@@ -47,6 +108,11 @@ def placeholder(name: str, shape: tuple[int | None, ...], dtype: Any = "float32"
         raise ArgumentError(f"{name!r}: the shape is {shape!r}, wanted a tuple", fix=f"pass shape=({shape},)")
     sizes = tuple(Dim.of(name, axis) if s is None else _checked_size(name, s) for axis, s in enumerate(shape))
     return _placeholder(name=name, shape=sizes, dtype=dtype)
+
+
+def stand_in(name: str, type_: TensorType) -> Node:
+    """A placeholder of a type whose sizes may be unknown, to be replaced by another node."""
+    return _placeholder(name=name, shape=type_.shape, dtype=type_.dtype)
 
 
 @public
@@ -113,6 +179,21 @@ def constant_normalize(*, value: Any) -> dict[str, Any]:
     return {"value": array}
 
 
+def filled(like: Node, value: float) -> Node:
+    """A constant of the type of `like`, of known sizes, which takes no memory."""
+    array = np.broadcast_to(np.asarray(value, like.dtype), tuple(map(int, like.shape)))
+    return constant.make((), {"value": array})
+
+
+def filling(node: Node) -> float | None:
+    """The number that every element of a constant is, if there is one."""
+    if node.role is not Role.CONSTANT:
+        return None
+    array = node.attrs["value"]
+    uniform = array.size > 0 and (array.size == 1 or array.strides == (0,) * array.ndim)
+    return array.flat[0].item() if uniform else None
+
+
 @op(infer=lambda *, value: TensorType((), np.dtype("int64")), differentiable=False)
 def size(xp: ModuleType, *, value: int) -> Any:
     """A size used as a number. It becomes a constant once the fed shapes are known.
@@ -135,109 +216,6 @@ def item(xp: ModuleType, values: tuple[Any, ...], *, index: int) -> Any:
     'item'
     """
     return values[index]
-
-
-@op(role=Role.MOVE, infer=same_type, dims="...->...")
-def stop_gradient(xp: ModuleType, x: Any) -> Any:
-    """`x`, with a zero gradient.
-
-    >>> import hetu as ht
-    >>> x = ht.placeholder("x", ())
-    >>> ht.gradients(x * ht.stop_gradient(x), [x])[0].shape
-    ()
-    """
-    return x
-
-
-@stop_gradient.grad
-def stop_gradient_grad(g: Node, out: Node, x: Node) -> None:
-    return None
-
-
-@stop_gradient.view
-def stop_gradient_view(xp: ModuleType, x: Any) -> Any:
-    return x
-
-
-def _same_types(a: TensorType, b: TensorType) -> TensorType:
-    if a.dtype != b.dtype or len(a.shape) != len(b.shape):
-        raise ShapeError(f"the two sides differ: {a} and {b}", fix="give both sides one type")
-    return a
-
-
-@op(role=Role.MOVE, infer=_same_types, dims="...,...->...")
-def if_training(xp: ModuleType, training: Any, evaluation: Any) -> Any:
-    """The first where a sub-graph trains (it commits updates), the second elsewhere; chosen once, not at run time.
-
-    >>> import hetu as ht
-    >>> x = ht.placeholder("x", (3,))
-    >>> ht.evaluate(ht.if_training(x * 2, x), {x: [1, 2, 3]}).tolist()
-    [1.0, 2.0, 3.0]
-    """
-    return evaluation
-
-
-@if_training.grad
-def if_training_grad(g: Node, out: Node, training: Node, evaluation: Node) -> tuple[Node, Node]:
-    zeros = OPS["zeros_like"](g)
-    return if_training(g, zeros), if_training(zeros, g)
-
-
-@op(role=Role.MOVE, name="with_updates", infer=same_type)
-def _with_updates(xp: ModuleType, y: Any, *variables_and_values: Any) -> Any:
-    return y
-
-
-@_with_updates.grad
-def with_updates_grad(g: Node, out: Node, y: Node, *pairs: Node) -> tuple[Node | None, ...]:
-    return (g, *(None for _ in pairs))
-
-
-@_with_updates.view
-def with_updates_view(xp: ModuleType, y: Any, *pairs: Any) -> Any:
-    return y
-
-
-def with_updates(y: Node, updates: Mapping[Node, Node]) -> Node:
-    """`y`, carrying new values of variables that are committed wherever `y` is trained (batch-norm statistics).
-
-    >>> x, seen = placeholder("x", (3,)), variable("seen", 0.0, ())
-    >>> with_updates(x, {seen: seen + 1}).shape
-    (3,)
-    """
-    for target, value in updates.items():
-        if target.role is not Role.VARIABLE or target.type != value.type:
-            raise GraphError(f"{value!r} cannot be the new value of {target!r}", fix="update a variable of equal type")
-    return _with_updates(y, *(n for pair in updates.items() for n in pair))
-
-
-def _barrier_dims(x: TensorType, after: TensorType) -> str:
-    """Axes of equal size are one factor, so that a split batch stays split; the others of `after` stay whole."""
-    letters = [chr(ord("a") + i) for i in range(x.ndim + after.ndim)]
-    shared = [i < x.ndim and same(size, x.shape[i]) for i, size in enumerate(after.shape)]
-    behind = "".join(letters[i] if common else f"{letters[x.ndim + i]}!" for i, common in enumerate(shared))
-    return f"{''.join(letters[: x.ndim])},{behind}->{''.join(letters[: x.ndim])}"
-
-
-@op(role=Role.MOVE, infer=same_type, dims=_barrier_dims, awaited=(1,))
-def barrier(xp: ModuleType, x: Any, after: Any) -> Any:
-    """`x`, but not before `after` exists. Keeps recomputed values from being merged with the first ones.
-
-    >>> x = placeholder("x", (3,))
-    >>> barrier(x, x).shape
-    (3,)
-    """
-    return x
-
-
-@barrier.grad
-def barrier_grad(g: Node, out: Node, x: Node, after: Node) -> tuple[Node, None]:
-    return g, None
-
-
-@barrier.view
-def barrier_view(xp: ModuleType, x: Any, after: Any) -> Any:
-    return x
 
 
 # (seed, step), which every random operator reads; the executor seeds it and raises the step.

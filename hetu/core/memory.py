@@ -51,7 +51,7 @@ class Storage:
 
 @dataclass
 class MemoryPlan:
-    """What `plan` decided; `order` lists the nodes to execute, views excluded."""
+    """The decisions of `plan`; `order` lists the nodes to execute, without views."""
 
     order: list[Node]
     nodes: list[Node]
@@ -98,9 +98,10 @@ class _Planner:
         self.fetches, self.updates, self.scratch = fetches, updates, scratch
         # Last variable first: backward finishes with the first layer, so its gradients are asked for last.
         outputs = (*fetches, *reversed([*updates.values()]))
-        self.metas = _Metas(topological(outputs))
+        nodes = topological(outputs)
+        self.metas = _Metas(nodes)
         # A pass may have marked when a node is due (`event`); what is not marked is due at once.
-        self.nodes = self._schedule(_promptly(sorted(topological(outputs), key=lambda node: node.tags.get("event", 0))))
+        self.nodes = self._schedule(_promptly(sorted(nodes, key=lambda node: node.tags.get("event", 0))))
         order = [n for n in self.nodes if n.role not in LEAVES and n not in self.metas.views]
         self.at = {node: index for index, node in enumerate(order)}
         self.plan = MemoryPlan(order, self.nodes, {}, self.metas.roots, self.metas.views, dict(updates))
@@ -164,6 +165,13 @@ class _Planner:
                     waiting.discard(position[producer])
                     if not waits[position[producer]]:
                         heapq.heappush(ready, position[producer])
+        if len(order) < len(nodes):
+            stuck = next(n for n in talking if position[n] not in done)
+            raise GraphError(
+                f"{stuck!r} waits for communication that all ranks do after it",
+                fix="leave out the pass that joined what comes before it with what comes after: Executor(passes=[...])",
+                site=stuck.site,
+            )
         return order
 
     def _wishes(self, nodes: list[Node]) -> tuple[dict[Node, int], dict[Node, list[Node]]]:
@@ -283,12 +291,23 @@ class _Planner:
 
 
 def _promptly(nodes: list[Node]) -> list[Node]:
-    """The nodes with copies to the host right behind what they copy, whose place in the arena they free."""
+    """The nodes, each copy to the host right behind what it copies, so that the place in the arena is free early."""
     copies: dict[Node, list[Node]] = {}
     for node in nodes:
         if node.op.on_host:
             copies.setdefault(node.inputs[0], []).append(node)
     return [n for node in nodes if not node.op.on_host for n in (node, *copies.get(node, ()))]
+
+
+def in_line(outputs: Sequence[Node]) -> dict[Node, tuple[Node, ...]]:
+    """What each node of a graph comes after: its inputs and, for communication, the one that all ranks do before it.
+
+    The nodes stand in such an order. A pass that joins nodes must not make one come after itself.
+    """
+    talking = [n for n in topological(outputs) if "order" in n.attrs and n.role is Role.COMMUNICATION]
+    talking = sorted((n for n in talking if not n.op.lazy), key=lambda n: n.attrs["order"])
+    before = {then: (first,) for first, then in itertools.pairwise(talking)}
+    return {n: (*n.inputs, *before.get(n, ())) for n in topological((*talking, *outputs))}
 
 
 def _out_of_reach(what: str, node: Node) -> GraphError:

@@ -1,4 +1,4 @@
-"""Operators: one decorated function `f(xp, *arrays, **attrs)` with rules hung on it, and families of type rules.
+"""Operators: one decorated function `f(xp, *arrays, **attrs)` with rules hung on it, and what a call makes of values.
 
 An operator never sees its graph, the device or the ranks; passes and the executor handle those. A composition of
 operators needs no operator: write a function.
@@ -16,21 +16,19 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, over
 import numpy as np
 
 from .backend import Scratch
-from .errors import ArgumentError, DTypeError, HetuError, ShapeError, did_you_mean
+from .errors import ArgumentError, HetuError, ShapeError, did_you_mean
 from .graph import OPS, Node, current_site
 from .kernels import Call, kernels_of
 from .types import (
+    DEFAULT_FLOAT,
     Dim,
     NodeType,
-    Shape,
     TensorType,
     as_dtype,
-    broadcast_shapes,
-    check_sizes,
     has_dim,
     is_float,
-    normalize_axes,
     promote,
+    require_sizes,
     show_type,
 )
 
@@ -38,7 +36,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 P = ParamSpec("P")  # of a forward function, the module apart: inputs, then attributes
 R = TypeVar("R", covariant=True)  # what a call makes: Node, or a tuple of nodes
 Infer = Callable[..., NodeType]
-DEFAULT_FLOAT = np.dtype("float32")
 MANY = 1 << 20  # elements that are worth a lane of their own
 FEW = 1 << 12  # elements, up to which the overhead of a call counts
 
@@ -65,6 +62,17 @@ class Role(Enum):
 
 
 LEAVES = frozenset({Role.PLACEHOLDER, Role.VARIABLE, Role.CONSTANT})  # what a program is given and never computes
+
+
+def _hung(rule: str, meaning: str) -> Callable[[Op[..., Any], F], F]:
+    """The method that hangs a rule on an operator and returns it unchanged."""
+
+    def hang(self: Op[..., Any], function: F) -> F:
+        setattr(self, f"{rule}_rule", function)
+        return function
+
+    hang.__doc__ = meaning
+    return hang
 
 
 class Op(Generic[P, R]):
@@ -124,6 +132,7 @@ class Op(Generic[P, R]):
         self.update: Any = None  # the `UpdateRule` of an optimizer that it applies to a whole parameter
         self.row_update: Any = None  # or to some rows of a table
         self.flops_rule: Callable[..., int] | None = None
+        self.simplify_rule: Callable[..., Node | None] | None = None
         parameters = list(inspect.signature(forward).parameters.values())[1:]  # the first is xp
         self.inputs = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
         self.variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
@@ -135,56 +144,21 @@ class Op(Generic[P, R]):
     def __repr__(self) -> str:
         return f"<op {self.name}>"
 
-    # -- hanging rules on it -----------------------------------------------------------------------------------
-    # Each is used as a decorator and returns the function unchanged.
+    # -- hanging rules on it: each is used as a decorator ----------------------------------------------------------
 
-    def grad(self, rule: F) -> F:
-        """`(g, out, *inputs, **attrs)` -> a node or None per input, in graph functions.
-
-        An operator without it, or whose rule returns NotImplemented, is differentiated through its `decompose` rule.
-        """
-        self.grad_rule = rule
-        return rule
-
-    def normalize(self, rule: F) -> F:
-        """`(*types, **attrs)` -> the attributes in canonical form (axis -1 -> 2); run before `infer`."""
-        self.normalize_rule = rule
-        return rule
-
-    def infers(self, rule: F) -> F:
-        """`(*types, **attrs)` -> the type of the result, or a tuple of types."""
-        self.infer_rule = rule
-        return rule
-
-    def into(self, rule: F) -> F:
-        """`(xp, out, *arrays, **attrs)` writes the result into `out` (a tuple for several outputs)."""
-        self.into_rule = rule
-        return rule
-
-    def bind(self, rule: F) -> F:
-        """`(xp, out, *arrays, **attrs)` -> zero-argument callables bound to these very arrays, or None to decline."""
-        self.bind_rule = rule
-        return rule
-
-    def view(self, rule: F) -> F:
-        """`(xp, *arrays, **attrs)` -> a view of the first array, or None when it must be computed."""
-        self.view_rule = rule
-        return rule
-
-    def check(self, rule: F) -> F:
-        """`(xp, *arrays, **attrs)` raises when values are out of range; run before the forward function on a CPU."""
-        self.check_rule = rule
-        return rule
-
-    def decompose(self, rule: F) -> F:
-        """`(*inputs, **attrs)` -> the same result in graph functions, used where a `!` dimension is split."""
-        self.decompose_rule = rule
-        return rule
-
-    def flops(self, rule: F) -> F:
-        """`(out, *types, **attrs)` -> floating-point operations, for a product whose number `dims` does not tell."""
-        self.flops_rule = rule
-        return rule
+    # An operator without `grad`, or where it returns NotImplemented, is differentiated through `decompose`.
+    grad = _hung("grad", "`(g, out, *inputs, **attrs)` -> a node or None per input, in graph functions.")
+    normalize = _hung(
+        "normalize", "`(*types, **attrs)` -> attributes in canonical form (axis -1 -> 2), before `infer`."
+    )
+    infers = _hung("infer", "`(*types, **attrs)` -> the type of the result, or a tuple of types.")
+    simplify = _hung("simplify", "`(node, *inputs)` -> a simpler node of the same value and type, or None.")
+    into = _hung("into", "`(xp, out, *arrays, **attrs)` writes the result into `out` (a tuple for several outputs).")
+    bind = _hung("bind", "`(xp, out, *arrays, **attrs)` -> calls bound to these very arrays, or None to decline.")
+    view = _hung("view", "`(xp, *arrays, **attrs)` -> a view of the first array, or None when it must be computed.")
+    check = _hung("check", "`(xp, *arrays, **attrs)` raises when values are out of range; before each run on a CPU.")
+    decompose = _hung("decompose", "`(*inputs, **attrs)` -> the same in graph functions, where a `!` factor is split.")
+    flops = _hung("flops", "`(out, *types, **attrs)` -> operations of a product whose number `dims` does not tell.")
 
     # -- making nodes ------------------------------------------------------------------------------------------
 
@@ -198,9 +172,7 @@ class Op(Generic[P, R]):
             node = self.make(*self._arguments(args, attrs))
         except HetuError as error:
             raise error.with_traceback(None) from None
-        if isinstance(node.type, tuple):
-            return tuple(OPS["item"](node, index=i) for i in range(len(node.type)))
-        return node
+        return unpacked(node)
 
     def _arguments(self, args: tuple[Any, ...], attrs: dict[str, Any]) -> tuple[tuple[Node, ...], dict[str, Any]]:
         """Split call arguments into input nodes and attributes; positions after the inputs fill attributes in order."""
@@ -241,7 +213,7 @@ class Op(Generic[P, R]):
             if self.normalize_rule:
                 canonical = self.normalize_rule(*types, **canonical)
             type_ = self.infer(*types, **canonical)
-            check_sizes(type_)
+            require_sizes(type_)
         except HetuError as error:
             if not error.message.startswith(self.name):
                 shown = ", ".join(map(show_type, types))
@@ -288,7 +260,7 @@ def ufunc_call(ufunc: Any, arrays: Sequence[Any], out: Any) -> Call:
 
 
 class Decorator(Protocol[R]):
-    """What makes an operator of a forward function."""
+    """Makes an operator of a forward function."""
 
     def __call__(self, forward: Callable[Concatenate[ModuleType, P], Any], /) -> Op[P, R]: ...
 
@@ -333,6 +305,14 @@ def _canonical(name: str, value: Any) -> Any:
 
 
 # -- turning values into nodes ---------------------------------------------------------------------------------
+# What a call makes by itself comes by name: `leaf.py` defines these operators on top of this file.
+
+
+def unpacked(node: Node) -> Any:
+    """What a call returns: the node, or the tuple of its outputs."""
+    if isinstance(node.type, tuple):
+        return tuple(OPS["item"](node, index=i) for i in range(len(node.type)))
+    return node
 
 
 def as_nodes(values: Sequence[Any]) -> tuple[Node, ...]:
@@ -384,52 +364,6 @@ def _of_one_output(types: Sequence[NodeType]) -> list[TensorType]:
     if len(found) < len(types):
         raise ArgumentError("an input has several outputs", fix="pick one of the tuple")
     return found
-
-
-def elementwise(*types: TensorType, **_: Any) -> TensorType:
-    """Shapes broadcast, dtypes promote."""
-    return TensorType(broadcast_shapes(*(t.shape for t in types)), promote(*(t.dtype for t in types)))
-
-
-def float_elementwise(*types: TensorType, **_: Any) -> TensorType:
-    """As `elementwise`, but integers become the default float."""
-    result = elementwise(*types)
-    return result if is_float(result.dtype) else TensorType(result.shape, DEFAULT_FLOAT)
-
-
-def predicate(*types: TensorType, **_: Any) -> TensorType:
-    """As `elementwise` with a boolean result."""
-    return TensorType(broadcast_shapes(*(t.shape for t in types)), np.dtype(bool))
-
-
-def same_type(x: TensorType, *_: TensorType, **__: Any) -> TensorType:
-    """The type of the first input."""
-    return x
-
-
-def reduced_shape(shape: Shape, axis: tuple[int, ...], keepdims: bool) -> Shape:
-    """`shape` without the (normalized) axes, or with 1 in their place."""
-    if keepdims:
-        return tuple(1 if i in axis else s for i, s in enumerate(shape))
-    return tuple(s for i, s in enumerate(shape) if i not in axis)
-
-
-def reduction(x: TensorType, *, axis: tuple[int, ...], keepdims: bool, **_: Any) -> TensorType:
-    """The first input without the reduced axes; the dtype stays."""
-    return TensorType(reduced_shape(x.shape, axis, keepdims), x.dtype)
-
-
-def reduction_axes(x: TensorType, *, axis: Any, **attrs: Any) -> dict[str, Any]:
-    """`normalize` of reductions: None means all axes."""
-    return {"axis": normalize_axes(axis, x.ndim), **attrs}
-
-
-def require_float(*types: TensorType) -> None:
-    """DTypeError unless all types are floating and can be computed with together."""
-    for type_ in types:
-        if not is_float(type_.dtype):
-            raise DTypeError(f"got {type_}, wanted floats", fix='convert with ht.astype(x, "float32")')
-    promote(*(type_.dtype for type_ in types))
 
 
 _PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)

@@ -1,5 +1,8 @@
 """The passes of an executor by name, in the order in which it applies them: once each, when all sizes are known.
 
+Before them `resolve_training` fixes whether a sub-graph trains, which it does if and only if it commits updates, and
+`specialize` fixes the open sizes: each set of fed shapes gets its own program, without buckets.
+
 A pass is a pure function of output nodes. Each can be switched off by name (`Executor(passes=...)` or the environment
 variable `HETU_PASSES`), and the result must not change. The core brings the one without which no program is small;
 `hetu.passes` and the rooms of kernels enter theirs. A pass that looks for some operators says so when it is entered,
@@ -12,11 +15,14 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from .errors import UnknownNameError, did_you_mean
-from .graph import Node, topological
+from .errors import GraphError, UnknownNameError, did_you_mean
+from .graph import Node, rewrite, topological
 from .kernels import RoomPass, switched_off
+from .leaf import constant, size
 from .op import Role
+from .operators import if_training, with_updates_op
 from .simplify import simplify
+from .types import Atom, has_dim, substitute
 
 Pass = Callable[[Sequence[Node]], tuple[Node, ...]]
 PASSES: dict[str, Pass] = {"simplify": simplify}
@@ -58,12 +64,13 @@ def applied(passes: Iterable[Pass], outputs: Sequence[Node], explain: bool = Fal
             present = present or {kind for node in topological(outputs) for kind in (node.op.name, node.role)}
             if present.isdisjoint(sought):
                 continue
-        outputs, present = APPLIED[explain](run, outputs), set()
+        made = APPLIED[explain](run, outputs)
+        outputs, present = made, present if made == tuple(outputs) else set()
     return tuple(outputs)
 
 
 def _serves(run: Pass, device: str) -> bool:
-    """Whether a pass is for such a device, which is so unless it says otherwise, and not of a room that is off."""
+    """Whether a pass serves such a device, as all do that name no other, and its room is not switched off."""
     off = isinstance(run, RoomPass) and switched_off("HETU_KERNELS")
     return getattr(run, "device", device) == device and not off
 
@@ -71,7 +78,7 @@ def _serves(run: Pass, device: str) -> bool:
 def chosen_passes(names: Iterable[str] | None, device: str = "cpu") -> list[Pass]:
     """The passes called `names`, in their proper order; None means `$HETU_PASSES` (comma-separated), else all.
 
-    Without a name those for another kind of `device` are left out, which a pass says by its attribute `device`.
+    Without names, those are left out whose attribute `device` is another kind.
     """
     if names is None:
         setting = os.environ.get("HETU_PASSES")
@@ -82,3 +89,61 @@ def chosen_passes(names: Iterable[str] | None, device: str = "cpu") -> list[Pass
         if name not in PASSES:
             raise UnknownNameError(f"there is no pass {name!r}", fix=did_you_mean(name, PASSES))
     return [run for name, run in PASSES.items() if name in wanted]
+
+
+# -- what is fixed before --------------------------------------------------------------------------------------
+
+
+def resolve_training(
+    fetches: Sequence[Node], updates: Mapping[Node, Node]
+) -> tuple[tuple[Node, ...], dict[Node, Node]]:
+    """(fetches, updates) without `if_training` and `with_updates`; carried updates are added in training.
+
+    Two updates of one variable are a GraphError: neither could be right.
+    """
+    training = bool(updates)
+    carried: dict[Node, Node] = {}
+
+    def rule(node: Node, inputs: tuple[Node, ...]) -> Node | None:
+        if node.op is if_training:
+            return inputs[0] if training else inputs[1]
+        if node.op is not with_updates_op:
+            return None
+        if training:
+            for variable, value in zip(node.inputs[1::2], inputs[2::2]):
+                if carried.setdefault(variable, value) is not value:
+                    raise GraphError(
+                        f"{variable!r} gets two new values in one step",
+                        fix="do not apply a layer that keeps statistics twice in one sub-graph; build a second layer",
+                        site=node.site,
+                    )
+        return inputs[0]
+
+    outputs = rewrite((*fetches, *updates.values()), rule)
+    merged = dict(zip(updates, outputs[len(fetches) :]))
+    for variable, value in carried.items():
+        if variable in merged:
+            raise GraphError(
+                f"{variable!r} is updated by an optimizer and by its own layer",
+                fix="make it trainable=False, or leave it out of minimize(...)",
+                site=variable.site,
+            )
+        merged[variable] = value
+    return outputs[: len(fetches)], merged
+
+
+def specialize(outputs: Sequence[Node], sizes: Mapping[Atom, int]) -> tuple[Node, ...]:
+    """The graph at the given sizes, for example `{("x", 0): 128}`; every type follows anew.
+
+    A size that does not fit is a ShapeError.
+    """
+
+    def rule(node: Node, inputs: tuple[Node, ...]) -> Node | None:
+        if not any(map(has_dim, node.attrs.values())):
+            return None
+        attrs = {name: substitute(value, sizes) for name, value in node.attrs.items()}
+        if node.op is size and isinstance(attrs["value"], int):
+            return constant(value=attrs["value"])
+        return node.op.make(inputs, attrs)
+
+    return rewrite(outputs, rule)

@@ -27,8 +27,8 @@ from .types import Atom, Box
 class Local:
     """One process's part of a graph: its fetches (whole values), tokens of what only acts, new values, and feeds.
 
-    `feeds` says of a local placeholder which box of which feed it takes; those it does not name take their own, whole.
-    `steps` says every step of communication in words; it must be equal on all ranks.
+    `feeds` maps a local placeholder to the feed, and the box of it, that it takes; one that is not named takes its own
+    feed whole. `steps` describes every step of communication in words; it must be equal on all ranks.
     """
 
     fetches: tuple[Node, ...]
@@ -41,17 +41,17 @@ class Local:
 class Placement(Protocol):
     """What an executor asks of where its work is done. All processes of a job ask alike, in the same order."""
 
-    comm: Any  # what operators that communicate are bound to, if there is anything
+    comm: Any  # the communicator that operators are bound to, if there is one
     ahead: bool  # whether it has use for `expect`
-    passes: Sequence[Pass]  # what is applied to the whole graph before `cut`, and not again
+    passes: Sequence[Pass]  # those applied to the whole graph before `cut`, and not again
 
     @property
     def rank(self) -> int:
-        """Which this process is, from 0, of those that train together."""
+        """The number of this process, from 0, among those that train together."""
 
     @property
     def world_size(self) -> int:
-        """How many train together."""
+        """The number of processes that train together."""
 
     def variable(self, node: Node) -> Node | None:
         """The variable that holds this process's part of `node`; None if it has no part."""
@@ -60,7 +60,7 @@ class Placement(Protocol):
         """The variables have been made."""
 
     def sizes(self, sizes: Mapping[Atom, int], training: bool) -> Mapping[Atom, int]:
-        """The sizes that a graph is made for, from those that are fed."""
+        """The sizes that a graph is specialized for, given those that are fed."""
 
     def cut(self, fetches: Sequence[Node], updates: Mapping[Node, Node]) -> Local:
         """This process's part of a graph whose sizes are known."""
@@ -74,7 +74,7 @@ class Placement(Protocol):
         """The next step will run this program on these feeds."""
 
     def agree(self, values: Mapping[str, float]) -> Mapping[str, float]:
-        """The numbers that all processes go by, from those that each has."""
+        """The numbers that all processes go by, given those of each."""
 
     def save(self, state: State, variables: Iterable[Node], path: FilePath, extra: Mapping[str, Any] | None) -> None:
         """Write the variables, as they are on all processes together."""
@@ -130,7 +130,7 @@ class Alone:
         return "Alone()"
 
 
-STRATEGY = "HETU_STRATEGY"  # the environment variable that names the strategy of executors that are given none
+STRATEGY = "HETU_STRATEGY"  # the environment variable that names the strategy where an executor is given none
 STRATEGIES: dict[str, Callable[[], Any]] = {}  # by name; the top of the package enters them
 
 

@@ -81,8 +81,8 @@ class Program:
         self.block, self.host = arena.reserve(self.plan.arena_bytes), arena.reserve_host(self.plan.host_bytes)
         self.arrays: dict[Node, Any] = {}
         self.feeds: dict[str, Any] = {}
-        self.fills: dict[str, Callable[[np.ndarray], None]] = {}  # what copies a fed array into its buffer
-        self.parts: dict[str, tuple[str, tuple[slice, ...]]] = {}  # which part of which fed array a buffer takes
+        self.fills: dict[str, Callable[[np.ndarray], None]] = {}  # copies a fed array into its buffer
+        self.parts: dict[str, tuple[str, tuple[slice, ...]]] = {}  # the fed array, and its part, for a buffer
         self.steps = [step for node in self.plan.nodes if (step := self._bind(node)) is not None]
         calls, self.around = kernels_of(self.xp).together([step.calls for step in self.steps])
         self.steps = [replace(step, calls=tuple(own)) for step, own in zip(self.steps, calls)]
@@ -115,7 +115,7 @@ class Program:
         return Step(node, out, tuple(calls))
 
     def _bound_to_comm(self, node: Node, out: Any, inputs: Sequence[Any]) -> list[Call]:
-        """Calls that communicate; each first says whose line it is, for the report of a deadlock."""
+        """Calls that communicate, between calls that name the user's line for the report of a deadlock."""
         if self.comm is None:
             raise ArgumentError(
                 f"{node!r} communicates, but the executor has no communicator",

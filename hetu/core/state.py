@@ -1,7 +1,7 @@
 """The values of variables.
 
 The arrays never move once made, because programs are bound to their addresses: setting a value copies into place.
-All variables are saved, whether they are trained or not. What a file looks like is the business of `checkpoint.py`.
+All variables are saved, trained or not. `checkpoint.py` decides what a file looks like.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .graph import Node
 from .types import show_shape
 
 FilePath = str | os.PathLike[str]
-FILES: dict[str, Callable[..., Any]] = {}  # what saves and loads, which `hetu.checkpoint` enters
+FILES: dict[str, Callable[..., Any]] = {}  # "save" and "load", which `hetu.checkpoint` enters
 
 
 def initial_value(node: Node, seed: int) -> np.ndarray:

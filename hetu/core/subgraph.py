@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,10 +15,9 @@ from .errors import ArgumentError, FeedError, GraphError, did_you_mean
 from .graph import Graph, Node
 from .leaf import random_state
 from .op import Role
-from .passes import PRECISIONS, Pass, applied, is_last
+from .passes import PRECISIONS, Pass, applied, is_last, resolve_training, specialize
 from .placement import Alone, Placement
 from .program import Program
-from .specialize import resolve_training, specialize
 from .types import Atom, Dim, show_shape
 
 Fetch = Node | Mapping[Node, Node]
@@ -26,7 +25,7 @@ Feed = Mapping[Node | str, Any]
 
 
 class Fed(NamedTuple):
-    """What the last step was fed, and its program: the same again needs no look at names, and no compilation."""
+    """What the last step was fed, and its program: for the same again, names need not be looked up."""
 
     program: Program
     keys: tuple[Node | str, ...]
@@ -66,9 +65,9 @@ class SubGraph:
         placement: Placement | None = None,
         explain: bool = False,
     ) -> tuple[tuple[Node, ...], dict[Node, Node], Mapping[str, Any]]:
-        """Fetches and updates for these fed shapes, after all passes, and which box of which feed a placeholder takes.
+        """Fetches and updates for these fed shapes after all passes, and which box of which feed a placeholder takes.
 
-        They are those of this process where a placement cuts the graph. With `explain` each pass tells what it changed.
+        Where a placement cuts the graph, they are those of this process. With `explain` passes tell what they change.
         """
         sizes: Mapping[Atom, int] = {
             (name, axis): size
@@ -81,7 +80,7 @@ class SubGraph:
         outputs = applied(placement.passes, specialize(self.written.outputs, sizes), explain)
         local = placement.cut(outputs[: len(self.fetches)], dict(zip(self.updates, outputs[len(self.fetches) :])))
         outputs, count = (*local.fetches, *local.tokens, *local.updates.values()), len(local.fetches + local.tokens)
-        # Once more they could drop communication that another rank, whose constants differ, keeps.
+        # Applied again, they could drop communication that another rank, whose constants differ, keeps.
         passes = [run for run in passes if run not in placement.passes]
         outputs = applied([run for run in passes if not is_last(run)], outputs, explain)
         fetches, updates = placement.last(outputs[:count], dict(zip(local.updates, outputs[count:])))
@@ -93,8 +92,7 @@ class SubGraph:
         given = _by_name(feed)
         for name in given:
             if name not in self.placeholders and name not in self.known:
-                known = ", ".join(map(repr, self.placeholders)) or "no feeds"
-                fix = f"did you mean {n!r}?" if (n := _near(name, self.placeholders)) else f"it takes {known}"
+                fix = did_you_mean(name, self.placeholders) or "feed it nothing"
                 raise FeedError(f"sub-graph {self.name!r} has no placeholder {name!r}", fix=fix)
         missing = [node for name, node in self.placeholders.items() if name not in given]
         if missing:
@@ -103,7 +101,7 @@ class SubGraph:
         return {name: _fitting(node, given[name]) for name, node in self.placeholders.items()}
 
     def remember(self, feed: Feed | None, program: Program) -> None:
-        """Know this feed, which fits `program`, when it comes again with other numbers."""
+        """Recognize this feed, which fits `program`, when it comes again with other numbers."""
         names = [key.name if isinstance(key, Node) else key for key in feed or ()]
         self.last = None
         if type(feed) is dict and all(name in program.feeds for name in names):
@@ -167,40 +165,28 @@ def _by_name(feed: Feed) -> dict[Any, Any]:
     return given
 
 
-def _near(name: object, known: Iterable[str]) -> str | None:
-    text = did_you_mean(name, known)
-    return text.split("'")[1] if text.startswith("did you mean") else None
-
-
 def _fitting(node: Node, value: Any) -> np.ndarray:
+    """What was fed to a placeholder as an array; FeedError where it cannot be one of its type."""
     wanted = node.tensor
     if type(value) is np.ndarray and value.shape == wanted.shape and value.dtype == wanted.dtype:
         return value
+
+    def unfit(what: str, fix: str) -> FeedError:
+        return FeedError(f"placeholder {node.name!r} {what}", fix=fix, site=node.site)
+
     if isinstance(value, Node):
-        raise FeedError(f"placeholder {node.name!r} was fed the node {value!r}", fix="feed an array of numbers")
+        raise unfit(f"was fed the node {value!r}", "feed an array of numbers")
     try:
         array = np.asarray(value)
     except ValueError:
-        raise FeedError(
-            f"placeholder {node.name!r} was fed rows of different lengths", fix="pad or cut them to one length"
-        ) from None
+        raise unfit("was fed rows of different lengths", "pad or cut them to one length") from None
     if array.dtype.kind not in "biuf":
-        raise FeedError(
-            f"placeholder {node.name!r} wants {wanted.dtype.name}, was fed {value!r:.60}",
-            fix="feed an array of numbers",
-            site=node.site,
-        )
+        raise unfit(f"wants {wanted.dtype.name}, was fed {value!r:.60}", "feed an array of numbers")
     if array.dtype != wanted.dtype and not np.can_cast(array.dtype, wanted.dtype, "same_kind"):
-        raise FeedError(
-            f"placeholder {node.name!r} wants {wanted.dtype.name}, was fed {array.dtype.name}",
-            fix=f'convert it: array.astype("{wanted.dtype.name}")',
-            site=node.site,
-        )
-    fits = array.ndim == wanted.ndim and all(isinstance(w, Dim) or w == s for w, s in zip(wanted.shape, array.shape))
-    if not fits:
-        raise FeedError(
-            f"placeholder {node.name!r} is {wanted}, was fed shape {show_shape(array.shape)}",
-            fix="reshape the array, or declare the size as None" if array.ndim == wanted.ndim else "check the axes",
-            site=node.site,
-        )
+        fix = f'convert it: array.astype("{wanted.dtype.name}")'
+        raise unfit(f"wants {wanted.dtype.name}, was fed {array.dtype.name}", fix)
+    alike = array.ndim == wanted.ndim
+    if not (alike and all(isinstance(w, Dim) or w == s for w, s in zip(wanted.shape, array.shape))):
+        fix = "reshape the array, or declare the size as None" if alike else "check the axes"
+        raise unfit(f"is {wanted}, was fed shape {show_shape(array.shape)}", fix)
     return array

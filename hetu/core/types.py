@@ -1,17 +1,17 @@
-"""Static types: shapes with known or symbolic sizes, and dtypes.
+"""Static types: shapes with known or symbolic sizes, dtypes, and families of rules by which types follow from types.
 
 A size that is unknown while the graph is built is a `Dim`: an integer times symbols such as `x.0` (axis 0 of
-placeholder x). Code can compute with it and put it into a shape; asking for its number raises and says why. This is no
-general algebra: sums and quotients that do not cancel stay opaque symbols.
+placeholder x). Code can compute with it and put it into a shape; asking for its number raises and says why. Sums and
+quotients that do not cancel stay opaque symbols.
 """
 
 from __future__ import annotations
 
 import math
+import string
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from types import ModuleType
 from typing import Any, Union
 
 import numpy as np
@@ -22,6 +22,7 @@ Size = Union[int, "Dim"]
 Shape = tuple[Size, ...]
 Atom = tuple[Any, ...]
 Box = tuple[tuple[int, int], ...]  # start and end along each axis
+DEFAULT_FLOAT = np.dtype("float32")
 
 
 @dataclass(frozen=True, slots=True, eq=True)
@@ -203,7 +204,7 @@ DTYPES = {np.dtype(n).name: np.dtype(n) for n in "?bhilqBHILQefd"}
 def as_dtype(dtype: Any) -> np.dtype:
     """A supported dtype from its name, NumPy type or dtype; DTypeError otherwise."""
     if dtype == "bfloat16":
-        return _bfloat16()
+        return bfloat16()
     try:
         return DTYPES[np.dtype(dtype).name]
     except (TypeError, KeyError):
@@ -212,13 +213,8 @@ def as_dtype(dtype: Any) -> np.dtype:
         ) from None
 
 
-def dtype_in(xp: ModuleType, name: str) -> Any:
-    """What an array module calls a dtype; none has a name for bfloat16, but NumPy and CuPy know its dtype."""
-    return _bfloat16() if name == "bfloat16" else getattr(xp, name)
-
-
 @cache
-def _bfloat16() -> np.dtype:
+def bfloat16() -> np.dtype:
     """The upper half of a float32, which NumPy knows from another package."""
     try:
         import ml_dtypes
@@ -226,16 +222,6 @@ def _bfloat16() -> np.dtype:
         raise MissingDependencyError("bfloat16 needs ml_dtypes", fix="pip install ml_dtypes") from None
     found: np.dtype = np.dtype(ml_dtypes.bfloat16)
     return found
-
-
-def widened(xp: ModuleType, x: Any, other: Any) -> Any:
-    """An array in the dtype in which it is computed beside `other`."""
-    return xp.astype(x, xp.result_type(x, other), copy=False)
-
-
-def rounded(xp: ModuleType, y: Any, x: Any, dtype: str | None) -> Any:
-    """The array `y` in `dtype`, by default that of `x`."""
-    return xp.astype(y, x.dtype if dtype is None else dtype_in(xp, dtype), copy=False)
 
 
 def is_float(dtype: np.dtype) -> bool:
@@ -281,18 +267,6 @@ class TensorType:
         return f"{_SHORT[name.removesuffix(digits)]}{digits}[{', '.join(map(str, self.shape))}]"
 
 
-def stored(x: TensorType, dtype: str | None) -> TensorType:
-    """The type of a result of the shape of `x` in `dtype`, by default that of `x`."""
-    return x if dtype is None else TensorType(x.shape, as_dtype(dtype))
-
-
-def stored_attrs(*_: TensorType, dtype: str | None, **attrs: Any) -> dict[str, Any]:
-    """`normalize` of operators whose attribute `dtype` is that in which results are stored: a float, or None."""
-    if dtype is not None and not is_float(as_dtype(dtype)):
-        raise DTypeError(f"got dtype={dtype!r}, wanted one of floats", fix='leave it out, or use such as "float32"')
-    return {**attrs, "dtype": dtype}
-
-
 NodeType = TensorType | tuple[TensorType, ...]
 
 
@@ -300,7 +274,7 @@ def show_type(type_: NodeType) -> str:
     return str(type_) if isinstance(type_, TensorType) else f"({', '.join(map(str, type_))})"
 
 
-def check_sizes(type_: NodeType) -> None:
+def require_sizes(type_: NodeType) -> None:
     """ShapeError unless all sizes are whole numbers that are not negative, or not known yet."""
     for part in (type_,) if isinstance(type_, TensorType) else type_:
         for size in part.shape:
@@ -324,3 +298,44 @@ def normalize_axes(axis: int | Iterable[int] | None, ndim: int) -> tuple[int, ..
     if len(set(found)) != len(found):
         raise AxisError(f"axes {axes} name one axis twice", fix="name each axis once")
     return tuple(found)
+
+
+# -- families of type rules ------------------------------------------------------------------------------------
+
+
+def elementwise(*types: TensorType, **_: Any) -> TensorType:
+    """Shapes broadcast, dtypes promote."""
+    return TensorType(broadcast_shapes(*(t.shape for t in types)), promote(*(t.dtype for t in types)))
+
+
+def numbers(*types: TensorType, **_: Any) -> TensorType:
+    """Type rule of arithmetic: as `elementwise`, but booleans alone are a DTypeError."""
+    result = elementwise(*types)
+    if result.dtype.kind == "b":
+        raise DTypeError(
+            "got booleans, wanted numbers",
+            fix='convert with ht.astype(x, "float32"), or combine truth values with ht.logical_and and ht.logical_or',
+        )
+    return result
+
+
+def same_type(x: TensorType, *_: TensorType, **__: Any) -> TensorType:
+    """The type of the first input."""
+    return x
+
+
+def require_float(*types: TensorType) -> None:
+    """DTypeError unless all types are floating and can be computed with together."""
+    for type_ in types:
+        if not is_float(type_.dtype):
+            raise DTypeError(f"got {type_}, wanted floats", fix='convert with ht.astype(x, "float32")')
+    promote(*(type_.dtype for type_ in types))
+
+
+def axis_letters(count: int) -> list[str]:
+    """One letter per axis, for `dims` rules that are built from types.
+
+    >>> axis_letters(3)
+    ['a', 'b', 'c']
+    """
+    return list(string.ascii_letters[:count])

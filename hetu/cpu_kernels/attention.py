@@ -81,7 +81,7 @@ def attention_dx_bind(
 ) -> list[Call] | None:
     if not _fast(xp, *out, g, q, k, v, y, powers, inverse):
         return None
-    factor, calls = q.dtype.type(scale), []
+    factor, calls = q.dtype.type(scale), list[Call]()
     for chunk in _chunks(powers):
         dq, dk, dv, slope_y, queries, keys, values, result, power, inv = (
             _leading(a, *chunk) for a in (*out, g, q, k, v, y, powers, inverse)

@@ -28,7 +28,7 @@ CHUNK = 1 << 17  # scores handled at a time, which stay in the second-level cach
 ROWS = 64  # queries of a block: large enough for BLAS, small enough to skip much of the future
 
 
-LEAST_SCORES = 1 << 10  # of a head; for fewer, one call a head costs more than copies
+LEAST_SCORES = 1 << 10  # of a head; for fewer, one call per head costs more than copies
 
 
 def fuse_attention(outputs: Sequence[Node]) -> tuple[Node, ...]:
@@ -37,11 +37,11 @@ def fuse_attention(outputs: Sequence[Node]) -> tuple[Node, ...]:
 
 
 def _suits(q: TensorType, k: TensorType, v: TensorType) -> bool:
-    return q == k == v and q.dtype.char in "fd" and q.shape[2] ** 2 >= LEAST_SCORES
+    return q == k == v and q.dtype.char in "fd" and int(q.shape[2]) ** 2 >= LEAST_SCORES
 
 
 def _rows_type(q: TensorType, k: TensorType, v: TensorType, **_: Any) -> tuple[TensorType, ...]:
-    (n, s, heads, _), t = q.shape, k.shape[1]
+    (n, s, heads), t = q.shape[:3], k.shape[1]
     return (
         TensorType((n, s, heads, v.shape[3]), q.dtype),
         TensorType((n, heads, s, t), q.dtype),
@@ -98,8 +98,9 @@ class _Products:
 
     def __call__(self, a: np.ndarray, b: np.ndarray, out: np.ndarray, alpha: float = 1.0) -> list[Call]:
         """`out = alpha a @ b` over two leading axes."""
-        calls = [blas.gemm(a[i], b[i], out[i], alpha) for i in np.ndindex(*out.shape[:2])]
-        self.missing = self.missing or None in calls
+        heads = [*np.ndindex(*out.shape[:2])]
+        calls = [call for i in heads if (call := blas.gemm(a[i], b[i], out[i], alpha))]
+        self.missing = self.missing or len(calls) < len(heads)
         return calls
 
 
@@ -194,7 +195,7 @@ def attention_rows_dx_bind(
 ) -> list[Call] | None:
     if not _fast(xp, out, g, q, k, v, y, powers, inverse):
         return None
-    products, calls = _Products(), []
+    products, calls = _Products(), list[Call]()
     for chunk in _chunks(powers):
         power, slope = powers[chunk], np.empty(powers[chunk].shape, q.dtype)
         queries, keys, values = (_matrices(a[chunk]) for a in (q, k, v))

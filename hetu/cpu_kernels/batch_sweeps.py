@@ -62,12 +62,7 @@ class _Pieces:
 
 
 def normalized(
-    out: tuple[np.ndarray, ...],
-    x: np.ndarray,
-    scale: np.ndarray,
-    bias: np.ndarray,
-    epsilon: float,
-    scratch: Scratch,
+    out: tuple[np.ndarray, ...], x: np.ndarray, scale: np.ndarray, bias: np.ndarray, epsilon: float, scratch: Scratch
 ) -> list[Call]:
     """Calls for (y, mean, var): y = scale (x - mean) / sqrt(var + epsilon) + bias."""
     y, mean, var = out
@@ -78,7 +73,7 @@ def normalized(
     set_line, (factor, shift) = pieces.repeated(2)
 
     def measure(part: slice) -> list[Call]:
-        (spread, (line,)), calls = pieces.repeated(), []
+        (spread, (line,)), calls = pieces.repeated(), list[Call]()
         term = scratch.empty((pieces.step, line.size), x.dtype)
         for k, rows in pieces.slices(part):
             t = term[: rows.stop - rows.start]

@@ -12,8 +12,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from ..core.errors import ArgumentError
 from ..core.kernels import Call, switched_off
 
 Scalar = float | np.ndarray
-CValue = ctypes._SimpleCData
+CValue: TypeAlias = "ctypes._SimpleCData[Any]"
 
 # `from_param` is what ctypes would make of an argument on every call; made once, a call costs a third less.
 ROW_MAJOR, NO_TRANSPOSE, TRANSPOSE = (ctypes.c_int.from_param(code) for code in (101, 111, 112))
@@ -70,6 +71,13 @@ def product(a: np.ndarray, b: np.ndarray, out: np.ndarray, beta: float = 0.0) ->
     if call is not None:
         return call
     return (lambda: np.add(out, a @ b, out)) if beta else functools.partial(np.matmul, a, b, out)
+
+
+def all_or_none(calls: Iterable[Call | None]) -> list[Call] | None:
+    """The calls, or None if BLAS could not make one of them."""
+    made = [*calls]
+    found = [call for call in made if call is not None]
+    return found if len(found) == len(made) else None
 
 
 def gemv(a: np.ndarray, x: np.ndarray, out: np.ndarray, alpha: Scalar = 1.0, beta: Scalar = 0.0) -> Call | None:
@@ -216,7 +224,7 @@ def _library() -> ctypes.CDLL | None:
 
 
 @functools.cache
-def _symbol(name: str) -> tuple[Callable[..., object], type[CValue]] | None:
+def _symbol(name: str) -> tuple[Callable[..., Any], type[CValue]] | None:
     """A C function of the library and its integer type; the suffix 64_ marks builds with 64-bit integers."""
     for suffix, integer in (("64_", ctypes.c_int64), ("", ctypes.c_int32)):
         function = getattr(_library(), f"scipy_{name}{suffix}", None)
@@ -226,7 +234,7 @@ def _symbol(name: str) -> tuple[Callable[..., object], type[CValue]] | None:
     return None
 
 
-def _function(name: str) -> tuple[Callable[..., object], type[CValue]] | None:
+def _function(name: str) -> tuple[Callable[..., Any], type[CValue]] | None:
     return None if switched_off("HETU_BLAS") else _symbol(name)
 
 

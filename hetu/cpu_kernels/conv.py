@@ -47,7 +47,7 @@ class _Unfolder:
 
     def gather(self, images: slice) -> list[Call]:
         """Calls that fill the column buffer from the given images."""
-        source, calls = self.x[images], []
+        source, calls = self.x[images], list[Call]()
         count = len(source)
         if self.frame is not None:
             inside = self.frame[(slice(0, count), slice(None), *self.window.inner(self.size))]

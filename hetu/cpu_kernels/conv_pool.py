@@ -40,7 +40,7 @@ def fuse_conv_pool(outputs: Sequence[Node]) -> tuple[Node, ...]:
                 return blocks[i].output if node.attrs["index"] == 0 else inputs[0]
             if i in by_gradient:
                 return by_gradient[i].part(node, inputs)
-        return inputs[0] if any(node in b.gradient.inputs for b in by_gradient.values() if _is_dx(node)) else None
+        return inputs[0] if _is_dx(node) and any(node in gradient.inputs for gradient in by_gradient) else None
 
     return rewrite(outputs, rule)
 
@@ -51,7 +51,8 @@ def _is_dx(node: Node) -> bool:
 
 def _match(pool: Node, readers: Readers) -> _Block | None:
     """The block that ends in `pool`, if all that lies inside is read by nothing else."""
-    relu, add = pool.inputs[0], pool.inputs[0].inputs[0] if pool.inputs[0].inputs else None
+    relu = pool.inputs[0]
+    add = relu.inputs[0] if relu.inputs else relu
     if relu.op.name != "relu" or add.op.name != "add" or len(readers[add]) != 1:
         return None
     conv = next((i for i in add.inputs if i.op.name == "conv2d"), None)
@@ -61,12 +62,13 @@ def _match(pool: Node, readers: Readers) -> _Block | None:
     if bias.shape[-3:] != (conv.shape[1], 1, 1) or (bias.ndim == 4 and bias.shape[0] != 1) or bias.ndim > 4:
         return None
     slopes = [r for r in readers[relu] if r is not pool]
-    taps = [r for i in readers[pool] if i.attrs["index"] == 1 for r in readers[i]]
+    taps = [r for i in readers[pool] if i is not None and i.attrs["index"] == 1 for r in readers[i]]
     if not slopes and not taps:
         return _Block(None)
-    if len(slopes) != 1 or len(taps) != 1 or None in (*slopes, *taps):
+    inside = [r for r in (*slopes, *taps) if r is not None]
+    if not len(slopes) == len(taps) == 1 or len(inside) != 2:
         return None
-    (slope,), (dx,) = slopes, taps
+    slope, dx = inside
     inner = is_relu_mask(slope) and _is_dx(dx) and readers[slope] == readers[dx] and len(readers[dx]) == 1
     gradient = readers[dx][0] if inner else None
     if gradient is None or gradient.op.name != "multiply" or set(gradient.inputs) != {slope, dx}:

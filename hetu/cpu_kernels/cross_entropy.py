@@ -105,11 +105,7 @@ def exponentials(rows: np.ndarray, top: np.ndarray, powers: np.ndarray, total: n
 
 def losses(total: np.ndarray, top: np.ndarray, own: np.ndarray, loss: np.ndarray) -> list[Call]:
     """total = log(sum of the exponentials), then loss = total - own."""
-    return [
-        partial(np.log, total, total),
-        partial(np.add, total, top, total),
-        partial(np.subtract, total, own, loss),
-    ]
+    return [partial(np.log, total, total), partial(np.add, total, top, total), partial(np.subtract, total, own, loss)]
 
 
 def row_wise(ufunc: np.ufunc, rows: np.ndarray, column: np.ndarray, out: np.ndarray) -> list[Call]:

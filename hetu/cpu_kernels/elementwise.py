@@ -12,7 +12,8 @@ from typing import Any
 from ..core.kernels import Call
 from ..core.op import Op
 from ..ops.activation import elu, gelu_erf, gelu_erf_dx, gelu_tanh, gelu_tanh_dx, leaky_relu, sigmoid, softplus
-from ..ops.functions import erf, rsqrt
+from ..ops.elementwise import rsqrt
+from ..ops.error_function import erf
 from .recipes import kernel
 
 BLOCK = 16384  # elements: the scratch arrays of one block stay in the second-level cache

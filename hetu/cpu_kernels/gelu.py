@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from ..core.backend import dtype_of, to_dtype
 from ..core.graph import OPS, Node, topological
 from ..core.kernels import Call
 from ..core.op import op
 from ..core.types import TensorType
 from ..ops.activation import CUBIC, DENSITY, RATE
-from ..ops.elementwise import dtype_of, to_dtype
-from ..ops.functions import normal_distribution
+from ..ops.error_function import normal_distribution
 from .elementwise import BLOCK
 from .share import share
 

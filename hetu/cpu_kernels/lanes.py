@@ -59,7 +59,8 @@ def over(size: int, build: Callable[[slice], Sequence[Call] | None], least: int 
         pieces = [build(slice(low, high)) for low, high in pairwise(bounds)]
     finally:
         _here.building = False
-    return None if None in pieces else [partial(_together, tuple(map(tuple, pieces)))]
+    whole = tuple(tuple(calls) for calls in pieces if calls is not None)
+    return [partial(_together, whole)] if len(whole) == parts else None
 
 
 def divided(call: Call) -> Call:
@@ -69,13 +70,13 @@ def divided(call: Call) -> Call:
     a, b, out, alpha, beta = call.product
     rows = len(out) >= out.shape[1]
 
-    def build(part: slice) -> list[Call]:
+    def build(part: slice) -> list[Call] | None:
         cut = (a[part], b, out[part]) if rows else (a, b[:, part], out[:, part])
-        return [blas.gemm(*cut, alpha, beta)]
+        return blas.all_or_none([blas.gemm(*cut, alpha, beta)])
 
     size = max(out.shape)
     calls = over(size, build, -(-LEAST_PRODUCT * size // (out.size * a.shape[1])))
-    return calls[0] if is_divided(calls[0]) else call
+    return calls[0] if calls and is_divided(calls[0]) else call
 
 
 def is_divided(call: Call) -> bool:
@@ -91,7 +92,8 @@ class _Session:
     """While anyone is inside, BLAS has one thread; `threads` is how many it had before, None outside."""
 
     def __init__(self) -> None:
-        self.lock, self.inside, self.threads = threading.Lock(), 0, None
+        self.lock, self.inside = threading.Lock(), 0
+        self.threads: int | None = None
 
     def __enter__(self) -> None:
         with self.lock:

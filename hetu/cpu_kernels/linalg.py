@@ -58,18 +58,16 @@ def _pieces(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> list[Call] | None:
 
 def _wide(a: np.ndarray, b: np.ndarray, out: np.ndarray, part: slice) -> list[Call] | None:
     """Calls for these columns of the result."""
-    calls = [blas.gemm(a, b[:, s], out[:, s]) for s in _ranges(part, SMALL // a.size)]
-    return None if None in calls else calls
+    return blas.all_or_none(blas.gemm(a, b[:, s], out[:, s]) for s in _ranges(part, SMALL // a.size))
 
 
-def _long(a: np.ndarray, b: np.ndarray, out: np.ndarray, sums: list, part: slice) -> list[Call] | None:
+def _long(a: np.ndarray, b: np.ndarray, out: np.ndarray, sums: list[np.ndarray], part: slice) -> list[Call] | None:
     """Calls that add up these terms: in `out` if they are the first, else in an array of their own among `sums`."""
     if part.start:
         out = np.empty_like(out)
         sums.append(out)
     ranges = _ranges(part, SMALL // out.size) if out.size <= SMALL >> 9 else [part]
-    calls = [blas.gemm(a[:, s], b[s], out, beta=float(s.start > part.start)) for s in ranges]
-    return None if None in calls else calls
+    return blas.all_or_none(blas.gemm(a[:, s], b[s], out, beta=float(s.start > part.start)) for s in ranges)
 
 
 def _ranges(part: slice, most: int) -> list[slice]:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from ..core.kernels import Call
-from ..ops.comparison import where
 from ..ops.creation import tril, triu
+from ..ops.elementwise import where
 from .recipes import kernel
 
 

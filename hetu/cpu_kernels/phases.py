@@ -38,14 +38,15 @@ def _pooled(size: Pair, kernel: Pair, padding: Any) -> Pair:
 def _frame(size: Pair, padding: Any) -> tuple[Pair, tuple[slice, slice]]:
     """The padded size, and where the image lies in it."""
     padded = tuple(s + sum(p) for s, p in zip(size, padding))
-    return padded, tuple(slice(before, before + s) for s, (before, _) in zip(size, padding))
+    rows, columns = (slice(before, before + s) for s, (before, _) in zip(size, padding))
+    return padded, (rows, columns)
 
 
 def _taps(kernel: Pair, pooled: Pair) -> Iterator[tuple[slice, slice]]:
     """For each pixel of the patch, in row order, the padded rows and columns it meets."""
     for i in range(kernel[0] + 1):
         for j in range(kernel[1] + 1):
-            yield tuple(slice(start, start + 2 * n - 1, 2) for start, n in zip((i, j), pooled))
+            yield slice(i, i + 2 * pooled[0] - 1, 2), slice(j, j + 2 * pooled[1] - 1, 2)
 
 
 def _patch(kernel: Pair) -> int:

@@ -46,8 +46,11 @@ def max_pool2d_bind(xp: ModuleType, out: Any, x: Any, **attrs: Any) -> list[Call
 def max_pool2d_dx_bind(xp: ModuleType, out: Any, g: Any, taps: Any, *, size: Pair, **attrs: Any) -> list[Call] | None:
     window = Window(**attrs)
     mask, part = np.empty(g.shape, bool), np.empty_like(g)
-    masks = ((partial(np.equal, taps, np.uint8(k), mask), k) for k in range(window.kernel[0] * window.kernel[1]))
-    parts = (([select, partial(np.multiply, g, mask, part)], part) for select, _ in masks)
+
+    def made(tap: int) -> list[Call]:
+        return [partial(np.equal, taps, np.uint8(tap), mask), partial(np.multiply, g, mask, part)]
+
+    parts = ((made(tap), part) for tap in range(window.kernel[0] * window.kernel[1]))
     return _folded(out, window, g.shape[2:], parts)
 
 

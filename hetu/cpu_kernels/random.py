@@ -26,7 +26,7 @@ def random_bind(
     if out.dtype.char in "fd" and out.flags.c_contiguous and kind in ("uniform", "normal"):
         draw = numbers.generator.random if kind == "uniform" else numbers.generator.standard_normal
         scale, shift = (b - a, a) if kind == "uniform" else (b, a)
-        calls = [partial(numbers.at, state), partial(draw, None, out.dtype, out)]
+        calls: list[Call] = [partial(numbers.at, state), partial(draw, None, out.dtype, out)]
         calls += [partial(np.multiply, out, out.dtype.type(scale), out)] if scale != 1 else []
         return calls + ([partial(np.add, out, out.dtype.type(shift), out)] if shift != 0 else [])
     return [lambda: np.copyto(out, _values(numbers, state, kind, shape, out.dtype, a, b))]

@@ -22,7 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 # The file that binds each operator. Files are imported when their first operator is bound.
 FILES = {
-    "activation": "relu softmax",
+    "activation": "relu",
     "along_axis": "take_along_axis put_along_axis_add",
     "attention": "attention attention_dx",
     "batch_norm": "batch_norm_train batch_norm_dx",
@@ -75,7 +75,6 @@ class CpuKernels(Kernels):
         RoomPass("fuse_conv_pool", "cpu", f"{__package__}.conv_pool", "channels_last", seeks=["max_pool2d"]),
         RoomPass("fuse_attention", "cpu", f"{__package__}.attention_rows", seeks=["attention"]),
         RoomPass("share_gelu", "cpu", f"{__package__}.gelu", seeks=["gelu_tanh_dx", "gelu_erf_dx"]),
-        RoomPass("share_layer_norm", "cpu", f"{__package__}.layer_norm", seeks=["layer_norm_dx"]),
         RoomPass("share_cross_entropy", "cpu", f"{__package__}.loss", seeks=["softmax_cross_entropy_dx"]),
         RoomPass("fuse_linear", "cpu", f"{__package__}.fuse_linear", seeks=["matmul"]),
         RoomPass("fuse_updates", "cpu", f"{__package__}.fuse_updates"),
@@ -83,13 +82,7 @@ class CpuKernels(Kernels):
     blas = blas
 
     def bound(
-        self,
-        op: Any,
-        xp: Any,
-        out: Any,
-        arrays: Sequence[Any],
-        attrs: Mapping[str, Any],
-        scratch: Scratch | None,
+        self, op: Any, xp: Any, out: Any, arrays: Sequence[Any], attrs: Mapping[str, Any], scratch: Scratch | None
     ) -> list[Call] | None:
         function = recipe(op)
         if function is None:

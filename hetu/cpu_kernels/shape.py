@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from ..core.kernels import Call
+from ..core.operators import broadcast_axes, sum_to_like
 from ..core.types import product
-from ..ops.shape import broadcast_axes, sum_to_like
 from . import blas
 from .recipes import kernel
 

@@ -40,7 +40,7 @@ def sparse_matmul_bind(
     blocks = list(order.blocks(out.shape[1]))
 
     def products(part: slice) -> list[Call]:
-        mine, calls = blocks[part], []
+        mine, calls = blocks[part], list[Call]()
         buffer = np.empty((max((e.stop - e.start for _, _, e in mine), default=0), out.shape[1]), out.dtype)
         for block, width, entries in mine:
             gathered = buffer[: entries.stop - entries.start]
@@ -94,7 +94,8 @@ class _Blocks:
 def _rounded(counts: np.ndarray) -> np.ndarray:
     """Lengths rounded up to three binary digits, so that there are few different ones."""
     step = 1 << np.maximum(np.frexp(counts)[1] - 3, 0)
-    return -(-counts // step) * step
+    rounded: np.ndarray = -(-counts // step) * step
+    return rounded
 
 
 @kernel(sampled_matmul)
@@ -107,7 +108,8 @@ def sampled_matmul_bind(xp: ModuleType, out: Any, rows: Any, columns: Any, a: An
     step = max(1, CHUNK // (2 * a.shape[1]))
 
     def products(part: slice) -> list[Call]:
-        buffers, calls = np.empty((2, min(step, part.stop - part.start), a.shape[1]), out.dtype), []
+        buffers = np.empty((2, min(step, part.stop - part.start), a.shape[1]), out.dtype)
+        calls = list[Call]()
         for start in range(part.start, part.stop, step):
             here = slice(start, min(start + step, part.stop))
             left, right = buffers[:, : here.stop - start]

@@ -21,7 +21,7 @@ def bound_ufunc(ufunc: Any, arrays: Sequence[Any], out: Any) -> list[Call]:
     """The cheapest calls of a ufunc."""
     calls: list[Call] = []
     if all(a.shape == out.shape and a.flags.c_contiguous for a in (*arrays, out)):
-        arrays, out = [a.reshape(-1) for a in arrays], out.reshape(-1)  # one axis, whatever their shape was
+        arrays, out = [a.reshape(-1) for a in arrays], out.reshape(-1)  # one axis, for any shape
         if out.size <= FEW and any(a.dtype == out.dtype != bool for a in arrays):
             masks = {i: np.empty_like(out) for i, a in enumerate(arrays) if a.dtype == bool}
             calls = [partial(np.copyto, mask, arrays[i]) for i, mask in masks.items()]

@@ -1,6 +1,6 @@
 """Update rules of optimizers: a composition of operators as calls in place, block by block, and the rows of a table.
 
-A rule is a composition whoever wrote it, so its operators are known by being of a rule (`Op.update`, `Op.row_update`).
+Anybody's rule is a composition, so its operators are known by being of a rule (`Op.update`, `Op.row_update`).
 Blocks keep scratch in the cache however large the parameter. Gain: not measured apart. Off with `HETU_KERNELS=0`.
 """
 
@@ -204,6 +204,8 @@ def _change_rows(
     gather, places = _SumRows(outs[0], ids, rows), np.empty(ids.size, np.intp)
     copies = [np.empty((ids.size, *o.shape[1:]), o.dtype) for o in outs]
     calls = in_place(composition, copies, (*copies, gather.sums), scalars, anywhere=True)
+    if calls is None:
+        return None
 
     def update() -> None:
         touched, _ = gather()

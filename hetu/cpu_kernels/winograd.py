@@ -4,7 +4,7 @@ Every 4x4 tile of the padded images, two pixels after the last one, is transform
 is then an ordinary matrix product over channels, and a transform back gives 2x2 pixels. Images are (rows, columns, n,
 channels) here: a pixel of all images is one long run of memory, so that tiles are read where they lie. The error is
 below that of the direct form. A. Lavin, S. Gray, "Fast Algorithms for Convolutional Neural Networks", CVPR 2016,
-section 4.1. Few channels do not use it, as the transforms cost more than they save. Tiles of 4x4 results are left out:
+section 4.1. Few channels go without it, as the transforms cost more than they save. Tiles of 4x4 results are left out:
 at the best points known (0, 3/4, 3/2 and their negatives) they are 4 to 6 times less exact, worse than PyTorch. Their
 transforms take twice as many additions and multiplications, so by a count of operations they gain next to nothing
 beside a BLAS for AVX-512.

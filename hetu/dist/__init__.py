@@ -16,11 +16,11 @@ from .cut.builders import MEGATRON, DataParallel, ExpertParallel, Parallel, Tens
 from .cut.heterogeneous import Heterogeneous
 from .cut.kept import Kept, Served
 from .cut.on_ranks import OnRanks
-from .cut.pipeline import Pipeline
+from .cut.pipeline_builder import Pipeline
+from .cut.pipeline_schedule import Schedule
+from .cut.pipeline_stages import stage
+from .cut.pipeline_strategy import Staged
 from .cut.place import place
-from .cut.schedule import Schedule
-from .cut.staged import Staged
-from .cut.stages import stage
 from .cut.strategy import Builder, Strategy
 from .layout.layout import DUP, MAX, MIN, SUM, Layout, Mesh, Shard
 from .layout.redistribute import Redistribution, plan, redistribute

@@ -1,11 +1,11 @@
-"""Collectives that a user writes into a graph of which every rank has a copy of its own (one program, many data).
+"""Collectives that a user writes into a graph of which every rank has its own copy (one program, many data).
 
 Without a strategy `Executor(..., comm=comm)` runs the graph as it is: each rank feeds its own data and keeps its own
 variables, and only these functions connect the ranks. All ranks build the same graph, so all communicate in the same
 order. **Gradients** are those of the sum of what all ranks differentiate: each function is linear in the values of all
-ranks together, and its gradient is the transposed function. So the gradient of an all_reduce is an all_reduce; where
-all ranks differentiate one shared loss, it counts once per rank: divide by their number. Left out: unequal parts (a
-strategy has them), and the gradients of maxima and minima.
+ranks together, and its gradient is the transposed function. So the gradient of an all_reduce is an all_reduce. A loss
+that all ranks share and differentiate counts once per rank: divide by their number. Left out: unequal parts, which a
+strategy has, and the gradients of maxima and minima.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ GroupRanks = Sequence[int] | None
 def all_reduce(x: Node, op: str = "sum", ranks: GroupRanks = None) -> Node:
     """The sum ("max", "min") of the `x` of all `ranks`, on each of them.
 
-    `ranks` are those of the executor's communicator, as in all these functions; by default all of the job. Others get
-    zeros.
+    In all these functions, `ranks` are those of the executor's communicator, by default all of the job. Other ranks
+    get zeros.
 
     >>> import hetu as ht
     >>> from hetu.dist import run_ranks
@@ -56,18 +56,18 @@ def all_to_all(x: Node, split_axis: int, concat_axis: int, ranks: GroupRanks = N
 
 def broadcast(x: Node, root: int = 0, ranks: GroupRanks = None) -> Node:
     """The `x` of rank `root`, on all `ranks`."""
-    return _made("broadcast", x, Layout(Shard((root,))), _over(ranks, DUP))
+    return _made("broadcast", x, Layout((Shard((root,)),)), _over(ranks, DUP))
 
 
 def reduce(x: Node, root: int = 0, op: str = "sum", ranks: GroupRanks = None) -> Node:
     """The sum of the `x` of all `ranks`, on rank `root`; zeros on the others."""
-    return _made("reduce", x, _over(ranks, _pending(op)), Layout(Shard((root,))))
+    return _made("reduce", x, _over(ranks, _pending(op)), Layout((Shard((root,)),)))
 
 
 def send_recv(x: Node, pairs: Sequence[tuple[int, int]]) -> Node:
-    """For each pair (source, target) the `x` of the source, on the target; zeros on ranks that are no target.
+    """The `x` of the source, on the target, for each pair (source, target); zeros on all other ranks.
 
-    A rank sends to one other and receives from one other. All ranks make the same node.
+    A rank sends to at most one other and receives from at most one other. All ranks make the same node.
 
     >>> import hetu as ht
     >>> from hetu.dist import run_ranks
@@ -86,11 +86,11 @@ def _made(kind: str, x: Node, src: Layout, dst: Layout) -> Node:
 
 
 def _over(ranks: GroupRanks, role: int) -> Layout:
-    """All `ranks` in one row, in this role."""
+    """All `ranks` in one row, whose axis has this role."""
     ranks = world().ranks if ranks is None else tuple(ranks)
     if not ranks:
         raise ArgumentError("a collective of no ranks", fix="name ranks, or leave ranks= out for all of the job")
-    return Layout(Shard(ranks, ((role, len(ranks)),)))
+    return Layout((Shard(ranks, ((role, len(ranks)),)),))
 
 
 def _pending(op: str) -> int:

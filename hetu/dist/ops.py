@@ -1,8 +1,8 @@
 """Communication as operators: one per way a tensor gets from one layout to another.
 
-The pass in `partition.py` makes them, with the global shape and their place in the one order of communication that all
-ranks share; a user makes them by hand (`by_hand.py`) from this rank's part alone. The communicator itself arrives when
-a program is bound.
+`cut/partition.py` makes them, with the global shape and their place in the one order of communication that all ranks
+share; a user makes them by hand (`by_hand.py`) from this rank's part alone. They get the communicator when a program is
+bound.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import AxisError, ShapeError
+from ..core.graph import Node
 from ..core.op import Op, Role, op
 from ..core.types import Shape, TensorType, as_dtype
 from .comm.comm import Comm
@@ -40,12 +41,12 @@ def _local_type(
     *xs: TensorType,
     src: Layout,
     dst: Layout,
-    shape: tuple[int, ...] | None = None,
-    rank: int | None = None,
+    shape: Shape | None = None,
+    rank: int = 0,
     dtype: str = "",
     **_: Any,
 ) -> TensorType:
-    """What this rank holds afterward; a rank that only sends holds an empty token."""
+    """What this rank holds afterward; a rank that only sends holds an empty array, as a token."""
     if shape is None:
         return TensorType(_even_shape(xs[0].shape, src, dst), xs[0].dtype)
     here = dst.pieces(shape).get(rank)
@@ -77,16 +78,15 @@ def _forward(
     *x: Any,
     src: Layout,
     dst: Layout,
-    shape: tuple[int, ...] | None = None,
-    rank: int | None = None,
+    shape: Shape | None = None,
+    rank: int = 0,
     dtype: str = "",
     order: int | None = None,
     hosts: Hosts = (),
     comm: Comm | None = None,
 ) -> Any:
-    type_ = _local_type(
-        *(TensorType(a.shape, a.dtype) for a in x), src=src, dst=dst, shape=shape, rank=rank, dtype=dtype
-    )
+    given = [TensorType(a.shape, a.dtype) for a in x]
+    type_ = _local_type(*given, src=src, dst=dst, shape=shape, rank=rank, dtype=dtype)
     out = xp.empty(type_.shape, type_.dtype)
     for call in _bind(xp, out, *x, src=src, dst=dst, shape=shape, hosts=hosts, comm=world() if comm is None else comm):
         call()
@@ -100,42 +100,41 @@ def _bind(
     src: Layout,
     dst: Layout,
     comm: Comm,
-    shape: tuple[int, ...] | None = None,
+    shape: Shape | None = None,
     hosts: Hosts = (),
     **_: Any,
 ) -> list[Callable[[], Any]]:
     way = plan(src, dst, _whole_shape(x[0].shape, src) if shape is None else shape).over(hosts)
     given = x[0] if comm.rank in way.before else None
     target = out if comm.rank in way.after else None
-    first = [partial(out.fill, 0)] if target is None and out.size else []  # by hand, what nothing comes to is zero
+    first = [partial(out.fill, 0)] if target is None and out.size else []  # by hand, others than targets get zeros
     if given is None or given.flags.c_contiguous:
-        if given is not None and (reduction := _whole_reduction(way, comm.rank)) is not None:
+        if given is not None and (reduction := whole_reduction(way, comm.rank)) is not None:
             return [comm.split(reduction.group).bind_all_reduce(given, out, reduction.op)]
         return [*first, partial(way.run, comm, given, target)]
     packed = xp.empty(given.shape, given.dtype)
     return [*first, partial(np.copyto, packed, given), partial(way.run, comm, packed, target)]
 
 
-def _whole_reduction(way: Redistribution, rank: int) -> Collective | None:
-    """The all-reduce of the whole array that this is for `rank`, if it is one: then nothing need be packed."""
+def whole_reduction(way: Redistribution, rank: int) -> Collective | None:
+    """The all-reduce of the whole array of `rank`, if this is all that it takes part in: then nothing is packed."""
     mine = [c for c in way.collectives if rank in c.group]
     if len(mine) != 1 or mine[0].kind != "all_reduce" or way.before[rank].box != mine[0].box:
         return None
     return mine[0]
 
 
-def _make(kind: str) -> Op:
-    made = op(
-        _forward,
-        name=kind,
+def _make(kind: str) -> Op[..., Node]:
+    made: Op[..., Node] = op(
         infer=_local_type,
+        name=kind,
         differentiable=kind in ADJOINT,
         role=Role.COMMUNICATION,
         collective=kind,
         inplace={0: (0,)} if kind == "all_reduce" else None,
-    )
+    )(_forward)
     made.bind(_bind)
-    made.__doc__ = f"The change of layout that is called `{kind}`; see `hetu.dist.layout.redistribute.Redistribution`."
+    made.__doc__ = f"The change of layout called `{kind}`; see `hetu.dist.layout.redistribute.Redistribution`."
 
     @made.grad
     def gradient(g: Any, y: Any, x: Any, *, src: Layout, dst: Layout, **_: Any) -> Any:
@@ -147,7 +146,7 @@ def _make(kind: str) -> Op:
 
 
 def _transposed(layout: Layout) -> Layout:
-    """Of a linear map the transpose: what was copied is summed, and what was summed is copied."""
+    """The transpose of a linear map: what was copied is summed, and what was summed is copied."""
     swap = {DUP: SUM, SUM: DUP}
     return Grid.of(layout).layout({axis: swap.get(role, role) for axis, (role, _) in layout.axes().items()})
 
@@ -162,10 +161,11 @@ def _shard_type(x: TensorType, *, layout: Layout) -> TensorType:
 
 @op(role=Role.HINT, infer=_shard_type, dims="...->...")
 def shard(xp: ModuleType, x: Any, *, layout: Layout) -> Any:
-    """`x`, with a hint that it is to be laid out so; its gradient gets the same layout. Without a strategy it is `x`.
+    """`x`, with a hint to lay it out as `layout`; its gradient gets the same layout. Without a strategy it is `x`.
 
-    The collective that leads there is inserted: all-gather to duplicates, all-reduce or reduce-scatter of a pending
-    sum, all-to-all to another split. The gradient of a pending sum is complete, so a sum forward is nothing backward.
+    A strategy inserts the collective that leads there: all-gather to duplicates, all-reduce or reduce-scatter of a
+    pending sum, all-to-all to another split. The gradient of a pending sum is complete: a sum in the forward pass
+    communicates nothing in the backward pass.
 
     >>> import hetu as ht
     >>> from hetu.dist import Mesh

@@ -31,6 +31,7 @@ MODULES = {
     "channels": "batch_norm_train batch_norm_dx batch_norm_relu batch_norm_relu_dx",
     "update": "update_all",
     "many": "cast_all all_finite",
+    "products": "matmul linear",
     "reduce": "sum prod max min all any sum_to_like argmax argmin",
 }
 MODULE_OF = {name: module for module, names in MODULES.items() for name in names.split()}

@@ -1,4 +1,4 @@
-"""Matrix products by cuBLAS, called directly, and CuPy with them in the place of its own.
+"""Matrix products by cuBLAS, called directly, CuPy with them in the place of its own, and the operators made of them.
 
 CuPy refuses products while a stream is captured, multiplies batches of float16 as float32 and of bfloat16 not at all,
 and first copies what is transposed or broadcast. It joins more than 8 arrays by a list of addresses that it copies from
@@ -10,12 +10,13 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 
 from .elementwise import merged_axes
+from .machine import Call, Machine
 
 # What cuBLAS calls the dtypes, and the precision in which it adds up; and the numbers 1 and 0 in that.
 KINDS = {"float16": (2, 68), "bfloat16": (14, 68), "float32": (0, 68), "float64": (1, 70)}
@@ -117,6 +118,20 @@ def _operand(cupy: Any, x: Any, batch: Sequence[int]) -> MatrixOperand:
     if len(steps) > 1:
         x = cupy.broadcast_to(x, (*batch, rows, columns))
     return _operand(cupy, cupy.ascontiguousarray(x), batch)
+
+
+# -- operators -----------------------------------------------------------------------------------------------------
+
+
+def matmul(machine: Machine, out: Any, a: Any, b: Any) -> list[Call]:
+    """A batch of rows by one matrix is one product."""
+    if b.ndim == 2 < a.ndim and out.size and a.flags.c_contiguous and out.flags.c_contiguous:
+        a, out = a.reshape(-1, a.shape[-1]), out.reshape(-1, out.shape[-1])
+    return [partial(machine.xp.matmul, a, b, out=out)]
+
+
+def linear(machine: Machine, out: Any, x: Any, w: Any, b: Any) -> list[Call]:
+    return [*matmul(machine, out, x, w), partial(machine.xp.add, out, b, out)]
 
 
 @cache

@@ -10,24 +10,7 @@ from .normalization import BatchNorm, GroupNorm, LayerNorm, RMSNorm
 from .recurrent import GRU, LSTM, RNN
 
 __all__ = [
-    "GRU",
-    "LSTM",
-    "RNN",
-    "AvgPool2d",
-    "BatchNorm",
-    "Conv2d",
-    "ConvTranspose2d",
-    "Dropout",
-    "Embedding",
-    "Flatten",
-    "GlobalAvgPool2d",
-    "GroupNorm",
-    "Layer",
-    "LayerNorm",
-    "Linear",
-    "MaxPool2d",
-    "MultiHeadAttention",
-    "RMSNorm",
-    "Sequential",
-    "TransformerBlock",
-]
+    "GRU", "LSTM", "RNN", "AvgPool2d", "BatchNorm", "Conv2d", "ConvTranspose2d", "Dropout", "Embedding", "Flatten",
+    "GlobalAvgPool2d", "GroupNorm", "Layer", "LayerNorm", "Linear", "MaxPool2d", "MultiHeadAttention", "RMSNorm",
+    "Sequential", "TransformerBlock",
+]  # fmt: skip

@@ -45,8 +45,7 @@ class MultiHeadAttention(Layer):
         memory = x if memory is None else memory
         q, k, v = (self._split(part) for part in (self.query(x), self.key(memory), self.value(memory)))
         seen = ops.scaled_dot_product_attention(q, k, v, mask, causal=self.causal)
-        made: Node = self.output(ops.reshape(ops.permute_dims(seen, (0, 2, 1, 3)), shape=x.shape))
-        return made
+        return self.output(ops.reshape(ops.permute_dims(seen, (0, 2, 1, 3)), shape=x.shape))
 
     def _split(self, x: Node) -> Node:
         """(batch, time, features) -> (batch, heads, time, features / heads)."""
@@ -92,7 +91,7 @@ class TransformerBlock(Layer):
 
     def forward(self, x: Node, *, mask: Any = None) -> Node:
         x = x + self.dropout(self.attention(self.attention_norm(x), mask=mask))
-        y: Node = self.dropout(self.down(self.up(self.feed_forward_norm(x))))
+        y = self.dropout(self.down(self.up(self.feed_forward_norm(x))))
         return x + y
 
     def describe(self) -> str:

@@ -6,13 +6,13 @@ For branches write a `Layer` with a `forward` of your own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Generic
 
 from ..core.errors import ArgumentError
-from .layer import Layer
+from .layer import Layer, R
 
 
-class Sequential(Layer):
+class Sequential(Layer, Generic[R]):
     """Layers and plain functions applied one after the other. Index it to get a layer, iterate over all.
 
     >>> import hetu as ht
@@ -21,17 +21,21 @@ class Sequential(Layer):
     (10, 4)
     """
 
-    def __init__(self, *layers: Callable[[Any], Any], name: str | None = None) -> None:
+    # The last of the layers says what a call makes.
+    def __init__(
+        self, *layers: *tuple[*tuple[Callable[[Any], Any], ...], Callable[[Any], R]], name: str | None = None
+    ) -> None:
         for layer in layers:
             if not callable(layer):
                 raise ArgumentError(f"{layer!r:.60} is no layer", fix="pass layers and functions, one argument each")
         super().__init__(name)
-        self.layers = list(layers)
+        self.layers: list[Callable[[Any], Any]] = list(layers)
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Any) -> R:
         for layer in self.layers:
             x = layer(x)
-        return x
+        made: R = x
+        return made
 
     def __getitem__(self, index: int) -> Callable[[Any], Any]:
         return self.layers[index]

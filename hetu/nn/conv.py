@@ -1,6 +1,6 @@
 """Convolution and pooling layers on images (n, channels, height, width).
 
-Sizes of one number hold for rows and columns; a pair gives them apart. What `padding` may be is said at `hetu.conv2d`.
+Sizes of one number hold for rows and columns; a pair gives them apart. `hetu.conv2d` says what `padding` may be.
 Left out: one and three dimensions.
 """
 

@@ -10,14 +10,25 @@ import contextlib
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from ..core.errors import ArgumentError, ShapeError, public
-from ..core.graph import Node, scope, scoped_name, tagged, unique_name
+from ..core.graph import Node, tagged
+from ..core.leaf import scope, scoped_name, unique_name
 from ..core.op import Role, as_node
 from ..core.types import compatible
 
 Activation = Callable[[Node], Node]
+R = TypeVar("R", covariant=True)  # what a layer makes: a node, or a tuple
+
+
+class _Forward(Protocol[R]):
+    """A layer as its call sees it, so that a checker takes what it returns from `forward`."""
+
+    name: str
+
+    @property
+    def forward(self) -> Callable[..., R]: ...
 
 
 class Layer:
@@ -51,7 +62,7 @@ class Layer:
             yield
 
     @public
-    def __call__(self, *inputs: Any, **options: Any) -> Any:
+    def __call__(self: _Forward[R], *inputs: Any, **options: Any) -> R:
         with tagged(layer=self.name):
             return self.forward(*map(_as_input, inputs), **options)
 

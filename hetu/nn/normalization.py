@@ -16,7 +16,7 @@ from .layer import Layer, check_sizes
 
 
 class _Norm(Layer):
-    """A scale (ones) and, unless left out, a bias (zeros) a feature."""
+    """A scale (ones) and, unless left out, a bias (zeros) per feature."""
 
     def __init__(self, features: int, *, epsilon: float, bias: bool = True, name: str | None = None) -> None:
         check_sizes(features=features)

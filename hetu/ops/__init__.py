@@ -7,16 +7,16 @@ import types
 import typing
 
 from ..core.leaf import *
+from ..core.operators import *
 from . import update
 from .activation import *
 from .along_axis import *
 from .attention import *
-from .comparison import *
 from .conv import *
 from .creation import *
 from .einsum import *
 from .elementwise import *
-from .functions import *
+from .error_function import *
 from .index import *
 from .join import *
 from .linalg import *

@@ -11,28 +11,18 @@ from typing import Any
 
 import numpy as np
 
+from ..core.backend import dtype_of, to_dtype
 from ..core.errors import ArgumentError
 from ..core.graph import Node
-from ..core.op import DEFAULT_FLOAT, as_node, float_elementwise, op
-from .comparison import greater, less_equal, minimum
-from .elementwise import dtype_of, float_function, floats, numbers, square, to_dtype
-from .functions import exp, log, normal_distribution, tanh
+from ..core.op import as_node, op
+from ..core.types import DEFAULT_FLOAT, numbers
+from .elementwise import exp, float_elementwise, float_function, floats, greater, less_equal, log, minimum, square, tanh
+from .error_function import normal_distribution
 from .reduction import along_axis_dims, one_axis
 from .reduction import max as maximum_along
 from .reduction import sum as sum_along
 
-__all__ = [
-    "elu",
-    "gelu",
-    "leaky_relu",
-    "log_softmax",
-    "mish",
-    "relu",
-    "sigmoid",
-    "silu",
-    "softmax",
-    "softplus",
-]
+__all__ = ["elu", "gelu", "leaky_relu", "log_softmax", "mish", "relu", "sigmoid", "silu", "softmax", "softplus"]
 
 
 # -- pieces of lines -------------------------------------------------------------------------------------------
@@ -49,9 +39,7 @@ def relu(xp: ModuleType, x: Any) -> Any:
     return xp.maximum(x, 0)
 
 
-@relu.grad
-def relu_grad(g: Node, y: Node, x: Node) -> Node:
-    return g * greater(y, 0)
+relu.grad(lambda g, y, x: g * greater(y, 0))
 
 
 def is_relu_mask(node: Node) -> bool:
@@ -79,9 +67,7 @@ def leaky_relu_normalize(x: Any, *, slope: float) -> dict[str, Any]:
     return {"slope": float(slope)}
 
 
-@leaky_relu.grad
-def leaky_relu_grad(g: Node, y: Node, x: Node, *, slope: float) -> Node:
-    return g * (greater(x, 0) * (1 - slope) + slope)
+leaky_relu.grad(lambda g, y, x, *, slope: g * (greater(x, 0) * (1 - slope) + slope))
 
 
 # -- smooth ----------------------------------------------------------------------------------------------------
@@ -102,9 +88,7 @@ def elu(xp: ModuleType, x: Any, *, alpha: float = 1.0) -> Any:
     return y
 
 
-@elu.grad
-def elu_grad(g: Node, y: Node, x: Node, *, alpha: float) -> Node:
-    return g * (exp(minimum(x, 0)) * alpha * less_equal(x, 0) + greater(x, 0))
+elu.grad(lambda g, y, x, *, alpha: g * (exp(minimum(x, 0)) * alpha * less_equal(x, 0) + greater(x, 0)))
 
 
 @float_function(cuda="y = (T)1 / ((T)1 + exp(-x))")
@@ -121,9 +105,7 @@ def sigmoid(xp: ModuleType, x: Any) -> Any:
     return 1 / y
 
 
-@sigmoid.grad
-def sigmoid_grad(g: Node, y: Node, x: Node) -> Node:
-    return g * (y * (1 - y))
+sigmoid.grad(lambda g, y, x: g * (y * (1 - y)))
 
 
 @float_function(cuda="y = fmax(x, (T)0) + log1p(exp(-fabs(x)))", precision="wide")
@@ -140,9 +122,7 @@ def softplus(xp: ModuleType, x: Any) -> Any:
     return y
 
 
-@softplus.grad
-def softplus_grad(g: Node, y: Node, x: Node) -> Node:
-    return g * sigmoid(x)
+softplus.grad(lambda g, y, x: g * sigmoid(x))
 
 
 def silu(x: Any) -> Node:
@@ -207,11 +187,6 @@ def _widened(xp: ModuleType, x: Any) -> Any:
     return to_dtype(xp, x, DEFAULT_FLOAT) if dtype_of(x) == np.float16 else x
 
 
-@gelu_erf.grad
-def gelu_erf_grad(g: Node, y: Node, x: Node) -> Node:
-    return gelu_erf_dx(g, x)
-
-
 @op(
     infer=float_elementwise,
     dims="...,...->...",
@@ -235,6 +210,9 @@ def gelu_erf_dx(xp: ModuleType, g: Any, x: Any) -> Any:
     y += density
     y *= _widened(xp, g)
     return to_dtype(xp, y, dtype_of(x))
+
+
+gelu_erf.grad(lambda g, y, x: gelu_erf_dx(g, x))
 
 
 @gelu_erf_dx.grad
@@ -262,11 +240,6 @@ def _inverse_gate(xp: ModuleType, x: Any, xx: Any) -> Any:
     u = xp.exp(u)
     u += 1
     return u
-
-
-@gelu_tanh.grad
-def gelu_tanh_grad(g: Node, y: Node, x: Node) -> Node:
-    return gelu_tanh_dx(g, x)
 
 
 @op(
@@ -297,6 +270,9 @@ def gelu_tanh_dx(xp: ModuleType, g: Any, x: Any) -> Any:
     xx *= gate
     xx *= g
     return xx
+
+
+gelu_tanh.grad(lambda g, y, x: gelu_tanh_dx(g, x))
 
 
 @gelu_tanh_dx.grad
@@ -360,11 +336,7 @@ def log_softmax(xp: ModuleType, x: Any, *, axis: int = -1) -> Any:
 
 
 log_softmax.normalize(one_axis)
-
-
-@log_softmax.grad
-def log_softmax_grad(g: Node, y: Node, x: Node, *, axis: int) -> Node:
-    return g - exp(y) * sum_along(g, axis=axis, keepdims=True)
+log_softmax.grad(lambda g, y, x, *, axis: g - exp(y) * sum_along(g, axis=axis, keepdims=True))
 
 
 @log_softmax.decompose

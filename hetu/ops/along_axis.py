@@ -11,9 +11,8 @@ from typing import Any
 from ..core.errors import ShapeError
 from ..core.graph import Node
 from ..core.op import Role, op
-from ..core.types import Size, TensorType, compatible, show_shape, unify
+from ..core.types import Size, TensorType, axis_letters, compatible, show_shape, unify
 from .index import RowWindow, axis_attrs, check_range, find_inside, masked, require_indices, whole_size
-from .shape import axis_letters
 
 __all__ = ["take_along_axis"]
 
@@ -67,11 +66,6 @@ def take_along_axis_check(xp: ModuleType, x: Any, indices: Any, *, axis: int, wi
     check_range(xp, indices, whole_size(x.shape[axis], window), "index")
 
 
-@take_along_axis.grad
-def take_along_axis_grad(g: Node, y: Node, x: Node, indices: Node, *, axis: int, **_: Any) -> tuple[Node, None]:
-    return put_along_axis_add(x, indices, g, axis=axis), None
-
-
 def _put_type(like: TensorType, indices: TensorType, values: TensorType, *, axis: int, **_: Any) -> TensorType:
     taken = _along_type(like, indices, axis=axis)
     if values.ndim != taken.ndim or not all(map(compatible, values.shape, taken.shape)):
@@ -103,6 +97,7 @@ def put_along_axis_add(
     return out
 
 
+take_along_axis.grad(lambda g, y, x, indices, *, axis, **_: (put_along_axis_add(x, indices, g, axis=axis), None))
 put_along_axis_add.normalize(axis_attrs)
 
 

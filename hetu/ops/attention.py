@@ -14,12 +14,10 @@ import numpy as np
 
 from ..core.errors import DTypeError, ShapeError, public
 from ..core.graph import OPS, Node
-from ..core.op import as_node, as_nodes, op, require_float
-from ..core.types import Dim, TensorType, compatible, is_float, promote, same, show_shape
+from ..core.op import as_node, as_nodes, op
+from ..core.types import Dim, TensorType, compatible, is_float, promote, require_float, same, show_shape
 
-__all__ = [
-    "scaled_dot_product_attention",
-]
+__all__ = ["scaled_dot_product_attention"]
 
 
 def _check(q: TensorType, k: TensorType, v: TensorType, causal: bool) -> None:
@@ -86,9 +84,7 @@ def _operations(q: TensorType, k: TensorType, v: TensorType) -> int:
     return 2 * math.prod(map(int, (*q.shape[:-1], k.shape[-2], q.shape[-1] + v.shape[-1])))
 
 
-@attention.flops
-def attention_flops(out: Any, q: TensorType, k: TensorType, v: TensorType, **_: Any) -> int:
-    return _operations(q, k, v)
+attention.flops(lambda out, q, k, v, **_: _operations(q, k, v))
 
 
 @attention.grad
@@ -151,11 +147,7 @@ def attention_dx(
     return dq, dk, xp.matmul(xp.matrix_transpose(powers), scaled)
 
 
-@attention_dx.flops
-def attention_dx_flops(
-    out: Any, g: TensorType, q: TensorType, k: TensorType, v: TensorType, *_: TensorType, **__: Any
-) -> int:
-    return 2 * _operations(q, k, v)
+attention_dx.flops(lambda out, g, q, k, v, *_, **__: 2 * _operations(q, k, v))
 
 
 @attention_dx.decompose

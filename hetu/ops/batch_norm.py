@@ -12,10 +12,10 @@ from typing import Any
 
 from ..core.errors import ArgumentError, ShapeError, public
 from ..core.graph import OPS, Node
-from ..core.leaf import if_training, with_updates
-from ..core.op import as_node, as_nodes, op, require_float
-from ..core.types import TensorType, compatible, normalize_axis, product, promote, show_shape, widened
-from .elementwise import cast_to
+from ..core.op import as_node, as_nodes, op
+from ..core.operators import cast_to, if_training, with_updates
+from ..core.types import TensorType, compatible, normalize_axis, product, promote, require_float, show_shape
+from .elementwise import widened
 from .reduction import mean
 
 __all__ = ["batch_norm"]
@@ -174,7 +174,7 @@ def batch_norm(
 ) -> Node:
     """Normalize along `axis` (channels): by the batch in training, by the running statistics in evaluation.
 
-    `scale`, `bias` and the two running variables have one number a channel. Wherever the result is trained,
+    `scale`, `bias` and the two running variables have one number per channel. Wherever the result is trained,
     running = (1 - momentum) running + momentum batch, with the unbiased variance (count / (count - 1)).
     S. Ioffe and C. Szegedy, "Batch Normalization", 2015, algorithms 1 and 2.
 

@@ -98,7 +98,7 @@ class Composition:
 
     @cached_property
     def _order(self) -> list[tuple[Node, list[bool], set[Node]]]:
-        """Of each operator which inputs are scalars that meet arrays, and what nobody reads afterward."""
+        """Each operator, which of its inputs are scalars that meet arrays, and what nobody reads afterward."""
         order, kept = [], {*self.outputs}
         for node in reversed(self.nodes):
             narrow = [node in self.full and i not in self.full and i.dtype == WIDE for i in node.inputs]

@@ -14,8 +14,8 @@ from typing import Any
 
 from ..core.errors import ArgumentError, ShapeError, public
 from ..core.graph import Node
-from ..core.op import as_nodes, op, require_float
-from ..core.types import Dim, TensorType, compatible, promote, show_shape
+from ..core.op import as_nodes, op
+from ..core.types import Dim, TensorType, compatible, promote, require_float, show_shape
 from .window import Pair, Sizes, Window, check_images, fold, pair, unfold
 
 __all__ = ["conv2d", "conv_transpose2d"]
@@ -282,6 +282,3 @@ def conv_transpose2d(
 
 def _plain(value: Any) -> Any:
     return tuple(map(_plain, value)) if isinstance(value, list | tuple) else value
-
-
-# -- bound to arrays on a CPU ----------------------------------------------------------------------------------

@@ -9,19 +9,15 @@ import math
 from types import ModuleType
 from typing import Any
 
+from ..core.backend import dtype_in
 from ..core.errors import ArgumentError, ShapeError, public
 from ..core.graph import Node
+from ..core.leaf import filled
 from ..core.op import Role, as_node, op, weak_dtype
-from ..core.types import Dim, Shape, TensorType, as_dtype, dtype_in
-from .shape import broadcast_like
+from ..core.operators import broadcast_like
+from ..core.types import Dim, Shape, TensorType, as_dtype
 
-__all__ = [
-    "arange",
-    "full",
-    "full_like",
-    "tril",
-    "triu",
-]
+__all__ = ["arange", "full", "full_like", "tril", "triu"]
 
 
 def _made_type(*, shape: Shape, dtype: str, **_: Any) -> TensorType:
@@ -45,9 +41,8 @@ def full_attrs(*, shape: Any, fill_value: float, dtype: str | None) -> dict[str,
     return {"shape": shape, "fill_value": fill_value, "dtype": dtype or weak_dtype(fill_value, ()).name}
 
 
-@full.into
-def full_into(xp: ModuleType, out: Any, *, shape: Shape, fill_value: float, dtype: str) -> None:
-    out.fill(fill_value)
+full.into(lambda xp, out, *, shape, fill_value, dtype: out.fill(fill_value))
+full.simplify(lambda node: filled(node, node.attrs["fill_value"]))  # in one place of memory, whatever the size
 
 
 @public
@@ -118,9 +113,7 @@ def tril(xp: ModuleType, x: Any, *, k: int = 0) -> Any:
     return xp.tril(x, k=k)
 
 
-@tril.grad
-def tril_grad(g: Node, y: Node, x: Node, *, k: int) -> Node:
-    return tril(g, k=k)
+tril.grad(lambda g, y, x, *, k: tril(g, k=k))
 
 
 @op(precision="wide", role=Role.MOVE, infer=_triangle_type, dims="...m!n!->...m!n!", linear=(0,))
@@ -134,6 +127,4 @@ def triu(xp: ModuleType, x: Any, *, k: int = 0) -> Any:
     return xp.triu(x, k=k)
 
 
-@triu.grad
-def triu_grad(g: Node, y: Node, x: Node, *, k: int) -> Node:
-    return triu(g, k=k)
+triu.grad(lambda g, y, x, *, k: triu(g, k=k))

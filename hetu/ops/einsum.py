@@ -6,21 +6,18 @@ twice in one operand (a diagonal), and broadcasting of size 1.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Sequence
-from functools import partial
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-
 from ..core.errors import ArgumentError, ShapeError, public
 from ..core.graph import Node
-from ..core.kernels import Call
 from ..core.op import as_nodes, op
+from ..core.operators import broadcast_like
 from ..core.types import Size, TensorType, compatible, unify
 from .linalg import product_dtype
-from .shape import broadcast_like, expand_dims
+from .shape import expand_dims
 
 __all__ = ["einsum"]
 
@@ -38,7 +35,7 @@ def _einsum_attrs(*types: TensorType, equation: str) -> dict[str, Any]:
     if not all(t.isascii() and (t.isalpha() or not t) for t in (*terms, right)):
         raise ArgumentError(f"{equation!r} is not an equation", fix="write letters, commas and '->': 'ij,jk->ik'")
     if len(terms) != len(types):
-        raise ArgumentError(f"{equation!r} names {len(terms)} operands, got {len(types)}", fix="one term an operand")
+        raise ArgumentError(f"{equation!r} names {len(terms)} operands, got {len(types)}", fix="write one term each")
     for term in (*terms, right):
         if len(set(term)) != len(term):
             raise ArgumentError(f"{equation!r} has a letter twice in {term!r}", fix="multiply by an identity matrix")
@@ -74,7 +71,37 @@ def _einsum(xp: ModuleType, *operands: Any, equation: str) -> Any:
     >>> ht.evaluate(einsum("i,i->", [1.0, 2.0], [3.0, 4.0])).tolist()
     11.0
     """
-    return xp.asarray(xp.einsum(equation, *operands, optimize=True))
+    (term, *terms), right = terms_of(equation)
+    x, *others = operands
+    while others:
+        x, term = _product(xp, x, term, others.pop(0), terms.pop(0), right + "".join(terms))
+    x, term = _summed(xp, x, term, right)
+    return xp.permute_dims(x, tuple(map(term.index, right)))
+
+
+def _summed(xp: ModuleType, x: Any, term: str, needed: str) -> tuple[Any, str]:
+    """`x` summed over the letters that nobody needs, and the letters that are left."""
+    lost = tuple(axis for axis, letter in enumerate(term) if letter not in needed)
+    kept = "".join(letter for letter in term if letter in needed)
+    return (xp.sum(x, axis=lost, dtype=x.dtype), kept) if lost else (x, term)
+
+
+def _product(xp: ModuleType, a: Any, first: str, b: Any, second: str, needed: str) -> tuple[Any, str]:
+    """Two operands as one (batched) matrix product, and the letters of the result."""
+    (a, first), (b, second) = _summed(xp, a, first, second + needed), _summed(xp, b, second, first + needed)
+    sizes = dict(zip(first + second, a.shape + b.shape))
+    both = [c for c in first if c in second]
+    batch, inner = [c for c in both if c in needed], [c for c in both if c not in needed]
+    rows, columns = [c for c in first if c not in both], [c for c in second if c not in both]
+
+    def grouped(x: Any, term: str, *groups: list[str]) -> Any:
+        x = xp.permute_dims(x, tuple(term.index(c) for group in (batch, *groups) for c in group))
+        merged = (math.prod(sizes[c] for c in group) for group in groups)
+        return xp.reshape(x, (*(sizes[c] for c in batch), *merged))
+
+    y = xp.matmul(grouped(a, first, rows, inner), grouped(b, second, inner, columns))
+    term = "".join([*batch, *rows, *columns])
+    return xp.reshape(y, tuple(sizes[c] for c in term)), term
 
 
 _einsum.normalize(_einsum_attrs)
@@ -93,68 +120,6 @@ def einsum_grad(g: Node, y: Node, *operands: Node, equation: str) -> tuple[Node,
         # a letter that only this operand has was summed away, so the gradient is the same all along it
         made.append(broadcast_like(expand_dims(part, axis=lost), operand) if lost else part)
     return tuple(made)
-
-
-@_einsum.bind
-def einsum_bind(xp: ModuleType, out: Any, *operands: Any, equation: str) -> list[Call] | None:
-    """Two operands become one (batched) matrix product, more of them several."""
-    terms, right = terms_of(equation)
-    if len(operands) > 2:
-        return _two_at_a_time(xp, out, operands, terms, right)
-    found = as_product(xp, out, operands, terms, right)
-    if found is None:
-        return None
-    before, factors, after = found
-    return [*before, partial(xp.matmul, *factors[:2], out=factors[2]), *after]
-
-
-def as_product(
-    xp: ModuleType, out: Any, operands: Sequence[Any], terms: Sequence[str], right: str
-) -> tuple[list[Call], list[Any], list[Call]] | None:
-    """Two operands and the result as views for one (batched) matrix product; where axes cannot be merged in place, it
-    comes with the copies before and after it. None where a letter of one operand is missing on the right."""
-    if len(operands) != 2 or out.size == 0 or any(c not in right for c in set(terms[0]) ^ set(terms[1])):
-        return None
-    first, second = terms
-    batch = "".join(c for c in right if c in first and c in second)
-    rows = "".join(c for c in right if c not in second)
-    columns = "".join(c for c in right if c not in first)
-    inner = "".join(c for c in first if c in second and c not in right)
-    a, a_copy, a_original = _grouped(xp, operands[0], first, batch, rows, inner)
-    b, b_copy, b_original = _grouped(xp, operands[1], second, batch, inner, columns)
-    y, y_copy, y_original = _grouped(xp, out, right, batch, rows, columns)
-    pairs = ((a_copy, a_original), (b_copy, b_original))
-    before: list[Call] = [partial(xp.copyto, copy, x) for copy, x in pairs if copy is not x]
-    return before, [a, b, y], [] if y_copy is y_original else [partial(xp.copyto, y_original, y_copy)]
-
-
-def _two_at_a_time(
-    xp: ModuleType, out: Any, operands: Sequence[Any], terms: Sequence[str], right: str
-) -> list[Call] | None:
-    """The product of the first two, then that with the others: CuPy's own products cannot be captured on a GPU."""
-    first, second, *others = terms
-    term = "".join(c for c in dict.fromkeys(first + second) if c in right + "".join(others))
-    sizes = dict(zip(first + second, operands[0].shape + operands[1].shape))
-    part = xp.empty([sizes[c] for c in term], out.dtype)
-    steps = einsum_bind(xp, part, *operands[:2], equation=f"{first},{second}->{term}")
-    more = einsum_bind(xp, out, part, *operands[2:], equation=f"{','.join([term, *others])}->{right}")
-    return None if steps is None or more is None else [*steps, *more]
-
-
-def _grouped(xp: ModuleType, x: Any, term: str, *groups: str) -> tuple[Any, Any, Any]:
-    """`x` with a leading axis for each batch letter and one axis for each other group, and what it is a view of.
-
-    Where strides do not allow the merge it is a view of a buffer of its own, to be copied to or from `x`.
-    """
-    order = "".join(groups)
-    original = x.transpose([term.index(c) for c in order])
-    sizes = dict(zip(order, original.shape))
-    shape = [*(sizes[c] for c in groups[0]), *(int(np.prod([sizes[c] for c in group])) for group in groups[1:])]
-    try:
-        return original.reshape(shape, copy=False), original, original
-    except ValueError:
-        buffer = xp.empty(original.shape, x.dtype)
-        return buffer.reshape(shape), buffer, original
 
 
 @public

@@ -1,47 +1,47 @@
-"""Operators that work element by element, with broadcasting: conversion, arithmetic, and what their kind shares.
+"""Operators that work element by element, with broadcasting: arithmetic, functions, comparisons, logic, choice.
 
-A ufunc-like operator names its ufunc and needs no other rule to run in place and without allocation. The planner may
-write a result over any of its operands. Functions of real numbers turn integers into float32, division is true
-division, and booleans are not numbers. Left out: complex numbers.
+Most are functions of the array module, declared by one row each; they run in place and without allocation. Functions of
+real numbers turn integers into float32, division is true division, and booleans are not numbers: arithmetic takes none,
+and logic nothing else. Comparisons and logic give booleans and pass no gradient. Left out: complex numbers.
 """
 
 from __future__ import annotations
 
 import builtins
+import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import ModuleType
-from typing import Any, Concatenate
+from typing import Any
 
 import numpy as np
 
-from ..core.errors import DTypeError, ValueRangeError
-from ..core.graph import OPS, Node
+from ..core.backend import common, dtype_in, dtype_of, to_dtype
+from ..core.errors import ArgumentError, DTypeError, ValueRangeError
+from ..core.graph import Node
 from ..core.kernels import Call
-from ..core.op import DEFAULT_FLOAT, Decorator, Op, P, Role, elementwise, float_elementwise, op
-from ..core.types import TensorType, as_dtype, dtype_in, is_float, promote
+from ..core.leaf import filled, filling
+from ..core.op import Decorator, Op, Role, op
+from ..core.types import DEFAULT_FLOAT, TensorType, as_dtype, broadcast_shapes, elementwise, is_float, numbers, promote
 
-__all__ = ["abs", "astype", "reciprocal", "sign", "square"]
+__all__ = [
+    "abs", "ceil", "clip", "cos", "equal", "exp", "expm1", "floor", "isfinite", "isnan", "log", "log1p",
+    "logical_and", "logical_not", "logical_or", "logical_xor", "maximum", "minimum", "not_equal", "reciprocal",
+    "round", "rsqrt", "sign", "sin", "sqrt", "square", "tanh", "where",
+]  # fmt: skip
 
 # -- what the operators here share -----------------------------------------------------------------------------
 
 
-def dtype_of(array: Any) -> np.dtype:
-    """The NumPy dtype of an array of any array module."""
-    dtype = array.dtype  # NumPy's own, or an object that prints as `module.float32`
-    return dtype if isinstance(dtype, np.dtype) else np.dtype(str(dtype).rpartition(".")[2])
+def float_elementwise(*types: TensorType, **_: Any) -> TensorType:
+    """As `elementwise`, but integers become the default float."""
+    result = elementwise(*types)
+    return result if is_float(result.dtype) else TensorType(result.shape, DEFAULT_FLOAT)
 
 
-def to_dtype(xp: ModuleType, array: Any, dtype: np.dtype) -> Any:
-    """`array` in the given dtype; itself when it has it already."""
-    return array if dtype_of(array) == dtype else xp.astype(xp.asarray(array), dtype_in(xp, dtype.name))
-
-
-def common(xp: ModuleType, *arrays: Any) -> Sequence[Any]:
-    """The arrays in the dtype of their elementwise result, as array modules disagree about mixed kinds."""
-    if builtins.all(a.dtype == arrays[0].dtype for a in arrays):
-        return arrays
-    dtype = promote(*map(dtype_of, arrays))
-    return [to_dtype(xp, a, dtype) for a in arrays]
+def predicate(*types: TensorType, **_: Any) -> TensorType:
+    """As `elementwise` with a boolean result."""
+    return TensorType(broadcast_shapes(*(t.shape for t in types)), np.dtype(bool))
 
 
 def floats(xp: ModuleType, *arrays: Any) -> Sequence[Any]:
@@ -50,167 +50,168 @@ def floats(xp: ModuleType, *arrays: Any) -> Sequence[Any]:
     return alike if is_float(dtype_of(alike[0])) else [to_dtype(xp, a, DEFAULT_FLOAT) for a in alike]
 
 
-def numbers(*types: TensorType, **_: Any) -> TensorType:
-    """Type rule of arithmetic: as `elementwise`, but booleans alone are a DTypeError."""
-    result = elementwise(*types)
-    if result.dtype.kind == "b":
-        raise DTypeError(
-            "got booleans, wanted numbers",
-            fix='convert with ht.astype(x, "float32"), or combine truth values with ht.logical_and and ht.logical_or',
-        )
-    return result
+def widened(xp: ModuleType, x: Any, other: Any) -> Any:
+    """An array in the dtype in which it is computed beside `other`."""
+    return xp.astype(x, xp.result_type(x, other), copy=False)
+
+
+def rounded(xp: ModuleType, y: Any, x: Any, dtype: str | None) -> Any:
+    """The array `y` in `dtype`, by default that of `x`."""
+    return xp.astype(y, x.dtype if dtype is None else dtype_in(xp, dtype), copy=False)
+
+
+def stored(x: TensorType, dtype: str | None) -> TensorType:
+    """The type of a result of the shape of `x` in `dtype`, by default that of `x`."""
+    return x if dtype is None else TensorType(x.shape, as_dtype(dtype))
+
+
+def stored_attrs(*_: TensorType, dtype: str | None, **attrs: Any) -> dict[str, Any]:
+    """`normalize` of operators whose attribute `dtype` is that in which results are stored: a float, or None."""
+    if dtype is not None and not is_float(as_dtype(dtype)):
+        raise DTypeError(f"got dtype={dtype!r}, wanted one of floats", fix='leave it out, or use such as "float32"')
+    return {**attrs, "dtype": dtype}
+
+
+def truth_values(*types: TensorType, **_: Any) -> TensorType:
+    """Type rule of logic: only booleans are true or false."""
+    for type_ in types:
+        if type_.dtype.kind != "b":
+            raise DTypeError(f"got {type_}, wanted booleans", fix="compare first, for example ht.not_equal(x, 0)")
+    return predicate(*types)
 
 
 def float_function(**rules: Any) -> Decorator[Node]:
     """An operator of one float input that may be overwritten. `y` and `x` are the variables of `cuda`."""
-
-    def decorate(forward: Callable[Concatenate[ModuleType, P], Any]) -> Op[P, Node]:
-        made = op(infer=float_elementwise, dims="...->...", inplace={0: (0,)}, **rules)(forward)
-
-        @made.bind
-        def convert_first(xp: ModuleType, out: Any, x: Any, **attrs: Any) -> Call | None:
-            """Ufuncs would compute small integers in half precision."""
-            return None if x.dtype == out.dtype else lambda: xp.copyto(out, forward(xp, x, **attrs))
-
-        return made
-
-    return decorate
+    return op(infer=float_elementwise, dims="...->...", inplace={0: (0,)}, **rules)
 
 
-# -- conversion -------------------------------------------------------------------------------------------------
+# -- rows ------------------------------------------------------------------------------------------------------
+# The name in the array module, the meaning, "arguments -> result" of a call, the C expression or "", and the gradient.
+
+Rule = Callable[..., Any]
+TypeRule = Callable[..., TensorType]
 
 
-@op(role=Role.MOVE, infer=lambda x, *, dtype: TensorType(x.shape, as_dtype(dtype)), dims="...->...", cuda="y = x")
-def astype(xp: ModuleType, x: Any, *, dtype: str) -> Any:
-    """`x` converted to another dtype; floats are cut off toward 0 when they become integers.
+def unary(
+    name: str, meaning: str, example: str, cuda: str, grad: Rule | None = None, infer: TypeRule = numbers, **rules: Any
+) -> Op[[Any], Node]:
+    """The operator of a function of one array `x`."""
+    convert = floats if infer is float_elementwise else common
 
-    >>> import hetu as ht
-    >>> ht.evaluate(astype([1.7, -1.7], "int32")).tolist()
-    [1, -1]
-    """
-    return xp.astype(xp.asarray(x), dtype_in(xp, dtype))
+    def forward(xp: ModuleType, x: Any) -> Any:
+        return getattr(xp, name)(*convert(xp, x))
 
+    def convert_first(xp: ModuleType, out: Any, x: Any) -> Call | None:
+        """Ufuncs would compute small integers in half precision."""
+        return None if x.dtype == out.dtype else lambda: xp.copyto(out, forward(xp, x))
 
-@astype.grad
-def astype_grad(g: Node, y: Node, x: Node, *, dtype: str) -> Node:
-    return g
-
-
-@astype.view
-def astype_view(xp: ModuleType, x: Any, *, dtype: str) -> Any:
-    return x if x.dtype == dtype else None
+    made = _row(forward, name, meaning, example, cuda, grad, infer, **rules)
+    if infer is float_elementwise:
+        made.bind(convert_first)
+    return made
 
 
-@astype.into
-def astype_into(xp: ModuleType, out: Any, x: Any, *, dtype: str) -> None:
-    xp.copyto(out, x, casting="unsafe")
+def binary(
+    name: str, meaning: str, example: str, cuda: str, grad: Rule | None = None, infer: TypeRule = numbers, **rules: Any
+) -> Op[[Any, Any], Node]:
+    """The operator of a function of two arrays `a` and `b`."""
+    convert = floats if infer is float_elementwise else common
+
+    def forward(xp: ModuleType, a: Any, b: Any) -> Any:
+        return getattr(xp, name)(*convert(xp, a, b))
+
+    return _row(forward, name, meaning, example, cuda, grad, infer, **rules)
 
 
-def cast_to(x: Node, dtype: np.dtype) -> Node:
-    """`x` in the given dtype; itself when it has it already."""
-    return x if x.dtype == dtype else astype(x, dtype=dtype.name)
+def _row(
+    forward: Rule, name: str, meaning: str, example: str, cuda: str, grad: Rule | None, infer: TypeRule, **rules: Any
+) -> Op[..., Node]:
+    """The result may be written over an operand; the truth value of a comparison does not fit there."""
+    given, _, result = example.partition(" -> ")
+    forward.__doc__ = f"{meaning}\n\n>>> import hetu as ht\n>>> ht.evaluate({name}({given})).tolist()\n{result}\n"
+    operands = range(forward.__code__.co_argcount - 1)
+    rules |= {"dims": f"{','.join('...' for _ in operands)}->...", "cuda": cuda or None}
+    rules["inplace"] = {} if infer is predicate else {0: tuple(operands)}
+    made: Op[..., Node] = op(name=name, ufunc=name, infer=infer, differentiable=grad is not None, **rules)(forward)
+    if grad is not None:
+        made.grad(grad)
+    return made
 
 
-# -- arithmetic --------------------------------------------------------------------------------------------------
+real = partial(unary, infer=float_elementwise)
+compare = partial(binary, infer=predicate)
 
+# fmt: off
+subtract = binary("subtract", "a - b.", "[1.0, 2.0], 1 -> [0.0, 1.0]", "y = a - b",
+                  lambda g, y, a, b: (g, -g), linear="joint")
+multiply = binary("multiply", "a * b.", "[1.0, 2.0], 3 -> [3.0, 6.0]", "y = a * b",
+                  lambda g, y, a, b: (g * b, g * a), linear=(0, 1))
+divide = binary("divide", "a / b, a true division: integers give float32.", "[1, 2], 4 -> [0.25, 0.5]",
+                "y = (T)a / (T)b", lambda g, y, a, b: (g / b, -(g * y / b)),
+                infer=float_elementwise, linear=(0,), precision="wide")
+floor_divide = binary("floor_divide", "The integer below a / b, as Python's `//`; integers stay integers. No gradient "
+                      "passes.", "[7, -7], 2 -> [3, -4]", "")
+remainder = binary("remainder", "a - b * (a // b), as Python's `%`: it has the sign of b. Integers stay integers.",
+                   "[7.5, -7.5], 2 -> [1.5, 0.5]", "", lambda g, y, a, b: (g, -(g * floor_divide(a, b))))
+maximum = binary("maximum", "The larger one; NaN wins. At a tie the gradient goes to `a`.",
+                 "[1.0, 5.0], 3 -> [3.0, 5.0]", "y = a >= b || a != a ? a : b",
+                 lambda g, y, a, b: (g * (a >= b), g * (a < b)))
+minimum = binary("minimum", "The smaller one; NaN wins. At a tie the gradient goes to `a`.",
+                 "[1.0, 5.0], 3 -> [1.0, 3.0]", "y = a <= b || a != a ? a : b",
+                 lambda g, y, a, b: (g * (a <= b), g * (a > b)))
 
-@op(infer=numbers, dims="...,...->...", linear="joint", ufunc="add", inplace={0: (0, 1)}, cuda="y = a + b")
-def add(xp: ModuleType, a: Any, b: Any) -> Any:
-    """a + b.
+negative = unary("negative", "-x.", "[1.0, -2.0] -> [-1.0, 2.0]", "y = -x", lambda g, y, x: -g, linear=(0,))
+sign = unary("sign", "-1, 0 or 1. A step function, so no gradient passes.", "[3.0, 0.0, -2.0] -> [1.0, 0.0, -1.0]",
+             "y = x != x ? x : (T)((x > 0) - (x < 0))")
+abs = unary("abs", "The absolute value; its slope at 0 is 0.", "[1.0, -2.0] -> [1.0, 2.0]", "y = x < 0 ? -x : x",
+            lambda g, y, x: g * sign(x))
+square = unary("square", "x * x.", "[1.0, -2.0] -> [1.0, 4.0]", "y = x * x", lambda g, y, x: g * (x * 2),
+               precision="wide")
+floor = unary("floor", "The next integer below; no gradient passes.", "[1.5, -1.5] -> [1.0, -2.0]", "y = floor(x)")
+ceil = unary("ceil", "The next integer above; no gradient passes.", "[1.5, -1.5] -> [2.0, -1.0]", "y = ceil(x)")
+reciprocal = real("reciprocal", "1 / x.", "[4, 2] -> [0.25, 0.5]", "y = (T)1 / x",
+                  lambda g, y, x: -(g * square(y)), precision="wide")
 
-    >>> import hetu as ht
-    >>> ht.evaluate(add([1.0, 2.0], 1)).tolist()
-    [2.0, 3.0]
-    """
-    return xp.add(*common(xp, a, b))
+# -- functions of one real number
 
+exp = real("exp", "e to the power of x.", "0.0 -> 1.0", "y = exp(x)", lambda g, y, x: g * y, precision="wide")
+expm1 = real("expm1", "exp(x) - 1, accurate near 0.", "0.0 -> 0.0", "y = expm1(x)", lambda g, y, x: g * (y + 1),
+             precision="wide")
+log = real("log", "The natural logarithm.", "1.0 -> 0.0", "y = log(x)", lambda g, y, x: g / x, precision="wide")
+log1p = real("log1p", "log(1 + x), accurate near 0.", "0.0 -> 0.0", "y = log1p(x)", lambda g, y, x: g / (x + 1),
+             precision="wide")
+sqrt = real("sqrt", "The square root. Its slope at 0 is infinite.", "9.0 -> 3.0", "y = sqrt(x)",
+            lambda g, y, x: g * 0.5 / y, precision="wide")
+cos = real("cos", "The cosine; x in radians.", "0.0 -> 1.0", "y = cos(x)", lambda g, y, x: -(g * sin(x)))
+sin: Op[[Any], Node] = real("sin", "The sine; x in radians.", "0.0 -> 0.0", "y = sin(x)", lambda g, y, x: g * cos(x))
+tanh = real("tanh", "The hyperbolic tangent.", "0.0 -> 0.0", "y = tanh(x)", lambda g, y, x: g * (1 - square(y)))
 
-@add.grad
-def add_grad(g: Node, y: Node, a: Node, b: Node) -> tuple[Node, Node]:
-    return g, g
+# -- comparisons and logic
 
-
-@op(infer=numbers, dims="...,...->...", linear="joint", ufunc="subtract", inplace={0: (0, 1)}, cuda="y = a - b")
-def subtract(xp: ModuleType, a: Any, b: Any) -> Any:
-    """a - b.
-
-    >>> import hetu as ht
-    >>> ht.evaluate(subtract([1.0, 2.0], 1)).tolist()
-    [0.0, 1.0]
-    """
-    return xp.subtract(*common(xp, a, b))
-
-
-@subtract.grad
-def subtract_grad(g: Node, y: Node, a: Node, b: Node) -> tuple[Node, Node]:
-    return g, negative(g)
-
-
-@op(infer=numbers, dims="...,...->...", linear=(0, 1), ufunc="multiply", inplace={0: (0, 1)}, cuda="y = a * b")
-def multiply(xp: ModuleType, a: Any, b: Any) -> Any:
-    """a * b.
-
-    >>> import hetu as ht
-    >>> ht.evaluate(multiply([1.0, 2.0], 3)).tolist()
-    [3.0, 6.0]
-    """
-    return xp.multiply(*common(xp, a, b))
-
-
-@multiply.grad
-def multiply_grad(g: Node, y: Node, a: Node, b: Node) -> tuple[Node, Node]:
-    return g * b, g * a
-
-
-@op(
-    precision="wide",
-    infer=float_elementwise,
-    dims="...,...->...",
-    linear=(0,),
-    ufunc="divide",
-    inplace={0: (0, 1)},
-    cuda="y = (T)a / (T)b",
-)
-def divide(xp: ModuleType, a: Any, b: Any) -> Any:
-    """a / b, a true division: integers give float32.
-
-    >>> import hetu as ht
-    >>> ht.evaluate(divide([1, 2], 4)).tolist()
-    [0.25, 0.5]
-    """
-    return xp.divide(*floats(xp, a, b))
-
-
-@divide.grad
-def divide_grad(g: Node, y: Node, a: Node, b: Node) -> tuple[Node, Node]:
-    return g / b, negative(g * y / b)
-
-
-@op(infer=numbers, dims="...,...->...", ufunc="floor_divide", inplace={0: (0, 1)}, differentiable=False)
-def floor_divide(xp: ModuleType, a: Any, b: Any) -> Any:
-    """The integer below a / b, as Python's `//`; integers stay integers. No gradient passes.
-
-    >>> import hetu as ht
-    >>> ht.evaluate(floor_divide([7, -7], 2)).tolist()
-    [3, -4]
-    """
-    return xp.floor_divide(*common(xp, a, b))
-
-
-@op(infer=numbers, dims="...,...->...", ufunc="remainder", inplace={0: (0, 1)})
-def remainder(xp: ModuleType, a: Any, b: Any) -> Any:
-    """a - b * (a // b), as Python's `%`: it has the sign of b. Integers stay integers.
-
-    >>> import hetu as ht
-    >>> ht.evaluate(remainder([7.5, -7.5], 2)).tolist()
-    [1.5, 0.5]
-    """
-    return xp.remainder(*common(xp, a, b))
-
-
-@remainder.grad
-def remainder_grad(g: Node, y: Node, a: Node, b: Node) -> tuple[Node, Node]:
-    return g, negative(g * floor_divide(a, b))
+equal = compare("equal", "Where a and b are equal. `==` on nodes asks something else: whether they are the same node.",
+                "[1, 2, 3], 2 -> [False, True, False]", "y = a == b")
+not_equal = compare("not_equal", "a != b.", "[1, 2, 3], 2 -> [True, False, True]", "y = a != b")
+less = compare("less", "a < b.", "[1, 2, 3], 2 -> [True, False, False]", "y = a < b")
+less_equal = compare("less_equal", "a <= b.", "[1, 2, 3], 2 -> [True, True, False]", "y = a <= b")
+greater = compare("greater", "a > b.", "[1, 2, 3], 2 -> [False, False, True]", "y = a > b")
+greater_equal = compare("greater_equal", "a >= b.", "[1, 2, 3], 2 -> [False, True, True]", "y = a >= b")
+isnan = unary("isnan", "Whether x is not a number.", '[1.0, float("nan"), float("inf")] -> [False, True, False]',
+              "y = isnan((T)x)", infer=predicate, precision="wide")
+isfinite = unary("isfinite", "Whether x is neither infinite nor NaN.",
+                 '[1.0, float("nan"), float("inf")] -> [True, False, False]',
+                 "y = isfinite((T)x)", infer=predicate, precision="wide")
+logical_and = binary("logical_and", "Whether both hold; `a & b` on nodes.",
+                     "[True, True, False], [True, False, False] -> [True, False, False]", "y = a && b",
+                     infer=truth_values)
+logical_or = binary("logical_or", "Whether at least one holds; `a | b` on nodes.",
+                    "[True, True, False], [True, False, False] -> [True, True, False]", "y = a || b",
+                    infer=truth_values)
+logical_xor = binary("logical_xor", "Whether exactly one holds.",
+                     "[True, True, False], [True, False, False] -> [False, True, False]", "y = a != b",
+                     infer=truth_values)
+logical_not = unary("logical_not", "Whether it does not hold; `~x` on nodes.", "[True, False] -> [False, True]",
+                    "y = !x", infer=truth_values)
+# fmt: on
 
 
 def _check_divisor(xp: ModuleType, a: Any, b: Any) -> None:
@@ -249,7 +250,6 @@ def power_check(xp: ModuleType, a: Any, b: Any) -> None:
 def power_grad(g: Node, y: Node, a: Node, b: Node) -> tuple[Node | None, Node | None]:
     if b.role is Role.CONSTANT and b.ndim == 0:
         return _fixed_power_grad(g, a, b.attrs["value"].item()), None
-    where, equal, greater, log = (OPS[name] for name in ("where", "equal", "greater", "log"))
     slope = where(equal(b, 0), 0, b * power(a, b - 1))  # a ** 0 is flat, even where 0 ** -1 is infinite
     grows = greater(a, 0)  # below 0 a power exists for single exponents only, so it has no slope in b
     return g * slope, g * y * where(grows, log(where(grows, a, 1)), 0)
@@ -261,83 +261,121 @@ def _fixed_power_grad(g: Node, a: Node, exponent: float) -> Node | None:
     return g * (a * 2 if exponent == 2 else power(a, exponent - 1) * exponent)
 
 
-@op(infer=numbers, dims="...->...", linear=(0,), ufunc="negative", inplace={0: (0,)}, cuda="y = -x")
-def negative(xp: ModuleType, x: Any) -> Any:
-    """-x.
+@float_function(cuda="y = rsqrt(x)", precision="wide")
+def rsqrt(xp: ModuleType, x: Any) -> Any:
+    """1 / sqrt(x).
 
     >>> import hetu as ht
-    >>> ht.evaluate(negative([1.0, -2.0])).tolist()
-    [-1.0, 2.0]
+    >>> float(ht.evaluate(rsqrt(4.0)))
+    0.5
     """
-    return xp.negative(x)
+    return xp.reciprocal(xp.sqrt(*floats(xp, x)))
 
 
-@negative.grad
-def negative_grad(g: Node, y: Node, x: Node) -> Node:
-    return negative(g)
+rsqrt.grad(lambda g, y, x: g * (y * square(y)) * -0.5)
 
 
-@op(infer=numbers, dims="...->...", ufunc="absolute", inplace={0: (0,)}, cuda="y = x < 0 ? -x : x")
-def abs(xp: ModuleType, x: Any) -> Any:
-    """The absolute value; its slope at 0 is 0.
+@op(infer=numbers, dims="...->...", inplace={0: (0,)}, cuda="y = rint(x)", differentiable=False)
+def round(xp: ModuleType, x: Any) -> Any:
+    """The nearest integer, halves to the even one; no gradient passes.
 
     >>> import hetu as ht
-    >>> ht.evaluate(abs([1.0, -2.0])).tolist()
-    [1.0, 2.0]
+    >>> ht.evaluate(round([0.5, 1.5, 2.4])).tolist()
+    [0.0, 2.0, 2.0]
     """
-    return xp.abs(x)
+    return xp.round(x)
 
 
-@abs.grad
-def abs_grad(g: Node, y: Node, x: Node) -> Node:
-    return g * sign(x)
+round.into(lambda xp, out, x: xp.round(x, out=out))
 
 
-@op(
-    infer=numbers,
-    dims="...->...",
-    ufunc="sign",
-    inplace={0: (0,)},
-    cuda="y = x != x ? x : (T)((x > 0) - (x < 0))",
-    differentiable=False,
-)
-def sign(xp: ModuleType, x: Any) -> Any:
-    """-1, 0 or 1. A step function, so no gradient passes.
+@op(infer=numbers, dims="...->...", inplace={0: (0,)}, cuda="y = x < min ? min : x > max ? max : x")
+def clip(xp: ModuleType, x: Any, *, min: float | None = None, max: float | None = None) -> Any:
+    """x limited to [min, max], numbers or None for no bound. The gradient passes where x lies within, bounds included.
 
     >>> import hetu as ht
-    >>> ht.evaluate(sign([3.0, 0.0, -2.0])).tolist()
-    [1.0, 0.0, -1.0]
+    >>> ht.evaluate(clip([-2.0, 0.5, 3.0], min=0, max=1)).tolist()
+    [0.0, 0.5, 1.0]
     """
-    return xp.sign(x)
+    return xp.clip(x, min, max)
 
 
-@op(precision="wide", infer=numbers, dims="...->...", ufunc="square", inplace={0: (0,)}, cuda="y = x * x")
-def square(xp: ModuleType, x: Any) -> Any:
-    """x * x.
+@clip.normalize
+def clip_normalize(x: TensorType, *, min: float | None, max: float | None) -> dict[str, Any]:
+    """No bound is the last number of the dtype, so that kernels know one form."""
+    if x.dtype.kind in "iu":
+        if not builtins.all(bound is None or bound == int(bound) for bound in (min, max)):
+            raise DTypeError(f"got {x} and a fractional bound", fix='convert with ht.astype(x, "float32")')
+        limits = np.iinfo(x.dtype)
+        low: float
+        high: float
+        low, high = int(limits.min if min is None else min), int(limits.max if max is None else max)
+    else:
+        low, high = float(-math.inf if min is None else min), float(math.inf if max is None else max)
+    if low > high:
+        raise ArgumentError(f"min {low} lies above max {high}", fix="swap them")
+    return {"min": low, "max": high}
+
+
+clip.grad(lambda g, y, x, **_: g * equal(x, y))
+clip.into(lambda xp, out, x, *, min, max: xp.clip(x, min, max, out=out))
+
+
+# -- choice ------------------------------------------------------------------------------------------------------
+
+
+def _where_type(condition: TensorType, a: TensorType, b: TensorType) -> TensorType:
+    truth_values(condition)
+    return TensorType(broadcast_shapes(condition.shape, a.shape, b.shape), promote(a.dtype, b.dtype))
+
+
+@op(infer=_where_type, dims="...,...,...->...", inplace={0: (2,)}, cuda="y = condition ? a : b")
+def where(xp: ModuleType, condition: Any, a: Any, b: Any) -> Any:
+    """`a` where `condition` holds, else `b`; all three broadcast. `condition` is boolean.
 
     >>> import hetu as ht
-    >>> ht.evaluate(square([1.0, -2.0])).tolist()
-    [1.0, 4.0]
+    >>> ht.evaluate(where([True, False], [1.0, 2.0], 0)).tolist()
+    [1.0, 0.0]
     """
-    return xp.square(x)
+    return xp.where(condition, *common(xp, a, b))
 
 
-@square.grad
-def square_grad(g: Node, y: Node, x: Node) -> Node:
-    return g * (x * 2)
+where.grad(lambda g, y, condition, a, b: (None, where(condition, g, 0), where(condition, 0, g)))
 
 
-@float_function(ufunc="reciprocal", cuda="y = (T)1 / x", precision="wide")
-def reciprocal(xp: ModuleType, x: Any) -> Any:
-    """1 / x.
-
-    >>> import hetu as ht
-    >>> ht.evaluate(reciprocal([4, 2])).tolist()
-    [0.25, 0.5]
-    """
-    return xp.reciprocal(*floats(xp, x))
+# -- simpler forms -----------------------------------------------------------------------------------------------
 
 
-@reciprocal.grad
-def reciprocal_grad(g: Node, y: Node, x: Node) -> Node:
-    return negative(g * square(y))
+@subtract.simplify
+def subtract_simplify(node: Node, a: Node, b: Node) -> Node | None:
+    if filling(b) == 0:
+        return a
+    return negative(b) if filling(a) == 0 else None
+
+
+@multiply.simplify
+def multiply_simplify(node: Node, a: Node, b: Node) -> Node | None:
+    for x, factor in ((a, filling(b)), (b, filling(a))):
+        if factor in (0, 1):
+            return x if factor else filled(node, 0)
+    return None
+
+
+@divide.simplify
+def divide_simplify(node: Node, a: Node, b: Node) -> Node | None:
+    if filling(b) == 1:
+        return a
+    return filled(node, 0) if filling(a) == 0 else None
+
+
+@negative.simplify
+def negative_simplify(node: Node, x: Node) -> Node | None:
+    if x.op is negative:
+        return x.inputs[0]
+    return filled(node, 0) if filling(x) == 0 else None
+
+
+@where.simplify
+def where_simplify(node: Node, condition: Node, a: Node, b: Node) -> Node | None:
+    chosen = filling(condition)
+    return None if chosen is None else a if chosen else b

@@ -7,18 +7,16 @@ see `along_axis.py`.
 
 from __future__ import annotations
 
-from functools import partial
 from types import ModuleType
 from typing import Any
 
+from ..core.backend import dtype_in
 from ..core.errors import ArgumentError, DTypeError, ShapeError, ValueRangeError, public
 from ..core.graph import Node
-from ..core.kernels import Call
 from ..core.op import Role, op
-from ..core.types import Size, TensorType, as_dtype, compatible, dtype_in, normalize_axis, show_shape
-from .elementwise import add
+from ..core.operators import add
+from ..core.types import Size, TensorType, as_dtype, axis_letters, compatible, normalize_axis, show_shape
 from .linalg import permute_dims
-from .shape import axis_letters
 
 __all__ = ["embedding", "one_hot", "scatter_add", "take"]
 
@@ -48,7 +46,7 @@ RowWindow = tuple[tuple[int, int, int]] | None  # (low, high, size): the rows of
 
 
 def own_rows(ids: Any, rows: Any, window: RowWindow) -> tuple[Any, Any]:
-    """Of ids and their rows those that this rank's part of the table has, counted from its first row."""
+    """The ids and rows in this rank's part of the table; ids count from its first row."""
     if window is None:
         return ids, rows
     low, high, _ = window[0]
@@ -115,11 +113,7 @@ def take(xp: ModuleType, x: Any, indices: Any, *, axis: int = 0, window: RowWind
 
 
 take.normalize(axis_attrs)
-
-
-@take.check
-def take_check(xp: ModuleType, x: Any, indices: Any, *, axis: int, window: RowWindow) -> None:
-    check_range(xp, indices, whole_size(x.shape[axis], window), "index")
+take.check(lambda xp, x, indices, *, axis, window: check_range(xp, indices, whole_size(x.shape[axis], window), "index"))
 
 
 @take.grad
@@ -185,9 +179,7 @@ def scatter_rows(xp: ModuleType, like: Any, ids: Any, rows: Any, *, window: RowW
     return out
 
 
-@scatter_rows.grad
-def scatter_rows_grad(g: Node, y: Node, like: Node, ids: Node, rows: Node, **_: Any) -> tuple[None, None, Node]:
-    return None, None, take(g, ids, axis=0)
+scatter_rows.grad(lambda g, y, like, ids, rows, **_: (None, None, take(g, ids, axis=0)))
 
 
 def _scatter_add_type(x: TensorType, ids: TensorType, updates: TensorType) -> TensorType:
@@ -217,19 +209,9 @@ def scatter_add(xp: ModuleType, x: Any, ids: Any, updates: Any) -> Any:
     return out
 
 
-@scatter_add.check
-def scatter_add_check(xp: ModuleType, x: Any, ids: Any, updates: Any) -> None:
-    check_range(xp, ids, x.shape[0], "row id")
-
-
-@scatter_add.grad
-def scatter_add_grad(g: Node, y: Node, x: Node, ids: Node, updates: Node) -> tuple[Node, None, Node]:
-    return g, None, take(g, ids, axis=0)
-
-
-@scatter_add.decompose
-def scatter_add_decompose(x: Node, ids: Node, updates: Node) -> Node:
-    return add(x, scatter_rows(x, ids, updates))
+scatter_add.check(lambda xp, x, ids, updates: check_range(xp, ids, x.shape[0], "row id"))
+scatter_add.grad(lambda g, y, x, ids, updates: (g, None, take(g, ids, axis=0)))
+scatter_add.decompose(lambda x, ids, updates: add(x, scatter_rows(x, ids, updates)))
 
 
 # -- one_hot ---------------------------------------------------------------------------------------------------
@@ -260,13 +242,5 @@ def one_hot(xp: ModuleType, ids: Any, *, depth: int, dtype: Any = "float32") -> 
 
 
 one_hot.normalize(_one_hot_attrs)
-
-
-@one_hot.check
-def one_hot_check(xp: ModuleType, ids: Any, *, depth: int, dtype: str) -> None:
-    check_range(xp, ids, depth, "class id")
-
-
-@one_hot.bind
-def one_hot_bind(xp: ModuleType, out: Any, ids: Any, *, depth: int, dtype: str) -> Call:
-    return partial(xp.equal, ids[..., None], xp.arange(depth), out)
+one_hot.check(lambda xp, ids, *, depth, dtype: check_range(xp, ids, depth, "class id"))
+one_hot.into(lambda xp, out, ids, *, depth, dtype: xp.equal(ids[..., None], xp.arange(depth), out))

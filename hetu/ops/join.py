@@ -6,28 +6,30 @@ Padding is by a constant only; `slicing.py` cuts.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
 from ..core.errors import ArgumentError, ShapeError, public
 from ..core.graph import Node
-from ..core.kernels import Call
-from ..core.op import Role, as_node, as_nodes, op, same_type
-from ..core.types import Shape, Size, TensorType, compatible, normalize_axis, promote, show_type, unify
-from .elementwise import astype
-from .shape import axis_letters, broadcast_to, expand_dims, flatten, reshape
+from ..core.op import Role, as_node, as_nodes, op
+from ..core.operators import astype
+from ..core.types import (
+    Shape,
+    Size,
+    TensorType,
+    axis_letters,
+    compatible,
+    normalize_axis,
+    promote,
+    same_type,
+    show_type,
+    unify,
+)
+from .shape import broadcast_to, expand_dims, flatten, reshape
 from .slicing import cut_along, getitem
 
-__all__ = [
-    "concat",
-    "pad",
-    "repeat",
-    "roll",
-    "stack",
-    "tile",
-]
+__all__ = ["concat", "pad", "repeat", "roll", "stack", "tile"]
 
 # -- joining ---------------------------------------------------------------------------------------------------
 
@@ -84,9 +86,7 @@ def concat_grad(g: Node, y: Node, *arrays: Node, axis: int) -> tuple[Node, ...]:
     return tuple(cut_along(g, axis, slice(a, b)) for a, b in pairwise(ends))
 
 
-@_concat.into
-def concat_into(xp: ModuleType, out: Any, *arrays: Any, axis: int) -> None:
-    xp.concatenate(arrays, axis=axis, out=out)
+_concat.into(lambda xp, out, *arrays, axis: xp.concatenate(arrays, axis=axis, out=out))
 
 
 @public
@@ -123,7 +123,7 @@ def stack(arrays: Sequence[Any], axis: int = 0) -> Node:
 
 
 def _pad_attrs(x: TensorType, *, pad_width: Any, value: float) -> dict[str, Any]:
-    """A pair an axis."""
+    """A pair per axis."""
     pairs: Any = (pad_width, pad_width) if isinstance(pad_width, int) else pad_width
     if pairs and not any(isinstance(p, tuple) for p in pairs):
         pairs = (pairs,) * x.ndim
@@ -168,16 +168,13 @@ def _inner(shape: Shape, pad_width: Any) -> tuple[Any, ...]:
 
 
 pad.normalize(_pad_attrs)
+pad.grad(lambda g, y, x, *, pad_width, value: getitem(g, key=_inner(x.shape, pad_width)))
 
 
-@pad.grad
-def pad_grad(g: Node, y: Node, x: Node, *, pad_width: Any, value: float) -> Node:
-    return getitem(g, key=_inner(x.shape, pad_width))
-
-
-@pad.bind
-def pad_bind(xp: ModuleType, out: Any, x: Any, *, pad_width: Any, value: float) -> list[Call]:
-    return [partial(out.fill, value), partial(xp.copyto, out[_inner(x.shape, pad_width)], x)]
+@pad.into
+def pad_into(xp: ModuleType, out: Any, x: Any, *, pad_width: Any, value: float) -> None:
+    out.fill(value)
+    out[_inner(x.shape, pad_width)] = x
 
 
 def _roll_attrs(x: TensorType, *, shift: Any, axis: Any) -> dict[str, Any]:

@@ -5,7 +5,6 @@ For products of more than two arrays see `einsum.py`. Left out: decompositions a
 
 from __future__ import annotations
 
-from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -13,19 +12,23 @@ import numpy as np
 
 from ..core.errors import AxisError, DTypeError, ShapeError, public
 from ..core.graph import Node
-from ..core.kernels import Call
+from ..core.leaf import filled, filling
 from ..core.op import Role, as_nodes, op
-from ..core.types import TensorType, broadcast_shapes, compatible, is_float, normalize_axis, promote, show_shape
-from .elementwise import add, multiply
-from .shape import axis_letters, expand_dims, reshape, sum_to_like
+from ..core.operators import add, sum_to_like
+from ..core.types import (
+    TensorType,
+    axis_letters,
+    broadcast_shapes,
+    compatible,
+    is_float,
+    normalize_axis,
+    promote,
+    show_shape,
+)
+from .elementwise import multiply
+from .shape import expand_dims, reshape
 
-__all__ = [
-    "linear",
-    "matmul",
-    "matrix_transpose",
-    "outer",
-    "permute_dims",
-]
+__all__ = ["linear", "matmul", "matrix_transpose", "outer", "permute_dims"]
 
 
 # -- transposes ------------------------------------------------------------------------------------------------
@@ -61,16 +64,16 @@ def permute_dims(xp: ModuleType, x: Any, *, axes: tuple[int, ...]) -> Any:
 
 
 permute_dims.normalize(_permute_attrs)
+permute_dims.grad(lambda g, y, x, *, axes: permute_dims(g, axes=tuple(sorted(range(len(axes)), key=axes.__getitem__))))
+permute_dims.view(lambda xp, x, *, axes: xp.transpose(x, axes))
 
 
-@permute_dims.grad
-def permute_dims_grad(g: Node, y: Node, x: Node, *, axes: tuple[int, ...]) -> Node:
-    return permute_dims(g, axes=tuple(sorted(range(len(axes)), key=axes.__getitem__)))
-
-
-@permute_dims.view
-def permute_dims_view(xp: ModuleType, x: Any, *, axes: tuple[int, ...]) -> Any:
-    return xp.transpose(x, axes)
+@permute_dims.simplify
+def permute_dims_simplify(node: Node, x: Node) -> Node | None:
+    if node.attrs["axes"] == tuple(range(x.ndim)):
+        return x
+    value = filling(x)
+    return None if value is None else filled(node, value)
 
 
 def _transpose_type(x: TensorType) -> TensorType:
@@ -90,14 +93,15 @@ def matrix_transpose(xp: ModuleType, x: Any) -> Any:
     return xp.matrix_transpose(x)
 
 
-@matrix_transpose.grad
-def matrix_transpose_grad(g: Node, y: Node, x: Node) -> Node:
-    return matrix_transpose(g)
+matrix_transpose.grad(lambda g, y, x: matrix_transpose(g))
+matrix_transpose.view(lambda xp, x: xp.swapaxes(x, -1, -2))
 
 
-@matrix_transpose.view
-def matrix_transpose_view(xp: ModuleType, x: Any) -> Any:
-    return xp.swapaxes(x, -1, -2)
+@matrix_transpose.simplify
+def matrix_transpose_simplify(node: Node, x: Node) -> Node | None:
+    if x.op is matrix_transpose:
+        return x.inputs[0]
+    return filled(node, 0) if filling(x) == 0 else None
 
 
 # -- products --------------------------------------------------------------------------------------------------
@@ -140,11 +144,17 @@ def matmul(xp: ModuleType, a: Any, b: Any) -> Any:
     return xp.matmul(a, b)
 
 
+matmul.simplify(lambda node, a, b: filled(node, 0) if 0 in (filling(a), filling(b)) else None)
+
+
 @matmul.grad
 def matmul_grad(g: Node, y: Node, a: Node, b: Node) -> tuple[Node, Node]:
     if b.ndim == 2:
         return matmul(g, matrix_transpose(b)), _weight_gradient(a, g)
     return matmul(g, matrix_transpose(b)), matmul(matrix_transpose(a), g)
+
+
+matmul.into(lambda xp, out, a, b: xp.matmul(a, b, out=out))
 
 
 def _weight_gradient(x: Node, g: Node) -> Node:
@@ -154,14 +164,6 @@ def _weight_gradient(x: Node, g: Node) -> Node:
 
 def _rows(x: Node) -> Node:
     return x if x.ndim == 2 else reshape(x, shape=(-1, x.shape[-1]))
-
-
-@matmul.bind
-def matmul_bind(xp: ModuleType, out: Any, a: Any, b: Any) -> list[Call]:
-    """A batch of rows by one matrix is one product."""
-    if b.ndim == 2 < a.ndim and out.size and a.flags.c_contiguous and out.flags.c_contiguous:
-        a, out = a.reshape(-1, a.shape[-1]), out.reshape(-1, out.shape[-1])
-    return [partial(xp.matmul, a, b, out=out)]
 
 
 def _linear_type(x: TensorType, w: TensorType, b: TensorType) -> TensorType:
@@ -188,19 +190,16 @@ def linear(xp: ModuleType, x: Any, w: Any, b: Any) -> Any:
     return xp.matmul(x, w) + b
 
 
-@linear.grad
-def linear_grad(g: Node, y: Node, x: Node, w: Node, b: Node) -> tuple[Node, Node, Node]:
-    return matmul(g, matrix_transpose(w)), _weight_gradient(x, g), sum_to_like(g, b)
+linear.grad(lambda g, y, x, w, b: (matmul(g, matrix_transpose(w)), _weight_gradient(x, g), sum_to_like(g, b)))
 
 
-@linear.bind
-def linear_bind(xp: ModuleType, out: Any, x: Any, w: Any, b: Any) -> list[Call]:
-    return [*matmul_bind(xp, out, x, w), partial(xp.add, out, b, out)]
+@linear.into
+def linear_into(xp: ModuleType, out: Any, x: Any, w: Any, b: Any) -> None:
+    xp.matmul(x, w, out=out)
+    xp.add(out, b, out)
 
 
-@linear.decompose
-def linear_decompose(x: Node, w: Node, b: Node) -> Node:
-    return add(matmul(x, w), b)
+linear.decompose(lambda x, w, b: add(matmul(x, w), b))
 
 
 @public

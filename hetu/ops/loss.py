@@ -16,20 +16,10 @@ import numpy as np
 
 from ..core.errors import ArgumentError, DTypeError, ShapeError, ValueRangeError, public
 from ..core.graph import OPS, Node
-from ..core.op import as_nodes, op, require_float
-from ..core.types import (
-    Shape,
-    TensorType,
-    as_dtype,
-    compatible,
-    is_float,
-    rounded,
-    show_shape,
-    stored,
-    stored_attrs,
-    widened,
-)
-from .elementwise import cast_to
+from ..core.op import as_nodes, op
+from ..core.operators import cast_to
+from ..core.types import Shape, TensorType, as_dtype, compatible, is_float, require_float, show_shape
+from .elementwise import rounded, stored, stored_attrs, widened
 from .index import RowWindow
 from .reduction import logsumexp
 from .shape import squeeze

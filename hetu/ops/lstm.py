@@ -15,8 +15,8 @@ from typing import Any
 
 from ..core.errors import ShapeError, public
 from ..core.graph import OPS, Node
-from ..core.op import as_nodes, op, require_float
-from ..core.types import Dim, TensorType, compatible, promote
+from ..core.op import as_nodes, op
+from ..core.types import Dim, TensorType, compatible, promote, require_float
 
 __all__ = ["lstm"]
 
@@ -43,11 +43,7 @@ def _lstm_type(
     return state, last, last, state, state, joined, gates
 
 
-@op(
-    name="lstm",
-    infer=_lstm_type,
-    dims="nt!f!,f!k!,h!k!,k!,h!n,h!n->t!h!n,h!n,h!n,t!h!n,t!h!n,j!t!n,t!k!n",
-)
+@op(name="lstm", infer=_lstm_type, dims="nt!f!,f!k!,h!k!,k!,h!n,h!n->t!h!n,h!n,h!n,t!h!n,t!h!n,j!t!n,t!k!n")
 def _lstm(xp: ModuleType, x: Any, w: Any, u: Any, b: Any, h: Any, c: Any) -> tuple[Any, ...]:
     """(h of all steps, last h, last c) of `lstm`, and for the gradient (c, tanh(c), [x, 1, h before], gates).
 

@@ -13,15 +13,11 @@ from typing import Any
 
 from ..core.errors import ShapeError, public
 from ..core.graph import OPS, Node
-from ..core.op import as_nodes, op, require_float
-from ..core.types import TensorType, promote, rounded, stored, stored_attrs, widened
-from .batch_norm import (
-    batch_norm,
-    check_vectors,
-    gradient_type,
-    lift,
-)
-from .elementwise import cast_to
+from ..core.op import as_nodes, op
+from ..core.operators import cast_to
+from ..core.types import TensorType, promote, require_float
+from .batch_norm import batch_norm, check_vectors, gradient_type, lift
+from .elementwise import rounded, stored, stored_attrs, widened
 from .reduction import mean
 
 __all__ = ["batch_norm", "group_norm", "layer_norm", "rms_norm"]
@@ -70,13 +66,6 @@ def _normal_rows(x: Node, epsilon: float) -> tuple[Node, Node]:
     return centered * inverse, inverse
 
 
-@layer_norm.grad
-def layer_norm_grad(
-    g: Node, y: Node, x: Node, scale: Node, bias: Node, *, epsilon: float, **_: Any
-) -> tuple[Node, ...]:
-    return layer_norm_dx(g, x, scale, epsilon=epsilon)
-
-
 def _layer_dx_type(
     g: TensorType, x: TensorType, scale: TensorType, *, dtype: str | None, **_: Any
 ) -> tuple[TensorType, ...]:
@@ -104,6 +93,9 @@ def layer_norm_dx(
     along = xp.mean(scaled, axis=-1, keepdims=True) + normal * xp.mean(scaled * normal, axis=-1, keepdims=True)
     dscale, dbias = xp.sum(g * normal, axis=batch, dtype=wide.dtype), xp.sum(g, axis=batch, dtype=wide.dtype)
     return rounded(xp, (scaled - along) * inverse, x, dtype), dscale, dbias
+
+
+layer_norm.grad(lambda g, y, x, scale, bias, *, epsilon, **_: layer_norm_dx(g, x, scale, epsilon=epsilon))
 
 
 @layer_norm_dx.decompose
@@ -152,11 +144,6 @@ def _inverse_rms(x: Node, epsilon: float) -> Node:
     return OPS["rsqrt"](mean(OPS["square"](x), axis=-1, keepdims=True) + epsilon)
 
 
-@rms_norm.grad
-def rms_norm_grad(g: Node, y: Node, x: Node, scale: Node, *, epsilon: float, **_: Any) -> tuple[Node, ...]:
-    return rms_norm_dx(g, x, scale, epsilon=epsilon)
-
-
 @op(
     infer=lambda g, x, scale, *, dtype, **_: (stored(x, dtype), gradient_type(x, scale)),
     dims="...v!,...v!,v!->...v!,v!",
@@ -180,6 +167,9 @@ def rms_norm_dx(
     return rounded(xp, dx, x, dtype), xp.sum(g * normal, axis=tuple(range(x.ndim - 1)), dtype=wide.dtype)
 
 
+rms_norm.grad(lambda g, y, x, scale, *, epsilon, **_: rms_norm_dx(g, x, scale, epsilon=epsilon))
+
+
 @rms_norm_dx.decompose
 def rms_norm_dx_parts(g: Node, x: Node, scale: Node, *, epsilon: float, dtype: str | None = None) -> tuple[Node, Node]:
     kept, (g, x) = stored(x.tensor, dtype).dtype, _wide_nodes(scale, g, x)
@@ -199,7 +189,7 @@ for _norm in (layer_norm, layer_norm_dx, rms_norm, rms_norm_dx):
 @public
 def group_norm(x: Any, scale: Any, bias: Any, *, groups: int, epsilon: float = 1e-5) -> Node:
     """Each group of neighboring channels (axis 1) of each sample brought to mean 0 and variance 1, then scaled and
-    shifted by the vectors `scale` and `bias`, one number a channel.
+    shifted by the vectors `scale` and `bias`, one number per channel.
 
     Y. Wu and K. He, "Group Normalization", 2018.
 

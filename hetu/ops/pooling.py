@@ -100,8 +100,8 @@ def max_pool2d_grad(g: list[Node | None], out: tuple[Node, Node], x: Node, **att
 def max_pool2d(x: Any, kernel: int | Pair, stride: int | Pair | None = None, padding: Any = 0) -> Node:
     """The greatest value of each window: (n, c, h, w) -> (n, c, (h + padding - kernel) // stride + 1, ...).
 
-    The stride is the kernel unless given; `padding` as in `conv2d`, the frame never wins. Of equal values the first in
-    row order gets the whole gradient. A NaN stays a NaN.
+    The stride is the kernel unless given; `padding` as in `conv2d`, the frame never wins. Among equal values the first
+    in row order gets the whole gradient. A NaN stays a NaN.
 
     >>> import hetu as ht
     >>> ht.evaluate(max_pool2d([[[[1.0, 2.0], [3.0, 0.0]]]], 2)).tolist()
@@ -130,11 +130,6 @@ def max_pool2d_dx(
 max_pool2d_dx.normalize(_gradient_attrs)
 
 
-@max_pool2d_dx.grad
-def max_pool2d_dx_grad(h: Node, dx: Node, g: Node, taps: Node, *, size: Sizes, **attrs: Any) -> tuple[Node, None]:
-    return max_pool2d_pick(h, taps, **attrs), None
-
-
 def _pick_type(x: TensorType, taps: TensorType, **attrs: Any) -> TensorType:
     return _pooled(x, **attrs)
 
@@ -156,12 +151,9 @@ def max_pool2d_pick(xp: ModuleType, x: Any, taps: Any, *, kernel: Any, stride: A
     return picked
 
 
+max_pool2d_dx.grad(lambda h, dx, g, taps, *, size, **attrs: (max_pool2d_pick(h, taps, **attrs), None))
 max_pool2d_pick.normalize(_image_attrs)
-
-
-@max_pool2d_pick.grad
-def max_pool2d_pick_grad(g: Node, y: Node, x: Node, taps: Node, **attrs: Any) -> tuple[Node, None]:
-    return max_pool2d_dx(g, taps, size=x.shape[2:], **attrs), None
+max_pool2d_pick.grad(lambda g, y, x, taps, **attrs: (max_pool2d_dx(g, taps, size=x.shape[2:], **attrs), None))
 
 
 # -- average ---------------------------------------------------------------------------------------------------
@@ -189,11 +181,6 @@ def avg_pool2d(xp: ModuleType, x: Any, *, kernel: Any, stride: Any = None, paddi
 avg_pool2d.normalize(_image_attrs)
 
 
-@avg_pool2d.grad
-def avg_pool2d_grad(g: Node, y: Node, x: Node, **attrs: Any) -> Node:
-    return avg_pool2d_dx(g, size=x.shape[2:], **attrs)
-
-
 @op(dims="ncy!x!->nch!w!", linear=(0,), infer=_unpooled)
 def avg_pool2d_dx(xp: ModuleType, g: Any, *, size: Sizes, kernel: Any, stride: Any = None, padding: Any = 0) -> Any:
     """The gradient of `avg_pool2d`: each g is spread evenly over its window.
@@ -207,12 +194,9 @@ def avg_pool2d_dx(xp: ModuleType, g: Any, *, size: Sizes, kernel: Any, stride: A
     return fold(xp, parts, Window(kernel, stride, padding), size, g.shape[2:], g.shape[:2], g)
 
 
+avg_pool2d.grad(lambda g, y, x, **attrs: avg_pool2d_dx(g, size=x.shape[2:], **attrs))
 avg_pool2d_dx.normalize(_gradient_attrs)
-
-
-@avg_pool2d_dx.grad
-def avg_pool2d_dx_grad(h: Node, dx: Node, g: Node, *, size: Sizes, **attrs: Any) -> Node:
-    return avg_pool2d(h, **attrs)
+avg_pool2d_dx.grad(lambda h, dx, g, *, size, **attrs: avg_pool2d(h, **attrs))
 
 
 @public

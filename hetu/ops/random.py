@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import ArgumentError, DTypeError, public
-from ..core.graph import Node, scoped_name, unique_name
-from ..core.leaf import if_training, random_state
-from ..core.op import as_node, op, require_float
-from ..core.types import Shape, Size, TensorType, as_dtype
-from .shape import axis_letters
+from ..core.graph import Node
+from ..core.leaf import random_state, scoped_name, unique_name
+from ..core.op import as_node, op
+from ..core.operators import if_training
+from ..core.types import Shape, Size, TensorType, as_dtype, axis_letters, require_float
 from .window import check_images
 
 __all__ = ["bernoulli", "dropout", "dropout2d", "gumbel", "normal", "randint", "truncated_normal", "uniform"]
@@ -27,7 +27,7 @@ __all__ = ["bernoulli", "dropout", "dropout2d", "gumbel", "normal", "randint", "
 AxisWindows = (
     tuple[tuple[int, int, int], ...] | None
 )  # (low, high, size) of every axis, where an array is part of a larger one
-LEVELS = 1 << 16  # a dropout mask compares 16 random bits an element with the rate
+LEVELS = 1 << 16  # a dropout mask compares 16 random bits per element with the rate
 
 
 def stream_of(name: str) -> int:
@@ -263,7 +263,7 @@ def _kept(
     """The mask: each element is kept if its 16 random bits reach the rate. Its value depends on its position only."""
     spans = [(0, size, size) for size in shape] if window is None else [*window]
     spans[2:] = [(0, 1, 1) for _ in spans[2:]] if channels else spans[2:]
-    # Of a part, the rows that it crosses are drawn: blocks of 16 numbers, from the one that holds the first.
+    # A part draws the rows that it crosses: blocks of 16 numbers, from the block that holds its first.
     (low, high, _), inner = spans[0] if spans else (0, 1, 1), spans[1:]
     width = math.prod(size for _, _, size in inner)
     skipped, count = low * width % 16, (high - low) * width
@@ -274,9 +274,7 @@ def _kept(
     return part.reshape([high - low for low, high, _ in spans])
 
 
-@_dropout.grad
-def dropout_grad(g: Node, y: Node, x: Node, state: Node, **attrs: Any) -> tuple[Node, None]:
-    return _dropout(g, state, **attrs), None
+_dropout.grad(lambda g, y, x, state, **attrs: (_dropout(g, state, **attrs), None))
 
 
 @public

@@ -14,36 +14,38 @@ from typing import Any
 
 import numpy as np
 
+from ..core.backend import dtype_of
 from ..core.errors import ArgumentError, DTypeError, ShapeError
 from ..core.graph import OPS, Node
-from ..core.op import as_node, op, reduced_shape, reduction, reduction_axes
-from ..core.types import Dim, Size, TensorType, is_float, normalize_axes, normalize_axis, product
-from .comparison import equal, greater, isfinite, where
+from ..core.leaf import filled, filling
+from ..core.op import Op, as_node, op
+from ..core.types import Dim, Shape, Size, TensorType, axis_letters, is_float, normalize_axes, normalize_axis, product
 from .elementwise import abs as absolute
-from .elementwise import dtype_of, square
-from .functions import exp, log, sqrt
-from .shape import axis_letters
+from .elementwise import equal, exp, greater, isfinite, log, sqrt, square, where
 
 Axis = int | tuple[int, ...] | None
 
-__all__ = [
-    "all",
-    "any",
-    "argmax",
-    "argmin",
-    "cumsum",
-    "logsumexp",
-    "max",
-    "mean",
-    "min",
-    "norm",
-    "prod",
-    "sum",
-    "var",
-]
+__all__ = ["all", "any", "argmax", "argmin", "cumsum", "logsumexp", "max", "mean", "min", "norm", "prod", "sum", "var"]
 
 
 # -- what the operators here share -----------------------------------------------------------------------------
+
+
+def reduced_shape(shape: Shape, axis: tuple[int, ...], keepdims: bool) -> Shape:
+    """`shape` without the (normalized) axes, or with 1 in their place."""
+    if keepdims:
+        return tuple(1 if i in axis else s for i, s in enumerate(shape))
+    return tuple(s for i, s in enumerate(shape) if i not in axis)
+
+
+def reduction(x: TensorType, *, axis: tuple[int, ...], keepdims: bool, **_: Any) -> TensorType:
+    """The first input without the reduced axes; the dtype stays."""
+    return TensorType(reduced_shape(x.shape, axis, keepdims), x.dtype)
+
+
+def reduction_axes(x: TensorType, *, axis: Any, **attrs: Any) -> dict[str, Any]:
+    """`normalize` of reductions: None means all axes."""
+    return {"axis": normalize_axes(axis, x.ndim), **attrs}
 
 
 def reduction_dims(x: TensorType, *, axis: tuple[int, ...], keepdims: bool, **_: Any) -> str:
@@ -110,16 +112,15 @@ def sum(xp: ModuleType, x: Any, *, axis: Axis = None, keepdims: bool = False) ->
 
 
 sum.normalize(reduction_axes)
+sum.grad(lambda g, y, x, *, axis, keepdims: OPS["broadcast_like"](restore_axes(g, x, axis, keepdims), x))
+sum.into(lambda xp, out, x, *, axis, keepdims: xp.sum(x, axis=axis, keepdims=keepdims, out=out, dtype=out.dtype))
 
 
-@sum.grad
-def sum_grad(g: Node, y: Node, x: Node, *, axis: tuple[int, ...], keepdims: bool) -> Node:
-    return OPS["broadcast_like"](restore_axes(g, x, axis, keepdims), x)
-
-
-@sum.into
-def sum_into(xp: ModuleType, out: Any, x: Any, *, axis: tuple[int, ...], keepdims: bool) -> None:
-    xp.sum(x, axis=axis, keepdims=keepdims, out=out, dtype=out.dtype)
+@sum.simplify
+def sum_simplify(node: Node, x: Node) -> Node | None:
+    if filling(x) == 0:
+        return filled(node, 0)
+    return None if node.attrs["axis"] else x
 
 
 @op(infer=_total_type, dims=whole_reduction_dims)
@@ -149,9 +150,7 @@ def prod_grad(g: Node, y: Node, x: Node, *, axis: tuple[int, ...], keepdims: boo
     return restore_axes(g, x, axis, keepdims) * slope
 
 
-@prod.into
-def prod_into(xp: ModuleType, out: Any, x: Any, *, axis: tuple[int, ...], keepdims: bool) -> None:
-    xp.prod(x, axis=axis, keepdims=keepdims, out=out, dtype=out.dtype)
+prod.into(lambda xp, out, x, *, axis, keepdims: xp.prod(x, axis=axis, keepdims=keepdims, out=out, dtype=out.dtype))
 
 
 @op(infer=lambda x, *, axis, reverse: _total_type(x, axis=(), keepdims=True), dims=along_axis_dims, linear=(0,))
@@ -169,11 +168,7 @@ def cumsum(xp: ModuleType, x: Any, *, axis: int | None = None, reverse: bool = F
 
 
 cumsum.normalize(one_axis)
-
-
-@cumsum.grad
-def cumsum_grad(g: Node, y: Node, x: Node, *, axis: int, reverse: bool) -> Node:
-    return cumsum(g, axis=axis, reverse=not reverse)
+cumsum.grad(lambda g, y, x, *, axis, reverse: cumsum(g, axis=axis, reverse=not reverse))
 
 
 @cumsum.into
@@ -281,27 +276,24 @@ def _place(extremum: Callable[..., Node]) -> Callable[..., Node]:
     return places
 
 
+def _extremum_into(extremum: Op[..., Node]) -> Callable[..., None]:
+    """`into` of max and min: NumPy knows no extremum of no elements."""
+
+    def into(xp: ModuleType, out: Any, x: Any, **attrs: Any) -> None:
+        if x.size:
+            getattr(xp, extremum.name)(x, **attrs, out=out)
+        else:
+            out[...] = extremum.forward(xp, x, **attrs)
+
+    return into
+
+
 for _extremum, _argument in ((max, argmax), (min, argmin)):
     _extremum.normalize(reduction_axes)
     _extremum.grad(_extremum_grad)
+    _extremum.into(_extremum_into(_extremum))
     _argument.normalize(one_axis)
     _argument.decompose(_place(_extremum))
-
-
-@max.into
-def max_into(xp: ModuleType, out: Any, x: Any, *, axis: tuple[int, ...], keepdims: bool) -> None:
-    if x.size:
-        xp.max(x, axis=axis, keepdims=keepdims, out=out)
-    else:
-        out[...] = max.forward(xp, x, axis=axis, keepdims=keepdims)
-
-
-@min.into
-def min_into(xp: ModuleType, out: Any, x: Any, *, axis: tuple[int, ...], keepdims: bool) -> None:
-    if x.size:
-        xp.min(x, axis=axis, keepdims=keepdims, out=out)
-    else:
-        out[...] = min.forward(xp, x, axis=axis, keepdims=keepdims)
 
 
 # -- truth -----------------------------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ import numpy as np
 
 from ..core.errors import ArgumentError, ShapeError, ValueRangeError, public
 from ..core.graph import OPS, Node
-from ..core.op import as_node, op, require_float
-from ..core.types import Dim, Size, TensorType, compatible, promote
+from ..core.op import as_node, op
+from ..core.types import Dim, Size, TensorType, compatible, promote, require_float
 from .along_axis import take_along_axis
 from .index import check_range, one_hot, require_indices
 
@@ -165,9 +165,7 @@ def moe_combine(xp: ModuleType, y: Any, slots: Any, weights: Any) -> Any:
     return xp.sum(xp.expand_dims(weights, axis=2) * _rows(xp, y, slots), axis=1)
 
 
-@moe_combine.check
-def moe_combine_check(xp: ModuleType, y: Any, slots: Any, weights: Any) -> None:
-    _check_slots(xp, slots, y.shape[0] * y.shape[1])
+moe_combine.check(lambda xp, y, slots, weights: _check_slots(xp, slots, y.shape[0] * y.shape[1]))
 
 
 @moe_combine.grad
@@ -198,9 +196,7 @@ def moe_products(xp: ModuleType, x: Any, y: Any, slots: Any) -> Any:
     return xp.sum(xp.expand_dims(x, axis=1) * _rows(xp, y, slots), axis=2)
 
 
-@moe_products.check
-def moe_products_check(xp: ModuleType, x: Any, y: Any, slots: Any) -> None:
-    _check_slots(xp, slots, y.shape[0] * y.shape[1])
+moe_products.check(lambda xp, x, y, slots: _check_slots(xp, slots, y.shape[0] * y.shape[1]))
 
 
 @moe_products.grad

@@ -3,8 +3,8 @@
 Where the memory layout allows it the result is a view and costs nothing. Joining and tiling are in `join.py`, cutting
 in `slicing.py`, new arrays in `creation.py`, transposes in `linalg.py`.
 
-The grammar of `dims` rules, for all operators: one term an input, `->`, one term an output, terms joined by commas;
-in a term, one item an axis, without spaces:
+The grammar of `dims` rules, for all operators: one term per input, `->`, one term per output, terms joined by commas;
+in a term, one item per axis, without spaces:
     a       a factor; equal letters are the same split in all terms, one that is missing on the right is reduced
     a!      a factor that may not be split; the letter may then stand for a size that exists on one side only
     a@      a factor that may be split if the kernel is told its slice: an attribute `window=None` of the operator
@@ -24,29 +24,21 @@ from typing import Any
 
 from ..core.errors import AxisError, ShapeError, public
 from ..core.graph import Node
-from ..core.op import Role, as_node, op, same_type
-from ..core.types import Shape, Size, TensorType, compatible, normalize_axes, normalize_axis, product, show_shape
+from ..core.op import Role, as_node, op
+from ..core.operators import moved_simplify, sum_to_like
+from ..core.types import (
+    Shape,
+    Size,
+    TensorType,
+    axis_letters,
+    compatible,
+    normalize_axes,
+    normalize_axis,
+    product,
+    show_shape,
+)
 
-__all__ = [
-    "broadcast_like",
-    "broadcast_to",
-    "expand_dims",
-    "flatten",
-    "ones_like",
-    "reshape",
-    "squeeze",
-    "sum_to_like",
-    "zeros_like",
-]
-
-
-def axis_letters(count: int) -> list[str]:
-    """One letter an axis, for `dims` rules that are built from types.
-
-    >>> axis_letters(3)
-    ['a', 'b', 'c']
-    """
-    return list(string.ascii_letters[:count])
+__all__ = ["broadcast_to", "expand_dims", "flatten", "reshape", "squeeze"]
 
 
 # -- reshape ---------------------------------------------------------------------------------------------------
@@ -134,11 +126,16 @@ def reshape(xp: ModuleType, x: Any, *, shape: Shape) -> Any:
 
 
 reshape.normalize(_reshape_attrs)
+reshape.grad(lambda g, y, x, **_: reshape(g, shape=x.shape))
 
 
-@reshape.grad
-def reshape_grad(g: Node, y: Node, x: Node, *, shape: Shape) -> Node:
-    return reshape(g, shape=x.shape)
+@reshape.simplify
+def reshape_simplify(node: Node, x: Node) -> Node | None:
+    """Of two reshapes the second."""
+    if x.op is reshape:
+        x = x.inputs[0]
+        return x if x.type == node.type else reshape(x, shape=node.shape)
+    return moved_simplify(node, x)
 
 
 @reshape.view
@@ -220,16 +217,9 @@ def expand_dims(xp: ModuleType, x: Any, *, axis: Any) -> Any:
 
 
 expand_dims.normalize(_expand_attrs)
-
-
-@expand_dims.grad
-def expand_dims_grad(g: Node, y: Node, x: Node, *, axis: tuple[int, ...]) -> Node:
-    return reshape(g, shape=x.shape)
-
-
-@expand_dims.view
-def expand_dims_view(xp: ModuleType, x: Any, *, axis: tuple[int, ...]) -> Any:
-    return xp.expand_dims(x, axis)
+expand_dims.grad(lambda g, y, x, **_: reshape(g, shape=x.shape))
+expand_dims.simplify(moved_simplify)
+expand_dims.view(lambda xp, x, *, axis: xp.expand_dims(x, axis))
 
 
 # -- broadcasting and its inverse ------------------------------------------------------------------------------
@@ -263,108 +253,7 @@ def broadcast_to(xp: ModuleType, x: Any, *, shape: Shape) -> Any:
     return xp.broadcast_to(x, shape)
 
 
-@broadcast_to.normalize
-def broadcast_to_attrs(x: TensorType, *, shape: Any) -> dict[str, Any]:
-    return {"shape": shape if isinstance(shape, tuple) else (shape,)}
-
-
-@broadcast_to.grad
-def broadcast_to_grad(g: Node, y: Node, x: Node, *, shape: Shape) -> Node:
-    return sum_to_like(g, x)
-
-
-@broadcast_to.view
-def broadcast_to_view(xp: ModuleType, x: Any, *, shape: Shape) -> Any:
-    return xp.broadcast_to(x, shape)
-
-
-def _like_type(x: TensorType, like: TensorType) -> TensorType:
-    return TensorType(like.shape, x.dtype)
-
-
-def like_dims(x: TensorType, like: TensorType) -> str:
-    """Sharding rule of both directions: axes that only `x` has are summed, those that only `like` has are new."""
-    letters = axis_letters(max(x.ndim, like.ndim))
-    here, there = (
-        "".join("1" if s == 1 else c for c, s in zip(letters[len(letters) - t.ndim :], t.shape)) for t in (x, like)
-    )
-    return f"{here},{there}->{there}"
-
-
-@op(role=Role.MOVE, infer=_like_type, dims=like_dims, like=(1,), linear=(0,))
-def broadcast_like(xp: ModuleType, x: Any, like: Any) -> Any:
-    """`x` repeated to the shape of `like`; the gradient of a sum.
-
-    >>> import hetu as ht
-    >>> ht.evaluate(broadcast_like(1.0, [0.0, 0.0])).tolist()
-    [1.0, 1.0]
-    """
-    return xp.broadcast_to(x, like.shape)
-
-
-@broadcast_like.grad
-def broadcast_like_grad(g: Node, y: Node, x: Node, like: Node) -> tuple[Node, None]:
-    return sum_to_like(g, x), None
-
-
-@broadcast_like.view
-def broadcast_like_view(xp: ModuleType, x: Any, like: Any) -> Any:
-    return xp.broadcast_to(x, like.shape)
-
-
-@op(precision="wide", infer=_like_type, dims=like_dims, like=(1,), linear=(0,))
-def sum_to_like(xp: ModuleType, x: Any, like: Any) -> Any:
-    """`x` summed over the axes along which `like` was broadcast; the gradient of broadcasting.
-
-    >>> import hetu as ht
-    >>> ht.evaluate(sum_to_like([[1.0, 2.0], [3.0, 4.0]], [0.0, 0.0])).tolist()
-    [4.0, 6.0]
-    """
-    return xp.reshape(xp.sum(x, axis=broadcast_axes(x.shape, like.shape), dtype=x.dtype), like.shape)
-
-
-def broadcast_axes(shape: tuple[int, ...], target: tuple[int, ...]) -> tuple[int, ...]:
-    extra = len(shape) - len(target)
-    return tuple(i for i, s in enumerate(shape) if i < extra or (target[i - extra] == 1 and s != 1))
-
-
-@sum_to_like.grad
-def sum_to_like_grad(g: Node, y: Node, x: Node, like: Node) -> tuple[Node, None]:
-    return broadcast_like(g, x), None
-
-
-@sum_to_like.view
-def sum_to_like_view(xp: ModuleType, x: Any, like: Any) -> Any:
-    return x if x.shape == like.shape else None
-
-
-@op(role=Role.MOVE, infer=same_type, dims="...->...", like=(0,), differentiable=False)
-def zeros_like(xp: ModuleType, x: Any) -> Any:
-    """Zeros of the shape and dtype of `x`.
-
-    >>> import hetu as ht
-    >>> ht.evaluate(zeros_like([1.0, 2.0])).tolist()
-    [0.0, 0.0]
-    """
-    return xp.zeros_like(x)
-
-
-@zeros_like.into
-def zeros_like_into(xp: ModuleType, out: Any, x: Any) -> None:
-    out.fill(0)
-
-
-@op(role=Role.MOVE, infer=same_type, dims="...->...", like=(0,), differentiable=False)
-def ones_like(xp: ModuleType, x: Any) -> Any:
-    """Ones of the shape and dtype of `x`.
-
-    >>> import hetu as ht
-    >>> ht.evaluate(ones_like([3.0, 2.0])).tolist()
-    [1.0, 1.0]
-    """
-    return xp.ones_like(x)
-
-
-@ones_like.into
-def ones_like_into(xp: ModuleType, out: Any, x: Any) -> None:
-    out.fill(1)
+broadcast_to.normalize(lambda x, *, shape: {"shape": shape if isinstance(shape, tuple) else (shape,)})
+broadcast_to.grad(lambda g, y, x, **_: sum_to_like(g, x))
+broadcast_to.simplify(moved_simplify)
+broadcast_to.view(lambda xp, x, *, shape: xp.broadcast_to(x, shape))

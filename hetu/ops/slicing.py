@@ -1,6 +1,6 @@
 """Cutting by integers and slices, and the inverse, which is its gradient.
 
-A cut is a view. Its key is kept as plain data, one entry an axis: an integer, `"new"` for a new axis of size 1, or
+A cut is a view. Its key is kept as plain data, one entry per axis: an integer, `"new"` for a new axis of size 1, or
 `("slice", start, stop, step)`. On an axis of unknown size a slice is taken to lie inside: `x[1:]` has `dim + -1`
 elements, `x[:5]` has 5. For index arrays and masks see `index.py` and `where`.
 """
@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
-from functools import partial
 from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
 from ..core.errors import ArgumentError, AxisError, ShapeError, public
 from ..core.graph import Node
-from ..core.kernels import Call
 from ..core.op import Role, as_node, op
-from ..core.types import Dim, Size, TensorType, compatible, normalize_axes, normalize_axis
-from .shape import axis_letters
+from ..core.types import Dim, Size, TensorType, axis_letters, compatible, normalize_axes, normalize_axis
 
 __all__ = ["flip", "split"]
 
@@ -28,7 +25,7 @@ WHOLE = ("slice", None, None, 1)
 
 
 def _getitem_attrs(x: TensorType, *, key: Any) -> dict[str, Any]:
-    """One entry an axis; places on an axis of known size become non-negative, others wait until it is known."""
+    """One entry per axis; places on an axis of known size become non-negative, others wait until it is known."""
     entries = [key] if _is_slice(key) or not isinstance(key, tuple) else list(key)
     used = sum(not (_is_new(e) or e is Ellipsis) for e in entries)
     if used > x.ndim:
@@ -86,7 +83,7 @@ def _slice_entry(parts: tuple[Any, Any, Any], size: Size) -> tuple[Any, ...]:
 
 
 def _slice_size(size: Size, start: Size | None, stop: Size | None, step: int) -> Size:
-    """Number of elements. Of an unknown axis a slice is taken to lie inside, so that the result is exact arithmetic."""
+    """Number of elements. A slice of an unknown axis is taken to lie inside, so that the result is exact."""
     if not any(isinstance(v, Dim) for v in (size, start, stop)):
         return len(range(*slice(start, stop, step).indices(size)))
     first_end, first = _place(start, (0, 0) if step > 0 else (1, -1))
@@ -156,16 +153,7 @@ def getitem(xp: ModuleType, x: Any, *, key: Any) -> Any:
 
 
 getitem.normalize(_getitem_attrs)
-
-
-@getitem.grad
-def getitem_grad(g: Node, y: Node, x: Node, *, key: tuple[Any, ...]) -> Node:
-    return slice_scatter(g, x, key=key)
-
-
-@getitem.view
-def getitem_view(xp: ModuleType, x: Any, *, key: tuple[Any, ...]) -> Any:
-    return x[_python_key(key)]
+getitem.view(lambda xp, x, *, key: x[_python_key(key)])
 
 
 def _slice_scatter_attrs(values: TensorType, like: TensorType, *, key: Any) -> dict[str, Any]:
@@ -197,17 +185,15 @@ def slice_scatter(xp: ModuleType, values: Any, like: Any, *, key: Any) -> Any:
     return out
 
 
+getitem.grad(lambda g, y, x, *, key: slice_scatter(g, x, key=key))
 slice_scatter.normalize(_slice_scatter_attrs)
+slice_scatter.grad(lambda g, y, values, like, *, key: (getitem(g, key=key), None))
 
 
-@slice_scatter.grad
-def slice_scatter_grad(g: Node, y: Node, values: Node, like: Node, *, key: tuple[Any, ...]) -> tuple[Node, None]:
-    return getitem(g, key=key), None
-
-
-@slice_scatter.bind
-def slice_scatter_bind(xp: ModuleType, out: Any, values: Any, like: Any, *, key: Any) -> list[Call]:
-    return [partial(out.fill, 0), partial(xp.copyto, out[_python_key(key)], values)]
+@slice_scatter.into
+def slice_scatter_into(xp: ModuleType, out: Any, values: Any, like: Any, *, key: Any) -> None:
+    out.fill(0)
+    out[_python_key(key)] = values
 
 
 def cut_along(x: Node, axis: int, cut: slice) -> Node:

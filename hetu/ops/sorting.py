@@ -13,15 +13,11 @@ import numpy as np
 
 from ..core.errors import ArgumentError, ShapeError
 from ..core.graph import OPS, Node
-from ..core.op import Role, op, same_type
-from ..core.types import TensorType
+from ..core.op import Role, op
+from ..core.types import TensorType, same_type
 from .reduction import along_axis_dims, one_axis
 
-__all__ = [
-    "argsort",
-    "sort",
-    "topk",
-]
+__all__ = ["argsort", "sort", "topk"]
 
 
 def _order(xp: ModuleType, x: Any, axis: int, descending: bool, **kind: Any) -> Any:
@@ -126,9 +122,7 @@ def topk_normalize(x: TensorType, *, k: int, axis: int) -> dict[str, Any]:
     return one_axis(x, axis=axis, k=k)
 
 
-@topk.grad
-def topk_grad(g: Any, out: tuple[Node, Node], x: Node, *, k: int, axis: int) -> Node | None:
-    return None if g[0] is None else OPS["put_along_axis_add"](x, out[1], g[0], axis=axis)
+topk.grad(lambda g, out, x, *, k, axis: None if g[0] is None else OPS["put_along_axis_add"](x, out[1], g[0], axis=axis))
 
 
 @topk.into

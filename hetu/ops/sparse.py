@@ -15,8 +15,8 @@ from typing import Any
 from ..core.backend import fixed_value
 from ..core.errors import ArgumentError, ShapeError
 from ..core.graph import Node
-from ..core.op import op, require_float
-from ..core.types import Size, TensorType, compatible, promote
+from ..core.op import op
+from ..core.types import Size, TensorType, compatible, promote, require_float
 from .index import check_range, require_indices
 
 __all__ = ["sampled_matmul", "sparse_matmul"]
@@ -119,9 +119,7 @@ def sampled_matmul_type(rows: TensorType, columns: TensorType, a: TensorType, b:
     return TensorType(rows.shape, promote(a.dtype, b.dtype))
 
 
-@sampled_matmul.check
-def sampled_matmul_check(xp: ModuleType, rows: Any, columns: Any, a: Any, b: Any) -> None:
-    _check_entries(xp, rows, columns, a.shape[0], b.shape[0])
+sampled_matmul.check(lambda xp, rows, columns, a, b: _check_entries(xp, rows, columns, a.shape[0], b.shape[0]))
 
 
 @sampled_matmul.grad

@@ -119,12 +119,7 @@ def update_rule(function: Callable[..., Any] | None = None, /, *, states: Sequen
     if len(states) != tables - 1:
         raise ArgumentError(f"{len(states)} names for {tables - 1} states of {name}", fix="name each state, or none")
     rule = UpdateRule(name, function, states, names[-1] == "step", cuda)
-    rule.rows = rows = _operator(
-        rule, _on_rows(rule), _rows_signature(parameters, tables), _rows_doc(rule),
-        name=f"{name}_rows", infer=partial(_rows_type, rule), dims=partial(_rows_dims, rule),
-    )  # fmt: skip
-    rows.row_update = rule
-    rows.check(partial(_check_ids, tables))
+    rule.rows = _rows_operator(rule, parameters)
     made = _operator(
         rule, _on_arrays(rule), parameters, function.__doc__,
         name=name, infer=partial(_type, rule), dims=partial(_dims, rule), scratch=True,
@@ -206,54 +201,36 @@ def _check_scalars(types: Sequence[TensorType]) -> None:
 
 def _on_rows(rule: UpdateRule) -> Callable[..., Any]:
     def forward(xp: ModuleType, *arrays: Any, window: RowWindow = None, **attrs: Any) -> Any:
-        values, (ids, rows, *scalars) = arrays[: rule.tables], arrays[rule.tables :]
+        tables, (ids, rows, *scalars) = [xp.array(a) for a in arrays[: rule.tables]], arrays[rule.tables :]
         ids, rows = own_rows(ids, rows, window)
-        ids = xp.reshape(ids, (-1,))
-        touched = xp.sort(xp.unique_values(ids))  # the standard promises no order
-        sums = xp.astype(touched[:, None] == ids[None, :], rows.dtype) @ xp.reshape(rows, (ids.shape[0], -1))
-        sums = xp.reshape(sums, (*touched.shape, *rows.shape[rows.ndim - values[0].ndim + 1 :]))
-        old = [xp.take(v, touched, axis=0) for v in values]
-        new = rule.composition(values[0].shape, attrs).run(xp, [*old, sums, *scalars])
-        return _result(rule, [_with_rows(xp, v, touched, n) for v, n in zip(values, new)])
+        touched, places = xp.unique(xp.reshape(ids, (-1,)), return_inverse=True)
+        sums = xp.zeros((touched.size, *tables[0].shape[1:]), dtype=rows.dtype)
+        xp.add.at(sums, places, xp.reshape(rows, (ids.size, *tables[0].shape[1:])))
+        old = [xp.take(t, touched, axis=0) for t in tables]
+        for table, new in zip(tables, rule.composition(tables[0].shape, attrs).run(xp, [*old, sums, *scalars])):
+            table[touched] = new
+        return _result(rule, tables)
 
     return forward
 
 
-def _rows_signature(parameters: Sequence[inspect.Parameter], tables: int) -> list[inspect.Parameter]:
-    """The inputs of the rule with `g` replaced by `ids` and `rows`, and the attribute `window`."""
-    inputs = [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in ("ids", "rows")]
-    window = inspect.Parameter("window", inspect.Parameter.KEYWORD_ONLY, default=None)
-    return [*parameters[:tables], *inputs, *parameters[tables + 1 :], window]
-
-
-def _rows_doc(rule: UpdateRule) -> str:
-    """Docstring of a row form, with an example in which row 1 changes and row 0 does not."""
-    zeros = ", [[1.0], [1.0]]" * rule.tables
-    step = ", 1" if rule.timed else ""
-    pick = "[0]" if rule.states else ""
-    return f"""`{rule.name}` on the rows `ids` of a table (n, ...), `rows` being their gradients: ids.shape + (...).
+def _rows_operator(rule: UpdateRule, parameters: Sequence[inspect.Parameter]) -> Op[..., Any]:
+    """The operator that applies a rule to some rows: the gradient `g` gives way to `ids` and `rows`."""
+    kinds = inspect.Parameter
+    inputs = [kinds(name, kinds.POSITIONAL_OR_KEYWORD) for name in ("ids", "rows")]
+    window = kinds("window", kinds.KEYWORD_ONLY, default=None)
+    doc = f"""`{rule.name}` on the rows `ids` of a table (n, ...), `rows` being their gradients: ids.shape + (...).
 
     Duplicate ids are summed first; only touched rows of the table and of its optimizer state change. ValueRangeError
     for ids outside [0, n), ArgumentError where the rule needs whole parameters.
-
-    >>> import hetu as ht
-    >>> from hetu.core.graph import OPS
-    >>> new = OPS["{rule.name}_rows"]({zeros[2:]}, [1], [[2.0]], 0.1{step}){pick}
-    >>> changed = ht.evaluate(new) != 1
-    >>> changed.tolist()
-    [[False], [True]]
     """
-
-
-def _with_rows(xp: ModuleType, table: Any, ids: Any, rows: Any) -> Any:
-    """A copy of `table` with the rows `ids` (sorted, unique) replaced."""
-    if ids.shape[0] == 0:
-        return table
-    places = xp.arange(table.shape[0], dtype=ids.dtype)
-    nearest = xp.searchsorted(ids, places)
-    nearest = xp.where(nearest == ids.shape[0], ids.shape[0] - 1, nearest)
-    hit = xp.reshape(xp.take(ids, nearest, axis=0) == places, (-1,) + (1,) * (table.ndim - 1))
-    return xp.where(hit, xp.take(rows, nearest, axis=0), table)
+    made = _operator(
+        rule, _on_rows(rule), [*parameters[: rule.tables], *inputs, *parameters[rule.tables + 1 :], window], doc,
+        name=f"{rule.name}_rows", infer=partial(_rows_type, rule), dims=partial(_rows_dims, rule),
+    )  # fmt: skip
+    made.row_update = rule
+    made.check(partial(_check_ids, rule.tables))
+    return made
 
 
 def _check_ids(tables: int, xp: ModuleType, *arrays: Any, window: RowWindow = None, **_: Any) -> None:

@@ -11,8 +11,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from ..core.errors import ArgumentError, ShapeError
-from ..core.op import require_float
-from ..core.types import Dim, Size, TensorType, show_shape
+from ..core.types import Dim, Size, TensorType, require_float, show_shape
 
 Pair = tuple[Any, ...]  # numbers of rows and columns
 Sizes = tuple[Size, ...]  # those of an image; a size may be unknown

@@ -10,9 +10,8 @@ from functools import partial
 
 from ..core.kernels import KINDS, room
 from ..core.op import Role
-from ..core.passes import PASSES, PRECISIONS, Pass, chosen_passes, enter
+from ..core.passes import PASSES, PRECISIONS, Pass, chosen_passes, enter, resolve_training, specialize
 from ..core.simplify import simplify
-from ..core.specialize import resolve_training, specialize
 from .channels_last import CONVOLUTIONS, channels_last
 from .mixed_precision import mixed_precision
 from .sparsify import sparsify_updates

@@ -1,8 +1,8 @@
-"""What leaves heads of attention where projections put them, and packs the gradients of queries, keys and values.
+"""Leave heads of attention where projections put them, and pack the gradients of queries, keys and values.
 
 `attention` of transposed views and its gradient become operators that read and write (batch, positions, heads,
-features). Which ones is the matter of each room of kernels, whose pass this serves: `attention_rows` keep the scores,
-`flash_attention` does not. Where one packed projection made all three, its gradient then needs no copy. Attention of
+features). Each room of kernels has a pass that calls this with its own two: `attention_rows` keeps the scores,
+`flash_attention` does not. Where one packed projection made all three, its gradient then needs no copy. Attention with
 other than four axes stays as it is.
 """
 

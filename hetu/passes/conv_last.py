@@ -1,7 +1,7 @@
 """`conv2d` and its gradients on images (h, w, n, c): the pixels of all images at one place lie together.
 
-Made by the pass `channels_last` only, after autodiff. Here stands what they mean, in terms of `conv2d`; the rooms of
-kernels compute them. Left out: groups and dilations.
+Only the pass `channels_last` makes them, after autodiff. This file says what they mean, in terms of `conv2d`; the rooms
+of kernels compute them. Left out: groups and dilations.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from functools import reduce
 import numpy as np
 
 from ..core.graph import OPS, Node, replace, rewrite, topological
-from ..core.leaf import variable
+from ..core.leaf import stand_in, variable
 from ..core.op import LEAVES, Role
 from ..core.types import is_float
 
@@ -47,7 +47,7 @@ def mixed_precision(
     """
     seeds = _seeds(gradients) if dtype == "float16" else set()
     # Updates are cut off at the gradients, which are not touched before they are whole again.
-    stubs = {g: OPS["placeholder"](name=f"gradient{k}", shape=g.shape, dtype=g.dtype) for k, g in enumerate(gradients)}
+    stubs = {g: stand_in(f"gradient{k}", g.tensor) for k, g in enumerate(gradients)}
     above = replace((*fetches, *updates.values()), stubs)
     made = _lowered((*above, *stubs), dtype, seeds)
     above, whole = made[: len(above)], made[len(above) :]

@@ -1,7 +1,7 @@
 """Turn the update of a whole table into an update of the rows that a batch touched.
 
 The gradient of an embedding lookup is dense in meaning: `scatter_rows(table, ids, g)`. Where an optimizer is its only
-reader, the dense table is never made. Gradients that are clipped by global norm or decayed stay dense.
+reader, the dense table is never made. Gradients that are clipped by a global norm or decayed stay dense.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from ..core.errors import ArgumentError
 from ..core.graph import Node
 from ..dist.cut.builders import DataParallel
 from ..dist.cut.kept import Served
-from ..dist.cut.staged import Staged
+from ..dist.cut.pipeline_strategy import Staged
 from ..dist.cut.strategy import Builder, Strategy
 from ..ps.store.cache import Cache
 from ..ps.store.consistency import Consistency

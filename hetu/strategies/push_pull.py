@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..core.op import Op, Role, op
-from ..core.types import Shape, TensorType, as_dtype
-from ..ops.shape import axis_letters
+from ..core.types import Shape, TensorType, as_dtype, axis_letters
 
 TOKEN = TensorType((0,), np.dtype("uint8"))  # stands for "it has been sent"
 

@@ -20,8 +20,9 @@ import numpy as np
 from ..core.backend import Device
 from ..core.errors import MissingDependencyError
 from ..core.kernels import kernels
+from ..dist.comm.guard import count_cores
 from ..dist.comm.mpi import world
-from ..dist.launch.heturun import count_cores, find_mpiexec
+from ..dist.launch.heturun import find_mpiexec
 from ..ps.store.partition import Parameter
 from ..ps.wire.environment import connect
 

@@ -62,10 +62,12 @@ def batches(shape: tuple[int, ...], classes: int, *, ids: bool = False, count: i
     return made
 
 
-def losses(model: Callable[..., Any], strategy: Any = None, comm: Any = None, steps: int = STEPS) -> list[float]:
-    """The loss of each step, with this strategy on these ranks or alone."""
+def losses(
+    model: Callable[..., Any], strategy: Any = None, comm: Any = None, steps: int = STEPS, **options: Any
+) -> list[float]:
+    """The loss of each step, with this strategy on these ranks or alone; `options` are the executor's."""
     graph, feeds = model()
-    ex = ht.Executor(graph, strategy=strategy, comm=comm)
+    ex = ht.Executor(graph, strategy=strategy, comm=comm, **options)
     return [float(ex.run("train", feed)[0]) for feed in feeds[:steps]]
 
 

@@ -63,19 +63,12 @@ class OnDevice(Comm):
         self.inner.progress()
 
     def _split(self, group):
-        comm = OnDevice(self.inner.split(group), self.xp)
-        comm._groups = self._groups
-        return comm
+        return OnDevice(self.inner.split(group), self.xp)
 
 
 class Copied(Handle):
     def __init__(self, comm, handle, pairs) -> None:
         self.comm, self.handle, self.pairs = comm, handle, pairs
-
-    def test(self) -> bool:
-        if done := self.handle.test():
-            self.wait()
-        return done
 
     def wait(self) -> None:
         self.handle.wait()

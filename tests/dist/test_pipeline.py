@@ -13,6 +13,7 @@ import pytest
 
 import hetu as ht
 from hetu.core.errors import ArgumentError, GraphError, ShapeError
+from hetu.core.passes import PASSES
 from hetu.dist import Link, Pipeline, Schedule, Staged, Strategy, VirtualClock, run_ranks
 
 from .test_launch import heturun
@@ -103,6 +104,19 @@ def test_losses_of_20_steps_equal_those_of_one_process(model, ranks, options):
     for losses, y in run_ranks(ranks, lambda comm: train(model, Pipeline(**options), comm), rendezvous=True):
         np.testing.assert_allclose(losses, wanted, atol=1e-5, rtol=0)
         np.testing.assert_allclose(y, output, atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "pipedream"])
+def test_passes_of_every_device_at_once_leave_the_losses_alone(schedule):
+    """Those that join nodes keep to the order of communication and of the schedule."""
+
+    def run(comm, **options):
+        graph, feeds = transformer()
+        ex = ht.Executor(graph, strategy=Pipeline(2, data=2, zero=3, schedule=schedule), comm=comm, **options)
+        return [float(ex.run("train", feed)[0]) for feed in feeds[:3]]
+
+    plain, joined = run_ranks(4, run), run_ranks(4, functools.partial(run, passes=[*PASSES]))
+    np.testing.assert_allclose(joined, plain, atol=1e-5, rtol=0)
 
 
 def test_processes_train_as_threads_do():
@@ -327,6 +341,25 @@ def test_a_batch_that_does_not_divide_is_named():
     for schedule in ("1f1b", "pipedream"):
         with pytest.raises(ShapeError, match=r"a batch of 10 in '.' does not divide into 4 micro-batches"):
             attempt(lambda: staged_mlp(2), Pipeline(2, 4, schedule), batch=10)
+
+
+def test_pipedream_names_a_batch_of_a_fixed_size_before_it_runs():
+    def model(size=16):
+        x = ht.placeholder("x", (size, 6))
+        with ht.scope("fixed"):
+            loss = ht.mean(ht.nn.Linear(6, 6)(ht.nn.Linear(6, 6)(x)) ** 2)
+            return {"train": [loss, ht.optim.SGD(0.1).minimize(loss)], "eval": [loss]}
+
+    def build(graph, schedule="pipedream"):
+        run_ranks(2, lambda comm: ht.Executor(graph, strategy=Pipeline(2, 4, schedule), comm=comm))
+
+    wanted = r"<placeholder 'x' f32\[16, 6\] .*> has batches of 16, but PipeDream makes a batch of each micro-batch"
+    with pytest.raises(ArgumentError, match=wanted) as caught:
+        build(model())
+    assert caught.value.fix == "leave that size open: shape (None, 6)" and caught.value.site is not None
+    build(model(), "1f1b")
+    build(model(None))
+    build({"eval": model()["eval"]})  # nothing is updated
 
 
 def test_evaluation_takes_any_batch():

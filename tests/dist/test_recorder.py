@@ -113,15 +113,15 @@ def test_the_ring_keeps_the_last_and_counts_all():
     for i in range(KEPT + 5):
         recorder.note((0, 1), "all_reduce sum", np.empty(i))
     entries = recorder.state().entries
-    assert [e.index for e in entries] == list(range(6, KEPT + 6))
+    assert [e.number for e in entries] == list(range(6, KEPT + 6))
     assert entries[-1].type == f"f64[{KEPT + 4}]" and entries[-1].line.startswith("test_recorder.py:")
 
 
 def test_a_program_says_which_line_communicates():
     recorder = Recorder()
-    recorder.at("model.py:3")
+    recorder.site = "model.py:3"
     recorder.note((0,), "barrier", np.empty(0))
-    recorder.at(None)
+    recorder.site = None
     recorder.note((0,), "barrier", np.empty(0))
     first, second = recorder.state().entries
     assert str(first) == "barrier at model.py:3" and second.line.startswith("test_recorder.py:")

@@ -8,6 +8,10 @@ import numpy as np
 import pytest
 
 import hetu as ht
+from hetu.core.errors import GraphError
+from hetu.core.graph import rewrite
+from hetu.core.memory import in_line
+from hetu.core.passes import PASSES
 from hetu.dist import plan, run_ranks
 from hetu.dist.cut.builders import MEGATRON, DataParallel, Parallel, TensorParallel, ZeRO
 
@@ -71,6 +75,48 @@ def test_explaining_passes_does_not_change_when_they_run(capsys):
     plain, told = (run_ranks(2, functools.partial(ops, **options)) for options in ({}, {"explain": True}))
     assert plain == told
     assert "simplify: " in capsys.readouterr().out
+
+
+# -- what passes join must not cross the one order of communication ----------------------------------------------------
+
+
+def watched():
+    """What fetches a new value, such as its norm, communicates between one update and the gradient of another."""
+    graph, feeds = mlp()
+    loss, updates = graph["train"]
+    norms = [ht.sqrt(ht.sum(updates[v] * updates[v])) for v in updates.gradients]
+    return {"train": [loss, *norms, updates]}, feeds
+
+
+JOINED = {**MODELS, "watched": watched}
+
+
+@pytest.mark.parametrize("model", JOINED)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_passes_of_every_device_at_once_leave_the_losses_alone(strategy, model):
+    wanted = losses(JOINED[model], steps=3)
+    passes = [*PASSES]
+    for found in run_ranks(4, lambda c: losses(JOINED[model], STRATEGIES[strategy](), c, 3, passes=passes)):
+        np.testing.assert_allclose(found, wanted, atol=1e-5, rtol=0)
+
+
+def test_a_pass_that_crosses_the_order_of_communication_is_an_error(monkeypatch):
+    def crossed(outputs):
+        first, *_, last = [n for n in in_line(outputs) if n.op.collective == "all_reduce" and n.ndim]
+        found = rewrite(
+            (last, *outputs), lambda n, inputs: n.op.make((inputs[0] + ht.sum(last),), n.attrs) if n is first else None
+        )
+        return found[1:]
+
+    monkeypatch.setitem(PASSES, "crossed", crossed)
+    graph, _ = mlp()
+    strategy = DataParallel().build([graph["train"][0], *graph["train"][1].values()], 2)
+    strategy.bucket_bytes = 0
+    with pytest.raises(
+        GraphError, match=r"<all_reduce .* waits for communication that all ranks do after it"
+    ) as caught:
+        run_ranks(2, lambda comm: losses(mlp, strategy, comm, passes=["crossed"]))
+    assert "leave out the pass" in caught.value.fix
 
 
 def test_data_parallelism_reduces_every_gradient_once():

@@ -38,6 +38,24 @@ def test_json_round_trip(name):
     assert Strategy.from_json(strategy.to_json()) == strategy
 
 
+def test_the_state_of_a_strangers_optimizer_lies_with_its_parameter_under_any_name():
+    @ht.optim.update_rule
+    def signs(p, m, g, lr, *, beta=0.5):
+        m = beta * m + (1 - beta) * g
+        return p - lr * ht.sign(m), m
+
+    with ht.scope("strange"):
+        w = ht.variable("w", ht.init.ones, (4, 3))
+        speed = ht.variable("speed", ht.init.zeros, (4, 3), trainable=False)
+        beside = ht.variable("w/beside", ht.init.zeros, (4, 3), trainable=False)
+        new = dict(zip((w, speed), signs(w, speed, w * w, 0.1)))
+    outputs = [*new.values(), beside + 1]
+    strategy = ZeRO(1).build(outputs, 2)
+    assert [strategy.store(v).local_shape(v.shape, 0) for v in (w, speed, beside)] == [(4, 3), (2, 3), (4, 3)]
+    row = next(line for line in strategy.table(outputs).splitlines() if line.startswith("strange/w "))
+    assert row.endswith("all_gather")
+
+
 def test_what_was_read_trains_like_what_was_written():
     text = ZeRO(1).build(outputs(), 2).to_json()
     found = run_ranks(2, lambda comm: losses(mlp, Strategy.from_json(text), comm, steps=3))

@@ -23,7 +23,7 @@ from hetu.dist import (
     run_ranks,
 )
 from hetu.dist.by_hand import all_reduce
-from hetu.dist.cut.microbatch import StageGrid, stage_grid
+from hetu.dist.cut.pipeline_layouts import StageGrid, stage_grid
 from hetu.plan import Cluster, MachineProfile, simulate
 from hetu.plan.costs.links import DeviceFigures
 from hetu.plan.simulation.instructions import SimulatedJob

@@ -9,7 +9,6 @@ import numpy as np
 import hetu.cpu_kernels.attention_rows
 import hetu.cpu_kernels.fused_update
 import hetu.cpu_kernels.gelu
-import hetu.cpu_kernels.layer_norm
 import hetu.cpu_kernels.loss
 import hetu.cpu_kernels.phases  # noqa: F401 - all for their operators
 from hetu.core.graph import OPS
@@ -106,17 +105,6 @@ def gelu_erf(x):
     return x * below, below + x * np.exp(-x * x / 2) / np.sqrt(2 * np.pi)
 
 
-def normal_rows(x, scale, bias):
-    inverse = 1 / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
-    normal = (x - x.mean(-1, keepdims=True)) * inverse
-    return normal * scale + bias, normal, inverse
-
-
-def layer_norm_rows_dx(g, x, scale, bias):
-    _, normal, inverse = OPS["layer_norm_rows"](x, scale, bias)
-    return OPS["layer_norm_rows_dx"](g, normal, inverse, scale)
-
-
 def entropy(g, logits, ids, smoothing=0.0, ignore=None):
     total = np.log(np.exp(logits).sum(-1))
     target = np.eye(logits.shape[-1])[ids] * (1 - smoothing) + smoothing / logits.shape[-1]
@@ -196,16 +184,6 @@ SAMPLES = [
     ),
     Sample("gelu_tanh_slope", OPS["gelu_tanh_slope"], (real(3, 4),), gelu_tanh, order=0),
     Sample("gelu_erf_slope", OPS["gelu_erf_slope"], (real(3, 4),), gelu_erf, order=0),
-    Sample("layer_norm_rows", OPS["layer_norm_rows"], (real(2, 3, 4), real(4), real(4)), normal_rows, order=0),
-    Sample(
-        "layer_norm_rows_dx",
-        layer_norm_rows_dx,
-        (real(2, 3, 4), real(2, 3, 4), real(4), real(4)),
-        lambda g, x, scale, bias: slopes(lambda *a: normal_rows(*a)[0], g, x, scale, bias),
-        order=0,
-        tolerance=1e-4,
-        extra={"no_float16": True},
-    ),
     Sample(
         "cross_entropy_slope",
         OPS["cross_entropy_slope"],

@@ -16,6 +16,7 @@ import hetu as ht
 from hetu.core.op import Op
 
 from . import Sample, given, positive, real
+from .index import NO_SCATTER
 
 SHAPE = (4, 3)
 RATE, STEP = given(0.1), given(np.int64(3))
@@ -146,7 +147,9 @@ def row(name, label="", attrs=(), more=()):
 def sparse(name):
     rule = RULES[name]
     reference = on_rows(rule.reference, rule.op.update.tables)
-    return Sample(f"{name}_rows", rule.op.update.rows, rule.inputs(TABLE, IDS, ROWS), reference, order=0)
+    return Sample(
+        f"{name}_rows", rule.op.update.rows, rule.inputs(TABLE, IDS, ROWS), reference, order=0, strict=NO_SCATTER
+    )
 
 
 SAMPLES = [

@@ -9,8 +9,10 @@ import pytest
 
 import hetu as ht
 from hetu.core.errors import ArgumentError, CheckpointError
-from hetu.core.graph import OPS, count_names_apart
-from hetu.core.op import Role, same_type
+from hetu.core.graph import OPS
+from hetu.core.leaf import count_names_apart
+from hetu.core.op import Role
+from hetu.core.types import same_type
 from hetu.ps import BSP, SSP, Cache, Client, Parameter, RefusedError, ServerProcess
 from hetu.ps.saved import restore
 from hetu.ps.wire.environment import Place

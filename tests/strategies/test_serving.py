@@ -8,7 +8,7 @@ import pytest
 import hetu as ht
 from hetu import dist
 from hetu.core.errors import ArgumentError
-from hetu.core.graph import count_names_apart
+from hetu.core.leaf import count_names_apart
 from hetu.dist import Served, Strategy, run_ranks
 from hetu.plan.builders import PS, AllReduce, PartitionedAllReduce, PartitionedPS, RandomAxisAllReduce
 from hetu.ps import ASP, BSP, SSP, Cache, Client

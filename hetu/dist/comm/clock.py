@@ -1,8 +1,8 @@
 """A virtual clock: honest times of a parallel schedule on a machine with fewer cores than ranks.
 
-`VirtualClock` wraps a communicator. Each rank's clock advances by the CPU time of its own thread while it computes; a
+`VirtualClock` wraps a communicator. While a rank computes, its clock advances by the CPU time of its own thread; a
 collective sets the clocks of its group to the latest of them plus the cost of a modeled link; a message carries the
-time at which it arrives. So the schedule really runs (bubbles, order and operator costs are real) and only the wire is
+time at which it arrives. So the schedule really runs (bubbles, order and operator costs are real), and only the wire is
 a model. It counts neither contention between groups nor work of other threads (keep BLAS at one thread).
 """
 
@@ -31,7 +31,8 @@ class Link:
     latency: float = 50e-6
     bandwidth: float = 100e6
 
-    def message(self, nbytes: int) -> float:
+    def message(self, nbytes: float) -> float:
+        """The time of one message in seconds."""
         return self.latency + nbytes / self.bandwidth
 
     def seconds(self, kind: str, ranks: int, nbytes: int) -> float:
@@ -90,12 +91,13 @@ class VirtualClock(Comm):
     def __init__(
         self, comm: Comm, link: Link | Network | None = None, timer: Callable[[], float] = time.thread_time
     ) -> None:
-        network = link if callable(link) else lambda ranks: link or Link()
-        self._wrap(comm, network, _Clock(timer))
+        fixed = Link() if link is None or callable(link) else link
+        self._wrap(comm, link if callable(link) else lambda ranks: fixed, _Clock(timer))
 
     def _wrap(self, comm: Comm, network: Network, clock: _Clock) -> VirtualClock:
         super().__init__(comm.rank, comm.ranks, comm.deadline, comm.recorder)
-        self.inner, self.network, self._clock, self._last = comm, network, clock, None
+        self.inner, self.network, self._clock = comm, network, clock
+        self._last: _Clocked | None = None
         return self
 
     @property
@@ -109,7 +111,7 @@ class VirtualClock(Comm):
         self._clock.noted = rows
 
     def progress(self) -> None:
-        self._clock.stop()  # here, a library must be polled; where it is not, the wire works alone
+        self._clock.stop()  # a real library must be polled, but the modeled wire works alone
         self.inner.progress()
         self._clock.go()
 
@@ -120,12 +122,12 @@ class VirtualClock(Comm):
         began = np.array([self._clock.stop()])
         stamp = self.inner.all_reduce_async(began, began, "max")
         handle, cost = self.inner._start(call), self._cost(call)
-        self._last = _Clocked(self._clock, call.kind, handle, stamp, began, cost, self._last)
+        self._last = made = _Clocked(self._clock, call.kind, handle, stamp, began, cost, self._last)
         self._clock.go()
-        return self._last
+        return made
 
     def _cost(self, call: CollectiveCall) -> float:
-        """Seconds of a collective over the slowest link of its group; in an all_to_all each pair has its own."""
+        """Seconds of a collective over the slowest link of its group; an all_to_all takes the link of each pair."""
         if call.kind != "all_to_all":
             return self.network(self.ranks).seconds(call.kind, self.world_size, call.x.nbytes)
         me, share = self.ranks[self.rank], call.x.nbytes / self.world_size
@@ -158,7 +160,7 @@ def _interleave(first: Sequence[PeerMessage], second: Sequence[PeerMessage]) -> 
 
 
 class _Clocked(Handle):
-    """A collective that ends its cost after the latest of its ranks came and the one before it on the link ended."""
+    """A collective that starts when its last rank has come and the one before it has ended, and then takes its cost."""
 
     def __init__(
         self,
@@ -173,12 +175,6 @@ class _Clocked(Handle):
         self.clock, self.kind, self.handle, self.stamp = clock, kind, handle, stamp
         self.began, self.cost, self.before = began, cost, before
         self.end: float | None = None
-
-    def test(self) -> bool:
-        self.clock.stop()
-        done = self.handle.test()
-        self.clock.go()
-        return done
 
     def wait(self) -> None:
         self.clock.stop()

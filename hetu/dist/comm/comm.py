@@ -1,10 +1,10 @@
 """Communicators: how the ranks of one job move arrays, behind one interface for every transport.
 
-A `Comm` is a rank's view of a group of ranks. Collectives (all ranks of the group call them, in the same order) and
+A `Comm` is a rank's view of a group of ranks. Collectives, which all ranks of the group call in the same order, and
 point-to-point messages take NumPy buffers in and out; objects are never pickled. A transport writes three methods:
-`_start` one collective, `_exchange` messages, `_split` off a sub-group. Names and meanings follow MPI. Everything that
-waits gives up after `deadline` seconds, because a lost rank must end a job, not hang it. There are no message tags:
-messages between two ranks arrive in order. Left out: reduce and gather to one rank.
+`_start` one collective, `_exchange` messages, `_split` off a sub-group. Names and meanings follow MPI. Every wait gives
+up after `deadline` seconds, because a lost rank must end a job, not hang it. There are no message tags: messages
+between two ranks arrive in order. Left out: reduce and gather to one rank.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class CommError(HetuError, RuntimeError):
 
 
 class DeadlineError(CommError, TimeoutError):
-    """A wait that passed its deadline: some rank never came."""
+    """A wait that passed its deadline, because some rank never came."""
 
 
 def disagreement(made: Mapping[int, Mapping[int, Entry]]) -> CommError:
@@ -58,11 +58,12 @@ class CollectiveCall:
     op: str = ""
     root: int = 0
     counts: tuple[tuple[int, ...], tuple[int, ...]] | None = None
-    noted: Raw | None = None
+    noted: Raw = ()
 
     def check(self, world_size: int) -> None:
-        """Refuse what no transport could do, before any rank is left waiting."""
-        check_buffer(self.x), check_buffer(self.out, written=True)
+        """Refuse what no transport can do, before any rank waits."""
+        check_buffer(self.x)
+        check_buffer(self.out, written=True)
         if self.x.dtype != self.out.dtype:
             raise DTypeError(f"{self.kind} from {self.x.dtype} into {self.out.dtype}", fix="use one dtype for both")
         if self.op:
@@ -105,11 +106,7 @@ class CollectiveCall:
 
 
 class Handle(ABC):
-    """An operation under way; its buffers belong to it until `wait` returns or `test` says True."""
-
-    @abstractmethod
-    def test(self) -> bool:
-        """Whether it is finished; also gives the transport a moment to make progress."""
+    """An operation that has started; its buffers belong to it until `wait` returns."""
 
     @abstractmethod
     def wait(self) -> None:
@@ -119,15 +116,12 @@ class Handle(ABC):
 class Done(Handle):
     """The handle of an operation that is already finished."""
 
-    def test(self) -> bool:
-        return True
-
     def wait(self) -> None:
         pass
 
 
 class Comm(ABC):
-    """`rank` is this process' place in the group, `ranks` the members' ranks in the whole job, `deadline` seconds.
+    """`rank` is the place of this process in the group, `ranks` are the members' ranks in the job, `deadline` seconds.
 
     >>> import numpy as np
     >>> from hetu.dist import run_ranks
@@ -158,7 +152,7 @@ class Comm(ABC):
         return self._begin(CollectiveCall("all_reduce", x, out, op=op))
 
     def bind_all_reduce(self, x: np.ndarray, out: np.ndarray, op: str = "sum") -> Callable[[], None]:
-        """A call without arguments that does `all_reduce(x, out, op)` on these arrays, prepared as far as possible.
+        """A function without arguments that does `all_reduce(x, out, op)`, prepared as far as possible.
 
         All ranks of the group bind, in the same order of communication.
         """
@@ -228,23 +222,27 @@ class Comm(ABC):
             )
         members = tuple(self.ranks[r] for r in group)
         if members not in self._groups:
-            self._groups[members] = self._split(group)
+            self._groups[members] = made = self._split(group)
+            made._groups = self._groups  # one family: however a rank reaches a group, its collectives count once
         return self._groups[members]
 
     def at(self, site: Site | None) -> None:
-        """What follows was written on this line of the user's; None: on the line that calls. See `recorder.py`."""
-        self.recorder.at(site)
+        """What follows belongs to this line of the user's; None: to the line that calls. See `recorder.py`."""
+        self.recorder.site = site
+
+    def free(self) -> None:  # noqa: B027 - most transports hold nothing
+        """Give back what the group holds in the transport, when all its members call this."""
 
     def progress(self) -> None:  # noqa: B027 - most transports need no help
         """Give asynchronous operations a moment; an executor calls this between its instructions."""
 
     def agree(self, call: CollectiveCall) -> Any:
-        """Begin to compare a call of a new kind with those of the other ranks, where the transport would not notice."""
+        """Begin to compare a call of a new kind with those of other ranks, where the transport would not notice."""
         return None
 
-    def late(self, entry: Raw | None, seconds: float) -> DeadlineError:
+    def late(self, entry: Raw, seconds: float) -> DeadlineError:
         """The error for a wait of `seconds` for `entry`, with what all ranks say about themselves."""
-        what = "the others" if entry is None else readable(entry).short
+        what = readable(entry).short if entry else "the others"
         return DeadlineError(
             f"rank {self.ranks[self.rank]} waited {seconds:.3g} s for {what}\n{self.report()}".rstrip(),
             fix="all ranks must call the same collectives, in the same order",
@@ -279,7 +277,7 @@ class Comm(ABC):
 
 
 _NOTHING = np.empty(0, np.uint8)
-of_thread: ContextVar[Comm | None] = ContextVar("of_thread", default=None)  # the job, for a rank that is a thread
+of_thread: ContextVar[Comm | None] = ContextVar("of_thread", default=None)  # all ranks, for a rank that is a thread
 
 
 class SerialComm(Comm):

@@ -1,8 +1,8 @@
 """The process above each rank: it forks the rank before anything is imported, waits, and writes down how it ended.
 
-Only its parent learns which signal ended a process, and mpiexec, otherwise the parent, does not say which rank it was.
-The first failure that is written down counts: the ranks that mpiexec ends afterward had no part in it. It is run by
-its path, because importing hetu takes longer than all of its work. Windows has no fork and so no guard.
+Only its parent learns which signal ended a process, and mpiexec as the parent would not say which rank it was. The
+first failure that is written down counts: mpiexec ends other ranks because of it. The guard is run by its path, because
+importing hetu takes longer than all of its work. Windows has no fork and so no guard.
 """
 
 from __future__ import annotations
@@ -33,8 +33,13 @@ def job_size() -> int:
     return int(next((os.environ[name] for name in SIZE_VARIABLES if name in os.environ), 1))
 
 
+def count_cores() -> int:
+    """The cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def fail(directory: str, rank: int, code: int, text: str) -> None:
-    """Write the end of this rank down as that of the job, whole or not at all, unless another one failed before."""
+    """Write down how this rank ended, whole or not at all, unless another one has failed before."""
     mine = os.path.join(directory, f".{FAILED}.{rank}.{os.getpid()}")
     with contextlib.suppress(OSError):
         with open(mine, "w", encoding="utf-8") as file:
@@ -52,7 +57,7 @@ def die_with_parent() -> None:
 
 
 def wait_for(child: int) -> int:
-    """The exit code of the rank, negative for a signal. What this process is told to end with, the rank is told."""
+    """The exit code of the rank, negative for a signal. Signals to end that reach this process go on to the rank."""
 
     def pass_on(number: int, _: object) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -64,7 +69,7 @@ def wait_for(child: int) -> int:
 
 
 def report(directory: str, rank: int, code: int) -> int:
-    """Say how a rank ended that could not say it itself, and what code that makes."""
+    """Say how a rank ended that could not say so itself; the exit code for it."""
     if code < 0:
         name = {s.value: s.name for s in signal.Signals}.get(-code, f"signal {-code}")
         text, code = f"killed by {name}{HINTS.get(name, '')}", 128 - code

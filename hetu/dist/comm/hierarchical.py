@@ -1,9 +1,9 @@
 """All-to-all in two steps: first between the ranks of each host, then between hosts.
 
-With G ranks per host, a rank first gives each neighbor everything meant for ranks of the neighbor's number on any host.
-Then ranks of one number exchange between hosts: G times fewer messages, G times as long, with the same bytes between
-hosts (after S. Rajbhandari et al., "DeepSpeed-MoE", 2022, section 5.2, and X. Nie et al., "HetuMoE", 2022, where one
-rank per host carries all). Hosts with different numbers of ranks exchange directly.
+With G ranks per host, a rank first gives each neighbor everything for ranks with the neighbor's number on any host.
+Then ranks with the same number exchange between hosts: G times fewer messages, G times as long, with the same bytes
+between hosts (after S. Rajbhandari et al., "DeepSpeed-MoE", 2022, section 5.2, and X. Nie et al., "HetuMoE", 2022,
+where one rank per host carries all). Hosts with different numbers of ranks exchange directly.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def all_to_all(comm: Comm, x: np.ndarray, out: np.ndarray, sizes: Sequence[Seque
     me = comm.rank
     host = next(h for h, row in enumerate(rows) if me in row)
     number = rows[host].index(me)
-    peers = [row[number] for row in rows]  # this rank's like on every host, itself included
+    peers = [row[number] for row in rows]  # the ranks with this rank's number, itself included
     near, far = comm.split(rows[host]), comm.split(peers)
     targets = [row[k] for k in range(near.world_size) for row in rows]
     local = _exchange(near, _ordered(x, sizes[me], targets), [[sizes[s][p] for p in peers] for s in rows[host]])
-    # What has come is sorted by sender and then by target; what goes on is sorted by target and then by sender.
+    # Blocks arrive sorted by sender and then by target; they go on sorted by target and then by sender.
     blocks = np.split(local, np.cumsum([sizes[s][p] for s in rows[host] for p in peers])[:-1])
     onward = [blocks[k * len(peers) + h] for h in range(len(peers)) for k in range(near.world_size)]
     arrived = _exchange(far, onward, [[sizes[s][me] for s in row] for row in rows])

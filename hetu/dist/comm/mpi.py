@@ -1,9 +1,9 @@
 """Ranks as processes over MPI. One of the two files that name mpi4py, which is imported on first use.
 
-All calls take buffers (never pickled objects). Every operation is started without blocking and then polled, which costs
-no more than a blocking call, lets the wait end at its deadline, and gives the core away while it lasts. The first time
-a kind of collective is met, the ranks compare what they call on a communicator of its own (`agree`): MPI would add
-arrays of different dtypes without a word. The death of a rank ends the job. Left out: GPU buffers.
+All calls take buffers (never pickled objects). Every operation is started without blocking and then polled: this costs
+no more than a blocking call, ends the wait at its deadline, and gives the core away meanwhile. At the first collective
+of a kind the ranks compare their calls on a second communicator (`agree`), because MPI would add arrays of different
+dtypes without a word. The death of a rank ends the job. Left out: GPU buffers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .shared import FROM_BYTES, SharedMemory
 
 DEADLINE = 300.0  # seconds
 LOOK = 0.5  # seconds between checks whether a rank that others wait for has ended
-LINE = 256  # bytes in which a rank says what it calls
+LINE = 256  # bytes of a rank's description of its call
 
 _yield_core = getattr(os, "sched_yield", lambda: time.sleep(0))
 process = Recorder()  # of this rank; `boot` has it answer before MPI is up
@@ -68,13 +68,13 @@ def _print_and_abort(print_it: Callable[..., None], *error: Any) -> None:
 
 
 def _running() -> Any:
-    """`mpi4py.MPI` if it has been started and not ended, else None."""
+    """`mpi4py.MPI` between its start and its end, else None."""
     MPI = sys.modules.get("mpi4py.MPI")
     return MPI if MPI is not None and MPI.Is_initialized() and not MPI.Is_finalized() else None
 
 
 def abort(code: int) -> None:
-    """End all ranks of the job at once, if MPI is running: others may wait for this one."""
+    """End all ranks of the job at once, if MPI is running: others may be waiting for this one."""
     if MPI := _running():
         MPI.COMM_WORLD.Abort(code)
 
@@ -95,8 +95,8 @@ def leave() -> None:
 def world(deadline: float | None = None, device: str = "cpu") -> Comm:
     """The group of all ranks of this job: over MPI when `heturun` or mpiexec started several, else one rank.
 
-    There is one for a process, or for each thread of `run_ranks`. `deadline` (seconds, 300 at first) is that of its
-    waits and of groups made later. With a GPU as `device` it takes GPU arrays, too; see `nccl.on_device`.
+    There is one per process, or per thread of `run_ranks`. `deadline` (seconds, 300 at first) is that of its waits and
+    of groups made later. With a GPU as `device` it takes GPU arrays, too; see `nccl.on_device`.
 
     >>> world().world_size
     1
@@ -142,12 +142,12 @@ class MPIComm(Comm):
         self._agreed: set[tuple[object, ...]] = set()
         # A yield gives a core away that nobody needs, unless there are more ranks than cores.
         self._spins = 10 if start().COMM_WORLD.size > (os.cpu_count() or 1) else 200
-        self._memory: SharedMemory | str | None = "not made yet"
+        self._memory: list[SharedMemory | None] = []  # empty until it is first wanted
         self._control, request = comm.Idup()
-        self.finish(request, None, "a group to form")
+        self.finish(request, (), "a group to form")
 
     def progress(self) -> None:
-        """Let MPI work on what is under way: without calls into it, most of a transfer stands still."""
+        """Let MPI work on open operations: without calls into it, most of a transfer stands still."""
         if self._open:
             start().Request.Testall([handle.request for handle in self._open])
 
@@ -168,11 +168,11 @@ class MPIComm(Comm):
             return self._start(call).wait()
         if agreement := self.agree(call):
             agreement.wait()
-        if isinstance(self._memory, str):
-            self._memory = self._in_time(lambda: SharedMemory.over(start(), self._comm), entry)
-        if self._memory is None:
+        if not self._memory:
+            self._memory = [self._in_time(lambda: SharedMemory.over(start(), self._comm), entry)]
+        if (shared := self._memory[0]) is None:
             return self._start(call).wait()
-        self._memory.all_reduce(x, out, op, lambda: self.finish(self._control.Ibarrier(), entry, ()))
+        shared.all_reduce(x, out, op, lambda: self.finish(self._control.Ibarrier(), entry, ()))
 
     def _start(self, call: CollectiveCall) -> Handle:
         x, out = call.x, call.out
@@ -221,9 +221,7 @@ class MPIComm(Comm):
         members = [self.ranks[r] for r in group]
         entry = self.recorder.note(tuple(members), "split", np.empty(0), series="split")
         made = self._in_time(lambda: self._comm.Create_group(self._comm.group.Incl(group), tag), entry)
-        comm = MPIComm(made, members, self.deadline, self.recorder)
-        comm._groups = self._groups
-        return comm
+        return MPIComm(made, members, self.deadline, self.recorder)
 
     def _in_time(self, blocking: Callable[[], Any], entry: Raw) -> Any:
         """The result of a call for which MPI has no form that can be polled: it blocks a thread instead."""
@@ -234,23 +232,28 @@ class MPIComm(Comm):
         thread.join(self.deadline)
         if not results:
             raise self.late(entry, self.deadline)
-        self.recorder.waiting = None
+        self.recorder.waiting = ()
         return results[0]
 
     def leave(self) -> None:
-        """Wait until all ranks leave. Others see by a file that this one has, and do not wait for it in vain."""
+        """Wait until all ranks leave. A file tells the others that this one has, so that they do not wait in vain."""
         self.recorder.ended = "the end of its script"
         if (directory := Path(os.environ.get(RUN_DIRECTORY, ""))).is_dir():
             write(directory / f"ended.{self.ranks[self.rank]}", "")
         script = os.path.basename(sys.argv[0])
-        self.deadline *= 2  # those who wait inside the script speak first: they have a line to show
+        self.deadline *= 2  # ranks that wait inside the script speak first: they have a line to show
         entry = self.recorder.note(self.ranks, "end of the script", np.empty(0), script, series="end")
         _Agreement(self, entry).wait()
         for _, comm in sorted(self._groups.items()):  # freeing waits for the members: one order for all
-            if isinstance(comm._memory, SharedMemory):
-                comm._memory.free()
+            comm.free()
 
-    def finish(self, request: Any, entry: Raw | None, buffers: Any, patient: bool = False) -> None:
+    def free(self) -> None:
+        """Give the memory back that the ranks of this group share."""
+        for shared in self._memory:
+            if shared is not None:
+                shared.free()
+
+    def finish(self, request: Any, entry: Raw, buffers: Any, patient: bool = False) -> None:
         """Poll `request` until it is done. After 50 tries a `patient` wait sleeps up to 1 ms between two."""
         if request.Test():
             return
@@ -268,13 +271,13 @@ class MPIComm(Comm):
                 if waited > self.deadline or self._in_vain(entry):
                     _abandoned.append((request, buffers))
                     raise self.late(entry, waited)
-        self.recorder.waiting = None
+        self.recorder.waiting = ()
 
-    def _in_vain(self, entry: Raw | None) -> bool:
+    def _in_vain(self, entry: Raw) -> bool:
         """Whether a rank that others wait for has ended its script without taking part in this."""
         directory = os.environ.get(RUN_DIRECTORY, "")
         ended = [r for r in self.ranks if os.path.exists(os.path.join(directory, f"ended.{r}"))]
-        if entry is None or not ended or self.recorder.ended:
+        if not entry or not ended or self.recorder.ended:
             return False
         wanted = readable(entry)
         return any(not any(e[:3] == wanted[:3] for e in state.entries) for state in ask(directory, ended).values())
@@ -294,7 +297,7 @@ _abandoned: list[Any] = []  # MPI may still write into the buffers of an operati
 
 
 def _number(x: np.ndarray) -> np.ndarray:
-    """`x` in a dtype that MPI computes with: a bool is a byte (its maximum and minimum are the same)."""
+    """`x` in a dtype that MPI computes with: a bool as a byte, whose maximum and minimum are the same."""
     return x.view(np.uint8) if x.dtype == bool else x
 
 
@@ -339,21 +342,12 @@ class _Request(Handle):
         self.comm, self.request, self.call, self.buffers = comm, request, call, buffers
         self.agreement, self.finished = agreement, False
 
-    def test(self) -> bool:
-        if not self.finished and self.request.Test() and (not self.agreement or self.agreement.request.Test()):
-            self._end()
-        return self.finished
-
     def wait(self) -> None:
-        if not self.finished:
-            if self.agreement:
-                self.agreement.wait()
-            self.comm.finish(self.request, self.call.noted, self.buffers, patient=self.call.kind == "barrier")
-            self._end()
-
-    def _end(self) -> None:
+        if self.finished:
+            return
         if self.agreement:
             self.agreement.wait()
+        self.comm.finish(self.request, self.call.noted, self.buffers, patient=self.call.kind == "barrier")
         if self.buffers[1] is not self.call.out:
             self.call.out[...] = self.buffers[1]
         self.comm._open.remove(self)
@@ -366,7 +360,6 @@ class _Bound:
     def __init__(self, comm: MPIComm, call: CollectiveCall) -> None:
         MPI, x, out = start(), call.x, call.out
         self.comm, self.call, self.site = comm, call, comm.recorder.site
-        self.agreement: _Agreement | None = None
         op = getattr(MPI, call.op.upper())
         self.request = comm._comm.Allreduce_init(MPI.IN_PLACE if x is out else _number(x), _number(out), op)
         self.free = weakref.finalize(self, _free, self.request)
@@ -375,9 +368,9 @@ class _Bound:
     def run(self) -> None:
         call, comm = self.call, self.comm
         entry = comm.recorder.note(comm.ranks, call.what, call.x, self.site)
-        if call.signature not in comm._agreed:
-            call.noted = entry
-            comm.agree(call).wait()
+        call.noted = entry
+        if agreement := comm.agree(call):
+            agreement.wait()
         self.request.Start()
         comm.finish(self.request, entry, self)
 

@@ -1,11 +1,11 @@
 """Arrays on GPUs between ranks: over NCCL, or through the host where it is missing. One of the files that name CuPy.
 
-A communicator of arrays in the memory of the host (MPI) stays underneath: it carries what is no GPU array (hashes,
-checkpoints, barriers), spreads NCCL's identifier and tells who keeps whom waiting. All groups of a rank share one
-stream, so that NCCL calls keep the one order that all ranks have. Nothing makes the host wait: `wait` orders the
-current stream behind the operation. A watchdog asks after what is under way, and when a deadline passes, aborts NCCL,
-so that streams end instead of hanging; the next call here, or the end of the step, then raises the report. Left out:
-several GPUs in one process, registered buffers, and graph capture of communication.
+A communicator for the memory of the host (MPI) stays underneath: it carries everything else (hashes, checkpoints,
+barriers), spreads NCCL's identifier and tells who keeps whom waiting. All groups of a rank share one stream, so that
+NCCL calls keep the one order of all ranks. The host never waits: `wait` orders the current stream after the operation.
+A watchdog looks after open operations. When a deadline passes it aborts NCCL, so that streams end instead of hanging;
+the next call here, or the end of the step, then raises the report. Left out: several GPUs in one process, registered
+buffers, and graph capture of communication.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import threading
 import time
 import weakref
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,7 +71,7 @@ def _obstacle(host: Comm, device: Device) -> str:
 
 
 class Watchdog:
-    """What a rank has under way on its stream, over all groups, and the end of patience with it."""
+    """The open operations of a rank on its stream, over all groups, and what happens if one takes too long."""
 
     def __init__(self, host: Comm, device: Device) -> None:
         self.host, self.device = host, device
@@ -83,6 +83,7 @@ class Watchdog:
         threading.Thread(target=_watch, args=(weak, self.changed), name="NCCL watchdog", daemon=True).start()
 
     def add(self, transfer: _Transfer) -> None:
+        """Look after an operation."""
         with self.changed:
             self.open.append(transfer)
             self.changed.notify()
@@ -108,7 +109,7 @@ class Watchdog:
         return self.host.late(self.open[0].noted, waited)
 
     def check(self) -> None:
-        """Raise what the watchdog has found."""
+        """Raise the failure that `look` has found."""
         if self.failure is not None:
             raise self.failure
 
@@ -131,15 +132,11 @@ def _watch(weak: weakref.ref[Watchdog], changed: threading.Condition) -> None:
 class _Transfer(Handle):
     """An operation on the communication stream. It keeps its arrays alive until it has ended."""
 
-    def __init__(self, comm: NCCLComm, noted: Raw | None, what: str, arrays: Any) -> None:
+    def __init__(self, comm: NCCLComm, noted: Raw, what: str, arrays: Any) -> None:
         self.comm, self.noted, self.what, self.arrays = comm, noted, what, arrays
         self.begin, self.deadline = time.monotonic(), comm.deadline
         self.event = comm.stream.record(comm.xp.cuda.Event(disable_timing=True))
         comm.watchdog.add(self)
-
-    def test(self) -> bool:
-        self.comm.watchdog.check()
-        return self.event.done
 
     def wait(self) -> None:
         """Have what follows on the current stream come after this. The host goes on."""
@@ -150,12 +147,12 @@ class _Transfer(Handle):
 class NCCLComm(Comm):
     """A group of processes with a GPU each; arrays in the memory of the host go over `host`."""
 
-    def __init__(self, host: Comm, device: Device, of: NCCLComm | None = None) -> None:
+    def __init__(self, host: Comm, device: Device, stream: Any = None, watchdog: Watchdog | None = None) -> None:
         super().__init__(host.rank, host.ranks, host.deadline or math.inf, host.recorder)
         self.host, self.device, self.xp = host, device, device.xp
-        self.nccl = importlib.import_module("cupy.cuda.nccl")
-        self.stream = of.stream if of else self.xp.cuda.Stream(non_blocking=True)
-        self.watchdog = of.watchdog if of else Watchdog(host, device)
+        self.nccl: Any = importlib.import_module("cupy.cuda.nccl")
+        self.stream = stream or self.xp.cuda.Stream(non_blocking=True)
+        self.watchdog = watchdog or Watchdog(host, device)
         identifier = np.zeros(128, np.uint8)
         if host.rank == 0:
             identifier[:] = np.frombuffer(bytes(self.nccl.get_unique_id()), np.uint8)
@@ -203,7 +200,8 @@ class NCCLComm(Comm):
     def _type(self, x: Any) -> int:
         """NCCL's number of a dtype: a bool is a byte (its maximum and minimum are the same)."""
         name = "uint8" if x.dtype == bool else x.dtype.name
-        return getattr(self.nccl, f"NCCL_{name.upper()}", self.nccl.NCCL_UINT8)
+        number: int = getattr(self.nccl, f"NCCL_{name.upper()}", self.nccl.NCCL_UINT8)
+        return number
 
     def _exchange(self, sends: Sequence[PeerMessage], recvs: Sequence[PeerMessage], noted: Sequence[Raw]) -> None:
         if not all(is_device(array) for _, array in (*sends, *recvs)):
@@ -217,7 +215,8 @@ class NCCLComm(Comm):
 
     def _messages(self, sends: Sequence[PeerMessage], recvs: Sequence[PeerMessage]) -> None:
         """All in one group: NCCL then works on them together, and no order among them can deadlock."""
-        calls = [(self._nccl.send, peer, x) for peer, x in sends] + [(self._nccl.recv, peer, x) for peer, x in recvs]
+        calls: list[tuple[Callable[..., None], int, Any]] = [(self._nccl.send, peer, x) for peer, x in sends]
+        calls += [(self._nccl.recv, peer, x) for peer, x in recvs]
         self.nccl.groupStart()
         for call, peer, x in calls:
             if x.nbytes:
@@ -225,9 +224,13 @@ class NCCLComm(Comm):
         self.nccl.groupEnd()
 
     def _split(self, group: tuple[int, ...]) -> Comm:
-        comm = NCCLComm(self.host.split(group), self.device, of=self)
-        comm._groups = self._groups
-        return comm
+        return NCCLComm(self.host.split(group), self.device, self.stream, self.watchdog)
+
+
+def on_host(x: Any) -> np.ndarray:
+    """The array in the memory of the host."""
+    found: np.ndarray = x.get() if is_device(x) else x
+    return found
 
 
 def _cut(x: Any, counts: Sequence[int]) -> list[PeerMessage]:
@@ -236,7 +239,7 @@ def _cut(x: Any, counts: Sequence[int]) -> list[PeerMessage]:
 
 
 class ThroughHost(Comm):
-    """GPU arrays over a communicator of the host: copied there, sent, and copied back. It makes the host wait."""
+    """GPU arrays over a communicator of the host: copied there, sent, and copied back. The host waits."""
 
     def __init__(self, host: Comm) -> None:
         super().__init__(host.rank, host.ranks, host.deadline, host.recorder)
@@ -248,23 +251,22 @@ class ThroughHost(Comm):
     def _start(self, call: CollectiveCall) -> Handle:
         if not is_device(call.x):
             return self.host._start(call)
-        x = call.x.get()
+        x = on_host(call.x)
         out = x if call.out is call.x else np.empty(call.out.shape, call.out.dtype)
         staged = CollectiveCall(call.kind, x, out, call.op, call.root, call.counts, call.noted)
         return _Staged(self.host._start(staged), out, call.out)
 
     def _exchange(self, sends: Sequence[PeerMessage], recvs: Sequence[PeerMessage], noted: Sequence[Raw]) -> None:
-        on_host = [(to, x.get() if is_device(x) else x) for to, x in sends]
+        given = [(to, on_host(x)) for to, x in sends]
         arrived = [(source, np.empty(x.shape, x.dtype) if is_device(x) else x) for source, x in recvs]
-        self.host._exchange(on_host, arrived, noted)
+        self.host._exchange(given, arrived, noted)
+        out: Any
         for (_, x), (_, out) in zip(arrived, recvs):
             if x is not out:
                 out.set(x)
 
     def _split(self, group: tuple[int, ...]) -> Comm:
-        comm = ThroughHost(self.host.split(group))
-        comm._groups = self._groups
-        return comm
+        return ThroughHost(self.host.split(group))
 
 
 class _Staged(Handle):
@@ -272,12 +274,6 @@ class _Staged(Handle):
 
     def __init__(self, handle: Handle, result: np.ndarray, out: Any) -> None:
         self.handle, self.result, self.out = handle, result, out
-
-    def test(self) -> bool:
-        if self.handle.test():
-            self.wait()
-            return True
-        return False
 
     def wait(self) -> None:
         self.handle.wait()

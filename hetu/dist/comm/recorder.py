@@ -1,9 +1,9 @@
 """A flight recorder: the last collectives of each rank, and an explanation when ranks wait for each other.
 
-Every rank notes in a ring what it communicates and at which line of the user. When a wait takes too long, the ranks
-ask: those that are threads look at each other's rings, processes answer through files of the job's run directory, from
-a thread of their own, because the rank itself may be stuck. `explain` is a pure function of the answers. A rank that
-cannot run that thread (stopped, or in C code that keeps the interpreter's lock) is reported as not answering.
+Every rank notes in a ring what it communicates, and for which line of the user. When a wait takes too long, ranks that
+are threads look at each other's rings; processes ask through files of the job's run directory, and a thread of its own
+answers for each, because the rank itself may be stuck. `explain` is a pure function of the answers. A rank that cannot
+run this thread (stopped, or in C code that keeps the interpreter's lock) is reported as not answering.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import numpy as np
 from ...core.errors import PACKAGE, Site, user_site
 from ...core.types import TensorType
 
-PLAIN = ("barrier", "split", "end of the script")  # what has no array
+PLAIN = ("barrier", "split", "end of the script")  # without an array
 KEPT = 64  # collectives
 POLL = 0.1  # seconds between two looks for a question
 Ranks = tuple[int, ...]
@@ -35,11 +35,11 @@ Raw = tuple[Any, ...]  # an Entry before it is made readable
 
 
 class Entry(NamedTuple):
-    """The `index`-th collective of `group` on one rank, or message to `group[1]` of `group[0]`, and its line."""
+    """The `number`-th collective of `group` on one rank, or message from `group[0]` to `group[1]`, and its line."""
 
     group: Ranks
     series: str
-    index: int
+    number: int
     what: str
     type: str
     line: str
@@ -54,7 +54,7 @@ class Entry(NamedTuple):
 
 
 class RankState(NamedTuple):
-    """What one rank answers: its last collectives, the one it waits for, and where its code is."""
+    """What one rank answers: its last collectives, the one that it waits for, and where its code is."""
 
     entries: tuple[Entry, ...] = ()
     waiting: Entry | None = None
@@ -68,23 +68,19 @@ class RankState(NamedTuple):
 
 
 class Recorder:
-    """The ring of one rank, shared by all its groups. `at` gives the user's line for what a program communicates."""
+    """The ring of one rank, shared by all its groups. `site` is the user's line that a program communicates for."""
 
     def __init__(self) -> None:
         self.thread = threading.get_ident()
         self.ring: list[Raw | None] = [None] * KEPT
         self.count = 0
         self.indices: dict[tuple[Ranks, str], int] = defaultdict(int)
-        self.waiting: Raw | None = None
+        self.waiting: Raw = ()
         self.ended = ""
         self.site: Site | None = None
 
-    def at(self, site: Site | None) -> None:
-        """The collectives that follow belong to this line; None: to the line that calls them."""
-        self.site = site
-
     def note(self, group: Ranks, what: str, x: np.ndarray, site: Site | str | None = None, series: str = "") -> Raw:
-        """Write one collective or message down. It is made readable only when somebody asks."""
+        """Write down one collective or message; `readable` formats it when somebody asks."""
         index = self.indices[group, series] = self.indices[group, series] + 1
         entry = group, series, index, what, x.shape, x.dtype, site or self.site or user_site()
         self.ring[self.count % KEPT] = entry
@@ -98,12 +94,13 @@ class Recorder:
         waiting = self.waiting
         return RankState(
             tuple(readable(e) for e in entries if e is not None),
-            None if waiting is None else readable(waiting),
+            readable(waiting) if waiting else None,
             self.ended or place(sys._current_frames().get(self.thread)),
         )
 
 
 def readable(raw: Raw) -> Entry:
+    """An entry as `explain` shows it."""
     group, series, index, what, shape, dtype, site = raw
     return Entry(group, series, index, what, "" if what in PLAIN else str(TensorType(shape, dtype)), str(site))
 
@@ -123,14 +120,14 @@ def place(frame: FrameType | None) -> str:
 
 
 def write(path: Path, text: str) -> None:
-    """In one step: no reader sees half of it."""
+    """Write a file in one step, so that no reader sees half of it."""
     partial = path.with_name(f".{path.name}")
     partial.write_text(text)
     partial.replace(path)
 
 
 def answer(directory: str | Path, rank: int, recorder: Recorder) -> None:
-    """Answer the questions put into `directory`, from now until the process ends."""
+    """Answer the questions in `directory`, from now until the process ends."""
     folder, answered = Path(directory), set()
 
     def run() -> None:
@@ -153,7 +150,7 @@ def ask(directory: str | Path, ranks: Sequence[int], seconds: float = 10 * POLL)
     """The states of `ranks`; those that do not answer within `seconds` are left out."""
     folder, name = Path(directory), f"{os.getpid()}-{time.monotonic_ns()}"
     write(folder / f"ask.{name}", "")
-    until, found = time.monotonic() + seconds, {}
+    until, found = time.monotonic() + seconds, dict[int, RankState]()
     while len(found) < len(ranks) and time.monotonic() < until:
         time.sleep(POLL / 5)
         for rank in set(ranks) - set(found):
@@ -178,13 +175,13 @@ def explain(states: Mapping[int, RankState], rank: int) -> str:
     if wanted is None:
         return ""
     members = {r: states[r] for r in wanted.group if r in states}
-    made = {r: {e.index: e for e in s.entries if e[:2] == wanted[:2]} for r, s in members.items()}
+    made = {r: {e.number: e for e in s.entries if e[:2] == wanted[:2]} for r, s in members.items()}
     lines = [f"missing: rank {r} does not answer" for r in wanted.group if r not in states]
-    lines += [f"missing: {_doing(r, members[r])}" for r in members if wanted.index not in made[r]]
+    lines += [f"missing: {_doing(r, members[r])}" for r in members if wanted.number not in made[r]]
     lines += differences(made)
     waiting = defaultdict(list)
     for r, state in members.items():
-        if state.waiting is not None and wanted.index in made[r]:
+        if state.waiting is not None and wanted.number in made[r]:
             waiting[str(state.waiting)].append(r)
     return "\n".join([*lines, *(f"waiting: {_ranks(who)} in {what}" for what, who in waiting.items())])
 
@@ -201,9 +198,9 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def differences(made: Mapping[int, Mapping[int, Entry]]) -> list[str]:
-    """The first collective of a group in which some rank does not do what most do, from each rank's {index: entry}.
+    """The first collective in which some rank differs from most others of its group, from each rank's {number: entry}.
 
-    Of two sides that are equally large either may be wrong.
+    If two sides are equally large, either may be wrong.
     """
     for index in sorted({i for entries in made.values() for i in entries}):
         here = {r: entries[index] for r, entries in made.items() if index in entries}
@@ -227,7 +224,7 @@ def _difference(
 
 
 def _cause(usual: Mapping[int, Entry], odd: Mapping[int, Entry], index: int) -> str:
-    """What went another way from `index` on, as far as the calls behind it tell."""
+    """What differs from `index` on, as far as the later calls tell."""
     causes = []
     if _follow(odd, index, usual, index + 1):
         causes.append(f"{usual[index].line} was left out")
@@ -249,6 +246,6 @@ def _cause(usual: Mapping[int, Entry], odd: Mapping[int, Entry], index: int) -> 
 
 
 def _follow(a: Mapping[int, Entry], i: int, b: Mapping[int, Entry], j: int) -> bool:
-    """Whether the calls of `a` from i on and of `b` from j on agree as far as both are known."""
+    """Whether the known calls of `a` from i on and of `b` from j on agree."""
     both = [(a[i + k], b[j + k]) for k in range(len(a)) if i + k in a and j + k in b]
     return bool(both) and all(x[3:] == y[3:] for x, y in both)

@@ -1,20 +1,20 @@
 """All-reduce of large arrays between processes of one host, through memory that they share.
 
-Per chunk: every rank copies its part in, all meet, each rank reduces one slice of all parts in the order of the ranks,
-all meet, and each copies the result out. The sum is the same on all ranks, bit for bit, and in every run. Two halves of
-the memory take turns, so that a rank may fill one while others still read the other; a third meeting is not needed. It
-serves one host, and no more ranks than cores: with more, waiting costs more than the copies save.
+For each chunk, every rank copies its part in, all meet, each rank reduces one slice of all parts in the order of the
+ranks, all meet, and each copies the result out. The sum is the same on all ranks, bit for bit, and in every run. Two
+halves of the memory take turns, so that a rank may fill one while others still read the other, without a third meeting.
+It serves one host, and no more ranks than cores: with more, waiting costs more than the copies save.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from .comm import REDUCE
+from .guard import count_cores
 
 FROM_BYTES = 256 << 10  # below, MPI's own all_reduce is as fast
 CHUNK = 1 << 20  # bytes; must stay in the cache
@@ -32,10 +32,9 @@ class SharedMemory:
 
     @classmethod
     def over(cls, MPI: Any, comm: Any) -> SharedMemory | None:
-        """All ranks of `comm` call it; None where shared memory does not serve."""
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        """That of `comm`, all ranks of which call this; None where shared memory does not serve."""
         host = comm.Split_type(MPI.COMM_TYPE_SHARED)
-        serves = np.array([host.size == comm.size <= cores], np.int32)
+        serves = np.array([host.size == comm.size <= count_cores()], np.int32)
         host.Free()
         comm.Allreduce(MPI.IN_PLACE, serves, MPI.MIN)  # one answer for all
         return cls(MPI, comm) if serves[0] else None
@@ -56,7 +55,7 @@ class SharedMemory:
             np.copyto(target[first : first + n], parts[0])
 
     def _slice(self, n: int, itemsize: int) -> slice:
-        """What this rank reduces of n elements, in whole lines of the cache."""
+        """The part of n elements that this rank reduces, in whole lines of the cache."""
         per_rank = -(-n // self.size)
         per_rank += -per_rank % max(1, SLICE // itemsize)
         return slice(self.rank * per_rank, (self.rank + 1) * per_rank)

@@ -1,25 +1,25 @@
 """Ranks as threads of one process: for tests, notebooks and reading. NumPy releases the lock, so they do overlap.
 
-`run_ranks(n, fn)` calls `fn(comm)` on n threads. Reductions are added in the order of the ranks, so results are the
-same in every run. All state is in one `_World` under one lock. With `rendezvous=True` a send waits for its receive, as
-large MPI messages do: a program that passes this way does not lean on buffers. It is fast for a few ranks only; for
-processes see `mpi.py`.
+`run_ranks(n, fn)` calls `fn(comm)` on n threads. Reductions add in the order of the ranks, so results are the same in
+every run. All state is in one `_World` under one lock. With `rendezvous=True` a send waits for its receive, as large
+MPI messages do, which shows that a program needs no buffers. It is fast for a few ranks only; for processes see
+`mpi.py`.
 """
 
 from __future__ import annotations
 
 import contextvars
-import functools
 import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 
 from ...core.errors import ArgumentError
-from ...core.graph import count_names_apart
+from ...core.leaf import count_names_apart
 from .comm import (
     REDUCE,
     CollectiveCall,
@@ -77,7 +77,7 @@ class _World:
         return explain({r: other.state() for r, other in self.recorders.items()}, rank)
 
     def wait_for(
-        self, ready: Callable[[], bool], late: Callable[[], str], deadline: float, rank: int, noted: Raw | None
+        self, ready: Callable[[], bool], late: Callable[[], str], deadline: float, rank: int, noted: Raw
     ) -> None:
         """Let `rank` wait (with the lock held) until `ready`; an error when one has failed or the deadline passes."""
         seconds = min(deadline, self.until - time.monotonic())
@@ -88,7 +88,7 @@ class _World:
                 f"{late()} before the deadline\n{self.report(rank)}".rstrip(),
                 fix="all ranks must call the same collectives, in the same order",
             )
-        recorder.waiting = None
+        recorder.waiting = ()
         if not ready() and self.failure is not None:
             raise CommError(f"{late()}: rank {self.failure[0]} has failed") from self.failure[1]
 
@@ -145,15 +145,13 @@ class ThreadComm(Comm):
             for (source, out), entry in zip(recvs, noted[len(sends) :]):
                 self._take(world.channels[self.ranks, source, self.rank], source, out, entry)
             for (to, parcel), entry in zip(parcels if world.rendezvous else (), noted):
-                late = functools.partial("rank {} waits for rank {} to receive {}".format, self.rank, to)
-                world.wait_for(
-                    lambda p=parcel: p.taken, lambda p=parcel, f=late: f(show_array(p.x)), self.deadline, me, entry
-                )
+                late = f"rank {self.rank} waits for rank {to} to receive {show_array(parcel.x)}"
+                world.wait_for(partial(getattr, parcel, "taken"), partial(str, late), self.deadline, me, entry)
 
     def _take(self, channel: deque[_Parcel], source: int, out: np.ndarray, entry: Raw) -> None:
         """Receive the next parcel of `channel`; the lock is held."""
         late = f"rank {self.rank} waits for {show_array(out)} from rank {source}"
-        self._world.wait_for(lambda: bool(channel), lambda: late, self.deadline, self.ranks[self.rank], entry)
+        self._world.wait_for(partial(bool, channel), partial(str, late), self.deadline, self.ranks[self.rank], entry)
         parcel = channel.popleft()
         if (parcel.x.size, parcel.x.dtype) != (out.size, out.dtype):
             raise CommError(
@@ -168,10 +166,7 @@ class ThreadComm(Comm):
         return self._world.report(self.ranks[self.rank])
 
     def _split(self, group: tuple[int, ...]) -> Comm:
-        comm = ThreadComm(self._world, group.index(self.rank), [self.ranks[r] for r in group], self.deadline)
-        # One family of groups for a rank: however a group is reached, its collectives are counted once.
-        comm._groups = self._groups
-        return comm
+        return ThreadComm(self._world, group.index(self.rank), [self.ranks[r] for r in group], self.deadline)
 
 
 class _Pending(Handle):
@@ -179,12 +174,6 @@ class _Pending(Handle):
 
     def __init__(self, comm: ThreadComm, key: tuple[Any, ...], meeting: _Meeting, call: CollectiveCall) -> None:
         self.comm, self.key, self.meeting, self.call, self.finished = comm, key, meeting, call, False
-
-    def test(self) -> bool:
-        with self.comm._world.changed:
-            if not self.finished and self.meeting.results:
-                self._fetch()
-            return self.finished
 
     def wait(self) -> None:
         world = self.comm._world
@@ -245,7 +234,7 @@ def run_ranks(n: int, fn: Callable[[Comm], R], *, rendezvous: bool = False, dead
         # Every thread has a copy of the caller's context, so that scopes opened around this call hold inside, and
         # counts names by itself, so that all ranks give the parts of a model the same names.
         comm = ThreadComm(world, rank, range(n), deadline)
-        body = functools.partial(world.run, rank, fn, comm)
+        body = partial(world.run, rank, fn, comm)
         context = contextvars.copy_context()
         context.run(count_names_apart)
         context.run(of_thread.set, comm)

@@ -1,9 +1,9 @@
-"""Put small gradient reductions together, and let them run while backward goes on.
+"""Join small reductions of gradients, and let them run during the backward pass.
 
-Each all-reduce costs a latency, so gradients are copied into flat buckets, and each bucket is reduced at once. A
-reduction starts when its last gradient exists and is waited for where an update first reads it (S. Li et al., "PyTorch
+Each all-reduce costs a latency, so gradients are copied into flat buckets, and a bucket is reduced as a whole. A
+reduction starts when its last gradient exists; the first update that reads it waits for it (S. Li et al., "PyTorch
 Distributed: Experiences on Accelerating Data Parallel Training", 2020; A. Sergeev and M. Del Balso, "Horovod", 2018).
-The wait takes the buffer as an input, so that the memory plan keeps it. Reductions in the forward pass are left alone.
+The wait takes the buffer as an input, so that the memory plan keeps it. Reductions in the forward pass are not joined.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from ...core.op import Role, op
 from ...core.types import TensorType
 from ..comm.comm import Comm, Handle
 from ..layout.redistribute import plan
+from ..ops import whole_reduction
 
 _under_way: WeakKeyDictionary[Comm, dict[int, Handle]] = WeakKeyDictionary()
 
@@ -29,7 +30,7 @@ _under_way: WeakKeyDictionary[Comm, dict[int, Handle]] = WeakKeyDictionary()
 def bucket_reductions(outputs: Sequence[Node], gradients: Sequence[Node], limit: int) -> tuple[Node, ...]:
     """The graph with the all-reduces in `gradients` joined into buckets of at most `limit` bytes; 0 changes nothing.
 
-    A bucket takes the place in the order of communication of its last member; all ranks of a group bucket alike.
+    In the order of communication a bucket takes the place of its last member; all ranks of a group join alike.
     """
     if not limit:
         return tuple(outputs)
@@ -51,7 +52,7 @@ def bucket_reductions(outputs: Sequence[Node], gradients: Sequence[Node], limit:
 
 
 def _dependence(outputs: Sequence[Node], gradients: Sequence[Node]) -> tuple[dict[Node, int], set[Node]]:
-    """Where in the order a reduction is first needed by other communication, and what depends on a reduction.
+    """Where in the order other communication first needs each reduction, and the reductions that depend on others.
 
     A bucket must end before the first and cannot hold the second.
     """
@@ -70,21 +71,17 @@ def _dependence(outputs: Sequence[Node], gradients: Sequence[Node]) -> tuple[dic
 def _group(node: Node) -> Any:
     """What reductions of one bucket have in common; None for one that is not the whole array of a single group."""
     a = node.attrs
-    mine = [c for c in plan(a["src"], a["dst"], a["shape"]).collectives if a["rank"] in c.group]
-    if len(mine) != 1:
-        return None
-    old = mine[0].old[mine[0].group.index(a["rank"])]
-    return (mine[0].group, mine[0].op, a["dtype"]) if old.box == mine[0].box else None
+    mine = whole_reduction(plan(a["src"], a["dst"], a["shape"]), a["rank"])
+    return None if mine is None else (mine.group, mine.op, a["dtype"])
 
 
 def _joined(bucket: Sequence[Node]) -> dict[Node, Node]:
-    """For each member its slice of the reduced bucket."""
+    """The slice of the reduced bucket for each member."""
     last = bucket[-1]
-    way = plan(last.attrs["src"], last.attrs["dst"], last.attrs["shape"])
-    mine = next(c for c in way.collectives if last.attrs["rank"] in c.group)
+    group, combine, _ = _group(last)
     with origin_of(last):
         order = last.attrs["order"]
-        flat = start.make(tuple(n.inputs[0] for n in bucket), {"group": mine.group, "op": mine.op, "order": order})
+        flat = start.make(tuple(n.inputs[0] for n in bucket), {"group": group, "op": combine, "order": order})
         done = wait.make((flat,), {"order": order})
         found, at = {}, 0
         for node in bucket:
@@ -138,7 +135,7 @@ def start_bind(
     inplace={0: (0,)},
 )
 def wait(xp: ModuleType, x: Any, *, order: int, comm: Comm) -> Any:
-    """The reduced buffer, once the reduction that `start` began has ended."""
+    """The reduced buffer, as soon as the reduction that `start` began has ended."""
     return x
 
 

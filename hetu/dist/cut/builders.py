@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from ...core.errors import ArgumentError
 from ...core.graph import Node, topological
 from ...core.op import Role
-from ...core.types import Dim
-from ..layout.layout import Mesh
+from ...core.types import Dim, Shape
+from ..layout.layout import DUP, Layout, Mesh
+from .kept import Kept, owners_of
 from .place import marked_places
-from .strategy import Builder, Kept, Strategy
+from .strategy import Builder, Strategy
 
 MEGATRON = {  # column-parallel layers split their outputs (axis 1, and the bias), row-parallel ones their inputs;
     # the table of tokens and the last layer split the vocabulary
@@ -25,14 +27,23 @@ MEGATRON = {  # column-parallel layers split their outputs (axis 1, and the bias
 }  # fmt: skip
 
 
+class RankRows(Protocol):
+    """Ranks in rows: the axis `data` is between them, the axis `tensor` inside each."""
+
+    @property
+    def sizes(self) -> tuple[int, ...]: ...
+
+    def layout(self, *, data: int = DUP, tensor: int = DUP) -> Layout: ...
+
+
 class Parallel(Builder):
     """Data x tensor parallelism on a mesh, with the variables' storage sharded over the data axis if `zero` says so.
 
-    data, tensor: how many ways each; `data=None` takes the ranks that are left.
+    data, tensor: how many ways each; `data=None` takes all other ranks.
     zero: 0 keeps everything everywhere, 1 (and 2) shards optimizer state, 3 shards the variables too.
     split: name patterns -> axis that tensor parallelism splits.
     experts: name patterns -> axis of the experts, which the ranks that share the batch divide among them.
-    hosts: the ranks that share each host, if all-to-alls are to go within hosts first.
+    hosts: the ranks of each host, for all-to-alls that go within hosts first.
 
     >>> Parallel(tensor=2, split={"w": 1})
     Parallel(data=None, tensor=2, zero=0)
@@ -58,8 +69,7 @@ class Parallel(Builder):
         """The strategy for a graph on `world_size` ranks."""
         mesh = self.mesh(range(world_size))
         places = {ranks: self.mesh(ranks) for ranks in marked_places(outputs)}
-        nodes = topological(outputs)
-        owners = {n.name: n for n in nodes if n.role is Role.VARIABLE and n.attrs["trainable"]}
+        nodes, owners = topological(outputs), owners_of(outputs)
         strategy = Strategy(
             mesh.layout(data=0), places=tuple(here.layout() for here in places.values()), hosts=self.hosts
         )
@@ -67,15 +77,15 @@ class Parallel(Builder):
             if node.role is Role.PLACEHOLDER and _is_batch(node, nodes):
                 strategy.feeds[node.name] = mesh.layout(data=0)
             elif node.role is Role.VARIABLE:
-                owner = owners.get(node.name, owners.get(node.name.rpartition("/")[0], node))
-                here = places.get(owner.tags.get("place"), mesh)
+                owner = owners.get(node, node)
+                here = places.get(owner.tags.get("place", ()), mesh)
                 if (kept := self._kept(node, owner, here)) is not None:
                     strategy.variables[node.name] = kept
                 elif here is not mesh:
                     strategy.variables[node.name] = Kept(here.layout(), here.layout())
         return strategy
 
-    def mesh(self, ranks: Sequence[int]) -> Mesh:
+    def mesh(self, ranks: Sequence[int]) -> RankRows:
         """These ranks in a grid with the axes `data` and `tensor`."""
         data = len(ranks) // self.tensor if self.data is None else self.data
         if data * self.tensor != len(ranks):
@@ -85,8 +95,8 @@ class Parallel(Builder):
             )
         return Mesh((data, self.tensor), ("data", "tensor"), ranks)
 
-    def _kept(self, node: Node, owner: Node, mesh: Mesh) -> Kept | None:
-        """How a trainable variable or its optimizer state is kept; None for what is everywhere, as statistics are."""
+    def _kept(self, node: Node, owner: Node, mesh: RankRows) -> Kept | None:
+        """How a trainable variable or its optimizer state is kept; None for variables that are everywhere."""
         if not owner.attrs["trainable"] or node.shape != owner.shape:
             return None
         state = owner is not node
@@ -106,14 +116,14 @@ class Parallel(Builder):
         return f"{type(self).__name__}(data={self.data}, tensor={self.tensor}, zero={self.zero})"
 
 
-def _divisible(shape: Sequence[int], parts: int, taken: int | None) -> int | None:
+def _divisible(shape: Shape, parts: int, taken: int | None) -> int | None:
     """The axis to split: the first that divides evenly, else the first that is long enough; never `taken`."""
-    axes = [d for d, size in enumerate(shape) if d != taken and size >= parts]
-    return next((d for d in axes if shape[d] % parts == 0), next(iter(axes), None))
+    axes = [d for d, size in enumerate(shape) if d != taken and int(size) >= parts]
+    return next((d for d in axes if int(shape[d]) % parts == 0), next(iter(axes), None))
 
 
 def _is_batch(node: Node, nodes: Sequence[Node]) -> bool:
-    """A feed is split along its first axis if that is of unknown size, or if no feed has such an axis."""
+    """Whether a feed is a batch: its first axis has an unknown size, or that of no feed has."""
     unknown = any(n.role is Role.PLACEHOLDER and n.ndim and isinstance(n.shape[0], Dim) for n in nodes)
     return bool(node.ndim) and (isinstance(node.shape[0], Dim) or not unknown)
 
@@ -161,7 +171,7 @@ class ExpertParallel(Parallel):
     """Data parallelism in which each rank keeps some of the experts; tokens travel to them and back (all-to-all).
 
     D. Lepikhin et al., "GShard: Scaling Giant Models with Conditional Computation and Automatic Sharding", 2020. With
-    `hosts`, the ranks that share each host, tokens for other hosts are put together first (`hierarchical.py`).
+    `hosts`, the ranks of each host, tokens for other hosts are joined first (`comm/hierarchical.py`).
 
     >>> ExpertParallel({"*/experts/*": 0}, hosts=[(0, 1), (2, 3)]).hosts
     ((0, 1), (2, 3))

@@ -1,7 +1,7 @@
 """Data parallelism over groups of unequal size or speed, with tensor parallelism inside each group.
 
-A fast pair of devices may take two thirds of a batch beside a single one that takes a third. Gradients are summed over
-the groups, for any inner splits (HSPMD in Hetu v2, Ge et al., SIGMOD 2025). The shares are given, not found.
+A fast pair of devices may take two thirds of a batch, and a single device one third. Gradients are summed over the
+groups, for any inner splits (HSPMD in Hetu v2, Ge et al., SIGMOD 2025). The user gives the shares.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .builders import Parallel
 
 
 class Groups:
-    """Writes layouts as a mesh does: the axis `data` lies between the groups, the axis `tensor` inside each."""
+    """Groups as rows of a mesh, which may be of unequal length: the axis `data` is between them, `tensor` inside."""
 
     def __init__(self, groups: Sequence[Sequence[int]], shares: Sequence[int]) -> None:
         self.groups, self.shares = tuple(map(tuple, groups)), tuple(shares)
@@ -24,14 +24,14 @@ class Groups:
     def sizes(self) -> tuple[int, int]:
         return len(self.groups), max(map(len, self.groups))
 
-    def layout(self, data: int = DUP, tensor: int = DUP) -> Layout:
+    def layout(self, *, data: int = DUP, tensor: int = DUP) -> Layout:
         """The layout with these roles of the two axes."""
         parts = tuple(Shard(group, ((tensor, len(group)),)) for group in self.groups)
         return Layout(parts, data, self.shares if data >= 0 else ())
 
 
 class Heterogeneous(Parallel):
-    """`groups` of ranks share each batch as `shares`; inside a group weights are split as in `TensorParallel`.
+    """`groups` of ranks divide each batch by their `shares`; a group splits weights as `TensorParallel` does.
 
     >>> Heterogeneous([(0, 1), (2,)], shares=(2, 1))
     Heterogeneous([(0, 1), (2,)], shares=(2, 1))
@@ -43,7 +43,7 @@ class Heterogeneous(Parallel):
         ranks = sorted(chain.from_iterable(groups))
         if ranks != list(range(len(ranks))) or len(shares) != len(groups):
             raise ArgumentError(
-                f"groups {groups} with shares {shares}", fix="name every rank in one group, and give a share to each"
+                f"groups {groups} with shares {shares}", fix="name every rank in one group, and give each group a share"
             )
         super().__init__(data=len(groups), split=split)
         self.groups = Groups(groups, shares)

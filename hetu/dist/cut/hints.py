@@ -1,7 +1,7 @@
-"""Hints hold before the operators that lead to them: a split that `shard` asks for is made as early as it can be.
+"""Move hints up: a split that `shard` asks for is made as early as possible.
 
-A row-parallel layer, its bias and the residual sum end in one hint; made early, the pending sums of the product become
-a reduce-scatter and all that follows works on parts.
+A row-parallel layer, its bias and the residual sum end in one hint. Made early, the split turns the pending sums of the
+product into a reduce-scatter, and all later operators work on parts.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from ..ops import shard
 
 
 def hint_gradients(outputs: Sequence[Node], store: Callable[[Node], Layout]) -> tuple[Node, ...]:
-    """The graph with a hint on each gradient: to lie as the state of its update does, so that each rank gets its part.
+    """The graph with a hint on each gradient: the layout of the state that it updates, so that each rank gets its part.
 
-    With `push_hints` this holds before clipping and decay too: gradients are scattered first and scaled then.
+    With `push_hints` this holds before clipping and decay too: gradients are first scattered, then scaled.
     """
 
-    def rule(node: Node, inputs: tuple[Node, ...]) -> Node | None:
+    def hinted(node: Node, inputs: tuple[Node, ...]) -> Node | None:
         kept = [store(i) for i in node.inputs if i.role is Role.VARIABLE and i.ndim]
         if node.op.update is None or not kept:
             return None
         place, layout = node.op.update.tables, kept[-1]
         roles = [role for role, n in layout.axes().values() if n > 1 and role >= 0]
-        if not roles or rule_of(node).fixed:
+        if not roles or (rule := rule_of(node)) is None or rule.fixed:
             return None
-        hinted = shard(inputs[place], layout=layout)
-        return node.op.make((*inputs[:place], hinted, *inputs[place + 1 :]), node.attrs)
+        gradient = shard(inputs[place], layout=layout)
+        return node.op.make((*inputs[:place], gradient, *inputs[place + 1 :]), node.attrs)
 
-    return rewrite(outputs, rule)
+    return rewrite(outputs, hinted)
 
 
 def push_hints(outputs: Sequence[Node]) -> tuple[Node, ...]:
-    """The graph with a copy of each hint on every node that it follows from through operators that keep every axis.
+    """The graph with a copy of each hint on every node that leads to it through operators that keep every axis.
 
-    Only through values that all their readers keep so: others may want them otherwise.
+    A copy stops at a value with a reader that does not keep every axis: this one may want another layout.
     """
     nodes = topological(outputs)
     if not any(node.role is Role.HINT for node in nodes):
@@ -50,8 +50,10 @@ def push_hints(outputs: Sequence[Node]) -> tuple[Node, ...]:
     hints: dict[Node, Layout] = {}
     hinted: set[Node] = set()  # those with a reader that is not a hint itself
     for node in reversed(nodes):
-        layout = node.attrs["layout"] if node.role is Role.HINT else hints.get(node)
-        for i in () if layout is None else _alike(node):
+        layout: Layout | None = node.attrs["layout"] if node.role is Role.HINT else hints.get(node)
+        if layout is None:
+            continue
+        for i in _alike(node):
             if i.inputs and readers[i] == kept[i] and i.role not in (Role.HINT, Role.ITEM):
                 hints.setdefault(i, layout)
                 hinted |= {i} if node.role is not Role.HINT else set()
@@ -65,7 +67,7 @@ def push_hints(outputs: Sequence[Node]) -> tuple[Node, ...]:
 
 
 def _alike(node: Node) -> list[Node]:
-    """The inputs that have every axis of the result, element by element."""
+    """The inputs with every axis of the result, element by element."""
     rule = None if isinstance(node.type, tuple) else rule_of(node)
     if rule is None:
         return []

@@ -1,11 +1,10 @@
-"""What an executor works with when a strategy is given: this rank's variables and graphs, and the communicator.
+"""The placement of a strategy: this rank's variables and graphs, and the communicator.
 
-It also makes sure that all ranks run the same graph: the steps of communication are compared before anything waits.
+It also checks that all ranks run the same graph: they compare the steps of communication before anything waits.
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,9 +16,9 @@ from ... import checkpoint
 from ...checkpoint import Wanted, fitting
 from ...core.errors import ArgumentError, CheckpointError, GraphError
 from ...core.graph import Graph, Node
-from ...core.placement import FilePath, Local, Placement, attaches
+from ...core.placement import Local, Placement, attaches
 from ...core.program import Program
-from ...core.state import State
+from ...core.state import FilePath, State
 from ...core.types import Atom, Box
 from ...look.html_table import rows_html
 from ...passes import Pass, simplify, sparsify_updates
@@ -27,10 +26,7 @@ from ..comm.comm import Comm
 from ..comm.mpi import world
 from ..comm.nccl import on_device
 from .partition import partition
-from .pipelined import pipelined
-from .staged import Staged
 from .strategy import Builder, Strategy
-from .strategy_table import rows
 
 T = TypeVar("T")
 LastPass = Callable[[Sequence[Node], Mapping[Node, Node]], tuple[tuple[Node, ...], Mapping[Node, Node]]]
@@ -63,7 +59,7 @@ class OnRanks:
     """
 
     ahead = False
-    passes: Sequence[Pass] = (simplify, sparsify_updates)  # none that fuses: what is fused has no sharding rule
+    passes: Sequence[Pass] = (simplify, sparsify_updates)  # none that fuses: fused operators have no sharding rule
     why: Callable[[], Any]
 
     def __init__(self, strategy: Strategy, comm: Comm, outputs: Sequence[Node] = ()) -> None:
@@ -74,7 +70,7 @@ class OnRanks:
         return self.strategy.table(self.outputs)
 
     def _repr_html_(self) -> str:
-        return rows_html(rows(self.strategy, self.outputs)) + self.strategy.shards(self.outputs)
+        return rows_html(self.strategy.rows(self.outputs)) + self.strategy.shards(self.outputs)
 
     @property
     def rank(self) -> int:
@@ -89,7 +85,7 @@ class OnRanks:
         return self.strategy.local_variable(node, self.comm.rank)
 
     def start(self, state: State) -> None:
-        """Every rank has made its own part of the initial values: there is nothing to send. GPUs talk over NCCL."""
+        """Every rank has made its own part of the initial values, so nothing is sent. GPUs talk over NCCL."""
         self.comm = on_device(self.comm, state.device)
 
     def expect(self, program: Program, values: Mapping[str, np.ndarray]) -> None:
@@ -100,17 +96,16 @@ class OnRanks:
         return self.strategy.sizes(sizes, training)
 
     def cut(self, fetches: Sequence[Node], updates: Mapping[Node, Node], effects: Sequence[Node] = ()) -> Local:
-        """This rank's part of a graph of global, known sizes, with `effects` as `dist.partition` has them.
+        """This rank's part of a graph of global, known sizes; `effects` are those of `partition`.
 
         GraphError on all ranks if they disagree.
         """
-        way = pipelined if isinstance(self.strategy, Staged) else functools.partial(partition, effects=effects)
-        local = way(fetches, updates, self.strategy, self.comm.rank)
+        local = partition(self.strategy, fetches, updates, self.comm.rank, effects)
         self._compare([*str(Graph((*fetches, *updates.values(), *effects))).split("\n"), *local.steps])
         return local
 
     def _compare(self, steps: Sequence[str]) -> None:
-        """All ranks must compute the same graph and communicate in the same steps; the first that differs is named."""
+        """GraphError unless all ranks compute the same graph in the same steps; it names the first that differs."""
         mine = np.frombuffer(hashlib.sha256("\n".join(steps).encode()).digest(), np.uint8).copy()
         everyone = np.empty((self.comm.world_size, mine.size), np.uint8)
         self.comm.all_gather(mine, everyone)
@@ -156,7 +151,7 @@ class OnRanks:
     def save_parts(
         self, state: State, variables: Iterable[Node], path: FilePath, extra: Mapping[str, Any] | None
     ) -> None:
-        """Write the variables to a folder, each rank its part; of duplicates each is written by one rank."""
+        """Write the variables to a folder, each rank its part; one rank writes each of several duplicates."""
         folder, first = Path(path), self.comm.rank == 0
         variables = list(variables)
         owners = {node: self._owners(node, number) for number, node in enumerate(variables)}
@@ -170,12 +165,12 @@ class OnRanks:
             n.name: {"shape": n.shape, "dtype": n.dtype.name, "pieces": [(r, box) for box, r in owners[n].items()]}
             for n in variables
         }
-        self._together(lambda: first and self.finish(folder, int(begin[0]), sizes.tolist(), table, extra))
+        self._together(lambda: self.finish(folder, int(begin[0]), sizes.tolist(), table, extra) if first else None)
 
     def finish(
         self, folder: Path, number: int, sizes: list[int], table: dict[str, Any], extra: Mapping[str, Any] | None
     ) -> None:
-        """What rank 0 does when all parts are written: it makes them the checkpoint."""
+        """Make all parts, which have been written, the checkpoint; only rank 0 does it."""
         checkpoint.finish(folder, number, sizes, table, extra)
 
     def _owners(self, node: Node, number: int) -> dict[Box, int]:
@@ -194,7 +189,7 @@ class OnRanks:
         def read() -> tuple[dict[str, np.ndarray], dict[str, Any]]:
             wanted = {}
             for node in variables:
-                wanted[node.name] = Wanted(node.shape, node.dtype.name, self.box(node))
+                wanted[node.name] = Wanted(tuple(map(int, node.shape)), node.dtype.name, self.box(node))
             saved = checkpoint.Checkpoint(Path(path))
             return fitting(saved, wanted), saved.extra
 
@@ -208,16 +203,17 @@ class OnRanks:
         return None if piece is None else piece.box
 
     def _together(self, act: Callable[[], T]) -> T:
-        """What `act` gives on this rank; CheckpointError on all ranks if it fails on one."""
-        result, error = None, None
+        """What `act` returns on this rank; CheckpointError on all ranks if it fails on one."""
+        results: list[T] = []
+        error: Exception | None = None
         try:
-            result = act()
+            results.append(act())
         except (CheckpointError, OSError) as caught:
             error = caught
         failed = np.array([0 if error is None else self.comm.rank + 1], np.int64)
         self.comm.all_reduce(failed, failed, "max")
         if not failed[0]:
-            return result
+            return results[0]
         reasons = self._texts("" if error is None else str(error).split("\n")[0])
         if error is not None:
             raise error

@@ -1,21 +1,22 @@
 """Turn the graph of one device into the graph of one rank: local sizes, and communication as ordinary nodes.
 
-Every rank walks the same graph with the same layouts, in the same order, so all agree on what is communicated when
-without talking. Computation never knows: each operator gets its local inputs in the layouts its rule asked for.
-`deduce.py` chooses the layouts, `redistribute.py` moves the data.
+Every rank walks the same graph with the same layouts, in the same order, so all agree without talking on what is
+communicated when. Operators know nothing of it: each gets its local inputs in the layouts that its rule asks for.
+`layout/deduce.py` chooses the layouts, `layout/redistribute.py` moves the data.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import singledispatch
+from typing import Any, TypeVar
 
 from ...core.errors import GraphError
 from ...core.graph import OPS, Node, origin_of, rewrite, topological
 from ...core.memory import types_of
 from ...core.op import Role
 from ...core.placement import Local
-from ...core.types import Box
+from ...core.types import Box, Shape
 from ...passes import simplify
 from ..layout.boxes import within
 from ..layout.deduce import Deduction, deduce, updating
@@ -28,15 +29,24 @@ from .hints import hint_gradients, push_hints
 from .strategy import Strategy
 
 Key = tuple[Node, Layout, str]
+T = TypeVar("T")
 
 
+def here(part: T | None) -> T:
+    """What this rank has, as its layout says."""
+    assert part is not None
+    return part
+
+
+@singledispatch
 def partition(
-    fetches: Sequence[Node], updates: Mapping[Node, Node], strategy: Strategy, rank: int, effects: Sequence[Node] = ()
+    strategy: Strategy, fetches: Sequence[Node], updates: Mapping[Node, Node], rank: int, effects: Sequence[Node] = ()
 ) -> Local:
     """The part of `rank`. Sizes in the graph are known and global; `mean` has folded its count.
 
     `effects` are nodes that only act, such as a push to a server: each rank acts on its part, and of ranks with equal
-    parts the first. They become the last of the tokens.
+    parts the first. They become the last of the tokens. A strategy that is cut in another way registers its own
+    function.
     """
     outputs = hint_gradients((*fetches, *updates.values(), *effects), strategy.store)
     kept, acting = len(fetches), len(fetches) + len(updates)
@@ -48,7 +58,7 @@ def partition(
         if not split:
             break
         outputs = simplify(decomposed(outputs, split))
-    walk = Walk(found, strategy, rank, updating(outputs))
+    walk = Walk(found, strategy, rank, late)
     # The last variable first, as the program will run: its gradient is the first that backward finishes.
     for node in topological((*outputs[:kept], *reversed(outputs[kept:acting]), *outputs[acting:])):
         with origin_of(node):
@@ -57,13 +67,13 @@ def partition(
     local_fetches = []
     for node in outputs[:kept]:
         with origin_of(node):
-            local_fetches.append(walk.value(node, whole))
+            local_fetches.append(here(walk.value(node, whole)))
     local_updates = {}
     for variable, node in zip(updates, outputs[kept:acting]):
         with origin_of(node):
             value = walk.value(node, strategy.store(variable), "update")
         if (local := strategy.local_variable(variable, rank)) is not None:
-            local_updates[local] = value
+            local_updates[local] = here(value)
     tokens = (*walk.tokens, *map(walk.effect, outputs[acting:]))
     whole_graph = (*local_fetches, *tokens, *local_updates.values())
     overlapped = bucket_reductions(whole_graph, walk.gradients, strategy.bucket_bytes)
@@ -73,7 +83,7 @@ def partition(
 
 
 def split_though_fixed(found: Deduction) -> set[Node]:
-    """Nodes with a `decompose` rule that have to gather an input along an axis their kernel needs whole."""
+    """Nodes with a `decompose` rule that would gather an input along an axis that their kernel needs whole."""
     split = set()
     for node, wants in found.wants.items():
         if node.op.decompose_rule is None or (rule := rule_of(node)) is None:
@@ -88,16 +98,18 @@ def split_though_fixed(found: Deduction) -> set[Node]:
 
 
 def decomposed(outputs: Sequence[Node], split: set[Node]) -> tuple[Node, ...]:
+    """The graph with the nodes in `split` written as other operators."""
     parts: dict[Node, tuple[Node, ...]] = {}
 
     def rule(node: Node, inputs: tuple[Node, ...]) -> Node | None:
-        if node in split:
-            made = node.op.decompose_rule(*inputs, **node.attrs)
+        if node in split and (decompose := node.op.decompose_rule) is not None:
+            made: Node | tuple[Node, ...] = decompose(*inputs, **node.attrs)
             if isinstance(made, Node):
                 return made
             parts[node] = made
         if node.role is Role.ITEM and node.inputs[0] in parts:
-            return parts[node.inputs[0]][node.attrs["index"]]
+            index: int = node.attrs["index"]
+            return parts[node.inputs[0]][index]
         return None
 
     return rewrite(outputs, rule)
@@ -115,9 +127,9 @@ class Walk:
         self.gradients: list[Node] = []  # all-reduces whose first reader is an update
 
     def visit(self, node: Node) -> None:
-        """Make the local node, in the layout it has by itself. None on ranks that have no part in it."""
+        """Make the local node in the layout in which it comes out, or None on ranks that have no part of it."""
         if node.role in (Role.CONSTANT, Role.PLACEHOLDER):
-            return  # made where it is needed, in the layout needed
+            return  # made by `value`, in the layout that is wanted
         layout = self.found.layouts[node][0]
         if node.role is Role.VARIABLE:
             layout = self.strategy.store(node)
@@ -132,22 +144,25 @@ class Walk:
         self.made[node, layout, ""] = made
 
     def _fed(self, node: Node, layout: Layout) -> Node | None:
-        """This rank's part of a feed, of which every rank is given the whole."""
+        """This rank's part of a feed, which every rank gets as a whole."""
         key = node, layout, ""
         if key not in self.made:
-            self.made[key] = None
-            if (piece := self.piece(layout, node.shape)) is not None:
-                name = f"{node.name}[{len(self.feeds)}]" if node.name in self.feeds else node.name
-                self.feeds[name] = node.name, piece.box
-                self.made[key] = node.op.make((), {**node.attrs, "name": name, "shape": piece.shape})
+            piece = self.piece(layout, node.shape)
+            self.made[key] = None if piece is None else self.placeholder(node, piece)
         return self.made[key]
+
+    def placeholder(self, node: Node, piece: Piece) -> Node:
+        """The local node for one piece of a feed."""
+        name = f"{node.name}[{len(self.feeds)}]" if node.name in self.feeds else node.name
+        self.feeds[name] = node.name, piece.box
+        return node.op.make((), {**node.attrs, "name": name, "shape": piece.shape})
 
     def _next(self, step: str) -> int:
         """The place of a step in the one order of communication."""
         self.steps.append(step)
         return len(self.steps) - 1
 
-    def piece(self, layout: Layout, shape: Sequence[int]) -> Piece | None:
+    def piece(self, layout: Layout, shape: Shape) -> Piece | None:
         """What this rank holds of a tensor of the global `shape`."""
         return layout.pieces(shape).get(self.rank)
 
@@ -159,48 +174,49 @@ class Walk:
             parent = inputs[0]
             return None if parent is None else OPS["item"].make((parent,), node.attrs)
         layouts = self.found.layouts[node]
-        here = [self.piece(layout, type_.shape) for layout, type_ in zip(layouts, types_of(node))]
-        if here[0] is None:
+        found = [self.piece(layout, type_.shape) for layout, type_ in zip(layouts, types_of(node))]
+        if found[0] is None:
             return None
+        shapes = [here(piece).shape for piece in found]
         attrs = dict(node.attrs)
         if "shape" in attrs:
-            attrs["shape"] = here[0].shape
+            attrs["shape"] = shapes[0]
         if "window" in node.op.defaults:
             attrs["window"] = self._window(node)
         if node.role is Role.COMMUNICATION:
             attrs["order"] = self._next(f"{node.op.name} {node.type} at {node.site}")
-        made = node.op.make(tuple(inputs), attrs)
-        for type_, piece in zip(types_of(made), here):
-            if type_.shape != piece.shape:
-                raise GraphError(f"{node!r}: its part on rank {self.rank} is {type_}, the layout says {piece.shape}")
+        made = node.op.make(tuple(map(here, inputs)), attrs)
+        for type_, shape in zip(types_of(made), shapes):
+            if type_.shape != shape:
+                raise GraphError(f"{node!r}: its part on rank {self.rank} is {type_}, the layout says {shape}")
         return made
 
     def effect(self, node: Node) -> Node:
-        """The local node of one that only acts. Where ranks have equal parts, the first acts for all."""
+        """The local node of one that only acts. The first of the ranks that have equal parts acts for all of them."""
         layout = self.found.layouts[node][0]
-        made = self.made[node, layout, ""]
+        made = here(self.made[node, layout, ""])
         pieces = layout.pieces(node.shape)
         alike = [r for r, p in pieces.items() if (p.box, p.term) == (pieces[self.rank].box, pieces[self.rank].term)]
         return made.op.make(made.inputs, {**made.attrs, "acts": self.rank == min(alike)})
 
     def _window(self, node: Node) -> tuple[tuple[int, int, int], ...] | None:
         """(low, high, size) of each `@` factor of the operator's rule, in its order; None where all are whole."""
-        rule = rule_of(node)
+        rule = here(rule_of(node))
         terms = [*zip(rule.inputs, (i.shape for i in node.inputs), self.found.wants[node])]
         terms += zip(rule.outputs, (t.shape for t in types_of(node)), self.found.layouts[node])
         spans: dict[str, tuple[int, int, int]] = {}
         for term, shape, layout in terms:
-            box = self.piece(layout, shape).box
-            spans.update({axis[0]: (*span, size) for axis, span, size in zip(term, box, shape) if len(axis) == 1})
+            box = here(self.piece(layout, shape)).box
+            spans.update({axis[0]: (*span, int(size)) for axis, span, size in zip(term, box, shape) if len(axis) == 1})
         found = tuple(spans.get(factor, (0, 1, 1)) for factor in rule.windowed)
         return None if all((low, high) == (0, size) for low, high, size in found) else found
 
     # -- values in the layouts they are wanted in -------------------------------------------------------------------
 
     def value(self, node: Node, want: Layout, phase: str = "") -> Node | None:
-        """`node` in the layout `want`; a reshard is made once, or once a phase for a variable that is kept in parts.
+        """`node` in the layout `want`; a reshard is made once, or once per phase for a variable that is kept in parts.
 
-        A gathered variable must not stay alive from forward to backward: that would undo the sharding.
+        A gathered variable must not stay alive from the forward to the backward pass: that would undo the sharding.
         """
         if node.role is Role.CONSTANT:
             return self._constant(node, want)
@@ -225,13 +241,11 @@ class Walk:
         piece = self.piece(want, node.shape)
         if piece is None:
             return None
-        part = node.attrs["value"][within(piece.box, tuple((0, s) for s in node.shape))]
+        part = node.attrs["value"][within(piece.box, tuple((0, int(s)) for s in node.shape))]
         part.setflags(write=False)
         return node if part.shape == node.shape else OPS["constant"].make((), {"value": part})
 
-    def _reshard(
-        self, node: Node, local: Node | None, have: Layout, want: Layout, shape: tuple[int, ...]
-    ) -> Node | None:
+    def _reshard(self, node: Node, local: Node | None, have: Layout, want: Layout, shape: Shape) -> Node | None:
         way = plan(have, want, shape)
         made_pending = any(way.before[r].term != piece.term for r, piece in way.after.items() if r in way.before)
         if way.kind in ("nothing", "slice") and not made_pending:

@@ -1,8 +1,9 @@
-"""Sub-graph placement: parts of a model on ranks of their own, which all else follows.
+"""Sub-graph placement: parts of a model on ranks of their own, which all other nodes follow.
 
-Nodes that are made inside `with place(ranks)` are computed on these ranks, and variables made there live there; what
-crosses a border is sent. Within a place the strategy holds as it does on all ranks: two ranks of data parallelism share
-the batch. For places that work on different micro-batches at the same time see `pipeline.py`.
+Nodes that are made inside `with place(ranks)` are computed on these ranks, and variables made there live there; values
+that cross a border are sent. Within a place the strategy holds as it does on all ranks: two ranks of data parallelism
+share the batch. Stages, which work on different micro-batches at the same time, are places with a schedule: see
+`pipeline_stages.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ..layout.layout import Layout
 
 
 def place(ranks: int | Sequence[int]) -> AbstractContextManager[None]:
-    """Compute all nodes made inside, and their gradients, on these ranks; without a strategy it means nothing.
+    """Compute all nodes made inside, and their gradients, on these ranks; without a strategy it has no effect.
 
     >>> import hetu as ht
     >>> x = ht.placeholder("x", (None, 4))
@@ -43,24 +44,29 @@ def marked_places(outputs: Sequence[Node]) -> dict[Ranks, Node]:
     return found
 
 
-def assign(
-    outputs: Sequence[Node], places: Collection[Ranks], leaf: Callable[[Node, bool], Layout], late: Collection[Node]
+def places_of(
+    outputs: Sequence[Node],
+    places: Collection[Ranks],
+    compute: Callable[[Node], Layout],
+    store: Callable[[Node], Layout],
+    late: Collection[Node],
 ) -> dict[Node, Ranks]:
-    """Where nodes are computed: variables where they are read, other nodes where they are marked or else where the
-    largest of what they need is. Nodes in `late`, the update of variables, are where these are kept, whatever their
-    marks. `leaf` gives the layout of a variable as it is read or, if asked, kept. What is not named is on all ranks.
+    """Which of the `places` computes each node; nodes without a place are computed on all ranks.
+
+    Variables have the place of the layout that `compute` gives. Other nodes have their mark, else the place of their
+    largest input. Nodes in `late`, the update of variables, ignore marks: they follow the layouts that `store` gives.
     """
     placed: dict[Node, Ranks] = {}
     for node in topological(outputs):
-        marked = node.tags.get("place")
+        found: Ranks | None = node.tags.get("place")
         if node.role is Role.VARIABLE:
-            marked = leaf(node, False).ranks
-        elif node in late or marked is None:
-            homes = {i: leaf(i, True).ranks for i in node.inputs if i.role is Role.VARIABLE and node in late}
+            found = compute(node).ranks
+        elif node in late or found is None:
+            homes = {i: store(i).ranks for i in node.inputs if i.role is Role.VARIABLE and node in late}
             known = {i: ranks for i in node.inputs if (ranks := homes.get(i, placed.get(i))) in places}
-            marked = known[max(known, key=_elements)] if known else None
-        if marked in places:
-            placed[node] = marked
+            found = known[max(known, key=_elements)] if known else None
+        if found is not None and found in places:
+            placed[node] = found
     return placed
 
 

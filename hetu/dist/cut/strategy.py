@@ -1,13 +1,13 @@
 """Strategies: plain data that says how a model is spread over ranks.
 
-A `Strategy` is a device grid, a layout for each feed, and for each variable two layouts, `compute`, in which the model
-reads it, and `store`, in which it is kept and updated, or that servers keep it. Everything else is deduced.
-`builders.py` writes one for a given model.
+A `Strategy` is a device grid, a layout for each feed, and for each variable where it is kept (`kept.py`). Everything
+else is deduced. `builders.py` writes one for a given model.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -16,20 +16,23 @@ from typing import Any, ClassVar
 from ...core.errors import ArgumentError, AxisError, GraphError, UnknownNameError, did_you_mean
 from ...core.graph import OPS, Node, origin_of, topological
 from ...core.op import Role
-from ...core.types import Atom
+from ...core.types import Atom, show_shape
 from ...look.html_table import rows_html
+from ...look.shards import shards_svg
 from ...look.svg import Svg
 from ..comm.hierarchical import Hosts
 from ..layout.deduce import Grid
 from ..layout.initial import LocalInitializer
-from ..layout.layout import Layout, Piece, show_ranks
-from .kept import Kept, Served, read_kept
-from .place import assign, marked_places
-from .strategy_table import shards, table
+from ..layout.layout import DUP, SUM, Layout, Piece, show_ranks
+from ..layout.redistribute import plan
+from .kept import Kept, Served, owners_of, read_kept
+from .place import marked_places, places_of
+
+HEADER = ("variable", "shape", "compute", "store", "bytes a rank", "collectives")
 
 
 class Builder:
-    """Writes the strategy for a graph. An executor takes one wherever it takes a strategy, which writes itself."""
+    """Writes the strategy for a graph. An executor takes a builder or a strategy, which is a builder of itself."""
 
     def build(self, outputs: Sequence[Node], world_size: int) -> Strategy:
         """The strategy for the graph of `outputs` on `world_size` ranks."""
@@ -38,11 +41,11 @@ class Builder:
 
 @dataclass
 class Strategy(Builder):
-    """Layouts of variables and feeds by name on the grid of `base`; what is not named is duplicated.
+    """Layouts of variables and feeds by name on the grid of `base`; all others are duplicated.
 
     `places` are the grids of the ranks on which the user has placed nodes, with duplicates (`place.py`). Reductions of
     gradients are joined and overlapped in buckets of at most `bucket_bytes`; 0 keeps them apart. `hosts` are the ranks
-    that share each host, if an all-to-all is to go within hosts first (`hierarchical.py`).
+    of each host, for all-to-alls that go within hosts first (`comm/hierarchical.py`).
 
     >>> from hetu.dist import Mesh
     >>> mesh = Mesh((2,), ("data",))
@@ -65,6 +68,7 @@ class Strategy(Builder):
     def __post_init__(self) -> None:
         self.grid = Grid.of(self.base)
         self.whole = self.grid.layout({})
+        self._everywhere = Kept(self.whole, self.whole)
         self._local: dict[tuple[Node, int], Node] = {}
 
     # -- what the passes ask -------------------------------------------------------------------------------------
@@ -72,34 +76,41 @@ class Strategy(Builder):
     def grid_of(self, outputs: Sequence[Node], late: Collection[Node]) -> Callable[[Node], Grid]:
         """Where each node of a graph is computed; `late` are those that update variables."""
         grids = {layout.ranks: Grid.of(layout) for layout in self.places}
-        placed = assign(outputs, grids, self.leaf, late) if grids else {}
+        placed = places_of(outputs, grids, self.compute, self.store, late) if grids else {}
         return lambda node: grids[placed[node]] if node in placed else self.grid
 
     def leaf(self, node: Node, updating: bool) -> Layout | None:
         """The layout of a leaf for its readers; None for constants, which can be had in any."""
         if node.role is Role.VARIABLE:
-            kept = self.variables.get(node.name)
-            return self.store(node) if updating else kept.compute if isinstance(kept, Kept) else self.whole
+            return self.store(node) if updating else self.compute(node)
         return self.feeds.get(node.name, self.whole) if node.role is Role.PLACEHOLDER else None
 
     def sizes(self, sizes: Mapping[Atom, int], training: bool) -> Mapping[Atom, int]:
         """The sizes that a graph is made for, from those that are fed."""
         return sizes
 
+    def kept(self, node: Node) -> Kept | Served:
+        """Where a variable is kept."""
+        return self.variables.get(node.name, self._everywhere)
+
+    def compute(self, node: Node) -> Layout:
+        """The layout in which the model reads a variable."""
+        return self._layouts(node)[0]
+
     def store(self, node: Node) -> Layout:
-        """The layout in which a variable is kept; on ranks that have a copy of what servers keep, all of it."""
-        kept = self.variables.get(node.name)
-        return kept.store if isinstance(kept, Kept) else self.whole
+        """The layout in which ranks keep a variable; copies of what servers keep are whole."""
+        return self._layouts(node)[-1]
+
+    def _layouts(self, node: Node) -> tuple[Layout, ...]:
+        return self.kept(node).layouts or self._everywhere.layouts
 
     def is_served(self, node: Node) -> bool:
         """Whether servers keep a variable."""
-        return isinstance(self.variables.get(node.name), Served)
+        return self.kept(node).served
 
     def piece(self, node: Node, rank: int) -> Piece | None:
         """What a rank has of a variable between steps."""
-        kept = self.variables.get(node.name)
-        absent = isinstance(kept, Served) and not kept.copied
-        return None if absent else self.store(node).pieces(node.shape).get(rank)
+        return self.store(node).pieces(node.shape).get(rank) if self.kept(node).copied else None
 
     def local_variable(self, node: Node, rank: int) -> Node | None:
         """The variable that holds this rank's part, the same node at every call; None if it has no part."""
@@ -120,26 +131,29 @@ class Strategy(Builder):
         return self
 
     def check(self, outputs: Sequence[Node], world_size: int) -> None:
-        """UnknownNameError for variables or feeds that the graph lacks; ArgumentError or AxisError for layouts that do
+        """UnknownNameError for variables or feeds that the graph lacks, ArgumentError or AxisError for layouts that do
         not fit them or name ranks that do not exist."""
         nodes = topological(outputs)
         for node in nodes:
             if node.role is Role.COMMUNICATION and "order" not in node.attrs:
                 raise GraphError(
                     f"{node!r} is written by hand, but a strategy puts in all communication itself",
-                    fix="leave out strategy=, or say with ht.dist.shard(node, layout=...) how the value is to lie",
+                    fix="leave out strategy=, or lay the value out by ht.dist.shard(node, layout=...)",
                     site=node.site,
                 )
         layouts: list[tuple[str, Layout]] = [("the strategy", self.base)]
-        for kind, given in (("variable", self.variables), ("placeholder", self.feeds)):
-            known = {n.name: n for n in nodes if n.role.value == kind}
-            for name, kept in given.items():
-                if name not in known:
-                    fix = did_you_mean(name, known)
-                    raise UnknownNameError(f"the strategy names the {kind} {name!r}, which the graph lacks", fix=fix)
-                for layout in _layouts(kept):
-                    _check_fits(known[name], layout)
-                    layouts.append((f"the layout of {name!r}", layout))
+        named = [(Role.VARIABLE, name, kept.layouts) for name, kept in self.variables.items()]
+        named += [(Role.PLACEHOLDER, name, (layout,)) for name, layout in self.feeds.items()]
+        known: dict[tuple[Role, str], Node] = {
+            (n.role, n.name): n for n in nodes if n.role in (Role.VARIABLE, Role.PLACEHOLDER)
+        }
+        for role, name, given in named:
+            if (role, name) not in known:
+                fix = did_you_mean(name, [other for of, other in known if of is role])
+                raise UnknownNameError(f"the strategy names the {role.value} {name!r}, which the graph lacks", fix=fix)
+            for layout in given:
+                _check_fits(known[role, name], layout)
+                layouts.append((f"the layout of {name!r}", layout))
         layouts += [(f"the hint at {n.site}", n.attrs["layout"]) for n in nodes if n.role is Role.HINT]
         self._check_places(outputs, world_size)
         if self.hosts and sorted(chain.from_iterable(self.hosts)) != [*range(world_size)]:
@@ -201,13 +215,56 @@ class Strategy(Builder):
             "hosts": tuple(tuple(map(int, host)) for host in data["hosts"]),
         }
 
+    # -- tables and pictures: print a program to see the communication of activations ------------------------------
+
     def table(self, outputs: Iterable[Node]) -> str:
         """One row per variable: its shape, layouts, bytes on a rank, and the collectives that a step needs for it."""
-        return table(self, outputs)
+        found = self.rows(outputs)
+        widths = [max(map(len, column)) for column in zip(*found)]
+        return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in found)
+
+    def rows(self, outputs: Iterable[Node]) -> list[tuple[str, ...]]:
+        """The cells of `table`."""
+        found: list[tuple[str, ...]] = [HEADER]
+        nodes = topological(outputs)
+        owners = owners_of(nodes)
+        for node in (n for n in nodes if n.role is Role.VARIABLE):
+            most = max((math.prod(p.shape) for p in self._pieces(node).values()), default=0) * node.dtype.itemsize
+            implied = ", ".join(self._implied(node, owners)) if node.attrs["trainable"] else ""
+            found.append((node.name, show_shape(node.shape), *self.kept(node).words, f"{most:,}", implied))
+        return found
 
     def shards(self, outputs: Iterable[Node]) -> Svg:
         """A picture of which rank keeps which part of each variable."""
-        return shards(self, outputs)
+        rows, kept = [], {rank: 0 for rank in self.base.ranks}
+        for node in (n for n in topological(outputs) if n.role is Role.VARIABLE):
+            pieces = self._pieces(node)
+            rows.append((node.name, tuple(map(int, node.shape)), {rank: p.box for rank, p in pieces.items()}))
+            for rank, piece in pieces.items():
+                kept[rank] += math.prod(piece.shape) * node.dtype.itemsize
+        return shards_svg(rows, {rank: f"{nbytes:,} bytes" for rank, nbytes in kept.items()})
+
+    def _pieces(self, node: Node) -> dict[int, Piece]:
+        """What each rank has of a variable."""
+        pieces = {rank: self.piece(node, rank) for rank in self.store(node).ranks}
+        return {rank: piece for rank, piece in pieces.items() if piece is not None}
+
+    def _implied(self, node: Node, owners: Mapping[Node, Node]) -> list[str]:
+        """What a step communicates for a variable: it gathers it, combines its gradient, gathers the new value."""
+        if self.is_served(node):
+            return ["push", "pull"]
+        compute, store = self.compute(node), self.store(node)
+        states = [self.store(v) for v, owner in owners.items() if owner is node is not v]
+        updated = states[0] if states else store
+        changes = [(store, compute), (self._gradient(compute), updated), (updated, store)]
+        kinds = [plan(src, dst, node.shape).kind for src, dst in changes]
+        return [kind for kind in kinds if kind not in ("nothing", "slice")]
+
+    def _gradient(self, compute: Layout) -> Layout:
+        """The layout of a gradient at the end of the backward pass: still to be summed over the axes of the batch."""
+        split = {axis for feed in self.feeds.values() for axis, (role, _) in feed.axes().items() if role >= 0}
+        roles = {axis: SUM if axis in split and role == DUP else role for axis, (role, _) in compute.axes().items()}
+        return Grid.of(compute).layout(roles)
 
     def _repr_html_(self) -> str:
         """What is known without a graph; with one, `table` and `shards` show shapes and bytes."""
@@ -216,20 +273,13 @@ class Strategy(Builder):
         return rows_html([("", "compute", "store"), ("all else", *2 * (str(self.whole),)), *kept, *fed])
 
     def __str__(self) -> str:
-        rows = []
-        for name, kept in self.variables.items():
-            read, where = kept.words
-            rows.append(f"{name}: {read}, kept {'on' if isinstance(kept, Served) else 'as'} {where}")
+        rows = [f"{name}: {kept}" for name, kept in self.variables.items()]
         rows += [f"{name} (fed): {layout}" for name, layout in self.feeds.items()]
         rows += [f"placed on {show_ranks(layout.ranks)}: {layout}" for layout in self.places]
-        return "\n".join([f"all else: {self.grid.layout({})}", *rows])
+        return "\n".join([f"all else: {self.whole}", *rows])
 
 
 KINDS: dict[str, type[Strategy]] = {Strategy.kind: Strategy}  # by what their JSON says they are
-
-
-def _layouts(kept: Kept | Served | Layout) -> list[Layout]:
-    return [kept] if isinstance(kept, Layout) else [kept.compute, kept.store] if isinstance(kept, Kept) else []
 
 
 def _check_fits(node: Node, layout: Layout) -> None:

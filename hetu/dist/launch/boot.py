@@ -1,6 +1,6 @@
 """What each rank runs under `heturun`: the user's script, watched, so that no failure leaves other ranks waiting.
 
-A failure is first written to the run directory, so that the launcher learns of it even before MPI is up. Then it ends
+A failure is first written to the run directory, so that the launcher learns of it even before MPI runs. Then it ends
 the whole job through MPI; `guard.py` handles a process that dies without a word. Lines of output begin with the rank;
 only rank 0 shows progress bars. Output of C code has no prefix.
 """
@@ -16,7 +16,6 @@ import runpy
 import sys
 import traceback
 from pathlib import Path
-from typing import TextIO
 
 from ...core.errors import PACKAGE, HetuError
 from ..comm.guard import RUN_DIRECTORY, TERMINALS, fail, job_size, own_rank
@@ -29,13 +28,13 @@ LINE_START = re.compile(r"(?<=[\n\r])(?=.)", re.DOTALL)
 class Prefixed(io.TextIOWrapper):
     """A stream whose lines begin with the rank, also those that a progress bar writes over each other."""
 
-    def __init__(self, stream: TextIO, prefix: str, is_terminal: bool) -> None:
-        # Whole lines, even where the environment asks for no buffer: those of ranks then alternate, but do not mix.
+    def __init__(self, stream: io.TextIOWrapper, prefix: str, is_terminal: bool) -> None:
+        # Whole lines, even if the environment asks for no buffer: so lines of ranks alternate and do not mix.
         super().__init__(stream.detach(), stream.encoding, stream.errors, line_buffering=True)
         self.prefix, self.at_start, self.is_terminal = prefix, True, is_terminal
 
     def isatty(self) -> bool:
-        """Whether the launcher writes to a terminal: what is between, mpiexec, passes everything on at once."""
+        """Whether the launcher writes to a terminal: mpiexec, between them, passes everything on at once."""
         return self.is_terminal
 
     def write(self, text: str) -> int:
@@ -58,7 +57,7 @@ def run_script(arguments: list[str]) -> None:
 
 
 def user_traceback(error: BaseException) -> str:
-    """The traceback from the first frame of the user's script on; hetu's own frames only where hetu is at fault."""
+    """The traceback from the first frame of the user's script on; with hetu's own frames only if hetu is at fault."""
     report = traceback.TracebackException.from_exception(error)
     ours = (PACKAGE, "<frozen runpy>")
     frames = list(itertools.dropwhile(lambda frame: frame.filename.startswith(ours), report.stack))
@@ -88,8 +87,7 @@ def run_and_leave(arguments: list[str]) -> tuple[int, str]:
             run_script(arguments)
         except SystemExit as exit_:
             if exit_.code:
-                is_number = isinstance(exit_.code, int)
-                return (exit_.code, f"sys.exit({exit_.code})") if is_number else (1, str(exit_.code))
+                return (exit_.code, f"sys.exit({exit_.code})") if isinstance(exit_.code, int) else (1, str(exit_.code))
         leave()
     except BaseException as error:
         return 1, user_traceback(error)

@@ -8,7 +8,7 @@
       - name: node2
         workers: 4
 
-It is YAML (or JSON, which is YAML too), read without making any Python object but strings, numbers and truth values.
+It is YAML (or JSON, which is YAML too), read into strings, numbers and truth values only.
 Rank 0 and the launcher are on the chief. All hosts run the same script on the same kind of device.
 """
 
@@ -17,7 +17,7 @@ from __future__ import annotations
 import reprlib
 import socket
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
 LIMIT = 1 << 16  # bytes of a file
-KINDS = {"name": str, "workers": int, "servers": int, "chief": bool}
+KINDS: dict[str, type] = {"name": str, "workers": int, "servers": int, "chief": bool}
 EXAMPLE = 'write "hosts:", and below it lines such as "  - {name: node1, workers: 4, chief: true}"'
 
 
@@ -81,23 +81,21 @@ def parse_cluster(text: str | bytes) -> tuple[Host, ...]:
         raise
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        raise _wrong(
-            None if mark is None else mark.line, f"no YAML ({error.problem or error.context})", EXAMPLE
-        ) from None
+        raise _at(mark, f"no YAML ({error.problem or error.context})", EXAMPLE) from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # bytes that are no text, 2020-99-99, [[[[...
-        raise _wrong(None, f"no YAML ({type(error).__name__})", EXAMPLE) from None
+        raise _at(None, f"no YAML ({type(error).__name__})", EXAMPLE) from None
     _check(hosts)
     return tuple(sorted(hosts, key=lambda host: not host.chief))
 
 
 def _host(loader: yaml.SafeLoader, row: yaml.Node) -> Host:
-    entries = _entries(row, KINDS, "a host")
-    values = {key: loader.construct_object(node, deep=True) for key, node in entries.items()}
+    entries = _entries(row, tuple(KINDS), "a host")
+    values: dict[str, Any] = {key: loader.construct_object(node, deep=True) for key, node in entries.items()}
     if "name" not in values:
         raise _wrong(row, "a host without a name", 'write "name: node1"')
     name = values["name"]
     for key, value in values.items():
-        if type(value) is not KINDS[key] or (KINDS[key] is int and value < 0):
+        if type(value) is not KINDS[key] or (isinstance(value, int) and value < 0):
             wanted = {str: "a name", int: "a whole number from 0", bool: "true or false"}[KINDS[key]]
             raise _wrong(entries[key], f"host {reprlib.repr(name)}: {key} is {reprlib.repr(value)}", f"give {wanted}")
     if not name or name.startswith("-") or any(c in name for c in ", :\t\n"):
@@ -105,13 +103,13 @@ def _host(loader: yaml.SafeLoader, row: yaml.Node) -> Host:
     return Host(**values)
 
 
-def _entries(node: yaml.Node | None, known: Iterable[str], what: str) -> dict[str, yaml.Node]:
-    """The values of a mapping by key; YAML itself would take the last of two that are alike."""
+def _entries(node: yaml.Node | None, known: Sequence[str], what: str) -> dict[str, yaml.Node]:
+    """The values of a mapping by key; of two equal keys YAML itself would take the last."""
     if node is None or node.id != "mapping":
         raise _wrong(node, f"{what} is not made of keys and values", EXAMPLE)
     found: dict[str, yaml.Node] = {}
     for key, value in node.value:
-        if key.value not in (*known,):
+        if key.value not in known:
             raise _wrong(key, f"{what} has an unknown key {reprlib.repr(key.value)}", did_you_mean(key.value, known))
         if key.value in found:
             raise _wrong(key, f"{what} has two keys {key.value!r}", "keep one of them")
@@ -119,10 +117,13 @@ def _entries(node: yaml.Node | None, known: Iterable[str], what: str) -> dict[st
     return found
 
 
-def _wrong(place: Any, message: str, fix: str) -> ArgumentError:
-    """An error in the line of `place`, a node or a number from 0, where that is known."""
-    line = place.start_mark.line if hasattr(place, "start_mark") else place
-    return ArgumentError(message if line is None else f"line {line + 1}: {message}", fix=fix)
+def _wrong(node: yaml.Node | None, message: str, fix: str) -> ArgumentError:
+    """An error in the line of a node, if there is one."""
+    return _at(None if node is None else node.start_mark, message, fix)
+
+
+def _at(mark: yaml.Mark | None, message: str, fix: str) -> ArgumentError:
+    return ArgumentError(message if mark is None else f"line {mark.line + 1}: {message}", fix=fix)
 
 
 def _check(hosts: Sequence[Host]) -> None:

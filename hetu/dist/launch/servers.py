@@ -2,9 +2,9 @@
 
 `dist` does not know what a server does: it starts the command, writes one line of JSON to its standard input, waits for
 `ready ADDRESS`, and tells the ranks in their environment. A server lives as long as its standard input is open, so it
-never outlives the launcher. Ranks on other hosts reach them through CURVE, with keys that the first server makes in the
-job's directory. One that keeps snapshots is started again where it was if it is killed, and goes on from the last of
-them; servers that start together go on from the last clock of which all have a snapshot. Servers run on this host only.
+never outlives the launcher. Ranks on other hosts reach it through CURVE, with keys that the first server makes in the
+job's directory. A server with snapshots that is killed starts again at its address, from the last of them; servers that
+start together go on from the last clock of which all have a snapshot. All servers run on this host.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ...checkpoint import generations
 from ...core.errors import HetuError
@@ -36,11 +36,17 @@ class ServerStartError(HetuError, RuntimeError):
     """A server that did not say that it is ready."""
 
 
+def opened(pipe: IO[str] | None) -> IO[str]:
+    """One end of a pipe that `Popen` was told to make."""
+    assert pipe is not None
+    return pipe
+
+
 class Servers:
-    """`count` running servers; `variables` is what the ranks get to know about them.
+    """`count` running servers; `variables` tell the ranks about them.
 
     Ranks on other hosts find the keys in the directory `keys`; without it only this host can reach the servers. Every
-    `snapshot_every` seconds each writes its state to its own folder in `snapshots`, and they start from what is there.
+    `snapshot_every` seconds each server writes its state to its own folder in `snapshots`, from which it also starts.
     """
 
     COMMAND = (sys.executable, "-c", "from hetu.ps.wire.server import main; main()")
@@ -55,7 +61,8 @@ class Servers:
         snapshots: Path | None = None,
         snapshot_every: float = 30.0,
     ) -> None:
-        self.count, self.keys, self.snapshots, self.token = count, keys, snapshots, secrets.token_hex(16)
+        self.count, self.keys, self.token = count, keys, secrets.token_hex(16)
+        self.folders = [] if snapshots is None else [snapshots / f"server-{number}" for number in range(count)]
         self.options: dict[str, Any] = {"workers": workers, "token": self.token, "consistency": consistency}
         if keys is not None:
             self.options |= {"address": f"{ANY_HOST}*", "key_file": str(keys / "server.json")}
@@ -72,7 +79,7 @@ class Servers:
 
     def __enter__(self) -> Servers:
         try:
-            first, clock = self.count if self.keys is None else 1, self._common_clock()  # it makes keys for the others
+            first, clock = self.count if self.keys is None else 1, self._common_clock()  # one makes keys for the others
             for batch in (range(self.count)[:first], range(self.count)[first:]):
                 self.processes += [self._start(number, clock) for number in batch]
                 self.addresses += [self._ready(number) for number in batch]
@@ -90,19 +97,19 @@ class Servers:
         pipe = subprocess.PIPE
         process = subprocess.Popen(self.COMMAND, stdin=pipe, stdout=pipe, text=True, encoding="utf-8")
         options = self.options | {"make_keys": self.keys is not None and not self.addresses and number == 0}
-        if self.snapshots is not None:
-            options |= {"snapshots": str(self._folder(number)), "snapshot_clock": clock}
+        if self.folders:
+            options |= {"snapshots": str(self.folders[number]), "snapshot_clock": clock}
         if self.addresses[number:]:
             options["address"] = self.addresses[number]
         with contextlib.suppress(BrokenPipeError):  # it has ended by itself: `_ready` says so
-            process.stdin.write(json.dumps(options) + "\n")
-            process.stdin.flush()
+            opened(process.stdin).write(json.dumps(options) + "\n")
+            opened(process.stdin).flush()
         return process
 
     def _ready(self, number: int) -> str:
         """The address where it listens; ServerStartError if it does not come, with what the server says."""
         lines: list[str] = []
-        stdout = self.processes[number].stdout
+        stdout = opened(self.processes[number].stdout)
         reader = threading.Thread(target=lambda: lines.append(stdout.readline()), daemon=True)
         reader.start()
         reader.join(READY_WITHIN)
@@ -122,15 +129,15 @@ class Servers:
                 json.dump(self.variables, opened)
 
     def dead(self) -> list[int]:
-        """The numbers of those that have ended."""
+        """The numbers of the servers that have ended."""
         return [number for number, process in enumerate(self.processes) if process.poll() is not None]
 
     def restart(self) -> list[str]:
-        """Start those that were killed again, and say so; [] if one has no snapshot, or ended by itself.
+        """Start killed servers again, and say so; [] if one of them has no snapshot, or ended by itself.
 
-        One goes on from its own last snapshot, as the others have gone on too; all, from the last that all have.
+        If others still run, a server goes on from its own last snapshot; if all are dead, from the last that all have.
         """
-        if self.snapshots is None:
+        if not self.folders:
             return []
         until = time.monotonic() + TOGETHER
         while len(dead := self.dead()) < self.count and time.monotonic() < until:
@@ -142,46 +149,41 @@ class Servers:
 
     def _may_restart(self, number: int) -> bool:
         killed = self.processes[number].returncode < 0
-        return killed and self.restarts[number] < RESTARTS and bool(generations(self._folder(number)))
+        return killed and self.restarts[number] < RESTARTS and bool(generations(self.folders[number]))
 
     def _restart(self, number: int, clock: int | None) -> str:
         process = self.processes[number]
         self.restarts[number] += 1
         with contextlib.suppress(BrokenPipeError):
-            process.stdin.close()
-        process.stdout.close()
+            opened(process.stdin).close()
+        opened(process.stdout).close()
         self.processes[number] = self._start(number, clock)
         self._ready(number)
-        cause, folder = signal.Signals(-process.returncode).name, self._folder(number)
+        cause, folder = signal.Signals(-process.returncode).name, self.folders[number]
         which = "its newest snapshot" if clock is None else f"its snapshot of clock {clock}"
         return f"server {number} was killed by {cause} and runs again, from {which} in {folder}"
 
     def _common_clock(self) -> int | None:
-        """The last clock of which all servers have a snapshot; None where there is none of any clock."""
-        if self.snapshots is None:
-            return None
-        found = [generations(self._folder(number)) for number in range(self.count)]
+        """The last clock of which all servers have a snapshot; None if there is no snapshot at all."""
+        found = [generations(folder) for folder in self.folders]
         if not any(found):
             return None
         if common := set.intersection(*map(set, found)):
             return max(common)
         clocks = "; ".join(f"server {number}: {own or 'none'}" for number, own in enumerate(found))
         raise ServerStartError(
-            f"there is no clock of which all servers have a snapshot in {self.snapshots} ({clocks})",
+            f"there is no clock of which all servers have a snapshot in {self.folders[0].parent} ({clocks})",
             fix="start the job with a new folder, or with as many servers as before",
         )
-
-    def _folder(self, number: int) -> Path:
-        return self.snapshots / f"server-{number}"
 
     def __exit__(self, *_: object) -> None:
         for process in self.processes:
             with contextlib.suppress(BrokenPipeError):
-                process.stdin.close()
+                opened(process.stdin).close()
         for process in self.processes:
             try:
                 process.wait(1.0)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-            process.stdout.close()
+            opened(process.stdout).close()

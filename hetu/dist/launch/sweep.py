@@ -1,8 +1,8 @@
-"""The process that cleans up after a launcher: however it ends, its ranks end and its directory goes.
+"""The process that cleans up after a launcher: however this ends, its ranks end and its directory is removed.
 
-It waits for its standard input to close, which happens when the launcher ends, however that happens. By then it has
-read the process group of the ranks, if they were started, and "ended" if they have ended. Run by its path, without site
-packages. Servers watch their own standard input instead.
+It waits for its standard input to close, which any end of the launcher does. By then it has read the process group of
+the ranks, if they were started, and "ended" if they have ended. It is run by its path, without site packages. Servers
+watch their own standard input instead.
 """
 
 from __future__ import annotations

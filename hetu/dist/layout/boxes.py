@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ...core.placement import Box
+from ...core.types import Box
 
 
 def cut(low: int, high: int, start: int, stop: int, total: int) -> tuple[int, int]:
@@ -28,6 +28,7 @@ def volume(box: Box) -> int:
 
 
 def sizes(box: Box) -> tuple[int, ...]:
+    """The shape of a box."""
     return tuple(high - low for low, high in box)
 
 
@@ -42,6 +43,7 @@ def intersect(a: Box, b: Box) -> Box:
 
 
 def contains(outer: Box, box: Box) -> bool:
+    """Whether `box` lies in `outer`."""
     return all(start <= low and high <= stop for (low, high), (start, stop) in zip(box, outer))
 
 

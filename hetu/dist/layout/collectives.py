@@ -1,21 +1,20 @@
 """Group collectives for a change of layout: finding the one that fits, and running it over packed buffers.
 
-Roles only propose the groups (the ranks that differ along axes whose role changes); whether a collective is right is
-read from the boxes of a group, which must join to one block. For a change of one axis that comes to rule T1: *no later
-axis may split the old or the new dimension*; otherwise the slices of a group do not join. Pieces that are not quite of
-one size are padded to the largest. Of the split collectives of Hetu v2 only the all_reduce saves bytes over messages,
-so the others go the generic way.
+Roles only propose the groups: the ranks that differ along axes whose role changes. The boxes of a group then decide
+whether a collective fits: they must join to one block. For a change of one axis this means that no later axis may split
+the old or the new dimension. Pieces of slightly different sizes are padded to the largest. Of the split collectives of
+Hetu v2 only the all_reduce saves bytes over messages, so the others go the generic way.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ...core.types import Box
+from ...core.types import Box, Shape
 from ..comm.comm import Comm
 from ..comm.hierarchical import Hosts, all_to_all, within_hosts
 from ..comm.recorder import Ranks
@@ -27,8 +26,8 @@ from .layout import ACROSS, DUP, PENDING, Layout, Piece
 class Collective:
     """One collective of the ranks `group` on the part `box` of a tensor, from their `old` to their `new` pieces.
 
-    `run` takes the communicator of the group, so `comm.rank` is the place in all three tuples. `rows` are the places of
-    the group by host, if an all_to_all is to go within hosts first.
+    `run` takes the communicator of the group, so `comm.rank` is the place in all three tuples. `rows` are the places
+    by host, for an all_to_all that goes within hosts first.
     """
 
     kind: str
@@ -40,7 +39,7 @@ class Collective:
     rows: Hosts = ()
 
     def over(self, hosts: Hosts) -> Collective:
-        """The same, made for ranks that share hosts so."""
+        """The same for ranks that share hosts like this."""
         return replace(self, rows=within_hosts(self.group, hosts)) if self.kind == "all_to_all" else self
 
     @property
@@ -55,6 +54,7 @@ class Collective:
         }[self.kind]
 
     def run(self, comm: Comm, x: np.ndarray, out: np.ndarray) -> None:
+        """Fill `out` on this rank from `x`."""
         RUN[self.kind](self, comm, x, out)
 
 
@@ -119,7 +119,7 @@ RUN = {
 }
 
 
-def find(src: Layout, dst: Layout, shape: tuple[int, ...]) -> tuple[Collective, ...]:
+def find(src: Layout, dst: Layout, shape: Shape) -> tuple[Collective, ...]:
     """The collectives that take `src` to `dst`, in the order in which every rank runs its own; none if none fits."""
     before, after = src.pieces(shape), dst.pieces(shape)
     found = []
@@ -174,7 +174,7 @@ def _whole(pieces: Sequence[Piece], box: Box) -> bool:
 
 
 def _partition(pieces: Sequence[Piece], box: Box) -> bool:
-    """Whether the pieces cover the box once. They come from one grid: any two are equal or do not meet."""
+    """Whether the pieces cover the box once. As they come from one grid, any two are equal or do not meet."""
     return sum(volume(piece.box) for piece in pieces) == volume(box) and len({p.box for p in pieces}) == len(pieces)
 
 
@@ -192,8 +192,8 @@ def _alike(pieces: Sequence[Piece]) -> bool:
     return len(pieces) * padded(pieces) <= 2 * sum(volume(piece.box) for piece in pieces)
 
 
-def _split_all_reduce(src: Layout, dst: Layout, before: dict[int, Piece]) -> tuple[Collective, ...]:
-    """The gradients of unequal groups, whose parts cut their terms differently: one all_reduce per cell."""
+def _split_all_reduce(src: Layout, dst: Layout, before: Mapping[int, Piece]) -> tuple[Collective, ...]:
+    """One all_reduce per cell, for gradients of unequal groups, which cut their terms differently."""
     pending_inside = any(role in PENDING for part in src.parts for role, _ in part.axes)
     if src.parts != dst.parts or pending_inside or src.across not in PENDING or dst.across != DUP:
         return ()

@@ -1,10 +1,10 @@
 """Deduce a layout for every node of a graph, from those of variables and feeds and from the operators' rules.
 
-One forward walk. For every axis of the device grid an operator has a few candidates: replicate, split one factor that
-some input already splits, or let a pending sum flow through. A split is never invented. Among the candidates the least
-is taken of: pinned inputs that would move, a split dropped though another candidate keeps one, bytes moved; ties
-combine early. This "keep" policy gives Megatron's two all-reduces per block and data parallelism's one per gradient
-(compare GSPMD, Xu et al. 2021, and the annotations of Hetu v2). It does not search for the global optimum.
+It is one forward walk. For every axis of the device grid an operator has a few candidates: replicate, split one factor
+that some input already splits, or let a pending sum flow through. No split is invented. The best candidate moves the
+fewest pinned inputs, then keeps a split if any candidate does, then moves the fewest bytes; ties combine early. This
+policy gives Megatron's two all-reduces per block and data parallelism's one per gradient (compare GSPMD, Xu et al.
+2021, and the annotations of Hetu v2). It does not search for the global optimum.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class Grid:
 
     @staticmethod
     def of(layout: Layout) -> Grid:
+        """That of a layout."""
         return Grid(tuple((p.ranks, tuple(n for _, n in p.axes)) for p in layout.parts), layout.ratio)
 
     @cached_property
@@ -47,7 +48,7 @@ class Grid:
 
     @cached_property
     def _made(self) -> dict[Any, Layout]:
-        """Layouts by roles, and layouts carried over: a graph asks for few, but for each of them very often."""
+        """Layouts by roles, and layouts carried over: a graph asks for few, but for each very often."""
         return {}
 
     def layout(self, roles: Mapping[AxisId, int]) -> Layout:
@@ -138,7 +139,7 @@ def deduce(
             found.layouts[node] = (found.layouts[node.inputs[0]][node.attrs["index"]],)
             found.wants[node] = found.layouts[node]
             continue
-        given = [_given(found, i, leaf, node in updating) for i in node.inputs]
+        given = [found.layouts[i][0] if i.inputs else leaf(i, node in updating) for i in node.inputs]
         decision = _decide(node, given, grid_of(node), pinned, readers)
         found.layouts[node], found.wants[node] = decision.outs, decision.wants
         if all(i in pinned for i in node.inputs):
@@ -146,20 +147,13 @@ def deduce(
     return found
 
 
-def _given(found: Deduction, node: Node, leaf: Callable[[Node, bool], Layout | None], updating: bool) -> Layout | None:
-    """The layout in which an input is at hand; None for one that can be had in any."""
-    if not node.inputs:
-        return leaf(node, updating)
-    return found.layouts[node][0]
-
-
 def _decide(
     node: Node, given: Sequence[Layout | None], grid: Grid, pinned: set[Node], readers: Counter[Node]
 ) -> Decision:
-    hint = node.attrs.get("layout") if node.role is Role.HINT else None
-    if hint is not None:
-        here = grid.hinted(hint, given[0], node)
-        return Decision((here,), (here,))
+    """The layouts for one node, of whose inputs `given` are the layouts; None for one that can be had in any."""
+    if node.role is Role.HINT:
+        hinted = grid.hinted(node.attrs["layout"], given[0], node)
+        return Decision((hinted,), (hinted,))
     at_hand = [None if g is None else grid.carry(g) for g in given]
     if node.op.awaited:  # however they lie
         here = tuple(grid.layout({}) if g is None else g for g in at_hand)
@@ -196,37 +190,27 @@ def _choose(
     degrees: dict[str, int],
     ratio: tuple[int, ...],
 ) -> AxisCandidate:
-    """The best candidate for one axis of degree `n`."""
+    """The best candidate for one axis of degree `n`; `degrees` are those of the factors that are split already."""
     options: list[tuple[tuple[float, ...], AxisCandidate, str | None]] = []
-    for factor in dict.fromkeys(_present(rule, roles)):
-        total = degrees.get(factor, 1) * (sum(ratio) or n)
-        if factor not in rule.fixed and _window_known(node, rule, factor) and rule.can_split(factor, total):
+    present = [rule.factor(term, role) for term, role in zip(rule.inputs, roles) if role is not None and role >= 0]
+    for factor in dict.fromkeys(present):  # those that some input already splits
+        if factor is None or factor in rule.fixed or (factor in rule.windowed and "window" not in node.op.defaults):
+            continue
+        if rule.can_split(factor, degrees.get(factor, 1) * (sum(ratio) or n)):
             options.append((*_scored(node, _split(node, rule, factor), roles, n, pinned), factor))
-    options.append((*_scored(node, _replicated(rule), roles, n, pinned), None))
+    replicated = AxisCandidate((DUP,) * len(rule.inputs), (DUP,) * len(rule.outputs))
+    options.append((*_scored(node, replicated, roles, n, pinned), None))
     if (flowing := _flowing(node, roles, len(rule.outputs), readers)) is not None:
         options.append((*_scored(node, flowing, roles, n, pinned), None))
-    if any(factor for *_, factor in options):
-        options = [((s[0], 0 if f else 1, *s[1:]), c, f) for s, c, f in options]
-    else:
-        options = [((s[0], 0, *s[1:]), c, f) for s, c, f in options]
-    _, best, factor = min(options, key=lambda option: option[0])
-    if factor is not None:
-        degrees[factor] = degrees.get(factor, 1) * n
+
+    def order(option: tuple[tuple[float, ...], AxisCandidate, str | None]) -> tuple[float, ...]:
+        (moved, *rest), _, factor = option
+        return moved, factor is None, *rest
+
+    _, best, chosen = min(options, key=order)
+    if chosen is not None:
+        degrees[chosen] = degrees.get(chosen, 1) * n
     return best
-
-
-def _present(rule: ShardingRule, roles: Sequence[int | None]) -> list[str]:
-    """Factors that some input already splits on this axis."""
-    found = (rule.factor(term, role) for term, role in zip(rule.inputs, roles) if role is not None and role >= 0)
-    return [factor for factor in found if factor is not None]
-
-
-def _window_known(node: Node, rule: ShardingRule, factor: str) -> bool:
-    return factor not in rule.windowed or "window" in node.op.defaults
-
-
-def _replicated(rule: ShardingRule) -> AxisCandidate:
-    return AxisCandidate((DUP,) * len(rule.inputs), (DUP,) * len(rule.outputs))
 
 
 def _split(node: Node, rule: ShardingRule, factor: str) -> AxisCandidate:
@@ -245,7 +229,7 @@ def _split(node: Node, rule: ShardingRule, factor: str) -> AxisCandidate:
 def _flowing(node: Node, roles: Sequence[int | None], outputs: int, readers: Counter[Node]) -> AxisCandidate | None:
     """Let a pending sum pass: one input of a multilinear operator, or all inputs of a jointly linear one.
 
-    Not one that others read too: each of them would have to combine what became of it.
+    A sum that others read too does not pass: each reader would have to combine it again.
     """
     linear = node.op.linear
     if linear == "joint":
@@ -287,7 +271,7 @@ def _traffic(src: int, dst: int, n: int) -> float:
     return share if dst == DUP else share / n
 
 
-_warned: set[Op] = set()
+_warned: set[Op[..., Any]] = set()
 
 
 def _warn_once(node: Node) -> None:

@@ -2,12 +2,12 @@
 
 A `Layout` is a union of `Shard`s. A shard arranges its ranks in a grid, and every axis of the grid has a role:
 it splits a dimension of the tensor, holds duplicates, or holds terms that are still to be combined (`SUM`,
-`MAX`, `MIN`). The shards of a layout stand in such a relation too, and may differ in size (heterogeneous groups)
-and in their share of the work (`ratio`). Data, tensor, pipeline, expert and sharded-data parallelism are all
-values of this one type, after HSPMD in Hetu v2 (Ge et al., SIGMOD 2025) and the placements of GSPMD.
+`MAX`, `MIN`). The axis between the shards has a role too; shards may differ in size (heterogeneous groups) and in
+their share of the work (`ratio`). Data, tensor, pipeline, expert and sharded-data parallelism are all values of
+this one type, after HSPMD in Hetu v2 (Ge et al., SIGMOD 2025) and the placements of GSPMD.
 
-The whole meaning is in `Layout.pieces`: rank -> (box, term, copy). Sizes need not divide: boundaries are floors. Left
-out: strided and block-cyclic splits.
+`Layout.pieces` gives the whole meaning: rank -> (box, term, copy). Sizes need not divide: boundaries are rounded down.
+Left out: strided and block-cyclic splits.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ...core.errors import ArgumentError, AxisError, did_you_mean
-from ...core.types import Box
+from ...core.types import Box, Size
 from .boxes import cut, sizes
 
 DUP, SUM, MAX, MIN = -1, -2, -3, -4
-PENDING = {SUM: "sum", MAX: "max", MIN: "min"}
-NAMES = {DUP: "dup", **PENDING}
+NAMES = {DUP: "dup", SUM: "sum", MAX: "max", MIN: "min"}
+PENDING: dict[int | None, str] = {role: NAMES[role] for role in (SUM, MAX, MIN)}  # how to combine; not None
 ROLES = {name: role for role, name in NAMES.items()}
 
 ACROSS = (-1, 0)  # the identity of the axis between the parts; the others are (part, position)
@@ -35,10 +35,10 @@ PendingTerm = tuple[tuple[tuple[int, int, int], int], ...]
 
 
 class Piece(NamedTuple):
-    """What one rank holds: the index range of each dimension, which term of a pending sum, of which copy.
+    """What one rank holds: an index range per dimension, a term of a pending sum, and the copy that it belongs to.
 
     `term` lists ((role, axis position, degree), coordinate) for every pending axis; () is a complete value.
-    Pieces of different `copy` are each complete on their own and must not be combined with one another.
+    Each `copy` is complete on its own; pieces of different copies must not be combined.
     """
 
     box: Box
@@ -47,6 +47,7 @@ class Piece(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """That of the array that the rank holds."""
         return sizes(self.box)
 
 
@@ -107,7 +108,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """`parts` side by side; `across` is the role of the axis between them, the outermost; `ratio` their uneven shares.
+    """`parts` side by side; `across` is the role of the outermost axis, between them; `ratio` their uneven shares.
 
     >>> hetero = Layout((Shard((0, 1), ((1, 2),)), Shard((2,))), across=0, ratio=(2, 1))
     >>> hetero
@@ -137,6 +138,7 @@ class Layout:
 
     @property
     def ranks(self) -> tuple[int, ...]:
+        """Those of all parts."""
         return tuple(rank for part in self.parts for rank in part.ranks)
 
     @property
@@ -157,11 +159,11 @@ class Layout:
             for index, rank in enumerate(part.ranks):
                 yield rank, p, part.coordinates(index)
 
-    def pieces(self, shape: Sequence[int]) -> Mapping[int, Piece]:
+    def pieces(self, shape: Sequence[Size]) -> Mapping[int, Piece]:
         """What every rank holds of a tensor of `shape`. AxisError if the layout splits a dimension it lacks."""
         return _pieces(self, tuple(shape))
 
-    def local_shape(self, shape: Sequence[int], rank: int) -> tuple[int, ...]:
+    def local_shape(self, shape: Sequence[Size], rank: int) -> tuple[int, ...]:
         """The shape of the array that `rank` holds."""
         return self.pieces(shape)[rank].shape
 
@@ -194,14 +196,14 @@ class Layout:
         return f"Layout({self})"
 
 
-@functools.lru_cache(maxsize=1024)  # asked for rank by rank
-def _pieces(layout: Layout, shape: tuple[int, ...]) -> Mapping[int, Piece]:
+@functools.lru_cache(maxsize=1 << 14)  # asked for rank by rank, and in every micro-batch
+def _pieces(layout: Layout, shape: tuple[Size, ...]) -> Mapping[int, Piece]:
     if (most := max(role for role, _ in layout.axes().values())) >= len(shape):
-        raise AxisError(f"{layout} splits dimension {most} of a tensor of shape {tuple(shape)}")
+        raise AxisError(f"{layout} splits dimension {most} of a tensor of shape {shape}")
     weights = layout.ratio or (1,) * len(layout.parts)
     found = {}
     for rank, p, place in layout.places():
-        box = [(0, size) for size in shape]
+        box = [(0, int(size)) for size in shape]
         term = []
         if layout.across >= 0:
             box[layout.across] = cut(*box[layout.across], sum(weights[:p]), sum(weights[: p + 1]), sum(weights))
@@ -226,7 +228,7 @@ def _role(value: int | str) -> int:
 
 
 class Mesh:
-    """Ranks in a grid with named axes: sugar that writes layouts.
+    """Ranks in a grid with named axes; it writes layouts.
 
     >>> mesh = Mesh((2, 4), ("data", "model"))
     >>> mesh.layout(data=0), mesh.layout(model=1)
@@ -243,13 +245,13 @@ class Mesh:
         self._shard = Shard(self.ranks, tuple((DUP, n) for n in self.sizes))
 
     def layout(self, **roles: int) -> Layout:
-        """The layout with these roles of the named axes; an axis that is not named holds duplicates."""
+        """The layout with these roles of the named axes; the other axes hold duplicates."""
         for name in roles:
             self._position(name)
         return Layout((Shard(self.ranks, tuple((roles.get(name, DUP), n) for name, n in zip(self.names, self.sizes))),))
 
     def group(self, name: str, rank: int) -> tuple[int, ...]:
-        """The ranks that differ from `rank` along the axis `name` only, itself included."""
+        """The ranks that differ from `rank` along the axis `name` only, and `rank` itself."""
         position = self._position(name)
         if rank not in self.ranks:
             raise ArgumentError(f"rank {rank} is not in the mesh", fix=f"its ranks are {show_ranks(self.ranks)}")

@@ -1,10 +1,10 @@
 """Moving a tensor from one layout to another: what each rank sends, or the collective that does it faster.
 
 `plan(src, dst, shape)` is a pure function that every rank evaluates alike, so all ranks agree on the order of
-communication without talking. Its `transfers` are batched send/receive as in Hetu v2, right for any two layouts: cut
-the tensor at all boundaries of both; each rank that needs a cell takes each of its terms from itself, or else from the
-owner that has sent least so far. Where the change is one that a collective knows, the plan names it. The plan does not
-know the network's topology, and never moves in two steps.
+communication without talking. Its `transfers` are batched send/receive as in Hetu v2, for any two layouts: they cut the
+tensor at all boundaries of both, and each rank that needs a cell takes each term of it from itself, or else from the
+owner that has sent least so far. Where a collective does the same, the plan names it. The plan does not know the
+topology of the network, and never moves in two steps.
 """
 
 from __future__ import annotations
@@ -12,19 +12,22 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from ...core.errors import ArgumentError, DTypeError, ShapeError
-from ...core.types import Box
+from ...core.types import Box, Shape
 from ..comm.comm import REDUCE, Comm
 from ..comm.hierarchical import Hosts
 from .boxes import cells, contains, sizes, volume, within
 from .collectives import Collective, find
 from .layout import MAX, MIN, PENDING, SUM, Layout, PendingTerm, Piece
+
+_NOTHING = np.empty(0)  # of a rank outside one of the layouts
 
 
 class Transfer(NamedTuple):
@@ -42,7 +45,7 @@ class Redistribution:
 
     `kind` is nothing, slice (local), all_reduce, reduce_scatter, all_gather, all_to_all, split_all_reduce (groups
     that overlap), send_recv (whole arrays between pairs of ranks) or batched (anything else). `transfers` always
-    hold the generic way; on a thousand ranks they are a million, so they are found when they are asked for.
+    hold the generic way; a thousand ranks have a million of them, so they are found on demand.
 
     >>> from hetu.dist import SUM, Layout, Shard
     >>> plan(Layout(Shard((0, 1), ((SUM, 2),))), Layout(Shard((0, 1), ((0, 2),))), (4, 3))
@@ -52,16 +55,16 @@ class Redistribution:
     kind: str
     src: Layout
     dst: Layout
-    shape: tuple[int, ...]
+    shape: Shape
     collectives: tuple[Collective, ...] = ()
 
     @functools.cached_property
-    def before(self) -> dict[int, Piece]:
+    def before(self) -> Mapping[int, Piece]:
         """What every rank of `src` holds."""
         return self.src.pieces(self.shape)
 
     @functools.cached_property
-    def after(self) -> dict[int, Piece]:
+    def after(self) -> Mapping[int, Piece]:
         """What every rank of `dst` will hold."""
         return self.dst.pieces(self.shape)
 
@@ -94,7 +97,7 @@ class Redistribution:
         return sum(volume(t.box) for t in self.transfers if t.source != t.target)
 
     def over(self, hosts: Hosts) -> Redistribution:
-        """The same for ranks that share hosts so: an all_to_all between hosts then goes within them first."""
+        """The same for ranks that share hosts like this: an all_to_all between hosts then goes within them first."""
         if not hosts:
             return self
         return replace(self, collectives=tuple(collective.over(hosts) for collective in self.collectives))
@@ -108,17 +111,18 @@ class Redistribution:
         self._check(comm, x, out)
         if x is None and out is None:
             return
+        given, made = (_NOTHING if array is None else array for array in (x, out))
         mine = [collective for collective in self.collectives if comm.rank in collective.group]
         for collective in mine:
-            collective.run(comm.split(collective.group), x, out)
+            collective.run(comm.split(collective.group), given, made)
         in_place = x is not None and out is not None and np.may_share_memory(x, out)
         if not mine and not in_place:  # what stays on this rank lies in place already
             # Beside collectives of other ranks, only what stays on this rank is left to copy.
-            arrived = {} if self.collectives else self._exchange(comm, x, out)
+            arrived = {} if self.collectives else self._exchange(comm, given, made)
             if out is not None:
-                self._assemble(comm.rank, x, out, arrived)
+                self._assemble(comm.rank, given, out, arrived)
 
-    def _exchange(self, comm: Comm, x: np.ndarray | None, out: np.ndarray | None) -> dict[int, np.ndarray]:
+    def _exchange(self, comm: Comm, x: np.ndarray, out: np.ndarray) -> dict[int, np.ndarray]:
         """One message for every pair of ranks; what has arrived, by source."""
         sends, recvs = [], {}
         for (source, target), boxes in self.between.items():
@@ -130,7 +134,7 @@ class Redistribution:
         comm.exchange(sends, [*recvs.items()])
         return recvs
 
-    def _assemble(self, rank: int, x: np.ndarray | None, out: np.ndarray, arrived: dict[int, np.ndarray]) -> None:
+    def _assemble(self, rank: int, x: np.ndarray, out: np.ndarray, arrived: dict[int, np.ndarray]) -> None:
         """Write each cell of `out` from its terms, in their order, so that duplicates add alike."""
         if self.dst.pending is not None:
             out.fill(identity(self.dst.pending, out.dtype))
@@ -178,7 +182,7 @@ def identity(role: int, dtype: np.dtype) -> float | int | bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def plan(src: Layout, dst: Layout, shape: tuple[int, ...]) -> Redistribution:
+def plan(src: Layout, dst: Layout, shape: Shape) -> Redistribution:
     """The cheapest known way from `src` to `dst`: nothing, a local slice, collectives, or batched send/receive.
 
     A pending sum that only `dst` has is made by giving the value to the first rank of its axis and zeros (for MAX
@@ -197,7 +201,7 @@ def plan(src: Layout, dst: Layout, shape: tuple[int, ...]) -> Redistribution:
     return Redistribution("send_recv" if whole else "batched", src, dst, shape)
 
 
-def _transfers(before: dict[int, Piece], after: dict[int, Piece]) -> Iterator[Transfer]:
+def _transfers(before: Mapping[int, Piece], after: Mapping[int, Piece]) -> Iterator[Transfer]:
     """For every cell, needer and term of it, who gives it; load balanced."""
     inside = cells([piece.box for piece in before.values()], [piece.box for piece in after.values()])
     needers: dict[tuple[int, Box], list[int]] = defaultdict(list)
@@ -215,7 +219,7 @@ def _transfers(before: dict[int, Piece], after: dict[int, Piece]) -> Iterator[Tr
                 sent[source] += volume(box) if source != target else 0
 
 
-def _owners(box: Box, before: dict[int, Piece]) -> dict[int, dict[PendingTerm, list[int]]]:
+def _owners(box: Box, before: Mapping[int, Piece]) -> dict[int, dict[PendingTerm, list[int]]]:
     """copy -> term -> the ranks that hold it for this cell. Any one copy gives the complete value."""
     found: dict[int, dict[PendingTerm, list[int]]] = defaultdict(lambda: defaultdict(list))
     for rank, piece in before.items():
@@ -244,30 +248,33 @@ def _choose(
     return min(options, key=lambda option: option[:2])[2]
 
 
-def _whole_arrays(transfers: Iterable[Transfer], before: dict[int, Piece], after: dict[int, Piece]) -> bool:
+def _whole_arrays(transfers: Iterable[Transfer], before: Mapping[int, Piece], after: Mapping[int, Piece]) -> bool:
     """Whether whole arrays go from one rank to one other, nothing cut or added: plain point-to-point."""
     sources, targets = set[int](), set[int]()
-    for t in transfers:  # of a million, mostly the first says no
+    for t in transfers:  # mostly the first of a million says no
         if t.source in sources or t.target in targets or not t.box == before[t.source].box == after[t.target].box:
             return False
-        sources.add(t.source), targets.add(t.target)
+        sources.add(t.source)
+        targets.add(t.target)
     return True
 
 
 def redistribute(
-    comm: Comm, x: np.ndarray | None, src: Layout, dst: Layout, shape: Sequence[int], dtype: object = None
+    comm: Comm, x: np.ndarray | None, src: Layout, dst: Layout, shape: Sequence[int], dtype: DTypeLike | None = None
 ) -> np.ndarray | None:
     """This rank's part of a tensor of `shape` in the layout `dst`, from its part `x` in the layout `src`.
 
     All ranks of both layouts call it, and `x` stays as it was. A rank outside `src` passes None and the dtype; a
-    rank outside `dst` gets None. Layouts name ranks of `comm`. ShapeError if `x` is not the part `src` describes.
+    rank outside `dst` gets None. Layouts name ranks of `comm`. ShapeError if `x` is not the part that `src` describes.
     """
     way = plan(src, dst, tuple(shape))
     if comm.rank not in way.after:
         way.run(comm, x, None)
         return None
-    if x is None and dtype is None:
-        raise ArgumentError(f"rank {comm.rank} holds nothing in {src}", fix="pass dtype= for what it receives")
-    out = np.empty(way.after[comm.rank].shape, x.dtype if dtype is None else dtype)
+    if dtype is None:
+        if x is None:
+            raise ArgumentError(f"rank {comm.rank} holds nothing in {src}", fix="pass dtype= for what it receives")
+        dtype = x.dtype
+    out = np.empty(way.after[comm.rank].shape, dtype)
     way.run(comm, x, out)
     return out

@@ -1,7 +1,7 @@
 """Sharding rules, read: an operator's `dims` string applied to the shapes of one node.
 
-The string says which axes of inputs and outputs are the same *factor* (grammar: `hetu/ops/shape.py`). From it follows
-which factor a split of one axis splits, where that factor is elsewhere, and whether it may be split at all.
+The string says which axes of inputs and outputs are the same *factor* (grammar: `hetu/ops/shape.py`). It follows which
+factor a split of one axis splits, which other axes have this factor, and whether it may be split at all.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ AxisFactors = tuple[Factors, ...]
 class ShardingRule:
     """The factors of every axis of a node's inputs and outputs.
 
-    `fixed` factors may not be split; `windowed` ones, in the order the rule names them, may if the operator is told its
-    slice; `sizes` are known sizes.
+    `fixed` factors may not be split. `windowed` ones, in the order in which the rule names them, may be split if the
+    operator is told its slice. `sizes` are known sizes.
     """
 
     inputs: tuple[AxisFactors, ...]
@@ -40,7 +40,7 @@ class ShardingRule:
         return next((d for d, axis in enumerate(term) if axis and axis[0] == factor), None)
 
     def can_split(self, factor: str, degree: int) -> bool:
-        """Whether `degree` parts of `factor` are none of them empty, and cut merged axes at whole steps of it."""
+        """Whether none of `degree` parts of `factor` is empty, and each cuts merged axes at whole steps of it."""
         terms = (*self.inputs, *self.outputs)
         merged = any(len(axis) > 1 and factor in axis for term in terms for axis in term)
         minor = any(factor in axis[1:] for term in terms for axis in term)
@@ -74,7 +74,7 @@ def _parse(text: str, inputs: tuple[Shape, ...], outputs: tuple[Shape, ...]) -> 
 
 
 def _term(text: str, shape: Shape, marks: dict[str, str]) -> AxisFactors:
-    """The axes of one term; `...` takes those that are left, named from the last so that broadcasting aligns."""
+    """The axes of one term; `...` takes all others, named from the last so that broadcasting aligns."""
     axes: list[Factors | None] = []
     position = 0
     while position < len(text):

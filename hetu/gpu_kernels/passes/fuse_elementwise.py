@@ -5,7 +5,8 @@ keeps its dtype; only sums are added in another order.
 
 First, trees: a value joins the group of its readers if these are all in one group, and so never reaches memory. Then
 groups of one shape are merged where that saves reading an array, or a launch of small ones; what is read outside of a
-group is one of its results. A merged group must be convex: no path leads from it through another node back to it.
+group is one of its results. A merged group must be convex: no path leads from it through another node back to it, where
+the one order of communication counts as a path.
 Smaller operands are not computed inside, and nothing is computed twice.
 
 Gain: not measured apart. Off by leaving `fuse_elementwise` out of `passes=` or `HETU_PASSES`.
@@ -18,9 +19,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from ...core.graph import OPS, Node, origin_of, readers_of, rewrite, topological
+from ...core.graph import OPS, Node, origin_of, readers_of, rewrite
+from ...core.memory import in_line
+from ...core.operators import broadcast_axes
 from ...core.types import Shape, same
-from ...ops.shape import broadcast_axes
 from ..reduce import COMBINE
 from .fused_group import MOST_INPUTS, fused
 
@@ -118,7 +120,12 @@ class _Groups:
     """
 
     def __init__(self, outputs: Sequence[Node]) -> None:
-        self.outputs, self.nodes = outputs, topological(outputs)
+        self.outputs, self.earlier = outputs, in_line(outputs)
+        self.nodes = [*self.earlier]
+        self.later: dict[Node, list[Node]] = {node: [] for node in self.nodes}
+        for node, earlier in self.earlier.items():
+            for i in earlier:
+                self.later[i].append(node)
         self.kept = set(outputs)
         self.at = {node: k for k, node in enumerate(self.nodes)}
         self.readers = readers_of(self.nodes)
@@ -143,10 +150,10 @@ class _Groups:
         for unit in order:
             self.bits[unit] = 1 << unit
             self.above[unit] = self._joined(
-                self.above, (self.unit[i] for n in self._nodes(unit) for i in n.inputs), unit
+                self.above, (self.unit[i] for n in self._nodes(unit) for i in self.earlier[n]), unit
             )
         for unit in reversed(order):
-            users = (self.unit[r] for n in self._nodes(unit) for r in self.readers[n])
+            users = (self.unit[r] for n in self._nodes(unit) for r in self.later[n])
             self.below[unit] = self._joined(self.below, users, unit)
 
     def _tree(self, root: Node, shape: Shape, taken: set[Node]) -> dict[Node, None]:
@@ -275,7 +282,7 @@ class _Groups:
 
     def _order(self) -> Iterator[int]:
         """The units, each behind what it reads, otherwise in the order of the graph."""
-        reads = {u: {self.unit[i] for n in self._nodes(u) for i in n.inputs} - {u} for u in self.bits}
+        reads = {u: {self.unit[i] for n in self._nodes(u) for i in self.earlier[n]} - {u} for u in self.bits}
         users: dict[int, list[int]] = {u: [] for u in reads}
         for unit, inputs in reads.items():
             for i in inputs:

@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from ...core.backend import dtype_in
 from ...core.graph import OPS
 from ...core.op import Op, op
-from ...core.types import TensorType, dtype_in
+from ...core.types import TensorType
 from ..elementwise import computed, folded, make_step
 from ..generated import Expression, Fold, Work
 from ..machine import Call, Machine

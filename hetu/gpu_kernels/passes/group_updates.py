@@ -17,7 +17,8 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
-from ...core.graph import OPS, Node, origin_of, readers_of, rewrite, topological
+from ...core.graph import OPS, Node, origin_of, readers_of, rewrite
+from ...core.memory import in_line
 from ...core.op import Op, Role
 from ...core.types import TensorType
 from ...ops.update import UpdateRule
@@ -26,11 +27,10 @@ from ...passes.mixed_precision import SINGLE, is_cast
 
 def group_updates(outputs: Sequence[Node]) -> tuple[Node, ...]:
     """Updates by one rule, at one rate, step and condition and in one dtype, become one `update_all`."""
-    behind: dict[Node, bool] = {}  # what depends on an update cannot be updated together with it
-    nodes = topological(outputs)
-    for node in nodes:
-        behind[node] = any(behind[i] or i.role is Role.UPDATE for i in node.inputs)
-    readers = readers_of(nodes, outputs)
+    behind: dict[Node, bool] = {}  # what comes after an update cannot be updated together with it
+    for node, earlier in in_line(outputs).items():
+        behind[node] = any(behind[i] or i.role is Role.UPDATE for i in earlier)
+    readers = readers_of(behind, outputs)
     groups: dict[Any, list[Node]] = defaultdict(list)
     chosen: set[Node] = set()
     for node in behind:

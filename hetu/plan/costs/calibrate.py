@@ -20,7 +20,7 @@ import numpy as np
 from tqdm import tqdm
 
 from ... import nn, optim
-from ...core.graph import scope
+from ...core.leaf import scope
 from ...dist.comm.clock import Link
 from ...dist.comm.comm import Comm
 from ...dist.comm.mpi import world

@@ -12,7 +12,8 @@ from typing import Any
 
 from ...core.backend import copy_in, copy_out
 from ...core.kernels import Call
-from ...core.op import Role, op, same_type
+from ...core.op import Role, op
+from ...core.types import same_type
 
 
 @op(role=Role.MOVE, infer=same_type, on_host=True, differentiable=False)

@@ -19,11 +19,10 @@ import numpy as np
 from ...core.errors import ArgumentError, did_you_mean
 from ...core.graph import Node, topological
 from ...core.op import Role
-from ...dist.cut.builders import MEGATRON, ExpertParallel, Parallel
+from ...dist.cut.builders import MEGATRON, ExpertParallel, Parallel, RankRows
 from ...dist.cut.kept import Kept
-from ...dist.cut.pipeline import Pipeline
+from ...dist.cut.pipeline_builder import Pipeline
 from ...dist.cut.strategy import Strategy
-from ...dist.layout.layout import Mesh
 from ...ps.store.cache import Cache
 from ...strategies.choice import choices
 from ...strategies.hybrid import Hybrid
@@ -189,7 +188,7 @@ class Layered(Parallel):
                 strategy.feeds[name] = mesh.layout(data=0, tensor=axis)
         return strategy
 
-    def _kept(self, node: Node, owner: Node, mesh: Mesh) -> Kept | None:
+    def _kept(self, node: Node, owner: Node, mesh: RankRows) -> Kept | None:
         level = self.levels.get(layer_of(owner), 0)
         uniform = Parallel(data=self.data, tensor=self.tensor, zero=level, split=self.stored | self.split)
         kept = uniform._kept(node, owner, mesh)

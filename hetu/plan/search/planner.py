@@ -24,7 +24,7 @@ from ...core.types import Dim
 from ...dist.comm.comm import Comm
 from ...dist.comm.mpi import world
 from ...dist.cut.builders import Parallel
-from ...dist.cut.pipeline import Pipeline
+from ...dist.cut.pipeline_builder import Pipeline
 from ...dist.layout.layout import Mesh
 from ...passes import specialize
 from ...ps.wire.environment import has_servers

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from ...core.errors import ArgumentError
 from ...core.graph import Node
 from ...core.op import Role
-from ...dist.cut.stages import EVERYWHERE, assign, crossing, label_by, layers_of, phases
+from ...dist.cut.pipeline_stages import EVERYWHERE, crossing, label_by, layers_of, phases, stages_of
 from ..costs.links import Channel
 from ..costs.profile import MachineProfile
 
@@ -66,7 +66,7 @@ def cut_by_seconds(
     layers, forward = layers_of(outputs, batches, stages)
     sent, seconds, nbytes = crossing(outputs, forward, len(layers)), [0.0] * len(layers), [0] * len(layers)
     alone = {name: k for k, name in enumerate(layers)}  # where every layer would be a stage of its own
-    for node, k in assign(outputs, phases(outputs, batches), label_by(alone)).items():
+    for node, k in stages_of(outputs, phases(outputs, batches), label_by(alone)).items():
         if k != EVERYWHERE:
             seconds[k] += profile.seconds(node) if node.inputs else 0.0
             nbytes[k] += kept.get(node.name, 0) if node.role is Role.VARIABLE else 0

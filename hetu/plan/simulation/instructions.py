@@ -22,7 +22,7 @@ from ...core.subgraph import SubGraph
 from ...core.types import has_dim, show_shape
 from ...dist.cut.kept import Kept
 from ...dist.cut.on_ranks import spread
-from ...dist.cut.staged import Staged
+from ...dist.cut.pipeline_strategy import Staged
 from ...dist.layout.boxes import intersect, volume
 from ...dist.layout.collectives import Collective as Change
 from ...dist.layout.collectives import padded

@@ -19,7 +19,7 @@ from ...dist.comm.clock import Link, Network, Sent, VirtualClock
 from ...dist.comm.comm import Comm
 from ...dist.comm.threads import run_ranks
 from ...dist.cut.on_ranks import spread
-from ...dist.cut.staged import Staged
+from ...dist.cut.pipeline_strategy import Staged
 from ...dist.cut.strategy import Strategy
 from .timeline import COMMUNICATION, COMPUTE, Event, Timeline
 

@@ -18,7 +18,8 @@ from types import ModuleType
 import numpy as np
 
 from ...core.errors import HetuError
-from ...core.graph import OPS, scope
+from ...core.graph import OPS
+from ...core.leaf import scope
 
 Test = Callable[[ModuleType], str]
 WIDTH = 100

@@ -1,8 +1,8 @@
 """Micro-batches as one more axis of the device grid, the outermost, in all layouts of a pipelined step.
 
 To the rules of operators it is an axis like any other: nodes split along it are computed once per micro-batch, pending
-sums are accumulated, and duplicates are computed once per step. So means stay those of the whole batch, and an operator
-that needs all samples at once is detected.
+sums are accumulated, and duplicates are computed once per step. So means are those of the whole batch, and an operator
+that needs all samples at once is found.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from ...core.errors import GraphError
 from ...core.graph import Node, topological
 from ...core.op import Role
 from ..layout.deduce import AxisId, Deduction, Grid, deduce, updating
-from ..layout.layout import DUP, PENDING, Layout, Piece, Shard
-from .staged import Staged
-from .stages import EVERYWHERE, UPDATE, assign, label_by, phases
+from ..layout.layout import DUP, PENDING, Layout, Shard
+from .pipeline_stages import EVERYWHERE, UPDATE, label_by, phases, stages_of
+from .pipeline_strategy import Staged
 
 
 @functools.lru_cache(maxsize=4096)
@@ -39,15 +39,9 @@ def within_microbatch(layout: Layout) -> Layout:
 
 
 def over_microbatches(layout: Layout) -> int:
-    """The role of the axis over micro-batches; with one of them, everything is there at once."""
+    """The role of the axis over micro-batches; a single micro-batch holds everything."""
     role, count = layout.parts[0].axes[0]
     return role if count > 1 else DUP
-
-
-@functools.lru_cache(maxsize=1 << 16)
-def pieces_of(layout: Layout, shape: tuple[int, ...]) -> dict[int, Piece]:
-    """`layout.pieces(shape)`, remembered: the same few are asked for in every micro-batch."""
-    return layout.pieces(shape)
 
 
 def unsplit(layout: Layout, axis: int) -> Layout:
@@ -58,11 +52,12 @@ def unsplit(layout: Layout, axis: int) -> Layout:
 
 @dataclass(frozen=True)
 class StageGrid(Grid):
-    """The grid of a stage. Sums over micro-batches are complete before they leave their stage, and before an update."""
+    """The grid of a stage. Sums over micro-batches are completed before they leave their stage or reach an update."""
 
     late: bool = False
 
     def carry(self, layout: Layout) -> Layout:
+        """`layout` on this grid, with such sums completed."""
         key = layout, "in this stage"
         if key not in self._made:
             self._made[key] = self._carried(layout)
@@ -77,7 +72,7 @@ class StageGrid(Grid):
         return self.layout({**roles, **{(p, 0): role for p in range(len(self.parts))}})
 
     def hinted(self, hint: Layout, given: Layout | None, node: Node) -> Layout:
-        """Hints number the ranks of a stage from 0 and do not speak of micro-batches: that axis stays as it is."""
+        """As asked for within one micro-batch, on ranks of the stage that the hint numbers from 0."""
         role, count = (DUP, self.parts[0][1][0]) if given is None else self.carry(given).parts[0].axes[0]
         ranks = [rank for part, _ in self.parts for rank in part[: len(part) // count]]
         if (most := max(hint.ranks)) >= len(ranks):
@@ -90,9 +85,9 @@ class StageGrid(Grid):
         return lift(Layout(parts, hint.across, hint.ratio), count, role)
 
 
-@functools.lru_cache(maxsize=1024)  # a grid remembers the layouts it made, so all readers are to share it
+@functools.lru_cache(maxsize=1024)  # a grid remembers the layouts that it made, so that all readers share them
 def stage_grid(grid: Grid, late: bool) -> StageGrid:
-    """`grid` as that of a stage."""
+    """The grid of a stage with these ranks and degrees; `late` for its updates."""
     return StageGrid(grid.parts, grid.ratio, late)
 
 
@@ -104,16 +99,18 @@ class Stages:
         # The last variable first, as the program will run: its gradient is the first that backward finishes.
         self.nodes = topological((*outputs[:1], *reversed(outputs[1:])))
         self.phase = phases(outputs, strategy.feeds)
-        self.stage = assign(outputs, self.phase, label_by(strategy.cut), strategy.homes)
+        self.stage = stages_of(outputs, self.phase, label_by(strategy.cut), strategy.homes)
         late = updating(outputs)
         self.found: Deduction = deduce(outputs, self.leaf, self.grid, late)
 
     def leaf(self, node: Node, updating: bool) -> Layout | None:
+        """As that of a strategy, with the axis over micro-batches."""
         layout = self.strategy.leaf(node, updating)
         axis = self.strategy.batch_axis(node)
         return None if layout is None else lift(layout, self.count, DUP if axis is None else axis)
 
     def grid(self, node: Node) -> StageGrid:
+        """Where a node is computed."""
         stage = self.stage.get(node, EVERYWHERE)
         base = self.strategy.whole if stage == EVERYWHERE else self.strategy.stages[stage]
         return stage_grid(Grid.of(lift(base, self.count)), self.phase.get(node) == UPDATE)
@@ -126,7 +123,7 @@ class Stages:
         return DUP if layout is None else over_microbatches(layout)
 
     def check(self) -> None:
-        """Move what needs all micro-batches to the end of the step. GraphError if a micro-batch would wait for it."""
+        """Move nodes that need all micro-batches to the end of the step; GraphError if a micro-batch waits for one."""
         for node in self.nodes:
             if not node.inputs or node.role is Role.ITEM:
                 if node.inputs:

@@ -1,9 +1,8 @@
 """One rank's part of a pipelined training step, as one ordinary graph.
 
-All ranks walk the one order of the schedule and each keeps its own nodes, marked with their place in it; memory plan
-and program know no more of pipelines than that mark. In PipeDream every micro-batch is a batch of its own: new weights
-are new values in the graph, and a stashed version is simply a value that is still needed. `stages.py` assigns nodes to
-stages, `schedule.py` orders the passes.
+All ranks walk the one order of the schedule, and each keeps its own nodes, marked with their place in this order; the
+memory plan and the program know only this mark of pipelines. In PipeDream every micro-batch is a batch of its own: new
+weights are new values in the graph, and a stashed version is simply a value that is still needed.
 """
 
 from __future__ import annotations
@@ -20,25 +19,31 @@ from ...core.graph import OPS, Node, origin_of, topological
 from ...core.leaf import random_state
 from ...core.op import Role
 from ...core.placement import Local
-from ...core.types import Box
+from ...core.types import Box, Shape
 from ...passes import simplify
 from ..layout.boxes import within
 from ..layout.deduce import Grid
 from ..layout.layout import DUP, MAX, MIN, PENDING, SUM, Layout, Piece
 from .bucket import bucket_reductions
 from .hints import push_hints
-from .microbatch import Stages, lift, over_microbatches, pieces_of, stage_grid, unsplit, within_microbatch
-from .partition import Walk, decomposed, split_though_fixed
-from .schedule import Action, Schedule
-from .staged import Staged
-from .stages import BACKWARD, EVERYWHERE, FORWARD, START, UPDATE
+from .partition import Walk, decomposed, here, partition, split_though_fixed
+from .pipeline_layouts import Stages, lift, over_microbatches, stage_grid, unsplit, within_microbatch
+from .pipeline_schedule import BACKWARD, FORWARD, Action, Schedule
+from .pipeline_stages import EVERYWHERE, START, UPDATE
+from .pipeline_strategy import Staged
 
 COMBINE = {SUM: "add", MAX: "maximum", MIN: "minimum"}
-RUN = 40  # bits: the random numbers of a run's micro-batches are this far apart
+RUN = 40  # bits between the random numbers of two micro-batches
 
 
-def pipelined(fetches: Sequence[Node], updates: Mapping[Node, Node], strategy: Staged, rank: int) -> Local:
-    """The part of `rank` in a pipelined step. Sizes in the graph are known, and global except in PipeDream."""
+@partition.register(Staged)
+def pipelined(
+    strategy: Staged, fetches: Sequence[Node], updates: Mapping[Node, Node], rank: int, effects: Sequence[Node] = ()
+) -> Local:
+    """The part of `rank` in a pipelined step, which has no `effects`.
+
+    Sizes in the graph are known, and global except in PipeDream.
+    """
     outputs = (*fetches, *updates.values())
     asynchronous = strategy.schedule == "pipedream" and bool(updates)
     count = _microbatches(outputs, strategy, exact=bool(updates))
@@ -55,7 +60,7 @@ def pipelined(fetches: Sequence[Node], updates: Mapping[Node, Node], strategy: S
 
 
 def _microbatches(outputs: Sequence[Node], strategy: Staged, exact: bool) -> int:
-    """The number of micro-batches: the strategy's; where nothing is learned, the largest that divides the batch."""
+    """The number of micro-batches: if `exact` the strategy's, else the largest divisor of it and of the batch."""
     if strategy.schedule == "pipedream" and exact:
         return strategy.microbatches
     count = strategy.microbatches
@@ -77,8 +82,10 @@ def _microbatches(outputs: Sequence[Node], strategy: Staged, exact: bool) -> int
 class _Pipelined(Walk):
     """Walks the schedule: forward and backward passes once per micro-batch, everything else once.
 
-    `slot` is the micro-batch at hand, None for what is done once; `event` the place in the order of the schedule.
+    `slot` is the current micro-batch, None outside of them; `event` is the place in the order of the schedule.
     """
+
+    strategy: Staged
 
     def __init__(self, steps: Stages, strategy: Staged, rank: int, count: int) -> None:
         super().__init__(steps.found, strategy, rank, set())
@@ -95,7 +102,7 @@ class _Pipelined(Walk):
         self.exports = self._exports()
 
     def _exports(self) -> dict[tuple[int, str], dict[tuple[Node, Layout], str]]:
-        """(stage, phase) -> what it sends to other stages, in which layout, for which phase first."""
+        """(stage, phase) -> the values that it sends to other stages, in which layout, for which phase first."""
         found: dict[tuple[int, str], dict[tuple[Node, Layout], str]] = defaultdict(dict)
         phase, stage = self.model.phase, self.model.stage
         for reader in self.model.nodes:
@@ -108,6 +115,7 @@ class _Pipelined(Walk):
         return found
 
     def run(self, fetches: Sequence[Node], updates: Mapping[Node, Node]) -> Local:
+        """This rank's part of the whole step."""
         backward = any(phase == BACKWARD for phase in self.model.phase.values())
         stages = len(self.strategy.stages)
         self.start()
@@ -126,13 +134,13 @@ class _Pipelined(Walk):
         return Local(found, tokens, dict(zip(new, values)), self.feeds, tuple(self.steps))
 
     def start(self) -> None:
-        """What is done before the first pass."""
+        """Make the nodes that come before the first pass."""
         self.visit_all(n for n in self.model.nodes if self.model.phase.get(n) == START)
         for stage in range(len(self.strategy.stages)):
             self.send(stage, START)
 
     def compute(self, action: Action) -> None:
-        """A pass of one stage; what it gives for sums over micro-batches is added to their totals."""
+        """Make a pass of one stage, and add its terms of sums over micro-batches to their totals."""
         stage, phase = action.slot.stage, action.slot.phase
         self.visit_all(self.groups[stage, phase])
         for node in self.groups[stage, phase]:
@@ -143,7 +151,7 @@ class _Pipelined(Walk):
                 self.totals[node] = part if total is None or part is None else OPS[COMBINE[role]](total, part)
 
     def send(self, stage: int, phase: str) -> None:
-        """Everything that other stages need of a pass goes out at once."""
+        """Send all that other stages need of a pass."""
         for (node, want), reader in self.exports[stage, phase].items():
             with origin_of(node, event=self.event):
                 self.value(node, want, reader)
@@ -156,18 +164,18 @@ class _Pipelined(Walk):
             with origin_of(node, event=self.event):
                 value = self.value(node, lift(self.strategy.store(variable), self.model.count), UPDATE)
             if (local := self.strategy.local_variable(variable, self.rank)) is not None:
-                found[local] = value
+                found[local] = here(value)
         return found
 
     def _fetched(self, node: Node) -> Node:
         """The whole value, on every rank."""
         with origin_of(node, event=self.event):
-            return self.value(node, lift(self.strategy.whole, self.count), UPDATE)
+            return here(self.value(node, lift(self.strategy.whole, self.count), UPDATE))
 
     # -- nodes ----------------------------------------------------------------------------------------------------
 
     def _slots(self) -> Iterator[None]:
-        """Takes every micro-batch in hand, one after the other."""
+        """Make each micro-batch the current one, one after the other."""
         before = self.slot
         for slot in range(self.count):
             self.slot = slot
@@ -175,27 +183,28 @@ class _Pipelined(Walk):
         self.slot = before
 
     def visit_all(self, nodes: Iterable[Node]) -> None:
+        """Make these nodes, for the current micro-batch if there is one."""
         for node in nodes:
             with origin_of(node, event=self.event):
                 phase = self.model.phase[node]
                 inputs = [self.value(i, want, phase) for i, want in zip(node.inputs, self.found.wants[node])]
                 self.values[self.slot, node] = self._local(node, inputs)
 
-    def piece(self, layout: Layout, shape: Sequence[int]) -> Piece | None:
+    def piece(self, layout: Layout, shape: Shape) -> Piece | None:
         """What this rank holds of the current micro-batch, as a part of the whole tensor of `shape`."""
         role = over_microbatches(layout)
-        found = pieces_of(within_microbatch(layout), self._part(shape, role)).get(self.rank)
+        part = self._part(shape, role)
+        found = within_microbatch(layout).pieces(part).get(self.rank)
         if found is None or role < 0:
             return found
-        offset = self.slot * (shape[role] // self.count)
-        return found._replace(box=_shifted(found.box, role, offset))
+        return found._replace(box=_shifted(found.box, role, here(self.slot) * part[role]))
 
-    def _part(self, shape: Sequence[int], role: int) -> tuple[int, ...]:
+    def _part(self, shape: Shape, role: int) -> tuple[int, ...]:
         """The shape of one micro-batch of a tensor."""
-        return tuple(size // self.count if d == role else size for d, size in enumerate(shape))
+        return tuple(int(size) // self.count if d == role else int(size) for d, size in enumerate(shape))
 
     def home(self, node: Node) -> int | None:
-        """The slot in which a value is found from here."""
+        """The slot in which to look for the value of a node."""
         once = self.model.phase.get(node, START) in (START, UPDATE)
         return None if once else self.slot or 0
 
@@ -220,7 +229,7 @@ class _Pipelined(Walk):
     def _moved(
         self, node: Node, local: Node | None, have: Layout, want: Layout, slot: int | None, role: int, phase: str
     ) -> Node | None:
-        """`local` in another layout of one micro-batch; made once, or once a phase for a variable kept in parts."""
+        """`local` in another layout of one micro-batch; made once, or once per phase for a variable kept in parts."""
         if have == want:
             return local
         key = slot, node, want, phase if node.role is Role.VARIABLE else ""
@@ -236,7 +245,7 @@ class _Pipelined(Walk):
         if node.role is Role.VARIABLE:
             return lift(self.strategy.store(node), self.model.count)
         if node.role is Role.PLACEHOLDER:
-            return stage_grid(Grid.of(want), False).carry(self.model.leaf(node, False))
+            return stage_grid(Grid.of(want), False).carry(here(self.model.leaf(node, False)))
         return self.found.layouts[node][0]
 
     def _made(self, node: Node, have: Layout, phase: str) -> Node | None:
@@ -251,18 +260,16 @@ class _Pipelined(Walk):
         """The value of a variable for readers in `phase`."""
         return self.strategy.local_variable(node, self.rank)
 
+    def is_cut(self, node: Node, have: Layout) -> bool:
+        """Whether the parts of a feed differ between micro-batches."""
+        return over_microbatches(have) >= 0
+
     def _fed(self, node: Node, have: Layout) -> Node | None:
-        split = over_microbatches(have) >= 0
-        key = self.slot if split else None, node, have, "fed"
+        key = self.slot if self.is_cut(node, have) else None, node, have, "fed"
         if key not in self.moved:
             piece = self.piece(have, node.shape)
-            self.moved[key] = None if piece is None else self._placeholder(node, piece)
+            self.moved[key] = None if piece is None else self.placeholder(node, piece)
         return self.moved[key]
-
-    def _placeholder(self, node: Node, piece: Piece) -> Node:
-        name = f"{node.name}[{len(self.feeds)}]"
-        self.feeds[name] = node.name, piece.box
-        return node.op.make((), {**node.attrs, "name": name, "shape": piece.shape})
 
     def _microbatch_of(self, node: Node, have: Layout, local: Node | None, want: Layout, phase: str) -> Node | None:
         """The current micro-batch of a value that exists as a whole."""
@@ -271,16 +278,16 @@ class _Pipelined(Walk):
         piece = self.piece(want, node.shape)
         if piece is None:
             return None
-        outer = pieces_of(whole, node.shape)[self.rank].box
+        outer = whole.pieces(node.shape)[self.rank].box
         return OPS["getitem"](local, key=within(piece.box, outer)[: len(outer)])
 
     def _all_microbatches(self, node: Node, axis: int, want: Layout, phase: str) -> Node | None:
-        """The parts of all micro-batches one after the other."""
+        """The parts of all micro-batches, joined."""
         key = None, node, want, "all"
         if key not in self.moved:
             whole = unsplit(want, axis)
             parts = [self.value(node, lift(whole, self.count, axis), phase) for _ in self._slots()]
-            joined = None if parts[0] is None else OPS["concat"].make(tuple(parts), {"axis": axis})
+            joined = None if parts[0] is None else OPS["concat"].make(tuple(map(here, parts)), {"axis": axis})
             self.moved[key] = joined if whole == want else self._reshard(node, joined, whole, want, node.shape)
         return self.moved[key]
 
@@ -317,7 +324,7 @@ class _PipeDream(_Pipelined):
         return super().run(fetches, updates)
 
     def start(self) -> None:
-        pass  # what depends on the weights alone is computed anew for each version
+        pass  # nodes that depend on the weights alone are computed anew for each version
 
     def compute(self, action: Action) -> None:
         stage, phase = action.slot.stage, action.slot.phase
@@ -346,15 +353,16 @@ class _PipeDream(_Pipelined):
 
     def finish(self, updates: Mapping[Node, Node]) -> dict[Node, Node]:
         mine = {v: self.strategy.local_variable(v, self.rank) for v in updates}
-        return {local: self.newest[v] for v, local in mine.items() if local is not None}
+        return {local: here(self.newest[v]) for v, local in mine.items() if local is not None}
 
     def _fetched(self, node: Node) -> Node:
-        """Scalars averaged over the micro-batches, other values one after the other."""
+        """Scalars averaged over the micro-batches, other values joined along the first axis."""
         with origin_of(node, event=self.event):
-            parts = [self.value(node, lift(self.strategy.whole, 1), UPDATE) for _ in self._slots()]
+            parts = [here(self.value(node, lift(self.strategy.whole, 1), UPDATE)) for _ in self._slots()]
             if node.ndim:
                 return OPS["concat"].make(tuple(parts), {"axis": 0})
-            return functools.reduce(OPS["add"], parts) / self.count
+            total: Node = functools.reduce(OPS["add"], parts)
+            return total / self.count
 
     def home(self, node: Node) -> int | None:
         return self.slot
@@ -365,26 +373,24 @@ class _PipeDream(_Pipelined):
             return self.newest.get(node, local)
         key = self.slot, node
         if key not in self.stashed:
-            self.stashed[key] = self._of_microbatch(local) if node is random_state else self.newest.get(node, local)
+            drawn = node is random_state
+            self.stashed[key] = self._of_microbatch(here(local)) if drawn else self.newest.get(node, local)
         return self.stashed[key]
 
     def _of_microbatch(self, state: Node) -> Node:
         """Random numbers differ between micro-batches."""
-        shift = OPS["constant"].make((), {"value": np.array([0, self.slot << RUN], np.uint64)})
-        return OPS["add"](state, shift) if self.slot else state
+        if not self.slot:
+            return state
+        return OPS["add"](state, OPS["constant"].make((), {"value": np.array([0, self.slot << RUN], np.uint64)}))
 
-    def _placeholder(self, node: Node, piece: Piece) -> Node:
+    def placeholder(self, node: Node, piece: Piece) -> Node:
         axis = self.strategy.batch_axis(node)
         if axis is not None:  # the graph has the size of a micro-batch, the feed that of all
-            piece = piece._replace(box=_shifted(piece.box, axis, self.slot * node.shape[axis]))
-        return super()._placeholder(node, piece)
+            piece = piece._replace(box=_shifted(piece.box, axis, here(self.slot) * int(node.shape[axis])))
+        return super().placeholder(node, piece)
 
-    def _fed(self, node: Node, have: Layout) -> Node | None:
-        key = None if self.strategy.batch_axis(node) is None else self.slot, node, have, "fed"
-        if key not in self.moved:
-            piece = self.piece(have, node.shape)
-            self.moved[key] = None if piece is None else self._placeholder(node, piece)
-        return self.moved[key]
+    def is_cut(self, node: Node, have: Layout) -> bool:
+        return self.strategy.batch_axis(node) is not None
 
 
 def _shifted(box: Box, axis: int, offset: int) -> Box:

@@ -1,8 +1,8 @@
 """The builder of pipelines: stages on ranks of their own, and batches fed in micro-batches.
 
-The ranks form a grid of stages x data x tensor. Every variable is kept on the ranks of its stage and every node is
-computed there, by marks that the user wrote (`stage`) or by a balanced cut between layers. Left out: several stages on
-one rank, and stages of unequal size.
+The ranks form a grid of stages x data x tensor. A stage keeps its variables and computes its nodes; the user's marks
+(`stage`) or a balanced cut between layers say which they are. Left out: several stages on one rank, and stages of
+unequal size.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from ...core.graph import Node
 from ...core.op import Role
 from ..layout.layout import DUP, Layout, Shard, show_ranks
 from .builders import Parallel
+from .kept import Kept, Served
+from .pipeline_schedule import Schedule
+from .pipeline_stages import EVERYWHERE, balanced_cut, label_by, marked_stages, phases, stages_of
+from .pipeline_strategy import Staged
 from .place import marked_places
-from .schedule import Schedule
-from .staged import Staged
-from .stages import EVERYWHERE, assign, balanced_cut, label_by, marked_stages, phases
-from .strategy import Kept
 
 
 class Pipeline(Parallel):
     """Pipeline parallelism, and within each stage data and tensor parallelism as in `Parallel`.
 
-    stages: how many; by default as many as are marked with `stage`, else those that fill the ranks.
+    stages: their number; by default as many as are marked with `stage`, else as many as fill the ranks.
     microbatches: parts of a batch that follow one another through the stages. The bubble is (P - 1) / (M + P - 1).
     schedule: "1f1b", "gpipe", or "pipedream", which updates after every micro-batch with stashed weights: there each
     micro-batch is a batch of its own, fetched scalars are averaged over them, and `run` drains the pipeline at its end.
-    cut: layer -> stage where nothing is marked; by default stages of about equal work (`balanced_cut`).
+    cut: layer -> stage for a graph without marks; by default stages of about equal work (`balanced_cut`).
 
     >>> Pipeline(2, microbatches=8)
     Pipeline(stages=2, microbatches=8, schedule='1f1b', data=None, tensor=1, zero=0)
@@ -76,12 +76,12 @@ class Pipeline(Parallel):
         plain = super().build(outputs, size)
         cut = {} if marked else dict(self.cut or balanced_cut(outputs, plain.feeds, stages))
         grids = tuple(_moved(plain.whole, s * size) for s in range(stages))
-        base = Layout(Shard(tuple(range(world_size)), ((DUP, stages), *plain.whole.parts[0].axes)))
-        variables = {}
-        for node, stage in assign(outputs, phases(outputs, plain.feeds), label_by(cut)).items():
+        base = Layout((Shard(tuple(range(world_size)), ((DUP, stages), *plain.whole.parts[0].axes)),))
+        variables: dict[str, Kept | Served] = {}
+        for node, stage in stages_of(outputs, phases(outputs, plain.feeds), label_by(cut)).items():
             if node.role is Role.VARIABLE and stage != EVERYWHERE:
-                kept = plain.variables.get(node.name, Kept(plain.whole, plain.whole))
-                variables[node.name] = Kept(_moved(kept.compute, stage * size), _moved(kept.store, stage * size))
+                compute, store = (_moved(layout, stage * size) for layout in (plain.compute(node), plain.store(node)))
+                variables[node.name] = Kept(compute, store)
         return Staged(
             base,
             variables,
@@ -93,7 +93,7 @@ class Pipeline(Parallel):
         )
 
     def but(self, **changed: Any) -> Pipeline:
-        """The same with other arguments, by name."""
+        """The same builder with other arguments, by name."""
         given = {name: getattr(self, name) for name in ("data", "tensor", "zero", "split", "cut")}
         return Pipeline(self.stages, self.microbatches, self.schedule, **(given | changed))
 
@@ -105,6 +105,6 @@ class Pipeline(Parallel):
 
 
 def _moved(layout: Layout, by: int) -> Layout:
-    """The same layout on the ranks that follow `by` others."""
+    """The layout on ranks with higher numbers, by `by`."""
     parts = tuple(Shard(tuple(rank + by for rank in part.ranks), part.axes) for part in layout.parts)
     return Layout(parts, layout.across, layout.ratio)

@@ -1,6 +1,6 @@
 """Which pipeline stage computes what: the user's marks or a balanced cut, carried over to every node of a graph.
 
-Nodes belong to a phase. S depends on no fed batch and runs once a step; F is the forward pass of a micro-batch, B its
+Nodes belong to a phase: S depends on no fed batch and runs once per step; F is the forward pass of a micro-batch, B its
 backward pass; U follows from gradients and runs once they are complete. Forward passes flow to later stages only,
 backward passes to earlier ones.
 """
@@ -20,11 +20,12 @@ from ...core.types import Dim
 from ...look.profiler import flops
 from ...passes import specialize
 from ..layout.deduce import updating
+from .pipeline_schedule import BACKWARD, FORWARD
 
-START, FORWARD, BACKWARD, UPDATE = "S", "F", "B", "U"
-EVERYWHERE = -1  # the stage of what every rank has: the step count, learning rates, random state
+START, UPDATE = "S", "U"
+EVERYWHERE = -1  # the stage of nodes on all ranks: the step count, learning rates, random state
 NOMINAL = 32  # size of an unknown axis when operations are counted
-SLACK = 1.1  # a cut may be this much slower than the best balanced one if it sends less
+SLACK = 1.1  # how much slower than the best balanced cut one may be that sends less
 Label = Callable[[Node], "int | None"]
 
 
@@ -44,7 +45,7 @@ def stage(index: int) -> AbstractContextManager[None]:
 
 
 def label_by(cut: Mapping[str, int]) -> Label:
-    """The stage that a node's tags name: that of its layer in `cut`, or the user's mark where there is no cut."""
+    """How nodes get labels: the stage of their layer in `cut`, or the user's mark if there is no cut."""
     return lambda node: cut.get(node.tags.get("layer", "")) if cut else node.tags.get("stage")
 
 
@@ -54,7 +55,8 @@ def phases(outputs: Sequence[Node], batches: Collection[str]) -> dict[Node, str]
     nodes = topological(outputs)
     for node in nodes:
         if not node.inputs:
-            fed |= {node} if node.role is Role.PLACEHOLDER and node.name in batches else set()
+            if node.role is Role.PLACEHOLDER and node.name in batches:
+                fed.add(node)
             continue
         before = {found[i] for i in node.inputs if i in found}
         gradient = bool(node.tags.get("gradient"))
@@ -67,18 +69,18 @@ def phases(outputs: Sequence[Node], batches: Collection[str]) -> dict[Node, str]
         if found[node] in (FORWARD, BACKWARD):
             fed.add(node)
     readers = readers_of(nodes)
-    for node in reversed(nodes):  # what only updates need need not be kept since the start
-        if found.get(node) == START and readers[node] and all(found[r] == UPDATE for r in readers[node]):
+    for node in reversed(nodes):  # updates read a value last: one that only they read is made then
+        if found.get(node) == START and readers[node] and {found[r] for r in readers[node] if r in found} == {UPDATE}:
             found[node] = UPDATE
     return found
 
 
-def assign(
+def stages_of(
     outputs: Sequence[Node], phase: Mapping[Node, str], label: Label, homes: Mapping[str, int] | None = None
 ) -> dict[Node, int]:
-    """The stage of every variable and every node with inputs; `phase` is what `phases` gave for the same graph.
+    """The stage of every variable and every node with inputs; `phase` is the result of `phases` for the same graph.
 
-    `homes` are the stages of variables if they are decided already; those it does not name are everywhere.
+    `homes` are the stages of variables if they are decided already; all others are then everywhere.
     """
     nodes = topological(outputs)
     placed: dict[Node, int] = {}
@@ -91,7 +93,7 @@ def assign(
 
 
 def _place_forward(nodes: Sequence[Node], label: Label, placed: dict[Node, int]) -> None:
-    """Place a forward pass by its labels, but never before what it needs; without a label, there."""
+    """Place a forward pass by its labels, but never before what it needs; nodes without a label follow their inputs."""
     for node in nodes:
         found = [placed[i] for i in node.inputs if i in placed]
         if node.role is not Role.ITEM and (marked := label(node)) is not None:
@@ -99,15 +101,15 @@ def _place_forward(nodes: Sequence[Node], label: Label, placed: dict[Node, int])
         if found:
             placed[node] = max(found)
     readers = readers_of(topological(nodes))
-    for node in reversed(nodes):  # what follows from feeds alone waits where it is read first
+    for node in reversed(nodes):  # values that follow from feeds alone are computed where they are read first
         if node not in placed:
             placed[node] = min((placed[r] for r in readers[node] if r in placed), default=0)
 
 
 def _place_backward(nodes: Sequence[Node], phase: Mapping[Node, str], label: Label, placed: dict[Node, int]) -> None:
-    """Place a backward pass with what it is the gradient of, but never before what it needs or after what needs it.
+    """Place each gradient on the stage of its forward nodes, but never before what it needs or after what needs it.
 
-    A sum of gradients is formed at the stage of the last of them, before it is sent.
+    A sum of gradients is formed on the stage of the last of them, before it is sent.
     """
 
     def wish(node: Node) -> int | None:
@@ -135,7 +137,7 @@ def _place_backward(nodes: Sequence[Node], phase: Mapping[Node, str], label: Lab
 
 
 def _place_once(nodes: Sequence[Node], phase: Mapping[Node, str], placed: dict[Node, int]) -> None:
-    """Place variables and the nodes computed once per step: with the readers; updates with their largest operand."""
+    """Place variables and the nodes computed once per step with their readers, updates with their largest operand."""
     readers = readers_of(nodes)
 
     def is_free(node: Node) -> bool:
@@ -143,8 +145,7 @@ def _place_once(nodes: Sequence[Node], phase: Mapping[Node, str], placed: dict[N
 
     def largest(node: Node) -> int | None:
         known = [i for i in node.inputs if placed.get(i, EVERYWHERE) != EVERYWHERE]
-        sizes = [size if isinstance(size := _nbytes(i), int) else 0 for i in known]
-        return placed[known[sizes.index(max(sizes))]] if known else None
+        return placed[max(known, key=_nbytes)] if known else None
 
     for node in reversed(nodes):
         found = {placed[r] for r in readers[node] if r in placed}
@@ -162,33 +163,38 @@ def _place_once(nodes: Sequence[Node], phase: Mapping[Node, str], placed: dict[N
             placed[node] = found.pop() if len(found) == 1 else EVERYWHERE if at is None else at
 
 
-def _nbytes(node: Node) -> object:
-    return 0 if isinstance(node.type, tuple) else node.type.nbytes
+def _nbytes(node: Node) -> int:
+    """The bytes of a value, if it is one and they are known, else 0."""
+    size = 0 if isinstance(node.type, tuple) else node.type.nbytes
+    return size if isinstance(size, int) else 0
 
 
 # -- the user's marks ---------------------------------------------------------------------------------------------
 
 
 def marked_stages(outputs: Sequence[Node]) -> int:
-    """How many stages the user has marked; 0 for none. Errors if one is missing or is used before an earlier one."""
+    """How many stages the user has marked; 0 for none.
+
+    ArgumentError if a stage is missing, GraphError if one needs a later one.
+    """
     nodes = {n for n in topological(outputs) if "stage" in n.tags and n.inputs and not n.tags.get("gradient")}
     found = {n.tags["stage"] for n in nodes}
     if missing := set(range(max(found, default=-1) + 1)) - found:
         raise ArgumentError(
             f"stages {sorted(found)} are marked, stage {min(missing)} is not", fix="number the stages 0, 1, 2, ..."
         )
-    latest: dict[Node, Node] = {}
+    latest: dict[Node, Node] = {}  # the marked node of the last stage among a node and what it needs
     for node in topological(outputs):
-        before = [latest[i] for i in node.inputs if i in latest]
-        top = max(before, key=lambda n: n.tags["stage"], default=None)
-        if node in nodes or top is not None:
-            latest[node] = node if node in nodes else top
-        if node in nodes and top is not None and top.tags["stage"] > node.tags["stage"]:
-            raise GraphError(
-                f"{node!r} in stage {node.tags['stage']} needs {top!r} of stage {top.tags['stage']}",
-                fix="stages flow forward: give it that stage or a later one",
-                site=node.site,
-            )
+        for top in (latest[i] for i in node.inputs if i in latest):
+            if node in nodes and top.tags["stage"] > node.tags["stage"]:
+                raise GraphError(
+                    f"{node!r} in stage {node.tags['stage']} needs {top!r} of stage {top.tags['stage']}",
+                    fix="stages flow forward: give it that stage or a later one",
+                    site=node.site,
+                )
+            latest[node] = max(latest.get(node, top), top, key=lambda n: int(n.tags["stage"]))
+        if node in nodes:
+            latest[node] = node
     return len(found)
 
 
@@ -196,9 +202,9 @@ def marked_stages(outputs: Sequence[Node]) -> int:
 
 
 def balanced_cut(outputs: Sequence[Node], batches: Collection[str], stages: int) -> dict[str, int]:
-    """Layer -> stage, so that the slowest stage is fast, and among nearly equal cuts few bytes are sent.
+    """Layer -> stage, so that the slowest stage is fast; among nearly equal cuts, the one that sends the fewest bytes.
 
-    Layers with variables stay whole, in the order in which they are used; other nodes follow what they need, and layers
+    Layers with variables stay whole, in the order in which they are used; other nodes follow their inputs, and layers
     made of layers may be cut. The work of a layer is its floating-point operations. ArgumentError for more stages than
     layers.
     """
@@ -212,7 +218,7 @@ def balanced_cut(outputs: Sequence[Node], batches: Collection[str], stages: int)
 
 
 def layers_of(outputs: Sequence[Node], batches: Collection[str], stages: int = 1) -> tuple[list[str], dict[Node, int]]:
-    """The layers with variables, in the order in which they are used, and the number of that of each forward node.
+    """The layers with variables, in the order in which they are used, and the number of each forward node's layer.
 
     ArgumentError if there are fewer than `stages`.
     """
@@ -232,14 +238,14 @@ def layers_of(outputs: Sequence[Node], batches: Collection[str], stages: int = 1
     return layers, place
 
 
-def crossing(outputs: Sequence[Node], place: Mapping[Node, int], layers: int) -> list[int]:
-    """Bytes that go, in forward, over the cut behind each layer; sizes have to be known."""
+def crossing(outputs: Sequence[Node], place: dict[Node, int], layers: int) -> list[int]:
+    """The bytes that a forward pass sends over the cut behind each layer; sizes have to be known."""
     sent = [0] * layers
     for node, readers in readers_of(topological(outputs)).items():
         if node in place:
             last = max((place[r] for r in readers if r in place), default=0)
             for k in range(place[node], last):
-                sent[k] += int(node.tensor.nbytes) if not isinstance(node.type, tuple) else 0
+                sent[k] += _nbytes(node)
     return sent
 
 
@@ -248,6 +254,7 @@ def _reads_variable(node: Node) -> bool:
 
 
 def at_nominal_size(outputs: Sequence[Node]) -> tuple[Node, ...]:
+    """The graph with a size for each unknown one. ArgumentError if no graph has these sizes."""
     sizes = {
         (n.name, axis): NOMINAL
         for n in topological(outputs)
@@ -265,19 +272,20 @@ def at_nominal_size(outputs: Sequence[Node]) -> tuple[Node, ...]:
 
 
 def _cut(work: Sequence[int], sent: Sequence[int], parts: int) -> list[int]:
-    """Where the second, third, ... part begins: all parts near the best balance, the least sent between them.
+    """Where the second, third, ... part begins: of cuts near the best balance the one that sends least.
 
     >>> _cut([4, 1, 1, 4], [9, 9, 1, 9], 2), _cut([10, 10, 10, 11], [9, 1, 9, 9], 2)
     ([2], [2])
     """
     total = [0, *itertools.accumulate(work)]
     spans = sorted({total[j] - total[i] for i, j in itertools.combinations(range(len(total)), 2)})
-    best = next(limit for limit in spans if _cheapest(total, sent, parts, limit) is not None)
-    return _cheapest(total, sent, parts, best * SLACK)
+    best = next(limit for limit in spans if _cheapest(total, sent, parts, limit))
+    (starts,) = _cheapest(total, sent, parts, best * SLACK)
+    return starts
 
 
-def _cheapest(total: Sequence[int], sent: Sequence[int], parts: int, limit: float) -> list[int] | None:
-    """The cut into parts of at most `limit` that sends least; None if there is none."""
+def _cheapest(total: Sequence[int], sent: Sequence[int], parts: int, limit: float) -> list[list[int]]:
+    """The one cut into parts of at most `limit` that sends least, if there is any."""
     found: dict[int, tuple[int, list[int]]] = {0: (0, [])}  # end of the parts so far -> bytes, where parts begin
     for part in range(parts):
         longer: dict[int, tuple[int, list[int]]] = {}
@@ -288,4 +296,4 @@ def _cheapest(total: Sequence[int], sent: Sequence[int], parts: int, limit: floa
                 here = (cost + (sent[start - 1] if start else 0), [*starts, start] if part else starts)
                 longer[end] = min(longer.get(end, here), here)
         found = longer
-    return found[len(total) - 1][1] if len(total) - 1 in found else None
+    return [starts for end, (_, starts) in found.items() if end == len(total) - 1]

@@ -1,14 +1,15 @@
 """Pipeline schedules: which stage works on which micro-batch when, as plain data that prints as a picture.
 
-A schedule starts as one list of forward and backward passes per stage. They are simulated once, with a backward pass
-twice as long as a forward one, which gives one order of all passes and transfers. Each rank does its part of it, so the
-ranks cannot deadlock even where a send waits for its receive. GPipe: Y. Huang et al., 2019. 1F1B and PipeDream: D.
-Narayanan et al., "PipeDream", SOSP 2019, and "Memory-Efficient Pipeline-Parallel DNN Training", ICML 2021. Left out:
-several stages on one rank (interleaving).
+A schedule starts as one list of forward and backward passes per stage. One simulation, with a backward pass twice as
+long as a forward pass, gives one order of all passes and transfers. Each rank does its part in this order, so the ranks
+cannot deadlock even where a send waits for its receive. GPipe: Y. Huang et al., 2019. 1F1B and PipeDream: D. Narayanan
+et al., "PipeDream", SOSP 2019, and "Memory-Efficient Pipeline-Parallel DNN Training", ICML 2021. Left out: several
+stages on one rank (interleaving).
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -51,13 +52,13 @@ def one_forward_one_backward(stages: int, microbatches: int, stage: int) -> list
     return [*first, *chain.from_iterable(pairs), *((BACKWARD, m) for m in range(microbatches - ahead, microbatches))]
 
 
-# PipeDream differs from 1F1B not in its lists but in updating after every backward pass, with no flush between batches.
+# PipeDream has the lists of 1F1B, but it updates after every backward pass, with no flush between batches.
 KINDS = {"gpipe": gpipe, "1f1b": one_forward_one_backward, "pipedream": one_forward_one_backward}
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """`lists[s]` are the passes of stage s in order; `forward` and `backward` are their lengths in units of time.
+    """`lists[s]` are the passes of stage s in order; `forward` and `backward` are their lengths in time units.
 
     >>> print(Schedule.of("1f1b", 2, 3))
     1f1b: 2 stages, 3 micro-batches, bubble 25.0 %
@@ -72,7 +73,7 @@ class Schedule:
 
     @staticmethod
     def of(kind: str, stages: int, microbatches: int, *, backward: bool = True) -> Schedule:
-        """The schedule of that kind; without `backward` only forward passes, as for evaluation.
+        """The schedule of this kind; without `backward` only forward passes, as for evaluation.
 
         kind: "gpipe", "1f1b" (with a flush at the end of the batch) or "pipedream" (updates after each backward pass).
 
@@ -97,25 +98,22 @@ class Schedule:
 
     @cached_property
     def slots(self) -> tuple[Slot, ...]:
-        """All passes by their start: each runs when its stage is free and what it needs from its neighbor is there."""
+        """All passes by their start: each runs when its stage is free and its input from its neighbor is there."""
         last = self.stages - 1
         end: dict[tuple[str, int, int], float] = {}
-        free, at, found = [0.0] * self.stages, [0] * self.stages, []
-        while any(at[s] < len(self.lists[s]) for s in range(self.stages)):
+        end |= {(FORWARD, m, -1): 0.0 for m in range(self.microbatches)}  # the first stage waits for nobody
+        free, left, found = [0.0] * self.stages, [deque(passes) for passes in self.lists], list[Slot]()
+        while any(left):
             ready = []
-            for s in range(self.stages):
-                if at[s] < len(self.lists[s]):
-                    phase, m = self.lists[s][at[s]]
-                    before = (phase, m, s - 1) if phase == FORWARD else (phase, m, s + 1)
-                    if phase == FORWARD and s == 0:
-                        ready.append((free[s], s))
-                    elif phase == BACKWARD and s == last:
-                        ready.append((max(free[s], end[FORWARD, m, s]), s))
-                    elif before in end:
+            for s, passes in enumerate(left):
+                if passes:
+                    phase, m = passes[0]
+                    turns = phase == BACKWARD and s == last
+                    before = (FORWARD, m, s) if turns else (phase, m, s - 1 if phase == FORWARD else s + 1)
+                    if before in end:
                         ready.append((max(free[s], end[before]), s))
             start, s = min(ready)
-            phase, m = self.lists[s][at[s]]
-            at[s] += 1
+            phase, m = left[s].popleft()
             free[s] = end[phase, m, s] = start + (self.forward if phase == FORWARD else self.backward)
             found.append(Slot(start, free[s], s, phase, m))
         return tuple(sorted(found))
@@ -134,7 +132,7 @@ class Schedule:
 
     @property
     def bubble(self) -> float:
-        """The share of all stages' time in which they wait; (P - 1) / (M + P - 1) for GPipe and 1F1B."""
+        """The share of its time that a stage waits, on average; (P - 1) / (M + P - 1) for GPipe and 1F1B."""
         busy = sum(slot.end - slot.start for slot in self.slots)
         return 1 - busy / (self.stages * self.length)
 

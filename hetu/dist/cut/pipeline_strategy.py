@@ -1,21 +1,20 @@
-"""A strategy with stages, as plain data: each on ranks of its own, and a batch fed to them in micro-batches.
+"""A strategy with stages, as plain data: each stage on ranks of its own, and a batch fed in micro-batches.
 
-`pipeline.py` writes one; `pipelined.py` runs a step.
+`pipeline_builder.py` writes one; `pipeline_step.py` makes a step of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from ...core.errors import ShapeError
-from ...core.graph import Node
+from ...core.errors import ArgumentError, ShapeError
+from ...core.graph import Node, topological
 from ...core.op import Role
-from ...core.types import Atom
+from ...core.types import Atom, Dim
 from ..layout.layout import Layout
-from .kept import Kept
-from .schedule import Schedule
+from .pipeline_schedule import Schedule
 from .strategy import Strategy
 
 
@@ -23,7 +22,7 @@ from .strategy import Strategy
 class Staged(Strategy):
     """A strategy with stages: a grid for each, the stage of each layer (none if the user has marked nodes), a schedule.
 
-    `base` holds duplicates on the ranks of all stages; variables on one stage are named in `variables`.
+    `base` holds duplicates on the ranks of all stages; `variables` names those that are on one stage.
     """
 
     stages: tuple[Layout, ...] = ()
@@ -35,14 +34,29 @@ class Staged(Strategy):
     def __post_init__(self) -> None:
         super().__post_init__()
         of = {layout.ranks: stage for stage, layout in enumerate(self.stages)}
-        stored = {name: kept.store.ranks for name, kept in self.variables.items() if isinstance(kept, Kept)}
+        stored = {name: kept.layouts[-1].ranks for name, kept in self.variables.items() if kept.layouts}
         self.homes = {name: of[ranks] for name, ranks in stored.items() if ranks in of}
+
+    def check(self, outputs: Sequence[Node], world_size: int) -> None:
+        """As for any strategy; ArgumentError also for a batch of a fixed size that PipeDream would train on."""
+        super().check(outputs, world_size)
+        updates = [node for node in topological(outputs) if node.role is Role.UPDATE]
+        for node in topological(updates) if self.schedule == "pipedream" else ():
+            axis = self.batch_axis(node)
+            if axis is not None and not isinstance(node.shape[axis], Dim):
+                shape = tuple(None if d == axis or isinstance(n, Dim) else n for d, n in enumerate(node.shape))
+                raise ArgumentError(
+                    f"{node!r} has batches of {node.shape[axis]}, but PipeDream makes a batch of each micro-batch",
+                    fix=f"leave that size open: shape {shape}",
+                    site=node.site,
+                )
 
     def batch_axis(self, node: Node) -> int | None:
         """The axis along which a feed is cut into micro-batches; None for all other nodes."""
-        if node.role is not Role.PLACEHOLDER or node.name not in self.feeds:
-            return None
-        return max((role for role, _ in self.feeds[node.name].axes().values() if role >= 0), default=None)
+        return self._split_axis(node.name) if node.role is Role.PLACEHOLDER and node.name in self.feeds else None
+
+    def _split_axis(self, feed: str) -> int | None:
+        return max((role for role, _ in self.feeds[feed].axes().values() if role >= 0), default=None)
 
     def sizes(self, sizes: Mapping[Atom, int], training: bool) -> Mapping[Atom, int]:
         """The sizes that a graph is made for, from those fed: in PipeDream every micro-batch is a batch of its own."""
@@ -50,7 +64,7 @@ class Staged(Strategy):
             return sizes
         found = dict(sizes)
         for (name, axis), size in sizes.items():
-            if name in self.feeds and axis == max(role for role, _ in self.feeds[name].axes().values()):
+            if name in self.feeds and axis == self._split_axis(name):
                 if size % self.microbatches:
                     raise ShapeError(
                         f"a batch of {size} in {name!r} does not divide into {self.microbatches} micro-batches",
