@@ -107,15 +107,9 @@ def _hide(scores: Node, seen: Node) -> Node:
     return OPS["where"](seen, scores, float(np.finfo(scores.dtype).min))
 
 
-def _dx_type(
-    g: TensorType, q: TensorType, k: TensorType, v: TensorType, *_: TensorType, **__: Any
-) -> tuple[TensorType, ...]:
-    return q, k, v
-
-
 @op(
     precision="low",
-    infer=_dx_type,
+    infer=lambda g, q, k, v, *_, **__: (q, k, v),
     dims="...q!e!,...q!d!,...k!d!,...k!e!,...q!e!,...q!k!,...q!z!->...q!d!,...k!d!,...k!e!",
 )
 def attention_dx(

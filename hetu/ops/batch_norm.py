@@ -60,9 +60,10 @@ def _batch_type(x: TensorType, scale: TensorType, bias: TensorType, *, axis: int
     return x, vector, vector
 
 
-def _batch_dims(x: TensorType, *_: TensorType, axis: int, **__: Any) -> str:
-    axes = "".join(chr(ord("d") + i) + "!" if i != axis else "c" for i in range(x.ndim))
-    return f"{axes},c,c->{axes},c,c"
+def _batch_dims(*types: TensorType, axis: int, **_: Any) -> str:
+    """Sharding rule: channels may be split, other axes may not."""
+    axes = "".join(chr(ord("d") + i) + "!" if i != axis else "c" for i in range(types[0].ndim))
+    return f"{','.join('c' if t.ndim == 1 else axes for t in types)}->{axes},c,c"
 
 
 @op(precision=(0,), dims=_batch_dims, infer=_batch_type, scratch=True)
@@ -116,12 +117,7 @@ def _batch_dx_type(
     return x, vector, vector
 
 
-def _batch_dx_dims(g: TensorType, *_: TensorType, axis: int, **__: Any) -> str:
-    axes = "".join(chr(ord("d") + i) + "!" if i != axis else "c" for i in range(g.ndim))
-    return f"{axes},{axes},c,c,c->{axes},c,c"
-
-
-@op(precision=(0, 1), dims=_batch_dx_dims, infer=_batch_dx_type, scratch=True)
+@op(precision=(0, 1), dims=_batch_dims, infer=_batch_dx_type, scratch=True)
 def batch_norm_dx(
     xp: ModuleType, g: Any, x: Any, scale: Any, mean: Any, var: Any, *, axis: int = 1, epsilon: float = 1e-5
 ) -> tuple[Any, Any, Any]:

@@ -20,11 +20,7 @@ from ..core.types import Dim, Shape, TensorType, as_dtype
 __all__ = ["arange", "full", "full_like", "tril", "triu"]
 
 
-def _made_type(*, shape: Shape, dtype: str, **_: Any) -> TensorType:
-    return TensorType(shape, as_dtype(dtype))
-
-
-@op(role=Role.MOVE, infer=_made_type, differentiable=False)
+@op(role=Role.MOVE, infer=lambda *, shape, dtype, **_: TensorType(shape, as_dtype(dtype)), differentiable=False)
 def full(xp: ModuleType, *, shape: int | Shape, fill_value: float, dtype: Any = None) -> Any:
     """An array of one value. The dtype follows the value (float32, int64 or bool) unless given.
 

@@ -91,11 +91,7 @@ def take_dims(x: TensorType, indices: TensorType, *, axis: int, **_: Any) -> str
     return f"{before}{own[axis]}@{after},{ids}->{before}{ids}{after}"
 
 
-def _take_role(*, axis: int, **_: Any) -> Role:
-    return Role.LOOKUP if axis == 0 else Role.MOVE
-
-
-@op(role=_take_role, infer=_take_type, dims=take_dims, linear=(0,))
+@op(role=lambda *, axis, **_: Role.MOVE if axis else Role.LOOKUP, infer=_take_type, dims=take_dims, linear=(0,))
 def take(xp: ModuleType, x: Any, indices: Any, *, axis: int = 0, window: RowWindow = None) -> Any:
     """Slices of `x` along `axis` at `indices`, of any shape, whose axes take the place of that axis.
 
@@ -189,12 +185,8 @@ def _scatter_add_type(x: TensorType, ids: TensorType, updates: TensorType) -> Te
     return x
 
 
-def scatter_add_dims(x: TensorType, ids: TensorType, updates: TensorType) -> str:
-    """Split ids would add `x` once for every part."""
-    return scatter_rows_dims(x, ids, updates, mark="!")
-
-
-@op(infer=_scatter_add_type, dims=scatter_add_dims, inplace={0: (0,)})
+# Split ids would add `x` once for every part.
+@op(infer=_scatter_add_type, dims=lambda x, i, u: scatter_rows_dims(x, i, u, mark="!"), inplace={0: (0,)})
 def scatter_add(xp: ModuleType, x: Any, ids: Any, updates: Any) -> Any:
     """`x` with `updates` added to its rows at `ids`; updates of one id are summed.
 

@@ -130,11 +130,7 @@ def max_pool2d_dx(
 max_pool2d_dx.normalize(_gradient_attrs)
 
 
-def _pick_type(x: TensorType, taps: TensorType, **attrs: Any) -> TensorType:
-    return _pooled(x, **attrs)
-
-
-@op(precision="follow", dims="nch!w!,ncy!x!->ncy!x!", linear=(0,), infer=_pick_type)
+@op(precision="follow", dims="nch!w!,ncy!x!->ncy!x!", linear=(0,), infer=lambda x, taps, **attrs: _pooled(x, **attrs))
 def max_pool2d_pick(xp: ModuleType, x: Any, taps: Any, *, kernel: Any, stride: Any = None, padding: Any = 0) -> Any:
     """The pixel of each window that its tap names: the adjoint of `max_pool2d_dx`.
 

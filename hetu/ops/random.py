@@ -109,16 +109,12 @@ KINDS = {
 }
 
 
-def _random_type(state: TensorType, *, shape: Shape, dtype: str, **_: Any) -> TensorType:
-    return TensorType(shape, as_dtype(dtype))
-
-
 def _random_dims(state: TensorType, *, shape: Shape, **_: Any) -> str:
     """Made whole on every rank, because a part cannot be drawn alone."""
     return f"z!->{''.join(f'{c}!' for c in axis_letters(len(shape)))}"
 
 
-@op(infer=_random_type, dims=_random_dims, differentiable=False)
+@op(infer=lambda _, *, shape, dtype, **__: TensorType(shape, as_dtype(dtype)), dims=_random_dims, differentiable=False)
 def random(xp: ModuleType, state: Any, *, kind: str, shape: Shape, dtype: str, a: float, b: float, stream: int) -> Any:
     """Numbers of one distribution: `kind` is a key of `KINDS`, `a` and `b` are its parameters.
 

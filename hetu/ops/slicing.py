@@ -129,16 +129,12 @@ def _getitem_terms(x: TensorType, key: tuple[Any, ...]) -> tuple[str, str]:
     return "".join(whole), "".join(part)
 
 
-def getitem_dims(x: TensorType, *, key: tuple[Any, ...]) -> str:
-    return "->".join(_getitem_terms(x, key))
-
-
 def _python_key(key: tuple[Any, ...]) -> tuple[Any, ...]:
     """What an array understands. The final `...` makes a single element an array too."""
     return (*(None if e == "new" else slice(*e[1:]) if _is_slice(e) else e for e in key), ...)
 
 
-@op(role=Role.MOVE, infer=_getitem_type, dims=getitem_dims, linear=(0,))
+@op(role=Role.MOVE, infer=_getitem_type, dims=lambda x, *, key: "->".join(_getitem_terms(x, key)), linear=(0,))
 def getitem(xp: ModuleType, x: Any, *, key: Any) -> Any:
     """`x[key]` for integers, slices (also with steps), `None` for a new axis, and `...`; a view.
 
@@ -154,10 +150,6 @@ def getitem(xp: ModuleType, x: Any, *, key: Any) -> Any:
 
 getitem.normalize(_getitem_attrs)
 getitem.view(lambda xp, x, *, key: x[_python_key(key)])
-
-
-def _slice_scatter_attrs(values: TensorType, like: TensorType, *, key: Any) -> dict[str, Any]:
-    return _getitem_attrs(like, key=key)
 
 
 def _slice_scatter_type(values: TensorType, like: TensorType, *, key: tuple[Any, ...]) -> TensorType:
@@ -186,7 +178,7 @@ def slice_scatter(xp: ModuleType, values: Any, like: Any, *, key: Any) -> Any:
 
 
 getitem.grad(lambda g, y, x, *, key: slice_scatter(g, x, key=key))
-slice_scatter.normalize(_slice_scatter_attrs)
+slice_scatter.normalize(lambda values, like, *, key: _getitem_attrs(like, key=key))
 slice_scatter.grad(lambda g, y, values, like, *, key: (getitem(g, key=key), None))
 
 
