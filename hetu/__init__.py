@@ -20,11 +20,12 @@ from .core.op import Role, op
 from .core.placement import STRATEGIES as _STRATEGIES
 from .core.state import State
 from .gradcheck import check_gradients
+from .look.history import History
 from .look.nans import debug_nans
 from .look.profiler import Profile, profile
 from .look.summary import summary
 from .ops import *
-from .training import History, fit
+from .training import fit
 
 __version__ = "0.1.0"
 __all__ = [

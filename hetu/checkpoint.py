@@ -35,14 +35,14 @@ def exists(path: str | os.PathLike[str] | None) -> bool:
 
 
 def remove(folder: Path) -> None:
-    """Remove a save, its manifest first, so that what a killed process leaves of it is no save."""
+    """Remove a save, its manifest first, so that what a killed process leaves behind is no save."""
     for path in sorted(folder.iterdir(), key=lambda path: path.name != MANIFEST):
         path.unlink(missing_ok=True)
     folder.rmdir()
 
 
 def generations(folder: Path) -> list[int]:
-    """The numbers of the saves that were finished in folders of that name in `folder`, in order."""
+    """The numbers, in order, of the finished saves in `folder`, each in a folder named by its number."""
     return sorted(int(path.name) for path in folder.glob("*") if path.name.isdecimal() and exists(path))
 
 
@@ -142,11 +142,12 @@ def finish(
 
 
 class Checkpoint:
-    """A file or folder, opened; `variables` has shape, dtype and pieces by name. CheckpointError if it is not whole."""
+    """An opened file or folder; `variables` has shape, dtype and pieces by name. CheckpointError if it is not whole."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.parts: dict[int, Mapping[str, np.ndarray]] = {}
+        self.extra: dict[str, Any]
         if path.is_dir():
             manifest = _manifest(path)
             self.number, self.bytes, self.extra = manifest["save"], manifest["bytes"], manifest["extra"]
@@ -210,7 +211,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
 
 
 class Wanted(NamedTuple):
-    """What is wanted of a checkpoint for one variable: its whole shape and dtype, and the box to read, if any."""
+    """A variable that is read from a checkpoint: its whole shape and dtype, and the box to read, if any."""
 
     shape: tuple[int, ...]
     dtype: str

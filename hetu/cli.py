@@ -1,7 +1,4 @@
-"""The `hetu` command: one word for each thing to do.
-
-`heturun` (`dist/launch/heturun.py`) starts jobs.
-"""
+"""The `hetu` command: a subcommand for each task. `heturun` (`dist/launch/heturun.py`) starts jobs."""
 
 from __future__ import annotations
 

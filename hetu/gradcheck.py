@@ -6,13 +6,15 @@ evaluations instead of two per element. All floats are computed in float64, as d
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from .core.autodiff import gradients
-from .core.errors import GradientError, public
+from .core.errors import ArgumentError, GradientError, public
 from .core.graph import OPS, Node
 from .core.leaf import placeholder
 from .core.simplify import interpret
@@ -32,7 +34,8 @@ def check_gradients(
 ) -> None:
     """GradientError unless the gradient of `function` agrees with finite differences, up to the given order.
 
-    `inputs` are arrays (floats become float64, integers stay as they are) or shapes filled with normal numbers.
+    `inputs` are arrays (floats become float64, integers stay as they are) or shapes, filled with normal numbers.
+    ArgumentError for a function without floats.
 
     >>> import hetu as ht
     >>> check_gradients(ht.exp, (3, 4))
@@ -56,11 +59,11 @@ def _as_input(rng: np.random.Generator, value: tuple[int, ...] | np.ndarray) -> 
 
 def _weighted_sum(rng: np.random.Generator, outputs: Node | Sequence[Node]) -> Node:
     """A scalar that depends on every element of every floating output."""
-    total: Any = 0.0
-    for out in [outputs] if isinstance(outputs, Node) else outputs:
-        if is_float(out.dtype):
-            total = total + OPS["sum"](out * OPS["constant"](value=rng.normal(size=out.shape)))
-    return cast(Node, total)
+    floats = [out for out in ([outputs] if isinstance(outputs, Node) else outputs) if is_float(out.dtype)]
+    if not floats:
+        raise ArgumentError("there are no floats to differentiate", fix="check a function from floats to floats")
+    sums = [OPS["sum"](out * OPS["constant"](value=rng.normal(size=out.shape))) for out in floats]
+    return functools.reduce(operator.add, sums)
 
 
 def _compare(

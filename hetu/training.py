@@ -2,15 +2,12 @@
 
 `fit` only calls what a user would call: `run` for each batch, `save` after each epoch. On several ranks all run the
 same loop, and rank 0 decides about it (is there a checkpoint, is this the best epoch). With a parameter server under
-SSP or ASP, where nobody waits, the first rank to get there decides. There are no callbacks: another loop takes ten
-lines around `Executor.run`.
+SSP or ASP, where nobody waits, the first rank to get there decides. Another loop takes ten lines around `Executor.run`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import csv
-import json
 import math
 import signal
 import threading
@@ -18,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from .checkpoint import exists
 from .core.errors import ArgumentError, CheckpointError, DataError, NumericError, UnknownNameError, did_you_mean, public
@@ -28,91 +25,26 @@ from .core.leaf import random_state
 from .core.placement import Placement
 from .core.state import FilePath
 from .core.subgraph import SubGraph
-from .look import curves_svg
+from .look.history import History, show_number
 from .metrics import Mean, Metric
 
 
+@runtime_checkable
 class Batches(Protocol):
-    """What `fit` needs of a loader: batches that are tuples of arrays, and how many. `DataLoader` and a list have both.
-
-    To write checkpoints it also needs `state()` and `load_state(state)`, the position in the data.
-    """
+    """What `fit` needs of a loader, be it a `DataLoader` or a list: batches that are tuples of arrays, and how many."""
 
     def __iter__(self) -> Iterator[Sequence[Any]]: ...
 
     def __len__(self) -> int: ...
 
 
-class History(Mapping[str, list[float]]):
-    """What `fit` measured: a list for each column, an entry for each epoch. `print(history)` shows a table.
+@runtime_checkable
+class ResumableBatches(Batches, Protocol):
+    """What checkpoints need of a loader besides: its position in the data."""
 
-    >>> history = History({"loss": [0.5, 0.25], "val_loss": [0.4, 0.45]})
-    >>> history["loss"], history.best("val_loss")
-    ([0.5, 0.25], 0)
-    >>> print(history)
-    epoch    loss  val_loss
-        1  0.5000    0.4000
-        2  0.2500    0.4500
-    """
+    def state(self) -> dict[str, int]: ...
 
-    def __init__(self, columns: Mapping[str, Sequence[float]] | None = None) -> None:
-        self.columns = {name: list(values) for name, values in (columns or {}).items()}
-
-    def append(self, row: Mapping[str, float]) -> None:
-        """Add an epoch."""
-        for name, value in row.items():
-            self.columns.setdefault(name, []).append(value)
-
-    @property
-    def epochs(self) -> int:
-        return max(map(len, self.columns.values()), default=0)
-
-    def best(self, name: str, maximize: bool = False) -> int:
-        """The first epoch, counted from 0, with the smallest (or largest) value of a column; NaN is never best."""
-        sign = -1 if maximize else 1
-        keys = [math.inf if math.isnan(v) else sign * v for v in self[name]]
-        return keys.index(min(keys))
-
-    def save(self, path: FilePath) -> None:
-        """Write as JSON, or as CSV where the name ends so."""
-        path = Path(path)
-        if path.suffix != ".csv":
-            path.write_text(json.dumps(self.columns, indent=1) + "\n", encoding="utf-8")
-            return
-        with path.open("w", newline="", encoding="utf-8") as file:
-            rows = csv.writer(file)
-            rows.writerow(["epoch", *self.columns])
-            rows.writerows([i, *values] for i, values in enumerate(zip(*self.columns.values()), 1))
-
-    def __getitem__(self, name: str) -> list[float]:
-        if name not in self.columns:
-            raise UnknownNameError(f"the history has no column {name!r}", fix=did_you_mean(name, self.columns))
-        return self.columns[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.columns)
-
-    def __len__(self) -> int:
-        return len(self.columns)
-
-    def __str__(self) -> str:
-        table = [["epoch", *self.columns]]
-        for i, values in enumerate(zip(*self.columns.values()), 1):
-            table.append([str(i), *(f"{v:.1f}" if name == "seconds" else _show(v) for name, v in zip(self, values))])
-        widths = [max(map(len, column)) for column in zip(*table)]
-        return "\n".join("  ".join(cell.rjust(w) for cell, w in zip(row, widths)) for row in table)
-
-    def _repr_svg_(self) -> str:
-        """The losses as curves, for notebooks."""
-        return curves_svg({name: c for name, c in self.columns.items() if name in ("loss", "val_loss")}, label="epoch")
-
-    def __repr__(self) -> str:
-        last = ", ".join(f"{name} {_show(values[-1])}" for name, values in self.columns.items() if values)
-        return f"<History of {self.epochs} epochs{': ' if last else ''}{last}>"
-
-
-def _show(value: float) -> str:
-    return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e5 else f"{value:.3g}"
+    def load_state(self, state: dict[str, int]) -> None: ...
 
 
 @public
@@ -134,61 +66,53 @@ def fit(
     after_epoch: Callable[[History], object] | None = None,
     progress: bool | None = None,
 ) -> History:
-    """Train for `epochs` passes over `loader`; returns what was measured, an entry for each epoch.
+    """Train for `epochs` passes over `loader`; returns what was measured, an entry per epoch.
 
     Args:
         executor: holds the sub-graphs. The first value of each is its loss, a scalar that is a mean over rows.
         inputs: the placeholders, or their names, that the arrays of a batch are fed to, in order.
         train: name of the sub-graph to train.
         validate: sub-graph and loader to measure after each epoch: its loss is `val_loss`.
-        metrics: such as `{"accuracy": ht.metrics.Accuracy()}`, measured in validation as `val_accuracy`: updated with
-            the second value of the sub-graph (the prediction) and the last array of each batch (the target).
-        monitor: the column that decides what is best; `val_loss`, or `loss` without validation.
-        maximize: whether more of it is better.
+        metrics: such as `{"accuracy": ht.metrics.Accuracy()}`, measured in validation as `val_accuracy`, on the second
+            value of the sub-graph (the prediction) and the last array of each batch (the target).
+        monitor, maximize: the column that decides what is best, by default (validation) loss, and if more is better.
         patience: stop after so many epochs without a new best.
-        checkpoint: file written after each epoch, and when Ctrl-C ends the run. On several ranks it is a folder, each
-            rank writes its part, and Ctrl-C ends the job at once.
+        checkpoint: file (on several ranks a folder) written after each epoch, and by one process when Ctrl-C ends it.
         best: file written after each epoch that is the best so far.
         resume: continue from `checkpoint` if it exists; the result is bit for bit that of an unbroken run.
-        after_epoch: called with the history before the checkpoint is written, say to update a `schedules.Plateau`; on
-            every rank, with the same history.
+        after_epoch: called on every rank with the history before the checkpoint is written, say to update a `Plateau`.
         progress: show a bar, on rank 0; by default if standard error is a terminal.
 
-    Raises ArgumentError for arguments that do not fit together, DataError for data without a batch, NumericError when
-    the loss becomes NaN (before that can reach a checkpoint).
+    ArgumentError for arguments that contradict each other, DataError for data without a batch, NumericError when the
+    loss becomes NaN, before that can reach a checkpoint.
 
     >>> import hetu as ht
     >>> x, w = ht.placeholder("x", (None,)), ht.variable("w", 0.0, ())
     >>> loss = ht.mean((x - w) * (x - w))
     >>> step = {w: w - 0.25 * ht.gradients(loss, [w])[0]}
-    >>> history = fit(ht.Executor({"train": [loss, step]}), [([1.0, 3.0],)], epochs=3, inputs=[x])
-    >>> history["loss"]
+    >>> fit(ht.Executor({"train": [loss, step]}), [([1.0, 3.0],)], epochs=3, inputs=[x])["loss"]
     [5.0, 2.0, 1.25]
     """
-    if monitor is None:
-        monitor = "val_loss" if validate else "loss"
-    run = _Run(executor, loader, tuple(inputs), train, validate, dict(metrics or {}), checkpoint, progress)
-    run.check(monitor, patience, resume)
-    if resume and checkpoint is not None and run.placement.agree({"found": exists(checkpoint)})["found"]:
-        run.resume(checkpoint)
-    history = run.position.history
+    judge = _Judge(monitor or ("val_loss" if validate else "loss"), maximize, patience)
+    run = _Run(executor, loader, tuple(inputs), train, validate, metrics or {}, checkpoint, progress)
+    run.check(epochs, judge, resume)
+    return run.loop(epochs, judge, resume, best, after_epoch or (lambda history: None))
 
-    def out_of_patience() -> bool:
-        if patience is None or not history:
-            return False
-        return history.epochs - 1 - history.best(monitor, maximize) >= patience
 
-    with _deferred_interrupt(alone=run.placement.world_size == 1) as interrupted:
-        while history.epochs < epochs and not out_of_patience():
-            run.epoch(epochs, interrupted)
-            if after_epoch is not None:
-                after_epoch(history)
-            if best is not None and history.best(monitor, maximize) == history.epochs - 1:
-                run.save(best)
-            if checkpoint is not None:
-                run.save(checkpoint)
-            _stop_if(interrupted)
-    return history
+@dataclass(frozen=True)
+class _Judge:
+    """Which epoch is the best, and after how many worse ones to stop."""
+
+    column: str
+    maximize: bool
+    patience: int | None
+
+    def worse_since(self, history: History) -> int:
+        """The number of epochs since the best one, at least one epoch being over."""
+        return history.epochs - 1 - history.best(self.column, self.maximize)
+
+    def ends(self, history: History) -> bool:
+        return self.patience is not None and bool(history) and self.worse_since(history) >= self.patience
 
 
 @dataclass
@@ -208,17 +132,19 @@ class _Run:
     """The fixed arguments of one `fit`, and its position."""
 
     executor: Executor
-    loader: Any
+    loader: Batches
     inputs: tuple[Node | str, ...]
     train: str
     validation: tuple[str, Batches] | None
-    metrics: dict[str, Metric]
+    metrics: Mapping[str, Metric]
     checkpoint: FilePath | None
     progress: bool | None
     position: _Position = field(default_factory=_Position)
+    interrupted: Callable[[], bool] = lambda: False
 
-    def check(self, monitor: str, patience: int | None, resume: bool) -> None:
+    def check(self, epochs: int, judge: _Judge, resume: bool) -> None:
         """Find mistakes before hours are spent on training."""
+        self._check_kinds(epochs)
         if not _subgraph(self.executor, self.train, values=1).updates:
             raise ArgumentError(
                 f"sub-graph {self.train!r} updates nothing, so nothing would be learned",
@@ -230,13 +156,14 @@ class _Run:
             columns += ["val_loss", *(f"val_{name}" for name in self.metrics)]
         elif self.metrics:
             raise ArgumentError("metrics are measured in validation", fix='pass validate=("eval", loader)')
-        if monitor not in columns:
-            raise UnknownNameError(f"monitor={monitor!r} is not measured", fix=did_you_mean(monitor, columns))
-        if patience is not None and patience < 1:
-            raise ArgumentError(f"patience={patience}", fix="pass a number of epochs of at least 1, or None")
+        if judge.column not in columns:
+            fix = did_you_mean(judge.column, columns)
+            raise UnknownNameError(f"monitor={judge.column!r} is not measured", fix=fix)
+        if judge.patience is not None and judge.patience < 1:
+            raise ArgumentError(f"patience={judge.patience}", fix="pass a number of epochs of at least 1, or None")
         if resume and self.checkpoint is None:
             raise ArgumentError("there is nothing to resume from", fix="pass checkpoint=path too")
-        if self.checkpoint is not None and not hasattr(self.loader, "state"):
+        if self.checkpoint is not None and not isinstance(self.loader, ResumableBatches):
             raise ArgumentError(
                 f"a {type(self.loader).__name__} cannot tell its position, which a checkpoint needs",
                 fix="pass a DataLoader, or a loader with state() and load_state(state)",
@@ -246,9 +173,50 @@ class _Run:
     def placement(self) -> Placement:
         return self.executor.placement
 
+    def stop_if_interrupted(self) -> None:
+        if self.interrupted():
+            raise _Interrupted
+
+    def _check_kinds(self, epochs: int) -> None:
+        """ArgumentError for what is not of the kind that `fit` needs."""
+        if not isinstance(epochs, int):
+            raise ArgumentError(f"epochs is {epochs!r}", fix="pass a whole number")
+        if not isinstance(self.metrics, Mapping):
+            raise ArgumentError(f"metrics are {self.metrics!r:.60}", fix='name them: metrics={"accuracy": Accuracy()}')
+        if self.validation is not None and (not isinstance(self.validation, tuple) or len(self.validation) != 2):
+            raise ArgumentError(f"validate is {self.validation!r:.60}", fix='pass validate=("eval", loader)')
+        for loader in (self.loader, self.validation[1] if self.validation else ()):
+            if not isinstance(loader, Batches):
+                kind = type(loader).__name__
+                raise ArgumentError(
+                    f"a {kind} has no length: it can be read once only", fix="pass a DataLoader or a list"
+                )
+
+    def loop(
+        self,
+        epochs: int,
+        judge: _Judge,
+        resume: bool,
+        best: FilePath | None,
+        after_epoch: Callable[[History], object],
+    ) -> History:
+        """The loop of `fit`."""
+        if resume:
+            self.resume()
+        history = self.position.history
+        with _deferred_interrupt(alone=self.placement.world_size == 1) as self.interrupted:
+            while history.epochs < epochs and not judge.ends(history):
+                self.epoch(epochs)
+                after_epoch(history)
+                if judge.worse_since(history) == 0:
+                    self.save(best)
+                self.save(self.checkpoint)
+                self.stop_if_interrupted()
+        return history
+
     # -- an epoch ---------------------------------------------------------------------------------------------------
 
-    def epoch(self, epochs: int, interrupted: Callable[[], bool]) -> None:
+    def epoch(self, epochs: int) -> None:
         """Train on the rest of the current epoch, validate, and append to the history."""
         at = self.position
         started = time.perf_counter() - at.seconds
@@ -256,15 +224,14 @@ class _Run:
             try:
                 for loss in self._steps():
                     at.seconds = time.perf_counter() - started
-                    bar.set_postfix_str(f"loss {_show(loss)}", refresh=False)
+                    bar.set_postfix_str(f"loss {show_number(loss)}", refresh=False)
                     bar.update()
-                    _stop_if(interrupted)
-                row = {"loss": at.total_loss / at.rows} | self._validate(interrupted)
+                    self.stop_if_interrupted()
+                row = {"loss": at.total_loss / at.rows} | self._validate()
             except _Interrupted:
-                if self.checkpoint is not None:
-                    self.save(self.checkpoint)
+                self.save(self.checkpoint)
                 raise
-            bar.set_postfix_str(", ".join(f"{name} {_show(value)}" for name, value in row.items()))
+            bar.set_postfix_str(", ".join(f"{name} {show_number(value)}" for name, value in row.items()))
         at.history.append(self.placement.agree(row | {"seconds": round(time.perf_counter() - started, 2)}))
         self.position = _Position(at.history, at.data)
 
@@ -289,19 +256,18 @@ class _Run:
 
     def _with_next(self) -> Iterator[tuple[dict[Node | str, Any], dict[str, int] | None, dict[Node | str, Any] | None]]:
         """Each batch as a feed, the position in the data behind it, and what follows in this epoch if that matters."""
-        before = None
+        before, resumable = None, self.loader if isinstance(self.loader, ResumableBatches) else None
         for batch in self.loader:
-            now = self._feed(batch), self.loader.state() if hasattr(self.loader, "state") else None
+            now = self._feed(batch), resumable.state() if resumable is not None else None
             if not self.placement.ahead:
                 yield *now, None
-                continue
-            if before is not None:
+            elif before is not None:
                 yield *before, now[0]
             before = now
-        if before is not None:
+        if self.placement.ahead and before is not None:
             yield *before, None
 
-    def _validate(self, interrupted: Callable[[], bool]) -> dict[str, float]:
+    def _validate(self) -> dict[str, float]:
         """`val_loss` and the metrics, each of the whole validation set."""
         if self.validation is None:
             return {}
@@ -316,10 +282,9 @@ class _Run:
             mean.update(loss, weight=len(batch[0]))
             for metric in self.metrics.values():
                 metric.update(others[0], batch[-1])
-            if interrupted():
-                if numbers is not None:  # a resumed run validates again, from the same random numbers
-                    self.executor.state[random_state.name] = numbers
-                raise _Interrupted
+            if self.interrupted() and numbers is not None:  # a resumed run validates again, from the same numbers
+                self.executor.state[random_state.name] = numbers
+            self.stop_if_interrupted()
         if not len(measures["loss"]):
             raise DataError("the validation data has no batch", fix="check the data set that its loader reads")
         return {f"val_{name}": float(metric.result()) for name, metric in measures.items()}
@@ -346,19 +311,23 @@ class _Run:
 
     # -- checkpoints ------------------------------------------------------------------------------------------------
 
-    def save(self, path: FilePath) -> None:
-        position = asdict(self.position) | {"history": self.position.history.columns}
-        self.executor.save(path, {"fit": position})
+    def save(self, path: FilePath | None) -> None:
+        """Write a checkpoint, if a path says where."""
+        if path is not None:
+            self.executor.save(path, {"fit": asdict(self.position) | {"history": self.position.history.columns}})
 
-    def resume(self, path: FilePath) -> None:
-        saved = self.executor.load(path).get("fit")
-        if saved is None or saved["data"] is None:
+    def resume(self) -> None:
+        """Continue from the checkpoint, if rank 0 finds it."""
+        if self.checkpoint is None or not self.placement.agree({"found": exists(self.checkpoint)})["found"]:
+            return
+        saved, name = self.executor.load(self.checkpoint).get("fit"), Path(self.checkpoint).name
+        if saved is None or saved["data"] is None or not isinstance(self.loader, ResumableBatches):
             raise CheckpointError(
-                f"{Path(path).name} was not written by fit with a DataLoader, so it has no position to continue from",
+                f"{name} was not written by fit with a DataLoader, so it has no position to continue from",
                 fix="load it with Executor.load and call fit without resume",
             )
         self.position = _Position(**saved | {"history": History(saved["history"])})
-        self.loader.load_state(self.position.data)
+        self.loader.load_state(saved["data"])
 
 
 def _subgraph(executor: Executor, name: str, *, values: int) -> SubGraph:
@@ -376,11 +345,6 @@ def _subgraph(executor: Executor, name: str, *, values: int) -> SubGraph:
 
 class _Interrupted(KeyboardInterrupt):
     """Ctrl-C was pressed a while ago, and now all variables belong together."""
-
-
-def _stop_if(interrupted: Callable[[], bool]) -> None:
-    if interrupted():
-        raise _Interrupted
 
 
 @contextlib.contextmanager

@@ -94,3 +94,9 @@ def test_the_same_seed_draws_the_same_inputs():
         seen.append(caught.value.message)
     assert seen[0] == seen[1]
     ht.check_gradients(function, (3,), seed=5)
+
+
+@pytest.mark.parametrize("function", [lambda x: x * 2, lambda x: ht.astype(x, "float64")], ids=["to int", "to float"])
+def test_a_function_of_integers_has_no_gradient(function):
+    with pytest.raises(ht.errors.ArgumentError, match="no floats to differentiate"):
+        ht.check_gradients(function, np.arange(3))

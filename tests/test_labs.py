@@ -209,5 +209,7 @@ def test_the_list_and_wrong_arguments(
     assert [row[0] for row in capsys.readouterr().out.splitlines()] == [str(n) for n in LABS]
     assert cli.main(["lab", "check", "3"]) == 2
     assert "fix: get the exercises with `hetu lab export`" in capsys.readouterr().err
+    assert cli.main(["lab", "export", "nowhere/labs.zip"]) == 2
+    assert "fix: name a file in a folder that exists" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         cli.main(["lab", "check", "99"])

@@ -162,9 +162,9 @@ def descent() -> Op:
 
 
 def total(**declared) -> Op:
-    """The sum over all ranks, by the communicator's own method."""
+    """The sum over all ranks, by the communicator's own method; its attributes are named as it likes."""
 
-    def forward(xp, x, *, order=0, comm=None):
+    def forward(xp, x, *, order=0, src=0, comm=None):
         out = np.empty_like(x)
         comm.all_reduce(np.ascontiguousarray(x), out, "sum")
         return out

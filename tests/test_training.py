@@ -15,7 +15,8 @@ import hetu as ht
 from hetu import metrics, optim, schedules
 from hetu.core import errors
 from hetu.data import ArrayDataset, DataLoader
-from hetu.training import History, fit
+from hetu.look.history import History
+from hetu.training import fit
 
 Batch = tuple[np.ndarray, ...]
 RNG = np.random.default_rng(0)
@@ -295,12 +296,17 @@ def test_mistakes(tmp_path: Path) -> None:
         ({"monitor": "val_los"}, errors.UnknownNameError, "did you mean 'val_loss'"),
         ({"patience": 0}, errors.ArgumentError, "at least 1"),
         ({"resume": True}, errors.ArgumentError, "checkpoint=path"),
+        ({"validate": "eval"}, errors.ArgumentError, r"validate is 'eval'[\s\S]*pass validate="),
+        ({"validate": ("eval", iter([]))}, errors.ArgumentError, "list_iterator has no length"),
+        ({"metrics": [Error()]}, errors.ArgumentError, r"metrics are \[<[\s\S]*fix: name them"),
         ({"validate": ("eval", [])}, errors.DataError, "no batch"),
         ({"validate": ("eval", [(X,)])}, errors.DataError, "1 arrays for the inputs x, t"),
     ]
     for options, kind, text in cases:
         with pytest.raises(kind, match=text):
             model.fit(1, **options)
+    with pytest.raises(errors.ArgumentError, match="epochs is '3'"):
+        model.fit("3")
 
 
 def test_empty_data_and_loaders_without_a_position(tmp_path: Path) -> None:
@@ -309,6 +315,42 @@ def test_empty_data_and_loaders_without_a_position(tmp_path: Path) -> None:
         fit(model.executor, [], epochs=1, inputs=model.inputs)
     with pytest.raises(errors.ArgumentError, match="list cannot tell its position"):
         fit(model.executor, [(X, Y)], epochs=1, inputs=model.inputs, checkpoint=tmp_path / "run")
+
+
+class Strange:
+    """A loader that knows no `DataLoader`: the next batch is `at`."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __len__(self) -> int:
+        return 3
+
+    def __iter__(self) -> Iterator[Batch]:
+        for k in range(self.at, 3):
+            self.at = (k + 1) % 3
+            yield X[10 * k : 10 * k + 10], Y[10 * k : 10 * k + 10]
+
+    def state(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+def test_a_loader_of_another_kind_can_be_resumed(tmp_path: Path) -> None:
+    whole, first, second = Regression(), Regression(), Regression(seed=1)
+    whole.loader, first.loader, second.loader = Strange(), Strange(), Strange()
+    whole.fit(3)
+
+    def stop(history: History) -> None:
+        raise InterruptedError
+
+    first.fit(1, checkpoint=tmp_path / "run")
+    with pytest.raises(InterruptedError):  # before the second epoch is saved
+        first.fit(2, checkpoint=tmp_path / "run", resume=True, after_epoch=stop)
+    second.fit(3, checkpoint=tmp_path / "run", resume=True)
+    same(whole, second)
 
 
 def test_resume_from_a_file_of_another_kind(tmp_path: Path) -> None:

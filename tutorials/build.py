@@ -1,8 +1,8 @@
 """Make the notebooks from their sources: `python tutorials/build.py [name ...]`.
 
 `NN_name.py` is the source (jupytext's percent format), `NN_name.ipynb` is what this makes of it: run from a fresh
-kernel and stored with its outputs. Needs `pip install -e ".[tutorials]"`. Ignored on purpose: what a cell writes to
-standard error, which is about the machine it ran on.
+kernel and stored with its outputs. Needs `pip install -e ".[tutorials]"`. What a cell writes to standard error is not
+stored: it is about the machine.
 """
 
 from __future__ import annotations

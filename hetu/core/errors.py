@@ -69,7 +69,9 @@ def user_site() -> Site | None:
     """The innermost frame of the running call that is not inside this package."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if not frame.f_code.co_filename.startswith(PACKAGE):
+        file = frame.f_code.co_filename  # "<string>" for the methods that `dataclass` writes
+        ours = file == "<string>" and frame.f_globals.get("__name__", "").startswith("hetu.")
+        if not ours and not file.startswith(PACKAGE):
             return Site(frame.f_code, frame.f_lineno, frame.f_lasti)
         frame = frame.f_back
     return None

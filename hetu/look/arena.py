@@ -9,7 +9,7 @@ import colorsys
 from collections.abc import Sequence
 from html import escape
 
-from .svg import INK, LINE, SANS, Svg
+from .svg import INK, LINE, Svg, page, text
 
 MemoryRow = tuple[str, int, int, int, int]  # label, first instruction, last instruction, offset, bytes
 
@@ -33,24 +33,16 @@ def memory_svg(rows: Sequence[MemoryRow]) -> Svg:
             y, height = HEIGHT - BOTTOM - (offset + nbytes) * up, nbytes * up
             tooltip = f"{label}\ninstructions {first} to {last}\noffset {offset:,}, {nbytes:,} bytes"
             parts.append(_brick(label, tooltip, x, y, width, height))
-    return Svg(
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH:.0f} {HEIGHT:.0f}" width="{WIDTH:.0f}" '
-        f'height="{HEIGHT:.0f}" style="max-width:100%;height:auto" font-family="{SANS}" role="img">'
-        f"{''.join(parts)}</svg>"
-    )
+    return page(WIDTH, HEIGHT, parts)
 
 
 def _brick(label: str, tooltip: str, x: float, y: float, width: float, height: float) -> str:
     fill, frame = _colors(label)
-    text = ""
-    if len(label) * 6.6 < width and height > 11:
-        text = (
-            f'<text x="{x + width / 2:.1f}" y="{y + height / 2 + 3.5:.1f}" text-anchor="middle" font-size="10.5" '
-            f'fill="{INK}">{escape(label)}</text>'
-        )
+    shown = len(label) * 6.6 < width and height > 11
+    name = text(x + width / 2, y + height / 2 + 3.5, label, "middle", size=10.5, color=INK) if shown else ""
     return (
         f'<g><title>{escape(tooltip)}</title><rect x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" height="{height:.2f}" '
-        f'rx="{min(3.0, width / 4, height / 4):.1f}" fill="{fill}" stroke="{frame}" stroke-width="0.7"/>{text}</g>'
+        f'rx="{min(3.0, width / 4, height / 4):.1f}" fill="{fill}" stroke="{frame}" stroke-width="0.7"/>{name}</g>'
     )
 
 
@@ -71,15 +63,11 @@ def _axes(steps: int, peak: int) -> str:
     for share in (0.0, 0.5, 1.0):
         y = floor - share * (floor - TOP)
         parts.append(f'<path d="M{LEFT},{y:.1f}H{right:.0f}" stroke="{LINE}" stroke-opacity="0.4"/>')
-        parts.append(_label(LEFT - 8, y + 4, "end", _bytes(int(share * peak))))
-    parts.append(_label(LEFT, floor + 20, "start", "instruction 0"))
-    parts.append(_label(right, floor + 20, "end", f"{steps - 1}"))
-    parts.append(_label(LEFT, TOP - 10, "start", f"peak {_bytes(peak)}"))
+        parts.append(text(LEFT - 8, y + 4, _bytes(int(share * peak)), "end"))
+    parts.append(text(LEFT, floor + 20, "instruction 0"))
+    parts.append(text(right, floor + 20, f"{steps - 1}", "end"))
+    parts.append(text(LEFT, TOP - 10, f"peak {_bytes(peak)}"))
     return "".join(parts)
-
-
-def _label(x: float, y: float, anchor: str, text: str) -> str:
-    return f'<text x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}" font-size="11" fill="{LINE}">{text}</text>'
 
 
 def _bytes(count: int) -> str:

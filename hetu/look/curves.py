@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from html import escape
 
-from .svg import FILL, LINE, SANS, Svg
+from .svg import FILL, LINE, Svg, page, text
 
 WIDTH, HEIGHT = 560.0, 300.0
 LEFT, RIGHT, TOP, BOTTOM = 64.0, 12.0, 34.0, 40.0
+MOST_NUMBERS = 12  # along the axis
 COLORS = [FILL[family][1] for family in ("compute", "gradient", "update", "placeholder", "variable", "communication")]
 
 
@@ -39,17 +39,13 @@ def curves_svg(
         return LEFT + (place - left) * across, HEIGHT - BOTTOM - (value - low) * up
 
     parts = [_rule(point(left, v)[1], 10**v if log else v) for v in _ticks(low, high)]
-    parts += [_text(point(p, low)[0], HEIGHT - BOTTOM + 17, f"{p:g}", "middle") for p in _ends(places)]
-    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, label, "middle"))
+    parts += [text(point(p, low)[0], HEIGHT - BOTTOM + 17, f"{p:g}", "middle") for p in _named(places)]
+    parts.append(text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, label, "middle"))
     for index, (name, values) in enumerate(rows.items()):
         color = COLORS[index % len(COLORS)]
         parts.append(_curve([point(p, v) for p, v in zip(places, values)], color))
-        parts.append(_text(LEFT + index * (WIDTH - LEFT) / len(rows), 16, name, "start", color))
-    return Svg(
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH:.0f} {HEIGHT:.0f}" width="{WIDTH:.0f}" '
-        f'height="{HEIGHT:.0f}" style="max-width:100%;height:auto" font-family="{SANS}" role="img">'
-        f"{''.join(parts)}</svg>"
-    )
+        parts.append(text(LEFT + index * (WIDTH - LEFT) / len(rows), 16, name, color=color))
+    return page(WIDTH, HEIGHT, parts)
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:
@@ -67,13 +63,14 @@ def _ticks(low: float, high: float) -> list[float]:
     return [k * step for k in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
-def _ends(places: Sequence[float]) -> list[float]:
-    return list(dict.fromkeys((places[0], places[len(places) // 2], places[-1]))) if places else []
+def _named(places: Sequence[float]) -> Sequence[float]:
+    """The places with a number below them: all, or of many the ends and the middle."""
+    return places if len(places) <= MOST_NUMBERS else (places[0], places[len(places) // 2], places[-1])
 
 
 def _rule(y: float, value: float) -> str:
     line = f'<path d="M{LEFT},{y:.1f}H{WIDTH - RIGHT:.0f}" stroke="{LINE}" stroke-opacity="0.4"/>'
-    return line + _text(LEFT - 8, y + 4, f"{value:.4g}", "end")
+    return line + text(LEFT - 8, y + 4, f"{value:.4g}", "end")
 
 
 def _curve(points: Sequence[tuple[float, float]], color: str) -> str:
@@ -89,7 +86,3 @@ def _curve(points: Sequence[tuple[float, float]], color: str) -> str:
         if len(points) <= 40:
             dots.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{color}"/>')
     return f'<path d="{"".join(path)}" fill="none" stroke="{color}" stroke-width="1.8"/>{"".join(dots)}'
-
-
-def _text(x: float, y: float, text: str, anchor: str, color: str = LINE) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="11.5" fill="{color}">{escape(text)}</text>'

@@ -1,7 +1,7 @@
-"""Tell what a pass changed, where: the operators that went and came, and the user's lines they belong to.
+"""Tell what a pass changed and where: the operators that went and came, and the user's lines they belong to.
 
-The estimated gain is the part of the traffic of memory that falls away, counting each operator's inputs and results
-once. Caches, arithmetic and traffic inside an operator are not counted; a profile shows those.
+The estimated gain is the memory traffic that falls away, counting each operator's inputs and results once. Caches,
+arithmetic and traffic inside an operator are not counted; a profile shows those.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ..core.graph import Node, topological
+from ..core.memory import types_of
 from ..core.op import Role
 from ..core.types import TensorType
 
@@ -45,9 +46,7 @@ def _traffic(nodes: Sequence[Node]) -> int:
     types: list[TensorType] = []
     for node in nodes:
         if node.inputs and node.role is not Role.ITEM:
-            kinds = [node.type, *(i.type for i in node.inputs)]
-            own = [t for kind in kinds for t in (kind if isinstance(kind, tuple) else (kind,))]
-            types += [] if _is_view(node) else own
+            types += [] if _is_view(node) else [t for n in (node, *node.inputs) for t in types_of(n)]
     return sum(int(t.nbytes) for t in types)
 
 

@@ -1,11 +1,11 @@
-"""HTML tables: of texts, and of a graph, one row per node with its type and the user's line.
+"""HTML tables: of any cells, of texts, and of a graph, one row per node with its type and the user's line.
 
 The colors are those of the picture; the rest is the page's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from html import escape
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy as np
 from ..core.graph import Graph, Node
 from ..core.types import show_type
 from .picture import as_graph, family
-from .svg import FILL, MONO
+from .svg import FILL, MONO, SANS
 
 
 def to_html(outputs: Graph | Node | Iterable[Node]) -> str:
@@ -26,8 +26,23 @@ def to_html(outputs: Graph | Node | Iterable[Node]) -> str:
     graph = as_graph(outputs)
     names = {node: f"%{i}" for i, node in enumerate(graph.nodes)}
     rows = [_row(node, names, node in graph.outputs) for node in graph.nodes]
-    head = "".join(f'<th style="text-align:left">{h}</th>' for h in ("", "type", "computed by", "at"))
-    return f'<table style="font-family:{MONO};font-size:12px"><tr>{head}</tr>{"".join(rows)}</table>'
+    return table_html([("", "type", "computed by", "at"), *rows], font=MONO)
+
+
+def table_html(rows: Sequence[Sequence[str]], *, right: Collection[int] = (), font: str = SANS) -> str:
+    """A table of cells that are HTML, the first row its head; the columns `right` stand at their right ends."""
+    lines = []
+    for number, row in enumerate(rows):
+        sides = ("right" if k in right else "left" for k in range(len(row)))
+        tag = "td" if number else "th"
+        lines.append("".join(f'<{tag} style="text-align:{s}">{cell}</{tag}>' for s, cell in zip(sides, row)))
+    return f'<table style="font-family:{font};font-size:12px">{"".join(f"<tr>{line}</tr>" for line in lines)}</table>'
+
+
+def bar_html(width: float, family: str) -> str:
+    """A bar of so many pixels in the color of a family."""
+    fill, frame = FILL[family]
+    return f'<div style="width:{width:.0f}px;height:12px;background:{fill};border:1px solid {frame}"></div>'
 
 
 def rows_html(rows: Sequence[Sequence[str]]) -> str:
@@ -36,24 +51,21 @@ def rows_html(rows: Sequence[Sequence[str]]) -> str:
     >>> rows_html([("name", "shape"), ("w", "<4>")]).count("&lt;4&gt;")
     1
     """
-    head, *body = ([f'style="text-align:left">{escape(cell)}' for cell in row] for row in rows)
-    lines = ["".join(f"<th {cell}</th>" for cell in head), *("".join(f"<td {cell}</td>" for cell in r) for r in body)]
-    return f'<table style="font-family:{MONO};font-size:12px">{"".join(f"<tr>{line}</tr>" for line in lines)}</table>'
+    return table_html([[*map(escape, row)] for row in rows], font=MONO)
 
 
-def _row(node: Node, names: dict[Node, str], is_output: bool) -> str:
+def _row(node: Node, names: dict[Node, str], is_output: bool) -> tuple[str, ...]:
     frame = FILL[family(node)][1]
     arguments = [names[i] for i in node.inputs] + [
         f"{k}={_short(v)}" for k, v in node.attrs.items() if v is not None and not callable(v)
     ]
     name = f"<b>{names[node]}</b> ⇐" if is_output else names[node]
-    cells = [
+    return (
         f'<span style="border-left:4px solid {frame};padding-left:6px">{name}</span>',
         escape(show_type(node.type)),
         f"<b>{escape(node.op.name)}</b>({escape(', '.join(arguments))})",
         escape(str(node.site)),
-    ]
-    return "<tr>" + "".join(f'<td style="text-align:left">{cell}</td>' for cell in cells) + "</tr>"
+    )
 
 
 def _short(value: object) -> str:

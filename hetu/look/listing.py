@@ -1,6 +1,4 @@
-"""A program as text and as the picture of its memory plan: `print(program)` shows each instruction, its place and what
-it frees.
-"""
+"""A program as text, `print(program)`, and as the picture of its memory plan."""
 
 from __future__ import annotations
 
@@ -12,6 +10,7 @@ from ..core.op import LEAVES, Role
 from ..core.program import Program
 from ..core.types import show_type
 from .arena import memory_svg
+from .columns import in_columns
 from .svg import Svg
 
 MOST_WIDE = (5, 42, 20, 20, 13, 10)  # characters of each column
@@ -54,10 +53,7 @@ def program_text(program: Program) -> str:
         rows.append((str(index), call, show_type(step.node.type), place, f"{nbytes:,}", frees))
     header = ("", "instruction", "type", "place", "bytes", "frees")
     cells = [tuple(map(_cut, row, MOST_WIDE)) for row in (header, *rows)]
-    widths = [max(map(len, column)) for column in zip(*cells)]
-    align = (str.rjust, str.ljust, str.ljust, str.ljust, str.rjust, str.ljust)
-    table = ["  ".join(f(text, w) for f, text, w in zip(align, row, widths)).rstrip() for row in cells]
-    return "\n".join([*table, _totals(program)])
+    return "\n".join([*in_columns(cells, right={0, 4}), _totals(program)])
 
 
 def _totals(program: Program) -> str:
@@ -79,7 +75,7 @@ def _names(program: Program) -> dict[Node, str]:
 
 
 def _operand(program: Program, node: Node, index: int, names: Mapping[Node, str]) -> str:
-    """How a value is called: leaves by name or value, views by what they look into, results by number."""
+    """The name of a value: leaves have their own or their number, views that of their operand, results are counted."""
     if node.role is Role.CONSTANT:
         value = node.attrs["value"]
         return f"{value.flat[0]:g}" if value.size and value.strides == (0,) * value.ndim else f"%{index}"
@@ -101,7 +97,7 @@ def _place(program: Program, node: Node) -> str:
 
 
 def _cut(text: str, width: int) -> str:
-    """At most `width` characters; of the name of a variable the end says more."""
+    """At most `width` characters: the end of a variable's name, which says more, else the beginning."""
     if len(text) <= width:
         return text
     return f"-> …{text[4 - width :]}" if text.startswith("-> ") else f"{text[: width - 1]}…"

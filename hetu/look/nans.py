@@ -54,8 +54,8 @@ def _watched(executor: Executor, sub: SubGraph, feed: Feed | None, program: Prog
 
 
 def _guard(executor: Executor, program: Program) -> tuple[Saved, list[Any]]:
-    """Room for the variables that a program writes; optimizer state (`w/adam_m`) need not be watched, as it cannot hold
-    a NaN that does not reach its variable in the same step."""
+    """Room for the variables that a program writes, and those to watch. Optimizer state (`w/adam_m`) is not watched: a
+    NaN in it reaches its variable in the same step."""
     written = {v.name: executor.state.arrays[v.name] for v in program.updates}
     room = _rooms.setdefault(executor, {})
     for name, array in written.items():
@@ -73,7 +73,7 @@ def _put_back(executor: Executor, saved: Saved) -> None:
 
 
 def _any_nan(xp: Any, arrays: Iterable[Any]) -> bool:
-    """Whether an array holds a NaN: its sum of squares then is one, and is the cheapest to find."""
+    """Whether an array holds a NaN: then its sum of squares is NaN too, and nothing is quicker to compute."""
     return any(a.dtype.kind == "f" and bool(xp.isnan(xp.vdot(a, a))) for a in arrays)
 
 

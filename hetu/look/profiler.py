@@ -6,13 +6,12 @@ program (feeding, fetching).
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -22,11 +21,14 @@ import numpy as np
 from ..core.errors import ArgumentError, did_you_mean, public
 from ..core.executor import Executor
 from ..core.graph import Node
+from ..core.memory import types_of
 from ..core.op import LEAVES, Role
 from ..core.program import Program
 from ..core.types import TensorType, show_type
+from .columns import in_columns
+from .html_table import bar_html, table_html
 from .picture import family
-from .svg import FILL
+from .timeline import write_trace
 
 
 @dataclass(frozen=True)
@@ -96,11 +98,8 @@ class Profile:
         """The rows as text; those beyond `limit` are left out, and counted."""
         rows = self.rows(by)
         cells = [self._cells(row) for row in [*rows[:limit], _total("step", rows)]]
-        lines = [(by, "calls", "ms", "share", "MB", "MFLOP", "GB/s", "GFLOP/s"), *cells]
-        widths = [max(map(len, column)) for column in zip(*lines)]
-        texts = [
-            "  ".join(c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(line, widths))) for line in lines
-        ]
+        heads = (by, "calls", "ms", "share", "MB", "MFLOP", "GB/s", "GFLOP/s")
+        texts = in_columns([heads, *cells], right=range(1, len(heads)))
         rule = "-" * len(texts[0])
         rest = [f"... and {len(rows) - limit} more"] if len(rows) > limit else []
         return "\n".join([texts[0], rule, *texts[1:-1], *rest, rule, texts[-1]])
@@ -121,16 +120,17 @@ class Profile:
         return self.table()
 
     def __repr__(self) -> str:
-        return f"<Profile of {len(self.instructions)} instructions, {self.seconds * 1e3:.3f} ms a step>"
+        return f"<Profile of {len(self.instructions)} instructions, {self.seconds * 1e3:.3f} ms per step>"
 
     def _repr_html_(self) -> str:
         """Bars by operator."""
         rows = self.rows()
         longest = max((row.seconds for row in rows), default=0.0) or 1.0
-        lines = [_bar(row, row.seconds / longest, self._cells(row)) for row in rows]
-        heads = ("op", "", "ms", "share", "calls", "GB/s", "GFLOP/s")
-        head = "".join(f'<th style="text-align:left">{h}</th>' for h in heads)
-        return f"<table><tr>{head}</tr>{''.join(lines)}</table><p>{escape(repr(self)[1:-1])}</p>"
+        lines: list[Sequence[str]] = [("op", "", "ms", "share", "calls", "GB/s", "GFLOP/s")]
+        for row in rows:
+            label, calls, ms, share, _, _, *rates = map(escape, self._cells(row))
+            lines.append((label, bar_html(200 * row.seconds / longest, row.family), ms, share, calls, *rates))
+        return f"{table_html(lines, right=range(2, 7))}<p>{escape(repr(self)[1:-1])}</p>"
 
     def chrome_trace(self, path: str | os.PathLike[str]) -> None:
         """Write the step as JSON for chrome://tracing or Perfetto: the median times, laid end to end."""
@@ -142,8 +142,7 @@ class Profile:
                 {"name": node.op.name, "cat": row.family, "ph": "X", "pid": 0, "tid": 0, **times, "args": details}
             )
             start += row.seconds
-        with open(path, "w", encoding="utf-8") as file:
-            json.dump({"traceEvents": events, "displayTimeUnit": "ms"}, file)
+        write_trace(path, events)
 
 
 def _total(label: str, rows: list[ProfileRow]) -> ProfileRow:
@@ -155,13 +154,6 @@ def _total(label: str, rows: list[ProfileRow]) -> ProfileRow:
         sum(row.nbytes for row in rows),
         sum(row.flops for row in rows),
     )
-
-
-def _bar(row: ProfileRow, share: float, cells: tuple[str, ...]) -> str:
-    fill, frame = FILL.get(row.family, FILL["compute"])
-    bar = f'<div style="width:{200 * share:.0f}px;height:12px;background:{fill};border:1px solid {frame}"></div>'
-    shown = (escape(row.label), bar, cells[2], cells[3], cells[1], cells[6], cells[7])
-    return "<tr>" + "".join(f'<td style="text-align:left">{cell}</td>' for cell in shown) + "</tr>"
 
 
 # -- measuring -----------------------------------------------------------------------------------------------------
@@ -235,16 +227,12 @@ def _seconds(calls: tuple[Callable[[], Any], ...], kind: str, xp: Any, timer: Ca
 
 def traffic(node: Node) -> int:
     """Bytes of the operands that are read and of the results; caches are not considered."""
-    return sum(int(t.nbytes) for t in (*_operands(node), *_types(node)))
-
-
-def _types(node: Node) -> tuple[TensorType, ...]:
-    return node.type if isinstance(node.type, tuple) else (node.type,)
+    return sum(int(t.nbytes) for t in (*_operands(node), *types_of(node)))
 
 
 def _operands(node: Node) -> list[TensorType]:
     """Types of the inputs whose values are used."""
-    return [t for k, i in enumerate(node.inputs) if k not in node.op.like for t in _types(i)]
+    return [t for k, i in enumerate(node.inputs) if k not in node.op.like for t in types_of(i)]
 
 
 _STILL = LEAVES | {Role.ITEM, Role.LOOKUP, Role.SCATTER, Role.MOVE, Role.HINT}  # roles in which nothing is computed
@@ -267,7 +255,7 @@ def flops(node: Node) -> int:
     sizes, shared, kept = _factors(node)
     if any(len(inputs) > 1 and factor not in kept for factor, inputs in shared.items()):
         return 2 * math.prod(sizes.values())
-    return max((int(t.size) for t in (*_operands(node), *_types(node))), default=0)
+    return max((int(t.size) for t in (*_operands(node), *types_of(node))), default=0)
 
 
 def _factors(node: Node) -> tuple[dict[Any, int], dict[Any, set[int]], set[Any]]:
@@ -283,7 +271,7 @@ def _factors(node: Node) -> tuple[dict[Any, int], dict[Any, set[int]], set[Any]]
         for factor, size in _named_axes(term, read.shape).items():
             sizes[factor] = max(sizes.get(factor, 1), size)
             shared.setdefault(factor, set()).add(position)
-    for term, type_ in zip(right, _types(node)):
+    for term, type_ in zip(right, types_of(node)):
         kept.update(_named_axes(term, type_.shape))
     return sizes, shared, kept
 

@@ -10,11 +10,10 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from .svg import FILL, LINE, SANS, Svg
+from .svg import FILL, LINE, Svg, page, text
 
-RooflinePoint = tuple[
-    str, float, float, float
-]  # name, operations, bytes, and seconds; without a time (0) it lies on the roof
+# Name, operations, bytes, and seconds; without a time (0) it lies on the roof.
+RooflinePoint = tuple[str, float, float, float]
 
 WIDTH, HEIGHT = 620.0, 320.0
 LEFT, RIGHT, TOP, BOTTOM = 74.0, 14.0, 34.0, 44.0
@@ -48,14 +47,10 @@ def roofline_svg(points: Sequence[RooflinePoint], flops: float, bandwidth: float
         f'<path d="M{x0:.1f},{y0:.1f}L{x1:.1f},{y1:.1f}H{x2:.1f}" fill="none" stroke="{FILL["update"][1]}" '
         f'stroke-width="2"/>'
     )
-    parts.append(_text(x0 + 8, TOP - 14, f"{_short(bandwidth)}B/s of memory, {_short(flops)}FLOP/s", "start", 12))
+    parts.append(text(x0 + 8, TOP - 14, f"{_short(bandwidth)}B/s of memory, {_short(flops)}FLOP/s"))
     parts += _points([(name, *at(x, y), x) for name, x, y in places])
-    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, "operations per byte", "middle", 11.5))
-    return Svg(
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH:.0f} {HEIGHT:.0f}" width="{WIDTH:.0f}" '
-        f'height="{HEIGHT:.0f}" style="max-width:100%;height:auto" font-family="{SANS}" role="img">'
-        f"{''.join(parts)}</svg>"
-    )
+    parts.append(text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, "operations per byte", "middle"))
+    return page(WIDTH, HEIGHT, parts)
 
 
 def _points(places: Sequence[tuple[str, float, float, float]]) -> list[str]:
@@ -64,26 +59,26 @@ def _points(places: Sequence[tuple[str, float, float, float]]) -> list[str]:
     for place in places:
         found.setdefault((round(place[1] / 6), round(place[2] / 6)), []).append(place)
     fill, frame = FILL["compute"]
-    parts = []
+    parts, lowest = [], HEIGHT - BOTTOM - 18  # below it a name would meet the numbers of the axis
     for together in found.values():
         (_, x, y, intensity), names = together[0], ", ".join(dict.fromkeys(place[0] for place in together))
         anchor = "end" if x > WIDTH * 0.75 else "start"
         parts.append(
             f'<g><title>{escape(f"{names}: {intensity:.3g} operations per byte")}</title><circle cx="{x:.1f}" '
             f'cy="{y:.1f}" r="4.5" fill="{fill}" stroke="{frame}" stroke-width="1.5"/>'
-            f"{_text(x + (-6 if anchor == 'end' else 6), y + 16, names, anchor, 11)}</g>"
+            f"{text(x + (-6 if anchor == 'end' else 6), y + (16 if y < lowest else -8), names, anchor)}</g>"
         )
     return parts
 
 
 def _grid(value: float, x: float, floor: float) -> str:
     line = f'<path d="M{x:.1f},{TOP}V{floor:.1f}" stroke="{LINE}" stroke-opacity="0.25"/>'
-    return line + _text(x, floor + 16, f"{value:g}", "middle", 11)
+    return line + text(x, floor + 16, f"{value:g}", "middle")
 
 
 def _level(value: float, y: float) -> str:
     line = f'<path d="M{LEFT},{y:.1f}H{WIDTH - RIGHT:.0f}" stroke="{LINE}" stroke-opacity="0.25"/>'
-    return line + _text(LEFT - 6, y + 4, _short(value), "end", 11)
+    return line + text(LEFT - 6, y + 4, _short(value), "end")
 
 
 def _short(value: float) -> str:
@@ -92,9 +87,3 @@ def _short(value: float) -> str:
         if value >= size:
             return f"{value / size:.3g} {prefix}"
     return f"{value:.3g} "
-
-
-def _text(x: float, y: float, text: str, anchor: str, size: float) -> str:
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" fill="{LINE}">{escape(text)}</text>'
-    )

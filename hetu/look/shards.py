@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from ..core.types import Box
-from .svg import FILL, LINE, SANS, Svg
+from .svg import FILL, LINE, Svg, bold, page, text
 
 ShardRow = tuple[str, tuple[int, ...], Mapping[int, Box]]  # name, shape, what each rank holds
 
@@ -24,11 +24,11 @@ def shards_svg(rows: Sequence[ShardRow], notes: Mapping[int, str]) -> Svg:
     '<svg'
     """
     places = {rank: LEFT + k * (WIDE + GAP) for k, rank in enumerate(sorted(notes))}
-    parts = [_head(x, rank, notes[rank]) for rank, x in places.items()]
+    parts = [bold(x, 16, f"rank {rank}") + text(x, 31, notes[rank], size=10.5) for rank, x in places.items()]
     longest, y = max((size for _, shape, _ in rows for size in shape), default=1), TOP
     for name, shape, boxes in rows:
         down, across = shape[0] if len(shape) > 1 else 1, shape[-1] if shape else 1
-        # lengths go by their roots, so that thin tensors can be seen
+        # Sides go by the roots of sizes, so that thin tensors can be seen.
         high, wide = HIGH * math.sqrt(down / longest), WIDE * math.sqrt(across / longest)
         size = max(7.0, wide), max(7.0, high)
         row = max(size[1], LEAST)
@@ -37,26 +37,13 @@ def shards_svg(rows: Sequence[ShardRow], notes: Mapping[int, str]) -> Svg:
             parts.append(_cell(f"{name} on rank {rank}", shape, boxes.get(rank), (x, y + (row - size[1]) / 2), size))
         y += row + GAP
     width = LEFT + len(places) * (WIDE + GAP)
-    return Svg(
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {y:.0f}" width="{width:.0f}" '
-        f'height="{y:.0f}" style="max-width:100%;height:auto" font-family="{SANS}" role="img">{"".join(parts)}</svg>'
-    )
-
-
-def _head(x: float, rank: int, note: str) -> str:
-    return (
-        f'<text x="{x:.0f}" y="16" font-size="12.5" font-weight="600" fill="{LINE}">rank {rank}</text>'
-        f'<text x="{x:.0f}" y="31" font-size="10.5" fill="{LINE}">{escape(note)}</text>'
-    )
+    return page(width, y, parts)
 
 
 def _name(name: str, shape: Sequence[int], y: float) -> str:
     """The end of the name, which says more than the scopes before it."""
     shown, sizes = name if len(name) <= 30 else f"…{name[-29:]}", " x ".join(map(str, shape)) or "a number"
-    return (
-        f'<text x="4" y="{y - 1:.1f}" font-size="12" font-weight="600" fill="{LINE}">{escape(shown)}</text>'
-        f'<text x="4" y="{y + 12:.1f}" font-size="10.5" fill="{LINE}">{sizes}</text>'
-    )
+    return bold(4, y - 1, shown) + text(4, y + 12, sizes, size=10.5)
 
 
 def _cell(

@@ -6,7 +6,7 @@ and activations see `profiler.py` and `print(program)`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
 
@@ -14,6 +14,8 @@ from ..core.errors import public
 from ..core.graph import Graph, Node
 from ..core.op import Role
 from ..core.types import show_type
+from .columns import in_columns
+from .html_table import table_html
 
 
 @dataclass(frozen=True)
@@ -58,29 +60,15 @@ class Summary:
         return [head, *lines]
 
     def __str__(self) -> str:
-        cells = self._cells()
-        widths = [max(map(len, column)) for column in zip(*cells)]
-        lines = [
-            "  ".join(c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths))).rstrip()
-            for row in cells
-        ]
+        lines = in_columns(self._cells(), right={2, 3, 4})
         rule = "-" * max(map(len, lines))
         return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1]])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        head, *rows, total = self._cells()
-        return (
-            f"<table>{_html_row(head, 'th')}{''.join(_html_row(r, 'td') for r in rows)}{_html_row(total, 'th')}</table>"
-        )
-
-
-def _html_row(cells: Sequence[str], tag: str) -> str:
-    sides = ("left", "left", "right", "right", "right")
-    return (
-        "<tr>" + "".join(f'<{tag} style="text-align:{s}">{escape(c)}</{tag}>' for c, s in zip(cells, sides)) + "</tr>"
-    )
+        *rows, total = ([*map(escape, row)] for row in self._cells())
+        return table_html([*rows, [f"<b>{cell}</b>" for cell in total]], right={2, 3, 4})
 
 
 @public

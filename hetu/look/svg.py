@@ -44,6 +44,33 @@ class Svg(str):
         return str(self)
 
 
+def page(width: float, height: float, parts: Iterable[str]) -> Svg:
+    """A picture of `parts`, at most as wide as the page that shows it."""
+    return Svg(
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
+        f'height="{height:.0f}" style="max-width:100%;height:auto" font-family="{SANS}" role="img">'
+        f"{''.join(parts)}</svg>"
+    )
+
+
+def text(x: float, y: float, words: str, anchor: str = "start", *, size: float = 11.5, color: str = LINE) -> str:
+    """Words that start, end or have their middle at `x`, on the line `y`."""
+    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
+    return f'<text {place} font-size="{size}" fill="{color}">{escape(words)}</text>'
+
+
+def bold(x: float, y: float, words: str, anchor: str = "start", *, size: float = 12, color: str = LINE) -> str:
+    """Words as `text` has them, in bold."""
+    return f'<g font-weight="600">{text(x, y, words, anchor, size=size, color=color)}</g>'
+
+
+def legend_entry(x: float, family: str) -> str:
+    """A colored square at the top of a picture, and the name of what it stands for."""
+    fill, frame = FILL[family]
+    square = f'<rect x="{x:.0f}" y="8" width="13" height="13" rx="4" fill="{fill}" stroke="{frame}"/>'
+    return square + text(x + 19, 19, family)
+
+
 def to_svg(outputs: Graph | Node | Iterable[Node]) -> Svg:
     """The picture of a graph; hovering over a box shows its type, attributes and the user's line.
 
@@ -56,10 +83,10 @@ def to_svg(outputs: Graph | Node | Iterable[Node]) -> Svg:
     parts = [_group(key, *rectangle) for key, rectangle in placed.groups.items()]
     parts += [_arrow(placed.paths[a], a in drawn.shape_only) for a in drawn.arrows]
     parts += [_box(box, center) for box, center in zip(drawn.boxes, placed.centers)]
-    return _page(placed, [b.family for b in drawn.boxes], parts)
+    return _framed(placed, [b.family for b in drawn.boxes], parts)
 
 
-def _page(placed: Drawing, families: list[str], parts: list[str]) -> Svg:
+def _framed(placed: Drawing, families: list[str], parts: list[str]) -> Svg:
     legend, legend_width = _legend([f for f in FAMILIES if f in set(families)])
     width, height = max(placed.width, legend_width), placed.height + _LEGEND
     side = (width - placed.width) / 2
@@ -67,11 +94,7 @@ def _page(placed: Drawing, families: list[str], parts: list[str]) -> Svg:
         f'<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="6" markerHeight="6" orient="auto">'
         f'<path d="M0,0.6L8,4L0,7.4z" fill="{LINE}"/></marker></defs>'
     )
-    return Svg(
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
-        f'height="{height:.0f}" style="max-width:100%;height:auto" font-family="{SANS}" role="img">'
-        f'{marker}{legend}<g transform="translate({side:.1f},{_LEGEND:.0f})">{"".join(parts)}</g></svg>'
-    )
+    return page(width, height, [marker, legend, f'<g transform="translate({side:.1f},{_LEGEND:.0f})">', *parts, "</g>"])
 
 
 def _width(box: DrawnNode) -> float:
@@ -92,9 +115,8 @@ def _box(box: DrawnNode, center: Point) -> str:
     return (
         f'<g><title>{escape(box.tooltip)}</title>{ring}<rect x="{x - width / 2:.1f}" y="{y - BOX_HEIGHT / 2:.1f}" '
         f'width="{width:.1f}" height="{BOX_HEIGHT:.0f}" rx="{radius:.0f}" fill="{fill}" stroke="{frame}" '
-        f'stroke-width="1.3"/><text x="{x:.1f}" y="{y - 3:.1f}" text-anchor="middle" font-size="12.5" '
-        f'font-weight="600" fill="{INK}">{escape(box.title)}</text><text x="{x:.1f}" y="{y + 12:.1f}" '
-        f'text-anchor="middle" font-size="10" font-family="{MONO}" fill="{SOFT_INK}">{escape(box.detail)}</text></g>'
+        f'stroke-width="1.3"/>{bold(x, y - 3, box.title, "middle", size=12.5, color=INK)}<g font-family="{MONO}">'
+        f"{text(x, y + 12, box.detail, 'middle', size=10, color=SOFT_INK)}</g></g>"
     )
 
 
@@ -121,18 +143,14 @@ def _group(key: LayerGroup, x: float, y: float, width: float, height: float) -> 
         shown = "…/" + shown.removeprefix("…/").partition("/")[2]
     return (
         f'<g><title>{escape(name)}</title><rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" '
-        f'rx="12" fill="{LINE}" fill-opacity="0.11" stroke="{LINE}" stroke-opacity="0.45"/><text x="{x + 10:.1f}" '
-        f'y="{y + 15:.1f}" font-size="11" font-weight="600" fill="{LINE}">{escape(shown)}</text></g>'
+        f'rx="12" fill="{LINE}" fill-opacity="0.11" stroke="{LINE}" stroke-opacity="0.45"/>'
+        f"{bold(x + 10, y + 15, shown, size=11)}</g>"
     )
 
 
 def _legend(families: list[str]) -> tuple[str, float]:
     parts, x = [], 14.0
     for name in families:
-        fill, frame = FILL[name]
-        parts.append(
-            f'<rect x="{x:.0f}" y="9" width="13" height="13" rx="4" fill="{fill}" stroke="{frame}"/>'
-            f'<text x="{x + 19:.0f}" y="20" font-size="11.5" fill="{LINE}">{name}</text>'
-        )
+        parts.append(legend_entry(x, name))
         x += 19 + 6.6 * len(name) + 20
     return "".join(parts), x

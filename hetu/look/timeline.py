@@ -5,10 +5,12 @@ For zooming use a Chrome trace.
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from .svg import FILL, INK, LINE, SANS, Svg
+from .svg import FILL, INK, LINE, Svg, bold, legend_entry, page, text
 
 TimelineRow = tuple[int, str, str, float, float]  # rank, "compute" or "communication", name, start, end in seconds
 
@@ -26,56 +28,38 @@ def timeline_svg(rows: Sequence[TimelineRow], notes: Mapping[int, str]) -> Svg:
     across = (WIDTH - LEFT - 12) / end
     height = TOP + (2 * LANE + GAP) * len(ranks) + 22
     top = {rank: TOP + k * (2 * LANE + GAP) for k, rank in enumerate(ranks)}
-    parts = [_axis(end, height), *(_label(rank, notes.get(rank, ""), top[rank]) for rank in ranks)]
+    parts = [_axis(end, height)]
+    for rank, y in top.items():
+        parts.append(bold(8, y + 12, f"rank {rank}") + text(8, y + LANE + 11, notes.get(rank, ""), size=10))
     for rank, lane, name, start, stop in rows:
         parts.append(_event(lane, name, start, stop, top[rank] + LANE * (lane == "communication"), across))
-    return Svg(
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH:.0f} {height:.0f}" width="{WIDTH:.0f}" '
-        f'height="{height:.0f}" style="max-width:100%;height:auto" font-family="{SANS}" role="img">'
-        f"{''.join(parts)}</svg>"
-    )
+    return page(WIDTH, height, parts)
+
+
+def write_trace(path: str | os.PathLike[str], events: Sequence[Mapping[str, object]]) -> None:
+    """Write events as JSON for chrome://tracing or Perfetto."""
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump({"traceEvents": [*events], "displayTimeUnit": "ms"}, file)
 
 
 def _event(lane: str, name: str, start: float, stop: float, y: float, across: float) -> str:
     fill, frame = FILL[lane]
     x, width = LEFT + start * across, max((stop - start) * across, 0.3)
-    text = ""
-    if len(name) * 5.6 < width:
-        text = (
-            f'<text x="{x + width / 2:.1f}" y="{y + 12:.1f}" text-anchor="middle" font-size="9.5" fill="{INK}">'
-            f"{escape(name)}</text>"
-        )
+    shown = text(x + width / 2, y + 12, name, "middle", size=9.5, color=INK) if len(name) * 5.6 < width else ""
     tooltip = f"{name}\n{1e3 * start:.3f} to {1e3 * stop:.3f} ms, {1e3 * (stop - start):.3f} ms"
     return (
         f'<g><title>{escape(tooltip)}</title><rect x="{x:.2f}" y="{y:.1f}" width="{width:.2f}" height="{LANE - 2:.0f}" '
         f'rx="{min(3.0, width / 4):.1f}" fill="{fill}" stroke="{frame}" stroke-width="{min(0.7, width / 4):.2f}"/>'
-        f"{text}</g>"
-    )
-
-
-def _label(rank: int, note: str, y: float) -> str:
-    return (
-        f'<text x="8" y="{y + 12:.0f}" font-size="12" font-weight="600" fill="{LINE}">rank {rank}</text>'
-        f'<text x="8" y="{y + LANE + 11:.0f}" font-size="10" fill="{LINE}">{escape(note)}</text>'
+        f"{shown}</g>"
     )
 
 
 def _axis(end: float, height: float) -> str:
     """The legend, and four times with grid lines."""
-    parts = []
-    for k, lane in enumerate(("compute", "communication")):
-        fill, frame = FILL[lane]
-        x = LEFT + 90 * k
-        parts.append(
-            f'<rect x="{x}" y="8" width="13" height="13" rx="4" fill="{fill}" stroke="{frame}"/>'
-            f'<text x="{x + 19}" y="19" font-size="11.5" fill="{LINE}">{lane}</text>'
-        )
+    parts = [legend_entry(LEFT, "compute"), legend_entry(LEFT + 90, "communication")]
     for share in (0.0, 1 / 3, 2 / 3, 1.0):
         x = LEFT + share * (WIDTH - LEFT - 12)
         anchor = "end" if share == 1 else "start" if share == 0 else "middle"
-        parts.append(
-            f'<path d="M{x:.1f},{TOP - 4:.0f}V{height - 18:.0f}" stroke="{LINE}" stroke-opacity="0.4"/>'
-            f'<text x="{x:.0f}" y="{height - 5:.0f}" text-anchor="{anchor}" font-size="11" fill="{LINE}">'
-            f"{1e3 * share * end:.3g} ms</text>"
-        )
+        parts.append(f'<path d="M{x:.1f},{TOP - 4:.0f}V{height - 18:.0f}" stroke="{LINE}" stroke-opacity="0.4"/>')
+        parts.append(text(x, height - 5, f"{1e3 * share * end:.3g} ms", anchor))
     return "".join(parts)

@@ -3,7 +3,7 @@
 A plan does not change while training.
 """
 
-from .costs.links import Cluster, Measured, Table, dgx_h100
+from .costs.links import Cluster, DeviceFigures, Measured, Table, dgx_h100
 from .costs.profile import MachineProfile
 from .plan import Plan, Within
 from .search.candidates import Hints
@@ -23,6 +23,7 @@ __all__ = [
     "auto",
     "Cluster",
     "Cost",
+    "DeviceFigures",
     "Measured",
     "MachineProfile",
     "Table",

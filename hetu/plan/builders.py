@@ -1,4 +1,4 @@
-"""AutoDist's builders: where each variable has its home, and by what its gradient gets there.
+"""AutoDist's builders: where each variable has its home, and how its gradient gets there.
 
 After H. Zhang et al., "AutoSync: Learning to Synchronize for Data-Parallel Distributed Deep Learning", NeurIPS 2020,
 and the AutoDist system. All are data parallel. A *home* is one rank, or a few that each keep some rows: it gets the
@@ -16,7 +16,8 @@ from collections.abc import Mapping, Sequence
 from ..core.graph import Node, topological
 from ..core.op import Role
 from ..dist.cut.builders import DataParallel
-from ..dist.cut.strategy import Kept, Strategy
+from ..dist.cut.kept import Kept
+from ..dist.cut.strategy import Strategy
 from ..dist.layout.layout import DUP, Layout, Shard
 
 
@@ -33,16 +34,21 @@ class _Homes(DataParallel):
             owner = node.name if node.name in trained else node.name.rpartition("/")[0]
             if (home := homes.get(owner)) is not None and node.shape == trained[owner].shape:
                 strategy.variables[node.name] = Kept(strategy.whole if node.name == owner else home, home)
-        grids = {h.ranks: Layout(Shard(h.ranks, ((DUP, len(h.ranks)),))) for h in homes.values()}
+        grids = {h.ranks: _grid(h.ranks, DUP) for h in homes.values()}
         strategy.places = tuple(grid for ranks, grid in grids.items() if len(ranks) < world_size)
         return strategy
 
     def homes(self, trained: Mapping[str, Node], world_size: int) -> dict[str, Layout]:
-        """The layout in which each variable is kept; those that are left out are everywhere."""
+        """The layout in which each variable is kept; those without one are everywhere."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
+
+
+def _grid(ranks: Sequence[int], role: int) -> Layout:
+    """The ranks in one row, along which an array has one role."""
+    return Layout((Shard(tuple(ranks), ((role, len(ranks)),)),))
 
 
 def _by_bytes(trained: Mapping[str, Node]) -> list[Node]:
@@ -52,31 +58,32 @@ def _by_bytes(trained: Mapping[str, Node]) -> list[Node]:
 
 
 class PS(_Homes):
-    """All variables are at home on rank 0, which so sends and receives as much as all others together.
+    """All variables are at home on rank 0, which sends and receives as much as all others together.
 
     >>> PS()
     PS()
     """
 
     def homes(self, trained: Mapping[str, Node], world_size: int) -> dict[str, Layout]:
-        return {name: Layout(Shard((0,), ((DUP, 1),))) for name in trained}
+        return {name: _grid((0,), DUP) for name in trained}
 
 
 class PartitionedPS(_Homes):
     """Each variable is cut into the least number of equal parts of rows, which live on the least loaded ranks."""
 
     def parts(self, rows: int, most: int) -> int:
-        """How many parts, of 2 to `most`, a variable of so many rows is cut into; 1 if none suits."""
+        """How many parts, of 2 to `most`, a variable of `rows` rows is cut into; 1 if none suits."""
         return next((k for k in range(2, most + 1) if rows % k == 0), 1)
 
     def homes(self, trained: Mapping[str, Node], world_size: int) -> dict[str, Layout]:
         load, found = [0] * world_size, dict[str, Layout]()
         for node in _by_bytes(trained):
-            parts = self.parts(node.shape[0], min(world_size, node.shape[0])) if node.ndim else 1
+            rows = int(node.shape[0]) if node.ndim else 1
+            parts = self.parts(rows, min(world_size, rows))
             ranks = sorted(sorted(range(world_size), key=lambda rank: load[rank])[:parts])
             for rank in ranks:
                 load[rank] += int(node.tensor.nbytes) // parts
-            found[node.name] = Layout(Shard(tuple(ranks), ((0 if parts > 1 else DUP, parts),)))
+            found[node.name] = _grid(ranks, 0 if parts > 1 else DUP)
         return found
 
 
@@ -88,7 +95,7 @@ class LoadBalancedPS(PartitionedPS):
 
 
 class UnevenPartitionedPS(PartitionedPS):
-    """As `PartitionedPS`, but with the least number of parts that does not divide the rows, so they differ by a row."""
+    """As `PartitionedPS`, with the least number of parts that does not divide the rows: some have a row more."""
 
     def parts(self, rows: int, most: int) -> int:
         return next((k for k in range(2, most + 1) if rows % k), 1)
@@ -124,7 +131,7 @@ class PartitionedAllReduce(_Homes):
     def homes(self, trained: Mapping[str, Node], world_size: int) -> dict[str, Layout]:
         axes = {node.name: self.axis(node, world_size) for node in trained.values()}
         ranks = tuple(range(world_size))  # on the mesh of data parallelism, whose second axis is empty
-        return {n: Layout(Shard(ranks, ((d, world_size), (DUP, 1)))) for n, d in axes.items() if d is not None}
+        return {n: Layout((Shard(ranks, ((d, world_size), (DUP, 1))),)) for n, d in axes.items() if d is not None}
 
 
 class RandomAxisAllReduce(PartitionedAllReduce):

@@ -14,7 +14,8 @@ from typing import Any
 from ..core.errors import ArgumentError
 from ..core.graph import Node, topological
 from ..core.op import Role
-from ..core.placement import Placement, attach, attaches
+from ..core.placement import attach, attaches
+from ..dist.cut.on_ranks import OnRanks, spread
 from ..dist.cut.strategy import Builder, Strategy
 from .costs.profile import MachineProfile
 from .memory.fit import fit
@@ -23,13 +24,13 @@ from .why import Rated, Why
 
 @dataclass(frozen=True)
 class Within(Builder):
-    """A strategy whose steps are made to fit into so many bytes on each rank, variables included, by recomputing.
+    """A strategy whose steps are made to fit into `nbytes` on each rank, variables included, by recomputing.
 
     With a profile whose device has `host_bandwidth`, values also wait in the memory of the host where that is faster.
-    It is for strategies without pipelines. BudgetError, when a step is compiled, if it cannot be made to fit.
+    For strategies without pipelines. BudgetError, when a step is compiled, if it cannot be made to fit.
     """
 
-    builder: Any
+    builder: Builder
     nbytes: int
     profile: MachineProfile | None = None
 
@@ -39,20 +40,19 @@ class Within(Builder):
 
 
 @attaches(Within)
-def _(within: Within, outputs: Sequence[Node], comm: Any = None) -> Placement:
-    placement = attach(within.builder, outputs, comm)
-    variables = {placement.variable(n) for n in topological(outputs) if n.role is Role.VARIABLE} - {None}
-    room = within.nbytes - sum(int(v.tensor.nbytes) for v in variables)
+def _(within: Within, outputs: Sequence[Node], comm: Any = None) -> OnRanks:
+    placement = spread(attach(within.builder, outputs, comm))
+    variables = {placement.variable(n) for n in topological(outputs) if n.role is Role.VARIABLE}
+    room = within.nbytes - sum(int(v.tensor.nbytes) for v in variables if v is not None)
     placement.last = functools.partial(fit, budget=room, profile=within.profile)
     return placement
 
 
 @dataclass
 class Plan:
-    """A strategy, and the bytes a rank may use if its steps must be made to fit, with the profile by which they are if
-    values may wait in the memory of the host.
+    """A strategy, and how its steps are made to fit into memory: as `Within` has `memory` (its bytes) and `profile`.
 
-    `print(plan.why())` says why it was chosen; a plan read from JSON does not know.
+    `print(plan.why())` says why it was chosen; a plan that was read from JSON does not know.
 
     >>> from hetu.dist import Mesh
     >>> mesh = Mesh((2,), ("data",))
@@ -70,10 +70,10 @@ class Plan:
     @staticmethod
     def of(best: Rated, reasons: Why, outputs: Sequence[Node], world_size: int) -> Plan:
         """The best candidate as data."""
-        builder, memory, profile = best.builder, None, None
-        if isinstance(builder, Within):
-            builder, memory, profile = builder.builder, builder.nbytes, builder.profile
-        return Plan(best.name, builder.build(outputs, world_size), memory, profile, reasons)
+        strategy, within = best.builder.build(outputs, world_size), best.builder
+        if isinstance(within, Within):
+            return Plan(best.name, strategy, within.nbytes, within.profile, reasons)
+        return Plan(best.name, strategy, reasons=reasons)
 
     def why(self) -> Why:
         """What was chosen, what it costs, what the next best would cost, and what decided."""
@@ -102,8 +102,8 @@ class Plan:
 
 
 @attaches(Plan)
-def _(plan: Plan, outputs: Sequence[Node], comm: Any = None) -> Placement:
+def _(plan: Plan, outputs: Sequence[Node], comm: Any = None) -> OnRanks:
     within = plan.strategy if plan.memory is None else Within(plan.strategy, plan.memory, plan.profile)
-    placement = attach(within, outputs, comm)
+    placement = spread(attach(within, outputs, comm))
     placement.why = plan.why
     return placement

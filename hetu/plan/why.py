@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from ..look.svg import FILL, SANS
+from ..look.html_table import bar_html, table_html
 from .simulation.simulate import Cost
 
 MOST_ROWS = 8  # of candidates in a notebook
@@ -18,16 +18,21 @@ WIDTH = 100  # columns
 
 
 @dataclass(frozen=True)
-class Rated:
-    """A candidate with its seconds a step and the most bytes of a rank; `problem` says why it is impossible, `detail`
-    what it decides for single variables."""
+class Candidate:
+    """A builder, what people call it, and what it decides for single variables."""
 
     name: str
     builder: Any
-    seconds: float
-    peak: int
-    problem: str = ""
     detail: str = ""
+
+
+@dataclass(frozen=True)
+class Rated(Candidate):
+    """A candidate with its seconds per step and the most bytes of a rank; `problem` says why it is impossible."""
+
+    seconds: float = 0.0
+    peak: int = 0
+    problem: str = ""
 
     @property
     def valid(self) -> bool:
@@ -36,12 +41,12 @@ class Rated:
 
 @dataclass(frozen=True)
 class Why:
-    """The reasons for `best` among `rated`, with its `cost` and the `budget` in bytes for a rank.
+    """The reasons for `best` among `rated`, with its `cost` and the `budget` in bytes per rank.
 
     >>> from hetu.plan.simulation.timeline import Timeline
-    >>> slow, fast = Rated("dp2", None, 3e-3, 400), Rated("tp2", None, 1e-3, 900)
+    >>> slow, fast = Rated("dp2", None, seconds=3e-3, peak=400), Rated("tp2", None, seconds=1e-3, peak=900)
     >>> print(Why(slow, (slow, fast), Cost(3e-3, (400,), {}, Timeline(())), 500, 2))
-    dp2, 2 ranks: 3.000 ms a step, 400 bytes on the fullest rank (80 % of the budget)
+    dp2, 2 ranks: 3.000 ms per step, 400 bytes on the fullest rank (80 % of the budget)
       one rank computes 0.000 ms; nothing is sent
     decided by memory: tp2 would take 1.000 ms (-67 %), but needs 900 bytes, 400 more than the budget
     """
@@ -54,7 +59,7 @@ class Why:
 
     @property
     def others(self) -> list[Rated]:
-        """The other possible plans, the fastest first; of those that come to the same, one."""
+        """The other possible plans, the fastest first; one of those that cost the same."""
         found = {(r.seconds, r.peak): r for r in reversed(self.rated) if r.valid}
         found.pop((self.best.seconds, self.best.peak), None)
         return sorted(found.values(), key=lambda r: r.seconds)
@@ -74,8 +79,8 @@ class Why:
                 f"{r.peak - self.budget:,.0f} more than the budget"
             )
         if not self.next_best:
-            return "the lack of others: nothing else is possible"
-        return f"time: of {1 + len(self.next_best)} different plans that fit it is the fastest"
+            return "the lack of others: no other plan is possible"
+        return f"time: it is the fastest of {1 + len(self.next_best)} different plans that fit"
 
     def _time(self, r: Rated) -> str:
         return f"{1e3 * r.seconds:.3f} ms ({100 * (r.seconds / self.best.seconds - 1):+.0f} %)"
@@ -86,7 +91,7 @@ class Why:
         moved = f"communicates {1e3 * overlap.communication:.3f} ms, {100 * overlap.hidden:.0f} % of it hidden"
         lines = [
             f"{self.best.name}, {self.ranks} rank{'s' if self.ranks > 1 else ''}: {1e3 * self.best.seconds:.3f} ms "
-            f"a step, {self.best.peak:,} bytes on the fullest rank{share}",
+            f"per step, {self.best.peak:,} bytes on the fullest rank{share}",
             *([f"  {self.best.detail}"] if self.best.detail else []),
             f"  one rank computes {1e3 * overlap.compute:.3f} ms"
             + (f" and {moved}; {sent:,} bytes are sent" if sent else "; nothing is sent"),
@@ -104,20 +109,18 @@ class Why:
         """The words, a row with a bar for each of the best candidates, and the timeline of a step."""
         shown = [self.best, *self.others][:MOST_ROWS]
         longest = max(r.seconds for r in shown) or 1.0
-        head = "".join(f'<th style="text-align:left">{h}</th>' for h in ("plan", "a step", "", "bytes a rank", ""))
-        rows = "".join(self._row(r, r.seconds / longest) for r in shown)
-        table = f'<table style="font-family:{SANS};font-size:12px"><tr>{head}</tr>{rows}</table>'
+        rows = [("plan", "step", "", "bytes per rank", ""), *(self._row(r, longest) for r in shown)]
+        table = table_html(rows, right={1, 3})
         return f"<pre>{escape(str(self))}</pre>{table}{self.cost.timeline.to_svg()}"
 
-    def _row(self, r: Rated, length: float) -> str:
-        fits = r.peak <= self.budget
-        fill, frame = FILL["update" if r is self.best else "variable" if fits else "gradient"]
-        bar = f'<div style="width:{180 * length:.0f}px;height:12px;background:{fill};border:1px solid {frame}"></div>'
-        note = "chosen" if r is self.best else "" if fits else "too large"
-        cells = [escape(r.name), f"{1e3 * r.seconds:.3f} ms", bar, f"{r.peak:,}", note]
-        return "<tr>" + "".join(f'<td style="text-align:left">{cell}</td>' for cell in cells) + "</tr>"
+    def _row(self, r: Rated, longest: float) -> tuple[str, ...]:
+        note, family = ("", "variable") if r.peak <= self.budget else ("too large", "gradient")
+        if r is self.best:
+            note, family = "chosen", "update"
+        bar = bar_html(180 * r.seconds / longest, family)
+        return escape(r.name), f"{1e3 * r.seconds:.3f} ms", bar, f"{r.peak:,}", note
 
 
 def _wrapped(line: str) -> str:
-    """A line of at most `WIDTH` columns and those that go on, indented; of a long list the beginning."""
+    """A line cut into lines of `WIDTH` columns, the later ones indented; of a long list the beginning."""
     return textwrap.fill(line, WIDTH, subsequent_indent="    ", max_lines=4, placeholder=" ...", break_on_hyphens=False)

@@ -1,6 +1,6 @@
 """`hetu doctor`: what is installed, what each missing part would enable, and a job of 2 ranks and 1 server as a test.
 
-It mends nothing, but names the command that does.
+It repairs nothing, but names the command that does.
 """
 
 from __future__ import annotations
@@ -48,8 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """0 if the parts that `pip install` brings are there and the job runs, else 1."""
-    needed = [python(), numpy(), mpi(), mpiexec(), zeromq()]
-    optional = [curve(), cupy(), gpu(), nccl(), compiler(), notebooks()]
+    mpi = _package("MPI binding", "mpi4py", "ranks", "pip install mpi4py mpich")
+    zeromq = _package("ZeroMQ binding", "pyzmq", "parameter servers", "pip install pyzmq")
+    jupyter = _package("Jupyter", "jupyterlab", "tutorials as notebooks", 'pip install "hetu-dl[tutorials]"')
+    needed = [python(), numpy(), mpi, mpiexec(), zeromq]
+    optional = [curve(), cupy(), gpu(), nccl(), compiler(), jupyter]
     needed.append(job())
     if args.json:
         print(json.dumps([asdict(f) for f in (*needed, *optional)], indent=1))
@@ -89,10 +92,6 @@ def numpy() -> Finding:
     return Finding("NumPy", True, f"{np.__version__}, {library['name']} {library['version']} {direct}", "hetu")
 
 
-def mpi() -> Finding:
-    return _package("MPI binding", "mpi4py", "ranks", "pip install mpi4py mpich")
-
-
 def mpiexec() -> Finding:
     try:
         path = find_mpiexec()
@@ -102,10 +101,6 @@ def mpiexec() -> Finding:
         return Finding("MPI launcher", answer.returncode == 0, f"{os.path.basename(path)}: {version}", "ranks")
     except (MissingDependencyError, OSError, subprocess.TimeoutExpired) as error:
         return Finding("MPI launcher", False, str(error).splitlines()[0], "ranks", "pip install mpich")
-
-
-def zeromq() -> Finding:
-    return _package("ZeroMQ binding", "pyzmq", "parameter servers", "pip install pyzmq")
 
 
 def curve() -> Finding:
@@ -145,10 +140,6 @@ def compiler() -> Finding:
     return Finding("CUDA compiler", bool(found), text, enables, fix)
 
 
-def notebooks() -> Finding:
-    return _package("Jupyter", "jupyterlab", "tutorials as notebooks", 'pip install "hetu-dl[tutorials]"')
-
-
 def _package(part: str, distribution: str, enables: str, fix: str) -> Finding:
     try:
         return Finding(part, True, f"{distribution} {importlib.metadata.version(distribution)}", enables)
@@ -161,21 +152,16 @@ def _package(part: str, distribution: str, enables: str, fix: str) -> Finding:
 
 def job() -> Finding:
     """Whether 2 ranks add numbers and a server gives back what was pushed."""
-    line = [
-        sys.executable,
-        "-m",
-        "hetu.dist.launch.heturun",
-        "-w",
-        "2",
-        "-s",
-        "1",
-        sys.executable,
-        "-m",
-        "hetu.teach.doctor",
-    ]
+    launch = [sys.executable, "-m", "hetu.dist.launch.heturun", "-w", "2", "-s", "1"]
     start, enables = time.monotonic(), "training on several ranks"
     try:
-        ended = subprocess.run(line, capture_output=True, text=True, timeout=DEADLINE, check=False)
+        ended = subprocess.run(
+            [*launch, sys.executable, "-m", "hetu.teach.doctor"],
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         return Finding("2 ranks, 1 server", False, f"did not end within {DEADLINE:g} s", enables)
     if ended.returncode == 0 and ended.stdout.count(ANSWER) == 2:

@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 from ..core.errors import ArgumentError
+from ..look.columns import in_columns
 from .labs import LABS
 from .labs.grading import Lab, report
 
@@ -39,7 +40,7 @@ def main(args: argparse.Namespace) -> int:
         outcomes = lab.grade_file(find(lab, args.file))
         print(report(lab, outcomes))
         return int(any(o.state != "pass" for o in outcomes))
-    print(*(f"{lab.number}  {lab.title}  ({lab.file})" for lab in LABS.values()), sep="\n")
+    print(*in_columns([(f"{lab.number}", lab.title, lab.file) for lab in LABS.values()]), sep="\n")
     return 0
 
 
@@ -56,10 +57,13 @@ def find(lab: Lab, file: Path | None, here: Path = Path()) -> Path:
 
 
 def export(archive: Path) -> None:
-    """Write the exercises and a README to a zip archive with one folder in it. Solutions are not in the package."""
+    """Write the exercises and a README to a zip archive with one folder in it. ArgumentError if that fails."""
     rows = [f"| {lab.number} | {lab.title} | `{lab.file}` |" for lab in LABS.values()]
     readme = (EXERCISES / "README.md").read_text("utf-8").replace("{labs}", "\n".join(rows))
     texts = {"README.md": readme} | {lab.file: (EXERCISES / lab.file).read_text("utf-8") for lab in LABS.values()}
-    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
-        for name, text in texts.items():
-            packed.writestr(zipfile.ZipInfo(f"hetu-labs/{name}", LONG_AGO), text)
+    try:
+        with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
+            for name, text in texts.items():
+                packed.writestr(zipfile.ZipInfo(f"hetu-labs/{name}", LONG_AGO), text)
+    except OSError as error:
+        raise ArgumentError(f"{archive}: {error.strerror}", fix="name a file in a folder that exists") from None

@@ -127,11 +127,10 @@ def test_one_bar(capsys):
 def test_ctrl_c_on_one_of_several_ranks_is_not_put_off():
     """The main thread is a rank of two here, with nobody else there, so it gets no further than its first wait."""
     job = Job()
-    run = training._Run(job.executor, job.loader, job.inputs, "train", None, {}, None, None)
-    assert run.placement.world_size == 1
+    assert job.executor.placement.world_size == 1
     job.executor.placement.world_size = 2
     before = signal.getsignal(signal.SIGINT)
-    with training._deferred_interrupt(alone=run.placement.world_size == 1) as interrupted:
+    with training._deferred_interrupt(alone=job.executor.placement.world_size == 1) as interrupted:
         assert signal.getsignal(signal.SIGINT) is before and not interrupted()
 
 

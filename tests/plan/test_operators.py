@@ -161,6 +161,8 @@ def test_experts_are_found_by_their_rule_and_are_a_candidate():
     rated = {r.name: r for r in plans[0].why().rated}
     assert rated["ep4"].peak < rated["dp4"].peak
     assert rated["ep4"].builder.hosts == ((0, 1), (2, 3))
+    with pytest.raises(ht.errors.BudgetError, match="the smallest, ep4, needs"):
+        run_ranks(RANKS, lambda comm: auto(1.0, profile=fast).choose(graph, comm), deadline=120)
     budget = (rated["ep4"].peak + rated["dp4"].peak) // 2
     made = run_ranks(RANKS, lambda comm: auto(budget, profile=fast, hints=hints).choose(graph, comm), deadline=120)[0]
     model = lambda: (mixture(RANKS, hinted=False), expert_feeds(STEPS))  # noqa: E731

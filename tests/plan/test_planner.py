@@ -52,7 +52,7 @@ def test_the_fastest_that_fits_is_taken_and_the_reason_is_told():
     free = chosen(mlp, 4)
     why = free.why()
     assert why.best.seconds == min(r.seconds for r in why.rated if r.valid)
-    assert "decided by time: of" in str(why) and str(why).count("next best: ") == 2
+    assert "decided by time: it is the fastest of" in str(why) and str(why).count("next best: ") == 2
     names = {r.name for r in why.rated}
     assert names > {c.name for c in candidates(mlp()[0]["train"][:1], 4, Hints(), BATCH)}
     assert free.name == "each rank alone" and "shares nothing" in str(why)  # the link is very slow
@@ -182,8 +182,13 @@ def test_hints_that_cannot_be():
         plan.auto(hints={"tensr": 2})
     with pytest.raises(ArgumentError, match="the hints allow none"):
         chosen(mlp, 2, hints={"data": 3})
-    with pytest.raises(ArgumentError, match="a budget of 0 bytes"):
-        plan.auto(budget=0)
+    for given in ({"budget": 0}, {"budget": "2G"}, {"batch_size": 0}, {"proposals": -1}):
+        ((name, value),) = given.items()
+        with pytest.raises(ArgumentError, match=rf"{name} is {value!r}\n  at test_planner.py[\s\S]*at least"):
+            plan.auto(**given)
+    for name, value in (("stages", "2"), ("data", 0), ("zero", 7)):
+        with pytest.raises(ArgumentError, match=f"the hint {name} is {value!r}"):
+            plan.auto(hints={name: value})
     with pytest.raises(ArgumentError, match="nothing is chosen yet"):
         plan.auto().why()
     with pytest.raises(ArgumentError, match="this plan was read, not made"):

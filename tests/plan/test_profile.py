@@ -13,7 +13,7 @@ from hetu.core.errors import ArgumentError
 from hetu.dist import DataParallel, Link, run_ranks
 from hetu.plan import Cluster, MachineProfile, Measured, Table, dgx_h100
 from hetu.plan.costs.calibrate import measure, table
-from hetu.plan.costs.links import DeviceFigures, parse, read_cluster
+from hetu.plan.costs.links import DeviceFigures
 from hetu.plan.costs.profile import cache_path
 from hetu.plan.costs.seat import Seat
 
@@ -107,18 +107,9 @@ def test_a_file_that_is_no_profile(change):
         MachineProfile.from_json("[")
 
 
-CLUSTER = """
-name = "two hosts"
-hosts = [8, 4]
-links.inner = { latency = 3e-6, bandwidth = 450e9 }
-links.outer = { latency = 1e-5, bandwidth = 50e9 }
-device = { flops = 989e12, bandwidth = 3.35e12, memory = 80e9, host_bandwidth = 64e9 }
-"""
-
-
-def test_a_cluster_that_one_does_not_have(tmp_path):
-    (tmp_path / "cluster.toml").write_text(CLUSTER)
-    cluster = read_cluster(tmp_path / "cluster.toml")
+def test_a_cluster_that_one_does_not_have():
+    figures = DeviceFigures(989e12, 3.35e12, 80e9, host_bandwidth=64e9)
+    cluster = Cluster((8, 4), Link(3e-6, 450e9), Link(1e-5, 50e9), figures, "two hosts")
     assert (cluster.world_size, cluster.name) == (12, "two hosts")
     assert [cluster.host(r) for r in (0, 7, 8, 11)] == [0, 0, 1, 1]
     assert cluster.link((3, 1)).bandwidth == 450e9
@@ -129,28 +120,24 @@ def test_a_cluster_that_one_does_not_have(tmp_path):
         MachineProfile.of(Cluster())
 
 
-LINE = {"latency": 1e-5, "bandwidth": 1e9}
-GOOD = {"hosts": [1, 2], "links": {"inner": LINE, "outer": LINE}}
+class Slow:
+    """A link of a kind that profiles cannot write."""
+
+    def message(self, nbytes):
+        return 1.0
+
+    def seconds(self, kind, ranks, nbytes):
+        return 2.0
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"hosts": []}, "hosts are"),
-        ({"hosts": [0]}, "hosts are"),
-        ({"hosts": [True]}, "hosts are"),
-        ({"links": {"inner": LINE}}, "links are"),
-        ({"links": {"inner": LINE, "outer": 3}}, "links.outer is 3"),
-        ({"links": {"inner": LINE, "outer": {"latency": 1.0}}}, "links.outer has no bandwidth"),
-        ({"links": {"inner": LINE, "outer": {**LINE, "bandwidth": "1"}}}, "bandwidth = '1'"),
-        ({"links": {"inner": LINE, "outer": {**LINE, "width": 1}}}, "unknown key 'width'"),
-        ({"device": {"bandwidth": 1e9}}, "device has no flops"),
-    ],
-)
-def test_mistakes_in_a_cluster(change, message):
-    assert parse(GOOD).world_size == 3
-    with pytest.raises(ArgumentError, match=message):
-        parse(GOOD | change)
+def test_a_link_of_another_kind_counts_but_cannot_be_written():
+    profile = MachineProfile(cluster=Cluster((2,), Slow(), Slow()))
+    x = ht.placeholder("x", (4,))
+    loss = ht.mean(x * ht.variable("w", 1.0, (4,)))
+    step = [loss, ht.optim.SGD(0.1).minimize(loss)]
+    assert ht.plan.simulate(step, ht.dist.DataParallel(), profile, world_size=2, shapes={}).time > 2.0
+    with pytest.raises(ArgumentError, match="has no form as data"):
+        profile.to_json()
 
 
 def test_ranks_measure_their_links_together():

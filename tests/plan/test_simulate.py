@@ -228,6 +228,19 @@ def test_errors_are_those_of_the_executor():
         simulated(mlp, Parallel(data=2, tensor=2), world_size=8)
 
 
+@pytest.mark.parametrize(
+    ("strategy", "shapes", "kind", "text"),
+    [
+        (DataParallel(), {}, "ShapeError", r"the shape of 'x' is \(\?, 4\)\n.*\n.*\n.*\n  fix: .*shapes=\{'x'"),
+        (DataParallel(), {"X": (8, 4)}, "UnknownNameError", "there is no placeholder 'X'"),
+        (None, {"x": (8, 4)}, "ArgumentError", r"Alone\(\) spreads nothing over ranks"),
+    ],
+)
+def test_what_is_missing_is_named(strategy, shapes, kind, text):
+    with pytest.raises(getattr(ht.errors, kind), match=text):
+        simulate([ht.mean(ht.placeholder("x", (None, 4)))], strategy, FREE, world_size=2, shapes=shapes)
+
+
 def test_communication_by_hand_is_refused():
     x = ht.placeholder("x", (8,))
     y = all_reduce(x, ranks=(0, 1, 2, 3))

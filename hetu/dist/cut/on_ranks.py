@@ -14,9 +14,9 @@ import numpy as np
 
 from ... import checkpoint
 from ...checkpoint import Wanted, fitting
-from ...core.errors import CheckpointError, GraphError
+from ...core.errors import ArgumentError, CheckpointError, GraphError
 from ...core.graph import Graph, Node
-from ...core.placement import Local, attaches
+from ...core.placement import Local, Placement, attaches
 from ...core.program import Program
 from ...core.state import FilePath, State
 from ...core.types import Atom, Box
@@ -29,6 +29,7 @@ from .partition import partition
 from .strategy import Builder, Strategy
 
 T = TypeVar("T")
+LastPass = Callable[[Sequence[Node], Mapping[Node, Node]], tuple[tuple[Node, ...], Mapping[Node, Node]]]
 
 
 @attaches(Builder)
@@ -40,14 +41,30 @@ def on_ranks(builder: Builder, outputs: Sequence[Node], comm: Comm | None = None
     return OnRanks(strategy, comm, outputs)
 
 
+def spread(placement: Placement) -> OnRanks:
+    """The placement, which is of a strategy on ranks. ArgumentError for any other, such as `Alone`."""
+    if not isinstance(placement, OnRanks):
+        raise ArgumentError(f"{placement!r} spreads nothing over ranks", fix="pass a strategy, say DataParallel()")
+    return placement
+
+
+def _as_it_is(fetches: Sequence[Node], updates: Mapping[Node, Node]) -> tuple[tuple[Node, ...], Mapping[Node, Node]]:
+    return tuple(fetches), updates
+
+
 class OnRanks:
-    """A strategy for one graph on real ranks; `print(placement)` shows it as a table."""
+    """A strategy for one graph on real ranks; `print(placement)` shows it as a table.
+
+    A plan that must fit into memory puts a pass of its own in the place of `last`; one that was chosen says `why`.
+    """
 
     ahead = False
     passes: Sequence[Pass] = (simplify, sparsify_updates)  # none that fuses: fused operators have no sharding rule
+    why: Callable[[], Any]
 
     def __init__(self, strategy: Strategy, comm: Comm, outputs: Sequence[Node] = ()) -> None:
         self.strategy, self.comm, self.outputs = strategy, comm, tuple(outputs)
+        self.last: LastPass = _as_it_is
 
     def __str__(self) -> str:
         return self.strategy.table(self.outputs)
@@ -86,12 +103,6 @@ class OnRanks:
         local = partition(self.strategy, fetches, updates, self.comm.rank, effects)
         self._compare([*str(Graph((*fetches, *updates.values(), *effects))).split("\n"), *local.steps])
         return local
-
-    def last(
-        self, fetches: Sequence[Node], updates: Mapping[Node, Node]
-    ) -> tuple[tuple[Node, ...], Mapping[Node, Node]]:
-        """Nothing is left to do."""
-        return tuple(fetches), updates
 
     def _compare(self, steps: Sequence[str]) -> None:
         """GraphError unless all ranks compute the same graph in the same steps; it names the first that differs."""

@@ -1,12 +1,14 @@
 """Measure this machine for the planner: operators, memory, and under `heturun` the links between ranks.
 
-Operators are timed inside the training steps of small models, where their operands lie as they do in real ones. It
-measures only links that the job spans; `MachineProfile.learn` adds what a model uses besides.
+Operators are timed inside the training steps of small models, where their operands lie as they do in real ones. Links
+are measured between the ranks of the job: `heturun -w 4 python -m hetu profile`. `MachineProfile.learn` adds what a
+model uses besides.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import statistics
 import time
@@ -22,6 +24,7 @@ from ...core.leaf import scope
 from ...dist.comm.clock import Link
 from ...dist.comm.comm import Comm
 from ...dist.comm.mpi import world
+from ...look.columns import in_columns
 from ...ops import flatten, mean, placeholder, relu, softmax_cross_entropy
 from .links import Cluster, DeviceFigures, Measured, Table
 from .profile import MachineProfile, cache_path, fingerprint
@@ -62,21 +65,22 @@ def measure(comm: Comm, *, quick: bool = False) -> MachineProfile:
 def table(profile: MachineProfile) -> str:
     """What was measured, in words: rates, the operators that took longest, links."""
     d = profile.device
-    lines = [f"{d.flops / 1e9:.1f} GFLOP/s, {d.bandwidth / 1e9:.1f} GB/s copied, {1e6 * d.launch:.1f} us a call"]
-    lines.append(f"{1e6 * profile.step:.0f} us a step besides its instructions")
+    lines = [f"{d.flops / 1e9:.1f} GFLOP/s, {d.bandwidth / 1e9:.1f} GB/s copied, {1e6 * d.launch:.1f} us per call"]
+    lines.append(f"{1e6 * profile.step:.0f} us per step besides its instructions")
     ops: dict[str, list[float]] = {}
     for timing in profile.timings.values():
         ops.setdefault(timing.op, []).append(timing.seconds)
     lines.append(f"{len(profile.timings)} instructions of {len(ops)} operators; the slowest:")
+    rows: list[tuple[str, ...]] = [("", "sizes", "least us", "most us")]
     for name in sorted(ops, key=lambda name: -max(ops[name]))[:12]:
-        low, high = (1e6 * f(ops[name]) for f in (min, max))
-        lines.append(f"  {name:32} {len(ops[name]):4} sizes  {low:10.1f} to {high:10.1f} us")
+        rows.append((name, f"{len(ops[name])}", *(f"{1e6 * f(ops[name]):.1f}" for f in (min, max))))
+    lines += [f"  {line}" for line in in_columns(rows, right={1, 2, 3})]
     if isinstance(profile.cluster.inner, Measured):
         for kind, by_ranks in profile.cluster.inner.tables.items():
             for ranks, points in by_ranks.items():
                 texts = [f"{1e6 * s:.0f}" for _, s in points.points]
-                sizes = f"{points.points[0][0]:,.0f} to {points.points[-1][0]:,.0f}"
-                lines.append(f"  {kind} of {ranks} ranks, {sizes} bytes: {' '.join(texts)} us")
+                sizes = ", ".join(f"{nbytes:,.0f}" for nbytes, _ in points.points)
+                lines.append(f"{kind} of {ranks} ranks, {sizes} bytes: {', '.join(texts)} us")
     return "\n".join(lines)
 
 
@@ -114,7 +118,8 @@ def _link(comm: Comm, sizes: tuple[int, ...]) -> Measured:
     found: dict[str, list[tuple[int, float]]] = {}
     for nbytes in tqdm(sizes, desc="links", leave=False, disable=comm.rank > 0):
         for kind, call in _calls(comm, nbytes).items():
-            found.setdefault(kind, []).append((nbytes, _together(comm, call)))
+            seconds = _together(comm, call) / (2 if kind == "message" else 1)  # there and back
+            found.setdefault(kind, []).append((nbytes, seconds))
     found["barrier"] = [(0, _together(comm, comm.barrier))]
     return Measured({kind: {2 if kind == "message" else n: Table(rows)} for kind, rows in found.items()})
 
@@ -126,9 +131,11 @@ def _calls(comm: Comm, nbytes: int) -> dict[str, Callable[[], object]]:
     every, part = np.empty(x.size * n, np.uint8), np.empty(x.size // n, np.uint8)
 
     def there_and_back() -> None:
-        if comm.rank < 2:
-            for sender in (0, 1):
-                _ = comm.send(x, 1 - sender) if comm.rank == sender else comm.recv(out, sender)
+        for sender in (0, 1):
+            if comm.rank == sender:
+                comm.send(x, 1 - sender)
+            elif comm.rank < 2:
+                comm.recv(out, sender)
 
     return {
         "all_reduce": lambda: comm.all_reduce(x, out),
@@ -141,7 +148,7 @@ def _calls(comm: Comm, nbytes: int) -> dict[str, Callable[[], object]]:
 
 
 def _together(comm: Comm, call: Callable[[], object], repeat: int = 7) -> float:
-    """The median wall time of a call, of the slowest rank; of a message there and back, the half."""
+    """The median wall time of a call, of the slowest rank."""
     times = []
     for _ in range(repeat + 1):
         comm.barrier()
@@ -150,7 +157,7 @@ def _together(comm: Comm, call: Callable[[], object], repeat: int = 7) -> float:
         times.append(time.perf_counter() - began)
     slowest = np.array([statistics.median(times[1:])])
     comm.all_reduce(slowest, slowest, "max")
-    return float(slowest[0]) / (2 if call.__name__ == "there_and_back" else 1)
+    return float(slowest[0])
 
 
 # -- models ------------------------------------------------------------------------------------------------------
@@ -160,7 +167,7 @@ def _models(widths: tuple[int, ...], batches: tuple[int, ...]) -> Iterator[Calla
     for batch in batches:
         for width in widths:
             for build in (_mlp, _cnn, _transformer):
-                yield lambda build=build, width=width, batch=batch: build(width, batch)
+                yield functools.partial(build, width, batch)
 
 
 def _trained(y: Any, t: Any, optimizer: Any) -> list[Any]:
@@ -169,7 +176,7 @@ def _trained(y: Any, t: Any, optimizer: Any) -> list[Any]:
 
 
 def _values(*shape: int) -> np.ndarray:
-    """Ordinary numbers: with what has underflowed, arithmetic takes many times as long."""
+    """Ordinary numbers: arithmetic on numbers that underflow takes many times as long."""
     return np.random.default_rng(0).standard_normal(shape, np.float32)
 
 

@@ -1,8 +1,8 @@
 """What joins ranks, and how long it takes: measured tables of bytes -> seconds, and clusters of hosts.
 
 A straight line through latency and bandwidth misses measured collectives by up to a factor of 2, so tables are
-interpolated between the measured sizes. A cluster one does not have is described by published figures; its links are
-then lines (`hetu.dist.Link`), which have the same methods. Left out: contention between groups, and topologies beyond
+interpolated between the measured sizes. A cluster that you do not have is described by published figures; its links
+are lines (`hetu.dist.Link`), which have the same methods. Left out: contention between groups, and topologies beyond
 "same host or not".
 """
 
@@ -10,13 +10,10 @@ from __future__ import annotations
 
 import bisect
 import itertools
-import json
 import math
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Protocol
 
 from ...core.errors import ArgumentError, did_you_mean
@@ -24,11 +21,16 @@ from ...dist.comm.clock import Link
 
 
 class Channel(Protocol):
-    """What `Link` and `Measured` have in common. Seconds of one message, and of a collective each gives `nbytes` to."""
+    """What `Link` and `Measured` have in common: the seconds of a message, and of a collective of `nbytes` per rank."""
 
     def message(self, nbytes: int) -> float: ...
 
     def seconds(self, kind: str, ranks: int, nbytes: int) -> float: ...
+
+
+def in_bucket(link: Channel, kind: str, ranks: int, nbytes: int) -> float:
+    """Seconds of a collective that shares a bucket with others and so has no messages of its own."""
+    return link.seconds(kind, ranks, nbytes) - link.seconds(kind, ranks, 0)
 
 
 class Table:
@@ -46,8 +48,6 @@ class Table:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Table) and self.points == other.points
-
-    __hash__ = None
 
     def seconds(self, amount: float) -> float:
         """Below the first point the cost is all latency, so it stays; beyond the last it grows in proportion."""
@@ -88,10 +88,12 @@ class Measured:
 
 
 def link_to_json(link: Channel) -> dict[str, Any]:
-    """Plain data for a line or a measured link."""
+    """Plain data for a line or a measured link; ArgumentError for any other."""
+    if isinstance(link, Link):
+        return asdict(link)
     if isinstance(link, Measured):
         return {kind: {str(n): table.points for n, table in rows.items()} for kind, rows in link.tables.items()}
-    return asdict(link)
+    raise ArgumentError(f"{link!r:.80} has no form as data", fix="describe the link by a Link or by Measured tables")
 
 
 def link_from_json(data: Mapping[str, Any]) -> Link | Measured:
@@ -103,8 +105,14 @@ def link_from_json(data: Mapping[str, Any]) -> Link | Measured:
 
 @dataclass(frozen=True)
 class DeviceFigures:
-    """What one rank computes with, by published figures: operations/s, bytes/s of its memory, bytes, seconds a call,
-    and bytes/s between its memory and that of the host, 0 where they are the same."""
+    """What one rank computes with.
+
+    flops: operations/s. bandwidth: bytes/s of its memory. memory: its bytes. launch: seconds per call. host_bandwidth:
+    bytes/s between its memory and that of the host, 0 where they are the same.
+
+    >>> DeviceFigures(flops=989e12, bandwidth=3.35e12, memory=80e9).launch
+    5e-06
+    """
 
     flops: float
     bandwidth: float
@@ -147,58 +155,11 @@ class Cluster:
         return self.inner if self.host(min(ranks)) == self.host(max(ranks)) else self.outer
 
 
-def read_cluster(path: str | Path) -> Cluster:
-    """The cluster in a TOML or JSON file; see `parse`."""
-    path = Path(path)
-    try:
-        text = path.read_text("utf-8")
-        data = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
-    except (OSError, ValueError) as error:
-        raise ArgumentError(f"{path}: {error}", fix="name a TOML or JSON file that describes the cluster") from None
-    return parse(data)
-
-
-def parse(data: Mapping[str, Any]) -> Cluster:
-    """The cluster in `{"hosts": [8, 8], "links": {"inner": {...}, "outer": {...}}, "device": {...}}`, checked.
-
-    Hosts are given by their numbers of ranks. A link has a latency in seconds and a bandwidth in bytes/s; a device has
-    flops and bandwidth, and if wanted memory in bytes, the seconds of a launch and host_bandwidth in bytes/s.
-
-    >>> figures = {"latency": 1e-5, "bandwidth": 1e9}
-    >>> parse({"hosts": [4, 4], "links": {"inner": figures, "outer": figures}}).world_size
-    8
-    """
-    hosts, links = (data.get(key) if isinstance(data, Mapping) else None for key in ("hosts", "links"))
-    if not isinstance(hosts, list) or not hosts or not all(type(n) is int and n > 0 for n in hosts):
-        raise ArgumentError(f"hosts are {hosts!r:.60}", fix="give the number of ranks on each host: hosts = [8, 8]")
-    if not isinstance(links, Mapping) or set(links) != {"inner", "outer"}:
-        raise ArgumentError(
-            f"links are {links!r:.60}", fix="describe links.inner (in a host) and links.outer (between)"
-        )
-    inner, outer = (_made(Link, f"links.{name}", links[name]) for name in ("inner", "outer"))
-    device = _made(DeviceFigures, "device", data["device"]) if "device" in data else None
-    return Cluster(tuple(hosts), inner, outer, device, str(data.get("name", "")))
-
-
-def _made(cls: Any, where: str, figures: Any) -> Any:
-    known = [f.name for f in fields(cls)]
-    if not isinstance(figures, Mapping):
-        raise ArgumentError(f"{where} is {figures!r}", fix=f"give it the keys {', '.join(known)}")
-    for key, value in figures.items():
-        if key not in known:
-            raise ArgumentError(f"{where} has an unknown key {key!r}", fix=did_you_mean(key, known))
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-            raise ArgumentError(f"{where}: {key} = {value!r}", fix="give a number that is not negative")
-    if missing := [key for key in known[:2] if key not in figures or (key != "latency" and not figures[key])]:
-        raise ArgumentError(f"{where} has no {missing[0]}", fix=f"give {' and '.join(known[:2])}")
-    return cls(**figures)
-
-
 def dgx_h100(hosts: int = 8) -> Cluster:
-    """DGX H100 hosts by NVIDIA's data sheet: 8 H100 SXM each, NVLink 4 at 450 GB/s a direction, 400 Gb/s a card,
-    and PCIe 5 at 64 GB/s a direction to the memory of the host.
+    """DGX H100 hosts by NVIDIA's data sheet: 8 H100 SXM each, NVLink 4 at 450 GB/s per direction, a network card of
+    400 Gb/s per GPU, and PCIe 5 at 64 GB/s per direction to the memory of the host.
 
-    Every GPU has its card. Operations are those of dense bf16 on tensor cores. Latencies are typical, not published.
+    Operations are those of dense bf16 on tensor cores. Latencies are typical, not published.
 
     >>> dgx_h100().world_size
     64

@@ -5,8 +5,8 @@ sizes of the operator, else takes the rates of the machine. A size is weighed by
 machine's best rate or the bytes at its memory's, whichever takes longer. A time depends on types only, not on values or
 the state of caches.
 
-For planners: `profile.seconds(node)`, `profile.cluster.link(ranks).seconds(kind, len(ranks), nbytes)` and
-`.message(nbytes)`; `dataclasses.replace(profile, cluster=..., speeds=...)`; `simulate` in `simulate.py`.
+A planner asks `profile.seconds(node)` and `profile.cluster.link(ranks)`, which knows the seconds of collectives and
+messages.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import numpy as np
 from ...core.errors import ArgumentError
 from ...core.executor import Executor
 from ...core.graph import Node
+from ...core.memory import types_of
 from ...core.types import show_type
 from ...look.profiler import flops, profile_program, traffic
 from .links import Cluster, DeviceFigures, Table, link_from_json, link_to_json
@@ -54,7 +55,7 @@ class Timing(NamedTuple):
 class Curve:
     """Ideal -> measured seconds of an operator: medians of what lies within a factor of 1.4, and lines between them.
 
-    Beyond the largest each ideal second costs what it did at best, at most `WORST`: small ones may be all overhead.
+    Beyond the largest size, an ideal second costs what it did at best, at most `WORST`: small ones may be all overhead.
     """
 
     def __init__(self, points: Sequence[tuple[float, float]], launch: float) -> None:
@@ -74,8 +75,8 @@ class Curve:
 class MachineProfile:
     """Times of one kind of machine, of the `cluster` that is made of it, and of its stragglers.
 
-    `timings` maps an instruction to what was measured. `step` is the cost of a step besides its instructions, in
-    seconds, without the bytes fed. `speeds` are factors on the time that a rank computes (2.0: half as fast).
+    `timings` maps an instruction to what was measured. `step` is the seconds of a step besides its instructions and the
+    copying of what is fed. `speeds` are factors on the time that a rank computes (2.0: half as fast).
 
     >>> import hetu as ht
     >>> profile = MachineProfile(DeviceFigures(flops=1e9, bandwidth=1e9, launch=1e-6))
@@ -101,7 +102,10 @@ class MachineProfile:
     def of(cluster: Cluster) -> MachineProfile:
         """The profile of a cluster by published figures: nothing is measured."""
         if cluster.device is None:
-            raise ArgumentError(f"cluster {cluster.name!r} says nothing of its devices", fix="add a table [device]")
+            raise ArgumentError(
+                f"cluster {cluster.name!r} says nothing of its devices",
+                fix="give it one: Cluster(..., device=DeviceFigures(...))",
+            )
         return MachineProfile(cluster.device, cluster)
 
     # -- asking ------------------------------------------------------------------------------------------------------
@@ -145,7 +149,7 @@ class MachineProfile:
     # -- learning ----------------------------------------------------------------------------------------------------
 
     def add(self, node: Node, seconds: float) -> None:
-        """Remember a measured instruction; measured twice, it has the mean."""
+        """Remember a measured instruction; one that was measured before gets the mean."""
         key = signature(node)
         if key in self.timings:
             seconds = (seconds + self.timings[key].seconds) / 2
@@ -162,9 +166,9 @@ class MachineProfile:
         world_size: int = 1,
         repeat: int = 5,
     ) -> None:
-        """Time the instructions of one step, by the CPU time of this thread; with a strategy those of one rank.
+        """Time the instructions of one step by the CPU time of this thread; with a strategy, those of one rank.
 
-        The other ranks need not exist. Variables are made, and the model trains on `feed` for a few steps.
+        The other ranks need not exist. The variables are made, and the model trains on `feed` for a few steps.
         """
         seat = Seat(rank, world_size)
         executor = Executor(entries, strategy=strategy, comm=None if strategy is None else seat)
@@ -189,7 +193,7 @@ class MachineProfile:
     # -- files -------------------------------------------------------------------------------------------------------
 
     def to_json(self) -> str:
-        """What `from_json` reads. Speeds belong to a job, so they are left out."""
+        """What `from_json` reads, without the speeds, which belong to a job."""
         links = {name: link_to_json(getattr(self.cluster, name)) for name in ("inner", "outer")}
         data = {"version": VERSION, "host": self.host, "device": asdict(self.device), "step": self.step}
         data |= {"hosts": self.cluster.hosts, "links": links, "timings": self.timings}
@@ -244,20 +248,20 @@ class MachineProfile:
 
 
 def signature(node: Node) -> str:
-    """What an instruction is measured as: its operator and types, and which operands are views of what."""
+    """What an instruction is measured as: its operator and types, and the operators of operands that are views."""
     operands = [f"{i.op.name} {show_type(i.type)}" if i.op.view_rule else show_type(i.type) for i in node.inputs]
     return f"{node.op.name}({', '.join(operands)}) {show_type(node.type)}"
 
 
 def family_of(node: Node) -> str:
     """The operator with the dtype in which it computes."""
-    types = [t for n in (node, *node.inputs) for t in (n.type if isinstance(n.type, tuple) else (n.type,))]
+    types = [t for n in (node, *node.inputs) for t in types_of(n)]
     return f"{node.op.name} {next((t.dtype.name for t in types if t.dtype.kind == 'f'), types[0].dtype.name)}"
 
 
 def stem_of(node: Node) -> str:
     """The operator and its types without their first axes, among which is the batch."""
-    types = [t for n in (node, *node.inputs) for t in (n.type if isinstance(n.type, tuple) else (n.type,))]
+    types = [t for n in (node, *node.inputs) for t in types_of(n)]
     return f"{node.op.name}({', '.join(str(t.shape[1:]) for t in types)})"
 
 

@@ -1,4 +1,4 @@
-"""An array made of parts along one axis, each written where it belongs as soon as it is there.
+"""An array made of parts along one axis, each written to its place as soon as it is computed.
 
 A chain `start_rows`, `set_rows`, `set_rows`, ... is one array that is filled in place: a part is needed no longer than
 it takes to write it, while `concat` needs all of them beside the result. Only the pass of `hetu.plan.memory.split`
@@ -29,7 +29,7 @@ def _at(axis: int, first: int | None, stop: int | None = None) -> tuple[Any, ...
 
 @op(role=Role.MOVE, infer=_start_type, differentiable=False)
 def start_rows(xp: ModuleType, part: Any, *, rows: int, axis: int = 0) -> Any:
-    """An array of so many rows along `axis`, of which the first are `part` and the others zeros, to be set next.
+    """An array of so many rows along `axis`: first `part`, then zeros, which `set_rows` replaces.
 
     >>> import hetu as ht
     >>> start_rows(ht.placeholder("part", (2, 3)), rows=5).shape

@@ -1,11 +1,11 @@
-"""Make one rank's step fit into its memory: free what takes most room at the fullest moment, until the rest fits.
+"""Make one rank's step fit into its memory: free the largest values of the fullest moment until the rest fits.
 
 The greedy search of TSplit (ICDE 2022), guided by the memory plan itself: at the instruction where most bytes live, the
 largest values are made to go and the graph is planned anew. A value is dropped and computed again (`split.py`), first
-whole, then in ever more parts; or it waits in the memory of the host (`swap.py`), if the profile says how fast the way
-there is (`Device.host_bandwidth`). Then each goes the way that takes fewer seconds, and such a step competes with those
-that only recompute or only swap. On a CPU the arena is host memory already, so a measured profile names no such way.
-Values are chosen by size, not by seconds.
+whole, then in ever more parts; or it waits in the memory of the host (`swap.py`), if the profile knows the speed of the
+way there (`DeviceFigures.host_bandwidth`). Then each value goes the way that takes fewer seconds, and the step competes
+with those that only recompute or only swap. On a CPU the arena is host memory already, so a measured profile knows no
+such way. Values are chosen by size, not by seconds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PARTS = (1, 2, 4, 8, 16, 32)
 def fit(
     fetches: Sequence[Node], updates: Mapping[Node, Node], budget: int, profile: MachineProfile | None = None
 ) -> Rewritten:
-    """The same step with an arena and feeds of at most `budget` bytes. BudgetError if it cannot be had.
+    """The same step with an arena and feeds of at most `budget` bytes. BudgetError if that is impossible.
 
     >>> import hetu as ht
     >>> h = x = ht.placeholder("x", (64, 32))
@@ -39,8 +39,9 @@ def fit(
     True
     """
     profile = profile or MachineProfile()
+    search = _GreedySearch(fetches, updates, budget, profile)
     ways = [(True, False), (False, True), (True, True)] if profile.device.host_bandwidth else [(True, False)]
-    found = [_smallest(fetches, updates, budget, profile, drops, swaps) for drops, swaps in ways]
+    found = [search.smallest(drops, swaps) for drops, swaps in ways]
     if fitting := [step for step, nbytes in found if nbytes <= budget]:
         return min(fitting, key=lambda step: sum(map(profile.seconds, plan(*step).order)))
     least = min(nbytes for _, nbytes in found)
@@ -50,44 +51,29 @@ def fit(
     )
 
 
-def _smallest(
-    fetches: Sequence[Node],
-    updates: Mapping[Node, Node],
-    budget: int,
-    profile: MachineProfile,
-    drops: bool,
-    swaps: bool,
-) -> tuple[Rewritten, int]:
-    """The step in as few parts as make it fit, else the smallest, and its bytes."""
-    found = []
-    for parts in PARTS if drops else PARTS[:1]:
-        found.append(_GreedySearch(fetches, updates, budget, parts, profile, drops, swaps).run())
-        if found[-1][1] <= budget:
-            break
-    return min(found, key=lambda f: f[1])
-
-
 class _GreedySearch:
-    """One greedy search: values to be dropped and to be swapped, as the graph had them that was given."""
+    """Greedy searches for values to drop and to swap, which are nodes of the given graph."""
 
     def __init__(
-        self,
-        fetches: Sequence[Node],
-        updates: Mapping[Node, Node],
-        budget: int,
-        parts: int,
-        profile: MachineProfile,
-        drops: bool,
-        swaps: bool,
+        self, fetches: Sequence[Node], updates: Mapping[Node, Node], budget: int, profile: MachineProfile
     ) -> None:
-        self.fetches, self.updates, self.budget = fetches, updates, budget
-        self.parts, self.profile, self.drops, self.swaps = parts, profile, drops, swaps
+        self.fetches, self.updates, self.budget, self.profile = fetches, updates, budget, profile
         self.outputs = (*fetches, *updates.values())
         self.rules = batched(self.outputs)
-        self.dropped, self.swapped = set[Node](), set[Node]()
 
-    def run(self) -> tuple[Rewritten, int]:
+    def smallest(self, drops: bool, swaps: bool) -> tuple[Rewritten, int]:
+        """The step in as few parts as make it fit, else the smallest, and its bytes."""
+        found = []
+        for parts in PARTS if drops else PARTS[:1]:
+            found.append(self._search(parts, drops, swaps))
+            if found[-1][1] <= self.budget:
+                break
+        return min(found, key=lambda f: f[1])
+
+    def _search(self, parts: int, drops: bool, swaps: bool) -> tuple[Rewritten, int]:
         """The first step that fits, else the smallest one, and its bytes."""
+        self.parts, self.drops, self.swaps = parts, drops, swaps
+        self.dropped, self.swapped = set[Node](), set[Node]()
         best: tuple[Rewritten, int] | None = None
         while True:
             self._make()
@@ -97,8 +83,8 @@ class _GreedySearch:
                 return (self.step, nbytes) if nbytes <= self.budget else best
 
     def _make(self) -> None:
-        """The step without what is dropped and swapped, its plan, and the new nodes of the given ones; `late` are those
-        that have been in the memory of the host."""
+        """Make the step without the dropped and swapped values, and its plan. `made` has the new node of each given
+        one, `late` those of the values that come back from the host."""
         self.split = BatchSplit(self.outputs, self.dropped, self.parts, self.rules)
         made = self.split.run()
         self.made, self.late = dict(self.split.made), dict[Node, Node]()
@@ -111,7 +97,7 @@ class _GreedySearch:
             self.made = {node: swap.made[made] for node, made in self.made.items()}
 
     def _free(self, excess: int) -> bool:
-        """Drop or swap the largest values of the fullest moment until that is `excess` bytes; whether there are any.
+        """Drop or swap the largest values of the fullest moment until they make `excess` bytes; whether there are any.
 
         What came back from the host is dropped only if nothing else can be.
         """
@@ -129,7 +115,7 @@ class _GreedySearch:
     def _means(
         self, storages: Sequence[Storage], among: Mapping[Node, Node], away: set[Node]
     ) -> list[tuple[float, int, set[Node], set[Node]]]:
-        """How each storage is freed in fewer seconds: (seconds, bytes, what is dropped or swapped, what is to be)."""
+        """The faster way to free each storage: (seconds, bytes, `dropped` or `swapped`, the nodes to put there)."""
         held: dict[int, set[Node]] = defaultdict(set)
         for node, made in among.items():
             if not isinstance(node.type, tuple) and (made, 0) in self.plan.roots:
@@ -145,9 +131,9 @@ class _GreedySearch:
         return found
 
     def _droppable(self, held: set[Node]) -> set[Node]:
-        """What has to be dropped to free a storage; nothing if that cannot be, or is done."""
+        """The values to drop so that a storage is free; none if that is impossible, or done."""
         values = {node for node in held if self.split.can_drop(node)}
-        others = held - values  # views, such as a transpose, are had again with what they look into
+        others = held - values  # views, such as a transpose, are made again with what they look into
         free = values - self.split.dropped and all(self.made[node] in self.plan.views for node in others)
         return values if free else set()
 
@@ -167,7 +153,7 @@ class _GreedySearch:
         }
 
     def _again_seconds(self, values: Collection[Node]) -> float:
-        """What it takes to compute values for each reader but one, with all that they need and is dropped too."""
+        """Seconds to compute values for each reader but one, with the dropped values that they need."""
         known: dict[Node, float] = {}
 
         def once(node: Node) -> float:

@@ -1,7 +1,7 @@
-"""Copies between the memory of the device and that of the host, for values that are long not read.
+"""Copies between the memory of the device and that of the host, for values that are not read for a long time.
 
-The memory plan places the result of `to_host` outside the arena, right after its operand is there; on a CPU both lie in
-the same memory. Only the pass of `hetu.plan.memory.swap` makes it, after autodiff. The copies wait in the device's
+The memory plan places the result of `to_host` outside the arena, right after its operand is computed; on a CPU both lie
+in the same memory. Only the pass of `hetu.plan.memory.swap` makes it, after autodiff. The copies wait in the device's
 queue, so nothing is copied while it computes.
 """
 

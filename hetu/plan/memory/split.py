@@ -21,7 +21,7 @@ from .assemble import set_rows, start_rows
 def batched(outputs: Sequence[Node]) -> dict[Node, tuple[ShardingRule, int]]:
     """The nodes that treat one axis of what they compute sample by sample, with their sharding rules and that axis.
 
-    It is the first axis of what is fed, and wherever an operator moves it.
+    The axis is the first of what is fed; operators may move it.
 
     >>> import hetu as ht
     >>> x = ht.placeholder("x", (8, 4))
@@ -101,12 +101,12 @@ class BatchSplit:
         return tuple(self.made[node] for node in self.outputs)
 
     def can_drop(self, node: Node) -> bool:
-        """Whether a value is computed sample by sample and not asked for; and if it is a gradient, only read once in
-        parts, for to compute gradients again would mean to compute all behind them again."""
+        """Whether a value is computed sample by sample and not fetched. A gradient must also have a single reader,
+        which works in parts: computing gradients again would mean computing all that they come from again."""
         if self._source(node) not in self.rules or node in self.outputs:
             return False
         readers = {*self.readers[node]}
-        once = len(readers) == 1 and self._source(*readers) in self.rules
+        once = len(readers) == 1 and all(r is not None and self._source(r) in self.rules for r in readers)
         return once or not node.tags.get("gradient")
 
     def _source(self, node: Node) -> Node:
@@ -140,13 +140,11 @@ class BatchSplit:
 
     def _assembled(self, node: Node) -> Node:
         """All parts, one after the other; what they need of dropped values is theirs alone."""
-        whole, axis = None, self._axis(node)
-        for k in range(self.parts):
-            part = self._part(node, k, {})
-            if whole is None:
-                whole = part if self.parts == 1 else start_rows(part, rows=int(node.shape[axis]), axis=axis)
-            else:
-                whole = set_rows(whole, part, first=self._span(node, axis, k)[0], axis=axis)
+        whole, axis = self._part(node, 0, {}), self._axis(node)
+        if self.parts > 1:
+            whole = start_rows(whole, rows=int(node.shape[axis]), axis=axis)
+        for k in range(1, self.parts):
+            whole = set_rows(whole, self._part(node, k, {}), first=self._span(node, axis, k)[0], axis=axis)
         return whole
 
     def _span(self, node: Node, axis: int, k: int) -> tuple[int, int]:

@@ -1,8 +1,8 @@
 """Move values into the memory of the host while no instruction reads them.
 
 After TSplit (ICDE 2022). A value is cut out of the arena in its longest *gap*, the time between two instructions that
-read it, which for an activation reaches from the forward to the backward pass. It is copied out as soon as it is there,
-and copied in by the last instruction before the gap ends: `from_host` waits for the one before its reader. `fit.py`
+read it, which for an activation reaches from the forward to the backward pass. It is copied out as soon as it is
+computed, and copied in right before the gap ends: `from_host` waits for the instruction before its reader. `fit.py`
 chooses the values. Left out: several gaps of one value, and copying while the device computes.
 """
 
@@ -28,7 +28,7 @@ class Gap(NamedTuple):
 
 
 def gaps(planned: MemoryPlan, outputs: Collection[Node]) -> dict[Value, Gap]:
-    """The gap of each value of the arena that the step itself reads; what it hands out is not among them.
+    """The gap of each value of the arena that only the step itself reads.
 
     >>> import hetu as ht
     >>> from hetu.core.memory import plan
@@ -54,9 +54,9 @@ def gaps(planned: MemoryPlan, outputs: Collection[Node]) -> dict[Value, Gap]:
 
 
 class Swap:
-    """The planned step with the `values` that have a gap in the memory of the host meanwhile.
+    """The planned step, with those of `values` that have a gap in the memory of the host meanwhile.
 
-    `made` has the new node of each old one, from before its gap.
+    `made` has the new node of each old one, as it is before its gap.
 
     >>> import hetu as ht
     >>> from hetu.core.memory import plan

@@ -1,9 +1,9 @@
 """The strategies among which the planner chooses: Galvatron's decision tree as builders, and plans that differ inside.
 
-Of the tree (`decisions.py`) come those in which all layers are alike: stages x data x tensor, data parallelism plain or
-sharded, tensor parallelism along the fastest links. `by_operator` splits each operator its own way, and where a plan
-does not fit into memory, `sharded_layers` decides for each layer how far it is sharded. The simulator says what a
-candidate costs.
+The tree (`decisions.py`) has those in which all layers are alike: stages x data x tensor, data parallelism plain or
+sharded, tensor parallelism along the fastest links. `by_operator` splits each operator its own way. Where a plan does
+not fit into memory, `sharded_layers` decides for each layer how far it is sharded. The simulator says what a candidate
+costs.
 """
 
 from __future__ import annotations
@@ -19,30 +19,22 @@ import numpy as np
 from ...core.errors import ArgumentError, did_you_mean
 from ...core.graph import Node, topological
 from ...core.op import Role
-from ...dist.cut.builders import MEGATRON, ExpertParallel, Parallel
+from ...dist.cut.builders import MEGATRON, ExpertParallel, Parallel, RankRows
+from ...dist.cut.kept import Kept
 from ...dist.cut.pipeline_builder import Pipeline
-from ...dist.cut.strategy import Kept, Strategy
-from ...dist.layout.layout import Mesh
+from ...dist.cut.strategy import Strategy
 from ...ps.store.cache import Cache
 from ...strategies.choice import choices
 from ...strategies.hybrid import Hybrid
 from ...strategies.servable import Servable
-from ..costs.links import Cluster
+from ..costs.links import Channel, Cluster, in_bucket
+from ..why import Candidate
 from .chain import cheapest_chain
 from .decisions import DATA, SHARDED, TENSOR, tree
 from .operators import Operators, experts_of
 
 LEVELS = (0, 1, 3)  # how much is sharded over data-parallel ranks: nothing, optimizer state, variables too
 MICROBATCHES = (2, 4, 8, 16)
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A builder, what people call it, and what it decides for single variables."""
-
-    name: str
-    builder: Any
-    detail: str = ""
 
 
 @dataclass(frozen=True)
@@ -69,14 +61,20 @@ class Hints:
         for name in given or {}:
             if name not in Hints.__dataclass_fields__:
                 raise ArgumentError(f"a hint {name!r}", fix=did_you_mean(name, Hints.__dataclass_fields__))
-        return Hints(**(given or {}))
+        hints = Hints(**(given or {}))
+        for name in ("stages", "data", "tensor"):
+            if (degree := getattr(hints, name)) is not None and not (isinstance(degree, int) and degree > 0):
+                raise ArgumentError(f"the hint {name} is {degree!r}", fix="give a whole number of at least 1")
+        if hints.zero not in (None, *LEVELS):
+            raise ArgumentError(f"the hint zero is {hints.zero!r}", fix=f"give one of {', '.join(map(str, LEVELS))}")
+        return hints
 
     def allow(self, **degrees: int) -> bool:
         return all(getattr(self, name) in (None, value) for name, value in degrees.items())
 
 
 def candidates(outputs: Sequence[Node], world_size: int, hints: Hints, batch: int | None = None) -> Iterator[Candidate]:
-    """Every product of pipeline, data and tensor parallelism on so many ranks that the hints allow."""
+    """Every product of pipeline, data and tensor parallelism on `world_size` ranks that the hints allow."""
     split = dict(MEGATRON if hints.split is None else hints.split)
     trained = [n.name for n in topological(outputs) if n.role is Role.VARIABLE and n.attrs["trainable"]]
     splits = any(fnmatch.fnmatch(name, pattern) for name in trained for pattern in split)
@@ -90,20 +88,21 @@ def candidates(outputs: Sequence[Node], world_size: int, hints: Hints, batch: in
             if stages > 1 and way.degree(SHARDED) > 1 and hints.zero is None:
                 continue  # only pipelines that are too large are sharded
             for zero in (z for z in levels if hints.allow(zero=z) or data == 1):
-                yield from _products(stages, Parallel(data=data, tensor=tensor, zero=zero, split=split), batch)
+                yield from _products(stages, data, tensor, zero, split, batch)
 
 
-def _products(stages: int, parallel: Parallel, batch: int | None) -> Iterator[Candidate]:
+def _products(
+    stages: int, data: int, tensor: int, zero: int, split: Mapping[str, int], batch: int | None
+) -> Iterator[Candidate]:
     """The plan with these degrees; of a pipeline, one for each number of micro-batches that the batch divides into."""
-    data, tensor, zero = parallel.data, parallel.tensor, parallel.zero
     sharded = f" zero{zero}" if zero else ""
     name = f"{_degree('dp', data)}{_degree('tp', tensor)}{_degree('pp', stages)}{sharded}".strip() or "one rank"
     if stages == 1:
-        yield Candidate(name, parallel)
+        yield Candidate(name, Parallel(data=data, tensor=tensor, zero=zero, split=split))
         return
     for parts in MICROBATCHES:
         if batch is None or batch % (parts * data) == 0:
-            builder = Pipeline(stages, parts, data=data, tensor=tensor, zero=zero, split=parallel.split)
+            builder = Pipeline(stages, parts, data=data, tensor=tensor, zero=zero, split=split)
             yield Candidate(f"{name}, {parts} micro-batches", builder)
 
 
@@ -118,8 +117,8 @@ def expert_parallel(outputs: Sequence[Node], hints: Hints, cluster: Cluster, wor
 
 
 def by_operator(operators: Operators, data: int, tensor: int, room: float = math.inf) -> Iterator[Candidate]:
-    """Each operator split over the tensor axis as is fastest by itself and with its neighbors, and variables of at most
-    `room` bytes kept. None if that is plain data parallelism."""
+    """Each operator split over the tensor axis in the way that is fastest with its neighbors, with at most `room` bytes
+    of variables on a rank. None if that is plain data parallelism."""
     found = operators.best(room)
     layered = Layered(data, tensor, {}, found.split, stored=found.stored, feeds=found.feeds)
     if found.split or found.stored:
@@ -138,17 +137,15 @@ def _degree(kind: str, n: int) -> str:
 
 
 def served_candidates(outputs: Sequence[Node], hints: Hints, batch: int, world_size: int) -> Iterator[Candidate]:
-    """Data parallelism with one, two, four, ..., all looked-up tables on servers: first those by which most bytes need
-    not be sent, then the largest, which ranks then need not keep.
+    """Data parallelism with one, two, four, ..., all looked-up tables on servers: first the tables that save most bytes
+    of communication, then the largest, which ranks need not keep.
 
-    Servers have an equal range of rows of each. Tables that may be cached are, if the hints give a cache.
+    Each server has an equal range of the rows of each. If the hints give a cache, the tables are cached.
     """
     servable = Servable(outputs)
     rated = choices(servable, batch, world_size)
     for v in servable.tables if hints.cache else ():
-        servable.parameter(
-            v, sparse=True, reduce="sum", cached=True
-        )  # a rule that cannot be cached is the user's error
+        servable.parameter(v, sparse=True, reduce="sum", cached=True)  # ArgumentError if its rule cannot be cached
     saved = {v: rated[v].by_ranks - rated[v].by_servers for v in rated if v in servable.tables}
     order = sorted(saved, key=lambda v: (-max(0, saved[v]), -int(v.tensor.nbytes)))
     counts = {len(order), sum(rated[v].on_servers for v in order), *(1 << k for k in range(len(order).bit_length()))}
@@ -162,9 +159,9 @@ def served_candidates(outputs: Sequence[Node], hints: Hints, batch: int, world_s
 class Layered(Parallel):
     """Data x tensor parallelism that differs from layer to layer and from variable to variable.
 
-    levels: layer -> how far it is sharded over data-parallel ranks; those not named are not. split: name -> axis that
-    tensor parallelism splits. stored: name -> axis along which tensor-parallel ranks keep a variable that they gather
-    to compute with. feeds: name -> axis of feeds that these ranks share: where nothing is split they are data parallel.
+    levels: layer -> how far it is sharded over data-parallel ranks, by default not at all. split: name -> axis that
+    tensor parallelism splits. stored: name -> axis along which tensor-parallel ranks keep a variable, which they gather
+    to compute. feeds: name -> axis of feeds that these ranks share: where nothing is split they are data parallel.
 
     >>> Layered(2, 1, {"mlp/up": 3})
     Layered(data=2, tensor=1, levels={'mlp/up': 3})
@@ -191,7 +188,7 @@ class Layered(Parallel):
                 strategy.feeds[name] = mesh.layout(data=0, tensor=axis)
         return strategy
 
-    def _kept(self, node: Node, owner: Node, mesh: Mesh) -> Kept | None:
+    def _kept(self, node: Node, owner: Node, mesh: RankRows) -> Kept | None:
         level = self.levels.get(layer_of(owner), 0)
         uniform = Parallel(data=self.data, tensor=self.tensor, zero=level, split=self.stored | self.split)
         kept = uniform._kept(node, owner, mesh)
@@ -202,15 +199,15 @@ class Layered(Parallel):
 
 
 def layer_of(variable: Node) -> str:
-    """The layer that a trained variable belongs to: its name without the last part."""
+    """The layer of a trained variable: its name without the last part."""
     return variable.name.rpartition("/")[0]
 
 
 def sharded_layers(
     outputs: Sequence[Node], plan: Candidate, cluster: Cluster, world_size: int, budget: float
 ) -> Candidate:
-    """The same plan with the level of each layer that is fastest, of those at which variables and their state take at
-    most `budget` bytes.
+    """The same plan with the fastest levels of its layers at which variables and their state take at most `budget`
+    bytes.
 
     The time of a level is that of its collectives on the link of the data-parallel ranks. BudgetError if none fits.
     """
@@ -238,7 +235,7 @@ def sharded_layers(
 
 
 def layered(plan: Candidate, levels: Mapping[str, int]) -> Candidate:
-    """The same plan, and layers sharded as far as `levels` says."""
+    """The same plan with its layers sharded as far as `levels` says."""
     counts = ", ".join(f"{sum(v == z for v in levels.values())} at zero{z}" for z in LEVELS if z in levels.values())
     parallel, more = plan.builder, {}
     if isinstance(parallel, Layered):
@@ -248,10 +245,10 @@ def layered(plan: Candidate, levels: Mapping[str, int]) -> Candidate:
     return Candidate(f"{name}, layers: {counts}", builder, plan.detail)
 
 
-def _synchronize(link: Any, level: int, ranks: int, nbytes: int) -> float:
+def _synchronize(link: Channel, level: int, ranks: int, nbytes: int) -> float:
     """Seconds to bring the gradient of one variable together and its new value to all that read it."""
     if ranks == 1:
         return 0.0
-    if level == 0:  # in a bucket with others, so that nothing is paid for a message of its own
-        return link.seconds("all_reduce", ranks, nbytes) - link.seconds("all_reduce", ranks, 0)
+    if level == 0:
+        return in_bucket(link, "all_reduce", ranks, nbytes)
     return link.seconds("reduce_scatter", ranks, nbytes) + link.seconds("all_gather", ranks, nbytes // ranks)

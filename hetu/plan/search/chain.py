@@ -44,7 +44,7 @@ def cheapest_chain(
 
     seconds, nbytes: (layers, strategies); infinite seconds forbid a strategy.
     transition: (layers - 1, strategies, strategies), seconds from the layout after s' to the one that s wants.
-    levels: how many points a front may have; where it has more, the fastest of each of so many steps of bytes stays.
+    levels: how many points a front may have; of more, the fastest in each of `levels` equal steps of bytes stay.
     BudgetError if nothing fits, with how much is missing.
 
     >>> fast_or_small = np.array([[1.0, 2.0]] * 3), np.array([[8.0, 4.0]] * 3)

@@ -3,9 +3,9 @@
 Costs are tables: one for each operator, one for each edge between two. OptCNN (Z. Jia et al., "Exploring Hidden
 Dimensions in Parallelizing Convolutional Neural Networks", ICML 2018, section 5.2) replaces an operator between two
 others by an edge that takes the minimum over its configurations, and adds parallel edges up. Both are cases of one
-step, which takes all tables that an operator is in, adds them and minimizes over it; so any graph can be solved, at the
-price of a table over the neighbors of the operator: C^3 for chains, Inception blocks and residual connections. It does
-not know memory; `chain.py` does.
+step, which takes all tables that an operator is in, adds them and minimizes over it. So any graph can be solved, at the
+price of a table over the neighbors of the operator: C^3 for chains, Inception blocks and residual connections. Memory
+does not count here; it does in `chain.py`.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class _Tables:
         if math.prod(sizes) > MOST_ENTRIES:
             raise ArgumentError(
                 f"operator {v} depends on {len(scope) - 1} others at once: a table of {math.prod(sizes):,} entries",
-                fix="give fewer configurations, or search with hetu.plan.polish",
+                fix="give fewer configurations",
             )
         total = np.zeros(sizes)
         for own in [*self.having[v]]:

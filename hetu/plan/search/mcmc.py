@@ -26,7 +26,7 @@ def polish(
     proposals: int = 2000,
     seed: int = 0,
 ) -> tuple[float, Picks]:
-    """The least cost of so many plans, and its configurations.
+    """The least cost of the plans that are tried, at most `proposals`, and its configurations.
 
     choices: how many configurations each operator has. start: where to begin, by default the first of each, such as
     data parallelism. An infinite cost is a plan that must not be; the start may be one.

@@ -23,7 +23,7 @@ from ...core.op import Role
 from ...dist.layout.deduce import updating
 from ...dist.layout.layout import DUP, SUM
 from ...dist.layout.rules import ShardingRule, rule_of
-from ..costs.links import Channel
+from ..costs.links import Channel, in_bucket
 from ..costs.profile import MachineProfile
 from .elimination import eliminate
 
@@ -79,8 +79,9 @@ def experts_of(outputs: Sequence[Node]) -> dict[str, int]:
         data, weight, made = (
             {f for axis in term for f in axis} for term in (rule.inputs[1 - at], rule.inputs[at], rule.outputs[0])
         )
-        if (data & weight) - made and (kept := data & weight & made):
-            found[names[0]] = rule.place(rule.inputs[at], kept.pop())
+        for factor in data & weight & made if (data & weight) - made else ():
+            if (axis := rule.place(rule.inputs[at], factor)) is not None:
+                found[names[0]] = axis
     return found
 
 
@@ -195,7 +196,7 @@ class Operators:
             seconds = price * self._bytes(node, option)
             if node in self.active and self.data > 1 and self.across is not None:
                 mine = int(node.tensor.nbytes) // (self.ranks if option.outs[0] != DUP else 1)
-                seconds += _synchronize(self.across, self.data, mine)
+                seconds += in_bucket(self.across, "all_reduce", self.data, mine)
             found.append(seconds)
         return np.array(found)
 
@@ -235,10 +236,4 @@ class Operators:
             kind, given = ("reduce_scatter" if dst >= 0 else "all_reduce"), nbytes
         else:
             kind, given = ("all_to_all" if dst >= 0 else "all_gather"), nbytes // self.ranks
-        seconds = self.link.seconds(kind, self.ranks, given)
-        return seconds - self.link.seconds(kind, self.ranks, 0) if late else seconds
-
-
-def _synchronize(link: Channel, ranks: int, nbytes: int) -> float:
-    """Seconds to sum a gradient that waits for others in a bucket, so that no message is paid for."""
-    return link.seconds("all_reduce", ranks, nbytes) - link.seconds("all_reduce", ranks, 0)
+        return in_bucket(self.link, kind, self.ranks, given) if late else self.link.seconds(kind, self.ranks, given)

@@ -1,9 +1,8 @@
 """The planner: it costs every candidate with the simulator and takes the fastest that fits into memory.
 
 The ranks of a job share the work: each simulates some of the candidates, and all see all costs, so all choose alike. If
-what is fastest does not fit, its layers are sharded one by one (`candidates.sharded_layers`) and its activations are
-computed again in parts or put away into the memory of the host (`fit.py`), and these plans compete with the others. A
-plan does not change while training.
+the fastest does not fit, its layers are sharded one by one (`candidates.sharded_layers`) and its activations are
+computed again in parts or put away into the memory of the host (`fit.py`). These plans compete with the others.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ from ...dist.layout.layout import Mesh
 from ...passes import specialize
 from ...ps.wire.environment import has_servers
 from ...strategies.hybrid import Hybrid
+from ...strategies.on_servers import Connected
 from ..costs.profile import MachineProfile
 from ..plan import Plan, Within
 from ..simulation.simulate import Cost, simulate
-from ..why import Rated, Why
+from ..why import Candidate, Rated, Why
 from .candidates import (
     LEVELS,
-    Candidate,
     Hints,
     Layered,
     by_operator,
@@ -63,7 +62,7 @@ class Auto:
     """A strategy that is chosen when an executor is made: `ht.Executor(..., strategy=ht.plan.auto(budget=2 << 30))`.
 
     budget: bytes of memory for each rank: variables, optimizer state, feeds and everything a step computes.
-    batch_size: of all ranks together, wherever a placeholder leaves its first size open. The plan says where variables
+    batch_size: of all ranks together, where a placeholder leaves its first size open. The plan says where variables
     live, so it has to be made before the first batch is seen.
     profile: how fast things are; by default that of this host, if it has been measured (`hetu profile`).
     If its device has `host_bandwidth`, activations may wait in the memory of the host, which the budget does not count.
@@ -80,8 +79,10 @@ class Auto:
 
     def __post_init__(self) -> None:
         Hints.of(self.hints)
-        if self.budget is None or not self.budget > 0:
-            raise ArgumentError(f"a budget of {self.budget!r} bytes", fix="give the bytes that each rank may use")
+        for name, least in (("budget", 1), ("batch_size", 1), ("proposals", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not value >= least:
+                raise ArgumentError(f"{name} is {value!r}", fix=f"give a number of at least {least}")
 
     def choose(self, subgraphs: Mapping[str, Sequence[Any]], comm: Comm | None = None) -> Plan:
         """The plan for the sub-graph that trains (else the first), on the ranks of `comm` (by default the job's)."""
@@ -111,7 +112,7 @@ def auto(
     hints: Mapping[str, Any] | None = None,
     proposals: int = 0,
 ) -> Auto:
-    """The strategy that is predicted to be fastest for a graph on the ranks of the job; see `Auto`.
+    """The strategy that is predicted to be the fastest for a graph on the ranks of the job; see `Auto`.
 
     >>> import hetu as ht
     >>> x = ht.placeholder("x", (None, 64))
@@ -125,7 +126,7 @@ def auto(
 
 
 class _Search:
-    """One choice: candidates, what they cost, and which is taken."""
+    """One choice: the candidates, their costs, and the one that is taken."""
 
     def __init__(self, auto: Auto, sub: SubGraph, outputs: Sequence[Node], comm: Comm) -> None:
         self.auto, self.sub, self.outputs, self.comm = auto, sub, outputs, comm
@@ -163,36 +164,37 @@ class _Search:
         found = [*candidates(self.outputs, world, self.hints, self.batch)]
         found += expert_parallel(self.outputs, self.hints, self.profile.cluster, world)
         found += self._by_operator()
-        if (hasattr(self.comm, "client") or has_servers()) and self.hints.allow(stages=1, data=world, tensor=1, zero=0):
+        served = isinstance(self.comm, Connected) or has_servers()
+        if served and self.hints.allow(stages=1, data=world, tensor=1, zero=0):
             found += served_candidates(self.outputs, self.hints, self.batch or 1, world)
         return found
 
     def _refined(self, rated: Sequence[Rated]) -> Iterator[Candidate]:
-        """The fastest pipelines of all degrees, cut by seconds; those that are too large, sharded over data too."""
-        best: dict[tuple[int, ...], Rated] = {}
+        """The fastest pipeline of each degree, cut by seconds; one that is too large, sharded over data too."""
+        best: dict[tuple[int, int, int], Rated] = {}
         for r in (r for r in rated if r.valid and isinstance(r.builder, Pipeline)):
             degrees = r.builder.stages, r.builder.data, r.builder.tensor
             best[degrees] = min(best.get(degrees, r), r, key=lambda r: r.seconds)
-        for r in best.values():
-            if (cut := self._cut(r.builder)) is not None:
+        for degrees, r in best.items():
+            if (cut := self._cut(r.builder, *degrees)) is not None:
                 yield Candidate(f"{r.name}, cut by seconds", r.builder.but(cut=cut))
             if r.peak > self.auto.budget and r.builder.data > 1 and self.hints.zero is None:
                 yield Candidate(f"{r.name}, zero3", r.builder.but(zero=3))
 
-    def _cut(self, pipeline: Pipeline) -> dict[str, int] | None:
-        """Layer -> stage by seconds; None if that is how the pipeline is cut anyway, or if nothing fits."""
-        kept = {name: times * nbytes // pipeline.tensor for name, (times, nbytes) in self.trained.items()}
-        size = self.comm.world_size // pipeline.stages
+    def _cut(self, pipeline: Pipeline, stages: int, data: int, tensor: int) -> dict[str, int] | None:
+        """Layer -> stage by seconds; None if the pipeline is cut so already, or if nothing fits."""
+        kept = {name: times * nbytes // tensor for name, (times, nbytes) in self.trained.items()}
+        link = self.profile.cluster.link((0, self.comm.world_size // stages))
         try:
-            typed, link = self._typed(pipeline.data * pipeline.microbatches), self.profile.cluster.link((0, size))
-            cut = cut_by_seconds(typed, self.shapes, pipeline.stages, self.profile, link, kept, self.auto.budget)
+            typed = self._typed(data * pipeline.microbatches)
+            cut = cut_by_seconds(typed, self.shapes, stages, self.profile, link, kept, self.auto.budget)
             return None if cut == pipeline.build(self.outputs, self.comm.world_size).cut else cut
         except HetuError:
             return None  # stages that the user has marked, or layers that fit nowhere
 
     def _by_operator(self, room: Mapping[int, float] | None = None) -> list[Candidate]:
-        """Operators split one by one over each tensor degree, of those in `room` within so many bytes of variables."""
-        found, free = [], self.hints.split is None and self.hints.zero is None and self.trained
+        """Operators split one by one over each tensor degree; with `room`, over those in it, within its bytes."""
+        found, free = list[Candidate](), self.hints.split is None and self.hints.zero is None and self.trained
         for tensor in divisors(self.comm.world_size)[1:] if free else ():
             data = self.comm.world_size // tensor
             if not self.hints.allow(stages=1, data=data, tensor=tensor) or (room is not None and tensor not in room):
@@ -244,16 +246,16 @@ class _Search:
             left = self.auto.budget - (r.peak - self._kept(parallel))
             if isinstance(parallel, Layered):
                 room[parallel.tensor] = left
-            if parallel.data > 1 and not parallel.zero and self.hints.zero is None:
+            if _shards_layers(parallel) and not parallel.zero and self.hints.zero is None:
                 with contextlib.suppress(BudgetError):  # even what is sharded everywhere is too large
                     cluster, world = self.profile.cluster, self.comm.world_size
-                    found.append(sharded_layers(self.outputs, _again(r), cluster, world, left))
+                    found.append(sharded_layers(self.outputs, r, cluster, world, left))
         return found + self._by_operator(room)
 
     def _polished(self, best: Rated) -> Rated:
         """The best plan, or a faster one in which some layers are sharded otherwise."""
         start, free = best.builder, self.auto.proposals > 0 and self.hints.zero is None
-        if not free or not isinstance(start, Parallel) or isinstance(start, Pipeline) or start.data < 2:
+        if not free or not _shards_layers(start):
             return best
         layers = [*dict.fromkeys(layer_of(v) for v in self.sub.variables if v.attrs["trainable"])]
         levels = (isinstance(start, Layered) and start.levels) or dict.fromkeys(layers, start.zero)
@@ -261,7 +263,7 @@ class _Search:
 
         def cost(picks: tuple[int, ...]) -> float:
             chosen = {name: LEVELS[pick] for name, pick in zip(layers, picks)}
-            (seen[picks],) = self._rate([layered(_again(best), chosen)])  # by rank 0, so that all walk the same way
+            (seen[picks],) = self._rate([layered(best, chosen)])  # by rank 0, so that all walk the same way
             fits = seen[picks].valid and seen[picks].peak <= self.auto.budget
             return seen[picks].seconds if fits else math.inf
 
@@ -281,7 +283,7 @@ class _Search:
     # -- costs ---------------------------------------------------------------------------------------------------
 
     def _rate(self, found: Sequence[Candidate]) -> list[Rated]:
-        """Seconds and peak of each; every rank finds out about its share and tells the others."""
+        """Seconds and peak of each candidate; every rank simulates its share and tells the others."""
         figures, texts = np.zeros((2, len(found))), np.zeros((len(found), MOST_TEXT), np.uint8)
         for k in range(self.comm.rank, len(found), self.comm.world_size):
             try:
@@ -295,7 +297,7 @@ class _Search:
         self.comm.all_reduce(texts, texts)
         problems = [bytes(text).rstrip(b"\0").decode(errors="ignore") for text in texts]
         return [
-            Rated(c.name, c.builder, float(seconds), int(peak), problem, c.detail)
+            Rated(c.name, c.builder, c.detail, float(seconds), int(peak), problem)
             for c, seconds, peak, problem in zip(found, *figures, problems)
         ]
 
@@ -310,12 +312,14 @@ class _Search:
         )
 
 
-def _again(rated: Rated) -> Candidate:
-    return Candidate(rated.name, rated.builder, rated.detail)
+def _shards_layers(builder: Any) -> bool:
+    """Whether the layers of a plan can be sharded one by one over data-parallel ranks."""
+    plain = isinstance(builder, Parallel) and not isinstance(builder, Pipeline) and not builder.experts
+    return plain and builder.data != 1
 
 
 def shapes_of(sub: SubGraph, batch_size: int) -> dict[str, tuple[int, ...]]:
-    """The shapes of what is fed: a first size that is open is that of the batch, any other `NOMINAL`."""
+    """The shapes of what is fed: an open first size is that of the batch, any other open size is `NOMINAL`."""
 
     def known(node: Node) -> tuple[int, ...]:
         return tuple(
@@ -326,7 +330,7 @@ def shapes_of(sub: SubGraph, batch_size: int) -> dict[str, tuple[int, ...]]:
 
 
 def _known_profile() -> MachineProfile:
-    """That of this host if it was measured, else typical figures."""
+    """The profile of this host if it was measured, else typical figures."""
     try:
         return MachineProfile.load()
     except ArgumentError:

@@ -1,9 +1,9 @@
-"""Cut the layers of a model into pipeline stages: the slowest stage, or link between two, shall be fast.
+"""Cut the layers of a model into pipeline stages so that the slowest stage, or link between two, is fast.
 
 The recurrence is PipeDream's (D. Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training", SOSP
-2019, section 3.1), for stages of as many ranks each, as a `Staged` strategy has them. The default cut weighs layers by
-their operations alone (`balanced_cut`); this one by seconds, on the links there are, in the memory there is.
-Activations do not count here, though an early stage holds those of more micro-batches; the simulator counts them.
+2019, section 3.1), for stages of equally many ranks, as a `Staged` strategy has them. The default cut weighs layers by
+their operations alone (`balanced_cut`), this one by seconds on the given links and in the given memory. Activations do
+not count here, though an early stage holds those of more micro-batches; the simulator counts them.
 """
 
 from __future__ import annotations

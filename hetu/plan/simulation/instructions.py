@@ -13,31 +13,36 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ...core.errors import GraphError
+from ...core.errors import GraphError, ShapeError, UnknownNameError, did_you_mean
 from ...core.graph import Node
 from ...core.memory import plan as memory_plan
 from ...core.op import Role
 from ...core.placement import attach
 from ...core.subgraph import SubGraph
+from ...core.types import has_dim, show_shape
 from ...dist.cut.kept import Kept
+from ...dist.cut.on_ranks import spread
 from ...dist.cut.pipeline_strategy import Staged
-from ...dist.cut.strategy import Strategy
 from ...dist.layout.boxes import intersect, volume
 from ...dist.layout.collectives import Collective as Change
 from ...dist.layout.collectives import padded
 from ...dist.layout.layout import Layout
 from ...dist.layout.redistribute import Redistribution, plan
+from ...dist.ops import RESHARD
 from ...passes import chosen_passes
 from ..costs.seat import Seat
 
+Shapes = Mapping[Node, Sequence[int]] | Mapping[str, Sequence[int]]
+AT_ONCE = -1  # the token of a collective that is waited for where it begins
+
 
 class SimulatedCollective(NamedTuple):
-    """One of the ranks `group`, of which each gives `nbytes`. With a `token` it is only started."""
+    """One of the ranks `group`, of which each gives `nbytes`. With a `token` of its own it is only started."""
 
     kind: str
     group: tuple[int, ...]
     nbytes: int
-    token: int | None = None
+    token: int = AT_ONCE
 
 
 class Wait(NamedTuple):
@@ -81,14 +86,11 @@ class RankProgram:
 class SimulatedJob:
     """The programs of all ranks under a strategy."""
 
-    def __init__(
-        self, entries: Sequence[Any], strategy: Any, world_size: int, shapes: Mapping[Node | str, Sequence[int]]
-    ) -> None:
+    def __init__(self, entries: Sequence[Any], strategy: Any, world_size: int, shapes: Shapes) -> None:
         self.sub, self.world_size = SubGraph("plan", entries), world_size
-        named = {key.name if isinstance(key, Node) else key: tuple(shape) for key, shape in shapes.items()}
-        self.shapes = {name: named.get(name, node.shape) for name, node in self.sub.placeholders.items()}
-        self.placement = attach(strategy, self.sub.written.outputs, Seat(0, world_size))
-        self.strategy: Strategy = self.placement.strategy
+        self.shapes = _fed(self.sub, shapes)
+        self.placement = spread(attach(strategy, self.sub.written.outputs, Seat(0, world_size)))
+        self.strategy = self.placement.strategy
         self.programs = [self._compile(ranks) for ranks in self._alike().values()]
 
     def _alike(self) -> dict[Any, tuple[int, ...]]:
@@ -98,7 +100,7 @@ class SimulatedJob:
         for stage, layout in enumerate(stages):
             for rank, part, _ in layout.places():
                 found[rank].append((stage, part, rank if len(layout.parts) > 1 else -1))
-        leaves = {n.name: n.shape for n in self.sub.variables} | self.shapes
+        leaves = {n.name: tuple(map(int, n.shape)) for n in self.sub.variables} | self.shapes
         held = {(layout, leaves[n]) for n, layout in self.strategy.feeds.items() if n in leaves}
         for name, kept in self.strategy.variables.items():
             if isinstance(kept, Kept) and name in leaves:
@@ -116,15 +118,16 @@ class SimulatedJob:
         fetches, updates, _ = self.sub.lower(self.shapes, chosen_passes(None), self.placement)
         made = memory_plan(fetches, updates)
         fed = sum(int(n.tensor.nbytes) for n in made.nodes if n.role is Role.PLACEHOLDER)
-        mine = {self.placement.variable(v) for v in self.sub.variables} - {None}
-        return RankProgram(ranks, tuple(made.order), made.arena_bytes, fed, sum(int(v.tensor.nbytes) for v in mine))
+        mine = {self.placement.variable(v) for v in self.sub.variables}
+        kept = sum(int(v.tensor.nbytes) for v in mine if v is not None)
+        return RankProgram(ranks, tuple(made.order), made.arena_bytes, fed, kept)
 
     # -- communication -------------------------------------------------------------------------------------------
 
     def action(self, node: Node, program: RankProgram, rank: int) -> list[Communication]:
         """What a communicating node of `program` does on `rank`."""
         a = node.attrs
-        if "src" in a:
+        if node.op is RESHARD.get(node.op.collective):
             if a["shape"] is None:
                 raise GraphError(
                     f"{node!r} is communication written by hand, of which only real ranks know the parts",
@@ -138,7 +141,7 @@ class SimulatedJob:
         if node.op.collective:
             group = self._moved(a.get("group", range(self.world_size)), program.ranks[0], rank)
             started = any(n.op.lazy and node in n.inputs for n in program.order)
-            return [SimulatedCollective(node.op.collective, tuple(group), given, a["order"] if started else None)]
+            return [SimulatedCollective(node.op.collective, tuple(group), given, a["order"] if started else AT_ONCE)]
         if "parameter" not in a:
             raise GraphError(
                 f"{node!r} does not say what it sends",
@@ -159,6 +162,18 @@ class SimulatedJob:
     def _places(self) -> tuple[dict[int, tuple[int, ...]], dict[tuple[int, ...], int]]:
         places = {rank: (part, *at) for rank, part, at in self.strategy.base.places()}
         return places, {place: rank for rank, place in places.items()}
+
+
+def _fed(sub: SubGraph, shapes: Shapes) -> dict[str, tuple[int, ...]]:
+    """The shape of every placeholder: the one in `shapes`, else its own, if that is known."""
+    named = {key.name if isinstance(key, Node) else key: tuple(shape) for key, shape in shapes.items()}
+    for name in named.keys() - sub.placeholders.keys():
+        raise UnknownNameError(f"there is no placeholder {name!r}", fix=did_you_mean(name, sub.placeholders))
+    found = {name: named.get(name, node.shape) for name, node in sub.placeholders.items()}
+    for name, shape in found.items():
+        if has_dim(shape):
+            raise ShapeError(f"the shape of {name!r} is {show_shape(shape)}", fix=f"say it: shapes={{{name!r}: (...)}}")
+    return {name: tuple(map(int, shape)) for name, shape in found.items()}
 
 
 @functools.lru_cache(maxsize=4096)

@@ -1,24 +1,35 @@
 """How long a step takes under a strategy, and what it needs: the ranks' own instruction lists, played on a clock.
 
-Computing takes what the profile says; a collective starts when all its ranks have come and the one before it in their
-group has ended; a message arrives after those that its sender sent before it. That is what `hetu.dist.VirtualClock`
-charges. Left out: contention between groups, between ranks that share a link, and at the servers.
+Computing takes the time that the profile says. A collective starts when all its ranks have come and the one before it
+in their group has ended. A message arrives after those that its sender sent before it. `hetu.dist.VirtualClock` charges
+the same. Left out: contention between groups, between ranks that share a link, and at the servers.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ...core.errors import GraphError
-from ...core.graph import Node
 from ...core.op import Role
 from ..costs.links import Channel
 from ..costs.profile import MachineProfile
-from .instructions import Communication, Exchange, RankProgram, Serve, SimulatedCollective, SimulatedJob, Wait
+from .instructions import (
+    AT_ONCE,
+    Communication,
+    Exchange,
+    RankProgram,
+    Serve,
+    Shapes,
+    SimulatedCollective,
+    SimulatedJob,
+    Wait,
+)
 from .timeline import COMMUNICATION, COMPUTE, Event, Timeline
+from .traffic import SENDS
 
 SERVERS = -1  # stands for the servers in `Cost.sent`
 
@@ -38,7 +49,7 @@ class Cost:
 
     def __str__(self) -> str:
         return (
-            f"{1e3 * self.time:.3f} ms a step, at most {max(self.peak):,} bytes a rank, "
+            f"{1e3 * self.time:.3f} ms per step, at most {max(self.peak):,} bytes per rank, "
             f"{sum(self.sent.values()):,} bytes sent on {len(self.sent)} links"
         )
 
@@ -49,13 +60,14 @@ def simulate(
     profile: MachineProfile,
     *,
     world_size: int,
-    shapes: Mapping[Node | str, Sequence[int]],
+    shapes: Shapes,
     traced: int = 16,
 ) -> Cost:
     """The cost of one step of `entries` (what an executor is given: nodes and updates) on `world_size` ranks.
 
-    `shapes` are those of the whole batch, for every placeholder of unknown size. The timeline has the first `traced`
-    ranks. Errors are those that an executor would raise.
+    `shapes`, by placeholder or name, are those of the whole batch, for every placeholder of unknown size. The timeline
+    has the first `traced` ranks. Errors are those that an executor would raise, UnknownNameError for a shape of what
+    is not fed, and ShapeError for one that is missing.
 
     >>> import hetu as ht
     >>> x = ht.placeholder("x", (None, 64))
@@ -101,7 +113,7 @@ class _Play:
         self.ranks: dict[int, _Rank] = {}
         self.peak = [0] * job.world_size
         for program in job.programs:
-            plain = self._steps(program)
+            plain = [(profile.seconds(node), node) for node in program.order]  # communication without its wire
             for rank in program.ranks:
                 self.peak[rank] = program.peak
                 self.ranks[rank] = _Rank(rank, rank < traced, self._of_rank(program, plain, rank, rank < traced))
@@ -111,10 +123,6 @@ class _Play:
         self.sent: dict[tuple[int, int], int] = defaultdict(int)
         self.events: list[Event] = []
         self.channels: dict[tuple[int, ...], Channel] = {}
-
-    def _steps(self, program: RankProgram) -> list[tuple[float, Node]]:
-        """The nodes of a program with their seconds, communication without its wire."""
-        return [(self.profile.seconds(node), node) for node in program.order]
 
     def _of_rank(self, program: RankProgram, steps: Sequence[Any], rank: int, traced: bool) -> list[Any]:
         """The steps of one rank; computing between two communications is one step unless it is traced."""
@@ -164,12 +172,10 @@ class _Play:
         """Whether the action is done; if not, the rank is woken when it can be."""
         if isinstance(action, SimulatedCollective):
             self._come(rank, action)
-            if action.token is not None:
-                rank.waits[action.token] = action.group, rank.meetings[action.group] - 1
+            if action.token != AT_ONCE:
                 return True
-            rank.actions[0] = name, Wait(-1)
-            rank.waits[-1] = action.group, rank.meetings[action.group] - 1
-            action = rank.actions[0][1]
+            action = Wait(AT_ONCE)
+            rank.actions[0] = name, action
         if isinstance(action, Wait):
             return self._wait(rank, action)
         if isinstance(action, Exchange):
@@ -182,6 +188,7 @@ class _Play:
         group, meetings = action.group, self.meetings[action.group]
         number = rank.meetings[group]
         rank.meetings[group] += 1
+        rank.waits[action.token] = group, number
         if number == len(meetings):
             meetings.append(_Rendezvous())
         meeting = meetings[number]
@@ -198,7 +205,8 @@ class _Play:
         for other in meeting.noted:
             self.events.append(Event(other.rank, COMMUNICATION, action.kind, meeting.start, meeting.end))
         self.awake.extend(meeting.asleep)
-        meeting.asleep.clear(), meeting.noted.clear()
+        meeting.asleep.clear()
+        meeting.noted.clear()
 
     def _wait(self, rank: _Rank, action: Wait) -> bool:
         group, number = rank.waits[action.token]
@@ -253,12 +261,8 @@ class _Play:
         """Bytes of one collective by link; those of a ring go to the next in the group."""
         n = len(group)
         if kind == "all_to_all":
-            for a in group:
-                for b in group:
-                    if a != b:
-                        self.sent[a, b] += nbytes // n
+            for a, b in itertools.permutations(group, 2):
+                self.sent[a, b] += nbytes // n
             return
-        each = {"all_reduce": 2 * (n - 1) * nbytes // n, "reduce_scatter": (n - 1) * nbytes // n}
-        each["all_gather"] = (n - 1) * nbytes
         for a, b in zip(group, (*group[1:], group[0])):
-            self.sent[a, b] += each[kind]
+            self.sent[a, b] += SENDS[kind](n, nbytes)

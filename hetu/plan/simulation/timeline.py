@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from ...look.svg import Svg
-from ...look.timeline import timeline_svg
+from ...look.timeline import timeline_svg, write_trace
 
 COMPUTE, COMMUNICATION = "compute", "communication"
 
@@ -57,24 +56,15 @@ class Timeline:
 
     def chrome_trace(self, path: str | os.PathLike[str]) -> None:
         """Write JSON for chrome://tracing or Perfetto: a process for each rank, with two threads."""
-        rows = [
-            {
-                "name": e.name,
-                "cat": e.lane,
-                "ph": "X",
-                "pid": e.rank,
-                "tid": int(e.lane == COMMUNICATION),
-                "ts": e.start * 1e6,
-                "dur": (e.end - e.start) * 1e6,
-            }
-            for e in self.events
-        ]
-        names = [
+        rows: list[dict[str, object]] = [
             {"name": "process_name", "ph": "M", "pid": rank, "tid": 0, "args": {"name": f"rank {rank}"}}
             for rank in sorted({e.rank for e in self.events})
         ]
-        with open(path, "w", encoding="utf-8") as file:
-            json.dump({"traceEvents": [*names, *rows], "displayTimeUnit": "ms"}, file)
+        for e in self.events:
+            where = {"pid": e.rank, "tid": int(e.lane == COMMUNICATION)}
+            when = {"ts": e.start * 1e6, "dur": (e.end - e.start) * 1e6}  # microseconds
+            rows.append({"name": e.name, "cat": e.lane, "ph": "X", **where, **when})
+        write_trace(path, rows)
 
     def to_svg(self) -> Svg:
         """A lane for computing and one for communication of each rank; hovering shows names and times."""

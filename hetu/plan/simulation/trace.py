@@ -1,4 +1,4 @@
-"""A step as ranks really ran it, on a virtual clock: what `simulate` foretells, measured.
+"""A step as ranks really ran it, on a virtual clock: it measures what `simulate` predicts.
 
 The ranks are threads; computing takes what it takes here, and only the wire is a model. Left out: parameter servers,
 which the clock does not know.
@@ -18,7 +18,9 @@ from ...core.program import Program
 from ...dist.comm.clock import Link, Network, Sent, VirtualClock
 from ...dist.comm.comm import Comm
 from ...dist.comm.threads import run_ranks
+from ...dist.cut.on_ranks import spread
 from ...dist.cut.pipeline_strategy import Staged
+from ...dist.cut.strategy import Strategy
 from .timeline import COMMUNICATION, COMPUTE, Event, Timeline
 
 
@@ -49,7 +51,7 @@ def trace(
         executor = Executor(entries, strategy=strategy, comm=clock)
         executor.run(feed)
         program = executor.program(feed)
-        name = _names(executor.placement.strategy)
+        name = _names(spread(executor.placement).strategy)
         return [_step(program, clock, name) for _ in range(repeat)]
 
     with kernels("cpu").one_thread():  # the clock sees only what a rank's own thread computes
@@ -81,8 +83,8 @@ def _step(program: Program, clock: VirtualClock, name: Callable[[Node], str]) ->
     return [*events, *(Event(rank, COMMUNICATION, what, a - began, b - began) for what, a, b in wire)]
 
 
-def _names(strategy: Any) -> Callable[[Node], str]:
+def _names(strategy: Strategy) -> Callable[[Node], str]:
     """What the events of a step are called: passes in a pipeline, operators elsewhere."""
     order = strategy.picture().order if isinstance(strategy, Staged) else ()
     slots = {k: f"{action.slot.phase}{action.slot.microbatch}" for k, action in enumerate(order, 1)}
-    return lambda node: slots.get(node.tags.get("event"), node.op.name)
+    return lambda node: slots.get(node.tags.get("event", 0), node.op.name)

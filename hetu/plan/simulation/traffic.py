@@ -1,23 +1,25 @@
-"""How much one step of a program sends between ranks, counted on its communication as ring algorithms do it.
+"""How many bytes one step of a program sends between ranks, by ring algorithms and without the headers of messages.
 
-Traffic to servers depends on the ids, so the servers count it (`Client.status`). Headers of messages do not count.
+Traffic to servers depends on the ids, so the servers count it (`Client.status`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ...core.program import Program
 
-# How often each byte of a rank's operand is sent by it, of n ranks.
-SENDS = {
-    "all_reduce": lambda n: 2 * (n - 1) / n,
-    "reduce_scatter": lambda n: (n - 1) / n,
-    "all_to_all": lambda n: (n - 1) / n,
-    "all_gather": lambda n: n - 1,
+# The bytes that each of n ranks sends when its operand has `nbytes`.
+SENDS: dict[str, Callable[[int, int], int]] = {
+    "all_reduce": lambda n, nbytes: 2 * (n - 1) * nbytes // n,
+    "reduce_scatter": lambda n, nbytes: (n - 1) * nbytes // n,
+    "all_to_all": lambda n, nbytes: (n - 1) * nbytes // n,
+    "all_gather": lambda n, nbytes: (n - 1) * nbytes,
 }
 
 
 def bytes_between_ranks(program: Program, ranks: int) -> int:
-    """Bytes that this rank sends to others in a step, where all ranks take part in each collective.
+    """Bytes that this rank sends to others per step, if all ranks take part in each collective.
 
     >>> import hetu as ht
     >>> from hetu.dist import DataParallel, run_ranks
@@ -30,8 +32,5 @@ def bytes_between_ranks(program: Program, ranks: int) -> int:
     >>> run_ranks(2, work)
     [400, 400]
     """
-    sent = 0.0
-    for step in program.steps:
-        if (kind := step.node.op.collective) in SENDS:
-            sent += SENDS[kind](ranks) * sum(int(i.tensor.nbytes) for i in step.node.inputs)
-    return round(sent)
+    given = [(n.op.collective, sum(int(i.tensor.nbytes) for i in n.inputs)) for n in (s.node for s in program.steps)]
+    return sum(SENDS[kind](ranks, nbytes) for kind, nbytes in given if kind in SENDS)

@@ -1,7 +1,7 @@
 """Grade a lab: run each check on the student's file and say what passes, what fails, and a hint.
 
-A check is a function of the student's module that returns "" when all is well and otherwise what it saw. A student's
-file runs with the rights of the person who checks it, so check no harmful code. There are no points.
+A check is a function of the student's module that returns "" when all is well, else what it saw. A student's file runs
+with the rights of the person who checks it, so read the file first. There are no points.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WIDTH = 100
 
 @dataclass(frozen=True)
 class Check:
-    """What is wanted, in words; a hint for who fails it; and the test itself."""
+    """What is wanted, in words; a hint for those who fail it; and the test itself."""
 
     wanted: str
     hint: str

@@ -13,7 +13,7 @@ PATIENCE = 20_000  # how often one may look at the inputs of a number
 
 
 class Watched:
-    """A number that counts how often anybody looks at inputs: a walk along all *paths* never ends."""
+    """A number that counts how often inputs are looked at, because a walk along all *paths* never ends."""
 
     looks = 0
 

@@ -1,9 +1,9 @@
-"""The checks of lab 7: claims about layouts are computed on two ranks."""
+"""The checks of lab 7: two ranks compute what the student claims about layouts."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
+from functools import partial
 from types import ModuleType
 
 import numpy as np
@@ -13,13 +13,13 @@ from .grading import Lab, different
 
 lab = Lab(7, "layouts: who holds what, and what must be sent", "lab7_layouts.py")
 NAMES = {DUP: "DUP", SUM: "SUM", 0: "0", 1: "1", None: "None"}
+LAYOUTS = (DUP, 0, 1, SUM)
 RNG = np.random.default_rng(7)
 X, W = (RNG.integers(-9, 9, (4, 4)).astype(float) for _ in range(2))
-WHOLE = Layout(Shard((0, 1), ((DUP, 2),)))
 
 
 def layout(role: int) -> Layout:
-    return Layout(Shard((0, 1), ((role, 2),)))
+    return Layout((Shard((0, 1), ((role, 2),)),))
 
 
 def held(value: np.ndarray, role: int, rank: int) -> np.ndarray:
@@ -31,12 +31,12 @@ def held(value: np.ndarray, role: int, rank: int) -> np.ndarray:
 
 
 def computed(x: int, w: int) -> list[int]:
-    """The layouts that the local products of two ranks really have; several if the result is no matter of chance."""
+    """The layouts that the local products of two ranks have, as numbers show."""
     parts = [(held(X, x, r), held(W, w, r)) for r in (0, 1)]
     if any(a.shape[1] != b.shape[0] for a, b in parts):
         return []
     products = [np.ascontiguousarray(a @ b) for a, b in parts]
-    return [role for role in (DUP, 0, 1, SUM) if _means(products, role)]
+    return [role for role in LAYOUTS if _means(products, role)]
 
 
 def _means(products: Sequence[np.ndarray], role: int) -> bool:
@@ -46,7 +46,7 @@ def _means(products: Sequence[np.ndarray], role: int) -> bool:
         return False
 
     def rank(comm: Comm) -> np.ndarray | None:
-        return redistribute(comm, products[comm.rank], layout(role), WHOLE, (4, 4))
+        return redistribute(comm, products[comm.rank], layout(role), layout(DUP), (4, 4))
 
     return all(whole is not None and np.array_equal(whole, X @ W) for whole in run_ranks(2, rank))
 
@@ -59,45 +59,38 @@ def claims(student: ModuleType, cases: Sequence[tuple[int, int]]) -> str:
     return ""
 
 
-@lab.check("nothing is split", hint="Both ranks compute all of it.")
-def whole(student: ModuleType) -> str:
-    return claims(student, [(DUP, DUP)])
+for wanted, hint, cases in (
+    ("nothing is split", "Both ranks compute all of it.", [(DUP, DUP)]),
+    (
+        "data parallel: rows of x are split, w is whole",
+        "A row of y needs one row of x, and all of w.",
+        [(0, DUP)],
+    ),
+    (
+        "tensor parallel: x is whole, columns of w are split",
+        "A column of y needs one column of w, and all of x.",
+        [(DUP, 1)],
+    ),
+    (
+        "the second half of tensor parallel: columns of x and rows of w",
+        "Each rank has half of the ks, for all i and j. The sum over k is then cut in two.",
+        [(1, 0)],
+    ),
+    (
+        "a sum that nobody has added up yet",
+        "(a + b) w = a w + b w. And (a + b)(c + d)?",
+        [(SUM, DUP), (DUP, SUM), (SUM, SUM)],
+    ),
+    (
+        "all sixteen",
+        "Most of the rest do not fit: say None. The two ranks need the same ks, and all of what is asked.",
+        [(x, w) for x in LAYOUTS for w in LAYOUTS],
+    ),
+):
+    lab.check(wanted, hint=hint)(partial(claims, cases=cases))
 
 
-@lab.check("data parallel: rows of x are split, w is whole", hint="A row of y needs one row of x, and all of w.")
-def rows(student: ModuleType) -> str:
-    return claims(student, [(0, DUP)])
-
-
-@lab.check(
-    "tensor parallel: x is whole, columns of w are split", hint="A column of y needs one column of w, and all of x."
-)
-def columns(student: ModuleType) -> str:
-    return claims(student, [(DUP, 1)])
-
-
-@lab.check(
-    "the second half of tensor parallel: columns of x and rows of w",
-    hint="Each rank has half of the ks, for all i and j. The sum over k is then cut in two.",
-)
-def inner(student: ModuleType) -> str:
-    return claims(student, [(1, 0)])
-
-
-@lab.check("a sum that nobody has added up yet", hint="(a + b) w = a w + b w. And (a + b)(c + d)?")
-def sums(student: ModuleType) -> str:
-    return claims(student, [(SUM, DUP), (DUP, SUM), (SUM, SUM)])
-
-
-@lab.check(
-    "all sixteen",
-    hint="Most of the rest do not fit: say None. The two ranks need the same ks, and all of what is asked.",
-)
-def sixteen(student: ModuleType) -> str:
-    return claims(student, list(itertools.product((DUP, 0, 1, SUM), repeat=2)))
-
-
-def _sent(student: ModuleType, cases: Sequence[tuple[int, int]]) -> str:
+def sent(student: ModuleType, cases: Sequence[tuple[int, int]]) -> str:
     for before, after in cases:
         kind = plan(layout(before), layout(after), (4, 4)).kind
         claim, wanted = student.communication(before, after), "nothing" if kind == "slice" else kind
@@ -106,11 +99,9 @@ def _sent(student: ModuleType, cases: Sequence[tuple[int, int]]) -> str:
     return ""
 
 
-@lab.check("communication toward whole matrices", hint="What is missing on a rank: the other part, or the other term?")
-def gather(student: ModuleType) -> str:
-    return _sent(student, [(0, DUP), (1, DUP), (SUM, DUP), (DUP, DUP)])
-
-
-@lab.check("communication toward parts", hint="Who needs only a part of the sum should not be sent all of it.")
-def scatter(student: ModuleType) -> str:
-    return _sent(student, list(itertools.product((DUP, 0, 1, SUM), (0, 1))))
+lab.check("communication toward whole matrices", hint="What is missing on a rank: the other part, or the other term?")(
+    partial(sent, cases=[(before, DUP) for before in LAYOUTS])
+)
+lab.check("communication toward parts", hint="Who needs only a part of the sum should not be sent all of it.")(
+    partial(sent, cases=[(before, after) for before in LAYOUTS for after in (0, 1)])
+)

@@ -14,4 +14,6 @@ def load_ipython_extension(shell: Any) -> None:
     """What `%load_ext hetu` calls."""
     from .magic import RankMagics
 
-    shell.register_magics(RankMagics(shell))
+    magics = RankMagics(shell)
+    shell.register_magic_function(magics.run, "cell", "ranks")
+    shell.register_magic_function(magics.manage, "line", "ranks")

@@ -11,8 +11,7 @@ import sys
 from typing import Any
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
-from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
+from IPython.core.magic_arguments import MagicArgumentParser
 from IPython.display import display
 
 from .pool import CellOutcome, Pool
@@ -50,20 +49,26 @@ class Screen:
                     print(f"[rank {rank}] {line}")
 
 
-@magics_class
-class RankMagics(Magics):
-    """The magics `%%ranks` and `%ranks`."""
+PARSER = MagicArgumentParser(prog="%%ranks")
+PARSER.add_argument("workers", type=int, help="how many ranks run the cell")
+PARSER.add_argument("-s", "--servers", type=int, default=0, help="how many parameter servers they have")
+PARSER.add_argument("--consistency", default=None, help="of the servers: bsp, asp or ssp:3")
 
-    pool: Pool | None = None
 
-    @magic_arguments()
-    @argument("workers", type=int, help="how many ranks run the cell")
-    @argument("-s", "--servers", type=int, default=0, help="how many parameter servers they have")
-    @argument("--consistency", default=None, help="of the servers: bsp, asp or ssp:3")
-    @cell_magic
-    def ranks(self, line: str, cell: str) -> None:
-        """Run the cell on a persistent pool of real MPI ranks; rank 0's variables come back."""
-        options = parse_argstring(self.ranks, line)
+class RankMagics:
+    """The magics `%%ranks` and `%ranks` of an IPython shell."""
+
+    def __init__(self, shell: Any) -> None:
+        self.shell = shell
+        self.pool: Pool | None = None
+
+    def run(self, line: str, cell: str) -> None:
+        """Run the cell on a persistent pool of real MPI ranks; rank 0's variables come back.
+
+        `%%ranks 4` runs it on 4 ranks, `%%ranks 4 --servers 2 --consistency ssp:3` gives them 2 parameter servers too;
+        the consistency is bsp, asp or ssp with a bound.
+        """
+        options = PARSER.parse_argstring(line)
         if options.workers < 1 or options.servers < 0:
             raise UsageError(f"%%ranks {line}: at least one rank, and no negative number of servers")
         further = ("--consistency", options.consistency) if options.consistency else ()
@@ -76,24 +81,24 @@ class RankMagics(Magics):
         if outcome.failures:
             self._explain(outcome)
 
-    @line_magic("ranks")
-    def stop(self, line: str) -> None:
+    def manage(self, line: str) -> None:
         """`%ranks` says what runs; `%ranks stop` ends it."""
         if line.strip() == "stop":
             self._close()
         elif line.strip():
             raise UsageError(f"%ranks {line}: use %ranks, %ranks stop, or %%ranks N above a cell")
-        alive = self.pool is not None and self.pool.is_alive
-        print(f"{self.pool.workers} ranks, {self.pool.servers} servers" if alive else "no ranks run")
+        pool = self.pool
+        print(f"{pool.workers} ranks, {pool.servers} servers" if pool is not None and pool.is_alive else "no ranks run")
 
     def _pool(self, workers: int, servers: int, options: tuple[str, ...]) -> Pool:
-        """The pool that runs, if it is such a one, else a new one."""
+        """The pool that runs, if it is of this kind, else a new one."""
         old = self.pool
-        if old is None or not old.is_alive or (old.workers, old.servers, old.options) != (workers, servers, options):
-            self._close()
-            self.pool = Pool(workers, servers, options)
-            atexit.register(self.pool.close)
-        return self.pool
+        if old is not None and old.is_alive and (old.workers, old.servers, old.options) == (workers, servers, options):
+            return old
+        self._close()
+        self.pool = made = Pool(workers, servers, options)
+        atexit.register(made.close)
+        return made
 
     def _close(self) -> None:
         if self.pool is not None:

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Listener, wait
 from typing import Any
@@ -34,7 +34,7 @@ class RankError(HetuError, RuntimeError):
 
 @dataclass
 class CellOutcome:
-    """What became of one cell: who failed, with which traceback and line, where the others were, and rank 0's names."""
+    """How a cell ended: the tracebacks and lines of ranks that failed, where the others were, and rank 0's names."""
 
     failures: dict[int, tuple[str, int]] = field(default_factory=dict)
     waiting: dict[int, str] = field(default_factory=dict)
@@ -69,14 +69,14 @@ class Pool:
         return self.job.poll() is None and not any(self._has_left(c) for c in self.ranks)
 
     def _has_left(self, connection: Connection) -> bool:
-        """Between cells ranks say nothing, so anything that can be read is the end."""
+        """Whether a rank has gone: between cells ranks say nothing, so all that can be read is the end."""
         return connection.closed or connection.poll()
 
     def gather(self) -> None:
         """Wait until all ranks are there. RankError with the launcher's words when they don't come."""
         until = time.monotonic() + READY_WITHIN
         while len(self.ranks) < self.workers:
-            ready = wait([self.listener._listener._socket], 0.05)  # accept has no timeout
+            ready = wait([self.listener._listener._socket], 0.05)  # type: ignore[attr-defined] # accept has no timeout
             if ready:
                 with contextlib.suppress(OSError, EOFError):
                     connection = self.listener.accept()
@@ -106,7 +106,7 @@ class Pool:
     # -- cells ---------------------------------------------------------------------------------------------------
 
     def run(self, text: str, names: Mapping[str, Any], say: Say) -> CellOutcome:
-        """Run a cell on all ranks, with the names that it reads and that changed here since the ranks last had them."""
+        """Run a cell on all ranks, with the names that it reads and that have changed here since the ranks got them."""
         self.gather()
         self.cells += 1
         wanted = {n: names[n] for n in needed(text, names) if self.known.get(n, self) is not names[n]}
@@ -127,9 +127,9 @@ class Pool:
         return outcome
 
     def _listen(self, outcome: CellOutcome, busy: set[Connection], say: Say, until: float | None) -> set[Connection]:
-        """Until all of `busy` are done, the time is over, or one fails and the others do not end; these."""
+        """Listen until all of `busy` are done, the time is over, or one fails; returns those that are not done."""
         while busy:
-            ready = wait(list(busy), None if until is None else max(0.0, until - time.monotonic()))
+            ready = _readable(busy, until)
             for connection in ready:
                 rank = self.ranks[connection]
                 try:
@@ -151,13 +151,13 @@ class Pool:
         return busy
 
     def _where(self, waiting: set[Connection], say: Say) -> dict[int, str]:
-        """The lines at which these ranks are."""
+        """The line at which each of these ranks is."""
         found, until = dict[int, str](), time.monotonic() + ANSWER_WITHIN
         with contextlib.suppress(OSError, EOFError):
             for connection in waiting:
                 send(connection, "where")
             while (missing := [c for c in waiting if self.ranks[c] not in found]) and time.monotonic() < until:
-                for connection in wait(missing, max(0.0, until - time.monotonic())):
+                for connection in _readable(missing, until):
                     message = receive(connection)
                     if message["kind"] == "where":
                         found[self.ranks[connection]] = message["line"]
@@ -175,6 +175,12 @@ class Pool:
         finally:  # a second interrupt comes here too
             if left:
                 self.close()
+
+
+def _readable(connections: Collection[Connection], until: float | None) -> list[Connection]:
+    """Those that say something, or end, before the clock shows `until`."""
+    ready = wait(connections, None if until is None else max(0.0, until - time.monotonic()))
+    return [connection for connection in connections if connection in ready]
 
 
 def needed(text: str, names: Mapping[str, Any]) -> list[str]:

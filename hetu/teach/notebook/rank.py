@@ -1,7 +1,7 @@
 """One rank of a notebook's pool: runs the cells that the kernel sends, in one namespace that lasts.
 
-The main thread runs cells; another reads the connection, so that a rank can be interrupted, asked where it is, and ends
-when the kernel does, however that comes about.
+The main thread runs cells. Another reads the connection, so that a rank can be interrupted, can say where it is, and
+ends when the kernel ends for any reason.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .wire import ADDRESS, TOKEN, receive, send, travels
 
 
 class OutputStream(io.TextIOBase):
-    """Sends what is written to the kernel, by lines, and by what is written over a line."""
+    """Sends what is written to the kernel at each end of a line, and at each carriage return."""
 
     def __init__(self, rank: Rank) -> None:
         self.rank, self.held = rank, ""
@@ -130,7 +130,7 @@ def main() -> None:
     rank = Rank(connection)
     rank.send("hello", rank=own_rank())
     threading.Thread(target=rank.read, name="kernel", daemon=True).start()
-    import hetu  # noqa: F401 - after the word of greeting: the first cell finds it loaded
+    import hetu  # noqa: F401 - after the greeting, so that the first cell finds it loaded
 
     rank.run()
 

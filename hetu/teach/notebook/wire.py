@@ -1,8 +1,8 @@
 """What travels between a notebook and its ranks: JSON, then one frame for each array.
 
 A value travels if it is a number, text, None, an array of numbers or booleans, a module or what can be imported from
-one (by its name), or a list, tuple or dict of such; a function that a cell has defined goes to the ranks as its text.
-It has no pickle, so every other object stays where it was made.
+one (by its name), or a list, tuple or dict of these. A function that a cell has defined goes to the ranks as its text.
+There is no pickle, so every other object stays where it was made.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class CannotTravel(TypeError):
 
 
 def pack(value: Any, arrays: list[np.ndarray]) -> Any:
-    """`value` as JSON has it; its arrays are appended to `arrays`. CannotTravel for what is neither.
+    """`value` as plain data for JSON; its arrays are appended to `arrays`. CannotTravel for any other value.
 
     >>> pack({"loss": 0.5, "shape": (2, 3)}, [])
     {'dict': [['loss', 0.5], ['shape', {'tuple': [2, 3]}]]}
@@ -84,7 +84,7 @@ def send(connection: Connection, kind: str, values: dict[str, Any] | None = None
 
 def receive(connection: Connection) -> dict[str, Any]:
     """The next message. EOFError when the other side has gone; OSError for a frame that is too large."""
-    header = json.loads(connection.recv_bytes(MOST_BYTES))
+    header: dict[str, Any] = json.loads(connection.recv_bytes(MOST_BYTES))
     frames = [io.BytesIO(connection.recv_bytes(MOST_BYTES)) for _ in range(header.pop("arrays"))]
     arrays = [np.load(frame, allow_pickle=False) for frame in frames]
     header["values"] = {name: unpack(value, arrays) for name, value in header["values"].items()}

@@ -1,0 +1,17 @@
+"""Texts in columns, as `print` shows tables."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+
+def in_columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
+    """A line per row; the columns `right`, counted from 0, stand at their right ends.
+
+    >>> print(*in_columns([("epoch", "loss"), ("1", "0.25")], right={0}), sep="\\n")
+    epoch  loss
+        1  0.25
+    """
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    cells = ([c.rjust(w) if k in right else c.ljust(w) for k, (c, w) in enumerate(zip(row, widths))] for row in rows)
+    return ["  ".join(row).rstrip() for row in cells]
