@@ -1,6 +1,6 @@
-"""Copies under a mask: a choice between two arrays, in place where it can be, and triangles, whose mask is made once.
+"""Triangles: copies under a mask that is made once.
 
-Gain: 2.4 times the speed of the forward functions. Off with `HETU_KERNELS=0`.
+Gain: 2.6 times the speed of the forward functions. Off with `HETU_KERNELS=0`.
 """
 
 from __future__ import annotations
@@ -13,14 +13,7 @@ import numpy as np
 
 from ..core.kernels import Call
 from ..ops.creation import tril, triu
-from ..ops.elementwise import where
 from .recipes import kernel
-
-
-@kernel(where)
-def where_bind(xp: ModuleType, out: Any, condition: Any, a: Any, b: Any) -> list[Call]:
-    choose = partial(np.copyto, out, a, where=condition, casting="unsafe")
-    return [choose] if out is b else [partial(np.copyto, out, b, casting="unsafe"), choose]
 
 
 @kernel(tril)

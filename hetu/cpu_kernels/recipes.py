@@ -34,7 +34,7 @@ FILES = {
     "index": "take scatter_rows scatter_add",
     "linalg": "matmul linear",
     "lstm": "lstm lstm_dx",
-    "masks": "where tril triu",
+    "masks": "tril triu",
     "normalization": "layer_norm layer_norm_dx rms_norm rms_norm_dx",
     "pooling": "max_pool2d max_pool2d_dx avg_pool2d_dx",
     "random": "random dropout",

@@ -1,0 +1,173 @@
+"""What each recipe of `hetu/cpu_kernels/` gains: `python examples/benchmarks/recipes.py [conv pooling ...]`.
+
+Each row runs the operators of one file of the room, at sizes as they occur in models, with the file and without, which
+leaves them to what `hetu/ops/` says they mean; or a whole step with one pass and without. Processor time of one thread,
+by alternation in one process; above 1 the recipe is faster. Ignored on purpose: whole models, where a recipe is only a
+part of a step (`train_step.py`), and what only another recipe calls.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import count
+from unittest.mock import patch
+
+import numpy as np
+from report import print_table
+from tqdm import tqdm
+
+import hetu as ht
+from hetu.core.passes import chosen_passes
+from hetu.cpu_kernels import blas, recipes
+
+Case = Callable[[], "ht.Node | tuple[ht.Node, ...]"]
+rng = np.random.default_rng(0)
+numbers = count()
+
+
+def normal(*shape: int) -> ht.Node:
+    """A variable of random numbers."""
+    return ht.variable(f"v{next(numbers)}", rng.standard_normal(shape, "float32"))
+
+
+def ids(high: int, *shape: int) -> ht.Node:
+    return ht.constant(rng.integers(0, high, shape))
+
+
+def activations() -> tuple[ht.Node, ...]:
+    return tuple(f(normal(2048, 2048)) for f in (ht.erf, ht.leaky_relu, ht.elu, ht.sigmoid, ht.softplus, ht.gelu))
+
+
+def experts() -> ht.Node:
+    slots, weights = ht.moe_slots(ids(8, 1024, 2), count=8, capacity=320), normal(1024, 2)
+    return ht.moe_combine(ht.moe_dispatch(normal(1024, 128), slots, weights, experts=8, capacity=320), slots, weights)
+
+
+def first_block() -> ht.Node:
+    images = ht.placeholder("images", (128, 1, 28, 28))
+    return ht.max_pool2d(ht.relu(ht.nn.Conv2d(1, 8, 5)(images)), 2)
+
+
+def loss() -> ht.Node:
+    return ht.mean(ht.softmax_cross_entropy(normal(512, 1000), ids(1000, 512)))
+
+
+def norms() -> tuple[ht.Node, ...]:
+    return ht.layer_norm(normal(2048, 256), normal(256), normal(256)), ht.rms_norm(normal(2048, 256), normal(256))
+
+
+def product() -> ht.Node:
+    entries = [np.sort(rng.integers(0, 5000, 50_000)), rng.integers(0, 5000, 50_000), rng.random(50_000, "float32")]
+    return ht.sparse_matmul(*entries, normal(5000, 64), size=5000)
+
+
+# By file of the room.
+FILES: dict[str, Case] = {
+    "activation": lambda: ht.relu(normal(512, 1024)),
+    "along_axis": lambda: ht.take_along_axis(normal(512, 1024), ids(1024, 512, 8), axis=1),
+    "attention": lambda: ht.scaled_dot_product_attention(*(normal(8, 4, 128, 64) for _ in "qkv"), causal=True),
+    "batch_norm": lambda: ht.nn.BatchNorm(64)(normal(32, 64, 16, 16)),
+    "conv": lambda: ht.nn.Conv2d(8, 16, 5)(normal(16, 8, 28, 28)),
+    "conv_last": lambda: ht.nn.Conv2d(64, 64, 3, padding=1)(normal(16, 64, 32, 32)),
+    "cross_entropy": loss,
+    "einsum": lambda: ht.einsum("bij,bkj->bik", normal(16, 128, 64), normal(16, 128, 64)),
+    "elementwise": activations,
+    "index": lambda: ht.embedding(normal(100_000, 64), ids(100_000, 1024, 8)),
+    "linalg": lambda: ht.linear(normal(16, 32), normal(32, 32), normal(32)),
+    "lstm": lambda: ht.nn.LSTM(128, 128)(normal(64, 28, 128))[0],
+    "masks": lambda: ht.tril(normal(512, 512)),
+    "normalization": norms,
+    "pooling": lambda: (ht.max_pool2d(normal(32, 64, 16, 16), 2), ht.avg_pool2d(normal(32, 64, 16, 16), 2)),
+    "random": lambda: (ht.dropout(normal(512, 1024), 0.1), ht.uniform((512, 1024))),
+    "reduction": lambda: ht.sum(normal(16, 10)),
+    "routing": experts,
+    "shape": lambda: ht.square(normal(128, 256) + normal(256)),
+    "sparse": product,
+}
+# By pass.
+RUNS: dict[str, Case] = {
+    "fuse_attention": lambda: ht.nn.MultiHeadAttention(128, 2, causal=True)(normal(16, 128, 128)),
+    "fuse_conv_pool": first_block,
+    "share_gelu": lambda: ht.gelu(normal(2048, 512)),
+    "share_cross_entropy": loss,
+    "fuse_linear": lambda: normal(16, 32) @ normal(32, 32) + normal(32),
+    "fuse_updates": lambda: normal(32, 32) @ normal(32, 32) + normal(32),
+}
+
+
+def bound(case: Case, passes: list[str], operators: str = "") -> Callable[[], None]:
+    """What runs the named operators in one training step of a case, by default all."""
+    with ht.scope(f"case{next(numbers)}"):
+        made = case()
+        parts = made if isinstance(made, tuple) else (made,)
+        total = sum((ht.sum(part * rng.standard_normal(part.shape, "float32")) for part in parts), ht.constant(0.0))
+        executor = ht.Executor({"train": [total, ht.optim.SGD(1e-6).minimize(total)]}, passes=passes)
+    feed = {p: rng.standard_normal(p.shape, "float32") for p in executor.subgraphs["train"].placeholders.values()}
+    executor.run("train", feed)
+    steps = executor.program("train", feed).steps
+    calls = [call for s in steps if not operators or s.node.op.name in operators.split() for call in s.calls]
+    assert calls, f"nothing is left of {operators}"
+
+    def run() -> None:
+        for call in calls:
+            call()
+
+    return partial(executor.quiet.run, run)
+
+
+@contextmanager
+def lacking(operators: str) -> Iterator[None]:
+    """Without the recipes of these operators."""
+    with patch.dict(recipes.FILE_OF):
+        for name in operators.split():
+            del recipes.FILE_OF[name]
+        yield
+
+
+def gain(name: str, rounds: int) -> list[float]:
+    """Quartiles of the time without by the time with what is called `name`."""
+    if name in RUNS:
+        passes = [run.__name__ for run in chosen_passes(None)]
+        pair = bound(RUNS[name], passes), bound(RUNS[name], [p for p in passes if p != name])
+    else:
+        passes = ["simplify", "channels_last"] if name == "conv_last" else ["simplify"]
+        case = partial(bound, FILES[name], passes, recipes.FILES[name])
+        with_it = case()
+        with lacking(recipes.FILES[name]):
+            pair = with_it, case()
+    began = time.process_time()
+    for run in pair:
+        run()
+    repeat = max(1, int(0.1 / (time.process_time() - began + 1e-6)))
+    ratios = []
+    for turn in range(rounds):
+        spent = {}
+        for run in pair if turn % 2 else pair[::-1]:
+            began = time.process_time()
+            for _ in range(repeat):
+                run()
+            spent[run] = time.process_time() - began
+        ratios.append(spent[pair[1]] / spent[pair[0]])
+    return statistics.quantiles(ratios, n=4)
+
+
+def main() -> None:
+    known = [*FILES, *RUNS]
+    parser = argparse.ArgumentParser(description="What each recipe of the room of the CPU gains.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which of: {' '.join(known)} (default: all)")
+    parser.add_argument("--rounds", type=int, default=11, help="samples of each side (default: 11)")
+    arguments = parser.parse_args()
+    if unknown := [name for name in arguments.names if name not in known]:
+        parser.error(f"no recipe is called {unknown[0]!r}; there are {' '.join(known)}")
+    blas.set_threads(1)
+    bar = tqdm(arguments.names or known, leave=False)
+    print_table([{"recipe": name, "times as fast": gain(name, arguments.rounds)} for name in bar])
+
+
+if __name__ == "__main__":
+    main()
