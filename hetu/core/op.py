@@ -325,8 +325,9 @@ def as_node(value: Any, others: Sequence[np.dtype] = ()) -> Node:
     """A node for one value: itself, a `size` for a Dim, else a constant."""
     if isinstance(value, Node):
         return value
-    if isinstance(value, Dim):
-        return OPS["size"](value=value)
+    if isinstance(value, Dim):  # of the dtype that the number would have which it stands for
+        size, dtype = OPS["size"](value=value), weak_dtype(1, others)
+        return size if size.dtype == dtype else OPS["astype"](size, dtype=dtype.name)
     if isinstance(value, bool | int | float):
         return OPS["constant"](value=np.asarray(value, weak_dtype(value, others)))
     if isinstance(value, np.ndarray | np.generic | list | tuple):
