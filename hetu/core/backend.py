@@ -166,7 +166,13 @@ class _PinnedFeed:
 
 def to_numpy(array: Any) -> np.ndarray:
     """A host copy of `array`, wherever it lives; the caller owns it."""
-    return array.get() if hasattr(array, "get") else np.array(array)
+    return copier(array)()
+
+
+def copier(array: Any) -> Callable[[], np.ndarray]:
+    """A call that makes a host copy of what lies in `array` by then."""
+    call: Callable[[], np.ndarray] = getattr(array, "get", array.copy)
+    return call
 
 
 # -- dtypes of arrays of any array module -----------------------------------------------------------------------

@@ -121,7 +121,7 @@ class Executor:
                 "an earlier step failed after it had changed some variables, so they no longer belong together",
                 fix="load a checkpoint, or make the executor with donate=False",
             )
-        if not self.busy.acquire(blocking=False):
+        if not self.busy.acquire(False):
             raise GraphError(
                 "this executor is in the middle of another step, whose buffers a second one would overwrite",
                 fix="let each thread have an executor of its own",

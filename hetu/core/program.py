@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .backend import Device, Scratch, aligned_empty, filler, fixed_array, host_empty, to_numpy
+from .backend import Device, Scratch, aligned_empty, copier, filler, fixed_array, host_empty
 from .errors import ArgumentError, HetuError
 from .graph import Node
 from .kernels import Call, kernels_of
@@ -88,7 +88,7 @@ class Program:
         self.steps = [replace(step, calls=tuple(own)) for step, own in zip(self.steps, calls)]
         self.calls = self._flat_calls()
         self.commits = self._commits()
-        self.outputs = [self.arrays[f] for f in self.fetches]
+        self.results = [copier(self.arrays[f]) for f in self.fetches]
         self.first_write = self._first_write()
         self.captured = self._captured()
 
@@ -184,7 +184,7 @@ class Program:
                         call()
         except BaseException as error:
             raise self._explained(error, call if self.captured is None else self.captured.call) from error.__cause__
-        results = [to_numpy(o) for o in self.outputs]
+        results = [copy() for copy in self.results]
         if self.captured is not None and self.comm is not None:
             self.state.dirty = True
             self.comm.progress()  # a GPU says by now what went wrong on the way

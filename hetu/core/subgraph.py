@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,7 +57,8 @@ class SubGraph:
         self.random = random_state in self.written.nodes
         self.programs: dict[Any, Program] = {}
         self.last: Fed | None = None
-        self.fetched = [isinstance(entry, Node) for entry in self.entries]
+        numbers = count()
+        self.places = [next(numbers) if isinstance(entry, Node) else None for entry in self.entries]
 
     def lower(
         self,
@@ -123,8 +125,7 @@ class SubGraph:
 
     def values(self, results: list[np.ndarray]) -> list[Any]:
         """Results in the order of the entries, None for updates."""
-        found = iter(results)
-        return [next(found) if fetched else None for fetched in self.fetched]
+        return [None if place is None else results[place] for place in self.places]
 
 
 def _sort_entries(name: str, entries: Sequence[Fetch]) -> tuple[list[Node], dict[Node, Node]]:
