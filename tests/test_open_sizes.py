@@ -85,7 +85,7 @@ def compiled(model, step, **options):
 
 
 def shown(program):
-    """All of a program: as it prints, and the types that its instructions read, which a printed number does not tell."""
+    """A program as it prints, and the types that its instructions read: a printed number does not tell its own."""
     return str(program), [[str(i.type) for i in step.node.inputs] for step in program.steps]
 
 
