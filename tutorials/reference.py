@@ -22,7 +22,7 @@ from hetu import dist, ops, passes
 from hetu.core.graph import OPS
 from hetu.core.op import Op, Role
 from hetu.dist.cut.partition import partition
-from hetu.gpu_kernels.launchers import MODULE_OF
+from hetu.gpu_kernels.launchers import KERNELS
 
 FOLDER = Path(__file__).with_suffix("")
 NOTE = "*Written by `python tutorials/reference.py` from the docstrings; change those.*"
@@ -159,7 +159,7 @@ def dims(op: Op) -> str:
 
 def cuda(op: Op) -> str:
     generated = op.cuda or op.__module__ == GROUP  # which joins the expressions of others
-    return "expression" if generated else "whole kernel" if op.name in MODULE_OF else "CuPy runs forward"
+    return "expression" if generated else "whole kernel" if KERNELS.function(op) else "CuPy runs forward"
 
 
 def table() -> str:
