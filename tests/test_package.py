@@ -42,7 +42,10 @@ FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names.
 # import little, for this is done by the passes; of the GPU's, only its passes may know graphs.
 ROOMS = {"cpu_kernels", "gpu_kernels"}
 BELOW = {"core.errors", "core.kernels", "core.backend"}
-FIRST = {"cpu_kernels", *(f"cpu_kernels.{name}" for name in ("recipes", "ufuncs", "blas", "lanes"))}
+FIRST = {
+    *("cpu_kernels", *(f"cpu_kernels.{name}" for name in ("recipes", "ufuncs", "blas", "lanes"))),
+    *("gpu_kernels", "gpu_kernels.launchers", "gpu_kernels.machine"),
+}
 
 # Heavy or optional packages, and the only places that may name them.
 GUARDED = {
@@ -140,8 +143,8 @@ def breaches(source: str, module: str, is_package: bool = False) -> list[str]:
 
 def _knows(module: str, name: str) -> bool:
     """Whether a module of a room of kernels may import what stands below all rooms."""
-    if module.startswith("gpu_kernels") and not module.startswith("gpu_kernels.passes"):
-        return name in BELOW
+    if module not in FIRST and module.startswith("gpu_kernels") and not module.startswith("gpu_kernels.passes"):
+        return name in BELOW or name.startswith(("ops.", "passes."))  # the operators that its files launch kernels for
     return module not in FIRST or name in {*BELOW, "core.op"}
 
 

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -17,6 +18,8 @@ import pytest
 import hetu as ht
 from hetu.core.graph import OPS
 from hetu.core.kernels import KINDS, PLAIN, kernels, kernels_of, room
+from hetu.core.op import Op
+from hetu.core.types import same_type
 
 ROOT = Path(__file__).parent.parent
 ROOMS = [f"{kind}_kernels" for kind in KINDS]
@@ -118,22 +121,30 @@ def test_an_operator_of_the_same_name_is_computed_as_it_says(monkeypatch):
     assert out.tolist() == [0.0, 1.0, 2.0]
 
 
-def test_the_table_of_the_cpu_names_what_its_files_compute():
-    from hetu.cpu_kernels.recipes import FILE_OF, FILES, RECIPES
+def test_every_file_of_a_room_enters_what_it_computes():
+    for kind in KINDS:
+        room(kind).function(OPS["add"])
+        functions = [f.func if isinstance(f, partial) else f for f in room(kind).functions.values()]
+        assert {*room(kind).files} <= {f.__module__ for f in functions}
 
-    for file in FILES:
-        import_module(f"hetu.cpu_kernels.{file}")
-    files = {op.name: function.__module__.rpartition(".")[2] for op, function in RECIPES.items()}
-    assert files == FILE_OF
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stranger_enters_a_kernel_for_an_operator_of_any_name(kind, monkeypatch):
+    def calls(xp, out, x, **attrs):
+        return [lambda: xp.negative(x, out)]
+
+    ours, other = OPS["layer_norm"], Op(lambda xp, x: x + 1, name="layer_norm", infer=same_type)
+    monkeypatch.setattr(room(kind), "functions", {**room(kind).functions})
+    assert room(kind).function(other) is None is not room(kind).function(ours)
+    room(kind).kernel(other)(calls)
+    assert room(kind).function(other) is calls is not room(kind).function(ours)
 
 
 def recipes():
     """Files of the rooms that bind operators, make some, or have a pass."""
-    from hetu.cpu_kernels.recipes import recipe
-
     modules = {own.module for kind in KINDS for own in room(kind).passes}
     yield from (Path(import_module(m).__file__) for m in modules if m.split(".")[1] in ROOMS)
-    yield Path(inspect.getfile(recipe(OPS["sgd"]).func))
+    yield Path(inspect.getfile(room("cpu").function(OPS["sgd"]).func))
     for file in (*(ROOT / "hetu/cpu_kernels").glob("*.py"), *(ROOT / "hetu/gpu_kernels/passes").glob("*.py")):
         if "import kernel" in (text := file.read_text("utf-8")) or ", kernel\n" in text or "\n@op" in text:
             yield file

@@ -20,9 +20,10 @@ from typing import Any, is_typeddict
 import hetu as ht
 from hetu import dist, ops, passes
 from hetu.core.graph import OPS
+from hetu.core.kernels import RoomPass
 from hetu.core.op import Op, Role
 from hetu.dist.cut.partition import partition
-from hetu.gpu_kernels.launchers import MODULE_OF
+from hetu.gpu_kernels.launchers import KERNELS
 
 FOLDER = Path(__file__).with_suffix("")
 NOTE = "*Written by `python tutorials/reference.py` from the docstrings; change those.*"
@@ -163,7 +164,7 @@ def dims(op: Op) -> str:
 
 def cuda(op: Op) -> str:
     generated = op.cuda or op.__module__ == GROUP  # which joins the expressions of others
-    return "expression" if generated else "whole kernel" if op.name in MODULE_OF else "CuPy runs forward"
+    return "expression" if generated else "whole kernel" if KERNELS.function(op) else "CuPy runs forward"
 
 
 def table() -> str:
@@ -241,9 +242,14 @@ def about(module: ModuleType) -> str:
     return inspect.cleandoc(module.__doc__ or "").split("\n\n")[0]
 
 
+def written(run: Any) -> Any:
+    """The function of a pass, which a room of kernels loads late."""
+    return getattr(import_module(run.module), run.__name__) if isinstance(run, RoomPass) else run
+
+
 def pass_page() -> str:
     rows = ["| order | pass | on a GPU | |", "|---|---|---|---|"]
-    found = [(name, getattr(run, "function", run), run) for name, run in passes.PASSES.items()]
+    found = [(name, written(run), run) for name, run in passes.PASSES.items()]
     for number, (name, function, run) in enumerate(found, 1):
         where = {"cpu": "no", "gpu": "only"}.get(getattr(run, "device", None), "yes")
         rows.append(f"| {number} | [{name}](#{name}) | {where} | {escaped(first_sentence(function))} |")

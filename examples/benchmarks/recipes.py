@@ -11,10 +11,10 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from functools import partial
 from itertools import count
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 import hetu as ht
 from hetu.core.passes import chosen_passes
-from hetu.cpu_kernels import blas, recipes
+from hetu.cpu_kernels import KERNELS, blas
 
 Case = Callable[[], "ht.Node | tuple[ht.Node, ...]"]
 rng = np.random.default_rng(0)
@@ -100,8 +100,8 @@ RUNS: dict[str, Case] = {
 }
 
 
-def bound(case: Case, passes: list[str], operators: str = "") -> Callable[[], None]:
-    """What runs the named operators in one training step of a case, by default all."""
+def bound(case: Case, passes: list[str], operators: Collection[Any] = ()) -> Callable[[], None]:
+    """What runs these operators in one training step of a case, by default all."""
     with ht.scope(f"case{next(numbers)}"):
         made = case()
         parts = made if isinstance(made, tuple) else (made,)
@@ -110,7 +110,7 @@ def bound(case: Case, passes: list[str], operators: str = "") -> Callable[[], No
     feed = {p: rng.standard_normal(p.shape, "float32") for p in executor.subgraphs["train"].placeholders.values()}
     executor.run("train", feed)
     steps = executor.program("train", feed).steps
-    calls = [call for s in steps if not operators or s.node.op.name in operators.split() for call in s.calls]
+    calls = [call for s in steps if not operators or s.node.op in operators for call in s.calls]
     assert calls, f"nothing is left of {operators}"
 
     def run() -> None:
@@ -120,13 +120,9 @@ def bound(case: Case, passes: list[str], operators: str = "") -> Callable[[], No
     return partial(executor.quiet.run, run)
 
 
-@contextmanager
-def lacking(operators: str) -> Iterator[None]:
-    """Without the recipes of these operators."""
-    with patch.dict(recipes.FILE_OF):
-        for name in operators.split():
-            del recipes.FILE_OF[name]
-        yield
+def operators_of(file: str) -> list[Any]:
+    """The operators that a file of the room computes."""
+    return [op for op, made in KERNELS.functions.items() if made.__module__ == f"hetu.cpu_kernels.{file}"]
 
 
 def gain(name: str, rounds: int) -> list[float]:
@@ -136,9 +132,11 @@ def gain(name: str, rounds: int) -> list[float]:
         pair = bound(RUNS[name], passes), bound(RUNS[name], [p for p in passes if p != name])
     else:
         passes = ["simplify", "channels_last"] if name == "conv_last" else ["simplify"]
-        case = partial(bound, FILES[name], passes, recipes.FILES[name])
+        case = partial(bound, FILES[name], passes, operators_of(name))
         with_it = case()
-        with lacking(recipes.FILES[name]):
+        with patch.dict(KERNELS.functions):
+            for op in operators_of(name):
+                del KERNELS.functions[op]
             pair = with_it, case()
     began = time.process_time()
     for run in pair:
@@ -165,6 +163,7 @@ def main() -> None:
     if unknown := [name for name in arguments.names if name not in known]:
         parser.error(f"no recipe is called {unknown[0]!r}; there are {' '.join(known)}")
     blas.set_threads(1)
+    KERNELS.function(ht.relu)  # loads all files
     bar = tqdm(arguments.names or known, leave=False)
     print_table([{"recipe": name, "times as fast": gain(name, arguments.rounds)} for name in bar])
 

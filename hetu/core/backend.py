@@ -121,27 +121,6 @@ def host_empty(xp: ModuleType, nbytes: int) -> np.ndarray:
     return pinned
 
 
-def copy_out(xp: ModuleType, host: np.ndarray, array: Any) -> Callable[[], None]:
-    """A call that copies an array of the device into one of `host_empty`; a GPU does so when its stream reaches it."""
-    if xp is np:
-        return partial(np.copyto, host, array)
-    to_host = xp.cuda.runtime.memcpyDeviceToHost
-    return lambda: _copy(xp, host.ctypes.data, xp.ascontiguousarray(array).data.ptr, host.nbytes, to_host)
-
-
-def copy_in(xp: ModuleType, array: Any, host: np.ndarray) -> Callable[[], None]:
-    """A call that copies an array of `host_empty` into a contiguous one of the device."""
-    if xp is np:
-        return partial(np.copyto, array, host)
-    to_device = xp.cuda.runtime.memcpyHostToDevice
-    return lambda: _copy(xp, array.data.ptr, host.ctypes.data, host.nbytes, to_device)
-
-
-def _copy(xp: ModuleType, target: int, source: int, nbytes: int, kind: int) -> None:
-    """As CuPy's own copies, which it refuses while a stream is captured."""
-    xp.cuda.runtime.memcpyAsync(target, source, nbytes, kind, xp.cuda.get_current_stream().ptr)
-
-
 def filler(xp: ModuleType, buffer: Any) -> Callable[[np.ndarray], None]:
     """A call that copies an array of the host into `buffer`; the dtype may change within its kind."""
     if xp is np:

@@ -10,17 +10,19 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from .errors import ArgumentError
 
 Call = Callable[[], Any]
 Calls = Sequence[Call]
+F = TypeVar("F", bound=Callable[..., Any])
 KINDS = ("cpu", "gpu")
+_load = cache(import_module)
 
 
 def switched_off(variable: str) -> bool:
@@ -44,13 +46,8 @@ class RoomPass:
         self.__name__, self.device, self.module = name, device, module
         self.before, self.last, self.seeks = before, last, seeks
 
-    @property
-    def function(self) -> Callable[..., Any]:
-        function: Callable[..., Any] = getattr(import_module(self.module), self.__name__)
-        return function
-
     def __call__(self, outputs: Sequence[Any]) -> tuple[Any, ...]:
-        made: tuple[Any, ...] = self.function(outputs)
+        made: tuple[Any, ...] = getattr(import_module(self.module), self.__name__)(outputs)
         return made
 
 
@@ -66,6 +63,27 @@ class Kernels:
 
     passes: Sequence[RoomPass] = ()
     blas: Any = NoBlas()  # makes calls of BLAS that are bound to their arrays
+    files: Sequence[str] = ()  # modules that enter functions, imported when the first operator is bound
+
+    def __init__(self) -> None:
+        self.functions: dict[Any, Callable[..., Any]] = {}
+
+    def kernel(self, *operators: Any) -> Callable[[F], F]:
+        """Let a function compute these operators. Others of the same names have nothing to do with it."""
+
+        def enter(function: F) -> F:
+            self.functions.update(dict.fromkeys(operators, function))
+            return function
+
+        return enter
+
+    def function(self, op: Any) -> Callable[..., Any] | None:
+        """What is entered for the operator, or for "update" or "row_update" where it applies an optimizer's rule."""
+        for file in self.files:
+            _load(file)
+        rules = {"update": op.update, "row_update": op.row_update}
+        of_rules = (partial(self.functions[k], r) for k, r in rules.items() if r is not None and k in self.functions)
+        return self.functions.get(op) or next(of_rules, None)
 
     def bound(
         self, op: Any, xp: ModuleType, out: Any, arrays: Sequence[Any], attrs: Mapping[str, Any], scratch: Any

@@ -1,71 +1,26 @@
-"""Which recipe computes which operator on a CPU: from its name to the file, from the operator itself to the function.
+"""What this room offers: recipes that compute operators on a CPU, its passes, BLAS and lanes.
 
-Such a function, `(xp, out, *arrays, **attrs)`, returns calls bound to its arrays, or None where it declines them. It is
-found by the operator itself, so that another operator of the same name has nothing to do with it; the operators of
-optimizers' rules, which anybody makes at any time, by being of a rule.
+A recipe, `(xp, out, *arrays, **attrs)`, returns calls bound to its arrays, or None where it declines them. A file
+enters it for the operators it computes: `@kernel(relu)`. The operators of optimizers' rules, which anybody makes at any
+time, are known by having a rule.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import Any
 
 from ..core.backend import Scratch
 from ..core.kernels import Call, Calls, Kernels, RoomPass
 from . import blas, lanes
 from .ufuncs import bound_ufunc
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-# The file that binds each operator. Files are imported when their first operator is bound.
-FILES = {
-    "activation": "relu",
-    "along_axis": "take_along_axis put_along_axis_add",
-    "attention": "attention attention_dx",
-    "batch_norm": "batch_norm_train batch_norm_dx",
-    "conv": "conv2d conv2d_dx conv2d_dw",
-    "conv_last": "conv2d_last conv2d_last_dx conv2d_last_dw",
-    "cross_entropy": "softmax_cross_entropy softmax_cross_entropy_dx",
-    "einsum": "einsum",
-    "elementwise": "rsqrt erf leaky_relu elu sigmoid softplus gelu_erf gelu_erf_dx gelu_tanh gelu_tanh_dx",
-    "index": "take scatter_rows scatter_add",
-    "linalg": "matmul linear",
-    "lstm": "lstm lstm_dx",
-    "masks": "tril triu",
-    "normalization": "layer_norm layer_norm_dx rms_norm rms_norm_dx",
-    "pooling": "max_pool2d max_pool2d_dx avg_pool2d_dx",
-    "random": "random dropout",
-    "reduction": "sum",
-    "routing": "moe_dispatch moe_combine moe_products",
-    "shape": "sum_to_like",
-    "sparse": "sparse_matmul sampled_matmul",
-}
-FILE_OF = {name: file for file, names in FILES.items() for name in names.split()}
-RECIPES: dict[Any, Callable[..., Any]] = {}  # by operator
-
-
-def kernel(*operators: Any) -> Callable[[F], F]:
-    """Let the function compute these operators."""
-
-    def enter(function: F) -> F:
-        RECIPES.update(dict.fromkeys(operators, function))
-        return function
-
-    return enter
-
-
-def recipe(op: Any) -> Callable[..., Any] | None:
-    """The function that binds an operator."""
-    if op.update is not None or op.row_update is not None:
-        update = import_module(f"{__package__}.update")
-        return partial(update.on_rows, op.row_update) if op.update is None else partial(update.on_arrays, op.update)
-    if op.name not in FILE_OF:
-        return None
-    import_module(f"{__package__}.{FILE_OF[op.name]}")
-    return RECIPES.get(op)
+FILES = (
+    "activation along_axis attention batch_norm conv conv_last cross_entropy einsum elementwise index linalg lstm "
+    "masks normalization pooling random reduction routing shape sparse update"
+)
 
 
 class CpuKernels(Kernels):
@@ -80,11 +35,12 @@ class CpuKernels(Kernels):
         RoomPass("fuse_updates", "cpu", f"{__package__}.fuse_updates"),
     )
     blas = blas
+    files = tuple(f"{__package__}.{file}" for file in FILES.split())
 
     def bound(
         self, op: Any, xp: Any, out: Any, arrays: Sequence[Any], attrs: Mapping[str, Any], scratch: Scratch | None
     ) -> list[Call] | None:
-        function = recipe(op)
+        function = self.function(op)
         if function is None:
             return None
         more = {"scratch": scratch or Scratch()} if op.scratch else {}
@@ -114,3 +70,4 @@ class CpuKernels(Kernels):
 
 
 KERNELS = CpuKernels()
+kernel = KERNELS.kernel

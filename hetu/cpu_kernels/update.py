@@ -21,11 +21,13 @@ from ..ops.composition import WIDE, Composition
 from ..ops.index import RowWindow, own_rows
 from . import blas
 from .index import add_rows
+from .recipes import kernel
 from .tape import Apply, Factor, Mix, tape_of
 
 BLOCK = 1 << 18  # elements of a block
 
 
+@kernel("update")
 def on_arrays(rule: Any, xp: Any, out: Any, *arrays: Any, scratch: Scratch, **attrs: Any) -> list[Call] | None:
     """Binds the operator of a rule on whole parameters."""
     tables, gradient, scalars = rule.split(arrays)
@@ -172,6 +174,7 @@ def is_fixed(value: np.ndarray) -> bool:
 # -- the rows of a table ---------------------------------------------------------------------------------------
 
 
+@kernel("row_update")
 def on_rows(rule: Any, xp: Any, out: Any, *arrays: Any, window: RowWindow = None, **attrs: Any) -> list[Call] | None:
     """Binds the operator of a rule on some rows of a table."""
     if not arrays[0].size:

@@ -77,9 +77,7 @@ def _grid(array: Any, rows: int) -> tuple[int, ...]:
     return -(-positions // rows), heads, n
 
 
-def flash_attention(
-    machine: Machine, out: Any, q: Any, k: Any, v: Any, *, scale: float, causal: bool
-) -> list[Call] | None:
+def tiled(machine: Machine, out: Any, q: Any, k: Any, v: Any, *, scale: float, causal: bool) -> list[Call] | None:
     """`out` is (y, total)."""
     y, total = out
     launch = _launch(machine, scale, causal, q, k, v, y)
@@ -89,7 +87,7 @@ def flash_attention(
     return [partial(kernel, _grid(q, launch.queries), launch.block, (*_placed(q, k, v, y), total, *launch.numbers))]
 
 
-def flash_attention_dx(
+def tiled_dx(
     machine: Machine, out: Any, g: Any, q: Any, k: Any, v: Any, y: Any, total: Any, *, scale: float, causal: bool
 ) -> list[Call] | None:
     """`out` is (dq, dk, dv), or the array in which they lie side by side."""

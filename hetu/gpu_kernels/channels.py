@@ -11,6 +11,8 @@ from functools import cache, partial
 from math import prod
 from typing import Any
 
+from ..ops.batch_norm import batch_norm_dx, batch_norm_train
+from .launchers import kernel
 from .machine import BLOCK, Call, Machine, address, contiguous, index_dtype, widest_pack
 from .reduce import ROOM
 from .source import assemble, compute_dtype, file_text
@@ -70,7 +72,8 @@ def _fit(images: Sequence[Any], vectors: Sequence[Any]) -> bool:
     return alike and wide and contiguous(*images, *vectors)
 
 
-def batch_norm_train(
+@kernel(batch_norm_train)
+def norm(
     machine: Machine,
     out: Any,
     x: Any,
@@ -94,11 +97,12 @@ def batch_norm_train(
     ]
 
 
-def batch_norm_relu(machine: Machine, out: Any, x: Any, *arrays: Any, epsilon: float) -> list[Call] | None:
-    return batch_norm_train(machine, out, x, *arrays, axis=x.ndim - 1, epsilon=epsilon, relu=True)
+def norm_relu(machine: Machine, out: Any, x: Any, *arrays: Any, epsilon: float) -> list[Call] | None:
+    return norm(machine, out, x, *arrays, axis=x.ndim - 1, epsilon=epsilon, relu=True)
 
 
-def batch_norm_dx(
+@kernel(batch_norm_dx)
+def norm_dx(
     machine: Machine,
     out: Any,
     g: Any,
@@ -131,10 +135,10 @@ def batch_norm_dx(
     ]
 
 
-def batch_norm_relu_dx(
+def norm_relu_dx(
     machine: Machine, out: Any, g: Any, y: Any, x: Any, scale: Any, mean: Any, var: Any, *bias: Any, epsilon: float
 ) -> list[Call] | None:
     """Computing y again saves reading it twice, if scale, bias and statistics are not rounded."""
     exact = bias and scale.dtype.name == compute_dtype(scale.dtype.name)
     opening = {"bias": bias[0]} if exact else {"y": y}
-    return batch_norm_dx(machine, out, g, x, scale, mean, var, axis=x.ndim - 1, epsilon=epsilon, **opening)
+    return norm_dx(machine, out, g, x, scale, mean, var, axis=x.ndim - 1, epsilon=epsilon, **opening)

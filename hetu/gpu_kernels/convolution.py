@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..passes import conv_last
 from . import images
+from .launchers import kernel
 from .machine import Call, Machine, Size2d, address, contiguous, index_dtype, spread
 from .source import assemble, file_text
 
@@ -73,6 +75,7 @@ class _Axis(NamedTuple):
     origin: int
 
 
+@kernel(conv_last.conv2d_last)
 def conv2d_last(machine: Machine, out: Any, x: Any, w: Any, *, stride: Size2d, padding: Any) -> list[Call] | None:
     window = _Window(x, out, w.shape[2:], stride, padding)
     if not _takes(machine, window, w):
@@ -88,6 +91,7 @@ def conv2d_last(machine: Machine, out: Any, x: Any, w: Any, *, stride: Size2d, p
     return [*calls, _forward(machine, window, weights)]
 
 
+@kernel(conv_last.conv2d_last_dx)
 def conv2d_last_dx(
     machine: Machine, out: Any, g: Any, w: Any, *, size: Size2d, stride: Size2d, padding: Any
 ) -> list[Call] | None:
@@ -101,6 +105,7 @@ def conv2d_last_dx(
     return [*calls, *(_product(machine, g, weights, out, *axes) for axes in _classes(window))]
 
 
+@kernel(conv_last.conv2d_last_dw)
 def conv2d_last_dw(
     machine: Machine, out: Any, x: Any, g: Any, *, kernel: Size2d, stride: Size2d, padding: Any
 ) -> list[Call] | None:
@@ -171,8 +176,8 @@ def _unfolded(machine: Machine, window: _Window) -> tuple[Call, _Window]:
     strides = (s // x.itemsize for s in x.strides)
     height, columns, _, y_columns, *others = window.sizes
     numbers = (patches.size, *strides, height, columns, y_columns, *others, *window.channels[:2], width)
-    kernel = _kernel(machine, "patches", TILES[-1], patches, x)
-    call = partial(kernel, *spread(patches.size), (x, patches, *numbers))
+    launch = _kernel(machine, "patches", TILES[-1], patches, x)
+    call = partial(launch, *spread(patches.size), (x, patches, *numbers))
     return call, _Window(patches, y, (1, 1), (1, 1), FRAMELESS)
 
 

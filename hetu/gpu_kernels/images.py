@@ -10,6 +10,8 @@ from functools import partial
 from math import prod
 from typing import Any
 
+from ..ops import conv, pooling
+from .launchers import kernel
 from .machine import Call, Machine, Size2d, contiguous, index_dtype, spread
 from .source import kernel_file
 
@@ -35,28 +37,31 @@ def _pooling(
     if not contiguous(*arrays):
         return None
     index = index_dtype(result.size, *(a.size for a in arrays))
-    kernel = machine.kernel(kernel_file("images", S=result.dtype.name, Index=index), name)
-    return [partial(kernel, *spread(result.size), (*arrays, result.size, *_window(size, positions, **attrs)))]
+    launch = machine.kernel(kernel_file("images", S=result.dtype.name, Index=index), name)
+    return [partial(launch, *spread(result.size), (*arrays, result.size, *_window(size, positions, **attrs)))]
 
 
+@kernel(pooling._max_pool2d)
 def max_pool2d(machine: Machine, out: Any, x: Any, **attrs: Any) -> list[Call] | None:
     return _pooling("max_pool2d", machine, (x, *out), out[0], x.shape[2:], out[0].shape[2:], attrs)
 
 
-def max_pool2d_dx(machine: Machine, out: Any, g: Any, taps: Any, *, size: Size2d, **attrs: Any) -> list[Call] | None:
-    return _pooling("max_pool2d_dx", machine, (g, taps, out), out, size, g.shape[2:], attrs)
-
-
+@kernel(pooling.max_pool2d_pick)
 def max_pool2d_pick(machine: Machine, out: Any, x: Any, taps: Any, **attrs: Any) -> list[Call] | None:
     return _pooling("max_pool2d_pick", machine, (x, taps, out), out, x.shape[2:], out.shape[2:], attrs)
 
 
+@kernel(pooling.avg_pool2d)
 def avg_pool2d(machine: Machine, out: Any, x: Any, **attrs: Any) -> list[Call] | None:
     return _pooling("avg_pool2d", machine, (x, out), out, x.shape[2:], out.shape[2:], attrs)
 
 
-def avg_pool2d_dx(machine: Machine, out: Any, g: Any, *, size: Size2d, **attrs: Any) -> list[Call] | None:
-    return _pooling("avg_pool2d_dx", machine, (g, out), out, size, g.shape[2:], attrs)
+def pool_dx(name: str, machine: Machine, out: Any, g: Any, *taps: Any, size: Size2d, **attrs: Any) -> list[Call] | None:
+    return _pooling(name, machine, (g, *taps, out), out, size, g.shape[2:], attrs)
+
+
+for _op in (pooling.max_pool2d_dx, pooling.avg_pool2d_dx):
+    kernel(_op)(partial(pool_dx, _op.name))
 
 
 # -- convolution -----------------------------------------------------------------------------------------------------
@@ -107,10 +112,9 @@ class _Matrices:
         return buffer[: images * rows * self.positions].reshape(self.groups, rows // self.groups, -1)
 
     def _launch(self, name: str, source: Any, target: Any, images: int) -> Call:
-        kernel = self.machine.kernel(self.text, name)
-        return partial(
-            kernel, *spread(target.size), (source, target, target.size, images, self.channels, *self.arguments)
-        )
+        launch = self.machine.kernel(self.text, name)
+        arguments = (source, target, target.size, images, self.channels, *self.arguments)
+        return partial(launch, *spread(target.size), arguments)
 
 
 def _weights(w: Any, groups: int) -> Any:
@@ -130,6 +134,7 @@ def _flat(images: Any) -> Any:
     return images.reshape(*images.shape[:2], -1)
 
 
+@kernel(conv.conv2d)
 def conv2d(machine: Machine, out: Any, x: Any, w: Any, **attrs: Any) -> list[Call] | None:
     if not _same(x, w, out):
         return None
@@ -142,6 +147,7 @@ def conv2d(machine: Machine, out: Any, x: Any, w: Any, **attrs: Any) -> list[Cal
     return calls
 
 
+@kernel(conv.conv2d_dx)
 def conv2d_dx(machine: Machine, out: Any, g: Any, w: Any, *, size: Size2d, **attrs: Any) -> list[Call] | None:
     if not _same(g, w, out):
         return None
@@ -155,6 +161,7 @@ def conv2d_dx(machine: Machine, out: Any, g: Any, w: Any, *, size: Size2d, **att
     return calls
 
 
+@kernel(conv.conv2d_dw)
 def conv2d_dw(machine: Machine, out: Any, x: Any, g: Any, *, kernel: Size2d, **attrs: Any) -> list[Call] | None:
     """The transpose, as of the two operands the results are the smaller to copy, where there are groups."""
     if not _same(x, g, out):

@@ -1,88 +1,88 @@
-"""Which kernel computes which operator: a table from the operator's name to the function that launches it.
+"""What this room offers: functions that launch kernels for operators, CuPy's products done better, CUDA graphs, passes.
 
-Such a function chooses kernel, launch shape and scratch for given arrays, once, and returns calls without arguments,
-or None where it cannot (a layout or dtype its kernel does not take); CuPy then runs the operator's own forward
-function. The same function runs under the emulator, so that launch shapes are proven together with kernels.
+A launcher, `(machine, out, *arrays, **attrs)`, chooses kernel, launch shape and scratch for given arrays, once. It
+returns calls without arguments, or None for a layout or dtype that its kernel does not take; CuPy then runs the
+operator's own forward function. A file enters it for the operators it computes: `@kernel(relu)`. The same function runs
+under the emulator, so that launch shapes are proven together with kernels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from importlib import import_module
 from typing import Any
 
-from .elementwise import elementwise, single_step
-from .machine import Call, Machine
+from ..core.kernels import Call, Calls, Kernels, RoomPass
+from .machine import Machine
 
-Launcher = Callable[..., "list[Call] | None"]
-
-# The module that launches each operator. Modules are imported when their first operator is bound.
-MODULES = {
-    "rows": "softmax log_softmax softmax_cross_entropy softmax_cross_entropy_dx layer_norm layer_norm_dx rms_norm "
-    "rms_norm_dx topk",
-    "tables": "take take_along_axis put_along_axis_add scatter_rows scatter_add",
-    "sparse": "sparse_matmul sampled_matmul",
-    "routing": "moe_dispatch moe_combine moe_products",
-    "random": "dropout random",
-    "images": "max_pool2d max_pool2d_dx max_pool2d_pick avg_pool2d avg_pool2d_dx conv2d conv2d_dx conv2d_dw",
-    "attention": "flash_attention flash_attention_dx",
-    "convolution": "conv2d_last conv2d_last_dx conv2d_last_dw",
-    "channels": "batch_norm_train batch_norm_dx batch_norm_relu batch_norm_relu_dx",
-    "update": "update_all",
-    "many": "cast_all all_finite",
-    "products": "matmul linear",
-    "reduce": "sum prod max min all any sum_to_like argmax argmin",
-}
-MODULE_OF = {name: module for module, names in MODULES.items() for name in names.split()}
+FILES = "channels convolution images products random reduce routing rows sparse tables update"
 
 
-def launcher(name: str) -> Launcher | None:
-    """The function `(machine, out, *arrays, **attrs) -> calls or None` of an operator, or None if it has no kernel."""
-    if name not in MODULE_OF:
-        return None
-    module = import_module(f"{__package__}.{MODULE_OF[name]}")
-    return getattr(module, "LAUNCHERS", vars(module))[name]
+class GpuKernels(Kernels):
+    """What a GPU does better than CuPy alone."""
+
+    passes = (
+        RoomPass("fuse_norm_relu", "gpu", f"{__package__}.passes.fuse_norm_relu", seeks=["relu"]),
+        RoomPass("tile_attention", "gpu", f"{__package__}.passes.tile_attention", seeks=["attention"]),
+        RoomPass("absorb_casts", "gpu", f"{__package__}.passes.absorb_casts"),
+        RoomPass("group_updates", "gpu", f"{__package__}.passes.group_updates", last=True),
+        RoomPass("group_checks", "gpu", f"{__package__}.passes.group_checks", last=True),
+        RoomPass("group_casts", "gpu", f"{__package__}.passes.group_casts", last=True),
+        RoomPass("fuse_elementwise", "gpu", f"{__package__}.passes.fuse_elementwise", last=True),
+    )
+    files = tuple(f"{__package__}.{file}" for file in FILES.split())
+
+    def bound(
+        self, op: Any, xp: Any, out: Any, arrays: Sequence[Any], attrs: Mapping[str, Any], scratch: Any
+    ) -> Calls | None:
+        """Launches of a hand-written or generated kernel."""
+        from .device import gpu
+
+        return bound(gpu(xp.cuda.runtime.getDevice()), op, out, arrays, attrs)
+
+    def array_module(self, xp: Any) -> Any:
+        from .products import with_products
+
+        return with_products(xp)
+
+    def captured(self, xp: Any, calls: Calls, say: Callable[[Any, str], None], obstacle: str) -> Any:
+        from .capture import Captured
+
+        return Captured(xp, calls, say, obstacle)
+
+    def architectures(self) -> Sequence[str]:
+        from .nvrtc import ARCHITECTURES, available
+
+        return ARCHITECTURES if available() else ()
+
+
+KERNELS = GpuKernels()
+kernel = KERNELS.kernel
 
 
 def bound(
-    machine: Machine,
-    name: str,
-    out: Any,
-    arrays: Sequence[Any],
-    attrs: Mapping[str, Any],
-    *,
-    cuda: str | None = None,
-    inputs: Sequence[str] = (),
-    update: Any = None,
-    row_update: Any = None,
-) -> list[Call] | None:
-    """Calls that compute the operator `name` into `out` (a tuple for several outputs), or None without a kernel for it.
-
-    `cuda` and `inputs` are the expression of an elementwise operator and the names of its inputs; `update` and
-    `row_update` the rule of an optimizer's.
-    """
+    machine: Machine, op: Any, out: Any, arrays: Sequence[Any], attrs: Mapping[str, Any]
+) -> Sequence[Call] | None:
+    """Calls that compute the operator into `out` (a tuple for several outputs), or None without a kernel for it."""
     if attrs.get("window") is not None:  # the operator sees a slice of a partitioned axis only
         return None
     attrs = {name: value for name, value in attrs.items() if name != "window"}
-    launch = launcher(name)
-    if update is not None or row_update is not None:
-        from .update import dense, sparse
-
-        launch = partial(sparse, row_update) if update is None else partial(dense, update)
+    launch = KERNELS.function(op)
     if launch is not None:
-        calls = launch(machine, out, *arrays, **attrs)
+        calls: Sequence[Call] | None = launch(machine, out, *arrays, **attrs)
         if calls is None and not all(a.flags.c_contiguous for a in arrays):
             calls = _of_copies(machine, launch, out, arrays, attrs)
         if calls is not None:
             return calls
-    if cuda is None:
+    if op.cuda is None:
         return None
-    return elementwise(machine, [single_step(cuda, inputs, arrays, attrs, out)], out, arrays)
+    from .elementwise import elementwise, single_step
+
+    return elementwise(machine, [single_step(op.cuda, op.inputs, arrays, attrs, out)], out, arrays)
 
 
 def _of_copies(
-    machine: Machine, launch: Launcher, out: Any, arrays: Sequence[Any], attrs: Mapping[str, Any]
+    machine: Machine, launch: Callable[..., Calls | None], out: Any, arrays: Sequence[Any], attrs: Mapping[str, Any]
 ) -> list[Call] | None:
     """As `launch`, for a kernel that takes no strides: a copy costs less than what CuPy makes of many operators."""
     whole = [a if a.flags.c_contiguous else machine.xp.empty(a.shape, a.dtype) for a in arrays]

@@ -44,6 +44,11 @@ class RecordingMachine:
         return lambda *_, **__: None
 
 
+def warps(count: int) -> tuple[tuple[int], tuple[int, int]]:
+    """Grid and block for a warp per item."""
+    return (-(-count // 8),), (32, 8)
+
+
 def spread(count: int) -> tuple[tuple[int], tuple[int]]:
     """Grid and block for a grid-stride loop over `count` items."""
     return (min(-(-count // BLOCK), MOST_BLOCKS),), (BLOCK,)

@@ -15,7 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from ..ops import linalg
 from .elementwise import merged_axes
+from .launchers import kernel
 from .machine import Call, Machine
 
 # What cuBLAS calls the dtypes, and the precision in which it adds up; and the numbers 1 and 0 in that.
@@ -123,6 +125,7 @@ def _operand(cupy: Any, x: Any, batch: Sequence[int]) -> MatrixOperand:
 # -- operators -----------------------------------------------------------------------------------------------------
 
 
+@kernel(linalg.matmul)
 def matmul(machine: Machine, out: Any, a: Any, b: Any) -> list[Call]:
     """A batch of rows by one matrix is one product."""
     if b.ndim == 2 < a.ndim and out.size and a.flags.c_contiguous and out.flags.c_contiguous:
@@ -130,6 +133,7 @@ def matmul(machine: Machine, out: Any, a: Any, b: Any) -> list[Call]:
     return [partial(machine.xp.matmul, a, b, out=out)]
 
 
+@kernel(linalg.linear)
 def linear(machine: Machine, out: Any, x: Any, w: Any, b: Any) -> list[Call]:
     return [*matmul(machine, out, x, w), partial(machine.xp.add, out, b, out)]
 

@@ -11,44 +11,36 @@ from typing import Any
 
 import numpy as np
 
+from ..ops import random
+from .launchers import kernel
 from .machine import Call, Machine, address, contiguous, spread
 from .source import kernel_file
 
-LEVELS = 1 << 16  # a dropout mask compares 16 random bits an element with the rate
 
-
-def mask_of(rate: float) -> tuple[int, float]:
-    """From which number of 16 bits on an element is kept, and what it is multiplied by.
-
-    >>> mask_of(0.5)
-    (32768, 2.0)
-    """
-    threshold = min(round(rate * LEVELS), LEVELS - 1)
-    return threshold, LEVELS / (LEVELS - threshold)
-
-
+@kernel(random._dropout)
 def dropout(
     machine: Machine, out: Any, x: Any, state: Any, *, rate: float, stream: int, channels: bool = False
 ) -> list[Call] | None:
     if not contiguous(x, state, out) or x.dtype != out.dtype:
         return None
-    options = (np.uint64(stream), *mask_of(rate))
+    options = (np.uint64(stream), random._threshold(rate), random._scale(rate))
     text = kernel_file("random", S=x.dtype.name)
     if channels or any(address(a) % (4 * a.dtype.itemsize) for a in (x, out)):
         inner = prod(x.shape[2:]) if channels else 1
-        kernel = machine.kernel(text, "dropout_channels")
-        return [partial(kernel, *spread(x.size), (x, state, out, x.size, inner, *options))]
-    kernel = machine.kernel(text, "dropout")
-    return [partial(kernel, *spread(-(-x.size // 16)), (x, state, out, x.size, *options))]
+        launch = machine.kernel(text, "dropout_channels")
+        return [partial(launch, *spread(x.size), (x, state, out, x.size, inner, *options))]
+    launch = machine.kernel(text, "dropout")
+    return [partial(launch, *spread(-(-x.size // 16)), (x, state, out, x.size, *options))]
 
 
-def random(
+@kernel(random.random)
+def numbers(
     machine: Machine, out: Any, state: Any, *, kind: str, a: float, b: float, stream: int, **_: Any
 ) -> list[Call] | None:
     if kind not in ("uniform", "bernoulli") or not contiguous(state, out):
         return None
     name = out.dtype.name
-    numbers = (float(b - a), float(a)) if kind == "uniform" else (float(a),)
+    terms = (float(b - a), float(a)) if kind == "uniform" else (float(a),)
     drawn = "float64" if name == "float64" else "float32"
-    kernel = machine.kernel(kernel_file("random", S=name, T=drawn), kind)
-    return [partial(kernel, *spread(-(-out.size // 4)), (state, out, out.size, np.uint64(stream), *numbers))]
+    launch = machine.kernel(kernel_file("random", S=name, T=drawn), kind)
+    return [partial(launch, *spread(-(-out.size // 4)), (state, out, out.size, np.uint64(stream), *terms))]

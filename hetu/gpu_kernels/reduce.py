@@ -6,12 +6,13 @@ reduces arrays that are not contiguous.
 
 from __future__ import annotations
 
-import builtins
 import math
 from functools import partial
 from itertools import groupby
 from typing import Any
 
+from ..ops import reduction, shape
+from .launchers import kernel
 from .machine import Call, Machine, contiguous
 from .source import assemble, compute_dtype, file_text
 
@@ -25,6 +26,7 @@ COMBINE = {
     "all": ("a && b", {}, "1", "a < b"),
     "any": ("a || b", {}, "0", "a > b"),
 }
+FOLDS: dict[Any, str] = {getattr(reduction, operation): operation for operation in COMBINE}  # by operator
 CHUNK = 4096  # elements that one team reduces, where there are fewer rows than a GPU has room for
 ROOM = 1024  # teams that keep a large GPU busy
 
@@ -55,17 +57,17 @@ def _text(operation: str, stored: str, result: str, wide: str) -> str:
 
 def reduced(machine: Machine, operation: str, out: Any, x: Any, axes: tuple[int, ...]) -> list[Call] | None:
     """Calls that write the reduction of `x` over `axes` into `out`, of any shape with as many elements."""
-    if not contiguous(x, out) or not builtins.any(x.shape[a] > 1 for a in axes):
+    if not contiguous(x, out) or not any(x.shape[a] > 1 for a in axes):
         return None
     wide = wide_dtype(x.dtype.name)
     marked = [(n, i in axes) for i, n in enumerate(x.shape) if n > 1]
     groups = [[math.prod(n for n, _ in group), key] for key, group in groupby(marked, key=lambda pair: pair[1])]
     calls: list[Call] = []
-    while builtins.any(key for _, key in groups):
-        k = builtins.max(i for i, (_, key) in enumerate(groups) if key)
+    while any(key for _, key in groups):
+        k = max(i for i, (_, key) in enumerate(groups) if key)
         outer, n, inner = math.prod(s for s, _ in groups[:k]), groups[k][0], math.prod(s for s, _ in groups[k + 1 :])
-        chunks = 1 if outer * -(-inner // 32) >= ROOM else builtins.min(-(-n // CHUNK), ROOM)
-        last = chunks == 1 and builtins.sum(key for _, key in groups) == 1
+        chunks = 1 if outer * -(-inner // 32) >= ROOM else min(-(-n // CHUNK), ROOM)
+        last = chunks == 1 and sum(key for _, key in groups) == 1
         target = out if last else machine.xp.empty(outer * chunks * inner, wide)
         calls.append(_stage(machine, operation, target, x, outer, n, inner, chunks, wide))
         x, groups[k : k + 1] = target, [[chunks, True]] if chunks > 1 else []
@@ -77,7 +79,7 @@ def _stage(
 ) -> Call:
     text = _text(operation, x.dtype.name, out.dtype.name, wide)
     if inner > 1:
-        grid = (-(-inner // 32), builtins.min(outer * chunks, 65535))
+        grid = (-(-inner // 32), min(outer * chunks, 65535))
         return partial(machine.kernel(text, "reduce_columns"), grid, (32, 8), (x, out, outer, n, inner, chunks))
     narrow = -(-n // chunks) <= 1024
     grid = (-(-outer * chunks // 8) if narrow else outer * chunks,)
@@ -85,48 +87,31 @@ def _stage(
     return partial(machine.kernel(text, "reduce_rows"), grid, block, (x, out, outer, n, chunks))
 
 
-def sum(machine: Machine, out: Any, x: Any, *, axis: tuple[int, ...], **_: Any) -> list[Call] | None:
-    return reduced(machine, "sum", out, x, axis)
+def along_axes(
+    operation: str, machine: Machine, out: Any, x: Any, *, axis: tuple[int, ...], **_: Any
+) -> list[Call] | None:
+    return reduced(machine, operation, out, x, axis)
 
 
-def prod(machine: Machine, out: Any, x: Any, *, axis: tuple[int, ...], **_: Any) -> list[Call] | None:
-    return reduced(machine, "prod", out, x, axis)
+for _op, _operation in FOLDS.items():
+    kernel(_op)(partial(along_axes, _operation))
 
 
-def max(machine: Machine, out: Any, x: Any, *, axis: tuple[int, ...], **_: Any) -> list[Call] | None:
-    return reduced(machine, "max", out, x, axis)
-
-
-def min(machine: Machine, out: Any, x: Any, *, axis: tuple[int, ...], **_: Any) -> list[Call] | None:
-    return reduced(machine, "min", out, x, axis)
-
-
-def all(machine: Machine, out: Any, x: Any, *, axis: tuple[int, ...], **_: Any) -> list[Call] | None:
-    return reduced(machine, "all", out, x, axis)
-
-
-def any(machine: Machine, out: Any, x: Any, *, axis: tuple[int, ...], **_: Any) -> list[Call] | None:
-    return reduced(machine, "any", out, x, axis)
-
-
+@kernel(shape.sum_to_like)
 def sum_to_like(machine: Machine, out: Any, x: Any, like: Any, **_: Any) -> list[Call] | None:
     lead = x.ndim - out.ndim
     axes = (*range(lead), *(lead + i for i, n in enumerate(out.shape) if n == 1))
     return reduced(machine, "sum", out, x, axes)
 
 
-def argmax(machine: Machine, out: Any, x: Any, *, axis: int, **_: Any) -> list[Call] | None:
-    return _place("max", machine, out, x, axis)
-
-
-def argmin(machine: Machine, out: Any, x: Any, *, axis: int, **_: Any) -> list[Call] | None:
-    return _place("min", machine, out, x, axis)
-
-
-def _place(operation: str, machine: Machine, out: Any, x: Any, axis: int) -> list[Call] | None:
+def place(operation: str, machine: Machine, out: Any, x: Any, *, axis: int, **_: Any) -> list[Call] | None:
     if not contiguous(x, out):
         return None
     text = _text(operation, x.dtype.name, "int64", wide_dtype(x.dtype.name))
     rows, inner = out.size, math.prod(x.shape[axis + 1 :])
-    kernel = machine.kernel(text, "place_of_extremum")
-    return [partial(kernel, (-(-rows // 8),), (32, 8), (x, out, rows, x.shape[axis], inner))]
+    launch = machine.kernel(text, "place_of_extremum")
+    return [partial(launch, (-(-rows // 8),), (32, 8), (x, out, rows, x.shape[axis], inner))]
+
+
+kernel(reduction.argmax)(partial(place, "max"))
+kernel(reduction.argmin)(partial(place, "min"))

@@ -8,7 +8,9 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from .machine import Call, Machine, contiguous, spread, widest_pack
+from ..ops import routing
+from .launchers import kernel
+from .machine import Call, Machine, contiguous, spread, warps, widest_pack
 from .source import assemble, file_text
 
 
@@ -26,10 +28,7 @@ def _fits(slots: Any, *floats: Any) -> bool:
     return contiguous(slots, *floats) and all(a.dtype == floats[0].dtype for a in floats)
 
 
-def _warps(rows: int) -> tuple[tuple[int], tuple[int, int]]:
-    return (-(-rows // 8),), (32, 8)
-
-
+@kernel(routing.moe_dispatch)
 def moe_dispatch(
     machine: Machine, out: Any, x: Any, slots: Any, weights: Any, *, experts: int, capacity: int
 ) -> list[Call] | None:
@@ -41,23 +40,25 @@ def moe_dispatch(
     return [
         partial(choice.fill, -1),
         partial(find, *spread(slots.size), (slots, choice, slots.size, count)),
-        partial(move, *_warps(count), (x, choice, weights, out, count, features, k)),
+        partial(move, *warps(count), (x, choice, weights, out, count, features, k)),
     ]
 
 
+@kernel(routing.moe_combine)
 def moe_combine(machine: Machine, out: Any, y: Any, slots: Any, weights: Any) -> list[Call] | None:
     if not _fits(slots, out, y, weights):
         return None
     experts, capacity, features = y.shape
     sizes = (*slots.shape, experts * capacity, features)
-    kernel = _kernel(machine, "moe_combine", slots, y, out)
-    return [partial(kernel, *_warps(len(out)), (y, slots, weights, out, *sizes))]
+    launch = _kernel(machine, "moe_combine", slots, y, out)
+    return [partial(launch, *warps(len(out)), (y, slots, weights, out, *sizes))]
 
 
+@kernel(routing.moe_products)
 def moe_products(machine: Machine, out: Any, x: Any, y: Any, slots: Any) -> list[Call] | None:
     if not _fits(slots, out, x, y):
         return None
     experts, capacity, features = y.shape
     sizes = (slots.size, slots.shape[1], experts * capacity, features)
-    kernel = _kernel(machine, "moe_products", slots, x, y)
-    return [partial(kernel, *_warps(slots.size), (x, y, slots, out, *sizes))]
+    launch = _kernel(machine, "moe_products", slots, x, y)
+    return [partial(launch, *warps(slots.size), (x, y, slots, out, *sizes))]

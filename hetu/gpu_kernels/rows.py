@@ -1,4 +1,4 @@
-"""Launches the kernels of `rows.cu`: softmax, its cross entropy, layer and RMS norm, and their gradients."""
+"""Launches the kernels of `rows.cu`: softmax, its cross entropy, layer and RMS norm, their gradients, and top k."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from .machine import Call, Machine, contiguous
+from ..ops import activation, loss, normalization, sorting
+from .launchers import kernel
+from .machine import Call, Machine, contiguous, warps
 from .source import compute_dtype, kernel_file
 
 PARTS = 64  # into how many parts the rows are cut where columns are summed
+MOST_SELECTED = 32  # beyond, CuPy sorts the rows
 
 
 def text(values: str, labels: str = "int64", **others: str) -> str:
@@ -27,84 +30,47 @@ def row_shape(rows: int, width: int) -> tuple[tuple[int], tuple[int, int]]:
     (((13,), (32, 8)), ((100,), (1024, 1)))
     """
     if width <= 1024:
-        return (-(-rows // 8),), (32, 8)
+        return warps(rows)
     return (rows,), (1024 if width >= 8192 else 256, 1)
 
 
-def _along_axis(name: str, machine: Machine, out: Any, x: Any, axis: int) -> list[Call] | None:
+def along_axis(name: str, machine: Machine, out: Any, x: Any, *, axis: int) -> list[Call] | None:
     if x.dtype != out.dtype or not contiguous(x, out):
         return None
     width, inner = x.shape[axis], prod(x.shape[axis + 1 :])
     rows = x.size // width
-    kernel = machine.kernel(text(x.dtype.name), name)
-    return [partial(kernel, *row_shape(rows, width), (x, out, rows, width, inner))]
+    launch = machine.kernel(text(x.dtype.name), name)
+    return [partial(launch, *row_shape(rows, width), (x, out, rows, width, inner))]
 
 
-def softmax(machine: Machine, out: Any, x: Any, *, axis: int) -> list[Call] | None:
-    return _along_axis("softmax", machine, out, x, axis)
-
-
-def log_softmax(machine: Machine, out: Any, x: Any, *, axis: int) -> list[Call] | None:
-    return _along_axis("log_softmax", machine, out, x, axis)
-
-
-def softmax_cross_entropy(
-    machine: Machine,
-    out: Any,
-    logits: Any,
-    labels: Any,
-    *,
-    ignore_index: int | None,
-    label_smoothing: float,
-    dtype: str | None = None,
-) -> list[Call] | None:
+@kernel(loss.cross_entropy_of_ids)
+def softmax_cross_entropy(machine: Machine, out: Any, logits: Any, labels: Any, **attrs: Any) -> list[Call] | None:
     if not contiguous(labels) or not _fit((logits, *out), out):
         return None
     rows, width = labels.size, logits.shape[-1]
     made = text(logits.dtype.name, labels.dtype.name, V=out[0].dtype.name)
-    kernel = machine.kernel(made, "softmax_cross_entropy")
-    options = _label_options(ignore_index, label_smoothing)
-    return [partial(kernel, *row_shape(rows, width), (logits, labels, *out, rows, width, *options))]
+    launch = machine.kernel(made, "softmax_cross_entropy")
+    return [partial(launch, *row_shape(rows, width), (logits, labels, *out, rows, width, *_label_options(**attrs)))]
 
 
+@kernel(loss.softmax_cross_entropy_dx)
 def softmax_cross_entropy_dx(
-    machine: Machine,
-    out: Any,
-    g: Any,
-    logits: Any,
-    labels: Any,
-    total: Any,
-    *,
-    ignore_index: int | None,
-    label_smoothing: float,
-    dtype: str | None = None,
+    machine: Machine, out: Any, g: Any, logits: Any, labels: Any, total: Any, **attrs: Any
 ) -> list[Call] | None:
     if not contiguous(labels) or not _fit((g, logits, out), (g, total)):
         return None
     rows, width = labels.size, logits.shape[-1]
     made = text(logits.dtype.name, labels.dtype.name, V=total.dtype.name, Y=out.dtype.name)
-    kernel = machine.kernel(made, "softmax_cross_entropy_dx")
-    options = _label_options(ignore_index, label_smoothing)
-    return [partial(kernel, *row_shape(rows, width), (g, logits, labels, total, out, rows, width, *options))]
+    launch = machine.kernel(made, "softmax_cross_entropy_dx")
+    arguments = (g, logits, labels, total, out, rows, width, *_label_options(**attrs))
+    return [partial(launch, *row_shape(rows, width), arguments)]
 
 
-def _label_options(ignore_index: int | None, label_smoothing: float) -> tuple[np.bool_, int, float]:
+def _label_options(ignore_index: int | None, label_smoothing: float, **_: Any) -> tuple[np.bool_, int, float]:
     return np.bool_(ignore_index is not None), ignore_index or 0, float(label_smoothing)
 
 
 # -- normalization ---------------------------------------------------------------------------------------------------
-
-
-def layer_norm(
-    machine: Machine, out: Any, x: Any, scale: Any, bias: Any, *, epsilon: float, dtype: str | None = None
-) -> list[Call] | None:
-    return _norm("layer_norm", machine, out, (x, scale, bias), epsilon)
-
-
-def rms_norm(
-    machine: Machine, out: Any, x: Any, scale: Any, *, epsilon: float, dtype: str | None = None
-) -> list[Call] | None:
-    return _norm("rms_norm", machine, out, (x, scale), epsilon)
 
 
 def _fit(activations: Sequence[Any], vectors: Sequence[Any]) -> bool:
@@ -114,33 +80,23 @@ def _fit(activations: Sequence[Any], vectors: Sequence[Any]) -> bool:
     return contiguous(*arrays) and all(len(dtypes) == 1 for dtypes in alike)
 
 
-def _norm(name: str, machine: Machine, out: Any, arrays: tuple[Any, ...], epsilon: float) -> list[Call] | None:
-    x, *vectors = arrays
+def norm(
+    name: str, machine: Machine, out: Any, x: Any, *vectors: Any, epsilon: float, dtype: str | None = None
+) -> list[Call] | None:
     if not _fit((x, out), vectors):
         return None
     width = out.shape[-1]
     rows = out.size // width
-    kernel = machine.kernel(text(x.dtype.name, V=vectors[0].dtype.name, Y=out.dtype.name), name)
-    return [partial(kernel, *row_shape(rows, width), (*arrays, out, rows, width, float(epsilon)))]
+    launch = machine.kernel(text(x.dtype.name, V=vectors[0].dtype.name, Y=out.dtype.name), name)
+    return [partial(launch, *row_shape(rows, width), (x, *vectors, out, rows, width, float(epsilon)))]
 
 
-def layer_norm_dx(
-    machine: Machine, out: Any, g: Any, x: Any, scale: Any, *, epsilon: float, dtype: str | None = None
+def norm_dx(
+    name: str, machine: Machine, out: Any, g: Any, x: Any, scale: Any, *, epsilon: float, dtype: str | None = None
 ) -> list[Call] | None:
-    """`out` is (dx, dscale, dbias)."""
-    return _norm_dx("layer_norm_dx", machine, out, g, x, scale, epsilon)
-
-
-def rms_norm_dx(
-    machine: Machine, out: Any, g: Any, x: Any, scale: Any, *, epsilon: float, dtype: str | None = None
-) -> list[Call] | None:
-    """`out` is (dx, dscale)."""
-    unused = machine.xp.empty_like(out[1])
-    return _norm_dx("rms_norm_dx", machine, (*out, unused), g, x, scale, epsilon)
-
-
-def _norm_dx(name: str, machine: Machine, out: Any, g: Any, x: Any, scale: Any, epsilon: float) -> list[Call] | None:
-    dx, dscale, dbias = out
+    """`out` is (dx, dscale) or (dx, dscale, dbias)."""
+    dx, dscale, *rest = out
+    dbias = rest[0] if rest else machine.xp.empty_like(dscale)  # which nobody reads
     if not _fit((g, x, dx), (scale, dscale, dbias)):
         return None
     made = text(x.dtype.name, V=scale.dtype.name, G=g.dtype.name, Y=dx.dtype.name)
@@ -148,27 +104,29 @@ def _norm_dx(name: str, machine: Machine, out: Any, g: Any, x: Any, scale: Any, 
     rows = x.size // width
     parts = min(PARTS, -(-rows // 8))
     statistics, sums = xp.empty((rows, 2), wide), xp.empty((parts, 2, width), wide)
-    columns, add = machine.kernel(made, "norm_columns"), machine.kernel(made, "add_parts")
+    by_row, by_column, add = (machine.kernel(made, part) for part in (name, "norm_columns", "add_parts"))
+    arguments = (g, x, scale, dx, statistics, rows, width, float(epsilon))
     return [
-        partial(
-            machine.kernel(made, name),
-            *row_shape(rows, width),
-            (g, x, scale, dx, statistics, rows, width, float(epsilon)),
-        ),
-        partial(columns, (-(-width // 32), parts), (32, 8), (g, x, statistics, sums, rows, width)),
+        partial(by_row, *row_shape(rows, width), arguments),
+        partial(by_column, (-(-width // 32), parts), (32, 8), (g, x, statistics, sums, rows, width)),
         partial(add, (-(-width // 256), 2), (256,), (sums, dscale, dbias, parts, width)),
     ]
 
 
-# -- selection -------------------------------------------------------------------------------------------------------
+for _operators, _launcher in {
+    (activation.softmax, activation.log_softmax): along_axis,
+    (normalization.layer_norm, normalization.rms_norm): norm,
+    (normalization.layer_norm_dx, normalization.rms_norm_dx): norm_dx,
+}.items():
+    for _op in _operators:
+        kernel(_op)(partial(_launcher, _op.name))
 
-MOST_SELECTED = 32  # beyond, CuPy sorts the rows
 
-
+@kernel(sorting.topk)
 def topk(machine: Machine, out: Any, x: Any, *, k: int, axis: int) -> list[Call] | None:
     """`out` is (values, places)."""
     if axis != x.ndim - 1 or k > MOST_SELECTED or not contiguous(x, *out):
         return None
     rows, width = x.size // x.shape[-1], x.shape[-1]
-    kernel = machine.kernel(text(x.dtype.name), "topk")
-    return [partial(kernel, (-(-rows // 8),), (32, 8), (x, *out, rows, width, k))]
+    launch = machine.kernel(text(x.dtype.name), "topk")
+    return [partial(launch, *warps(rows), (x, *out, rows, width, k))]

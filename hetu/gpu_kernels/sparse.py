@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 
 from ..core.backend import fixed_value
+from ..ops import sparse
+from .launchers import kernel
 from .machine import Call, Machine, contiguous, spread, widest_pack
 from .source import assemble, compute_dtype, file_text
 from .tables import sorting
@@ -21,6 +23,7 @@ CUT = 256  # entries of one segment: enough to pay for the warp, few enough that
 EACH = 4  # entries of the sampled product that a thread takes part in, one after the other
 
 
+@kernel(sparse.sparse_matmul)
 def sparse_matmul(
     machine: Machine, out: Any, rows: Any, columns: Any, values: Any, x: Any, *, size: int
 ) -> list[Call] | None:
@@ -34,6 +37,7 @@ def sparse_matmul(
     return _sorted_each_step(machine, out, rows, columns, values, x)
 
 
+@kernel(sparse.sampled_matmul)
 def sampled_matmul(machine: Machine, out: Any, rows: Any, columns: Any, a: Any, b: Any) -> list[Call] | None:
     if not contiguous(rows, columns, a, b, out) or any(x.dtype != out.dtype for x in (a, b)):
         return None
@@ -42,9 +46,9 @@ def sampled_matmul(machine: Machine, out: Any, rows: Any, columns: Any, a: Any, 
     features, entries = a.shape[1], rows.size
     pack = widest_pack(features, a, b)
     lanes = _split(features, pack)
-    kernel = machine.kernel(text(out.dtype.name, rows.dtype.name, lanes, pack), "entries_sampled")
+    launch = machine.kernel(text(out.dtype.name, rows.dtype.name, lanes, pack), "entries_sampled")
     grid, sizes = (-(-entries // (8 * EACH * 32 // lanes)),), (entries, len(a), features, len(b))
-    return [partial(kernel, grid, (32, 8), (rows, columns, a, b, out, *sizes))]
+    return [partial(launch, grid, (32, 8), (rows, columns, a, b, out, *sizes))]
 
 
 def text(dtype: str, index: str, lanes: int, pack: int) -> str:
@@ -64,9 +68,9 @@ def _product(
     features, segments = out.shape[1], len(target)
     pack = widest_pack(features, x, out)
     lanes = _split(features, pack)
-    kernel = machine.kernel(text(out.dtype.name, columns.dtype.name, lanes, pack), "segments_product")
+    launch = machine.kernel(text(out.dtype.name, columns.dtype.name, lanes, pack), "segments_product")
     grid, sizes = (-(-segments // 8), -(-features // (lanes * pack))), (segments, features, len(x))
-    return partial(kernel, grid, (32, 8), (starts, target, columns, weights, x, out, parts, *sizes))
+    return partial(launch, grid, (32, 8), (starts, target, columns, weights, x, out, parts, *sizes))
 
 
 def _sorted_once(machine: Machine, out: Any, rows: np.ndarray, columns: np.ndarray, values: Any, x: Any) -> list[Call]:
@@ -81,10 +85,10 @@ def _sorted_once(machine: Machine, out: Any, rows: np.ndarray, columns: np.ndarr
     first = _product(machine, out, asarray(cuts.starts), asarray(cuts.target), places, weights, x, parts)
     calls = [*reorder, first]
     if len(cuts.rows):
-        kernel = machine.kernel(text(out.dtype.name, narrow, 32, 1), "join_segments")
+        launch = machine.kernel(text(out.dtype.name, narrow, 32, 1), "join_segments")
         n = len(cuts.rows) * out.shape[1]
         where = asarray(cuts.rows), asarray(cuts.first)
-        calls.append(partial(kernel, *spread(n), (parts, *where, out, n, out.shape[1])))
+        calls.append(partial(launch, *spread(n), (parts, *where, out, n, out.shape[1])))
     return calls
 
 

@@ -11,7 +11,9 @@ from functools import partial
 from math import prod
 from typing import Any
 
-from .machine import Call, Machine, address, contiguous, index_dtype, spread
+from ..ops import along_axis, index
+from .launchers import kernel
+from .machine import Call, Machine, address, contiguous, index_dtype, spread, warps
 from .source import assemble, compute_dtype, file_text, kernel_file
 
 MOST_IN_TURN = 64  # elements of one column that a thread adds one after the other
@@ -35,6 +37,7 @@ def scatter_text(**dtypes: str) -> str:
     return assemble(with_runs("scatter"), "scatter.cu", **dtypes)
 
 
+@kernel(index.take)
 def take(machine: Machine, out: Any, x: Any, indices: Any, *, axis: int) -> list[Call] | None:
     if not contiguous(x, indices, out):
         return None
@@ -42,18 +45,20 @@ def take(machine: Machine, out: Any, x: Any, indices: Any, *, axis: int) -> list
     row_bytes = inner * x.dtype.itemsize
     if row_bytes % 8 == 0 and (address(x) | address(out)) % 8 == 0:  # bits are moved, 8 bytes a thread
         x, out, inner = x.reshape(-1).view("int64"), out.reshape(-1).view("int64"), row_bytes // 8
-    kernel, sizes = _kernel(machine, "gather", indices, x, out), (out.size, indices.size, length, inner)
-    return [partial(kernel, *spread(out.size), (x, indices, out, *sizes))]
+    launch, sizes = _kernel(machine, "gather", indices, x, out), (out.size, indices.size, length, inner)
+    return [partial(launch, *spread(out.size), (x, indices, out, *sizes))]
 
 
+@kernel(along_axis.take_along_axis)
 def take_along_axis(machine: Machine, out: Any, x: Any, indices: Any, *, axis: int) -> list[Call] | None:
     if not contiguous(x, indices, out):
         return None
     sizes = (out.size, indices.shape[axis], x.shape[axis], prod(x.shape[axis + 1 :]))
-    kernel = _kernel(machine, "gather_along", indices, x, out)
-    return [partial(kernel, *spread(out.size), (x, indices, out, *sizes))]
+    launch = _kernel(machine, "gather_along", indices, x, out)
+    return [partial(launch, *spread(out.size), (x, indices, out, *sizes))]
 
 
+@kernel(along_axis.put_along_axis_add)
 def put_along_axis_add(
     machine: Machine, out: Any, like: Any, indices: Any, values: Any, *, axis: int
 ) -> list[Call] | None:
@@ -64,13 +69,14 @@ def put_along_axis_add(
     columns, text = indices.size // count, scatter_text(**_dtypes(indices, values, out))
     sizes = (count, out.shape[axis], inner)
     if count <= max(MOST_IN_TURN, columns // 64):
-        kernel = machine.kernel(text, "add_along")
-        return [partial(out.fill, 0), partial(kernel, *spread(columns), (values, indices, out, columns, *sizes))]
-    places, kernel = machine.xp.empty(indices.size, "int64"), machine.kernel(text, "places_along")
-    find = partial(kernel, *spread(indices.size), (indices, places, indices.size, *sizes))
+        launch = machine.kernel(text, "add_along")
+        return [partial(out.fill, 0), partial(launch, *spread(columns), (values, indices, out, columns, *sizes))]
+    places, launch = machine.xp.empty(indices.size, "int64"), machine.kernel(text, "places_along")
+    find = partial(launch, *spread(indices.size), (indices, places, indices.size, *sizes))
     return [partial(out.fill, 0), find, *added_rows(machine, out.reshape(-1), places, values.reshape(-1))]
 
 
+@kernel(index.scatter_rows)
 def scatter_rows(machine: Machine, out: Any, like: Any, ids: Any, rows: Any) -> list[Call] | None:
     """Zeros, then the rows added."""
     if not contiguous(ids, rows, out):
@@ -79,6 +85,7 @@ def scatter_rows(machine: Machine, out: Any, like: Any, ids: Any, rows: Any) -> 
     return None if added is None else [partial(out.fill, 0), *added]
 
 
+@kernel(index.scatter_add)
 def scatter_add(machine: Machine, out: Any, x: Any, ids: Any, updates: Any) -> list[Call] | None:
     if not contiguous(ids, updates, out):
         return None
@@ -94,13 +101,8 @@ def added_rows(machine: Machine, out: Any, ids: Any, rows: Any) -> list[Call] | 
         return None
     text, sizes = scatter_text(**_dtypes(ids, rows)), (ids.size, out.shape[0], prod(out.shape[1:]))
     order, parts, calls = summed(machine, text, ids, rows, sizes[2])
-    kernel = machine.kernel(text, "add_rows")
-    return [*calls, partial(kernel, *warps(ids.size), (ids, rows, order, parts, out, *sizes))]
-
-
-def warps(count: int) -> tuple[tuple[int], tuple[int, int]]:
-    """Grid and block for a warp each."""
-    return (-(-count // 8),), (32, 8)
+    launch = machine.kernel(text, "add_rows")
+    return [*calls, partial(launch, *warps(ids.size), (ids, rows, order, parts, out, *sizes))]
 
 
 def summed(machine: Machine, text: str, ids: Any, rows: Any, inner: int) -> tuple[Any, Any, list[Call]]:
@@ -109,8 +111,8 @@ def summed(machine: Machine, text: str, ids: Any, rows: Any, inner: int) -> tupl
     parts = machine.xp.empty((pieces + 1, inner), compute_dtype(rows.dtype.name))
     calls = [sorting(machine, ids, order)]
     if pieces:
-        kernel = machine.kernel(text, "sum_pieces")
-        calls.append(partial(kernel, *warps(pieces), (ids, rows, order, parts, ids.size, inner)))
+        launch = machine.kernel(text, "sum_pieces")
+        calls.append(partial(launch, *warps(pieces), (ids, rows, order, parts, ids.size, inner)))
     return order, parts, calls
 
 

@@ -15,10 +15,11 @@ import numpy as np
 
 from .elementwise import make_step
 from .generated import step_lines
-from .machine import Call, Machine, address, contiguous
+from .launchers import kernel
+from .machine import Call, Machine, address, contiguous, warps
 from .many import CHUNK, KINDS, chunks, keeping
 from .source import CTYPES, assemble, compute_dtype, file_text, number_text
-from .tables import summed, warps, with_runs
+from .tables import summed, with_runs
 
 
 def _text(composition: Any, **dtypes: str) -> str | None:
@@ -134,8 +135,8 @@ def update_all(
     elif composition.whole or (text := _text(composition, **dtypes, I="int64")) is None:
         return None
     else:
-        kernel = machine.kernel(text, "update_all")
-        calls = [partial(kernel, grid, block, (*where, rate, step, ok, scale))]
+        launch = machine.kernel(text, "update_all")
+        calls = [partial(launch, grid, block, (*where, rate, step, ok, scale))]
     return [keeping(rows, call) for call in calls]
 
 
@@ -163,11 +164,12 @@ def update_rows(
         return None
     sizes = (ids.size, tables[0].shape[0], prod(tables[0].shape[1:]))
     order, parts, calls = summed(machine, text, ids, rows, sizes[2])
-    kernel = machine.kernel(text, "update_rows")
-    return [*calls, partial(kernel, *warps(ids.size), (*tables, ids, rows, order, parts, rate, step, *sizes))]
+    launch = machine.kernel(text, "update_rows")
+    return [*calls, partial(launch, *warps(ids.size), (*tables, ids, rows, order, parts, rate, step, *sizes))]
 
 
-def dense(rule: Any, machine: Machine, out: Any, *arrays: Any, **attrs: Any) -> list[Call] | None:
+@kernel("update")
+def on_arrays(rule: Any, machine: Machine, out: Any, *arrays: Any, **attrs: Any) -> list[Call] | None:
     """A rule on one parameter."""
     old, gradient, (rate, *step) = rule.split(arrays)
     tensor = Tensor(out if isinstance(out, tuple) else (out,), old, gradient)
@@ -196,13 +198,11 @@ def grouped(
     return update_all(machine, rule, tensors, rate, step[0] if step else rate, dict(options), ok, scale)
 
 
-def sparse(rule: Any, machine: Machine, out: Any, *arrays: Any, **attrs: Any) -> list[Call] | None:
+@kernel("row_update")
+def on_rows(rule: Any, machine: Machine, out: Any, *arrays: Any, **attrs: Any) -> list[Call] | None:
     """A rule on some rows; a result that does not lie on its table is copied there first."""
     new = out if isinstance(out, tuple) else (out,)
     old, (ids, rows, rate, *step) = arrays[: rule.tables], arrays[rule.tables :]
     copies = [partial(machine.xp.copyto, n, o) for n, o in zip(new, old) if address(n) != address(o)]
     calls = update_rows(machine, rule, new, ids, rows, rate, step[0] if step else rate, attrs)
     return None if calls is None else [*copies, *calls]
-
-
-LAUNCHERS = {"update_all": grouped}

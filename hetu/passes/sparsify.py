@@ -24,7 +24,7 @@ def sparsify_updates(outputs: Sequence[Node]) -> tuple[Node, ...]:
 
     def rule(node: Node, inputs: tuple[Node, ...]) -> Node | None:
         made = None
-        if node.op.name == "add":
+        if node.op.ufunc == "add":
             made = _merged(node, inputs, readers)
         elif (update := node.op.update) is not None:
             gradient = inputs[update.tables]
@@ -38,12 +38,14 @@ def sparsify_updates(outputs: Sequence[Node]) -> tuple[Node, ...]:
 
 def _merged(node: Node, inputs: tuple[Node, ...], readers: Counter[Node]) -> Node | None:
     """The sum of two gradients of one table (looked up twice) is one gradient of all the rows."""
-    if not all(new.op.name == "scatter_rows" and readers[old] == 1 for new, old in zip(inputs, node.inputs)):
+    one, other = inputs
+    if not all(new.role is Role.SCATTER and readers[old] == 1 for new, old in zip(inputs, node.inputs)):
         return None
-    (table, ids, rows), (other, more_ids, more_rows) = (i.inputs for i in inputs)
-    if table.type != other.type:
+    if one.op is not other.op or one.attrs != other.attrs or one.inputs[0].type != other.inputs[0].type:
         return None
+    (table, ids, rows), (_, more_ids, more_rows) = one.inputs, other.inputs
     width = rows.shape[ids.ndim :]
     flat = [OPS["reshape"](i, shape=(-1,)) for i in (ids, more_ids)]
     flat_rows = [OPS["reshape"](r, shape=(-1, *width)) for r in (rows, more_rows)]
-    return OPS["scatter_rows"](table, OPS["concat"](*flat, axis=0), OPS["concat"](*flat_rows, axis=0))
+    joined = OPS["concat"](*flat, axis=0), OPS["concat"](*flat_rows, axis=0)
+    return one.op.make((table, *joined), one.attrs)

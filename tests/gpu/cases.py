@@ -15,7 +15,7 @@ import hetu as ht
 from hetu.core.graph import Node, topological
 from hetu.core.simplify import interpret
 from hetu.gpu_kernels.emulator import prepare
-from hetu.gpu_kernels.launchers import bound, launcher
+from hetu.gpu_kernels.launchers import KERNELS, bound
 from hetu.gpu_kernels.machine import Machine, RecordingMachine
 
 from ..samples import SAMPLES, Sample
@@ -42,9 +42,8 @@ class Case(NamedTuple):
         types = self.node.type if isinstance(self.node.type, tuple) else (self.node.type,)
         outs = tuple(xp.full(t.shape, 77, t.dtype) for t in types)
         out = outs if isinstance(self.node.type, tuple) else outs[0]
-        op = self.node.op
         arrays = [xp.asarray(a) for a in self.arrays]
-        return bound(machine, op.name, out, arrays, self.node.attrs, cuda=op.cuda, inputs=op.inputs), outs
+        return bound(machine, self.node.op, out, arrays, self.node.attrs), outs
 
 
 def assert_close(outs: Sequence[np.ndarray], case: Case) -> None:
@@ -54,7 +53,7 @@ def assert_close(outs: Sequence[np.ndarray], case: Case) -> None:
 
 
 def has_kernel(node: Node) -> bool:
-    return node.op.cuda is not None or launcher(node.op.name) is not None
+    return node.op.cuda is not None or KERNELS.function(node.op) is not None
 
 
 def of_sample(sample: Sample, dtype: str) -> Iterator[Case]:

@@ -51,7 +51,7 @@ def made(machine, name: str, arrays: list[np.ndarray], stored) -> list[np.ndarra
     vectors = {"layer_norm_dx": 2, "rms_norm_dx": 1}.get(name, 0)
     outs = [np.full(x.shape, 77, stored), *(np.full(width, 77, np.float32) for _ in range(vectors))]
     attrs = {"epsilon": 1e-5, "dtype": np.dtype(stored).name}
-    calls = bound(machine, name, tuple(outs) if vectors else outs[0], arrays, attrs)
+    calls = bound(machine, OPS[name], tuple(outs) if vectors else outs[0], arrays, attrs)
     assert len(calls) == (3 if vectors else 1)
     for call in calls:
         call()
@@ -91,9 +91,9 @@ def test_kernels_widen_what_they_read_and_round_what_they_write(dtypes, name):
 def test_sums_of_different_precision_and_vectors_of_two_dtypes_are_declined():
     x, vector = np.ones((4, 3)), np.ones(3, "float32")
     attrs = {"epsilon": 1.0, "dtype": None}
-    assert bound(RecordingMachine(), "layer_norm", np.empty_like(x), (x, vector, vector), attrs) is None
+    assert bound(RecordingMachine(), OPS["layer_norm"], np.empty_like(x), (x, vector, vector), attrs) is None
     y, half = x.astype("float32"), vector.astype("float16")
-    assert bound(RecordingMachine(), "layer_norm", np.empty_like(y), (y, vector, half), attrs) is None
+    assert bound(RecordingMachine(), OPS["layer_norm"], np.empty_like(y), (y, vector, half), attrs) is None
 
 
 # -- cross entropy -----------------------------------------------------------------------------------------------------
@@ -107,10 +107,10 @@ def entropy(machine, x: np.ndarray, labels: np.ndarray, g: np.ndarray, stored) -
     loss, total = np.full((2, *labels.shape), 77, np.float32)
     dx = np.full(x.shape, 77, stored)
     attrs = {**OPTIONS, "dtype": "float32"}
-    (call,) = bound(machine, "softmax_cross_entropy", (loss, total), (x, labels), attrs)
+    (call,) = bound(machine, OPS["softmax_cross_entropy"], (loss, total), (x, labels), attrs)
     call()
     attrs = {**OPTIONS, "dtype": np.dtype(stored).name}
-    (call,) = bound(machine, "softmax_cross_entropy_dx", dx, (g, x, labels, total), attrs)
+    (call,) = bound(machine, OPS["softmax_cross_entropy_dx"], dx, (g, x, labels, total), attrs)
     call()
     return [loss, total, dx]
 
@@ -139,9 +139,9 @@ def test_cross_entropy_widens_logits_and_rounds_their_gradient(dtypes):
 def test_losses_of_another_precision_or_of_two_dtypes_are_declined():
     x, labels, row = np.ones((4, 3)), np.zeros(4, "int64"), np.ones(4, "float32")
     attrs = {"ignore_index": None, "label_smoothing": 0.0, "dtype": None}
-    assert bound(RecordingMachine(), "softmax_cross_entropy", (row, row), (x, labels), attrs) is None
+    assert bound(RecordingMachine(), OPS["softmax_cross_entropy"], (row, row), (x, labels), attrs) is None
     half, x = row.astype("float16"), x.astype("float32")
-    assert bound(RecordingMachine(), "softmax_cross_entropy_dx", x, (row, x, labels, half), attrs) is None
+    assert bound(RecordingMachine(), OPS["softmax_cross_entropy_dx"], x, (row, x, labels, half), attrs) is None
 
 
 def test_gradients_of_a_gradient_in_16_bits():

@@ -36,7 +36,7 @@ TOLERANCE = {"float64": 1e-9, "float32": 2e-4, "float16": 8e-3, "bfloat16": 6e-2
 def made(name, *arrays, machine=None, like, **attrs):
     """What the kernels of an operator write into arrays like those given."""
     outs = tuple(np.full_like(a, 77) for a in like)
-    calls = bound(machine or Emulator(), name, outs, arrays, {**attrs, "epsilon": EPSILON})
+    calls = bound(machine or Emulator(), OPS[name], outs, arrays, {**attrs, "epsilon": EPSILON})
     for call in calls:
         call()
     return outs
@@ -75,10 +75,10 @@ def compiled() -> None:
     for case in CASES.keys() - {"brain floats"}:  # which need a package
         x, added, _, scale, bias, axis = inputs(case)
         out, flags = (x, scale, scale), {"epsilon": EPSILON}
-        bound(recorder, "batch_norm_train", out, (x, scale, bias), flags | {"axis": axis})
+        bound(recorder, OPS["batch_norm_train"], out, (x, scale, bias), flags | {"axis": axis})
         if case in LAST:
-            bound(recorder, "batch_norm_relu", out, (x, scale, bias), flags)
-            bound(recorder, "batch_norm_relu", out, (x, scale, bias, added), flags)
+            bound(recorder, OPS["batch_norm_relu"], out, (x, scale, bias), flags)
+            bound(recorder, OPS["batch_norm_relu"], out, (x, scale, bias, added), flags)
     emulator.prepare(recorder.texts)
 
 
@@ -112,10 +112,8 @@ def test_neighbors_move_in_packs_by_three_launches(case):
     _, _, shape, axis, pack = CASES[case]
     x, _, _, scale, bias, _ = inputs(case)
     recorder = RecordingMachine()
-    assert (
-        len(bound(recorder, "batch_norm_train", (x, scale, scale), (x, scale, bias), {"axis": axis, "epsilon": 1.0}))
-        == 3
-    )
+    attrs = {"axis": axis, "epsilon": 1.0}
+    assert len(bound(recorder, OPS["batch_norm_train"], (x, scale, scale), (x, scale, bias), attrs)) == 3
     (text,) = recorder.texts
     assert f"PACK = {pack};" in text and f"LAST = {axis == len(shape) - 1:d}," in text
 
@@ -132,10 +130,8 @@ def test_the_variance_is_exact_far_from_zero(shape, axis):
 
 def test_sums_of_different_precision_are_declined():
     x, scale = np.ones((4, 3)), np.ones(3, "float32")
-    assert (
-        bound(RecordingMachine(), "batch_norm_train", (x, scale, scale), (x, scale, scale), {"axis": 1, "epsilon": 1.0})
-        is None
-    )
+    arrays, attrs = (x, scale, scale), {"axis": 1, "epsilon": 1.0}
+    assert bound(RecordingMachine(), OPS["batch_norm_train"], arrays, arrays, attrs) is None
 
 
 @pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])

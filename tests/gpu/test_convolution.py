@@ -60,7 +60,7 @@ def computed(machine, name, inputs, attrs):
     """What the calls of a machine write over 77, and what is wanted, in float64."""
     wanted = OPS[name].forward(np, *(a.astype(np.float64) for a in inputs), **attrs)
     out = machine.xp.full(wanted.shape, 77, inputs[0].dtype)
-    for call in bound(machine, name, out, [machine.xp.asarray(a) for a in inputs], attrs):
+    for call in bound(machine, OPS[name], out, [machine.xp.asarray(a) for a in inputs], attrs):
         call()
     return out, wanted
 
@@ -77,7 +77,7 @@ def launched(name, inputs, attrs, capability=90):
     machine.capability = capability
     machine.kernel = lambda text, name: lambda grid, block, arguments: seen.append((name, grid, block))
     out = np.zeros(OPS[name].forward(np, *inputs, **attrs).shape, inputs[0].dtype)
-    calls = bound(machine, name, out, inputs, attrs)
+    calls = bound(machine, OPS[name], out, inputs, attrs)
     with np.errstate(all="ignore"):  # as nothing was computed
         for call in calls:
             call()
@@ -111,7 +111,7 @@ def test_bfloat16(monkeypatch):
         rounded = [(b.astype(np.uint32) << 16).view(np.float32) for b in bits]
         wanted = OPS[name].forward(np, *rounded, **attrs)
         made = np.zeros(wanted.shape, np.uint16)
-        for call in bound(Emulator(), name, made, bits, attrs):
+        for call in bound(Emulator(), OPS[name], made, bits, attrs):
             call()
         made = (made.astype(np.uint32) << 16).view(np.float32)
         np.testing.assert_allclose(made, wanted, rtol=0, atol=2**-8 * np.abs(wanted).max(), err_msg=name)
@@ -198,7 +198,7 @@ def test_taps_that_no_pixel_of_a_block_meets_are_left_out():
     w[:, :, 2:5, 2:5] = 1
     attrs = {"stride": (1, 1), "padding": ((3, 3), (3, 3))}
     out = np.zeros_like(x)
-    for call in bound(Emulator(), "conv2d_last", out, (x, w), attrs):
+    for call in bound(Emulator(), OPS["conv2d_last"], out, (x, w), attrs):
         call()
     np.testing.assert_allclose(out, np.broadcast_to(x.astype(float).sum((0, 1, 3))[:, None], out.shape), atol=0.02)
 

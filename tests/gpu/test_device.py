@@ -190,7 +190,7 @@ def test_dropout_has_the_mask_of_the_cpu(size):
     x, state = np.ones(size, np.float32), np.array([11, 3], np.uint64)
     attrs = {"rate": 0.3, "stream": 5, "channels": False}
     out = machine.xp.empty(size, np.float32)
-    for call in bound(machine, "dropout", out, [machine.xp.asarray(x), machine.xp.asarray(state)], attrs):
+    for call in bound(machine, OPS["dropout"], out, [machine.xp.asarray(x), machine.xp.asarray(state)], attrs):
         call()
     np.testing.assert_array_equal(out.get(), op.forward(np, x, state, **attrs))
 
@@ -202,6 +202,6 @@ def test_a_wide_softmax_equals_the_emulated_one():
     x = np.random.default_rng(0).standard_normal((7, 50257)).astype(np.float32)
     here, there = np.empty_like(x), machine.xp.empty(x.shape, x.dtype)
     for device, out, array in ((Emulator(), here, x), (machine, there, machine.xp.asarray(x))):
-        for call in bound(device, "softmax", out, [array], {"axis": 1}):
+        for call in bound(device, OPS["softmax"], out, [array], {"axis": 1}):
             call()
     np.testing.assert_allclose(there.get(), here, rtol=1e-5)

@@ -65,7 +65,7 @@ def cases(name: str) -> list[tuple]:
 
 
 def calls(machine, name, arrays, attrs, out):
-    return bound(machine, name, out, arrays, attrs, cuda=OPS[name].cuda, inputs=OPS[name].inputs)
+    return bound(machine, OPS[name], out, arrays, attrs)
 
 
 @cache

@@ -15,7 +15,6 @@ from hetu.gpu_kernels.emulator import Emulator
 from hetu.gpu_kernels.launchers import bound
 from hetu.gpu_kernels.machine import RecordingMachine
 from hetu.gpu_kernels.passes.fuse_elementwise import MOST_INPUTS, MOST_STEPS, fuse_elementwise
-from hetu.gpu_kernels.passes.fused_group import launched as launched_group
 from hetu.passes import simplify
 
 compiled = pytest.mark.skipif(emulator.compiler() is None, reason="no C++ compiler: install g++ or clang++")
@@ -102,12 +101,8 @@ def launched(machine, outputs, feed):
         arrays, types = [values[i] for i in node.inputs], node.type if isinstance(node.type, tuple) else (node.type,)
         outs = tuple(np.full(t.shape, 77, t.dtype) for t in types)
         out = outs if isinstance(node.type, tuple) else outs[0]
-        if node.op.name == "fused_elementwise":
-            calls = launched_group(machine, outs, arrays, **node.attrs)
-            assert calls is not None
-        else:
-            known = {"cuda": node.op.cuda, "inputs": node.op.inputs, "update": node.op.update}
-            calls = bound(machine, node.op.name, out, arrays, node.attrs, **known)
+        calls = bound(machine, node.op, out, arrays, node.attrs)
+        assert calls is not None or node.op.name != "fused_elementwise"
         for call in calls or ():
             call()
         values[node] = out if calls is not None else interpret([node], values)[0]

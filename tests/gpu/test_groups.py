@@ -114,7 +114,7 @@ def fed(node: Node) -> list[np.ndarray]:
 def run(machine, node: Node, arrays):
     types = node.type if isinstance(node.type, tuple) else (node.type,)
     outs = tuple(np.full(t.shape, 77, t.dtype) for t in types)
-    calls = launched(machine, outs, arrays, **node.attrs)
+    calls = launched(machine, outs, *arrays, **node.attrs)
     for call in calls:
         call()
     return outs, len(calls)
@@ -142,7 +142,7 @@ def test_a_group_gives_what_its_operators_give():
 
 
 def result_names(node: Node) -> list[str]:
-    return [node.attrs["lines"][r - len(node.inputs)][0] for r in node.attrs["results"]]
+    return [node.attrs["lines"][r - len(node.inputs)][0].name for r in node.attrs["results"]]
 
 
 def wanted(node: Node, arrays) -> list[np.ndarray]:
@@ -151,11 +151,11 @@ def wanted(node: Node, arrays) -> list[np.ndarray]:
     Dropout is computed in float32 at least, as its own kernel does.
     """
     known = list(arrays)
-    for name, operands, attrs in node.attrs["lines"]:
+    for op, operands, attrs in node.attrs["lines"]:
         inputs = [np.asarray(o[1], o[0]) if isinstance(o, tuple) else known[o] for o in operands]
-        wide = {"sum": np.float64, "dropout": np.float32}.get(name, inputs[0].dtype)
-        made = OPS[name].forward(np, inputs[0].astype(wide), *inputs[1:], **dict(attrs))
-        known.append(made.astype(inputs[0].dtype) if name == "dropout" else made)
+        wide = {"sum": np.float64, "dropout": np.float32}.get(op.name, inputs[0].dtype)
+        made = op.forward(np, inputs[0].astype(wide), *inputs[1:], **dict(attrs))
+        known.append(made.astype(inputs[0].dtype) if op.name == "dropout" else made)
     return [known[r] for r in node.attrs["results"]]
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from hetu.core.op import Op
 from hetu.gpu_kernels import emulator
 from hetu.gpu_kernels.emulator import Emulator
-from hetu.gpu_kernels.launchers import MODULE_OF
+from hetu.gpu_kernels.launchers import KERNELS
 
 from .cases import DTYPES, all_cases, assert_close, ids, uncompiled_cases
 
@@ -35,7 +36,8 @@ def test_kernels_equal_forward_functions(row):
 
 def test_every_hand_written_kernel_has_a_row():
     met = {case.node.op.name for cases in uncompiled_cases().values() for case in cases}
-    assert sorted(set(MODULE_OF) - met) == []
+    entered = {op.name for op in KERNELS.functions if isinstance(op, Op)} - {"fused_elementwise"}  # of `test_groups.py`
+    assert len(entered) > 40 and sorted(entered - met) == []
 
 
 @pytest.mark.skipif(emulator.compiler() is None, reason="no C++ compiler: install g++ or clang++")

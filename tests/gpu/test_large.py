@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hetu.core.graph import OPS
-from hetu.gpu_kernels import emulator, reduce, rows, source, tables
+from hetu.gpu_kernels import emulator, rows, source, tables
 from hetu.gpu_kernels.elementwise import elementwise, make_step
 from hetu.gpu_kernels.emulator import ORDERS, Emulator
 from hetu.gpu_kernels.launchers import bound
@@ -27,7 +27,7 @@ def run(name: str, *arrays: np.ndarray, **attrs):
     wanted = op.forward(np, *arrays, **attrs)
     wanted = wanted if isinstance(wanted, tuple) else (wanted,)
     made = tuple(np.full(w.shape, 77, w.dtype) for w in map(np.asarray, wanted))
-    calls = bound(Emulator(), name, made if len(made) > 1 else made[0], arrays, attrs, cuda=op.cuda, inputs=op.inputs)
+    calls = bound(Emulator(), OPS[name], made if len(made) > 1 else made[0], arrays, attrs)
     for call in calls:
         call()
     return made, wanted
@@ -69,7 +69,7 @@ def test_rms_norm(name):
     if name == "rms_norm":
         wanted = (x * inverse * scale,)
         made = (np.empty_like(x),)
-        calls = rows.rms_norm(Emulator(), made[0], x, scale, epsilon=1e-6)
+        calls = rows.norm("rms_norm", Emulator(), made[0], x, scale, epsilon=1e-6)
     else:
         scaled, normalized = g * scale, x * inverse
         wanted = (
@@ -77,7 +77,7 @@ def test_rms_norm(name):
             (g * normalized).sum(0),
         )
         made = (np.empty_like(x), np.empty(50))
-        calls = rows.rms_norm_dx(Emulator(), made, g, x, scale, epsilon=1e-6)
+        calls = rows.norm_dx("rms_norm_dx", Emulator(), made, g, x, scale, epsilon=1e-6)
     for call in calls:
         call()
     check(made, wanted, 1e-9)
@@ -140,7 +140,7 @@ def test_sums_by_id_do_not_depend_on_the_order_of_threads(name):
         elif name == "put_along_axis_add":
             arrays, attrs = (table, np.repeat(ids[:, None], 5, 1), rows_), {"axis": 0}
         out = (table, state) if name == "adagrad_rows" else table
-        for call in bound(Emulator([order]), name, out, arrays, attrs, row_update=OPS[name].row_update):
+        for call in bound(Emulator([order]), OPS[name], out, arrays, attrs):
             call()
         found.append(table)
     assert (found[0] == found[1]).all() and (found[0] == found[2]).all() and (found[0] != 1).any()
@@ -157,7 +157,7 @@ def test_elements_gathered_and_added_along_an_axis(shape, count, axis, dtype):
     wide = x.astype(np.float64), ids, values.astype(np.float64)
     (wanted,) = (OPS["put_along_axis_add"].forward(np, *wide, axis=axis),)
     made = np.full(shape, 77, dtype)
-    calls = bound(Emulator(), "put_along_axis_add", made, (x, ids, values), {"axis": axis})
+    calls = bound(Emulator(), OPS["put_along_axis_add"], made, (x, ids, values), {"axis": axis})
     for call in calls:
         call()
     check((made,), (wanted,), 2e-2 if dtype == "float16" else 2e-5)
@@ -194,7 +194,7 @@ def test_an_image_under_a_1x1_kernel_is_not_unfolded(stride):
         ("conv2d_dx", x, (g, w), {"size": (6, 6)}),
         ("conv2d_dw", w, (x, g), {"kernel": (1, 1)}),
     ):
-        bound(recorder, name, np.empty_like(made), arrays, attrs | more)
+        bound(recorder, OPS[name], np.empty_like(made), arrays, attrs | more)
         check(*run(name, *arrays, **attrs, **more), tolerance=1e-4)
     assert launched == ([] if stride == 1 else ["unfold", "fold"]) + ["unfold"]
 
@@ -202,7 +202,7 @@ def test_an_image_under_a_1x1_kernel_is_not_unfolded(stride):
 def test_operands_with_strides_are_copied_for_a_kernel_that_takes_none():
     table, ids, rows_ = normal(9, 4), np.array([3, 1, 3]), normal(3, 11, seed=1)[:, 2:6]
     rate, made = np.array(0.5, np.float32), table.copy()
-    calls = bound(Emulator(), "sgd_rows", made, (made, ids, rows_, rate), {}, row_update=OPS["sgd"].update)
+    calls = bound(Emulator(), OPS["sgd_rows"], made, (made, ids, rows_, rate), {})
     assert len(calls) == 3  # the copy, the sort and the kernel
     for call in calls:
         call()
@@ -264,7 +264,7 @@ def test_positions_beyond_32_bits_take_64():
 
 
 def test_reduction_of_what_needs_none_is_declined():
-    assert reduce.sum(Emulator(), np.zeros(3), np.zeros((1, 3)), axis=(0,)) is None
+    assert bound(Emulator(), OPS["sum"], np.zeros(3), (np.zeros((1, 3)),), {"axis": (0,)}) is None
 
 
 def test_selection_of_ties_and_nan():

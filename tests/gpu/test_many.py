@@ -14,6 +14,8 @@ from hetu.core.types import as_dtype
 from hetu.gpu_kernels import emulator, many, update
 from hetu.gpu_kernels.emulator import ORDERS, Emulator
 from hetu.gpu_kernels.launchers import bound
+from hetu.gpu_kernels.passes.group_casts import CAST_ALL
+from hetu.gpu_kernels.passes.group_checks import ALL_FINITE
 
 from . import fake_cupy
 from .test_groups import MODELS, cost, passes_without, program, resnet_block
@@ -91,7 +93,7 @@ def test_one_launch_casts_all_tensors(dtype, shift, order):
     values = [fenced(size + shift, k)[shift:] for k, size in enumerate(sizes)]
     values[-1][-4:] = np.nan, np.inf, -np.inf, 3e38
     outs = [np.full(size + 2 * MARGIN, 77, dtype)[MARGIN:-MARGIN] for size in sizes]
-    (call,) = bound(Emulator([order]), "cast_all", tuple(outs), values, {"dtype": dtype.name})
+    (call,) = bound(Emulator([order]), CAST_ALL, tuple(outs), values, {"dtype": dtype.name})
     call()
     for out, value in zip(outs, values):
         with np.errstate(over="ignore"):
@@ -109,7 +111,7 @@ def test_all_finite_looks_at_every_element_and_at_no_other(dtype, order):
 
     def finite() -> bool:
         out = np.array(False)
-        for call in bound(Emulator([order]), "all_finite", out, [*gradients, scale], {}):
+        for call in bound(Emulator([order]), ALL_FINITE, out, [*gradients, scale], {}):
             call()
         return bool(out)
 

@@ -46,14 +46,14 @@ def compiled():
     for dtype in TOLERANCE:
         for width in WIDTHS:
             for name, (out, given, attrs) in cases(dtype, width, "int32" if width == 40 else "int64").items():
-                bound(recorder, name, out, given, attrs)
+                bound(recorder, OPS[name], out, given, attrs)
     emulator.prepare(recorder.texts)
 
 
 def check(name, out, given, attrs):
     wide = [a.astype(np.float64) if a.dtype.kind == "f" else a for a in given]
     wanted = OPS[name].forward(np, *wide, **attrs)
-    for call in bound(Emulator(), name, out, given, attrs):
+    for call in bound(Emulator(), OPS[name], out, given, attrs):
         call()
     tolerance = TOLERANCE[out.dtype.name]
     np.testing.assert_allclose(out, wanted, rtol=tolerance, atol=tolerance * np.abs(wanted).max())
@@ -70,7 +70,7 @@ def test_slots_that_do_not_exist_count_for_nothing():
     for name, (out, given, attrs) in cases("float32", 3).items():
         slots = next(a for a in given if a.dtype.kind == "i")
         slots[0], slots[1] = (21, -5), (1 << 40, -1)
-        for call in bound(Emulator(), name, out, given, attrs):
+        for call in bound(Emulator(), OPS[name], out, given, attrs):
             call()
         slots[:2] = -1
         wanted = OPS[name].forward(np, *given, **attrs)

@@ -9,6 +9,7 @@ import pytest
 
 import hetu as ht
 from hetu.core import backend
+from hetu.core.graph import OPS
 from hetu.gpu_kernels import emulator, source, sparse
 from hetu.gpu_kernels.emulator import Emulator
 from hetu.gpu_kernels.launchers import bound
@@ -29,9 +30,9 @@ def compiled():
         rows, columns, values = entries(dtype=dtype)
         for features in FEATURES:
             x, out = np.ones((30, features), dtype), np.ones((40, features), dtype)
-            bound(recorder, "sparse_matmul", out, (rows, columns, values, x), {"size": 40})
-            bound(recorder, "sparse_matmul", out, (*fixed(rows.copy(), columns.copy()), values, x), {"size": 40})
-            bound(recorder, "sampled_matmul", values, (rows, columns, out, x), {})
+            bound(recorder, OPS["sparse_matmul"], out, (rows, columns, values, x), {"size": 40})
+            bound(recorder, OPS["sparse_matmul"], out, (*fixed(rows.copy(), columns.copy()), values, x), {"size": 40})
+            bound(recorder, OPS["sampled_matmul"], values, (rows, columns, out, x), {})
     emulator.prepare(recorder.texts)
 
 
@@ -54,7 +55,7 @@ def product(rows, columns, values, x, size=40, calls=None):
     matrix = np.zeros((size, len(x)))
     np.add.at(matrix, (rows[inside], columns[inside]), values[inside].astype(float))
     out = np.full((size, x.shape[1]), 77, x.dtype)
-    made = bound(Emulator(), "sparse_matmul", out, (rows, columns, values, x), {"size": size})
+    made = bound(Emulator(), OPS["sparse_matmul"], out, (rows, columns, values, x), {"size": size})
     assert calls is None or len(made) == calls
     for call in made:
         call()
@@ -96,7 +97,7 @@ def test_entries_outside_the_matrix_count_for_nothing(dtype, is_fixed):
 def sampled(rows, columns, a, b):
     """What the kernel gives, and the dense product at the entries inside of it in float64."""
     out = np.full(len(rows), 77, a.dtype)
-    (call,) = bound(Emulator(), "sampled_matmul", out, (rows, columns, a, b), {})
+    (call,) = bound(Emulator(), OPS["sampled_matmul"], out, (rows, columns, a, b), {})
     call()
     inside = (rows >= 0) & (rows < len(a)) & (columns >= 0) & (columns < len(b))
     whole = a.astype(float) @ b.astype(float).T

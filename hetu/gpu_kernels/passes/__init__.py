@@ -1,1 +1,1 @@
-"""Passes for GPUs and the operators that only these make; `room.py` has their order."""
+"""Passes for GPUs and the operators that only these make; `launchers.py` has their order."""

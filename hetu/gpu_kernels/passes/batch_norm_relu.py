@@ -14,6 +14,8 @@ from typing import Any
 from ...core.graph import OPS
 from ...core.op import op
 from ...core.types import TensorType
+from ..channels import norm_relu, norm_relu_dx
+from ..launchers import kernel
 
 
 def _axes(x: TensorType) -> str:
@@ -63,3 +65,7 @@ def batch_norm_relu_dx(
     """
     masked = g * xp.astype(y > 0, g.dtype)
     return OPS["batch_norm_dx"].forward(xp, masked, x, scale, mean, var, axis=x.ndim - 1, epsilon=epsilon)
+
+
+kernel(batch_norm_relu)(norm_relu)
+kernel(batch_norm_relu_dx)(norm_relu_dx)

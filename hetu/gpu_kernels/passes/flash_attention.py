@@ -17,6 +17,8 @@ import numpy as np
 from ...core.op import op
 from ...core.types import TensorType, same
 from ...ops.attention import masked_scores
+from .. import attention
+from ..launchers import kernel
 
 
 def _type(q: TensorType, k: TensorType, v: TensorType, **_: Any) -> tuple[TensorType, ...]:
@@ -84,3 +86,7 @@ def flash_attention_dx(
     parts = xp.matmul(slope, k), xp.matmul(xp.matrix_transpose(slope), q), xp.matmul(xp.matrix_transpose(weights), g)
     made = tuple(xp.astype(xp.permute_dims(p, (0, 2, 1, 3)), dtype) for p in parts)
     return xp.stack(made, axis=2) if packed else made
+
+
+kernel(flash_attention)(attention.tiled)
+kernel(flash_attention_dx)(attention.tiled_dx)

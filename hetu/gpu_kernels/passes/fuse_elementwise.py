@@ -23,7 +23,8 @@ from ...core.graph import OPS, Node, origin_of, readers_of, rewrite
 from ...core.memory import in_line
 from ...core.operators import broadcast_axes
 from ...core.types import Shape, same
-from ..reduce import COMBINE
+from ...ops.random import _dropout
+from ..reduce import FOLDS
 from .fused_group import MOST_INPUTS, fused
 
 MOST_STEPS, MOST_RESULTS = 24, 6  # beyond, a thread runs out of registers
@@ -57,7 +58,7 @@ def _taken_apart(node: Node, inputs: tuple[Node, ...]) -> Node | None:
 
 def _fits(node: Node) -> bool:
     """Whether a kernel can compute the node place by place; dropout decides about each by its number."""
-    known = node.op.cuda is not None or (node.op.name == "dropout" and node.ndim > 0 and not node.attrs["channels"])
+    known = node.op.cuda is not None or (node.op is _dropout and node.ndim > 0 and not node.attrs["channels"])
     return known and not isinstance(node.type, tuple) and node.attrs.get("window") is None
 
 
@@ -66,7 +67,7 @@ def _folded_axes(node: Node) -> tuple[int, ...] | None:
 
     Axes of one element count as it suits. None for other nodes.
     """
-    if node.op.name not in COMBINE or node.attrs.get("window") is not None:
+    if node.op not in FOLDS or node.attrs.get("window") is not None:
         return None
     x = node.inputs[0].tensor
     axes = node.attrs["axis"]
@@ -305,10 +306,10 @@ class _Groups:
         lines = []
         for node in inner:
             operands = tuple(place[i] if i in place else _number(i) for i in node.inputs)
-            name, attrs = node.op.name, tuple(node.attrs.items())
+            attrs = tuple(node.attrs.items())
             if node in self.folds:
                 attrs = (("axis", self.folds[node]), ("keepdims", False))
-            lines.append((name, operands, attrs))
+            lines.append((node.op, operands, attrs))
         results = self._results(members)
         op = fused(sum(n not in self.folds for n in results))
         attrs = {"lines": tuple(lines), "results": tuple(place[n] for n in results)}

@@ -16,28 +16,28 @@ from typing import Any
 import numpy as np
 
 from ...core.backend import dtype_in
-from ...core.graph import OPS
 from ...core.op import Op, op
 from ...core.types import TensorType
+from ...ops.random import _dropout, _scale, _threshold
 from ..elementwise import computed, folded, make_step
 from ..generated import Expression, Fold, Work
+from ..launchers import kernel
 from ..machine import Call, Machine
-from ..random import mask_of
-from ..reduce import COMBINE
+from ..reduce import FOLDS
 
 MOST_INPUTS = 10  # beyond, a thread runs out of registers
-DROPOUT = "y = kept ? x * scale : (T)0"
+KEEP = "y = kept ? x * scale : (T)0"
 Operand = int | tuple[str, float]  # a value by number, or a number with its dtype
-Line = tuple[str, tuple[Operand, ...], tuple[tuple[str, Any], ...]]
+Line = tuple[Op[..., Any], tuple[Operand, ...], tuple[tuple[str, Any], ...]]
 Lines = tuple[Line, ...]
 
 
 def _types(types: Sequence[TensorType], lines: Lines) -> list[TensorType]:
     """Those of all values by number."""
     known = list(types)
-    for name, operands, attrs in lines:
+    for member, operands, attrs in lines:
         inputs = [TensorType((), np.dtype(o[0])) if isinstance(o, tuple) else known[o] for o in operands]
-        known.append(OPS[name].infer(*inputs, **dict(attrs)))
+        known.append(member.infer(*inputs, **dict(attrs)))
     return known
 
 
@@ -56,49 +56,38 @@ def fused_elementwise(xp: ModuleType, *arrays: Any, lines: Lines, results: tuple
 
     >>> import hetu as ht
     >>> x = ht.placeholder("x", (3,))
-    >>> lines = (("multiply", (0, ("float32", 2.0)), ()), ("exp", (1,), ()))
+    >>> lines = ((ht.square, (0,), ()), (ht.maximum, (1, ("float32", 2.0)), ()))
     >>> [y.shape for y in fused_elementwise(x, lines=lines, results=(1, 2))]
     [(3,), (3,)]
     """
     known = list(arrays)
-    for name, operands, attrs in lines:
+    for member, operands, attrs in lines:
         inputs = [xp.asarray(o[1], dtype=dtype_in(xp, o[0])) if isinstance(o, tuple) else known[o] for o in operands]
-        known.append(OPS[name].forward(xp, *inputs, **dict(attrs)))
+        known.append(member.forward(xp, *inputs, **dict(attrs)))
     return known[results[0]] if len(results) == 1 else tuple(known[r] for r in results)
 
 
-@fused_elementwise.bind
-def fused_elementwise_bind(
-    xp: ModuleType, out: Any, *arrays: Any, lines: Lines, results: tuple[int, ...]
-) -> list[Call] | None:
-    if xp is np:
-        return None
-    from ..device import gpu
-
-    outs = out if isinstance(out, tuple) else (out,)
-    return launched(gpu(outs[0].device.id), outs, arrays, lines, results)
-
-
 @cache
-def fused(elementwise: int) -> Op:
+def fused(elementwise: int) -> Op[..., Any]:
     """`fused_elementwise` for groups whose first results are so many of elementwise operators.
 
     Those may overwrite an input, of which a thread reads what it writes. A reduction may not: others still read.
     """
     made = copy(fused_elementwise)
     made.inplace = dict.fromkeys(range(elementwise), tuple(range(MOST_INPUTS)))
+    kernel(made)(launched)
     return made
 
 
-def launched(
-    machine: Machine, outs: Sequence[Any], arrays: Sequence[Any], lines: Lines, results: tuple[int, ...]
-) -> list[Call] | None:
-    """Calls that compute the results into `outs`, or None if these arrays need CuPy."""
+@kernel(fused_elementwise)
+def launched(machine: Machine, out: Any, *arrays: Any, lines: Lines, results: tuple[int, ...]) -> list[Call] | None:
+    """Calls that compute the results into `out`, or None if these arrays need CuPy."""
+    outs = out if isinstance(out, tuple) else (out,)
     work = work_of(lines, [a.dtype for a in arrays], results)
-    dropouts = [(operands[1], dict(attrs)["stream"]) for name, operands, attrs in lines if name == "dropout"]
+    dropouts = [(operands[1], dict(attrs)["stream"]) for member, operands, attrs in lines if member is _dropout]
     draws = [(arrays[state], stream) for state, stream in dropouts]
     read = [a for k, a in enumerate(arrays) if k not in dict(dropouts)]
-    axes = next((dict(attrs)["axis"] for name, _, attrs in lines if name in COMBINE), None)
+    axes = next((dict(attrs)["axis"] for member, _, attrs in lines if member in FOLDS), None)
     if axes is None:
         return computed(machine, work, outs, read, draws)
     count = len(work.results)
@@ -110,24 +99,24 @@ def work_of(lines: Lines, dtypes: Sequence[np.dtype], results: tuple[int, ...]) 
 
     A state of random numbers is no array of the kernel: each dropout has a draw instead, numbered behind the arrays.
     """
-    elementwise = tuple(line for line in lines if line[0] not in COMBINE)
+    elementwise = tuple(line for line in lines if line[0] not in FOLDS)
     known = [t.dtype.name for t in _types([TensorType((), d) for d in dtypes], elementwise)]
-    states = [operands[1] for name, operands, _ in lines if name == "dropout"]
+    states = [operands[1] for member, operands, _ in lines if member is _dropout]
     value = {k: new for new, k in enumerate(k for k in range(len(dtypes)) if k not in states)}
     draw, first = len(value), len(value) + len(states)
     steps: list[Expression] = []
     draws: list[int] = []
-    for number, (name, operands, attrs) in enumerate(elementwise, len(dtypes)):
-        if name == "dropout":
-            threshold, scale = mask_of(dict(attrs)["rate"])
+    for number, (member, operands, attrs) in enumerate(elementwise, len(dtypes)):
+        if member is _dropout:
+            rate = dict(attrs)["rate"]
             inputs = (("x", value[operands[0]]), ("kept", draw + len(draws)))
-            step = make_step(DROPOUT, inputs, (("scale", scale),), [known[number]], known[number])
-            draws.append(threshold)
+            step = make_step(KEEP, inputs, (("scale", _scale(rate)),), [known[number]], known[number])
+            draws.append(_threshold(rate))
         else:
-            step = _step(OPS[name], operands, attrs, known, value, known[number])
+            step = _step(member, operands, attrs, known, value, known[number])
         value[number] = first + len(steps)
         steps.append(step)
-    folds = {k: Fold(value[o[0]], name) for k, (name, o, _) in enumerate(lines, len(dtypes)) if name in COMBINE}
+    folds = {k: Fold(value[o[0]], FOLDS[m]) for k, (m, o, _) in enumerate(lines, len(dtypes)) if m in FOLDS}
     written, folded = (tuple(r for r in results if (r in folds) == wanted) for wanted in (False, True))
     return Work(tuple(steps), tuple(value[r] for r in written), tuple(folds[r] for r in folded), tuple(draws))
 

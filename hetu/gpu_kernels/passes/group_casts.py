@@ -19,6 +19,8 @@ from ...core.graph import OPS, Node, origin_of, readers_of, rewrite, topological
 from ...core.op import Op
 from ...core.types import TensorType, as_dtype, same
 from ...passes.mixed_precision import is_cast
+from ..launchers import kernel
+from ..many import cast_all
 
 MOST = 1 << 22  # elements of one launch: beyond, it takes far longer than to start it, and copies would wait for use
 
@@ -66,5 +68,6 @@ def _forward(xp: ModuleType, *arrays: Any, dtype: str) -> tuple[Any, ...]:
     return tuple(OPS["astype"].forward(xp, a, dtype=dtype) for a in arrays)
 
 
-CAST_ALL = Op(_forward, name="cast_all", infer=_type, differentiable=False)
+CAST_ALL: Op[..., tuple[Node, ...]] = Op(_forward, name="cast_all", infer=_type, differentiable=False)
 CAST_ALL.__doc__ = "All inputs in another dtype."
+kernel(CAST_ALL)(cast_all)

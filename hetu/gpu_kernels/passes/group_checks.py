@@ -19,6 +19,8 @@ import numpy as np
 from ...core.graph import OPS, Node, Readers, origin_of, readers_of, rewrite, topological
 from ...core.op import Op
 from ...core.types import TensorType
+from ..launchers import kernel
+from ..many import all_finite
 from .group_updates import as_made
 
 
@@ -76,5 +78,6 @@ def _forward(xp: ModuleType, *arrays: Any) -> Any:
     return reduce(xp.logical_and, (xp.all(xp.isfinite(xp.astype(g, scale.dtype) / scale)) for g in gradients))
 
 
-ALL_FINITE = Op(_forward, name="all_finite", infer=_type, differentiable=False)
+ALL_FINITE: Op[..., Node] = Op(_forward, name="all_finite", infer=_type, differentiable=False)
 ALL_FINITE.__doc__ = "Whether all values are finite once they are divided by the last input."
+kernel(ALL_FINITE)(all_finite)

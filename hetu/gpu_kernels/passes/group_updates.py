@@ -23,6 +23,8 @@ from ...core.op import Op, Role
 from ...core.types import TensorType
 from ...ops.update import UpdateRule
 from ...passes.mixed_precision import SINGLE, is_cast
+from ..launchers import kernel
+from ..update import grouped
 
 
 def group_updates(outputs: Sequence[Node]) -> tuple[Node, ...]:
@@ -126,9 +128,12 @@ def _forward(
 
 
 @cache
-def _update_all(outputs: int) -> Op:
+def _update_all(outputs: int) -> Op[..., tuple[Node, ...]]:
     """The operator for this number of new values, each of which may overwrite the old one."""
     changed = {k: (k,) for k in range(outputs)}
-    made = Op(_forward, name="update_all", role=Role.UPDATE, infer=_type, differentiable=False, inplace=changed)
+    made: Op[..., tuple[Node, ...]] = Op(
+        _forward, name="update_all", role=Role.UPDATE, infer=_type, differentiable=False, inplace=changed
+    )
     made.__doc__ = "Several updates by one rule, at one rate: see `hetu.ops.update`."
+    kernel(made)(grouped)
     return made
