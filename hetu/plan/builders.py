@@ -13,10 +13,9 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 
-from ..core.graph import Node, topological
-from ..core.op import Role
+from ..core.graph import Node
 from ..dist.cut.builders import DataParallel
-from ..dist.cut.kept import Kept
+from ..dist.cut.kept import Kept, owners_of
 from ..dist.cut.strategy import Strategy
 from ..dist.layout.layout import DUP, Layout, Shard
 
@@ -27,13 +26,12 @@ class _Homes(DataParallel):
     def build(self, outputs: Sequence[Node], world_size: int) -> Strategy:
         """The strategy for a graph on `world_size` ranks."""
         strategy = super().build(outputs, world_size)
-        variables = [n for n in topological(outputs) if n.role is Role.VARIABLE]
-        trained = {n.name: n for n in variables if n.attrs["trainable"]}
+        owners = owners_of(outputs)
+        trained = {n.name: n for n in owners.values()}
         homes = self.homes(trained, world_size) if world_size > 1 else {}
-        for node in variables:
-            owner = node.name if node.name in trained else node.name.rpartition("/")[0]
-            if (home := homes.get(owner)) is not None and node.shape == trained[owner].shape:
-                strategy.variables[node.name] = Kept(strategy.whole if node.name == owner else home, home)
+        for node, owner in owners.items():
+            if (home := homes.get(owner.name)) is not None:
+                strategy.variables[node.name] = Kept(strategy.whole if node is owner else home, home)
         grids = {h.ranks: _grid(h.ranks, DUP) for h in homes.values()}
         strategy.places = tuple(grid for ranks, grid in grids.items() if len(ranks) < world_size)
         return strategy

@@ -54,7 +54,14 @@ def _acting(
     """Makes an operator of `run(out, *arrays, parameter, comm)`, which only acts: not if another rank `acts` for it."""
 
     def made(run: Callable[..., None]) -> Op[..., Node]:
-        @op(name=run.__name__, role=Role.COMMUNICATION, infer=infer, dims=dims, differentiable=False)
+        @op(
+            name=run.__name__,
+            role=Role.COMMUNICATION,
+            collective="served",
+            infer=infer,
+            dims=dims,
+            differentiable=False,
+        )
         def acting(
             xp: Any, *arrays: Any, parameter: str, shape: Shape, dtype: str, order: int, comm: Any, acts: bool = True
         ) -> Any:

@@ -79,6 +79,12 @@ class Staged(Strategy):
                 found[name, axis] = size // self.microbatches
         return found
 
+    def grids(self) -> Sequence[Layout]:
+        return self.stages
+
+    def moments(self) -> Mapping[int, str]:
+        return {k: f"{a.slot.phase}{a.slot.microbatch}" for k, a in enumerate(self.picture().order, 1)}
+
     def picture(self) -> Schedule:
         """The schedule of a training step, to print or show.
 

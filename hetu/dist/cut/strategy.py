@@ -93,6 +93,14 @@ class Strategy(Builder):
 
     # -- what the passes ask -------------------------------------------------------------------------------------
 
+    def grids(self) -> Sequence[Layout]:
+        """The ranks that work on the model: one layout, or one per stage."""
+        return (self.base,)
+
+    def moments(self) -> Mapping[int, str]:
+        """What the moments of a step are called, by number, where operators are marked with theirs."""
+        return {}
+
     def grid_of(self, outputs: Sequence[Node], late: Collection[Node]) -> Callable[[Node], Grid]:
         """Where each node of a graph is computed; `late` are those that update variables."""
         grids = {layout.ranks: Grid.of(layout) for layout in self.places}

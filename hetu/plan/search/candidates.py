@@ -20,7 +20,7 @@ from ...core.errors import ArgumentError, did_you_mean
 from ...core.graph import Node, topological
 from ...core.op import Role
 from ...dist.cut.builders import MEGATRON, ExpertParallel, Parallel, RankRows
-from ...dist.cut.kept import Kept
+from ...dist.cut.kept import Kept, owners_of
 from ...dist.cut.pipeline_builder import Pipeline
 from ...dist.cut.strategy import Strategy
 from ...ps.store.cache import Cache
@@ -213,16 +213,12 @@ def sharded_layers(
     """
     mesh = plan.builder.mesh(range(world_size))
     data, group = mesh.sizes[0], mesh.group("data", 0)
-    nodes = [n for n in topological(outputs) if n.role is Role.VARIABLE]
-    owners = {n.name: n for n in nodes if n.attrs["trainable"]}
+    owners = owners_of(outputs)
     layers = [*dict.fromkeys(map(layer_of, owners.values()))]
     seconds, nbytes = np.zeros((len(layers), len(LEVELS))), np.zeros((len(layers), len(LEVELS)))
     uniform = [layered(plan, dict.fromkeys(layers, z)).builder for z in LEVELS]
     link, built = cluster.link(group), [builder.build(outputs, world_size) for builder in uniform]
-    for node in nodes:
-        owner = owners.get(node.name, owners.get(node.name.rpartition("/")[0]))
-        if owner is None:
-            continue
+    for node, owner in owners.items():
         for k, (level, strategy) in enumerate(zip(LEVELS, built)):
             row = layers.index(layer_of(owner))
             nbytes[row, k] += int(np.prod(strategy.store(node).local_shape(node.shape, 0))) * node.dtype.itemsize

@@ -22,7 +22,6 @@ from ...core.subgraph import SubGraph
 from ...core.types import has_dim, show_shape
 from ...dist.cut.kept import Kept
 from ...dist.cut.on_ranks import spread
-from ...dist.cut.pipeline_strategy import Staged
 from ...dist.layout.boxes import intersect, volume
 from ...dist.layout.collectives import Collective as Change
 from ...dist.layout.collectives import padded
@@ -95,9 +94,8 @@ class SimulatedJob:
 
     def _alike(self) -> dict[Any, tuple[int, ...]]:
         """The ranks in classes that hold parts of equal sizes at equal places of a pipeline."""
-        stages = self.strategy.stages if isinstance(self.strategy, Staged) else (self.strategy.base,)
         found: dict[int, list[Any]] = {r: [] for r in range(self.world_size)}
-        for stage, layout in enumerate(stages):
+        for stage, layout in enumerate(self.strategy.grids()):
             for rank, part, _ in layout.places():
                 found[rank].append((stage, part, rank if len(layout.parts) > 1 else -1))
         leaves = {n.name: tuple(map(int, n.shape)) for n in self.sub.variables} | self.shapes
@@ -138,17 +136,17 @@ class SimulatedJob:
         if node.op.lazy:
             return [Wait(a["order"])]
         given = sum(int(i.tensor.nbytes) for i in node.inputs)
+        if node.op.collective == "served":
+            return [Serve(given if a["parameter"] else 0, int(node.tensor.nbytes))] if a.get("acts", True) else []
         if node.op.collective:
             group = self._moved(a.get("group", range(self.world_size)), program.ranks[0], rank)
             started = any(n.op.lazy and node in n.inputs for n in program.order)
             return [SimulatedCollective(node.op.collective, tuple(group), given, a["order"] if started else AT_ONCE)]
-        if "parameter" not in a:
-            raise GraphError(
-                f"{node!r} does not say what it sends",
-                fix='declare it: @ht.op(role=Role.COMMUNICATION, collective="all_reduce")',
-                site=node.site,
-            )
-        return [Serve(given if a["parameter"] else 0, int(node.tensor.nbytes))] if a.get("acts", True) else []
+        raise GraphError(
+            f"{node!r} does not say what it sends",
+            fix='declare it: @ht.op(role=Role.COMMUNICATION, collective="all_reduce")',
+            site=node.site,
+        )
 
     def _moved(self, group: tuple[int, ...], of: int, to: int) -> tuple[int, ...]:
         """The group that is to the rank `to` what `group` is to the rank `of`: it varies along the same axes."""

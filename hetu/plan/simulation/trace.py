@@ -19,7 +19,6 @@ from ...dist.comm.clock import Link, Network, Sent, VirtualClock
 from ...dist.comm.comm import Comm
 from ...dist.comm.threads import run_ranks
 from ...dist.cut.on_ranks import spread
-from ...dist.cut.pipeline_strategy import Staged
 from ...dist.cut.strategy import Strategy
 from .timeline import COMMUNICATION, COMPUTE, Event, Timeline
 
@@ -85,6 +84,5 @@ def _step(program: Program, clock: VirtualClock, name: Callable[[Node], str]) ->
 
 def _names(strategy: Strategy) -> Callable[[Node], str]:
     """What the events of a step are called: passes in a pipeline, operators elsewhere."""
-    order = strategy.picture().order if isinstance(strategy, Staged) else ()
-    slots = {k: f"{action.slot.phase}{action.slot.microbatch}" for k, action in enumerate(order, 1)}
-    return lambda node: slots.get(node.tags.get("event", 0), node.op.name)
+    moments = strategy.moments()
+    return lambda node: moments.get(node.tags.get("event", 0), node.op.name)
