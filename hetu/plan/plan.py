@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from ..core.graph import Node, topological
 from ..core.op import Role
 from ..core.placement import attach, attaches
 from ..dist.cut.on_ranks import OnRanks, spread
-from ..dist.cut.strategy import Builder, Strategy
+from ..dist.cut.strategy import Builder, Strategy, exactly, read_fields
 from .costs.profile import MachineProfile
 from .memory.fit import fit
 from .why import Rated, Why
@@ -88,17 +88,21 @@ class Plan:
 
     @staticmethod
     def from_json(text: str) -> Plan:
-        """What `to_json` wrote."""
+        """What `to_json` wrote; ArgumentError names what is wrong."""
         try:
             data = json.loads(text)
-            strategy = Strategy.from_json(json.dumps(data["strategy"]))
-            memory = None if data["memory"] is None else int(data["memory"])
-            profile = None if data["profile"] is None else MachineProfile.from_json(json.dumps(data["profile"]))
-            return Plan(str(data["name"]), strategy, memory, profile)
-        except (KeyError, TypeError, ValueError) as error:
-            if isinstance(error, ArgumentError):
-                raise
-            raise ArgumentError(f"not a plan: {error!r}", fix="pass what Plan.to_json wrote") from None
+        except (TypeError, ValueError) as error:
+            raise ArgumentError(f"not a plan: {error}", fix=WRITTEN) from None
+        return Plan(**read_fields("a plan", data, READERS, WRITTEN))
+
+
+WRITTEN = "pass what Plan.to_json wrote"
+READERS: dict[str, Callable[[Any], Any]] = {
+    "name": exactly(str),
+    "memory": lambda value: None if value is None else exactly(int)(value),
+    "profile": lambda data: None if data is None else MachineProfile.from_json(json.dumps(data)),
+    "strategy": lambda data: Strategy.from_json(json.dumps(data)),
+}
 
 
 @attaches(Plan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -193,8 +194,26 @@ def test_hints_that_cannot_be():
         plan.auto().why()
     with pytest.raises(ArgumentError, match="this plan was read, not made"):
         Plan.from_json(chosen(mlp, 1).to_json()).why()
-    with pytest.raises(ArgumentError, match="not a plan"):
-        Plan.from_json("{}")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"name": 3}, "not a plan: name is 3: wanted str"),
+        ({"memory": 1.5}, "not a plan: memory is 1.5: wanted int"),
+        ({"memory": True}, "not a plan: memory is True: wanted int"),
+        ({"profile": {}}, "not a plan: profile is {}"),
+        ({"strategy": {"kind": "none"}}, r"not a plan: strategy is .*: not a strategy: a kind 'none', wanted one of"),
+        ({"more": 1}, "not a plan: wanted name, memory, profile, strategy; wrong or missing: more"),
+    ],
+)
+def test_what_is_wrong_in_the_json_of_a_plan_is_named(wrong, text):
+    data = json.loads(chosen(mlp, 1).to_json())
+    with pytest.raises(ArgumentError, match=rf"{text}[\s\S]*fix: "):
+        Plan.from_json(json.dumps(data | wrong))
+    for other in ("{}", "[]", "3", "{"):
+        with pytest.raises(ArgumentError, match=r"not a plan: [\s\S]*fix: pass what Plan.to_json wrote"):
+            Plan.from_json(other)
 
 
 # -- explaining ---------------------------------------------------------------------------------------------------

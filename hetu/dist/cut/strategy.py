@@ -219,10 +219,7 @@ class Strategy(Builder):
         name = str(data.pop("kind", None)) if isinstance(data, dict) else type(data).__name__
         if name not in KINDS:
             raise ArgumentError(f"not a strategy: a kind {name!r}, wanted one of {', '.join(KINDS)}", fix=WRITTEN)
-        readers = KINDS[name].readers
-        if wrong := ", ".join(sorted(data.keys() ^ readers.keys())):
-            raise ArgumentError(f"not a strategy: wanted {', '.join(readers)}; wrong or missing: {wrong}", fix=WRITTEN)
-        return KINDS[name](**{field: _read(field, readers[field], value) for field, value in data.items()})
+        return KINDS[name](**read_fields("a strategy", data, KINDS[name].readers, WRITTEN))
 
     def data(self) -> dict[str, Any]:
         """All fields as JSON has them."""
@@ -303,12 +300,19 @@ KINDS: dict[str, type[Strategy]] = {Strategy.kind: Strategy}  # by what their JS
 WRITTEN = "pass what Strategy.to_json wrote"
 
 
-def _read(field: str, reader: Callable[[Any], Any], value: Any) -> Any:
-    try:
-        return reader(value)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        why, fix = (error.message, error.fix) if isinstance(error, HetuError) else (repr(error), "")
-        raise ArgumentError(f"not a strategy: {field} is {value!r:.80}: {why}", fix=fix or WRITTEN) from None
+def read_fields(what: str, data: Any, readers: Mapping[str, Callable[[Any], Any]], fix: str) -> dict[str, Any]:
+    """The fields of a JSON object, each as its reader takes it; ArgumentError names one that is wrong or missing."""
+    if wrong := {*data} ^ readers.keys() if isinstance(data, dict) else {*readers}:
+        names = f"{', '.join(readers)}; wrong or missing: {', '.join(sorted(wrong))}"
+        raise ArgumentError(f"not {what}: wanted {names}", fix=fix)
+    found = {}
+    for name, value in data.items():
+        try:
+            found[name] = readers[name](value)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            why, better = (error.message, error.fix) if isinstance(error, HetuError) else (repr(error), "")
+            raise ArgumentError(f"not {what}: {name} is {value!r:.80}: {why}", fix=better or fix) from None
+    return found
 
 
 def _check_fits(node: Node, layout: Layout) -> None:
