@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
 import re
@@ -168,6 +169,19 @@ def test_the_book_is_read_in_an_evening() -> None:
     assert stated.keys() == core.keys() and sum(core.values()) <= 4000
     assert {f: n for f, n in core.items() if abs(n - stated[f][0]) > 10} == {}
     assert {f: n for f, n in core.items() if abs(n / 20 - stated[f][1]) > 2} == {}
+
+
+def test_no_chapter_of_the_book_needs_a_later_one() -> None:
+    chapters = re.findall(
+        r"^\| `(\w+)\.py` \| .* \| \d+ \| \d+ \|$", (ROOT / "hetu/README.md").read_text("utf-8"), re.M
+    )
+    assert "executor" in chapters
+    for number, chapter in enumerate(chapters):
+        body = ast.parse(
+            (ROOT / f"hetu/core/{chapter}.py").read_text("utf-8")
+        ).body  # not what only a type checker reads
+        needed = [node.module for node in body if isinstance(node, ast.ImportFrom) and node.level == 1]
+        assert {*needed} <= {*chapters[:number]}, f"{chapter}.py imports {needed}"
 
 
 MET = """

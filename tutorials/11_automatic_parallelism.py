@@ -129,7 +129,7 @@ for name in ("data parallel", "ZeRO 3", "tensor parallel", "pipeline"):
         joined = profile.on(Cluster((4,), link, link))
         costs.append(1e3 * simulate(step, strategies[name], joined, world_size=4, shapes=shapes).time)
     curves[name] = costs
-ht.look.curves_svg(curves, [np.log2(s) for s in speeds], label="log2 of the bandwidth in GB/s; ms a step", log=True)
+ht.look.curves_svg(curves, [np.log2(s) for s in speeds], label="log2 of the bandwidth in GB/s; ms per step", log=True)
 
 # %% [markdown]
 # **Less memory.** Give each rank a budget, and memory may decide instead of time:
@@ -196,7 +196,7 @@ plans = {
 }
 for name, strategy in plans.items():
     cost = simulate(gpt, strategy, h100s, world_size=64, shapes=batch, traced=1)
-    print(f"{name:27} {1e3 * cost.time:6.0f} ms a step, {max(cost.peak) / 1e9:5.1f} of 80 GB a GPU")
+    print(f"{name:27} {1e3 * cost.time:6.0f} ms per step, {max(cost.peak) / 1e9:5.1f} of 80 GB per GPU")
 
 # %% [markdown]
 # **Try it:** what if all links had 450 GB/s (`Cluster((64,), ...)`)? What if the batch were 512? Which plan wins?

@@ -18,7 +18,7 @@ from .recipes import kernel
 
 @kernel(sum)
 def sum_bind(xp: ModuleType, out: Any, x: Any, *, axis: tuple[int, ...], keepdims: bool) -> Call | None:
-    """The sum of all, such as of a loss: a product with ones or the bare reduction saves most of the call's time."""
+    """The sum of all elements, as for a loss. A product with ones, or the bare reduction, avoids most of the call."""
     if len(axis) != x.ndim or not x.flags.c_contiguous or x.dtype != out.dtype:
         return None
     if 0 < x.size <= 1024 and x.dtype.char in "fd":  # beyond, NumPy's way to sum is the more accurate one

@@ -100,8 +100,8 @@ def read_cifar10(path: PathLike) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
 def read_rows(path: PathLike, columns: int, delimiter: str = ",", limit: int | None = None) -> list[list[str]]:
     """Rows of separated text without spaces around fields, blank lines, and comment lines that begin with `|`.
 
-    Such as triples of a knowledge graph (FB15k, WN18): three `columns` by tabs. Reads at most `limit` rows. Raises
-    DataError if a row has another number of columns, and names its line.
+    Triples of a knowledge graph (FB15k, WN18), for example, are three `columns` separated by tabs. Reads at most
+    `limit` rows. DataError if a row has another number of columns, with its line.
     """
     rows: list[list[str]] = []
     with opened(path) as stream:

@@ -86,7 +86,7 @@ def _made(kind: str, x: Node, src: Layout, dst: Layout) -> Node:
 
 
 def _over(ranks: GroupRanks, role: int) -> Layout:
-    """All `ranks` in one row, whose axis has this role."""
+    """A layout of `ranks` in one row, along which an array has this role."""
     ranks = world().ranks if ranks is None else tuple(ranks)
     if not ranks:
         raise ArgumentError("a collective of no ranks", fix="name ranks, or leave ranks= out for all of the job")

@@ -89,7 +89,7 @@ def prove(part: str, words: str) -> dict[str, Any]:
 
 
 def run(command: Sequence[str], seconds: float, stdout: int | None = None) -> str:
-    """What a command prints, if `stdout` is a pipe; past its time it is ended, and this says so."""
+    """What a command prints, if `stdout` is a pipe. A command that exceeds its time is killed, and the text says so."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))  # a script finds the checkout
     options = {"cwd": ROOT, "env": os.environ | {"PYTHONPATH": path}, "stdout": stdout, "stderr": subprocess.STDOUT}
     try:

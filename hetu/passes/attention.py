@@ -67,7 +67,7 @@ def _swapped(x: Node) -> Node:
 
 
 def _fits(node: Node, suits: Callable[[TensorType, TensorType, TensorType], bool]) -> bool:
-    """Whether sizes suit."""
+    """Whether the kernel supports these sizes."""
     q, k, v = (i.tensor for i in node.inputs)
     return q.ndim == 4 and suits(q, k, v)
 

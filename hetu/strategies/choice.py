@@ -17,7 +17,7 @@ from ..core.types import Dim, show_shape
 from .servable import Servable, is_lookup, known_shape
 
 ID_BYTES = 8
-HEADER = ("variable", "shape", "ids a step", "bytes by ranks", "bytes by servers", "kept by")
+HEADER = ("variable", "shape", "ids per step", "bytes by ranks", "bytes by servers", "kept by")
 
 
 @dataclass(frozen=True)

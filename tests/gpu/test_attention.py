@@ -169,8 +169,8 @@ def computed(machine, inputs, attrs):
     y, total = xp.full(g.shape, 77, g.dtype), xp.full((g.shape[0], g.shape[2], g.shape[1]), 77, wide)
     packed = q.shape == k.shape == v.shape
     slopes = xp.full((*q.shape[:2], 3, *q.shape[2:]), 77, q.dtype) if packed else tuple(map(xp.empty_like, (q, k, v)))
-    calls = attention.flash_attention(machine, (y, total), q, k, v, **attrs)
-    for call in [*calls, *attention.flash_attention_dx(machine, slopes, g, q, k, v, y, total, **attrs)]:
+    calls = attention.tiled(machine, (y, total), q, k, v, **attrs)
+    for call in [*calls, *attention.tiled_dx(machine, slopes, g, q, k, v, y, total, **attrs)]:
         call()
     return y, total, slopes
 
@@ -244,7 +244,7 @@ def text_of(shape, dtype="float16", capability=90, offset=0):
     sizes = [(queries, d), (keys, d), (keys, e), (queries, e)]
     whole = [n * p * count * f for p, f in sizes]
     arrays = [np.zeros(w + 8, dtype)[offset:][:w].reshape(n, p, count, f) for w, (p, f) in zip(whole, sizes)]
-    attention.flash_attention(machine, (arrays[3], None), *arrays[:3], scale=1.0, causal=False)
+    attention.tiled(machine, (arrays[3], None), *arrays[:3], scale=1.0, causal=False)
     return next(iter(machine.texts))
 
 

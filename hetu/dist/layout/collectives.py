@@ -137,7 +137,7 @@ def find(src: Layout, dst: Layout, shape: Shape) -> tuple[Collective, ...]:
 
 
 def _groups(src: Layout, dst: Layout) -> list[Ranks]:
-    """The ranks that differ only along axes whose role changes; none unless both layouts have one grid."""
+    """The ranks that differ only along axes whose role changes; none unless both layouts use the same grid."""
     before, after = src.axes(), dst.axes()
     if [part.ranks for part in src.parts] != [part.ranks for part in dst.parts]:
         return []

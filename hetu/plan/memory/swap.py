@@ -54,7 +54,7 @@ def gaps(planned: MemoryPlan, outputs: Collection[Node]) -> dict[Value, Gap]:
 
 
 class Swap:
-    """The planned step, with those of `values` that have a gap in the memory of the host meanwhile.
+    """The planned step, in which those of `values` that have a gap wait in the memory of the host.
 
     `made` has the new node of each old one, as it is before its gap.
 

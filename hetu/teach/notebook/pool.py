@@ -73,7 +73,7 @@ class Pool:
         return connection.closed or connection.poll()
 
     def gather(self) -> None:
-        """Wait until all ranks are there. RankError with the launcher's words when they don't come."""
+        """Wait until all ranks have started. RankError, which quotes the launcher, if they do not."""
         until = time.monotonic() + READY_WITHIN
         while len(self.ranks) < self.workers:
             ready = wait([self.listener._listener._socket], 0.05)  # type: ignore[attr-defined] # accept has no timeout
