@@ -9,7 +9,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, assert_type
 
+import pytest
+
 import hetu as ht
+from hetu.core.errors import ArgumentError
 from hetu.core.types import TensorType
 
 x = ht.placeholder("x", (2, 3))
@@ -44,6 +47,18 @@ def test_a_call_of_an_operator_is_a_node() -> None:
     assert isinstance(assert_type(swish(x, beta=0.5), ht.Node), ht.Node)
 
 
+def test_a_wrong_name_of_an_attribute_is_seen_by_the_checker_and_by_hetu() -> None:
+    mistakes: list[Callable[[], object]] = [
+        lambda: ht.softmax(x, axes=1),  # type: ignore[call-overload]
+        lambda: ht.conv2d(x, x, strid=2),  # type: ignore[call-overload]
+        lambda: ht.relu(x, foo=1),  # type: ignore[call-overload]
+        lambda: swish(x, bata=1.0),  # type: ignore[call-overload]
+    ]
+    for mistake in mistakes:
+        with pytest.raises(ArgumentError):
+            mistake()
+
+
 def test_a_call_of_an_operator_with_several_outputs_is_a_tuple_of_nodes() -> None:
     assert len(assert_type(twice(x), tuple[ht.Node, ...])) == 2
     assert len(assert_type(ht.topk(x, 2), tuple[ht.Node, ...])) == 2
@@ -59,7 +74,7 @@ def test_a_call_of_a_layer_is_what_its_forward_returns() -> None:
 
 def test_a_call_of_an_update_rule_is_what_the_rule_returns() -> None:
     assert isinstance(assert_type(ht.optim.sgd(x, x, 0.1), ht.Node), ht.Node)
-    assert len(assert_type(ht.optim.momentum(x, x, x, 0.1, nesterov=True), tuple[ht.Node, ht.Node])) == 2
+    assert len(assert_type(ht.optim.momentum(x, x, x, ht.constant(0.1), nesterov=True), tuple[ht.Node, ht.Node])) == 2
 
 
 def test_a_rule_stays_the_function_that_it_is() -> None:

@@ -88,7 +88,7 @@ def _typed(*, shape: Shape, dtype: str, **_: Any) -> TensorType:
 
 
 @op(name="placeholder", role=Role.PLACEHOLDER, infer=_typed, differentiable=False)
-def _placeholder(xp: ModuleType, *, name: str, shape: Shape, dtype: str) -> Any:
+def _placeholder(xp: ModuleType, *, name: str, shape: Shape, dtype: Any) -> Any:
     raise GraphError(f"placeholder {name!r} has no value", fix=f"feed it: {{{name!r}: array}}")
 
 
@@ -158,7 +158,7 @@ def _checked_size(name: str, size: Any) -> int:
 
 
 @op(role=Role.CONSTANT, infer=lambda *, value: TensorType(value.shape, as_dtype(value.dtype)), differentiable=False)
-def constant(xp: ModuleType, *, value: np.ndarray) -> Any:
+def constant(xp: ModuleType, *, value: Any) -> Any:
     """A fixed array.
 
     >>> constant(value=[1.0, 2.0]).shape

@@ -165,7 +165,7 @@ class Op(Generic[P, R]):
     @overload
     def __call__(self, *args: P.args, **attrs: P.kwargs) -> R: ...
     @overload
-    def __call__(self, *args: Any, **attrs: Any) -> R: ...  # attributes by position, inputs by name
+    def __call__(self, *args: Any) -> R: ...  # attributes by position: then all of them
 
     def __call__(self, *args: Any, **attrs: Any) -> Any:
         try:

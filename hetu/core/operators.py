@@ -154,7 +154,7 @@ def add_simplify(node: Node, a: Node, b: Node) -> Node | None:
 
 
 @op(role=Role.MOVE, infer=lambda x, *, dtype: TensorType(x.shape, as_dtype(dtype)), dims="...->...", cuda="y = x")
-def astype(xp: ModuleType, x: Any, *, dtype: str) -> Any:
+def astype(xp: ModuleType, x: Any, *, dtype: Any) -> Any:
     """`x` converted to another dtype; floats are cut off toward 0 when they become integers.
 
     >>> import hetu as ht

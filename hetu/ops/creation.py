@@ -62,7 +62,7 @@ def _arange_type(*, start: Any, stop: Any, step: Any, dtype: str) -> TensorType:
 
 
 @op(name="arange", infer=_arange_type, differentiable=False)
-def _arange(xp: ModuleType, *, start: float, stop: float, step: float, dtype: str) -> Any:
+def _arange(xp: ModuleType, *, start: float | Dim, stop: float | Dim, step: float, dtype: str) -> Any:
     """start, start + step, ... below `stop`; all attributes given, sizes may be unknown.
 
     >>> import hetu as ht

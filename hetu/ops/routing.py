@@ -39,7 +39,7 @@ def moe_slots(experts: Any, *, count: int, capacity: Size) -> Node:
     if experts.ndim != 2:
         raise ShapeError(f"moe_slots: experts are {experts.type}, wanted (tokens, k)", fix="give each token a row")
     in_turn = OPS["reshape"](OPS["matrix_transpose"](experts), shape=(-1, 1))
-    arrived = OPS["cumsum"](one_hot(in_turn[:, 0], count, dtype="int64"), axis=0)
+    arrived = OPS["cumsum"](one_hot(in_turn[:, 0], depth=count, dtype="int64"), axis=0)
     place = OPS["reshape"](take_along_axis(arrived, in_turn, axis=1) - 1, shape=(experts.shape[1], -1))
     place, room = OPS["matrix_transpose"](place), as_node(capacity)
     return OPS["where"](OPS["less"](place, room), experts * room + place, -1)
@@ -109,7 +109,7 @@ def _dispatch_type(
 
 
 @op(infer=_dispatch_type, dims="nd,nk,nk->e!c!d", linear=(0, 2))
-def moe_dispatch(xp: ModuleType, x: Any, slots: Any, weights: Any, *, experts: int, capacity: int) -> Any:
+def moe_dispatch(xp: ModuleType, x: Any, slots: Any, weights: Any, *, experts: Size, capacity: Size) -> Any:
     """Tokens times their weights in their slots, zeros in the others: (experts, capacity, features).
 
     `x` is (tokens, features), `slots` and `weights` are (tokens, k). No slot may be given twice: ValueRangeError then,

@@ -1,8 +1,8 @@
 """How long a step takes under a strategy, and what it needs: the ranks' own instruction lists, played on a clock.
 
 Computing takes the time that the profile says. A collective starts when all its ranks have arrived and the one before
-it in their group has ended. A message arrives after those that its sender sent before it. `hetu.dist.VirtualClock` charges
-the same. Left out: contention between groups, between ranks that share a link, and at the servers.
+it in their group has ended. A message arrives after those that its sender sent before it. `hetu.dist.VirtualClock`
+charges the same. Left out: contention between groups, between ranks that share a link, and at the servers.
 """
 
 from __future__ import annotations
