@@ -20,6 +20,7 @@ from hetu.dist.layout.deduce import updating
 from hetu.look.picture import family
 from hetu.look.profiler import flops, profile
 from hetu.ops.elementwise import float_elementwise
+from hetu.passes import sparsify_updates
 from hetu.passes.mixed_precision import mixed_precision
 from hetu.plan import MachineProfile, bytes_between_ranks, simulate
 from hetu.ps.wire.environment import Place
@@ -207,6 +208,32 @@ def test_a_table_of_a_strangers_lookup_lives_on_the_servers():
     np.testing.assert_allclose(np.mean([losses for losses, *_ in results], axis=0), wanted, rtol=1e-5)
     for _, state, names in results:
         assert "table" not in state and {"pull_rows", "push_rows"} <= names
+
+
+def scattered() -> Op:
+    """A gradient of rows, spelled anew."""
+    ours = OPS["scatter_rows"]
+    return Op(
+        lambda xp, like, ids, rows: ours.forward(xp, like, ids, rows, window=None),
+        name="rows_to",
+        role=Role.SCATTER,
+        infer=lambda like, ids, rows: like,
+        like=(0,),
+        linear=(2,),
+    )
+
+
+def test_two_gradients_by_a_strangers_scatter_are_joined():
+    table, rows_to = ht.variable("table", ht.init.normal(0.0, 1.0), (50, 3)), scattered()
+    pairs = [(ht.placeholder(f"ids{k}", (4,), "int64"), ht.placeholder(f"rows{k}", (4, 3))) for k in "ab"]
+    outputs = (OPS["add"](*(rows_to(table, ids, rows) for ids, rows in pairs)),)
+    (joined,) = sparsify_updates(outputs)
+    assert joined.op is rows_to and joined.inputs[0] is table and joined.inputs[1].shape == (8,)
+    rng = np.random.default_rng(0)
+    feed = {table: rng.random((50, 3), np.float32)}
+    for ids, rows in pairs:
+        feed |= {ids: rng.integers(0, 50, 4), rows: rng.random((4, 3), np.float32)}
+    np.testing.assert_allclose(interpret([joined], feed)[0], interpret(outputs, feed)[0], rtol=1e-6)
 
 
 @pytest.mark.parametrize("strategy", [DataParallel(), ZeRO(1), ZeRO(3)], ids=str)

@@ -9,7 +9,9 @@ import pytest
 
 import hetu as ht
 from hetu.core.graph import Graph, topological
+from hetu.core.op import Op
 from hetu.core.simplify import interpret
+from hetu.core.types import same_type
 from hetu.gpu_kernels import emulator
 from hetu.gpu_kernels.emulator import Emulator
 from hetu.gpu_kernels.launchers import bound
@@ -115,6 +117,16 @@ def test_one_kernel_for_an_activation_and_its_gradient():
     fused = fuse_elementwise(simplify([dx]))
     assert names(fused).count("fused_elementwise") == 1
     assert len(names(fused)) <= 3
+
+
+def test_an_operator_of_the_same_name_is_fused_as_it_says():
+    ours, x = ht.exp, ht.placeholder("x", (100,))
+    other = Op(lambda xp, x: x * 3, name="exp", infer=same_type, cuda="y = x * 3", inplace={0: (0,)})
+    fused = fuse_elementwise([ours(other(x) + 1.0)])
+    assert names(fused) == ["fused_elementwise"]
+    value = np.linspace(-1, 1, 100, dtype=np.float32)
+    for found in (launched(Emulator(), fused, {x: value}), interpret(fused, {x: value})):
+        np.testing.assert_allclose(found[0], np.exp(value * 3 + 1), rtol=1e-6)
 
 
 def test_a_value_with_another_reader_reaches_memory():
