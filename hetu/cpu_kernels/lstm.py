@@ -1,6 +1,6 @@
 """The long short-term memory with one product and one tanh per time step, in buffers bound once.
 
-Gain: 3.3 times the speed of the forward function. Off with `HETU_KERNELS=0`.
+Gain: 3.3 times the speed of the forward function, 1.2 with the gradient's. Off with `HETU_KERNELS=0`.
 """
 
 from __future__ import annotations
