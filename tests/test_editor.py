@@ -1,4 +1,4 @@
-"""What an editor knows of a call: `.ci/types.py` has the type checker read this file, and the tests run it, too."""
+"""What an editor knows of a call: `.ci/type_check.py` has the type checker read this file, and the tests run it, too."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_rule_stays_the_function_that_it_is() -> None:
 
 
 def test_complaints_about_types_may_only_fall() -> None:
-    script = runpy.run_path(str(Path(__file__).parent.parent / ".ci/types.py"))
+    script = runpy.run_path(str(Path(__file__).parent.parent / ".ci/type_check.py"))
     report = "hetu/ps/client.py:3: error: no [x]\nhetu/ps/client.py:3: note: so\nhetu/cli.py:1: error: no [x]\n"
     found = script["rooms"](report)
     assert found == Counter({"hetu/ps": 1, "hetu/cli.py": 1})
