@@ -1,7 +1,7 @@
 """The type checker, strictly, over the package: `python .ci/type_check.py`, in an environment with the extra [dev].
 
-Rooms, that is files and folders of `hetu/`, have as many complaints as `type_check.txt` says, those that it does not name
-have none. The numbers may only fall: more is an error, and so is less until the number is lowered.
+Rooms, that is files and folders of `hetu/`, have as many complaints as `type_check.txt` says; those that it does not
+name have none. The numbers may only fall: more is an error, and so is less until the number is lowered.
 """
 
 from __future__ import annotations

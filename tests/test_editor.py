@@ -1,4 +1,4 @@
-"""What an editor knows of a call: `.ci/type_check.py` has the type checker read this file, and the tests run it, too."""
+"""What an editor knows of a call: `.ci/type_check.py` has the type checker read this file, and tests run it."""
 
 from __future__ import annotations
 
