@@ -12,7 +12,7 @@ from hetu.core.errors import ArgumentError, AxisError, GraphError, UnknownNameEr
 from hetu.dist import SUM, Layout, Mesh, SerialComm, Shard, run_ranks, shard
 from hetu.dist.cut.builders import DataParallel, Parallel, TensorParallel, ZeRO
 from hetu.dist.cut.heterogeneous import Heterogeneous
-from hetu.dist.cut.strategy import Kept, Strategy
+from hetu.dist.cut.strategy import KINDS, Kept, Strategy
 
 from .models import losses, mlp
 
@@ -29,6 +29,14 @@ BUILDERS = {
 def outputs():
     (loss, updates), _ = mlp()[0]["train"], None
     return [loss, *updates.values()]
+
+
+def test_a_kind_that_nothing_has_brought_yet_says_what_to_import(monkeypatch):
+    text = ht.strategies.Hybrid(served="*").build(outputs(), 2).to_json()
+    assert Strategy.from_json(text).to_json() == text
+    monkeypatch.delitem(KINDS, "serving")
+    with pytest.raises(ArgumentError, match=r"a kind 'serving', wanted one of[\s\S]*import first .* hetu.strategies"):
+        Strategy.from_json(text)
 
 
 @pytest.mark.parametrize("name", BUILDERS)

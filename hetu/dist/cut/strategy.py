@@ -218,7 +218,8 @@ class Strategy(Builder):
             raise ArgumentError(f"not a strategy: {error}", fix=WRITTEN) from None
         name = str(data.pop("kind", None)) if isinstance(data, dict) else type(data).__name__
         if name not in KINDS:
-            raise ArgumentError(f"not a strategy: a kind {name!r}, wanted one of {', '.join(KINDS)}", fix=WRITTEN)
+            fix = f"{WRITTEN}, and import first what defines the kind, as hetu.strategies does those with servers"
+            raise ArgumentError(f"not a strategy: a kind {name!r}, wanted one of {', '.join(KINDS)}", fix=fix)
         return KINDS[name](**read_fields("a strategy", data, KINDS[name].readers, WRITTEN))
 
     def data(self) -> dict[str, Any]:
