@@ -112,6 +112,10 @@ class Kernels:
         """The calls of each instruction as they run best in one program, and a context to enter around each run."""
         return steps, nullcontext()
 
+    def joined(self, calls: Calls) -> Calls | None:
+        """The calls of a program with as few as may be; None where some cannot be made, and all are bound again."""
+        return calls
+
     def captured(self, xp: Any, calls: Calls, say: Callable[[Any, str], None], obstacle: str) -> Any:
         """An object that runs all calls at once (`run()`; `call` is the one under way), or None."""
         return None

@@ -16,7 +16,7 @@ import numpy as np
 from .backend import Device, Scratch, aligned_empty, copier, filler, fixed_array, host_empty
 from .errors import ArgumentError, HetuError
 from .graph import Node
-from .kernels import Call, kernels_of
+from .kernels import Call, Calls, kernels_of
 from .memory import SCRATCH, MemoryPlan, plan, types_of
 from .op import LEAVES, Role
 from .state import State
@@ -83,16 +83,20 @@ class Program:
         self.feeds: dict[str, Any] = {}
         self.fills: dict[str, Callable[[np.ndarray], None]] = {}  # copies a fed array into its buffer
         self.parts: dict[str, tuple[str, tuple[slice, ...]]] = {}  # the fed array, and its part, for a buffer
-        self.steps = [step for node in self.plan.nodes if (step := self._bind(node)) is not None]
-        calls, self.around = kernels_of(self.xp).together([step.calls for step in self.steps])
-        self.steps = [replace(step, calls=tuple(own)) for step, own in zip(self.steps, calls)]
-        self.calls = self._flat_calls()
+        self.calls = self._bound() or self._bound() or ()
         self.commits = self._commits()
         self.results = [copier(self.arrays[f]) for f in self.fetches]
         self.first_write = self._first_write()
         self.captured = self._captured()
 
     # -- binding ------------------------------------------------------------------------------------------------------
+
+    def _bound(self) -> Calls | None:
+        """Bind all nodes; None where the room promised what it then could not make, and knows better now."""
+        self.steps = [step for node in self.plan.nodes if (step := self._bind(node)) is not None]
+        calls, self.around = kernels_of(self.xp).together([step.calls for step in self.steps])
+        self.steps = [replace(step, calls=tuple(own)) for step, own in zip(self.steps, calls)]
+        return kernels_of(self.xp).joined(self._flat_calls())
 
     def _bind(self, node: Node) -> Step | None:
         """Give `node` its arrays; a Step when there is something to compute."""

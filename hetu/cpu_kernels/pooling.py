@@ -15,31 +15,20 @@ import numpy as np
 from ..core.kernels import Call
 from ..ops.pooling import _max_pool2d, avg_pool2d_dx, max_pool2d_dx
 from ..ops.window import Pair, Window
+from .c_calls import CCall, c_call
 from .recipes import kernel
+
+LEAST = 100_000  # comparisons that are worth another thread
 
 
 @kernel(_max_pool2d)
-def max_pool2d_bind(xp: ModuleType, out: Any, x: Any, **attrs: Any) -> list[Call] | None:
+def max_pool2d_bind(xp: ModuleType, out: Any, x: Any, **attrs: Any) -> CCall | None:
     window, (best, tap) = Window(**attrs), out
-    calls: list[Call] = []
-    frame = x
-    if window.padded(x.shape[2:]) != x.shape[2:]:
-        frame = np.full((*x.shape[:2], *window.padded(x.shape[2:])), -np.inf, x.dtype)
-        calls.append(partial(np.copyto, frame[(slice(None), slice(None), *window.inner(x.shape[2:]))], x))
-    greater, part = np.empty(best.shape, bool), np.empty_like(best)
-    number = greater.view(np.uint8)
-    for k, (rows, columns) in enumerate(window.taps(best.shape[2:])):
-        if k == 0:
-            calls += [partial(np.copyto, best, frame[:, :, rows, columns]), partial(tap.fill, 0)]
-            continue
-        calls += [
-            partial(np.copyto, part, frame[:, :, rows, columns]),
-            partial(np.greater, part, best, greater),
-            partial(np.multiply, number, np.uint8(k), number),
-            partial(np.maximum, tap, number, out=tap),  # taps are met in rising order
-            partial(np.maximum, best, part, out=best),
-        ]
-    return calls
+    strides = [s // x.itemsize for s in x.strides]
+    frame = [before for before, _ in window.padding]
+    geometry = (*x.shape[1:], *best.shape[2:], *strides, *window.kernel, *window.stride, *frame)
+    planes, work = len(x) * x.shape[1], best[0, 0].size * window.kernel[0] * window.kernel[1] if best.size else 1
+    return c_call("pooling.c", "max_pool", x.dtype, best, tap, x, *geometry, jobs=planes, grain=LEAST // work + 1)
 
 
 @kernel(max_pool2d_dx)

@@ -15,6 +15,7 @@ from typing import Any
 from ..core.backend import Scratch
 from ..core.kernels import Call, Calls, Kernels, RoomPass
 from . import blas, lanes
+from .c_calls import joined
 from .ufuncs import bound_ufunc
 
 FILES = (
@@ -61,6 +62,9 @@ class CpuKernels(Kernels):
         if not any(lanes.is_divided(call) for calls in steps for call in calls):
             return steps, nullcontext()
         return [tuple(map(lanes.divided, calls)) for calls in steps], lanes.session
+
+    def joined(self, calls: Calls) -> Calls | None:
+        return joined(calls)
 
     def threads(self) -> int | None:
         return blas.get_threads()

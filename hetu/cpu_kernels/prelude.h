@@ -1,0 +1,134 @@
+// What every compiled function may use. An operator's expression (`cuda=`) is the same text in CUDA, where functions
+// overload; in C they choose by the type of their argument, so that no float is computed as a double.
+
+#include <math.h>
+#include <stdbool.h>
+
+typedef union {  // one word of a block of arguments
+    void* p;
+    long long n;
+    double x;
+} Word;
+
+// Numbers of one place in memory are read before any of them is written, so neighbors can be computed together.
+#if defined(__clang__)
+#define EACH _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define EACH _Pragma("GCC ivdep")
+#endif
+
+// -- functions of floats ------------------------------------------------------------------------------------------------
+// Polynomials that a compiler can evaluate for many numbers at once, unlike the calls of a library; they were fitted to
+// the functions that each comment names. Errors are in units of the last place. Doubles take the library's functions.
+
+typedef union {
+    float number;
+    int bits;
+} Float;
+
+// 2^n for n from -252 to 254, in two factors, as one would leave the range of floats too early.
+static inline float scaled(float x, int n) {
+    const Float low = {.bits = (n / 2 + 127) << 23}, high = {.bits = (n - n / 2 + 127) << 23};
+    return x * low.number * high.number;
+}
+
+// e^x = 2^n e^r with |r| <= ln 2 / 2; (e^r - 1 - r) / r^2 by a polynomial. 1.0
+static inline float exp_float(float x) {
+    x = x > 89.0f ? 89.0f : x < -104.0f ? -104.0f : x;  // a NaN stays
+    const float n = rintf(x * 1.44269504f), r = (x - n * 0.693145752f) - n * 1.42860677e-6f;
+    const float p = 0.5f + r * (0.16666667f + r * (0.041666456f + r * (0.008333284f + r * (0.0013934544f + r * 0.00019908905f))));
+    return scaled(1.0f + (r + r * r * p), (int)n);
+}
+
+// Near 0 a polynomial, else e^x - 1. 2.5
+static inline float expm1_float(float x) {
+    const float p = 0.5f + x * (0.16666667f + x * (0.041666668f + x * (0.008333182f + x * (0.0013888608f + x * (0.00019962185f + x * 2.4957046e-05f)))));
+    return fabsf(x) < 0.5f ? x + x * x * p : exp_float(x) - 1.0f;
+}
+
+// (log1p(f) - f + f^2 / 2) / f^3 by a polynomial, for sqrt(1/2) <= 1 + f < sqrt(2).
+static inline float log_near_one(float f) {
+    const float p = 0.3333333f + f * (-0.2499998f + f * (0.20000689f + f * (-0.16669151f + f * (0.14251155f + f * (-0.123967074f + f * (0.11634677f + f * (-0.116598874f + f * 0.073324375f)))))));
+    return f * f * (f * p - 0.5f);
+}
+
+// log x = n log 2 + log m with sqrt(1/2) <= m < sqrt(2). 1.0
+static inline float log_float(float x) {
+    const bool tiny = x < 1.17549435e-38f;
+    const Float from = {.number = tiny ? x * 8388608.0f : x};
+    const int n = (from.bits - 0x3f3504f3) >> 23;
+    const Float m = {.bits = from.bits - n * (1 << 23)};
+    const float f = m.number - 1.0f, e = (float)n - (tiny ? 23.0f : 0.0f);
+    const float y = e * 0.693145752f + (f + (log_near_one(f) + e * 1.42860677e-6f));
+    return x > 0.0f && x < INFINITY ? y : x == 0.0f ? -INFINITY : x > 0.0f ? x : NAN;
+}
+
+// log of 1 + x as it is rounded, and what rounding took from it. 2.3
+static inline float log1p_float(float x) {
+    const float u = 1.0f + x, rest = x - (u - 1.0f);
+    return u < INFINITY ? (u > 0.0f ? log_float(u) + rest / u : log_float(u)) : u;
+}
+
+// Near 0 (tanh x / x - 1) / x^2 by a polynomial in x^2, else 1 - 2 / (e^2x + 1). 1.5
+static inline float tanh_float(float x) {
+    const float z = x * x, t = fabsf(x);
+    const float p = -0.33333328f + z * (0.13332619f + z * (-0.05382792f + z * (0.020889156f + z * -0.0059422534f)));
+    const float far = copysignf(1.0f - 2.0f / (exp_float(2.0f * t) + 1.0f), x);
+    return t < 0.65f ? x + x * z * p : x != x ? x : far;
+}
+
+static inline float erf_near_zero(float x) {  // |x| < 1: erf x / x by a polynomial in x^2
+    const float z = x * x;
+    return x * (1.1283791f + z * (-0.37612626f + z * (0.112836f + z * (-0.026854444f + z * (0.005189535f + z * (-0.0008020841f + z * 7.889119e-05f))))));
+}
+
+// t >= 0.8: e^(t^2) erfc(t) (t + 2) by a polynomial in (t - 2) / (t + 2); t^2 in two parts, the first of which is exact.
+static inline float erfc_far(float t) {
+    t = t > 10.1f ? 10.1f : t;
+    const Float all = {.number = t}, top = {.bits = all.bits & 0xfffff000};
+    const float inverse = 1.0f / (t + 2.0f), u = (t - 2.0f) * inverse;
+    const float p = 1.0215827f + u * (-0.6871607f + u * (0.27947214f + u * (-0.03644282f + u * (-0.02151196f + u * (0.0064895074f + u * (0.003097216f + u * (-0.00090806937f + u * (-0.00064355903f + u * 0.0002073017f))))))));
+    const float h = top.number;
+    return exp_float(-h * h) * exp_float((h - t) * (h + t)) * (p * inverse);
+}
+
+static inline float erf_float(float x) {  // 2
+    const float far = copysignf(1.0f - erfc_far(fabsf(x)), x);
+    return fabsf(x) < 0.9f ? erf_near_zero(x) : x != x ? x : far;
+}
+
+static inline float erfc_float(float x) {  // 4
+    const float far = erfc_far(fabsf(x));
+    return fabsf(x) < 0.9f ? 1.0f - erf_near_zero(x) : x != x ? x : x > 0.0f ? far : 2.0f - far;
+}
+
+#define OWN(name, x) _Generic((x), float: name##_float, default: name)(x)
+#define exp(x) OWN(exp, x)
+#define expm1(x) OWN(expm1, x)
+#define log(x) OWN(log, x)
+#define log1p(x) OWN(log1p, x)
+#define tanh(x) OWN(tanh, x)
+#define erf(x) OWN(erf, x)
+#define erfc(x) OWN(erfc, x)
+
+#define OF_TYPE(name, x) _Generic((x), float: name##f, default: name)(x)
+#define sqrt(x) OF_TYPE(sqrt, x)
+#define sin(x) OF_TYPE(sin, x)
+#define cos(x) OF_TYPE(cos, x)
+#define fabs(x) OF_TYPE(fabs, x)
+#define floor(x) OF_TYPE(floor, x)
+#define ceil(x) OF_TYPE(ceil, x)
+#define rint(x) OF_TYPE(rint, x)
+#define pow(x, y) _Generic((x) + (y), float: powf, default: pow)(x, y)
+
+static inline float rsqrt_float(float x) { return 1.0f / sqrtf(x); }
+static inline double rsqrt_double(double x) { return 1.0 / sqrt(x); }
+#define rsqrt(x) _Generic((x), float: rsqrt_float, default: rsqrt_double)(x)
+
+// A NaN wins, as in NumPy.
+static inline float max_float(float a, float b) { return a >= b || a != a ? a : b; }
+static inline double max_double(double a, double b) { return a >= b || a != a ? a : b; }
+static inline float min_float(float a, float b) { return a <= b || a != a ? a : b; }
+static inline double min_double(double a, double b) { return a <= b || a != a ? a : b; }
+#define fmax(a, b) _Generic((a) + (b), float: max_float, default: max_double)(a, b)
+#define fmin(a, b) _Generic((a) + (b), float: min_float, default: min_double)(a, b)
