@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..core.kernels import Call
+from . import openblas
 from .compiled import Source, build, source, text_of
 
 NUMBERS = {"f": "float", "d": "double"}
@@ -60,9 +61,17 @@ def table(calls: Sequence[CCall]) -> Call:
     rows = np.array([(c.address(), b.ctypes.data, c.jobs, c.grain) for c, b in zip(calls, blocks)], np.int64)
     size = max(c.scratch for c in calls)
     place = ctypes.c_void_p.from_param(rows.ctypes.data)
-    made = partial(_walk(), place, *map(ctypes.c_int64.from_param, (len(rows), size)))
+    numbers = map(ctypes.c_int64.from_param, (len(rows), size))
+    made = partial(_walk(), place, *numbers, *map(_place, ("get_num_threads", "set_num_threads")))
     made.keeps = calls, blocks, rows  # C holds bare addresses
     return made
+
+
+@cache
+def _place(function: str) -> Any:
+    """The address of a function of OpenBLAS, 0 without it."""
+    found = openblas.function_of(f"openblas_{function}")
+    return ctypes.c_void_p.from_param(found and ctypes.cast(found[0], ctypes.c_void_p).value)
 
 
 @cache
@@ -77,21 +86,23 @@ def _walk() -> Any:
 
 
 def c_call(
-    file: str, function: str, dtype: Any, *words: Word, jobs: int = 1, grain: int = 1, scratch: int = 0
+    file: str, function: str, dtype: Any, *words: Word, jobs: int = 1, grain: int = 1, scratch: int = 0, **defines: str
 ) -> CCall | None:
     """A call of a written kernel, with `T` standing for float or double, or None where it cannot be compiled.
 
     `grain` is the least number of jobs that is worth waking another thread (100 us of work); `scratch` the bytes that
-    each thread gets to work in.
+    each thread gets to work in. Other arguments are names that the text knows, and what they stand for.
     """
-    made = _written(file, np.dtype(dtype)) if _walk() is not None else None
+    made = _written(file, np.dtype(dtype), **defines) if _walk() is not None else None
     return None if made is None or made.wrong else CCall(made, function, words, jobs, grain, scratch)
 
 
 @cache
-def _written(file: str, dtype: np.dtype) -> Source | None:
-    number = NUMBERS.get(dtype.char)
-    return None if number is None else source(f"#define T {number}\n{text_of(file)}", contract=True)
+def _written(file: str, dtype: np.dtype, **defines: str) -> Source | None:
+    if dtype.char not in NUMBERS:
+        return None
+    names = {"T": NUMBERS[dtype.char]} | defines
+    return source("\n".join((*(f"#define {name} {names[name]}" for name in names), text_of(file))), contract=True)
 
 
 def joined(calls: Sequence[Call]) -> list[Call] | None:
