@@ -158,7 +158,9 @@ class Op(Generic[P, R]):
     bind = _hung("bind", "`(xp, out, *arrays, **attrs)` -> calls bound to these very arrays, or None to decline.")
     view = _hung("view", "`(xp, *arrays, **attrs)` -> a view of the first array, or None when it must be computed.")
     check = _hung("check", "`(xp, *arrays, **attrs)` raises when values are out of range; before each run on a CPU.")
-    ranges = _hung("ranges", "`(*arrays, **attrs)` -> (ids, size, what) in turn; no check if ids are in range(size).")
+    ranges = _hung(
+        "ranges", "`(*arrays, **attrs)` -> (ids, size, what) in turn, no check if ids are in range(size); or None."
+    )
     decompose = _hung("decompose", "`(*inputs, **attrs)` -> the same in graph functions, where a `!` factor is split.")
     flops = _hung("flops", "`(out, *types, **attrs)` -> operations of a product whose number `dims` does not tell.")
 

@@ -164,8 +164,8 @@ class Program:
 
     def _first_write(self) -> int:
         """The first step that changes the state; before it a failure changes nothing."""
-        donated = (i for i, s in enumerate(self.steps) if any((s.node, k) in self.plan.donated for k in range(8)))
-        return next(donated, len(self.steps))
+        donated = {node for node, _ in self.plan.donated}
+        return next((i for i, s in enumerate(self.steps) if s.node in donated), len(self.steps))
 
     def _flat_calls(self) -> list[Call]:
         """All calls in order; while a communication is under way, a nudge after each step keeps it moving."""

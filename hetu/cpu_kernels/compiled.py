@@ -39,6 +39,7 @@ except ImportError:  # Windows, where processes that start together compile the 
 SETTING = "HETU_CC"  # the command of a C compiler, or 0 for none
 NAMES = ("cc", "gcc", "clang")
 DEADLINE = 120  # seconds for one library, most of which take half a second
+LEAST = 8  # functions of a unit: several are compiled side by side
 # A loop with a square root or a comparison is not vectorized without the first two; no result depends on them.
 FLAGS = ("-fno-math-errno", "-fno-trapping-math", "-std=gnu11", "-O3", "-fPIC", "-shared", "-w")
 
@@ -141,11 +142,12 @@ class Source:
     """A text with functions, each a `void f(const Word* a, long long first, long long last, char* scratch)`.
 
     With `contract`, a product and a sum may become one fused multiply-add, which tiles need for their speed. The bits
-    of others are those of NumPy and of any compiler.
+    of others are those of NumPy and of any compiler. `shared` is the name of the one function of a text that may stand
+    in a unit with others of that name.
     """
 
-    def __init__(self, text: str, key: str, contract: bool) -> None:
-        self.text, self.key, self.contract = text, key, contract
+    def __init__(self, text: str, key: str, contract: bool, shared: str) -> None:
+        self.text, self.key, self.contract, self.shared = text, key, contract, shared
         self.library: ctypes.CDLL | None = None
         self.wrong = ""  # why there will be no library
 
@@ -158,20 +160,26 @@ class Source:
 
     def function(self, name: str) -> Any:
         """One of its functions, once it is built."""
-        return getattr(self.library, name)
+        return getattr(self.library, f"{name}_{self.key}" if self.shared else name)
+
+    def part(self) -> str:
+        """What stands for it in a unit."""
+        named = f"#define {self.shared} {self.shared}_{self.key}\n{self.text}#undef {self.shared}\n"
+        return named if self.shared else self.text
 
 
 _sources: dict[str, Source] = {}  # by key
 
 
-def source(text: str, contract: bool = False) -> Source | None:
+def source(text: str, contract: bool = False, shared: str = "") -> Source | None:
     """What is to be built of a text, or None where there is no compiler or it failed at this text before."""
     made_by = compiler()
     if made_by is None:
         return None
-    parts = (text, text_of("prelude.h"), *FLAGS, str(contract), *made_by.command, made_by.identity, cpu(), sys.platform)
+    made_for = (*FLAGS, *made_by.command, made_by.identity, cpu(), sys.platform)
+    parts = (text, text_of("prelude.h"), str(contract), shared, *made_for)
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
-    found = _sources.setdefault(key, Source(text, key, contract))
+    found = _sources.setdefault(key, Source(text, key, contract, shared))
     return None if found.wrong else found
 
 
@@ -181,33 +189,55 @@ def build(wanted: Sequence[Source]) -> bool:
     if not all([s.loaded() for s in wanted]) and made_by is not None:
         with _lock():  # meanwhile another process may have built them
             lacking = list(dict.fromkeys(s for s in wanted if not s.loaded() and not s.wrong))
-            with tempfile.TemporaryDirectory(dir=folder(), prefix="building-") as private:
-                _compile(made_by, lacking, Path(private))
+            shared = [s for s in lacking if s.shared]
+            side_by_side = min(os.cpu_count() or 1, -(-len(shared) // LEAST))
+            units = [[s] for s in lacking if not s.shared] + [shared[k::side_by_side] for k in range(side_by_side)]
+            wrong = _compile(made_by, units)
+            wrong += _compile(made_by, [[s] for unit in wrong if len(unit) > 1 for s in unit])
+            _warn(made_by, [unit[0] for unit in wrong if len(unit) == 1])
     return all(s.library is not None for s in wanted)
 
 
-def _compile(made_by: Compiler, lacking: Sequence[Source], private: Path) -> None:
-    """Compile sources side by side and move what was made into the folder."""
-    running = []
-    for s in lacking:
-        text, library = private / f"{s.key}.c", private / f"{s.key}.so"
-        text.write_text(f"{text_of('prelude.h')}\n{s.text}", "utf-8")
-        flags = ["-ffp-contract=fast" if s.contract else "-ffp-contract=off"]
-        try:
-            running.append((s, library, made_by.start(text, library, flags)))
-        except OSError as error:
-            s.wrong = str(error)
-    for s, library, process in running:
-        try:
-            _, said = process.communicate(timeout=DEADLINE)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-            said = f"it did not end within {DEADLINE} s"
-        if process.returncode == 0 and library.exists():
-            os.replace(library, folder() / library.name)
-        s.wrong = "" if s.loaded() else said.strip() or f"status {process.returncode}"
-    wrong = next((s.wrong for s in lacking if s.wrong), "")
-    if wrong:
-        said = f"{shlex.join(made_by.command)} failed, so hetu computes by NumPy: {wrong:.400}"
-        warnings.warn(f"{said} (fix: another compiler as {SETTING}, or {SETTING}=0)", RuntimeWarning, stacklevel=2)
+def _compile(made_by: Compiler, units: Sequence[Sequence[Source]]) -> list[Sequence[Source]]:
+    """Compile units side by side and move what was made into the folder; those that failed, and why."""
+    failed = []
+    with tempfile.TemporaryDirectory(dir=folder(), prefix="building-") as private:
+        running = [_started(made_by, unit, Path(private)) for unit in units]
+        for unit, (process, library) in zip(units, running):
+            said = process if isinstance(process, str) else _ended(process)
+            for s in unit if library.exists() else ():
+                whole = Path(private, f"{s.key}.whole")
+                os.link(library, whole)
+                os.replace(whole, folder() / f"{s.key}.so")
+            if not all([s.loaded() for s in unit]):
+                failed.append(unit)
+                unit[0].wrong = said if len(unit) == 1 else ""
+    return failed
+
+
+def _started(made_by: Compiler, unit: Sequence[Source], private: Path) -> tuple[subprocess.Popen[str] | str, Path]:
+    """The compiler at work on a unit, or why it is not; and the library that is to come."""
+    text, library = private / f"{unit[0].key}.c", private / f"{unit[0].key}.so"
+    text.write_text("\n".join((text_of("prelude.h"), *(s.part() for s in unit))), "utf-8")
+    contract = f"-ffp-contract={'fast' if unit[0].contract else 'off'}"
+    try:
+        return made_by.start(text, library, [contract]), library
+    except OSError as error:
+        return str(error), library
+
+
+def _ended(process: subprocess.Popen[str]) -> str:
+    """What a compiler said, once it has ended."""
+    try:
+        _, said = process.communicate(timeout=DEADLINE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        said = f"it did not end within {DEADLINE} s"
+    return said.strip() or f"status {process.returncode}"
+
+
+def _warn(made_by: Compiler, wrong: Sequence[Source]) -> None:
+    for s in wrong:
+        said = f"{shlex.join(made_by.command)} failed, so hetu computes by NumPy: {s.wrong:.400}"
+        warnings.warn(f"{said} (fix: another compiler as {SETTING}, or {SETTING}=0)", RuntimeWarning, stacklevel=3)

@@ -19,8 +19,8 @@ from .c_calls import checked, joined
 from .ufuncs import bound_ufunc
 
 FILES = (
-    "activation along_axis attention batch_norm conv conv_last cross_entropy einsum elementwise index linalg lstm "
-    "masks normalization pooling random reduction routing shape sparse update"
+    "activation along_axis attention batch_norm conv conv_last cross_entropy einsum elementwise groups index linalg "
+    "lstm masks normalization pooling random reduction routing shape sparse update"
 )
 
 
@@ -30,10 +30,7 @@ class CpuKernels(Kernels):
     passes = (
         RoomPass("fuse_conv_pool", "cpu", f"{__package__}.conv_pool", "channels_last", seeks=["max_pool2d"]),
         RoomPass("fuse_attention", "cpu", f"{__package__}.attention_rows", seeks=["attention"]),
-        RoomPass("share_gelu", "cpu", f"{__package__}.gelu", seeks=["gelu_tanh_dx", "gelu_erf_dx"]),
-        RoomPass("share_cross_entropy", "cpu", f"{__package__}.loss", seeks=["softmax_cross_entropy_dx"]),
-        RoomPass("fuse_linear", "cpu", f"{__package__}.fuse_linear", seeks=["matmul"]),
-        RoomPass("fuse_updates", "cpu", f"{__package__}.fuse_updates"),
+        RoomPass("fuse_groups", "cpu", f"{__package__}.groups", last=True),
     )
     blas = blas
     files = tuple(f"{__package__}.{file}" for file in FILES.split())
@@ -42,14 +39,16 @@ class CpuKernels(Kernels):
         self, op: Any, xp: Any, out: Any, arrays: Sequence[Any], attrs: Mapping[str, Any], scratch: Scratch | None
     ) -> list[Call] | None:
         function = self.function(op)
-        if function is None:
-            return None
+        alone = import_module(f"{__package__}.groups").single(op, out, arrays, attrs)
+        if function is None or alone is not None:
+            return alone
         more = {"scratch": scratch or Scratch()} if op.scratch else {}
         made = function(xp, out, *arrays, **attrs, **more)
         return [made] if callable(made) else made and list(made)
 
     def checked(self, op: Any, check: Call, arrays: Sequence[Any], attrs: Mapping[str, Any]) -> Calls:
-        return [check] if op.ranges_rule is None else checked(op.ranges_rule(*arrays, **attrs), check)
+        ranges = None if op.ranges_rule is None else op.ranges_rule(*arrays, **attrs)
+        return [check] if ranges is None else checked(ranges, check)
 
     def in_place(
         self, composition: Any, outs: Sequence[Any], arrays: Sequence[Any], scalars: Sequence[Any]

@@ -220,8 +220,14 @@ def _check_divisor(xp: ModuleType, a: Any, b: Any) -> None:
         raise ValueRangeError("an integer was divided by 0", fix='convert the operands with ht.astype(x, "float32")')
 
 
+def _nothing_to_check(a: Any, b: Any) -> list[Any] | None:
+    """No id lies in a range; floats need no check."""
+    return [] if is_float(a.dtype) or is_float(b.dtype) else None
+
+
 for _division in (floor_divide, remainder):
     _division.check(_check_divisor)
+    _division.ranges(_nothing_to_check)
 
 
 @op(
@@ -244,6 +250,9 @@ def power_check(xp: ModuleType, a: Any, b: Any) -> None:
         raise ValueRangeError(
             "power: an integer got a negative exponent", fix='convert the base with ht.astype(x, "float32")'
         )
+
+
+power.ranges(_nothing_to_check)
 
 
 @power.grad
