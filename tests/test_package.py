@@ -21,7 +21,7 @@ FLOORS = [
     "core.errors core.kernels core.types core.backend",
     "core.graph core.op",
     "core.leaf core.operators ops",
-    "core.autodiff core.simplify core.memory core.passes passes cpu_kernels gpu_kernels",
+    "core.autodiff core.simplify core.memory core.passes fuse passes cpu_kernels gpu_kernels",
     "nn optimizer optim schedules init metrics data",
     "core look gradcheck checkpoint training",
     "dist.comm ps.store",

@@ -83,7 +83,9 @@ class Program:
         self.feeds: dict[str, Any] = {}
         self.fills: dict[str, Callable[[np.ndarray], None]] = {}  # copies a fed array into its buffer
         self.parts: dict[str, tuple[str, tuple[slice, ...]]] = {}  # the fed array, and its part, for a buffer
-        self.calls = self._bound() or self._bound() or ()
+        self.calls: Calls | None = None
+        while self.calls is None:
+            self.calls = self._bound()
         self.commits = self._commits()
         self.results = [copier(self.arrays[f]) for f in self.fetches]
         self.first_write = self._first_write()
@@ -226,6 +228,12 @@ class Program:
             self.xp.copyto(target, value)
 
     # -- looking ------------------------------------------------------------------------------------------------------
+
+    @property
+    def c(self) -> str:
+        """The functions that were compiled for it, as C text: each once, in the order of the instructions."""
+        texts = dict.fromkeys(getattr(call, "text", "") for step in self.steps for call in step.calls)
+        return "\n".join(filter(None, texts))
 
     def __repr__(self) -> str:
         return f"<Program of {len(self.steps)} instructions, {self.plan.arena_bytes:,} bytes>"

@@ -65,6 +65,10 @@ class CCall:
             self.alone = Table([self])
         self.alone()
 
+    @property
+    def text(self) -> str:
+        return self.source.text
+
     def address(self) -> int:
         return ctypes.cast(self.source.function(self.function), ctypes.c_void_p).value or 0
 

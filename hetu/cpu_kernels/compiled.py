@@ -149,13 +149,16 @@ class Source:
     def __init__(self, text: str, key: str, contract: bool, shared: str) -> None:
         self.text, self.key, self.contract, self.shared = text, key, contract, shared
         self.library: ctypes.CDLL | None = None
+        self.obstacle = ""  # why it cannot be loaded now
         self.wrong = ""  # why there will be no library
 
     def loaded(self) -> bool:
         """Whether the library is at hand; loads it from the folder."""
         if self.library is None and not self.wrong:
-            with suppress(OSError):
+            try:
                 self.library = ctypes.CDLL(str(folder() / f"{self.key}.so"))
+            except OSError as error:
+                self.obstacle = str(error)
         return self.library is not None
 
     def function(self, name: str) -> Any:
@@ -211,7 +214,7 @@ def _compile(made_by: Compiler, units: Sequence[Sequence[Source]]) -> list[Seque
                 os.replace(whole, folder() / f"{s.key}.so")
             if not all([s.loaded() for s in unit]):
                 failed.append(unit)
-                unit[0].wrong = said if len(unit) == 1 else ""
+                unit[0].wrong = (said or unit[0].obstacle or "it made nothing") if len(unit) == 1 else ""
     return failed
 
 
@@ -234,7 +237,7 @@ def _ended(process: subprocess.Popen[str]) -> str:
         process.kill()
         process.communicate()
         said = f"it did not end within {DEADLINE} s"
-    return said.strip() or f"status {process.returncode}"
+    return said.strip() or (f"status {process.returncode}" if process.returncode else "")
 
 
 def _warn(made_by: Compiler, wrong: Sequence[Source]) -> None:

@@ -9,7 +9,7 @@ compiler and for any number of threads.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -298,16 +298,17 @@ class _CWriter:
         op, operands, attrs = self.form.lines[n - self.count]
         if op in MOVES:
             return f"const {self._type(n)} v{n} = v{operands[0]};"
-        result = self.values[n].type.dtype.name
-        meet = self._meet(operands) if result == "bool" else result
-        words = {name: self._operand(o, meet) for name, o in zip(op.inputs, operands)}
+        result, text = self.values[n].type.dtype.name, op.cuda.removeprefix("y = ")
+        known = {name: o for name, o in zip(op.inputs, operands) if name in _NAME.findall(text)}
+        meet = self._meet(known.values()) if result == "bool" else result
+        words = {name: self._operand(o, meet) for name, o in known.items()}
         words |= {k: literal(v, meet) for k, v in attrs if isinstance(v, bool | int | float)}
-        words |= {"T": CTYPES[meet], "column": "j"}
-        text = _NAME.sub(lambda m: words.get(m[0], m[0]), op.cuda.removeprefix("y = "))
+        words |= {"T": CTYPES[meet], "column": "j" if self.values[n].inner else "0"}
+        text = _NAME.sub(lambda m: words.get(m[0], m[0]), text)
         text = f"({text}) != 0" if result == "bool" and meet != "bool" else text
         return f"const {CTYPES[result]} v{n} = {text};  // {op.name}"
 
-    def _meet(self, operands: Sequence[Operand]) -> str:
+    def _meet(self, operands: Iterable[Operand]) -> str:
         return np.result_type(*(o[0] if isinstance(o, tuple) else self.values[o].type.dtype for o in operands)).name
 
     def _operand(self, o: Operand, meet: str) -> str:

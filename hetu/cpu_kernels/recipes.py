@@ -19,8 +19,8 @@ from .c_calls import checked, joined
 from .ufuncs import bound_ufunc
 
 FILES = (
-    "activation along_axis attention batch_norm conv conv_last cross_entropy einsum elementwise groups index linalg "
-    "lstm masks normalization pooling random reduction routing shape sparse update"
+    "along_axis attention batch_norm conv conv_last einsum groups index linalg lstm masks pooling random routing shape "
+    "sparse update"
 )
 
 
@@ -39,8 +39,8 @@ class CpuKernels(Kernels):
         self, op: Any, xp: Any, out: Any, arrays: Sequence[Any], attrs: Mapping[str, Any], scratch: Scratch | None
     ) -> list[Call] | None:
         function = self.function(op)
-        alone = import_module(f"{__package__}.groups").single(op, out, arrays, attrs)
-        if function is None or alone is not None:
+        if function is None:
+            alone: list[Call] | None = import_module(f"{__package__}.groups").single(op, out, arrays, attrs)
             return alone
         more = {"scratch": scratch or Scratch()} if op.scratch else {}
         made = function(xp, out, *arrays, **attrs, **more)

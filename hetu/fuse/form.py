@@ -132,13 +132,12 @@ def _values(form: Form) -> list[Known]:
     for number, type_ in enumerate(inferred(form.types, form.lines)):
         shape, phase, fold = form.aligned(number, type_.shape, 1), 0, ""
         if number >= len(form.types):
-            made, operands, _ = form.lines[number - len(form.types)]
+            made, operands, attrs = form.lines[number - len(form.types)]
             read = [found[o] for o in operands if isinstance(o, int)]
             phase = max((v.phase + (v.fold == "columns") for v in read), default=0)
             if made in FOLDS:
-                before = read[0].shape
-                columns = any(a > b for a, b in zip(before[form.split :], shape[form.split :]))
-                rows = any(a > b for a, b in zip(before[: form.split], shape[: form.split]))
+                axes = dict(attrs)["axis"]
+                columns, rows = (any(wanted == (a >= form.split) for a in axes) for wanted in (True, False))
                 fold = "all" if columns and rows else "columns" if columns else "rows"
         inner = inner_space and any(n > 1 for n in shape[form.split :])
         found.append(Known(type_, shape, inner, any(n > 1 for n in shape[: form.split]), phase, fold))

@@ -8,6 +8,7 @@ path. Operators that can be written in such terms are taken apart first, see `ap
 from __future__ import annotations
 
 import heapq
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -15,7 +16,7 @@ from typing import Any
 
 from ..core.graph import OPS, Node, origin_of, readers_of, remade
 from ..core.memory import in_line
-from ..core.op import Role
+from ..core.op import Op, Role
 from ..core.types import Shape, TensorType
 from .apart import Checks, looked_at, taken_apart
 from .form import FOLDS, MOVES, Form, Line, Make, Number, Operand, PartCheck
@@ -61,7 +62,12 @@ def unit_of(node: Node) -> Unit | None:
         return _move(node)
     looked = looked_at(node)
     unchecked = node.op.check_rule is None or (looked is not None and not looked.arrays)
-    return Unit({node: False}, node.shape, None) if node.op.cuda is not None and unchecked else None
+    return Unit({node: False}, node.shape, rows_of_line(node.op, node.ndim)) if node.op.cuda and unchecked else None
+
+
+def rows_of_line(op: Op[..., Any], ndim: int) -> int | None:
+    """How many axes are rows, for an expression that asks for the number of its column; None for others."""
+    return ndim - 1 if re.search(r"\bcolumn\b", op.cuda or "") else None
 
 
 def _fold(node: Node) -> Unit | None:
