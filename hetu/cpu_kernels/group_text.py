@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..fuse.form import FOLDS, MOVES, Form, Known, Operand
+from ..fuse.form import FOLDS, MOVES, Form, Known, Operand, expression_of
 
 CTYPES = {"float32": "float", "float64": "double", "bool": "unsigned char", "int32": "int", "int64": "long long"}
 LANES, BLOCK, STRIP = 32, 64, 4096
@@ -298,7 +298,7 @@ class _CWriter:
         op, operands, attrs = self.form.lines[n - self.count]
         if op in MOVES:
             return f"const {self._type(n)} v{n} = v{operands[0]};"
-        result, text = self.values[n].type.dtype.name, op.cuda.removeprefix("y = ")
+        result, text = self.values[n].type.dtype.name, (expression_of(op) or "").removeprefix("y = ")
         known = {name: o for name, o in zip(op.inputs, operands) if name in _NAME.findall(text)}
         meet = self._meet(known.values()) if result == "bool" else result
         words = {name: self._operand(o, meet) for name, o in known.items()}

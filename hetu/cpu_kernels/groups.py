@@ -20,7 +20,7 @@ from ..core.kernels import Call
 from ..core.op import Op
 from ..core.types import TensorType
 from ..fuse.form import FOLDS, Form, Line, fused, overwritten
-from ..fuse.group import DTYPES, fuse, rows_of_fold, rows_of_line
+from ..fuse.group import DTYPES, fuse, rows_of_fold
 from .c_calls import CCall
 from .compiled import source
 from .group_text import STRIP, GroupLayout, text_of
@@ -62,7 +62,7 @@ def single(op: Op[..., Any], out: Any, arrays: Sequence[Any], attrs: Mapping[str
     if isinstance(out, tuple) or any(a.dtype.name not in DTYPES for a in (out, *arrays)):
         return None
     types = tuple(TensorType(a.shape, a.dtype) for a in arrays)
-    space, rows = out.shape, (rows_of_line(op, out.ndim) or 0, False) if op.cuda is not None else None
+    space, rows = out.shape, (0, False) if op.code is not None else None
     if op in FOLDS:
         space, rows = arrays[0].shape, rows_of_fold(types[0], **attrs)
     if rows is None:

@@ -1,4 +1,4 @@
-// What every compiled function may use. An operator's expression (`cuda=`) is the same text in CUDA, where functions
+// What every compiled function may use. An operator's expression (`code=`) is the same text in CUDA, where functions
 // overload; in C they choose by the type of their argument, so that no float is computed as a double.
 
 #include <math.h>

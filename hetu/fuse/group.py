@@ -8,7 +8,6 @@ path. Operators that can be written in such terms are taken apart first, see `ap
 from __future__ import annotations
 
 import heapq
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -16,10 +15,10 @@ from typing import Any
 
 from ..core.graph import OPS, Node, origin_of, readers_of, remade
 from ..core.memory import in_line
-from ..core.op import Op, Role
+from ..core.op import Role
 from ..core.types import Shape, TensorType
 from .apart import Checks, looked_at, taken_apart
-from .form import FOLDS, MOVES, Form, Line, Make, Number, Operand, PartCheck
+from .form import FOLDS, MOVES, Form, Line, Make, Number, Operand, PartCheck, expression_of, own_column
 
 MOST_LINES, MOST_ARRAYS = 48, 20
 NEAR = 32  # nodes: a large result is not made much earlier than it is read, as it takes memory until then
@@ -62,12 +61,8 @@ def unit_of(node: Node) -> Unit | None:
         return _move(node)
     looked = looked_at(node)
     unchecked = node.op.check_rule is None or (looked is not None and not looked.arrays)
-    return Unit({node: False}, node.shape, rows_of_line(node.op, node.ndim)) if node.op.cuda and unchecked else None
-
-
-def rows_of_line(op: Op[..., Any], ndim: int) -> int | None:
-    """How many axes are rows, for an expression that asks for the number of its column; None for others."""
-    return ndim - 1 if re.search(r"\bcolumn\b", op.cuda or "") else None
+    split = node.ndim - 1 if node.op is own_column else None
+    return Unit({node: False}, node.shape, split) if expression_of(node.op) and unchecked else None
 
 
 def _fold(node: Node) -> Unit | None:

@@ -196,7 +196,7 @@ def test_the_rule_of_an_optimizer_is_one_group_for_its_parameter(way, rule):
 
 
 def swish(code="y = x / ((T)1 + exp(-x))"):
-    made = ht.op(name="swish_of_a_stranger", infer=same_type, cuda=code)(lambda xp, x: x / (1 + xp.exp(-x)))
+    made = ht.op(name="swish_of_a_stranger", infer=same_type, code=code)(lambda xp, x: x / (1 + xp.exp(-x)))
     OPS.pop("swish_of_a_stranger")
     return made
 

@@ -134,4 +134,4 @@ def _step(
     numbers = [(n, o[1]) for n, o in pairs if isinstance(o, tuple)]
     numbers += [(n, v) for n, v in attrs if isinstance(v, bool | int | float)]
     types = [o[0] if isinstance(o, tuple) else known[o] for o in operands]
-    return make_step(made.cuda, inputs, tuple(numbers), types, dtype)
+    return make_step(made.code, inputs, tuple(numbers), types, dtype)
