@@ -131,7 +131,7 @@ def _written(file: str, dtype: np.dtype, **defines: str) -> Source | None:
     if dtype.name not in NUMBERS:
         return None
     names = {"T": NUMBERS[dtype.name]} | defines
-    return source("\n".join((*(f"#define {name} {names[name]}" for name in names), text_of(file))), contract=True)
+    return source("\n".join((*(f"#define {name} {names[name]}" for name in names), text_of(file))))
 
 
 def checked(ranges: Sequence[tuple[Any, int, str]], check: Call) -> Calls:
