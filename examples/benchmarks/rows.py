@@ -104,7 +104,7 @@ NARROW = {"widths": (16, 32, 64), "depth": 2}
 MOBILENET = {"block": "inverted", "groups": 4, "widths": (16, 24, 48, 96), "depth": 2}
 RESNETS = group(
     "cnn",
-    Family(networks.resnet, workloads.images, rate=1e-3),
+    Family(networks.resnet, workloads.images, rate=1e-4),
     {"channels": 3, "side": 32, "block": "basic", "groups": 1},
     ("resnet", "ResNet-18 3x32x32", 32, "SGD", RESNET),
     ("resnet_64", "ResNet-18 3x64x64", 1, "SGD", RESNET | {"side": 64}),
@@ -155,7 +155,7 @@ GPTS = group(
 BERT = {"vocabulary": 1000, "depth": 4, "length": 128, "classes": 4, "d": 128}
 BERTS = group(
     "transformer",
-    Family(networks.bert, workloads.texts, rate=1e-3),
+    Family(networks.bert, workloads.texts),
     BERT,
     ("bert", "BERT d128, 4 layers, 128 tokens", 8, "Adam"),
     ("bert_open", "BERT d128, 2 layers, 32 tokens", (16, 15, 7, 1, 12, 3), "SGD", {"depth": 2, "length": 32}),
@@ -164,7 +164,7 @@ BERTS = group(
 )
 MASKED_BERTS = group(
     "transformer",
-    Family(networks.bert, workloads.padded_texts, rate=1e-3),
+    Family(networks.bert, workloads.padded_texts),
     BERT,
     ("bert_mask", "BERT d128, 4 layers, 64 padded tokens", 16, "Adam", {"length": 64}),
     ("bert_mask_512", "BERT d128, 2 layers, 512 padded tokens", 2, "SGD", {"depth": 2, "length": 512}),
@@ -172,7 +172,7 @@ MASKED_BERTS = group(
 )
 VITS = group(
     "transformer",
-    Family(networks.vit, workloads.images, rate=1e-3),
+    Family(networks.vit, workloads.images),
     {"channels": 3, "side": 32, "patch": 4, "depth": 4, "d": 128, "classes": 10},
     ("vit", "ViT d128, 4 layers, 3x32x32 in patches of 4x4", 16, "Adam"),
     ("vit_one_infer", "ViT d128, 4 layers, 3x32x32 in patches of 4x4", 1, "inference"),

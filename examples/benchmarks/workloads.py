@@ -28,7 +28,7 @@ class Family:
     model: Callable[..., Any]
     data: Callable[[np.random.Generator, int, Any], Arrays]
     loss: str = "cross_entropy"
-    rate: float = 0.01  # of SGD
+    rate: float = 1e-3  # of SGD: small, so that rounding errors grow little in the first steps
     fixed: Callable[[np.random.Generator, Any], Arrays] | None = None  # data that is the same in all steps
 
 
@@ -62,7 +62,7 @@ class Workload:
 
     @property
     def rate(self) -> float:
-        return self.kind.rate if self.does == "SGD" else 1e-3
+        return self.kind.rate if self.does == "SGD" else 1e-4
 
     def sized(self, batch: int | tuple[int, ...] | None = None, **sizes: Any) -> Workload:
         """The same with other sizes."""
