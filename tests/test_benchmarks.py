@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +68,17 @@ def test_rows_are_many_and_of_every_kind():
     assert sum(workload.batch == 1 and not workload.kind.fixed for workload in workloads) >= 8
 
 
+@pytest.mark.parametrize("peer", sorted(BENCHMARKS.glob("peer_[!d]*.py")), ids=lambda path: path.stem)
+def test_a_library_brings_every_word_of_the_models(peer):
+    text, models = peer.read_text("utf-8"), (BENCHMARKS / "networks.py").read_text("utf-8")
+    words = set(re.findall(r"\bf\.(\w+)\(", models)) | {"gelu", "lstm", "gru"}
+    assert len(words) > 20
+    missing = {
+        word for word in words if not re.search(rf"def {word}\(|^    (.*[ .])?{word}\b.* = ", text, re.MULTILINE)
+    }
+    assert not missing
+
+
 def row(name: str, hetu: list[float], family: str = "mlp", valid: bool = True, **others: list[float]) -> dict:
     seconds = {"hetu": hetu} | {title.replace("_", ", "): taken for title, taken in others.items()}
     same = dict.fromkeys(seconds, 1e6)
@@ -94,6 +106,7 @@ def test_the_summary_counts_rows_won_void_and_by_family():
         "| mlp | 2 | 1 | 0 | 1.00 | 2.00 (lost) |",
         "| cnn | 2 | 0 | 2 | - | - |",
     ]
+    assert lines[-2] == "Geometric means against torch 0.67; torch, best 0.50; jax 20.00."
     assert lines[-1] == "Slowest against PyTorch: lost (mlp) 2.00; won (mlp) 0.50."
     shown = standings.table(MEASURED).splitlines()
     assert len(shown) == 2 + len(MEASURED) and "void: results differ" in shown[4]

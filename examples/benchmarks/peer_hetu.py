@@ -27,7 +27,7 @@ PATIENCE, A_DAY = 300.0, 86400.0  # seconds until a step has failed, and until a
 
 
 def make(workload: Workload, variant: str) -> Callable[[], Any]:
-    """What makes one step and returns its loss or its outputs; `variant` is "default" or "split"."""
+    """What makes one step and returns its loss or its outputs; `variant` is "default", "split" or "NumPy alone"."""
     return _split(workload) if variant == "split" else _step(workload)
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 FORCED_KERNELS = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")  # each library is to find out the processor by itself
+ALONE = "NumPy alone"  # the variant of hetu that does without a compiler
 IDLE_SHARE = 0.85
 DELAY_SHARE = 0.03
 ATTEMPTS = 3
@@ -43,7 +44,7 @@ class Peer:
         self.title = name if variant in ("default", "split") else f"{name}, {variant}"
         command = [sys.executable, str(Path(__file__).with_name("worker.py")), name, workload, variant]
         environment = {k: v for k, v in os.environ.items() if k not in FORCED_KERNELS}
-        environment |= dict.fromkeys(THREAD_VARIABLES, str(threads))
+        environment |= dict.fromkeys(THREAD_VARIABLES, str(threads)) | ({"HETU_CC": "0"} if variant == ALONE else {})
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1, env=environment)
 

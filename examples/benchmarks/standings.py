@@ -44,10 +44,10 @@ def geometric_mean(values: Sequence[float]) -> float:
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """Geometric mean, rows won, void rows; then the same by family, and the worst rows."""
+    """Rows won, rows left out (void, or a peer failed), the geometric mean; also by family; and the worst rows."""
     families = dict.fromkeys(row["family"] for row in rows)
     parts = {"all": list(rows)} | {name: [row for row in rows if row["family"] == name] for name in families}
-    lines = ["| hetu / PyTorch's best | rows | won | void | geometric mean | worst |", "|---" * 6 + "|"]
+    lines = ["| hetu / PyTorch's best | rows | won | left out | geometric mean | worst |", "|---" * 6 + "|"]
     for name, part in parts.items():
         known = [(s, row["workload"]) for row in part if (s := standing(row)) is not None]
         cells = [name, len(part), sum(s < 1 for s, _ in known), len(part) - len(known)]
@@ -58,7 +58,10 @@ def summary(rows: Sequence[Row]) -> str:
     known = [(s, row) for row in rows if (s := standing(row)) is not None]
     worst = sorted(known, key=lambda pair: -pair[0])[:WORST]
     names = "; ".join(f"{row['workload']} ({row['family']}) {s:.2f}" for s, row in worst)
-    return "\n".join([*lines, "", f"Slowest against PyTorch: {names}."])
+    others = dict.fromkeys(title for row in rows for title in row["seconds"] if title != "hetu")
+    against = {title: [statistics.median(r) for row in rows if (r := ratios(row, title))] for title in others}
+    means = "; ".join(f"{title} {geometric_mean(found):.2f}" for title, found in against.items() if found)
+    return "\n".join([*lines, "", f"Geometric means against {means}.", f"Slowest against PyTorch: {names}."])
 
 
 def table(rows: Sequence[Row]) -> str:

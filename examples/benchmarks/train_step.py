@@ -13,7 +13,8 @@ how many did. "start s" is the CPU time from the weights to the first result, le
 and compiling. "MB" is the most memory of the process above what it held before, libraries and data apart.
 With --quick every row is measured in a few seconds, with 1 thread and against PyTorch at its best only; --save keeps
 the rows in `results/`, a file for each kind of CPU, and --saved shows these side by side.
-With --split hetu uses its 2 threads in another way: either trains on half of the batch, with one BLAS thread.
+"hetu, NumPy alone" is hetu without a C compiler (`HETU_CC=0`). With --split hetu uses its 2 threads in another way:
+either trains on half of the batch, with one BLAS thread.
 Each library chooses its kernels itself: `OPENBLAS_CORETYPE` and `OPENBLAS_L2_SIZE`, which may halve the speed of
 NumPy's BLAS, are kept from the peers, and the last line says what it chose. Peers that are not installed are left out.
 With --compiled also the best PyTorch variant under torch.compile; the time to compile is in nobody's step.
@@ -31,7 +32,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from rows import FAMILIES, WORKLOADS
-from sampling import Peer, PeerError
+from sampling import ALONE, Peer, PeerError
 from standings import Row, machine, save, side_by_side, summary, table
 from tqdm import tqdm
 
@@ -39,6 +40,7 @@ SAMPLE_SECONDS, QUICK_SECONDS = 0.15, 0.05
 ROUNDS, QUICK_ROUNDS = 7, 5
 TOLERANCE = 1e-5
 TORCH, TORCH_BEST, COMPILED = ("torch", "default"), ("torch", "best"), ("torch", "compiled")
+NUMPY = ("hetu", ALONE)
 JAX, TENSORFLOW = ("jax", "default"), ("tensorflow", "default")
 
 
@@ -48,8 +50,6 @@ def main() -> None:
         print(side_by_side())
         return
     others = peers_installed(arguments)
-    if not others:
-        print("No other library is installed: timing hetu alone.")
     rows: list[Row] = []
     for threads in [arguments.threads] if arguments.threads else [1] if arguments.quick else [1, 2]:
         for name in chosen(arguments):
@@ -68,6 +68,7 @@ def chosen(arguments: argparse.Namespace) -> list[str]:
 def peers_installed(arguments: argparse.Namespace) -> list[tuple[str, str]]:
     torch, jax, tensorflow = (importlib.util.find_spec(name) is not None for name in ("torch", "jax", "tensorflow"))
     return [
+        *([NUMPY] if not arguments.quick else []),
         *([TORCH] if torch and not arguments.quick else []),
         *([TORCH_BEST] if torch else []),
         *([COMPILED] if torch and arguments.compiled else []),
@@ -110,7 +111,7 @@ def measure(name: str, threads: int, kinds: Sequence[tuple[str, str]], rounds: i
             turns = [(p, p.sample(row["steps"], wall=threads > 1)) for p in (peers if i % 2 == 0 else peers[::-1])]
             if all(sample.clean for _, sample in turns):
                 taken.append({peer.title: sample.seconds for peer, sample in turns})
-    row["seconds"] = {peer.title: [times[peer.title] for times in taken] for peer in peers}
+    row["seconds"] = {peer.title: [float(f"{times[peer.title]:.4g}") for times in taken] for peer in peers}
     return row
 
 
