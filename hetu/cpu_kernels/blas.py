@@ -1,31 +1,31 @@
-"""Calls into the OpenBLAS inside the numpy wheel, with every argument converted once.
+"""Calls into BLAS, with every argument converted once.
 
 `np.matmul` knows neither alpha and beta nor strided outputs, and converts its arguments on every call. Here a call is
-bound to its arrays when a program is made (`functools.partial` of a C function, no Python in between) and then costs
-about 0.5 us. Each function returns None whenever BLAS cannot do exactly what was asked (no library, dtypes, strides,
-overlap); the caller then takes its numpy path. `HETU_BLAS=0` in the environment makes every answer None. Left out:
-complex numbers, batches (bind one call per slice), other BLAS libraries (Accelerate, MKL).
+bound to its arrays when a program is made: as one of a table that C walks, or without a compiler as a
+`functools.partial` of a C function, which costs about 0.5 us. Each function returns None whenever BLAS cannot do
+exactly what was asked (no library, dtypes, strides, overlap); the caller then takes its numpy path. Left out: complex
+numbers, batches (bind one call per slice).
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
-from typing import Any, TypeAlias
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
-from ..core.errors import ArgumentError
-from ..core.kernels import Call, switched_off
+from ..core.kernels import Call
+from .c_calls import CCall, c_call
+from .openblas import CValue, address_of, function_of
 
 Scalar = float | np.ndarray
-CValue: TypeAlias = "ctypes._SimpleCData[Any]"
+Found = tuple[str, Callable[..., Any], type[CValue], type[CValue]]  # a C function, its types of integers and numbers
 
-# `from_param` is what ctypes would make of an argument on every call; made once, a call costs a third less.
-ROW_MAJOR, NO_TRANSPOSE, TRANSPOSE = (ctypes.c_int.from_param(code) for code in (101, 111, 112))
+ROW_MAJOR, NO_TRANSPOSE, TRANSPOSE = 101, 111, 112  # codes of BLAS
+LEAST = 1 << 23  # multiplications that are worth another thread
 PRECISIONS = {np.dtype(np.float32): ("s", ctypes.c_float), np.dtype(np.float64): ("d", ctypes.c_double)}
 
 
@@ -53,11 +53,41 @@ def gemm(a: np.ndarray, b: np.ndarray, out: np.ndarray, alpha: Scalar = 1.0, bet
     if left is None or right is None:
         return None
     (trans_a, leading_a), (trans_b, leading_b) = left, right
-    order = (ROW_MAJOR, trans_a, trans_b, *out.shape, a.shape[1])
-    call = _bind("gemm", *order, _real(alpha), a, leading_a, b, leading_b, _real(beta), out, leading_out)
-    if call is not None:
-        call.product = a, b, out, alpha, beta  # for who divides it among threads
-    return call
+    columns = out.shape[1] > out.shape[0]
+    jobs, work = max(out.shape), min(out.shape) * a.shape[1]
+    values = (*out.shape, a.shape[1], _real(alpha), a, leading_a, b, leading_b, _real(beta), out, leading_out)
+    codes = (ROW_MAJOR, trans_a, trans_b)
+    return _bind("gemm", codes, *values, jobs=jobs, grain=-(-LEAST // work), last=int(columns))
+
+
+def gemms(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> Call | None:
+    """A call that computes `out = a @ b` for batches of at most three axes, or None where BLAS or a table cannot.
+
+    Shapes (..., m, k), (..., k, n), (..., m, n); axes of the batches are broadcast. The rest is as in `gemm`.
+
+    >>> a, b, out = np.ones((2, 1, 3)), np.ones((3, 1)), np.zeros((2, 1, 1))
+    >>> call = gemms(a, b, out) or functools.partial(np.matmul, a, b, out)
+    >>> _ = call(); print(out.ravel())
+    [3. 3.]
+    """
+    if min(a.ndim, b.ndim) < 2 or out.ndim > 5 or not out.size or not a.size or not _usable(a, b, out=out):
+        return None
+    batch = (*(1,) * (5 - out.ndim), *out.shape[:-2])
+    a, b = (np.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (a, b))
+    out = out.reshape((*batch, *out.shape[-2:]))
+    left, right, leading = _matrix(a[0, 0, 0]), _matrix(b[0, 0, 0]), _leading(out[0, 0, 0])
+    if left is None or right is None or leading is None:
+        return None
+    strides = [s // x.itemsize for x in (a, b, out) for s in x.strides[:3]]
+    if any(s % x.itemsize for x in (a, b, out) for s in x.strides):
+        return None
+    (trans_a, leading_a), (trans_b, leading_b) = left, right
+    shape = (*out.shape[-2:], a.shape[-1])
+    values = (*shape, a, leading_a, b, leading_b, out, leading, *batch, *strides)
+    jobs, work = math.prod(batch), math.prod(shape)
+    codes = (ROW_MAJOR, trans_a, trans_b)
+    found = _found("gemm", *values)
+    return found and _row(found, "gemms", codes, *values, jobs=jobs, grain=-(-LEAST // work))
 
 
 def product(a: np.ndarray, b: np.ndarray, out: np.ndarray, beta: float = 0.0) -> Call:
@@ -98,8 +128,7 @@ def gemv(a: np.ndarray, x: np.ndarray, out: np.ndarray, alpha: Scalar = 1.0, bet
         return None
     trans, leading = matrix
     stored = a.shape if trans is NO_TRANSPOSE else a.shape[::-1]
-    order = (ROW_MAJOR, trans, *stored)
-    return _bind("gemv", *order, _real(alpha), a, leading, x, step_x, _real(beta), out, step_out)
+    return _bind("gemv", (ROW_MAJOR, trans), *stored, _real(alpha), a, leading, x, step_x, _real(beta), out, step_out)
 
 
 def ger(x: np.ndarray, y: np.ndarray, out: np.ndarray, alpha: Scalar = 1.0) -> Call | None:
@@ -118,7 +147,7 @@ def ger(x: np.ndarray, y: np.ndarray, out: np.ndarray, alpha: Scalar = 1.0) -> C
     step_x, step_y, leading = _increment(x), _increment(y), _leading(out)
     if step_x is None or step_y is None or leading is None:
         return None
-    return _bind("ger", ROW_MAJOR, *out.shape, _real(alpha), x, step_x, y, step_y, out, leading)
+    return _bind("ger", (ROW_MAJOR,), *out.shape, _real(alpha), x, step_x, y, step_y, out, leading)
 
 
 def axpy(x: np.ndarray, out: np.ndarray, alpha: Scalar = 1.0) -> Call | None:
@@ -131,7 +160,7 @@ def axpy(x: np.ndarray, out: np.ndarray, alpha: Scalar = 1.0) -> Call | None:
     """
     if not _alike(x, out) or not _usable(x, out=out):
         return None
-    return _bind("axpy", out.size, _real(alpha), x, 1, out, 1)
+    return _bind("axpy", (), out.size, _real(alpha), x, 1, out, 1)
 
 
 def adder(out: np.ndarray, alpha: Scalar = 1.0) -> Callable[[np.ndarray], object] | None:
@@ -145,12 +174,13 @@ def adder(out: np.ndarray, alpha: Scalar = 1.0) -> Callable[[np.ndarray], object
     >>> add is None or (add(np.ones(3)), out.tolist())[1] == [0.5, 0.5, 0.5]
     True
     """
-    usable = out.ndim > 0 and out.flags.c_contiguous and _usable(out=out)
-    call = _bind("axpy", out.size, _real(alpha), out, 1, out, 1) if usable else None
-    if call is None:
+    letter, real = PRECISIONS.get(out.dtype, ("", ctypes.c_double))
+    found = function_of(f"cblas_{letter}axpy") if letter and out.ndim and out.flags.c_contiguous else None
+    if found is None or not _usable(out=out) or (not isinstance(alpha, float) and alpha.dtype != out.dtype):
         return None
-    size, scale, _, one, place, _ = call.args
-    return lambda x: call.func(size, scale, ctypes.c_void_p(x.ctypes.data), one, place, one)
+    function, integer = found
+    size, one, scale, place = (_c_value(v, integer, real) for v in (out.size, 1, _real(alpha), out))
+    return lambda x: function(size, scale, ctypes.c_void_p(x.ctypes.data), one, place, one)
 
 
 def axpby(x: np.ndarray, out: np.ndarray, alpha: Scalar = 1.0, beta: Scalar = 1.0) -> Call | None:
@@ -165,104 +195,61 @@ def axpby(x: np.ndarray, out: np.ndarray, alpha: Scalar = 1.0, beta: Scalar = 1.
     """
     if not _alike(x, out) or not _usable(x, out=out):
         return None
-    return _bind("axpby", out.size, _real(alpha), x, 1, _real(beta), out, 1)
+    return _bind("axpby", (), out.size, _real(alpha), x, 1, _real(beta), out, 1)
 
 
-def set_threads(n: int) -> None:
-    """Let BLAS, and with it `np.matmul`, use `n` threads from now on, in the whole process.
+def _bind(name: str, codes: Sequence[int], *arguments: object, jobs: int = 1, grain: int = 1, last: int = 0) -> Any:
+    """The C function `name` as a call without arguments: of a table where C can walk it, else of Python.
 
-    Does nothing without the library. Raises `ArgumentError` if `n` is not a positive integer.
+    `codes` say how matrices lie, `arguments` are Python values in the order C wants them; `last` is one word more for
+    the division of `jobs`.
     """
-    if not isinstance(n, int) or n < 1:
-        raise ArgumentError(f"set_threads got {n!r}", fix="pass the number of threads, an integer of at least 1")
-    function = _function("openblas_set_num_threads")
-    if function is not None:
-        function[0](ctypes.c_int(n))
+    found = _found(name, *arguments)
+    call = found and _row(found, name, codes, *arguments, last, jobs=jobs, grain=grain)
+    if call is not None or found is None:
+        return call
+    _, function, integer, real = found
+    values = (_c_value(value, integer, real) for value in arguments)
+    made = functools.partial(function, *map(ctypes.c_int.from_param, codes), *values)
+    made.arguments = arguments  # C holds bare addresses; this keeps the arrays alive
+    return made
 
 
-def get_threads() -> int | None:
-    """The number of threads BLAS uses, or None without the library."""
-    function = _function("openblas_get_num_threads")
-    return None if function is None else function[0]()
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Inside, BLAS has one thread."""
-    threads = get_threads()
-    set_threads(1)
-    try:
-        yield
-    finally:
-        set_threads(threads or 1)
-
-
-def kernels() -> str | None:
-    """The processor family for which BLAS has chosen its kernels, such as "Haswell"; None without the library.
-
-    It finds the processor out by itself. `OPENBLAS_CORETYPE` in the environment forces another, at up to half the
-    speed where that knows less than the processor.
-    """
-    function = _function("openblas_get_corename")
-    if function is None:
-        return None
-    function[0].restype = ctypes.c_char_p
-    return function[0]().decode()
+def _row(found: Found, row: str, codes: Sequence[int], *arguments: object, jobs: int, grain: int) -> CCall | None:
+    """The function `row` of blas.c, which calls the C function that was found, as a row of a table."""
+    name, _, integer, real = found
+    words = [_scalar(value, real) if isinstance(value, float) else value for value in arguments]
+    number = "long long" if integer is ctypes.c_int64 else "int"
+    return c_call("blas.c", row, np.dtype(real), address_of(name), *codes, *words, jobs=jobs, grain=grain, INT=number)
 
 
 @functools.cache
-def _library() -> ctypes.CDLL | None:
-    """The OpenBLAS that this numpy has already loaded: beside it on Linux and Windows, inside it on macOS."""
-    package = Path(np.__file__).parent
-    for folder in (package.parent / "numpy.libs", package / ".libs", package / ".dylibs"):
-        for path in sorted(folder.glob("*openblas*")):
-            try:
-                return ctypes.CDLL(str(path))
-            except OSError:
-                continue
-    return None
+def _scalar(value: float, real: type[CValue]) -> np.ndarray:
+    """A number in memory, where C reads it."""
+    return np.array(value, real)
 
 
-@functools.cache
-def _symbol(name: str) -> tuple[Callable[..., Any], type[CValue]] | None:
-    """A C function of the library and its integer type; the suffix 64_ marks builds with 64-bit integers."""
-    for suffix, integer in (("64_", ctypes.c_int64), ("", ctypes.c_int32)):
-        function = getattr(_library(), f"scipy_{name}{suffix}", None)
-        if function is not None:
-            function.restype = ctypes.c_int if name.startswith("openblas_get") else None
-            return function, integer
-    return None
-
-
-def _function(name: str) -> tuple[Callable[..., Any], type[CValue]] | None:
-    return None if switched_off("HETU_BLAS") else _symbol(name)
-
-
-def _bind(name: str, *arguments: object) -> Call | None:
-    """The C function `name` as a call without arguments; `arguments` are Python values in the order C wants them."""
+def _found(name: str, *arguments: object) -> Found | None:
+    """The C function, or None where it cannot take these arguments."""
     dtype = next(value.dtype for value in arguments if isinstance(value, np.ndarray) and value.ndim)
     letter, real = PRECISIONS[dtype]
-    found = _function(f"cblas_{letter}{name}")
+    full = f"cblas_{letter}{name}"
+    found = function_of(full)
     if found is None:
         return None
-    function, integer = found
     for value in arguments:
-        if isinstance(value, int) and integer(value).value != value:  # too large for a build with 32-bit integers
+        if isinstance(value, int) and found[1](value).value != value:  # for a build with 32-bit integers
             return None
         if isinstance(value, np.ndarray) and value.ndim == 0 and (value.dtype != dtype or not value.flags.writeable):
             return None
-    call = functools.partial(function, *(_c_value(value, integer, real) for value in arguments))
-    call.arguments = arguments  # C holds bare addresses; this keeps the arrays alive
-    return call
+    return full, *found, real
 
 
 def _c_value(value: object, integer: type[CValue], real: type[CValue]) -> CValue:
     """One argument in C. A number in a 0-d array shares its memory, and so is read anew on every call."""
     if isinstance(value, np.ndarray):
         return ctypes.c_void_p.from_param(value.ctypes.data) if value.ndim else real.from_buffer(value)
-    if isinstance(value, int):
-        return integer.from_param(value)
-    return real.from_param(value) if isinstance(value, float) else value
+    return integer.from_param(value) if isinstance(value, int) else real.from_param(value)
 
 
 def _real(value: Scalar) -> Scalar:
@@ -287,7 +274,7 @@ def _overlap(x: np.ndarray, y: np.ndarray) -> bool:
         return True
 
 
-def _matrix(x: np.ndarray) -> tuple[ctypes.c_int, int] | None:
+def _matrix(x: np.ndarray) -> tuple[int, int] | None:
     """(transposed or not, leading dimension) of a matrix as BLAS sees it."""
     for trans, array in ((NO_TRANSPOSE, x), (TRANSPOSE, x.T)):
         leading = _leading(array)

@@ -2,13 +2,11 @@
 
 NumPy and BLAS release the interpreter while they compute, so threads that make few long calls are as good as threads in
 C. A recipe says what may be cut (`over`); there are as many lanes as BLAS has threads, and one of them is the calling
-thread. Others sleep between pieces: handing over costs 15 us, which only work of more than 100 us repays. A program
-with such pieces divides its matrix products in the same way (`divided`), because BLAS's own threads keep spinning after
-each product and would take the cores. Which lane runs a piece changes no bit of it, but a sum over the axis that is cut
-is made of as many partial sums as there are lanes, added in their order: results are those of the number of threads, as
-with BLAS itself. `HETU_LANES=0` in the environment leaves all work in the calling thread, except what BLAS divides
-itself. More than 4 threads are not used, as all share one interpreter (the gain was measured with 2). For the same
-reason calls of a few microseconds, such as those of a recurrent layer, are not divided. Unequal pieces are not
+thread. Others sleep between pieces: handing over costs 15 us, which only work of more than 100 us repays. Which lane
+runs a piece changes no bit of it, but a sum over the axis that is cut is made of as many partial sums as there are
+lanes, added in their order. `HETU_LANES=0` in the environment leaves all work in the calling thread, except what BLAS
+divides itself. More than 4 threads are not used, as all share one interpreter (the gain was measured with 2). For the
+same reason calls of a few microseconds, such as those of a recurrent layer, are not divided. Unequal pieces are not
 balanced.
 """
 
@@ -24,7 +22,7 @@ from itertools import pairwise
 import numpy as np
 
 from ..core.kernels import Call, switched_off
-from . import blas
+from . import openblas
 
 MOST = 4  # threads of BLAS
 LEAST_PRODUCT = 5 << 19  # multiplications of a lane
@@ -34,7 +32,7 @@ def count() -> int:
     """How many parts `over` makes now: 1 within its `build`, where BLAS has one thread or many, and if switched off."""
     if _here.building or switched_off("HETU_LANES"):
         return 1
-    threads = session.threads or blas.get_threads() or 1
+    threads = session.threads or openblas.get_threads() or 1
     return threads if threads <= MOST else 1
 
 
@@ -63,22 +61,6 @@ def over(size: int, build: Callable[[slice], Sequence[Call] | None], least: int 
     return [partial(_together, whole)] if len(whole) == parts else None
 
 
-def divided(call: Call) -> Call:
-    """The call of `blas.gemm`, its rows or columns divided among the lanes if it is worth it; another as it is."""
-    if not hasattr(call, "product"):
-        return call
-    a, b, out, alpha, beta = call.product
-    rows = len(out) >= out.shape[1]
-
-    def build(part: slice) -> list[Call] | None:
-        cut = (a[part], b, out[part]) if rows else (a, b[:, part], out[:, part])
-        return blas.all_or_none([blas.gemm(*cut, alpha, beta)])
-
-    size = max(out.shape)
-    calls = over(size, build, -(-LEAST_PRODUCT * size // (out.size * a.shape[1])))
-    return calls[0] if calls and is_divided(calls[0]) else call
-
-
 def is_divided(call: Call) -> bool:
     """Whether it is a call that `over` made for several lanes."""
     return getattr(call, "func", None) is _together
@@ -98,15 +80,15 @@ class _Session:
     def __enter__(self) -> None:
         with self.lock:
             if not self.inside:
-                self.threads = blas.get_threads()
-                blas.set_threads(1)
+                self.threads = openblas.get_threads()
+                openblas.set_threads(1)
             self.inside += 1
 
     def __exit__(self, *_: object) -> None:
         with self.lock:
             self.inside -= 1
             if not self.inside:
-                blas.set_threads(self.threads or 1)
+                openblas.set_threads(self.threads or 1)
                 self.threads = None
 
 

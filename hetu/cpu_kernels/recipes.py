@@ -14,8 +14,8 @@ from typing import Any
 
 from ..core.backend import Scratch
 from ..core.kernels import Call, Calls, Kernels, RoomPass
-from . import blas, lanes
-from .c_calls import joined
+from . import blas, lanes, openblas
+from .c_calls import checked, joined
 from .ufuncs import bound_ufunc
 
 FILES = (
@@ -48,6 +48,9 @@ class CpuKernels(Kernels):
         made = function(xp, out, *arrays, **attrs, **more)
         return [made] if callable(made) else made and list(made)
 
+    def checked(self, op: Any, check: Call, arrays: Sequence[Any], attrs: Mapping[str, Any]) -> Calls:
+        return [check] if op.ranges_rule is None else checked(op.ranges_rule(*arrays, **attrs), check)
+
     def in_place(
         self, composition: Any, outs: Sequence[Any], arrays: Sequence[Any], scalars: Sequence[Any]
     ) -> Calls | None:
@@ -58,19 +61,17 @@ class CpuKernels(Kernels):
         return bound_ufunc(ufunc, arrays, out)
 
     def together(self, steps: Sequence[Calls]) -> tuple[Sequence[Calls], AbstractContextManager[Any]]:
-        """With one instruction in lanes, products are too: BLAS's own threads would go on spinning beside them."""
-        if not any(lanes.is_divided(call) for calls in steps for call in calls):
-            return steps, nullcontext()
-        return [tuple(map(lanes.divided, calls)) for calls in steps], lanes.session
+        divided = any(lanes.is_divided(call) for calls in steps for call in calls)
+        return steps, lanes.session if divided else nullcontext()
 
     def joined(self, calls: Calls) -> Calls | None:
         return joined(calls)
 
     def threads(self) -> int | None:
-        return blas.get_threads()
+        return openblas.get_threads()
 
     def one_thread(self) -> AbstractContextManager[Any]:
-        return blas.one_thread()
+        return openblas.one_thread()
 
 
 KERNELS = CpuKernels()

@@ -1,18 +1,175 @@
 // A step as a table: calls one after the other, the jobs of each divided among threads where that pays.
+//
+// Threads sleep between calls and are woken by the first that pays; for a moment after each they watch for the next.
+// The calling thread works too, so that a thread which the machine lends to others is waited for only while it holds a
+// part. Which thread does a part changes no bit of it. Left out: threads on Windows.
 
 #include <stdlib.h>
+#ifndef _WIN32
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#endif
 
 typedef void Function(const Word* a, long long first, long long last, char* scratch);
 
 typedef struct {
     Function* function;
     const Word* words;
-    long long jobs, grain;
+    long long jobs, grain;  // a part of fewer jobs than `grain` is not worth another thread
+    const long long* doubt;  // the walk stops where this is not 0
 } Row;
 
-// Make `count` calls. Each thread has `size` bytes of scratch.
-void walk(const Row* table, long long count, long long size) {
-    char* scratch = size ? aligned_alloc(64, (size + 63) / 64 * 64) : 0;
-    for (const Row* row = table; row < table + count; row++) row->function(row->words, 0, row->jobs, scratch);
-    free(scratch);
+typedef int Threads(void);
+typedef void SetThreads(int);
+
+#ifdef _WIN32
+
+long long walk(const Row* end, long long size, Threads* get, SetThreads* set, const Row* row) {
+    char* const scratch = size ? _aligned_malloc(size, 64) : 0;
+    for (; row < end; row++) {
+        row->function(row->words, 0, row->jobs, scratch);
+        if (row->doubt && *row->doubt) break;
+    }
+    _aligned_free(scratch);
+    return end - row;
 }
+
+#else
+
+enum { MOST = 64, PARTS_PER_THREAD = 4, WATCH = 2000, LOOKS = 2000 };
+
+static struct {
+    pthread_mutex_t use;  // held by the caller whose parts these are
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    int threads, asleep;  // beside the caller; under `lock`
+    const Row* row;  // what is divided now
+    long long parts, size;
+    _Atomic long long left;  // parts that nobody has taken
+    _Atomic long long running;  // parts that are not done
+} pool = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER};
+
+// -- scratch of a thread -----------------------------------------------------------------------------------------------
+
+typedef struct {
+    char* place;
+    long long size;
+} Scratch;
+
+static pthread_key_t scratches;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static void let_go(void* mine) {
+    free(((Scratch*)mine)->place);
+    free(mine);
+}
+
+static void forget(void) {  // no thread survives a fork but the one that makes it
+    pthread_mutex_init(&pool.use, 0);
+    pthread_mutex_init(&pool.lock, 0);
+    pthread_cond_init(&pool.wake, 0);
+    pool.threads = pool.asleep = 0;
+    atomic_store(&pool.left, 0);
+}
+
+static void begin(void) {
+    pthread_key_create(&scratches, let_go);
+    pthread_atfork(0, 0, forget);
+}
+
+static char* scratch_of(long long size) {
+    Scratch* mine = pthread_getspecific(scratches);
+    if (!mine) pthread_setspecific(scratches, mine = calloc(1, sizeof *mine));
+    if (mine->size < size) {
+        free(mine->place);
+        mine->place = aligned_alloc(64, (size + 63) / 64 * 64);
+        mine->size = size;
+    }
+    return mine->place;
+}
+
+// -- parts -------------------------------------------------------------------------------------------------------------
+
+static inline void rest(void) {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+// Take a part of the division under way and do it; false if none is left.
+static bool take(void) {
+    long long left = atomic_load(&pool.left);
+    do {
+        if (!left) return false;
+    } while (!atomic_compare_exchange_weak(&pool.left, &left, left - 1));
+    const Row* const row = pool.row;  // stays as it is until all parts are done, this one too
+    const long long first = row->jobs * (left - 1) / pool.parts, last = row->jobs * left / pool.parts;
+    row->function(row->words, first, last, scratch_of(pool.size));
+    atomic_fetch_sub(&pool.running, 1);
+    return true;
+}
+
+static void* serve(void* unused) {
+    while (true) {
+        for (int k = 0; k < WATCH && !atomic_load(&pool.left); k++) rest();
+        if (take()) continue;
+        pthread_mutex_lock(&pool.lock);
+        pool.asleep++;
+        while (!atomic_load(&pool.left)) pthread_cond_wait(&pool.wake, &pool.lock);
+        pool.asleep--;
+        pthread_mutex_unlock(&pool.lock);
+    }
+    return 0;
+}
+
+// Have `threads` threads beside the caller; how many there are.
+static int have(int threads) {
+    pthread_attr_t detached;
+    pthread_attr_init(&detached);
+    pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
+    for (pthread_t made; pool.threads < threads && !pthread_create(&made, &detached, serve, 0);) pool.threads++;
+    pthread_attr_destroy(&detached);
+    return pool.threads;
+}
+
+static void divide(const Row* row, long long parts, long long size) {
+    pool.row = row, pool.parts = parts, pool.size = size;
+    atomic_store(&pool.running, parts);
+    atomic_store(&pool.left, parts);
+    pthread_mutex_lock(&pool.lock);
+    if (pool.asleep) pthread_cond_broadcast(&pool.wake);
+    pthread_mutex_unlock(&pool.lock);
+    while (take()) {
+    }
+    for (int k = 0; atomic_load(&pool.running); k++)
+        if (k < LOOKS) rest();
+        else sched_yield();
+}
+
+// Make the calls from `row` on, with as many threads as BLAS may use, each of which has `size` bytes of scratch.
+// Meanwhile BLAS itself has one: its own threads would go on spinning beside these. The result is 0, or the number of
+// rows left where one has its doubts, itself among them.
+long long walk(const Row* end, long long size, Threads* get, SetThreads* set, const Row* row) {
+    pthread_once(&once, begin);
+    const int threads = get ? get() : 1;
+    const bool several = threads > 1 && pthread_mutex_trylock(&pool.use) == 0;
+    const long long most = (threads < MOST ? threads : MOST) * PARTS_PER_THREAD;
+    char* const scratch = size ? scratch_of(size) : 0;
+    if (several) set(1);
+    for (; row < end; row++) {
+        const long long worth = several ? row->jobs / row->grain : 1;
+        if (worth > 1 && have(threads - 1)) divide(row, worth < most ? worth : most, size);
+        else row->function(row->words, 0, row->jobs, scratch);
+        if (row->doubt && *row->doubt) break;
+    }
+    if (several) {
+        set(threads);
+        pthread_mutex_unlock(&pool.use);
+    }
+    return end - row;
+}
+
+#endif

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import os
 import platform
@@ -16,11 +15,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetu.core.errors import ArgumentError
-from hetu.cpu_kernels import blas
+from hetu.cpu_kernels import blas, openblas
+from hetu.cpu_kernels.compiled import compiler
 
 needs_blas = pytest.mark.skipif(
     blas.gemm(np.ones((1, 1)), np.ones((1, 1)), np.ones((1, 1))) is None, reason="numpy's OpenBLAS is not there"
 )
+
+
+@pytest.fixture(autouse=True, params=["a table", "Python"])
+def made_by(request, monkeypatch):
+    """Calls are those of a table that C walks, where there is a compiler, or of Python."""
+    if request.param == "Python":
+        monkeypatch.setattr(blas, "c_call", lambda *_, **__: None)
+    return request.param
+
+
 LAYOUTS = ["C", "F", "columns", "rows", "columns of F", "offset"]
 dims = st.integers(1, 9)
 layouts = st.sampled_from(LAYOUTS)
@@ -72,7 +82,7 @@ def test_gemm_equals_matmul_for_every_layout(m, n, k, of_a, of_b, of_out, dtype,
     out = matrix(rng, (m, n), of_out, dtype)
     want, around = alpha * (a @ b) + beta * out, surroundings(out)
     call = blas.gemm(a, b, out, alpha, beta)
-    assert type(call) is functools.partial
+    assert call is not None
     call()
     np.testing.assert_allclose(out, want, rtol=tolerance(dtype), atol=tolerance(dtype) * 10)
     np.testing.assert_array_equal(surroundings(out), around)
@@ -133,6 +143,32 @@ def test_an_adder_takes_any_array_and_the_rate_of_the_day(dtype):
         rate[...] = scale
         add(x)
         np.testing.assert_allclose(y, want, rtol=tolerance(dtype), atol=tolerance(dtype))
+
+
+BATCHES = [((3,), (3,)), ((2, 3), (2, 3)), ((2, 1), (1, 3)), ((), (4,)), ((2, 1, 3), (2, 5, 1)), ((1,), (1,))]
+
+
+@needs_blas
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("of_a, of_b", [("C", "C"), ("F", "C"), ("C", "F"), ("turned", "C"), ("C", "turned")])
+@pytest.mark.parametrize("batch_a, batch_b", BATCHES, ids=str)
+def test_products_of_a_batch(batch_a, batch_b, of_a, of_b, dtype, made_by):
+    rng = np.random.default_rng(0)
+
+    def made(batch, shape, layout):
+        if layout == "turned":  # the batch within the rows, as heads lie within features
+            return np.moveaxis(rng.normal(size=(shape[0], *batch, shape[1])).astype(dtype), 0, -2)
+        if layout == "F":
+            return np.swapaxes(rng.normal(size=(*batch, *shape[::-1])).astype(dtype), -1, -2)
+        return rng.normal(size=(*batch, *shape)).astype(dtype)
+
+    a, b = made(batch_a, (5, 4), of_a), made(batch_b, (4, 6), of_b)
+    out = np.full((*np.broadcast_shapes(batch_a, batch_b), 5, 6), np.nan, dtype)
+    call = blas.gemms(a, b, out)
+    assert (call is None) == (made_by == "Python" or compiler() is None)
+    if call is not None:
+        call()
+        np.testing.assert_allclose(out, a @ b, rtol=1e-5 if dtype is np.float32 else 1e-12)
 
 
 @needs_blas
@@ -263,41 +299,41 @@ def test_the_environment_switches_it_off(monkeypatch):
     assert blas.gemm(a, a, np.zeros((2, 2))) is None
     assert blas.gemv(a, a[0], np.zeros(2)) is None
     assert blas.axpy(a, np.zeros((2, 2))) is None
-    assert blas.get_threads() is None and blas.kernels() is None
-    blas.set_threads(1)
+    assert openblas.get_threads() is None and openblas.kernels() is None
+    openblas.set_threads(1)
 
 
 def test_a_numpy_without_openblas_is_no_error(monkeypatch, tmp_path):
     monkeypatch.setattr(np, "__file__", str(tmp_path / "numpy" / "__init__.py"))
     (tmp_path / "numpy.libs").mkdir()
     (tmp_path / "numpy.libs" / "libscipy_openblas64_.so").write_text("not a library")
-    blas._library.cache_clear()
-    blas._symbol.cache_clear()
+    openblas._library.cache_clear()
+    openblas._symbol.cache_clear()
     try:
         assert blas.gemm(np.ones((2, 2)), np.ones((2, 2)), np.zeros((2, 2))) is None
-        assert blas.get_threads() is None
+        assert openblas.get_threads() is None
     finally:
-        blas._library.cache_clear()
-        blas._symbol.cache_clear()
+        openblas._library.cache_clear()
+        openblas._symbol.cache_clear()
 
 
 @needs_blas
 def test_threads():
-    before = blas.get_threads()
+    before = openblas.get_threads()
     try:
-        blas.set_threads(1)
-        assert blas.get_threads() == 1
+        openblas.set_threads(1)
+        assert openblas.get_threads() == 1
     finally:
-        blas.set_threads(before)
+        openblas.set_threads(before)
     for wrong in (0, -1, 2.0, "2"):
         with pytest.raises(ArgumentError, match="number of threads"):
-            blas.set_threads(wrong)
+            openblas.set_threads(wrong)
 
 
 @needs_blas
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the family is one of x86")
 def test_kernels_are_those_the_environment_forces():
     environment = os.environ | {"OPENBLAS_CORETYPE": "Nehalem"}
-    command = [sys.executable, "-c", "from hetu.cpu_kernels import blas; print(blas.kernels())"]
+    command = [sys.executable, "-c", "from hetu.cpu_kernels import openblas; print(openblas.kernels())"]
     found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
     assert found.stdout.strip() == "Nehalem"

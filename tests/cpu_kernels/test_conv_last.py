@@ -8,18 +8,18 @@ import pytest
 import hetu as ht
 from hetu.core.backend import Scratch
 from hetu.core.graph import OPS
-from hetu.cpu_kernels import batch_sweeps, blas, conv_last, lanes, winograd
+from hetu.cpu_kernels import batch_sweeps, conv_last, lanes, openblas, winograd
 
 
 @pytest.fixture(params=(1, 2))
 def threads(request):
     """BLAS with one thread, or with two and as many lanes."""
-    before = blas.get_threads()
+    before = openblas.get_threads()
     if before is None:
         pytest.skip("no BLAS to be told")
-    blas.set_threads(request.param)
+    openblas.set_threads(request.param)
     yield request.param
-    blas.set_threads(before)
+    openblas.set_threads(before)
 
 
 def bound(name, like, *arrays, **attrs):

@@ -15,23 +15,23 @@ import pytest
 
 import hetu as ht
 from hetu.core.graph import OPS
-from hetu.cpu_kernels import blas, lanes, phases
+from hetu.cpu_kernels import lanes, openblas, phases
 from hetu.look.nans import find_nan
 from hetu.look.profiler import profile_program
 
-pytestmark = pytest.mark.skipif(blas.get_threads() is None, reason="NumPy without OpenBLAS has no lanes")
+pytestmark = pytest.mark.skipif(openblas.get_threads() is None, reason="NumPy without OpenBLAS has no lanes")
 DEADLINE = 60.0
 
 
 @pytest.fixture(autouse=True)
 def two_threads():
-    before = blas.get_threads()
-    blas.set_threads(2)
-    if blas.get_threads() != 2:
-        blas.set_threads(before)
+    before = openblas.get_threads()
+    openblas.set_threads(2)
+    if openblas.get_threads() != 2:
+        openblas.set_threads(before)
         pytest.skip("BLAS has one core")
     yield
-    blas.set_threads(before)
+    openblas.set_threads(before)
 
 
 def run(calls):
@@ -52,8 +52,8 @@ def names(size=2):
 
 def test_pieces_run_in_threads_of_their_own_with_one_blas_thread():
     threads = []
-    run(lanes.over(2, lambda part: [lambda: threads.append(blas.get_threads())]))
-    assert threads == [1, 1] and blas.get_threads() == 2
+    run(lanes.over(2, lambda part: [lambda: threads.append(openblas.get_threads())]))
+    assert threads == [1, 1] and openblas.get_threads() == 2
     assert names() == [threading.current_thread().name, "hetu lane 1"]
 
 
@@ -83,7 +83,7 @@ def test_what_is_not_cut_stays_as_it_is(monkeypatch):
     assert lanes.count() == 1, "BLAS keeps many threads to itself"
     monkeypatch.undo()
     assert lanes.count() == 2
-    blas.set_threads(1)
+    openblas.set_threads(1)
     assert lanes.count() == 1
 
 
@@ -95,7 +95,7 @@ def test_the_error_of_a_lane_reaches_the_caller_and_the_next_call_works():
         calls = lanes.over(2, lambda part: [partial(fail, part)] if part.start == piece else [])  # noqa: B023
         with pytest.raises(ValueError, match=f"piece {piece}"):
             run(calls)
-        assert blas.get_threads() == 2 and names()[1] == "hetu lane 1"
+        assert openblas.get_threads() == 2 and names()[1] == "hetu lane 1"
 
 
 def test_a_warning_of_numpy_is_none_in_a_lane():
@@ -104,20 +104,6 @@ def test_a_warning_of_numpy_is_none_in_a_lane():
         warnings.simplefilter("error")
         run(lanes.over(8, lambda part: [partial(np.exp, x[part], y[part])]))
     assert np.isinf(y).all()
-
-
-@pytest.mark.parametrize("shape", [(300, 200, 300), (40, 900, 400)])
-def test_a_divided_product(shape, monkeypatch):
-    monkeypatch.setattr(lanes, "LEAST_PRODUCT", 1000)
-    m, k, n = shape
-    a, b = np.random.default_rng(0).standard_normal((m + n, k), np.float32)[:m], np.ones((k, n), np.float32)
-    out = np.ones((m, n), np.float32)
-    call = lanes.divided(blas.gemm(a, b, out, 0.5, 1.0))
-    assert lanes.is_divided(call)
-    call()
-    np.testing.assert_allclose(out, 1 + 0.5 * (a.astype(float) @ b), rtol=1e-4, atol=1e-3)
-    other = partial(np.matmul, a, b, out)
-    assert lanes.divided(other) is other
 
 
 def network():
@@ -166,18 +152,6 @@ def test_the_parts_of_a_fused_convolution(name, shape, attrs, made, monkeypatch)
         np.testing.assert_allclose(out, w, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("m, k, n", [(16, 20, 3000), (16, 3000, 20), (60, 3000, 70)])
-def test_a_product_with_one_long_axis(m, k, n, monkeypatch):
-    monkeypatch.setattr(lanes, "LEAST_PRODUCT", 1000)
-    a, b = np.random.default_rng(0).standard_normal((m, k), np.float32), np.ones((k, n), np.float32)
-    out = np.full((m, n), 7, np.float32)
-    calls = OPS["matmul"].bound(np, out, [a, b], {})
-    assert lanes.is_divided(calls[0])
-    for _ in range(2):
-        run(calls)
-    np.testing.assert_allclose(out, a.astype(float) @ b, rtol=1e-4, atol=1e-3)
-
-
 def trained(steps=2):
     executor, feed = network()
     losses = [executor.run(feed)[0] for _ in range(steps)]
@@ -193,11 +167,11 @@ def test_a_program_gives_the_same_bits_whoever_runs_the_pieces(monkeypatch):
     assert {"sparse_matmul", "sampled_matmul", "conv2d_last"} <= cut(program)
     executor, feed = network()
     executor.program(feed)
-    blas.set_threads(1)  # bound for two lanes, run by one thread
+    openblas.set_threads(1)  # bound for two lanes, run by one thread
     assert [executor.run(feed)[0] for _ in range(2)] == losses
     for name, array in zip(("kernel", "w"), weights):
         np.testing.assert_array_equal(executor.state.arrays[name], array)
-    blas.set_threads(2)
+    openblas.set_threads(2)
     monkeypatch.setenv("HETU_LANES", "0")
     plain, others, program = trained()
     assert not cut(program)
@@ -226,7 +200,7 @@ def test_two_executors_at_once():
         thread.join(DEADLINE)
     for losses in results:
         np.testing.assert_allclose(losses, expected, rtol=1e-5)
-    assert blas.get_threads() == 2
+    assert openblas.get_threads() == 2
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
@@ -256,13 +230,13 @@ def test_a_profile_and_a_search_for_nan_run_instructions_as_the_program_does():
     threads, buffers = list[int](), list[int]()
 
     def look():
-        threads.append(blas.get_threads())
+        threads.append(openblas.get_threads())
         buffers.append(np.getbufsize())
 
     program.steps = [replace(step, calls=(*step.calls, look)) for step in program.steps]
     profile_program(program, repeat=1)
-    assert threads == [1] * 2 * len(program.steps) and {*buffers} == {2048} and blas.get_threads() == 2
+    assert threads == [1] * 2 * len(program.steps) and {*buffers} == {2048} and openblas.get_threads() == 2
     threads.clear()
     with np.errstate(all="ignore"):
         find_nan(program)
-    assert threads == [1] * len(program.steps) and blas.get_threads() == 2
+    assert threads == [1] * len(program.steps) and openblas.get_threads() == 2

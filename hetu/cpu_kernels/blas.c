@@ -1,0 +1,60 @@
+// Functions of BLAS as calls of a table. Their addresses are words, as the library is one that NumPy has loaded.
+//
+// INT is the integer of the library, T the number. A scalar is read anew on every call.
+
+enum { PLAIN = 111 };
+
+#define FUNCTION(...) ((void (*)(__VA_ARGS__))a[0].p)
+
+// out = alpha x y + beta out; jobs are the rows of `out`, or its columns if the last word says so.
+void gemm(const Word* a, long long first, long long last, char* scratch) {
+    const int order = a[1].n, left = a[2].n, right = a[3].n;
+    const bool columns = a[15].n;
+    const long long m = columns ? a[4].n : last - first, n = columns ? last - first : a[5].n, k = a[6].n;
+    const long long pitch_x = a[9].n, pitch_y = a[11].n, pitch = a[14].n;
+    const T *x = a[8].p, *y = a[10].p;
+    T* out = a[13].p;
+    if (columns) y += right == PLAIN ? first : first * pitch_y, out += first;
+    else x += left == PLAIN ? first * pitch_x : first, out += first * pitch;
+    FUNCTION(int, int, int, INT, INT, INT, T, const T*, INT, const T*, INT, T, T*, INT)
+    (order, left, right, m, n, k, *(T*)a[7].p, x, pitch_x, y, pitch_y, *(T*)a[12].p, out, pitch);
+}
+
+// out = x y for each matrix of a batch of three axes, of which the words from 13 on give the sizes and strides of x, y
+// and out; jobs are the matrices.
+void gemms(const Word* a, long long first, long long last, char* scratch) {
+    const T *x = a[7].p, *y = a[9].p;
+    T* out = a[11].p;
+    for (long long job = first; job < last; job++) {
+        long long at_x = 0, at_y = 0, at = 0;
+        for (long long axis = 2, rest = job; axis >= 0; rest /= a[13 + axis].n, axis--) {
+            const long long i = rest % a[13 + axis].n;
+            at_x += i * a[16 + axis].n, at_y += i * a[19 + axis].n, at += i * a[22 + axis].n;
+        }
+        FUNCTION(int, int, int, INT, INT, INT, T, const T*, INT, const T*, INT, T, T*, INT)
+        (a[1].n, a[2].n, a[3].n, a[4].n, a[5].n, a[6].n, 1, x + at_x, a[8].n, y + at_y, a[10].n, 0, out + at, a[12].n);
+    }
+}
+
+// out = alpha m x + beta out
+void gemv(const Word* a, long long first, long long last, char* scratch) {
+    FUNCTION(int, int, INT, INT, T, const T*, INT, const T*, INT, T, T*, INT)
+    (a[1].n, a[2].n, a[3].n, a[4].n, *(T*)a[5].p, a[6].p, a[7].n, a[8].p, a[9].n, *(T*)a[10].p, a[11].p, a[12].n);
+}
+
+// out += alpha x y^T
+void ger(const Word* a, long long first, long long last, char* scratch) {
+    FUNCTION(int, INT, INT, T, const T*, INT, const T*, INT, T*, INT)
+    (a[1].n, a[2].n, a[3].n, *(T*)a[4].p, a[5].p, a[6].n, a[7].p, a[8].n, a[9].p, a[10].n);
+}
+
+// out += alpha x
+void axpy(const Word* a, long long first, long long last, char* scratch) {
+    FUNCTION(INT, T, const T*, INT, T*, INT)(a[1].n, *(T*)a[2].p, a[3].p, a[4].n, a[5].p, a[6].n);
+}
+
+// out = alpha x + beta out
+void axpby(const Word* a, long long first, long long last, char* scratch) {
+    FUNCTION(INT, T, const T*, INT, T, T*, INT)
+    (a[1].n, *(T*)a[2].p, a[3].p, a[4].n, *(T*)a[5].p, a[6].p, a[7].n);
+}

@@ -1,0 +1,110 @@
+"""The OpenBLAS inside the numpy wheel: its functions and its threads.
+
+`HETU_BLAS=0` in the environment hides it. Left out: other BLAS libraries (Accelerate, MKL).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ..core.errors import ArgumentError
+from ..core.kernels import switched_off
+
+CValue: TypeAlias = "ctypes._SimpleCData[Any]"
+
+
+def set_threads(n: int) -> None:
+    """Let BLAS, and with it `np.matmul`, use `n` threads from now on, in the whole process.
+
+    Does nothing without the library. Raises `ArgumentError` if `n` is not a positive integer.
+    """
+    if not isinstance(n, int) or n < 1:
+        raise ArgumentError(f"set_threads got {n!r}", fix="pass the number of threads, an integer of at least 1")
+    function = function_of("openblas_set_num_threads")
+    if function is not None:
+        function[0](ctypes.c_int(n))
+
+
+def get_threads() -> int | None:
+    """The number of threads BLAS uses, or None without the library."""
+    function = function_of("openblas_get_num_threads")
+    return None if function is None else function[0]()
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Inside, BLAS has one thread."""
+    threads = get_threads()
+    set_threads(1)
+    try:
+        yield
+    finally:
+        set_threads(threads or 1)
+
+
+def kernels() -> str | None:
+    """The processor family for which BLAS has chosen its kernels, such as "Haswell"; None without the library.
+
+    It finds the processor out by itself. `OPENBLAS_CORETYPE` in the environment forces another, at up to half the
+    speed where that knows less than the processor.
+    """
+    function = function_of("openblas_get_corename")
+    if function is None:
+        return None
+    function[0].restype = ctypes.c_char_p
+    return function[0]().decode()
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | None:
+    """The OpenBLAS that this numpy has already loaded: beside it on Linux and Windows, inside it on macOS."""
+    package = Path(np.__file__).parent
+    for folder in (package.parent / "numpy.libs", package / ".libs", package / ".dylibs"):
+        for path in sorted(folder.glob("*openblas*")):
+            try:
+                return ctypes.CDLL(str(path))
+            except OSError:
+                continue
+    return None
+
+
+@functools.cache
+def _symbol(name: str) -> tuple[Callable[..., Any], type[CValue]] | None:
+    """A C function of the library and its integer type; the suffix 64_ marks builds with 64-bit integers."""
+    for suffix, integer in (("64_", ctypes.c_int64), ("", ctypes.c_int32)):
+        function = getattr(_library(), f"scipy_{name}{suffix}", None)
+        if function is not None:
+            function.restype = ctypes.c_int if name.startswith("openblas_get") else None
+            return function, integer
+    return None
+
+
+def function_of(name: str) -> tuple[Callable[..., Any], type[CValue]] | None:
+    """A C function of the library and its integer type; None where there is none, or with `HETU_BLAS=0`."""
+    return None if switched_off("HETU_BLAS") else _symbol(name)
+
+
+class Symbol(int):
+    """The address of a function; `name` is what it is called."""
+
+    name: str
+
+
+def address_of(name: str) -> Symbol:
+    """Where a function lies, 0 where there is none."""
+    return _address(name) if function_of(name) is not None else Symbol(0)
+
+
+@functools.cache
+def _address(name: str) -> Symbol:
+    function, _ = _symbol(name)
+    made = Symbol(ctypes.cast(function, ctypes.c_void_p).value or 0)
+    made.name = name
+    return made
