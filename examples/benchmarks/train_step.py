@@ -11,8 +11,9 @@ With 1 thread the CPU time of the process is measured, which other programs hard
 time, and a round counts only if the machine was idle before it and no thread had to wait for a core; "rounds" says
 how many did. "start s" is the CPU time from the weights to the first result, less that of a step: building, optimizing
 and compiling. "MB" is the most memory of the process above what it held before, libraries and data apart.
-With --quick every row is measured in a few seconds, with 1 thread and against PyTorch at its best only; --save keeps
-the rows in `results/`, a file for each kind of CPU, and --saved shows these side by side.
+All rows with everything take hours. With --quick each takes a few seconds, all about 6 minutes on an idle machine: 1
+thread, PyTorch at its best only, short rounds. --save keeps rows in `results/`, a file for each kind of CPU, and --saved
+shows these side by side.
 "hetu, NumPy alone" is hetu without a C compiler (`HETU_CC=0`). With --split hetu uses its 2 threads in another way:
 either trains on half of the batch, with one BLAS thread.
 Each library chooses its kernels itself: `OPENBLAS_CORETYPE` and `OPENBLAS_L2_SIZE`, which may halve the speed of
