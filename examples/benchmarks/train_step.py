@@ -12,7 +12,7 @@ time, and a round counts only if the machine was idle before it and no thread ha
 how many did. "start s" is the CPU time from the weights to the first result, less that of a step: building, optimizing
 and compiling. "MB" is the most memory of the process above what it held before, libraries and data apart.
 All rows with everything take hours. With --quick each takes a few seconds, all about 6 minutes on an idle machine: 1
-thread, PyTorch at its best only, short rounds. --save keeps rows in `results/`, a file for each kind of CPU, and --saved
+thread, PyTorch at its best only, short rounds. --save keeps rows in `results/`, a file for each kind of CPU; --saved
 shows these side by side.
 "hetu, NumPy alone" is hetu without a C compiler (`HETU_CC=0`). With --split hetu uses its 2 threads in another way:
 either trains on half of the batch, with one BLAS thread.
