@@ -121,10 +121,10 @@ def test_training_is_the_same_without_any_one_pass(model, optimizer):
     ("model", "made", "gone"),
     [
         ("lenet", {"phase_pool": 2, "phase_columns": 2, "phase_columns_dx": 1}, ("conv2d", "conv2d_dw", "max_pool2d")),
-        ("transformer", {"attention_rows": 1, "attention_rows_dx": 1}, ("attention", "slice_scatter", "reshape")),
+        ("transformer", {"flash_attention": 1, "flash_attention_dx": 1}, ("attention", "slice_scatter", "reshape")),
         ("transformer", {"gelu_tanh_slope": 1}, ("gelu_tanh", "gelu_tanh_dx")),
-        ("split", {"attention_rows": 1, "attention_rows_dx": 1}, ("attention_dx", "slice_scatter", "reshape")),
-        ("unmasked", {"gelu_erf_slope": 1, "attention_rows": 1}, ("gelu_erf_dx", "attention_dx")),
+        ("split", {"flash_attention": 1, "flash_attention_dx": 1}, ("attention_dx", "slice_scatter", "reshape")),
+        ("unmasked", {"gelu_erf_slope": 1, "flash_attention": 1}, ("gelu_erf_dx", "attention_dx")),
         ("lenet", {"cross_entropy_slope": 1, "sgd_product": 1, "sgd_sum": 1}, ("softmax_cross_entropy_dx",)),
         (
             "residual",

@@ -52,8 +52,13 @@ def _attention_type(q: TensorType, k: TensorType, v: TensorType, *, causal: bool
             f"the leading axes differ: {show_shape(q.shape)}, {show_shape(k.shape)}, {show_shape(v.shape)}",
             fix="use ht.scaled_dot_product_attention, which broadcasts them",
         )
-    rows, dtype = q.shape[:-1], promote(q.dtype, k.dtype, v.dtype)
-    return tuple(TensorType((*rows, size), dtype) for size in (v.shape[-1], k.shape[-2], 1))
+    dtype = promote(q.dtype, k.dtype, v.dtype)
+    return TensorType((*q.shape[:-1], v.shape[-1]), dtype), TensorType(q.shape[:-1], np.dtype(wide(np, dtype)))
+
+
+def wide(xp: ModuleType, dtype: Any) -> Any:
+    """The dtype for sums of many numbers of this one."""
+    return xp.float64 if dtype == xp.float64 else xp.float32
 
 
 def masked_scores(xp: ModuleType, q: Any, k: Any, scale: float, causal: bool) -> Any:
@@ -62,21 +67,22 @@ def masked_scores(xp: ModuleType, q: Any, k: Any, scale: float, causal: bool) ->
     return scores + xp.triu(xp.full(scores.shape[-2:], -xp.inf, dtype=scores.dtype), k=1) if causal else scores
 
 
-@op(precision="low", infer=_attention_type, dims="...q!d!,...k!d!,...k!e!->...q!e!,...q!k!,...q!z!")
-def attention(xp: ModuleType, q: Any, k: Any, v: Any, *, scale: float, causal: bool = False) -> tuple[Any, Any, Any]:
-    """(y, powers, inverse): y = (powers @ v) * inverse with powers = exp(scores - row maximum), inverse = 1 / row sum.
+@op(precision="low", infer=_attention_type, dims="...q!d!,...k!d!,...k!e!->...q!e!,...q!")
+def attention(xp: ModuleType, q: Any, k: Any, v: Any, *, scale: float, causal: bool = False) -> tuple[Any, Any]:
+    """(y, total): y = softmax(scores) @ v, total = log(sum(exp(scores))) of each query, at least in float32.
 
-    See `scaled_dot_product_attention`; the last two outputs are for the gradient.
+    See `scaled_dot_product_attention`; the second output is for the gradient.
 
     >>> import hetu as ht
     >>> q = ht.placeholder("q", (2, 4, 10, 16))
     >>> [str(output.type) for output in attention(q, q, q, scale=0.25, causal=True)]
-    ['f32[2, 4, 10, 16]', 'f32[2, 4, 10, 10]', 'f32[2, 4, 10, 1]']
+    ['f32[2, 4, 10, 16]', 'f32[2, 4, 10]']
     """
     scores = masked_scores(xp, q, k, scale, causal)
-    powers = xp.exp(scores - xp.max(scores, axis=-1, keepdims=True))
-    inverse = 1 / xp.sum(powers, axis=-1, keepdims=True, dtype=powers.dtype)
-    return xp.matmul(powers, v) * inverse, powers, inverse
+    highest = xp.max(scores, axis=-1, keepdims=True)
+    powers = xp.exp(scores - highest)
+    sums, y = xp.sum(powers, axis=-1, keepdims=True, dtype=wide(xp, powers.dtype)), xp.matmul(powers, v)
+    return xp.astype(y / sums, y.dtype), xp.squeeze(highest + xp.log(sums), axis=-1)
 
 
 def _operations(q: TensorType, k: TensorType, v: TensorType) -> int:
@@ -108,9 +114,9 @@ def _hide(scores: Node, seen: Node) -> Node:
 
 
 @op(
-    precision="low",
+    precision=(0, 1, 2, 3, 4),
     infer=lambda g, q, k, v, *_, **__: (q, k, v),
-    dims="...q!e!,...q!d!,...k!d!,...k!e!,...q!e!,...q!k!,...q!z!->...q!d!,...k!d!,...k!e!",
+    dims="...q!e!,...q!d!,...k!d!,...k!e!,...q!e!,...q!->...q!d!,...k!d!,...k!e!",
 )
 def attention_dx(
     xp: ModuleType,
@@ -119,13 +125,12 @@ def attention_dx(
     k: Any,
     v: Any,
     y: Any,
-    powers: Any,
-    inverse: Any,
+    total: Any,
     *,
     scale: float,
     causal: bool = False,
 ) -> tuple[Any, Any, Any]:
-    """The gradients of `attention` with respect to (q, k, v), given that of y and its three outputs.
+    """The gradients of `attention` with respect to (q, k, v), given that of y and its outputs.
 
     T. Dao et al., "FlashAttention", 2022, appendix B.2.
 
@@ -134,11 +139,12 @@ def attention_dx(
     >>> ht.gradients(ht.sum(attention(q, q, q, scale=0.25)[0]), [q])[0].shape
     (2, 4, 10, 16)
     """
-    scaled = g * inverse
-    shift = xp.sum(scaled * y, axis=-1, keepdims=True, dtype=y.dtype)
-    slope = (xp.matmul(scaled, xp.matrix_transpose(v)) - shift) * powers
-    dq, dk = xp.matmul(slope, k) * scale, xp.matmul(xp.matrix_transpose(slope), q) * scale
-    return dq, dk, xp.matmul(xp.matrix_transpose(powers), scaled)
+    scores = masked_scores(xp, q, k, scale, causal)
+    weights = xp.astype(xp.exp(scores - xp.expand_dims(total, axis=-1)), scores.dtype)
+    shift = xp.sum(g * y, axis=-1, keepdims=True, dtype=y.dtype)
+    slope = (xp.matmul(g, xp.matrix_transpose(v)) - shift) * weights * scale
+    dq, dk = xp.matmul(slope, k), xp.matmul(xp.matrix_transpose(slope), q)
+    return dq, dk, xp.matmul(xp.matrix_transpose(weights), g)
 
 
 attention_dx.flops(lambda out, g, q, k, v, *_, **__: 2 * _operations(q, k, v))

@@ -1,10 +1,7 @@
-"""Attention without a matrix of scores in memory, on (batch, positions, heads, features).
+"""Attention on (batch, positions, heads, features), as projections make it.
 
-The gradient needs no more of the forward pass than its result and one number a query, and makes the weights again. Made
-by the pass `tile_attention` only, for GPUs, where `gpu_kernels/attention.py` computes both in tiles; here they are said
-plainly, with the scores. Left out: masks other than causal, dropout of weights.
-
-Gain: see `tile_attention.py`. Off by leaving `tile_attention` out of `passes=` or `HETU_PASSES`.
+Only `attention.py` of this folder makes them, after autodiff, where a room of kernels takes the sizes. This file says
+what they mean, in terms of `attention`. Left out: masks other than causal, dropout of weights.
 """
 
 from __future__ import annotations
@@ -14,23 +11,22 @@ from typing import Any
 
 import numpy as np
 
-from ...core.op import op
-from ...core.types import TensorType, same
-from ...ops.attention import masked_scores
-from .. import attention
-from ..launchers import kernel
+from ..core.graph import OPS
+from ..core.op import op
+from ..core.types import TensorType, same
+from ..ops.attention import wide
+
+__all__ = ["flash_attention", "flash_attention_dx"]
 
 
 def _type(q: TensorType, k: TensorType, v: TensorType, **_: Any) -> tuple[TensorType, ...]:
     n, s, heads, _ = q.shape
-    wide = np.dtype("float64" if q.dtype == np.float64 else "float32")
-    return TensorType((n, s, heads, v.shape[3]), q.dtype), TensorType((n, heads, s), wide)
+    return TensorType((n, s, heads, v.shape[3]), q.dtype), TensorType((n, heads, s), np.dtype(wide(np, q.dtype)))
 
 
 def _heads(xp: ModuleType, *arrays: Any) -> list[Any]:
     """(n, heads, positions, features), in a dtype that one may compute in."""
-    wide = xp.float64 if arrays[0].dtype == xp.float64 else xp.float32
-    return [xp.permute_dims(xp.astype(a, wide), (0, 2, 1, 3)) for a in arrays]
+    return [xp.permute_dims(xp.astype(a, wide(xp, a.dtype)), (0, 2, 1, 3)) for a in arrays]
 
 
 @op(infer=_type, differentiable=False)
@@ -45,14 +41,8 @@ def flash_attention(xp: ModuleType, q: Any, k: Any, v: Any, *, scale: float, cau
     >>> [str(o.type) for o in flash_attention(q, q, q, scale=0.25)]
     ['f32[2, 10, 4, 16]', 'f32[2, 4, 10]']
     """
-    dtype = q.dtype
-    q, k, v = _heads(xp, q, k, v)
-    scores = masked_scores(xp, q, k, scale, causal)
-    highest = xp.max(scores, axis=-1, keepdims=True)
-    powers = xp.exp(scores - highest)
-    sums = xp.sum(powers, axis=-1, keepdims=True, dtype=powers.dtype)
-    y = xp.permute_dims(xp.matmul(powers / sums, v), (0, 2, 1, 3))
-    return xp.astype(y, dtype), xp.squeeze(highest + xp.log(sums), axis=-1)
+    y, total = OPS["attention"].forward(xp, *_heads(xp, q, k, v), scale=scale, causal=causal)
+    return xp.astype(xp.permute_dims(y, (0, 2, 1, 3)), q.dtype), total
 
 
 def _dx_type(g: TensorType, q: TensorType, k: TensorType, v: TensorType, *_: Any, **__: Any) -> Any:
@@ -78,15 +68,7 @@ def flash_attention_dx(
     >>> [d.shape for d in flash_attention_dx(q, q, k, k, *flash_attention(q, k, k, scale=0.25), scale=0.25)]
     [(2, 10, 4, 16), (2, 7, 4, 16), (2, 7, 4, 16)]
     """
-    dtype, packed = q.dtype, q.shape == k.shape == v.shape
-    g, q, k, v, y = _heads(xp, g, q, k, v, y)
-    weights = xp.exp(masked_scores(xp, q, k, scale, causal) - xp.expand_dims(total, axis=-1))
-    shift = xp.sum(g * y, axis=-1, keepdims=True, dtype=y.dtype)
-    slope = (xp.matmul(g, xp.matrix_transpose(v)) - shift) * weights * scale
-    parts = xp.matmul(slope, k), xp.matmul(xp.matrix_transpose(slope), q), xp.matmul(xp.matrix_transpose(weights), g)
-    made = tuple(xp.astype(xp.permute_dims(p, (0, 2, 1, 3)), dtype) for p in parts)
-    return xp.stack(made, axis=2) if packed else made
-
-
-kernel(flash_attention)(attention.tiled)
-kernel(flash_attention_dx)(attention.tiled_dx)
+    g, queries, keys, values, y = _heads(xp, g, q, k, v, y)
+    parts = OPS["attention_dx"].forward(xp, g, queries, keys, values, y, total, scale=scale, causal=causal)
+    made = tuple(xp.astype(xp.permute_dims(p, (0, 2, 1, 3)), q.dtype) for p in parts)
+    return xp.stack(made, axis=2) if q.shape == k.shape == v.shape else made
