@@ -33,7 +33,7 @@ def fuse_attention(outputs: Sequence[Node]) -> tuple[Node, ...]:
     return in_place(outputs, _suits)
 
 
-def _suits(q: TensorType, k: TensorType, v: TensorType) -> bool:
+def _suits(q: TensorType, *_: TensorType) -> bool:
     return q.dtype.char in "fd"
 
 
@@ -45,11 +45,21 @@ def _words(x: np.ndarray) -> tuple[Word, ...]:
     return x, starts.ravel(), row, column
 
 
-def _call(function: str, out: Sequence[np.ndarray], *arrays: np.ndarray, scale: float, causal: bool) -> CCall | None:
+def _call(
+    function: str,
+    out: Sequence[np.ndarray],
+    *arrays: np.ndarray,
+    masks: Sequence[np.ndarray],
+    scale: float,
+    causal: bool,
+) -> CCall | None:
     """`arrays` are q, k, v, total and what else the function reads; `out` what it writes; all with heads first."""
     q, k, v, total, *others = arrays
     (s, d), (t, e) = q.shape[-2:], v.shape[-2:]
+    seen, bias = ([m for m in masks if m.dtype == dtype] for dtype in (np.bool_, q.dtype))
     if any(a.dtype != q.dtype or not a.size for a in (*arrays, *out)):
+        return None
+    if len(seen) > 1 or len(bias) > 1 or len(seen) + len(bias) < len(masks):
         return None
     rows, chunk, heads = min(s, STRIP), min(t, CHUNK), total.size // s
     if function == "attention":
@@ -58,8 +68,9 @@ def _call(function: str, out: Sequence[np.ndarray], *arrays: np.ndarray, scale: 
         jobs, work = heads, s * t * (3 * d + 2 * e)
         blocks = [(2 * t, d + e), (rows, 2 * d + 2 * e), (d + e + 2 * chunk, rows)]
     scratch = sum(_whole(a) * _whole(b) for a, b in blocks) * q.itemsize
-    nothing = (0, 0, 0, 0)
-    words = (*_words(q), *_words(k), *_words(v), *nothing, *nothing, total, s, t, d, e, scale, int(causal))
+    hidden = ([np.broadcast_to(m, (*q.shape[:-1], t)) for m in kind] for kind in (seen, bias))
+    places = (word for kind in hidden for word in (_words(*kind) if kind else (0, 0, 0, 0)))
+    words = (*_words(q), *_words(k), *_words(v), *places, total, s, t, d, e, scale, int(causal))
     more = (word for a in (*others, *out) for word in _words(a))
     return c_call("attention.c", function, q.dtype, *words, *more, jobs=jobs, grain=-(-LEAST // work), scratch=scratch)
 
@@ -73,27 +84,27 @@ def _heads(*arrays: np.ndarray) -> list[np.ndarray]:
 
 
 @kernel(attention)
-def attention_bind(xp: ModuleType, out: Any, q: Any, k: Any, v: Any, **attrs: Any) -> CCall | None:
+def attention_bind(xp: ModuleType, out: Any, q: Any, k: Any, v: Any, *masks: Any, **attrs: Any) -> CCall | None:
     y, total = out
-    return _call("attention", [y], q, k, v, total, **attrs)
+    return _call("attention", [y], q, k, v, total, masks=masks, **attrs)
 
 
 @kernel(attention_dx)
 def attention_dx_bind(
-    xp: ModuleType, out: Any, g: Any, q: Any, k: Any, v: Any, y: Any, total: Any, **attrs: Any
+    xp: ModuleType, out: Any, g: Any, q: Any, k: Any, v: Any, y: Any, total: Any, *masks: Any, **attrs: Any
 ) -> CCall | None:
-    return _call("attention_dx", out, q, k, v, total, g, y, **attrs)
+    return _call("attention_dx", out, q, k, v, total, g, y, masks=masks, **attrs)
 
 
 @kernel(flash_attention)
-def flash_attention_bind(xp: ModuleType, out: Any, q: Any, k: Any, v: Any, **attrs: Any) -> CCall | None:
+def flash_attention_bind(xp: ModuleType, out: Any, q: Any, k: Any, v: Any, *masks: Any, **attrs: Any) -> CCall | None:
     y, total = out
-    return _call("attention", _heads(y), *_heads(q, k, v), total, **attrs)
+    return _call("attention", _heads(y), *_heads(q, k, v), total, masks=masks, **attrs)
 
 
 @kernel(flash_attention_dx)
 def flash_attention_dx_bind(
-    xp: ModuleType, out: Any, g: Any, q: Any, k: Any, v: Any, y: Any, total: Any, **attrs: Any
+    xp: ModuleType, out: Any, g: Any, q: Any, k: Any, v: Any, y: Any, total: Any, *masks: Any, **attrs: Any
 ) -> CCall | None:
     parts = out if isinstance(out, tuple) else [out[:, :, i] for i in range(3)]
-    return _call("attention_dx", _heads(*parts), *_heads(q, k, v), total, *_heads(g, y), **attrs)
+    return _call("attention_dx", _heads(*parts), *_heads(q, k, v), total, *_heads(g, y), masks=masks, **attrs)

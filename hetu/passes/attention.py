@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from ..core.graph import OPS, Node, readers_of, rewrite, topological
-from ..core.types import TensorType
 from .flash_attention import flash_attention, flash_attention_dx
 
 HEADS_FIRST = (0, 2, 1, 3)  # swaps positions and heads, there and back
@@ -18,20 +17,20 @@ PARTS_FIRST = (2, 0, 3, 1, 4)  # (n, s, 3, heads, d) -> (3, n, heads, s, d)
 WHOLE = ("slice", None, None, 1)
 
 
-def in_place(outputs: Sequence[Node], suits: Callable[[TensorType, TensorType, TensorType], bool]) -> tuple[Node, ...]:
-    """With attention on heads in place where the types of queries, keys and values suit."""
+def in_place(outputs: Sequence[Node], suits: Callable[..., bool]) -> tuple[Node, ...]:
+    """With attention on heads in place where the types of queries, keys, values and masks suit."""
     nodes = topological(outputs)
     readers = readers_of(nodes, outputs)
     chosen = {n for n in nodes if n.op.name == "attention" and _fits(n, suits) and _private(n, readers)}
 
     def rule(node: Node, inputs: tuple[Node, ...]) -> Node | None:
         if node in chosen:
-            return _node_of(flash_attention(*map(_swapped, inputs), **node.attrs))
+            return _node_of(flash_attention(*map(_swapped, inputs[:3]), *inputs[3:], **node.attrs))
         if node.op.name == "item" and inputs[0].op is flash_attention:
             item = OPS["item"](inputs[0], index=node.attrs["index"])
             return _swapped(item) if node.attrs["index"] == 0 else item
         if node.op.name == "attention_dx" and inputs[5].inputs[0].op is flash_attention:
-            return _node_of(flash_attention_dx(*map(_swapped, inputs[:5]), inputs[5], **node.attrs))
+            return _node_of(flash_attention_dx(*map(_swapped, inputs[:5]), *inputs[5:], **node.attrs))
         if node.op.name == "item" and inputs[0].op is flash_attention_dx:
             return _swapped(_part(inputs[0], node.attrs["index"]))
         if node.op.name == "add":
@@ -56,21 +55,23 @@ def _swapped(x: Node) -> Node:
     return _moved(x, HEADS_FIRST)
 
 
-def _fits(node: Node, suits: Callable[[TensorType, TensorType, TensorType], bool]) -> bool:
+def _fits(node: Node, suits: Callable[..., bool]) -> bool:
     """Whether the kernel supports these sizes."""
-    q, k, v = (i.tensor for i in node.inputs)
-    return q.ndim == 4 and suits(q, k, v)
+    types = [i.tensor for i in node.inputs]
+    return types[0].ndim == 4 and suits(*types)
 
 
 def _private(node: Node, readers: Mapping[Node, Sequence[Node | None]]) -> bool:
     """Whether what is kept for the gradient goes to one gradient at most, and nowhere else."""
     items = [i for i in readers[node] if i is not None and i.op.name == "item"]
     gradients = {r for i in items if i.attrs["index"] > 0 for r in readers[i]}
-    return (
-        len(items) == len(readers[node])
-        and len(gradients) <= 1
-        and all(r is not None and r.op.name == "attention_dx" and r.inputs[1:4] == node.inputs for r in gradients)
-    )
+    return len(items) == len(readers[node]) and len(gradients) <= 1 and all(_is_gradient(r, node) for r in gradients)
+
+
+def _is_gradient(reader: Node | None, node: Node) -> bool:
+    if reader is None or reader.op.name != "attention_dx":
+        return False
+    return (*reader.inputs[1:4], *reader.inputs[6:]) == node.inputs
 
 
 def _packed(inputs: tuple[Node, ...]) -> Node | None:

@@ -1,7 +1,7 @@
 """Attention on (batch, positions, heads, features), as projections make it.
 
 Only `attention.py` of this folder makes them, after autodiff, where a room of kernels takes the sizes. This file says
-what they mean, in terms of `attention`. Left out: masks other than causal, dropout of weights.
+what they mean, in terms of `attention`. Masks broadcast to (batch, heads, queries, keys).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..ops.attention import wide
 __all__ = ["flash_attention", "flash_attention_dx"]
 
 
-def _type(q: TensorType, k: TensorType, v: TensorType, **_: Any) -> tuple[TensorType, ...]:
+def _type(q: TensorType, k: TensorType, v: TensorType, *_: Any, **__: Any) -> tuple[TensorType, ...]:
     n, s, heads, _ = q.shape
     return TensorType((n, s, heads, v.shape[3]), q.dtype), TensorType((n, heads, s), np.dtype(wide(np, q.dtype)))
 
@@ -30,7 +30,9 @@ def _heads(xp: ModuleType, *arrays: Any) -> list[Any]:
 
 
 @op(infer=_type, differentiable=False)
-def flash_attention(xp: ModuleType, q: Any, k: Any, v: Any, *, scale: float, causal: bool = False) -> tuple[Any, Any]:
+def flash_attention(
+    xp: ModuleType, q: Any, k: Any, v: Any, *masks: Any, scale: float, causal: bool = False
+) -> tuple[Any, Any]:
     """`attention` of q (n, s, heads, d), k (n, t, heads, d), v (n, t, heads, e): y (n, s, heads, e) and total.
 
     total (n, heads, s) is log(sum(exp(scores))) of each query, in float32 where the others are float16. T. Dao,
@@ -41,7 +43,7 @@ def flash_attention(xp: ModuleType, q: Any, k: Any, v: Any, *, scale: float, cau
     >>> [str(o.type) for o in flash_attention(q, q, q, scale=0.25)]
     ['f32[2, 10, 4, 16]', 'f32[2, 4, 10]']
     """
-    y, total = OPS["attention"].forward(xp, *_heads(xp, q, k, v), scale=scale, causal=causal)
+    y, total = OPS["attention"].forward(xp, *_heads(xp, q, k, v), *masks, scale=scale, causal=causal)
     return xp.astype(xp.permute_dims(y, (0, 2, 1, 3)), q.dtype), total
 
 
@@ -54,7 +56,7 @@ def _dx_type(g: TensorType, q: TensorType, k: TensorType, v: TensorType, *_: Any
 
 @op(infer=_dx_type, differentiable=False)
 def flash_attention_dx(
-    xp: ModuleType, g: Any, q: Any, k: Any, v: Any, y: Any, total: Any, *, scale: float, causal: bool = False
+    xp: ModuleType, g: Any, q: Any, k: Any, v: Any, y: Any, total: Any, *masks: Any, scale: float, causal: bool = False
 ) -> Any:
     """The gradients (dq, dk, dv) of q, k and v, given that of y and what `flash_attention` made.
 
@@ -69,6 +71,6 @@ def flash_attention_dx(
     [(2, 10, 4, 16), (2, 7, 4, 16), (2, 7, 4, 16)]
     """
     g, queries, keys, values, y = _heads(xp, g, q, k, v, y)
-    parts = OPS["attention_dx"].forward(xp, g, queries, keys, values, y, total, scale=scale, causal=causal)
+    parts = OPS["attention_dx"].forward(xp, g, queries, keys, values, y, total, *masks, scale=scale, causal=causal)
     made = tuple(xp.astype(xp.permute_dims(p, (0, 2, 1, 3)), q.dtype) for p in parts)
     return xp.stack(made, axis=2) if q.shape == k.shape == v.shape else made

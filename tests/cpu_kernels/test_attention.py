@@ -41,6 +41,24 @@ def case(lead, s, t, d, e, dtype):
     return [normal((*lead, *size), dtype, seed) for seed, size in enumerate([(s, e), (s, d), (t, d), (t, e)])]
 
 
+def masks_of(kind, lead, s, t, dtype):
+    """Masks by name: what they hide differs from head to head, and some queries see nothing."""
+    rng = np.random.default_rng(9)
+    some = rng.random((*lead, s, t)) < 0.7
+    some[..., ::5, :] = False
+    return {
+        "": (),
+        "lengths": (np.arange(t) < rng.integers(0, t + 1, (*lead, 1, 1)),),
+        "window": (np.abs(np.arange(s)[:, None] - np.arange(t)) < 20,),
+        "some": (some,),
+        "bias": (normal((*lead, s, t), dtype, 8),),
+        "both": (some, np.where(rng.random((1, t)) < 0.5, -np.inf, 0).astype(dtype)),
+    }[kind]
+
+
+MASKS = ("", "lengths", "window", "some", "bias", "both")
+
+
 def filled(like):
     return tuple(np.full_like(x, np.nan) for x in like)
 
@@ -56,21 +74,24 @@ def by_jobs(call):
         function(*map(ctypes.c_void_p, (block.ctypes.data, job, job + 1, place)))
 
 
+@pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("view", [False, True], ids=["dense", "view"])
 @pytest.mark.parametrize("causal", [False, True], ids=["", "causal"])
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("sizes", CASES.values(), ids=CASES)
-def test_values_and_gradients(sizes, dtype, causal, view):
+def test_values_and_gradients(sizes, dtype, causal, view, mask):
     arrays, attrs = case(*sizes, dtype), {"scale": 0.3, "causal": causal}
-    outs = OPS["attention"].forward(np, *arrays[1:], **attrs)
-    slopes = OPS["attention_dx"].forward(np, *arrays, *outs, **attrs)
+    masks = masks_of(mask, *sizes[:3], dtype)
+    with np.errstate(invalid="ignore"):  # a query to which -inf is added everywhere
+        outs = OPS["attention"].forward(np, *arrays[1:], *masks, **attrs)
+        slopes = OPS["attention_dx"].forward(np, *arrays, *outs, *masks, **attrs)
     g, q, k, v = (spread(a) if view else a for a in arrays)
     got, got_slopes = filled(outs), filled(slopes)
     if view:
         got_slopes = tuple(spread(x) for x in got_slopes)
     calls = [
-        attention.attention_bind(np, got, q, k, v, **attrs),
-        attention.attention_dx_bind(np, got_slopes, g, q, k, v, *got, **attrs),
+        attention.attention_bind(np, got, q, k, v, *masks, **attrs),
+        attention.attention_dx_bind(np, got_slopes, g, q, k, v, *got, *masks, **attrs),
     ]
     for call in calls:
         call()
@@ -83,14 +104,19 @@ def test_values_and_gradients(sizes, dtype, causal, view):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("causal", [False, True], ids=["", "causal"])
 @pytest.mark.parametrize("dtype", TOLERANCE)
-def test_the_loops_that_specify_it(dtype, causal):
+def test_the_loops_that_specify_it(dtype, causal, mask):
     s, t, d, e = 5, 7, 4, 6
     _, q, k, v = case((), s, t, d, e, dtype)
-    wanted = OPS["attention"].forward(np, q, k, v, scale=0.3, causal=causal)
+    masks = {m.dtype.kind: np.ascontiguousarray(np.broadcast_to(m, (s, t))) for m in masks_of(mask, (), s, t, dtype)}
+    with np.errstate(invalid="ignore"):
+        wanted = OPS["attention"].forward(np, q, k, v, *masks.values(), scale=0.3, causal=causal)
     got, scores = filled(wanted), np.empty(t, dtype)
-    c_call("attention.c", "attention_plainly", q.dtype, q, k, v, 0, 0, *got, scores, s, t, d, e, 0.3, int(causal))()
+    where = [masks.get(kind, 0) for kind in "bf"]
+    sizes = (s, t, d, e, 0.3, int(causal))
+    c_call("attention.c", "attention_plainly", q.dtype, q, k, v, *where, *got, scores, *sizes)()
     for a, b in zip(got, wanted, strict=True):
         np.testing.assert_allclose(a, b, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 

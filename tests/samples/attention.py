@@ -22,7 +22,7 @@ def attend(q, k, v, mask=None, scale=None):
     for place in np.ndindex(*q.shape[:-1]):
         seen = allowed[place]
         weights = np.exp(k[place[:-1]][seen] @ q[place] * scale)
-        y[place] = weights @ v[place[:-1]][seen] / weights.sum()
+        y[place] = weights @ v[place[:-1]][seen] / weights.sum() if seen.any() else v[place[:-1]].mean(axis=0)
     return y
 
 
@@ -74,6 +74,8 @@ FLASH = [  # q, k, v and whether causal; those of 16 features go to tensor cores
 
 SEEN = given(np.array([[True, True, False, True], [False, True, False, False], [True] * 4]))
 
+BLIND = given(np.array([[[False] * 3, [False] * 3, [True, False, True]], [[True] * 3, [False] * 3, [True] * 3]]))
+
 SAMPLES = [
     Sample(
         "attention",
@@ -110,6 +112,20 @@ SAMPLES = [
         (real(2, 2, 3, 4), real(3, 4), real(3, 5), real(3, 3)),
         full_float,
         label="float-mask",
+    ),
+    Sample(
+        "attention",
+        lambda q, k, v, mask: ht.scaled_dot_product_attention(q, k, v, mask, causal=True),
+        (real(2, 3, 4), real(2, 3, 4), real(2, 3, 2), BLIND),
+        lambda q, k, v, mask: attend(q, k, v, mask & np.tri(3, dtype=bool)),
+        label="blind",
+    ),
+    Sample(
+        "attention",
+        lambda q, k, v, mask: ht.scaled_dot_product_attention(q, k, v, mask),
+        (real(2, 2, 3, 4), real(2, 2, 4, 4), real(2, 2, 4, 3), given(np.array([True, False, True, False]))),
+        attend,
+        label="keys",
     ),
     Sample(
         "attention_dx",

@@ -21,8 +21,8 @@ def tile_attention(outputs: Sequence[Node]) -> tuple[Node, ...]:
     return in_place(outputs, _suits)
 
 
-def _suits(q: TensorType, k: TensorType, v: TensorType) -> bool:
-    return takes(q.dtype.name, q.shape[3], v.shape[3])
+def _suits(q: TensorType, k: TensorType, v: TensorType, *masks: TensorType) -> bool:
+    return not masks and takes(q.dtype.name, q.shape[3], v.shape[3])
 
 
 kernel(flash_attention)(tiled)
