@@ -206,31 +206,27 @@ static Strip strip_of(const Attention* x, long long head, long long first) {
     return made;
 }
 
-// Bias and masks for the keys `from` to `to`. Both lie the other way round, hence the small blocks.
+// Bias and masks for the keys `from` to `to`. What is not the same for all queries lies the other way round, hence the
+// small blocks.
 static void hide(const Attention* x, const Strip* strip, Block scores, long long from, long long to) {
     const Heads seen = x->seen, bias = x->bias;
+    const unsigned char* const sees = (unsigned char*)seen.at + (seen.at ? seen.heads[strip->head] + strip->first * seen.row : 0);
+    const T* const added = (T*)bias.at + (bias.at ? bias.heads[strip->head] + strip->first * bias.row : 0);
+    T* const at = scores.at - from * scores.pitch;
     enum { SIDE = 16 };
-    for (long long start = from; start < to && (seen.at || bias.at); start += SIDE) {
+    for (long long start = from; start < to; start += SIDE) {
         const long long stop = start + SIDE < to ? start + SIDE : to;
-        for (long long i = 0; i < strip->rows; i++) {
-            T* const column = scores.at + i - from * scores.pitch;
-            const long long row = strip->first + i;
-            if (bias.at) {
-                const T* const added = (T*)bias.at + bias.heads[strip->head] + row * bias.row;
-                for (long long j = start; j < stop; j++) column[j * scores.pitch] += added[j * bias.column];
-            }
-            if (seen.at) {
-                const unsigned char* const sees = (unsigned char*)seen.at + seen.heads[strip->head] + row * seen.row;
-                for (long long j = start; j < stop; j++)
-                    if (!sees[j * seen.column]) column[j * scores.pitch] = strip->hidden[i];
-            }
-        }
+        for (long long i = 0; i < strip->rows && bias.at; i++)
+            for (long long j = start; j < stop; j++) at[j * scores.pitch + i] += added[i * bias.row + j * bias.column];
+        for (long long i = 0; i < strip->rows && seen.at && seen.row; i++)
+            for (long long j = start; j < stop; j++)
+                if (!sees[i * seen.row + j * seen.column]) at[j * scores.pitch + i] = strip->hidden[i];
     }
-    if (!x->causal) return;
-    for (long long j = from > strip->first ? from : strip->first + 1; j < to; j++) {
-        T* const row = scores.at + (j - from) * scores.pitch;
-        const long long end = j - strip->first < strip->rows ? j - strip->first : strip->rows;
-        EACH for (long long i = 0; i < end; i++) row[i] = strip->hidden[i];
+    for (long long j = from; j < to; j++) {
+        const bool all = seen.at && !seen.row && !sees[j * seen.column];
+        const long long past = all ? strip->rows : x->causal ? j - strip->first : 0;
+        const long long end = past < strip->rows ? past : strip->rows;
+        EACH for (long long i = 0; i < end; i++) at[j * scores.pitch + i] = strip->hidden[i];
     }
 }
 
