@@ -5,7 +5,7 @@ hidden by `where` with a number far below. What the gradient looks like is not w
 of the composition, and where the graph has the same nodes, they are replaced. Weights that somebody else reads stay.
 A query that sees nothing weighs all keys evenly, also where they were hidden by -inf.
 
-Gain: 1.15 on a block of BERT of 128 positions, 1.3 on one of 512. Off by leaving `find_attention` out of `passes=` or
+Gain: 1.13 on a step of a BERT block of 128 positions, 1.32 on one of 512. Off by leaving `find_attention` out of `passes=` or
 `HETU_PASSES`.
 """
 
@@ -168,7 +168,7 @@ def _slopes(found: Found, g: Node) -> tuple[Node, ...]:
 def _replaced(outputs: Sequence[Node], found: Sequence[Found]) -> tuple[tuple[Node, ...], dict[Node, Node]]:
     """With `attention`, and what each node has become."""
     done: dict[Node, Node] = {}
-    places = {f.nodes[-1]: (f, None) for f in found}
+    places: dict[Node, tuple[Found, int | None]] = {f.nodes[-1]: (f, None) for f in found}
     places |= {slope: (f, k) for f in found for k, slope in enumerate(f.slopes[1:])}
     forward: dict[Found, tuple[Node, ...]] = {}
     backward: dict[Found, tuple[Node, ...]] = {}

@@ -20,7 +20,7 @@ __all__ = ["flash_attention", "flash_attention_dx"]
 
 
 def _type(q: TensorType, k: TensorType, v: TensorType, *_: Any, **__: Any) -> tuple[TensorType, ...]:
-    n, s, heads, _ = q.shape
+    n, s, heads = q.shape[:3]
     return TensorType((n, s, heads, v.shape[3]), q.dtype), TensorType((n, heads, s), np.dtype(wide(np, q.dtype)))
 
 
