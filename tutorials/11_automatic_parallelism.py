@@ -8,7 +8,7 @@
 import numpy as np
 
 import hetu as ht
-from hetu.cpu_kernels import blas
+from hetu.cpu_kernels import openblas
 from hetu.dist import DataParallel, Link, Parallel, Pipeline, TensorParallel, ZeRO, run_ranks
 from hetu.plan import Cluster, MachineProfile, Plan, auto, dgx_h100, simulate, trace
 
@@ -46,7 +46,7 @@ shapes = {name: value.shape for name, value in feeds.items()}
 # the links between ranks; this notebook invents them: 50 microseconds, 2 GB/s.
 
 # %%
-blas.set_threads(1)
+openblas.set_threads(1)
 wire = Link(latency=50e-6, bandwidth=2e9)
 profile = MachineProfile(cluster=Cluster((4,), wire, wire))
 for strategy in (DataParallel(), TensorParallel()):

@@ -16,7 +16,7 @@ from workloads import Workload
 
 import hetu as ht
 from hetu import optim
-from hetu.cpu_kernels.blas import kernels, set_threads
+from hetu.cpu_kernels.openblas import kernels, set_threads
 from hetu.dist.comm.comm import Comm
 from hetu.passes import chosen_passes
 

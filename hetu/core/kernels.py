@@ -95,6 +95,10 @@ class Kernels:
         """Calls of an elementwise function of the array module, all operands of which are given, or None."""
         return None
 
+    def checked(self, op: Any, check: Call, arrays: Sequence[Any], attrs: Mapping[str, Any]) -> Calls:
+        """Calls that make the check of an operator where something may be wrong."""
+        return [check]
+
     def in_place(
         self, composition: Any, outs: Sequence[Any], arrays: Sequence[Any], scalars: Sequence[Any]
     ) -> Calls | None:

@@ -7,7 +7,7 @@ operators needs no operator: write a function.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from functools import partial
 from types import MappingProxyType, ModuleType
@@ -128,6 +128,7 @@ class Op(Generic[P, R]):
         self.bind_rule: Callable[..., Call | Sequence[Call] | None] | None = None
         self.view_rule: Callable[..., Any] | None = None
         self.check_rule: Callable[..., None] | None = None
+        self.ranges_rule: Callable[..., Iterable[Any]] | None = None
         self.decompose_rule: Callable[..., Any] | None = None
         self.update: Any = None  # the `UpdateRule` of an optimizer that it applies to a whole parameter
         self.row_update: Any = None  # or to some rows of a table
@@ -157,6 +158,7 @@ class Op(Generic[P, R]):
     bind = _hung("bind", "`(xp, out, *arrays, **attrs)` -> calls bound to these very arrays, or None to decline.")
     view = _hung("view", "`(xp, *arrays, **attrs)` -> a view of the first array, or None when it must be computed.")
     check = _hung("check", "`(xp, *arrays, **attrs)` raises when values are out of range; before each run on a CPU.")
+    ranges = _hung("ranges", "`(*arrays, **attrs)` -> (ids, size, what) in turn; no check if ids are in range(size).")
     decompose = _hung("decompose", "`(*inputs, **attrs)` -> the same in graph functions, where a `!` factor is split.")
     flops = _hung("flops", "`(out, *types, **attrs)` -> operations of a product whose number `dims` does not tell.")
 

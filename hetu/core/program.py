@@ -115,7 +115,8 @@ class Program:
         if calls is None:
             calls = node.op.bound(self.xp, out, inputs, node.attrs, self._scratch(node))
         if self.checks and node.op.check_rule:
-            calls = [partial(node.op.check_rule, self.xp, *inputs, **node.attrs), *calls]
+            check = partial(node.op.check_rule, self.xp, *inputs, **node.attrs)
+            calls = [*kernels_of(self.xp).checked(node.op, check, inputs, node.attrs), *calls]
         return Step(node, out, tuple(calls))
 
     def _bound_to_comm(self, node: Node, out: Any, inputs: Sequence[Any]) -> list[Call]:
@@ -187,7 +188,8 @@ class Program:
                     for call in self.calls:
                         call()
         except BaseException as error:
-            raise self._explained(error, call if self.captured is None else self.captured.call) from error.__cause__
+            call = call if self.captured is None else self.captured.call
+            raise self._explained(error, getattr(call, "call", call)) from error.__cause__
         results = [copy() for copy in self.results]
         if self.captured is not None and self.comm is not None:
             self.state.dirty = True

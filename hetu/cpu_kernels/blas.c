@@ -20,6 +20,22 @@ void gemm(const Word* a, long long first, long long last, char* scratch) {
     (order, left, right, m, n, k, *(T*)a[7].p, x, pitch_x, y, pitch_y, *(T*)a[12].p, out, pitch);
 }
 
+// out = x y for each matrix of a batch of three axes, of which the words from 13 on give the sizes and strides of x, y
+// and out; jobs are the matrices.
+void gemms(const Word* a, long long first, long long last, char* scratch) {
+    const T *x = a[7].p, *y = a[9].p;
+    T* out = a[11].p;
+    for (long long job = first; job < last; job++) {
+        long long at_x = 0, at_y = 0, at = 0;
+        for (long long axis = 2, rest = job; axis >= 0; rest /= a[13 + axis].n, axis--) {
+            const long long i = rest % a[13 + axis].n;
+            at_x += i * a[16 + axis].n, at_y += i * a[19 + axis].n, at += i * a[22 + axis].n;
+        }
+        FUNCTION(int, int, int, INT, INT, INT, T, const T*, INT, const T*, INT, T, T*, INT)
+        (a[1].n, a[2].n, a[3].n, a[4].n, a[5].n, a[6].n, 1, x + at_x, a[8].n, y + at_y, a[10].n, 0, out + at, a[12].n);
+    }
+}
+
 // out = alpha m x + beta out
 void gemv(const Word* a, long long first, long long last, char* scratch) {
     FUNCTION(int, int, INT, INT, T, const T*, INT, const T*, INT, T, T*, INT)

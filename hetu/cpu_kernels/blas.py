@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..core.kernels import Call
-from .c_calls import c_call
-from .openblas import CValue, function_of
+from .c_calls import CCall, c_call
+from .openblas import CValue, address_of, function_of
 
 Scalar = float | np.ndarray
+Found = tuple[str, Callable[..., Any], type[CValue], type[CValue]]  # a C function, its types of integers and numbers
 
 ROW_MAJOR, NO_TRANSPOSE, TRANSPOSE = 101, 111, 112  # codes of BLAS
 LEAST = 1 << 23  # multiplications that are worth another thread
@@ -56,6 +58,36 @@ def gemm(a: np.ndarray, b: np.ndarray, out: np.ndarray, alpha: Scalar = 1.0, bet
     values = (*out.shape, a.shape[1], _real(alpha), a, leading_a, b, leading_b, _real(beta), out, leading_out)
     codes = (ROW_MAJOR, trans_a, trans_b)
     return _bind("gemm", codes, *values, jobs=jobs, grain=-(-LEAST // work), last=int(columns))
+
+
+def gemms(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> Call | None:
+    """A call that computes `out = a @ b` for batches of at most three axes, or None where BLAS or a table cannot.
+
+    Shapes (..., m, k), (..., k, n), (..., m, n); axes of the batches are broadcast. The rest is as in `gemm`.
+
+    >>> a, b, out = np.ones((2, 1, 3)), np.ones((3, 1)), np.zeros((2, 1, 1))
+    >>> call = gemms(a, b, out) or functools.partial(np.matmul, a, b, out)
+    >>> _ = call(); print(out.ravel())
+    [3. 3.]
+    """
+    if min(a.ndim, b.ndim) < 2 or out.ndim > 5 or not out.size or not a.size or not _usable(a, b, out=out):
+        return None
+    batch = (*(1,) * (5 - out.ndim), *out.shape[:-2])
+    a, b = (np.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (a, b))
+    out = out.reshape((*batch, *out.shape[-2:]))
+    left, right, leading = _matrix(a[0, 0, 0]), _matrix(b[0, 0, 0]), _leading(out[0, 0, 0])
+    if left is None or right is None or leading is None:
+        return None
+    strides = [s // x.itemsize for x in (a, b, out) for s in x.strides[:3]]
+    if any(s % x.itemsize for x in (a, b, out) for s in x.strides):
+        return None
+    (trans_a, leading_a), (trans_b, leading_b) = left, right
+    shape = (*out.shape[-2:], a.shape[-1])
+    values = (*shape, a, leading_a, b, leading_b, out, leading, *batch, *strides)
+    jobs, work = math.prod(batch), math.prod(shape)
+    codes = (ROW_MAJOR, trans_a, trans_b)
+    found = _found("gemm", *values)
+    return found and _row(found, "gemms", codes, *values, jobs=jobs, grain=-(-LEAST // work))
 
 
 def product(a: np.ndarray, b: np.ndarray, out: np.ndarray, beta: float = 0.0) -> Call:
@@ -172,26 +204,45 @@ def _bind(name: str, codes: Sequence[int], *arguments: object, jobs: int = 1, gr
     `codes` say how matrices lie, `arguments` are Python values in the order C wants them; `last` is one word more for
     the division of `jobs`.
     """
-    dtype = next(value.dtype for value in arguments if isinstance(value, np.ndarray) and value.ndim)
-    letter, real = PRECISIONS[dtype]
-    found = function_of(f"cblas_{letter}{name}")
-    if found is None:
-        return None
-    function, integer = found
-    for value in arguments:
-        if isinstance(value, int) and integer(value).value != value:  # too large for a build with 32-bit integers
-            return None
-        if isinstance(value, np.ndarray) and value.ndim == 0 and (value.dtype != dtype or not value.flags.writeable):
-            return None
-    words = [np.array(v, dtype) if isinstance(v, float) else v for v in arguments]  # C reads scalars from memory
-    place, number = ctypes.cast(function, ctypes.c_void_p).value, "long long" if integer is ctypes.c_int64 else "int"
-    call = c_call("blas.c", name, dtype, place, *codes, *words, last, jobs=jobs, grain=grain, INT=number)
-    if call is not None:
+    found = _found(name, *arguments)
+    call = found and _row(found, name, codes, *arguments, last, jobs=jobs, grain=grain)
+    if call is not None or found is None:
         return call
+    _, function, integer, real = found
     values = (_c_value(value, integer, real) for value in arguments)
     made = functools.partial(function, *map(ctypes.c_int.from_param, codes), *values)
     made.arguments = arguments  # C holds bare addresses; this keeps the arrays alive
     return made
+
+
+def _row(found: Found, row: str, codes: Sequence[int], *arguments: object, jobs: int, grain: int) -> CCall | None:
+    """The function `row` of blas.c, which calls the C function that was found, as a row of a table."""
+    name, _, integer, real = found
+    words = [_scalar(value, real) if isinstance(value, float) else value for value in arguments]
+    number = "long long" if integer is ctypes.c_int64 else "int"
+    return c_call("blas.c", row, np.dtype(real), address_of(name), *codes, *words, jobs=jobs, grain=grain, INT=number)
+
+
+@functools.cache
+def _scalar(value: float, real: type[CValue]) -> np.ndarray:
+    """A number in memory, where C reads it."""
+    return np.array(value, real)
+
+
+def _found(name: str, *arguments: object) -> Found | None:
+    """The C function, or None where it cannot take these arguments."""
+    dtype = next(value.dtype for value in arguments if isinstance(value, np.ndarray) and value.ndim)
+    letter, real = PRECISIONS[dtype]
+    full = f"cblas_{letter}{name}"
+    found = function_of(full)
+    if found is None:
+        return None
+    for value in arguments:
+        if isinstance(value, int) and found[1](value).value != value:  # for a build with 32-bit integers
+            return None
+        if isinstance(value, np.ndarray) and value.ndim == 0 and (value.dtype != dtype or not value.flags.writeable):
+            return None
+    return full, *found, real
 
 
 def _c_value(value: object, integer: type[CValue], real: type[CValue]) -> CValue:

@@ -16,62 +16,84 @@ from typing import Any
 
 import numpy as np
 
-from ..core.kernels import Call
+from ..core.kernels import Call, Calls
 from . import openblas
 from .compiled import Source, build, source, text_of
 
-NUMBERS = {"f": "float", "d": "double"}
+NUMBERS = {"float32": "float", "float64": "double", "int32": "int", "int64": "long long", "uint8": "unsigned char"}
 Word = Any  # an array, of which the address is meant, an integer or a number
 
 
 class CCall:
-    """A function of a source with its block of words. Arrays live as long as the call does."""
+    """A function of a source with its block of words. Arrays live as long as the call does.
 
-    def __init__(self, made: Source, function: str, words: Sequence[Word], jobs: int, grain: int, scratch: int) -> None:
+    A call that sets the number in `doubt` has found something that `check` has to look at, and to raise an error.
+    """
+
+    def __init__(
+        self,
+        made: Source,
+        function: str,
+        words: Sequence[Word],
+        jobs: int = 1,
+        grain: int = 1,
+        scratch: int = 0,
+        doubt: np.ndarray | None = None,
+        check: Call | None = None,
+    ) -> None:
         self.source, self.function, self.words = made, function, words
         self.jobs, self.grain, self.scratch = jobs, grain, scratch
-        self.alone: Call | None = None
+        self.doubt, self.check = doubt, check
+        self.alone: Table | None = None
 
     def block(self) -> np.ndarray:
         """The words as C reads them."""
-        block = np.zeros(max(len(self.words), 1), np.int64)
-        numbers = block.view(np.float64)
-        for k, word in enumerate(self.words):
-            if isinstance(word, float | np.floating):
-                numbers[k] = word
-            else:
-                block[k] = word.ctypes.data if isinstance(word, np.ndarray) else int(word)
-        return block
+        return np.array([*map(_bits, self.words)], np.int64)
 
     def __call__(self) -> None:
         """Make the call from Python, as a table of one."""
         if self.alone is None:
             if not build([self.source]):
                 raise OSError(f"{self.function} could not be compiled: {self.source.wrong}")
-            self.alone = table([self])
+            self.alone = Table([self])
         self.alone()
 
     def address(self) -> int:
         return ctypes.cast(self.source.function(self.function), ctypes.c_void_p).value or 0
 
 
-def table(calls: Sequence[CCall]) -> Call:
-    """One call that makes all of these, whose functions are compiled."""
-    blocks = [c.block() for c in calls]
-    rows = np.array([(c.address(), b.ctypes.data, c.jobs, c.grain) for c, b in zip(calls, blocks)], np.int64)
-    size = max(c.scratch for c in calls)
-    place = ctypes.c_void_p.from_param(rows.ctypes.data)
-    numbers = map(ctypes.c_int64.from_param, (len(rows), size))
-    made = partial(_walk(), place, *numbers, *map(_place, ("get_num_threads", "set_num_threads")))
-    made.keeps = calls, blocks, rows  # C holds bare addresses
-    return made
+class Table:
+    """Compiled calls that C makes one after the other; `call` is the one whose check is under way."""
+
+    def __init__(self, calls: Sequence[CCall]) -> None:
+        self.calls, self.blocks, self.call = calls, [c.block() for c in calls], calls[0]
+        rows = [(c.address(), address(b), c.jobs, c.grain, address(c.doubt)) for c, b in zip(calls, self.blocks)]
+        self.rows = np.array(rows, np.int64)  # C holds bare addresses
+        size = ctypes.c_int64.from_param(max(c.scratch for c in calls))
+        end = ctypes.c_void_p.from_param(address(self.rows) + self.rows.nbytes)
+        threads = (openblas.address_of(f"openblas_{verb}_num_threads") for verb in ("get", "set"))
+        self.walk = partial(_walk(), end, size, *map(ctypes.c_void_p.from_param, threads))
+        self.start = self._from(0)
+
+    def _from(self, row: int) -> Any:
+        return ctypes.c_void_p.from_param(address(self.rows) + row * self.rows.strides[0])
+
+    def __call__(self) -> None:
+        row = self.walk(self.start)
+        while row:  # counted from the end: this one has its doubts
+            self.call = self.calls[-row]
+            self.call.check()
+            row = self.walk(self._from(len(self.calls) - row + 1))
 
 
-@cache
-def _place(function: str) -> Any:
-    """The address of a function of OpenBLAS, 0 without it."""
-    found = openblas.function_of(f"openblas_{function}")
-    return ctypes.c_void_p.from_param(found and ctypes.cast(found[0], ctypes.c_void_p).value)
+def _bits(word: Word) -> int:
+    if isinstance(word, np.ndarray):
+        return address(word)
+    return int(np.float64(word).view(np.int64)) if isinstance(word, float | np.floating) else int(word)
+
+
+def address(array: np.ndarray | None) -> int:
+    return 0 if array is None else array.ctypes.data
 
 
 @cache
@@ -81,14 +103,14 @@ def _walk() -> Any:
     if walker is None or not build([walker]):
         return None
     walk = walker.function("walk")
-    walk.restype = None
+    walk.restype = ctypes.c_int64
     return walk
 
 
 def c_call(
     file: str, function: str, dtype: Any, *words: Word, jobs: int = 1, grain: int = 1, scratch: int = 0, **defines: str
 ) -> CCall | None:
-    """A call of a written kernel, with `T` standing for float or double, or None where it cannot be compiled.
+    """A call of a written kernel, with `T` standing for the C name of the dtype, or None where it cannot be compiled.
 
     `grain` is the least number of jobs that is worth waking another thread (100 us of work); `scratch` the bytes that
     each thread gets to work in. Other arguments are names that the text knows, and what they stand for.
@@ -99,10 +121,23 @@ def c_call(
 
 @cache
 def _written(file: str, dtype: np.dtype, **defines: str) -> Source | None:
-    if dtype.char not in NUMBERS:
+    if dtype.name not in NUMBERS:
         return None
-    names = {"T": NUMBERS[dtype.char]} | defines
-    return source("\n".join((*(f"#define {name} {names[name]}" for name in names), text_of(file))), contract=True)
+    names = {"T": NUMBERS[dtype.name]} | defines
+    return source("\n".join((*(f"#define {name} {names[name]}" for name in names), text_of(file))))
+
+
+def checked(ranges: Sequence[tuple[Any, int, str]], check: Call) -> Calls:
+    """The check of an operator, made only where an id lies outside 0 ... size - 1."""
+    made: list[Call] = []
+    for ids, size, _ in ranges:
+        doubt, contiguous = np.zeros(1, np.int64), ids.flags.c_contiguous
+        call = c_call("check.c", "in_range", ids.dtype, ids, ids.size, size, doubt) if contiguous else None
+        if call is None:
+            return [check]
+        call.doubt, call.check = doubt, check
+        made.append(call)
+    return made
 
 
 def joined(calls: Sequence[Call]) -> list[Call] | None:
@@ -112,5 +147,5 @@ def joined(calls: Sequence[Call]) -> list[Call] | None:
     made: list[Call] = []
     for kind, group in groupby(calls, type):
         run = list(group)
-        made += [table(run)] if kind is CCall else run
+        made += [Table(run)] if kind is CCall else run
     return made

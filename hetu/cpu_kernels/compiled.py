@@ -39,8 +39,9 @@ except ImportError:  # Windows, where processes that start together compile the 
 SETTING = "HETU_CC"  # the command of a C compiler, or 0 for none
 NAMES = ("cc", "gcc", "clang")
 DEADLINE = 120  # seconds for one library, most of which take half a second
+CONTRACT = "#pragma STDC FP_CONTRACT ON"  # which gcc takes from its command line only
 # A loop with a square root or a comparison is not vectorized without the first two; no result depends on them.
-FLAGS = ("-fno-math-errno", "-fno-trapping-math", "-std=gnu11", "-O3", "-fPIC", "-shared", "-w")
+FLAGS = ("-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing", "-std=gnu11", "-O3", "-fPIC", "-shared", "-w")
 
 
 class Compiler(NamedTuple):
@@ -140,12 +141,12 @@ def _lock() -> Iterator[None]:
 class Source:
     """A text with functions, each a `void f(const Word* a, long long first, long long last, char* scratch)`.
 
-    With `contract`, a product and a sum may become one fused multiply-add, which tiles need for their speed. The bits
-    of others are those of NumPy and of any compiler.
+    Where the text says `CONTRACT`, a product and a sum may become one fused multiply-add, which tiles need for their
+    speed. The bits of others are those of NumPy and of any compiler.
     """
 
-    def __init__(self, text: str, key: str, contract: bool) -> None:
-        self.text, self.key, self.contract = text, key, contract
+    def __init__(self, text: str, key: str) -> None:
+        self.text, self.key = text, key
         self.library: ctypes.CDLL | None = None
         self.wrong = ""  # why there will be no library
 
@@ -164,14 +165,14 @@ class Source:
 _sources: dict[str, Source] = {}  # by key
 
 
-def source(text: str, contract: bool = False) -> Source | None:
+def source(text: str) -> Source | None:
     """What is to be built of a text, or None where there is no compiler or it failed at this text before."""
     made_by = compiler()
     if made_by is None:
         return None
-    parts = (text, text_of("prelude.h"), *FLAGS, str(contract), *made_by.command, made_by.identity, cpu(), sys.platform)
+    parts = (text, text_of("prelude.h"), *FLAGS, *made_by.command, made_by.identity, cpu(), sys.platform)
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
-    found = _sources.setdefault(key, Source(text, key, contract))
+    found = _sources.setdefault(key, Source(text, key))
     return None if found.wrong else found
 
 
@@ -192,7 +193,7 @@ def _compile(made_by: Compiler, lacking: Sequence[Source], private: Path) -> Non
     for s in lacking:
         text, library = private / f"{s.key}.c", private / f"{s.key}.so"
         text.write_text(f"{text_of('prelude.h')}\n{s.text}", "utf-8")
-        flags = ["-ffp-contract=fast" if s.contract else "-ffp-contract=off"]
+        flags = ["-ffp-contract=fast" if CONTRACT in s.text else "-ffp-contract=off"]
         try:
             running.append((s, library, made_by.start(text, library, flags)))
         except OSError as error:

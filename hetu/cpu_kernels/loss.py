@@ -52,6 +52,9 @@ def cross_entropy_slope_check(
     check_class_ids(labels, logits.shape[-1], ignore_index)
 
 
+cross_entropy_slope.ranges(lambda g, logits, labels, **_: [(labels, logits.shape[-1], "class id")])
+
+
 @cross_entropy_slope.bind
 def cross_entropy_slope_bind(
     xp: ModuleType, out: Any, g: Any, logits: Any, labels: Any, *, ignore_index: int | None, label_smoothing: float

@@ -15,7 +15,7 @@ from typing import Any
 from ..core.backend import Scratch
 from ..core.kernels import Call, Calls, Kernels, RoomPass
 from . import blas, lanes, openblas
-from .c_calls import joined
+from .c_calls import checked, joined
 from .ufuncs import bound_ufunc
 
 FILES = (
@@ -48,6 +48,9 @@ class CpuKernels(Kernels):
         more = {"scratch": scratch or Scratch()} if op.scratch else {}
         made = function(xp, out, *arrays, **attrs, **more)
         return [made] if callable(made) else made and list(made)
+
+    def checked(self, op: Any, check: Call, arrays: Sequence[Any], attrs: Mapping[str, Any]) -> Calls:
+        return [check] if op.ranges_rule is None else checked(op.ranges_rule(*arrays, **attrs), check)
 
     def in_place(
         self, composition: Any, outs: Sequence[Any], arrays: Sequence[Any], scalars: Sequence[Any]

@@ -17,6 +17,7 @@ typedef struct {
     Function* function;
     const Word* words;
     long long jobs, grain;  // a part of fewer jobs than `grain` is not worth another thread
+    const long long* doubt;  // the walk stops where this is not 0
 } Row;
 
 typedef int Threads(void);
@@ -24,10 +25,14 @@ typedef void SetThreads(int);
 
 #ifdef _WIN32
 
-void walk(const Row* table, long long count, long long size, Threads* get, SetThreads* set) {
+long long walk(const Row* end, long long size, Threads* get, SetThreads* set, const Row* row) {
     char* const scratch = size ? _aligned_malloc(size, 64) : 0;
-    for (const Row* row = table; row < table + count; row++) row->function(row->words, 0, row->jobs, scratch);
+    for (; row < end; row++) {
+        row->function(row->words, 0, row->jobs, scratch);
+        if (row->doubt && *row->doubt) break;
+    }
     _aligned_free(scratch);
+    return end - row;
 }
 
 #else
@@ -144,24 +149,27 @@ static void divide(const Row* row, long long parts, long long size) {
         else sched_yield();
 }
 
-// Make `count` calls, with as many threads as BLAS may use, each of which has `size` bytes of scratch. Meanwhile BLAS
-// itself has one: its own threads would go on spinning beside these.
-void walk(const Row* table, long long count, long long size, Threads* get, SetThreads* set) {
+// Make the calls from `row` on, with as many threads as BLAS may use, each of which has `size` bytes of scratch.
+// Meanwhile BLAS itself has one: its own threads would go on spinning beside these. The result is 0, or the number of
+// rows left where one has its doubts, itself among them.
+long long walk(const Row* end, long long size, Threads* get, SetThreads* set, const Row* row) {
     pthread_once(&once, begin);
     const int threads = get ? get() : 1;
     const bool several = threads > 1 && pthread_mutex_trylock(&pool.use) == 0;
     const long long most = (threads < MOST ? threads : MOST) * PARTS_PER_THREAD;
     char* const scratch = size ? scratch_of(size) : 0;
     if (several) set(1);
-    for (const Row* row = table; row < table + count; row++) {
+    for (; row < end; row++) {
         const long long worth = several ? row->jobs / row->grain : 1;
         if (worth > 1 && have(threads - 1)) divide(row, worth < most ? worth : most, size);
         else row->function(row->words, 0, row->jobs, scratch);
+        if (row->doubt && *row->doubt) break;
     }
     if (several) {
         set(threads);
         pthread_mutex_unlock(&pool.use);
     }
+    return end - row;
 }
 
 #endif

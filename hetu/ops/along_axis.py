@@ -12,7 +12,7 @@ from ..core.errors import ShapeError
 from ..core.graph import Node
 from ..core.op import Role, op
 from ..core.types import Size, TensorType, axis_letters, compatible, show_shape, unify
-from .index import RowWindow, axis_attrs, check_range, find_inside, masked, require_indices, whole_size
+from .index import RowWindow, axis_attrs, find_inside, in_range, masked, require_indices, whole_size
 
 __all__ = ["take_along_axis"]
 
@@ -61,9 +61,7 @@ def take_along_axis(xp: ModuleType, x: Any, indices: Any, *, axis: int = -1, win
 take_along_axis.normalize(axis_attrs)
 
 
-@take_along_axis.check
-def take_along_axis_check(xp: ModuleType, x: Any, indices: Any, *, axis: int, window: RowWindow) -> None:
-    check_range(xp, indices, whole_size(x.shape[axis], window), "index")
+in_range(take_along_axis, lambda x, indices, *, axis, window: [(indices, whole_size(x.shape[axis], window), "index")])
 
 
 def _put_type(like: TensorType, indices: TensorType, values: TensorType, *, axis: int, **_: Any) -> TensorType:

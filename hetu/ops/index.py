@@ -7,13 +7,14 @@ see `along_axis.py`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from ..core.backend import dtype_in
 from ..core.errors import ArgumentError, DTypeError, ShapeError, ValueRangeError, public
 from ..core.graph import Node
-from ..core.op import Role, op
+from ..core.op import Op, Role, op
 from ..core.operators import add
 from ..core.types import Size, TensorType, as_dtype, axis_letters, compatible, normalize_axis, show_shape
 from .linalg import permute_dims
@@ -40,6 +41,17 @@ def check_range(xp: ModuleType, ids: Any, size: int, what: str) -> None:
         f"{what} {int(ids[position])} at position {list(position)} lies outside 0 to {size - 1}",
         fix=f"there are {size} rows to choose from; check how the ids are made (they count from 0)",
     )
+
+
+def in_range(op: Op[..., Any], ranges: Callable[..., Any]) -> None:
+    """Let `op` check what `ranges(*arrays, **attrs)` returns: (ids, size, what), ids from 0 to size - 1."""
+
+    def check(xp: ModuleType, *arrays: Any, **attrs: Any) -> None:
+        for ids, size, what in ranges(*arrays, **attrs):
+            check_range(xp, ids, size, what)
+
+    op.ranges(ranges)
+    op.check(check)
 
 
 RowWindow = tuple[tuple[int, int, int]] | None  # (low, high, size): the rows of a table that this rank has
@@ -109,7 +121,7 @@ def take(xp: ModuleType, x: Any, indices: Any, *, axis: int = 0, window: RowWind
 
 
 take.normalize(axis_attrs)
-take.check(lambda xp, x, indices, *, axis, window: check_range(xp, indices, whole_size(x.shape[axis], window), "index"))
+in_range(take, lambda x, indices, *, axis, window: [(indices, whole_size(x.shape[axis], window), "index")])
 
 
 @take.grad
@@ -201,7 +213,7 @@ def scatter_add(xp: ModuleType, x: Any, ids: Any, updates: Any) -> Any:
     return out
 
 
-scatter_add.check(lambda xp, x, ids, updates: check_range(xp, ids, x.shape[0], "row id"))
+in_range(scatter_add, lambda x, ids, updates: [(ids, x.shape[0], "row id")])
 scatter_add.grad(lambda g, y, x, ids, updates: (g, None, take(g, ids, axis=0)))
 scatter_add.decompose(lambda x, ids, updates: add(x, scatter_rows(x, ids, updates)))
 
@@ -234,5 +246,5 @@ def one_hot(xp: ModuleType, ids: Any, *, depth: int, dtype: Any = "float32") -> 
 
 
 one_hot.normalize(_one_hot_attrs)
-one_hot.check(lambda xp, ids, *, depth, dtype: check_range(xp, ids, depth, "class id"))
+in_range(one_hot, lambda ids, *, depth, dtype: [(ids, depth, "class id")])
 one_hot.into(lambda xp, out, ids, *, depth, dtype: xp.equal(ids[..., None], xp.arange(depth), out))

@@ -146,6 +146,9 @@ def ids_check(xp: ModuleType, logits: Any, labels: Any, *, ignore_index: int | N
     check_class_ids(labels, logits.shape[-1], ignore_index)
 
 
+cross_entropy_of_ids.ranges(lambda logits, labels, **_: [(labels, logits.shape[-1], "class id")])
+
+
 @cross_entropy_of_ids.grad
 def softmax_cross_entropy_grad(
     g: list[Node | None], out: tuple[Node, Node], logits: Node, labels: Node, **attrs: Any

@@ -20,7 +20,7 @@ from ..core.graph import Node
 from ..core.op import Op, P, R, Role, op
 from ..core.types import Shape, TensorType, compatible, is_float
 from .composition import Composition, traced
-from .index import RowWindow, check_range, own_rows
+from .index import RowWindow, in_range, own_rows, whole_size
 
 __all__ = ["update_rule"]
 
@@ -229,12 +229,12 @@ def _rows_operator(rule: UpdateRule, parameters: Sequence[inspect.Parameter]) ->
         name=f"{rule.name}_rows", infer=partial(_rows_type, rule), dims=partial(_rows_dims, rule),
     )  # fmt: skip
     made.row_update = rule
-    made.check(partial(_check_ids, rule.tables))
+    in_range(made, partial(_row_ids, rule.tables))
     return made
 
 
-def _check_ids(tables: int, xp: ModuleType, *arrays: Any, window: RowWindow = None, **_: Any) -> None:
-    check_range(xp, arrays[tables], arrays[0].shape[0] if window is None else window[0][2], "row id")
+def _row_ids(tables: int, *arrays: Any, window: RowWindow = None, **_: Any) -> list[tuple[Any, int, str]]:
+    return [(arrays[tables], whole_size(arrays[0].shape[0], window), "row id")]
 
 
 def _rows_type(

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from hetu.core.errors import ArgumentError
 from hetu.cpu_kernels import blas, openblas
+from hetu.cpu_kernels.compiled import compiler
 
 needs_blas = pytest.mark.skipif(
     blas.gemm(np.ones((1, 1)), np.ones((1, 1)), np.ones((1, 1))) is None, reason="numpy's OpenBLAS is not there"
@@ -27,6 +28,7 @@ def made_by(request, monkeypatch):
     """Calls are those of a table that C walks, where there is a compiler, or of Python."""
     if request.param == "Python":
         monkeypatch.setattr(blas, "c_call", lambda *_, **__: None)
+    return request.param
 
 
 LAYOUTS = ["C", "F", "columns", "rows", "columns of F", "offset"]
@@ -141,6 +143,32 @@ def test_an_adder_takes_any_array_and_the_rate_of_the_day(dtype):
         rate[...] = scale
         add(x)
         np.testing.assert_allclose(y, want, rtol=tolerance(dtype), atol=tolerance(dtype))
+
+
+BATCHES = [((3,), (3,)), ((2, 3), (2, 3)), ((2, 1), (1, 3)), ((), (4,)), ((2, 1, 3), (2, 5, 1)), ((1,), (1,))]
+
+
+@needs_blas
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("of_a, of_b", [("C", "C"), ("F", "C"), ("C", "F"), ("turned", "C"), ("C", "turned")])
+@pytest.mark.parametrize("batch_a, batch_b", BATCHES, ids=str)
+def test_products_of_a_batch(batch_a, batch_b, of_a, of_b, dtype, made_by):
+    rng = np.random.default_rng(0)
+
+    def made(batch, shape, layout):
+        if layout == "turned":  # the batch within the rows, as heads lie within features
+            return np.moveaxis(rng.normal(size=(shape[0], *batch, shape[1])).astype(dtype), 0, -2)
+        if layout == "F":
+            return np.swapaxes(rng.normal(size=(*batch, *shape[::-1])).astype(dtype), -1, -2)
+        return rng.normal(size=(*batch, *shape)).astype(dtype)
+
+    a, b = made(batch_a, (5, 4), of_a), made(batch_b, (4, 6), of_b)
+    out = np.full((*np.broadcast_shapes(batch_a, batch_b), 5, 6), np.nan, dtype)
+    call = blas.gemms(a, b, out)
+    assert (call is None) == (made_by == "Python" or compiler() is None)
+    if call is not None:
+        call()
+        np.testing.assert_allclose(out, a @ b, rtol=1e-5 if dtype is np.float32 else 1e-12)
 
 
 @needs_blas

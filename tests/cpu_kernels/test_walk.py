@@ -10,8 +10,9 @@ import threading
 import numpy as np
 import pytest
 
+import hetu as ht
 from hetu.cpu_kernels import c_calls, openblas
-from hetu.cpu_kernels.c_calls import CCall, joined, table
+from hetu.cpu_kernels.c_calls import CCall, Table, joined
 from hetu.cpu_kernels.compiled import build, compiler, source
 
 DEADLINE = 60
@@ -53,7 +54,7 @@ def counting(jobs: int, grain: int, work: int = 0) -> tuple[CCall, np.ndarray, n
 @pytest.mark.parametrize("jobs, grain", [(0, 1), (1, 1), (7, 1), (7, 4), (7, 100), (1000, 1), (1003, 50)])
 def test_every_job_is_done_once(threads, jobs, grain):
     calls = [counting(jobs, grain) for _ in range(5)]
-    walk = table([call for call, _, _ in calls])
+    walk = Table([call for call, _, _ in calls])
     for _ in range(20):
         walk()
     for _, done, _ in calls:
@@ -63,7 +64,7 @@ def test_every_job_is_done_once(threads, jobs, grain):
 
 def test_work_is_divided_only_where_it_pays(threads):
     (whole, _, one), (cut, _, several) = counting(8, 8), counting(4000, 1, work=20000)
-    walk = table([whole, cut])
+    walk = Table([whole, cut])
     walk()
     assert len({*one.tolist()}) == 1 and one[0] in several
     assert threads == 1 or len({*several.tolist()}) > 1
@@ -72,7 +73,7 @@ def test_work_is_divided_only_where_it_pays(threads):
 
 def test_several_callers_at_once(threads):
     calls = [counting(500, 1, work=100) for _ in range(6)]
-    walks = [table([call]) for call, _, _ in calls]
+    walks = [Table([call]) for call, _, _ in calls]
     workers = [threading.Thread(target=lambda w=w: [w() for _ in range(50)]) for w in walks]
     for worker in workers:
         worker.start()
@@ -84,7 +85,7 @@ def test_several_callers_at_once(threads):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_threads_do_not_survive_a_fork_and_come_back():
     call, done, _ = counting(100, 1, work=1000)
-    walk = table([call])
+    walk = Table([call])
     walk()
     read, write = os.pipe()
     child = os.fork()
@@ -101,6 +102,45 @@ def test_threads_do_not_survive_a_fork_and_come_back():
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     assert said == b"done"
+
+
+IN_RANGE = """
+void in_range(const Word* a, long long first, long long last, char* scratch) {
+    *(long long*)a[1].p = *(long long*)a[0].p < 0;
+}
+"""
+
+
+@pytest.mark.parametrize("wrong", [(), (0,), (1,), (2,), (0, 1, 2)], ids=str)
+def test_a_walk_stops_at_a_doubt_and_goes_on_where_a_check_finds_nothing(wrong):
+    """Three checks, each before a call that counts; a check may raise or let the walk go on."""
+    made, seen, calls, dones, values = source(IN_RANGE), [], [], [], [np.zeros(1, np.int64) for _ in range(3)]
+    assert made is not None and build([made])
+    for k, value in enumerate(values):
+        doubt, (call, done, _) = np.zeros(1, np.int64), counting(1, 1)
+        check = CCall(made, "in_range", (value, doubt), doubt=doubt, check=lambda k=k: seen.append(k))
+        calls += [check, call]
+        dones.append(done)
+    walk = Table(calls)
+    for k in wrong:
+        values[k][0] = -1
+    walk()
+    assert seen == [*wrong] and [int(done[0]) for done in dones] == [1, 1, 1]
+    if wrong:
+        calls[2 * wrong[0]].check = lambda: 1 // 0
+        with pytest.raises(ZeroDivisionError):
+            walk()
+        assert walk.call is calls[2 * wrong[0]]
+        assert [int(done[0]) for done in dones] == [2 if k < wrong[0] else 1 for k in range(3)]
+
+
+def test_an_error_in_a_table_names_the_operator_and_the_line():
+    ids, table = ht.placeholder("ids", (3,), "int64"), ht.variable("table", np.ones((4, 2), np.float32))
+    executor = ht.Executor({"go": [ht.exp(ht.take(table, ids)) @ np.ones((2, 2), np.float32)]})
+    executor.run("go", {ids: np.array([0, 1, 3])})
+    with pytest.raises(ht.errors.ValueRangeError, match=r"index 4 at position \[2\]") as caught:
+        executor.run("go", {ids: np.array([0, 1, 4])})
+    assert "take" in str(caught.value) and "test_walk.py" in str(caught.value)
 
 
 def test_neighbors_become_one_call():
