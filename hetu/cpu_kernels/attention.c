@@ -7,6 +7,8 @@
 
 #include <string.h>
 
+#pragma STDC FP_CONTRACT ON
+
 // What a head means. `seen` may be 0, as may `bias`; a query that sees nothing weighs all keys evenly.
 static T score(const T* q, const T* k, long long d, T scale) {
     T sum = 0;

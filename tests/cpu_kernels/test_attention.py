@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import numpy as np
 import pytest
 
 from hetu.core.graph import OPS
 from hetu.cpu_kernels import attention
 from hetu.cpu_kernels.c_calls import c_call
-from hetu.cpu_kernels.compiled import build, compiler
+from hetu.cpu_kernels.compiled import compiler
+
+from .divided import job_by_job
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no C compiler")
 TOLERANCE = {"float32": 2e-5, "float64": 1e-12}
@@ -63,17 +63,6 @@ def filled(like):
     return tuple(np.full_like(x, np.nan) for x in like)
 
 
-def by_jobs(call):
-    """Make the call one job after the other, the last first, in scratch full of NaN."""
-    assert build([call.source])
-    function, block = call.source.function(call.function), call.block()
-    scratch = np.empty(call.scratch + 64, np.uint8)
-    place = scratch[-scratch.ctypes.data % 64 :].ctypes.data
-    for job in reversed(range(call.jobs)):
-        scratch.fill(255)
-        function(*map(ctypes.c_void_p, (block.ctypes.data, job, job + 1, place)))
-
-
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("view", [False, True], ids=["dense", "view"])
 @pytest.mark.parametrize("causal", [False, True], ids=["", "causal"])
@@ -99,7 +88,7 @@ def test_values_and_gradients(sizes, dtype, causal, view, mask):
         np.testing.assert_allclose(a, b, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] * max(1, np.abs(b).max()))
     at_once = [a.copy() for a in (*got, *got_slopes)]
     for call in calls:
-        by_jobs(call)
+        job_by_job(call)
     for a, b in zip((*got, *got_slopes), at_once, strict=True):
         np.testing.assert_array_equal(a, b)
 
