@@ -241,15 +241,20 @@ static void scores_of(const Attention* x, const Strip* strip, Block k, Block q, 
 
 // -- forward -----------------------------------------------------------------------------------------------------------
 
+// The larger of each two numbers; a NaN stays. As a loop over an array it would be computed number by number.
+static inline V larger(V a, V b) {
+    typedef __typeof__(a >= b) Mask;
+    const Mask first = (a >= b) | (a != a);
+    return (V)(((Mask)a & first) | ((Mask)b & ~first));
+}
+
 // scores -> powers, the logarithm of their sum for each query, and its inverse
 static void softmax(Block scores, long long keys, T* total, T* inverse) {
     for (long long c = 0; c < scores.pitch; c += LANES) {
-        T most[LANES], sum[LANES];
-        for (int l = 0; l < LANES; l++) most[l] = -INFINITY, sum[l] = 0;
-        for (long long j = 0; j < keys; j++) {
-            const T* const row = scores.at + j * scores.pitch + c;
-            EACH for (int l = 0; l < LANES; l++) most[l] = fmax(most[l], row[l]);
-        }
+        V highest = *(V*)(scores.at + c);
+        for (long long j = 1; j < keys; j++) highest = larger(highest, *(V*)(scores.at + j * scores.pitch + c));
+        T most[LANES], sum[LANES] = {0};
+        for (int l = 0; l < LANES; l++) most[l] = highest[l];
         for (long long j = 0; j < keys; j++) {
             T* const row = scores.at + j * scores.pitch + c;
             EACH for (int l = 0; l < LANES; l++) {

@@ -35,7 +35,7 @@ class Scores(NamedTuple):
     scale: float = 1.0
 
 
-class Found(NamedTuple):
+class WrittenOut(NamedTuple):
     """A composition: its nodes from the scores to y, what it reads, and what autodiff makes of it."""
 
     scale: float
@@ -57,7 +57,7 @@ def find_attention(outputs: Sequence[Node]) -> tuple[Node, ...]:
     found = [f if (g := _seed(f, readers)) is None else f._replace(slopes=_slopes(f, g)) for f in found]
     merged = iter(simplify([*outputs, *(node for f in found for part in f.parts() for node in part)]))
     plain = tuple(next(merged) for _ in outputs)
-    found = [Found(f.scale, *(tuple(next(merged) for _ in part) for part in f.parts())) for f in found]
+    found = [WrittenOut(f.scale, *(tuple(next(merged) for _ in part) for part in f.parts())) for f in found]
     result, now = _replaced(plain, found)
     left = set(topological(result))
     alone = [f for f in found if now[f.nodes[-2]] not in left]  # nobody else reads the weights
@@ -69,7 +69,7 @@ def find_attention(outputs: Sequence[Node]) -> tuple[Node, ...]:
 # -- the pattern -------------------------------------------------------------------------------------------------------
 
 
-def _composition(y: Node) -> Found | None:
+def _composition(y: Node) -> WrittenOut | None:
     if y.op.name != "matmul" or y.inputs[0].op.name != "softmax":
         return None
     weights, v = y.inputs
@@ -85,7 +85,7 @@ def _composition(y: Node) -> Found | None:
     masks = [reduce(OPS[join], kind) for kind, join in zip(kinds, ("logical_and", "add")) if kind]
     if any(m.dtype not in (np.bool_, q.dtype) for m in masks):
         return None
-    return Found(scores.scale, (*scores.nodes, weights, y), (q, turned, v, *map(_with_axes, masks)))
+    return WrittenOut(scores.scale, (*scores.nodes, weights, y), (q, turned, v, *map(_with_axes, masks)))
 
 
 def _scores(x: Node) -> Scores | None:
@@ -132,7 +132,7 @@ def _with_axes(mask: Node) -> Node:
 # -- its gradient ------------------------------------------------------------------------------------------------------
 
 
-def _seed(found: Found, readers: Mapping[Node, Sequence[Any]]) -> Node | None:
+def _seed(found: WrittenOut, readers: Mapping[Node, Sequence[Any]]) -> Node | None:
     """What may be the gradient of y: it meets the transposed weights in a product, or else v^T on the way to them."""
     weights, y = found.nodes[-2:]
 
@@ -145,7 +145,7 @@ def _seed(found: Found, readers: Mapping[Node, Sequence[Any]]) -> Node | None:
     return next((g for g in seeds if g.type == y.type), None)
 
 
-def _slopes(found: Found, g: Node) -> tuple[Node, ...]:
+def _slopes(found: WrittenOut, g: Node) -> tuple[Node, ...]:
     """g, and the gradients of q, k^T and v as autodiff makes them of a copy, so that it sees nothing below."""
     copies: dict[Node, Node] = {}
 
@@ -165,15 +165,15 @@ def _slopes(found: Found, g: Node) -> tuple[Node, ...]:
 # -- what takes its place ----------------------------------------------------------------------------------------------
 
 
-def _replaced(outputs: Sequence[Node], found: Sequence[Found]) -> tuple[tuple[Node, ...], dict[Node, Node]]:
+def _replaced(outputs: Sequence[Node], found: Sequence[WrittenOut]) -> tuple[tuple[Node, ...], dict[Node, Node]]:
     """With `attention`, and what each node has become."""
     done: dict[Node, Node] = {}
-    places: dict[Node, tuple[Found, int | None]] = {f.nodes[-1]: (f, None) for f in found}
+    places: dict[Node, tuple[WrittenOut, int | None]] = {f.nodes[-1]: (f, None) for f in found}
     places |= {slope: (f, k) for f in found for k, slope in enumerate(f.slopes[1:])}
-    forward: dict[Found, tuple[Node, ...]] = {}
-    backward: dict[Found, tuple[Node, ...]] = {}
+    forward: dict[WrittenOut, tuple[Node, ...]] = {}
+    backward: dict[WrittenOut, tuple[Node, ...]] = {}
 
-    def part(f: Found, slope: int | None) -> Node:
+    def part(f: WrittenOut, slope: int | None) -> Node:
         q, turned, v, *masks = (done[x] for x in f.inputs)
         k, attrs = _transposed(turned), {"scale": f.scale, "causal": False}
         if f not in forward:
