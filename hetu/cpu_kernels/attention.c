@@ -53,13 +53,14 @@ enum { BYTES = 32, ROWS = 4 };
 #endif
 enum { LANES = BYTES / sizeof(T), UNIT = 16, STRIP = 64, DEEP = 256 };  // UNIT: what sizes in scratch are multiples of
 typedef T V __attribute__((vector_size(BYTES), may_alias));
+typedef T Loose __attribute__((vector_size(BYTES), aligned(sizeof(T)), may_alias));  // anywhere in memory
 
 typedef struct {  // a matrix whose rows and columns may lie anywhere
     const T* at;
     long long row, column;
 } Left;
 
-typedef struct {  // a matrix in scratch, in whole vectors
+typedef struct {  // a matrix in whole vectors, mostly in scratch
     T* at;
     long long pitch;
 } Block;
@@ -77,7 +78,7 @@ static __attribute__((noinline)) void wide_tile(Left x, const T* y, long long pi
     EACH_ROW(BEGIN)
     for (; count; count--, from += x.column, y += pitch) {
         __asm__("" : "+r"(from));
-        const V u = *(const V*)y, w = *(const V*)(y + LANES);
+        const V u = *(const Loose*)y, w = *(const Loose*)(y + LANES);
         EACH_ROW(STEP)
     }
     EACH_ROW(END)
@@ -94,7 +95,7 @@ static __attribute__((noinline)) void narrow_tile(Left x, const T* y, long long 
     EACH_ROW(BEGIN_1)
     for (; count; count--, from += x.column, y += pitch) {
         __asm__("" : "+r"(from));
-        const V u = *(const V*)y;
+        const V u = *(const Loose*)y;
         EACH_ROW(STEP_1)
     }
     EACH_ROW(END_1)
@@ -136,6 +137,13 @@ static void load(Block to, Heads x, long long head, long long first, long long r
         else EACH for (long long c = 0; c < columns; c++) row[c] = factor * from[i * x.row + c * x.column];
         for (long long c = columns; c < to.pitch; c++) row[c] = 0;
     }
+}
+
+// The whole of a head as it lies there, if that fits and only one strip reads it; else a copy.
+static Block loaded(Block copy, Heads x, long long head, long long rows, long long columns, bool once) {
+    if (once && x.column == 1 && rows % ROWS == 0 && columns % UNIT == 0) return (Block){(T*)x.at + x.heads[head], x.row};
+    load(copy, x, head, 0, rows, columns, 1);
+    return copy;
 }
 
 // x = factor of the row, times from
@@ -271,26 +279,27 @@ void attention(const Word* a, long long first, long long last, char* scratch) {
     const Attention x = attention_of(a);
     const Heads y = heads_of(a + WORDS);
     const long long strips = (x.s + STRIP - 1) / STRIP, most = x.s < STRIP ? x.s : STRIP;
-    const Block k = block(&scratch, x.t, x.d), v = block(&scratch, x.t, x.e);
+    const Block k_copy = block(&scratch, x.t, x.d), v_copy = block(&scratch, x.t, x.e);
+    Block k = k_copy, v = v_copy;
     const Block rows = block(&scratch, most, x.d > x.e ? x.d : x.e), q = block(&scratch, x.d, most);
     Block scores = block(&scratch, x.t, most);
     T total[STRIP], inverse[STRIP];
-    for (long long job = first, loaded = -1; job < last; job++) {
+    for (long long job = first, present = -1; job < last; job++) {
         const Strip strip = strip_of(&x, job / strips, job % strips * STRIP);
-        if (strip.head != loaded) {
-            loaded = strip.head;
-            load(k, x.k, loaded, 0, x.t, x.d, 1);
-            load(v, x.v, loaded, 0, x.t, x.e, 1);
+        if (strip.head != present) {
+            present = strip.head;
+            k = loaded(k_copy, x.k, present, x.t, x.d, strips == 1);
+            v = loaded(v_copy, x.v, present, x.t, x.e, strips == 1);
         }
         const long long lanes = whole(strip.rows, LANES), keys = strip.to - strip.from;
-        const Block queries = {rows.at, whole(x.d, UNIT)}, turned = {q.at, lanes}, result = {rows.at, v.pitch};
+        const Block queries = {rows.at, whole(x.d, UNIT)}, turned = {q.at, lanes}, result = {rows.at, whole(x.e, UNIT)};
         scores.pitch = lanes;
         load(queries, x.q, strip.head, strip.first, strip.rows, x.d, x.scale);
         transpose(turned, queries, lanes, x.d);
         scores_of(&x, &strip, k, turned, scores, strip.from, strip.to);
         softmax(scores, keys, total, inverse);
         const Block values = {v.at + strip.from * v.pitch, v.pitch};
-        product(transposed(scores), values, result, lanes, v.pitch, keys, false);
+        product(transposed(scores), values, result, whole(strip.rows, ROWS), result.pitch, keys, false);
         store(y, strip.head, strip.first, strip.rows, x.e, result, inverse);
         for (long long i = 0; i < strip.rows; i++) x.total[strip.head * x.s + strip.first + i] = total[i];
     }
@@ -332,7 +341,7 @@ void attention_dx(const Word* a, long long first, long long last, char* scratch)
     const Heads given = heads_of(a + WORDS), made = heads_of(a + WORDS + 4);
     const Heads to_q = heads_of(a + WORDS + 8), to_k = heads_of(a + WORDS + 12), to_v = heads_of(a + WORDS + 16);
     const long long most = x.s < STRIP ? x.s : STRIP, chunk = x.t < CHUNK ? x.t : CHUNK;
-    const Block k = block(&scratch, x.t, x.d), v = block(&scratch, x.t, x.e);
+    const Block k_copy = block(&scratch, x.t, x.d), v_copy = block(&scratch, x.t, x.e);
     const Block dk = block(&scratch, x.t, x.d), dv = block(&scratch, x.t, x.e);
     const Block q = block(&scratch, most, x.d), g = block(&scratch, most, x.e), y = block(&scratch, most, x.e);
     const Block dq = block(&scratch, most, x.d);
@@ -342,8 +351,8 @@ void attention_dx(const Word* a, long long first, long long last, char* scratch)
     for (int i = 0; i < STRIP; i++) scale[i] = x.scale;
     for (int i = 0; i < CHUNK; i++) ones[i] = 1;
     for (long long head = first; head < last; head++) {
-        load(k, x.k, head, 0, x.t, x.d, 1);
-        load(v, x.v, head, 0, x.t, x.e, 1);
+        const Block k = loaded(k_copy, x.k, head, x.t, x.d, x.s <= STRIP);
+        const Block v = loaded(v_copy, x.v, head, x.t, x.e, x.s <= STRIP);
         memset(dk.at, 0, whole(x.t, UNIT) * dk.pitch * sizeof(T));
         memset(dv.at, 0, whole(x.t, UNIT) * dv.pitch * sizeof(T));
         for (long long start = 0; start < x.s; start += STRIP) {
@@ -368,7 +377,7 @@ void attention_dx(const Word* a, long long first, long long last, char* scratch)
                 slopes_of(scores, slopes, keys, total, shift, strip.hidden);
                 product(plain(scores), g, dv_in, whole(keys, ROWS), dv.pitch, lanes, true);
                 product(plain(slopes), q, dk_in, whole(keys, ROWS), dk.pitch, lanes, true);
-                product(transposed(slopes), keys_in, dq, lanes, dq.pitch, keys, from > strip.from);
+                product(transposed(slopes), keys_in, dq, whole(strip.rows, ROWS), dq.pitch, keys, from > strip.from);
             }
             store(to_q, head, start, strip.rows, x.d, dq, scale);
         }
