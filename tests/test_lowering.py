@@ -48,7 +48,7 @@ def transformer(rng, causal=True, positions=70, **options):
         parts = ht.reshape(qkv, (-1, positions, 3, heads, d // heads))
         q, k, v = (ht.permute_dims(parts, (2, 0, 3, 1, 4))[i] for i in range(3))
     if options.get("written"):
-        scores = ht.where(np.tri(positions, dtype=bool), q @ ht.matrix_transpose(k) * 0.5, -1e9)
+        scores = ht.where(np.tri(positions, dtype=bool), q @ ht.matrix_transpose(k) * 0.5, -1e4)
         seen = ht.softmax(scores, axis=-1) @ v
     else:
         seen = ht.scaled_dot_product_attention(q, k, v, causal=causal)
