@@ -66,6 +66,11 @@ def product() -> ht.Node:
     return ht.sparse_matmul(*entries, normal(5000, 64), size=5000)
 
 
+def written() -> ht.Node:
+    q, k, v = (normal(8, 4, 128, 64) for _ in "qkv")
+    return ht.softmax(q @ ht.matrix_transpose(k) / 8.0, axis=-1) @ v
+
+
 # By file of the room.
 FILES: dict[str, Case] = {
     "activation": lambda: ht.relu(normal(512, 1024)),
@@ -91,6 +96,7 @@ FILES: dict[str, Case] = {
 }
 # By pass.
 RUNS: dict[str, Case] = {
+    "find_attention": written,
     "fuse_attention": lambda: ht.nn.MultiHeadAttention(128, 2, causal=True)(normal(16, 128, 128)),
     "fuse_conv_pool": first_block,
     "share_gelu": lambda: ht.gelu(normal(2048, 512)),
