@@ -55,6 +55,7 @@ GUARDED = {
     "yaml": ("dist.launch.cluster",),
     "zmq": ("ps.wire", "teach.doctor"),
     "IPython": ("teach.notebook.magic",),
+    "ziglang": ("cpu_kernels.compiler",),
 }
 REQUIREMENTS = {"numpy", "tqdm", "safetensors", *GUARDED}
 FORBIDDEN_NAMES = {"utils", "util", "common", "helpers", "helper", "misc"}

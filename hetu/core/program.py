@@ -83,7 +83,9 @@ class Program:
         self.feeds: dict[str, Any] = {}
         self.fills: dict[str, Callable[[np.ndarray], None]] = {}  # copies a fed array into its buffer
         self.parts: dict[str, tuple[str, tuple[slice, ...]]] = {}  # the fed array, and its part, for a buffer
-        self.calls = self._bound() or self._bound() or ()
+        while (calls := self._bound()) is None:
+            pass
+        self.calls = calls
         self.commits = self._commits()
         self.results = [copier(self.arrays[f]) for f in self.fetches]
         self.first_write = self._first_write()
