@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from . import compiler as cc
-from .compiler import Compiler, compiler
+from .compiler import SETTING, Compiler, Run, compiler, switch_off
 
 try:
     import fcntl
@@ -125,7 +125,7 @@ def _kept() -> list[tuple[float, int, Path]]:
     return sorted(entry for entry in found if entry[2].name != "lock")
 
 
-def _tidy() -> None:
+def _tidy(most: int) -> None:
     """Remove what was left by processes that were killed, and libraries until the rest is within bounds."""
     entries = _kept()
     size = sum(nbytes for _, nbytes, path in entries if path.is_file())
@@ -133,7 +133,7 @@ def _tidy() -> None:
         if path.is_dir():
             if time.time() - used > STALE:
                 shutil.rmtree(path, ignore_errors=True)
-        elif size > MOST_BYTES:
+        elif size > most:
             with suppress(OSError):  # Windows keeps what is in use
                 path.unlink()
                 size -= nbytes
@@ -208,15 +208,15 @@ def build(wanted: Sequence[Source]) -> bool:
                 lacking = [s for s in lacking if not s.loaded()]  # meanwhile another process may have built them
                 for k in range(0, len(lacking), os.cpu_count() or 1):
                     _compile(made_by, lacking[k : k + (os.cpu_count() or 1)], Path(private))
-                _tidy()
+                _tidy(MOST_BYTES)
         except OSError as error:  # a full disk, for instance
             for s in lacking:
                 s.wrong = "" if s.loaded() else s.wrong or str(error)
             if isinstance(error, TimeoutError):  # it would be waited for again and again
-                cc.switch_off()
+                switch_off()
         wrong = next((s.wrong for s in lacking if s.wrong), "")
         if wrong:
-            fix = f"another compiler as {cc.SETTING}, or {cc.SETTING}=0"
+            fix = f"another compiler as {SETTING}, or {SETTING}=0"
             cc.warn(f"{made_by.command[0]} made no library: {wrong:.400} (fix: {fix})")
     return all(s.library is not None for s in wanted)
 
@@ -226,14 +226,18 @@ def _compile(made_by: Compiler, lacking: Sequence[Source], private: Path) -> Non
     with ExitStack() as running:
         runs = []
         for s in lacking:
-            text = private / f"{s.key}.c"
-            text.write_text(f"{text_of('prelude.h')}\n{s.text}", "utf-8")
-            flags = ["-ffp-contract=fast" if CONTRACT in s.text else "-ffp-contract=off"]
-            runs.append(running.enter_context(made_by.start(text, s.paths(private)[0], flags)))
+            runs.append(running.enter_context(_begun(made_by, s, private)))
         for s, run in zip(lacking, runs):
             well, s.wrong = run.end()
             if well:
                 s.wrong = _moved(s, private)
+
+
+def _begun(made_by: Compiler, made: Source, private: Path) -> Run:
+    text = private / f"{made.key}.c"
+    text.write_text(f"{text_of('prelude.h')}\n{made.text}", "utf-8")
+    flags = ["-ffp-contract=fast" if CONTRACT in made.text else "-ffp-contract=off"]
+    return made_by.start(text, made.paths(private)[0], flags)
 
 
 def _moved(made: Source, private: Path) -> str:
@@ -248,3 +252,47 @@ def _moved(made: Source, private: Path) -> str:
     except OSError as error:
         return str(error)
     return ""
+
+
+# -- what others ask ---------------------------------------------------------------------------------------------------
+
+WALKER = "walk.c"  # the text that every table needs
+
+
+def digest() -> bytes:
+    """What ranks have alike that compute alike, in 8 bytes: the texts of kernels and all rules; zeros for NumPy."""
+    walker = source(text_of(WALKER))
+    if walker is None or not build([walker]):
+        return bytes(8)
+    found, package = hashlib.sha256(), Path(__file__).parent.parent
+    for file in sorted(f for f in package.rglob("*") if f.suffix in (".py", ".c", ".h")):
+        found.update(f"{file.relative_to(package).as_posix()}\0".encode() + file.read_bytes())
+    return found.digest()[:8]
+
+
+def about() -> tuple[bool, str, str]:
+    """Whether there is a compiler, which and what a library costs or why there is none, and what to do then."""
+    made_by = compiler()
+    if made_by is None:
+        fix = f"leave {SETTING} out" if os.environ.get(SETTING) else 'pip install "hetu-dl[cc]"'
+        return False, cc.why_none(), fix
+    start = time.perf_counter()
+    try:
+        with _private() as private, _begun(made_by, Source(text_of(WALKER), "trial"), Path(private)) as run:
+            well, said = run.end()
+    except OSError as error:
+        well, said = False, str(error)
+    seconds = f"a small library takes {time.perf_counter() - start:.2f} s"
+    return well, f"{made_by.version}; {seconds if well else said.splitlines()[-1]}", f"another compiler as {SETTING}"
+
+
+def kept() -> str:
+    """How much is kept, and where."""
+    sizes = [nbytes for _, nbytes, path in _kept() if path.suffix == ".so"]
+    return f"libraries: {len(sizes)}, {sum(sizes) / 1e6:.1f} of at most {MOST_BYTES / 1e6:.0f} MB, in {folder()}"
+
+
+def clear() -> None:
+    """Remove all that is kept. Processes that have loaded it go on."""
+    with _lock():
+        _tidy(most=0)

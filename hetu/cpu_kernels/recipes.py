@@ -14,7 +14,7 @@ from typing import Any
 
 from ..core.backend import Scratch
 from ..core.kernels import Call, Calls, Kernels, RoomPass
-from . import blas, lanes, openblas
+from . import blas, compiled, lanes, openblas
 from .c_calls import checked, joined
 from .ufuncs import bound_ufunc
 
@@ -36,6 +36,7 @@ class CpuKernels(Kernels):
         RoomPass("fuse_updates", "cpu", f"{__package__}.fuse_updates"),
     )
     blas = blas
+    compiled = compiled
     files = tuple(f"{__package__}.{file}" for file in FILES.split())
 
     def bound(

@@ -325,14 +325,13 @@ def test_the_folder_is_the_users_alone_and_a_relative_path_is_none(place: Place)
 def test_what_was_not_used_for_longest_goes_first(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.kept.mkdir(parents=True)
     monkeypatch.setattr(compiled, "folder", lambda: place.kept)
-    monkeypatch.setattr(compiled, "MOST_BYTES", 250)
     for used, name in enumerate("abcd"):
         (place.kept / name).write_bytes(bytes(100))
         os.utime(place.kept / name, (1e9 + used, 1e9 + used))
     for name, used in (("building-old", 1e9), ("building-new", None)):
         (place.kept / name).mkdir()
         os.utime(place.kept / name, used and (used, used))
-    compiled._tidy()
+    compiled._tidy(most=250)
     assert sorted(path.name for path in place.kept.iterdir()) == ["building-new", "c", "d"]
 
 
