@@ -23,12 +23,12 @@ typedef union {  // one word of a block of arguments
 
 typedef union {
     float number;
-    int bits;
+    unsigned bits;
 } Float;
 
 // 2^n for n from -252 to 254, in two factors, as one would leave the range of floats too early.
 static inline float scaled(float x, int n) {
-    const Float low = {.bits = (n / 2 + 127) << 23}, high = {.bits = (n - n / 2 + 127) << 23};
+    const Float low = {.bits = (unsigned)(n / 2 + 127) << 23}, high = {.bits = (unsigned)(n - n / 2 + 127) << 23};
     return x * low.number * high.number;
 }
 
@@ -65,8 +65,8 @@ static inline float log_near_one(float f) {
 static inline float log_float(float x) {
     const bool tiny = x < 1.17549435e-38f;
     const Float from = {.number = tiny ? x * 8388608.0f : x};
-    const int n = (from.bits - 0x3f3504f3) >> 23;
-    const Float m = {.bits = from.bits - n * (1 << 23)};
+    const int n = (int)(from.bits - 0x3f3504f3) >> 23;
+    const Float m = {.bits = from.bits - ((unsigned)n << 23)};
     const float f = m.number - 1.0f, e = (float)n - (tiny ? 23.0f : 0.0f);
     const float y = e * 0.693145752f + (f + (log_near_one(f) + e * 1.42860677e-6f));
     return x > 0.0f && x < INFINITY ? y : x == 0.0f ? -INFINITY : x > 0.0f ? x : NAN;
