@@ -180,6 +180,7 @@ class Source:
 
 
 _sources: dict[str, Source] = {}  # by key
+_seconds: list[float] = []  # of each time that something was compiled, waiting for others included
 
 
 def source(text: str) -> Source | None:
@@ -200,7 +201,7 @@ def _common(made_by: Compiler) -> str:
 
 def build(wanted: Sequence[Source]) -> bool:
     """Make all of these ready, at once where the folder lacks several; whether that went well."""
-    made_by = compiler()
+    made_by, start = compiler(), time.perf_counter()
     if not all([s.loaded() for s in wanted]) and made_by is not None:
         lacking = [s for s in dict.fromkeys(wanted) if not s.loaded() and not s.wrong]
         try:
@@ -214,6 +215,7 @@ def build(wanted: Sequence[Source]) -> bool:
                 s.wrong = "" if s.loaded() else s.wrong or str(error)
             if isinstance(error, TimeoutError):  # it would be waited for again and again
                 switch_off()
+        _seconds.append(time.perf_counter() - start)
         wrong = next((s.wrong for s in lacking if s.wrong), "")
         if wrong:
             fix = f"another compiler as {SETTING}, or {SETTING}=0"
@@ -268,6 +270,11 @@ def digest() -> bytes:
     for file in sorted(f for f in package.rglob("*") if f.suffix in (".py", ".c", ".h")):
         found.update(f"{file.relative_to(package).as_posix()}\0".encode() + file.read_bytes())
     return found.digest()[:8]
+
+
+def spent() -> float:
+    """The seconds that this process has spent on compiling."""
+    return sum(_seconds)
 
 
 def about() -> tuple[bool, str, str]:
