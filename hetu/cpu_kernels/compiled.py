@@ -230,9 +230,8 @@ def _compile(made_by: Compiler, lacking: Sequence[Source], private: Path) -> Non
         for s in lacking:
             runs.append(running.enter_context(_begun(made_by, s, private)))
         for s, run in zip(lacking, runs):
-            well, s.wrong = run.end()
-            if well:
-                s.wrong = _moved(s, private)
+            well, said = run.end()
+            s.wrong = _moved(s, private) if well else said
 
 
 def _begun(made_by: Compiler, made: Source, private: Path) -> Run:
@@ -245,7 +244,6 @@ def _begun(made_by: Compiler, made: Source, private: Path) -> Run:
 def _moved(made: Source, private: Path) -> str:
     """Move what was compiled into the folder and load it; what is wrong with it, if anything."""
     library, digest = made.paths(private)
-    made.wrong = ""
     try:
         digest.write_text(hashlib.sha256(library.read_bytes()).hexdigest(), "ascii")
         for file, place in zip((digest, library), reversed(made.paths(folder()))):

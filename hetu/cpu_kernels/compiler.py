@@ -150,15 +150,13 @@ def _is_stub(name: str) -> bool:
 
 
 def _asked(command: Sequence[str]) -> Compiler | str:
-    """The compiler, by what it says of itself, or what went wrong."""
-    made = (*command, *FLAGS, *_tuned(command))
-    with Run([*made, *ASKED]) as run:
-        well, said = run.end()
-    return Compiler(made, said) if well and "#define " in said else said
-
-
-def _tuned(command: Sequence[str]) -> list[str]:
-    """The flag for code of this very CPU, unless the command names another."""
-    if any(word.startswith(("-march=", "-mcpu=")) for word in command):
-        return []
-    return ["-mcpu=native" if platform.machine() in ("arm64", "aarch64", "ppc64le") else "-march=native"]
+    """The compiler, by what it says of itself, or what went wrong. It compiles for this very CPU where it can."""
+    tuned = "-mcpu=native" if platform.machine() in ("arm64", "aarch64", "ppc64le") else "-march=native"
+    named = any(word.startswith(("-march=", "-mcpu=")) for word in command)
+    for flags in ((),) if named else ((tuned,), ()):
+        made = (*command, *FLAGS, *flags)
+        with Run([*made, *ASKED]) as run:
+            well, said = run.end()
+        if well and "#define " in said:
+            return Compiler(made, said)
+    return said

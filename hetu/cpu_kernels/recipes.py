@@ -56,7 +56,7 @@ class CpuKernels(Kernels):
         self, composition: Any, outs: Sequence[Any], arrays: Sequence[Any], scalars: Sequence[Any]
     ) -> Calls | None:
         made: Calls | None = import_module(f"{__package__}.update").in_place(composition, outs, arrays, scalars)
-        return made
+        return made and joined(made)
 
     def ufunc(self, ufunc: Any, arrays: Sequence[Any], out: Any) -> list[Call]:
         return bound_ufunc(ufunc, arrays, out)

@@ -171,6 +171,12 @@ def test_a_path_with_spaces(place: Place) -> None:
     assert place.run(place.compiler("exec REAL", "my cc"))[:2] == (True, [])
 
 
+def test_a_compiler_that_does_not_know_this_cpu(place: Place) -> None:
+    unknown = 'case "$*" in *=native*) echo "what is native?" >&2; exit 1;; esac'
+    setting = place.program(f'#!/bin/sh\n{unknown}\nexec cc "$@"')
+    assert place.run(setting)[:2] == (True, [])
+
+
 def test_importing_hetu_touches_no_compiler(place: Place) -> None:
     recorder = place.program(f"#!/bin/sh\necho run >> {place.log}\nexec cc $*", "cc")
     variables = os.environ | {"HETU_CC": recorder, "HOME": str(place.home), "XDG_CACHE_HOME": str(place.home)}
