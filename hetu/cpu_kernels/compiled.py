@@ -40,6 +40,8 @@ except ImportError:  # Windows, where processes that start together compile the 
 CONTRACT = "#pragma STDC FP_CONTRACT ON"  # which gcc takes from its command line only
 MOST_BYTES = 256_000_000  # of the folder; what was not used for longest goes first
 STALE = 3600  # seconds after which what is being built belongs to a process that was killed
+CORES = os.cpu_count() or 1
+LEAST = 8  # functions that are worth a compiler of their own
 WAIT = 120.0  # seconds for what another process builds
 
 
@@ -146,11 +148,12 @@ class Source:
     """A text with functions, each a `void f(const Word* a, long long first, long long last, char* scratch)`.
 
     Where the text says `CONTRACT`, a product and a sum may become one fused multiply-add, which tiles need for their
-    speed. The bits of others are those of NumPy and of any compiler.
+    speed. The bits of others are those of NumPy and of any compiler. `shared` is the name of the one function of a text
+    that says no such thing and may stand in a unit with others of that name.
     """
 
-    def __init__(self, text: str, key: str) -> None:
-        self.text, self.key = text, key
+    def __init__(self, text: str, key: str, shared: str = "") -> None:
+        self.text, self.key, self.shared = text, key, shared
         self.library: ctypes.CDLL | None = None
         self.wrong = ""  # why there will be no library
 
@@ -176,20 +179,25 @@ class Source:
 
     def function(self, name: str) -> Any:
         """One of its functions, once it is built."""
-        return getattr(self.library, name)
+        return getattr(self.library, f"{name}_{self.key}" if self.shared else name)
+
+    def part(self) -> str:
+        """What stands for it in a unit."""
+        named = f"#define {self.shared} {self.shared}_{self.key}\n{self.text}\n#undef {self.shared}"
+        return named if self.shared else self.text
 
 
 _sources: dict[str, Source] = {}  # by key
 _seconds: list[float] = []  # of each time that something was compiled, waiting for others included
 
 
-def source(text: str) -> Source | None:
+def source(text: str, shared: str = "") -> Source | None:
     """What is to be built of a text, or None where there is no compiler or it failed at this text before."""
     made_by = compiler()
     if made_by is None:
         return None
-    key = hashlib.sha256(f"{_common(made_by)}\0{text}".encode()).hexdigest()[:24]
-    found = _sources.setdefault(key, Source(text, key))
+    key = hashlib.sha256(f"{_common(made_by)}\0{shared}\0{text}".encode()).hexdigest()[:24]
+    found = _sources.setdefault(key, Source(text, key, shared))
     return None if found.wrong else found
 
 
@@ -207,51 +215,76 @@ def build(wanted: Sequence[Source]) -> bool:
         try:
             with _lock(), _private() as private:
                 lacking = [s for s in lacking if not s.loaded()]  # meanwhile another process may have built them
-                for k in range(0, len(lacking), os.cpu_count() or 1):
-                    _compile(made_by, lacking[k : k + (os.cpu_count() or 1)], Path(private))
+                units = _units(lacking)
+                wrong = _compile(made_by, units, Path(private))
+                spoiled = [s for unit in units if len(unit) > 1 for s in unit if s in wrong]  # by one of them
+                wrong |= _compile(made_by, [[s] for s in spoiled], Path(private))
+                for s in lacking:
+                    s.wrong = "" if s.loaded() else wrong[s]
                 _tidy(MOST_BYTES)
         except OSError as error:  # a full disk, for instance
             for s in lacking:
-                s.wrong = "" if s.loaded() else s.wrong or str(error)
+                s.wrong = "" if s.loaded() else str(error)
             if isinstance(error, TimeoutError):  # it would be waited for again and again
                 switch_off()
         _seconds.append(time.perf_counter() - start)
-        wrong = next((s.wrong for s in lacking if s.wrong), "")
-        if wrong:
+        reason = next((s.wrong for s in lacking if s.wrong), "")
+        if reason:
             fix = f"another compiler as {SETTING}, or {SETTING}=0"
-            cc.warn(f"{made_by.command[0]} made no library: {wrong:.400} (fix: {fix})")
+            cc.warn(f"{made_by.command[0]} made no library: {reason:.400} (fix: {fix})")
     return all(s.library is not None for s in wanted)
 
 
-def _compile(made_by: Compiler, lacking: Sequence[Source], private: Path) -> None:
-    """Compile sources side by side and move what was made into the folder."""
-    with ExitStack() as running:
-        runs = []
-        for s in lacking:
-            runs.append(running.enter_context(_begun(made_by, s, private)))
-        for s, run in zip(lacking, runs):
-            well, said = run.end()
-            s.wrong = _moved(s, private) if well else said
+def _units(lacking: Sequence[Source]) -> list[list[Source]]:
+    """What is compiled as one text each: the time of a compiler's start is shared, but all processors have work."""
+    shared = [s for s in lacking if s.shared]
+    count = min(CORES, -(-len(shared) // LEAST))
+    return [[s] for s in lacking if not s.shared] + [shared[k::count] for k in range(count)]
 
 
-def _begun(made_by: Compiler, made: Source, private: Path) -> Run:
-    text = private / f"{made.key}.c"
-    text.write_text(f"{text_of('prelude.h')}\n{made.text}", "utf-8")
-    flags = ["-ffp-contract=fast" if CONTRACT in made.text else "-ffp-contract=off"]
-    return made_by.start(text, made.paths(private)[0], flags)
+def _compile(made_by: Compiler, units: Sequence[Sequence[Source]], private: Path) -> dict[Source, str]:
+    """Compile units side by side and move what was made into the folder; the sources that failed, and why."""
+    wrong: dict[Source, str] = {}
+    for k in range(0, len(units), CORES):
+        with ExitStack() as running:
+            some = units[k : k + CORES]
+            runs = [running.enter_context(_begun(made_by, unit, private)) for unit in some]
+            for unit, run in zip(some, runs):
+                well, said = run.end()
+                reason = _moved(unit, private) if well else said
+                wrong |= dict.fromkeys(unit, reason) if reason else {}
+    return wrong
 
 
-def _moved(made: Source, private: Path) -> str:
-    """Move what was compiled into the folder and load it; what is wrong with it, if anything."""
-    library, digest = made.paths(private)
+def _begun(made_by: Compiler, unit: Sequence[Source], private: Path) -> Run:
+    text = private / f"{unit[0].key}.c"
+    text.write_text("\n".join((text_of("prelude.h"), *(s.part() for s in unit))), "utf-8")
+    flags = ["-ffp-contract=fast" if CONTRACT in unit[0].text else "-ffp-contract=off"]
+    return made_by.start(text, unit[0].paths(private)[0], flags)
+
+
+def _moved(unit: Sequence[Source], private: Path) -> str:
+    """Move what was compiled into the folder, once for each of the unit, and load it; what is wrong with it, if any."""
+    made, digest = unit[0].paths(private)
+    whole = private / "whole"
     try:
-        digest.write_text(hashlib.sha256(library.read_bytes()).hexdigest(), "ascii")
-        for file, place in zip((digest, library), reversed(made.paths(folder()))):
-            os.replace(file, place)
-        made.load()
+        digest.write_text(hashlib.sha256(made.read_bytes()).hexdigest(), "ascii")
+        for s in unit:
+            for file, place in zip((digest, made), reversed(s.paths(folder()))):
+                _same(file, whole)
+                os.replace(whole, place)
+            s.load()
     except OSError as error:
         return str(error)
     return ""
+
+
+def _same(file: Path, other: Path) -> None:
+    """A second name of a file, or a copy where a disk knows no such."""
+    try:
+        os.link(file, other)
+    except OSError:
+        shutil.copyfile(file, other)
 
 
 # -- what others ask ---------------------------------------------------------------------------------------------------
@@ -283,7 +316,7 @@ def about() -> tuple[bool, str, str]:
         return False, cc.why_none(), fix
     start = time.perf_counter()
     try:
-        with _private() as private, _begun(made_by, Source(text_of(WALKER), "trial"), Path(private)) as run:
+        with _private() as private, _begun(made_by, [Source(text_of(WALKER), "trial")], Path(private)) as run:
             well, said = run.end()
     except OSError as error:
         well, said = False, str(error)

@@ -73,10 +73,13 @@ class Place:
         path.chmod(0o700)
         return str(path)
 
-    def start(self, setting: str = "", before: str = "", **more: str) -> subprocess.Popen[str]:
+    def variables(self, setting: str) -> dict[str, str]:
         variables = {k: v for k, v in os.environ.items() if not k.startswith(("HETU_", "XDG_"))}
         variables |= {"HOME": str(self.home), "XDG_CACHE_HOME": str(self.home / "cache"), "PYTHONPATH": str(ROOT)}
-        variables |= {"HETU_CC": setting} if setting else {}
+        return variables | ({"HETU_CC": setting} if setting else {})
+
+    def start(self, setting: str = "", before: str = "", **more: str) -> subprocess.Popen[str]:
+        variables = self.variables(setting)
         command = [sys.executable, "-c", SCRIPT.replace("before", before or "pass")]
         return subprocess.Popen(
             command, env=variables | more, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -339,6 +342,38 @@ def test_what_was_not_used_for_longest_goes_first(place: Place, monkeypatch: pyt
         os.utime(place.kept / name, used and (used, used))
     compiled._tidy(most=250)
     assert sorted(path.name for path in place.kept.iterdir()) == ["building-new", "c", "d"]
+
+
+# -- units -------------------------------------------------------------------------------------------------------------
+
+UNIT = """
+compiled.CORES = 2
+makes = "void f(const Word* a, long long first, long long last, char* scratch) {{ *(long long*)a[0].p = {}; }}"
+made = [compiled.source(makes.format(k if k != 5 else wrong), shared="f") for k in range(12)]
+print(compiled.build(made), [bool(s.library) for s in made])
+for k, s in enumerate(made):
+    found, words = ctypes.c_longlong(), (ctypes.c_void_p * 1)()
+    words[0] = ctypes.addressof(found)
+    if s.library:
+        s.function("f")(words, 0, 1, None)
+        assert found.value == k
+"""
+
+
+@pytest.mark.parametrize(("wrong", "is_well"), [("5", True), ("nothing", False)])
+@pytest.mark.parametrize("disk", ["", "os.link = no('links'); "])
+def test_several_texts_are_one_unit_and_one_of_them_spoils_no_other(
+    place: Place, wrong: str, is_well: bool, disk: str
+) -> None:
+    heads = "import ctypes, warnings; from hetu.cpu_kernels import compiled; warnings.simplefilter('ignore')"
+    script = f"wrong = {wrong!r}\n{heads}\nif True:\n    {NO}\n    {disk}\n{UNIT}"
+    variables = place.variables(place.compiler("exec REAL"))
+    for runs in (2, 2) if is_well else (8, 9):
+        done = subprocess.run(
+            [sys.executable, "-c", script], env=variables, capture_output=True, text=True, timeout=DEADLINE
+        )
+        assert (done.stdout, done.stderr) == (f"{is_well} {[k != 5 or is_well for k in range(12)]}\n", "")
+        assert place.runs() == runs
 
 
 # -- keys --------------------------------------------------------------------------------------------------------------
