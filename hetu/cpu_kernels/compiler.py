@@ -134,7 +134,7 @@ def _candidates(setting: str) -> list[list[str]]:
         commands = [[setting]]
     elif setting:
         with suppress(ValueError):  # a quotation mark without its sister
-            commands = [shlex.split(setting)]
+            commands = [shlex.split(setting, posix=os.name == "posix")]
     else:
         wheel = [[sys.executable, "-m", "ziglang", "cc"]] if find_spec("ziglang") is not None else []
         commands = [*([name] for name in NAMES if not _is_stub(name)), *wheel]

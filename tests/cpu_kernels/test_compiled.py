@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -178,6 +179,36 @@ def test_a_compiler_that_does_not_know_this_cpu(place: Place) -> None:
     unknown = 'case "$*" in *=native*) echo "what is native?" >&2; exit 1;; esac'
     setting = place.program(f'#!/bin/sh\n{unknown}\nexec cc "$@"')
     assert place.run(setting)[:2] == (True, [])
+
+
+@pytest.mark.parametrize(("system", "installed", "expected"), [("darwin", 2, 0), ("darwin", 0, 1), ("linux", 2, 1)])
+def test_the_command_that_offers_to_install_a_compiler_is_none(
+    monkeypatch: pytest.MonkeyPatch, system: str, installed: int, expected: int
+) -> None:
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/cc" if name == "cc" else None)
+    monkeypatch.setattr(compiler, "find_spec", lambda name: None)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], installed))
+    assert compiler._candidates("") == [["/usr/bin/cc"]] * expected
+
+
+def test_an_interrupt_ends_the_compiler_too(place: Place) -> None:
+    os.mkfifo(place.home / "pid")
+    process = place.start(place.compiler(f"echo $$ > {place.home}/pid; exec sleep 600"))
+    compiling = int((place.home / "pid").read_text())
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=DEADLINE)
+    assert process.returncode != 0 and "KeyboardInterrupt" in err
+    with pytest.raises(ProcessLookupError):
+        os.kill(compiling, 0)
+    assert [path.name for path in place.kept.iterdir()] == ["lock"]
+
+
+def test_the_doctor_hears_of_a_compiler_that_makes_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(compiler.SETTING, place.compiler("echo 'no disk' >&2; exit 1"))
+    well, found, fix = compiled.about()
+    assert (well, fix) == (False, "another compiler as HETU_CC")
+    assert found.startswith("broken-cc ") and found.endswith("; no disk")
 
 
 def test_importing_hetu_touches_no_compiler(place: Place) -> None:
