@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,9 +11,10 @@ import pytest
 import hetu as ht
 from hetu import optim
 from hetu.core.graph import topological
+from hetu.core.kernels import kernels
 from hetu.core.memory import SCRATCH
 from hetu.cpu_kernels.blas import ger
-from hetu.cpu_kernels.compiled import compiler
+from hetu.cpu_kernels.compiler import compiler
 from hetu.passes import PASSES, chosen_passes
 
 from .test_program import random_graph
@@ -217,6 +219,14 @@ def test_explain_estimates_the_gain(capsys):
     (row,) = [r for r in capsys.readouterr().out.splitlines() if r.startswith("fuse_linear")]
     operands, result = 4 * (20 * 5 + 5 * 6 + 6), 4 * 20 * 6
     assert f"memory traffic {operands + 3 * result:,} -> {operands + result:,} bytes" in row
+
+
+@pytest.mark.parametrize(("after", "said"), [(3.5, "C was compiled in 2.5 s, and is kept\n"), (1.0, "")])
+def test_explain_tells_what_compiling_took(capsys, monkeypatch, after, said):
+    times = iter([1.0, after, after])
+    monkeypatch.setattr(kernels("cpu"), "compiled", SimpleNamespace(spent=lambda: next(times)))
+    ht.Executor([ht.constant([1.0])], explain=True).program({})
+    assert capsys.readouterr().out == said
 
 
 def test_a_convolution_is_as_exact_as_float32_allows():

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..core.backend import Scratch
 from ..core.kernels import Call, Calls, Kernels, RoomPass
-from . import blas, lanes, openblas
+from . import blas, compiled, lanes, openblas
 from .c_calls import checked, joined
 from .ufuncs import bound_ufunc
 
@@ -37,6 +37,7 @@ class CpuKernels(Kernels):
         RoomPass("fuse_updates", "cpu", f"{__package__}.fuse_updates"),
     )
     blas = blas
+    compiled = compiled
     files = tuple(f"{__package__}.{file}" for file in FILES.split())
 
     def bound(
@@ -56,7 +57,7 @@ class CpuKernels(Kernels):
         self, composition: Any, outs: Sequence[Any], arrays: Sequence[Any], scalars: Sequence[Any]
     ) -> Calls | None:
         made: Calls | None = import_module(f"{__package__}.update").in_place(composition, outs, arrays, scalars)
-        return made
+        return made and joined(made)
 
     def ufunc(self, ufunc: Any, arrays: Sequence[Any], out: Any) -> list[Call]:
         return bound_ufunc(ufunc, arrays, out)
