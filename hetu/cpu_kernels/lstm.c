@@ -118,13 +118,35 @@ void lstm_pack(const Word* a, long long first, long long last, char* scratch) {
 
 enum { BLOCK = 48 };  // rows that go through all steps together
 
-// One step of one row: from z the gates, then c and h, which also goes into the row of `joined`.
+// 1 + e^x with |x| <= most, so that the product of three is finite, and one division makes the inverse of each. Gates
+// are then e^-most at least, which is far below the rounding of what they are added to.
+static inline float grown_float(float x, float most) {
+    x = most < x ? most : x;  // a NaN stays
+    x = -most > x ? -most : x;
+    const float n = rintf(x * 1.44269504f);
+    const Float power = {.bits = ((int)n + 127) << 23};
+    return 1.0f + exp_rest(x, n) * power.number;
+}
+static inline double grown_double(double x, double most) { return 1 + exp(fmin(x, most)); }
+static inline double tanh_with_double(double x, double q) { return tanh(x); }
+#define grown(x, most) _Generic((x), float: grown_float, double: grown_double)(x, most)
+#define tanh_with(x, q) _Generic((x), float: tanh_with, double: tanh_with_double)(x, q)
+
+// One step of one row: from z the gates, then c and h, which also goes into the row of `joined`. In two loops the
+// iterations are short enough for a CPU to have several under way.
 static void step(long long k, const T* z, T* c, T* joined, T* h, T* cs, T* tops, T* gates) {
+    T most = sizeof(T) == 4 ? 29 : 230;
+    __asm__("" : "+r"(most));  // a bound that is known becomes branches
     EACH for (long long j = 0; j < k; j++) {
-        const T i = logistic(z[j]), f = logistic(z[k + j]), g = tanh(z[2 * k + j]), o = logistic(z[3 * k + j]);
-        const T state = f * c[j] + i * g, top = tanh(state);
-        gates[j] = i, gates[k + j] = f, gates[2 * k + j] = g, gates[3 * k + j] = o;
-        c[j] = cs[j] = state, tops[j] = top;
+        const T x = z[2 * k + j], a = grown(-z[j], most), b = grown(-z[k + j], most), d = grown(2 * fabs(x), most);
+        const T inverse = 1 / (a * b * d), i = b * d * inverse, f = a * d * inverse, g = tanh_with(x, a * b * inverse);
+        gates[j] = i, gates[k + j] = f, gates[2 * k + j] = g;
+        c[j] = cs[j] = f * c[j] + i * g;
+    }
+    EACH for (long long j = 0; j < k; j++) {
+        const T a = grown(-z[3 * k + j], most), b = grown(2 * fabs(c[j]), most), inverse = 1 / (a * b);
+        const T o = b * inverse, top = tanh_with(c[j], a * inverse);
+        gates[3 * k + j] = o, tops[j] = top;
         joined[j] = h[j] = o * top;
     }
 }

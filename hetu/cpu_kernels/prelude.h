@@ -32,12 +32,17 @@ static inline float scaled(float x, int n) {
     return x * low.number * high.number;
 }
 
-// e^x = 2^n e^r with |r| <= ln 2 / 2; (e^r - 1 - r) / r^2 by a polynomial. 1.0
+// e^r = e^x / 2^n with |r| <= ln 2 / 2; (e^r - 1 - r) / r^2 by a polynomial. 1.0
+static inline float exp_rest(float x, float n) {
+    const float r = (x - n * 0.693145752f) - n * 1.42860677e-6f;
+    const float p = 0.5f + r * (0.16666667f + r * (0.041666456f + r * (0.008333284f + r * (0.0013934544f + r * 0.00019908905f))));
+    return 1.0f + (r + r * r * p);
+}
+
 static inline float exp_float(float x) {
     x = x > 89.0f ? 89.0f : x < -104.0f ? -104.0f : x;  // a NaN stays
-    const float n = rintf(x * 1.44269504f), r = (x - n * 0.693145752f) - n * 1.42860677e-6f;
-    const float p = 0.5f + r * (0.16666667f + r * (0.041666456f + r * (0.008333284f + r * (0.0013934544f + r * 0.00019908905f))));
-    return scaled(1.0f + (r + r * r * p), (int)n);
+    const float n = rintf(x * 1.44269504f);
+    return scaled(exp_rest(x, n), (int)n);
 }
 
 // Near 0 a polynomial, else e^x - 1. 2.5
@@ -69,13 +74,14 @@ static inline float log1p_float(float x) {
     return u < INFINITY ? (u > 0.0f ? log_float(u) + rest / u : log_float(u)) : u;
 }
 
-// Near 0 (tanh x / x - 1) / x^2 by a polynomial in x^2, else 1 - 2 / (e^2x + 1). 1.5
-static inline float tanh_float(float x) {
-    const float z = x * x, t = fabsf(x);
+// Near 0 (tanh x / x - 1) / x^2 by a polynomial in x^2, else 1 - 2 q with q = 1 / (e^2|x| + 1). 1.5
+static inline float tanh_with(float x, float q) {
+    const float z = x * x;
     const float p = -0.33333328f + z * (0.13332619f + z * (-0.05382792f + z * (0.020889156f + z * -0.0059422534f)));
-    const float far = copysignf(1.0f - 2.0f / (exp_float(2.0f * t) + 1.0f), x);
-    return t < 0.65f ? x + x * z * p : x != x ? x : far;
+    return fabsf(x) < 0.65f ? x + x * z * p : x != x ? x : copysignf(1.0f - 2.0f * q, x);
 }
+
+static inline float tanh_float(float x) { return tanh_with(x, 1.0f / (exp_float(2.0f * fabsf(x)) + 1.0f)); }
 
 static inline float erf_near_zero(float x) {  // |x| < 1: erf x / x by a polynomial in x^2
     const float z = x * x;
