@@ -8,7 +8,8 @@ import pytest
 from hetu.core.backend import Scratch
 from hetu.cpu_kernels.c_calls import c_call
 from hetu.cpu_kernels.compiled import compiler
-from hetu.cpu_kernels.lstm import lstm_bind, lstm_dx_bind
+from hetu.cpu_kernels.recurrent import gru_bind, gru_dx_bind, lstm_bind, lstm_dx_bind
+from hetu.ops.gru import _gru, gru_dx
 from hetu.ops.lstm import _lstm, lstm_dx
 
 from .divided import job_by_job
@@ -23,25 +24,30 @@ LIES = {
 }
 
 
-def numbers(rng, *shape):
-    return rng.normal(0, 0.3, shape)
+LAYERS = {  # forward, backward, their recipes, gates, biases, states
+    "lstm": (_lstm, lstm_dx, lstm_bind, lstm_dx_bind, 4, 1, 2),
+    "gru": (_gru, gru_dx, gru_bind, gru_dx_bind, 3, 2, 1),
+}
 
 
-def cases(rng, n, time, f, k, dtype, lies):
-    """The operator, its recipe and its arguments, forward and backward."""
-    inputs = [numbers(rng, *s) for s in ((n, time, f), (f, 4 * k), (k, 4 * k), (4 * k,), (n, k), (n, k))]
-    seeds = [numbers(rng, *s) for s in ((n, time, k), (n, k), (n, k))]
-    seeds, inputs = ([lies(a.astype(dtype)) for a in arrays] for arrays in (seeds, inputs))
-    hs, _, _, *kept = _lstm.forward(np, *inputs)
-    yield _lstm.forward, lstm_bind, inputs
-    yield lstm_dx.forward, lstm_dx_bind, [*seeds, *inputs, hs, *kept]
+def cases(layer, rng, n, time, f, k, dtype, lies="plain"):
+    """The forward function, the recipe and the arguments, of the layer and of its gradient."""
+    op, op_dx, bind, bind_dx, gates, biases, states = LAYERS[layer]
+    wide = gates * k
+    shapes = [(n, time, k), *[(n, k)] * states, (n, time, f), (f, wide), (k, wide), *[(wide,)] * biases]
+    arrays = [LIES[lies](rng.normal(0, 0.3, s).astype(dtype)) for s in (*shapes, *[(n, k)] * states)]
+    inputs = arrays[1 + states :]
+    hs, *others = op.forward(np, *inputs)
+    yield op.forward, bind, inputs
+    yield op_dx.forward, bind_dx, [*arrays, hs, *others[states:]]
 
 
+@pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("lies", LIES)
 @pytest.mark.parametrize("dtype", ["f", "d"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_equals_numpy_however_divided(shape, dtype, lies):
-    for forward, bind, arrays in cases(np.random.default_rng(0), *shape, dtype, LIES[lies]):
+def test_equals_numpy_however_divided(layer, shape, dtype, lies):
+    for forward, bind, arrays in cases(layer, np.random.default_rng(0), *shape, dtype, lies):
         wanted = forward(np, *arrays)
         made = []
         for way in (lambda call: call(), job_by_job):
@@ -54,8 +60,9 @@ def test_equals_numpy_however_divided(shape, dtype, lies):
             np.testing.assert_allclose(whole, want, rtol=0, atol=5e-6 if dtype == "f" else 1e-12)
 
 
-def test_the_gradient_may_lie_where_the_gates_do():
-    _, (forward, bind, arrays) = cases(np.random.default_rng(1), 5, 3, 4, 6, "f", LIES["plain"])
+@pytest.mark.parametrize("layer", LAYERS)
+def test_the_gradient_may_lie_where_the_gates_do(layer):
+    _, (forward, bind, arrays) = cases(layer, np.random.default_rng(1), 5, 3, 4, 6, "f")
     wanted = forward(np, *arrays)
     out = (arrays[-1], *(np.empty_like(a) for a in wanted[1:]))
     for call in bind(np, out, *arrays, scratch=Scratch()):
@@ -64,20 +71,22 @@ def test_the_gradient_may_lie_where_the_gates_do():
         np.testing.assert_allclose(got, want, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("dtype", ["f", "d"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_plain_loops_say_what_is_computed(shape, dtype):
-    (forward, _, arrays), _ = cases(np.random.default_rng(2), *shape, dtype, LIES["plain"])
+def test_plain_loops_say_what_is_computed(layer, shape, dtype):
+    (forward, _, arrays), _ = cases(layer, np.random.default_rng(2), *shape, dtype)
     wanted = forward(np, *arrays)
     out = tuple(np.full_like(a, np.nan) for a in wanted)
     n, time, f, k = shape
-    c_call("lstm.c", "lstm_plainly", dtype, *out, *arrays, time, f, k, jobs=n)()
+    c_call("recurrent.c", f"{layer}_plainly", dtype, *out, *arrays, time, f, k, jobs=n)()
     for got, want in zip(out, wanted, strict=True):
         np.testing.assert_allclose(got, want, rtol=0, atol=2e-6 if dtype == "f" else 1e-12)
 
 
-def test_what_c_does_not_take_is_left_to_numpy():
+@pytest.mark.parametrize("layer", LAYERS)
+def test_what_c_does_not_take_is_left_to_numpy(layer):
     rng = np.random.default_rng(3)
     for dtype, shape in (("e", (2, 3, 4, 5)), ("f", (0, 3, 4, 5))):
-        for forward, bind, arrays in cases(rng, *shape, dtype, LIES["plain"]):
+        for forward, bind, arrays in cases(layer, rng, *shape, dtype):
             assert bind(np, forward(np, *arrays), *arrays, scratch=Scratch()) is None
