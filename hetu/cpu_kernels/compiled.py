@@ -16,6 +16,7 @@ import ctypes
 import hashlib
 import os
 import platform
+import re
 import shlex
 import shutil
 import stat
@@ -97,8 +98,9 @@ def cpu() -> str:
 
 @cache
 def text_of(file: str) -> str:
-    """A file of C text of this folder."""
-    return files(__package__).joinpath(file).read_text("utf-8")
+    """A file of C text of this folder, with the text of others where it includes them."""
+    text = files(__package__).joinpath(file).read_text("utf-8")
+    return re.sub(r'^#include "(.+)"$', lambda found: text_of(found[1]), text, flags=re.M)
 
 
 # -- the folder --------------------------------------------------------------------------------------------------------

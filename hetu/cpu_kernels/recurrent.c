@@ -2,7 +2,7 @@
 // apart, so a few of them go through all steps while what is theirs stays in the cache. A row of `joined` is an input, a
 // one for each bias and a state; times the weights, packed once per call, it is the gates before their functions.
 
-#pragma STDC FP_CONTRACT ON
+#include "panels.h"
 
 static inline T logistic(T z) { return 1 / (1 + exp(-z)); }
 
@@ -57,74 +57,17 @@ void gru_plainly(const Word* a, long long first, long long last, char* scratch) 
     }
 }
 
-// -- the tile ---------------------------------------------------------------------------------------------------------
-// out = a b, or out += a b, for a few rows of `a` and a panel of `b`, WIDE numbers for each number of depth. The sums
-// stay in registers, two vectors a row, each summed in order of depth: a number's bits do not depend on its tile.
-
-#if defined(__AVX512F__)
-enum { BYTES = 64, SOME = 4 };
-#define SOME_ROWS(DO) DO(0) DO(1) DO(2) DO(3)
-#define MORE_ROWS(DO) SOME_ROWS(DO) DO(4) DO(5) DO(6) DO(7)
-#define MOST_ROWS(DO) MORE_ROWS(DO) DO(8) DO(9) DO(10) DO(11)
-#else
-enum { BYTES = 32, SOME = 2 };
-#define SOME_ROWS(DO) DO(0) DO(1)
-#define MORE_ROWS(DO) SOME_ROWS(DO) DO(2) DO(3)
-#define MOST_ROWS(DO) MORE_ROWS(DO) DO(4) DO(5)
-#endif
-
-typedef T Vector __attribute__((vector_size(BYTES), aligned(sizeof(T)), may_alias));
-enum { LANES = BYTES / sizeof(T), WIDE = 2 * LANES, MOST = 3 * SOME, STRIP = 32 };  // columns of a job
-
-#define START(r) Vector s##r = {}, t##r = {};
-#define ADD(r) const T v##r = a[r * row]; s##r += v##r * x, t##r += v##r * y;
-#define STORE(r) { \
-    Vector* const to = (Vector*)(out + r * pitch); \
-    if (add) s##r += to[0], t##r += to[1]; \
-    to[0] = s##r, to[1] = t##r; \
-}
-#define TILE(name, ROWS, ROW, STEP) \
-    static __attribute__((noinline)) void name( \
-        long long depth, const T* a, long long pitch_a, const T* b, T* out, long long pitch, bool add) { \
-        const long long row = ROW, step = STEP; \
-        ROWS(START) \
-        for (const T* const end = b + depth * WIDE; b < end; b += WIDE, a += step) { \
-            const Vector x = *(const Vector*)b, y = *(const Vector*)(b + LANES); \
-            __asm__("" : "+r"(a)); /* one address that moves */ \
-            ROWS(ADD) \
-        } \
-        ROWS(STORE) \
-    }
-TILE(some, SOME_ROWS, pitch_a, 1)
-TILE(more, MORE_ROWS, pitch_a, 1)
-TILE(most, MOST_ROWS, pitch_a, 1)
-TILE(some_turned, SOME_ROWS, 1, pitch_a)  // `a` lies with its columns as rows
-TILE(more_turned, MORE_ROWS, 1, pitch_a)
-TILE(most_turned, MOST_ROWS, 1, pitch_a)
-
-static inline long long up(long long n, long long unit) { return (n + unit - 1) / unit * unit; }
-static inline long long less(long long n, long long m) { return n < m ? n : m; }
-
-static inline void copy(T* to, const T* from, long long count, long long stride) {
-    if (stride == 1) for (long long j = 0; j < count; j++) to[j] = from[j];
-    else for (long long j = 0; j < count; j++) to[j] = from[j * stride];
-}
-
-// A panel of b is `count` columns of it and zeros after them.
-static inline void copy_panel(T* to, const T* from, long long count, long long stride) {
-    count = count < 0 ? 0 : less(count, WIDE);
-    copy(to, from, count, stride);
-    for (long long j = count; j < WIDE; j++) to[j] = 0;
-}
+// -- products ---------------------------------------------------------------------------------------------------------
 
 // out = a b, or out += a b, for all panels of b. Rows of `a` and `out` are there up to a multiple of SOME.
 static void product(
     long long rows, long long depth, long long columns, const T* a, long long pitch_a, const T* b, T* out,
     long long pitch, bool add) {
     for (long long j = 0; j < columns; j += WIDE, b += depth * WIDE)
-        for (long long r = 0; r < rows; r += MOST)
-            (rows - r > 2 * SOME ? most : rows - r > SOME ? more : some)(
-                depth, a + r * pitch_a, pitch_a, b, out + r * pitch + j, pitch, add);
+        for (long long r = 0; r < rows; r += MOST) {
+            T* const to = out + r * pitch + j;
+            tile(false, rows - r, depth, a + r * pitch_a, pitch_a, b, add ? to : zeros, add ? pitch : 0, to, pitch);
+        }
 }
 
 // Makes the rows of a matrix the rows from `start` on of panels of `depth` rows. Jobs are strips of columns.
@@ -386,9 +329,10 @@ void weights(const Word* a, long long first, long long last, char* scratch) {
         for (long long p = first; p < last; p++) {
             for (long long l = 0; l < depth; l++)
                 copy_panel(panel + l * WIDE, dz + (begin + l) * pitch_dz + p * WIDE, columns - p * WIDE, 1);
-            for (long long l = 0; l < high; l += MOST)
-                (high - l > 2 * SOME ? most_turned : high - l > SOME ? more_turned : some_turned)(
-                    depth, joined + l, pitch, panel, sums + (p * high + l) * WIDE, WIDE, true);
+            for (long long l = 0; l < high; l += MOST) {
+                T* const sum = sums + (p * high + l) * WIDE;
+                tile(true, high - l, depth, joined + l, pitch, panel, sum, WIDE, sum, WIDE);
+            }
         }
     }
     for (long long p = first; p < last; p++)
