@@ -268,7 +268,7 @@ LIMITS = {
     "unmasked": (33, 54_976),
     "split": (33, 62_592),
     "written": (33, 62_592),
-    "recurrent": (25, 10_176),
+    "recurrent": (25, 11_072),
 }
 
 

@@ -19,8 +19,8 @@ from .c_calls import checked, joined
 from .ufuncs import bound_ufunc
 
 FILES = (
-    "activation along_axis attention batch_norm convolution cross_entropy einsum elementwise index linalg lstm "
-    "masks normalization pooling random reduction routing shape sparse update"
+    "activation along_axis attention batch_norm convolution cross_entropy einsum elementwise index linalg "
+    "masks normalization pooling random recurrent reduction routing shape sparse update"
 )
 
 
