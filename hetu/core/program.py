@@ -83,9 +83,7 @@ class Program:
         self.feeds: dict[str, Any] = {}
         self.fills: dict[str, Callable[[np.ndarray], None]] = {}  # copies a fed array into its buffer
         self.parts: dict[str, tuple[str, tuple[slice, ...]]] = {}  # the fed array, and its part, for a buffer
-        self.calls: Calls | None = None
-        while self.calls is None:
-            self.calls = self._bound()
+        self.calls = next(calls for calls in iter(self._bound, ...) if calls is not None)
         self.commits = self._commits()
         self.results = [copier(self.arrays[f]) for f in self.fetches]
         self.first_write = self._first_write()

@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 
 from ..core.kernels import Call
-from .c_calls import c_call
-from .openblas import CValue, function_of
+from .c_calls import CCall, c_call
+from .openblas import CValue, address_of, function_of
 
 Scalar = float | np.ndarray
+Found = tuple[str, Callable[..., Any], type[CValue], type[CValue]]  # a C function, its types of integers and numbers
 
 ROW_MAJOR, NO_TRANSPOSE, TRANSPOSE = 101, 111, 112  # codes of BLAS
 LEAST = 1 << 23  # multiplications that are worth another thread
@@ -85,7 +86,8 @@ def gemms(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> Call | None:
     values = (*shape, a, leading_a, b, leading_b, out, leading, *batch, *strides)
     jobs, work = math.prod(batch), math.prod(shape)
     codes = (ROW_MAJOR, trans_a, trans_b)
-    return _row("gemm", "gemms", codes, *values, jobs=jobs, grain=-(-LEAST // work))
+    found = _found("gemm", *values)
+    return found and _row(found, "gemms", codes, *values, jobs=jobs, grain=-(-LEAST // work))
 
 
 def product(a: np.ndarray, b: np.ndarray, out: np.ndarray, beta: float = 0.0) -> Call:
@@ -202,34 +204,37 @@ def _bind(name: str, codes: Sequence[int], *arguments: object, jobs: int = 1, gr
     `codes` say how matrices lie, `arguments` are Python values in the order C wants them; `last` is one word more for
     the division of `jobs`.
     """
-    call = _row(name, name, codes, *arguments, last, jobs=jobs, grain=grain)
     found = _found(name, *arguments)
+    call = found and _row(found, name, codes, *arguments, last, jobs=jobs, grain=grain)
     if call is not None or found is None:
         return call
-    function, integer, real = found
+    _, function, integer, real = found
     values = (_c_value(value, integer, real) for value in arguments)
     made = functools.partial(function, *map(ctypes.c_int.from_param, codes), *values)
     made.arguments = arguments  # C holds bare addresses; this keeps the arrays alive
     return made
 
 
-def _row(name: str, row: str, codes: Sequence[int], *arguments: object, jobs: int, grain: int) -> Any:
-    """The function `row` of blas.c, which calls the C function `name`, as a row of a table."""
-    found = _found(name, *arguments)
-    if found is None:
-        return None
-    function, integer, real = found
-    dtype = np.dtype(real)
-    words = [np.array(v, dtype) if isinstance(v, float) else v for v in arguments]  # C reads scalars from memory
-    place, number = ctypes.cast(function, ctypes.c_void_p).value, "long long" if integer is ctypes.c_int64 else "int"
-    return c_call("blas.c", row, dtype, place, *codes, *words, jobs=jobs, grain=grain, INT=number)
+def _row(found: Found, row: str, codes: Sequence[int], *arguments: object, jobs: int, grain: int) -> CCall | None:
+    """The function `row` of blas.c, which calls the C function that was found, as a row of a table."""
+    name, _, integer, real = found
+    words = [_scalar(value, real) if isinstance(value, float) else value for value in arguments]
+    number = "long long" if integer is ctypes.c_int64 else "int"
+    return c_call("blas.c", row, np.dtype(real), address_of(name), *codes, *words, jobs=jobs, grain=grain, INT=number)
 
 
-def _found(name: str, *arguments: object) -> tuple[Callable[..., Any], type[CValue], type[CValue]] | None:
-    """The C function with its types of integers and numbers, or None where it cannot take these arguments."""
+@functools.cache
+def _scalar(value: float, real: type[CValue]) -> np.ndarray:
+    """A number in memory, where C reads it."""
+    return np.array(value, real)
+
+
+def _found(name: str, *arguments: object) -> Found | None:
+    """The C function, or None where it cannot take these arguments."""
     dtype = next(value.dtype for value in arguments if isinstance(value, np.ndarray) and value.ndim)
     letter, real = PRECISIONS[dtype]
-    found = function_of(f"cblas_{letter}{name}")
+    full = f"cblas_{letter}{name}"
+    found = function_of(full)
     if found is None:
         return None
     for value in arguments:
@@ -237,7 +242,7 @@ def _found(name: str, *arguments: object) -> tuple[Callable[..., Any], type[CVal
             return None
         if isinstance(value, np.ndarray) and value.ndim == 0 and (value.dtype != dtype or not value.flags.writeable):
             return None
-    return *found, real
+    return full, *found, real
 
 
 def _c_value(value: object, integer: type[CValue], real: type[CValue]) -> CValue:

