@@ -57,7 +57,7 @@ def _call(
     q, k, v, total, *others = arrays
     (s, d), (t, e) = q.shape[-2:], v.shape[-2:]
     seen, bias = ([m for m in masks if m.dtype == dtype] for dtype in (np.bool_, q.dtype))
-    if any(a.dtype != q.dtype or not a.size for a in (*arrays, *out)):
+    if any(a.dtype != q.dtype or not a.size for a in (*arrays, *out)) or not total.flags.c_contiguous:
         return None
     if len(seen) > 1 or len(bias) > 1 or len(seen) + len(bias) < len(masks):
         return None
