@@ -3,8 +3,8 @@
 The gradient makes the scores again, so that no matrix of them is in memory. `attention.c` computes.
 
 Pattern of the pass: `attention` and `attention_dx` of transposed views of (batch, positions, heads, features).
-Gain: 1.6 to 2.4 times the speed of blocked NumPy calls, 1.1 to 2.7 times that of PyTorch. Off with `HETU_KERNELS=0`;
-the pass by leaving `fuse_attention` out of `passes=` or `HETU_PASSES`.
+Gain: 4 times the speed of the forward functions, 1.3 to 2.7 times that of PyTorch; of the pass 1.05 on a GPT whose
+projections are one. Off with `HETU_KERNELS=0`; the pass by leaving `fuse_attention` out of `passes=` or `HETU_PASSES`.
 """
 
 from __future__ import annotations
