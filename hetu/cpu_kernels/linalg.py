@@ -1,7 +1,7 @@
 """Matrix products as calls of BLAS, and a bias added as an outer product.
 
-A product whose left has rows only is one call; those of a batch are one row of a table, which needs a compiler. Gain:
-none over NumPy's call by itself, but C makes it without Python. Off with `HETU_KERNELS=0`.
+A product whose left has rows only is one call; those of a batch are one row of a table, which needs a compiler.
+Gain: none over NumPy's call by itself, but C makes it without Python. Off with `HETU_KERNELS=0`.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from .c_calls import checked, joined
 from .ufuncs import bound_ufunc
 
 FILES = (
-    "activation along_axis attention batch_norm conv conv_last cross_entropy einsum elementwise index linalg lstm "
+    "activation along_axis attention batch_norm convolution cross_entropy einsum elementwise index linalg lstm "
     "masks normalization pooling random reduction routing shape sparse update"
 )
 
