@@ -66,6 +66,11 @@ def product() -> ht.Node:
     return ht.sparse_matmul(*entries, normal(5000, 64), size=5000)
 
 
+def written() -> ht.Node:
+    q, k, v = (normal(8, 4, 128, 64) for _ in "qkv")
+    return ht.softmax(q @ ht.matrix_transpose(k) / 8.0, axis=-1) @ v
+
+
 # By file of the room.
 FILES: dict[str, Case] = {
     "activation": lambda: ht.relu(normal(512, 1024)),
@@ -79,11 +84,11 @@ FILES: dict[str, Case] = {
     "elementwise": activations,
     "index": lambda: ht.embedding(normal(100_000, 64), ids(100_000, 1024, 8)),
     "linalg": lambda: ht.linear(normal(16, 32), normal(32, 32), normal(32)),
-    "lstm": lambda: ht.nn.LSTM(128, 128)(normal(64, 28, 128))[0],
     "masks": lambda: ht.tril(normal(512, 512)),
     "normalization": norms,
     "pooling": lambda: (ht.max_pool2d(normal(32, 64, 16, 16), 2), ht.avg_pool2d(normal(32, 64, 16, 16), 2)),
     "random": lambda: (ht.dropout(normal(512, 1024), 0.1), ht.uniform((512, 1024))),
+    "recurrent": lambda: [make(128, 128)(normal(64, 28, 128))[0] for make in (ht.nn.GRU, ht.nn.LSTM)],
     "reduction": lambda: ht.sum(normal(16, 10)),
     "routing": experts,
     "shape": lambda: ht.square(normal(128, 256) + normal(256)),
@@ -91,6 +96,7 @@ FILES: dict[str, Case] = {
 }
 # By pass.
 RUNS: dict[str, Case] = {
+    "find_attention": written,
     "fuse_attention": lambda: ht.nn.MultiHeadAttention(128, 2, causal=True)(normal(16, 128, 128)),
     "fuse_conv_pool": first_block,
     "share_gelu": lambda: ht.gelu(normal(2048, 512)),

@@ -36,10 +36,15 @@ static inline float scaled(float x, int n) {
 static inline float powers_of_two(float x) { return rintf(x * 1.44269504f); }
 static inline float without(float x, float n) { return (x - n * 0.693145752f) - n * 1.42860677e-6f; }
 
-// 2^n e^r with |r| <= ln 2 / 2; (e^r - 1 - r) / r^2 by a polynomial.
-static inline float exp_of(float r, float n) {
+// e^r with |r| <= ln 2 / 2; (e^r - 1 - r) / r^2 by a polynomial.
+static inline float exp_rest(float r) {
     const float p = 0.5f + r * (0.16666667f + r * (0.041666456f + r * (0.008333284f + r * (0.0013934544f + r * 0.00019908905f))));
-    return scaled(1.0f + (r + r * r * p), (int)n);
+    return 1.0f + (r + r * r * p);
+}
+
+// 2^n e^r
+static inline float exp_of(float r, float n) {
+    return scaled(exp_rest(r), (int)n);
 }
 
 // 1.0
@@ -78,13 +83,14 @@ static inline float log1p_float(float x) {
     return copysignf(u < INFINITY ? (u > 0.0f ? log_float(u) + rest / u : log_float(u)) : u, x);
 }
 
-// Near 0 (tanh x / x - 1) / x^2 by a polynomial in x^2, else 1 - 2 / (e^2x + 1). 1.3
-static inline float tanh_float(float x) {
-    const float z = x * x, t = fabsf(x);
+// Near 0 (tanh x / x - 1) / x^2 by a polynomial in x^2, else 1 - 2 q with q = 1 / (e^2|x| + 1). 1.3
+static inline float tanh_with(float x, float q) {
+    const float z = x * x;
     const float p = -0.33333328f + z * (0.13332619f + z * (-0.05382792f + z * (0.020889156f + z * -0.0059422534f)));
-    const float far = 1.0f - 2.0f / (exp_float(2.0f * t) + 1.0f);
-    return copysignf(t < 0.65f ? x + x * z * p : x != x ? x : far, x);
+    return copysignf(fabsf(x) < 0.65f ? x + x * z * p : x != x ? x : 1.0f - 2.0f * q, x);
 }
+
+static inline float tanh_float(float x) { return tanh_with(x, 1.0f / (exp_float(2.0f * fabsf(x)) + 1.0f)); }
 
 static inline float erf_near_zero(float x) {  // |x| < 0.95: erf x / x - 1 by a polynomial in x^2
     const float z = x * x;

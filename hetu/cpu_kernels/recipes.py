@@ -19,8 +19,8 @@ from .c_calls import checked, joined
 from .ufuncs import bound_ufunc
 
 FILES = (
-    "activation along_axis attention batch_norm convolution cross_entropy einsum elementwise index linalg lstm "
-    "masks normalization pooling random reduction routing shape sparse update"
+    "activation along_axis attention batch_norm convolution cross_entropy einsum elementwise index linalg "
+    "masks normalization pooling random recurrent reduction routing shape sparse update"
 )
 
 
@@ -29,7 +29,8 @@ class CpuKernels(Kernels):
 
     passes = (
         RoomPass("fuse_conv_pool", "cpu", f"{__package__}.conv_pool", "channels_last", seeks=["max_pool2d"]),
-        RoomPass("fuse_attention", "cpu", f"{__package__}.attention_rows", seeks=["attention"]),
+        RoomPass("find_attention", "cpu", f"{__package__}.find_attention", seeks=["softmax"]),
+        RoomPass("fuse_attention", "cpu", f"{__package__}.attention", seeks=["attention"]),
         RoomPass("share_gelu", "cpu", f"{__package__}.gelu", seeks=["gelu_tanh_dx", "gelu_erf_dx"]),
         RoomPass("share_cross_entropy", "cpu", f"{__package__}.loss", seeks=["softmax_cross_entropy_dx"]),
         RoomPass("fuse_linear", "cpu", f"{__package__}.fuse_linear", seeks=["matmul"]),

@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 
-import hetu.cpu_kernels.attention_rows
 import hetu.cpu_kernels.fused_update
 import hetu.cpu_kernels.gelu
 import hetu.cpu_kernels.loss
@@ -14,9 +13,7 @@ import hetu.cpu_kernels.phases  # noqa: F401 - all for their operators
 from hetu.core.graph import OPS
 
 from . import Sample, distinct, given, ints, real
-from .attention import full
 from .conv import loops
-from .normalization import slopes
 
 KERNEL, PADDING = (3, 2), ((1, 1), (0, 1))
 WINDOW = {"kernel": KERNEL, "padding": PADDING}
@@ -78,22 +75,6 @@ def pooled(z):
     return np.maximum(phases.max(axis=0), 0), chosen
 
 
-def attended(q, k, v, causal=False):
-    """The three outputs of attention with scale 0.5 on (n, positions, heads, d)."""
-    y, powers, inverse = full(*(a.transpose(0, 2, 1, 3) for a in (q, k, v)), causal=causal)
-    return y.transpose(0, 2, 1, 3), powers, inverse.transpose(0, 2, 1, 3)
-
-
-def attended_slopes(g, q, k, v, causal=False):
-    """Side by side the gradients of q, k and v, by central differences."""
-    return np.stack(slopes(lambda *heads: attended(*heads, causal)[0], g, q, k, v), axis=2)
-
-
-def attention_rows_dx(g, q, k, v, causal=False):
-    outputs = OPS["attention_rows"](q, k, v, scale=0.5, causal=causal)
-    return OPS["attention_rows_dx"](g, q, k, v, *outputs, scale=0.5, causal=causal)
-
-
 def gelu_tanh(x):
     u = np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)
     slope = np.sqrt(2 / np.pi) * (1 + 3 * 0.044715 * x**2)
@@ -114,7 +95,6 @@ def entropy(g, logits, ids, smoothing=0.0, ignore=None):
 
 
 IMAGES = real(2, 5, 4, 3)
-HEADS = real(2, 3, 2, 4)
 
 
 SAMPLES = [
@@ -157,30 +137,6 @@ SAMPLES = [
         label="ties",
         order=0,
         fixed=True,
-    ),
-    *(
-        Sample(
-            "attention_rows",
-            lambda q, k, v, causal=causal: OPS["attention_rows"](q, k, v, scale=0.5, causal=causal),
-            (HEADS, HEADS, HEADS),
-            lambda q, k, v, causal=causal: attended(q, k, v, causal),
-            label="causal" if causal else "",
-            order=0,
-        )
-        for causal in (False, True)
-    ),
-    *(
-        Sample(
-            "attention_rows_dx",
-            lambda g, q, k, v, causal=causal: attention_rows_dx(g, q, k, v, causal),
-            (HEADS, HEADS, HEADS, HEADS),
-            lambda g, q, k, v, causal=causal: attended_slopes(g, q, k, v, causal),
-            label="causal" if causal else "",
-            order=0,
-            tolerance=1e-4,
-            extra={"no_float16": True},
-        )
-        for causal in (False, True)
     ),
     Sample("gelu_tanh_slope", OPS["gelu_tanh_slope"], (real(3, 4),), gelu_tanh, order=0),
     Sample("gelu_erf_slope", OPS["gelu_erf_slope"], (real(3, 4),), gelu_erf, order=0),
