@@ -1,4 +1,4 @@
-"""The sparse products: fixed entries, which are planned when they are bound, and fed ones; a graph that learns."""
+"""The sparse products: fixed entries, which are put in order when they are bound, and fed ones; a graph that learns."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import hetu as ht
 from hetu import optim
 from hetu.core.errors import ArgumentError, DTypeError, ShapeError, ValueRangeError
 from hetu.core.graph import topological
-from hetu.cpu_kernels import sparse
-from hetu.cpu_kernels.sparse import _rounded
 
 
 def entries(rng, size, nodes, count):
@@ -46,8 +44,8 @@ def test_fixed_entries_give_the_dense_product_and_its_gradients(size, nodes, cou
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
 @pytest.mark.parametrize("fixed", [True, False])
-def test_products_are_sampled_in_pieces(fixed, dtype):
-    rng, count = np.random.default_rng(0), sparse.CHUNK // 40 + 5  # two pieces and a bit
+def test_products_are_sampled(fixed, dtype):
+    rng, count = np.random.default_rng(0), 3000
     rows, columns, _ = entries(rng, 30, 20, count)
     a, b = rng.standard_normal((30, 80)).astype(dtype), rng.standard_normal((20, 80)).astype(dtype)
     at = (rows, columns) if fixed else (ht.placeholder("r", (None,), "int64"), ht.placeholder("c", (None,), "int64"))
@@ -68,17 +66,9 @@ def test_the_gradient_for_values_is_sampled_where_the_matrix_has_entries():
 
 def test_no_number_spreads_from_a_node_to_rows_that_do_not_read_it():
     x = np.array([[np.nan], [1.0], [2.0]], np.float32)
-    # rows of 3, 9 and 1 entries: the second is padded to 10
     rows, columns = np.repeat([0, 1, 2], [3, 9, 1]), np.array([1, 2, 1] + [2] * 9 + [0])
     y = ht.sparse_matmul(rows, columns, np.ones(13, np.float32), ht.placeholder("x", (3, 1)), size=3)
     np.testing.assert_array_equal(ht.Executor([y]).run({"x": x})[0].ravel(), [4, 18, np.nan])
-
-
-def test_lengths_are_rounded_up_by_less_than_a_quarter():
-    counts = np.arange(5000)
-    made = _rounded(counts)
-    assert (made >= counts).all() and (made <= 1.25 * counts).all() and len(set(made)) < 60
-    np.testing.assert_array_equal(made[:9], counts[:9])
 
 
 @pytest.mark.parametrize("is_sampled", [True, False])

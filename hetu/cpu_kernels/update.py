@@ -230,8 +230,8 @@ def _subtract_rows(
 ) -> list[Call]:
     """Plain gradient descent on rows: no sums of duplicates, each is subtracted where it belongs."""
     numbers = _Numbers(composition, scalars, out.dtype)
-    minus, steps = numbers.factor((-1, composition.descent)), np.empty(rows.shape, out.dtype)
-    return [*numbers.calls, partial(np.multiply, rows, minus, steps), *add_rows(out, ids, steps)]
+    minus = numbers.factor((-1, composition.descent))
+    return [*numbers.calls, *add_rows(out, ids, rows, minus)]
 
 
 class _SumRows:

@@ -8,7 +8,7 @@ import pytest
 from hetu.core.graph import OPS
 from hetu.cpu_kernels import attention
 from hetu.cpu_kernels.c_calls import c_call
-from hetu.cpu_kernels.compiled import compiler
+from hetu.cpu_kernels.compiler import compiler
 
 from .divided import job_by_job
 

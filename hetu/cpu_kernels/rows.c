@@ -1,0 +1,90 @@
+// Rows of tables: taken by their ids, added where their ids say, and single elements along an axis likewise.
+//
+// An array is (outer, size, inner). Ids count along its middle axis from `low`, as a rank may have only a part of it:
+// an id outside belongs to another rank. Zeros are taken there, and nothing is added.
+//
+//     take_rows:   y[o, k, :] = x[o, ids[k] - low, :]
+//     add_rows:    y[ids[k] - low, :] += factor * rows[k, :], in the order of k
+//     take_along:  y[o, k, i] = x[o, ids[o, k, i] - low, i]
+//     add_along:   y[o, ids[o, k, i] - low, i] += values[o, k, i], in the order of k
+//     one_hot:     y[k, ids[k]] = 1
+//
+// What is added to one place is added by one job, so that sums have one order.
+
+#include <string.h>
+
+// Jobs are the rows of y.
+void take_rows(const Word* a, long long first, long long last, char* scratch) {
+    const T* const x = a[1].p;
+    const long long* const ids = a[2].p;
+    const long long count = a[3].n, size = a[4].n, inner = a[5].n, low = a[6].n;
+    long long outer = first / count, k = first % count;
+    for (T* y = (T*)a[0].p + first * inner; first < last; first++, y += inner) {
+        const long long id = ids[k] - low;
+        if (id < 0 || id >= size) memset(y, 0, inner * sizeof(T));
+        else memcpy(y, x + (outer * size + id) * inner, inner * sizeof(T));
+        if (++k == count) k = 0, outer++;
+    }
+}
+
+// Jobs are the rows of y: each looks at all ids, and adds those rows that are its own. Looking is cheap beside adding.
+void add_rows(const Word* a, long long first, long long last, char* scratch) {
+    T* const y = a[0].p;
+    const T *const rows = a[1].p, *const given = a[6].p, factor = given ? *given : 1;
+    const long long* const ids = a[2].p;
+    const long long count = a[3].n, inner = a[4].n, low = a[5].n;
+    const bool clear = a[7].n;
+    if (clear) memset(y + first * inner, 0, (last - first) * inner * sizeof(T));
+    for (long long k = 0; k < count; k++) {
+        const long long id = ids[k] - low;
+        if (id < first || id >= last) continue;
+        T* const to = y + id * inner;
+        const T* const from = rows + k * inner;
+        EACH for (long long i = 0; i < inner; i++) to[i] += factor * from[i];
+    }
+}
+
+// Jobs are the rows (o, k) of y.
+void take_along(const Word* a, long long first, long long last, char* scratch) {
+    T* const y = a[0].p;
+    const T* const x = a[1].p;
+    const long long* const ids = a[2].p;
+    const long long count = a[3].n, size = a[4].n, inner = a[5].n, low = a[6].n;
+    for (long long job = first; job < last; job++)
+        for (long long i = 0; i < inner; i++) {
+            const long long id = ids[job * inner + i] - low;
+            const bool outside = id < 0 || id >= size;
+            y[job * inner + i] = outside ? 0 : x[(job / count * size + id) * inner + i];
+        }
+}
+
+// Jobs are the columns (o, i) of y.
+void add_along(const Word* a, long long first, long long last, char* scratch) {
+    const long long count = a[3].n, size = a[4].n, inner = a[5].n, low = a[6].n;
+    for (long long o = first / inner; o * inner < last; o++) {
+        T* const y = (T*)a[0].p + o * size * inner;
+        const T* const values = (T*)a[1].p + o * count * inner;
+        const long long* const ids = (long long*)a[2].p + o * count * inner;
+        const long long begin = first > o * inner ? first - o * inner : 0;
+        const long long end = last - o * inner < inner ? last - o * inner : inner;
+        if (end - begin == inner) memset(y, 0, size * inner * sizeof(T));
+        else
+            for (long long k = 0; k < size; k++) memset(y + k * inner + begin, 0, (end - begin) * sizeof(T));
+        for (long long k = 0; k < count; k++)
+            for (long long i = begin; i < end; i++) {
+                const long long id = ids[k * inner + i] - low;
+                if (id >= 0 && id < size) y[id * inner + i] += values[k * inner + i];
+            }
+    }
+}
+
+// Jobs are the rows of y.
+void one_hot(const Word* a, long long first, long long last, char* scratch) {
+    const long long* const ids = a[1].p;
+    const long long depth = a[2].n;
+    for (long long k = first; k < last; k++) {
+        T* const y = (T*)a[0].p + k * depth;
+        memset(y, 0, depth * sizeof(T));
+        if (ids[k] >= 0 && ids[k] < depth) y[ids[k]] = 1;
+    }
+}

@@ -1,0 +1,105 @@
+// Products of a sparse matrix, a list of entries (row, column, value), and a dense one.
+//
+//     order_entries:  the entries row by row, those of a row as they came
+//     sparse_matmul:  y[i, :] = sum of values[k] * x[columns[k], :] over the entries k of row i, in their order
+//     sampled_matmul: y[k] = sum of a[rows[k], j] * b[columns[k], j] over j: number j goes to lane j mod 2 LANES
+
+#pragma STDC FP_CONTRACT ON
+
+#include <string.h>
+
+typedef T Lanes __attribute__((vector_size(64), aligned(sizeof(T))));
+enum { LANES = 64 / sizeof(T) };
+
+// Where each row begins, and of each entry in order its place in the list and its column. One job.
+void order_entries(const Word* a, long long first, long long last, char* scratch) {
+    long long *const starts = a[0].p, *const places = a[1].p, *const sorted = a[2].p;
+    const long long *const rows = a[3].p, *const columns = a[4].p, count = a[5].n, size = a[6].n;
+    memset(starts, 0, (size + 2) * sizeof *starts);
+    for (long long k = 0; k < count; k++) starts[rows[k] + 2]++;
+    for (long long i = 2; i < size + 2; i++) starts[i] += starts[i - 1];
+    for (long long k = 0; k < count; k++) {  // starts[i + 1] runs from the beginning of row i to its end
+        const long long place = starts[rows[k] + 1]++;
+        places[place] = k;
+        sorted[place] = columns[k];
+    }
+}
+
+// The entries of one row, and the dense rows that they meet.
+typedef struct {
+    const long long *places, *columns;
+    const T *values, *x;
+    long long count, width;
+} Entries;
+
+#define FOR_EACH_ENTRY                                                        \
+    for (long long k = 0; k < e->count; k++) {                                \
+        const T value = e->values[e->places[k]], *x = e->x + e->columns[k] * e->width + j;
+
+static inline void four_columns(const Entries* e, T* y, long long j) {
+    Lanes s0 = {0}, s1 = {0}, s2 = {0}, s3 = {0};
+    FOR_EACH_ENTRY
+        const Lanes* const from = (const Lanes*)x;
+        s0 += value * from[0], s1 += value * from[1], s2 += value * from[2], s3 += value * from[3];
+    }
+    Lanes* const to = (Lanes*)(y + j);
+    to[0] = s0, to[1] = s1, to[2] = s2, to[3] = s3;
+}
+
+static inline void one_column(const Entries* e, T* y, long long j) {
+    Lanes s = {0};
+    FOR_EACH_ENTRY
+        s += value * *(const Lanes*)x;
+    }
+    *(Lanes*)(y + j) = s;
+}
+
+static inline void rest(const Entries* e, T* y, long long j) {
+    const long long count = e->width - j;
+    for (long long i = 0; i < count; i++) y[j + i] = 0;
+    FOR_EACH_ENTRY
+        EACH for (long long i = 0; i < count; i++) y[j + i] += value * x[i];
+    }
+}
+
+// Jobs are rows.
+void sparse_matmul(const Word* a, long long first, long long last, char* scratch) {
+    const long long* const starts = a[1].p;
+    Entries e = {.values = a[4].p, .x = a[5].p, .width = a[6].n};
+    for (long long i = first; i < last; i++) {
+        T* const y = (T*)a[0].p + i * e.width;
+        e.places = (long long*)a[2].p + starts[i];
+        e.columns = (long long*)a[3].p + starts[i];
+        e.count = starts[i + 1] - starts[i];
+        long long j = 0;
+        for (; j + 4 * LANES <= e.width; j += 4 * LANES) four_columns(&e, y, j);
+        for (; j + LANES <= e.width; j += LANES) one_column(&e, y, j);
+        if (j < e.width) rest(&e, y, j);
+    }
+}
+
+static inline T sum(Lanes s) {
+    T lanes[LANES];
+    memcpy(lanes, &s, sizeof s);
+    for (int half = LANES / 2; half; half /= 2)
+        for (int l = 0; l < half; l++) lanes[l] += lanes[l + half];
+    return lanes[0];
+}
+
+// Jobs are entries.
+void sampled_matmul(const Word* a, long long first, long long last, char* scratch) {
+    const long long *const rows = a[1].p, *const columns = a[2].p, width = a[5].n;
+    for (long long k = first; k < last; k++) {
+        const T* const left = (T*)a[3].p + rows[k] * width;
+        const T* const right = (T*)a[4].p + columns[k] * width;
+        Lanes s0 = {0}, s1 = {0};
+        long long j = 0;
+        for (; j + 2 * LANES <= width; j += 2 * LANES) {
+            s0 += *(const Lanes*)(left + j) * *(const Lanes*)(right + j);
+            s1 += *(const Lanes*)(left + j + LANES) * *(const Lanes*)(right + j + LANES);
+        }
+        T last_few = 0;
+        for (; j < width; j++) last_few += left[j] * right[j];
+        ((T*)a[0].p)[k] = sum(s0 + s1) + last_few;
+    }
+}

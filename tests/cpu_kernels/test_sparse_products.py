@@ -1,0 +1,50 @@
+"""Sparse products in C against the forward functions: fixed and fed entries, widths of every kind, empty rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hetu.core.graph import OPS
+from hetu.cpu_kernels.c_calls import CCall
+from hetu.cpu_kernels.compiled import compiler
+
+from .divided import job_by_job
+
+pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no C compiler")
+WIDTHS = [0, 1, 7, 16, 33, 64, 200]
+
+
+def fix(array):
+    array.flags.writeable = False
+    return array
+
+
+def check(name, arrays, **attrs):
+    want = OPS[name].forward(np, *arrays, **attrs)
+    out = np.empty_like(want)
+    *others, call = OPS[name].bound(np, out, arrays, attrs)
+    assert isinstance(call, CCall)
+    made = []
+    for run in (call, lambda: job_by_job(call)):
+        out.fill(77)
+        for other in others:
+            other()
+        run()
+        made.append(out.copy())
+        np.testing.assert_allclose(out, want, rtol=0, atol=2e-5 if out.dtype == np.float32 else 1e-13)
+    np.testing.assert_array_equal(*made)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("dtype, ids", [("float32", "int64"), ("float64", "int32")])
+@pytest.mark.parametrize("fixed", [True, False])
+@pytest.mark.parametrize("count", [0, 1, 90])
+def test_sparse_products(count, fixed, dtype, ids, width):
+    rng = np.random.default_rng(count)
+    rows, columns = ((size * rng.random(count) ** 2).astype(ids) for size in (12, 9))
+    a, b = (rng.standard_normal((size, width)).astype(dtype) for size in (12, 9))
+    if fixed:
+        rows, columns = fix(rows), fix(columns)
+    check("sparse_matmul", [rows, columns, rng.standard_normal(count).astype(dtype), b], size=12)
+    check("sampled_matmul", [rows, columns, a, b])
