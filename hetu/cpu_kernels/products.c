@@ -18,10 +18,18 @@ void product_plainly(const Word* a, long long first, long long last, char* scrat
         }
 }
 
-// Columns of y as panels, one after the other.
+// Columns of y as panels, one after the other. Where a column lies in one piece, some of its numbers are moved at once,
+// so that a line of the cache is read once.
 static void pack(T* panels, const T* y, long long k, long long columns, long long row, long long column) {
-    for (long long j = 0; j < STRIP && j < columns; j += WIDE, panels += k * WIDE)
-        for (long long l = 0; l < k; l++) copy_panel(panels + l * WIDE, y + l * row + j * column, columns - j, column);
+    for (long long j = 0; j < STRIP && j < columns; j += WIDE, panels += k * WIDE) {
+        const T* const from = y + j * column;
+        if (row != 1 || columns - j < WIDE)
+            for (long long l = 0; l < k; l++) copy_panel(panels + l * WIDE, from + l * row, columns - j, column);
+        else
+            for (long long l = 0; l < k; l += LANES)
+                for (long long c = 0; c < WIDE; c++)
+                    for (long long i = l; i < less(k, l + LANES); i++) panels[i * WIDE + c] = from[c * column + i];
+    }
 }
 
 // One of the strides of x is 1. Jobs are strips of columns, those of a block of rows one after the other, so that rows
