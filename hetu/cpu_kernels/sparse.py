@@ -6,6 +6,7 @@ Gain: 50 to 130 times the speed of the forward function of `sparse_matmul`, 5 ti
 
 from __future__ import annotations
 
+from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
@@ -16,6 +17,8 @@ from ..ops.sparse import _check_entries, _is_fixed, sampled_matmul, sparse_matmu
 from .c_calls import c_call
 from .index import grain_of, in_order
 from .recipes import kernel
+
+PIECE, SLAB = 4096, 16  # entries and features that are added at a time without a compiler
 
 
 @kernel(sparse_matmul)
@@ -33,13 +36,33 @@ def sparse_matmul_bind(
     words, grain = (out, *ordered, values, x, width), grain_of(size, count * width * x.itemsize)
     product = c_call("sparse.c", "sparse_matmul", out.dtype, *words, jobs=size, grain=grain)
     if order is None or product is None:
-        return None
+        return [_by_segments(out, rows, columns, values, x)] if fixed and count else None
     calls += [order, product]
     if not fixed:
         return calls
     for call in calls[:-1]:
         call()
     return calls[-1:]
+
+
+def _by_segments(out: np.ndarray, rows: np.ndarray, columns: np.ndarray, values: np.ndarray, x: np.ndarray) -> Call:
+    """What stands in without a compiler: the sums of segments of entries, in pieces that fit the cache."""
+    order = np.argsort(rows, kind="stable")
+    full, starts = np.unique(rows[order], return_index=True)  # the other rows are empty
+    columns, step = columns[order], max(1, PIECE * len(full) // len(order))
+    pieces = list(pairwise((*starts[::step].tolist(), len(order))))
+
+    def product() -> None:
+        out.fill(0)
+        weights = values[order, None]
+        for j in range(0, x.shape[1], SLAB):
+            slab = x[:, j : j + SLAB].copy()
+            for k, (begin, end) in enumerate(pieces):
+                here = slice(k * step, (k + 1) * step)
+                parts = slab.take(columns[begin:end], 0) * weights[begin:end]
+                out[full[here], j : j + SLAB] = np.add.reduceat(parts, starts[here] - begin, 0)
+
+    return product
 
 
 @kernel(sampled_matmul)
