@@ -60,9 +60,9 @@ __all__ = [
     # rows by index
     "take", "take_along_axis", "embedding", "scatter_add", "moe_slots", "moe_dispatch", "moe_combine",
     # products and layers as functions
-    "matmul", "linear", "outer", "einsum", "sparse_matmul", "sampled_matmul", "scaled_dot_product_attention", "lstm",
-    "conv2d", "conv_transpose2d", "max_pool2d", "avg_pool2d", "global_max_pool2d", "global_avg_pool2d", "interpolate",
-    "batch_norm", "layer_norm", "group_norm", "rms_norm",
+    "matmul", "linear", "outer", "einsum", "sparse_matmul", "sampled_matmul", "scaled_dot_product_attention",
+    "gru", "lstm", "conv2d", "conv_transpose2d", "max_pool2d", "avg_pool2d", "global_max_pool2d", "global_avg_pool2d",
+    "interpolate", "batch_norm", "layer_norm", "group_norm", "rms_norm",
     # losses
     "softmax_cross_entropy", "binary_cross_entropy_with_logits", "nll_loss", "kl_divergence",
     "mse_loss", "mae_loss", "huber_loss",

@@ -1,6 +1,11 @@
-"""One BLAS thread per test worker: several workers share the cores, and OpenBLAS's threads spin while they wait."""
+"""One BLAS thread per test worker: several workers share the cores, and OpenBLAS's threads spin while they wait.
+
+What tests compile is kept beside what pytest keeps, from run to run, and not in the user's home.
+"""
 
 import os
+from pathlib import Path
 
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(name, "1")
+os.environ.setdefault("XDG_CACHE_HOME", str(Path(__file__).parent.parent / ".pytest_cache" / "compiled"))

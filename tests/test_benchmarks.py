@@ -1,43 +1,126 @@
-"""The peers of the CPU benchmark: what they are started with, and that all ways of hetu train alike.
+"""The CPU benchmark: every row builds and makes a step, its statistics are right, and all ways of hetu train alike.
 
-Ignored on purpose: times, and PyTorch's side, which is checked by its losses whenever the benchmark runs.
+Ignored on purpose: times, and the sides of other libraries, which are checked by their results whenever it runs.
 """
 
 from __future__ import annotations
 
 import importlib
+import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import hetu as ht
+
 BENCHMARKS = Path(__file__).parent.parent / "examples" / "benchmarks"
+with pytest.MonkeyPatch.context() as patch:
+    patch.syspath_prepend(str(BENCHMARKS))
+    names = "peer_hetu", "rows", "sampling", "standings"
+    peer_hetu, rows, sampling, standings = map(importlib.import_module, names)
+README = ("tiny_mlp", "mlp_sgd", "mlp_adam", "lenet", "resnet", "lstm", "gpt", "gpt_256", "wide_deep", "gcn")
 
 
-@pytest.fixture
-def first(monkeypatch):
+def first(variant: str, threads: int) -> dict:
     """What a peer that trains the tiny MLP reports before it is timed."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    sampling = importlib.import_module("sampling")
-
-    def started(variant: str, threads: int) -> dict:
-        peer = sampling.Peer("hetu", variant, "tiny_mlp", threads)
-        try:
-            assert peer.title == "hetu"
-            assert peer.run(2)["cpu"] > 0
-            return peer.first
-        finally:
-            peer.close()
-
-    return started
+    peer = sampling.Peer("hetu", variant, "tiny_mlp", threads)
+    try:
+        assert peer.title == "hetu"
+        assert peer.run(2)["cpu"] > 0
+        return peer.first
+    finally:
+        peer.close()
 
 
-def test_a_peer_chooses_its_kernels_itself(monkeypatch, first):
+def test_a_peer_chooses_its_kernels_itself(monkeypatch):
     monkeypatch.setenv("OPENBLAS_CORETYPE", "Nehalem")
     assert "for Nehalem" not in first("default", 1)["versions"]["numpy BLAS"]
 
 
-def test_halves_of_a_batch_on_two_threads_train_as_the_whole(first):
-    whole, halves = (first(variant, 2)["losses"] for variant in ("default", "split"))
+def test_halves_of_a_batch_on_two_threads_train_as_the_whole():
+    whole, halves = (first(variant, 2)["results"] for variant in ("default", "split"))
     assert len(whole) == 4
     np.testing.assert_allclose(halves, whole, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", rows.WORKLOADS)
+def test_a_row_makes_a_step_at_a_small_size(name):
+    workload = rows.WORKLOADS[name].shrunk()
+    with ht.scope(name):
+        step = peer_hetu.make(workload, "default")
+        made = [step() for _ in workload.batches()]
+    assert all(np.isfinite(result).all() for result in made)
+    assert all(np.size(result) == 1 for result in made) == workload.trains
+
+
+def test_rows_are_many_and_of_every_kind():
+    workloads = rows.WORKLOADS.values()
+    assert len(workloads) >= 60 and set(README) <= rows.WORKLOADS.keys()
+    summaries = [workload.summary for workload in workloads]
+    assert len(set(summaries)) == len(summaries)
+    for family in rows.FAMILIES:
+        own = [workload for workload in workloads if workload.family == family]
+        assert {workload.trains for workload in own} == {True, False}, family
+    assert {workload.does for workload in workloads} == {"SGD", "Adam", "inference"}
+    assert sum(isinstance(workload.batch, tuple) for workload in workloads) >= 3
+    assert sum(workload.batch == 1 and not workload.kind.fixed for workload in workloads) >= 8
+
+
+@pytest.mark.parametrize("peer", sorted(BENCHMARKS.glob("peer_[!d]*.py")), ids=lambda path: path.stem)
+def test_a_library_brings_every_word_of_the_models(peer):
+    text, models = peer.read_text("utf-8"), (BENCHMARKS / "networks.py").read_text("utf-8")
+    words = set(re.findall(r"\bf\.(\w+)\(", models)) | {"gelu", "lstm", "gru"}
+    assert len(words) > 20
+    missing = {
+        word for word in words if not re.search(rf"def {word}\(|^    (.*[ .])?{word}\b.* = ", text, re.MULTILINE)
+    }
+    assert not missing
+
+
+def row(name: str, hetu: list[float], family: str = "mlp", valid: bool = True, **others: list[float]) -> dict:
+    seconds = {"hetu": hetu} | {title.replace("_", ", "): taken for title, taken in others.items()}
+    same = dict.fromkeys(seconds, 1e6)
+    return {"workload": name, "family": family, "threads": 1, "summary": name, "valid": valid, "errors": [],
+            "seconds": seconds, "start": same, "peak": same}  # fmt: skip
+
+
+MEASURED = [
+    row("won", [1.0, 2.0, 3.0], torch=[9.0, 9.0, 9.0], torch_best=[2.0, 4.0, 12.0], jax=[0.1, 0.1, 0.1]),
+    row("lost", [2.0, 2.0], torch=[1.0, 1.0], torch_best=[4.0, 4.0]),
+    row("differs", [1.0], family="cnn", valid=False, torch=[9.0]),
+    row("alone", [1.0], family="cnn"),
+]
+
+
+def test_a_ratio_is_the_median_of_paired_rounds_against_the_fastest_variant_of_torch():
+    assert [standings.standing(measured) for measured in MEASURED] == [0.5, 2.0, None, None]
+    assert standings.best_of_torch(MEASURED[1]) == "torch"
+
+
+def test_the_summary_counts_rows_won_void_and_by_family():
+    lines = standings.summary(MEASURED).splitlines()
+    assert lines[2:5] == [
+        "| all | 4 | 1 | 2 | 1.00 | 2.00 (lost) |",
+        "| mlp | 2 | 1 | 0 | 1.00 | 2.00 (lost) |",
+        "| cnn | 2 | 0 | 2 | - | - |",
+    ]
+    assert lines[-2] == "Geometric means against torch 0.67; torch, best 0.50; jax 20.00."
+    assert lines[-1] == "Slowest against PyTorch: lost (mlp) 2.00; won (mlp) 0.50."
+    shown = standings.table(MEASURED).splitlines()
+    assert len(shown) == 2 + len(MEASURED) and "void: results differ" in shown[4]
+
+
+def test_results_of_two_processors_are_kept_side_by_side(tmp_path):
+    standings.save({"processor": "Intel Xeon"}, MEASURED[:1], tmp_path)
+    standings.save({"processor": "AMD EPYC"}, MEASURED[:1], tmp_path)
+    standings.save({"processor": "AMD EPYC"}, [row("won", [3.0], torch=[1.0]), MEASURED[1]], tmp_path)
+    assert len(json.loads((tmp_path / "cpu_amd_epyc.json").read_text())["rows"]) == 2
+    assert standings.side_by_side(tmp_path).splitlines() == [
+        "| row | threads | AMD EPYC | Intel Xeon |",
+        "|---|---|---|---|",
+        "| won | 1 | 3.00 | 0.50 |",
+        "| lost | 1 | 2.00 | - |",
+        "| geometric mean | | 2.45 | 0.50 |",
+    ]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import re
 import sys
 
 import pytest
 
 from hetu.cli import main
+from hetu.core.kernels import kernels
 from hetu.teach import doctor
 
 
@@ -26,6 +28,40 @@ def test_the_table(capsys, monkeypatch):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "needed" and "optional" in lines
     assert max(map(len, lines)) <= 120
+
+
+def c_rows(capsys, *options):
+    """What the doctor finds out about compiled code; jobs are not started."""
+    assert main(["doctor", "--json", *options]) == 0
+    return {f["part"]: f for f in json.loads(capsys.readouterr().out) if f["part"] in ("C compiler", "Compiled code")}
+
+
+@pytest.mark.parametrize(
+    ("setting", "found", "fix"),
+    [
+        ("", r"\w.* \d.*; a small library takes \d+\.\d\d s", ""),
+        ("0", "HETU_CC=0 in the environment", "leave HETU_CC out"),
+        ("no-such-cc", "HETU_CC='no-such-cc' is no command", "leave HETU_CC out"),
+    ],
+)
+def test_the_c_compiler(capsys, monkeypatch, setting, found, fix):
+    monkeypatch.setattr(doctor, "job", lambda: doctor.Finding("2 ranks, 1 server", True, "work together", "ranks"))
+    monkeypatch.setenv("HETU_CC", setting)
+    row = c_rows(capsys)["C compiler"]
+    if not setting and not row["ok"]:
+        pytest.skip(row["found"])
+    assert re.fullmatch(found, row["found"]) and row["ok"] == (not fix)
+    assert fix in row["fix"]
+
+
+def test_compiled_code_is_counted_and_cleared(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor, "job", lambda: doctor.Finding("2 ranks, 1 server", True, "work together", "ranks"))
+    monkeypatch.setattr(kernels("cpu").compiled, "folder", lambda: tmp_path)
+    (tmp_path / "one.so").write_bytes(bytes(100_000))
+    (tmp_path / "one.sha256").write_text("a digest")
+    assert c_rows(capsys)["Compiled code"]["found"] == f"libraries: 1, 0.1 of at most 256 MB, in {tmp_path}"
+    assert c_rows(capsys, "--clear-compiled")["Compiled code"]["found"].startswith("libraries: 0,")
+    assert [*tmp_path.iterdir()] == [tmp_path / "lock"]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,10 +11,12 @@ import pytest
 import hetu as ht
 from hetu import optim
 from hetu.core.graph import topological
+from hetu.core.kernels import kernels
 from hetu.core.memory import SCRATCH
-from hetu.cpu_kernels.blas import ger
+from hetu.cpu_kernels.compiler import compiler
 from hetu.passes import PASSES, chosen_passes
 
+from .samples import lines_of
 from .test_program import random_graph
 
 STEPS = 3
@@ -47,7 +50,12 @@ def transformer(rng, causal=True, positions=70, **options):
     else:
         parts = ht.reshape(qkv, (-1, positions, 3, heads, d // heads))
         q, k, v = (ht.permute_dims(parts, (2, 0, 3, 1, 4))[i] for i in range(3))
-    seen = ht.permute_dims(ht.scaled_dot_product_attention(q, k, v, causal=causal), (0, 2, 1, 3))
+    if options.get("written"):
+        scores = ht.where(np.tri(positions, dtype=bool), q @ ht.matrix_transpose(k) * 0.5, -1e4)
+        seen = ht.softmax(scores, axis=-1) @ v
+    else:
+        seen = ht.scaled_dot_product_attention(q, k, v, causal=causal)
+    seen = ht.permute_dims(seen, (0, 2, 1, 3))
     h = x + ht.reshape(seen, (-1, positions, d)) @ w["o"]
     up = ht.layer_norm(h, w["s"], w["b"]) @ w["up"] + w["ub"]
     h = h + ht.gelu(up, options.get("approximate", "tanh")) @ w["down"]
@@ -91,6 +99,7 @@ MODELS = {
     "transformer": transformer,
     "unmasked": lambda rng: transformer(rng, causal=False, positions=33, approximate="none"),
     "split": lambda rng: transformer(rng, positions=40, split=True),
+    "written": lambda rng: transformer(rng, positions=40, written=True),
     "recurrent": recurrent,
 }
 OPTIMIZERS = {"sgd": lambda: optim.SGD(0.1), "momentum": lambda: optim.Momentum(0.1)}
@@ -102,7 +111,7 @@ def trained(model, optimizer, passes):
     updates = OPTIMIZERS[optimizer]().minimize(fetches[0])
     ex = ht.Executor([*fetches, updates], passes=passes)
     losses = [float(ex.run(feed)[0]) for _ in range(STEPS)]
-    ops = Counter(step.node.op.name for step in ex.program(feed).steps)
+    ops = Counter(lines_of([step.node for step in ex.program(feed).steps]))
     return losses, {v.name: np.array(ex.state[v]) for v in updates if v.dtype == np.float32}, ops
 
 
@@ -121,11 +130,12 @@ def test_training_is_the_same_without_any_one_pass(model, optimizer):
     ("model", "made", "gone"),
     [
         ("lenet", {"phase_pool": 2, "phase_columns": 2, "phase_columns_dx": 1}, ("conv2d", "conv2d_dw", "max_pool2d")),
-        ("transformer", {"attention_rows": 1, "attention_rows_dx": 1}, ("attention", "slice_scatter", "reshape")),
-        ("transformer", {"gelu_tanh_slope": 1}, ("gelu_tanh", "gelu_tanh_dx")),
-        ("split", {"attention_rows": 1, "attention_rows_dx": 1}, ("attention_dx", "slice_scatter", "reshape")),
-        ("unmasked", {"gelu_erf_slope": 1, "attention_rows": 1}, ("gelu_erf_dx", "attention_dx")),
-        ("lenet", {"cross_entropy_slope": 1, "sgd_product": 1, "sgd_sum": 1}, ("softmax_cross_entropy_dx",)),
+        ("transformer", {"flash_attention": 1, "flash_attention_dx": 1}, ("attention", "slice_scatter")),
+        ("transformer", {"gelu_tanh": 1, "rsqrt": 4}, ("layer_norm", "layer_norm_dx", "sgd")),
+        ("split", {"flash_attention": 1, "flash_attention_dx": 1}, ("attention_dx", "slice_scatter")),
+        ("written", {"flash_attention": 1, "flash_attention_dx": 1}, ("attention_dx", "softmax")),
+        ("unmasked", {"gelu_erf": 1, "own_column": 2, "flash_attention": 1}, ("layer_norm_dx", "attention_dx")),
+        ("lenet", {"own_column": 2}, ("softmax_cross_entropy", "softmax_cross_entropy_dx", "sgd")),
         (
             "residual",
             {"conv2d_last": 5, "conv2d_last_dx": 4, "conv2d_last_dw": 5},
@@ -204,14 +214,22 @@ def test_explain_prints_what_fired_and_where(capsys):
 
 
 def test_explain_estimates_the_gain(capsys):
-    x, w, b = (ht.placeholder(name, shape) for name, shape in (("x", (20, 5)), ("w", (5, 6)), ("b", (6,))))
-    ht.Executor([x @ w + b], explain=True).program({n: np.zeros(n.shape, np.float32) for n in (x, w, b)})
-    (row,) = [r for r in capsys.readouterr().out.splitlines() if r.startswith("fuse_linear")]
-    operands, result = 4 * (20 * 5 + 5 * 6 + 6), 4 * 20 * 6
+    x, b = (ht.placeholder(name, shape) for name, shape in (("x", (20, 6)), ("b", (6,))))
+    ht.Executor([ht.relu(x + b)], explain=True).program({n: np.zeros(n.shape, np.float32) for n in (x, b)})
+    (row,) = [r for r in capsys.readouterr().out.splitlines() if r.startswith("fuse_groups")]
+    operands, result = 4 * (20 * 6 + 6), 4 * 20 * 6
     assert f"memory traffic {operands + 3 * result:,} -> {operands + result:,} bytes" in row
 
 
-def test_a_convolution_by_tiles_is_as_exact_as_float32_allows():
+@pytest.mark.parametrize(("after", "said"), [(3.5, "C was compiled in 2.5 s, and is kept\n"), (1.0, "")])
+def test_explain_tells_what_compiling_took(capsys, monkeypatch, after, said):
+    times = iter([1.0, after, after])
+    monkeypatch.setattr(kernels("cpu"), "compiled", SimpleNamespace(spent=lambda: next(times)))
+    ht.Executor([ht.constant([1.0])], explain=True).program({})
+    assert capsys.readouterr().out == said
+
+
+def test_a_convolution_is_as_exact_as_float32_allows():
     """PyTorch's float32 convolutions of this size are off by 3e-7 (NCHW) to 1e-6 (channels last) on several CPUs."""
     rng = np.random.default_rng(0)
     x, w = rng.standard_normal((2, 64, 16, 16)), rng.standard_normal((64, 64, 3, 3)) / 24
@@ -221,7 +239,7 @@ def test_a_convolution_by_tiles_is_as_exact_as_float32_allows():
     assert np.abs(rounded - exact).max() < 1e-6 * np.abs(exact).max()
     executor = ht.Executor([ht.conv2d(*single, padding=1)])
     assert [step.node.op.name for step in executor.program({}).steps] == ["conv2d_last"]
-    assert np.abs(executor.run({})[0] - rounded).max() < 6e-7 * np.abs(rounded).max()
+    assert np.abs(executor.run({})[0] - rounded).max() < 1e-6 * np.abs(rounded).max()
 
 
 def test_working_memory_is_shared_in_time():
@@ -231,7 +249,7 @@ def test_working_memory_is_shared_in_time():
     once = ht.conv2d(x, w, padding=1)
     plans = [ht.Executor([y]).program(feed).plan for y in (once, ht.conv2d(once, w, padding=1))]
     assert plans[1].arena_bytes - plans[0].arena_bytes == once.tensor.nbytes
-    assert plans[0].arena_bytes > 4 * once.tensor.nbytes
+    assert compiler() is None or plans[0].arena_bytes > once.tensor.nbytes
 
 
 def test_a_batch_norm_works_in_the_arena():
@@ -244,12 +262,13 @@ def test_a_batch_norm_works_in_the_arena():
 
 # instructions and bytes of the arena of one training step
 LIMITS = {
-    "lenet": (30, 742_400),
-    "residual": (70, 420_864),
-    "transformer": (33, 235_584),
-    "unmasked": (33, 84_800),
-    "split": (33, 105_856),
-    "recurrent": (25, 10_176),
+    "lenet": (34, 742_400),
+    "residual": (62, 395_840),
+    "transformer": (37, 109_440),
+    "unmasked": (37, 54_976),
+    "split": (37, 62_592),
+    "written": (37, 62_592),
+    "recurrent": (14, 11_072),
 }
 
 
@@ -267,23 +286,9 @@ def test_programs_do_not_grow(model):
     assert program.plan.arena_bytes <= arena
 
 
-def test_one_number_and_a_mask_are_computed_without_the_slow_paths_of_numpy():
+def test_one_number_and_a_mask_are_exact():
     x, w = ht.placeholder("x", (4, 5)), ht.variable("w", np.float32(2))
     ex = ht.Executor([x * (x > 0), {w: w * w}])
-    program = ex.program({"x": np.zeros((4, 5), np.float32)})
-    calls = {step.node.op.name: [call.func for call in step.calls] for step in program.steps}
-    multiplied = [[call.func for call in step.calls] for step in program.steps if step.node.op.name == "multiply"]
-    assert calls["greater"] == [np.greater]
-    assert sorted(multiplied, key=lambda c: c[0] is np.copyto) == [[np.multiply, np.copyto], [np.copyto, np.multiply]]
     feed = np.random.default_rng(0).standard_normal((4, 5), np.float32)
     np.testing.assert_array_equal(ex.run({"x": feed})[0], feed * (feed > 0))
     assert float(ex.state["w"]) == 4.0
-
-
-def test_a_small_layer_is_one_product_and_one_outer_product():
-    x = ht.placeholder("x", (16, 32))
-    w, b = ht.variable("w", np.ones((32, 8), np.float32)), ht.variable("b", np.arange(8, dtype=np.float32))
-    (step,) = ht.Executor([x @ w + b]).program({"x": np.zeros((16, 32), np.float32)}).steps
-    product, bias = step.calls
-    assert product.func.__name__ == "dot"
-    assert (bias.func is np.add) == (ger(np.ones(1), np.ones(1), np.ones((1, 1))) is None)  # NumPy's way without BLAS

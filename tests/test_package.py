@@ -5,13 +5,18 @@ from __future__ import annotations
 import ast
 import graphlib
 import hashlib
+import os
 import re
+import shutil
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from hetu.core.kernels import kernels
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "hetu"
@@ -21,7 +26,7 @@ FLOORS = [
     "core.errors core.kernels core.types core.backend",
     "core.graph core.op",
     "core.leaf core.operators ops",
-    "core.autodiff core.simplify core.memory core.passes passes cpu_kernels gpu_kernels",
+    "core.autodiff core.simplify core.memory core.passes fuse passes cpu_kernels gpu_kernels",
     "nn optimizer optim schedules init metrics data",
     "core look gradcheck checkpoint training",
     "dist.comm ps.store",
@@ -55,6 +60,7 @@ GUARDED = {
     "yaml": ("dist.launch.cluster",),
     "zmq": ("ps.wire", "teach.doctor"),
     "IPython": ("teach.notebook.magic",),
+    "ziglang": ("cpu_kernels.compiler",),
 }
 REQUIREMENTS = {"numpy", "tqdm", "safetensors", *GUARDED}
 FORBIDDEN_NAMES = {"utils", "util", "common", "helpers", "helper", "misc"}
@@ -255,3 +261,41 @@ def test_loaders_never_unpickle(file: Path) -> None:
     source = file.read_text("utf-8")
     assert "allow_pickle=True" not in source
     assert not {"pickle", "marshal", "shelve"} & set(imported(source, module_name(file), False))
+
+
+PACKED = """
+import hetu, numpy as np
+from hetu.core.kernels import kernels
+images = np.arange(64.0, dtype="f").reshape(1, 1, 8, 8)
+assert hetu.Executor([hetu.max_pool2d(hetu.constant(images), 8)]).run()[0] == 63
+texts = [s.text for s in kernels("cpu").compiled._sources.values() if s.library]
+print(hetu.__file__, any("max_pool" in text for text in texts))
+"""
+
+
+def test_what_is_built_and_packed_carries_the_texts_of_kernels(tmp_path: Path) -> None:
+    """What a wheel holds runs a kernel of C, in a process that finds no other hetu first; the sdist has it all too."""
+    pytest.importorskip("setuptools")
+    source, built, packed = tmp_path / "source", tmp_path / "built", tmp_path / "packed"
+    shutil.copytree(PACKAGE, source / "hetu", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    commands = f"['build_py', '-d', {str(built)!r}, 'sdist', '-d', {str(packed)!r}]"
+    setup = f"import setuptools; setuptools.setup(script_args=['-q', *{commands}])"
+    for script, place in ((setup, source), (PACKED, tmp_path)):
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            cwd=place,
+            env={**os.environ, "PYTHONPATH": str(built)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+    compiles = any(kernels("cpu").compiled.digest())
+    assert done.stdout.split() == [str(built / "hetu" / "__init__.py"), str(compiles)]
+    (archive,) = packed.iterdir()
+    with tarfile.open(archive) as members:
+        inside = {name.partition("/")[2] for name in members.getnames()}
+    texts = {f.relative_to(ROOT).as_posix() for f in PACKAGE.rglob("*") if f.suffix in (".c", ".h", ".cu")}
+    assert texts <= inside and all((built / text).exists() for text in texts)

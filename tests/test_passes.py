@@ -15,7 +15,7 @@ from hetu.core.passes import SOUGHT, enter
 from hetu.core.simplify import interpret
 from hetu.core.types import same_type
 from hetu.gpu_kernels.passes.fuse_norm_relu import fuse_norm_relu
-from hetu.passes import PASSES, chosen_passes, resolve_training, simplify, specialize
+from hetu.passes import PASSES, resolve_training, simplify, specialize
 
 X = (3, 4)
 
@@ -107,7 +107,7 @@ def test_updates_of_embedding_tables_become_row_updates(lookups):
     }
     names = {name: {s.node.op.name for s in ex.program({ids: [1, 2, 2, 7]}).steps} for name, ex in executors.items()}
     assert "sgd_rows" in names["rows"] and "scatter_rows" not in names["rows"]
-    assert "sgd" in names["dense"]
+    assert "scatter_rows" in names["dense"]
     for ex in executors.values():
         ex.run({ids: [1, 2, 2, 7]})
     np.testing.assert_allclose(executors["rows"].state["table"], executors["dense"].state["table"], rtol=1e-6)
@@ -137,13 +137,6 @@ def test_a_pass_runs_where_something_is_that_it_seeks(seeks, runs):
     finally:
         del PASSES["added"], SOUGHT[added]
     assert len(seen) == runs
-
-
-def test_linear_is_fused_only_where_nobody_else_reads_the_product():
-    w, b = ht.variable("w", np.ones((4, 2))), ht.variable("b", np.ones(2))
-    fuse = chosen_passes(["fuse_linear"])
-    assert ops_after(lambda x, y: x @ w + b, *fuse) == {"linear": 1}
-    assert ops_after(lambda x, y: (p := x @ w) + b + p, *fuse)["matmul"] == 1
 
 
 @pytest.mark.parametrize(

@@ -36,8 +36,8 @@ HETU = Path(ht.__file__).parent
 PATTERNS = {
     "activation": "the slope of relu",
     "absorb_casts": "casts around norms", "attention": "heads split and merged",
-    "channels_last": "convolutions", "conv_pool": "convolution, bias, relu, pool", "fuse_linear": "product and sum",
-    "fuse_updates": "p - lr g", "gelu": "one function in two forms", "loss": "a loss and its gradient",
+    "channels_last": "convolutions", "conv_pool": "convolution, bias, relu, pool",
+    "find_attention": "products around a softmax",
     "tape": "sums and differences",
     "fuse_elementwise": "what ends or enters a group", "group_casts": "casts", "group_checks": "all, isfinite",
     "group_updates": "updates", "mixed_precision": "casts, transposes, first gradients",

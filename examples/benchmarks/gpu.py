@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import workloads
+from rows import WORKLOADS
 from workloads import Workload
 
 import hetu as ht
@@ -31,7 +31,6 @@ from hetu.core.backend import Device
 from hetu.core.errors import MissingDependencyError
 from hetu.core.graph import OPS
 from hetu.gpu_kernels.check import machine
-from hetu.passes import PASSES, chosen_passes
 
 STEPS, LAUNCHES = 50, 20
 HOST_MICROSECONDS = 50.0  # of a replayed step, at most
@@ -41,26 +40,23 @@ Calls = Sequence[Callable[[], object]]
 
 
 class Case(NamedTuple):
-    """A model that is trained: its maker with the size to measure and a small one, and the ratios to reach."""
+    """A row that is trained, with the sizes to measure if they are others, and the ratios to reach."""
 
-    make: Callable[..., Workload]
+    row: str
     size: dict[str, Any] = {}  # noqa: RUF012 - never written
-    small: dict[str, Any] = {}  # noqa: RUF012
     precision: str = "float32"
     eager: float | None = None
     compiled: float | None = None
 
 
-GPT2 = {"name": "gpt", "d": 768, "vocabulary": 50257, "depth": 12, "length": 1024, "batch": 8}
-SMALL_TABLE = {"rows": 2600, "batch": 16}
-SMALL_GPT = {"name": "gpt", "d": 64, "vocabulary": 50, "depth": 1, "length": 16, "batch": 2}
+GPT2 = {"d": 768, "vocabulary": 50257, "depth": 12, "length": 1024, "batch": 8}
 CASES = {
-    "mlp": Case(workloads.mlp_adam, eager=0.25, compiled=0.8),
-    "wide_deep_1e6": Case(workloads.wide_deep, {"rows": 10**6}, SMALL_TABLE, eager=0.3),
-    "wide_deep_1e7": Case(workloads.wide_deep, {"rows": 10**7}, SMALL_TABLE, eager=0.3),
-    "gpt2_small": Case(workloads.sized_gpt, GPT2, SMALL_GPT, "bfloat16", eager=0.9, compiled=1.2),
-    "resnet18": Case(workloads.resnet, {"batch": 128}, {"batch": 2}, eager=0.9),
-    "resnet18_bf16": Case(workloads.resnet, {"batch": 128}, {"batch": 2}, "bfloat16", eager=0.9),
+    "mlp": Case("mlp_adam", eager=0.25, compiled=0.8),
+    "wide_deep_1e6": Case("wide_deep", {"rows": 10**6}, eager=0.3),
+    "wide_deep_1e7": Case("wide_deep", {"rows": 10**7}, eager=0.3),
+    "gpt2_small": Case("gpt", GPT2, "bfloat16", eager=0.9, compiled=1.2),
+    "resnet18": Case("resnet", {"batch": 128}, eager=0.9),
+    "resnet18_bf16": Case("resnet", {"batch": 128}, "bfloat16", eager=0.9),
 }
 ROWS = [*CASES, "host", "kernels"]
 # The share of a copy's bandwidth to reach, where one is asked for.
@@ -100,7 +96,7 @@ def rows_of(name: str, rounds: int, quick: bool) -> list[Row]:
     if name == "kernels":
         return bandwidths(kernels(xp, quick), xp)
     return [
-        host_time(workloads.tiny_mlp(), xp, count)
+        host_time(WORKLOADS["tiny_mlp"], xp, count)
         if name == "host"
         else steps(name, CASES[name], xp, rounds, count, quick)
     ]
@@ -111,7 +107,8 @@ def rows_of(name: str, rounds: int, quick: bool) -> list[Row]:
 
 def steps(name: str, case: Case, xp: Any, rounds: int, count: int, quick: bool) -> Row:
     """Milliseconds of a step of each side, and the ratio of hetu to the others in the same rounds."""
-    workload = case.make(**(case.small if quick else case.size))
+    workload = WORKLOADS[case.row].sized(**case.size)
+    workload = workload.shrunk() if quick else workload
     sides = {"hetu": hetu_step(workload, case.precision)[:2]}
     for side in ("eager", "compiled") if has_torch(quick) else ():
         try:
@@ -145,22 +142,15 @@ def timed(step: Callable[[], object], xp: Any, count: int) -> float:
 
 def hetu_step(workload: Workload, precision: str = "float32") -> tuple[float, Callable[[], object], ht.Executor]:
     """The loss of a first step, and what makes another one."""
-    from peer_hetu import MODELS
+    import peer_hetu
 
-    weights = {name: ht.variable(name, value) for name, value in workload.weights.items()}
-    inputs = {name: ht.placeholder(name, (None, *a.shape[1:]), a.dtype) for name, a in workload.batches[0].items()}
-    loss = MODELS[workload.name](weights, **inputs, **{n: ht.constant(a) for n, a in workload.fixed.items()})
-    optimizer = {"sgd": ht.optim.SGD, "adam": ht.optim.Adam}[workload.optimizer](workload.learning_rate)
-    updates = optimizer.minimize(loss)
-    # Torch's Adam moves every row of an embedding on every step; the sparse form, which does less, is left out here.
-    chosen = chosen_passes(None, "gpu")
-    passes = [
-        n for n, run in PASSES.items() if run in chosen and (n != "sparsify_updates" or workload.optimizer != "adam")
-    ]
+    loss, _ = peer_hetu.built(workload)
+    updates = peer_hetu.optimizer_of(workload).minimize(loss)
     entries = {"first": [loss, updates], "train": [updates]}  # nothing is fetched later, so nothing has to wait
+    passes = peer_hetu.passes_of(workload, "gpu")
     executor = ht.Executor(entries, device="gpu", precision=precision, passes=passes)
-    first = float(executor.run("first", workload.batches[0])[0])
-    batches = itertools.cycle(workload.batches)
+    made = workload.batches()
+    first, batches = float(executor.run("first", made[0])[0]), itertools.cycle(made)
     return first, lambda: executor.run("train", next(batches)), executor
 
 
@@ -180,12 +170,10 @@ def torch_step(workload: Workload, precision: str, compiled: bool) -> tuple[floa
 
     torch.backends.cudnn.allow_tf32 = False  # as for products, where this is the default
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = peer_torch.MODELS[workload.name](workload.weights, True, **workload.fixed)
-    peer_torch._load(model, workload.weights)
-    model = model.to(device)
-    optimizer = peer_torch._optimizer(workload, model, best=True)
-    run = torch.compile(model) if compiled else model
-    there = [{k: torch.from_numpy(v).to(device) for k, v in batch.items()} for batch in workload.batches]
+    words = peer_torch.Words(workload, best=True, device=device)
+    optimizer = words.optimizer()
+    run = torch.compile(words.run) if compiled else words.run
+    there = [{k: torch.from_numpy(v).to(device) for k, v in batch.items()} for batch in workload.batches()]
     batches = itertools.chain(there[:1], itertools.cycle(there))
 
     def step() -> Any:
@@ -210,7 +198,7 @@ def host_time(workload: Workload, xp: Any, count: int) -> Row:
             step()
         hosts.append((time.perf_counter() - begin) / count * 1e6)
         xp.cuda.runtime.deviceSynchronize()
-    program = executor.program("train", workload.batches[0])
+    program = executor.program("train", workload.batches()[0])
     return {
         "host": statistics.median(hosts),
         "wanted": HOST_MICROSECONDS,

@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 from report import Row, add_arguments, report
-from workloads import WORKLOADS
+from rows import WORKLOADS
 
 import hetu as ht
 from hetu.dist import Comm, DataParallel, Link, VirtualClock, run_ranks, world
@@ -158,7 +158,7 @@ def step(arguments: argparse.Namespace) -> list[Row]:
         mine.append(heturun("step", 1)[0])
         if torch:
             theirs.append(torchrun(torch))
-    row: Row = {"workload": WORKLOADS["mlp_sgd"]().summary, "hetu us": 1e6 * statistics.median(m["s"] for m in mine)}
+    row: Row = {"workload": WORKLOADS["mlp_sgd"].summary, "hetu us": 1e6 * statistics.median(m["s"] for m in mine)}
     if not theirs:
         return [row]
     if not np.allclose(mine[0]["losses"], theirs[0]["losses"], rtol=1e-4):
@@ -171,13 +171,11 @@ def step_of_rank(rounds: int) -> list[Row]:
     """Each rank computes its half of the batch."""
     import peer_hetu
 
-    workload = WORKLOADS["mlp_sgd"]()
-    weights = {name: ht.variable(name, value) for name, value in workload.weights.items()}
-    inputs = {name: ht.placeholder(name, (None, *a.shape[1:]), a.dtype) for name, a in workload.batches[0].items()}
-    loss = peer_hetu.mlp(weights, **inputs)
-    updates = ht.optim.SGD(workload.learning_rate).minimize(loss)
+    workload = WORKLOADS["mlp_sgd"]
+    loss, inputs = peer_hetu.built(workload)
+    updates = peer_hetu.optimizer_of(workload).minimize(loss)
     executor = ht.Executor([loss, updates], strategy=DataParallel(), comm=world())
-    batches = itertools.cycle([{inputs[name]: array for name, array in batch.items()} for batch in workload.batches])
+    batches = itertools.cycle([{inputs[name]: array for name, array in batch.items()} for batch in workload.batches()])
 
     def run() -> float:
         return float(executor.run(next(batches))[0])

@@ -13,20 +13,21 @@ import time
 
 import torch
 import torch.distributed as dist
+from rows import WORKLOADS
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
-from workloads import WORKLOADS, Workload
+from workloads import Workload
 
 
 def main() -> None:
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
-    workload = WORKLOADS["mlp_sgd"]()
+    workload = WORKLOADS["mlp_sgd"]
     parallel = DistributedDataParallel(mlp(workload))
-    optimizer = torch.optim.SGD(parallel.parameters(), lr=workload.learning_rate, fused=True)
-    parts = [{k: torch.from_numpy(v).chunk(size)[rank] for k, v in batch.items()} for batch in workload.batches]
+    optimizer = torch.optim.SGD(parallel.parameters(), lr=workload.rate, fused=True)
+    parts = [{k: torch.from_numpy(v).chunk(size)[rank] for k, v in batch.items()} for batch in workload.batches()]
     batches = itertools.cycle(parts)
 
     def step() -> torch.Tensor:
@@ -54,8 +55,8 @@ def main() -> None:
 def mlp(workload: Workload) -> nn.Module:
     """The model with the initial weights; torch stores matrices as (out, in)."""
     layers: list[nn.Module] = []
-    matrices = [torch.from_numpy(w) for name, w in workload.weights.items() if name.endswith("weight")]
-    biases = [torch.from_numpy(b) for name, b in workload.weights.items() if name.endswith("bias")]
+    matrices = [torch.from_numpy(w) for name, w in workload.weights().items() if name.endswith("weight")]
+    biases = [torch.from_numpy(b) for name, b in workload.weights().items() if name.endswith("bias")]
     for matrix, bias in zip(matrices, biases):
         layers += [nn.Linear(*matrix.shape), nn.ReLU()]
         with torch.no_grad():

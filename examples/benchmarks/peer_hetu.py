@@ -1,6 +1,8 @@
-"""The benchmark's models in hetu, written with plain operators on variables that hold the given initial weights.
+"""The words of the benchmark's models in hetu, and a step of it.
 
-Ignored on purpose: the layers of `hetu.nn`, which bring their own initial weights; the graphs come out the same.
+Written with plain operators on variables that hold the given initial weights, instead of the layers of `hetu.nn`, which
+bring their own; the graphs come out the same. There is no operator for a GRU or for a bag of ids: the first is unrolled
+as in `hetu.nn.GRU`, the second is a sum of embeddings.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import itertools
 from collections.abc import Callable
 from queue import Queue
 from threading import Thread
+from typing import Any
 
 import numpy as np
 from workloads import Workload
@@ -18,50 +21,66 @@ import hetu as ht
 from hetu import optim
 from hetu.cpu_kernels.openblas import kernels, set_threads
 from hetu.dist.comm.comm import Comm
-from hetu.passes import chosen_passes
+from hetu.passes import PASSES, chosen_passes
 
-Weights = dict[str, ht.Node]
 PATIENCE, A_DAY = 300.0, 86400.0  # seconds until a step has failed, and until all must be over
 
 
-def make(workload: Workload, variant: str) -> Callable[[], float]:
-    """A function that makes one training step and returns its loss; `variant` is "default" or "split"."""
-    return _split(workload) if variant == "split" else _trained(workload)
+def make(workload: Workload, variant: str) -> Callable[[], Any]:
+    """What makes one step and returns its loss or its outputs; `variant` is "default", "split" or "NumPy alone"."""
+    return _split(workload) if variant == "split" else _step(workload)
 
 
-def _trained(workload: Workload, comm: Comm | None = None) -> Callable[[], float]:
+def built(workload: Workload) -> tuple[ht.Node, dict[str, ht.Node]]:
+    """The loss, or in inference the outputs, and the placeholders; axes whose size changes are open."""
+    first, *others = workload.batches()
+    open_axes = {
+        n: [i == 0 or any(b[n].shape[i] != a.shape[i] for b in others) for i in range(a.ndim)] for n, a in first.items()
+    }
+    inputs = {
+        name: ht.placeholder(name, tuple(None if o else d for o, d in zip(open_axes[name], a.shape)), a.dtype)
+        for name, a in first.items()
+    }
+    fixed = {name: ht.constant(array) for name, array in workload.fixed().items()}
+    words = Words(workload)
+    outputs = workload.kind.model(words, workload.s, **{k: v for k, v in inputs.items() if k != "t"}, **fixed)
+    return (LOSSES[workload.kind.loss](outputs, inputs["t"]) if workload.trains else outputs), inputs
+
+
+def passes_of(workload: Workload, device: str | None = None) -> list[str]:
+    """Torch's Adam moves every row of an embedding on every step; the sparse form, which does less, is left out."""
+    chosen = chosen_passes(None, device) if device else chosen_passes(None)
+    unwanted = "sparsify_updates" if workload.does == "Adam" else ""
+    return [name for name, run in PASSES.items() if run in chosen and name != unwanted]
+
+
+def optimizer_of(workload: Workload) -> Any:
+    return {"SGD": optim.SGD, "Adam": optim.Adam}[workload.does](workload.rate)
+
+
+def _step(workload: Workload, comm: Comm | None = None) -> Callable[[], Any]:
     """With a communicator each rank takes its part of the batch and, as ZeRO does, updates its part of the weights."""
-    weights = {name: ht.variable(name, value) for name, value in workload.weights.items()}
-    inputs = {name: ht.placeholder(name, (None, *a.shape[1:]), a.dtype) for name, a in workload.batches[0].items()}
-    fixed = {name: ht.constant(array) for name, array in workload.fixed.items()}
-    loss = MODELS[workload.name](weights, **inputs, **fixed)
-    optimizer = {"sgd": optim.SGD, "adam": optim.Adam}[workload.optimizer](workload.learning_rate)
-    # Torch's Adam moves every row of an embedding on every step; the sparse form, which does less, is left out here.
-    unwanted = "sparsify_updates" if workload.optimizer == "adam" else ""
-    passes = [run.__name__ for run in chosen_passes(None) if run.__name__ != unwanted]
+    made, inputs = built(workload)
+    fetched = [made, optimizer_of(workload).minimize(made)] if workload.trains else [made]
     strategy = ht.dist.ZeRO() if comm else None
-    executor = ht.Executor({"train": [loss, optimizer.minimize(loss)]}, passes=passes, strategy=strategy, comm=comm)
-    batches = itertools.cycle([{inputs[name]: array for name, array in batch.items()} for batch in workload.batches])
-
-    def step() -> float:
-        return float(executor.run("train", next(batches))[0])
-
-    return step
+    executor = ht.Executor({"step": fetched}, passes=passes_of(workload), strategy=strategy, comm=comm)
+    batches = itertools.cycle([{inputs[name]: a for name, a in batch.items()} for batch in workload.batches()])
+    return lambda: executor.run("step", next(batches))[0]
 
 
-def _split(workload: Workload) -> Callable[[], float]:
+def _split(workload: Workload) -> Callable[[], Any]:
     """A rank in each of two threads of this process, which trains on half of the batch with one BLAS thread."""
     set_threads(1)
     orders, losses = [Queue(), Queue()], [Queue(), Queue()]
 
     def work(comm: Comm) -> None:
-        step = _trained(workload, comm)
+        step = _step(workload, comm)
         while orders[comm.rank].get():
             losses[comm.rank].put(step())
 
     Thread(target=ht.dist.run_ranks, args=(2, work), kwargs={"deadline": A_DAY}, daemon=True).start()
 
-    def step() -> float:
+    def step() -> Any:
         for order in orders:
             order.put(True)
         mine, _ = (loss.get(timeout=PATIENCE) for loss in losses)
@@ -80,101 +99,111 @@ def versions() -> dict[str, str]:
     return {"hetu": own, "numpy": np.__version__, "numpy BLAS": named}
 
 
-def mlp(weights: Weights, x: ht.Node, t: ht.Node) -> ht.Node:
-    return ht.mean(ht.softmax_cross_entropy(_dense(weights, x), t))
+class Words:
+    """Layers on the weights of a workload."""
+
+    def __init__(self, workload: Workload) -> None:
+        self.w = {name: ht.variable(name, value) for name, value in workload.weights().items()}
+        self.relu, self.gelu, self.tanh, self.softmax = ht.relu, ht.gelu, ht.tanh, ht.softmax
+        self.max_pool, self.pooled, self.sum, self.mean = ht.max_pool2d, ht.global_avg_pool2d, ht.sum, ht.mean
+        self.spread = lambda x, **matrix: ht.sparse_matmul(**matrix, x=x, size=x.shape[0])
+
+    def weight(self, name: str, *shape: int) -> ht.Node:
+        return self.w[name]
+
+    def linear(self, x: ht.Node, name: str, inputs: int, outputs: int, bias: bool = True) -> ht.Node:
+        y = x @ self.w[f"{name}.weight"]
+        return y + self.w[f"{name}.bias"] if bias else y
+
+    def conv(self, x: ht.Node, name: str, inputs: int, outputs: int, size: int, *, bias: bool = True,
+             dilation: int = 1, padding: int | None = None, **options: int) -> ht.Node:  # fmt: skip
+        padding = dilation * (size // 2) if padding is None else padding
+        y = ht.conv2d(x, self.w[f"{name}.weight"], padding=padding, dilation=dilation, **options)
+        return y + ht.reshape(self.w[f"{name}.bias"], (-1, 1, 1)) if bias else y
+
+    def conv_transpose(
+        self, x: ht.Node, name: str, inputs: int, outputs: int, size: int, stride: int, padding: int = 0
+    ) -> ht.Node:
+        y = ht.conv_transpose2d(x, self.w[f"{name}.weight"], stride=stride, padding=padding)
+        return y + ht.reshape(self.w[f"{name}.bias"], (-1, 1, 1))
+
+    def batch_norm(self, x: ht.Node, name: str, size: int) -> ht.Node:
+        running = [
+            ht.variable(f"{name}.running_{part}", np.full(size, start, np.float32), trainable=False)
+            for part, start in (("mean", 0), ("var", 1))
+        ]
+        return ht.batch_norm(x, self.w[f"{name}.weight"], self.w[f"{name}.bias"], *running)
+
+    def layer_norm(self, x: ht.Node, name: str, size: int) -> ht.Node:
+        return ht.layer_norm(x, self.w[f"{name}.weight"], self.w[f"{name}.bias"])
+
+    def group_norm(self, x: ht.Node, name: str, size: int, groups: int) -> ht.Node:
+        return ht.group_norm(x, self.w[f"{name}.weight"], self.w[f"{name}.bias"], groups=groups)
+
+    def embedding(self, ids: ht.Node, name: str, rows: int, size: int) -> ht.Node:
+        return ht.embedding(self.w[name], ids)
+
+    def bag(self, ids: ht.Node, name: str, rows: int, size: int) -> ht.Node:
+        return ht.sum(ht.embedding(self.w[name], ids), 1)
+
+    def attention(self, qkv: ht.Node, heads: int, causal: bool, mask: ht.Node | None) -> ht.Node:
+        batch, length, _ = qkv.shape
+        parts = ht.permute_dims(ht.reshape(qkv, (batch, length, 3, heads, 64)), (2, 0, 3, 1, 4))
+        keys = None if mask is None else mask[:, None, None]
+        attended = ht.scaled_dot_product_attention(parts[0], parts[1], parts[2], keys, causal=causal)
+        return ht.reshape(ht.permute_dims(attended, (0, 2, 1, 3)), (batch, length, 64 * heads))
+
+    def lstm(self, x: ht.Node, name: str, inputs: int, hidden: int, both: bool) -> tuple[ht.Node, ht.Node]:
+        def run(x: ht.Node, inputs: ht.Node, recurrent: ht.Node, bias: ht.Node) -> tuple[ht.Node, ht.Node]:
+            sequence, (last, _) = ht.lstm(x, inputs, recurrent, bias)
+            return sequence, last
+
+        return self._both(run, x, name, both)
+
+    def gru(self, x: ht.Node, name: str, inputs: int, hidden: int, both: bool) -> tuple[ht.Node, ht.Node]:
+        def run(x: ht.Node, *weights: ht.Node) -> tuple[ht.Node, ht.Node]:
+            layer = ht.nn.GRU(inputs, hidden)
+            layer.weight, layer.recurrent, layer.bias, layer.recurrent_bias = weights
+            return layer(x)
+
+        return self._both(run, x, name, both)
+
+    def _both(self, run: Callable[..., tuple[ht.Node, ht.Node]], x: ht.Node, name: str, both: bool) -> Any:
+        """One way or both ways, side by side."""
+        ours = [[w for n, w in self.w.items() if n.startswith(f"{name}.{way}.")] for way in ("forward", "backward")]
+        sequence, last = run(x, *ours[0])
+        if not both:
+            return sequence, last
+        reverse, first = run(ht.flip(x, 1), *ours[1])
+        return ht.concat([sequence, ht.flip(reverse, 1)], -1), ht.concat([last, first], -1)
+
+    def tanh_gelu(self, x: ht.Node) -> ht.Node:
+        return ht.gelu(x, approximate="tanh")
+
+    def images(self, x: ht.Node) -> ht.Node:
+        return x
+
+    def grid(self, x: ht.Node, channels: int, side: int) -> ht.Node:
+        return ht.reshape(x, (-1, channels, side, side))
+
+    def flat(self, x: ht.Node) -> ht.Node:
+        return ht.flatten(x, 1)
+
+    def sequence(self, x: ht.Node) -> ht.Node:
+        return ht.permute_dims(ht.reshape(x, (*x.shape[:2], -1)), (0, 2, 1))
+
+    def first(self, x: ht.Node) -> ht.Node:
+        return x[:, 0]
+
+    def joined(self, *images: ht.Node) -> ht.Node:
+        return ht.concat(images, axis=1)
+
+    def concat(self, *xs: ht.Node) -> ht.Node:
+        return ht.concat(xs, axis=-1)
 
 
-def lenet(weights: Weights, x: ht.Node, t: ht.Node) -> ht.Node:
-    for name, padding in (("conv.0", 2), ("conv.1", 0)):
-        x = ht.conv2d(x, weights[f"{name}.weight"], padding=padding)
-        x = ht.max_pool2d(ht.relu(x + ht.reshape(weights[f"{name}.bias"], (-1, 1, 1))), 2)
-    return ht.mean(ht.softmax_cross_entropy(_dense(weights, ht.flatten(x, 1)), t))
-
-
-def resnet(weights: Weights, x: ht.Node, t: ht.Node) -> ht.Node:
-    h = ht.relu(_conv_norm(weights, "stem", x))
-    for name in dict.fromkeys(name.rpartition(".first")[0] for name in weights if ".first." in name):
-        channels_out, channels = weights[f"{name}.first.conv.weight"].shape[:2]
-        stride = channels_out // channels  # a stage that doubles the channels halves the image
-        y = ht.relu(_conv_norm(weights, f"{name}.first", h, stride))
-        y = _conv_norm(weights, f"{name}.second", y)
-        h = ht.relu(y + (_conv_norm(weights, f"{name}.shortcut", h, stride) if stride > 1 else h))
-    return ht.mean(ht.softmax_cross_entropy(_dense(weights, ht.global_avg_pool2d(h)), t))
-
-
-def lstm(weights: Weights, x: ht.Node, t: ht.Node) -> ht.Node:
-    names = ("weight_ih", "weight_hh", "bias")
-    _, (h, _) = ht.lstm(x, *(weights[f"lstm.{name}"] for name in names))
-    return ht.mean(ht.softmax_cross_entropy(_dense(weights, h), t))
-
-
-def gpt(weights: Weights, x: ht.Node, t: ht.Node) -> ht.Node:
-    h = ht.embedding(weights["tokens"], x) + weights["positions"]
-    for block in range(sum(name.endswith("qkv.weight") for name in weights)):
-        h = _block(weights, f"blocks.{block}", h)
-    logits = _norm(weights, "norm", h) @ weights["head.weight"]
-    return ht.mean(ht.softmax_cross_entropy(logits, t))
-
-
-def wide_deep(weights: Weights, ids: ht.Node, x: ht.Node, t: ht.Node) -> ht.Node:
-    embedded = ht.flatten(ht.embedding(weights["table"], ids), 1)
-    logits = _dense(weights, ht.concat([embedded, x], axis=1)) + _linear(weights, "wide", x)
-    return ht.mean(ht.binary_cross_entropy_with_logits(logits, t))
-
-
-def gcn(weights: Weights, x: ht.Node, t: ht.Node, rows: ht.Node, columns: ht.Node, values: ht.Node) -> ht.Node:
-    h = ht.sparse_matmul(rows, columns, values, x @ weights["layers.0.weight"], size=x.shape[0])
-    h = ht.relu(h + weights["layers.0.bias"]) @ weights["layers.1.weight"]
-    logits = ht.sparse_matmul(rows, columns, values, h, size=x.shape[0]) + weights["layers.1.bias"]
-    return ht.mean(ht.softmax_cross_entropy(logits, t))
-
-
-MODELS: dict[str, Callable[..., ht.Node]] = {
-    "tiny_mlp": mlp,
-    "mlp_sgd": mlp,
-    "mlp_adam": mlp,
-    "lenet": lenet,
-    "resnet": resnet,
-    "lstm": lstm,
-    "gpt": gpt,
-    "gpt_256": gpt,
-    "wide_deep": wide_deep,
-    "gcn": gcn,
+LOSSES: dict[str, Callable[[ht.Node, ht.Node], ht.Node]] = {
+    "cross_entropy": lambda x, t: ht.mean(ht.softmax_cross_entropy(x, t)),
+    "binary_cross_entropy": lambda x, t: ht.mean(ht.binary_cross_entropy_with_logits(x, t)),
+    "squared_error": lambda x, t: ht.mean(ht.mse_loss(x, t)),
 }
-
-
-def _block(weights: Weights, name: str, h: ht.Node) -> ht.Node:
-    batch, length, d = h.shape
-    qkv = _linear(weights, f"{name}.qkv", _norm(weights, f"{name}.norm1", h))
-    qkv = ht.permute_dims(ht.reshape(qkv, (batch, length, 3, d // 64, 64)), (2, 0, 3, 1, 4))
-    attended = ht.scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], causal=True)
-    attended = ht.reshape(ht.permute_dims(attended, (0, 2, 1, 3)), (batch, length, d))
-    h = h + _linear(weights, f"{name}.proj", attended)
-    up = _linear(weights, f"{name}.up", _norm(weights, f"{name}.norm2", h))
-    return h + _linear(weights, f"{name}.down", ht.gelu(up, approximate="tanh"))
-
-
-def _conv_norm(weights: Weights, name: str, x: ht.Node, stride: int = 1) -> ht.Node:
-    kernel, scale, bias = (weights[f"{name}.{part}"] for part in ("conv.weight", "norm.weight", "norm.bias"))
-    statistics = [
-        ht.variable(f"{name}.running_{part}", np.full(scale.shape, start, np.float32), trainable=False)
-        for part, start in (("mean", 0), ("var", 1))
-    ]
-    y = ht.conv2d(x, kernel, stride=stride, padding=kernel.shape[2] // 2)
-    return ht.batch_norm(y, scale, bias, *statistics)
-
-
-def _norm(weights: Weights, name: str, x: ht.Node) -> ht.Node:
-    return ht.layer_norm(x, weights[f"{name}.weight"], weights[f"{name}.bias"])
-
-
-def _linear(weights: Weights, name: str, x: ht.Node) -> ht.Node:
-    return x @ weights[f"{name}.weight"] + weights[f"{name}.bias"]
-
-
-def _dense(weights: Weights, x: ht.Node) -> ht.Node:
-    depth = sum(name.startswith("layers.") for name in weights) // 2
-    for layer in range(depth):
-        x = _linear(weights, f"layers.{layer}", x)
-        x = ht.relu(x) if layer < depth - 1 else x
-    return x

@@ -66,37 +66,42 @@ def product() -> ht.Node:
     return ht.sparse_matmul(*entries, normal(5000, 64), size=5000)
 
 
+def packed() -> ht.Node:
+    """Queries, keys and values of one projection."""
+    parts = ht.permute_dims(ht.reshape(normal(2048, 128) @ normal(128, 384), (16, 128, 3, 2, 64)), (2, 0, 3, 1, 4))
+    return ht.permute_dims(ht.scaled_dot_product_attention(*(parts[i] for i in range(3)), causal=True), (0, 2, 1, 3))
+
+
+def written() -> ht.Node:
+    q, k, v = (normal(8, 4, 128, 64) for _ in "qkv")
+    return ht.softmax(q @ ht.matrix_transpose(k) / 8.0, axis=-1) @ v
+
+
 # By file of the room.
 FILES: dict[str, Case] = {
-    "activation": lambda: ht.relu(normal(512, 1024)),
     "along_axis": lambda: ht.take_along_axis(normal(512, 1024), ids(1024, 512, 8), axis=1),
     "attention": lambda: ht.scaled_dot_product_attention(*(normal(8, 4, 128, 64) for _ in "qkv"), causal=True),
     "batch_norm": lambda: ht.nn.BatchNorm(64)(normal(32, 64, 16, 16)),
     "conv": lambda: ht.nn.Conv2d(8, 16, 5)(normal(16, 8, 28, 28)),
     "conv_last": lambda: ht.nn.Conv2d(64, 64, 3, padding=1)(normal(16, 64, 32, 32)),
-    "cross_entropy": loss,
     "einsum": lambda: ht.einsum("bij,bkj->bik", normal(16, 128, 64), normal(16, 128, 64)),
-    "elementwise": activations,
+    "groups": lambda: (*activations(), *norms(), loss()),
     "index": lambda: ht.embedding(normal(100_000, 64), ids(100_000, 1024, 8)),
     "linalg": lambda: ht.linear(normal(16, 32), normal(32, 32), normal(32)),
-    "lstm": lambda: ht.nn.LSTM(128, 128)(normal(64, 28, 128))[0],
     "masks": lambda: ht.tril(normal(512, 512)),
-    "normalization": norms,
     "pooling": lambda: (ht.max_pool2d(normal(32, 64, 16, 16), 2), ht.avg_pool2d(normal(32, 64, 16, 16), 2)),
     "random": lambda: (ht.dropout(normal(512, 1024), 0.1), ht.uniform((512, 1024))),
-    "reduction": lambda: ht.sum(normal(16, 10)),
+    "recurrent": lambda: [make(128, 128)(normal(64, 28, 128))[0] for make in (ht.nn.GRU, ht.nn.LSTM)],
     "routing": experts,
     "shape": lambda: ht.square(normal(128, 256) + normal(256)),
     "sparse": product,
 }
 # By pass.
 RUNS: dict[str, Case] = {
-    "fuse_attention": lambda: ht.nn.MultiHeadAttention(128, 2, causal=True)(normal(16, 128, 128)),
+    "find_attention": written,
+    "fuse_attention": packed,
     "fuse_conv_pool": first_block,
-    "share_gelu": lambda: ht.gelu(normal(2048, 512)),
-    "share_cross_entropy": loss,
-    "fuse_linear": lambda: normal(16, 32) @ normal(32, 32) + normal(32),
-    "fuse_updates": lambda: normal(32, 32) @ normal(32, 32) + normal(32),
+    "fuse_groups": lambda: ht.gelu(ht.layer_norm(normal(2048, 512), normal(512), normal(512))),
 }
 
 

@@ -12,11 +12,13 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 FORCED_KERNELS = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")  # each library is to find out the processor by itself
+ALONE = "NumPy alone"  # the variant of hetu that does without a compiler
 IDLE_SHARE = 0.85
 DELAY_SHARE = 0.03
 ATTEMPTS = 3
@@ -36,28 +38,34 @@ class Sample:
 
 
 class Peer:
-    """A worker process that trains `workload` with `name` in `variant`; `first` holds its first losses and versions."""
+    """A worker process that runs `workload` with `name` in `variant`, as soon as it is made."""
 
     def __init__(self, name: str, variant: str, workload: str, threads: int) -> None:
         self.title = name if variant in ("default", "split") else f"{name}, {variant}"
         command = [sys.executable, str(Path(__file__).with_name("worker.py")), name, workload, variant]
         environment = {k: v for k, v in os.environ.items() if k not in FORCED_KERNELS}
-        environment |= dict.fromkeys(THREAD_VARIABLES, str(threads))
+        environment |= dict.fromkeys(THREAD_VARIABLES, str(threads)) | ({"HETU_CC": "0"} if variant == ALONE else {})
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1, env=environment)
-        self.first = self._answer()
+
+    @cached_property
+    def first(self) -> dict[str, Any]:
+        """What it reports before it is timed: its first results, what the start took, versions."""
+        return self._answer()
 
     def run(self, steps: int) -> dict[str, float | None]:
-        """The times that `steps` training steps took, as worker.py describes them."""
+        """The times that `steps` steps took, as worker.py describes them."""
+        assert self.first
         self.process.stdin.write(json.dumps({"steps": steps}) + "\n")
         return self._answer()
 
-    def cpu_sample(self, steps: int) -> Sample:
-        """CPU time of the process, which waiting for a core does not change."""
-        return Sample(self.run(steps)["cpu"] / steps, clean=True)
+    def sample(self, steps: int, wall: bool) -> Sample:
+        """CPU time of the process, which waiting for a core does not change; or wall time on an idle machine.
 
-    def wall_sample(self, steps: int) -> Sample:
-        """Wall time on an otherwise idle machine; tried a few times before a disturbed sample is returned."""
+        The second is tried a few times before a disturbed sample is returned.
+        """
+        if not wall:
+            return Sample(self.run(steps)["cpu"] / steps, clean=True)
         for _ in range(ATTEMPTS):
             idle = wait_until_idle()
             times = self.run(steps)

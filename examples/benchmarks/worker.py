@@ -1,8 +1,9 @@
-"""One peer of the benchmark in a process of its own: answers requests for training steps, a JSON line each.
+"""One peer of the benchmark in a process of its own: answers requests for steps, a JSON line each.
 
 Started by train_step.py as `python worker.py PEER WORKLOAD VARIANT` with the thread counts in its environment. First
-it writes the losses of the first four steps, the CPU time until the first of them, and the most memory that training
-held beside the data; then every `{"steps": n}` is answered with the time that n steps took.
+it writes what the first steps give (the loss, or a number for all outputs of inference), the CPU time until the first
+of them, and the most memory that they held beside the data; then every `{"steps": n}` is answered with the time that n
+steps took.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from workloads import WORKLOADS
+import numpy as np
+from rows import WORKLOADS
 
-FIRST_LOSSES = 4
+FIRST_STEPS = 4  # at least, and every batch once
 
 
 def main(peer: str, workload: str, variant: str) -> None:
@@ -27,14 +30,14 @@ def main(peer: str, workload: str, variant: str) -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     try:
-        module, made = importlib.import_module(f"peer_{peer}"), WORKLOADS[workload]()
+        module, made = importlib.import_module(f"peer_{peer}"), WORKLOADS[workload]
         before, begin = memory("VmRSS"), time.process_time()
         step = module.make(made, variant)
-        losses, start = [float(step())], time.process_time() - begin
+        results, start = [digest(step())], time.process_time() - begin
         forget_peak()
-        losses += [float(step()) for _ in range(FIRST_LOSSES - 1)]
+        results += [digest(step()) for _ in range(max(FIRST_STEPS, len(made.batches())) - 1)]
         peak = None if before is None else memory("VmHWM") - before
-        first = {"losses": losses, "start": start, "peak": peak, "versions": module.versions()}
+        first = {"results": results, "start": start, "peak": peak, "versions": module.versions()}
     except Exception as error:  # whatever it is, the parent reports it
         print(json.dumps({"error": f"{type(error).__name__}: {error}"}), file=answers)
         return
@@ -46,7 +49,13 @@ def main(peer: str, workload: str, variant: str) -> None:
         print(json.dumps(timed(step, json.loads(line)["steps"])), file=answers)
 
 
-def timed(step: Callable[[], float], steps: int) -> dict[str, float | None]:
+def digest(result: Any) -> float:
+    """A loss itself; of many numbers a mean of their sizes, in which each place has a weight of its own."""
+    sizes = np.abs(np.asarray(result, np.float64)).ravel()
+    return float(np.average(sizes, weights=1 + 0.5 * np.cos(np.arange(sizes.size))))
+
+
+def timed(step: Callable[[], Any], steps: int) -> dict[str, float | None]:
     """Seconds of wall time, CPU time of the process and delay in the run queue (None if unknown) for `steps` steps."""
     delay, cpu, wall = run_queue_delay(), time.process_time(), time.perf_counter()
     for _ in range(steps):

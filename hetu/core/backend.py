@@ -100,7 +100,10 @@ def fixed_value(array: Any) -> np.ndarray | None:
 
 
 class Scratch:
-    """Working memory of one instruction on a CPU: arrays cut from `block`, or each of its own; `used` counts bytes."""
+    """Working memory of one instruction on a CPU: arrays cut from `block`, or where that ends each of its own.
+
+    `used` counts bytes.
+    """
 
     def __init__(self, block: np.ndarray | None = None) -> None:
         self.block, self.used = block, 0
@@ -108,7 +111,7 @@ class Scratch:
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         start, nbytes = self.used, math.prod(shape) * dtype.itemsize
         self.used += -(-nbytes // ALIGNMENT) * ALIGNMENT
-        if self.block is None:
+        if self.block is None or self.used > self.block.nbytes:
             return np.empty(shape, dtype)
         return self.block[start : start + nbytes].view(dtype).reshape(shape)
 

@@ -63,6 +63,7 @@ class Kernels:
 
     passes: Sequence[RoomPass] = ()
     blas: Any = NoBlas()  # makes calls of BLAS that are bound to their arrays
+    compiled: Any = None  # what it has compiled for this machine and keeps, if that is its way
     files: Sequence[str] = ()  # modules that enter functions, imported when the first operator is bound
 
     def __init__(self) -> None:

@@ -82,7 +82,7 @@ class Op(Generic[P, R]):
 
     `precision` is how it computes where products take 16-bit floats: "low" (in 16 bits, as products do), "follow" (in
     those of its computed operands, if none is float32), "wide" (in float32), or the positions of the inputs that are as
-    the last of them is, beside others in float32. Elementwise operators with a `cuda` expression and those that move
+    the last of them is, beside others in float32. Elementwise operators with a `code` expression and those that move
     numbers follow unless they say otherwise; all else is wide.
     """
 
@@ -99,7 +99,7 @@ class Op(Generic[P, R]):
         like: tuple[int, ...] = (),
         inplace: Mapping[int, tuple[int, ...]] | None = None,
         ufunc: str | None = None,
-        cuda: str | None = None,
+        code: str | None = None,
         differentiable: bool = True,
         precision: str | tuple[int, ...] | None = None,
         lazy: bool = False,
@@ -113,8 +113,8 @@ class Op(Generic[P, R]):
         self.role = role  # or a function of the attributes, where they decide
         self.dims, self.reduce, self.linear, self.like = dims, reduce, linear, like
         self.inplace = {} if inplace is None else dict(inplace)
-        self.ufunc, self.cuda, self.differentiable = ufunc, cuda, differentiable
-        self.precision = precision or ("follow" if cuda or role in (Role.MOVE, Role.HINT) else "wide")
+        self.ufunc, self.code, self.differentiable = ufunc, code, differentiable
+        self.precision = precision or ("follow" if code or role in (Role.MOVE, Role.HINT) else "wide")
         self.lazy = lazy  # runs as late as its readers allow, so that what it waits for has time
         self.scratch = scratch  # its `bind` takes working memory of `scratch=`, which the plan shares out
         self.on_host = on_host  # its result lies in the memory of the host, outside the arena
@@ -158,7 +158,9 @@ class Op(Generic[P, R]):
     bind = _hung("bind", "`(xp, out, *arrays, **attrs)` -> calls bound to these very arrays, or None to decline.")
     view = _hung("view", "`(xp, *arrays, **attrs)` -> a view of the first array, or None when it must be computed.")
     check = _hung("check", "`(xp, *arrays, **attrs)` raises when values are out of range; before each run on a CPU.")
-    ranges = _hung("ranges", "`(*arrays, **attrs)` -> (ids, size, what) in turn; no check if ids are in range(size).")
+    ranges = _hung(
+        "ranges", "`(*arrays, **attrs)` -> (ids, size, what) in turn, no check if ids are in range(size); or None."
+    )
     decompose = _hung("decompose", "`(*inputs, **attrs)` -> the same in graph functions, where a `!` factor is split.")
     flops = _hung("flops", "`(out, *types, **attrs)` -> operations of a product whose number `dims` does not tell.")
 

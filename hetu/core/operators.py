@@ -130,7 +130,7 @@ def moved_simplify(node: Node, x: Node, *_: Node) -> Node | None:
     return None if value is None else filled(node, value)
 
 
-@op(infer=numbers, dims="...,...->...", linear="joint", ufunc="add", inplace={0: (0, 1)}, cuda="y = a + b")
+@op(infer=numbers, dims="...,...->...", linear="joint", ufunc="add", inplace={0: (0, 1)}, code="y = a + b")
 def add(xp: ModuleType, a: Any, b: Any) -> Any:
     """a + b.
 
@@ -153,7 +153,7 @@ def add_simplify(node: Node, a: Node, b: Node) -> Node | None:
     return b if filling(a) == 0 else None
 
 
-@op(role=Role.MOVE, infer=lambda x, *, dtype: TensorType(x.shape, as_dtype(dtype)), dims="...->...", cuda="y = x")
+@op(role=Role.MOVE, infer=lambda x, *, dtype: TensorType(x.shape, as_dtype(dtype)), dims="...->...", code="y = x")
 def astype(xp: ModuleType, x: Any, *, dtype: Any) -> Any:
     """`x` converted to another dtype; floats are cut off toward 0 when they become integers.
 

@@ -83,7 +83,7 @@ class Program:
         self.feeds: dict[str, Any] = {}
         self.fills: dict[str, Callable[[np.ndarray], None]] = {}  # copies a fed array into its buffer
         self.parts: dict[str, tuple[str, tuple[slice, ...]]] = {}  # the fed array, and its part, for a buffer
-        self.calls = self._bound() or self._bound() or ()
+        self.calls = next(calls for calls in iter(self._bound, ...) if calls is not None)
         self.commits = self._commits()
         self.results = [copier(self.arrays[f]) for f in self.fetches]
         self.first_write = self._first_write()
@@ -164,8 +164,8 @@ class Program:
 
     def _first_write(self) -> int:
         """The first step that changes the state; before it a failure changes nothing."""
-        donated = (i for i, s in enumerate(self.steps) if any((s.node, k) in self.plan.donated for k in range(8)))
-        return next(donated, len(self.steps))
+        donated = {node for node, _ in self.plan.donated}
+        return next((i for i, s in enumerate(self.steps) if s.node in donated), len(self.steps))
 
     def _flat_calls(self) -> list[Call]:
         """All calls in order; while a communication is under way, a nudge after each step keeps it moving."""
@@ -226,6 +226,12 @@ class Program:
             self.xp.copyto(target, value)
 
     # -- looking ------------------------------------------------------------------------------------------------------
+
+    @property
+    def c(self) -> str:
+        """The functions that were compiled for it, as C text: each once, in the order of the instructions."""
+        texts = dict.fromkeys(getattr(call, "text", "") for step in self.steps for call in step.calls)
+        return "\n".join(filter(None, texts))
 
     def __repr__(self) -> str:
         return f"<Program of {len(self.steps)} instructions, {self.plan.arena_bytes:,} bytes>"

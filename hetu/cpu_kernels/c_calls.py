@@ -19,6 +19,7 @@ import numpy as np
 from ..core.kernels import Call, Calls
 from . import openblas
 from .compiled import Source, build, source, text_of
+from .compiler import compiler
 
 NUMBERS = {"float32": "float", "float64": "double", "int32": "int", "int64": "long long", "uint8": "unsigned char"}
 Word = Any  # an array, of which the address is meant, an integer or a number
@@ -57,6 +58,10 @@ class CCall:
                 raise OSError(f"{self.function} could not be compiled: {self.source.wrong}")
             self.alone = Table([self])
         self.alone()
+
+    @property
+    def text(self) -> str:
+        return self.source.text
 
     def address(self) -> int:
         return ctypes.cast(self.source.function(self.function), ctypes.c_void_p).value or 0
@@ -115,7 +120,8 @@ def c_call(
     `grain` is the least number of jobs that is worth waking another thread (100 us of work); `scratch` the bytes that
     each thread gets to work in. Other arguments are names that the text knows, and what they stand for.
     """
-    made = _written(file, np.dtype(dtype), **defines) if _walk() is not None else None
+    walks = compiler() is not None and _walk() is not None
+    made = _written(file, np.dtype(dtype), **defines) if walks else None
     return None if made is None or made.wrong else CCall(made, function, words, jobs, grain, scratch)
 
 

@@ -1,104 +1,55 @@
-"""C text in, functions out: a compiler where one is found, and a folder that keeps what it has made.
+"""C text in, functions out: a folder that keeps what a compiler has made.
 
 A `Source` is a text with functions. It is built at the first need of one of them, together with all others that are
 wanted by then, and kept by a key of everything that its code depends on: the text, the prelude, the flags, the compiler
 and the CPU, as homes are shared between machines. A library is built in a folder of its own and moved into place whole,
 under a lock, so that ranks which start together compile it once. To load a library is to execute it; therefore the
-folder must be writable by this user alone.
+folder must be writable by this user alone, and a library is only loaded if it is whole, as its digest beside it says.
 
-Nothing needs a compiler. Without one, or with `HETU_CC=0`, everything runs as NumPy calls; a compiler that fails is a
-warning beside that.
+Nothing needs a compiler. Without one, or with `HETU_CC=0`, everything runs as NumPy calls; whatever goes wrong on the
+way to a library is a warning beside that.
 """
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import hashlib
 import os
-import platform
-import shlex
+import re
 import shutil
 import stat
-import subprocess
-import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from importlib.resources import files
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+from . import compiler as cc
+from .compiler import SETTING, Compiler, Run, compiler, switch_off
 
 try:
     import fcntl
 except ImportError:  # Windows, where processes that start together compile the same thing
     fcntl = None  # type: ignore[assignment]  # there is no stub for its absence
 
-SETTING = "HETU_CC"  # the command of a C compiler, or 0 for none
-NAMES = ("cc", "gcc", "clang")
-DEADLINE = 120  # seconds for one library, most of which take half a second
 CONTRACT = "#pragma STDC FP_CONTRACT ON"  # which gcc takes from its command line only
-# A loop with a square root or a comparison is not vectorized without the first two; no result depends on them.
-FLAGS = ("-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing", "-std=gnu11", "-O3", "-fPIC", "-shared", "-w")
-
-
-class Compiler(NamedTuple):
-    """A C compiler: its command, and what tells it from another version."""
-
-    command: tuple[str, ...]
-    identity: str
-
-    def start(self, source: Path, library: Path, flags: Sequence[str]) -> subprocess.Popen[str]:
-        """Begin to compile a file."""
-        line = [*self.command, *FLAGS, *flags, native(), str(source), "-o", str(library), "-lm", "-lpthread"]
-        return subprocess.Popen(
-            line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
-        )
-
-
-@cache
-def compiler() -> Compiler | None:
-    """The compiler that `HETU_CC` names; else the first of `NAMES` on the path, or that of the extra [cc]."""
-    setting = os.environ.get(SETTING, "")
-    if setting == "0":
-        return None
-    candidates = [shlex.split(setting)] if setting else [*([name] for name in NAMES), _wheel()]
-    for command in candidates:
-        if command and (found := shutil.which(command[0])) is not None:
-            real = Path(found).resolve()
-            about = real.stat()
-            return Compiler((found, *command[1:]), f"{real} {about.st_size} {about.st_mtime_ns}")
-    if setting:
-        warnings.warn(f"{SETTING}={setting!r} is no command; hetu computes by NumPy", RuntimeWarning, stacklevel=2)
-    return None
-
-
-def _wheel() -> list[str]:
-    """The command of the compiler that came as a package."""
-    return [sys.executable, "-m", "ziglang", "cc"] if find_spec("ziglang") is not None else []
-
-
-def native() -> str:
-    """The flag for code of this very CPU."""
-    return "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"
-
-
-@cache
-def cpu() -> str:
-    """What this CPU can execute, as far as the system says."""
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines():
-            if line.startswith(("flags", "Features")):
-                return f"{platform.machine()} {line}"
-    return f"{platform.machine()} {platform.processor()}"
+MOST_BYTES = 256_000_000  # of the folder; what was not used for longest goes first
+STALE = 3600  # seconds after which what is being built belongs to a process that was killed
+CORES = os.cpu_count() or 1
+LEAST = 8  # functions that are worth a compiler of their own
+WAIT = 120.0  # seconds for what another process builds
 
 
 @cache
 def text_of(file: str) -> str:
-    """A file of C text of this folder."""
-    return files(__package__).joinpath(file).read_text("utf-8")
+    """A file of C text of this folder, with those that it includes by `#include "..."`."""
+    text = files(__package__).joinpath(file).read_text("utf-8")
+    return re.sub(r'^#include "(.+)"$', lambda found: text_of(found[1]), text, flags=re.M)
 
 
 # -- the folder --------------------------------------------------------------------------------------------------------
@@ -107,32 +58,87 @@ def text_of(file: str) -> str:
 @cache
 def folder() -> Path:
     """The user's cache, or a folder of this process where others could write there or nothing can be written."""
-    kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hetu" / "compiled"
-    with suppress(OSError):
-        kept.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if _ours_alone(kept) and os.access(kept, os.W_OK):
+    try:
+        kept = _cache() / "hetu" / "compiled"
+        kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        kept.mkdir(mode=0o700, exist_ok=True)
+        kept = kept.resolve(strict=True)
+        wrong = _danger(kept) or ("" if os.access(kept, os.W_OK) else "nothing can be written there")
+        if not wrong:
             return kept
-    _own.append(tempfile.TemporaryDirectory(prefix="hetu-compiled-"))
-    return Path(_own[0].name)
+        reason = f"{kept}: {wrong}"
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
+        reason = str(error)
+    fix = "set XDG_CACHE_HOME to a folder that you alone can write"
+    warnings.warn(f"compiled code lasts for this process only: {reason} (fix: {fix})", RuntimeWarning, stacklevel=2)
+    own = tempfile.mkdtemp(prefix="hetu-compiled-")
+    atexit.register(shutil.rmtree, own, ignore_errors=True)
+    return Path(own)
 
 
-_own: list[tempfile.TemporaryDirectory[str]] = []  # removed at the end of the process
+def _cache() -> Path:
+    """The folder of the user's caches; a relative path is none."""
+    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return given if given.is_absolute() else Path.home() / ".cache"
 
 
-def _ours_alone(path: Path) -> bool:
+def _danger(path: Path) -> str:
+    """Why others could put code there, if they could."""
     if not hasattr(os, "getuid"):  # Windows keeps others out of a user's folders
-        return True
+        return ""
     about = path.stat()
-    return about.st_uid == os.getuid() and not about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if about.st_uid != os.getuid():
+        return "it belongs to somebody else"
+    return "others can write there" if about.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else ""
 
 
 @contextmanager
 def _lock() -> Iterator[None]:
-    """Inside, no other process builds. The end of a process frees it."""
+    """Inside, no other process builds, unless one has for longer than a compiler may take.
+
+    The end of a process frees it.
+    """
+    folder().mkdir(mode=0o700, parents=True, exist_ok=True)  # somebody may have emptied the cache meanwhile
     with open(folder() / "lock", "w") as lock:
-        if fcntl is not None:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        waited = time.monotonic()
+        while fcntl is not None and time.monotonic() - waited < WAIT:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.01)
+            except OSError:  # a file system without locks
+                break
         yield
+
+
+def _private() -> tempfile.TemporaryDirectory[str]:
+    """A folder to build in, on the same disk as the folder."""
+    return tempfile.TemporaryDirectory(dir=folder(), prefix="building-", ignore_cleanup_errors=True)
+
+
+def _kept() -> list[tuple[float, int, Path]]:
+    """Libraries, digests and what was left half done: when each was last used, its bytes, its path."""
+    found = []
+    for path in folder().iterdir():
+        with suppress(OSError):  # another process may remove it
+            about = path.stat()
+            found.append((about.st_mtime, about.st_size, path))
+    return sorted(entry for entry in found if entry[2].name != "lock")
+
+
+def _tidy(most: int) -> None:
+    """Remove what was left by processes that were killed, and libraries until the rest is within bounds."""
+    entries = _kept()
+    size = sum(nbytes for _, nbytes, path in entries if path.is_file())
+    for used, nbytes, path in entries:
+        if path.is_dir():
+            if time.time() - used > STALE:
+                shutil.rmtree(path, ignore_errors=True)
+        elif size > most:
+            with suppress(OSError):  # Windows keeps what is in use
+                path.unlink()
+                size -= nbytes
 
 
 # -- sources -----------------------------------------------------------------------------------------------------------
@@ -142,73 +148,189 @@ class Source:
     """A text with functions, each a `void f(const Word* a, long long first, long long last, char* scratch)`.
 
     Where the text says `CONTRACT`, a product and a sum may become one fused multiply-add, which tiles need for their
-    speed. The bits of others are those of NumPy and of any compiler.
+    speed. The bits of others are those of NumPy and of any compiler. `shared` is the name of the one function of a text
+    that says no such thing and may stand in a unit with others of that name.
     """
 
-    def __init__(self, text: str, key: str) -> None:
-        self.text, self.key = text, key
+    def __init__(self, text: str, key: str, shared: str = "") -> None:
+        self.text, self.key, self.shared = text, key, shared
         self.library: ctypes.CDLL | None = None
         self.wrong = ""  # why there will be no library
 
     def loaded(self) -> bool:
-        """Whether the library is at hand; loads it from the folder."""
+        """Whether the library is at hand; loads it from the folder, if it is whole."""
         if self.library is None and not self.wrong:
             with suppress(OSError):
-                self.library = ctypes.CDLL(str(folder() / f"{self.key}.so"))
+                self.load()
         return self.library is not None
+
+    def load(self) -> None:
+        """Load the library. OSError if it is not there, not whole, or not for this machine."""
+        path, digest = self.paths(folder())
+        if digest.read_text("ascii", "replace") != hashlib.sha256(path.read_bytes()).hexdigest():
+            raise OSError(f"{path} is not what was compiled")
+        self.library = ctypes.CDLL(str(path))
+        for file in (path, digest):
+            os.utime(file)  # used now
+
+    def paths(self, where: Path) -> tuple[Path, Path]:
+        """The library and its digest in a folder."""
+        return where / f"{self.key}.so", where / f"{self.key}.sha256"
 
     def function(self, name: str) -> Any:
         """One of its functions, once it is built."""
-        return getattr(self.library, name)
+        return getattr(self.library, f"{name}_{self.key}" if self.shared else name)
+
+    def part(self) -> str:
+        """What stands for it in a unit."""
+        named = f"#define {self.shared} {self.shared}_{self.key}\n{self.text}\n#undef {self.shared}"
+        return named if self.shared else self.text
 
 
 _sources: dict[str, Source] = {}  # by key
+_seconds: list[float] = []  # of each time that something was compiled, waiting for others included
 
 
-def source(text: str) -> Source | None:
+def source(text: str, shared: str = "") -> Source | None:
     """What is to be built of a text, or None where there is no compiler or it failed at this text before."""
     made_by = compiler()
     if made_by is None:
         return None
-    parts = (text, text_of("prelude.h"), *FLAGS, *made_by.command, made_by.identity, cpu(), sys.platform)
-    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
-    found = _sources.setdefault(key, Source(text, key))
+    key = hashlib.sha256(f"{_common(made_by)}\0{shared}\0{text}".encode()).hexdigest()[:24]
+    found = _sources.setdefault(key, Source(text, key, shared))
     return None if found.wrong else found
+
+
+@cache
+def _common(made_by: Compiler) -> str:
+    """A digest of what all code of a compiler depends on."""
+    return hashlib.sha256("\0".join((*made_by.command, made_by.macros, text_of("prelude.h"))).encode()).hexdigest()
 
 
 def build(wanted: Sequence[Source]) -> bool:
     """Make all of these ready, at once where the folder lacks several; whether that went well."""
-    made_by = compiler()
+    made_by, start = compiler(), time.perf_counter()
     if not all([s.loaded() for s in wanted]) and made_by is not None:
-        with _lock():  # meanwhile another process may have built them
-            lacking = list(dict.fromkeys(s for s in wanted if not s.loaded() and not s.wrong))
-            with tempfile.TemporaryDirectory(dir=folder(), prefix="building-") as private:
-                _compile(made_by, lacking, Path(private))
+        lacking = [s for s in dict.fromkeys(wanted) if not s.loaded() and not s.wrong]
+        try:
+            with _lock(), _private() as private:
+                lacking = [s for s in lacking if not s.loaded()]  # meanwhile another process may have built them
+                units = _units(lacking)
+                wrong = _compile(made_by, units, Path(private))
+                spoiled = [s for unit in units if len(unit) > 1 for s in unit if s in wrong]  # by one of them
+                wrong |= _compile(made_by, [[s] for s in spoiled], Path(private))
+                for s in lacking:
+                    s.wrong = "" if s.loaded() else wrong[s]
+                _tidy(MOST_BYTES)
+        except OSError as error:  # a full disk, for instance
+            for s in lacking:
+                s.wrong = "" if s.loaded() else str(error)
+            if isinstance(error, TimeoutError):  # it would be waited for again and again
+                switch_off()
+        _seconds.append(time.perf_counter() - start)
+        reason = next((s.wrong for s in lacking if s.wrong), "")
+        if reason:
+            fix = f"another compiler as {SETTING}, or {SETTING}=0"
+            cc.warn(f"{made_by.command[0]} made no library: {reason:.400} (fix: {fix})")
     return all(s.library is not None for s in wanted)
 
 
-def _compile(made_by: Compiler, lacking: Sequence[Source], private: Path) -> None:
-    """Compile sources side by side and move what was made into the folder."""
-    running = []
-    for s in lacking:
-        text, library = private / f"{s.key}.c", private / f"{s.key}.so"
-        text.write_text(f"{text_of('prelude.h')}\n{s.text}", "utf-8")
-        flags = ["-ffp-contract=fast" if CONTRACT in s.text else "-ffp-contract=off"]
-        try:
-            running.append((s, library, made_by.start(text, library, flags)))
-        except OSError as error:
-            s.wrong = str(error)
-    for s, library, process in running:
-        try:
-            _, said = process.communicate(timeout=DEADLINE)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-            said = f"it did not end within {DEADLINE} s"
-        if process.returncode == 0 and library.exists():
-            os.replace(library, folder() / library.name)
-        s.wrong = "" if s.loaded() else said.strip() or f"status {process.returncode}"
-    wrong = next((s.wrong for s in lacking if s.wrong), "")
-    if wrong:
-        said = f"{shlex.join(made_by.command)} failed, so hetu computes by NumPy: {wrong:.400}"
-        warnings.warn(f"{said} (fix: another compiler as {SETTING}, or {SETTING}=0)", RuntimeWarning, stacklevel=2)
+def _units(lacking: Sequence[Source]) -> list[list[Source]]:
+    """What is compiled as one text each: the time of a compiler's start is shared, but all processors have work."""
+    shared = [s for s in lacking if s.shared]
+    count = min(CORES, -(-len(shared) // LEAST))
+    return [[s] for s in lacking if not s.shared] + [shared[k::count] for k in range(count)]
+
+
+def _compile(made_by: Compiler, units: Sequence[Sequence[Source]], private: Path) -> dict[Source, str]:
+    """Compile units side by side and move what was made into the folder; the sources that failed, and why."""
+    wrong: dict[Source, str] = {}
+    for k in range(0, len(units), CORES):
+        with ExitStack() as running:
+            some = units[k : k + CORES]
+            runs = [running.enter_context(_begun(made_by, unit, private)) for unit in some]
+            for unit, run in zip(some, runs):
+                well, said = run.end()
+                reason = _moved(unit, private) if well else said
+                wrong |= dict.fromkeys(unit, reason) if reason else {}
+    return wrong
+
+
+def _begun(made_by: Compiler, unit: Sequence[Source], private: Path) -> Run:
+    text = private / f"{unit[0].key}.c"
+    text.write_text("\n".join((text_of("prelude.h"), *(s.part() for s in unit))), "utf-8")
+    flags = ["-ffp-contract=fast" if CONTRACT in unit[0].text else "-ffp-contract=off"]
+    return made_by.start(text, unit[0].paths(private)[0], flags)
+
+
+def _moved(unit: Sequence[Source], private: Path) -> str:
+    """Move what was compiled into the folder, once for each of the unit, and load it; what is wrong with it, if any."""
+    made, digest = unit[0].paths(private)
+    whole = private / "whole"
+    try:
+        digest.write_text(hashlib.sha256(made.read_bytes()).hexdigest(), "ascii")
+        for s in unit:
+            for file, place in zip((digest, made), reversed(s.paths(folder()))):
+                _same(file, whole)
+                os.replace(whole, place)
+            s.load()
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def _same(file: Path, other: Path) -> None:
+    """A second name of a file, or a copy where a disk knows no such."""
+    try:
+        os.link(file, other)
+    except OSError:
+        shutil.copyfile(file, other)
+
+
+# -- what others ask ---------------------------------------------------------------------------------------------------
+
+WALKER = "walk.c"  # the text that every table needs
+
+
+def digest() -> bytes:
+    """What ranks have alike that compute alike, in 8 bytes: the texts of kernels and all rules; zeros for NumPy."""
+    walker = source(text_of(WALKER))
+    if walker is None or not build([walker]):
+        return bytes(8)
+    found, package = hashlib.sha256(), Path(__file__).parent.parent
+    for file in sorted(f for f in package.rglob("*") if f.suffix in (".py", ".c", ".h")):
+        found.update(f"{file.relative_to(package).as_posix()}\0".encode() + file.read_bytes())
+    return found.digest()[:8]
+
+
+def spent() -> float:
+    """The seconds that this process has spent on compiling."""
+    return sum(_seconds)
+
+
+def about() -> tuple[bool, str, str]:
+    """Whether there is a compiler, which and what a library costs or why there is none, and what to do then."""
+    made_by = compiler()
+    if made_by is None:
+        fix = f"leave {SETTING} out" if os.environ.get(SETTING) else 'pip install "hetu-dl[cc]"'
+        return False, cc.why_none(), fix
+    start = time.perf_counter()
+    try:
+        with _private() as private, _begun(made_by, [Source(text_of(WALKER), "trial")], Path(private)) as run:
+            well, said = run.end()
+    except OSError as error:
+        well, said = False, str(error)
+    seconds = f"a small library takes {time.perf_counter() - start:.2f} s"
+    return well, f"{made_by.version}; {seconds if well else said.splitlines()[-1]}", f"another compiler as {SETTING}"
+
+
+def kept() -> str:
+    """How much is kept, and where."""
+    sizes = [nbytes for _, nbytes, path in _kept() if path.suffix == ".so"]
+    return f"libraries: {len(sizes)}, {sum(sizes) / 1e6:.1f} of at most {MOST_BYTES / 1e6:.0f} MB, in {folder()}"
+
+
+def clear() -> None:
+    """Remove all that is kept. Processes that have loaded it go on."""
+    with _lock():
+        _tidy(most=0)

@@ -1,7 +1,7 @@
-"""Matrix products as calls of BLAS, and a bias added as an outer product.
+"""Matrix products by the tile of products.c where that pays, else as calls of BLAS and a bias as an outer product.
 
-A product whose left has rows only is one call; those of a batch are one row of a table, which needs a compiler. Gain:
-none over NumPy's call by itself, but C makes it without Python. Off with `HETU_KERNELS=0`.
+A product whose left has rows only is one call; those of a batch are one row of a table, which needs a compiler.
+Gain: that of products.py, and C makes the call without Python. Off with `HETU_KERNELS=0`.
 """
 
 from __future__ import annotations
@@ -15,23 +15,34 @@ import numpy as np
 from ..core.kernels import Call
 from ..ops.linalg import linear, matmul
 from . import blas
+from .products import product
 from .recipes import kernel
 
 
 @kernel(matmul)
 def matmul_bind(xp: ModuleType, out: Any, a: Any, b: Any) -> Call | None:
-    if b.ndim != 2:
+    rows = _rows(a, out) if b.ndim == 2 else None
+    if rows is None:
         return blas.gemms(a, b, out)
+    return product(rows[0], b, rows[1]) or blas.gemm(rows[0], b, rows[1])
+
+
+def _rows(a: np.ndarray, out: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    """Both as matrices, or None where their rows do not lie at equal distances."""
     try:
-        rows, rows_out = (x.reshape((-1, x.shape[-1]), copy=False) if x.size else None for x in (a, out))
-    except ValueError:  # rows that do not lie at equal distances
-        return blas.gemms(a, b, out)
-    return None if rows is None or rows_out is None else blas.gemm(rows, b, rows_out)
+        made = [x.reshape((-1, x.shape[-1]), copy=False) for x in (a, out) if x.size]
+    except ValueError:
+        return None
+    return (made[0], made[1]) if len(made) == 2 else None
 
 
 @kernel(linear)
 def linear_bind(xp: ModuleType, out: Any, x: Any, w: Any, b: Any) -> list[Call]:
-    product = matmul_bind(xp, out, x, w) or partial(xp.matmul, x, w, out=out)
-    rows = out.reshape(-1, out.shape[-1]) if out.flags.c_contiguous and out.size else None
-    add_bias = None if rows is None else blas.ger(np.ones(len(rows), out.dtype), b, rows)
-    return [product, add_bias or partial(xp.add, out, b, out)]
+    rows = _rows(x, out)
+    together = None if rows is None else product(rows[0], w, rows[1], b)
+    if together is not None:
+        return [together]
+    apart = matmul_bind(xp, out, x, w) or partial(xp.matmul, x, w, out=out)
+    flat = out.reshape(-1, out.shape[-1]) if out.flags.c_contiguous and out.size else None
+    add_bias = None if flat is None else blas.ger(np.ones(len(flat), out.dtype), b, flat)
+    return [apart, add_bias or partial(xp.add, out, b, out)]

@@ -1,4 +1,4 @@
-// What every compiled function may use. An operator's expression (`cuda=`) is the same text in CUDA, where functions
+// What every compiled function may use. An operator's expression (`code=`) is the same text in CUDA, where functions
 // overload; in C they choose by the type of their argument, so that no float is computed as a double.
 
 #include <math.h>
@@ -23,27 +23,41 @@ typedef union {  // one word of a block of arguments
 
 typedef union {
     float number;
-    int bits;
+    unsigned bits;
 } Float;
 
 // 2^n for n from -252 to 254, in two factors, as one would leave the range of floats too early.
 static inline float scaled(float x, int n) {
-    const Float low = {.bits = (n / 2 + 127) << 23}, high = {.bits = (n - n / 2 + 127) << 23};
+    const Float low = {.bits = (unsigned)(n / 2 + 127) << 23}, high = {.bits = (unsigned)(n - n / 2 + 127) << 23};
     return x * low.number * high.number;
 }
 
-// e^x = 2^n e^r with |r| <= ln 2 / 2; (e^r - 1 - r) / r^2 by a polynomial. 1.0
-static inline float exp_float(float x) {
-    x = x > 89.0f ? 89.0f : x < -104.0f ? -104.0f : x;  // a NaN stays
-    const float n = rintf(x * 1.44269504f), r = (x - n * 0.693145752f) - n * 1.42860677e-6f;
+// The nearest n to x / ln 2, and what of x that leaves; n ln 2 in two parts, the first of which is exact.
+static inline float powers_of_two(float x) { return rintf(x * 1.44269504f); }
+static inline float without(float x, float n) { return (x - n * 0.693145752f) - n * 1.42860677e-6f; }
+
+// e^r with |r| <= ln 2 / 2; (e^r - 1 - r) / r^2 by a polynomial.
+static inline float exp_rest(float r) {
     const float p = 0.5f + r * (0.16666667f + r * (0.041666456f + r * (0.008333284f + r * (0.0013934544f + r * 0.00019908905f))));
-    return scaled(1.0f + (r + r * r * p), (int)n);
+    return 1.0f + (r + r * r * p);
 }
 
-// Near 0 a polynomial, else e^x - 1. 2.5
+// 2^n e^r
+static inline float exp_of(float r, float n) {
+    return scaled(exp_rest(r), (int)n);
+}
+
+// 1.0
+static inline float exp_float(float x) {
+    x = x > 89.0f ? 89.0f : x < -104.0f ? -104.0f : x;  // a NaN stays
+    const float n = powers_of_two(x);
+    return exp_of(without(x, n), n);
+}
+
+// Near 0 a polynomial, else e^x - 1. 1.6
 static inline float expm1_float(float x) {
     const float p = 0.5f + x * (0.16666667f + x * (0.041666668f + x * (0.008333182f + x * (0.0013888608f + x * (0.00019962185f + x * 2.4957046e-05f)))));
-    return fabsf(x) < 0.5f ? x + x * x * p : exp_float(x) - 1.0f;
+    return copysignf(fabsf(x) < 0.5f ? x + x * x * p : exp_float(x) - 1.0f, x);  // of -0 too
 }
 
 // (log1p(f) - f + f^2 / 2) / f^3 by a polynomial, for sqrt(1/2) <= 1 + f < sqrt(2).
@@ -56,50 +70,51 @@ static inline float log_near_one(float f) {
 static inline float log_float(float x) {
     const bool tiny = x < 1.17549435e-38f;
     const Float from = {.number = tiny ? x * 8388608.0f : x};
-    const int n = (from.bits - 0x3f3504f3) >> 23;
-    const Float m = {.bits = from.bits - n * (1 << 23)};
+    const int n = (int)(from.bits - 0x3f3504f3) >> 23;
+    const Float m = {.bits = from.bits - ((unsigned)n << 23)};
     const float f = m.number - 1.0f, e = (float)n - (tiny ? 23.0f : 0.0f);
     const float y = e * 0.693145752f + (f + (log_near_one(f) + e * 1.42860677e-6f));
     return x > 0.0f && x < INFINITY ? y : x == 0.0f ? -INFINITY : x > 0.0f ? x : NAN;
 }
 
-// log of 1 + x as it is rounded, and what rounding took from it. 2.3
+// log of 1 + x as it is rounded, and what rounding took from it. 1.5
 static inline float log1p_float(float x) {
     const float u = 1.0f + x, rest = x - (u - 1.0f);
-    return u < INFINITY ? (u > 0.0f ? log_float(u) + rest / u : log_float(u)) : u;
+    return copysignf(u < INFINITY ? (u > 0.0f ? log_float(u) + rest / u : log_float(u)) : u, x);
 }
 
-// Near 0 (tanh x / x - 1) / x^2 by a polynomial in x^2, else 1 - 2 / (e^2x + 1). 1.5
-static inline float tanh_float(float x) {
-    const float z = x * x, t = fabsf(x);
-    const float p = -0.33333328f + z * (0.13332619f + z * (-0.05382792f + z * (0.020889156f + z * -0.0059422534f)));
-    const float far = copysignf(1.0f - 2.0f / (exp_float(2.0f * t) + 1.0f), x);
-    return t < 0.65f ? x + x * z * p : x != x ? x : far;
-}
-
-static inline float erf_near_zero(float x) {  // |x| < 1: erf x / x by a polynomial in x^2
+// Near 0 (tanh x / x - 1) / x^2 by a polynomial in x^2, else 1 - 2 q with q = 1 / (e^2|x| + 1). 1.3
+static inline float tanh_with(float x, float q) {
     const float z = x * x;
-    return x * (1.1283791f + z * (-0.37612626f + z * (0.112836f + z * (-0.026854444f + z * (0.005189535f + z * (-0.0008020841f + z * 7.889119e-05f))))));
+    const float p = -0.33333328f + z * (0.13332619f + z * (-0.05382792f + z * (0.020889156f + z * -0.0059422534f)));
+    return copysignf(fabsf(x) < 0.65f ? x + x * z * p : x != x ? x : 1.0f - 2.0f * q, x);
 }
 
-// t >= 0.8: e^(t^2) erfc(t) (t + 2) by a polynomial in (t - 2) / (t + 2); t^2 in two parts, the first of which is exact.
+static inline float tanh_float(float x) { return tanh_with(x, 1.0f / (exp_float(2.0f * fabsf(x)) + 1.0f)); }
+
+static inline float erf_near_zero(float x) {  // |x| < 0.95: erf x / x - 1 by a polynomial in x^2
+    const float z = x * x;
+    return x + x * (0.12837917f + z * (-0.37612632f + z * (0.112836726f + z * (-0.026858104f + z * (0.005197797f + z * (-0.0008105965f + z * 8.2154234e-05f))))));
+}
+
+// t >= 0.45: e^(t^2) erfc(t) (t + 2) by a polynomial in (t - 2) / (t + 2). t^2 in two parts, the first of which is exact.
 static inline float erfc_far(float t) {
     t = t > 10.1f ? 10.1f : t;
     const Float all = {.number = t}, top = {.bits = all.bits & 0xfffff000};
     const float inverse = 1.0f / (t + 2.0f), u = (t - 2.0f) * inverse;
-    const float p = 1.0215827f + u * (-0.6871607f + u * (0.27947214f + u * (-0.03644282f + u * (-0.02151196f + u * (0.0064895074f + u * (0.003097216f + u * (-0.00090806937f + u * (-0.00064355903f + u * 0.0002073017f))))))));
-    const float h = top.number;
-    return exp_float(-h * h) * exp_float((h - t) * (h + t)) * (p * inverse);
+    const float p = 1.0215827f + u * (-0.6871607f + u * (0.27947178f + u * (-0.03644342f + u * (-0.02150446f + u * (0.00649085f + u * (0.003046326f + u * (-0.00088146405f + u * (-0.00053223904f + u * 0.00010071012f))))))));
+    const float h = top.number, n = powers_of_two(-h * h);
+    return exp_of(without(-h * h, n) + (h - t) * (h + t), n) * (p * inverse);
 }
 
-static inline float erf_float(float x) {  // 2
+static inline float erf_float(float x) {  // 1.3
     const float far = copysignf(1.0f - erfc_far(fabsf(x)), x);
     return fabsf(x) < 0.9f ? erf_near_zero(x) : x != x ? x : far;
 }
 
-static inline float erfc_float(float x) {  // 4
+static inline float erfc_float(float x) {  // 4.5
     const float far = erfc_far(fabsf(x));
-    return fabsf(x) < 0.9f ? 1.0f - erf_near_zero(x) : x != x ? x : x > 0.0f ? far : 2.0f - far;
+    return fabsf(x) < 0.475f ? 1.0f - erf_near_zero(x) : x != x ? x : x > 0.0f ? far : 2.0f - far;
 }
 
 #define OWN(name, x) _Generic((x), float: name##_float, default: name)(x)

@@ -14,13 +14,13 @@ from typing import Any
 
 from ..core.backend import Scratch
 from ..core.kernels import Call, Calls, Kernels, RoomPass
-from . import blas, lanes, openblas
+from . import blas, compiled, lanes, openblas
 from .c_calls import checked, joined
 from .ufuncs import bound_ufunc
 
 FILES = (
-    "activation along_axis attention batch_norm conv conv_last cross_entropy einsum elementwise index linalg lstm "
-    "masks normalization pooling random reduction routing shape sparse update"
+    "along_axis attention batch_norm convolution einsum groups index linalg masks pooling random recurrent routing "
+    "shape sparse update"
 )
 
 
@@ -29,13 +29,12 @@ class CpuKernels(Kernels):
 
     passes = (
         RoomPass("fuse_conv_pool", "cpu", f"{__package__}.conv_pool", "channels_last", seeks=["max_pool2d"]),
-        RoomPass("fuse_attention", "cpu", f"{__package__}.attention_rows", seeks=["attention"]),
-        RoomPass("share_gelu", "cpu", f"{__package__}.gelu", seeks=["gelu_tanh_dx", "gelu_erf_dx"]),
-        RoomPass("share_cross_entropy", "cpu", f"{__package__}.loss", seeks=["softmax_cross_entropy_dx"]),
-        RoomPass("fuse_linear", "cpu", f"{__package__}.fuse_linear", seeks=["matmul"]),
-        RoomPass("fuse_updates", "cpu", f"{__package__}.fuse_updates"),
+        RoomPass("find_attention", "cpu", f"{__package__}.find_attention", seeks=["softmax"]),
+        RoomPass("fuse_attention", "cpu", f"{__package__}.attention", seeks=["attention"]),
+        RoomPass("fuse_groups", "cpu", f"{__package__}.groups", last=True),
     )
     blas = blas
+    compiled = compiled
     files = tuple(f"{__package__}.{file}" for file in FILES.split())
 
     def bound(
@@ -43,19 +42,21 @@ class CpuKernels(Kernels):
     ) -> list[Call] | None:
         function = self.function(op)
         if function is None:
-            return None
+            alone: list[Call] | None = import_module(f"{__package__}.groups").single(op, out, arrays, attrs)
+            return alone
         more = {"scratch": scratch or Scratch()} if op.scratch else {}
         made = function(xp, out, *arrays, **attrs, **more)
         return [made] if callable(made) else made and list(made)
 
     def checked(self, op: Any, check: Call, arrays: Sequence[Any], attrs: Mapping[str, Any]) -> Calls:
-        return [check] if op.ranges_rule is None else checked(op.ranges_rule(*arrays, **attrs), check)
+        ranges = None if op.ranges_rule is None else op.ranges_rule(*arrays, **attrs)
+        return [check] if ranges is None else checked(ranges, check)
 
     def in_place(
         self, composition: Any, outs: Sequence[Any], arrays: Sequence[Any], scalars: Sequence[Any]
     ) -> Calls | None:
         made: Calls | None = import_module(f"{__package__}.update").in_place(composition, outs, arrays, scalars)
-        return made
+        return made and joined(made)
 
     def ufunc(self, ufunc: Any, arrays: Sequence[Any], out: Any) -> list[Call]:
         return bound_ufunc(ufunc, arrays, out)

@@ -1,4 +1,4 @@
-"""Kernels generated from the `cuda=` expressions of operators: what they compute, and their CUDA C text.
+"""Kernels generated from the `code=` expressions of operators: what they compute, and their CUDA C text.
 
 A kernel visits every place of a shape once, evaluates a list of steps there (`y = a + b`), writes some of the values to
 memory and folds others into sums or extrema of whole rows or columns. Types are strict: an expression computes in `T`,

@@ -74,11 +74,11 @@ def bound(
             calls = _of_copies(machine, launch, out, arrays, attrs)
         if calls is not None:
             return calls
-    if op.cuda is None:
+    if op.code is None:
         return None
     from .elementwise import elementwise, single_step
 
-    return elementwise(machine, [single_step(op.cuda, op.inputs, arrays, attrs, out)], out, arrays)
+    return elementwise(machine, [single_step(op.code, op.inputs, arrays, attrs, out)], out, arrays)
 
 
 def _of_copies(

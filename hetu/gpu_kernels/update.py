@@ -29,7 +29,7 @@ def _text(composition: Any, **dtypes: str) -> str | None:
     """
     c = composition
     number = {node: k for k, node in enumerate((*c.inputs, *c.nodes))}
-    if any(n.op.cuda is None and _number(n) is None for n in c.nodes):
+    if any(n.op.code is None and _number(n) is None for n in c.nodes):
         return None
     shared = [n for n in number if n not in c.full and _number(n) is None]
     shared = [n for n in shared if any(n in reader.inputs for reader in c.full)]
@@ -83,7 +83,7 @@ def _steps(nodes: Sequence[Any], number: Mapping[Any, int], dtype: str) -> list[
             continue
         pairs = tuple((name, number[i]) for name, i in zip(node.op.inputs, node.inputs))
         numbers = tuple((k, v) for k, v in node.attrs.items() if isinstance(v, bool | int | float))
-        step = make_step(node.op.cuda, pairs, numbers, [stored(i) for i in node.inputs], kind)
+        step = make_step(node.op.code, pairs, numbers, [stored(i) for i in node.inputs], kind)
         lines += [f"{CTYPES[kind]} v{place}; {{", *step_lines(step, place), "}"]
     return lines
 

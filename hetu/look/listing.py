@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ..core.graph import Node
 from ..core.memory import SCRATCH, types_of
@@ -47,13 +47,19 @@ def program_text(program: Program) -> str:
             ends.setdefault(storage.last, []).append(f"{names[node]}{f'.{slot}' if slot else ''}")
     rows = []
     for index, step in enumerate(program.steps):
-        call = f"{names[step.node]} = {step.node.op.name}({', '.join(names[i] for i in step.node.inputs)})"
+        call = f"{names[step.node]} = {_call(step.node, [names[i] for i in step.node.inputs])}"
         nbytes = sum(int(t.nbytes) for t in types_of(step.node))
         place, frees = _place(program, step.node), " ".join(ends.get(index, []))
         rows.append((str(index), call, show_type(step.node.type), place, f"{nbytes:,}", frees))
     header = ("", "instruction", "type", "place", "bytes", "frees")
     cells = [tuple(map(_cut, row, MOST_WIDE)) for row in (header, *rows)]
     return "\n".join([*in_columns(cells, right={0, 4}), _totals(program)])
+
+
+def _call(node: Node, operands: Sequence[str]) -> str:
+    """An instruction as it is written; of a group its lines."""
+    form = node.attrs.get("form")
+    return f"{node.op.name}({', '.join(operands)})" if form is None else f"{node.op.name}: {form.text(operands)}"
 
 
 def _totals(program: Program) -> str:
@@ -88,8 +94,8 @@ def _operand(program: Program, node: Node, index: int, names: Mapping[Node, str]
 
 def _place(program: Program, node: Node) -> str:
     plan = program.plan
-    if (node, 0) in plan.donated:
-        return f"-> {plan.donated[node, 0].name}"
+    if donated := [plan.donated[node, k].name for k in range(len(types_of(node))) if (node, k) in plan.donated]:
+        return f"-> {', '.join(donated)}"
     storage = plan.storage(node, 0)
     return f"{'host ' if storage.on_host else ''}@{storage.offset:,}" + (
         " in place" if (node, 0) in plan.in_place else ""

@@ -1,4 +1,4 @@
-"""Recurrent layers, unrolled in the graph over a known number of time steps.
+"""Recurrent layers over a known number of time steps.
 
 Each takes x (batch, time, inputs) and an optional first state, and returns all outputs (batch, time, features) and the
 last state. For several directions or stacks, compose layers. Left out: unknown lengths.
@@ -6,7 +6,6 @@ last state. For several directions or stacks, compose layers. Left out: unknown 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,24 +19,14 @@ from .layer import Activation, Layer, check_sizes
 
 
 class _Recurrent(Layer):
-    """Checks, the first state and the loop over time; a subclass brings `step`."""
+    """Checks and the first state."""
 
-    step: Callable[..., tuple[Node, ...]]  # (x of one time step, *states) -> the states after it
     states = 1  # arrays of (batch, features) that go from step to step; the first is the output
 
     def __init__(self, inputs: int, features: int, *, name: str | None = None) -> None:
         check_sizes(inputs=inputs, features=features)
         super().__init__(name)
         self.inputs, self.features = inputs, features
-
-    def forward(self, x: Node, state: Any = None) -> tuple[Node, Any]:
-        self._check_sequence(x)
-        states = self._first(x, state)
-        outputs = []
-        for time in range(x.shape[1]):
-            states = self.step(x[:, time], *states)
-            outputs.append(states[0])
-        return ops.stack(outputs, axis=1), states if self.states > 1 else states[0]
 
     def _check_sequence(self, x: Node) -> None:
         self._check_axis(x, -1, self.inputs, ndim=3)
@@ -99,8 +88,14 @@ class RNN(_Recurrent):
             self.weight = variable("weight", weight_init, (inputs + features, features))
             self.bias = variable("bias", zeros, (features,))
 
-    def step(self, x: Node, h: Node) -> tuple[Node]:
-        return (self.activation(ops.linear(ops.concat([x, h], axis=1), self.weight, self.bias)),)
+    def forward(self, x: Node, state: Any = None) -> tuple[Node, Node]:
+        """Unrolled in the graph."""
+        self._check_sequence(x)
+        (h,), outputs = self._first(x, state), []
+        for time in range(x.shape[1]):
+            h = self.activation(ops.linear(ops.concat([x[:, time], h], axis=1), self.weight, self.bias))
+            outputs.append(h)
+        return ops.stack(outputs, axis=1), h
 
 
 class LSTM(_Recurrent):
@@ -156,9 +151,8 @@ class GRU(_Recurrent):
             self.recurrent = variable("recurrent", gates, (features, 3 * features))
             self.recurrent_bias = variable("recurrent_bias", zeros, (3 * features,))
 
-    def step(self, x: Node, h: Node) -> tuple[Node]:
-        from_x = ops.split(ops.linear(x, self.weight, self.bias), [2 * self.features], axis=1)
-        from_h = ops.split(ops.linear(h, self.recurrent, self.recurrent_bias), [2 * self.features], axis=1)
-        r, z = ops.split(ops.sigmoid(from_x[0] + from_h[0]), 2, axis=1)
-        n = ops.tanh(from_x[1] + r * from_h[1])
-        return (n + z * (h - n),)
+    def forward(self, x: Node, state: Any = None) -> tuple[Node, Node]:
+        """All steps in one operator."""
+        self._check_sequence(x)
+        weights = (self.weight, self.recurrent, self.bias, self.recurrent_bias)
+        return ops.gru(x, *weights, *self._first(x, state))

@@ -17,6 +17,7 @@ from .creation import *
 from .einsum import *
 from .elementwise import *
 from .error_function import *
+from .gru import *
 from .index import *
 from .join import *
 from .linalg import *

@@ -28,7 +28,7 @@ __all__ = ["elu", "gelu", "leaky_relu", "log_softmax", "mish", "relu", "sigmoid"
 # -- pieces of lines -------------------------------------------------------------------------------------------
 
 
-@op(infer=numbers, dims="...->...", inplace={0: (0,)}, cuda="y = x > 0 || x != x ? x : (T)0")
+@op(infer=numbers, dims="...->...", inplace={0: (0,)}, code="y = x > 0 || x != x ? x : (T)0")
 def relu(xp: ModuleType, x: Any) -> Any:
     """max(x, 0); its slope at 0 is 0.
 
@@ -48,7 +48,7 @@ def is_relu_mask(node: Node) -> bool:
     return zero is not None and zero.op.name == "constant" and not zero.attrs["value"].any()
 
 
-@float_function(cuda="y = x > 0 ? x : slope * x")
+@float_function(code="y = x > 0 ? x : slope * x")
 def leaky_relu(xp: ModuleType, x: Any, *, slope: float = 0.01) -> Any:
     """x where positive, else slope * x; 0 <= slope <= 1.
 
@@ -73,7 +73,7 @@ leaky_relu.grad(lambda g, y, x, *, slope: g * (greater(x, 0) * (1 - slope) + slo
 # -- smooth ----------------------------------------------------------------------------------------------------
 
 
-@float_function(cuda="y = x > 0 ? x : alpha * expm1(x)")
+@float_function(code="y = x > 0 ? x : alpha * expm1(x)")
 def elu(xp: ModuleType, x: Any, *, alpha: float = 1.0) -> Any:
     """x where positive, else alpha * (exp(x) - 1). Clevert et al., 2016.
 
@@ -91,7 +91,7 @@ def elu(xp: ModuleType, x: Any, *, alpha: float = 1.0) -> Any:
 elu.grad(lambda g, y, x, *, alpha: g * (exp(minimum(x, 0)) * alpha * less_equal(x, 0) + greater(x, 0)))
 
 
-@float_function(cuda="y = (T)1 / ((T)1 + exp(-x))")
+@float_function(code="y = (T)1 / ((T)1 + exp(-x))")
 def sigmoid(xp: ModuleType, x: Any) -> Any:
     """1 / (1 + exp(-x)). Where exp overflows to infinity the result is 0, as it should be.
 
@@ -108,7 +108,7 @@ def sigmoid(xp: ModuleType, x: Any) -> Any:
 sigmoid.grad(lambda g, y, x: g * (y * (1 - y)))
 
 
-@float_function(cuda="y = fmax(x, (T)0) + log1p(exp(-fabs(x)))", precision="wide")
+@float_function(code="y = fmax(x, (T)0) + log1p(exp(-fabs(x)))", precision="wide")
 def softplus(xp: ModuleType, x: Any) -> Any:
     """log(1 + exp(x)), without overflow; a smooth relu.
 
@@ -167,7 +167,7 @@ def gelu(x: Any, approximate: str = "none") -> Node:
     return _FORMS[approximate](x)
 
 
-@float_function(cuda="y = (T)0.5 * x * erfc(x * (T)-0.7071067811865476)")
+@float_function(code="y = (T)0.5 * x * erfc(x * (T)-0.7071067811865476)")
 def gelu_erf(xp: ModuleType, x: Any) -> Any:
     """The exact `gelu`: x (1 + erf(x / sqrt(2))) / 2.
 
@@ -192,7 +192,7 @@ def _widened(xp: ModuleType, x: Any) -> Any:
     dims="...,...->...",
     linear=(0,),
     inplace={0: (0, 1)},
-    cuda="y = g * ((T)0.5 * erfc(x * (T)-0.7071067811865476) + x * exp((T)-0.5 * x * x) * (T)0.3989422804014327)",
+    code="y = g * ((T)0.5 * erfc(x * (T)-0.7071067811865476) + x * exp((T)-0.5 * x * x) * (T)0.3989422804014327)",
 )
 def gelu_erf_dx(xp: ModuleType, g: Any, x: Any) -> Any:
     """g times the slope of the exact `gelu`: the distribution plus x times the density.
@@ -221,7 +221,7 @@ def gelu_erf_dx_grad(h: Node, y: Node, g: Node, x: Node) -> tuple[Node, Node]:
     return gelu_erf_dx(h, x), h * g * (exp(xx * -0.5) * (2 - xx) * DENSITY)
 
 
-@float_function(cuda="y = x / ((T)1 + exp((T)-1.5957691216057308 * (x + (T)0.044715 * x * x * x)))")
+@float_function(code="y = x / ((T)1 + exp((T)-1.5957691216057308 * (x + (T)0.044715 * x * x * x)))")
 def gelu_tanh(xp: ModuleType, x: Any) -> Any:
     """The `gelu` of GPT-2: x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2, computed with one exp.
 
@@ -247,7 +247,7 @@ def _inverse_gate(xp: ModuleType, x: Any, xx: Any) -> Any:
     dims="...,...->...",
     linear=(0,),
     inplace={0: (0, 1)},
-    cuda="y = g / ((T)1 + exp((T)-1.5957691216057308 * (x + (T)0.044715 * x * x * x))) * ((T)1 + "
+    code="y = g / ((T)1 + exp((T)-1.5957691216057308 * (x + (T)0.044715 * x * x * x))) * ((T)1 + "
     "x / ((T)1 + exp((T)1.5957691216057308 * (x + (T)0.044715 * x * x * x))) * (T)1.5957691216057308 * "
     "((T)1 + (T)0.134145 * x * x))",
 )

@@ -1,12 +1,13 @@
 """Scaled dot-product attention.
 
-Without a mask the whole is one operator, so that a room of kernels can keep its scores in the cache, or do without
-them; with a mask it is a composition. Left out: dropout of weights.
+The whole is one operator, so that a room of kernels can keep its scores in the cache, or do without them. With a mask
+of floats, which may have a gradient, it is a composition. Left out: dropout of weights.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -15,7 +16,17 @@ import numpy as np
 from ..core.errors import DTypeError, ShapeError, public
 from ..core.graph import OPS, Node
 from ..core.op import as_node, as_nodes, op
-from ..core.types import Dim, TensorType, compatible, is_float, promote, require_float, same, show_shape
+from ..core.types import (
+    Dim,
+    TensorType,
+    broadcast_shapes,
+    compatible,
+    is_float,
+    promote,
+    require_float,
+    same,
+    show_shape,
+)
 
 __all__ = ["scaled_dot_product_attention"]
 
@@ -45,38 +56,67 @@ def _check(q: TensorType, k: TensorType, v: TensorType, causal: bool) -> None:
         )
 
 
-def _attention_type(q: TensorType, k: TensorType, v: TensorType, *, causal: bool, **_: Any) -> tuple[TensorType, ...]:
+def _attention_type(
+    q: TensorType, k: TensorType, v: TensorType, *masks: TensorType, causal: bool, **_: Any
+) -> tuple[TensorType, ...]:
     _check(q, k, v, causal)
     if not all(t.ndim == q.ndim and all(map(compatible, q.shape[:-2], t.shape[:-2])) for t in (k, v)):
         raise ShapeError(
             f"the leading axes differ: {show_shape(q.shape)}, {show_shape(k.shape)}, {show_shape(v.shape)}",
             fix="use ht.scaled_dot_product_attention, which broadcasts them",
         )
-    rows, dtype = q.shape[:-1], promote(q.dtype, k.dtype, v.dtype)
-    return tuple(TensorType((*rows, size), dtype) for size in (v.shape[-1], k.shape[-2], 1))
+    dtype = promote(q.dtype, k.dtype, v.dtype)
+    return TensorType((*q.shape[:-1], v.shape[-1]), dtype), TensorType(q.shape[:-1], np.dtype(wide(np, dtype)))
 
 
-def masked_scores(xp: ModuleType, q: Any, k: Any, scale: float, causal: bool) -> Any:
-    """scale q k^T of each head, -inf where a query may not see a key."""
-    scores = xp.matmul(q * scale, xp.matrix_transpose(k))
-    return scores + xp.triu(xp.full(scores.shape[-2:], -xp.inf, dtype=scores.dtype), k=1) if causal else scores
+def wide(xp: ModuleType, dtype: Any) -> Any:
+    """The dtype for sums of many numbers of this one."""
+    return xp.float64 if dtype == xp.float64 else xp.float32
 
 
-@op(precision="low", infer=_attention_type, dims="...q!d!,...k!d!,...k!e!->...q!e!,...q!k!,...q!z!")
-def attention(xp: ModuleType, q: Any, k: Any, v: Any, *, scale: float, causal: bool = False) -> tuple[Any, Any, Any]:
-    """(y, powers, inverse): y = (powers @ v) * inverse with powers = exp(scores - row maximum), inverse = 1 / row sum.
+def masked_scores(xp: ModuleType, q: Any, k: Any, masks: Sequence[Any], scale: float, causal: bool) -> tuple[Any, Any]:
+    """scale q k^T of each head and None, or, where keys are hidden, which queries see none of them.
 
-    See `scaled_dot_product_attention`; the last two outputs are for the gradient.
+    The scores are -inf where a query may not see a key, and 0 in the rows of those that see nothing.
+    """
+    scores, seen = xp.matmul(q * scale, xp.matrix_transpose(k)), None
+    if causal:
+        seen = xp.tril(xp.ones(scores.shape[-2:], dtype=xp.bool))
+    for mask in masks:
+        if mask.dtype == xp.bool:
+            seen = mask if seen is None else xp.logical_and(seen, mask)
+        else:
+            scores = scores + mask
+    if seen is None:
+        return scores, None
+    blind = xp.logical_not(xp.any(seen, axis=-1, keepdims=True))
+    least, zero = (xp.full((), value, dtype=scores.dtype) for value in (-xp.inf, 0))
+    return xp.where(seen, scores, xp.where(blind, zero, least)), blind
+
+
+def _dims(*types: TensorType, **_: Any) -> str:
+    return f"...q!d!,...k!d!,...k!e!{',...q!k!' * (len(types) - 3)}->...q!e!,...q!"
+
+
+@op(precision="low", infer=_attention_type, dims=_dims)
+def attention(
+    xp: ModuleType, q: Any, k: Any, v: Any, *masks: Any, scale: float, causal: bool = False
+) -> tuple[Any, Any]:
+    """(y, total): y = softmax(scores) @ v, total = log(sum(exp(scores))) of each query, at least in float32.
+
+    See `scaled_dot_product_attention`; the second output is for the gradient. Masks have at least two axes; those of
+    floats get no gradient.
 
     >>> import hetu as ht
     >>> q = ht.placeholder("q", (2, 4, 10, 16))
     >>> [str(output.type) for output in attention(q, q, q, scale=0.25, causal=True)]
-    ['f32[2, 4, 10, 16]', 'f32[2, 4, 10, 10]', 'f32[2, 4, 10, 1]']
+    ['f32[2, 4, 10, 16]', 'f32[2, 4, 10]']
     """
-    scores = masked_scores(xp, q, k, scale, causal)
-    powers = xp.exp(scores - xp.max(scores, axis=-1, keepdims=True))
-    inverse = 1 / xp.sum(powers, axis=-1, keepdims=True, dtype=powers.dtype)
-    return xp.matmul(powers, v) * inverse, powers, inverse
+    scores, _ = masked_scores(xp, q, k, masks, scale, causal)
+    highest = xp.max(scores, axis=-1, keepdims=True)
+    powers = xp.exp(scores - highest)
+    sums, y = xp.sum(powers, axis=-1, keepdims=True, dtype=wide(xp, powers.dtype)), xp.matmul(powers, v)
+    return xp.astype(y / sums, y.dtype), xp.squeeze(highest + xp.log(sums), axis=-1)
 
 
 def _operations(q: TensorType, k: TensorType, v: TensorType) -> int:
@@ -89,28 +129,36 @@ attention.flops(lambda out, q, k, v, **_: _operations(q, k, v))
 
 @attention.grad
 def attention_grad(
-    g: list[Node | None], out: tuple[Node, ...], q: Node, k: Node, v: Node, **attrs: Any
-) -> tuple[Node, ...]:
+    g: list[Node | None], out: tuple[Node, ...], q: Node, k: Node, v: Node, *masks: Node, **attrs: Any
+) -> tuple[Node | None, ...]:
     # only the first output leaves this file, so only it can have a gradient
-    return attention_dx(g[0], q, k, v, *out, **attrs)
+    return *attention_dx(g[0], q, k, v, *out, *masks, **attrs), *(None for _ in masks)
 
 
-def _weights(q: Node, k: Node, scale: float, causal: bool) -> Node:
+def _weights(q: Node, k: Node, masks: Sequence[Node], scale: float, causal: bool) -> Node:
     scores = OPS["matmul"](q * scale, OPS["matrix_transpose"](k))
-    if causal:
-        scores = _hide(scores, OPS["tril"](OPS["ones_like"](scores)) > 0)
-    return OPS["softmax"](scores, axis=-1)
+    for mask in masks:
+        scores = scores + mask if is_float(mask.dtype) else scores
+    # the least finite number, so that a row that sees nothing weighs all evenly
+    return OPS["softmax"](_hidden(scores, masks, causal, float(np.finfo(scores.dtype).min)), axis=-1)
 
 
-def _hide(scores: Node, seen: Node) -> Node:
-    """The scores with the least finite number where `seen` is false: a row that sees nothing then weighs all evenly."""
-    return OPS["where"](seen, scores, float(np.finfo(scores.dtype).min))
+def _hidden(scores: Node, masks: Sequence[Node], causal: bool, value: float) -> Node:
+    """The scores with `value` where a query may not see a key."""
+    for mask in masks:
+        scores = scores if is_float(mask.dtype) else OPS["where"](mask, scores, value)
+    return OPS["where"](OPS["tril"](OPS["ones_like"](scores)) > 0, scores, value) if causal else scores
+
+
+def _dx_dims(*types: TensorType, **_: Any) -> str:
+    masks = ",...q!k!" * (len(types) - 6)
+    return f"...q!e!,...q!d!,...k!d!,...k!e!,...q!e!,...q!{masks}->...q!d!,...k!d!,...k!e!"
 
 
 @op(
-    precision="low",
+    precision=(0, 1, 2, 3, 4),
     infer=lambda g, q, k, v, *_, **__: (q, k, v),
-    dims="...q!e!,...q!d!,...k!d!,...k!e!,...q!e!,...q!k!,...q!z!->...q!d!,...k!d!,...k!e!",
+    dims=_dx_dims,
 )
 def attention_dx(
     xp: ModuleType,
@@ -119,13 +167,12 @@ def attention_dx(
     k: Any,
     v: Any,
     y: Any,
-    powers: Any,
-    inverse: Any,
-    *,
+    total: Any,
+    *masks: Any,
     scale: float,
     causal: bool = False,
 ) -> tuple[Any, Any, Any]:
-    """The gradients of `attention` with respect to (q, k, v), given that of y and its three outputs.
+    """The gradients of `attention` with respect to (q, k, v), given that of y, its outputs and masks.
 
     T. Dao et al., "FlashAttention", 2022, appendix B.2.
 
@@ -134,11 +181,14 @@ def attention_dx(
     >>> ht.gradients(ht.sum(attention(q, q, q, scale=0.25)[0]), [q])[0].shape
     (2, 4, 10, 16)
     """
-    scaled = g * inverse
-    shift = xp.sum(scaled * y, axis=-1, keepdims=True, dtype=y.dtype)
-    slope = (xp.matmul(scaled, xp.matrix_transpose(v)) - shift) * powers
-    dq, dk = xp.matmul(slope, k) * scale, xp.matmul(xp.matrix_transpose(slope), q) * scale
-    return dq, dk, xp.matmul(xp.matrix_transpose(powers), scaled)
+    scores, blind = masked_scores(xp, q, k, masks, scale, causal)
+    weights = xp.astype(xp.exp(scores - xp.expand_dims(total, axis=-1)), scores.dtype)
+    shift = xp.sum(g * y, axis=-1, keepdims=True, dtype=y.dtype)
+    slope = (xp.matmul(g, xp.matrix_transpose(v)) - shift) * weights * scale
+    if blind is not None:
+        slope = xp.where(blind, xp.zeros((), dtype=slope.dtype), slope)
+    dq, dk = xp.matmul(slope, k), xp.matmul(xp.matrix_transpose(slope), q)
+    return dq, dk, xp.matmul(xp.matrix_transpose(weights), g)
 
 
 attention_dx.flops(lambda out, g, q, k, v, *_, **__: 2 * _operations(q, k, v))
@@ -146,12 +196,13 @@ attention_dx.flops(lambda out, g, q, k, v, *_, **__: 2 * _operations(q, k, v))
 
 @attention_dx.decompose
 def attention_dx_parts(
-    g: Node, q: Node, k: Node, v: Node, *_: Node, scale: float, causal: bool
+    g: Node, q: Node, k: Node, v: Node, y: Node, total: Node, *masks: Node, scale: float, causal: bool
 ) -> tuple[Node, Node, Node]:
     matmul, transpose = OPS["matmul"], OPS["matrix_transpose"]
-    weights = _weights(q, k, scale, causal)
+    weights = _weights(q, k, masks, scale, causal)
     slope = matmul(g, transpose(v))
     slope = (slope - OPS["sum"](slope * weights, axis=-1, keepdims=True)) * weights
+    slope = _hidden(slope, masks, causal, 0.0)
     return matmul(slope, k) * scale, matmul(transpose(slope), q) * scale, matmul(transpose(weights), g)
 
 
@@ -173,28 +224,28 @@ def scaled_dot_product_attention(
     q, k, v = as_nodes((q, k, v))
     _check(q.tensor, k.tensor, v.tensor, causal)
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
-    if mask is None and all(same(q.shape[:-2], x.shape[:-2]) and q.dtype == x.dtype for x in (k, v)):
-        return attention(q, k, v, scale=scale, causal=causal)[0]
-    if mask is None:
-        return OPS["matmul"](_weights(q, k, scale, causal), v)
-    scores = _masked(OPS["matmul"](q * scale, OPS["matrix_transpose"](k)), as_node(mask, [q.dtype]))
-    if causal:
-        scores = _hide(scores, OPS["tril"](OPS["ones_like"](scores)) > 0)
-    return OPS["matmul"](OPS["softmax"](scores, axis=-1), v)
+    masks = [] if mask is None else [_checked(as_node(mask, [q.dtype]), q, k)]
+    learned = any(is_float(m.dtype) for m in masks)
+    if not learned and all(same(q.shape[:-2], x.shape[:-2]) and q.dtype == x.dtype for x in (k, v)):
+        return attention(q, k, v, *masks, scale=scale, causal=causal)[0]
+    return OPS["matmul"](_weights(q, k, masks, scale, causal), v)
 
 
-def _masked(scores: Node, mask: Node) -> Node:
-    pairs = zip(reversed(mask.shape), reversed(scores.shape))
-    if mask.ndim > scores.ndim or not all(same(m, 1) or compatible(m, s) for m, s in pairs):
+def _checked(mask: Node, q: Node, k: Node) -> Node:
+    """The mask with an axis of queries and one of keys."""
+    leading = broadcast_shapes(q.shape[:-2], k.shape[:-2])
+    scores = (*leading, q.shape[-2], k.shape[-2])
+    pairs = zip(reversed(mask.shape), reversed(scores))
+    if mask.ndim > len(scores) or not all(same(m, 1) or compatible(m, s) for m, s in pairs):
         raise ShapeError(
-            f"attention: the mask has shape {show_shape(mask.shape)}, the scores {show_shape(scores.shape)}",
+            f"attention: the mask has shape {show_shape(mask.shape)}, the scores {show_shape(scores)}",
             fix="the mask must broadcast to (..., queries, keys); a mask of keys needs axes (batch, 1, 1, keys)",
         )
-    if is_float(mask.dtype):
-        return scores + mask
-    if mask.dtype.kind != "b":
+    if not is_float(mask.dtype) and mask.dtype.kind != "b":
         raise DTypeError(
             f"attention: the mask is {mask.type}, wanted booleans or floats",
             fix="compare it first (mask > 0), True where a query sees a key",
         )
-    return _hide(scores, mask)
+    while mask.ndim < 2:
+        mask = OPS["expand_dims"](mask, axis=0)
+    return mask

@@ -45,8 +45,8 @@ def _along(ndim: int, axis: int) -> tuple[int, ...]:
 
 
 def lift(vector: Node, x: Node, axis: int) -> Node:
-    """The vector with axes of size 1, so that it broadcasts along `axis` of `x`."""
-    return OPS["expand_dims"](vector, axis=_others(x.ndim, axis))
+    """The vector with axes of size 1 where it needs them in order to broadcast along `axis` of `x`."""
+    return vector if axis == x.ndim - 1 else OPS["expand_dims"](vector, axis=tuple(range(1, x.ndim - axis)))
 
 
 def _batch_attrs(x: TensorType, *_: TensorType, axis: int, epsilon: float) -> dict[str, Any]:

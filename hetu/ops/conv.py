@@ -64,7 +64,7 @@ def _check_channels(x: TensorType, w: TensorType, groups: int) -> None:
 # -- the three operators ---------------------------------------------------------------------------------------
 
 
-@op(precision="low", linear=(0, 1))
+@op(precision="low", linear=(0, 1), scratch=True)
 def conv2d(
     xp: ModuleType, x: Any, w: Any, *, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
 ) -> Any:
@@ -81,7 +81,7 @@ def conv2d(
     """
     window = Window(tuple(w.shape[2:]), stride, padding, dilation)
     columns = unfold(xp, x, window)
-    columns = xp.reshape(columns, (x.shape[0], groups, -1, columns.shape[-1]))
+    columns = xp.reshape(columns, (x.shape[0], groups, math.prod(w.shape[1:]), columns.shape[-1]))
     y = xp.matmul(xp.reshape(w, (groups, w.shape[0] // groups, -1)), columns)
     return xp.reshape(y, (x.shape[0], w.shape[0], *window.positions(x.shape[2:])))
 
@@ -116,7 +116,7 @@ def conv2d_flops(y: TensorType, x: TensorType, w: TensorType, **_: Any) -> int:
     return _operations(y, w)
 
 
-@op(precision="low", linear=(0, 1))
+@op(precision="low", linear=(0, 1), scratch=True)
 def conv2d_dx(
     xp: ModuleType,
     g: Any,
@@ -174,7 +174,7 @@ def conv2d_dx_grad(h: Node, dx: Node, g: Node, w: Node, *, size: Sizes, **attrs:
     return conv2d(h, w, **attrs), conv2d_dw(h, g, kernel=w.shape[2:], **attrs)
 
 
-@op(precision="low", linear=(0, 1))
+@op(precision="low", linear=(0, 1), scratch=True)
 def conv2d_dw(
     xp: ModuleType,
     x: Any,

@@ -81,7 +81,7 @@ def truth_values(*types: TensorType, **_: Any) -> TensorType:
 
 
 def float_function(**rules: Any) -> Decorator[Node]:
-    """An operator of one float input that may be overwritten. `y` and `x` are the variables of `cuda`."""
+    """An operator of one float input that may be overwritten. `y` and `x` are the variables of `code`."""
     return op(infer=float_elementwise, dims="...->...", inplace={0: (0,)}, **rules)
 
 
@@ -93,7 +93,7 @@ TypeRule = Callable[..., TensorType]
 
 
 def unary(
-    name: str, meaning: str, example: str, cuda: str, grad: Rule | None = None, infer: TypeRule = numbers, **rules: Any
+    name: str, meaning: str, example: str, code: str, grad: Rule | None = None, infer: TypeRule = numbers, **rules: Any
 ) -> Op[[Any], Node]:
     """The operator of a function of one array `x`."""
     convert = floats if infer is float_elementwise else common
@@ -105,14 +105,14 @@ def unary(
         """Ufuncs would compute small integers in half precision."""
         return None if x.dtype == out.dtype else lambda: xp.copyto(out, forward(xp, x))
 
-    made = _row(forward, name, meaning, example, cuda, grad, infer, **rules)
+    made = _row(forward, name, meaning, example, code, grad, infer, **rules)
     if infer is float_elementwise:
         made.bind(convert_first)
     return made
 
 
 def binary(
-    name: str, meaning: str, example: str, cuda: str, grad: Rule | None = None, infer: TypeRule = numbers, **rules: Any
+    name: str, meaning: str, example: str, code: str, grad: Rule | None = None, infer: TypeRule = numbers, **rules: Any
 ) -> Op[[Any, Any], Node]:
     """The operator of a function of two arrays `a` and `b`."""
     convert = floats if infer is float_elementwise else common
@@ -120,17 +120,17 @@ def binary(
     def forward(xp: ModuleType, a: Any, b: Any) -> Any:
         return getattr(xp, name)(*convert(xp, a, b))
 
-    return _row(forward, name, meaning, example, cuda, grad, infer, **rules)
+    return _row(forward, name, meaning, example, code, grad, infer, **rules)
 
 
 def _row(
-    forward: Rule, name: str, meaning: str, example: str, cuda: str, grad: Rule | None, infer: TypeRule, **rules: Any
+    forward: Rule, name: str, meaning: str, example: str, code: str, grad: Rule | None, infer: TypeRule, **rules: Any
 ) -> Op[..., Node]:
     """The result may be written over an operand; the truth value of a comparison does not fit there."""
     given, _, result = example.partition(" -> ")
     forward.__doc__ = f"{meaning}\n\n>>> import hetu as ht\n>>> ht.evaluate({name}({given})).tolist()\n{result}\n"
     operands = range(forward.__code__.co_argcount - 1)
-    rules |= {"dims": f"{','.join('...' for _ in operands)}->...", "cuda": cuda or None}
+    rules |= {"dims": f"{','.join('...' for _ in operands)}->...", "code": code or None}
     rules["inplace"] = {} if infer is predicate else {0: tuple(operands)}
     made: Op[..., Node] = op(name=name, ufunc=name, infer=infer, differentiable=grad is not None, **rules)(forward)
     if grad is not None:
@@ -220,12 +220,18 @@ def _check_divisor(xp: ModuleType, a: Any, b: Any) -> None:
         raise ValueRangeError("an integer was divided by 0", fix='convert the operands with ht.astype(x, "float32")')
 
 
+def _nothing_to_check(a: Any, b: Any) -> list[Any] | None:
+    """No id lies in a range; floats need no check."""
+    return [] if is_float(a.dtype) or is_float(b.dtype) else None
+
+
 for _division in (floor_divide, remainder):
     _division.check(_check_divisor)
+    _division.ranges(_nothing_to_check)
 
 
 @op(
-    precision="wide", infer=numbers, dims="...,...->...", ufunc="power", inplace={0: (0, 1)}, cuda="y = pow((T)a, (T)b)"
+    precision="wide", infer=numbers, dims="...,...->...", ufunc="power", inplace={0: (0, 1)}, code="y = pow((T)a, (T)b)"
 )
 def power(xp: ModuleType, a: Any, b: Any) -> Any:
     """a to the power of b. Integers stay integers; for them a negative exponent is a ValueRangeError at run time.
@@ -246,6 +252,9 @@ def power_check(xp: ModuleType, a: Any, b: Any) -> None:
         )
 
 
+power.ranges(_nothing_to_check)
+
+
 @power.grad
 def power_grad(g: Node, y: Node, a: Node, b: Node) -> tuple[Node | None, Node | None]:
     if b.role is Role.CONSTANT and b.ndim == 0:
@@ -261,7 +270,7 @@ def _fixed_power_grad(g: Node, a: Node, exponent: float) -> Node | None:
     return g * (a * 2 if exponent == 2 else power(a, exponent - 1) * exponent)
 
 
-@float_function(cuda="y = rsqrt(x)", precision="wide")
+@float_function(code="y = rsqrt(x)", precision="wide")
 def rsqrt(xp: ModuleType, x: Any) -> Any:
     """1 / sqrt(x).
 
@@ -275,7 +284,7 @@ def rsqrt(xp: ModuleType, x: Any) -> Any:
 rsqrt.grad(lambda g, y, x: g * (y * square(y)) * -0.5)
 
 
-@op(infer=numbers, dims="...->...", inplace={0: (0,)}, cuda="y = rint(x)", differentiable=False)
+@op(infer=numbers, dims="...->...", inplace={0: (0,)}, code="y = rint(x)", differentiable=False)
 def round(xp: ModuleType, x: Any) -> Any:
     """The nearest integer, halves to the even one; no gradient passes.
 
@@ -289,7 +298,7 @@ def round(xp: ModuleType, x: Any) -> Any:
 round.into(lambda xp, out, x: xp.round(x, out=out))
 
 
-@op(infer=numbers, dims="...->...", inplace={0: (0,)}, cuda="y = x < min ? min : x > max ? max : x")
+@op(infer=numbers, dims="...->...", inplace={0: (0,)}, code="y = x < min ? min : x > max ? max : x")
 def clip(xp: ModuleType, x: Any, *, min: float | None = None, max: float | None = None) -> Any:
     """x limited to [min, max], numbers or None for no bound. The gradient passes where x lies within, bounds included.
 
@@ -329,7 +338,7 @@ def _where_type(condition: TensorType, a: TensorType, b: TensorType) -> TensorTy
     return TensorType(broadcast_shapes(condition.shape, a.shape, b.shape), promote(a.dtype, b.dtype))
 
 
-@op(infer=_where_type, dims="...,...,...->...", inplace={0: (2,)}, cuda="y = condition ? a : b")
+@op(infer=_where_type, dims="...,...,...->...", inplace={0: (2,)}, code="y = condition ? a : b")
 def where(xp: ModuleType, condition: Any, a: Any, b: Any) -> Any:
     """`a` where `condition` holds, else `b`; all three broadcast. `condition` is boolean.
 

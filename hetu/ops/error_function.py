@@ -19,7 +19,7 @@ from .elementwise import exp, float_function, floats, negative, square
 __all__ = ["erf"]
 
 
-@float_function(cuda="y = erf(x)")
+@float_function(code="y = erf(x)")
 def erf(xp: ModuleType, x: Any) -> Any:
     """The error function, 2 / sqrt(pi) times the integral of exp(-t^2) from 0 to x.
 

@@ -1,9 +1,7 @@
 """The long short-term memory over all its time steps as one operator.
 
-Inside, features come first and the batch last: the four gates of a step are then blocks of rows. [x, 1, h] of all steps
-lie in one array, so that the bias and both products are one product per step, as is the gradient of all weights. Gates
-lie in the order i, f, g, o, their gradients where they did. Left out: several layers or directions, projections,
-sequences of different lengths.
+The batch comes first, then time; the gates lie in the order i, f, g, o, their gradients where they did. Left out:
+several layers or directions, projections, sequences of different lengths.
 """
 
 from __future__ import annotations
@@ -34,43 +32,43 @@ def _lstm_type(
         raise ShapeError("the number of time steps is unknown", fix="give the time axis of x a fixed size")
     n, steps, inputs = x.shape
     k = u.shape[0]
-    wanted = (inputs, 4 * k, 4 * k, 4 * k, k, n, k, n)
+    wanted = (inputs, 4 * k, 4 * k, 4 * k, n, k, n, k)
     if not all(map(compatible, wanted, (*w.shape, u.shape[1], *b.shape, *h.shape, *c.shape))):
         raise ShapeError(shown, fix=WANTED)
     dtype = promote(*(t.dtype for t in (x, w, u, b, h, c)))
-    state, last = TensorType((steps, k, n), dtype), TensorType((k, n), dtype)
-    joined, gates = TensorType((inputs + 1 + k, steps, n), dtype), TensorType((steps, 4 * k, n), dtype)
-    return state, last, last, state, state, joined, gates
+    states, last = TensorType((n, steps, k), dtype), TensorType((n, k), dtype)
+    return states, last, last, states, states, TensorType((n, steps, 4 * k), dtype)
 
 
-@op(name="lstm", infer=_lstm_type, dims="nt!f!,f!k!,h!k!,k!,h!n,h!n->t!h!n,h!n,h!n,t!h!n,t!h!n,j!t!n,t!k!n")
+@op(
+    name="lstm",
+    infer=_lstm_type,
+    dims="nt!f!,f!k!,h!k!,k!,nh!,nh!->nt!h!,nh!,nh!,nt!h!,nt!h!,nt!k!",
+    scratch=True,
+)
 def _lstm(xp: ModuleType, x: Any, w: Any, u: Any, b: Any, h: Any, c: Any) -> tuple[Any, ...]:
-    """(h of all steps, last h, last c) of `lstm`, and for the gradient (c, tanh(c), [x, 1, h before], gates).
+    """(h of all steps, last h, last c) of `lstm`, and for the gradient (c, tanh(c), gates) of all steps.
 
-    States are (time, k, n), gates (time, 4 k, n); the first and last ones (k, n).
+    States are (n, time, k), gates (n, time, 4 k); the first and last ones (n, k).
 
     >>> import numpy as np
     >>> import hetu as ht
     >>> x, w, u = (ht.placeholder(n, s) for n, s in (("x", (2, 5, 3)), ("w", (3, 16)), ("u", (4, 16))))
-    >>> [output.shape for output in _lstm(x, w, u, np.zeros(16), np.zeros((4, 2)), np.zeros((4, 2)))]
-    [(5, 4, 2), (4, 2), (4, 2), (5, 4, 2), (5, 4, 2), (8, 5, 2), (5, 16, 2)]
+    >>> [output.shape for output in _lstm(x, w, u, np.zeros(16), np.zeros((2, 4)), np.zeros((2, 4)))]
+    [(2, 5, 4), (2, 4), (2, 4), (2, 5, 4), (2, 5, 4), (2, 5, 16)]
     """
-    k = u.shape[0]
-    weights = xp.matrix_transpose(xp.concat([w, xp.reshape(b, (1, -1)), u], axis=0))
-    ones = xp.ones((1, x.shape[0]), dtype=x.dtype)
+    k, from_x = u.shape[0], xp.matmul(x, w) + b
     steps: list[tuple[Any, ...]] = []
     for t in range(x.shape[1]):
-        joined = xp.concat([xp.matrix_transpose(x[:, t, :]), ones, h], axis=0)
-        z = xp.matmul(weights, joined)
-        i, f, o = (1 / (1 + xp.exp(-z[j * k : (j + 1) * k, :])) for j in (0, 1, 3))
-        g = xp.tanh(z[2 * k : 3 * k, :])
+        z = from_x[:, t, :] + xp.matmul(h, u)
+        i, f, o = (1 / (1 + xp.exp(-z[:, j * k : (j + 1) * k])) for j in (0, 1, 3))
+        g = xp.tanh(z[:, 2 * k : 3 * k])
         c = f * c + i * g
         top = xp.tanh(c)
         h = o * top
-        steps.append((h, c, top, joined, xp.concat([i, f, g, o], axis=0)))
-    hs, cs, tops, joined, gates = zip(*steps)
-    hs, cs, tops = (xp.stack(parts, axis=0) for parts in (hs, cs, tops))
-    return (hs, h, c, cs, tops, xp.stack(joined, axis=1), xp.stack(gates, axis=0))
+        steps.append((h, c, top, xp.concat([i, f, g, o], axis=1)))
+    hs, cs, tops, gates = (xp.stack(parts, axis=1) for parts in zip(*steps))
+    return hs, h, c, cs, tops, gates
 
 
 @_lstm.grad
@@ -78,19 +76,20 @@ def lstm_grad(g: list[Node | None], out: tuple[Node, ...], *inputs: Node) -> tup
     # only the first three outputs leave this file, so only they can have a gradient
     w = inputs[1]
     seeds = [OPS["zeros_like"](o) if s is None else s for s, o in zip(g, out[:3])]
-    dz, *others = lstm_dx(*seeds, *inputs, *out[3:])
-    return OPS["permute_dims"](OPS["matmul"](w, dz), axes=(2, 0, 1)), *others
+    dz, *others = lstm_dx(*seeds, *inputs, out[0], *out[3:])
+    return OPS["matmul"](dz, OPS["matrix_transpose"](w)), *others
 
 
 def _dx_type(*types: TensorType) -> tuple[TensorType, ...]:
-    _, _, _, x, w, u, b, h, c, *_ = types
-    return TensorType((x.shape[1], u.shape[1], x.shape[0]), x.dtype), w, u, b, h, c
+    _, _, _, _, w, u, b, h, c, *_, gates = types
+    return gates, w, u, b, h, c
 
 
 @op(
     infer=_dx_type,
     inplace={0: (12,)},
-    dims="t!h!n,h!n,h!n,nt!f!,f!k!,h!k!,k!,h!n,h!n,t!h!n,t!h!n,j!t!n,t!k!n->t!k!n,f!k!,h!k!,k!,h!n,h!n",
+    dims="nt!h!,nh!,nh!,nt!f!,f!k!,h!k!,k!,nh!,nh!,nt!h!,nt!h!,nt!h!,nt!k!->nt!k!,f!k!,h!k!,k!,nh!,nh!",
+    scratch=True,
 )
 def lstm_dx(
     xp: ModuleType,
@@ -103,14 +102,14 @@ def lstm_dx(
     b: Any,
     h: Any,
     c: Any,
+    hs: Any,
     cs: Any,
     tops: Any,
-    joined: Any,
     gates: Any,
 ) -> tuple[Any, ...]:
-    """The gradients of `lstm` with respect to (gates before their functions (time, 4 k, n), w, u, b, h, c).
+    """The gradients of `lstm` with respect to (gates before their functions (n, time, 4 k), w, u, b, h, c).
 
-    `gh` (time, k, n), `dh` and `dc` (k, n) are those of its outputs; then follow its inputs and what it computed.
+    `gh` (n, time, k), `dh` and `dc` (n, k) are those of its outputs; then follow its inputs and what it computed.
 
     >>> import numpy as np
     >>> import hetu as ht
@@ -118,18 +117,19 @@ def lstm_dx(
     >>> [g.shape for g in ht.gradients(ht.sum(ht.lstm(x, w, u, np.zeros(16))[0]), [x, w, u])]
     [(2, 5, 3), (3, 16), (4, 16)]
     """
-    k, f = u.shape[0], w.shape[0]
+    k, (n, time, _) = u.shape[0], x.shape
     steps: list[Any] = []
-    for t in reversed(range(gh.shape[0])):
-        blocks = [gates[t, j * k : (j + 1) * k, :] for j in range(4)]
-        blocks += [cs[t - 1, ...] if t else c, tops[t, ...]]
-        dz, dc = _slopes(dh + gh[t, ...], dc, *blocks)
-        steps.append(xp.concat(dz, axis=0))
-        dh = xp.matmul(u, steps[-1])
-    dz = xp.stack(steps[::-1], axis=0)
-    rows = xp.reshape(xp.permute_dims(dz, (1, 0, 2)), (4 * k, -1))
-    product = xp.matmul(xp.reshape(joined, (joined.shape[0], -1)), xp.matrix_transpose(rows))
-    return dz, product[:f, :], product[f + 1 :, :], product[f, :], dh, dc
+    for t in reversed(range(time)):
+        blocks = [gates[:, t, j * k : (j + 1) * k] for j in range(4)]
+        blocks += [cs[:, t - 1, :] if t else c, tops[:, t, :]]
+        dz, dc = _slopes(dh + gh[:, t, :], dc, *blocks)
+        steps.append(xp.concat(dz, axis=1))
+        dh = xp.matmul(steps[-1], xp.matrix_transpose(u))
+    dz = xp.stack(steps[::-1], axis=1)
+    before = xp.concat([xp.expand_dims(h, axis=1), hs[:, :-1, :]], axis=1)
+    rows = xp.reshape(dz, (n * time, 4 * k))
+    dw, du = (xp.matmul(xp.matrix_transpose(xp.reshape(a, (n * time, a.shape[2]))), rows) for a in (x, before))
+    return dz, dw, du, xp.sum(rows, axis=0), dh, dc
 
 
 def _slopes(dh: Any, dc: Any, i: Any, f: Any, g: Any, o: Any, before: Any, top: Any) -> tuple[list[Any], Any]:
@@ -145,25 +145,24 @@ def lstm_dx_parts(
 ) -> tuple[Node, ...]:
     matmul, transpose, concat = OPS["matmul"], OPS["matrix_transpose"], OPS["concat"]
     k, steps = u.shape[0], []
-    bias = OPS["reshape"](b, shape=(-1, 1))
     for t in range(x.shape[1]):
-        z = matmul(transpose(w), transpose(x[:, t])) + bias + matmul(transpose(u), h)
-        i, f, o = (OPS["sigmoid"](z[j * k : (j + 1) * k]) for j in (0, 1, 3))
-        g = OPS["tanh"](z[2 * k : 3 * k])
+        z = matmul(x[:, t], w) + b + matmul(h, u)
+        i, f, o = (OPS["sigmoid"](z[:, j * k : (j + 1) * k]) for j in (0, 1, 3))
+        g = OPS["tanh"](z[:, 2 * k : 3 * k])
         steps.append((x[:, t], h, (i, f, g, o, c)))
         c = f * c + i * g
         h = o * OPS["tanh"](c)
     made, dw, du = [], [], []
     for t, (x_t, before, gates) in reversed(list(enumerate(steps))):
         top = OPS["tanh"](gates[1] * gates[4] + gates[0] * gates[2])
-        blocks, dc = _slopes(dh + gh[t], dc, *gates, top)
-        dz = concat(*blocks, axis=0)
-        dh = matmul(u, dz)
-        made.append(OPS["expand_dims"](dz, axis=0))
-        dw.append(matmul(transpose(x_t), transpose(dz)))
-        du.append(matmul(before, transpose(dz)))
-    all_steps = concat(*reversed(made), axis=0)
-    return all_steps, reduce(add, dw), reduce(add, du), OPS["sum"](all_steps, axis=(0, 2)), dh, dc
+        blocks, dc = _slopes(dh + gh[:, t], dc, *gates, top)
+        dz = concat(*blocks, axis=1)
+        dh = matmul(dz, transpose(u))
+        made.append(OPS["expand_dims"](dz, axis=1))
+        dw.append(matmul(transpose(x_t), dz))
+        du.append(matmul(transpose(before), dz))
+    all_steps = concat(*reversed(made), axis=1)
+    return all_steps, reduce(add, dw), reduce(add, du), OPS["sum"](all_steps, axis=(0, 1)), dh, dc
 
 
 @public
@@ -183,9 +182,6 @@ def lstm(x: Any, weight_ih: Any, weight_hh: Any, bias: Any, state: Any = None) -
     """
     x, w, u, b = as_nodes((x, weight_ih, weight_hh, bias))
     if state is None:
-        first = [OPS["full"](shape=(u.shape[0], x.shape[0]), fill_value=0.0, dtype=x.dtype)] * 2
-    else:
-        first = [OPS["matrix_transpose"](s) for s in as_nodes(state)]
-    hs, *last = _lstm(x, w, u, b, *first)[:3]
-    h, c = map(OPS["matrix_transpose"], last)
-    return OPS["permute_dims"](hs, axes=(2, 0, 1)), (h, c)
+        state = (OPS["full"](shape=(x.shape[0], u.shape[0]), fill_value=0.0, dtype=x.dtype),) * 2
+    hs, *last = _lstm(x, w, u, b, *as_nodes(state))[:3]
+    return hs, (last[0], last[1])

@@ -125,4 +125,4 @@ def unfold(xp: ModuleType, x: Any, window: Window) -> Any:
     out = window.positions(x.shape[2:])
     frame = pad_image(xp, x, window)
     columns = xp.stack([frame[:, :, rows, columns] for rows, columns in window.taps(out)], axis=2)
-    return xp.reshape(columns, (*x.shape[:2], -1, out[0] * out[1]))
+    return xp.reshape(columns, (*x.shape[:2], columns.shape[2], out[0] * out[1]))

@@ -13,6 +13,7 @@ import platform
 import subprocess
 import sys
 import time
+import warnings
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -42,8 +43,9 @@ class Finding:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`--json` below the command `hetu doctor`."""
+    """The options of the command `hetu doctor`."""
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    parser.add_argument("--clear-compiled", action="store_true", help="first remove the compiled code that is kept")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -52,7 +54,10 @@ def main(args: argparse.Namespace) -> int:
     zeromq = _package("ZeroMQ binding", "pyzmq", "parameter servers", "pip install pyzmq")
     jupyter = _package("Jupyter", "jupyterlab", "tutorials as notebooks", 'pip install "hetu-dl[tutorials]"')
     needed = [python(), numpy(), mpi, mpiexec(), zeromq]
-    optional = [curve(), cupy(), gpu(), nccl(), compiler(), jupyter]
+    if args.clear_compiled and kernels("cpu").compiled:
+        kernels("cpu").compiled.clear()
+    code = compiled_code()  # asks for the folder first, and so hears of it
+    optional = [c_compiler(), code, curve(), cupy(), gpu(), nccl(), compiler(), jupyter]
     needed.append(job())
     if args.json:
         print(json.dumps([asdict(f) for f in (*needed, *optional)], indent=1))
@@ -138,6 +143,26 @@ def compiler() -> Finding:
     found = kernels("gpu").architectures()
     text = f"makes code for {', '.join(found)}" if found else "not installed"
     return Finding("CUDA compiler", bool(found), text, enables, fix)
+
+
+def c_compiler() -> Finding:
+    part, enables = "C compiler", "fast operators on a CPU; NumPy stands in"
+    library = kernels("cpu").compiled
+    if library is None:
+        return Finding(part, False, "its room of kernels is missing or switched off", enables)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # they are what is found
+        ok, found, fix = library.about()
+    return Finding(part, ok, f"{found:.90}", enables, fix)
+
+
+def compiled_code() -> Finding:
+    part, enables, library = "Compiled code", "a quick start", kernels("cpu").compiled
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        found = library.kept() if library is not None else "none"
+    wrong, _, fix = str(heard[0].message).partition(" (fix: ") if heard else ("", "", "")
+    return Finding(part, not wrong, wrong or found, enables, fix.removesuffix(")"))
 
 
 def _package(part: str, distribution: str, enables: str, fix: str) -> Finding:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from hetu.core.errors import ArgumentError
 from hetu.cpu_kernels import blas, openblas
-from hetu.cpu_kernels.compiled import compiler
+from hetu.cpu_kernels.compiler import compiler
 
 needs_blas = pytest.mark.skipif(
     blas.gemm(np.ones((1, 1)), np.ones((1, 1)), np.ones((1, 1))) is None, reason="numpy's OpenBLAS is not there"

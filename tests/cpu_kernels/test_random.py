@@ -9,7 +9,7 @@ import pytest
 
 from hetu.core.graph import OPS
 from hetu.cpu_kernels.c_calls import CCall
-from hetu.cpu_kernels.compiled import compiler
+from hetu.cpu_kernels.compiler import compiler
 
 from .divided import job_by_job
 

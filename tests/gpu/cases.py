@@ -53,7 +53,7 @@ def assert_close(outs: Sequence[np.ndarray], case: Case) -> None:
 
 
 def has_kernel(node: Node) -> bool:
-    return node.op.cuda is not None or KERNELS.function(node.op) is not None
+    return node.op.code is not None or KERNELS.function(node.op) is not None
 
 
 def of_sample(sample: Sample, dtype: str) -> Iterator[Case]:

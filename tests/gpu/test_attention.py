@@ -86,7 +86,8 @@ def test_no_matrix_of_scores_is_in_memory():
     q = ht.permute_dims(x, (0, 2, 1, 3))
     y = ht.scaled_dot_product_attention(q, q, q)
     outputs = [*ht.gradients(ht.sum(y * y), [x])]
-    assert plan(outputs, {}).arena_bytes > count > 3 * plan(tile_attention(outputs), {}).arena_bytes
+    for made in (outputs, tile_attention(outputs)):
+        assert plan(made, {}).arena_bytes < count // 3
 
 
 def test_it_leaves_alone_what_the_kernels_do_not_take():
@@ -102,10 +103,10 @@ def test_it_leaves_alone_what_the_kernels_do_not_take():
     assert tile_attention(outputs) == tuple(outputs)
 
 
-def test_scores_that_somebody_else_reads_are_kept():
+def test_sums_that_somebody_else_reads_are_kept():
     q = ht.placeholder("q", (2, 3, 9, 4))
-    y, powers, inverse = OPS["attention"](q, q, q, scale=0.5)
-    for other in (powers, ht.exp(inverse)):
+    y, total = OPS["attention"](q, q, q, scale=0.5)
+    for other in (total, ht.exp(total)):
         assert tile_attention([y, other]) == (y, other)
     assert "flash_attention" in names(tile_attention([y]))
 

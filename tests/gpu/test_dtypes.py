@@ -1,4 +1,4 @@
-"""Every `cuda=` expression gives what its operator gives at every dtype, special values and mixed dtypes included."""
+"""Every `code=` expression gives what its operator gives at every dtype, special values and mixed dtypes included."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hetu.gpu_kernels.launchers import bound
 from hetu.gpu_kernels.machine import RecordingMachine
 
 pytestmark = pytest.mark.skipif(emulator.compiler() is None, reason="no C++ compiler: install g++ or clang++")
-ELEMENTWISE = sorted(name for name, op in OPS.items() if op.cuda is not None)
+ELEMENTWISE = sorted(name for name, op in OPS.items() if op.code is not None)
 DTYPES = ("bool", "int8", "uint8", "int32", "int64", "uint64", "float16", "float32", "float64")
 PAIRS = (("int64", "float32"), ("bool", "float16"), ("uint8", "float64"), ("float16", "float32"), ("bool", "int32"))
 ATTRS = {

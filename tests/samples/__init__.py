@@ -9,7 +9,7 @@ import importlib
 import importlib.util
 import pkgutil
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,3 +81,9 @@ def _modules() -> list[str]:
 SAMPLES: list[Sample] = [
     sample for name in _modules() for sample in importlib.import_module(f"{__name__}.{name}").SAMPLES
 ]
+
+
+def lines_of(nodes: Iterable[Any]) -> list[str]:
+    """The names of the operators of some nodes; those of a group are its lines."""
+    forms = [(node, node.attrs.get("form")) for node in nodes]
+    return [name for node, form in forms for name in ([l.op.name for l in form.lines] if form else [node.op.name])]

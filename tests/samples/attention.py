@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import hetu as ht
+import hetu.passes.flash_attention
 from hetu.core.graph import OPS
 
 from . import Sample, given, real
@@ -21,7 +22,7 @@ def attend(q, k, v, mask=None, scale=None):
     for place in np.ndindex(*q.shape[:-1]):
         seen = allowed[place]
         weights = np.exp(k[place[:-1]][seen] @ q[place] * scale)
-        y[place] = weights @ v[place[:-1]][seen] / weights.sum()
+        y[place] = weights @ v[place[:-1]][seen] / weights.sum() if seen.any() else v[place[:-1]].mean(axis=0)
     return y
 
 
@@ -35,16 +36,12 @@ def full_float(q, k, v, mask):
 
 
 def full(q, k, v, causal=False):
-    """All three outputs of the operator."""
-    scores = 0.5 * q @ np.swapaxes(k, -1, -2)
+    """Both outputs of the operator."""
+    scores, seen = 0.5 * q @ np.swapaxes(k, -1, -2), None
     if causal:
-        scores = np.where(np.tri(q.shape[-2], dtype=bool), scores, -np.inf)
-    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return (
-        attend(q, k, v, np.tri(q.shape[-2], dtype=bool) if causal else None, 0.5),
-        powers,
-        1 / powers.sum(-1)[..., None],
-    )
+        seen = np.tri(q.shape[-2], dtype=bool)
+        scores = np.where(seen, scores, -np.inf)
+    return attend(q, k, v, seen, 0.5), np.log(np.exp(scores).sum(-1))
 
 
 def dx(g, q, k, v, causal=False):
@@ -52,7 +49,32 @@ def dx(g, q, k, v, causal=False):
     return OPS["attention_dx"](g, q, k, v, *outputs, scale=0.5, causal=causal)
 
 
+def flash(q, k, v, causal=False):
+    """Attention of (n, positions, heads, d) and the logarithm of each query's sum, (n, heads, queries)."""
+    y, total = full(*(a.transpose(0, 2, 1, 3) for a in (q, k, v)), causal=causal)
+    return y.transpose(0, 2, 1, 3), total
+
+
+def flash_slopes(g, q, k, v, causal=False):
+    made = slopes(lambda *heads: flash(*heads, causal)[0], g, q, k, v)
+    return np.stack(made, axis=2) if q.shape == k.shape == v.shape else made
+
+
+def flash_attention_dx(g, q, k, v, causal=False):
+    outputs = OPS["flash_attention"](q, k, v, scale=0.5, causal=causal)
+    return OPS["flash_attention_dx"](g, q, k, v, *outputs, scale=0.5, causal=causal)
+
+
+FLASH = [  # q, k, v and whether causal; those of 16 features go to tensor cores
+    ("", (2, 3, 2, 4), (2, 5, 2, 4), (2, 5, 2, 3), False),
+    ("causal", (2, 3, 2, 4), (2, 3, 2, 4), (2, 3, 2, 4), True),
+    ("tensor", (1, 3, 2, 16), (1, 5, 2, 16), (1, 5, 2, 32), False),
+    ("tensor-causal", (1, 5, 2, 16), (1, 5, 2, 16), (1, 5, 2, 16), True),
+]
+
 SEEN = given(np.array([[True, True, False, True], [False, True, False, False], [True] * 4]))
+
+BLIND = given(np.array([[[False] * 3, [False] * 3, [True, False, True]], [[True] * 3, [False] * 3, [True] * 3]]))
 
 SAMPLES = [
     Sample(
@@ -92,6 +114,20 @@ SAMPLES = [
         label="float-mask",
     ),
     Sample(
+        "attention",
+        lambda q, k, v, mask: ht.scaled_dot_product_attention(q, k, v, mask, causal=True),
+        (real(2, 3, 4), real(2, 3, 4), real(2, 3, 2), BLIND),
+        lambda q, k, v, mask: attend(q, k, v, mask & np.tri(3, dtype=bool)),
+        label="blind",
+    ),
+    Sample(
+        "attention",
+        lambda q, k, v, mask: ht.scaled_dot_product_attention(q, k, v, mask),
+        (real(2, 2, 3, 4), real(2, 2, 4, 4), real(2, 2, 4, 3), given(np.array([True, False, True, False]))),
+        attend,
+        label="keys",
+    ),
+    Sample(
         "attention_dx",
         dx,
         (real(2, 3, 2), real(2, 3, 4), real(2, 4, 4), real(2, 4, 2)),
@@ -103,5 +139,29 @@ SAMPLES = [
         (real(2, 3, 2), real(2, 3, 4), real(2, 3, 4), real(2, 3, 2)),
         lambda g, q, k, v: slopes(lambda *x: attend(*x, np.tri(3, dtype=bool), 0.5), g, q, k, v),
         label="causal",
+    ),
+    *(
+        Sample(
+            "flash_attention",
+            lambda q, k, v, causal=causal: OPS["flash_attention"](q, k, v, scale=0.5, causal=causal),
+            tuple(real(*shape) for shape in shapes),
+            lambda q, k, v, causal=causal: flash(q, k, v, causal),
+            label=label,
+            order=0,
+        )
+        for label, *shapes, causal in FLASH
+    ),
+    *(
+        Sample(
+            "flash_attention_dx",
+            lambda g, q, k, v, causal=causal: flash_attention_dx(g, q, k, v, causal),
+            (real(*q[:3], v[3]), *(real(*shape) for shape in (q, k, v))),
+            lambda g, q, k, v, causal=causal: flash_slopes(g, q, k, v, causal),
+            label=label,
+            order=0,
+            fixed=True,
+            tolerance=1e-4,
+        )
+        for label, q, k, v, causal in FLASH
     ),
 ]

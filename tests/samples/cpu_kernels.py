@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
-import hetu.cpu_kernels.attention_rows
-import hetu.cpu_kernels.fused_update
-import hetu.cpu_kernels.gelu
-import hetu.cpu_kernels.loss
+import hetu.cpu_kernels.groups
 import hetu.cpu_kernels.phases  # noqa: F401 - all for their operators
 from hetu.core.graph import OPS
 
 from . import Sample, distinct, given, ints, real
-from .attention import full
 from .conv import loops
-from .normalization import slopes
 
 KERNEL, PADDING = (3, 2), ((1, 1), (0, 1))
 WINDOW = {"kernel": KERNEL, "padding": PADDING}
+
+
+def own_column(places, x):
+    return np.eye(x.shape[-1], dtype=bool)[places[:, 0]]
 
 
 def convolved(x, w, b):
@@ -78,43 +75,7 @@ def pooled(z):
     return np.maximum(phases.max(axis=0), 0), chosen
 
 
-def attended(q, k, v, causal=False):
-    """The three outputs of attention with scale 0.5 on (n, positions, heads, d)."""
-    y, powers, inverse = full(*(a.transpose(0, 2, 1, 3) for a in (q, k, v)), causal=causal)
-    return y.transpose(0, 2, 1, 3), powers, inverse.transpose(0, 2, 1, 3)
-
-
-def attended_slopes(g, q, k, v, causal=False):
-    """Side by side the gradients of q, k and v, by central differences."""
-    return np.stack(slopes(lambda *heads: attended(*heads, causal)[0], g, q, k, v), axis=2)
-
-
-def attention_rows_dx(g, q, k, v, causal=False):
-    outputs = OPS["attention_rows"](q, k, v, scale=0.5, causal=causal)
-    return OPS["attention_rows_dx"](g, q, k, v, *outputs, scale=0.5, causal=causal)
-
-
-def gelu_tanh(x):
-    u = np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)
-    slope = np.sqrt(2 / np.pi) * (1 + 3 * 0.044715 * x**2)
-    return x * (1 + np.tanh(u)) / 2, (1 + np.tanh(u)) / 2 + x / 2 * slope / np.cosh(u) ** 2
-
-
-def gelu_erf(x):
-    below = np.array([(1 + math.erf(v / math.sqrt(2))) / 2 for v in x.flat]).reshape(x.shape)
-    return x * below, below + x * np.exp(-x * x / 2) / np.sqrt(2 * np.pi)
-
-
-def entropy(g, logits, ids, smoothing=0.0, ignore=None):
-    total = np.log(np.exp(logits).sum(-1))
-    target = np.eye(logits.shape[-1])[ids] * (1 - smoothing) + smoothing / logits.shape[-1]
-    counted = np.ones(ids.shape) if ignore is None else ids != ignore
-    loss = (total - (target * logits).sum(-1)) * counted
-    return loss, total, (g * counted)[..., None] * (np.exp(logits - total[..., None]) - target)
-
-
 IMAGES = real(2, 5, 4, 3)
-HEADS = real(2, 3, 2, 4)
 
 
 SAMPLES = [
@@ -158,59 +119,5 @@ SAMPLES = [
         order=0,
         fixed=True,
     ),
-    *(
-        Sample(
-            "attention_rows",
-            lambda q, k, v, causal=causal: OPS["attention_rows"](q, k, v, scale=0.5, causal=causal),
-            (HEADS, HEADS, HEADS),
-            lambda q, k, v, causal=causal: attended(q, k, v, causal),
-            label="causal" if causal else "",
-            order=0,
-        )
-        for causal in (False, True)
-    ),
-    *(
-        Sample(
-            "attention_rows_dx",
-            lambda g, q, k, v, causal=causal: attention_rows_dx(g, q, k, v, causal),
-            (HEADS, HEADS, HEADS, HEADS),
-            lambda g, q, k, v, causal=causal: attended_slopes(g, q, k, v, causal),
-            label="causal" if causal else "",
-            order=0,
-            tolerance=1e-4,
-            extra={"no_float16": True},
-        )
-        for causal in (False, True)
-    ),
-    Sample("gelu_tanh_slope", OPS["gelu_tanh_slope"], (real(3, 4),), gelu_tanh, order=0),
-    Sample("gelu_erf_slope", OPS["gelu_erf_slope"], (real(3, 4),), gelu_erf, order=0),
-    Sample(
-        "cross_entropy_slope",
-        OPS["cross_entropy_slope"],
-        (real(2, 3), real(2, 3, 5), ints(2, 3)),
-        entropy,
-        order=0,
-    ),
-    Sample(
-        "cross_entropy_slope",
-        lambda g, x, ids: OPS["cross_entropy_slope"](g, x, ids, label_smoothing=0.1, ignore_index=2),
-        (real(6), real(6, 5), ints(6)),
-        lambda g, x, ids: entropy(g, x, ids, 0.1, 2),
-        label="smooth",
-        order=0,
-    ),
-    Sample(
-        "sgd_product",
-        OPS["sgd_product"],
-        (real(3, 4), real(3, 2), real(2, 4), given(0.5)),
-        lambda p, a, b, lr: p - lr * (a @ b),
-        order=0,
-    ),
-    Sample(
-        "sgd_sum",
-        OPS["sgd_sum"],
-        (real(4), real(2, 3, 4), given(0.5)),
-        lambda p, g, lr: p - lr * g.sum((0, 1)),
-        order=0,
-    ),
+    Sample("own_column", lambda places, x: OPS["own_column"](places, x), (ints(4, 1), real(4, 5)), own_column, order=0),
 ]

@@ -6,42 +6,14 @@ import numpy as np
 
 import hetu as ht
 import hetu.gpu_kernels.passes.batch_norm_relu
-import hetu.gpu_kernels.passes.flash_attention
 from hetu.core.graph import OPS
 from hetu.gpu_kernels.passes.group_casts import CAST_ALL
 from hetu.gpu_kernels.passes.group_checks import ALL_FINITE
 from hetu.gpu_kernels.passes.group_updates import group_updates
 
 from . import Sample, given, positive, real
-from .attention import full
 from .normalization import batch_norm, slopes
 from .update import RULES, SHAPE
-
-
-def flash(q, k, v, causal=False):
-    """Attention of (n, positions, heads, d) and the logarithm of each query's sum, (n, heads, queries)."""
-    y, *_ = full(*(a.transpose(0, 2, 1, 3) for a in (q, k, v)), causal=causal)
-    scores = 0.5 * np.einsum("nshd,nthd->nhst", q, k)
-    seen = np.tri(q.shape[1], dtype=bool) if causal else True
-    return y.transpose(0, 2, 1, 3), np.log(np.exp(scores).sum(-1, where=seen))
-
-
-def flash_slopes(g, q, k, v, causal=False):
-    made = slopes(lambda *heads: flash(*heads, causal)[0], g, q, k, v)
-    return np.stack(made, axis=2) if q.shape == k.shape == v.shape else made
-
-
-def flash_attention_dx(g, q, k, v, causal=False):
-    outputs = OPS["flash_attention"](q, k, v, scale=0.5, causal=causal)
-    return OPS["flash_attention_dx"](g, q, k, v, *outputs, scale=0.5, causal=causal)
-
-
-FLASH = [  # q, k, v and whether causal; those of 16 features go to tensor cores
-    ("", (2, 3, 2, 4), (2, 5, 2, 4), (2, 5, 2, 3), False),
-    ("causal", (2, 3, 2, 4), (2, 3, 2, 4), (2, 3, 2, 4), True),
-    ("tensor", (1, 3, 2, 16), (1, 5, 2, 16), (1, 5, 2, 32), False),
-    ("tensor-causal", (1, 5, 2, 16), (1, 5, 2, 16), (1, 5, 2, 16), True),
-]
 
 
 def relued(normal, added=0.0):
@@ -114,30 +86,6 @@ def in_16_bits():
 
 
 SAMPLES = [
-    *(
-        Sample(
-            "flash_attention",
-            lambda q, k, v, causal=causal: OPS["flash_attention"](q, k, v, scale=0.5, causal=causal),
-            tuple(real(*shape) for shape in shapes),
-            lambda q, k, v, causal=causal: flash(q, k, v, causal),
-            label=label,
-            order=0,
-        )
-        for label, *shapes, causal in FLASH
-    ),
-    *(
-        Sample(
-            "flash_attention_dx",
-            lambda g, q, k, v, causal=causal: flash_attention_dx(g, q, k, v, causal),
-            (real(*q[:3], v[3]), *(real(*shape) for shape in (q, k, v))),
-            lambda g, q, k, v, causal=causal: flash_slopes(g, q, k, v, causal),
-            label=label,
-            order=0,
-            fixed=True,
-            tolerance=1e-4,
-        )
-        for label, q, k, v, causal in FLASH
-    ),
     Sample(
         "batch_norm_relu",
         lambda x, s, b: OPS["batch_norm_relu"](x, s, b, epsilon=0.1),

@@ -15,15 +15,14 @@ def sigmoid(z):
 
 
 def lstm(x, w, u, b, h, c):
-    """h after each step, (time, k, n), and the last h and c."""
+    """h after each step, (n, time, k), and the last h and c."""
     hs = []
     for t in range(x.shape[1]):
-        z = x[:, t] @ w + b + h.T @ u
-        i, f, g, o = np.split(z, 4, axis=1)
-        c = (sigmoid(f) * c.T + sigmoid(i) * np.tanh(g)).T
-        h = sigmoid(o).T * np.tanh(c)
+        i, f, g, o = np.split(x[:, t] @ w + b + h @ u, 4, axis=1)
+        c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+        h = sigmoid(o) * np.tanh(c)
         hs.append(h)
-    return np.array(hs), h, c
+    return np.stack(hs, axis=1), h, c
 
 
 def lstm_slopes(gh, dh, dc, x, *inputs):
@@ -35,16 +34,19 @@ def lstm_slopes(gh, dh, dc, x, *inputs):
     return slopes(lambda *others: flat(lstm(x, *others)), flat([gh, dh, dc]), *inputs)
 
 
-LSTM = (real(4, 3, 1), real(1, 8), real(2, 8), real(8), real(2, 4), real(2, 4))
+def lstm_dx(gh, dh, dc, *inputs):
+    hs, _, _, *kept = OPS["lstm"](*inputs)
+    return OPS["lstm_dx"](gh, dh, dc, *inputs, hs, *kept)[1:]
 
 
-STATES = (real(3, 2, 4), real(2, 4), real(2, 4))
+LSTM = (real(4, 3, 1), real(1, 8), real(2, 8), real(8), real(4, 2), real(4, 2))
+STATES = (real(4, 3, 2), real(4, 2), real(4, 2))
 
 SAMPLES = [
     Sample("lstm", lambda *inputs: OPS["lstm"](*inputs)[:3], LSTM, lstm, fixed=True),
     Sample(
         "lstm_dx",
-        lambda gh, dh, dc, *inputs: OPS["lstm_dx"](gh, dh, dc, *inputs, *OPS["lstm"](*inputs)[3:])[1:],
+        lstm_dx,
         (*STATES, *LSTM),
         lstm_slopes,
         order=1,

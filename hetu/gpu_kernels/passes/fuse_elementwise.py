@@ -58,7 +58,7 @@ def _taken_apart(node: Node, inputs: tuple[Node, ...]) -> Node | None:
 
 def _fits(node: Node) -> bool:
     """Whether a kernel can compute the node place by place; dropout decides about each by its number."""
-    known = node.op.cuda is not None or (node.op is _dropout and node.ndim > 0 and not node.attrs["channels"])
+    known = node.op.code is not None or (node.op is _dropout and node.ndim > 0 and not node.attrs["channels"])
     return known and not isinstance(node.type, tuple) and node.attrs.get("window") is None
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from ...core.backend import dtype_in
 from ...core.op import Op, op
 from ...core.types import TensorType
+from ...fuse.form import Line, Operand
 from ...ops.random import _dropout, _scale, _threshold
 from ..elementwise import computed, folded, make_step
 from ..generated import Expression, Fold, Work
@@ -27,8 +28,6 @@ from ..reduce import FOLDS
 
 MOST_INPUTS = 10  # beyond, a thread runs out of registers
 KEEP = "y = kept ? x * scale : (T)0"
-Operand = int | tuple[str, float]  # a value by number, or a number with its dtype
-Line = tuple[Op[..., Any], tuple[Operand, ...], tuple[tuple[str, Any], ...]]
 Lines = tuple[Line, ...]
 
 
@@ -135,4 +134,4 @@ def _step(
     numbers = [(n, o[1]) for n, o in pairs if isinstance(o, tuple)]
     numbers += [(n, v) for n, v in attrs if isinstance(v, bool | int | float)]
     types = [o[0] if isinstance(o, tuple) else known[o] for o in operands]
-    return make_step(made.cuda, inputs, tuple(numbers), types, dtype)
+    return make_step(made.code, inputs, tuple(numbers), types, dtype)

@@ -57,7 +57,7 @@ def _fits(node: Node) -> bool:
 
 def _takes_in(reader: Node, cast: Node) -> bool:
     """Whether a kernel of elementwise operators makes the cast on the way."""
-    return reader.op.cuda is not None and same(reader.shape, cast.shape)
+    return reader.op.code is not None and same(reader.shape, cast.shape)
 
 
 def _type(*types: TensorType, dtype: str) -> tuple[TensorType, ...]:

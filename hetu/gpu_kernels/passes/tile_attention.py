@@ -11,14 +11,19 @@ from collections.abc import Sequence
 from ...core.graph import Node
 from ...core.types import TensorType
 from ...passes.attention import in_place
-from ..attention import takes
-from .flash_attention import flash_attention, flash_attention_dx
+from ...passes.flash_attention import flash_attention, flash_attention_dx
+from ..attention import takes, tiled, tiled_dx
+from ..launchers import kernel
 
 
 def tile_attention(outputs: Sequence[Node]) -> tuple[Node, ...]:
     """`attention` and `attention_dx` in tiles, without a matrix of scores."""
-    return in_place(outputs, flash_attention, flash_attention_dx, _suits)
+    return in_place(outputs, _suits)
 
 
-def _suits(q: TensorType, k: TensorType, v: TensorType) -> bool:
-    return takes(q.dtype.name, q.shape[3], v.shape[3])
+def _suits(q: TensorType, k: TensorType, v: TensorType, *masks: TensorType) -> bool:
+    return not masks and takes(q.dtype.name, q.shape[3], v.shape[3])
+
+
+kernel(flash_attention)(tiled)
+kernel(flash_attention_dx)(tiled_dx)

@@ -1,0 +1,162 @@
+"""The C compiler of this machine: which one, what tells its code from other code, and runs of it that always end.
+
+Importing hetu asks for none. It is found when the first C text is to be compiled, and found means that it has read a
+header of C: one that can't, such as a driver without its headers, is as good as none.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+SETTING = "HETU_CC"  # the command of a C compiler, or 0 for none
+NAMES = ("cc", "gcc", "clang")
+DEADLINE = 120.0  # seconds for one library, most of which take half a second; the first use of the wheel takes up to 45
+# A loop with a square root or a comparison is not vectorized without the first two; no result depends on them.
+FLAGS = ("-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing", "-std=gnu11", "-O3", "-w")
+LIBRARY = ("-fPIC", "-shared") if os.name == "posix" else ("-shared",)
+ASKED = ("-include", "math.h", "-dM", "-E", "-x", "c", os.devnull)  # a text of all macros
+
+
+class Run:
+    """A command under way, in a group of its own, so that what it has started ends with it."""
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str] | None = None) -> None:
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
+            process_group=0,
+            env=env,
+        )
+
+    def __enter__(self) -> Run:
+        return self
+
+    def end(self) -> tuple[bool, str]:
+        """Wait for it, up to `DEADLINE`: whether it succeeded, and what it said. TimeoutError if it did not end."""
+        try:
+            said, _ = self.process.communicate(timeout=DEADLINE)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"it did not end within {DEADLINE:g} s") from None
+        return self.process.returncode == 0, said.strip() or f"status {self.process.returncode}"
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL) if os.name == "posix" else self.process.kill()
+            self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+
+class Compiler(NamedTuple):
+    """A C compiler: its command, and the macros by which it describes its version and the CPU that it compiles for."""
+
+    command: tuple[str, ...]
+    macros: str
+
+    @property
+    def version(self) -> str:
+        """What it calls itself, in a few words."""
+        found = re.search(r'#define __VERSION__ "(.*)"', self.macros)
+        return f"{Path(self.command[0]).name} {found[1] if found else ''}".strip()
+
+    def start(self, source: Path, library: Path, flags: Sequence[str]) -> Run:
+        """Begin to compile a file; what is made on the way lies beside it."""
+        line = [*self.command, *LIBRARY, *flags, str(source), "-o", str(library), "-lm", "-lpthread"]
+        return Run(line, env={**os.environ, "TMPDIR": str(source.parent)})
+
+
+def compiler() -> Compiler | None:
+    """The compiler that `HETU_CC` names; else the first of `NAMES` that works, or that of the extra [cc]."""
+    found = _found(os.environ.get(SETTING, ""))
+    return found if isinstance(found, Compiler) else None
+
+
+def why_none() -> str:
+    """Why there is no compiler, and what to do."""
+    found = _found(os.environ.get(SETTING, ""))
+    return "" if isinstance(found, Compiler) else found
+
+
+def switch_off() -> None:
+    """Compile nothing from now on, in this process and those that it starts."""
+    os.environ[SETTING] = "0"
+
+
+@cache
+def _found(setting: str) -> Compiler | str:
+    if setting == "0":
+        return f"{SETTING}=0 in the environment"
+    wrong = []
+    for command in _candidates(setting):
+        try:
+            made = _asked(command)
+        except OSError as error:  # TimeoutError is one
+            made = str(error)
+        if isinstance(made, Compiler):
+            return made
+        wrong.append(f"{shlex.join(command)}: {made:.400}")
+    if setting:
+        wrong = wrong or [f"{SETTING}={setting!r} is no command"]
+    if wrong:
+        warn(f"{'; '.join(wrong)} (fix: name a C compiler that works as {SETTING}, or set {SETTING}=0)")
+        return "; ".join(wrong)
+    return f"there is no {', '.join(NAMES)} on the path; install one, or the extra [cc]"
+
+
+def warn(reason: str) -> None:
+    """Say that NumPy stands in, and why."""
+    warnings.warn(f"hetu computes by NumPy: {reason}", RuntimeWarning, stacklevel=2)
+
+
+def _candidates(setting: str) -> list[list[str]]:
+    """The commands that exist, best first."""
+    commands: list[list[str]] = []
+    if shutil.which(setting):  # a path may have spaces
+        commands = [[setting]]
+    elif setting:
+        with suppress(ValueError):  # a quotation mark without its sister
+            commands = [shlex.split(setting, posix=os.name == "posix")]
+    else:
+        wheel = [[sys.executable, "-m", "ziglang", "cc"]] if find_spec("ziglang") is not None else []
+        commands = [*([name] for name in NAMES if not _is_stub(name)), *wheel]
+    found = [(shutil.which(command[0]), command[1:]) for command in commands if command]
+    return [[os.path.abspath(path), *rest] for path, rest in found if path is not None]
+
+
+def _is_stub(name: str) -> bool:
+    """Whether this is the command of macOS that opens a window and offers to install a compiler."""
+    if sys.platform != "darwin" or shutil.which(name) != f"/usr/bin/{name}":
+        return False
+    return subprocess.run(["/usr/bin/xcode-select", "-p"], capture_output=True).returncode != 0
+
+
+def _asked(command: Sequence[str]) -> Compiler | str:
+    """The compiler, by what it says of itself, or what went wrong. It compiles for this very CPU where it can."""
+    tuned = "-mcpu=native" if platform.machine() in ("arm64", "aarch64", "ppc64le") else "-march=native"
+    named = any(word.startswith(("-march=", "-mcpu=")) for word in command)
+    for flags in ((),) if named else ((tuned,), ()):
+        made = (*command, *FLAGS, *flags)
+        with Run([*made, *ASKED]) as run:
+            well, said = run.end()
+        if well and "#define " in said:
+            return Compiler(made, said)
+    return said

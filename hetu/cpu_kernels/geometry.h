@@ -1,0 +1,29 @@
+// How output pixels of a convolution read input pixels, for images of any strides: output (i, j) reads input pixels
+// (i down + dy, j right + dx) for a list of taps (dy, dx), from a band of rows that is copied into scratch and padded.
+
+#include "tile.h"
+
+#include <string.h>
+
+typedef struct {
+    T* image;
+    long long number, channel, row, column;  // strides
+} Images;
+
+typedef struct {
+    long long channels, height, width;  // of the input, in a group
+    long long rows, columns, outputs, groups;
+    long long down, right, top, left;  // steps of a pixel, and the first tap
+    long long band, wide, tall;  // output rows of a band; the columns of scratch, and the rows that all taps of a row span
+    const Run* runs;
+    long long count, depth;  // runs of taps, and their numbers in all
+} Geometry;
+
+static inline Images images_of(const Word* a) { return (Images){a[0].p, a[1].n, a[2].n, a[3].n, a[4].n}; }
+
+static inline Geometry geometry_of(const Word* a) {
+    return (Geometry){a[0].n, a[1].n, a[2].n, a[3].n, a[4].n, a[5].n, a[6].n, a[7].n, a[8].n, a[9].n,
+                      a[10].n, a[11].n, a[12].n, a[13].n, a[14].p, a[15].n, a[16].n};
+}
+
+static inline long long least(long long a, long long b) { return a < b ? a : b; }

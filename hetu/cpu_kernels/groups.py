@@ -1,0 +1,198 @@
+"""Fused groups on a CPU: compiled as C, or their lines one after the other where there is no compiler.
+
+Pattern: neighbors that a form can hold, see `hetu/fuse/`. Single operators with an expression are compiled too, so that
+they are rows of the table that C walks. Gain: see `examples/benchmarks/recipes.py`. Off by leaving `fuse_groups` out of
+`passes=` or `HETU_PASSES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import copy
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+
+from ..core.backend import Scratch
+from ..core.graph import Node
+from ..core.kernels import Call
+from ..core.op import Op
+from ..core.types import TensorType
+from ..fuse.form import FOLDS, Form, Line, fused, overwritten
+from ..fuse.group import DTYPES, fuse, rows_of_fold
+from .c_calls import CCall
+from .compiled import source
+from .group_text import STRIP, GroupLayout, text_of
+from .recipes import kernel
+
+NEVER = 1 << 30  # the line behind all
+WORTH = 100_000  # numbers times lines that are worth another thread
+
+
+def fuse_groups(outputs: Sequence[Node]) -> tuple[Node, ...]:
+    """Groups become one operator each."""
+    return fuse(outputs, _operator)
+
+
+def _operator(form: Form) -> Op[..., Any]:
+    return _overwriting(tuple(overwritten(form).items()))
+
+
+@cache
+def _overwriting(inplace: tuple[tuple[int, tuple[int, ...]], ...]) -> Op[..., Any]:
+    """The operator of groups whose results may overwrite these arrays."""
+    made = copy(fused)
+    made.inplace = dict(inplace)
+    kernel(made)(bound)
+    return made
+
+
+@kernel(fused)
+def bound(xp: Any, out: Any, *arrays: Any, form: Form, scratch: Scratch) -> list[Call]:
+    """Calls that compute the results of a form into `out`."""
+    outs = out if isinstance(out, tuple) else (out,)
+    arrays = arrays[: len(form.types)]
+    made = compiled(form, outs, arrays)
+    return one_by_one(form, outs, arrays, scratch) if made is None else made
+
+
+def single(op: Op[..., Any], out: Any, arrays: Sequence[Any], attrs: Mapping[str, Any]) -> list[Call] | None:
+    """Calls of an operator that is one line; None where it cannot be compiled."""
+    if isinstance(out, tuple) or any(a.dtype.name not in DTYPES for a in (out, *arrays)):
+        return None
+    types = tuple(TensorType(a.shape, a.dtype) for a in arrays)
+    space, rows = out.shape, (0, False) if op.code is not None else None
+    if op in FOLDS:
+        space, rows = arrays[0].shape, rows_of_fold(types[0], **attrs)
+    if rows is None:
+        return None
+    line = Line(op, tuple(range(len(arrays))), tuple(attrs.items()))
+    flat = (*(False for _ in types), rows[1])
+    return compiled(Form(types, (line,), (len(types),), space, rows[0], flat), (out,), arrays)
+
+
+# -- in C --------------------------------------------------------------------------------------------------------------
+
+
+def compiled(form: Form, outs: Sequence[np.ndarray], arrays: Sequence[np.ndarray]) -> list[Call] | None:
+    """A call of the function of a form, or None where there is none for these arrays."""
+    if 0 in form.space:
+        return []
+    operands = [*zip(range(len(arrays)), arrays), *zip(form.results, outs)]
+    if any(s % x.itemsize for _, x in operands for s in x.strides):
+        return None
+    sizes, split, strides = _merged(form, operands)
+    if len(sizes) - split > 1:
+        return None
+    rows, width = sizes[:split], sizes[split] if split < len(sizes) else 1
+    inner = [s[split] if split < len(sizes) else 0 for s in strides]
+    moves = tuple(tuple(s != 0 for s in own[:split]) for own in strides)
+    layout = GroupLayout(len(rows), moves, tuple(s if s in (0, 1) else "s" for s in inner))
+    text = text_of(form, layout)
+    made = source(text.text, shared="group")
+    if made is None:
+        return None
+    folds = any(v.fold for v in form.values())
+    pitch = -(-width * 8 // 64) * 64
+    words = [*arrays, *outs, *rows, width, pitch]
+    words += [s for own in strides for s in own[:split] if s] + [s for s in inner if s not in (0, 1)]
+    words += [float(v) if "float" in d else int(v) for d, v in text.numbers]
+    jobs = int(np.prod(rows)) if rows or folds else -(-width // STRIP)
+    whole = any(v.fold in ("rows", "all") for v in form.values())
+    least = max(1, WORTH // (max(1, min(width, STRIP) if not rows else width) * len(form.lines)))
+    return [CCall(made, "group", words, jobs, max(jobs, 1) if whole else least, text.scratch * pitch)]
+
+
+def _merged(form: Form, operands: Sequence[tuple[int, np.ndarray]]) -> tuple[list[int], int, list[list[int]]]:
+    """(sizes, axes of rows, strides in numbers) of the fewest axes that visit the same places in the same order."""
+    strides = []
+    for number, x in operands:
+        own = [0 if n == 1 else s // x.itemsize for n, s in zip(x.shape, x.strides)]
+        strides.append(form.aligned(number, own, 0))
+    if not form.split and not any(line.op in FOLDS for line in form.lines):
+        sizes, kept = _fewest(form.space, strides)
+        return sizes, max(0, len(sizes) - 1), kept
+    split = form.split
+    rows, row_strides = _fewest(form.space[:split], [s[:split] for s in strides])
+    columns, column_strides = _fewest(form.space[split:], [s[split:] for s in strides])
+    return rows + columns, len(rows), [a + b for a, b in zip(row_strides, column_strides)]
+
+
+def _fewest(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[list[int], list[list[int]]]:
+    sizes: list[int] = []
+    kept: list[list[int]] = [[] for _ in strides]
+    for axis, size in enumerate(shape):
+        if size == 1:
+            continue
+        if sizes and all(k[-1] == s[axis] * size for k, s in zip(kept, strides)):
+            sizes[-1] *= size
+            for k, s in zip(kept, strides):
+                k[-1] = s[axis]
+        else:
+            sizes.append(size)
+            for k, s in zip(kept, strides):
+                k.append(s[axis])
+    return sizes, kept
+
+
+# -- by NumPy ----------------------------------------------------------------------------------------------------------
+
+
+def one_by_one(form: Form, outs: Sequence[Any], arrays: Sequence[Any], scratch: Scratch) -> list[Call]:
+    """Calls of the lines in order."""
+    lines = _Lines(form, outs, arrays, scratch)
+    for n in range(len(arrays), len(arrays) + len(form.lines)):
+        lines.bind(n)
+    pairs = zip(outs, form.results)
+    return [*lines.calls, *(partial(np.copyto, out, lines.known[r]) for out, r in pairs if lines.known[r] is not out)]
+
+
+class _Lines:
+    """Lines bound one after the other, with as little memory as the rules of their operators allow."""
+
+    def __init__(self, form: Form, outs: Sequence[Any], arrays: Sequence[Any], scratch: Scratch) -> None:
+        self.form, self.count, self.scratch, self.values = form, len(arrays), scratch, form.values()
+        self.known: list[Any] = [*arrays]
+        numbered = enumerate(form.lines, self.count)
+        self.last = {o: n for n, line in numbered for o in line.operands if isinstance(o, int)}
+        self.calls: list[Call] = []
+        # The place of a result serves only where nobody reads, from then on, what lies there now.
+        self.place = {r: out for r, out in zip(form.results, outs) if not self._read_later(out, r)}
+        self.until = {id(out): r for r, out in self.place.items()}  # when a place must be free
+        self.spare = [*self.place.values()]
+
+    def _read_later(self, out: np.ndarray, n: int) -> bool:
+        read = (x for k, x in enumerate(self.known[: self.count]) if self.last.get(k, -1) >= n)
+        return any(np.may_share_memory(out, x) for x in read)
+
+    def bind(self, n: int) -> None:
+        line = self.form.lines[n - self.count]
+        inputs = [np.asarray(o[1], dtype=o[0]) if isinstance(o, tuple) else self.known[o] for o in line.operands]
+        out = self._out(n, line)
+        self.calls += line.op.bound(np, out, inputs, dict(line.attrs))
+        self.known.append(out)
+        for o in {o for o in line.operands if isinstance(o, int)}:
+            if self._ends(o, n) and self.known[o] is not out:
+                self.spare.append(self.known[o])
+
+    def _ends(self, o: int, n: int) -> bool:
+        """Whether the memory of a value is free behind line n."""
+        return o >= self.count and self.last[o] == n and o not in self.form.results
+
+    def _out(self, n: int, line: Line) -> np.ndarray:
+        """Where a line writes: its own place, over an operand, in memory that is free until then, or in more."""
+        if n in self.place:
+            self.spare = [x for x in self.spare if x is not self.place[n]]
+            return self.place[n]
+        operands = [line.operands[at] for at in line.op.inplace.get(0, ()) if at < len(line.operands)]
+        over = [
+            self.known[o] for o in operands if isinstance(o, int) and line.operands.count(o) == 1 and self._ends(o, n)
+        ]
+        type_, end = self.values[n].type, self.last.get(n, NEVER) if n not in self.form.results else NEVER
+        for x in (*over, *self.spare):
+            fits = (x.shape, x.dtype) == (type_.shape, type_.dtype) and self.until.get(id(x), NEVER + 1) > end
+            if fits and (id(x) not in self.until or not self._read_later(x, n)):
+                self.spare = [s for s in self.spare if s is not x]
+                return x
+        return self.scratch.empty(type_.shape, type_.dtype)

@@ -1,0 +1,343 @@
+// Recurrent layers over all their steps: the long short-term memory and the gated recurrent unit. Rows of the batch are
+// apart, so a few of them go through all steps while what is theirs stays in the cache. A row of `joined` is an input, a
+// one for each bias and a state; times the weights, packed once per call, it is the gates before their functions.
+
+#include "panels.h"
+
+static inline T logistic(T z) { return 1 / (1 + exp(-z)); }
+
+// -- what is computed -------------------------------------------------------------------------------------------------
+
+// `lstm`. States are (n, time, k), gates (n, time, 4 k).
+void lstm_plainly(const Word* a, long long first, long long last, char* scratch) {
+    T *hs = a[0].p, *h_last = a[1].p, *c_last = a[2].p, *cs = a[3].p, *tops = a[4].p, *gates = a[5].p;
+    const T *const x = a[6].p, *const w = a[7].p, *const u = a[8].p, *const b = a[9].p;
+    const T *const h_first = a[10].p, *const c_first = a[11].p;
+    const long long steps = a[12].n, inputs = a[13].n, k = a[14].n;
+    for (long long n = first; n < last; n++) {
+        const T *h = h_first + n * k, *c = c_first + n * k;
+        for (long long t = n * steps; t < (n + 1) * steps; h = hs + t * k, c = cs + t * k, t++) {
+            T* const z = gates + t * 4 * k;
+            for (long long j = 0; j < 4 * k; j++) {
+                z[j] = b[j];
+                for (long long l = 0; l < inputs; l++) z[j] += x[t * inputs + l] * w[l * 4 * k + j];
+                for (long long l = 0; l < k; l++) z[j] += h[l] * u[l * 4 * k + j];
+                z[j] = j / k == 2 ? tanh(z[j]) : logistic(z[j]);
+            }
+            for (long long j = 0; j < k; j++) {
+                cs[t * k + j] = z[k + j] * c[j] + z[j] * z[2 * k + j];
+                tops[t * k + j] = tanh(cs[t * k + j]);
+                hs[t * k + j] = z[3 * k + j] * tops[t * k + j];
+            }
+        }
+        for (long long j = 0; j < k; j++) h_last[n * k + j] = h[j], c_last[n * k + j] = c[j];
+    }
+}
+
+// `gru`. Gates are r, z, n and what r scales, (n, time, 4 k).
+void gru_plainly(const Word* a, long long first, long long last, char* scratch) {
+    T *hs = a[0].p, *h_last = a[1].p, *gates = a[2].p;
+    const T *const x = a[3].p, *const w = a[4].p, *const u = a[5].p, *const b = a[6].p, *const d = a[7].p;
+    const T* const h_first = a[8].p;
+    const long long steps = a[9].n, inputs = a[10].n, k = a[11].n;
+    for (long long n = first; n < last; n++) {
+        const T* h = h_first + n * k;
+        for (long long t = n * steps; t < (n + 1) * steps; h = hs + t * k, t++) {
+            T* const z = gates + t * 4 * k;
+            for (long long j = 0; j < 3 * k; j++) {
+                T from_x = b[j], from_h = d[j];
+                for (long long l = 0; l < inputs; l++) from_x += x[t * inputs + l] * w[l * 3 * k + j];
+                for (long long l = 0; l < k; l++) from_h += h[l] * u[l * 3 * k + j];
+                if (j < 2 * k) z[j] = logistic(from_x + from_h);
+                else z[j] = tanh(from_x + z[j - 2 * k] * from_h), z[j + k] = from_h;
+            }
+            for (long long j = 0; j < k; j++) hs[t * k + j] = z[2 * k + j] + z[k + j] * (h[j] - z[2 * k + j]);
+        }
+        for (long long j = 0; j < k; j++) h_last[n * k + j] = h[j];
+    }
+}
+
+// -- products ---------------------------------------------------------------------------------------------------------
+
+// out = a b, or out += a b, for all panels of b. Rows of `a` and `out` are there up to a multiple of SOME.
+static void product(
+    long long rows, long long depth, long long columns, const T* a, long long pitch_a, const T* b, T* out,
+    long long pitch, bool add) {
+    for (long long j = 0; j < columns; j += WIDE, b += depth * WIDE)
+        for (long long r = 0; r < rows; r += MOST) {
+            T* const to = out + r * pitch + j;
+            tile(false, rows - r, depth, a + r * pitch_a, pitch_a, b, add ? to : zeros, add ? pitch : 0, to, pitch);
+        }
+}
+
+// Makes the rows of a matrix the rows from `start` on of panels of `depth` rows. Jobs are strips of columns.
+void pack(const Word* a, long long first, long long last, char* scratch) {
+    T* const panels = a[0].p;
+    const T* const from = a[1].p;
+    const long long rows = a[2].n, columns = a[3].n, row = a[4].n, column = a[5].n, depth = a[6].n, start = a[7].n;
+    for (long long p = first * STRIP / WIDE; p < last * STRIP / WIDE; p++)
+        for (long long l = 0; l < rows; l++)
+            copy_panel(
+                panels + (p * depth + start + l) * WIDE, from + l * row + p * WIDE * column, columns - p * WIDE,
+                column);
+}
+
+enum { BLOCK = 48 };  // rows that go through all steps together
+
+// -- gates ------------------------------------------------------------------------------------------------------------
+
+// 1 + e^x with |x| <= most, so that the product of three is finite, and one division makes the inverse of each. Gates
+// are then e^-most at least, which is far below the rounding of what they are added to.
+static inline float grown_float(float x, float most) {
+    x = most < x ? most : x;  // a NaN stays
+    x = -most > x ? -most : x;
+    const float n = rintf(x * 1.44269504f);
+    const Float power = {.bits = ((int)n + 127) << 23};
+    return 1.0f + exp_rest(without(x, n)) * power.number;
+}
+static inline double grown_double(double x, double most) { return 1 + exp(fmin(x, most)); }
+static inline double tanh_with_double(double x, double q) { return tanh(x); }
+#define grown(x, most) _Generic((x), float: grown_float, double: grown_double)(x, most)
+#define tanh_with(x, q) _Generic((x), float: tanh_with, double: tanh_with_double)(x, q)
+
+// -- long short-term memory -------------------------------------------------------------------------------------------
+
+// One step of one row: from z the gates, then c and h, which also goes into the row of `joined`. In two loops the
+// iterations are short enough for a CPU to have several under way.
+static void lstm_step(long long k, const T* z, T* c, T* joined, T* h, T* cs, T* tops, T* gates) {
+    T most = sizeof(T) == 4 ? 29 : 230;
+    __asm__("" : "+r"(most));  // a bound that is known becomes branches
+    EACH for (long long j = 0; j < k; j++) {
+        const T x = z[2 * k + j], a = grown(-z[j], most), b = grown(-z[k + j], most), d = grown(2 * fabs(x), most);
+        const T inverse = 1 / (a * b * d), i = b * d * inverse, f = a * d * inverse, g = tanh_with(x, a * b * inverse);
+        gates[j] = i, gates[k + j] = f, gates[2 * k + j] = g;
+        c[j] = cs[j] = f * c[j] + i * g;
+    }
+    EACH for (long long j = 0; j < k; j++) {
+        const T a = grown(-z[3 * k + j], most), b = grown(2 * fabs(c[j]), most), inverse = 1 / (a * b);
+        const T o = b * inverse, top = tanh_with(c[j], a * inverse);
+        gates[3 * k + j] = o, tops[j] = top;
+        joined[j] = h[j] = o * top;
+    }
+}
+
+// Jobs are rows of the batch.
+void lstm(const Word* a, long long first, long long last, char* scratch) {
+    T *const hs = a[0].p, *const h_last = a[1].p, *const c_last = a[2].p, *const cs = a[3].p, *const tops = a[4].p;
+    T* const gates = a[5].p;
+    const T *const x = a[6].p, *const weights = a[7].p, *const h = a[8].p, *const c = a[9].p;
+    const long long steps = a[10].n, inputs = a[11].n, k = a[12].n;
+    const long long x_row = a[13].n, x_step = a[14].n, x_column = a[15].n;
+    const long long h_row = a[16].n, h_column = a[17].n, c_row = a[18].n, c_column = a[19].n;
+    const long long depth = 1 + inputs + k, pitch = up(depth, LANES) + LANES, pitch_z = up(4 * k, WIDE) + LANES;
+    T *const joined = (T*)scratch, *const joined_h = joined + inputs + 1;
+    T *const z = joined + BLOCK * pitch, *const state = z + BLOCK * pitch_z;
+    for (long long begin = first; begin < last; begin += BLOCK) {
+        const long long rows = less(BLOCK, last - begin);
+        for (long long l = 0; l < BLOCK * pitch; l++) joined[l] = 0;
+        for (long long r = 0; r < rows; r++) {
+            joined[r * pitch + inputs] = 1;
+            copy(joined_h + r * pitch, h + (begin + r) * h_row, k, h_column);
+            copy(state + r * k, c + (begin + r) * c_row, k, c_column);
+        }
+        for (long long t = 0; t < steps; t++) {
+            for (long long r = 0; r < rows; r++)
+                copy(joined + r * pitch, x + (begin + r) * x_row + t * x_step, inputs, x_column);
+            product(rows, depth, 4 * k, joined, pitch, weights, z, pitch_z, false);
+            for (long long r = 0; r < rows; r++) {
+                const long long at = ((begin + r) * steps + t) * k;
+                T *const now = z + r * pitch_z, *const next = joined_h + r * pitch;
+                lstm_step(k, now, state + r * k, next, hs + at, cs + at, tops + at, gates + 4 * at);
+            }
+        }
+        for (long long r = 0; r < rows; r++) {
+            copy(h_last + (begin + r) * k, joined_h + r * pitch, k, 1);
+            copy(c_last + (begin + r) * k, state + r * k, k, 1);
+        }
+    }
+}
+
+// One step of one row: z, the gradients of the gates before their functions, from dh + gh and dc, which becomes that of
+// the step before.
+static inline __attribute__((always_inline)) void lstm_step_back(
+    long long k, T* z, const T* gates, const T* c, long long c_column, const T* tops, const T* dh, const T* gh,
+    long long gh_column, T* dc) {
+    EACH for (long long j = 0; j < k; j++) {
+        const T i = gates[j], f = gates[k + j], g = gates[2 * k + j], o = gates[3 * k + j], top = tops[j];
+        const T slope = dh[j] + gh[j * gh_column], d = dc[j] + slope * o * (1 - top * top);
+        z[j] = d * g * i * (1 - i);
+        z[k + j] = d * c[j * c_column] * f * (1 - f);
+        z[2 * k + j] = d * i * (1 - g * g);
+        z[3 * k + j] = slope * top * o * (1 - o);
+        dc[j] = d * f;
+    }
+}
+
+// dz, and dh and dc before the first step; `weights` are those of h, turned. Jobs are rows of the batch.
+void lstm_back(const Word* a, long long first, long long last, char* scratch) {
+    T *const dz = a[0].p, *const dh = a[1].p, *const dc = a[2].p;
+    const T *const gh = a[3].p, *const dh_last = a[4].p, *const dc_last = a[5].p, *const c = a[6].p;
+    const T *const cs = a[7].p, *const tops = a[8].p, *const gates = a[9].p, *const weights = a[10].p;
+    const long long steps = a[11].n, k = a[12].n, gh_row = a[13].n, gh_step = a[14].n, gh_column = a[15].n;
+    const long long dh_row = a[16].n, dh_column = a[17].n, dc_row = a[18].n, dc_column = a[19].n;
+    const long long c_row = a[20].n, c_column = a[21].n;
+    const long long pitch = up(4 * k, LANES) + LANES, pitch_h = up(k, WIDE) + LANES;
+    T *const z = (T*)scratch, *const slopes = z + BLOCK * pitch;
+    for (long long begin = first; begin < last; begin += BLOCK) {
+        const long long rows = less(BLOCK, last - begin);
+        for (long long l = rows * pitch; l < BLOCK * pitch; l++) z[l] = 0;
+        for (long long r = 0; r < rows; r++) {
+            copy(slopes + r * pitch_h, dh_last + (begin + r) * dh_row, k, dh_column);
+            copy(dc + (begin + r) * k, dc_last + (begin + r) * dc_row, k, dc_column);
+        }
+        for (long long t = steps - 1; t >= 0; t--) {
+            for (long long r = 0; r < rows; r++) {
+                const long long row = begin + r, at = (row * steps + t) * k, column = t ? 1 : c_column;
+                const T* const before = t ? cs + at - k : c + row * c_row;
+                const T* const added = gh + row * gh_row + t * gh_step;
+                T *const to = z + r * pitch, *const slope = slopes + r * pitch_h, *const after = dc + row * k;
+                if (column == 1 && gh_column == 1)
+                    lstm_step_back(k, to, gates + 4 * at, before, 1, tops + at, slope, added, 1, after);
+                else lstm_step_back(k, to, gates + 4 * at, before, column, tops + at, slope, added, gh_column, after);
+                copy(dz + 4 * at, to, 4 * k, 1);  // which may be where the gates are
+            }
+            product(rows, 4 * k, k, z, pitch, weights, slopes, pitch_h, false);
+        }
+        for (long long r = 0; r < rows; r++) copy(dh + (begin + r) * k, slopes + r * pitch_h, k, 1);
+    }
+}
+
+// -- gated recurrent unit ---------------------------------------------------------------------------------------------
+
+static inline void gru_step(long long k, long long wide, T* z, T* joined, T* h, T* gates) {
+    const T *const x = z + 2 * wide, *const y = x + wide;
+    T most = sizeof(T) == 4 ? 29 : 230;
+    __asm__("" : "+r"(most));
+    EACH for (long long j = 0; j < k; j++) {
+        const T a = grown(-z[j], most), b = grown(-z[k + j], most), inverse = 1 / (a * b);
+        gates[j] = b * inverse, gates[k + j] = a * inverse, gates[3 * k + j] = y[j];
+    }
+    EACH for (long long j = 0; j < k; j++) {
+        const T n = tanh(x[j] + gates[j] * y[j]);
+        gates[2 * k + j] = n;
+        joined[j] = h[j] = n + gates[k + j] * (joined[j] - n);
+    }
+}
+
+// Jobs are rows of the batch; of the weights, those of r and z take all of [x, 1, 1, h], those of n its two halves.
+void gru(const Word* a, long long first, long long last, char* scratch) {
+    T *const hs = a[0].p, *const h_last = a[1].p, *const gates = a[2].p;
+    const T *const x = a[3].p, *const of_both = a[4].p, *const of_x = a[5].p, *const of_h = a[6].p, *const h = a[7].p;
+    const long long steps = a[8].n, inputs = a[9].n, k = a[10].n;
+    const long long x_row = a[11].n, x_step = a[12].n, x_column = a[13].n, h_row = a[14].n, h_column = a[15].n;
+    const long long depth = inputs + 2 + k, wide = up(k, WIDE);
+    const long long pitch = up(depth, LANES) + LANES, pitch_z = 4 * wide + LANES;
+    T *const joined = (T*)scratch, *const joined_h = joined + inputs + 2, *const z = joined + BLOCK * pitch;
+    for (long long begin = first; begin < last; begin += BLOCK) {
+        const long long rows = less(BLOCK, last - begin);
+        for (long long l = 0; l < BLOCK * pitch; l++) joined[l] = 0;
+        for (long long r = 0; r < rows; r++) {
+            joined_h[r * pitch - 1] = joined_h[r * pitch - 2] = 1;
+            copy(joined_h + r * pitch, h + (begin + r) * h_row, k, h_column);
+        }
+        for (long long t = 0; t < steps; t++) {
+            for (long long r = 0; r < rows; r++)
+                copy(joined + r * pitch, x + (begin + r) * x_row + t * x_step, inputs, x_column);
+            product(rows, depth, 2 * k, joined, pitch, of_both, z, pitch_z, false);
+            product(rows, inputs + 1, k, joined, pitch, of_x, z + 2 * wide, pitch_z, false);
+            product(rows, 1 + k, k, joined_h - 1, pitch, of_h, z + 3 * wide, pitch_z, false);
+            for (long long r = 0; r < rows; r++) {
+                const long long at = ((begin + r) * steps + t) * k;
+                gru_step(k, wide, z + r * pitch_z, joined_h + r * pitch, hs + at, gates + 4 * at);
+            }
+        }
+        for (long long r = 0; r < rows; r++) copy(h_last + (begin + r) * k, joined_h + r * pitch, k, 1);
+    }
+}
+
+// One step of one row: the gradients of r, z and n before their functions and of what r scales, of which z takes those
+// that come from h; dh becomes what does not go through the gates.
+static inline __attribute__((always_inline)) void gru_step_back(
+    long long k, T* z, T* to, const T* gates, const T* h, long long h_column, T* dh, const T* gh, long long gh_column) {
+    EACH for (long long j = 0; j < k; j++) {
+        const T r = gates[j], keep = gates[k + j], n = gates[2 * k + j], scaled = gates[3 * k + j];
+        const T slope = dh[j] + gh[j * gh_column], dn = slope * (1 - keep) * (1 - n * n);
+        to[j] = z[j] = dn * scaled * r * (1 - r);
+        to[k + j] = z[k + j] = slope * (h[j * h_column] - n) * keep * (1 - keep);
+        to[2 * k + j] = dn;
+        to[3 * k + j] = z[2 * k + j] = dn * r;
+        dh[j] = slope * keep;
+    }
+}
+
+// dz, and dh before the first step; `weights` are those of h, turned. Jobs are rows of the batch.
+void gru_back(const Word* a, long long first, long long last, char* scratch) {
+    T *const dz = a[0].p, *const dh = a[1].p;
+    const T *const gh = a[2].p, *const dh_last = a[3].p, *const h = a[4].p;
+    const T *const hs = a[5].p, *const gates = a[6].p, *const weights = a[7].p;
+    const long long steps = a[8].n, k = a[9].n, gh_row = a[10].n, gh_step = a[11].n, gh_column = a[12].n;
+    const long long dh_row = a[13].n, dh_column = a[14].n, h_row = a[15].n, h_column = a[16].n;
+    const long long pitch = up(3 * k, LANES) + LANES, pitch_h = up(k, WIDE) + LANES;
+    T *const z = (T*)scratch, *const slopes = z + BLOCK * pitch;
+    for (long long begin = first; begin < last; begin += BLOCK) {
+        const long long rows = less(BLOCK, last - begin);
+        for (long long l = 0; l < BLOCK * (pitch + pitch_h); l++) z[l] = 0;
+        for (long long r = 0; r < rows; r++)
+            copy(slopes + r * pitch_h, dh_last + (begin + r) * dh_row, k, dh_column);
+        for (long long t = steps - 1; t >= 0; t--) {
+            for (long long r = 0; r < rows; r++) {
+                const long long row = begin + r, at = (row * steps + t) * k, column = t ? 1 : h_column;
+                const T* const before = t ? hs + at - k : h + row * h_row;
+                const T* const added = gh + row * gh_row + t * gh_step;
+                T *const now = z + r * pitch, *const to = dz + 4 * at, *const slope = slopes + r * pitch_h;
+                if (column == 1 && gh_column == 1)
+                    gru_step_back(k, now, to, gates + 4 * at, before, 1, slope, added, 1);
+                else gru_step_back(k, now, to, gates + 4 * at, before, column, slope, added, gh_column);
+            }
+            product(rows, 3 * k, k, z, pitch, weights, slopes, pitch_h, true);
+        }
+        for (long long r = 0; r < rows; r++) copy(dh + (begin + r) * k, slopes + r * pitch_h, k, 1);
+    }
+}
+
+// -- gradients of weights ---------------------------------------------------------------------------------------------
+
+enum { DEEP = 192 };  // rows of the batch at their steps that are summed in registers
+
+// out = [x, 1]^T dz and its last row into `bias`: sums over the steps of one row of the batch after the other. With
+// `start`, x is the states of the steps before, the first of which it is. Jobs are strips of columns.
+void weights(const Word* a, long long first, long long last, char* scratch) {
+    T *const out = a[0].p, *const bias = a[1].p, *const sums = a[2].p;
+    const T *const x = a[3].p, *const start = a[4].p, *const dz = a[5].p;
+    const long long batch = a[6].n, steps = a[7].n, features = a[8].n, columns = a[9].n;
+    const long long x_row = a[10].n, x_step = a[11].n, x_column = a[12].n, start_row = a[13].n, start_column = a[14].n;
+    const long long pitch_out = a[15].n, pitch_dz = a[16].n;
+    const long long high = up(features + 1, SOME), pitch = high + LANES;
+    T *const joined = (T*)scratch, *const panel = joined + DEEP * pitch;
+    first *= STRIP / WIDE, last *= STRIP / WIDE;
+    for (long long l = first * high * WIDE; l < last * high * WIDE; l++) sums[l] = 0;
+    for (long long l = 0; l < DEEP * pitch; l++) joined[l] = 0;
+    for (long long begin = 0; begin < batch * steps; begin += DEEP) {
+        const long long depth = less(DEEP, batch * steps - begin);
+        for (long long l = 0; l < depth; l++) {
+            const long long row = (begin + l) / steps, t = (begin + l) % steps;
+            T* const to = joined + l * pitch;
+            if (start && !t) copy(to, start + row * start_row, features, start_column);
+            else copy(to, x + row * x_row + (start ? t - 1 : t) * x_step, features, x_column);
+            to[features] = 1;
+        }
+        for (long long p = first; p < last; p++) {
+            for (long long l = 0; l < depth; l++)
+                copy_panel(panel + l * WIDE, dz + (begin + l) * pitch_dz + p * WIDE, columns - p * WIDE, 1);
+            for (long long l = 0; l < high; l += MOST) {
+                T* const sum = sums + (p * high + l) * WIDE;
+                tile(true, high - l, depth, joined + l, pitch, panel, sum, WIDE, sum, WIDE);
+            }
+        }
+    }
+    for (long long p = first; p < last; p++)
+        for (long long l = 0; l <= features; l++)
+            if (l < features || bias)
+                copy((l < features ? out + l * pitch_out : bias) + p * WIDE, sums + (p * high + l) * WIDE,
+                    less(WIDE, columns - p * WIDE), 1);
+}

@@ -1,0 +1,185 @@
+"""Operators taken apart into those that can be lines of a group; what they check is kept.
+
+A norm, a softmax or an optimizer's rule is then a group like any other. It stays whole where a part could be no line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..core.errors import Site
+from ..core.graph import OPS, Node, origin_of, remade, rewrite
+from ..core.op import Op, Role
+from ..core.operators import broadcast_axes, cast_to
+from ..ops.composition import WIDE
+from .form import Attrs, own_column
+
+
+class Looked(NamedTuple):
+    """The check of a node: its inputs, and those of them whose numbers it looks at."""
+
+    op: Op[..., Any]
+    inputs: tuple[Node, ...]
+    arrays: tuple[Node, ...]
+    attrs: Attrs
+    site: Site | None
+
+
+Checks = Mapping[Node, Sequence[Looked]]
+Parts = tuple[Node, ...]
+Scalars = dict[tuple[Any, ...], Node]  # what rules compute from their scalars alone, which parameters share
+
+
+def taken_apart(outputs: Sequence[Node], fits: Callable[[Node], bool]) -> tuple[tuple[Node, ...], Checks]:
+    """The graph with operators taken apart where all parts are such that `fits`; and the checks of those, by part."""
+    checks: dict[Node, list[Looked]] = {}
+    scalars: Scalars = {}
+
+    @cache
+    def parts_of(node: Node) -> Parts | None:
+        looked = looked_at(node)
+        parts = None if looked is None and node.op.check_rule is not None else _parts(node, fits, scalars)
+        for part in parts or ():
+            if looked is not None and part not in node.inputs:
+                checks.setdefault(part, []).append(looked)
+        return parts
+
+    def rule(node: Node, inputs: Parts) -> Node | None:
+        if node.role is Role.ITEM:
+            parts = parts_of(inputs[0])
+            return parts[node.attrs["index"]] if parts else None
+        parts = None if isinstance(node.type, tuple) else parts_of(remade(node, inputs))
+        return parts[0] if parts else None
+
+    return rewrite(outputs, rule), checks
+
+
+def looked_at(node: Node) -> Looked | None:
+    """What the check of a node looks at, where its operator tells: then it can be made of these arrays alone."""
+    if node.op.check_rule is None or node.op.ranges_rule is None or any(isinstance(i.type, tuple) for i in node.inputs):
+        return None
+    stands = [np.broadcast_to(np.zeros((), i.dtype), i.shape) for i in node.inputs]
+    ranges = node.op.ranges_rule(*stands, **node.attrs)
+    if ranges is None:
+        return None
+    arrays = tuple(i for i, x in zip(node.inputs, stands) if any(x is ids for ids, _, _ in ranges))
+    return Looked(node.op, node.inputs, arrays, tuple(node.attrs.items()), node.site)
+
+
+def _parts(node: Node, fits: Callable[[Node], bool], scalars: Scalars) -> Parts | None:
+    """The results of a node as operators that can join groups, or None."""
+    if any(isinstance(i.type, tuple) for i in node.inputs):
+        return None
+    with origin_of(node):
+        made = _rewritten(node, node.inputs)
+        if made is not None:
+            return (made,)
+        if node.op.update is not None:
+            whole = _updated(node, scalars)
+        elif node.op.decompose_rule is not None:
+            whole = node.op.decompose_rule(*node.inputs, **node.attrs)
+        else:
+            return None
+        return None if whole is None else _fitting(whole if isinstance(whole, tuple) else (whole,), node.inputs, fits)
+
+
+def _fitting(whole: Parts, inputs: Parts, fits: Callable[[Node], bool]) -> Parts | None:
+    """What is made of some inputs, in operators all of which fit, or None."""
+    known = {i: i for i in inputs}
+
+    def part(node: Node) -> Node:
+        if node not in known:
+            parts = tuple(map(part, node.inputs))
+            made = _rewritten(node, parts) if parts else node
+            known[node] = remade(node, parts) if made is None else made
+        return known[node]
+
+    made, frontier = tuple(map(part, whole)), [*map(part, whole)]
+    seen = {*inputs}
+    while frontier:
+        node = frontier.pop()
+        if node not in seen and node.inputs:
+            if not fits(node):
+                return None
+            frontier += node.inputs
+        seen.add(node)
+    return made
+
+
+def _updated(node: Node, scalars: Scalars) -> Parts | None:
+    """The rule of an optimizer for the dtype of a parameter; what follows from its scalars alone stays in float64."""
+    rule, dtype = node.op.update.of(node), node.inputs[0].dtype
+    if rule.whole:
+        return None
+    known, given = dict(zip(rule.inputs, node.inputs)), node.inputs[rule.arrays :]
+    for n in rule.nodes:
+        inputs = tuple(known[i] for i in n.inputs)
+        if n in rule.full:
+            narrow = [i not in rule.full and i.dtype == WIDE for i in n.inputs]
+            pairs = zip(n.inputs, inputs, narrow)
+            inputs = tuple(_shared(scalars, (i, given, dtype), _narrow, x, dtype) if s else x for i, x, s in pairs)
+            known[n] = n.op.make(inputs, n.attrs)
+        else:
+            known[n] = _shared(scalars, (n, given), n.op.make, inputs, n.attrs) if inputs else n
+    return tuple(cast_to(known[o], dtype) for o in rule.outputs)
+
+
+def _shared(scalars: Scalars, key: tuple[Any, ...], make: Callable[..., Node], *args: Any) -> Node:
+    if key not in scalars:
+        scalars[key] = make(*args)
+    return scalars[key]
+
+
+def _narrow(x: Node, dtype: np.dtype) -> Node:
+    value = x.attrs["value"].astype(dtype) if x.role is Role.CONSTANT else None
+    return cast_to(x, dtype) if value is None else OPS["constant"](value=value)
+
+
+# -- patterns ----------------------------------------------------------------------------------------------------------
+
+
+def _rewritten(node: Node, inputs: Parts) -> Node | None:
+    """Operators that are more than one line but have no parts of their own."""
+    made = _REWRITTEN.get(node.op)
+    return None if made is None else made(node, *inputs)
+
+
+def _sum_to_like(node: Node, x: Node, like: Node) -> Node | None:
+    axes = broadcast_axes(x.shape, node.shape)
+    return OPS["reshape"](OPS["sum"](x, axis=axes), node.shape) if axes else x
+
+
+def _take(node: Node, x: Node, places: Node) -> Node | None:
+    """One number of each row is a sum of which all but one are 0."""
+    if node.attrs["axis"] != x.ndim - 1 or places.shape != (*x.shape[:-1], 1) or node.attrs["window"] is not None:
+        return None
+    return OPS["sum"](OPS["where"](own_column(places, x), x, _number(0, x)), axis=-1, keepdims=True)
+
+
+def _cross_entropy_dx(node: Node, g: Node, x: Node, labels: Node, total: Node) -> Node | None:
+    skip, smoothing = node.attrs["ignore_index"], node.attrs["label_smoothing"]
+    if node.attrs["window"] is not None or node.attrs["dtype"] is not None:
+        return None
+    rest = smoothing / x.shape[-1]
+    own = own_column(OPS["expand_dims"](labels, axis=-1), x)
+    target = OPS["where"](own, _number(1 - smoothing + rest, x), _number(rest, x))
+    if skip is not None:
+        g = OPS["where"](OPS["equal"](labels, skip), _number(0, x), g)
+    return OPS["expand_dims"](g, axis=-1) * (OPS["exp"](x - OPS["expand_dims"](total, axis=-1)) - target)
+
+
+def _number(value: float, x: Node) -> Node:
+    return OPS["constant"](value=np.asarray(value, x.dtype))
+
+
+_REWRITTEN: dict[Op[..., Any], Callable[..., Node | None]] = {
+    OPS["stop_gradient"]: lambda node, x: x,
+    OPS["linear"]: lambda node, x, w, b: OPS["add"](OPS["matmul"](x, w), b),
+    OPS["sum_to_like"]: _sum_to_like,
+    OPS["take_along_axis"]: _take,
+    OPS["softmax_cross_entropy_dx"]: _cross_entropy_dx,
+}

@@ -1,0 +1,214 @@
+"""The form of a fused group: lines over a space of rows and columns, which every device renders in its own way.
+
+A line is an operator on numbered values. The space has a number of leading axes, its *rows*; the others are its
+*columns*. A value is *inner* if it differs from column to column, else there is one per row, or one in all. A fold over
+the columns ends a *phase*: what reads it belongs to the next loop over the same row. So a norm, a softmax or a cross
+entropy with its gradient is one group. A fold over the rows is known only at the end, and nothing in the group may read
+it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..core.errors import HetuError, Site
+from ..core.graph import OPS
+from ..core.op import Op, op
+from ..core.types import TensorType
+
+Number = tuple[str, float]  # a dtype and a value
+Operand = int | Number  # a value by number, or a number
+Attrs = tuple[tuple[str, Any], ...]
+
+# How a reduction combines two numbers, and what it begins with, in C and in CUDA.
+FOLDS = {OPS["sum"]: ("a + b", "0"), OPS["max"]: ("fmax(a, b)", "-INFINITY"), OPS["min"]: ("fmin(a, b)", "INFINITY")}
+MOVES = {OPS["reshape"], OPS["expand_dims"]}  # of one number per row: the same numbers
+
+
+def _truth(places: TensorType, x: TensorType) -> TensorType:
+    return TensorType(x.shape, np.dtype(bool))
+
+
+@op(infer=_truth, differentiable=False)
+def own_column(xp: Any, places: Any, x: Any) -> Any:
+    """Whether a place is in the column that `places` (..., 1) name for its row: the shape of `x` (..., columns).
+
+    >>> import hetu as ht
+    >>> ht.evaluate(own_column([[1]], [[5.0, 6.0]])).tolist()
+    [[False, True]]
+    """
+    return xp.arange(x.shape[-1], dtype=places.dtype) == places
+
+
+def expression_of(made: Op[..., Any]) -> str | None:
+    """What computes a line at one place, in C and in CUDA; `column` is the number of the place in its row."""
+    return "y = column == places" if made is own_column else made.code
+
+
+class Line(NamedTuple):
+    """One operator. Values are numbered: first what the group reads, then its lines."""
+
+    op: Op[..., Any]
+    operands: tuple[Operand, ...]
+    attrs: Attrs
+
+
+class PartCheck(NamedTuple):
+    """The check of an operator that was taken apart: its operands are extra arrays by number, or only known by type."""
+
+    op: Op[..., Any]
+    operands: tuple[int | TensorType, ...]
+    attrs: Attrs
+    site: Site | None
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of a value of a group: `shape` is aligned to the space, `phase` the loop that computes it."""
+
+    type: TensorType
+    shape: tuple[int, ...]
+    inner: bool  # differs from column to column
+    rows: bool  # differs from row to row
+    phase: int
+    fold: str  # "", "columns", "rows" or "all": what the line folds
+
+
+@dataclass(frozen=True)
+class Form:
+    """A group for arrays of these types: `space`, of which the first `split` axes are rows; `flat` says which of the
+    arrays, and of the lines, have the axes of the rows only. Behind the arrays come those that `checks` look at.
+    """
+
+    types: tuple[TensorType, ...]
+    lines: tuple[Line, ...]
+    results: tuple[int, ...]
+    space: tuple[int, ...]
+    split: int
+    flat: tuple[bool, ...]
+    checks: tuple[PartCheck, ...] = ()
+
+    def aligned(self, number: int, items: Sequence[int], rest: int) -> tuple[int, ...]:
+        """Items per axis of a value, with `rest` for the axes of the space that it lacks."""
+        more = (rest,) * (len(self.space) - len(items))
+        return (*items, *more) if self.flat[number] else (*more, *items)
+
+    def values(self) -> list[Known]:
+        return _values(self)
+
+    def types_of_results(self) -> tuple[TensorType, ...]:
+        values = self.values()
+        return tuple(values[r].type for r in self.results)
+
+    def text(self, names: Sequence[str]) -> str:
+        """The lines in one row; the arrays are called by these names.
+
+        >>> f32 = TensorType((2,), np.dtype("float32"))
+        >>> lines = (Line(OPS["exp"], (0,), ()), Line(OPS["add"], (1, ("float32", 1.0)), ()))
+        >>> Form((f32,), lines, (2,), (2,), 0, (False,) * 3).text(["x"])
+        'v1 = exp(x); v2 = add(v1, 1)'
+        """
+        known, rows = [*names[: len(self.types)]], []
+        for line in self.lines:
+            operands = (f"{o[1]:g}" if isinstance(o, tuple) else known[o] for o in line.operands)
+            known.append(f"v{len(known)}")
+            rows.append(f"{known[-1]} = {line.op.name}({', '.join(operands)})")
+        return "; ".join(rows)
+
+
+def inferred(types: Sequence[TensorType], lines: Sequence[Line]) -> list[TensorType]:
+    """The types of all values."""
+    known = list(types)
+    for made, operands, attrs in lines:
+        inputs = [TensorType((), np.dtype(o[0])) if isinstance(o, tuple) else known[o] for o in operands]
+        known.append(made.infer(*inputs, **dict(attrs)))
+    return known
+
+
+@lru_cache(4096)
+def _values(form: Form) -> list[Known]:
+    found: list[Known] = []
+    inner_space = any(n > 1 for n in form.space[form.split :])
+    for number, type_ in enumerate(inferred(form.types, form.lines)):
+        shape, phase, fold = form.aligned(number, type_.shape, 1), 0, ""
+        if number >= len(form.types):
+            made, operands, attrs = form.lines[number - len(form.types)]
+            read = [found[o] for o in operands if isinstance(o, int)]
+            phase = max((v.phase + (v.fold == "columns") for v in read), default=0)
+            if made in FOLDS:
+                axes = dict(attrs)["axis"]
+                columns, rows = (any(wanted == (a >= form.split) for a in axes) for wanted in (True, False))
+                fold = "all" if columns and rows else "columns" if columns else "rows"
+        inner = inner_space and any(n > 1 for n in shape[form.split :])
+        found.append(Known(type_, shape, inner, any(n > 1 for n in shape[: form.split]), phase, fold))
+    return found
+
+
+def _type(*types: TensorType, form: Form) -> TensorType | tuple[TensorType, ...]:
+    made = form.types_of_results()
+    return made[0] if len(made) == 1 else made
+
+
+@op(name="fused", infer=_type, differentiable=False, scratch=True)
+def fused(xp: Any, *arrays: Any, form: Form) -> Any:
+    """The lines of a form, one after the other: what a group means.
+
+    >>> import hetu as ht
+    >>> x = ht.placeholder("x", (2,))
+    >>> lines = (Line(OPS["exp"], (0,), ()), Line(OPS["add"], (1, ("float32", 1.0)), ()))
+    >>> ht.evaluate(fused(x, form=Form((x.type,), lines, (2,), (2,), 0, (False,) * 3)), {x: [0.0, 0.0]}).tolist()
+    [2.0, 2.0]
+    """
+    known = list(arrays[: len(form.types)])
+    for made, operands, attrs in form.lines:
+        inputs = [xp.asarray(o[1], dtype=o[0]) if isinstance(o, tuple) else known[o] for o in operands]
+        known.append(made.forward(xp, *inputs, **dict(attrs)))
+    results = tuple(known[r] for r in form.results)
+    return results[0] if len(results) == 1 else results
+
+
+@fused.check
+def fused_check(xp: Any, *arrays: Any, form: Form) -> None:
+    """The checks of the operators that were taken apart."""
+    for made, operands, attrs, site in form.checks:
+        try:
+            made.check_rule(xp, *_looked_at(arrays, form, operands), **dict(attrs))
+        except HetuError as error:
+            raise error.raised_by(made.name, site) from None
+
+
+@fused.ranges
+def fused_ranges(*arrays: Any, form: Form) -> list[tuple[Any, int, str]]:
+    found: list[tuple[Any, int, str]] = []
+    for made, operands, attrs, _ in form.checks:
+        found += made.ranges_rule(*_looked_at(arrays, form, operands), **dict(attrs))
+    return found
+
+
+def _looked_at(arrays: Sequence[Any], form: Form, operands: Sequence[int | TensorType]) -> list[Any]:
+    """The operands of a check: extra arrays, or any of the same type where no number is looked at."""
+    extra = arrays[len(form.types) :]
+    return [extra[o] if isinstance(o, int) else np.broadcast_to(np.zeros((), o.dtype), o.shape) for o in operands]
+
+
+def overwritten(form: Form) -> dict[int, tuple[int, ...]]:
+    """Which arrays each result may overwrite: full ones, of its type, that no later loop reads."""
+    values, count = form.values(), len(form.types)
+    last = [0] * count
+    for line, value in zip(form.lines, values[count:]):
+        for o in line.operands:
+            if isinstance(o, int) and o < count:
+                last[o] = max(last[o], value.phase)
+    return {
+        slot: tuple(k for k in range(count) if last[k] <= values[r].phase and values[k].type == values[r].type)
+        for slot, r in enumerate(form.results)
+        if not values[r].fold and values[r].shape == form.space
+    }
+
+
+Make = Callable[[Form], Op[..., Any]]  # gives a device's operator for a form

@@ -1,0 +1,439 @@
+"""Whatever goes wrong on the way to compiled code, a program's values are right, and a warning says what to do.
+
+Each row is a process of its own with a deadline, which runs a program with two sources: what walks through tables, and
+pooling, with an operator between that only Python knows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hetu.cpu_kernels import compiled, compiler
+
+ROOT = Path(__file__).parent.parent.parent
+DEADLINE = 100  # seconds, of what takes one
+SCRIPT = """
+import json, sys, warnings
+import numpy as np
+warnings.simplefilter("always")
+with warnings.catch_warnings(record=True) as heard:
+    import hetu as ht
+    from hetu.cpu_kernels import compiled, compiler
+    before
+    x = ht.placeholder("x", (2, 3, 6, 6))
+    numbers = np.random.default_rng(0).standard_normal(x.shape).astype("f")
+    ex = ht.Executor([ht.max_pool2d(x, 2), ht.sign(x), ht.max_pool2d(x, 3)])
+    ex.program({x: numbers})
+    values = [ex.run({x: numbers}) for _ in range(2)]
+for two, _, three in values:
+    assert np.array_equal(two, numbers.reshape(2, 3, 3, 2, 3, 2).max((3, 5)))
+    assert np.array_equal(three, numbers.reshape(2, 3, 2, 3, 2, 3).max((3, 5)))
+ready = [s for s in compiled._sources.values() if s.library]
+print(json.dumps([len(ready) > 1, [str(w.message) for w in heard], str(compiled.folder())]))
+"""
+pytestmark = [
+    pytest.mark.skipif(os.name != "posix", reason="the compilers that fail are shell scripts"),
+    pytest.mark.skipif(compiler.compiler() is None, reason="no C compiler"),
+]
+
+
+class Place:
+    """A home with compilers, in which processes run the program."""
+
+    def __init__(self, home: Path) -> None:
+        self.home, self.kept = home, home / "cache" / "hetu" / "compiled"
+        self.log = home / "log"
+        self.log.touch()
+
+    def compiler(self, says: str, name: str = "broken-cc") -> str:
+        """A compiler that notes its runs, tells about itself as the real one does, and else does as it `says`.
+
+        There `$made` is the file to write and `$text` the one to read.
+        """
+        real = shutil.which("cc")
+        lines = [
+            *("#!/bin/sh", f'case "$*" in *" -E "*) exec {real} "$@";; esac'),
+            *(f'echo run >> "{self.log}"', 'for word in "$@"; do', 'case "$word" in *.c) text="$word";; esac'),
+            *('[ "$last" = -o ] && made="$word"', 'last="$word"', "done", says.replace("REAL", f'{real} "$@"')),
+        ]
+        return self.program("\n".join(lines), name)
+
+    def program(self, text: str, name: str = "broken-cc") -> str:
+        path = self.home / name
+        path.write_text(text + "\n")
+        path.chmod(0o700)
+        return str(path)
+
+    def variables(self, setting: str) -> dict[str, str]:
+        variables = {k: v for k, v in os.environ.items() if not k.startswith(("HETU_", "XDG_"))}
+        variables |= {"HOME": str(self.home), "XDG_CACHE_HOME": str(self.home / "cache"), "PYTHONPATH": str(ROOT)}
+        return variables | ({"HETU_CC": setting} if setting else {})
+
+    def start(self, setting: str = "", before: str = "", **more: str) -> subprocess.Popen[str]:
+        variables = self.variables(setting)
+        command = [sys.executable, "-c", SCRIPT.replace("before", before or "pass")]
+        return subprocess.Popen(
+            command, env=variables | more, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def ended(self, process: subprocess.Popen[str]) -> tuple[bool, list[str], Path]:
+        """Whether the program was compiled, the warnings, and the folder."""
+        out, err = process.communicate(timeout=DEADLINE)
+        assert (process.returncode, err) == (0, "")
+        is_compiled, heard, folder = json.loads(out)
+        return is_compiled, heard, Path(folder)
+
+    def run(self, *arguments: str, **more: str) -> tuple[bool, list[str], Path]:
+        return self.ended(self.start(*arguments, **more))
+
+    def runs(self) -> int:
+        return len(self.log.read_text().splitlines())
+
+    def libraries(self) -> list[Path]:
+        return sorted(self.kept.glob("*.so"))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+# -- compilers ---------------------------------------------------------------------------------------------------------
+
+# What a compiler does, and what the warning says. The first line of a text that is no script stands for itself.
+COMPILERS = {
+    "fails": ("echo 'bad flag' >&2; exit 1", "bad flag"),
+    "fails at one text": ("grep -q max_pool $text && exit 3; exec REAL", "status 3"),
+    "is killed": ("kill -9 $$", "status -9"),
+    "hangs": ("sleep 600", "did not end within 1 s"),
+    "hangs, and so do its children": ("sleep 600 & sleep 600 & wait", "did not end within 1 s"),
+    "writes garbage": ("echo garbage > $made", "broken-cc made no library"),
+    "writes nothing": ("exit 0", "No such file"),
+    "says what is no text": (r"printf '\377\376'; exit 1", "broken-cc made no library"),
+}
+TELLING_NOTHING = {
+    "fails at once": ("#!/bin/sh\necho no license; exit 1", "no license"),
+    "hangs at once": ("#!/bin/sh\nsleep 600", "did not end within 1 s"),
+    "is no program": ("\x7fELF and more", "Exec format error"),
+    "says nothing": ("#!/bin/sh\nexit 0", "HETU_CC=0"),
+}
+SOON = "compiler.DEADLINE = 1.0"
+
+
+@pytest.mark.parametrize(("says", "warned"), COMPILERS.values(), ids=COMPILERS)
+def test_a_broken_compiler_is_one_warning(place: Place, says: str, warned: str) -> None:
+    is_compiled, heard, _ = place.run(place.compiler(says), SOON if "sleep" in says else "")
+    assert not is_compiled
+    assert len(heard) == 1 and warned in heard[0] and "fix: another compiler as HETU_CC" in heard[0], heard
+    assert place.runs() <= 2
+    assert [f for f in place.kept.iterdir() if f.name.startswith("building")] == []
+
+
+@pytest.mark.parametrize(("text", "warned"), TELLING_NOTHING.values(), ids=TELLING_NOTHING)
+def test_a_compiler_that_does_not_tell_what_it_is(place: Place, text: str, warned: str) -> None:
+    is_compiled, heard, _ = place.run(place.program(text), SOON if "sleep" in text else "")
+    assert not is_compiled
+    assert len(heard) == 1 and warned in heard[0] and "(fix: name a C compiler that works" in heard[0], heard
+
+
+@pytest.mark.parametrize(
+    ("setting", "warnings"),
+    [
+        ("0", []),
+        ("no-such-cc -O1", ["HETU_CC='no-such-cc -O1' is no command"]),
+        ('cc "', ["HETU_CC='cc \"' is no command"]),
+    ],
+)
+def test_a_setting_that_names_no_compiler(place: Place, setting: str, warnings: list[str]) -> None:
+    is_compiled, heard, _ = place.run(setting)
+    assert not is_compiled
+    assert [w.split(": ", 1)[1].split(" (fix")[0] for w in heard] == warnings
+
+
+def test_no_compiler_at_all(place: Place) -> None:
+    is_compiled, heard, _ = place.run("", "compiler.find_spec = lambda name: None", PATH=str(place.home))
+    assert (is_compiled, heard) == (False, [])
+
+
+def test_the_next_compiler_is_taken_where_one_does_not_work(place: Place) -> None:
+    place.program("#!/bin/sh\nexit 1", "cc")
+    is_compiled, heard, _ = place.run("", PATH=f"{place.home}{os.pathsep}{os.environ['PATH']}")
+    assert (is_compiled, heard) == (True, [])
+
+
+def test_a_path_with_spaces(place: Place) -> None:
+    assert place.run(place.compiler("exec REAL", "my cc"))[:2] == (True, [])
+
+
+def test_a_compiler_that_does_not_know_this_cpu(place: Place) -> None:
+    unknown = 'case "$*" in *=native*) echo "what is native?" >&2; exit 1;; esac'
+    setting = place.program(f'#!/bin/sh\n{unknown}\nexec cc "$@"')
+    assert place.run(setting)[:2] == (True, [])
+
+
+@pytest.mark.parametrize(("system", "installed", "expected"), [("darwin", 2, 0), ("darwin", 0, 1), ("linux", 2, 1)])
+def test_the_command_that_offers_to_install_a_compiler_is_none(
+    monkeypatch: pytest.MonkeyPatch, system: str, installed: int, expected: int
+) -> None:
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/cc" if name == "cc" else None)
+    monkeypatch.setattr(compiler, "find_spec", lambda name: None)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], installed))
+    assert compiler._candidates("") == [["/usr/bin/cc"]] * expected
+
+
+def test_an_interrupt_ends_the_compiler_too(place: Place) -> None:
+    os.mkfifo(place.home / "pid")
+    process = place.start(place.compiler(f"echo $$ > {place.home}/pid; exec sleep 600"))
+    compiling = int((place.home / "pid").read_text())
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=DEADLINE)
+    assert process.returncode != 0 and "KeyboardInterrupt" in err
+    with pytest.raises(ProcessLookupError):
+        os.kill(compiling, 0)
+    assert [path.name for path in place.kept.iterdir()] == ["lock"]
+
+
+def test_the_doctor_hears_of_a_compiler_that_makes_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(compiler.SETTING, place.compiler("echo 'no disk' >&2; exit 1"))
+    well, found, fix = compiled.about()
+    assert (well, fix) == (False, "another compiler as HETU_CC")
+    assert found.startswith("broken-cc ") and found.endswith("; no disk")
+
+
+def test_importing_hetu_touches_no_compiler(place: Place) -> None:
+    recorder = place.program(f"#!/bin/sh\necho run >> {place.log}\nexec cc $*", "cc")
+    variables = os.environ | {"HETU_CC": recorder, "HOME": str(place.home), "XDG_CACHE_HOME": str(place.home)}
+    subprocess.run([sys.executable, "-c", "import hetu"], env=variables, check=True, timeout=DEADLINE, cwd=ROOT)
+    assert place.runs() == 0
+    assert place.run(recorder)[0] and place.runs() == 3
+
+
+# -- what was kept -----------------------------------------------------------------------------------------------------
+
+
+def _foreign(path: Path) -> None:
+    subprocess.run(["cc", "-shared", "-fPIC", "-x", "c", os.devnull, "-o", path], check=True, timeout=DEADLINE)
+
+
+DAMAGES: dict[str, Callable[[Path], Any]] = {
+    "truncated": lambda path: os.truncate(path, 3000),
+    "empty": lambda path: os.truncate(path, 0),
+    "garbage": lambda path: path.write_bytes(b"\x7fELF" + bytes(9000)),
+    "without the function": _foreign,
+    "gone": lambda path: path.unlink(),
+    "without a digest": lambda path: path.with_suffix(".sha256").unlink(),
+    "nothing": lambda path: None,
+    "another digest": lambda path: path.with_suffix(".sha256").write_bytes(b"\xff" * 64),
+}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """A place whose folder has all that the program needs."""
+    place = Place(tmp_path_factory.mktemp("whole"))
+    assert place.run(place.compiler("exec REAL")) == (True, [], place.kept)
+    assert place.runs() == len(place.libraries()) == 2
+    return place
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_library_is_made_anew_and_a_whole_one_is_not(whole: Place, damage: str) -> None:
+    libraries, runs = whole.libraries(), whole.runs()
+    for path in libraries:
+        DAMAGES[damage](path)
+    assert whole.run(str(whole.home / "broken-cc"))[:2] == (True, [])
+    assert whole.runs() - runs == (0 if damage == "nothing" else 2)
+    assert whole.libraries() == libraries
+
+
+def test_processes_that_start_together_compile_once(place: Place) -> None:
+    setting = place.compiler("exec REAL")
+    for process in [place.start(setting) for _ in range(4)]:
+        assert place.ended(process)[:2] == (True, [])
+    assert place.runs() == len(place.libraries()) == 2
+
+
+def test_a_process_that_is_killed_while_it_builds(place: Place) -> None:
+    setting = place.compiler(f"if mkdir {place.home}/second; then kill -9 $PPID; fi; exec REAL")
+    process = place.start(setting)
+    process.communicate(timeout=DEADLINE)
+    assert process.returncode == -9
+    assert place.libraries() == []
+    assert place.run(setting)[:2] == (True, [])
+
+
+def test_a_process_that_holds_the_lock_for_too_long_is_not_waited_for(place: Place) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    place.kept.mkdir(mode=0o700, parents=True)
+    with open(place.kept / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert place.run("", "compiled.WAIT = 0.5")[:2] == (True, [])
+
+
+def test_the_folder_is_removed_while_a_process_runs(place: Place) -> None:
+    before = "import shutil; shutil.rmtree(compiled.folder())"
+    assert place.run("", before) == (True, [], place.kept)
+    assert len(place.libraries()) == 2
+
+
+# -- the folder --------------------------------------------------------------------------------------------------------
+
+
+def _as(kind: str, place: Place) -> None:
+    """Put something in the place of the folder."""
+    other = place.home / "other"
+    other.mkdir(mode=0o700)
+    place.kept.parent.mkdir(mode=0o700, parents=True)
+    if kind.startswith("a link"):
+        place.kept.symlink_to(other)
+    elif kind == "a file":
+        place.kept.touch()
+    else:
+        place.kept.mkdir(mode=0o700)
+    if kind == "a folder of somebody else":
+        os.chown(place.kept, 12345, -1)
+    elif "others" in kind:
+        place.kept.chmod(0o722)
+
+
+FOLDERS = {
+    "a folder": "",
+    "a link to a folder": "",
+    "a folder that others write": "others can write there",
+    "a link to a folder that others write": "others can write there",
+    "a folder of somebody else": "it belongs to somebody else",
+    "a file": "File exists",
+}
+
+
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_what_may_stand_in_the_place_of_the_folder(place: Place, kind: str) -> None:
+    if "somebody" in kind and os.getuid():
+        pytest.skip("only the administrator can give a folder away")
+    _as(kind, place)
+    is_compiled, heard, folder = place.run()
+    assert is_compiled
+    if FOLDERS[kind]:
+        assert len(heard) == 1 and FOLDERS[kind] in heard[0] and "(fix: set XDG_CACHE_HOME" in heard[0]
+        assert not folder.exists(), "it is removed with the process"
+        assert place.libraries() == []
+    else:
+        assert (heard, folder) == ([], place.kept.resolve())
+
+
+TROUBLES = {
+    "a home that is only read": (
+        "os.access = lambda path, mode: mode != os.W_OK",
+        True,
+        "nothing can be written there",
+    ),
+    "no home": ("del os.environ['XDG_CACHE_HOME']; Path.home = no('home')", True, "no home"),
+    "a full disk": ("os.replace = no('space left')", False, "no space left"),
+    "a disk too full for a folder": ("compiled._private = no('space left')", False, "no space left"),
+    "no locks": ("compiled.fcntl.flock = no('locks')", True, ""),
+}
+NO = """import os; from pathlib import Path
+    def no(what):
+        def fail(*_): raise OSError(f'no {what}')
+        return fail"""
+
+
+@pytest.mark.parametrize(("before", "is_compiled", "warned"), TROUBLES.values(), ids=TROUBLES)
+def test_trouble_with_the_disk(place: Place, before: str, is_compiled: bool, warned: str) -> None:
+    found, heard, _ = place.run("", f"{NO}\n    {before}")
+    assert found == is_compiled
+    assert [w for w in heard if warned in w and "(fix: " in w] == heard and len(heard) == bool(warned)
+
+
+def test_the_folder_is_the_users_alone_and_a_relative_path_is_none(place: Place) -> None:
+    _, heard, folder = place.run("", XDG_CACHE_HOME="here")
+    assert (heard, folder) == ([], place.home / ".cache" / "hetu" / "compiled")
+    assert [path.stat().st_mode & 0o777 for path in (folder, folder.parent)] == [0o700, 0o700]
+
+
+def test_what_was_not_used_for_longest_goes_first(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.kept.mkdir(parents=True)
+    monkeypatch.setattr(compiled, "folder", lambda: place.kept)
+    for used, name in enumerate("abcd"):
+        (place.kept / name).write_bytes(bytes(100))
+        os.utime(place.kept / name, (1e9 + used, 1e9 + used))
+    for name, used in (("building-old", 1e9), ("building-new", None)):
+        (place.kept / name).mkdir()
+        os.utime(place.kept / name, used and (used, used))
+    compiled._tidy(most=250)
+    assert sorted(path.name for path in place.kept.iterdir()) == ["building-new", "c", "d"]
+
+
+# -- units -------------------------------------------------------------------------------------------------------------
+
+UNIT = """
+compiled.CORES = 2
+makes = "void f(const Word* a, long long first, long long last, char* scratch) {{ *(long long*)a[0].p = {}; }}"
+made = [compiled.source(makes.format(k if k != 5 else wrong), shared="f") for k in range(12)]
+print(compiled.build(made), [bool(s.library) for s in made])
+for k, s in enumerate(made):
+    found, words = ctypes.c_longlong(), (ctypes.c_void_p * 1)()
+    words[0] = ctypes.addressof(found)
+    if s.library:
+        s.function("f")(words, 0, 1, None)
+        assert found.value == k
+"""
+
+
+@pytest.mark.parametrize(("wrong", "is_well"), [("5", True), ("nothing", False)])
+@pytest.mark.parametrize("disk", ["", "os.link = no('links'); "])
+def test_several_texts_are_one_unit_and_one_of_them_spoils_no_other(
+    place: Place, wrong: str, is_well: bool, disk: str
+) -> None:
+    heads = "import ctypes, warnings; from hetu.cpu_kernels import compiled; warnings.simplefilter('ignore')"
+    script = f"wrong = {wrong!r}\n{heads}\nif True:\n    {NO}\n    {disk}\n{UNIT}"
+    variables = place.variables(place.compiler("exec REAL"))
+    for runs in (2, 2) if is_well else (8, 9):
+        done = subprocess.run(
+            [sys.executable, "-c", script], env=variables, capture_output=True, text=True, timeout=DEADLINE
+        )
+        assert (done.stdout, done.stderr) == (f"{is_well} {[k != 5 or is_well for k in range(12)]}\n", "")
+        assert place.runs() == runs
+
+
+# -- keys --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_key_has_everything_that_code_depends_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    made_by = compiler.compiler()
+    assert made_by is not None
+
+    def key(text: str = "a", prelude: str = "p", **other: Any) -> str:
+        monkeypatch.setattr(compiled, "text_of", {"prelude.h": prelude}.__getitem__)
+        monkeypatch.setattr(compiled, "compiler", lambda: made_by._replace(**other))
+        compiled._common.cache_clear()
+        made = compiled.source(text)
+        assert made is not None
+        return made.key
+
+    monkeypatch.setattr(compiled, "_sources", {})
+    flags = (*made_by.command, "-O1")
+    newer, older = made_by.macros + "#define __VERSION__ 99", made_by.macros + "#define __NO_AVX__ 1"
+    keys = [key(), key("b"), key(prelude="q"), key(command=flags), key(macros=newer)]
+    assert len({*keys, key(macros=older)}) == 6
+    assert key() == keys[0]
+    compiled._common.cache_clear()
+
+
+def test_what_a_text_includes_is_part_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.c").write_text('#include <math.h>\n#include "b.h"\nlast')
+    (tmp_path / "b.h").write_text("first\n")
+    monkeypatch.setattr(compiled, "files", lambda _: tmp_path)
+    assert compiled.text_of.__wrapped__("a.c") == "#include <math.h>\nfirst\n\nlast"
+    compiled.text_of.cache_clear()

@@ -1,0 +1,112 @@
+"""Convolution in C against the forward functions and against its own plain loops, job by job too."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hetu.core.backend import Scratch
+from hetu.core.graph import OPS
+from hetu.cpu_kernels.c_calls import CCall
+from hetu.cpu_kernels.compiler import compiler
+
+from .divided import job_by_job
+
+pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no C compiler")
+NONE, ONE, TWO = ((0, 0), (0, 0)), ((1, 1), (1, 1)), ((2, 2), (2, 2))
+# images, input and output channels, size, kernel, stride, padding, dilation, groups
+CASES = {
+    "plain": (2, 3, 5, (9, 11), (3, 3), (1, 1), ONE, (1, 1), 1),
+    "several panels": (1, 5, 70, (4, 5), (3, 3), (1, 1), ONE, (1, 1), 1),
+    "strided": (1, 16, 32, (8, 8), (3, 3), (2, 2), ONE, (1, 1), 1),
+    "unequal": (2, 8, 40, (13, 7), (5, 3), (2, 3), ((2, 1), (0, 2)), (1, 1), 1),
+    "dilated groups": (1, 4, 8, (12, 12), (3, 3), (1, 1), TWO, (2, 2), 2),
+    "depthwise": (2, 6, 6, (9, 9), (3, 3), (1, 1), ONE, (1, 1), 6),
+    "depthwise, wide": (1, 3, 3, (5, 150), (3, 3), (1, 2), ONE, (1, 1), 3),
+    "two of each channel": (2, 6, 12, (9, 9), (3, 3), (2, 2), ONE, (1, 1), 6),
+    "depthwise, dilated": (2, 6, 18, (9, 11), (3, 5), (2, 1), ((1, 1), (2, 1)), (2, 1), 6),
+    "one pixel": (3, 20, 70, (6, 6), (1, 1), (1, 1), NONE, (1, 1), 1),
+    "one pixel, strided": (3, 20, 7, (7, 6), (1, 1), (2, 3), NONE, (1, 1), 1),
+    "stem": (1, 3, 4, (20, 20), (7, 7), (4, 4), ((3, 3), (3, 3)), (1, 1), 1),
+    "one channel": (3, 1, 6, (28, 28), (5, 5), (1, 1), NONE, (1, 1), 1),
+    "gaps": (2, 4, 4, (5, 5), (2, 2), (3, 3), NONE, (1, 1), 1),
+    "mostly frame": (1, 2, 3, (1, 1), (3, 3), (1, 1), ONE, (1, 1), 1),
+    "small images": (40, 9, 11, (2, 2), (2, 2), (1, 1), ((1, 0), (1, 0)), (1, 1), 1),
+}
+
+
+def laid(x: np.ndarray, layout: str) -> np.ndarray:
+    """The same numbers in another order of memory."""
+    axes = {"nchw": (0, 1, 2, 3), "nhwc": (0, 2, 3, 1), "hwnc": (2, 3, 0, 1)}.get(layout)
+    if axes is None:
+        wide = np.full((*x.shape[:3], 2 * x.shape[3]), np.nan, x.dtype)
+        wide[..., ::2] = x
+        return wide[..., ::2]
+    return x.transpose(axes).copy().transpose(np.argsort(axes))
+
+
+def check(name: str, arrays, **attrs) -> np.ndarray:
+    want = OPS[name].forward(np, *arrays, **attrs)
+    out = np.empty_like(want, order="C")
+    calls = OPS[name].bound(np, out, arrays, attrs, Scratch())
+    assert calls and all(isinstance(call, CCall) for call in calls)
+    made = []
+    for run in (lambda call: call(), job_by_job):
+        out.fill(np.nan)
+        for call in calls:
+            run(call)
+        most = np.abs(want).max(initial=1e-30)
+        np.testing.assert_allclose(out / most, want / most, atol=3e-6 if out.dtype == np.float32 else 1e-14)
+        made.append(out.tobytes())
+    assert made[0] == made[1]
+    return want
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("layout", ["nchw", "nhwc", "hwnc", "cut"])
+@pytest.mark.parametrize("case", CASES)
+def test_convolution(case, layout, dtype):
+    n, c, o, size, kernel, stride, padding, dilation, groups = CASES[case]
+    rng = np.random.default_rng(0)
+    x = laid(rng.standard_normal((n, c, *size)).astype(dtype), layout)
+    w = laid(rng.standard_normal((o, c // groups, *kernel)).astype(dtype), "cut" if layout == "cut" else "nchw")
+    attrs = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    y = check("conv2d", [x, w], **attrs)
+    g = laid(rng.standard_normal(y.shape).astype(dtype), layout)
+    check("conv2d_dx", [g, w], size=size, **attrs)
+    check("conv2d_dw", [x, g], kernel=kernel, **attrs)
+
+
+@pytest.mark.parametrize("case", [c for c, row in CASES.items() if row[-2:] == ((1, 1), 1)])
+def test_images_with_their_channels_last(case):
+    n, c, o, size, kernel, stride, padding, _, _ = CASES[case]
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((*size, n, c)), rng.standard_normal((o, c, *kernel))
+    y = check("conv2d_last", [x, w], stride=stride, padding=padding)
+    g = rng.standard_normal(y.shape)
+    check("conv2d_last_dx", [g, w], size=size, stride=stride, padding=padding)
+    check("conv2d_last_dw", [x, g], kernel=kernel, stride=stride, padding=padding)
+
+
+@pytest.mark.parametrize("case", [c for c, row in CASES.items() if row[-1] == 1])
+def test_the_plain_loops_say_the_same(case):
+    """What `convolution.c` begins with, on weights in the order of the taps."""
+    n, c, o, size, kernel, stride, padding, dilation, groups = CASES[case]
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((n, c, *size)), rng.standard_normal((o, c, *kernel))
+    attrs = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    want = OPS["conv2d"].forward(np, x, w, **attrs)
+    out = np.empty_like(want)
+    call = OPS["conv2d"].bound(np, out, [x, w], attrs, Scratch())[1]
+    words = [*call.words]
+    words[10] = np.ascontiguousarray(w.transpose(0, 2, 3, 1))
+    CCall(call.source, "convolve_plainly", words, jobs=n)()
+    np.testing.assert_allclose(out, want, atol=1e-12)
+
+
+def test_without_images_nothing_is_computed():
+    x, w = np.ones((0, 3, 5, 5), np.float32), np.ones((4, 3, 3, 3), np.float32)
+    attrs = {"stride": (1, 1), "padding": NONE, "dilation": (1, 1), "groups": 1}
+    out = np.empty((0, 4, 3, 3), np.float32)
+    for call in OPS["conv2d"].bound(np, out, [x, w], attrs, Scratch()):
+        call()

@@ -1,0 +1,87 @@
+"""Products in C equal those of NumPy, wherever their matrices lie and however their jobs are divided."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hetu.core.graph import OPS
+from hetu.cpu_kernels import products
+from hetu.cpu_kernels.c_calls import CCall, c_call
+from hetu.cpu_kernels.compiled import compiler
+from hetu.cpu_kernels.products import product
+
+from .divided import job_by_job
+
+pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no C compiler")
+
+SHAPES = [(1, 1, 1), (13, 7, 33), (5, 96, 64), (195, 33, 100), (400, 65, 31)]  # m, k, n
+LIES = {
+    "plain": lambda a: a,
+    "turned": lambda a: np.ascontiguousarray(a.T).T,
+    "part": lambda a: np.pad(a, 3)[3:-3, 3:-3],
+}
+LIE = [("plain", "plain"), ("turned", "plain"), ("plain", "turned"), ("part", "part"), ("turned", "turned")]
+
+
+@pytest.fixture(autouse=True)
+def always(monkeypatch):
+    monkeypatch.setattr(products, "pays", lambda m, n, k: True)
+
+
+def matrices(m, k, n, dtype, lies=LIE[0]):
+    rng = np.random.default_rng(m)
+    a, b = (LIES[way](rng.standard_normal(s).astype(dtype)) for way, s in zip(lies, ((m, k), (k, n))))
+    return a, b, rng.standard_normal(n).astype(dtype)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("lies", LIE, ids="-".join)
+@pytest.mark.parametrize("dtype", ["f", "d"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_equals_numpy_however_divided(shape, dtype, lies, biased):
+    a, b, bias = matrices(*shape, dtype, lies)
+    wanted, made = a @ b + (bias if biased else 0), []
+    for way in (lambda call: call(), job_by_job):
+        out = LIES["part"](np.full(wanted.shape, np.nan, dtype))
+        way(product(a, b, out, bias if biased else None))
+        made.append(out)
+        frame = out.base
+        assert np.isnan(frame).sum() == 0 and (frame[:3] == 0).all() and (frame[:, -3:] == 0).all()
+    assert made[0].tobytes() == made[1].tobytes()
+    np.testing.assert_allclose(made[0], wanted, rtol=0, atol=1e-4 if dtype == "f" else 1e-11)
+
+
+@pytest.mark.parametrize("dtype", ["f", "d"])
+def test_columns_may_be_rows(dtype):
+    a, b, _ = matrices(13, 7, 33, dtype)
+    out = np.empty((33, 13), dtype).T
+    product(a, b, out)()
+    np.testing.assert_allclose(out, a @ b, rtol=0, atol=1e-5)
+
+
+def test_plain_loops_say_what_is_computed():
+    a, b, bias = matrices(13, 7, 33, "d")
+    out = np.empty((13, 33))
+    c_call("products.c", "product_plainly", "d", out, a, b, bias, 13, 33, 7, 33, 7, 1, 33, 1, jobs=13)()
+    np.testing.assert_allclose(out, a @ b + bias, rtol=0, atol=1e-12)
+
+
+def test_what_c_does_not_take_is_left_to_others():
+    a, b, bias = matrices(8, 8, 8, "f")
+    assert product(a.astype(np.float16), b.astype(np.float16), np.empty((8, 8), np.float16)) is None
+    assert product(a[:, ::2], b[::2], np.empty((8, 8), np.float32)) is None
+    assert product(a, b, np.empty((8, 8), np.float32).T, bias) is None
+
+
+@pytest.mark.parametrize("shape", [(2, 100, 64), (150, 64)], ids=str)
+def test_operators_use_it(shape):
+    rng = np.random.default_rng(1)
+    x, w, b = (rng.standard_normal(s) for s in (shape, (64, 96), (96,)))
+    for name, arrays in (("matmul", (x, w)), ("linear", (x, w, b))):
+        wanted = OPS[name].forward(np, *arrays)
+        out = np.empty_like(wanted)
+        (call,) = OPS[name].bound(np, out, arrays, {})
+        assert isinstance(call, CCall) and call.function == "product"
+        call()
+        np.testing.assert_allclose(out, wanted, rtol=0, atol=1e-11)

@@ -1,0 +1,49 @@
+"""Ranks compute by compiled code if all compile the same, else all by NumPy: real ranks, one of which is set apart."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hetu.core.kernels import kernels
+
+ROOT = Path(__file__).parents[2]
+DEADLINE = 100  # seconds
+SCRIPT = """
+import os, numpy as np, hetu as ht
+from hetu.core.kernels import kernels
+from hetu.dist import DataParallel, world
+library = kernels("cpu").compiled
+if world().rank == 1:
+    apart
+x, w = ht.placeholder("x", (4, 1, 6, 6)), ht.variable("w", np.ones(9, "f"))
+loss = ht.mean(ht.reshape(ht.max_pool2d(x, 2), (4, 9)) * w)
+ex = ht.Executor([loss, ht.optim.SGD(0.1).minimize(loss)], strategy=DataParallel(), comm=world())
+images = np.arange(144).reshape(4, 1, 6, 6).astype("f")
+losses = [float(ex.run({x: images})[0]) for _ in range(3)]
+print("in C" if any("max_pool" in s.text and s.library for s in library._sources.values()) else "by NumPy", losses)
+"""
+KINDS = {
+    "nobody": ("pass", "in C", ""),
+    "no compiler": ("os.environ['HETU_CC'] = '0'", "by NumPy", "ranks [1] have no C compiler (fix: hetu doctor"),
+    "another version": ("library.digest = lambda: b'another.'", "by NumPy", "different versions of hetu (fix: install"),
+}
+
+
+@pytest.mark.parametrize(("apart", "way", "warned"), KINDS.values(), ids=KINDS)
+def test_all_ranks_compute_one_way(tmp_path: Path, apart: str, way: str, warned: str) -> None:
+    if way == "in C" and not any(kernels("cpu").compiled.digest()):
+        pytest.skip("no C compiler")
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.replace("apart", apart))
+    line = [sys.executable, "-m", "hetu.dist.launch.heturun", "-w", "2", "python", str(script)]
+    job = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE)
+    assert job.returncode == 0, job.stderr
+    ways = [line.split(" [")[0].split("] ")[-1] for line in job.stdout.splitlines()]
+    losses = re.findall(r"\[[-\d., ]+\]$", job.stdout, re.M)
+    assert ways == [way, way] and len(losses) == 2 and losses[0] == losses[1], job.stdout
+    assert job.stderr.count("RuntimeWarning") == bool(warned) and warned in job.stderr

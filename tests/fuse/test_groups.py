@@ -1,0 +1,259 @@
+"""Groups of one form: which there are, and that C and NumPy compute what the operators mean one by one."""
+
+from __future__ import annotations
+
+import ctypes
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import hetu as ht
+from hetu.core.backend import Scratch
+from hetu.core.graph import OPS, topological
+from hetu.core.passes import PASSES
+from hetu.core.simplify import interpret
+from hetu.core.types import same_type
+from hetu.cpu_kernels.c_calls import CCall
+from hetu.cpu_kernels.compiled import compiler
+from hetu.cpu_kernels.groups import compiled, fuse_groups, one_by_one
+from hetu.fuse.form import fused
+
+WAYS = ["NumPy", *(["C"] if compiler() else [])]
+EXACT = ("add", "subtract", "multiply", "divide", "maximum", "minimum", "sqrt", "square", "abs", "negative", "where")
+
+
+def computed(way, node, values):
+    """The results of a group, compiled or one by one; of compiled jobs each by itself, too, with equal bits."""
+    form = node.attrs["form"]
+    arrays = [np.asarray(v) for v in values[: len(form.types)]]
+    outs = tuple(np.full(t.shape, 7, t.dtype) for t in form.types_of_results())
+    calls = one_by_one(form, outs, arrays, Scratch()) if way == "NumPy" else compiled(form, outs, arrays)
+    assert calls is not None
+    for call in calls:
+        call()
+    if way == "C" and calls and calls[0].grain < calls[0].jobs:
+        (call,), again = calls, tuple(np.full(t.shape, 9, t.dtype) for t in form.types_of_results())
+        words = [again[k] if (k := next((j for j, o in enumerate(outs) if o is w), -1)) >= 0 else w for w in call.words]
+        block = CCall(call.source, call.function, words).block()
+        scratch = np.empty(call.scratch + 64, np.uint8)
+        function = call.source.function(call.function)
+        for job in reversed(range(call.jobs)):
+            start = scratch.ctypes.data + -scratch.ctypes.data % 64
+            function(*(ctypes.c_int64(x) for x in (block.ctypes.data, job, job + 1, start)))
+        for one, other in zip(outs, again):
+            np.testing.assert_array_equal(one, other)
+    return outs
+
+
+def groups_of(outputs):
+    """The groups among what the pass makes of some nodes."""
+    made = fuse_groups(outputs)
+    return made, [n for n in topological(made) if "form" in n.attrs]
+
+
+def check(way, outputs, feed, **tolerance):
+    """Each group computes what its operators mean, given what they are given; and the whole what it meant before."""
+    made, groups = groups_of(outputs)
+    assert groups
+    wanted = interpret(outputs, feed)
+    np.testing.assert_equal([str(n.type) for n in made], [str(n.type) for n in outputs])
+    inner = [i for g in groups for i in g.inputs]
+    known = dict(zip(inner, interpret(inner, feed)))
+    for group in groups:
+        values = [known[i] for i in group.inputs]
+        plain = fused.forward(np, *values, form=group.attrs["form"])
+        for got, right in zip(computed(way, group, values), plain if isinstance(plain, tuple) else (plain,)):
+            np.testing.assert_allclose(got, right, **tolerance)
+    for got, right in zip(interpret(made, feed), wanted):
+        np.testing.assert_allclose(got, right, rtol=3e-3, atol=2e-4)  # a group's error, and what follows grows from it
+    return groups
+
+
+# -- random graphs -----------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def graphs(draw):
+    """A few operators on arrays that broadcast against each other."""
+    shape = draw(st.lists(st.sampled_from([1, 2, 3, 33]), min_size=1, max_size=3))
+    dtype = draw(st.sampled_from(["float32", "float64"]))
+    nodes = []
+    for k in range(draw(st.integers(1, 3))):
+        kept = [n if draw(st.booleans()) else 1 for n in shape] if k else shape
+        nodes.append(ht.placeholder(f"x{k}", tuple(kept), dtype))
+    feeds = list(nodes)
+    for _ in range(draw(st.integers(2, 10))):
+        op = OPS[draw(st.sampled_from(EXACT))]
+        pick = st.sampled_from(nodes)
+        operands = [draw(pick) for _ in op.inputs]
+        if op is OPS["where"]:
+            operands[0] = operands[1] > operands[2]
+        nodes.append(op(*operands))
+    outputs = draw(st.lists(st.sampled_from(nodes[len(feeds) :]), min_size=1, max_size=3, unique=True))
+    return outputs, feeds, draw(st.integers(0, 1 << 20))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@settings(deadline=None, max_examples=25)
+@given(graph=graphs())
+def test_random_graphs_give_the_same_bits(way, graph):
+    outputs, feeds, seed = graph
+    rng = np.random.default_rng(seed)
+    feed = {f: rng.uniform(-2, 2, f.shape).astype(f.dtype) for f in feeds}
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        made, groups = groups_of(outputs)
+        for group in groups:
+            values = interpret(group.inputs, feed)
+            plain = fused.forward(np, *values, form=group.attrs["form"])
+            for got, right in zip(computed(way, group, values), plain if isinstance(plain, tuple) else (plain,)):
+                np.testing.assert_array_equal(got, right)
+        for got, right in zip(interpret(made, feed), interpret(outputs, feed)):
+            np.testing.assert_array_equal(got, right)
+
+
+# -- what becomes one group --------------------------------------------------------------------------------------------
+
+
+def entropy(x, **options):
+    """The cross entropy with its gradient."""
+    ids = ht.placeholder("ids", x.shape[:-1], "int64")
+    losses = ht.softmax_cross_entropy(x, ids, **options)
+    return [losses, *ht.gradients(ht.sum(losses), [x])]
+
+
+def norm(function, *vectors):
+    def made(x):
+        scales = [ht.placeholder(name, x.shape[-1:], x.dtype) for name in vectors]
+        y = function(x, *scales)
+        return [y, *ht.gradients(ht.sum(y * y), [x, *scales])]
+
+    return made
+
+
+# What is computed, and into how many groups that goes.
+CASES = {
+    "softmax": (lambda x: [ht.softmax(x)], 1),
+    "log_softmax": (lambda x: [ht.log_softmax(x) * 2], 1),
+    "gelu and slope": (lambda x: [y := ht.gelu(x), *ht.gradients(ht.sum(y), [x])], 1),
+    "gelu tanh": (lambda x: [ht.gelu(x, "tanh") + 1], 1),
+    "layer norm": (norm(ht.layer_norm, "scale", "bias"), 1),
+    "rms norm": (norm(ht.rms_norm, "scale"), 1),
+    "entropy": (entropy, 1),
+    "smooth": (lambda x: entropy(x, label_smoothing=0.1, ignore_index=2), 1),
+    "mask": (lambda x: [x * (x > 0), ht.sum(x * 2, axis=0)], 1),
+    "sums of rows and columns": (lambda x: [ht.sum(x * 2, axis=-1), ht.max(x * 2, axis=-1)], 1),
+    "counts": (lambda x: [ht.astype(x > 0, "int64") * 3 + 1], 1),
+    "batch norm": (norm(lambda x, s, b: OPS["batch_norm_train"](x, s, b, axis=x.ndim - 1)[0], "s", "b"), None),
+}
+SHAPES = [(6, 5), (70, 33), (3, 4, 100), (1, 7), (2, 5000), (5, 1)]
+
+
+def feed_of(outputs, rng):
+    feed = {}
+    for n in topological(outputs):
+        if n.op.name == "placeholder":
+            values = rng.integers(0, 1, n.shape) if n.dtype.kind == "i" else rng.standard_normal(n.shape) * 2
+            feed[n] = values.astype(n.dtype)
+    return feed
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("case", CASES)
+def test_a_case_is_one_group_and_right(way, dtype, shape, case):
+    build, count = CASES[case]
+    outputs = PASSES["simplify"](build(ht.placeholder("x", shape, dtype)))
+    tolerance = {"rtol": 2e-5, "atol": 2e-5} if dtype == "float32" else {"rtol": 1e-9, "atol": 1e-9}
+    groups = check(way, outputs, feed_of(outputs, np.random.default_rng(3)), **tolerance)
+    if count is not None and 1 not in shape:
+        assert len(groups) == count
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("rule", sorted(name for name, op in OPS.items() if op.update is not None))
+def test_the_rule_of_an_optimizer_is_one_group_for_its_parameter(way, rule):
+    op = OPS[rule]
+    tables = [ht.placeholder(f"t{k}", (7, 9)) for k in range(op.update.tables + 1)]
+    scalars = [ht.placeholder(name, (), "float64") for name in ("lr", "step")[: 1 + op.update.timed]]
+    node = op(*tables, *scalars)
+    outputs = list(node) if isinstance(node, tuple) else [node]
+    rng = np.random.default_rng(0)
+    feed = {t: np.abs(rng.standard_normal(t.shape)).astype(t.dtype) for t in tables}
+    feed |= dict(zip(scalars, (np.float64(0.1), np.float64(3.0))))
+    if op.update.of(outputs[0].inputs[0] if isinstance(node, tuple) else node).whole:
+        assert not groups_of(outputs)[1]
+        return
+    groups = check(way, outputs, feed, rtol=1e-5, atol=1e-6)
+    assert sum(g.attrs["form"].space == (7, 9) for g in groups) == 1
+
+
+# -- a stranger's operator, views, nothing -----------------------------------------------------------------------------
+
+
+def swish(code="y = x / ((T)1 + exp(-x))"):
+    made = ht.op(name="swish_of_a_stranger", infer=same_type, code=code)(lambda xp, x: x / (1 + xp.exp(-x)))
+    OPS.pop("swish_of_a_stranger")
+    return made
+
+
+def test_the_operator_of_a_stranger_is_a_line_of_a_group():
+    x = ht.placeholder("x", (33, 5))
+    program = ht.Executor([ht.relu(swish()(x + 1) * 3)]).program({x: np.zeros((33, 5), np.float32)})
+    assert len(program.steps) == 1
+    if compiler():
+        assert "// swish_of_a_stranger" in program.c and "void group(" in program.c
+    assert "swish_of_a_stranger" in str(program.steps[0].node.attrs["form"].text(["x"]))
+
+
+@pytest.mark.skipif(compiler() is None, reason="there is no C compiler")
+def test_an_expression_that_is_no_c_loses_its_own_group_only():
+    x, wrong, right = ht.placeholder("x", (9, 5)), swish("y = nothing_of_the_kind(x)"), swish()
+    outputs = [wrong(x) * 2, ht.sum(right(x) * 2, axis=0)]
+    feed = {x: np.ones((9, 5), np.float32)}
+    with pytest.warns(RuntimeWarning, match="nothing_of_the_kind"):
+        executor = ht.Executor(outputs)
+        got = executor.run(feed)
+    for a, b in zip(got, interpret(outputs, feed)):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "view",
+    [lambda a: a[:, ::2], lambda a: a[::-1], lambda a: np.asfortranarray(a), lambda a: a[:0], lambda a: a[:, :0]],
+)
+def test_views_and_arrays_of_nothing(way, view):
+    array = view(np.random.default_rng(0).standard_normal((8, 34)).astype(np.float32))
+    x = ht.placeholder("x", array.shape)
+    outputs = [ht.relu(x + 1) * x, ht.exp(x) * 2]
+    for group in groups_of(outputs)[1]:
+        plain = fused.forward(np, array, form=group.attrs["form"])
+        for got, right in zip(computed(way, group, [array] * len(group.inputs)), plain):
+            np.testing.assert_allclose(got, right, rtol=1e-6)
+
+
+def test_what_a_loss_checks_is_still_checked_and_named():
+    x, ids = ht.placeholder("x", (4, 3)), ht.placeholder("ids", (4,), "int64")
+    executor = ht.Executor([ht.mean(ht.softmax_cross_entropy(x * 2, ids))])
+    values = np.zeros((4, 3), np.float32)
+    executor.run({x: values, ids: [0, 1, 2, 0]})
+    with pytest.raises(ht.errors.ValueRangeError, match="softmax_cross_entropy: class id 3 at position") as caught:
+        executor.run({x: values, ids: [0, 1, 3, 0]})
+    assert "test_groups.py" in str(caught.value.site)
+
+
+@pytest.mark.skipif(compiler() is None, reason="there is no C compiler")
+def test_another_batch_compiles_nothing():
+    w = ht.variable("w", np.ones((5, 3), np.float32))
+    x, ids = ht.placeholder("x", (None, 5)), ht.placeholder("ids", (None,), "int64")
+    loss = ht.mean(ht.softmax_cross_entropy(ht.layer_norm(ht.gelu(x) @ w, np.ones(3, "f"), np.zeros(3, "f")), ids))
+    executor = ht.Executor({"train": [loss, ht.optim.Adam(0.1).minimize(loss)]})
+    texts = {
+        executor.program("train", {x: np.ones((n, 5), np.float32), ids: np.zeros(n, np.int64)}).c for n in (4, 70, 129)
+    }
+    assert len(texts) == 1
