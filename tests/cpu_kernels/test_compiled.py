@@ -391,7 +391,7 @@ for k, s in enumerate(made):
 """
 
 
-@pytest.mark.parametrize(("wrong", "is_well"), [("5", True), ("nothing", False)])
+@pytest.mark.parametrize(("wrong", "is_well"), [("5", True), ("nothing", False), ("nothing()", False)])
 @pytest.mark.parametrize("disk", ["", "os.link = no('links'); "])
 def test_several_texts_are_one_unit_and_one_of_them_spoils_no_other(
     place: Place, wrong: str, is_well: bool, disk: str
