@@ -213,12 +213,12 @@ def build(wanted: Sequence[Source]) -> bool:
     if not all([s.loaded() for s in wanted]) and made_by is not None:
         lacking = [s for s in dict.fromkeys(wanted) if not s.loaded() and not s.wrong]
         try:
-            with _lock(), _private() as private:
+            with _lock(), _private() as private, _private() as again:
                 lacking = [s for s in lacking if not s.loaded()]  # meanwhile another process may have built them
                 units = _units(lacking)
                 wrong = _compile(made_by, units, Path(private))
                 spoiled = [s for unit in units if len(unit) > 1 for s in unit if s in wrong]  # by one of them
-                wrong |= _compile(made_by, [[s] for s in spoiled], Path(private))
+                wrong |= _compile(made_by, [[s] for s in spoiled], Path(again))
                 for s in lacking:
                     s.wrong = "" if s.loaded() else wrong[s]
                 _tidy(MOST_BYTES)
