@@ -66,6 +66,12 @@ def product() -> ht.Node:
     return ht.sparse_matmul(*entries, normal(5000, 64), size=5000)
 
 
+def packed() -> ht.Node:
+    """Queries, keys and values of one projection."""
+    parts = ht.permute_dims(ht.reshape(normal(2048, 128) @ normal(128, 384), (16, 128, 3, 2, 64)), (2, 0, 3, 1, 4))
+    return ht.permute_dims(ht.scaled_dot_product_attention(*(parts[i] for i in range(3)), causal=True), (0, 2, 1, 3))
+
+
 def written() -> ht.Node:
     q, k, v = (normal(8, 4, 128, 64) for _ in "qkv")
     return ht.softmax(q @ ht.matrix_transpose(k) / 8.0, axis=-1) @ v
@@ -93,7 +99,7 @@ FILES: dict[str, Case] = {
 # By pass.
 RUNS: dict[str, Case] = {
     "find_attention": written,
-    "fuse_attention": lambda: ht.nn.MultiHeadAttention(128, 2, causal=True)(normal(16, 128, 128)),
+    "fuse_attention": packed,
     "fuse_conv_pool": first_block,
     "fuse_groups": lambda: ht.gelu(ht.layer_norm(normal(2048, 512), normal(512), normal(512))),
 }

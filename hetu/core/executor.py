@@ -55,7 +55,7 @@ class Executor:
     `state` shares the variables of another executor. `donate=False` keeps every step atomic at the price of copies.
     `precision` is what products (matrices, convolutions, attention) compute in: "float16", with the loss scaled so that
     gradients do not vanish, or "bfloat16". Variables stay float32; see `hetu.passes.mixed_precision`.
-    `explain` prints what each pass changed, and where, whenever a program is compiled.
+    `explain` prints what each pass changed, and where, and what compiling C took, whenever a program is made.
 
     >>> import hetu as ht
     >>> x = ht.placeholder("x", (None,))

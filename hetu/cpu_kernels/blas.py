@@ -22,7 +22,7 @@ from .c_calls import CCall, c_call
 from .openblas import CValue, address_of, function_of
 
 Scalar = float | np.ndarray
-Found = tuple[str, Callable[..., Any], type[CValue], type[CValue]]  # a C function, its types of integers and numbers
+Routine = tuple[str, Callable[..., Any], type[CValue], type[CValue]]  # a C function, its types of integers and numbers
 
 ROW_MAJOR, NO_TRANSPOSE, TRANSPOSE = 101, 111, 112  # codes of BLAS
 LEAST = 1 << 23  # multiplications that are worth another thread
@@ -215,7 +215,7 @@ def _bind(name: str, codes: Sequence[int], *arguments: object, jobs: int = 1, gr
     return made
 
 
-def _row(found: Found, row: str, codes: Sequence[int], *arguments: object, jobs: int, grain: int) -> CCall | None:
+def _row(found: Routine, row: str, codes: Sequence[int], *arguments: object, jobs: int, grain: int) -> CCall | None:
     """The function `row` of blas.c, which calls the C function that was found, as a row of a table."""
     name, _, integer, real = found
     words = [_scalar(value, real) if isinstance(value, float) else value for value in arguments]
@@ -229,7 +229,7 @@ def _scalar(value: float, real: type[CValue]) -> np.ndarray:
     return np.array(value, real)
 
 
-def _found(name: str, *arguments: object) -> Found | None:
+def _found(name: str, *arguments: object) -> Routine | None:
     """The C function, or None where it cannot take these arguments."""
     dtype = next(value.dtype for value in arguments if isinstance(value, np.ndarray) and value.ndim)
     letter, real = PRECISIONS[dtype]

@@ -18,7 +18,7 @@ import numpy as np
 
 from ..core.kernels import Call, Calls
 from . import openblas
-from .compiled import Source, build, source, text_of
+from .compiled import CSource, build, source, text_of
 from .compiler import compiler
 
 NUMBERS = {"float32": "float", "float64": "double", "int32": "int", "int64": "long long", "uint8": "unsigned char"}
@@ -33,7 +33,7 @@ class CCall:
 
     def __init__(
         self,
-        made: Source,
+        made: CSource,
         function: str,
         words: Sequence[Word],
         jobs: int = 1,
@@ -45,7 +45,7 @@ class CCall:
         self.source, self.function, self.words = made, function, words
         self.jobs, self.grain, self.scratch = jobs, grain, scratch
         self.doubt, self.check = doubt, check
-        self.alone: Table | None = None
+        self.alone: CTable | None = None
 
     def block(self) -> np.ndarray:
         """The words as C reads them."""
@@ -56,7 +56,7 @@ class CCall:
         if self.alone is None:
             if not build([self.source]):
                 raise OSError(f"{self.function} could not be compiled: {self.source.wrong}")
-            self.alone = Table([self])
+            self.alone = CTable([self])
         self.alone()
 
     @property
@@ -67,7 +67,7 @@ class CCall:
         return ctypes.cast(self.source.function(self.function), ctypes.c_void_p).value or 0
 
 
-class Table:
+class CTable:
     """Compiled calls that C makes one after the other; `call` is the one whose check is under way."""
 
     def __init__(self, calls: Sequence[CCall]) -> None:
@@ -131,7 +131,7 @@ def generated(text: str, function: str) -> Source | None:
 
 
 @cache
-def _written(file: str, dtype: np.dtype, **defines: str) -> Source | None:
+def _written(file: str, dtype: np.dtype, **defines: str) -> CSource | None:
     if dtype.name not in NUMBERS:
         return None
     names = {"T": NUMBERS[dtype.name]} | defines
@@ -158,5 +158,5 @@ def joined(calls: Sequence[Call]) -> list[Call] | None:
     made: list[Call] = []
     for kind, group in groupby(calls, type):
         run = list(group)
-        made += [Table(run)] if kind is CCall else run
+        made += [CTable(run)] if kind is CCall else run
     return made

@@ -1,6 +1,6 @@
 """C text in, functions out: a folder that keeps what a compiler has made.
 
-A `Source` is a text with functions. It is built at the first need of one of them, together with all others that are
+A `CSource` is a text with functions. It is built at the first need of one of them, together with all others that are
 wanted by then, and kept by a key of everything that its code depends on: the text, the prelude, the flags, the compiler
 and the CPU, as homes are shared between machines. A library is built in a folder of its own and moved into place whole,
 under a lock, so that ranks which start together compile it once. To load a library is to execute it; therefore the
@@ -144,7 +144,7 @@ def _tidy(most: int) -> None:
 # -- sources -----------------------------------------------------------------------------------------------------------
 
 
-class Source:
+class CSource:
     """A text with functions, each a `void f(const Word* a, long long first, long long last, char* scratch)`.
 
     Where the text says `CONTRACT`, a product and a sum may become one fused multiply-add, which tiles need for their
@@ -187,17 +187,17 @@ class Source:
         return named if self.shared else self.text
 
 
-_sources: dict[str, Source] = {}  # by key
+_sources: dict[str, CSource] = {}  # by key
 _seconds: list[float] = []  # of each time that something was compiled, waiting for others included
 
 
-def source(text: str, shared: str = "") -> Source | None:
+def source(text: str, shared: str = "") -> CSource | None:
     """What is to be built of a text, or None where there is no compiler or it failed at this text before."""
     made_by = compiler()
     if made_by is None:
         return None
     key = hashlib.sha256(f"{_common(made_by)}\0{shared}\0{text}".encode()).hexdigest()[:24]
-    found = _sources.setdefault(key, Source(text, key, shared))
+    found = _sources.setdefault(key, CSource(text, key, shared))
     return None if found.wrong else found
 
 
@@ -207,7 +207,7 @@ def _common(made_by: Compiler) -> str:
     return hashlib.sha256("\0".join((*made_by.command, made_by.macros, text_of("prelude.h"))).encode()).hexdigest()
 
 
-def build(wanted: Sequence[Source]) -> bool:
+def build(wanted: Sequence[CSource]) -> bool:
     """Make all of these ready, at once where the folder lacks several; whether that went well."""
     made_by, start = compiler(), time.perf_counter()
     if not all([s.loaded() for s in wanted]) and made_by is not None:
@@ -235,16 +235,16 @@ def build(wanted: Sequence[Source]) -> bool:
     return all(s.library is not None for s in wanted)
 
 
-def _units(lacking: Sequence[Source]) -> list[list[Source]]:
+def _units(lacking: Sequence[CSource]) -> list[list[CSource]]:
     """What is compiled as one text each: the time of a compiler's start is shared, but all processors have work."""
     shared = [s for s in lacking if s.shared]
     count = min(CORES, -(-len(shared) // LEAST))
     return [[s] for s in lacking if not s.shared] + [shared[k::count] for k in range(count)]
 
 
-def _compile(made_by: Compiler, units: Sequence[Sequence[Source]], private: Path) -> dict[Source, str]:
+def _compile(made_by: Compiler, units: Sequence[Sequence[CSource]], private: Path) -> dict[CSource, str]:
     """Compile units side by side and move what was made into the folder; the sources that failed, and why."""
-    wrong: dict[Source, str] = {}
+    wrong: dict[CSource, str] = {}
     for k in range(0, len(units), CORES):
         with ExitStack() as running:
             some = units[k : k + CORES]
@@ -256,14 +256,14 @@ def _compile(made_by: Compiler, units: Sequence[Sequence[Source]], private: Path
     return wrong
 
 
-def _begun(made_by: Compiler, unit: Sequence[Source], private: Path) -> Run:
+def _begun(made_by: Compiler, unit: Sequence[CSource], private: Path) -> Run:
     text = private / f"{unit[0].key}.c"
     text.write_text("\n".join((text_of("prelude.h"), *(s.part() for s in unit))), "utf-8")
     flags = ["-ffp-contract=fast" if CONTRACT in unit[0].text else "-ffp-contract=off"]
     return made_by.start(text, unit[0].paths(private)[0], flags)
 
 
-def _moved(unit: Sequence[Source], private: Path) -> str:
+def _moved(unit: Sequence[CSource], private: Path) -> str:
     """Move what was compiled into the folder, once for each of the unit, and load it; what is wrong with it, if any."""
     made, digest = unit[0].paths(private)
     whole = private / "whole"
@@ -316,7 +316,7 @@ def about() -> tuple[bool, str, str]:
         return False, cc.why_none(), fix
     start = time.perf_counter()
     try:
-        with _private() as private, _begun(made_by, [Source(text_of(WALKER), "trial")], Path(private)) as run:
+        with _private() as private, _begun(made_by, [CSource(text_of(WALKER), "trial")], Path(private)) as run:
             well, said = run.end()
     except OSError as error:
         well, said = False, str(error)

@@ -25,6 +25,7 @@ from ..core.simplify import identity, simplify
 from ..ops.attention import attention, attention_dx
 
 FAR = -1e4  # what hides a key is at most this: its weight is 0
+STEPS = 8  # at most so many masks, biases and scales
 
 
 class Scores(NamedTuple):
@@ -88,29 +89,29 @@ def _composition(y: Node) -> WrittenOut | None:
     return WrittenOut(scores.scale, (*scores.nodes, weights, y), (q, turned, v, *map(_with_axes, masks)))
 
 
-def _scores(x: Node) -> Scores | None:
+def _scores(x: Node, steps: int = STEPS) -> Scores | None:
     if x.op.name == "matmul":
         return Scores((x,))
     if x.op.name == "where":
         mask, shown, hidden = x.inputs
         if (number := _number(hidden)) is not None and number <= FAR:
-            return _outside(x, shown, mask=mask)
+            return _outside(x, shown, steps, mask)
         if (number := _number(shown)) is not None and number <= FAR:
-            return _outside(x, hidden, mask=OPS["logical_not"](mask))
+            return _outside(x, hidden, steps, OPS["logical_not"](mask))
     if x.op.name == "add":
         a, b = x.inputs
-        return _outside(x, a, mask=b) or _outside(x, b, mask=a)
+        return _outside(x, a, steps, b) or _outside(x, b, steps, a)
     if x.op.name in ("multiply", "divide"):
         a, b = x.inputs if _number(x.inputs[1]) is not None else x.inputs[::-1]
         number = _number(b)
         if number and (x.op.name == "multiply" or b is x.inputs[1]):
-            return _outside(x, a, scale=number if x.op.name == "multiply" else 1 / number)
+            return _outside(x, a, steps, scale=number if x.op.name == "multiply" else 1 / number)
     return None
 
 
-def _outside(x: Node, inner: Node, mask: Node | None = None, scale: float = 1.0) -> Scores | None:
+def _outside(x: Node, inner: Node, steps: int, mask: Node | None = None, scale: float = 1.0) -> Scores | None:
     """The scores `x`, made of others by a mask or a scale; what is masked already may not be scaled."""
-    found = _scores(inner) if inner.type == x.type else None
+    found = _scores(inner, steps - 1) if steps and inner.type == x.type else None
     if found is None or (mask is None and found.masks):
         return None
     return Scores((*found.nodes, x), (*found.masks, *([] if mask is None else [mask])), found.scale * scale)
@@ -126,7 +127,7 @@ def _number(node: Node) -> float | None:
 
 
 def _with_axes(mask: Node) -> Node:
-    return mask if mask.ndim > 1 else OPS["reshape"](mask, shape=(1, *mask.shape))
+    return mask if mask.ndim > 1 else OPS["reshape"](mask, shape=(1,) * (2 - mask.ndim) + mask.shape)
 
 
 # -- its gradient ------------------------------------------------------------------------------------------------------

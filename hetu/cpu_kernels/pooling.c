@@ -1,6 +1,7 @@
 // Pooling of images: windows slide over the rows and columns of planes, a plane per channel of each image.
 //
-// Jobs are planes. A row of windows is computed tap by tap, so that neighbors lie side by side.
+// Jobs are planes. Where neighbors of a row lie side by side, a row of windows is computed tap by tap; where channels do,
+// a window of many channels.
 
 #define UNROLL _Pragma("GCC unroll 9")
 
@@ -31,6 +32,29 @@ static void find_spans(const Geometry* g, Span* spans) {
     }
 }
 
+// Where channels lie side by side, a group of them is computed at a time, whatever the kernel and the stride.
+enum { GROUP = 16 };
+typedef T Pixels __attribute__((vector_size(GROUP * sizeof(T)), aligned(sizeof(T))));
+
+static inline bool is_group(const Geometry* g, long long plane, long long last) {
+    return g->plane == 1 && plane % g->channels + GROUP <= g->channels && plane + GROUP <= last;
+}
+
+// The taps of a window that lie inside the image: rows u to u_end, columns v to v_end.
+typedef struct {
+    long long u, u_end, v, v_end;
+} Part;
+
+static inline Part inside(const Geometry* g, long long i, long long j) {
+    const long long top = g->top - i * g->down, left = g->left - j * g->right;
+    return (Part){top > 0 ? top : 0, least(g->kernel_rows, g->height + top), left > 0 ? left : 0,
+                  least(g->kernel_columns, g->width + left)};
+}
+
+static inline const T* pixel_at(const Geometry* g, const T* from, long long i, long long j, long long u, long long v) {
+    return from + (i * g->down + u - g->top) * g->row + (j * g->right + v - g->left) * g->column;
+}
+
 // -- maximum ----------------------------------------------------------------------------------------------------------
 
 // A number of a tap as wide as a pixel, so that both are compared and chosen side by side.
@@ -49,20 +73,26 @@ static void max_window(const Geometry* g, const T* from, long long i, long long 
         }
 }
 
+// Forms for windows side by side know no NaN: they return a number that is not 0 where they may have met one.
+
 // One tap of `count` neighbors.
-static inline __attribute__((always_inline)) void max_tap(T* y, Tap* t, const T* x, long long count, long long step,
-                                                          Tap tap) {
+static inline __attribute__((always_inline)) Tap max_tap(T* y, Tap* t, const T* x, long long count, long long step,
+                                                         Tap tap) {
+    Tap nans = 0;
     EACH for (long long j = 0; j < count; j++) {
         const T pixel = x[j * step], best = y[j];
+        nans |= pixel != pixel;
         const Tap mine = pixel > best ? tap : 0;
         t[j] = mine > t[j] ? mine : t[j];  // taps come in rising order; so there is no store under a condition
         y[j] = pixel > best ? pixel : best;
     }
+    return nans;
 }
 
-// A row of windows, tap by tap, where all pixels are numbers.
-static void max_row(const Geometry* g, const Span* spans, const T* from, long long i, T* y, Tap* t) {
+// A row of windows, tap by tap.
+static Tap max_row(const Geometry* g, const Span* spans, const T* from, long long i, T* y, Tap* t) {
     const long long step = g->right * g->column;
+    Tap nans = 0;
     for (long long j = 0; j < g->columns; j++) y[j] = -INFINITY, t[j] = 0;
     for (long long u = 0; u < g->kernel_rows; u++) {
         const long long r = i * g->down + u - g->top;
@@ -71,34 +101,36 @@ static void max_row(const Geometry* g, const Span* spans, const T* from, long lo
             const Span at = spans[v];
             const T* const x = from + r * g->row + at.column * g->column;
             const Tap tap = u * g->kernel_columns + v;
-            if (step == 1) max_tap(y + at.begin, t + at.begin, x, at.count, 1, tap);
-            else if (step == 2) max_tap(y + at.begin, t + at.begin, x, at.count, 2, tap);
-            else max_tap(y + at.begin, t + at.begin, x, at.count, step, tap);
+            if (step == 1) nans |= max_tap(y + at.begin, t + at.begin, x, at.count, 1, tap);
+            else if (step == 2) nans |= max_tap(y + at.begin, t + at.begin, x, at.count, 2, tap);
+            else nans |= max_tap(y + at.begin, t + at.begin, x, at.count, step, tap);
         }
     }
+    return nans;
 }
 
 // `count` windows of a row that lie inside the image, with all taps in registers.
-static inline __attribute__((always_inline)) void max_inside(T* y, Tap* t, const T* x, long long row, long long count,
-                                                             const int kernel, const int right) {
+static inline __attribute__((always_inline)) Tap max_inside(T* y, Tap* t, const T* x, long long row, long long count,
+                                                            const int kernel, const int right) {
+    Tap nans = 0;
     EACH for (long long j = 0; j < count; j++) {
-        T best = -INFINITY;
-        UNROLL for (int k = 0; k < kernel * kernel; k++) {
-            const T pixel = x[k / kernel * row + k % kernel + j * right];
-            best = pixel > best ? pixel : best;
-        }
+        T best = x[j * right], sum = best;
         Tap tap = 0;
-        UNROLL for (int k = kernel * kernel - 1; k >= 0; k--) {
+        UNROLL for (int k = 1; k < kernel * kernel; k++) {
             const T pixel = x[k / kernel * row + k % kernel + j * right];
-            tap = pixel == best ? k : tap;
+            tap = pixel > best ? k : tap;
+            best = pixel > best ? pixel : best;
+            sum += pixel;
         }
         y[j] = best;
         t[j] = tap;
+        nans |= sum != sum;
     }
+    return nans;
 }
 
 // The windows of row i that lie inside the image, if their kernel and stride are usual ones; which these are.
-static Span usual(const Geometry* g, const Span* spans, const T* from, long long i, T* y, Tap* t) {
+static Span usual(const Geometry* g, const Span* spans, const T* from, long long i, T* y, Tap* t, Tap* nans) {
     const Span first = spans[0], last = spans[g->kernel_columns - 1];
     const Span in = {first.begin, last.begin + last.count - first.begin, first.column};
     const long long r = i * g->down - g->top;
@@ -107,23 +139,34 @@ static Span usual(const Geometry* g, const Span* spans, const T* from, long long
     const T* const x = from + r * g->row + in.column;
     const long long kind = fits && in.count > 0 ? 10 * g->kernel_rows + g->right : 0;
     y += in.begin, t += in.begin;
-    if (kind == 21) max_inside(y, t, x, g->row, in.count, 2, 1);
-    else if (kind == 22) max_inside(y, t, x, g->row, in.count, 2, 2);
-    else if (kind == 31) max_inside(y, t, x, g->row, in.count, 3, 1);
-    else if (kind == 32) max_inside(y, t, x, g->row, in.count, 3, 2);
-    else if (kind == 33) max_inside(y, t, x, g->row, in.count, 3, 3);
+    if (kind == 21) *nans |= max_inside(y, t, x, g->row, in.count, 2, 1);
+    else if (kind == 22) *nans |= max_inside(y, t, x, g->row, in.count, 2, 2);
+    else if (kind == 31) *nans |= max_inside(y, t, x, g->row, in.count, 3, 1);
+    else if (kind == 32) *nans |= max_inside(y, t, x, g->row, in.count, 3, 2);
+    else if (kind == 33) *nans |= max_inside(y, t, x, g->row, in.count, 3, 3);
     else return (Span){0, 0, 0};
     return in;
 }
 
-static bool all_numbers(const Geometry* g, const T* from) {
-    Tap nans = 0;
-    for (long long r = 0; r < g->height; r++)
-        for (long long c = 0; c < g->width; c++) {
-            const T pixel = from[r * g->row + c * g->column];
-            nans += pixel != pixel;
-        }
-    return !nans;
+typedef Tap Taps __attribute__((vector_size(GROUP * sizeof(Tap))));
+
+static void max_group(const Geometry* g, const T* from, T* y, unsigned char* t) {
+    const long long windows = g->rows * g->columns;
+    for (long long k = 0; k < windows; k++) {
+        const long long i = k / g->columns, j = k % g->columns;
+        const Part part = inside(g, i, j);
+        Pixels best = (Pixels){0} - (T)INFINITY;
+        Taps tap = {0};
+        for (long long u = part.u; u < part.u_end; u++)
+            for (long long v = part.v; v < part.v_end; v++) {
+                const Pixels pixels = *(const Pixels*)pixel_at(g, from, i, j, u, v);
+                const Taps greater = pixels > best, wins = greater | (pixels != pixels);
+                const Taps own = greater & (Tap)(u * g->kernel_columns + v);
+                tap = own | (~greater & tap);
+                best = (Pixels)((wins & (Taps)pixels) | (~wins & (Taps)best));
+            }
+        for (int c = 0; c < GROUP; c++) y[c * windows + k] = best[c], t[c * windows + k] = tap[c];
+    }
 }
 
 // The greatest value of each window, and the number of the tap that it lies at. `scratch` holds spans, and the taps of
@@ -137,16 +180,23 @@ void max_pool(const Word* a, long long first, long long last, char* scratch) {
     for (long long p = first; p < last; p++) {
         const T* const from = (T*)a[2].p + p / g.channels * g.image + p % g.channels * g.plane;
         T* const best = (T*)a[0].p + p * windows;
-        const bool plain = all_numbers(&g, from);
+        if (is_group(&g, p, last)) {
+            max_group(&g, from, best, (unsigned char*)a[1].p + p * windows);
+            p += GROUP - 1;
+            continue;
+        }
+        Tap nans = 0;
         for (long long i = 0; i < g.rows; i++) {
             T* const y = best + i * g.columns;
             Tap* const t = taps + i * g.columns;
-            const Span done = plain ? usual(&g, spans, from, i, y, t) : (Span){0, 0, 0};
-            if (plain && !done.count) max_row(&g, spans, from, i, y, t);
+            const Span done = usual(&g, spans, from, i, y, t, &nans);
+            if (!done.count) nans |= max_row(&g, spans, from, i, y, t);
             else
                 for (long long j = 0; j < g.columns; j++)
                     if (j < done.begin || j >= done.begin + done.count) max_window(&g, from, i, j, y + j, t + j);
         }
+        for (long long k = 0; nans && k < windows; k++)
+            max_window(&g, from, k / g.columns, k % g.columns, best + k, taps + k);
         EACH for (long long k = 0; k < windows; k++) ((unsigned char*)a[1].p)[p * windows + k] = taps[k];
     }
 }
@@ -215,6 +265,20 @@ static inline __attribute__((always_inline)) void spread_tap(T* x, const T* y, l
     EACH for (long long j = 0; j < count; j++) x[j * step] += y[j];
 }
 
+static void avg_group(const Geometry* g, const T* from, T* y) {
+    const long long windows = g->rows * g->columns;
+    const T taps = g->kernel_rows * g->kernel_columns;
+    for (long long k = 0; k < windows; k++) {
+        const long long i = k / g->columns, j = k % g->columns;
+        const Part part = inside(g, i, j);
+        Pixels sum = {0};
+        for (long long u = part.u; u < part.u_end; u++)
+            for (long long v = part.v; v < part.v_end; v++) sum += *(const Pixels*)pixel_at(g, from, i, j, u, v);
+        sum /= taps;
+        for (int c = 0; c < GROUP; c++) y[c * windows + k] = sum[c];
+    }
+}
+
 // The mean of each window; the zeros of the frame count as values; `scratch` holds spans.
 void avg_pool(const Word* a, long long first, long long last, char* scratch) {
     const Geometry g = geometry_of(a + 2);
@@ -222,23 +286,30 @@ void avg_pool(const Word* a, long long first, long long last, char* scratch) {
     const long long step = g.right * g.column;
     Span* const spans = (Span*)scratch;
     find_spans(&g, spans);
-    for (long long p = first; p < last; p++)
+    for (long long p = first; p < last; p++) {
+        const T* const from = (T*)a[1].p + p / g.channels * g.image + p % g.channels * g.plane;
+        if (is_group(&g, p, last)) {
+            avg_group(&g, from, (T*)a[0].p + p * g.rows * g.columns);
+            p += GROUP - 1;
+            continue;
+        }
         for (long long i = 0; i < g.rows; i++) {
             T* const y = (T*)a[0].p + (p * g.rows + i) * g.columns;
             for (long long j = 0; j < g.columns; j++) y[j] = 0;
             for (long long u = 0; u < g.kernel_rows; u++) {
                 const long long r = i * g.down + u - g.top;
                 if (r < 0 || r >= g.height) continue;
-                const T* const x = (T*)a[1].p + p / g.channels * g.image + p % g.channels * g.plane + r * g.row;
+                const T* const x = from + r * g.row;
                 for (const Span* at = spans; at < spans + g.kernel_columns; at++) {
-                    const T* const from = x + at->column * g.column;
-                    if (step == 1) add_tap(y + at->begin, from, at->count, 1);
-                    else if (step == 2) add_tap(y + at->begin, from, at->count, 2);
-                    else add_tap(y + at->begin, from, at->count, step);
+                    const T* const tap = x + at->column * g.column;
+                    if (step == 1) add_tap(y + at->begin, tap, at->count, 1);
+                    else if (step == 2) add_tap(y + at->begin, tap, at->count, 2);
+                    else add_tap(y + at->begin, tap, at->count, step);
                 }
             }
             for (long long j = 0; j < g.columns; j++) y[j] /= taps;
         }
+    }
 }
 
 // Each slope is spread evenly over its window; `scratch` holds spans and a row of slopes.

@@ -35,6 +35,7 @@ FOUND = {
     "twice": weighed(lambda q, k: ht.where(TRIANGLE, ht.where(LENGTHS, scores(q, k), -1e9), -1e9)),
     "biased": weighed(lambda q, k: scores(q, k) * 0.5 + BIAS),
     "added": weighed(lambda q, k: np.where(LENGTHS, 0, -1e9) + scores(q, k) * 0.5),
+    "number": weighed(lambda q, k: scores(q, k) + 2.0),
     "keys": weighed(lambda q, k: ht.where(LENGTHS[0, 0, 0], scores(q, k), -1e9)),
     "all": weighed(lambda q, k: ht.where(TRIANGLE, scores(q, k) * 0.5 + BIAS + BIAS, -1e9)),
     "float mask": lambda q, k, v: (ht.scaled_dot_product_attention(q, k, v, BIAS),),

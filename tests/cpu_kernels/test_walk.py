@@ -12,7 +12,7 @@ import pytest
 
 import hetu as ht
 from hetu.cpu_kernels import c_calls, openblas
-from hetu.cpu_kernels.c_calls import CCall, Table, joined
+from hetu.cpu_kernels.c_calls import CCall, CTable, joined
 from hetu.cpu_kernels.compiled import build, compiler, source
 
 DEADLINE = 60
@@ -54,7 +54,7 @@ def counting(jobs: int, grain: int, work: int = 0) -> tuple[CCall, np.ndarray, n
 @pytest.mark.parametrize("jobs, grain", [(0, 1), (1, 1), (7, 1), (7, 4), (7, 100), (1000, 1), (1003, 50)])
 def test_every_job_is_done_once(threads, jobs, grain):
     calls = [counting(jobs, grain) for _ in range(5)]
-    walk = Table([call for call, _, _ in calls])
+    walk = CTable([call for call, _, _ in calls])
     for _ in range(20):
         walk()
     for _, done, _ in calls:
@@ -64,7 +64,7 @@ def test_every_job_is_done_once(threads, jobs, grain):
 
 def test_work_is_divided_only_where_it_pays(threads):
     (whole, _, one), (cut, _, several) = counting(8, 8), counting(4000, 1, work=20000)
-    walk = Table([whole, cut])
+    walk = CTable([whole, cut])
     walk()
     assert len({*one.tolist()}) == 1 and one[0] in several
     assert threads == 1 or len({*several.tolist()}) > 1
@@ -73,7 +73,7 @@ def test_work_is_divided_only_where_it_pays(threads):
 
 def test_several_callers_at_once(threads):
     calls = [counting(500, 1, work=100) for _ in range(6)]
-    walks = [Table([call]) for call, _, _ in calls]
+    walks = [CTable([call]) for call, _, _ in calls]
     workers = [threading.Thread(target=lambda w=w: [w() for _ in range(50)]) for w in walks]
     for worker in workers:
         worker.start()
@@ -85,7 +85,7 @@ def test_several_callers_at_once(threads):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_threads_do_not_survive_a_fork_and_come_back():
     call, done, _ = counting(100, 1, work=1000)
-    walk = Table([call])
+    walk = CTable([call])
     walk()
     read, write = os.pipe()
     child = os.fork()
@@ -121,7 +121,7 @@ def test_a_walk_stops_at_a_doubt_and_goes_on_where_a_check_finds_nothing(wrong):
         check = CCall(made, "in_range", (value, doubt), doubt=doubt, check=lambda k=k: seen.append(k))
         calls += [check, call]
         dones.append(done)
-    walk = Table(calls)
+    walk = CTable(calls)
     for k in wrong:
         values[k][0] = -1
     walk()
