@@ -125,7 +125,7 @@ def c_call(
     return None if made is None or made.wrong else CCall(made, function, words, jobs, grain, scratch)
 
 
-def generated(text: str, function: str) -> Source | None:
+def generated(text: str, function: str) -> CSource | None:
     """A text of this one function, or None where it cannot be compiled."""
     return source(text, shared=function) if _walk() is not None else None
 

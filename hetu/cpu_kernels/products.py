@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from .c_calls import CCall, c_call
-from .compiled import cpu
+from .compiler import compiler
 
 LEAST = 1 << 23  # multiplications that are worth another thread
 STRIP, HIGH, MOST = 32, 192, 12  # of panels.h and products.c, the last at its most
@@ -56,4 +56,5 @@ def pays(m: int, n: int, k: int) -> bool:
     """
     whole = -(-n // STRIP) * STRIP <= 1.1 * n  # few columns only fill the last panel
     enough = m >= 128 and 16 <= k <= 1024 and k * n <= 1 << 18 and m * n * k >= 1 << 21
-    return whole and enough and "avx512f" in cpu()
+    made_by = compiler()
+    return whole and enough and made_by is not None and "__AVX512F__" in made_by.macros
