@@ -180,7 +180,7 @@ class _Lines:
         """Whether the memory of a value is free behind line n."""
         return o >= self.count and self.last[o] == n and o not in self.form.results
 
-    def _out(self, n: int, line: Line) -> np.ndarray:
+    def _out(self, n: int, line: Line) -> Any:
         """Where a line writes: its own place, over an operand, in memory that is free until then, or in more."""
         if n in self.place:
             self.spare = [x for x in self.spare if x is not self.place[n]]
@@ -189,7 +189,8 @@ class _Lines:
         over = [
             self.known[o] for o in operands if isinstance(o, int) and line.operands.count(o) == 1 and self._ends(o, n)
         ]
-        type_, end = self.values[n].type, self.last.get(n, NEVER) if n not in self.form.results else NEVER
+        type_: Any = self.values[n].type
+        end = self.last.get(n, NEVER) if n not in self.form.results else NEVER
         for x in (*over, *self.spare):
             fits = (x.shape, x.dtype) == (type_.shape, type_.dtype) and self.until.get(id(x), NEVER + 1) > end
             if fits and (id(x) not in self.until or not self._read_later(x, n)):
