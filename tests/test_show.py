@@ -312,7 +312,7 @@ def test_a_program_shows_its_memory_plan():
     x = ht.placeholder("x", (64, 8))
     program = ht.Executor([ht.sum(ht.exp(x @ np.ones((8, 8), np.float32)))]).program({x: np.zeros((64, 8))})
     text = "".join(ElementTree.fromstring(program._repr_svg_()).itertext())
-    assert "peak 2.00 KiB" in text and "%2 matmul" in text and "%4 sum" in text
+    assert "peak 2.00 KiB" in text and "%2 matmul" in text and "%3 fused" in text
     assert "exp" not in text, "it overwrites the product"
     assert repr(program) == f"<Program of {len(program.steps)} instructions, {program.plan.arena_bytes:,} bytes>"
 

@@ -43,9 +43,12 @@ def taken_apart(outputs: Sequence[Node], fits: Callable[[Node], bool]) -> tuple[
     def parts_of(node: Node) -> Parts | None:
         looked = looked_at(node)
         parts = None if looked is None and node.op.check_rule is not None else _parts(node, fits, scalars)
-        for part in parts or ():
-            if looked is not None and part not in node.inputs:
-                checks.setdefault(part, []).append(looked)
+        if looked is not None and parts is not None:
+            if not all(part in node.inputs or fits(part) for part in parts):
+                return None
+            for part in parts:
+                if part not in node.inputs:
+                    checks.setdefault(part, []).append(looked)
         return parts
 
     def rule(node: Node, inputs: Parts) -> Node | None:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from graphlib import TopologicalSorter
 from math import prod
 from typing import Any
 
-from ..core.graph import OPS, Node, origin_of, readers_of, remade
+from ..core.graph import OPS, Node, origin_of, readers_of, remade, topological
 from ..core.memory import in_line
 from ..core.op import Role
 from ..core.types import Shape, TensorType
@@ -156,6 +157,17 @@ def number_of(node: Node) -> Number | None:
     return node.dtype.name, node.attrs["value"].item()
 
 
+def _in_line(outputs: Sequence[Node], checks: Checks) -> dict[Node, tuple[Node, ...]]:
+    """As `in_line`; a part whose check looks at arrays comes after these too."""
+    looked_at = {part: [x for check in found for x in check.arrays] for part, found in checks.items()}
+    arrays = [x for node in topological(outputs) for x in looked_at.get(node, ())]
+    found = {n: (*before, *looked_at.get(n, ())) for n, before in in_line((*arrays, *outputs)).items()}
+    place = {node: k for k, node in enumerate(found)}
+    if all(place[i] < place[n] for n, before in found.items() for i in before):
+        return found
+    return {node: found[node] for node in TopologicalSorter(found).static_order()}
+
+
 # -- the units of a graph ----------------------------------------------------------------------------------------------
 
 
@@ -166,7 +178,7 @@ class _Units:
     """
 
     def __init__(self, outputs: Sequence[Node], checks: Checks) -> None:
-        self.outputs, self.checks, self.earlier = outputs, checks, in_line(outputs)
+        self.outputs, self.checks, self.earlier = outputs, checks, _in_line(outputs, checks)
         self.nodes = [*self.earlier]
         self.kept = set(outputs)
         self.at = {node: k for k, node in enumerate(self.nodes)}
