@@ -54,7 +54,6 @@ CHOSEN = {  # environment variables that a user sets
         "the command of the C compiler for the kernels of a CPU; `0` for none, and NumPy computes",
         "`cc`, `gcc`, `clang` or that of the extra `[cc]`",
     ),
-    "HETU_LANES": ("`0`: the pieces of one instruction run one after the other, not in threads side by side", "on"),
     "HETU_BLAS": ("`0`: NumPy's own products take the place of direct calls of its BLAS", "on"),
     "HETU_MPIEXEC": ("the `mpiexec` that `heturun` starts ranks with", "that of the MPI wheel"),
 }

@@ -113,10 +113,6 @@ class Kernels:
         """The array module, with faster functions in the place of some of its own."""
         return xp
 
-    def together(self, steps: Sequence[Calls]) -> tuple[Sequence[Calls], AbstractContextManager[Any]]:
-        """The calls of each instruction as they run best in one program, and a context to enter around each run."""
-        return steps, nullcontext()
-
     def joined(self, calls: Calls) -> Calls | None:
         """The calls of a program with as few as may be; None where some cannot be made, and all are bound again."""
         return calls

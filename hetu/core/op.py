@@ -36,7 +36,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 P = ParamSpec("P")  # of a forward function, the module apart: inputs, then attributes
 R = TypeVar("R", covariant=True)  # what a call makes: Node, or a tuple of nodes
 Infer = Callable[..., NodeType]
-MANY = 1 << 20  # elements that are worth a lane of their own
 FEW = 1 << 12  # elements, up to which the overhead of a call counts
 
 

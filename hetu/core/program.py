@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -94,8 +94,6 @@ class Program:
     def _bound(self) -> Calls | None:
         """Bind all nodes; None where the room promised what it then could not make, and knows better now."""
         self.steps = [step for node in self.plan.nodes if (step := self._bind(node)) is not None]
-        calls, self.around = kernels_of(self.xp).together([step.calls for step in self.steps])
-        self.steps = [replace(step, calls=tuple(own)) for step, own in zip(self.steps, calls)]
         return kernels_of(self.xp).joined(self._flat_calls())
 
     def _bind(self, node: Node) -> Step | None:
@@ -184,9 +182,8 @@ class Program:
             if self.captured is not None:
                 self.captured.run()
             else:
-                with self.around:
-                    for call in self.calls:
-                        call()
+                for call in self.calls:
+                    call()
         except BaseException as error:
             call = call if self.captured is None else self.captured.call
             raise self._explained(error, getattr(call, "call", call)) from error.__cause__

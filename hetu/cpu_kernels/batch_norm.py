@@ -1,4 +1,4 @@
-"""Batch normalization in few passes over whole channels, with sums by BLAS and einsum, in lanes.
+"""Batch normalization in few passes over whole channels, with sums by BLAS and einsum.
 
 Where channels come last it is a group, see `groups.py`. Gain: 1.9 times the speed of the forward functions. Off with
 `HETU_KERNELS=0`.
@@ -14,9 +14,7 @@ import numpy as np
 
 from ..core.backend import Scratch
 from ..core.kernels import Call
-from ..core.op import MANY
 from ..ops.batch_norm import batch_norm_dx, batch_norm_train
-from . import lanes
 from .recipes import kernel
 
 
@@ -39,34 +37,22 @@ def batch_norm_train_bind(
     planes, result, sums = _planes(x, axis), _planes(y, axis), _PlaneSums(x, axis)
     lift, factor = mean[:, None], np.empty_like(mean)
 
-    def center(part: slice) -> list[Call]:
-        return [partial(np.subtract, planes[part], lift, result[part])]
-
-    def finish(part: slice) -> list[Call]:
-        some = result[part]
-        return [partial(np.multiply, some, factor[:, None], some), partial(np.add, some, bias[:, None], some)]
-
     def weigh() -> None:
         np.divide(scale, np.sqrt(var + epsilon), factor)
 
-    least = _least(planes)
     return [
         *sums.mean(planes, mean),
-        *(lanes.over(len(planes), center, least) or ()),
+        partial(np.subtract, planes, lift, result),
         *sums.mean_of_product(result, result, var),
         weigh,
-        *(lanes.over(len(planes), finish, least) or ()),
+        partial(np.multiply, result, factor[:, None], result),
+        partial(np.add, result, bias[:, None], result),
     ]
 
 
 def _planes(x: np.ndarray, axis: int) -> np.ndarray:
     """A view (before, channels, after) of a contiguous array."""
     return x.reshape(int(np.prod(x.shape[:axis])), x.shape[axis], -1)
-
-
-def _least(planes: np.ndarray) -> int:
-    """How much of the first axis is worth a lane."""
-    return -(-MANY * len(planes) // planes.size)
 
 
 class _PlaneSums:
@@ -86,11 +72,8 @@ class _PlaneSums:
         ]
 
     def mean_of_product(self, a: np.ndarray, b: np.ndarray, out: np.ndarray) -> list[Call]:
-        def planes(part: slice) -> list[Call]:
-            return [partial(np.einsum, "nci,nci->nc", a[part], b[part], out=self.partial[part])]
-
         return [
-            *(lanes.over(len(a), planes, _least(a)) or ()),
+            partial(np.einsum, "nci,nci->nc", a, b, out=self.partial),
             partial(np.matmul, self.ones_before, self.partial, out),
             partial(np.divide, out, self.count, out),
         ]
@@ -126,25 +109,15 @@ def batch_norm_dx_bind(
         np.multiply(-factor * inverse, dscale, along)
         np.multiply(factor, dbias, shift)
 
-    def center(part: slice) -> list[Call]:
-        return [partial(np.subtract, xs[part], mean[:, None], term[part])]
-
-    def finish(part: slice) -> list[Call]:
-        some, made = term[part], result[part]
-        return [
-            partial(np.multiply, some, along[:, None], some),
-            partial(np.multiply, gs[part], factor[:, None], made),
-            partial(np.add, made, some, made),
-            partial(np.subtract, made, shift[:, None], made),
-        ]
-
-    least = _least(xs)
     return [
-        *(lanes.over(len(xs), center, least) or ()),
+        partial(np.subtract, xs, mean[:, None], term),
         *sums.mean(gs, dbias),
         *sums.mean_of_product(gs, term, dscale),
         weigh,
-        *(lanes.over(len(xs), finish, least) or ()),
+        partial(np.multiply, term, along[:, None], term),
+        partial(np.multiply, gs, factor[:, None], result),
+        partial(np.add, result, term, result),
+        partial(np.subtract, result, shift[:, None], result),
         partial(np.multiply, dbias, sums.count, dbias),
         partial(np.multiply, dscale, sums.count, dscale),
     ]

@@ -23,7 +23,6 @@ from ..core.kernels import Call
 from ..core.op import op
 from ..core.types import TensorType
 from ..ops.window import Pair
-from . import lanes
 
 LEAST = 1 << 18  # elements of a lane
 STRIP = 16  # images transposed at a time: more would fall on the same cache lines
@@ -89,7 +88,7 @@ def phase_columns_bind(xp: ModuleType, out: Any, x: Any, *, kernel: Pair, paddin
         windows = _windows(frame, columns[:, :, :, part].shape)
         return [*calls, partial(np.copyto, columns[:, :, :, part], windows), partial(ones[part].fill, 1)]
 
-    return lanes.over(pooled[0], build, -(-LEAST * pooled[0] // out.size))
+    return build(slice(0, pooled[0]))
 
 
 def _framed(x: np.ndarray, rows: slice, padding: Any) -> tuple[np.ndarray, list[Call]]:
@@ -156,7 +155,7 @@ def phase_columns_dx_bind(
             calls.append(partial(np.copyto, out[part], frame[part, inner[0], inner[1]]))
         return calls
 
-    return lanes.over(len(out), build, -(-LEAST * len(out) // d.size))
+    return build(slice(0, len(out)))
 
 
 def _weights_type(w: TensorType, b: TensorType) -> TensorType:
@@ -263,10 +262,10 @@ def phase_pool_bind(xp: ModuleType, out: Any, z: Any) -> list[Call] | None:
         return None
     (y, chosen), z = out, z.reshape(out[1].shape)
 
-    def build(part: slice) -> list[Call]:  # as the product that made them is cut: they lie in the cache of their lane
+    def build(part: slice) -> list[Call]:
         return _pool_calls(y[:, part], chosen[..., part], z[..., part])
 
-    return lanes.over(y.shape[1], build, -(-LEAST * y.shape[1] // z.size))
+    return build(slice(0, y.shape[1]))
 
 
 def _pool_calls(y: np.ndarray, chosen: np.ndarray, z: np.ndarray) -> list[Call]:

@@ -1,4 +1,4 @@
-"""What this room offers: recipes that compute operators on a CPU, its passes, BLAS and lanes.
+"""What this room offers: recipes that compute operators on a CPU, its passes and BLAS.
 
 A recipe, `(xp, out, *arrays, **attrs)`, returns calls bound to its arrays, or None where it declines them. A file
 enters it for the operators it computes: `@kernel(relu)`. The operators of optimizers' rules, which anybody makes at any
@@ -8,13 +8,13 @@ time, are known by having a rule.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from importlib import import_module
 from typing import Any
 
 from ..core.backend import Scratch
 from ..core.kernels import Call, Calls, Kernels, RoomPass
-from . import blas, compiled, lanes, openblas
+from . import blas, compiled, openblas
 from .c_calls import checked, joined
 from .ufuncs import bound_ufunc
 
@@ -60,10 +60,6 @@ class CpuKernels(Kernels):
 
     def ufunc(self, ufunc: Any, arrays: Sequence[Any], out: Any) -> list[Call]:
         return bound_ufunc(ufunc, arrays, out)
-
-    def together(self, steps: Sequence[Calls]) -> tuple[Sequence[Calls], AbstractContextManager[Any]]:
-        divided = any(lanes.is_divided(call) for calls in steps for call in calls)
-        return steps, lanes.session if divided else nullcontext()
 
     def joined(self, calls: Calls) -> Calls | None:
         return joined(calls)

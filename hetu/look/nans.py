@@ -79,14 +79,13 @@ def _any_nan(xp: Any, arrays: Iterable[Any]) -> bool:
 
 def find_nan(program: Program) -> None:
     """Run step by step; NumericError at the first step that makes a NaN. Needs a program without donation."""
-    with program.around:
-        for index, step in enumerate(program.steps):
-            for call in step.calls:
-                call()
-            outs: Sequence[Any] = step.out if isinstance(step.out, tuple) else (step.out,)
-            for array in outs:
-                if array.dtype.kind == "f" and bool(program.xp.isnan(array).any()):
-                    raise _nan_error(program, index)
+    for index, step in enumerate(program.steps):
+        for call in step.calls:
+            call()
+        outs: Sequence[Any] = step.out if isinstance(step.out, tuple) else (step.out,)
+        for array in outs:
+            if array.dtype.kind == "f" and bool(program.xp.isnan(array).any()):
+                raise _nan_error(program, index)
 
 
 def _nan_error(program: Program, index: int) -> NumericError:

@@ -194,7 +194,7 @@ def profile_program(program: Program, repeat: int = 5, timer: Callable[[], int] 
     before = {variable: program.state.arrays[variable.name].copy() for variable in program.updates}
     times: list[list[float]] = [[] for _ in program.steps]
     try:
-        with np.errstate(all="ignore"), program.around:
+        with np.errstate(all="ignore"):
             np.setbufsize(2048)  # as in `Executor.run`; ends with the block
             for _ in range(repeat + 1):
                 for step, seen in zip(program.steps, times):
