@@ -88,11 +88,14 @@ void pack_kernel(const Word* a, long long first, long long last, char* scratch) 
             width = panel(outputs - o);
             T* to = (T*)a[0].p + (group * strips * STRIP + o) * depth;
             const T* const from = (T*)a[1].p + (group * a[8].n) + o * output;
-            for (long long c = 0; c < channels; c++, to += width)  // taps are innermost, as they are neighbors
-                for (long long k = 0; k < width; k++)
-                    for (long long t = 0; t < taps; t++)
-                        to[t * channels * width + k] =
-                            o + k < outputs ? from[k * output + c * channel + places[t]] : 0;
+            const long long count = least(width, outputs - o);
+            for (long long c = 0; c < channels; c++, to += width)  // the taps of a channel are neighbors
+                for (long long t = 0; t < taps; t++) {
+                    const T* const taken = from + c * channel + places[t];
+                    T* const row = to + t * channels * width;
+                    for (long long k = 0; k < count; k++) row[k] = taken[k * output];
+                    for (long long k = count; k < width; k++) row[k] = 0;
+                }
         }
     }
 }
@@ -222,8 +225,9 @@ void unpack_kernel(const Word* a, long long first, long long last, char* scratch
             width = panel(outputs - o);
             const T* from = (T*)a[0].p + (group * strips * STRIP + o) * depth;
             T* const to = (T*)a[1].p + (group * a[8].n) + o * output;
+            const long long count = least(width, outputs - o);
             for (long long c = 0; c < channels; c++, from += width)
-                for (long long k = 0; k < least(width, outputs - o); k++)
+                for (long long k = 0; k < count; k++)
                     for (long long t = 0; t < taps; t++)
                         to[k * output + c * channel + places[t]] = from[t * channels * width + k];
         }
