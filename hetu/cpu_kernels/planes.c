@@ -5,15 +5,10 @@
 
 #include "geometry.h"
 
-// Numbers of `step` apart become neighbors: a vector at a time, the last ones with some once more, as a loop over the
-// rest costs more.
+// Numbers of `step` apart become neighbors.
 static inline void copy_columns(T* to, const T* from, long long count, long long step) {
     if (step == 1) memcpy(to, from, count * sizeof(T));
-    else if (step == 2 && count >= LANES)
-        for (long long k = 0, at; k < count; k += LANES) {
-            at = least(k, count - LANES);
-            EACH for (long long j = 0; j < LANES; j++) to[at + j] = from[2 * (at + j)];
-        }
+    else if (step == 2) EACH for (long long k = 0; k < count; k++) to[k] = from[2 * k];
     else for (long long k = 0; k < count; k++) to[k] = from[k * step];
 }
 
@@ -120,7 +115,7 @@ void convolve_planes(const Word* a, long long first, long long last, char* scrat
     const Images out = images_of(a), in = images_of(a + 5);
     const Planes p = planes_of(a);
     const long long bands = (p.g.rows + p.g.band - 1) / p.g.band, columns = p.g.columns;
-    const long long pitch = up(p.g.band * p.pitch, LANES) + FLAT;
+    const long long column = out.column, pitch = up(p.g.band * p.pitch, LANES) + FLAT;
     T *const sums = (T*)scratch, *const band = sums + 4 * pitch;
     for (long long job = first; job < last; job++) {
         const long long n = job / bands / p.g.groups, group = job / bands % p.g.groups, start = job % bands * p.g.band;
@@ -130,12 +125,13 @@ void convolve_planes(const Word* a, long long first, long long last, char* scrat
         for (long long o = 0, some; o < p.g.outputs; o += some) {
             some = some_outputs(&p, band, weights, o, rows * p.pitch, sums, pitch);
             T* const to = out.image + n * out.number + (group * p.g.outputs + o) * out.channel + start * out.row;
-            for (long long k = 0; k < some * rows; k++) {
-                const T* const from = sums + k / rows * pitch + k % rows * p.pitch;
-                T* const row = to + k / rows * out.channel + k % rows * out.row;
-                if (out.column == 1) memcpy(row, from, columns * sizeof(T));
-                else for (long long j = 0; j < columns; j++) row[j * out.column] = from[j];
-            }
+            for (long long k = 0; k < some; k++)
+                for (long long i = 0; i < rows; i++) {
+                    const T* const from = sums + k * pitch + i * p.pitch;
+                    T* const row = to + k * out.channel + i * out.row;
+                    if (column == 1) memcpy(row, from, columns * sizeof(T));
+                    else EACH for (long long j = 0; j < columns; j++) row[j * column] = from[j];
+                }
         }
     }
 }
