@@ -29,29 +29,31 @@ static Planes planes_of(const Word* a) {
     return (Planes){g, a[30].n, a[31].n, a[32].n, a[33].p, pitch, high * pitch, g.down * g.right * high * pitch};
 }
 
-// The rows at `down` and columns at `right` within a step, as far as the image has any.
-static void copy_plane(T* to, const Planes* p, const Images* in, const T* from, long long rows, long long start,
-                       long long down, long long right) {
-    const long long x = p->g.left + right, begin = x < 0 ? (p->g.right - 1 - x) / p->g.right : 0;
-    const long long end = x >= p->g.width ? 0 : least((p->g.width - 1 - x) / p->g.right + 1, p->pitch);
-    const long long step = p->g.right * in->column, height = p->g.height, by = p->g.down;
-    const long long pitch = p->pitch, row = in->row;
-    long long y = start * by + p->g.top + down;
-    from += (x + begin * p->g.right) * in->column, to += begin;
-    for (long long r = down; r < rows && begin < end; r += by, y += by, to += pitch)
-        if (y >= 0 && y < height) copy_columns(to, from + y * row, end - begin, step);
-}
-
-// The rows that `rows` output rows from `start` on read, in all channels of a group, padded.
+// The rows that `rows` output rows from `start` on read, in all channels of a group, padded. Rows of the image are read in
+// their order, as memory wants it.
 static void copy_planes(T* to, const Planes* p, const Images* in, long long n, long long group, long long start,
                         long long rows) {
     const Geometry* const g = &p->g;
-    const T* from = in->image + n * in->number + group * g->channels * in->channel;
+    const long long right = g->right, down = g->down, step = right * in->column, size = p->size;
+    const long long high = (rows - 1) * down + g->tall;
+    long long begin[right], count[right];  // of a row of each plane: the first column that is in the image, and how many
+    for (long long v = 0; v < right; v++) {
+        const long long x = g->left + v;
+        begin[v] = x < 0 ? (right - 1 - x) / right : 0;
+        count[v] = (x >= g->width ? 0 : least((g->width - 1 - x) / right + 1, p->pitch)) - begin[v];
+    }
     memset(to, 0, (g->channels * p->all + FLAT) * sizeof(T));
-    for (long long c = 0; c < g->channels; c++, from += in->channel)
-        for (long long u = 0; u < g->down; u++)
-            for (long long v = 0; v < g->right; v++, to += p->size)
-                copy_plane(to, p, in, from, (rows - 1) * g->down + g->tall, start, u, v);
+    for (long long c = 0; c < g->channels; c++, to += p->all)
+        for (long long r = 0, i = 0, u = 0; r < high; r++) {
+            const long long y = start * down + g->top + r;
+            const T* const from = in->image + n * in->number + (group * g->channels + c) * in->channel + y * in->row;
+            T* const line = to + u * right * size + i * p->pitch;
+            for (long long v = 0; v < right && y >= 0 && y < g->height; v++)
+                if (count[v] > 0)
+                    copy_columns(
+                        line + v * size + begin[v], from + (g->left + v + begin[v] * right) * in->column, count[v], step);
+            if (++u == down) u = 0, i++;
+        }
 }
 
 // Tiles of 1, 2 or 4 outputs and some vectors of pixels, whose sums are names as in `tile.h`.
