@@ -129,7 +129,7 @@ print(sums)
 
 
 # %%
-@ht.op(dims="...,...->...", cuda="y = x / (1 + fabs(x)) * scale")
+@ht.op(dims="...,...->...", code="y = x / (1 + fabs(x)) * scale")
 def soft(xp, x, scale):
     """x / (1 + |x|) * scale"""
     return x / (1 + xp.abs(x)) * scale

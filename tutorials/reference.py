@@ -167,7 +167,7 @@ def dims(op: Op) -> str:
 
 
 def cuda(op: Op) -> str:
-    generated = op.cuda or op.__module__ == GROUP  # which joins the expressions of others
+    generated = op.code or op.__module__ == GROUP  # which joins the expressions of others
     return "expression" if generated else "whole kernel" if KERNELS.function(op) else "CuPy runs forward"
 
 

@@ -1,8 +1,7 @@
 """The words of the benchmark's models in hetu, and a step of it.
 
 Written with plain operators on variables that hold the given initial weights, instead of the layers of `hetu.nn`, which
-bring their own; the graphs come out the same. There is no operator for a GRU or for a bag of ids: the first is unrolled
-as in `hetu.nn.GRU`, the second is a sum of embeddings.
+bring their own; the graphs come out the same. A bag of ids is a sum of embeddings.
 """
 
 from __future__ import annotations
@@ -161,12 +160,7 @@ class Words:
         return self._both(run, x, name, both)
 
     def gru(self, x: ht.Node, name: str, inputs: int, hidden: int, both: bool) -> tuple[ht.Node, ht.Node]:
-        def run(x: ht.Node, *weights: ht.Node) -> tuple[ht.Node, ht.Node]:
-            layer = ht.nn.GRU(inputs, hidden)
-            layer.weight, layer.recurrent, layer.bias, layer.recurrent_bias = weights
-            return layer(x)
-
-        return self._both(run, x, name, both)
+        return self._both(ht.gru, x, name, both)
 
     def _both(self, run: Callable[..., tuple[ht.Node, ht.Node]], x: ht.Node, name: str, both: bool) -> Any:
         """One way or both ways, side by side."""

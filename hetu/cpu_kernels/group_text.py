@@ -163,7 +163,7 @@ class _CWriter:
 
     def _place(self, k: int) -> str:
         move = self.layout.inner[k]
-        index = {0: "0", 1: "j"}.get(move, f"j * {self._name(k)}_s")
+        index = "0" if move == 0 else "j" if move == 1 else f"j * {self._name(k)}_s"
         return f"{self._pointer(k)}[{index}]"
 
     # -- folds over rows -----------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from ..core.op import Op
 from ..core.types import TensorType
 from ..fuse.form import FOLDS, Form, Line, fused, overwritten
 from ..fuse.group import DTYPES, fuse, rows_of_fold
-from .c_calls import CCall
+from .c_calls import CCall, compiles
 from .compiled import source
 from .group_text import STRIP, GroupLayout, text_of
 from .recipes import kernel
@@ -90,7 +90,7 @@ def compiled(form: Form, outs: Sequence[np.ndarray], arrays: Sequence[np.ndarray
     moves = tuple(tuple(s != 0 for s in own[:split]) for own in strides)
     layout = GroupLayout(len(rows), moves, tuple(s if s in (0, 1) else "s" for s in inner))
     text = text_of(form, layout)
-    made = source(text.text, shared="group")
+    made = source(text.text, shared="group") if compiles() else None
     if made is None:
         return None
     folds = any(v.fold for v in form.values())
@@ -180,7 +180,7 @@ class _Lines:
         """Whether the memory of a value is free behind line n."""
         return o >= self.count and self.last[o] == n and o not in self.form.results
 
-    def _out(self, n: int, line: Line) -> np.ndarray:
+    def _out(self, n: int, line: Line) -> Any:
         """Where a line writes: its own place, over an operand, in memory that is free until then, or in more."""
         if n in self.place:
             self.spare = [x for x in self.spare if x is not self.place[n]]
@@ -189,7 +189,8 @@ class _Lines:
         over = [
             self.known[o] for o in operands if isinstance(o, int) and line.operands.count(o) == 1 and self._ends(o, n)
         ]
-        type_, end = self.values[n].type, self.last.get(n, NEVER) if n not in self.form.results else NEVER
+        type_: Any = self.values[n].type
+        end = self.last.get(n, NEVER) if n not in self.form.results else NEVER
         for x in (*over, *self.spare):
             fits = (x.shape, x.dtype) == (type_.shape, type_.dtype) and self.until.get(id(x), NEVER + 1) > end
             if fits and (id(x) not in self.until or not self._read_later(x, n)):

@@ -1,6 +1,7 @@
 // Pooling of images: windows slide over the rows and columns of planes, a plane per channel of each image.
 //
-// Jobs are planes. A row of windows is computed tap by tap, so that neighbors lie side by side.
+// Jobs are planes. Where neighbors of a row lie side by side, a row of windows is computed tap by tap; where channels do,
+// a window of many channels.
 
 #define UNROLL _Pragma("GCC unroll 9")
 
@@ -29,6 +30,29 @@ static void find_spans(const Geometry* g, Span* spans) {
         const long long end = start >= g->width ? 0 : least((g->width - 1 - start) / g->right + 1, g->columns);
         spans[v] = (Span){begin, end > begin ? end - begin : 0, start + begin * g->right};
     }
+}
+
+// Where channels lie side by side, a group of them is computed at a time, whatever the kernel and the stride.
+enum { GROUP = 16 };
+typedef T Pixels __attribute__((vector_size(GROUP * sizeof(T)), aligned(sizeof(T))));
+
+static inline bool is_group(const Geometry* g, long long plane, long long last) {
+    return g->plane == 1 && plane % g->channels + GROUP <= g->channels && plane + GROUP <= last;
+}
+
+// The taps of a window that lie inside the image: rows u to u_end, columns v to v_end.
+typedef struct {
+    long long u, u_end, v, v_end;
+} Part;
+
+static inline Part inside(const Geometry* g, long long i, long long j) {
+    const long long top = g->top - i * g->down, left = g->left - j * g->right;
+    return (Part){top > 0 ? top : 0, least(g->kernel_rows, g->height + top), left > 0 ? left : 0,
+                  least(g->kernel_columns, g->width + left)};
+}
+
+static inline const T* pixel_at(const Geometry* g, const T* from, long long i, long long j, long long u, long long v) {
+    return from + (i * g->down + u - g->top) * g->row + (j * g->right + v - g->left) * g->column;
 }
 
 // -- maximum ----------------------------------------------------------------------------------------------------------
@@ -124,6 +148,27 @@ static Span usual(const Geometry* g, const Span* spans, const T* from, long long
     return in;
 }
 
+typedef Tap Taps __attribute__((vector_size(GROUP * sizeof(Tap))));
+
+static void max_group(const Geometry* g, const T* from, T* y, unsigned char* t) {
+    const long long windows = g->rows * g->columns;
+    for (long long k = 0; k < windows; k++) {
+        const long long i = k / g->columns, j = k % g->columns;
+        const Part part = inside(g, i, j);
+        Pixels best = (Pixels){0} - (T)INFINITY;
+        Taps tap = {0};
+        for (long long u = part.u; u < part.u_end; u++)
+            for (long long v = part.v; v < part.v_end; v++) {
+                const Pixels pixels = *(const Pixels*)pixel_at(g, from, i, j, u, v);
+                const Taps greater = pixels > best, wins = greater | (pixels != pixels);
+                const Taps own = greater & (Tap)(u * g->kernel_columns + v);
+                tap = own | (~greater & tap);
+                best = (Pixels)((wins & (Taps)pixels) | (~wins & (Taps)best));
+            }
+        for (int c = 0; c < GROUP; c++) y[c * windows + k] = best[c], t[c * windows + k] = tap[c];
+    }
+}
+
 // The greatest value of each window, and the number of the tap that it lies at. `scratch` holds spans, and the taps of
 // a plane.
 void max_pool(const Word* a, long long first, long long last, char* scratch) {
@@ -135,6 +180,11 @@ void max_pool(const Word* a, long long first, long long last, char* scratch) {
     for (long long p = first; p < last; p++) {
         const T* const from = (T*)a[2].p + p / g.channels * g.image + p % g.channels * g.plane;
         T* const best = (T*)a[0].p + p * windows;
+        if (is_group(&g, p, last)) {
+            max_group(&g, from, best, (unsigned char*)a[1].p + p * windows);
+            p += GROUP - 1;
+            continue;
+        }
         Tap nans = 0;
         for (long long i = 0; i < g.rows; i++) {
             T* const y = best + i * g.columns;
@@ -215,6 +265,20 @@ static inline __attribute__((always_inline)) void spread_tap(T* x, const T* y, l
     EACH for (long long j = 0; j < count; j++) x[j * step] += y[j];
 }
 
+static void avg_group(const Geometry* g, const T* from, T* y) {
+    const long long windows = g->rows * g->columns;
+    const T taps = g->kernel_rows * g->kernel_columns;
+    for (long long k = 0; k < windows; k++) {
+        const long long i = k / g->columns, j = k % g->columns;
+        const Part part = inside(g, i, j);
+        Pixels sum = {0};
+        for (long long u = part.u; u < part.u_end; u++)
+            for (long long v = part.v; v < part.v_end; v++) sum += *(const Pixels*)pixel_at(g, from, i, j, u, v);
+        sum /= taps;
+        for (int c = 0; c < GROUP; c++) y[c * windows + k] = sum[c];
+    }
+}
+
 // The mean of each window; the zeros of the frame count as values; `scratch` holds spans.
 void avg_pool(const Word* a, long long first, long long last, char* scratch) {
     const Geometry g = geometry_of(a + 2);
@@ -222,23 +286,30 @@ void avg_pool(const Word* a, long long first, long long last, char* scratch) {
     const long long step = g.right * g.column;
     Span* const spans = (Span*)scratch;
     find_spans(&g, spans);
-    for (long long p = first; p < last; p++)
+    for (long long p = first; p < last; p++) {
+        const T* const from = (T*)a[1].p + p / g.channels * g.image + p % g.channels * g.plane;
+        if (is_group(&g, p, last)) {
+            avg_group(&g, from, (T*)a[0].p + p * g.rows * g.columns);
+            p += GROUP - 1;
+            continue;
+        }
         for (long long i = 0; i < g.rows; i++) {
             T* const y = (T*)a[0].p + (p * g.rows + i) * g.columns;
             for (long long j = 0; j < g.columns; j++) y[j] = 0;
             for (long long u = 0; u < g.kernel_rows; u++) {
                 const long long r = i * g.down + u - g.top;
                 if (r < 0 || r >= g.height) continue;
-                const T* const x = (T*)a[1].p + p / g.channels * g.image + p % g.channels * g.plane + r * g.row;
+                const T* const x = from + r * g.row;
                 for (const Span* at = spans; at < spans + g.kernel_columns; at++) {
-                    const T* const from = x + at->column * g.column;
-                    if (step == 1) add_tap(y + at->begin, from, at->count, 1);
-                    else if (step == 2) add_tap(y + at->begin, from, at->count, 2);
-                    else add_tap(y + at->begin, from, at->count, step);
+                    const T* const tap = x + at->column * g.column;
+                    if (step == 1) add_tap(y + at->begin, tap, at->count, 1);
+                    else if (step == 2) add_tap(y + at->begin, tap, at->count, 2);
+                    else add_tap(y + at->begin, tap, at->count, step);
                 }
             }
             for (long long j = 0; j < g.columns; j++) y[j] /= taps;
         }
+    }
 }
 
 // Each slope is spread evenly over its window; `scratch` holds spans and a row of slopes.

@@ -3,6 +3,8 @@
 //     order_entries:  the entries row by row, those of a row as they came
 //     sparse_matmul:  y[i, :] = sum of values[k] * x[columns[k], :] over the entries k of row i, in their order
 //     sampled_matmul: y[k] = sum of a[rows[k], j] * b[columns[k], j] over j: number j goes to lane j mod 2 LANES
+//
+// An entry whose row or column is -1 is left out, and sampled as 0.
 
 #pragma STDC FP_CONTRACT ON
 
@@ -16,10 +18,11 @@ void order_entries(const Word* a, long long first, long long last, char* scratch
     long long *const starts = a[0].p, *const places = a[1].p, *const sorted = a[2].p;
     const long long *const rows = a[3].p, *const columns = a[4].p, count = a[5].n, size = a[6].n;
     memset(starts, 0, (size + 2) * sizeof *starts);
-    for (long long k = 0; k < count; k++) starts[rows[k] + 2]++;
+    for (long long k = 0; k < count; k++) starts[rows[k] + 2] += rows[k] >= 0;
     for (long long i = 2; i < size + 2; i++) starts[i] += starts[i - 1];
-    for (long long k = 0; k < count; k++) {  // starts[i + 1] runs from the beginning of row i to its end
-        const long long place = starts[rows[k] + 1]++;
+    for (long long k = 0; k < count; k++) {
+        if (rows[k] < 0) continue;
+        const long long place = starts[rows[k] + 1]++;  // it runs from the beginning of the row to its end
         places[place] = k;
         sorted[place] = columns[k];
     }
@@ -34,6 +37,7 @@ typedef struct {
 
 #define FOR_EACH_ENTRY                                                        \
     for (long long k = 0; k < e->count; k++) {                                \
+        if (e->columns[k] < 0) continue;                                      \
         const T value = e->values[e->places[k]], *x = e->x + e->columns[k] * e->width + j;
 
 static inline void four_columns(const Entries* e, T* y, long long j) {
@@ -90,6 +94,10 @@ static inline T sum(Lanes s) {
 void sampled_matmul(const Word* a, long long first, long long last, char* scratch) {
     const long long *const rows = a[1].p, *const columns = a[2].p, width = a[5].n;
     for (long long k = first; k < last; k++) {
+        if (rows[k] < 0 || columns[k] < 0) {
+            ((T*)a[0].p)[k] = 0;
+            continue;
+        }
         const T* const left = (T*)a[3].p + rows[k] * width;
         const T* const right = (T*)a[4].p + columns[k] * width;
         Lanes s0 = {0}, s1 = {0};

@@ -6,6 +6,7 @@ Gain: 50 to 130 times the speed of the forward function of `sparse_matmul`, 5 ti
 
 from __future__ import annotations
 
+from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
@@ -17,24 +18,21 @@ from .c_calls import c_call
 from .index import grain_of, in_order
 from .recipes import kernel
 
+PIECE, SLAB = 4096, 16  # entries and features that are added at a time without a compiler
+
 
 @kernel(sparse_matmul)
 def sparse_matmul_bind(
     xp: ModuleType, out: Any, rows: Any, columns: Any, values: Any, x: Any, *, size: int
 ) -> list[Call] | None:
-    fixed, (count,), width = _is_fixed(rows, columns), values.shape, x.shape[1]
-    if not _fit(out, x, values):
+    fixed = _is_fixed(rows, columns)
+    if not fit(out, x, values):
         return None
     if fixed:
         _check_entries(xp, rows, columns, size, x.shape[0])  # before it plans with them
-    ids, calls = in_order(rows, columns, dtype=np.int64)
-    ordered = [np.empty(length, np.int64) for length in (size + 2, count, count)]  # starts, places, columns
-    order = c_call("sparse.c", "order_entries", out.dtype, *ordered, *ids, count, size)
-    words, grain = (out, *ordered, values, x, width), grain_of(size, count * width * x.itemsize)
-    product = c_call("sparse.c", "sparse_matmul", out.dtype, *words, jobs=size, grain=grain)
-    if order is None or product is None:
-        return None
-    calls += [order, product]
+    calls = product(out, rows, columns, values, x)
+    if calls is None:
+        return [_by_segments(out, rows, columns, values, x)] if fixed and len(rows) else None
     if not fixed:
         return calls
     for call in calls[:-1]:
@@ -42,9 +40,42 @@ def sparse_matmul_bind(
     return calls[-1:]
 
 
+def product(
+    out: np.ndarray, rows: np.ndarray, columns: np.ndarray, values: np.ndarray, x: np.ndarray
+) -> list[Call] | None:
+    """Calls that put the entries in order, and one for their product with `x`."""
+    (size, width), count = out.shape, len(rows)
+    ids, calls = in_order(rows, columns, dtype=np.int64)
+    ordered = [np.empty(length, np.int64) for length in (size + 2, count, count)]  # starts, places, columns
+    order = c_call("sparse.c", "order_entries", out.dtype, *ordered, *ids, count, size)
+    words, grain = (out, *ordered, values, x, width), grain_of(size, count * width * x.itemsize)
+    made = c_call("sparse.c", "sparse_matmul", out.dtype, *words, jobs=size, grain=grain)
+    return None if order is None or made is None else [*calls, order, made]
+
+
+def _by_segments(out: np.ndarray, rows: np.ndarray, columns: np.ndarray, values: np.ndarray, x: np.ndarray) -> Call:
+    """What stands in without a compiler: the sums of segments of entries, in pieces that fit the cache."""
+    order = np.argsort(rows, kind="stable")
+    full, starts = np.unique(rows[order], return_index=True)  # the other rows are empty
+    columns, step = columns[order], max(1, PIECE * len(full) // len(order))
+    pieces = list(pairwise((*starts[::step].tolist(), len(order))))
+
+    def add() -> None:
+        out.fill(0)
+        weights = values[order, None]
+        for j in range(0, x.shape[1], SLAB):
+            slab = x[:, j : j + SLAB].copy()
+            for k, (begin, end) in enumerate(pieces):
+                here = slice(k * step, (k + 1) * step)
+                parts = slab.take(columns[begin:end], 0) * weights[begin:end]
+                out[full[here], j : j + SLAB] = np.add.reduceat(parts, starts[here] - begin, 0)
+
+    return add
+
+
 @kernel(sampled_matmul)
 def sampled_matmul_bind(xp: ModuleType, out: Any, rows: Any, columns: Any, a: Any, b: Any) -> list[Call] | None:
-    if not _fit(out, a, b):
+    if not fit(out, a, b):
         return None
     ids, copies = in_order(rows, columns, dtype=np.int64)
     words, more = (out, *ids, a, b, a.shape[1]), {"jobs": out.size, "grain": grain_of(1, a.shape[1] * a.itemsize)}
@@ -52,5 +83,6 @@ def sampled_matmul_bind(xp: ModuleType, out: Any, rows: Any, columns: Any, a: An
     return None if call is None else [*copies, call]
 
 
-def _fit(*arrays: np.ndarray) -> bool:
+def fit(*arrays: np.ndarray) -> bool:
+    """Whether C can read them: floats of one dtype that lie in order."""
     return arrays[0].dtype.char in "fd" and all(a.dtype == arrays[0].dtype and a.flags.c_contiguous for a in arrays)

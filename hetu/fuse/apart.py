@@ -62,7 +62,8 @@ def looked_at(node: Node) -> Looked | None:
     """What the check of a node looks at, where its operator tells: then it can be made of these arrays alone."""
     if node.op.check_rule is None or node.op.ranges_rule is None or any(isinstance(i.type, tuple) for i in node.inputs):
         return None
-    stands = [np.broadcast_to(np.zeros((), i.dtype), i.shape) for i in node.inputs]
+    shapes: list[Any] = [i.shape for i in node.inputs]
+    stands = [np.broadcast_to(np.zeros((), i.dtype), shape) for i, shape in zip(node.inputs, shapes)]
     ranges = node.op.ranges_rule(*stands, **node.attrs)
     if ranges is None:
         return None
@@ -149,7 +150,9 @@ def _rewritten(node: Node, inputs: Parts) -> Node | None:
 
 
 def _sum_to_like(node: Node, x: Node, like: Node) -> Node | None:
-    axes = broadcast_axes(x.shape, node.shape)
+    before: Any = x.shape
+    after: Any = node.shape
+    axes = broadcast_axes(before, after)
     return OPS["reshape"](OPS["sum"](x, axis=axes), node.shape) if axes else x
 
 

@@ -88,12 +88,12 @@ class Form:
     types: tuple[TensorType, ...]
     lines: tuple[Line, ...]
     results: tuple[int, ...]
-    space: tuple[int, ...]
+    space: tuple[Any, ...]
     split: int
     flat: tuple[bool, ...]
     checks: tuple[PartCheck, ...] = ()
 
-    def aligned(self, number: int, items: Sequence[int], rest: int) -> tuple[int, ...]:
+    def aligned(self, number: int, items: Sequence[Any], rest: int) -> tuple[int, ...]:
         """Items per axis of a value, with `rest` for the axes of the space that it lacks."""
         more = (rest,) * (len(self.space) - len(items))
         return (*items, *more) if self.flat[number] else (*more, *items)
@@ -123,7 +123,7 @@ class Form:
 
 def inferred(types: Sequence[TensorType], lines: Sequence[Line]) -> list[TensorType]:
     """The types of all values."""
-    known = list(types)
+    known: list[Any] = [*types]
     for made, operands, attrs in lines:
         inputs = [TensorType((), np.dtype(o[0])) if isinstance(o, tuple) else known[o] for o in operands]
         known.append(made.infer(*inputs, **dict(attrs)))
@@ -149,7 +149,7 @@ def _values(form: Form) -> list[Known]:
     return found
 
 
-def _type(*types: TensorType, form: Form) -> TensorType | tuple[TensorType, ...]:
+def _type(*types: TensorType, form: Form) -> Any:
     made = form.types_of_results()
     return made[0] if len(made) == 1 else made
 
@@ -177,7 +177,8 @@ def fused_check(xp: Any, *arrays: Any, form: Form) -> None:
     """The checks of the operators that were taken apart."""
     for made, operands, attrs, site in form.checks:
         try:
-            made.check_rule(xp, *_looked_at(arrays, form, operands), **dict(attrs))
+            check: Any = made.check_rule
+            check(xp, *_looked_at(arrays, form, operands), **dict(attrs))
         except HetuError as error:
             raise error.raised_by(made.name, site) from None
 
@@ -186,11 +187,12 @@ def fused_check(xp: Any, *arrays: Any, form: Form) -> None:
 def fused_ranges(*arrays: Any, form: Form) -> list[tuple[Any, int, str]]:
     found: list[tuple[Any, int, str]] = []
     for made, operands, attrs, _ in form.checks:
-        found += made.ranges_rule(*_looked_at(arrays, form, operands), **dict(attrs))
+        ranges: Any = made.ranges_rule
+        found += ranges(*_looked_at(arrays, form, operands), **dict(attrs))
     return found
 
 
-def _looked_at(arrays: Sequence[Any], form: Form, operands: Sequence[int | TensorType]) -> list[Any]:
+def _looked_at(arrays: Sequence[Any], form: Form, operands: Sequence[Any]) -> list[Any]:
     """The operands of a check: extra arrays, or any of the same type where no number is looked at."""
     extra = arrays[len(form.types) :]
     return [extra[o] if isinstance(o, int) else np.broadcast_to(np.zeros((), o.dtype), o.shape) for o in operands]

@@ -17,7 +17,7 @@ from ..core.graph import OPS, Node, origin_of, readers_of, remade
 from ..core.memory import in_line
 from ..core.op import Role
 from ..core.types import Shape, TensorType
-from .apart import Checks, looked_at, taken_apart
+from .apart import Checks, Looked, looked_at, taken_apart
 from .form import FOLDS, MOVES, Form, Line, Make, Number, Operand, PartCheck, expression_of, own_column
 
 MOST_LINES, MOST_ARRAYS = 48, 20
@@ -170,7 +170,7 @@ class _Units:
         self.nodes = [*self.earlier]
         self.kept = set(outputs)
         self.at = {node: k for k, node in enumerate(self.nodes)}
-        self.readers = readers_of(self.nodes)
+        self.readers = {node: [r for r in found if r is not None] for node, found in readers_of(self.nodes).items()}
         self.groups: dict[int, Unit] = {}
         for k, node in enumerate(self.nodes):
             if (unit := unit_of(node)) is not None:
@@ -291,7 +291,9 @@ class _Units:
                 yield node, OPS["item"](made, index=k) if len(results) > 1 else made
 
 
-def _form_of(group: Unit, nodes: Sequence[Node], results: Sequence[Node], checks: Checks) -> tuple[Form, list[Node]]:
+def _form_of(
+    group: Unit, nodes: Sequence[Node], results: Sequence[Node], checks: Sequence[Looked]
+) -> tuple[Form, list[Node]]:
     """The form of a group, and the arrays that it reads."""
     members = group.members
 

@@ -151,7 +151,7 @@ def _combine_type(y: TensorType, slots: TensorType, weights: TensorType) -> Tens
     return TensorType((slots.shape[0], y.shape[2]), promote(y.dtype, weights.dtype))
 
 
-@op(infer=_combine_type, dims="e!c!d,nk,nk->nd", linear=(0, 2), scratch=True)
+@op(infer=_combine_type, dims="e!c!d,nk,nk->nd", linear=(0, 2))
 def moe_combine(xp: ModuleType, y: Any, slots: Any, weights: Any) -> Any:
     """What the experts made of each token, weighed and summed: (tokens, features). Slot -1 counts for nothing.
 
@@ -183,7 +183,7 @@ def _products_type(x: TensorType, y: TensorType, slots: TensorType) -> TensorTyp
     return TensorType(slots.shape, promote(x.dtype, y.dtype))
 
 
-@op(infer=_products_type, dims="nd,e!c!d,nk->nk", linear=(0, 1), scratch=True)
+@op(infer=_products_type, dims="nd,e!c!d,nk->nk", linear=(0, 1))
 def moe_products(xp: ModuleType, x: Any, y: Any, slots: Any) -> Any:
     """The inner product of each token with what lies in each of its slots: (tokens, k); 0 for slot -1.
 

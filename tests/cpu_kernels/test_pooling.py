@@ -28,7 +28,8 @@ LAYOUTS = ["rows", "channels last", "cut"]
 
 def images(size, layout: str, dtype: str, special: bool) -> np.ndarray:
     rng = np.random.default_rng(0)
-    x = np.round(rng.standard_normal((2, 3, size[0], 2 * size[1])), 1).astype(dtype)  # with equal neighbors
+    shape = (2, 19 if layout == "channels last" else 3, size[0], 2 * size[1])
+    x = np.round(rng.standard_normal(shape), 1).astype(dtype)  # with equal neighbors
     if special:
         x[0, 0, ::3, ::4], x[1, 2, 1:4, 1:5], x[0, 1] = np.nan, np.inf, -np.inf
     if layout == "channels last":

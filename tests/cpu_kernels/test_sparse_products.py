@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from hetu.core.graph import OPS
+from hetu.cpu_kernels import sparse
 from hetu.cpu_kernels.c_calls import CCall
 from hetu.cpu_kernels.compiled import compiler
 
@@ -48,3 +49,14 @@ def test_sparse_products(count, fixed, dtype, ids, width):
         rows, columns = fix(rows), fix(columns)
     check("sparse_matmul", [rows, columns, rng.standard_normal(count).astype(dtype), b], size=12)
     check("sampled_matmul", [rows, columns, a, b])
+
+
+def test_what_stands_in_without_a_compiler(monkeypatch):
+    monkeypatch.setattr(sparse, "c_call", lambda *_, **__: None)
+    rng = np.random.default_rng(0)
+    rows, columns = (fix((size * rng.random(9000)).astype(np.int64) // 2 * 2) for size in (400, 90))
+    arrays = [rows, columns, rng.standard_normal(9000), rng.standard_normal((90, 40))]
+    out = np.full((400, 40), np.nan)
+    (call,) = OPS["sparse_matmul"].bound(np, out, arrays, {"size": 400})
+    call()
+    np.testing.assert_allclose(out, OPS["sparse_matmul"].forward(np, *arrays, size=400), atol=1e-12)
