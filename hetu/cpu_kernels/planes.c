@@ -1,7 +1,7 @@
 // Convolution of groups with few outputs, which would leave most of a panel empty: vectors go along pixels of planes.
 //
 // A band is (channels, planes, rows, columns), a plane for each pixel of the step, so that what a tap meets lies side
-// by side, whatever the step. The pixels of a band are then one long row, with some at each row's end that mean nothing.
+// by side, whatever the step. The pixels of a band are then one long row, where some at each row's end mean nothing.
 
 #include "geometry.h"
 
@@ -29,14 +29,14 @@ static Planes planes_of(const Word* a) {
     return (Planes){g, a[30].n, a[31].n, a[32].n, a[33].p, pitch, high * pitch, g.down * g.right * high * pitch};
 }
 
-// The rows that `rows` output rows from `start` on read, in all channels of a group, padded. Rows of the image are read in
-// their order, as memory wants it.
+// The rows that `rows` output rows from `start` on read, in all channels of a group, padded. Rows of the image are read
+// in their order, as memory wants it.
 static void copy_planes(T* to, const Planes* p, const Images* in, long long n, long long group, long long start,
                         long long rows) {
     const Geometry* const g = &p->g;
     const long long right = g->right, down = g->down, step = right * in->column, size = p->size;
     const long long high = (rows - 1) * down + g->tall;
-    long long begin[right], count[right];  // of a row of each plane: the first column that is in the image, and how many
+    long long begin[right], count[right];  // the columns of each plane that are in the image
     for (long long v = 0; v < right; v++) {
         const long long x = g->left + v;
         begin[v] = x < 0 ? (right - 1 - x) / right : 0;
@@ -49,9 +49,10 @@ static void copy_planes(T* to, const Planes* p, const Images* in, long long n, l
             const T* const from = in->image + n * in->number + (group * g->channels + c) * in->channel + y * in->row;
             T* const line = to + u * right * size + i * p->pitch;
             for (long long v = 0; v < right && y >= 0 && y < g->height; v++)
-                if (count[v] > 0)
-                    copy_columns(
-                        line + v * size + begin[v], from + (g->left + v + begin[v] * right) * in->column, count[v], step);
+                if (count[v] > 0) {
+                    const T* const pixels = from + (g->left + v + begin[v] * right) * in->column;
+                    copy_columns(line + v * size + begin[v], pixels, count[v], step);
+                }
             if (++u == down) u = 0, i++;
         }
 }
