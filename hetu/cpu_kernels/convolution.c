@@ -88,10 +88,14 @@ void pack_kernel(const Word* a, long long first, long long last, char* scratch) 
             width = panel(outputs - o);
             T* to = (T*)a[0].p + (group * strips * STRIP + o) * depth;
             const T* const from = (T*)a[1].p + (group * a[8].n) + o * output;
-            for (long long t = 0; t < taps; t++)
-                for (long long c = 0; c < channels; c++, to += width)
-                    for (long long k = 0; k < width; k++)
-                        to[k] = o + k < outputs ? from[k * output + c * channel + places[t]] : 0;
+            const long long count = least(width, outputs - o);
+            for (long long c = 0; c < channels; c++, to += width)  // the taps of a channel are neighbors
+                for (long long t = 0; t < taps; t++) {
+                    const T* const taken = from + c * channel + places[t];
+                    T* const row = to + t * channels * width;
+                    for (long long k = 0; k < count; k++) row[k] = taken[k * output];
+                    for (long long k = count; k < width; k++) row[k] = 0;
+                }
         }
     }
 }
@@ -148,8 +152,8 @@ void convolve(const Word* a, long long first, long long last, char* scratch) {
 
 // -- the gradient of the kernel -----------------------------------------------------------------------------------------
 
-// Slopes of a band as a panel, pixel by pixel.
-static void copy_slopes(T* to, const Images* in, const Geometry* g, const T* band, long long rows, long long o) {
+// Slopes of a band as a panel, pixel by pixel; where the next band's go.
+static T* copy_slopes(T* to, const Images* in, const Geometry* g, const T* band, long long rows, long long o) {
     const long long width = panel(g->outputs - o), count = least(width, g->outputs - o);
     for (long long i = 0; i < rows; i++)
         for (long long j = 0; j < g->columns; j++, to += width) {
@@ -159,11 +163,13 @@ static void copy_slopes(T* to, const Images* in, const Geometry* g, const T* ban
                 for (long long k = 0; k < count; k++) to[k] = from[k * in->channel];
             for (long long k = count; k < width; k++) to[k] = 0;
         }
+    return to;
 }
 
-// The sums of one panel and band: rows of the tile are numbers of a run, depth is the band's pixels.
+// Adds the sums of one panel and band, or writes the first ones: rows of the tile are numbers of a run, depth is the
+// band's pixels.
 static void add_slopes(T* total, const Geometry* g, const T* pixels, const T* slopes, const Run* rows, long long count,
-                       long long width) {
+                       long long width, bool begin) {
     T sums[ROWS * WIDE] __attribute__((aligned(64)));
     for (const Run* run = g->runs; run < g->runs + g->count; run++)
         for (long long e = 0; e < run->length; e += ROWS) {
@@ -172,34 +178,38 @@ static void add_slopes(T* total, const Geometry* g, const T* pixels, const T* sl
             for (long long r = 0; r < ROWS; r++) offsets[r] = run->offset + e + least(r, some - 1);
             tile(some, width, rows, count, g->right * g->channels, pixels, offsets, slopes, sums);
             for (long long r = 0; r < some; r++, total += width)
-                for (long long k = 0; k < width; k++) total[k] += sums[r * WIDE + k];
+                for (long long k = 0; k < width; k++) total[k] = (begin ? 0 : total[k]) + sums[r * WIDE + k];
         }
 }
 
-// Slopes of the kernel as panels, summed band by band, image by image. Jobs are strips of outputs; words are those of
-// `convolve` with slopes in the place of the output and panels in that of the weights.
+// Slopes of the kernel as panels, summed band by band, `many` small images at a time. Jobs are strips of outputs; words
+// are those of `convolve` with slopes in the place of the output and panels in that of the weights.
 void convolve_slopes(const Word* a, long long first, long long last, char* scratch) {
     const Images out = images_of(a), in = images_of(a + 5);
     const Geometry g = geometry_of(a + 11);
-    const long long strips = (g.outputs + STRIP - 1) / STRIP, numbers = a[29].n;
+    const long long strips = (g.outputs + STRIP - 1) / STRIP, many = a[28].n, numbers = a[29].n;
+    const long long line = g.wide * g.channels;
     Run* const lines = (Run*)scratch;
-    T* const slopes = (T*)(lines + g.band);
-    T* const pixels = slopes + g.band * g.columns * WIDE;
-    for (long long i = 0; i < g.band; i++) lines[i] = (Run){i * g.down * g.wide * g.channels, g.columns};
-    memset((T*)a[10].p + first * STRIP * g.depth, 0, (last - first) * STRIP * g.depth * sizeof(T));
+    T* const slopes = (T*)(lines + many * g.band);
+    T* const pixels = slopes + many * g.band * g.columns * WIDE;
     for (long long begin = first, end; begin < last; begin = end) {  // strips of one group
         const long long group = begin / strips;
         end = least(last, (group + 1) * strips);
-        for (long long n = 0; n < numbers; n++)
+        for (long long n = 0; n < numbers; n += many)
             for (long long start = 0; start < g.rows; start += g.band) {
-                const long long rows = least(g.band, g.rows - start);
+                const long long rows = least(g.band, g.rows - start), images = least(many, numbers - n);
+                const long long size = ((rows - 1) * g.down + g.tall) * line;
                 const T* const band = out.image + n * out.number + group * g.outputs * out.channel + start * out.row;
-                copy_band(pixels, &in, &g, n, group, start, rows);
+                for (long long k = 0; k < images; k++) copy_band(pixels + k * size, &in, &g, n + k, group, start, rows);
+                for (long long k = 0; k < images * rows; k++)
+                    lines[k] = (Run){k / rows * size + k % rows * g.down * line, g.columns};
                 const long long stop = least((end - group * strips) * STRIP, g.outputs);
                 for (long long o = (begin - group * strips) * STRIP; o < stop; o += panel(g.outputs - o)) {
                     T* const total = (T*)a[10].p + (group * strips * STRIP + o) * g.depth;
-                    copy_slopes(slopes, &out, &g, band, rows, o);
-                    add_slopes(total, &g, pixels, slopes, lines, rows, panel(g.outputs - o));
+                    T* to = slopes;
+                    for (long long k = 0; k < images; k++)
+                        to = copy_slopes(to, &out, &g, band + k * out.number, rows, o);
+                    add_slopes(total, &g, pixels, slopes, lines, images * rows, panel(g.outputs - o), n + start == 0);
                 }
             }
     }
@@ -215,10 +225,11 @@ void unpack_kernel(const Word* a, long long first, long long last, char* scratch
             width = panel(outputs - o);
             const T* from = (T*)a[0].p + (group * strips * STRIP + o) * depth;
             T* const to = (T*)a[1].p + (group * a[8].n) + o * output;
-            for (long long t = 0; t < taps; t++)
-                for (long long c = 0; c < channels; c++, from += width)
-                    for (long long k = 0; k < least(width, outputs - o); k++)
-                        to[k * output + c * channel + places[t]] = from[k];
+            const long long count = least(width, outputs - o);
+            for (long long c = 0; c < channels; c++, from += width)
+                for (long long k = 0; k < count; k++)
+                    for (long long t = 0; t < taps; t++)
+                        to[k * output + c * channel + places[t]] = from[t * channels * width + k];
         }
     }
 }

@@ -24,6 +24,7 @@ from .recipes import kernel
 
 STRIP = 32  # output channels of a job, as in `convolution.c`
 BAND, BAND_OF_SLOPES = 1 << 18, 1 << 15  # bytes of a band of pixels, forward and for the gradient of the kernel
+LARGE, MORE = 150_000, 16  # numbers of a group's kernel beyond which it is in no cache; then bands are so much larger
 PIXELS = 96  # that a panel of the kernel should meet while it is in the cache
 LEAST = 1 << 22  # multiplications that are worth another thread
 FEW = 8  # outputs of a group up to which vectors go along pixels, in `planes.c`
@@ -66,7 +67,7 @@ class _Product:
         self.wide, self.tall = (columns - 1) * steps[1] + max(rights) - left + 1, max(downs) - top + 1
         self.planes = self.outputs <= FEW
         line = -(-self.wide // steps[1]) * steps[1] * self.channels * self.size
-        self.band = max(1, min(rows, most // (steps[0] * line)))
+        self.most, self.band = most, max(1, min(rows, most // (steps[0] * line)))
         self.high = self.band - 1 + -(-self.tall // steps[0])
         self.runs = self._runs(top, left, steps)
         self.depth = len(taps) * self.channels
@@ -152,9 +153,11 @@ class _Product:
         return _call("convolve", *self.words(), dtype=self.x.dtype, jobs=jobs, grain=grain, scratch=scratch)
 
     def slopes(self) -> Call | None:
+        if self.band == self.out.shape[2]:
+            self.many = max(1, min(len(self.x), self.most // self.pixels))
         rows, columns = self.out.shape[2:]
         work = len(self.x) * rows * columns * self.depth * STRIP
-        scratch = 16 * self.band + self.band * columns * STRIP * self.size + self.pixels
+        scratch = self.many * (16 * self.band + self.band * columns * STRIP * self.size + self.pixels)
         more = {"jobs": self.groups * self.strips, "grain": -(-LEAST // max(work, 1)), "scratch": scratch}
         return _call("convolve_slopes", *self.words(), dtype=self.x.dtype, **more)
 
@@ -217,7 +220,8 @@ def conv2d_dw_bind(
         return None
     window = Window(kernel, **attrs)
     taps = [Tap(i, j, (u, v)) for (i, u), (j, v) in product(_axis_taps(window, 0), _axis_taps(window, 1))]
-    made = _Product(g, x, taps, window.stride, groups, BAND_OF_SLOPES, scratch)
+    most = BAND_OF_SLOPES * (MORE if out.size > groups * LARGE else 1)
+    made = _Product(g, x, taps, window.stride, groups, most, scratch)
     return _all(made.slope_calls(out))
 
 

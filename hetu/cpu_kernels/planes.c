@@ -1,19 +1,14 @@
 // Convolution of groups with few outputs, which would leave most of a panel empty: vectors go along pixels of planes.
 //
 // A band is (channels, planes, rows, columns), a plane for each pixel of the step, so that what a tap meets lies side
-// by side, whatever the step. The pixels of a band are then one long row, with some at each row's end that mean nothing.
+// by side, whatever the step. The pixels of a band are then one long row, where some at each row's end mean nothing.
 
 #include "geometry.h"
 
-// Numbers of `step` apart become neighbors: a vector at a time, the last ones with some once more, as a loop over the
-// rest costs more.
+// Numbers of `step` apart become neighbors.
 static inline void copy_columns(T* to, const T* from, long long count, long long step) {
     if (step == 1) memcpy(to, from, count * sizeof(T));
-    else if (step == 2 && count >= LANES)
-        for (long long k = 0, at; k < count; k += LANES) {
-            at = least(k, count - LANES);
-            EACH for (long long j = 0; j < LANES; j++) to[at + j] = from[2 * (at + j)];
-        }
+    else if (step == 2) EACH for (long long k = 0; k < count; k++) to[k] = from[2 * k];
     else for (long long k = 0; k < count; k++) to[k] = from[k * step];
 }
 
@@ -34,29 +29,32 @@ static Planes planes_of(const Word* a) {
     return (Planes){g, a[30].n, a[31].n, a[32].n, a[33].p, pitch, high * pitch, g.down * g.right * high * pitch};
 }
 
-// The rows at `down` and columns at `right` within a step, as far as the image has any.
-static void copy_plane(T* to, const Planes* p, const Images* in, const T* from, long long rows, long long start,
-                       long long down, long long right) {
-    const long long x = p->g.left + right, begin = x < 0 ? (p->g.right - 1 - x) / p->g.right : 0;
-    const long long end = x >= p->g.width ? 0 : least((p->g.width - 1 - x) / p->g.right + 1, p->pitch);
-    const long long step = p->g.right * in->column, height = p->g.height, by = p->g.down;
-    const long long pitch = p->pitch, row = in->row;
-    long long y = start * by + p->g.top + down;
-    from += (x + begin * p->g.right) * in->column, to += begin;
-    for (long long r = down; r < rows && begin < end; r += by, y += by, to += pitch)
-        if (y >= 0 && y < height) copy_columns(to, from + y * row, end - begin, step);
-}
-
-// The rows that `rows` output rows from `start` on read, in all channels of a group, padded.
+// The rows that `rows` output rows from `start` on read, in all channels of a group, padded. Rows of the image are read
+// in their order, as memory wants it.
 static void copy_planes(T* to, const Planes* p, const Images* in, long long n, long long group, long long start,
                         long long rows) {
     const Geometry* const g = &p->g;
-    const T* from = in->image + n * in->number + group * g->channels * in->channel;
+    const long long right = g->right, down = g->down, step = right * in->column, size = p->size;
+    const long long high = (rows - 1) * down + g->tall;
+    long long begin[right], count[right];  // the columns of each plane that are in the image
+    for (long long v = 0; v < right; v++) {
+        const long long x = g->left + v;
+        begin[v] = x < 0 ? (right - 1 - x) / right : 0;
+        count[v] = (x >= g->width ? 0 : least((g->width - 1 - x) / right + 1, p->pitch)) - begin[v];
+    }
     memset(to, 0, (g->channels * p->all + FLAT) * sizeof(T));
-    for (long long c = 0; c < g->channels; c++, from += in->channel)
-        for (long long u = 0; u < g->down; u++)
-            for (long long v = 0; v < g->right; v++, to += p->size)
-                copy_plane(to, p, in, from, (rows - 1) * g->down + g->tall, start, u, v);
+    for (long long c = 0; c < g->channels; c++, to += p->all)
+        for (long long r = 0, i = 0, u = 0; r < high; r++) {
+            const long long y = start * down + g->top + r;
+            const T* const from = in->image + n * in->number + (group * g->channels + c) * in->channel + y * in->row;
+            T* const line = to + u * right * size + i * p->pitch;
+            for (long long v = 0; v < right && y >= 0 && y < g->height; v++)
+                if (count[v] > 0) {
+                    const T* const pixels = from + (g->left + v + begin[v] * right) * in->column;
+                    copy_columns(line + v * size + begin[v], pixels, count[v], step);
+                }
+            if (++u == down) u = 0, i++;
+        }
 }
 
 // Tiles of 1, 2 or 4 outputs and some vectors of pixels, whose sums are names as in `tile.h`.
@@ -120,7 +118,7 @@ void convolve_planes(const Word* a, long long first, long long last, char* scrat
     const Images out = images_of(a), in = images_of(a + 5);
     const Planes p = planes_of(a);
     const long long bands = (p.g.rows + p.g.band - 1) / p.g.band, columns = p.g.columns;
-    const long long pitch = up(p.g.band * p.pitch, LANES) + FLAT;
+    const long long column = out.column, pitch = up(p.g.band * p.pitch, LANES) + FLAT;
     T *const sums = (T*)scratch, *const band = sums + 4 * pitch;
     for (long long job = first; job < last; job++) {
         const long long n = job / bands / p.g.groups, group = job / bands % p.g.groups, start = job % bands * p.g.band;
@@ -130,12 +128,13 @@ void convolve_planes(const Word* a, long long first, long long last, char* scrat
         for (long long o = 0, some; o < p.g.outputs; o += some) {
             some = some_outputs(&p, band, weights, o, rows * p.pitch, sums, pitch);
             T* const to = out.image + n * out.number + (group * p.g.outputs + o) * out.channel + start * out.row;
-            for (long long k = 0; k < some * rows; k++) {
-                const T* const from = sums + k / rows * pitch + k % rows * p.pitch;
-                T* const row = to + k / rows * out.channel + k % rows * out.row;
-                if (out.column == 1) memcpy(row, from, columns * sizeof(T));
-                else for (long long j = 0; j < columns; j++) row[j * out.column] = from[j];
-            }
+            for (long long k = 0; k < some; k++)
+                for (long long i = 0; i < rows; i++) {
+                    const T* const from = sums + k * pitch + i * p.pitch;
+                    T* const row = to + k * out.channel + i * out.row;
+                    if (column == 1) memcpy(row, from, columns * sizeof(T));
+                    else EACH for (long long j = 0; j < columns; j++) row[j * column] = from[j];
+                }
         }
     }
 }
