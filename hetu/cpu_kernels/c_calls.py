@@ -112,6 +112,11 @@ def _walk() -> Any:
     return walk
 
 
+def compiles() -> bool:
+    """Whether tables can be walked through, without which nothing is worth compiling."""
+    return compiler() is not None and _walk() is not None
+
+
 def c_call(
     file: str, function: str, dtype: Any, *words: Word, jobs: int = 1, grain: int = 1, scratch: int = 0, **defines: str
 ) -> CCall | None:
@@ -120,14 +125,8 @@ def c_call(
     `grain` is the least number of jobs that is worth waking another thread (100 us of work); `scratch` the bytes that
     each thread gets to work in. Other arguments are names that the text knows, and what they stand for.
     """
-    walks = compiler() is not None and _walk() is not None
-    made = _written(file, np.dtype(dtype), **defines) if walks else None
+    made = _written(file, np.dtype(dtype), **defines) if compiles() else None
     return None if made is None or made.wrong else CCall(made, function, words, jobs, grain, scratch)
-
-
-def generated(text: str, function: str) -> CSource | None:
-    """A text of this one function, or None where it cannot be compiled."""
-    return source(text, shared=function) if _walk() is not None else None
 
 
 @cache

@@ -213,12 +213,12 @@ def build(wanted: Sequence[CSource]) -> bool:
     if not all([s.loaded() for s in wanted]) and made_by is not None:
         lacking = [s for s in dict.fromkeys(wanted) if not s.loaded() and not s.wrong]
         try:
-            with _lock(), _private() as private, _private() as again:
+            with _lock():
                 lacking = [s for s in lacking if not s.loaded()]  # meanwhile another process may have built them
                 units = _units(lacking)
-                wrong = _compile(made_by, units, Path(private))
+                wrong = _compile(made_by, units)
                 spoiled = [s for unit in units if len(unit) > 1 for s in unit if s in wrong]  # by one of them
-                wrong |= _compile(made_by, [[s] for s in spoiled], Path(again))
+                wrong |= _compile(made_by, [[s] for s in spoiled])
                 for s in lacking:
                     s.wrong = "" if s.loaded() else wrong[s]
                 _tidy(MOST_BYTES)
@@ -242,12 +242,12 @@ def _units(lacking: Sequence[CSource]) -> list[list[CSource]]:
     return [[s] for s in lacking if not s.shared] + [shared[k::count] for k in range(count)]
 
 
-def _compile(made_by: Compiler, units: Sequence[Sequence[CSource]], private: Path) -> dict[CSource, str]:
+def _compile(made_by: Compiler, units: Sequence[Sequence[CSource]]) -> dict[CSource, str]:
     """Compile units side by side and move what was made into the folder; the sources that failed, and why."""
     wrong: dict[CSource, str] = {}
     for k in range(0, len(units), CORES):
-        with ExitStack() as running:
-            some = units[k : k + CORES]
+        with ExitStack() as running:  # in a folder of its own: names in the cache are second names of files there
+            some, private = units[k : k + CORES], Path(running.enter_context(_private()))
             runs = [running.enter_context(_begun(made_by, unit, private)) for unit in some]
             for unit, run in zip(some, runs):
                 well, said = run.end()

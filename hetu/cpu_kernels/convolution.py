@@ -1,7 +1,8 @@
 """Convolution and its gradients by the register tile of `convolution.c`, for images of any layout.
 
-Kernels are packed into panels anew on every call. Gain: 3 to 20 times the speed of the forward functions, 0.9 to 1.5 of
-PyTorch's time (groups of one channel 2 to 3.5). Off with `HETU_KERNELS=0`.
+Kernels are packed into panels anew on every call; groups of few outputs go plane by plane in `planes.c`. Gain: 3 to 20
+times the speed of the forward functions, 0.9 to 1.5 of PyTorch's time (groups of one channel 2 to 3). Off with
+`HETU_KERNELS=0`.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ STRIP = 32  # output channels of a job, as in `convolution.c`
 BAND, BAND_OF_SLOPES = 1 << 18, 1 << 15  # bytes of a band of pixels, forward and for the gradient of the kernel
 PIXELS = 96  # that a panel of the kernel should meet while it is in the cache
 LEAST = 1 << 22  # multiplications that are worth another thread
-FEW = 4  # outputs of a group up to which planes are convolved one by one
-SLACK = 32  # numbers of a vector, or more
+FEW = 8  # outputs of a group up to which vectors go along pixels, in `planes.c`
+VECTOR, SLACK, TAPS = 64, 512, 9  # bytes of the widest vector, and of the longest tile; taps of a tile, in `planes.c`
+PARTS = 8  # of a batch, whose gradients of the kernel are summed apart
 PLAIN: dict[str, Any] = {"dilation": (1, 1), "groups": 1}
 
 
@@ -62,30 +64,31 @@ class _Product:
         downs, rights = [t.down for t in taps] or [0], [t.right for t in taps] or [0]
         top, left = min(downs), min(rights)
         self.wide, self.tall = (columns - 1) * steps[1] + max(rights) - left + 1, max(downs) - top + 1
-        self.planes = self.channels == 1 and self.outputs <= FEW
+        self.planes = self.outputs <= FEW
         line = -(-self.wide // steps[1]) * steps[1] * self.channels * self.size
         self.band = max(1, min(rows, most // (steps[0] * line)))
-        self.runs = self._runs(top, left, steps[1])
+        self.high = self.band - 1 + -(-self.tall // steps[0])
+        self.runs = self._runs(top, left, steps)
         self.depth = len(taps) * self.channels
         sizes = (self.channels, *x.shape[2:], rows, columns, self.outputs, groups, *steps, top, left)
         self.geometry = (*sizes, self.band, self.wide, self.tall, self.runs, self.count, self.depth)
         self.many = max(1, min(len(x), PIXELS // (rows * columns))) if self.band == rows else 1
-        self.pixels = ((self.band - 1) * steps[0] + self.tall) * line
+        self.pixels = (self.high * steps[0] if self.planes else (self.band - 1) * steps[0] + self.tall) * line
         self.strips = -(-self.outputs // STRIP)
         size = 0 if self.planes else groups * self.strips * STRIP * self.depth
-        self.panels = scratch.empty((size,), x.dtype)
+        self.panels, self.scratch, self.bands = scratch.empty((size,), x.dtype), scratch, -(-rows // self.band)
 
-    def _runs(self, top: int, left: int, right: int) -> np.ndarray:
+    def _runs(self, top: int, left: int, steps: Pair) -> np.ndarray:
         """(offset, length) of the taps in a band of pixels, neighbors in one.
 
-        In a band of planes each tap is apart, and columns are sorted by their place within a step.
+        A band of planes has one for each pixel of a step, where each tap is apart.
         """
-        runs: list[list[int]] = []
-        each = -(-self.wide // right)
+        runs = list[list[int]]()
+        pitch = -(-self.wide // steps[1])
         for tap in self.taps:
             if self.planes:
-                across = tap.right - left
-                runs.append([(tap.down - top) * each * right + across % right * each + across // right, 1])
+                (i, u), (j, v) = divmod(tap.down - top, steps[0]), divmod(tap.right - left, steps[1])
+                runs.append([((u * steps[1] + v) * self.high + i) * pitch + j, 1])
                 continue
             offset = ((tap.down - top) * self.wide + tap.right - left) * self.channels
             if runs and sum(runs[-1]) == offset:
@@ -93,7 +96,7 @@ class _Product:
             else:
                 runs.append([offset, self.channels])
         self.count = len(runs)
-        return np.array(runs or [[0, 0]], np.int64)
+        return np.array((runs or [[0, 0]]) + runs[-1:] * (TAPS - 1), np.int64)
 
     def words(self) -> tuple[Any, ...]:
         return *_images(self.out), *_images(self.x), self.panels, *self.geometry, self.many, len(self.x)
@@ -114,24 +117,31 @@ class _Product:
     def calls(self, w: np.ndarray, outer: int) -> list[Call | None]:
         """Calls for the product with a kernel, whose axis `outer` is that of the outputs."""
         if self.planes:
-            return [self._plane_call("convolve_planes", w, outer, len(self.x) * self.groups)]
+            return [self._plane_call("convolve_planes", w, w, outer, self.groups * len(self.x) * self.bands)]
         return [self.kernel_call("pack_kernel", w, outer, 1 - outer), self.forward()]
 
     def slope_calls(self, w: np.ndarray) -> list[Call | None]:
         """Calls for the gradient of the kernel, where `out` has the slopes."""
         if self.planes:
-            return [self._plane_call("convolve_planes_slopes", w, 0, self.groups)]
+            parts = min(len(self.x), PARTS)
+            numbers = parts * self.groups * _up(self.outputs, 4) * self.channels * _up(len(self.taps), TAPS)
+            sums = self.scratch.empty((numbers * VECTOR // self.size,), w.dtype)
+            return [
+                self._plane_call("convolve_planes_slopes", sums, w, 0, self.groups * parts, parts),
+                self._plane_call("add_parts", sums, w, 0, self.groups, parts),
+            ]
         return [self.slopes(), self.kernel_call("unpack_kernel", w, 0, 1)]
 
-    def _plane_call(self, name: str, w: np.ndarray, outer: int, jobs: int) -> Call | None:
-        rows, columns = self.out.shape[2:]
+    def _plane_call(
+        self, name: str, weights: np.ndarray, w: np.ndarray, outer: int, jobs: int, parts: int = 1
+    ) -> Call | None:
         strides, places, of_group = self._kernel(w, outer)
-        words = (*_images(self.out), *_images(self.x), w, *self.geometry, 1, len(self.x))
-        numbers = (self.outputs * len(self.taps), (self.band + 1) * (columns + 2 * SLACK), 4 * SLACK)
-        scratch = sum(numbers) * self.size + self.pixels
-        work = len(self.x) * self.groups * rows * columns * len(self.taps) * self.outputs // jobs
-        more = {"jobs": jobs, "grain": -(-LEAST // max(work, 1)), "scratch": scratch}
-        return c_call("depthwise.c", name, w.dtype, *words, strides[outer], of_group, places, **more)
+        kernel = strides[outer], of_group, strides[1 - outer], places, w
+        words = (*_images(self.out), *_images(self.x), weights, *self.geometry, parts, len(self.x), *kernel)
+        row = self.band * self.wide * self.size + VECTOR + SLACK
+        work = self.x.size // self.x[0, 0].size * self.out[0, 0].size * len(self.taps) * self.outputs // jobs
+        more = {"grain": -(-LEAST // max(work, 1)), "scratch": _up(self.outputs, 4) * row + self.pixels + SLACK}
+        return c_call("planes.c", name, w.dtype, *words, jobs=jobs, **more)
 
     def forward(self) -> Call | None:
         rows, columns = self.out.shape[2:]
@@ -147,6 +157,10 @@ class _Product:
         scratch = 16 * self.band + self.band * columns * STRIP * self.size + self.pixels
         more = {"jobs": self.groups * self.strips, "grain": -(-LEAST // max(work, 1)), "scratch": scratch}
         return _call("convolve_slopes", *self.words(), dtype=self.x.dtype, **more)
+
+
+def _up(n: int, unit: int) -> int:
+    return -(-n // unit) * unit
 
 
 def _call(name: str, *words: Any, dtype: np.dtype, **more: int) -> Call | None:

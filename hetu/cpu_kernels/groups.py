@@ -21,7 +21,8 @@ from ..core.op import Op
 from ..core.types import TensorType
 from ..fuse.form import FOLDS, Form, Line, fused, overwritten
 from ..fuse.group import DTYPES, fuse, rows_of_fold
-from .c_calls import CCall, generated
+from .c_calls import CCall, compiles
+from .compiled import source
 from .group_text import STRIP, GroupLayout, text_of
 from .recipes import kernel
 
@@ -89,7 +90,7 @@ def compiled(form: Form, outs: Sequence[np.ndarray], arrays: Sequence[np.ndarray
     moves = tuple(tuple(s != 0 for s in own[:split]) for own in strides)
     layout = GroupLayout(len(rows), moves, tuple(s if s in (0, 1) else "s" for s in inner))
     text = text_of(form, layout)
-    made = generated(text.text, "group")
+    made = source(text.text, shared="group") if compiles() else None
     if made is None:
         return None
     folds = any(v.fold for v in form.values())

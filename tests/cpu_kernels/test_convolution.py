@@ -9,6 +9,7 @@ from hetu.core.backend import Scratch
 from hetu.core.graph import OPS
 from hetu.cpu_kernels.c_calls import CCall
 from hetu.cpu_kernels.compiler import compiler
+from hetu.cpu_kernels.convolution import FEW
 
 from .divided import job_by_job
 
@@ -25,6 +26,10 @@ CASES = {
     "depthwise, wide": (1, 3, 3, (5, 150), (3, 3), (1, 2), ONE, (1, 1), 3),
     "two of each channel": (2, 6, 12, (9, 9), (3, 3), (2, 2), ONE, (1, 1), 6),
     "depthwise, dilated": (2, 6, 18, (9, 11), (3, 5), (2, 1), ((1, 1), (2, 1)), (2, 1), 6),
+    "groups of four": (2, 12, 12, (9, 10), (3, 3), (1, 1), ONE, (1, 1), 3),
+    "seven outputs of many channels": (2, 20, 7, (11, 40), (5, 3), (2, 2), TWO, (1, 1), 1),
+    "more images than parts": (19, 2, 3, (6, 7), (2, 3), (1, 1), ONE, (1, 1), 1),
+    "bands of planes": (1, 40, 5, (90, 50), (3, 3), (2, 1), ONE, (1, 1), 1),
     "one pixel": (3, 20, 70, (6, 6), (1, 1), (1, 1), NONE, (1, 1), 1),
     "one pixel, strided": (3, 20, 7, (7, 6), (1, 1), (2, 3), NONE, (1, 1), 1),
     "stem": (1, 3, 4, (20, 20), (7, 7), (4, 4), ((3, 3), (3, 3)), (1, 1), 1),
@@ -88,7 +93,7 @@ def test_images_with_their_channels_last(case):
     check("conv2d_last_dw", [x, g], kernel=kernel, stride=stride, padding=padding)
 
 
-@pytest.mark.parametrize("case", [c for c, row in CASES.items() if row[-1] == 1])
+@pytest.mark.parametrize("case", [c for c, row in CASES.items() if row[-1] == 1 and row[2] > FEW])
 def test_the_plain_loops_say_the_same(case):
     """What `convolution.c` begins with, on weights in the order of the taps."""
     n, c, o, size, kernel, stride, padding, dilation, groups = CASES[case]

@@ -1,0 +1,217 @@
+// Convolution of groups with few outputs, which would leave most of a panel empty: vectors go along pixels of planes.
+//
+// A band is (channels, planes, rows, columns), a plane for each pixel of the step, so that what a tap meets lies side
+// by side, whatever the step. The pixels of a band are then one long row, with some at each row's end that mean nothing.
+
+#include "geometry.h"
+
+// Numbers of `step` apart become neighbors: a vector at a time, the last ones with some once more, as a loop over the
+// rest costs more.
+static inline void copy_columns(T* to, const T* from, long long count, long long step) {
+    if (step == 1) memcpy(to, from, count * sizeof(T));
+    else if (step == 2 && count >= LANES)
+        for (long long k = 0, at; k < count; k += LANES) {
+            at = least(k, count - LANES);
+            EACH for (long long j = 0; j < LANES; j++) to[at + j] = from[2 * (at + j)];
+        }
+    else for (long long k = 0; k < count; k++) to[k] = from[k * step];
+}
+
+static inline long long up(long long n, long long unit) { return (n + unit - 1) / unit * unit; }
+
+enum { FLAT = 8 * LANES, TAPS = 9 };  // the most pixels of a tile; the most taps of a tile of sums
+
+typedef struct {
+    Geometry g;
+    long long output, group, channel;  // strides of the kernel
+    const long long* places;  // of taps in the kernel
+    long long pitch, size, all;  // of a row, a plane and a channel of a band
+} Planes;
+
+static Planes planes_of(const Word* a) {
+    const Geometry g = geometry_of(a + 11);
+    const long long pitch = (g.wide + g.right - 1) / g.right, high = g.band - 1 + (g.tall + g.down - 1) / g.down;
+    return (Planes){g, a[30].n, a[31].n, a[32].n, a[33].p, pitch, high * pitch, g.down * g.right * high * pitch};
+}
+
+// The rows at `down` and columns at `right` within a step, as far as the image has any.
+static void copy_plane(T* to, const Planes* p, const Images* in, const T* from, long long rows, long long start,
+                       long long down, long long right) {
+    const long long x = p->g.left + right, begin = x < 0 ? (p->g.right - 1 - x) / p->g.right : 0;
+    const long long end = x >= p->g.width ? 0 : least((p->g.width - 1 - x) / p->g.right + 1, p->pitch);
+    const long long step = p->g.right * in->column, height = p->g.height, by = p->g.down;
+    const long long pitch = p->pitch, row = in->row;
+    long long y = start * by + p->g.top + down;
+    from += (x + begin * p->g.right) * in->column, to += begin;
+    for (long long r = down; r < rows && begin < end; r += by, y += by, to += pitch)
+        if (y >= 0 && y < height) copy_columns(to, from + y * row, end - begin, step);
+}
+
+// The rows that `rows` output rows from `start` on read, in all channels of a group, padded.
+static void copy_planes(T* to, const Planes* p, const Images* in, long long n, long long group, long long start,
+                        long long rows) {
+    const Geometry* const g = &p->g;
+    const T* from = in->image + n * in->number + group * g->channels * in->channel;
+    memset(to, 0, (g->channels * p->all + FLAT) * sizeof(T));
+    for (long long c = 0; c < g->channels; c++, from += in->channel)
+        for (long long u = 0; u < g->down; u++)
+            for (long long v = 0; v < g->right; v++, to += p->size)
+                copy_plane(to, p, in, from, (rows - 1) * g->down + g->tall, start, u, v);
+}
+
+// Tiles of 1, 2 or 4 outputs and some vectors of pixels, whose sums are names as in `tile.h`.
+#define OF_1(DO, v) DO(0, v)
+#define OF_2(DO, v) DO(0, v) DO(1, v)
+#define OF_4(DO, v) DO(0, v) DO(1, v) DO(2, v) DO(3, v)
+#define VECTORS_3(DO, OF) DO(OF, 0) DO(OF, 1) DO(OF, 2)
+#define VECTORS_4(DO, OF) VECTORS_3(DO, OF) DO(OF, 3)
+#define VECTORS_6(DO, OF) VECTORS_4(DO, OF) DO(OF, 4) DO(OF, 5)
+#define VECTORS_8(DO, OF) VECTORS_6(DO, OF) DO(OF, 6) DO(OF, 7)
+#define VECTORS_9(DO, OF) VECTORS_8(DO, OF) DO(OF, 8)
+#define ZERO(r, v) Vector s##r##_##v = {};
+#define ZEROS(OF, v) OF(ZERO, v)
+#define READ(r, _) const T w##r = kernel[r * weight];
+#define MEET(r, v) s##r##_##v += w##r * x;
+#define MEETS(OF, v) { const Vector x = *(const Vector*)(pixel + v * LANES); OF(MEET, v) }
+#define WRITE(r, v) *(Vector*)(out + r * pitch + v * LANES) = s##r##_##v;
+#define WRITES(OF, v) OF(WRITE, v)
+#define PLANES(name, OF, VECTORS) \
+    static __attribute__((noinline)) void name( \
+        const Planes* p, const T* from, const T* weights, T* out, long long pitch) { \
+        const Run* const taps = p->g.runs; \
+        const long long *const places = p->places, count = p->g.count, weight = p->output; \
+        VECTORS(ZEROS, OF) \
+        for (long long c = 0; c < p->g.channels; c++, from += p->all, weights += p->channel) \
+            for (long long t = 0; t < count; t++) { \
+                const T *const pixel = from + taps[t].offset, *const kernel = weights + places[t]; \
+                OF(READ, _) \
+                VECTORS(MEETS, OF) \
+            } \
+        VECTORS(WRITES, OF) \
+    }
+PLANES(planes_1, OF_1, VECTORS_8)
+PLANES(planes_1_short, OF_1, VECTORS_4)
+PLANES(planes_2, OF_2, VECTORS_6)
+PLANES(planes_4_short, OF_4, VECTORS_3)
+#if defined(__AVX512F__)  // with as many more registers
+enum { LONG = 6 * LANES };
+PLANES(planes_4, OF_4, VECTORS_6)
+#else
+enum { LONG = 3 * LANES };
+#define planes_4 planes_4_short
+#endif
+
+// Some outputs from output `o` on, over all pixels of a band; how many.
+static long long some_outputs(const Planes* p, const T* band, const T* weights, long long o, long long pixels, T* sums,
+                              long long pitch) {
+    const long long left = p->g.outputs - o, now = left >= 4 ? 4 : left >= 2 ? 2 : 1;
+    for (long long k = 0, done; k < pixels; k += done) {
+        const bool few = pixels - k <= (now == 4 ? 3 : 4) * LANES;
+        done = now == 4 ? (few ? 3 * LANES : LONG) : now == 2 ? 6 * LANES : (few ? 4 : 8) * LANES;
+        (now == 4 ? (few ? planes_4_short : planes_4) : now == 2 ? planes_2 : few ? planes_1_short : planes_1)(
+            p, band + k, weights + o * p->output, sums + k, pitch);
+    }
+    return now;
+}
+
+// Forward and transposed. The kernel is where it is: words after the images' tell its strides of outputs, groups and
+// channels, and the place of each tap's weight. Jobs are bands of groups of images.
+void convolve_planes(const Word* a, long long first, long long last, char* scratch) {
+    const Images out = images_of(a), in = images_of(a + 5);
+    const Planes p = planes_of(a);
+    const long long bands = (p.g.rows + p.g.band - 1) / p.g.band, columns = p.g.columns;
+    const long long pitch = up(p.g.band * p.pitch, LANES) + FLAT;
+    T *const sums = (T*)scratch, *const band = sums + 4 * pitch;
+    for (long long job = first; job < last; job++) {
+        const long long n = job / bands / p.g.groups, group = job / bands % p.g.groups, start = job % bands * p.g.band;
+        const long long rows = least(p.g.band, p.g.rows - start);
+        const T* const weights = (T*)a[10].p + group * p.group;
+        copy_planes(band, &p, &in, n, group, start, rows);
+        for (long long o = 0, some; o < p.g.outputs; o += some) {
+            some = some_outputs(&p, band, weights, o, rows * p.pitch, sums, pitch);
+            T* const to = out.image + n * out.number + (group * p.g.outputs + o) * out.channel + start * out.row;
+            for (long long k = 0; k < some * rows; k++) {
+                const T* const from = sums + k / rows * pitch + k % rows * p.pitch;
+                T* const row = to + k / rows * out.channel + k % rows * out.row;
+                if (out.column == 1) memcpy(row, from, columns * sizeof(T));
+                else for (long long j = 0; j < columns; j++) row[j * out.column] = from[j];
+            }
+        }
+    }
+}
+
+// -- the gradient of the kernel -----------------------------------------------------------------------------------------
+
+// Sums over pixels of what taps meet times the slopes of outputs.
+#define LANE(r, v) *(Vector*)(out + (r * pitch + v) * LANES) += s##r##_##v;
+#define SUMS(OF, v) OF(LANE, v)
+#define FIND_TAP(OF, v) const long long at##v = taps[v].offset;
+#define SLOPE(r, _) const Vector w##r = *(const Vector*)(slopes + r * apart);
+#define MEET_TAP(OF, v) { const Vector x = *(const Vector*)(from + at##v); OF(MEET, v) }
+#define PLANE_SUMS(name, OF, VECTORS) \
+    static __attribute__((noinline)) void name( \
+        const T* from, const T* slopes, long long apart, long long pixels, const Run* taps, T* out, long long pitch) { \
+        VECTORS(ZEROS, OF) \
+        VECTORS(FIND_TAP, OF) \
+        for (const T* const end = slopes + pixels; slopes < end; slopes += LANES, from += LANES) { \
+            __asm__("" : "+r"(from)); \
+            OF(SLOPE, _) \
+            VECTORS(MEET_TAP, OF) \
+        } \
+        VECTORS(SUMS, OF) \
+    }
+PLANE_SUMS(plane_sums_1, OF_1, VECTORS_9)
+PLANE_SUMS(plane_sums_4, OF_4, VECTORS_3)
+
+// Slopes of a band as its planes' rows are, with zeros at their ends.
+static void copy_slopes(T* to, const Planes* p, const Images* out, const T* from, long long rows, long long pitch) {
+    memset(to, 0, up(p->g.outputs, 4) * pitch * sizeof(T));
+    for (long long o = 0; o < p->g.outputs; o++)
+        for (long long i = 0; i < rows; i++)
+            copy_columns(
+                to + o * pitch + i * p->pitch, from + o * out->channel + i * out->row, p->g.columns, out->column);
+}
+
+// Lanes of sums (parts, groups, outputs, channels, taps, LANES) over the images of each part, with outputs up to a
+// multiple of 4 and taps, which are there so far, to one of TAPS. Jobs are parts of groups.
+void convolve_planes_slopes(const Word* a, long long first, long long last, char* scratch) {
+    const Images out = images_of(a), in = images_of(a + 5);
+    const Planes p = planes_of(a);
+    const long long parts = a[28].n, numbers = a[29].n, outputs = p.g.outputs, count = up(p.g.count, TAPS);
+    const long long size = up(outputs, 4) * p.g.channels * count * LANES, pitch = up(p.g.band * p.pitch, LANES);
+    T *const slopes = (T*)scratch, *const band = slopes + up(outputs, 4) * pitch;
+    for (long long job = first; job < last; job++) {
+        const long long part = job / p.g.groups, group = job % p.g.groups, at = group * outputs * out.channel;
+        T* const total = (T*)a[10].p + job * size;
+        memset(total, 0, size * sizeof(T));
+        for (long long n = numbers * part / parts; n < numbers * (part + 1) / parts; n++)
+            for (long long start = 0; start < p.g.rows; start += p.g.band) {
+                const long long rows = least(p.g.band, p.g.rows - start), pixels = up(rows * p.pitch, LANES);
+                copy_planes(band, &p, &in, n, group, start, rows);
+                copy_slopes(slopes, &p, &out, out.image + n * out.number + at + start * out.row, rows, pitch);
+                for (long long c = 0; c < p.g.channels; c++)
+                    for (long long o = 0; o < outputs; o += outputs == 1 ? 1 : 4)
+                        for (long long t = 0; t < p.g.count; t += outputs == 1 ? TAPS : 3)
+                            (outputs == 1 ? plane_sums_1 : plane_sums_4)(
+                                band + c * p.all, slopes + o * pitch, pitch, pixels, p.g.runs + t,
+                                total + ((o * p.g.channels + c) * count + t) * LANES, p.g.channels * count);
+            }
+    }
+}
+
+// Adds lanes and parts of `convolve_planes_slopes` up, into a kernel; `from` is where the sums are. Jobs are groups.
+void add_parts(const Word* a, long long first, long long last, char* scratch) {
+    const Planes p = planes_of(a);
+    const long long parts = a[28].n, count = up(p.g.count, TAPS), channels = p.g.channels;
+    const long long size = up(p.g.outputs, 4) * channels * count * LANES;
+    for (long long group = first; group < last; group++)
+        for (long long k = 0; k < p.g.outputs * channels * p.g.count; k++) {
+            const long long o = k / p.g.count / channels, c = k / p.g.count % channels, t = k % p.g.count;
+            const T* const from = (T*)a[10].p + group * size + ((o * channels + c) * count + t) * LANES;
+            Vector sums = {};
+            for (long long part = 0; part < parts; part++) sums += *(const Vector*)(from + part * p.g.groups * size);
+            T sum = 0;
+            for (int lane = 0; lane < LANES; lane++) sum += sums[lane];
+            ((T*)a[34].p)[group * p.group + o * p.output + c * p.channel + p.places[t]] = sum;
+        }
+}
