@@ -297,7 +297,8 @@ class _Units:
         results = [n for n in lines if n in self.kept or not group.members.keys() >= {*self.readers[n]}]
         form, arrays = _form_of(group, lines, results, [c for n in lines for c in self.checks.get(n, ())])
         with origin_of(results[-1]):
-            made = make(form).make(tuple(new[i] for i in arrays), {"form": form})
+            inputs = tuple(new.get(i, i) for i in arrays)  # what only a check looks at is nowhere else in the graph
+            made = make(form).make(inputs, {"form": form})
         for k, node in enumerate(results):
             with origin_of(node):
                 yield node, OPS["item"](made, index=k) if len(results) > 1 else made
