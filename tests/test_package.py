@@ -48,7 +48,7 @@ FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names.
 ROOMS = {"cpu_kernels", "gpu_kernels"}
 BELOW = {"core.errors", "core.kernels", "core.backend"}
 FIRST = {
-    *("cpu_kernels", *(f"cpu_kernels.{name}" for name in ("recipes", "ufuncs", "blas", "lanes"))),
+    *("cpu_kernels", *(f"cpu_kernels.{name}" for name in ("recipes", "blas", "c_calls", "compiled"))),
     *("gpu_kernels", "gpu_kernels.launchers", "gpu_kernels.machine"),
 }
 

@@ -100,10 +100,7 @@ def fixed_value(array: Any) -> np.ndarray | None:
 
 
 class Scratch:
-    """Working memory of one instruction on a CPU: arrays cut from `block`, or where that ends each of its own.
-
-    `used` counts bytes.
-    """
+    """Working memory of one instruction on a CPU: arrays cut from `block`, or beyond it of their own; `used` bytes."""
 
     def __init__(self, block: np.ndarray | None = None) -> None:
         self.block, self.used = block, 0

@@ -106,8 +106,6 @@ class Executor:
         self.quiet.run(np.seterr, all="ignore")
         self.quiet.run(np.setbufsize, 2048)  # rows of half as many numbers, or more, are not copied through a buffer
 
-    # -- running -------------------------------------------------------------------------------------------------
-
     @public
     def run(self, name: str | Feed | None = None, feed: Feed | None = None, *, ahead: Feed | None = None) -> list[Any]:
         """One step of a sub-graph: its values in the order they were listed, None for updates.
@@ -196,7 +194,12 @@ class Executor:
         program.parts = {k: (name, tuple(slice(*ends) for ends in box)) for k, (name, box) in parts.items()}
         return program
 
-    # -- state ---------------------------------------------------------------------------------------------------
+    @public
+    def export_c(self, name: str, folder: str | os.PathLike[str], feed: Feed | None = None) -> Any:
+        """A sub-graph, at the sizes of `feed`, as one C file with a `main`; ArgumentError without C for all of it."""
+        sub, feed = self._asked(name, feed)
+        program = self._filled(sub, feed, None)
+        return kernels_of(self.device.xp).export(program, folder, name, sub.random)
 
     @public
     def save(self, path: str | os.PathLike[str], extra: Mapping[str, Any] | None = None) -> None:

@@ -51,18 +51,10 @@ class RoomPass:
         return made
 
 
-class NoBlas:
-    """Answers every request with None, as `cpu_kernels/blas.py` does where BLAS cannot do what is asked."""
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *_, **__: None
-
-
 class Kernels:
     """What a room offers. This one knows nothing, which is always right: operators then run as they are defined."""
 
     passes: Sequence[RoomPass] = ()
-    blas: Any = NoBlas()  # makes calls of BLAS that are bound to their arrays
     compiled: Any = None  # what it has compiled for this machine and keeps, if that is its way
     files: Sequence[str] = ()  # modules that enter functions, imported when the first operator is bound
 
@@ -92,10 +84,6 @@ class Kernels:
         """Calls that compute the operator into `out`, or None where the room has nothing for it or these arrays."""
         return None
 
-    def ufunc(self, ufunc: Any, arrays: Sequence[Any], out: Any) -> Calls | None:
-        """Calls of an elementwise function of the array module, all operands of which are given, or None."""
-        return None
-
     def checked(self, op: Any, check: Call, arrays: Sequence[Any], attrs: Mapping[str, Any]) -> Calls:
         """Calls that make the check of an operator where something may be wrong."""
         return [check]
@@ -109,6 +97,10 @@ class Kernels:
         """
         return None
 
+    def adder(self, out: Any, alpha: Any) -> Callable[[Any], object] | None:
+        """A function of x that computes `out += alpha x`, or None; x is contiguous and apart from `out`."""
+        return None
+
     def array_module(self, xp: ModuleType) -> Any:
         """The array module, with faster functions in the place of some of its own."""
         return xp
@@ -116,6 +108,10 @@ class Kernels:
     def joined(self, calls: Calls) -> Calls | None:
         """The calls of a program with as few as may be; None where some cannot be made, and all are bound again."""
         return calls
+
+    def export(self, program: Any, folder: Any, name: str, random: bool) -> Any:
+        """Write a program as one C file with a `main`, which counts steps if they are `random`; its path."""
+        raise ArgumentError("there are no kernels in C here", fix="put `hetu/cpu_kernels/` back")
 
     def captured(self, xp: Any, calls: Calls, say: Callable[[Any, str], None], obstacle: str) -> Any:
         """An object that runs all calls at once (`run()`; `call` is the one under way), or None."""

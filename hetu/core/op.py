@@ -36,7 +36,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 P = ParamSpec("P")  # of a forward function, the module apart: inputs, then attributes
 R = TypeVar("R", covariant=True)  # what a call makes: Node, or a tuple of nodes
 Infer = Callable[..., NodeType]
-FEW = 1 << 12  # elements, up to which the overhead of a call counts
 
 
 class Role(Enum):
@@ -157,13 +156,9 @@ class Op(Generic[P, R]):
     bind = _hung("bind", "`(xp, out, *arrays, **attrs)` -> calls bound to these very arrays, or None to decline.")
     view = _hung("view", "`(xp, *arrays, **attrs)` -> a view of the first array, or None when it must be computed.")
     check = _hung("check", "`(xp, *arrays, **attrs)` raises when values are out of range; before each run on a CPU.")
-    ranges = _hung(
-        "ranges", "`(*arrays, **attrs)` -> (ids, size, what) in turn, no check if ids are in range(size); or None."
-    )
+    ranges = _hung("ranges", "`(*arrays, **attrs)` -> (ids, size, what) in turn: no check if ids fit; or None.")
     decompose = _hung("decompose", "`(*inputs, **attrs)` -> the same in graph functions, where a `!` factor is split.")
     flops = _hung("flops", "`(out, *types, **attrs)` -> operations of a product whose number `dims` does not tell.")
-
-    # -- making nodes ------------------------------------------------------------------------------------------
 
     @overload
     def __call__(self, *args: P.args, **attrs: P.kwargs) -> R: ...
@@ -237,16 +232,14 @@ class Op(Generic[P, R]):
         self, xp: ModuleType, out: Any, arrays: Sequence[Any], attrs: Mapping[str, Any], scratch: Scratch | None = None
     ) -> list[Call]:
         """Zero-argument callables that compute the result into `out`, each bound to its arrays once."""
-        fast = kernels_of(xp)
-        made: Any = fast.bound(self, xp, out, arrays, attrs, scratch)
+        made: Any = kernels_of(xp).bound(self, xp, out, arrays, attrs, scratch)
         if made is None and self.bind_rule:
             more = {"scratch": scratch or Scratch()} if self.scratch else {}
             made = self.bind_rule(xp, out, *arrays, **attrs, **more)
         if made is not None:
             return [made] if callable(made) else list(made)
         if self.ufunc:
-            ufunc = getattr(xp, self.ufunc)
-            return [*(fast.ufunc(ufunc, arrays, out) or (ufunc_call(ufunc, arrays, out),))]
+            return [ufunc_call(getattr(xp, self.ufunc), arrays, out)]
         if self.into_rule:
             return [partial(self.into_rule, xp, out, *arrays, **attrs)]
         compute = partial(self.forward, xp, *arrays, **attrs)

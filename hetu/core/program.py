@@ -89,8 +89,6 @@ class Program:
         self.first_write = self._first_write()
         self.captured = self._captured()
 
-    # -- binding ------------------------------------------------------------------------------------------------------
-
     def _bound(self) -> Calls | None:
         """Bind all nodes; None where the room promised what it then could not make, and knows better now."""
         self.steps = [step for node in self.plan.nodes if (step := self._bind(node)) is not None]
@@ -173,8 +171,6 @@ class Program:
             c for i, s in enumerate(self.steps) for c in (*s.calls, *((self.comm.progress,) if i in nudged else ()))
         ]
 
-    # -- running ------------------------------------------------------------------------------------------------------
-
     def run(self) -> list[np.ndarray]:
         """One step on what lies in the feed buffers; the caller owns the returned arrays."""
         call = None
@@ -221,8 +217,6 @@ class Program:
         copies = [(target, value.copy() if aside else value) for target, value, aside in self.commits]
         for target, value in copies:
             self.xp.copyto(target, value)
-
-    # -- looking ------------------------------------------------------------------------------------------------------
 
     @property
     def c(self) -> str:

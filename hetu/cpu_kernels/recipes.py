@@ -16,11 +16,10 @@ from ..core.backend import Scratch
 from ..core.kernels import Call, Calls, Kernels, RoomPass
 from . import blas, compiled, openblas
 from .c_calls import checked, joined
-from .ufuncs import bound_ufunc
 
 FILES = (
     "along_axis attention batch_norm convolution einsum groups index linalg masks pooling random recurrent routing "
-    "shape sparse update"
+    "shape sparse sums update"
 )
 
 
@@ -33,7 +32,6 @@ class CpuKernels(Kernels):
         RoomPass("fuse_attention", "cpu", f"{__package__}.attention", seeks=["attention"]),
         RoomPass("fuse_groups", "cpu", f"{__package__}.groups", last=True),
     )
-    blas = blas
     compiled = compiled
     files = tuple(f"{__package__}.{file}" for file in FILES.split())
 
@@ -58,8 +56,11 @@ class CpuKernels(Kernels):
         made: Calls | None = import_module(f"{__package__}.update").in_place(composition, outs, arrays, scalars)
         return made and joined(made)
 
-    def ufunc(self, ufunc: Any, arrays: Sequence[Any], out: Any) -> list[Call]:
-        return bound_ufunc(ufunc, arrays, out)
+    def adder(self, out: Any, alpha: Any) -> Any:
+        return blas.adder(out, alpha)
+
+    def export(self, program: Any, folder: Any, name: str, random: bool) -> Any:
+        return import_module(f"{__package__}.export").export_c(program, folder, name, random=random)
 
     def joined(self, calls: Calls) -> Calls | None:
         return joined(calls)

@@ -52,7 +52,7 @@ class ServerRule:
         self.gradient: np.ndarray | None = None  # of the whole table; made when first needed
         self.calls: Calls = []
         self.scale = np.ones((), table.dtype)  # of a gradient that is added where it lies
-        self.add = kernels("cpu").blas.adder(table, self.scale) if checked.descends else None
+        self.add = kernels("cpu").adder(table, self.scale) if checked.descends else None
 
     def apply(self, accumulate: Callable[[np.ndarray], None]) -> None:
         """One update of the whole table by the gradient that `accumulate` writes into its argument."""
