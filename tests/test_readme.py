@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import os
 import re
 import subprocess
 import sys
@@ -143,7 +144,7 @@ ROOMS = {  # as README's table names them, and what they hold; the rest of the p
 
 
 def lines_of(files: Iterable[Path]) -> int:
-    return sum(len(f.read_text("utf-8").splitlines()) for f in files if f.suffix in (".py", ".cu", ".h"))
+    return sum(len(f.read_text("utf-8").splitlines()) for f in files if f.suffix in (".py", ".c", ".cu", ".h"))
 
 
 @pytest.mark.parametrize("name", ROOMS)
@@ -202,7 +203,8 @@ print(*sorted(f.as_posix() for f in files if f.parts[0] not in ("cpu_kernels", "
 
 
 def test_a_training_step_meets_few_files() -> None:
-    done = subprocess.run([sys.executable, "-c", MET], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    plain = {**os.environ, "HETU_KERNELS": "0"}  # what makes it fast is behind the wall
+    done = subprocess.run([sys.executable, "-c", MET], cwd=ROOT, capture_output=True, text=True, timeout=60, env=plain)
     met = done.stdout.split()
     assert done.stderr == "" and "core/executor.py" in met
     assert len(met) <= MOST_MET, f"{len(met)} files: {' '.join(met)}"

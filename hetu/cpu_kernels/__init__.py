@@ -1,4 +1,4 @@
-"""How a CPU computes fast what operators mean: by BLAS, in blocks that fit the cache, in lanes side by side.
+"""How a CPU computes fast what operators mean: in C where there is a compiler, by BLAS, and in few calls of NumPy.
 
 Nobody needs this room in order to understand hetu, and everything runs without it. A recipe (a file) has what binds its
 operators to arrays, found by the operator itself, and, where it joins several, the operators they become and the pass

@@ -18,7 +18,6 @@ import numpy as np
 
 from ..core.errors import ArgumentError
 from ..core.leaf import random_state
-from ..core.program import Program
 from .c_calls import NUMBERS, CCall, address
 from .compiled import CSource, text_of
 from .compiler import compiler
@@ -35,7 +34,7 @@ _TOKEN = re.compile(r"[A-Za-z_]\w*|[(){};]")
 _MACROS = re.compile(r"^#define (\w+)", re.M)
 
 
-def export_c(program: Program, folder: str | os.PathLike[str], name: str, *, random: bool) -> Path:
+def export_c(program: Any, folder: str | os.PathLike[str], name: str, *, random: bool) -> Path:
     """Write a program and what lies in its buffers now into a folder: `name`.c, and `name`.inputs with what was fed.
 
     With `random`, steps are counted in the random state. ArgumentError where a call has no C.
@@ -56,7 +55,7 @@ def export_c(program: Program, folder: str | os.PathLike[str], name: str, *, ran
 class _File:
     """Puts the text together; `regions` are pieces of memory by their first address."""
 
-    def __init__(self, program: Program, calls: Sequence[tuple[Any, CCall]], random: bool) -> None:
+    def __init__(self, program: Any, calls: Sequence[tuple[Any, CCall]], random: bool) -> None:
         self.program, self.calls, self.random = program, calls, random
         self.sources = list(dict.fromkeys(call.source for _, call in calls))
         names = [_defined(s.text) for s in self.sources]
