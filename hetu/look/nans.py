@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 from ..core.backend import aligned_empty, to_numpy
 from ..core.errors import NumericError
 from ..core.executor import Executor, stepping
+from ..core.passes import is_last
 from ..core.program import Program
 from ..core.subgraph import Feed, SubGraph
 
@@ -43,7 +44,7 @@ def _watched(executor: Executor, sub: SubGraph, feed: Feed | None, program: Prog
         if _any_nan(np, results) or _any_nan(program.xp, watched):
             _put_back(executor, saved)
             values = sub.match(feed or {})
-            careful = executor.compiled(sub, values, donate=False)
+            careful = _apart(executor, sub, values)
             executor.quiet.run(executor.fill, careful, values)
             executor.quiet.run(find_nan, careful)
             results = executor.quiet.run(program.run)  # no node made it: it stood in a variable before
@@ -51,6 +52,16 @@ def _watched(executor: Executor, sub: SubGraph, feed: Feed | None, program: Prog
         _put_back(executor, saved)
         raise
     return results
+
+
+def _apart(executor: Executor, sub: SubGraph, values: Mapping[str, np.ndarray]) -> Program:
+    """The program without donation and without the last passes, into whose operators nobody sees."""
+    passes = executor.passes
+    try:
+        executor.passes = [run for run in passes if not is_last(run)]
+        return executor.compiled(sub, values, donate=False)
+    finally:
+        executor.passes = passes
 
 
 def _guard(executor: Executor, program: Program) -> tuple[Saved, list[Any]]:

@@ -16,6 +16,7 @@ from hetu.core.errors import ArgumentError, GraphError, ShapeError
 from hetu.core.passes import PASSES
 from hetu.dist import Link, Pipeline, Schedule, Staged, Strategy, VirtualClock, run_ranks
 
+from ..apart import APART
 from .test_launch import heturun
 
 BATCH, STEPS = 8, 20
@@ -173,7 +174,7 @@ def staged_feed(seed: int = 0, batch: int = 16, width: int = 6) -> dict[str, np.
 
 
 def program(stages: int, options: dict[str, Any], comm: Any):
-    ex = ht.Executor(list(staged_mlp(stages)), strategy=Pipeline(stages, **options), comm=comm)
+    ex = ht.Executor(list(staged_mlp(stages)), strategy=Pipeline(stages, **options), comm=comm, passes=APART)
     return ex.program(staged_feed())
 
 

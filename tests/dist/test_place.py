@@ -26,6 +26,7 @@ from hetu.dist import (
     world,
 )
 
+from ..apart import APART
 from .models import STEPS, batches, losses, mlp
 from .test_by_hand import data_parallel
 from .test_hierarchical import EXPERTS, HOSTS
@@ -104,7 +105,7 @@ def test_batch_norm_over_the_ranks_of_a_place():
 
 
 def program(comm, model, strategy=None):
-    return ht.Executor(model(), strategy=strategy or DataParallel(), comm=comm)
+    return ht.Executor(model(), strategy=strategy or DataParallel(), comm=comm, passes=APART)
 
 
 def test_each_rank_computes_and_keeps_its_part_only():

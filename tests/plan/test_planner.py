@@ -110,7 +110,8 @@ def test_random_changes_find_what_the_dynamic_programming_finds(monkeypatch):
     monkeypatch.setattr(planner, "MOST_RESCUED", 0)
     plain = chosen(wide, 2, far, hints=hints, budget=budget)
     tried = chosen(wide, 2, far, hints=hints, budget=budget, proposals=26)  # of 27 that there are
-    assert tried.why().best.seconds == exact.why().best.seconds < plain.why().best.seconds
+    assert tried.why().best.seconds == pytest.approx(exact.why().best.seconds)
+    assert exact.why().best.seconds < plain.why().best.seconds
     assert tried.name.startswith("dp2, layers: 2 at zero0") and f"next best: {plain.name}" in str(tried.why())
 
 

@@ -155,7 +155,7 @@ def test_the_command_writes_a_profile(tmp_path, capsys):
     assert "GFLOP/s" in printed
     assert str(tmp_path / "p.json") in printed
     timings = MachineProfile.load(tmp_path / "p.json").timings
-    assert {"matmul float32", "attention float32"} <= {t.op for t in timings.values()}
+    assert {"matmul float32", "flash_attention float32"} <= {t.op for t in timings.values()}
 
 
 def test_a_seat_gives_a_rank_its_own_data():

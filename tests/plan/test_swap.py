@@ -21,6 +21,7 @@ from hetu.plan.memory.fit import fit
 from hetu.plan.memory.swap import Swap, gaps
 from hetu.plan.simulation.instructions import SimulatedJob
 
+from ..apart import APART
 from ..dist.models import losses
 from .test_fit import deep, vgg
 
@@ -31,7 +32,7 @@ SLOW = MachineProfile(DeviceFigures(flops=1e15, bandwidth=1e15, launch=0.0, host
 
 
 def lowered(graph, feed):
-    return SubGraph("step", graph["train"]).lower({k: v.shape for k, v in feed.items()}, chosen_passes(None))[:2]
+    return SubGraph("step", graph["train"]).lower({k: v.shape for k, v in feed.items()}, chosen_passes(APART))[:2]
 
 
 def counts(planned) -> Counter:
@@ -43,8 +44,9 @@ def test_a_cnn_trains_in_six_tenths_of_its_memory_by_swapping_alone():
     outside = sum(v.nbytes for v in feed.values()) + sum(int(v.tensor.nbytes) for v in graph["train"][1])
     before = plan(*lowered(graph, feed))
     room = before.arena_bytes * 6 // 10
-    alone = ht.Executor(graph)
-    small = ht.Executor(graph, strategy=Within(DataParallel(), room + outside, FAST), comm=SerialComm())
+    alone = ht.Executor(graph, passes=APART)
+    tight = Within(DataParallel(), room + outside, FAST)
+    small = ht.Executor(graph, strategy=tight, comm=SerialComm(), passes=APART)
     program = small.program("train", feed)
     assert program.plan.arena_bytes <= room < alone.program("train", feed).plan.arena_bytes
     found = counts(program.plan)
