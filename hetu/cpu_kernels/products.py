@@ -24,7 +24,7 @@ def product(a: np.ndarray, b: np.ndarray, out: np.ndarray, bias: np.ndarray | No
 
     >>> out = np.empty((256, 64))
     >>> call = product(np.ones((256, 128)), np.ones((128, 64)), out, np.ones(64))
-    >>> call is None or (call(), out[0, 0])[1] == 129
+    >>> call is None or bool((call(), out[0, 0])[1] == 129)
     True
     """
     arrays = [x for x in (a, b, out, bias) if x is not None]
