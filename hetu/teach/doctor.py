@@ -66,6 +66,9 @@ def main(args: argparse.Namespace) -> int:
     return int(not all(f.ok for f in needed))
 
 
+WIDE = 96  # of what was found, in a table; a long path loses its middle
+
+
 def report(findings: list[Finding], title: str) -> list[str]:
     """The lines of one table.
 
@@ -76,7 +79,8 @@ def report(findings: list[Finding], title: str) -> list[str]:
     """
     lines = [title]
     for f in findings:
-        lines.append(f"  {'ok' if f.ok else '--'}  {f.part:<17} {f.found}")
+        found = f.found if len(f.found) <= WIDE else f"{f.found[: WIDE // 2]}...{f.found[3 - WIDE // 2 :]}"
+        lines.append(f"  {'ok' if f.ok else '--'}  {f.part:<17} {found}")
         if not f.ok:
             lines.append(f"{'':24}needed for {f.enables}" + (f": {f.fix}" if f.fix else ""))
     return lines

@@ -23,8 +23,9 @@ from hetu.cpu_kernels import compiled, compiler
 ROOT = Path(__file__).parent.parent.parent
 DEADLINE = 100  # seconds, of what takes one
 SCRIPT = """
-import json, sys, warnings
+import json, signal, sys, warnings
 import numpy as np
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which is ignored where a suite runs in the background
 warnings.simplefilter("always")
 with warnings.catch_warnings(record=True) as heard:
     import hetu as ht
