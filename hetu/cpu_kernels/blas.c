@@ -2,22 +2,22 @@
 //
 // INT is the integer of the library, T the number. A scalar is read anew on every call.
 
-enum { PLAIN = 111 };
+enum { PLAIN = 111, BLOCK = 24 };
 
 #define FUNCTION(...) ((void (*)(__VA_ARGS__))a[0].p)
 
-// out = alpha x y + beta out; jobs are the rows of `out`, or its columns if the last word says so.
+// out = alpha x y + beta out; jobs are the rows of `out`, BLOCK to one, and the last has those that are left.
+//
+// BLAS computes a row in the same way in any product that begins at a multiple of BLOCK rows and has as many at least:
+// so its bits do not depend on the division. That does not hold for columns.
 void gemm(const Word* a, long long first, long long last, char* scratch) {
     const int order = a[1].n, left = a[2].n, right = a[3].n;
-    const bool columns = a[15].n;
-    const long long m = columns ? a[4].n : last - first, n = columns ? last - first : a[5].n, k = a[6].n;
+    const long long rows = a[4].n, begin = first * BLOCK, end = (last + 1) * BLOCK > rows ? rows : last * BLOCK;
     const long long pitch_x = a[9].n, pitch_y = a[11].n, pitch = a[14].n;
-    const T *x = a[8].p, *y = a[10].p;
-    T* out = a[13].p;
-    if (columns) y += right == PLAIN ? first : first * pitch_y, out += first;
-    else x += left == PLAIN ? first * pitch_x : first, out += first * pitch;
+    const T* x = (const T*)a[8].p + (left == PLAIN ? begin * pitch_x : begin);
+    T* out = (T*)a[13].p + begin * pitch;
     FUNCTION(int, int, int, INT, INT, INT, T, const T*, INT, const T*, INT, T, T*, INT)
-    (order, left, right, m, n, k, *(T*)a[7].p, x, pitch_x, y, pitch_y, *(T*)a[12].p, out, pitch);
+    (order, left, right, end - begin, a[5].n, a[6].n, *(T*)a[7].p, x, pitch_x, a[10].p, pitch_y, *(T*)a[12].p, out, pitch);
 }
 
 // out = x y for each matrix of a batch of three axes, of which the words from 13 on give the sizes and strides of x, y

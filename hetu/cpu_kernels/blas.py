@@ -26,6 +26,7 @@ Routine = tuple[str, Callable[..., Any], type[CValue], type[CValue]]  # a C func
 
 ROW_MAJOR, NO_TRANSPOSE, TRANSPOSE = 101, 111, 112  # codes of BLAS
 LEAST = 1 << 23  # multiplications that are worth another thread
+BLOCK = 24  # rows of a job, as in `blas.c`
 PRECISIONS = {np.dtype(np.float32): ("s", ctypes.c_float), np.dtype(np.float64): ("d", ctypes.c_double)}
 
 
@@ -53,11 +54,10 @@ def gemm(a: np.ndarray, b: np.ndarray, out: np.ndarray, alpha: Scalar = 1.0, bet
     if left is None or right is None:
         return None
     (trans_a, leading_a), (trans_b, leading_b) = left, right
-    columns = out.shape[1] > out.shape[0]
-    jobs, work = max(out.shape), min(out.shape) * a.shape[1]
+    jobs, work = max(1, out.shape[0] // BLOCK), BLOCK * out.shape[1] * a.shape[1]
     values = (*out.shape, a.shape[1], _real(alpha), a, leading_a, b, leading_b, _real(beta), out, leading_out)
     codes = (ROW_MAJOR, trans_a, trans_b)
-    return _bind("gemm", codes, *values, jobs=jobs, grain=-(-LEAST // work), last=int(columns))
+    return _bind("gemm", codes, *values, jobs=jobs, grain=-(-LEAST // work))
 
 
 def gemms(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> Call | None:
@@ -198,14 +198,13 @@ def axpby(x: np.ndarray, out: np.ndarray, alpha: Scalar = 1.0, beta: Scalar = 1.
     return _bind("axpby", (), out.size, _real(alpha), x, 1, _real(beta), out, 1)
 
 
-def _bind(name: str, codes: Sequence[int], *arguments: object, jobs: int = 1, grain: int = 1, last: int = 0) -> Any:
+def _bind(name: str, codes: Sequence[int], *arguments: object, jobs: int = 1, grain: int = 1) -> Any:
     """The C function `name` as a call without arguments: of a table where C can walk it, else of Python.
 
-    `codes` say how matrices lie, `arguments` are Python values in the order C wants them; `last` is one word more for
-    the division of `jobs`.
+    `codes` say how matrices lie, `arguments` are Python values in the order C wants them.
     """
     found = _found(name, *arguments)
-    call = found and _row(found, name, codes, *arguments, last, jobs=jobs, grain=grain)
+    call = found and _row(found, name, codes, *arguments, jobs=jobs, grain=grain)
     if call is not None or found is None:
         return call
     _, function, integer, real = found

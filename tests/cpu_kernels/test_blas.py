@@ -16,7 +16,10 @@ from hypothesis import strategies as st
 
 from hetu.core.errors import ArgumentError
 from hetu.cpu_kernels import blas, openblas
+from hetu.cpu_kernels.c_calls import CCall
 from hetu.cpu_kernels.compiler import compiler
+
+from .divided import in_parts
 
 needs_blas = pytest.mark.skipif(
     blas.gemm(np.ones((1, 1)), np.ones((1, 1)), np.ones((1, 1))) is None, reason="numpy's OpenBLAS is not there"
@@ -32,7 +35,7 @@ def made_by(request, monkeypatch):
 
 
 LAYOUTS = ["C", "F", "columns", "rows", "columns of F", "offset"]
-dims = st.integers(1, 9)
+dims, wide = st.integers(1, 9), st.integers(20, 800)
 layouts = st.sampled_from(LAYOUTS)
 dtypes = st.sampled_from([np.float32, np.float64])
 scalars = st.sampled_from([0.0, 1.0, -0.5, 2.0])
@@ -177,6 +180,24 @@ def test_large_products_run_the_threaded_kernels():
     a, b, out = (rng.normal(size=(300, 300)).astype(np.float32) for _ in range(3))
     blas.gemm(a.T, b.T, out.T)()
     np.testing.assert_allclose(out, b @ a, rtol=1e-4, atol=1e-4)
+
+
+@needs_blas
+@pytest.mark.skipif(compiler() is None, reason="there is no C compiler")
+@settings(max_examples=60, deadline=None)
+@given(wide, wide, wide, layouts, layouts, layouts, dtypes, st.integers(2, 9), st.integers(0, 2**32 - 1))
+def test_the_bits_of_a_product_do_not_depend_on_its_division(m, n, k, of_a, of_b, of_out, dtype, threads, seed):
+    rng, before = np.random.default_rng(seed), openblas.get_threads()
+    a, b, out = matrix(rng, (m, k), of_a, dtype), matrix(rng, (k, n), of_b, dtype), matrix(rng, (m, n), of_out, dtype)
+    call = blas.gemm(a, b, out)
+    if not isinstance(call, CCall):  # made by Python, which divides nothing
+        return
+    openblas.set_threads(1)
+    call()
+    whole = out.copy()
+    in_parts(call, max(1, min(threads, call.jobs // call.grain)))
+    openblas.set_threads(before)
+    np.testing.assert_array_equal(out, whole)
 
 
 @needs_blas
