@@ -1,8 +1,8 @@
 """Convolution and its gradients by the register tile of `convolution.c`, for images of any layout.
 
-Kernels are packed into panels anew on every call; groups of few outputs go plane by plane in `planes.c`. Gain: 3 to 20
-times the speed of the forward functions, 0.9 to 1.5 of PyTorch's time (groups of one channel 2 to 3). Off with
-`HETU_KERNELS=0`.
+Kernels are packed into panels anew on every call; groups of few outputs go plane by plane in `planes.c`, many channels
+under 3 x 3 taps by `winograd.c`. Gain: 3 to 20 times the speed of the forward functions, 0.5 to 1.5 of PyTorch's time
+(groups of one channel 2 to 3), Winograd's 1.3 to 2 times that of the tile alone. Off with `HETU_KERNELS=0`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from ..passes.conv_last import MOVED, conv2d_last, conv2d_last_dw, conv2d_last_d
 from .c_calls import c_call
 from .recipes import kernel
 
+FILE = "convolution.c"
 STRIP = 32  # output channels of a job, as in `convolution.c`
 BAND, BAND_OF_SLOPES = 1 << 18, 1 << 15  # bytes of a band of pixels, forward and for the gradient of the kernel
 LARGE, MORE = 150_000, 16  # numbers of a group's kernel beyond which it is in no cache; then bands are so much larger
@@ -30,6 +31,9 @@ LEAST = 1 << 22  # multiplications that are worth another thread
 FEW = 8  # outputs of a group up to which vectors go along pixels, in `planes.c`
 VECTOR, SLACK, TAPS = 64, 512, 9  # bytes of the widest vector, and of the longest tile; taps of a tile, in `planes.c`
 PARTS = 8  # of a batch, whose gradients of the kernel are summed apart
+PLACES, BLOCK = 16, 96  # of a tile, and tiles of a job, in `winograd.c`
+CHANNEL, OUTPUT, KERNEL, START = 64, 45, 300, 12  # what its transforms take, and beginning a sum, in multiplications
+WORTH = 0.85  # of the multiplications of the taps
 PLAIN: dict[str, Any] = {"dilation": (1, 1), "groups": 1}
 
 
@@ -70,14 +74,25 @@ class _Product:
         self.most, self.band = most, max(1, min(rows, most // (steps[0] * line)))
         self.high = self.band - 1 + -(-self.tall // steps[0])
         self.runs = self._runs(top, left, steps)
-        self.depth = len(taps) * self.channels
+        self.depth, self.tiles = len(taps) * self.channels, len(x) * -(-rows // 2) * -(-columns // 2)
+        grid = [Tap(top + i, left + j, t.place) for (i, j), t in zip(product(range(3), range(3)), taps)]
+        near = all(a.strides[1] == self.size for a in (x, out))
+        self.winograd = grid == taps and len(taps) == 9 and steps == (1, 1) and groups == 1 and near and self._saves()
         sizes = (self.channels, *x.shape[2:], rows, columns, self.outputs, groups, *steps, top, left)
         self.geometry = (*sizes, self.band, self.wide, self.tall, self.runs, self.count, self.depth)
         self.many = max(1, min(len(x), PIXELS // (rows * columns))) if self.band == rows else 1
         self.pixels = (self.high * steps[0] if self.planes else (self.band - 1) * steps[0] + self.tall) * line
         self.strips = -(-self.outputs // STRIP)
-        size = 0 if self.planes else groups * self.strips * STRIP * self.depth
-        self.panels, self.scratch, self.bands = scratch.empty((size,), x.dtype), scratch, -(-rows // self.band)
+        depth = 0 if self.planes else PLACES * self.channels if self.winograd else self.depth
+        self.panels = scratch.empty((groups * self.strips * STRIP * depth,), x.dtype)
+        self.scratch, self.bands = scratch, -(-rows // self.band)
+
+    def _saves(self) -> bool:
+        """Whether Winograd's tiles take clearly fewer multiplications than taps do, their transforms included."""
+        pixels, channels, outputs = self.out[:, 0].size, _up(self.channels, VECTOR // 4), _up(self.outputs, STRIP)
+        tile = PLACES * (channels + START) * outputs + CHANNEL * channels + OUTPUT * outputs
+        numbers = self.channels * self.outputs
+        return self.tiles * tile + KERNEL * numbers < WORTH * 9 * pixels * numbers
 
     def _runs(self, top: int, left: int, steps: Pair) -> np.ndarray:
         """(offset, length) of the taps in a band of pixels, neighbors in one.
@@ -106,8 +121,8 @@ class _Product:
         """A call between panels and a kernel, whose axes `outer` and `inner` are outputs and channels."""
         strides, places, of_group = self._kernel(w, outer)
         sizes = (strides[outer], strides[inner], self.outputs, self.channels, places, len(self.taps), of_group)
-        jobs, numbers = self.groups * self.strips, self.depth * STRIP
-        return _call(name, self.panels, w, *sizes, dtype=w.dtype, jobs=jobs, grain=-(-LEAST // max(numbers, 1)))
+        jobs, numbers, file = self.groups * self.strips, self.depth * STRIP, "winograd.c" if self.winograd else FILE
+        return c_call(file, name, w.dtype, self.panels, w, *sizes, jobs=jobs, grain=-(-LEAST // max(numbers, 1)))
 
     def _kernel(self, w: np.ndarray, outer: int) -> tuple[list[int], np.ndarray, int]:
         """The strides of a kernel, the place of each tap's weight, and the stride of groups."""
@@ -119,6 +134,9 @@ class _Product:
         """Calls for the product with a kernel, whose axis `outer` is that of the outputs."""
         if self.planes:
             return [self._plane_call("convolve_planes", w, w, outer, self.groups * len(self.x) * self.bands)]
+        if self.winograd:
+            blocks = self._tile_call("winograd", -(-self.tiles // BLOCK), BLOCK * self.outputs)
+            return [self.kernel_call("transform_kernel", w, outer, 1 - outer), blocks]
         return [self.kernel_call("pack_kernel", w, outer, 1 - outer), self.forward()]
 
     def slope_calls(self, w: np.ndarray) -> list[Call | None]:
@@ -131,7 +149,18 @@ class _Product:
                 self._plane_call("convolve_planes_slopes", sums, w, 0, self.groups * parts, parts),
                 self._plane_call("add_parts", sums, w, 0, self.groups, parts),
             ]
+        if self.winograd:
+            strips = self._tile_call("winograd_slopes", self.strips, self.tiles * STRIP)
+            return [strips, self.kernel_call("gather_kernel", w, 0, 1)]
         return [self.slopes(), self.kernel_call("unpack_kernel", w, 0, 1)]
+
+    def _tile_call(self, name: str, jobs: int, products: int) -> Call | None:
+        first, (rows, columns) = self.taps[0], self.out.shape[2:]
+        sizes = (self.channels, *self.x.shape[2:], rows, columns, self.outputs, len(self.x), first.down, first.right)
+        words = (*_images(self.out), *_images(self.x), self.panels, *sizes, BLOCK)
+        pixels, sums = BLOCK * (self.channels * self.size + 2 * VECTOR) + VECTOR, (BLOCK + PLACES) * 2 * VECTOR
+        grain, scratch = -(-LEAST // (PLACES * products * self.channels)), PLACES * (pixels + sums + 2 * BLOCK)
+        return c_call("winograd.c", name, self.x.dtype, *words, jobs=jobs, grain=grain, scratch=scratch)
 
     def _plane_call(
         self, name: str, weights: np.ndarray, w: np.ndarray, outer: int, jobs: int, parts: int = 1
@@ -150,7 +179,7 @@ class _Product:
         work = self.many * self.band * columns * self.depth * self.outputs
         scratch = 16 * (self.many * self.band * columns + 16) + self.many * self.pixels
         grain = -(-LEAST // max(work, 1))
-        return _call("convolve", *self.words(), dtype=self.x.dtype, jobs=jobs, grain=grain, scratch=scratch)
+        return c_call(FILE, "convolve", self.x.dtype, *self.words(), jobs=jobs, grain=grain, scratch=scratch)
 
     def slopes(self) -> Call | None:
         if self.band == self.out.shape[2]:
@@ -159,15 +188,11 @@ class _Product:
         work = len(self.x) * rows * columns * self.depth * STRIP
         scratch = self.many * (16 * self.band + self.band * columns * STRIP * self.size + self.pixels)
         more = {"jobs": self.groups * self.strips, "grain": -(-LEAST // max(work, 1)), "scratch": scratch}
-        return _call("convolve_slopes", *self.words(), dtype=self.x.dtype, **more)
+        return c_call(FILE, "convolve_slopes", self.x.dtype, *self.words(), **more)
 
 
 def _up(n: int, unit: int) -> int:
     return -(-n // unit) * unit
-
-
-def _call(name: str, *words: Any, dtype: np.dtype, **more: int) -> Call | None:
-    return c_call("convolution.c", name, dtype, *words, **more)
 
 
 def _images(x: np.ndarray) -> tuple[Any, ...]:

@@ -36,6 +36,8 @@ CASES = {
     "one channel": (3, 1, 6, (28, 28), (5, 5), (1, 1), NONE, (1, 1), 1),
     "gaps": (2, 4, 4, (5, 5), (2, 2), (3, 3), NONE, (1, 1), 1),
     "mostly frame": (1, 2, 3, (1, 1), (3, 3), (1, 1), ONE, (1, 1), 1),
+    "Winograd": (4, 64, 64, (12, 10), (3, 3), (1, 1), ONE, (1, 1), 1),
+    "Winograd, cut tiles": (3, 61, 63, (12, 11), (3, 3), (1, 1), ((2, 1), (2, 3)), (1, 1), 1),
     "small images": (40, 9, 11, (2, 2), (2, 2), (1, 1), ((1, 0), (1, 0)), (1, 1), 1),
 }
 
@@ -50,9 +52,9 @@ def laid(x: np.ndarray, layout: str) -> np.ndarray:
     return x.transpose(axes).copy().transpose(np.argsort(axes))
 
 
-def check(name: str, arrays, **attrs) -> np.ndarray:
+def check(name: str, arrays, layout: str = "nchw", **attrs) -> np.ndarray:
     want = OPS[name].forward(np, *arrays, **attrs)
-    out = np.empty_like(want, order="C")
+    out = laid(np.empty_like(want, order="C"), layout)
     calls = OPS[name].bound(np, out, arrays, attrs, Scratch())
     assert calls and all(isinstance(call, CCall) for call in calls)
     made = []
@@ -76,9 +78,9 @@ def test_convolution(case, layout, dtype):
     x = laid(rng.standard_normal((n, c, *size)).astype(dtype), layout)
     w = laid(rng.standard_normal((o, c // groups, *kernel)).astype(dtype), "cut" if layout == "cut" else "nchw")
     attrs = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
-    y = check("conv2d", [x, w], **attrs)
+    y = check("conv2d", [x, w], layout, **attrs)
     g = laid(rng.standard_normal(y.shape).astype(dtype), layout)
-    check("conv2d_dx", [g, w], size=size, **attrs)
+    check("conv2d_dx", [g, w], layout, size=size, **attrs)
     check("conv2d_dw", [x, g], kernel=kernel, **attrs)
 
 
@@ -106,6 +108,22 @@ def test_the_plain_loops_say_the_same(case):
     words = [*call.words]
     words[10] = np.ascontiguousarray(w.transpose(0, 2, 3, 1))
     CCall(call.source, "convolve_plainly", words, jobs=n)()
+    np.testing.assert_allclose(out, want, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.startswith("Winograd")])
+def test_winograd_and_its_plain_loops(case):
+    n, c, o, size, kernel, stride, padding, _, _ = CASES[case]
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((*size, n, c)), rng.standard_normal((o, c, *kernel))
+    attrs = {"stride": stride, "padding": padding}
+    want = OPS["conv2d_last"].forward(np, x, w, **attrs)
+    out = np.empty_like(want, order="C")
+    call = OPS["conv2d_last"].bound(np, out, [x, w], attrs, Scratch())[1]
+    assert call.function == "winograd"
+    words = [*call.words]
+    words[10] = w
+    CCall(call.source, "winograd_plainly", words)()
     np.testing.assert_allclose(out, want, atol=1e-12)
 
 
