@@ -106,9 +106,10 @@ class Scratch:
         self.block, self.used = block, 0
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        start, nbytes = self.used, math.prod(shape) * dtype.itemsize
+        nbytes = math.prod(shape) * dtype.itemsize
+        start = self.used if self.block is None or self.block.flags.writeable else 0  # where bytes are only counted
         self.used += -(-nbytes // ALIGNMENT) * ALIGNMENT
-        if self.block is None or self.used > self.block.nbytes:
+        if self.block is None or start + nbytes > self.block.nbytes:
             return np.empty(shape, dtype)
         return self.block[start : start + nbytes].view(dtype).reshape(shape)
 

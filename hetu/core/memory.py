@@ -352,7 +352,7 @@ class _Metas:
 
     def scratch_bytes(self, node: Node) -> int:
         """Working memory that `node` asks for when it is bound."""
-        scratch = Scratch()
+        scratch = Scratch(self.scratch)
         node.op.bound(np, self.arrays[node], [self.arrays[i] for i in node.inputs], node.attrs, scratch)
         return scratch.used
 
