@@ -6,6 +6,15 @@ What tests compile is kept beside what pytest keeps, from run to run, and not in
 import os
 from pathlib import Path
 
+import pytest
+
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 os.environ.setdefault("XDG_CACHE_HOME", str(Path(__file__).parent.parent / ".pytest_cache" / "compiled"))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    from hetu.cpu_kernels.compiler import compiler  # which reads the environment that is set above
+
+    if item.get_closest_marker("compiled") and compiler() is None:
+        pytest.skip("there is no C compiler")

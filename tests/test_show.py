@@ -308,6 +308,7 @@ def test_an_empty_plan_draws():
     ElementTree.fromstring(memory_svg([]))
 
 
+@pytest.mark.compiled
 def test_a_program_shows_its_memory_plan():
     x = ht.placeholder("x", (64, 8))
     program = ht.Executor([ht.sum(ht.exp(x @ np.ones((8, 8), np.float32)))]).program({x: np.zeros((64, 8))})

@@ -34,6 +34,7 @@ KINDS = {
 }
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize(("apart", "way", "warned"), KINDS.values(), ids=KINDS)
 def test_all_ranks_compute_one_way(tmp_path: Path, apart: str, way: str, warned: str) -> None:
     if way == "in C" and not any(kernels("cpu").compiled.digest()):

@@ -233,6 +233,7 @@ def swapping():
     return entries, feed, {"strategy": Within(DataParallel(), whole * 9 // 10 + outside, profile), "comm": SerialComm()}
 
 
+@pytest.mark.compiled
 def test_swapped_values_leave_the_device_and_come_back(cupy):
     entries, feed, options = swapping()
     there = trained(entries, "gpu", **options)
@@ -245,6 +246,7 @@ def test_swapped_values_leave_the_device_and_come_back(cupy):
     assert not any(np.shares_memory(np.asarray(a), program.block.view(np.ndarray)) for a in away)
 
 
+@pytest.mark.compiled
 def test_a_value_that_does_not_come_back_is_seen(cupy, monkeypatch):
     copy = cupy.cuda.runtime.memcpyAsync
     monkeypatch.setattr(cupy.cuda.runtime, "memcpyAsync", lambda *a: copy(*a) if a[3] == "out" else None)

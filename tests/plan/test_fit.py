@@ -57,6 +57,7 @@ def arena(entries, feed) -> int:
     return plan(fetches, updates).arena_bytes
 
 
+@pytest.mark.compiled
 def test_a_cnn_trains_in_half_of_its_memory_with_the_same_bits():
     graph, feed = vgg()
     outside = sum(v.nbytes for v in feed.values()) + sum(int(v.tensor.nbytes) for v in graph["train"][1])
@@ -71,6 +72,7 @@ def test_a_cnn_trains_in_half_of_its_memory_with_the_same_bits():
             np.testing.assert_array_equal(alone.state[name], small.state[name])
 
 
+@pytest.mark.compiled
 def test_ranks_recompute_their_own_part():
     graph, _ = deep()
     whole = simulate(

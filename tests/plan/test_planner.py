@@ -88,6 +88,7 @@ def wide():
     return graph, [feed] * STEPS
 
 
+@pytest.mark.compiled
 def test_layers_are_sharded_no_further_than_they_must():
     hints = {"data": 2, "tensor": 1, "stages": 1}
     far = MachineProfile(cluster=Cluster(inner=Link(latency=1e-3, bandwidth=1e8)))  # each message counts
@@ -101,6 +102,7 @@ def test_layers_are_sharded_no_further_than_they_must():
         np.testing.assert_allclose(found, losses(wide, steps=STEPS), rtol=2e-6)
 
 
+@pytest.mark.compiled
 def test_random_changes_find_what_the_dynamic_programming_finds(monkeypatch):
     hints = {"data": 2, "tensor": 1, "stages": 1}
     far = MachineProfile(cluster=Cluster(inner=Link(latency=1e-3, bandwidth=1e8)))

@@ -85,6 +85,7 @@ def test_so_does_each_value():
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("strategy", [DataParallel(), ZeRO(3)])
 def test_ranks_swap_beside_their_communication(strategy):
     graph, shapes = deep()[0], {"x": (128, 8), "t": (128, 8)}
@@ -138,6 +139,7 @@ def test_only_from_host_reads_what_lies_there():
         plan([away], {})
 
 
+@pytest.mark.compiled
 def test_the_planner_swaps_where_the_way_is_fast():
     graph, feed = vgg(batch=8, size=16)
     shapes = {name: value.shape for name, value in feed.items()}
