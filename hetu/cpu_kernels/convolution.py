@@ -31,6 +31,7 @@ LEAST = 1 << 22  # multiplications that are worth another thread
 FEW = 8  # outputs of a group up to which vectors go along pixels, in `planes.c`
 VECTOR, SLACK, TAPS = 64, 512, 9  # bytes of the widest vector, and of the longest tile; taps of a tile, in `planes.c`
 PARTS = 8  # of a batch, whose gradients of the kernel are summed apart
+ACROSS, SIDE, NEAR = 4, 256, 1 << 17  # pixels that go together, bytes of a job's channels, of a band, in `depthwise.c`
 PLACES, BLOCK = 16, 96  # of a tile, and tiles of a job, in `winograd.c`
 CHANNEL, OUTPUT, KERNEL, START = 64, 45, 300, 12  # what its transforms take, and beginning a sum, in multiplications
 WORTH = 0.85  # of the multiplications of the taps
@@ -63,27 +64,28 @@ class _Product:
     def __init__(
         self, out: np.ndarray, x: np.ndarray, taps: Sequence[Tap], steps: Pair, groups: int, most: int, scratch: Scratch
     ) -> None:
-        self.out, self.x, self.groups, self.size = out, x, groups, x.itemsize
+        self.out, self.x, self.groups, self.size, self.steps = out, x, groups, x.itemsize, steps
         self.channels, self.outputs, self.taps = x.shape[1] // groups, out.shape[1] // groups, taps
         rows, columns = out.shape[2:]
         downs, rights = [t.down for t in taps] or [0], [t.right for t in taps] or [0]
         top, left = min(downs), min(rights)
         self.wide, self.tall = (columns - 1) * steps[1] + max(rights) - left + 1, max(downs) - top + 1
-        self.planes = self.outputs <= FEW
+        near = all(a.strides[1] == self.size for a in (x, out))  # channels lie side by side
+        self.each = near and self.channels == self.outputs == 1 < groups
+        self.planes = self.outputs <= FEW and not self.each
         line = -(-self.wide // steps[1]) * steps[1] * self.channels * self.size
         self.most, self.band = most, max(1, min(rows, most // (steps[0] * line)))
         self.high = self.band - 1 + -(-self.tall // steps[0])
         self.runs = self._runs(top, left, steps)
         self.depth, self.tiles = len(taps) * self.channels, len(x) * -(-rows // 2) * -(-columns // 2)
         grid = [Tap(top + i, left + j, t.place) for (i, j), t in zip(product(range(3), range(3)), taps)]
-        near = all(a.strides[1] == self.size for a in (x, out))
         self.winograd = grid == taps and len(taps) == 9 and steps == (1, 1) and groups == 1 and near and self._saves()
         sizes = (self.channels, *x.shape[2:], rows, columns, self.outputs, groups, *steps, top, left)
         self.geometry = (*sizes, self.band, self.wide, self.tall, self.runs, self.count, self.depth)
         self.many = max(1, min(len(x), PIXELS // (rows * columns))) if self.band == rows else 1
         self.pixels = (self.high * steps[0] if self.planes else (self.band - 1) * steps[0] + self.tall) * line
         self.strips = -(-self.outputs // STRIP)
-        depth = 0 if self.planes else PLACES * self.channels if self.winograd else self.depth
+        depth = 0 if self.planes or self.each else PLACES * self.channels if self.winograd else self.depth
         self.panels = scratch.empty((groups * self.strips * STRIP * depth,), x.dtype)
         self.scratch, self.bands = scratch, -(-rows // self.band)
 
@@ -132,6 +134,8 @@ class _Product:
 
     def calls(self, w: np.ndarray, outer: int) -> list[Call | None]:
         """Calls for the product with a kernel, whose axis `outer` is that of the outputs."""
+        if self.each:
+            return [self._each_call("depthwise", w, len(self.x))]
         if self.planes:
             return [self._plane_call("convolve_planes", w, w, outer, self.groups * len(self.x) * self.bands)]
         if self.winograd:
@@ -141,6 +145,8 @@ class _Product:
 
     def slope_calls(self, w: np.ndarray) -> list[Call | None]:
         """Calls for the gradient of the kernel, where `out` has the slopes."""
+        if self.each:
+            return [self._each_call("depthwise_slopes", w, 1)]
         if self.planes:
             parts = min(len(self.x), PARTS)
             numbers = parts * self.groups * _up(self.outputs, 4) * self.channels * _up(len(self.taps), TAPS)
@@ -161,6 +167,43 @@ class _Product:
         pixels, sums = BLOCK * (self.channels * self.size + 2 * VECTOR) + VECTOR, (BLOCK + PLACES) * 2 * VECTOR
         grain, scratch = -(-LEAST // (PLACES * products * self.channels)), PLACES * (pixels + sums + 2 * BLOCK)
         return c_call("winograd.c", name, self.x.dtype, *words, jobs=jobs, grain=grain, scratch=scratch)
+
+    def _each_call(self, name: str, w: np.ndarray, images: int) -> Call | None:
+        """A call for channels that have a kernel each, so many images at a time."""
+        strides, places, _ = self._kernel(w, 0)
+        (rows, columns), line = self.out.shape[2:], self.wide + ACROSS * self.steps[1]
+        top, left = (min((t[axis] for t in self.taps), default=0) for axis in (0, 1))
+        offsets = np.array([(t.down - top) * line + t.right - left for t in self.taps] or [0], np.int64)
+        band = max(1, min(rows, NEAR // (line * SIDE * self.steps[0])))
+        sizes = (
+            *self.x.shape[2:],
+            rows,
+            columns,
+            self.groups,
+            len(self.x),
+            *self.steps,
+            top,
+            left,
+            self.tall,
+            self.wide,
+        )
+        words = (
+            *_images(self.out),
+            *_images(self.x),
+            w,
+            strides[0],
+            places,
+            offsets,
+            len(self.taps),
+            *sizes,
+            line,
+            band,
+        )
+        jobs = images * -(-self.groups * self.size // SIDE)
+        grain = -(-LEAST // max(self.out.size * len(self.taps) // jobs, 1))
+        pixels = band * _up(columns, ACROSS) + ((band - 1) * self.steps[0] + self.tall) * line
+        scratch = (len(self.taps) + pixels) * SIDE
+        return c_call("depthwise.c", name, self.x.dtype, *words, jobs=jobs, grain=grain, scratch=scratch)
 
     def _plane_call(
         self, name: str, weights: np.ndarray, w: np.ndarray, outer: int, jobs: int, parts: int = 1

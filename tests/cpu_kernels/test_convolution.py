@@ -24,6 +24,9 @@ CASES = {
     "dilated groups": (1, 4, 8, (12, 12), (3, 3), (1, 1), TWO, (2, 2), 2),
     "depthwise": (2, 6, 6, (9, 9), (3, 3), (1, 1), ONE, (1, 1), 6),
     "depthwise, wide": (1, 3, 3, (5, 150), (3, 3), (1, 2), ONE, (1, 1), 3),
+    "depthwise, many channels": (2, 75, 75, (8, 7), (3, 3), (1, 1), ONE, (1, 1), 75),
+    "depthwise, strided": (3, 20, 20, (11, 13), (5, 3), (2, 3), ((2, 1), (0, 1)), (1, 2), 20),
+    "depthwise, bands": (1, 130, 130, (40, 90), (3, 2), (2, 1), ONE, (1, 1), 130),
     "two of each channel": (2, 6, 12, (9, 9), (3, 3), (2, 2), ONE, (1, 1), 6),
     "depthwise, dilated": (2, 6, 18, (9, 11), (3, 5), (2, 1), ((1, 1), (2, 1)), (2, 1), 6),
     "groups of four": (2, 12, 12, (9, 10), (3, 3), (1, 1), ONE, (1, 1), 3),
@@ -111,19 +114,19 @@ def test_the_plain_loops_say_the_same(case):
     np.testing.assert_allclose(out, want, atol=1e-12)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.startswith("Winograd")])
-def test_winograd_and_its_plain_loops(case):
-    n, c, o, size, kernel, stride, padding, _, _ = CASES[case]
+@pytest.mark.parametrize("case", [case for case in CASES if case.startswith(("Winograd", "depthwise"))])
+def test_kernels_of_channels_side_by_side_and_their_plain_loops(case):
+    n, c, o, size, kernel, stride, padding, dilation, groups = CASES[case]
     rng = np.random.default_rng(0)
-    x, w = rng.standard_normal((*size, n, c)), rng.standard_normal((o, c, *kernel))
-    attrs = {"stride": stride, "padding": padding}
-    want = OPS["conv2d_last"].forward(np, x, w, **attrs)
-    out = np.empty_like(want, order="C")
-    call = OPS["conv2d_last"].bound(np, out, [x, w], attrs, Scratch())[1]
-    assert call.function == "winograd"
+    x, w = laid(rng.standard_normal((n, c, *size)), "hwnc"), rng.standard_normal((o, c // groups, *kernel))
+    attrs = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    want = OPS["conv2d"].forward(np, x, w, **attrs)
+    out = laid(np.empty_like(want, order="C"), "hwnc")
+    call = OPS["conv2d"].bound(np, out, [x, w], attrs, Scratch())[-1]
+    assert call.function == case.partition(",")[0].lower()
     words = [*call.words]
     words[10] = w
-    CCall(call.source, "winograd_plainly", words)()
+    CCall(call.source, f"{call.function}_plainly", words)()
     np.testing.assert_allclose(out, want, atol=1e-12)
 
 
