@@ -35,7 +35,6 @@ ACROSS, SIDE, NEAR = 4, 256, 1 << 17  # pixels that go together, bytes of a job'
 PLACES, BLOCK = 16, 96  # of a tile, and tiles of a job, in `winograd.c`
 CHANNEL, OUTPUT, KERNEL, START = 64, 45, 300, 12  # what its transforms take, and beginning a sum, in multiplications
 WORTH = 0.85  # of the multiplications of the taps
-PLAIN: dict[str, Any] = {"dilation": (1, 1), "groups": 1}
 
 
 class Tap(NamedTuple):
@@ -295,14 +294,14 @@ def conv2d_dw_bind(
 
 @kernel(conv2d_last)
 def conv2d_last_bind(xp: ModuleType, out: Any, x: Any, w: Any, **attrs: Any) -> list[Call] | None:
-    return conv2d_bind(xp, out.transpose(MOVED), x.transpose(MOVED), w, **attrs, **PLAIN)
+    return conv2d_bind(xp, out.transpose(MOVED), x.transpose(MOVED), w, **attrs)
 
 
 @kernel(conv2d_last_dx)
 def conv2d_last_dx_bind(xp: ModuleType, out: Any, g: Any, w: Any, **attrs: Any) -> list[Call] | None:
-    return conv2d_dx_bind(xp, out.transpose(MOVED), g.transpose(MOVED), w, **attrs, **PLAIN)
+    return conv2d_dx_bind(xp, out.transpose(MOVED), g.transpose(MOVED), w, **attrs)
 
 
 @kernel(conv2d_last_dw)
 def conv2d_last_dw_bind(xp: ModuleType, out: Any, x: Any, g: Any, **attrs: Any) -> list[Call] | None:
-    return conv2d_dw_bind(xp, out, x.transpose(MOVED), g.transpose(MOVED), **attrs, **PLAIN)
+    return conv2d_dw_bind(xp, out, x.transpose(MOVED), g.transpose(MOVED), **attrs)

@@ -76,10 +76,13 @@ class _Axis(NamedTuple):
 
 
 @kernel(conv_last.conv2d_last)
-def conv2d_last(machine: Machine, out: Any, x: Any, w: Any, *, stride: Size2d, padding: Any) -> list[Call] | None:
+def conv2d_last(
+    machine: Machine, out: Any, x: Any, w: Any, *, stride: Size2d, padding: Any, dilation: Size2d, groups: int
+) -> list[Call] | None:
     window = _Window(x, out, w.shape[2:], stride, padding)
-    if not _takes(machine, window, w):
-        return _channels_first(machine, images.conv2d, out, (x, w), stride=stride, padding=padding)
+    if groups > 1 or dilation != (1, 1) or not _takes(machine, window, w):
+        attrs = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+        return _channels_first(machine, images.conv2d, out, (x, w), **attrs)
     if not _in_chunks(x):
         unfold, window = _unfolded(machine, window)
         whole = _Window(w.transpose(MOVED), w.reshape(1, 1, len(w), -1), w.shape[2:], (1, 1), FRAMELESS)
@@ -93,11 +96,20 @@ def conv2d_last(machine: Machine, out: Any, x: Any, w: Any, *, stride: Size2d, p
 
 @kernel(conv_last.conv2d_last_dx)
 def conv2d_last_dx(
-    machine: Machine, out: Any, g: Any, w: Any, *, size: Size2d, stride: Size2d, padding: Any
+    machine: Machine,
+    out: Any,
+    g: Any,
+    w: Any,
+    *,
+    size: Size2d,
+    stride: Size2d,
+    padding: Any,
+    dilation: Size2d,
+    groups: int,
 ) -> list[Call] | None:
     window = _Window(out, g, w.shape[2:], stride, padding)
-    if not _takes(machine, window, w) or not _in_chunks(out):
-        attrs = {"size": size, "stride": stride, "padding": padding}
+    if groups > 1 or dilation != (1, 1) or not _takes(machine, window, w) or not _in_chunks(out):
+        attrs = {"size": size, "stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
         return _channels_first(machine, images.conv2d_dx, out, (g, w), **attrs)
     if not contiguous(g):
         return None
@@ -107,11 +119,20 @@ def conv2d_last_dx(
 
 @kernel(conv_last.conv2d_last_dw)
 def conv2d_last_dw(
-    machine: Machine, out: Any, x: Any, g: Any, *, kernel: Size2d, stride: Size2d, padding: Any
+    machine: Machine,
+    out: Any,
+    x: Any,
+    g: Any,
+    *,
+    kernel: Size2d,
+    stride: Size2d,
+    padding: Any,
+    dilation: Size2d,
+    groups: int,
 ) -> list[Call] | None:
     window = _Window(x, g, kernel, stride, padding)
-    if not _takes(machine, window, out):
-        attrs = {"kernel": kernel, "stride": stride, "padding": padding}
+    if groups > 1 or dilation != (1, 1) or not _takes(machine, window, out):
+        attrs = {"kernel": kernel, "stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
         return _channels_first(machine, images.conv2d_dw, out, (x, g), **attrs)
     calls = []
     if not _in_chunks(x):
@@ -143,7 +164,7 @@ def _channels_first(
     """By kernels for images (n, c, h, w), between copies."""
     xp, weights = machine.xp, arrays[1] if launch is not images.conv2d_dw else out
     inner = [a if a is weights else xp.empty([a.shape[k] for k in MOVED], a.dtype) for a in (out, *arrays)]
-    calls = launch(machine, *inner, dilation=(1, 1), groups=1, **attrs)
+    calls = launch(machine, *inner, **attrs)
     if calls is None:
         return None
     moves = [(a, b.transpose(MOVED)) for a, b in zip(inner, (out, *arrays)) if a is not b]

@@ -1,11 +1,13 @@
 """`conv2d` and its gradients on images (h, w, n, c): the pixels of all images at one place lie together.
 
 Only the pass `channels_last` makes them, after autodiff. This file says what they mean, in terms of `conv2d`; the rooms
-of kernels compute them. Left out: groups and dilations.
+of kernels compute them.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -18,7 +20,6 @@ from ..ops.window import Pair
 __all__ = ["conv2d_last", "conv2d_last_dw", "conv2d_last_dx"]
 
 MOVED = (2, 3, 0, 1)  # of (h, w, n, c) to (n, c, h, w), and back
-PLAIN: dict[str, Any] = {"dilation": (1, 1), "groups": 1}
 
 
 def _swapped(x: TensorType) -> TensorType:
@@ -26,12 +27,13 @@ def _swapped(x: TensorType) -> TensorType:
 
 
 @op(
-    infer=lambda x, w, **attrs: _swapped(conv2d_type(_swapped(x), w, **attrs, **PLAIN)),
-    dims="h!w!nc,oci!j!->y!x!no",
+    infer=lambda x, w, **attrs: _swapped(conv2d_type(_swapped(x), w, **attrs)),
     differentiable=False,
     scratch=True,
 )
-def conv2d_last(xp: ModuleType, x: Any, w: Any, *, stride: Pair, padding: Any) -> Any:
+def conv2d_last(
+    xp: ModuleType, x: Any, w: Any, *, stride: Pair, padding: Any, dilation: Pair = (1, 1), groups: int = 1
+) -> Any:
     """`conv2d` of images x (h, w, n, c) with kernels w (o, c, i, j) -> (y, x, n, o).
 
     >>> import hetu as ht
@@ -39,17 +41,20 @@ def conv2d_last(xp: ModuleType, x: Any, w: Any, *, stride: Pair, padding: Any) -
     >>> conv2d_last(x, w, stride=(2, 2), padding=((1, 1), (1, 1))).shape
     (16, 16, 8, 64)
     """
-    y = OPS["conv2d"].forward(xp, xp.permute_dims(x, MOVED), w, stride=stride, padding=padding, **PLAIN)
+    y = OPS["conv2d"].forward(
+        xp, xp.permute_dims(x, MOVED), w, stride=stride, padding=padding, dilation=dilation, groups=groups
+    )
     return xp.permute_dims(y, MOVED)
 
 
 @op(
-    infer=lambda g, w, **attrs: _swapped(conv2d_dx_type(_swapped(g), w, **attrs, **PLAIN)),
-    dims="y!x!no,oci!j!->h!w!nc",
+    infer=lambda g, w, **attrs: _swapped(conv2d_dx_type(_swapped(g), w, **attrs)),
     differentiable=False,
     scratch=True,
 )
-def conv2d_last_dx(xp: ModuleType, g: Any, w: Any, *, size: Pair, stride: Pair, padding: Any) -> Any:
+def conv2d_last_dx(
+    xp: ModuleType, g: Any, w: Any, *, size: Pair, stride: Pair, padding: Any, dilation: Pair = (1, 1), groups: int = 1
+) -> Any:
     """`conv2d_dx` of gradients g (y, x, n, o) with kernels w (o, c, i, j) -> (*size, n, c).
 
     >>> import hetu as ht
@@ -58,17 +63,26 @@ def conv2d_last_dx(xp: ModuleType, g: Any, w: Any, *, size: Pair, stride: Pair, 
     (32, 32, 8, 3)
     """
     g = xp.permute_dims(g, MOVED)
-    x = OPS["conv2d_dx"].forward(xp, g, w, size=size, stride=stride, padding=padding, **PLAIN)
+    x = OPS["conv2d_dx"].forward(xp, g, w, size=size, stride=stride, padding=padding, dilation=dilation, groups=groups)
     return xp.permute_dims(x, MOVED)
 
 
 @op(
-    infer=lambda x, g, **attrs: conv2d_dw_type(_swapped(x), _swapped(g), **attrs, **PLAIN),
-    dims="h!w!nc,y!x!no->oci!j!",
+    infer=lambda x, g, **attrs: conv2d_dw_type(_swapped(x), _swapped(g), **attrs),
     differentiable=False,
     scratch=True,
 )
-def conv2d_last_dw(xp: ModuleType, x: Any, g: Any, *, kernel: Pair, stride: Pair, padding: Any) -> Any:
+def conv2d_last_dw(
+    xp: ModuleType,
+    x: Any,
+    g: Any,
+    *,
+    kernel: Pair,
+    stride: Pair,
+    padding: Any,
+    dilation: Pair = (1, 1),
+    groups: int = 1,
+) -> Any:
     """`conv2d_dw` of images x (h, w, n, c) and gradients g (y, x, n, o) -> (o, c, *kernel).
 
     >>> import hetu as ht
@@ -77,12 +91,27 @@ def conv2d_last_dw(xp: ModuleType, x: Any, g: Any, *, kernel: Pair, stride: Pair
     (64, 3, 3, 3)
     """
     x, g = xp.permute_dims(x, MOVED), xp.permute_dims(g, MOVED)
-    return OPS["conv2d_dw"].forward(xp, x, g, kernel=kernel, stride=stride, padding=padding, **PLAIN)
+    return OPS["conv2d_dw"].forward(
+        xp, x, g, kernel=kernel, stride=stride, padding=padding, dilation=dilation, groups=groups
+    )
 
 
-# -- bound to arrays -------------------------------------------------------------------------------------------
+def _splits(name: str, *images: bool) -> Callable[..., str]:
+    """How the operator of that name may be split, with the axes of images where they lie here; its result comes last."""
+
+    def dims(*types: TensorType, **attrs: Any) -> str:
+        rule: Any = OPS[name].dims
+        operands, result = rule(*types, **attrs).split("->")
+        terms = [re.findall("[a-z]!?", term) for term in (*operands.split(","), result)]
+        *read, made = ("".join(t[a] for a in MOVED) if moved else "".join(t) for t, moved in zip(terms, images))
+        return f"{','.join(read)}->{made}"
+
+    return dims
 
 
+conv2d_last.dims = _splits("conv2d", True, False, True)
+conv2d_last_dx.dims = _splits("conv2d_dx", True, False, True)
+conv2d_last_dw.dims = _splits("conv2d_dw", True, True, False)
 conv2d_last.flops(conv2d_flops)
 conv2d_last_dx.flops(conv2d_dx_flops)
 conv2d_last_dw.flops(conv2d_dw_flops)
