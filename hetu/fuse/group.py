@@ -8,7 +8,7 @@ path. Operators that can be written in such terms are taken apart first, see `ap
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from graphlib import TopologicalSorter
 from math import prod
@@ -174,7 +174,8 @@ def _in_line(outputs: Sequence[Node], checks: Checks) -> dict[Node, tuple[Node, 
 class _Units:
     """A graph whose groups count as one node each: a unit, numbered by the place of one of its nodes.
 
-    What comes before and behind a unit are sets of such numbers, kept as the bits of integers.
+    `place` is an order of all units in which each stands behind what it reads. It is kept as they are merged, so that
+    only what stands between two units is searched for a path (D. Pearce and P. Kelly, 2007).
     """
 
     def __init__(self, outputs: Sequence[Node], checks: Checks) -> None:
@@ -189,22 +190,14 @@ class _Units:
                 looked_at = frozenset(x for check in checks.get(node, ()) for x in check.arrays)
                 self.groups[k] = replace(unit, outside=looked_at)
         self.unit = dict(self.at)
-        self.bits = {k: 1 << k for k in range(len(self.nodes))}
-        self.above: dict[int, int] = {}
-        self.below: dict[int, int] = {}
-        later: dict[Node, list[Node]] = {node: [] for node in self.nodes}
-        for k, node in enumerate(self.nodes):
+        self.place = {k: k for k in range(len(self.nodes))}
+        self.later: dict[Node, list[Node]] = {node: [] for node in self.nodes}
+        for node in self.nodes:
             for i in self.earlier[node]:
-                later[i].append(node)
-            self.above[k] = self._union(self.above, self.earlier[node])
-        for k in reversed(range(len(self.nodes))):
-            self.below[k] = self._union(self.below, later[self.nodes[k]])
+                self.later[i].append(node)
 
-    def _union(self, sets: dict[int, int], nodes: Iterable[Node]) -> int:
-        whole = 0
-        for node in nodes:
-            whole |= sets[self.at[node]] | 1 << self.at[node]
-        return whole
+    def _members(self, unit: int) -> Iterable[Node]:
+        return self.groups[unit].members if unit in self.groups else (self.nodes[unit],)
 
     def merge(self) -> None:
         """First each value joins its readers, if these are one group; then groups their neighbors, if they are near.
@@ -242,31 +235,42 @@ class _Units:
     def _merged(self, a: int, b: int) -> bool:
         if a == b or self.nodes[a].tags.get("event") != self.nodes[b].tags.get("event"):
             return False
-        joined = None if self._between(a, b) else _joined(self.groups[a], self.groups[b])
+        joined = _joined(self.groups[a], self.groups[b])
         if joined is None or len(self._outside(joined.members)) > MOST_ARRAYS:
             return False
+        first, last = sorted((a, b), key=self.place.__getitem__)
+        start, end = self.place[first], self.place[last]
+        behind = self._reached(first, self.later, start, end)
+        before = self._reached(last, self.earlier, start, end) if behind else set()
+        if not behind.isdisjoint(before):
+            return False
+        moved = sorted((first, last, *behind, *before), key=self.place.__getitem__)
+        places = [self.place[unit] for unit in moved]
+        order = [*(u for u in moved if u in before), a, *(u for u in moved if u in behind)]
         self.groups[a] = joined
         self.unit.update(dict.fromkeys(self.groups.pop(b).members, a))
-        self.bits[a] |= self.bits.pop(b)
-        above, below = ((s[a] | s.pop(b)) & ~self.bits[a] for s in (self.above, self.below))
-        self.above[a], self.below[a] = above, below
-        for unit, own in self.bits.items():
-            if above & own:
-                self.below[unit] |= below | self.bits[a]
-            elif below & own:
-                self.above[unit] |= above | self.bits[a]
+        del self.place[b]
+        self.place.update(zip(order, places[1:]))
         return True
 
-    def _between(self, a: int, b: int) -> int:
-        found = self.below[a] & self.above[b] | self.below[b] & self.above[a]
-        return found & ~(self.bits[a] | self.bits[b])
+    def _reached(self, unit: int, edges: Mapping[Node, Iterable[Node]], start: int, end: int) -> set[int]:
+        """The units that edges lead to from one, step by step, of those with places between start and end."""
+        found: set[int] = set()
+        frontier = [unit]
+        while frontier:
+            for node in self._members(frontier.pop()):
+                for other in {self.unit[n] for n in edges[node]} - found:
+                    if start < self.place[other] < end:
+                        found.add(other)
+                        frontier.append(other)
+        return found
 
     # -- the new graph -----------------------------------------------------------------------------------------------
 
     def rebuilt(self, make: Make) -> tuple[Node, ...]:
         new: dict[Node, Node] = {}
         for unit in self._order():
-            members = self.groups[unit].members if unit in self.groups else {self.nodes[unit]: False}
+            members = self._members(unit)
             if len(members) > 1 or any(n in self.checks for n in members):
                 new.update(self._fused(self.groups[unit], new, make))
                 continue
@@ -276,8 +280,7 @@ class _Units:
         return tuple(new[o] for o in self.outputs)
 
     def _order(self) -> Iterator[int]:
-        members = {u: self.groups[u].members if u in self.groups else (self.nodes[u],) for u in self.bits}
-        reads = {u: {self.unit[i] for n in own for i in self.earlier[n]} - {u} for u, own in members.items()}
+        reads = {u: {self.unit[i] for n in self._members(u) for i in self.earlier[n]} - {u} for u in self.place}
         users: dict[int, list[int]] = {u: [] for u in reads}
         for unit, inputs in reads.items():
             for i in inputs:
