@@ -7,31 +7,52 @@ path. Operators that can be written in such terms are taken apart first, see `ap
 
 from __future__ import annotations
 
+import gc
 import heapq
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from graphlib import TopologicalSorter
 from math import prod
 from typing import Any
+
+import numpy as np
 
 from ..core.graph import OPS, Node, origin_of, readers_of, remade, topological
 from ..core.memory import in_line
 from ..core.op import Role
 from ..core.types import Shape, TensorType
 from .apart import Checks, Looked, looked_at, taken_apart
-from .form import FOLDS, MOVES, Form, Line, Make, Number, Operand, PartCheck, expression_of, own_column
+from .form import FOLDS, MOVES, Form, Line, Make, Operand, PartCheck, expression_of, own_column
 
 MOST_LINES, MOST_ARRAYS = 48, 20
 NEAR = 32  # nodes: a large result is not made much earlier than it is read, as it takes memory until then
-DTYPES = ("float32", "float64", "bool", "int32", "int64")
+DTYPES = frozenset(map(np.dtype, ("float32", "float64", "bool", "int32", "int64")))
 
 
 def fuse(outputs: Sequence[Node], make: Make) -> tuple[Node, ...]:
     """The graph with its groups as one operator each, which `make` gives for a form."""
-    apart, checks = taken_apart(outputs, lambda node: unit_of(node) is not None)
-    units = _Units(apart, checks)
-    units.merge()
-    return units.rebuilt(make)
+    known = cache(unit_of)
+    with _nothing_collected():
+        apart, checks = taken_apart(outputs, lambda node: known(node) is not None)
+        units = _Units(apart, checks, known)
+        units.merge()
+        return units.rebuilt(make)
+
+
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """Inside, Python does not look for garbage: of the many objects that are made none is, and looking took a quarter
+    of the time.
+    """
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
 
 
 # -- units -------------------------------------------------------------------------------------------------------------
@@ -51,10 +72,10 @@ class Unit:
 
 def unit_of(node: Node) -> Unit | None:
     """A group of one node, or None for what cannot be in groups."""
-    tuples = any(isinstance(x.type, tuple) for x in (node, *node.inputs))
-    if tuples or not node.inputs or node.attrs.get("window") is not None:
-        return None
-    if any(x.dtype.name not in DTYPES for x in (node, *node.inputs)):
+    for x in (node, *node.inputs):
+        if isinstance(x.type, tuple) or x.type.dtype not in DTYPES:
+            return None
+    if not node.inputs or node.attrs.get("window") is not None:
         return None
     if node.op in FOLDS:
         return _fold(node)
@@ -94,7 +115,9 @@ def _move(node: Node) -> Unit | None:
 
 
 def _joined(a: Unit, b: Unit) -> Unit | None:
-    """One unit for both, or None where their spaces differ."""
+    """One unit for both, or None where their spaces differ, or there is too much in it."""
+    if len(a.members) + len(b.members) > MOST_LINES:
+        return None
     if a.space == b.space:
         if None not in (a.split, b.split) and a.split != b.split:
             return None
@@ -125,8 +148,8 @@ def _rows_of(whole: Unit, part: Unit) -> tuple[int, bool] | None:
 
 
 def _checked(unit: Unit) -> Unit | None:
-    """The unit, unless it has too much in it, or reads what is known only at the end."""
-    if len(unit.members) > MOST_LINES or not unit.outside.isdisjoint(unit.members):
+    """The unit, unless it reads what is known only at the end."""
+    if not unit.outside.isdisjoint(unit.members):
         return None
     for node, flat in unit.members.items():
         for i in node.inputs:
@@ -150,11 +173,9 @@ def _over_columns(unit: Unit, fold: Node) -> bool:
     return not unit.members.get(x, False) and fold.attrs["axis"] == axes and x.ndim == len(unit.space)
 
 
-def number_of(node: Node) -> Number | None:
-    """(dtype, value) of a constant of one number."""
-    if node.role is not Role.CONSTANT or node.ndim or node.dtype.name not in DTYPES:
-        return None
-    return node.dtype.name, node.attrs["value"].item()
+def is_number(node: Node) -> bool:
+    """Whether this is a constant of one number, which a line has among its operands."""
+    return node.role is Role.CONSTANT and not node.ndim and node.dtype in DTYPES
 
 
 def _in_line(outputs: Sequence[Node], checks: Checks) -> dict[Node, tuple[Node, ...]]:
@@ -178,17 +199,17 @@ class _Units:
     only what stands between two units is searched for a path (D. Pearce and P. Kelly, 2007).
     """
 
-    def __init__(self, outputs: Sequence[Node], checks: Checks) -> None:
+    def __init__(self, outputs: Sequence[Node], checks: Checks, unit_of: Callable[[Node], Unit | None]) -> None:
         self.outputs, self.checks, self.earlier = outputs, checks, _in_line(outputs, checks)
         self.nodes = [*self.earlier]
-        self.kept = set(outputs)
+        self.kept, self.numbers = set(outputs), {node for node in self.nodes if is_number(node)}
         self.at = {node: k for k, node in enumerate(self.nodes)}
         self.readers = {node: [r for r in found if r is not None] for node, found in readers_of(self.nodes).items()}
         self.groups: dict[int, Unit] = {}
         for k, node in enumerate(self.nodes):
             if (unit := unit_of(node)) is not None:
                 looked_at = frozenset(x for check in checks.get(node, ()) for x in check.arrays)
-                self.groups[k] = replace(unit, outside=looked_at)
+                self.groups[k] = replace(unit, outside=looked_at) if looked_at else unit
         self.unit = dict(self.at)
         self.place = {k: k for k in range(len(self.nodes))}
         self.later: dict[Node, list[Node]] = {node: [] for node in self.nodes}
@@ -230,7 +251,7 @@ class _Units:
 
     def _outside(self, members: dict[Node, bool]) -> list[Node]:
         read = dict.fromkeys(i for n in members for i in n.inputs)
-        return [i for i in read if i not in members and number_of(i) is None]
+        return [i for i in read if i not in members and i not in self.numbers]
 
     def _merged(self, a: int, b: int) -> bool:
         if a == b or self.nodes[a].tags.get("event") != self.nodes[b].tags.get("event"):
@@ -259,8 +280,9 @@ class _Units:
         frontier = [unit]
         while frontier:
             for node in self._members(frontier.pop()):
-                for other in {self.unit[n] for n in edges[node]} - found:
-                    if start < self.place[other] < end:
+                for n in edges[node]:
+                    other = self.unit[n]
+                    if start < self.place[other] < end and other not in found:
                         found.add(other)
                         frontier.append(other)
         return found
@@ -322,7 +344,7 @@ def _form_of(
     place: dict[tuple[Node, bool], int] = {}
     for node in nodes:
         for i in node.inputs:
-            if i not in members and number_of(i) is None:
+            if i not in members and not is_number(i):
                 place.setdefault(key(node, i), len(place))
     arrays, flat = [i for i, _ in place], [f for _, f in place]
     types = tuple(i.tensor for i in arrays)
@@ -332,8 +354,7 @@ def _form_of(
     for node in nodes:
         operands: list[Operand] = []
         for i in node.inputs:
-            number = number_of(i)
-            operands.append(place[key(node, i)] if number is None else number)
+            operands.append((i.dtype.name, i.attrs["value"].item()) if is_number(i) else place[key(node, i)])
         lines.append(Line(node.op, tuple(operands), tuple(node.attrs.items())))
     made = []
     for check in dict.fromkeys(checks):
