@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 import sys
@@ -14,8 +15,9 @@ VECTORS = {"x86-64": "__SSE2__", "haswell": "__AVX2__", "skylake-avx512": "__AVX
 
 
 def commands() -> Iterator[str]:
-    """What `HETU_CC` may be on this machine."""
-    yield from (name for name in ("gcc", "clang") if shutil.which(name))
+    """What `HETU_CC` may be on this machine, without other names of the usual one."""
+    usual = os.path.realpath(shutil.which("cc") or "")
+    yield from (n for n in ("gcc", "clang") if (path := shutil.which(n)) and os.path.realpath(path) != usual)
     if find_spec("ziglang") is not None:
         yield f"{sys.executable} -m ziglang cc"
     made_by = compiler()

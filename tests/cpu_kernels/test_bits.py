@@ -55,11 +55,11 @@ def doubles(x, labels):
 MODELS = (classifier, norm_and_softmax, wide_rows, batch_norm, gelus, functions, doubles)
 
 
-def trained():
-    """What all models compute in a few steps, and all variables then. One program, so that a compiler starts once."""
+def trained(models=MODELS):
+    """What models compute in a few steps, and all variables then. One program, so that a compiler starts once."""
     x, labels = ht.placeholder("x", (None, 33)), ht.placeholder("labels", (None,), "int64")
     outputs = []
-    for model in MODELS:
+    for model in models:
         with ht.scope(model.__name__):
             outputs.append(model(x, labels))
     executor = ht.Executor([*outputs, Adam(0.01).minimize(sum(ht.mean(y) for y in outputs))], seed=0)
@@ -67,7 +67,7 @@ def trained():
     feed = {x: rng.standard_normal((ROWS, 33), np.float32), labels: rng.integers(0, 33, ROWS)}
     assert [type(call) for call in executor.program(feed).calls] == [c_calls.CTable]  # no call of NumPy among them
     steps = [executor.run(feed) for _ in range(STEPS)]
-    found = {f"{model.__name__}, step {k}": y for k, step in enumerate(steps) for model, y in zip(MODELS, step)}
+    found = {f"{model.__name__}, step {k}": y for k, step in enumerate(steps) for model, y in zip(models, step)}
     return found | {f"variable {k}": x for k, x in enumerate(executor.state.arrays.values())}
 
 
@@ -106,6 +106,6 @@ def test_any_number_of_threads_gives_the_same_bits():
 
 
 def test_other_bits_are_seen(monkeypatch):
-    wanted = trained()
+    wanted = trained([norm_and_softmax])
     monkeypatch.setenv(SETTING, "cc -freciprocal-math -fassociative-math -fno-signed-zeros")
-    assert {"wide_rows, step 0", "gelus, step 0", "functions, step 0"} <= {*differing(trained(), wanted)}
+    assert "norm_and_softmax, step 0" in differing(trained([norm_and_softmax]), wanted)
