@@ -7,10 +7,8 @@ path. Operators that can be written in such terms are taken apart first, see `ap
 
 from __future__ import annotations
 
-import gc
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from graphlib import TopologicalSorter
@@ -34,25 +32,10 @@ DTYPES = frozenset(map(np.dtype, ("float32", "float64", "bool", "int32", "int64"
 def fuse(outputs: Sequence[Node], make: Make) -> tuple[Node, ...]:
     """The graph with its groups as one operator each, which `make` gives for a form."""
     known = cache(unit_of)
-    with _nothing_collected():
-        apart, checks = taken_apart(outputs, lambda node: known(node) is not None)
-        units = _Units(apart, checks, known)
-        units.merge()
-        return units.rebuilt(make)
-
-
-@contextmanager
-def _nothing_collected() -> Iterator[None]:
-    """Inside, Python does not look for garbage: of the many objects that are made none is, and looking took a quarter
-    of the time.
-    """
-    before = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if before:
-            gc.enable()
+    apart, checks = taken_apart(outputs, lambda node: known(node) is not None)
+    units = _Units(apart, checks, known)
+    units.merge()
+    return units.rebuilt(make)
 
 
 # -- units -------------------------------------------------------------------------------------------------------------
