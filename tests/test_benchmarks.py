@@ -18,8 +18,8 @@ import hetu as ht
 BENCHMARKS = Path(__file__).parent.parent / "examples" / "benchmarks"
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(str(BENCHMARKS))
-    names = "peer_hetu", "rows", "sampling", "standings"
-    peer_hetu, rows, sampling, standings = map(importlib.import_module, names)
+    names = "peer_hetu", "rows", "sampling", "standings", "start"
+    peer_hetu, rows, sampling, standings, start = map(importlib.import_module, names)
 README = ("tiny_mlp", "mlp_sgd", "mlp_adam", "lenet", "resnet", "lstm", "gpt", "gpt_256", "wide_deep", "gcn")
 
 
@@ -53,6 +53,12 @@ def test_a_row_makes_a_step_at_a_small_size(name):
         made = [step() for _ in workload.batches()]
     assert all(np.isfinite(result).all() for result in made)
     assert all(np.size(result) == 1 for result in made) == workload.trains
+
+
+@pytest.mark.parametrize("block", start.BLOCKS)
+def test_stacks_have_about_as_many_nodes_as_wanted(block):
+    row = start.stack(start.BLOCKS[block], 600, rounds=1)
+    assert 400 < row["nodes"] < 800 and row["instructions"] < row["nodes"]
 
 
 def test_rows_are_many_and_of_every_kind():

@@ -8,6 +8,7 @@ import pytest
 import hetu as ht
 from hetu.core.errors import ArgumentError, UnknownNameError
 from hetu.core.placement import Alone, Local, attach, attaches, chooses
+from hetu.dist.comm.comm import SerialComm
 
 
 def graphs():
@@ -87,7 +88,7 @@ def _decide(strategy: Undecided, subgraphs, comm):
     return Noted() if comm is None else None
 
 
-@pytest.mark.parametrize(("comm", "placement"), [(None, Notes), (5, Alone)])
+@pytest.mark.parametrize(("comm", "placement"), [(None, Notes), (SerialComm(), Alone)])
 def test_a_strangers_strategy_may_choose_another_once_it_sees_the_graphs(comm, placement):
     strategy = Undecided()
     assert type(ht.Executor(graphs(), strategy=strategy, comm=comm).placement) is placement

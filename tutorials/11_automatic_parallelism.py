@@ -205,4 +205,4 @@ for name, strategy in plans.items():
 # **What to remember.** Everything that decides about a plan is known before the first step, so it can be computed
 # instead of tried. A good planner shows its reasons and how far behind the others were.
 #
-# Last: [a kernel for a GPU, proven without one](12_a_cuda_kernel_without_a_gpu.ipynb).
+# Next: [a kernel for a GPU, proven without one](12_a_cuda_kernel_without_a_gpu.ipynb).

@@ -208,4 +208,4 @@ for outputs in ([chain], fuse_elementwise([chain])):
 # guard zones and NaN find what tests on a GPU overlook. Correctness is proven here and speed measured there; the
 # roofline predicts the best speed.
 #
-# This was the last notebook. The [README](../README.md) has the rest of the map.
+# Next, and last: [what becomes of all this on a CPU](13_from_python_to_a_c_program.ipynb).

@@ -135,11 +135,8 @@ class _Tape:
         if made is NotImplemented and node.op.decompose_rule is not None:
             made = _through_parts(node, g, inputs)
         if made is NotImplemented:
-            raise GradientError(
-                f"operator {node.op.name!r} has no gradient rule: {node!r}",
-                fix=f"add one with @{node.op.name}.grad, or cut the path with ht.stop_gradient",
-                site=node.site,
-            )
+            fix = f"add one with @{node.op.name}.grad, or cut the path with ht.stop_gradient"
+            raise GradientError(f"operator {node.op.name!r} has no gradient rule: {node!r}", fix=fix, site=node.site)
         made = made if isinstance(made, tuple) else (made,)
         if len(made) != len(node.inputs) and made != (None,):
             raise GradientError(

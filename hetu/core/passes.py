@@ -123,11 +123,9 @@ def resolve_training(
     merged = dict(zip(updates, outputs[len(fetches) :]))
     for variable, value in carried.items():
         if variable in merged:
-            raise GraphError(
-                f"{variable!r} is updated by an optimizer and by its own layer",
-                fix="make it trainable=False, or leave it out of minimize(...)",
-                site=variable.site,
-            )
+            fix = "make it trainable=False, or leave it out of minimize(...)"
+            said = f"{variable!r} is updated by an optimizer and by its own layer"
+            raise GraphError(said, fix=fix, site=variable.site)
         merged[variable] = value
     return outputs[: len(fetches)], merged
 

@@ -101,7 +101,8 @@ class Alone:
         return node
 
     def start(self, state: State) -> None:
-        pass
+        if self.comm is not None:
+            self.comm.compile_alike()
 
     def sizes(self, sizes: Mapping[Atom, int], training: bool) -> Mapping[Atom, int]:
         return sizes

@@ -118,11 +118,8 @@ class Program:
     def _bound_to_comm(self, node: Node, out: Any, inputs: Sequence[Any]) -> list[Call]:
         """Calls that communicate, between calls that name the user's line for the report of a deadlock."""
         if self.comm is None:
-            raise ArgumentError(
-                f"{node!r} communicates, but the executor has no communicator",
-                fix="pass comm=ht.dist.world()",
-                site=node.site,
-            )
+            fix = "pass comm=ht.dist.world()"
+            raise ArgumentError(f"{node!r} communicates, but the executor has no communicator", fix=fix, site=node.site)
         self.comm.at(node.site)
         calls = node.op.bound(self.xp, out, inputs, {**node.attrs, "comm": self.comm})
         self.comm.at(None)

@@ -59,7 +59,7 @@ def bound(xp: Any, out: Any, *arrays: Any, form: Form, scratch: Scratch) -> list
 
 def single(op: Op[..., Any], out: Any, arrays: Sequence[Any], attrs: Mapping[str, Any]) -> list[Call] | None:
     """Calls of an operator that is one line; None where it cannot be compiled."""
-    if isinstance(out, tuple) or any(a.dtype.name not in DTYPES for a in (out, *arrays)):
+    if isinstance(out, tuple) or any(a.dtype not in DTYPES for a in (out, *arrays)):
         return None
     types = tuple(TensorType(a.shape, a.dtype) for a in arrays)
     space, rows = out.shape, (0, False) if op.code is not None else None

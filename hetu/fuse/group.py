@@ -8,28 +8,32 @@ path. Operators that can be written in such terms are taken apart first, see `ap
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from graphlib import TopologicalSorter
 from math import prod
 from typing import Any
+
+import numpy as np
 
 from ..core.graph import OPS, Node, origin_of, readers_of, remade, topological
 from ..core.memory import in_line
 from ..core.op import Role
 from ..core.types import Shape, TensorType
 from .apart import Checks, Looked, looked_at, taken_apart
-from .form import FOLDS, MOVES, Form, Line, Make, Number, Operand, PartCheck, expression_of, own_column
+from .form import FOLDS, MOVES, Form, Line, Make, Operand, PartCheck, expression_of, own_column
 
 MOST_LINES, MOST_ARRAYS = 48, 20
 NEAR = 32  # nodes: a large result is not made much earlier than it is read, as it takes memory until then
-DTYPES = ("float32", "float64", "bool", "int32", "int64")
+DTYPES = frozenset(map(np.dtype, ("float32", "float64", "bool", "int32", "int64")))
 
 
 def fuse(outputs: Sequence[Node], make: Make) -> tuple[Node, ...]:
     """The graph with its groups as one operator each, which `make` gives for a form."""
-    apart, checks = taken_apart(outputs, lambda node: unit_of(node) is not None)
-    units = _Units(apart, checks)
+    known = cache(unit_of)
+    apart, checks = taken_apart(outputs, lambda node: known(node) is not None)
+    units = _Units(apart, checks, known)
     units.merge()
     return units.rebuilt(make)
 
@@ -51,10 +55,10 @@ class Unit:
 
 def unit_of(node: Node) -> Unit | None:
     """A group of one node, or None for what cannot be in groups."""
-    tuples = any(isinstance(x.type, tuple) for x in (node, *node.inputs))
-    if tuples or not node.inputs or node.attrs.get("window") is not None:
-        return None
-    if any(x.dtype.name not in DTYPES for x in (node, *node.inputs)):
+    for x in (node, *node.inputs):
+        if isinstance(x.type, tuple) or x.type.dtype not in DTYPES:
+            return None
+    if not node.inputs or node.attrs.get("window") is not None:
         return None
     if node.op in FOLDS:
         return _fold(node)
@@ -94,7 +98,9 @@ def _move(node: Node) -> Unit | None:
 
 
 def _joined(a: Unit, b: Unit) -> Unit | None:
-    """One unit for both, or None where their spaces differ."""
+    """One unit for both, or None where their spaces differ, or there is too much in it."""
+    if len(a.members) + len(b.members) > MOST_LINES:
+        return None
     if a.space == b.space:
         if None not in (a.split, b.split) and a.split != b.split:
             return None
@@ -125,8 +131,8 @@ def _rows_of(whole: Unit, part: Unit) -> tuple[int, bool] | None:
 
 
 def _checked(unit: Unit) -> Unit | None:
-    """The unit, unless it has too much in it, or reads what is known only at the end."""
-    if len(unit.members) > MOST_LINES or not unit.outside.isdisjoint(unit.members):
+    """The unit, unless it reads what is known only at the end."""
+    if not unit.outside.isdisjoint(unit.members):
         return None
     for node, flat in unit.members.items():
         for i in node.inputs:
@@ -150,11 +156,9 @@ def _over_columns(unit: Unit, fold: Node) -> bool:
     return not unit.members.get(x, False) and fold.attrs["axis"] == axes and x.ndim == len(unit.space)
 
 
-def number_of(node: Node) -> Number | None:
-    """(dtype, value) of a constant of one number."""
-    if node.role is not Role.CONSTANT or node.ndim or node.dtype.name not in DTYPES:
-        return None
-    return node.dtype.name, node.attrs["value"].item()
+def is_number(node: Node) -> bool:
+    """Whether this is a constant of one number, which a line has among its operands."""
+    return node.role is Role.CONSTANT and not node.ndim and node.dtype in DTYPES
 
 
 def _in_line(outputs: Sequence[Node], checks: Checks) -> dict[Node, tuple[Node, ...]]:
@@ -174,37 +178,30 @@ def _in_line(outputs: Sequence[Node], checks: Checks) -> dict[Node, tuple[Node, 
 class _Units:
     """A graph whose groups count as one node each: a unit, numbered by the place of one of its nodes.
 
-    What comes before and behind a unit are sets of such numbers, kept as the bits of integers.
+    `place` is an order of all units in which each stands behind what it reads. It is kept as they are merged, so that
+    only what stands between two units is searched for a path (D. Pearce and P. Kelly, 2007).
     """
 
-    def __init__(self, outputs: Sequence[Node], checks: Checks) -> None:
+    def __init__(self, outputs: Sequence[Node], checks: Checks, unit_of: Callable[[Node], Unit | None]) -> None:
         self.outputs, self.checks, self.earlier = outputs, checks, _in_line(outputs, checks)
         self.nodes = [*self.earlier]
-        self.kept = set(outputs)
+        self.kept, self.numbers = set(outputs), {node for node in self.nodes if is_number(node)}
         self.at = {node: k for k, node in enumerate(self.nodes)}
         self.readers = {node: [r for r in found if r is not None] for node, found in readers_of(self.nodes).items()}
         self.groups: dict[int, Unit] = {}
         for k, node in enumerate(self.nodes):
             if (unit := unit_of(node)) is not None:
                 looked_at = frozenset(x for check in checks.get(node, ()) for x in check.arrays)
-                self.groups[k] = replace(unit, outside=looked_at)
+                self.groups[k] = replace(unit, outside=looked_at) if looked_at else unit
         self.unit = dict(self.at)
-        self.bits = {k: 1 << k for k in range(len(self.nodes))}
-        self.above: dict[int, int] = {}
-        self.below: dict[int, int] = {}
-        later: dict[Node, list[Node]] = {node: [] for node in self.nodes}
-        for k, node in enumerate(self.nodes):
+        self.place = {k: k for k in range(len(self.nodes))}
+        self.later: dict[Node, list[Node]] = {node: [] for node in self.nodes}
+        for node in self.nodes:
             for i in self.earlier[node]:
-                later[i].append(node)
-            self.above[k] = self._union(self.above, self.earlier[node])
-        for k in reversed(range(len(self.nodes))):
-            self.below[k] = self._union(self.below, later[self.nodes[k]])
+                self.later[i].append(node)
 
-    def _union(self, sets: dict[int, int], nodes: Iterable[Node]) -> int:
-        whole = 0
-        for node in nodes:
-            whole |= sets[self.at[node]] | 1 << self.at[node]
-        return whole
+    def _members(self, unit: int) -> Iterable[Node]:
+        return self.groups[unit].members if unit in self.groups else (self.nodes[unit],)
 
     def merge(self) -> None:
         """First each value joins its readers, if these are one group; then groups their neighbors, if they are near.
@@ -237,36 +234,48 @@ class _Units:
 
     def _outside(self, members: dict[Node, bool]) -> list[Node]:
         read = dict.fromkeys(i for n in members for i in n.inputs)
-        return [i for i in read if i not in members and number_of(i) is None]
+        return [i for i in read if i not in members and i not in self.numbers]
 
     def _merged(self, a: int, b: int) -> bool:
         if a == b or self.nodes[a].tags.get("event") != self.nodes[b].tags.get("event"):
             return False
-        joined = None if self._between(a, b) else _joined(self.groups[a], self.groups[b])
+        joined = _joined(self.groups[a], self.groups[b])
         if joined is None or len(self._outside(joined.members)) > MOST_ARRAYS:
             return False
+        first, last = sorted((a, b), key=self.place.__getitem__)
+        start, end = self.place[first], self.place[last]
+        behind = self._reached(first, self.later, start, end)
+        before = self._reached(last, self.earlier, start, end) if behind else set()
+        if not behind.isdisjoint(before):
+            return False
+        moved = sorted((first, last, *behind, *before), key=self.place.__getitem__)
+        places = [self.place[unit] for unit in moved]
+        order = [*(u for u in moved if u in before), a, *(u for u in moved if u in behind)]
         self.groups[a] = joined
         self.unit.update(dict.fromkeys(self.groups.pop(b).members, a))
-        self.bits[a] |= self.bits.pop(b)
-        above, below = ((s[a] | s.pop(b)) & ~self.bits[a] for s in (self.above, self.below))
-        self.above[a], self.below[a] = above, below
-        for unit, own in self.bits.items():
-            if above & own:
-                self.below[unit] |= below | self.bits[a]
-            elif below & own:
-                self.above[unit] |= above | self.bits[a]
+        del self.place[b]
+        self.place.update(zip(order, places[1:]))
         return True
 
-    def _between(self, a: int, b: int) -> int:
-        found = self.below[a] & self.above[b] | self.below[b] & self.above[a]
-        return found & ~(self.bits[a] | self.bits[b])
+    def _reached(self, unit: int, edges: Mapping[Node, Iterable[Node]], start: int, end: int) -> set[int]:
+        """The units that edges lead to from one, step by step, of those with places between start and end."""
+        found: set[int] = set()
+        frontier = [unit]
+        while frontier:
+            for node in self._members(frontier.pop()):
+                for n in edges[node]:
+                    other = self.unit[n]
+                    if start < self.place[other] < end and other not in found:
+                        found.add(other)
+                        frontier.append(other)
+        return found
 
     # -- the new graph -----------------------------------------------------------------------------------------------
 
     def rebuilt(self, make: Make) -> tuple[Node, ...]:
         new: dict[Node, Node] = {}
         for unit in self._order():
-            members = self.groups[unit].members if unit in self.groups else {self.nodes[unit]: False}
+            members = self._members(unit)
             if len(members) > 1 or any(n in self.checks for n in members):
                 new.update(self._fused(self.groups[unit], new, make))
                 continue
@@ -276,8 +285,7 @@ class _Units:
         return tuple(new[o] for o in self.outputs)
 
     def _order(self) -> Iterator[int]:
-        members = {u: self.groups[u].members if u in self.groups else (self.nodes[u],) for u in self.bits}
-        reads = {u: {self.unit[i] for n in own for i in self.earlier[n]} - {u} for u, own in members.items()}
+        reads = {u: {self.unit[i] for n in self._members(u) for i in self.earlier[n]} - {u} for u in self.place}
         users: dict[int, list[int]] = {u: [] for u in reads}
         for unit, inputs in reads.items():
             for i in inputs:
@@ -319,7 +327,7 @@ def _form_of(
     place: dict[tuple[Node, bool], int] = {}
     for node in nodes:
         for i in node.inputs:
-            if i not in members and number_of(i) is None:
+            if i not in members and not is_number(i):
                 place.setdefault(key(node, i), len(place))
     arrays, flat = [i for i, _ in place], [f for _, f in place]
     types = tuple(i.tensor for i in arrays)
@@ -329,8 +337,7 @@ def _form_of(
     for node in nodes:
         operands: list[Operand] = []
         for i in node.inputs:
-            number = number_of(i)
-            operands.append(place[key(node, i)] if number is None else number)
+            operands.append((i.dtype.name, i.attrs["value"].item()) if is_number(i) else place[key(node, i)])
         lines.append(Line(node.op, tuple(operands), tuple(node.attrs.items())))
     made = []
     for check in dict.fromkeys(checks):

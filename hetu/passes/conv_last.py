@@ -97,7 +97,7 @@ def conv2d_last_dw(
 
 
 def _splits(name: str, *images: bool) -> Callable[..., str]:
-    """How the operator of that name may be split, with the axes of images where they lie here; its result comes last."""
+    """How the operator of that name may be split, with the axes of images where they lie here; its result is last."""
 
     def dims(*types: TensorType, **attrs: Any) -> str:
         rule: Any = OPS[name].dims

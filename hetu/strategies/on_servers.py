@@ -117,7 +117,7 @@ class OnServers(OnRanks):
 
     def start(self, state: State) -> None:
         """Connect, create the parameters on servers with the initial values of one process, and fetch the copies."""
-        self._compile_alike()
+        self.comm.compile_alike()
         client, strategy = self.worker.client or connect(), self.strategy
         if strategy.consistency is not None:
             client.agree(strategy.consistency)

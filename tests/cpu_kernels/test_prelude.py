@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import math
-import platform
-import shutil
-import sys
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 
 import numpy as np
 import pytest
 
 from hetu.cpu_kernels import compiler
 from hetu.cpu_kernels.compiled import CONTRACT, build, source
+
+from .every_compiler import commands
 
 pytestmark = pytest.mark.skipif(compiler.compiler() is None, reason="no C compiler")
 Function = Callable[[np.ndarray], np.ndarray]
@@ -118,22 +116,11 @@ def test_a_distance_is_seen(found: float) -> None:
     assert distance(np.array([-0.0], np.float32), np.array([0.0])) == np.inf
 
 
-def variants() -> Iterator[str]:
-    """Commands of all compilers that are here, and of one for lesser and greater vectors."""
-    yield from (name for name in ("gcc", "clang") if shutil.which(name))
-    if find_spec("ziglang") is not None:
-        yield f"{sys.executable} -m ziglang cc"
-    made_by = compiler.compiler()
-    if platform.machine() == "x86_64" and made_by is not None:
-        needs = {"x86-64": "__SSE2__", "haswell": "__AVX2__", "skylake-avx512": "__AVX512F__"}
-        yield from (f"cc -march={name}" for name in needs if f"#define {needs[name]} 1" in made_by.macros)
-
-
 def test_all_compilers_and_vectors_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     x = numbers()
     z = np.random.default_rng(2).permutation(x)
     expected = {name: computed(name, x, z) for name in EXPRESSIONS}
-    for command in variants():
+    for command in commands():
         monkeypatch.setenv(compiler.SETTING, command)
         for name, bits in expected.items():
             found = computed(name, x, z)

@@ -22,7 +22,7 @@ if world().rank == 1:
     apart
 x, w = ht.placeholder("x", (4, 1, 6, 6)), ht.variable("w", np.ones(9, "f"))
 loss = ht.mean(ht.reshape(ht.max_pool2d(x, 2), (4, 9)) * w)
-ex = ht.Executor([loss, ht.optim.SGD(0.1).minimize(loss)], strategy=DataParallel(), comm=world())
+ex = ht.Executor([loss, ht.optim.SGD(0.1).minimize(loss)], strategy=strategy, comm=world())
 images = np.arange(144).reshape(4, 1, 6, 6).astype("f")
 losses = [float(ex.run({x: images})[0]) for _ in range(3)]
 print("in C" if any("max_pool" in s.text and s.library for s in library._sources.values()) else "by NumPy", losses)
@@ -35,12 +35,11 @@ KINDS = {
 
 
 @pytest.mark.compiled
+@pytest.mark.parametrize("strategy", ["DataParallel()", "None"])
 @pytest.mark.parametrize(("apart", "way", "warned"), KINDS.values(), ids=KINDS)
-def test_all_ranks_compute_one_way(tmp_path: Path, apart: str, way: str, warned: str) -> None:
-    if way == "in C" and not any(kernels("cpu").compiled.digest()):
-        pytest.skip("no C compiler")
+def test_all_ranks_compute_one_way(tmp_path: Path, apart: str, way: str, warned: str, strategy: str) -> None:
     script = tmp_path / "train.py"
-    script.write_text(SCRIPT.replace("apart", apart))
+    script.write_text(SCRIPT.replace("apart", apart).replace("strategy=strategy", f"strategy={strategy}"))
     line = [sys.executable, "-m", "hetu.dist.launch.heturun", "-w", "2", "python", str(script)]
     job = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE)
     assert job.returncode == 0, job.stderr

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from hetu.cpu_kernels.c_calls import CCall
 from hetu.cpu_kernels.compiled import compiler
 from hetu.cpu_kernels.groups import compiled, fuse_groups, one_by_one
 from hetu.fuse.form import fused
+from hetu.fuse.group import fuse
 
 WAYS = ["NumPy", *(["C"] if compiler() else [])]
 EXACT = ("add", "subtract", "multiply", "divide", "maximum", "minimum", "sqrt", "square", "abs", "negative", "where")
@@ -257,3 +260,31 @@ def test_another_batch_compiles_nothing():
         executor.program("train", {x: np.ones((n, 5), np.float32), ids: np.zeros(n, np.int64)}).c for n in (4, 70, 129)
     }
     assert len(texts) == 1
+
+
+def lines_run(work):
+    """How many lines of the file that finds groups are run."""
+    seen = [0]
+
+    def inside(frame, event, argument):
+        seen[0] += event == "line"
+        return inside
+
+    file = fuse.__code__.co_filename
+    sys.settrace(lambda frame, event, argument: inside if frame.f_code.co_filename == file else None)
+    try:
+        work()
+    finally:
+        sys.settrace(None)
+    return seen[0]
+
+
+def test_a_graph_four_times_as_deep_is_four_times_the_work():
+    def stack(layers):
+        h = ht.placeholder("x", (3, 5))
+        for _ in range(layers):
+            h = h + ht.softmax(ht.gelu(h)) @ np.ones((5, 5), np.float32)
+        return PASSES["simplify"]([ht.sum(h), *ht.gradients(ht.sum(h), [h])])
+
+    few, many = (lines_run(partial(fuse_groups, stack(layers))) for layers in (10, 40))
+    assert few < many < 5 * few

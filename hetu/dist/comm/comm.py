@@ -9,6 +9,7 @@ between two ranks arrive in order. Left out: reduce and gather to one rank.
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from ...core.errors import ArgumentError, DTypeError, HetuError, ShapeError, Site, did_you_mean
+from ...core.kernels import kernels
 from ...core.types import TensorType
 from .recorder import Entry, Raw, Recorder, differences, readable
 
@@ -229,6 +231,29 @@ class Comm(ABC):
     def at(self, site: Site | None) -> None:
         """What follows belongs to this line of the user's; None: to the line that calls. See `recorder.py`."""
         self.recorder.site = site
+
+    def compile_alike(self) -> None:
+        """All ranks compile the same kernels for their CPUs, or none does: what they keep alike must stay alike.
+
+        A collective, which an executor calls before its first step.
+        """
+        library = kernels("cpu").compiled
+        if self.world_size == 1:
+            return
+        mine = np.frombuffer(bytes(8) if library is None else library.digest(), np.uint8).copy()
+        everyone = np.empty((self.world_size, mine.size), np.uint8)
+        self.all_gather(mine, everyone)
+        if (everyone == everyone[0]).all():
+            return
+        if library is not None:
+            library.switch_off()
+        lacking = [rank for rank, row in enumerate(everyone) if not row.any()]
+        if lacking:
+            reason, fix = f"ranks {lacking} have no C compiler", "hetu doctor, there, says what to do"
+        else:
+            reason, fix = "the ranks run different versions of hetu", "install the same on all"
+        if self.rank == 0:
+            warnings.warn(f"all ranks compute by NumPy: {reason} (fix: {fix})", RuntimeWarning, stacklevel=2)
 
     def free(self) -> None:  # noqa: B027 - most transports hold nothing
         """Give back what the group holds in the transport, when all its members call this."""

@@ -6,7 +6,6 @@ It also checks that all ranks run the same graph: they compare the steps of comm
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,7 +16,6 @@ from ... import checkpoint
 from ...checkpoint import Wanted, fitting
 from ...core.errors import ArgumentError, CheckpointError, GraphError
 from ...core.graph import Graph, Node
-from ...core.kernels import kernels
 from ...core.placement import Local, Placement, attaches
 from ...core.program import Program
 from ...core.state import FilePath, State
@@ -88,28 +86,8 @@ class OnRanks:
 
     def start(self, state: State) -> None:
         """Every rank has made its own part of the initial values, so none is sent. GPUs talk over NCCL."""
-        self._compile_alike()
+        self.comm.compile_alike()
         self.comm = on_device(self.comm, state.device)
-
-    def _compile_alike(self) -> None:
-        """All ranks compile the same kernels for their CPUs, or none does: what they keep alike must stay alike."""
-        library = kernels("cpu").compiled
-        if self.comm.world_size == 1:
-            return
-        mine = np.frombuffer(bytes(8) if library is None else library.digest(), np.uint8).copy()
-        everyone = np.empty((self.comm.world_size, mine.size), np.uint8)
-        self.comm.all_gather(mine, everyone)
-        if (everyone == everyone[0]).all():
-            return
-        if library is not None:
-            library.switch_off()
-        lacking = [rank for rank, row in enumerate(everyone) if not row.any()]
-        if lacking:
-            reason, fix = f"ranks {lacking} have no C compiler", "hetu doctor, there, says what to do"
-        else:
-            reason, fix = "the ranks run different versions of hetu", "install the same on all"
-        if self.comm.rank == 0:
-            warnings.warn(f"all ranks compute by NumPy: {reason} (fix: {fix})", RuntimeWarning, stacklevel=2)
 
     def expect(self, program: Program, values: Mapping[str, np.ndarray]) -> None:
         """Nothing is fetched ahead."""

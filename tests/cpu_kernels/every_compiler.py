@@ -1,0 +1,25 @@
+"""The C compilers that tests compare: all that are here, and one of them for lesser and greater vectors."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+from hetu.cpu_kernels.compiler import compiler
+
+VECTORS = {"x86-64": "__SSE2__", "haswell": "__AVX2__", "skylake-avx512": "__AVX512F__"}
+
+
+def commands() -> Iterator[str]:
+    """What `HETU_CC` may be on this machine, without other names of the usual one."""
+    usual = os.path.realpath(shutil.which("cc") or "")
+    yield from (n for n in ("gcc", "clang") if (path := shutil.which(n)) and os.path.realpath(path) != usual)
+    if find_spec("ziglang") is not None:
+        yield f"{sys.executable} -m ziglang cc"
+    made_by = compiler()
+    if platform.machine() == "x86_64" and made_by is not None:
+        yield from (f"cc -march={name}" for name, macro in VECTORS.items() if f"#define {macro} 1" in made_by.macros)
