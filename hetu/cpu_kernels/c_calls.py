@@ -21,7 +21,8 @@ from . import openblas
 from .compiled import CSource, build, source, text_of
 from .compiler import compiler
 
-NUMBERS = {"float32": "float", "float64": "double", "int32": "int", "int64": "long long", "uint8": "unsigned char"}
+NUMBERS = {"float32": "float", "float64": "double", "int32": "int", "int64": "long long"}
+NUMBERS |= {"int16": "short", "uint8": "unsigned char"}
 Word = Any  # an array, of which the address is meant, an integer or a number
 
 

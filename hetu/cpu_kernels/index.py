@@ -16,9 +16,8 @@ import numpy as np
 from ..core.kernels import Call
 from ..ops.index import RowWindow, one_hot, scatter_add, scatter_rows, take
 from .c_calls import c_call
+from .moves import grain_of, in_order, moved
 from .recipes import kernel
-
-LEAST = 1 << 17  # bytes that are worth another thread
 
 
 @kernel(take)
@@ -37,7 +36,7 @@ def scatter_rows_bind(
 
 @kernel(scatter_add)
 def scatter_add_bind(xp: ModuleType, out: Any, x: Any, ids: Any, updates: Any) -> list[Call]:
-    return [*([] if out is x else [partial(np.copyto, out, x)]), *add_rows(out, ids, updates)]
+    return [*([] if out is x else moved(out, x)), *add_rows(out, ids, updates)]
 
 
 @kernel(one_hot)
@@ -89,15 +88,3 @@ def on_rows(
     places, more = in_order(ids, dtype=np.int64)
     call = c_call("rows.c", function, out.dtype, out, *fit, *places, *sizes, jobs=jobs, grain=grain_of(jobs, work))
     return None if call is None else [*copies, *more, call]
-
-
-def in_order(*arrays: np.ndarray, dtype: Any = None) -> tuple[list[np.ndarray], list[Call]]:
-    """The arrays if they are contiguous and of the dtype, else buffers, and the calls that fill these."""
-    kinds = [a.dtype if dtype is None else np.dtype(dtype) for a in arrays]
-    fit = [a if a.flags.c_contiguous and a.dtype == k else np.empty(a.shape, k) for a, k in zip(arrays, kinds)]
-    return fit, [partial(np.copyto, f, a, "unsafe") for f, a in zip(fit, arrays) if f is not a]
-
-
-def grain_of(jobs: int, work: int) -> int:
-    """How many jobs are worth another thread, when all together move `work` bytes."""
-    return max(1, LEAST * jobs // max(work, 1))

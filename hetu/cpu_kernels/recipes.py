@@ -18,8 +18,8 @@ from . import blas, compiled, openblas
 from .c_calls import checked, joined
 
 FILES = (
-    "along_axis attention batch_norm convolution einsum groups index linalg masks pooling random recurrent routing "
-    "shape sparse sums update"
+    "along_axis attention batch_norm convolution einsum groups index linalg masks moves pooling random recurrent "
+    "routing shape sparse sums update"
 )
 
 
