@@ -16,6 +16,7 @@ import numpy as np
 from ..core.kernels import Call
 from ..ops.index import RowWindow, one_hot, scatter_add, scatter_rows, take
 from .c_calls import c_call
+from .groups import _fewest
 from .moves import grain_of, in_order, moved
 from .recipes import kernel
 
@@ -63,8 +64,23 @@ def _add(
     factor: np.ndarray | None = None,
     clear: bool = False,
 ) -> list[Call] | None:
-    sizes = (ids.size, math.prod(out.shape[1:]), low_of(window), 0 if factor is None else factor, clear)
-    return on_rows("add_rows", (out, rows), ids, sizes, len(out), rows.nbytes + clear * out.nbytes)
+    if rows.dtype != out.dtype:
+        return None
+    lies = _two_axes(ids, rows)
+    (rows,), copies = ([rows], []) if lies else in_order(rows)
+    inner = math.prod(out.shape[1:])
+    sizes = (rows, *(lies or (1, ids.size, 0, inner)), inner, low_of(window), 0 if factor is None else factor, clear)
+    made = on_rows("add_rows", (out,), ids, sizes, len(out), rows.nbytes + clear * out.nbytes)
+    return made and [*copies, *made]
+
+
+def _two_axes(ids: np.ndarray, rows: np.ndarray) -> tuple[int, ...] | None:
+    """Sizes, and strides in numbers, of two axes along which the rows lie, each of them in order; None for more."""
+    if not rows.size or not rows[(0,) * ids.ndim].flags.c_contiguous or any(s % rows.itemsize for s in rows.strides):
+        return None
+    sizes, (strides,) = _fewest(ids.shape, [[s // rows.itemsize for s in rows.strides[: ids.ndim]]])
+    missing = 2 - len(sizes)
+    return None if len(sizes) > 2 else (*[1] * missing, *sizes, *[0] * missing, *strides)
 
 
 def low_of(window: RowWindow) -> int:

@@ -3,15 +3,66 @@
 // An array is (outer, size, inner). Ids count along its middle axis from `low`, as a rank may have only a part of it:
 // an id outside belongs to another rank. Zeros are taken there, and nothing is added.
 //
-//     take_rows:   y[o, k, :] = x[o, ids[k] - low, :]
-//     add_rows:    y[ids[k] - low, :] += factor * rows[k, :], in the order of k
-//     take_along:  y[o, k, i] = x[o, ids[o, k, i] - low, i]
-//     add_along:   y[o, ids[o, k, i] - low, i] += values[o, k, i], in the order of k
-//     one_hot:     y[k, ids[k]] = 1
-//
-// What is added to one place is added by one job, so that sums have one order.
+// What is added to one place is added by one job, in the order of the ids, so that sums have one order.
 
 #include <string.h>
+
+// -- what is computed -------------------------------------------------------------------------------------------------
+
+void take_rows_plainly(const Word* a, long long first, long long last, char* scratch) {
+    T *const y = a[0].p, *const x = a[1].p;
+    const long long *const ids = a[2].p, count = a[3].n, size = a[4].n, inner = a[5].n, low = a[6].n;
+    for (long long job = first; job < last; job++)  // (o, k)
+        for (long long i = 0; i < inner; i++) {
+            const long long id = ids[job % count] - low;
+            y[job * inner + i] = id < 0 || id >= size ? 0 : x[(job / count * size + id) * inner + i];
+        }
+}
+
+void take_along_plainly(const Word* a, long long first, long long last, char* scratch) {
+    T *const y = a[0].p, *const x = a[1].p;
+    const long long *const ids = a[2].p, count = a[3].n, size = a[4].n, inner = a[5].n, low = a[6].n;
+    for (long long job = first; job < last; job++)  // (o, k)
+        for (long long i = 0; i < inner; i++) {
+            const long long id = ids[job * inner + i] - low;
+            y[job * inner + i] = id < 0 || id >= size ? 0 : x[(job / count * size + id) * inner + i];
+        }
+}
+
+void add_along_plainly(const Word* a, long long first, long long last, char* scratch) {
+    T *const y = a[0].p, *const values = a[1].p;
+    const long long *const ids = a[2].p, count = a[3].n, size = a[4].n, inner = a[5].n, low = a[6].n;
+    for (long long job = first; job < last; job++) {  // (o, i)
+        const long long o = job / inner, i = job % inner;
+        for (long long k = 0; k < size; k++) y[(o * size + k) * inner + i] = 0;
+        for (long long k = 0; k < count; k++) {
+            const long long id = ids[(o * count + k) * inner + i] - low;
+            if (id >= 0 && id < size) y[(o * size + id) * inner + i] += values[(o * count + k) * inner + i];
+        }
+    }
+}
+
+// The rows to add are (outer, count, inner) and may lie apart.
+void add_rows_plainly(const Word* a, long long first, long long last, char* scratch) {
+    T *const y = a[0].p, *const rows = a[2].p, *const given = a[9].p;
+    const long long *const ids = a[1].p, outer = a[3].n, count = a[4].n;
+    const long long far = a[5].n, near = a[6].n, inner = a[7].n, low = a[8].n;
+    for (long long id = first; id < last; id++)
+        for (long long i = 0; i < inner; i++) {
+            if (a[10].n) y[id * inner + i] = 0;
+            for (long long k = 0; k < outer * count; k++)
+                if (ids[k] - low == id)
+                    y[id * inner + i] += (given ? *given : 1) * rows[k / count * far + k % count * near + i];
+        }
+}
+
+void one_hot_plainly(const Word* a, long long first, long long last, char* scratch) {
+    const long long *const ids = a[1].p, depth = a[2].n;
+    for (long long k = first; k < last; k++)
+        for (long long i = 0; i < depth; i++) ((T*)a[0].p)[k * depth + i] = ids[k] == i;
+}
+
+// -- the fast forms ---------------------------------------------------------------------------------------------------
 
 // Jobs are the rows of y.
 void take_rows(const Word* a, long long first, long long last, char* scratch) {
@@ -30,18 +81,19 @@ void take_rows(const Word* a, long long first, long long last, char* scratch) {
 // Jobs are the rows of y: each looks at all ids, and adds those rows that are its own. Looking is cheap beside adding.
 void add_rows(const Word* a, long long first, long long last, char* scratch) {
     T* const y = a[0].p;
-    const T *const rows = a[1].p, *const given = a[6].p, factor = given ? *given : 1;
-    const long long* const ids = a[2].p;
-    const long long count = a[3].n, inner = a[4].n, low = a[5].n;
-    const bool clear = a[7].n;
+    const T *const rows = a[2].p, *const given = a[9].p, factor = given ? *given : 1;
+    const long long* ids = a[1].p;
+    const long long outer = a[3].n, count = a[4].n, far = a[5].n, near = a[6].n, inner = a[7].n, low = a[8].n;
+    const bool clear = a[10].n;
     if (clear) memset(y + first * inner, 0, (last - first) * inner * sizeof(T));
-    for (long long k = 0; k < count; k++) {
-        const long long id = ids[k] - low;
-        if (id < first || id >= last) continue;
-        T* const to = y + id * inner;
-        const T* const from = rows + k * inner;
-        EACH for (long long i = 0; i < inner; i++) to[i] += factor * from[i];
-    }
+    for (long long o = 0; o < outer; o++)
+        for (long long k = 0; k < count; k++) {
+            const long long id = *ids++ - low;
+            if (id < first || id >= last) continue;
+            T* const to = y + id * inner;
+            const T* const from = rows + o * far + k * near;
+            EACH for (long long i = 0; i < inner; i++) to[i] += factor * from[i];
+        }
 }
 
 // Jobs are the rows (o, k) of y.
