@@ -7,14 +7,13 @@ Gain: 5 to 10 times the speed of the forward functions, but none for `take`, whi
 from __future__ import annotations
 
 import math
-from functools import partial
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from ..core.kernels import Call
-from ..ops.index import RowWindow, one_hot, scatter_add, scatter_rows, take
+from ..ops.index import RowWindow, one_hot, own_rows, scatter_add, scatter_rows, take
 from .c_calls import c_call
 from .groups import _fewest
 from .moves import grain_of, in_order, moved
@@ -37,7 +36,7 @@ def scatter_rows_bind(
 
 @kernel(scatter_add)
 def scatter_add_bind(xp: ModuleType, out: Any, x: Any, ids: Any, updates: Any) -> list[Call]:
-    return [*([] if out is x else moved(out, x)), *add_rows(out, ids, updates)]
+    return [*moved(out, x), *add_rows(out, ids, updates)]
 
 
 @kernel(one_hot)
@@ -45,15 +44,19 @@ def one_hot_bind(xp: ModuleType, out: Any, ids: Any, *, depth: int, dtype: str) 
     return on_rows("one_hot", (out,), ids, (depth,), ids.size, out.nbytes)
 
 
-def add_rows(out: np.ndarray, ids: np.ndarray, rows: np.ndarray, factor: np.ndarray | None = None) -> list[Call]:
-    """Calls for `out[ids] += rows`, or `factor` times these, a number in an array."""
-    made = _add(out, ids, rows, None, factor)
+def add_rows(
+    out: np.ndarray, ids: np.ndarray, rows: np.ndarray, rate: np.ndarray | None = None, window: RowWindow = None
+) -> list[Call]:
+    """Calls for `out[ids] += rows`, or for `out[ids] -= rate * rows`, where the rate is a number in an array."""
+    made = _add(out, ids, rows, window, rate)
     if made is not None:
         return made
-    if factor is None:
-        return [partial(np.add.at, out, ids, rows)]
-    steps = np.empty(rows.shape, out.dtype)
-    return [partial(np.multiply, rows, factor, steps), partial(np.add.at, out, ids, steps)]
+
+    def add() -> None:
+        places, own = own_rows(ids, rows, window)
+        np.add.at(out, places, own if rate is None else own * -rate)
+
+    return [add]
 
 
 def _add(
@@ -61,7 +64,7 @@ def _add(
     ids: np.ndarray,
     rows: np.ndarray,
     window: RowWindow,
-    factor: np.ndarray | None = None,
+    rate: np.ndarray | None = None,
     clear: bool = False,
 ) -> list[Call] | None:
     if rows.dtype != out.dtype:
@@ -69,7 +72,7 @@ def _add(
     lies = _two_axes(ids, rows)
     (rows,), copies = ([rows], []) if lies else in_order(rows)
     inner = math.prod(out.shape[1:])
-    sizes = (rows, *(lies or (1, ids.size, 0, inner)), inner, low_of(window), 0 if factor is None else factor, clear)
+    sizes = (rows, *(lies or (1, ids.size, 0, inner)), inner, low_of(window), 0 if rate is None else rate, clear)
     made = on_rows("add_rows", (out,), ids, sizes, len(out), rows.nbytes + clear * out.nbytes)
     return made and [*copies, *made]
 

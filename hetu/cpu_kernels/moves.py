@@ -28,21 +28,26 @@ WORDS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}  # what moves, whatever
 
 
 def moved(to: np.ndarray, source: np.ndarray) -> list[Call]:
-    """Calls that copy `source`, which may have to be repeated, to another place `to`, in the dtype of that."""
-    if not to.size:
+    """Calls that copy `source`, which may have to be repeated, to `to`, in the dtype of that, if it lies elsewhere."""
+    if not to.size or _lies(to) == _lies(source):
         return []
     if to.dtype != source.dtype:
         return OPS["astype"].bound(np, to, [source], {"dtype": to.dtype.name})
-    source, plain = np.broadcast_to(source, to.shape), [partial(np.copyto, to, source)]
+    source = np.broadcast_to(source, to.shape)
+    plain: list[Call] = [partial(np.copyto, to, source)]
     if to.itemsize not in WORDS or any(s % to.itemsize for s in (*to.strides, *source.strides)):
         return plain
     sizes, strides = _in_order(to, source)
     if len(sizes) > AXES:
         return plain
+    words = (to, source, *sizes, *strides[0], *strides[1])
     jobs = math.prod(sizes[:-2]) * -(-sizes[-2] // BLOCK)
-    more = {"jobs": jobs, "grain": grain_of(jobs, to.nbytes)}
-    call = c_call("moves.c", "move", WORDS[to.itemsize], to, source, *sizes, *strides[0], *strides[1], **more)
+    call = c_call("moves.c", "move", WORDS[to.itemsize], *words, jobs=jobs, grain=grain_of(jobs, to.nbytes))
     return plain if call is None else [call]
+
+
+def _lies(x: np.ndarray) -> tuple[Any, ...]:
+    return x.ctypes.data, x.shape, x.strides, x.dtype
 
 
 def _in_order(to: np.ndarray, source: np.ndarray) -> tuple[list[int], list[list[int]]]:

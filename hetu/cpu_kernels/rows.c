@@ -42,7 +42,7 @@ void add_along_plainly(const Word* a, long long first, long long last, char* scr
     }
 }
 
-// The rows to add are (outer, count, inner) and may lie apart.
+// The rows to add are (outer, count, inner) and may lie apart; with a rate, they are slopes to descend.
 void add_rows_plainly(const Word* a, long long first, long long last, char* scratch) {
     T *const y = a[0].p, *const rows = a[2].p, *const given = a[9].p;
     const long long *const ids = a[1].p, outer = a[3].n, count = a[4].n;
@@ -52,7 +52,7 @@ void add_rows_plainly(const Word* a, long long first, long long last, char* scra
             if (a[10].n) y[id * inner + i] = 0;
             for (long long k = 0; k < outer * count; k++)
                 if (ids[k] - low == id)
-                    y[id * inner + i] += (given ? *given : 1) * rows[k / count * far + k % count * near + i];
+                    y[id * inner + i] += (given ? -*given : 1) * rows[k / count * far + k % count * near + i];
         }
 }
 
@@ -60,6 +60,27 @@ void one_hot_plainly(const Word* a, long long first, long long last, char* scrat
     const long long *const ids = a[1].p, depth = a[2].n;
     for (long long k = first; k < last; k++)
         for (long long i = 0; i < depth; i++) ((T*)a[0].p)[k * depth + i] = ids[k] == i;
+}
+
+// The distinct ids of the size rows from `low` on, in the order in which they come, and the place of each id among them.
+void touched_rows_plainly(const Word* a, long long first, long long last, char* scratch) {
+    long long *const places = a[0].p, *const slots = a[1].p, *const ids = a[2].p, found = 0;
+    const long long count = a[4].n, size = a[5].n, low = a[6].n;
+    for (long long k = 0; k < count; k++) {
+        const long long id = ids[k] - low;
+        slots[k] = count;
+        if (id < 0 || id >= size) continue;
+        for (slots[k] = 0; slots[k] < found && places[slots[k]] != id;) slots[k]++;
+        if (slots[k] == found) places[found++] = id;
+    }
+    while (found < count) places[found++] = size;
+}
+
+void put_rows_plainly(const Word* a, long long first, long long last, char* scratch) {
+    T *const y = a[0].p, *const rows = a[1].p;
+    const long long *const places = a[2].p, size = a[3].n, inner = a[4].n;
+    for (long long k = first; k < last; k++)
+        for (long long i = 0; i < inner && places[k] < size; i++) y[places[k] * inner + i] = rows[k * inner + i];
 }
 
 // -- the fast forms ---------------------------------------------------------------------------------------------------
@@ -81,7 +102,7 @@ void take_rows(const Word* a, long long first, long long last, char* scratch) {
 // Jobs are the rows of y: each looks at all ids, and adds those rows that are its own. Looking is cheap beside adding.
 void add_rows(const Word* a, long long first, long long last, char* scratch) {
     T* const y = a[0].p;
-    const T *const rows = a[2].p, *const given = a[9].p, factor = given ? *given : 1;
+    const T *const rows = a[2].p, *const given = a[9].p, factor = given ? -*given : 1;
     const long long* ids = a[1].p;
     const long long outer = a[3].n, count = a[4].n, far = a[5].n, near = a[6].n, inner = a[7].n, low = a[8].n;
     const bool clear = a[10].n;
@@ -94,6 +115,31 @@ void add_rows(const Word* a, long long first, long long last, char* scratch) {
             const T* const from = rows + o * far + k * near;
             EACH for (long long i = 0; i < inner; i++) to[i] += factor * from[i];
         }
+}
+
+// One job. The seat of a row is its place among those found, and is made only for rows that are touched.
+void touched_rows(const Word* a, long long first, long long last, char* scratch) {
+    long long *const places = a[0].p, *const slots = a[1].p, *const ids = a[2].p, found = 0;
+    int* const seats = a[3].p;
+    const long long count = a[4].n, size = a[5].n, low = a[6].n;
+    for (long long k = 0; k < count; k++)
+        if (ids[k] >= low && ids[k] < low + size) seats[ids[k] - low] = -1;
+    for (long long k = 0; k < count; k++) {
+        const long long id = ids[k] - low;
+        slots[k] = count;
+        if (id < 0 || id >= size) continue;
+        if (seats[id] < 0) seats[id] = found, places[found++] = id;
+        slots[k] = seats[id];
+    }
+    while (found < count) places[found++] = size;
+}
+
+// Jobs are places.
+void put_rows(const Word* a, long long first, long long last, char* scratch) {
+    const long long *const places = a[2].p, size = a[3].n, inner = a[4].n;
+    for (long long k = first; k < last; k++)
+        if (places[k] < size)
+            memcpy((T*)a[0].p + places[k] * inner, (T*)a[1].p + k * inner, inner * sizeof(T));
 }
 
 // Jobs are the rows (o, k) of y.

@@ -25,7 +25,7 @@ LIES = {  # what is copied, of an array (5, 70, 3, 40), to an array of the same 
     "every other": lambda x: x[:, ::2, :, 1::3],
     "repeated": lambda x: np.broadcast_to(x[:, :1, :, 2:3], (5, 9, 3, 33)),
     "one number": lambda x: np.broadcast_to(x[0, 0, 0, 0], (7, 65)),
-    "no axes": lambda x: x[1, 2, 0, 3],
+    "no axes": lambda x: x[1, 2, 0, 3, ...],
     "six axes": lambda x: x.reshape(5, 7, 10, 3, 8, 5).transpose(5, 1, 3, 0, 4, 2),
 }
 
