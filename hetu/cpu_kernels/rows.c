@@ -94,6 +94,7 @@ void take_rows(const Word* a, long long first, long long last, char* scratch) {
     for (T* y = (T*)a[0].p + first * inner; first < last; first++, y += inner) {
         const long long id = ids[k] - low;
         if (id < 0 || id >= size) memset(y, 0, inner * sizeof(T));
+        else if (inner == 1) *y = x[outer * size + id];
         else memcpy(y, x + (outer * size + id) * inner, inner * sizeof(T));
         if (++k == count) k = 0, outer++;
     }
