@@ -15,6 +15,7 @@ import numpy as np
 from ..core.kernels import Call
 from ..ops.einsum import _einsum, terms_of
 from . import blas
+from .moves import moved
 from .recipes import kernel
 
 
@@ -43,8 +44,8 @@ def as_product(
     b, b_copy, b_original = _grouped(xp, operands[1], second, batch, inner, columns)
     y, y_copy, y_original = _grouped(xp, out, right, batch, rows, columns)
     pairs = ((a_copy, a_original), (b_copy, b_original))
-    before: list[Call] = [partial(xp.copyto, copy, x) for copy, x in pairs if copy is not x]
-    return before, [a, b, y], [] if y_copy is y_original else [partial(xp.copyto, y_original, y_copy)]
+    before = [call for copy, x in pairs for call in moved(copy, x)]
+    return before, [a, b, y], moved(y_original, y_copy)
 
 
 def _grouped(xp: ModuleType, x: Any, term: str, *groups: str) -> tuple[Any, Any, Any]:

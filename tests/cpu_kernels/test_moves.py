@@ -54,6 +54,8 @@ OPERATORS = [
         [X[:, 0, ::-2], np.empty((2, 5, 4))],
         {"key": (("slice", None, None, 1), 3, ("slice", 3, 0, -2))},
     ),
+    ("roll", [X], {"shift": -5, "axis": None}),
+    ("roll", [X[:, ::-1]], {"shift": (1, -5), "axis": (2, 1)}),
     ("pad", [X], {"pad_width": ((0, 1), (2, 0), (1, 1)), "value": -3.0}),
     ("pad", [X[:0]], {"pad_width": ((2, 1), (0, 0), (1, 1)), "value": np.inf}),
 ]
