@@ -74,7 +74,7 @@ def _descended(composition: Composition, inputs: tuple[Node, ...], node: Node) -
     for n in composition.nodes:
         if n not in composition.full:
             known[n] = n.op.make(tuple(known[i] for i in n.inputs), n.attrs)
-    return descend_rows.make((table, ids, rows, narrowed(known[rate], table.dtype)), {"window": node.attrs["window"]})
+    return subtract_rows.make((table, ids, rows, narrowed(known[rate], table.dtype)), {"window": node.attrs["window"]})
 
 
 # -- which rows are touched --------------------------------------------------------------------------------------------
@@ -149,11 +149,11 @@ def _put(out: np.ndarray, places: np.ndarray, rows: np.ndarray) -> None:
 
 
 @op(infer=lambda table, ids, rows, rate, **_: table, differentiable=False, inplace={0: (0,)})
-def descend_rows(xp: ModuleType, table: Any, ids: Any, rows: Any, rate: Any, *, window: RowWindow = None) -> Any:
+def subtract_rows(xp: ModuleType, table: Any, ids: Any, rows: Any, rate: Any, *, window: RowWindow = None) -> Any:
     """`table` with `rate` times each of the `rows` subtracted from the row that its id names.
 
     >>> import hetu as ht
-    >>> ht.evaluate(descend_rows([1.0, 2.0, 3.0], [2, 0, 2], [1.0, 1.0, 2.0], 0.5)).tolist()
+    >>> ht.evaluate(subtract_rows([1.0, 2.0, 3.0], [2, 0, 2], [1.0, 1.0, 2.0], 0.5)).tolist()
     [0.5, 2.0, 1.5]
     """
     out = xp.array(table)
@@ -162,11 +162,11 @@ def descend_rows(xp: ModuleType, table: Any, ids: Any, rows: Any, rate: Any, *, 
     return out
 
 
-in_range(descend_rows, lambda table, ids, rows, rate, *, window: [(ids, whole_size(table.shape[0], window), "row id")])
+in_range(subtract_rows, lambda table, ids, rows, rate, *, window: [(ids, whole_size(table.shape[0], window), "row id")])
 
 
-@kernel(descend_rows)
-def descend_rows_bind(
+@kernel(subtract_rows)
+def subtract_rows_bind(
     xp: ModuleType, out: Any, table: Any, ids: Any, rows: Any, rate: Any, *, window: RowWindow
 ) -> list[Call]:
     return [*moved(out, table), *add_rows(out, ids, rows, rate, window)]
