@@ -1,4 +1,4 @@
-"""Sums around axes in C against NumPy's, job by job too."""
+"""Sums, greatest and least over any axes in C against NumPy's, job by job too."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no C compil
 
 
 def runs_of(call):
-    """The call; where it is no group, which is one job, job by job too and the plain loops that specify it."""
-    if call.function == "group":
+    """The call; if it is no group, which is one job, job by job too and the plain loops that specify it."""
+    if getattr(call, "function", "group") == "group":
         return [call]
     return [
         call,
@@ -44,15 +44,20 @@ def runs_of(call):
         ((2, 6, 9, 5), (0, 2, 3), (2, 3, 0, 1)),
         ((2, 6, 9), (1,), (1, 0, 2)),
         ((2, 6, 9), (0,), (1, 0, 2)),
+        ((2, 6, 9, 3), (0, 2), (0, 1, 2, 3)),
+        ((2, 6, 9), (0,), (2, 1, 0)),
     ],
 )
-def test_sums(shape, axis, lies, keepdims, dtype):
+@pytest.mark.parametrize("name", ["sum", "max", "min"])
+def test_folds(name, shape, axis, lies, keepdims, dtype):
     """The array lies with the axes `lies` in memory."""
     x = np.random.default_rng(0).standard_normal([shape[a] for a in lies]).astype(dtype).transpose(np.argsort(lies))
-    want = x.sum(axis=axis, keepdims=keepdims)
+    want = OPS[name].forward(np, x, axis=axis, keepdims=keepdims)
     out = np.full_like(want, np.nan, order="C")
-    (call,) = OPS["sum"].bound(np, out, [x], {"axis": axis, "keepdims": keepdims})
-    assert isinstance(call, CCall)
+    *moves, call = OPS[name].bound(np, out, [x], {"axis": axis, "keepdims": keepdims})
+    assert all(isinstance(c, CCall) for c in (*moves, call)) or not x.size
+    for move in moves:
+        move()
     for run in runs_of(call):
         out.fill(np.nan)
         run()
