@@ -66,16 +66,16 @@ typedef struct {
     long long count, width;
 } Entries;
 
-#define FOR_EACH_ENTRY                                                        \
-    for (long long k = 0; k < e->count; k++) {                                \
-        if (e->columns[k] < 0) continue;                                      \
-        const T value = e->values[e->places[k]], *x = e->x + e->columns[k] * e->width + j;
+static inline T value_of(const Entries* e, long long k) { return e->values[e->places[k]]; }
+static inline const T* met(const Entries* e, long long k, long long j) { return e->x + e->columns[k] * e->width + j; }
+#define FOR_EACH_ENTRY for (long long k = 0; k < e->count; k++) if (e->columns[k] >= 0)
 
 static inline void four_columns(const Entries* e, T* y, long long j) {
     Lanes s0 = {0}, s1 = {0}, s2 = {0}, s3 = {0};
-    FOR_EACH_ENTRY
-        const Lanes* const from = (const Lanes*)x;
-        s0 += value * from[0], s1 += value * from[1], s2 += value * from[2], s3 += value * from[3];
+    FOR_EACH_ENTRY {
+        const T value = value_of(e, k);
+        const Lanes* const x = (const Lanes*)met(e, k, j);
+        s0 += value * x[0], s1 += value * x[1], s2 += value * x[2], s3 += value * x[3];
     }
     Lanes* const to = (Lanes*)(y + j);
     to[0] = s0, to[1] = s1, to[2] = s2, to[3] = s3;
@@ -83,16 +83,15 @@ static inline void four_columns(const Entries* e, T* y, long long j) {
 
 static inline void one_column(const Entries* e, T* y, long long j) {
     Lanes s = {0};
-    FOR_EACH_ENTRY
-        s += value * *(const Lanes*)x;
-    }
+    FOR_EACH_ENTRY s += value_of(e, k) * *(const Lanes*)met(e, k, j);
     *(Lanes*)(y + j) = s;
 }
 
-static inline void rest(const Entries* e, T* y, long long j) {
+static inline void few_columns(const Entries* e, T* y, long long j) {
     const long long count = e->width - j;
     for (long long i = 0; i < count; i++) y[j + i] = 0;
-    FOR_EACH_ENTRY
+    FOR_EACH_ENTRY {
+        const T value = value_of(e, k), *const x = met(e, k, j);
         EACH for (long long i = 0; i < count; i++) y[j + i] += value * x[i];
     }
 }
@@ -109,7 +108,7 @@ void sparse_matmul(const Word* a, long long first, long long last, char* scratch
         long long j = 0;
         for (; j + 4 * LANES <= e.width; j += 4 * LANES) four_columns(&e, y, j);
         for (; j + LANES <= e.width; j += LANES) one_column(&e, y, j);
-        if (j < e.width) rest(&e, y, j);
+        if (j < e.width) few_columns(&e, y, j);
     }
 }
 
