@@ -4,7 +4,7 @@ Pattern: the row form of an update, whoever wrote its rule. The distinct ids are
 summed, the rule is applied to copies of these rows, which go back. There is room for as many rows as ids. In plain
 gradient descent no sums are needed: each gradient is subtracted where it belongs.
 
-Gain: 1.5 to 3 times the speed of a step of wide embeddings under Adam. Off by leaving `update_touched` out of
+Gain: 1.2 times the speed of a step of wide embeddings under Adam, 1.9 of one of bags. Off by leaving `update_touched` out of
 `passes=` or `HETU_PASSES`.
 """
 
@@ -62,7 +62,7 @@ def _updated(update: Any, inputs: tuple[Node, ...], node: Node) -> tuple[Node, .
     here, there = ((0, size, size + 1),), ((0, count, count + 1),)
     old = [take.make((table, places), {"axis": 0, "window": here}) for table in tables]
     sums = scatter_rows.make((old[0], slots, rows), {"window": there})
-    new = update.whole.make((*old, sums, *scalars), _hyper(node))
+    new = update.dense.make((*old, sums, *scalars), _hyper(node))
     parts = [OPS["item"](new, index=k) for k in range(len(tables))] if len(tables) > 1 else [new]
     return tuple(put_rows(table, places, part) for table, part in zip(tables, parts))
 
