@@ -11,6 +11,7 @@ from hetu.core.leaf import count_names_apart
 from hetu.core.op import Role
 from hetu.dist import DataParallel, ZeRO, run_ranks
 
+from .apart import APART
 from .samples.update import stranger
 
 
@@ -48,16 +49,17 @@ def test_over_ranks_it_trains_as_alone_with_the_calls_of_adam(optimizer, strateg
         assert strategy != DataParallel() or names == ["all_reduce_start", "all_reduce_wait"]  # one bucket
 
 
-def test_it_changes_only_the_rows_of_a_table_that_were_looked_up():
+@pytest.mark.parametrize("passes, wanted", [(None, "scatter_rows"), (APART, "stranger_rows")], ids=["groups", "apart"])
+def test_it_changes_only_the_rows_of_a_table_that_were_looked_up(passes, wanted):
     ids = ht.placeholder("ids", (None, 4), "int64")
     with ht.scope("tables"):
         table = ht.variable("table", ht.init.normal(0.0, 1.0), (50, 3))
     loss = ht.sum(ht.square(ht.embedding(table, ids)))
-    ex, feed = ht.Executor([loss, Strange(0.05).minimize(loss)]), {"ids": np.array([[3, 9, 3, 20]])}
+    ex, feed = ht.Executor([loss, Strange(0.05).minimize(loss)], passes=passes), {"ids": np.array([[3, 9, 3, 20]])}
     before = np.array(ex.state[table])
     ex.run(feed)
     assert np.flatnonzero((np.array(ex.state[table]) != before).any(axis=1)).tolist() == [3, 9, 20]
-    assert "stranger_rows" in {s.node.op.name for s in ex.program(feed).steps}
+    assert wanted in {s.node.op.name for s in ex.program(feed).steps}
     assert {"tables/table/stranger_fast", "tables/table/stranger_slow"} < {*ex.state}
 
 

@@ -37,6 +37,7 @@ PATTERNS = {
     "activation": "the slope of relu",
     "absorb_casts": "casts around norms", "attention": "heads split and merged",
     "channels_last": "convolutions", "conv_pool": "convolution, bias, relu, pool",
+    "bags": "a sum over a lookup",
     "find_attention": "products around a softmax",
     "tape": "sums and differences",
     "fuse_elementwise": "what ends or enters a group", "group_casts": "casts", "group_checks": "all, isfinite",

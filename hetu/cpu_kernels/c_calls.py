@@ -12,6 +12,7 @@ import ctypes
 from collections.abc import Sequence
 from functools import cache, partial
 from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,8 @@ from . import openblas
 from .compiled import CSource, build, source, text_of
 from .compiler import compiler
 
-NUMBERS = {"float32": "float", "float64": "double", "int32": "int", "int64": "long long", "uint8": "unsigned char"}
+NUMBERS = {"float32": "float", "float64": "double", "int32": "int", "int64": "long long"}
+NUMBERS |= {"int16": "short", "uint8": "unsigned char"}
 Word = Any  # an array, of which the address is meant, an integer or a number
 
 
@@ -74,7 +76,8 @@ class CTable:
         self.calls, self.blocks, self.call = calls, [c.block() for c in calls], calls[0]
         rows = [(c.address(), address(b), c.jobs, c.grain, address(c.doubt)) for c, b in zip(calls, self.blocks)]
         self.rows = np.array(rows, np.int64)  # C holds bare addresses
-        size = ctypes.c_int64.from_param(max(c.scratch for c in calls))
+        self.most = max(calls, key=attrgetter("scratch"))
+        size = ctypes.c_int64.from_param(self.most.scratch)
         end = ctypes.c_void_p.from_param(address(self.rows) + self.rows.nbytes)
         threads = (openblas.address_of(f"openblas_{verb}_num_threads") for verb in ("get", "set"))
         self.walk = partial(_walk(), end, size, *map(ctypes.c_void_p.from_param, threads))
@@ -86,6 +89,8 @@ class CTable:
     def __call__(self) -> None:
         row = self.walk(self.start)
         while row:  # counted from the end: this one has its doubts
+            if row < 0:
+                raise MemoryError(f"{self.most.scratch:,} bytes for each thread to work in, for {self.most.function}")
             self.call = self.calls[-row]
             self.call.check()
             row = self.walk(self._from(len(self.calls) - row + 1))

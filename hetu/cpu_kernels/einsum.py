@@ -1,4 +1,4 @@
-"""Einsum of two operands as one BLAS product, of more by the order that NumPy finds.
+"""Einsum of two operands as one product of matrices, of more by the order that NumPy finds.
 
 Gain: 1.1 times the speed of the forward function, 16 times that of tiny products. Off with `HETU_KERNELS=0`.
 """
@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from ..core.graph import OPS
 from ..core.kernels import Call
 from ..ops.einsum import _einsum, terms_of
-from . import blas
+from .moves import moved
 from .recipes import kernel
 
 
@@ -23,8 +24,8 @@ def einsum_bind(xp: ModuleType, out: Any, *operands: Any, equation: str) -> list
     found = as_product(xp, out, operands, *terms_of(equation))
     if found is None:
         return [partial(np.einsum, equation, *operands, out=out, optimize=len(operands) > 2)]
-    before, factors, after = found
-    return [*before, blas.product(*factors), *after]
+    before, (a, b, y), after = found
+    return [*before, *OPS["matmul"].bound(xp, y, [a, b], {}), *after]
 
 
 def as_product(
@@ -43,8 +44,8 @@ def as_product(
     b, b_copy, b_original = _grouped(xp, operands[1], second, batch, inner, columns)
     y, y_copy, y_original = _grouped(xp, out, right, batch, rows, columns)
     pairs = ((a_copy, a_original), (b_copy, b_original))
-    before: list[Call] = [partial(xp.copyto, copy, x) for copy, x in pairs if copy is not x]
-    return before, [a, b, y], [] if y_copy is y_original else [partial(xp.copyto, y_original, y_copy)]
+    before = [call for copy, x in pairs for call in moved(copy, x)]
+    return before, [a, b, y], moved(y_original, y_copy)
 
 
 def _grouped(xp: ModuleType, x: Any, term: str, *groups: str) -> tuple[Any, Any, Any]:

@@ -153,6 +153,7 @@ class _File:
             yield f"    if (!inputs || {read} != {array.nbytes}) return {said}, 1;"
         yield "    for (int step = 0; step < (count > 2 ? atoi(arguments[2]) : 1); step++) {"
         yield f"        const long long left = walk(table + {count}, {size}, 0, 0, table);"
+        yield '        if (left < 0) return fprintf(stderr, "no memory to work in\\n"), 1;'
         yield f'        if (left) return fprintf(stderr, "call %lld met ids out of range\\n", {count} - left), 1;'
         if self.random:
             yield f"        {self._place(self.program.state.arrays[random_state.name])}[1]++;"

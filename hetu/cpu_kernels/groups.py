@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -83,8 +84,9 @@ def compiled(form: Form, outs: Sequence[np.ndarray], arrays: Sequence[np.ndarray
     if any(s % x.itemsize for _, x in operands for s in x.strides):
         return None
     sizes, split, strides = _merged(form, operands)
-    if len(sizes) - split > 1:
-        return None
+    if len(sizes) - split > 1:  # the columns lie in no one row: a fold of all of them may go row by row
+        rowwise = not form.split and not any(v.phase for v in form.values())
+        return compiled(replace(form, split=len(form.space) - 1), outs, arrays) if rowwise else None
     rows, width = sizes[:split], sizes[split] if split < len(sizes) else 1
     inner = [s[split] if split < len(sizes) else 0 for s in strides]
     moves = tuple(tuple(s != 0 for s in own[:split]) for own in strides)

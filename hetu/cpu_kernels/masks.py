@@ -1,16 +1,16 @@
-"""Triangles: copies under a mask that is made once.
+"""Triangles: what lies under a mask that is made once.
 
 Gain: 2.6 times the speed of the forward functions. Off with `HETU_KERNELS=0`.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from ..core.graph import OPS
 from ..core.kernels import Call
 from ..ops.creation import tril, triu
 from .recipes import kernel
@@ -27,4 +27,4 @@ def triu_bind(xp: ModuleType, out: Any, x: Any, *, k: int) -> list[Call]:
 
 
 def _triangle(out: Any, x: Any, keep: np.ndarray) -> list[Call]:
-    return [partial(out.fill, 0), partial(np.copyto, out, x, where=keep)]
+    return OPS["where"].bound(np, out, [np.broadcast_to(keep, x.shape), x, np.zeros((), x.dtype)], {})

@@ -5,7 +5,6 @@ Gain: 4 to 100 times the speed of the forward functions. Off with `HETU_KERNELS=
 
 from __future__ import annotations
 
-from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -15,6 +14,7 @@ from ..core.kernels import Call
 from ..ops.pooling import _max_pool2d, avg_pool2d, avg_pool2d_dx, max_pool2d_dx, max_pool2d_pick
 from ..ops.window import Pair, Window
 from .c_calls import c_call
+from .moves import moved
 from .recipes import kernel
 
 LEAST = 1 << 17  # taps that are worth another thread
@@ -39,7 +39,7 @@ def _calls(
     planes, scratch = image.shape[0] * image.shape[1], 24 * window.kernel[1] + 8 * pooled[0] * pooled[1]
     more = {"jobs": planes, "grain": -(-LEAST // work), "scratch": scratch}
     call = c_call("pooling.c", function, image.dtype, *outs, *copies, *geometry, **more)
-    made = [partial(np.copyto, copy, a) for copy, a in zip(copies, arrays) if copy is not a]
+    made = [call for copy, a in zip(copies, arrays) if copy is not a for call in moved(copy, a)]
     return None if call is None else [*made, call]
 
 

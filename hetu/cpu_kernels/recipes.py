@@ -18,8 +18,8 @@ from . import blas, compiled, openblas
 from .c_calls import checked, joined
 
 FILES = (
-    "along_axis attention batch_norm convolution einsum groups index linalg masks pooling random recurrent routing "
-    "shape sparse sums update"
+    "along_axis attention bags batch_norm convolution einsum groups index linalg masks moves pooling random "
+    "recurrent routing shape sparse sums touched update"
 )
 
 
@@ -30,6 +30,8 @@ class CpuKernels(Kernels):
         RoomPass("fuse_conv_pool", "cpu", f"{__package__}.conv_pool", "channels_last", seeks=["max_pool2d"]),
         RoomPass("find_attention", "cpu", f"{__package__}.find_attention", seeks=["softmax"]),
         RoomPass("fuse_attention", "cpu", f"{__package__}.attention", seeks=["attention"]),
+        RoomPass("update_touched", "cpu", f"{__package__}.touched", last=True),
+        RoomPass("join_bags", "cpu", f"{__package__}.bags", last=True, seeks=["take"]),
         RoomPass("fuse_groups", "cpu", f"{__package__}.groups", last=True),
     )
     compiled = compiled

@@ -2,6 +2,8 @@
 // apart, so a few of them go through all steps while what is theirs stays in the cache. A row of `joined` is an input, a
 // one for each bias and a state; times the weights, packed once per call, it is the gates before their functions.
 
+#include <string.h>
+
 #include "panels.h"
 
 static inline T logistic(T z) { return 1 / (1 + exp(-z)); }
@@ -70,16 +72,27 @@ static void product(
         }
 }
 
+// A panel of a matrix whose columns lie in order: each line of memory is read once, as columns may be so far apart that
+// they meet in the same place of a cache.
+static void copy_turned(T* to, const T* from, long long rows, long long count, long long column) {
+    if (count < WIDE) memset(to, 0, rows * WIDE * sizeof(T));
+    for (long long begin = 0; begin < rows; begin += LANES)
+        for (long long j = 0; j < count; j++)
+            for (long long l = begin; l < less(begin + LANES, rows); l++) to[l * WIDE + j] = from[j * column + l];
+}
+
 // Makes the rows of a matrix the rows from `start` on of panels of `depth` rows. Jobs are strips of columns.
 void pack(const Word* a, long long first, long long last, char* scratch) {
     T* const panels = a[0].p;
     const T* const from = a[1].p;
     const long long rows = a[2].n, columns = a[3].n, row = a[4].n, column = a[5].n, depth = a[6].n, start = a[7].n;
-    for (long long p = first * STRIP / WIDE; p < last * STRIP / WIDE; p++)
-        for (long long l = 0; l < rows; l++)
-            copy_panel(
-                panels + (p * depth + start + l) * WIDE, from + l * row + p * WIDE * column, columns - p * WIDE,
-                column);
+    for (long long p = first * STRIP / WIDE; p < last * STRIP / WIDE; p++) {
+        T* const to = panels + (p * depth + start) * WIDE;
+        const T* const begin = from + p * WIDE * column;
+        const long long count = columns - p * WIDE < 0 ? 0 : less(WIDE, columns - p * WIDE);
+        if (row == 1) copy_turned(to, begin, rows, count, column);
+        else for (long long l = 0; l < rows; l++) copy_panel(to + l * WIDE, begin + l * row, count, column);
+    }
 }
 
 enum { BLOCK = 48 };  // rows that go through all steps together
@@ -315,7 +328,6 @@ void weights(const Word* a, long long first, long long last, char* scratch) {
     const long long high = up(features + 1, SOME), pitch = high + LANES;
     T *const joined = (T*)scratch, *const panel = joined + DEEP * pitch;
     first *= STRIP / WIDE, last *= STRIP / WIDE;
-    for (long long l = first * high * WIDE; l < last * high * WIDE; l++) sums[l] = 0;
     for (long long l = 0; l < DEEP * pitch; l++) joined[l] = 0;
     for (long long begin = 0; begin < batch * steps; begin += DEEP) {
         const long long depth = less(DEEP, batch * steps - begin);
@@ -329,14 +341,17 @@ void weights(const Word* a, long long first, long long last, char* scratch) {
         for (long long p = first; p < last; p++) {
             for (long long l = 0; l < depth; l++)
                 copy_panel(panel + l * WIDE, dz + (begin + l) * pitch_dz + p * WIDE, columns - p * WIDE, 1);
+            const bool wide = columns - p * WIDE >= WIDE, end = begin + DEEP >= batch * steps;
             for (long long l = 0; l < high; l += MOST) {
                 T* const sum = sums + (p * high + l) * WIDE;
-                tile(true, high - l, depth, joined + l, pitch, panel, sum, WIDE, sum, WIDE);
+                const bool there = end && wide && l + MOST <= features;  // the sums go where they belong
+                tile(true, high - l, depth, joined + l, pitch, panel, begin ? sum : zeros, begin ? WIDE : 0,
+                    there ? out + l * pitch_out + p * WIDE : sum, there ? pitch_out : WIDE);
             }
         }
     }
     for (long long p = first; p < last; p++)
-        for (long long l = 0; l <= features; l++)
+        for (long long l = columns - p * WIDE >= WIDE ? features / MOST * MOST : 0; l <= features; l++)
             if (l < features || bias)
                 copy((l < features ? out + l * pitch_out : bias) + p * WIDE, sums + (p * high + l) * WIDE,
                     less(WIDE, columns - p * WIDE), 1);

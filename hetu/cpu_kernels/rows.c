@@ -3,15 +3,87 @@
 // An array is (outer, size, inner). Ids count along its middle axis from `low`, as a rank may have only a part of it:
 // an id outside belongs to another rank. Zeros are taken there, and nothing is added.
 //
-//     take_rows:   y[o, k, :] = x[o, ids[k] - low, :]
-//     add_rows:    y[ids[k] - low, :] += factor * rows[k, :], in the order of k
-//     take_along:  y[o, k, i] = x[o, ids[o, k, i] - low, i]
-//     add_along:   y[o, ids[o, k, i] - low, i] += values[o, k, i], in the order of k
-//     one_hot:     y[k, ids[k]] = 1
-//
-// What is added to one place is added by one job, so that sums have one order.
+// What is added to one place is added by one job, in the order of the ids, so that sums have one order.
 
 #include <string.h>
+
+// -- what is computed -------------------------------------------------------------------------------------------------
+
+void take_rows_plainly(const Word* a, long long first, long long last, char* scratch) {
+    T *const y = a[0].p, *const x = a[1].p;
+    const long long *const ids = a[2].p, count = a[3].n, size = a[4].n, inner = a[5].n, low = a[6].n;
+    for (long long job = first; job < last; job++)  // (o, k)
+        for (long long i = 0; i < inner; i++) {
+            const long long id = ids[job % count] - low;
+            y[job * inner + i] = id < 0 || id >= size ? 0 : x[(job / count * size + id) * inner + i];
+        }
+}
+
+void take_along_plainly(const Word* a, long long first, long long last, char* scratch) {
+    T *const y = a[0].p, *const x = a[1].p;
+    const long long *const ids = a[2].p, count = a[3].n, size = a[4].n, inner = a[5].n, low = a[6].n;
+    for (long long job = first; job < last; job++)  // (o, k)
+        for (long long i = 0; i < inner; i++) {
+            const long long id = ids[job * inner + i] - low;
+            y[job * inner + i] = id < 0 || id >= size ? 0 : x[(job / count * size + id) * inner + i];
+        }
+}
+
+void add_along_plainly(const Word* a, long long first, long long last, char* scratch) {
+    T *const y = a[0].p, *const values = a[1].p;
+    const long long *const ids = a[2].p, count = a[3].n, size = a[4].n, inner = a[5].n, low = a[6].n;
+    for (long long job = first; job < last; job++) {  // (o, i)
+        const long long o = job / inner, i = job % inner;
+        for (long long k = 0; k < size; k++) y[(o * size + k) * inner + i] = 0;
+        for (long long k = 0; k < count; k++) {
+            const long long id = ids[(o * count + k) * inner + i] - low;
+            if (id >= 0 && id < size) y[(o * size + id) * inner + i] += values[(o * count + k) * inner + i];
+        }
+    }
+}
+
+// The rows to add are (outer, count, inner) and may lie apart; with a rate, they are slopes to descend.
+void add_rows_plainly(const Word* a, long long first, long long last, char* scratch) {
+    T *const y = a[0].p, *const rows = a[2].p, *const given = a[9].p;
+    const long long *const ids = a[1].p, outer = a[3].n, count = a[4].n;
+    const long long far = a[5].n, near = a[6].n, inner = a[7].n, low = a[8].n;
+    for (long long id = first; id < last; id++)
+        for (long long i = 0; i < inner; i++) {
+            if (a[10].n) y[id * inner + i] = 0;
+            for (long long k = 0; k < outer * count; k++)
+                if (ids[k] - low == id)
+                    y[id * inner + i] += (given ? -*given : 1) * rows[k / count * far + k % count * near + i];
+        }
+}
+
+void one_hot_plainly(const Word* a, long long first, long long last, char* scratch) {
+    const long long *const ids = a[1].p, depth = a[2].n;
+    for (long long k = first; k < last; k++)
+        for (long long i = 0; i < depth; i++) ((T*)a[0].p)[k * depth + i] = ids[k] == i;
+}
+
+// The distinct ids of the size rows from `low` on, in the order in which they come, and the place of each id among them.
+void touched_rows_plainly(const Word* a, long long first, long long last, char* scratch) {
+    long long *const places = a[0].p, *const slots = a[1].p, *const ids = a[2].p, found = 0;
+    const long long count = a[4].n, size = a[5].n, low = a[6].n;
+    for (long long k = 0; k < count; k++) {
+        const long long id = ids[k] - low;
+        slots[k] = count;
+        if (id < 0 || id >= size) continue;
+        for (slots[k] = 0; slots[k] < found && places[slots[k]] != id;) slots[k]++;
+        if (slots[k] == found) places[found++] = id;
+    }
+    while (found < count) places[found++] = size;
+}
+
+void put_rows_plainly(const Word* a, long long first, long long last, char* scratch) {
+    T *const y = a[0].p, *const rows = a[1].p;
+    const long long *const places = a[2].p, size = a[3].n, inner = a[4].n;
+    for (long long k = first; k < last; k++)
+        for (long long i = 0; i < inner && places[k] < size; i++) y[places[k] * inner + i] = rows[k * inner + i];
+}
+
+// -- the fast forms ---------------------------------------------------------------------------------------------------
 
 // Jobs are the rows of y.
 void take_rows(const Word* a, long long first, long long last, char* scratch) {
@@ -22,6 +94,7 @@ void take_rows(const Word* a, long long first, long long last, char* scratch) {
     for (T* y = (T*)a[0].p + first * inner; first < last; first++, y += inner) {
         const long long id = ids[k] - low;
         if (id < 0 || id >= size) memset(y, 0, inner * sizeof(T));
+        else if (inner == 1) *y = x[outer * size + id];
         else memcpy(y, x + (outer * size + id) * inner, inner * sizeof(T));
         if (++k == count) k = 0, outer++;
     }
@@ -30,18 +103,44 @@ void take_rows(const Word* a, long long first, long long last, char* scratch) {
 // Jobs are the rows of y: each looks at all ids, and adds those rows that are its own. Looking is cheap beside adding.
 void add_rows(const Word* a, long long first, long long last, char* scratch) {
     T* const y = a[0].p;
-    const T *const rows = a[1].p, *const given = a[6].p, factor = given ? *given : 1;
-    const long long* const ids = a[2].p;
-    const long long count = a[3].n, inner = a[4].n, low = a[5].n;
-    const bool clear = a[7].n;
+    const T *const rows = a[2].p, *const given = a[9].p, factor = given ? -*given : 1;
+    const long long* ids = a[1].p;
+    const long long outer = a[3].n, count = a[4].n, far = a[5].n, near = a[6].n, inner = a[7].n, low = a[8].n;
+    const bool clear = a[10].n;
     if (clear) memset(y + first * inner, 0, (last - first) * inner * sizeof(T));
+    for (long long o = 0; o < outer; o++)
+        for (long long k = 0; k < count; k++) {
+            const long long id = *ids++ - low;
+            if (id < first || id >= last) continue;
+            T* const to = y + id * inner;
+            const T* const from = rows + o * far + k * near;
+            EACH for (long long i = 0; i < inner; i++) to[i] += factor * from[i];
+        }
+}
+
+// One job. The seat of a row is its place among those found, and is made only for rows that are touched.
+void touched_rows(const Word* a, long long first, long long last, char* scratch) {
+    long long *const places = a[0].p, *const slots = a[1].p, *const ids = a[2].p, found = 0;
+    int* const seats = a[3].p;
+    const long long count = a[4].n, size = a[5].n, low = a[6].n;
+    for (long long k = 0; k < count; k++)
+        if (ids[k] >= low && ids[k] < low + size) seats[ids[k] - low] = -1;
     for (long long k = 0; k < count; k++) {
         const long long id = ids[k] - low;
-        if (id < first || id >= last) continue;
-        T* const to = y + id * inner;
-        const T* const from = rows + k * inner;
-        EACH for (long long i = 0; i < inner; i++) to[i] += factor * from[i];
+        slots[k] = count;
+        if (id < 0 || id >= size) continue;
+        if (seats[id] < 0) seats[id] = found, places[found++] = id;
+        slots[k] = seats[id];
     }
+    while (found < count) places[found++] = size;
+}
+
+// Jobs are places.
+void put_rows(const Word* a, long long first, long long last, char* scratch) {
+    const long long *const places = a[2].p, size = a[3].n, inner = a[4].n;
+    for (long long k = first; k < last; k++)
+        if (places[k] < size)
+            memcpy((T*)a[0].p + places[k] * inner, (T*)a[1].p + k * inner, inner * sizeof(T));
 }
 
 // Jobs are the rows (o, k) of y.

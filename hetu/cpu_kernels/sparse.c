@@ -1,10 +1,5 @@
-// Products of a sparse matrix, a list of entries (row, column, value), and a dense one.
-//
-//     order_entries:  the entries row by row, those of a row as they came
-//     sparse_matmul:  y[i, :] = sum of values[k] * x[columns[k], :] over the entries k of row i, in their order
-//     sampled_matmul: y[k] = sum of a[rows[k], j] * b[columns[k], j] over j: number j goes to lane j mod 2 LANES
-//
-// An entry whose row or column is -1 is left out, and sampled as 0.
+// Products of a sparse matrix, a list of entries (row, column, value), and a dense one. Entries are first put in order,
+// row by row, those of a row as they came; one whose row or column is -1 is left out, and sampled as 0.
 
 #pragma STDC FP_CONTRACT ON
 
@@ -12,6 +7,42 @@
 
 typedef T Lanes __attribute__((vector_size(64), aligned(sizeof(T))));
 enum { LANES = 64 / sizeof(T) };
+
+// -- what is computed -------------------------------------------------------------------------------------------------
+
+void order_entries_plainly(const Word* a, long long first, long long last, char* scratch) {
+    long long *const starts = a[0].p, *const places = a[1].p, *const sorted = a[2].p, place = 0;
+    const long long *const rows = a[3].p, *const columns = a[4].p, count = a[5].n, size = a[6].n;
+    for (long long i = 0; i < size; i++) {
+        starts[i] = place;
+        for (long long k = 0; k < count; k++)
+            if (rows[k] == i) places[place] = k, sorted[place++] = columns[k];
+    }
+    starts[size] = starts[size + 1] = place;
+}
+
+void sparse_matmul_plainly(const Word* a, long long first, long long last, char* scratch) {
+    const long long *const starts = a[1].p, *const places = a[2].p, *const columns = a[3].p, width = a[6].n;
+    T *const y = a[0].p, *const values = a[4].p, *const x = a[5].p;
+    for (long long i = first; i < last; i++)
+        for (long long j = 0; j < width; j++) {
+            y[i * width + j] = 0;
+            for (long long k = starts[i]; k < starts[i + 1]; k++)
+                if (columns[k] >= 0) y[i * width + j] += values[places[k]] * x[columns[k] * width + j];
+        }
+}
+
+void sampled_matmul_plainly(const Word* a, long long first, long long last, char* scratch) {
+    const long long *const rows = a[1].p, *const columns = a[2].p, width = a[5].n;
+    T *const y = a[0].p, *const left = a[3].p, *const right = a[4].p;
+    for (long long k = first; k < last; k++) {
+        y[k] = 0;
+        for (long long j = 0; j < width && rows[k] >= 0 && columns[k] >= 0; j++)
+            y[k] += left[rows[k] * width + j] * right[columns[k] * width + j];
+    }
+}
+
+// -- the fast forms ---------------------------------------------------------------------------------------------------
 
 // Where each row begins, and of each entry in order its place in the list and its column. One job.
 void order_entries(const Word* a, long long first, long long last, char* scratch) {
@@ -35,16 +66,16 @@ typedef struct {
     long long count, width;
 } Entries;
 
-#define FOR_EACH_ENTRY                                                        \
-    for (long long k = 0; k < e->count; k++) {                                \
-        if (e->columns[k] < 0) continue;                                      \
-        const T value = e->values[e->places[k]], *x = e->x + e->columns[k] * e->width + j;
+static inline T value_of(const Entries* e, long long k) { return e->values[e->places[k]]; }
+static inline const T* met(const Entries* e, long long k, long long j) { return e->x + e->columns[k] * e->width + j; }
+#define FOR_EACH_ENTRY for (long long k = 0; k < e->count; k++) if (e->columns[k] >= 0)
 
 static inline void four_columns(const Entries* e, T* y, long long j) {
     Lanes s0 = {0}, s1 = {0}, s2 = {0}, s3 = {0};
-    FOR_EACH_ENTRY
-        const Lanes* const from = (const Lanes*)x;
-        s0 += value * from[0], s1 += value * from[1], s2 += value * from[2], s3 += value * from[3];
+    FOR_EACH_ENTRY {
+        const T value = value_of(e, k);
+        const Lanes* const x = (const Lanes*)met(e, k, j);
+        s0 += value * x[0], s1 += value * x[1], s2 += value * x[2], s3 += value * x[3];
     }
     Lanes* const to = (Lanes*)(y + j);
     to[0] = s0, to[1] = s1, to[2] = s2, to[3] = s3;
@@ -52,21 +83,20 @@ static inline void four_columns(const Entries* e, T* y, long long j) {
 
 static inline void one_column(const Entries* e, T* y, long long j) {
     Lanes s = {0};
-    FOR_EACH_ENTRY
-        s += value * *(const Lanes*)x;
-    }
+    FOR_EACH_ENTRY s += value_of(e, k) * *(const Lanes*)met(e, k, j);
     *(Lanes*)(y + j) = s;
 }
 
-static inline void rest(const Entries* e, T* y, long long j) {
+static inline void few_columns(const Entries* e, T* y, long long j) {
     const long long count = e->width - j;
     for (long long i = 0; i < count; i++) y[j + i] = 0;
-    FOR_EACH_ENTRY
+    FOR_EACH_ENTRY {
+        const T value = value_of(e, k), *const x = met(e, k, j);
         EACH for (long long i = 0; i < count; i++) y[j + i] += value * x[i];
     }
 }
 
-// Jobs are rows.
+// Jobs are rows, the entries of which are added in their order.
 void sparse_matmul(const Word* a, long long first, long long last, char* scratch) {
     const long long* const starts = a[1].p;
     Entries e = {.values = a[4].p, .x = a[5].p, .width = a[6].n};
@@ -78,7 +108,7 @@ void sparse_matmul(const Word* a, long long first, long long last, char* scratch
         long long j = 0;
         for (; j + 4 * LANES <= e.width; j += 4 * LANES) four_columns(&e, y, j);
         for (; j + LANES <= e.width; j += LANES) one_column(&e, y, j);
-        if (j < e.width) rest(&e, y, j);
+        if (j < e.width) few_columns(&e, y, j);
     }
 }
 
@@ -90,7 +120,7 @@ static inline T sum(Lanes s) {
     return lanes[0];
 }
 
-// Jobs are entries.
+// Jobs are entries. Number j of a sum goes to lane j mod 2 LANES.
 void sampled_matmul(const Word* a, long long first, long long last, char* scratch) {
     const long long *const rows = a[1].p, *const columns = a[2].p, width = a[5].n;
     for (long long k = first; k < last; k++) {

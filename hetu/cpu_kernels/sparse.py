@@ -15,7 +15,7 @@ import numpy as np
 from ..core.kernels import Call
 from ..ops.sparse import _check_entries, _is_fixed, sampled_matmul, sparse_matmul
 from .c_calls import c_call
-from .index import grain_of, in_order
+from .moves import grain_of, in_order
 from .recipes import kernel
 
 PIECE, SLAB = 4096, 16  # entries and features that are added at a time without a compiler

@@ -1,8 +1,8 @@
-"""Update rules of optimizers: a composition of operators as calls in place, block by block, and the rows of a table.
+"""Update rules of optimizers: a composition of operators as calls in place, block by block.
 
-Anybody's rule is a composition, so its operators are known by being of a rule (`Op.update`, `Op.row_update`). Blocks
-keep scratch in the cache however large the parameter. Gain: 2.5 times the speed of Adam's forward function. Off with
-`HETU_KERNELS=0`.
+Anybody's rule is a composition, so its operators are known by being of a rule (`Op.update`); on rows of a table see
+`touched.py`. Blocks keep scratch in the cache however large the parameter. Gain: 2.5 times the speed of Adam's forward
+function. Off with `HETU_KERNELS=0`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ from ..core.backend import Scratch
 from ..core.graph import Node
 from ..core.kernels import Call
 from ..ops.composition import WIDE, Composition
-from ..ops.index import RowWindow, own_rows
 from . import blas
-from .index import add_rows
 from .recipes import kernel
 from .tape import Apply, Factor, Mix, tape_of
 
@@ -41,12 +39,10 @@ def in_place(
     arrays: Sequence[np.ndarray],
     scalars: Sequence[np.ndarray],
     scratch: Scratch | None = None,
-    anywhere: bool = False,
 ) -> list[Call] | None:
     """Calls that compute the results into `outs`, each of which may lie on its own array; None where there is no tape.
 
-    The last of the arrays is only read. Scalars are read anew on every call. With `anywhere` the bits of a number do
-    not depend on its place in the array: BLAS rounds a product and a sum once, but at the end of an array twice.
+    The last of the arrays is only read. Scalars are read anew on every call.
     """
     tape = tape_of(composition)
     if tape is None:
@@ -58,7 +54,7 @@ def in_place(
             if isinstance(step, Apply):
                 calls += _apply(step, registers, numbers)
             else:
-                calls += _mix(step, registers, numbers, anywhere)
+                calls += _mix(step, registers, numbers)
         calls += [partial(np.copyto, registers[k], registers[register]) for k, register in tape.copies]
     return [*copied(outs, arrays), *numbers.calls, *calls]
 
@@ -84,13 +80,12 @@ def _apply(step: Apply, registers: Sequence[np.ndarray], numbers: _Numbers) -> l
     return step.node.op.bound(np, registers[step.out], operands, step.node.attrs)
 
 
-def _mix(step: Mix, registers: Sequence[np.ndarray], numbers: _Numbers, anywhere: bool) -> list[Call]:
+def _mix(step: Mix, registers: Sequence[np.ndarray], numbers: _Numbers) -> list[Call]:
     out, other, spare = registers[step.out], registers[step.other], registers[step.spare]
     keeps, factor, scale = step.scale == (1, None), numbers.factor(step.factor), numbers.factor(step.scale)
-    if not anywhere:
-        call = blas.axpy(other, out, factor) if keeps else blas.axpby(other, out, factor, scale)
-        if call is not None:
-            return [call]
+    call = blas.axpy(other, out, factor) if keeps else blas.axpby(other, out, factor, scale)
+    if call is not None:
+        return [call]
     before = [] if keeps else [partial(np.multiply, out, scale, out)]
     return [*before, partial(np.multiply, other, factor, spare), partial(np.add, out, spare, out)]
 
@@ -169,90 +164,3 @@ class _Numbers:
 def is_fixed(value: np.ndarray) -> bool:
     """Whether an array never changes: a read-only view may yet change with what it is a view of."""
     return value.base is None and not value.flags.writeable
-
-
-# -- the rows of a table ---------------------------------------------------------------------------------------
-
-
-@kernel("row_update")
-def on_rows(rule: Any, xp: Any, out: Any, *arrays: Any, window: RowWindow = None, **attrs: Any) -> list[Call] | None:
-    """Binds the operator of a rule on some rows of a table."""
-    if not arrays[0].size:
-        return None
-    tables, (ids, rows, *scalars) = arrays[: rule.tables], arrays[rule.tables :]
-    composition, outs = rule.composition(arrays[0].shape, attrs), out if isinstance(out, tuple) else (out,)
-    copies = copied(outs, tables)
-    if window is None and composition.descent is not None:
-        return [*copies, *_subtract_rows(composition, out, ids, rows, scalars)]
-    if window is None and (calls := _change_rows(composition, outs, ids, rows, scalars)) is not None:
-        return [*copies, *calls]
-
-    def update() -> None:
-        touched, sums = _SumRows(outs[0], *own_rows(ids, rows, window))()
-        for o, n in zip(outs, composition.run(np, [*(o[touched] for o in outs), sums, *scalars])):
-            o[touched] = n
-
-    return [*copies, update]
-
-
-def _change_rows(
-    composition: Composition,
-    outs: Sequence[np.ndarray],
-    ids: np.ndarray,
-    rows: np.ndarray,
-    scalars: Sequence[np.ndarray],
-) -> list[Call] | None:
-    """A rule in place on copies of the touched rows, as many as there are ids: the first row stands in for the rest."""
-    if not ids.size:
-        return []
-    gather, places = _SumRows(outs[0], ids, rows), np.empty(ids.size, np.intp)
-    copies = [np.empty((ids.size, *o.shape[1:]), o.dtype) for o in outs]
-    calls = in_place(composition, copies, (*copies, gather.sums), scalars, anywhere=True)
-    if calls is None:
-        return None
-
-    def update() -> None:
-        touched, _ = gather()
-        count = len(touched)
-        places[:count], places[count:], gather.sums[count:] = touched, touched[0], gather.sums[0]
-        for table, copy in zip(outs, copies):
-            np.take(table, places, axis=0, out=copy, mode="clip")
-        for call in calls:
-            call()
-        for table, copy in zip(outs, copies):
-            table[touched] = copy[:count]
-
-    return [update]
-
-
-def _subtract_rows(
-    composition: Composition, out: np.ndarray, ids: np.ndarray, rows: np.ndarray, scalars: Sequence[np.ndarray]
-) -> list[Call]:
-    """Plain gradient descent on rows: no sums of duplicates, each is subtracted where it belongs."""
-    numbers = _Numbers(composition, scalars, out.dtype)
-    minus = numbers.factor((-1, composition.descent))
-    return [*numbers.calls, *add_rows(out, ids, rows, minus)]
-
-
-class _SumRows:
-    """The distinct ids and the sum of the gradient rows of each, without sorting.
-
-    A table of places (one integer per row of the parameter) takes the position of every id; the last one to write wins
-    and stands for all equal ones.
-    """
-
-    def __init__(self, table: np.ndarray, ids: np.ndarray, rows: np.ndarray) -> None:
-        self.ids, self.order = ids, np.arange(ids.size)
-        self.place, self.slots = np.empty(len(table), np.intp), np.empty(ids.shape, np.intp)
-        self.sums = np.empty((ids.size, *table.shape[1:]), table.dtype)
-        self.add: list[Call] = [partial(self.sums.fill, 0), *add_rows(self.sums, self.slots, rows)]
-
-    def __call__(self) -> tuple[np.ndarray, np.ndarray]:
-        ids = self.ids.reshape(-1)
-        self.place[ids] = self.order
-        touched = ids[self.place[ids] == self.order]
-        self.place[touched] = self.order[: len(touched)]
-        np.take(self.place, self.ids, out=self.slots, mode="clip")
-        for call in self.add:
-            call()
-        return touched, self.sums[: len(touched)]

@@ -23,10 +23,13 @@ typedef struct {
 typedef int Threads(void);
 typedef void SetThreads(int);
 
+enum { NO_MEMORY = -1 };  // what a walk returns then
+
 #ifdef _WIN32
 
 long long walk(const Row* end, long long size, Threads* get, SetThreads* set, const Row* row) {
     char* const scratch = size ? _aligned_malloc(size, 64) : 0;
+    if (size && !scratch) return NO_MEMORY;
     for (; row < end; row++) {
         row->function(row->words, 0, row->jobs, scratch);
         if (row->doubt && *row->doubt) break;
@@ -48,6 +51,7 @@ static struct {
     long long parts, size;
     _Atomic long long left;  // parts that nobody has taken
     _Atomic long long running;  // parts that are not done
+    _Atomic bool lacking;  // whether a part had no scratch
 } pool = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER};
 
 // -- scratch of a thread -----------------------------------------------------------------------------------------------
@@ -80,11 +84,12 @@ static void begin(void) {
 
 static char* scratch_of(long long size) {
     Scratch* mine = pthread_getspecific(scratches);
-    if (!mine) pthread_setspecific(scratches, mine = calloc(1, sizeof *mine));
+    if (!mine && (mine = calloc(1, sizeof *mine))) pthread_setspecific(scratches, mine);
+    if (!mine) return 0;
     if (mine->size < size) {
         free(mine->place);
         mine->place = aligned_alloc(64, (size + 63) / 64 * 64);
-        mine->size = size;
+        mine->size = mine->place ? size : 0;
     }
     return mine->place;
 }
@@ -107,7 +112,9 @@ static bool take(void) {
     } while (!atomic_compare_exchange_weak(&pool.left, &left, left - 1));
     const Row* const row = pool.row;  // stays as it is until all parts are done, this one too
     const long long first = row->jobs * (left - 1) / pool.parts, last = row->jobs * left / pool.parts;
-    row->function(row->words, first, last, scratch_of(pool.size));
+    char* const scratch = scratch_of(pool.size);
+    if (pool.size && !scratch) atomic_store(&pool.lacking, true);
+    else row->function(row->words, first, last, scratch);
     atomic_fetch_sub(&pool.running, 1);
     return true;
 }
@@ -151,25 +158,28 @@ static void divide(const Row* row, long long parts, long long size) {
 
 // Make the calls from `row` on, with as many threads as BLAS may use, each of which has `size` bytes of scratch.
 // Meanwhile BLAS itself has one: its own threads would go on spinning beside these. The result is 0, or the number of
-// rows left where one has its doubts, itself among them.
+// rows left where one has its doubts, itself among them, or NO_MEMORY.
 long long walk(const Row* end, long long size, Threads* get, SetThreads* set, const Row* row) {
     pthread_once(&once, begin);
     const int threads = get ? get() : 1;
     const bool several = threads > 1 && pthread_mutex_trylock(&pool.use) == 0;
     const long long most = (threads < MOST ? threads : MOST) * PARTS_PER_THREAD;
     char* const scratch = size ? scratch_of(size) : 0;
+    bool lacking = size && !scratch;
     if (several) set(1);
-    for (; row < end; row++) {
+    for (; row < end && !lacking; row++) {
         const long long worth = several ? row->jobs / row->grain : 1;
-        if (worth > 1 && have(threads - 1)) divide(row, worth < most ? worth : most, size);
-        else row->function(row->words, 0, row->jobs, scratch);
+        if (worth > 1 && have(threads - 1)) {
+            divide(row, worth < most ? worth : most, size);
+            lacking = atomic_exchange(&pool.lacking, false);
+        } else row->function(row->words, 0, row->jobs, scratch);
         if (row->doubt && *row->doubt) break;
     }
     if (several) {
         set(threads);
         pthread_mutex_unlock(&pool.use);
     }
-    return end - row;
+    return lacking ? NO_MEMORY : end - row;
 }
 
 #endif

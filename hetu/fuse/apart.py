@@ -125,7 +125,7 @@ def _updated(node: Node, scalars: Scalars) -> Parts | None:
         if n in rule.full:
             narrow = [i not in rule.full and i.dtype == WIDE for i in n.inputs]
             pairs = zip(n.inputs, inputs, narrow)
-            inputs = tuple(_shared(scalars, (i, given, dtype), _narrow, x, dtype) if s else x for i, x, s in pairs)
+            inputs = tuple(_shared(scalars, (i, given, dtype), narrowed, x, dtype) if s else x for i, x, s in pairs)
             known[n] = n.op.make(inputs, n.attrs)
         else:
             known[n] = _shared(scalars, (n, given), n.op.make, inputs, n.attrs) if inputs else n
@@ -138,7 +138,8 @@ def _shared(scalars: Scalars, key: tuple[Any, ...], make: Callable[..., Node], *
     return scalars[key]
 
 
-def _narrow(x: Node, dtype: np.dtype) -> Node:
+def narrowed(x: Node, dtype: np.dtype) -> Node:
+    """A scalar in another dtype; a constant is one then too."""
     value = x.attrs["value"].astype(dtype) if x.role is Role.CONSTANT else None
     return cast_to(x, dtype) if value is None else OPS["constant"](value=value)
 

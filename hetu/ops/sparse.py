@@ -17,7 +17,7 @@ from ..core.errors import ArgumentError, ShapeError
 from ..core.graph import Node
 from ..core.op import op
 from ..core.types import Size, TensorType, compatible, promote, require_float
-from .index import check_range, require_indices
+from .index import check_range, in_range, require_indices
 
 __all__ = ["sampled_matmul", "sparse_matmul"]
 
@@ -70,19 +70,25 @@ def _check_types(entries: Sequence[TensorType], dense: Sequence[TensorType]) -> 
             raise ShapeError(f"got {x}, wanted (nodes, features)", fix="reshape it to two axes")
 
 
-@sparse_matmul.check
-def sparse_matmul_check(xp: ModuleType, rows: Any, columns: Any, values: Any, x: Any, *, size: int) -> None:
-    if not _is_fixed(rows, columns):  # `bind` looks at those once, and forward where it has to run
-        _check_entries(xp, rows, columns, int(size), x.shape[0])
+def _ranges(rows: Any, columns: Any, size: int, nodes: int) -> list[tuple[Any, int, str]]:
+    return [(rows, size, "row"), (columns, nodes, "column")]
 
 
 def _check_entries(xp: ModuleType, rows: Any, columns: Any, size: int, nodes: int) -> None:
-    check_range(xp, rows, size, "row")
-    check_range(xp, columns, nodes, "column")
+    for ids, count, what in _ranges(rows, columns, size, nodes):
+        check_range(xp, ids, count, what)
 
 
 def _is_fixed(*arrays: Any) -> bool:
     return all(fixed_value(a) is not None for a in arrays)
+
+
+def _changing_ranges(rows: Any, columns: Any, values: Any, x: Any, *, size: int) -> list[tuple[Any, int, str]]:
+    """`bind` looks once at entries that are fixed, and forward where it has to run."""
+    return [] if _is_fixed(rows, columns) else _ranges(rows, columns, int(size), x.shape[0])
+
+
+in_range(sparse_matmul, _changing_ranges)
 
 
 @sparse_matmul.grad
@@ -119,7 +125,7 @@ def sampled_matmul_type(rows: TensorType, columns: TensorType, a: TensorType, b:
     return TensorType(rows.shape, promote(a.dtype, b.dtype))
 
 
-sampled_matmul.check(lambda xp, rows, columns, a, b: _check_entries(xp, rows, columns, a.shape[0], b.shape[0]))
+in_range(sampled_matmul, lambda rows, columns, a, b: _ranges(rows, columns, a.shape[0], b.shape[0]))
 
 
 @sampled_matmul.grad

@@ -32,8 +32,8 @@ class UpdateRule:
     """What an update operator is known by: nobody who handles updates asks for its name.
 
     `states` are the names of the state variables, behind that of the parameter; `timed` says whether the step is an
-    input, behind the rate. `cuda` names hand-written kernels of a GPU, for a rule that needs whole parameters. `rows`
-    is the operator that applies the rule to some rows of a table.
+    input, behind the rate. `cuda` names hand-written kernels of a GPU, for a rule that needs whole parameters. `dense`
+    is the operator that applies the rule to whole parameters, `rows` to some rows of a table.
     """
 
     name: str
@@ -41,6 +41,7 @@ class UpdateRule:
     states: tuple[str, ...]
     timed: bool
     cuda: str
+    dense: Op[..., Any] = field(init=False)
     rows: Op[..., Any] = field(init=False)
 
     def __repr__(self) -> str:
@@ -124,7 +125,7 @@ def update_rule(function: Callable[..., Any] | None = None, /, *, states: Sequen
         rule, _on_arrays(rule), parameters, function.__doc__,
         name=name, infer=partial(_type, rule), dims=partial(_dims, rule), scratch=True,
     )  # fmt: skip
-    made.update = rule
+    made.update, rule.dense = rule, made
     return made
 
 

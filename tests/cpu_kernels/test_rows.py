@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hetu.core.graph import OPS
-from hetu.cpu_kernels.c_calls import CCall
+from hetu.cpu_kernels.c_calls import CCall, c_call
 from hetu.cpu_kernels.compiled import compiler
 
 from .divided import job_by_job
@@ -35,7 +35,8 @@ def check(name, arrays, **attrs):
         return
     *others, call = calls
     assert isinstance(call, CCall)
-    for run in (call, lambda: job_by_job(call)):
+    plainly = c_call("rows.c", f"{call.function}_plainly", out.dtype, *call.words, jobs=call.jobs)
+    for run in (call, lambda: job_by_job(call), plainly):
         out.fill(77)
         for other in others:
             other()
@@ -53,6 +54,21 @@ def test_rows(shape, count, dtype, cut, kind, window):
     if window is None:
         check("scatter_add", [x, ids, numbers((*count, *shape[1:]), dtype, cut)])
         check("one_hot", [ids], depth=5, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        numbers((6, 21))[:, 4:16].reshape(6, 4, 3),
+        np.broadcast_to(numbers((6, 1, 3)), (6, 4, 3)),
+        numbers((4, 6, 3)).transpose(1, 0, 2),
+        numbers((6, 3, 4)).transpose(0, 2, 1),
+        numbers((2, 4, 3, 3)).transpose(2, 0, 1, 3),
+    ],
+    ids=["cut", "repeated", "turned", "inside out", "three axes"],
+)
+def test_rows_that_lie_apart(rows):
+    check("scatter_rows", [numbers((5, 3)), ids_of(rows.shape[:-1], None), rows], window=None)
 
 
 @pytest.mark.parametrize("window", WINDOWS, ids=str)

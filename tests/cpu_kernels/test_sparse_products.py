@@ -7,7 +7,7 @@ import pytest
 
 from hetu.core.graph import OPS
 from hetu.cpu_kernels import sparse
-from hetu.cpu_kernels.c_calls import CCall
+from hetu.cpu_kernels.c_calls import CCall, c_call
 from hetu.cpu_kernels.compiled import compiler
 
 from .divided import job_by_job
@@ -27,14 +27,23 @@ def check(name, arrays, **attrs):
     *others, call = OPS[name].bound(np, out, arrays, attrs)
     assert isinstance(call, CCall)
     made = []
-    for run in (call, lambda: job_by_job(call)):
+    for run in (lambda call: call(), job_by_job, plainly):
         out.fill(77)
         for other in others:
-            other()
-        run()
+            run(other)
+        run(call)
         made.append(out.copy())
         np.testing.assert_allclose(out, want, rtol=0, atol=2e-5 if out.dtype == np.float32 else 1e-13)
-    np.testing.assert_array_equal(*made)
+    np.testing.assert_array_equal(*made[:2])
+
+
+def plainly(call):
+    """By the loops that specify a call of `sparse.c`."""
+    name, dtype = (
+        f"{call.function}_plainly",
+        call.words[-2].dtype if isinstance(call.words[-2], np.ndarray) else "float32",
+    )
+    (c_call("sparse.c", name, dtype, *call.words, jobs=call.jobs) if name in call.text else call)()
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -1,12 +1,14 @@
-"""Sums around axes in C against NumPy's, job by job too."""
+"""Sums, greatest and least over any axes in C against NumPy's, job by job too."""
 
 from __future__ import annotations
+
+from functools import partial
 
 import numpy as np
 import pytest
 
 from hetu.core.graph import OPS
-from hetu.cpu_kernels.c_calls import CCall
+from hetu.cpu_kernels.c_calls import CCall, c_call
 from hetu.cpu_kernels.compiler import compiler
 
 from .divided import job_by_job
@@ -14,25 +16,49 @@ from .divided import job_by_job
 pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no C compiler")
 
 
+def runs_of(call):
+    """The call; if it is no group, which is one job, job by job too and the plain loops that specify it."""
+    if getattr(call, "function", "group") == "group":
+        return [call]
+    return [
+        call,
+        partial(job_by_job, call),
+        c_call("sums.c", f"{call.function}_plainly", call.words[0].dtype, *call.words),
+    ]
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("keepdims", [False, True])
 @pytest.mark.parametrize(
-    "shape, axis",
+    "shape, axis, lies",
     [
-        ((3, 5, 7), (0, 2)),
-        ((2, 3, 4, 70), (0, 3)),
-        ((2, 6, 9, 33), (0, 2, 3)),
-        ((4, 1, 5), (0, 2)),
-        ((0, 3, 2), (0, 2)),
+        ((3, 5, 7), (0, 2), (0, 1, 2)),
+        ((2, 3, 4, 70), (0, 3), (0, 1, 2, 3)),
+        ((2, 6, 9, 33), (0, 2, 3), (0, 1, 2, 3)),
+        ((4, 1, 5), (0, 2), (0, 1, 2)),
+        ((0, 3, 2), (0, 2), (0, 1, 2)),
+        ((2, 50, 129), (1,), (0, 1, 2)),
+        ((3, 2, 4, 5), (1, 2), (0, 1, 2, 3)),
+        ((4, 0, 3), (1,), (0, 1, 2)),
+        ((2, 6, 9, 33), (0, 2, 3), (0, 2, 3, 1)),
+        ((2, 6, 9, 5), (0, 2, 3), (2, 3, 0, 1)),
+        ((2, 6, 9), (1,), (1, 0, 2)),
+        ((2, 6, 9), (0,), (1, 0, 2)),
+        ((2, 6, 9, 3), (0, 2), (0, 1, 2, 3)),
+        ((2, 6, 9), (0,), (2, 1, 0)),
     ],
 )
-def test_sums(shape, axis, keepdims, dtype):
-    x = np.random.default_rng(0).standard_normal(shape).astype(dtype)
-    want = x.sum(axis=axis, keepdims=keepdims)
-    out = np.full_like(want, np.nan)
-    (call,) = OPS["sum"].bound(np, out, [x], {"axis": axis, "keepdims": keepdims})
-    assert isinstance(call, CCall)
-    for run in (call, lambda: job_by_job(call)):
+@pytest.mark.parametrize("name", ["sum", "max", "min"])
+def test_folds(name, shape, axis, lies, keepdims, dtype):
+    """The array lies with the axes `lies` in memory."""
+    x = np.random.default_rng(0).standard_normal([shape[a] for a in lies]).astype(dtype).transpose(np.argsort(lies))
+    want = OPS[name].forward(np, x, axis=axis, keepdims=keepdims)
+    out = np.full_like(want, np.nan, order="C")
+    *moves, call = OPS[name].bound(np, out, [x], {"axis": axis, "keepdims": keepdims})
+    assert all(isinstance(c, CCall) for c in (*moves, call)) or not x.size
+    for move in moves:
+        move()
+    for run in runs_of(call):
         out.fill(np.nan)
         run()
         np.testing.assert_allclose(out, want, rtol=1e-4 if dtype == "float32" else 1e-12, atol=1e-5)

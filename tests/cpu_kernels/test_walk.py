@@ -167,3 +167,13 @@ def test_a_block_has_addresses_integers_and_numbers():
     assert made is not None
     block = c_calls.CCall(made, "count", (array, 7, 0.5, np.float32(0.25)), 1, 1, 0).block()
     assert [*block[:2]] == [array.ctypes.data, 7] and [*block[2:].view(float)] == [0.5, 0.25]
+
+
+def test_scratch_that_no_memory_is_large_enough_for_is_said_and_the_next_walk_goes_on(threads):
+    small, done, _ = counting(7, 1)
+    large, never, _ = counting(7, 1)
+    large.scratch = 1 << 60
+    with pytest.raises(MemoryError, match="1,152,921,504,606,846,976 bytes for each thread to work in, for count"):
+        CTable([small, large])()
+    CTable([small])()
+    assert done.tolist() == [1] * 7 and not never.any()

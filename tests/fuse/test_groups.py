@@ -149,6 +149,7 @@ CASES = {
     "smooth": (lambda x: entropy(x, label_smoothing=0.1, ignore_index=2), 1),
     "mask": (lambda x: [x * (x > 0), ht.sum(x * 2, axis=0)], 1),
     "sums of rows and columns": (lambda x: [ht.sum(x * 2, axis=-1), ht.max(x * 2, axis=-1)], 1),
+    "a sum of all": (lambda x: [ht.sum(ht.square(x + ht.placeholder("b", x.shape[-1:], x.dtype)))], 1),
     "counts": (lambda x: [ht.astype(x > 0, "int64") * 3 + 1], 1),
     "batch norm": (norm(lambda x, s, b: OPS["batch_norm_train"](x, s, b, axis=x.ndim - 1)[0], "s", "b"), None),
 }

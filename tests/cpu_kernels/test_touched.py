@@ -1,0 +1,90 @@
+"""Updates of some rows as updates of copies of them: any rule, all rows or a rank's, ids that occur often, or none."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import hetu as ht
+from hetu.core.backend import Scratch
+from hetu.core.graph import topological
+from hetu.cpu_kernels.c_calls import CCall, CTable, c_call
+from hetu.cpu_kernels.compiler import compiler
+from hetu.cpu_kernels.touched import put_rows, put_rows_bind, touched_rows, touched_rows_bind, update_touched
+
+from ..samples.update import ON_ELEMENTS, RULES
+from .divided import job_by_job
+
+needs_compiler = pytest.mark.skipif(compiler() is None, reason="there is no C compiler")
+WINDOWS = [None, ((3, 10, 20),)]  # all of 7 rows, or this rank has 3 to 9 of 20
+IDS = {"often": (4, 6), "none": (0,), "one": (1,)}
+
+
+def ids_of(case, window):
+    return np.random.default_rng(2).integers(0, 7 if window is None else 20, IDS[case])
+
+
+@pytest.mark.parametrize("case", IDS)
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+@pytest.mark.parametrize("name", ON_ELEMENTS)
+@pytest.mark.parametrize("width", [(), (3,), (2, 5)])
+def test_rules_on_rows(name, window, case, width):
+    rng, ids = np.random.default_rng(0), ids_of(case, window)
+    rule = RULES[name].op.update
+    arrays = [rng.random((7, *width)).astype("float32") for _ in range(rule.tables)]
+    arrays += [ids, rng.standard_normal((*ids.shape, *width)).astype("float32"), np.array(0.1), np.array(3.0)]
+    arrays = arrays[: rule.tables + 3 + rule.timed]
+    wanted = rule.rows.forward(np, *arrays, window=window, **RULES[name].op.defaults)
+    wanted = wanted if isinstance(wanted, tuple) else (wanted,)
+    inputs = [ht.placeholder(f"x{k}", a.shape, a.dtype) for k, a in enumerate(arrays)]
+    made = rule.rows.make(tuple(inputs), {**RULES[name].op.defaults, "window": window})
+    outputs = [ht.core.graph.OPS["item"](made, index=k) for k in range(rule.tables)] if rule.states else [made]
+    found = [node.op for node in topological(update_touched(outputs))]
+    assert rule.rows not in found and ("put_rows" in {op.name for op in found}) == (name != "sgd")
+    executor = ht.Executor({"step": outputs})
+    feed = dict(zip(inputs, arrays))
+    for got, want in zip(executor.run("step", feed), wanted, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+    if compiler() is not None:
+        assert all(isinstance(call, CTable) for call in executor.program("step", feed).calls)
+
+
+@pytest.mark.parametrize("case", IDS)
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+def test_what_is_touched(case, window):
+    table, ids = np.zeros((7, 2), "float32"), ids_of(case, window)
+    made = [touched_rows.forward(np, table, ids, window=window)]
+    if compiler() is not None:
+        for way in ("touched_rows", "touched_rows_plainly"):
+            out = np.full(ids.size, 77), np.full(ids.shape, 77)
+            *_, call = touched_rows_bind(np, out, table, ids, window=window, scratch=Scratch())
+            c_call("rows.c", way, "float32", *call.words)()
+            made.append(out)
+    low = 0 if window is None else 3
+    here = (ids >= low) & (ids < low + 7)
+    for places, slots in made:
+        count = len(np.unique(ids[here]))
+        assert sorted(places[:count]) == np.unique(ids[here] - low).tolist() and (places[count:] == 7).all()
+        assert (places[slots[here]] == ids[here] - low).all() and (slots[~here] == ids.size).all()
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("width", [(), (0,), (3, 5)])
+def test_rows_go_back(width, dtype):
+    table, rows = (np.random.default_rng(0).random((n, *width)).astype(dtype) for n in (7, 4))
+    places = np.array([5, 0, 7, 7])
+    want = put_rows.forward(np, table, places, rows)
+    for over in (False, True):
+        given = table.copy()
+        out = given.reshape(table.shape) if over else np.full_like(table, np.nan)
+        calls = put_rows_bind(np, out, given, places, rows)
+        assert len(calls) == (2 - over if out.size else 0) and all(isinstance(call, CCall) for call in calls)
+        for call in calls:
+            job_by_job(call)
+        np.testing.assert_array_equal(out, want)
+        if calls:
+            out.fill(7)
+            c_call("rows.c", "put_rows_plainly", dtype, *calls[-1].words, jobs=4)()
+            np.testing.assert_array_equal(out[[5, 0]], rows[:2])
+            assert (out[[1, 2, 3, 4, 6]] == 7).all()
