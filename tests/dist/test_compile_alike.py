@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from hetu.core.kernels import kernels
-
 ROOT = Path(__file__).parents[2]
 DEADLINE = 100  # seconds
 SCRIPT = """
