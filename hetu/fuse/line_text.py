@@ -1,0 +1,110 @@
+"""One line of a group as a statement, `const float v3 = v1 * v2;`, which is the same text in C and in CUDA.
+
+A line computes in one dtype, in which its operands meet; 16-bit floats are stored, not computed with. Numbers among the
+operands are arguments of the function, so that another number needs no other text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..core.op import Op
+from ..core.types import as_dtype, promote
+from .form import FOLDS, MOVES, Attrs, Form, Known, Operand, expression_of
+
+_NAME = re.compile(r"\b[A-Za-z_]\w*\b")
+
+
+class LineWriter:
+    """Writes the lines of a form; `types` are the names of types in a language, by dtype.
+
+    Value number n is called `v<n>`. `numbers` are the arguments `c0`, `c1`, ..., each a dtype and a value.
+    """
+
+    def __init__(self, form: Form, types: Mapping[str, str]) -> None:
+        self.form, self.types = form, types
+        self.values: list[Known] = form.values()
+        self.count = len(form.types)
+        self.lines = range(self.count, len(self.values))
+        self.slot = {r: k for k, r in enumerate(form.results)}
+        self.numbers: list[tuple[str, float]] = []
+        self._statements: dict[tuple[int, str], str] = {}
+
+    def type(self, n: int) -> str:
+        return self.types[self.values[n].type.dtype.name]
+
+    def operands(self, n: int) -> list[int]:
+        """The values that a line reads."""
+        return [o for o in self.form.lines[n - self.count].operands if isinstance(o, int)]
+
+    def source(self, n: int) -> Known:
+        """What a fold folds."""
+        return self.values[self.operands(n)[0]]
+
+    def fold(self, n: int) -> tuple[str, str]:
+        """How the line combines two numbers, and what it begins with."""
+        return FOLDS[self.form.lines[n - self.count].op]
+
+    def combined(self, n: int, a: str, b: str) -> str:
+        return _NAME.sub(lambda m: {"a": a, "b": b}.get(m[0], m[0]), self.fold(n)[0])
+
+    def statement(self, n: int, column: str) -> str:
+        """A line that is no fold; `column` is what the number of its column is called."""
+        if (n, column) not in self._statements:
+            op, operands, attrs = self.form.lines[n - self.count]
+            result = self.values[n].type.dtype
+            known = [self._operand(o) for o in operands]
+            words = {"column": column}
+            text = known[0][0] if op in MOVES else expression(op, known, attrs, result, self.types, words)
+            comment = "" if op in MOVES else f"  // {op.name}"
+            self._statements[n, column] = f"const {self.types[result.name]} v{n} = {text};{comment}"
+        return self._statements[n, column]
+
+    def _operand(self, o: Operand) -> tuple[str, np.dtype]:
+        if isinstance(o, int):
+            return f"v{o}", self.values[o].type.dtype
+        self.numbers.append(o)
+        return f"c{len(self.numbers) - 1}", as_dtype(o[0])
+
+
+def expression(
+    op: Op[..., Any],
+    operands: Sequence[tuple[str, np.dtype]],
+    attrs: Attrs,
+    result: np.dtype,
+    types: Mapping[str, str],
+    words: Mapping[str, str],
+) -> str:
+    """What an operator computes of operands, each a name and a dtype; `words` stand for other names in its code."""
+    text = (expression_of(op) or "").removeprefix("y = ")
+    named = {name: o for name, o in zip(op.inputs, operands) if name in _NAME.findall(text)}
+    meet = computed(promote(*(dtype for _, dtype in named.values())) if result == np.bool_ else result)
+
+    def met(name: str, dtype: np.dtype) -> str:
+        return name if dtype.name in (meet, "bool") else f"(({types[meet]}){name})"
+
+    known = {name: met(*o) for name, o in named.items()} | {"T": types[meet], **words}
+    known |= {k: literal(v, meet, types) for k, v in attrs if isinstance(v, bool | int | float)}
+    text = _NAME.sub(lambda m: known.get(m[0], m[0]), text)
+    return f"({text}) != 0" if result == np.bool_ and meet != "bool" else text
+
+
+def computed(dtype: np.dtype) -> str:
+    """The name of the dtype in which numbers of a dtype are computed."""
+    return "float32" if dtype.name in ("float16", "bfloat16") else dtype.name
+
+
+def literal(value: float, dtype: str, types: Mapping[str, str]) -> str:
+    """A number as C writes it; one that integers of the dtype do not have is the nearest that they have."""
+    if "float" not in dtype:
+        limits = np.iinfo(np.uint8 if dtype == "bool" else dtype)
+        whole = min(max(int(value), int(limits.min)), int(limits.max))
+        return f"(({types[dtype]}){whole}{'U' if whole >= 1 << 63 else ''})"
+    if value != value or value in (float("inf"), float("-inf")):
+        return "NAN" if value != value else "INFINITY" if value > 0 else "(-INFINITY)"
+    text = f"{float(value)!r}{'f' if dtype == 'float32' else ''}"
+    return f"({text})" if value < 0 else text
