@@ -20,19 +20,20 @@ from ..core.kernels import Call
 from ..core.op import Op
 from ..core.types import TensorType
 from ..fuse.form import FOLDS, Form, Line, fused, overwritten
-from ..fuse.group import DTYPES, fuse, rows_of_fold
+from ..fuse.group import Limits, fuse, rows_of_fold
 from .c_calls import CCall, compiles
 from .compiled import source
-from .group_text import STRIP, GroupLayout, text_of
+from .group_text import CTYPES, STRIP, GroupLayout, text_of
 from .recipes import kernel
 
 NEVER = 1 << 30  # the line behind all
 WORTH = 100_000  # numbers times lines that are worth another thread
+LIMITS = Limits(frozenset(CTYPES))
 
 
 def fuse_groups(outputs: Sequence[Node]) -> tuple[Node, ...]:
     """Groups become one operator each."""
-    return fuse(outputs, _operator)
+    return fuse(outputs, LIMITS, _operator)
 
 
 def _operator(form: Form) -> Op[..., Any]:
@@ -59,12 +60,12 @@ def bound(xp: Any, out: Any, *arrays: Any, form: Form, scratch: Scratch) -> list
 
 def single(op: Op[..., Any], out: Any, arrays: Sequence[Any], attrs: Mapping[str, Any]) -> list[Call] | None:
     """Calls of an operator that is one line; None where it cannot be compiled."""
-    if isinstance(out, tuple) or any(a.dtype.name not in DTYPES for a in (out, *arrays)):
+    if isinstance(out, tuple) or any(a.dtype.name not in CTYPES for a in (out, *arrays)):
         return None
     types = tuple(TensorType(a.shape, a.dtype) for a in arrays)
     space, rows = out.shape, (0, False) if op.code is not None else None
     if op in FOLDS:
-        space, rows = arrays[0].shape, rows_of_fold(types[0], **attrs)
+        space, rows = arrays[0].shape, rows_of_fold(types[0], LIMITS.folded, **attrs)
     if rows is None:
         return None
     line = Line(op, tuple(range(len(arrays))), tuple(attrs.items()))

@@ -34,13 +34,20 @@ Parts = tuple[Node, ...]
 Scalars = dict[tuple[Any, ...], Node]  # what rules compute from their scalars alone, which parameters share
 
 
-def taken_apart(outputs: Sequence[Node], fits: Callable[[Node], bool]) -> tuple[tuple[Node, ...], Checks]:
-    """The graph with operators taken apart where all parts are such that `fits`; and the checks of those, by part."""
+def taken_apart(
+    outputs: Sequence[Node], fits: Callable[[Node], bool], whole: Callable[[Op[..., Any]], bool]
+) -> tuple[tuple[Node, ...], Checks]:
+    """The graph with operators taken apart where all parts are such that `fits`; and the checks of those, by part.
+
+    Operators that are better `whole` stay so.
+    """
     checks: dict[Node, list[Looked]] = {}
     scalars: Scalars = {}
 
     @cache
     def parts_of(node: Node) -> Parts | None:
+        if whole(node.op):
+            return None
         looked = looked_at(node)
         parts = None if looked is None and node.op.check_rule is not None else _parts(node, fits, scalars)
         if looked is not None and parts is not None:

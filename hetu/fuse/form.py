@@ -26,7 +26,15 @@ Operand = int | Number  # a value by number, or a number
 Attrs = tuple[tuple[str, Any], ...]
 
 # How a reduction combines two numbers, and what it begins with, in C and in CUDA.
-FOLDS = {OPS["sum"]: ("a + b", "0"), OPS["max"]: ("fmax(a, b)", "-INFINITY"), OPS["min"]: ("fmin(a, b)", "INFINITY")}
+FOLDS = {
+    OPS["sum"]: ("a + b", "0"),
+    OPS["prod"]: ("a * b", "1"),
+    OPS["max"]: ("fmax(a, b)", "-INFINITY"),
+    OPS["min"]: ("fmin(a, b)", "INFINITY"),
+    OPS["all"]: ("a && b", "1"),
+    OPS["any"]: ("a || b", "0"),
+}
+DROPOUT = OPS["dropout"]  # its second operand is the state of the random numbers, an array that has no places
 MOVES = {OPS["reshape"], OPS["expand_dims"]}  # of one number per row: the same numbers
 
 
@@ -46,8 +54,12 @@ def own_column(xp: Any, places: Any, x: Any) -> Any:
 
 
 def expression_of(made: Op[..., Any]) -> str | None:
-    """What computes a line at one place, in C and in CUDA; `column` is the number of the place in its row."""
-    return "y = column == places" if made is own_column else made.code
+    """What computes a line at one place, in C and in CUDA.
+
+    `column` is the number of the place in its row; `kept`, whether a draw of random numbers keeps the place.
+    """
+    own = {own_column: "y = column == places", DROPOUT: "y = kept ? x * scale : (T)0"}
+    return own.get(made, made.code)
 
 
 class Line(NamedTuple):
@@ -76,7 +88,7 @@ class Known:
     inner: bool  # differs from column to column
     rows: bool  # differs from row to row
     phase: int
-    fold: str  # "", "columns", "rows" or "all": what the line folds
+    fold: str  # "", "columns", "rows", "all" or "some", which is the columns and some axes of the rows: what is folded
 
 
 @dataclass(frozen=True)
@@ -100,6 +112,10 @@ class Form:
 
     def values(self) -> list[Known]:
         return _values(self)
+
+    def states(self) -> set[int]:
+        """The arrays that are states of random numbers."""
+        return {o for line in self.lines if line.op is DROPOUT for o in line.operands[1:] if isinstance(o, int)}
 
     def types_of_results(self) -> tuple[TensorType, ...]:
         values = self.values()
@@ -134,16 +150,18 @@ def inferred(types: Sequence[TensorType], lines: Sequence[Line]) -> list[TensorT
 def _values(form: Form) -> list[Known]:
     found: list[Known] = []
     inner_space = any(n > 1 for n in form.space[form.split :])
+    states = form.states()
     for number, type_ in enumerate(inferred(form.types, form.lines)):
-        shape, phase, fold = form.aligned(number, type_.shape, 1), 0, ""
+        shape, phase, fold = form.aligned(number, () if number in states else type_.shape, 1), 0, ""
         if number >= len(form.types):
             made, operands, attrs = form.lines[number - len(form.types)]
             read = [found[o] for o in operands if isinstance(o, int)]
             phase = max((v.phase + (v.fold == "columns") for v in read), default=0)
             if made in FOLDS:
                 axes = dict(attrs)["axis"]
-                columns, rows = (any(wanted == (a >= form.split) for a in axes) for wanted in (True, False))
-                fold = "all" if columns and rows else "columns" if columns else "rows"
+                columns, rows = (sum(wanted == (a >= form.split) for a in axes) for wanted in (True, False))
+                both = "all" if rows == form.split else "some"
+                fold = both if columns and rows else "columns" if columns else "rows"
         inner = inner_space and any(n > 1 for n in shape[form.split :])
         found.append(Known(type_, shape, inner, any(n > 1 for n in shape[: form.split]), phase, fold))
     return found

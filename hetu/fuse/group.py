@@ -8,7 +8,7 @@ path. Operators that can be written in such terms are taken apart first, see `ap
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from graphlib import TopologicalSorter
 from math import prod
@@ -16,20 +16,37 @@ from typing import Any
 
 from ..core.graph import OPS, Node, origin_of, readers_of, remade, topological
 from ..core.memory import in_line
-from ..core.op import Role
+from ..core.op import Op, Role
 from ..core.types import Shape, TensorType
 from .apart import Checks, Looked, looked_at, taken_apart
-from .form import FOLDS, MOVES, Form, Line, Make, Number, Operand, PartCheck, expression_of, own_column
+from .form import DROPOUT, FOLDS, MOVES, Form, Line, Make, Number, Operand, PartCheck, expression_of, own_column
 
-MOST_LINES, MOST_ARRAYS = 48, 20
 NEAR = 32  # nodes: a large result is not made much earlier than it is read, as it takes memory until then
-DTYPES = ("float32", "float64", "bool", "int32", "int64")
 
 
-def fuse(outputs: Sequence[Node], make: Make) -> tuple[Node, ...]:
+@dataclass(frozen=True)
+class Limits:
+    """What a device can do in one group."""
+
+    dtypes: frozenset[str]
+    folded: str = "f"  # kinds of dtypes that it folds
+    draws: bool = False
+    across: bool = True  # folds over rows and over columns in one group, and folds of one number per row
+    some: bool = False  # folds over the columns and some axes of the rows
+    lines: int = 48
+    arrays: int = 20
+    results: int = 48
+    small: int = 0  # numbers: up to so many take less time than a launch, which neighbors then share
+    whole: Callable[[Op[..., Any]], bool] = lambda op: False  # what has a better way of its own is not taken apart
+    folds: Callable[[int, int], bool] = lambda rows, columns: True  # whether a fold of such a space is worth it
+    waits: Callable[[int, int], bool] = lambda rows, columns: True  # whether a row can wait for its own fold
+
+
+def fuse(outputs: Sequence[Node], limits: Limits, make: Make) -> tuple[Node, ...]:
     """The graph with its groups as one operator each, which `make` gives for a form."""
-    apart, checks = taken_apart(outputs, lambda node: unit_of(node) is not None)
-    units = _Units(apart, checks)
+    rules = _Rules(limits)
+    apart, checks = taken_apart(outputs, lambda node: rules.unit_of(node) is not None, limits.whole)
+    units = _Units(apart, checks, rules)
     units.merge()
     return units.rebuilt(make)
 
@@ -49,35 +66,86 @@ class Unit:
     outside: frozenset[Node] = frozenset()
 
 
-def unit_of(node: Node) -> Unit | None:
-    """A group of one node, or None for what cannot be in groups."""
-    tuples = any(isinstance(x.type, tuple) for x in (node, *node.inputs))
-    if tuples or not node.inputs or node.attrs.get("window") is not None:
+class _Rules:
+    """What can be in one group of a device."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+
+    def unit_of(self, node: Node) -> Unit | None:
+        """A group of one node, or None for what cannot be in groups."""
+        arrays = node.inputs[:1] if node.op is DROPOUT else node.inputs
+        if not arrays or any(isinstance(x.type, tuple) for x in (node, *arrays)):
+            return None
+        if node.attrs.get("window") is not None or any(x.dtype.name not in self.limits.dtypes for x in (node, *arrays)):
+            return None
+        if node.op in FOLDS:
+            return self._fold(node)
+        if node.op in MOVES:
+            return _move(node)
+        if node.op is DROPOUT and (not self.limits.draws or not node.ndim or node.attrs["channels"]):
+            return None
+        looked = looked_at(node)
+        unchecked = node.op.check_rule is None or (looked is not None and not looked.arrays)
+        split = node.ndim - 1 if node.op is own_column else None
+        return Unit({node: False}, node.shape, split) if expression_of(node.op) and unchecked else None
+
+    def _fold(self, node: Node) -> Unit | None:
+        x = node.inputs[0].tensor
+        rows = rows_of_fold(x, self.limits.folded, self.limits.some, **node.attrs)
+        if rows is None or not self.limits.folds(prod(x.shape[: rows[0]]), prod(x.shape[rows[0] :])):
+            return None
+        return Unit({node: rows[1]}, x.shape, rows[0])
+
+    def joined(self, a: Unit, b: Unit) -> Unit | None:
+        """One unit for both, or None where their spaces differ or it would be too much."""
+        if a.space == b.space:
+            if None not in (a.split, b.split) and a.split != b.split:
+                return None
+            split = a.split if a.split is not None else b.split
+            return self._checked(replace(a, members=a.members | b.members, split=split, outside=a.outside | b.outside))
+        for whole, part in ((a, b), (b, a)):
+            rows = _rows_of(whole, part)
+            if rows is not None:
+                members = whole.members | {n: f or rows[1] for n, f in part.members.items()}
+                return self._checked(Unit(members, whole.space, rows[0], a.outside | b.outside))
         return None
-    if any(x.dtype.name not in DTYPES for x in (node, *node.inputs)):
+
+    def _checked(self, unit: Unit) -> Unit | None:
+        """The unit, unless it has too much in it, or reads what is known only at the end."""
+        if len(unit.members) > self.limits.lines or not unit.outside.isdisjoint(unit.members):
+            return None
+        if not self.limits.across and not _one_way(unit):
+            return None
+        for node, flat in unit.members.items():
+            if node.op is DROPOUT and node.shape != unit.space:
+                return None
+            for i in node.inputs:
+                if i in unit.members and not self._readable(unit, node, flat, i):
+                    return None
+        return unit
+
+    def _readable(self, unit: Unit, node: Node, flat: bool, i: Node) -> bool:
+        if i.op in FOLDS:
+            rows, columns = prod(unit.space[: unit.split]), prod(unit.space[unit.split or 0 :])
+            if not _over_columns(unit, i) or not self.limits.waits(rows, columns):
+                return False
+        wanted = not flat if node.op in MOVES else flat and node.op not in FOLDS
+        return unit.members[i] == wanted or not i.ndim
+
+
+def rows_of_fold(
+    x: TensorType, kinds: str, some: bool = False, *, axis: tuple[int, ...], keepdims: bool, **_: Any
+) -> tuple[int, bool] | None:
+    """(axes of rows, whether the result has these only) of a fold of the last axes, or of the first; else None.
+
+    `kinds` are those of dtypes that may be folded. With `some`, axes of rows may be folded with the last axes.
+    """
+    if x.dtype.kind not in kinds or 0 in x.shape or not axis:
         return None
-    if node.op in FOLDS:
-        return _fold(node)
-    if node.op in MOVES:
-        return _move(node)
-    looked = looked_at(node)
-    unchecked = node.op.check_rule is None or (looked is not None and not looked.arrays)
-    split = node.ndim - 1 if node.op is own_column else None
-    return Unit({node: False}, node.shape, split) if expression_of(node.op) and unchecked else None
-
-
-def _fold(node: Node) -> Unit | None:
-    rows = rows_of_fold(node.inputs[0].tensor, **node.attrs)
-    return None if rows is None else Unit({node: rows[1]}, node.inputs[0].shape, rows[0])
-
-
-def rows_of_fold(x: TensorType, *, axis: tuple[int, ...], keepdims: bool, **_: Any) -> tuple[int, bool] | None:
-    """(axes of rows, whether the result has these only) of a fold of the last axes, or of the first; else None."""
-    if x.dtype.kind != "f" or 0 in x.shape or not axis:
-        return None
-    split = x.ndim - len(axis)
-    if axis == tuple(range(split, x.ndim)):
-        return split, not keepdims and split > 0
+    split = next(a for a in range(x.ndim, -1, -1) if a - 1 not in axis)
+    if split < x.ndim and (some or len(axis) == x.ndim - split):
+        return split, not keepdims and split > 0 and len(axis) == x.ndim - split
     return (len(axis), False) if axis == tuple(range(len(axis))) and not keepdims else None
 
 
@@ -90,21 +158,6 @@ def _move(node: Node) -> Unit | None:
         return Unit({node: False}, own, len(x))
     if 0 < len(own) < len(x) and x[: len(own)] == own and all(n == 1 for n in x[len(own) :]):
         return Unit({node: True}, x, len(own))
-    return None
-
-
-def _joined(a: Unit, b: Unit) -> Unit | None:
-    """One unit for both, or None where their spaces differ."""
-    if a.space == b.space:
-        if None not in (a.split, b.split) and a.split != b.split:
-            return None
-        split = a.split if a.split is not None else b.split
-        return _checked(replace(a, members=a.members | b.members, split=split, outside=a.outside | b.outside))
-    for whole, part in ((a, b), (b, a)):
-        rows = _rows_of(whole, part)
-        if rows is not None:
-            members = whole.members | {n: f or rows[1] for n, f in part.members.items()}
-            return _checked(Unit(members, whole.space, rows[0], a.outside | b.outside))
     return None
 
 
@@ -124,22 +177,11 @@ def _rows_of(whole: Unit, part: Unit) -> tuple[int, bool] | None:
     return (split, True) if linked and part.split in (None, split) and not any(part.members.values()) else None
 
 
-def _checked(unit: Unit) -> Unit | None:
-    """The unit, unless it has too much in it, or reads what is known only at the end."""
-    if len(unit.members) > MOST_LINES or not unit.outside.isdisjoint(unit.members):
-        return None
-    for node, flat in unit.members.items():
-        for i in node.inputs:
-            if i in unit.members and not _readable(unit, node, flat, i):
-                return None
-    return unit
-
-
-def _readable(unit: Unit, node: Node, flat: bool, i: Node) -> bool:
-    if i.op in FOLDS and not _over_columns(unit, i):
-        return False
-    wanted = not flat if node.op in MOVES else flat and node.op not in FOLDS
-    return unit.members[i] == wanted or not i.ndim
+def _one_way(unit: Unit) -> bool:
+    """Whether all folds are of whole rows, or all of whole columns."""
+    folds = [n for n in unit.members if n.op in FOLDS]
+    last = {len(unit.space) - 1 in n.attrs["axis"] for n in folds}
+    return len(last) < 2 and all(n.inputs[0].shape == unit.space for n in folds)
 
 
 def _over_columns(unit: Unit, fold: Node) -> bool:
@@ -152,7 +194,7 @@ def _over_columns(unit: Unit, fold: Node) -> bool:
 
 def number_of(node: Node) -> Number | None:
     """(dtype, value) of a constant of one number."""
-    if node.role is not Role.CONSTANT or node.ndim or node.dtype.name not in DTYPES:
+    if node.role is not Role.CONSTANT or node.ndim or node.dtype.kind not in "bif":
         return None
     return node.dtype.name, node.attrs["value"].item()
 
@@ -177,7 +219,8 @@ class _Units:
     What comes before and behind a unit are sets of such numbers, kept as the bits of integers.
     """
 
-    def __init__(self, outputs: Sequence[Node], checks: Checks) -> None:
+    def __init__(self, outputs: Sequence[Node], checks: Checks, rules: _Rules) -> None:
+        self.rules, self.limits = rules, rules.limits
         self.outputs, self.checks, self.earlier = outputs, checks, _in_line(outputs, checks)
         self.nodes = [*self.earlier]
         self.kept = set(outputs)
@@ -185,7 +228,7 @@ class _Units:
         self.readers = {node: [r for r in found if r is not None] for node, found in readers_of(self.nodes).items()}
         self.groups: dict[int, Unit] = {}
         for k, node in enumerate(self.nodes):
-            if (unit := unit_of(node)) is not None:
+            if (unit := rules.unit_of(node)) is not None:
                 looked_at = frozenset(x for check in checks.get(node, ()) for x in check.arrays)
                 self.groups[k] = replace(unit, outside=looked_at)
         self.unit = dict(self.at)
@@ -217,7 +260,7 @@ class _Units:
                 (reader,) = readers
                 if reader in self.groups:
                     self._merged(reader, self.unit[node])
-        for neighbors in (self._across_edges, self._beside_inputs):
+        for neighbors in (self._across_edges, self._beside_inputs, self._small_ones):
             for unit in sorted(self.groups):
                 while unit in self.groups:
                     others = dict.fromkeys(self.unit[n] for n in neighbors(unit))
@@ -235,15 +278,25 @@ class _Units:
             if i.shape == group.space:
                 yield from self.readers[i]
 
+    def _small_ones(self, unit: int) -> Iterator[Node]:
+        """What lies near, where a launch takes longer than the work."""
+        if prod(self.groups[unit].space) <= self.limits.small:
+            yield from self.nodes[max(0, unit - NEAR) : unit + NEAR]
+
     def _outside(self, members: dict[Node, bool]) -> list[Node]:
         read = dict.fromkeys(i for n in members for i in n.inputs)
         return [i for i in read if i not in members and number_of(i) is None]
 
+    def _results(self, members: dict[Node, bool]) -> list[Node]:
+        return [n for n in members if n in self.kept or not members.keys() >= {*self.readers[n]}]
+
     def _merged(self, a: int, b: int) -> bool:
         if a == b or self.nodes[a].tags.get("event") != self.nodes[b].tags.get("event"):
             return False
-        joined = None if self._between(a, b) else _joined(self.groups[a], self.groups[b])
-        if joined is None or len(self._outside(joined.members)) > MOST_ARRAYS:
+        joined = None if self._between(a, b) else self.rules.joined(self.groups[a], self.groups[b])
+        if joined is None or len(self._outside(joined.members)) > self.limits.arrays:
+            return False
+        if len(self._results(joined.members)) > self.limits.results:
             return False
         self.groups[a] = joined
         self.unit.update(dict.fromkeys(self.groups.pop(b).members, a))
@@ -294,7 +347,7 @@ class _Units:
 
     def _fused(self, group: Unit, new: dict[Node, Node], make: Make) -> Iterator[tuple[Node, Node]]:
         lines = sorted(group.members, key=self.at.__getitem__)
-        results = [n for n in lines if n in self.kept or not group.members.keys() >= {*self.readers[n]}]
+        results = self._results(dict.fromkeys(lines, False))
         form, arrays = _form_of(group, lines, results, [c for n in lines for c in self.checks.get(n, ())])
         with origin_of(results[-1]):
             inputs = tuple(new.get(i, i) for i in arrays)  # what only a check looks at is nowhere else in the graph
