@@ -39,7 +39,7 @@ PATTERNS = {
     "channels_last": "convolutions", "conv_pool": "convolution, bias, relu, pool",
     "find_attention": "products around a softmax",
     "tape": "sums and differences",
-    "fuse_elementwise": "what ends or enters a group", "group_casts": "casts", "group_checks": "all, isfinite",
+    "group_casts": "casts", "group_checks": "all, isfinite",
     "group_updates": "updates", "mixed_precision": "casts, transposes, first gradients",
     "fuse_norm_relu": "norm and relu",
     "composition": "p - lr g",

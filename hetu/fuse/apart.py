@@ -155,7 +155,7 @@ def _narrow(x: Node, dtype: np.dtype) -> Node:
 
 def _rewritten(node: Node, inputs: Parts) -> Node | None:
     """Operators that are more than one line but have no parts of their own."""
-    made = _REWRITTEN.get(node.op)
+    made = REWRITTEN.get(node.op)
     return None if made is None else made(node, *inputs)
 
 
@@ -163,7 +163,8 @@ def _sum_to_like(node: Node, x: Node, like: Node) -> Node | None:
     before: Any = x.shape
     after: Any = node.shape
     axes = broadcast_axes(before, after)
-    return OPS["reshape"](OPS["sum"](x, axis=axes), node.shape) if axes else x
+    made = OPS["reshape"](OPS["sum"](x, axis=axes), node.shape) if axes else x
+    return made if made.type == node.type else None
 
 
 def _take(node: Node, x: Node, places: Node) -> Node | None:
@@ -189,7 +190,7 @@ def _number(value: float, x: Node) -> Node:
     return OPS["constant"](value=np.asarray(value, x.dtype))
 
 
-_REWRITTEN: dict[Op[..., Any], Callable[..., Node | None]] = {
+REWRITTEN: dict[Op[..., Any], Callable[..., Node | None]] = {
     OPS["stop_gradient"]: lambda node, x: x,
     OPS["linear"]: lambda node, x, w, b: OPS["add"](OPS["matmul"](x, w), b),
     OPS["sum_to_like"]: _sum_to_like,

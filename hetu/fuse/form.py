@@ -20,6 +20,7 @@ from ..core.errors import HetuError, Site
 from ..core.graph import OPS
 from ..core.op import Op, op
 from ..core.types import TensorType
+from ..ops.random import _scale
 
 Number = tuple[str, float]  # a dtype and a value
 Operand = int | Number  # a value by number, or a number
@@ -60,6 +61,12 @@ def expression_of(made: Op[..., Any]) -> str | None:
     """
     own = {own_column: "y = column == places", DROPOUT: "y = kept ? x * scale : (T)0"}
     return own.get(made, made.code)
+
+
+def numbers_of(line: Line) -> Attrs:
+    """The attributes that its expression may name."""
+    drawn = (("scale", _scale(dict(line.attrs)["rate"])),) if line.op is DROPOUT else ()
+    return (*((k, v) for k, v in line.attrs if isinstance(v, bool | int | float)), *drawn)
 
 
 class Line(NamedTuple):
@@ -217,7 +224,10 @@ def _looked_at(arrays: Sequence[Any], form: Form, operands: Sequence[Any]) -> li
 
 
 def overwritten(form: Form) -> dict[int, tuple[int, ...]]:
-    """Which arrays each result may overwrite: full ones, of its type, that no later loop reads."""
+    """Which arrays each result may overwrite: full ones, of its type, that no later loop reads.
+
+    The last comes first: what joins late was often made early, and its place lies among others that stay.
+    """
     values, count = form.values(), len(form.types)
     last = [0] * count
     for line, value in zip(form.lines, values[count:]):
@@ -225,7 +235,9 @@ def overwritten(form: Form) -> dict[int, tuple[int, ...]]:
             if isinstance(o, int) and o < count:
                 last[o] = max(last[o], value.phase)
     return {
-        slot: tuple(k for k in range(count) if last[k] <= values[r].phase and values[k].type == values[r].type)
+        slot: tuple(
+            k for k in reversed(range(count)) if last[k] <= values[r].phase and values[k].type == values[r].type
+        )
         for slot, r in enumerate(form.results)
         if not values[r].fold and values[r].shape == form.space
     }

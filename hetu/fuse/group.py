@@ -106,7 +106,8 @@ class _Rules:
             return self._checked(replace(a, members=a.members | b.members, split=split, outside=a.outside | b.outside))
         for whole, part in ((a, b), (b, a)):
             rows = _rows_of(whole, part)
-            if rows is not None:
+            alike = rows is not None and prod(whole.space) == prod(part.space) <= self.limits.small
+            if rows is not None and (not rows[1] or alike or _linked(whole, part)):
                 members = whole.members | {n: f or rows[1] for n, f in part.members.items()}
                 return self._checked(Unit(members, whole.space, rows[0], a.outside | b.outside))
         return None
@@ -171,10 +172,14 @@ def _rows_of(whole: Unit, part: Unit) -> tuple[int, bool] | None:
     split = len(own)
     if split > len(space) or own != space[:split] or whole.split not in (None, split):
         return None
-    linked = any(i in part.members for m in whole.members if m.op in MOVES for i in m.inputs) or any(
+    return (split, True) if part.split in (None, split) and not any(part.members.values()) else None
+
+
+def _linked(whole: Unit, part: Unit) -> bool:
+    """Whether a number per row goes from one to the other: else equal sizes may be by chance."""
+    return any(i in part.members for m in whole.members if m.op in MOVES for i in m.inputs) or any(
         i in whole.members and (whole.members[i] or not i.ndim) for n in part.members for i in n.inputs
     )
-    return (split, True) if linked and part.split in (None, split) and not any(part.members.values()) else None
 
 
 def _one_way(unit: Unit) -> bool:
@@ -264,7 +269,7 @@ class _Units:
             for unit in sorted(self.groups):
                 while unit in self.groups:
                     others = dict.fromkeys(self.unit[n] for n in neighbors(unit))
-                    if not any(u in self.groups and abs(u - unit) <= NEAR and self._merged(unit, u) for u in others):
+                    if not any(u in self.groups and self._merged(unit, u) for u in others):
                         break
 
     def _across_edges(self, unit: int) -> Iterator[Node]:
@@ -280,8 +285,9 @@ class _Units:
 
     def _small_ones(self, unit: int) -> Iterator[Node]:
         """What lies near, where a launch takes longer than the work."""
-        if prod(self.groups[unit].space) <= self.limits.small:
-            yield from self.nodes[max(0, unit - NEAR) : unit + NEAR]
+        group = self.groups[unit]
+        for node in group.members if prod(group.space) <= self.limits.small else ():
+            yield from self.nodes[max(0, self.at[node] - NEAR) : self.at[node] + NEAR]
 
     def _outside(self, members: dict[Node, bool]) -> list[Node]:
         read = dict.fromkeys(i for n in members for i in n.inputs)
@@ -296,7 +302,8 @@ class _Units:
         joined = None if self._between(a, b) else self.rules.joined(self.groups[a], self.groups[b])
         if joined is None or len(self._outside(joined.members)) > self.limits.arrays:
             return False
-        if len(self._results(joined.members)) > self.limits.results:
+        results = self._results(joined.members)
+        if len(results) > self.limits.results or not self._near(results):
             return False
         self.groups[a] = joined
         self.unit.update(dict.fromkeys(self.groups.pop(b).members, a))
@@ -309,6 +316,11 @@ class _Units:
             elif below & own:
                 self.above[unit] |= above | self.bits[a]
         return True
+
+    def _near(self, results: Sequence[Node]) -> bool:
+        """Whether no large one of them would be made long before it is read."""
+        places = [self.at[n] for n in results]
+        return max((self.at[n] for n in results if prod(n.shape) > self.limits.small), default=0) - min(places) <= NEAR
 
     def _between(self, a: int, b: int) -> int:
         found = self.below[a] & self.above[b] | self.below[b] & self.above[a]
@@ -347,7 +359,7 @@ class _Units:
 
     def _fused(self, group: Unit, new: dict[Node, Node], make: Make) -> Iterator[tuple[Node, Node]]:
         lines = sorted(group.members, key=self.at.__getitem__)
-        results = self._results(dict.fromkeys(lines, False))
+        results = sorted(self._results(group.members), key=self.at.__getitem__)
         form, arrays = _form_of(group, lines, results, [c for n in lines for c in self.checks.get(n, ())])
         with origin_of(results[-1]):
             inputs = tuple(new.get(i, i) for i in arrays)  # what only a check looks at is nowhere else in the graph

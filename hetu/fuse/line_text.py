@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from ..core.op import Op
 from ..core.types import as_dtype, promote
-from .form import FOLDS, MOVES, Attrs, Form, Known, Operand, expression_of
+from .form import FOLDS, MOVES, Attrs, Form, Known, Operand, expression_of, numbers_of
 
 _NAME = re.compile(r"\b[A-Za-z_]\w*\b")
 
@@ -55,20 +56,21 @@ class LineWriter:
     def statement(self, n: int, column: str) -> str:
         """A line that is no fold; `column` is what the number of its column is called."""
         if (n, column) not in self._statements:
-            op, operands, attrs = self.form.lines[n - self.count]
-            result = self.values[n].type.dtype
-            known = [self._operand(o) for o in operands]
-            words = {"column": column}
-            text = known[0][0] if op in MOVES else expression(op, known, attrs, result, self.types, words)
-            comment = "" if op in MOVES else f"  // {op.name}"
+            line, result = self.form.lines[n - self.count], self.values[n].type.dtype
+            known = [self._operand(o) for o in line.operands]
+            words = {"column": column, "kept": f"kept{n}"}
+            moves = line.op in MOVES
+            text = known[0][0] if moves else expression(line.op, known, numbers_of(line), result, self.types, words)
+            comment = "" if moves else f"  // {line.op.name}"
             self._statements[n, column] = f"const {self.types[result.name]} v{n} = {text};{comment}"
         return self._statements[n, column]
 
     def _operand(self, o: Operand) -> tuple[str, np.dtype]:
         if isinstance(o, int):
             return f"v{o}", self.values[o].type.dtype
-        self.numbers.append(o)
-        return f"c{len(self.numbers) - 1}", as_dtype(o[0])
+        dtype = as_dtype(o[0])
+        self.numbers.append((computed(dtype), o[1]))
+        return f"c{len(self.numbers) - 1}", dtype
 
 
 def expression(
@@ -77,18 +79,18 @@ def expression(
     attrs: Attrs,
     result: np.dtype,
     types: Mapping[str, str],
-    words: Mapping[str, str],
+    words: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """What an operator computes of operands, each a name and a dtype; `words` stand for other names in its code."""
     text = (expression_of(op) or "").removeprefix("y = ")
     named = {name: o for name, o in zip(op.inputs, operands) if name in _NAME.findall(text)}
     meet = computed(promote(*(dtype for _, dtype in named.values())) if result == np.bool_ else result)
 
-    def met(name: str, dtype: np.dtype) -> str:
-        return name if dtype.name in (meet, "bool") else f"(({types[meet]}){name})"
-
-    known = {name: met(*o) for name, o in named.items()} | {"T": types[meet], **words}
-    known |= {k: literal(v, meet, types) for k, v in attrs if isinstance(v, bool | int | float)}
+    known = {"T": types[meet], **words}
+    for name, (value, dtype) in named.items():
+        decides = dtype == np.bool_ and f"{name} ?" in text  # and nobody computes with it
+        known[name] = value if decides or dtype.name == meet else f"(({types[meet]}){value})"
+    known |= {k: literal(v, meet, types) for k, v in attrs}
     text = _NAME.sub(lambda m: known.get(m[0], m[0]), text)
     return f"({text}) != 0" if result == np.bool_ and meet != "bool" else text
 

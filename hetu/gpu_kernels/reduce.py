@@ -11,7 +11,7 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
-from ..ops import reduction, shape
+from ..ops import reduction
 from .launchers import kernel
 from .machine import Call, Machine, contiguous
 from .source import assemble, compute_dtype, file_text
@@ -95,13 +95,6 @@ def along_axes(
 
 for _op, _operation in FOLDS.items():
     kernel(_op)(partial(along_axes, _operation))
-
-
-@kernel(shape.sum_to_like)
-def sum_to_like(machine: Machine, out: Any, x: Any, like: Any, **_: Any) -> list[Call] | None:
-    lead = x.ndim - out.ndim
-    axes = (*range(lead), *(lead + i for i, n in enumerate(out.shape) if n == 1))
-    return reduced(machine, "sum", out, x, axes)
 
 
 def place(operation: str, machine: Machine, out: Any, x: Any, *, axis: int, **_: Any) -> list[Call] | None:
