@@ -47,7 +47,7 @@ class Geometry(NamedTuple):
         return [(k, a) for k, a in moving if not (self.unit and a == self.axes - 1)]
 
 
-class Text(NamedTuple):
+class CudaText(NamedTuple):
     """The text of a kernel, and the numbers that it takes."""
 
     text: str
@@ -55,7 +55,7 @@ class Text(NamedTuple):
 
 
 @lru_cache(4096)
-def text_of(form: Form, layout: Geometry, kind: str, stored: tuple[str, ...]) -> Text:
+def text_of(form: Form, layout: Geometry, kind: str, stored: tuple[str, ...]) -> CudaText:
     """The kernel "places", "rows" or "columns" of a form; `stored` are the dtypes of its results in memory.
 
     Its arguments are arrays, a stream for each draw, results, numbers, counts, sizes and strides.
@@ -86,7 +86,7 @@ class _CudaWriter(LineWriter):
     def body(self) -> str:
         raise NotImplementedError
 
-    def whole(self) -> Text:
+    def whole(self) -> CudaText:
         """The folds, and the kernel with its parameters."""
         body = self.body()
         parameters = [
@@ -100,7 +100,7 @@ class _CudaWriter(LineWriter):
         parameters += [f"Index stride{k}_{a}" for k, a in self.layout.strides()]
         text = "".join(map(self._functions, self.folds))
         text += f'extern "C" __global__ void {self.kind}({", ".join(parameters)}) {{\n{body}}}\n'
-        return Text(assemble(text, f"{self.kind}.cu", Index=self.layout.index), tuple(self.numbers))
+        return CudaText(assemble(text, f"{self.kind}.cu", Index=self.layout.index), tuple(self.numbers))
 
     def _functions(self, n: int) -> str:
         """The functions of one fold, in a namespace of its own."""
