@@ -12,8 +12,8 @@ import numpy as np
 import hetu as ht
 from hetu.gpu_kernels import emulator, nvrtc
 from hetu.gpu_kernels.emulator import Emulator
-from hetu.gpu_kernels.groups import fuse_kernels
 from hetu.gpu_kernels.launchers import bound
+from hetu.gpu_kernels.passes.fuse_kernels import fuse_kernels
 from hetu.gpu_kernels.source import KernelError
 from hetu.look.profiler import flops, traffic
 

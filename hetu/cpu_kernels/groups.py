@@ -8,8 +8,7 @@ they are rows of the table that C walks. Gain: see `examples/benchmarks/recipes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from copy import copy
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,8 +18,9 @@ from ..core.graph import Node
 from ..core.kernels import Call
 from ..core.op import Op
 from ..core.types import TensorType
-from ..fuse.form import FOLDS, Form, Line, fused, overwritten
+from ..fuse.form import FOLDS, Form, Line, form_of, fused
 from ..fuse.group import Limits, fuse, rows_of_fold
+from ..fuse.places import merged_axes, strides_in
 from .c_calls import CCall, compiles
 from .compiled import source
 from .group_text import CTYPES, STRIP, GroupLayout, text_of
@@ -33,20 +33,11 @@ LIMITS = Limits(frozenset(CTYPES))
 
 def fuse_groups(outputs: Sequence[Node]) -> tuple[Node, ...]:
     """Groups become one operator each."""
-    return fuse(outputs, LIMITS, _operator)
+    return fuse(outputs, LIMITS, _entered)
 
 
-def _operator(form: Form) -> Op[..., Any]:
-    return _overwriting(tuple(overwritten(form).items()))
-
-
-@cache
-def _overwriting(inplace: tuple[tuple[int, tuple[int, ...]], ...]) -> Op[..., Any]:
-    """The operator of groups whose results may overwrite these arrays."""
-    made = copy(fused)
-    made.inplace = dict(inplace)
-    kernel(made)(bound)
-    return made
+def _entered(group: Op[..., Any]) -> None:
+    kernel(group)(bound)
 
 
 @kernel(fused)
@@ -62,15 +53,11 @@ def single(op: Op[..., Any], out: Any, arrays: Sequence[Any], attrs: Mapping[str
     """Calls of an operator that is one line; None where it cannot be compiled."""
     if isinstance(out, tuple) or any(a.dtype.name not in CTYPES for a in (out, *arrays)):
         return None
-    types = tuple(TensorType(a.shape, a.dtype) for a in arrays)
     space, rows = out.shape, (0, False) if op.code is not None else None
     if op in FOLDS:
-        space, rows = arrays[0].shape, rows_of_fold(types[0], LIMITS.folded, **attrs)
-    if rows is None:
-        return None
-    line = Line(op, tuple(range(len(arrays))), tuple(attrs.items()))
-    flat = (*(False for _ in types), rows[1])
-    return compiled(Form(types, (line,), (len(types),), space, rows[0], flat), (out,), arrays)
+        x = arrays[0]
+        space, rows = x.shape, rows_of_fold(TensorType(x.shape, x.dtype), LIMITS.folded, **attrs)
+    return None if rows is None else compiled(form_of(op, arrays, attrs, space, rows), (out,), arrays)
 
 
 # -- in C --------------------------------------------------------------------------------------------------------------
@@ -107,34 +94,19 @@ def compiled(form: Form, outs: Sequence[np.ndarray], arrays: Sequence[np.ndarray
 
 def _merged(form: Form, operands: Sequence[tuple[int, np.ndarray]]) -> tuple[list[int], int, list[list[int]]]:
     """(sizes, axes of rows, strides in numbers) of the fewest axes that visit the same places in the same order."""
-    strides = []
-    for number, x in operands:
-        own = [0 if n == 1 else s // x.itemsize for n, s in zip(x.shape, x.strides)]
-        strides.append(form.aligned(number, own, 0))
+    strides = strides_in(form, operands)
     if not form.split and not any(line.op in FOLDS for line in form.lines):
         sizes, kept = _fewest(form.space, strides)
         return sizes, max(0, len(sizes) - 1), kept
-    split = form.split
-    rows, row_strides = _fewest(form.space[:split], [s[:split] for s in strides])
-    columns, column_strides = _fewest(form.space[split:], [s[split:] for s in strides])
-    return rows + columns, len(rows), [a + b for a, b in zip(row_strides, column_strides)]
+    ends = slice(form.split), slice(form.split, None)
+    rows, columns = (_fewest(form.space[s], [own[s] for own in strides]) for s in ends)
+    return rows[0] + columns[0], len(rows[0]), [a + b for a, b in zip(rows[1], columns[1])]
 
 
 def _fewest(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[list[int], list[list[int]]]:
-    sizes: list[int] = []
-    kept: list[list[int]] = [[] for _ in strides]
-    for axis, size in enumerate(shape):
-        if size == 1:
-            continue
-        if sizes and all(k[-1] == s[axis] * size for k, s in zip(kept, strides)):
-            sizes[-1] *= size
-            for k, s in zip(kept, strides):
-                k[-1] = s[axis]
-        else:
-            sizes.append(size)
-            for k, s in zip(kept, strides):
-                k.append(s[axis])
-    return sizes, kept
+    """As `merged_axes`, without any axis where there is one place."""
+    sizes, kept = merged_axes(shape, strides)
+    return ([], [[] for _ in kept]) if sizes == (1,) else ([*sizes], [[*own] for own in kept])
 
 
 # -- by NumPy ----------------------------------------------------------------------------------------------------------

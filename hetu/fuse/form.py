@@ -9,9 +9,10 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,12 +20,13 @@ import numpy as np
 from ..core.errors import HetuError, Site
 from ..core.graph import OPS
 from ..core.op import Op, op
-from ..core.types import TensorType
+from ..core.types import Shape, TensorType
 from ..ops.random import _scale
 
 Number = tuple[str, float]  # a dtype and a value
 Operand = int | Number  # a value by number, or a number
 Attrs = tuple[tuple[str, Any], ...]
+Enter = Callable[[Op[..., Any]], None]
 
 # How a reduction combines two numbers, and what it begins with, in C and in CUDA.
 FOLDS = {
@@ -179,6 +181,19 @@ def _type(*types: TensorType, form: Form) -> Any:
     return made[0] if len(made) == 1 else made
 
 
+def form_of(
+    made: Op[..., Any],
+    arrays: Sequence[Any],
+    attrs: Mapping[str, Any],
+    space: Shape,
+    rows: tuple[int, bool] = (0, False),
+) -> Form:
+    """One operator on arrays as a group; `rows` are its axes of rows, and whether its result has these only."""
+    types = tuple(TensorType(a.shape, a.dtype) for a in arrays)
+    line = Line(made, tuple(range(len(types))), tuple(attrs.items()))
+    return Form(types, (line,), (len(types),), space, rows[0], (*(False for _ in types), rows[1]))
+
+
 @op(name="fused", infer=_type, differentiable=False, scratch=True)
 def fused(xp: Any, *arrays: Any, form: Form) -> Any:
     """The lines of a form, one after the other: what a group means.
@@ -243,4 +258,10 @@ def overwritten(form: Form) -> dict[int, tuple[int, ...]]:
     }
 
 
-Make = Callable[[Form], Op[..., Any]]  # gives a device's operator for a form
+@cache
+def overwriting(inplace: tuple[tuple[int, tuple[int, ...]], ...], enter: Enter) -> Op[..., Any]:
+    """The operator of groups whose results may overwrite these arrays, entered where a device finds it."""
+    made = copy(fused)
+    made.inplace = dict(inplace)
+    enter(made)
+    return made

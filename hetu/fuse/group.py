@@ -19,7 +19,21 @@ from ..core.memory import in_line
 from ..core.op import Op, Role
 from ..core.types import Shape, TensorType
 from .apart import Checks, Looked, looked_at, taken_apart
-from .form import DROPOUT, FOLDS, MOVES, Form, Line, Make, Number, Operand, PartCheck, expression_of, own_column
+from .form import (
+    DROPOUT,
+    FOLDS,
+    MOVES,
+    Enter,
+    Form,
+    Line,
+    Number,
+    Operand,
+    PartCheck,
+    expression_of,
+    overwriting,
+    overwritten,
+    own_column,
+)
 
 NEAR = 32  # nodes: a large result is not made much earlier than it is read, as it takes memory until then
 
@@ -42,13 +56,13 @@ class Limits:
     waits: Callable[[int, int], bool] = lambda rows, columns: True  # whether a row can wait for its own fold
 
 
-def fuse(outputs: Sequence[Node], limits: Limits, make: Make) -> tuple[Node, ...]:
-    """The graph with its groups as one operator each, which `make` gives for a form."""
+def fuse(outputs: Sequence[Node], limits: Limits, enter: Enter) -> tuple[Node, ...]:
+    """The graph with its groups as one operator each, which `enter` makes known to a device."""
     rules = _Rules(limits)
     apart, checks = taken_apart(outputs, lambda node: rules.unit_of(node) is not None, limits.whole)
     units = _Units(apart, checks, rules)
     units.merge()
-    return units.rebuilt(make)
+    return units.rebuilt(enter)
 
 
 # -- units -------------------------------------------------------------------------------------------------------------
@@ -93,7 +107,7 @@ class _Rules:
     def _fold(self, node: Node) -> Unit | None:
         x = node.inputs[0].tensor
         rows = rows_of_fold(x, self.limits.folded, self.limits.some, **node.attrs)
-        if rows is None or not self.limits.folds(prod(x.shape[: rows[0]]), prod(x.shape[rows[0] :])):
+        if rows is None or not self.limits.folds(_count(x.shape[: rows[0]]), _count(x.shape[rows[0] :])):
             return None
         return Unit({node: rows[1]}, x.shape, rows[0])
 
@@ -128,7 +142,7 @@ class _Rules:
 
     def _readable(self, unit: Unit, node: Node, flat: bool, i: Node) -> bool:
         if i.op in FOLDS:
-            rows, columns = prod(unit.space[: unit.split]), prod(unit.space[unit.split or 0 :])
+            rows, columns = _count(unit.space[: unit.split]), _count(unit.space[unit.split or 0 :])
             if not _over_columns(unit, i) or not self.limits.waits(rows, columns):
                 return False
         wanted = not flat if node.op in MOVES else flat and node.op not in FOLDS
@@ -148,6 +162,10 @@ def rows_of_fold(
     if split < x.ndim and (some or len(axis) == x.ndim - split):
         return split, not keepdims and split > 0 and len(axis) == x.ndim - split
     return (len(axis), False) if axis == tuple(range(len(axis))) and not keepdims else None
+
+
+def _count(sizes: Sequence[Any]) -> int:
+    return prod(sizes)
 
 
 def _move(node: Node) -> Unit | None:
@@ -328,12 +346,12 @@ class _Units:
 
     # -- the new graph -----------------------------------------------------------------------------------------------
 
-    def rebuilt(self, make: Make) -> tuple[Node, ...]:
+    def rebuilt(self, enter: Enter) -> tuple[Node, ...]:
         new: dict[Node, Node] = {}
         for unit in self._order():
             members = self.groups[unit].members if unit in self.groups else {self.nodes[unit]: False}
             if len(members) > 1 or any(n in self.checks for n in members):
-                new.update(self._fused(self.groups[unit], new, make))
+                new.update(self._fused(self.groups[unit], new, enter))
                 continue
             node = self.nodes[unit]
             with origin_of(node):
@@ -357,13 +375,13 @@ class _Units:
                 if not reads[user]:
                     heapq.heappush(ready, user)
 
-    def _fused(self, group: Unit, new: dict[Node, Node], make: Make) -> Iterator[tuple[Node, Node]]:
+    def _fused(self, group: Unit, new: dict[Node, Node], enter: Enter) -> Iterator[tuple[Node, Node]]:
         lines = sorted(group.members, key=self.at.__getitem__)
         results = sorted(self._results(group.members), key=self.at.__getitem__)
         form, arrays = _form_of(group, lines, results, [c for n in lines for c in self.checks.get(n, ())])
         with origin_of(results[-1]):
             inputs = tuple(new.get(i, i) for i in arrays)  # what only a check looks at is nowhere else in the graph
-            made = make(form).make(inputs, {"form": form})
+            made = overwriting(tuple(overwritten(form).items()), enter).make(inputs, {"form": form})
         for k, node in enumerate(results):
             with origin_of(node):
                 yield node, OPS["item"](made, index=k) if len(results) > 1 else made

@@ -69,7 +69,7 @@ class LineWriter:
         if isinstance(o, int):
             return f"v{o}", self.values[o].type.dtype
         dtype = as_dtype(o[0])
-        self.numbers.append((computed(dtype), o[1]))
+        self.numbers.append((compute_dtype(o[0]), o[1]))
         return f"c{len(self.numbers) - 1}", dtype
 
 
@@ -84,7 +84,8 @@ def expression(
     """What an operator computes of operands, each a name and a dtype; `words` stand for other names in its code."""
     text = (expression_of(op) or "").removeprefix("y = ")
     named = {name: o for name, o in zip(op.inputs, operands) if name in _NAME.findall(text)}
-    meet = computed(promote(*(dtype for _, dtype in named.values())) if result == np.bool_ else result)
+    meeting = promote(*(dtype for _, dtype in named.values())) if result == np.bool_ else result
+    meet = compute_dtype(meeting.name)
 
     known = {"T": types[meet], **words}
     for name, (value, dtype) in named.items():
@@ -95,9 +96,9 @@ def expression(
     return f"({text}) != 0" if result == np.bool_ and meet != "bool" else text
 
 
-def computed(dtype: np.dtype) -> str:
-    """The name of the dtype in which numbers of a dtype are computed."""
-    return "float32" if dtype.name in ("float16", "bfloat16") else dtype.name
+def compute_dtype(dtype: str) -> str:
+    """The dtype in which values of `dtype` are computed: 16-bit floats are stored, not computed with."""
+    return "float32" if dtype in ("float16", "bfloat16") else dtype
 
 
 def literal(value: float, dtype: str, types: Mapping[str, str]) -> str:

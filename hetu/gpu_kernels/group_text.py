@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ..fuse.form import DROPOUT, Form
 from ..fuse.line_text import LineWriter
 from ..ops.random import _threshold
-from .reduce import FOLDS, definitions, wide_dtype
+from .reduce import definitions, wide_dtype
 from .source import CTYPES, assemble
 
 
@@ -107,7 +107,7 @@ class _CudaWriter(LineWriter):
         dtype = self.source(n).type.dtype.name
         wide = wide_dtype(dtype)
         types = f"typedef {CTYPES[dtype]} S; typedef {CTYPES[wide]} T;\n"
-        inside = definitions(FOLDS[self.form.lines[n - self.count].op], wide)
+        inside = definitions(self.form.lines[n - self.count].op, wide)
         return f"namespace fold{n} {{\n{types}{inside}}}\ntypedef fold{n}::T T{n};\n"
 
     def totals(self, folds: Iterable[int]) -> Iterator[str]:

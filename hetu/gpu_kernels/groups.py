@@ -1,82 +1,38 @@
-"""Fused groups on a GPU: each is one generated kernel, and few more where a reduction is left in parts.
+"""Launches the kernels of groups, see `group_text.py`: one each, and few more where a reduction is left in parts.
 
-Pattern: neighbors that a form can hold, see `hetu/fuse/`; operators with a kernel of their own stay whole. Single
-operators with an expression are groups of one line. Axes along which all arrays are laid out alike are merged;
+A single operator with an expression is a group of one line. Axes along which all arrays are laid out alike are merged;
 neighbors along the last one are read and written in packs of 16 bytes. Results are contiguous; the memory plan makes no
-others. Gain: not measured apart. Off by leaving `fuse_kernels` out of `passes=` or `HETU_PASSES`.
+others. `passes/fuse_kernels.py` decides what goes together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from copy import copy
-from functools import cache, partial
+from functools import partial
 from math import gcd, prod
 from typing import Any
 
 import numpy as np
 
-from ..core.graph import Node
-from ..core.op import Op
-from ..core.types import TensorType
-from ..fuse.form import DROPOUT, Form, Line, fused, overwritten
-from ..fuse.group import Limits, fuse
+from ..fuse.form import DROPOUT, Form, form_of, fused
+from ..fuse.places import merged_axes, strides_in
 from .group_text import Geometry, text_of
-from .launchers import KERNELS, kernel
+from .launchers import kernel
 from .machine import Call, Machine, index_dtype, spread, widest_pack
 from .reduce import CHUNK, ROOM, reduced, wide_dtype
-from .reduce import FOLDS as OPERATIONS
-from .source import CTYPES
 
 DRAWN = 16  # neighbors that one block of random words decides about
 LEAST_ROWS = 32  # that a block folds: its part is then small beside what it reads
-NARROW = 32  # numbers: shorter rows leave threads of a warp without work
-SMALL = 1 << 18  # numbers: below, a launch takes longer than the work
 
 
-def _cut(rows: int, width: int) -> int:
+def cut(rows: int, width: int) -> int:
     """Into how many chunks a row is cut: where there are few, as in `reduce.py`."""
     return 1 if rows >= ROOM else min(-(-width // CHUNK), ROOM)
 
 
-LIMITS = Limits(
-    dtypes=frozenset(CTYPES),
-    folded="fbiuV",
-    draws=True,
-    across=False,
-    some=True,
-    lines=24,  # beyond, a thread runs out of registers
-    arrays=10,
-    results=6,
-    small=SMALL,
-    whole=lambda op: KERNELS.function(op) is not None,
-    folds=lambda rows, columns: columns >= NARROW or rows * columns <= SMALL // NARROW,
-    waits=lambda rows, columns: _cut(rows, columns) == 1,
-)
-
-
-def fuse_kernels(outputs: Sequence[Node]) -> tuple[Node, ...]:
-    """Groups of two or more elementwise operators and reductions become one kernel each."""
-    return fuse(outputs, LIMITS, lambda form: _overwriting(tuple(overwritten(form).items())))
-
-
-@cache
-def _overwriting(inplace: tuple[tuple[int, tuple[int, ...]], ...]) -> Op[..., Any]:
-    """The operator of groups whose results may overwrite these arrays."""
-    made = copy(fused)
-    made.inplace = dict(inplace)
-    kernel(made)(launched)
-    return made
-
-
-def single(
-    machine: Machine, op: Op[..., Any], out: Any, arrays: Sequence[Any], attrs: Mapping[str, Any]
-) -> list[Call] | None:
+def single(machine: Machine, op: Any, out: Any, arrays: Sequence[Any], attrs: Mapping[str, Any]) -> list[Call] | None:
     """Calls of an operator with an expression; None where these arrays need CuPy."""
-    types = tuple(TensorType(a.shape, a.dtype) for a in arrays)
-    line = Line(op, tuple(range(len(arrays))), tuple(attrs.items()))
-    form = Form(types, (line,), (len(types),), out.shape, 0, (False,) * (len(types) + 1))
-    return launched(machine, out, *arrays, form=form)
+    return launched(machine, out, *arrays, form=form_of(op, arrays, attrs, out.shape))
 
 
 @kernel(fused)
@@ -116,10 +72,7 @@ def _kind(form: Form) -> str:
 
 def _axes(form: Form, arrays: Sequence[Any], split: int) -> tuple[Sequence[int], list[tuple[int, ...]], int]:
     """(sizes, strides in numbers, axes of rows) of the fewest axes that visit the same places in the same order."""
-    strides, states = [], form.states()
-    for k, x in enumerate(arrays):
-        own = () if k in states else [0 if n == 1 else s // x.dtype.itemsize for n, s in zip(x.shape, x.strides)]
-        strides.append(form.aligned(k, own, 0))
+    strides = strides_in(form, enumerate(arrays))
     if not split:
         return *merged_axes(form.space, strides), 0
     ends = slice(split), slice(split, None)
@@ -136,7 +89,7 @@ def _shaped(form: Form, kind: str, rows: int, width: int, span: int) -> Any:
         *shaped, chunks = _blocks(rows, width, span)
         return *shaped, (chunks, *form.space[split:])
     waits = any(v.phase for v in form.values())
-    *shaped, chunks = _teams(rows, width, span, 1 if waits else _cut(rows, width))
+    *shaped, chunks = _teams(rows, width, span, 1 if waits else cut(rows, width))
     return *shaped, (*form.space[:split], chunks)
 
 
@@ -153,7 +106,7 @@ def _targets(machine: Machine, form: Form, outs: Sequence[Any], parts: Sequence[
         if any(parts[a] > 1 for a in rest):
             source: Any = values[line.operands[0]].type
             targets[-1] = machine.xp.empty(parts, wide_dtype(source.dtype.name))
-            calls += reduced(machine, OPERATIONS[line.op], out, targets[-1], rest) or ()
+            calls += reduced(machine, line.op, out, targets[-1], rest) or ()
     return targets, calls
 
 
@@ -199,29 +152,3 @@ def _counts(
     """The last arguments of a kernel, in its index type."""
     geometry = [*(sizes[a] for a in layout.sizes()), *(strides[k][a] for k, a in layout.strides())]
     return [np.dtype(layout.index).type(n) for n in (*first, *geometry)]
-
-
-def merged_axes(
-    shape: Sequence[int], strides: Sequence[Sequence[int]]
-) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
-    """The fewest axes that visit the same places in the same order.
-
-    >>> merged_axes((2, 1, 3, 4), [(12, 12, 4, 1), (0, 0, 0, 1)])
-    ((6, 4), [(4, 1), (0, 1)])
-    """
-    sizes: list[int] = []
-    kept: list[list[int]] = [[] for _ in strides]
-    for axis, size in enumerate(shape):
-        if size == 1:
-            continue
-        if sizes and all(k[-1] == s[axis] * size for k, s in zip(kept, strides)):
-            sizes[-1] *= size
-            for k, s in zip(kept, strides):
-                k[-1] = s[axis]
-        else:
-            sizes.append(size)
-            for k, s in zip(kept, strides):
-                k.append(s[axis])
-    if not sizes:
-        return (1,), [(0,) for _ in strides]
-    return tuple(sizes), [tuple(k) for k in kept]

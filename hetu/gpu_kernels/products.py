@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from ..fuse.places import merged_axes
 from ..ops import linalg
-from .groups import merged_axes
 from .launchers import kernel
 from .machine import Call, Machine
 

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..fuse.line_text import expression
+from ..fuse.line_text import compute_dtype, expression
 from .launchers import kernel
 from .machine import Call, Machine, address, contiguous, warps
 from .many import CHUNK, KINDS, chunks, keeping
-from .source import CTYPES, assemble, compute_dtype, file_text, number_text
+from .source import CTYPES, assemble, file_text, number_text
 from .tables import summed, with_runs
 
 

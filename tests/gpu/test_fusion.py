@@ -14,9 +14,9 @@ from hetu.core.simplify import interpret
 from hetu.core.types import same_type
 from hetu.gpu_kernels import emulator
 from hetu.gpu_kernels.emulator import Emulator
-from hetu.gpu_kernels.groups import LIMITS, fuse_kernels
 from hetu.gpu_kernels.launchers import bound
 from hetu.gpu_kernels.machine import RecordingMachine
+from hetu.gpu_kernels.passes.fuse_kernels import LIMITS, fuse_kernels
 from hetu.passes import simplify
 
 compiled = pytest.mark.skipif(emulator.compiler() is None, reason="no C++ compiler: install g++ or clang++")

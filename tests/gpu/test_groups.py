@@ -14,8 +14,9 @@ from hetu.core.simplify import interpret
 from hetu.fuse.group import NEAR
 from hetu.gpu_kernels import emulator, nvrtc
 from hetu.gpu_kernels.emulator import Emulator
-from hetu.gpu_kernels.groups import LIMITS, SMALL, fuse_kernels, launched
+from hetu.gpu_kernels.groups import launched
 from hetu.gpu_kernels.machine import RecordingMachine
+from hetu.gpu_kernels.passes.fuse_kernels import LIMITS, SMALL, fuse_kernels
 from hetu.look.profiler import traffic
 from hetu.passes import chosen_passes
 

@@ -9,9 +9,9 @@ import hetu as ht
 from hetu.core.graph import OPS
 from hetu.gpu_kernels import emulator, rows, source, tables
 from hetu.gpu_kernels.emulator import ORDERS, Emulator
-from hetu.gpu_kernels.groups import fuse_kernels
 from hetu.gpu_kernels.launchers import bound
 from hetu.gpu_kernels.machine import RecordingMachine
+from hetu.gpu_kernels.passes.fuse_kernels import fuse_kernels
 
 from . import fake_cupy
 
