@@ -33,7 +33,7 @@ class LineWriter:
         self.lines = range(self.count, len(self.values))
         self.slot = {r: k for k, r in enumerate(form.results)}
         self.numbers: list[tuple[str, float]] = []
-        self._statements: dict[tuple[int, str], str] = {}
+        self._read = [[self._operand(o) for o in line.operands] for line in form.lines]
 
     def type(self, n: int) -> str:
         return self.types[self.values[n].type.dtype.name]
@@ -55,15 +55,12 @@ class LineWriter:
 
     def statement(self, n: int, column: str) -> str:
         """A line that is no fold; `column` is what the number of its column is called."""
-        if (n, column) not in self._statements:
-            line, result = self.form.lines[n - self.count], self.values[n].type.dtype
-            known = [self._operand(o) for o in line.operands]
-            words = {"column": column, "kept": f"kept{n}"}
-            moves = line.op in MOVES
-            text = known[0][0] if moves else expression(line.op, known, numbers_of(line), result, self.types, words)
-            comment = "" if moves else f"  // {line.op.name}"
-            self._statements[n, column] = f"const {self.types[result.name]} v{n} = {text};{comment}"
-        return self._statements[n, column]
+        line, known, result = self.form.lines[n - self.count], self._read[n - self.count], self.values[n].type.dtype
+        if line.op in MOVES:
+            return f"const {self.type(n)} v{n} = {known[0][0]};"
+        words = {"column": column, "kept": f"kept{n}"}
+        text = expression(line.op, known, numbers_of(line), result, self.types, words)
+        return f"const {self.type(n)} v{n} = {text};  // {line.op.name}"
 
     def _operand(self, o: Operand) -> tuple[str, np.dtype]:
         if isinstance(o, int):

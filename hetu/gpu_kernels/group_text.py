@@ -11,11 +11,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from ..fuse.form import DROPOUT, Form
+from ..fuse.form import DROPOUT, Form, own_column
 from ..fuse.line_text import LineWriter
 from ..ops.random import _threshold
 from .reduce import definitions, wide_dtype
 from .source import CTYPES, assemble
+
+TYPES = {**CTYPES, "bool": "unsigned char"}  # of values, as in C; in memory they lie as `bool`
 
 
 class Geometry(NamedTuple):
@@ -76,7 +78,7 @@ class _CudaWriter(LineWriter):
     counts: Sequence[str] = ()
 
     def __init__(self, form: Form, layout: Geometry, stored: Sequence[str]) -> None:
-        super().__init__(form, CTYPES)
+        super().__init__(form, TYPES)
         self.layout, self.stored, self.states = layout, stored, form.states()
         self.draws = [n for n in self.lines if form.lines[n - self.count].op is DROPOUT]
         self.folds = [n for n in self.lines if self.values[n].fold]
@@ -90,7 +92,7 @@ class _CudaWriter(LineWriter):
         """The folds, and the kernel with its parameters."""
         body = self.body()
         parameters = [
-            f"const Word* x{k}" if k in self.states else f"const {self.type(k)}* x{k}" for k in range(self.count)
+            f"const Word* x{k}" if k in self.states else f"const {self.stored_type(k)}* x{k}" for k in range(self.count)
         ]
         parameters += [f"Word stream{n}" for n in self.draws]
         parameters += [f"{CTYPES[d]}* y{slot}" for slot, d in enumerate(self.stored)]
@@ -109,6 +111,9 @@ class _CudaWriter(LineWriter):
         types = f"typedef {CTYPES[dtype]} S; typedef {CTYPES[wide]} T;\n"
         inside = definitions(self.form.lines[n - self.count].op, wide)
         return f"namespace fold{n} {{\n{types}{inside}}}\ntypedef fold{n}::T T{n};\n"
+
+    def stored_type(self, n: int) -> str:
+        return CTYPES[self.values[n].type.dtype.name]
 
     def totals(self, folds: Iterable[int]) -> Iterator[str]:
         """The totals of a thread, one for each of the neighbors that it handles."""
@@ -144,20 +149,22 @@ class _CudaWriter(LineWriter):
         before, inside = self._loads(needed)
         drawn = [n for n in self.draws if n in needed]
         words = [f"Word words{n}[4]; philox(x{self._state(n)}, stream{n}, i / 16, words{n});" for n in drawn]
-        place = "q + j" if span == 16 else "i % 16 + q + j"
+        place = "q + at" if span == 16 else "i % 16 + q + at"
         inside += [f"const bool kept{n} = kept(words{n}, {place}, {self._threshold(n)});" for n in drawn]
-        inside += [self.statement(n, "(col + q + j)") for n in needed if n >= self.count]
-        inside += [f"r{self.slot[r]}.v[j] = v{r};" for r in full]
+        numbered = any(self.form.lines[n - self.count].op is own_column for n in needed if n >= self.count)
+        inside += ["const Index j = col + q + at;"] if numbered else []
+        inside += [self.statement(n, "j") for n in needed if n >= self.count]
+        inside += [f"r{self.slot[r]}.v[at] = v{r};" for r in full]
         inside += [self._narrow(r) for r in results if r not in self.full]
-        inside += [f"t{n}[q + j] = fold{n}::combine(t{n}[q + j], v{self.operands(n)[0]});" for n in folds]
-        packs = [f"Pack<{self.type(r)}, {pack}>" for r in full]
+        inside += [f"t{n}[q + at] = fold{n}::combine(t{n}[q + at], v{self.operands(n)[0]});" for n in folds]
+        packs = [f"Pack<{self.stored_type(r)}, {pack}>" for r in full]
         return [
             *words,
             f"for (int q = 0; q < {span}; q += {pack}) {{",
             *indented(self._coordinates("(col + q)", self.layout.outer, self.layout.axes)),
             *indented(before),
             *(f"    {p} r{self.slot[r]};" for p, r in zip(packs, full)),
-            f"    for (int j = 0; j < {pack}; j++) {{",
+            f"    for (int at = 0; at < {pack}; at++) {{",
             *indented(indented(inside)),
             "    }",
             *(f"    *({p}*)(y{self.slot[r]} + i + q) = r{self.slot[r]};" for p, r in zip(packs, full)),
@@ -169,9 +176,9 @@ class _CudaWriter(LineWriter):
         before, inside, pack = [], [], self.layout.pack
         for k in (k for k in needed if k < self.count):
             if self.layout.unit and self.layout.moves[k][-1]:
-                ctype = f"Pack<{self.type(k)}, {pack}>"
+                ctype = f"Pack<{self.stored_type(k)}, {pack}>"
                 before.append(f"const {ctype} p{k} = *(const {ctype}*)(x{k} + {self._place(k)});")
-                inside.append(f"const {self.type(k)} v{k} = p{k}.v[j];")
+                inside.append(f"const {self.type(k)} v{k} = p{k}.v[at];")
             else:
                 before.append(self.load(k))
         return before, inside
@@ -186,7 +193,7 @@ class _CudaWriter(LineWriter):
 
     def _narrow(self, r: int) -> str:
         """Store a result that is one number per row, or one in all."""
-        first, place = ("col + q + j", "row") if self.values[r].rows else ("i + q + j", "0")
+        first, place = ("col + q + at", "row") if self.values[r].rows else ("i + q + at", "0")
         return f"if ({first} == 0) y{self.slot[r]}[{place}] = v{r};"
 
     def _state(self, n: int) -> int:

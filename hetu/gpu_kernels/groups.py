@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..fuse.form import DROPOUT, Form, form_of, fused
+from ..fuse.form import DROPOUT, Form, form_of, fused, own_column
 from ..fuse.places import merged_axes, strides_in
 from .group_text import Geometry, text_of
 from .launchers import kernel
@@ -67,7 +67,7 @@ def _kind(form: Form) -> str:
     if folds == {"rows"}:
         return "columns"
     per_row = any(values[r].rows and values[r].shape != form.space for r in form.results)
-    return "rows" if folds or per_row else "places"
+    return "rows" if folds or per_row or any(line.op is own_column for line in form.lines) else "places"
 
 
 def _axes(form: Form, arrays: Sequence[Any], split: int) -> tuple[Sequence[int], list[tuple[int, ...]], int]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -10,8 +13,11 @@ import pytest
 import hetu as ht
 from hetu import nn, optim
 from hetu.core.graph import OPS, Node, topological
+from hetu.core.passes import PASSES
 from hetu.core.simplify import interpret
-from hetu.fuse.group import NEAR
+from hetu.cpu_kernels.group_text import GroupLayout, text_of
+from hetu.fuse.form import fused
+from hetu.fuse.group import NEAR, fuse
 from hetu.gpu_kernels import emulator, nvrtc
 from hetu.gpu_kernels.emulator import Emulator
 from hetu.gpu_kernels.groups import launched
@@ -20,6 +26,7 @@ from hetu.gpu_kernels.passes.fuse_kernels import LIMITS, SMALL, fuse_kernels
 from hetu.look.profiler import traffic
 from hetu.passes import chosen_passes
 
+from ..fuse.test_groups import CASES, feed_of
 from . import fake_cupy
 from .test_compile import together
 
@@ -246,6 +253,48 @@ def test_packs_begin_where_the_device_can_load_them(gap, pack):
     arrays[[i.name for i in node.inputs].index("x")] = np.zeros((6, 8, 36 + gap), np.float32)[:, :, :36]
     run(recorder, node, arrays)
     assert f"const Pack<float, {pack}> p" in next(iter(recorder.texts))
+
+
+# -- the form that the CPU has, too ------------------------------------------------------------------------------------
+
+
+def whole_cases(dtype: str, shape: tuple[int, ...]) -> Iterator[tuple[str, Node, list[np.ndarray]]]:
+    """The groups of what has a kernel of its own here, with arrays for them."""
+    limits = replace(LIMITS, whole=lambda op: False)
+    for case, (build, _) in CASES.items():
+        outputs = PASSES["simplify"](build(ht.placeholder("x", shape, dtype)))
+        feed = feed_of(outputs, np.random.default_rng(3))
+        for node in topological(fuse(outputs, limits, lambda op: None)):
+            if "form" in node.attrs:
+                yield case, node, interpret(node.inputs, feed)
+
+
+@compiled
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_what_is_a_group_on_the_cpu_is_right_on_a_gpu(dtype):
+    """A norm, a softmax, a cross entropy with its gradient: each row is visited until its folds are known."""
+    shapes = [(6, 5), (3, 4, 100), (2, 1100)]
+    found = [row for shape in shapes for row in whole_cases(dtype, shape)]
+    recorder = RecordingMachine()
+    for _, node, arrays in found:
+        run(recorder, node, arrays)
+    emulator.prepare(recorder.texts)
+    tolerance = 2e-5 if dtype == "float32" else 1e-9
+    for case, node, arrays in found:
+        plain = fused.forward(np, *arrays, form=node.attrs["form"])
+        outs, _ = run(Emulator(), node, arrays)
+        for got, right in zip(outs, plain if isinstance(plain, tuple) else (plain,), strict=True):
+            np.testing.assert_allclose(got, right, rtol=tolerance, atol=tolerance, err_msg=case)
+
+
+def test_the_lines_are_the_same_text_in_c_and_in_cuda():
+    layout = GroupLayout(1, ((True,),) * 20, (1,) * 20)
+    for case, node, arrays in whole_cases("float32", (6, 36)):
+        form, recorder = node.attrs["form"], RecordingMachine()
+        run(recorder, node, arrays)
+        texts = (next(iter(recorder.texts)), text_of(form, layout).text)
+        lines = [re.findall("(const .*;)  // ", text) for text in texts]
+        assert {*lines[0]} == {*lines[1]} and lines[0], case
 
 
 # -- which groups there are --------------------------------------------------------------------------------------------
