@@ -19,8 +19,9 @@ from ..core.kernels import Call
 from ..core.op import Op
 from ..core.types import TensorType
 from ..fuse.form import FOLDS, Form, Line, form_of, fused
-from ..fuse.group import Limits, fuse, rows_of_fold
+from ..fuse.group import fuse
 from ..fuse.places import merged_axes, strides_in
+from ..fuse.unit import Limits, rows_of_fold
 from .c_calls import CCall, compiles
 from .compiled import source
 from .group_text import CTYPES, STRIP, GroupLayout, text_of

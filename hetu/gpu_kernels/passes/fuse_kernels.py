@@ -12,7 +12,8 @@ from typing import Any
 
 from ...core.graph import Node
 from ...core.op import Op
-from ...fuse.group import Limits, fuse
+from ...fuse.group import fuse
+from ...fuse.unit import Limits
 from ..groups import cut, launched
 from ..launchers import KERNELS, kernel
 from ..source import CTYPES
