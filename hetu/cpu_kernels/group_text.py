@@ -8,7 +8,7 @@ compiler and for any number of threads.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -28,10 +28,11 @@ class GroupLayout(NamedTuple):
 
 
 class Text(NamedTuple):
-    """The function, the numbers that it takes as arguments, and how many rows of scratch."""
+    """The function, the numbers and streams of draws that it takes as arguments, and how many rows of scratch."""
 
     text: str
     numbers: tuple[tuple[str, float], ...]
+    streams: tuple[int, ...]
     scratch: int
 
 
@@ -39,7 +40,7 @@ class Text(NamedTuple):
 def text_of(form: Form, layout: GroupLayout) -> Text:
     writer = _CWriter(form, layout)
     text = writer.text()
-    return Text(text, tuple(writer.numbers), writer.scratch)
+    return Text(text, tuple(writer.numbers), tuple(writer.drawn(n)[0] for n in writer.draws), writer.scratch)
 
 
 class _CWriter(LineWriter):
@@ -52,6 +53,7 @@ class _CWriter(LineWriter):
         mine = [n for n in self.lines if self.values[n].inner and not self.values[n].fold]
         self.kept = {n: self._row() for n in mine if n in later}
         self.across = [n for n in self.lines if self.values[n].fold in ("rows", "all")]
+        self.by_rows = bool(self.layout.rows or any(v.fold for v in self.values))
         self.totals = {n: self._row() for n in self.across if self.values[n].fold == "rows" and self.source(n).inner}
 
     @property
@@ -82,12 +84,14 @@ class _CWriter(LineWriter):
         for k, (dtype, _) in enumerate(self.numbers):
             field = "x" if "float" in dtype else "n"
             yield f"const {CTYPES[dtype]} c{k} = a[{word + len(sizes) + k}].{field};"
+        word += len(sizes) + len(self.numbers)
+        yield from (f"const long long stream{n} = a[{word + k}].n;" for k, n in enumerate(self.draws))
         for n, k in (*self.kept.items(), *self.totals.items()):
             yield f"{self.type(n)}* const t{k} = ({self.type(n)}*)(scratch + {k} * pitch);"
 
     def _pointers(self) -> Iterator[tuple[str, str]]:
         for k, t in enumerate(self.form.types):
-            yield f"const {CTYPES[t.dtype.name]}", f"x{k}"
+            yield "const Bits" if k in self.states else f"const {CTYPES[t.dtype.name]}", f"x{k}"
         for k, r in enumerate(self.form.results):
             yield self.type(r), f"y{k}"
 
@@ -97,7 +101,7 @@ class _CWriter(LineWriter):
     def _body(self) -> Iterator[str]:
         yield from self._constants()
         yield from self._begin_totals()
-        if not self.layout.rows and not self.folds and not any(v.fold for v in self.values):
+        if not self.by_rows:
             yield f"first *= {STRIP};"
             yield f"last = last * {STRIP} < columns ? last * {STRIP} : columns;"
             yield from self._row_body("first", "last")
@@ -111,11 +115,11 @@ class _CWriter(LineWriter):
     def _constants(self) -> Iterator[str]:
         """What is one number for the whole group."""
         for k, v in enumerate(self.values[: self.count]):
-            if not v.inner and not v.rows:
+            if not v.inner and not v.rows and k not in self.states:
                 yield f"const {self.type(k)} v{k} = x{k}[0];"
         for n in self.lines:
             if self._constant(n):
-                yield self._statement(n)
+                yield from self._alone(n, "0")
                 if n in self.slot:
                     yield f"if (!first) y{self.slot[n]}[0] = v{n};"
 
@@ -197,7 +201,7 @@ class _CWriter(LineWriter):
         """A line of one number per row."""
         v = self.values[n]
         if not v.fold and not v.inner and not self._constant(n):
-            yield self._statement(n)
+            yield from self._alone(n, "row")
         elif v.fold and not self.source(n).inner:
             o = self.operands(n)[0]
             if v.fold == "columns":
@@ -205,17 +209,42 @@ class _CWriter(LineWriter):
             else:
                 yield f"part{n} = {self.combined(n, f'part{n}', f'v{o}')};"
 
+    def _alone(self, n: int, place: str) -> Iterator[str]:
+        """A line outside of the loops over columns."""
+        if n in self.draws:
+            yield f"int kept{n};"
+            yield self._draw(n, place, "1", f"&kept{n}")
+        yield self._statement(n)
+
     def _loop(self, phase: int, first: str, last: str) -> Iterator[str]:
         """The loop over the columns of a row that computes the inner values of a phase."""
         mine = [n for n in self.lines if self.values[n].phase == phase and self._is_inner(n)]
         lanes = [n for n in mine if self.values[n].fold in ("columns", "all")]
-        body = [*self._loads(phase, mine), *self._inner_lines(mine), *self._stores(mine)]
-        if mine and not lanes:
-            yield f"EACH for (long long j = {first}; j < {last}; j++) {{"
-            yield from (f"    {line}" for line in body)
-            yield "}"
+        drawn = [n for n in mine if n in self.draws]
+        kept = [f"const int kept{n} = drawn{n}[j - strip];" for n in drawn]
+        body = [*self._loads(phase, mine), *kept, *self._inner_lines(mine), *self._stores(mine)]
+        if lanes:
+            yield from self._lanes(lanes, drawn, body)
         elif mine:
-            yield from self._lanes(lanes, body)
+            each = [f"EACH for (long long j = {'strip' if drawn else first}; j < {'end' if drawn else last}; j++) {{"]
+            each += [*(f"    {line}" for line in body), "}"]
+            yield from self._strips(first, last, [*self._drawn(drawn), *each]) if drawn else each
+
+    def _strips(self, first: str, last: str, body: Iterable[str]) -> Iterator[str]:
+        yield f"for (long long strip = {first}; strip < {last}; strip += {STRIP}) {{"
+        yield f"    const long long end = strip + {STRIP} < {last} ? strip + {STRIP} : {last};"
+        yield from (f"    {line}" for line in body)
+        yield "}"
+
+    def _drawn(self, draws: Sequence[int]) -> Iterator[str]:
+        """What random numbers decide in a strip."""
+        row = "row * columns + " if self.by_rows else ""
+        for n in draws:
+            yield f"int drawn{n}[{STRIP}];"
+            yield self._draw(n, f"{row}strip", "end - strip", f"drawn{n}")
+
+    def _draw(self, n: int, first: str, count: str, kept: str) -> str:
+        return f"draw(x{self.operands(n)[1]}, stream{n}, {self.drawn(n)[1]}, {first}, {count}, {kept});"
 
     def _is_inner(self, n: int) -> bool:
         return self.source(n).inner if self.values[n].fold else self.values[n].inner
@@ -244,30 +273,30 @@ class _CWriter(LineWriter):
                 if n in self.slot:
                     yield f"{self._place(self.count + self.slot[n])} = v{n};"
 
-    def _lanes(self, lanes: Sequence[int], body: Sequence[str]) -> Iterator[str]:
+    def _lanes(self, lanes: Sequence[int], drawn: Sequence[int], body: Sequence[str]) -> Iterator[str]:
         """A loop whose folds over the columns go to lanes, in strips."""
         for n in lanes:
             yield f"{self.type(n)} v{n} = {self.fold(n)[1]};"
-        yield f"for (long long strip = 0; strip < columns; strip += {STRIP}) {{"
-        yield f"    const long long end = strip + {STRIP} < columns ? strip + {STRIP} : columns;"
-        for n in lanes:
-            yield f"    {self.type(n)} lanes{n}[{LANES}];"
-            yield f"    for (int l = 0; l < {LANES}; l++) lanes{n}[l] = {self.fold(n)[1]};"
-        folds = [f"lanes{n}[l] = {self.combined(n, f'lanes{n}[l]', f'v{self.operands(n)[0]}')};" for n in lanes]
-        inner = ["        " + line for line in ("const long long j = start + l;", *body, *folds)]
-        yield "    long long start = strip;"
-        yield f"    for (; start + {LANES} <= end; start += {LANES}) EACH for (int l = 0; l < {LANES}; l++) {{"
-        yield from inner
-        yield "    }"
-        yield "    for (int l = 0; l < end - start; l++) {"
-        yield from inner
-        yield "    }"
-        for n in lanes:
-            half = self.combined(n, f"lanes{n}[l]", f"lanes{n}[l + width]")
-            yield f"    for (int width = {LANES // 2}; width; width /= 2)"
-            yield f"        for (int l = 0; l < width; l++) lanes{n}[l] = {half};"
-            yield f"    v{n} = {self.combined(n, f'v{n}', f'lanes{n}[0]')};"
-        yield "}"
+        yield from self._strips("0", "columns", [*self._drawn(drawn), *self._strip_of_lanes(lanes, body)])
         for n in lanes:
             if self.values[n].fold == "all":
                 yield f"part{n} = {self.combined(n, f'part{n}', f'v{n}')};"
+
+    def _strip_of_lanes(self, lanes: Sequence[int], body: Sequence[str]) -> Iterator[str]:
+        for n in lanes:
+            yield f"{self.type(n)} lanes{n}[{LANES}];"
+            yield f"for (int l = 0; l < {LANES}; l++) lanes{n}[l] = {self.fold(n)[1]};"
+        folds = [f"lanes{n}[l] = {self.combined(n, f'lanes{n}[l]', f'v{self.operands(n)[0]}')};" for n in lanes]
+        inner = ["    " + line for line in ("const long long j = start + l;", *body, *folds)]
+        yield "long long start = strip;"
+        yield f"for (; start + {LANES} <= end; start += {LANES}) EACH for (int l = 0; l < {LANES}; l++) {{"
+        yield from inner
+        yield "}"
+        yield "for (int l = 0; l < end - start; l++) {"
+        yield from inner
+        yield "}"
+        for n in lanes:
+            half = self.combined(n, f"lanes{n}[l]", f"lanes{n}[l + width]")
+            yield f"for (int width = {LANES // 2}; width; width /= 2)"
+            yield f"    for (int l = 0; l < width; l++) lanes{n}[l] = {half};"
+            yield f"v{n} = {self.combined(n, f'v{n}', f'lanes{n}[0]')};"

@@ -24,12 +24,13 @@ from ..fuse.places import merged_axes, strides_in
 from ..fuse.unit import Limits, rows_of_fold
 from .c_calls import CCall, compiles
 from .compiled import source
+from .compiled import text_of as text_of_file
 from .group_text import CTYPES, STRIP, GroupLayout, text_of
 from .recipes import kernel
 
 NEVER = 1 << 30  # the line behind all
 WORTH = 100_000  # numbers times lines that are worth another thread
-LIMITS = Limits(frozenset(CTYPES))
+LIMITS = Limits(frozenset(CTYPES), draws=True)
 
 
 def fuse_groups(outputs: Sequence[Node]) -> tuple[Node, ...]:
@@ -69,6 +70,7 @@ def compiled(form: Form, outs: Sequence[np.ndarray], arrays: Sequence[np.ndarray
     if 0 in form.space:
         return []
     operands = [*zip(range(len(arrays)), arrays), *zip(form.results, outs)]
+    values = form.values()
     if any(s % x.itemsize for _, x in operands for s in x.strides):
         return None
     sizes, split, strides = _merged(form, operands)
@@ -79,16 +81,17 @@ def compiled(form: Form, outs: Sequence[np.ndarray], arrays: Sequence[np.ndarray
     moves = tuple(tuple(s != 0 for s in own[:split]) for own in strides)
     layout = GroupLayout(len(rows), moves, tuple(s if s in (0, 1) else "s" for s in inner))
     text = text_of(form, layout)
-    made = source(text.text, shared="group") if compiles() else None
+    made = source(text_of_file("draws.h") + text.text if text.streams else text.text, "group") if compiles() else None
     if made is None:
         return None
-    folds = any(v.fold for v in form.values())
+    folds = any(v.fold for v in values)
     pitch = -(-width * 8 // 64) * 64
     words = [*arrays, *outs, *rows, width, pitch]
     words += [s for own in strides for s in own[:split] if s] + [s for s in inner if s not in (0, 1)]
     words += [float(v) if "float" in d else int(v) for d, v in text.numbers]
+    words += text.streams
     jobs = int(np.prod(rows)) if rows or folds else -(-width // STRIP)
-    whole = any(v.fold in ("rows", "all") for v in form.values())
+    whole = any(v.fold in ("rows", "all") for v in values)
     least = max(1, WORTH // (max(1, min(width, STRIP) if not rows else width) * len(form.lines)))
     return [CCall(made, "group", words, jobs, max(jobs, 1) if whole else least, text.scratch * pitch)]
 

@@ -15,7 +15,8 @@ import numpy as np
 
 from ..core.op import Op
 from ..core.types import as_dtype, promote
-from .form import FOLDS, MOVES, Attrs, Form, Known, Operand, expression_of, numbers_of
+from ..ops.random import _threshold
+from .form import DROPOUT, FOLDS, MOVES, Attrs, Form, Known, Operand, expression_of, numbers_of
 
 _NAME = re.compile(r"\b[A-Za-z_]\w*\b")
 
@@ -32,6 +33,8 @@ class LineWriter:
         self.count = len(form.types)
         self.lines = range(self.count, len(self.values))
         self.slot = {r: k for k, r in enumerate(form.results)}
+        self.states = form.states()
+        self.draws = [n for n in self.lines if form.lines[n - self.count].op is DROPOUT]
         self.numbers: list[tuple[str, float]] = []
         self._read = [[self._operand(o) for o in line.operands] for line in form.lines]
 
@@ -45,6 +48,11 @@ class LineWriter:
     def source(self, n: int) -> Known:
         """What a fold folds."""
         return self.values[self.operands(n)[0]]
+
+    def drawn(self, n: int) -> tuple[int, int]:
+        """The stream of a draw, and the threshold that 16 random bits have to reach."""
+        attrs = dict(self.form.lines[n - self.count].attrs)
+        return attrs["stream"], _threshold(attrs["rate"])
 
     def fold(self, n: int) -> tuple[str, str]:
         """How the line combines two numbers, and what it begins with."""

@@ -11,9 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from ..fuse.form import DROPOUT, Form, own_column
+from ..fuse.form import Form, own_column
 from ..fuse.line_text import LineWriter
-from ..ops.random import _threshold
 from .reduce import definitions, wide_dtype
 from .source import CTYPES, assemble
 
@@ -50,10 +49,11 @@ class Geometry(NamedTuple):
 
 
 class CudaText(NamedTuple):
-    """The text of a kernel, and the numbers that it takes."""
+    """The text of a kernel, and the numbers and streams of draws that it takes."""
 
     text: str
     numbers: tuple[tuple[str, float], ...]
+    streams: tuple[int, ...]
 
 
 @lru_cache(4096)
@@ -79,8 +79,7 @@ class _CudaWriter(LineWriter):
 
     def __init__(self, form: Form, layout: Geometry, stored: Sequence[str]) -> None:
         super().__init__(form, TYPES)
-        self.layout, self.stored, self.states = layout, stored, form.states()
-        self.draws = [n for n in self.lines if form.lines[n - self.count].op is DROPOUT]
+        self.layout, self.stored = layout, stored
         self.folds = [n for n in self.lines if self.values[n].fold]
         self.full = [r for r in form.results if not self.values[r].fold and self.values[r].shape == form.space]
         self.narrow = [r for r in form.results if r not in self.full and r not in self.folds]
@@ -102,7 +101,8 @@ class _CudaWriter(LineWriter):
         parameters += [f"Index stride{k}_{a}" for k, a in self.layout.strides()]
         text = "".join(map(self._functions, self.folds))
         text += f'extern "C" __global__ void {self.kind}({", ".join(parameters)}) {{\n{body}}}\n'
-        return CudaText(assemble(text, f"{self.kind}.cu", Index=self.layout.index), tuple(self.numbers))
+        streams = tuple(self.drawn(n)[0] for n in self.draws)
+        return CudaText(assemble(text, f"{self.kind}.cu", Index=self.layout.index), tuple(self.numbers), streams)
 
     def _functions(self, n: int) -> str:
         """The functions of one fold, in a namespace of its own."""
@@ -148,9 +148,9 @@ class _CudaWriter(LineWriter):
         full = [r for r in results if r in self.full]
         before, inside = self._loads(needed)
         drawn = [n for n in self.draws if n in needed]
-        words = [f"Word words{n}[4]; philox(x{self._state(n)}, stream{n}, i / 16, words{n});" for n in drawn]
+        words = [f"Word words{n}[4]; philox(x{self.operands(n)[1]}, stream{n}, i / 16, words{n});" for n in drawn]
         place = "q + at" if span == 16 else "i % 16 + q + at"
-        inside += [f"const bool kept{n} = kept(words{n}, {place}, {self._threshold(n)});" for n in drawn]
+        inside += [f"const bool kept{n} = kept(words{n}, {place}, {self.drawn(n)[1]});" for n in drawn]
         numbered = any(self.form.lines[n - self.count].op is own_column for n in needed if n >= self.count)
         inside += ["const Index j = col + q + at;"] if numbered else []
         inside += [self.statement(n, "j") for n in needed if n >= self.count]
@@ -195,12 +195,6 @@ class _CudaWriter(LineWriter):
         """Store a result that is one number per row, or one in all."""
         first, place = ("col + q + at", "row") if self.values[r].rows else ("i + q + at", "0")
         return f"if ({first} == 0) y{self.slot[r]}[{place}] = v{r};"
-
-    def _state(self, n: int) -> int:
-        return self.operands(n)[1]
-
-    def _threshold(self, n: int) -> int:
-        return _threshold(dict(self.form.lines[n - self.count].attrs)["rate"])
 
     def rows(self) -> Iterator[str]:
         """The place of a row along each of its axes."""

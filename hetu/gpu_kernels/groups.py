@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..fuse.form import DROPOUT, Form, form_of, fused, own_column
+from ..fuse.form import Form, form_of, fused, own_column
 from ..fuse.places import merged_axes, strides_in
 from .group_text import Geometry, text_of
 from .launchers import kernel
@@ -54,9 +54,8 @@ def launched(machine: Machine, out: Any, *arrays: Any, form: Form) -> list[Call]
     grid, block, counts, parts = _shaped(form, kind, rows, width, layout.span)
     targets, rest = _targets(machine, form, outs, parts)
     text = text_of(form, layout, kind, tuple(t.dtype.name for t in targets))
-    draws = [np.uint64(dict(line.attrs)["stream"]) for line in form.lines if line.op is DROPOUT]
     numbers = [np.dtype(d).type(v) for d, v in text.numbers]
-    words = (*arrays, *draws, *targets, *numbers, *_counts(layout, counts, sizes, strides))
+    words = (*arrays, *map(np.uint64, text.streams), *targets, *numbers, *_counts(layout, counts, sizes, strides))
     return [partial(machine.kernel(text.text, kind), grid, block, words), *rest]
 
 
