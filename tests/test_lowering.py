@@ -199,7 +199,7 @@ def test_random_graphs_are_the_same_without_one_pass(left_out):
 def test_passes_for_one_device_stay_there():
     here, there = ([run.__name__ for run in chosen_passes(None, device)] for device in ("cpu", "gpu"))
     both = ["simplify", "sparsify_updates", "channels_last"]
-    grouping = ["group_updates", "group_checks", "group_casts", "fuse_elementwise"]
+    grouping = ["group_updates", "group_checks", "group_casts", "fuse_kernels"]
     assert there == [*both, "fuse_norm_relu", "tile_attention", "absorb_casts", *grouping]
     assert {*here, *there} == PASSES.keys() and {*here} & {*there} == {*both}
 

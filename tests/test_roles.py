@@ -40,7 +40,7 @@ PATTERNS = {
     "bags": "a sum over a lookup",
     "find_attention": "products around a softmax",
     "tape": "sums and differences",
-    "fuse_elementwise": "what ends or enters a group", "group_casts": "casts", "group_checks": "all, isfinite",
+    "group_casts": "casts", "group_checks": "all, isfinite",
     "group_updates": "updates", "mixed_precision": "casts, transposes, first gradients",
     "fuse_norm_relu": "norm and relu",
     "composition": "p - lr g",

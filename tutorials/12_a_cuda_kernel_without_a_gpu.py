@@ -13,7 +13,7 @@ import hetu as ht
 from hetu.gpu_kernels import emulator, nvrtc
 from hetu.gpu_kernels.emulator import Emulator
 from hetu.gpu_kernels.launchers import bound
-from hetu.gpu_kernels.passes.fuse_elementwise import fuse_elementwise
+from hetu.gpu_kernels.passes.fuse_kernels import fuse_kernels
 from hetu.gpu_kernels.source import KernelError
 from hetu.look.profiler import flops, traffic
 
@@ -195,7 +195,7 @@ ht.look.roofline_svg(points, flops=67e12, bandwidth=3.35e12)
 # %%
 h = ht.placeholder("h", (4096, 1024))
 chain = ht.tanh(h * 2 + 1) * ht.sigmoid(h)
-for outputs in ([chain], fuse_elementwise([chain])):
+for outputs in ([chain], fuse_kernels([chain])):
     kernels = [node for node in ht.Graph(outputs).nodes if node.inputs]
     names = ", ".join(node.op.name for node in kernels)
     print(f"{len(kernels)} kernels, {sum(map(traffic, kernels)) / 1e6:4.0f} MB: {names}")

@@ -23,13 +23,14 @@ from hetu.core.graph import OPS
 from hetu.core.kernels import RoomPass
 from hetu.core.op import Op, Role
 from hetu.dist.cut.partition import partition
+from hetu.fuse.apart import REWRITTEN
 from hetu.gpu_kernels.launchers import KERNELS
 
 FOLDER = Path(__file__).with_suffix("")
 NOTE = "*Written by `python tutorials/reference.py` from the docstrings; change those.*"
 HOME = "[Reference](README.md)"
 MARKUP = re.compile(r"(?<! )\*|\*(?! )|<(?=[\w/!])|(?<!\w)_|_(?!\w)")  # what Markdown would not show as it stands
-GROUP = "hetu.gpu_kernels.passes.fused_group"
+GROUP = "hetu.fuse.form"
 BY_PASSES = (
     "hetu.plan.memory.assemble",
     "hetu.plan.memory.host",
@@ -167,7 +168,9 @@ def dims(op: Op) -> str:
 
 def cuda(op: Op) -> str:
     generated = op.code or op.__module__ == GROUP  # which joins the expressions of others
-    return "expression" if generated else "whole kernel" if KERNELS.function(op) else "CuPy runs forward"
+    if generated or KERNELS.function(op):
+        return "expression" if generated else "whole kernel"
+    return "in parts" if op in REWRITTEN else "CuPy runs forward"
 
 
 def table() -> str:
@@ -197,7 +200,8 @@ def operator_pages() -> dict[str, str]:
         "**gradient**: the operator's *own rule*, that of its decomposition into other operators (*by decompose*), or "
         "*none*. **dims**: how it splits over ranks, an einsum-like string in the grammar of `hetu/ops/shape.py`; *by "
         "types* where shapes and attributes decide it, *gathered* where it needs whole inputs. **CUDA**: a generated "
-        "kernel around a C *expression*, a hand-written *whole kernel*, or *CuPy runs forward*."
+        "kernel around a C *expression*, a hand-written *whole kernel*, other operators *in parts*, or *CuPy runs "
+        "forward*."
     )
     return {
         "operators.md": page("Operators", intro, sections),

@@ -8,18 +8,15 @@ compiler and for any number of threads.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
-
-from ..fuse.form import FOLDS, MOVES, Form, Known, Operand, expression_of
+from ..fuse.form import Form
+from ..fuse.line_text import LineWriter
 
 CTYPES = {"float32": "float", "float64": "double", "bool": "unsigned char", "int32": "int", "int64": "long long"}
 LANES, BLOCK, STRIP = 32, 64, 4096
-_NAME = re.compile(r"\b[A-Za-z_]\w*\b")
 
 
 class GroupLayout(NamedTuple):
@@ -31,10 +28,11 @@ class GroupLayout(NamedTuple):
 
 
 class Text(NamedTuple):
-    """The function, the numbers that it takes as arguments, and how many rows of scratch."""
+    """The function, the numbers and streams of draws that it takes as arguments, and how many rows of scratch."""
 
     text: str
     numbers: tuple[tuple[str, float], ...]
+    streams: tuple[int, ...]
     scratch: int
 
 
@@ -42,24 +40,21 @@ class Text(NamedTuple):
 def text_of(form: Form, layout: GroupLayout) -> Text:
     writer = _CWriter(form, layout)
     text = writer.text()
-    return Text(text, tuple(writer.numbers), writer.scratch)
+    return Text(text, tuple(writer.numbers), tuple(writer.drawn(n)[0] for n in writer.draws), writer.scratch)
 
 
-class _CWriter:
+class _CWriter(LineWriter):
     def __init__(self, form: Form, layout: GroupLayout) -> None:
-        self.form, self.layout = form, layout
-        self.values: list[Known] = form.values()
-        self.count = len(form.types)
-        self.lines = range(self.count, len(self.values))
-        self.numbers: list[tuple[str, float]] = []
+        super().__init__(form, CTYPES)
+        self.layout = layout
         self.scratch = 0
-        self.slot = {r: k for k, r in enumerate(form.results)}
         # Values of a line that a later loop over the same row reads again lie in a row of scratch.
-        later = {o for n in self.lines for o in self._operands(n) if self.values[n].phase > self.values[o].phase}
+        later = {o for n in self.lines for o in self.operands(n) if self.values[n].phase > self.values[o].phase}
         mine = [n for n in self.lines if self.values[n].inner and not self.values[n].fold]
         self.kept = {n: self._row() for n in mine if n in later}
         self.across = [n for n in self.lines if self.values[n].fold in ("rows", "all")]
-        self.totals = {n: self._row() for n in self.across if self.values[n].fold == "rows" and self._source(n).inner}
+        self.by_rows = bool(self.layout.rows or any(v.fold for v in self.values))
+        self.totals = {n: self._row() for n in self.across if self.values[n].fold == "rows" and self.source(n).inner}
 
     @property
     def folds(self) -> bool:
@@ -69,19 +64,6 @@ class _CWriter:
     def _row(self) -> int:
         self.scratch += 1
         return self.scratch - 1
-
-    def _operands(self, n: int) -> list[int]:
-        return [o for o in self.form.lines[n - self.count].operands if isinstance(o, int)]
-
-    def _source(self, n: int) -> Known:
-        return self.values[self._operands(n)[0]]
-
-    def _fold(self, n: int) -> tuple[str, str]:
-        """How the line combines two numbers, and what it begins with."""
-        return FOLDS[self.form.lines[n - self.count].op]
-
-    def _type(self, n: int) -> str:
-        return CTYPES[self.values[n].type.dtype.name]
 
     # -- the text ------------------------------------------------------------------------------------------------------
 
@@ -102,14 +84,16 @@ class _CWriter:
         for k, (dtype, _) in enumerate(self.numbers):
             field = "x" if "float" in dtype else "n"
             yield f"const {CTYPES[dtype]} c{k} = a[{word + len(sizes) + k}].{field};"
+        word += len(sizes) + len(self.numbers)
+        yield from (f"const long long stream{n} = a[{word + k}].n;" for k, n in enumerate(self.draws))
         for n, k in (*self.kept.items(), *self.totals.items()):
-            yield f"{self._type(n)}* const t{k} = ({self._type(n)}*)(scratch + {k} * pitch);"
+            yield f"{self.type(n)}* const t{k} = ({self.type(n)}*)(scratch + {k} * pitch);"
 
     def _pointers(self) -> Iterator[tuple[str, str]]:
         for k, t in enumerate(self.form.types):
-            yield f"const {CTYPES[t.dtype.name]}", f"x{k}"
+            yield "const Bits" if k in self.states else f"const {CTYPES[t.dtype.name]}", f"x{k}"
         for k, r in enumerate(self.form.results):
-            yield self._type(r), f"y{k}"
+            yield self.type(r), f"y{k}"
 
     def _name(self, k: int) -> str:
         return f"x{k}" if k < self.count else f"y{k - self.count}"
@@ -117,7 +101,7 @@ class _CWriter:
     def _body(self) -> Iterator[str]:
         yield from self._constants()
         yield from self._begin_totals()
-        if not self.layout.rows and not self.folds and not any(v.fold for v in self.values):
+        if not self.by_rows:
             yield f"first *= {STRIP};"
             yield f"last = last * {STRIP} < columns ? last * {STRIP} : columns;"
             yield from self._row_body("first", "last")
@@ -131,11 +115,11 @@ class _CWriter:
     def _constants(self) -> Iterator[str]:
         """What is one number for the whole group."""
         for k, v in enumerate(self.values[: self.count]):
-            if not v.inner and not v.rows:
-                yield f"const {self._type(k)} v{k} = x{k}[0];"
+            if not v.inner and not v.rows and k not in self.states:
+                yield f"const {self.type(k)} v{k} = x{k}[0];"
         for n in self.lines:
             if self._constant(n):
-                yield self._line(n)
+                yield from self._alone(n, "0")
                 if n in self.slot:
                     yield f"if (!first) y{self.slot[n]}[0] = v{n};"
 
@@ -170,39 +154,39 @@ class _CWriter:
 
     def _begin_totals(self) -> Iterator[str]:
         for n in self.across:
-            neutral = self._fold(n)[1]
+            neutral = self.fold(n)[1]
             if n in self.totals:
                 place = self._place(self.count + self.slot[n])
                 yield f"for (long long j = 0; j < columns; j++) t{self.totals[n]}[j] = {place} = {neutral};"
             else:
-                yield f"{self._type(n)} total{n} = {neutral}, part{n} = {neutral};"
+                yield f"{self.type(n)} total{n} = {neutral}, part{n} = {neutral};"
 
     def _flush(self) -> Iterator[str]:
         """Add what a block of rows gave."""
         if self.across:
             yield f"if ((row + 1) % {BLOCK} == 0 || row + 1 == last) {{"
             for n in self.across:
-                neutral = self._fold(n)[1]
+                neutral = self.fold(n)[1]
                 if n in self.totals:
                     t, y = f"t{self.totals[n]}[j]", self._place(self.count + self.slot[n])
-                    added = f"{y} = {self._combined(n, y, t)}, {t} = {neutral};"
+                    added = f"{y} = {self.combined(n, y, t)}, {t} = {neutral};"
                     yield f"    EACH for (long long j = 0; j < columns; j++) {added}"
                 else:
-                    yield f"    total{n} = {self._combined(n, f'total{n}', f'part{n}')}, part{n} = {neutral};"
+                    yield f"    total{n} = {self.combined(n, f'total{n}', f'part{n}')}, part{n} = {neutral};"
             yield "}"
 
     def _end_totals(self) -> Iterator[str]:
         yield from (f"y{self.slot[n]}[0] = total{n};" for n in self.across if n not in self.totals)
 
-    def _combined(self, n: int, a: str, b: str) -> str:
-        return _NAME.sub(lambda m: {"a": a, "b": b}.get(m[0], m[0]), self._fold(n)[0])
+    def _statement(self, n: int) -> str:
+        return self.statement(n, "j" if self.values[n].inner else "0")
 
     # -- one row -------------------------------------------------------------------------------------------------------
 
     def _row_body(self, first: str, last: str) -> Iterator[str]:
         for k, v in enumerate(self.values[: self.count]):
             if not v.inner and v.rows:
-                yield f"const {self._type(k)} v{k} = {self._pointer(k)}[0];"
+                yield f"const {self.type(k)} v{k} = {self._pointer(k)}[0];"
         for phase in range(1 + max(v.phase + (v.fold == "columns") for v in self.values)):
             for n in self.lines:
                 if self.values[n].phase == phase:
@@ -217,44 +201,69 @@ class _CWriter:
         """A line of one number per row."""
         v = self.values[n]
         if not v.fold and not v.inner and not self._constant(n):
-            yield self._line(n)
-        elif v.fold and not self._source(n).inner:
-            o = self._operands(n)[0]
+            yield from self._alone(n, "row")
+        elif v.fold and not self.source(n).inner:
+            o = self.operands(n)[0]
             if v.fold == "columns":
-                yield f"const {self._type(n)} v{n} = v{o};"
+                yield f"const {self.type(n)} v{n} = v{o};"
             else:
-                yield f"part{n} = {self._combined(n, f'part{n}', f'v{o}')};"
+                yield f"part{n} = {self.combined(n, f'part{n}', f'v{o}')};"
+
+    def _alone(self, n: int, place: str) -> Iterator[str]:
+        """A line outside of the loops over columns."""
+        if n in self.draws:
+            yield f"int kept{n};"
+            yield self._draw(n, place, "1", f"&kept{n}")
+        yield self._statement(n)
 
     def _loop(self, phase: int, first: str, last: str) -> Iterator[str]:
         """The loop over the columns of a row that computes the inner values of a phase."""
         mine = [n for n in self.lines if self.values[n].phase == phase and self._is_inner(n)]
         lanes = [n for n in mine if self.values[n].fold in ("columns", "all")]
-        body = [*self._loads(phase, mine), *self._inner_lines(mine), *self._stores(mine)]
-        if mine and not lanes:
-            yield f"EACH for (long long j = {first}; j < {last}; j++) {{"
-            yield from (f"    {line}" for line in body)
-            yield "}"
+        drawn = [n for n in mine if n in self.draws]
+        kept = [f"const int kept{n} = drawn{n}[j - strip];" for n in drawn]
+        body = [*self._loads(phase, mine), *kept, *self._inner_lines(mine), *self._stores(mine)]
+        if lanes:
+            yield from self._lanes(lanes, drawn, body)
         elif mine:
-            yield from self._lanes(lanes, body)
+            each = [f"EACH for (long long j = {'strip' if drawn else first}; j < {'end' if drawn else last}; j++) {{"]
+            each += [*(f"    {line}" for line in body), "}"]
+            yield from self._strips(first, last, [*self._drawn(drawn), *each]) if drawn else each
+
+    def _strips(self, first: str, last: str, body: Iterable[str]) -> Iterator[str]:
+        yield f"for (long long strip = {first}; strip < {last}; strip += {STRIP}) {{"
+        yield f"    const long long end = strip + {STRIP} < {last} ? strip + {STRIP} : {last};"
+        yield from (f"    {line}" for line in body)
+        yield "}"
+
+    def _drawn(self, draws: Sequence[int]) -> Iterator[str]:
+        """What random numbers decide in a strip."""
+        row = "row * columns + " if self.by_rows else ""
+        for n in draws:
+            yield f"int drawn{n}[{STRIP}];"
+            yield self._draw(n, f"{row}strip", "end - strip", f"drawn{n}")
+
+    def _draw(self, n: int, first: str, count: str, kept: str) -> str:
+        return f"draw(x{self.operands(n)[1]}, stream{n}, {self.drawn(n)[1]}, {first}, {count}, {kept});"
 
     def _is_inner(self, n: int) -> bool:
-        return self._source(n).inner if self.values[n].fold else self.values[n].inner
+        return self.source(n).inner if self.values[n].fold else self.values[n].inner
 
     def _loads(self, phase: int, mine: Sequence[int]) -> Iterator[str]:
         """Inner values of arrays, and of earlier phases, that the loop reads."""
-        for o in dict.fromkeys(o for n in mine for o in self._operands(n)):
+        for o in dict.fromkeys(o for n in mine for o in self.operands(n)):
             if o < self.count and self.values[o].inner:
-                yield f"const {self._type(o)} v{o} = {self._place(o)};"
+                yield f"const {self.type(o)} v{o} = {self._place(o)};"
             elif o in self.kept and self.values[o].phase < phase:
-                yield f"const {self._type(o)} v{o} = t{self.kept[o]}[j];"
+                yield f"const {self.type(o)} v{o} = t{self.kept[o]}[j];"
 
     def _inner_lines(self, mine: Sequence[int]) -> Iterator[str]:
         for n in mine:
             if not self.values[n].fold:
-                yield self._line(n)
+                yield self._statement(n)
             elif self.values[n].fold == "rows":
                 t = f"t{self.totals[n]}[j]"
-                yield f"{t} = {self._combined(n, t, f'v{self._operands(n)[0]}')};"
+                yield f"{t} = {self.combined(n, t, f'v{self.operands(n)[0]}')};"
 
     def _stores(self, mine: Sequence[int]) -> Iterator[str]:
         for n in mine:
@@ -264,66 +273,30 @@ class _CWriter:
                 if n in self.slot:
                     yield f"{self._place(self.count + self.slot[n])} = v{n};"
 
-    def _lanes(self, lanes: Sequence[int], body: Sequence[str]) -> Iterator[str]:
+    def _lanes(self, lanes: Sequence[int], drawn: Sequence[int], body: Sequence[str]) -> Iterator[str]:
         """A loop whose folds over the columns go to lanes, in strips."""
         for n in lanes:
-            yield f"{self._type(n)} v{n} = {self._fold(n)[1]};"
-        yield f"for (long long strip = 0; strip < columns; strip += {STRIP}) {{"
-        yield f"    const long long end = strip + {STRIP} < columns ? strip + {STRIP} : columns;"
-        for n in lanes:
-            yield f"    {self._type(n)} lanes{n}[{LANES}];"
-            yield f"    for (int l = 0; l < {LANES}; l++) lanes{n}[l] = {self._fold(n)[1]};"
-        folds = [f"lanes{n}[l] = {self._combined(n, f'lanes{n}[l]', f'v{self._operands(n)[0]}')};" for n in lanes]
-        inner = ["        " + line for line in ("const long long j = start + l;", *body, *folds)]
-        yield "    long long start = strip;"
-        yield f"    for (; start + {LANES} <= end; start += {LANES}) EACH for (int l = 0; l < {LANES}; l++) {{"
-        yield from inner
-        yield "    }"
-        yield "    for (int l = 0; l < end - start; l++) {"
-        yield from inner
-        yield "    }"
-        for n in lanes:
-            half = self._combined(n, f"lanes{n}[l]", f"lanes{n}[l + width]")
-            yield f"    for (int width = {LANES // 2}; width; width /= 2)"
-            yield f"        for (int l = 0; l < width; l++) lanes{n}[l] = {half};"
-            yield f"    v{n} = {self._combined(n, f'v{n}', f'lanes{n}[0]')};"
-        yield "}"
+            yield f"{self.type(n)} v{n} = {self.fold(n)[1]};"
+        yield from self._strips("0", "columns", [*self._drawn(drawn), *self._strip_of_lanes(lanes, body)])
         for n in lanes:
             if self.values[n].fold == "all":
-                yield f"part{n} = {self._combined(n, f'part{n}', f'v{n}')};"
+                yield f"part{n} = {self.combined(n, f'part{n}', f'v{n}')};"
 
-    # -- one line ------------------------------------------------------------------------------------------------------
-
-    def _line(self, n: int) -> str:
-        op, operands, attrs = self.form.lines[n - self.count]
-        if op in MOVES:
-            return f"const {self._type(n)} v{n} = v{operands[0]};"
-        result, text = self.values[n].type.dtype.name, (expression_of(op) or "").removeprefix("y = ")
-        known = {name: o for name, o in zip(op.inputs, operands) if name in _NAME.findall(text)}
-        meet = self._meet(known.values()) if result == "bool" else result
-        words = {name: self._operand(o, meet) for name, o in known.items()}
-        words |= {k: literal(v, meet) for k, v in attrs if isinstance(v, bool | int | float)}
-        words |= {"T": CTYPES[meet], "column": "j" if self.values[n].inner else "0"}
-        text = _NAME.sub(lambda m: words.get(m[0], m[0]), text)
-        text = f"({text}) != 0" if result == "bool" and meet != "bool" else text
-        return f"const {CTYPES[result]} v{n} = {text};  // {op.name}"
-
-    def _meet(self, operands: Iterable[Operand]) -> str:
-        return np.result_type(*(o[0] if isinstance(o, tuple) else self.values[o].type.dtype for o in operands)).name
-
-    def _operand(self, o: Operand, meet: str) -> str:
-        if isinstance(o, tuple):
-            dtype = "bool" if o[0] == "bool" else meet
-            self.numbers.append((dtype, o[1]))
-            return f"c{len(self.numbers) - 1}"
-        return f"v{o}" if self.values[o].type.dtype.name in (meet, "bool") else f"(({CTYPES[meet]})v{o})"
-
-
-def literal(value: Any, dtype: str) -> str:
-    """A number as C writes it."""
-    if "float" not in dtype:
-        return f"(({CTYPES[dtype]}){int(value)})"
-    if value != value or value in (float("inf"), float("-inf")):
-        return "NAN" if value != value else "INFINITY" if value > 0 else "(-INFINITY)"
-    text = f"{float(value)!r}{'f' if dtype == 'float32' else ''}"
-    return f"({text})" if value < 0 else text
+    def _strip_of_lanes(self, lanes: Sequence[int], body: Sequence[str]) -> Iterator[str]:
+        for n in lanes:
+            yield f"{self.type(n)} lanes{n}[{LANES}];"
+            yield f"for (int l = 0; l < {LANES}; l++) lanes{n}[l] = {self.fold(n)[1]};"
+        folds = [f"lanes{n}[l] = {self.combined(n, f'lanes{n}[l]', f'v{self.operands(n)[0]}')};" for n in lanes]
+        inner = ["    " + line for line in ("const long long j = start + l;", *body, *folds)]
+        yield "long long start = strip;"
+        yield f"for (; start + {LANES} <= end; start += {LANES}) EACH for (int l = 0; l < {LANES}; l++) {{"
+        yield from inner
+        yield "}"
+        yield "for (int l = 0; l < end - start; l++) {"
+        yield from inner
+        yield "}"
+        for n in lanes:
+            half = self.combined(n, f"lanes{n}[l]", f"lanes{n}[l + width]")
+            yield f"for (int width = {LANES // 2}; width; width /= 2)"
+            yield f"    for (int l = 0; l < width; l++) lanes{n}[l] = {half};"
+            yield f"v{n} = {self.combined(n, f'v{n}', f'lanes{n}[0]')};"

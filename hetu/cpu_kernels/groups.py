@@ -8,9 +8,8 @@ they are rows of the table that C walks. Gain: see `examples/benchmarks/recipes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from copy import copy
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,33 +19,28 @@ from ..core.graph import Node
 from ..core.kernels import Call
 from ..core.op import Op
 from ..core.types import TensorType
-from ..fuse.form import FOLDS, Form, Line, fused, overwritten
-from ..fuse.group import DTYPES, fuse, rows_of_fold
+from ..fuse.form import FOLDS, Form, Line, form_of, fused
+from ..fuse.group import fuse
+from ..fuse.places import merged_axes, strides_in
+from ..fuse.unit import Limits, rows_of_fold
 from .c_calls import CCall, compiles
 from .compiled import source
-from .group_text import STRIP, GroupLayout, text_of
+from .compiled import text_of as text_of_file
+from .group_text import CTYPES, STRIP, GroupLayout, text_of
 from .recipes import kernel
 
 NEVER = 1 << 30  # the line behind all
 WORTH = 100_000  # numbers times lines that are worth another thread
+LIMITS = Limits(frozenset(CTYPES), draws=True)
 
 
 def fuse_groups(outputs: Sequence[Node]) -> tuple[Node, ...]:
     """Groups become one operator each."""
-    return fuse(outputs, _operator)
+    return fuse(outputs, LIMITS, _entered)
 
 
-def _operator(form: Form) -> Op[..., Any]:
-    return _overwriting(tuple(overwritten(form).items()))
-
-
-@cache
-def _overwriting(inplace: tuple[tuple[int, tuple[int, ...]], ...]) -> Op[..., Any]:
-    """The operator of groups whose results may overwrite these arrays."""
-    made = copy(fused)
-    made.inplace = dict(inplace)
-    kernel(made)(bound)
-    return made
+def _entered(group: Op[..., Any]) -> None:
+    kernel(group)(bound)
 
 
 @kernel(fused)
@@ -60,17 +54,13 @@ def bound(xp: Any, out: Any, *arrays: Any, form: Form, scratch: Scratch) -> list
 
 def single(op: Op[..., Any], out: Any, arrays: Sequence[Any], attrs: Mapping[str, Any]) -> list[Call] | None:
     """Calls of an operator that is one line; None where it cannot be compiled."""
-    if isinstance(out, tuple) or any(a.dtype not in DTYPES for a in (out, *arrays)):
+    if isinstance(out, tuple) or any(a.dtype.name not in CTYPES for a in (out, *arrays)):
         return None
-    types = tuple(TensorType(a.shape, a.dtype) for a in arrays)
     space, rows = out.shape, (0, False) if op.code is not None else None
     if op in FOLDS:
-        space, rows = arrays[0].shape, rows_of_fold(types[0], **attrs)
-    if rows is None:
-        return None
-    line = Line(op, tuple(range(len(arrays))), tuple(attrs.items()))
-    flat = (*(False for _ in types), rows[1])
-    return compiled(Form(types, (line,), (len(types),), space, rows[0], flat), (out,), arrays)
+        x = arrays[0]
+        space, rows = x.shape, rows_of_fold(TensorType(x.shape, x.dtype), LIMITS.folded, **attrs)
+    return None if rows is None else compiled(form_of(op, arrays, attrs, space, rows), (out,), arrays)
 
 
 # -- in C --------------------------------------------------------------------------------------------------------------
@@ -81,61 +71,48 @@ def compiled(form: Form, outs: Sequence[np.ndarray], arrays: Sequence[np.ndarray
     if 0 in form.space:
         return []
     operands = [*zip(range(len(arrays)), arrays), *zip(form.results, outs)]
+    values = form.values()
     if any(s % x.itemsize for _, x in operands for s in x.strides):
         return None
     sizes, split, strides = _merged(form, operands)
     if len(sizes) - split > 1:  # the columns lie in no one row: a fold of all of them may go row by row
-        rowwise = not form.split and not any(v.phase for v in form.values())
+        rowwise = not form.split and not any(v.phase for v in values)
         return compiled(replace(form, split=len(form.space) - 1), outs, arrays) if rowwise else None
     rows, width = sizes[:split], sizes[split] if split < len(sizes) else 1
     inner = [s[split] if split < len(sizes) else 0 for s in strides]
     moves = tuple(tuple(s != 0 for s in own[:split]) for own in strides)
     layout = GroupLayout(len(rows), moves, tuple(s if s in (0, 1) else "s" for s in inner))
     text = text_of(form, layout)
-    made = source(text.text, shared="group") if compiles() else None
+    made = source(text_of_file("draws.h") + text.text if text.streams else text.text, "group") if compiles() else None
     if made is None:
         return None
-    folds = any(v.fold for v in form.values())
+    folds = any(v.fold for v in values)
     pitch = -(-width * 8 // 64) * 64
     words = [*arrays, *outs, *rows, width, pitch]
     words += [s for own in strides for s in own[:split] if s] + [s for s in inner if s not in (0, 1)]
     words += [float(v) if "float" in d else int(v) for d, v in text.numbers]
+    words += text.streams
     jobs = int(np.prod(rows)) if rows or folds else -(-width // STRIP)
-    whole = any(v.fold in ("rows", "all") for v in form.values())
+    whole = any(v.fold in ("rows", "all") for v in values)
     least = max(1, WORTH // (max(1, min(width, STRIP) if not rows else width) * len(form.lines)))
     return [CCall(made, "group", words, jobs, max(jobs, 1) if whole else least, text.scratch * pitch)]
 
 
 def _merged(form: Form, operands: Sequence[tuple[int, np.ndarray]]) -> tuple[list[int], int, list[list[int]]]:
     """(sizes, axes of rows, strides in numbers) of the fewest axes that visit the same places in the same order."""
-    strides = []
-    for number, x in operands:
-        own = [0 if n == 1 else s // x.itemsize for n, s in zip(x.shape, x.strides)]
-        strides.append(form.aligned(number, own, 0))
+    strides = strides_in(form, operands)
     if not form.split and not any(line.op in FOLDS for line in form.lines):
         sizes, kept = _fewest(form.space, strides)
         return sizes, max(0, len(sizes) - 1), kept
-    split = form.split
-    rows, row_strides = _fewest(form.space[:split], [s[:split] for s in strides])
-    columns, column_strides = _fewest(form.space[split:], [s[split:] for s in strides])
-    return rows + columns, len(rows), [a + b for a, b in zip(row_strides, column_strides)]
+    ends = slice(form.split), slice(form.split, None)
+    rows, columns = (_fewest(form.space[s], [own[s] for own in strides]) for s in ends)
+    return rows[0] + columns[0], len(rows[0]), [a + b for a, b in zip(rows[1], columns[1])]
 
 
 def _fewest(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[list[int], list[list[int]]]:
-    sizes: list[int] = []
-    kept: list[list[int]] = [[] for _ in strides]
-    for axis, size in enumerate(shape):
-        if size == 1:
-            continue
-        if sizes and all(k[-1] == s[axis] * size for k, s in zip(kept, strides)):
-            sizes[-1] *= size
-            for k, s in zip(kept, strides):
-                k[-1] = s[axis]
-        else:
-            sizes.append(size)
-            for k, s in zip(kept, strides):
-                k.append(s[axis])
-    return sizes, kept
+    """As `merged_axes`, without any axis where there is one place."""
+    sizes, kept = merged_axes(shape, strides)
+    return ([], [[] for _ in kept]) if sizes == (1,) else ([*sizes], [[*own] for own in kept])
 
 
 # -- by NumPy ----------------------------------------------------------------------------------------------------------

@@ -34,13 +34,20 @@ Parts = tuple[Node, ...]
 Scalars = dict[tuple[Any, ...], Node]  # what rules compute from their scalars alone, which parameters share
 
 
-def taken_apart(outputs: Sequence[Node], fits: Callable[[Node], bool]) -> tuple[tuple[Node, ...], Checks]:
-    """The graph with operators taken apart where all parts are such that `fits`; and the checks of those, by part."""
+def taken_apart(
+    outputs: Sequence[Node], fits: Callable[[Node], bool], whole: Callable[[Op[..., Any]], bool]
+) -> tuple[tuple[Node, ...], Checks]:
+    """The graph with operators taken apart where all parts are such that `fits`; and the checks of those, by part.
+
+    Operators that are better `whole` stay so.
+    """
     checks: dict[Node, list[Looked]] = {}
     scalars: Scalars = {}
 
     @cache
     def parts_of(node: Node) -> Parts | None:
+        if whole(node.op):
+            return None
         looked = looked_at(node)
         parts = None if looked is None and node.op.check_rule is not None else _parts(node, fits, scalars)
         if looked is not None and parts is not None:
@@ -149,7 +156,7 @@ def narrowed(x: Node, dtype: np.dtype) -> Node:
 
 def _rewritten(node: Node, inputs: Parts) -> Node | None:
     """Operators that are more than one line but have no parts of their own."""
-    made = _REWRITTEN.get(node.op)
+    made = REWRITTEN.get(node.op)
     return None if made is None else made(node, *inputs)
 
 
@@ -157,7 +164,8 @@ def _sum_to_like(node: Node, x: Node, like: Node) -> Node | None:
     before: Any = x.shape
     after: Any = node.shape
     axes = broadcast_axes(before, after)
-    return OPS["reshape"](OPS["sum"](x, axis=axes), node.shape) if axes else x
+    made = OPS["reshape"](OPS["sum"](x, axis=axes), node.shape) if axes else x
+    return made if made.type == node.type else None
 
 
 def _take(node: Node, x: Node, places: Node) -> Node | None:
@@ -183,7 +191,7 @@ def _number(value: float, x: Node) -> Node:
     return OPS["constant"](value=np.asarray(value, x.dtype))
 
 
-_REWRITTEN: dict[Op[..., Any], Callable[..., Node | None]] = {
+REWRITTEN: dict[Op[..., Any], Callable[..., Node | None]] = {
     OPS["stop_gradient"]: lambda node, x: x,
     OPS["linear"]: lambda node, x, w, b: OPS["add"](OPS["matmul"](x, w), b),
     OPS["sum_to_like"]: _sum_to_like,

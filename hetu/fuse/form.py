@@ -9,9 +9,10 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,14 +20,24 @@ import numpy as np
 from ..core.errors import HetuError, Site
 from ..core.graph import OPS
 from ..core.op import Op, op
-from ..core.types import TensorType
+from ..core.types import Shape, TensorType
+from ..ops.random import _scale
 
 Number = tuple[str, float]  # a dtype and a value
 Operand = int | Number  # a value by number, or a number
 Attrs = tuple[tuple[str, Any], ...]
+Enter = Callable[[Op[..., Any]], None]
 
 # How a reduction combines two numbers, and what it begins with, in C and in CUDA.
-FOLDS = {OPS["sum"]: ("a + b", "0"), OPS["max"]: ("fmax(a, b)", "-INFINITY"), OPS["min"]: ("fmin(a, b)", "INFINITY")}
+FOLDS = {
+    OPS["sum"]: ("a + b", "0"),
+    OPS["prod"]: ("a * b", "1"),
+    OPS["max"]: ("fmax(a, b)", "-INFINITY"),
+    OPS["min"]: ("fmin(a, b)", "INFINITY"),
+    OPS["all"]: ("a && b", "1"),
+    OPS["any"]: ("a || b", "0"),
+}
+DROPOUT = OPS["dropout"]  # its second operand is the state of the random numbers, an array that has no places
 MOVES = {OPS["reshape"], OPS["expand_dims"]}  # of one number per row: the same numbers
 
 
@@ -46,8 +57,18 @@ def own_column(xp: Any, places: Any, x: Any) -> Any:
 
 
 def expression_of(made: Op[..., Any]) -> str | None:
-    """What computes a line at one place, in C and in CUDA; `column` is the number of the place in its row."""
-    return "y = column == places" if made is own_column else made.code
+    """What computes a line at one place, in C and in CUDA.
+
+    `column` is the number of the place in its row; `kept`, whether a draw of random numbers keeps the place.
+    """
+    own = {own_column: "y = column == places", DROPOUT: "y = kept ? x * scale : (T)0"}
+    return own.get(made, made.code)
+
+
+def numbers_of(line: Line) -> Attrs:
+    """The attributes that its expression may name."""
+    drawn = (("scale", _scale(dict(line.attrs)["rate"])),) if line.op is DROPOUT else ()
+    return (*((k, v) for k, v in line.attrs if isinstance(v, bool | int | float)), *drawn)
 
 
 class Line(NamedTuple):
@@ -76,7 +97,7 @@ class Known:
     inner: bool  # differs from column to column
     rows: bool  # differs from row to row
     phase: int
-    fold: str  # "", "columns", "rows" or "all": what the line folds
+    fold: str  # "", "columns", "rows", "all" or "some", which is the columns and some axes of the rows: what is folded
 
 
 @dataclass(frozen=True)
@@ -100,6 +121,10 @@ class Form:
 
     def values(self) -> list[Known]:
         return _values(self)
+
+    def states(self) -> set[int]:
+        """The arrays that are states of random numbers."""
+        return {o for line in self.lines if line.op is DROPOUT for o in line.operands[1:] if isinstance(o, int)}
 
     def types_of_results(self) -> tuple[TensorType, ...]:
         values = self.values()
@@ -134,16 +159,18 @@ def inferred(types: Sequence[TensorType], lines: Sequence[Line]) -> list[TensorT
 def _values(form: Form) -> list[Known]:
     found: list[Known] = []
     inner_space = any(n > 1 for n in form.space[form.split :])
+    states = form.states()
     for number, type_ in enumerate(inferred(form.types, form.lines)):
-        shape, phase, fold = form.aligned(number, type_.shape, 1), 0, ""
+        shape, phase, fold = form.aligned(number, () if number in states else type_.shape, 1), 0, ""
         if number >= len(form.types):
             made, operands, attrs = form.lines[number - len(form.types)]
             read = [found[o] for o in operands if isinstance(o, int)]
             phase = max((v.phase + (v.fold == "columns") for v in read), default=0)
             if made in FOLDS:
                 axes = dict(attrs)["axis"]
-                columns, rows = (any(wanted == (a >= form.split) for a in axes) for wanted in (True, False))
-                fold = "all" if columns and rows else "columns" if columns else "rows"
+                columns, rows = (sum(wanted == (a >= form.split) for a in axes) for wanted in (True, False))
+                both = "all" if rows == form.split else "some"
+                fold = both if columns and rows else "columns" if columns else "rows"
         inner = inner_space and any(n > 1 for n in shape[form.split :])
         found.append(Known(type_, shape, inner, any(n > 1 for n in shape[: form.split]), phase, fold))
     return found
@@ -152,6 +179,19 @@ def _values(form: Form) -> list[Known]:
 def _type(*types: TensorType, form: Form) -> Any:
     made = form.types_of_results()
     return made[0] if len(made) == 1 else made
+
+
+def form_of(
+    made: Op[..., Any],
+    arrays: Sequence[Any],
+    attrs: Mapping[str, Any],
+    space: Shape,
+    rows: tuple[int, bool] = (0, False),
+) -> Form:
+    """One operator on arrays as a group; `rows` are its axes of rows, and whether its result has these only."""
+    types = tuple(TensorType(a.shape, a.dtype) for a in arrays)
+    line = Line(made, tuple(range(len(types))), tuple(attrs.items()))
+    return Form(types, (line,), (len(types),), space, rows[0], (*(False for _ in types), rows[1]))
 
 
 @op(name="fused", infer=_type, differentiable=False, scratch=True)
@@ -199,7 +239,10 @@ def _looked_at(arrays: Sequence[Any], form: Form, operands: Sequence[Any]) -> li
 
 
 def overwritten(form: Form) -> dict[int, tuple[int, ...]]:
-    """Which arrays each result may overwrite: full ones, of its type, that no later loop reads."""
+    """Which arrays each result may overwrite: full ones, of its type, that no later loop reads.
+
+    The last comes first: what joins late was often made early, and its place lies among others that stay.
+    """
     values, count = form.values(), len(form.types)
     last = [0] * count
     for line, value in zip(form.lines, values[count:]):
@@ -207,10 +250,18 @@ def overwritten(form: Form) -> dict[int, tuple[int, ...]]:
             if isinstance(o, int) and o < count:
                 last[o] = max(last[o], value.phase)
     return {
-        slot: tuple(k for k in range(count) if last[k] <= values[r].phase and values[k].type == values[r].type)
+        slot: tuple(
+            k for k in reversed(range(count)) if last[k] <= values[r].phase and values[k].type == values[r].type
+        )
         for slot, r in enumerate(form.results)
         if not values[r].fold and values[r].shape == form.space
     }
 
 
-Make = Callable[[Form], Op[..., Any]]  # gives a device's operator for a form
+@cache
+def overwriting(inplace: tuple[tuple[int, tuple[int, ...]], ...], enter: Enter) -> Op[..., Any]:
+    """The operator of groups whose results may overwrite these arrays, entered where a device finds it."""
+    made = copy(fused)
+    made.inplace = dict(inplace)
+    enter(made)
+    return made

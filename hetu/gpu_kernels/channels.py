@@ -11,11 +11,12 @@ from functools import cache, partial
 from math import prod
 from typing import Any
 
+from ..fuse.line_text import compute_dtype
 from ..ops.batch_norm import batch_norm_dx, batch_norm_train
 from .launchers import kernel
 from .machine import BLOCK, Call, Machine, address, contiguous, index_dtype, widest_pack
 from .reduce import ROOM
-from .source import assemble, compute_dtype, file_text
+from .source import assemble, file_text
 
 LEAST = 4  # packs of a thread: what it reads for its channels, and the sum along the block, are then small beside them
 JOIN = (4, 64)  # the block of what sums up parts: few channels, so that even 64 of them have many threads

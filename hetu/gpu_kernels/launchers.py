@@ -15,7 +15,7 @@ from typing import Any
 from ..core.kernels import Call, Calls, Kernels, RoomPass
 from .machine import Machine
 
-FILES = "channels convolution images products random reduce routing rows sparse tables update"
+FILES = "channels convolution groups images products random reduce routing rows sparse tables update"
 
 
 class GpuKernels(Kernels):
@@ -28,7 +28,7 @@ class GpuKernels(Kernels):
         RoomPass("group_updates", "gpu", f"{__package__}.passes.group_updates", last=True),
         RoomPass("group_checks", "gpu", f"{__package__}.passes.group_checks", last=True),
         RoomPass("group_casts", "gpu", f"{__package__}.passes.group_casts", last=True),
-        RoomPass("fuse_elementwise", "gpu", f"{__package__}.passes.fuse_elementwise", last=True),
+        RoomPass("fuse_kernels", "gpu", f"{__package__}.passes.fuse_kernels", last=True),
     )
     files = tuple(f"{__package__}.{file}" for file in FILES.split())
 
@@ -76,9 +76,9 @@ def bound(
             return calls
     if op.code is None:
         return None
-    from .elementwise import elementwise, single_step
+    from .groups import single
 
-    return elementwise(machine, [single_step(op.code, op.inputs, arrays, attrs, out)], out, arrays)
+    return single(machine, op, out, arrays, attrs)
 
 
 def _of_copies(

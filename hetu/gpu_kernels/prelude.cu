@@ -80,6 +80,10 @@ template <class N> __device__ inline N pow(N x, N y) {  // integers, modulo the 
     return result;
 }
 
+#ifndef INFINITY
+#define INFINITY __int_as_float(0x7f800000)
+#define NAN __int_as_float(0x7fc00000)
+#endif
 __device__ inline double infinite() { return __longlong_as_double(0x7ff0000000000000LL); }
 
 // -- the threads that share a row ------------------------------------------------------------------------------------

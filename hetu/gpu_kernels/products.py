@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from ..fuse.places import merged_axes
 from ..ops import linalg
-from .elementwise import merged_axes
 from .launchers import kernel
 from .machine import Call, Machine
 
@@ -131,11 +131,6 @@ def matmul(machine: Machine, out: Any, a: Any, b: Any) -> list[Call]:
     if b.ndim == 2 < a.ndim and out.size and a.flags.c_contiguous and out.flags.c_contiguous:
         a, out = a.reshape(-1, a.shape[-1]), out.reshape(-1, out.shape[-1])
     return [partial(machine.xp.matmul, a, b, out=out)]
-
-
-@kernel(linalg.linear)
-def linear(machine: Machine, out: Any, x: Any, w: Any, b: Any) -> list[Call]:
-    return [*matmul(machine, out, x, w), partial(machine.xp.add, out, b, out)]
 
 
 @cache

@@ -11,34 +11,33 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
-from ..ops import reduction, shape
+from ..fuse.form import FOLDS
+from ..fuse.line_text import compute_dtype
+from ..ops import reduction
 from .launchers import kernel
 from .machine import Call, Machine, contiguous
-from .source import assemble, compute_dtype, file_text
+from .source import assemble, file_text
 
-_LOW = {"float32": "-infinite()", "float64": "-infinite()", "int64": "-9223372036854775807LL - 1", "uint64": "0"}
-_HIGH = {"float32": "infinite()", "float64": "infinite()", "int64": "9223372036854775807LL", "uint64": "~0ULL"}
-COMBINE = {
-    "sum": ("a + b", {}, "0", "a < b"),
-    "prod": ("a * b", {}, "1", "a < b"),
-    "max": ("fmax(a, b)", _LOW, "", "a > b"),
-    "min": ("fmin(a, b)", _HIGH, "", "a < b"),
-    "all": ("a && b", {}, "1", "a < b"),
-    "any": ("a || b", {}, "0", "a > b"),
+# What folds of integers begin with, in the place of what floats begin with.
+LIMITS = {
+    ("-INFINITY", "int64"): "-9223372036854775807LL - 1",
+    ("-INFINITY", "uint64"): "0",
+    ("INFINITY", "int64"): "9223372036854775807LL",
+    ("INFINITY", "uint64"): "~0ULL",
 }
-FOLDS: dict[Any, str] = {getattr(reduction, operation): operation for operation in COMBINE}  # by operator
 CHUNK = 4096  # elements that one team reduces, where there are fewer rows than a GPU has room for
 ROOM = 1024  # teams that keep a large GPU busy
 
 
-def definitions(operation: str, wide: str) -> str:
-    """The functions of an operation on elements of type S, computing in T, which is the dtype `wide`."""
-    combine, limits, neutral, better = COMBINE[operation]
+def definitions(op: Any, wide: str) -> str:
+    """The functions of a fold of elements of type S, computing in T, which is the dtype `wide`."""
+    combine, neutral = FOLDS[op]
+    sign = "<" if neutral == "INFINITY" else ">"
     return (
         f"__device__ inline T combine(T a, T b) {{ return {combine}; }}\n"
-        f"__device__ inline T identity() {{ return {neutral or limits[wide]}; }}\n"
+        f"__device__ inline T identity() {{ return {LIMITS.get((neutral, wide), neutral)}; }}\n"
         f"__device__ inline T value(S v) {{ return v; }}\n"
-        f"__device__ inline bool better(T a, T b) {{ return {better} || (a != a && b == b); }}\n"
+        f"__device__ inline bool better(T a, T b) {{ return a {sign} b || (a != a && b == b); }}\n"
     )
 
 
@@ -49,13 +48,13 @@ def wide_dtype(dtype: str) -> str:
     return "uint64" if dtype == "uint64" else "int64"
 
 
-def _text(operation: str, stored: str, result: str, wide: str) -> str:
-    """The kernels for one operation on elements `stored`, computing in `wide`."""
-    body = definitions(operation, wide) + file_text("reduce")
+def _text(op: Any, stored: str, result: str, wide: str) -> str:
+    """The kernels for one fold of elements `stored`, computing in `wide`."""
+    body = definitions(op, wide) + file_text("reduce")
     return assemble(body, "reduce.cu", S=stored, T=wide, O=result)
 
 
-def reduced(machine: Machine, operation: str, out: Any, x: Any, axes: tuple[int, ...]) -> list[Call] | None:
+def reduced(machine: Machine, op: Any, out: Any, x: Any, axes: tuple[int, ...]) -> list[Call] | None:
     """Calls that write the reduction of `x` over `axes` into `out`, of any shape with as many elements."""
     if not contiguous(x, out) or not any(x.shape[a] > 1 for a in axes):
         return None
@@ -69,15 +68,13 @@ def reduced(machine: Machine, operation: str, out: Any, x: Any, axes: tuple[int,
         chunks = 1 if outer * -(-inner // 32) >= ROOM else min(-(-n // CHUNK), ROOM)
         last = chunks == 1 and sum(key for _, key in groups) == 1
         target = out if last else machine.xp.empty(outer * chunks * inner, wide)
-        calls.append(_stage(machine, operation, target, x, outer, n, inner, chunks, wide))
+        calls.append(_stage(machine, op, target, x, outer, n, inner, chunks, wide))
         x, groups[k : k + 1] = target, [[chunks, True]] if chunks > 1 else []
     return calls
 
 
-def _stage(
-    machine: Machine, operation: str, out: Any, x: Any, outer: int, n: int, inner: int, chunks: int, wide: str
-) -> Call:
-    text = _text(operation, x.dtype.name, out.dtype.name, wide)
+def _stage(machine: Machine, op: Any, out: Any, x: Any, outer: int, n: int, inner: int, chunks: int, wide: str) -> Call:
+    text = _text(op, x.dtype.name, out.dtype.name, wide)
     if inner > 1:
         grid = (-(-inner // 32), min(outer * chunks, 65535))
         return partial(machine.kernel(text, "reduce_columns"), grid, (32, 8), (x, out, outer, n, inner, chunks))
@@ -87,31 +84,22 @@ def _stage(
     return partial(machine.kernel(text, "reduce_rows"), grid, block, (x, out, outer, n, chunks))
 
 
-def along_axes(
-    operation: str, machine: Machine, out: Any, x: Any, *, axis: tuple[int, ...], **_: Any
-) -> list[Call] | None:
-    return reduced(machine, operation, out, x, axis)
+def along_axes(op: Any, machine: Machine, out: Any, x: Any, *, axis: tuple[int, ...], **_: Any) -> list[Call] | None:
+    return reduced(machine, op, out, x, axis)
 
 
-for _op, _operation in FOLDS.items():
-    kernel(_op)(partial(along_axes, _operation))
+for _op in FOLDS:
+    kernel(_op)(partial(along_axes, _op))
 
 
-@kernel(shape.sum_to_like)
-def sum_to_like(machine: Machine, out: Any, x: Any, like: Any, **_: Any) -> list[Call] | None:
-    lead = x.ndim - out.ndim
-    axes = (*range(lead), *(lead + i for i, n in enumerate(out.shape) if n == 1))
-    return reduced(machine, "sum", out, x, axes)
-
-
-def place(operation: str, machine: Machine, out: Any, x: Any, *, axis: int, **_: Any) -> list[Call] | None:
+def place(op: Any, machine: Machine, out: Any, x: Any, *, axis: int, **_: Any) -> list[Call] | None:
     if not contiguous(x, out):
         return None
-    text = _text(operation, x.dtype.name, "int64", wide_dtype(x.dtype.name))
+    text = _text(op, x.dtype.name, "int64", wide_dtype(x.dtype.name))
     rows, inner = out.size, math.prod(x.shape[axis + 1 :])
     launch = machine.kernel(text, "place_of_extremum")
     return [partial(launch, (-(-rows // 8),), (32, 8), (x, out, rows, x.shape[axis], inner))]
 
 
-kernel(reduction.argmax)(partial(place, "max"))
-kernel(reduction.argmin)(partial(place, "min"))
+kernel(reduction.argmax)(partial(place, reduction.max))
+kernel(reduction.argmin)(partial(place, reduction.min))

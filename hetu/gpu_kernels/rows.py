@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from ..fuse.line_text import compute_dtype
 from ..ops import activation, loss, normalization, sorting
 from .launchers import kernel
 from .machine import Call, Machine, contiguous, warps
-from .source import compute_dtype, kernel_file
+from .source import kernel_file
 
 PARTS = 64  # into how many parts the rows are cut where columns are summed
 MOST_SELECTED = 32  # beyond, CuPy sorts the rows

@@ -1,17 +1,15 @@
 """The CUDA C text of kernels: hand-written files put together with their dtypes.
 
-`generated.py` makes kernels from the expressions of operators.
+`group_text.py` makes kernels from the expressions of operators.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.resources import files
 
-import numpy as np
-
 from ..core.errors import HetuError
+from ..fuse.line_text import compute_dtype
 
 CTYPES = {
     "bool": "bool",
@@ -32,31 +30,6 @@ CTYPES = {
 
 class KernelError(HetuError, RuntimeError):
     """A kernel that does not compile, is launched wrongly, or breaks a rule of CUDA while it is emulated."""
-
-
-def compute_dtype(dtype: str) -> str:
-    """The dtype in which values of `dtype` are computed: 16-bit floats are stored, not computed with."""
-    return "float32" if dtype in ("float16", "bfloat16") else dtype
-
-
-def common_dtype(dtypes: Iterable[str]) -> str:
-    """The dtype in which values meet: floats win over integers without growing, booleans stay out of it.
-
-    >>> common_dtype(["int64", "float32"]), common_dtype(["bool", "int8"])
-    ('float32', 'int8')
-    """
-    names = [d for d in dtypes if d != "bool"]
-    floats = [d for d in names if "float" in d]
-    if not names:
-        return "bool"
-    return names[0] if len(set(floats or names)) == 1 and not floats else _widest(floats or names)
-
-
-def _widest(names: Sequence[str]) -> str:
-    if "bfloat16" in names:  # NumPy does not know it
-        others = {n for n in names if n != "bfloat16"}
-        return "bfloat16" if not others else "float64" if "float64" in others else "float32"
-    return np.result_type(*names).name
 
 
 # -- files -----------------------------------------------------------------------------------------------------------

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from ..core.backend import fixed_value
+from ..fuse.line_text import compute_dtype
 from ..ops import sparse
 from .launchers import kernel
 from .machine import Call, Machine, contiguous, spread, widest_pack
-from .source import assemble, compute_dtype, file_text
+from .source import assemble, file_text
 from .tables import sorting
 
 CUT = 256  # entries of one segment: enough to pay for the warp, few enough that the longest row does not decide

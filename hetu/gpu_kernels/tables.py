@@ -11,10 +11,11 @@ from functools import partial
 from math import prod
 from typing import Any
 
+from ..fuse.line_text import compute_dtype
 from ..ops import along_axis, index
 from .launchers import kernel
 from .machine import Call, Machine, address, contiguous, index_dtype, spread, warps
-from .source import assemble, compute_dtype, file_text, kernel_file
+from .source import assemble, file_text, kernel_file
 
 MOST_IN_TURN = 64  # elements of one column that a thread adds one after the other
 PIECE = 256  # rows of one id that a warp adds one after the other; more are added in pieces

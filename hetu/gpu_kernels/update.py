@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .elementwise import make_step
-from .generated import step_lines
+from ..fuse.line_text import compute_dtype, expression
 from .launchers import kernel
 from .machine import Call, Machine, address, contiguous, warps
 from .many import CHUNK, KINDS, chunks, keeping
-from .source import CTYPES, assemble, compute_dtype, file_text, number_text
+from .source import CTYPES, assemble, file_text, number_text
 from .tables import summed, with_runs
 
 
@@ -81,10 +80,10 @@ def _steps(nodes: Sequence[Any], number: Mapping[Any, int], dtype: str) -> list[
         if (value := _number(node)) is not None:
             lines.append(f"const {CTYPES[kind]} v{place} = ({CTYPES[kind]}){number_text(value)};")
             continue
-        pairs = tuple((name, number[i]) for name, i in zip(node.op.inputs, node.inputs))
-        numbers = tuple((k, v) for k, v in node.attrs.items() if isinstance(v, bool | int | float))
-        step = make_step(node.op.code, pairs, numbers, [stored(i) for i in node.inputs], kind)
-        lines += [f"{CTYPES[kind]} v{place}; {{", *step_lines(step, place), "}"]
+        known = [(f"v{number[i]}", np.dtype(stored(i))) for i in node.inputs]
+        attrs = tuple((k, v) for k, v in node.attrs.items() if isinstance(v, bool | int | float))
+        made = expression(node.op, known, attrs, np.dtype(kind), CTYPES)
+        lines.append(f"const {CTYPES[kind]} v{place} = {made};  // {node.op.name}")
     return lines
 
 

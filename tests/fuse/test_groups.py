@@ -137,6 +137,10 @@ def norm(function, *vectors):
     return made
 
 
+def dropped(x, stream):
+    return OPS["dropout"](x, ht.placeholder("state", (2,), "uint64"), rate=0.3, stream=stream)
+
+
 # What is computed, and into how many groups that goes.
 CASES = {
     "softmax": (lambda x: [ht.softmax(x)], 1),
@@ -150,6 +154,8 @@ CASES = {
     "mask": (lambda x: [x * (x > 0), ht.sum(x * 2, axis=0)], 1),
     "sums of rows and columns": (lambda x: [ht.sum(x * 2, axis=-1), ht.max(x * 2, axis=-1)], 1),
     "a sum of all": (lambda x: [ht.sum(ht.square(x + ht.placeholder("b", x.shape[-1:], x.dtype)))], 1),
+    "dropout": (lambda x: [y := dropped(x * 2, 5) + x, dropped(ht.relu(y), 6)], 1),
+    "dropout and sums": (lambda x: [ht.softmax(dropped(x, 7) + 1), ht.sum(dropped(x, 8), axis=-1)], None),
     "counts": (lambda x: [ht.astype(x > 0, "int64") * 3 + 1], 1),
     "batch norm": (norm(lambda x, s, b: OPS["batch_norm_train"](x, s, b, axis=x.ndim - 1)[0], "s", "b"), None),
 }
@@ -160,7 +166,7 @@ def feed_of(outputs, rng):
     feed = {}
     for n in topological(outputs):
         if n.op.name == "placeholder":
-            values = rng.integers(0, 1, n.shape) if n.dtype.kind == "i" else rng.standard_normal(n.shape) * 2
+            values = rng.integers(0, 1, n.shape) if n.dtype.kind in "iu" else rng.standard_normal(n.shape) * 2
             feed[n] = values.astype(n.dtype)
     return feed
 

@@ -16,7 +16,7 @@ from hetu.gpu_kernels import emulator
 from hetu.gpu_kernels.emulator import Emulator
 from hetu.gpu_kernels.launchers import bound
 from hetu.gpu_kernels.machine import RecordingMachine
-from hetu.gpu_kernels.passes.fuse_elementwise import MOST_INPUTS, MOST_STEPS, fuse_elementwise
+from hetu.gpu_kernels.passes.fuse_kernels import LIMITS, fuse_kernels
 from hetu.passes import simplify
 
 compiled = pytest.mark.skipif(emulator.compiler() is None, reason="no C++ compiler: install g++ or clang++")
@@ -63,7 +63,7 @@ def random_graph(seed: int, dtype: str, reducing: float = 0.0):
 def test_random_graphs_keep_their_values(seed, dtype, reducing):
     outputs, feed = random_graph(seed, dtype, reducing)
     with np.errstate(all="ignore"):
-        fused = fuse_elementwise(outputs)
+        fused = fuse_kernels(outputs)
         Graph(fused).verify()
         for before, after, old, new in zip(outputs, fused, interpret(outputs, feed), interpret(fused, feed)):
             assert before.type == after.type
@@ -78,7 +78,7 @@ def test_a_fused_kernel_equals_its_single_kernels_bit_for_bit():
         for seed in range(4)
         for dtype, reducing in (("float64", 0.0), ("float16", 0.0), ("float64", 0.4))
     ]
-    both = [(graph, feed) for outputs, feed in graphs for graph in (outputs, fuse_elementwise(outputs))]
+    both = [(graph, feed) for outputs, feed in graphs for graph in (outputs, fuse_kernels(outputs))]
     recorder = RecordingMachine()
     with np.errstate(all="ignore"):
         for graph, feed in both:
@@ -104,7 +104,7 @@ def launched(machine, outputs, feed):
         outs = tuple(np.full(t.shape, 77, t.dtype) for t in types)
         out = outs if isinstance(node.type, tuple) else outs[0]
         calls = bound(machine, node.op, out, arrays, node.attrs)
-        assert calls is not None or node.op.name != "fused_elementwise"
+        assert calls is not None or node.op.name != "fused"
         for call in calls or ():
             call()
         values[node] = out if calls is not None else interpret([node], values)[0]
@@ -114,16 +114,16 @@ def launched(machine, outputs, feed):
 def test_one_kernel_for_an_activation_and_its_gradient():
     x = ht.placeholder("x", (100, 8))
     (dx,) = ht.gradients(ht.sum(ht.silu(x + 1.0)), [x])
-    fused = fuse_elementwise(simplify([dx]))
-    assert names(fused).count("fused_elementwise") == 1
+    fused = fuse_kernels(simplify([dx]))
+    assert names(fused).count("fused") == 1
     assert len(names(fused)) <= 3
 
 
 def test_an_operator_of_the_same_name_is_fused_as_it_says():
     ours, x = ht.exp, ht.placeholder("x", (100,))
     other = Op(lambda xp, x: x * 3, name="exp", infer=same_type, code="y = x * 3", inplace={0: (0,)})
-    fused = fuse_elementwise([ours(other(x) + 1.0)])
-    assert names(fused) == ["fused_elementwise"]
+    fused = fuse_kernels([ours(other(x) + 1.0)])
+    assert names(fused) == ["fused"]
     value = np.linspace(-1, 1, 100, dtype=np.float32)
     for found in (launched(Emulator(), fused, {x: value}), interpret(fused, {x: value})):
         np.testing.assert_allclose(found[0], np.exp(value * 3 + 1), rtol=1e-6)
@@ -132,41 +132,41 @@ def test_an_operator_of_the_same_name_is_fused_as_it_says():
 def test_a_value_with_another_reader_reaches_memory():
     x = ht.placeholder("x", (3,))
     y = ht.exp(x * 2.0)
-    fused = fuse_elementwise([ht.tanh(y + 1.0), y])
-    assert names(fused) == ["fused_elementwise", "item", "item"]
-    assert [len(n.type) for n in topological(fused) if n.op.name == "fused_elementwise"] == [2]
+    fused = fuse_kernels([ht.tanh(y + 1.0), y])
+    assert names(fused) == ["fused", "item", "item"]
+    assert [len(n.type) for n in topological(fused) if n.op.name == "fused"] == [2]
 
 
 def test_a_smaller_operand_is_computed_once_not_for_every_row():
     x, b = ht.placeholder("x", (100, 8)), ht.placeholder("b", (8,))
-    assert names(fuse_elementwise([ht.relu(x + ht.exp(b))])) == ["exp", "fused_elementwise"]
+    assert names(fuse_kernels([ht.relu(x + ht.exp(b))])) == ["exp", "fused"]
 
 
 def test_numbers_are_compiled_in_and_single_operators_stay():
     x = ht.placeholder("x", (3,))
-    (fused,) = fuse_elementwise([ht.maximum(x * 0.5, 0.0)])
+    (fused,) = fuse_kernels([ht.maximum(x * 0.5, 0.0)])
     assert len(fused.inputs) == 1
-    assert names(fuse_elementwise([x * 0.5])) == ["multiply"]
+    assert names(fuse_kernels([x * 0.5])) == ["multiply"]
 
 
 def test_groups_are_bounded():
     x = ht.placeholder("x", (3,))
     y = x
-    for _ in range(3 * MOST_STEPS):
+    for _ in range(3 * LIMITS.lines):
         y = ht.tanh(y)
-    groups = [n for n in topological(fuse_elementwise([y])) if n.op.name == "fused_elementwise"]
-    assert [len(n.attrs["lines"]) for n in groups] == [MOST_STEPS] * 3
-    many = [ht.placeholder(f"p{k}", (3,)) for k in range(3 * MOST_INPUTS)]
+    groups = [n for n in topological(fuse_kernels([y])) if n.op.name == "fused"]
+    assert [len(n.attrs["form"].lines) for n in groups] == [LIMITS.lines] * 3
+    many = [ht.placeholder(f"p{k}", (3,)) for k in range(3 * LIMITS.arrays)]
     total = many[0]
     for p in many[1:]:
         total = total * p
-    for node in topological(fuse_elementwise([total])):
-        assert len(node.inputs) <= MOST_INPUTS
+    for node in topological(fuse_kernels([total])):
+        assert len(node.inputs) <= LIMITS.arrays
 
 
 def test_it_runs_in_a_program_on_a_cpu():
     x = ht.placeholder("x", (2, 4))
     y = ht.tanh(x * 2.0 + 1.0)
-    (fused,) = fuse_elementwise([y])
+    (fused,) = fuse_kernels([y])
     value = np.arange(8, dtype=np.float32).reshape(2, 4) / 8
     np.testing.assert_allclose(ht.Executor([fused]).run({x: value})[0], ht.Executor([y]).run({x: value})[0], rtol=1e-6)

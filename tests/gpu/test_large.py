@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import hetu as ht
 from hetu.core.graph import OPS
 from hetu.gpu_kernels import emulator, rows, source, tables
-from hetu.gpu_kernels.elementwise import elementwise, make_step
 from hetu.gpu_kernels.emulator import ORDERS, Emulator
 from hetu.gpu_kernels.launchers import bound
 from hetu.gpu_kernels.machine import RecordingMachine
+from hetu.gpu_kernels.passes.fuse_kernels import fuse_kernels
 
 from . import fake_cupy
 
@@ -223,12 +224,10 @@ def test_a_batch_of_rows_is_one_product_of_cublas():
 
 
 def test_a_chain_rounds_half_precision_after_every_step():
-    steps = [
-        make_step("y = a * b", (("a", 0), ("b", 1)), (), ["float16", "float16"], "float16"),
-        make_step("y = a - b", (("a", 2), ("b", 0)), (), ["float16", "float16"], "float16"),
-    ]
-    a, b, out = normal(1000, dtype="float16"), normal(1000, dtype="float16", seed=1), np.empty(1000, np.float16)
-    for call in elementwise(Emulator(), steps, out, [a, b]):
+    a, b = normal(1000, dtype="float16"), normal(1000, dtype="float16", seed=1)
+    x, y = (ht.placeholder(name, (1000,), "float16") for name in "ab")
+    (node,), out = fuse_kernels([x * y - x]), np.empty(1000, np.float16)
+    for call in bound(Emulator(), node.op, out, [a, b], node.attrs):
         call()
     assert (out == a * b - a).all()
 
@@ -239,8 +238,8 @@ def test_a_chain_rounds_half_precision_after_every_step():
 )
 def test_what_lies_flat_moves_in_packs(shape, cut):
     recorder, x = RecordingMachine(), np.zeros(shape, np.float32)
-    elementwise(recorder, [make_step("y = -x", (("x", 0),), (), ["float32"], "float32")], np.empty_like(x), [x])
-    assert f"Pack<O0, {cut}>" in next(iter(recorder.texts))
+    bound(recorder, OPS["negative"], np.empty_like(x), [x], {})
+    assert f"Pack<float, {cut}>" in next(iter(recorder.texts))
 
 
 def test_any_strides_and_broadcasting():
@@ -258,8 +257,7 @@ def test_any_strides_and_broadcasting():
 def test_positions_beyond_32_bits_take_64():
     far = np.lib.stride_tricks.as_strided(np.zeros(1, np.float32), (2, 1 << 20), (1 << 33, 4))
     recorder = RecordingMachine()
-    step = make_step("y = -x", (("x", 0),), (), ["float32"], "float32")
-    elementwise(recorder, [step], np.empty(far.shape, np.float32), [far])
+    bound(recorder, OPS["negative"], np.empty(far.shape, np.float32), [far], {})
     assert "typedef long long Index;" in next(iter(recorder.texts))
 
 

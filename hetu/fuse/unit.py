@@ -1,0 +1,193 @@
+"""What can be in one group: nodes that one form computes, within the limits of a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ..core.graph import Node
+from ..core.op import Op
+from ..core.types import Shape, TensorType
+from .apart import looked_at
+from .form import DROPOUT, FOLDS, MOVES, expression_of, own_column
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a device can do in one group."""
+
+    dtypes: frozenset[str]
+    folded: str = "f"  # kinds of dtypes that it folds
+    draws: bool = False
+    across: bool = True  # folds over rows and over columns in one group, and folds of one number per row
+    some: bool = False  # folds over the columns and some axes of the rows
+    lines: int = 48
+    arrays: int = 20
+    results: int = 48
+    small: int = 0  # numbers: up to so many take less time than a launch, which neighbors then share
+    whole: Callable[[Op[..., Any]], bool] = lambda op: False  # what has a better way of its own is not taken apart
+    folds: Callable[[int, int], bool] = lambda rows, columns: True  # whether a fold of such a space is worth it
+    waits: Callable[[int, int], bool] = lambda rows, columns: True  # whether a row can wait for its own fold
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Nodes that one form computes, each with whether it has the axes of the rows only; the space, and how many of its
+    axes are rows, if that matters; and what must lie outside, as a check looks at it.
+    """
+
+    members: dict[Node, bool]
+    space: Shape
+    split: int | None
+    outside: frozenset[Node] = frozenset()
+
+
+class Rules:
+    """What can be in one group of a device."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.unit_of = cache(self._unit_of)
+
+    def _unit_of(self, node: Node) -> Unit | None:
+        """A group of one node, or None for what cannot be in groups."""
+        arrays = node.inputs[:1] if node.op is DROPOUT else node.inputs
+        if not arrays or any(isinstance(x.type, tuple) for x in (node, *arrays)):
+            return None
+        if (
+            any(_name(x.dtype) not in self.limits.dtypes for x in (node, *arrays))
+            or node.attrs.get("window") is not None
+        ):
+            return None
+        if node.op in FOLDS:
+            return self._fold(node)
+        if node.op in MOVES:
+            return _move(node)
+        if node.op is DROPOUT and (not self.limits.draws or not node.ndim or node.attrs["channels"]):
+            return None
+        looked = looked_at(node)
+        unchecked = node.op.check_rule is None or (looked is not None and not looked.arrays)
+        split = node.ndim - 1 if node.op is own_column else None
+        return Unit({node: False}, node.shape, split) if expression_of(node.op) and unchecked else None
+
+    def _fold(self, node: Node) -> Unit | None:
+        x = node.inputs[0].tensor
+        rows = rows_of_fold(x, self.limits.folded, self.limits.some, **node.attrs)
+        if rows is None or not self.limits.folds(_count(x.shape[: rows[0]]), _count(x.shape[rows[0] :])):
+            return None
+        return Unit({node: rows[1]}, x.shape, rows[0])
+
+    def joined(self, a: Unit, b: Unit) -> Unit | None:
+        """One unit for both, or None where their spaces differ or it would be too much."""
+        if len(a.members) + len(b.members) > self.limits.lines:
+            return None
+        if a.space == b.space:
+            if None not in (a.split, b.split) and a.split != b.split:
+                return None
+            split = a.split if a.split is not None else b.split
+            return self._checked(replace(a, members=a.members | b.members, split=split, outside=a.outside | b.outside))
+        for whole, part in ((a, b), (b, a)):
+            rows = _rows_of(whole, part)
+            alike = rows is not None and prod(whole.space) == prod(part.space) <= self.limits.small
+            if rows is not None and (not rows[1] or alike or _linked(whole, part)):
+                members = whole.members | {n: f or rows[1] for n, f in part.members.items()}
+                return self._checked(Unit(members, whole.space, rows[0], a.outside | b.outside))
+        return None
+
+    def _checked(self, unit: Unit) -> Unit | None:
+        """The unit, unless it reads what is known only at the end."""
+        if not unit.outside.isdisjoint(unit.members):
+            return None
+        if not self.limits.across and not _one_way(unit):
+            return None
+        for node, flat in unit.members.items():
+            if node.op is DROPOUT and node.shape != unit.space:
+                return None
+            for i in node.inputs:
+                if i in unit.members and not self._readable(unit, node, flat, i):
+                    return None
+        return unit
+
+    def _readable(self, unit: Unit, node: Node, flat: bool, i: Node) -> bool:
+        if i.op in FOLDS:
+            rows, columns = _count(unit.space[: unit.split]), _count(unit.space[unit.split or 0 :])
+            if not _over_columns(unit, i) or not self.limits.waits(rows, columns):
+                return False
+        wanted = not flat if node.op in MOVES else flat and node.op not in FOLDS
+        return unit.members[i] == wanted or not i.ndim
+
+
+def rows_of_fold(
+    x: TensorType, kinds: str, some: bool = False, *, axis: tuple[int, ...], keepdims: bool, **_: Any
+) -> tuple[int, bool] | None:
+    """(axes of rows, whether the result has these only) of a fold of the last axes, or of the first; else None.
+
+    `kinds` are those of dtypes that may be folded. With `some`, axes of rows may be folded with the last axes.
+    """
+    if x.dtype.kind not in kinds or 0 in x.shape or not axis:
+        return None
+    split = next(a for a in range(x.ndim, -1, -1) if a - 1 not in axis)
+    if split < x.ndim and (some or len(axis) == x.ndim - split):
+        return split, not keepdims and split > 0 and len(axis) == x.ndim - split
+    return (len(axis), False) if axis == tuple(range(len(axis))) and not keepdims else None
+
+
+@cache
+def _name(dtype: np.dtype) -> str:
+    return dtype.name
+
+
+def _count(sizes: Sequence[Any]) -> int:
+    return prod(sizes)
+
+
+def _move(node: Node) -> Unit | None:
+    """A move of one number per row: axes of size 1 come or go behind the rows."""
+    x, own = node.inputs[0].shape, node.shape
+    if prod(own) != prod(x):
+        return None
+    if len(own) > len(x) and own[: len(x)] == x and all(n == 1 for n in own[len(x) :]):
+        return Unit({node: False}, own, len(x))
+    if 0 < len(own) < len(x) and x[: len(own)] == own and all(n == 1 for n in x[len(own) :]):
+        return Unit({node: True}, x, len(own))
+    return None
+
+
+def _rows_of(whole: Unit, part: Unit) -> tuple[int, bool] | None:
+    """(rows, whether part has the axes of the rows only) where the space of `part` is the rows of `whole`."""
+    space, own = whole.space, part.space
+    if len(own) == len(space):
+        split = len(own) - next((k for k, n in enumerate(reversed(own)) if n != 1), len(own))
+        fits = whole.split in (None, split) and part.split in (None, split, len(own))
+        return (split, False) if own[:split] == space[:split] and fits else None
+    split = len(own)
+    if split > len(space) or own != space[:split] or whole.split not in (None, split):
+        return None
+    return (split, True) if part.split in (None, split) and not any(part.members.values()) else None
+
+
+def _linked(whole: Unit, part: Unit) -> bool:
+    """Whether a number per row goes from one to the other: else equal sizes may be by chance."""
+    return any(i in part.members for m in whole.members if m.op in MOVES for i in m.inputs) or any(
+        i in whole.members and (whole.members[i] or not i.ndim) for n in part.members for i in n.inputs
+    )
+
+
+def _one_way(unit: Unit) -> bool:
+    """Whether all folds are of whole rows, or all of whole columns."""
+    folds = [n for n in unit.members if n.op in FOLDS]
+    last = {len(unit.space) - 1 in n.attrs["axis"] for n in folds}
+    return len(last) < 2 and all(n.inputs[0].shape == unit.space for n in folds)
+
+
+def _over_columns(unit: Unit, fold: Node) -> bool:
+    """Whether a fold gives a number per row, which the rest of the group may read."""
+    if unit.split is None or unit.members[fold] != (not fold.attrs["keepdims"]):
+        return False
+    x, axes = fold.inputs[0], tuple(range(unit.split, len(unit.space)))
+    return not unit.members.get(x, False) and fold.attrs["axis"] == axes and x.ndim == len(unit.space)
