@@ -73,12 +73,11 @@ for form in forms:
 def show(text, first, last, most=48):
     """Print a text from the first line that has `first` in it to the next that has `last` in it."""
     found = re.search(rf"^[^\n]*{re.escape(first)}.*?{re.escape(last)}[^\n]*$", text, re.MULTILINE | re.DOTALL)
-    lines = found[0].splitlines() if found else ["skipped: there is no C compiler"]
+    lines = found[0].splitlines() if found else ["not in this program" if cc else "skipped: there is no C compiler"]
     for line in lines[:most]:
         line = line.rstrip(" \\-")
         print(line if len(line) < 110 else line[:106] + " ...")
-    if len(lines) > most:
-        print(f"... {len(lines) - most} more lines")
+    print(f"... {len(lines) - most} more lines\n" if len(lines) > most else "")
 
 
 functions = re.findall(r"^void group\(.*?^}", program.c, re.MULTILINE | re.DOTALL)

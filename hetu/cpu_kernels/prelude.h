@@ -131,9 +131,14 @@ static inline float erfc_float(float x) {  // 4.5
 #define sin(x) OF_TYPE(sin, x)
 #define cos(x) OF_TYPE(cos, x)
 #define fabs(x) OF_TYPE(fabs, x)
-#define floor(x) OF_TYPE(floor, x)
-#define ceil(x) OF_TYPE(ceil, x)
-#define rint(x) OF_TYPE(rint, x)
+
+// An integer is whole, though a double may not hold it.
+static inline long long whole_integer(long long x) { return x; }
+#define TO_WHOLE(name, x) _Generic((x), float: name##f, long long: whole_integer, default: name)(x)
+#define floor(x) TO_WHOLE(floor, x)
+#define ceil(x) TO_WHOLE(ceil, x)
+#define rint(x) TO_WHOLE(rint, x)
+
 #define pow(x, y) _Generic((x) + (y), float: powf, default: pow)(x, y)
 
 static inline float rsqrt_float(float x) { return 1.0f / sqrtf(x); }

@@ -8,7 +8,7 @@ path. Operators that can be written in such terms are taken apart first, see `ap
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from graphlib import TopologicalSorter
 from math import prod
@@ -87,7 +87,7 @@ class _Units:
             for i in self.earlier[node]:
                 self.later[i].append(node)
 
-    def _members(self, unit: int) -> Iterable[Node]:
+    def _members(self, unit: int) -> Collection[Node]:
         return self.groups[unit].members if unit in self.groups else (self.nodes[unit],)
 
     def merge(self) -> None:

@@ -163,8 +163,8 @@ minimum = binary("minimum", "The smaller one; NaN wins. At a tie the gradient go
 negative = unary("negative", "-x.", "[1.0, -2.0] -> [-1.0, 2.0]", "y = -x", lambda g, y, x: -g, linear=(0,))
 sign = unary("sign", "-1, 0 or 1. A step function, so no gradient passes.", "[3.0, 0.0, -2.0] -> [1.0, 0.0, -1.0]",
              "y = x != x ? x : (T)((x > 0) - (x < 0))")
-abs = unary("abs", "The absolute value; its slope at 0 is 0.", "[1.0, -2.0] -> [1.0, 2.0]", "y = x < 0 ? -x : x",
-            lambda g, y, x: g * sign(x))
+abs = unary("abs", "The absolute value; its slope at 0 is 0.", "[1.0, -2.0] -> [1.0, 2.0]",
+            "y = x > (T)0 ? x : (T)0 - x", lambda g, y, x: g * sign(x))
 square = unary("square", "x * x.", "[1.0, -2.0] -> [1.0, 4.0]", "y = x * x", lambda g, y, x: g * (x * 2),
                precision="wide")
 floor = unary("floor", "The next integer below; no gradient passes.", "[1.5, -1.5] -> [1.0, -2.0]", "y = floor(x)")

@@ -15,6 +15,7 @@ from .divided import job_by_job
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no C compiler")
 NONE, ONE, TWO = ((0, 0), (0, 0)), ((1, 1), (1, 1)), ((2, 2), (2, 2))
+PLAIN = {"dilation": (1, 1), "groups": 1}
 # images, input and output channels, size, kernel, stride, padding, dilation, groups
 CASES = {
     "plain": (2, 3, 5, (9, 11), (3, 3), (1, 1), ONE, (1, 1), 1),
@@ -92,10 +93,10 @@ def test_images_with_their_channels_last(case):
     n, c, o, size, kernel, stride, padding, _, _ = CASES[case]
     rng = np.random.default_rng(0)
     x, w = rng.standard_normal((*size, n, c)), rng.standard_normal((o, c, *kernel))
-    y = check("conv2d_last", [x, w], stride=stride, padding=padding)
+    y = check("conv2d_last", [x, w], stride=stride, padding=padding, **PLAIN)
     g = rng.standard_normal(y.shape)
-    check("conv2d_last_dx", [g, w], size=size, stride=stride, padding=padding)
-    check("conv2d_last_dw", [x, g], kernel=kernel, stride=stride, padding=padding)
+    check("conv2d_last_dx", [g, w], size=size, stride=stride, padding=padding, **PLAIN)
+    check("conv2d_last_dw", [x, g], kernel=kernel, stride=stride, padding=padding, **PLAIN)
 
 
 @pytest.mark.parametrize("case", [c for c, row in CASES.items() if row[-1] == 1 and row[2] > FEW])

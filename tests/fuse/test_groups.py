@@ -118,6 +118,26 @@ def test_random_graphs_give_the_same_bits(way, graph):
             np.testing.assert_array_equal(got, right)
 
 
+SPECIAL = {
+    "float32": [0.0, -0.0, 1.5, -2.5, np.inf, -np.inf, np.nan, 1e-40, -1e-40, 3e38],
+    "float64": [0.0, -0.0, 1.5, -2.5, np.inf, -np.inf, np.nan, 5e-324, -5e-324, 1e308],
+    "int64": [0, 1, -1, (1 << 53) + 1, (1 << 63) - 1, 1 - (1 << 63)],
+}
+
+
+@pytest.mark.parametrize("dtype", SPECIAL)
+def test_operators_that_do_not_round_give_numpys_bits_at_special_numbers(dtype):
+    names = ("abs", "negative", "floor", "ceil", "round", "sign", "relu", *(["sqrt"] if dtype != "int64" else []))
+    values = np.array(SPECIAL[dtype], dtype)
+    x = ht.placeholder("x", values.shape, dtype)
+    with np.errstate(invalid="ignore"):
+        found = ht.Executor([OPS[name](x) for name in names]).run({x: values})
+        for name, got in zip(names, found):
+            right = OPS[name].forward(np, values)
+            same = (got == right) & (np.signbit(got) == np.signbit(right)) | (np.isnan(got) & np.isnan(right))
+            assert same.all(), (name, values[~same], got[~same])
+
+
 # -- what becomes one group --------------------------------------------------------------------------------------------
 
 
