@@ -22,7 +22,7 @@ from ..core.types import TensorType
 from ..fuse.form import FOLDS, Form, Line, form_of, fused
 from ..fuse.group import fuse
 from ..fuse.places import merged_axes, strides_in
-from ..fuse.unit import Limits, rows_of_fold
+from ..fuse.unit import Limits, rows_of_fold, span
 from .c_calls import CCall, compiles
 from .compiled import source
 from .compiled import text_of as text_of_file
@@ -56,7 +56,8 @@ def single(op: Op[..., Any], out: Any, arrays: Sequence[Any], attrs: Mapping[str
     """Calls of an operator that is one line; None where it cannot be compiled."""
     if isinstance(out, tuple) or any(a.dtype.name not in CTYPES for a in (out, *arrays)):
         return None
-    space, rows = out.shape, (0, False) if op.code is not None else None
+    space = out.shape
+    rows = (0, False) if op.code is not None and span([a.shape for a in arrays], space) else None
     if op in FOLDS:
         x = arrays[0]
         space, rows = x.shape, rows_of_fold(TensorType(x.shape, x.dtype), LIMITS.folded, **attrs)

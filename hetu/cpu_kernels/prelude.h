@@ -139,7 +139,13 @@ static inline long long whole_integer(long long x) { return x; }
 #define ceil(x) TO_WHOLE(ceil, x)
 #define rint(x) TO_WHOLE(rint, x)
 
-#define pow(x, y) _Generic((x) + (y), float: powf, default: pow)(x, y)
+// Powers of integers wrap, as their products do.
+static inline long long power_integer(long long x, long long y) {
+    unsigned long long power = 1, factor = x;
+    for (; y > 0; y >>= 1, factor *= factor) power *= y & 1 ? factor : 1;
+    return power;
+}
+#define pow(x, y) _Generic((x) + (y), float: powf, int: power_integer, long long: power_integer, default: pow)(x, y)
 
 static inline float rsqrt_float(float x) { return 1.0f / sqrtf(x); }
 static inline double rsqrt_double(double x) { return 1.0 / sqrt(x); }

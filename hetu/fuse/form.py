@@ -79,6 +79,30 @@ class Line(NamedTuple):
     attrs: Attrs
 
 
+class MinusZero(float):
+    """-0.0, which is no key for what was made of 0.0.
+
+    >>> MinusZero(-0.0) == 0.0, MinusZero(-0.0) == MinusZero(-0.0)
+    (False, True)
+    """
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, MinusZero)
+
+    def __hash__(self) -> int:
+        return hash(MinusZero)
+
+
+def line_of(made: Op[..., Any], operands: Sequence[Operand], attrs: Mapping[str, Any]) -> Line:
+    """A line, by which texts are looked up: so numbers that give other results are not equal."""
+    known = ((o[0], _exact(o[1])) if isinstance(o, tuple) else o for o in operands)
+    return Line(made, tuple(known), tuple((name, _exact(value)) for name, value in attrs.items()))
+
+
+def _exact(value: Any) -> Any:
+    return MinusZero(value) if isinstance(value, float) and str(value) == "-0.0" else value
+
+
 class PartCheck(NamedTuple):
     """The check of an operator that was taken apart: its operands are extra arrays by number, or only known by type."""
 
@@ -190,7 +214,7 @@ def form_of(
 ) -> Form:
     """One operator on arrays as a group; `rows` are its axes of rows, and whether its result has these only."""
     types = tuple(TensorType(a.shape, a.dtype) for a in arrays)
-    line = Line(made, tuple(range(len(types))), tuple(attrs.items()))
+    line = line_of(made, range(len(types)), attrs)
     return Form(types, (line,), (len(types),), space, rows[0], (*(False for _ in types), rows[1]))
 
 

@@ -17,17 +17,7 @@ from ..core.graph import OPS, Node, origin_of, readers_of, remade, topological
 from ..core.memory import in_line
 from ..core.op import Role
 from .apart import Checks, Looked, taken_apart
-from .form import (
-    FOLDS,
-    MOVES,
-    Enter,
-    Form,
-    Line,
-    Operand,
-    PartCheck,
-    overwriting,
-    overwritten,
-)
+from .form import FOLDS, MOVES, Enter, Form, Operand, PartCheck, line_of, overwriting, overwritten
 from .unit import Limits, Rules, Unit
 
 NEAR = 32  # nodes: a large result is not made much earlier than it is read, as it takes memory until then
@@ -246,7 +236,7 @@ def _form_of(
         operands: list[Operand] = []
         for i in node.inputs:
             operands.append((i.dtype.name, i.attrs["value"].item()) if is_number(i) else place[key(node, i)])
-        lines.append(Line(node.op, tuple(operands), tuple(node.attrs.items())))
+        lines.append(line_of(node.op, operands, node.attrs))
     made = []
     for check in dict.fromkeys(checks):
         extra = {x: len(arrays) - len(types) + k for k, x in enumerate(check.arrays)}

@@ -6,6 +6,7 @@ operands are arguments of the function, so that another number needs no other te
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -18,7 +19,7 @@ from ..core.types import as_dtype, promote
 from ..ops.random import _threshold
 from .form import DROPOUT, FOLDS, MOVES, Attrs, Form, Known, Operand, expression_of, numbers_of
 
-_NAME = re.compile(r"\b[A-Za-z_]\w*\b")
+_NAME = re.compile(r"\b[^\W\d]\w*\b")
 
 
 class LineWriter:
@@ -68,7 +69,8 @@ class LineWriter:
             return f"const {self.type(n)} v{n} = {known[0][0]};"
         words = {"column": column, "kept": f"kept{n}"}
         text = expression(line.op, known, numbers_of(line), result, self.types, words)
-        return f"const {self.type(n)} v{n} = {text};  // {line.op.name}"
+        named = re.sub(r"[^\w.]", "_", line.op.name)  # a comment must not go on in the next line
+        return f"const {self.type(n)} v{n} = {text};  // {named}"
 
     def _operand(self, o: Operand) -> tuple[str, np.dtype]:
         if isinstance(o, int):
@@ -88,17 +90,24 @@ def expression(
 ) -> str:
     """What an operator computes of operands, each a name and a dtype; `words` stand for other names in its code."""
     text = (expression_of(op) or "").removeprefix("y = ")
-    named = {name: o for name, o in zip(op.inputs, operands) if name in _NAME.findall(text)}
-    meeting = promote(*(dtype for _, dtype in named.values())) if result == np.bool_ else result
-    meet = compute_dtype(meeting.name)
-
+    used = set(_NAME.findall(text))
+    named = {name: o for name, o in zip(op.inputs, operands) if name in used}
+    meet = compute_dtype(_meeting([d for _, d in named.values()], [v for k, v in attrs if k in used], result).name)
     known = {"T": types[meet], **words}
     for name, (value, dtype) in named.items():
         decides = dtype == np.bool_ and f"{name} ?" in text  # and nobody computes with it
         known[name] = value if decides or dtype.name == meet else f"(({types[meet]}){value})"
     known |= {k: literal(v, meet, types) for k, v in attrs}
     text = _NAME.sub(lambda m: known.get(m[0], m[0]), text)
-    return f"({text}) != 0" if result == np.bool_ and meet != "bool" else text
+    return f"({text}) != 0" if result == np.bool_ else text
+
+
+def _meeting(operands: Sequence[np.dtype], numbers: Sequence[float], result: np.dtype) -> np.dtype:
+    """In which dtype an expression computes: that of its result, unless this cannot hold what it computes with."""
+    if result.kind == "b" or (result.kind != "f" and any(d.kind == "f" for d in operands)):
+        result = promote(*operands)
+    fractions = result.kind != "f" and any(math.isfinite(v) and v != int(v) for v in numbers)
+    return np.dtype(np.float64) if fractions else result
 
 
 def compute_dtype(dtype: str) -> str:

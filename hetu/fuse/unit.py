@@ -73,7 +73,8 @@ class Rules:
         looked = looked_at(node)
         unchecked = node.op.check_rule is None or (looked is not None and not looked.arrays)
         split = node.ndim - 1 if node.op is own_column else None
-        return Unit({node: False}, node.shape, split) if expression_of(node.op) and unchecked else None
+        spans = node.op is DROPOUT or span([x.shape for x in arrays], node.shape)
+        return Unit({node: False}, node.shape, split) if spans and unchecked and expression_of(node.op) else None
 
     def _fold(self, node: Node) -> Unit | None:
         x = node.inputs[0].tensor
@@ -135,6 +136,16 @@ def rows_of_fold(
     if split < x.ndim and (some or len(axis) == x.ndim - split):
         return split, not keepdims and split > 0 and len(axis) == x.ndim - split
     return (len(axis), False) if axis == tuple(range(len(axis))) and not keepdims else None
+
+
+def span(shapes: Sequence[Shape], space: Shape) -> bool:
+    """Whether shapes broadcast to just this one, so that an expression of one place may compute it."""
+    if all(shape == space for shape in shapes):
+        return True
+    aligned = [(1,) * (len(space) - len(shape)) + shape for shape in shapes]
+    return all(len(a) == len(space) for a in aligned) and all(
+        {*sizes} - {1} == {n} - {1} for n, *sizes in zip(space, *aligned)
+    )
 
 
 @cache

@@ -196,10 +196,10 @@ less_equal = compare("less_equal", "a <= b.", "[1, 2, 3], 2 -> [True, True, Fals
 greater = compare("greater", "a > b.", "[1, 2, 3], 2 -> [False, False, True]", "y = a > b")
 greater_equal = compare("greater_equal", "a >= b.", "[1, 2, 3], 2 -> [False, True, True]", "y = a >= b")
 isnan = unary("isnan", "Whether x is not a number.", '[1.0, float("nan"), float("inf")] -> [False, True, False]',
-              "y = isnan((T)x)", infer=predicate, precision="wide")
+              "y = x != x", infer=predicate, precision="wide")
 isfinite = unary("isfinite", "Whether x is neither infinite nor NaN.",
                  '[1.0, float("nan"), float("inf")] -> [True, False, False]',
-                 "y = isfinite((T)x)", infer=predicate, precision="wide")
+                 "y = x - x == 0", infer=predicate, precision="wide")
 logical_and = binary("logical_and", "Whether both hold; `a & b` on nodes.",
                      "[True, True, False], [True, False, False] -> [True, False, False]", "y = a && b",
                      infer=truth_values)

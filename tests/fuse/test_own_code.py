@@ -1,0 +1,86 @@
+"""Expressions in C that strangers write, in groups and alone, against what their operators mean."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import hetu as ht
+from hetu.core.types import TensorType
+
+BOOL = np.dtype(bool)
+
+
+def alike(x: TensorType, *_: TensorType, **__: object) -> TensorType:
+    return x
+
+
+def truth(x: TensorType, *_: TensorType, **__: object) -> TensorType:
+    return TensorType(x.shape, BOOL)
+
+
+def doubled(x: TensorType) -> TensorType:
+    return TensorType((2 * x.shape[0], *x.shape[1:]), x.dtype)
+
+
+F, I, L, B = (
+    [1.5, -2.0, 0.0, 3.0],
+    [-4, 0, 3, 46341],
+    [3, 2**53 + 1, -(2**53) - 3, 2**62 + 1],
+    [True, False, True, False],
+)
+# code, type rule, what it means, dtypes, numbers of the inputs
+CODES = {
+    "an input called column": ("y = column * x", alike, lambda xp, column, x: column * x, "float32", [F, F]),
+    "an attribute called column": ("y = column * x", alike, lambda xp, x, *, column=5.0: column * x, "float32", [F]),
+    "an input called like a function": (
+        "y = first - exp",
+        alike,
+        lambda xp, first, exp: first - exp,
+        "float32",
+        [F, F],
+    ),
+    "names that are no ASCII": ("y = äb * 学", alike, lambda xp, äb, 学: äb * 学, "float32", [F, F]),
+    "a bound between integers": ("y = x < k", truth, lambda xp, x, *, k=0.5: x < k, "int32", [I]),
+    "a fraction of integers": ("y = x * k", alike, lambda xp, x, *, k=0.5: (x * k).astype(x.dtype), "int32", [I]),
+    "true and true": ("y = a + b", alike, lambda xp, a, b: a + b, "bool", [B, B]),
+    "a product that wraps": ("y = x * x * x", alike, lambda xp, x: x * x * x, "int32", [I]),
+    "a sum that wraps": ("y = x + x + x", alike, lambda xp, x: x + x + x, "int64", [L]),
+    "minus zero": ("y = x * k", alike, lambda xp, x, *, k=-0.0: x * xp.asarray(k, x.dtype), "float32", [F]),
+    "plus zero": ("y = x * k", alike, lambda xp, x, *, k=0.0: x * xp.asarray(k, x.dtype), "float32", [F]),
+    "another shape": ("y = x", doubled, lambda xp, x: xp.concatenate([x, x]), "float32", [F]),
+}
+
+
+@pytest.mark.parametrize("case", CODES)
+def test_own_expressions_mean_what_their_operators_mean(case):
+    code, infer, meaning, dtype, numbers = CODES[case]
+    own = ht.op(name=f"{case} */\n\\", infer=infer, code=code)(meaning)
+    arrays = [np.array(values, dtype) for values in numbers]
+    xs = [ht.placeholder(f"x{k}", a.shape, dtype) for k, a in enumerate(arrays)]
+    made = own(*xs)
+    right = meaning(np, *arrays)
+    for got in ht.Executor([made, ht.where(made == made, made, made)]).run(dict(zip(xs, arrays))):
+        assert got.dtype == right.dtype and got.tobytes() == right.tobytes()
+
+
+INTEGERS = {
+    "powers": lambda x: x**3,
+    "first powers": lambda x: x**1,
+    "bounds beyond all": lambda x: ht.clip(x, -1e30, 1e30),
+    "bounds": lambda x: ht.clip(x, -3e9, 3e9),
+    "what is finite": ht.isfinite,
+    "what is no number": ht.isnan,
+    "absolute values": ht.abs,
+}
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+@pytest.mark.parametrize("case", INTEGERS)
+def test_integers_are_computed_as_integers(case, dtype):
+    values = np.array([0, 1, -1, 3, -7, 46341, np.iinfo(dtype).max, np.iinfo(dtype).min + 1], dtype)
+    x = ht.placeholder("x", values.shape, dtype)
+    with np.errstate(over="ignore"):
+        (right,) = ht.Executor([INTEGERS[case](x)], passes=[]).run({x: values})
+        (got,) = ht.Executor([INTEGERS[case](x)]).run({x: values})
+    np.testing.assert_array_equal(got, right)
