@@ -105,7 +105,8 @@ def _targets(machine: Machine, form: Form, outs: Sequence[Any], parts: Sequence[
         if any(parts[a] > 1 for a in rest):
             source: Any = values[line.operands[0]].type
             targets[-1] = machine.xp.empty(parts, wide_dtype(source.dtype.name))
-            calls += reduced(machine, line.op, out, targets[-1], rest) or ()
+            finished: Any = reduced(machine, line.op, out, targets[-1], rest)
+            calls += finished
     return targets, calls
 
 

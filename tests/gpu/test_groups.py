@@ -111,7 +111,20 @@ def dropped_and_normalized(dtype: str, shape: tuple[int, ...]) -> list[Node]:
     return [(y - ht.expand_dims(ht.min(y, axis=-1), axis=-1)) * scale, ht.abs(y)]
 
 
+def columns_and_numbers_of_rows(dtype: str, shape: tuple[int, ...]) -> list[Node]:
+    """A fold over the rows, beside what each row has once."""
+    x, scale = placed("x", shape, dtype), ht.exp(placed("s", (shape[0], 1), dtype))
+    return [x * scale, ht.sum(x * scale, axis=0), scale]
+
+
+def numbers_of_rows(dtype: str, shape: tuple[int, ...]) -> list[Node]:
+    x, scale = placed("x", shape, dtype), ht.exp(placed("s", (shape[0], 1), dtype))
+    return [x * scale, scale]
+
+
 GROUPS = {
+    "columns, numbers of rows": (columns_and_numbers_of_rows, (37, 40)),
+    "numbers of rows": (numbers_of_rows, (9, 40)),
     "softmax of a warp": (softmax_by_hand, (5, 36)),
     "softmax of a block": (softmax_by_hand, (2, 3, 2052)),
     "dropout, two loops": (dropped_and_normalized, (3, 48)),
@@ -223,6 +236,8 @@ def test_launches():
         if dtype == "float32"
     }
     assert launches == {
+        "columns, numbers of rows": 2,
+        "numbers of rows": 1,
         "softmax of a warp": 1,
         "softmax of a block": 1,
         "dropout, two loops": 1,
