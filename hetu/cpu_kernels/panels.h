@@ -20,7 +20,6 @@ static inline void tile(
     else TILE_FOR(rows, at_pitch)(&run, 1, 1, a, &pitch_a, b, from, pitch_from, out, pitch);
 }
 
-static inline long long up(long long n, long long unit) { return (n + unit - 1) / unit * unit; }
 static inline long long less(long long n, long long m) { return n < m ? n : m; }
 
 static inline void copy(T* to, const T* from, long long count, long long stride) {

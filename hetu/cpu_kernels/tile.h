@@ -62,3 +62,5 @@ typedef struct {
 #define TILE_FOR(rows, name) (rows > 2 * SOME ? all_##name : rows > SOME ? more_##name : few_##name)
 
 static const T zeros[WIDE];  // a row of what a product begins with, if that is nothing
+
+static inline long long up(long long n, long long unit) { return (n + unit - 1) / unit * unit; }
