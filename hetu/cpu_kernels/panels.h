@@ -5,7 +5,10 @@
 
 enum { MOST = ROWS, STRIP = 32 };  // rows of the largest tile; columns of a job
 
-// Rows at a pitch, which stands in the place of offsets, and rows side by side: those of a matrix that lies turned.
+// Rows at a pitch, which stands in the place of offsets, or side by side, where a matrix lies turned.
+#define START_AT(r, place) \
+    const long long o##r = place; \
+    Vector s##r = *(const Vector*)(begin + r * pitch_begin), t##r = *(const Vector*)(begin + r * pitch_begin + LANES);
 #define START_PITCH(r) START_AT(r, r * *offsets)
 #define START_TURNED(r) START_AT(r, r)
 TILES(at_pitch, WIDE, START_PITCH, BOTH, ADD, STORE)
@@ -19,6 +22,8 @@ static inline void tile(
     if (turned) TILE_FOR(rows, turned)(&run, 1, pitch_a, a, 0, b, from, pitch_from, out, pitch);
     else TILE_FOR(rows, at_pitch)(&run, 1, 1, a, &pitch_a, b, from, pitch_from, out, pitch);
 }
+
+static const T zeros[WIDE];  // the rows of a product that begins with nothing
 
 static inline long long less(long long n, long long m) { return n < m ? n : m; }
 

@@ -26,16 +26,13 @@ typedef struct {
     long long offset, length;
 } Run;
 
-#define START_AT(r, place) \
-    const long long o##r = place; \
-    Vector s##r = *(const Vector*)(begin + r * pitch_begin), t##r = *(const Vector*)(begin + r * pitch_begin + LANES);
-#define START(r) START_AT(r, offsets[r])
 #define ADD(r) { const T v = a[o##r]; s##r += v * x, t##r += v * y; }
 #define STORE(r) *(Vector*)(out + r * pitch) = s##r, *(Vector*)(out + r * pitch + LANES) = t##r;
 
-// out[r][0 ... WIDE - 1] = begin[r] + sum over k of from[offsets[r] + place of k] b[k], for `count` runs whose places are
-// `step` apart. Accumulators are names, not an array, and the pointer passes through an empty `asm`: so compilers keep
-// all of them in registers and do not make a pointer of each row.
+// out[r] = start + sum over k of from[place of row r + place of k] b[k], for `count` runs whose places are `step` apart.
+// BEGIN names the place of a row, from `offsets`, and its sums, which may start as `begin`. Accumulators are names, not an
+// array, and the pointer passes through an empty `asm`: so compilers keep all of them in registers and do not make a
+// pointer of each row.
 #define TILE(name, FOR_ROWS, WIDTH, BEGIN, SECOND, DO, END) \
     static __attribute__((noinline)) void name( \
         const Run* run, long long count, long long step, const T* from, const long long* offsets, const T* b, \
@@ -60,7 +57,5 @@ typedef struct {
     TILE(more_##name, MORE_ROWS, __VA_ARGS__) \
     TILE(all_##name, ALL_ROWS, __VA_ARGS__)
 #define TILE_FOR(rows, name) (rows > 2 * SOME ? all_##name : rows > SOME ? more_##name : few_##name)
-
-static const T zeros[WIDE];  // a row of what a product begins with, if that is nothing
 
 static inline long long up(long long n, long long unit) { return (n + unit - 1) / unit * unit; }
