@@ -27,3 +27,20 @@ static inline Geometry geometry_of(const Word* a) {
 }
 
 static inline long long least(long long a, long long b) { return a < b ? a : b; }
+
+#define START(r) const long long o##r = offsets[r]; Vector s##r = {}, t##r = {};
+#define START_HALF(r) const long long o##r = offsets[r]; Vector s##r = {};
+#define ADD_HALF(r) s##r += a[o##r] * x;
+#define STORE_HALF(r) *(Vector*)(out + r * pitch) = s##r;
+TILES(whole, WIDE, START, BOTH, ADD, STORE)
+TILES(half, LANES, START_HALF, , ADD_HALF, STORE_HALF)
+
+// The sums of up to ROWS rows at `offsets` and a panel of `width`.
+static inline void tile(long long rows, long long width, const Run* runs, long long count, long long step, const T* from,
+                        const long long* offsets, const T* b, T* sums) {
+    if (width == WIDE) TILE_FOR(rows, whole)(runs, count, step, from, offsets, b, 0, 0, sums, WIDE);
+    else TILE_FOR(rows, half)(runs, count, step, from, offsets, b, 0, 0, sums, WIDE);
+}
+
+// The width of the panel that begins where `left` columns are left.
+static inline long long panel(long long left) { return left > LANES ? WIDE : LANES; }

@@ -12,8 +12,6 @@ static inline void copy_columns(T* to, const T* from, long long count, long long
     else for (long long k = 0; k < count; k++) to[k] = from[k * step];
 }
 
-static inline long long up(long long n, long long unit) { return (n + unit - 1) / unit * unit; }
-
 enum { FLAT = 8 * LANES, TAPS = 9 };  // the most pixels of a tile; the most taps of a tile of sums
 
 typedef struct {

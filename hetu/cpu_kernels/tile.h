@@ -1,7 +1,9 @@
-// The register tile: a few rows times a panel of columns, whose sums stay in registers while a product's depth goes by.
+// The register tile of convolutions and products: a few rows times a panel of columns, whose sums stay in registers while
+// a product's depth goes by.
 //
-// Depth comes in runs of memory: neighboring taps of a convolution, a row of pixels. A row of the tile is an offset from
-// a pointer that moves, so rows may lie anywhere. Each number is summed in order of depth, wherever its tile begins.
+// Depth comes in runs of memory: neighboring taps of a convolution, a row of pixels or of a matrix. A row of the tile is
+// an offset from a pointer that moves, so rows may lie anywhere. Each number is summed in order of depth, wherever its
+// tile begins: its bits do not depend on the tile.
 
 #pragma STDC FP_CONTRACT ON
 
@@ -18,25 +20,23 @@ enum { BYTES = 32 };
 #endif
 
 typedef T Vector __attribute__((vector_size(BYTES), aligned(sizeof(T)), may_alias));
-enum { LANES = BYTES / sizeof(T), WIDE = 2 * LANES, ROWS = BYTES == 64 ? 12 : 6 };
+enum { LANES = BYTES / sizeof(T), WIDE = 2 * LANES, ROWS = BYTES == 64 ? 12 : 6, SOME = ROWS / 3 };
 
 typedef struct {
     long long offset, length;
 } Run;
 
-#define START(r) const long long o##r = offsets[r]; Vector s##r = {}, t##r = {};
 #define ADD(r) { const T v = a[o##r]; s##r += v * x, t##r += v * y; }
-#define STORE(r) ((Vector*)(out + r * WIDE))[0] = s##r, ((Vector*)(out + r * WIDE))[1] = t##r;
-#define START_HALF(r) const long long o##r = offsets[r]; Vector s##r = {};
-#define ADD_HALF(r) s##r += a[o##r] * x;
-#define STORE_HALF(r) ((Vector*)(out + r * WIDE))[0] = s##r;
+#define STORE(r) *(Vector*)(out + r * pitch) = s##r, *(Vector*)(out + r * pitch + LANES) = t##r;
 
-// out[r][0 ... WIDE - 1] = sum over k of from[offsets[r] + place of k] b[k], for `count` runs whose places are `step`
-// apart. Accumulators are names, not an array, and the pointer passes through an empty `asm`: so compilers keep all of
-// them in registers and do not make a pointer of each row.
+// out[r] = start + sum over k of from[place of row r + place of k] b[k], for `count` runs whose places are `step` apart.
+// BEGIN names the place of a row, from `offsets`, and its sums, which may start as `begin`. Accumulators are names, not an
+// array, and the pointer passes through an empty `asm`: so compilers keep all of them in registers and do not make a
+// pointer of each row.
 #define TILE(name, FOR_ROWS, WIDTH, BEGIN, SECOND, DO, END) \
-    static __attribute__((noinline)) void name(const Run* run, long long count, long long step, const T* from, \
-                                               const long long* offsets, const T* b, T* out) { \
+    static __attribute__((noinline)) void name( \
+        const Run* run, long long count, long long step, const T* from, const long long* offsets, const T* b, \
+        const T* begin, long long pitch_begin, T* out, long long pitch) { \
         FOR_ROWS(BEGIN) \
         for (const Run* const last = run + count; run < last; run++) { \
             const T* a = from + run->offset; \
@@ -50,20 +50,12 @@ typedef struct {
         FOR_ROWS(END) \
     }
 #define BOTH const Vector y = *(const Vector*)(b + LANES);
-TILE(few, FEW_ROWS, WIDE, START, BOTH, ADD, STORE)
-TILE(more, MORE_ROWS, WIDE, START, BOTH, ADD, STORE)
-TILE(all, ALL_ROWS, WIDE, START, BOTH, ADD, STORE)
-TILE(few_half, FEW_ROWS, LANES, START_HALF, , ADD_HALF, STORE_HALF)
-TILE(more_half, MORE_ROWS, LANES, START_HALF, , ADD_HALF, STORE_HALF)
-TILE(all_half, ALL_ROWS, LANES, START_HALF, , ADD_HALF, STORE_HALF)
 
-// The tile for `rows` rows, of which there are offsets up to a multiple of a third of ROWS, and a panel of `width`.
-static inline void tile(long long rows, long long width, const Run* runs, long long count, long long step, const T* from,
-                        const long long* offsets, const T* b, T* out) {
-    const int third = ROWS / 3;
-    if (width == WIDE) (rows > 2 * third ? all : rows > third ? more : few)(runs, count, step, from, offsets, b, out);
-    else (rows > 2 * third ? all_half : rows > third ? more_half : few_half)(runs, count, step, from, offsets, b, out);
-}
+// The tiles of one kind, and that for `rows` rows. All rows up to a multiple of SOME are there and computed.
+#define TILES(name, ...) \
+    TILE(few_##name, FEW_ROWS, __VA_ARGS__) \
+    TILE(more_##name, MORE_ROWS, __VA_ARGS__) \
+    TILE(all_##name, ALL_ROWS, __VA_ARGS__)
+#define TILE_FOR(rows, name) (rows > 2 * SOME ? all_##name : rows > SOME ? more_##name : few_##name)
 
-// The width of the panel that begins where `left` columns are left.
-static inline long long panel(long long left) { return left > LANES ? WIDE : LANES; }
+static inline long long up(long long n, long long unit) { return (n + unit - 1) / unit * unit; }
