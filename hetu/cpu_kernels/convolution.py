@@ -1,8 +1,8 @@
 """Convolution and its gradients by the register tile of `convolution.c`, for images of any layout.
 
-Kernels are packed into panels anew on every call; groups of few outputs go plane by plane in `planes.c`. Gain: 3 to 20
-times the speed of the forward functions, 0.9 to 1.5 of PyTorch's time (groups of one channel 2 to 3). Off with
-`HETU_KERNELS=0`.
+Kernels are packed into panels anew on every call; groups of few outputs go plane by plane in `planes.c`, those of one
+channel along channels in `depthwise.c` where these lie side by side. Gain: 3 to 20 times the speed of the forward
+functions, 0.9 to 1.5 of PyTorch's time (groups of one channel 0.3 to 1.2). Off with `HETU_KERNELS=0`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import product
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -18,8 +18,8 @@ from ..core.backend import Scratch
 from ..core.kernels import Call
 from ..ops.conv import conv2d, conv2d_dw, conv2d_dx
 from ..ops.window import Pair, Window
-from ..passes.conv_last import MOVED, conv2d_last, conv2d_last_dw, conv2d_last_dx
 from .c_calls import c_call
+from .depthwise import VECTOR, Tap, along_channels, depthwise_call
 from .recipes import kernel
 
 STRIP = 32  # output channels of a job, as in `convolution.c`
@@ -28,17 +28,8 @@ LARGE, MORE = 150_000, 16  # numbers of a group's kernel beyond which it is in n
 PIXELS = 96  # that a panel of the kernel should meet while it is in the cache
 LEAST = 1 << 22  # multiplications that are worth another thread
 FEW = 8  # outputs of a group up to which vectors go along pixels, in `planes.c`
-VECTOR, SLACK, TAPS = 64, 512, 9  # bytes of the widest vector, and of the longest tile; taps of a tile, in `planes.c`
+SLACK, TAPS = 512, 9  # bytes of the longest tile, and taps of a tile of sums, in `planes.c`
 PARTS = 8  # of a batch, whose gradients of the kernel are summed apart
-PLAIN: dict[str, Any] = {"dilation": (1, 1), "groups": 1}
-
-
-class Tap(NamedTuple):
-    """What is added to the first input pixel of an output pixel, and the place of the weight in its kernel."""
-
-    down: int
-    right: int
-    place: tuple[int, int]
 
 
 def _axis_taps(window: Window, axis: int) -> list[tuple[int, int]]:
@@ -183,6 +174,14 @@ def _all(calls: Sequence[Call | None]) -> list[Call] | None:
     return made if len(made) == len(calls) else None
 
 
+def _calls(
+    out: Any, x: Any, w: Any, outer: int, taps: Sequence[Tap], steps: Pair, groups: int, scratch: Scratch
+) -> list[Call | None]:
+    if along_channels(out, x, w, groups):
+        return [depthwise_call("convolve_channels", out, x, w, taps, steps)]
+    return _Product(out, x, taps, steps, groups, BAND, scratch).calls(w, outer)
+
+
 @kernel(conv2d)
 def conv2d_bind(
     xp: ModuleType, out: Any, x: Any, w: Any, *, groups: int, scratch: Scratch, **attrs: Any
@@ -191,8 +190,7 @@ def conv2d_bind(
         return None
     window = Window(w.shape[2:], **attrs)
     taps = [Tap(i, j, (u, v)) for (i, u), (j, v) in product(_axis_taps(window, 0), _axis_taps(window, 1))]
-    made = _Product(out, x, taps, window.stride, groups, BAND, scratch)
-    return _all(made.calls(w, 0))
+    return _all(_calls(out, x, w, 0, taps, window.stride, groups, scratch))
 
 
 @kernel(conv2d_dx)
@@ -206,9 +204,9 @@ def conv2d_dx_bind(
     for phase in product(*map(range, window.stride)):
         part = out[:, :, phase[0] :: window.stride[0], phase[1] :: window.stride[1]]
         pairs = product(*(_phase_taps(window, axis, phase[axis]) for axis in (0, 1)))
-        made = _Product(part, g, [Tap(i, j, (u, v)) for (i, u), (j, v) in pairs], (1, 1), groups, BAND, scratch)
+        taps = [Tap(i, j, (u, v)) for (i, u), (j, v) in pairs]
         if part.size:
-            calls += made.calls(w, 1)
+            calls += _calls(part, g, w, 1, taps, (1, 1), groups, scratch)
     return _all(calls)
 
 
@@ -220,21 +218,8 @@ def conv2d_dw_bind(
         return None
     window = Window(kernel, **attrs)
     taps = [Tap(i, j, (u, v)) for (i, u), (j, v) in product(_axis_taps(window, 0), _axis_taps(window, 1))]
+    if along_channels(g, x, out, groups):
+        return _all([depthwise_call("convolve_channels_slopes", g, x, out, taps, window.stride)])
     most = BAND_OF_SLOPES * (MORE if out.size > groups * LARGE else 1)
     made = _Product(g, x, taps, window.stride, groups, most, scratch)
     return _all(made.slope_calls(out))
-
-
-@kernel(conv2d_last)
-def conv2d_last_bind(xp: ModuleType, out: Any, x: Any, w: Any, **attrs: Any) -> list[Call] | None:
-    return conv2d_bind(xp, out.transpose(MOVED), x.transpose(MOVED), w, **attrs, **PLAIN)
-
-
-@kernel(conv2d_last_dx)
-def conv2d_last_dx_bind(xp: ModuleType, out: Any, g: Any, w: Any, **attrs: Any) -> list[Call] | None:
-    return conv2d_dx_bind(xp, out.transpose(MOVED), g.transpose(MOVED), w, **attrs, **PLAIN)
-
-
-@kernel(conv2d_last_dw)
-def conv2d_last_dw_bind(xp: ModuleType, out: Any, x: Any, g: Any, **attrs: Any) -> list[Call] | None:
-    return conv2d_dw_bind(xp, out, x.transpose(MOVED), g.transpose(MOVED), **attrs, **PLAIN)

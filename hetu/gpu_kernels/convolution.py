@@ -76,10 +76,12 @@ class _Axis(NamedTuple):
 
 
 @kernel(conv_last.conv2d_last)
-def conv2d_last(machine: Machine, out: Any, x: Any, w: Any, *, stride: Size2d, padding: Any) -> list[Call] | None:
+def conv2d_last(
+    machine: Machine, out: Any, x: Any, w: Any, *, stride: Size2d, padding: Any, **rest: Any
+) -> list[Call] | None:
     window = _Window(x, out, w.shape[2:], stride, padding)
-    if not _takes(machine, window, w):
-        return _channels_first(machine, images.conv2d, out, (x, w), stride=stride, padding=padding)
+    if not _takes(machine, window, w, **rest):
+        return _channels_first(machine, images.conv2d, out, (x, w), stride=stride, padding=padding, **rest)
     if not _in_chunks(x):
         unfold, window = _unfolded(machine, window)
         whole = _Window(w.transpose(MOVED), w.reshape(1, 1, len(w), -1), w.shape[2:], (1, 1), FRAMELESS)
@@ -93,11 +95,11 @@ def conv2d_last(machine: Machine, out: Any, x: Any, w: Any, *, stride: Size2d, p
 
 @kernel(conv_last.conv2d_last_dx)
 def conv2d_last_dx(
-    machine: Machine, out: Any, g: Any, w: Any, *, size: Size2d, stride: Size2d, padding: Any
+    machine: Machine, out: Any, g: Any, w: Any, *, size: Size2d, stride: Size2d, padding: Any, **rest: Any
 ) -> list[Call] | None:
     window = _Window(out, g, w.shape[2:], stride, padding)
-    if not _takes(machine, window, w) or not _in_chunks(out):
-        attrs = {"size": size, "stride": stride, "padding": padding}
+    if not _takes(machine, window, w, **rest) or not _in_chunks(out):
+        attrs = {"size": size, "stride": stride, "padding": padding, **rest}
         return _channels_first(machine, images.conv2d_dx, out, (g, w), **attrs)
     if not contiguous(g):
         return None
@@ -107,11 +109,11 @@ def conv2d_last_dx(
 
 @kernel(conv_last.conv2d_last_dw)
 def conv2d_last_dw(
-    machine: Machine, out: Any, x: Any, g: Any, *, kernel: Size2d, stride: Size2d, padding: Any
+    machine: Machine, out: Any, x: Any, g: Any, *, kernel: Size2d, stride: Size2d, padding: Any, **rest: Any
 ) -> list[Call] | None:
     window = _Window(x, g, kernel, stride, padding)
-    if not _takes(machine, window, out):
-        attrs = {"kernel": kernel, "stride": stride, "padding": padding}
+    if not _takes(machine, window, out, **rest):
+        attrs = {"kernel": kernel, "stride": stride, "padding": padding, **rest}
         return _channels_first(machine, images.conv2d_dw, out, (x, g), **attrs)
     calls = []
     if not _in_chunks(x):
@@ -125,9 +127,15 @@ def conv2d_last_dw(
 # -- what the kernels take ---------------------------------------------------------------------------------------------
 
 
-def _takes(machine: Machine, window: _Window, w: Any) -> bool:
+def _takes(machine: Machine, window: _Window, w: Any, *, dilation: Size2d, groups: int) -> bool:
     arrays = (window.x, window.y, w)
-    if machine.capability < TENSOR or w.dtype.name not in DTYPES or not _in_chunks(window.y):
+    if (
+        groups > 1
+        or dilation != (1, 1)
+        or machine.capability < TENSOR
+        or w.dtype.name not in DTYPES
+        or not _in_chunks(window.y)
+    ):
         return False
     fits = all(a.dtype == w.dtype and 0 < a.size < MOST and address(a) % 16 == 0 for a in arrays)
     return fits and w.flags.c_contiguous
@@ -143,7 +151,7 @@ def _channels_first(
     """By kernels for images (n, c, h, w), between copies."""
     xp, weights = machine.xp, arrays[1] if launch is not images.conv2d_dw else out
     inner = [a if a is weights else xp.empty([a.shape[k] for k in MOVED], a.dtype) for a in (out, *arrays)]
-    calls = launch(machine, *inner, dilation=(1, 1), groups=1, **attrs)
+    calls = launch(machine, *inner, **attrs)
     if calls is None:
         return None
     moves = [(a, b.transpose(MOVED)) for a, b in zip(inner, (out, *arrays)) if a is not b]

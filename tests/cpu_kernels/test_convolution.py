@@ -26,6 +26,11 @@ CASES = {
     "depthwise, wide": (1, 3, 3, (5, 150), (3, 3), (1, 2), ONE, (1, 1), 3),
     "two of each channel": (2, 6, 12, (9, 9), (3, 3), (2, 2), ONE, (1, 1), 6),
     "depthwise, dilated": (2, 6, 18, (9, 11), (3, 5), (2, 1), ((1, 1), (2, 1)), (2, 1), 6),
+    "depthwise, many": (3, 37, 37, (7, 9), (3, 3), (1, 1), ONE, (1, 1), 37),
+    "depthwise, many, unequal": (2, 20, 20, (13, 7), (5, 3), (2, 3), ((2, 1), (0, 2)), (1, 1), 20),
+    "depthwise, many, dilated": (1, 16, 16, (12, 23), (3, 5), (1, 2), TWO, (2, 2), 16),
+    "depthwise, many, mostly frame": (2, 17, 17, (2, 1), (3, 3), (1, 1), ONE, (1, 1), 17),
+    "depthwise, many, gaps": (2, 16, 16, (5, 5), (2, 2), (3, 3), NONE, (1, 1), 16),
     "groups of four": (2, 12, 12, (9, 10), (3, 3), (1, 1), ONE, (1, 1), 3),
     "seven outputs of many channels": (2, 20, 7, (11, 40), (5, 3), (2, 2), TWO, (1, 1), 1),
     "more images than parts": (19, 2, 3, (6, 7), (2, 3), (1, 1), ONE, (1, 1), 1),
@@ -82,15 +87,16 @@ def test_convolution(case, layout, dtype):
     check("conv2d_dw", [x, g], kernel=kernel, **attrs)
 
 
-@pytest.mark.parametrize("case", [c for c, row in CASES.items() if row[-2:] == ((1, 1), 1)])
+@pytest.mark.parametrize("case", CASES)
 def test_images_with_their_channels_last(case):
-    n, c, o, size, kernel, stride, padding, _, _ = CASES[case]
+    n, c, o, size, kernel, stride, padding, dilation, groups = CASES[case]
     rng = np.random.default_rng(0)
-    x, w = rng.standard_normal((*size, n, c)), rng.standard_normal((o, c, *kernel))
-    y = check("conv2d_last", [x, w], stride=stride, padding=padding)
+    x, w = rng.standard_normal((*size, n, c)), rng.standard_normal((o, c // groups, *kernel))
+    attrs = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    y = check("conv2d_last", [x, w], **attrs)
     g = rng.standard_normal(y.shape)
-    check("conv2d_last_dx", [g, w], size=size, stride=stride, padding=padding)
-    check("conv2d_last_dw", [x, g], kernel=kernel, stride=stride, padding=padding)
+    check("conv2d_last_dx", [g, w], size=size, **attrs)
+    check("conv2d_last_dw", [x, g], kernel=kernel, **attrs)
 
 
 @pytest.mark.parametrize("case", [c for c, row in CASES.items() if row[-1] == 1 and row[2] > FEW])
@@ -106,6 +112,20 @@ def test_the_plain_loops_say_the_same(case):
     words = [*call.words]
     words[10] = np.ascontiguousarray(w.transpose(0, 2, 3, 1))
     CCall(call.source, "convolve_plainly", words, jobs=n)()
+    np.testing.assert_allclose(out, want, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", [c for c, row in CASES.items() if row[1] == row[2] == row[-1] > 8])
+def test_the_plain_loops_of_depthwise_say_the_same(case):
+    n, c, _, size, kernel, stride, padding, dilation, groups = CASES[case]
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((*size, n, c)), rng.standard_normal((c, 1, *kernel))
+    attrs = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    want = OPS["conv2d_last"].forward(np, x, w, **attrs)
+    out = np.empty(want.shape)
+    (call,) = OPS["conv2d_last"].bound(np, out, [x, w], attrs, Scratch())
+    assert call.function == "convolve_channels"
+    CCall(call.source, "convolve_channels_plainly", call.words, jobs=call.jobs)()
     np.testing.assert_allclose(out, want, atol=1e-12)
 
 

@@ -24,6 +24,7 @@ compiled = pytest.mark.skipif(emulator.compiler() is None, reason="no C++ compil
 DIGITS = {"float16": 1e-3, "float32": 4e-7, "float64": 1e-12}  # of the largest value
 ONE = ((1, 1), (1, 1))
 NONE = ((0, 0), (0, 0))
+PLAIN = {"dilation": (1, 1), "groups": 1}
 NAMES = ("conv2d_last", "conv2d_last_dx", "conv2d_last_dw")
 
 # Rows, columns, images, channels, results, taps each way, stride and padding.
@@ -45,7 +46,7 @@ SHAPES = {
 def arrays(shape, dtype, seed=0):
     """x, w, g and the attributes of each operator beside them."""
     h, w, n, c, o, taps, stride, padding = shape
-    rng, attrs = np.random.default_rng(seed), {"stride": stride, "padding": padding}
+    rng, attrs = np.random.default_rng(seed), {"stride": stride, "padding": padding, **PLAIN}
     x, k = (rng.standard_normal(s).astype(dtype) for s in ((h, w, n, c), (o, c, *taps)))
     y = OPS["conv2d_last"].forward(np, x.astype(float), k.astype(float), **attrs)
     g = rng.standard_normal(y.shape).astype(dtype)
@@ -168,7 +169,7 @@ def test_tiles_are_as_large_as_there_are_enough_of(places, results, tile):
 def test_no_matrix_of_columns_lies_in_memory():
     """A layer of ResNet-18 for 32 images: the unfolding road needs columns, the implicit one the weights again."""
     x, w = np.empty((32, 32, 32, 64), np.float32), np.empty((64, 64, 3, 3), np.float32)
-    attrs, sizes = {"stride": (1, 1), "padding": ONE}, []
+    attrs, sizes = {"stride": (1, 1), "padding": ONE, **PLAIN}, []
 
     class Counting:
         copyto, matmul = np.copyto, np.matmul
@@ -181,8 +182,7 @@ def test_no_matrix_of_columns_lies_in_memory():
     machine, found = RecordingMachine(), []
     machine.xp = Counting
     for launch, a in ((images.conv2d, x.transpose(2, 3, 0, 1).copy()), (convolution.conv2d_last, x)):
-        more = {"dilation": (1, 1), "groups": 1} if launch is images.conv2d else {}
-        calls = launch(machine, np.empty_like(a), a, w, **attrs, **more)
+        calls = launch(machine, np.empty_like(a), a, w, **attrs)
         found.append((len(calls), sum(sizes)))
         sizes.clear()
     columns = x.nbytes * 9
@@ -196,7 +196,7 @@ def test_taps_that_no_pixel_of_a_block_meets_are_left_out():
     x = np.random.default_rng(0).standard_normal((2, 2, 64, 8)).astype(np.float16)
     w = np.full((8, 8, 7, 7), np.nan, np.float16)
     w[:, :, 2:5, 2:5] = 1
-    attrs = {"stride": (1, 1), "padding": ((3, 3), (3, 3))}
+    attrs = {"stride": (1, 1), "padding": ((3, 3), (3, 3)), **PLAIN}
     out = np.zeros_like(x)
     for call in bound(Emulator(), OPS["conv2d_last"], out, (x, w), attrs):
         call()
@@ -229,9 +229,12 @@ def test_the_pass_takes_every_float_on_both_kinds_of_device(dtype):
 
 
 def test_the_pass_leaves_alone_what_is_not_for_it():
-    x, w = ht.placeholder("x", (2, 4, 9, 9)), ht.placeholder("w", (16, 4, 3, 3))
-    grouped, few = ht.placeholder("grouped", (16, 2, 3, 3)), ht.placeholder("few", (8, 4, 3, 3))
-    outputs = (ht.conv2d(x, w, dilation=2), ht.conv2d(x, grouped, groups=2), ht.conv2d(x, few))
+    x, grouped, few = (
+        ht.placeholder("x", (2, 4, 9, 9)),
+        ht.placeholder("grouped", (16, 2, 3, 3)),
+        ht.placeholder("few", (8, 4, 3, 3)),
+    )
+    outputs = (ht.conv2d(x, grouped, groups=2), ht.conv2d(x, few))
     assert channels_last(outputs) == outputs
 
 
