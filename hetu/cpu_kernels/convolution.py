@@ -56,7 +56,8 @@ class _Product:
         downs, rights = [t.down for t in taps] or [0], [t.right for t in taps] or [0]
         top, left = min(downs), min(rights)
         self.wide, self.tall = (columns - 1) * steps[1] + max(rights) - left + 1, max(downs) - top + 1
-        self.planes = self.outputs <= FEW
+        beside = x.shape[1] > 1 and x.strides[1] == x.itemsize
+        self.planes = self.outputs <= FEW and not beside
         line = -(-self.wide // steps[1]) * steps[1] * self.channels * self.size
         self.most, self.band = most, max(1, min(rows, most // (steps[0] * line)))
         self.high = self.band - 1 + -(-self.tall // steps[0])
