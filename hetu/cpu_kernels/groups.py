@@ -25,6 +25,7 @@ from .c_calls import CCall, compiles
 from .compiled import source
 from .group_text import STRIP, GroupLayout, text_of
 from .recipes import kernel
+from .turn import is_turned, turned
 
 NEVER = 1 << 30  # the line behind all
 WORTH = 100_000  # numbers times lines that are worth another thread
@@ -53,8 +54,11 @@ def bound(xp: Any, out: Any, *arrays: Any, form: Form, scratch: Scratch) -> list
     """Calls that compute the results of a form into `out`."""
     outs = out if isinstance(out, tuple) else (out,)
     arrays = arrays[: len(form.types)]
-    made = compiled(form, outs, arrays)
-    return one_by_one(form, outs, arrays, scratch) if made is None else made
+    copies = {k: scratch.empty(a.shape, a.dtype) for k, a in enumerate(arrays) if is_turned(a)}
+    made = compiled(form, outs, [copies.get(k, a) for k, a in enumerate(arrays)])
+    if made is None:
+        return one_by_one(form, outs, arrays, scratch)
+    return [*(turned(copy, arrays[k]) for k, copy in copies.items()), *made]
 
 
 def single(op: Op[..., Any], out: Any, arrays: Sequence[Any], attrs: Mapping[str, Any]) -> list[Call] | None:

@@ -19,7 +19,7 @@ from .c_calls import checked, joined
 
 FILES = (
     "along_axis attention batch_norm convolution einsum groups index linalg masks pooling random recurrent routing "
-    "shape sparse sums update"
+    "shape sparse sums turn update"
 )
 
 
