@@ -71,20 +71,20 @@ static Span span_at(const Depthwise* d, long long i, long long j, Met* met) {
 
 // -- forward and transposed -----------------------------------------------------------------------------------------------
 
+// The first channel of each vector; the last vector may begin inside the one before.
+#define EACH_VECTOR for (long long c = 0; c < channels; c += c + LANES < channels ? least(LANES, channels - LANES - c) : LANES)
 #define EIGHT(DO) DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7)
 #define PLACE(r) const long long o##r = read[r];
 #define ZERO(r) Vector s##r = {};
 #define MEET(r) s##r += w * *(const Vector*)(pixel + o##r);
 #define WRITE(r) *(Vector*)(to + written[r]) = s##r;
 
-// Some pixels, read and written at these places, in all channels; `weights` are (taps, channels). The last vector may
-// begin inside the one before.
+// Eight pixels, read and written at these places, in all channels; `weights` are (taps, channels).
 static __attribute__((noinline)) void pixels(const T* from, const long long* read, const Met* met, long long count,
                                              const T* weights, long long channels, T* out, const long long* written) {
     EIGHT(PLACE)
     const Met* const last = met + count;
-    for (long long c = 0, next; c < channels; c = next == channels || next + LANES <= channels ? next : channels - LANES) {
-        next = c + LANES;
+    EACH_VECTOR {
         EIGHT(ZERO)
         for (const Met* m = met; m < last; m++) {
             const T* pixel = from + m->offset + c;
@@ -97,27 +97,92 @@ static __attribute__((noinline)) void pixels(const T* from, const long long* rea
     }
 }
 
+// What neighbors read, the left one or the right one or both: then a number serves two taps.
+typedef struct {
+    long long offset, left, right;  // the taps, -1 for none
+} Shared;
+
+// All that neighbors read which meet these taps, those of a pixel in rising order; how many, or 0 if they share nothing.
+static long long share(const Met* met, long long count, long long step, Shared* shared) {
+    long long k = 0;
+    for (const Met *m = met, *before = 0; m < met + count; before = m++) {
+        const bool both = before && m->offset == before->offset + step;
+        if (before && !both) shared[k++] = (Shared){before->offset + step, -1, before->tap};
+        shared[k++] = (Shared){m->offset, m->tap, both ? before->tap : -1};
+    }
+    if (count) shared[k++] = (Shared){met[count - 1].offset + step, -1, met[count - 1].tap};
+    return k < 2 * count ? k : 0;
+}
+
+#define FOUR(DO) DO(0) DO(1) DO(2) DO(3)
+#define ZEROS(r) Vector s##r = {}, t##r = {};
+#define READ(r) const Vector x##r = *(const Vector*)(pixel + o##r);
+#define LEFT(r) s##r += w * x##r;
+#define RIGHT(r) t##r += w * x##r;
+#define WRITES(r) *(Vector*)(to + written[r]) = s##r, *(Vector*)(to + written[r] + next_column) = t##r;
+
+// `pixels` for four pixels and their neighbors on the right.
+static __attribute__((noinline)) void neighbors(const T* from, const long long* read, const Shared* shared,
+                                                long long count, const T* weights, long long channels, T* out,
+                                                const long long* written, long long next_column) {
+    FOUR(PLACE)
+    const Shared* const last = shared + count;
+    EACH_VECTOR {
+        FOUR(ZEROS)
+        for (const Shared* m = shared; m < last; m++) {
+            const T* pixel = from + m->offset + c;
+            __asm__("" : "+r"(pixel));
+            FOUR(READ)
+            if (m->left >= 0) {
+                const Vector w = *(const Vector*)(weights + m->left * channels + c);
+                FOUR(LEFT)
+            }
+            if (m->right >= 0) {
+                const Vector w = *(const Vector*)(weights + m->right * channels + c);
+                FOUR(RIGHT)
+            }
+        }
+        T* const to = out + c;
+        FOUR(WRITES)
+    }
+}
+
+// Where `count` pixels are read and written: from pixel k on, image by image, then every `apart`th column, the last one
+// of `all` again where they end.
+static void find_places(const Depthwise* d, long long k, long long all, long long apart, int count, long long* read,
+                        long long* written) {
+    for (int r = 0; r < count; r++) {
+        const long long p = least(k + r, all - 1), j = p / d->numbers * apart, n = p % d->numbers;
+        read[r] = n * d->in.number + j * d->right * d->in.column;
+        written[r] = n * d->out.number + j * d->out.column;
+    }
+}
+
 // Jobs are rows of all images. Words are the images, the kernel and the distance of its channels, sizes, steps, taps.
 void convolve_channels(const Word* a, long long first, long long last, char* scratch) {
     const Depthwise d = depthwise_of(a);
     T* const weights = (T*)scratch;
     Met* const met = (Met*)(weights + (d.count * d.channels + BLOCK - 1) / BLOCK * BLOCK);
+    Shared* const shared = (Shared*)(met + d.count);
     for (long long t = 0; t < d.count; t++)
         for (long long c = 0; c < d.channels; c++)
             weights[t * d.channels + c] = d.kernel[c * d.apart + d.taps[t].place];
+    long long read[PIXELS], written[PIXELS];
     for (long long i = first; i < last; i++)
         for (Span span = {0, 0, 0}; span.end < d.columns;) {
             span = span_at(&d, i, span.end, met);
-            T* const out = d.out.image + i * d.out.row + span.begin * d.out.column;
-            const long long all = (span.end - span.begin) * d.numbers;
-            for (long long k = 0; k < all; k += PIXELS) {
-                long long read[PIXELS], written[PIXELS];
-                for (long long r = 0; r < PIXELS; r++) {
-                    const long long p = least(k + r, all - 1), j = p / d.numbers, n = p % d.numbers;
-                    read[r] = n * d.in.number + j * d.right * d.in.column;
-                    written[r] = n * d.out.number + j * d.out.column;
-                }
-                pixels(d.in.image, read, met, span.count, weights, d.channels, out, written);
+            const long long width = span.end - span.begin, some = share(met, span.count, d.right * d.in.column, shared);
+            const long long even = some ? width / 2 * 2 : 0, rest = (width - even) * d.numbers;
+            T* out = d.out.image + i * d.out.row + span.begin * d.out.column;
+            for (long long k = 0, all = even / 2 * d.numbers; k < all; k += PIXELS / 2) {
+                find_places(&d, k, all, 2, PIXELS / 2, read, written);
+                neighbors(d.in.image, read, shared, some, weights, d.channels, out, written, d.out.column);
+            }
+            const T* const from = d.in.image + even * d.right * d.in.column;
+            out += even * d.out.column;
+            for (long long k = 0; k < rest; k += PIXELS) {
+                find_places(&d, k, rest, 1, PIXELS, read, written);
+                pixels(from, read, met, span.count, weights, d.channels, out, written);
             }
         }
 }

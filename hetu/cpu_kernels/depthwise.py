@@ -45,5 +45,5 @@ def depthwise_call(
     blocks = -(-channels * bytes // VECTOR)
     jobs = rows if name == "convolve_channels" else blocks
     work = max(1, out.size * len(taps) // max(jobs, 1))
-    more = {"jobs": jobs, "grain": -(-LEAST // work), "scratch": len(taps) * (blocks * VECTOR + 16) + VECTOR}
+    more = {"jobs": jobs, "grain": -(-LEAST // work), "scratch": len(taps) * (blocks * VECTOR + 64) + VECTOR}
     return c_call("depthwise.c", name, x.dtype, *images, w, outer, *sizes, **more)
