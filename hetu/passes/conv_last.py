@@ -8,7 +8,7 @@ others.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import wraps
 from types import ModuleType
 from typing import Any
@@ -22,6 +22,7 @@ from ..ops.conv import conv2d, conv2d_dw, conv2d_dx
 
 __all__ = ["LAST", "MOVED", "ChannelsLast", "conv2d_last", "conv2d_last_dw", "conv2d_last_dx"]
 
+Turn = Callable[[Any], Any]  # images, their type or their term in the other of both layouts
 MOVED = (2, 3, 0, 1)  # of (h, w, n, c) to (n, c, h, w), and back
 LAST: dict[str, ChannelsLast] = {}  # by the name of what it is made of
 
@@ -38,34 +39,41 @@ class ChannelsLast(Op[..., Any]):
     def __init__(self, name: str, of: Op[..., Any], images: Sequence[int], makes_images: bool = True) -> None:
         @wraps(of.forward)
         def forward(xp: ModuleType, *arrays: Any, **attrs: Any) -> Any:
-            return turned_result(of.forward(xp, *turned_inputs(arrays), **attrs))
+            return results(turn(xp), of.forward(xp, *inputs(turn(xp), arrays), **attrs))
 
-        def turned_inputs(inputs: Sequence[Any]) -> list[Any]:
-            return [_turned(x) if k in images else x for k, x in enumerate(inputs)]
+        forward.__doc__ = f"`{of.name}` of images (h, w, n, c)."
 
-        def turned_result(made: Any) -> Any:
+        def turn(xp: ModuleType) -> Turn:
+            return lambda x: xp.permute_dims(x, MOVED)
+
+        def inputs(turn: Turn, given: Sequence[Any]) -> list[Any]:
+            return [turn(x) if k in images else x for k, x in enumerate(given)]
+
+        def results(turn: Turn, made: Any) -> Any:
             if isinstance(made, tuple):
-                return tuple(map(turned_result, made))
-            return _turned(made) if makes_images else made
+                return tuple(results(turn, part) for part in made)
+            return turn(made) if makes_images else made
+
+        def infer(*types: TensorType, **attrs: Any) -> Any:
+            return results(_turned, of.infer(*inputs(_turned, types), **attrs))
 
         def canonical(*types: TensorType, **attrs: Any) -> dict[str, Any]:
-            return attrs if of.normalize_rule is None else of.normalize_rule(*turned_inputs(types), **attrs)
+            return attrs if of.normalize_rule is None else of.normalize_rule(*inputs(_turned, types), **attrs)
 
         def bind(
             xp: ModuleType, out: Any, *arrays: Any, scratch: Scratch | None = None, **attrs: Any
         ) -> Sequence[Call]:
-            return of.bound(xp, turned_result(out), turned_inputs(arrays), attrs, scratch)
+            return of.bound(xp, results(turn(xp), out), inputs(turn(xp), arrays), attrs, scratch)
 
         def terms(*types: TensorType, **attrs: Any) -> str:
-            text = of.dims(*turned_inputs(types), **attrs) if callable(of.dims) else str(of.dims)
-            inputs, made = (part.split(",") for part in text.split("->"))
-            inputs = [_turned_term(term) if k in images else term for k, term in enumerate(inputs)]
-            return ",".join(inputs) + "->" + ",".join(map(_turned_term, made) if makes_images else made)
+            text = of.dims(*inputs(_turned, types), **attrs) if callable(of.dims) else str(of.dims)
+            read, made = (tuple(part.split(",")) for part in text.split("->"))
+            return ",".join(inputs(_turned_term, read)) + "->" + ",".join(results(_turned_term, made))
 
         super().__init__(
             forward,
             name=name,
-            infer=lambda *types, **attrs: turned_result(of.infer(*turned_inputs(types), **attrs)),
+            infer=infer,
             dims=of.dims and terms,
             differentiable=False,
             scratch=of.scratch,
@@ -75,11 +83,8 @@ class ChannelsLast(Op[..., Any]):
         OPS[name] = LAST[of.name] = self
 
 
-def _turned(x: Any) -> Any:
-    """Images, or their type, in the other of both layouts."""
-    if isinstance(x, TensorType):
-        return TensorType(tuple(x.shape[a] for a in MOVED), x.dtype)
-    return x.transpose(MOVED)
+def _turned(x: TensorType) -> TensorType:
+    return TensorType(tuple(x.shape[a] for a in MOVED), x.dtype)
 
 
 def _turned_term(term: str) -> str:
