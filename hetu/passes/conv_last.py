@@ -7,9 +7,9 @@ others.
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Sequence
-from functools import wraps
 from types import ModuleType
 from typing import Any
 
@@ -37,11 +37,11 @@ class ChannelsLast(Op[..., Any]):
     """
 
     def __init__(self, name: str, of: Op[..., Any], images: Sequence[int], makes_images: bool = True) -> None:
-        @wraps(of.forward)
         def forward(xp: ModuleType, *arrays: Any, **attrs: Any) -> Any:
             return results(turn(xp), of.forward(xp, *inputs(turn(xp), arrays), **attrs))
 
         forward.__doc__ = f"`{of.name}` of images (h, w, n, c)."
+        vars(forward)["__signature__"] = inspect.signature(of.forward)  # its inputs and attributes
 
         def turn(xp: ModuleType) -> Turn:
             return lambda x: xp.permute_dims(x, MOVED)
