@@ -1,8 +1,8 @@
 """Convolution and its gradients by the register tile of `convolution.c`, for images of any layout.
 
-Kernels are packed into panels anew on every call; groups of few outputs go plane by plane in `planes.c`, many channels
-under 3 x 3 taps by `winograd.c`. Gain: 3 to 20 times the speed of the forward functions, 0.5 to 1.5 of PyTorch's time
-(groups of one channel 2 to 3), Winograd's 1.3 to 2 times that of the tile alone. Off with `HETU_KERNELS=0`.
+Kernels are packed into panels anew on every call; groups of few outputs go plane by plane in `planes.c`, kernels of
+one channel along channels in `depthwise.c`, many channels under 3 x 3 taps by `winograd.c`. Gain: 3 to 20 times the speed of the forward functions, 0.5 to 1.5 of PyTorch's time
+(kernels of one channel 0.3 to 1.2), Winograd's 1.3 to 2 times that of the tile alone. Off with `HETU_KERNELS=0`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import product
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -18,8 +18,8 @@ from ..core.backend import Scratch
 from ..core.kernels import Call
 from ..ops.conv import conv2d, conv2d_dw, conv2d_dx
 from ..ops.window import Pair, Window
-from ..passes.conv_last import MOVED, conv2d_last, conv2d_last_dw, conv2d_last_dx
 from .c_calls import c_call
+from .depthwise import VECTOR, Tap, along_channels, depthwise_call
 from .recipes import kernel
 
 FILE = "convolution.c"
@@ -29,20 +29,11 @@ LARGE, MORE = 150_000, 16  # numbers of a group's kernel beyond which it is in n
 PIXELS = 96  # that a panel of the kernel should meet while it is in the cache
 LEAST = 1 << 22  # multiplications that are worth another thread
 FEW = 8  # outputs of a group up to which vectors go along pixels, in `planes.c`
-VECTOR, SLACK, TAPS = 64, 512, 9  # bytes of the widest vector, and of the longest tile; taps of a tile, in `planes.c`
+SLACK, TAPS = 512, 9  # bytes of the longest tile, and taps of a tile of sums, in `planes.c`
 PARTS = 8  # of a batch, whose gradients of the kernel are summed apart
-ACROSS, SIDE, NEAR = 4, 256, 1 << 17  # pixels that go together, bytes of a job's channels, of a band, in `depthwise.c`
 PLACES, BLOCK = 16, 96  # of a tile, and tiles of a job, in `winograd.c`
 CHANNEL, OUTPUT, KERNEL, START = 64, 45, 300, 12  # what its transforms take, and beginning a sum, in multiplications
 WORTH = 0.85  # of the multiplications of the taps
-
-
-class Tap(NamedTuple):
-    """What is added to the first input pixel of an output pixel, and the place of the weight in its kernel."""
-
-    down: int
-    right: int
-    place: tuple[int, int]
 
 
 def _axis_taps(window: Window, axis: int) -> list[tuple[int, int]]:
@@ -63,28 +54,28 @@ class _Product:
     def __init__(
         self, out: np.ndarray, x: np.ndarray, taps: Sequence[Tap], steps: Pair, groups: int, most: int, scratch: Scratch
     ) -> None:
-        self.out, self.x, self.groups, self.size, self.steps = out, x, groups, x.itemsize, steps
+        self.out, self.x, self.groups, self.size = out, x, groups, x.itemsize
         self.channels, self.outputs, self.taps = x.shape[1] // groups, out.shape[1] // groups, taps
         rows, columns = out.shape[2:]
         downs, rights = [t.down for t in taps] or [0], [t.right for t in taps] or [0]
         top, left = min(downs), min(rights)
         self.wide, self.tall = (columns - 1) * steps[1] + max(rights) - left + 1, max(downs) - top + 1
-        near = all(a.strides[1] == self.size for a in (x, out))  # channels lie side by side
-        self.each = near and self.channels == self.outputs == 1 < groups
-        self.planes = self.outputs <= FEW and not self.each
+        near = [x.shape[1] > 1 and a.strides[1] == self.size for a in (x, out)]  # whether channels lie side by side
+        self.planes = self.outputs <= FEW and not near[0]
         line = -(-self.wide // steps[1]) * steps[1] * self.channels * self.size
         self.most, self.band = most, max(1, min(rows, most // (steps[0] * line)))
         self.high = self.band - 1 + -(-self.tall // steps[0])
         self.runs = self._runs(top, left, steps)
         self.depth, self.tiles = len(taps) * self.channels, len(x) * -(-rows // 2) * -(-columns // 2)
         grid = [Tap(top + i, left + j, t.place) for (i, j), t in zip(product(range(3), range(3)), taps)]
-        self.winograd = grid == taps and len(taps) == 9 and steps == (1, 1) and groups == 1 and near and self._saves()
+        square = grid == taps and len(taps) == 9 and steps == (1, 1)
+        self.winograd = square and groups == 1 and all(near) and self._saves()
         sizes = (self.channels, *x.shape[2:], rows, columns, self.outputs, groups, *steps, top, left)
         self.geometry = (*sizes, self.band, self.wide, self.tall, self.runs, self.count, self.depth)
         self.many = max(1, min(len(x), PIXELS // (rows * columns))) if self.band == rows else 1
         self.pixels = (self.high * steps[0] if self.planes else (self.band - 1) * steps[0] + self.tall) * line
         self.strips = -(-self.outputs // STRIP)
-        depth = 0 if self.planes or self.each else PLACES * self.channels if self.winograd else self.depth
+        depth = 0 if self.planes else PLACES * self.channels if self.winograd else self.depth
         self.panels = scratch.empty((groups * self.strips * STRIP * depth,), x.dtype)
         self.scratch, self.bands = scratch, -(-rows // self.band)
 
@@ -133,8 +124,6 @@ class _Product:
 
     def calls(self, w: np.ndarray, outer: int) -> list[Call | None]:
         """Calls for the product with a kernel, whose axis `outer` is that of the outputs."""
-        if self.each:
-            return [self._each_call("depthwise", w, len(self.x))]
         if self.planes:
             return [self._plane_call("convolve_planes", w, w, outer, self.groups * len(self.x) * self.bands)]
         if self.winograd:
@@ -144,8 +133,6 @@ class _Product:
 
     def slope_calls(self, w: np.ndarray) -> list[Call | None]:
         """Calls for the gradient of the kernel, where `out` has the slopes."""
-        if self.each:
-            return [self._each_call("depthwise_slopes", w, 1)]
         if self.planes:
             parts = min(len(self.x), PARTS)
             numbers = parts * self.groups * _up(self.outputs, 4) * self.channels * _up(len(self.taps), TAPS)
@@ -166,43 +153,6 @@ class _Product:
         pixels, sums = BLOCK * (self.channels * self.size + 2 * VECTOR) + VECTOR, (BLOCK + PLACES) * 2 * VECTOR
         grain, scratch = -(-LEAST // (PLACES * products * self.channels)), PLACES * (pixels + sums + 2 * BLOCK)
         return c_call("winograd.c", name, self.x.dtype, *words, jobs=jobs, grain=grain, scratch=scratch)
-
-    def _each_call(self, name: str, w: np.ndarray, images: int) -> Call | None:
-        """A call for channels that have a kernel each, so many images at a time."""
-        strides, places, _ = self._kernel(w, 0)
-        (rows, columns), line = self.out.shape[2:], self.wide + ACROSS * self.steps[1]
-        top, left = (min((t[axis] for t in self.taps), default=0) for axis in (0, 1))
-        offsets = np.array([(t.down - top) * line + t.right - left for t in self.taps] or [0], np.int64)
-        band = max(1, min(rows, NEAR // (line * SIDE * self.steps[0])))
-        sizes = (
-            *self.x.shape[2:],
-            rows,
-            columns,
-            self.groups,
-            len(self.x),
-            *self.steps,
-            top,
-            left,
-            self.tall,
-            self.wide,
-        )
-        words = (
-            *_images(self.out),
-            *_images(self.x),
-            w,
-            strides[0],
-            places,
-            offsets,
-            len(self.taps),
-            *sizes,
-            line,
-            band,
-        )
-        jobs = images * -(-self.groups * self.size // SIDE)
-        grain = -(-LEAST // max(self.out.size * len(self.taps) // jobs, 1))
-        pixels = band * _up(columns, ACROSS) + ((band - 1) * self.steps[0] + self.tall) * line
-        scratch = (len(self.taps) + pixels) * SIDE
-        return c_call("depthwise.c", name, self.x.dtype, *words, jobs=jobs, grain=grain, scratch=scratch)
 
     def _plane_call(
         self, name: str, weights: np.ndarray, w: np.ndarray, outer: int, jobs: int, parts: int = 1
@@ -250,6 +200,14 @@ def _all(calls: Sequence[Call | None]) -> list[Call] | None:
     return made if len(made) == len(calls) else None
 
 
+def _calls(
+    out: Any, x: Any, w: Any, outer: int, taps: Sequence[Tap], steps: Pair, groups: int, scratch: Scratch
+) -> list[Call | None]:
+    if along_channels(out, x, w, groups):
+        return [depthwise_call("convolve_channels", out, x, w, taps, steps)]
+    return _Product(out, x, taps, steps, groups, BAND, scratch).calls(w, outer)
+
+
 @kernel(conv2d)
 def conv2d_bind(
     xp: ModuleType, out: Any, x: Any, w: Any, *, groups: int, scratch: Scratch, **attrs: Any
@@ -258,8 +216,7 @@ def conv2d_bind(
         return None
     window = Window(w.shape[2:], **attrs)
     taps = [Tap(i, j, (u, v)) for (i, u), (j, v) in product(_axis_taps(window, 0), _axis_taps(window, 1))]
-    made = _Product(out, x, taps, window.stride, groups, BAND, scratch)
-    return _all(made.calls(w, 0))
+    return _all(_calls(out, x, w, 0, taps, window.stride, groups, scratch))
 
 
 @kernel(conv2d_dx)
@@ -273,9 +230,9 @@ def conv2d_dx_bind(
     for phase in product(*map(range, window.stride)):
         part = out[:, :, phase[0] :: window.stride[0], phase[1] :: window.stride[1]]
         pairs = product(*(_phase_taps(window, axis, phase[axis]) for axis in (0, 1)))
-        made = _Product(part, g, [Tap(i, j, (u, v)) for (i, u), (j, v) in pairs], (1, 1), groups, BAND, scratch)
+        taps = [Tap(i, j, (u, v)) for (i, u), (j, v) in pairs]
         if part.size:
-            calls += made.calls(w, 1)
+            calls += _calls(part, g, w, 1, taps, (1, 1), groups, scratch)
     return _all(calls)
 
 
@@ -287,21 +244,8 @@ def conv2d_dw_bind(
         return None
     window = Window(kernel, **attrs)
     taps = [Tap(i, j, (u, v)) for (i, u), (j, v) in product(_axis_taps(window, 0), _axis_taps(window, 1))]
+    if along_channels(g, x, out, groups):
+        return _all([depthwise_call("convolve_channels_slopes", g, x, out, taps, window.stride)])
     most = BAND_OF_SLOPES * (MORE if out.size > groups * LARGE else 1)
     made = _Product(g, x, taps, window.stride, groups, most, scratch)
     return _all(made.slope_calls(out))
-
-
-@kernel(conv2d_last)
-def conv2d_last_bind(xp: ModuleType, out: Any, x: Any, w: Any, **attrs: Any) -> list[Call] | None:
-    return conv2d_bind(xp, out.transpose(MOVED), x.transpose(MOVED), w, **attrs)
-
-
-@kernel(conv2d_last_dx)
-def conv2d_last_dx_bind(xp: ModuleType, out: Any, g: Any, w: Any, **attrs: Any) -> list[Call] | None:
-    return conv2d_dx_bind(xp, out.transpose(MOVED), g.transpose(MOVED), w, **attrs)
-
-
-@kernel(conv2d_last_dw)
-def conv2d_last_dw_bind(xp: ModuleType, out: Any, x: Any, g: Any, **attrs: Any) -> list[Call] | None:
-    return conv2d_dw_bind(xp, out, x.transpose(MOVED), g.transpose(MOVED), **attrs)

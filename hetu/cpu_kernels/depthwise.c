@@ -1,175 +1,236 @@
-// Convolution of each channel by a kernel of its own, where the channels of a pixel lie side by side: a vector's worth of
-// them goes together.
+// Convolution with a kernel for each channel, of images whose channels lie side by side: vectors go along channels.
 //
-// As in `convolution.c`, an output pixel (i, j) reads input pixels (i down + dy, j right + dx) for a list of taps (dy,
-// dx), and a transposed convolution is one of these for each phase of its output. A band of rows of these channels is
-// copied into scratch, padded, as pixels that are far apart in memory share cache lines. Other layouts go by `planes.c`.
+// An output pixel (i, j) reads input pixels (i down + dy, j right + dx) for a list of taps (dy, dx), as in `geometry.h`,
+// so that transposed convolutions are some of these. Images are read in place: neighboring pixels of a row that meet
+// the same taps inside the image are computed together, and those whose taps reach into the frame one by one.
 
 #include "geometry.h"
 
-enum { ACROSS = 4, SIDE = 256 / sizeof(T) };  // pixels of a row that go together, and channels of a job
+enum { PIXELS = 8, TAPS = 9, BLOCK = 64 / sizeof(T) };  // of a tile; channels of a job
+
+typedef struct {
+    long long down, right, place;  // where a tap lies, and its weight in a kernel
+} Tap;
 
 typedef struct {
     Images out, in;
-    T* weights;
-    long long channel;  // its stride in the weights
-    const long long *places, *offsets;  // of a tap's weight, and of its pixel in a band
-    long long count, height, width, rows, columns, channels, numbers, down, right;
-    long long top, left, tall, wide;  // the least dy and dx, and the pixels that taps and columns span
-    long long line, band, high;  // pixels of a row in scratch; rows of the output that go together, and of their pixels
+    T* kernel;
+    long long apart;  // of the kernels of two channels
+    long long channels, numbers, height, width, rows, columns, down, right;
+    const Tap* taps;
+    long long count;
 } Depthwise;
 
 static Depthwise depthwise_of(const Word* a) {
-    return (Depthwise){images_of(a), images_of(a + 5), a[10].p, a[11].n, a[12].p, a[13].p, a[14].n, a[15].n, a[16].n,
-                       a[17].n, a[18].n, a[19].n, a[20].n, a[21].n, a[22].n, a[23].n, a[24].n, a[25].n, a[26].n, a[27].n,
-                       a[28].n, (a[28].n - 1) * a[21].n + a[25].n};
+    return (Depthwise){images_of(a), images_of(a + 5), a[10].p, a[11].n, a[12].n, a[13].n, a[14].n,
+                       a[15].n, a[16].n, a[17].n, a[18].n, a[19].n, a[20].p, a[21].n};
 }
 
-// What `depthwise` computes.
-void depthwise_plainly(const Word* a, long long first, long long last, char* scratch) {
+// What `convolve_channels` computes, number by number.
+void convolve_channels_plainly(const Word* a, long long first, long long last, char* scratch) {
     const Depthwise d = depthwise_of(a);
-    for (long long n = 0; n < d.numbers; n++)
-        for (long long c = 0; c < d.channels; c++)
-            for (long long i = 0; i < d.rows; i++)
-                for (long long j = 0; j < d.columns; j++) {
+    for (long long i = first; i < last; i++)
+        for (long long j = 0; j < d.columns; j++)
+            for (long long n = 0; n < d.numbers; n++)
+                for (long long c = 0; c < d.channels; c++) {
                     T sum = 0;
-                    for (long long t = 0; t < d.count; t++) {
-                        const long long y = i * d.down + d.top + d.offsets[t] / d.line;
-                        const long long x = j * d.right + d.left + d.offsets[t] % d.line;
+                    for (const Tap* t = d.taps; t < d.taps + d.count; t++) {
+                        const long long y = i * d.down + t->down, x = j * d.right + t->right;
                         if (y < 0 || y >= d.height || x < 0 || x >= d.width) continue;
-                        sum += d.weights[c * d.channel + d.places[t]]
-                            * d.in.image[n * d.in.number + c + y * d.in.row + x * d.in.column];
+                        sum += d.kernel[c * d.apart + t->place] *
+                               d.in.image[n * d.in.number + c * d.in.channel + y * d.in.row + x * d.in.column];
                     }
-                    d.out.image[n * d.out.number + c + i * d.out.row + j * d.out.column] = sum;
+                    d.out.image[n * d.out.number + c * d.out.channel + i * d.out.row + j * d.out.column] = sum;
                 }
 }
 
-// -- bands of a vector's channels ---------------------------------------------------------------------------------------
+// -- pixels that meet the same taps ---------------------------------------------------------------------------------------
 
-// Where the vector of channel c begins: the last one ends with the last channel, even if it begins in another.
-static inline long long start_of(const Depthwise* d, long long c) {
-    return d->channels < LANES ? c : least(c, d->channels - LANES);
+// A tap that lies inside the image: where, from the first image on, and its number.
+typedef struct {
+    long long offset, tap;
+} Met;
+
+typedef struct {
+    long long begin, end;  // output columns
+    long long count;  // of taps they meet
+} Span;
+
+// The span of row i that begins at column j; `met` tells what its first pixel meets.
+static Span span_at(const Depthwise* d, long long i, long long j, Met* met) {
+    long long left = 0, right = 0, count = 0;
+    for (const Tap* t = d->taps; t < d->taps + d->count; t++) {
+        const long long y = i * d->down + t->down, x = j * d->right + t->right;
+        left = least(left, t->right), right = t->right > right ? t->right : right;
+        if (y >= 0 && y < d->height && x >= 0 && x < d->width)
+            met[count++] = (Met){y * d->in.row + x * d->in.column, t - d->taps};
+    }
+    const long long room = d->width - 1 - right, end = room < 0 ? 0 : least(room / d->right + 1, d->columns);
+    return (Span){j, j * d->right + left >= 0 && j < end ? end : j + 1, count};
 }
 
-static inline Vector read(const Depthwise* d, const T* pixel, long long c) {
-    if (d->channels >= LANES) return *(const Vector*)(pixel + start_of(d, c));
-    Vector x = {};
-    memcpy(&x, pixel, d->channels * sizeof(T));
-    return x;
-}
+// -- forward and transposed -----------------------------------------------------------------------------------------------
 
-static inline void write(const Depthwise* d, T* pixel, long long c, Vector x) {
-    if (d->channels >= LANES) *(Vector*)(pixel + start_of(d, c)) = x;
-    else memcpy(pixel, &x, d->channels * sizeof(T));
-}
+// The first channel of each vector; the last vector may begin inside the one before.
+#define EACH_VECTOR for (long long c = 0; c < channels; c += c + LANES < channels ? least(LANES, channels - LANES - c) : LANES)
+#define EIGHT(DO) DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7)
+#define PLACE(r) const long long o##r = read[r];
+#define ZERO(r) Vector s##r = {};
+#define MEET(r) s##r += w * *(const Vector*)(pixel + o##r);
+#define WRITE(r) *(Vector*)(to + written[r]) = s##r;
 
-// The pixels that output rows from `start` on read, of the channels from `begin` to `end`: [vector][row][column]. Columns
-// beyond those that are read are zeros.
-static void copy_pixels(Vector* to, const Depthwise* d, long long n, long long begin, long long end, long long start,
-                        long long rows) {
-    const T* const image = d->in.image + n * d->in.number;
-    const Vector zero = {};
-    for (long long r = 0; r < (rows - 1) * d->down + d->tall; r++, to += d->line) {
-        const long long y = start * d->down + d->top + r;
-        for (long long j = 0; j < d->line; j++) {
-            const long long x = d->left + j;
-            const bool inside = j < d->wide && y >= 0 && y < d->height && x >= 0 && x < d->width;
-            const T* const pixel = image + y * d->in.row + x * d->in.column;
-            for (long long c = begin; c < end; c += LANES)
-                to[(c - begin) / LANES * d->high * d->line + j] = inside ? read(d, pixel, c) : zero;
+// Eight pixels, read and written at these places, in all channels; `weights` are (taps, channels).
+static __attribute__((noinline)) void pixels(const T* from, const long long* read, const Met* met, long long count,
+                                             const T* weights, long long channels, T* out, const long long* written) {
+    EIGHT(PLACE)
+    const Met* const last = met + count;
+    EACH_VECTOR {
+        EIGHT(ZERO)
+        for (const Met* m = met; m < last; m++) {
+            const T* pixel = from + m->offset + c;
+            const Vector w = *(const Vector*)(weights + m->tap * channels + c);
+            __asm__("" : "+r"(pixel));
+            EIGHT(MEET)
         }
+        T* const to = out + c;
+        EIGHT(WRITE)
     }
 }
 
-// Weights of the channels from `begin` to `end` as [vector][tap], or back.
-static void move_weights(Vector* weights, const Depthwise* d, long long begin, long long end, bool back) {
-    for (long long c = begin; c < end; c += LANES)
-        for (long long t = 0; t < d->count; t++, weights++)
-            for (long long k = 0; k < least(LANES, d->channels); k++) {
-                T* const weight = d->weights + (start_of(d, c) + k) * d->channel + d->places[t];
-                if (back) *weight = ((T*)weights)[k];
-                else ((T*)weights)[k] = *weight;
-            }
+// What neighbors read, the left one or the right one or both: then a number serves two taps.
+typedef struct {
+    long long offset, left, right;  // the taps, -1 for none
+} Shared;
+
+// All that neighbors read which meet these taps, those of a pixel in rising order; how many, or 0 if they share nothing.
+static long long share(const Met* met, long long count, long long step, Shared* shared) {
+    long long k = 0;
+    for (const Met *m = met, *before = 0; m < met + count; before = m++) {
+        const bool both = before && m->offset == before->offset + step;
+        if (before && !both) shared[k++] = (Shared){before->offset + step, -1, before->tap};
+        shared[k++] = (Shared){m->offset, m->tap, both ? before->tap : -1};
+    }
+    if (count) shared[k++] = (Shared){met[count - 1].offset + step, -1, met[count - 1].tap};
+    return k < 2 * count ? k : 0;
 }
 
-// -- forward and transposed ---------------------------------------------------------------------------------------------
+#define FOUR(DO) DO(0) DO(1) DO(2) DO(3)
+#define ZEROS(r) Vector s##r = {}, t##r = {};
+#define READ(r) const Vector x##r = *(const Vector*)(pixel + o##r);
+#define LEFT(r) s##r += w * x##r;
+#define RIGHT(r) t##r += w * x##r;
+#define WRITES(r) *(Vector*)(to + written[r]) = s##r, *(Vector*)(to + written[r] + next_column) = t##r;
 
-// A band of an image and the channels from `begin` to `end`; `right` again, which may be a constant.
-static inline __attribute__((always_inline)) void one_band(const Depthwise* d, T* band, long long rows, long long begin,
-                                                           long long end, const Vector* weights, const Vector* pixels,
-                                                           long long right) {
-    for (long long i = 0; i < rows; i++)
-        for (long long j = 0; j < d->columns; j += ACROSS)
-            for (long long c = begin; c < end; c += LANES) {
-                const long long vector = (c - begin) / LANES;
-                const Vector* const near = pixels + (vector * d->high + i * d->down) * d->line + j * right;
-                const Vector* const w = weights + vector * d->count;
-                Vector s[ACROSS] = {};
-                for (long long t = 0; t < d->count; t++)
-                    for (int k = 0; k < ACROSS; k++) s[k] += near[d->offsets[t] + k * right] * w[t];
-                T* const to = band + i * d->out.row + j * d->out.column;
-                for (int k = 0; k < least(ACROSS, d->columns - j); k++) write(d, to + k * d->out.column, c, s[k]);
+// `pixels` for four pixels and their neighbors on the right.
+static __attribute__((noinline)) void neighbors(const T* from, const long long* read, const Shared* shared,
+                                                long long count, const T* weights, long long channels, T* out,
+                                                const long long* written, long long next_column) {
+    FOUR(PLACE)
+    const Shared* const last = shared + count;
+    EACH_VECTOR {
+        FOUR(ZEROS)
+        for (const Shared* m = shared; m < last; m++) {
+            const T* pixel = from + m->offset + c;
+            __asm__("" : "+r"(pixel));
+            FOUR(READ)
+            if (m->left >= 0) {
+                const Vector w = *(const Vector*)(weights + m->left * channels + c);
+                FOUR(LEFT)
             }
+            if (m->right >= 0) {
+                const Vector w = *(const Vector*)(weights + m->right * channels + c);
+                FOUR(RIGHT)
+            }
+        }
+        T* const to = out + c;
+        FOUR(WRITES)
+    }
 }
 
-// Jobs are SIDE channels of an image.
-void depthwise(const Word* a, long long first, long long last, char* scratch) {
+// Where `count` pixels are read and written: from pixel k on, image by image, then every `apart`th column, the last one
+// of `all` again where they end.
+static void find_places(const Depthwise* d, long long k, long long all, long long apart, int count, long long* read,
+                        long long* written) {
+    for (int r = 0; r < count; r++) {
+        const long long p = least(k + r, all - 1), j = p / d->numbers * apart, n = p % d->numbers;
+        read[r] = n * d->in.number + j * d->right * d->in.column;
+        written[r] = n * d->out.number + j * d->out.column;
+    }
+}
+
+// Jobs are rows of all images. Words are the images, the kernel and the distance of its channels, sizes, steps, taps.
+void convolve_channels(const Word* a, long long first, long long last, char* scratch) {
     const Depthwise d = depthwise_of(a);
-    Vector *const weights = (Vector*)scratch, *const pixels = weights + SIDE / LANES * d.count;
-    const long long sides = (d.channels + SIDE - 1) / SIDE;
+    T* const weights = (T*)scratch;
+    Met* const met = (Met*)(weights + (d.count * d.channels + BLOCK - 1) / BLOCK * BLOCK);
+    Shared* const shared = (Shared*)(met + d.count);
+    for (long long t = 0; t < d.count; t++)
+        for (long long c = 0; c < d.channels; c++)
+            weights[t * d.channels + c] = d.kernel[c * d.apart + d.taps[t].place];
+    long long read[PIXELS], written[PIXELS];
+    for (long long i = first; i < last; i++)
+        for (Span span = {0, 0, 0}; span.end < d.columns;) {
+            span = span_at(&d, i, span.end, met);
+            const long long width = span.end - span.begin, some = share(met, span.count, d.right * d.in.column, shared);
+            const long long even = some ? width / 2 * 2 : 0, rest = (width - even) * d.numbers;
+            T* out = d.out.image + i * d.out.row + span.begin * d.out.column;
+            for (long long k = 0, all = even / 2 * d.numbers; k < all; k += PIXELS / 2) {
+                find_places(&d, k, all, 2, PIXELS / 2, read, written);
+                neighbors(d.in.image, read, shared, some, weights, d.channels, out, written, d.out.column);
+            }
+            const T* const from = d.in.image + even * d.right * d.in.column;
+            out += even * d.out.column;
+            for (long long k = 0; k < rest; k += PIXELS) {
+                find_places(&d, k, rest, 1, PIXELS, read, written);
+                pixels(from, read, met, span.count, weights, d.channels, out, written);
+            }
+        }
+}
+
+// -- the gradient of the kernel -------------------------------------------------------------------------------------------
+
+#define NINE(DO) EIGHT(DO) DO(8)
+#define FIND_TAP(r) const long long o##r = met[least(r, count - 1)].offset;
+#define MEET_TAP(r) s##r += w * *(const Vector*)(pixel + o##r);
+#define SUM(r) if (r < count) *(Vector*)(total + met[r].tap * BLOCK) += s##r;
+
+// Adds to `total` (taps, BLOCK) the sums over a span of what up to TAPS taps meet times the slopes.
+static __attribute__((noinline)) void span_sums(const Depthwise* d, const Met* met, long long count, const T* from,
+                                                const T* slopes, long long columns, T* total) {
+    NINE(FIND_TAP)
+    NINE(ZERO)
+    const long long step = d->in.number, next = d->out.number, numbers = d->numbers;
+    for (long long j = 0; j < columns; j++, from += d->right * d->in.column, slopes += d->out.column) {
+        const T *pixel = from, *slope = slopes;
+        for (long long n = 0; n < numbers; n++, pixel += step, slope += next) {
+            const Vector w = *(const Vector*)slope;
+            __asm__("" : "+r"(pixel));
+            NINE(MEET_TAP)
+        }
+    }
+    NINE(SUM)
+}
+
+// Words are those of `convolve_channels`, with slopes in the place of the output. Jobs are blocks of channels; the last
+// one may begin inside the one before, whose numbers it leaves alone.
+void convolve_channels_slopes(const Word* a, long long first, long long last, char* scratch) {
+    const Depthwise d = depthwise_of(a);
+    T* const total = (T*)scratch;
+    Met* const met = (Met*)(total + d.count * BLOCK);
     for (long long job = first; job < last; job++) {
-        const long long n = job / sides, begin = job % sides * SIDE, end = least(begin + SIDE, d.channels);
-        move_weights(weights, &d, begin, end, false);
-        for (long long start = 0; start < d.rows; start += d.band) {
-            const long long rows = least(d.band, d.rows - start);
-            T* const band = d.out.image + n * d.out.number + start * d.out.row;
-            copy_pixels(pixels, &d, n, begin, end, start, rows);
-            if (d.right == 1) one_band(&d, band, rows, begin, end, weights, pixels, 1);
-            else one_band(&d, band, rows, begin, end, weights, pixels, d.right);
-        }
-    }
-}
-
-// -- the gradient of the weights ----------------------------------------------------------------------------------------
-
-// Slopes of a band, as `copy_pixels` lays pixels.
-static void copy_slopes(Vector* to, const Depthwise* d, long long n, long long begin, long long end, long long start,
-                        long long rows, long long line) {
-    const T* const from = d->out.image + n * d->out.number + start * d->out.row;
-    const Vector zero = {};
-    for (long long i = 0; i < rows; i++, to += line)
-        for (long long j = 0; j < line; j++)
-            for (long long c = begin; c < end; c += LANES)
-                to[(c - begin) / LANES * d->band * line + j] =
-                    j < d->columns ? read(d, from + i * d->out.row + j * d->out.column, c) : zero;
-}
-
-// Jobs are SIDE channels; `out` has the slopes, of which a band is copied too. Each band has sums of its own.
-void depthwise_slopes(const Word* a, long long first, long long last, char* scratch) {
-    const Depthwise d = depthwise_of(a);
-    const long long line = (d.columns + ACROSS - 1) / ACROSS * ACROSS, vectors = SIDE / LANES;
-    Vector *const total = (Vector*)scratch, *const slopes = total + vectors * d.count;
-    Vector* const pixels = slopes + vectors * d.band * line;
-    for (long long begin = first * SIDE; begin < least(last * SIDE, d.channels); begin += SIDE) {
-        const long long end = least(begin + SIDE, d.channels);
-        memset(total, 0, vectors * d.count * sizeof(Vector));
-        for (long long n = 0; n < d.numbers; n++)
-            for (long long start = 0; start < d.rows; start += d.band) {
-                const long long rows = least(d.band, d.rows - start);
-                copy_pixels(pixels, &d, n, begin, end, start, rows);
-                copy_slopes(slopes, &d, n, begin, end, start, rows, line);
-                for (long long v = 0; v * LANES < end - begin; v++)
-                    for (long long t = 0; t < d.count; t++) {
-                        const Vector* const x = pixels + v * d.high * d.line + d.offsets[t];
-                        const Vector* const g = slopes + v * d.band * line;
-                        Vector s[ACROSS] = {};
-                        for (long long i = 0; i < rows; i++)
-                            for (long long j = 0; j < line; j += ACROSS)
-                                for (int k = 0; k < ACROSS; k++)
-                                    s[k] += x[i * d.down * d.line + (j + k) * d.right] * g[i * line + j + k];
-                        total[v * d.count + t] += (s[0] + s[1]) + (s[2] + s[3]);
-                    }
+        const long long start = least(job * BLOCK, d.channels - BLOCK);
+        memset(total, 0, d.count * BLOCK * sizeof(T));
+        for (long long i = 0; i < d.rows; i++)
+            for (Span span = {0, 0, 0}; span.end < d.columns;) {
+                span = span_at(&d, i, span.end, met);
+                const T* const slopes = d.out.image + start + i * d.out.row + span.begin * d.out.column;
+                for (long long t = 0; t < span.count; t += TAPS)
+                    for (long long c = 0; c < BLOCK; c += LANES)
+                        span_sums(&d, met + t, least(TAPS, span.count - t), d.in.image + start + c, slopes + c,
+                                  span.end - span.begin, total + c);
             }
-        move_weights(total, &d, begin, end, true);
+        for (long long t = 0; t < d.count; t++)
+            for (long long c = job * BLOCK - start; c < BLOCK; c++)
+                d.kernel[(start + c) * d.apart + d.taps[t].place] = total[t * BLOCK + c];
     }
 }

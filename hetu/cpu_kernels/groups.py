@@ -21,15 +21,17 @@ from ..core.op import Op
 from ..core.types import TensorType
 from ..fuse.form import FOLDS, Form, Line, form_of, fused
 from ..fuse.group import fuse
-from ..fuse.places import merged_axes, strides_in
+from ..fuse.places import fewest_axes, strides_in
 from ..fuse.unit import Limits, rows_of_fold, span
 from .c_calls import CCall, compiles
 from .compiled import source
 from .compiled import text_of as text_of_file
 from .group_text import CTYPES, STRIP, GroupLayout, text_of
+from .moves import moved
 from .recipes import kernel
 
 NEVER = 1 << 30  # the line behind all
+LEAST_TURNED = 4096  # numbers that are worth a copy
 WORTH = 100_000  # numbers times lines that are worth another thread
 LIMITS = Limits(frozenset(CTYPES), draws=True)
 
@@ -48,8 +50,17 @@ def bound(xp: Any, out: Any, *arrays: Any, form: Form, scratch: Scratch) -> list
     """Calls that compute the results of a form into `out`."""
     outs = out if isinstance(out, tuple) else (out,)
     arrays = arrays[: len(form.types)]
-    made = compiled(form, outs, arrays)
-    return one_by_one(form, outs, arrays, scratch) if made is None else made
+    copies = {k: scratch.empty(a.shape, a.dtype) for k, a in enumerate(arrays) if _is_turned(a)}
+    made = compiled(form, outs, [copies.get(k, a) for k, a in enumerate(arrays)])
+    if made is None:
+        return one_by_one(form, outs, arrays, scratch)
+    return [*(call for k, copy in copies.items() for call in moved(copy, arrays[k])), *made]
+
+
+def _is_turned(x: np.ndarray) -> bool:
+    """Whether neighbors lie along another axis than the last, along which loops go; large ones are copied first."""
+    last = x.strides[-1] if x.ndim else 0
+    return x.size >= LEAST_TURNED and x.shape[-1] > 1 and last > x.itemsize in x.strides
 
 
 def single(op: Op[..., Any], out: Any, arrays: Sequence[Any], attrs: Mapping[str, Any]) -> list[Call] | None:
@@ -103,17 +114,11 @@ def _merged(form: Form, operands: Sequence[tuple[int, np.ndarray]]) -> tuple[lis
     """(sizes, axes of rows, strides in numbers) of the fewest axes that visit the same places in the same order."""
     strides = strides_in(form, operands)
     if not form.split and not any(line.op in FOLDS for line in form.lines):
-        sizes, kept = _fewest(form.space, strides)
+        sizes, kept = fewest_axes(form.space, strides)
         return sizes, max(0, len(sizes) - 1), kept
     ends = slice(form.split), slice(form.split, None)
-    rows, columns = (_fewest(form.space[s], [own[s] for own in strides]) for s in ends)
+    rows, columns = (fewest_axes(form.space[s], [own[s] for own in strides]) for s in ends)
     return rows[0] + columns[0], len(rows[0]), [a + b for a, b in zip(rows[1], columns[1])]
-
-
-def _fewest(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[list[int], list[list[int]]]:
-    """As `merged_axes`, without any axis where there is one place."""
-    sizes, kept = merged_axes(shape, strides)
-    return ([], [[] for _ in kept]) if sizes == (1,) else ([*sizes], [[*own] for own in kept])
 
 
 # -- by NumPy ----------------------------------------------------------------------------------------------------------

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from ..core.kernels import Call
+from ..fuse.places import fewest_axes
 from ..ops.index import RowWindow, one_hot, own_rows, scatter_add, scatter_rows, take
 from .c_calls import c_call
-from .groups import _fewest
 from .moves import grain_of, in_order, moved
 from .recipes import kernel
 
@@ -81,7 +81,7 @@ def _two_axes(ids: np.ndarray, rows: np.ndarray) -> tuple[int, ...] | None:
     """Sizes, and strides in numbers, of two axes along which the rows lie, each of them in order; None for more."""
     if not rows.size or not rows[(0,) * ids.ndim].flags.c_contiguous or any(s % rows.itemsize for s in rows.strides):
         return None
-    sizes, (strides,) = _fewest(ids.shape, [[s // rows.itemsize for s in rows.strides[: ids.ndim]]])
+    sizes, (strides,) = fewest_axes(ids.shape, [[s // rows.itemsize for s in rows.strides[: ids.ndim]]])
     missing = 2 - len(sizes)
     return None if len(sizes) > 2 else (*[1] * missing, *sizes, *[0] * missing, *strides)
 

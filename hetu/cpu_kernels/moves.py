@@ -15,11 +15,11 @@ import numpy as np
 
 from ..core.graph import OPS
 from ..core.kernels import Call
+from ..fuse.places import fewest_axes
 from ..ops.join import _concat, _inner, pad, roll
 from ..ops.shape import reshape
 from ..ops.slicing import _python_key, slice_scatter
 from .c_calls import c_call
-from .groups import _fewest
 from .recipes import kernel
 
 AXES, BLOCK = 6, 32  # of moves.c
@@ -54,7 +54,7 @@ def _in_order(to: np.ndarray, source: np.ndarray) -> tuple[list[int], list[list[
     """Sizes and strides in numbers of the fewest axes, at least `AXES`, in the order that `moves.c` wants."""
     order = sorted(range(to.ndim), key=lambda axis: -abs(to.strides[axis]))
     strides = [[x.strides[axis] // x.itemsize for axis in order] for x in (to, source)]
-    sizes, strides = _fewest([to.shape[axis] for axis in order], strides)
+    sizes, strides = fewest_axes([to.shape[axis] for axis in order], strides)
     count = len(sizes)
     if count > 2:  # the axis before the last
         closest = min(range(count - 1), key=lambda axis: (strides[1][axis] == 0, abs(strides[1][axis])))

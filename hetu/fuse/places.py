@@ -18,13 +18,11 @@ def _own(x: Any) -> list[int]:
     return [0 if n == 1 else s // x.dtype.itemsize for n, s in zip(x.shape, x.strides)]
 
 
-def merged_axes(
-    shape: Sequence[int], strides: Sequence[Sequence[int]]
-) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
-    """The fewest axes that visit the same places in the same order.
+def fewest_axes(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[list[int], list[list[int]]]:
+    """The fewest axes that visit the same places in the same order; none where there is one place.
 
-    >>> merged_axes((2, 1, 3, 4), [(12, 12, 4, 1), (0, 0, 0, 1)])
-    ((6, 4), [(4, 1), (0, 1)])
+    >>> fewest_axes((2, 1, 3, 4), [(12, 12, 4, 1), (0, 0, 0, 1)])
+    ([6, 4], [[4, 1], [0, 1]])
     """
     sizes: list[int] = []
     kept: list[list[int]] = [[] for _ in strides]
@@ -39,6 +37,12 @@ def merged_axes(
             sizes.append(size)
             for k, s in zip(kept, strides):
                 k.append(s[axis])
-    if not sizes:
-        return (1,), [(0,) for _ in strides]
-    return tuple(sizes), [tuple(k) for k in kept]
+    return sizes, kept
+
+
+def merged_axes(
+    shape: Sequence[int], strides: Sequence[Sequence[int]]
+) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
+    """The same as tuples, with one axis at least."""
+    sizes, kept = fewest_axes(shape, strides)
+    return tuple(sizes) or (1,), [tuple(k) or (0,) for k in kept]

@@ -77,12 +77,11 @@ class _Axis(NamedTuple):
 
 @kernel(conv_last.conv2d_last)
 def conv2d_last(
-    machine: Machine, out: Any, x: Any, w: Any, *, stride: Size2d, padding: Any, dilation: Size2d, groups: int
+    machine: Machine, out: Any, x: Any, w: Any, *, stride: Size2d, padding: Any, **rest: Any
 ) -> list[Call] | None:
     window = _Window(x, out, w.shape[2:], stride, padding)
-    if groups > 1 or dilation != (1, 1) or not _takes(machine, window, w):
-        attrs = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
-        return _channels_first(machine, images.conv2d, out, (x, w), **attrs)
+    if not _takes(machine, window, w, **rest):
+        return _channels_first(machine, images.conv2d, out, (x, w), stride=stride, padding=padding, **rest)
     if not _in_chunks(x):
         unfold, window = _unfolded(machine, window)
         whole = _Window(w.transpose(MOVED), w.reshape(1, 1, len(w), -1), w.shape[2:], (1, 1), FRAMELESS)
@@ -96,20 +95,11 @@ def conv2d_last(
 
 @kernel(conv_last.conv2d_last_dx)
 def conv2d_last_dx(
-    machine: Machine,
-    out: Any,
-    g: Any,
-    w: Any,
-    *,
-    size: Size2d,
-    stride: Size2d,
-    padding: Any,
-    dilation: Size2d,
-    groups: int,
+    machine: Machine, out: Any, g: Any, w: Any, *, size: Size2d, stride: Size2d, padding: Any, **rest: Any
 ) -> list[Call] | None:
     window = _Window(out, g, w.shape[2:], stride, padding)
-    if groups > 1 or dilation != (1, 1) or not _takes(machine, window, w) or not _in_chunks(out):
-        attrs = {"size": size, "stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    if not _takes(machine, window, w, **rest) or not _in_chunks(out):
+        attrs = {"size": size, "stride": stride, "padding": padding, **rest}
         return _channels_first(machine, images.conv2d_dx, out, (g, w), **attrs)
     if not contiguous(g):
         return None
@@ -119,20 +109,11 @@ def conv2d_last_dx(
 
 @kernel(conv_last.conv2d_last_dw)
 def conv2d_last_dw(
-    machine: Machine,
-    out: Any,
-    x: Any,
-    g: Any,
-    *,
-    kernel: Size2d,
-    stride: Size2d,
-    padding: Any,
-    dilation: Size2d,
-    groups: int,
+    machine: Machine, out: Any, x: Any, g: Any, *, kernel: Size2d, stride: Size2d, padding: Any, **rest: Any
 ) -> list[Call] | None:
     window = _Window(x, g, kernel, stride, padding)
-    if groups > 1 or dilation != (1, 1) or not _takes(machine, window, out):
-        attrs = {"kernel": kernel, "stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    if not _takes(machine, window, out, **rest):
+        attrs = {"kernel": kernel, "stride": stride, "padding": padding, **rest}
         return _channels_first(machine, images.conv2d_dw, out, (x, g), **attrs)
     calls = []
     if not _in_chunks(x):
@@ -146,9 +127,15 @@ def conv2d_last_dw(
 # -- what the kernels take ---------------------------------------------------------------------------------------------
 
 
-def _takes(machine: Machine, window: _Window, w: Any) -> bool:
+def _takes(machine: Machine, window: _Window, w: Any, *, dilation: Size2d, groups: int) -> bool:
     arrays = (window.x, window.y, w)
-    if machine.capability < TENSOR or w.dtype.name not in DTYPES or not _in_chunks(window.y):
+    if (
+        groups > 1
+        or dilation != (1, 1)
+        or machine.capability < TENSOR
+        or w.dtype.name not in DTYPES
+        or not _in_chunks(window.y)
+    ):
         return False
     fits = all(a.dtype == w.dtype and 0 < a.size < MOST and address(a) % 16 == 0 for a in arrays)
     return fits and w.flags.c_contiguous

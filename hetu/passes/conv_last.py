@@ -1,117 +1,97 @@
-"""`conv2d` and its gradients on images (h, w, n, c): the pixels of all images at one place lie together.
+"""Operators on images (h, w, n, c) made of those on images (n, c, h, w).
 
-Only the pass `channels_last` makes them, after autodiff. This file says what they mean, in terms of `conv2d`; the rooms
-of kernels compute them.
+So the pixels of all images at one place lie together. Only the pass `channels_last` makes such nodes, after autodiff.
+They mean what they are made of between transposes, and are computed so, as these are views; a room of kernels may have
+others.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
+from ..core.backend import Scratch
 from ..core.graph import OPS
-from ..core.op import op
+from ..core.kernels import Call
+from ..core.op import Op
 from ..core.types import TensorType
-from ..ops.conv import conv2d_dw_flops, conv2d_dw_type, conv2d_dx_flops, conv2d_dx_type, conv2d_flops, conv2d_type
-from ..ops.window import Pair
+from ..ops.conv import conv2d, conv2d_dw, conv2d_dx
 
-__all__ = ["conv2d_last", "conv2d_last_dw", "conv2d_last_dx"]
+__all__ = ["LAST", "MOVED", "ChannelsLast", "conv2d_last", "conv2d_last_dw", "conv2d_last_dx"]
 
+Turn = Callable[[Any], Any]  # images, their type or their term in the other of both layouts
 MOVED = (2, 3, 0, 1)  # of (h, w, n, c) to (n, c, h, w), and back
+LAST: dict[str, ChannelsLast] = {}  # by the name of what it is made of
 
 
-def _swapped(x: TensorType) -> TensorType:
-    return TensorType(tuple(x.shape[a] for a in MOVED), x.dtype)
-
-
-@op(
-    infer=lambda x, w, **attrs: _swapped(conv2d_type(_swapped(x), w, **attrs)),
-    differentiable=False,
-    scratch=True,
-)
-def conv2d_last(
-    xp: ModuleType, x: Any, w: Any, *, stride: Pair, padding: Any, dilation: Pair = (1, 1), groups: int = 1
-) -> Any:
-    """`conv2d` of images x (h, w, n, c) with kernels w (o, c, i, j) -> (y, x, n, o).
+class ChannelsLast(Op[..., Any]):
+    """The operator `of` on images (h, w, n, c), which its inputs at `images` are, and all its outputs or none.
 
     >>> import hetu as ht
     >>> x, w = ht.placeholder("x", (32, 32, 8, 3)), ht.placeholder("w", (64, 3, 3, 3))
-    >>> conv2d_last(x, w, stride=(2, 2), padding=((1, 1), (1, 1))).shape
+    >>> conv2d_last(x, w, stride=2, padding=1).shape
     (16, 16, 8, 64)
     """
-    y = OPS["conv2d"].forward(
-        xp, xp.permute_dims(x, MOVED), w, stride=stride, padding=padding, dilation=dilation, groups=groups
-    )
-    return xp.permute_dims(y, MOVED)
+
+    def __init__(self, name: str, of: Op[..., Any], images: Sequence[int], makes_images: bool = True) -> None:
+        def forward(xp: ModuleType, *arrays: Any, **attrs: Any) -> Any:
+            return results(turn(xp), of.forward(xp, *inputs(turn(xp), arrays), **attrs))
+
+        forward.__doc__ = f"`{of.name}` of images (h, w, n, c)."
+        vars(forward)["__signature__"] = inspect.signature(of.forward)  # its inputs and attributes
+
+        def turn(xp: ModuleType) -> Turn:
+            return lambda x: xp.permute_dims(x, MOVED)
+
+        def inputs(turn: Turn, given: Sequence[Any]) -> list[Any]:
+            return [turn(x) if k in images else x for k, x in enumerate(given)]
+
+        def results(turn: Turn, made: Any) -> Any:
+            if isinstance(made, tuple):
+                return tuple(results(turn, part) for part in made)
+            return turn(made) if makes_images else made
+
+        def infer(*types: TensorType, **attrs: Any) -> Any:
+            return results(_turned, of.infer(*inputs(_turned, types), **attrs))
+
+        def canonical(*types: TensorType, **attrs: Any) -> dict[str, Any]:
+            return attrs if of.normalize_rule is None else of.normalize_rule(*inputs(_turned, types), **attrs)
+
+        def bind(
+            xp: ModuleType, out: Any, *arrays: Any, scratch: Scratch | None = None, **attrs: Any
+        ) -> Sequence[Call]:
+            return of.bound(xp, results(turn(xp), out), inputs(turn(xp), arrays), attrs, scratch)
+
+        def terms(*types: TensorType, **attrs: Any) -> str:
+            text = of.dims(*inputs(_turned, types), **attrs) if callable(of.dims) else str(of.dims)
+            read, made = (tuple(part.split(",")) for part in text.split("->"))
+            return ",".join(inputs(_turned_term, read)) + "->" + ",".join(results(_turned_term, made))
+
+        super().__init__(
+            forward,
+            name=name,
+            infer=infer,
+            dims=of.dims and terms,
+            differentiable=False,
+            scratch=of.scratch,
+        )
+        self.images, self.makes_images = images, makes_images
+        self.normalize_rule, self.bind_rule, self.flops_rule = canonical, bind, of.flops_rule
+        OPS[name] = LAST[of.name] = self
 
 
-@op(
-    infer=lambda g, w, **attrs: _swapped(conv2d_dx_type(_swapped(g), w, **attrs)),
-    differentiable=False,
-    scratch=True,
-)
-def conv2d_last_dx(
-    xp: ModuleType, g: Any, w: Any, *, size: Pair, stride: Pair, padding: Any, dilation: Pair = (1, 1), groups: int = 1
-) -> Any:
-    """`conv2d_dx` of gradients g (y, x, n, o) with kernels w (o, c, i, j) -> (*size, n, c).
-
-    >>> import hetu as ht
-    >>> g, w = ht.placeholder("g", (16, 16, 8, 64)), ht.placeholder("w", (64, 3, 3, 3))
-    >>> conv2d_last_dx(g, w, size=(32, 32), stride=(2, 2), padding=((1, 1), (1, 1))).shape
-    (32, 32, 8, 3)
-    """
-    g = xp.permute_dims(g, MOVED)
-    x = OPS["conv2d_dx"].forward(xp, g, w, size=size, stride=stride, padding=padding, dilation=dilation, groups=groups)
-    return xp.permute_dims(x, MOVED)
+def _turned(x: TensorType) -> TensorType:
+    return TensorType(tuple(x.shape[a] for a in MOVED), x.dtype)
 
 
-@op(
-    infer=lambda x, g, **attrs: conv2d_dw_type(_swapped(x), _swapped(g), **attrs),
-    differentiable=False,
-    scratch=True,
-)
-def conv2d_last_dw(
-    xp: ModuleType,
-    x: Any,
-    g: Any,
-    *,
-    kernel: Pair,
-    stride: Pair,
-    padding: Any,
-    dilation: Pair = (1, 1),
-    groups: int = 1,
-) -> Any:
-    """`conv2d_dw` of images x (h, w, n, c) and gradients g (y, x, n, o) -> (o, c, *kernel).
-
-    >>> import hetu as ht
-    >>> x, g = ht.placeholder("x", (32, 32, 8, 3)), ht.placeholder("g", (16, 16, 8, 64))
-    >>> conv2d_last_dw(x, g, kernel=(3, 3), stride=(2, 2), padding=((1, 1), (1, 1))).shape
-    (64, 3, 3, 3)
-    """
-    x, g = xp.permute_dims(x, MOVED), xp.permute_dims(g, MOVED)
-    return OPS["conv2d_dw"].forward(
-        xp, x, g, kernel=kernel, stride=stride, padding=padding, dilation=dilation, groups=groups
-    )
+def _turned_term(term: str) -> str:
+    axes = re.findall(".!?", term)
+    return "".join(axes[a] for a in MOVED)
 
 
-def _splits(name: str, *images: bool) -> Callable[..., str]:
-    """How the operator of that name may be split, with the axes of images where they lie here; its result is last."""
-
-    def dims(*types: TensorType, **attrs: Any) -> str:
-        rule: Any = OPS[name].dims
-        operands, result = rule(*types, **attrs).split("->")
-        terms = [re.findall("[a-z]!?", term) for term in (*operands.split(","), result)]
-        *read, made = ("".join(t[a] for a in MOVED) if moved else "".join(t) for t, moved in zip(terms, images))
-        return f"{','.join(read)}->{made}"
-
-    return dims
-
-
-conv2d_last.dims = _splits("conv2d", True, False, True)
-conv2d_last_dx.dims = _splits("conv2d_dx", True, False, True)
-conv2d_last_dw.dims = _splits("conv2d_dw", True, True, False)
-conv2d_last.flops(conv2d_flops)
-conv2d_last_dx.flops(conv2d_dx_flops)
-conv2d_last_dw.flops(conv2d_dw_flops)
+conv2d_last = ChannelsLast("conv2d_last", conv2d, images=(0,))
+conv2d_last_dx = ChannelsLast("conv2d_last_dx", conv2d_dx, images=(0,))
+conv2d_last_dw = ChannelsLast("conv2d_last_dw", conv2d_dw, images=(0, 1), makes_images=False)

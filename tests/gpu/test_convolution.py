@@ -15,6 +15,7 @@ from hetu.gpu_kernels.emulator import Emulator
 from hetu.gpu_kernels.launchers import bound
 from hetu.gpu_kernels.machine import RecordingMachine
 from hetu.passes import channels_last, chosen_passes
+from hetu.passes.channels_last import CONVOLUTIONS
 
 from . import fake_cupy, proofs
 from .fake_streams import LOG
@@ -25,6 +26,7 @@ DIGITS = {"float16": 1e-3, "float32": 4e-7, "float64": 1e-12}  # of the largest 
 PLAIN = {"dilation": (1, 1), "groups": 1}
 ONE = ((1, 1), (1, 1))
 NONE = ((0, 0), (0, 0))
+PLAIN = {"dilation": (1, 1), "groups": 1}
 NAMES = ("conv2d_last", "conv2d_last_dx", "conv2d_last_dw")
 
 # Rows, columns, images, channels, results, taps each way, stride and padding.
@@ -229,10 +231,24 @@ def test_the_pass_takes_every_float_on_both_kinds_of_device(dtype):
 
 
 def test_the_pass_leaves_alone_what_is_not_for_it():
-    x, w = ht.placeholder("x", (2, 4, 9, 9)), ht.placeholder("w", (16, 4, 3, 3))
-    grouped, few = ht.placeholder("grouped", (16, 2, 3, 3)), ht.placeholder("few", (8, 4, 3, 3))
-    outputs = (ht.conv2d(x, w, dilation=2), ht.conv2d(x, grouped, groups=2), ht.conv2d(x, few))
+    x, few = ht.placeholder("x", (2, 4, 9, 9)), ht.placeholder("few", (8, 4, 3, 3))
+    outputs = (ht.conv2d(x, few), ht.conv2d(x, few, dilation=2))
     assert channels_last(outputs) == outputs
+
+
+@pytest.mark.parametrize("groups", [1, 2, 16])
+def test_the_pass_takes_groups_and_dilations(groups):
+    x, w = ht.placeholder("x", (2, 16, 9, 8), "float64"), ht.placeholder("w", (16, 16 // groups, 3, 3), "float64")
+    y = ht.relu(ht.conv2d(x, w, stride=2, padding=2, dilation=2, groups=groups))
+    outputs = [y, *ht.gradients(ht.sum(y * y), [x, w])]
+    made = channels_last(outputs)
+    assert {"conv2d_last", "conv2d_last_dx", "conv2d_last_dw"} <= set(names(made)) and not set(CONVOLUTIONS) & set(
+        names(made)
+    )
+    rng = np.random.default_rng(0)
+    feed = {n: rng.standard_normal(n.shape) for n in (x, w)}
+    for before, after in zip(interpret(outputs, feed), interpret(made, feed), strict=True):
+        np.testing.assert_allclose(after, before, rtol=0, atol=1e-12 * np.abs(before).max())
 
 
 # -- training on the stand-in for CuPy ---------------------------------------------------------------------------------

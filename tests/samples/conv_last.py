@@ -10,15 +10,15 @@ from . import Sample, real
 from .conv import adjoint, loops
 
 
-def forward(x, w, stride, pads):
-    return loops(x.transpose(2, 3, 0, 1), w, stride=stride, pads=pads).transpose(2, 3, 0, 1)
+def forward(x, w, stride, pads, **more):
+    return loops(x.transpose(2, 3, 0, 1), w, stride=stride, pads=pads, **more).transpose(2, 3, 0, 1)
 
 
-def rows(label, images, kernels, stride, pads):
+def rows(label, images, kernels, stride, pads, **more):
     """One row for each of the three operators."""
-    attrs = {"stride": stride, "padding": pads}
+    attrs = {"stride": stride, "padding": pads, **more}
     h, w, _, _ = images
-    out = forward(np.zeros(images), np.zeros(kernels), stride, pads).shape
+    out = forward(np.zeros(images), np.zeros(kernels), stride, pads, **more).shape
     options = {"label": label, "order": 0, "fixed": True, "tolerance": 2e-5, "extra": {"no_float16": True}}
     size, kernel = (h, w), kernels[2:]
     return [
@@ -26,21 +26,21 @@ def rows(label, images, kernels, stride, pads):
             "conv2d_last",
             lambda x, w: OPS["conv2d_last"](x, w, **attrs),
             (real(*images), real(*kernels)),
-            lambda x, w: forward(x, w, stride, pads),
+            lambda x, w: forward(x, w, stride, pads, **more),
             **options,
         ),
         Sample(
             "conv2d_last_dx",
             lambda g, w: OPS["conv2d_last_dx"](g, w, size=size, **attrs),
             (real(*out), real(*kernels)),
-            lambda g, w: adjoint(lambda x: forward(x, w, stride, pads), g, images),
+            lambda g, w: adjoint(lambda x: forward(x, w, stride, pads, **more), g, images),
             **options,
         ),
         Sample(
             "conv2d_last_dw",
             lambda x, g: OPS["conv2d_last_dw"](x, g, kernel=kernel, **attrs),
             (real(*images), real(*out)),
-            lambda x, g: adjoint(lambda w: forward(x, w, stride, pads), g, kernels),
+            lambda x, g: adjoint(lambda w: forward(x, w, stride, pads, **more), g, kernels),
             **options,
         ),
     ]
@@ -77,5 +77,7 @@ SAMPLES = [
     *rows("strided", (5, 4, 2, 3), (2, 3, 3, 2), (2, 1), ((1, 1), (0, 2))),
     *rows("points", (4, 4, 2, 3), (2, 3, 1, 1), (2, 2), ((0, 0), (0, 0))),
     *rows("chunks", (5, 4, 3, 8), (16, 8, 3, 2), (2, 1), ((1, 1), (0, 2))),  # channels for tensor cores
+    *rows("depthwise", (6, 5, 2, 17), (17, 1, 3, 2), (2, 1), ((1, 1), (0, 2)), groups=17),
+    *rows("dilated groups", (6, 5, 2, 4), (6, 2, 2, 2), (1, 1), ((1, 1), (0, 1)), groups=2, dilation=(2, 1)),
     *rows("few", (5, 4, 3, 3), (8, 3, 3, 2), (1, 2), ((1, 0), (1, 1))),
 ]
