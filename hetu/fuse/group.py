@@ -105,7 +105,7 @@ def _joined(a: Unit, b: Unit) -> Unit | None:
         if None not in (a.split, b.split) and a.split != b.split:
             return None
         split = a.split if a.split is not None else b.split
-        return _checked(Unit(a.members | b.members, a.space, split, a.outside | b.outside))
+        return _checked(replace(a, members=a.members | b.members, split=split, outside=a.outside | b.outside))
     for whole, part in ((a, b), (b, a)):
         rows = _rows_of(whole, part)
         if rows is not None:
@@ -134,8 +134,6 @@ def _checked(unit: Unit) -> Unit | None:
     """The unit, unless it reads what is known only at the end."""
     if not unit.outside.isdisjoint(unit.members):
         return None
-    if unit.split is None:  # there is neither a fold nor a move in it
-        return unit
     for node, flat in unit.members.items():
         for i in node.inputs:
             if i in unit.members and not _readable(unit, node, flat, i):
