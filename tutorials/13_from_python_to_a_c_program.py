@@ -72,8 +72,11 @@ for form in forms:
 # %%
 def show(text, first, last, most=48):
     """Print a text from the first line that has `first` in it to the next that has `last` in it."""
+    if not cc:
+        print("skipped: there is no C compiler")
+        return
     found = re.search(rf"^[^\n]*{re.escape(first)}.*?{re.escape(last)}[^\n]*$", text, re.MULTILINE | re.DOTALL)
-    lines = found[0].splitlines() if found else ["not in this program" if cc else "skipped: there is no C compiler"]
+    lines = found[0].splitlines()
     for line in lines[:most]:
         line = line.rstrip(" \\-")
         print(line if len(line) < 110 else line[:106] + " ...")
@@ -164,7 +167,7 @@ show(text, "##gemm(", "    }  ")
 # constants. Last the step. Compare it with `print(program)` above: the same places.
 
 # %%
-show(text, "for (; row < end; row++) {\n        const", "\n    }")
+show(text, "long long worth = several", "*row->doubt")
 show(text, "// -- memory", "\n};")
 
 # %% [markdown]

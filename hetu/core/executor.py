@@ -53,6 +53,7 @@ class Executor:
     `strategy` spreads the work over the ranks of the job (see `hetu.dist`); every rank is fed the whole batch. "auto"
     lets the planner choose (`hetu.plan.auto`), and `$HETU_STRATEGY` is taken where none is given.
     Without one `comm` is what collectives written by hand go over (`ht.dist.all_reduce`), each rank fed its own batch.
+    All ranks of `comm` make the executor, as they compare what they compile.
     `state` shares the variables of another executor. `donate=False` keeps every step atomic at the price of copies.
     `precision` is what products (matrices, convolutions, attention) compute in: "float16", with the loss scaled so that
     gradients do not vanish, or "bfloat16". Variables stay float32; see `hetu.passes.mixed_precision`.
