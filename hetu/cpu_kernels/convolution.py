@@ -1,8 +1,9 @@
 """Convolution and its gradients by the register tile of `convolution.c`, for images of any layout.
 
-Kernels are packed into panels anew on every call; groups of few outputs go plane by plane in `planes.c`, kernels of
-one channel along channels in `depthwise.c`, many channels under 3 x 3 taps by `winograd.c`. Gain: 3 to 20 times the speed of the forward functions, 0.5 to 1.5 of PyTorch's time
-(kernels of one channel 0.3 to 1.2), Winograd's 1.3 to 2 times that of the tile alone. Off with `HETU_KERNELS=0`.
+Kernels are packed into panels anew on every call. Groups of few outputs go plane by plane in `planes.c`; where channels
+lie side by side, a kernel for each goes by `depthwise.c`, and 3 x 3 taps of many channels by `winograd.c`, where an
+infinite pixel makes a NaN of its neighbors. Gain: 3 to 20 times the speed of the forward functions, 0.3 to 1.2 of
+PyTorch's time; Winograd's 1.3 to 2 times that of the tile alone. Off with `HETU_KERNELS=0`.
 """
 
 from __future__ import annotations
