@@ -41,6 +41,7 @@ CONTRACT = "#pragma STDC FP_CONTRACT ON"  # which gcc takes from its command lin
 MOST_BYTES = 256_000_000  # of the folder; what was not used for longest goes first
 STALE = 3600  # seconds after which what is being built belongs to a process that was killed
 CORES = os.cpu_count() or 1
+MADE = "made_of_"  # begins the name of the mark of a text, which ends in its key
 LEAST = 8  # functions that are worth a compiler of their own
 WAIT = 120.0  # seconds for what another process builds
 
@@ -169,7 +170,10 @@ class CSource:
         path, digest = self.paths(folder())
         if digest.read_text("ascii", "replace") != hashlib.sha256(path.read_bytes()).hexdigest():
             raise OSError(f"{path} is not what was compiled")
-        self.library = ctypes.CDLL(str(path))
+        library = ctypes.CDLL(str(path))
+        if not hasattr(library, MADE + self.key):
+            raise OSError(f"{path.name} has nothing of the text that it was to be made of")
+        self.library = library
         for file in (path, digest):
             os.utime(file)  # used now
 
@@ -182,9 +186,9 @@ class CSource:
         return getattr(self.library, f"{name}_{self.key}" if self.shared else name)
 
     def part(self) -> str:
-        """What stands for it in a unit."""
+        """What stands for it in a unit, with the mark by which a library shows that it is there."""
         named = f"#define {self.shared} {self.shared}_{self.key}\n{self.text}\n#undef {self.shared}"
-        return named if self.shared else self.text
+        return f"{named if self.shared else self.text}\nconst int {MADE}{self.key} = 1;"
 
 
 _sources: dict[str, CSource] = {}  # by key
@@ -204,7 +208,9 @@ def source(text: str, shared: str = "") -> CSource | None:
 @cache
 def _common(made_by: Compiler) -> str:
     """A digest of what all code of a compiler depends on."""
-    return hashlib.sha256("\0".join((*made_by.command, made_by.macros, text_of("prelude.h"))).encode()).hexdigest()
+    return hashlib.sha256(
+        "\0".join((*made_by.command, made_by.macros, MADE, text_of("prelude.h"))).encode()
+    ).hexdigest()
 
 
 def build(wanted: Sequence[CSource]) -> bool:
@@ -275,6 +281,9 @@ def _moved(unit: Sequence[CSource], private: Path) -> str:
                 os.replace(whole, place)
             s.load()
     except OSError as error:
+        for path in (path for s in unit if s.library is None for path in s.paths(folder())):
+            with suppress(OSError):
+                path.unlink()
         return str(error)
     return ""
 
