@@ -182,6 +182,15 @@ def test_a_path_with_spaces(place: Place) -> None:
     assert place.run(place.compiler("exec REAL", "my cc"))[:2] == (True, [])
 
 
+@pytest.mark.parametrize("says", ["sleep 600 &", "echo $$ >&2"], ids=["leaves a child", "varies in what it says"])
+def test_a_compiler_that_works_and_more(place: Place, says: str) -> None:
+    """It is not waited for by what it left, and what it made is found again."""
+    setting = place.program(f'#!/bin/sh\necho run >> {place.log}\n{says}\nexec cc "$@"')
+    for runs in (3, 4):  # each process asks it what it is
+        assert place.run(setting, "compiler.DEADLINE = 50.0") == (True, [], place.kept)
+        assert place.runs() == runs
+
+
 def test_a_compiler_that_does_not_know_this_cpu(place: Place) -> None:
     unknown = 'case "$*" in *=native*) echo "what is native?" >&2; exit 1;; esac'
     setting = place.program(f'#!/bin/sh\n{unknown}\nexec cc "$@"')
