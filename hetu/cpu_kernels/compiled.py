@@ -3,8 +3,9 @@
 A `CSource` is a text with functions. It is built at the first need of one of them, together with all others that are
 wanted by then, and kept by a key of everything that its code depends on: the text, the prelude, the flags, the compiler
 and the CPU, as homes are shared between machines. A library is built in a folder of its own and moved into place whole,
-under a lock, so that ranks which start together compile it once. To load a library is to execute it; therefore the
-folder must be writable by this user alone, and a library is only loaded if it is whole, as its digest beside it says.
+under a lock, so that ranks which start together compile it once. To load a library is to execute it; therefore this
+user alone may write to the folder and move it or one above it, and a library is only loaded if it is whole, as its
+digest beside it says.
 
 Nothing needs a compiler. Without one, or with `HETU_CC=0`, everything runs as NumPy calls; whatever goes wrong on the
 way to a library is a warning beside that.
@@ -64,13 +65,12 @@ def folder() -> Path:
         kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         kept.mkdir(mode=0o700, exist_ok=True)
         kept = kept.resolve(strict=True)
-        wrong = _danger(kept) or ("" if os.access(kept, os.W_OK) else "nothing can be written there")
-        if not wrong:
+        reason = _danger(kept) or ("" if os.access(kept, os.W_OK) else f"{kept}: nothing can be written there")
+        if not reason:
             return kept
-        reason = f"{kept}: {wrong}"
     except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
         reason = str(error)
-    fix = "set XDG_CACHE_HOME to a folder that you alone can write"
+    fix = "change its rights, or set XDG_CACHE_HOME to a folder that you alone can write and move"
     warnings.warn(f"compiled code lasts for this process only: {reason} (fix: {fix})", RuntimeWarning, stacklevel=2)
     own = tempfile.mkdtemp(prefix="hetu-compiled-")
     atexit.register(shutil.rmtree, own, ignore_errors=True)
@@ -84,13 +84,22 @@ def _cache() -> Path:
 
 
 def _danger(path: Path) -> str:
-    """Why others could put code there, if they could."""
+    """Why others could put code there, or another folder in the place of one above it, if they could.
+
+    A folder is safe in one where all may write but each may move only what is his own, such as /tmp. A group that has
+    the number of its user is his alone, and who owns the root may do everything.
+    """
     if not hasattr(os, "getuid"):  # Windows keeps others out of a user's folders
         return ""
-    about = path.stat()
-    if about.st_uid != os.getuid():
-        return "it belongs to somebody else"
-    return "others can write there" if about.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else ""
+    trusted = {os.getuid(), 0, Path(path.anchor).stat().st_uid}
+    for place in (path, *path.parents):
+        about = place.stat()
+        others = stat.S_IWOTH | (0 if about.st_gid == about.st_uid else stat.S_IWGRP)
+        if about.st_uid not in trusted:
+            return f"{place}: it belongs to somebody else"
+        if about.st_mode & others and (place == path or not about.st_mode & stat.S_ISVTX):
+            return f"{place}: others can write there"
+    return ""
 
 
 @contextmanager

@@ -307,7 +307,7 @@ def test_the_folder_is_removed_while_a_process_runs(place: Place) -> None:
 
 
 def _as(kind: str, place: Place) -> None:
-    """Put something in the place of the folder."""
+    """Put something in the place of the folder, or change one above it."""
     other = place.home / "other"
     other.mkdir(mode=0o700)
     place.kept.parent.mkdir(mode=0o700, parents=True)
@@ -317,31 +317,44 @@ def _as(kind: str, place: Place) -> None:
         place.kept.touch()
     else:
         place.kept.mkdir(mode=0o700)
-    if kind == "a folder of somebody else":
-        os.chown(place.kept, 12345, -1)
+    above = {"cache": place.kept.parent.parent, "hetu": place.kept.parent}
+    changed = next((above[word] for word in kind.split() if word in above), place.kept)
+    if "somebody" in kind:
+        os.chown(changed, 12345, -1)
+    elif "group" in kind:
+        os.chown(changed, -1, 12345 if "another" in kind else os.getuid())
+        changed.chmod(0o770)
     elif "others" in kind:
-        place.kept.chmod(0o722)
+        changed.chmod(0o1777 if "sticky" in kind else 0o722)
 
 
 FOLDERS = {
     "a folder": "",
     "a link to a folder": "",
-    "a folder that others write": "others can write there",
-    "a link to a folder that others write": "others can write there",
-    "a folder of somebody else": "it belongs to somebody else",
+    "a folder that others write": "compiled: others can write there",
+    "a link to a folder that others write": "other: others can write there",
+    "a folder of somebody else": "compiled: it belongs to somebody else",
     "a file": "File exists",
+    "a folder in a cache that others write": "cache: others can write there",
+    "a folder in a cache of somebody else": "cache: it belongs to somebody else",
+    "a folder in a hetu that others write": "hetu: others can write there",
+    "a folder in a hetu of somebody else": "hetu: it belongs to somebody else",
+    "a folder in a sticky cache that others write": "",
+    "a sticky folder that others write": "compiled: others can write there",
+    "a folder in a cache that another group writes": "cache: others can write there",
+    "a folder in a cache that the group of its user writes": "",
 }
 
 
 @pytest.mark.parametrize("kind", FOLDERS)
 def test_what_may_stand_in_the_place_of_the_folder(place: Place, kind: str) -> None:
-    if "somebody" in kind and os.getuid():
+    if ("somebody" in kind or "group" in kind) and os.getuid():
         pytest.skip("only the administrator can give a folder away")
     _as(kind, place)
     is_compiled, heard, folder = place.run()
     assert is_compiled
     if FOLDERS[kind]:
-        assert len(heard) == 1 and FOLDERS[kind] in heard[0] and "(fix: set XDG_CACHE_HOME" in heard[0]
+        assert len(heard) == 1 and FOLDERS[kind] in heard[0] and "or set XDG_CACHE_HOME" in heard[0]
         assert not folder.exists(), "it is removed with the process"
         assert place.libraries() == []
     else:
