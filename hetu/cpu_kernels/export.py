@@ -170,18 +170,20 @@ class _File:
 
     def _table(self) -> Iterator[str]:
         rows = []
-        for k, (_, call) in enumerate(self.calls):
+        for k, (node, call) in enumerate(self.calls):
             words = ", ".join(map(self._word, call.words)) or "{.n = 0}"
-            yield f"static const Word words_{k}[] = {{{words}}};"
+            yield f"static const Word words_{k}[] = {{{words}}};  // {_said(repr(node))}"
             doubt = "0" if call.doubt is None else f"(const void*){self._place(call.doubt)}"
             number = self.sources.index(call.source)
             name = f"{call.function}_{number}" if call.function in self.clashing[number] else call.function
             rows.append(f"    {{{name}, words_{k}, {call.jobs}, {call.grain}, {doubt}}},")
         yield "\nstatic const Row table[] = {"
         yield from rows
-        yield "    {0, 0, 0, 0, 0}\n};\n\nstatic const char* const made_for[] = {"
-        yield from (f'    "{_said(repr(node))}",' for node, _ in self.calls)
-        yield "    0\n};"
+        yield f"    {{0, 0, 0, 0, 0}}\n}};\n\nstatic const char* const checked[{len(self.calls) + 1}] = {{"
+        for k, (node, call) in enumerate(self.calls):
+            if call.doubt is not None:
+                yield f'    [{k}] = "{_said(repr(node))}",'
+        yield f"    [{len(self.calls)}] = 0,\n}};"
 
     def _main(self) -> Iterator[str]:
         size, count = max((call.scratch for _, call in self.calls), default=0), len(self.calls)
@@ -193,7 +195,7 @@ class _File:
         yield "    for (long step = 0; step < steps; step++) {"
         yield f"        const long long left = walk(table + {count}, {size}, 0, 0, table);"
         yield '        if (left < 0) return fprintf(stderr, "no memory to work in\\n"), 1;'
-        yield f'        if (left) return fprintf(stderr, "%s met ids out of range\\n", made_for[{count} - left]), 1;'
+        yield f'        if (left) return fprintf(stderr, "%s met ids out of range\\n", checked[{count} - left]), 1;'
         if self.random:
             yield f"        {self._place(self.program.state.arrays[random_state.name])}[1]++;"
         yield from (f"        {line}" for line in (*self._results(), *self._commits()))
