@@ -3,8 +3,9 @@
 A `CSource` is a text with functions. It is built at the first need of one of them, together with all others that are
 wanted by then, and kept by a key of everything that its code depends on: the text, the prelude, the flags, the compiler
 and the CPU, as homes are shared between machines. A library is built in a folder of its own and moved into place whole,
-under a lock, so that ranks which start together compile it once. To load a library is to execute it; therefore the
-folder must be writable by this user alone, and a library is only loaded if it is whole, as its digest beside it says.
+under a lock, so that ranks which start together compile it once. To load a library is to execute it; therefore this
+user alone may write to the folder and move it or one above it, and a library is only loaded if it is whole, as its
+digest beside it says.
 
 Nothing needs a compiler. Without one, or with `HETU_CC=0`, everything runs as NumPy calls; whatever goes wrong on the
 way to a library is a warning beside that.
@@ -41,6 +42,7 @@ CONTRACT = "#pragma STDC FP_CONTRACT ON"  # which gcc takes from its command lin
 MOST_BYTES = 256_000_000  # of the folder; what was not used for longest goes first
 STALE = 3600  # seconds after which what is being built belongs to a process that was killed
 CORES = os.cpu_count() or 1
+MADE = "made_of_"  # begins the name of the mark of a text, which ends in its key
 LEAST = 8  # functions that are worth a compiler of their own
 WAIT = 120.0  # seconds for what another process builds
 
@@ -63,13 +65,12 @@ def folder() -> Path:
         kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         kept.mkdir(mode=0o700, exist_ok=True)
         kept = kept.resolve(strict=True)
-        wrong = _danger(kept) or ("" if os.access(kept, os.W_OK) else "nothing can be written there")
-        if not wrong:
+        reason = _danger(kept) or ("" if os.access(kept, os.W_OK) else f"{kept}: nothing can be written there")
+        if not reason:
             return kept
-        reason = f"{kept}: {wrong}"
     except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
         reason = str(error)
-    fix = "set XDG_CACHE_HOME to a folder that you alone can write"
+    fix = "change its rights, or set XDG_CACHE_HOME to a folder that you alone can write and move"
     warnings.warn(f"compiled code lasts for this process only: {reason} (fix: {fix})", RuntimeWarning, stacklevel=2)
     own = tempfile.mkdtemp(prefix="hetu-compiled-")
     atexit.register(shutil.rmtree, own, ignore_errors=True)
@@ -83,13 +84,22 @@ def _cache() -> Path:
 
 
 def _danger(path: Path) -> str:
-    """Why others could put code there, if they could."""
+    """Why others could put code there, or another folder in the place of one above it, if they could.
+
+    A folder is safe in one where all may write but each may move only what is his own, such as /tmp. A group that has
+    the number of its user is his alone, and who owns the root may do everything.
+    """
     if not hasattr(os, "getuid"):  # Windows keeps others out of a user's folders
         return ""
-    about = path.stat()
-    if about.st_uid != os.getuid():
-        return "it belongs to somebody else"
-    return "others can write there" if about.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else ""
+    trusted = {os.getuid(), 0, Path(path.anchor).stat().st_uid}
+    for place in (path, *path.parents):
+        about = place.stat()
+        others = stat.S_IWOTH | (0 if about.st_gid == about.st_uid else stat.S_IWGRP)
+        if about.st_uid not in trusted:
+            return f"{place}: it belongs to somebody else"
+        if about.st_mode & others and (place == path or not about.st_mode & stat.S_ISVTX):
+            return f"{place}: others can write there"
+    return ""
 
 
 @contextmanager
@@ -169,7 +179,10 @@ class CSource:
         path, digest = self.paths(folder())
         if digest.read_text("ascii", "replace") != hashlib.sha256(path.read_bytes()).hexdigest():
             raise OSError(f"{path} is not what was compiled")
-        self.library = ctypes.CDLL(str(path))
+        library = ctypes.CDLL(str(path))
+        if not hasattr(library, MADE + self.key):
+            raise OSError(f"{path.name} has nothing of the text that it was to be made of")
+        self.library = library
         for file in (path, digest):
             os.utime(file)  # used now
 
@@ -182,9 +195,9 @@ class CSource:
         return getattr(self.library, f"{name}_{self.key}" if self.shared else name)
 
     def part(self) -> str:
-        """What stands for it in a unit."""
+        """What stands for it in a unit, with the mark by which a library shows that it is there."""
         named = f"#define {self.shared} {self.shared}_{self.key}\n{self.text}\n#undef {self.shared}"
-        return named if self.shared else self.text
+        return f"{named if self.shared else self.text}\nconst int {MADE}{self.key} = 1;"
 
 
 _sources: dict[str, CSource] = {}  # by key
@@ -204,7 +217,9 @@ def source(text: str, shared: str = "") -> CSource | None:
 @cache
 def _common(made_by: Compiler) -> str:
     """A digest of what all code of a compiler depends on."""
-    return hashlib.sha256("\0".join((*made_by.command, made_by.macros, text_of("prelude.h"))).encode()).hexdigest()
+    return hashlib.sha256(
+        "\0".join((*made_by.command, made_by.macros, MADE, text_of("prelude.h"))).encode()
+    ).hexdigest()
 
 
 def build(wanted: Sequence[CSource]) -> bool:
@@ -275,6 +290,9 @@ def _moved(unit: Sequence[CSource], private: Path) -> str:
                 os.replace(whole, place)
             s.load()
     except OSError as error:
+        for path in (path for s in unit if s.library is None for path in s.paths(folder())):
+            with suppress(OSError):
+                path.unlink()
         return str(error)
     return ""
 

@@ -14,9 +14,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,19 +33,23 @@ ASKED = ("-include", "math.h", "-dM", "-E", "-x", "c", os.devnull)  # a text of 
 
 
 class Run:
-    """A command under way, in a group of its own, so that what it has started ends with it."""
+    """A command under way, in a group of its own, so that what it has started ends with it.
+
+    What it says goes to a file, as a pipe would be open for as long as any of them lives.
+    """
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str] | None = None) -> None:
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            encoding="utf-8",
-            errors="replace",
-            process_group=0,
-            env=env,
-        )
+        with ExitStack() as held:
+            self.said = held.enter_context(tempfile.TemporaryFile())
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=self.said,
+                stderr=subprocess.STDOUT,
+                process_group=0,
+                env=env,
+            )
+            self.held = held.pop_all()
 
     def __enter__(self) -> Run:
         return self
@@ -52,18 +57,18 @@ class Run:
     def end(self) -> tuple[bool, str]:
         """Wait for it, up to `DEADLINE`: whether it succeeded, and what it said. TimeoutError if it did not end."""
         try:
-            said, _ = self.process.communicate(timeout=DEADLINE)
+            self.process.wait(DEADLINE)
         except subprocess.TimeoutExpired:
             raise TimeoutError(f"it did not end within {DEADLINE:g} s") from None
-        return self.process.returncode == 0, said.strip() or f"status {self.process.returncode}"
+        self.said.seek(0)
+        said = self.said.read().decode("utf-8", "replace").strip()
+        return self.process.returncode == 0, said or f"status {self.process.returncode}"
 
     def __exit__(self, *_: object) -> None:
-        if self.process.poll() is None:
-            with suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL) if os.name == "posix" else self.process.kill()
-            self.process.wait()
-        if self.process.stdout is not None:
-            self.process.stdout.close()
+        with suppress(ProcessLookupError, PermissionError):  # macOS says the second where all of them have ended
+            os.killpg(self.process.pid, signal.SIGKILL) if os.name == "posix" else self.process.kill()
+        self.process.wait()
+        self.held.close()
 
 
 class Compiler(NamedTuple):
@@ -157,6 +162,7 @@ def _asked(command: Sequence[str]) -> Compiler | str:
         made = (*command, *FLAGS, *flags)
         with Run([*made, *ASKED]) as run:
             well, said = run.end()
-        if well and "#define " in said:
-            return Compiler(made, said)
+        macros = "\n".join(line for line in said.splitlines() if line.startswith("#define "))  # not what varies
+        if well and macros:
+            return Compiler(made, macros)
     return said

@@ -51,13 +51,18 @@ def executor_of(loss: ht.Node, outputs: ht.Node) -> ht.Executor:
     return ht.Executor({"train": [loss, optim.Adam(0.01).minimize(loss)], "eval": [outputs]}, passes=passes)
 
 
-def printed(folder, name: str, steps: int) -> list[list[float]]:
-    """The numbers of each line that the program prints."""
+def ran(folder, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Compile a program and run it."""
     flags = [*(compiler().command), "-O1", "-march=native", "-fno-strict-aliasing", f"{name}.c", "-o", name]
     subprocess.run([*flags, "-lm", "-lpthread"], cwd=folder, check=True, timeout=DEADLINE)
-    command = [f"./{name}", f"{name}.inputs", str(steps)]
-    done = subprocess.run(command, cwd=folder, check=True, timeout=DEADLINE, capture_output=True, text=True)
-    return [[*map(float, line.partition(":")[2].split())] for line in done.stdout.splitlines()]
+    return subprocess.run([f"./{name}", *arguments], cwd=folder, timeout=DEADLINE, capture_output=True, text=True)
+
+
+def printed(folder, name: str, steps: int) -> list[list[str]]:
+    """The numbers of each line that the program prints."""
+    done = ran(folder, name, f"{name}.inputs", str(steps))
+    assert (done.returncode, done.stderr) == (0, "")
+    return [line.partition(":")[2].split() for line in done.stdout.splitlines()]
 
 
 @needs_compiler
@@ -73,7 +78,7 @@ def test_a_program_runs_without_python(model, tmp_path):
         lines = printed(tmp_path, name, STEPS)
         for line in lines:
             want = executor.run(name, fed)[0]
-            np.testing.assert_allclose(line, want.ravel(), rtol=2e-4, atol=1e-5)
+            np.testing.assert_allclose([*map(float, line)], want.ravel(), rtol=2e-4, atol=1e-5)
         assert len(lines) == STEPS
 
 
@@ -86,10 +91,114 @@ def test_what_has_no_c_is_named(tmp_path):
     assert not [*tmp_path.iterdir()]
 
 
+X, WIDE = ht.placeholder("x", (3, 4)), ht.placeholder('a name / 100%\n"of\\', (2,), "int64")
+IDS, DOUBLES = ht.placeholder("i", (2,), "int64"), ht.placeholder("d", (2,), "float64")
+HALVES = ht.placeholder("h", (3,), "float16")
+NUMBERS = np.array([0.1, -0.0, np.inf, -np.inf, np.nan, 3e38, 1e-40], np.float32)
+
+
+def w(name: str = "w") -> ht.Node:
+    return ht.variable(name, np.arange(9, dtype="float32").reshape(3, 3) + len(name))
+
+
+def vectors() -> tuple[ht.Node, ht.Node]:
+    return w("a.b"), w("a_b")
+
+
+def swapped(a: ht.Node, b: ht.Node) -> tuple:
+    return a, b, {a: b, b: a}
+
+
+def doubled(a: ht.Node, b: ht.Node) -> tuple:
+    return a, b, {a: b, b: a * 2}
+
+
+# What is fetched, and what variables become after each step.
+EXACT = {
+    "transposed": lambda: (ht.matrix_transpose(X), ht.matrix_transpose(ht.relu(X))),
+    "reversed": lambda: (ht.flip(X, 1), X[::-1, ::-1], ht.relu(X)[::-2]),
+    "every second": lambda: (X[:, ::2], X[1:, 1], ht.matrix_transpose(X)[::3, 1:]),
+    "repeated": lambda: (ht.broadcast_to(X[:1], (2, 3, 4)), ht.broadcast_to(X[:, 1:2], (3, 5))),
+    "no calls": lambda: (X, ht.reshape(X, (4, 3)), ht.constant(np.arange(3.0)), ht.constant(np.array([True, False]))),
+    "nothing": lambda: (X[:0], X[0, 0]),
+    "swapped": lambda: swapped(*vectors()),
+    "swapped, one with a new value": lambda: doubled(*vectors()),
+    "its own transpose": lambda: ((a := w()), {a: ht.matrix_transpose(a)}),
+    "its own reverse": lambda: ((a := w()), {a: a[::-1]}),
+    "the transpose of another": lambda: ((a := w()), {a: ht.matrix_transpose(w("other"))}),
+    "a row of itself": lambda: ((a := w()), {a: ht.broadcast_to(a[1], (3, 3))}),
+    "names that C has not": lambda: (w("größe") + w("gr__e") * w("int"), *vectors(), WIDE, IDS * WIDE),
+    "all digits": lambda: (IDS, IDS + 1, DOUBLES, DOUBLES * 3, X),
+    "least and most": lambda: (ht.variable("ends", np.array([-(2**63), 2**63 - 1])),),
+    "no numbers": lambda: (ht.where(X > 0, X, -np.inf), ht.maximum(X, np.inf), X + np.nan),
+    "numbers that it begins with": lambda: (
+        ht.variable("single", NUMBERS),
+        ht.variable("double", NUMBERS.astype(float) / 3),
+    ),
+    "truths": lambda: (X > 0, ht.logical_not(X > 0)),
+}
+FEED = {
+    X: np.random.default_rng(0).standard_normal((3, 4)).astype("float32"),
+    WIDE: np.array([3, -(2**40)]),
+    IDS: np.array([2**61 + 1, -(2**62) - 1]),
+    DOUBLES: np.array([1 / 3, 1e-17]),
+    HALVES: np.array([0.5, -2, 65504], "float16"),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("case", EXACT)
+def test_a_program_prints_every_bit(case, tmp_path):
+    executor = ht.Executor({"a step": [*EXACT[case]()]}, device="cpu")
+    fed = {p: a for p, a in FEED.items() if p in executor.subgraphs["a step"].placeholders.values()}
+    executor.export_c("a step", tmp_path, fed)
+    want = [value for _ in range(STEPS) for value in executor.run("a step", fed) if value is not None]
+    lines = printed(tmp_path, "a step", STEPS)
+    assert len(lines) == len(want)
+    for line, value in zip(lines, want):
+        read = np.array([*map(float if value.dtype.kind == "f" else int, line)], value.dtype)
+        assert repr(read.tolist()) == repr(value.ravel().tolist())
+
+
 @needs_compiler
 def test_a_program_says_what_it_lacks(tmp_path):
-    x = ht.placeholder("x", (4,))
-    path = ht.Executor({"go": [ht.exp(x)]}).export_c("go", tmp_path, {x: np.zeros(4, np.float32)})
-    assert printed(tmp_path, "go", 1) == [[1, 1, 1, 1]]
-    done = subprocess.run([tmp_path / "go"], timeout=DEADLINE, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (1, "give a file with 16 bytes of x\n") and path.exists()
+    ids = ht.placeholder('100% "ids"', (2,), "int64")
+    ht.Executor({"go": [ht.exp(ht.take(w(), ids))]}).export_c("go", tmp_path, {ids: np.array([0, 2])})
+    np.array([0, 3]).tofile(tmp_path / "bad")
+    for arguments, said in {
+        ("go.inputs", "2"): "",
+        (): "give a file with 16 bytes of 100_ _ids_, not none",
+        ("nowhere",): "give a file with 16 bytes of 100_ _ids_, not nowhere",
+        ("go.inputs", "two"): "give a number of steps, not two",
+        ("go.inputs", "0"): "give a number of steps, not 0",
+        ("go.inputs", "2 "): "give a number of steps, not 2 ",
+        ("go.inputs", ""): "give a number of steps, not ",
+        ("bad",): "take",
+    }.items():
+        done = ran(tmp_path, "go", *arguments)
+        assert (done.returncode, said in done.stderr, bool(done.stderr)) == (bool(said), True, bool(said)), done
+
+
+BAD = {
+    "a name that leaves the folder": (
+        "../up",
+        ".",
+        [X],
+        r"no file can be called '../up'(.|\n)*fix: give the sub-graph",
+    ),
+    "no name": ("", ".", [X], "no file can be called ''"),
+    "an option": ("-o", ".", [X], "no file can be called '-o'"),
+    "no folder": ("go", None, [X], r"nothing can be written to None(.|\n)*fix: give the path of a folder"),
+    "a number": ("go", 5, [X], "nothing can be written to 5"),
+    "a file": ("go", __file__, [X], "nothing can be written to .*test_export.py'"),
+    "a result that C has no name for": ("go", ".", [HALVES], r"results of 'go' are float16(.|\n)*fix: .*ht.astype"),
+}
+
+
+@pytest.mark.parametrize(("name", "folder", "fetches", "said"), BAD.values(), ids=BAD)
+def test_what_cannot_be_exported(name, folder, fetches, said, tmp_path, monkeypatch):
+    (tmp_path / "in").mkdir()
+    monkeypatch.chdir(tmp_path / "in")
+    with pytest.raises(ArgumentError, match=said):
+        ht.Executor({name: fetches}).export_c(name, folder, {p: FEED[p] for p in fetches})
+    assert [f.name for f in tmp_path.rglob("*")] == ["in"]
