@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from ..core.graph import OPS
 from ..core.kernels import Call
 from ..core.op import Op
 from ..fuse.form import FOLDS
+from ..ops import reduction
 from .c_calls import c_call, compiles
 from .groups import single
 from .moves import moved
@@ -35,7 +35,7 @@ def fold_bind(
     kept, made = [a for a in order if a not in axis], None
     if kept == sorted(kept):
         lying, within = x.transpose(order), tuple(k for k, a in enumerate(order) if a in axis)
-        made = _folded(op, out, lying, within) or (_inside(out, lying, within) if op is OPS["sum"] else None)
+        made = _folded(op, out, lying, within) or (_inside(out, lying, within) if op is reduction.sum else None)
     return made or _moved_together(op, out, x, axis)
 
 
