@@ -14,7 +14,7 @@ from .conv_last import LAST, MOVED
 
 CONVOLUTIONS = ("conv2d", "conv2d_dx", "conv2d_dw")
 NORMS = {"batch_norm_train": 1, "batch_norm_dx": 2}  # how many of the inputs are images
-LEAST_CHANNELS = 16  # of the result
+LEAST_CHANNELS = 16  # of the result, forward
 ELEMENTWISE = ("...->...", "...,...->...")
 
 
@@ -46,11 +46,9 @@ def channels_last(outputs: Sequence[Node]) -> tuple[Node, ...]:
 def _fits(node: Node) -> bool:
     if node.op.name not in CONVOLUTIONS:
         return False
-    makes_kernel = node.op.name == "conv2d_dw"
     x, w = (i.tensor for i in node.inputs)
-    outputs, inputs, *_ = node.shape if makes_kernel else w.shape
-    channels = inputs * node.attrs["groups"] if node.op.name == "conv2d_dx" else outputs
-    return channels >= LEAST_CHANNELS and x.dtype == w.dtype
+    results = node.shape[0] if node.op.name == "conv2d_dw" else w.shape[0]
+    return results >= LEAST_CHANNELS and x.dtype == w.dtype
 
 
 def _convolution(node: Node, inputs: tuple[Node, ...]) -> Node:
