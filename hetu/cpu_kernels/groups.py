@@ -27,11 +27,9 @@ from .c_calls import CCall, compiles
 from .compiled import source
 from .compiled import text_of as text_of_file
 from .group_text import CTYPES, STRIP, GroupLayout, text_of
-from .moves import moved
 from .recipes import kernel
 
 NEVER = 1 << 30  # the line behind all
-LEAST_TURNED = 4096  # numbers that are worth a copy
 WORTH = 100_000  # numbers times lines that are worth another thread
 LIMITS = Limits(frozenset(CTYPES), draws=True)
 
@@ -50,17 +48,8 @@ def bound(xp: Any, out: Any, *arrays: Any, form: Form, scratch: Scratch) -> list
     """Calls that compute the results of a form into `out`."""
     outs = out if isinstance(out, tuple) else (out,)
     arrays = arrays[: len(form.types)]
-    copies = {k: scratch.empty(a.shape, a.dtype) for k, a in enumerate(arrays) if _is_turned(a)}
-    made = compiled(form, outs, [copies.get(k, a) for k, a in enumerate(arrays)])
-    if made is None:
-        return one_by_one(form, outs, arrays, scratch)
-    return [*(call for k, copy in copies.items() for call in moved(copy, arrays[k])), *made]
-
-
-def _is_turned(x: np.ndarray) -> bool:
-    """Whether neighbors lie along another axis than the last, along which loops go; large ones are copied first."""
-    last = x.strides[-1] if x.ndim else 0
-    return x.size >= LEAST_TURNED and x.shape[-1] > 1 and last > x.itemsize in x.strides
+    made = compiled(form, outs, arrays)
+    return one_by_one(form, outs, arrays, scratch) if made is None else made
 
 
 def single(op: Op[..., Any], out: Any, arrays: Sequence[Any], attrs: Mapping[str, Any]) -> list[Call] | None:
