@@ -11,7 +11,6 @@ import pytest
 import hetu as ht
 from hetu.core.errors import GraphError
 from hetu.core.graph import OPS, topological
-from hetu.core.leaf import count_names_apart
 from hetu.core.op import LEAVES, Op, Role
 from hetu.core.simplify import interpret, simplify
 from hetu.core.types import same_type
@@ -184,10 +183,10 @@ def total(**declared) -> Op:
 
 
 def model(find):
-    count_names_apart()
     ids, t = ht.placeholder("ids", (None, 4), "int64"), ht.placeholder("t", (None,), "int64")
-    table = ht.variable("table", ht.init.normal(0.0, 1.0), (50, 3))
-    y = ht.nn.Linear(12, 3)(ht.flatten(find(table, ids), 1))
+    with ht.scope("model"):  # whose names, and so whose weights, are the same in every thread
+        table = ht.variable("table", ht.init.normal(0.0, 1.0), (50, 3))
+        y = ht.nn.Linear(12, 3)(ht.flatten(find(table, ids), 1))
     loss = ht.mean(ht.softmax_cross_entropy(y, t))
     return [loss, ht.optim.SGD(0.3).minimize(loss)]
 
@@ -208,7 +207,7 @@ def test_a_table_of_a_strangers_lookup_lives_on_the_servers():
     results = job("bsp", 2, body)
     np.testing.assert_allclose(np.mean([losses for losses, *_ in results], axis=0), wanted, rtol=1e-5)
     for _, state, names in results:
-        assert "table" not in state and {"pull_rows", "push_rows"} <= names
+        assert "model/table" not in state and {"pull_rows", "push_rows"} <= names
 
 
 def scattered() -> Op:
