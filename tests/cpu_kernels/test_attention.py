@@ -8,11 +8,10 @@ import pytest
 from hetu.core.graph import OPS
 from hetu.cpu_kernels import attention
 from hetu.cpu_kernels.c_calls import c_call
-from hetu.cpu_kernels.compiler import compiler
 
 from .divided import job_by_job
 
-pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no C compiler")
+pytestmark = pytest.mark.compiled
 TOLERANCE = {"float32": 2e-5, "float64": 1e-12}
 CASES = {  # leading axes, queries, keys, features, features of values
     "one": ((1, 2), 1, 1, 1, 1),

@@ -9,7 +9,6 @@ import hetu as ht
 from hetu.core.graph import topological
 from hetu.cpu_kernels.bags import bag, join_bags
 from hetu.cpu_kernels.c_calls import CCall
-from hetu.cpu_kernels.compiler import compiler
 
 from .divided import job_by_job
 
@@ -49,7 +48,7 @@ def test_what_becomes_a_bag(y, found):
     np.testing.assert_allclose(joined, plain, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.skipif(compiler() is None, reason="there is no C compiler")
+@pytest.mark.compiled
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("width", [(), (1,), (5,), (7, 33)])
 @pytest.mark.parametrize("shape, axes", [((6,), 1), ((4, 0), 1), ((5, 3), 1), ((2, 3, 4), 2), ((0, 3), 1)])

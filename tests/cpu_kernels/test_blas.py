@@ -183,7 +183,7 @@ def test_large_products_run_the_threaded_kernels():
 
 
 @needs_blas
-@pytest.mark.skipif(compiler() is None, reason="there is no C compiler")
+@pytest.mark.compiled
 @settings(max_examples=60, deadline=None)
 @given(wide, wide, wide, layouts, layouts, layouts, dtypes, st.integers(2, 9), st.integers(0, 2**32 - 1))
 def test_the_bits_of_a_product_do_not_depend_on_its_division(m, n, k, of_a, of_b, of_out, dtype, threads, seed):

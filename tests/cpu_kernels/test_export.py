@@ -15,7 +15,6 @@ from hetu.passes import PASSES, chosen_passes
 
 DEADLINE = 120
 STEPS = 3
-needs_compiler = pytest.mark.skipif(compiler() is None, reason="there is no C compiler")
 
 
 def lenet(rng: np.random.Generator):
@@ -65,7 +64,7 @@ def printed(folder, name: str, steps: int) -> list[list[str]]:
     return [line.partition(":")[2].split() for line in done.stdout.splitlines()]
 
 
-@needs_compiler
+@pytest.mark.compiled
 @pytest.mark.parametrize("model", [lenet, gpt, clicks])
 def test_a_program_runs_without_python(model, tmp_path):
     loss, outputs, feed = model(np.random.default_rng(0))
@@ -82,7 +81,7 @@ def test_a_program_runs_without_python(model, tmp_path):
         assert len(lines) == STEPS
 
 
-@needs_compiler
+@pytest.mark.compiled
 def test_what_has_no_c_is_named(tmp_path):
     x = ht.placeholder("x", (4,))
     executor = ht.Executor({"sort": [ht.argsort(ht.exp(x))]})
@@ -146,7 +145,7 @@ FEED = {
 }
 
 
-@needs_compiler
+@pytest.mark.compiled
 @pytest.mark.parametrize("case", EXACT)
 def test_a_program_prints_every_bit(case, tmp_path):
     executor = ht.Executor({"a step": [*EXACT[case]()]}, device="cpu")
@@ -160,7 +159,7 @@ def test_a_program_prints_every_bit(case, tmp_path):
         assert repr(read.tolist()) == repr(value.ravel().tolist())
 
 
-@needs_compiler
+@pytest.mark.compiled
 def test_a_program_says_what_it_lacks(tmp_path):
     ids = ht.placeholder('100% "ids"', (2,), "int64")
     ht.Executor({"go": [ht.exp(ht.take(w(), ids))]}).export_c("go", tmp_path, {ids: np.array([0, 2])})

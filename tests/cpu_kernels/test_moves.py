@@ -9,12 +9,11 @@ import pytest
 
 from hetu.core.graph import OPS
 from hetu.cpu_kernels.c_calls import CCall, c_call
-from hetu.cpu_kernels.compiler import compiler
 from hetu.cpu_kernels.moves import WORDS, moved
 
 from .divided import job_by_job
 
-pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no C compiler")
+pytestmark = pytest.mark.compiled
 
 LIES = {  # what is copied, of an array (5, 70, 3, 40), to an array of the same shape
     "plain": lambda x: x,

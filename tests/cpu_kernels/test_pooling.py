@@ -7,11 +7,10 @@ import pytest
 
 from hetu.core.graph import OPS
 from hetu.cpu_kernels.c_calls import CCall
-from hetu.cpu_kernels.compiler import compiler
 
 from .divided import job_by_job
 
-pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no C compiler")
+pytestmark = pytest.mark.compiled
 WINDOWS = [  # kernel, stride, padding
     ((2, 2), (2, 2), ((0, 0), (0, 0))),
     ((2, 2), (1, 1), ((1, 0), (0, 1))),

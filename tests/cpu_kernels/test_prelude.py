@@ -14,7 +14,7 @@ from hetu.cpu_kernels.compiled import CONTRACT, build, source
 
 from .every_compiler import commands
 
-pytestmark = pytest.mark.skipif(compiler.compiler() is None, reason="no C compiler")
+pytestmark = pytest.mark.compiled
 Function = Callable[[np.ndarray], np.ndarray]
 
 # How far a float may lie from the truth, in units of the last place (those of the least normal number and of all below

@@ -8,12 +8,11 @@ import pytest
 from hetu.core.graph import OPS
 from hetu.cpu_kernels import products
 from hetu.cpu_kernels.c_calls import CCall, c_call
-from hetu.cpu_kernels.compiled import compiler
 from hetu.cpu_kernels.products import product
 
 from .divided import job_by_job
 
-pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no C compiler")
+pytestmark = pytest.mark.compiled
 
 SHAPES = [(1, 1, 1), (13, 7, 33), (5, 96, 64), (195, 33, 100), (400, 65, 31)]  # m, k, n
 LIES = {

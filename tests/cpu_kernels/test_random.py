@@ -9,11 +9,10 @@ import pytest
 
 from hetu.core.graph import OPS
 from hetu.cpu_kernels.c_calls import CCall
-from hetu.cpu_kernels.compiler import compiler
 
 from .divided import job_by_job
 
-pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no C compiler")
+pytestmark = pytest.mark.compiled
 STATE = np.array([12345678901234567, 3], np.uint64)
 SHAPES = [(1,), (7, 5), (16,), (64, 3), (2, 3, 5, 7), (4, 16, 3, 3), (3, 17, 4, 0), (1000, 17)]
 DTYPES = ["float32", "float64"]

@@ -7,14 +7,13 @@ import pytest
 
 from hetu.core.backend import Scratch
 from hetu.cpu_kernels.c_calls import c_call
-from hetu.cpu_kernels.compiled import compiler
 from hetu.cpu_kernels.recurrent import gru_bind, gru_dx_bind, lstm_bind, lstm_dx_bind
 from hetu.ops.gru import _gru, gru_dx
 from hetu.ops.lstm import _lstm, lstm_dx
 
 from .divided import job_by_job
 
-pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no C compiler")
+pytestmark = pytest.mark.compiled
 
 SHAPES = [(1, 1, 1, 1), (3, 2, 5, 3), (4, 3, 1, 2), (16, 5, 28, 32), (49, 3, 7, 11), (101, 2, 65, 40)]  # n, time, f, k
 LIES = {

@@ -7,11 +7,10 @@ import pytest
 
 from hetu.core.graph import OPS
 from hetu.cpu_kernels.c_calls import CCall, c_call
-from hetu.cpu_kernels.compiled import compiler
 
 from .divided import job_by_job
 
-pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no C compiler")
+pytestmark = pytest.mark.compiled
 WINDOWS = [None, ((3, 8, 16),)]  # all rows, or this rank has 3 to 7 of 16
 ROWS = [((5, 1), (40,)), ((5, 7), (3, 4)), ((5, 33), (9,)), ((5, 2, 3), (6, 0)), ((5,), (30,)), ((5, 0), (4,))]
 ALONG = [((5,), 9, 0), ((5, 3), 7, 0), ((4, 5), 3, 1), ((2, 5, 3), 4, 1), ((3, 5), 0, 1), ((0, 5), 2, 1)]

@@ -8,11 +8,10 @@ import pytest
 from hetu.core.graph import OPS
 from hetu.cpu_kernels import sparse
 from hetu.cpu_kernels.c_calls import CCall, c_call
-from hetu.cpu_kernels.compiled import compiler
 
 from .divided import job_by_job
 
-pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no C compiler")
+pytestmark = pytest.mark.compiled
 WIDTHS = [0, 1, 7, 16, 33, 64, 200]
 
 

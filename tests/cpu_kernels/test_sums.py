@@ -9,11 +9,10 @@ import pytest
 
 from hetu.core.graph import OPS
 from hetu.cpu_kernels.c_calls import CCall, c_call
-from hetu.cpu_kernels.compiler import compiler
 
 from .divided import job_by_job
 
-pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no C compiler")
+pytestmark = pytest.mark.compiled
 
 
 def runs_of(call):

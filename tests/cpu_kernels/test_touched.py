@@ -15,7 +15,6 @@ from hetu.cpu_kernels.touched import put_rows, put_rows_bind, touched_rows, touc
 from ..samples.update import ON_ELEMENTS, RULES
 from .divided import job_by_job
 
-needs_compiler = pytest.mark.skipif(compiler() is None, reason="there is no C compiler")
 WINDOWS = [None, ((3, 10, 20),)]  # all of 7 rows, or this rank has 3 to 9 of 20
 IDS = {"often": (4, 6), "none": (0,), "one": (1,)}
 
@@ -68,7 +67,7 @@ def test_what_is_touched(case, window):
         assert (places[slots[here]] == ids[here] - low).all() and (slots[~here] == ids.size).all()
 
 
-@needs_compiler
+@pytest.mark.compiled
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("width", [(), (0,), (3, 5)])
 def test_rows_go_back(width, dtype):

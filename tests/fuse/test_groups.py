@@ -240,7 +240,7 @@ def test_the_operator_of_a_stranger_is_a_line_of_a_group():
     assert "swish_of_a_stranger" in str(program.steps[0].node.attrs["form"].text(["x"]))
 
 
-@pytest.mark.skipif(compiler() is None, reason="there is no C compiler")
+@pytest.mark.compiled
 def test_an_expression_that_is_no_c_loses_its_own_group_only():
     x, wrong, right = ht.placeholder("x", (9, 5)), swish("y = nothing_of_the_kind(x)"), swish()
     outputs = [wrong(x) * 2, ht.sum(right(x) * 2, axis=0)]
@@ -277,7 +277,7 @@ def test_what_a_loss_checks_is_still_checked_and_named():
     assert "test_groups.py" in str(caught.value.site)
 
 
-@pytest.mark.skipif(compiler() is None, reason="there is no C compiler")
+@pytest.mark.compiled
 def test_another_batch_compiles_nothing():
     w = ht.variable("w", np.ones((5, 3), np.float32))
     x, ids = ht.placeholder("x", (None, 5)), ht.placeholder("ids", (None,), "int64")
