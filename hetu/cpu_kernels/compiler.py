@@ -26,8 +26,9 @@ from typing import NamedTuple
 SETTING = "HETU_CC"  # the command of a C compiler, or 0 for none
 NAMES = ("cc", "gcc", "clang")
 DEADLINE = 120.0  # seconds for one library, most of which take half a second; the first use of the wheel takes up to 45
-# A loop with a square root or a comparison is not vectorized without the first two; no result depends on them.
-FLAGS = ("-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing", "-std=gnu11", "-O3", "-w")
+# A loop with a square root or a comparison is not vectorized without the first two; no result depends on them. Integers
+# wrap as NumPy's do.
+FLAGS = ("-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing", "-fwrapv", "-std=gnu11", "-O3", "-w")
 LIBRARY = ("-fPIC", "-shared") if os.name == "posix" else ("-shared",)
 ASKED = ("-include", "math.h", "-dM", "-E", "-x", "c", os.devnull)  # a text of all macros
 

@@ -24,7 +24,7 @@ from .compiled import CSource, text_of
 from .compiler import compiler
 from .openblas import Symbol
 
-FLAGS = "-O3 -march=native -fno-math-errno -fno-trapping-math -fno-strict-aliasing"
+FLAGS = "-O3 -march=native -fno-math-errno -fno-trapping-math -fno-strict-aliasing -fwrapv"
 KEYWORDS = (
     "T INT typedef struct union enum static inline const void char short int long unsigned float double bool sizeof "
     "__attribute__"

@@ -69,6 +69,9 @@ INTEGERS = {
     "first powers": lambda x: x**1,
     "bounds beyond all": lambda x: ht.clip(x, -1e30, 1e30),
     "bounds": lambda x: ht.clip(x, -3e9, 3e9),
+    "no bounds": lambda x: ht.clip(x, -np.inf, np.inf),
+    "sums that wrap": lambda x: x + x - 1,
+    "products that wrap": lambda x: -x * x,
     "what is finite": ht.isfinite,
     "what is no number": ht.isnan,
     "absolute values": ht.abs,
@@ -78,7 +81,8 @@ INTEGERS = {
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 @pytest.mark.parametrize("case", INTEGERS)
 def test_integers_are_computed_as_integers(case, dtype):
-    values = np.array([0, 1, -1, 3, -7, 46341, np.iinfo(dtype).max, np.iinfo(dtype).min + 1], dtype)
+    limits = np.iinfo(dtype)
+    values = np.array([0, 1, -1, 3, -7, 46341, limits.max, limits.min + 1, limits.min], dtype)
     x = ht.placeholder("x", values.shape, dtype)
     with np.errstate(over="ignore"):
         (right,) = ht.Executor([INTEGERS[case](x)], passes=[]).run({x: values})
