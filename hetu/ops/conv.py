@@ -138,9 +138,9 @@ def conv2d_dx(
     window = Window(tuple(w.shape[2:]), stride, padding, dilation)
     n, out = g.shape[0], g.shape[2:]
     kernel = xp.reshape(w, (groups, w.shape[0] // groups, -1))
-    columns = xp.matmul(xp.matrix_transpose(kernel), xp.reshape(g, (n, groups, w.shape[0] // groups, -1)))
+    columns = xp.matmul(xp.matrix_transpose(kernel), xp.reshape(g, (n, groups, w.shape[0] // groups, *_flat(g))))
     channels = w.shape[1] * groups
-    columns = xp.reshape(columns, (n, channels, -1, *out))
+    columns = xp.reshape(columns, (n, channels, math.prod(w.shape[2:]), *out))
     parts = (columns[:, :, tap, :, :] for tap in range(columns.shape[2]))
     return fold(xp, parts, window, size, out, (n, channels), columns)
 
@@ -193,11 +193,12 @@ def conv2d_dw(
     >>> conv2d_dw(x, g, kernel=(3, 3)).shape
     (16, 3, 3, 3)
     """
-    n, c, o = x.shape[0], x.shape[1], g.shape[1]
-    columns = xp.reshape(unfold(xp, x, Window(kernel, stride, padding, dilation)), (n, groups, -1, *_flat(g)))
-    columns = xp.reshape(xp.permute_dims(columns, (1, 2, 0, 3)), (groups, columns.shape[2], -1))
-    rows = xp.reshape(g, (n, groups, o // groups, *_flat(g)))
-    rows = xp.reshape(xp.permute_dims(rows, (1, 2, 0, 3)), (groups, o // groups, -1))
+    n, c, o, (places,) = x.shape[0], x.shape[1], g.shape[1], _flat(g)  # an empty batch leaves no size to find out
+    depth, width = c // groups * math.prod(kernel), o // groups
+    columns = xp.reshape(unfold(xp, x, Window(kernel, stride, padding, dilation)), (n, groups, depth, places))
+    columns = xp.reshape(xp.permute_dims(columns, (1, 2, 0, 3)), (groups, depth, n * places))
+    rows = xp.reshape(g, (n, groups, width, places))
+    rows = xp.reshape(xp.permute_dims(rows, (1, 2, 0, 3)), (groups, width, n * places))
     return xp.reshape(xp.matmul(rows, xp.matrix_transpose(columns)), (o, c // groups, *kernel))
 
 

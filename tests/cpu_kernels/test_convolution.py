@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import hetu as ht
 from hetu.core.backend import Scratch
 from hetu.core.graph import OPS
 from hetu.cpu_kernels.c_calls import CCall
-from hetu.cpu_kernels.compiler import compiler
 from hetu.cpu_kernels.convolution import FEW
 
 from .divided import job_by_job
 
-pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no C compiler")
+pytestmark = pytest.mark.compiled
 NONE, ONE, TWO = ((0, 0), (0, 0)), ((1, 1), (1, 1)), ((2, 2), (2, 2))
 # images, input and output channels, size, kernel, stride, padding, dilation, groups
 CASES = {
@@ -150,9 +150,10 @@ def test_the_plain_loops_of_depthwise_say_the_same(case):
     np.testing.assert_allclose(out, want, atol=1e-12)
 
 
-def test_without_images_nothing_is_computed():
-    x, w = np.ones((0, 3, 5, 5), np.float32), np.ones((4, 3, 3, 3), np.float32)
-    attrs = {"stride": (1, 1), "padding": NONE, "dilation": (1, 1), "groups": 1}
-    out = np.empty((0, 4, 3, 3), np.float32)
-    for call in OPS["conv2d"].bound(np, out, [x, w], attrs, Scratch()):
-        call()
+@pytest.mark.parametrize("passes", [None, []], ids=["kernels", "plain"])
+def test_without_images_nothing_is_computed(passes):
+    x, w = ht.placeholder("x", (None, 4, 5, 5)), ht.variable("w", np.ones((6, 2, 3, 3), np.float32))
+    y = ht.conv2d(x, w, groups=2)
+    y, *gradients = ht.Executor([y, *ht.gradients(ht.sum(y), [x, w])], passes=passes).run({x: np.ones((0, 4, 5, 5))})
+    assert y.shape == (0, 6, 3, 3) and gradients[0].shape == (0, 4, 5, 5)
+    assert gradients[1].shape == (6, 2, 3, 3) and not gradients[1].any()
