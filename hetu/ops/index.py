@@ -7,6 +7,7 @@ see `along_axis.py`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -36,9 +37,10 @@ def check_range(xp: ModuleType, ids: Any, size: int, what: str) -> None:
     # by position: NumPy finds extrema eight times as fast as it fetches them
     if not flat.shape[0] or (int(flat[xp.argmin(flat)]) >= 0 and int(flat[xp.argmax(flat)]) < size):
         return
-    position = tuple(int(places[0]) for places in xp.nonzero((ids < 0) | (ids >= size)))
+    first = int(xp.nonzero((flat < 0) | (flat >= size))[0][0])
+    position = [first // math.prod(ids.shape[axis + 1 :]) % n for axis, n in enumerate(ids.shape)]
     raise ValueRangeError(
-        f"{what} {int(ids[position])} at position {list(position)} lies outside 0 to {size - 1}",
+        f"{what} {int(flat[first])} at position {position} lies outside 0 to {size - 1}",
         fix=f"there are {size} rows to choose from; check how the ids are made (they count from 0)",
     )
 

@@ -89,7 +89,7 @@ def check_class_ids(labels: Any, classes: int, ignore_index: int | None) -> None
     if bad.any():
         place = tuple(int(i) for i in np.argwhere(bad)[0])
         raise ValueRangeError(
-            f"class id {int(labels[place])} at position {place} does not name one of {classes} classes",
+            f"class id {int(labels[place])} at position {list(place)} does not name one of {classes} classes",
             fix=f"ids must be 0 to {classes - 1}"
             + ("; pass ignore_index= to skip samples" if ignore_index is None else f", or {ignore_index} to skip"),
         )
