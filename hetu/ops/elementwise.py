@@ -311,16 +311,17 @@ def clip(xp: ModuleType, x: Any, *, min: float | None = None, max: float | None 
 
 @clip.normalize
 def clip_normalize(x: TensorType, *, min: float | None, max: float | None) -> dict[str, Any]:
-    """No bound is the last number of the dtype, so that kernels know one form."""
+    """No bound is the last number of the dtype, as is one beyond, so that kernels know one form."""
+    low, high = -math.inf if min is None else min, math.inf if max is None else max
+    if low != low or high != high:
+        raise ArgumentError(f"the bounds are {low} and {high}", fix="pass numbers, or None for no bound")
     if x.dtype.kind in "iu":
-        if not builtins.all(bound is None or bound == int(bound) for bound in (min, max)):
+        if not builtins.all(math.isinf(bound) or bound == int(bound) for bound in (low, high)):
             raise DTypeError(f"got {x} and a fractional bound", fix='convert with ht.astype(x, "float32")')
         limits = np.iinfo(x.dtype)
-        low: float
-        high: float
-        low, high = int(limits.min if min is None else min), int(limits.max if max is None else max)
+        low, high = (int(builtins.max(limits.min, builtins.min(limits.max, b))) for b in (low, high))
     else:
-        low, high = float(-math.inf if min is None else min), float(math.inf if max is None else max)
+        low, high = float(low), float(high)
     if low > high:
         raise ArgumentError(f"min {low} lies above max {high}", fix="swap them")
     return {"min": low, "max": high}
