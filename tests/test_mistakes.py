@@ -270,6 +270,11 @@ def shapes_that_an_operator_of_ones_own_does_not_take():
         del OPS["mystery"]
 
 
+@mistake(ValueError, "clip(f32[3])", "nan and 1", "None for no bound")
+def clip_to_a_bound_that_is_no_number():
+    ht.clip(x(3), float("nan"), 1.0)
+
+
 # -- making an executor and running it ---------------------------------------------------------------------------
 
 
@@ -417,6 +422,18 @@ def embedding_id_out_of_range_in_a_notebook():
     ht.evaluate(ht.embedding(v("table", 4, 2), ids), {ids: [1, 9]})
 
 
+@mistake(ValueError, "take: index 7 at position []", "0 to 3")
+def one_id_out_of_range():
+    one = x(dtype="int64")
+    ht.Executor([ht.take(v("table", 4, 2), one)]).run({one: 7})
+
+
+@mistake(ValueError, "softmax_cross_entropy: class id 9 at position [1]", "5 classes")
+def a_class_that_does_not_exist_in_a_fused_group():
+    logits, ids = x(2, 5), x(2, dtype="int64", name="t")
+    ht.Executor([ht.mean(ht.softmax_cross_entropy(logits, ids) * 2)]).run({logits: np.zeros((2, 5)), ids: [1, 9]})
+
+
 @mistake(ValueError, "floor_divide", "divided by 0", "float32")
 def integers_divided_by_zero():
     ids = x(None, dtype="int64")
@@ -498,6 +515,7 @@ def test_the_answer_is_clear(name, tmp_path):
         function(*arguments)
     assert isinstance(caught.value, errors.HetuError)
     text = str(caught.value)
+    assert not text.startswith("fused")  # but the operator that the user wrote
     for fragment in fragments:
         assert fragment in text, f"{fragment!r} is not in:\n{text}"
     assert "fix: " in text, text

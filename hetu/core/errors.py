@@ -91,13 +91,13 @@ class HetuError(Exception):
     def __init__(self, message: str, *, fix: str = "", site: Site | None = None) -> None:
         super().__init__(message)
         self.message, self.fix = message, fix
-        self.site = site or user_site()
+        self.site, self.operator = site or user_site(), ""  # the operator that raised it at run time
 
     def raised_by(self, operator: str, site: Site | None) -> Self:
-        """This error, found at run time, as one of the operator that the user wrote at `site`."""
-        if not self.message.startswith(operator):
-            self.message = f"{operator}: {self.message}"
-        self.site = site
+        """This error, found at run time, as one of the operator that the user wrote at `site`, unless of another."""
+        if not self.operator:
+            said = "" if self.message.startswith(operator) else f"{operator}: "
+            self.message, self.site, self.operator = said + self.message, site, operator
         return self
 
     def text(self, where: bool = True) -> str:
