@@ -243,10 +243,11 @@ def build(wanted: Sequence[CSource]) -> bool:
             if isinstance(error, TimeoutError):  # it would be waited for again and again
                 switch_off()
         _seconds.append(time.perf_counter() - start)
-        reason = next((s.wrong for s in lacking if s.wrong), "")
-        if reason:
-            fix = f"another compiler as {SETTING}, or {SETTING}=0"
-            cc.warn(f"{made_by.command[0]} made no library: {reason:.400} (fix: {fix})")
+        failed = next((s for s in lacking if s.wrong), None)
+        if failed is not None:
+            code = "the expression `code=` of the operator named there, else " if failed.shared else ""
+            fix = f"{code}another compiler as {SETTING}, or {SETTING}=0"
+            cc.warn(f"{made_by.command[0]} made no library: {failed.wrong:.400} (fix: {fix})")
     return all(s.library is not None for s in wanted)
 
 
