@@ -140,8 +140,8 @@ class Form:
 
     def aligned(self, number: int, items: Sequence[Any], rest: int) -> tuple[int, ...]:
         """Items per axis of a value, with `rest` for the axes of the space that it lacks."""
-        more = (rest,) * (len(self.space) - len(items))
-        return (*items, *more) if self.flat[number] else (*more, *items)
+        columns = (rest,) * (len(self.space) - self.split if self.flat[number] else 0)
+        return (*(rest,) * (len(self.space) - len(items) - len(columns)), *items, *columns)
 
     def values(self) -> list[Known]:
         return _values(self)

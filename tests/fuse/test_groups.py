@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 import warnings
+from contextlib import suppress
 from functools import partial
 
 import numpy as np
@@ -28,13 +29,18 @@ WAYS = ["NumPy", *(["C"] if compiler() else [])]
 EXACT = ("add", "subtract", "multiply", "divide", "maximum", "minimum", "sqrt", "square", "abs", "negative", "where")
 
 
-def computed(way, node, values):
-    """The results of a group, compiled or one by one; of compiled jobs each by itself, too, with equal bits."""
+def computed(way, node, values, always=True):
+    """The results of a group, compiled (`always`, or where its columns lie in a row) or one by one.
+
+    Compiled jobs also run each by itself, and give equal bits.
+    """
     form = node.attrs["form"]
     arrays = [np.asarray(v) for v in values[: len(form.types)]]
     outs = tuple(np.full(t.shape, 7, t.dtype) for t in form.types_of_results())
-    calls = one_by_one(form, outs, arrays, Scratch()) if way == "NumPy" else compiled(form, outs, arrays)
-    assert calls is not None
+    calls = compiled(form, outs, arrays) if way == "C" else None
+    if calls is None:
+        assert way == "NumPy" or not always
+        way, calls = "NumPy", one_by_one(form, outs, arrays, Scratch())
     for call in calls:
         call()
     if way == "C" and calls and calls[0].grain < calls[0].jobs:
@@ -78,23 +84,52 @@ def check(way, outputs, feed, **tolerance):
 # -- random graphs -----------------------------------------------------------------------------------------------------
 
 
+def broadcast(*nodes):
+    with suppress(ValueError):
+        return np.prod(np.broadcast_shapes(*(n.shape for n in nodes))) <= 1 << 16
+    return False
+
+
 @st.composite
-def graphs(draw):
+def lines(draw, nodes, names=EXACT):
+    op, operands = OPS[draw(st.sampled_from(names))], []
+    for _ in op.inputs:
+        operands.append(draw(st.sampled_from([n for n in nodes if broadcast(n, *operands)])))
+    if op is OPS["where"]:
+        operands[0] = operands[1] > operands[2]
+    return op(*operands)
+
+
+@st.composite
+def folds(draw, nodes):
+    """A fold of the first axes, of the last ones or of all."""
+    x = draw(st.sampled_from([n for n in nodes if n.ndim]))
+    begin, end = draw(st.sampled_from([(0, k) for k in range(1, x.ndim + 1)] + [(k, x.ndim) for k in range(x.ndim)]))
+    return OPS[draw(st.sampled_from(["sum", "max", "min"]))](
+        x, axis=tuple(range(begin, end)), keepdims=draw(st.booleans())
+    )
+
+
+@st.composite
+def moves(draw, nodes):
+    """The same numbers with axes of size 1 before or behind them, without such, or in one axis."""
+    x = draw(st.sampled_from([n for n in nodes if n.ndim < 5]))
+    shapes = [(*x.shape, 1), (*x.shape, 1, 1), (1, *x.shape), tuple(n for n in x.shape if n > 1), (-1,)]
+    return ht.reshape(x, draw(st.sampled_from(shapes)))
+
+
+@st.composite
+def graphs(draw, dtypes=("float32", "float64"), kinds=(lines,)):
     """A few operators on arrays that broadcast against each other."""
     shape = draw(st.lists(st.sampled_from([1, 2, 3, 33]), min_size=1, max_size=3))
-    dtype = draw(st.sampled_from(["float32", "float64"]))
+    dtype = draw(st.sampled_from(dtypes))
     nodes = []
     for k in range(draw(st.integers(1, 3))):
-        kept = [n if draw(st.booleans()) else 1 for n in shape] if k else shape
+        kept = [n if draw(st.booleans()) else 1 for n in shape[draw(st.integers(0, len(shape))) :]] if k else shape
         nodes.append(ht.placeholder(f"x{k}", tuple(kept), dtype))
     feeds = list(nodes)
     for _ in range(draw(st.integers(2, 10))):
-        op = OPS[draw(st.sampled_from(EXACT))]
-        pick = st.sampled_from(nodes)
-        operands = [draw(pick) for _ in op.inputs]
-        if op is OPS["where"]:
-            operands[0] = operands[1] > operands[2]
-        nodes.append(op(*operands))
+        nodes.append(draw(draw(st.sampled_from(kinds))(nodes)))
     outputs = draw(st.lists(st.sampled_from(nodes[len(feeds) :]), min_size=1, max_size=3, unique=True))
     return outputs, feeds, draw(st.integers(0, 1 << 20))
 
@@ -116,6 +151,28 @@ def test_random_graphs_give_the_same_bits(way, graph):
                 np.testing.assert_array_equal(got, right)
         for got, right in zip(interpret(made, feed), interpret(outputs, feed)):
             np.testing.assert_array_equal(got, right)
+
+
+SMOOTH = ("add", "subtract", "maximum", "abs", "where", "tanh", "sigmoid")
+
+
+@pytest.mark.parametrize("way", WAYS)
+@settings(deadline=None, max_examples=60)
+@given(graph=graphs(["float64"], [partial(lines, names=SMOOTH), folds, moves]))
+def test_random_graphs_with_folds_and_moves_are_right(way, graph):
+    outputs, feeds, seed = graph
+    rng = np.random.default_rng(seed)
+    feed = {f: rng.uniform(-2, 2, f.shape) for f in feeds}
+    made, groups = groups_of(outputs)
+    for group in groups:
+        values = interpret(group.inputs, feed)
+        plain = fused.forward(np, *values, form=group.attrs["form"])
+        for got, right in zip(
+            computed(way, group, values, always=False), plain if isinstance(plain, tuple) else (plain,)
+        ):
+            np.testing.assert_allclose(got, right, rtol=1e-9, atol=1e-9)
+    for got, right in zip(interpret(made, feed), interpret(outputs, feed)):
+        np.testing.assert_allclose(got, right, rtol=1e-9, atol=1e-9)
 
 
 SPECIAL = {
@@ -161,6 +218,12 @@ def dropped(x, stream):
     return OPS["dropout"](x, ht.placeholder("state", (2,), "uint64"), rate=0.3, stream=stream)
 
 
+def rows(x):
+    """Of the rows of another space, some lack axes or have them with one place."""
+    b, c, w = (ht.placeholder(n, s, x.dtype) for n, s in (("b", x.shape[-1:]), ("c", (1,)), ("w", (*x.shape, 3))))
+    return [ht.expand_dims(x - b * c, -1) * w, ht.reshape(x * b, (*x.shape, 1, 1))]
+
+
 # What is computed, and into how many groups that goes.
 CASES = {
     "softmax": (lambda x: [ht.softmax(x)], 1),
@@ -174,6 +237,7 @@ CASES = {
     "mask": (lambda x: [x * (x > 0), ht.sum(x * 2, axis=0)], 1),
     "sums of rows and columns": (lambda x: [ht.sum(x * 2, axis=-1), ht.max(x * 2, axis=-1)], 1),
     "a sum of all": (lambda x: [ht.sum(ht.square(x + ht.placeholder("b", x.shape[-1:], x.dtype)))], 1),
+    "rows of another space": (rows, None),
     "dropout": (lambda x: [y := dropped(x * 2, 5) + x, dropped(ht.relu(y), 6)], 1),
     "dropout and sums": (lambda x: [ht.softmax(dropped(x, 7) + 1), ht.sum(dropped(x, 8), axis=-1)], None),
     "counts": (lambda x: [ht.astype(x > 0, "int64") * 3 + 1], 1),
