@@ -41,7 +41,7 @@ def check_range(xp: ModuleType, ids: Any, size: int, what: str) -> None:
     position = [first // math.prod(ids.shape[axis + 1 :]) % n for axis, n in enumerate(ids.shape)]
     raise ValueRangeError(
         f"{what} {int(flat[first])} at position {position} lies outside 0 to {size - 1}",
-        fix=f"there are {size} rows to choose from; check how the ids are made (they count from 0)",
+        fix=f"check how each {what} is made; there are {size} of them, counted from 0",
     )
 
 
