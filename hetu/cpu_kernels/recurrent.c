@@ -10,15 +10,16 @@ static inline T logistic(T z) { return 1 / (1 + exp(-z)); }
 
 // -- what is computed -------------------------------------------------------------------------------------------------
 
-// `lstm`. States are (n, time, k), gates (n, time, 4 k).
+// `lstm`. States are (n, time, k), gates (n, time, 4 k); a row that has lengths ends before others.
 void lstm_plainly(const Word* a, long long first, long long last, char* scratch) {
     T *hs = a[0].p, *h_last = a[1].p, *c_last = a[2].p, *cs = a[3].p, *tops = a[4].p, *gates = a[5].p;
     const T *const x = a[6].p, *const w = a[7].p, *const u = a[8].p, *const b = a[9].p;
     const T *const h_first = a[10].p, *const c_first = a[11].p;
-    const long long steps = a[12].n, inputs = a[13].n, k = a[14].n;
+    const long long steps = a[12].n, inputs = a[13].n, k = a[14].n, *const lengths = a[15].p;
     for (long long n = first; n < last; n++) {
         const T *h = h_first + n * k, *c = c_first + n * k;
-        for (long long t = n * steps; t < (n + 1) * steps; h = hs + t * k, c = cs + t * k, t++) {
+        const long long all = (n + 1) * steps, end = lengths ? n * steps + lengths[n] : all;
+        for (long long t = n * steps; t < end; h = hs + t * k, c = cs + t * k, t++) {
             T* const z = gates + t * 4 * k;
             for (long long j = 0; j < 4 * k; j++) {
                 z[j] = b[j];
@@ -33,6 +34,8 @@ void lstm_plainly(const Word* a, long long first, long long last, char* scratch)
             }
         }
         for (long long j = 0; j < k; j++) h_last[n * k + j] = h[j], c_last[n * k + j] = c[j];
+        for (long long j = end * k; j < all * k; j++) hs[j] = cs[j] = tops[j] = 0;
+        for (long long j = end * 4 * k; j < all * 4 * k; j++) gates[j] = 0;
     }
 }
 
@@ -41,10 +44,11 @@ void gru_plainly(const Word* a, long long first, long long last, char* scratch) 
     T *hs = a[0].p, *h_last = a[1].p, *gates = a[2].p;
     const T *const x = a[3].p, *const w = a[4].p, *const u = a[5].p, *const b = a[6].p, *const d = a[7].p;
     const T* const h_first = a[8].p;
-    const long long steps = a[9].n, inputs = a[10].n, k = a[11].n;
+    const long long steps = a[9].n, inputs = a[10].n, k = a[11].n, *const lengths = a[12].p;
     for (long long n = first; n < last; n++) {
         const T* h = h_first + n * k;
-        for (long long t = n * steps; t < (n + 1) * steps; h = hs + t * k, t++) {
+        const long long all = (n + 1) * steps, end = lengths ? n * steps + lengths[n] : all;
+        for (long long t = n * steps; t < end; h = hs + t * k, t++) {
             T* const z = gates + t * 4 * k;
             for (long long j = 0; j < 3 * k; j++) {
                 T from_x = b[j], from_h = d[j];
@@ -56,6 +60,8 @@ void gru_plainly(const Word* a, long long first, long long last, char* scratch) 
             for (long long j = 0; j < k; j++) hs[t * k + j] = z[2 * k + j] + z[k + j] * (h[j] - z[2 * k + j]);
         }
         for (long long j = 0; j < k; j++) h_last[n * k + j] = h[j];
+        for (long long j = end * k; j < all * k; j++) hs[j] = 0;
+        for (long long j = end * 4 * k; j < all * 4 * k; j++) gates[j] = 0;
     }
 }
 
@@ -96,6 +102,25 @@ void pack(const Word* a, long long first, long long last, char* scratch) {
 }
 
 enum { BLOCK = 48 };  // rows that go through all steps together
+
+// How many steps a row has; a row without lengths has them all.
+static inline long long end_of(const long long* lengths, long long row, long long steps) {
+    return lengths ? lengths[row] : steps;
+}
+
+// The most of them among some rows.
+static long long last_end(const long long* lengths, long long first, long long last, long long steps) {
+    long long most = 0;
+    for (long long row = first; row < last; row++)
+        if (end_of(lengths, row, steps) > most) most = end_of(lengths, row, steps);
+    return most;
+}
+
+// Zeros for a row of (n, time, count) from its end on.
+static void clear_rest(T* of, const long long* lengths, long long row, long long steps, long long count) {
+    const long long end = end_of(lengths, row, steps);
+    memset(of + (row * steps + end) * count, 0, (steps - end) * count * sizeof(T));
+}
 
 // -- gates ------------------------------------------------------------------------------------------------------------
 
@@ -142,6 +167,7 @@ void lstm(const Word* a, long long first, long long last, char* scratch) {
     const long long steps = a[10].n, inputs = a[11].n, k = a[12].n;
     const long long x_row = a[13].n, x_step = a[14].n, x_column = a[15].n;
     const long long h_row = a[16].n, h_column = a[17].n, c_row = a[18].n, c_column = a[19].n;
+    const long long* const lengths = a[20].p;
     const long long depth = 1 + inputs + k, pitch = up(depth, LANES) + LANES, pitch_z = up(4 * k, WIDE) + LANES;
     T *const joined = (T*)scratch, *const joined_h = joined + inputs + 1;
     T *const z = joined + BLOCK * pitch, *const state = z + BLOCK * pitch_z;
@@ -152,15 +178,19 @@ void lstm(const Word* a, long long first, long long last, char* scratch) {
             joined[r * pitch + inputs] = 1;
             copy(joined_h + r * pitch, h + (begin + r) * h_row, k, h_column);
             copy(state + r * k, c + (begin + r) * c_row, k, c_column);
+            for (int p = 0; p < 3; p++) clear_rest((T*[]){hs, cs, tops}[p], lengths, begin + r, steps, k);
+            clear_rest(gates, lengths, begin + r, steps, 4 * k);
         }
-        for (long long t = 0; t < steps; t++) {
+        const long long end = last_end(lengths, begin, begin + rows, steps);
+        for (long long t = 0; t < end; t++) {
             for (long long r = 0; r < rows; r++)
                 copy(joined + r * pitch, x + (begin + r) * x_row + t * x_step, inputs, x_column);
             product(rows, depth, 4 * k, joined, pitch, weights, z, pitch_z, false);
             for (long long r = 0; r < rows; r++) {
                 const long long at = ((begin + r) * steps + t) * k;
                 T *const now = z + r * pitch_z, *const next = joined_h + r * pitch;
-                lstm_step(k, now, state + r * k, next, hs + at, cs + at, tops + at, gates + 4 * at);
+                if (t < end_of(lengths, begin + r, steps))
+                    lstm_step(k, now, state + r * k, next, hs + at, cs + at, tops + at, gates + 4 * at);
             }
         }
         for (long long r = 0; r < rows; r++) {
@@ -171,9 +201,9 @@ void lstm(const Word* a, long long first, long long last, char* scratch) {
 }
 
 // One step of one row: z, the gradients of the gates before their functions, from dh + gh and dc, which becomes that of
-// the step before.
+// the step before; all of dh goes through the gates.
 static inline __attribute__((always_inline)) void lstm_step_back(
-    long long k, T* z, const T* gates, const T* c, long long c_column, const T* tops, const T* dh, const T* gh,
+    long long k, T* z, const T* gates, const T* c, long long c_column, const T* tops, T* dh, const T* gh,
     long long gh_column, T* dc) {
     EACH for (long long j = 0; j < k; j++) {
         const T i = gates[j], f = gates[k + j], g = gates[2 * k + j], o = gates[3 * k + j], top = tops[j];
@@ -183,6 +213,7 @@ static inline __attribute__((always_inline)) void lstm_step_back(
         z[2 * k + j] = d * i * (1 - g * g);
         z[3 * k + j] = slope * top * o * (1 - o);
         dc[j] = d * f;
+        dh[j] = 0;
     }
 }
 
@@ -194,17 +225,20 @@ void lstm_back(const Word* a, long long first, long long last, char* scratch) {
     const long long steps = a[11].n, k = a[12].n, gh_row = a[13].n, gh_step = a[14].n, gh_column = a[15].n;
     const long long dh_row = a[16].n, dh_column = a[17].n, dc_row = a[18].n, dc_column = a[19].n;
     const long long c_row = a[20].n, c_column = a[21].n;
+    const long long* const lengths = a[22].p;
     const long long pitch = up(4 * k, LANES) + LANES, pitch_h = up(k, WIDE) + LANES;
     T *const z = (T*)scratch, *const slopes = z + BLOCK * pitch;
     for (long long begin = first; begin < last; begin += BLOCK) {
         const long long rows = less(BLOCK, last - begin);
-        for (long long l = rows * pitch; l < BLOCK * pitch; l++) z[l] = 0;
+        for (long long l = 0; l < BLOCK * (pitch + pitch_h); l++) z[l] = 0;
         for (long long r = 0; r < rows; r++) {
             copy(slopes + r * pitch_h, dh_last + (begin + r) * dh_row, k, dh_column);
             copy(dc + (begin + r) * k, dc_last + (begin + r) * dc_row, k, dc_column);
+            clear_rest(dz, lengths, begin + r, steps, 4 * k);
         }
-        for (long long t = steps - 1; t >= 0; t--) {
+        for (long long t = last_end(lengths, begin, begin + rows, steps) - 1; t >= 0; t--) {
             for (long long r = 0; r < rows; r++) {
+                if (t >= end_of(lengths, begin + r, steps)) continue;
                 const long long row = begin + r, at = (row * steps + t) * k, column = t ? 1 : c_column;
                 const T* const before = t ? cs + at - k : c + row * c_row;
                 const T* const added = gh + row * gh_row + t * gh_step;
@@ -214,7 +248,7 @@ void lstm_back(const Word* a, long long first, long long last, char* scratch) {
                 else lstm_step_back(k, to, gates + 4 * at, before, column, tops + at, slope, added, gh_column, after);
                 copy(dz + 4 * at, to, 4 * k, 1);  // which may be where the gates are
             }
-            product(rows, 4 * k, k, z, pitch, weights, slopes, pitch_h, false);
+            product(rows, 4 * k, k, z, pitch, weights, slopes, pitch_h, true);
         }
         for (long long r = 0; r < rows; r++) copy(dh + (begin + r) * k, slopes + r * pitch_h, k, 1);
     }
@@ -243,6 +277,7 @@ void gru(const Word* a, long long first, long long last, char* scratch) {
     const T *const x = a[3].p, *const of_both = a[4].p, *const of_x = a[5].p, *const of_h = a[6].p, *const h = a[7].p;
     const long long steps = a[8].n, inputs = a[9].n, k = a[10].n;
     const long long x_row = a[11].n, x_step = a[12].n, x_column = a[13].n, h_row = a[14].n, h_column = a[15].n;
+    const long long* const lengths = a[16].p;
     const long long depth = inputs + 2 + k, wide = up(k, WIDE);
     const long long pitch = up(depth, LANES) + LANES, pitch_z = 4 * wide + LANES;
     T *const joined = (T*)scratch, *const joined_h = joined + inputs + 2, *const z = joined + BLOCK * pitch;
@@ -252,8 +287,11 @@ void gru(const Word* a, long long first, long long last, char* scratch) {
         for (long long r = 0; r < rows; r++) {
             joined_h[r * pitch - 1] = joined_h[r * pitch - 2] = 1;
             copy(joined_h + r * pitch, h + (begin + r) * h_row, k, h_column);
+            clear_rest(hs, lengths, begin + r, steps, k);
+            clear_rest(gates, lengths, begin + r, steps, 4 * k);
         }
-        for (long long t = 0; t < steps; t++) {
+        const long long end = last_end(lengths, begin, begin + rows, steps);
+        for (long long t = 0; t < end; t++) {
             for (long long r = 0; r < rows; r++)
                 copy(joined + r * pitch, x + (begin + r) * x_row + t * x_step, inputs, x_column);
             product(rows, depth, 2 * k, joined, pitch, of_both, z, pitch_z, false);
@@ -261,7 +299,8 @@ void gru(const Word* a, long long first, long long last, char* scratch) {
             product(rows, 1 + k, k, joined_h - 1, pitch, of_h, z + 3 * wide, pitch_z, false);
             for (long long r = 0; r < rows; r++) {
                 const long long at = ((begin + r) * steps + t) * k;
-                gru_step(k, wide, z + r * pitch_z, joined_h + r * pitch, hs + at, gates + 4 * at);
+                if (t < end_of(lengths, begin + r, steps))
+                    gru_step(k, wide, z + r * pitch_z, joined_h + r * pitch, hs + at, gates + 4 * at);
             }
         }
         for (long long r = 0; r < rows; r++) copy(h_last + (begin + r) * k, joined_h + r * pitch, k, 1);
@@ -290,15 +329,19 @@ void gru_back(const Word* a, long long first, long long last, char* scratch) {
     const T *const hs = a[5].p, *const gates = a[6].p, *const weights = a[7].p;
     const long long steps = a[8].n, k = a[9].n, gh_row = a[10].n, gh_step = a[11].n, gh_column = a[12].n;
     const long long dh_row = a[13].n, dh_column = a[14].n, h_row = a[15].n, h_column = a[16].n;
+    const long long* const lengths = a[17].p;
     const long long pitch = up(3 * k, LANES) + LANES, pitch_h = up(k, WIDE) + LANES;
     T *const z = (T*)scratch, *const slopes = z + BLOCK * pitch;
     for (long long begin = first; begin < last; begin += BLOCK) {
         const long long rows = less(BLOCK, last - begin);
         for (long long l = 0; l < BLOCK * (pitch + pitch_h); l++) z[l] = 0;
-        for (long long r = 0; r < rows; r++)
+        for (long long r = 0; r < rows; r++) {
             copy(slopes + r * pitch_h, dh_last + (begin + r) * dh_row, k, dh_column);
-        for (long long t = steps - 1; t >= 0; t--) {
+            clear_rest(dz, lengths, begin + r, steps, 4 * k);
+        }
+        for (long long t = last_end(lengths, begin, begin + rows, steps) - 1; t >= 0; t--) {
             for (long long r = 0; r < rows; r++) {
+                if (t >= end_of(lengths, begin + r, steps)) continue;
                 const long long row = begin + r, at = (row * steps + t) * k, column = t ? 1 : h_column;
                 const T* const before = t ? hs + at - k : h + row * h_row;
                 const T* const added = gh + row * gh_row + t * gh_step;

@@ -6,6 +6,7 @@ with `HETU_KERNELS=0`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -17,6 +18,7 @@ from ..ops.gru import _gru, gru_dx
 from ..ops.lstm import _lstm, lstm_dx
 from .blas import all_or_none
 from .c_calls import c_call
+from .moves import in_order
 from .recipes import kernel
 
 LEAST = 1 << 23  # multiplications that are worth another thread
@@ -32,6 +34,13 @@ def _fast(*arrays: np.ndarray) -> bool:
 
 def _strides(*arrays: np.ndarray) -> list[int]:
     return [s // array.itemsize for array in arrays for s in array.strides]
+
+
+def _ends(calls: list[Call | None], lengths: Sequence[np.ndarray]) -> np.ndarray | int:
+    """The lengths in 64 bits, 0 for none; adds the calls that copy them."""
+    fit, copies = in_order(*lengths, dtype=np.int64)
+    calls += copies
+    return fit[0] if fit else 0
 
 
 def _grain(work: int) -> int:
@@ -67,13 +76,24 @@ def _weights(
 
 @kernel(_lstm)
 def lstm_bind(
-    xp: ModuleType, out: Any, x: Any, w: Any, u: Any, b: Any, h: Any, c: Any, *, scratch: Scratch
+    xp: ModuleType, out: Any, x: Any, w: Any, u: Any, b: Any, h: Any, c: Any, *lengths: Any, scratch: Scratch
 ) -> list[Call] | None:
     if not _fast(*out, x, w, u, b, h, c):
         return None
     (n, steps, f), k = x.shape, len(u)
     calls: list[Call | None] = []
-    words = (*out, x, _packed(calls, scratch, w, b[None], u), h, c, steps, f, k, *_strides(x, h, c))
+    words = (
+        *out,
+        x,
+        _packed(calls, scratch, w, b[None], u),
+        h,
+        c,
+        steps,
+        f,
+        k,
+        *_strides(x, h, c),
+        _ends(calls, lengths),
+    )
     size, grain = BLOCK * (f + 6 * k + 3 * PAD) * x.itemsize, _grain(steps * (f + 1 + k) * 4 * k)
     calls.append(c_call("recurrent.c", "lstm", x.dtype, *words, jobs=n, grain=grain, scratch=size))
     return all_or_none(calls)
@@ -92,9 +112,10 @@ def lstm_dx_bind(
     b: Any,
     h: Any,
     c: Any,
-    *kept: Any,
+    *others: Any,
     scratch: Scratch,
 ) -> list[Call] | None:
+    kept, lengths = others[:4], others[4:]
     if not _fast(*out, gh, dh, dc, x, u, h, c, *kept) or not all(a.flags.c_contiguous for a in kept):
         return None
     (n, steps, _), k, (hs, cs, tops, gates) = x.shape, len(u), kept
@@ -102,7 +123,7 @@ def lstm_dx_bind(
     calls: list[Call | None] = []
     arrays = (dz, dh_first, dc_first, gh, dh, dc, c, cs, tops, gates, _packed(calls, scratch, u.T))
     size, grain = BLOCK * (5 * k + 3 * PAD) * x.itemsize, _grain(steps * 4 * k * k)
-    words = (*arrays, steps, k, *_strides(gh, dh, dc, c))
+    words = (*arrays, steps, k, *_strides(gh, dh, dc, c), _ends(calls, lengths))
     calls.append(c_call("recurrent.c", "lstm_back", x.dtype, *words, jobs=n, grain=grain, scratch=size))
     calls += [_weights(scratch, dw, db, x, None, dz), _weights(scratch, du, None, hs, h, dz)]
     return all_or_none(calls)
@@ -110,7 +131,7 @@ def lstm_dx_bind(
 
 @kernel(_gru)
 def gru_bind(
-    xp: ModuleType, out: Any, x: Any, w: Any, u: Any, b: Any, d: Any, h: Any, *, scratch: Scratch
+    xp: ModuleType, out: Any, x: Any, w: Any, u: Any, b: Any, d: Any, h: Any, *lengths: Any, scratch: Scratch
 ) -> list[Call] | None:
     if not _fast(*out, x, w, u, b, d, h):
         return None
@@ -118,7 +139,7 @@ def gru_bind(
     calls: list[Call | None] = []
     both = _packed(calls, scratch, *(a[:, : 2 * k] for a in (w, b, d, u)))
     halves = (_packed(calls, scratch, *(a[:, 2 * k :] for a in half)) for half in ((w, b), (d, u)))
-    words = (*out, x, both, *halves, h, steps, f, k, *_strides(x, h))
+    words = (*out, x, both, *halves, h, steps, f, k, *_strides(x, h), _ends(calls, lengths))
     size, grain = BLOCK * (f + 5 * k + 6 * PAD) * x.itemsize, _grain(steps * (f + 2 + k) * 3 * k)
     calls.append(c_call("recurrent.c", "gru", x.dtype, *words, jobs=n, grain=grain, scratch=size))
     return all_or_none(calls)
@@ -138,7 +159,7 @@ def gru_dx_bind(
     h: Any,
     hs: Any,
     gates: Any,
-    *,
+    *lengths: Any,
     scratch: Scratch,
 ) -> list[Call] | None:
     kept = hs.flags.c_contiguous and gates.flags.c_contiguous
@@ -149,7 +170,7 @@ def gru_dx_bind(
     calls: list[Call | None] = []
     arrays = (dz, dh_first, gh, dh, h, hs, gates, _packed(calls, scratch, u.T))
     size, grain = BLOCK * (4 * k + 3 * PAD) * x.itemsize, _grain(steps * 3 * k * k)
-    words = (*arrays, steps, k, *_strides(gh, dh, h))
+    words = (*arrays, steps, k, *_strides(gh, dh, h), _ends(calls, lengths))
     calls.append(c_call("recurrent.c", "gru_back", x.dtype, *words, jobs=n, grain=grain, scratch=size))
     calls.append(_weights(scratch, dw, db, x, None, dz[..., : 3 * k]))
     for to, of in ((slice(2 * k), slice(2 * k)), (slice(2 * k, None), slice(3 * k, None))):

@@ -1,7 +1,8 @@
-"""Recurrent layers over a known number of time steps.
+"""Recurrent layers.
 
-Each takes x (batch, time, inputs) and an optional first state, and returns all outputs (batch, time, features) and the
-last state. For several directions or stacks, compose layers. Left out: unknown lengths.
+Each takes x (batch, time, inputs), an optional first state and optional `lengths` (batch,), beyond which a sequence has
+outputs of zero and keeps its state, and returns all outputs (batch, time, features) and the last state. Stacks are
+composed: the outputs of one layer are the inputs of the next. So is the other direction, see `ht.flip`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from .. import ops
 from ..core.errors import ShapeError
 from ..core.graph import Node
 from ..core.leaf import Initializer, variable
+from ..core.op import as_node
 from ..init import xavier_uniform, zeros
+from ..ops.sequence import kept, steps_of
 from .layer import Activation, Layer, check_sizes
 
 
@@ -28,16 +31,9 @@ class _Recurrent(Layer):
         super().__init__(name)
         self.inputs, self.features = inputs, features
 
-    def _check_sequence(self, x: Node) -> None:
-        self._check_axis(x, -1, self.inputs, ndim=3)
-        if not isinstance(x.shape[1], int):
-            raise ShapeError(
-                f"{type(self).__name__} {self.name!r} got {x.type}, whose number of time steps is unknown",
-                fix="give the placeholder a fixed time axis, such as (None, 20, features)",
-            )
-
     def _first(self, x: Node, state: Any) -> tuple[Node, ...]:
-        """The given first states, or zeros."""
+        """The given first states, or zeros; ShapeError unless x is a batch of sequences of inputs."""
+        self._check_axis(x, -1, self.inputs, ndim=3)
         if state is None:
             zero = ops.full(shape=(x.shape[0], self.features), fill_value=0.0, dtype=x.dtype)
             return (zero,) * self.states
@@ -88,13 +84,13 @@ class RNN(_Recurrent):
             self.weight = variable("weight", weight_init, (inputs + features, features))
             self.bias = variable("bias", zeros, (features,))
 
-    def forward(self, x: Node, state: Any = None) -> tuple[Node, Node]:
-        """Unrolled in the graph."""
-        self._check_sequence(x)
-        (h,), outputs = self._first(x, state), []
-        for time in range(x.shape[1]):
-            h = self.activation(ops.linear(ops.concat([x[:, time], h], axis=1), self.weight, self.bias))
-            outputs.append(h)
+    def forward(self, x: Node, state: Any = None, lengths: Any = None) -> tuple[Node, Node]:
+        """Unrolled in the graph, so that the number of time steps must be known."""
+        (h,), outputs, ends = self._first(x, state), [], [] if lengths is None else [as_node(lengths)]
+        for t in steps_of(x):
+            after = self.activation(ops.linear(ops.concat([x[:, t], h], axis=1), self.weight, self.bias))
+            outputs.append(kept(ops.where, ends, t, after, ops.zeros_like(after)))
+            h = kept(ops.where, ends, t, after, h)
         return ops.stack(outputs, axis=1), h
 
 
@@ -121,11 +117,10 @@ class LSTM(_Recurrent):
             self.weight = variable("weight", gates, (inputs + features, 4 * features))
             self.bias = variable("bias", np.repeat(np.array([0, 1, 0, 0], np.float32), features))
 
-    def forward(self, x: Node, state: Any = None) -> tuple[Node, tuple[Node, Node]]:
+    def forward(self, x: Node, state: Any = None, lengths: Any = None) -> tuple[Node, tuple[Node, Node]]:
         """All steps in one operator."""
-        self._check_sequence(x)
-        from_x, from_h = self.weight[: self.inputs], self.weight[self.inputs :]
-        return ops.lstm(x, from_x, from_h, self.bias, self._first(x, state))
+        first = self._first(x, state)
+        return ops.lstm(x, self.weight[: self.inputs], self.weight[self.inputs :], self.bias, first, lengths=lengths)
 
 
 class GRU(_Recurrent):
@@ -151,8 +146,7 @@ class GRU(_Recurrent):
             self.recurrent = variable("recurrent", gates, (features, 3 * features))
             self.recurrent_bias = variable("recurrent_bias", zeros, (3 * features,))
 
-    def forward(self, x: Node, state: Any = None) -> tuple[Node, Node]:
+    def forward(self, x: Node, state: Any = None, lengths: Any = None) -> tuple[Node, Node]:
         """All steps in one operator."""
-        self._check_sequence(x)
         weights = (self.weight, self.recurrent, self.bias, self.recurrent_bias)
-        return ops.gru(x, *weights, *self._first(x, state))
+        return ops.gru(x, *weights, *self._first(x, state), lengths=lengths)

@@ -1,7 +1,7 @@
 """The gated recurrent unit over all its time steps as one operator.
 
-The batch comes first, then time; the gates lie in the order r, z, n. Left out: several layers or directions, sequences
-of different lengths.
+The batch comes first, then time; the gates lie in the order r, z, n. Left out: several layers or directions
+(compose them).
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from typing import Any
 
 from ..core.errors import ShapeError, public
 from ..core.graph import OPS, Node
-from ..core.op import as_nodes, op
-from ..core.types import Dim, TensorType, compatible, promote, require_float
+from ..core.op import as_node, as_nodes, op
+from ..core.types import TensorType, compatible, promote, require_float
+from .index import in_range
+from .sequence import along_time, dims_with_lengths, kept, length_ranges, require_lengths, steps_of
 
 __all__ = ["gru"]
 
@@ -22,14 +24,13 @@ WANTED = "wanted x (n, time, f), weights (f, 3 k) and (k, 3 k), biases (3 k,) an
 
 
 def _gru_type(
-    x: TensorType, w: TensorType, u: TensorType, b: TensorType, d: TensorType, h: TensorType
+    x: TensorType, w: TensorType, u: TensorType, b: TensorType, d: TensorType, h: TensorType, *lengths: TensorType
 ) -> tuple[TensorType, ...]:
     require_float(x, w, u, b, d, h)
     shown = f"got x {x}, weights {w} and {u}, biases {b} and {d}, state {h}"
     if (x.ndim, w.ndim, u.ndim, b.ndim, d.ndim, h.ndim) != (3, 2, 2, 1, 1, 2):
         raise ShapeError(shown, fix=WANTED)
-    if isinstance(x.shape[1], Dim):
-        raise ShapeError("the number of time steps is unknown", fix="give the time axis of x a fixed size")
+    require_lengths(x, lengths)
     n, steps, inputs = x.shape
     k = u.shape[0]
     wanted = (inputs, 3 * k, 3 * k, 3 * k, 3 * k, n, k)
@@ -39,8 +40,13 @@ def _gru_type(
     return TensorType((n, steps, k), dtype), TensorType((n, k), dtype), TensorType((n, steps, 4 * k), dtype)
 
 
-@op(name="gru", infer=_gru_type, dims="nt!f!,f!k!,h!k!,k!,k!,nh!->nt!h!,nh!,nt!g!", scratch=True)
-def _gru(xp: ModuleType, x: Any, w: Any, u: Any, b: Any, d: Any, h: Any) -> tuple[Any, ...]:
+@op(
+    name="gru",
+    infer=_gru_type,
+    dims=dims_with_lengths("nt!f!,f!k!,h!k!,k!,k!,nh!", "nt!h!,nh!,nt!g!"),
+    scratch=True,
+)
+def _gru(xp: ModuleType, x: Any, w: Any, u: Any, b: Any, d: Any, h: Any, *lengths: Any) -> tuple[Any, ...]:
     """(h of all steps, last h) of `gru`, and for the gradient r, z, n and what r scales, side by side.
 
     >>> import numpy as np
@@ -56,34 +62,48 @@ def _gru(xp: ModuleType, x: Any, w: Any, u: Any, b: Any, d: Any, h: Any) -> tupl
         both = 1 / (1 + xp.exp(-(from_x[:, t, : 2 * k] + from_h[:, : 2 * k])))
         r, z, scaled = both[:, :k], both[:, k:], from_h[:, 2 * k :]
         n = xp.tanh(from_x[:, t, 2 * k :] + r * scaled)
-        h = n + z * (h - n)
-        steps.append((h, xp.concat([both, n, scaled], axis=1)))
-    hs, gates = (xp.stack(parts, axis=1) for parts in zip(*steps))
+        made = (n + z * (h - n), xp.concat([both, n, scaled], axis=1))
+        steps.append(tuple(kept(xp.where, lengths, t, part, xp.zeros_like(part)) for part in made))
+        h = kept(xp.where, lengths, t, made[0], h)
+    hs, gates = along_time(xp, steps, h, k, 4 * k)
     return hs, h, gates
 
 
+in_range(_gru, lambda x, w, u, b, d, h, *lengths: length_ranges(x.shape[1], lengths))
+
+
 @_gru.grad
-def gru_grad(g: list[Node | None], out: tuple[Node, ...], *inputs: Node) -> tuple[Node, ...]:
+def gru_grad(g: list[Node | None], out: tuple[Node, ...], *inputs: Node) -> tuple[Node | None, ...]:
     # only the first two outputs leave this file, so only they can have a gradient
-    w = inputs[1]
+    w, lengths = inputs[1], inputs[6:]
     seeds = [OPS["zeros_like"](o) if s is None else s for s, o in zip(g, out[:2])]
-    dz, *others = gru_dx(*seeds, *inputs, out[0], out[2])
-    return OPS["matmul"](dz[:, :, : w.shape[1]], OPS["matrix_transpose"](w)), *others
+    dz, *others = gru_dx(*seeds, *inputs[:6], out[0], out[2], *lengths)
+    return OPS["matmul"](dz[:, :, : w.shape[1]], OPS["matrix_transpose"](w)), *others, *(None for _ in lengths)
 
 
 def _dx_type(*types: TensorType) -> tuple[TensorType, ...]:
-    _, _, _, w, u, b, d, h, _, gates = types
-    return gates, w, u, b, d, h
+    return types[9], *types[3:8]
 
 
 @op(
     infer=_dx_type,
     inplace={0: (9,)},
-    dims="nt!h!,nh!,nt!f!,f!k!,h!k!,k!,k!,nh!,nt!h!,nt!g!->nt!g!,f!k!,h!k!,k!,k!,nh!",
+    dims=dims_with_lengths("nt!h!,nh!,nt!f!,f!k!,h!k!,k!,k!,nh!,nt!h!,nt!g!", "nt!g!,f!k!,h!k!,k!,k!,nh!"),
     scratch=True,
 )
 def gru_dx(
-    xp: ModuleType, gh: Any, dh: Any, x: Any, w: Any, u: Any, b: Any, d: Any, h: Any, hs: Any, gates: Any
+    xp: ModuleType,
+    gh: Any,
+    dh: Any,
+    x: Any,
+    w: Any,
+    u: Any,
+    b: Any,
+    d: Any,
+    h: Any,
+    hs: Any,
+    gates: Any,
+    *lengths: Any,
 ) -> tuple[Any, ...]:
     """The gradients of `gru` with respect to (r, z, n before their functions and what r scales, w, u, b, d, h).
 
@@ -100,13 +120,14 @@ def gru_dx(
     for t in reversed(range(time)):
         blocks = [gates[:, t, j * k : (j + 1) * k] for j in range(4)]
         blocks.append(hs[:, t - 1, :] if t else h)
-        dz, dh = _slopes(dh + gh[:, t, :], *blocks)
-        steps.append(xp.concat(dz, axis=1))
-        dh = dh + xp.matmul(xp.concat([dz[0], dz[1], dz[3]], axis=1), xp.matrix_transpose(u))
-    dz = xp.stack(steps[::-1], axis=1)
+        slopes, slope = _slopes(dh + gh[:, t, :], *blocks)
+        slope = slope + xp.matmul(xp.concat([*slopes[:2], slopes[3]], axis=1), xp.matrix_transpose(u))
+        dz, dh = xp.concat(slopes, axis=1), kept(xp.where, lengths, t, slope, dh)
+        steps.append((kept(xp.where, lengths, t, dz, xp.zeros_like(dz)),))
+    (dz,) = along_time(xp, steps[::-1], h, 4 * k)
     of_x = xp.reshape(dz[:, :, : 3 * k], (rows * time, 3 * k))
     of_h = xp.reshape(xp.concat([dz[:, :, : 2 * k], dz[:, :, 3 * k :]], axis=2), (rows * time, 3 * k))
-    before = xp.concat([xp.expand_dims(h, axis=1), hs[:, :-1, :]], axis=1)
+    before = xp.concat([xp.expand_dims(h, axis=1), hs], axis=1)[:, :time, :]
     dw, du = (
         xp.matmul(xp.matrix_transpose(xp.reshape(a, (rows * time, a.shape[2]))), of)
         for a, of in ((x, of_x), (before, of_h))
@@ -122,22 +143,23 @@ def _slopes(dh: Any, r: Any, z: Any, n: Any, scaled: Any, before: Any) -> tuple[
 
 @gru_dx.decompose
 def gru_dx_parts(
-    gh: Node, dh: Node, x: Node, w: Node, u: Node, b: Node, d: Node, h: Node, *_: Node
+    gh: Node, dh: Node, x: Node, w: Node, u: Node, b: Node, d: Node, h: Node, *others: Node
 ) -> tuple[Node, ...]:
-    matmul, transpose, concat = OPS["matmul"], OPS["matrix_transpose"], OPS["concat"]
-    k, steps = u.shape[0], []
-    for t in range(x.shape[1]):
+    matmul, transpose, concat, where = OPS["matmul"], OPS["matrix_transpose"], OPS["concat"], OPS["where"]
+    k, steps, lengths = u.shape[0], [], others[2:]
+    for t in steps_of(x):
         from_x, from_h = matmul(x[:, t], w) + b, matmul(h, u) + d
         r, z = (OPS["sigmoid"](from_x[:, j * k : (j + 1) * k] + from_h[:, j * k : (j + 1) * k]) for j in (0, 1))
         scaled = from_h[:, 2 * k :]
         n = OPS["tanh"](from_x[:, 2 * k :] + r * scaled)
         steps.append((x[:, t], h, (r, z, n, scaled, h)))
-        h = n + z * (h - n)
+        h = kept(where, lengths, t, n + z * (h - n), h)
     made, dw, du, dd = [], [], [], []
     for t, (x_t, before, gates) in reversed(list(enumerate(steps))):
-        dz, dh = _slopes(dh + gh[:, t], *gates)
+        dz, slope = _slopes(dh + gh[:, t], *gates)
+        dz = [kept(where, lengths, t, part, OPS["zeros_like"](part)) for part in dz]
         of_x, of_h = concat(*dz[:3], axis=1), concat(dz[0], dz[1], dz[3], axis=1)
-        dh = dh + matmul(of_h, transpose(u))
+        dh = kept(where, lengths, t, slope + matmul(of_h, transpose(u)), dh)
         made.append(OPS["expand_dims"](concat(*dz, axis=1), axis=1))
         dw.append(matmul(transpose(x_t), of_x))
         du.append(matmul(transpose(before), of_h))
@@ -148,12 +170,15 @@ def gru_dx_parts(
 
 
 @public
-def gru(x: Any, weight_ih: Any, weight_hh: Any, bias_ih: Any, bias_hh: Any, state: Any = None) -> tuple[Node, Node]:
+def gru(
+    x: Any, weight_ih: Any, weight_hh: Any, bias_ih: Any, bias_hh: Any, state: Any = None, *, lengths: Any = None
+) -> tuple[Node, Node]:
     """Gated recurrent unit over x (n, time, f): all outputs (n, time, k) and the last state h (n, k).
 
     x_t weight_ih + bias_ih and h weight_hh + bias_hh hold what r, z and n get from x and from h, side by side:
     r = sigmoid(x_r + h_r), z = sigmoid(x_z + h_z), n = tanh(x_n + r h_n), h' = (1 - z) n + z h. `weight_ih` (f, 3 k),
-    `weight_hh` (k, 3 k), biases (3 k,). `state` is the first h, zeros unless given. K. Cho et al., EMNLP 2014.
+    `weight_hh` (k, 3 k), biases (3 k,). `state` is the first h, zeros unless given. Beyond its `lengths` (n,), a
+    sequence has outputs of zero and keeps its state. K. Cho et al., EMNLP 2014.
 
     >>> import numpy as np
     >>> import hetu as ht
@@ -165,5 +190,5 @@ def gru(x: Any, weight_ih: Any, weight_hh: Any, bias_ih: Any, bias_hh: Any, stat
     x, w, u, b, d = as_nodes((x, weight_ih, weight_hh, bias_ih, bias_hh))
     if state is None:
         state = OPS["full"](shape=(x.shape[0], u.shape[0]), fill_value=0.0, dtype=x.dtype)
-    hs, last = _gru(x, w, u, b, d, state)[:2]
+    hs, last = _gru(x, w, u, b, d, state, *([] if lengths is None else [as_node(lengths)]))[:2]
     return hs, last

@@ -1,7 +1,7 @@
 """The long short-term memory over all its time steps as one operator.
 
 The batch comes first, then time; the gates lie in the order i, f, g, o, their gradients where they did. Left out:
-several layers or directions, projections, sequences of different lengths.
+several layers or directions (compose them), projections.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from typing import Any
 
 from ..core.errors import ShapeError, public
 from ..core.graph import OPS, Node
-from ..core.op import as_nodes, op
-from ..core.types import Dim, TensorType, compatible, promote, require_float
+from ..core.op import as_node, as_nodes, op
+from ..core.types import TensorType, compatible, promote, require_float
+from .index import in_range
+from .sequence import along_time, dims_with_lengths, kept, length_ranges, require_lengths, steps_of
 
 __all__ = ["lstm"]
 
@@ -22,14 +24,13 @@ WANTED = "wanted x (n, time, f), weights (f, 4 k) and (k, 4 k), bias (4 k,) and 
 
 
 def _lstm_type(
-    x: TensorType, w: TensorType, u: TensorType, b: TensorType, h: TensorType, c: TensorType
+    x: TensorType, w: TensorType, u: TensorType, b: TensorType, h: TensorType, c: TensorType, *lengths: TensorType
 ) -> tuple[TensorType, ...]:
     require_float(x, w, u, b, h, c)
     shown = f"got x {x}, weights {w} and {u}, bias {b}, states {h} and {c}"
     if (x.ndim, w.ndim, u.ndim, b.ndim, h.ndim, c.ndim) != (3, 2, 2, 1, 2, 2):
         raise ShapeError(shown, fix=WANTED)
-    if isinstance(x.shape[1], Dim):
-        raise ShapeError("the number of time steps is unknown", fix="give the time axis of x a fixed size")
+    require_lengths(x, lengths)
     n, steps, inputs = x.shape
     k = u.shape[0]
     wanted = (inputs, 4 * k, 4 * k, 4 * k, n, k, n, k)
@@ -43,10 +44,10 @@ def _lstm_type(
 @op(
     name="lstm",
     infer=_lstm_type,
-    dims="nt!f!,f!k!,h!k!,k!,nh!,nh!->nt!h!,nh!,nh!,nt!h!,nt!h!,nt!k!",
+    dims=dims_with_lengths("nt!f!,f!k!,h!k!,k!,nh!,nh!", "nt!h!,nh!,nh!,nt!h!,nt!h!,nt!k!"),
     scratch=True,
 )
-def _lstm(xp: ModuleType, x: Any, w: Any, u: Any, b: Any, h: Any, c: Any) -> tuple[Any, ...]:
+def _lstm(xp: ModuleType, x: Any, w: Any, u: Any, b: Any, h: Any, c: Any, *lengths: Any) -> tuple[Any, ...]:
     """(h of all steps, last h, last c) of `lstm`, and for the gradient (c, tanh(c), gates) of all steps.
 
     States are (n, time, k), gates (n, time, 4 k); the first and last ones (n, k).
@@ -63,32 +64,37 @@ def _lstm(xp: ModuleType, x: Any, w: Any, u: Any, b: Any, h: Any, c: Any) -> tup
         z = from_x[:, t, :] + xp.matmul(h, u)
         i, f, o = (1 / (1 + xp.exp(-z[:, j * k : (j + 1) * k])) for j in (0, 1, 3))
         g = xp.tanh(z[:, 2 * k : 3 * k])
-        c = f * c + i * g
-        top = xp.tanh(c)
-        h = o * top
-        steps.append((h, c, top, xp.concat([i, f, g, o], axis=1)))
-    hs, cs, tops, gates = (xp.stack(parts, axis=1) for parts in zip(*steps))
+        after = f * c + i * g
+        top = xp.tanh(after)
+        made = (o * top, after, top, xp.concat([i, f, g, o], axis=1))
+        steps.append(tuple(kept(xp.where, lengths, t, part, xp.zeros_like(part)) for part in made))
+        h, c = (kept(xp.where, lengths, t, new, old) for new, old in zip(made, (h, c)))
+    hs, cs, tops, gates = along_time(xp, steps, h, k, k, k, 4 * k)
     return hs, h, c, cs, tops, gates
 
 
+in_range(_lstm, lambda x, w, u, b, h, c, *lengths: length_ranges(x.shape[1], lengths))
+
+
 @_lstm.grad
-def lstm_grad(g: list[Node | None], out: tuple[Node, ...], *inputs: Node) -> tuple[Node, ...]:
+def lstm_grad(g: list[Node | None], out: tuple[Node, ...], *inputs: Node) -> tuple[Node | None, ...]:
     # only the first three outputs leave this file, so only they can have a gradient
-    w = inputs[1]
+    w, lengths = inputs[1], inputs[6:]
     seeds = [OPS["zeros_like"](o) if s is None else s for s, o in zip(g, out[:3])]
-    dz, *others = lstm_dx(*seeds, *inputs, out[0], *out[3:])
-    return OPS["matmul"](dz, OPS["matrix_transpose"](w)), *others
+    dz, *others = lstm_dx(*seeds, *inputs[:6], out[0], *out[3:], *lengths)
+    return OPS["matmul"](dz, OPS["matrix_transpose"](w)), *others, *(None for _ in lengths)
 
 
 def _dx_type(*types: TensorType) -> tuple[TensorType, ...]:
-    _, _, _, _, w, u, b, h, c, *_, gates = types
-    return gates, w, u, b, h, c
+    return types[12], *types[4:9]
 
 
 @op(
     infer=_dx_type,
     inplace={0: (12,)},
-    dims="nt!h!,nh!,nh!,nt!f!,f!k!,h!k!,k!,nh!,nh!,nt!h!,nt!h!,nt!h!,nt!k!->nt!k!,f!k!,h!k!,k!,nh!,nh!",
+    dims=dims_with_lengths(
+        "nt!h!,nh!,nh!,nt!f!,f!k!,h!k!,k!,nh!,nh!,nt!h!,nt!h!,nt!h!,nt!k!", "nt!k!,f!k!,h!k!,k!,nh!,nh!"
+    ),
     scratch=True,
 )
 def lstm_dx(
@@ -106,6 +112,7 @@ def lstm_dx(
     cs: Any,
     tops: Any,
     gates: Any,
+    *lengths: Any,
 ) -> tuple[Any, ...]:
     """The gradients of `lstm` with respect to (gates before their functions (n, time, 4 k), w, u, b, h, c).
 
@@ -122,11 +129,13 @@ def lstm_dx(
     for t in reversed(range(time)):
         blocks = [gates[:, t, j * k : (j + 1) * k] for j in range(4)]
         blocks += [cs[:, t - 1, :] if t else c, tops[:, t, :]]
-        dz, dc = _slopes(dh + gh[:, t, :], dc, *blocks)
-        steps.append(xp.concat(dz, axis=1))
-        dh = xp.matmul(steps[-1], xp.matrix_transpose(u))
-    dz = xp.stack(steps[::-1], axis=1)
-    before = xp.concat([xp.expand_dims(h, axis=1), hs[:, :-1, :]], axis=1)
+        slopes, before = _slopes(dh + gh[:, t, :], dc, *blocks)
+        dz = xp.concat(slopes, axis=1)
+        steps.append((kept(xp.where, lengths, t, dz, xp.zeros_like(dz)),))
+        dc = kept(xp.where, lengths, t, before, dc)
+        dh = kept(xp.where, lengths, t, xp.matmul(dz, xp.matrix_transpose(u)), dh)
+    (dz,) = along_time(xp, steps[::-1], h, 4 * k)
+    before = xp.concat([xp.expand_dims(h, axis=1), hs], axis=1)[:, :time, :]
     rows = xp.reshape(dz, (n * time, 4 * k))
     dw, du = (xp.matmul(xp.matrix_transpose(xp.reshape(a, (n * time, a.shape[2]))), rows) for a in (x, before))
     return dz, dw, du, xp.sum(rows, axis=0), dh, dc
@@ -141,23 +150,25 @@ def _slopes(dh: Any, dc: Any, i: Any, f: Any, g: Any, o: Any, before: Any, top: 
 
 @lstm_dx.decompose
 def lstm_dx_parts(
-    gh: Node, dh: Node, dc: Node, x: Node, w: Node, u: Node, b: Node, h: Node, c: Node, *_: Node
+    gh: Node, dh: Node, dc: Node, x: Node, w: Node, u: Node, b: Node, h: Node, c: Node, *others: Node
 ) -> tuple[Node, ...]:
-    matmul, transpose, concat = OPS["matmul"], OPS["matrix_transpose"], OPS["concat"]
-    k, steps = u.shape[0], []
-    for t in range(x.shape[1]):
+    matmul, transpose, concat, where = OPS["matmul"], OPS["matrix_transpose"], OPS["concat"], OPS["where"]
+    k, steps, lengths = u.shape[0], [], others[4:]
+    for t in steps_of(x):
         z = matmul(x[:, t], w) + b + matmul(h, u)
         i, f, o = (OPS["sigmoid"](z[:, j * k : (j + 1) * k]) for j in (0, 1, 3))
         g = OPS["tanh"](z[:, 2 * k : 3 * k])
         steps.append((x[:, t], h, (i, f, g, o, c)))
-        c = f * c + i * g
-        h = o * OPS["tanh"](c)
+        after = f * c + i * g
+        h = kept(where, lengths, t, o * OPS["tanh"](after), h)
+        c = kept(where, lengths, t, after, c)
     made, dw, du = [], [], []
     for t, (x_t, before, gates) in reversed(list(enumerate(steps))):
         top = OPS["tanh"](gates[1] * gates[4] + gates[0] * gates[2])
-        blocks, dc = _slopes(dh + gh[:, t], dc, *gates, top)
+        blocks, slope = _slopes(dh + gh[:, t], dc, *gates, top)
         dz = concat(*blocks, axis=1)
-        dh = matmul(dz, transpose(u))
+        dz, dc = kept(where, lengths, t, dz, OPS["zeros_like"](dz)), kept(where, lengths, t, slope, dc)
+        dh = kept(where, lengths, t, matmul(dz, transpose(u)), dh)
         made.append(OPS["expand_dims"](dz, axis=1))
         dw.append(matmul(transpose(x_t), dz))
         du.append(matmul(transpose(before), dz))
@@ -166,12 +177,15 @@ def lstm_dx_parts(
 
 
 @public
-def lstm(x: Any, weight_ih: Any, weight_hh: Any, bias: Any, state: Any = None) -> tuple[Node, tuple[Node, Node]]:
+def lstm(
+    x: Any, weight_ih: Any, weight_hh: Any, bias: Any, state: Any = None, *, lengths: Any = None
+) -> tuple[Node, tuple[Node, Node]]:
     """Long short-term memory over x (n, time, f): all outputs (n, time, k) and the last state (h, c), each (n, k).
 
     z = x_t weight_ih + h weight_hh + bias holds i, f, g, o side by side; c' = sigmoid(f) c + sigmoid(i) tanh(g) and
     h' = sigmoid(o) tanh(c'). `weight_ih` (f, 4 k), `weight_hh` (k, 4 k), `bias` (4 k,). `state` is the first (h, c),
-    zeros unless given. F. Gers et al., "Learning to Forget", Neural Computation 12, 2000.
+    zeros unless given. Beyond its `lengths` (n,), a sequence has outputs of zero and keeps its state. F. Gers et al.,
+    "Learning to Forget", Neural Computation 12, 2000.
 
     >>> import numpy as np
     >>> import hetu as ht
@@ -183,5 +197,5 @@ def lstm(x: Any, weight_ih: Any, weight_hh: Any, bias: Any, state: Any = None) -
     x, w, u, b = as_nodes((x, weight_ih, weight_hh, bias))
     if state is None:
         state = (OPS["full"](shape=(x.shape[0], u.shape[0]), fill_value=0.0, dtype=x.dtype),) * 2
-    hs, *last = _lstm(x, w, u, b, *as_nodes(state))[:3]
+    hs, *last = _lstm(x, w, u, b, *as_nodes(state), *([] if lengths is None else [as_node(lengths)]))[:3]
     return hs, (last[0], last[1])

@@ -17,6 +17,7 @@ from ..core.errors import ArgumentError, AxisError, ShapeError, public
 from ..core.graph import Node
 from ..core.op import Role, as_node, op
 from ..core.types import Dim, Size, TensorType, axis_letters, compatible, normalize_axes, normalize_axis
+from .sequence import flipped
 
 __all__ = ["flip", "split"]
 
@@ -219,13 +220,20 @@ def split(x: Any, indices_or_sections: int | Sequence[Size], axis: int = 0) -> l
 
 
 @public
-def flip(x: Any, axis: int | Iterable[int] | None = None) -> Node:
+def flip(x: Any, axis: int | Iterable[int] | None = None, *, lengths: Any = None) -> Node:
     """`x` in reverse order along `axis`, all axes by default; a view.
+
+    With `lengths` (n,) that is done within the first `lengths[i]` places of each x[i] along one axis, and copies.
+    ValueRangeError for a length beyond the axis.
 
     >>> import hetu as ht
     >>> ht.evaluate(flip([1.0, 2.0, 3.0])).tolist()
     [3.0, 2.0, 1.0]
+    >>> ht.evaluate(flip([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], 1, lengths=[3, 2])).tolist()
+    [[3.0, 2.0, 1.0], [5.0, 4.0, 6.0]]
     """
     x = as_node(x)
     axes = normalize_axes(axis, x.ndim)
+    if lengths is not None:
+        return flipped(x, axes, as_node(lengths))
     return getitem(x, key=tuple(slice(None, None, -1) if i in axes else slice(None) for i in range(x.ndim)))

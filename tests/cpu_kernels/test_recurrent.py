@@ -29,24 +29,26 @@ LAYERS = {  # forward, backward, their recipes, gates, biases, states
 }
 
 
-def cases(layer, rng, n, time, f, k, dtype, lies="plain"):
-    """The forward function, the recipe and the arguments, of the layer and of its gradient."""
+def cases(layer, rng, n, time, f, k, dtype, lies="plain", ends=True):
+    """The forward function, the recipe and the arguments, of the layer and of its gradient; sequences may end early."""
     op, op_dx, bind, bind_dx, gates, biases, states = LAYERS[layer]
     wide = gates * k
     shapes = [(n, time, k), *[(n, k)] * states, (n, time, f), (f, wide), (k, wide), *[(wide,)] * biases]
     arrays = [LIES[lies](rng.normal(0, 0.3, s).astype(dtype)) for s in (*shapes, *[(n, k)] * states)]
-    inputs = arrays[1 + states :]
+    lengths = [rng.integers(0, time + 1, n, np.int32)] if ends else []
+    inputs = [*arrays[1 + states :], *lengths]
     hs, *others = op.forward(np, *inputs)
     yield op.forward, bind, inputs
-    yield op_dx.forward, bind_dx, [*arrays, hs, *others[states:]]
+    yield op_dx.forward, bind_dx, [*arrays, hs, *others[states:], *lengths]
 
 
+@pytest.mark.parametrize("ends", [False, True], ids=["all steps", "lengths"])
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("lies", LIES)
 @pytest.mark.parametrize("dtype", ["f", "d"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_equals_numpy_however_divided(layer, shape, dtype, lies):
-    for forward, bind, arrays in cases(layer, np.random.default_rng(0), *shape, dtype, lies):
+def test_equals_numpy_however_divided(layer, shape, dtype, lies, ends):
+    for forward, bind, arrays in cases(layer, np.random.default_rng(0), *shape, dtype, lies, ends):
         wanted = forward(np, *arrays)
         made = []
         for way in (lambda call: call(), job_by_job):
@@ -63,22 +65,24 @@ def test_equals_numpy_however_divided(layer, shape, dtype, lies):
 def test_the_gradient_may_lie_where_the_gates_do(layer):
     _, (forward, bind, arrays) = cases(layer, np.random.default_rng(1), 5, 3, 4, 6, "f")
     wanted = forward(np, *arrays)
-    out = (arrays[-1], *(np.empty_like(a) for a in wanted[1:]))
+    out = (arrays[-2], *(np.empty_like(a) for a in wanted[1:]))
     for call in bind(np, out, *arrays, scratch=Scratch()):
         call()
     for got, want in zip(out, wanted, strict=True):
         np.testing.assert_allclose(got, want, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("ends", [False, True], ids=["all steps", "lengths"])
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("dtype", ["f", "d"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_plain_loops_say_what_is_computed(layer, shape, dtype):
-    (forward, _, arrays), _ = cases(layer, np.random.default_rng(2), *shape, dtype)
+def test_plain_loops_say_what_is_computed(layer, shape, dtype, ends):
+    (forward, _, arrays), _ = cases(layer, np.random.default_rng(2), *shape, dtype, ends=ends)
     wanted = forward(np, *arrays)
     out = tuple(np.full_like(a, np.nan) for a in wanted)
     n, time, f, k = shape
-    c_call("recurrent.c", f"{layer}_plainly", dtype, *out, *arrays, time, f, k, jobs=n)()
+    lengths = arrays.pop().astype(np.int64) if ends else 0
+    c_call("recurrent.c", f"{layer}_plainly", dtype, *out, *arrays, time, f, k, lengths, jobs=n)()
     for got, want in zip(out, wanted, strict=True):
         np.testing.assert_allclose(got, want, rtol=0, atol=2e-6 if dtype == "f" else 1e-12)
 

@@ -124,7 +124,7 @@ def test_sequential_and_nested_layers():
         (lambda: nn.Conv2d(3, 8, 3), (3, 28, 28), "4 axes"),
         (lambda: nn.BatchNorm(3), (4, 5), "3 entries"),
         (lambda: nn.LSTM(8, 4), (4, 8), "8 entries in the last axis and 3 axes"),
-        (lambda: nn.GRU(8, 4), (4, None, 8), "number of time steps is unknown"),
+        (lambda: nn.GRU(8, 4), (4, None, 7), "8 entries in the last axis and 3 axes, got f32[4, ?, 7]"),
         (lambda: nn.MultiHeadAttention(8, 2), (4, 5, 9), "8 entries"),
     ],
 )

@@ -73,6 +73,32 @@ def test_unrolled_layer_equals_a_loop(cell, started):
         np.testing.assert_allclose(got, right, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("time", [TIME, None], ids=["fixed", "open"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_sequences_of_different_lengths_are_as_each_alone(cell, time):
+    """In both directions; an unrolled layer must know its steps."""
+    with ht.scope(f"lengths {time}"):
+        ahead, back = (CELLS[cell][0](INPUTS, FEATURES) for _ in range(2))
+    x, n = ht.placeholder("x", (None, time, INPUTS)), ht.placeholder("n", (None,), "int64")
+    if cell == "RNN" and time is None:
+        with pytest.raises(ShapeError, match="number of time steps of .* is not known"):
+            ahead(x, lengths=n)
+        return
+    (there, _), (turned, last) = ahead(x, lengths=n), back(ht.flip(x, 1, lengths=n), lengths=n)
+    ex = ht.Executor([there, ht.flip(turned, 1, lengths=n), *(last if isinstance(last, tuple) else (last,))])
+    values, lengths = inputs(4, TIME, INPUTS), [TIME, 1, 0, TIME - 1]
+    got = ex.run({x: values, n: lengths})
+    for row, length in enumerate(lengths):
+        alone = values[row : row + 1].copy()
+        alone[:, length:] = 7.0  # what lies beyond an end does not matter
+        there, turned, *states = ex.run({x: alone, n: [length]})
+        for outputs, one in zip(got, (there, turned), strict=False):
+            np.testing.assert_allclose(outputs[row], one[0], rtol=1e-5, atol=1e-6)
+            assert not outputs[row, length:].any()
+        for state, one in zip(got[2:], states, strict=True):
+            np.testing.assert_allclose(state[row], one[0], rtol=1e-5, atol=1e-6)
+
+
 def test_the_forget_gate_starts_open():
     with ht.scope("forget"):
         bias = nn.LSTM(2, 3).bias.attrs["init"]

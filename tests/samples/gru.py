@@ -7,47 +7,43 @@ import numpy as np
 from hetu.core.graph import OPS
 
 from . import Sample, real
-from .lstm import sigmoid
+from .lstm import ENDS, SLOPES, each_row, sigmoid
 from .normalization import slopes
 
 
-def gru(x, w, u, b, d, h):
+def gru(x, w, u, b, d, h, *lengths):
     """h after each step, (n, time, k), and the last h."""
-    hs = []
+    if lengths:
+        return each_row(gru, 1, x, w, u, b, d, h, *lengths)
+    hs = np.zeros((*x.shape[:2], u.shape[0]))
     for t in range(x.shape[1]):
         (x_r, x_z, x_n), (h_r, h_z, h_n) = np.split(x[:, t] @ w + b, 3, axis=1), np.split(h @ u + d, 3, axis=1)
         z = sigmoid(x_z + h_z)
-        h = (1 - z) * np.tanh(x_n + sigmoid(x_r + h_r) * h_n) + z * h
-        hs.append(h)
-    return np.stack(hs, axis=1), h
+        hs[:, t] = h = (1 - z) * np.tanh(x_n + sigmoid(x_r + h_r) * h_n) + z * h
+    return hs, h
 
 
-def gru_slopes(gh, dh, x, *inputs):
+def gru_slopes(gh, dh, x, w, u, b, d, h, *lengths):
     """The gradients with respect to w, u, b, d and h."""
 
     def flat(arrays):
         return np.concatenate([array.ravel() for array in arrays])
 
-    return slopes(lambda *others: flat(gru(x, *others)), flat([gh, dh]), *inputs)
+    return slopes(lambda *others: flat(gru(x, *others, *lengths)), flat([gh, dh]), w, u, b, d, h)
 
 
 def gru_dx(gh, dh, *inputs):
     hs, _, gates = OPS["gru"](*inputs)
-    return OPS["gru_dx"](gh, dh, *inputs, hs, gates)[1:]
+    return OPS["gru_dx"](gh, dh, *inputs[:6], hs, gates, *inputs[6:])[1:]
 
 
 GRU = (real(4, 3, 1), real(1, 6), real(2, 6), real(6), real(6), real(4, 2))
 
 SAMPLES = [
-    Sample("gru", lambda *inputs: OPS["gru"](*inputs)[:2], GRU, gru, fixed=True),
-    Sample(
-        "gru_dx",
-        gru_dx,
-        (real(4, 3, 2), real(4, 2), *GRU),
-        gru_slopes,
-        order=1,
-        fixed=True,
-        extra={"no_float16": True},
-        tolerance=1e-4,
-    ),
+    sample
+    for label, ends in ENDS.items()
+    for sample in (
+        Sample("gru", lambda *inputs: OPS["gru"](*inputs)[:2], (*GRU, *ends), gru, label, fixed=True),
+        Sample("gru_dx", gru_dx, (real(4, 3, 2), real(4, 2), *GRU, *ends), gru_slopes, label, **SLOPES),
+    )
 ]

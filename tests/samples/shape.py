@@ -85,6 +85,14 @@ JOINS = [
     Sample("repeat", lambda x: ht.repeat(x, 2), (real(2, 3),), lambda x: np.repeat(x, 2), "flat"),
     Sample("flip", lambda x: ht.flip(x, 1), (real(2, 3),), lambda x: x[:, ::-1]),
     Sample("flip", ht.flip, (real(2, 3),), lambda x: x[::-1, ::-1], "all"),
+    Sample(
+        "flip",
+        lambda x: ht.flip(x, 2, lengths=[4, 0, 3]),
+        (real(3, 2, 4, 2),),
+        lambda x: np.stack([np.concatenate([a[:, :n][:, ::-1], a[:, n:]], 1) for a, n in zip(x, [4, 0, 3])]),
+        "lengths",
+        fixed=True,
+    ),
     Sample("roll", lambda x: ht.roll(x, (1, -2), (0, 1)), (real(3, 4),), lambda x: np.roll(x, (1, -2), (0, 1))),
     Sample("roll", lambda x: ht.roll(x, 5), (real(2, 4),), lambda x: np.roll(x, 5), "flat"),
 ]
