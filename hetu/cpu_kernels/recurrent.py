@@ -100,30 +100,16 @@ def lstm_bind(
 
 
 @kernel(lstm_dx)
-def lstm_dx_bind(
-    xp: ModuleType,
-    out: Any,
-    gh: Any,
-    dh: Any,
-    dc: Any,
-    x: Any,
-    w: Any,
-    u: Any,
-    b: Any,
-    h: Any,
-    c: Any,
-    *others: Any,
-    scratch: Scratch,
-) -> list[Call] | None:
-    kept, lengths = others[:4], others[4:]
+def lstm_dx_bind(xp: ModuleType, out: Any, *arrays: Any, scratch: Scratch) -> list[Call] | None:
+    gh, dh, dc, x, _, u, _, h, c, *kept = arrays[:13]
     if not _fast(*out, gh, dh, dc, x, u, h, c, *kept) or not all(a.flags.c_contiguous for a in kept):
         return None
     (n, steps, _), k, (hs, cs, tops, gates) = x.shape, len(u), kept
     dz, dw, du, db, dh_first, dc_first = out
     calls: list[Call | None] = []
-    arrays = (dz, dh_first, dc_first, gh, dh, dc, c, cs, tops, gates, _packed(calls, scratch, u.T))
+    ends, panels = _ends(calls, arrays[13:]), _packed(calls, scratch, u.T)
     size, grain = BLOCK * (5 * k + 3 * PAD) * x.itemsize, _grain(steps * 4 * k * k)
-    words = (*arrays, steps, k, *_strides(gh, dh, dc, c), _ends(calls, lengths))
+    words = (dz, dh_first, dc_first, gh, dh, dc, c, cs, tops, gates, panels, steps, k, *_strides(gh, dh, dc, c), ends)
     calls.append(c_call("recurrent.c", "lstm_back", x.dtype, *words, jobs=n, grain=grain, scratch=size))
     calls += [_weights(scratch, dw, db, x, None, dz), _weights(scratch, du, None, hs, h, dz)]
     return all_or_none(calls)
@@ -146,31 +132,17 @@ def gru_bind(
 
 
 @kernel(gru_dx)
-def gru_dx_bind(
-    xp: ModuleType,
-    out: Any,
-    gh: Any,
-    dh: Any,
-    x: Any,
-    w: Any,
-    u: Any,
-    b: Any,
-    d: Any,
-    h: Any,
-    hs: Any,
-    gates: Any,
-    *lengths: Any,
-    scratch: Scratch,
-) -> list[Call] | None:
+def gru_dx_bind(xp: ModuleType, out: Any, *arrays: Any, scratch: Scratch) -> list[Call] | None:
+    gh, dh, x, _, u, _, _, h, hs, gates = arrays[:10]
     kept = hs.flags.c_contiguous and gates.flags.c_contiguous
     if not _fast(*out, gh, dh, x, u, h, hs, gates) or not kept:
         return None
     (n, steps, _), k = x.shape, len(u)
     dz, dw, du, db, dd, dh_first = out
     calls: list[Call | None] = []
-    arrays = (dz, dh_first, gh, dh, h, hs, gates, _packed(calls, scratch, u.T))
+    ends, panels = _ends(calls, arrays[10:]), _packed(calls, scratch, u.T)
     size, grain = BLOCK * (4 * k + 3 * PAD) * x.itemsize, _grain(steps * 3 * k * k)
-    words = (*arrays, steps, k, *_strides(gh, dh, h), _ends(calls, lengths))
+    words = (dz, dh_first, gh, dh, h, hs, gates, panels, steps, k, *_strides(gh, dh, h), ends)
     calls.append(c_call("recurrent.c", "gru_back", x.dtype, *words, jobs=n, grain=grain, scratch=size))
     calls.append(_weights(scratch, dw, db, x, None, dz[..., : 3 * k]))
     for to, of in ((slice(2 * k), slice(2 * k)), (slice(2 * k, None), slice(3 * k, None))):
