@@ -1,9 +1,10 @@
 """Convolution and its gradients by the register tile of `convolution.c`, for images of any layout.
 
 Kernels are packed into panels anew on every call. Groups of few outputs go plane by plane in `planes.c`; where channels
-lie side by side, a kernel for each goes by `depthwise.c`, and 3 x 3 taps of many channels by `winograd.c`, where an
-infinite pixel makes a NaN of its neighbors. Gain: 3 to 20 times the speed of the forward functions, 0.3 to 1.2 of
-PyTorch's time; Winograd's 1.3 to 2 times that of the tile alone. Off with `HETU_KERNELS=0`.
+lie side by side, a kernel for each goes by `depthwise.c`; 3 x 3 taps of many channels go by `winograd.c`, where an
+infinite pixel makes a NaN of its neighbors, and images that lie otherwise are copied first. Gain: 3 to 20 times the
+speed of the forward functions, 0.3 to 1.2 of PyTorch's time; Winograd's 1.3 to 2 times that of the tile alone. Off with
+`HETU_KERNELS=0`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from ..ops.conv import conv2d, conv2d_dw, conv2d_dx
 from ..ops.window import Pair, Window
 from .c_calls import c_call
 from .depthwise import VECTOR, Tap, along_channels, depthwise_call
+from .moves import moved
 from .recipes import kernel
 
 FILE = "convolution.c"
@@ -33,7 +35,7 @@ FEW = 8  # outputs of a group up to which vectors go along pixels, in `planes.c`
 SLACK, TAPS = 512, 9  # bytes of the longest tile, and taps of a tile of sums, in `planes.c`
 PARTS = 8  # of a batch, whose gradients of the kernel are summed apart
 PLACES, BLOCK = 16, 96  # of a tile, and tiles of a job, in `winograd.c`
-CHANNEL, OUTPUT, KERNEL, START = 64, 45, 300, 12  # what its transforms take, and beginning a sum, in multiplications
+CHANNEL, OUTPUT, KERNEL, START, COPY = 64, 45, 300, 12, 50  # what its parts take, and a copy, in multiplications
 WORTH = 0.85  # of the multiplications of the taps
 
 
@@ -70,7 +72,7 @@ class _Product:
         self.depth, self.tiles = len(taps) * self.channels, len(x) * -(-rows // 2) * -(-columns // 2)
         grid = [Tap(top + i, left + j, t.place) for (i, j), t in zip(product(range(3), range(3)), taps)]
         square = grid == taps and len(taps) == 9 and steps == (1, 1)
-        self.winograd = square and groups == 1 and all(near) and self._saves()
+        self.winograd = square and groups == 1 and self._saves(sum(a.size for a, n in zip((x, out), near) if not n))
         sizes = (self.channels, *x.shape[2:], rows, columns, self.outputs, groups, *steps, top, left)
         self.geometry = (*sizes, self.band, self.wide, self.tall, self.runs, self.count, self.depth)
         self.many = max(1, min(len(x), PIXELS // (rows * columns))) if self.band == rows else 1
@@ -80,12 +82,18 @@ class _Product:
         self.panels = scratch.empty((groups * self.strips * STRIP * depth,), x.dtype)
         self.scratch, self.bands = scratch, -(-rows // self.band)
 
-    def _saves(self) -> bool:
-        """Whether Winograd's tiles take clearly fewer multiplications than taps do, their transforms included."""
+    def _saves(self, copied: int) -> bool:
+        """Whether Winograd's tiles take clearly fewer multiplications than taps do, with transforms and copies."""
         pixels, channels, outputs = self.out[:, 0].size, _up(self.channels, VECTOR // 4), _up(self.outputs, STRIP)
         tile = PLACES * (channels + START) * outputs + CHANNEL * channels + OUTPUT * outputs
         numbers = self.channels * self.outputs
-        return self.tiles * tile + KERNEL * numbers < WORTH * 9 * pixels * numbers
+        return self.tiles * tile + KERNEL * numbers + COPY * copied < WORTH * 9 * pixels * numbers
+
+    def _near(self, images: np.ndarray) -> np.ndarray:
+        """The images, or room for them, with channels side by side."""
+        n, c, rows, columns = images.shape
+        lie_so = images.strides[1] == self.size
+        return images if lie_so else self.scratch.empty((rows, columns, n, c), images.dtype).transpose(2, 3, 0, 1)
 
     def _runs(self, top: int, left: int, steps: Pair) -> np.ndarray:
         """(offset, length) of the taps in a band of pixels, neighbors in one.
@@ -128,8 +136,11 @@ class _Product:
         if self.planes:
             return [self._plane_call("convolve_planes", w, w, outer, self.groups * len(self.x) * self.bands)]
         if self.winograd:
+            x, out = self.x, self.out
+            self.x, self.out = map(self._near, (x, out))
             blocks = self._tile_call("winograd", -(-self.tiles // BLOCK), BLOCK * self.outputs)
-            return [self.kernel_call("transform_kernel", w, outer, 1 - outer), blocks]
+            kernel = self.kernel_call("transform_kernel", w, outer, 1 - outer)
+            return [kernel, *moved(self.x, x), blocks, *moved(out, self.out)]
         return [self.kernel_call("pack_kernel", w, outer, 1 - outer), self.forward()]
 
     def slope_calls(self, w: np.ndarray) -> list[Call | None]:
@@ -143,8 +154,10 @@ class _Product:
                 self._plane_call("add_parts", sums, w, 0, self.groups, parts),
             ]
         if self.winograd:
+            x, out = self.x, self.out
+            self.x, self.out = map(self._near, (x, out))
             strips = self._tile_call("winograd_slopes", self.strips, self.tiles * STRIP)
-            return [strips, self.kernel_call("gather_kernel", w, 0, 1)]
+            return [*moved(self.x, x), *moved(self.out, out), strips, self.kernel_call("gather_kernel", w, 0, 1)]
         return [self.slopes(), self.kernel_call("unpack_kernel", w, 0, 1)]
 
     def _tile_call(self, name: str, jobs: int, products: int) -> Call | None:
