@@ -67,11 +67,32 @@ void gru_plainly(const Word* a, long long first, long long last, char* scratch) 
 
 // -- products ---------------------------------------------------------------------------------------------------------
 
+#define FOR_PANELS(DO) DO(0) DO(1) DO(2) DO(3)
+#define START_PANEL(p) \
+    const T* const b##p = b + p * depth * WIDE; \
+    Vector s##p = *(const Vector*)(from + p * step), t##p = *(const Vector*)(from + p * step + LANES);
+#define ADD_PANEL(p) \
+    s##p += v * *(const Vector*)(b##p + k * WIDE), t##p += v * *(const Vector*)(b##p + k * WIDE + LANES);
+#define STORE_PANEL(p) *(Vector*)(out + p * WIDE) = s##p, *(Vector*)(out + p * WIDE + LANES) = t##p;
+
+// out = from + a b for one row and four panels: with one, each sum would wait for the last.
+static void row_of_tiles(long long depth, const T* a, const T* b, const T* from, long long step, T* out) {
+    FOR_PANELS(START_PANEL)
+    for (long long k = 0; k < depth; k++) {
+        const T v = a[k];
+        FOR_PANELS(ADD_PANEL)
+    }
+    FOR_PANELS(STORE_PANEL)
+}
+
 // out = a b, or out += a b, for all panels of b. Rows of `a` and `out` are there up to a multiple of SOME.
 static void product(
     long long rows, long long depth, long long columns, const T* a, long long pitch_a, const T* b, T* out,
     long long pitch, bool add) {
-    for (long long j = 0; j < columns; j += WIDE, b += depth * WIDE)
+    long long j = 0;
+    for (; rows == 1 && j + 3 * WIDE < columns; j += 4 * WIDE, b += 4 * depth * WIDE)
+        row_of_tiles(depth, a, b, add ? out + j : zeros, add ? WIDE : 0, out + j);
+    for (; j < columns; j += WIDE, b += depth * WIDE)
         for (long long r = 0; r < rows; r += MOST) {
             T* const to = out + r * pitch + j;
             tile(false, rows - r, depth, a + r * pitch_a, pitch_a, b, add ? to : zeros, add ? pitch : 0, to, pitch);
