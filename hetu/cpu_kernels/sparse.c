@@ -70,29 +70,23 @@ static inline T value_of(const Entries* e, long long k) { return e->values[e->pl
 static inline const T* met(const Entries* e, long long k, long long j) { return e->x + e->columns[k] * e->width + j; }
 #define FOR_EACH_ENTRY for (long long k = 0; k < e->count; k++) if (e->columns[k] >= 0)
 
-static inline void four_columns(const Entries* e, T* y, long long j) {
-    Lanes s0 = {0}, s1 = {0}, s2 = {0}, s3 = {0};
-    FOR_EACH_ENTRY {
-        const T value = value_of(e, k);
-        const Lanes* const x = (const Lanes*)met(e, k, j);
-        s0 += value * x[0], s1 += value * x[1], s2 += value * x[2], s3 += value * x[3];
-    }
-    Lanes* const to = (Lanes*)(y + j);
-    to[0] = s0, to[1] = s1, to[2] = s2, to[3] = s3;
-}
-
-static inline void one_column(const Entries* e, T* y, long long j) {
-    Lanes s = {0};
-    FOR_EACH_ENTRY s += value_of(e, k) * *(const Lanes*)met(e, k, j);
-    *(Lanes*)(y + j) = s;
-}
-
-static inline void few_columns(const Entries* e, T* y, long long j) {
-    const long long count = e->width - j;
-    for (long long i = 0; i < count; i++) y[j + i] = 0;
+// `count` vectors of columns from j on, of which the last ends with the row: it may begin in the one before.
+static inline __attribute__((always_inline)) void columns(const Entries* e, T* y, long long j, const int count) {
+    Lanes sums[4] = {0};
+    const long long over = j + count * LANES - e->width, back = over > 0 ? over : 0;
     FOR_EACH_ENTRY {
         const T value = value_of(e, k), *const x = met(e, k, j);
-        EACH for (long long i = 0; i < count; i++) y[j + i] += value * x[i];
+        for (int v = 0; v < count - 1; v++) sums[v] += value * *(const Lanes*)(x + v * LANES);
+        sums[count - 1] += value * *(const Lanes*)(x + (count - 1) * LANES - back);
+    }
+    for (int v = 0; v < count; v++) *(Lanes*)(y + j + v * LANES - (v == count - 1 ? back : 0)) = sums[v];
+}
+
+static inline void few_columns(const Entries* e, T* y) {
+    for (long long j = 0; j < e->width; j++) y[j] = 0;
+    FOR_EACH_ENTRY {
+        const T value = value_of(e, k), *const x = met(e, k, 0);
+        EACH for (long long j = 0; j < e->width; j++) y[j] += value * x[j];
     }
 }
 
@@ -105,10 +99,14 @@ void sparse_matmul(const Word* a, long long first, long long last, char* scratch
         e.places = (long long*)a[2].p + starts[i];
         e.columns = (long long*)a[3].p + starts[i];
         e.count = starts[i + 1] - starts[i];
-        long long j = 0;
-        for (; j + 4 * LANES <= e.width; j += 4 * LANES) four_columns(&e, y, j);
-        for (; j + LANES <= e.width; j += LANES) one_column(&e, y, j);
-        if (j < e.width) few_columns(&e, y, j);
+        if (e.width < LANES) few_columns(&e, y);
+        else for (long long j = 0; j < e.width; j += 4 * LANES) {
+            const long long left = e.width - j;
+            if (left > 3 * LANES) columns(&e, y, j, 4);
+            else if (left > 2 * LANES) columns(&e, y, j, 3);
+            else if (left > LANES) columns(&e, y, j, 2);
+            else columns(&e, y, j, 1);
+        }
     }
 }
 

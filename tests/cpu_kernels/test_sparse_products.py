@@ -12,7 +12,7 @@ from hetu.cpu_kernels.c_calls import CCall, c_call
 from .divided import job_by_job
 
 pytestmark = pytest.mark.compiled
-WIDTHS = [0, 1, 7, 16, 33, 64, 200]
+WIDTHS = [0, 1, 3, 7, 8, 15, 16, 17, 31, 40, 50, 63, 64, 70, 130]
 
 
 def fix(array):
