@@ -68,7 +68,7 @@ static void copy_planes(T* to, const Planes* p, const Images* in, long long n, l
 #define ZEROS(OF, v) OF(ZERO, v)
 #define READ(r, _) const T w##r = kernel[r * weight];
 #define MEET(r, v) s##r##_##v += w##r * x;
-#define MEETS(OF, v) { const Vector x = *(const Vector*)(pixel + v * LANES); OF(MEET, v) }
+#define MEETS(OF, v) { const Vector x = *(const Vector*)(pixel + v * LANES); __asm__("" : "+r"(pixel)); OF(MEET, v) }
 #define WRITE(r, v) *(Vector*)(out + r * pitch + v * LANES) = s##r##_##v;
 #define WRITES(OF, v) OF(WRITE, v)
 #define PLANES(name, OF, VECTORS) \
@@ -79,7 +79,7 @@ static void copy_planes(T* to, const Planes* p, const Images* in, long long n, l
         VECTORS(ZEROS, OF) \
         for (long long c = 0; c < p->g.channels; c++, from += p->all, weights += p->channel) \
             for (long long t = 0; t < count; t++) { \
-                const T *const pixel = from + taps[t].offset, *const kernel = weights + places[t]; \
+                const T *pixel = from + taps[t].offset, *const kernel = weights + places[t]; \
                 OF(READ, _) \
                 VECTORS(MEETS, OF) \
             } \
