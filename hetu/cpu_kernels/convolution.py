@@ -64,9 +64,10 @@ class _Product:
         top, left = min(downs), min(rights)
         self.wide, self.tall = (columns - 1) * steps[1] + max(rights) - left + 1, max(downs) - top + 1
         near = [x.shape[1] > 1 and a.strides[1] == self.size for a in (x, out)]  # whether channels lie side by side
-        self.planes = self.outputs <= FEW and not near[0]
+        self.planes = self.outputs <= FEW and (len(taps) > 1 or not near[0])
         line = -(-self.wide // steps[1]) * steps[1] * self.channels * self.size
-        self.most, self.band = most, max(1, min(rows, most // (steps[0] * line)))
+        self.most = BAND if self.planes else most
+        self.band = max(1, min(rows, self.most // (steps[0] * line)))
         self.high = self.band - 1 + -(-self.tall // steps[0])
         self.runs = self._runs(top, left, steps)
         self.depth, self.tiles = len(taps) * self.channels, len(x) * -(-rows // 2) * -(-columns // 2)
@@ -147,7 +148,7 @@ class _Product:
         """Calls for the gradient of the kernel, where `out` has the slopes."""
         if self.planes:
             parts = min(len(self.x), PARTS)
-            numbers = parts * self.groups * _up(self.outputs, 4) * self.channels * _up(len(self.taps), TAPS)
+            numbers = parts * self.groups * self.outputs * self.channels * (len(self.taps) + TAPS - 1)
             sums = self.scratch.empty((numbers * VECTOR // self.size,), w.dtype)
             return [
                 self._plane_call("convolve_planes_slopes", sums, w, 0, self.groups * parts, parts),
@@ -172,11 +173,12 @@ class _Product:
         self, name: str, weights: np.ndarray, w: np.ndarray, outer: int, jobs: int, parts: int = 1
     ) -> Call | None:
         strides, places, of_group = self._kernel(w, outer)
-        kernel = strides[outer], of_group, strides[1 - outer], places, w
+        kernel = strides[outer], of_group, strides[1 - outer], places, w, len(self.taps) + TAPS - 1
         words = (*_images(self.out), *_images(self.x), weights, *self.geometry, parts, len(self.x), *kernel)
         row = self.band * self.wide * self.size + VECTOR + SLACK
+        apart = 2 * VECTOR * self.channels + SLACK  # at most, between and after planes
         work = self.x.size // self.x[0, 0].size * self.out[0, 0].size * len(self.taps) * self.outputs // jobs
-        more = {"grain": -(-LEAST // max(work, 1)), "scratch": _up(self.outputs, 4) * row + self.pixels + SLACK}
+        more = {"grain": -(-LEAST // max(work, 1)), "scratch": self.outputs * row + self.pixels + apart}
         return c_call("planes.c", name, w.dtype, *words, jobs=jobs, **more)
 
     def forward(self) -> Call | None:

@@ -5,14 +5,25 @@
 
 #include "geometry.h"
 
+// `count` neighbors, by moves of one size, of which the last may meet the one before: a call would cost more.
+static inline void copy_row(T* to, const T* from, long long count) {
+#define BY(some) \
+    if (count >= some) { \
+        for (long long k = 0; k + some < count; k += some) memcpy(to + k, from + k, some * sizeof(T)); \
+        memcpy(to + count - some, from + count - some, some * sizeof(T)); \
+        return; \
+    }
+    BY(LANES) BY(LANES / 2) BY(LANES / 4) BY(1)
+}
+
 // Numbers of `step` apart become neighbors.
 static inline void copy_columns(T* to, const T* from, long long count, long long step) {
-    if (step == 1) memcpy(to, from, count * sizeof(T));
+    if (step == 1) copy_row(to, from, count);
     else if (step == 2) EACH for (long long k = 0; k < count; k++) to[k] = from[2 * k];
     else for (long long k = 0; k < count; k++) to[k] = from[k * step];
 }
 
-enum { FLAT = 8 * LANES, TAPS = 9 };  // the most pixels of a tile; the most taps of a tile of sums
+enum { FLAT = 8 * LANES };  // the most pixels of a tile
 
 typedef struct {
     Geometry g;
@@ -24,7 +35,8 @@ typedef struct {
 static Planes planes_of(const Word* a) {
     const Geometry g = geometry_of(a + 11);
     const long long pitch = (g.wide + g.right - 1) / g.right, high = g.band - 1 + (g.tall + g.down - 1) / g.down;
-    return (Planes){g, a[30].n, a[31].n, a[32].n, a[33].p, pitch, high * pitch, g.down * g.right * high * pitch};
+    const long long all = (up(g.down * g.right * high * pitch, LANES) / LANES | 1) * LANES;  // so that none meet in a cache
+    return (Planes){g, a[30].n, a[31].n, a[32].n, a[33].p, pitch, high * pitch, all};
 }
 
 // The rows that `rows` output rows from `start` on read, in all channels of a group, padded. Rows of the image are read
@@ -41,7 +53,8 @@ static void copy_planes(T* to, const Planes* p, const Images* in, long long n, l
         count[v] = (x >= g->width ? 0 : least((g->width - 1 - x) / right + 1, p->pitch)) - begin[v];
     }
     memset(to, 0, (g->channels * p->all + FLAT) * sizeof(T));
-    for (long long c = 0; c < g->channels; c++, to += p->all)
+    for (long long c = 0, some; c < g->channels; c += some, to += some * p->all) {
+        some = in->channel == 1 ? least(LANES, g->channels - c) : 1;  // channels that lie and are read together
         for (long long r = 0, i = 0, u = 0; r < high; r++) {
             const long long y = start * down + g->top + r;
             const T* const from = in->image + n * in->number + (group * g->channels + c) * in->channel + y * in->row;
@@ -49,19 +62,26 @@ static void copy_planes(T* to, const Planes* p, const Images* in, long long n, l
             for (long long v = 0; v < right && y >= 0 && y < g->height; v++)
                 if (count[v] > 0) {
                     const T* const pixels = from + (g->left + v + begin[v] * right) * in->column;
-                    copy_columns(line + v * size + begin[v], pixels, count[v], step);
+                    T* const first = line + v * size + begin[v];
+                    if (some == 1) copy_columns(first, pixels, count[v], step);
+                    else
+                        for (long long k = 0; k < count[v]; k++)
+                            for (long long e = 0; e < some; e++) first[e * p->all + k] = pixels[k * step + e];
                 }
             if (++u == down) u = 0, i++;
         }
+    }
 }
 
-// Tiles of 1, 2 or 4 outputs and some vectors of pixels, whose sums are names as in `tile.h`.
+// Tiles of 1 to 4 outputs and some vectors of pixels, whose sums are names as in `tile.h`.
 #define OF_1(DO, v) DO(0, v)
 #define OF_2(DO, v) DO(0, v) DO(1, v)
-#define OF_4(DO, v) DO(0, v) DO(1, v) DO(2, v) DO(3, v)
+#define OF_3(DO, v) OF_2(DO, v) DO(2, v)
+#define OF_4(DO, v) OF_3(DO, v) DO(3, v)
 #define VECTORS_3(DO, OF) DO(OF, 0) DO(OF, 1) DO(OF, 2)
 #define VECTORS_4(DO, OF) VECTORS_3(DO, OF) DO(OF, 3)
-#define VECTORS_6(DO, OF) VECTORS_4(DO, OF) DO(OF, 4) DO(OF, 5)
+#define VECTORS_5(DO, OF) VECTORS_4(DO, OF) DO(OF, 4)
+#define VECTORS_6(DO, OF) VECTORS_5(DO, OF) DO(OF, 5)
 #define VECTORS_8(DO, OF) VECTORS_6(DO, OF) DO(OF, 6) DO(OF, 7)
 #define VECTORS_9(DO, OF) VECTORS_8(DO, OF) DO(OF, 8)
 #define ZERO(r, v) Vector s##r##_##v = {};
@@ -87,27 +107,69 @@ static void copy_planes(T* to, const Planes* p, const Images* in, long long n, l
     }
 PLANES(planes_1, OF_1, VECTORS_8)
 PLANES(planes_1_short, OF_1, VECTORS_4)
-PLANES(planes_2, OF_2, VECTORS_6)
-PLANES(planes_4_short, OF_4, VECTORS_3)
+PLANES(planes_3_short, OF_3, VECTORS_4)
 #if defined(__AVX512F__)  // with as many more registers
-enum { LONG = 6 * LANES };
+enum { MOST = 4 };  // outputs of a tile
+PLANES(planes_2, OF_2, VECTORS_8)
+PLANES(planes_2_short, OF_2, VECTORS_4)
+PLANES(planes_3, OF_3, VECTORS_8)
 PLANES(planes_4, OF_4, VECTORS_6)
+PLANES(planes_4_short, OF_4, VECTORS_3)
 #else
-enum { LONG = 3 * LANES };
-#define planes_4 planes_4_short
+enum { MOST = 3 };
+PLANES(planes_2, OF_2, VECTORS_6)
+PLANES(planes_2_short, OF_2, VECTORS_3)
 #endif
+
+typedef void PlaneTile(const Planes* p, const T* from, const T* weights, T* out, long long pitch);
+static const struct {
+    PlaneTile *tile, *short_tile;
+    long long pixels, short_pixels;
+} tiles[MOST] = {  // of 1, 2, ... outputs
+    {planes_1, planes_1_short, 8 * LANES, 4 * LANES},
+#if defined(__AVX512F__)
+    {planes_2, planes_2_short, 8 * LANES, 4 * LANES},
+    {planes_3, planes_3_short, 8 * LANES, 4 * LANES},
+    {planes_4, planes_4_short, 6 * LANES, 3 * LANES},
+#else
+    {planes_2, planes_2_short, 6 * LANES, 3 * LANES},
+    {planes_3_short, planes_3_short, 4 * LANES, 4 * LANES},
+#endif
+};
+
+// How many of the outputs that are left the next tile takes, so that tiles are few and alike.
+static inline long long outputs_of_tile(long long left) {
+    const long long tiles = (left + MOST - 1) / MOST;
+    return (left + tiles - 1) / tiles;
+}
 
 // Some outputs from output `o` on, over all pixels of a band; how many.
 static long long some_outputs(const Planes* p, const T* band, const T* weights, long long o, long long pixels, T* sums,
                               long long pitch) {
-    const long long left = p->g.outputs - o, now = left >= 4 ? 4 : left >= 2 ? 2 : 1;
+    const long long some = outputs_of_tile(p->g.outputs - o);
     for (long long k = 0, done; k < pixels; k += done) {
-        const bool few = pixels - k <= (now == 4 ? 3 : 4) * LANES;
-        done = now == 4 ? (few ? 3 * LANES : LONG) : now == 2 ? 6 * LANES : (few ? 4 : 8) * LANES;
-        (now == 4 ? (few ? planes_4_short : planes_4) : now == 2 ? planes_2 : few ? planes_1_short : planes_1)(
-            p, band + k, weights + o * p->output, sums + k, pitch);
+        const bool few = pixels - k <= tiles[some - 1].short_pixels;
+        done = few ? tiles[some - 1].short_pixels : tiles[some - 1].pixels;
+        (few ? tiles[some - 1].short_tile : tiles[some - 1].tile)(p, band + k, weights + o * p->output, sums + k, pitch);
     }
-    return now;
+    return some;
+}
+
+// Sums of all outputs to `rows` rows of an image, in the order of its memory.
+static void store_planes(const Planes* p, const Images* out, T* to, const T* sums, long long rows, long long pitch) {
+    const long long outputs = p->g.outputs, columns = p->g.columns, column = out->column;
+    if (out->channel == 1 && outputs > 1)
+        for (long long i = 0; i < rows; i++, to += out->row, sums += p->pitch)
+            for (long long j = 0; j < columns; j++)
+                for (long long o = 0; o < outputs; o++) to[j * column + o] = sums[o * pitch + j];
+    else
+        for (long long o = 0; o < outputs; o++)
+            for (long long i = 0; i < rows; i++) {
+                const T* const from = sums + o * pitch + i * p->pitch;
+                T* const row = to + o * out->channel + i * out->row;
+                if (column == 1) copy_row(row, from, columns);
+                else EACH for (long long j = 0; j < columns; j++) row[j * column] = from[j];
+            }
 }
 
 // Forward and transposed. The kernel is where it is: words after the images' tell its strides of outputs, groups and
@@ -115,25 +177,16 @@ static long long some_outputs(const Planes* p, const T* band, const T* weights, 
 void convolve_planes(const Word* a, long long first, long long last, char* scratch) {
     const Images out = images_of(a), in = images_of(a + 5);
     const Planes p = planes_of(a);
-    const long long bands = (p.g.rows + p.g.band - 1) / p.g.band, columns = p.g.columns;
-    const long long column = out.column, pitch = up(p.g.band * p.pitch, LANES) + FLAT;
-    T *const sums = (T*)scratch, *const band = sums + 4 * pitch;
+    const long long bands = (p.g.rows + p.g.band - 1) / p.g.band, outputs = p.g.outputs;
+    const long long pitch = up(p.g.band * p.pitch, LANES) + FLAT;
+    T *const sums = (T*)scratch, *const band = sums + outputs * pitch;
     for (long long job = first; job < last; job++) {
         const long long n = job / bands / p.g.groups, group = job / bands % p.g.groups, start = job % bands * p.g.band;
-        const long long rows = least(p.g.band, p.g.rows - start);
-        const T* const weights = (T*)a[10].p + group * p.group;
+        const long long rows = least(p.g.band, p.g.rows - start), at = group * outputs * out.channel + start * out.row;
         copy_planes(band, &p, &in, n, group, start, rows);
-        for (long long o = 0, some; o < p.g.outputs; o += some) {
-            some = some_outputs(&p, band, weights, o, rows * p.pitch, sums, pitch);
-            T* const to = out.image + n * out.number + (group * p.g.outputs + o) * out.channel + start * out.row;
-            for (long long k = 0; k < some; k++)
-                for (long long i = 0; i < rows; i++) {
-                    const T* const from = sums + k * pitch + i * p.pitch;
-                    T* const row = to + k * out.channel + i * out.row;
-                    if (column == 1) memcpy(row, from, columns * sizeof(T));
-                    else EACH for (long long j = 0; j < columns; j++) row[j * column] = from[j];
-                }
-        }
+        for (long long o = 0; o < outputs;)
+            o += some_outputs(&p, band, (T*)a[10].p + group * p.group, o, rows * p.pitch, sums + o * pitch, pitch);
+        store_planes(&p, &out, out.image + n * out.number + at, sums, rows, pitch);
     }
 }
 
@@ -144,39 +197,60 @@ void convolve_planes(const Word* a, long long first, long long last, char* scrat
 #define SUMS(OF, v) OF(LANE, v)
 #define FIND_TAP(OF, v) const long long at##v = taps[v].offset;
 #define SLOPE(r, _) const Vector w##r = *(const Vector*)(slopes + r * apart);
-#define MEET_TAP(OF, v) { const Vector x = *(const Vector*)(from + at##v); OF(MEET, v) }
+#define MEET_TAP(OF, v) { const Vector x = *(const Vector*)(from + at##v); __asm__("" : "+r"(from)); OF(MEET, v) }
 #define PLANE_SUMS(name, OF, VECTORS) \
     static __attribute__((noinline)) void name( \
         const T* from, const T* slopes, long long apart, long long pixels, const Run* taps, T* out, long long pitch) { \
         VECTORS(ZEROS, OF) \
         VECTORS(FIND_TAP, OF) \
         for (const T* const end = slopes + pixels; slopes < end; slopes += LANES, from += LANES) { \
-            __asm__("" : "+r"(from)); \
             OF(SLOPE, _) \
             VECTORS(MEET_TAP, OF) \
         } \
         VECTORS(SUMS, OF) \
     }
 PLANE_SUMS(plane_sums_1, OF_1, VECTORS_9)
-PLANE_SUMS(plane_sums_4, OF_4, VECTORS_3)
+PLANE_SUMS(plane_sums_2, OF_2, VECTORS_6)
+#if defined(__AVX512F__)
+PLANE_SUMS(plane_sums_3, OF_3, VECTORS_5)
+PLANE_SUMS(plane_sums_4, OF_4, VECTORS_5)
+#else
+PLANE_SUMS(plane_sums_3, OF_3, VECTORS_3)
+#endif
+
+typedef void SumsTile(
+    const T* from, const T* slopes, long long apart, long long pixels, const Run* taps, T* out, long long pitch);
+static const struct {
+    SumsTile* tile;
+    long long taps;
+} sums[MOST] = {  // of 1, 2, ... outputs
+    {plane_sums_1, 9},
+    {plane_sums_2, 6},
+#if defined(__AVX512F__)
+    {plane_sums_3, 5},
+    {plane_sums_4, 5},
+#else
+    {plane_sums_3, 3},
+#endif
+};
 
 // Slopes of a band as its planes' rows are, with zeros at their ends.
 static void copy_slopes(T* to, const Planes* p, const Images* out, const T* from, long long rows, long long pitch) {
-    memset(to, 0, up(p->g.outputs, 4) * pitch * sizeof(T));
+    memset(to, 0, p->g.outputs * pitch * sizeof(T));
     for (long long o = 0; o < p->g.outputs; o++)
         for (long long i = 0; i < rows; i++)
             copy_columns(
                 to + o * pitch + i * p->pitch, from + o * out->channel + i * out->row, p->g.columns, out->column);
 }
 
-// Lanes of sums (parts, groups, outputs, channels, taps, LANES) over the images of each part, with outputs up to a
-// multiple of 4 and taps, which are there so far, to one of TAPS. Jobs are parts of groups.
+// Lanes of sums (parts, groups, outputs, channels, taps, LANES) over the images of each part, with room for a tile's
+// taps after the last, which are there so far. Jobs are parts of groups.
 void convolve_planes_slopes(const Word* a, long long first, long long last, char* scratch) {
     const Images out = images_of(a), in = images_of(a + 5);
     const Planes p = planes_of(a);
-    const long long parts = a[28].n, numbers = a[29].n, outputs = p.g.outputs, count = up(p.g.count, TAPS);
-    const long long size = up(outputs, 4) * p.g.channels * count * LANES, pitch = up(p.g.band * p.pitch, LANES);
-    T *const slopes = (T*)scratch, *const band = slopes + up(outputs, 4) * pitch;
+    const long long parts = a[28].n, numbers = a[29].n, outputs = p.g.outputs, room = a[35].n;
+    const long long size = outputs * p.g.channels * room * LANES, pitch = up(p.g.band * p.pitch, LANES);
+    T *const slopes = (T*)scratch, *const band = slopes + outputs * pitch;
     for (long long job = first; job < last; job++) {
         const long long part = job / p.g.groups, group = job % p.g.groups, at = group * outputs * out.channel;
         T* const total = (T*)a[10].p + job * size;
@@ -187,11 +261,13 @@ void convolve_planes_slopes(const Word* a, long long first, long long last, char
                 copy_planes(band, &p, &in, n, group, start, rows);
                 copy_slopes(slopes, &p, &out, out.image + n * out.number + at + start * out.row, rows, pitch);
                 for (long long c = 0; c < p.g.channels; c++)
-                    for (long long o = 0; o < outputs; o += outputs == 1 ? 1 : 4)
-                        for (long long t = 0; t < p.g.count; t += outputs == 1 ? TAPS : 3)
-                            (outputs == 1 ? plane_sums_1 : plane_sums_4)(
+                    for (long long o = 0, some; o < outputs; o += some) {
+                        some = outputs_of_tile(outputs - o);
+                        for (long long t = 0; t < p.g.count; t += sums[some - 1].taps)
+                            sums[some - 1].tile(
                                 band + c * p.all, slopes + o * pitch, pitch, pixels, p.g.runs + t,
-                                total + ((o * p.g.channels + c) * count + t) * LANES, p.g.channels * count);
+                                total + ((o * p.g.channels + c) * room + t) * LANES, p.g.channels * room);
+                    }
             }
     }
 }
@@ -199,12 +275,12 @@ void convolve_planes_slopes(const Word* a, long long first, long long last, char
 // Adds lanes and parts of `convolve_planes_slopes` up, into a kernel; `from` is where the sums are. Jobs are groups.
 void add_parts(const Word* a, long long first, long long last, char* scratch) {
     const Planes p = planes_of(a);
-    const long long parts = a[28].n, count = up(p.g.count, TAPS), channels = p.g.channels;
-    const long long size = up(p.g.outputs, 4) * channels * count * LANES;
+    const long long parts = a[28].n, room = a[35].n, channels = p.g.channels;
+    const long long size = p.g.outputs * channels * room * LANES;
     for (long long group = first; group < last; group++)
         for (long long k = 0; k < p.g.outputs * channels * p.g.count; k++) {
             const long long o = k / p.g.count / channels, c = k / p.g.count % channels, t = k % p.g.count;
-            const T* const from = (T*)a[10].p + group * size + ((o * channels + c) * count + t) * LANES;
+            const T* const from = (T*)a[10].p + group * size + ((o * channels + c) * room + t) * LANES;
             Vector sums = {};
             for (long long part = 0; part < parts; part++) sums += *(const Vector*)(from + part * p.g.groups * size);
             T sum = 0;

@@ -36,6 +36,7 @@ CASES = {
     "depthwise, many, gaps": (2, 16, 16, (5, 5), (2, 2), (3, 3), NONE, (1, 1), 16),
     "groups of four": (2, 12, 12, (9, 10), (3, 3), (1, 1), ONE, (1, 1), 3),
     "seven outputs of many channels": (2, 20, 7, (11, 40), (5, 3), (2, 2), TWO, (1, 1), 1),
+    "eight outputs, planes of a power of two": (2, 18, 8, (16, 16), (3, 3), (1, 1), ONE, (1, 1), 1),
     "more images than parts": (19, 2, 3, (6, 7), (2, 3), (1, 1), ONE, (1, 1), 1),
     "bands of planes": (1, 40, 5, (90, 50), (3, 3), (2, 1), ONE, (1, 1), 1),
     "one pixel": (3, 20, 70, (6, 6), (1, 1), (1, 1), NONE, (1, 1), 1),
