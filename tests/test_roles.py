@@ -35,7 +35,7 @@ HETU = Path(ht.__file__).parent
 PATTERNS = {
     "activation": "the slope of relu",
     "absorb_casts": "casts around norms", "attention": "heads split and merged",
-    "channels_last": "convolutions", "conv_pool": "convolution, bias, relu, pool",
+    "channels_last": "convolutions and pooling",
     "bags": "a sum over a lookup",
     "find_attention": "products around a softmax",
     "tape": "sums and differences",

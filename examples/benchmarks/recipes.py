@@ -48,11 +48,6 @@ def experts() -> ht.Node:
     return ht.moe_combine(ht.moe_dispatch(normal(1024, 128), slots, weights, experts=8, capacity=320), slots, weights)
 
 
-def first_block() -> ht.Node:
-    images = ht.placeholder("images", (128, 1, 28, 28))
-    return ht.max_pool2d(ht.relu(ht.nn.Conv2d(1, 8, 5)(images)), 2)
-
-
 def loss() -> ht.Node:
     return ht.mean(ht.softmax_cross_entropy(normal(512, 1000), ids(1000, 512)))
 
@@ -100,7 +95,6 @@ FILES: dict[str, Case] = {
 RUNS: dict[str, Case] = {
     "find_attention": written,
     "fuse_attention": packed,
-    "fuse_conv_pool": first_block,
     "fuse_groups": lambda: ht.gelu(ht.layer_norm(normal(2048, 512), normal(512), normal(512))),
 }
 

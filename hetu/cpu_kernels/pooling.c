@@ -218,16 +218,14 @@ static void clear_rows(const Pooling* g, T* x, long long row, long long end, lon
             memset(x + (row + r) * g->x.row + c * g->x.column, 0, count * sizeof(T));
 }
 
-// One window of neighboring planes.
-static inline __attribute__((always_inline)) void add_planes(
-    const Pooling* g, T* x, Part in, const T* y, const unsigned char* t, T share, long long planes,
-    const long long y_step, const long long t_step) {
+// One window of neighboring planes, as slopes and taps are too.
+static void add_planes(const Pooling* g, T* x, Part in, const T* y, const unsigned char* t, T share, long long planes) {
     for (long long u = in.u; u < in.u_end; u++)
         for (long long v = in.v; v < in.v_end; v++) {
             T* const pixels = x + u * g->x.row + v * g->x.column;
             const unsigned char tap = u * g->kernel_columns + v;
-            if (t) EACH for (long long k = 0; k < planes; k++) pixels[k] += t[k * t_step] == tap ? y[k * y_step] : 0;
-            else EACH for (long long k = 0; k < planes; k++) pixels[k] += y[k * y_step] * share;
+            if (t) EACH for (long long k = 0; k < planes; k++) pixels[k] += t[k] == tap ? y[k] : 0;
+            else EACH for (long long k = 0; k < planes; k++) pixels[k] += y[k] * share;
         }
 }
 
@@ -303,7 +301,7 @@ static void spread_row(const Pooling* g, T* x, long long i, const T* y, Span spa
     const Part in = inside(g, i, 0);
     const long long done = span.begin == 0 ? add_pairs(g, x + window_at(g, i, 0), in, y, 0, share, span) : 0;
     for (long long j = done; done && j < g->columns; j++)
-        add_planes(g, x + window_at(g, i, j), inside(g, i, j), y + j * g->y.column, 0, share, 1, 1, 1);
+        add_planes(g, x + window_at(g, i, j), inside(g, i, j), y + j * g->y.column, 0, share, 1);
     for (long long u = in.u; u < in.u_end && !done; u++)
         for (long long v = 0; v < g->kernel_columns; v++) {
             const long long begin = most(0, (g->left - v + g->right - 1) / g->right), room = g->width - 1 + g->left - v;
@@ -343,11 +341,7 @@ static void add_slopes(const Word* a, long long first, long long last) {
             clear = most(clear, end);
             for (long long j = 0; j < g.columns; j++) {
                 const unsigned char* const tap = t ? t + j * g.t.column : 0;
-                T* const to = x + window_at(&g, i, j);
-                const T* const from = y + j * g.y.column;
-                const Part in = inside(&g, i, j);
-                if (g.y.plane == 1 && g.t.plane == 1) add_planes(&g, to, in, from, tap, share, count, 1, 1);
-                else add_planes(&g, to, in, from, tap, share, count, g.y.plane, g.t.plane);
+                add_planes(&g, x + window_at(&g, i, j), inside(&g, i, j), y + j * g.y.column, tap, share, count);
             }
         }
         clear_rows(&g, x, clear, g.height, count);

@@ -15,8 +15,10 @@ from ..core.kernels import Call
 from ..ops.pooling import _max_pool2d, avg_pool2d, avg_pool2d_dx, max_pool2d_dx, max_pool2d_pick
 from ..ops.window import Pair, Window
 from .c_calls import c_call
+from .moves import moved
 from .recipes import kernel
 
+ROWS_FIRST = (2, 3, 0, 1)  # of (n, c, h, w), and back
 LEAST = 1 << 17  # taps that are worth another thread
 
 
@@ -39,14 +41,25 @@ def _strides(x: np.ndarray) -> list[int]:
     return strides
 
 
+def _slopes(function: str, out: Any, g: Any, taps: Any | None, window: Window) -> list[Call] | None:
+    """A call for a gradient; what it reads is copied if planes are neighbors in the result but not there."""
+    calls, read = list[Call](), [g, taps]
+    for k, x in enumerate(read):
+        if x is not None and _strides(out)[1] == 1 != _strides(x)[1]:
+            read[k] = np.empty([x.shape[axis] for axis in ROWS_FIRST], x.dtype).transpose(ROWS_FIRST)
+            calls += moved(read[k], x)
+    call = _call(function, out, *read, window)
+    return None if call is None else [*calls, call]
+
+
 @kernel(_max_pool2d)
 def max_pool2d_bind(xp: ModuleType, out: Any, x: Any, **attrs: Any) -> Call | None:
     return _call("max_pool", x, *out, Window(**attrs))
 
 
 @kernel(max_pool2d_dx)
-def max_pool2d_dx_bind(xp: ModuleType, out: Any, g: Any, taps: Any, *, size: Pair, **attrs: Any) -> Call | None:
-    return _call("max_pool_dx", out, g, taps, Window(**attrs))
+def max_pool2d_dx_bind(xp: ModuleType, out: Any, g: Any, taps: Any, *, size: Pair, **attrs: Any) -> list[Call] | None:
+    return _slopes("max_pool_dx", out, g, taps, Window(**attrs))
 
 
 @kernel(max_pool2d_pick)
@@ -60,5 +73,5 @@ def avg_pool2d_bind(xp: ModuleType, out: Any, x: Any, **attrs: Any) -> Call | No
 
 
 @kernel(avg_pool2d_dx)
-def avg_pool2d_dx_bind(xp: ModuleType, out: Any, g: Any, *, size: Pair, **attrs: Any) -> Call | None:
-    return _call("avg_pool_dx", out, g, None, Window(**attrs))
+def avg_pool2d_dx_bind(xp: ModuleType, out: Any, g: Any, *, size: Pair, **attrs: Any) -> list[Call] | None:
+    return _slopes("avg_pool_dx", out, g, None, Window(**attrs))

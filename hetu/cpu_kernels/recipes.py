@@ -27,7 +27,6 @@ class CpuKernels(Kernels):
     """What this room offers."""
 
     passes = (
-        RoomPass("fuse_conv_pool", "cpu", f"{__package__}.conv_pool", "channels_last", seeks=["max_pool2d"]),
         RoomPass("find_attention", "cpu", f"{__package__}.find_attention", seeks=["softmax"]),
         RoomPass("fuse_attention", "cpu", f"{__package__}.attention", seeks=["attention"]),
         RoomPass("update_touched", "cpu", f"{__package__}.touched", last=True),

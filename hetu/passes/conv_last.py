@@ -19,8 +19,12 @@ from ..core.kernels import Call
 from ..core.op import Op
 from ..core.types import TensorType
 from ..ops.conv import conv2d, conv2d_dw, conv2d_dx
+from ..ops.pooling import _max_pool2d, avg_pool2d, avg_pool2d_dx, max_pool2d_dx
 
-__all__ = ["LAST", "MOVED", "ChannelsLast", "conv2d_last", "conv2d_last_dw", "conv2d_last_dx"]
+__all__ = [
+    "LAST", "MOVED", "ChannelsLast", "avg_pool2d_last", "avg_pool2d_last_dx", "conv2d_last", "conv2d_last_dw",
+    "conv2d_last_dx", "max_pool2d_last", "max_pool2d_last_dx",
+]  # fmt: skip
 
 Turn = Callable[[Any], Any]  # images, their type or their term in the other of both layouts
 MOVED = (2, 3, 0, 1)  # of (h, w, n, c) to (n, c, h, w), and back
@@ -95,3 +99,8 @@ def _turned_term(term: str) -> str:
 conv2d_last = ChannelsLast("conv2d_last", conv2d, images=(0,))
 conv2d_last_dx = ChannelsLast("conv2d_last_dx", conv2d_dx, images=(0,))
 conv2d_last_dw = ChannelsLast("conv2d_last_dw", conv2d_dw, images=(0, 1), makes_images=False)
+
+max_pool2d_last = ChannelsLast("max_pool2d_last", _max_pool2d, images=(0,))
+max_pool2d_last_dx = ChannelsLast("max_pool2d_last_dx", max_pool2d_dx, images=(0, 1))
+avg_pool2d_last = ChannelsLast("avg_pool2d_last", avg_pool2d, images=(0,))
+avg_pool2d_last_dx = ChannelsLast("avg_pool2d_last_dx", avg_pool2d_dx, images=(0,))

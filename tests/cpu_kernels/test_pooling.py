@@ -48,11 +48,13 @@ def check(name: str, arrays, layout: str = "rows", **attrs) -> None:
         want = OPS[name].forward(np, *arrays, **attrs)
     whole = want if isinstance(want, tuple) else (want,)
     out = tuple(laid(np.empty_like(w, order="C"), layout) for w in whole)
-    (call,) = OPS[name].bound(np, out if isinstance(want, tuple) else out[0], arrays, attrs)
+    *copies, call = OPS[name].bound(np, out if isinstance(want, tuple) else out[0], arrays, attrs)
     assert isinstance(call, CCall)
     for run in (call, lambda: job_by_job(call)):
         for o in out:
             o.fill(77)
+        for copy in copies:
+            copy()
         run()
         for o, w in zip(out, whole):
             np.testing.assert_allclose(o, w, rtol=1e-5 if o.dtype == np.float32 else 1e-13, atol=1e-6)

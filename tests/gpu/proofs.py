@@ -39,13 +39,12 @@ def operator(sample) -> None:
                 np.testing.assert_allclose(to_numpy(got), value, rtol=1e-7, atol=1e-9, err_msg=repr(node))
 
 
-# Numbers that the host draws, and an operator that is for a CPU.
+# Numbers that the host draws.
 RUN_CALL_BY_CALL = (
     "random-normal",
     "random-truncated",
     "random-randint",
     "random-gumbel",
-    "phase_columns",
 )
 
 

@@ -1,4 +1,4 @@
-"""Rows for convolutions with the channels last; the references are those of `conv.py` between two transposes."""
+"""Rows for images with the channels last; the references are those of `conv.py` and `pooling.py` between transposes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import numpy as np
 
 from hetu.core.graph import OPS
 
-from . import Sample, real
+from . import Sample, distinct, given, real
 from .conv import adjoint, loops
+from .pooling import pool, scattered, spread
 
 
 def forward(x, w, stride, pads, **more):
@@ -46,11 +47,51 @@ def rows(label, images, kernels, stride, pads, **more):
     ]
 
 
+def first(x):
+    return x.transpose(2, 3, 0, 1)
+
+
+def pooled(x):
+    """The greatest value of each window of 3 x 2, a step of one down and two right, and its tap."""
+    frame, best = first(x), first(pool(first(x), (3, 2), (1, 2)))
+    taps = np.zeros(best.shape, np.uint8)
+    for i, j, n, c in np.ndindex(*best.shape):
+        taps[i, j, n, c] = frame[n, c, i : i + 3, 2 * j : 2 * j + 2].argmax()
+    return best, taps
+
+
+POOLING = {"kernel": (3, 2), "stride": (1, 2)}
+TAPS = given(np.array([0, 3, 1, 2] * 4, np.uint8).reshape(2, 2, 2, 2))
+POOLS = [
+    Sample("max_pool2d_last", lambda x: OPS["max_pool2d_last"](x, **POOLING), (distinct(4, 4, 2, 3),), pooled, order=0),
+    Sample(
+        "max_pool2d_last_dx",
+        lambda g, taps: OPS["max_pool2d_last_dx"](g, taps, size=(4, 4), **POOLING),
+        (real(2, 2, 2, 2), TAPS),
+        lambda g, taps: first(scattered(first(g), first(taps), (4, 4), (3, 2), (1, 2))),
+        order=0,
+    ),
+    Sample(
+        "avg_pool2d_last",
+        lambda x: OPS["avg_pool2d_last"](x, **POOLING),
+        (real(4, 4, 2, 3),),
+        lambda x: first(pool(first(x), (3, 2), (1, 2), function=np.mean)),
+        order=0,
+    ),
+    Sample(
+        "avg_pool2d_last_dx",
+        lambda g: OPS["avg_pool2d_last_dx"](g, size=(4, 4), **POOLING),
+        (real(2, 2, 2, 2),),
+        lambda g: first(spread(first(g), (4, 4), (3, 2), (1, 2))),
+        order=0,
+    ),
+]
 WIDE = {"stride": (1, 1), "padding": ((1, 1), (0, 2))}  # many channels and small kernels: `cpu_kernels/winograd.py`
 WIDE_IMAGES, WIDE_KERNELS, WIDE_SLOPES = real(5, 4, 2, 32), real(33, 32, 3, 3), real(5, 4, 2, 33)
 OPTIONS = {"label": "wide", "order": 0, "fixed": True, "extra": {"no_float16": True}}
 
 SAMPLES = [
+    *POOLS,
     Sample(
         "conv2d_last",
         lambda x, w: OPS["conv2d_last"](x, w, **WIDE),
