@@ -16,8 +16,8 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,14 +42,16 @@ class Run:
     def __init__(self, command: Sequence[str], env: Mapping[str, str] | None = None) -> None:
         with ExitStack() as held:
             self.said = held.enter_context(tempfile.TemporaryFile())
-            self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=self.said,
-                stderr=subprocess.STDOUT,
-                process_group=0,
-                env=env,
-            )
+            with _uninterrupted():
+                self.process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=self.said,
+                    stderr=subprocess.STDOUT,
+                    process_group=0,
+                    env=env,
+                )
+                held.callback(self._stop)
             self.held = held.pop_all()
 
     def __enter__(self) -> Run:
@@ -65,11 +67,26 @@ class Run:
         said = self.said.read().decode("utf-8", "replace").strip()
         return self.process.returncode == 0, said or f"status {self.process.returncode}"
 
-    def __exit__(self, *_: object) -> None:
+    def _stop(self) -> None:
         with suppress(ProcessLookupError, PermissionError):  # macOS says the second where all of them have ended
             os.killpg(self.process.pid, signal.SIGKILL) if os.name == "posix" else self.process.kill()
         self.process.wait()
+
+    def __exit__(self, *_: object) -> None:
         self.held.close()
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Let an interrupt wait, where the system can: a command that has begun must be known to whoever stops it."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Compiler(NamedTuple):
