@@ -64,7 +64,7 @@ class _Product:
         top, left = min(downs), min(rights)
         self.wide, self.tall = (columns - 1) * steps[1] + max(rights) - left + 1, max(downs) - top + 1
         near = [x.shape[1] > 1 and a.strides[1] == self.size for a in (x, out)]  # whether channels lie side by side
-        self.planes = self.outputs <= FEW and (len(taps) > 1 or not near[0])
+        self.planes = self.outputs <= FEW and not (near[0] and (groups > 1 or len(taps) == 1))
         line = -(-self.wide // steps[1]) * steps[1] * self.channels * self.size
         self.most = BAND if self.planes else most
         self.band = max(1, min(rows, self.most // (steps[0] * line)))

@@ -43,18 +43,23 @@ def _strides(x: np.ndarray) -> list[int]:
 
 def _slopes(function: str, out: Any, g: Any, taps: Any | None, window: Window) -> list[Call] | None:
     """A call for a gradient; what it reads is copied if planes are neighbors in the result but not there."""
-    calls, read = list[Call](), [g, taps]
-    for k, x in enumerate(read):
-        if x is not None and _strides(out)[1] == 1 != _strides(x)[1]:
-            read[k] = np.empty([x.shape[axis] for axis in ROWS_FIRST], x.dtype).transpose(ROWS_FIRST)
-            calls += moved(read[k], x)
-    call = _call(function, out, *read, window)
+    calls = list[Call]()
+
+    def near(x: np.ndarray) -> np.ndarray:
+        if _strides(out)[1] != 1 or _strides(x)[1] == 1:
+            return x
+        copied = np.empty([x.shape[axis] for axis in ROWS_FIRST], x.dtype).transpose(ROWS_FIRST)
+        calls.extend(moved(copied, x))
+        return copied
+
+    call = _call(function, out, near(g), None if taps is None else near(taps), window)
     return None if call is None else [*calls, call]
 
 
 @kernel(_max_pool2d)
 def max_pool2d_bind(xp: ModuleType, out: Any, x: Any, **attrs: Any) -> Call | None:
-    return _call("max_pool", x, *out, Window(**attrs))
+    best, taps = out
+    return _call("max_pool", x, best, taps, Window(**attrs))
 
 
 @kernel(max_pool2d_dx)
