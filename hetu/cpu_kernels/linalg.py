@@ -24,7 +24,14 @@ def matmul_bind(xp: ModuleType, out: Any, a: Any, b: Any) -> Call | None:
     rows = _rows(a, out) if b.ndim == 2 else None
     if rows is None:
         return blas.gemms(a, b, out)
-    return product(rows[0], b, rows[1]) or blas.gemm(rows[0], b, rows[1])
+    return _vector(rows[0], b, rows[1]) or product(rows[0], b, rows[1]) or blas.gemm(rows[0], b, rows[1])
+
+
+def _vector(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> Call | None:
+    """A product of one row or one column: BLAS would pack the whole matrix for it."""
+    if len(out) == 1:
+        return blas.gemv(b.T, a[0], out[0])
+    return blas.gemv(a, b[:, 0], out[:, 0]) if out.shape[1] == 1 else None
 
 
 def _rows(a: np.ndarray, out: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
