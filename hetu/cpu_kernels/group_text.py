@@ -116,7 +116,7 @@ class _CWriter(LineWriter):
         """What is one number for the whole group."""
         for k, v in enumerate(self.values[: self.count]):
             if not v.inner and not v.rows and k not in self.states:
-                yield f"const {self.type(k)} v{k} = x{k}[0];"
+                yield f"const {self.local(k)} v{k} = x{k}[0];"
         for n in self.lines:
             if self._constant(n):
                 yield from self._alone(n, "0")
@@ -186,7 +186,7 @@ class _CWriter(LineWriter):
     def _row_body(self, first: str, last: str) -> Iterator[str]:
         for k, v in enumerate(self.values[: self.count]):
             if not v.inner and v.rows:
-                yield f"const {self.type(k)} v{k} = {self._pointer(k)}[0];"
+                yield f"const {self.local(k)} v{k} = {self._pointer(k)}[0];"
         for phase in range(1 + max(v.phase + (v.fold == "columns") for v in self.values)):
             for n in self.lines:
                 if self.values[n].phase == phase:
@@ -205,7 +205,7 @@ class _CWriter(LineWriter):
         elif v.fold and not self.source(n).inner:
             o = self.operands(n)[0]
             if v.fold == "columns":
-                yield f"const {self.type(n)} v{n} = v{o};"
+                yield f"const {self.local(n)} v{n} = v{o};"
             else:
                 yield f"part{n} = {self.combined(n, f'part{n}', f'v{o}')};"
 
@@ -253,9 +253,9 @@ class _CWriter(LineWriter):
         """Inner values of arrays, and of earlier phases, that the loop reads."""
         for o in dict.fromkeys(o for n in mine for o in self.operands(n)):
             if o < self.count and self.values[o].inner:
-                yield f"const {self.type(o)} v{o} = {self._place(o)};"
+                yield f"const {self.local(o)} v{o} = {self._place(o)};"
             elif o in self.kept and self.values[o].phase < phase:
-                yield f"const {self.type(o)} v{o} = t{self.kept[o]}[j];"
+                yield f"const {self.local(o)} v{o} = t{self.kept[o]}[j];"
 
     def _inner_lines(self, mine: Sequence[int]) -> Iterator[str]:
         for n in mine:

@@ -42,6 +42,10 @@ class LineWriter:
     def type(self, n: int) -> str:
         return self.types[self.values[n].type.dtype.name]
 
+    def local(self, n: int) -> str:
+        """That of its variable. A truth value is as wide as a number: gcc vectorizes no loop that holds it in a byte."""
+        return "int" if self.values[n].type.dtype == bool else self.type(n)
+
     def operands(self, n: int) -> list[int]:
         """The values that a line reads."""
         return [o for o in self.form.lines[n - self.count].operands if isinstance(o, int)]
@@ -66,11 +70,11 @@ class LineWriter:
         """A line that is no fold; `column` is what the number of its column is called."""
         line, known, result = self.form.lines[n - self.count], self._read[n - self.count], self.values[n].type.dtype
         if line.op in MOVES:
-            return f"const {self.type(n)} v{n} = {known[0][0]};"
+            return f"const {self.local(n)} v{n} = {known[0][0]};"
         words = {"column": column, "kept": f"kept{n}"}
         text = expression(line.op, known, numbers_of(line), result, self.types, words)
         named = re.sub(r"[^\w.]", "_", line.op.name)  # a comment must not go on in the next line
-        return f"const {self.type(n)} v{n} = {text};  // {named}"
+        return f"const {self.local(n)} v{n} = {text};  // {named}"
 
     def _operand(self, o: Operand) -> tuple[str, np.dtype]:
         if isinstance(o, int):

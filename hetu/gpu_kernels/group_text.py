@@ -178,13 +178,13 @@ class _CudaWriter(LineWriter):
             if self.layout.unit and self.layout.moves[k][-1]:
                 ctype = f"Pack<{self.stored_type(k)}, {pack}>"
                 before.append(f"const {ctype} p{k} = *(const {ctype}*)(x{k} + {self._place(k)});")
-                inside.append(f"const {self.type(k)} v{k} = p{k}.v[at];")
+                inside.append(f"const {self.local(k)} v{k} = p{k}.v[at];")
             else:
                 before.append(self.load(k))
         return before, inside
 
     def load(self, k: int) -> str:
-        return f"const {self.type(k)} v{k} = x{k}[{self._place(k)}];"
+        return f"const {self.local(k)} v{k} = x{k}[{self._place(k)}];"
 
     def _place(self, k: int) -> str:
         unit = self.layout.axes - 1 if self.layout.unit else None
@@ -280,7 +280,7 @@ class _RowsWriter(_CudaWriter):
         for n in folds:
             yield f"for (int j = 1; j < {span}; j++) t{n}[0] = fold{n}::combine(t{n}[0], t{n}[j]);"
             yield f"t{n}[0] = team_fold(t{n}[0], fold{n}::identity(), fold{n}::combine);"
-            yield f"const {self.type(n)} v{n} = t{n}[0];"
+            yield f"const {self.local(n)} v{n} = t{n}[0];"
             if n in self.slot:
                 yield f"if (threadIdx.x == 0) y{self.slot[n]}[k] = t{n}[0];"
 
