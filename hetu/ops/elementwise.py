@@ -378,6 +378,14 @@ def divide_simplify(node: Node, a: Node, b: Node) -> Node | None:
     return filled(node, 0) if filling(a) == 0 else None
 
 
+@power.simplify
+def power_simplify(node: Node, a: Node, b: Node) -> Node | None:
+    exponent = filling(b) if is_float(a.dtype) else None
+    if exponent in (2, 4):
+        return square(a) if exponent == 2 else square(square(a))
+    return square(a) * a if exponent == 3 else None
+
+
 @negative.simplify
 def negative_simplify(node: Node, x: Node) -> Node | None:
     if x.op is negative:
