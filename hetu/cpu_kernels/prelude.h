@@ -117,6 +117,43 @@ static inline float erfc_float(float x) {  // 4.5
     return fabsf(x) < 0.475f ? 1.0f - erf_near_zero(x) : x != x ? x : x > 0.0f ? far : 2.0f - far;
 }
 
+typedef union {
+    double number;
+    unsigned long long bits;
+} Double;
+
+// log2 x of x > 0 in the precision of doubles that a float needs: x = 2^n m with sqrt(1/2) <= m < sqrt(2), and a series
+// in (m - 1) / (m + 1).
+static inline double log2_of(double x) {
+    const Double from = {.number = x};
+    const int n = (int)((from.bits - 0x3fe6a09e667f3bcd + (1024ull << 52)) >> 52) - 1024;
+    const Double m = {.bits = from.bits - ((unsigned long long)n << 52)};
+    const double f = (m.number - 1) / (m.number + 1), z = f * f;
+    const double p = 1 + z * (1.0 / 3 + z * (1.0 / 5 + z * (1.0 / 7 + z * (1.0 / 9 + z * (1.0 / 11 + z * (1.0 / 13))))));
+    return n + 2.8853900817779268 * f * p;
+}
+
+// 2^p with |p| <= 1000 in the same: the nearest whole number lies in the last bits of a large sum.
+static inline double exp2_of(double p) {
+    const double far = 6755399441055744.0;  // 1.5 2^52
+    const Double whole = {.number = p + far}, power = {.bits = (whole.bits + 1023) << 52};
+    const double r = (p - (whole.number - far)) * 0.6931471805599453;
+    return power.number * (1 + r * (1 + r * (1.0 / 2 + r * (1.0 / 6 + r * (1.0 / 24 + r * (1.0 / 120 + r * (1.0 / 720 + r * (1.0 / 5040))))))));
+}
+
+// By doubles. Below 0 there are powers for whole y only, whose sign the odd ones keep. What depends on y alone are bits,
+// as gcc vectorizes no choice by a truth that is the same for all numbers. 0.51
+static inline float pow_float(float x, float y) {
+    const double a = fabsf(x), log = log2_of(a), l = a == 0 ? -INFINITY : a < INFINITY ? log : a, p = y * l;
+    const double most = p > 1000 ? 1000 : p;
+    const Float from = {.number = x}, power = {.number = exp2_of(most < -1000 ? -1000 : most)};
+    const bool whole = rintf(y) == y, odd = whole && rintf(0.5f * y) != 0.5f * y;
+    const unsigned sign = odd ? 1u << 31 : 0, none = whole ? 0 : 0x7fc00000, below = x < 0 && x > -INFINITY ? none : 0;
+    const unsigned counts = fabsf(y) < INFINITY ? ~0u : ~0u >> 1, all = y == 0 ? 0 : ~0u;  // -1 counts as 1 if y is infinite
+    const Float made = {.bits = power.bits | (from.bits & sign) | below};
+    return ((from.bits & counts) ^ 0x3f800000) & all ? made.number : 1.0f;
+}
+
 #define OWN(name, x) _Generic((x), float: name##_float, default: name)(x)
 #define exp(x) OWN(exp, x)
 #define expm1(x) OWN(expm1, x)
@@ -145,7 +182,7 @@ static inline long long power_integer(long long x, long long y) {
     for (; y > 0; y >>= 1, factor *= factor) power *= y & 1 ? factor : 1;
     return power;
 }
-#define pow(x, y) _Generic((x) + (y), float: powf, int: power_integer, long long: power_integer, default: pow)(x, y)
+#define pow(x, y) _Generic((x) + (y), float: pow_float, int: power_integer, long long: power_integer, default: pow)(x, y)
 
 static inline float rsqrt_float(float x) { return 1.0f / sqrtf(x); }
 static inline double rsqrt_double(double x) { return 1.0 / sqrt(x); }
