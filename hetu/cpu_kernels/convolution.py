@@ -88,7 +88,7 @@ class _Product:
         pixels, channels, outputs = self.out[:, 0].size, _up(self.channels, VECTOR // 4), _up(self.outputs, STRIP)
         tile = PLACES * (channels + START) * outputs + CHANNEL * channels + OUTPUT * outputs
         numbers = self.channels * self.outputs
-        return self.tiles * tile + KERNEL * numbers + COPY * copied < WORTH * 9 * pixels * numbers
+        return bool(self.tiles * tile + KERNEL * numbers + COPY * copied < WORTH * 9 * pixels * numbers)
 
     def _near(self, images: np.ndarray) -> np.ndarray:
         """The images, or room for them, with channels side by side."""

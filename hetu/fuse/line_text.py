@@ -43,7 +43,7 @@ class LineWriter:
         return self.types[self.values[n].type.dtype.name]
 
     def local(self, n: int) -> str:
-        """That of its variable. A truth value is as wide as a number: gcc vectorizes no loop that holds it in a byte."""
+        """That of its variable. A truth is as wide as a number: gcc vectorizes no loop that has it in a byte."""
         return "int" if self.values[n].type.dtype == bool else self.type(n)
 
     def operands(self, n: int) -> list[int]:
