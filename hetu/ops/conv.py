@@ -16,7 +16,7 @@ from ..core.errors import ArgumentError, ShapeError, public
 from ..core.graph import Node
 from ..core.op import as_nodes, op
 from ..core.types import Dim, TensorType, compatible, promote, require_float, show_shape
-from .window import Pair, Sizes, Window, check_images, fold, pair, unfold
+from .window import Pair, Sizes, Window, check_images, fold, pad_image, pair, unfold
 
 __all__ = ["conv2d", "conv_transpose2d"]
 
@@ -138,7 +138,8 @@ def conv2d_dx(
     window = Window(tuple(w.shape[2:]), stride, padding, dilation)
     n, out = g.shape[0], g.shape[2:]
     kernel = xp.reshape(w, (groups, w.shape[0] // groups, -1))
-    columns = xp.matmul(xp.matrix_transpose(kernel), xp.reshape(g, (n, groups, w.shape[0] // groups, *_flat(g))))
+    slopes = xp.reshape(g, (n, groups, w.shape[0] // groups, math.prod(out)))
+    columns = xp.matmul(xp.matrix_transpose(kernel), slopes)
     channels = w.shape[1] * groups
     columns = xp.reshape(columns, (n, channels, math.prod(w.shape[2:]), *out))
     parts = (columns[:, :, tap, :, :] for tap in range(columns.shape[2]))
@@ -193,17 +194,14 @@ def conv2d_dw(
     >>> conv2d_dw(x, g, kernel=(3, 3)).shape
     (16, 3, 3, 3)
     """
-    n, c, o, (places,) = x.shape[0], x.shape[1], g.shape[1], _flat(g)  # an empty batch leaves no size to find out
-    depth, width = c // groups * math.prod(kernel), o // groups
-    columns = xp.reshape(unfold(xp, x, Window(kernel, stride, padding, dilation)), (n, groups, depth, places))
-    columns = xp.reshape(xp.permute_dims(columns, (1, 2, 0, 3)), (groups, depth, n * places))
-    rows = xp.reshape(g, (n, groups, width, places))
-    rows = xp.reshape(xp.permute_dims(rows, (1, 2, 0, 3)), (groups, width, n * places))
-    return xp.reshape(xp.matmul(rows, xp.matrix_transpose(columns)), (o, c // groups, *kernel))
-
-
-def _flat(g: Any) -> tuple[int]:
-    return (g.shape[2] * g.shape[3],)
+    window, channels, outputs = Window(kernel, stride, padding, dilation), x.shape[1] // groups, g.shape[1]
+    x, g = (xp.permute_dims(images, (1, 0, 2, 3)) for images in (x, g))
+    frame = pad_image(xp, x, window)
+    taps = xp.stack([frame[:, :, rows, columns] for rows, columns in window.taps(g.shape[2:])], axis=1)
+    size = math.prod(g.shape[1:])
+    taps = xp.reshape(taps, (groups, channels * taps.shape[1], size))
+    slopes = xp.reshape(g, (groups, outputs // groups, size))
+    return xp.reshape(xp.matmul(slopes, xp.matrix_transpose(taps)), (outputs, channels, *kernel))
 
 
 @conv2d_dw.normalize
