@@ -75,7 +75,7 @@ def _max_pool2d(xp: ModuleType, x: Any, *, kernel: Any, stride: Any = None, padd
         if best is None:
             best, tap = part, xp.zeros(part.shape, dtype=xp.uint8)
         else:
-            tap = xp.where(part > best, xp.asarray(k, dtype=xp.uint8), tap)
+            tap = xp.maximum(tap, xp.astype(part > best, xp.uint8) * k)  # taps come in rising order
             best = xp.maximum(best, part)
     return best, tap
 
