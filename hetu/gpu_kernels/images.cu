@@ -13,18 +13,23 @@
     (void)height, (void)width, (void)rows, (void)columns, (void)kh, (void)kw, (void)sh, (void)sw, (void)top, (void)left, \
         (void)dh, (void)dw;
 
+// Pooling takes planes one after the other, or `side` of them side by side, pixel by pixel: element e is place q of plane s.
+#define PLACE                                                                                                    \
+    const Index side = side_, q = side == 1 ? e : e / side, s = side == 1 ? 0 : e - q * side;
+
 // Values and taps (their number in the window, row by row). Of equal values the first wins; a NaN stays.
-extern "C" __global__ void max_pool2d(const S* x, S* y, unsigned char* taps, long long n, WINDOW) {
+extern "C" __global__ void max_pool2d(const S* x, S* y, unsigned char* taps, long long n, long long side_, WINDOW) {
     UNPACK
     FOR_ELEMENTS(n) {
-        const int c = e % columns, r = e / columns % rows;
-        const S* plane = x + e / columns / rows * height * width;
+        PLACE
+        const int c = q % columns, r = q / columns % rows;
+        const S* plane = x + q / columns / rows * height * width * side + s;
         T best = -infinite();
         int tap = 0;
         for (int i = 0; i < kh; i++)
             for (int j = 0; j < kw; j++) {
                 const int h = r * sh + i - top, w = c * sw + j - left;
-                const T v = h >= 0 && h < height && w >= 0 && w < width ? (T)plane[(long long)h * width + w] : (T)-infinite();
+                const T v = h >= 0 && h < height && w >= 0 && w < width ? (T)plane[((long long)h * width + w) * side] : (T)-infinite();
                 tap = v > best && i + j > 0 ? i * kw + j : tap;
                 best = i + j == 0 ? v : fmax(best, v);
             }
@@ -33,15 +38,16 @@ extern "C" __global__ void max_pool2d(const S* x, S* y, unsigned char* taps, lon
 }
 
 // dx: a pixel collects g from the windows that chose it.
-extern "C" __global__ void max_pool2d_dx(const S* g, const unsigned char* taps, S* dx, long long n, WINDOW) {
+extern "C" __global__ void max_pool2d_dx(const S* g, const unsigned char* taps, S* dx, long long n, long long side_, WINDOW) {
     UNPACK
     FOR_ELEMENTS(n) {
-        const int w = e % width + left, h = e / width % height + top;
-        const long long plane = e / width / height * rows * columns;
+        PLACE
+        const int w = q % width + left, h = q / width % height + top;
+        const long long plane = q / width / height * rows * columns;
         T sum = 0;
         for (int r = h < kh ? 0 : (h - kh) / sh + 1; r < rows && r * sh <= h; r++)
             for (int c = w < kw ? 0 : (w - kw) / sw + 1; c < columns && c * sw <= w; c++) {
-                const long long place = plane + (long long)r * columns + c;
+                const long long place = (plane + (long long)r * columns + c) * side + s;
                 if (taps[place] == (h - r * sh) * kw + w - c * sw) sum += (T)g[place];
             }
         dx[e] = sum;
@@ -49,39 +55,42 @@ extern "C" __global__ void max_pool2d_dx(const S* g, const unsigned char* taps, 
 }
 
 // The pixel that each tap names; 0 where it lies in the frame.
-extern "C" __global__ void max_pool2d_pick(const S* x, const unsigned char* taps, S* y, long long n, WINDOW) {
+extern "C" __global__ void max_pool2d_pick(const S* x, const unsigned char* taps, S* y, long long n, long long side_, WINDOW) {
     UNPACK
     FOR_ELEMENTS(n) {
-        const int h = (int)(e / columns % rows) * sh + taps[e] / kw - top, w = (int)(e % columns) * sw + taps[e] % kw - left;
+        PLACE
+        const int h = (int)(q / columns % rows) * sh + taps[e] / kw - top, w = (int)(q % columns) * sw + taps[e] % kw - left;
         const bool inside = h >= 0 && h < height && w >= 0 && w < width;
-        y[e] = inside ? x[(e / columns / rows * height + h) * width + w] : (S)0;
+        y[e] = inside ? x[((q / columns / rows * height + h) * width + w) * side + s] : (S)0;
     }
 }
 
-extern "C" __global__ void avg_pool2d(const S* x, S* y, long long n, WINDOW) {
+extern "C" __global__ void avg_pool2d(const S* x, S* y, long long n, long long side_, WINDOW) {
     UNPACK
     FOR_ELEMENTS(n) {
-        const int c = e % columns, r = e / columns % rows;
-        const S* plane = x + e / columns / rows * height * width;
+        PLACE
+        const int c = q % columns, r = q / columns % rows;
+        const S* plane = x + q / columns / rows * height * width * side + s;
         T sum = 0;
         for (int i = 0; i < kh; i++)
             for (int j = 0; j < kw; j++) {
                 const int h = r * sh + i - top, w = c * sw + j - left;
-                if (h >= 0 && h < height && w >= 0 && w < width) sum += (T)plane[(long long)h * width + w];
+                if (h >= 0 && h < height && w >= 0 && w < width) sum += (T)plane[((long long)h * width + w) * side];
             }
         y[e] = sum / (kh * kw);
     }
 }
 
-extern "C" __global__ void avg_pool2d_dx(const S* g, S* dx, long long n, WINDOW) {
+extern "C" __global__ void avg_pool2d_dx(const S* g, S* dx, long long n, long long side_, WINDOW) {
     UNPACK
     FOR_ELEMENTS(n) {
-        const int w = e % width + left, h = e / width % height + top;
-        const long long plane = e / width / height * rows * columns;
+        PLACE
+        const int w = q % width + left, h = q / width % height + top;
+        const long long plane = q / width / height * rows * columns;
         T sum = 0;
         for (int r = h < kh ? 0 : (h - kh) / sh + 1; r < rows && r * sh <= h; r++)
             for (int c = w < kw ? 0 : (w - kw) / sw + 1; c < columns && c * sw <= w; c++)
-                sum += (T)g[plane + (long long)r * columns + c];
+                sum += (T)g[(plane + (long long)r * columns + c) * side + s];
         dx[e] = sum / (kh * kw);
     }
 }

@@ -15,6 +15,7 @@ from .launchers import kernel
 from .machine import Call, Machine, Size2d, contiguous, index_dtype, spread
 from .source import kernel_file
 
+LAST = (2, 3, 0, 1)  # images with their channels last, and back
 CHUNK = 1 << 24  # elements of the columns of some images: in 16 bits they stay in the second-level cache of an H100
 
 
@@ -34,11 +35,15 @@ def _pooling(
     positions: Size2d,
     attrs: dict[str, Any],
 ) -> list[Call] | None:
-    if not contiguous(*arrays):
+    if contiguous(*arrays):
+        side = 1
+    elif contiguous(*(a.transpose(LAST) for a in arrays)):
+        side = prod(result.shape[:2])
+    else:
         return None
     index = index_dtype(result.size, *(a.size for a in arrays))
     launch = machine.kernel(kernel_file("images", S=result.dtype.name, Index=index), name)
-    return [partial(launch, *spread(result.size), (*arrays, result.size, *_window(size, positions, **attrs)))]
+    return [partial(launch, *spread(result.size), (*arrays, result.size, side, *_window(size, positions, **attrs)))]
 
 
 @kernel(pooling._max_pool2d)
@@ -56,8 +61,17 @@ def avg_pool2d(machine: Machine, out: Any, x: Any, **attrs: Any) -> list[Call] |
     return _pooling("avg_pool2d", machine, (x, out), out, x.shape[2:], out.shape[2:], attrs)
 
 
-def pool_dx(name: str, machine: Machine, out: Any, g: Any, *taps: Any, size: Size2d, **attrs: Any) -> list[Call] | None:
-    return _pooling(name, machine, (g, *taps, out), out, size, g.shape[2:], attrs)
+def pool_dx(name: str, machine: Machine, out: Any, *read: Any, size: Size2d, **attrs: Any) -> list[Call] | None:
+    """What is read is copied where it lies in another order than the result."""
+    order, copies, inputs = (0, 1, 2, 3) if contiguous(out) else LAST, list[Call](), list[Any]()
+    for x in read:
+        if not x.transpose(order).flags.c_contiguous:
+            laid = machine.xp.empty([x.shape[k] for k in order], x.dtype).transpose(order)
+            copies.append(partial(machine.xp.copyto, laid, x))
+            x = laid
+        inputs.append(x)
+    made = _pooling(name, machine, (*inputs, out), out, size, read[0].shape[2:], attrs)
+    return made and [*copies, *made]
 
 
 for _op in (pooling.max_pool2d_dx, pooling.avg_pool2d_dx):

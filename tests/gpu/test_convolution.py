@@ -26,6 +26,7 @@ DIGITS = {"float16": 1e-3, "float32": 4e-7, "float64": 1e-12}  # of the largest 
 PLAIN = {"dilation": (1, 1), "groups": 1}
 ONE = ((1, 1), (1, 1))
 NONE = ((0, 0), (0, 0))
+FIRST, ALL_LAST = (0, 1, 2, 3), (2, 3, 0, 1)
 PLAIN = {"dilation": (1, 1), "groups": 1}
 NAMES = ("conv2d_last", "conv2d_last_dx", "conv2d_last_dw")
 
@@ -212,6 +213,24 @@ def test_float32_is_not_rounded_to_what_tensor_cores_multiply():
     for name, (inputs, attrs) in arrays(shape, "float32").items():
         made, wanted = computed(Emulator(["ascending"]), name, [np.abs(a) for a in inputs], attrs)
         assert np.abs(made / wanted - 1).max() < 5e-7, name
+
+
+@compiled
+@pytest.mark.parametrize("kind", ["max", "avg"])
+@pytest.mark.parametrize("order, slopes", [(ALL_LAST, ALL_LAST), (ALL_LAST, FIRST), (FIRST, ALL_LAST)])
+def test_pooling_takes_either_layout(order, slopes, kind):
+    """Images and what is read for their gradient, each with the channels first or last."""
+    attrs = {"kernel": (3, 2), "stride": (2, 2), "padding": ((1, 1), (0, 1))}
+    x = np.random.default_rng(0).standard_normal((2, 5, 6, 7))
+    made = OPS[f"{kind}_pool2d"].forward(np, x, **attrs)
+    read = [np.ascontiguousarray(a.transpose(slopes)).transpose(slopes) for a in (made if kind == "max" else [made])]
+    wanted = OPS[f"{kind}_pool2d_dx"].forward(np, *read, size=(6, 7), **attrs)
+    out = np.full([x.shape[k] for k in order], np.nan).transpose(order)
+    calls = images.pool_dx(f"{kind}_pool2d_dx", Emulator(), out, *read, size=(6, 7), **attrs)
+    for call in calls:
+        call()
+    assert len(calls) == 1 + len(read) * (order != slopes)
+    np.testing.assert_allclose(out, wanted, atol=1e-12)
 
 
 # -- the pass ----------------------------------------------------------------------------------------------------------
