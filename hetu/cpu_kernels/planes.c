@@ -35,7 +35,8 @@ typedef struct {
 static Planes planes_of(const Word* a) {
     const Geometry g = geometry_of(a + 11);
     const long long pitch = (g.wide + g.right - 1) / g.right, high = g.band - 1 + (g.tall + g.down - 1) / g.down;
-    const long long all = (up(g.down * g.right * high * pitch, LANES) / LANES | 1) * LANES;  // so that none meet in a cache
+    // An odd number of vectors: channels then do not meet at one place of a cache.
+    const long long all = (up(g.down * g.right * high * pitch, LANES) / LANES | 1) * LANES;
     return (Planes){g, a[30].n, a[31].n, a[32].n, a[33].p, pitch, high * pitch, all};
 }
 
@@ -73,7 +74,8 @@ static void copy_planes(T* to, const Planes* p, const Images* in, long long n, l
     }
 }
 
-// Tiles of 1 to 4 outputs and some vectors of pixels, whose sums are names as in `tile.h`.
+// Tiles of 1 to 4 outputs and some vectors of pixels, whose sums are names as in `tile.h`. The pointer passes through an
+// empty `asm` after each vector, so that this is read once and not by each product.
 #define OF_1(DO, v) DO(0, v)
 #define OF_2(DO, v) DO(0, v) DO(1, v)
 #define OF_3(DO, v) OF_2(DO, v) DO(2, v)
@@ -150,7 +152,8 @@ static long long some_outputs(const Planes* p, const T* band, const T* weights, 
     for (long long k = 0, done; k < pixels; k += done) {
         const bool few = pixels - k <= tiles[some - 1].short_pixels;
         done = few ? tiles[some - 1].short_pixels : tiles[some - 1].pixels;
-        (few ? tiles[some - 1].short_tile : tiles[some - 1].tile)(p, band + k, weights + o * p->output, sums + k, pitch);
+        (few ? tiles[some - 1].short_tile : tiles[some - 1].tile)(
+            p, band + k, weights + o * p->output, sums + k, pitch);
     }
     return some;
 }

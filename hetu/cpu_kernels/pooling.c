@@ -1,7 +1,7 @@
 // Pooling of images: windows slide over the rows and columns of planes, a plane per channel of each image.
 //
-// Jobs are planes, of images and windows with any strides. Numbers are computed side by side: where planes are neighbors
-// in memory, a window of all of them, else the windows of a row.
+// Jobs are planes, of images and windows with any strides. Numbers are computed side by side: a window of all planes
+// where these are neighbors in memory, else the windows of a row. `pool_one` says what a window means.
 
 #include <string.h>
 
@@ -209,7 +209,8 @@ void avg_pool(const Word* a, long long first, long long last, char* scratch) { p
 
 // -- gradients --------------------------------------------------------------------------------------------------------
 
-// Slopes are added to zeros, which are written a plane at a time or, to neighboring planes, just before windows meet them.
+// Slopes are added to zeros, which are written a plane at a time or, if planes are neighbors, just before windows meet
+// them.
 static void clear_rows(const Pooling* g, T* x, long long row, long long end, long long planes) {
     const bool line = g->x.column == planes, all = line && g->x.row == g->width * planes;  // what lies together
     const long long rows = most(end - row, 0), pixels = line ? g->width : 1, count = (all ? rows : 1) * pixels * planes;

@@ -13,7 +13,7 @@
     (void)height, (void)width, (void)rows, (void)columns, (void)kh, (void)kw, (void)sh, (void)sw, (void)top, (void)left, \
         (void)dh, (void)dw;
 
-// Pooling takes planes one after the other, or `side` of them side by side, pixel by pixel: element e is place q of plane s.
+// Pooling takes planes one after the other, or `side` of them side by side: element e is then place q of plane s.
 #define PLACE                                                                                                    \
     const Index side = side_, q = side == 1 ? e : e / side, s = side == 1 ? 0 : e - q * side;
 
@@ -29,7 +29,8 @@ extern "C" __global__ void max_pool2d(const S* x, S* y, unsigned char* taps, lon
         for (int i = 0; i < kh; i++)
             for (int j = 0; j < kw; j++) {
                 const int h = r * sh + i - top, w = c * sw + j - left;
-                const T v = h >= 0 && h < height && w >= 0 && w < width ? (T)plane[((long long)h * width + w) * side] : (T)-infinite();
+                const bool inside = h >= 0 && h < height && w >= 0 && w < width;
+                const T v = inside ? (T)plane[((long long)h * width + w) * side] : (T)-infinite();
                 tap = v > best && i + j > 0 ? i * kw + j : tap;
                 best = i + j == 0 ? v : fmax(best, v);
             }
@@ -38,7 +39,8 @@ extern "C" __global__ void max_pool2d(const S* x, S* y, unsigned char* taps, lon
 }
 
 // dx: a pixel collects g from the windows that chose it.
-extern "C" __global__ void max_pool2d_dx(const S* g, const unsigned char* taps, S* dx, long long n, long long side_, WINDOW) {
+extern "C" __global__ void max_pool2d_dx(
+    const S* g, const unsigned char* taps, S* dx, long long n, long long side_, WINDOW) {
     UNPACK
     FOR_ELEMENTS(n) {
         PLACE
@@ -55,7 +57,8 @@ extern "C" __global__ void max_pool2d_dx(const S* g, const unsigned char* taps, 
 }
 
 // The pixel that each tap names; 0 where it lies in the frame.
-extern "C" __global__ void max_pool2d_pick(const S* x, const unsigned char* taps, S* y, long long n, long long side_, WINDOW) {
+extern "C" __global__ void max_pool2d_pick(
+    const S* x, const unsigned char* taps, S* y, long long n, long long side_, WINDOW) {
     UNPACK
     FOR_ELEMENTS(n) {
         PLACE
