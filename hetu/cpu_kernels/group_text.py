@@ -17,6 +17,7 @@ from ..fuse.line_text import LineWriter
 
 CTYPES = {"float32": "float", "float64": "double", "bool": "unsigned char", "int32": "int", "int64": "long long"}
 LANES, BLOCK, STRIP = 32, 64, 4096
+HALVES = (16, 8, 4, 2, 1)  # of LANES
 
 
 class GroupLayout(NamedTuple):
@@ -292,11 +293,14 @@ class _CWriter(LineWriter):
         yield f"for (; start + {LANES} <= end; start += {LANES}) EACH for (int l = 0; l < {LANES}; l++) {{"
         yield from inner
         yield "}"
-        yield "for (int l = 0; l < end - start; l++) {"
+        yield f"if (start < end) EACH for (int l = 0; l < {LANES}; l++) if (l < end - start) {{"
         yield from inner
         yield "}"
         for n in lanes:
             half = self.combined(n, f"lanes{n}[l]", f"lanes{n}[l + width]")
-            yield f"for (int width = {LANES // 2}; width; width /= 2)"
-            yield f"    for (int l = 0; l < width; l++) lanes{n}[l] = {half};"
+            loop = f"for (int l = 0; l < width; l++) lanes{n}[l] = {half};"
+            if "(" in self.fold(n)[0]:  # a choice, which would be a branch for the last few
+                yield from (f"for (int width = {LANES // 2}; width; width /= 2)", f"    {loop}")
+            else:
+                yield from (f"{{ enum {{ width = {width} }}; EACH {loop} }}" for width in HALVES)
             yield f"v{n} = {self.combined(n, f'v{n}', f'lanes{n}[0]')};"
