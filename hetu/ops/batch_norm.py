@@ -66,7 +66,7 @@ def _batch_dims(*types: TensorType, axis: int, **_: Any) -> str:
     return f"{','.join('c' if t.ndim == 1 else axes for t in types)}->{axes},c,c"
 
 
-@op(precision=(0,), dims=_batch_dims, infer=_batch_type, scratch=True)
+@op(precision=(0,), dims=_batch_dims, infer=_batch_type)
 def batch_norm_train(
     xp: ModuleType, x: Any, scale: Any, bias: Any, *, axis: int = 1, epsilon: float = 1e-5
 ) -> tuple[Any, Any, Any]:
@@ -117,7 +117,7 @@ def _batch_dx_type(
     return x, vector, vector
 
 
-@op(precision=(0, 1), dims=_batch_dims, infer=_batch_dx_type, scratch=True)
+@op(precision=(0, 1), dims=_batch_dims, infer=_batch_dx_type)
 def batch_norm_dx(
     xp: ModuleType, g: Any, x: Any, scale: Any, mean: Any, var: Any, *, axis: int = 1, epsilon: float = 1e-5
 ) -> tuple[Any, Any, Any]:
