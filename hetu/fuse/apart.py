@@ -101,15 +101,8 @@ def _parts(node: Node, fits: Callable[[Node], bool], scalars: Scalars) -> Parts 
 def _fitting(whole: Parts, inputs: Parts, fits: Callable[[Node], bool]) -> Parts | None:
     """What is made of some inputs, in operators all of which fit, or None."""
     known = {i: i for i in inputs}
-
-    def part(node: Node) -> Node:
-        if node not in known:
-            parts = tuple(map(part, node.inputs))
-            made = _rewritten(node, parts) if parts else node
-            known[node] = remade(node, parts) if made is None else made
-        return known[node]
-
-    made, frontier = tuple(map(part, whole)), [*map(part, whole)]
+    made = tuple(_part(node, known) for node in whole)
+    frontier = [*made]
     seen = {*inputs}
     while frontier:
         node = frontier.pop()
@@ -119,6 +112,14 @@ def _fitting(whole: Parts, inputs: Parts, fits: Callable[[Node], bool]) -> Parts
             frontier += node.inputs
         seen.add(node)
     return made
+
+
+def _part(node: Node, known: dict[Node, Node]) -> Node:
+    if node not in known:
+        parts = tuple([_part(i, known) for i in node.inputs])
+        made = _rewritten(node, parts) if parts else node
+        known[node] = remade(node, parts) if made is None else made
+    return known[node]
 
 
 def _updated(node: Node, scalars: Scalars) -> Parts | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from graphlib import TopologicalSorter
 from math import prod
 
@@ -64,12 +63,15 @@ class _Units:
         self.nodes = [*self.earlier]
         self.kept, self.numbers = set(outputs), {node for node in self.nodes if is_number(node)}
         self.at = {node: k for k, node in enumerate(self.nodes)}
-        self.readers = {node: [r for r in found if r is not None] for node, found in readers_of(self.nodes).items()}
+        self.readers = {node: dict.fromkeys(found) for node, found in readers_of(self.nodes).items()}
         self.groups: dict[int, Unit] = {}
         for k, node in enumerate(self.nodes):
             if (unit := rules.unit_of(node)) is not None:
                 looked_at = frozenset(x for check in checks.get(node, ()) for x in check.arrays)
-                self.groups[k] = replace(unit, outside=looked_at) if looked_at else unit
+                self.groups[k] = unit._replace(outside=looked_at) if looked_at else unit
+        # What each group reads from outside, and which of its members are read there.
+        self.reads = {k: self._outside(self.nodes[k].inputs, unit) for k, unit in self.groups.items()}
+        self.results = {k: self._read(unit.members, unit) for k, unit in self.groups.items()}
         self.unit = dict(self.at)
         self.place = {k: k for k in range(len(self.nodes))}
         self.later: dict[Node, list[Node]] = {node: [] for node in self.nodes}
@@ -105,7 +107,7 @@ class _Units:
 
     def _beside_inputs(self, unit: int) -> Iterator[Node]:
         group = self.groups[unit]
-        for i in self._outside(group.members):
+        for i in self.reads[unit]:
             if i.shape == group.space:
                 yield from self.readers[i]
 
@@ -115,23 +117,26 @@ class _Units:
         for node in group.members if prod(group.space) <= self.limits.small else ():
             yield from self.nodes[max(0, self.at[node] - NEAR) : self.at[node] + NEAR]
 
-    def _outside(self, members: dict[Node, bool]) -> list[Node]:
-        read = dict.fromkeys(i for n in members for i in n.inputs)
-        return [i for i in read if i not in members and i not in self.numbers]
+    def _outside(self, nodes: Iterable[Node], unit: Unit) -> list[Node]:
+        return [i for i in dict.fromkeys(nodes) if i not in unit.members and i not in self.numbers]
 
-    def _results(self, members: dict[Node, bool]) -> list[Node]:
-        return [n for n in members if n in self.kept or not members.keys() >= {*self.readers[n]}]
+    def _read(self, nodes: Iterable[Node], unit: Unit) -> list[Node]:
+        inside = unit.members.keys()
+        return [n for n in nodes if n in self.kept or not inside >= self.readers[n].keys()]
 
     def _merged(self, a: int, b: int) -> bool:
         if a == b or self.nodes[a].tags.get("event") != self.nodes[b].tags.get("event"):
             return False
         joined = self.rules.joined(self.groups[a], self.groups[b])
-        if joined is None or len(self._outside(joined.members)) > self.limits.arrays:
+        if joined is None:
             return False
-        results = self._results(joined.members)
-        if len(results) > self.limits.results or not self._near(results) or not self._moved(a, b):
+        reads = self._outside((*self.reads[a], *self.reads[b]), joined)
+        results = self._read((*self.results[a], *self.results[b]), joined)
+        if len(reads) > self.limits.arrays or len(results) > self.limits.results:
             return False
-        self.groups[a] = joined
+        if not self._near(results) or not self._moved(a, b):
+            return False
+        self.groups[a], self.reads[a], self.results[a] = joined, reads, results
         self.unit.update(dict.fromkeys(self.groups.pop(b).members, a))
         return True
 
@@ -175,7 +180,7 @@ class _Units:
         for unit in self._order():
             members = self._members(unit)
             if len(members) > 1 or any(n in self.checks for n in members):
-                new.update(self._fused(self.groups[unit], new, enter))
+                new.update(self._fused(unit, new, enter))
                 continue
             node = self.nodes[unit]
             with origin_of(node):
@@ -198,9 +203,10 @@ class _Units:
                 if not reads[user]:
                     heapq.heappush(ready, user)
 
-    def _fused(self, group: Unit, new: dict[Node, Node], enter: Enter) -> Iterator[tuple[Node, Node]]:
+    def _fused(self, unit: int, new: dict[Node, Node], enter: Enter) -> Iterator[tuple[Node, Node]]:
+        group = self.groups[unit]
         lines = sorted(group.members, key=self.at.__getitem__)
-        results = sorted(self._results(group.members), key=self.at.__getitem__)
+        results = sorted(self.results[unit], key=self.at.__getitem__)
         form, arrays = _form_of(group, lines, results, [c for n in lines for c in self.checks.get(n, ())])
         with origin_of(results[-1]):
             inputs = tuple(new.get(i, i) for i in arrays)  # what only a check looks at is nowhere else in the graph

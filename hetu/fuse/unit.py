@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,8 +35,7 @@ class Limits:
     waits: Callable[[int, int], bool] = lambda rows, columns: True  # whether a row can wait for its own fold
 
 
-@dataclass(frozen=True)
-class Unit:
+class Unit(NamedTuple):
     """Nodes that one form computes, each with whether it has the axes of the rows only; the space, and how many of its
     axes are rows, if that matters; and what must lie outside, as a check looks at it.
     """
@@ -52,10 +51,15 @@ class Rules:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.unit_of = cache(self._unit_of)
+        self._known: dict[Node, Unit | None] = {}
+
+    def unit_of(self, node: Node) -> Unit | None:
+        """A group of one node, or None for what cannot be in groups."""
+        if node not in self._known:
+            self._known[node] = self._unit_of(node)
+        return self._known[node]
 
     def _unit_of(self, node: Node) -> Unit | None:
-        """A group of one node, or None for what cannot be in groups."""
         arrays = node.inputs[:1] if node.op is DROPOUT else node.inputs
         if not arrays or any(isinstance(x.type, tuple) for x in (node, *arrays)):
             return None
@@ -91,7 +95,7 @@ class Rules:
             if None not in (a.split, b.split) and a.split != b.split:
                 return None
             split = a.split if a.split is not None else b.split
-            return self._checked(replace(a, members=a.members | b.members, split=split, outside=a.outside | b.outside))
+            return self._checked(Unit(a.members | b.members, a.space, split, a.outside | b.outside))
         for whole, part in ((a, b), (b, a)):
             rows = _rows_of(whole, part)
             alike = rows is not None and prod(whole.space) == prod(part.space) <= self.limits.small
@@ -106,6 +110,8 @@ class Rules:
             return None
         if not self.limits.across and not _one_way(unit):
             return None
+        if unit.split is None:  # neither folds nor moves, all over the same space
+            return unit
         for node, flat in unit.members.items():
             if node.op is DROPOUT and node.shape != unit.space:
                 return None
