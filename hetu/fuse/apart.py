@@ -16,7 +16,7 @@ from ..core.graph import OPS, Node, origin_of, remade, rewrite
 from ..core.op import Op, Role
 from ..core.operators import broadcast_axes, cast_to
 from ..ops.composition import WIDE
-from .form import Attrs, own_column
+from .form import Attrs, line_of, own_column
 
 
 class Looked(NamedTuple):
@@ -34,6 +34,23 @@ Parts = tuple[Node, ...]
 Scalars = dict[tuple[Any, ...], Node]  # what rules compute from their scalars alone, which parameters share
 
 
+class Example(NamedTuple):
+    """A node that was taken apart: the same operator of the same types has the same parts, so they are only copied."""
+
+    inputs: Parts
+    nodes: Parts  # what hangs on those inputs, inputs first
+    parts: Parts
+
+    def copied(self, inputs: Parts) -> Parts:
+        new = dict(zip(self.inputs, inputs))
+        for n in self.nodes:
+            new[n] = Node(n.op, tuple([new.get(i, i) for i in n.inputs]), n.attrs, n.type)
+        return tuple(new.get(part, part) for part in self.parts)
+
+
+Examples = dict[Any, Example | None]  # by what the parts follow from
+
+
 def taken_apart(
     outputs: Sequence[Node], fits: Callable[[Node], bool], whole: Callable[[Op[..., Any]], bool]
 ) -> tuple[tuple[Node, ...], Checks]:
@@ -43,13 +60,14 @@ def taken_apart(
     """
     checks: dict[Node, list[Looked]] = {}
     scalars: Scalars = {}
+    examples: Examples = {}
 
     @cache
     def parts_of(node: Node) -> Parts | None:
         if whole(node.op):
             return None
         looked = looked_at(node)
-        parts = None if looked is None and node.op.check_rule is not None else _parts(node, fits, scalars)
+        parts = None if looked is None and node.op.check_rule is not None else _parts(node, fits, scalars, examples)
         if looked is not None and parts is not None:
             if not all(part in node.inputs or fits(part) for part in parts):
                 return None
@@ -81,7 +99,7 @@ def looked_at(node: Node) -> Looked | None:
     return Looked(node.op, node.inputs, arrays, tuple(node.attrs.items()), node.site)
 
 
-def _parts(node: Node, fits: Callable[[Node], bool], scalars: Scalars) -> Parts | None:
+def _parts(node: Node, fits: Callable[[Node], bool], scalars: Scalars, examples: Examples) -> Parts | None:
     """The results of a node as operators that can join groups, or None."""
     if any(isinstance(i.type, tuple) for i in node.inputs):
         return None
@@ -89,29 +107,45 @@ def _parts(node: Node, fits: Callable[[Node], bool], scalars: Scalars) -> Parts 
         made = _rewritten(node, node.inputs)
         if made is not None:
             return (made,)
-        if node.op.update is not None:
-            whole = _updated(node, scalars)
-        elif node.op.decompose_rule is not None:
-            whole = node.op.decompose_rule(*node.inputs, **node.attrs)
-        else:
+        if node.op.update is None and node.op.decompose_rule is None:
             return None
-        return None if whole is None else _fitting(whole if isinstance(whole, tuple) else (whole,), node.inputs, fits)
+        key = line_of(node.op, [node.inputs.index(i) for i in node.inputs], node.attrs), *map(_given, node.inputs)
+        if key not in examples:
+            examples[key] = _example(node, fits, scalars)
+            return examples[key] and examples[key].parts
+        return examples[key] and examples[key].copied(node.inputs)
 
 
-def _fitting(whole: Parts, inputs: Parts, fits: Callable[[Node], bool]) -> Parts | None:
-    """What is made of some inputs, in operators all of which fit, or None."""
-    known = {i: i for i in inputs}
-    made = tuple(_part(node, known) for node in whole)
-    frontier = [*made]
-    seen = {*inputs}
+def _given(x: Node) -> Any:
+    """What the parts of an operator may follow from: the type of an input, or the very scalar or constant."""
+    return x.type if x.ndim and x.role is not Role.CONSTANT else x
+
+
+def _example(node: Node, fits: Callable[[Node], bool], scalars: Scalars) -> Example | None:
+    """The parts of a node in operators all of which fit, or None."""
+    if node.op.update is not None:
+        whole = _updated(node, scalars)
+    else:
+        whole = node.op.decompose_rule(*node.inputs, **node.attrs)
+    if whole is None:
+        return None
+    inputs, known = node.inputs, {i: i for i in node.inputs}
+    parts = tuple(_part(n, known) for n in (whole if isinstance(whole, tuple) else (whole,)))
+    frontier, seen = [*parts], {*inputs}
     while frontier:
-        node = frontier.pop()
-        if node not in seen and node.inputs:
-            if not fits(node):
+        n = frontier.pop()
+        if n not in seen and n.inputs:
+            if not fits(n):
                 return None
-            frontier += node.inputs
-        seen.add(node)
-    return made
+            frontier += n.inputs
+        seen.add(n)
+    hanging = {i for i in inputs if _given(i) is not i}
+    nodes = []
+    for n in sorted(seen.difference(inputs), key=lambda n: n.serial):
+        if not hanging.isdisjoint(n.inputs):
+            hanging.add(n)
+            nodes.append(n)
+    return Example(inputs, tuple(nodes), parts)
 
 
 def _part(node: Node, known: dict[Node, Node]) -> Node:
