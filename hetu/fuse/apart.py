@@ -38,13 +38,14 @@ class Example(NamedTuple):
     """A node that was taken apart: the same operator of the same types has the same parts, so they are only copied."""
 
     inputs: Parts
-    nodes: Parts  # what hangs on those inputs, inputs first
+    copies: list[Parts]  # what hangs on those inputs, inputs first; and the same of each copy
     parts: Parts
 
     def copied(self, inputs: Parts) -> Parts:
         new = dict(zip(self.inputs, inputs))
-        for n in self.nodes:
+        for n in self.copies[0]:
             new[n] = Node(n.op, tuple([new.get(i, i) for i in n.inputs]), n.attrs, n.type)
+        self.copies.append(tuple([new[n] for n in self.copies[0]]))
         return tuple(new.get(part, part) for part in self.parts)
 
 
@@ -53,8 +54,9 @@ Examples = dict[Any, Example | None]  # by what the parts follow from
 
 def taken_apart(
     outputs: Sequence[Node], fits: Callable[[Node], bool], whole: Callable[[Op[..., Any]], bool]
-) -> tuple[tuple[Node, ...], Checks]:
-    """The graph with operators taken apart where all parts are such that `fits`; and the checks of those, by part.
+) -> tuple[tuple[Node, ...], Checks, list[list[Parts]]]:
+    """The graph with operators taken apart where all parts are such that `fits`; the checks of those, by part; and
+    what came of single operators, those together that are alike.
 
     Operators that are better `whole` stay so.
     """
@@ -83,7 +85,8 @@ def taken_apart(
         parts = None if isinstance(node.type, tuple) else parts_of(remade(node, inputs))
         return parts[0] if parts else None
 
-    return rewrite(outputs, rule), checks
+    made = rewrite(outputs, rule)
+    return made, checks, [example.copies for example in examples.values() if example]
 
 
 def looked_at(node: Node) -> Looked | None:
@@ -145,7 +148,7 @@ def _example(node: Node, fits: Callable[[Node], bool], scalars: Scalars) -> Exam
         if not hanging.isdisjoint(n.inputs):
             hanging.add(n)
             nodes.append(n)
-    return Example(inputs, tuple(nodes), parts)
+    return Example(inputs, [tuple(nodes)], parts)
 
 
 def _part(node: Node, known: dict[Node, Node]) -> Node:

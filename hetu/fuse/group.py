@@ -15,7 +15,7 @@ from math import prod
 from ..core.graph import OPS, Node, origin_of, readers_of, remade, topological
 from ..core.memory import in_line
 from ..core.op import Role
-from .apart import Checks, Looked, taken_apart
+from .apart import Checks, Looked, Parts, taken_apart
 from .form import FOLDS, MOVES, Enter, Form, Operand, PartCheck, line_of, overwriting, overwritten
 from .unit import Limits, Rules, Unit
 
@@ -25,8 +25,8 @@ NEAR = 32  # nodes: a large result is not made much earlier than it is read, as 
 def fuse(outputs: Sequence[Node], limits: Limits, enter: Enter) -> tuple[Node, ...]:
     """The graph with its groups as one operator each, which `enter` makes known to a device."""
     rules = Rules(limits)
-    apart, checks = taken_apart(outputs, lambda node: rules.unit_of(node) is not None, limits.whole)
-    units = _Units(apart, checks, rules)
+    apart, checks, alike = taken_apart(outputs, lambda node: rules.unit_of(node) is not None, limits.whole)
+    units = _Units(apart, checks, alike, rules)
     units.merge()
     return units.rebuilt(enter)
 
@@ -57,27 +57,45 @@ class _Units:
     only what stands between two units is searched for a path (D. Pearce and P. Kelly, 2007).
     """
 
-    def __init__(self, outputs: Sequence[Node], checks: Checks, rules: Rules) -> None:
+    def __init__(self, outputs: Sequence[Node], checks: Checks, alike: Sequence[Sequence[Parts]], rules: Rules) -> None:
         self.rules, self.limits = rules, rules.limits
         self.outputs, self.checks, self.earlier = outputs, checks, _in_line(outputs, checks)
         self.nodes = [*self.earlier]
         self.kept, self.numbers = set(outputs), {node for node in self.nodes if is_number(node)}
         self.at = {node: k for k, node in enumerate(self.nodes)}
         self.readers = {node: dict.fromkeys(found) for node, found in readers_of(self.nodes).items()}
-        self.groups: dict[int, Unit] = {}
-        for k, node in enumerate(self.nodes):
-            if (unit := rules.unit_of(node)) is not None:
-                looked_at = frozenset(x for check in checks.get(node, ()) for x in check.arrays)
-                self.groups[k] = unit._replace(outside=looked_at) if looked_at else unit
-        # What each group reads from outside, and which of its members are read there.
-        self.reads = {k: self._outside(self.nodes[k].inputs, unit) for k, unit in self.groups.items()}
-        self.results = {k: self._read(unit.members, unit) for k, unit in self.groups.items()}
-        self.unit = dict(self.at)
-        self.place = {k: k for k in range(len(self.nodes))}
         self.later: dict[Node, list[Node]] = {node: [] for node in self.nodes}
-        for node in self.nodes:
-            for i in self.earlier[node]:
+        for node, before in self.earlier.items():
+            for i in before:
                 self.later[i].append(node)
+        self.unit, self.groups = dict(self.at), {}
+        self.reads: dict[int, list[Node]] = {}  # what each group reads from outside
+        self.results: dict[int, list[Node]] = {}  # which of its members are read there
+        for copies in alike:
+            self._enter_alike(copies)
+        for k, node in enumerate(self.nodes):
+            if self.unit[node] == k and k not in self.groups and (unit := rules.unit_of(node)) is not None:
+                looked_at = frozenset(x for check in checks.get(node, ()) for x in check.arrays)
+                self._enter(k, unit._replace(outside=looked_at) if looked_at else unit)
+        self.place = {unit: k for k, unit in enumerate(self._order())}
+
+    def _enter_alike(self, copies: Sequence[Parts]) -> None:
+        """The parts of one operator are one group from the start, where they can be: no path leads between them."""
+        unit = self.rules.unit_of_all(copies[0])
+        if unit is None:
+            return
+        flats = [unit.members[node] for node in copies[0]]
+        for nodes in copies:
+            if all(node in self.at and node not in self.checks for node in nodes):
+                members = dict(zip(nodes, flats))
+                self._enter(max(self.at[node] for node in nodes), unit._replace(members=members))
+
+    def _enter(self, number: int, unit: Unit) -> None:
+        reads = self._outside([i for node in unit.members for i in node.inputs], unit)
+        results = self._read(unit.members, unit)
+        if len(unit.members) == 1 or self._allowed(reads, results):
+            self.groups[number], self.reads[number], self.results[number] = unit, reads, results
+            self.unit.update(dict.fromkeys(unit.members, number))
 
     def _members(self, unit: int) -> Collection[Node]:
         return self.groups[unit].members if unit in self.groups else (self.nodes[unit],)
@@ -132,9 +150,7 @@ class _Units:
             return False
         reads = self._outside((*self.reads[a], *self.reads[b]), joined)
         results = self._read((*self.results[a], *self.results[b]), joined)
-        if len(reads) > self.limits.arrays or len(results) > self.limits.results:
-            return False
-        if not self._near(results) or not self._moved(a, b):
+        if not self._allowed(reads, results) or not self._moved(a, b):
             return False
         self.groups[a], self.reads[a], self.results[a] = joined, reads, results
         self.unit.update(dict.fromkeys(self.groups.pop(b).members, a))
@@ -168,10 +184,15 @@ class _Units:
                         frontier.append(other)
         return found
 
-    def _near(self, results: Sequence[Node]) -> bool:
-        """Whether no large one of them would be made long before it is read."""
+    def _allowed(self, reads: Sequence[Node], results: Sequence[Node]) -> bool:
+        """Whether they are not too many, and no large result would be made long before it is read."""
+        if len(reads) > self.limits.arrays or len(results) > self.limits.results:
+            return False
         places = [self.at[n] for n in results]
-        return max((self.at[n] for n in results if prod(n.shape) > self.limits.small), default=0) - min(places) <= NEAR
+        if max(places) - min(places) <= NEAR:
+            return True
+        large = (self.at[n] for n in results if prod(n.shape) > self.limits.small)
+        return max(large, default=0) - min(places) <= NEAR
 
     # -- the new graph -----------------------------------------------------------------------------------------------
 
@@ -188,7 +209,10 @@ class _Units:
         return tuple(new[o] for o in self.outputs)
 
     def _order(self) -> Iterator[int]:
-        reads = {u: {self.unit[i] for n in self._members(u) for i in self.earlier[n]} - {u} for u in self.place}
+        reads = {
+            u: {self.unit[i] for n in self._members(u) for i in self.earlier[n]} - {u}
+            for u in dict.fromkeys(self.unit.values())
+        }
         users: dict[int, list[int]] = {u: [] for u in reads}
         for unit, inputs in reads.items():
             for i in inputs:

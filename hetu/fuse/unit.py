@@ -59,6 +59,14 @@ class Rules:
             self._known[node] = self._unit_of(node)
         return self._known[node]
 
+    def unit_of_all(self, nodes: Sequence[Node]) -> Unit | None:
+        """One unit for nodes that are inputs first, or None."""
+        units = [self.unit_of(node) for node in nodes]
+        made = units[0] if units else None
+        for unit in units[1:]:
+            made = self.joined(made, unit) if made and unit else None
+        return made
+
     def _unit_of(self, node: Node) -> Unit | None:
         arrays = node.inputs[:1] if node.op is DROPOUT else node.inputs
         if not arrays or any(isinstance(x.type, tuple) for x in (node, *arrays)):
