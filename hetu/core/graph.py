@@ -280,12 +280,12 @@ def topological(outputs: Iterable[Node]) -> list[Node]:
     stack = list(outputs)[::-1]
     while stack:
         node = stack.pop()
-        if node in opened:  # its inputs are in order by now
+        if node in opened:  # its inputs are in order by now, as no node is among its own
             order[node] = None
         else:
             opened.add(node)
             stack.append(node)
-            stack += [i for i in node.inputs[::-1] if i not in opened]
+            stack += node.inputs[::-1]
     return list(order)
 
 
@@ -339,7 +339,7 @@ def remade(node: Node, inputs: tuple[Node, ...]) -> Node:
     """`node` with these inputs; its type is inferred anew only where theirs differ."""
     if inputs == node.inputs:
         return node
-    if all(new.type == old.type for new, old in zip(inputs, node.inputs, strict=True)):
+    if all(new is old or new.type == old.type for new, old in zip(inputs, node.inputs, strict=True)):
         return Node(node.op, inputs, node.attrs, node.type)
     return node.op.make(inputs, node.attrs)
 

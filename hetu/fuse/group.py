@@ -106,16 +106,17 @@ class _Units:
         So what a later group can compute from what is kept anyway is not kept beside it.
         """
         for node in reversed(self.nodes):
+            unit = self.unit[node]
+            if node in self.kept or unit not in self.groups:
+                continue
             readers = {self.unit[r] for r in self.readers[node]}
-            if node not in self.kept and len(readers) == 1 and self.unit[node] in self.groups:
-                (reader,) = readers
-                if reader in self.groups:
-                    self._merged(reader, self.unit[node])
+            if len(readers) == 1 and (reader := readers.pop()) in self.groups:
+                self._merged(reader, unit)
         for neighbors in (self._across_edges, self._beside_inputs, self._small_ones):
             for unit in sorted(self.groups):
                 while unit in self.groups:
                     others = dict.fromkeys(self.unit[n] for n in neighbors(unit))
-                    if not any(u in self.groups and self._merged(unit, u) for u in others):
+                    if not any(u != unit and u in self.groups and self._merged(unit, u) for u in others):
                         break
 
     def _across_edges(self, unit: int) -> Iterator[Node]:

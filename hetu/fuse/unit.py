@@ -69,13 +69,11 @@ class Rules:
 
     def _unit_of(self, node: Node) -> Unit | None:
         arrays = node.inputs[:1] if node.op is DROPOUT else node.inputs
-        if not arrays or any(isinstance(x.type, tuple) for x in (node, *arrays)):
+        if not arrays or node.attrs.get("window") is not None:
             return None
-        if (
-            any(_name(x.dtype) not in self.limits.dtypes for x in (node, *arrays))
-            or node.attrs.get("window") is not None
-        ):
-            return None
+        for x in (node, *arrays):
+            if isinstance(x.type, tuple) or _name(x.type.dtype) not in self.limits.dtypes:
+                return None
         if node.op in FOLDS:
             return self._fold(node)
         if node.op in MOVES:
