@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -67,39 +67,67 @@ def single(op: Op[..., Any], out: Any, arrays: Sequence[Any], attrs: Mapping[str
 # -- in C --------------------------------------------------------------------------------------------------------------
 
 
+class Laid(NamedTuple):
+    """How an array lies in memory."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: np.dtype
+
+
+class Function(NamedTuple):
+    """The text of a form for arrays that lie in some way, and what its call takes besides them."""
+
+    text: str
+    words: list[int | float]
+    jobs: int
+    grain: int
+    scratch: int
+
+
 def compiled(form: Form, outs: Sequence[np.ndarray], arrays: Sequence[np.ndarray]) -> list[Call] | None:
     """A call of the function of a form, or None where there is none for these arrays."""
     if 0 in form.space:
         return []
-    operands = [*zip(range(len(arrays)), arrays), *zip(form.results, outs)]
+    function = _function(form, tuple([Laid(x.shape, x.strides, x.dtype) for x in (*arrays, *outs)]))
+    made = source(function.text, "group") if function is not None and compiles() else None
+    if function is None or made is None:
+        return None
+    words = [*arrays, *outs, *function.words]
+    return [CCall(made, "group", words, function.jobs, function.grain, function.scratch)]
+
+
+@lru_cache(4096)
+def _function(form: Form, laid: tuple[Laid, ...]) -> Function | None:
+    """What is the same for all groups of a form; layers that are alike have many."""
+    arrays = len(laid) - len(form.results)
+    operands = [*zip(range(arrays), laid), *zip(form.results, laid[arrays:])]
     values = form.values()
-    if any(s % x.itemsize for _, x in operands for s in x.strides):
+    if any(s % x.dtype.itemsize for _, x in operands for s in x.strides):
         return None
     sizes, split, strides = _merged(form, operands)
     if len(sizes) - split > 1:  # the columns lie in no one row: a fold of all of them may go row by row
         rowwise = not form.split and not any(v.phase for v in values)
-        return compiled(replace(form, split=len(form.space) - 1), outs, arrays) if rowwise else None
+        return _function(replace(form, split=len(form.space) - 1), laid) if rowwise else None
     rows, width = sizes[:split], sizes[split] if split < len(sizes) else 1
     inner = [s[split] if split < len(sizes) else 0 for s in strides]
     moves = tuple(tuple(s != 0 for s in own[:split]) for own in strides)
     layout = GroupLayout(len(rows), moves, tuple(s if s in (0, 1) else "s" for s in inner))
     text = text_of(form, layout)
-    made = source(text_of_file("draws.h") + text.text if text.streams else text.text, "group") if compiles() else None
-    if made is None:
-        return None
     folds = any(v.fold for v in values)
     pitch = -(-width * 8 // 64) * 64
-    words = [*arrays, *outs, *rows, width, pitch]
+    words: list[int | float] = [*rows, width, pitch]
     words += [s for own in strides for s in own[:split] if s] + [s for s in inner if s not in (0, 1)]
     words += [float(v) if "float" in d else int(v) for d, v in text.numbers]
     words += text.streams
     jobs = int(np.prod(rows)) if rows or folds else -(-width // STRIP)
     whole = any(v.fold in ("rows", "all") for v in values)
     least = max(1, WORTH // (max(1, min(width, STRIP) if not rows else width) * len(form.lines)))
-    return [CCall(made, "group", words, jobs, max(jobs, 1) if whole else least, text.scratch * pitch)]
+    drawn = text_of_file("draws.h") + text.text if text.streams else text.text
+    return Function(drawn, words, jobs, max(jobs, 1) if whole else least, text.scratch * pitch)
 
 
-def _merged(form: Form, operands: Sequence[tuple[int, np.ndarray]]) -> tuple[list[int], int, list[list[int]]]:
+def _merged(form: Form, operands: Sequence[tuple[int, Laid]]) -> tuple[list[int], int, list[list[int]]]:
     """(sizes, axes of rows, strides in numbers) of the fewest axes that visit the same places in the same order."""
     strides = strides_in(form, operands)
     if not form.split and not any(line.op in FOLDS for line in form.lines):

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -142,6 +142,13 @@ class Form:
         """Items per axis of a value, with `rest` for the axes of the space that it lacks."""
         columns = (rest,) * (len(self.space) - self.split if self.flat[number] else 0)
         return (*(rest,) * (len(self.space) - len(items) - len(columns)), *items, *columns)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:  # asked for many times
+        return hash((self.types, self.lines, self.results, self.space, self.split, self.flat, self.checks))
 
     def values(self) -> list[Known]:
         return _values(self)

@@ -199,6 +199,7 @@ class _Units:
 
     def rebuilt(self, enter: Enter) -> tuple[Node, ...]:
         new: dict[Node, Node] = {}
+        self.forms: dict[Form, Form] = {}  # each once, so that equal ones are found at a glance
         for unit in self._order():
             members = self._members(unit)
             if len(members) > 1 or any(n in self.checks for n in members):
@@ -233,6 +234,7 @@ class _Units:
         lines = sorted(group.members, key=self.at.__getitem__)
         results = sorted(self.results[unit], key=self.at.__getitem__)
         form, arrays = _form_of(group, lines, results, [c for n in lines for c in self.checks.get(n, ())])
+        form = self.forms.setdefault(form, form)
         with origin_of(results[-1]):
             inputs = tuple(new.get(i, i) for i in arrays)  # what only a check looks at is nowhere else in the graph
             made = overwriting(tuple(overwritten(form).items()), enter).make(inputs, {"form": form})
