@@ -113,7 +113,7 @@ def in_a_process(name: str, layers: int) -> Row:
 
 def tell(block: Block, layers: int) -> None:
     training(block, layers).program(feed(2, 8))
-    sources = [s for s in compiled._sources.values() if s.library is not None]
+    sources = compiled.built()
     files = {os.stat(s.paths(compiled.folder())[0]).st_ino for s in sources}
     print(len(sources), len(files), compiled.spent())
 

@@ -322,6 +322,11 @@ def digest() -> bytes:
     return found.digest()[:8]
 
 
+def built() -> list[CSource]:
+    """What this process has libraries of."""
+    return [s for s in _sources.values() if s.library is not None]
+
+
 def spent() -> float:
     """The seconds that this process has spent on compiling."""
     return sum(_seconds)

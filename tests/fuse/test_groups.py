@@ -19,9 +19,11 @@ from hetu.core.graph import OPS, topological
 from hetu.core.passes import PASSES
 from hetu.core.simplify import interpret
 from hetu.core.types import same_type
+from hetu.cpu_kernels import groups as groups_in_c
 from hetu.cpu_kernels.c_calls import CCall
 from hetu.cpu_kernels.compiled import compiler
 from hetu.cpu_kernels.groups import compiled, fuse_groups, one_by_one
+from hetu.fuse import apart, unit
 from hetu.fuse.form import fused
 from hetu.fuse.group import fuse
 
@@ -379,3 +381,41 @@ def test_a_graph_four_times_as_deep_is_four_times_the_work():
 
     few, many = (lines_run(partial(fuse_groups, stack(layers))) for layers in (10, 40))
     assert few < many < 5 * few
+
+
+def attended(h):
+    return h + ht.nn.MultiHeadAttention(8, 2)(ht.nn.LayerNorm(8)(h))
+
+
+def recurred(h):
+    return h + ht.nn.LSTM(8, 8)(h)[0]
+
+
+DEEP = {"norm": lambda h: ht.gelu(ht.nn.Linear(8, 8)(ht.nn.LayerNorm(8)(h))), "attention": attended, "lstm": recurred}
+
+
+@pytest.mark.parametrize("block", DEEP)
+@pytest.mark.parametrize("rule", ["SGD", "Adam", "LAMB"])
+def test_at_another_shape_layers_that_are_alike_are_worked_out_once(monkeypatch, block, rule):
+    def counts(layers):
+        h = ht.placeholder("x", (None, 3, 8))
+        for _ in range(layers):
+            h = DEEP[block](h)
+        loss = ht.mean(h)
+        executor = ht.Executor([loss, getattr(ht.optim, rule)(0.1).minimize(loss)])
+        executor.program({"x": np.ones((2, 3, 8), np.float32)})
+        found = [0, 0]
+        for k, (module, name) in enumerate([(apart, "_example"), (unit.Rules, "unit_of_all")]):
+            real = getattr(module, name)
+
+            def counted(*args, k=k, real=real):
+                found[k] += 1
+                return real(*args)
+
+            monkeypatch.setattr(module, name, counted)
+        missed = groups_in_c._function.cache_info().misses
+        executor.program({"x": np.ones((5 + layers, 3, 8), np.float32)})
+        monkeypatch.undo()
+        return [*found, groups_in_c._function.cache_info().misses - missed]
+
+    assert counts(4) == counts(8)
