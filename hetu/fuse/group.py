@@ -69,6 +69,7 @@ class _Units:
             for i in before:
                 self.later[i].append(node)
         self.unit, self.groups = dict(self.at), {}
+        self.refused: set[tuple[int, int, int]] = set()
         self.reads: dict[int, list[Node]] = {}  # what each group reads from outside
         self.results: dict[int, list[Node]] = {}  # which of its members are read there
         for copies in alike:
@@ -144,6 +145,16 @@ class _Units:
         return [n for n in nodes if n in self.kept or not inside >= self.readers[n].keys()]
 
     def _merged(self, a: int, b: int) -> bool:
+        """Whether both are now one; what was refused once is not tried again before one of them has grown."""
+        asked = (min(a, b), max(a, b), len(self.groups[a].members) + len(self.groups[b].members))
+        if asked in self.refused:
+            return False
+        if self._joined(a, b):
+            return True
+        self.refused.add(asked)
+        return False
+
+    def _joined(self, a: int, b: int) -> bool:
         if a == b or self.nodes[a].tags.get("event") != self.nodes[b].tags.get("event"):
             return False
         joined = self.rules.joined(self.groups[a], self.groups[b])
