@@ -12,6 +12,7 @@ import bisect
 import heapq
 import itertools
 import mmap
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +27,7 @@ from .types import TensorType
 
 Value = tuple[Node, int]
 NEVER = 1 << 60  # the instruction index "after the last"
+SPAN = 256  # instructions
 SCRATCH = -1  # the slot of an instruction's working memory
 
 
@@ -232,11 +234,8 @@ class _Planner:
         for variable, value in self.updates.items():
             root = self.metas.roots[value, 0]
             storage = self.plan.storages[root]
-            if (
-                storage.home is not None
-                or not self.metas.is_whole(value, storage.nbytes)
-                or value.type != variable.type
-            ):
+            whole = self.metas.is_whole(value, storage.nbytes)
+            if storage.home is not None or not whole or value.type != variable.type:
                 continue
             old = (variable, 0)
             if old in self.read_at_end or old in values_of_others or not self._read_before(old, root):
@@ -380,17 +379,18 @@ def _pack(storages: Any, reuse: bool) -> int:
             storage.first, storage.last = 0, NEVER
     pending.sort(key=lambda s: (-s.nbytes, s.first))
     placed: list[tuple[int, int, int, int]] = []  # (offset, end, first, last), sorted by offset
-    size = 0
+    spans: dict[int, list[tuple[int, int, int, int]]] = defaultdict(list)  # of them those alive then: few to look at
+    size, most = 0, max((s.first for s in pending), default=0)
     for storage in pending:
-        nbytes = -(-storage.nbytes // ALIGNMENT) * ALIGNMENT
-        offset = 0
-        for start, end, first, last in placed:
+        alive = range(storage.first // SPAN, min(storage.last, most) // SPAN + 1)
+        nbytes, offset = -(-storage.nbytes // ALIGNMENT) * ALIGNMENT, 0
+        for start, end, first, last in spans[alive[0]] if len(alive) == 1 else placed:
             if first <= storage.last and storage.first <= last:
                 if start >= offset + nbytes:
                     break
                 offset = max(offset, end)
         storage.offset = offset
-        if nbytes:
-            bisect.insort(placed, (offset, offset + nbytes, storage.first, storage.last))
+        for known in (placed, *(spans[k] for k in alive)) if nbytes else ():
+            bisect.insort(known, (offset, offset + nbytes, storage.first, storage.last))
         size = max(size, offset + nbytes)
     return size
