@@ -114,9 +114,10 @@ def _parts(node: Node, fits: Callable[[Node], bool], scalars: Scalars, examples:
             return None
         key = line_of(node.op, [node.inputs.index(i) for i in node.inputs], node.attrs), *map(_given, node.inputs)
         if key not in examples:
-            examples[key] = _example(node, fits, scalars)
-            return examples[key] and examples[key].parts
-        return examples[key] and examples[key].copied(node.inputs)
+            examples[key] = example = _example(node, fits, scalars)
+            return None if example is None else example.parts
+        example = examples[key]
+        return None if example is None else example.copied(node.inputs)
 
 
 def _given(x: Node) -> Any:
@@ -126,10 +127,8 @@ def _given(x: Node) -> Any:
 
 def _example(node: Node, fits: Callable[[Node], bool], scalars: Scalars) -> Example | None:
     """The parts of a node in operators all of which fit, or None."""
-    if node.op.update is not None:
-        whole = _updated(node, scalars)
-    else:
-        whole = node.op.decompose_rule(*node.inputs, **node.attrs)
+    rule = node.op.decompose_rule
+    whole = rule(*node.inputs, **node.attrs) if node.op.update is None and rule else _updated(node, scalars)
     if whole is None:
         return None
     inputs, known = node.inputs, {i: i for i in node.inputs}

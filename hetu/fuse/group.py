@@ -63,12 +63,14 @@ class _Units:
         self.nodes = [*self.earlier]
         self.kept, self.numbers = set(outputs), {node for node in self.nodes if is_number(node)}
         self.at = {node: k for k, node in enumerate(self.nodes)}
-        self.readers = {node: dict.fromkeys(found) for node, found in readers_of(self.nodes).items()}
+        found = readers_of(self.nodes)
+        self.readers = {node: dict.fromkeys(r for r in found[node] if r is not None) for node in self.nodes}
         self.later: dict[Node, list[Node]] = {node: [] for node in self.nodes}
         for node, before in self.earlier.items():
             for i in before:
                 self.later[i].append(node)
-        self.unit, self.groups = dict(self.at), {}
+        self.unit = dict(self.at)
+        self.groups: dict[int, Unit] = {}
         self.refused: set[tuple[int, int, int]] = set()
         self.reads: dict[int, list[Node]] = {}  # what each group reads from outside
         self.results: dict[int, list[Node]] = {}  # which of its members are read there
