@@ -114,23 +114,25 @@ def _parts(node: Node, fits: Callable[[Node], bool], scalars: Scalars, examples:
             return None
         key = line_of(node.op, [node.inputs.index(i) for i in node.inputs], node.attrs), *map(_given, node.inputs)
         if key not in examples:
-            examples[key] = example = _example(node, fits, scalars)
+            example, own = _example(node, fits, scalars)
+            if own:
+                examples[key] = example
             return None if example is None else example.parts
         example = examples[key]
         return None if example is None else example.copied(node.inputs)
 
 
 def _given(x: Node) -> Any:
-    """What the parts of an operator may follow from: the type of an input, or the very scalar or constant."""
-    return x.type if x.ndim and x.role is not Role.CONSTANT else x
+    """What the parts of an operator may follow from: the kind of an input, or the very scalar or constant."""
+    return (x.type, x.op) if x.ndim and x.role is not Role.CONSTANT else x
 
 
-def _example(node: Node, fits: Callable[[Node], bool], scalars: Scalars) -> Example | None:
-    """The parts of a node in operators all of which fit, or None."""
+def _example(node: Node, fits: Callable[[Node], bool], scalars: Scalars) -> tuple[Example | None, bool]:
+    """The parts of a node in operators all of which fit, or None; and whether they reach no further than its inputs."""
     rule = node.op.decompose_rule
     whole = rule(*node.inputs, **node.attrs) if node.op.update is None and rule else _updated(node, scalars)
     if whole is None:
-        return None
+        return None, True
     inputs, known = node.inputs, {i: i for i in node.inputs}
     parts = tuple(_part(n, known) for n in (whole if isinstance(whole, tuple) else (whole,)))
     frontier, seen = [*parts], {*inputs}
@@ -138,7 +140,7 @@ def _example(node: Node, fits: Callable[[Node], bool], scalars: Scalars) -> Exam
         n = frontier.pop()
         if n not in seen and n.inputs:
             if not fits(n):
-                return None
+                return None, True
             frontier += n.inputs
         seen.add(n)
     hanging = {i for i in inputs if _given(i) is not i}
@@ -147,7 +149,9 @@ def _example(node: Node, fits: Callable[[Node], bool], scalars: Scalars) -> Exam
         if not hanging.isdisjoint(n.inputs):
             hanging.add(n)
             nodes.append(n)
-    return Example(inputs, [tuple(nodes)], parts)
+    latest = max((i.serial for i in inputs), default=-1)
+    own = all(n in inputs or n.serial > latest or not n.ndim or n.role is Role.CONSTANT for n in seen)
+    return Example(inputs, [tuple(nodes)], parts), own
 
 
 def _part(node: Node, known: dict[Node, Node]) -> Node:

@@ -419,3 +419,22 @@ def test_at_another_shape_layers_that_are_alike_are_worked_out_once(monkeypatch,
         return [*found, groups_in_c._function.cache_info().misses - missed]
 
     assert counts(4) == counts(8)
+
+
+def test_a_rule_that_looks_behind_its_inputs_is_asked_for_each_node():
+    """Nodes that are alike are taken apart once; this one is not like the next."""
+
+    @ht.op(infer=lambda x: x)
+    def undone(xp, x):
+        return xp.exp(xp.log(x))
+
+    @undone.decompose
+    def undone_parts(x):
+        return x.inputs[0] * 1.0 if x.op is OPS["exp"] else OPS["exp"](ht.log(x))
+
+    a, b, c = (ht.placeholder(n, (3, 4)) for n in "abc")
+    outputs = [undone(ht.exp(a)), undone(ht.exp(b)), undone(c), undone(ht.square(c))]
+    feed = {n: np.full((3, 4), k + 1, np.float32) for k, n in enumerate((a, b, c))}
+    made = fuse_groups(outputs)
+    for got, right in zip(interpret(made, feed), (1, 2, 3, 9)):
+        np.testing.assert_allclose(got, right, rtol=1e-6)
