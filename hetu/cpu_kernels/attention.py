@@ -1,4 +1,4 @@
-"""Attention in strips of queries whose scores stay in the cache; heads lie where the projections put them.
+"""Attention in strips of queries whose scores stay in the cache, or of few; heads lie where the projections put them.
 
 The gradient makes the scores again, so that no matrix of them is in memory. `attention.c` computes.
 
@@ -25,6 +25,7 @@ from .recipes import kernel
 
 STRIP, CHUNK, UNIT = 64, 256, 16  # as in `attention.c`: queries and keys at a time, what sizes in scratch divide by
 LEAST = 1 << 23  # multiplications that are worth another thread
+FEW = 2  # queries that go one by one, in `attention_few.c`
 HEADS_FIRST = (0, 2, 1, 3)
 
 
@@ -61,8 +62,10 @@ def _call(
         return None
     if len(seen) > 1 or len(bias) > 1 or len(seen) + len(bias) < len(masks):
         return None
-    rows, chunk, heads = min(s, STRIP), min(t, CHUNK), total.size // s
-    if function == "attention":
+    rows, chunk, heads, few = min(s, STRIP), min(t, CHUNK), total.size // s, function == "attention" and s <= FEW
+    if few:
+        jobs, work, blocks = heads, s * t * (d + e), [(s, t + d), (UNIT, d + e)]
+    elif function == "attention":
         jobs, work, blocks = heads * -(-s // STRIP), rows * t * (d + e), [(t, d + e), (rows, max(d, e)), (d + t, rows)]
     else:
         jobs, work = heads, s * t * (3 * d + 2 * e)
@@ -72,7 +75,9 @@ def _call(
     places = (word for kind in hidden for word in (_words(*kind) if kind else (0, 0, 0, 0)))
     words = (*_words(q), *_words(k), *_words(v), *places, total, s, t, d, e, scale, int(causal))
     more = (word for a in (*others, *out) for word in _words(a))
-    return c_call("attention.c", function, q.dtype, *words, *more, jobs=jobs, grain=-(-LEAST // work), scratch=scratch)
+    name = f"{function}_few" if few else function
+    file = "attention_few.c" if few else "attention.c"
+    return c_call(file, name, q.dtype, *words, *more, jobs=jobs, grain=-(-LEAST // work), scratch=scratch)
 
 
 def _whole(size: int) -> int:

@@ -21,6 +21,9 @@ CASES = {  # leading axes, queries, keys, features, features of values
     "wide": ((), 70, 300, 33, 40),
     "chunks": ((1,), 70, 530, 16, 8),
     "few-keys": ((2,), 90, 33, 8, 8),
+    "one-query": ((2, 3), 1, 37, 20, 20),
+    "two-queries": ((3,), 2, 333, 64, 70),
+    "two-narrow": ((), 2, 16, 3, 7),
 }
 
 
