@@ -17,7 +17,7 @@ from .core.errors import ArgumentError, GradientError, ShapeError, UnknownNameEr
 from .core.graph import OPS, Node, topological
 from .core.leaf import unique_name, variable
 from .core.op import Op, Role
-from .core.operators import zeros_like
+from .core.operators import with_updates_op, zeros_like
 from .init import zeros
 from .ops import astype, clip, maximum, sqrt
 from .ops import sum as sum_
@@ -106,13 +106,16 @@ class Optimizer:
     def minimize(self, loss: Node, variables: Iterable[Node] | None = None) -> Updates:
         """Updates that lower `loss`, a float scalar, by changing `variables`.
 
-        By default these are all trainable variables that the gradient reaches, in the order they were made. One that
-        is named but does not reach the loss is a GradientError.
+        By default these are all trainable variables that the gradient reaches, in the order they were made. Of those
+        that are named, as by `layer.variables`, statistics that the loss itself keeps up to date are left out; one
+        that does not reach the loss is a GradientError.
         """
         if variables is not None:
             named = list(variables)
             _check_variables(named)
-            return self.apply(dict(zip(named, gradients(loss, named))))
+            kept = {v for n in topological([loss]) if n.op is with_updates_op for v in n.inputs[1::2]}
+            trained = [v for v in named if v not in kept]
+            return self.apply(dict(zip(trained, gradients(loss, trained))))
         found = [n for n in topological([loss]) if n.role is Role.VARIABLE and n.attrs["trainable"]]
         found.sort(key=lambda node: node.serial)
         pairs = zip(found, gradients(loss, found, allow_unused=True))

@@ -226,6 +226,18 @@ def test_only_reached_trainable_variables_are_updated():
         optimizer.minimize(ht.broadcast_to(used, (2,)))
 
 
+def test_of_the_variables_of_a_layer_those_that_train_are_taken():
+    """As of two networks that train against each other; the statistics of their norms go on."""
+    with ht.scope("one of two"):
+        net = ht.nn.Sequential(ht.nn.Linear(3, 4), ht.nn.BatchNorm(4))
+    x = ht.placeholder("x", (5, 3))
+    loss = ht.mean(ht.square(net(x)))
+    ex = ht.Executor({"train": [loss, optim.SGD(0.1).minimize(loss, net.variables)]})
+    before = {v.name: ex.state[v.name].copy() for v in net.variables}
+    ex.run("train", {x: np.random.default_rng(0).normal(size=(5, 3))})
+    assert all((ex.state[name] != value).any() for name, value in before.items() if "linear/bias" not in name)
+
+
 def test_apply_takes_foreign_gradients_and_checks_their_types():
     with ht.scope("apply"):
         w = ht.variable("w", np.ones(3, np.float32))
