@@ -13,6 +13,7 @@ from hetu.core.errors import ArgumentError, FeedError, UnknownNameError
 from hetu.core.graph import OPS, Node, tagged
 from hetu.look.profiler import Profile, ProfileRow, flops, profile, traffic
 from hetu.passes.channels_last import channels_last
+from hetu.passes.flash_attention import flash_attention
 
 
 def array(*shape: int, dtype: str = "float32", name: str = "x") -> Node:
@@ -52,9 +53,43 @@ def test_the_backward_of_a_convolution_costs_as_much_as_its_forward(form, lowere
     assert counts == dict.fromkeys((form, f"{form}_dx", f"{form}_dw"), flops(y))
 
 
-def test_attention_is_two_products_forward_and_four_backward():
+def recurrent(make, gates, *biases):
+    x, w, u = array(2, 5, 3, name="x"), array(3, gates * 4, name="w"), array(4, gates * 4, name="u")
+    return ht.sum(make(x, w, u, *biases)[0]), [x, w, u], 2 * 2 * 5 * (3 + 4) * gates * 4, 2 * 2 * 5 * 11 * gates * 4
+
+
+def flash():
+    q, k, v = (array(2, s, 3, f, name=n) for n, s, f in (("q", 5, 8), ("k", 7, 8), ("v", 7, 6)))
+    y = flash_attention(q, k, v, array(5, 7, dtype="bool"), scale=1.0)[0]
+    return ht.sum(y), [], 2 * 2 * 3 * 5 * 7 * (8 + 6), 0
+
+
+def sparse():
+    rows, columns, values = (array(9, dtype=d, name=n) for n, d in (("r", "int64"), ("c", "int64"), ("v", "float32")))
+    y = OPS["sparse_matmul"](rows, columns, values, array(4, 6, name="x"), size=5)
+    return ht.sum(y), [], 2 * 9 * 6, 0
+
+
+PRODUCTS = {
+    "lstm": lambda: recurrent(ht.lstm, 4, np.zeros(16)),
+    "gru": lambda: recurrent(ht.gru, 3, np.zeros(12), np.zeros(12)),
+    "flash_attention": flash,
+    "sparse_matmul": sparse,
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_within_an_operator_are_counted(name):
+    loss, inputs, forward, backward = PRODUCTS[name]()
+    graph = ht.Graph((loss, *(ht.gradients(loss, inputs) if inputs else ())))
+    counts = {n.op.name: flops(n) for n in graph.nodes if n.op.name.startswith(name)}
+    assert counts == {name: forward} | ({f"{name}_dx": backward} if inputs else {})
+
+
+@pytest.mark.parametrize("masks", [0, 1])
+def test_attention_is_two_products_forward_and_four_backward(masks):
     q, k, v = array(2, 5, 8, name="q"), array(2, 7, 8, name="k"), array(2, 7, 3, name="v")
-    y = ht.scaled_dot_product_attention(q, k, v)
+    y = ht.scaled_dot_product_attention(q, k, v, *[array(5, 7, dtype="bool", name="mask")] * masks)
     graph = ht.Graph(tuple(ht.gradients(ht.sum(y), [q, k, v])))
     counts = {n.op.name: flops(n) for n in graph.nodes if n.op.name.startswith("attention")}
     forward = 2 * 2 * 5 * 7 * (8 + 3)

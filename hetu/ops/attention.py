@@ -124,7 +124,7 @@ def _operations(q: TensorType, k: TensorType, v: TensorType) -> int:
     return 2 * math.prod(map(int, (*q.shape[:-1], k.shape[-2], q.shape[-1] + v.shape[-1])))
 
 
-attention.flops(lambda out, q, k, v, **_: _operations(q, k, v))
+attention.flops(lambda out, q, k, v, *_, **__: _operations(q, k, v))
 
 
 @attention.grad

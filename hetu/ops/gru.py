@@ -15,8 +15,8 @@ from ..core.errors import ShapeError, public
 from ..core.graph import OPS, Node
 from ..core.op import as_node, as_nodes, op
 from ..core.types import TensorType, compatible, promote, require_float
+from . import sequence
 from .index import in_range
-from .sequence import along_time, dims_with_lengths, kept, length_ranges, require_lengths, steps_of
 
 __all__ = ["gru"]
 
@@ -30,7 +30,7 @@ def _gru_type(
     shown = f"got x {x}, weights {w} and {u}, biases {b} and {d}, state {h}"
     if (x.ndim, w.ndim, u.ndim, b.ndim, d.ndim, h.ndim) != (3, 2, 2, 1, 1, 2):
         raise ShapeError(shown, fix=WANTED)
-    require_lengths(x, lengths)
+    sequence.require_lengths(x, lengths)
     n, steps, inputs = x.shape
     k = u.shape[0]
     wanted = (inputs, 3 * k, 3 * k, 3 * k, 3 * k, n, k)
@@ -43,7 +43,7 @@ def _gru_type(
 @op(
     name="gru",
     infer=_gru_type,
-    dims=dims_with_lengths("nt!f!,f!k!,h!k!,k!,k!,nh!", "nt!h!,nh!,nt!g!"),
+    dims=sequence.dims_with_lengths("nt!f!,f!k!,h!k!,k!,k!,nh!", "nt!h!,nh!,nt!g!"),
     scratch=True,
 )
 def _gru(xp: ModuleType, x: Any, w: Any, u: Any, b: Any, d: Any, h: Any, *lengths: Any) -> tuple[Any, ...]:
@@ -63,13 +63,16 @@ def _gru(xp: ModuleType, x: Any, w: Any, u: Any, b: Any, d: Any, h: Any, *length
         r, z, scaled = both[:, :k], both[:, k:], from_h[:, 2 * k :]
         n = xp.tanh(from_x[:, t, 2 * k :] + r * scaled)
         made = (n + z * (h - n), xp.concat([both, n, scaled], axis=1))
-        steps.append(tuple(kept(xp.where, lengths, t, part, xp.zeros_like(part)) for part in made))
-        h = kept(xp.where, lengths, t, made[0], h)
-    hs, gates = along_time(xp, steps, h, k, 4 * k)
+        steps.append(tuple(sequence.kept(xp.where, lengths, t, part, xp.zeros_like(part)) for part in made))
+        h = sequence.kept(xp.where, lengths, t, made[0], h)
+    hs, gates = sequence.along_time(xp, steps, h, k, 4 * k)
     return hs, h, gates
 
 
-in_range(_gru, lambda x, w, u, b, d, h, *lengths: length_ranges(x.shape[1], lengths))
+in_range(_gru, lambda x, w, u, b, d, h, *lengths: sequence.length_ranges(x.shape[1], lengths))
+
+
+_gru.flops(lambda out, x, w, u, *_, **__: sequence.products_of_steps(x, w, u))
 
 
 @_gru.grad
@@ -88,7 +91,7 @@ def _dx_type(*types: TensorType) -> tuple[TensorType, ...]:
 @op(
     infer=_dx_type,
     inplace={0: (9,)},
-    dims=dims_with_lengths("nt!h!,nh!,nt!f!,f!k!,h!k!,k!,k!,nh!,nt!h!,nt!g!", "nt!g!,f!k!,h!k!,k!,k!,nh!"),
+    dims=sequence.dims_with_lengths("nt!h!,nh!,nt!f!,f!k!,h!k!,k!,k!,nh!,nt!h!,nt!g!", "nt!g!,f!k!,h!k!,k!,k!,nh!"),
     scratch=True,
 )
 def gru_dx(
@@ -122,9 +125,9 @@ def gru_dx(
         blocks.append(hs[:, t - 1, :] if t else h)
         slopes, slope = _slopes(dh + gh[:, t, :], *blocks)
         slope = slope + xp.matmul(xp.concat([*slopes[:2], slopes[3]], axis=1), xp.matrix_transpose(u))
-        dz, dh = xp.concat(slopes, axis=1), kept(xp.where, lengths, t, slope, dh)
-        steps.append((kept(xp.where, lengths, t, dz, xp.zeros_like(dz)),))
-    (dz,) = along_time(xp, steps[::-1], h, 4 * k)
+        dz, dh = xp.concat(slopes, axis=1), sequence.kept(xp.where, lengths, t, slope, dh)
+        steps.append((sequence.kept(xp.where, lengths, t, dz, xp.zeros_like(dz)),))
+    (dz,) = sequence.along_time(xp, steps[::-1], h, 4 * k)
     of_x = xp.reshape(dz[:, :, : 3 * k], (rows * time, 3 * k))
     of_h = xp.reshape(xp.concat([dz[:, :, : 2 * k], dz[:, :, 3 * k :]], axis=2), (rows * time, 3 * k))
     before = xp.concat([xp.expand_dims(h, axis=1), hs], axis=1)[:, :time, :]
@@ -141,25 +144,28 @@ def _slopes(dh: Any, r: Any, z: Any, n: Any, scaled: Any, before: Any) -> tuple[
     return [dn * scaled * r * (1 - r), dh * (before - n) * z * (1 - z), dn, dn * r], dh * z
 
 
+gru_dx.flops(lambda out, gh, dh, x, w, u, *_, **__: sequence.products_of_steps(x, w, u, u))
+
+
 @gru_dx.decompose
 def gru_dx_parts(
     gh: Node, dh: Node, x: Node, w: Node, u: Node, b: Node, d: Node, h: Node, *others: Node
 ) -> tuple[Node, ...]:
     matmul, transpose, concat, where = OPS["matmul"], OPS["matrix_transpose"], OPS["concat"], OPS["where"]
     k, steps, lengths = u.shape[0], [], others[2:]
-    for t in steps_of(x):
+    for t in sequence.steps_of(x):
         from_x, from_h = matmul(x[:, t], w) + b, matmul(h, u) + d
         r, z = (OPS["sigmoid"](from_x[:, j * k : (j + 1) * k] + from_h[:, j * k : (j + 1) * k]) for j in (0, 1))
         scaled = from_h[:, 2 * k :]
         n = OPS["tanh"](from_x[:, 2 * k :] + r * scaled)
         steps.append((x[:, t], h, (r, z, n, scaled, h)))
-        h = kept(where, lengths, t, n + z * (h - n), h)
+        h = sequence.kept(where, lengths, t, n + z * (h - n), h)
     made, dw, du, dd = [], [], [], []
     for t, (x_t, before, gates) in reversed(list(enumerate(steps))):
         dz, slope = _slopes(dh + gh[:, t], *gates)
-        dz = [kept(where, lengths, t, part, OPS["zeros_like"](part)) for part in dz]
+        dz = [sequence.kept(where, lengths, t, part, OPS["zeros_like"](part)) for part in dz]
         of_x, of_h = concat(*dz[:3], axis=1), concat(dz[0], dz[1], dz[3], axis=1)
-        dh = kept(where, lengths, t, slope + matmul(of_h, transpose(u)), dh)
+        dh = sequence.kept(where, lengths, t, slope + matmul(of_h, transpose(u)), dh)
         made.append(OPS["expand_dims"](concat(*dz, axis=1), axis=1))
         dw.append(matmul(transpose(x_t), of_x))
         du.append(matmul(transpose(before), of_h))

@@ -15,8 +15,8 @@ from ..core.errors import ShapeError, public
 from ..core.graph import OPS, Node
 from ..core.op import as_node, as_nodes, op
 from ..core.types import TensorType, compatible, promote, require_float
+from . import sequence
 from .index import in_range
-from .sequence import along_time, dims_with_lengths, kept, length_ranges, require_lengths, steps_of
 
 __all__ = ["lstm"]
 
@@ -30,7 +30,7 @@ def _lstm_type(
     shown = f"got x {x}, weights {w} and {u}, bias {b}, states {h} and {c}"
     if (x.ndim, w.ndim, u.ndim, b.ndim, h.ndim, c.ndim) != (3, 2, 2, 1, 2, 2):
         raise ShapeError(shown, fix=WANTED)
-    require_lengths(x, lengths)
+    sequence.require_lengths(x, lengths)
     n, steps, inputs = x.shape
     k = u.shape[0]
     wanted = (inputs, 4 * k, 4 * k, 4 * k, n, k, n, k)
@@ -44,7 +44,7 @@ def _lstm_type(
 @op(
     name="lstm",
     infer=_lstm_type,
-    dims=dims_with_lengths("nt!f!,f!k!,h!k!,k!,nh!,nh!", "nt!h!,nh!,nh!,nt!h!,nt!h!,nt!k!"),
+    dims=sequence.dims_with_lengths("nt!f!,f!k!,h!k!,k!,nh!,nh!", "nt!h!,nh!,nh!,nt!h!,nt!h!,nt!k!"),
     scratch=True,
 )
 def _lstm(xp: ModuleType, x: Any, w: Any, u: Any, b: Any, h: Any, c: Any, *lengths: Any) -> tuple[Any, ...]:
@@ -67,13 +67,16 @@ def _lstm(xp: ModuleType, x: Any, w: Any, u: Any, b: Any, h: Any, c: Any, *lengt
         after = f * c + i * g
         top = xp.tanh(after)
         made = (o * top, after, top, xp.concat([i, f, g, o], axis=1))
-        steps.append(tuple(kept(xp.where, lengths, t, part, xp.zeros_like(part)) for part in made))
-        h, c = (kept(xp.where, lengths, t, new, old) for new, old in zip(made, (h, c)))
-    hs, cs, tops, gates = along_time(xp, steps, h, k, k, k, 4 * k)
+        steps.append(tuple(sequence.kept(xp.where, lengths, t, part, xp.zeros_like(part)) for part in made))
+        h, c = (sequence.kept(xp.where, lengths, t, new, old) for new, old in zip(made, (h, c)))
+    hs, cs, tops, gates = sequence.along_time(xp, steps, h, k, k, k, 4 * k)
     return hs, h, c, cs, tops, gates
 
 
-in_range(_lstm, lambda x, w, u, b, h, c, *lengths: length_ranges(x.shape[1], lengths))
+in_range(_lstm, lambda x, w, u, b, h, c, *lengths: sequence.length_ranges(x.shape[1], lengths))
+
+
+_lstm.flops(lambda out, x, w, u, *_, **__: sequence.products_of_steps(x, w, u))
 
 
 @_lstm.grad
@@ -92,7 +95,7 @@ def _dx_type(*types: TensorType) -> tuple[TensorType, ...]:
 @op(
     infer=_dx_type,
     inplace={0: (12,)},
-    dims=dims_with_lengths(
+    dims=sequence.dims_with_lengths(
         "nt!h!,nh!,nh!,nt!f!,f!k!,h!k!,k!,nh!,nh!,nt!h!,nt!h!,nt!h!,nt!k!", "nt!k!,f!k!,h!k!,k!,nh!,nh!"
     ),
     scratch=True,
@@ -131,10 +134,10 @@ def lstm_dx(
         blocks += [cs[:, t - 1, :] if t else c, tops[:, t, :]]
         slopes, before = _slopes(dh + gh[:, t, :], dc, *blocks)
         dz = xp.concat(slopes, axis=1)
-        steps.append((kept(xp.where, lengths, t, dz, xp.zeros_like(dz)),))
-        dc = kept(xp.where, lengths, t, before, dc)
-        dh = kept(xp.where, lengths, t, xp.matmul(dz, xp.matrix_transpose(u)), dh)
-    (dz,) = along_time(xp, steps[::-1], h, 4 * k)
+        steps.append((sequence.kept(xp.where, lengths, t, dz, xp.zeros_like(dz)),))
+        dc = sequence.kept(xp.where, lengths, t, before, dc)
+        dh = sequence.kept(xp.where, lengths, t, xp.matmul(dz, xp.matrix_transpose(u)), dh)
+    (dz,) = sequence.along_time(xp, steps[::-1], h, 4 * k)
     before = xp.concat([xp.expand_dims(h, axis=1), hs], axis=1)[:, :time, :]
     rows = xp.reshape(dz, (n * time, 4 * k))
     dw, du = (xp.matmul(xp.matrix_transpose(xp.reshape(a, (n * time, a.shape[2]))), rows) for a in (x, before))
@@ -148,27 +151,33 @@ def _slopes(dh: Any, dc: Any, i: Any, f: Any, g: Any, o: Any, before: Any, top: 
     return gates, dc * f
 
 
+lstm_dx.flops(lambda out, gh, dh, dc, x, w, u, *_, **__: sequence.products_of_steps(x, w, u, u))
+
+
 @lstm_dx.decompose
 def lstm_dx_parts(
     gh: Node, dh: Node, dc: Node, x: Node, w: Node, u: Node, b: Node, h: Node, c: Node, *others: Node
 ) -> tuple[Node, ...]:
     matmul, transpose, concat, where = OPS["matmul"], OPS["matrix_transpose"], OPS["concat"], OPS["where"]
     k, steps, lengths = u.shape[0], [], others[4:]
-    for t in steps_of(x):
+    for t in sequence.steps_of(x):
         z = matmul(x[:, t], w) + b + matmul(h, u)
         i, f, o = (OPS["sigmoid"](z[:, j * k : (j + 1) * k]) for j in (0, 1, 3))
         g = OPS["tanh"](z[:, 2 * k : 3 * k])
         steps.append((x[:, t], h, (i, f, g, o, c)))
         after = f * c + i * g
-        h = kept(where, lengths, t, o * OPS["tanh"](after), h)
-        c = kept(where, lengths, t, after, c)
+        h = sequence.kept(where, lengths, t, o * OPS["tanh"](after), h)
+        c = sequence.kept(where, lengths, t, after, c)
     made, dw, du = [], [], []
     for t, (x_t, before, gates) in reversed(list(enumerate(steps))):
         top = OPS["tanh"](gates[1] * gates[4] + gates[0] * gates[2])
         blocks, slope = _slopes(dh + gh[:, t], dc, *gates, top)
         dz = concat(*blocks, axis=1)
-        dz, dc = kept(where, lengths, t, dz, OPS["zeros_like"](dz)), kept(where, lengths, t, slope, dc)
-        dh = kept(where, lengths, t, matmul(dz, transpose(u)), dh)
+        dz, dc = (
+            sequence.kept(where, lengths, t, dz, OPS["zeros_like"](dz)),
+            sequence.kept(where, lengths, t, slope, dc),
+        )
+        dh = sequence.kept(where, lengths, t, matmul(dz, transpose(u)), dh)
         made.append(OPS["expand_dims"](dz, axis=1))
         dw.append(matmul(transpose(x_t), dz))
         du.append(matmul(transpose(before), dz))

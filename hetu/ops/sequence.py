@@ -6,6 +6,7 @@ Left out: gaps within a sequence.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import Any
@@ -41,6 +42,11 @@ def steps_of(x: Node) -> range:
             f"the number of time steps of {x.type} is not known", fix="give the time axis of x a fixed size, 1 or more"
         )
     return range(x.shape[1])
+
+
+def products_of_steps(x: TensorType, *weights: TensorType) -> int:
+    """The operations of each step's products with these matrices."""
+    return 2 * math.prod(map(int, x.shape[:2])) * sum(int(w.size) for w in weights)
 
 
 def kept(where: Any, lengths: Sequence[Any], t: int, new: Any, old: Any) -> Any:

@@ -6,6 +6,7 @@ what they mean, in terms of `attention`. Masks broadcast to (batch, heads, queri
 
 from __future__ import annotations
 
+import math
 from types import ModuleType
 from typing import Any
 
@@ -47,6 +48,14 @@ def flash_attention(
     return xp.astype(xp.permute_dims(y, (0, 2, 1, 3)), q.dtype), total
 
 
+def _operations(q: TensorType, k: TensorType, v: TensorType) -> int:
+    """The scores and their product with the values."""
+    return 2 * math.prod(map(int, q.shape[:3])) * int(k.shape[1]) * (int(q.shape[3]) + int(v.shape[3]))
+
+
+flash_attention.flops(lambda out, q, k, v, *_, **__: _operations(q, k, v))
+
+
 def _dx_type(g: TensorType, q: TensorType, k: TensorType, v: TensorType, *_: Any, **__: Any) -> Any:
     if not (same(q.shape, k.shape) and same(q.shape, v.shape)):
         return q, k, v
@@ -74,3 +83,6 @@ def flash_attention_dx(
     parts = OPS["attention_dx"].forward(xp, g, queries, keys, values, y, total, *masks, scale=scale, causal=causal)
     made = tuple(xp.astype(xp.permute_dims(p, (0, 2, 1, 3)), q.dtype) for p in parts)
     return xp.stack(made, axis=2) if q.shape == k.shape == v.shape else made
+
+
+flash_attention_dx.flops(lambda out, g, q, k, v, *_, **__: 2 * _operations(q, k, v))
