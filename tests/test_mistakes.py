@@ -270,6 +270,11 @@ def shapes_that_an_operator_of_ones_own_does_not_take():
         del OPS["mystery"]
 
 
+@mistake(AttributeError, "hetu.nn has no 'BatchNorm2d'", "BatchNorm", "ht.relu")
+def a_layer_by_the_name_of_another_framework():
+    ht.nn.BatchNorm2d(3)
+
+
 @mistake(ValueError, "clip(f32[3])", "nan and 1", "None for no bound")
 def clip_to_a_bound_that_is_no_number():
     ht.clip(x(3), float("nan"), 1.0)
