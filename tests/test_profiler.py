@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import operator
 import xml.etree.ElementTree as ElementTree
+from functools import reduce
 
 import numpy as np
 import pytest
 
 import hetu as ht
 from hetu.core.errors import ArgumentError, FeedError, UnknownNameError
-from hetu.core.graph import OPS, Node, tagged
+from hetu.core.graph import OPS, Node, tagged, topological
+from hetu.core.memory import types_of
 from hetu.look.profiler import Profile, ProfileRow, flops, profile, traffic
 from hetu.passes.channels_last import channels_last
-from hetu.passes.flash_attention import flash_attention
+
+from .test_ops import built, each_sample
 
 
 def array(*shape: int, dtype: str = "float32", name: str = "x") -> Node:
@@ -36,6 +40,8 @@ def array(*shape: int, dtype: str = "float32", name: str = "x") -> Node:
         (lambda: ht.concat([array(4, 6), array(2, 6)], axis=0), 0),
         (lambda: ht.take(array(1000, 6), array(3, dtype="int64"), axis=0), 0),
         (lambda: ht.matrix_transpose(array(4, 6)), 0),
+        (lambda: OPS["bag"](array(1000, 6), array(3, 4, dtype="int64"), array(3, 4), axes=1), 2 * 3 * 4 * 6),
+        (lambda: OPS["sgd_rows"](array(1000, 6), array(3, dtype="int64"), array(3, 6), 0.1), 18),
         (lambda: ht.conv2d(array(2, 3, 8, 8), array(4, 3, 5, 5)), 2 * (2 * 4 * 4 * 4) * (3 * 5 * 5)),
         (lambda: ht.conv2d(array(2, 4, 8, 8), array(6, 2, 3, 3), groups=2), 2 * (2 * 6 * 6 * 6) * (2 * 3 * 3)),
     ],
@@ -53,37 +59,59 @@ def test_the_backward_of_a_convolution_costs_as_much_as_its_forward(form, lowere
     assert counts == dict.fromkeys((form, f"{form}_dx", f"{form}_dw"), flops(y))
 
 
-def recurrent(make, gates, *biases):
-    x, w, u = array(2, 5, 3, name="x"), array(3, gates * 4, name="w"), array(4, gates * 4, name="u")
-    return ht.sum(make(x, w, u, *biases)[0]), [x, w, u], 2 * 2 * 5 * (3 + 4) * gates * 4, 2 * 2 * 5 * 11 * gates * 4
+@pytest.mark.parametrize("make, gates, biases", [(ht.lstm, 4, [np.zeros(64)]), (ht.gru, 3, [np.zeros(48)] * 2)])
+def test_products_of_the_steps_of_recurrent_layers(make, gates, biases):
+    x, w, u = array(2, 5, 9, name="x"), array(9, gates * 16, name="w"), array(16, gates * 16, name="u")
+    graph = ht.Graph(tuple(ht.gradients(ht.sum(make(x, w, u, *biases)[0]), [x, w, u])))
+    counts = {n.op.name: flops(n) for n in graph.nodes if n.op.name.startswith(make.__name__)}
+    steps = 2 * 2 * 5 * gates * 16
+    assert counts == {make.__name__: steps * (9 + 16), f"{make.__name__}_dx": steps * (9 + 16 + 16)}
 
 
-def flash():
-    q, k, v = (array(2, s, 3, f, name=n) for n, s, f in (("q", 5, 8), ("k", 7, 8), ("v", 7, 6)))
-    y = flash_attention(q, k, v, array(5, 7, dtype="bool"), scale=1.0)[0]
-    return ht.sum(y), [], 2 * 2 * 3 * 5 * 7 * (8 + 6), 0
+class Counted(np.ndarray):
+    """An array that counts the operations of matrix products, and those of all other arithmetic, made with it."""
+
+    products = others = 0
+
+    def __array_ufunc__(self, ufunc, method, *inputs, **kwargs):
+        inputs = [_plain(i) for i in inputs]
+        kwargs |= {"out": tuple(map(_plain, kwargs["out"]))} if "out" in kwargs else {}
+        made = getattr(ufunc, method)(*inputs, **kwargs)
+        results = made if ufunc.nout > 1 else (made,)
+        if ufunc is np.matmul:
+            Counted.products += made.size * (2 * inputs[0].shape[-1] - 1)
+        else:
+            Counted.others += max(map(np.size, (results[0], inputs[0], inputs[-1])))
+        results = tuple(r.view(Counted) if isinstance(r, np.ndarray) else r for r in results)
+        return results if ufunc.nout > 1 else results[0]
 
 
-def sparse():
-    rows, columns, values = (array(9, dtype=d, name=n) for n, d in (("r", "int64"), ("c", "int64"), ("v", "float32")))
-    y = OPS["sparse_matmul"](rows, columns, values, array(4, 6, name="x"), size=5)
-    return ht.sum(y), [], 2 * 9 * 6, 0
+def _plain(value):
+    return value.view(np.ndarray) if isinstance(value, Counted) else value
 
 
-PRODUCTS = {
-    "lstm": lambda: recurrent(ht.lstm, 4, np.zeros(16)),
-    "gru": lambda: recurrent(ht.gru, 3, np.zeros(12), np.zeros(12)),
-    "flash_attention": flash,
-    "sparse_matmul": sparse,
-}
+def counted(node: Node, values: dict[Node, np.ndarray]) -> tuple[int, int]:
+    """Operations of the node's forward in NumPy: of products, and all others. Its value is put into `values`."""
+    Counted.products = Counted.others = 0
+    arrays = [values[i] for i in node.inputs]
+    viewed = [a.view(Counted) if isinstance(a, np.ndarray) else a for a in arrays]
+    made = node.op.forward(np, *viewed, **node.attrs)
+    values[node] = tuple(map(np.asarray, made)) if isinstance(made, tuple) else np.asarray(made)
+    return Counted.products, Counted.others
 
 
-@pytest.mark.parametrize("name", PRODUCTS)
-def test_products_within_an_operator_are_counted(name):
-    loss, inputs, forward, backward = PRODUCTS[name]()
-    graph = ht.Graph((loss, *(ht.gradients(loss, inputs) if inputs else ())))
-    counts = {n.op.name: flops(n) for n in graph.nodes if n.op.name.startswith(name)}
-    assert counts == {name: forward} | ({f"{name}_dx": backward} if inputs else {})
+@each_sample
+def test_operations_are_at_most_twice_or_half_of_what_numpy_makes(sample):
+    """Of operators with products, and of their gradients: the sample's values are computed by arrays that count."""
+    outputs, values = built(sample)
+    if sample.order:
+        floats = [n for n in values if n.dtype.kind == "f"]
+        total = reduce(operator.add, (ht.sum(ht.square(o)) for o in outputs if o.dtype.kind == "f"))
+        outputs += tuple(ht.gradients(total, floats, allow_unused=True))
+    for node in [n for n in topological(outputs) if n not in values]:
+        products, others = counted(node, values)
+        claimed, largest = flops(node), max((int(t.size) for n in (node, *node.inputs) for t in types_of(n)), default=0)
+        assert products / 2 <= claimed <= 2 * max(products + others, largest), (node, products, others)
 
 
 @pytest.mark.parametrize("masks", [0, 1])

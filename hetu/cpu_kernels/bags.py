@@ -74,6 +74,7 @@ def bag(xp: ModuleType, table: Any, ids: Any, *weights: Any, axes: int) -> Any:
 
 
 in_range(bag, lambda table, ids, *weights, axes: [(ids, table.shape[0], "index")])
+bag.flops(lambda out, table, ids, *weights, axes: (1 + len(weights)) * int(ids.size) * math.prod(table.shape[1:]))
 
 
 @kernel(bag)

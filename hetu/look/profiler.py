@@ -253,8 +253,9 @@ def flops(node: Node) -> int:
     if node.op.flops_rule is not None:
         return node.op.flops_rule(node.type, *(i.type for i in node.inputs), **node.attrs)
     sizes, shared, kept = _factors(node)
-    if any(len(inputs) > 1 and factor not in kept for factor, inputs in shared.items()):
-        return 2 * math.prod(sizes.values())
+    joined = {factor for factor, inputs in shared.items() if len(inputs) > 1}
+    if joined - kept:  # what one input alone has is summed, or looked up, before the product
+        return 2 * math.prod(size for factor, size in sizes.items() if factor in joined | kept)
     return max((int(t.size) for t in (*_operands(node), *types_of(node))), default=0)
 
 

@@ -97,6 +97,7 @@ def put_along_axis_add(
 
 take_along_axis.grad(lambda g, y, x, indices, *, axis, **_: (put_along_axis_add(x, indices, g, axis=axis), None))
 put_along_axis_add.normalize(axis_attrs)
+put_along_axis_add.flops(lambda out, like, indices, values, **_: int(values.size))
 
 
 @put_along_axis_add.grad

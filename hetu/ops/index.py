@@ -216,6 +216,7 @@ def scatter_add(xp: ModuleType, x: Any, ids: Any, updates: Any) -> Any:
 
 
 in_range(scatter_add, lambda x, ids, updates: [(ids, x.shape[0], "row id")])
+scatter_add.flops(lambda y, x, ids, updates: int(updates.size))
 scatter_add.grad(lambda g, y, x, ids, updates: (g, None, take(g, ids, axis=0)))
 scatter_add.decompose(lambda x, ids, updates: add(x, scatter_rows(x, ids, updates)))
 

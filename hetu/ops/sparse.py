@@ -89,7 +89,6 @@ def _changing_ranges(rows: Any, columns: Any, values: Any, x: Any, *, size: int)
 
 
 in_range(sparse_matmul, _changing_ranges)
-sparse_matmul.flops(lambda y, rows, columns, values, x, **_: 2 * int(rows.size) * int(x.shape[1]))
 
 
 @sparse_matmul.grad

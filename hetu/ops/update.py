@@ -230,6 +230,7 @@ def _rows_operator(rule: UpdateRule, parameters: Sequence[inspect.Parameter]) ->
         name=f"{rule.name}_rows", infer=partial(_rows_type, rule), dims=partial(_rows_dims, rule),
     )  # fmt: skip
     made.row_update = rule
+    made.flops(lambda out, *types, **_: int(types[rule.tables + 1].size))
     in_range(made, partial(_row_ids, rule.tables))
     return made
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
-import hetu.cpu_kernels.groups  # noqa: F401 - for its operators
+import hetu.cpu_kernels.bags
+import hetu.cpu_kernels.groups  # noqa: F401
 from hetu.core.graph import OPS
 
 from . import Sample, ints, real
@@ -14,6 +17,11 @@ def own_column(places, x):
     return np.eye(x.shape[-1], dtype=bool)[places[:, 0]]
 
 
+def bag(table, ids, weights):
+    return (table[ids] * weights[..., None]).sum(1)
+
+
 SAMPLES = [
+    Sample("bag", partial(OPS["bag"], axes=1), (real(50, 3), ints(4, 2), real(4, 2)), bag, order=0),
     Sample("own_column", lambda places, x: OPS["own_column"](places, x), (ints(4, 1), real(4, 5)), own_column, order=0),
 ]
