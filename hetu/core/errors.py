@@ -60,9 +60,8 @@ class Site(NamedTuple):
         line, end_line, column, end_column = positions
         raw = text.encode()  # the interpreter counts columns in bytes
         first = len(raw[:column].decode(errors="replace"))
-        if end_line != line or end_column is None:
-            return first, len(text)
-        return first, len(raw[:end_column].decode(errors="replace"))
+        ends_here = end_line == line and end_column is not None
+        return first, len(raw[:end_column].decode(errors="replace")) if ends_here else len(text)
 
 
 def user_site() -> Site | None:
@@ -101,11 +100,8 @@ class HetuError(Exception):
         return self
 
     def text(self, where: bool = True) -> str:
-        lines = [self.message]
-        if where and self.site is not None:
-            lines += [f"  at {self.site}", self.site.excerpt()]
-        if self.fix:
-            lines.append(f"  fix: {self.fix}")
+        place = [f"  at {self.site}", self.site.excerpt()] if where and self.site is not None else []
+        lines = [self.message, *place, f"  fix: {self.fix}" if self.fix else ""]
         return "\n".join(line for line in lines if line)
 
     def __str__(self) -> str:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .op import Op, Role
 
 OPS: dict[str, Op[..., Node]] = {}  # every operator by name; filled by `op.py`
+FUNCTIONS: set[str] = set()  # what users call of them, as `ht.matmul`; entered by `hetu.ops`
 _serial = itertools.count()
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
@@ -130,8 +131,9 @@ class Node:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        known = ["op", "inputs", "attrs", "type", "shape", "dtype", "ndim", "name", *OPS]
-        fix = _written(name) if name in OPS else did_you_mean(name, known)
+        known = ["op", "inputs", "attrs", "type", "shape", "dtype", "ndim", "name", *FUNCTIONS]
+        ours = _OURS.get(name, name)
+        fix = _written(ours) if ours in FUNCTIONS or ours in _FROM_NUMPY else did_you_mean(name, known)
         raise UnknownNameError(f"a node has no attribute {name!r}", fix=fix)
 
     @property
@@ -249,6 +251,7 @@ _FROM_NUMPY = frozenset(
     " logical_and logical_or logical_xor".split()
 )
 _OURS = {"bitwise_and": "logical_and", "bitwise_or": "logical_or", "bitwise_xor": "logical_xor", "absolute": "abs"}
+_OURS |= {"T": "matrix_transpose", "mT": "matrix_transpose", "transpose": "permute_dims", "view": "reshape"}
 _REDUCTIONS = {"add": "sum", "multiply": "prod", "maximum": "max", "minimum": "min"}  # ufunc.reduce -> ours
 
 

@@ -6,6 +6,7 @@ Operators that only passes, gradients and optimizers make are named by their mod
 import types
 import typing
 
+from ..core.graph import FUNCTIONS as _FUNCTIONS
 from ..core.leaf import *
 from ..core.operators import *
 from . import update
@@ -35,3 +36,4 @@ from .sparse import *
 
 if not typing.TYPE_CHECKING:  # a checker knows that stars take no modules; Python enters each here and takes it along
     __all__ = [name for name, value in globals().items() if name[0] != "_" and not isinstance(value, types.ModuleType)]
+    _FUNCTIONS.update(__all__)
