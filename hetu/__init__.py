@@ -11,6 +11,7 @@ import typing as _typing
 from . import checkpoint as _checkpoint  # which enters what saves and loads
 from . import data, init, look, metrics, nn, optim, schedules
 from . import passes as _passes  # which enters them
+from .answers import answer_names as _answer_names
 from .core import errors
 from .core.autodiff import gradients, recompute
 from .core.executor import Executor, evaluate
@@ -68,6 +69,8 @@ __all__ = [
     "mse_loss", "mae_loss", "huber_loss",
 ]  # fmt: skip
 look.install()
+_answer_names(__name__)
+_answer_names(errors.__name__)
 _STRATEGIES["auto"] = lambda: _importlib.import_module("hetu.plan").auto()
 
 
@@ -89,6 +92,4 @@ else:
     def __getattr__(name: str) -> object:
         if name in ("dist", "plan", "ps", "strategies"):
             return _importlib.import_module(f".{name}", __name__)
-        if name.startswith("_"):
-            raise AttributeError(name)
-        raise errors.UnknownNameError(f"hetu has no {name!r}", fix=errors.did_you_mean(name, __all__))
+        raise AttributeError(name)  # which the module then answers

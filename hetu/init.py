@@ -12,6 +12,7 @@ import math
 
 import numpy as np
 
+from .answers import answer_names
 from .core.errors import ShapeError
 from .core.leaf import Initializer
 from .core.types import show_shape
@@ -20,6 +21,7 @@ __all__ = [
     "constant", "fans", "he_normal", "he_uniform", "lecun_normal", "lecun_uniform", "normal", "ones", "orthogonal",
     "truncated_normal", "uniform", "xavier_normal", "xavier_uniform", "zeros",
 ]  # fmt: skip
+answer_names(__name__)
 
 KnownShape = tuple[int, ...]
 

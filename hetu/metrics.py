@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from .answers import answer_names
 from .core.errors import ArgumentError, DataError, DTypeError, ShapeError, ValueRangeError
 from .core.graph import Node
 from .core.op import as_node
@@ -18,6 +19,7 @@ from .core.types import compatible, show_shape
 from .ops import argmax, astype, equal, mean
 
 __all__ = ["AUC", "Accuracy", "ConfusionMatrix", "FScore", "Mean", "Metric", "Precision", "Recall", "accuracy"]
+answer_names(__name__)
 
 
 def accuracy(logits: Any, labels: Any) -> Node:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Unpack
 
+from .answers import answer_names
 from .core.graph import Node
 from .core.op import Op
 from .ops import logical_and, maximum, sign, sqrt, where
@@ -21,6 +22,7 @@ __all__ = [
     "OptimizerOptions", "Updates", "clip_by_global_norm", "update_rule",
     "adagrad", "adam", "amsgrad", "lamb", "lion", "momentum", "rmsprop", "sgd",
 ]  # fmt: skip
+answer_names(__name__)
 
 
 # -- gradient descent ------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from functools import reduce
 from typing import Any, TypedDict
 
+from .answers import AnswersCalls
 from .core.autodiff import gradients
 from .core.errors import ArgumentError, GradientError, ShapeError, UnknownNameError, did_you_mean, public
 from .core.graph import OPS, Node, topological
@@ -53,7 +54,7 @@ class Updates(dict[Node, Node]):
         self.gradients = dict(gradients)
 
 
-class Optimizer:
+class Optimizer(AnswersCalls):
     """Base class: gradients, clipping, L2 decay and the step count; a subclass names its `rule`.
 
     `learning_rate` is a number or a schedule of the step (`hetu.schedules`). Gradients are clipped first, to
@@ -98,7 +99,10 @@ class Optimizer:
         self.clip_value, self.clip_norm, self.hyperparameters = clip_value, clip_norm, hyperparameters
         known = self.rule.defaults if hyperparameters else {}
         for name in hyperparameters.keys() - known.keys():
-            raise UnknownNameError(f"{type(self).__name__} takes no {name!r}", fix=did_you_mean(name, known))
+            able = [c.__name__ for c in Optimizer.__subclasses__() if name in getattr(c, "rule", self.rule).defaults]
+            own = [*known, *OptimizerOptions.__annotations__]
+            fix = f"use {able[0]}, which does" if able else did_you_mean(name, own)
+            raise UnknownNameError(f"{type(self).__name__} takes no {name!r}", fix=fix)
         self.step = variable(f"{unique_name('optimizer')}/step", 0, (), "int64", trainable=False)
         self.slots: dict[str, Node] = {}
 

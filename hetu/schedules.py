@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from .answers import answer_names
 from .core.errors import ArgumentError
 from .core.graph import OPS, Node
 from .core.leaf import unique_name, variable
@@ -21,6 +22,7 @@ from .ops import astype, cos, floor, minimum, where
 from .ops import sum as sum_
 
 __all__ = ["Plateau", "RateSchedule", "constant", "cosine", "exponential", "multistep", "step_decay", "warmup"]
+answer_names(__name__)
 
 RateSchedule = Callable[[Node], Node]
 

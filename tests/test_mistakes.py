@@ -270,9 +270,63 @@ def shapes_that_an_operator_of_ones_own_does_not_take():
         del OPS["mystery"]
 
 
-@mistake(AttributeError, "hetu.nn has no 'BatchNorm2d'", "BatchNorm", "ht.relu")
+@mistake(AttributeError, "hetu.nn has no 'BatchNorm2d'", "did you mean 'BatchNorm'?")
 def a_layer_by_the_name_of_another_framework():
     ht.nn.BatchNorm2d(3)
+
+
+@mistake(AttributeError, "hetu.nn has no 'LeakyReLU'", "call the function ht.leaky_relu")
+def an_activation_as_a_layer():
+    ht.nn.LeakyReLU()
+
+
+@mistake(AttributeError, "no attribute 'T'", "call ht.matrix_transpose(node)")
+def the_transpose_as_of_an_array():
+    x(3, 4).T  # noqa: B018
+
+
+@mistake(TypeError, "Conv2d takes no 'kernel_size'", "did you mean 'kernel'?")
+def an_argument_of_a_layer_by_the_name_of_another_framework():
+    ht.nn.Conv2d(3, 8, kernel_size=3)
+
+
+@mistake(TypeError, "ConvTranspose2d takes no 'out_padding'", "did you mean 'output_padding'?")
+def a_misspelt_argument_that_a_layer_hands_on():
+    ht.nn.ConvTranspose2d(3, 8, 2, out_padding=1)
+
+
+@mistake(TypeError, "AvgPool2d takes 1 by position (kernel), got 2", "name the others: stride=2")
+def too_many_arguments_by_position():
+    ht.nn.AvgPool2d(3, 2)
+
+
+@mistake(TypeError, "Linear misses outputs", "pass outputs=...")
+def a_layer_without_its_size():
+    ht.nn.Linear(3)
+
+
+@mistake(TypeError, "Linear got 'inputs' twice", "pass it once")
+def a_size_by_position_and_by_name():
+    ht.nn.Linear(3, inputs=3)
+
+
+@mistake(TypeError, "Momentum misses learning_rate", "pass learning_rate=...")
+def an_optimizer_without_its_rate():
+    ht.optim.Momentum()
+
+
+@mistake(AttributeError, "SGD takes no 'momentum'", "use Momentum, which does")
+def a_hyperparameter_of_another_optimizer():
+    ht.optim.SGD(0.1, momentum=0.9)
+
+
+@mistake(TypeError, "Doubled takes no 'bais'", "did you mean 'bias'?")
+def a_misspelt_argument_of_a_layer_of_ones_own():
+    class Doubled(ht.nn.Linear):
+        def __init__(self, size, **options):
+            super().__init__(size, size, **options)
+
+    Doubled(3, bais=False)
 
 
 @mistake(ValueError, "clip(f32[3])", "nan and 1", "None for no bound")

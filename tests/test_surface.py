@@ -87,6 +87,14 @@ def test_a_package_is_explained_name_by_name(name: str) -> None:
         assert any(f"\n### {own}\n\n```text\nht.{name}.{own}" in text for text in REFERENCE.values()), own
 
 
+@pytest.mark.parametrize("module", [ht, *PACKAGES.values()], ids=lambda m: m.__name__)
+def test_a_misspelt_name_is_answered_with_one_that_exists(module: ModuleType) -> None:
+    name = max(module.__all__, key=len)
+    with pytest.raises(ht.errors.UnknownNameError, match=f"{module.__name__} has no '{name}_'") as caught:
+        getattr(module, f"{name}_")
+    assert name in caught.value.fix
+
+
 def test_the_reference_has_nothing_else() -> None:
     """The passes apart, which are called by their names."""
     shown = [name for text in REFERENCE.values() for name in re.findall(r"^```text\nht\.([\w.]+)", text, re.M)]

@@ -4,6 +4,7 @@ Nothing is downloaded: a data set is read from a folder of yours, from an instal
 that ship with hetu.
 """
 
+from ..answers import answer_names as _answer_names
 from .dataset import ArrayDataset, Dataset, GraphData, TextData, sliding_windows
 from .datasets import (
     adult,
@@ -24,3 +25,4 @@ __all__ = [
     "adult", "cifar10", "criteo", "fashion_mnist", "mnist", "seattle_weather", "shakespeare", "text", "wordnet_kg",
     "wordnet_nouns",
 ]  # fmt: skip
+_answer_names(__name__)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from html import escape
 
+from ..answers import answer_names as _answer_names
 from ..core.graph import Graph, Node
 from ..core.passes import APPLIED
 from ..core.program import Program
@@ -37,6 +38,7 @@ __all__ = [
     "to_html",
     "to_svg",
 ]
+_answer_names(__name__)
 
 _MOST_BOXES = 400  # beyond this a picture is slow to lay out and unreadable
 

@@ -1,8 +1,6 @@
 """Layers: readable names, variables made from explicit sizes, and a call that adds nodes to the graph."""
 
-import typing as _typing
-
-from ..core import errors as _errors
+from ..answers import answer_names as _answer_names
 from .attention import MultiHeadAttention, TransformerBlock
 from .containers import Sequential
 from .conv import AvgPool2d, Conv2d, ConvTranspose2d, GlobalAvgPool2d, MaxPool2d
@@ -17,12 +15,4 @@ __all__ = [
     "GlobalAvgPool2d", "GroupNorm", "Layer", "LayerNorm", "Linear", "MaxPool2d", "MultiHeadAttention", "RMSNorm",
     "Sequential", "TransformerBlock",
 ]  # fmt: skip
-
-
-if not _typing.TYPE_CHECKING:
-
-    def __getattr__(name: str) -> object:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        fix = f"{_errors.did_you_mean(name, __all__)}; activations are functions, such as ht.relu"
-        raise _errors.UnknownNameError(f"hetu.nn has no {name!r}", fix=fix)
+_answer_names(__name__)

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, TypeVar
 
+from ..answers import AnswersCalls
 from ..core.errors import ArgumentError, ShapeError, public
 from ..core.graph import Node, tagged
 from ..core.leaf import scope, scoped_name, unique_name
@@ -31,7 +32,7 @@ class _Forward(Protocol[R]):
     def forward(self) -> Callable[..., R]: ...
 
 
-class Layer:
+class Layer(AnswersCalls):
     """Base class. `name` is unique within its scope (`linear`, `linear_1`); variables are called `<name>/weight`.
 
     A subclass makes its variables inside `with self.naming():` and says in `forward` what it computes. Whatever

@@ -8,6 +8,7 @@ its messages. `hetu.strategies` turns an optimizer into pushes and pulls.
 'ssp:3'
 """
 
+from ..answers import answer_names as _answer_names
 from .store.cache import Cache, CachedTable, Counters, hot_rows
 from .store.consistency import ASP, BSP, SSP, Consistency, consistency
 from .store.functions import server_function
@@ -26,3 +27,4 @@ __all__ = [
     "Cache", "CachedTable", "Counters", "hot_rows", "Controller", "Group",
     "ProtocolError", "RefusedError", "ServerError", "ServerRestartedError", "ServerTimeoutError",
 ]  # fmt: skip
+_answer_names(__name__)

@@ -7,9 +7,11 @@ makes of it one rank's graph.
 True
 """
 
+from ..answers import answer_names as _answer_names
 from .choice import Choice
 from .hybrid import Hybrid, ParameterServer
 from .on_servers import Connected, OnServers
 from .serving import Serving
 
 __all__ = ["Choice", "Connected", "Hybrid", "OnServers", "ParameterServer", "Serving"]
+_answer_names(__name__)
