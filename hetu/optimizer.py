@@ -60,8 +60,10 @@ class Optimizer(AnswersCalls):
     `learning_rate` is a number or a schedule of the step (`hetu.schedules`). Gradients are clipped first, to
     [-clip_value, clip_value] and then to a global norm of at most `clip_norm`; after that `weight_decay` adds
     weight_decay * p, the gradient of an L2 penalty, unless the class is `decoupled`: its rule then takes the decay.
-    `hyperparameters` are those of the rule, by name. Variables: `<optimizer>/step` (int64, updates done so far) and
-    `<variable>/<state>` for the states of the rule.
+    Of a table that the loss only looks up, as `nn.Embedding` does, a step changes the rows looked up and their states
+    alone: lazily, as SparseAdam. Clipping and an L2 `weight_decay` make it dense; so does an executor without the pass
+    `sparsify_updates`. `hyperparameters` are those of the rule, by name. Variables: `<optimizer>/step` (int64, updates
+    done so far) and `<variable>/<state>` for the states of the rule.
 
     >>> import hetu as ht
     >>> @ht.optim.update_rule
@@ -73,6 +75,17 @@ class Optimizer(AnswersCalls):
     >>> ex = ht.Executor([SignDescent(0.25, scale=2.0).minimize(w * w)])
     >>> _ = ex.run(); float(ex.state[w])
     2.5
+
+    The rows of a table that a step has not looked up move on with their momentum only where updates are dense.
+
+    >>> from hetu.passes import PASSES
+    >>> table, ids = ht.variable("table", ht.init.zeros, (2,)), ht.placeholder("ids", (1,), "int64")
+    >>> train = [ht.optim.Momentum(0.5, 0.5).minimize(ht.sum(ht.take(table, ids, axis=0)))]
+    >>> for passes in (None, [name for name in PASSES if name != "sparsify_updates"]):
+    ...     ex = ht.Executor(train, passes=passes)
+    ...     _ = ex.run({ids: [0]}), ex.run({ids: [1]}); print(ex.state[table])
+    [-0.5 -0.5]
+    [-0.75 -0.5 ]
     """
 
     rule: Op[..., Any]

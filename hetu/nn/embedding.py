@@ -17,7 +17,8 @@ SMALL = normal(0.02)
 class Embedding(Layer):
     """Rows of `weight` (count, features) picked by ids: (...) of integers -> (..., features).
 
-    A training step changes only the rows it looked up. ValueRangeError at run time for ids outside [0, count).
+    A training step changes only the rows it looked up; `optim.Optimizer` says how to change all. ValueRangeError at run
+    time for ids outside [0, count).
 
     >>> import hetu as ht
     >>> Embedding(1000, 16)(ht.placeholder("ids", (None, 7), "int64")).shape[1:]

@@ -230,6 +230,7 @@ def interpolate(
 ) -> Node:
     """Images (n, c, h, w) resized to `size` pixels, or `scale` times larger. `method` is "nearest" or "bilinear".
 
+    `interpolate(x, 2)` makes images of 2 x 2 pixels; `interpolate(x, scale=2)` doubles their height and width.
     Pixels are squares: the center of pixel i lies at i + 0.5 (corners are not aligned). Sizes must be known.
 
     >>> import hetu as ht
@@ -243,7 +244,7 @@ def interpolate(
     if any(isinstance(s, Dim) for s in x.shape[2:]):
         raise ShapeError(f"interpolate: the image size of {x.type} is unknown", fix="give the placeholder a fixed size")
     if (size is None) == (scale is None):
-        raise ArgumentError("interpolate takes either size or scale", fix="pass one of the two")
+        raise ArgumentError("interpolate takes either size or scale", fix="pass pixels by size, or factors by scale")
     sizes: Pair = x.shape[2:]
     target = pair("size", size) if scale is None else tuple(h * s for h, s in zip(sizes, pair("scale", scale)))
     if method == "nearest":
