@@ -23,11 +23,41 @@ def test_what_comes_as_data_does_the_same(name, dtype):
     op, update = RULES[name].op, RULES[name].op.update
     made = update.composition((7, 3), op.defaults)
     again = parsed(json.loads(json.dumps(made.data())))
-    assert again.key() == made.key() and again is not made
+    assert again is made.interned()
     rng = np.random.default_rng(0)
     values = [np.abs(rng.standard_normal((7, 3))).astype(dtype) for _ in range(update.tables + 1)]
     values += [np.array(0.1), np.array(3)][: 1 + update.timed]
     np.testing.assert_array_equal(made.run(np, values), again.run(np, values))
+
+
+FUNCTIONS = {
+    "both products": lambda x, y, s: (s * x + 2.0 * y, y - s * x),
+    "a result that others still need": lambda x, y, s: (y * x, x * s + y),
+    "one value twice": lambda x, y, s: ((z := ht.sin(x) + y * s), z),
+    "an array as it was": lambda x, y, s: (x * y, y),
+    "a product read twice": lambda x, y, s: ((z := s * x) + z * y, y + z),
+    "truth values": lambda x, y, s: (ht.where(x > y * s, x, -y), ht.where(ht.logical_and(s > 0.0, x > 0), x, y)),
+    "the same array twice": lambda x, y, s: (s * x + 3.0 * x, y * y - y),
+    "numbers alone": lambda x, y, s: (1.0 + s * x, 1.0 - 2.0 * y),
+    "what follows from scalars": lambda x, y, s: (x * ht.exp(-s) + y / (1.0 - 0.9**s), y - ht.sqrt(s) * x),
+    "other dtypes between": lambda x, y, s: (x - s * ht.astype(ht.floor(y), "int64"), ht.astype(y > x, "int32") * y),
+    "chains": lambda x, y, s: (((x * s + y) * s + y) * s - y * 0.5, ht.maximum(y, x) * s - ht.minimum(x, y)),
+}
+
+
+@pytest.mark.parametrize("case", FUNCTIONS)
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
+def test_as_a_graph_it_changes_variables_in_place(case, dtype):
+    """As servers update their tables: what plain array code makes, to rounding."""
+    made = traced(lambda x, y, g, s: FUNCTIONS[case](x + g, y, s), 3, 1, (5, 4), {})
+    x, y, g = np.random.default_rng(0).standard_normal((3, 5, 4)).astype(dtype)
+    variables, feed = [ht.variable("x", x), ht.variable("y", y)], ht.placeholder("g", (5, 4), dtype)
+    outputs = made.on([*variables, feed, ht.constant(np.array(0.3))], {})
+    ex = ht.Executor([dict(zip(variables, outputs))])
+    ex.run({feed: g})
+    for variable, right in zip(variables, made.run(np, [x, y, g, np.array(0.3)])):
+        rtol = {"float64": 1e-12, "float32": 1e-5, "float16": 1e-2}[dtype]
+        np.testing.assert_allclose(ex.state[variable], right, rtol=rtol, atol=rtol / 10)
 
 
 def line(*changes):

@@ -88,19 +88,6 @@ class Kernels:
         """Calls that make the check of an operator where something may be wrong."""
         return [] if op.ranges_rule is not None and op.ranges_rule(*arrays, **attrs) == [] else [check]
 
-    def in_place(
-        self, composition: Any, outs: Sequence[Any], arrays: Sequence[Any], scalars: Sequence[Any]
-    ) -> Calls | None:
-        """Calls that compute a composition into `outs`, each of which may lie on its own array, or None.
-
-        The last of the arrays is only read. Scalars are read anew on every call.
-        """
-        return None
-
-    def adder(self, out: Any, alpha: Any) -> Callable[[Any], object] | None:
-        """A function of x that computes `out += alpha x`, or None; x is contiguous and apart from `out`."""
-        return None
-
     def array_module(self, xp: ModuleType) -> Any:
         """The array module, with faster functions in the place of some of its own."""
         return xp

@@ -14,12 +14,12 @@ from typing import Any
 
 from ..core.backend import Scratch
 from ..core.kernels import Call, Calls, Kernels, RoomPass
-from . import blas, compiled, openblas
+from . import compiled, openblas
 from .c_calls import checked, joined
 
 FILES = (
     "along_axis attention bags batch_norm convolution einsum groups index linalg masks moves pooling random "
-    "recurrent routing shape sparse sums touched update"
+    "recurrent routing shape sparse sums touched"
 )
 
 
@@ -50,15 +50,6 @@ class CpuKernels(Kernels):
     def checked(self, op: Any, check: Call, arrays: Sequence[Any], attrs: Mapping[str, Any]) -> Calls:
         ranges = None if op.ranges_rule is None else op.ranges_rule(*arrays, **attrs)
         return [check] if ranges is None else checked(ranges, check)
-
-    def in_place(
-        self, composition: Any, outs: Sequence[Any], arrays: Sequence[Any], scalars: Sequence[Any]
-    ) -> Calls | None:
-        made: Calls | None = import_module(f"{__package__}.update").in_place(composition, outs, arrays, scalars)
-        return made and joined(made)
-
-    def adder(self, out: Any, alpha: Any) -> Any:
-        return blas.adder(out, alpha)
 
     def export(self, program: Any, folder: Any, name: str, random: bool) -> Any:
         return import_module(f"{__package__}.export").export_c(program, folder, name, random=random)

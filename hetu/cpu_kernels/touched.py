@@ -23,8 +23,7 @@ from ..core.graph import OPS, Node, rewrite
 from ..core.kernels import Call
 from ..core.op import Role, op
 from ..core.types import TensorType
-from ..fuse.apart import narrowed
-from ..ops.composition import Composition
+from ..ops.composition import Composition, narrowed
 from ..ops.index import RowWindow, in_range, own_rows, scatter_rows, take, whole_size
 from .c_calls import c_call
 from .index import add_rows, low_of, on_rows

@@ -14,8 +14,8 @@ import numpy as np
 from ..core.errors import Site
 from ..core.graph import OPS, Node, origin_of, remade, rewrite
 from ..core.op import Op, Role
-from ..core.operators import broadcast_axes, cast_to
-from ..ops.composition import WIDE
+from ..core.operators import broadcast_axes
+from ..ops.composition import Scalars
 from .form import Attrs, line_of, own_column
 
 
@@ -31,7 +31,6 @@ class Looked(NamedTuple):
 
 Checks = Mapping[Node, Sequence[Looked]]
 Parts = tuple[Node, ...]
-Scalars = dict[tuple[Any, ...], Node]  # what rules compute from their scalars alone, which parameters share
 
 
 class Example(NamedTuple):
@@ -163,33 +162,8 @@ def _part(node: Node, known: dict[Node, Node]) -> Node:
 
 
 def _updated(node: Node, scalars: Scalars) -> Parts | None:
-    """The rule of an optimizer for the dtype of a parameter; what follows from its scalars alone stays in float64."""
-    rule, dtype = node.op.update.of(node), node.inputs[0].dtype
-    if rule.whole:
-        return None
-    known, given = dict(zip(rule.inputs, node.inputs)), node.inputs[rule.arrays :]
-    for n in rule.nodes:
-        inputs = tuple(known[i] for i in n.inputs)
-        if n in rule.full:
-            narrow = [i not in rule.full and i.dtype == WIDE for i in n.inputs]
-            pairs = zip(n.inputs, inputs, narrow)
-            inputs = tuple(_shared(scalars, (i, given, dtype), narrowed, x, dtype) if s else x for i, x, s in pairs)
-            known[n] = n.op.make(inputs, n.attrs)
-        else:
-            known[n] = _shared(scalars, (n, given), n.op.make, inputs, n.attrs) if inputs else n
-    return tuple(cast_to(known[o], dtype) for o in rule.outputs)
-
-
-def _shared(scalars: Scalars, key: tuple[Any, ...], make: Callable[..., Node], *args: Any) -> Node:
-    if key not in scalars:
-        scalars[key] = make(*args)
-    return scalars[key]
-
-
-def narrowed(x: Node, dtype: np.dtype) -> Node:
-    """A scalar in another dtype; a constant is one then too."""
-    value = x.attrs["value"].astype(dtype) if x.role is Role.CONSTANT else None
-    return cast_to(x, dtype) if value is None else OPS["constant"](value=value)
+    rule = node.op.update.of(node)
+    return None if rule.whole else rule.on(node.inputs, scalars)
 
 
 # -- patterns ----------------------------------------------------------------------------------------------------------

@@ -8,21 +8,23 @@ composition does so too: it then means the same on a block, on some rows, or in 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from types import ModuleType
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
 from ..core.errors import ArgumentError, HetuError, UnknownNameError
 from ..core.graph import OPS, Node, topological
 from ..core.op import Op, Role
+from ..core.operators import cast_to
 from ..core.types import Shape
 
 WIDE = np.dtype("float64")  # of the stand-ins
 LONGEST = 256  # operators of a composition that another process sent
+Scalars = dict[tuple[Any, ...], Node]  # what compositions made of the same scalars, which they share
 
 
 class Composition:
@@ -106,12 +108,24 @@ class Composition:
             kept |= {*node.inputs}
         return order[::-1]
 
-    def readers(self) -> Counter[Node]:
-        """How often each value is read, by operators or as a result."""
-        return Counter([i for n in self.nodes for i in n.inputs] + list(self.outputs))
+    def on(self, inputs: Sequence[Node], shared: Scalars) -> tuple[Node, ...]:
+        """The results as nodes, for arrays of any one dtype and scalars: `run` as a graph."""
+        known, given, dtype = dict(zip(self.inputs, inputs)), tuple(inputs[self.arrays :]), inputs[0].dtype
+        for n, narrow, _ in self._order:
+            values = tuple(known[i] for i in n.inputs)
+            if n in self.full:
+                triples = zip(narrow, n.inputs, values)
+                values = tuple(_once(shared, (i, given, dtype), narrowed, x, dtype) if s else x for s, i, x in triples)
+                known[n] = n.op.make(values, n.attrs)
+            else:
+                known[n] = _once(shared, (n, given), n.op.make, values, n.attrs) if values else n
+        return tuple(cast_to(known[o], dtype) for o in self.outputs)
 
-    def key(self) -> tuple[Any, ...]:
-        """Equal for two that do the same to arrays of any shape."""
+    def interned(self) -> Composition:
+        """The one of those that do the same to arrays of any shape, so that what is derived from it is derived once."""
+        return _interned.setdefault(self._key(), self)
+
+    def _key(self) -> tuple[Any, ...]:
         number = {node: k for k, node in enumerate((*self.inputs, *self.nodes))}
         lines = [
             (n.op, n.dtype, tuple(number[i] for i in n.inputs), *sorted(_plain(n.attrs).items())) for n in self.nodes
@@ -126,6 +140,21 @@ class Composition:
         lines = [[n.op.name, [number[i] for i in n.inputs], _plain(n.attrs)] for n in self.nodes]
         return {"arrays": self.arrays, "scalars": len(self.inputs) - self.arrays, "lines": lines,
                 "outputs": [number[o] for o in self.outputs]}  # fmt: skip
+
+
+_interned: WeakValueDictionary[tuple[Any, ...], Composition] = WeakValueDictionary()
+
+
+def _once(made: Scalars, key: tuple[Any, ...], make: Callable[..., Node], *args: Any) -> Node:
+    if key not in made:
+        made[key] = make(*args)
+    return made[key]
+
+
+def narrowed(x: Node, dtype: np.dtype) -> Node:
+    """A scalar in another dtype; a constant is one then too."""
+    value = x.attrs["value"].astype(dtype) if x.role is Role.CONSTANT else None
+    return cast_to(x, dtype) if value is None else OPS["constant"](value=value)
 
 
 def traced(
@@ -163,7 +192,7 @@ def parsed(data: Any) -> Composition:
         raise ArgumentError(f"a composition that cannot be read: {error}") from None
     if found.whole:
         raise ArgumentError(found.whole)
-    return found
+    return found.interned()
 
 
 def _stand_ins(arrays: int, scalars: int, shape: Shape) -> list[Node]:

@@ -78,10 +78,7 @@ def _traced(rule: UpdateRule, shape: Shape, attrs: tuple[tuple[str, Any], ...]) 
             f"{rule.name} returns {len(found.outputs)} values for {rule.tables} arrays",
             fix="return the new parameter and then every new state, in the order in which it takes them",
         )
-    return found if found.whole else _interned.setdefault(found.key(), found)
-
-
-_interned: dict[Any, Composition] = {}  # one for parameters of all shapes: what is derived from it is derived once
+    return found if found.whole else found.interned()
 
 
 @overload

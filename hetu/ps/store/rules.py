@@ -9,21 +9,28 @@ deltas. Rules run on the CPU; gradients are not clipped.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...core.errors import ArgumentError, UnknownNameError, did_you_mean
-from ...core.graph import OPS
-from ...core.kernels import Calls, kernels
+from ...core.graph import OPS, Node
+from ...core.leaf import variable
+from ...core.operators import cast_to
+from ...core.passes import applied, chosen_passes
+from ...core.program import Arena, Program
+from ...core.state import State
 from ...core.types import is_float
-from ...ops.composition import Composition, parsed
+from ...init import zeros
+from ...ops.composition import WIDE, Composition, parsed
 from ...ops.update import UpdateRule
 
 ADD = "add"
+SCALARS = {"rate": "float64", "step": "int64"}
 MOST_STATES = 16  # of a rule that another process sent
 
+Gradients = dict[tuple[tuple[int, ...], np.dtype], np.ndarray]
 RuleSpec = str | dict[str, Any]  # a name, or what `described` returns
 
 
@@ -32,7 +39,7 @@ class ServerRule:
 
     `rule` is the name of a rule of this process, with its rate and hyperparameters as `options`, or a description, with
     the rate as its only option. When single rows are updated, the step of Adam's bias correction counts the updates of
-    the table, not of the row.
+    the table, not of the row. `gradients` are arrays that tables of one server share, as they are updated in turn.
 
     >>> table = np.zeros((3, 2), "float32")
     >>> rule = ServerRule("momentum", table, {"learning_rate": 0.5, "momentum": 0.9})
@@ -41,37 +48,40 @@ class ServerRule:
     [[0.0, 0.0], [-0.5, -0.5], [0.0, 0.0]]
     """
 
-    def __init__(self, rule: RuleSpec, table: np.ndarray, options: dict[str, Any]) -> None:
-        self.table, checked = table, check_rule(rule, options)
+    def __init__(
+        self, rule: RuleSpec, table: np.ndarray, options: dict[str, Any], gradients: Gradients | None = None
+    ) -> None:
+        checked = check_rule(rule, options)
         self.composition, states = checked.composition, checked.states
         if self.composition is not None and not is_float(table.dtype):
             raise ArgumentError(f"{name_of(rule)} of {table.dtype}", fix='train floating tables, or use the rule "add"')
-        self.rate, self.step = np.array(checked.rate), np.array(0, "int64")
-        self.states, self.timed = tuple(np.zeros_like(table) for _ in range(states)), checked.timed
-        self.scalars = (self.rate, self.step) if self.timed else (self.rate,)
-        self.gradient: np.ndarray | None = None  # of the whole table; made when first needed
-        self.calls: Calls = []
-        self.scale = np.ones((), table.dtype)  # of a gradient that is added where it lies
-        self.add = kernels("cpu").adder(table, self.scale) if checked.descends else None
+        self.rate, self.step, self.timed = np.array(checked.rate), np.array(0, "int64"), checked.timed
+        self.table, self.states = table, tuple(np.zeros_like(table) for _ in range(states))
+        self.gradients: Gradients = {} if gradients is None else gradients
+        self.program: Program | None = None  # that updates the whole table; made when first needed
+
+    @property
+    def scalars(self) -> tuple[np.ndarray, ...]:
+        return (self.rate, self.step) if self.timed else (self.rate,)
 
     def apply(self, accumulate: Callable[[np.ndarray], None]) -> None:
         """One update of the whole table by the gradient that `accumulate` writes into its argument."""
-        if self.gradient is None:
-            self.gradient = np.empty_like(self.table)
-            self.calls = self._bound(self.gradient)
-        accumulate(self.gradient)
+        if self.program is None:
+            self.program = self._whole()
+        accumulate(self.program.state.arrays["gradient"])
         self.step += self.timed
-        for call in self.calls:
-            call()
+        self.program.run()
 
-    def apply_at_once(self, gradient: np.ndarray) -> bool:
-        """The same update, bit for bit, without a copy of the gradient; False if the rule or the array prevents it."""
-        if self.add is None or not (gradient.flags.c_contiguous and gradient.flags.aligned):
-            return False
-        if self.composition is not None:
-            np.negative(self.rate, self.scale, casting="same_kind")
-        self.add(gradient)
-        return True
+    def _whole(self) -> Program:
+        """The update of the whole table, of which the variables are the arrays of this rule."""
+        updates, state = _updates(self.composition, self.table.shape, self.table.dtype, len(self.scalars)), State()
+        state.arrays |= dict(zip((v.name for v in updates), (self.table, *self.states)))
+        state.arrays |= zip(SCALARS, self.scalars)
+        kind = self.table.shape, self.table.dtype
+        if kind not in self.gradients:
+            self.gradients[kind] = np.empty_like(self.table)
+        state.arrays["gradient"] = self.gradients[kind]
+        return Program((), updates, state, Arena(state.device))
 
     def apply_rows(self, ids: np.ndarray, rows: np.ndarray) -> None:
         """One update of the distinct rows `ids` (k,) by their gradients (k, cols)."""
@@ -87,12 +97,16 @@ class ServerRule:
         for table, new in zip((self.table, *self.states), made):
             table[where] = new
 
-    def _bound(self, gradient: np.ndarray) -> Calls:
-        if self.composition is None:
-            return [partial(np.add, self.table, gradient, self.table)]
-        tables = (self.table, *self.states)
-        calls = kernels("cpu").in_place(self.composition, tables, (*tables, gradient), self.scalars)
-        return [partial(self._change, slice(None), tables, gradient)] if calls is None else calls
+
+@lru_cache(1024)
+def _updates(composition: Composition | None, shape: tuple[int, ...], dtype: Any, scalars: int) -> dict[Node, Node]:
+    """What becomes of a table and its states, which are variables: the graph of their update after all passes."""
+    count = 1 if composition is None else composition.arrays - 1
+    tables = [variable(f"table{k}", zeros, shape, dtype) for k in range(count)]
+    gradient = variable("gradient", zeros, shape, dtype)
+    given = [cast_to(variable(name, 0, (), kind), WIDE) for name, kind in SCALARS.items()][:scalars]
+    made = (tables[0] + gradient,) if composition is None else composition.on((*tables, gradient, *given), {})
+    return dict(zip(tables, applied(chosen_passes(None), made)))
 
 
 class Checked(NamedTuple):
@@ -102,12 +116,6 @@ class Checked(NamedTuple):
     rate: float
     states: int
     timed: bool
-
-    @property
-    def descends(self) -> bool:
-        """Whether the rule only adds a multiple of the gradient, so that it keeps no state."""
-        c = self.composition
-        return c is None or (not self.timed and c.descent is c.inputs[-1])
 
 
 def described(composition: Composition, name: str) -> dict[str, Any]:

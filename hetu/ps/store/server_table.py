@@ -16,9 +16,8 @@ import numpy as np
 from ...core.errors import ArgumentError, ShapeError, ValueRangeError
 from ...core.types import as_dtype, is_float
 from .messages import DTYPES, FRAME_LIMIT, Kind, Message, given
-from .rules import RuleSpec, ServerRule, check_rule
+from .rules import Gradients, RuleSpec, ServerRule, check_rule
 
-LARGE = 1 << 16  # bytes from which a gradient is not copied first
 REDUCTIONS = ("mean", "sum")
 _ONE = np.array(1, "<i8")
 
@@ -78,12 +77,12 @@ class TableSpec:
 class ServerTable:
     """The values of one block, their versions, and the pushes that wait until their clock closes."""
 
-    def __init__(self, spec: TableSpec) -> None:
+    def __init__(self, spec: TableSpec, gradients: Gradients | None = None) -> None:
         self.spec = spec
         self.values = np.zeros((spec.rows, spec.cols), as_dtype(spec.dtype).newbyteorder("<"))
         self.versions = np.zeros(spec.rows, "<i8")
         self.filled = np.zeros(spec.rows, bool)
-        self.rule = ServerRule(spec.rule, self.values, spec.options)
+        self.rule = ServerRule(spec.rule, self.values, spec.options, gradients)
         self.pending: list[Message] = []
 
     @property
@@ -147,10 +146,7 @@ class ServerTable:
     def apply(self, pushes: list[Message], weight: float) -> None:
         """One update of the rule by the weighted sum of these pushes, added in the order given."""
         if any(push.ids is None for push in pushes):
-            first = given(pushes[0].values)
-            alone = len(pushes) == 1 and weight == 1 and first.nbytes >= LARGE
-            if not (alone and self.rule.apply_at_once(first)):
-                self.rule.apply(lambda out: _accumulate(out, pushes, weight))
+            self.rule.apply(lambda out: _accumulate(out, pushes, weight))
         else:
             ids, rows = _sum_rows(pushes)
             self.rule.apply_rows(ids, rows if weight == 1 else rows * rows.dtype.type(weight))

@@ -21,6 +21,7 @@ from .member import WINDOW, Member
 from .messages import Kind, Message, RefusedError, given
 from .moments import Moments
 from .partial_reduce import Controller
+from .rules import Gradients
 from .server_table import ServerTable, TableSpec
 
 _GATED = {Kind.PULL, Kind.PUSH_PULL, Kind.SYNC, Kind.STATE, Kind.CLOCK}  # these may have to wait for other workers
@@ -58,6 +59,7 @@ class ParameterStore:
         self.partial = partial or Controller(workers)
         self.members = [Member(now) for _ in range(workers)]
         self.tables: dict[int, ServerTable] = {}
+        self.gradients: Gradients = {}  # in which pushes are summed
         self.parked: dict[tuple[int, int], Message] = {}
         self.failure: RefusedError | None = None
         self.bytes_used, self.counts = 0, dict.fromkeys(Kind, 0)
@@ -262,7 +264,7 @@ class ParameterStore:
         known = self.tables.get(message.key)
         if known is None:
             self._use_memory(spec.footprint)
-            self.tables[message.key] = ServerTable(spec)
+            self.tables[message.key] = ServerTable(spec, self.gradients)
         elif replace(known.spec, generation=spec.generation) != spec:
             raise RefusedError("spec", f"table {message.key} is {known.spec}, not {spec}", fix="create it alike")
         elif spec.generation > known.spec.generation:

@@ -166,7 +166,7 @@ def load(snapshots: dict[int, Checkpoint], clock: int, store: ParameterStore) ->
             )
         store.consistency = consistency(state["consistency"])
         jump = VERSION_JUMP * (life - state["life"])
-        store.tables = {int(key): _table(snapshot, key, spec, jump) for key, spec in state["tables"].items()}
+        store.tables = {int(key): _table(store, snapshot, key, spec, jump) for key, spec in state["tables"].items()}
         store.clocks.of = {int(worker): int(clock) for worker, clock in state["clocks"].items()}
         store.clocks.slowest = int(state["slowest"])
         store.members = [_joined(entry, store.now) for entry in state["members"]]
@@ -188,8 +188,8 @@ def _arrays(table: ServerTable) -> Tensors:
     return {**fixed, **states, "rate": table.rule.rate, "step": table.rule.step}
 
 
-def _table(snapshot: Checkpoint, key: str, spec: dict[str, Any], jump: int) -> ServerTable:
-    table = ServerTable(TableSpec.parse(spec))
+def _table(store: ParameterStore, snapshot: Checkpoint, key: str, spec: dict[str, Any], jump: int) -> ServerTable:
+    table = ServerTable(TableSpec.parse(spec), store.gradients)
     for part, array in _arrays(table).items():
         name = f"{key}.{part}"
         saved = snapshot.read(name, whole(snapshot.variables[name]["shape"]))
