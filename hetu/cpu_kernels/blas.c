@@ -1,12 +1,12 @@
 // Functions of BLAS as calls of a table. Their addresses are words, as the library is one that NumPy has loaded.
 //
-// INT is the integer of the library, T the number. A scalar is read anew on every call.
+// INT is the integer of the library, T the number. The factors 1 and 0, which BLAS asks for, are words.
 
 enum { PLAIN = 111, BLOCK = 24 };
 
 #define FUNCTION(...) ((void (*)(__VA_ARGS__))a[0].p)
 
-// out = alpha x y + beta out; jobs are the rows of `out`, BLOCK to one, and the last has those that are left.
+// out = x y; jobs are the rows of `out`, BLOCK to one, and the last has those that are left.
 //
 // BLAS computes a row in the same way in any product that begins at a multiple of BLOCK rows and has as many at least:
 // so its bits do not depend on the division. That does not hold for columns.
@@ -17,7 +17,7 @@ void gemm(const Word* a, long long first, long long last, char* scratch) {
     const T* x = (const T*)a[8].p + (left == PLAIN ? begin * pitch_x : begin);
     T* out = (T*)a[13].p + begin * pitch;
     FUNCTION(int, int, int, INT, INT, INT, T, const T*, INT, const T*, INT, T, T*, INT)
-    (order, left, right, end - begin, a[5].n, a[6].n, *(T*)a[7].p, x, pitch_x, a[10].p, pitch_y, *(T*)a[12].p, out, pitch);
+    (order, left, right, end - begin, a[5].n, a[6].n, a[7].x, x, pitch_x, a[10].p, pitch_y, a[12].x, out, pitch);
 }
 
 // out = x y for each matrix of a batch of three axes, of which the words from 13 on give the sizes and strides of x, y
@@ -36,25 +36,14 @@ void gemms(const Word* a, long long first, long long last, char* scratch) {
     }
 }
 
-// out = alpha m x + beta out
+// out = m x
 void gemv(const Word* a, long long first, long long last, char* scratch) {
     FUNCTION(int, int, INT, INT, T, const T*, INT, const T*, INT, T, T*, INT)
-    (a[1].n, a[2].n, a[3].n, a[4].n, *(T*)a[5].p, a[6].p, a[7].n, a[8].p, a[9].n, *(T*)a[10].p, a[11].p, a[12].n);
+    (a[1].n, a[2].n, a[3].n, a[4].n, a[5].x, a[6].p, a[7].n, a[8].p, a[9].n, a[10].x, a[11].p, a[12].n);
 }
 
-// out += alpha x y^T
+// out += x y^T
 void ger(const Word* a, long long first, long long last, char* scratch) {
     FUNCTION(int, INT, INT, T, const T*, INT, const T*, INT, T*, INT)
-    (a[1].n, a[2].n, a[3].n, *(T*)a[4].p, a[5].p, a[6].n, a[7].p, a[8].n, a[9].p, a[10].n);
-}
-
-// out += alpha x
-void axpy(const Word* a, long long first, long long last, char* scratch) {
-    FUNCTION(INT, T, const T*, INT, T*, INT)(a[1].n, *(T*)a[2].p, a[3].p, a[4].n, a[5].p, a[6].n);
-}
-
-// out = alpha x + beta out
-void axpby(const Word* a, long long first, long long last, char* scratch) {
-    FUNCTION(INT, T, const T*, INT, T, T*, INT)
-    (a[1].n, *(T*)a[2].p, a[3].p, a[4].n, *(T*)a[5].p, a[6].p, a[7].n);
+    (a[1].n, a[2].n, a[3].n, a[4].x, a[5].p, a[6].n, a[7].p, a[8].n, a[9].p, a[10].n);
 }

@@ -1,10 +1,9 @@
 """Calls into BLAS, with every argument converted once.
 
-`np.matmul` knows neither alpha and beta nor strided outputs, and converts its arguments on every call. Here a call is
-bound to its arrays when a program is made: as one of a table that C walks, or without a compiler as a
-`functools.partial` of a C function, which costs about 0.5 us. Each function returns None whenever BLAS cannot do
-exactly what was asked (no library, dtypes, strides, overlap); the caller then takes its numpy path. Left out: complex
-numbers, batches (bind one call per slice).
+`np.matmul` copies where strides are unusual, and converts its arguments on every call. Here a call is bound to its
+arrays when a program is made: as one of a table that C walks, or without a compiler as a `functools.partial` of a C
+function, which costs about 0.5 us. Each function returns None whenever BLAS cannot do exactly what was asked (no
+library, dtypes, strides, overlap); the caller then takes its numpy path. Left out: complex numbers, factors.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,6 @@ from ..core.kernels import Call
 from .c_calls import CCall, c_call
 from .openblas import CValue, address_of, function_of
 
-Scalar = float | np.ndarray
 Routine = tuple[str, Callable[..., Any], type[CValue], type[CValue]]  # a C function, its types of integers and numbers
 
 ROW_MAJOR, NO_TRANSPOSE, TRANSPOSE = 101, 111, 112  # codes of BLAS
@@ -30,12 +28,11 @@ BLOCK = 24  # rows of a job, as in `blas.c`
 PRECISIONS = {np.dtype(np.float32): ("s", ctypes.c_float), np.dtype(np.float64): ("d", ctypes.c_double)}
 
 
-def gemm(a: np.ndarray, b: np.ndarray, out: np.ndarray, alpha: Scalar = 1.0, beta: Scalar = 0.0) -> Call | None:
-    """A call that computes `out = alpha a @ b + beta out`, or None where BLAS cannot.
+def gemm(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> Call | None:
+    """A call that computes `out = a @ b`, or None where BLAS cannot.
 
     Shapes (m, k), (k, n), (m, n), none of them 0; all float32 or all float64. Each array is row- or column-major
-    with any leading dimension: C and Fortran order, transposes, column slices of a wider buffer. `alpha` and `beta`
-    are numbers, or 0-d arrays of the same dtype that are read anew on every call. With `beta=0`, `out` is not read.
+    with any leading dimension: C and Fortran order, transposes, column slices of a wider buffer.
 
     >>> a, b, out = np.ones((2, 3)), np.ones((3, 2)), np.zeros((2, 2))
     >>> call = gemm(a, b, out) or functools.partial(np.matmul, a, b, out)
@@ -49,13 +46,13 @@ def gemm(a: np.ndarray, b: np.ndarray, out: np.ndarray, alpha: Scalar = 1.0, bet
         return None
     leading_out = _leading(out)
     if leading_out is None:  # column-major: out^T = b^T a^T is the row-major form of the same work
-        return gemm(b.T, a.T, out.T, alpha, beta) if _leading(out.T) is not None else None
+        return gemm(b.T, a.T, out.T) if _leading(out.T) is not None else None
     left, right = _matrix(a), _matrix(b)
     if left is None or right is None:
         return None
     (trans_a, leading_a), (trans_b, leading_b) = left, right
     jobs, work = max(1, out.shape[0] // BLOCK), BLOCK * out.shape[1] * a.shape[1]
-    values = (*out.shape, a.shape[1], _real(alpha), a, leading_a, b, leading_b, _real(beta), out, leading_out)
+    values = (*out.shape, a.shape[1], 1.0, a, leading_a, b, leading_b, 0.0, out, leading_out)
     codes = (ROW_MAJOR, trans_a, trans_b)
     return _bind("gemm", codes, *values, jobs=jobs, grain=-(-LEAST // work))
 
@@ -90,28 +87,8 @@ def gemms(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> Call | None:
     return found and _row(found, "gemms", codes, *values, jobs=jobs, grain=-(-LEAST // work))
 
 
-def product(a: np.ndarray, b: np.ndarray, out: np.ndarray, beta: float = 0.0) -> Call:
-    """A call that computes `out = a @ b + beta out` for matrices, beta 0 or 1: `gemm`, or NumPy's way to do it.
-
-    >>> out = np.ones((1, 1))
-    >>> _ = product(np.array([[2.0]]), np.array([[3.0]]), out, beta=1.0)(); print(out)
-    [[7.]]
-    """
-    call = gemm(a, b, out, beta=beta)
-    if call is not None:
-        return call
-    return (lambda: np.add(out, a @ b, out)) if beta else functools.partial(np.matmul, a, b, out)
-
-
-def all_or_none(calls: Iterable[Call | None]) -> list[Call] | None:
-    """The calls, or None if BLAS could not make one of them."""
-    made = [*calls]
-    found = [call for call in made if call is not None]
-    return found if len(found) == len(made) else None
-
-
-def gemv(a: np.ndarray, x: np.ndarray, out: np.ndarray, alpha: Scalar = 1.0, beta: Scalar = 0.0) -> Call | None:
-    """A call that computes `out = alpha a @ x + beta out` for a matrix and a vector, or None where BLAS cannot.
+def gemv(a: np.ndarray, x: np.ndarray, out: np.ndarray) -> Call | None:
+    """A call that computes `out = a @ x` for a matrix and a vector, or None where BLAS cannot.
 
     Shapes (m, n), (n,), (m,); vectors may have any positive stride. With `x` full of ones it is a row sum at the
     speed of memory, about four times faster than `a.sum(axis=1)`. The rest is as in `gemm`.
@@ -128,11 +105,11 @@ def gemv(a: np.ndarray, x: np.ndarray, out: np.ndarray, alpha: Scalar = 1.0, bet
         return None
     trans, leading = matrix
     stored = a.shape if trans is NO_TRANSPOSE else a.shape[::-1]
-    return _bind("gemv", (ROW_MAJOR, trans), *stored, _real(alpha), a, leading, x, step_x, _real(beta), out, step_out)
+    return _bind("gemv", (ROW_MAJOR, trans), *stored, 1.0, a, leading, x, step_x, 0.0, out, step_out)
 
 
-def ger(x: np.ndarray, y: np.ndarray, out: np.ndarray, alpha: Scalar = 1.0) -> Call | None:
-    """A call that computes `out += alpha x y^T` for vectors of any positive stride, or None where BLAS cannot.
+def ger(x: np.ndarray, y: np.ndarray, out: np.ndarray) -> Call | None:
+    """A call that computes `out += x y^T` for vectors of any positive stride, or None where BLAS cannot.
 
     Shapes (m,), (n,), (m, n). With `x` full of ones it adds `y` to every row, in a third of the time of
     `out += y`.
@@ -147,55 +124,7 @@ def ger(x: np.ndarray, y: np.ndarray, out: np.ndarray, alpha: Scalar = 1.0) -> C
     step_x, step_y, leading = _increment(x), _increment(y), _leading(out)
     if step_x is None or step_y is None or leading is None:
         return None
-    return _bind("ger", (ROW_MAJOR,), *out.shape, _real(alpha), x, step_x, y, step_y, out, leading)
-
-
-def axpy(x: np.ndarray, out: np.ndarray, alpha: Scalar = 1.0) -> Call | None:
-    """A call that computes `out += alpha x`, or None. Equal shapes of any rank, both contiguous in the same order.
-
-    >>> x, out = np.ones(3), np.ones(3)
-    >>> call = axpy(x, out, -0.5)
-    >>> call is None or (call(), out.tolist())[1] == [0.5, 0.5, 0.5]
-    True
-    """
-    if not _alike(x, out) or not _usable(x, out=out):
-        return None
-    return _bind("axpy", (), out.size, _real(alpha), x, 1, out, 1)
-
-
-def adder(out: np.ndarray, alpha: Scalar = 1.0) -> Callable[[np.ndarray], object] | None:
-    """A function of `x` that computes `out += alpha x`, or None: `axpy` for arrays that are only known when they come.
-
-    All is bound but `x`, of which the caller knows that it is C-contiguous, aligned, of the shape and dtype of `out`
-    and apart from it: nothing is checked again. `out` is C-contiguous.
-
-    >>> out = np.ones(3)
-    >>> add = adder(out, -0.5)
-    >>> add is None or (add(np.ones(3)), out.tolist())[1] == [0.5, 0.5, 0.5]
-    True
-    """
-    letter, real = PRECISIONS.get(out.dtype, ("", ctypes.c_double))
-    found = function_of(f"cblas_{letter}axpy") if letter and out.ndim and out.flags.c_contiguous else None
-    if found is None or not _usable(out=out) or (not isinstance(alpha, float) and alpha.dtype != out.dtype):
-        return None
-    function, integer = found
-    size, one, scale, place = (_c_value(v, integer, real) for v in (out.size, 1, _real(alpha), out))
-    return lambda x: function(size, scale, ctypes.c_void_p(x.ctypes.data), one, place, one)
-
-
-def axpby(x: np.ndarray, out: np.ndarray, alpha: Scalar = 1.0, beta: Scalar = 1.0) -> Call | None:
-    """A call that computes `out = alpha x + beta out`, or None. Equal shapes, both contiguous in the same order.
-
-    One pass over memory for what numpy does in three; the moving averages of Adam are such calls.
-
-    >>> x, out = np.ones(3), np.full(3, 4.0)
-    >>> call = axpby(x, out, 0.5, 0.25)
-    >>> call is None or (call(), out.tolist())[1] == [1.5, 1.5, 1.5]
-    True
-    """
-    if not _alike(x, out) or not _usable(x, out=out):
-        return None
-    return _bind("axpby", (), out.size, _real(alpha), x, 1, _real(beta), out, 1)
+    return _bind("ger", (ROW_MAJOR,), *out.shape, 1.0, x, step_x, y, step_y, out, leading)
 
 
 def _bind(name: str, codes: Sequence[int], *arguments: object, jobs: int = 1, grain: int = 1) -> Any:
@@ -217,20 +146,15 @@ def _bind(name: str, codes: Sequence[int], *arguments: object, jobs: int = 1, gr
 def _row(found: Routine, row: str, codes: Sequence[int], *arguments: object, jobs: int, grain: int) -> CCall | None:
     """The function `row` of blas.c, which calls the C function that was found, as a row of a table."""
     name, _, integer, real = found
-    words = [_scalar(value, real) if isinstance(value, float) else value for value in arguments]
     number = "long long" if integer is ctypes.c_int64 else "int"
-    return c_call("blas.c", row, np.dtype(real), address_of(name), *codes, *words, jobs=jobs, grain=grain, INT=number)
-
-
-@functools.cache
-def _scalar(value: float, real: type[CValue]) -> np.ndarray:
-    """A number in memory, where C reads it."""
-    return np.array(value, real)
+    return c_call(
+        "blas.c", row, np.dtype(real), address_of(name), *codes, *arguments, jobs=jobs, grain=grain, INT=number
+    )
 
 
 def _found(name: str, *arguments: object) -> Routine | None:
     """The C function, or None where it cannot take these arguments."""
-    dtype = next(value.dtype for value in arguments if isinstance(value, np.ndarray) and value.ndim)
+    dtype = next(value.dtype for value in arguments if isinstance(value, np.ndarray))
     letter, real = PRECISIONS[dtype]
     full = f"cblas_{letter}{name}"
     found = function_of(full)
@@ -239,20 +163,13 @@ def _found(name: str, *arguments: object) -> Routine | None:
     for value in arguments:
         if isinstance(value, int) and found[1](value).value != value:  # for a build with 32-bit integers
             return None
-        if isinstance(value, np.ndarray) and value.ndim == 0 and (value.dtype != dtype or not value.flags.writeable):
-            return None
     return full, *found, real
 
 
 def _c_value(value: object, integer: type[CValue], real: type[CValue]) -> CValue:
-    """One argument in C. A number in a 0-d array shares its memory, and so is read anew on every call."""
     if isinstance(value, np.ndarray):
-        return ctypes.c_void_p.from_param(value.ctypes.data) if value.ndim else real.from_buffer(value)
+        return ctypes.c_void_p.from_param(value.ctypes.data)
     return integer.from_param(value) if isinstance(value, int) else real.from_param(value)
-
-
-def _real(value: Scalar) -> Scalar:
-    return value if isinstance(value, np.ndarray) else float(value)
 
 
 def _usable(*inputs: np.ndarray, out: np.ndarray) -> bool:
@@ -304,8 +221,3 @@ def _increment(x: np.ndarray) -> int | None:
         return 1
     (stride,) = x.strides
     return None if stride <= 0 or stride % x.itemsize else stride // x.itemsize
-
-
-def _alike(x: np.ndarray, y: np.ndarray) -> bool:
-    both_c = x.flags.c_contiguous and y.flags.c_contiguous
-    return x.shape == y.shape and (both_c or (x.flags.f_contiguous and y.flags.f_contiguous))

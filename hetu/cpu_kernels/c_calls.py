@@ -9,7 +9,7 @@ call.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache, partial
 from itertools import groupby
 from operator import attrgetter
@@ -153,6 +153,13 @@ def checked(ranges: Sequence[tuple[Any, int, str]], check: Call) -> Calls:
         call.doubt, call.check = doubt, check
         made.append(call)
     return made
+
+
+def all_or_none(calls: Iterable[Call | None]) -> list[Call] | None:
+    """The calls, or None if one of them could not be made."""
+    made = [*calls]
+    found = [call for call in made if call is not None]
+    return found if len(found) == len(made) else None
 
 
 def joined(calls: Sequence[Call]) -> list[Call] | None:

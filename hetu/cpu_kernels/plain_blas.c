@@ -26,12 +26,6 @@
                                     T* out, INT pitch) {                                                             \
         for (INT i = 0; i < m; i++)                                                                                  \
             for (INT j = 0; j < n; j++) out[i * pitch + j] += alpha * x[i * step_x] * y[j * step_y];                 \
-    }                                                                                                                \
-    static void cblas_##letter##axpy(INT n, T alpha, const T* x, INT step_x, T* out, INT step) {                     \
-        for (INT i = 0; i < n; i++) out[i * step] += alpha * x[i * step_x];                                          \
-    }                                                                                                                \
-    static void cblas_##letter##axpby(INT n, T alpha, const T* x, INT step_x, T beta, T* out, INT step) {            \
-        for (INT i = 0; i < n; i++) out[i * step] = alpha * x[i * step_x] + (beta == 0 ? 0 : beta * out[i * step]);  \
     }
 
 PLAIN_BLAS(float, s)

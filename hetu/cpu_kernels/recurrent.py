@@ -16,8 +16,7 @@ from ..core.backend import Scratch
 from ..core.kernels import Call
 from ..ops.gru import _gru, gru_dx
 from ..ops.lstm import _lstm, lstm_dx
-from .blas import all_or_none
-from .c_calls import c_call
+from .c_calls import all_or_none, c_call
 from .moves import in_order
 from .recipes import kernel
 
