@@ -198,10 +198,15 @@ def conv2d_dw(
     x, g = (xp.permute_dims(images, (1, 0, 2, 3)) for images in (x, g))
     frame = pad_image(xp, x, window)
     taps = xp.stack([frame[:, :, rows, columns] for rows, columns in window.taps(g.shape[2:])], axis=1)
-    size = math.prod(g.shape[1:])
-    taps = xp.reshape(taps, (groups, channels * taps.shape[1], size))
-    slopes = xp.reshape(g, (groups, outputs // groups, size))
-    return xp.reshape(xp.matmul(slopes, xp.matrix_transpose(taps)), (outputs, channels, *kernel))
+    pixels = math.prod(g.shape[2:])
+    parts = max(1, g.shape[1]) if outputs < pixels else 1  # BLAS is slow at sums of 100,000 terms with few results
+
+    def in_parts(x: Any, rows: int) -> Any:
+        return xp.permute_dims(xp.reshape(x, (groups, rows, parts, g.shape[1] * pixels // parts)), (2, 0, 1, 3))
+
+    slopes, columns = in_parts(g, outputs // groups), in_parts(taps, channels * taps.shape[1])
+    sums = xp.sum(xp.matmul(slopes, xp.matrix_transpose(columns)), axis=0)
+    return xp.reshape(sums, (outputs, channels, *kernel))
 
 
 @conv2d_dw.normalize
