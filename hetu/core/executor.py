@@ -90,7 +90,6 @@ class Executor:
         self.donate, self.reuse = donate, reuse
         self.subgraphs = {name: SubGraph(name, listed, precision) for name, listed in entries.items()}
         self.device = Device.parse(device) if state is None else state.device
-        self.passes = chosen_passes(passes, self.device.kind)
         self.explain = explain
         self.variables = list(dict.fromkeys(v for s in self.subgraphs.values() for v in s.variables))
         Graph(tuple(self.variables)).verify()
@@ -103,6 +102,7 @@ class Executor:
                 if node is random_state:
                     self.state[node] = np.array([seed, 0], np.uint64)
         self.placement.start(self.state)
+        self.passes = chosen_passes(passes, self.device.kind)  # ranks have agreed by now on whether they compile
         self.arena, self.busy = Arena(self.device), threading.Lock()
         self.quiet = contextvars.copy_context()  # steps run in it: np.errstate would cost each of them 1 us
         self.quiet.run(np.seterr, all="ignore")

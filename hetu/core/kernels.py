@@ -78,6 +78,10 @@ class Kernels:
         of_rules = (partial(self.functions[k], r) for k, r in rules.items() if r is not None and k in self.functions)
         return self.functions.get(op) or next(of_rules, None)
 
+    def compiles(self) -> bool:
+        """Whether kernels can be compiled; without them plain array code is what computes."""
+        return False
+
     def bound(
         self, op: Any, xp: ModuleType, out: Any, arrays: Sequence[Any], attrs: Mapping[str, Any], scratch: Any
     ) -> Calls | None:

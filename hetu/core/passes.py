@@ -17,7 +17,7 @@ from typing import Any
 
 from .errors import GraphError, UnknownNameError, did_you_mean
 from .graph import Node, rewrite, topological
-from .kernels import RoomPass, switched_off
+from .kernels import RoomPass, kernels, switched_off
 from .leaf import constant, size
 from .op import Role
 from .operators import if_training, with_updates_op
@@ -27,18 +27,22 @@ from .types import Atom, has_dim, substitute
 Pass = Callable[[Sequence[Node]], tuple[Node, ...]]
 PASSES: dict[str, Pass] = {"simplify": simplify}
 SOUGHT: dict[Pass, frozenset[str | Role]] = {}  # the names or roles of operators that a pass looks for
+COMPILED: set[Pass] = set()  # which make what plain array code is slow at
 # How fetches and updates come to compute in another dtype: (fetches, updates, gradients) -> (fetches, updates).
 PRECISIONS: dict[str, Callable[[Sequence[Node], Mapping[Node, Node], Sequence[Node]], Any]] = {
     "float32": lambda fetches, updates, _: (tuple(fetches), updates)
 }
 
 
-def enter(run: Any, before: str = "", seeks: Iterable[str | Role] = ()) -> None:
+def enter(run: Any, before: str = "", seeks: Iterable[str | Role] = (), compiled: bool = False) -> None:
     """Add a pass before the one of that name, or behind all others.
 
-    With `seeks` it runs only on graphs with an operator of one of these names or roles.
+    With `seeks` it runs only on graphs with an operator of one of these names or roles; `compiled` says that it is
+    left out, unless named, where no kernels can be compiled.
     """
     SOUGHT[run] = frozenset(seeks)
+    if compiled:
+        COMPILED.add(run)
     order = list(PASSES.items())
     order.insert(list(PASSES).index(before) if before else len(order), (run.__name__, run))
     PASSES.clear()
@@ -72,7 +76,7 @@ def applied(passes: Iterable[Pass], outputs: Sequence[Node], explain: bool = Fal
 def _serves(run: Pass, device: str) -> bool:
     """Whether a pass serves such a device, as all do that name no other, and its room is not switched off."""
     off = isinstance(run, RoomPass) and switched_off("HETU_KERNELS")
-    return getattr(run, "device", device) == device and not off
+    return getattr(run, "device", device) == device and not off and (run not in COMPILED or kernels(device).compiles())
 
 
 def chosen_passes(names: Iterable[str] | None, device: str = "cpu") -> list[Pass]:

@@ -15,7 +15,7 @@ from typing import Any
 from ..core.backend import Scratch
 from ..core.kernels import Call, Calls, Kernels, RoomPass
 from . import compiled, openblas
-from .c_calls import checked, joined
+from .c_calls import checked, compiles, joined
 
 FILES = (
     "along_axis attention bags batch_norm convolution einsum groups index linalg masks moves pooling random "
@@ -35,6 +35,9 @@ class CpuKernels(Kernels):
     )
     compiled = compiled
     files = tuple(f"{__package__}.{file}" for file in FILES.split())
+
+    def compiles(self) -> bool:
+        return compiles()
 
     def bound(
         self, op: Any, xp: Any, out: Any, arrays: Sequence[Any], attrs: Mapping[str, Any], scratch: Scratch | None
