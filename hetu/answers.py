@@ -1,18 +1,17 @@
-"""What a name that does not exist in a public package is told, and a call of a layer or optimizer that does not fit.
+"""What a name that does not exist in a public package is told, and a call with arguments that do not fit.
 
 Python's own answers name neither the user's line nor a remedy.
 """
 
 from __future__ import annotations
 
-import functools
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from .core.errors import ArgumentError, HetuError, UnknownNameError, did_you_mean
+from .core.errors import MISFITS, ArgumentError, UnknownNameError, did_you_mean, public
 from .core.graph import FUNCTIONS
 
 
@@ -35,45 +34,39 @@ def answer_names(module: str) -> None:
 
 
 class AnswersCalls:
-    """Base of classes whose `__init__` answers arguments that do not fit it; subclasses write theirs as ever."""
+    """Base of classes whose `__init__` is public; subclasses write theirs as ever."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "__init__" in vars(cls):
-            type.__setattr__(cls, "__init__", _answering(vars(cls)["__init__"]))
+            type.__setattr__(cls, "__init__", public(vars(cls)["__init__"]))
 
 
-def _answering(init: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(init)
-    def call(self: object, *args: Any, **kwargs: Any) -> None:
-        try:
-            return init(self, *args, **kwargs)
-        except TypeError as error:
-            within = error.__traceback__ is not None and error.__traceback__.tb_next  # a frame of `init` or below
-            if within or isinstance(error, HetuError):
-                raise
-        raise _answer(type(self), init, args, kwargs)
-
-    return call
-
-
-def _answer(cls: type, init: Callable[..., None], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ArgumentError:
-    """The error of a call whose arguments `init` does not take."""
-    parameters = list(inspect.signature(init).parameters.values())[1:]
+def _misfit(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> ArgumentError:
+    """The error of a call whose arguments a public function does not take."""
+    parameters, name = list(inspect.signature(function).parameters.values()), function.__name__
+    known = {p.name for p in parameters}
+    if parameters and parameters[0].name == "self":
+        if name == "__init__":
+            name, known = type(args[0]).__name__, _names(type(args[0]))
+        parameters, args = parameters[1:], args[1:]
     places = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     named = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
     if len(args) > len(places):
-        message = f"{cls.__name__} takes {len(places)} by position ({', '.join(places)}), got {len(args)}"
-        pairs = [f"{name}={value!r}" for name, value in zip(named, args[len(places) :])]
+        message = f"{name} takes {len(places)} by position ({', '.join(places)}), got {len(args)}"
+        pairs = [f"{option}={value!r}" for option, value in zip(named, args[len(places) :])]
         return ArgumentError(message, fix=f"name the others: {', '.join(pairs)}" if pairs else "leave the others out")
-    for name in kwargs:
-        if name in places[: len(args)]:
-            return ArgumentError(f"{cls.__name__} got {name!r} twice", fix="pass it once")
-        if name not in places + named:
-            return ArgumentError(f"{cls.__name__} takes no {name!r}", fix=did_you_mean(name, _names(cls)))
+    for option in kwargs:
+        if option in places[: len(args)]:
+            return ArgumentError(f"{name} got {option!r} twice", fix="pass it once")
+        if option not in places + named:
+            return ArgumentError(f"{name} takes no {option!r}", fix=did_you_mean(option, known))
     missing = [p.name for p in parameters if p.default is p.empty and p.name in {*places[len(args) :], *named}]
-    wanted = ", ".join(f"{name}=..." for name in missing if name not in kwargs)
-    return ArgumentError(f"{cls.__name__} misses {wanted.replace('=...', '')}", fix=f"pass {wanted}")
+    wanted = ", ".join(f"{option}=..." for option in missing if option not in kwargs)
+    return ArgumentError(f"{name} misses {wanted.replace('=...', '')}", fix=f"pass {wanted}")
+
+
+MISFITS.append(_misfit)
 
 
 def _names(cls: type) -> set[str]:

@@ -329,6 +329,21 @@ def a_misspelt_argument_of_a_layer_of_ones_own():
     Doubled(3, bais=False)
 
 
+@mistake(TypeError, "max_pool2d takes no 'strid'", "did you mean 'stride'?")
+def a_misspelt_argument_of_a_function():
+    ht.max_pool2d(x(1, 2, 4, 4), 2, strid=2)
+
+
+@mistake(TypeError, "placeholder misses shape", "pass shape=...")
+def a_function_without_an_argument():
+    ht.placeholder("x")
+
+
+@mistake(TypeError, "run takes 2 by position (name, feed), got 3", "name the others: ahead=None")
+def too_many_arguments_of_a_method():
+    ht.Executor([x(3)]).run("default", {}, None)
+
+
 @mistake(ValueError, "clip(f32[3])", "nan and 1", "None for no bound")
 def clip_to_a_bound_that_is_no_number():
     ht.clip(x(3), float("nan"), 1.0)

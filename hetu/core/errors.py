@@ -181,8 +181,11 @@ def did_you_mean(name: object, known: Iterable[object]) -> str:
     return f"known names: {', '.join(names[:20])}{', ...' if len(names) > 20 else ''}" if names else ""
 
 
+MISFITS: list[Callable[..., HetuError]] = []  # what explains arguments that do not fit, which `hetu.answers` enters
+
+
 def public(function: Callable[P, R]) -> Callable[P, R]:
-    """Cut hetu's own frames from the traceback of a `HetuError`, so that the user's line stands last but one."""
+    """Explain arguments that do not fit; cut hetu's frames from a `HetuError`, so that the user's line shows."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -190,5 +193,9 @@ def public(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **kwargs)
         except HetuError as error:
             raise error.with_traceback(None) from error.__cause__
+        except TypeError as error:
+            if error.__traceback__ is None or error.__traceback__.tb_next is not None or not MISFITS:
+                raise
+        raise MISFITS[0](function, args, kwargs)
 
     return call

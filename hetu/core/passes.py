@@ -37,12 +37,11 @@ PRECISIONS: dict[str, Callable[[Sequence[Node], Mapping[Node, Node], Sequence[No
 def enter(run: Any, before: str = "", seeks: Iterable[str | Role] = (), compiled: bool = False) -> None:
     """Add a pass before the one of that name, or behind all others.
 
-    With `seeks` it runs only on graphs with an operator of one of these names or roles; `compiled` says that it is
-    left out, unless named, where no kernels can be compiled.
+    With `seeks` it runs only on graphs with an operator of one of these names or roles; a `compiled` one only where
+    kernels can be compiled, or if it is named.
     """
     SOUGHT[run] = frozenset(seeks)
-    if compiled:
-        COMPILED.add(run)
+    COMPILED.update([run] if compiled else [])
     order = list(PASSES.items())
     order.insert(list(PASSES).index(before) if before else len(order), (run.__name__, run))
     PASSES.clear()
