@@ -217,9 +217,10 @@ class Program:
 
     @property
     def c(self) -> str:
-        """The functions that were compiled for it, as C text: each once, in the order of the instructions."""
-        texts = dict.fromkeys(getattr(call, "text", "") for step in self.steps for call in step.calls)
-        return "\n".join(filter(None, texts))
+        """What was compiled for it, as C text: each function once, below the numbers of its instructions."""
+        calls = [(getattr(call, "text", ""), k) for k, step in enumerate(self.steps) for call in step.calls]
+        users = {text: sorted({k for other, k in calls if other == text}) for text, _ in calls if text}
+        return "\n".join(f"// of {', '.join(map(str, numbers))}:\n{text}" for text, numbers in users.items())
 
     def __repr__(self) -> str:
         return f"<Program of {len(self.steps)} instructions, {self.plan.arena_bytes:,} bytes>"

@@ -96,8 +96,7 @@ class State(Mapping[str, np.ndarray]):
 
     def contiguous(self, name: str) -> np.ndarray:
         """The value of a variable as a dense array in the memory of the host."""
-        array = self.arrays[name]
-        return np.ascontiguousarray(to_numpy(array)).reshape(array.shape)
+        return np.asarray(to_numpy(self.arrays[name]), order="C")
 
     @public
     def load(self, path: FilePath) -> dict[str, Any]:

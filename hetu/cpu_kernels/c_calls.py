@@ -47,6 +47,7 @@ class CCall:
         self.source, self.function, self.words = made, function, words
         self.jobs, self.grain, self.scratch = jobs, grain, scratch
         self.doubt, self.check = doubt, check
+        self.file = ""  # of a written function
         self.alone: CTable | None = None
 
     def block(self) -> np.ndarray:
@@ -63,7 +64,8 @@ class CCall:
 
     @property
     def text(self) -> str:
-        return self.source.text
+        """A function that was made for this program, or where a written one stands."""
+        return f"// {self.function}, which stands in hetu/cpu_kernels/{self.file}\n" if self.file else self.source.text
 
     def address(self) -> int:
         return ctypes.cast(self.source.function(self.function), ctypes.c_void_p).value or 0
@@ -131,7 +133,11 @@ def c_call(
     each thread gets to work in. Other arguments are names that the text knows, and what they stand for.
     """
     made = _written(file, np.dtype(dtype), **defines) if compiles() else None
-    return None if made is None or made.wrong else CCall(made, function, words, jobs, grain, scratch)
+    if made is None or made.wrong:
+        return None
+    call = CCall(made, function, words, jobs, grain, scratch)
+    call.file = file
+    return call
 
 
 @cache

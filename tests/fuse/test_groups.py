@@ -307,6 +307,15 @@ def test_the_operator_of_a_stranger_is_a_line_of_a_group():
 
 
 @pytest.mark.compiled
+def test_the_text_of_a_program_names_the_instructions_and_where_written_functions_stand():
+    x = ht.placeholder("x", (6, 5))
+    y = ht.relu((ht.relu(x @ ht.matrix_transpose(x)) + 1) @ x)
+    shown = ht.Executor([y]).program({x: np.zeros((6, 5), np.float32)}).c
+    assert "// of 0, 2:\n// gemm, which stands in hetu/cpu_kernels/blas.c\n" in shown
+    assert "// of 1:\nvoid group(" in shown and "// of 3:\nvoid group(" in shown and shown.count("void ") == 2
+
+
+@pytest.mark.compiled
 def test_an_expression_that_is_no_c_loses_its_own_group_only():
     x, wrong, right = ht.placeholder("x", (9, 5)), swish("y = nothing_of_the_kind(x)"), swish()
     outputs = [wrong(x) * 2, ht.sum(right(x) * 2, axis=0)]
