@@ -108,7 +108,7 @@ def _function(form: Form, laid: tuple[Laid, ...]) -> Function | None:
     sizes, split, strides = _merged(form, operands)
     if len(sizes) - split > 1:  # the columns lie in no one row: a fold of all of them may go row by row
         rowwise = not form.split and not any(v.phase for v in values)
-        return _function(replace(form, split=len(form.space) - 1), laid) if rowwise else None
+        return _function(replace(form, split=_longest_rows(form, operands)), laid) if rowwise else None
     rows, width = sizes[:split], sizes[split] if split < len(sizes) else 1
     inner = [s[split] if split < len(sizes) else 0 for s in strides]
     moves = tuple(tuple(s != 0 for s in own[:split]) for own in strides)
@@ -136,6 +136,13 @@ def _merged(form: Form, operands: Sequence[tuple[int, Laid]]) -> tuple[list[int]
     ends = slice(form.split), slice(form.split, None)
     rows, columns = (fewest_axes(form.space[s], [own[s] for own in strides]) for s in ends)
     return rows[0] + columns[0], len(rows[0]), [a + b for a, b in zip(rows[1], columns[1])]
+
+
+def _longest_rows(form: Form, operands: Sequence[tuple[int, Laid]]) -> int:
+    """The fewest first axes behind which all arrays move by one stride."""
+    own = strides_in(form, operands)
+    tried = range(1, len(form.space))
+    return next((k for k in tried if len(fewest_axes(form.space[k:], [s[k:] for s in own])[0]) < 2), len(tried))
 
 
 # -- by NumPy ----------------------------------------------------------------------------------------------------------
