@@ -9,15 +9,19 @@ compiler and for any number of threads.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 from ..fuse.form import Form
 from ..fuse.line_text import LineWriter
+from .compiled import text_of
 
 CTYPES = {"float32": "float", "float64": "double", "bool": "unsigned char", "int32": "int", "int64": "long long"}
 LANES, BLOCK, STRIP = 32, 64, 4096
 HALVES = (16, 8, 4, 2, 1)  # of LANES
+
+
+def indented(lines: Iterable[str]) -> Iterator[str]:
+    return (f"    {line}" for line in lines)
 
 
 class GroupLayout(NamedTuple):
@@ -37,14 +41,9 @@ class Text(NamedTuple):
     scratch: int
 
 
-@lru_cache(4096)
-def text_of(form: Form, layout: GroupLayout) -> Text:
-    writer = _CWriter(form, layout)
-    text = writer.text()
-    return Text(text, tuple(writer.numbers), tuple(writer.drawn(n)[0] for n in writer.draws), writer.scratch)
+class GroupWriter(LineWriter):
+    """Writes the function; `kept` and `totals` are the rows of scratch of values and of sums over rows."""
 
-
-class _CWriter(LineWriter):
     def __init__(self, form: Form, layout: GroupLayout) -> None:
         super().__init__(form, CTYPES)
         self.layout = layout
@@ -68,11 +67,15 @@ class _CWriter(LineWriter):
 
     # -- the text ------------------------------------------------------------------------------------------------------
 
-    def text(self) -> str:
-        body = ["    " + line for line in self._body()]
-        head = ["    " + line for line in self._head()]
+    def written(self) -> Text:
+        body, head = [*indented(self._body())], [*indented(self._head())]
         start = "void group(const Word* a, long long first, long long last, char* scratch) {"
-        return "\n".join([start, *head, *body, "}", ""])
+        text = "\n".join([*map(text_of, self.headers), start, *head, *body, "}", ""])
+        return Text(text, tuple(self.numbers), tuple(self.drawn(n)[0] for n in self.draws), self.scratch)
+
+    @property
+    def headers(self) -> list[str]:
+        return ["draws.h"] if self.draws else []
 
     def _head(self) -> Iterator[str]:
         """What the words of the block are."""
@@ -108,8 +111,9 @@ class _CWriter(LineWriter):
             yield from self._row_body("first", "last")
         else:
             yield "for (long long row = first; row < last; row++) {"
-            inner = [*self._places(), *self._row_pointers(), *self._row_body("0", "columns"), *self._flush()]
-            yield from ("    " + line for line in inner)
+            yield from indented(
+                [*self._places(), *self._row_pointers(), *self._row_body("0", "columns"), *self._flush()]
+            )
             yield "}"
         yield from self._end_totals()
 
@@ -138,10 +142,13 @@ class _CWriter(LineWriter):
             yield f"const long long i0 = {rest};"
 
     def _row_pointers(self) -> Iterator[str]:
-        for (ctype, name), moves in zip(self._pointers(), self.layout.moves):
-            if any(moves):
-                place = " + ".join(f"i{a} * {name}_{a}" for a, moving in enumerate(moves) if moving)
-                yield f"{ctype}* const {name}r = {name} + {place};"
+        for k, (ctype, name) in enumerate(self._pointers()):
+            if any(self.layout.moves[k]):
+                yield f"{ctype}* const {name}r = {name} + {self._start(k)};"
+
+    def _start(self, k: int) -> str:
+        """How far the row at a place lies from the first."""
+        return " + ".join(f"i{a} * {self._name(k)}_{a}" for a, moves in enumerate(self.layout.moves[k]) if moves) or "0"
 
     def _pointer(self, k: int) -> str:
         return f"{self._name(k)}{'r' if any(self.layout.moves[k]) else ''}"
@@ -228,13 +235,13 @@ class _CWriter(LineWriter):
             yield from self._lanes(lanes, drawn, body)
         elif mine:
             each = [f"EACH for (long long j = {'strip' if drawn else first}; j < {'end' if drawn else last}; j++) {{"]
-            each += [*(f"    {line}" for line in body), "}"]
+            each += [*indented(body), "}"]
             yield from self._strips(first, last, [*self._drawn(drawn), *each]) if drawn else each
 
     def _strips(self, first: str, last: str, body: Iterable[str]) -> Iterator[str]:
         yield f"for (long long strip = {first}; strip < {last}; strip += {STRIP}) {{"
         yield f"    const long long end = strip + {STRIP} < {last} ? strip + {STRIP} : {last};"
-        yield from (f"    {line}" for line in body)
+        yield from indented(body)
         yield "}"
 
     def _drawn(self, draws: Sequence[int]) -> Iterator[str]:
@@ -288,7 +295,7 @@ class _CWriter(LineWriter):
             yield f"{self.type(n)} lanes{n}[{LANES}];"
             yield f"for (int l = 0; l < {LANES}; l++) lanes{n}[l] = {self.fold(n)[1]};"
         folds = [f"lanes{n}[l] = {self.combined(n, f'lanes{n}[l]', f'v{self.operands(n)[0]}')};" for n in lanes]
-        inner = ["    " + line for line in ("const long long j = start + l;", *body, *folds)]
+        inner = [*indented(["const long long j = start + l;", *body, *folds])]
         yield "long long start = strip;"
         yield f"for (; start + {LANES} <= end; start += {LANES}) EACH for (int l = 0; l < {LANES}; l++) {{"
         yield from inner

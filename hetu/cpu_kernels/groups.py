@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,9 +26,9 @@ from ..fuse.places import fewest_axes, strides_in
 from ..fuse.unit import Limits, rows_of_fold, span
 from .c_calls import CCall, compiles
 from .compiled import source
-from .compiled import text_of as text_of_file
-from .group_text import CTYPES, STRIP, GroupLayout, text_of
+from .group_text import CTYPES, LANES, STRIP, GroupLayout, GroupWriter, Text
 from .recipes import kernel
+from .short_rows import ShortRowsWriter, is_short
 
 NEVER = 1 << 30  # the line behind all
 WORTH = 100_000  # numbers times lines that are worth another thread
@@ -113,18 +114,25 @@ def _function(form: Form, laid: tuple[Laid, ...]) -> Function | None:
     inner = [s[split] if split < len(sizes) else 0 for s in strides]
     moves = tuple(tuple(s != 0 for s in own[:split]) for own in strides)
     layout = GroupLayout(len(rows), moves, tuple(s if s in (0, 1) else "s" for s in inner))
-    text = text_of(form, layout)
+    short = bool(rows) and is_short(form, values, width)
+    text = _text(form, layout, short)
     folds = any(v.fold for v in values)
-    pitch = -(-width * 8 // 64) * 64
+    at_once = LANES if short else 1
+    pitch = -(-width * at_once * 8 // 64) * 64
     words: list[int | float] = [*rows, width, pitch]
     words += [s for own in strides for s in own[:split] if s] + [s for s in inner if s not in (0, 1)]
     words += [float(v) if "float" in d else int(v) for d, v in text.numbers]
     words += text.streams
-    jobs = int(np.prod(rows)) if rows or folds else -(-width // STRIP)
+    jobs = -(-prod(rows) // at_once) if rows or folds else -(-width // STRIP)
     whole = any(v.fold in ("rows", "all") for v in values)
-    least = max(1, WORTH // (max(1, min(width, STRIP) if not rows else width) * len(form.lines)))
-    drawn = text_of_file("draws.h") + text.text if text.streams else text.text
-    return Function(drawn, words, jobs, max(jobs, 1) if whole else least, text.scratch * pitch)
+    work = (width * at_once if rows else min(width, STRIP)) * len(form.lines)
+    grain = max(jobs, 1) if whole else max(1, WORTH // max(1, work))
+    return Function(text.text, words, jobs, grain, text.scratch * pitch)
+
+
+@lru_cache(4096)
+def _text(form: Form, layout: GroupLayout, short: bool) -> Text:
+    return (ShortRowsWriter if short else GroupWriter)(form, layout).written()
 
 
 def _merged(form: Form, operands: Sequence[tuple[int, Laid]]) -> tuple[list[int], int, list[list[int]]]:
