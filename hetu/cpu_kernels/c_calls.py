@@ -45,7 +45,7 @@ class CCall:
         check: Call | None = None,
     ) -> None:
         self.source, self.function, self.words = made, function, words
-        self.jobs, self.grain, self.scratch = jobs, grain, scratch
+        self.jobs, self.grain, self.scratch = jobs, max(1, grain), scratch  # C divides by the grain
         self.doubt, self.check = doubt, check
         self.file = ""  # of a written function
         self.alone: CTable | None = None

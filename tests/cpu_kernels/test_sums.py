@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 
 import numpy as np
 import pytest
 
+import hetu as ht
 from hetu.core.graph import OPS
 from hetu.cpu_kernels.c_calls import CCall, c_call
 
@@ -61,3 +63,15 @@ def test_folds(name, shape, axis, lies, keepdims, dtype):
         out.fill(np.nan)
         run()
         np.testing.assert_allclose(out, want, rtol=1e-4 if dtype == "float32" else 1e-12, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [s for n in (1, 2, 3, 4) for s in itertools.product((0, 3), repeat=n) if 0 in s])
+def test_sums_of_no_numbers(shape):
+    """Over all axes; no call has a grain of 0, by which C would divide."""
+    x = ht.placeholder("x", shape)
+    axes = [a for n in range(len(shape) + 1) for a in itertools.combinations(range(len(shape)), n)]
+    for fold, axis in itertools.product((ht.sum, ht.norm, ht.mean), axes):
+        ex, feed = ht.Executor([fold(x, axis=axis)]), {x: np.zeros(shape, "float32")}
+        made = [call for step in ex.program(feed).steps for call in step.calls if isinstance(call, CCall)]
+        assert all(call.grain > 0 for call in made)
+        np.testing.assert_array_equal(ex.run(feed)[0], ht.evaluate(fold(x, axis=axis), feed))
