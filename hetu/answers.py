@@ -6,6 +6,7 @@ Python's own answers name neither the user's line nor a remedy.
 from __future__ import annotations
 
 import inspect
+import reprlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
@@ -44,33 +45,43 @@ class AnswersCalls:
 
 def _misfit(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> ArgumentError:
     """The error of a call whose arguments a public function does not take."""
-    parameters, name = list(inspect.signature(function).parameters.values()), function.__name__
-    known = {p.name for p in parameters}
-    if parameters and parameters[0].name == "self":
-        if name == "__init__":
-            name, known = type(args[0]).__name__, _names(type(args[0]))
+    parameters, name, cls = list(inspect.signature(function).parameters.values()), function.__name__, None
+    if args and (name == "__init__" or parameters[0].name == "self"):
+        cls = type(args[0]) if name == "__init__" else None
         parameters, args = parameters[1:], args[1:]
-    places = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
-    named = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
-    if len(args) > len(places):
+    name = name if cls is None else cls.__name__
+    kinds, taken = {p.kind for p in parameters}, _named(parameters)
+    places = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if len(args) > len(places) and inspect.Parameter.VAR_POSITIONAL not in kinds:
         message = f"{name} takes {len(places)} by position ({', '.join(places)}), got {len(args)}"
-        pairs = [f"{option}={value!r}" for option, value in zip(named, args[len(places) :])]
+        others = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+        pairs = [f"{option}={reprlib.repr(value)}" for option, value in zip(others, args[len(places) :])]
         return ArgumentError(message, fix=f"name the others: {', '.join(pairs)}" if pairs else "leave the others out")
     for option in kwargs:
         if option in places[: len(args)]:
             return ArgumentError(f"{name} got {option!r} twice", fix="pass it once")
-        if option not in places + named:
+        if option not in taken and inspect.Parameter.VAR_KEYWORD not in kinds:
+            known = taken if cls is None else _handed_on(cls)
             return ArgumentError(f"{name} takes no {option!r}", fix=did_you_mean(option, known))
-    missing = [p.name for p in parameters if p.default is p.empty and p.name in {*places[len(args) :], *named}]
-    wanted = ", ".join(f"{option}=..." for option in missing if option not in kwargs)
-    return ArgumentError(f"{name} misses {wanted.replace('=...', '')}", fix=f"pass {wanted}")
+    wanted = {*places[len(args) :], *taken} - {*places[: len(args)], *kwargs}
+    missing = [p.name for p in parameters if p.default is p.empty and p.name in wanted]
+    return ArgumentError(f"{name} misses {', '.join(missing)}", fix=f"pass {', '.join(f'{m}=...' for m in missing)}")
 
 
 MISFITS.append(_misfit)
 
 
-def _names(cls: type) -> set[str]:
-    """What the constructors of a class and of its bases take by name."""
-    inits = [inspect.signature(vars(base)["__init__"]) for base in cls.__mro__[:-1] if "__init__" in vars(base)]
-    found = [p for signature in inits for p in list(signature.parameters.values())[1:]]
-    return {p.name for p in found if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+def _named(parameters: Sequence[inspect.Parameter]) -> set[str]:
+    """What can be passed by name."""
+    return {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+
+
+def _handed_on(cls: type) -> set[str]:
+    """What the constructor of a class takes by name, and those of its bases as far as it hands on what it is given."""
+    found: set[str] = set()
+    for init in (vars(base)["__init__"] for base in cls.__mro__[:-1] if "__init__" in vars(base)):
+        parameters = list(inspect.signature(init).parameters.values())
+        found |= _named(parameters[1:])
+        if parameters[-1].kind is not inspect.Parameter.VAR_KEYWORD:
+            break
+    return found

@@ -344,6 +344,53 @@ def too_many_arguments_of_a_method():
     ht.Executor([x(3)]).run("default", {}, None)
 
 
+@mistake(TypeError, "Momentum misses learning_rate", "pass learning_rate=...")
+def an_optimizer_with_an_option_that_it_hands_on_but_without_its_rate():
+    ht.optim.Momentum(weight_decay=0.1)
+
+
+@mistake(TypeError, "Labeled misses size", "pass size=...")
+def a_layer_that_takes_any_option_without_its_size():
+    class Labeled(ht.nn.Layer):
+        def __init__(self, size, **labels):
+            super().__init__()
+
+    Labeled(color="red")
+
+
+@mistake(TypeError, "Sequential takes no 'nam'", "did you mean 'name'?")
+def a_misspelt_argument_behind_any_number_of_others():
+    ht.nn.Sequential(ht.relu, ht.tanh, nam="head")
+
+
+@mistake(TypeError, "einsum takes no 'optimize'", "known names: equation")
+def an_option_of_numpy_alone():
+    ht.einsum("ij,ij->i", x(2, 3), x(2, 3), optimize=True)
+
+
+@mistake(TypeError, "Stack misses depth", "pass depth=...")
+def an_argument_by_name_alone_behind_any_number_of_others():
+    class Stack(ht.nn.Layer):
+        def __init__(self, *sizes, depth):
+            super().__init__()
+
+    Stack(1, 2)
+
+
+@mistake(TypeError, "Scaled misses factor", "pass factor=...")
+def an_argument_by_position_alone():
+    class Scaled(ht.nn.Layer):
+        def __init__(self, size, factor, /):
+            super().__init__()
+
+    Scaled(3)
+
+
+@mistake(TypeError, "minimize takes no 'var_list'", "known names: loss, variables")
+def an_argument_of_a_method_by_the_name_of_another_framework():
+    ht.optim.SGD(0.1).minimize(ht.sum(v("w", 3)), var_list=[])
+
+
 @mistake(ValueError, "clip(f32[3])", "nan and 1", "None for no bound")
 def clip_to_a_bound_that_is_no_number():
     ht.clip(x(3), float("nan"), 1.0)
