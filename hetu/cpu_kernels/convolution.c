@@ -182,48 +182,53 @@ static void add_slopes(T* total, const Geometry* g, const T* pixels, const T* sl
         }
 }
 
-// Slopes of the kernel as panels, summed band by band, `many` small images at a time. Jobs are strips of outputs; words
-// are those of `convolve` with slopes in the place of the output and panels in that of the weights.
+// Slopes of the kernel as panels, summed band by band, `many` small images at a time. Bands are divided into parts, whose
+// sums stay apart until `unpack_kernel` joins them, so that kernels of few outputs make several jobs too. Jobs are strips
+// of outputs of a part of a group; words are those of `convolve` with slopes in the place of the output and panels in
+// that of the weights, and the number of parts.
 void convolve_slopes(const Word* a, long long first, long long last, char* scratch) {
     const Images out = images_of(a), in = images_of(a + 5);
     const Geometry g = geometry_of(a + 11);
     const long long strips = (g.outputs + STRIP - 1) / STRIP, many = a[28].n, numbers = a[29].n;
-    const long long line = g.wide * g.channels;
+    const long long line = g.wide * g.channels, parts = a[30].n;
+    const long long bands = (g.rows + g.band - 1) / g.band, blocks = (numbers + many - 1) / many * bands;
     Run* const lines = (Run*)scratch;
     T* const slopes = (T*)(lines + many * g.band);
     T* const pixels = slopes + many * g.band * g.columns * WIDE;
-    for (long long begin = first, end; begin < last; begin = end) {  // strips of one group
-        const long long group = begin / strips;
-        end = least(last, (group + 1) * strips);
-        for (long long n = 0; n < numbers; n += many)
-            for (long long start = 0; start < g.rows; start += g.band) {
-                const long long rows = least(g.band, g.rows - start), images = least(many, numbers - n);
-                const long long size = ((rows - 1) * g.down + g.tall) * line;
-                const T* const band = out.image + n * out.number + group * g.outputs * out.channel + start * out.row;
-                for (long long k = 0; k < images; k++) copy_band(pixels + k * size, &in, &g, n + k, group, start, rows);
-                for (long long k = 0; k < images * rows; k++)
-                    lines[k] = (Run){k / rows * size + k % rows * g.down * line, g.columns};
-                const long long stop = least((end - group * strips) * STRIP, g.outputs);
-                for (long long o = (begin - group * strips) * STRIP; o < stop; o += panel(g.outputs - o)) {
-                    T* const total = (T*)a[10].p + (group * strips * STRIP + o) * g.depth;
-                    T* to = slopes;
-                    for (long long k = 0; k < images; k++)
-                        to = copy_slopes(to, &out, &g, band + k * out.number, rows, o);
-                    add_slopes(total, &g, pixels, slopes, lines, images * rows, panel(g.outputs - o), n + start == 0);
-                }
+    for (long long begin = first, end; begin < last; begin = end) {  // strips of one part
+        const long long kernel = begin / strips, group = kernel / parts, part = kernel % parts;
+        const long long begun = blocks * part / parts, done = blocks * (part + 1) / parts;
+        end = least(last, (kernel + 1) * strips);
+        for (long long block = begun; block < done; block++) {
+            const long long n = block / bands * many, start = block % bands * g.band;
+            const long long rows = least(g.band, g.rows - start), images = least(many, numbers - n);
+            const long long size = ((rows - 1) * g.down + g.tall) * line;
+            const T* const band = out.image + n * out.number + group * g.outputs * out.channel + start * out.row;
+            for (long long k = 0; k < images; k++) copy_band(pixels + k * size, &in, &g, n + k, group, start, rows);
+            for (long long k = 0; k < images * rows; k++)
+                lines[k] = (Run){k / rows * size + k % rows * g.down * line, g.columns};
+            const long long stop = least((end - kernel * strips) * STRIP, g.outputs);
+            for (long long o = (begin - kernel * strips) * STRIP; o < stop; o += panel(g.outputs - o)) {
+                T* const total = (T*)a[10].p + (kernel * strips * STRIP + o) * g.depth;
+                T* to = slopes;
+                for (long long k = 0; k < images; k++) to = copy_slopes(to, &out, &g, band + k * out.number, rows, o);
+                add_slopes(total, &g, pixels, slopes, lines, images * rows, panel(g.outputs - o), block == begun);
             }
+        }
     }
 }
 
-// The inverse of `pack_kernel`.
+// The inverse of `pack_kernel`, of sums in parts.
 void unpack_kernel(const Word* a, long long first, long long last, char* scratch) {
     const long long output = a[2].n, channel = a[3].n, outputs = a[4].n, channels = a[5].n, taps = a[7].n;
     const long long *const places = a[6].p, strips = (outputs + STRIP - 1) / STRIP, depth = taps * channels;
+    const long long parts = a[9].n, size = strips * STRIP * depth;
     for (long long job = first; job < last; job++) {
         const long long group = job / strips, start = job % strips * STRIP, end = least(start + STRIP, outputs);
         for (long long o = start, width; o < end; o += width) {
             width = panel(outputs - o);
-            const T* from = (T*)a[0].p + (group * strips * STRIP + o) * depth;
+            T* from = (T*)a[0].p + group * parts * size + o * depth;
+            join_parts(from, depth * width, parts, size);
             T* const to = (T*)a[1].p + (group * a[8].n) + o * output;
             const long long count = least(width, outputs - o);
             for (long long c = 0; c < channels; c++, from += width)

@@ -34,6 +34,7 @@ LEAST = 1 << 22  # multiplications that are worth another thread
 FEW = 8  # outputs of a group up to which vectors go along pixels, in `planes.c`
 SLACK, TAPS = 512, 9  # bytes of the longest tile, and taps of a tile of sums, in `planes.c`
 PARTS = 8  # of a batch, whose gradients of the kernel are summed apart
+ENOUGH = 512  # pixels or tiles of a part, beside which it costs little to add its sums
 PLACES, BLOCK = 16, 96  # of a tile, and tiles of a job, in `winograd.c`
 CHANNEL, OUTPUT, KERNEL, START, COPY = 64, 45, 300, 12, 50  # what its parts take, and a copy, in multiplications
 WORTH = 0.85  # of the multiplications of the taps
@@ -79,9 +80,7 @@ class _Product:
         self.many = max(1, min(len(x), PIXELS // (rows * columns))) if self.band == rows else 1
         self.pixels = (self.high * steps[0] if self.planes else (self.band - 1) * steps[0] + self.tall) * line
         self.strips = -(-self.outputs // STRIP)
-        depth = 0 if self.planes else PLACES * self.channels if self.winograd else self.depth
-        self.panels = scratch.empty((groups * self.strips * STRIP * depth,), x.dtype)
-        self.scratch, self.bands = scratch, -(-rows // self.band)
+        self.scratch, self.bands, self.parts = scratch, -(-rows // self.band), 1
 
     def _saves(self, copied: int) -> bool:
         """Whether Winograd's tiles take clearly fewer multiplications than taps do, with transforms and copies."""
@@ -116,15 +115,27 @@ class _Product:
         self.count = len(runs)
         return np.array((runs or [[0, 0]]) + runs[-1:] * (TAPS - 1), np.int64)
 
+    def _panels(self) -> np.ndarray:
+        """Room for the kernel, and for each part of its gradient."""
+        depth = PLACES * self.channels if self.winograd else self.depth
+        return self.scratch.empty((self.parts * self.groups * self.strips * STRIP * depth,), self.x.dtype)
+
+    def _divide(self, summed: int, blocks: int) -> None:
+        """Divide what is summed, pixels or tiles, among parts, where strips alone are few jobs."""
+        wanted = -(-PARTS // (self.groups * self.strips))
+        self.parts = max(1, min(wanted, blocks, summed // ENOUGH))
+        self.panels = self._panels()
+
     def words(self) -> tuple[Any, ...]:
-        return *_images(self.out), *_images(self.x), self.panels, *self.geometry, self.many, len(self.x)
+        return *_images(self.out), *_images(self.x), self.panels, *self.geometry, self.many, len(self.x), self.parts
 
     def kernel_call(self, name: str, w: np.ndarray, outer: int, inner: int) -> Call | None:
         """A call between panels and a kernel, whose axes `outer` and `inner` are outputs and channels."""
         strides, places, of_group = self._kernel(w, outer)
-        sizes = (strides[outer], strides[inner], self.outputs, self.channels, places, len(self.taps), of_group)
-        jobs, numbers, file = self.groups * self.strips, self.depth * STRIP, "winograd.c" if self.winograd else FILE
-        return c_call(file, name, w.dtype, self.panels, w, *sizes, jobs=jobs, grain=-(-LEAST // max(numbers, 1)))
+        sizes = (strides[outer], strides[inner], self.outputs, self.channels, places, len(self.taps))
+        words, file = (self.panels, w, *sizes, of_group, self.parts), "winograd.c" if self.winograd else FILE
+        jobs, grain = self.groups * self.strips, -(-LEAST // max(self.depth * STRIP, 1))
+        return c_call(file, name, w.dtype, *words, jobs=jobs, grain=grain)
 
     def _kernel(self, w: np.ndarray, outer: int) -> tuple[list[int], np.ndarray, int]:
         """The strides of a kernel, the place of each tap's weight, and the stride of groups."""
@@ -136,6 +147,7 @@ class _Product:
         """Calls for the product with a kernel, whose axis `outer` is that of the outputs."""
         if self.planes:
             return [self._plane_call("convolve_planes", w, w, outer, self.groups * len(self.x) * self.bands)]
+        self.panels = self._panels()
         if self.winograd:
             x, out = self.x, self.out
             self.x, self.out = map(self._near, (x, out))
@@ -157,14 +169,16 @@ class _Product:
         if self.winograd:
             x, out = self.x, self.out
             self.x, self.out = map(self._near, (x, out))
-            strips = self._tile_call("winograd_slopes", self.strips, self.tiles * STRIP)
+            self._divide(self.tiles, -(-self.tiles // BLOCK))
+            jobs = self.parts * self.strips
+            strips = self._tile_call("winograd_slopes", jobs, -(-self.tiles // self.parts) * STRIP)
             return [*moved(self.x, x), *moved(self.out, out), strips, self.kernel_call("gather_kernel", w, 0, 1)]
         return [self.slopes(), self.kernel_call("unpack_kernel", w, 0, 1)]
 
     def _tile_call(self, name: str, jobs: int, products: int) -> Call | None:
         first, (rows, columns) = self.taps[0], self.out.shape[2:]
         sizes = (self.channels, *self.x.shape[2:], rows, columns, self.outputs, len(self.x), first.down, first.right)
-        words = (*_images(self.out), *_images(self.x), self.panels, *sizes, BLOCK)
+        words = (*_images(self.out), *_images(self.x), self.panels, *sizes, BLOCK, self.parts)
         pixels, sums = BLOCK * (self.channels * self.size + 2 * VECTOR) + VECTOR, (BLOCK + PLACES) * 2 * VECTOR
         grain, scratch = -(-LEAST // (PLACES * products * self.channels)), PLACES * (pixels + sums + 2 * BLOCK)
         return c_call("winograd.c", name, self.x.dtype, *words, jobs=jobs, grain=grain, scratch=scratch)
@@ -192,10 +206,11 @@ class _Product:
     def slopes(self) -> Call | None:
         if self.band == self.out.shape[2]:
             self.many = max(1, min(len(self.x), self.most // self.pixels))
-        rows, columns = self.out.shape[2:]
-        work = len(self.x) * rows * columns * self.depth * STRIP
+        pixels, columns = self.out[:, 0].size, self.out.shape[3]
+        self._divide(pixels, -(-len(self.x) // self.many) * self.bands)
+        jobs, work = self.parts * self.groups * self.strips, pixels // self.parts * self.depth * STRIP
         scratch = self.many * (16 * self.band + self.band * columns * STRIP * self.size + self.pixels)
-        more = {"jobs": self.groups * self.strips, "grain": -(-LEAST // max(work, 1)), "scratch": scratch}
+        more = {"jobs": jobs, "grain": -(-LEAST // max(work, 1)), "scratch": scratch}
         return c_call(FILE, "convolve_slopes", self.x.dtype, *self.words(), **more)
 
 

@@ -42,5 +42,11 @@ static inline void tile(long long rows, long long width, const Run* runs, long l
     else TILE_FOR(rows, half)(runs, count, step, from, offsets, b, 0, 0, sums, WIDE);
 }
 
+// A panel's sums in `parts` that lie so far `apart`, added to the first in order.
+static inline void join_parts(T* sums, long long count, long long parts, long long apart) {
+    for (const T* part = sums + apart; part < sums + parts * apart; part += apart)
+        for (long long i = 0; i < count; i++) sums[i] += part[i];
+}
+
 // The width of the panel that begins where `left` columns are left.
 static inline long long panel(long long left) { return left > LANES ? WIDE : LANES; }

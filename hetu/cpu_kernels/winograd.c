@@ -210,29 +210,39 @@ static void add_block(T* total, const Winograd* w, const T* pixels, const T* slo
         }
 }
 
-// The gradient of the kernel as panels, summed block by block. Jobs are strips of outputs; `out` has the slopes.
+// The gradient of the kernel as panels, summed block by block in parts that `gather_kernel` joins. Jobs are strips of
+// outputs of a part; `out` has the slopes, and the last word is the number of parts.
 void winograd_slopes(const Word* a, long long first, long long last, char* scratch) {
     const Winograd w = winograd_of(a);
-    const long long tiles = w.numbers * w.down * w.across;
+    const long long tiles = w.numbers * w.down * w.across, strips = (w.outputs + STRIP - 1) / STRIP, parts = a[21].n;
+    const long long blocks = (tiles + w.block - 1) / w.block;
     T** const outputs = (T**)scratch;
     T *const pixels = (T*)(outputs + 4 * w.block), *const slopes = pixels + PLACES * w.apart;
-    for (long long start = 0; start < tiles; start += w.block) {
-        const long long count = least(w.block, tiles - start);
-        find_outputs(outputs, &w, start, count);
-        transform_pixels(pixels, &w, start, count);
-        for (long long o = first * STRIP; o < least(last * STRIP, w.outputs); o += WIDE) {
-            transform_slopes(slopes, outputs, &w, count, o);
-            add_block(w.panels + o * PLACES * w.channels, &w, pixels, slopes, count, start == 0);
+    for (long long begin = first, end; begin < last; begin = end) {  // strips of one part
+        const long long part = begin / strips, begun = blocks * part / parts, done = blocks * (part + 1) / parts;
+        end = least(last, (part + 1) * strips);
+        for (long long block = begun; block < done; block++) {
+            const long long start = block * w.block, count = least(w.block, tiles - start);
+            find_outputs(outputs, &w, start, count);
+            transform_pixels(pixels, &w, start, count);
+            const long long stop = least((end - part * strips) * STRIP, w.outputs);
+            for (long long o = (begin - part * strips) * STRIP; o < stop; o += WIDE) {
+                T* const total = w.panels + (part * strips * STRIP + o) * PLACES * w.channels;
+                transform_slopes(slopes, outputs, &w, count, o);
+                add_block(total, &w, pixels, slopes, count, block == begun);
+            }
         }
     }
 }
 
-// The adjoint of `transform_kernel`.
+// The adjoint of `transform_kernel`, of sums in parts.
 void gather_kernel(const Word* a, long long first, long long last, char* scratch) {
     const long long output = a[2].n, channel = a[3].n, outputs = a[4].n, channels = a[5].n, *const places = a[6].p;
+    const long long parts = a[9].n, size = (outputs + STRIP - 1) / STRIP * STRIP * PLACES * channels;
     for (long long o = first * STRIP; o < least(last * STRIP, outputs); o += WIDE) {
         const long long count = least(WIDE, outputs - o);
-        const T* const from = (T*)a[0].p + o * PLACES * channels;
+        T* const from = (T*)a[0].p + o * PLACES * channels;
+        join_parts(from, PLACES * channels * WIDE, parts, size);
         T* const to = (T*)a[1].p + o * output;
         T made[9 * WIDE] __attribute__((aligned(64)));
         for (long long c = 0; c < channels; c++) {
