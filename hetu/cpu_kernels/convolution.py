@@ -151,7 +151,7 @@ class _Product:
         if self.winograd:
             x, out = self.x, self.out
             self.x, self.out = map(self._near, (x, out))
-            blocks = self._tile_call("winograd", -(-self.tiles // BLOCK), BLOCK * self.outputs)
+            blocks = self._tile_call("winograd", -(-self.tiles // BLOCK) * self.strips, min(self.tiles, BLOCK) * STRIP)
             kernel = self.kernel_call("transform_kernel", w, outer, 1 - outer)
             return [kernel, *moved(self.x, x), blocks, *moved(out, self.out)]
         return [self.kernel_call("pack_kernel", w, outer, 1 - outer), self.forward()]

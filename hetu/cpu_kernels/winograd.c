@@ -152,18 +152,19 @@ static void store_outputs(T* const* outputs, const T* sums, const Winograd* w, l
         }
 }
 
-// Jobs are blocks of tiles.
+// Jobs are strips of outputs of a block of tiles.
 void winograd(const Word* a, long long first, long long last, char* scratch) {
     const Winograd w = winograd_of(a);
-    const long long tiles = w.numbers * w.down * w.across;
+    const long long tiles = w.numbers * w.down * w.across, strips = (w.outputs + STRIP - 1) / STRIP;
     const Run run = {0, w.channels};
     T** const outputs = (T**)scratch;
     T *const pixels = (T*)(outputs + 4 * w.block), *const sums = pixels + PLACES * w.apart;
-    for (long long job = first; job < last; job++) {
-        const long long start = job * w.block, count = least(w.block, tiles - start);
+    for (long long begin = first, end; begin < last; begin = end) {  // strips of one block
+        const long long block = begin / strips, start = block * w.block, count = least(w.block, tiles - start);
+        end = least(last, (block + 1) * strips);
         find_outputs(outputs, &w, start, count);
         transform_pixels(pixels, &w, start, count);
-        for (long long o = 0; o < w.outputs; o += WIDE) {
+        for (long long o = (begin - block * strips) * STRIP; o < least((end - block * strips) * STRIP, w.outputs); o += WIDE) {
             const T* const panel = w.panels + o * PLACES * w.channels;
             for (long long k = 0; k < PLACES; k++)
                 for (long long p = 0; p < count; p += ROWS) {
