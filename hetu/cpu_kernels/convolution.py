@@ -1,10 +1,10 @@
 """Convolution and its gradients by the register tile of `convolution.c`, for images of any layout.
 
-Kernels are packed into panels anew on every call. Groups of few outputs go plane by plane in `planes.c`; where channels
-lie side by side, a kernel for each goes by `depthwise.c`; 3 x 3 taps of many channels go by `winograd.c`, where an
-infinite pixel makes a NaN of its neighbors, and images that lie otherwise are copied first. Gain: 3 to 20 times the
-speed of the forward functions, 0.3 to 1.2 of PyTorch's time; Winograd's 1.3 to 2 times that of the tile alone. Off with
-`HETU_KERNELS=0`.
+Kernels are packed into panels anew on every call, or where there are few pixels, these are (`few_pixels.c`). Groups of
+few outputs go plane by plane in `planes.c`; where channels lie side by side, a kernel for each goes by `depthwise.c`;
+3 x 3 taps of many channels go by `winograd.c`, where an infinite pixel makes a NaN of its neighbors, and images that
+lie otherwise are copied first. Gain: 3 to 20 times the speed of the forward functions, 0.3 to 1.2 of PyTorch's time;
+Winograd's 1.3 to 2 times that of the tile alone, that of few pixels 1.1 to 4. Off with `HETU_KERNELS=0`.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ PIXELS = 96  # that a panel of the kernel should meet while it is in the cache
 LEAST = 1 << 22  # multiplications that are worth another thread
 FEW = 8  # outputs of a group up to which vectors go along pixels, in `planes.c`
 SLACK, TAPS = 512, 9  # bytes of the longest tile, and taps of a tile of sums, in `planes.c`
+FEW_PIXELS, ROWS = 128, 12  # the most for which a kernel is read in place, and outputs of a job, in `few_pixels.c`
+LEAST_KERNEL = 1 << 12  # numbers of such a kernel
 PARTS = 8  # of a batch, whose gradients of the kernel are summed apart
 ENOUGH = 512  # pixels or tiles of a part, beside which it costs little to add its sums
 PLACES, BLOCK = 16, 96  # of a tile, and tiles of a job, in `winograd.c`
@@ -147,6 +149,8 @@ class _Product:
         """Calls for the product with a kernel, whose axis `outer` is that of the outputs."""
         if self.planes:
             return [self._plane_call("convolve_planes", w, w, outer, self.groups * len(self.x) * self.bands)]
+        if outer == 0 and self.groups == 1 and self._is_few(w):
+            return self._few_calls(w)
         self.panels = self._panels()
         if self.winograd:
             x, out = self.x, self.out
@@ -155,6 +159,23 @@ class _Product:
             kernel = self.kernel_call("transform_kernel", w, outer, 1 - outer)
             return [kernel, *moved(self.x, x), blocks, *moved(out, self.out)]
         return [self.kernel_call("pack_kernel", w, outer, 1 - outer), self.forward()]
+
+    def _is_few(self, w: np.ndarray) -> bool:
+        """Whether to gather the pixels takes clearly less time than to pack the kernel."""
+        pixels = self.out[:, 0].size
+        return w[0].flags.c_contiguous and pixels <= min(FEW_PIXELS, self.outputs // 2) and w.size >= LEAST_KERNEL
+
+    def _few_calls(self, w: np.ndarray) -> list[Call | None]:
+        pixels = self.out[:, 0].size
+        self.panels = self.scratch.empty((_up(pixels, STRIP) * self.depth,), w.dtype)
+        away = np.array([(t.down, t.right) for t in self.taps], np.int64)
+        words, file = (*self.words(), w, w.strides[0] // self.size, away), "few_pixels.c"
+        jobs, grain = -(-self.outputs // ROWS), -(-LEAST // (ROWS * self.depth * pixels))
+        zeros = self.channels * self.size
+        return [
+            c_call(file, "gather_pixels", w.dtype, *words, jobs=len(self.taps), grain=len(self.taps), scratch=zeros),
+            c_call(file, "convolve_few", w.dtype, *words, jobs=jobs, grain=grain),
+        ]
 
     def slope_calls(self, w: np.ndarray) -> list[Call | None]:
         """Calls for the gradient of the kernel, where `out` has the slopes."""

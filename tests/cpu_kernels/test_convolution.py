@@ -19,7 +19,7 @@ NONE, ONE, TWO = ((0, 0), (0, 0)), ((1, 1), (1, 1)), ((2, 2), (2, 2))
 CASES = {
     "plain": (2, 3, 5, (9, 11), (3, 3), (1, 1), ONE, (1, 1), 1),
     "several panels": (1, 5, 70, (4, 5), (3, 3), (1, 1), ONE, (1, 1), 1),
-    "strided": (1, 16, 32, (8, 8), (3, 3), (2, 2), ONE, (1, 1), 1),
+    "strided": (1, 16, 32, (10, 10), (3, 3), (2, 2), ONE, (1, 1), 1),
     "unequal": (2, 8, 40, (13, 7), (5, 3), (2, 3), ((2, 1), (0, 2)), (1, 1), 1),
     "dilated groups": (1, 4, 8, (12, 12), (3, 3), (1, 1), TWO, (2, 2), 2),
     "depthwise": (2, 6, 6, (9, 9), (3, 3), (1, 1), ONE, (1, 1), 6),
@@ -50,6 +50,8 @@ CASES = {
     "slopes in parts": (5, 12, 20, (20, 18), (3, 3), (1, 1), ONE, (1, 1), 1),
     "slopes of groups in parts": (4, 6, 22, (30, 23), (3, 2), (1, 1), ONE, (1, 1), 2),
     "Winograd, slopes in parts": (3, 32, 32, (38, 40), (3, 3), (1, 1), ONE, (1, 1), 1),
+    "few pixels": (2, 67, 250, (3, 5), (3, 3), (1, 1), ONE, (1, 1), 1),
+    "few pixels, unequal": (3, 130, 101, (5, 7), (5, 3), (3, 2), ((2, 1), (0, 2)), (1, 2), 1),
     "small images": (40, 9, 11, (2, 2), (2, 2), (1, 1), ((1, 0), (1, 0)), (1, 1), 1),
 }
 
@@ -108,7 +110,9 @@ def test_images_with_their_channels_last(case):
     check("conv2d_last_dw", [x, g], kernel=kernel, **attrs)
 
 
-PLAIN = [c for c, row in CASES.items() if row[-1] == 1 and row[2] > FEW and not c.startswith("Winograd")]
+PLAIN = [
+    c for c, row in CASES.items() if row[-1] == 1 and row[2] > FEW and not c.startswith(("Winograd", "few pixels"))
+]
 
 
 @pytest.mark.parametrize("case", PLAIN)
