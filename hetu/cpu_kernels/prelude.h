@@ -149,7 +149,7 @@ static inline float pow_float(float x, float y) {
     const Float from = {.number = x}, power = {.number = exp2_of(most < -1000 ? -1000 : most)};
     const bool whole = rintf(y) == y, odd = whole && rintf(0.5f * y) != 0.5f * y;
     const unsigned sign = odd ? 1u << 31 : 0, none = whole ? 0 : 0x7fc00000, below = x < 0 && x > -INFINITY ? none : 0;
-    const unsigned counts = fabsf(y) < INFINITY ? ~0u : ~0u >> 1, all = y == 0 ? 0 : ~0u;  // -1 counts as 1 if y is infinite
+    const unsigned counts = fabsf(y) == INFINITY ? ~0u >> 1 : ~0u, all = y == 0 ? 0 : ~0u;  // -1 counts as 1 if y is infinite
     const Float made = {.bits = power.bits | (from.bits & sign) | below};
     return ((from.bits & counts) ^ 0x3f800000) & all ? made.number : 1.0f;
 }

@@ -105,6 +105,9 @@ def test_a_function_of_two_numbers_is_within_its_bound(name: str) -> None:
     bound, truth = PAIRS[name]
     x = numbers()
     z = np.random.default_rng(2).permutation(x)
+    ends = np.array([0, 0.5, 1, 2, 3, np.inf, np.nan, 1e-45, 3e38], np.float32)
+    bases, powers = np.meshgrid([*ends, *-ends], [*ends, *-ends])
+    x, z = (np.concatenate([a, b.ravel()]).astype(np.float32) for a, b in ((x, bases), (z, powers)))
     some = (x != 0) | (z != 0)  # of two zeros, the sign is open
     x, z = x[some], z[some]
     assert distance(computed(name, x, z), truth(x.astype(np.float64), z.astype(np.float64))) <= bound
