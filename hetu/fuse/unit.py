@@ -184,6 +184,8 @@ def _move(node: Node) -> Unit | None:
 def _rows_of(whole: Unit, part: Unit) -> tuple[int, bool] | None:
     """(rows, whether part has the axes of the rows only) where the space of `part` is the rows of `whole`."""
     space, own = whole.space, part.space
+    if 0 in space:  # it has no place where a number per row would be computed
+        return None
     if len(own) == len(space):
         split = len(own) - next((k for k, n in enumerate(reversed(own)) if n != 1), len(own))
         fits = whole.split in (None, split) and part.split in (None, split, len(own))

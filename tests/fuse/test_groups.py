@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import sys
 import warnings
 from contextlib import suppress
@@ -340,6 +341,17 @@ def test_views_and_arrays_of_nothing(way, view):
         plain = fused.forward(np, array, form=group.attrs["form"])
         for got, right in zip(computed(way, group, [array] * len(group.inputs)), plain):
             np.testing.assert_allclose(got, right, rtol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [s for n in (1, 2, 3) for s in itertools.product((0, 2), repeat=n)], ids=str)
+def test_what_meets_arrays_of_nothing_is_computed(shape):
+    """Numbers per row, too, where the rows have no columns."""
+    x, y = ht.placeholder("x", shape), ht.placeholder("y", tuple(n or 1 for n in shape))
+    per_row = ht.tanh(y)
+    outputs = [per_row, ht.relu(x) - per_row, ht.sum(per_row + 1, axis=-1)]
+    feed = {n: np.ones(n.shape, np.float32) for n in (x, y)}
+    for got, wanted in zip(ht.Executor(outputs).run(feed), interpret(outputs, feed)):
+        np.testing.assert_allclose(got, wanted, rtol=1e-6)
 
 
 def test_what_a_loss_checks_is_still_checked_and_named():
