@@ -35,14 +35,22 @@ void convolve_plainly(const Word* a, long long first, long long last, char* scra
 
 // -- bands of an image --------------------------------------------------------------------------------------------------
 
-// `count` pixels of a row, channel beside channel.
-static void copy_pixels(T* to, const T* from, long long count, long long channels, long long column, long long channel) {
-    if (channel == 1 && column == channels) memcpy(to, from, count * channels * sizeof(T));
+// Few numbers, without the call that `memcpy` is where their count is not known to the compiler.
+static inline void copy_numbers(T* to, const T* from, long long count) {
+    for (; count >= LANES; count -= LANES, to += LANES, from += LANES) *(Vector*)to = *(const Vector*)from;
+    for (int some = LANES / 2; some; some /= 2)
+        if (count & some) memcpy(to, from, some * sizeof(T)), to += some, from += some;
+}
+
+// `count` pixels of a row, channel beside channel, to places that lie a pitch apart.
+static void copy_pixels(T* to, long long pitch, const T* from, long long count, long long channels, long long column,
+                        long long channel) {
+    if (channel == 1 && column == channels && pitch == channels) memcpy(to, from, count * channels * sizeof(T));
     else if (channel == 1)
-        for (long long j = 0; j < count; j++) memcpy(to + j * channels, from + j * column, channels * sizeof(T));
+        for (long long j = 0; j < count; j++) copy_numbers(to + j * pitch, from + j * column, channels);
     else
         for (long long c = 0; c < channels; c++)
-            for (long long j = 0; j < count; j++) to[j * channels + c] = from[c * channel + j * column];
+            for (long long j = 0; j < count; j++) to[j * pitch + c] = from[c * channel + j * column];
 }
 
 // The rows of an input that `rows` output rows from `start` on read, padded.
@@ -59,7 +67,7 @@ static void copy_band(T* to, const Images* in, const Geometry* g, long long n, l
         }
         const T* const from = image + y * in->row + (g->left + before) * in->column;
         memset(to, 0, before * g->channels * sizeof(T));
-        copy_pixels(to + before * g->channels, from, inside, g->channels, in->column, in->channel);
+        copy_pixels(to + before * g->channels, g->channels, from, inside, g->channels, in->column, in->channel);
         memset(to + (before + inside) * g->channels, 0, (g->wide - before - inside) * g->channels * sizeof(T));
     }
 }
@@ -105,7 +113,7 @@ static void store(const T* sums, const Images* out, const Geometry* g, T* band, 
                   long long o) {
     const long long count = least(panel(g->outputs - o), g->outputs - o);
     if (out->channel == 1)
-        for (long long r = 0; r < rows; r++) memcpy(band + places[r] + o, sums + r * WIDE, count * sizeof(T));
+        for (long long r = 0; r < rows; r++) copy_numbers(band + places[r] + o, sums + r * WIDE, count);
     else
         for (long long k = 0; k < count; k++)
             for (long long r = 0; r < rows; r++) band[places[r] + (o + k) * out->channel] = sums[r * WIDE + k];
@@ -154,32 +162,24 @@ void convolve(const Word* a, long long first, long long last, char* scratch) {
 
 // Slopes of a band as a panel, pixel by pixel; where the next band's go.
 static T* copy_slopes(T* to, const Images* in, const Geometry* g, const T* band, long long rows, long long o) {
-    const long long width = panel(g->outputs - o), count = least(width, g->outputs - o);
-    for (long long i = 0; i < rows; i++)
-        for (long long j = 0; j < g->columns; j++, to += width) {
-            const T* const from = band + i * in->row + j * in->column + o * in->channel;
-            if (in->channel == 1) memcpy(to, from, count * sizeof(T));
-            else
-                for (long long k = 0; k < count; k++) to[k] = from[k * in->channel];
-            for (long long k = count; k < width; k++) to[k] = 0;
-        }
+    const long long width = panel(g->outputs - o), count = least(width, g->outputs - o), size = g->columns * width;
+    if (count < width) memset(to, 0, rows * size * sizeof(T));
+    for (long long i = 0; i < rows; i++, to += size)
+        copy_pixels(to, width, band + i * in->row + o * in->channel, g->columns, count, in->column, in->channel);
     return to;
 }
 
-// Adds the sums of one panel and band, or writes the first ones: rows of the tile are numbers of a run, depth is the
-// band's pixels.
-static void add_slopes(T* total, const Geometry* g, const T* pixels, const T* slopes, const Run* rows, long long count,
-                       long long width, bool begin) {
+// Adds the sums of one panel and band, or writes the first ones: rows of the tile are numbers of the taps, at `offsets`,
+// and depth is the band's pixels.
+static void add_slopes(T* total, const Geometry* g, const T* pixels, const long long* offsets, const T* slopes,
+                       const Run* rows, long long count, long long width, bool begin) {
     T sums[ROWS * WIDE] __attribute__((aligned(64)));
-    for (const Run* run = g->runs; run < g->runs + g->count; run++)
-        for (long long e = 0; e < run->length; e += ROWS) {
-            long long offsets[ROWS];
-            const long long some = least(ROWS, run->length - e);
-            for (long long r = 0; r < ROWS; r++) offsets[r] = run->offset + e + least(r, some - 1);
-            tile(some, width, rows, count, g->right * g->channels, pixels, offsets, slopes, sums);
-            for (long long r = 0; r < some; r++, total += width)
-                for (long long k = 0; k < width; k++) total[k] = (begin ? 0 : total[k]) + sums[r * WIDE + k];
-        }
+    for (long long e = 0; e < g->depth; e += ROWS) {
+        const long long some = least(ROWS, g->depth - e);
+        tile(some, width, rows, count, g->right * g->channels, pixels, offsets + e, slopes, sums);
+        for (long long r = 0; r < some; r++, total += width)
+            for (long long k = 0; k < width; k++) total[k] = (begin ? 0 : total[k]) + sums[r * WIDE + k];
+    }
 }
 
 // Slopes of the kernel as panels, summed band by band, `many` small images at a time. Bands are divided into parts, whose
@@ -192,9 +192,13 @@ void convolve_slopes(const Word* a, long long first, long long last, char* scrat
     const long long strips = (g.outputs + STRIP - 1) / STRIP, many = a[28].n, numbers = a[29].n;
     const long long line = g.wide * g.channels, parts = a[30].n;
     const long long bands = (g.rows + g.band - 1) / g.band, blocks = (numbers + many - 1) / many * bands;
-    Run* const lines = (Run*)scratch;
-    T* const slopes = (T*)(lines + many * g.band);
-    T* const pixels = slopes + many * g.band * g.columns * WIDE;
+    T* const slopes = (T*)scratch;  // first, as whole vectors are read from it
+    Run* const lines = (Run*)(slopes + many * g.band * g.columns * WIDE);
+    long long *const offsets = (long long*)(lines + many * g.band), *offset = offsets;
+    T* const pixels = (T*)(offsets + g.depth + ROWS);
+    for (const Run* run = g.runs; run < g.runs + g.count; run++)
+        for (long long k = 0; k < run->length; k++) *offset++ = run->offset + k;
+    for (int r = 0; r < ROWS; r++) *offset++ = 0;  // rows of the last tile that nobody wants
     for (long long begin = first, end; begin < last; begin = end) {  // strips of one part
         const long long kernel = begin / strips, group = kernel / parts, part = kernel % parts;
         const long long begun = blocks * part / parts, done = blocks * (part + 1) / parts;
@@ -212,7 +216,7 @@ void convolve_slopes(const Word* a, long long first, long long last, char* scrat
                 T* const total = (T*)a[10].p + (kernel * strips * STRIP + o) * g.depth;
                 T* to = slopes;
                 for (long long k = 0; k < images; k++) to = copy_slopes(to, &out, &g, band + k * out.number, rows, o);
-                add_slopes(total, &g, pixels, slopes, lines, images * rows, panel(g.outputs - o), block == begun);
+                add_slopes(total, &g, pixels, offsets, slopes, lines, images * rows, panel(g.outputs - o), block == begun);
             }
         }
     }

@@ -230,7 +230,8 @@ class _Product:
         pixels, columns = self.out[:, 0].size, self.out.shape[3]
         self._divide(pixels, -(-len(self.x) // self.many) * self.bands)
         jobs, work = self.parts * self.groups * self.strips, pixels // self.parts * self.depth * STRIP
-        scratch = self.many * (16 * self.band + self.band * columns * STRIP * self.size + self.pixels)
+        band = 16 * self.band + self.band * columns * STRIP * self.size + self.pixels
+        scratch = self.many * band + 8 * (self.depth + 16)
         more = {"jobs": jobs, "grain": -(-LEAST // max(work, 1)), "scratch": scratch}
         return c_call(FILE, "convolve_slopes", self.x.dtype, *self.words(), **more)
 
