@@ -175,8 +175,10 @@ static void add_slopes(T* total, const Geometry* g, const T* pixels, const long 
                        const Run* rows, long long count, long long width, bool begin) {
     T sums[ROWS * WIDE] __attribute__((aligned(64)));
     for (long long e = 0; e < g->depth; e += ROWS) {
-        const long long some = least(ROWS, g->depth - e);
-        tile(some, width, rows, count, g->right * g->channels, pixels, offsets + e, slopes, sums);
+        const long long some = least(ROWS, g->depth - e), *const of_tile = offsets + e;
+        const bool near = of_tile[ROWS - 1] == *of_tile + ROWS - 1;
+        tile(some, width, rows, count, g->right * g->channels, near ? pixels + *of_tile : pixels, near ? 0 : of_tile, slopes,
+             sums);
         for (long long r = 0; r < some; r++, total += width)
             for (long long k = 0; k < width; k++) total[k] = (begin ? 0 : total[k]) + sums[r * WIDE + k];
     }
@@ -198,7 +200,7 @@ void convolve_slopes(const Word* a, long long first, long long last, char* scrat
     T* const pixels = (T*)(offsets + g.depth + ROWS);
     for (const Run* run = g.runs; run < g.runs + g.count; run++)
         for (long long k = 0; k < run->length; k++) *offset++ = run->offset + k;
-    for (int r = 0; r < ROWS; r++) *offset++ = 0;  // rows of the last tile that nobody wants
+    for (int r = 0; r < ROWS; r++, offset++) *offset = offset[-1] + 1;  // rows of the last tile that nobody wants
     for (long long begin = first, end; begin < last; begin = end) {  // strips of one part
         const long long kernel = begin / strips, group = kernel / parts, part = kernel % parts;
         const long long begun = blocks * part / parts, done = blocks * (part + 1) / parts;

@@ -231,7 +231,7 @@ class _Product:
         self._divide(pixels, -(-len(self.x) // self.many) * self.bands)
         jobs, work = self.parts * self.groups * self.strips, pixels // self.parts * self.depth * STRIP
         band = 16 * self.band + self.band * columns * STRIP * self.size + self.pixels
-        scratch = self.many * band + 8 * (self.depth + 16)
+        scratch = self.many * band + 8 * (self.depth + 32)
         more = {"jobs": jobs, "grain": -(-LEAST // max(work, 1)), "scratch": scratch}
         return c_call(FILE, "convolve_slopes", self.x.dtype, *self.words(), **more)
 

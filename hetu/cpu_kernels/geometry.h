@@ -35,11 +35,19 @@ static inline long long least(long long a, long long b) { return a < b ? a : b; 
 TILES(whole, WIDE, START, BOTH, ADD, STORE)
 TILES(half, LANES, START_HALF, , ADD_HALF, STORE_HALF)
 
-// The sums of up to ROWS rows at `offsets` and a panel of `width`.
+// Rows that lie side by side have offsets that the compiler knows, which take no registers.
+#define START_NEAR(r) enum { o##r = r }; Vector s##r = {}, t##r = {};
+#define START_HALF_NEAR(r) enum { o##r = r }; Vector s##r = {};
+TILES(whole_near, WIDE, START_NEAR, BOTH, ADD, STORE)
+TILES(half_near, LANES, START_HALF_NEAR, , ADD_HALF, STORE_HALF)
+
+// The sums of up to ROWS rows at `offsets`, or side by side if these are null, and a panel of `width`.
 static inline void tile(long long rows, long long width, const Run* runs, long long count, long long step, const T* from,
                         const long long* offsets, const T* b, T* sums) {
-    if (width == WIDE) TILE_FOR(rows, whole)(runs, count, step, from, offsets, b, 0, 0, sums, WIDE);
-    else TILE_FOR(rows, half)(runs, count, step, from, offsets, b, 0, 0, sums, WIDE);
+    if (width == WIDE && offsets) TILE_FOR(rows, whole)(runs, count, step, from, offsets, b, 0, 0, sums, WIDE);
+    else if (width == WIDE) TILE_FOR(rows, whole_near)(runs, count, step, from, 0, b, 0, 0, sums, WIDE);
+    else if (offsets) TILE_FOR(rows, half)(runs, count, step, from, offsets, b, 0, 0, sums, WIDE);
+    else TILE_FOR(rows, half_near)(runs, count, step, from, 0, b, 0, 0, sums, WIDE);
 }
 
 // A panel's sums in `parts` that lie so far `apart`, added to the first in order.

@@ -204,9 +204,7 @@ static void add_block(T* total, const Winograd* w, const T* pixels, const T* slo
     for (long long k = 0; k < PLACES; k++)
         for (long long c = 0; c < w->channels; c += ROWS) {
             const long long some = least(ROWS, w->channels - c);
-            long long offsets[ROWS];
-            for (long long r = 0; r < ROWS; r++) offsets[r] = k * w->apart + c + least(r, some - 1);
-            tile(some, WIDE, &run, 1, w->pitch, pixels, offsets, slopes + k * w->block * WIDE, sums);
+            tile(some, WIDE, &run, 1, w->pitch, pixels + k * w->apart + c, 0, slopes + k * w->block * WIDE, sums);
             for (long long i = 0; i < some * WIDE; i++, total++) *total = (begin ? 0 : *total) + sums[i];
         }
 }
