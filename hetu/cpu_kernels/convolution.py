@@ -60,6 +60,9 @@ class _Product:
     def __init__(
         self, out: np.ndarray, x: np.ndarray, taps: Sequence[Tap], steps: Pair, groups: int, most: int, scratch: Scratch
     ) -> None:
+        if len(taps) == 1 and taps[0][:2] == (0, 0) and steps == (1, 1) and _by_pixel(x) and _by_pixel(out):
+            most = min(most, max(PIXELS, x[0, 0].size) * (x.shape[1] // groups) * x.itemsize)  # for as many jobs
+            x, out = map(_one_image, (x, out))
         self.out, self.x, self.groups, self.size = out, x, groups, x.itemsize
         self.channels, self.outputs, self.taps = x.shape[1] // groups, out.shape[1] // groups, taps
         rows, columns = out.shape[2:]
@@ -242,6 +245,18 @@ def _up(n: int, unit: int) -> int:
 
 def _images(x: np.ndarray) -> tuple[Any, ...]:
     return x, *(s // x.itemsize for s in x.strides)
+
+
+def _by_pixel(x: np.ndarray) -> bool:
+    """Whether the images lie pixel by pixel."""
+    n, _, _, columns = x.shape
+    return n > 1 and x.strides[3] == n * x.strides[0] and x.strides[2] == columns * x.strides[3]
+
+
+def _one_image(x: np.ndarray) -> np.ndarray:
+    """Images that lie pixel by pixel as one, whose rows are neighbors in memory."""
+    n, c, rows, columns = x.shape
+    return x.transpose(1, 2, 3, 0).reshape(1, c, rows * columns, n)
 
 
 def _fits(*arrays: np.ndarray) -> bool:
