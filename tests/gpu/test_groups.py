@@ -15,7 +15,8 @@ from hetu import nn, optim
 from hetu.core.graph import OPS, Node, topological
 from hetu.core.passes import PASSES
 from hetu.core.simplify import interpret
-from hetu.cpu_kernels.group_text import GroupLayout, text_of
+from hetu.cpu_kernels.group_text import GroupLayout, GroupWriter
+from hetu.cpu_kernels.short_rows import ShortRowsWriter
 from hetu.fuse.form import fused
 from hetu.fuse.group import NEAR, fuse
 from hetu.gpu_kernels import emulator, nvrtc
@@ -307,9 +308,9 @@ def test_the_lines_are_the_same_text_in_c_and_in_cuda():
     for case, node, arrays in whole_cases("float32", (6, 36)):
         form, recorder = node.attrs["form"], RecordingMachine()
         run(recorder, node, arrays)
-        texts = (next(iter(recorder.texts)), text_of(form, layout).text)
-        lines = [re.findall("(const .*;)  // ", text) for text in texts]
-        assert {*lines[0]} == {*lines[1]} and lines[0], case
+        texts = [w(form, layout).written().text for w in (GroupWriter, ShortRowsWriter)]
+        cuda, *c = ({*re.findall("(const .*;)  // ", text)} for text in (next(iter(recorder.texts)), *texts))
+        assert c == [cuda, cuda] and cuda, case
 
 
 # -- which groups there are --------------------------------------------------------------------------------------------
