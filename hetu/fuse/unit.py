@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -101,29 +101,32 @@ class Rules:
             if None not in (a.split, b.split) and a.split != b.split:
                 return None
             split = a.split if a.split is not None else b.split
-            return self._checked(Unit(a.members | b.members, a.space, split, a.outside | b.outside))
+            unit = Unit(a.members | b.members, a.space, split, a.outside | b.outside)
+            return self._checked(unit, ((a, b), (b, a)))
         for whole, part in ((a, b), (b, a)):
             rows = _rows_of(whole, part)
             alike = rows is not None and prod(whole.space) == prod(part.space) <= self.limits.small
             if rows is not None and (not rows[1] or alike or _linked(whole, part)):
                 members = whole.members | {n: f or rows[1] for n, f in part.members.items()}
-                return self._checked(Unit(members, whole.space, rows[0], a.outside | b.outside))
+                unit = Unit(members, whole.space, rows[0], a.outside | b.outside)
+                return self._checked(unit, ((whole, part), (part, whole), (part, part)))
         return None
 
-    def _checked(self, unit: Unit) -> Unit | None:
-        """The unit, unless it reads what is known only at the end."""
+    def _checked(self, unit: Unit, edges: Iterable[tuple[Unit, Unit]]) -> Unit | None:
+        """The unit, unless it reads what is known only at the end: of `edges`, the first of two reads the second."""
         if not unit.outside.isdisjoint(unit.members):
             return None
         if not self.limits.across and not _one_way(unit):
             return None
         if unit.split is None:  # neither folds nor moves, all over the same space
             return unit
-        for node, flat in unit.members.items():
-            if node.op is DROPOUT and node.shape != unit.space:
-                return None
-            for i in node.inputs:
-                if i in unit.members and not self._readable(unit, node, flat, i):
+        for reading, read in edges:
+            for node in reading.members:
+                if node.op is DROPOUT and node.shape != unit.space:
                     return None
+                for i in node.inputs:
+                    if i in read.members and not self._readable(unit, node, unit.members[node], i):
+                        return None
         return unit
 
     def _readable(self, unit: Unit, node: Node, flat: bool, i: Node) -> bool:
