@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import hetu as ht
 from hetu.ps import ASP, BSP, SSP, ParameterStore, consistency
 from hetu.ps.store.messages import Kind, Message
 from hetu.ps.store.rules import ServerRule
@@ -276,6 +277,20 @@ def test_rows_and_whole_tables_update_alike(rule):
         b.apply_rows(np.arange(4), g)
     np.testing.assert_allclose(whole, by_rows, rtol=1e-5, atol=1e-7)
     assert (whole != first).all()
+
+
+@pytest.mark.parametrize("rule", ON_ELEMENTS)
+def test_an_update_knows_nothing_of_its_caller(rule):
+    """Neither a scope, which would change the names of its variables, nor NumPy's warnings, which are errors here."""
+    tables = [np.zeros((2, 9), "float16") for _ in range(2)]
+    with ht.scope("model"), ht.tagged(event="a caller"):
+        under = ServerRule(rule, tables[0], {})
+        under.apply(lambda out: out.fill(1e-4))
+    beside = ServerRule(rule, tables[1], {})
+    beside.apply(lambda out: out.fill(1e-4))
+    under.apply_rows(np.array([0]), np.full((1, 9), 6e4, "float16"))
+    beside.apply_rows(np.array([0]), np.full((1, 9), 6e4, "float16"))
+    np.testing.assert_array_equal(*tables)
 
 
 @pytest.mark.parametrize("workers", [1, 2])  # pushes that weigh 1, and 1/2

@@ -9,6 +9,7 @@ deltas. Rules run on the CPU; gradients are not clipped.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import Context
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -59,6 +60,8 @@ class ServerRule:
         self.table, self.states = table, tuple(np.zeros_like(table) for _ in range(states))
         self.gradients: Gradients = {} if gradients is None else gradients
         self.program: Program | None = None  # that updates the whole table; made when first needed
+        self.own = Context()  # no caller's scope changes names there, and NumPy is as quiet as in an executor
+        self.own.run(np.seterr, all="ignore")
 
     @property
     def scalars(self) -> tuple[np.ndarray, ...]:
@@ -67,10 +70,10 @@ class ServerRule:
     def apply(self, accumulate: Callable[[np.ndarray], None]) -> None:
         """One update of the whole table by the gradient that `accumulate` writes into its argument."""
         if self.program is None:
-            self.program = self._whole()
+            self.program = self.own.run(self._whole)
         accumulate(self.program.state.arrays["gradient"])
         self.step += self.timed
-        self.program.run()
+        self.own.run(self.program.run)
 
     def _whole(self) -> Program:
         """The update of the whole table, of which the variables are the arrays of this rule."""
@@ -86,7 +89,7 @@ class ServerRule:
     def apply_rows(self, ids: np.ndarray, rows: np.ndarray) -> None:
         """One update of the distinct rows `ids` (k,) by their gradients (k, cols)."""
         self.step += self.timed
-        self._change(ids, [np.take(t, ids, axis=0) for t in (self.table, *self.states)], rows)
+        self.own.run(self._change, ids, [np.take(t, ids, axis=0) for t in (self.table, *self.states)], rows)
 
     def _change(self, where: Any, values: Sequence[np.ndarray], gradient: np.ndarray) -> None:
         """Apply the rule to these values and write the results to their places in the table and its states."""
