@@ -15,6 +15,8 @@ from typing import Any
 from .core.errors import MISFITS, ArgumentError, UnknownNameError, did_you_mean, public
 from .core.graph import FUNCTIONS
 
+OF_THE_CLASS = ("__init__", "forward")  # what is called by the name of its class
+
 
 class _Package(ModuleType):
     """A module that answers a name it does not have with the nearest of its `__all__`, or the function of that name."""
@@ -35,12 +37,15 @@ def answer_names(module: str) -> None:
 
 
 class AnswersCalls:
-    """Base of classes whose `__init__` is public; subclasses write theirs as ever."""
+    """Base of classes whose `__init__`, and `forward` of a layer, are public; subclasses write theirs as ever."""
+
+    __slots__ = ()
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if "__init__" in vars(cls):
-            type.__setattr__(cls, "__init__", public(vars(cls)["__init__"]))
+        for name in OF_THE_CLASS:
+            if inspect.isfunction(own := vars(cls).get(name)):
+                type.__setattr__(cls, name, public(own))
 
 
 def _misfit(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> ArgumentError:
@@ -48,8 +53,8 @@ def _misfit(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
     parameters, name, cls = list(inspect.signature(function).parameters.values()), function.__name__, None
     if args and (name == "__init__" or parameters[0].name == "self"):
         cls = type(args[0]) if name == "__init__" else None
+        name = type(args[0]).__name__ if name in OF_THE_CLASS else name
         parameters, args = parameters[1:], args[1:]
-    name = name if cls is None else cls.__name__
     kinds, taken = {p.kind for p in parameters}, _named(parameters)
     places = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if len(args) > len(places) and inspect.Parameter.VAR_POSITIONAL not in kinds:

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from .answers import answer_names
-from .core.errors import ArgumentError, DataError, DTypeError, ShapeError, ValueRangeError
+from .answers import AnswersCalls, answer_names
+from .core.errors import ArgumentError, DataError, DTypeError, ShapeError, ValueRangeError, public
 from .core.graph import Node
 from .core.op import as_node
 from .core.types import compatible, show_shape
@@ -22,6 +22,7 @@ __all__ = ["AUC", "Accuracy", "ConfusionMatrix", "FScore", "Mean", "Metric", "Pr
 answer_names(__name__)
 
 
+@public
 def accuracy(logits: Any, labels: Any) -> Node:
     """Fraction of rows of `logits` (..., classes) whose largest entry is at `labels` (...), as a float32 node.
 
@@ -39,7 +40,7 @@ def accuracy(logits: Any, labels: Any) -> Node:
     return mean(astype(equal(argmax(logits, axis=-1), labels), "float32"))
 
 
-class Metric:
+class Metric(AnswersCalls):
     """Base class. `len(metric)` is the number of examples seen since the last `reset()`."""
 
     def __init__(self) -> None:

@@ -191,6 +191,7 @@ class Optimizer(AnswersCalls):
         return f"<{type(self).__name__} {self.step.name.removesuffix('/step')!r}, learning rate {self.learning_rate}>"
 
 
+@public
 def clip_by_global_norm(gradients: Mapping[Node, Node], limit: float) -> dict[Node, Node]:
     """All gradients times limit / max(limit, norm), where norm is that of all of them together.
 

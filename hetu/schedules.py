@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from .answers import answer_names
-from .core.errors import ArgumentError
+from .answers import AnswersCalls, answer_names
+from .core.errors import ArgumentError, public
 from .core.graph import OPS, Node
 from .core.leaf import unique_name, variable
 from .core.op import as_node
@@ -43,6 +43,7 @@ def _count(value: int, what: str) -> int:
     return value
 
 
+@public
 def constant(rate: float) -> RateSchedule:
     """Always `rate`.
 
@@ -54,6 +55,7 @@ def constant(rate: float) -> RateSchedule:
     return lambda step: OPS["constant"](value=np.array(rate))
 
 
+@public
 def step_decay(rate: float, every: int, factor: float = 0.1) -> RateSchedule:
     """`rate` times `factor` after each `every` steps.
 
@@ -65,6 +67,7 @@ def step_decay(rate: float, every: int, factor: float = 0.1) -> RateSchedule:
     return lambda step: rate * factor ** floor(_real(step) / every)
 
 
+@public
 def multistep(rate: float, milestones: Sequence[int], factor: float = 0.1) -> RateSchedule:
     """`rate` times `factor` from each milestone on.
 
@@ -76,6 +79,7 @@ def multistep(rate: float, milestones: Sequence[int], factor: float = 0.1) -> Ra
     return lambda step: rate * factor ** sum_(astype(step >= places, "float64"))
 
 
+@public
 def exponential(rate: float, factor: float, every: int = 1) -> RateSchedule:
     """`rate` times `factor` to the power step / every: a smooth decay.
 
@@ -87,6 +91,7 @@ def exponential(rate: float, factor: float, every: int = 1) -> RateSchedule:
     return lambda step: rate * factor ** (_real(step) / every)
 
 
+@public
 def cosine(rate: float, steps: int, final: float = 0.0) -> RateSchedule:
     """From `rate` down to `final` along half a cosine in `steps` steps, then `final`.
 
@@ -101,6 +106,7 @@ def cosine(rate: float, steps: int, final: float = 0.0) -> RateSchedule:
     return lambda step: final + half * (1 + cos(minimum(_real(step) / steps, 1.0) * math.pi))
 
 
+@public
 def warmup(schedule: float | RateSchedule, steps: int) -> RateSchedule:
     """Rises along a line to the first rate of `schedule` in `steps` steps, then follows it from its step 0.
 
@@ -119,7 +125,7 @@ def warmup(schedule: float | RateSchedule, steps: int) -> RateSchedule:
     return rate
 
 
-class Plateau:
+class Plateau(AnswersCalls):
     """A rate that falls by `factor` when a metric has not improved for `patience` updates in a row.
 
     `update(metric, state)` is called on the host, usually once per epoch with a validation loss. The rate, the best

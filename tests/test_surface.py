@@ -6,6 +6,7 @@ import inspect
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -107,3 +108,32 @@ def test_every_name_that_the_sources_tell_users_to_call_exists() -> None:
     sources = {path: path.read_text("utf-8") for path in (ROOT / "hetu").rglob("*.py")}
     called = {(name, path.name) for path, text in sources.items() for name in re.findall(r"\bht\.([a-z]\w*)\b", text)}
     assert sorted((name, path) for name, path in called if name not in ht.__all__) == []
+
+
+# what hetu hands to users, what writers of passes and rules call, and contexts, which Python calls in between
+MADE = {"Graph", "History", "Node", "Profile", "State", "Updates", "OptimizerOptions", "RateSchedule", "Dataset"}
+MADE |= {"GraphData", "TextData", "Role", "op", "recompute", "rewrite", "scope", "tagged", "update_rule"}
+
+
+def calls() -> Iterator[tuple[str, Callable]]:
+    """The functions, classes and operators of `ht.` and of the packages that models are made of."""
+    for package in ("ht", "nn", "optim", "schedules", "data", "metrics"):
+        module = ht if package == "ht" else PACKAGES[package]
+        for name in module.__all__:
+            if callable(value := getattr(module, name)) and name not in MADE:
+                yield f"{package}.{name}", value
+
+
+@pytest.mark.parametrize(("name", "function"), [*calls()], ids=lambda value: value if isinstance(value, str) else "")
+def test_what_a_user_calls_answers_an_argument_that_it_does_not_take(name: str, function: Callable) -> None:
+    with pytest.raises(ht.errors.HetuError, match=r"at test_surface\.py"):
+        function(no_such_argument=1)
+
+
+LAYERS = [ht.nn.Linear(3, 4), ht.nn.LSTM(3, 4), ht.nn.Sequential(ht.relu), ht.nn.BatchNorm(3), ht.nn.Dropout(0.5)]
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: type(layer).__name__)
+def test_a_layer_answers_an_argument_that_it_does_not_take(layer: ht.nn.Layer) -> None:
+    with pytest.raises(ht.errors.ArgumentError, match=f"{type(layer).__name__} takes no 'training'"):
+        layer(ht.placeholder("x", (2, 5, 3)), training=True)

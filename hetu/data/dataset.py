@@ -14,7 +14,8 @@ from typing import Any, Protocol, SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..core.errors import AxisError, DataError
+from ..answers import AnswersCalls
+from ..core.errors import AxisError, DataError, public
 
 Batch = tuple[NDArray[Any], ...]
 RowIndex = SupportsIndex | slice | NDArray[np.integer]
@@ -28,7 +29,7 @@ class Dataset(Protocol):
     def __getitem__(self, rows: NDArray[np.integer], /) -> Batch: ...
 
 
-class ArrayDataset:
+class ArrayDataset(AnswersCalls):
     """Columns of equal length; row i is the i-th entry of each. Frozen: `take` and `split` return new data sets.
 
     Args:
@@ -210,6 +211,7 @@ class GraphData:
         return len(self.y)
 
 
+@public
 def sliding_windows(series: ArrayLike, length: int, stride: int = 1) -> NDArray[Any]:
     """Every stretch of `length` steps of a series (n, ...), as a read-only view (windows, length, ...).
 

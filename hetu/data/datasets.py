@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.errors import DataError, did_you_mean
+from ..core.errors import DataError, did_you_mean, public
 from . import formats
 from .dataset import ArrayDataset, GraphData, TextData
 from .sources import find
@@ -32,6 +32,7 @@ WEATHER_COLUMNS = ("precipitation", "temp_max", "temp_min", "wind")
 NOUN_CLASSES = ("animal", "artifact", "food", "group", "location", "person", "plant")
 
 
+@public
 def mnist(split: Split = "train", root: Root = None) -> ArrayDataset:
     """Handwritten digits: x float32 (n, 28, 28), y int64 (n,) in 0..9.
 
@@ -56,6 +57,7 @@ def mnist(split: Split = "train", root: Root = None) -> ArrayDataset:
     return _images(x[rows], y[rows], DIGITS)
 
 
+@public
 def fashion_mnist(split: Split = "train", root: Root = None) -> ArrayDataset:
     """Clothing: x float32 (n, 28, 28), y int64 (n,) in 0..9, names in `info["classes"]`.
 
@@ -76,6 +78,7 @@ def fashion_mnist(split: Split = "train", root: Root = None) -> ArrayDataset:
     return _images(x, y, FASHION)
 
 
+@public
 def cifar10(split: Split = "train", root: Root = None) -> ArrayDataset:
     """Small color photographs: x float32 (n, 3, 32, 32), y int64 (n,) in 0..9; 50,000 + 10,000.
 
@@ -90,6 +93,7 @@ def cifar10(split: Split = "train", root: Root = None) -> ArrayDataset:
     return _images(np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts]), CIFAR10)
 
 
+@public
 def adult(split: Split = "train", root: Root = None) -> ArrayDataset:
     """Census rows, income above 50,000 dollars or not: numeric float32 (n, 6), categorical int64 (n, 8), y int64 (n,).
 
@@ -130,6 +134,7 @@ def adult(split: Split = "train", root: Root = None) -> ArrayDataset:
     )
 
 
+@public
 def criteo(
     split: Split = "train", root: Root = None, *, rows: int | None = None, buckets: int = 100_000
 ) -> ArrayDataset:
@@ -154,6 +159,7 @@ def criteo(
     )
 
 
+@public
 def text(path: str | os.PathLike[str], split: Split = "train") -> TextData:
     """Any UTF-8 text file (or .gz) by character; the last 10 % are the test part, the vocabulary is of the whole file.
 
@@ -164,6 +170,7 @@ def text(path: str | os.PathLike[str], split: Split = "train") -> TextData:
     return TextData(whole.codes[_part(split, len(whole) - len(whole) // 10)], whole.vocabulary)
 
 
+@public
 def shakespeare(split: Split = "train", root: Root = None) -> TextData:
     """Eight plays, 1,036,481 characters of 76 kinds, public domain; the last 10 % are the test part.
 
@@ -176,6 +183,7 @@ def shakespeare(split: Split = "train", root: Root = None) -> TextData:
     return text(find("shakespeare", ["input.txt"], root=root, mini="shakespeare.txt.gz").files[0], split)
 
 
+@public
 def seattle_weather(split: Split = "train", root: Root = None) -> ArrayDataset:
     """Four years of days in order: x float32 (n, 4), weather int64 (n,).
 
@@ -198,6 +206,7 @@ def seattle_weather(split: Split = "train", root: Root = None) -> ArrayDataset:
     return ArrayDataset(x[rows], weather[rows], names=("x", "weather"), info=info)
 
 
+@public
 def wordnet_nouns() -> GraphData:
     """A graph of 3,000 nouns: features float32 (3000, 914), 1 for a word in the gloss, 4,055 edges, 7 classes.
 
@@ -221,6 +230,7 @@ def wordnet_nouns() -> GraphData:
     return GraphData(features, y, stored["edges"].astype(np.int64), train, test, info)
 
 
+@public
 def wordnet_kg(split: Literal["train", "valid", "test", "all"] = "train", root: Root = None) -> ArrayDataset:
     """Knowledge-graph triples: head, relation, tail, each int64 (n,); names in `info["entities"]`, `info["relations"]`.
 

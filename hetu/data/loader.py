@@ -14,11 +14,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
+from ..answers import AnswersCalls
 from ..core.errors import DataError
 from .dataset import Batch, Dataset
 
 
-class DataLoader:
+class DataLoader(AnswersCalls):
     """Iterate over a data set in batches; every `for` loop is one epoch.
 
     Args:

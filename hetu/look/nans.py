@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..core.backend import aligned_empty, to_numpy
-from ..core.errors import NumericError
+from ..core.errors import NumericError, public
 from ..core.executor import Executor, stepping
 from ..core.passes import is_last
 from ..core.program import Program
@@ -21,6 +21,7 @@ _guards: weakref.WeakKeyDictionary[Program, tuple[Saved, list[Any]]] = weakref.W
 _rooms: weakref.WeakKeyDictionary[Executor, dict[str, Any]] = weakref.WeakKeyDictionary()
 
 
+@public
 def debug_nans(on: bool = True) -> AbstractContextManager[None]:
     """Inside, a step that makes a NaN raises NumericError naming the first node that made one; no update is kept.
 

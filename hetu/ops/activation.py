@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..core.backend import dtype_of, to_dtype
-from ..core.errors import ArgumentError
+from ..core.errors import ArgumentError, public
 from ..core.graph import Node
 from ..core.op import as_node, op
 from ..core.types import DEFAULT_FLOAT, numbers
@@ -125,6 +125,7 @@ def softplus(xp: ModuleType, x: Any) -> Any:
 softplus.grad(lambda g, y, x: g * sigmoid(x))
 
 
+@public
 def silu(x: Any) -> Node:
     """x * sigmoid(x), also called swish.
 
@@ -136,6 +137,7 @@ def silu(x: Any) -> Node:
     return node * sigmoid(node)
 
 
+@public
 def mish(x: Any) -> Node:
     """x * tanh(softplus(x)). Misra, 2019.
 
@@ -153,6 +155,7 @@ DENSITY = 1 / math.sqrt(2 * math.pi)  # the normal density at 0
 RATE, CUBIC = 2 * math.sqrt(2 / math.pi), 0.044715  # the tanh form is x sigmoid(RATE (x + CUBIC x^3))
 
 
+@public
 def gelu(x: Any, approximate: str = "none") -> Node:
     """x times the normal distribution function at x. Hendrycks & Gimpel, "Gaussian Error Linear Units", 2016.
 

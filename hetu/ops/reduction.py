@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..core.backend import dtype_of
-from ..core.errors import ArgumentError, DTypeError, ShapeError
+from ..core.errors import ArgumentError, DTypeError, ShapeError, public
 from ..core.graph import OPS, Node
 from ..core.leaf import filled, filling
 from ..core.op import Op, as_node, op
@@ -338,6 +338,7 @@ def _count(x: Node, axis: Axis) -> Size:
     return product(x.shape[i] for i in normalize_axes(axis, x.ndim))
 
 
+@public
 def mean(x: Any, axis: Axis = None, keepdims: bool = False) -> Node:
     """Mean over `axis` (all axes by default): the sum over the number of elements. Integers give float32.
 
@@ -349,6 +350,7 @@ def mean(x: Any, axis: Axis = None, keepdims: bool = False) -> Node:
     return sum(x, axis=axis, keepdims=keepdims) / _count(x, axis)
 
 
+@public
 def var(x: Any, axis: Axis = None, correction: float = 0, keepdims: bool = False) -> Node:
     """Variance over `axis` (all axes by default), squares divided by their number minus `correction`.
 
@@ -365,6 +367,7 @@ def var(x: Any, axis: Axis = None, correction: float = 0, keepdims: bool = False
     return made
 
 
+@public
 def logsumexp(x: Any, axis: Axis = None, keepdims: bool = False) -> Node:
     """log(sum(exp(x))) over `axis` (all axes by default), without overflow.
 
@@ -381,6 +384,7 @@ def logsumexp(x: Any, axis: Axis = None, keepdims: bool = False) -> Node:
     )
 
 
+@public
 def norm(x: Any, axis: Axis = None, ord: float = 2, keepdims: bool = False) -> Node:
     """Length of the vectors along `axis` (all axes by default): `ord` is 1, 2 or infinity. Its slope at 0 is 0.
 
