@@ -250,7 +250,7 @@ def _images(x: np.ndarray) -> tuple[Any, ...]:
 def _by_pixel(x: np.ndarray) -> bool:
     """Whether the images lie pixel by pixel."""
     n, _, _, columns = x.shape
-    return n > 1 and x.strides[3] == n * x.strides[0] and x.strides[2] == columns * x.strides[3]
+    return bool(n > 1 and x.strides[3] == n * x.strides[0] and x.strides[2] == columns * x.strides[3])
 
 
 def _one_image(x: np.ndarray) -> np.ndarray:
