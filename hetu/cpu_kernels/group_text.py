@@ -2,8 +2,8 @@
 
 Sizes, strides and numbers are arguments, so that no other size needs another function; compiled in is only which
 strides are 0 or 1 along the columns. A sum over columns adds number j to lane j mod 32, in blocks of 4,096, and halves
-the lanes; one over rows adds blocks of 64 rows in order. So the bits are the same at any vector width, with any
-compiler and for any number of threads.
+the lanes; one over rows adds blocks of 64 rows in order, in jobs that share the rows out, whose sums stay apart. So the
+bits are the same at any vector width, with any compiler and for any number of threads.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class GroupWriter(LineWriter):
         self.totals = {n: self._row() for n in self.across if self.values[n].fold == "rows" and self.source(n).inner}
 
     @property
-    def folds(self) -> bool:
-        """Whether rows are folded, so that one thread goes through all of them."""
+    def in_jobs(self) -> bool:
+        """Whether a job is more than a row."""
         return bool(self.across)
 
     def _row(self) -> int:
@@ -84,6 +84,8 @@ class GroupWriter(LineWriter):
         word, sizes = len(names), [*(f"rows{a}" for a in range(self.layout.rows)), "columns", "pitch"]
         sizes += [f"{self._name(k)}_{a}" for k, m in enumerate(self.layout.moves) for a, moves in enumerate(m) if moves]
         sizes += [f"{self._name(k)}_s" for k, s in enumerate(self.layout.inner) if s == "s"]
+        if self.in_jobs:
+            sizes += ["rows", "of_job", *(f"y{k}_job" for k in sorted(self.slot[n] for n in self.across))]
         yield from (f"const long long {name} = a[{k}].n;" for k, name in enumerate(sizes, word))
         for k, (dtype, _) in enumerate(self.numbers):
             field = "x" if "float" in dtype else "n"
@@ -104,18 +106,25 @@ class GroupWriter(LineWriter):
 
     def _body(self) -> Iterator[str]:
         yield from self._constants()
-        yield from self._begin_totals()
         if not self.by_rows:
             yield f"first *= {STRIP};"
             yield f"last = last * {STRIP} < columns ? last * {STRIP} : columns;"
             yield from self._row_body("first", "last")
+        elif not self.in_jobs:
+            yield from self._rows("first", "last")
         else:
-            yield "for (long long row = first; row < last; row++) {"
-            yield from indented(
-                [*self._places(), *self._row_pointers(), *self._row_body("0", "columns"), *self._flush()]
-            )
+            yield "for (long long job = first; job < last; job++) {"
+            yield "    const long long begin = job * of_job, end = begin + of_job < rows ? begin + of_job : rows;"
+            folded = [(self.type(n), f"y{self.slot[n]}") for n in self.across]
+            yield from (f"    {t}* const {y}j = {y} + job * {y}_job;" for t, y in folded)
+            yield from indented([*self._begin_totals(), *self._rows("begin", "end"), *self._end_totals()])
             yield "}"
-        yield from self._end_totals()
+
+    def _rows(self, first: str, last: str) -> Iterator[str]:
+        yield f"for (long long row = {first}; row < {last}; row++) {{"
+        body = [*self._places(), *self._row_pointers(), *self._row_body("0", "columns"), *self._flush()]
+        yield from indented(body)
+        yield "}"
 
     def _constants(self) -> Iterator[str]:
         """What is one number for the whole group."""
@@ -151,7 +160,8 @@ class GroupWriter(LineWriter):
         return " + ".join(f"i{a} * {self._name(k)}_{a}" for a, moves in enumerate(self.layout.moves[k]) if moves) or "0"
 
     def _pointer(self, k: int) -> str:
-        return f"{self._name(k)}{'r' if any(self.layout.moves[k]) else ''}"
+        folded = k >= self.count and self.form.results[k - self.count] in self.across
+        return f"{self._name(k)}{'r' if any(self.layout.moves[k]) else 'j' if folded else ''}"
 
     def _place(self, k: int) -> str:
         move = self.layout.inner[k]
@@ -172,7 +182,7 @@ class GroupWriter(LineWriter):
     def _flush(self) -> Iterator[str]:
         """Add what a block of rows gave."""
         if self.across:
-            yield f"if ((row + 1) % {BLOCK} == 0 || row + 1 == last) {{"
+            yield f"if ((row + 1) % {BLOCK} == 0 || row + 1 == end) {{"
             for n in self.across:
                 neutral = self.fold(n)[1]
                 if n in self.totals:
@@ -184,7 +194,7 @@ class GroupWriter(LineWriter):
             yield "}"
 
     def _end_totals(self) -> Iterator[str]:
-        yield from (f"y{self.slot[n]}[0] = total{n};" for n in self.across if n not in self.totals)
+        yield from (f"y{self.slot[n]}j[0] = total{n};" for n in self.across if n not in self.totals)
 
     def _statement(self, n: int) -> str:
         return self.statement(n, "j" if self.values[n].inner else "0")

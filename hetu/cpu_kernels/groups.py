@@ -26,12 +26,13 @@ from ..fuse.places import fewest_axes, strides_in
 from ..fuse.unit import Limits, rows_of_fold, span
 from .c_calls import CCall, compiles
 from .compiled import source
-from .group_text import CTYPES, LANES, STRIP, GroupLayout, GroupWriter, Text
+from .group_text import BLOCK, CTYPES, LANES, STRIP, GroupLayout, GroupWriter, Text
 from .recipes import kernel
 from .short_rows import ShortRowsWriter, is_short
 
 NEVER = 1 << 30  # the line behind all
 WORTH = 100_000  # numbers times lines that are worth another thread
+PARTS = 8  # of the rows, whose folds are made apart
 LIMITS = Limits(frozenset(CTYPES), draws=True)
 
 
@@ -84,6 +85,7 @@ class Function(NamedTuple):
     jobs: int
     grain: int
     scratch: int
+    folded: tuple[int, ...]  # results that each job makes for its own rows
 
 
 def compiled(form: Form, outs: Sequence[np.ndarray], arrays: Sequence[np.ndarray]) -> list[Call] | None:
@@ -94,8 +96,13 @@ def compiled(form: Form, outs: Sequence[np.ndarray], arrays: Sequence[np.ndarray
     made = source(function.text, "group") if function is not None and compiles() else None
     if function is None or made is None:
         return None
-    words = [*arrays, *outs, *function.words]
-    return [CCall(made, "group", words, function.jobs, function.grain, function.scratch)]
+    places, joining = [*outs], list[Call]()
+    for k in function.folded if function.jobs > 1 else ():
+        places[k] = np.empty((function.jobs, *outs[k].shape), outs[k].dtype)
+        fold = form.lines[form.results[k] - len(arrays)].op
+        joining += single(fold, outs[k], [places[k]], {"axis": (0,), "keepdims": False}) or []
+    words = [*arrays, *places, *function.words]
+    return [CCall(made, "group", words, function.jobs, function.grain, function.scratch), *joining]
 
 
 @lru_cache(4096)
@@ -116,23 +123,35 @@ def _function(form: Form, laid: tuple[Laid, ...]) -> Function | None:
     layout = GroupLayout(len(rows), moves, tuple(s if s in (0, 1) else "s" for s in inner))
     short = bool(rows) and is_short(form, values, width)
     text = _text(form, layout, short)
-    folds = any(v.fold for v in values)
-    at_once = LANES if short else 1
-    pitch = -(-width * at_once * 8 // 64) * 64
+    pitch = -(-width * (LANES if short else 1) * 8 // 64) * 64
     words: list[int | float] = [*rows, width, pitch]
     words += [s for own in strides for s in own[:split] if s] + [s for s in inner if s not in (0, 1)]
+    jobs = prod(rows) if rows or any(v.fold for v in values) else -(-width // STRIP)
+    grain = max(1, WORTH // (max(1, width if rows else min(width, STRIP)) * len(form.lines)))
+    folded = tuple(k for k, r in enumerate(form.results) if values[r].fold in ("rows", "all"))
+    if folded or short:  # jobs are parts of the rows
+        apart = [laid[arrays + k] for k in folded]
+        of_job = LANES if not folded else _part(jobs, grain) if all(map(_contiguous, apart)) else jobs
+        words += [jobs, of_job, *(prod(x.shape) for x in apart)]
+        jobs, grain = -(-jobs // of_job), 1 if folded else -(-grain // of_job)
     words += [float(v) if "float" in d else int(v) for d, v in text.numbers]
     words += text.streams
-    jobs = -(-prod(rows) // at_once) if rows or folds else -(-width // STRIP)
-    whole = any(v.fold in ("rows", "all") for v in values)
-    work = (width * at_once if rows else min(width, STRIP)) * len(form.lines)
-    grain = max(jobs, 1) if whole else max(1, WORTH // max(1, work))
-    return Function(text.text, words, jobs, grain, text.scratch * pitch)
+    return Function(text.text, words, jobs, grain, text.scratch * pitch, folded)
 
 
 @lru_cache(4096)
 def _text(form: Form, layout: GroupLayout, short: bool) -> Text:
     return (ShortRowsWriter if short else GroupWriter)(form, layout).written()
+
+
+def _part(rows: int, least: int) -> int:
+    """The rows of a job: whole blocks of them, worth a thread."""
+    return -(-max(least, -(-rows // PARTS)) // BLOCK) * BLOCK
+
+
+def _contiguous(x: Laid) -> bool:
+    sizes, (strides,) = fewest_axes(x.shape, [x.strides])
+    return len(sizes) < 2 and set(strides) <= {x.dtype.itemsize}
 
 
 def _merged(form: Form, operands: Sequence[tuple[int, Laid]]) -> tuple[list[int], int, list[list[int]]]:

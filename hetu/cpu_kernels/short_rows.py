@@ -41,20 +41,20 @@ class ShortRowsWriter(GroupWriter):
     def headers(self) -> list[str]:
         return ["turn.h"]
 
-    def _body(self) -> Iterator[str]:
-        yield from self._constants()
-        yield f"const long long rows = {' * '.join(f'rows{a}' for a in range(self.layout.rows)) or '1'};"
-        yield from self._begin_totals()
-        yield "for (long long block = first; block < last; block++) {"
-        yield f"    const long long start = block * {LANES};"
-        yield f"    const int count = rows - start < {LANES} ? rows - start : {LANES}, wide = (count + 15) / 16 * 16;"
+    @property
+    def in_jobs(self) -> bool:
+        return True
+
+    def _rows(self, first: str, last: str) -> Iterator[str]:
+        yield f"for (long long start = {first}; start < {last}; start += {LANES}) {{"
+        yield f"    const int count = {last} - start < {LANES} ? {last} - start : {LANES};"
+        yield "    const int wide = (count + 15) / 16 * 16;"
         yield from indented(self._turned_in())
         for phase in range(1 + max(v.phase + (v.fold == "columns") for v in self.values)):
             yield from indented(self._outer(phase))
             yield from indented(self._columns(phase))
         yield from indented(self._turned_out())
         yield "}"
-        yield from self._end_totals()
 
     # -- a block of rows -----------------------------------------------------------------------------------------------
 
@@ -180,7 +180,7 @@ class ShortRowsWriter(GroupWriter):
                 yield from indented(self._halved(n, "part", place))
                 yield "}"
             else:
-                yield from self._halved(n, f"part{n}", f"y{self.slot[n]}[0]")
+                yield from self._halved(n, f"part{n}", f"y{self.slot[n]}j[0]")
 
     def _halved(self, n: int, lanes: str, to: str) -> Iterator[str]:
         half = self.combined(n, f"{lanes}[l]", f"{lanes}[l + width]")
