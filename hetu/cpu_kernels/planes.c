@@ -195,8 +195,10 @@ void convolve_planes(const Word* a, long long first, long long last, char* scrat
 
 // -- the gradient of the kernel -----------------------------------------------------------------------------------------
 
+enum { SPREAD = 64 / sizeof(T) };  // lanes of a sum, of which narrow vectors make some at a time
+
 // Sums over pixels of what taps meet times the slopes of outputs.
-#define LANE(r, v) *(Vector*)(out + (r * pitch + v) * LANES) += s##r##_##v;
+#define LANE(r, v) *(Vector*)(out + (r * pitch + v) * SPREAD) += s##r##_##v;
 #define SUMS(OF, v) OF(LANE, v)
 #define FIND_TAP(OF, v) const long long at##v = taps[v].offset;
 #define SLOPE(r, _) const Vector w##r = *(const Vector*)(slopes + r * apart);
@@ -204,13 +206,15 @@ void convolve_planes(const Word* a, long long first, long long last, char* scrat
 #define PLANE_SUMS(name, OF, VECTORS) \
     static __attribute__((noinline)) void name( \
         const T* from, const T* slopes, long long apart, long long pixels, const Run* taps, T* out, long long pitch) { \
-        VECTORS(ZEROS, OF) \
         VECTORS(FIND_TAP, OF) \
-        for (const T* const end = slopes + pixels; slopes < end; slopes += LANES, from += LANES) { \
-            OF(SLOPE, _) \
-            VECTORS(MEET_TAP, OF) \
+        for (int lane = 0; lane < SPREAD; lane += LANES, from += LANES - pixels, slopes += LANES - pixels, out += LANES) { \
+            VECTORS(ZEROS, OF) \
+            for (const T* const end = slopes + pixels; slopes < end; slopes += SPREAD, from += SPREAD) { \
+                OF(SLOPE, _) \
+                VECTORS(MEET_TAP, OF) \
+            } \
+            VECTORS(SUMS, OF) \
         } \
-        VECTORS(SUMS, OF) \
     }
 PLANE_SUMS(plane_sums_1, OF_1, VECTORS_9)
 PLANE_SUMS(plane_sums_2, OF_2, VECTORS_6)
@@ -246,13 +250,13 @@ static void copy_slopes(T* to, const Planes* p, const Images* out, const T* from
                 to + o * pitch + i * p->pitch, from + o * out->channel + i * out->row, p->g.columns, out->column);
 }
 
-// Lanes of sums (parts, groups, outputs, channels, taps, LANES) over the images of each part, with room for a tile's
+// Lanes of sums (parts, groups, outputs, channels, taps, SPREAD) over the images of each part, with room for a tile's
 // taps after the last, which are there so far. Jobs are parts of groups.
 void convolve_planes_slopes(const Word* a, long long first, long long last, char* scratch) {
     const Images out = images_of(a), in = images_of(a + 5);
     const Planes p = planes_of(a);
     const long long parts = a[28].n, numbers = a[29].n, outputs = p.g.outputs, room = a[35].n;
-    const long long size = outputs * p.g.channels * room * LANES, pitch = up(p.g.band * p.pitch, LANES);
+    const long long size = outputs * p.g.channels * room * SPREAD, pitch = up(p.g.band * p.pitch, SPREAD);
     T *const slopes = (T*)scratch, *const band = slopes + outputs * pitch;
     for (long long job = first; job < last; job++) {
         const long long part = job / p.g.groups, group = job % p.g.groups, at = group * outputs * out.channel;
@@ -260,7 +264,7 @@ void convolve_planes_slopes(const Word* a, long long first, long long last, char
         memset(total, 0, size * sizeof(T));
         for (long long n = numbers * part / parts; n < numbers * (part + 1) / parts; n++)
             for (long long start = 0; start < p.g.rows; start += p.g.band) {
-                const long long rows = least(p.g.band, p.g.rows - start), pixels = up(rows * p.pitch, LANES);
+                const long long rows = least(p.g.band, p.g.rows - start), pixels = up(rows * p.pitch, SPREAD);
                 copy_planes(band, &p, &in, n, group, start, rows);
                 copy_slopes(slopes, &p, &out, out.image + n * out.number + at + start * out.row, rows, pitch);
                 for (long long c = 0; c < p.g.channels; c++)
@@ -269,7 +273,7 @@ void convolve_planes_slopes(const Word* a, long long first, long long last, char
                         for (long long t = 0; t < p.g.count; t += sums[some - 1].taps)
                             sums[some - 1].tile(
                                 band + c * p.all, slopes + o * pitch, pitch, pixels, p.g.runs + t,
-                                total + ((o * p.g.channels + c) * room + t) * LANES, p.g.channels * room);
+                                total + ((o * p.g.channels + c) * room + t) * SPREAD, p.g.channels * room);
                     }
             }
     }
@@ -279,15 +283,15 @@ void convolve_planes_slopes(const Word* a, long long first, long long last, char
 void add_parts(const Word* a, long long first, long long last, char* scratch) {
     const Planes p = planes_of(a);
     const long long parts = a[28].n, room = a[35].n, channels = p.g.channels;
-    const long long size = p.g.outputs * channels * room * LANES;
+    const long long size = p.g.outputs * channels * room * SPREAD;
     for (long long group = first; group < last; group++)
         for (long long k = 0; k < p.g.outputs * channels * p.g.count; k++) {
             const long long o = k / p.g.count / channels, c = k / p.g.count % channels, t = k % p.g.count;
-            const T* const from = (T*)a[10].p + group * size + ((o * channels + c) * room + t) * LANES;
-            Vector sums = {};
-            for (long long part = 0; part < parts; part++) sums += *(const Vector*)(from + part * p.g.groups * size);
-            T sum = 0;
-            for (int lane = 0; lane < LANES; lane++) sum += sums[lane];
+            const T* const from = (T*)a[10].p + group * size + ((o * channels + c) * room + t) * SPREAD;
+            T sums[SPREAD] = {}, sum = 0;
+            for (long long part = 0; part < parts; part++)
+                for (int lane = 0; lane < SPREAD; lane++) sums[lane] += from[part * p.g.groups * size + lane];
+            for (int lane = 0; lane < SPREAD; lane++) sum += sums[lane];
             ((T*)a[34].p)[group * p.group + o * p.output + c * p.channel + p.places[t]] = sum;
         }
 }

@@ -8,10 +8,13 @@ import pytest
 import hetu as ht
 from hetu.core.backend import Scratch
 from hetu.core.graph import OPS
+from hetu.cpu_kernels import c_calls
 from hetu.cpu_kernels.c_calls import CCall
+from hetu.cpu_kernels.compiler import SETTING
 from hetu.cpu_kernels.convolution import FEW
 
 from .divided import job_by_job
+from .every_compiler import commands
 
 pytestmark = pytest.mark.compiled
 NONE, ONE, TWO = ((0, 0), (0, 0)), ((1, 1), (1, 1)), ((2, 2), (2, 2))
@@ -97,6 +100,41 @@ def test_convolution(case, layout, dtype):
     g = laid(rng.standard_normal(y.shape).astype(dtype), layout)
     check("conv2d_dx", [g, w], layout, size=size, **attrs)
     check("conv2d_dw", [x, g], kernel=kernel, **attrs)
+
+
+def bits(op: str, out: np.ndarray, arrays, **attrs) -> bytes:
+    for call in OPS[op].bound(np, out, arrays, attrs, Scratch()):
+        call()
+    return out.tobytes()
+
+
+def bits_of_cases():
+    """Of the outputs and of both gradients."""
+    found = {}
+    for case, (n, c, o, size, kernel, stride, padding, dilation, groups) in CASES.items():
+        rng = np.random.default_rng(0)
+        x, w = (rng.standard_normal(shape, np.float32) for shape in ((n, c, *size), (o, c // groups, *kernel)))
+        attrs = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+        y = OPS["conv2d"].forward(np, x, w, **attrs)
+        made = (
+            bits("conv2d", np.empty_like(y), [x, w], **attrs),
+            bits("conv2d_dx", np.empty_like(x), [y, w], size=size, **attrs),
+            bits("conv2d_dw", np.empty_like(w), [x, y], kernel=kernel, **attrs),
+        )
+        found |= zip(((case, name) for name in ("y", "dx", "dw")), made)
+    return found
+
+
+def test_any_vectors_give_the_same_bits(monkeypatch):
+    """Where they multiply and add at once."""
+    wanted = bits_of_cases()
+    for command in (c for c in commands() if not c.endswith("=x86-64")):
+        monkeypatch.setenv(SETTING, command)
+        c_calls._written.cache_clear()
+        found = bits_of_cases()
+        assert [at for at in wanted if found[at] != wanted[at]] == [], command
+    monkeypatch.undo()
+    c_calls._written.cache_clear()
 
 
 @pytest.mark.parametrize("case", CASES)
