@@ -1,7 +1,6 @@
 """The operators that the core itself writes: marks that passes read, and the arithmetic of gradients.
 
-The marks (`stop_gradient`, `if_training`, `with_updates`, `barrier`) compute nothing. Autodiff starts from ones, adds
-gradients up, and undoes broadcasting and conversion. What else a gradient needs is written by the operators' own rules.
+The marks compute nothing. Autodiff starts from ones, adds gradients up, and undoes broadcasting and conversion.
 """
 
 from __future__ import annotations

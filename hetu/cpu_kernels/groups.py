@@ -50,7 +50,7 @@ def bound(xp: Any, out: Any, *arrays: Any, form: Form, scratch: Scratch) -> list
     """Calls that compute the results of a form into `out`."""
     outs = out if isinstance(out, tuple) else (out,)
     arrays = arrays[: len(form.types)]
-    made = compiled(form, outs, arrays)
+    made = compiled(form, outs, arrays, scratch)
     return one_by_one(form, outs, arrays, scratch) if made is None else made
 
 
@@ -63,7 +63,7 @@ def single(op: Op[..., Any], out: Any, arrays: Sequence[Any], attrs: Mapping[str
     if op in FOLDS:
         x = arrays[0]
         space, rows = x.shape, rows_of_fold(TensorType(x.shape, x.dtype), LIMITS.folded, **attrs)
-    return None if rows is None else compiled(form_of(op, arrays, attrs, space, rows), (out,), arrays)
+    return None if rows is None else compiled(form_of(op, arrays, attrs, space, rows), (out,), arrays, Scratch())
 
 
 # -- in C --------------------------------------------------------------------------------------------------------------
@@ -88,8 +88,10 @@ class Function(NamedTuple):
     folded: tuple[int, ...]  # results that each job makes for its own rows
 
 
-def compiled(form: Form, outs: Sequence[np.ndarray], arrays: Sequence[np.ndarray]) -> list[Call] | None:
-    """A call of the function of a form, or None where there is none for these arrays."""
+def compiled(
+    form: Form, outs: Sequence[np.ndarray], arrays: Sequence[np.ndarray], scratch: Scratch
+) -> list[Call] | None:
+    """A call of the function of a form, and those that join its folds; None where there is none for these arrays."""
     if 0 in form.space:
         return []
     function = _function(form, tuple([Laid(x.shape, x.strides, x.dtype) for x in (*arrays, *outs)]))
@@ -98,7 +100,7 @@ def compiled(form: Form, outs: Sequence[np.ndarray], arrays: Sequence[np.ndarray
         return None
     places, joining = [*outs], list[Call]()
     for k in function.folded if function.jobs > 1 else ():
-        places[k] = np.empty((function.jobs, *outs[k].shape), outs[k].dtype)
+        places[k] = scratch.empty((function.jobs, *outs[k].shape), outs[k].dtype)
         fold = form.lines[form.results[k] - len(arrays)].op
         joining += single(fold, outs[k], [places[k]], {"axis": (0,), "keepdims": False}) or []
     words = [*arrays, *places, *function.words]

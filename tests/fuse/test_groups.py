@@ -40,7 +40,7 @@ def computed(way, node, values, always=True):
     form = node.attrs["form"]
     arrays = [np.asarray(v) for v in values[: len(form.types)]]
     outs = tuple(np.full(t.shape, 7, t.dtype) for t in form.types_of_results())
-    calls = compiled(form, outs, arrays) if way == "C" else None
+    calls = compiled(form, outs, arrays, Scratch()) if way == "C" else None
     if calls is None:
         assert way == "NumPy" or not always
         way, calls = "NumPy", one_by_one(form, outs, arrays, Scratch())
