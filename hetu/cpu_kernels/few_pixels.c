@@ -1,5 +1,5 @@
 // Convolution of few pixels by large kernels, where to pack the kernel would take as long as the products: it is read in
-// place, its outputs as rows, and the panels hold pixels.
+// place, its outputs as rows, and the panels hold pixels. What is meant is `convolve_plainly` of `convolution.c`.
 //
 // Words are those of `convolve` with panels of pixels in the place of those of weights, then the kernel, the stride of its
 // outputs, and the rows and columns that its taps lie away, in the order in which they lie in memory.

@@ -1,7 +1,7 @@
 // Pooling of images: windows slide over the rows and columns of planes, a plane per channel of each image.
 //
 // Jobs are planes, of images and windows with any strides. Numbers are computed side by side: a window of all planes
-// where these are neighbors in memory, else the windows of a row. `pool_one` says what a window means.
+// where these are neighbors in memory, else the windows of a row. `pool_plainly` says what they mean.
 
 #include <string.h>
 
@@ -89,6 +89,18 @@ static void pool_one(const Pooling* g, const T* x, Part in, T* y, unsigned char*
         }
     *y = t ? best : best / (g->kernel_rows * g->kernel_columns);
     if (t) *t = tap;
+}
+
+// What `max_pool` and `avg_pool` compute.
+void pool_plainly(const Word* a, long long first, long long last, char* scratch) {
+    const Pooling g = pooling_of(a);
+    for (long long p = first; p < last; p++)
+        for (long long i = 0; i < g.rows; i++)
+            for (long long j = 0; j < g.columns; j++) {
+                unsigned char* const t = g.taps ? g.taps + plane_at(&g, &g.t, p) + i * g.t.row + j * g.t.column : 0;
+                T* const y = g.windows + plane_at(&g, &g.y, p) + i * g.y.row + j * g.y.column;
+                pool_one(&g, g.image + plane_at(&g, &g.x, p) + window_at(&g, i, j), inside(&g, i, j), y, t);
+            }
 }
 
 // The same for windows side by side, whose pixels are `step` apart. Two apart, the first tap is the first of a pair and

@@ -50,7 +50,10 @@ def check(name: str, arrays, layout: str = "rows", **attrs) -> None:
     out = tuple(laid(np.empty_like(w, order="C"), layout) for w in whole)
     *copies, call = OPS[name].bound(np, out if isinstance(want, tuple) else out[0], arrays, attrs)
     assert isinstance(call, CCall)
-    for run in (call, lambda: job_by_job(call)):
+    runs = [call, lambda: job_by_job(call)]
+    if call.function in ("max_pool", "avg_pool"):
+        runs.append(CCall(call.source, "pool_plainly", call.words, jobs=call.jobs))
+    for run in runs:
         for o in out:
             o.fill(77)
         for copy in copies:
