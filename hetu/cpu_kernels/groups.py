@@ -102,7 +102,10 @@ def compiled(
     for k in function.folded if function.jobs > 1 else ():
         places[k] = scratch.empty((function.jobs, *outs[k].shape), outs[k].dtype)
         fold = form.lines[form.results[k] - len(arrays)].op
-        joining += single(fold, outs[k], [places[k]], {"axis": (0,), "keepdims": False}) or []
+        joined = single(fold, outs[k], [places[k]], {"axis": (0,), "keepdims": False})
+        if joined is None:
+            return None
+        joining += joined
     words = [*arrays, *places, *function.words]
     return [CCall(made, "group", words, function.jobs, function.grain, function.scratch), *joining]
 
