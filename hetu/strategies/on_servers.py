@@ -30,6 +30,7 @@ from ..look.html_table import rows_html
 from ..passes import Pass, simplify, sparsify_updates
 from ..ps.saved import restore, state_of
 from ..ps.store.partition import Parameter
+from ..ps.store.rules import name_of
 from ..ps.wire.client import Client
 from ..ps.wire.environment import Place, connect, place
 from ..ps.wire.rows import Rows
@@ -125,11 +126,23 @@ class OnServers(OnRanks):
         # ranks push gradients of the loss of all ranks, which are summed.
         weight = 1 / self.world_size if strategy.apart else 1.0
         self.comm = Connected(self.comm, client, Rows(client, strategy.cache, weight))
-        new = [v for v in self.kept if v.name not in client.parameters]  # unless another executor has made them
-        parameters = {v.name: self._parameter(v) for v in new}
-        client.create(parameters, {v.name: initial_value(v, state.seed) for v in new})
+        wanted = {v.name: self._parameter(v) for v in self.kept}
+        new = [v for v in self.kept if not self._made(client, v, wanted[v.name])]
+        client.create({v.name: wanted[v.name] for v in new}, {v.name: initial_value(v, state.seed) for v in new})
         self.comm.rows.hold(v.name for v in self.servable.steps if v in self.cached)
         self._fetch(state)
+
+    def _made(self, client: Client, variable: Node, wanted: Parameter) -> bool:
+        """Whether another executor has made a parameter; ArgumentError if servers train it otherwise."""
+        made = client.parameters.get(variable.name)
+        if made is None or replace(made, generation=0) == wanted:
+            return made is not None
+        told, asked = (f"{name_of(p.rule)} at {dict(p.options)}" for p in (made, wanted))
+        raise ArgumentError(
+            f"servers train {variable.name!r} for another executor by {told}; that of this one, {asked}, is another",
+            fix="train it by the same optimizer with the same numbers, or give it another name",
+            site=variable.site,
+        )
 
     def _parameter(self, variable: Node) -> Parameter:
         reduce = "mean" if self.strategy.apart else "sum"

@@ -99,6 +99,27 @@ class ByHand(ht.optim.Optimizer):
         return {p: p - rate * g}
 
 
+OTHERS = [ht.optim.SGD(0.2), ht.optim.Adam(0.1), ht.optim.Momentum(0.1, 0.5)]
+
+
+@pytest.mark.parametrize("other", [*OTHERS, None], ids=repr)
+def test_executors_of_one_process_train_a_variable_alike(other):
+    """A server keeps one rule for each parameter: by another one it would train by that of the first executor."""
+
+    def body(client: Client, rank: int):
+        for optimizer in (ht.optim.SGD(0.1), other or ht.optim.SGD(0.1)):
+            w = ht.variable("w", np.ones(3, "float32"))
+            loss = ht.sum(ht.square(w))
+            worker = Connected(Place(rank, 1), client)
+            ht.Executor([loss, optimizer.minimize(loss)], strategy=ParameterServer(), comm=worker).run()
+
+    if other is None:
+        job("bsp", 1, body)
+        return
+    with pytest.raises(ArgumentError, match=r"servers train 'w' for another executor by sgd at"):
+        job("bsp", 1, body)
+
+
 @pytest.mark.parametrize(("optimizer", "reason"), [(ht.optim.LAMB, "sum at .* single elements"), (ByHand, "no update")])
 def test_what_servers_cannot_train_is_refused(optimizer, reason):
     """Else each worker would train a copy of its own."""
