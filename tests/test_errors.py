@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import linecache
 
 import pytest
 
 import hetu as ht
-from hetu.core.errors import ShapeError, Site, user_site
+from hetu.core.errors import ArgumentError, ShapeError, Site, user_site
 
 
 def site_in(text: str, filename: str = "/home/student/model.py", **names) -> Site:
@@ -98,6 +100,12 @@ def test_the_site_of_a_node_is_the_line_that_made_it():
 
 def test_user_site_is_outside_the_package():
     assert user_site().code.co_name == "test_user_site_is_outside_the_package"
+
+
+@pytest.mark.parametrize("between", [functools.singledispatch, contextlib.contextmanager, functools.partial])
+def test_the_site_of_an_error_is_not_in_what_python_calls_in_between(between):
+    with pytest.raises(ArgumentError, match=r"at test_errors\.py"):
+        between(ht.evaluate)(None)
 
 
 def test_an_error_shows_the_line_and_the_remedy():

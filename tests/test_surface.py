@@ -110,9 +110,20 @@ def test_every_name_that_the_sources_tell_users_to_call_exists() -> None:
     assert sorted((name, path) for name, path in called if name not in ht.__all__) == []
 
 
-# what hetu hands to users, what writers of passes and rules call, and contexts, which Python calls in between
+# what hetu hands to users, what writers of operators, layers and passes call, and contexts, which Python calls
 MADE = {"Graph", "History", "Node", "Profile", "State", "Updates", "OptimizerOptions", "RateSchedule", "Dataset"}
-MADE |= {"GraphData", "TextData", "Role", "op", "recompute", "rewrite", "scope", "tagged", "update_rule"}
+MADE |= {
+    "GraphData",
+    "TextData",
+    "Role",
+    "op",
+    "recompute",
+    "rewrite",
+    "scope",
+    "tagged",
+    "update_rule",
+    "with_updates",
+}
 
 
 def calls() -> Iterator[tuple[str, Callable]]:

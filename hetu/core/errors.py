@@ -7,6 +7,7 @@ object and an instruction offset; the text is looked up on demand.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import itertools
@@ -65,12 +66,12 @@ class Site(NamedTuple):
 
 
 def user_site() -> Site | None:
-    """The innermost frame of the running call that is not inside this package."""
+    """The innermost frame of the running call that is neither inside this package nor what Python calls in between."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename  # "<string>" for the methods that `dataclass` writes
         ours = file == "<string>" and frame.f_globals.get("__name__", "").startswith("hetu.")
-        if not ours and not file.startswith(PACKAGE):
+        if not ours and not file.startswith((PACKAGE, functools.__file__, contextlib.__file__)):
             return Site(frame.f_code, frame.f_lineno, frame.f_lasti)
         frame = frame.f_back
     return None

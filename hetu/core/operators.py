@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from .backend import common, dtype_in
-from .errors import GraphError, ShapeError, public
+from .errors import GraphError, ShapeError
 from .graph import Node
 from .leaf import filled, filling
 from .op import Role, op
@@ -75,7 +75,6 @@ def with_updates_grad(g: Node, out: Node, y: Node, *pairs: Node) -> tuple[Node |
     return (g, *(None for _ in pairs))
 
 
-@public
 def with_updates(y: Node, updates: Mapping[Node, Node]) -> Node:
     """`y`, carrying new values of variables that are committed wherever `y` is trained (batch-norm statistics).
 
