@@ -129,7 +129,8 @@ def _given(x: Node) -> Any:
 def _example(node: Node, fits: Callable[[Node], bool], scalars: Scalars) -> tuple[Example | None, bool]:
     """The parts of a node in operators all of which fit, or None; and whether they reach no further than its inputs."""
     rule = node.op.decompose_rule
-    whole = rule(*node.inputs, **node.attrs) if node.op.update is None and rule else _updated(node, scalars)
+    update: Any = node.op.update
+    whole = update.of(node).on(node.inputs, scalars) if update else rule and rule(*node.inputs, **node.attrs)
     if whole is None:
         return None, True
     inputs, known = node.inputs, {i: i for i in node.inputs}
@@ -159,11 +160,6 @@ def _part(node: Node, known: dict[Node, Node]) -> Node:
         made = _rewritten(node, parts) if parts else node
         known[node] = remade(node, parts) if made is None else made
     return known[node]
-
-
-def _updated(node: Node, scalars: Scalars) -> Parts | None:
-    rule = node.op.update.of(node)
-    return None if rule.whole else rule.on(node.inputs, scalars)
 
 
 # -- patterns ----------------------------------------------------------------------------------------------------------
