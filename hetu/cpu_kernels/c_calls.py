@@ -65,7 +65,7 @@ class CCall:
     @property
     def text(self) -> str:
         """A function that was made for this program, or where a written one stands."""
-        return f"// {self.function}, which stands in hetu/cpu_kernels/{self.file}\n" if self.file else self.source.text
+        return f"// {self.function}, which stands in hetu/cpu_kernels/{self.file}\n" if self.file else self.source.shown
 
     def address(self) -> int:
         return ctypes.cast(self.source.function(self.function), ctypes.c_void_p).value or 0
@@ -145,7 +145,7 @@ def _written(file: str, dtype: np.dtype, **defines: str) -> CSource | None:
     if dtype.name not in NUMBERS:
         return None
     names = {"T": NUMBERS[dtype.name]} | defines
-    return source("\n".join((*(f"#define {name} {names[name]}" for name in names), text_of(file))))
+    return source("\n".join((*(f"#define {name} {names[name]}" for name in names), f'#include "{file}"')))
 
 
 def checked(ranges: Sequence[tuple[Any, int, str]], check: Call) -> Calls:

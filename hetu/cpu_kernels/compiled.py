@@ -25,7 +25,7 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,11 @@ WAIT = 120.0  # seconds for what another process builds
 @cache
 def text_of(file: str) -> str:
     """A file of C text of this folder, with those that it includes by `#include "..."`."""
-    text = files(__package__).joinpath(file).read_text("utf-8")
+    return _whole(files(__package__).joinpath(file).read_text("utf-8"))
+
+
+@lru_cache(1024)
+def _whole(text: str) -> str:
     return re.sub(r'^#include "(.+)"$', lambda found: text_of(found[1]), text, flags=re.M)
 
 
@@ -159,11 +163,12 @@ class CSource:
 
     Where the text says `CONTRACT`, a product and a sum may become one fused multiply-add, which tiles need for their
     speed. The bits of others are those of NumPy and of any compiler. `shared` is the name of the one function of a text
-    that says no such thing and may stand in a unit with others of that name.
+    that says no such thing and may stand in a unit with others of that name; `shown` is the text before files of this
+    folder were included.
     """
 
-    def __init__(self, text: str, key: str, shared: str = "") -> None:
-        self.text, self.key, self.shared = text, key, shared
+    def __init__(self, shown: str, key: str, shared: str = "") -> None:
+        self.shown, self.text, self.key, self.shared = shown, _whole(shown), key, shared
         self.library: ctypes.CDLL | None = None
         self.wrong = ""  # why there will be no library
 
@@ -209,7 +214,7 @@ def source(text: str, shared: str = "") -> CSource | None:
     made_by = compiler()
     if made_by is None:
         return None
-    key = hashlib.sha256(f"{_common(made_by)}\0{shared}\0{text}".encode()).hexdigest()[:24]
+    key = hashlib.sha256(f"{_common(made_by)}\0{shared}\0{_whole(text)}".encode()).hexdigest()[:24]
     found = _sources.setdefault(key, CSource(text, key, shared))
     return None if found.wrong else found
 

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from ..fuse.form import Form
 from ..fuse.line_text import LineWriter
-from .compiled import text_of
 
 CTYPES = {"float32": "float", "float64": "double", "bool": "unsigned char", "int32": "int", "int64": "long long"}
 LANES, BLOCK, STRIP = 32, 64, 4096
@@ -70,7 +69,7 @@ class GroupWriter(LineWriter):
     def written(self) -> Text:
         body, head = [*indented(self._body())], [*indented(self._head())]
         start = "void group(const Word* a, long long first, long long last, char* scratch) {"
-        text = "\n".join([*map(text_of, self.headers), start, *head, *body, "}", ""])
+        text = "\n".join([*(f'#include "{file}"' for file in self.headers), start, *head, *body, "}", ""])
         return Text(text, tuple(self.numbers), tuple(self.drawn(n)[0] for n in self.draws), self.scratch)
 
     @property
