@@ -32,9 +32,8 @@ class ShortRowsWriter(GroupWriter):
     def __init__(self, form: Form, layout: GroupLayout) -> None:
         super().__init__(form, layout)
         full = [n for n, v in enumerate(self.values) if v.inner and v.rows and not v.fold]
-        self.turned = {
-            n: n if n < self.count else self.count + self.slot[n] for n in full if n < self.count or n in self.slot
-        }
+        arrays = dict(zip(range(self.count), range(self.count))) | {r: self.count + k for r, k in self.slot.items()}
+        self.turned = {n: arrays[n] for n in full if n in arrays}
         self.kept |= {n: self._row() for n in self.turned if n not in self.kept}
 
     @property
@@ -99,9 +98,8 @@ class ShortRowsWriter(GroupWriter):
 
     def _outer(self, phase: int) -> Iterator[str]:
         """The lines of a phase that are one number per row, and folds of such over rows."""
-        mine = [
-            n for n in self.lines if self.values[n].phase == phase and not self._is_inner(n) and not self._constant(n)
-        ]
+        outer = [n for n in self.lines if self.values[n].phase == phase and not self._is_inner(n)]
+        mine = [n for n in outer if not self._constant(n)]
         made = [n for n in mine if self._of_rows(n)]
         yield from (f"{self.type(n)} r{n}[{LANES}];" for n in made)
         body: list[str] = []
@@ -164,12 +162,12 @@ class ShortRowsWriter(GroupWriter):
 
     def _begin_totals(self) -> Iterator[str]:
         for n in self.across:
-            lanes, count = (
-                (f"t{self.totals[n]}", f"{LANES} * columns") if n in self.totals else (f"part{n}", f"{LANES}")
-            )
-            if n not in self.totals:
+            neutral = self.fold(n)[1]
+            if n in self.totals:
+                yield f"for (long long k = 0; k < {LANES} * columns; k++) t{self.totals[n]}[k] = {neutral};"
+            else:
                 yield f"{self.type(n)} part{n}[{LANES}];"
-            yield f"for (long long k = 0; k < {count}; k++) {lanes}[k] = {self.fold(n)[1]};"
+                yield f"for (int l = 0; l < {LANES}; l++) part{n}[l] = {neutral};"
 
     def _end_totals(self) -> Iterator[str]:
         for n in self.across:
