@@ -84,3 +84,22 @@ def test_operators_use_it(shape):
         assert isinstance(call, CCall) and call.function == "product"
         call()
         np.testing.assert_allclose(out, wanted, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("lies", LIE, ids="-".join)
+@pytest.mark.parametrize("dtype", ["f", "d"])
+@pytest.mark.parametrize(
+    "m, k, n", [(m, k, n) for few in (1, 2, 3) for k in (16, 70) for m, n in ((few, 33), (40, few))]
+)
+def test_few_rows_or_columns_go_one_by_one(m, k, n, dtype, lies):
+    a, b, bias = matrices(m, k, n, dtype, lies)
+    out = LIES["part"](np.full((m, n), np.nan, dtype))
+    calls = OPS["matmul"].bound(np, out, [a, b], {})
+    assert [call.function for call in calls] == ["gemv"] * min(m, n)
+    for call in calls:
+        call()
+    np.testing.assert_allclose(out, a @ b, rtol=1e-4 if dtype == "f" else 1e-11, atol=1e-5)
+    out = np.empty((m, n), dtype)
+    for call in OPS["linear"].bound(np, out, [a, b, bias], {}):
+        call()
+    np.testing.assert_allclose(out, a @ b + bias, rtol=1e-4 if dtype == "f" else 1e-11, atol=1e-5)
