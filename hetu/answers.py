@@ -8,13 +8,21 @@ from __future__ import annotations
 import inspect
 import reprlib
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
-from types import ModuleType
-from typing import Any
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType, SimpleNamespace, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
 
 from .core.errors import MISFITS, ArgumentError, UnknownNameError, did_you_mean, public
-from .core.graph import FUNCTIONS
+from .core.graph import FUNCTIONS, Node
+from .core.types import Dim
 
+PACKAGE = Path(__file__).parent
+OURS = {"Dim": Dim, "Node": Node}  # what annotations may name before it is there
 OF_THE_CLASS = ("__init__", "forward")  # what is called by the name of its class
 
 
@@ -48,13 +56,58 @@ class AnswersCalls:
                 type.__setattr__(cls, name, public(own))
 
 
-def _misfit(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> ArgumentError:
-    """The error of a call whose arguments a public function does not take."""
+def _answer(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], error: Exception
+) -> ArgumentError | None:
+    """What is told of a public call that failed by its arguments, or None where they are not the reason."""
     parameters, name, cls = list(inspect.signature(function).parameters.values()), function.__name__, None
-    if args and (name == "__init__" or parameters[0].name == "self"):
+    bound = bool(parameters) and (name == "__init__" or parameters[0].name == "self")
+    if bound and args:
         cls = type(args[0]) if name == "__init__" else None
         name = type(args[0]).__name__ if name in OF_THE_CLASS else name
-        parameters, args = parameters[1:], args[1:]
+    trace = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if len(trace) == 1:
+        return _misfit(name, cls, parameters[bound:], args[bound:], kwargs)
+    return _mistyped(function, name, args, kwargs, error) if Path(trace[-1]).is_relative_to(PACKAGE) else None
+
+
+MISFITS.append(_answer)
+
+
+def _mistyped(
+    function: Callable[..., Any], name: str, args: Sequence[Any], kwargs: Mapping[str, Any], error: Exception
+) -> ArgumentError | None:
+    """The error of a call one of whose arguments is not of the type that the function says."""
+    signature = inspect.signature(function)
+    for option, value in signature.bind(*args, **kwargs).arguments.items():
+        wanted = signature.parameters[option]
+        if wanted.annotation is wanted.empty or wanted.kind in (wanted.VAR_POSITIONAL, wanted.VAR_KEYWORD):
+            continue
+        said = SimpleNamespace(__annotations__={option: wanted.annotation})
+        with suppress(NameError, TypeError):  # of types that only a type checker knows
+            if not _is(value, get_type_hints(said, function.__globals__, OURS)[option]):
+                fix = f"pass {option} as {wanted.annotation}"
+                found = ArgumentError(f"{name} got {option}={reprlib.repr(value)}", fix=fix)
+                found.__cause__ = error.with_traceback(None)
+                return found
+    return None
+
+
+def _is(value: Any, wanted: Any) -> bool:
+    """Whether a value is of a type, as far as can be told of a value."""
+    origin = get_origin(wanted) or wanted
+    if origin in (Union, UnionType):
+        return any(_is(value, each) for each in get_args(wanted))
+    if origin is Literal:
+        return value in get_args(wanted)
+    wider = {float: (float, int, np.number), int: (int, np.integer), None: (type(None),)}.get(origin, (origin,))
+    return not all(isinstance(each, type) for each in wider) or isinstance(value, wider)
+
+
+def _misfit(
+    name: str, cls: type | None, parameters: Sequence[inspect.Parameter], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> ArgumentError:
+    """The error of a call whose arguments a public function does not take."""
     kinds, taken = {p.kind for p in parameters}, _named(parameters)
     places = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if len(args) > len(places) and inspect.Parameter.VAR_POSITIONAL not in kinds:
@@ -71,9 +124,6 @@ def _misfit(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
     wanted = {*places[len(args) :], *taken} - {*places[: len(args)], *kwargs}
     missing = [p.name for p in parameters if p.default is p.empty and p.name in wanted]
     return ArgumentError(f"{name} misses {', '.join(missing)}", fix=f"pass {', '.join(f'{m}=...' for m in missing)}")
-
-
-MISFITS.append(_misfit)
 
 
 def _named(parameters: Sequence[inspect.Parameter]) -> set[str]:

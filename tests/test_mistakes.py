@@ -305,6 +305,26 @@ def a_layer_without_its_size():
     ht.nn.Linear(3)
 
 
+@mistake(TypeError, "Linear got name=5", "pass name as str | None")
+def a_name_that_is_a_number():
+    ht.nn.Linear(3, 4, name=5)
+
+
+@mistake(TypeError, "gradients got loss=None", "pass loss as Node")
+def gradients_of_nothing():
+    ht.gradients(None, [v("w", 2)])
+
+
+@mistake(TypeError, "minimize got loss=None", "pass loss as Node")
+def nothing_to_minimize():
+    ht.optim.SGD(0.1).minimize(None)
+
+
+@mistake(TypeError, "uniform got low='a'", "pass low as float")
+def a_bound_that_is_a_text():
+    ht.uniform((2,), "a")
+
+
 @mistake(TypeError, "Linear got 'inputs' twice", "pass it once")
 def a_size_by_position_and_by_name():
     ht.nn.Linear(3, inputs=3)
@@ -626,6 +646,18 @@ def saving_into_a_folder_that_is_not_there(tmp_path):
 @mistake(ValueError, "no checkpoint", "path")
 def missing_checkpoint(tmp_path):
     ht.Executor([v("w", 2)]).load(tmp_path / "nothing")
+
+
+def test_an_error_in_code_of_ones_own_stays_what_it_is():
+    """Whatever the code was given."""
+
+    class Shift(ht.nn.Layer):
+        def forward(self, x: int) -> None:
+            return "a" - 1
+
+    with pytest.raises(TypeError, match="unsupported operand") as caught:
+        Shift()(x(2))
+    assert not isinstance(caught.value, errors.HetuError)
 
 
 @pytest.mark.parametrize("name", MISTAKES)

@@ -182,7 +182,9 @@ def did_you_mean(name: object, known: Iterable[object]) -> str:
     return f"known names: {', '.join(names[:20])}{', ...' if len(names) > 20 else ''}" if names else ""
 
 
-MISFITS: list[Callable[..., HetuError]] = []  # what explains arguments that do not fit, which `hetu.answers` enters
+MISFITS: list[
+    Callable[..., HetuError | None]
+] = []  # what explains arguments that do not fit, which `hetu.answers` enters
 
 
 def public(function: Callable[P, R]) -> Callable[P, R]:
@@ -194,9 +196,9 @@ def public(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **kwargs)
         except HetuError as error:
             raise error.with_traceback(None) from error.__cause__
-        except TypeError as error:
-            if error.__traceback__ is None or error.__traceback__.tb_next is not None or not MISFITS:
-                raise
-        raise MISFITS[0](function, args, kwargs)
+        except (TypeError, AttributeError) as error:
+            for answer in filter(None, (explain(function, args, kwargs, error) for explain in MISFITS)):
+                raise answer from answer.__cause__
+            raise
 
     return call
