@@ -182,9 +182,7 @@ def did_you_mean(name: object, known: Iterable[object]) -> str:
     return f"known names: {', '.join(names[:20])}{', ...' if len(names) > 20 else ''}" if names else ""
 
 
-MISFITS: list[
-    Callable[..., HetuError | None]
-] = []  # what explains arguments that do not fit, which `hetu.answers` enters
+MISFITS: list[Callable[..., HetuError | None]] = []  # explain arguments that do not fit; `hetu.answers` enters them
 
 
 def public(function: Callable[P, R]) -> Callable[P, R]:
