@@ -32,7 +32,7 @@ from .short_rows import ShortRowsWriter, is_short
 
 NEVER = 1 << 30  # the line behind all
 WORTH = 100_000  # numbers times lines that are worth another thread
-PARTS = 8  # of the rows, whose folds are made apart
+PARTS, LEAST = 8, 1 << 15  # of the rows, whose folds are made apart, and the least numbers of one
 LIMITS = Limits(frozenset(CTYPES), draws=True)
 
 
@@ -136,7 +136,7 @@ def _function(form: Form, laid: tuple[Laid, ...]) -> Function | None:
     folded = tuple(k for k, r in enumerate(form.results) if values[r].fold in ("rows", "all"))
     if folded or short:  # jobs are parts of the rows
         apart = [laid[arrays + k] for k in folded]
-        of_job = LANES if not folded else _part(jobs, grain) if all(map(_contiguous, apart)) else jobs
+        of_job = LANES if not folded else _part(jobs, width) if all(map(_contiguous, apart)) else jobs
         words += [jobs, of_job, *(prod(x.shape) for x in apart)]
         jobs, grain = -(-jobs // of_job), 1 if folded else -(-grain // of_job)
     words += [float(v) if "float" in d else int(v) for d, v in text.numbers]
@@ -149,9 +149,9 @@ def _text(form: Form, layout: GroupLayout, short: bool) -> Text:
     return (ShortRowsWriter if short else GroupWriter)(form, layout).written()
 
 
-def _part(rows: int, least: int) -> int:
-    """The rows of a job: whole blocks of them, worth a thread."""
-    return -(-max(least, -(-rows // PARTS)) // BLOCK) * BLOCK
+def _part(rows: int, columns: int) -> int:
+    """The rows of a job that folds its own: whole blocks. What else the group computes does not change its bits."""
+    return -(-max(LEAST // max(1, columns), -(-rows // PARTS)) // BLOCK) * BLOCK
 
 
 def _contiguous(x: Laid) -> bool:
@@ -160,14 +160,32 @@ def _contiguous(x: Laid) -> bool:
 
 
 def _merged(form: Form, operands: Sequence[tuple[int, Laid]]) -> tuple[list[int], int, list[list[int]]]:
-    """(sizes, axes of rows, strides in numbers) of the fewest axes that visit the same places in the same order."""
+    """(sizes, axes of rows, strides in numbers) of the fewest axes that visit the same places in the same order.
+
+    An axis of one is among them where a longer one would be one of its own.
+    """
     strides = strides_in(form, operands)
     if not form.split and not any(line.op in FOLDS for line in form.lines):
-        sizes, kept = fewest_axes(form.space, strides)
+        sizes, kept = _with_one(form, operands, *fewest_axes(form.space, strides))
         return sizes, max(0, len(sizes) - 1), kept
     ends = slice(form.split), slice(form.split, None)
     rows, columns = (fewest_axes(form.space[s], [own[s] for own in strides]) for s in ends)
+    if form.split and not rows[0]:
+        rows = _with_one(form, operands, *rows)
+    if not form.split:
+        columns = _with_one(form, operands, *columns)
     return rows[0] + columns[0], len(rows[0]), [a + b for a, b in zip(rows[1], columns[1])]
+
+
+def _with_one(
+    form: Form, operands: Sequence[tuple[int, Laid]], sizes: list[int], strides: list[list[int]]
+) -> tuple[list[int], list[list[int]]]:
+    """The axes with a first one of size 1, if the first of the space has this size and some arrays lack it."""
+    axes = [len(x.shape) + (len(form.space) - form.split if form.flat[n] else 0) for n, x in operands]
+    there = [n == len(form.space) and x.strides[:1] != (0,) for n, (_, x) in zip(axes, operands)]
+    if not form.space or form.space[0] != 1 or (sizes and all(t or not own[0] for t, own in zip(there, strides))):
+        return sizes, strides
+    return [1, *sizes], [[int(t), *own] for t, own in zip(there, strides)]
 
 
 def _longest_rows(form: Form, operands: Sequence[tuple[int, Laid]]) -> int:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -189,21 +190,26 @@ def inferred(types: Sequence[TensorType], lines: Sequence[Line]) -> list[TensorT
 @lru_cache(4096)
 def _values(form: Form) -> list[Known]:
     found: list[Known] = []
-    inner_space = any(n > 1 for n in form.space[form.split :])
-    states = form.states()
+    rows, columns = form.space[: form.split], form.space[form.split :]
+    # A batch of one is read as any other is, so that it needs no text of its own.
+    one_row, one_place = bool(rows) and prod(rows) == 1, not rows and bool(columns) and prod(columns) == 1
+    inner_space, states = one_place or any(n > 1 for n in columns), form.states()
     for number, type_ in enumerate(inferred(form.types, form.lines)):
-        shape, phase, fold = form.aligned(number, () if number in states else type_.shape, 1), 0, ""
+        own = () if number in states else type_.shape
+        shape, phase, fold = form.aligned(number, own, 1), 0, ""
         if number >= len(form.types):
             made, operands, attrs = form.lines[number - len(form.types)]
             read = [found[o] for o in operands if isinstance(o, int)]
             phase = max((v.phase + (v.fold == "columns") for v in read), default=0)
             if made in FOLDS:
                 axes = dict(attrs)["axis"]
-                columns, rows = (sum(wanted == (a >= form.split) for a in axes) for wanted in (True, False))
-                both = "all" if rows == form.split else "some"
-                fold = both if columns and rows else "columns" if columns else "rows"
-        inner = inner_space and any(n > 1 for n in shape[form.split :])
-        found.append(Known(type_, shape, inner, any(n > 1 for n in shape[: form.split]), phase, fold))
+                inside, outside = (sum(wanted == (a >= form.split) for a in axes) for wanted in (True, False))
+                both = "all" if outside == form.split else "some"
+                fold = both if inside and outside else "columns" if inside else "rows"
+        inner = inner_space and (any(n > 1 for n in shape[form.split :]) or (one_place and own != () and not fold))
+        has_rows = len(own) > (0 if form.flat[number] else len(columns))
+        per_row = any(n > 1 for n in shape[: form.split]) or (one_row and has_rows)
+        found.append(Known(type_, shape, inner, per_row, phase, fold))
     return found
 
 
