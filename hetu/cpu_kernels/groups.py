@@ -126,7 +126,7 @@ def _function(form: Form, laid: tuple[Laid, ...]) -> Function | None:
     inner = [s[split] if split < len(sizes) else 0 for s in strides]
     moves = tuple(tuple(s != 0 for s in own[:split]) for own in strides)
     layout = GroupLayout(len(rows), moves, tuple(s if s in (0, 1) else "s" for s in inner))
-    short = bool(rows) and is_short(form, values, width)
+    short = bool(rows) and is_short(values, width)
     text = _text(form, layout, short)
     pitch = -(-width * (LANES if short else 1) * 8 // 64) * 64
     words: list[int | float] = [*rows, width, pitch]

@@ -3,7 +3,7 @@
 Along a row of few columns there is little to compute at once, and its folds are all tree. Turned, the numbers of one
 column are what is computed at once, and a value per row is an array of 32. A sum over columns adds them in order; one
 over rows adds row n to lane n mod 32 and halves the lanes at the end. So the bits are the same at any vector width and
-for any number of threads. Groups that draw random numbers are not turned, as these lie along rows.
+for any number of threads, and the number of columns alone decides which.
 """
 
 from __future__ import annotations
@@ -17,13 +17,9 @@ SIZES = {"float32": 4, "float64": 8, "bool": 1, "int32": 4, "int64": 8}
 MOST = 127  # columns
 
 
-def is_short(form: Form, values: Sequence[Known], columns: int) -> bool:
-    """Whether the rows of a group, which fold or are moved along, are better turned."""
-    lines = values[len(form.types) :]
-    if form.states() or not any(v.fold for v in lines):
-        return False
-    once = any(values[r].inner and not values[r].rows and not values[r].fold for r in form.results)
-    return 2 <= columns <= MOST and not once
+def is_short(values: Sequence[Known], columns: int) -> bool:
+    """Whether the rows of a group that folds are better turned."""
+    return 2 <= columns <= MOST and any(v.fold for v in values)
 
 
 class ShortRowsWriter(GroupWriter):
@@ -34,11 +30,13 @@ class ShortRowsWriter(GroupWriter):
         full = [n for n, v in enumerate(self.values) if v.inner and v.rows and not v.fold]
         arrays = dict(zip(range(self.count), range(self.count))) | {r: self.count + k for r, k in self.slot.items()}
         self.turned = {n: arrays[n] for n in full if n in arrays}
-        self.kept |= {n: self._row() for n in self.turned if n not in self.kept}
+        self.once = [r for r in self.slot if self.values[r].inner and not (self.values[r].rows or self.values[r].fold)]
+        self.kept |= {n: self._row() for n in (*self.turned, *self.once) if n not in self.kept}
+        self.decided = {n: (self._row(), self._row()) for n in self.draws}  # by random numbers, as drawn and turned
 
     @property
     def headers(self) -> list[str]:
-        return ["turn.h"]
+        return ["turn.h", *super().headers]
 
     @property
     def in_jobs(self) -> bool:
@@ -75,9 +73,19 @@ class ShortRowsWriter(GroupWriter):
         yield from (f"    r{k}[l] = {self._first(k)};" for k in read)
         yield "}"
         yield from (self._turn("in", n, "wide") for n in self.turned if n < self.count)
+        for n, (drawn, turned) in self.decided.items():
+            yield f"int* const d{n} = (int*)(scratch + {drawn} * pitch);"
+            yield f"int* const k{n} = (int*)(scratch + {turned} * pitch);"
+            yield self._draw(n, "start * columns", "count * columns", f"d{n}")
+            yield f"const int* d{n}r[{LANES}];"
+            yield f"for (int l = 0; l < wide; l++) d{n}r[l] = d{n} + (l < count ? l : count - 1) * columns;"
+            yield f"turn_in_4((void*)d{n}r, 1, 0, columns, wide, (void*)k{n});"
 
     def _turned_out(self) -> Iterator[str]:
         yield from (self._turn("out", n, "count") for n in self.turned if n >= self.count)
+        for r in self.once:
+            place = self._place(self.count + self.slot[r])
+            yield f"if (!start) for (long long j = 0; j < columns; j++) {place} = t{self.kept[r]}[j * {LANES}];"
         for r, k in self.slot.items():
             if self._of_rows(r):
                 yield f"for (int l = 0; l < count; l++) {self._first(self.count + k)} = r{r}[l];"
@@ -133,6 +141,8 @@ class ShortRowsWriter(GroupWriter):
     def _inner(self, n: int) -> Iterator[str]:
         fold = self.values[n].fold
         if not fold:
+            if n in self.decided:
+                yield f"const int kept{n} = k{n}[j * {LANES} + l];"
             yield self._statement(n)
             if n in self.kept:
                 yield f"t{self.kept[n]}[j * {LANES} + l] = v{n};"
