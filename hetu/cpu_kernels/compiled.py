@@ -20,6 +20,7 @@ import os
 import re
 import shutil
 import stat
+import struct
 import tempfile
 import time
 import warnings
@@ -184,12 +185,17 @@ class CSource:
         path, digest = self.paths(folder())
         if digest.read_text("ascii", "replace") != hashlib.sha256(path.read_bytes()).hexdigest():
             raise OSError(f"{path} is not what was compiled")
+        self.library = self.opened(path)
+        for file in (path, digest):
+            os.utime(file)  # used now
+
+    def opened(self, path: Path) -> ctypes.CDLL:
+        """What a compiler has made of it. OSError if that is no library, not all of one or another."""
+        _check_end(path)
         library = ctypes.CDLL(str(path))
         if not hasattr(library, MADE + self.key):
             raise OSError(f"{path.name} has nothing of the text that it was to be made of")
-        self.library = library
-        for file in (path, digest):
-            os.utime(file)  # used now
+        return library
 
     def paths(self, where: Path) -> tuple[Path, Path]:
         """The library and its digest in a folder."""
@@ -203,6 +209,16 @@ class CSource:
         """What stands for it in a unit, with the mark by which a library shows that it is there."""
         named = f"#define {self.shared} {self.shared}_{self.key}\n{self.text}\n#undef {self.shared}"
         return f"{named if self.shared else self.text}\nconst int {MADE}{self.key} = 1;"
+
+
+def _check_end(path: Path) -> None:
+    """OSError if the table at the end of an ELF file is not all there: whoever loads such a file is killed."""
+    with path.open("rb") as file:
+        head = file.read(64)
+    if head[:5] == b"\x7fELF\2" and len(head) == 64:
+        (start,), (size, count) = struct.unpack_from("=Q", head, 40), struct.unpack_from("=HH", head, 58)
+        if path.stat().st_size < start + size * count:
+            raise OSError(f"{path.name} has no end")
 
 
 _sources: dict[str, CSource] = {}  # by key
@@ -343,10 +359,12 @@ def about() -> tuple[bool, str, str]:
     if made_by is None:
         fix = f"leave {SETTING} out" if os.environ.get(SETTING) else 'pip install "hetu-dl[cc]"'
         return False, cc.why_none(), fix
-    start = time.perf_counter()
+    start, trial = time.perf_counter(), CSource(text_of(WALKER), "trial")
     try:
-        with _private() as private, _begun(made_by, [CSource(text_of(WALKER), "trial")], Path(private)) as run:
+        with _private() as private, _begun(made_by, [trial], Path(private)) as run:
             well, said = run.end()
+            if well:
+                trial.opened(trial.paths(Path(private))[0])
     except OSError as error:
         well, said = False, str(error)
     seconds = f"a small library takes {time.perf_counter() - start:.2f} s"

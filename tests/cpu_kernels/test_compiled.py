@@ -119,6 +119,7 @@ COMPILERS = {
     "hangs": ("sleep 600", "did not end within 1 s"),
     "hangs, and so do its children": ("sleep 600 & sleep 600 & wait", "did not end within 1 s"),
     "writes garbage": ("echo garbage > $made", "broken-cc made no library"),
+    "writes no end": ("REAL && truncate -s 9000 $made", "has no end"),
     "writes nothing": ("exit 0", "No such file"),
     "makes another library": (f"cc -shared -fPIC -x c {os.devnull} -o $made", "has nothing of the text"),
     "makes another library of one text": (
@@ -220,11 +221,21 @@ def test_an_interrupt_ends_the_compiler_too(place: Place) -> None:
     assert [path.name for path in place.kept.iterdir()] == ["lock"]
 
 
-def test_the_doctor_hears_of_a_compiler_that_makes_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(compiler.SETTING, place.compiler("echo 'no disk' >&2; exit 1"))
+@pytest.mark.parametrize(
+    ("says", "told"),
+    [
+        ("echo 'no disk' >&2; exit 1", "no disk"),
+        ("echo garbage > $made", "file too short"),
+        ("REAL && truncate -s 9000 $made", "trial.so has no end"),
+    ],
+)
+def test_the_doctor_hears_of_a_compiler_that_makes_no_library(
+    place: Place, monkeypatch: pytest.MonkeyPatch, says: str, told: str
+) -> None:
+    monkeypatch.setenv(compiler.SETTING, place.compiler(says))
     well, found, fix = compiled.about()
     assert (well, fix) == (False, "another compiler as HETU_CC")
-    assert found.startswith("broken-cc ") and found.endswith("; no disk")
+    assert found.startswith("broken-cc ") and found.endswith(told)
 
 
 def test_importing_hetu_touches_no_compiler(place: Place) -> None:
