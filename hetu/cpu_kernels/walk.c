@@ -47,6 +47,7 @@ static struct {
     pthread_mutex_t lock;
     pthread_cond_t wake;
     int threads, asleep;  // beside the caller; under `lock`
+    int walks, allowed;  // under way, and the threads that BLAS has where there are none; under `lock`
     const Row* row;  // what is divided now
     long long parts, size;
     _Atomic long long left;  // parts that nobody has taken
@@ -73,7 +74,7 @@ static void forget(void) {  // no thread survives a fork but the one that makes 
     pthread_mutex_init(&pool.use, 0);
     pthread_mutex_init(&pool.lock, 0);
     pthread_cond_init(&pool.wake, 0);
-    pool.threads = pool.asleep = 0;
+    pool.threads = pool.asleep = pool.walks = 0;
     atomic_store(&pool.left, 0);
 }
 
@@ -156,17 +157,31 @@ static void divide(const Row* row, long long parts, long long size) {
         else sched_yield();
 }
 
-// Make the calls from `row` on, with as many threads as BLAS may use, each of which has `size` bytes of scratch.
-// Meanwhile BLAS itself has one: its own threads would go on spinning beside these. The result is 0, or the number of
-// rows left where one has its doubts, itself among them, or NO_MEMORY.
+// While anybody walks, BLAS itself has one thread: its own would go on spinning beside these, and divide products in
+// another way. How many it has else.
+static int enter(Threads* get, SetThreads* set) {
+    pthread_mutex_lock(&pool.lock);
+    if (!pool.walks++ && (pool.allowed = get()) > 1) set(1);
+    const int allowed = pool.allowed;
+    pthread_mutex_unlock(&pool.lock);
+    return allowed;
+}
+
+static void leave(SetThreads* set) {
+    pthread_mutex_lock(&pool.lock);
+    if (!--pool.walks && pool.allowed > 1) set(pool.allowed);
+    pthread_mutex_unlock(&pool.lock);
+}
+
+// Make the calls from `row` on, with as many threads as BLAS may use, each of which has `size` bytes of scratch. The
+// result is 0, or the number of rows left where one has its doubts, itself among them, or NO_MEMORY.
 long long walk(const Row* end, long long size, Threads* get, SetThreads* set, const Row* row) {
     pthread_once(&once, begin);
-    const int threads = get ? get() : 1;
+    const int threads = get ? enter(get, set) : 1;
     const bool several = threads > 1 && pthread_mutex_trylock(&pool.use) == 0;
     const long long most = (threads < MOST ? threads : MOST) * PARTS_PER_THREAD;
     char* const scratch = size ? scratch_of(size) : 0;
     bool lacking = size && !scratch;
-    if (several) set(1);
     for (; row < end && !lacking; row++) {
         const long long worth = several ? row->jobs / row->grain : 1;
         if (worth > 1 && have(threads - 1)) {
@@ -175,10 +190,8 @@ long long walk(const Row* end, long long size, Threads* get, SetThreads* set, co
         } else row->function(row->words, 0, row->jobs, scratch);
         if (row->doubt && *row->doubt) break;
     }
-    if (several) {
-        set(threads);
-        pthread_mutex_unlock(&pool.use);
-    }
+    if (several) pthread_mutex_unlock(&pool.use);
+    if (get) leave(set);
     return lacking ? NO_MEMORY : end - row;
 }
 

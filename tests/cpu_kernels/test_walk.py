@@ -82,6 +82,29 @@ def test_several_callers_at_once(threads):
     assert all((done == 50).all() for _, done, _ in calls)
 
 
+THREADS_OF_BLAS = """
+void most_threads(const Word* a, long long first, long long last, char* scratch) {
+    for (volatile int i = 0; i < 100000; i++) {}
+    const int now = ((int (*)(void))a[1].p)();
+    if (*(long long*)a[0].p < now) *(long long*)a[0].p = now;
+}
+"""
+
+
+def test_blas_has_one_thread_while_anybody_walks(threads):
+    """Else a product has other bits where another walk has just ended."""
+    made, most = source(THREADS_OF_BLAS), np.zeros((6, 1), np.int64)
+    assert made is not None and build([made])
+    get = openblas.address_of("openblas_get_num_threads")
+    walks = [CTable([CCall(made, "most_threads", (one, get))] * 3) for one in most]
+    workers = [threading.Thread(target=lambda w=w: [w() for _ in range(50)]) for w in walks]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(DEADLINE)
+    assert (most == 1).all() and openblas.get_threads() == threads
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_threads_do_not_survive_a_fork_and_come_back():
     call, done, _ = counting(100, 1, work=1000)
