@@ -43,6 +43,7 @@ int main(int count, char** arguments) {
 _NOTHING = re.compile(r"//[^\n]*|^#(?:[^\n]*\\\n)*[^\n]*", re.M)  # comments and what the preprocessor reads
 _TOKEN = re.compile(r"[A-Za-z_]\w*|[(){};]")
 _MACROS = re.compile(r"^#define (\w+)", re.M)
+_OF_NAMES = re.compile(r"^#define (\w+)\((\w+).*?\)((?:[^\n]*\\\n)*[^\n]*)", re.M)  # macros: first argument, body
 _UNSAID = re.compile(r'[^ -~]|["\\%]')  # what cannot stand both in a comment and in a format
 _FILE = re.compile(r"\w[\w .-]*")
 
@@ -266,4 +267,12 @@ def _defined(text: str) -> frozenset[str]:
         elif token != ";" and (braces == 0 or is_enum) and (parentheses == 0 or is_macro):
             found.add(token)
         before = token
-    return frozenset(found - {*KEYWORDS.split(), *_TOKEN.findall(text_of("prelude.h")), *_MACROS.findall(text)})
+    found -= {*KEYWORDS.split(), *_TOKEN.findall(text_of("prelude.h")), *_MACROS.findall(text)}
+    return frozenset(found | set(_pasted(text)))
+
+
+def _pasted(text: str) -> Iterator[str]:
+    """Names that macros make outside of functions, each of a word and the first argument, as TILES(whole) few_whole."""
+    for macro, argument, body in _OF_NAMES.findall(text):
+        words = re.findall(rf"(\w+)##{argument}\b", body)
+        yield from (w + name for name in re.findall(rf"^{macro}\((\w+)", text, re.M) for w in words)

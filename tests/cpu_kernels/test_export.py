@@ -17,10 +17,23 @@ STEPS = 3
 
 
 def lenet(rng: np.random.Generator):
-    x, labels = ht.placeholder("x", (None, 1, 12, 12)), ht.placeholder("labels", (None,), "int64")
-    images = ht.max_pool2d(ht.relu(ht.nn.Conv2d(1, 4, 3, name="first")(x)), 2)
-    logits = ht.nn.Linear(100, 10, name="last")(ht.reshape(images, (-1, 100)))
-    feed = {x: rng.standard_normal((5, 1, 12, 12), np.float32), labels: rng.integers(0, 10, 5)}
+    x, labels = ht.placeholder("x", (None, 1, 28, 28)), ht.placeholder("labels", (None,), "int64")
+    h = ht.max_pool2d(ht.relu(ht.nn.Conv2d(1, 6, 5, padding=2, name="first")(x)), 2)
+    h = ht.max_pool2d(ht.relu(ht.nn.Conv2d(6, 16, 5, name="second")(h)), 2)
+    h = ht.nn.Linear(400, 120, activation=ht.relu, name="third")(ht.flatten(h, 1))
+    logits = ht.nn.Linear(120, 10, name="last")(h)
+    feed = {x: rng.standard_normal((5, 1, 28, 28), np.float32), labels: rng.integers(0, 10, 5)}
+    return ht.mean(ht.softmax_cross_entropy(logits, labels)), logits, feed
+
+
+def mobilenet(rng: np.random.Generator):
+    """Convolutions of every kind: their texts share names that macros make."""
+    x, labels = ht.placeholder("x", (None, 3, 12, 12)), ht.placeholder("labels", (None,), "int64")
+    h = ht.relu(ht.nn.Conv2d(3, 32, 3, stride=2, padding=1, name="stem")(x))
+    h = ht.relu(ht.nn.Conv2d(32, 32, 3, padding=1, groups=32, name="depthwise")(h))
+    h = ht.nn.Conv2d(32, 32, 3, padding=1, name="around")(ht.nn.Conv2d(32, 32, 1, name="pointwise")(h))
+    logits = ht.nn.Linear(32, 10, name="last")(ht.global_avg_pool2d(h))
+    feed = {x: rng.standard_normal((2, 3, 12, 12), np.float32), labels: rng.integers(0, 10, 2)}
     return ht.mean(ht.softmax_cross_entropy(logits, labels)), logits, feed
 
 
@@ -62,7 +75,7 @@ def printed(folder, name: str, steps: int) -> list[list[str]]:
 
 
 @pytest.mark.compiled
-@pytest.mark.parametrize("model", [lenet, gpt, clicks])
+@pytest.mark.parametrize("model", [lenet, mobilenet, gpt, clicks])
 def test_a_program_runs_without_python(model, tmp_path):
     loss, outputs, feed = model(np.random.default_rng(0))
     executor = executor_of(loss, outputs)
