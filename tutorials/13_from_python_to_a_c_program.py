@@ -110,15 +110,15 @@ for line, value in zip(form.lines, form.values()[len(form.types) :]):
 show(with_softmax, "for (long long j = 0", "\n            }", most=30)
 
 # %% [markdown]
-# The inner loop goes over *rows*: `l` is one of 32 that were turned beforehand, so that the scores of a column lie side by
-# side. A row of ten scores alone would leave most of a vector empty. What is one number per row, such as `r3`, is an array.
-# Rows of 128 columns and more stay as they lie; there number j of a row goes to *lane* j mod 32 of a sum, and at the end
-# the lanes are halved, five times.
+# The inner loop goes over *rows*: `l` is one of 32 that were turned beforehand, so that the scores of a column lie
+# side by side. A row of ten scores alone would leave most of a vector empty. What is one number per row, such as
+# `r3`, is an array. Rows of 128 columns and more stay as they lie; there number j of a row goes to *lane* j mod 32 of
+# a sum, and at the end the lanes are halved, five times.
 #
 # Why say such things? A sum of floats depends on its order, so a compiler keeps to the order that you wrote, and one
-# running total would be a slow loop, number after number. Columns in order for 32 rows at once, or 32 lanes: that *is* an
-# order, and one that vectors of 4, 8 or 16 numbers can follow. So gcc and clang, old CPUs and new ones, one thread and
-# eight give the same bits.
+# running total would be a slow loop, number after number. Columns in order for 32 rows at once, or 32 lanes: that
+# *is* an order, and one that vectors of 4, 8 or 16 numbers can follow. So gcc and clang, old CPUs and new ones, one
+# thread and eight give the same bits.
 #
 # ## The step becomes a table
 #
