@@ -305,6 +305,11 @@ def a_layer_without_its_size():
     ht.nn.Linear(3)
 
 
+@mistake(ValueError, "no keys to attend to: (2, 0, 4)", "pass one key at least")
+def attention_to_nothing():
+    ht.scaled_dot_product_attention(x(2, 3, 4), x(2, 0, 4, name="k"), x(2, 0, 4, name="v"))
+
+
 @mistake(TypeError, "Linear got name=5", "pass name as str | None")
 def a_name_that_is_a_number():
     ht.nn.Linear(3, 4, name=5)

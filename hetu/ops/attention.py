@@ -65,6 +65,10 @@ def _attention_type(
             f"the leading axes differ: {show_shape(q.shape)}, {show_shape(k.shape)}, {show_shape(v.shape)}",
             fix="use ht.scaled_dot_product_attention, which broadcasts them",
         )
+    if k.shape[-2] == 0 and 0 not in q.shape:
+        raise ShapeError(
+            f"no keys to attend to: {show_shape(k.shape)}", fix="pass one key at least, if only one of zeros"
+        )
     dtype = promote(q.dtype, k.dtype, v.dtype)
     return TensorType((*q.shape[:-1], v.shape[-1]), dtype), TensorType(q.shape[:-1], np.dtype(wide(np, dtype)))
 
