@@ -190,6 +190,11 @@ def _overlap(x: np.ndarray, y: np.ndarray) -> bool:
         return True
 
 
+def reads(x: np.ndarray) -> bool:
+    """Whether BLAS can read the matrices of a batch, which is not empty, as they lie."""
+    return _matrix(x[(0,) * (x.ndim - 2)]) is not None
+
+
 def _matrix(x: np.ndarray) -> tuple[int, int] | None:
     """(transposed or not, leading dimension) of a matrix as BLAS sees it."""
     for trans, array in ((NO_TRANSPOSE, x), (TRANSPOSE, x.T)):

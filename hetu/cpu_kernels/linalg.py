@@ -16,6 +16,7 @@ import numpy as np
 from ..core.kernels import Call
 from ..ops.linalg import linear, matmul
 from . import blas
+from .moves import moved
 from .products import product
 from .recipes import kernel
 
@@ -24,14 +25,34 @@ FEW, DEEP = 3, 16  # rows or columns that go one by one, and the least depth of 
 
 @kernel(matmul)
 def matmul_bind(xp: ModuleType, out: Any, a: Any, b: Any) -> list[Call] | None:
+    made = _product(a, b, out)
+    if made is None and a.size and b.size:
+        (a, first), (b, second) = _readable(a), _readable(b)
+        made = _product(a, b, out) if first or second else None
+        return made and [*first, *second, *made]
+    return made
+
+
+def _product(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> list[Call] | None:
     rows = _rows(a, out) if b.ndim == 2 else None
     if rows is None:
         call = blas.gemms(a, b, out)
+    elif made := _vectors(rows[0], b, rows[1]):
+        return made
     else:
-        if calls := _vectors(rows[0], b, rows[1]):
-            return calls
         call = product(rows[0], b, rows[1]) or blas.gemm(rows[0], b, rows[1])
     return call and [call]
+
+
+def _readable(x: np.ndarray) -> tuple[np.ndarray, list[Call]]:
+    """Matrices as BLAS reads them, copies where they lie in another way, and the calls that copy.
+
+    NumPy would copy them, too, but make the product with threads that BLAS divides it among, which changes its bits.
+    """
+    if blas.reads(x):
+        return x, []
+    copy = np.empty(x.shape, x.dtype)
+    return copy, moved(copy, x)
 
 
 def _vectors(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> list[Call] | None:

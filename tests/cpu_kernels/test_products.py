@@ -103,3 +103,27 @@ def test_few_rows_or_columns_go_one_by_one(m, k, n, dtype, lies):
     for call in OPS["linear"].bound(np, out, [a, b, bias], {}):
         call()
     np.testing.assert_allclose(out, a @ b + bias, rtol=1e-4 if dtype == "f" else 1e-11, atol=1e-5)
+
+
+VIEWS = {
+    "every other column": lambda x: x[..., ::2],
+    "columns from the last": lambda x: x[..., 8::-1],
+    "rows from the last": lambda x: x[..., ::-1, :9],
+    "every other column, turned": lambda x: x[..., ::2].mT,
+    "the same row again": lambda x: np.broadcast_to(x[..., :1, :9], (*x.shape[:-1], 9)),
+}
+
+
+@pytest.mark.parametrize("batch", [(), (2,), (2, 3)], ids=str)
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+def test_a_product_of_matrices_that_blas_cannot_read_is_made_in_c(view, batch):
+    rng = np.random.default_rng(0)
+    a, weight = view(rng.standard_normal((*batch, 9, 18))), rng.standard_normal((9, 5))
+    b, bias = np.ascontiguousarray(np.broadcast_to(weight, (*batch, 9, 5))), np.ones(5)
+    for name, inputs in (("matmul", (a, weight)), ("matmul", (a, b)), ("linear", (a, weight, bias))):
+        out = np.empty((*batch, 9, 5))
+        calls = OPS[name].bound(np, out, inputs, {})
+        assert all(isinstance(call, CCall) for call in calls)
+        for call in calls:
+            call()
+        np.testing.assert_allclose(out, a @ weight + (name == "linear"), rtol=1e-12, atol=1e-12)
