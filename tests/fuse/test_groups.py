@@ -315,6 +315,13 @@ def test_the_text_of_a_program_names_the_instructions_and_where_written_function
 
 
 @pytest.mark.compiled
+def test_the_text_of_a_program_names_what_it_includes():
+    x = ht.placeholder("x", (6, 5))
+    shown = ht.Executor([ht.softmax(x), ht.softmax(ht.tanh(x), axis=0)]).program({x: np.zeros((6, 5), np.float32)}).c
+    assert '#include "turn.h"\nvoid group(' in shown and "square(" not in shown
+
+
+@pytest.mark.compiled
 def test_an_expression_that_is_no_c_loses_its_own_group_only():
     x, wrong, right = ht.placeholder("x", (9, 5)), swish("y = nothing_of_the_kind(x)"), swish()
     outputs = [wrong(x) * 2, ht.sum(right(x) * 2, axis=0)]
