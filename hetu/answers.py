@@ -66,8 +66,8 @@ def _answer(
         cls = type(args[0]) if name == "__init__" else None
         name = type(args[0]).__name__ if name in OF_THE_CLASS else name
     trace = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
-    if len(trace) == 1:
-        return _misfit(name, cls, parameters[bound:], args[bound:], kwargs)
+    if len(trace) == 1:  # the function did not even begin
+        return _misfit(name, cls, parameters[bound:], args[bound:], kwargs) if isinstance(error, TypeError) else None
     return _mistyped(function, name, args, kwargs, error) if Path(trace[-1]).is_relative_to(PACKAGE) else None
 
 
@@ -99,7 +99,7 @@ def _is(value: Any, wanted: Any) -> bool:
     if origin in (Union, UnionType):
         return any(_is(value, each) for each in get_args(wanted))
     if origin is Literal:
-        return value in get_args(wanted)
+        return any(type(value) is type(each) and value == each for each in get_args(wanted))
     wider = {float: (float, int, np.number), int: (int, np.integer), None: (type(None),)}.get(origin, (origin,))
     return not all(isinstance(each, type) for each in wider) or isinstance(value, wider)
 
