@@ -56,7 +56,7 @@ void gather_pixels(const Word* a, long long first, long long last, char* scratch
         }
 }
 
-// Jobs are OUTPUTS of them.
+// The products of all pixels with some outputs, OUTPUTS to a job.
 void convolve_few(const Word* a, long long first, long long last, char* scratch) {
     const Images out = images_of(a);
     const Geometry g = geometry_of(a + 11);

@@ -79,7 +79,7 @@ class ShortRowsWriter(GroupWriter):
             yield self._draw(n, "start * columns", "count * columns", f"d{n}")
             yield f"const int* d{n}r[{LANES}];"
             yield f"for (int l = 0; l < wide; l++) d{n}r[l] = d{n} + (l < count ? l : count - 1) * columns;"
-            yield f"turn_in_4((void*)d{n}r, 1, 0, columns, wide, (void*)k{n});"
+            yield f"turn_in_4((void*)d{n}r, 1, columns, wide, (void*)k{n});"
 
     def _turned_out(self) -> Iterator[str]:
         yield from (self._turn("out", n, "count") for n in self.turned if n >= self.count)
@@ -100,7 +100,7 @@ class ShortRowsWriter(GroupWriter):
         move = self.layout.inner[k]
         step = f"{self._name(k)}_s" if move == "s" else move
         size = SIZES[self.values[n].type.dtype.name]
-        return f"turn_{way}_{size}((void*){self._name(k)}r, {step}, 0, columns, {count}, (void*)t{self.kept[n]});"
+        return f"turn_{way}_{size}((void*){self._name(k)}r, {step}, columns, {count}, (void*)t{self.kept[n]});"
 
     # -- loops over rows -----------------------------------------------------------------------------------------------
 

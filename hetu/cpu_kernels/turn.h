@@ -32,25 +32,22 @@ static inline void square(const unsigned* const from[4], unsigned* const to[4]) 
 #endif
 }
 
-// Columns from `first` on, one number at a time.
+// `count` rows into a block and out of it, one number at a time.
 #define ONE_BY_ONE(turn_in, turn_out, T) \
-    static inline void turn_in( \
-        const T* const* rows, long long step, long long first, long long columns, int count, T* block) { \
-        for (long long j = first; j < columns; j++) \
+    static inline void turn_in(const T* const* rows, long long step, long long columns, int count, T* block) { \
+        for (long long j = 0; j < columns; j++) \
             for (int l = 0; l < count; l++) block[j * AT_ONCE + l] = rows[l][j * step]; \
     } \
-    static inline void turn_out( \
-        T* const* rows, long long step, long long first, long long columns, int count, const T* block) { \
-        for (long long j = first; j < columns; j++) \
+    static inline void turn_out(T* const* rows, long long step, long long columns, int count, const T* block) { \
+        for (long long j = 0; j < columns; j++) \
             for (int l = 0; l < count; l++) rows[l][j * step] = block[j * AT_ONCE + l]; \
     }
 ONE_BY_ONE(turn_in_1, turn_out_1, unsigned char)
-ONE_BY_ONE(turn_in_some, turn_out_some, unsigned)
 ONE_BY_ONE(turn_in_8, turn_out_8, unsigned long long)
 
-// `count` rows into a block, a multiple of four of them.
+// The same in squares; into a block there are a multiple of four rows.
 static inline void turn_in_4(
-    const unsigned* const* rows, long long step, long long first, long long columns, int count, unsigned* block) {
+    const unsigned* const* rows, long long step, long long columns, int count, unsigned* block) {
     const long long most = in_squares(columns, step);
     for (int l = 0; l < count; l += 4)
         for (long long j = 0; j < most; j += 4) {
@@ -59,12 +56,12 @@ static inline void turn_in_4(
                 (const unsigned*[]){rows[l] + j, rows[l + 1] + j, rows[l + 2] + j, rows[l + 3] + j},
                 (unsigned*[]){t, t + AT_ONCE, t + 2 * AT_ONCE, t + 3 * AT_ONCE});
         }
-    turn_in_some(rows, step, most, columns, count, block);
+    for (long long j = most; j < columns; j++)
+        for (int l = 0; l < count; l++) block[j * AT_ONCE + l] = rows[l][j * step];
 }
 
-// `count` rows out of a block, the last of them one number at a time.
 static inline void turn_out_4(
-    unsigned* const* rows, long long step, long long first, long long columns, int count, const unsigned* block) {
+    unsigned* const* rows, long long step, long long columns, int count, const unsigned* block) {
     const long long most = in_squares(columns, step);
     const int whole = count / 4 * 4;
     for (int l = 0; l < whole; l += 4)
@@ -74,8 +71,8 @@ static inline void turn_out_4(
                 (const unsigned*[]){t, t + AT_ONCE, t + 2 * AT_ONCE, t + 3 * AT_ONCE},
                 (unsigned*[]){rows[l] + j, rows[l + 1] + j, rows[l + 2] + j, rows[l + 3] + j});
         }
-    turn_out_some(rows + whole, step, 0, most, count - whole, block + whole);
-    turn_out_some(rows, step, most, columns, count, block);
+    for (long long j = 0; j < columns; j++)
+        for (int l = j < most ? whole : 0; l < count; l++) rows[l][j * step] = block[j * AT_ONCE + l];
 }
 
 #endif
