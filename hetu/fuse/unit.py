@@ -192,10 +192,11 @@ def _rows_of(whole: Unit, part: Unit) -> tuple[int, bool] | None:
     if len(own) == len(space):
         least = len(own) - next((k for k, n in enumerate(reversed(own)) if n != 1), len(own))
         fit = [s for s in range(least, len(own) + 1) if own[:s] == space[:s]]  # several where axes have a size of 1
+        if not fit:
+            return None
         known = [s for s in (whole.split, part.split) if s in fit]
-        split = (known or fit[: 1 if least else None] or [least])[-1]
-        fits = whole.split in (None, split) and part.split in (None, split, len(own))
-        return (split, False) if fit and fits else None
+        split = (known or (fit[:1] if least else fit))[-1]
+        return (split, False) if whole.split in (None, split) and part.split in (None, split, len(own)) else None
     split = len(own)
     if split > len(space) or own != space[:split] or whole.split not in (None, split):
         return None
