@@ -27,13 +27,13 @@ from ..fuse.unit import Limits, rows_of_fold, span
 from .c_calls import CCall, compiles
 from .compiled import source
 from .group_text import BLOCK, CTYPES, LANES, STRIP, GroupLayout, GroupWriter, Text
-from .recipes import kernel
+from .recipes import KERNELS, kernel
 from .short_rows import ShortRowsWriter, is_short
 
 NEVER = 1 << 30  # the line behind all
 WORTH = 100_000  # numbers times lines that are worth another thread
 PARTS, LEAST = 8, 1 << 15  # of the rows, whose folds are made apart, and the least numbers of one
-LIMITS = Limits(frozenset(CTYPES), draws=True)
+LIMITS = Limits(frozenset(CTYPES), draws=True, whole=KERNELS.stays_whole)
 
 
 def fuse_groups(outputs: Sequence[Node]) -> tuple[Node, ...]:

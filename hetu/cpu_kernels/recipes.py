@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
 from ..core.backend import Scratch
 from ..core.kernels import Call, Calls, Kernels, RoomPass
@@ -35,9 +35,13 @@ class CpuKernels(Kernels):
     )
     compiled = compiled
     files = tuple(f"{__package__}.{file}" for file in FILES.split())
+    whole: ClassVar[set[Any]] = set()  # operators of which no parts are looked for, as these grow with a size
 
     def compiles(self) -> bool:
         return compiles()
+
+    def stays_whole(self, op: Any) -> bool:
+        return self.function(op) is not None and op in self.whole
 
     def bound(
         self, op: Any, xp: Any, out: Any, arrays: Sequence[Any], attrs: Mapping[str, Any], scratch: Scratch | None

@@ -18,8 +18,9 @@ from ..ops.gru import _gru, gru_dx
 from ..ops.lstm import _lstm, lstm_dx
 from .c_calls import all_or_none, c_call
 from .moves import in_order
-from .recipes import kernel
+from .recipes import KERNELS, kernel
 
+KERNELS.whole.update((lstm_dx, gru_dx))  # whose parts are those of every step
 LEAST = 1 << 23  # multiplications that are worth another thread
 BLOCK, DEEP, STRIP, SOME = 48, 192, 32, 4  # of recurrent.c, the last at its most
 PAD = 32  # what a row of scratch may have beside its numbers

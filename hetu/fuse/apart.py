@@ -133,9 +133,11 @@ def _example(node: Node, fits: Callable[[Node], bool], scalars: Scalars) -> tupl
     whole = update.of(node).on(node.inputs, scalars) if update else rule and rule(*node.inputs, **node.attrs)
     if whole is None:
         return None, True
-    inputs, known = node.inputs, {i: i for i in node.inputs}
-    parts = tuple(_part(n, known) for n in (whole if isinstance(whole, tuple) else (whole,)))
-    frontier, seen = [*parts], {*inputs}
+    inputs = node.inputs
+    made = _made(whole if isinstance(whole, tuple) else (whole,), inputs, fits)
+    if made is None:
+        return None, True
+    parts, frontier, seen = made, [*made], {*inputs}
     while frontier:
         n = frontier.pop()
         if n not in seen and n.inputs:
@@ -154,12 +156,21 @@ def _example(node: Node, fits: Callable[[Node], bool], scalars: Scalars) -> tupl
     return Example(inputs, [tuple(nodes)], parts), own
 
 
-def _part(node: Node, known: dict[Node, Node]) -> Node:
-    if node not in known:
-        parts = tuple([_part(i, known) for i in node.inputs])
-        made = _rewritten(node, parts) if parts else node
-        known[node] = remade(node, parts) if made is None else made
-    return known[node]
+def _made(outputs: Parts, inputs: Parts, fits: Callable[[Node], bool]) -> Parts | None:
+    """The parts of an operator, as lines where such are known; None at the first that fits not: there may be many."""
+    known, stack = {i: i for i in inputs}, [*outputs]
+    while stack:
+        node = stack.pop()
+        lacking = () if node in known else [i for i in node.inputs if i not in known]
+        if lacking:
+            stack += (node, *lacking)
+        elif node not in known:
+            read = tuple([known[i] for i in node.inputs])
+            line = _rewritten(node, read) if read else node
+            known[node] = remade(node, read) if line is None else line
+            if read and known[node] not in inputs and not fits(known[node]):
+                return None
+    return tuple(known[n] for n in outputs)
 
 
 # -- patterns ----------------------------------------------------------------------------------------------------------

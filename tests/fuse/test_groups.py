@@ -21,10 +21,12 @@ from hetu.core.simplify import interpret
 from hetu.core.types import same_type
 from hetu.cpu_kernels import groups as groups_in_c
 from hetu.cpu_kernels.compiled import compiler
-from hetu.cpu_kernels.groups import compiled, fuse_groups, one_by_one
+from hetu.cpu_kernels.groups import LIMITS, compiled, fuse_groups, one_by_one
 from hetu.fuse import apart, unit
+from hetu.fuse.apart import taken_apart
 from hetu.fuse.form import fused
 from hetu.fuse.group import fuse
+from hetu.fuse.unit import Rules
 
 from ..cpu_kernels.divided import job_by_job
 
@@ -464,3 +466,39 @@ def test_a_rule_that_looks_behind_its_inputs_is_asked_for_each_node():
     made = fuse_groups(outputs)
     for got, right in zip(interpret(made, feed), (1, 2, 3, 9)):
         np.testing.assert_allclose(got, right, rtol=1e-6)
+
+
+@pytest.mark.parametrize("line", ["sin", "cumsum"])
+def test_parts_may_be_thousands_deep(line):
+    """An operator that is taken apart into a chain, and one of which every part could be a line but the first."""
+
+    @ht.op(infer=lambda x: x)
+    def deep(xp, x):
+        return x
+
+    asked = []
+
+    @deep.decompose
+    def deep_parts(x):
+        h = ht.cumsum(x, axis=0) if line == "cumsum" else ht.sin(x)
+        for _ in range(5000):
+            h = h + 1.0
+        return h
+
+    x = ht.placeholder("x", (3, 4))
+    fits = Rules(LIMITS).unit_of
+    (made,), _, _ = taken_apart([deep(x)], lambda n: asked.append(n) or fits(n) is not None, lambda op: False)
+    assert (made.op is deep) == (line == "cumsum")
+    assert len(asked) < 10 if made.op is deep else len(topological([made])) > 5000
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("layer", ["LSTM", "GRU"])
+def test_a_recurrent_layer_is_not_taken_apart_as_its_parts_are_those_of_every_step(layer, monkeypatch):
+    x = ht.placeholder("x", (None, None, 4))
+    loss = ht.mean(ht.square(getattr(ht.nn, layer)(4, 3)(x)[0]))
+    executor, asked = ht.Executor([loss, ht.optim.Adam(0.1).minimize(loss)]), []
+    gradient = OPS[f"{layer.lower()}_dx"]
+    monkeypatch.setattr(gradient, "decompose_rule", lambda *inputs, **attrs: asked.append(inputs))
+    program = executor.program({x: np.ones((2, 700, 4), np.float32)})
+    assert gradient in {step.node.op for step in program.steps} and not asked
