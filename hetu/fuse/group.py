@@ -11,6 +11,7 @@ import heapq
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from graphlib import TopologicalSorter
 from math import prod
+from typing import Any
 
 from ..core.graph import OPS, Node, origin_of, readers_of, remade, topological
 from ..core.memory import in_line
@@ -39,6 +40,8 @@ def is_number(node: Node) -> bool:
 def _in_line(outputs: Sequence[Node], checks: Checks) -> dict[Node, tuple[Node, ...]]:
     """As `in_line`; a part whose check looks at arrays comes after these too."""
     looked_at = {part: [x for check in found for x in check.arrays] for part, found in checks.items()}
+    if not any(looked_at.values()):
+        return in_line(outputs)
     arrays = [x for node in topological(outputs) for x in looked_at.get(node, ())]
     found = {n: (*before, *looked_at.get(n, ())) for n, before in in_line((*arrays, *outputs)).items()}
     place = {node: k for k, node in enumerate(found)}
@@ -63,8 +66,8 @@ class _Units:
         self.nodes = [*self.earlier]
         self.kept, self.numbers = set(outputs), {node for node in self.nodes if is_number(node)}
         self.at = {node: k for k, node in enumerate(self.nodes)}
-        found = readers_of(self.nodes)
-        self.readers = {node: dict.fromkeys(r for r in found[node] if r is not None) for node in self.nodes}
+        found: Any = readers_of(self.nodes)  # all are nodes, as no outputs are asked for
+        self.readers = {node: dict.fromkeys(found[node]) for node in self.nodes}
         self.later: dict[Node, list[Node]] = {node: [] for node in self.nodes}
         for node, before in self.earlier.items():
             for i in before:
