@@ -195,7 +195,7 @@ def _rows_of(whole: Unit, part: Unit) -> tuple[int, bool] | None:
         if not fit:
             return None
         known = [s for s in (whole.split, part.split) if s in fit]
-        split = (known or (fit[:1] if least else fit))[-1]
+        split = (known or fit)[-1]
         return (split, False) if whole.split in (None, split) and part.split in (None, split, len(own)) else None
     split = len(own)
     if split > len(space) or own != space[:split] or whole.split not in (None, split):

@@ -383,6 +383,22 @@ def test_another_batch_compiles_nothing():
     assert all(texts(n) <= texts(4) for n in (70, 129, 1))
 
 
+@pytest.mark.compiled
+def test_sequences_of_one_step_and_batches_of_one_are_grouped_as_others():
+    ids, t = (ht.placeholder(name, (None, None), "int64") for name in ("ids", "t"))
+    h = ht.nn.Embedding(7, 8)(ids)
+    for _ in range(2):
+        h = ht.nn.TransformerBlock(8, 2, causal=True, dropout=0.1)(h)
+    loss = ht.mean(ht.softmax_cross_entropy(ht.nn.Linear(8, 7)(ht.nn.LayerNorm(8)(h)), t))
+    executor = ht.Executor([loss, ht.optim.Adam(0.1).minimize(loss)])
+
+    def texts(*shape):
+        steps = executor.program({ids: np.zeros(shape, np.int64), t: np.zeros(shape, np.int64)}).steps
+        return {call.source.text for step in steps for call in step.calls if call.source.shared}
+
+    assert all(texts(*shape) <= texts(4, 6) for shape in [(5, 9), (3, 1), (1, 6), (1, 1), (150, 2)])
+
+
 def lines_run(work):
     """How many lines of the file that finds groups are run."""
     seen = [0]
