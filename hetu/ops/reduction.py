@@ -127,7 +127,7 @@ def sum_simplify(node: Node, x: Node) -> Node | None:
 def prod(xp: ModuleType, x: Any, *, axis: Axis = None, keepdims: bool = False) -> Any:
     """Product over `axis` (all axes by default). The dtype follows the rule of `sum`.
 
-    The gradient is right where factors are 0; the second derivative only where none is.
+    Gradients of every order are right where factors are 0; each one beyond the first takes the square of the memory.
 
     >>> import hetu as ht
     >>> float(ht.evaluate(prod([2.0, 3.0, 4.0])))
@@ -141,13 +141,37 @@ prod.normalize(reduction_axes)
 
 @prod.grad
 def prod_grad(g: Node, y: Node, x: Node, *, axis: tuple[int, ...], keepdims: bool) -> Node:
-    """The product of the other factors: without zeros y / x; at the only zero the product of the rest; else 0."""
-    zero = equal(x, 0)
-    rest = where(zero, 1, x)
-    zeros = sum(zero, axis=axis, keepdims=True)
-    others = prod(rest, axis=axis, keepdims=True) / rest
-    slope = where(equal(zeros - OPS["astype"](zero, dtype="int64"), 0), others, 0)
-    return restore_axes(g, x, axis, keepdims) * slope
+    """Over one axis, behind the others: the numbers of all axes of the product side by side."""
+    rest = tuple(i for i in range(x.ndim) if i not in axis)
+    order, kept = (*rest, *axis), tuple(x.shape[i] for i in rest)
+    rows = OPS["reshape"](OPS["permute_dims"](x, order), shape=(*kept, product(x.shape[i] for i in axis)))
+    slopes = prod_dx(OPS["reshape"](g, shape=(*kept, 1)), rows)
+    back = tuple(order.index(i) for i in range(x.ndim))
+    return OPS["permute_dims"](OPS["reshape"](slopes, shape=tuple(x.shape[i] for i in order)), back)
+
+
+@op(infer=lambda g, x: x, dims="...1,...k!->...k!")
+def prod_dx(xp: ModuleType, g: Any, x: Any) -> Any:
+    """g (..., 1) times the product of all other numbers of each row of x (..., n): those before it by those behind.
+
+    >>> import hetu as ht
+    >>> ht.evaluate(prod_dx([[1.0]], [[0.0, 3.0, 4.0]])).tolist()
+    [[12.0, 0.0, 0.0]]
+    """
+    running = getattr(xp, "cumulative_prod", None) or xp.cumprod  # as CuPy calls it
+    ones, behind = xp.ones((*x.shape[:-1], 1), dtype=x.dtype), xp.flip(x, axis=-1)
+    before, after = (running(xp.concat([ones, n[..., :-1]], axis=-1), axis=-1, dtype=x.dtype) for n in (x, behind))
+    return g * before * xp.flip(after, axis=-1) if x.size else x
+
+
+@prod_dx.grad
+def prod_dx_grad(h: Node, y: Node, g: Node, x: Node) -> tuple[Node, Node]:
+    """With the rows of the matrix that has 1 on its diagonal and x beside: the slopes of each number are a product."""
+    places = OPS["arange"](start=0, stop=x.shape[-1], step=1, dtype="int64")
+    own = equal(OPS["expand_dims"](places, axis=1), places)
+    others = where(own, 1, OPS["expand_dims"](x, axis=-2))
+    slopes = prod_dx(OPS["expand_dims"](h * g, axis=-1), others)
+    return sum(h * prod_dx(OPS["ones_like"](g), x), axis=-1, keepdims=True), sum(where(own, 0, slopes), axis=-2)
 
 
 prod.into(lambda xp, out, x, *, axis, keepdims: xp.prod(x, axis=axis, keepdims=keepdims, out=out, dtype=out.dtype))

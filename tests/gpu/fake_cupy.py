@@ -110,7 +110,7 @@ def _method(name: str) -> Any:
     return lambda self, *arguments, **options: queued(getattr(np.ndarray, name), (self, *arguments), options, None)
 
 
-for _name in ("sum", "max", "min", "mean", "any", "all", "argmax", "argmin", "nonzero", "cumsum", "prod", "take"):
+for _name in "sum max min mean any all argmax argmin nonzero cumsum cumprod prod take".split():
     setattr(Array, _name, _method(_name))
 
 

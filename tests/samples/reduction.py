@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import hetu as ht
+from hetu.core.graph import OPS
 
 from . import Sample, bools, distinct, given, ints, positive, real
 
@@ -30,7 +31,11 @@ SAMPLES = [
     Sample("sum", lambda x: ht.var(x, axis=1), (X,), lambda x: x.var(1), label="var"),
     Sample("sum", lambda x: ht.var(x, correction=1), (X,), lambda x: x.var(ddof=1), label="var_correction"),
     Sample("prod", lambda x: ht.prod(x, axis=1), (positive(3, 4),), lambda x: x.prod(1)),
-    Sample("prod", lambda x: ht.prod(x, axis=1), (ZEROS,), lambda x: x.prod(1), label="zeros", order=1),
+    Sample("prod", lambda x: ht.prod(x, axis=1), (ZEROS,), lambda x: x.prod(1), label="zeros"),
+    Sample("prod", lambda x: ht.prod(x, axis=(0, 2)), (given(np.array([[[0.0, 2.0], [3.0, 0.0]], [[1.5, 0.5]] * 2])),),
+           lambda x: x.prod((0, 2)), label="axes"),
+    Sample("prod_dx", lambda g, x: OPS["prod_dx"](g, x), (real(3, 1), ZEROS),
+           lambda g, x: g * [[r[np.arange(3) != k].prod() for k in range(3)] for r in x]),
     Sample("cumsum", lambda x: ht.cumsum(x, axis=0), (X,), lambda x: x.cumsum(0)),
     Sample("cumsum", lambda x: ht.cumsum(x, -1, True), (X,), lambda x: x[:, ::-1].cumsum(1)[:, ::-1],
            label="reverse"),
