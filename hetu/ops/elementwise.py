@@ -354,6 +354,7 @@ where.grad(lambda g, y, condition, a, b: (None, where(condition, g, 0), where(co
 
 
 # -- simpler forms -----------------------------------------------------------------------------------------------
+# A constant 0 times anything is 0, of infinity and NaN too, and 0 divided by what is not known: gradients have many.
 
 
 @subtract.simplify
@@ -375,7 +376,7 @@ def multiply_simplify(node: Node, a: Node, b: Node) -> Node | None:
 def divide_simplify(node: Node, a: Node, b: Node) -> Node | None:
     if filling(b) == 1:
         return a
-    return filled(node, 0) if filling(a) == 0 else None
+    return filled(node, 0) if filling(a) == 0 and filling(b) != 0 else None
 
 
 @power.simplify

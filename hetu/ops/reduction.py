@@ -21,7 +21,7 @@ from ..core.leaf import filled, filling
 from ..core.op import Op, as_node, op
 from ..core.types import Dim, Shape, Size, TensorType, axis_letters, is_float, normalize_axes, normalize_axis, product
 from .elementwise import abs as absolute
-from .elementwise import equal, exp, greater, isfinite, log, sqrt, square, where
+from .elementwise import equal, exp, isfinite, log, sqrt, square, where
 
 Axis = int | tuple[int, ...] | None
 
@@ -424,5 +424,5 @@ def norm(x: Any, axis: Axis = None, ord: float = 2, keepdims: bool = False) -> N
     if ord != 2:
         raise ArgumentError(f"norm: ord is {ord!r}", fix='use 1, 2 or float("inf")')
     total = sum(square(x), axis=axis, keepdims=keepdims)
-    positive = greater(total, 0)
-    return where(positive, sqrt(where(positive, total, 1)), 0)
+    zero = equal(total, 0)
+    return where(zero, 0, sqrt(where(zero, 1, total)))
