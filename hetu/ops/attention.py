@@ -18,6 +18,7 @@ from ..core.graph import OPS, Node
 from ..core.op import as_node, as_nodes, op
 from ..core.types import (
     Dim,
+    Shape,
     TensorType,
     broadcast_shapes,
     compatible,
@@ -49,6 +50,8 @@ def _check(q: TensorType, k: TensorType, v: TensorType, causal: bool) -> None:
         raise ShapeError(
             "attention: the number of features is unknown", fix="give the last axis of the queries a fixed size"
         )
+    if q.shape[-1] == 0:
+        raise ShapeError(f"attention: {q} and {k} have no features to compare", fix="give both one at least")
     if causal and not compatible(q.shape[-2], k.shape[-2]):
         raise ShapeError(
             f"attention: causal, of {q.shape[-2]} queries over {k.shape[-2]} keys",
@@ -65,12 +68,15 @@ def _attention_type(
             f"the leading axes differ: {show_shape(q.shape)}, {show_shape(k.shape)}, {show_shape(v.shape)}",
             fix="use ht.scaled_dot_product_attention, which broadcasts them",
         )
-    if k.shape[-2] == 0 and 0 not in q.shape:
-        raise ShapeError(
-            f"no keys to attend to: {show_shape(k.shape)}", fix="pass one key at least, if only one of zeros"
-        )
+    check_keys(q.shape, k.shape, -2)
     dtype = promote(q.dtype, k.dtype, v.dtype)
     return TensorType((*q.shape[:-1], v.shape[-1]), dtype), TensorType(q.shape[:-1], np.dtype(wide(np, dtype)))
+
+
+def check_keys(queries: Shape, keys: Shape, axis: int) -> None:
+    """ShapeError where there are queries, but no keys along `axis`."""
+    if keys[axis] == 0 and 0 not in queries:
+        raise ShapeError(f"no keys to attend to: {show_shape(keys)}", fix="pass one key at least, if only one of zeros")
 
 
 def wide(xp: ModuleType, dtype: Any) -> Any:
@@ -117,6 +123,8 @@ def attention(
     ['f32[2, 4, 10, 16]', 'f32[2, 4, 10]']
     """
     scores, _ = masked_scores(xp, q, k, masks, scale, causal)
+    if 0 in scores.shape:  # nobody attends
+        return xp.matmul(scores, v), xp.zeros(scores.shape[:-1], dtype=wide(xp, scores.dtype))
     highest = xp.max(scores, axis=-1, keepdims=True)
     powers = xp.exp(scores - highest)
     sums, y = xp.sum(powers, axis=-1, keepdims=True, dtype=wide(xp, powers.dtype)), xp.matmul(powers, v)
@@ -143,14 +151,14 @@ def _weights(q: Node, k: Node, masks: Sequence[Node], scale: float, causal: bool
     scores = OPS["matmul"](q * scale, OPS["matrix_transpose"](k))
     for mask in masks:
         scores = scores + mask if is_float(mask.dtype) else scores
-    # the least finite number, so that a row that sees nothing weighs all evenly
-    return OPS["softmax"](_hidden(scores, masks, causal, float(np.finfo(scores.dtype).min)), axis=-1)
+    least = -6e4 if scores.dtype == np.float16 else -1e38  # finite, so that a row that sees nothing weighs all evenly
+    return OPS["softmax"](_hidden(scores, masks, causal, least), axis=-1)
 
 
 def _hidden(scores: Node, masks: Sequence[Node], causal: bool, value: float) -> Node:
-    """The scores with `value` where a query may not see a key."""
+    """The scores with `value` where a query may not see a key: where a mask is False, or -inf."""
     for mask in masks:
-        scores = scores if is_float(mask.dtype) else OPS["where"](mask, scores, value)
+        scores = OPS["where"](mask > -math.inf if is_float(mask.dtype) else mask, scores, value)
     return OPS["where"](OPS["tril"](OPS["ones_like"](scores)) > 0, scores, value) if causal else scores
 
 
@@ -217,7 +225,8 @@ def scaled_dot_product_attention(
     """softmax(scale q k^T) v: queries (..., s, d), keys (..., t, d), values (..., t, e) -> (..., s, e).
 
     `scale` defaults to 1 / sqrt(d). `mask` broadcasts against (..., s, t): booleans say which keys a query sees, floats
-    are added to the scores. `causal` lets position i see positions 0 to i. A query that sees nothing weighs all evenly.
+    are added to the scores, where -inf hides a key. `causal` lets position i see positions 0 to i. A query that sees
+    nothing weighs all evenly.
     A. Vaswani et al., "Attention Is All You Need", 2017, equation 1.
 
     >>> import hetu as ht

@@ -15,13 +15,14 @@ import numpy as np
 from ..core.graph import OPS
 from ..core.op import op
 from ..core.types import TensorType, same
-from ..ops.attention import wide
+from ..ops.attention import check_keys, wide
 
 __all__ = ["flash_attention", "flash_attention_dx"]
 
 
 def _type(q: TensorType, k: TensorType, v: TensorType, *_: Any, **__: Any) -> tuple[TensorType, ...]:
     n, s, heads = q.shape[:3]
+    check_keys(q.shape, k.shape, 1)
     return TensorType((n, s, heads, v.shape[3]), q.dtype), TensorType((n, heads, s), np.dtype(wide(np, q.dtype)))
 
 

@@ -121,6 +121,13 @@ SAMPLES = [
         label="blind",
     ),
     Sample(
+        "scaled_dot_product_attention",
+        lambda q, k, v: ht.scaled_dot_product_attention(q, k, v, np.where(BLIND(None), 0, -np.inf)),
+        (real(2, 3, 4), real(2, 3, 4), real(2, 3, 2)),
+        lambda q, k, v: attend(q, k, v, BLIND(None)),
+        label="blind-float",
+    ),
+    Sample(
         "attention",
         lambda q, k, v, mask: ht.scaled_dot_product_attention(q, k, v, mask),
         (real(2, 2, 3, 4), real(2, 2, 4, 4), real(2, 2, 4, 3), given(np.array([True, False, True, False]))),
