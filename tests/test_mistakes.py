@@ -310,6 +310,36 @@ def attention_to_nothing():
     ht.scaled_dot_product_attention(x(2, 3, 4), x(2, 0, 4, name="k"), x(2, 0, 4, name="v"))
 
 
+@mistake(ValueError, "f32[2, 3, 0] and f32[2, 3, 0] have no features to compare", "give both one at least")
+def attention_of_nothing():
+    ht.scaled_dot_product_attention(x(2, 3, 0), x(2, 3, 0, name="k"), x(2, 3, 4, name="v"))
+
+
+@mistake(ValueError, "the kernel covers no pixel: f32[4, 3, 0, 3]", "a height and a width of 1 at least")
+def a_kernel_without_rows():
+    ht.conv2d(x(1, 3, 8, 8), x(4, 3, 0, 3, name="w"))
+
+
+@mistake(ValueError, "the logits f32[2, 0] have no classes", "one class at least")
+def no_classes():
+    ht.softmax_cross_entropy(x(2, 0), [0, 0])
+
+
+@mistake(ValueError, "f32[0, 3] has no samples, and so no mean and no variance", "leave an empty batch out")
+def the_statistics_of_an_empty_batch():
+    ht.nn.BatchNorm(3)(x(0, 3))
+
+
+@mistake(ValueError, "nothing is to be normalized", "give x one at least")
+def a_norm_of_no_features():
+    ht.layer_norm(x(2, 0), np.ones(0, "f"), np.zeros(0, "f"))
+
+
+@mistake(TypeError, "arange of booleans", "compare an arange of integers")
+def truths_in_order():
+    ht.arange(5, dtype="bool")
+
+
 @mistake(TypeError, "Linear got name=5", "pass name as str | None")
 def a_name_that_is_a_number():
     ht.nn.Linear(3, 4, name=5)

@@ -304,6 +304,8 @@ def softmax(xp: ModuleType, x: Any, *, axis: int = -1) -> Any:
     [0.5, 0.5]
     """
     (x,) = floats(xp, x)
+    if not x.size:  # nothing has no largest
+        return x
     y = xp.exp(x - xp.max(x, axis=axis, keepdims=True))
     y /= xp.sum(y, axis=axis, keepdims=True)
     return y
@@ -319,7 +321,9 @@ def softmax_grad(g: Node, y: Node, x: Node, *, axis: int) -> Node:
 
 
 @softmax.decompose
-def softmax_parts(x: Node, *, axis: int) -> Node:
+def softmax_parts(x: Node, *, axis: int) -> Node | None:
+    if x.shape[axis] == 0:
+        return None
     e = exp(x - maximum_along(x, axis=axis, keepdims=True))
     return e / sum_along(e, axis=axis, keepdims=True)
 
@@ -333,6 +337,8 @@ def log_softmax(xp: ModuleType, x: Any, *, axis: int = -1) -> Any:
     [0.0, -1000.0]
     """
     (x,) = floats(xp, x)
+    if not x.size:
+        return x
     y = x - xp.max(x, axis=axis, keepdims=True)
     y -= xp.log(xp.sum(xp.exp(y), axis=axis, keepdims=True))
     return y
@@ -343,6 +349,8 @@ log_softmax.grad(lambda g, y, x, *, axis: g - exp(y) * sum_along(g, axis=axis, k
 
 
 @log_softmax.decompose
-def log_softmax_parts(x: Node, *, axis: int) -> Node:
+def log_softmax_parts(x: Node, *, axis: int) -> Node | None:
+    if x.shape[axis] == 0:
+        return None
     y = x - maximum_along(x, axis=axis, keepdims=True)
     return y - log(sum_along(exp(y), axis=axis, keepdims=True))

@@ -7,6 +7,7 @@ in the dtype of their scale.
 
 from __future__ import annotations
 
+import math
 from types import ModuleType
 from typing import Any
 
@@ -22,6 +23,8 @@ __all__ = ["batch_norm"]
 
 
 def check_vectors(size: Any, **vectors: TensorType) -> None:
+    if size == 0:
+        raise ShapeError("nothing is to be normalized: there is no channel or feature", fix="give x one at least")
     for name, vector in vectors.items():
         if vector.ndim != 1 or not compatible(vector.shape[0], size):
             raise ShapeError(
@@ -56,6 +59,8 @@ def _batch_attrs(x: TensorType, *_: TensorType, axis: int, epsilon: float) -> di
 def _batch_type(x: TensorType, scale: TensorType, bias: TensorType, *, axis: int, **_: Any) -> tuple[TensorType, ...]:
     require_float(x, scale, bias)
     check_vectors(x.shape[axis], scale=scale, bias=bias)
+    if 0 in x.shape:
+        raise ShapeError(f"{x} has no samples, and so no mean and no variance", fix="leave an empty batch out")
     vector = TensorType((x.shape[axis],), promote(x.dtype, scale.dtype))
     return x, vector, vector
 
@@ -134,7 +139,7 @@ def batch_norm_dx(
     inverse = 1 / xp.sqrt(var + epsilon)
     normal = (wide - xp.reshape(mean, shape)) * xp.reshape(inverse, shape)
     dscale, dbias = xp.sum(g * normal, axis=others, dtype=wide.dtype), xp.sum(g, axis=others, dtype=wide.dtype)
-    count = x.size // x.shape[axis]
+    count = max(1, math.prod(x.shape[i] for i in others))  # the mean of nothing is added to nothing
     centered = g - xp.reshape(dbias / count, shape) - normal * xp.reshape(dscale / count, shape)
     return xp.astype(centered * xp.reshape(scale * inverse, shape), x.dtype, copy=False), dscale, dbias
 

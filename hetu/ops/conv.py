@@ -44,6 +44,8 @@ def _check_kernel(w: TensorType, groups: int) -> None:
         )
     if any(isinstance(s, Dim) for s in w.shape[2:]):
         raise ShapeError(f"the kernel has an unknown size: {w}", fix="give its height and width as numbers")
+    if 0 in w.shape[2:]:
+        raise ShapeError(f"the kernel covers no pixel: {w}", fix="give it a height and a width of 1 at least")
     if isinstance(w.shape[0], int) and w.shape[0] % groups:
         raise ShapeError(f"{w.shape[0]} output channels do not divide into {groups} groups", fix="change one of them")
 
@@ -82,7 +84,7 @@ def conv2d(
     window = Window(tuple(w.shape[2:]), stride, padding, dilation)
     columns = unfold(xp, x, window)
     columns = xp.reshape(columns, (x.shape[0], groups, math.prod(w.shape[1:]), columns.shape[-1]))
-    y = xp.matmul(xp.reshape(w, (groups, w.shape[0] // groups, -1)), columns)
+    y = xp.matmul(xp.reshape(w, (groups, w.shape[0] // groups, math.prod(w.shape[1:]))), columns)
     return xp.reshape(y, (x.shape[0], w.shape[0], *window.positions(x.shape[2:])))
 
 
@@ -137,7 +139,7 @@ def conv2d_dx(
     """
     window = Window(tuple(w.shape[2:]), stride, padding, dilation)
     n, out = g.shape[0], g.shape[2:]
-    kernel = xp.reshape(w, (groups, w.shape[0] // groups, -1))
+    kernel = xp.reshape(w, (groups, w.shape[0] // groups, math.prod(w.shape[1:])))
     slopes = xp.reshape(g, (n, groups, w.shape[0] // groups, math.prod(out)))
     columns = xp.matmul(xp.matrix_transpose(kernel), slopes)
     channels = w.shape[1] * groups

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from ..core.backend import dtype_in
-from ..core.errors import ArgumentError, ShapeError, public
+from ..core.errors import ArgumentError, DTypeError, ShapeError, public
 from ..core.graph import Node
 from ..core.leaf import filled
 from ..core.op import Role, as_node, op, weak_dtype
@@ -58,7 +58,10 @@ def _arange_type(*, start: Any, stop: Any, step: Any, dtype: str) -> TensorType:
         count = stop - start if step == 1 else (stop - start + (step - 1)) // step
     else:
         count = max(0, math.ceil((stop - start) / step))
-    return TensorType((count,), as_dtype(dtype))
+    wanted = as_dtype(dtype)
+    if wanted.kind == "b":
+        raise DTypeError("arange of booleans", fix="compare an arange of integers, such as ht.arange(5) > 0")
+    return TensorType((count,), wanted)
 
 
 @op(name="arange", infer=_arange_type, differentiable=False)

@@ -72,7 +72,10 @@ def _layout_remedy(logits: TensorType, labels: TensorType) -> str:
     return "the labels must have the shape of the logits without their last axis, the classes"
 
 
-def check_smoothing(label_smoothing: float) -> None:
+def check_smoothing(logits: TensorType, label_smoothing: float) -> None:
+    """ArgumentError for what is no share, ShapeError where there is no class to give it to."""
+    if logits.shape[-1] == 0:
+        raise ShapeError(f"the logits {logits} have no classes", fix="give the last axis one class at least")
     if not isinstance(label_smoothing, int | float) or not 0 <= label_smoothing < 1:
         raise ArgumentError(f"label_smoothing={label_smoothing!r}", fix="pass 0 <= label_smoothing < 1")
 
@@ -105,7 +108,7 @@ def _entropy_type(
     logits: TensorType, labels: TensorType, *, label_smoothing: float, dtype: str | None, **_: Any
 ) -> tuple[TensorType, TensorType]:
     check_labels(logits, labels)
-    check_smoothing(label_smoothing)
+    check_smoothing(logits, label_smoothing)
     loss = stored(TensorType(logits.shape[:-1], logits.dtype), dtype)
     return loss, loss
 
@@ -131,6 +134,7 @@ def cross_entropy_of_ids(
     """
     logits = rounded(xp, logits, logits, dtype)
     top = xp.max(logits, axis=-1, keepdims=True)
+    top = xp.where(xp.isfinite(top), top, xp.zeros_like(top))  # infinity minus infinity is NaN
     total = xp.squeeze(top, axis=-1) + xp.log(xp.sum(xp.exp(logits - top), axis=-1, dtype=logits.dtype))
     own = xp.sum(xp.where(_one_hot(xp, logits, labels), logits, xp.zeros_like(logits)), axis=-1, dtype=logits.dtype)
     loss = total - own
@@ -274,7 +278,7 @@ def softmax_cross_entropy(
     if not is_float(labels.dtype) or labels.ndim != logits.ndim:
         return cross_entropy_of_ids(logits, labels, ignore_index=ignore_index, label_smoothing=label_smoothing)[0]
     _operands("softmax_cross_entropy", logits, labels)
-    check_smoothing(label_smoothing)
+    check_smoothing(logits.tensor, label_smoothing)
     if ignore_index is not None:
         raise ArgumentError(
             "softmax_cross_entropy: ignore_index needs class ids, the labels are distributions",
@@ -386,6 +390,6 @@ def kl_divergence(log_probs: Any, targets: Any) -> Node:
     [1.0, 0.0]
     """
     log_probs, targets = _operands("kl_divergence", log_probs, targets)
-    present = OPS["greater"](targets, 0)
-    safe = OPS["where"](present, targets, OPS["ones_like"](targets))
-    return OPS["where"](present, targets * (OPS["log"](safe) - log_probs), OPS["zeros_like"](targets))
+    absent = OPS["equal"](targets, 0)
+    safe = OPS["where"](absent, 1, targets)
+    return OPS["where"](absent, 0, targets * (OPS["log"](safe) - log_probs))

@@ -15,7 +15,7 @@ from ..core.errors import ShapeError, public
 from ..core.graph import OPS, Node
 from ..core.op import as_nodes, op
 from ..core.operators import cast_to
-from ..core.types import TensorType, promote, require_float
+from ..core.types import TensorType, product, promote, require_float
 from .batch_norm import batch_norm, check_vectors, gradient_type, lift
 from .elementwise import rounded, stored, stored_attrs, widened
 from .reduction import mean
@@ -69,6 +69,7 @@ def _normal_rows(x: Node, epsilon: float) -> tuple[Node, Node]:
 def _layer_dx_type(
     g: TensorType, x: TensorType, scale: TensorType, *, dtype: str | None, **_: Any
 ) -> tuple[TensorType, ...]:
+    check_vectors(x.shape[-1], scale=scale)
     vector = gradient_type(x, scale)
     return stored(x, dtype), vector, vector
 
@@ -144,10 +145,7 @@ def _inverse_rms(x: Node, epsilon: float) -> Node:
     return OPS["rsqrt"](mean(OPS["square"](x), axis=-1, keepdims=True) + epsilon)
 
 
-@op(
-    infer=lambda g, x, scale, *, dtype, **_: (stored(x, dtype), gradient_type(x, scale)),
-    dims="...v!,...v!,v!->...v!,v!",
-)
+@op(infer=lambda *types, **attrs: _layer_dx_type(*types, **attrs)[:2], dims="...v!,...v!,v!->...v!,v!")
 def rms_norm_dx(
     xp: ModuleType, g: Any, x: Any, scale: Any, *, epsilon: float = 1e-6, dtype: str | None = None
 ) -> tuple[Any, Any]:
@@ -203,6 +201,6 @@ def group_norm(x: Any, scale: Any, bias: Any, *, groups: int, epsilon: float = 1
     if not isinstance(groups, int) or groups < 1 or (isinstance(channels, int) and (channels < 1 or channels % groups)):
         raise ShapeError(f"group_norm: {channels} channels do not divide into {groups} groups", fix="change groups")
     check_vectors(channels, scale=scale.tensor, bias=bias.tensor)
-    rows = OPS["reshape"](x, shape=(x.shape[0], groups, -1))
+    rows = OPS["reshape"](x, shape=(x.shape[0], groups, product(x.shape[1:]) // groups))
     normal = OPS["reshape"](_normal_rows(rows, epsilon)[0], shape=x.shape)
     return normal * lift(scale, x, 1) + lift(bias, x, 1)

@@ -1,0 +1,57 @@
+"""Every row of the table with nothing in an axis, and with special numbers: the passes answer as the plain meaning."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import hetu as ht
+from hetu.core.errors import HetuError
+
+from .test_ops import as_tuple, each_sample
+
+NUMBERS = [(0.0, -0.0), (0.5,), (np.nan, 1.0, -0.5), (np.inf, 1.0, -0.5), (-np.inf, 0.5, 2.0)]
+
+
+def answers(sample, arrays, feeds):
+    """What all passes and none of them make of each feed; HetuError where these arrays are refused."""
+    made = []
+    for passes in (None, []):
+        try:
+            nodes = [
+                ht.placeholder(f"x{k}", a.shape, "float32" if a.dtype.kind == "f" else a.dtype)
+                for k, a in enumerate(arrays)
+            ]
+            executor = ht.Executor(list(as_tuple(sample.build(*nodes))), passes=passes)
+            made.append([executor.run(dict(zip(nodes, feed))) for feed in feeds])
+        except HetuError:
+            made.append(HetuError)
+    return made
+
+
+def empty(array: np.ndarray, size: int) -> np.ndarray:
+    """The array with nothing along the axes of that size; the state of random numbers stays."""
+    return array if array.dtype == np.uint64 else array[tuple(slice(0 if n == size else None) for n in array.shape)]
+
+
+@each_sample
+def test_an_empty_axis_is_answered_or_refused_in_our_words(sample):
+    """Sizes that are equal are emptied together, as they may be one axis."""
+    arrays = sample.arrays()
+    for size in {n for a in arrays if a.dtype != np.uint64 for n in a.shape if n > 1}:
+        parts = [empty(a, size) for a in arrays]
+        mine, plain = answers(sample, parts, [parts])
+        assert (mine is HetuError) == (plain is HetuError)
+        for got, wanted in zip(*(() if mine is HetuError else (mine[0], plain[0])), strict=True):
+            assert got.shape == wanted.shape
+            np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4)
+
+
+@each_sample
+def test_special_numbers_go_through_all_passes_as_through_none(sample):
+    arrays, rng = sample.arrays(), np.random.default_rng(0)
+    if not any(a.dtype.kind == "f" for a in arrays):
+        return
+    feeds = [[rng.choice(some, a.shape) if a.dtype.kind == "f" else a for a in arrays] for some in NUMBERS]
+    mine, plain = answers(sample, arrays, feeds)
+    for got, wanted in ((g, w) for both in zip(mine, plain, strict=True) for g, w in zip(*both, strict=True)):
+        np.testing.assert_allclose(got, wanted, rtol=1e-3, atol=1e-5)
