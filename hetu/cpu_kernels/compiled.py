@@ -3,9 +3,8 @@
 A `CSource` is a text with functions. It is built at the first need of one of them, together with all others that are
 wanted by then, and kept by a key of everything that its code depends on: the text, the prelude, the flags, the compiler
 and the CPU, as homes are shared between machines. A library is built in a folder of its own and moved into place whole,
-under a lock, so that ranks which start together compile it once. To load a library is to execute it; therefore this
-user alone may write to the folder and move it or one above it, and a library is only loaded if it is whole, as its
-digest beside it says.
+under a lock, so that ranks which start together compile it once. A library is only loaded if it is whole, as its digest
+beside it says.
 
 Nothing needs a compiler. Without one, or with `HETU_CC=0`, everything runs as NumPy calls; whatever goes wrong on the
 way to a library is a warning beside that.
@@ -13,19 +12,15 @@ way to a library is a warning beside that.
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import hashlib
 import os
 import re
 import shutil
-import stat
 import struct
-import tempfile
 import time
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from functools import cache, lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -33,19 +28,13 @@ from typing import Any
 
 from . import compiler as cc
 from .compiler import SETTING, Compiler, Run, compiler, switch_off
-
-try:
-    import fcntl
-except ImportError:  # Windows, where processes that start together compile the same thing
-    fcntl = None  # type: ignore[assignment]  # there is no stub for its absence
+from .folder import entries, folder, lock, private, tidy
 
 CONTRACT = "#pragma STDC FP_CONTRACT ON"  # which gcc takes from its command line only
 MOST_BYTES = 256_000_000  # of the folder; what was not used for longest goes first
-STALE = 3600  # seconds after which what is being built belongs to a process that was killed
 CORES = os.cpu_count() or 1
 MADE = "made_of_"  # begins the name of the mark of a text, which ends in its key
 LEAST = 8  # functions that are worth a compiler of their own
-WAIT = 120.0  # seconds for what another process builds
 
 
 @cache
@@ -57,103 +46,6 @@ def text_of(file: str) -> str:
 @lru_cache(1024)
 def _whole(text: str) -> str:
     return re.sub(r'^#include "(.+)"$', lambda found: text_of(found[1]), text, flags=re.M)
-
-
-# -- the folder --------------------------------------------------------------------------------------------------------
-
-
-@cache
-def folder() -> Path:
-    """The user's cache, or a folder of this process where others could write there or nothing can be written."""
-    try:
-        kept = _cache() / "hetu" / "compiled"
-        kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        kept.mkdir(mode=0o700, exist_ok=True)
-        kept = kept.resolve(strict=True)
-        reason = _danger(kept) or ("" if os.access(kept, os.W_OK) else f"{kept}: nothing can be written there")
-        if not reason:
-            return kept
-    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
-        reason = str(error)
-    fix = "change its rights, or set XDG_CACHE_HOME to a folder that you alone can write and move"
-    warnings.warn(f"compiled code lasts for this process only: {reason} (fix: {fix})", RuntimeWarning, stacklevel=2)
-    own = tempfile.mkdtemp(prefix="hetu-compiled-")
-    atexit.register(shutil.rmtree, own, ignore_errors=True)
-    return Path(own)
-
-
-def _cache() -> Path:
-    """The folder of the user's caches; a relative path is none."""
-    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return given if given.is_absolute() else Path.home() / ".cache"
-
-
-def _danger(path: Path) -> str:
-    """Why others could put code there, or another folder in the place of one above it, if they could.
-
-    A folder is safe in one where all may write but each may move only what is his own, such as /tmp. A group that has
-    the number of its user is his alone, and who owns the root may do everything.
-    """
-    if not hasattr(os, "getuid"):  # Windows keeps others out of a user's folders
-        return ""
-    trusted = {os.getuid(), 0, Path(path.anchor).stat().st_uid}
-    for place in (path, *path.parents):
-        about = place.stat()
-        others = stat.S_IWOTH | (0 if about.st_gid == about.st_uid else stat.S_IWGRP)
-        if about.st_uid not in trusted:
-            return f"{place}: it belongs to somebody else"
-        if about.st_mode & others and (place == path or not about.st_mode & stat.S_ISVTX):
-            return f"{place}: others can write there"
-    return ""
-
-
-@contextmanager
-def _lock() -> Iterator[None]:
-    """Inside, no other process builds, unless one has for longer than a compiler may take.
-
-    The end of a process frees it.
-    """
-    folder().mkdir(mode=0o700, parents=True, exist_ok=True)  # somebody may have emptied the cache meanwhile
-    with open(folder() / "lock", "w") as lock:
-        waited = time.monotonic()
-        while fcntl is not None and time.monotonic() - waited < WAIT:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                time.sleep(0.01)
-            except OSError:  # a file system without locks
-                break
-        yield
-
-
-def _private() -> tempfile.TemporaryDirectory[str]:
-    """A folder to build in, on the same disk as the folder."""
-    return tempfile.TemporaryDirectory(dir=folder(), prefix="building-", ignore_cleanup_errors=True)
-
-
-def _kept() -> list[tuple[float, int, Path]]:
-    """Libraries, digests and what was left half done: when each was last used, its bytes, its path."""
-    found = []
-    for path in folder().iterdir():
-        with suppress(OSError):  # another process may remove it
-            about = path.stat()
-            found.append((about.st_mtime, about.st_size, path))
-    return sorted(entry for entry in found if entry[2].name != "lock")
-
-
-def _tidy(most: int) -> None:
-    """Remove what was left by processes that were killed, and libraries until the rest is within bounds."""
-    entries = _kept()
-    size = sum(nbytes for _, nbytes, path in entries if path.is_file())
-    for used, nbytes, path in entries:
-        if path.is_dir():
-            if time.time() - used > STALE:
-                shutil.rmtree(path, ignore_errors=True)
-        elif size > most:
-            with suppress(OSError):  # Windows keeps what is in use
-                path.unlink()
-                size -= nbytes
 
 
 # -- sources -----------------------------------------------------------------------------------------------------------
@@ -249,7 +141,7 @@ def build(wanted: Sequence[CSource]) -> bool:
     if not all([s.loaded() for s in wanted]) and made_by is not None:
         lacking = [s for s in dict.fromkeys(wanted) if not s.loaded() and not s.wrong]
         try:
-            with _lock():
+            with lock():
                 lacking = [s for s in lacking if not s.loaded()]  # meanwhile another process may have built them
                 units = _units(lacking)
                 wrong = _compile(made_by, units)
@@ -257,7 +149,7 @@ def build(wanted: Sequence[CSource]) -> bool:
                 wrong |= _compile(made_by, [[s] for s in spoiled])
                 for s in lacking:
                     s.wrong = "" if s.loaded() else wrong[s]
-                _tidy(MOST_BYTES)
+                tidy(MOST_BYTES)
         except OSError as error:  # a full disk, for instance
             for s in lacking:
                 s.wrong = "" if s.loaded() else str(error)
@@ -284,26 +176,26 @@ def _compile(made_by: Compiler, units: Sequence[Sequence[CSource]]) -> dict[CSou
     wrong: dict[CSource, str] = {}
     for k in range(0, len(units), CORES):
         with ExitStack() as running:  # in a folder of its own: names in the cache are second names of files there
-            some, private = units[k : k + CORES], Path(running.enter_context(_private()))
-            runs = [running.enter_context(_begun(made_by, unit, private)) for unit in some]
+            some, where = units[k : k + CORES], Path(running.enter_context(private()))
+            runs = [running.enter_context(_begun(made_by, unit, where)) for unit in some]
             for unit, run in zip(some, runs):
                 well, said = run.end()
-                reason = _moved(unit, private) if well else said
+                reason = _moved(unit, where) if well else said
                 wrong |= dict.fromkeys(unit, reason) if reason else {}
     return wrong
 
 
-def _begun(made_by: Compiler, unit: Sequence[CSource], private: Path) -> Run:
-    text = private / f"{unit[0].key}.c"
+def _begun(made_by: Compiler, unit: Sequence[CSource], where: Path) -> Run:
+    text = where / f"{unit[0].key}.c"
     text.write_text("\n".join((text_of("prelude.h"), *(s.part() for s in unit))), "utf-8")
     flags = ["-ffp-contract=fast" if CONTRACT in unit[0].text else "-ffp-contract=off"]
-    return made_by.start(text, unit[0].paths(private)[0], flags)
+    return made_by.start(text, unit[0].paths(where)[0], flags)
 
 
-def _moved(unit: Sequence[CSource], private: Path) -> str:
+def _moved(unit: Sequence[CSource], where: Path) -> str:
     """Move what was compiled into the folder, once for each of the unit, and load it; what is wrong with it, if any."""
-    made, digest = unit[0].paths(private)
-    whole = private / "whole"
+    made, digest = unit[0].paths(where)
+    whole = where / "whole"
     try:
         digest.write_text(hashlib.sha256(made.read_bytes()).hexdigest(), "ascii")
         for s in unit:
@@ -361,10 +253,10 @@ def about() -> tuple[bool, str, str]:
         return False, cc.why_none(), fix
     start, trial = time.perf_counter(), CSource(text_of(WALKER), "trial")
     try:
-        with _private() as private, _begun(made_by, [trial], Path(private)) as run:
+        with private() as where, _begun(made_by, [trial], Path(where)) as run:
             well, said = run.end()
             if well:
-                trial.opened(trial.paths(Path(private))[0])
+                trial.opened(trial.paths(Path(where))[0])
     except OSError as error:
         well, said = False, str(error)
     seconds = f"a small library takes {time.perf_counter() - start:.2f} s"
@@ -373,11 +265,11 @@ def about() -> tuple[bool, str, str]:
 
 def kept() -> str:
     """How much is kept, and where."""
-    sizes = [nbytes for _, nbytes, path in _kept() if path.suffix == ".so"]
+    sizes = [nbytes for _, nbytes, path in entries() if path.suffix == ".so"]
     return f"libraries: {len(sizes)}, {sum(sizes) / 1e6:.1f} of at most {MOST_BYTES / 1e6:.0f} MB, in {folder()}"
 
 
 def clear() -> None:
     """Remove all that is kept. Processes that have loaded it go on."""
-    with _lock():
-        _tidy(most=0)
+    with lock():
+        tidy(most=0)

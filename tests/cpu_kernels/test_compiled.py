@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from hetu.cpu_kernels import compiled, compiler
+from hetu.cpu_kernels import compiled, compiler, folder
 
 ROOT = Path(__file__).parent.parent.parent
 DEADLINE = 100  # seconds, of what takes one
@@ -29,7 +29,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # which is ignored whe
 warnings.simplefilter("always")
 with warnings.catch_warnings(record=True) as heard:
     import hetu as ht
-    from hetu.cpu_kernels import compiled, compiler
+    from hetu.cpu_kernels import compiled, compiler, folder
     before
     x = ht.placeholder("x", (2, 3, 6, 6))
     numbers = np.random.default_rng(0).standard_normal(x.shape).astype("f")
@@ -305,7 +305,7 @@ def test_a_process_that_holds_the_lock_for_too_long_is_not_waited_for(place: Pla
     place.kept.mkdir(mode=0o700, parents=True)
     with open(place.kept / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert place.run("", "compiled.WAIT = 0.5")[:2] == (True, [])
+        assert place.run("", "folder.WAIT = 0.5")[:2] == (True, [])
 
 
 def test_the_folder_is_removed_while_a_process_runs(place: Place) -> None:
@@ -380,8 +380,8 @@ TROUBLES = {
     ),
     "no home": ("del os.environ['XDG_CACHE_HOME']; Path.home = no('home')", True, "no home"),
     "a full disk": ("os.replace = no('space left')", False, "no space left"),
-    "a disk too full for a folder": ("compiled._private = no('space left')", False, "no space left"),
-    "no locks": ("compiled.fcntl.flock = no('locks')", True, ""),
+    "a disk too full for a folder": ("compiled.private = no('space left')", False, "no space left"),
+    "no locks": ("folder.fcntl.flock = no('locks')", True, ""),
 }
 NO = """import os; from pathlib import Path
     def no(what):
@@ -404,14 +404,14 @@ def test_the_folder_is_the_users_alone_and_a_relative_path_is_none(place: Place)
 
 def test_what_was_not_used_for_longest_goes_first(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.kept.mkdir(parents=True)
-    monkeypatch.setattr(compiled, "folder", lambda: place.kept)
+    monkeypatch.setattr(folder, "folder", lambda: place.kept)
     for used, name in enumerate("abcd"):
         (place.kept / name).write_bytes(bytes(100))
         os.utime(place.kept / name, (1e9 + used, 1e9 + used))
     for name, used in (("building-old", 1e9), ("building-new", None)):
         (place.kept / name).mkdir()
         os.utime(place.kept / name, used and (used, used))
-    compiled._tidy(most=250)
+    folder.tidy(most=250)
     assert sorted(path.name for path in place.kept.iterdir()) == ["building-new", "c", "d"]
 
 
