@@ -11,6 +11,7 @@ import pytest
 
 from hetu.cli import main
 from hetu.core.kernels import kernels
+from hetu.cpu_kernels import compiler, folder
 from hetu.teach import doctor
 
 
@@ -56,9 +57,11 @@ def test_the_c_compiler(capsys, monkeypatch, setting, found, fix):
 
 def test_compiled_code_is_counted_and_cleared(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(doctor, "job", lambda: doctor.Finding("2 ranks, 1 server", True, "work together", "ranks"))
-    monkeypatch.setattr(kernels("cpu").compiled, "folder", lambda: tmp_path)
+    for module in (kernels("cpu").compiled, compiler, folder):
+        monkeypatch.setattr(module, "folder", lambda: tmp_path)
     (tmp_path / "one.so").write_bytes(bytes(100_000))
     (tmp_path / "one.sha256").write_text("a digest")
+    compiler.Notice("a command").leave()
     assert c_rows(capsys)["Compiled code"]["found"] == f"libraries: 1, 0.1 of at most 256 MB, in {tmp_path}"
     assert c_rows(capsys, "--clear-compiled")["Compiled code"]["found"].startswith("libraries: 0,")
     assert [*tmp_path.iterdir()] == [tmp_path / "lock"]

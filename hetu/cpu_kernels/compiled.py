@@ -141,7 +141,7 @@ def build(wanted: Sequence[CSource]) -> bool:
     if not all([s.loaded() for s in wanted]) and made_by is not None:
         lacking = [s for s in dict.fromkeys(wanted) if not s.loaded() and not s.wrong]
         try:
-            with lock():
+            with lock(made_by.notice.check):
                 lacking = [s for s in lacking if not s.loaded()]  # meanwhile another process may have built them
                 units = _units(lacking)
                 wrong = _compile(made_by, units)

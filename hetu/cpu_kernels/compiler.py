@@ -1,11 +1,13 @@
 """The C compiler of this machine: which one, what tells its code from other code, and runs of it that always end.
 
 Importing hetu asks for none. It is found when the first C text is to be compiled, and found means that it has read a
-header of C: one that can't, such as a driver without its headers, is as good as none.
+header of C: one that can't, such as a driver without its headers, is as good as none. Who has waited for one in vain
+leaves word of it, so that processes which meet a compiler that hangs wait once for all of them.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import re
@@ -15,6 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -23,9 +26,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
+from .folder import folder
+
 SETTING = "HETU_CC"  # the command of a C compiler, or 0 for none
 NAMES = ("cc", "gcc", "clang")
 DEADLINE = 120.0  # seconds for one library, most of which take half a second; the first use of the wheel takes up to 45
+BANNED = 600.0  # seconds for which nobody waits again for a compiler that hung: it may only have been slow
+LOOK = 0.2  # seconds after which a process looks for word of another
 # A loop with a square root or a comparison is not vectorized without the first two; no result depends on them. Integers
 # wrap as NumPy's do.
 FLAGS = ("-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing", "-fwrapv", "-std=gnu11", "-O3", "-w")
@@ -33,13 +40,40 @@ LIBRARY = ("-fPIC", "-shared") if os.name == "posix" else ("-shared",)
 ASKED = ("-include", "math.h", "-dM", "-E", "-x", "c", os.devnull)  # a text of all macros
 
 
+class Notice:
+    """Where the processes of a user on this machine leave word that a compiler hangs."""
+
+    def __init__(self, *compiler: str) -> None:
+        key = hashlib.sha256("\0".join((platform.node(), *compiler)).encode()).hexdigest()[:24]
+        self.path = folder() / f"{key}.hangs"
+
+    def check(self) -> None:
+        """TimeoutError if another process has waited in vain, and not long ago."""
+        try:
+            left = BANNED - abs(time.time() - self.path.stat().st_mtime)
+        except OSError:
+            return
+        if left > 0:
+            again = f"it is tried again in {left:.0f} s, or once {self.path} is removed"
+            raise TimeoutError(f"it did not end in another process; {again}")
+
+    def leave(self) -> None:
+        with suppress(OSError):  # then every process waits for itself
+            self.path.write_text("A compiler hangs. Without this file it is tried again.\n")
+
+
 class Run:
     """A command under way, in a group of its own, so that what it has started ends with it.
 
-    What it says goes to a file, as a pipe would be open for as long as any of them lives.
+    What it says goes to a file, as a pipe would be open for as long as any of them lives. TimeoutError if there is word
+    that it hangs.
     """
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, command: Sequence[str], notice: Notice, seconds: float, env: Mapping[str, str] | None = None
+    ) -> None:
+        notice.check()
+        self.notice, self.seconds, self.until = notice, seconds, time.monotonic() + seconds
         with ExitStack() as held:
             self.said = held.enter_context(tempfile.TemporaryFile())
             with _uninterrupted():
@@ -58,14 +92,20 @@ class Run:
         return self
 
     def end(self) -> tuple[bool, str]:
-        """Wait for it, up to `DEADLINE`: whether it succeeded, and what it said. TimeoutError if it did not end."""
-        try:
-            self.process.wait(DEADLINE)
-        except subprocess.TimeoutExpired:
-            raise TimeoutError(f"it did not end within {DEADLINE:g} s") from None
+        """Wait for it: whether it succeeded, and what it said. TimeoutError if it does not end in time, or another."""
+        while not self._ended(min(LOOK, max(0.0, self.until - time.monotonic()))):
+            if time.monotonic() >= self.until:
+                self.notice.leave()
+                raise TimeoutError(f"it did not end within {self.seconds:.3g} s")
+            self.notice.check()
         self.said.seek(0)
         said = self.said.read().decode("utf-8", "replace").strip()
         return self.process.returncode == 0, said or f"status {self.process.returncode}"
+
+    def _ended(self, seconds: float) -> bool:
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(seconds)
+        return self.process.returncode is not None
 
     def _stop(self) -> None:
         with suppress(ProcessLookupError, PermissionError):  # macOS says the second where all of them have ended
@@ -101,10 +141,15 @@ class Compiler(NamedTuple):
         found = re.search(r'#define __VERSION__ "(.*)"', self.macros)
         return f"{Path(self.command[0]).name} {found[1] if found else ''}".strip()
 
+    @property
+    def notice(self) -> Notice:
+        """Where there would be word that it hangs."""
+        return Notice(*self.command, self.macros)
+
     def start(self, source: Path, library: Path, flags: Sequence[str]) -> Run:
         """Begin to compile a file; what is made on the way lies beside it."""
         line = [*self.command, *LIBRARY, *flags, str(source), "-o", str(library), "-lm", "-lpthread"]
-        return Run(line, env={**os.environ, "TMPDIR": str(source.parent)})
+        return Run(line, self.notice, DEADLINE, {**os.environ, "TMPDIR": str(source.parent)})
 
 
 def compiler() -> Compiler | None:
@@ -128,10 +173,10 @@ def switch_off() -> None:
 def _found(setting: str) -> Compiler | str:
     if setting == "0":
         return f"{SETTING}=0 in the environment"
-    wrong = []
-    for command in _candidates(setting):
+    wrong, commands, until = [], _candidates(setting), time.monotonic() + DEADLINE
+    for left, command in zip(range(len(commands), 0, -1), commands):  # each has an equal part of what is left of it
         try:
-            made = _asked(command)
+            made = _asked(command, (until - time.monotonic()) / left)
         except OSError as error:  # TimeoutError is one
             made = str(error)
         if isinstance(made, Compiler):
@@ -172,13 +217,13 @@ def _is_stub(name: str) -> bool:
     return subprocess.run(["/usr/bin/xcode-select", "-p"], capture_output=True).returncode != 0
 
 
-def _asked(command: Sequence[str]) -> Compiler | str:
+def _asked(command: Sequence[str], seconds: float) -> Compiler | str:
     """The compiler, by what it says of itself, or what went wrong. It compiles for this very CPU where it can."""
     tuned = "-mcpu=native" if platform.machine() in ("arm64", "aarch64", "ppc64le") else "-march=native"
     named = any(word.startswith(("-march=", "-mcpu=")) for word in command)
     for flags in ((),) if named else ((tuned,), ()):
         made = (*command, *FLAGS, *flags)
-        with Run([*made, *ASKED]) as run:
+        with Run([*made, *ASKED], Notice(*made), seconds) as run:
             well, said = run.end()
         macros = "\n".join(line for line in said.splitlines() if line.startswith("#define "))  # not what varies
         if well and macros:

@@ -12,7 +12,7 @@ import stat
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -72,10 +72,10 @@ def _danger(path: Path) -> str:
 
 
 @contextmanager
-def lock() -> Iterator[None]:
+def lock(look: Callable[[], object] = bool) -> Iterator[None]:
     """Inside, no other process builds, unless one has for longer than a compiler may take.
 
-    The end of a process frees it.
+    The end of a process frees it. Who waits calls `look` again and again, which may raise what ends the wait.
     """
     folder().mkdir(mode=0o700, parents=True, exist_ok=True)  # somebody may have emptied the cache meanwhile
     with open(folder() / "lock", "w") as lock:
@@ -85,6 +85,7 @@ def lock() -> Iterator[None]:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
+                look()
                 time.sleep(0.01)
             except OSError:  # a file system without locks
                 break

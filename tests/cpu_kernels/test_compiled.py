@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -145,6 +146,72 @@ def test_a_broken_compiler_is_one_warning(place: Place, says: str, warned: str) 
     assert place.runs() <= (4 if is_compiled else 2)
     assert all(f"{compiled.MADE}{path.stem}".encode() in path.read_bytes() for path in place.libraries())
     assert [f for f in place.kept.iterdir() if f.name.startswith("building")] == []
+
+
+def test_processes_wait_once_for_a_compiler_that_hangs(place: Place) -> None:
+    """None waits for a while; then one does again, as the compiler may only have been slow."""
+    setting = place.compiler(f"test -e {place.home}/mended || sleep 600; exec REAL")
+    for process in [place.start(setting, SOON) for _ in range(4)]:
+        is_compiled, heard, _ = place.ended(process)
+        assert not is_compiled and len(heard) == 1 and "made no library: it did not end " in heard[0], heard
+    assert place.runs() == 1
+    (notice,) = place.kept.glob("*.hangs")
+    _, heard, _ = place.run(setting)
+    assert len(heard) == 1 and re.search(
+        rf"in another process; .* again in \d+ s, or once {notice} is removed", heard[0]
+    )
+    assert place.runs() == 1
+    os.utime(notice, (0, 0))
+    place.run(setting, SOON)
+    assert place.runs() == 2
+    (place.home / "mended").touch()
+    os.utime(notice, (0, 0))
+    assert place.run(setting) == (True, [], place.kept)
+
+
+def test_processes_wait_once_for_a_compiler_that_does_not_say_what_it_is(place: Place) -> None:
+    setting = place.program(f"#!/bin/sh\necho run >> {place.log}\nsleep 600")
+    for process in [place.start(setting, SOON) for _ in range(4)]:
+        is_compiled, heard, _ = place.ended(process)
+        assert not is_compiled and len(heard) == 1 and "it did not end " in heard[0], heard
+    runs = place.runs()
+    assert runs <= 4, "they ask at the same time"
+    _, heard, _ = place.run(setting)
+    assert len(heard) == 1 and "it did not end in another process" in heard[0]
+    assert place.runs() == runs
+
+
+def test_who_waits_for_the_lock_hears_that_the_compiler_hangs(place: Place) -> None:
+    """The lock stays taken, so nothing else ends the wait."""
+    fcntl = pytest.importorskip("fcntl")
+    setting = place.compiler("sleep 600")
+    place.run(setting, SOON)
+    (notice,) = place.kept.glob("*.hangs")
+    os.utime(notice, (0, 0))
+    with open(place.kept / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        process = place.start(setting, "folder.WAIT = 600.0; print('waits', file=sys.stderr, flush=True)")
+        assert process.stderr is not None and process.stderr.readline() == "waits\n"
+        notice.touch()
+        _, heard, _ = place.ended(process)
+    assert len(heard) == 1 and "it did not end in another process" in heard[0]
+    assert place.runs() == 1
+
+
+def test_compilers_that_hang_share_the_time_that_one_may_take(place: Place) -> None:
+    for name in compiler.NAMES:
+        place.program(f"#!/bin/sh\necho run >> {place.log}\nsleep 600", name)
+    path = f"{place.home}{os.pathsep}{os.environ['PATH']}"
+    _, heard, _ = place.run("", f"{SOON}; compiler.find_spec = lambda name: None", PATH=path)
+    parts = [float(part) for part in re.findall(r"within (\S+) s", heard[0])]
+    assert len(parts) == 3 and max(parts) < 0.34, heard
+    assert place.runs() == 3
+
+
+def test_the_next_compiler_is_taken_where_one_hangs(place: Place) -> None:
+    place.program("#!/bin/sh\nsleep 600", "cc")
+    path = f"{place.home}{os.pathsep}{os.environ['PATH']}"
+    assert place.run("", "compiler.DEADLINE = 6.0", PATH=path)[:2] == (True, [])
 
 
 @pytest.mark.parametrize(("text", "warned"), TELLING_NOTHING.values(), ids=TELLING_NOTHING)
