@@ -57,11 +57,11 @@ class CSource:
     Where the text says `CONTRACT`, a product and a sum may become one fused multiply-add, which tiles need for their
     speed. The bits of others are those of NumPy and of any compiler. `shared` is the name of the one function of a text
     that says no such thing and may stand in a unit with others of that name; `shown` is the text before files of this
-    folder were included.
+    folder were included, and `own` the operators in it whose expressions the program wrote itself.
     """
 
-    def __init__(self, shown: str, key: str, shared: str = "") -> None:
-        self.shown, self.text, self.key, self.shared = shown, _whole(shown), key, shared
+    def __init__(self, shown: str, key: str, shared: str = "", own: Sequence[str] = ()) -> None:
+        self.shown, self.text, self.key, self.shared, self.own = shown, _whole(shown), key, shared, own
         self.library: ctypes.CDLL | None = None
         self.wrong = ""  # why there will be no library
 
@@ -117,13 +117,13 @@ _sources: dict[str, CSource] = {}  # by key
 _seconds: list[float] = []  # of each time that something was compiled, waiting for others included
 
 
-def source(text: str, shared: str = "") -> CSource | None:
+def source(text: str, shared: str = "", own: Sequence[str] = ()) -> CSource | None:
     """What is to be built of a text, or None where there is no compiler or it failed at this text before."""
     made_by = compiler()
     if made_by is None:
         return None
     key = hashlib.sha256(f"{_common(made_by)}\0{shared}\0{_whole(text)}".encode()).hexdigest()[:24]
-    found = _sources.setdefault(key, CSource(text, key, shared))
+    found = _sources.setdefault(key, CSource(text, key, shared, own))
     return None if found.wrong else found
 
 
@@ -156,12 +156,31 @@ def build(wanted: Sequence[CSource]) -> bool:
             if isinstance(error, TimeoutError):  # it would be waited for again and again
                 switch_off()
         _seconds.append(time.perf_counter() - start)
-        failed = next((s for s in lacking if s.wrong), None)
-        if failed is not None:
-            code = "the expression `code=` of the operator named there, else " if failed.shared else ""
-            fix = f"{code}another compiler as {SETTING}, or {SETTING}=0"
-            cc.warn(f"{made_by.command[0]} made no library: {failed.wrong:.400} (fix: {fix})")
+        failed = [s for s in lacking if s.wrong]
+        if failed:
+            cc.warn(f"{made_by.command[0]} made no library: {failed[0].wrong:.400} (fix: {_fix(made_by, failed)})")
     return all(s.library is not None for s in wanted)
+
+
+def _fix(made_by: Compiler, failed: Sequence[CSource]) -> str:
+    """What to do. An operator of the program may be at fault where no text without one failed, and a trial does not."""
+    own = dict.fromkeys(name for s in failed for name in s.own)
+    at_fault = all(s.own for s in failed) and not _trial(made_by)
+    code = f"the expression `code=` of {' or '.join(own)}, else " if at_fault else ""
+    return f"{code}another compiler as {SETTING}, or {SETTING}=0"
+
+
+def _trial(made_by: Compiler) -> str:
+    """What is wrong with a small library of a text of our own."""
+    trial = CSource(text_of(WALKER), "trial")
+    try:
+        with private() as where, _begun(made_by, [trial], Path(where)) as run:
+            well, said = run.end()
+            if well:
+                trial.opened(trial.paths(Path(where))[0])
+    except OSError as error:
+        return str(error)
+    return "" if well else said
 
 
 def _units(lacking: Sequence[CSource]) -> list[list[CSource]]:
@@ -251,16 +270,13 @@ def about() -> tuple[bool, str, str]:
     if made_by is None:
         fix = f"leave {SETTING} out" if os.environ.get(SETTING) else 'pip install "hetu-dl[cc]"'
         return False, cc.why_none(), fix
-    start, trial = time.perf_counter(), CSource(text_of(WALKER), "trial")
-    try:
-        with private() as where, _begun(made_by, [trial], Path(where)) as run:
-            well, said = run.end()
-            if well:
-                trial.opened(trial.paths(Path(where))[0])
-    except OSError as error:
-        well, said = False, str(error)
+    start, wrong = time.perf_counter(), _trial(made_by)
     seconds = f"a small library takes {time.perf_counter() - start:.2f} s"
-    return well, f"{made_by.version}; {seconds if well else said.splitlines()[-1]}", f"another compiler as {SETTING}"
+    return (
+        not wrong,
+        f"{made_by.version}; {wrong.splitlines()[-1] if wrong else seconds}",
+        f"another compiler as {SETTING}",
+    )
 
 
 def kept() -> str:

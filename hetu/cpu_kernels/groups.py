@@ -86,6 +86,7 @@ class Function(NamedTuple):
     grain: int
     scratch: int
     folded: tuple[int, ...]  # results that each job makes for its own rows
+    own: tuple[str, ...]  # operators that are not hetu's, whose expressions may be at fault
 
 
 def compiled(
@@ -95,7 +96,7 @@ def compiled(
     if 0 in form.space:
         return []
     function = _function(form, tuple([Laid(x.shape, x.strides, x.dtype) for x in (*arrays, *outs)]))
-    made = source(function.text, "group") if function is not None and compiles() else None
+    made = source(function.text, "group", function.own) if function is not None and compiles() else None
     if function is None or made is None:
         return None
     places, joining = [*outs], list[Call]()
@@ -141,7 +142,8 @@ def _function(form: Form, laid: tuple[Laid, ...]) -> Function | None:
         jobs, grain = -(-jobs // of_job), 1 if folded else -(-grain // of_job)
     words += [float(v) if "float" in d else int(v) for d, v in text.numbers]
     words += text.streams
-    return Function(text.text, words, jobs, grain, text.scratch * pitch, folded)
+    own = tuple(line.op.name for line in form.lines if line.op.__module__.partition(".")[0] != "hetu")
+    return Function(text.text, words, jobs, grain, text.scratch * pitch, folded, own)
 
 
 @lru_cache(4096)

@@ -514,6 +514,53 @@ def test_several_texts_are_one_unit_and_one_of_them_spoils_no_other(
         assert place.runs() == runs
 
 
+# -- operators of the program ------------------------------------------------------------------------------------------
+
+OWN = """
+import sys, warnings
+import numpy as np
+warnings.simplefilter("always")
+with warnings.catch_warnings(record=True) as heard:
+    import hetu as ht
+    from hetu.core.types import elementwise
+    @ht.op(infer=elementwise, code=sys.argv[1])
+    def threefold(xp, x):
+        return x * 3
+    x = ht.placeholder("x", (40, 50))
+    numbers = np.ones(x.shape, "f")
+    found = ht.Executor([threefold(x), ht.exp(x)], passes=()).run({x: numbers})
+assert np.array_equal(found[0], numbers * 3) and np.allclose(found[1], np.exp(numbers))
+print(*(w.message for w in heard), sep="")
+"""
+BAD, WELL = "y = x * nothing", "y = x * 3"
+FULL = "[ $(wc -l < {log}) -gt 1 ] && echo 'No space left on device' >&2 && exit 1; exec REAL"
+REFUSES_OURS = "grep -q '// exp' $text && exit 3; exec REAL"
+
+
+@pytest.mark.parametrize(
+    ("code", "says", "warned", "is_blamed"),
+    [
+        (WELL, "exec REAL", "", False),
+        (BAD, "exec REAL", "nothing", True),
+        (WELL, FULL, "No space left", False),
+        (WELL, REFUSES_OURS, "status 3", False),
+        (BAD, REFUSES_OURS, "(fix: ", False),
+    ],
+    ids=["no fault", "its text", "a full disk", "a text of ours", "both"],
+)
+def test_an_operator_of_the_program_is_named_where_it_may_be_at_fault(
+    place: Place, code: str, says: str, warned: str, is_blamed: bool
+) -> None:
+    variables = place.variables(place.compiler(says.format(log=place.log)))
+    done = subprocess.run(
+        [sys.executable, "-c", OWN, code], env=variables, capture_output=True, text=True, timeout=DEADLINE
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert warned in done.stdout and ("broken-cc made no library: " in done.stdout) == bool(warned)
+    fix = "the expression `code=` of threefold, else another compiler as HETU_CC"
+    assert (f"(fix: {fix}" in done.stdout) == is_blamed and ("code=" in done.stdout) == is_blamed, done.stdout
+
+
 # -- keys --------------------------------------------------------------------------------------------------------------
 
 
