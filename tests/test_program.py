@@ -7,6 +7,7 @@ values read one another in every order: where sharing memory can go wrong. Half 
 from __future__ import annotations
 
 import operator
+from functools import partial
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from hetu.core.simplify import interpret
 from hetu.core.types import substitute
 from hetu.passes import PASSES, specialize
 
+from .at_once import compiled_at_once
 from .samples import lines_of
 
 CASES = 300  # per configuration; raise it when memory or scheduling changes
@@ -91,18 +93,31 @@ CONFIGURATIONS = {
 }
 
 
+def random_feed(rng, feeds, ex):
+    """Numbers for the placeholders, and those among them that the program takes."""
+    shapes = (substitute(f.shape, FED) for f in feeds)
+    feed = {f: rng.uniform(-1, 1, shape).astype(np.float32) for f, shape in zip(feeds, shapes)}
+    taken = {n.name for n in ex.subgraphs["default"].placeholders.values()}
+    return feed, {f: a for f, a in feed.items() if f.name in taken}
+
+
+def bound_program(name, seed):
+    fetches, updates, feeds, _ = random_graph(seed, open_sizes=seed % 2 == 1)
+    ex = ht.Executor([*fetches, updates], **CONFIGURATIONS[name])
+    return ex.program(random_feed(np.random.default_rng(seed), feeds, ex)[1])
+
+
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_random_graphs_equal_the_interpreter(name):
+    compiled_at_once(partial(bound_program, name, seed) for seed in range(CASES))
     for seed in range(CASES):
         fetches, updates, feeds, variables = random_graph(seed, open_sizes=seed % 2 == 1)
         ex = ht.Executor([*fetches, updates], **CONFIGURATIONS[name])
         rng = np.random.default_rng(seed)
         values = {v: np.array(v.attrs["init"]) for v in variables}
         for step in range(3):
-            shapes = (substitute(f.shape, FED) for f in feeds)
-            feed = {f: rng.uniform(-1, 1, shape).astype(np.float32) for f, shape in zip(feeds, shapes)}
-            taken = {n.name for n in ex.subgraphs["default"].placeholders.values()}
-            got = ex.run({f: a for f, a in feed.items() if f.name in taken})[: len(fetches)]
+            feed, taken = random_feed(rng, feeds, ex)
+            got = ex.run(taken)[: len(fetches)]
             with np.errstate(all="ignore"):
                 wanted, values = naive_step(fetches, updates, values | feed)
             for g, w in zip(got, wanted, strict=True):
