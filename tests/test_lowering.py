@@ -130,17 +130,23 @@ def test_training_is_the_same_without_any_one_pass(model, optimizer):
 @pytest.mark.parametrize(
     ("model", "made", "gone"),
     [
-        ("lenet", {"max_pool2d": 1, "max_pool2d_dx": 1, "max_pool2d_last": 1, "max_pool2d_last_dx": 1}, ("conv2d_dx",)),
+        pytest.param(
+            "lenet",
+            {"max_pool2d": 1, "max_pool2d_dx": 1, "max_pool2d_last": 1, "max_pool2d_last_dx": 1},
+            ("conv2d_dx",),
+            marks=pytest.mark.compiled,
+        ),
         ("transformer", {"flash_attention": 1, "flash_attention_dx": 1}, ("attention", "slice_scatter")),
         ("transformer", {"gelu_tanh": 1, "rsqrt": 4}, ("layer_norm", "layer_norm_dx", "sgd")),
         ("split", {"flash_attention": 1, "flash_attention_dx": 1}, ("attention_dx", "slice_scatter")),
         ("written", {"flash_attention": 1, "flash_attention_dx": 1}, ("attention_dx", "softmax")),
         ("unmasked", {"gelu_erf": 1, "own_column": 2, "flash_attention": 1}, ("layer_norm_dx", "attention_dx")),
         ("lenet", {"own_column": 2}, ("softmax_cross_entropy", "softmax_cross_entropy_dx", "sgd")),
-        (
+        pytest.param(
             "residual",
             {"conv2d_last": 5, "conv2d_last_dx": 4, "conv2d_last_dw": 5},
             ("conv2d", "conv2d_dx", "permute_dims"),
+            marks=pytest.mark.compiled,
         ),
         ("recurrent", {"lstm": 1, "lstm_dx": 1}, ()),
     ],
@@ -221,9 +227,11 @@ def test_passes_for_one_device_stay_there():
     both = ["simplify", "sparsify_updates", "channels_last"]
     grouping = ["group_updates", "group_checks", "group_casts", "fuse_kernels"]
     assert there == [*both, "fuse_norm_relu", "tile_attention", "absorb_casts", *grouping]
-    assert {*here, *there} == PASSES.keys() and {*here} & {*there} == {*both}
+    laid = set() if compiler() else {"channels_last"}  # which serves kernels in C where there is a CPU
+    assert {*here, *there} == PASSES.keys() and {*here} & {*there} == {*both} - laid
 
 
+@pytest.mark.compiled
 def test_explain_prints_what_fired_and_where(capsys):
     fetches, feed = lenet(np.random.default_rng(0))
     ht.Executor(fetches, explain=True).program(feed)
@@ -257,7 +265,7 @@ def test_a_convolution_is_as_exact_as_float32_allows():
     rounded = ht.Executor([ht.conv2d(*(ht.astype(a, "float64") for a in single), padding=1)], passes=[]).run({})[0]
     assert np.abs(rounded - exact).max() < 1e-6 * np.abs(exact).max()
     executor = ht.Executor([ht.conv2d(*single, padding=1)])
-    assert [step.node.op.name for step in executor.program({}).steps] == ["conv2d_last"]
+    assert [step.node.op.name for step in executor.program({}).steps] == ["conv2d_last" if compiler() else "conv2d"]
     assert np.abs(executor.run({})[0] - rounded).max() < 1e-6 * np.abs(rounded).max()
 
 
