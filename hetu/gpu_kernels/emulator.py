@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -220,11 +221,11 @@ def prepare(texts: Iterable[str]) -> None:
     new = sorted({t for t in texts if t not in _libraries}, key=_digest)
     if not new:
         return
-    source = '#include "emulator.h"\n' + "".join(map(translated, new))
+    source = f'#include "{HEADERS[0]}"\n' + "".join(map(translated, new))
     header = "".join(files(__package__).joinpath(name).read_text("utf-8") for name in HEADERS)
     library = _cache() / f"{_digest(source + header)}.so"
     if not library.exists():
-        _compile(source, header, library)
+        _compile(source, _precompiled(header), library)
     _libraries.update(dict.fromkeys(new, ctypes.CDLL(str(library))))
 
 
@@ -263,19 +264,37 @@ def compiler() -> str | None:
     return next((found for name in ("g++", "clang++") if (found := shutil.which(name))), None)
 
 
-def _compile(source: str, header: str, library: Path) -> None:
+def _command() -> str:
     command = compiler()
     if command is None:
         raise MissingDependencyError(
             "the emulator needs a C++ compiler", fix="install g++ (apt install g++, dnf install gcc-c++)"
         )
+    return command
+
+
+def _precompiled(header: str) -> Path:
+    """A folder with the header, and with what a compiler has read of it, which takes it longer than most kernels."""
+    command = _command()
+    folder = _cache() / f"header-{_digest(header + command)}"
+    if not folder.exists():
+        with tempfile.TemporaryDirectory(dir=folder.parent) as made:
+            whole = Path(made) / "whole"
+            whole.mkdir()
+            (whole / HEADERS[0]).write_text(header, "utf-8")
+            line = [command, *OPTIONS, "-x", "c++-header", HEADERS[0], "-o", f"{HEADERS[0]}.gch"]
+            subprocess.run(line, cwd=whole, capture_output=True, timeout=120)  # it is a matter of time alone
+            with suppress(OSError):  # meanwhile another process has made it
+                whole.rename(folder)
+    return folder
+
+
+def _compile(source: str, header: Path, library: Path) -> None:
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         place = Path(folder)
-        (place / "emulator.h").write_text(header, "utf-8")
         (place / "kernel.cpp").write_text(source, "utf-8")
-        made = subprocess.run(
-            [command, *OPTIONS, "kernel.cpp", "-o", "kernel.so"], cwd=place, capture_output=True, text=True, timeout=120
-        )
+        command = [_command(), *OPTIONS, "-I", str(header), "kernel.cpp", "-o", "kernel.so"]
+        made = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=120)
         if made.returncode:
             errors = [line for line in made.stderr.splitlines() if "error" in line] or made.stderr.splitlines()
             raise KernelError("the kernel does not compile:\n" + "\n".join(errors[:10]))

@@ -358,3 +358,18 @@ def test_without_a_compiler_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setattr(emulator, "compiler", lambda: None)
     with pytest.raises(MissingDependencyError, match="install g"):
         Emulator().kernel('extern "C" __global__ void never_compiled(float* y) { y[0] = 123; }', "never_compiled")
+
+
+def test_the_header_is_read_once_and_one_that_is_not_whole_is_read_anew(tmp_path, monkeypatch):
+    monkeypatch.setattr(emulator, "_cache", lambda: tmp_path)
+    monkeypatch.setattr(emulator, "_libraries", {})
+    for k in range(3):
+        y = np.zeros(3, np.float32)
+        kernel = Emulator().kernel(f'extern "C" __global__ void k(float* y) {{ y[threadIdx.x] = {k}; }}', "k")
+        kernel((1,), (3,), (y,))
+        assert y.tolist() == [k] * 3
+        (header,) = tmp_path.glob("header-*")
+        (read,) = header.glob("*.gch")
+        if k == 1:
+            read.write_bytes(b"garbage")
+    assert len([*tmp_path.glob("*.so")]) == 3 and read.read_bytes() == b"garbage"
