@@ -107,21 +107,28 @@ def _bind(
     way = plan(src, dst, _whole_shape(x[0].shape, src) if shape is None else shape).over(hosts)
     given = x[0] if comm.rank in way.before else None
     target = out if comm.rank in way.after else None
-    first = [partial(out.fill, 0)] if target is None and out.size else []  # by hand, others than targets get zeros
-    if given is None or given.flags.c_contiguous:
-        if given is not None and (reduction := whole_reduction(way, comm.rank)) is not None:
-            return [comm.split(reduction.group).bind_all_reduce(given, out, reduction.op)]
-        return [*first, partial(way.run, comm, given, target)]
-    packed = xp.empty(given.shape, given.dtype)
-    return [*first, partial(np.copyto, packed, given), partial(way.run, comm, packed, target)]
+    calls = [partial(out.fill, 0)] if target is None and out.size else []  # by hand, others than targets get zeros
+    if given is not None and not given.flags.c_contiguous:
+        packed = xp.empty(given.shape, given.dtype)
+        calls.append(partial(np.copyto, packed, given))
+        given = packed
+    for group in [c.group for c in way.collectives if comm.rank in c.group]:
+        comm.split(group)  # here and not in the first step, in which ranks may come to their groups in other orders
+    if given is not None and (reduction := whole_reduction(way, comm.rank)) is not None:
+        return [*calls, comm.split(reduction.group).bind_all_reduce(given, out, reduction.op)]
+    return [*calls, partial(way.run, comm, given, target)]
 
 
 def whole_reduction(way: Redistribution, rank: int) -> Collective | None:
-    """The all-reduce of the whole array of `rank`, if this is all that it takes part in: then nothing is packed."""
-    mine = [c for c in way.collectives if rank in c.group]
-    if len(mine) != 1 or mine[0].kind != "all_reduce" or way.before[rank].box != mine[0].box:
+    """The all-reduce of the whole array of `rank`, if this is all that its group takes part in: nothing is packed.
+
+    What one member does, such as to prepare the all-reduce, all must do, so the answer is one for a whole group.
+    """
+    mine = next((c for c in way.collectives if rank in c.group), None)
+    if mine is None or mine.kind != "all_reduce":
         return None
-    return mine[0]
+    others = [c for c in way.collectives if c is not mine and not set(c.group).isdisjoint(mine.group)]
+    return mine if not others and all(way.before[r].box == mine.box for r in mine.group) else None
 
 
 def _make(kind: str) -> Op[..., Node]:

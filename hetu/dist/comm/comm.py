@@ -94,7 +94,12 @@ class CollectiveCall:
     @property
     def signature(self) -> tuple[object, ...]:
         """What the calls of all ranks must have in common; with `counts` the sizes may differ."""
-        return self.kind, self.op, self.root, self.x.dtype, self.counts is None and self.x.size
+        return self.kind, self.op, self.root, self.x.dtype, self.size
+
+    @property
+    def size(self) -> int:
+        """The elements that all ranks give alike, in whatever shape; -1 where `counts` say what each gives."""
+        return self.x.size if self.counts is None else -1
 
     @property
     def what(self) -> str:
@@ -282,7 +287,7 @@ class Comm(ABC):
         return self._start(self._noted(call))
 
     def _noted(self, call: CollectiveCall) -> CollectiveCall:
-        call.noted = self.recorder.note(self.ranks, call.what, call.x)
+        call.noted = self.recorder.note(self.ranks, call.what, call.x, size=call.size)
         return call
 
     @abstractmethod

@@ -156,7 +156,7 @@ class MPIComm(Comm):
         call.check(self.world_size)
         if _is_large(call):
             return functools.partial(self.all_reduce, x, out, op)
-        if out.dtype == np.float16 or (x is not out and np.may_share_memory(x, out)):
+        if out.dtype == np.float16:
             return super().bind_all_reduce(x, out, op)
         return _Bound(self, call).run
 
@@ -190,7 +190,7 @@ class MPIComm(Comm):
         if call.signature in self._agreed:
             return None
         self._agreed.add(call.signature)
-        return _Agreement(self, call.noted, of_one_size=not call.counts)
+        return _Agreement(self, call.noted)
 
     def _request(self, call: CollectiveCall, x: np.ndarray, out: np.ndarray) -> Any:
         MPI, comm = start(), self._comm
@@ -312,10 +312,10 @@ def _text(line: np.ndarray) -> str:
 class _Agreement:
     """The comparison of one call with those of the other ranks, on the group's second communicator."""
 
-    def __init__(self, comm: MPIComm, entry: Raw, of_one_size: bool = True) -> None:
+    def __init__(self, comm: MPIComm, entry: Raw) -> None:
         self.comm, self.entry = comm, entry
         mine = readable(entry)
-        self.sent = _line("\n".join([mine.what, mine.type if of_one_size else "", mine.line]))
+        self.sent = _line("\n".join([mine.what, mine.type, str(mine.size), mine.line]))
         self.all = np.empty((comm.world_size, LINE), np.uint8)
         self.request = comm._control.Iallgather(self.sent, self.all)
 
@@ -323,9 +323,12 @@ class _Agreement:
         """CommError if the ranks call different things."""
         self.comm.finish(self.request, self.entry, self, patient=True)
         group, series, index, *_ = readable(self.entry)
-        calls = {rank: _text(line).split("\n") for rank, line in zip(self.comm.ranks, self.all)}
-        if len({(what, type_) for what, type_, _ in calls.values()}) > 1:
-            raise disagreement({rank: {0: Entry(group, series, index, *call)} for rank, call in calls.items()})
+        calls = {}
+        for rank, text in zip(self.comm.ranks, self.all):
+            what, type_, size, line = _text(text).split("\n")
+            calls[rank] = Entry(group, series, index, what, type_, line, int(size))
+        if len({call.common for call in calls.values()}) > 1:
+            raise disagreement({rank: {0: call} for rank, call in calls.items()})
 
 
 class _Request(Handle):
@@ -355,22 +358,37 @@ class _Request(Handle):
 
 
 class _Bound:
-    """An all_reduce on fixed arrays as a persistent request: MPI has nothing left to look up."""
+    """An all_reduce on fixed arrays as a persistent request: MPI has nothing left to look up.
+
+    MPI matches requests in the order in which ranks make them. That is the order of their first runs, which all ranks
+    share; a program may be bound once more on one rank. Whether the arrays share memory, which differs between ranks
+    too, decides nothing but a copy.
+    """
 
     def __init__(self, comm: MPIComm, call: CollectiveCall) -> None:
-        MPI, x, out = start(), call.x, call.out
+        x, out = call.x, call.out
         self.comm, self.call, self.site = comm, call, comm.recorder.site
-        op = getattr(MPI, call.op.upper())
-        self.request = comm._comm.Allreduce_init(MPI.IN_PLACE if x is out else _number(x), _number(out), op)
+        self.in_place = x is out or np.may_share_memory(x, out)
+        self.copies = self.in_place and (x.ctypes.data, x.nbytes) != (out.ctypes.data, out.nbytes)
+        self.request: Any = None
+
+    def _make(self) -> None:
+        MPI, call = start(), self.call
+        given = MPI.IN_PLACE if self.in_place else _number(call.x)
+        self.request = self.comm._comm.Allreduce_init(given, _number(call.out), getattr(MPI, call.op.upper()))
         self.free = weakref.finalize(self, _free, self.request)
         _bound.add(self)
 
     def run(self) -> None:
         call, comm = self.call, self.comm
-        entry = comm.recorder.note(comm.ranks, call.what, call.x, self.site)
+        entry = comm.recorder.note(comm.ranks, call.what, call.x, self.site, size=call.size)
         call.noted = entry
         if agreement := comm.agree(call):
             agreement.wait()
+        if self.request is None:
+            self._make()
+        if self.copies:
+            call.out.reshape(-1)[:] = call.x.reshape(-1)
         self.request.Start()
         comm.finish(self.request, entry, self)
 

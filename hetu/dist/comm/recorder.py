@@ -18,6 +18,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -35,7 +36,10 @@ Raw = tuple[Any, ...]  # an Entry before it is made readable
 
 
 class Entry(NamedTuple):
-    """The `number`-th collective of `group` on one rank, or message from `group[0]` to `group[1]`, and its line."""
+    """The `number`-th collective of `group` on one rank, or message from `group[0]` to `group[1]`, and its line.
+
+    `size` counts the elements that all ranks have alike.
+    """
 
     group: Ranks
     series: str
@@ -43,6 +47,12 @@ class Entry(NamedTuple):
     what: str
     type: str
     line: str
+    size: int = 0
+
+    @property
+    def common(self) -> tuple[str, str, int]:
+        """What the ranks of a group must have in common: not the shape, only how many elements there are."""
+        return self.what, self.type.partition("[")[0], self.size
 
     @property
     def short(self) -> str:
@@ -79,10 +89,19 @@ class Recorder:
         self.ended = ""
         self.site: Site | None = None
 
-    def note(self, group: Ranks, what: str, x: np.ndarray, site: Site | str | None = None, series: str = "") -> Raw:
+    def note(
+        self,
+        group: Ranks,
+        what: str,
+        x: np.ndarray,
+        site: Site | str | None = None,
+        series: str = "",
+        size: int | None = None,
+    ) -> Raw:
         """Write down one collective or message; `readable` formats it when somebody asks."""
         index = self.indices[group, series] = self.indices[group, series] + 1
-        entry = group, series, index, what, x.shape, x.dtype, site or self.site or user_site()
+        size = x.size if size is None else size
+        entry = group, series, index, what, x.shape, x.dtype, site or self.site or user_site(), size
         self.ring[self.count % KEPT] = entry
         self.count += 1
         return entry
@@ -101,8 +120,8 @@ class Recorder:
 
 def readable(raw: Raw) -> Entry:
     """An entry as `explain` shows it."""
-    group, series, index, what, shape, dtype, site = raw
-    return Entry(group, series, index, what, "" if what in PLAIN else str(TensorType(shape, dtype)), str(site))
+    group, series, index, what, shape, dtype, site, size = raw
+    return Entry(group, series, index, what, "" if what in PLAIN else str(TensorType(shape, dtype)), str(site), size)
 
 
 def place(frame: FrameType | None) -> str:
@@ -204,7 +223,7 @@ def differences(made: Mapping[int, Mapping[int, Entry]]) -> list[str]:
     """
     for index in sorted({i for entries in made.values() for i in entries}):
         here = {r: entries[index] for r, entries in made.items() if index in entries}
-        for same in (lambda e: (e.what, e.type), lambda e: e.line):
+        for same in (attrgetter("common"), attrgetter("line")):
             most, _ = Counter(map(same, here.values())).most_common(1)[0]
             odd = [r for r, e in here.items() if same(e) != most]
             if odd:
@@ -239,7 +258,7 @@ def _cause(usual: Mapping[int, Entry], odd: Mapping[int, Entry], index: int) -> 
         return ", or ".join(causes)
     if usual[index].what != odd[index].what:
         return "the collective; one was left out, or the order is another"
-    if usual[index].type == odd[index].type:
+    if usual[index].common == odd[index].common:
         return "the line"
     (dtype, shape), (other_dtype, other_shape) = (e[index].type.split("[", 1) for e in (usual, odd))
     return " and ".join(["dtype"] * (dtype != other_dtype) + ["shape"] * (shape != other_shape))

@@ -1,7 +1,7 @@
 """Data parallelism over groups of unequal size or speed, with tensor parallelism inside each group.
 
 A fast pair of devices may take two thirds of a batch, and a single device one third. Gradients are summed over the
-groups, for any inner splits (HSPMD in Hetu v2, Ge et al., SIGMOD 2025). The user gives the shares.
+groups, for any inner splits (HSPMD in Hetu v2, Haoyang Li et al., 2025). The user gives the shares.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A `Layout` is a union of `Shard`s. A shard arranges its ranks in a grid, and eve
 it splits a dimension of the tensor, holds duplicates, or holds terms that are still to be combined (`SUM`,
 `MAX`, `MIN`). The axis between the shards has a role too; shards may differ in size (heterogeneous groups) and in
 their share of the work (`ratio`). Data, tensor, pipeline, expert and sharded-data parallelism are all values of
-this one type, after HSPMD in Hetu v2 (Ge et al., SIGMOD 2025) and the placements of GSPMD.
+this one type, after HSPMD in Hetu v2 (Haoyang Li et al., 2025) and the placements of GSPMD.
 
 `Layout.pieces` gives the whole meaning: rank -> (box, term, copy). Sizes need not divide: boundaries are rounded down.
 Left out: strided and block-cyclic splits.

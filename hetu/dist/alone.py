@@ -1,0 +1,34 @@
+"""The executor of a job of several ranks that was told nothing of them: every rank would train the same model alone."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from ..core.graph import Node
+from ..core.placement import Alone, attaches
+from .comm.guard import job_size, own_rank
+from .comm.mpi import process
+
+
+@attaches(type(None))
+def alone(strategy: None, outputs: Sequence[Node], comm: Any = None) -> Alone:
+    """The placement without a strategy. Rank 0 says once if nothing has joined the ranks of its job so far.
+
+    Ranks that have communicated may well have executors of their own, such as one that validates.
+    """
+    if comm is None and job_size() > 1 and own_rank() == 0 and not process.count:
+        _warn(job_size())
+    return Alone(comm)
+
+
+@functools.cache
+def _warn(ranks: int) -> None:
+    warnings.warn(
+        f"this executor has neither a strategy nor a communicator: each of {ranks} ranks trains the whole model alone "
+        "(fix: Executor(..., strategy=ht.dist.DataParallel()), comm=ht.dist.world(), or heturun -w 1)",
+        RuntimeWarning,
+        stacklevel=2,
+    )

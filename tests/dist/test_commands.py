@@ -1,0 +1,94 @@
+"""Real ranks: every strategy trains every model alike, commands of the pages run, a job that is none says so."""
+
+from __future__ import annotations
+
+import functools
+import re
+import subprocess
+import sys
+
+import pytest
+
+from ..test_readme import PAGES
+from .test_launch import ROOT, heturun
+
+DEADLINE = 300  # seconds
+SMALL = {"examples/parallel/train.py": "--steps 3 --batch-size 12", "examples/ctr/train.py": "--limit 300 --epochs 1"}
+
+
+def commands() -> list[str]:
+    """What the pages say after `heturun` and its number of ranks about an example, each once."""
+    texts = [(ROOT / page).read_text("utf-8") for page in (*PAGES, "examples/README.md") if (ROOT / page).exists()]
+    texts += [path.read_text("utf-8") for path in (ROOT / "examples").glob("*/*.py")]
+    found = (re.findall(r"heturun -w \d+ ([^`\n|#]*?examples/[^`\n|#]*)", text) for text in texts)
+    return sorted({line.strip() for lines in found for line in lines if any(script in line for script in SMALL)})
+
+
+def every(ranks: int) -> None:
+    line = [sys.executable, "-m", "hetu.dist.launch.heturun", "-w", str(ranks), "python", "-m", "tests.dist.every"]
+    job = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE, check=False)
+    assert job.returncode == 0, job.stderr
+    assert len(re.findall(r"rank \d: (\d+) rows equal one process", job.stdout)) == ranks
+
+
+def test_every_strategy_on_three_ranks() -> None:
+    every(3)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_every_strategy(ranks: int) -> None:
+    every(ranks)
+
+
+@functools.cache
+def losses(*command: str) -> list[str]:
+    job = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    return re.findall(r"loss \d+\.\d{4}", job.stdout)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("command", commands())
+def test_command_of_a_page(command: str, ranks: int) -> None:
+    """On its own number of ranks and others, with batches that do not divide, it gives what one process gives."""
+    options, _, script = command.partition("python ")
+    name, *given = script.split()
+    job = heturun("-w", ranks, *options.split(), "python", name, *given, *SMALL[name].split())
+    assert job.returncode == 0, job.stderr
+    if not options:
+        assert re.findall(r"loss \d+\.\d{4}", job.stdout) == losses(name, *given, *SMALL[name].split())
+
+
+def test_the_pages_have_commands() -> None:
+    assert len(commands()) >= 8
+
+
+LONELY = """
+import hetu as ht
+from hetu.dist import world
+{first}
+x = ht.placeholder("x", (2,))
+for _ in range(2):
+    ht.Executor([ht.sum(x)]{options}).run({{"x": [1.0, 2.0]}})
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "options", "ranks", "warns"),
+    [
+        ("", "", 2, True),
+        ("world()", "", 2, True),
+        ("world().barrier()", "", 2, False),
+        ("", ", comm=world()", 2, False),
+        ("", ", strategy=ht.dist.DataParallel()", 2, False),
+        ("", "", 1, False),
+    ],
+)
+def test_an_executor_that_does_not_know_the_other_ranks_says_so_once(tmp_path, first, options, ranks, warns) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(LONELY.format(first=first, options=options))
+    job = heturun("-w", ranks, "python", script)
+    assert job.returncode == 0, job.stderr
+    told = "this executor has neither a strategy nor a communicator: each of 2 ranks trains the whole model alone (fix:"
+    assert job.stderr.count(told) == warns and "[rank 1]" not in job.stderr
