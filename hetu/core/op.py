@@ -244,15 +244,15 @@ class Op(Generic[P, R]):
             return [partial(self.into_rule, xp, out, *arrays, **attrs)]
         compute = partial(self.forward, xp, *arrays, **attrs)
         if isinstance(out, tuple):
-            return [lambda: [xp.copyto(o, value) for o, value in zip(out, compute(), strict=True)]]
+            apart = xp.copy if self.inplace else xp.asarray  # one may be a view of what another overwrites
+            return [lambda: [xp.copyto(o, value) for o, value in zip(out, [*map(apart, compute())], strict=True)]]
         return [lambda: xp.copyto(out, compute())]
 
 
 def ufunc_call(ufunc: Any, arrays: Sequence[Any], out: Any) -> Call:
     """A call of a ufunc: all positional, except where NumPy wants `out=` by name."""
-    if ufunc.__name__ in ("maximum", "minimum"):
-        return partial(ufunc, *arrays, out=out)
-    return partial(ufunc, *arrays, out)
+    named = ufunc.__name__ in ("maximum", "minimum")
+    return partial(ufunc, *arrays, out=out) if named else partial(ufunc, *arrays, out)
 
 
 class Decorator(Protocol[R]):
