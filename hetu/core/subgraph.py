@@ -44,7 +44,7 @@ class SubGraph:
             )
         self.name, self.entries = name, list(entries)
         fetches, updates = _sort_entries(name, entries)
-        gradients = [g for e in entries for g in getattr(e, "gradients", {}).values()]
+        gradients = [g for e in entries if not isinstance(e, Node) for g in getattr(e, "gradients", {}).values()]
         outputs, self.updates = resolve_training((*fetches, *gradients), updates)
         self.fetches, slopes = outputs[: len(fetches)], outputs[len(fetches) :]
         self.fetches, self.updates = PRECISIONS[precision](self.fetches, self.updates, slopes)
