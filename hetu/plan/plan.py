@@ -44,7 +44,7 @@ def _(within: Within, outputs: Sequence[Node], comm: Any = None) -> OnRanks:
     placement = spread(attach(within.builder, outputs, comm))
     variables = {placement.variable(n) for n in topological(outputs) if n.role is Role.VARIABLE}
     room = within.nbytes - sum(int(v.tensor.nbytes) for v in variables if v is not None)
-    placement.last = functools.partial(fit, budget=room, profile=within.profile)
+    placement.fitted = functools.partial(fit, budget=room, profile=within.profile)
     return placement
 
 

@@ -5,7 +5,6 @@ It also checks that all ranks run the same graph: they compare the steps of comm
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +13,7 @@ import numpy as np
 
 from ... import checkpoint
 from ...checkpoint import Wanted, fitting
-from ...core.errors import ArgumentError, CheckpointError, GraphError
+from ...core.errors import ArgumentError, CheckpointError
 from ...core.graph import Graph, Node
 from ...core.placement import Local, Placement, attaches
 from ...core.program import Program
@@ -25,6 +24,7 @@ from ...passes import Pass, simplify, sparsify_updates
 from ..comm.comm import Comm
 from ..comm.mpi import world
 from ..comm.nccl import on_device
+from .agreement import compare_calls, compare_graphs, texts
 from .partition import partition
 from .strategy import Builder, Strategy
 
@@ -55,7 +55,7 @@ def _as_it_is(fetches: Sequence[Node], updates: Mapping[Node, Node]) -> tuple[tu
 class OnRanks:
     """A strategy for one graph on real ranks; `print(placement)` shows it as a table.
 
-    A plan that must fit into memory puts a pass of its own in the place of `last`; one that was chosen says `why`.
+    A plan that must fit into memory puts a pass of its own in the place of `fitted`; one that was chosen says `why`.
     """
 
     ahead = False
@@ -64,7 +64,7 @@ class OnRanks:
 
     def __init__(self, strategy: Strategy, comm: Comm, outputs: Sequence[Node] = ()) -> None:
         self.strategy, self.comm, self.outputs = strategy, comm, tuple(outputs)
-        self.last: LastPass = _as_it_is
+        self.fitted: LastPass = _as_it_is
 
     def __str__(self) -> str:
         return self.strategy.table(self.outputs)
@@ -101,38 +101,17 @@ class OnRanks:
 
         GraphError on all ranks if they disagree.
         """
-        local = partition(self.strategy, fetches, updates, self.comm.rank, effects)
-        self._compare([*str(Graph((*fetches, *updates.values(), *effects))).split("\n"), *local.steps])
-        return local
+        graph = str(Graph((*fetches, *updates.values(), *effects)))
+        compare_graphs(self.comm, "run different graphs", graph.split("\n"))
+        return partition(self.strategy, fetches, updates, self.comm.rank, effects)
 
-    def _compare(self, steps: Sequence[str]) -> None:
-        """GraphError unless all ranks compute the same graph in the same steps; it names the first that differs."""
-        mine = np.frombuffer(hashlib.sha256("\n".join(steps).encode()).digest(), np.uint8).copy()
-        everyone = np.empty((self.comm.world_size, mine.size), np.uint8)
-        self.comm.all_gather(mine, everyone)
-        if (everyone == mine).all():
-            return
-        texts = self._texts("\n".join(steps))
-        for rank, text in enumerate(texts):
-            for number, (ours, theirs) in enumerate(zip((*steps, "the end"), (*text.split("\n"), "the end"))):
-                if ours != theirs:
-                    raise GraphError(
-                        f"the ranks run different graphs: step {number} is\n"
-                        f"  {' '.join(ours.split())} on rank {self.comm.rank},\n"
-                        f"  {' '.join(theirs.split())} on rank {rank}",
-                        fix="all ranks must build the same graph and fetch the same values",
-                    )
-
-    def _texts(self, mine: str) -> list[str]:
-        """Every rank's text."""
-        raw = np.frombuffer(mine.encode(), np.uint8)
-        size = np.array([raw.size], np.int64)
-        self.comm.all_reduce(size, size, "max")
-        padded = np.zeros(int(size[0]), np.uint8)
-        padded[: raw.size] = raw
-        everyone = np.empty((self.comm.world_size, padded.size), np.uint8)
-        self.comm.all_gather(padded, everyone)
-        return [bytes(row).rstrip(b"\0").decode() for row in everyone]
+    def last(
+        self, fetches: Sequence[Node], updates: Mapping[Node, Node]
+    ) -> tuple[tuple[Node, ...], Mapping[Node, Node]]:
+        """This rank's part as it will run, once it is known to fit those of the others."""
+        fetches, updates = self.fitted(fetches, updates)
+        compare_calls(self.comm, (*fetches, *updates.values()))
+        return fetches, updates
 
     def agree(self, values: Mapping[str, float]) -> Mapping[str, float]:
         """The numbers that rank 0 has."""
@@ -215,7 +194,7 @@ class OnRanks:
         self.comm.all_reduce(failed, failed, "max")
         if not failed[0]:
             return results[0]
-        reasons = self._texts("" if error is None else str(error).split("\n")[0])
+        reasons = texts(self.comm, "" if error is None else str(error).split("\n")[0])
         if error is not None:
             raise error
         rank = int(failed[0]) - 1
