@@ -93,6 +93,16 @@ def test_hints_hold_before_elementwise_operators():
     assert push_hints([out]) == (out,)
 
 
+@pytest.mark.parametrize(("ranks", "moved"), [((0,), False), ((0, 1), True), ((1, 0), True), ((0, 1, 2), False)])
+def test_hints_stop_at_the_border_of_a_place(ranks, moved):
+    """A value that is computed elsewhere lies there first."""
+    x, hint = ht.placeholder("x", (4, 8)), Mesh((2,), ("a",)).layout(a=0)
+    with ht.dist.place(ranks):
+        h = ht.tanh(ht.exp(x))
+    (out,) = push_hints([shard(h, layout=hint)])
+    assert [node.op.name for node in topological([out])].count("shard") == (2 if moved else 1)
+
+
 # -- expert parallelism: experts on ranks, tokens travel to them and back ----------------------------------------------
 
 

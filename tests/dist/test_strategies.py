@@ -163,7 +163,10 @@ def tied(vocabulary=20):
     return {"train": [loss, updates], "eval": [y]}, batches((6,), vocabulary, ids=True)
 
 
-@pytest.mark.parametrize(("strategy", "ranks"), [("tensor", 2), ("zero1", 2), ("zero3 x tensor", 4), ("data", 3)])
+TIED = [("tensor", 2), ("zero1", 2), ("zero3 x tensor", 4), ("data", 3)]
+
+
+@pytest.mark.parametrize(("strategy", "ranks"), TIED)
 def test_tied_weights_and_clipped_gradients(strategy, ranks):
     for rank in run_ranks(ranks, lambda comm: losses(tied, STRATEGIES[strategy](), comm, steps=6)):
         np.testing.assert_allclose(rank, losses(tied, steps=6), atol=1e-5, rtol=0)

@@ -39,7 +39,8 @@ def hint_gradients(outputs: Sequence[Node], store: Callable[[Node], Layout]) -> 
 def push_hints(outputs: Sequence[Node]) -> tuple[Node, ...]:
     """The graph with a copy of each hint on every node that leads to it through operators that keep every axis.
 
-    A copy stops at a value with a reader that does not keep every axis: this one may want another layout.
+    A copy stops at a value with a reader that does not keep every axis: this one may want another layout. It stops at
+    the border of a place on other ranks too: what is computed there lies there.
     """
     nodes = topological(outputs)
     if not any(node.role is Role.HINT for node in nodes):
@@ -54,7 +55,8 @@ def push_hints(outputs: Sequence[Node]) -> tuple[Node, ...]:
         if layout is None:
             continue
         for i in _alike(node):
-            if i.inputs and readers[i] == kept[i] and i.role not in (Role.HINT, Role.ITEM):
+            free = readers[i] == kept[i] and sorted(i.tags.get("place", layout.ranks)) == sorted(layout.ranks)
+            if i.inputs and free and i.role not in (Role.HINT, Role.ITEM):
                 hints.setdefault(i, layout)
                 hinted |= {i} if node.role is not Role.HINT else set()
 

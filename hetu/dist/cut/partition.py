@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import singledispatch
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ...core.errors import GraphError
 from ...core.graph import OPS, Node, origin_of, rewrite, topological
@@ -48,6 +48,23 @@ def partition(
     parts the first. They become the last of the tokens. A strategy that is cut in another way registers its own
     function.
     """
+    return part_of(rank, laid_out(strategy, fetches, updates, effects), strategy, updates)
+
+
+class LaidOut(NamedTuple):
+    """A graph with the layouts of all its values, in which all ranks see the same: fetches, new values, effects."""
+
+    fetches: tuple[Node, ...]
+    values: tuple[Node, ...]
+    effects: tuple[Node, ...]
+    found: Deduction
+    late: set[Node]
+
+
+def laid_out(
+    strategy: Strategy, fetches: Sequence[Node], updates: Mapping[Node, Node], effects: Sequence[Node] = ()
+) -> LaidOut:
+    """The graph as the strategy lays it out: hints moved up, and what may not be split as it is decomposed."""
     outputs = hint_gradients((*fetches, *updates.values(), *effects), strategy.store)
     kept, acting = len(fetches), len(fetches) + len(updates)
     for _ in range(8):  # a decomposition may contain operators that must be decomposed in turn
@@ -58,28 +75,32 @@ def partition(
         if not split:
             break
         outputs = simplify(decomposed(outputs, split))
-    walk = Walk(found, strategy, rank, late)
+    return LaidOut(outputs[:kept], outputs[kept:acting], outputs[acting:], found, late)
+
+
+def part_of(rank: int, laid: LaidOut, strategy: Strategy, updates: Mapping[Node, Node]) -> Local:
+    """What `rank` does of a graph."""
+    walk = Walk(laid.found, strategy, rank, laid.late)
     # The last variable first, as the program will run: its gradient is the first that backward finishes.
-    for node in topological((*outputs[:kept], *reversed(outputs[kept:acting]), *outputs[acting:])):
+    for node in topological((*laid.fetches, *reversed(laid.values), *laid.effects)):
         with origin_of(node):
             walk.visit(node)
     whole = strategy.grid.layout({})
-    local_fetches = []
-    for node in outputs[:kept]:
+    fetches = []
+    for node in laid.fetches:
         with origin_of(node):
-            local_fetches.append(here(walk.value(node, whole)))
-    local_updates = {}
-    for variable, node in zip(updates, outputs[kept:acting]):
+            fetches.append(here(walk.value(node, whole)))
+    new = {}
+    for variable, node in zip(updates, laid.values):
         with origin_of(node):
             value = walk.value(node, strategy.store(variable), "update")
         if (local := strategy.local_variable(variable, rank)) is not None:
-            local_updates[local] = here(value)
-    tokens = (*walk.tokens, *map(walk.effect, outputs[acting:]))
-    whole_graph = (*local_fetches, *tokens, *local_updates.values())
-    overlapped = bucket_reductions(whole_graph, walk.gradients, strategy.bucket_bytes)
-    end = kept + len(tokens)
-    local_updates = dict(zip(local_updates, overlapped[end:]))
-    return Local(overlapped[:kept], overlapped[kept:end], local_updates, walk.feeds, tuple(walk.steps))
+            new[local] = here(value)
+    acts = [walk.effect(node) for node in laid.effects]
+    tokens = (*walk.unread((*fetches, *new.values(), *acts)), *acts)
+    outputs = bucket_reductions((*fetches, *tokens, *new.values()), walk.gradients, strategy.bucket_bytes)
+    kept, end = len(fetches), len(fetches) + len(tokens)
+    return Local(outputs[:kept], outputs[kept:end], dict(zip(new, outputs[end:])), walk.feeds, tuple(walk.steps))
 
 
 def split_though_fixed(found: Deduction) -> set[Node]:
@@ -121,7 +142,7 @@ class Walk:
     def __init__(self, found: Deduction, strategy: Strategy, rank: int, updating: set[Node]) -> None:
         self.found, self.strategy, self.rank, self.updating = found, strategy, rank, updating
         self.made: dict[Key, Node | None] = {}
-        self.tokens: list[Node] = []
+        self.moves: list[Node] = []  # the communication in which this rank takes part
         self.feeds: dict[str, tuple[str, Box]] = {}
         self.steps: list[str] = []
         self.gradients: list[Node] = []  # all-reduces whose first reader is an update
@@ -262,7 +283,14 @@ class Walk:
         if way.kind == "all_to_all" and self.strategy.hosts:
             attrs["hosts"] = self.strategy.hosts
         made = RESHARD[way.kind].make(() if local is None else (local,), {**attrs, "dtype": node.dtype})
-        if self.rank in way.after:
-            return made
-        self.tokens.append(made)
-        return None
+        self.moves.append(made)
+        return made if self.rank in way.after else None
+
+    def unread(self, outputs: Sequence[Node]) -> list[Node]:
+        """The communication that `outputs` do not need: on this rank nobody reads it, but other ranks wait in it."""
+        seen, found = set(topological(outputs)), list[Node]()
+        for node in reversed(self.moves):  # the last first: it needs those before it
+            if node not in seen:
+                found.append(node)
+                seen.update(topological((node,)))
+        return found[::-1]

@@ -129,7 +129,7 @@ class _Pipelined(Walk):
         self.event, self.slot = self.event + 1, None
         new = self.finish(updates)
         outputs = (*(self._fetched(node) for node in fetches), *new.values())
-        joined = bucket_reductions((*outputs, *self.tokens), self.gradients, self.strategy.bucket_bytes)
+        joined = bucket_reductions((*outputs, *self.unread(outputs)), self.gradients, self.strategy.bucket_bytes)
         found, values, tokens = joined[: len(fetches)], joined[len(fetches) : len(outputs)], joined[len(outputs) :]
         return Local(found, tokens, dict(zip(new, values)), self.feeds, tuple(self.steps))
 
