@@ -13,7 +13,10 @@ from ..test_readme import PAGES
 from .test_launch import ROOT, heturun
 
 DEADLINE = 300  # seconds
-SMALL = {"examples/parallel/train.py": "--steps 3 --batch-size 12", "examples/ctr/train.py": "--limit 300 --epochs 1"}
+SMALL = {
+    "examples/parallel/train.py": "--steps 3 --batch-size 12",
+    "examples/ctr/train.py": "--limit 300 --epochs 1 --batch-size 48",
+}
 
 
 def commands() -> list[str]:

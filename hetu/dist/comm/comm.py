@@ -94,7 +94,7 @@ class CollectiveCall:
     @property
     def signature(self) -> tuple[object, ...]:
         """What the calls of all ranks must have in common; with `counts` the sizes may differ."""
-        return self.kind, self.op, self.root, self.x.dtype, self.size
+        return self.kind, self.op, self.root, self.x.dtype, self.x.size if self.counts is None else -1
 
     @property
     def size(self) -> int:
@@ -260,14 +260,17 @@ class Comm(ABC):
         if self.rank == 0:
             warnings.warn(f"all ranks compute by NumPy: {reason} (fix: {fix})", RuntimeWarning, stacklevel=2)
 
-    def free(self) -> None:  # noqa: B027 - most transports hold nothing
-        """Give back what the group holds in the transport, when all its members call this."""
+    def end(self, entry: Raw) -> None:  # noqa: B027 - most transports hold nothing
+        """Give back what the group holds in the transport, when all its members call this, in their `entry`."""
 
     def progress(self) -> None:  # noqa: B027 - most transports need no help
         """Give asynchronous operations a moment; an executor calls this between its instructions."""
 
     def agree(self, call: CollectiveCall) -> Any:
-        """Begin to compare a call of a new kind with those of other ranks, where the transport would not notice."""
+        """Note a call, to compare it with those of other ranks, where the transport would not notice that they differ.
+
+        What it returns for the first call of a kind is awaited before the result is used.
+        """
         return None
 
     def late(self, entry: Raw, seconds: float) -> DeadlineError:

@@ -1,9 +1,9 @@
 """Ranks as processes over MPI. One of the two files that name mpi4py, which is imported on first use.
 
 All calls take buffers (never pickled objects). Every operation is started without blocking and then polled: this costs
-no more than a blocking call, ends the wait at its deadline, and gives the core away meanwhile. At the first collective
-of a kind the ranks compare their calls on a second communicator (`agree`), because MPI would add arrays of different
-dtypes without a word. The death of a rank ends the job. Left out: GPU buffers.
+no more than a blocking call, ends the wait at its deadline, and gives the core away meanwhile. The ranks compare what
+they call on a second communicator (`agreement.py`), because MPI takes what does not fit without a word. The death of a
+rank ends the job. Left out: GPU buffers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import sys
 import tempfile
 import threading
 import time
-import weakref
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,15 +25,16 @@ import numpy as np
 
 from ...core.backend import Device
 from ...core.errors import MissingDependencyError
-from .comm import CollectiveCall, Comm, Handle, PeerMessage, SerialComm, disagreement, of_thread
+from .agreement import Agreement, History, pack, unpack
+from .bound import BoundAllReduce, free_all, number
+from .comm import CollectiveCall, Comm, CommError, Handle, PeerMessage, SerialComm, of_thread
 from .guard import RUN_DIRECTORY, job_size, own_rank
 from .nccl import on_device
-from .recorder import Entry, Raw, Recorder, answer, ask, explain, readable, write
+from .recorder import Entry, RankState, Raw, Recorder, answer, ask, explain, readable, write
 from .shared import FROM_BYTES, SharedMemory
 
 DEADLINE = 300.0  # seconds
 LOOK = 0.5  # seconds between checks whether a rank that others wait for has ended
-LINE = 256  # bytes of a rank's description of its call
 
 _yield_core = getattr(os, "sched_yield", lambda: time.sleep(0))
 process = Recorder()  # of this rank; `boot` has it answer before MPI is up
@@ -55,7 +55,7 @@ def start() -> Any:
             write(Path(directory) / f"arrived.{own_rank()}", "")
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
     sys.excepthook = functools.partial(_print_and_abort, sys.excepthook)
-    atexit.register(leave)
+    atexit.register(_leave_or_abort)
     return MPI
 
 
@@ -87,9 +87,16 @@ def leave() -> None:
     if MPI := _running():
         if _job.cache_info().currsize:
             _job().leave()
-        for bound in [*_bound]:
-            bound.free()
+        free_all()
         MPI.Finalize()
+
+
+def _leave_or_abort() -> None:
+    """At the end of a script under a bare mpiexec: an error there must not end in exit code 0."""
+    try:
+        leave()
+    except BaseException:
+        _print_and_abort(sys.__excepthook__, *sys.exc_info())
 
 
 def world(deadline: float | None = None, device: str = "cpu") -> Comm:
@@ -121,11 +128,9 @@ def _job() -> MPIComm:
         )
     comm = MPIComm(MPI.COMM_WORLD, range(MPI.COMM_WORLD.size), DEADLINE, process)
     if RUN_DIRECTORY not in os.environ:  # a bare mpiexec: boot has not made this rank answer
-        name = np.zeros(LINE, np.uint8)
-        if comm.rank == 0:
-            name[:] = _line(tempfile.mkdtemp(prefix="hetu-"))
+        name = pack(tempfile.mkdtemp(prefix="hetu-") if comm.rank == 0 else "")
         comm.broadcast(name)
-        os.environ[RUN_DIRECTORY] = directory = _text(name)
+        os.environ[RUN_DIRECTORY] = directory = unpack(name)
         os.makedirs(directory, exist_ok=True)  # on another host it is another directory
         answer(directory, comm.rank, process)
         atexit.register(shutil.rmtree, directory, ignore_errors=True)
@@ -137,14 +142,14 @@ class MPIComm(Comm):
 
     def __init__(self, comm: Any, ranks: Sequence[int], deadline: float, recorder: Recorder) -> None:
         super().__init__(comm.rank, ranks, deadline, recorder)
-        self._comm = comm
+        self.transport = comm  # mpi4py's; `control` is a second one, for what ranks tell each other about their calls
         self._open: list[_Request] = []
-        self._agreed: set[tuple[object, ...]] = set()
         # A yield gives a core away that nobody needs, unless there are more ranks than cores.
         self._spins = 10 if start().COMM_WORLD.size > (os.cpu_count() or 1) else 200
         self._memory: list[SharedMemory | None] = []  # empty until it is first wanted
-        self._control, request = comm.Idup()
+        self.control, request = comm.Idup()
         self.finish(request, (), "a group to form")
+        self._history = History(self)
 
     def progress(self) -> None:
         """Let MPI work on open operations: without calls into it, most of a transfer stands still."""
@@ -158,7 +163,7 @@ class MPIComm(Comm):
             return functools.partial(self.all_reduce, x, out, op)
         if out.dtype == np.float16:
             return super().bind_all_reduce(x, out, op)
-        return _Bound(self, call).run
+        return BoundAllReduce(start(), self, call).run
 
     def all_reduce(self, x: np.ndarray, out: np.ndarray, op: str = "sum") -> None:
         call = CollectiveCall("all_reduce", x, out, op=op)
@@ -169,10 +174,10 @@ class MPIComm(Comm):
         if agreement := self.agree(call):
             agreement.wait()
         if not self._memory:
-            self._memory = [self._in_time(lambda: SharedMemory.over(start(), self._comm), entry)]
+            self._memory = [self._in_time(lambda: SharedMemory.over(start(), self.transport), entry)]
         if (shared := self._memory[0]) is None:
             return self._start(call).wait()
-        shared.all_reduce(x, out, op, lambda: self.finish(self._control.Ibarrier(), entry, ()))
+        shared.all_reduce(x, out, op, lambda: self.finish(self.control.Ibarrier(), entry, ()))
 
     def _start(self, call: CollectiveCall) -> Handle:
         x, out = call.x, call.out
@@ -185,18 +190,14 @@ class MPIComm(Comm):
         self._open.append(handle)
         return handle
 
-    def agree(self, call: CollectiveCall) -> _Agreement | None:
-        """Begin to compare a call of a new kind with those of the other ranks."""
-        if call.signature in self._agreed:
-            return None
-        self._agreed.add(call.signature)
-        return _Agreement(self, call.noted)
+    def agree(self, call: CollectiveCall) -> Agreement | None:
+        return self._history.note(call)
 
     def _request(self, call: CollectiveCall, x: np.ndarray, out: np.ndarray) -> Any:
-        MPI, comm = start(), self._comm
+        MPI, comm = start(), self.transport
         if call.op:
             start_it = comm.Iallreduce if call.kind == "all_reduce" else comm.Ireduce_scatter_block
-            return start_it(MPI.IN_PLACE if x is out else _number(x), _number(out), getattr(MPI, call.op.upper()))
+            return start_it(MPI.IN_PLACE if x is out else number(x), number(out), getattr(MPI, call.op.upper()))
         if call.kind == "all_gather":
             return comm.Iallgather([x, MPI.BYTE], [out, MPI.BYTE])
         if call.kind == "broadcast":
@@ -209,18 +210,23 @@ class MPIComm(Comm):
         return comm.Ialltoallv([x, sent, MPI.BYTE], [out, received, MPI.BYTE])
 
     def _exchange(self, sends: Sequence[PeerMessage], recvs: Sequence[PeerMessage], noted: Sequence[Raw]) -> None:
-        MPI, comm = start(), self._comm
-        requests = [comm.Isend([x, MPI.BYTE], to) for to, x in sends]
-        requests += [comm.Irecv([out, MPI.BYTE], source) for source, out in recvs]
-        for request, entry in zip(requests, noted):
-            self.finish(request, entry, (requests, recvs, sends))
+        MPI, comm = start(), self.transport
+        # MPI takes a shorter message, and one of other numbers, without a word: what is sent is told by its tag.
+        requests = [comm.Isend([x, MPI.BYTE], to, _tag(x.dtype, x.size)) for to, x in sends]
+        requests += [comm.Irecv([out, MPI.BYTE], source, MPI.ANY_TAG) for source, out in recvs]
+        statuses = [MPI.Status() for _ in requests]
+        for request, entry, status in zip(requests, noted, statuses):
+            self.finish(request, entry, (requests, recvs, sends), status=status)
+        for (_, out), status, entry in zip(recvs, statuses[len(sends) :], noted[len(sends) :]):
+            if status.Get_tag() != _tag(out.dtype, out.size):
+                raise self._mistaken(entry, f"another array, of {status.Get_count(MPI.BYTE)} bytes")
 
     def _split(self, group: tuple[int, ...]) -> Comm:
         # Only members call this. The tag keeps groups apart that are made at the same time.
         tag = zlib.crc32(repr(group).encode()) % 32768
         members = [self.ranks[r] for r in group]
         entry = self.recorder.note(tuple(members), "split", np.empty(0), series="split")
-        made = self._in_time(lambda: self._comm.Create_group(self._comm.group.Incl(group), tag), entry)
+        made = self._in_time(lambda: self.transport.Create_group(self.transport.group.Incl(group), tag), entry)
         return MPIComm(made, members, self.deadline, self.recorder)
 
     def _in_time(self, blocking: Callable[[], Any], entry: Raw) -> Any:
@@ -243,23 +249,30 @@ class MPIComm(Comm):
         script = os.path.basename(sys.argv[0])
         self.deadline *= 2  # ranks that wait inside the script speak first: they have a line to show
         entry = self.recorder.note(self.ranks, "end of the script", np.empty(0), script, series="end")
-        _Agreement(self, entry).wait()
-        for _, comm in sorted(self._groups.items()):  # freeing waits for the members: one order for all
-            comm.free()
+        Agreement(self, entry).wait()
+        for _, comm in sorted(self._groups.items()):  # this waits for the members: one order for all
+            comm.end(entry)
 
-    def free(self) -> None:
-        """Give the memory back that the ranks of this group share."""
+    def end(self, entry: Raw) -> None:
+        """Compare what has been called, and give the memory back that the ranks of this group share."""
+        self._history.end(entry)
         for shared in self._memory:
             if shared is not None:
                 shared.free()
 
-    def finish(self, request: Any, entry: Raw, buffers: Any, patient: bool = False) -> None:
+    def finish(self, request: Any, entry: Raw, buffers: Any, patient: bool = False, status: Any = None) -> None:
         """Poll `request` until it is done. After 50 tries a `patient` wait sleeps up to 1 ms between two."""
-        if request.Test():
+        try:
+            self._poll(request, entry, buffers, patient, status)
+        except start().Exception as error:  # more has arrived than there is room for
+            raise self._mistaken(entry, f"something else (MPI: {error})") from None
+
+    def _poll(self, request: Any, entry: Raw, buffers: Any, patient: bool, status: Any) -> None:
+        if request.Test(status):
             return
         begin, tries, delay, looked = time.monotonic(), 1, 20e-6, 0.0
         self.recorder.waiting = entry
-        while not request.Test():
+        while not request.Test(status):
             tries += 1
             if patient and tries > 50:
                 time.sleep(delay)
@@ -282,53 +295,40 @@ class MPIComm(Comm):
         wanted = readable(entry)
         return any(not any(e[:3] == wanted[:3] for e in state.entries) for state in ask(directory, ended).values())
 
-    def report(self) -> str:
+    def remembered(self, first: int) -> dict[int, dict[int, Entry]]:
+        """The collectives of this group behind number `first` by rank, as far as the ranks remember and answer."""
+        made = {r: state.made(self.ranks, "") for r, state in self._asked(self.ranks).items()}
+        return {r: {n: e for n, e in entries.items() if n > first} for r, entries in sorted(made.items())}
+
+    def _asked(self, ranks: Sequence[int]) -> dict[int, RankState]:
         directory = os.environ.get(RUN_DIRECTORY, "")
-        if not os.path.isdir(directory):
-            return ""
-        return explain(ask(directory, range(start().COMM_WORLD.size)), self.ranks[self.rank])
+        return ask(directory, ranks) if os.path.isdir(directory) else {}
+
+    def _mistaken(self, entry: Raw, got: str) -> CommError:
+        """The error for an operation in which another rank did something else."""
+        mine = readable(entry)
+        made = {r: s.made(mine.group, mine.series) for r, s in self._asked(mine.group).items()}
+        others = [f"  rank {r}: {es[mine.number]}" for r, es in sorted(made.items()) if mine.number in es]
+        return CommError(
+            "\n".join([f"rank {self.ranks[self.rank]} met {got} in {mine}", *others]),
+            fix="all ranks must communicate in the same order, with the same size and dtype",
+        )
+
+    def report(self) -> str:
+        return explain(self._asked(range(start().COMM_WORLD.size)), self.ranks[self.rank])
 
 
 def _is_large(call: CollectiveCall) -> bool:
     return call.x.nbytes >= FROM_BYTES and call.x.dtype != np.float16
 
 
+@functools.cache
+def _tag(dtype: np.dtype, size: int) -> int:
+    """What tells messages of different arrays apart, in 15 bits: no library has fewer."""
+    return zlib.crc32(f"{dtype.name}{size}".encode()) % 32768
+
+
 _abandoned: list[Any] = []  # MPI may still write into the buffers of an operation that was given up
-
-
-def _number(x: np.ndarray) -> np.ndarray:
-    """`x` in a dtype that MPI computes with: a bool as a byte, whose maximum and minimum are the same."""
-    return x.view(np.uint8) if x.dtype == bool else x
-
-
-def _line(text: str) -> np.ndarray:
-    return np.frombuffer(text.encode()[:LINE].ljust(LINE, b"\0"), np.uint8).copy()
-
-
-def _text(line: np.ndarray) -> str:
-    return line.tobytes().rstrip(b"\0").decode(errors="replace")
-
-
-class _Agreement:
-    """The comparison of one call with those of the other ranks, on the group's second communicator."""
-
-    def __init__(self, comm: MPIComm, entry: Raw) -> None:
-        self.comm, self.entry = comm, entry
-        mine = readable(entry)
-        self.sent = _line("\n".join([mine.what, mine.type, str(mine.size), mine.line]))
-        self.all = np.empty((comm.world_size, LINE), np.uint8)
-        self.request = comm._control.Iallgather(self.sent, self.all)
-
-    def wait(self) -> None:
-        """CommError if the ranks call different things."""
-        self.comm.finish(self.request, self.entry, self, patient=True)
-        group, series, index, *_ = readable(self.entry)
-        calls = {}
-        for rank, text in zip(self.comm.ranks, self.all):
-            what, type_, size, line = _text(text).split("\n")
-            calls[rank] = Entry(group, series, index, what, type_, line, int(size))
-        if len({call.common for call in calls.values()}) > 1:
-            raise disagreement({rank: {0: call} for rank, call in calls.items()})
 
 
 class _Request(Handle):
@@ -340,7 +340,7 @@ class _Request(Handle):
         request: Any,
         call: CollectiveCall,
         buffers: tuple[np.ndarray, np.ndarray],
-        agreement: _Agreement | None,
+        agreement: Agreement | None,
     ) -> None:
         self.comm, self.request, self.call, self.buffers = comm, request, call, buffers
         self.agreement, self.finished = agreement, False
@@ -355,47 +355,3 @@ class _Request(Handle):
             self.call.out[...] = self.buffers[1]
         self.comm._open.remove(self)
         self.finished = True
-
-
-class _Bound:
-    """An all_reduce on fixed arrays as a persistent request: MPI has nothing left to look up.
-
-    MPI matches requests in the order in which ranks make them. That is the order of their first runs, which all ranks
-    share; a program may be bound once more on one rank. Whether the arrays share memory, which differs between ranks
-    too, decides nothing but a copy.
-    """
-
-    def __init__(self, comm: MPIComm, call: CollectiveCall) -> None:
-        x, out = call.x, call.out
-        self.comm, self.call, self.site = comm, call, comm.recorder.site
-        self.in_place = x is out or np.may_share_memory(x, out)
-        self.copies = self.in_place and (x.ctypes.data, x.nbytes) != (out.ctypes.data, out.nbytes)
-        self.request: Any = None
-
-    def _make(self) -> None:
-        MPI, call = start(), self.call
-        given = MPI.IN_PLACE if self.in_place else _number(call.x)
-        self.request = self.comm._comm.Allreduce_init(given, _number(call.out), getattr(MPI, call.op.upper()))
-        self.free = weakref.finalize(self, _free, self.request)
-        _bound.add(self)
-
-    def run(self) -> None:
-        call, comm = self.call, self.comm
-        entry = comm.recorder.note(comm.ranks, call.what, call.x, self.site, size=call.size)
-        call.noted = entry
-        if agreement := comm.agree(call):
-            agreement.wait()
-        if self.request is None:
-            self._make()
-        if self.copies:
-            call.out.reshape(-1)[:] = call.x.reshape(-1)
-        self.request.Start()
-        comm.finish(self.request, entry, self)
-
-
-_bound: weakref.WeakSet[_Bound] = weakref.WeakSet()
-
-
-def _free(request: Any) -> None:
-    if _running():
-        request.Free()

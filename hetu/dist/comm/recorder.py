@@ -1,6 +1,6 @@
-"""A flight recorder: the last collectives of each rank, and an explanation when ranks wait for each other.
+"""A flight recorder: the last collectives of each rank and group, and an explanation when ranks wait for each other.
 
-Every rank notes in a ring what it communicates, and for which line of the user. When a wait takes too long, ranks that
+Every rank notes in rings what it communicates, and for which line of the user. When a wait takes too long, ranks that
 are threads look at each other's rings; processes ask through files of the job's run directory, and a thread of its own
 answers for each, because the rank itself may be stuck. `explain` is a pure function of the answers. A rank that cannot
 run this thread (stopped, or in C code that keeps the interpreter's lock) is reported as not answering.
@@ -16,7 +16,7 @@ import sys
 import sysconfig
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
@@ -29,7 +29,7 @@ from ...core.errors import PACKAGE, Site, user_site
 from ...core.types import TensorType
 
 PLAIN = ("barrier", "split", "end of the script")  # without an array
-KEPT = 64  # collectives
+KEPT = 512  # collectives of each group
 POLL = 0.1  # seconds between two looks for a question
 Ranks = tuple[int, ...]
 Raw = tuple[Any, ...]  # an Entry before it is made readable
@@ -76,15 +76,25 @@ class RankState(NamedTuple):
         made = [Entry(tuple(group), *rest) for group, *rest in (*entries, *([waiting] if waiting else []))]
         return cls(tuple(made[: len(entries)]), made[-1] if waiting else None, where)
 
+    def made(self, group: Ranks, series: str) -> dict[int, Entry]:
+        """The entries of one series by their number."""
+        return {entry.number: entry for entry in self.entries if entry[:2] == (group, series)}
+
+
+class Ring(deque[Raw]):
+    """The last entries of one series, and how many there have been."""
+
+    def __init__(self) -> None:
+        super().__init__(maxlen=KEPT)
+        self.made = 0
+
 
 class Recorder:
-    """The ring of one rank, shared by all its groups. `site` is the user's line that a program communicates for."""
+    """The rings of one rank, shared by all its groups. `site` is the user's line that a program communicates for."""
 
     def __init__(self) -> None:
         self.thread = threading.get_ident()
-        self.ring: list[Raw | None] = [None] * KEPT
-        self.count = 0
-        self.indices: dict[tuple[Ranks, str], int] = defaultdict(int)
+        self.rings: dict[tuple[Ranks, str], Ring] = defaultdict(Ring)
         self.waiting: Raw = ()
         self.ended = ""
         self.site: Site | None = None
@@ -99,20 +109,23 @@ class Recorder:
         size: int | None = None,
     ) -> Raw:
         """Write down one collective or message; `readable` formats it when somebody asks."""
-        index = self.indices[group, series] = self.indices[group, series] + 1
+        ring = self.rings[group, series]
+        ring.made = index = ring.made + 1
         size = x.size if size is None else size
         entry = group, series, index, what, x.shape, x.dtype, site or self.site or user_site(), size
-        self.ring[self.count % KEPT] = entry
-        self.count += 1
+        ring.append(entry)
         return entry
+
+    @property
+    def count(self) -> int:
+        """How much this rank has communicated."""
+        return sum(ring.made for ring in [*self.rings.values()])
 
     def state(self) -> RankState:
         """An answer; called by other threads while this rank runs."""
-        first = max(0, self.count - KEPT)
-        entries = [self.ring[i % KEPT] for i in range(first, self.count)]
         waiting = self.waiting
         return RankState(
-            tuple(readable(e) for e in entries if e is not None),
+            tuple(readable(entry) for ring in [*self.rings.values()] for entry in [*ring]),
             readable(waiting) if waiting else None,
             self.ended or place(sys._current_frames().get(self.thread)),
         )
@@ -194,7 +207,7 @@ def explain(states: Mapping[int, RankState], rank: int) -> str:
     if wanted is None:
         return ""
     members = {r: states[r] for r in wanted.group if r in states}
-    made = {r: {e.number: e for e in s.entries if e[:2] == wanted[:2]} for r, s in members.items()}
+    made = {r: state.made(wanted.group, wanted.series) for r, state in members.items()}
     lines = [f"missing: rank {r} does not answer" for r in wanted.group if r not in states]
     lines += [f"missing: {_doing(r, members[r])}" for r in members if wanted.number not in made[r]]
     lines += differences(made)

@@ -1,0 +1,153 @@
+"""Whether the ranks of a group call the same: at once for the first call of a kind, and a little later for every call.
+
+MPI would add arrays of different dtypes, or one rank's gradients to another's weights, without a word. So the ranks
+compare their first calls of each kind, and then, every `TOGETHER` calls, a hash of what they called: the exchange runs
+beside what follows, and nobody waits for it before the script ends. Reductions that are alike but come from the same
+lines in another order count as different. Other lines on other ranks may be a branch, so they are only warned of.
+"""
+
+from __future__ import annotations
+
+import warnings
+import zlib
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .comm import CollectiveCall, CommError, disagreement
+from .recorder import KEPT, Entry, Raw, differences, readable
+
+if TYPE_CHECKING:
+    from .mpi import MPIComm
+
+LINE = 256  # bytes of a rank's description of its calls: one size, so that no exchange overruns another
+TOGETHER = KEPT // 4  # calls; those that a hash is made of are still in the recorder when it is looked at
+WORD = (1 << 64) - 1
+
+
+def pack(text: str) -> np.ndarray:
+    """A text as bytes of a fixed number."""
+    return np.frombuffer(text.encode()[:LINE].ljust(LINE, b"\0"), np.uint8).copy()
+
+
+def unpack(line: np.ndarray) -> str:
+    """The text that was packed."""
+    return line.tobytes().rstrip(b"\0").decode(errors="replace")
+
+
+class Exchange:
+    """A short text of every rank of a group, on its way over the group's second communicator."""
+
+    def __init__(self, comm: MPIComm, text: str) -> None:
+        self.comm, self.sent = comm, pack(text)
+        self.all = np.empty((comm.world_size, LINE), np.uint8)
+        self.request = comm.control.Iallgather(self.sent, self.all)
+
+    def texts(self, entry: Raw) -> list[str]:
+        """Wait for the texts, in the order of the ranks."""
+        self.comm.finish(self.request, entry, self, patient=True)
+        return [unpack(line) for line in self.all]
+
+
+class Agreement:
+    """The comparison of one call with those of the other ranks."""
+
+    def __init__(self, comm: MPIComm, entry: Raw) -> None:
+        self.comm, self.entry = comm, entry
+        mine = readable(entry)
+        self.exchange = Exchange(comm, "\n".join([mine.what, mine.type, str(mine.size), mine.line]))
+
+    def wait(self) -> None:
+        """CommError if the ranks call different things."""
+        group, series, index, *_ = readable(self.entry)
+        calls = {}
+        for rank, text in zip(self.comm.ranks, self.exchange.texts(self.entry)):
+            what, type_, size, line = text.split("\n") if "\n" in text else ("what it has called before", "", "0", "")
+            calls[rank] = Entry(group, series, index, what, type_, line, int(size))
+        if len({call.common for call in calls.values()}) > 1:
+            raise disagreement({rank: {0: call} for rank, call in calls.items()})
+
+
+class History:
+    """The calls of one rank in a group since they were last compared."""
+
+    def __init__(self, comm: MPIComm) -> None:
+        self.comm = comm
+        self.numbers: dict[tuple[object, ...], int] = {}  # the same on all ranks for calls of one signature
+        self.calls: list[int] = []
+        self.lines: list[int] = []
+        self.open: deque[Exchange] = deque()
+        self.before: Sequence[int] = ()  # the sums of lines of the last calls, if the lines differed
+        self.compared, self.warned = 0, False
+
+    def note(self, call: CollectiveCall) -> Agreement | None:
+        """Add a call; the comparison that has begun with it if it is the first of its kind."""
+        agreement, signature = None, call.signature
+        number = self.numbers.get(signature)
+        if number is None:
+            agreement = Agreement(self.comm, call.noted)
+            number = self.numbers[signature] = zlib.crc32(repr(readable(call.noted).common).encode())
+        site = call.noted[6]
+        self.calls.append(number)
+        self.lines.append(site.line if call.op and site else 0)  # who has nothing to give may well branch
+        if len(self.calls) == TOGETHER:
+            self._roll()
+            while self.open and self.open[0].request.Test():
+                self._judge(self.open.popleft())
+        return agreement
+
+    def end(self, entry: Raw) -> None:
+        """Compare what is left, as this rank leaves. CommError if any calls differed."""
+        self._roll()
+        while self.open:
+            self.open[0].texts(entry)
+            self._judge(self.open.popleft())
+        if self.warned:  # the one that warns asks the others, which must not be gone
+            self.comm.finish(self.comm.control.Ibarrier(), entry, self)
+
+    def _roll(self) -> None:
+        """Begin to compare the calls so far: what was called, from which lines, and these whatever their order."""
+        hashes = hash(tuple(self.calls)), hash(tuple(self.lines)), sum(map(hash, zip(self.calls, self.lines)))
+        self.open.append(Exchange(self.comm, " ".join(str(h & WORD) for h in (len(self.calls), *hashes))))
+        self.calls.clear()
+        self.lines.clear()
+
+    def _judge(self, exchange: Exchange) -> None:
+        rows = [tuple(map(int, text.split())) if "\n" not in text else () for text in map(unpack, exchange.all)]
+        if len({row[:2] for row in rows}) > 1:
+            raise differed(self.comm.remembered(self.compared), "different collectives")
+        _, _, orders, sums = zip(*rows)
+        if len(set(orders)) == 1:
+            self.before = ()
+        elif 1 in (len(set(sums)), len({(a + b) & WORD for a, b in zip(sums, self.before)})):  # one set of lines
+            raise differed(
+                self.comm.remembered(self.compared - TOGETHER),
+                "like collectives from lines in another order",
+                fix="; if ranks take turns, call from one line",
+            )
+        else:
+            self._warn()
+            self.before = sums
+        self.compared += rows[0][0]
+
+    def _warn(self) -> None:
+        """Say once that lines differ."""
+        if self.comm.rank == 0 and not self.warned:
+            found = differences(self.comm.remembered(self.compared))
+            warnings.warn(
+                "\n".join(["ranks reduce arrays from different lines, which must mean the same", *found]),
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        self.warned = True
+
+
+def differed(made: Mapping[int, Mapping[int, Entry]], what: str, fix: str = "") -> CommError:
+    """The error for calls that were seen to differ after they had ended, as far as the ranks remember them."""
+    last = [f"  rank {r}: {e.number} calls, the last {e}" for r, es in made.items() for e in [*es.values()][-1:]]
+    return CommError(
+        "\n".join([f"the ranks of a group have called {what}, so results may be wrong", *(differences(made) or last)]),
+        fix="all ranks must call the same collectives, in the same order, on like arrays" + fix,
+    )

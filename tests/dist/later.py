@@ -1,0 +1,136 @@
+"""Mistakes of rank 1 in calls whose kinds are known: `heturun -w 2 python -m tests.dist.later sizes 300`.
+
+All ranks have made both calls before; then rank 1 makes the second where the others make the first, and all make 300
+more alike. MPI itself takes most of these pairs for one.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+
+from hetu.dist import world
+
+CULPRIT = 1
+
+
+def reduce(n=4, dtype="f4", op="sum"):
+    def call(comm):
+        x = np.ones(n, dtype)
+        comm.all_reduce(x, x, op)
+
+    return call
+
+
+def bound(n):
+    def call(comm):
+        x = np.ones(n, "f4")
+        kept.setdefault((comm.rank, n), comm.bind_all_reduce(x, x))()
+
+    return call
+
+
+kept: dict = {}
+
+
+def started(n):
+    def call(comm):
+        x = np.ones(n, "f4")
+        comm.all_reduce_async(x, x).wait()
+
+    return call
+
+
+def gather(comm):
+    comm.all_gather(np.ones(4, "f4"), np.empty((comm.world_size, 4), "f4"))
+
+
+def scatter(comm):
+    comm.reduce_scatter(np.ones((comm.world_size, 4), "f4"), np.empty(4, "f4"))
+
+
+def trade(comm):
+    x = np.ones((comm.world_size, 4), "f4")
+    comm.all_to_all(x, x.copy())
+
+
+def spread(root):
+    return lambda comm: comm.broadcast(np.ones(4, "f4"), root)
+
+
+def inside(call):
+    """In a group of its own, made of the same ranks in another order."""
+    return lambda comm: call(comm.split(range(comm.world_size)[::-1]))
+
+
+def message(n=4, dtype="f4"):
+    def call(comm):
+        if comm.rank == CULPRIT:
+            comm.send(np.ones(n, dtype), 0)
+        elif comm.rank == 0:
+            comm.recv(np.ones(4, "f4"), CULPRIT)
+
+    return call
+
+
+# What the others call, what rank 1 calls, and how the report shows both.
+PAIRS = {
+    "sizes": (reduce(4), reduce(8), "all_reduce sum f32[4]", "all_reduce sum f32[8]"),
+    "dtypes": (reduce(4), reduce(2, "f8"), "all_reduce sum f32[4]", "all_reduce sum f64[2]"),
+    "ops": (reduce(), reduce(op="max"), "all_reduce sum f32[4]", "all_reduce max f32[4]"),
+    "roots": (spread(0), spread(1), "broadcast from 0", "broadcast from 1"),
+    "kinds": (trade, gather, "all_to_all f32", "all_gather f32[4]"),
+    "reductions": (reduce(), scatter, "all_reduce sum f32[4]", "reduce_scatter sum f32"),
+    "bound": (bound(4), bound(8), "all_reduce sum f32[4]", "all_reduce sum f32[8]"),
+    "started": (started(4), started(2), "all_reduce sum f32[4]", "all_reduce sum f32[2]"),
+    "large": (reduce(300_000), reduce(300_008), "all_reduce sum f32[300000]", "all_reduce sum f32[300008]"),
+    "groups": (inside(reduce(4)), inside(reduce(8)), "all_reduce sum f32[4]", "all_reduce sum f32[8]"),
+}
+MESSAGES = {
+    "shorter": (message(), message(2), "from 1 to 0 f32[4]", "from 1 to 0 f32[2]"),
+    "longer": (message(), message(6), "from 1 to 0 f32[4]", "from 1 to 0 f32[6]"),
+    "as many bytes": (message(), message(4, "i4"), "from 1 to 0 f32[4]", "from 1 to 0 i32[4]"),
+}
+
+
+def run(comm, name: str, more: int) -> None:
+    usual, odd, *_ = (PAIRS | MESSAGES)[name]
+    for call in (usual, odd, usual) if name in PAIRS else (usual,):
+        call(comm)
+    (odd if comm.rank == CULPRIT else usual)(comm)
+    for _ in range(more):
+        usual(comm)
+
+
+def swapped(comm, more: int, before: int) -> None:
+    """Two reductions of one kind, in the order of their lines on rank 0 and in the other on rank 1."""
+    a, b = np.full(4, 1.0), np.full(4, 10.0)
+    for _ in range(before):
+        comm.barrier()
+    for turn in (0, 1):
+        if (turn == 0) == (comm.rank == 0):
+            comm.all_reduce(a, a)  # first
+        else:
+            comm.all_reduce(b, b)  # second
+    for _ in range(more):
+        comm.barrier()
+
+
+def branches(comm, more: int) -> None:
+    x = np.ones(4)
+    for _ in range(more + 1):
+        if comm.rank == 0:
+            comm.all_reduce(x, x)  # branch of rank 0
+        else:
+            comm.all_reduce(x, x)  # branch of others
+
+
+if __name__ == "__main__":
+    name, *counts = sys.argv[1:]
+    comm = world(deadline=5.0)
+    if name in PAIRS | MESSAGES:
+        run(comm, name, *map(int, counts))
+    else:
+        {"swapped": swapped, "branches": branches}[name](comm, *map(int, counts))
+    print(f"rank {comm.rank} is done")

@@ -1,0 +1,65 @@
+"""Calls that MPI takes for one are found to differ, in a later call or at the end, and named with their lines."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hetu.dist import CommError, run_ranks
+from hetu.dist.comm.agreement import TOGETHER
+
+from . import later
+from .test_launch import heturun
+
+
+def lines(mark: str) -> str:
+    with open(later.__file__, encoding="utf-8") as file:
+        return next(f"later.py:{i}" for i, line in enumerate(file, 1) if line.rstrip().endswith(f"# {mark}"))
+
+
+def job(*arguments, ranks=2):
+    return heturun("-w", ranks, "python", "-m", "tests.dist.later", *arguments)
+
+
+CASES = [(name, 2 + i % 2, (0, 3 * TOGETHER)[i // 2 % 2]) for i, name in enumerate(later.PAIRS | later.MESSAGES)]
+
+
+@pytest.mark.parametrize(("name", "ranks", "more"), CASES)
+def test_calls_that_differ_over_mpi(name, ranks, more):
+    found = job(name, more, ranks=ranks)
+    assert found.returncode != 0, found.stdout
+    usual, odd = (later.PAIRS | later.MESSAGES)[name][2:]
+    assert usual in found.stderr and odd in found.stderr and "later.py:" in found.stderr, found.stderr
+    if more:
+        assert "rank 0 is done" not in found.stdout
+
+
+@pytest.mark.parametrize("name", later.PAIRS | later.MESSAGES)
+def test_calls_that_differ_on_threads(name):
+    later.kept.clear()
+    with pytest.raises(CommError):
+        run_ranks(2, lambda comm: later.run(comm, name, 0), deadline=5.0)
+
+
+@pytest.mark.parametrize("before", [0, TOGETHER - 1])
+def test_lines_in_another_order_even_where_two_comparisons_meet(before):
+    found = job("swapped", 3 * TOGETHER, before)
+    assert found.returncode == 1 and "is done" not in found.stdout, found.stdout
+    assert "like collectives from lines in another order" in found.stderr
+    assert lines("first") in found.stderr and lines("second") in found.stderr
+    assert "two calls are swapped" in found.stderr and "if ranks take turns, call from one line" in found.stderr
+
+
+@pytest.mark.parametrize("more", [0, 3 * TOGETHER])
+def test_a_branch_may_reduce_from_a_line_of_its_own_but_is_told_once(more):
+    found = job("branches", more)
+    assert found.returncode == 0 and found.stdout.count("is done") == 2, found.stderr
+    assert found.stderr.count("ranks reduce arrays from different lines, which must mean the same") == 1
+    assert lines("branch of rank 0") in found.stderr and lines("branch of others") in found.stderr
+
+
+def test_a_message_tells_its_array_by_a_tag_that_every_library_has():
+    from hetu.dist.comm.mpi import _tag
+
+    tags = {(name, n): _tag(np.dtype(name), n) for name in ("f4", "f8", "i4", "u1") for n in range(100)}
+    assert all(0 <= tag < 1 << 15 for tag in tags.values()) and len(set(tags.values())) > 390
