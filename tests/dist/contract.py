@@ -5,25 +5,41 @@ A check is a function of the communicator. Inputs are made from the rank alone, 
 
 from __future__ import annotations
 
+import itertools
+from importlib.util import find_spec
+
 import numpy as np
 
 from hetu.core.errors import ArgumentError, DTypeError, ShapeError
+from hetu.core.types import as_dtype
 from hetu.dist import world
 
-DTYPES = ("float32", "float64", "float16", "int64", "int32", "uint8")
+HALVES = ("float16", *(["bfloat16"] if find_spec("ml_dtypes") else []))
+DTYPES = ("float32", "float64", *HALVES, "int64", "int32", "uint8")
 
 
 def mine(rank: int, shape=(3, 2), dtype="float32") -> np.ndarray:
-    return np.asarray(np.arange(np.prod(shape)).reshape(shape) % 5 + rank, dtype)
+    return np.asarray(np.arange(np.prod(shape)).reshape(shape) % 5 + rank, as_dtype(dtype))
 
 
 def all_reduce(comm):
     for dtype in DTYPES:
         for op, reference in (("sum", np.sum), ("max", np.max), ("min", np.min)):
-            out = np.empty((3, 2), dtype)
+            out = np.empty((3, 2), as_dtype(dtype))
             comm.all_reduce(mine(comm.rank, dtype=dtype), out, op)
             expected = reference([mine(r, dtype=dtype) for r in range(comm.world_size)], axis=0)
             np.testing.assert_array_equal(out, expected)
+
+
+def all_reduce_of_equal_dtypes(comm):
+    """NumPy has two equal dtypes for one size of integers."""
+    for a, b in ("lq", "ql", "LQ"):
+        x, out = np.full(3, 1, a), np.empty(3, b)
+        comm.all_reduce(x, out)
+        assert (out == comm.world_size).all()
+        out[...] = 0
+        comm.bind_all_reduce(x, out)()
+        assert (out == comm.world_size).all()
 
 
 def all_reduce_in_place(comm):
@@ -51,9 +67,25 @@ def all_reduce_large(comm):
     assert (everyone == x).all()
 
 
+def halves_are_rounded_once(comm):
+    """Beside a large term each small one alone would be rounded away; together they count."""
+    n = comm.world_size
+    for dtype in map(as_dtype, HALVES):
+        step = 2048 if dtype.name == "float16" else 256  # the next number but one is 2 larger
+        wanted = np.asarray(step + n - 1, dtype)
+        for size in (n, 400_000 * n):
+            x = np.full(size, 1 if comm.rank else step, dtype)
+            part = np.empty(size // n, dtype)
+            comm.reduce_scatter(x, part)
+            handle = comm.all_reduce_async(x, x)
+            handle.wait()
+            assert (x == wanted).all() and (part == wanted).all(), (dtype, x[0], wanted)
+
+
 def all_reduce_bound(comm):
-    for shape, dtype in (((3, 2), "float32"), ((), "int64"), ((300_000,), "float32"), ((4,), "float16")):
-        x, out = np.empty(shape, dtype), np.empty(shape, dtype)
+    kinds = [((3, 2), "float32"), ((), "int64"), ((300_000,), "float32"), *(((4,), half) for half in HALVES)]
+    for shape, dtype in kinds:
+        x, out = np.empty(shape, as_dtype(dtype)), np.empty(shape, as_dtype(dtype))
         calls = [comm.bind_all_reduce(x, out, op) for op in ("sum", "max")]
         inside = comm.bind_all_reduce(x, x)
         for step in range(3):
@@ -95,7 +127,7 @@ def asynchronous_all_reduces_overlap(comm):
 
 def all_gather(comm):
     for dtype in (*DTYPES, "bool"):
-        out = np.empty((comm.world_size, 3, 2), dtype)
+        out = np.empty((comm.world_size, 3, 2), as_dtype(dtype))
         comm.all_gather(mine(comm.rank, dtype=dtype), out)
         np.testing.assert_array_equal(out, [mine(r, dtype=dtype) for r in range(comm.world_size)])
 
@@ -103,34 +135,36 @@ def all_gather(comm):
 def reduce_scatter(comm):
     n = comm.world_size
     for dtype in DTYPES:
-        out = np.empty(2, dtype)
+        out = np.empty(2, as_dtype(dtype))
         comm.reduce_scatter(mine(comm.rank, (n, 2), dtype), out)
         expected = np.sum([mine(r, (n, 2), dtype) for r in range(n)], axis=0)[comm.rank]
         np.testing.assert_array_equal(out, expected)
 
 
 def broadcast(comm):
-    for root in range(comm.world_size):
-        x = mine(comm.rank)
+    for root, dtype in itertools.product(range(comm.world_size), DTYPES):
+        x = mine(comm.rank, dtype=dtype)
         comm.broadcast(x, root)
-        np.testing.assert_array_equal(x, mine(root))
+        np.testing.assert_array_equal(x, mine(root, dtype=dtype))
 
 
 def all_to_all(comm):
     n = comm.world_size
-    x, out = mine(10 * comm.rank, (n, 2)), np.empty((n, 2), "float32")
-    comm.all_to_all(x, out)
-    np.testing.assert_array_equal(out, [mine(10 * r, (n, 2))[comm.rank] for r in range(n)])
+    for dtype in DTYPES:
+        x, out = mine(10 * comm.rank, (n, 2), dtype), np.empty((n, 2), as_dtype(dtype))
+        comm.all_to_all(x, out)
+        np.testing.assert_array_equal(out, [mine(10 * r, (n, 2), dtype)[comm.rank] for r in range(n)])
 
 
 def all_to_all_uneven(comm):
     n, rank = comm.world_size, comm.rank
     sent, received = [(rank + to) % 3 for to in range(n)], [(source + rank) % 3 for source in range(n)]
-    x = np.concatenate([np.full(count, 100.0 * rank + to) for to, count in enumerate(sent)])
-    out = np.empty(sum(received))
-    comm.all_to_all(x, out, (sent, received))
-    expected = [np.full(count, 100.0 * source + rank) for source, count in enumerate(received)]
-    np.testing.assert_array_equal(out, np.concatenate(expected))
+    for dtype in map(as_dtype, DTYPES):
+        x = np.concatenate([np.full(count, 10 * rank + to) for to, count in enumerate(sent)]).astype(dtype)
+        out = np.empty(sum(received), dtype)
+        comm.all_to_all(x, out, (sent, received))
+        expected = [np.full(count, 10 * source + rank) for source, count in enumerate(received)]
+        np.testing.assert_array_equal(out, np.concatenate(expected))
 
 
 def send_and_recv_in_order(comm):
@@ -158,12 +192,14 @@ def exchange_with_everyone(comm):
 
 
 def ring(comm):
-    x, n = mine(comm.rank), comm.world_size
-    for _ in range(n if n > 1 else 0):
-        arrived = np.empty_like(x)
-        comm.exchange([((comm.rank + 1) % n, x)], [((comm.rank - 1) % n, arrived)])
-        x = arrived
-    np.testing.assert_array_equal(x, mine(comm.rank))
+    n = comm.world_size
+    for dtype in DTYPES:
+        x = mine(comm.rank, dtype=dtype)
+        for _ in range(n if n > 1 else 0):
+            arrived = np.empty_like(x)
+            comm.exchange([((comm.rank + 1) % n, x)], [((comm.rank - 1) % n, arrived)])
+            x = arrived
+        np.testing.assert_array_equal(x, mine(comm.rank, dtype=dtype))
 
 
 def sub_groups(comm):
@@ -224,8 +260,10 @@ def refused_before_anyone_waits(comm):
 
 CHECKS = [
     all_reduce,
+    all_reduce_of_equal_dtypes,
     all_reduce_in_place,
     all_reduce_large,
+    halves_are_rounded_once,
     all_reduce_bound,
     all_reduce_bool,
     all_reduce_is_the_same_everywhere,

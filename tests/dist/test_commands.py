@@ -27,8 +27,9 @@ def commands() -> list[str]:
     return sorted({line.strip() for lines in found for line in lines if any(script in line for script in SMALL)})
 
 
-def every(ranks: int) -> None:
+def every(ranks: int, *arguments: str) -> None:
     line = [sys.executable, "-m", "hetu.dist.launch.heturun", "-w", str(ranks), "python", "-m", "tests.dist.every"]
+    line += arguments
     job = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE, check=False)
     assert job.returncode == 0, job.stderr
     assert len(re.findall(r"rank \d: (\d+) rows equal one process", job.stdout)) == ranks
@@ -42,6 +43,22 @@ def test_every_strategy_on_three_ranks() -> None:
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_every_strategy(ranks: int) -> None:
     every(ranks)
+
+
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+def test_every_strategy_in_half_precision(precision: str) -> None:
+    if precision == "bfloat16":
+        pytest.importorskip("ml_dtypes")
+    every(2, precision, "mlp", "staged")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+def test_every_strategy_and_model_in_half_precision(precision: str, ranks: int) -> None:
+    if precision == "bfloat16":
+        pytest.importorskip("ml_dtypes")
+    every(ranks, precision, "mlp", "staged", "cnn", *(["transformer"] if precision == "float16" else []))
 
 
 @functools.cache

@@ -46,7 +46,7 @@ class BoundAllReduce:
 
     def _make(self) -> None:
         MPI, call = self.MPI, self.call
-        given = MPI.IN_PLACE if self.in_place else number(call.x)
+        given = MPI.IN_PLACE if self.in_place else alike(call.x, call.out)
         self.request = self.comm.transport.Allreduce_init(given, number(call.out), getattr(MPI, call.op.upper()))
         self.free = weakref.finalize(self, _free, MPI, self.request)
         _made.add(self)
@@ -64,5 +64,12 @@ def free_all() -> None:
 
 
 def number(x: np.ndarray) -> np.ndarray:
-    """`x` in a dtype that MPI computes with: a bool as a byte, whose maximum and minimum are the same."""
+    """`x` in a dtype that MPI knows: a bool as a byte, which has the same extremes, a bfloat16 as a word to move."""
+    if x.dtype.kind == "V":
+        return x.view(np.uint16)
     return x.view(np.uint8) if x.dtype == bool else x
+
+
+def alike(x: np.ndarray, out: np.ndarray) -> np.ndarray:
+    """`number(x)` in the dtype of `out`: long and long long, which are equal for NumPy, are two types for MPI."""
+    return number(x if x.dtype.char == out.dtype.char else x.view(out.dtype))

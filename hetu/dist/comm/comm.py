@@ -20,7 +20,7 @@ import numpy as np
 
 from ...core.errors import ArgumentError, DTypeError, HetuError, ShapeError, Site, did_you_mean
 from ...core.kernels import kernels
-from ...core.types import TensorType
+from ...core.types import TensorType, is_float
 from .recorder import Entry, Raw, Recorder, differences, readable
 
 REDUCE = {"sum": np.add, "max": np.maximum, "min": np.minimum}
@@ -331,6 +331,11 @@ class SerialComm(Comm):
         raise AssertionError("a group of one has no other group")
 
 
+def is_half(dtype: np.dtype) -> bool:
+    """Whether these are floats of 16 bits: between ranks they are added in 32, and each sum is rounded once."""
+    return dtype.itemsize == 2 and is_float(dtype)
+
+
 def is_device(x: Any) -> bool:
     """Whether an array lies on a GPU."""
     return hasattr(x, "__cuda_array_interface__")
@@ -338,7 +343,7 @@ def is_device(x: Any) -> bool:
 
 def check_buffer(x: Any, written: bool = False) -> None:
     """Buffers are C-contiguous NumPy or GPU arrays of numbers; writeable where results land."""
-    if not (isinstance(x, np.ndarray) or is_device(x)) or x.dtype.kind not in "biufc":
+    if not (isinstance(x, np.ndarray) or is_device(x)) or not (x.dtype.kind in "biufc" or is_float(x.dtype)):
         raise ArgumentError(f"{type(x).__name__} is no buffer", fix="pass a NumPy array of numbers")
     if not x.flags.c_contiguous or (written and not getattr(x.flags, "writeable", True)):
         lacks = "C-contiguous" if not x.flags.c_contiguous else "writeable"

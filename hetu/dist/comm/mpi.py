@@ -26,8 +26,8 @@ import numpy as np
 from ...core.backend import Device
 from ...core.errors import MissingDependencyError
 from .agreement import Agreement, History, pack, unpack
-from .bound import BoundAllReduce, free_all, number
-from .comm import CollectiveCall, Comm, CommError, Handle, PeerMessage, SerialComm, of_thread
+from .bound import BoundAllReduce, alike, free_all, number
+from .comm import CollectiveCall, Comm, CommError, Handle, PeerMessage, SerialComm, is_half, of_thread
 from .guard import RUN_DIRECTORY, job_size, own_rank
 from .nccl import on_device
 from .recorder import Entry, RankState, Raw, Recorder, answer, ask, explain, readable, write
@@ -161,7 +161,7 @@ class MPIComm(Comm):
         call.check(self.world_size)
         if _is_large(call):
             return functools.partial(self.all_reduce, x, out, op)
-        if out.dtype == np.float16:
+        if is_half(out.dtype):
             return super().bind_all_reduce(x, out, op)
         return BoundAllReduce(start(), self, call).run
 
@@ -181,7 +181,7 @@ class MPIComm(Comm):
 
     def _start(self, call: CollectiveCall) -> Handle:
         x, out = call.x, call.out
-        if call.op and out.dtype == np.float16:  # MPI has no 16-bit floating-point sum
+        if call.op and is_half(out.dtype):  # MPI has no sum of these
             x, out = x.astype(np.float32), np.empty(out.shape, np.float32)
         if x is not out and np.may_share_memory(x, out):
             x = x.copy()
@@ -197,23 +197,23 @@ class MPIComm(Comm):
         MPI, comm = start(), self.transport
         if call.op:
             start_it = comm.Iallreduce if call.kind == "all_reduce" else comm.Ireduce_scatter_block
-            return start_it(MPI.IN_PLACE if x is out else number(x), number(out), getattr(MPI, call.op.upper()))
+            return start_it(MPI.IN_PLACE if x is out else alike(x, out), number(out), getattr(MPI, call.op.upper()))
         if call.kind == "all_gather":
-            return comm.Iallgather([x, MPI.BYTE], [out, MPI.BYTE])
+            return comm.Iallgather([number(x), MPI.BYTE], [number(out), MPI.BYTE])
         if call.kind == "broadcast":
-            return comm.Ibcast([out, MPI.BYTE], call.root)
+            return comm.Ibcast([number(out), MPI.BYTE], call.root)
         if call.kind == "barrier":
             return comm.Ibarrier()
         if call.counts is None:
-            return comm.Ialltoall([x, MPI.BYTE], [out, MPI.BYTE])
+            return comm.Ialltoall([number(x), MPI.BYTE], [number(out), MPI.BYTE])
         sent, received = ([n * x.itemsize for n in counts] for counts in call.counts)
-        return comm.Ialltoallv([x, sent, MPI.BYTE], [out, received, MPI.BYTE])
+        return comm.Ialltoallv([number(x), sent, MPI.BYTE], [number(out), received, MPI.BYTE])
 
     def _exchange(self, sends: Sequence[PeerMessage], recvs: Sequence[PeerMessage], noted: Sequence[Raw]) -> None:
         MPI, comm = start(), self.transport
         # MPI takes a shorter message, and one of other numbers, without a word: what is sent is told by its tag.
-        requests = [comm.Isend([x, MPI.BYTE], to, _tag(x.dtype, x.size)) for to, x in sends]
-        requests += [comm.Irecv([out, MPI.BYTE], source, MPI.ANY_TAG) for source, out in recvs]
+        requests = [comm.Isend([number(x), MPI.BYTE], to, _tag(x.dtype, x.size)) for to, x in sends]
+        requests += [comm.Irecv([number(out), MPI.BYTE], source, MPI.ANY_TAG) for source, out in recvs]
         statuses = [MPI.Status() for _ in requests]
         for request, entry, status in zip(requests, noted, statuses):
             self.finish(request, entry, (requests, recvs, sends), status=status)
@@ -319,7 +319,7 @@ class MPIComm(Comm):
 
 
 def _is_large(call: CollectiveCall) -> bool:
-    return call.x.nbytes >= FROM_BYTES and call.x.dtype != np.float16
+    return call.x.nbytes >= FROM_BYTES and not is_half(call.x.dtype)
 
 
 @functools.cache

@@ -29,6 +29,7 @@ from .comm import (
     Handle,
     PeerMessage,
     disagreement,
+    is_half,
     of_thread,
     show_array,
 )
@@ -212,9 +213,10 @@ def _combine(calls: Sequence[CollectiveCall]) -> list[np.ndarray]:
         return [np.concatenate(inputs)] * n
     if first.kind in ("broadcast", "barrier"):
         return [inputs[first.root].copy()] * n
-    total = inputs[0].copy()
+    total = inputs[0].astype(np.float32 if is_half(first.x.dtype) else first.x.dtype)
     for x in inputs[1:]:
         REDUCE[first.op](total, x, out=total)
+    total = total.astype(first.x.dtype, copy=False)
     return [total] * n if first.kind == "all_reduce" else np.split(total, n)
 
 
