@@ -236,6 +236,21 @@ def test_two_ranks_train_as_one():
             np.testing.assert_allclose(found[name], value, atol=2e-3, err_msg=name)
 
 
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+@pytest.mark.parametrize("kind", ["bool", "float32"])
+def test_a_query_that_sees_nothing_weighs_all_evenly(precision, kind):
+    """Also where the scores are masked in 16 bits, in which the number that hides a key must be finite too."""
+    if precision == "bfloat16":
+        pytest.importorskip("ml_dtypes")
+    x, mask = ht.placeholder("x", (None, 6, 8)), ht.placeholder("mask", (6, 6), kind)
+    y = ht.scaled_dot_product_attention(x, x, x[:, :, :3] if kind == "bool" else x, mask)
+    values, seen = np.random.default_rng(0).normal(size=(2, 6, 8)).astype("f"), np.tri(6, k=-1, dtype=bool)
+    feed = {x: values, mask: seen if kind == "bool" else np.where(seen, 0, -np.inf)}
+    for passes in (None, []):
+        (got,) = ht.Executor([y], precision=precision, passes=passes).run(feed)
+        np.testing.assert_allclose(got[:, 0], values[..., : got.shape[-1]].mean(1), atol=2e-2)
+
+
 def test_mistakes(monkeypatch):
     _, loss, _ = linear()
     with pytest.raises(ArgumentError, match=r"(?s)unknown precision 'half'.*use one of float32, float16, bfloat16"):

@@ -11,6 +11,7 @@ values.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Mapping, Sequence
 from functools import reduce
@@ -18,13 +19,14 @@ from functools import reduce
 import numpy as np
 
 from ..core.graph import OPS, Node, replace, rewrite, topological
-from ..core.leaf import stand_in, variable
+from ..core.leaf import filled, filling, stand_in, variable
 from ..core.op import LEAVES, Role
 from ..core.types import is_float
 
 FIRST_SCALE, MOST = 2.0**15, 2.0**24
 PATIENCE = 2000  # good steps before the scale doubles
 SINGLE = np.dtype("float32")
+LARGEST = 65504.0  # number in float16
 
 TRANSPOSES = frozenset({"matrix_transpose", "permute_dims"})
 
@@ -107,6 +109,9 @@ def _as(node: Node, dtype: str) -> Node:
     # Below views that a product reads, so that a weight and its transpose share one cast, as do rows and their batch.
     if node.op.name in TRANSPOSES or (node.op.name == "reshape" and dtype != "float32"):
         return node.op.make((_as(node.inputs[0], dtype),), node.attrs)
+    number = filling(node) if dtype == "float16" else None
+    if number is not None and LARGEST < abs(number) < math.inf:  # such as what hides a key
+        node = filled(node, math.copysign(LARGEST, number))
     return OPS["astype"](node, dtype=dtype)
 
 
