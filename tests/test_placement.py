@@ -42,7 +42,7 @@ class Notes(Alone):
         super().__init__()
         self.asked: list[str] = []
 
-    def start(self, state):
+    def start(self, state, asked):
         self.asked.append(f"start with {len(state)}")
 
     def sizes(self, sizes, training):

@@ -101,7 +101,8 @@ class Executor:
                 self.state.add(node)
                 if node is random_state:
                     self.state[node] = np.array([seed, 0], np.uint64)
-        self.placement.start(self.state)
+        asked = {"seed": self.state.seed, "precision": precision, "passes": (passes := passes and [*passes])}
+        self.placement.start(self.state, asked | {"entries": [*entries], "shared state": state is not None})
         self.passes = chosen_passes(passes, self.device.kind)  # ranks have agreed by now on whether they compile
         self.arena, self.busy = Arena(self.device), threading.Lock()
         self.quiet = contextvars.copy_context()  # steps run in it: np.errstate would cost each of them 1 us

@@ -28,14 +28,13 @@ class Local:
     """One process's part of a graph: its fetches (whole values), tokens of what only acts, new values, and feeds.
 
     `feeds` maps a local placeholder to the feed, and the box of it, that it takes; one that is not named takes its own
-    feed whole. `steps` describes every step of communication in words; it must be equal on all ranks.
+    feed whole.
     """
 
     fetches: tuple[Node, ...]
     tokens: tuple[Node, ...]
     updates: dict[Node, Node]
     feeds: dict[str, tuple[str, Box]] = field(default_factory=dict)
-    steps: tuple[str, ...] = ()
 
 
 class Placement(Protocol):
@@ -56,8 +55,8 @@ class Placement(Protocol):
     def variable(self, node: Node) -> Node | None:
         """The variable that holds this process's part of `node`; None if it has no part."""
 
-    def start(self, state: State) -> None:
-        """The variables have been made."""
+    def start(self, state: State, asked: Mapping[str, Any]) -> None:
+        """The variables have been made; `asked` is what the executor was asked for, by name."""
 
     def sizes(self, sizes: Mapping[Atom, int], training: bool) -> Mapping[Atom, int]:
         """The sizes that a graph is specialized for, given those that are fed."""
@@ -100,7 +99,7 @@ class Alone:
     def variable(self, node: Node) -> Node:
         return node
 
-    def start(self, state: State) -> None:
+    def start(self, state: State, asked: Mapping[str, Any]) -> None:
         if self.comm is not None:
             self.comm.compile_alike()
 

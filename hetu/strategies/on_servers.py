@@ -16,7 +16,7 @@ import numpy as np
 
 from ..checkpoint import Checkpoint, whole, write_part
 from ..core.errors import ArgumentError, ShapeError
-from ..core.graph import Node, origin_of
+from ..core.graph import Node, origin_of, topological
 from ..core.op import Role
 from ..core.placement import Local, Placement, attaches
 from ..core.program import Program
@@ -116,9 +116,10 @@ class OnServers(OnRanks):
 
     # -- what an executor asks -----------------------------------------------------------------------------------
 
-    def start(self, state: State) -> None:
+    def start(self, state: State, asked: Mapping[str, Any]) -> None:
         """Connect, create the parameters on servers with the initial values of one process, and fetch the copies."""
         self.comm.compile_alike()
+        self.agree_on(asked)
         client, strategy = self.worker.client or connect(), self.strategy
         if strategy.consistency is not None:
             client.agree(strategy.consistency)
@@ -197,7 +198,8 @@ class OnServers(OnRanks):
         if not sent:
             return local
         others, pushes = local.tokens[: -len(sent)], local.tokens[-len(sent) :]
-        ticked = calls.tick(pushes, order=len(local.steps))
+        talking = [n for n in topological((*others, *pushes)) if n.role is Role.COMMUNICATION]
+        ticked = calls.tick(pushes, order=1 + max(n.attrs["order"] for n in talking))
         pulled = {v: calls.pull(ticked, v) for v in new if v in self.kept and v not in self.tables}
         return replace(local, tokens=(*others, ticked), updates=local.updates | pulled)
 

@@ -1,6 +1,7 @@
 """What all ranks must have alike: compared before anything waits, so that a difference is an error and never a hang.
 
-Two comparisons are made of a step. Before a graph is cut, all ranks must have the same one. When nothing will change it
+Executors compare what they were given, and once the values that several ranks keep. Two comparisons are made of a step:
+before a graph is cut, all ranks must have the same one. When nothing will change it
 any more, what each rank will do must fit what the others do: on each track, a group of ranks or the way from one to
 another, all members must do the same things in the same order. As each step of communication has one number on all
 ranks and every rank goes up the numbers, ranks that fit cannot wait for each other in a circle.
@@ -10,23 +11,27 @@ from __future__ import annotations
 
 import hashlib
 import json
+import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from ...core.errors import GraphError
-from ...core.graph import Node, topological
+from ...core.errors import ArgumentError, GraphError
+from ...core.graph import Graph, Node, topological
 from ...core.op import Role
-from ..comm.comm import Comm
+from ...core.state import State
+from ..comm.comm import Comm, show_array
 from ..comm.recorder import Ranks
 from ..layout.boxes import volume
 from ..layout.layout import show_ranks
 from ..layout.redistribute import plan
 from ..ops import RESHARD, whole_reduction
+from .strategy import Strategy
 
-Track = tuple[str, Ranks]  # ("group", its ranks), or ("message", (source, target))
+Track = tuple[str, Ranks]  # ("group", its ranks), or ("message", (source, target)); or a variable, and who keeps it
 RankCalls = Mapping[Track, Sequence[str]]  # what a rank does on each track, in its order
+NAMED = {"group": "the group of ranks", "message": "the messages between ranks"}
 END = "nothing more"
 
 
@@ -68,43 +73,76 @@ def misfit(calls: Mapping[int, RankCalls]) -> str | None:
         for other, row in zip(members[1:], rows[1:]):
             if row != rows[0]:
                 at = next(k for k, (a, b) in enumerate(zip(rows[0], row)) if a != b)
-                where = f"the group of ranks {show_ranks(members)}" if kind == "group" else "their messages"
+                where = f"{NAMED.get(kind, kind)} {show_ranks(members)}"
                 return f"{where}\n  rank {members[0]} has {rows[0][at]},\n  rank {other} has {row[at]}"
     return None
 
 
 def compare_calls(comm: Comm, outputs: Iterable[Node]) -> None:
     """GraphError on all ranks unless what they do fits: `outputs` are this rank's graph, as it will run."""
-    calls = calls_of(outputs, comm.rank)
-    rows = [(_hash(track), len(track[1]), _hash(words)) for track, words in calls.items()]
+    if differs := _compared(comm, calls_of(outputs, comm.rank)):
+        raise GraphError(
+            f"the ranks would wait for each other: in {differs}",
+            fix="a pass must leave communication alike on all ranks; if you wrote none, please report the model",
+        )
+
+
+def compare_values(comm: Comm, strategy: Strategy, variables: Iterable[Node], state: State) -> str | None:
+    """The first variable of which ranks that keep the same part have other values, in words."""
+    kept: dict[Track, list[str]] = {}
+    for node in variables:
+        if (mine := strategy.piece(node, comm.rank)) is not None and node.name in state:
+            alike = [rank for rank, piece in strategy.store(node).pieces(node.shape).items() if piece.box == mine.box]
+            value = state.contiguous(node.name)
+            kept[f"{node.name!r} on ranks", tuple(sorted(alike))] = [crc(value)]
+    return _compared(comm, kept)
+
+
+def _compared(comm: Comm, mine: RankCalls) -> str | None:
+    """The first misfit, the same on all ranks; only then words are sent."""
+    rows = [(_hash(track), len(track[1]), _hash(words)) for track, words in mine.items()]
     everyone = gathered(comm, np.array(rows, np.uint64).reshape(-1))
     alike, counts = np.unique(np.concatenate(everyone).reshape(-1, 3), axis=0, return_counts=True)
-    if (counts >= alike[:, 1]).all():  # each track has all its members, who do the same
-        return
-    told = texts(comm, json.dumps([(*track, words) for track, words in calls.items()]))
+    if (counts >= alike[:, 1]).all():  # each track has all its members, who say the same
+        return None
+    told = texts(comm, json.dumps([(*track, words) for track, words in mine.items()]))
     read = [{(kind, tuple(ranks)): words for kind, ranks, words in json.loads(text)} for text in told]
-    raise GraphError(
-        f"the ranks would wait for each other: in {misfit(dict(enumerate(read)))}",
-        fix="a pass must leave communication alike on all ranks; if you wrote none, please report the model",
-    )
+    return misfit(dict(enumerate(read)))
 
 
-def compare_graphs(comm: Comm, what: str, lines: Iterable[str]) -> None:
-    """GraphError unless all ranks have these lines; it names the first that differs."""
-    mine = [" ".join(line.split()) for line in lines]  # graphs are printed in columns as wide as they are
-    digest = hashlib.sha256("\n".join(mine).encode()).digest()
-    everyone = np.empty((comm.world_size, len(digest)), np.uint8)
-    comm.all_gather(np.frombuffer(digest, np.uint8).copy(), everyone)
-    if (everyone == everyone[0]).all():
-        return
-    told = [[*text.split("\n"), "the end"] for text in texts(comm, "\n".join(mine))]
+def compare_graphs(comm: Comm, graph: Graph) -> None:
+    """GraphError unless all ranks have this graph; it shows the first line that differs."""
+    lines = [" ".join(line.split()) for line in str(graph).split("\n")]  # columns are as wide as their rows
+    told = [[*text.split("\n"), "the end"] for text in _unlike(comm, "\n".join(lines))]
     for rank, theirs in enumerate(told):
         for number, (first, other) in enumerate(zip(told[0], theirs)):
             if first != other:
                 raise GraphError(
-                    f"the ranks {what}: line {number} is\n  {first} on rank 0,\n  {other} on rank {rank}",
+                    f"the ranks run different graphs: line {number} is\n  {first} on rank 0,\n  {other} on rank {rank}",
                     fix="all ranks must build the same graph and fetch the same values",
                 )
+
+
+def compare_given(comm: Comm, given: Mapping[str, object]) -> None:
+    """ArgumentError unless all ranks were given the same; it names the first thing that differs, and both values."""
+    mine = {name: value if isinstance(value, str) else repr(value) for name, value in given.items()}
+    told = [json.loads(text) for text in _unlike(comm, json.dumps(mine))]
+    for rank, theirs in enumerate(told):
+        for name in {**told[0], **theirs}:
+            first, other = (words.get(name, "missing") for words in (told[0], theirs))
+            if first != other:
+                raise ArgumentError(
+                    f"the ranks were given different things: {name} is\n  {first} on rank 0,\n  {other} on rank {rank}",
+                    fix="make the executor alike on all ranks; what must differ, such as dropout's numbers, does",
+                )
+
+
+def _unlike(comm: Comm, mine: str) -> list[str]:
+    """Every rank's text if they are not all equal, else none."""
+    digest = hashlib.sha256(mine.encode()).digest()
+    everyone = np.empty((comm.world_size, len(digest)), np.uint8)
+    comm.all_gather(np.frombuffer(digest, np.uint8).copy(), everyone)
+    return [] if (everyone == everyone[0]).all() else texts(comm, mine)
 
 
 def texts(comm: Comm, mine: str) -> list[str]:
@@ -125,3 +163,9 @@ def gathered(comm: Comm, mine: np.ndarray) -> list[np.ndarray]:
 
 def _hash(value: object) -> int:
     return int.from_bytes(hashlib.sha256(repr(value).encode()).digest()[:8], "little")
+
+
+def crc(value: np.ndarray) -> str:
+    """An array in a few words, which differ where arrays do."""
+    shown = f"{value.flat[0]}, ... " if value.size else ""
+    return f"{show_array(value)} of {shown}with CRC {zlib.crc32(np.ascontiguousarray(value).tobytes()):08x}"

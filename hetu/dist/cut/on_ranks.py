@@ -1,10 +1,11 @@
 """The placement of a strategy: this rank's variables and graphs, and the communicator.
 
-It also checks that all ranks run the same graph: they compare the steps of communication before anything waits.
+It also has all ranks compare what they do, before anything waits (`agreement.py`).
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,7 +14,7 @@ import numpy as np
 
 from ... import checkpoint
 from ...checkpoint import Wanted, fitting
-from ...core.errors import ArgumentError, CheckpointError
+from ...core.errors import ArgumentError, CheckpointError, GraphError
 from ...core.graph import Graph, Node
 from ...core.placement import Local, Placement, attaches
 from ...core.program import Program
@@ -24,7 +25,7 @@ from ...passes import Pass, simplify, sparsify_updates
 from ..comm.comm import Comm
 from ..comm.mpi import world
 from ..comm.nccl import on_device
-from .agreement import compare_calls, compare_graphs, texts
+from .agreement import compare_calls, compare_given, compare_graphs, compare_values, crc, texts
 from .partition import partition
 from .strategy import Builder, Strategy
 
@@ -65,6 +66,7 @@ class OnRanks:
     def __init__(self, strategy: Strategy, comm: Comm, outputs: Sequence[Node] = ()) -> None:
         self.strategy, self.comm, self.outputs = strategy, comm, tuple(outputs)
         self.fitted: LastPass = _as_it_is
+        self.unseen: State | None = None  # values that have not been compared yet
 
     def __str__(self) -> str:
         return self.strategy.table(self.outputs)
@@ -84,10 +86,31 @@ class OnRanks:
         """The variable that holds this rank's part of `node`; None if it has no part."""
         return self.strategy.local_variable(node, self.comm.rank)
 
-    def start(self, state: State) -> None:
-        """Every rank has made its own part of the initial values, so none is sent. GPUs talk over NCCL."""
+    def start(self, state: State, asked: Mapping[str, Any]) -> None:
+        """Every rank has made its own part of the initial values, so none is sent. GPUs talk over NCCL.
+
+        ArgumentError on all ranks if they were asked for different things.
+        """
         self.comm.compile_alike()
+        self.agree_on(asked)
         self.comm = on_device(self.comm, state.device)
+        self.unseen = None if asked["shared state"] else state
+
+    def agree_on(self, asked: Mapping[str, Any]) -> None:
+        """Compare with all ranks what this executor was asked for, its strategy, its variables and its graph."""
+        graph, strategy = Graph(self.outputs), self.strategy
+        given = {**asked, "kind of strategy": strategy.kind}
+        given |= {f"variable {v.name!r}": f"{v.type}, read as {strategy.kept(v)}" for v in graph.leaves("variable")}
+        fed = {f"feed {n.name!r}": strategy.feeds.get(n.name, strategy.whole) for n in graph.leaves("placeholder")}
+        given |= {name: str(layout) for name, layout in fed.items()}
+        constants = [c.attrs["value"] for c in graph.leaves("constant")]  # a graph shows only those of one number
+        given |= {f"constant {n}": crc(value) for n, value in enumerate(constants) if value.size > 1}
+        compare_given(self.comm, given | {"strategy": json.dumps(strategy.data())})  # nothing is left out
+        compare_graphs(self.comm, graph)
+
+    def compare_values(self, state: State) -> str | None:
+        """Which variable differs between ranks that keep the same part of it, in words."""
+        return compare_values(self.comm, self.strategy, Graph(self.outputs).leaves("variable"), state)
 
     def expect(self, program: Program, values: Mapping[str, np.ndarray]) -> None:
         """Nothing is fetched ahead."""
@@ -101,8 +124,13 @@ class OnRanks:
 
         GraphError on all ranks if they disagree.
         """
-        graph = str(Graph((*fetches, *updates.values(), *effects)))
-        compare_graphs(self.comm, "run different graphs", graph.split("\n"))
+        compare_graphs(self.comm, Graph((*fetches, *updates.values(), *effects)))
+        if self.unseen is not None and (differs := self.compare_values(self.unseen)):
+            raise GraphError(
+                f"the ranks begin with different values of {differs}",
+                fix="make, assign or load the same on all ranks; random numbers of NumPy need one seed",
+            )
+        self.unseen = None
         return partition(self.strategy, fetches, updates, self.comm.rank, effects)
 
     def last(
@@ -175,6 +203,8 @@ class OnRanks:
 
         values, extra = self._together(read)
         state.assign(values)
+        if differs := self.compare_values(state):
+            raise CheckpointError(f"the ranks loaded different values of {differs}", fix="load one checkpoint on all")
         return extra
 
     def box(self, node: Node) -> Box | None:

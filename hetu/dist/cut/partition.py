@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import singledispatch
+from itertools import count
 from typing import Any, NamedTuple, TypeVar
 
 from ...core.errors import GraphError
@@ -100,7 +101,7 @@ def part_of(rank: int, laid: LaidOut, strategy: Strategy, updates: Mapping[Node,
     tokens = (*walk.unread((*fetches, *new.values(), *acts)), *acts)
     outputs = bucket_reductions((*fetches, *tokens, *new.values()), walk.gradients, strategy.bucket_bytes)
     kept, end = len(fetches), len(fetches) + len(tokens)
-    return Local(outputs[:kept], outputs[kept:end], dict(zip(new, outputs[end:])), walk.feeds, tuple(walk.steps))
+    return Local(outputs[:kept], outputs[kept:end], dict(zip(new, outputs[end:])), walk.feeds)
 
 
 def split_though_fixed(found: Deduction) -> set[Node]:
@@ -144,7 +145,7 @@ class Walk:
         self.made: dict[Key, Node | None] = {}
         self.moves: list[Node] = []  # the communication in which this rank takes part
         self.feeds: dict[str, tuple[str, Box]] = {}
-        self.steps: list[str] = []
+        self.numbers = count()  # of the steps of communication, in the one order that all ranks share
         self.gradients: list[Node] = []  # all-reduces whose first reader is an update
 
     def visit(self, node: Node) -> None:
@@ -178,11 +179,6 @@ class Walk:
         self.feeds[name] = node.name, piece.box
         return node.op.make((), {**node.attrs, "name": name, "shape": piece.shape})
 
-    def _next(self, step: str) -> int:
-        """The place of a step in the one order of communication."""
-        self.steps.append(step)
-        return len(self.steps) - 1
-
     def piece(self, layout: Layout, shape: Shape) -> Piece | None:
         """What this rank holds of a tensor of the global `shape`."""
         return layout.pieces(shape).get(self.rank)
@@ -205,7 +201,7 @@ class Walk:
         if "window" in node.op.defaults:
             attrs["window"] = self._window(node)
         if node.role is Role.COMMUNICATION:
-            attrs["order"] = self._next(f"{node.op.name} {node.type} at {node.site}")
+            attrs["order"] = next(self.numbers)
         made = node.op.make(tuple(map(here, inputs)), attrs)
         for type_, shape in zip(types_of(made), shapes):
             if type_.shape != shape:
@@ -276,7 +272,7 @@ class Walk:
             if box == outer:
                 return local
             return OPS["getitem"](local, key=within(box, outer)[: len(box)])
-        order = self._next(f"{way.kind} {node.type} {have} -> {want} at {node.site}")
+        order = next(self.numbers)
         if self.rank not in way.before and self.rank not in way.after:
             return None
         attrs: dict[str, Any] = {"src": have, "dst": want, "shape": shape, "rank": self.rank, "order": order}

@@ -131,7 +131,7 @@ class _Pipelined(Walk):
         outputs = (*(self._fetched(node) for node in fetches), *new.values())
         joined = bucket_reductions((*outputs, *self.unread(outputs)), self.gradients, self.strategy.bucket_bytes)
         found, values, tokens = joined[: len(fetches)], joined[len(fetches) : len(outputs)], joined[len(outputs) :]
-        return Local(found, tokens, dict(zip(new, values)), self.feeds, tuple(self.steps))
+        return Local(found, tokens, dict(zip(new, values)), self.feeds)
 
     def start(self) -> None:
         """Make the nodes that come before the first pass."""

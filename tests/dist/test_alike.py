@@ -1,0 +1,151 @@
+"""What must be alike on all ranks is compared when the executor is made or first runs; the error names what differs."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+import hetu as ht
+from hetu.core.errors import ArgumentError, CheckpointError, GraphError
+from hetu.dist import DataParallel, TensorParallel, ZeRO, run_ranks
+from hetu.optim import Adam
+
+X = {"x": np.ones((4, 6), np.float32)}
+
+
+def made(
+    comm, *, out=4, lr=0.1, name="m", strategy=DataParallel, entries=("train", "eval"), scale=None, w=None, **given
+):
+    """An executor on ranks of a model in which one thing can be another."""
+    x = ht.placeholder("x", (None, 6))
+    with ht.scope(name):
+        h = ht.tanh(ht.nn.Linear(6, 8, name="up")(x))
+        h = h * (np.ones(8, np.float32) if scale is None else scale)
+        y = ht.nn.Linear(8, out, name="down")(h)
+        if w is not None:
+            y = y + ht.variable("w", w)
+        loss = ht.mean(y * y)
+        graph = dict(zip(entries, ([loss, Adam(lr).minimize(loss)], [y])))
+    return ht.Executor(graph, strategy=strategy(), comm=comm, **given)
+
+
+RANDOM = np.random.default_rng(0)
+GIVEN = {  # what ranks 0 and 1 are given: what the error says
+    "seed": ({"seed": 0}, {"seed": 1}, ArgumentError, r"seed is\n  0 on rank 0,\n  1 on rank 1"),
+    "precision": (
+        {},
+        {"precision": "float16"},
+        ArgumentError,
+        r"precision is\n  float32 on rank 0,\n  float16 on rank 1",
+    ),
+    "passes": ({}, {"passes": []}, ArgumentError, r"passes is\n  None on rank 0,\n  \[\] on rank 1"),
+    "passes, once": (
+        {"passes": iter(["fuse_groups"])},
+        {"passes": ["fold_constants"]},
+        ArgumentError,
+        r"passes is\n  \['fuse_groups'\] on rank 0,\n  \['fold_constants'\] on rank 1",
+    ),
+    "entries": (
+        {},
+        {"entries": ("train", "test")},
+        ArgumentError,
+        r"entries is\n  \['train', 'eval'\] .*\n  \['train', 'test'\]",
+    ),
+    "strategy": (
+        {},
+        {"strategy": lambda: ZeRO(1)},
+        ArgumentError,
+        r"'m/up/weight/adam_m' is\n  .*read as \[dup/2, dup/1\] on 0-1, kept as .*\n  .*read as \[0/2, dup/1\]",
+    ),
+    "kind of strategy": (
+        {},
+        {"strategy": lambda: ht.dist.Pipeline(2, 1)},
+        ArgumentError,
+        r"kind of strategy is\n  layouts on rank 0,\n  staged on rank 1",
+    ),
+    "split": (
+        {"strategy": lambda: TensorParallel({"*up/weight": 1})},
+        {"strategy": lambda: TensorParallel({"*up/weight": 0})},
+        ArgumentError,
+        r"variable 'm/up/weight' is\n  .*read as \[dup/1, 1/2\] on 0-1, .*\n  .*read as \[dup/1, 0/2\] on 0-1",
+    ),
+    "a name": ({}, {"name": "n"}, ArgumentError, r"variable 'm/up/weight' is\n  f32\[6, 8\].*\n  missing on rank 1"),
+    "a size": (
+        {},
+        {"out": 5},
+        ArgumentError,
+        r"'m/down/weight' is\n  f32\[8, 4\], .*\n  f32\[8, 5\], ",
+    ),
+    "a constant": (
+        {},
+        {"scale": np.arange(8, dtype=np.float32)},
+        ArgumentError,
+        r"constant \d+ is\n  f32\[8\] of 1.0, ... with CRC .{8} on rank 0,\n  f32\[8\] of 0.0",
+    ),
+    "a rate": ({}, {"lr": 0.2}, GraphError, r"line \d+ is\n  .*0\.1.* on rank 0,\n  .*0\.2.* on rank 1"),
+    "a variable more": (
+        {},
+        {"w": np.ones(4, np.float32)},
+        ArgumentError,
+        r"'m/w' is\n  missing on rank 0,\n  f32\[4\], read as",
+    ),
+    "initial values": (
+        {"w": RANDOM.normal(size=4).astype("f")},
+        {"w": RANDOM.normal(size=4).astype("f")},
+        GraphError,
+        r"different values of 'm/w' on ranks 0-1\n  rank 0 has f32\[4\] of 0.12.*,\n  rank 1 has f32\[4\] of -0.53",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", GIVEN)
+def test_what_differs_between_ranks_is_named_with_both_values(what):
+    *given, kind, said = GIVEN[what]
+
+    def act(comm):
+        with pytest.raises(kind) as caught:
+            made(comm, **given[comm.rank]).run("train", X)
+        return str(caught.value)
+
+    for told in run_ranks(2, act, deadline=10):
+        assert re.search(said, told), told
+
+
+@pytest.mark.parametrize(
+    "strategy", [DataParallel, lambda: ZeRO(1), lambda: ZeRO(3), lambda: TensorParallel({"*up/*": -1})]
+)
+def test_values_that_are_assigned_or_loaded_must_be_alike_where_they_are_duplicates(strategy, tmp_path):
+    def act(comm):
+        ex = made(comm, strategy=strategy)
+        name = "m/optimizer/step"  # every rank keeps it
+        ex.state[name] = np.asarray(comm.rank)
+        with pytest.raises(
+            GraphError, match=f"begin with different values of '{name}' on ranks 0-1\n.*of 0,.*\n.*of 1,"
+        ):
+            ex.run("train", X)
+        ex.state[name] = np.asarray(0)
+        ex.run("train", X)
+        ex.save(tmp_path / "one")
+        ex.run("train", X)
+        ex.save(tmp_path / "two")
+        with pytest.raises(CheckpointError, match="the ranks loaded different values of 'm/"):
+            ex.load(tmp_path / ("one" if comm.rank else "two"))
+        ex.load(tmp_path / "one")
+        return float(ex.run("train", X)[0])
+
+    first, second = run_ranks(2, act, deadline=10)
+    assert first == second
+
+
+def test_values_that_an_executor_shares_were_compared_before():
+    """Trained replicas may differ in last digits on unlike machines; only what users give is compared."""
+
+    def act(comm):
+        first = made(comm)
+        second = made(comm, state=first.state)
+        second.state["m/up/bias"] = np.full(8, comm.rank, np.float32)
+        return len(second.run("eval", X))
+
+    assert run_ranks(2, act, deadline=10) == [1, 1]
