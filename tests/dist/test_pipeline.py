@@ -107,6 +107,16 @@ def test_losses_of_20_steps_equal_those_of_one_process(model, ranks, options):
         np.testing.assert_allclose(y, output, atol=1e-3, rtol=0)
 
 
+def test_layers_are_found_below_the_casts_of_mixed_precision():
+    def losses(strategy=None, comm=None):
+        graph, feeds = mlp()
+        executor = ht.Executor(graph, strategy=strategy, comm=comm, precision="float16")
+        return [float(executor.run("train", feed)[0]) for feed in feeds[:4]]
+
+    for made in run_ranks(2, lambda comm: losses(Pipeline(2, microbatches=2), comm), rendezvous=True):
+        np.testing.assert_allclose(made, losses(), atol=5e-3)
+
+
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "pipedream"])
 def test_passes_of_every_device_at_once_leave_the_losses_alone(schedule):
     """Those that join nodes keep to the order of communication and of the schedule."""

@@ -171,6 +171,17 @@ def test_identity_of_the_dtype(dtype, role):
     np.testing.assert_array_equal(np.concatenate(outcome), x)
 
 
+def test_terms_of_16_bits_are_added_in_32_and_rounded_once():
+    """Three messages, as no group of all ranks takes part: step by step the small ones would be lost."""
+    src, dst = one((SUM, 4)), one((DUP, 1), ranks=(4,))
+    terms = [np.full(3, value, np.float16) for value in (2048, 1, 1, 1)]
+
+    def run(comm):
+        return redistribute(comm, [*terms, None][comm.rank], src, dst, (3,), dtype=np.float16)
+
+    np.testing.assert_array_equal(run_ranks(5, run, deadline=20)[4], np.float16(2051))
+
+
 def test_data_times_tensor_parallel_mesh():
     mesh, x = Mesh((2, 2), ("data", "model")), np.arange(16.0).reshape(4, 4)
     src, dst = mesh.layout(data=SUM, model=1), mesh.layout(data=0, model=1)

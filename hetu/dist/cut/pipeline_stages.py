@@ -250,7 +250,13 @@ def crossing(outputs: Sequence[Node], place: dict[Node, int], layers: int) -> li
 
 
 def _reads_variable(node: Node) -> bool:
-    return any(i.role is Role.VARIABLE and i.attrs["trainable"] for i in node.inputs)
+    """Whether it computes with a parameter, in whatever precision and order of axes."""
+    read = [*node.inputs]
+    for i in read:
+        if i.role is Role.VARIABLE and i.attrs["trainable"]:
+            return True
+        read += i.inputs if i.role is Role.MOVE else ()
+    return False
 
 
 def at_nominal_size(outputs: Sequence[Node]) -> tuple[Node, ...]:
