@@ -15,6 +15,7 @@ import pytest
 
 from hetu.core.errors import ArgumentError
 from hetu.dist.comm.recorder import RankState
+from hetu.dist.launch import arrival
 from hetu.dist.launch import heturun as launch
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
@@ -246,11 +247,11 @@ def test_a_rank_knows_what_is_a_terminal(tmp_path):
 
 def test_a_rank_that_does_not_arrive_is_named_and_ends_the_job(tmp_path, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(launch.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(arrival.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(
-        launch, "ask", lambda directory, ranks: {r: RankState(where="train.py:3: load()") for r in ranks}
+        arrival, "ask", lambda directory, ranks: {r: RankState(where="train.py:3: load()") for r in ranks}
     )
-    start = launch.Start(tmp_path, 3)
+    start = arrival.Start(tmp_path, 3, 30.0)
 
     def late_at(seconds, *files):
         for name in files:
@@ -259,27 +260,121 @@ def test_a_rank_that_does_not_arrive_is_named_and_ends_the_job(tmp_path, monkeyp
         return start.is_late(5.0)
 
     assert not late_at(4, "started.0", "started.1") and late_at(6)
-    assert start.absent(5.0) == ["after 5 s rank 2 has not arrived: its process does not run"]
+    assert start.absent() == ["after 6 s rank 2 has not arrived: its process does not run"]
     assert not late_at(7, "started.2")
     assert not late_at(100)  # a script may join late, or never
     assert not late_at(104, "arrived.0") and late_at(106, "done.2")
-    assert start.absent(5.0) == [
-        "after 5 s rank 1 has not arrived: it is at train.py:3: load()",
-        "after 5 s rank 2 has not arrived: it has ended",
+    assert start.absent() == [
+        "after 6 s rank 1 has not arrived: it is at train.py:3: load()",
+        "after 6 s rank 2 has not arrived: it has ended",
     ]
     assert not late_at(200, "arrived.1", "arrived.2")
 
 
+def test_a_rank_that_still_works_may_arrive_late(tmp_path, monkeypatch):
+    now, cpu = [0.0], [0.0]
+    monkeypatch.setattr(arrival.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(arrival, "ask", lambda directory, ranks: {r: RankState(cpu=cpu[0]) for r in ranks})
+    start = arrival.Start(tmp_path, 2, 30.0)
+    for name in ("started.0", "started.1", "arrived.0"):
+        (tmp_path / name).touch()
+    assert not start.is_over()
+    for now[0] in range(0, 100, 5):
+        cpu[0] = now[0] / 2
+        assert not start.is_over()
+    over = any(start.is_over() for now[0] in range(100, 150, 5))
+    assert over and 125 <= now[0] <= 140
+
+
 def test_a_rank_that_is_late_ends_the_job(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(launch, "WARN_AFTER", 0.0)
-    monkeypatch.setattr(launch, "END_AFTER", 0.0)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     script = tmp_path / "train.py"
     script.write_text("while True:\n    pass\n")
-    assert launch.run(launch.Job(2, (str(script),))) == launch.RC_ABSENT
+    assert launch.run(launch.Job(2, (str(script),), arrive=1e-3)) == launch.RC_ABSENT
     said = capfd.readouterr().err.splitlines()
     assert said.count("heturun: after 0 s rank 1 has not arrived: its process does not run") == 2
-    assert said[-1].startswith("heturun: after 0 s rank 1 has not arrived")
+    assert said[0].startswith("heturun: after 0 s rank 0 has not arrived")
+    assert said[-1] == "heturun: if it only takes long, heturun --arrive 0.002"
+
+
+LATE = """
+import os, time
+from hetu.dist.comm.guard import own_rank
+until = time.monotonic() + 8
+while own_rank() and time.monotonic() < until:
+    {busy}
+from hetu.dist import world
+world().barrier()
+print("all here")
+"""
+
+
+@pytest.mark.parametrize(
+    ("busy", "arrive", "code"), [("pass", 3, 0), ("time.sleep(8)", 3, 72), ("time.sleep(8)", 30, 0)]
+)
+def test_who_works_and_who_is_given_time_may_come_late(tmp_path, busy, arrive, code):
+    script = tmp_path / "train.py"
+    script.write_text(LATE.format(busy=busy))
+    job = heturun("-w", 2, "--arrive", arrive, "python", script)
+    assert job.returncode == code, job.stderr
+    if code:
+        assert "rank 1 has not arrived: it is at train.py:6: time.sleep(8)" in job.stderr
+        assert job.stderr.endswith("heturun: if it only takes long, heturun --arrive 6\n")
+
+
+VALIDATE = """
+import time
+import numpy as np
+import hetu as ht
+from hetu.dist import world
+comm = world()
+comm.barrier()
+x = ht.placeholder("x", (64, 64))
+validate = ht.Executor([ht.sum(ht.matmul(x, x))])
+validate.run({{"x": np.ones((64, 64))}})  # compiles
+comm.barrier()
+until = time.monotonic() + 4
+while comm.rank == 0 and time.monotonic() < until:
+    {busy}
+{last}
+print("all here")
+"""
+
+
+@pytest.mark.parametrize("last", ["comm.barrier()", "comm.split((0, 1)).barrier()", "comm.split((1, 0)).barrier()", ""])
+@pytest.mark.parametrize(
+    ("busy", "options", "code"),
+    [
+        ("validate.run({'x': np.ones((64, 64))})", ("--deadline", 1, "--leave", 1), 0),
+        ("pass", ("--deadline", 1, "--leave", 1), 1),
+        ("pass", ("--deadline", 9, "--leave", 9), 0),
+    ],
+)
+def test_a_rank_that_works_is_waited_for(tmp_path, busy, options, code, last):
+    """One that runs an executor by itself does; one that turns in one line does not, unless it is given the time."""
+    script = tmp_path / "train.py"
+    script.write_text(VALIDATE.format(busy=busy, last=last))
+    job = heturun("-w", 2, *options, "python", script)
+    assert job.returncode == code, job.stderr
+    if code:
+        assert "heturun --deadline S waits for S seconds" in job.stderr and "train.py:1" in job.stderr
+
+
+def test_waits_are_seconds(monkeypatch, capsys):
+    for name in launch.WAITS:
+        with pytest.raises(SystemExit):
+            launch.main(["-w", "2", f"--{name}", "-1", "python", "x.py"])
+        assert f"--{name} -1: give seconds above 0" in capsys.readouterr().err
+    monkeypatch.setenv("HETU_ARRIVE", "soon")
+    with pytest.raises(SystemExit):
+        launch.main(["-w", "2", "--dry-run", "python", "x.py"])
+    assert "HETU_ARRIVE is 'soon'\n  fix: give seconds, a number above 0 such as 600" in capsys.readouterr().err
+    monkeypatch.setenv("HETU_ARRIVE", "7")
+    assert launch.job_of(launch.parse(["x.py"])[1]).arrive == 7
+    assert launch.main(["-w", "2", "--deadline", "900", "--leave", "60", "--dry-run", "python", "x.py"]) == 0
+    shown = capsys.readouterr().out
+    assert "HETU_DEADLINE=900\n" in shown and "HETU_LEAVE=60\n" in shown
 
 
 def test_under_a_foreign_mpiexec_it_is_a_rank(tmp_path):

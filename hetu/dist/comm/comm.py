@@ -278,7 +278,8 @@ class Comm(ABC):
         what = readable(entry).short if entry else "the others"
         return DeadlineError(
             f"rank {self.ranks[self.rank]} waited {seconds:.3g} s for {what}\n{self.report()}".rstrip(),
-            fix="all ranks must call the same collectives, in the same order",
+            fix="all ranks must call the same collectives, in the same order; if one only takes long, "
+            "heturun --deadline S waits for S seconds",
         )
 
     def report(self) -> str:

@@ -30,10 +30,10 @@ from .bound import BoundAllReduce, alike, free_all, number
 from .comm import CollectiveCall, Comm, CommError, Handle, PeerMessage, SerialComm, is_half, of_thread
 from .guard import RUN_DIRECTORY, job_size, own_rank
 from .nccl import on_device
+from .patience import DEADLINE, LEAVE, Patience, seconds
 from .recorder import Entry, RankState, Raw, Recorder, answer, ask, explain, readable, write
 from .shared import FROM_BYTES, SharedMemory
 
-DEADLINE = 300.0  # seconds
 LOOK = 0.5  # seconds between checks whether a rank that others wait for has ended
 
 _yield_core = getattr(os, "sched_yield", lambda: time.sleep(0))
@@ -102,8 +102,9 @@ def _leave_or_abort() -> None:
 def world(deadline: float | None = None, device: str = "cpu") -> Comm:
     """The group of all ranks of this job: over MPI when `heturun` or mpiexec started several, else one rank.
 
-    There is one per process, or per thread of `run_ranks`. `deadline` (seconds, 300 at first) is that of its waits and
-    of groups made later. With a GPU as `device` it takes GPU arrays, too; see `nccl.on_device`.
+    There is one per process, or per thread of `run_ranks`. `deadline` (seconds, at first $HETU_DEADLINE or 300) is that
+    of its waits and of groups made later: how long it waits for ranks that do not get on; see `patience.py`. With a GPU
+    as `device` it takes GPU arrays, too; see `nccl.on_device`.
 
     >>> world().world_size
     1
@@ -126,7 +127,7 @@ def _job() -> MPIComm:
             "did not start them",
             fix="use heturun, which finds the right one; under Slurm srun --mpi=pmi2 or --mpi=pmix",
         )
-    comm = MPIComm(MPI.COMM_WORLD, range(MPI.COMM_WORLD.size), DEADLINE, process)
+    comm = MPIComm(MPI.COMM_WORLD, range(MPI.COMM_WORLD.size), seconds(DEADLINE, 300.0), process)
     if RUN_DIRECTORY not in os.environ:  # a bare mpiexec: boot has not made this rank answer
         name = pack(tempfile.mkdtemp(prefix="hetu-") if comm.rank == 0 else "")
         comm.broadcast(name)
@@ -235,9 +236,11 @@ class MPIComm(Comm):
         thread = threading.Thread(target=lambda: results.append(blocking()), daemon=True)
         self.recorder.waiting = entry
         thread.start()
-        thread.join(self.deadline)
+        begin, patience = time.monotonic(), self._patience()
+        while thread.is_alive() and not patience.is_over(waited := time.monotonic() - begin):
+            thread.join(min(LOOK, self.deadline / 4))
         if not results:
-            raise self.late(entry, self.deadline)
+            raise self.late(entry, waited)
         self.recorder.waiting = ()
         return results[0]
 
@@ -247,7 +250,8 @@ class MPIComm(Comm):
         if (directory := Path(os.environ.get(RUN_DIRECTORY, ""))).is_dir():
             write(directory / f"ended.{self.ranks[self.rank]}", "")
         script = os.path.basename(sys.argv[0])
-        self.deadline *= 2  # ranks that wait inside the script speak first: they have a line to show
+        # By itself it is longer: ranks that wait inside the script speak first, as they have a line to show.
+        self.deadline = seconds(LEAVE, 2 * self.deadline)
         entry = self.recorder.note(self.ranks, "end of the script", np.empty(0), script, series="end")
         Agreement(self, entry).wait()
         for _, comm in sorted(self._groups.items()):  # this waits for the members: one order for all
@@ -270,7 +274,7 @@ class MPIComm(Comm):
     def _poll(self, request: Any, entry: Raw, buffers: Any, patient: bool, status: Any) -> None:
         if request.Test(status):
             return
-        begin, tries, delay, looked = time.monotonic(), 1, 20e-6, 0.0
+        begin, tries, delay, looked, patience = time.monotonic(), 1, 20e-6, 0.0, None
         self.recorder.waiting = entry
         while not request.Test(status):
             tries += 1
@@ -279,12 +283,15 @@ class MPIComm(Comm):
                 delay = min(delay * 1.5, 1e-3)
             elif tries > self._spins:
                 _yield_core()
-            if tries % 64 == 0 and (waited := time.monotonic() - begin) > min(looked + LOOK, self.deadline):
-                looked = waited
-                if waited > self.deadline or self._in_vain(entry):
+            if tries % 64 == 0 and (waited := time.monotonic() - begin) > looked + min(LOOK, self.deadline / 4):
+                looked, patience = waited, patience or self._patience()
+                if patience.is_over(waited) or self._in_vain(entry):
                     _abandoned.append((request, buffers))
                     raise self.late(entry, waited)
         self.recorder.waiting = ()
+
+    def _patience(self) -> Patience:
+        return Patience(self.deadline, lambda: self._asked(range(start().COMM_WORLD.size)))
 
     def _in_vain(self, entry: Raw) -> bool:
         """Whether a rank that others wait for has ended its script without taking part in this."""

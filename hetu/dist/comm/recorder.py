@@ -64,17 +64,24 @@ class Entry(NamedTuple):
 
 
 class RankState(NamedTuple):
-    """What one rank answers: its last collectives, the one that it waits for, and where its code is."""
+    """What one rank answers: its last collectives, the one that it waits for, and where its code is.
+
+    `cpu` is the time in seconds that it has computed, `steps` how often it has communicated, and `inside` whether it is
+    in a call of hetu.
+    """
 
     entries: tuple[Entry, ...] = ()
     waiting: Entry | None = None
     where: str = ""
+    cpu: float = 0.0
+    steps: int = 0
+    inside: bool = False
 
     @classmethod
     def from_json(cls, text: str) -> RankState:
-        entries, waiting, where = json.loads(text)
+        entries, waiting, *more = json.loads(text)
         made = [Entry(tuple(group), *rest) for group, *rest in (*entries, *([waiting] if waiting else []))]
-        return cls(tuple(made[: len(entries)]), made[-1] if waiting else None, where)
+        return cls(tuple(made[: len(entries)]), made[-1] if waiting else None, *more)
 
     def made(self, group: Ranks, series: str) -> dict[int, Entry]:
         """The entries of one series by their number."""
@@ -123,11 +130,14 @@ class Recorder:
 
     def state(self) -> RankState:
         """An answer; called by other threads while this rank runs."""
-        waiting = self.waiting
+        waiting, frame = self.waiting, sys._current_frames().get(self.thread)
         return RankState(
             tuple(readable(entry) for ring in [*self.rings.values()] for entry in [*ring]),
             readable(waiting) if waiting else None,
-            self.ended or place(sys._current_frames().get(self.thread)),
+            self.ended or place(frame),
+            time.process_time(),
+            self.count,
+            not self.ended and inside(frame),
         )
 
 
@@ -137,10 +147,21 @@ def readable(raw: Raw) -> Entry:
     return Entry(group, series, index, what, "" if what in PLAIN else str(TensorType(shape, dtype)), str(site), size)
 
 
+OUTSIDE = (PACKAGE, sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), "<frozen")
+
+
+def inside(frame: FrameType | None) -> bool:
+    """Whether a frame belongs to a call of hetu that the user has made."""
+    while frame is not None and frame.f_code.co_filename.startswith(OUTSIDE):
+        if frame.f_code.co_filename.startswith(PACKAGE):
+            return True
+        frame = frame.f_back
+    return False
+
+
 def place(frame: FrameType | None) -> str:
     """`train.py:12: while True:`, the innermost line of a frame's stack that is neither hetu's nor the library's."""
-    outside = (PACKAGE, sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), "<frozen")
-    while frame is not None and frame.f_code.co_filename.startswith(outside):
+    while frame is not None and frame.f_code.co_filename.startswith(OUTSIDE):
         frame = frame.f_back
     if frame is None:
         return "outside the script"

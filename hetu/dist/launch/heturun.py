@@ -20,7 +20,6 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +27,8 @@ from pathlib import Path
 from ...core.errors import ArgumentError, HetuError, MissingDependencyError
 from ..comm import guard
 from ..comm.guard import FAILED, RANK_VARIABLES, RC_SILENT, RUN_DIRECTORY, TERMINALS, count_cores, job_size
-from ..comm.recorder import ask
+from ..comm.patience import ARRIVE, DEADLINE, LEAVE, seconds
+from .arrival import Start, ranks
 from .cluster import Host, mpiexec_options, read_cluster
 from .servers import Servers, opened
 
@@ -46,7 +46,12 @@ Other hosts are reached by mpiexec over ssh (without a password), or by what it 
 the same working directory and Python. Under mpiexec or srun heturun is a rank itself: mpiexec -n 2 heturun train.py.
 
 Ends when all ranks have ended, or soon after the first one fails, with a non-zero exit code."""
-WARN_AFTER, END_AFTER = 5.0, 30.0  # seconds that ranks may let the others wait at the start
+WAITS = {
+    "arrive": "seconds that ranks wait for one that does not get on, at the start (default: 30)",
+    "deadline": "and in what they communicate (default: 300)",
+    "leave": "and at the end of the script (default: twice the deadline)",
+}
+WARN_AFTER = 5.0  # seconds that ranks let the others wait at the start
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,9 @@ class Job:
     snapshots: Path | None = None  # where the servers keep their state, every `snapshot_every` seconds
     snapshot_every: float = 30.0
     auto: bool = False  # executors that are given no strategy let the planner choose one
+    arrive: float = 30.0  # seconds that ranks may let the others wait at the start
+    deadline: float | None = None  # and later, and at the end; None leaves it to the ranks
+    leave: float | None = None
 
     @property
     def is_remote(self) -> bool:
@@ -102,8 +110,13 @@ def environment(workers: int, cores: int) -> dict[str, str]:
 def variables_of(job: Job) -> dict[str, str]:
     """`environment` for the fullest host; hosts are taken to be alike."""
     fullest = max((host.workers for host in job.hosts), default=job.workers)
-    planned = {"HETU_STRATEGY": "auto"} if job.auto else {}  # `hetu.core.placement` reads it
-    return {**environment(fullest, count_cores()), **planned}
+    return {**environment(fullest, count_cores()), **_told(job.auto, job.deadline, job.leave)}
+
+
+def _told(auto: bool, deadline: float | None, leave: float | None) -> dict[str, str]:
+    """The variables for what the command line says: `hetu.core.placement` reads the first, `comm.mpi` the others."""
+    waits = {name: f"{value:g}" for name, value in ((DEADLINE, deadline), (LEAVE, leave)) if value is not None}
+    return waits | ({"HETU_STRATEGY": "auto"} if auto else {})
 
 
 def script_of(command: Sequence[str]) -> tuple[str, list[str]]:
@@ -166,7 +179,7 @@ def run(job: Job) -> int:
         ranks_are(child.pid)
         ended: tuple[int, list[str]] | None = None
         try:
-            ended = _watch(child, Path(directory), job.workers, servers)
+            ended = _watch(child, Path(directory), job.workers, servers, job.arrive)
         except KeyboardInterrupt:
             ended = RC_INTERRUPTED, ["interrupted"]
         finally:
@@ -198,10 +211,10 @@ def run_directory(job: Job) -> Iterator[tuple[str, Callable[[int], None]]]:
 
 
 def _watch(
-    child: subprocess.Popen[bytes], directory: Path, workers: int, servers: Servers
+    child: subprocess.Popen[bytes], directory: Path, workers: int, servers: Servers, arrive: float
 ) -> tuple[int, list[str]] | None:
     """Wait until the ranks have ended or one has failed; a code and the reason if the launcher has to end the job."""
-    start = Start(directory, workers)
+    start = Start(directory, workers, arrive)
     while child.poll() is None and not (directory / FAILED).exists():
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(POLL)
@@ -211,54 +224,16 @@ def _watch(
             _say(*restarted)
         if start.is_late(WARN_AFTER) and not start.warned:
             start.warned = True
-            _say(*start.absent(WARN_AFTER))
-        if start.is_late(END_AFTER):
-            return RC_ABSENT, start.absent(END_AFTER)
+            _say(*start.absent())
+        if start.is_over():
+            return RC_ABSENT, [*start.absent(), f"if it only takes long, heturun --arrive {2 * arrive:g}"]
     with contextlib.suppress(subprocess.TimeoutExpired):
         child.wait(GRACE)  # a rank that failed aborts the others itself, unless they wait to start
     return None
 
 
-class Start:
-    """The start of the ranks: none may let the others wait forever before MPI runs.
-
-    A rank has started when its process runs, and arrived when it joins MPI. Scripts may join late or never, but all
-    together: the time to arrive counts from the first rank that joins.
-    """
-
-    def __init__(self, directory: Path, workers: int) -> None:
-        self.directory, self.workers, self.since = directory, workers, time.monotonic()
-        self.stage, self.warned = "started", False
-
-    def is_late(self, seconds: float) -> bool:
-        present = len(_ranks(self.directory, self.stage))
-        if present == self.workers:
-            if self.stage == "started":
-                self.stage, self.since, self.warned = "arrived", time.monotonic(), False
-            return False
-        if self.stage == "arrived" and not present:
-            self.since = time.monotonic()
-        return time.monotonic() - self.since > seconds
-
-    def absent(self, seconds: float) -> list[str]:
-        """Who is late, and where they are instead."""
-        started, done = _ranks(self.directory, "started"), _ranks(self.directory, "done")
-        late = sorted(set(range(self.workers)) - _ranks(self.directory, self.stage))
-        where = dict.fromkeys(late, "it does not answer")
-        states = ask(self.directory, [rank for rank in late if rank in started - done])
-        where |= {rank: f"it is at {state.where}" for rank, state in states.items()}
-        where |= dict.fromkeys(done & {*late}, "it has ended")
-        where |= dict.fromkeys({*late} - started, "its process does not run")
-        return [f"after {seconds:g} s rank {rank} has not arrived: {where[rank]}" for rank in late]
-
-
 def _say(*lines: str) -> None:
     print(*(f"heturun: {line}" for line in lines), sep="\n", file=sys.stderr, flush=True)
-
-
-def _ranks(directory: Path, state: str) -> set[int]:
-    """The ranks that have reached this state, for which each leaves a file."""
-    return {int(path.suffix[1:]) for path in directory.glob(f"{state}.*")}
 
 
 @contextlib.contextmanager
@@ -292,7 +267,7 @@ def _verdict(directory: Path, workers: int, code: int) -> int:
         rank, number, *report = failed.read_text("utf-8").splitlines()
         print(*(f"[rank {rank}] {line}" for line in report[-TRACEBACK_LINES:]), sep="\n", file=sys.stderr, flush=True)
         return int(number)
-    done = _ranks(directory, "done")
+    done = ranks(directory, "done")
     if code == 0 and len(done) == workers:
         return 0
     code = code if code > 0 else 128 - code if code < 0 else RC_SILENT
@@ -315,6 +290,8 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.ArgumentParser, arg
                         "one that is killed runs again from there, and so does a later job")  # fmt: skip
     parser.add_argument("--snapshot-every", type=float, metavar="S", help="seconds between snapshots (default: 30)")
     parser.add_argument("--auto", action="store_true", help="let the planner choose the strategy, where none is given")
+    for name, what in WAITS.items():
+        parser.add_argument(f"--{name}", type=float, metavar="S", help=what)
     parser.add_argument("-c", "--cluster", metavar="FILE", help="cluster.yml: hosts with workers, servers, a chief")
     parser.add_argument("--dry-run", action="store_true", help="print the command and its environment, start nothing")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="python train.py and its arguments")
@@ -323,6 +300,9 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.ArgumentParser, arg
         parser.error("the cluster file says how many workers and servers there are: leave -w and -s out")
     if options.workers is not None and options.workers < 1:
         parser.error(f"-w {options.workers}: at least one worker is needed")
+    for name in WAITS:
+        if (given := getattr(options, name)) is not None and not given > 0:
+            parser.error(f"--{name} {given:g}: give seconds above 0")
     if options.servers < 0:
         parser.error(f"-s {options.servers}: the number of servers cannot be negative")
     return parser, options
@@ -346,7 +326,9 @@ def job_of(options: argparse.Namespace) -> Job:
     if options.snapshot_every is not None and not options.snapshots:
         raise ArgumentError(f"--snapshot-every {options.snapshot_every:g} without a folder", fix="add --snapshots DIR")
     mode, every = options.consistency or "bsp", 30.0 if options.snapshot_every is None else options.snapshot_every
-    return Job(workers, tuple(options.command), servers, hosts, mode, options.snapshots, every, options.auto)
+    arrive = options.arrive or seconds(ARRIVE, Job.arrive)
+    waits = {"arrive": arrive, "deadline": options.deadline, "leave": options.leave}
+    return Job(workers, tuple(options.command), servers, hosts, mode, options.snapshots, every, options.auto, **waits)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -381,7 +363,7 @@ def become_rank(options: argparse.Namespace) -> int:
             fix=f"leave -c and -s out, and say -w {size} or nothing; or start heturun without mpiexec",
         )
     interpreter, rest = script_of(options.command)
-    os.environ |= {"HETU_STRATEGY": "auto"} if options.auto else {}
+    os.environ |= _told(options.auto, options.deadline, options.leave)
     os.execv(interpreter, [interpreter, GUARD, *rest])
 
 

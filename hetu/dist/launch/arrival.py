@@ -1,0 +1,64 @@
+"""The start of the ranks of a job: none may let the others wait forever before MPI runs."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from ..comm.patience import Patience
+from ..comm.recorder import RankState, ask
+
+
+class Start:
+    """Whether ranks are late. `seconds` is how long they may let the others wait, from when they last worked.
+
+    A rank has started when its process runs, and arrived when it joins MPI. Scripts may join late or never, but all
+    together: the time to arrive counts from the first rank that joins.
+    """
+
+    def __init__(self, directory: Path, workers: int, seconds: float) -> None:
+        self.directory, self.workers, self.seconds = directory, workers, seconds
+        self.stage, self.warned = "started", False
+        self._begin()
+
+    def _begin(self) -> None:
+        self.since = time.monotonic()
+        self.patience = Patience(self.seconds, self._states, anywhere=True)
+
+    def is_late(self, seconds: float) -> bool:
+        """Whether a rank has let the others wait for so long."""
+        present = len(ranks(self.directory, self.stage))
+        if present == self.workers:
+            if self.stage == "started":
+                self.stage, self.warned = "arrived", False
+                self._begin()
+            return False
+        if self.stage == "arrived" and not present:
+            self._begin()
+        return time.monotonic() - self.since > seconds
+
+    def is_over(self) -> bool:
+        """Whether to end the job because of it."""
+        return self.is_late(0.0) and self.patience.is_over(time.monotonic() - self.since)
+
+    def _late(self) -> list[int]:
+        return sorted(set(range(self.workers)) - ranks(self.directory, self.stage))
+
+    def _states(self) -> dict[int, RankState]:
+        running = ranks(self.directory, "started") - ranks(self.directory, "done")
+        return ask(self.directory, [rank for rank in self._late() if rank in running])
+
+    def absent(self) -> list[str]:
+        """Who is late, and where they are instead."""
+        started, done, late = ranks(self.directory, "started"), ranks(self.directory, "done"), self._late()
+        where = dict.fromkeys(late, "it does not answer")
+        where |= {rank: f"it is at {state.where}" for rank, state in self._states().items()}
+        where |= dict.fromkeys(done & {*late}, "it has ended")
+        where |= dict.fromkeys({*late} - started, "its process does not run")
+        waited = time.monotonic() - self.since
+        return [f"after {waited:.0f} s rank {rank} has not arrived: {where[rank]}" for rank in late]
+
+
+def ranks(directory: Path, state: str) -> set[int]:
+    """The ranks that have reached this state, for which each leaves a file."""
+    return {int(path.suffix[1:]) for path in directory.glob(f"{state}.*")}
