@@ -268,7 +268,7 @@ comm.barrier()
 def test_the_death_of_the_launcher_ends_the_ranks_on_other_hosts(hosts):
     """Two ranks, their guards, mpiexec with two helpers, and the sweep."""
     line, where = hosts.prepare(
-        hosts.listed("{name: nodeA, workers: 1, chief: true}", "{name: nodeB, workers: 1}"), WAITING
+        hosts.listed("{name: nodeA, workers: 1, chief: true}", "{name: nodeB, workers: 1}"), WAITING.format("")
     )
     assert end_of_the_launcher(line, signal.SIGKILL, 8, **where) == -9
     assert hosts.reached == ["nodeA", "nodeB"]

@@ -34,6 +34,17 @@ def test_contract(n):
     assert f"checks on {n} ranks of {'SerialComm' if n == 1 else 'MPIComm'}" in job.stdout
 
 
+# Writes down what a rank has in shared memory.
+SHARED = "open(f'{}/memory.{{comm.rank}}', 'w').writelines(l for l in open('/proc/self/maps') if '/dev/shm/' in l)"
+
+
+def assert_nothing_is_shared(folder, ranks=2):
+    """Of what the ranks had in shared memory, nothing is left."""
+    noted = [(folder / f"memory.{rank}").read_text() for rank in range(ranks)]
+    names = {line.split(maxsplit=5)[5] for line in "".join(noted).splitlines()}
+    assert names and not [name for name in names if Path(name).exists()]
+
+
 # Every script ends badly on rank 1 while rank 0 waits for it.
 ENDINGS = {
     "raise ZeroDivisionError('mine')": (1, "[rank 1] ZeroDivisionError: mine"),
@@ -55,8 +66,7 @@ def test_bad_ending(tmp_path, ending, code, last):
     endless = "while True:\n    pass\n" if "deadline" in ending else ""
     script.write_text(
         "import ctypes, os, resource, signal, sys\n"
-        "from hetu.dist import world\n"
-        "comm = world()\n"
+        f"from hetu.dist import world; comm = world(); {SHARED.format(tmp_path)}\n\n"
         f"if comm.rank == 1:\n    {ending}\n"
         f"comm.barrier()\n{endless}"
     )
@@ -66,6 +76,7 @@ def test_bad_ending(tmp_path, ending, code, last):
     assert last in report[-1]
     if "Error" in ending:
         assert report[-2:-1] == ["[rank 1]     raise ZeroDivisionError('mine')"]
+    assert_nothing_is_shared(tmp_path)
 
 
 def test_failure_before_mpi_starts(tmp_path):
@@ -138,6 +149,7 @@ def end_of_the_launcher(line, signal_, count, **options):
 WAITING = """
 from hetu.dist import world
 comm = world()
+{}
 print("here", flush=True)
 while comm.rank:
     pass
@@ -153,11 +165,12 @@ needs_pidfd = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="watches 
 def test_end_of_the_launcher_ends_all_ranks(tmp_path, signal_, code):
     """Two ranks, their guards, mpiexec with a helper, a server, and the sweep; and nothing is left on the disk."""
     script, folder = tmp_path / "train.py", tmp_path / "temporary"
-    script.write_text(WAITING)
+    script.write_text(WAITING.format(SHARED.format(tmp_path)))
     folder.mkdir()
     line = [sys.executable, "-m", "hetu.dist.launch.heturun", "-w", "2", "-s", "1", "python", str(script)]
     assert end_of_the_launcher(line, signal_, 8, cwd=ROOT, env=os.environ | {"TMPDIR": str(folder)}) == code
     assert not list(folder.glob("heturun-*"))
+    assert_nothing_is_shared(tmp_path)
 
 
 def test_hosts_that_do_not_share_the_directory(tmp_path):

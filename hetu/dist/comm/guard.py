@@ -1,8 +1,9 @@
 """The process above each rank: it forks the rank before anything is imported, waits, and writes down how it ended.
 
 Only its parent learns which signal ended a process, and mpiexec as the parent would not say which rank it was. The
-first failure that is written down counts: mpiexec ends other ranks because of it. The guard is run by its path, because
-importing hetu takes longer than all of its work. Windows has no fork and so no guard.
+first failure that is written down counts: mpiexec ends other ranks because of it. MPI gives its shared memory back only
+at an orderly end, so a rank writes down which files that is, for its guard and `launch/sweep.py`. The guard is run by
+its path, because importing hetu takes longer than all of its work. Windows has no fork and so no guard.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import contextlib
 import os
 import signal
 import sys
+from collections.abc import Iterator
 
 RUN_DIRECTORY, TERMINALS = "HETU_RUN_DIRECTORY", "HETU_TERMINALS"
 RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
 # The last one is srun's; SLURM_NTASKS is also set for the one script of sbatch.
 SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "SLURM_STEP_NUM_TASKS")
 FAILED, RC_SILENT = "failed", 71
+SHARED, SHARED_FILES = "shared", "/dev/shm/"
 HINTS = {"SIGKILL": " (kill -9, or the system when memory ran out)"}
 CRASH_LINES = 14
 # Lines of a crash report that are not about the user's script.
@@ -45,6 +48,42 @@ def fail(directory: str, rank: int, code: int, text: str) -> None:
         with open(mine, "w", encoding="utf-8") as file:
             file.write(f"{rank}\n{code}\n{text}")
         os.link(mine, os.path.join(directory, FAILED))
+
+
+def shared_files() -> set[str]:
+    """The files of shared memory that this process has in use, as Linux lists them."""
+    with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8") as file:
+        return {line[line.index(SHARED_FILES) :].rstrip("\n") for line in file if SHARED_FILES in line}
+    return set()
+
+
+@contextlib.contextmanager
+def noting_shared_files() -> Iterator[None]:
+    """Write down which files of shared memory are new at the end of the block."""
+    before = shared_files()
+    yield
+    with contextlib.suppress(KeyError, OSError):
+        path = os.path.join(os.environ[RUN_DIRECTORY], f"{SHARED}.{own_rank()}")
+        with open(path, "a", encoding="utf-8") as file:
+            file.writelines(f"{os.uname().nodename} {name}\n" for name in shared_files() - before)
+
+
+def forget_shared_files() -> None:
+    """MPI has removed them, and other jobs may use their names."""
+    with contextlib.suppress(KeyError, OSError):
+        os.unlink(os.path.join(os.environ[RUN_DIRECTORY], f"{SHARED}.{own_rank()}"))
+
+
+def remove_shared_files(directory: str, rank: int | None = None) -> None:
+    """Remove those that a rank, or all, which have ended, have left on this host."""
+    for note in os.listdir(directory) if rank is None else [f"{SHARED}.{rank}"]:
+        if not note.startswith(f"{SHARED}.") or not os.path.exists(os.path.join(directory, note)):
+            continue
+        with open(os.path.join(directory, note), encoding="utf-8") as file:
+            for host, _, name in (line.rstrip("\n").partition(" ") for line in file):
+                if host == os.uname().nodename and name.startswith(SHARED_FILES):
+                    with contextlib.suppress(OSError):
+                        os.unlink(name)
 
 
 def die_with_parent() -> None:
@@ -78,6 +117,7 @@ def report(directory: str, rank: int, code: int) -> int:
     else:
         return code
     if directory:
+        remove_shared_files(directory, rank)
         fail(directory, rank, code, "\n".join([text, *crash(directory, rank)]))
     else:
         print(f"[rank {rank}] {text}", file=sys.stderr)

@@ -28,7 +28,7 @@ from ...core.errors import MissingDependencyError
 from .agreement import Agreement, History, pack, unpack
 from .bound import BoundAllReduce, alike, free_all, number
 from .comm import CollectiveCall, Comm, CommError, Handle, PeerMessage, SerialComm, is_half, of_thread
-from .guard import RUN_DIRECTORY, job_size, own_rank
+from .guard import RUN_DIRECTORY, forget_shared_files, job_size, noting_shared_files, own_rank
 from .nccl import on_device
 from .patience import DEADLINE, LEAVE, Patience, seconds
 from .recorder import Entry, RankState, Raw, Recorder, answer, ask, explain, readable, write
@@ -53,7 +53,8 @@ def start() -> Any:
     if not MPI.Is_initialized():
         if directory := os.environ.get(RUN_DIRECTORY):
             write(Path(directory) / f"arrived.{own_rank()}", "")
-        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        with noting_shared_files():
+            MPI.Init_thread(MPI.THREAD_MULTIPLE)
     sys.excepthook = functools.partial(_print_and_abort, sys.excepthook)
     atexit.register(_leave_or_abort)
     return MPI
@@ -89,6 +90,7 @@ def leave() -> None:
             _job().leave()
         free_all()
         MPI.Finalize()
+        forget_shared_files()
 
 
 def _leave_or_abort() -> None:
@@ -175,7 +177,8 @@ class MPIComm(Comm):
         if agreement := self.agree(call):
             agreement.wait()
         if not self._memory:
-            self._memory = [self._in_time(lambda: SharedMemory.over(start(), self.transport), entry)]
+            with noting_shared_files():
+                self._memory = [self._in_time(lambda: SharedMemory.over(start(), self.transport), entry)]
         if (shared := self._memory[0]) is None:
             return self._start(call).wait()
         shared.all_reduce(x, out, op, lambda: self.finish(self.control.Ibarrier(), entry, ()))

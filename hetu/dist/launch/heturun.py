@@ -199,7 +199,7 @@ def run_directory(job: Job) -> Iterator[tuple[str, Callable[[int], None]]]:
     here = os.getcwd() if job.is_remote else None  # other hosts see this directory, or they could not see the script
     prefix = ".heturun-" if job.is_remote else "heturun-"
     directory = tempfile.mkdtemp(prefix=prefix, dir=here)
-    line = [sys.executable, "-I", "-S", SWEEP, directory]
+    line = [sys.executable, "-I", "-S", SWEEP, directory, GUARD]
     with subprocess.Popen(line, stdin=subprocess.PIPE, text=True, start_new_session=True) as sweep:
 
         def tell(text: str) -> None:

@@ -1,4 +1,4 @@
-"""The process that cleans up after a launcher: however this ends, its ranks end and its directory is removed.
+"""The process that cleans up after a launcher: however this ends, its ranks end and what they left is removed.
 
 It waits for its standard input to close, which any end of the launcher does. By then it has read the process group of
 the ranks, if they were started, and "ended" if they have ended. It is run by its path, without site packages. Servers
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import runpy
 import shutil
 import signal
 import sys
@@ -17,13 +18,15 @@ import time
 TRIES, PAUSE = 100, 0.05  # seconds: ranks that are about to end may still write
 
 
-def main(directory: str) -> None:
-    """End the ranks, unless they have ended, and remove the directory."""
+def main(directory: str, guard: str) -> None:
+    """End the ranks, unless they have ended, and remove their shared memory and the directory. `guard` is a path."""
     group, _, state = sys.stdin.read().partition(" ")
     if group and state != "ended":
         with contextlib.suppress(OSError):
             kill = getattr(os, "killpg", os.kill)
             kill(int(group), getattr(signal, "SIGKILL", signal.SIGTERM))
+    with contextlib.suppress(OSError):
+        runpy.run_path(guard)["remove_shared_files"](directory)
     for _ in range(TRIES):
         shutil.rmtree(directory, ignore_errors=True)
         if not os.path.exists(directory):
@@ -32,4 +35,4 @@ def main(directory: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
