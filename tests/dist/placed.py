@@ -17,20 +17,23 @@ import numpy as np
 import hetu as ht
 from hetu.core.passes import applied, specialize
 from hetu.core.subgraph import SubGraph
-from hetu.dist import DataParallel, Mesh, OnRanks, Parallel, Strategy, TensorParallel, ZeRO, place, shard
+from hetu.dist import MEGATRON, DataParallel, Mesh, OnRanks, Parallel, Strategy, TensorParallel, ZeRO, place, shard
 from hetu.dist.cut.agreement import RankCalls, calls_of, misfit
 from hetu.dist.cut.partition import laid_out, part_of, partition
 from hetu.dist.cut.strategy import Builder
 
 WIDTH = 8
+NAMES = ("up", "down", "query", "output")
+COLUMNS = {f"*{name}*/{part}": axis for name in ("up", "query") for part, axis in (("weight", 1), ("bias", 0))}
+SPLIT = {**MEGATRON, **COLUMNS, "*down*/weight": 0, "*output*/weight": -2}  # the others by rows
 STRATEGIES = {
     "data": DataParallel,
     "zero1": lambda: ZeRO(1),
     "zero2": lambda: ZeRO(2),
     "zero3": lambda: ZeRO(3),
-    "tensor": TensorParallel,
-    "data x tensor": lambda: Parallel(tensor=2),
-    "zero3 x tensor": lambda: Parallel(tensor=2, zero=3),
+    "tensor": lambda: TensorParallel(SPLIT),
+    "data x tensor": lambda: Parallel(tensor=2, split=SPLIT),
+    "zero3 x tensor": lambda: Parallel(tensor=2, zero=3, split=SPLIT),
 }
 OPTIMIZERS = {
     "SGD": lambda: ht.optim.SGD(0.1),
@@ -40,7 +43,6 @@ OPTIMIZERS = {
     "SGD, clipped": lambda: ht.optim.SGD(0.1, clip_norm=0.5),
     "Adam, clipped": lambda: ht.optim.Adam(0.01, clip_norm=0.5),
 }
-NAMES = ("up", "down", "query", "attention/output", "front")  # TensorParallel splits columns, rows, and nothing
 ENDS = (  # what follows a layer: of its source and its result
     lambda x, h: ht.tanh(h),
     lambda x, h: ht.relu(h),

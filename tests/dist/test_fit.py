@@ -22,7 +22,7 @@ RNG = np.random.default_rng(0)
 X = RNG.standard_normal((50, 6)).astype("float32")
 Y = np.argmax(X @ RNG.standard_normal((6, 3)), axis=1)
 WAYS = {"data": DataParallel, "zero1": lambda: ZeRO(1), "zero3": lambda: ZeRO(3)}
-WAYS["tensor"] = lambda: TensorParallel({"*/up/kernel": 1, "*/up/bias": 0, "*/down/kernel": 0})
+WAYS["tensor"] = lambda: TensorParallel({"*/up/weight": 1, "*/up/bias": 0, "*/down/weight": 0})
 
 
 class Job:

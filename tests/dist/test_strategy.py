@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import xml.etree.ElementTree as ElementTree
 
 import numpy as np
@@ -10,8 +11,9 @@ import pytest
 import hetu as ht
 from hetu.core.errors import ArgumentError, AxisError, GraphError, UnknownNameError
 from hetu.dist import SUM, Layout, Mesh, SerialComm, Shard, run_ranks, shard
-from hetu.dist.cut.builders import DataParallel, Parallel, TensorParallel, ZeRO
+from hetu.dist.cut.builders import MEGATRON, DataParallel, ExpertParallel, Parallel, TensorParallel, ZeRO
 from hetu.dist.cut.heterogeneous import Heterogeneous
+from hetu.dist.cut.pipeline_builder import Pipeline
 from hetu.dist.cut.strategy import KINDS, Kept, Strategy
 
 from .models import losses, mlp
@@ -189,3 +191,83 @@ def test_different_strategies_are_named():
 
     with pytest.raises(ArgumentError, match="given different things: variable 'mlp/up/weight/adam_m'"):
         run_ranks(2, run)
+
+
+MISTAKEN = {  # patterns that split nothing: the builder, and what is said
+    "a name": (
+        lambda: TensorParallel({"no/such": 1}),
+        UnknownNameError,
+        r"split=\{'no/such': 1\} fits no trained v",
+    ),
+    "one of two": (
+        lambda: TensorParallel({"mlp/up/weight": 1, "mlp/down/wieght": 0}),
+        UnknownNameError,
+        r"'mlp/down/wieght': 0.* fits no[\s\S]*did you mean 'mlp/down/weight'\?",
+    ),
+    "a wildcard": (
+        lambda: Parallel(tensor=2, split={"*/up/kernel": 1}),
+        UnknownNameError,
+        r"/kernel': 1\} fits no",
+    ),
+    "not even used": (lambda: Parallel(split={"no/such": 1}), UnknownNameError, "fits no trained variable"),
+    "groups": (lambda: Heterogeneous([(0,), (1,)], (1, 1), split={"no/such": 1}), UnknownNameError, "fits no trained"),
+    "a pipeline": (lambda: Pipeline(1, tensor=2, split={"no/such": 1}), UnknownNameError, "fits no trained variable"),
+    "experts": (
+        lambda: ExpertParallel({"no/such/*": 0}),
+        UnknownNameError,
+        r"experts=\{'no/such/\*': 0\} fits no",
+    ),
+    "an axis": (lambda: TensorParallel({"mlp/up/weight": 5}), AxisError, r"splits axis 5 of <variable 'mlp/up/weight'"),
+    "an axis from the end": (
+        lambda: TensorParallel({"*/bias": -2}),
+        AxisError,
+        r"axis -2 of [\s\S]*has the axes 0 to 0",
+    ),
+    "an axis of experts": (lambda: ExpertParallel({"*/weight": 2}), AxisError, "splits axis 2 of <variable"),
+}
+
+
+@pytest.mark.parametrize("what", MISTAKEN)
+def test_patterns_that_split_nothing(what):
+    make, kind, said = MISTAKEN[what]
+    with pytest.raises(kind) as caught:
+        make().build(outputs(), 2)
+    assert re.search(said, str(caught.value)), caught.value
+
+
+@pytest.mark.parametrize("split", [None, {**MEGATRON, "conv*": 0}])
+def test_names_that_megatron_does_not_know(split):
+    """Its patterns are for many models, so not all must fit; but one must."""
+    loss = ht.mean(ht.square(ht.nn.Linear(4, 4, name="front")(ht.placeholder("x", (None, 4)))))
+    unknown = [loss, *ht.optim.SGD(0.1).minimize(loss).values()]
+    for builder in (TensorParallel(split), Parallel(tensor=2, split=split)):
+        with pytest.raises(UnknownNameError, match="no trained variable has a name that a pattern of split= fits"):
+            builder.build(unknown, 2)
+    assert DataParallel().build(unknown, 2).variables == {}
+    assert TensorParallel({**MEGATRON, "conv*": 0}).build(outputs(), 2) == TensorParallel().build(outputs(), 2)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_axes_count_from_the_end_too(axis):
+    plain, negative = (TensorParallel({"*/weight": a}).build(outputs(), 2) for a in (axis, axis - 2))
+    assert plain == negative and plain.variables
+
+
+KEEPING = {"whole": DataParallel, "sharded": lambda: ZeRO(3), "split": lambda: TensorParallel({"*/up/weight": 1})}
+
+
+@pytest.mark.parametrize("theirs", KEEPING)
+@pytest.mark.parametrize("mine", KEEPING)
+def test_values_shared_with_an_executor_of_another_strategy(theirs, mine):
+    """Either the parts have the same shapes, or the error names one that has not."""
+
+    def act(comm):
+        graph, _ = mlp()
+        other = ht.Executor(graph, strategy=KEEPING[theirs](), comm=comm)
+        if theirs == mine:
+            return ht.Executor(graph, strategy=KEEPING[mine](), comm=comm, state=other.state) is not None
+        with pytest.raises(ArgumentError, match=r"'mlp/.* has the shape \(.*\) in the shared state, .* of \(.*\) here"):
+            ht.Executor(graph, strategy=KEEPING[mine](), comm=comm, state=other.state)
+        return True
+
+    assert run_ranks(2, act, deadline=10) == [True, True]

@@ -10,7 +10,7 @@ import fnmatch
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from ...core.errors import ArgumentError
+from ...core.errors import ArgumentError, AxisError, UnknownNameError, did_you_mean
 from ...core.graph import Node, topological
 from ...core.op import Role
 from ...core.types import Dim, Shape
@@ -41,9 +41,12 @@ class Parallel(Builder):
 
     data, tensor: how many ways each; `data=None` takes all other ranks.
     zero: 0 keeps everything everywhere, 1 (and 2) shards optimizer state, 3 shards the variables too.
-    split: name patterns -> axis that tensor parallelism splits.
+    split: name patterns -> axis that tensor parallelism splits, counted from the end if it is negative.
     experts: name patterns -> axis of the experts, which the ranks that share the batch divide among them.
     hosts: the ranks of each host, for all-to-alls that go within hosts first.
+
+    Each pattern must fit a trained variable that has its axis; of patterns beside those of `MEGATRON`, which serve many
+    models, one must. `build` raises UnknownNameError or AxisError.
 
     >>> Parallel(tensor=2, split={"w": 1})
     Parallel(data=None, tensor=2, zero=0)
@@ -70,6 +73,11 @@ class Parallel(Builder):
         mesh = self.mesh(range(world_size))
         places = {ranks: self.mesh(ranks) for ranks in marked_places(outputs)}
         nodes, owners = topological(outputs), owners_of(outputs)
+        trained = [n for n in nodes if n.role is Role.VARIABLE and n.attrs["trainable"]]
+        if trained:
+            if mesh.sizes[1] > 1 or not self.split.keys() >= MEGATRON.keys():
+                _check_patterns("split", self.split, trained)
+            _check_patterns("experts", self.experts, trained)
         strategy = Strategy(
             mesh.layout(data=0), places=tuple(here.layout() for here in places.values()), hosts=self.hosts
         )
@@ -104,8 +112,8 @@ class Parallel(Builder):
         roles = {}
         for name, patterns, degree in (("tensor", self.split, tensor), ("data", self.experts, data)):
             axis = next((a for pattern, a in patterns.items() if fnmatch.fnmatch(owner.name, pattern)), None)
-            if axis is not None and degree > 1 and axis < node.ndim:
-                roles[name] = axis
+            if axis is not None and degree > 1 and -node.ndim <= axis < node.ndim:
+                roles[name] = axis % node.ndim
         compute = mesh.layout(**roles)
         sharded = data > 1 and "data" not in roles and (self.zero == 3 or (self.zero > 0 and state))
         free = _divisible(node.shape, data, roles.get("tensor")) if sharded else None
@@ -114,6 +122,25 @@ class Parallel(Builder):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(data={self.data}, tensor={self.tensor}, zero={self.zero})"
+
+
+def _check_patterns(what: str, patterns: Mapping[str, int], trained: Sequence[Node]) -> None:
+    """UnknownNameError or AxisError for a pattern by which nothing would be split."""
+    names, any_model = [n.name for n in trained], patterns.keys() >= MEGATRON.keys()
+    fitting = {pattern: [n for n in trained if fnmatch.fnmatch(n.name, pattern)] for pattern in patterns}
+    if any_model and not any(fitting.values()):
+        raise UnknownNameError(
+            f"no trained variable has a name that a pattern of {what}= fits: {', '.join(names[:5])}, ...",
+            fix=f'say what to split: {what}={{"*up/weight": 1, "*down/weight": 0}}, or name layers as MEGATRON does',
+        )
+    for pattern, found in fitting.items():
+        given = f"{what}={{{pattern!r}: {patterns[pattern]}}}"
+        if not found and not any_model:
+            raise UnknownNameError(f"{given} fits no trained variable", fix=did_you_mean(pattern, names))
+        if found and not any(-n.ndim <= patterns[pattern] < n.ndim for n in found):
+            largest = max(found, key=lambda n: n.ndim)
+            fix = f"it has the axes 0 to {largest.ndim - 1}"
+            raise AxisError(f"{given} splits axis {patterns[pattern]} of {largest!r}", fix=fix)
 
 
 def _divisible(shape: Shape, parts: int, taken: int | None) -> int | None:

@@ -93,8 +93,20 @@ class OnRanks:
         """
         self.comm.compile_alike()
         self.agree_on(asked)
+        self.check_shared(state)
         self.comm = on_device(self.comm, state.device)
         self.unseen = None if asked["shared state"] else state
+
+    def check_shared(self, state: State) -> None:
+        """ArgumentError for values of an executor that keeps other parts of the variables."""
+        for node in Graph(self.outputs).leaves("variable"):
+            local = self.variable(node)
+            if local is not None and (found := state.arrays[local.name].shape) != local.shape:
+                raise ArgumentError(
+                    f"{node.name!r} has the shape {found} in the shared state, and a part of {local.shape} here",
+                    fix="share state= between executors of one strategy; save and load lead to another",
+                    site=node.site,
+                )
 
     def agree_on(self, asked: Mapping[str, Any]) -> None:
         """Compare with all ranks what this executor was asked for, its strategy, its variables and its graph."""
