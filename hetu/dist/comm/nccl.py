@@ -4,8 +4,8 @@ A communicator for the memory of the host (MPI) stays underneath: it carries eve
 barriers), spreads NCCL's identifier and tells who keeps whom waiting. All groups of a rank share one stream, so that
 NCCL calls keep the one order of all ranks. The host never waits: `wait` orders the current stream after the operation.
 A watchdog looks after open operations. When a deadline passes it aborts NCCL, so that streams end instead of hanging;
-the next call here, or the end of the step, then raises the report. Left out: several GPUs in one process, registered
-buffers, and graph capture of communication.
+the next call here, or the end of the step, then raises the report. NCCL adds 16-bit floats by itself, and may round
+more than once. Left out: several GPUs in one process, registered buffers, and graph capture of communication.
 """
 
 from __future__ import annotations
