@@ -56,5 +56,5 @@ class Patience:
         states, apart = self.look(), waited - self.looked
         if any(works(self.states[r], s, apart, self.anywhere) for r, s in states.items() if r in self.states):
             self.alive = waited
-        self.states, self.looked = states, waited
+        self.states, self.looked = {**self.states, **states}, waited  # a rank may be too busy to answer in time
         return waited >= self.alive + self.deadline or waited >= MOST * self.deadline
