@@ -28,12 +28,19 @@ ENDS = {
     "matching": lambda loss, slopes: sum(ht.sum(ht.square(g - 0.1)) for g in slopes),
 }
 TOGETHER = {"of a CPU": None, "of a GPU": [run.__name__ for run in chosen_passes(None, "gpu")], "all": [*PASSES]}
-CHOSEN = {"penalty": TOGETHER, "matching": TOGETHER | {name: [name] for name in PASSES}}
+ALONE = {name: [name] for name in PASSES}
 
 
-@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize(
+    ("end", "chosen"),
+    [
+        ("matching", TOGETHER),
+        *(pytest.param(end, TOGETHER | ALONE, marks=pytest.mark.nightly) for end in ENDS),
+    ],
+    ids=["matching", "penalty, each", "matching, each"],
+)
 @pytest.mark.parametrize("kind", KINDS)
-def test_second_gradients_pass_through_all_passes(kind, end):
+def test_second_gradients_pass_through_all_passes(kind, end, chosen):
     make, source = KINDS[kind]
     x, rng = source(time=2) if source is sequences else source(), np.random.default_rng(0)
     ids, shape = x.dtype.kind == "i", (4, *x.shape[1:])
@@ -51,7 +58,7 @@ def test_second_gradients_pass_through_all_passes(kind, end):
 
     wanted = run([])
     scale = max(float(np.abs(w).max()) for w in wanted[1:])  # what is 0 but for rounding has no scale of its own
-    for name, passes in CHOSEN[end].items():
+    for name, passes in chosen.items():
         for got, want in zip(run(passes), wanted, strict=True):
             bound = 2e-3 * max(scale, float(np.abs(want).max()))
             assert np.isfinite(got).all() and np.abs(got - want).max(initial=0) <= bound, f"with the passes {name}"

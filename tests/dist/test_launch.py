@@ -355,13 +355,20 @@ print("all here")
 """
 
 
-@pytest.mark.parametrize("last", ["comm.barrier()", "comm.split((0, 1)).barrier()", "comm.split((1, 0)).barrier()", ""])
+LASTS = ["comm.barrier()", "comm.split((0, 1)).barrier()", "comm.split((1, 0)).barrier()", ""]
+BUSY = [
+    ("validate.run({'x': np.ones((64, 64))})", ("--deadline", 2, "--leave", 2), 0),
+    ("pass", ("--deadline", 2, "--leave", 2), 1),
+    ("pass", ("--deadline", 30, "--leave", 30), 0),
+]
+
+
 @pytest.mark.parametrize(
-    ("busy", "options", "code"),
+    ("last", "busy", "options", "code"),
     [
-        ("validate.run({'x': np.ones((64, 64))})", ("--deadline", 2, "--leave", 2), 0),
-        ("pass", ("--deadline", 2, "--leave", 2), 1),
-        ("pass", ("--deadline", 30, "--leave", 30), 0),
+        pytest.param(last, *row, marks=() if last == LASTS[0] or (row is BUSY[0] and not last) else pytest.mark.nightly)
+        for last in LASTS
+        for row in BUSY
     ],
 )
 def test_a_rank_that_works_is_waited_for(tmp_path, busy, options, code, last):
