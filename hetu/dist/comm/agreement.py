@@ -12,15 +12,12 @@ import warnings
 import zlib
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
 from .comm import CollectiveCall, CommError, disagreement
 from .recorder import KEPT, Entry, Raw, differences, readable
-
-if TYPE_CHECKING:
-    from .mpi import MPIComm
 
 LINE = 256  # bytes of a rank's description of its calls: one size, so that no exchange overruns another
 TOGETHER = KEPT // 4  # calls; those that a hash is made of are still in the recorder when it is looked at
@@ -37,10 +34,10 @@ def unpack(line: np.ndarray) -> str:
     return line.tobytes().rstrip(b"\0").decode(errors="replace")
 
 
-class Exchange:
-    """A short text of every rank of a group, on its way over the group's second communicator."""
+class Telling:
+    """A short text of every rank of a group, on its way over the group's second communicator; `comm` is an MPIComm."""
 
-    def __init__(self, comm: MPIComm, text: str) -> None:
+    def __init__(self, comm: Any, text: str) -> None:
         self.comm, self.sent = comm, pack(text)
         self.all = np.empty((comm.world_size, LINE), np.uint8)
         self.request = comm.control.Iallgather(self.sent, self.all)
@@ -54,10 +51,10 @@ class Exchange:
 class Agreement:
     """The comparison of one call with those of the other ranks."""
 
-    def __init__(self, comm: MPIComm, entry: Raw) -> None:
+    def __init__(self, comm: Any, entry: Raw) -> None:
         self.comm, self.entry = comm, entry
         mine = readable(entry)
-        self.exchange = Exchange(comm, "\n".join([mine.what, mine.type, str(mine.size), mine.line]))
+        self.exchange = Telling(comm, "\n".join([mine.what, mine.type, str(mine.size), mine.line]))
 
     def wait(self) -> None:
         """CommError if the ranks call different things."""
@@ -70,15 +67,15 @@ class Agreement:
             raise disagreement({rank: {0: call} for rank, call in calls.items()})
 
 
-class History:
+class CallHistory:
     """The calls of one rank in a group since they were last compared."""
 
-    def __init__(self, comm: MPIComm) -> None:
+    def __init__(self, comm: Any) -> None:
         self.comm = comm
         self.numbers: dict[tuple[object, ...], int] = {}  # the same on all ranks for calls of one signature
         self.calls: list[int] = []
         self.lines: list[int] = []
-        self.open: deque[Exchange] = deque()
+        self.open: deque[Telling] = deque()
         self.before: Sequence[int] = ()  # the sums of lines of the last calls, if the lines differed
         self.compared, self.warned = 0, False
 
@@ -110,11 +107,11 @@ class History:
     def _roll(self) -> None:
         """Begin to compare the calls so far: what was called, from which lines, and these whatever their order."""
         hashes = hash(tuple(self.calls)), hash(tuple(self.lines)), sum(map(hash, zip(self.calls, self.lines)))
-        self.open.append(Exchange(self.comm, " ".join(str(h & WORD) for h in (len(self.calls), *hashes))))
+        self.open.append(Telling(self.comm, " ".join(str(h & WORD) for h in (len(self.calls), *hashes))))
         self.calls.clear()
         self.lines.clear()
 
-    def _judge(self, exchange: Exchange) -> None:
+    def _judge(self, exchange: Telling) -> None:
         rows = [tuple(map(int, text.split())) if "\n" not in text else () for text in map(unpack, exchange.all)]
         if len({row[:2] for row in rows}) > 1:
             raise differed(self.comm.remembered(self.compared), "different collectives")

@@ -8,22 +8,19 @@ decides nothing but a copy.
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from .comm import CollectiveCall
 
-if TYPE_CHECKING:
-    from .mpi import MPIComm
-
 _made: weakref.WeakSet[BoundAllReduce] = weakref.WeakSet()
 
 
 class BoundAllReduce:
-    """One of `comm`; `MPI` is `mpi4py.MPI`."""
+    """One of `comm`, an MPIComm; `MPI` is `mpi4py.MPI`."""
 
-    def __init__(self, MPI: Any, comm: MPIComm, call: CollectiveCall) -> None:
+    def __init__(self, MPI: Any, comm: Any, call: CollectiveCall) -> None:
         x, out = call.x, call.out
         self.MPI, self.comm, self.call, self.site = MPI, comm, call, comm.recorder.site
         self.in_place = x is out or np.may_share_memory(x, out)

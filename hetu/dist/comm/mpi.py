@@ -25,7 +25,7 @@ import numpy as np
 
 from ...core.backend import Device
 from ...core.errors import MissingDependencyError
-from .agreement import Agreement, History, pack, unpack
+from .agreement import Agreement, CallHistory, pack, unpack
 from .bound import BoundAllReduce, alike, free_all, number
 from .comm import CollectiveCall, Comm, CommError, Handle, PeerMessage, SerialComm, is_half, of_thread
 from .guard import RUN_DIRECTORY, forget_shared_files, job_size, noting_shared_files, own_rank
@@ -152,7 +152,7 @@ class MPIComm(Comm):
         self._memory: list[SharedMemory | None] = []  # empty until it is first wanted
         self.control, request = comm.Idup()
         self.finish(request, (), "a group to form")
-        self._history = History(self)
+        self._history = CallHistory(self)
 
     def progress(self) -> None:
         """Let MPI work on open operations: without calls into it, most of a transfer stands still."""

@@ -88,7 +88,7 @@ class RankState(NamedTuple):
         return {entry.number: entry for entry in self.entries if entry[:2] == (group, series)}
 
 
-class Ring(deque[Raw]):
+class LastCalls(deque[Raw]):
     """The last entries of one series, and how many there have been."""
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.thread = threading.get_ident()
-        self.rings: dict[tuple[Ranks, str], Ring] = defaultdict(Ring)
+        self.rings: dict[tuple[Ranks, str], LastCalls] = defaultdict(LastCalls)
         self.waiting: Raw = ()
         self.ended = ""
         self.site: Site | None = None
