@@ -48,6 +48,13 @@ def _pooled(x: TensorType, **attrs: Any) -> TensorType:
     return TensorType((*x.shape[:2], *Window(**attrs).positions(x.shape[2:])), x.dtype)
 
 
+def _picked(x: TensorType, taps: TensorType, **attrs: Any) -> TensorType:
+    made = _pooled(x, **attrs)
+    if not all(map(compatible, made.shape, taps.shape)):
+        raise ShapeError(f"the taps are {taps}, the windows {show_shape(made.shape)}", fix="take those of these images")
+    return made
+
+
 def _unpooled(g: TensorType, *taps: TensorType, size: Sizes, **attrs: Any) -> TensorType:
     wanted = Window(**attrs).positions(size)
     if not all(map(compatible, g.shape[2:], wanted)):
@@ -130,7 +137,7 @@ def max_pool2d_dx(
 max_pool2d_dx.normalize(_gradient_attrs)
 
 
-@op(precision="follow", dims="nch!w!,ncy!x!->ncy!x!", linear=(0,), infer=lambda x, taps, **attrs: _pooled(x, **attrs))
+@op(precision="follow", dims="nch!w!,ncy!x!->ncy!x!", linear=(0,), infer=_picked)
 def max_pool2d_pick(xp: ModuleType, x: Any, taps: Any, *, kernel: Any, stride: Any = None, padding: Any = 0) -> Any:
     """The pixel of each window that its tap names: the adjoint of `max_pool2d_dx`.
 
