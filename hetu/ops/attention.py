@@ -158,7 +158,8 @@ def _weights(q: Node, k: Node, masks: Sequence[Node], scale: float, causal: bool
 def _hidden(scores: Node, masks: Sequence[Node], causal: bool, value: float) -> Node:
     """The scores with `value` where a query may not see a key: where a mask is False, or -inf."""
     for mask in masks:
-        scores = OPS["where"](mask > -math.inf if is_float(mask.dtype) else mask, scores, value)
+        seen = OPS["not_equal"](mask, -math.inf) if is_float(mask.dtype) else mask
+        scores = OPS["where"](seen, scores, value)
     return OPS["where"](OPS["tril"](OPS["ones_like"](scores)) > 0, scores, value) if causal else scores
 
 
