@@ -74,7 +74,7 @@ def _layout_remedy(logits: TensorType, labels: TensorType) -> str:
 
 def check_smoothing(logits: TensorType, label_smoothing: float) -> None:
     """ArgumentError for what is no share, ShapeError where there is no class to give it to."""
-    if logits.shape[-1] == 0:
+    if logits.shape[-1:] == (0,):
         raise ShapeError(f"the logits {logits} have no classes", fix="give the last axis one class at least")
     if not isinstance(label_smoothing, int | float) or not 0 <= label_smoothing < 1:
         raise ArgumentError(f"label_smoothing={label_smoothing!r}", fix="pass 0 <= label_smoothing < 1")
