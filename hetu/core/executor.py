@@ -87,10 +87,9 @@ class Executor:
             raise ArgumentError("updates were passed alone", fix="list them: Executor([loss, updates])")
         if precision not in PRECISIONS:
             raise ArgumentError(f"unknown precision {precision!r}", fix=f"use one of {', '.join(PRECISIONS)}")
-        self.donate, self.reuse = donate, reuse
+        self.donate, self.reuse, self.explain = donate, reuse, explain
         self.subgraphs = {name: SubGraph(name, listed, precision) for name, listed in entries.items()}
         self.device = Device.parse(device) if state is None else state.device
-        self.explain = explain
         self.variables = list(dict.fromkeys(v for s in self.subgraphs.values() for v in s.variables))
         Graph(tuple(self.variables)).verify()
         self.state = State(seed=seed, device=self.device) if state is None else state
@@ -101,8 +100,9 @@ class Executor:
                 self.state.add(node)
                 if node is random_state:
                     self.state[node] = np.array([seed, 0], np.uint64)
-        asked = {"seed": self.state.seed, "precision": precision, "passes": (passes := passes and [*passes])}
-        self.placement.start(self.state, asked | {"entries": [*entries], "shared state": state is not None})
+        passes = passes and [*passes]
+        asked = {"seed": self.state.seed, "precision": precision, "passes": passes, "entries": [*entries]}
+        self.placement.start(self.state, asked | {"shared state": state is not None})
         self.passes = chosen_passes(passes, self.device.kind)  # ranks have agreed by now on whether they compile
         self.arena, self.busy = Arena(self.device), threading.Lock()
         self.quiet = contextvars.copy_context()  # steps run in it: np.errstate would cost each of them 1 us

@@ -94,7 +94,7 @@ class CollectiveCall:
     @property
     def signature(self) -> tuple[object, ...]:
         """What the calls of all ranks must have in common; with `counts` the sizes may differ."""
-        return self.kind, self.op, self.root, self.x.dtype, self.x.size if self.counts is None else -1
+        return self.kind, self.op, self.root, self.x.dtype, self.size
 
     @property
     def size(self) -> int:

@@ -239,7 +239,7 @@ class MPIComm(Comm):
         thread = threading.Thread(target=lambda: results.append(blocking()), daemon=True)
         self.recorder.waiting = entry
         thread.start()
-        begin, patience = time.monotonic(), self._patience()
+        begin, waited, patience = time.monotonic(), 0.0, self._patience()
         while thread.is_alive() and not patience.is_over(waited := time.monotonic() - begin):
             thread.join(min(LOOK, self.deadline / 4))
         if not results:

@@ -1,10 +1,10 @@
 """What all ranks must have alike: compared before anything waits, so that a difference is an error and never a hang.
 
 Executors compare what they were given, and once the values that several ranks keep. Two comparisons are made of a step:
-before a graph is cut, all ranks must have the same one. When nothing will change it
-any more, what each rank will do must fit what the others do: on each track, a group of ranks or the way from one to
-another, all members must do the same things in the same order. As each step of communication has one number on all
-ranks and every rank goes up the numbers, ranks that fit cannot wait for each other in a circle.
+before a graph is cut, all ranks must have the same one; when nothing will change it any more, what each rank will do
+must fit what the others do: on each track, a group of ranks or the way from one to another, all members must do the
+same things in the same order. As each step of communication has one number on all ranks and every rank goes up the
+numbers, ranks that fit cannot wait for each other in a circle. Left out: communication that operators of a stranger do.
 """
 
 from __future__ import annotations
@@ -168,4 +168,5 @@ def _hash(value: object) -> int:
 def crc(value: np.ndarray) -> str:
     """An array in a few words, which differ where arrays do."""
     shown = f"{value.flat[0]}, ... " if value.size else ""
-    return f"{show_array(value)} of {shown}with CRC {zlib.crc32(np.ascontiguousarray(value).tobytes()):08x}"
+    raw = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+    return f"{show_array(value)} of {shown}with CRC {zlib.crc32(raw.data):08x}"
