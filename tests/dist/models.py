@@ -10,7 +10,8 @@ import numpy as np
 
 import hetu as ht
 from hetu.core.op import Role
-from hetu.dist import run_ranks
+from hetu.dist import DataParallel, Parallel, TensorParallel, ZeRO, run_ranks
+from hetu.dist.cut.strategy import Builder
 
 BATCH, STEPS = 12, 20
 
@@ -88,3 +89,16 @@ def communicating(model: Callable[..., Any], strategy: Any, ranks: int, name: st
         return [step.node for step in ex.program(name, feed).steps if step.node.role is Role.COMMUNICATION]
 
     return run_ranks(ranks, nodes)[0]
+
+
+def uniform(split: dict[str, int]) -> dict[str, Callable[[], Builder]]:
+    """Strategies that treat all ranks alike; those of tensor parallelism split by these patterns."""
+    return {
+        "data": DataParallel,
+        "zero1": lambda: ZeRO(1),
+        "zero2": lambda: ZeRO(2),
+        "zero3": lambda: ZeRO(3),
+        "tensor": lambda: TensorParallel(split),
+        "data x tensor": lambda: Parallel(tensor=2, split=split),
+        "zero3 x tensor": lambda: Parallel(tensor=2, zero=3, split=split),
+    }

@@ -17,24 +17,18 @@ import numpy as np
 import hetu as ht
 from hetu.core.passes import applied, specialize
 from hetu.core.subgraph import SubGraph
-from hetu.dist import MEGATRON, DataParallel, Mesh, OnRanks, Parallel, Strategy, TensorParallel, ZeRO, place, shard
+from hetu.dist import MEGATRON, Mesh, OnRanks, Strategy, place, shard
 from hetu.dist.cut.agreement import RankCalls, calls_of, misfit
 from hetu.dist.cut.partition import laid_out, part_of, partition
 from hetu.dist.cut.strategy import Builder
+
+from .models import uniform
 
 WIDTH = 8
 NAMES = ("up", "down", "query", "output")
 COLUMNS = {f"*{name}*/{part}": axis for name in ("up", "query") for part, axis in (("weight", 1), ("bias", 0))}
 SPLIT = {**MEGATRON, **COLUMNS, "*down*/weight": 0, "*output*/weight": -2}  # the others by rows
-STRATEGIES = {
-    "data": DataParallel,
-    "zero1": lambda: ZeRO(1),
-    "zero2": lambda: ZeRO(2),
-    "zero3": lambda: ZeRO(3),
-    "tensor": lambda: TensorParallel(SPLIT),
-    "data x tensor": lambda: Parallel(tensor=2, split=SPLIT),
-    "zero3 x tensor": lambda: Parallel(tensor=2, zero=3, split=SPLIT),
-}
+STRATEGIES = uniform(SPLIT)
 OPTIMIZERS = {
     "SGD": lambda: ht.optim.SGD(0.1),
     "Momentum": lambda: ht.optim.Momentum(0.1),

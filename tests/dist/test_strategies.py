@@ -15,20 +15,12 @@ from hetu.core.passes import PASSES
 from hetu.dist import plan, run_ranks
 from hetu.dist.cut.builders import MEGATRON, DataParallel, Parallel, TensorParallel, ZeRO
 
-from .models import MODELS, batches, communicating, communication, losses, mlp, transformer
+from .models import MODELS, batches, communicating, communication, losses, mlp, transformer, uniform
 from .test_launch import heturun
 
 CHANNELS = {"cnn/conv2d/weight": 0, "cnn/conv2d/bias": 0, "cnn/batch_norm/*": 0, "cnn/linear/weight": 0}
 SPLIT = {**MEGATRON, **CHANNELS}
-STRATEGIES = {
-    "data": DataParallel,
-    "zero1": lambda: ZeRO(1),
-    "zero2": lambda: ZeRO(2),
-    "zero3": lambda: ZeRO(3),
-    "tensor": lambda: TensorParallel(SPLIT),
-    "data x tensor": lambda: Parallel(tensor=2, split=SPLIT),
-    "zero3 x tensor": lambda: Parallel(tensor=2, zero=3, split=SPLIT),
-}
+STRATEGIES = uniform(SPLIT)
 CASES = [(name, model, n) for name in STRATEGIES for model in MODELS for n in (2, 4)]
 CASES += [
     ("data", "mlp", 3),
