@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 
 import hetu as ht
@@ -28,6 +30,15 @@ def answers(sample, arrays, feeds):
     return made
 
 
+def references(sample, arrays) -> list[np.ndarray]:
+    """What plain NumPy makes of them, if it does; formulas that know the sizes of a row give other shapes."""
+    try:
+        with np.errstate(all="ignore"), warnings.catch_warnings(action="ignore"):
+            return [*map(np.asarray, as_tuple(sample.reference(*arrays)))]
+    except Exception:
+        return []
+
+
 def empty(array: np.ndarray, size: int) -> np.ndarray:
     """The array with nothing along the axes of that size; the state of random numbers stays."""
     return array if array.dtype == np.uint64 else array[tuple(slice(0 if n == size else None) for n in array.shape)]
@@ -44,6 +55,9 @@ def test_an_empty_axis_is_answered_or_refused_in_our_words(sample):
         for got, wanted in zip(*(() if mine is HetuError else (mine[0], plain[0])), strict=True):
             assert got.shape == wanted.shape
             np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4)
+        for got, right in zip(() if mine is HetuError else mine[0], references(sample, parts), strict=False):
+            if got.shape == right.shape:
+                np.testing.assert_allclose(got, right, rtol=1e-3, atol=1e-3)
 
 
 @each_sample
