@@ -76,8 +76,7 @@ def origin_of(node: Node, **tags: Any) -> Iterator[None]:
 
 def current_site() -> Site | None:
     """The user's line that a node made now, or an error raised now, belongs to."""
-    origin = _origin.get()
-    return origin.site if origin is not None else user_site()
+    return user_site() if (origin := _origin.get()) is None else origin.site
 
 
 # -- nodes -----------------------------------------------------------------------------------------------------

@@ -181,8 +181,7 @@ def constant_normalize(*, value: Any) -> dict[str, Any]:
 
 def filled(like: Node, value: float) -> Node:
     """A constant of the type of `like`, of known sizes, which takes no memory."""
-    array = np.broadcast_to(np.asarray(value, like.dtype), tuple(map(int, like.shape)))
-    return constant.make((), {"value": array})
+    return constant.make((), {"value": np.broadcast_to(np.asarray(value, like.dtype), tuple(map(int, like.shape)))})
 
 
 def filling(node: Node) -> float | None:

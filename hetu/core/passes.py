@@ -87,8 +87,7 @@ def chosen_passes(names: Iterable[str] | None, device: str = "cpu") -> list[Pass
         setting = os.environ.get("HETU_PASSES")
         kept = [name for name, run in PASSES.items() if _serves(run, device)]
         names = kept if setting is None else [n for n in setting.split(",") if n]
-    wanted = list(names)
-    for name in wanted:
+    for name in (wanted := list(names)):
         if name not in PASSES:
             raise UnknownNameError(f"there is no pass {name!r}", fix=did_you_mean(name, PASSES))
     return [run for name, run in PASSES.items() if name in wanted]

@@ -285,7 +285,8 @@ def require_sizes(type_: NodeType) -> None:
 def normalize_axis(axis: int, ndim: int) -> int:
     """A non-negative axis; AxisError when the array has no such axis."""
     if not isinstance(axis, int | np.integer) or not -ndim <= axis < ndim:
-        raise AxisError(f"axis {axis!r} does not exist in an array of {ndim} axes", fix=f"use {-ndim} to {ndim - 1}")
+        fix = f"use {-ndim} to {ndim - 1}" if ndim else "give it an axis, by ht.expand_dims"
+        raise AxisError(f"axis {axis!r} does not exist in an array of {ndim} axes", fix=fix)
     return axis % ndim
 
 
