@@ -4,33 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from importlib import import_module
-from typing import Any
-
-import pytest
 
 from hetu.core.kernels import kernels
 
 
-class Noted(Exception):
-    """What a program lacks is known; it is bound no further."""
-
-
 def compiled_at_once(programs: Iterable[Callable[[], object]]) -> None:
-    """Bind programs until it is known what they lack, and compile that."""
-    compiled = kernels("cpu").compiled
-    if not compiled:  # `test_wall.py` runs tests without the room
-        return
-    lacking: list[Any] = []
-
-    def noted(wanted: Iterable[Any]) -> bool:
-        lacking.extend(wanted)
-        raise Noted
-
-    c_calls = import_module("hetu.cpu_kernels.c_calls")
-    if c_calls.compiles():
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(c_calls, "build", noted)
+    """Bind programs to no other use than to know what they lack, and compile that."""
+    room = kernels("cpu")
+    if room.compiled and room.compiles():  # `test_wall.py` runs tests without the room
+        with import_module("hetu.cpu_kernels.ahead").noting() as lacking:
             for make in programs:
-                with pytest.raises(Noted):
-                    make()
-        compiled.build(lacking)
+                make()
+        room.compiled.build(lacking)

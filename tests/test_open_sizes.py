@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
 import hetu as ht
+from hetu.core.types import Dim
 from hetu.dist import DataParallel, Pipeline, TensorParallel, ZeRO, run_ranks
 from hetu.passes import PASSES
 
+from .at_once import compiled_at_once
 from .dist import models as spread
 from .test_lowering import MODELS as LOWERED
 
@@ -89,6 +95,14 @@ def shown(program):
     return str(program), [[str(i.type) for i in step.node.inputs] for step in program.steps]
 
 
+@pytest.fixture(scope="module")
+def at_once():
+    names = itertools.product(MODELS, STEPS, (None, PASSES))
+    made = (compiled(model, step, passes=passes) for model, step, passes in names)
+    compiled_at_once(functools.partial(ex.program, feed) for ex, feed in made)
+
+
+@pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("precision", ["float32", "float16"])
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("model", MODELS)
@@ -101,6 +115,53 @@ def test_open_and_fixed_sizes_give_the_same_program(model, step, precision, writ
         if precision == "float32":
             for ours, theirs in zip(ex.run(feed), fixed.run(feed), strict=True):
                 np.testing.assert_array_equal(ours, theirs)
+
+
+def axes(rng):
+    """Sums, softmax, a norm and a gate along open axes, and a number per channel."""
+    x, per_channel = ht.placeholder("x", (None, 6, None)), ht.variable("c", rng.random((6, 1), np.float32))
+    h = ht.relu(x * per_channel + 1.0)
+    mean = ht.mean(h, -1, keepdims=True)
+    z = (h - mean) / ht.sqrt(ht.var(h, -1, keepdims=True) + 1e-3)
+    gates = ht.softmax(z * 2.0, -1) * ht.sum(h, 0, keepdims=True) + ht.sum(ht.square(x), (0, 1))
+    return [ht.mean(ht.abs(gates)), gates], {x: rng.random((5, 6, 9), np.float32)}
+
+
+def pairs(rng):
+    """Distances between all of two open sets."""
+    x, y, scale = ht.placeholder("x", (None, 4)), ht.placeholder("y", (None, 4)), ht.variable("scale", np.ones(4, "f"))
+    apart = ht.sum(ht.square(ht.expand_dims(x * scale, 1) - ht.expand_dims(y, 0)), -1)
+    return [ht.mean(ht.logsumexp(-apart, 1)), ht.exp(-apart)], {
+        x: rng.random((6, 4), np.float32),
+        y: rng.random((7, 4), np.float32),
+    }
+
+
+MODELS |= {"axes": axes, "pairs": pairs}
+LENGTHS = (1, 2, 3, 5, 16, 33, 100, 127, 128, 200, 5000)
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("step", ["forward", "adam"])
+@pytest.mark.parametrize("model", MODELS)
+def test_what_other_sizes_want_is_compiled_with_the_first(model, step):
+    ahead = pytest.importorskip("hetu.cpu_kernels.ahead")
+    ex, feed = compiled(model, step)
+    (sub,), shapes = ex.subgraphs.values(), {name: value.shape for name, value in feed.items()}
+
+    def texts(shapes):
+        """The texts of groups that a program wants; written kernels are compiled once a machine."""
+        with ahead.noting() as wanted:
+            ex.program({name: np.zeros(shape, feed[name].dtype) for name, shape in shapes.items()})
+        return {source.shown for source in wanted if source.shared}
+
+    known = texts(shapes).union(*map(texts, ahead.others(sub, shapes)))
+    places = {name: [isinstance(n, Dim) for n in sub.placeholders[name].shape] for name in shapes}
+    opened = sorted({n for name in shapes for n, is_open in zip(shapes[name], places[name]) if is_open})
+    for seed in range(25 if opened else 0):
+        sizes = dict(zip(opened, np.random.default_rng(seed).choice(LENGTHS, len(opened)).tolist()))
+        other = {k: tuple(sizes[n] if o else n for n, o in zip(shapes[k], places[k])) for k in shapes}
+        assert texts(other) <= known, other
 
 
 SPLITS = {"*/up/weight": 1, "*/up/bias": 0, "*/down/weight": 0}
@@ -123,3 +184,27 @@ def test_open_and_fixed_sizes_give_each_rank_the_same_program(model, way, writte
     build = spread.MODELS[model]
     sizes = build()[1][0]
     assert run_ranks(2, programs) == written(lambda: run_ranks(2, programs), sizes)
+
+
+ONCE = """
+import numpy as np
+import hetu as ht
+from hetu.cpu_kernels import compiled
+x, bias = ht.placeholder("x", (None, 6, None)), ht.variable("bias", np.ones((6, 1), "f"))
+loss = ht.mean(ht.square(ht.softmax(ht.relu(x * bias), -1)))
+ex, plain = (ht.Executor([loss, ht.optim.Adam(0.1).minimize(loss)], passes=passes) for passes in (None, []))
+times = []
+for size in [(8, 6, 12), (1, 6, 12), (1, 6, 1), (8, 6, 1), (8, 6, 130), (1, 6, 130)]:
+    fed = np.random.default_rng(0).standard_normal(size).astype("f")
+    np.testing.assert_allclose(ex.run({x: fed})[0], plain.run({x: fed})[0], rtol=1e-4)
+    times.append(compiled.spent())
+print(len(set(times)), times[0] > 0)
+"""
+
+
+@pytest.mark.compiled
+def test_a_machine_that_has_compiled_nothing_compiles_for_the_first_sizes_alone(tmp_path):
+    variables = {k: v for k, v in os.environ.items() if not k.startswith("HETU_")} | {"XDG_CACHE_HOME": str(tmp_path)}
+    command = [sys.executable, "-c", ONCE]
+    ran = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300)
+    assert (ran.returncode, ran.stdout.split(), ran.stderr) == (0, ["1", "True"], "")

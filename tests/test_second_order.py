@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ from hetu import nn
 from hetu.core.graph import OPS, Graph
 from hetu.passes import PASSES, chosen_passes
 
+from .at_once import compiled_at_once
 from .nn.test_layers import LAYERS, images, sequences
 
 KINDS = {name: (make, source) for name, (make, source, _, _) in LAYERS.items()} | {
@@ -56,6 +59,7 @@ def test_second_gradients_pass_through_all_passes(kind, end, chosen):
     def run(passes):
         return ht.Executor(fetches, passes=passes, seed=0).run(feed)[:-1]
 
+    compiled_at_once(partial(ht.Executor(fetches, passes=passes).program, feed) for passes in ([], *chosen.values()))
     wanted = run([])
     scale = max(float(np.abs(w).max()) for w in wanted[1:])  # what is 0 but for rounding has no scale of its own
     for name, passes in chosen.items():

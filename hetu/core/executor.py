@@ -186,28 +186,29 @@ class Executor:
 
     def _compile(self, sub: SubGraph, values: Mapping[str, np.ndarray], donate: bool) -> Program:
         shapes = {name: value.shape for name, value in values.items()}
-        comm, library = self.placement.comm, kernels_of(self.device.xp).compiled
-        before, looked = library and library.spent(), gc.isenabled()
+        room, comm, looked = kernels_of(self.device.xp), self.placement.comm, gc.isenabled()
         gc.disable()  # to look for garbage takes a quarter of the time, and of the many objects of a graph none is
         try:
             fetches, updates, parts = sub.lower(shapes, self.passes, self.placement, self.explain)
-            program = Program(fetches, updates, self.state, self.arena, donate=donate, reuse=self.reuse, comm=comm)
+            with room.along(self, sub, shapes):
+                program = Program(fetches, updates, self.state, self.arena, donate=donate, reuse=self.reuse, comm=comm)
         finally:
             if looked:
                 gc.enable()
-        if self.explain and library and library.spent() > before:
-            print(f"C was compiled in {library.spent() - before:.1f} s, and is kept")
         if self.explain and program.captured is not None:
             print(f"capture: {program.captured}")
         program.parts = {k: (name, tuple(slice(*ends) for ends in box)) for k, (name, box) in parts.items()}
         return program
 
+    def trial(self, sub: SubGraph, shapes: Mapping[str, Sequence[int]]) -> None:
+        """Bind a program to no other use than to see what it takes; nothing is kept."""
+        Program(*sub.lower(shapes, self.passes)[:2], self.state, Arena(self.device), donate=self.donate)
+
     @public
     def export_c(self, name: str, folder: str | os.PathLike[str], feed: Feed | None = None) -> Any:
         """A sub-graph, at the sizes of `feed`, as one C file with a `main`; ArgumentError without C for all of it."""
         sub, feed = self._asked(name, feed)
-        program = self._filled(sub, feed, None)
-        return kernels_of(self.device.xp).export(program, folder, name, sub.random)
+        return kernels_of(self.device.xp).export(self._filled(sub, feed, None), folder, name, sub.random)
 
     @public
     def save(self, path: str | os.PathLike[str], extra: Mapping[str, Any] | None = None) -> None:

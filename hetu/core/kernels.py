@@ -96,6 +96,10 @@ class Kernels:
         """The array module, with faster functions in the place of some of its own."""
         return xp
 
+    def along(self, executor: Any, sub: Any, shapes: Mapping[str, Any]) -> AbstractContextManager[Any]:
+        """Inside, an executor binds the program of a sub-graph at these shapes."""
+        return nullcontext()
+
     def joined(self, calls: Calls) -> Calls | None:
         """The calls of a program with as few as may be; None where some cannot be made, and all are bound again."""
         return calls

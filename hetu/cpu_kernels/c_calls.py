@@ -19,6 +19,7 @@ import numpy as np
 
 from ..core.kernels import Call, Calls
 from . import openblas
+from .ahead import is_noted, with_others
 from .compiled import CSource, build, source, text_of
 from .compiler import compiler
 
@@ -170,7 +171,11 @@ def all_or_none(calls: Iterable[Call | None]) -> list[Call] | None:
 
 def joined(calls: Sequence[Call]) -> list[Call] | None:
     """The calls with each run of compiled ones as one table; None where one of them could not be compiled."""
-    if not build([call.source for call in calls if isinstance(call, CCall)]):
+    wanted = [call.source for call in calls if isinstance(call, CCall)]
+    if is_noted(wanted):
+        return []
+    build(with_others(wanted))
+    if any(source.library is None for source in wanted):
         return None
     made: list[Call] = []
     for kind, group in groupby(calls, type):

@@ -24,6 +24,7 @@ from ..fuse.form import FOLDS, Form, Line, form_of, fused
 from ..fuse.group import fuse
 from ..fuse.places import fewest_axes, strides_in
 from ..fuse.unit import Limits, rows_of_fold, span
+from .ahead import is_noted
 from .c_calls import CCall, compiles
 from .compiled import source
 from .group_text import BLOCK, CTYPES, LANES, STRIP, GroupLayout, GroupWriter, Text
@@ -100,8 +101,10 @@ def compiled(
     if function is None or made is None:
         return None
     places, joining = [*outs], list[Call]()
-    for k in function.folded if function.jobs > 1 else ():
-        places[k] = scratch.empty((function.jobs, *outs[k].shape), outs[k].dtype)
+    larger = bool(function.folded) and form.space[0] > 2 and is_noted()  # a larger batch has several parts
+    parts = max(2, function.jobs) if larger else function.jobs
+    for k in function.folded if parts > 1 else ():
+        places[k] = scratch.empty((parts, *outs[k].shape), outs[k].dtype)
         fold = form.lines[form.results[k] - len(arrays)].op
         joined = single(fold, outs[k], [places[k]], {"axis": (0,), "keepdims": False})
         if joined is None:

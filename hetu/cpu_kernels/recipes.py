@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from ..core.backend import Scratch
 from ..core.kernels import Call, Calls, Kernels, RoomPass
 from . import compiled, openblas
+from .ahead import along
 from .c_calls import checked, compiles, joined
 
 FILES = (
@@ -60,6 +61,9 @@ class CpuKernels(Kernels):
 
     def export(self, program: Any, folder: Any, name: str, random: bool) -> Any:
         return import_module(f"{__package__}.export").export_c(program, folder, name, random=random)
+
+    def along(self, executor: Any, sub: Any, shapes: Any) -> AbstractContextManager[Any]:
+        return along(executor, sub, shapes)
 
     def joined(self, calls: Calls) -> Calls | None:
         return joined(calls)

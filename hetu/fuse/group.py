@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from graphlib import TopologicalSorter
+from itertools import accumulate
 from math import prod
 from typing import Any
 
@@ -66,6 +67,8 @@ class _Units:
         self.nodes = [*self.earlier]
         self.kept, self.numbers = set(outputs), {node for node in self.nodes if is_number(node)}
         self.at = {node: k for k, node in enumerate(self.nodes)}
+        # Constants do not count: there are fewer of them where two are equal by chance.
+        self.when = dict(zip(self.nodes, accumulate(node.role is not Role.CONSTANT for node in self.nodes)))
         found: Any = readers_of(self.nodes)  # all are nodes, as no outputs are asked for
         self.readers = {node: dict.fromkeys(found[node]) for node in self.nodes}
         self.later: dict[Node, list[Node]] = {node: [] for node in self.nodes}
@@ -205,10 +208,10 @@ class _Units:
         """Whether they are not too many, and no large result would be made long before it is read."""
         if len(reads) > self.limits.arrays or len(results) > self.limits.results:
             return False
-        places = [self.at[n] for n in results]
+        places = [self.when[n] for n in results]
         if max(places) - min(places) <= NEAR:
             return True
-        large = (self.at[n] for n in results if prod(n.shape) > self.limits.small)
+        large = (self.when[n] for n in results if prod(n.shape) > self.limits.small)
         return max(large, default=0) - min(places) <= NEAR
 
     # -- the new graph -----------------------------------------------------------------------------------------------

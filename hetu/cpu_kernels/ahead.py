@@ -1,0 +1,95 @@
+"""What a program of open sizes will lack at other sizes is compiled with what it lacks at these.
+
+A text serves all sizes of its kind: sizes are arguments. But along a size of 1 nothing tells an axis from one that
+arrays lack, groups are other ones where two sizes are equal by chance, and short rows and small constants have a limit.
+So where the folder of libraries lacks something for a program, it is also lowered and bound at one size of each kind,
+to no other use than to know what it would lack there. The last batch of an epoch, a single sample and sequences of any
+length then compile nothing; a program that is all there costs nothing.
+
+Deliberately ignored: the programs of several ranks, which would have to agree on each; graphs of thousands of nodes,
+for the time it takes; and all pairs of limits, such as rows that are short beside a constant that is large.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from typing import Any
+
+from ..core.types import Dim
+from .compiled import CSource, spent
+
+FEW, MANY = (17, 19, 23, 29, 31), (131, 137, 139, 149, 151)  # sizes of other axes are seldom one of these
+MOST_NODES = 8_000  # of graphs that are bound to know what they lack, which takes 0.2 ms a node
+
+_bound: ContextVar[Any] = ContextVar("bound", default=None)  # the executor, sub-graph and shapes of a program
+_noted: ContextVar[list[CSource] | None] = ContextVar("noted", default=None)
+
+
+@contextmanager
+def along(executor: Any, sub: Any, shapes: Mapping[str, Sequence[int]]) -> Iterator[None]:
+    """Inside, the program of a sub-graph of the executor is bound at these shapes; `explain` says what C took."""
+    before = spent()
+    token = _bound.set((executor, sub, shapes) if executor.placement.world_size == 1 else None)
+    try:
+        yield
+    finally:
+        _bound.reset(token)
+    if executor.explain and spent() > before:
+        print(f"C was compiled in {spent() - before:.1f} s, and is kept")
+
+
+@contextmanager
+def noting() -> Iterator[list[CSource]]:
+    """Inside, programs are bound to no other use than to know what they want, which is noted in the list."""
+    noted: list[CSource] = []
+    token = _noted.set(noted)
+    try:
+        yield noted
+    finally:
+        _noted.reset(token)
+
+
+def is_noted(wanted: Iterable[CSource] = ()) -> bool:
+    """Whether this is such a program; what it wants is noted."""
+    noted = _noted.get()
+    if noted is not None:
+        noted.extend(wanted)
+    return noted is not None
+
+
+def with_others(wanted: Sequence[CSource]) -> list[CSource]:
+    """What is wanted now, and what other sizes will want, if anything of this is not there yet."""
+    if _bound.get() is None or all([source.loaded() for source in wanted]):
+        return [*wanted]
+    executor, sub, shapes = _bound.get()
+    with noting() as noted, warnings.catch_warnings(action="ignore"):
+        for other in others(sub, shapes):
+            with suppress(Exception):  # what is wrong there is said where it is really fed
+                executor.trial(sub, other)
+    return [*wanted, *noted]
+
+
+def others(sub: Any, shapes: Mapping[str, Sequence[int]]) -> list[dict[str, tuple[int, ...]]]:
+    """These shapes with other open sizes, the likeliest first: each alone 1, all 1, many or few. Equal ones stay equal.
+
+    >>> import hetu as ht
+    >>> x = ht.placeholder("x", (None, 3, None))
+    >>> sub = ht.Executor([x * 2]).subgraphs["default"]
+    >>> [shapes["x"] for shapes in others(sub, {"x": (8, 3, 12)})]
+    [(1, 3, 12), (8, 3, 1), (1, 3, 1), (131, 3, 137), (1, 3, 137), (131, 3, 1), (17, 3, 19)]
+    """
+    places = {name: [isinstance(n, Dim) for n in sub.placeholders[name].shape] for name in shapes}
+    known = dict.fromkeys(n for name, shape in shapes.items() for n, is_open in zip(shape, places[name]) if is_open)
+    few, many = (dict(zip(known, sizes)) for sizes in (FEW, MANY))
+    wanted = [{n: 1} for n in known] + [dict.fromkeys(known, 1), many] + [many | {n: 1} for n in known] + [few]
+    made = [
+        {
+            name: tuple(sizes.get(n, n) if is_open else n for n, is_open in zip(shape, places[name]))
+            for name, shape in shapes.items()
+        }
+        for sizes in wanted[: MOST_NODES // len(sub.written.nodes) if known else 0]
+    ]
+    return [shapes for k, shapes in enumerate(made) if shapes not in made[:k]]
