@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 
 from ..core.kernels import Call
-from ..ops.routing import moe_combine, moe_dispatch, moe_products
+from ..ops.routing import moe_combine, moe_dispatch, moe_products, of_each_group
 from . import sparse
 from .recipes import kernel
 
 
 @kernel(moe_dispatch)
+@of_each_group
 def moe_dispatch_bind(
     xp: ModuleType, out: Any, x: Any, slots: Any, weights: Any, *, experts: int, capacity: int
 ) -> list[Call] | None:
@@ -26,6 +27,7 @@ def moe_dispatch_bind(
 
 
 @kernel(moe_combine)
+@of_each_group
 def moe_combine_bind(xp: ModuleType, out: Any, y: Any, slots: Any, weights: Any) -> list[Call] | None:
     if not sparse.fit(out, y, weights) or not slots.flags.c_contiguous:
         return None
@@ -33,6 +35,7 @@ def moe_combine_bind(xp: ModuleType, out: Any, y: Any, slots: Any, weights: Any)
 
 
 @kernel(moe_products)
+@of_each_group
 def moe_products_bind(xp: ModuleType, out: Any, x: Any, y: Any, slots: Any) -> list[Call] | None:
     if not sparse.fit(out, x, y) or not slots.flags.c_contiguous:
         return None

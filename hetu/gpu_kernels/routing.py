@@ -29,6 +29,7 @@ def _fits(slots: Any, *floats: Any) -> bool:
 
 
 @kernel(routing.moe_dispatch)
+@routing.of_each_group
 def moe_dispatch(
     machine: Machine, out: Any, x: Any, slots: Any, weights: Any, *, experts: int, capacity: int
 ) -> list[Call] | None:
@@ -45,6 +46,7 @@ def moe_dispatch(
 
 
 @kernel(routing.moe_combine)
+@routing.of_each_group
 def moe_combine(machine: Machine, out: Any, y: Any, slots: Any, weights: Any) -> list[Call] | None:
     if not _fits(slots, out, y, weights):
         return None
@@ -55,6 +57,7 @@ def moe_combine(machine: Machine, out: Any, y: Any, slots: Any, weights: Any) ->
 
 
 @kernel(routing.moe_products)
+@routing.of_each_group
 def moe_products(machine: Machine, out: Any, x: Any, y: Any, slots: Any) -> list[Call] | None:
     if not _fits(slots, out, x, y):
         return None

@@ -30,6 +30,14 @@ def products(x, y, slots):
     return np.einsum("nks,nd,sd->nk", chosen(slots), x, y.reshape(6, -1))
 
 
+def of_groups(reference):
+    """What a reference for one group gives for each."""
+    return lambda *arrays: np.stack([reference(*parts) for parts in zip(*arrays)])
+
+
+GROUPS = given(np.array([[[3, 0], [-1, 5], [2, -1], [4, -1]], [[0, 1], [2, 3], [-1, -1], [5, 4]]]))
+
+
 def slots_one_by_one(experts):
     """First choices first; each takes the next room of its expert while there is one."""
     taken, slots = [0] * 4, np.full(experts.shape, -1)
@@ -49,6 +57,24 @@ SAMPLES = [
         dispatched,
         strict=NO_SCATTER,
     ),
+    Sample(
+        "moe_dispatch",
+        lambda x, s, w: ht.moe_dispatch(x, s, w, experts=2, capacity=3),
+        (real(2, 4, 5), GROUPS, real(2, 4, 2)),
+        of_groups(dispatched),
+        label="groups",
+        strict=NO_SCATTER,
+    ),
+    Sample(
+        "moe_combine", ht.moe_combine, (real(2, 2, 3, 5), GROUPS, real(2, 4, 2)), of_groups(combined), label="groups"
+    ),
+    Sample(
+        "moe_products",
+        OPS["moe_products"],
+        (real(2, 4, 5), real(2, 2, 3, 5), GROUPS),
+        of_groups(products),
+        label="groups",
+    ),
     Sample("moe_combine", ht.moe_combine, (real(2, 3, 5), SLOTS, real(4, 2)), combined),
     Sample("moe_products", OPS["moe_products"], (real(4, 5), real(2, 3, 5), SLOTS), products),
     Sample(
@@ -56,6 +82,14 @@ SAMPLES = [
         lambda experts: ht.moe_slots(experts, count=4, capacity=3),
         (ints(9, 2, high=4),),
         slots_one_by_one,
+        order=0,
+    ),
+    Sample(
+        "moe_slots",
+        lambda experts: ht.moe_slots(experts, count=4, capacity=3),
+        (ints(2, 9, 2, high=4),),
+        of_groups(slots_one_by_one),
+        label="groups",
         order=0,
     ),
 ]
