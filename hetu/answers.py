@@ -1,4 +1,4 @@
-"""What a name that does not exist in a public package is told, and a call with arguments that do not fit.
+"""What a wrong name in a public package is told, a call with arguments that do not fit, and a wrong variable.
 
 Python's own answers name neither the user's line nor a remedy.
 """
@@ -6,6 +6,7 @@ Python's own answers name neither the user's line nor a remedy.
 from __future__ import annotations
 
 import inspect
+import os
 import reprlib
 import sys
 import traceback
@@ -139,4 +140,20 @@ def _handed_on(cls: type) -> set[str]:
         found |= _named(parameters[1:])
         if parameters[-1].kind is not inspect.Parameter.VAR_KEYWORD:
             break
+    return found
+
+
+def seconds(variable: str, otherwise: float) -> float:
+    """The number of seconds that an environment variable gives.
+
+    >>> seconds("NO_SUCH_VARIABLE", 300.0)
+    300.0
+    """
+    text = os.environ.get(variable)
+    try:
+        found = otherwise if text is None else float(text)
+    except ValueError:
+        found = 0.0
+    if not found > 0:
+        raise ArgumentError(f"{variable} is {text!r:.80}", fix="give seconds, a number above 0 such as 600")
     return found

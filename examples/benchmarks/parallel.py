@@ -4,9 +4,11 @@
 
 1. all_reduce: bytes per second through hetu's communicator by those of mpi4py's `Allreduce` on the same buffers, in the
    same processes, in turns.
-2. overlap: one data-parallel step with gradients reduced one by one, by one with gradients in buckets that are reduced
+2. small: microseconds of each collective of 1 KB beyond the same call of mpi4py, called directly and bound to its
+   arrays as a program does it, in turns.
+3. overlap: one data-parallel step with gradients reduced one by one, by one with gradients in buckets that are reduced
    while backward goes on, on a virtual clock: computing is measured, the network is a model with 50 us of latency.
-3. step: hetu's data-parallel step of an MLP by the step of PyTorch's DistributedDataParallel (gloo), from the same
+4. step: hetu's data-parallel step of an MLP by the step of PyTorch's DistributedDataParallel (gloo), from the same
    weights and batches. Jobs take turns. It needs an interpreter that has PyTorch.
 
 All figures are medians, with the least and the greatest. Ignored on purpose: networks between hosts, GPUs.
@@ -36,8 +38,10 @@ from rows import WORKLOADS
 
 import hetu as ht
 from hetu.dist import Comm, DataParallel, Link, VirtualClock, run_ranks, world
+from hetu.dist.comm.comm import CollectiveCall
 
 ANSWER = "answer: "
+SMALL = 1 << 10
 SIZES = [1 << exponent for exponent in range(10, 27, 2)]
 RANKS, DEADLINE = 2, 300  # seconds
 
@@ -77,7 +81,10 @@ def all_reduce_of_rank(rounds: int) -> list[Row]:
     comm, bare, rows = world(), MPI.COMM_WORLD, []
     for size in SIZES:
         x, out = np.ones(size // 4, np.float32), np.empty(size // 4, np.float32)
-        sides = {"mpi4py": lambda x=x, out=out: bare.Allreduce(x, out), "hetu": comm.bind_all_reduce(x, out)}
+        sides = {
+            "mpi4py": lambda x=x, out=out: bare.Allreduce(x, out),
+            "hetu": comm.bind(CollectiveCall("all_reduce", x, out, "sum")),
+        }
         times = in_turns(sides, rounds, repeats=max(2, min(200, (4 << 20) // size)), meet=comm.barrier)
         ratios = [theirs / ours for theirs, ours in zip(times["mpi4py"], times["hetu"])]
         micros = {f"{name} us": 1e6 * statistics.median(seconds) for name, seconds in times.items()}
@@ -100,7 +107,52 @@ def in_turns(
     return times
 
 
-# -- 2. overlap ------------------------------------------------------------------------------------------------
+# -- 2. small --------------------------------------------------------------------------------------------------
+
+
+def small(arguments: argparse.Namespace) -> list[Row]:
+    return heturun("small", arguments.rounds)
+
+
+def small_of_rank(rounds: int) -> list[Row]:
+    from mpi4py import MPI
+
+    comm, bare, rows = world(), MPI.COMM_WORLD, []
+    x, out = np.ones(SMALL // 4, np.float32), np.empty(SMALL // 4, np.float32)
+    part, whole = np.empty(x.size // RANKS, np.float32), np.empty(x.size * RANKS, np.float32)
+    peer, nothing = 1 - comm.rank, np.empty(0, np.uint8)
+    calls = {
+        "all_reduce": (CollectiveCall("all_reduce", x, out, "sum"), partial(bare.Allreduce, x, out)),
+        "all_gather": (CollectiveCall("all_gather", x, whole), partial(bare.Allgather, x, whole)),
+        "reduce_scatter": (
+            CollectiveCall("reduce_scatter", x, part, "sum"),
+            partial(bare.Reduce_scatter_block, x, part),
+        ),
+        "all_to_all": (CollectiveCall("all_to_all", x, out), partial(bare.Alltoall, x, out)),
+        "broadcast": (CollectiveCall("broadcast", x, x), partial(bare.Bcast, x)),
+        "barrier": (CollectiveCall("barrier", nothing, nothing), bare.Barrier),
+    }
+    sides = {
+        name: {"mpi4py": theirs, "called": partial(comm.run, call), "bound": comm.bind(call)}
+        for name, (call, theirs) in calls.items()
+    }
+    trade = [(peer, x)], [(peer, out)]
+    sides["exchange"] = {
+        "mpi4py": partial(bare.Sendrecv, x, peer, 0, out, peer, 0),
+        "called": partial(comm.exchange, *trade),
+        "bound": comm.bind_exchange(*trade),
+    }
+    for name, three in sides.items():
+        times = in_turns(three, 5 * rounds, repeats=100, meet=comm.barrier)
+        for side in ("called", "bound"):
+            beyond = [1e6 * (ours - theirs) for ours, theirs in zip(times[side], times["mpi4py"])]
+            micros = {"mpi4py us": 1e6 * statistics.median(times["mpi4py"]), "beyond us": statistics.median(beyond)}
+            ratios = [ours / theirs for ours, theirs in zip(times[side], times["mpi4py"])]
+            rows.append({"collective": f"{name}, {side}", **micros, "least us": min(beyond), **spread(ratios)})
+    return rows
+
+
+# -- 3. overlap ------------------------------------------------------------------------------------------------
 
 
 class Buckets(DataParallel):
@@ -146,7 +198,7 @@ def virtual(comm: Comm, layers: int, width: int, limit: int, steps: int = 10) ->
     return (clock.now - begin) / steps
 
 
-# -- 3. step ---------------------------------------------------------------------------------------------------
+# -- 4. step ---------------------------------------------------------------------------------------------------
 
 
 def step(arguments: argparse.Namespace) -> list[Row]:
@@ -227,9 +279,10 @@ def torchrun(python: str) -> Row:
     return json.loads(answers[0])
 
 
-RANK_PARTS = {"all_reduce": all_reduce_of_rank, "step": step_of_rank}
+RANK_PARTS = {"all_reduce": all_reduce_of_rank, "small": small_of_rank, "step": step_of_rank}
 PARTS = {
     "all_reduce": ("all_reduce through hetu beside mpi4py: ratio of bytes per second, more is better", all_reduce),
+    "small": ("collectives of 1 KB beside mpi4py: ratio of times, less is better", small),
     "overlap": ("gradients one by one by buckets and overlap, at 50 us: ratio of times, more is better", overlap),
     "step": ("data-parallel step at 2 ranks beside PyTorch DDP: ratio of times, less is better", step),
 }

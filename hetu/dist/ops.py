@@ -112,17 +112,14 @@ def _bind(
         packed = xp.empty(given.shape, given.dtype)
         calls.append(partial(np.copyto, packed, given))
         given = packed
-    for group in [c.group for c in way.collectives if comm.rank in c.group]:
-        comm.split(group)  # here and not in the first step, in which ranks may come to their groups in other orders
-    if given is not None and (reduction := whole_reduction(way, comm.rank)) is not None:
-        return [*calls, comm.split(reduction.group).bind_all_reduce(given, out, reduction.op)]
-    return [*calls, partial(way.run, comm, given, target)]
+    # Groups are made here and not in the first step, in which ranks may come to theirs in other orders.
+    return [*calls, *way.bind(comm, given, target)]
 
 
 def whole_reduction(way: Redistribution, rank: int) -> Collective | None:
     """The all-reduce of the whole array of `rank`, if this is all that its group takes part in: nothing is packed.
 
-    What one member does, such as to prepare the all-reduce, all must do, so the answer is one for a whole group.
+    What one member does, such as to join it with others, all must do, so the answer is one for a whole group.
     """
     mine = next((c for c in way.collectives if rank in c.group), None)
     if mine is None or mine.kind != "all_reduce":

@@ -13,6 +13,7 @@ import numpy as np
 from hetu.core.errors import ArgumentError, DTypeError, ShapeError
 from hetu.core.types import as_dtype
 from hetu.dist import world
+from hetu.dist.comm.comm import CollectiveCall
 
 HALVES = ("float16", *(["bfloat16"] if find_spec("ml_dtypes") else []))
 DTYPES = ("float32", "float64", *HALVES, "int64", "int32", "uint8")
@@ -38,7 +39,7 @@ def all_reduce_of_equal_dtypes(comm):
         comm.all_reduce(x, out)
         assert (out == comm.world_size).all()
         out[...] = 0
-        comm.bind_all_reduce(x, out)()
+        comm.bind(CollectiveCall("all_reduce", x, out, "sum"))()
         assert (out == comm.world_size).all()
 
 
@@ -86,8 +87,8 @@ def all_reduce_bound(comm):
     kinds = [((3, 2), "float32"), ((), "int64"), ((300_000,), "float32"), *(((4,), half) for half in HALVES)]
     for shape, dtype in kinds:
         x, out = np.empty(shape, as_dtype(dtype)), np.empty(shape, as_dtype(dtype))
-        calls = [comm.bind_all_reduce(x, out, op) for op in ("sum", "max")]
-        inside = comm.bind_all_reduce(x, x)
+        calls = [comm.bind(CollectiveCall("all_reduce", x, out, op)) for op in ("sum", "max")]
+        inside = comm.bind(CollectiveCall("all_reduce", x, x, "sum"))
         for step in range(3):
             for call, reference in zip(calls, (np.sum, np.max)):
                 x[...] = mine(comm.rank + step, shape, dtype)

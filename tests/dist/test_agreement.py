@@ -18,6 +18,8 @@ from .models import MODELS, mlp
 from .placed import built, calls_of_ranks, case, misfits, static_misfit, trained
 from .test_hierarchical import EXPERTS, HOSTS
 from .test_hints import expert_feeds, expert_strategy, mixture, sequence_block
+from .test_microbatches import MODELS as OWN_BATCHES
+from .test_microbatches import WAYS, Descent
 from .test_place import CASES as PLACES
 from .test_strategies import CASES, JOINED, SPLIT, STRATEGIES, TIED, tied
 
@@ -51,6 +53,12 @@ SPREAD |= {
     for schedule in ("gpipe", "1f1b", "pipedream")
     for model in ("mlp", "transformer")
     if not (stages == 3 and model == "mlp")
+}
+SPREAD |= {
+    f"{way}, {model}, by micro-batch": (lambda model=model: OWN_BATCHES[model](Descent()), make, ranks)
+    for way, (ranks, _, make) in WAYS.items()
+    for model in OWN_BATCHES
+    if way != "experts" or model == "experts"
 }
 SPREAD |= {f"place: {name}": (lambda model=model: (model(), None), way, n) for name, (model, way, n) in PLACES.items()}
 SPREAD |= {f"sequence, {n}": (lambda n=n: sequence_block(n), TensorParallel, n) for n in (2, 4)}

@@ -2,7 +2,7 @@
 
 MPI would add arrays of different dtypes, or one rank's gradients to another's weights, without a word. So the ranks
 compare their first calls of each kind, and then, every `TOGETHER` calls, a hash of what they called: the exchange runs
-beside what follows, and nobody waits for it before the script ends. Reductions that are alike but come from the same
+beside what follows, and who is two of them ahead waits for the others. Reductions that are alike but come from the same
 lines in another order count as different. Other lines on other ranks may be a branch, so they are only warned of.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from .comm import CollectiveCall, CommError, disagreement
-from .recorder import KEPT, Entry, Raw, differences, readable
+from .recorder import KEPT, Entry, Raw, differences, numbers, readable
 
 LINE = 256  # bytes of a rank's description of its calls: one size, so that no exchange overruns another
 TOGETHER = KEPT // 4  # calls; those that a hash is made of are still in the recorder when it is looked at
@@ -67,67 +67,92 @@ class Agreement:
             raise disagreement({rank: {0: call} for rank, call in calls.items()})
 
 
+class KnownCall:
+    """Calls of one signature: their `number`, the same on all ranks, and what the transport prepared for them."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.small = number, None
+
+    small: Any
+
+
 class CallHistory:
     """The calls of one rank in a group since they were last compared."""
 
     def __init__(self, comm: Any) -> None:
         self.comm = comm
-        self.numbers: dict[tuple[object, ...], int] = {}  # the same on all ranks for calls of one signature
+        self.kinds: dict[tuple[object, ...], KnownCall] = {}  # by signature
         self.calls: list[int] = []
-        self.lines: list[int] = []
+        self.lines: list[Any] = []
         self.open: deque[Telling] = deque()
-        self.before: Sequence[int] = ()  # the sums of lines of the last calls, if the lines differed
+        self.before: tuple[Sequence[int], Sequence[int]] = ((), ())  # the sums of the last calls, if they differed
         self.compared, self.warned = 0, False
 
     def note(self, call: CollectiveCall) -> Agreement | None:
         """Add a call; the comparison that has begun with it if it is the first of its kind."""
         agreement, signature = None, call.signature
-        number = self.numbers.get(signature)
-        if number is None:
+        kind = self.kinds.get(signature)
+        if kind is None:
             agreement = Agreement(self.comm, call.noted)
-            number = self.numbers[signature] = zlib.crc32(repr(readable(call.noted).common).encode())
-        site = call.noted[6]
-        self.calls.append(number)
-        self.lines.append(site.line if call.op and site else 0)  # who has nothing to give may well branch
+            kind = self.kinds[signature] = KnownCall(zlib.crc32(repr(readable(call.noted).common).encode()))
+        self.add(kind, call)
+        return agreement
+
+    def add(self, kind: KnownCall, call: CollectiveCall) -> None:
+        """Add a call of a kind that is known."""
+        self.calls.append(kind.number)
+        self.lines.append(call.noted[6] if call.op else None)  # who has nothing to give may well branch
         if len(self.calls) == TOGETHER:
             self._roll()
-            while self.open and self.open[0].request.Test():
-                self._judge(self.open.popleft())
-        return agreement
+            while self.open and (len(self.open) > 2 or self.open[0].request.Test()):
+                self._judge_first(call.noted)
 
     def end(self, entry: Raw) -> None:
         """Compare what is left, as this rank leaves. CommError if any calls differed."""
         self._roll()
         while self.open:
-            self.open[0].texts(entry)
-            self._judge(self.open.popleft())
+            self._judge_first(entry)
         if self.warned:  # the one that warns asks the others, which must not be gone
             self.comm.finish(self.comm.control.Ibarrier(), entry, self)
 
     def _roll(self) -> None:
-        """Begin to compare the calls so far: what was called, from which lines, and these whatever their order."""
-        hashes = hash(tuple(self.calls)), hash(tuple(self.lines)), sum(map(hash, zip(self.calls, self.lines)))
+        """Begin to compare the calls so far: what was called, from which lines, and these whatever their order.
+
+        The same again with the calls that led to each line: they tell the users of a helper apart.
+        """
+        calls = tuple(self.calls)
+        hashes = [hash(calls)]
+        for places in zip(*map(numbers, self.lines)) if calls else ((), ()):
+            hashes += [hash(places), sum(map(hash, zip(calls, places)))]
         self.open.append(Telling(self.comm, " ".join(str(h & WORD) for h in (len(self.calls), *hashes))))
         self.calls.clear()
         self.lines.clear()
 
-    def _judge(self, exchange: Telling) -> None:
-        rows = [tuple(map(int, text.split())) if "\n" not in text else () for text in map(unpack, exchange.all)]
+    def _judge_first(self, entry: Raw) -> None:
+        texts = self.open.popleft().texts(entry)
+        rows = [tuple(map(int, text.split())) if "\n" not in text else () for text in texts]
         if len({row[:2] for row in rows}) > 1:
             raise differed(self.comm.remembered(self.compared), "different collectives")
-        _, _, orders, sums = zip(*rows)
-        if len(set(orders)) == 1:
-            self.before = ()
-        elif 1 in (len(set(sums)), len({(a + b) & WORD for a, b in zip(sums, self.before)})):  # one set of lines
+        _, _, lines, line_sums, ways, way_sums = zip(*rows)
+        before, self.before = self.before, ((), ())
+        if len(set(lines)) > 1:
+            self._refuse_another_order("line", line_sums, before[0])
+            self._warn()
+        elif len(set(ways)) > 1:
+            self._refuse_another_order("way", way_sums, before[1])
+        if len(set(ways)) > 1:
+            self.before = line_sums, way_sums
+        self.compared += rows[0][0]
+
+    def _refuse_another_order(self, by: str, sums: Sequence[int], before: Sequence[int]) -> None:
+        """CommError if only the order differs, in these calls or together with those before them."""
+        if 1 in (len(set(sums)), len({(a + b) & WORD for a, b in zip(sums, before)})):  # one set of lines
             raise differed(
                 self.comm.remembered(self.compared - TOGETHER),
-                "like collectives from lines in another order",
+                f"like collectives from lines{' through one helper' * (by == 'way')} in another order",
                 fix="; if ranks take turns, call from one line",
+                by=by,
             )
-        else:
-            self._warn()
-            self.before = sums
-        self.compared += rows[0][0]
 
     def _warn(self) -> None:
         """Say once that lines differ."""
@@ -141,10 +166,11 @@ class CallHistory:
         self.warned = True
 
 
-def differed(made: Mapping[int, Mapping[int, Entry]], what: str, fix: str = "") -> CommError:
+def differed(made: Mapping[int, Mapping[int, Entry]], what: str, fix: str = "", by: str = "line") -> CommError:
     """The error for calls that were seen to differ after they had ended, as far as the ranks remember them."""
+    found = differences(made, by)
     last = [f"  rank {r}: {e.number} calls, the last {e}" for r, es in made.items() for e in [*es.values()][-1:]]
     return CommError(
-        "\n".join([f"the ranks of a group have called {what}, so results may be wrong", *(differences(made) or last)]),
+        "\n".join([f"the ranks of a group have called {what}, so results may be wrong", *(found or last)]),
         fix="all ranks must call the same collectives, in the same order, on like arrays" + fix,
     )

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from .comm import CollectiveCall, Comm, Handle, PeerMessage
-from .recorder import Raw
+from .recorder import CallLine, Raw
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +133,8 @@ class VirtualClock(Comm):
         me, share = self.ranks[self.rank], call.x.nbytes / self.world_size
         return sum(self.network((me, peer)).message(share) for peer in self.ranks if peer != me)
 
-    def _message(self, source: int, to: int, x: np.ndarray) -> Raw:
-        return ()  # `inner` notes it
+    def note_messages(self, sends: Sequence[PeerMessage], recvs: Sequence[PeerMessage], line: CallLine) -> list[Raw]:
+        return []  # `inner` notes them
 
     def _exchange(self, sends: Sequence[PeerMessage], recvs: Sequence[PeerMessage], noted: Sequence[Raw]) -> None:
         wire, stamps = self._clock.stop(), []

@@ -9,6 +9,7 @@ between two ranks arrive in order. Left out: reduce and gather to one rank.
 
 from __future__ import annotations
 
+import functools
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +22,7 @@ import numpy as np
 from ...core.errors import ArgumentError, DTypeError, HetuError, ShapeError, Site, did_you_mean
 from ...core.kernels import kernels
 from ...core.types import TensorType, is_float
-from .recorder import Entry, Raw, Recorder, differences, readable
+from .recorder import CallLine, Entry, LastCalls, Raw, Recorder, calling_line, differences, readable
 
 REDUCE = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 PeerMessage = tuple[int, np.ndarray]
@@ -64,9 +65,10 @@ class CollectiveCall:
 
     def check(self, world_size: int) -> None:
         """Refuse what no transport can do, before any rank waits."""
-        check_buffer(self.x)
+        if self.x is not self.out:
+            check_buffer(self.x)
         check_buffer(self.out, written=True)
-        if self.x.dtype != self.out.dtype:
+        if self.x.dtype is not self.out.dtype and self.x.dtype != self.out.dtype:
             raise DTypeError(f"{self.kind} from {self.x.dtype} into {self.out.dtype}", fix="use one dtype for both")
         if self.op:
             if self.op not in REDUCE:
@@ -81,9 +83,12 @@ class CollectiveCall:
                 raise ArgumentError(f"{self.counts} for {world_size} ranks", fix="give one count for every rank")
             fits = sum(sent) == self.x.size and sum(received) == self.out.size
         else:
-            wanted = {"all_gather": (world_size, 1), "reduce_scatter": (1, world_size)}.get(self.kind, (1, 1))
-            fits = self.x.size * wanted[0] == self.out.size * wanted[1]
-            fits = fits and (self.kind != "all_to_all" or self.x.size % world_size == 0)
+            given, made = self.x.size, self.out.size
+            if self.kind == "all_gather":
+                given *= world_size
+            elif self.kind == "reduce_scatter":
+                made *= world_size
+            fits = given == made and (self.kind != "all_to_all" or given % world_size == 0)
         if not fits:
             raise ShapeError(
                 f"{self.kind} over {world_size} ranks from {show_array(self.x)} into {show_array(self.out)}",
@@ -104,12 +109,17 @@ class CollectiveCall:
     @property
     def what(self) -> str:
         """Its name, without the array."""
-        if self.kind == "broadcast":
-            return f"broadcast from {self.root}"
-        return f"{self.kind} {self.op}" if self.op else self.kind
+        return _named(self.kind, self.op, self.root)
 
     def __str__(self) -> str:
         return self.kind if self.kind == "barrier" else f"{self.what} {show_array(self.x)}"
+
+
+@functools.cache
+def _named(kind: str, op: str, root: int) -> str:
+    if kind == "broadcast":
+        return f"broadcast from {root}"
+    return f"{kind} {op}" if op else kind
 
 
 class Handle(ABC):
@@ -143,7 +153,10 @@ class Comm(ABC):
     def __init__(self, rank: int, ranks: Sequence[int], deadline: float, recorder: Recorder | None = None) -> None:
         self.rank, self.ranks, self.deadline = rank, tuple(ranks), deadline
         self.recorder = recorder or Recorder()
+        self.made = self.recorder.ring(self.ranks)
+        self._ways: dict[tuple[int, bool], tuple[LastCalls, str]] = {}
         self._groups: dict[tuple[int, ...], Comm] = {self.ranks: self}
+        self._splits: dict[tuple[int, ...], Comm] = {}  # the same by places in this group: a large one is long to check
 
     @property
     def world_size(self) -> int:
@@ -152,32 +165,39 @@ class Comm(ABC):
 
     def all_reduce(self, x: np.ndarray, out: np.ndarray, op: str = "sum") -> None:
         """`out` = sum (max, min) of every rank's `x`, on all ranks. `out` may be `x`."""
-        self.all_reduce_async(x, out, op).wait()
+        self.run(CollectiveCall("all_reduce", x, out, op=op))
 
     def all_reduce_async(self, x: np.ndarray, out: np.ndarray, op: str = "sum") -> Handle:
         """Start an `all_reduce` and return at once, so that computing goes on while it runs."""
         return self._begin(CollectiveCall("all_reduce", x, out, op=op))
 
-    def bind_all_reduce(self, x: np.ndarray, out: np.ndarray, op: str = "sum") -> Callable[[], None]:
-        """A function without arguments that does `all_reduce(x, out, op)`, prepared as far as possible.
+    def bind(self, call: CollectiveCall) -> Callable[[], None]:
+        """A function without arguments that does a collective on fixed arrays, prepared as far as possible.
 
-        All ranks of the group bind, in the same order of communication.
+        All ranks of the group bind it; what they have bound they run in the same order.
         """
-        call = CollectiveCall("all_reduce", x, out, op=op)
         call.check(self.world_size)
         return lambda: self._start(self._noted(call)).wait()
 
     def all_gather(self, x: np.ndarray, out: np.ndarray) -> None:
         """`out[r]` = rank r's `x`, on all ranks; `out` has world_size times the elements of `x`."""
-        self._begin(CollectiveCall("all_gather", x, out)).wait()
+        self.run(CollectiveCall("all_gather", x, out))
+
+    def all_gather_async(self, x: np.ndarray, out: np.ndarray) -> Handle:
+        """Start an `all_gather` and return at once."""
+        return self._begin(CollectiveCall("all_gather", x, out))
 
     def reduce_scatter(self, x: np.ndarray, out: np.ndarray, op: str = "sum") -> None:
         """`out` = this rank's block of the reduced `x`, which has world_size blocks of the size of `out`."""
-        self._begin(CollectiveCall("reduce_scatter", x, out, op=op)).wait()
+        self.run(CollectiveCall("reduce_scatter", x, out, op=op))
+
+    def reduce_scatter_async(self, x: np.ndarray, out: np.ndarray, op: str = "sum") -> Handle:
+        """Start a `reduce_scatter` and return at once."""
+        return self._begin(CollectiveCall("reduce_scatter", x, out, op=op))
 
     def broadcast(self, x: np.ndarray, root: int = 0) -> None:
         """Overwrite `x` on every rank with the `x` of rank `root`."""
-        self._begin(CollectiveCall("broadcast", x, x, root=root)).wait()
+        self.run(CollectiveCall("broadcast", x, x, root=root))
 
     def all_to_all(
         self, x: np.ndarray, out: np.ndarray, counts: tuple[Sequence[int], Sequence[int]] | None = None
@@ -186,11 +206,11 @@ class Comm(ABC):
 
         Blocks are equal unless `counts` = (elements sent to each rank, elements received from each rank).
         """
-        self._begin(CollectiveCall("all_to_all", x, out, counts=counts and (tuple(counts[0]), tuple(counts[1])))).wait()
+        self.run(CollectiveCall("all_to_all", x, out, counts=counts and (tuple(counts[0]), tuple(counts[1]))))
 
     def barrier(self) -> None:
         """Return when every rank of the group has come here."""
-        self._begin(CollectiveCall("barrier", _NOTHING, _NOTHING)).wait()
+        self.run(CollectiveCall("barrier", _NOTHING, _NOTHING))
 
     def send(self, x: np.ndarray, to: int) -> None:
         """Send `x` to rank `to`; it may return before `x` has arrived, or may wait for the receiver."""
@@ -202,26 +222,48 @@ class Comm(ABC):
 
     def exchange(self, sends: Sequence[PeerMessage], recvs: Sequence[PeerMessage]) -> None:
         """Batched send and receive: all (rank, array) messages at once, so no order among them can deadlock."""
-        for peer, array in (*sends, *recvs):
+        self.check_messages(sends, recvs)
+        self._exchange(sends, recvs, self.note_messages(sends, recvs, self.recorder.site or calling_line()))
+
+    def bind_exchange(self, sends: Sequence[PeerMessage], recvs: Sequence[PeerMessage]) -> Callable[[], None]:
+        """A function without arguments that does `exchange(sends, recvs)`, prepared as far as possible."""
+        self.check_messages(sends, recvs)
+        line = self.recorder.site or calling_line()
+        return lambda: self._exchange(sends, recvs, self.note_messages(sends, recvs, line))
+
+    def check_messages(self, sends: Sequence[PeerMessage], recvs: Sequence[PeerMessage]) -> None:
+        """Refuse what no transport can send or receive."""
+        for peer, _ in (*sends, *recvs):
             if not 0 <= peer < self.world_size or peer == self.rank:
                 raise ArgumentError(
                     f"rank {self.rank} exchanges with rank {peer} in a group of {self.world_size}",
                     fix="name another rank of the group; copy what stays on this rank",
                 )
+        for _, array in sends:
             check_buffer(array)
         for _, array in recvs:
             check_buffer(array, written=True)
-        me = self.ranks[self.rank]
-        noted = [self._message(me, self.ranks[to], x) for to, x in sends]
-        noted += [self._message(self.ranks[source], me, out) for source, out in recvs]
-        self._exchange(sends, recvs, noted)
 
-    def _message(self, source: int, to: int, x: np.ndarray) -> Raw:
-        return self.recorder.note((source, to), f"message from {source} to {to}", x, series="message")
+    def note_messages(self, sends: Sequence[PeerMessage], recvs: Sequence[PeerMessage], line: CallLine) -> list[Raw]:
+        """Their entries in the recorder, sends first."""
+        noted = []
+        for messages, sent in ((sends, True), (recvs, False)):
+            for peer, x in messages:
+                way = self._ways.get((peer, sent)) or self._way(peer, sent)
+                noted.append(way[0].add(way[1], x, x.size, line))
+        return noted
+
+    def _way(self, peer: int, sent: bool) -> tuple[LastCalls, str]:
+        """The messages to a peer, or from it, and what the next one is called."""
+        source, to = (self.ranks[rank] for rank in ((self.rank, peer) if sent else (peer, self.rank)))
+        self._ways[peer, sent] = found = self.recorder.ring((source, to), "message"), f"message from {source} to {to}"
+        return found
 
     def split(self, ranks: Sequence[int]) -> Comm:
         """The group of these ranks of this group, in this order; only they call it. Made once, then remembered."""
         group = tuple(ranks)
+        if (found := self._splits.get(group)) is not None:
+            return found
         if self.rank not in group or len(set(group)) != len(group) or not all(0 <= r < self.world_size for r in group):
             raise ArgumentError(
                 f"rank {self.rank} of {self.world_size} splits off the group {group}",
@@ -231,6 +273,7 @@ class Comm(ABC):
         if members not in self._groups:
             self._groups[members] = made = self._split(group)
             made._groups = self._groups  # one family: however a rank reaches a group, its collectives count once
+        self._splits[group] = self._groups[members]
         return self._groups[members]
 
     def at(self, site: Site | None) -> None:
@@ -286,12 +329,16 @@ class Comm(ABC):
         """Who keeps this rank waiting, as far as the ranks can tell; see `recorder.explain`."""
         return ""
 
+    def run(self, call: CollectiveCall) -> None:
+        """Do a collective, and wait for it."""
+        self._begin(call).wait()
+
     def _begin(self, call: CollectiveCall) -> Handle:
         call.check(self.world_size)
         return self._start(self._noted(call))
 
     def _noted(self, call: CollectiveCall) -> CollectiveCall:
-        call.noted = self.recorder.note(self.ranks, call.what, call.x, size=call.size)
+        call.noted = self.made.add(call.what, call.x, call.size, self.recorder.site or calling_line())
         return call
 
     @abstractmethod
@@ -346,8 +393,9 @@ def check_buffer(x: Any, written: bool = False) -> None:
     """Buffers are C-contiguous NumPy or GPU arrays of numbers; writeable where results land."""
     if not (isinstance(x, np.ndarray) or is_device(x)) or not (x.dtype.kind in "biufc" or is_float(x.dtype)):
         raise ArgumentError(f"{type(x).__name__} is no buffer", fix="pass a NumPy array of numbers")
-    if not x.flags.c_contiguous or (written and not getattr(x.flags, "writeable", True)):
-        lacks = "C-contiguous" if not x.flags.c_contiguous else "writeable"
+    flags = x.flags
+    if not flags.c_contiguous or (written and not getattr(flags, "writeable", True)):
+        lacks = "C-contiguous" if not flags.c_contiguous else "writeable"
         raise ArgumentError(
             f"a buffer {show_array(x)} that is not {lacks}", fix="copy it, with np.ascontiguousarray(x)"
         )

@@ -2,8 +2,9 @@
 
 Only its parent learns which signal ended a process, and mpiexec as the parent would not say which rank it was. The
 first failure that is written down counts: mpiexec ends other ranks because of it. MPI gives its shared memory back only
-at an orderly end, so a rank writes down which files that is, for its guard and `launch/sweep.py`. The guard is run by
-its path, because importing hetu takes longer than all of its work. Windows has no fork and so no guard.
+at an orderly end, so a rank writes down which files that is, for its guard and `launch/sweep.py`; where all ranks have
+met, those of MPICH need no name any more. The guard is run by its path, because importing hetu takes longer than all of
+its work. Windows has no fork and so no guard.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
 SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "SLURM_STEP_NUM_TASKS")
 FAILED, RC_SILENT = "failed", 71
 SHARED, SHARED_FILES = "shared", "/dev/shm/"
+_made: set[str] = set()  # the files of shared memory that this rank has noted
 HINTS = {"SIGKILL": " (kill -9, or the system when memory ran out)"}
 CRASH_LINES = 14
 # Lines of a crash report that are not about the user's script.
@@ -62,10 +64,18 @@ def noting_shared_files() -> Iterator[None]:
     """Write down which files of shared memory are new at the end of the block."""
     before = shared_files()
     yield
+    _made.update(shared_files() - before)
     with contextlib.suppress(KeyError, OSError):
         path = os.path.join(os.environ[RUN_DIRECTORY], f"{SHARED}.{own_rank()}")
         with open(path, "a", encoding="utf-8") as file:
             file.writelines(f"{os.uname().nodename} {name}\n" for name in shared_files() - before)
+
+
+def unname_shared_files() -> None:
+    """Remove the names of MPI's files, which serve to find them: once all ranks have, no end leaves one behind."""
+    for name in _made:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
 
 
 def forget_shared_files() -> None:

@@ -23,17 +23,40 @@ from typing import Any
 
 import numpy as np
 
+from ...answers import seconds
 from ...core.backend import Device
 from ...core.errors import MissingDependencyError
 from .agreement import Agreement, CallHistory, pack, unpack
-from .bound import BoundAllReduce, alike, free_all, number
-from .comm import CollectiveCall, Comm, CommError, Handle, PeerMessage, SerialComm, is_half, of_thread
+from .bound import (
+    MOST,
+    BoundCollective,
+    BoundMessages,
+    SmallCalls,
+    begun,
+    free_all,
+    is_small,
+    message_requests,
+    message_tag,
+)
+from .comm import (
+    CollectiveCall,
+    Comm,
+    CommError,
+    Handle,
+    PeerMessage,
+    SerialComm,
+    disagreement,
+    is_half,
+    of_thread,
+)
 from .guard import RUN_DIRECTORY, forget_shared_files, job_size, noting_shared_files, own_rank
+from .host import look_around
 from .nccl import on_device
-from .patience import DEADLINE, LEAVE, Patience, seconds
+from .patience import DEADLINE, LEAVE, Patience
 from .recorder import Entry, RankState, Raw, Recorder, answer, ask, explain, readable, write
 from .shared import FROM_BYTES, SharedMemory
 
+SOON = 5.0  # seconds after which one that waits asks whether what the ranks call fits
 LOOK = 0.5  # seconds between checks whether a rank that others wait for has ended
 
 _yield_core = getattr(os, "sched_yield", lambda: time.sleep(0))
@@ -106,7 +129,7 @@ def world(deadline: float | None = None, device: str = "cpu") -> Comm:
 
     There is one per process, or per thread of `run_ranks`. `deadline` (seconds, at first $HETU_DEADLINE or 300) is that
     of its waits and of groups made later: how long it waits for ranks that do not get on; see `patience.py`. With a GPU
-    as `device` it takes GPU arrays, too; see `nccl.on_device`.
+    as `device` it takes GPU arrays, too: "gpu" is the rank's own, "gpu:1" that one on all ranks; see `nccl.on_device`.
 
     >>> world().world_size
     1
@@ -130,6 +153,7 @@ def _job() -> MPIComm:
             fix="use heturun, which finds the right one; under Slurm srun --mpi=pmi2 or --mpi=pmix",
         )
     comm = MPIComm(MPI.COMM_WORLD, range(MPI.COMM_WORLD.size), seconds(DEADLINE, 300.0), process)
+    comm._in_time(lambda: look_around(MPI), ())
     if RUN_DIRECTORY not in os.environ:  # a bare mpiexec: boot has not made this rank answer
         name = pack(tempfile.mkdtemp(prefix="hetu-") if comm.rank == 0 else "")
         comm.broadcast(name)
@@ -152,28 +176,38 @@ class MPIComm(Comm):
         self._memory: list[SharedMemory | None] = []  # empty until it is first wanted
         self.control, request = comm.Idup()
         self.finish(request, (), "a group to form")
-        self._history = CallHistory(self)
+        self.history, self._small = CallHistory(self), 0
 
     def progress(self) -> None:
         """Let MPI work on open operations: without calls into it, most of a transfer stands still."""
         if self._open:
             start().Request.Testall([handle.request for handle in self._open])
 
-    def bind_all_reduce(self, x: np.ndarray, out: np.ndarray, op: str = "sum") -> Callable[[], None]:
-        call = CollectiveCall("all_reduce", x, out, op=op)
+    def bind(self, call: CollectiveCall) -> Callable[[], None]:
+        if _is_large(call) or (call.op and is_half(call.x.dtype)):
+            return functools.partial(self.run, call)
         call.check(self.world_size)
-        if _is_large(call):
-            return functools.partial(self.all_reduce, x, out, op)
-        if is_half(out.dtype):
-            return super().bind_all_reduce(x, out, op)
-        return BoundAllReduce(start(), self, call).run
+        return BoundCollective(start(), self, call).run
 
-    def all_reduce(self, x: np.ndarray, out: np.ndarray, op: str = "sum") -> None:
-        call = CollectiveCall("all_reduce", x, out, op=op)
+    def run(self, call: CollectiveCall) -> None:
         call.check(self.world_size)
-        entry = self._noted(call).noted
-        if not _is_large(call):
-            return self._start(call).wait()
+        self._noted(call)
+        kind = self.history.kinds.get(call.signature)
+        if kind is not None:  # the first of its kind may not fit those of other ranks
+            if kind.small is None and is_small(call) and self._small < MOST:
+                kind.small, self._small = SmallCalls(start(), self, call), self._small + 1
+            if kind.small is not None:
+                self.history.add(kind, call)
+                kind.small.run(call)
+                return
+        if _is_large(call):
+            self._through_memory(call)
+        else:
+            self._start(call).wait()
+
+    def _through_memory(self, call: CollectiveCall) -> None:
+        """A large all_reduce, through memory of the host if that serves."""
+        entry, x, out, op = call.noted, call.x, call.out, call.op
         if agreement := self.agree(call):
             agreement.wait()
         if not self._memory:
@@ -190,40 +224,33 @@ class MPIComm(Comm):
         if x is not out and np.may_share_memory(x, out):
             x = x.copy()
         agreement = self.agree(call)
-        handle = _Request(self, self._request(call, x, out), call, (x, out), agreement)
+        handle = _Request(self, begun(start(), self.transport, call, x, out), call, (x, out), agreement)
         self._open.append(handle)
         return handle
 
     def agree(self, call: CollectiveCall) -> Agreement | None:
-        return self._history.note(call)
-
-    def _request(self, call: CollectiveCall, x: np.ndarray, out: np.ndarray) -> Any:
-        MPI, comm = start(), self.transport
-        if call.op:
-            start_it = comm.Iallreduce if call.kind == "all_reduce" else comm.Ireduce_scatter_block
-            return start_it(MPI.IN_PLACE if x is out else alike(x, out), number(out), getattr(MPI, call.op.upper()))
-        if call.kind == "all_gather":
-            return comm.Iallgather([number(x), MPI.BYTE], [number(out), MPI.BYTE])
-        if call.kind == "broadcast":
-            return comm.Ibcast([number(out), MPI.BYTE], call.root)
-        if call.kind == "barrier":
-            return comm.Ibarrier()
-        if call.counts is None:
-            return comm.Ialltoall([number(x), MPI.BYTE], [number(out), MPI.BYTE])
-        sent, received = ([n * x.itemsize for n in counts] for counts in call.counts)
-        return comm.Ialltoallv([number(x), sent, MPI.BYTE], [number(out), received, MPI.BYTE])
+        return self.history.note(call)
 
     def _exchange(self, sends: Sequence[PeerMessage], recvs: Sequence[PeerMessage], noted: Sequence[Raw]) -> None:
-        MPI, comm = start(), self.transport
-        # MPI takes a shorter message, and one of other numbers, without a word: what is sent is told by its tag.
-        requests = [comm.Isend([number(x), MPI.BYTE], to, _tag(x.dtype, x.size)) for to, x in sends]
-        requests += [comm.Irecv([number(out), MPI.BYTE], source, MPI.ANY_TAG) for source, out in recvs]
-        statuses = [MPI.Status() for _ in requests]
-        for request, entry, status in zip(requests, noted, statuses):
-            self.finish(request, entry, (requests, recvs, sends), status=status)
-        for (_, out), status, entry in zip(recvs, statuses[len(sends) :], noted[len(sends) :]):
-            if status.Get_tag() != _tag(out.dtype, out.size):
+        messages = [*sends, *recvs]
+        self.finish_messages(message_requests(start(), self.transport, sends, recvs), messages, noted, len(sends))
+
+    def bind_exchange(self, sends: Sequence[PeerMessage], recvs: Sequence[PeerMessage]) -> Callable[[], None]:
+        self.check_messages(sends, recvs)
+        return BoundMessages(start(), self, sends, recvs).run
+
+    def finish_messages(
+        self, requests: Sequence[Any], messages: Sequence[PeerMessage], noted: Sequence[Raw], sent: int
+    ) -> None:
+        """Wait for messages, the first of which are `sent`. CommError if another array has arrived."""
+        MPI = start()
+        for request, entry, (_, out) in zip(requests[sent:], noted[sent:], messages[sent:]):
+            status = MPI.Status()
+            self.finish(request, entry, (requests, messages), status=status)
+            if status.Get_tag() != message_tag(out.dtype, out.size):
                 raise self._mistaken(entry, f"another array, of {status.Get_count(MPI.BYTE)} bytes")
+        for request, entry in zip(requests[:sent], noted):
+            self.finish(request, entry, (requests, messages))
 
     def _split(self, group: tuple[int, ...]) -> Comm:
         # Only members call this. The tag keeps groups apart that are made at the same time.
@@ -262,36 +289,46 @@ class MPIComm(Comm):
 
     def end(self, entry: Raw) -> None:
         """Compare what has been called, and give the memory back that the ranks of this group share."""
-        self._history.end(entry)
+        self.history.end(entry)
         for shared in self._memory:
             if shared is not None:
                 shared.free()
 
     def finish(self, request: Any, entry: Raw, buffers: Any, patient: bool = False, status: Any = None) -> None:
-        """Poll `request` until it is done. After 50 tries a `patient` wait sleeps up to 1 ms between two."""
+        """Poll `request` until it is done. A `patient` wait soon sleeps up to 1 ms between two tries."""
         try:
-            self._poll(request, entry, buffers, patient, status)
+            if not request.Test(status):
+                self._poll(request, entry, buffers, patient, status)
         except start().Exception as error:  # more has arrived than there is room for
             raise self._mistaken(entry, f"something else (MPI: {error})") from None
 
     def _poll(self, request: Any, entry: Raw, buffers: Any, patient: bool, status: Any) -> None:
-        if request.Test(status):
-            return
-        begin, tries, delay, looked, patience = time.monotonic(), 1, 20e-6, 0.0, None
+        begin, tries, delay, looked, patience, asked = time.monotonic(), 1, 20e-6, 0.0, None, False
         self.recorder.waiting = entry
         while not request.Test(status):
             tries += 1
-            if patient and tries > 50:
+            if patient and tries > 20 * self._spins:  # not at once: a rank that oversleeps lets the next one sleep
                 time.sleep(delay)
                 delay = min(delay * 1.5, 1e-3)
             elif tries > self._spins:
                 _yield_core()
             if tries % 64 == 0 and (waited := time.monotonic() - begin) > looked + min(LOOK, self.deadline / 4):
                 looked, patience = waited, patience or self._patience()
+                if not asked and waited > min(SOON, self.deadline / 4):
+                    asked = True
+                    self._refuse_differences(entry)
                 if patience.is_over(waited) or self._in_vain(entry):
                     _abandoned.append((request, buffers))
                     raise self.late(entry, waited)
         self.recorder.waiting = ()
+
+    def _refuse_differences(self, entry: Raw) -> None:
+        """CommError if the ranks of a group have called what does not meet: there is nothing to wait for."""
+        if entry and not readable(entry).series:
+            made = self.remembered(0)
+            for number in sorted({number for entries in made.values() for number in entries}):
+                if len({entries[number].common for entries in made.values() if number in entries}) > 1:
+                    raise disagreement({r: {n: e for n, e in es.items() if n >= number} for r, es in made.items()})
 
     def _patience(self) -> Patience:
         return Patience(self.deadline, lambda: self._asked(range(start().COMM_WORLD.size)))
@@ -329,13 +366,7 @@ class MPIComm(Comm):
 
 
 def _is_large(call: CollectiveCall) -> bool:
-    return call.x.nbytes >= FROM_BYTES and not is_half(call.x.dtype)
-
-
-@functools.cache
-def _tag(dtype: np.dtype, size: int) -> int:
-    """What tells messages of different arrays apart, in 15 bits: no library has fewer."""
-    return zlib.crc32(f"{dtype.name}{size}".encode()) % 32768
+    return call.kind == "all_reduce" and call.x.nbytes >= FROM_BYTES and not is_half(call.x.dtype)
 
 
 _abandoned: list[Any] = []  # MPI may still write into the buffers of an operation that was given up

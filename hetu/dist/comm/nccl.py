@@ -27,12 +27,23 @@ import numpy as np
 
 from ...core.backend import Device
 from ...core.errors import DTypeError
-from .comm import CollectiveCall, Comm, CommError, Handle, PeerMessage, is_device
+from .comm import CollectiveCall, Comm, CommError, Handle, PeerMessage, is_device, of_thread
+from .guard import job_size
+from .host import local_rank
 from .recorder import Raw
 
 REDUCED = {"int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "bfloat16", "float32", "float64"}
 LOOK = 0.05  # seconds between two looks of the watchdog
 SHARED_GPU = 23000  # the first NCCL that lets two ranks share a GPU, if NCCL_MULTI_RANK_GPU_ENABLE=1
+
+
+def own_gpu() -> int:
+    """The GPU of this rank where none is named: ranks of a host take them in turn. Ranks that are threads share one."""
+    count = 1
+    if of_thread.get() is None and job_size() > 1:
+        with contextlib.suppress(ImportError):  # `Device.xp` says what is missing
+            count = importlib.import_module("cupy").cuda.runtime.getDeviceCount()
+    return local_rank() % max(1, count)
 
 
 def on_device(host: Comm, device: Device) -> Comm:

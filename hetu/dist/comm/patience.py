@@ -6,31 +6,14 @@ another line. One that waits itself does not, nor does an endless loop in one li
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 
-from ...core.errors import ArgumentError
 from .recorder import RankState
 
-ARRIVE, DEADLINE, LEAVE = "HETU_ARRIVE", "HETU_DEADLINE", "HETU_LEAVE"
+ARRIVE, DEADLINE, LEAVE, SILENCE = "HETU_ARRIVE", "HETU_DEADLINE", "HETU_LEAVE", "HETU_SILENCE"
 MOST = 10  # deadlines
 BUSY = 0.02  # of a core
-
-
-def seconds(variable: str, otherwise: float) -> float:
-    """The number of seconds that an environment variable gives.
-
-    >>> seconds("NO_SUCH_VARIABLE", 300.0)
-    300.0
-    """
-    text = os.environ.get(variable)
-    try:
-        found = otherwise if text is None else float(text)
-    except ValueError:
-        found = 0.0
-    if not found > 0:
-        raise ArgumentError(f"{variable} is {text!r:.80}", fix="give seconds, a number above 0 such as 600")
-    return found
+LOOKS = 4  # as who calls hetu again and again may be seen just between two calls
 
 
 def works(before: RankState, after: RankState, apart: float, anywhere: bool = False) -> bool:
@@ -50,8 +33,8 @@ class Patience:
         self.looked, self.alive = 0.0, 0.0  # seconds from the start of the wait
 
     def is_over(self, waited: float) -> bool:
-        """Whether to give up after so many seconds; however often it is asked, it looks twice in a deadline."""
-        if waited < self.looked + self.deadline / 2:
+        """Whether to give up after so many seconds; however often it is asked, it looks `LOOKS` times in a deadline."""
+        if waited < self.looked + self.deadline / LOOKS:
             return False
         states, apart = self.look(), waited - self.looked
         if any(works(self.states[r], s, apart, self.anywhere) for r, s in states.items() if r in self.states):

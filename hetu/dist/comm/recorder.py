@@ -9,6 +9,8 @@ run this thread (stopped, or in C code that keeps the interpreter's lock) is rep
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import json
 import linecache
 import os
@@ -20,12 +22,12 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...core.errors import PACKAGE, Site, user_site
+from ...core.errors import PACKAGE, Site
 from ...core.types import TensorType
 
 PLAIN = ("barrier", "split", "end of the script")  # without an array
@@ -33,12 +35,13 @@ KEPT = 512  # collectives of each group
 POLL = 0.1  # seconds between two looks for a question
 Ranks = tuple[int, ...]
 Raw = tuple[Any, ...]  # an Entry before it is made readable
+CallLine = Site | str | tuple[Any, ...] | None  # a program's, or as `calling_line` finds it: a Site takes longer
 
 
 class Entry(NamedTuple):
     """The `number`-th collective of `group` on one rank, or message from `group[0]` to `group[1]`, and its line.
 
-    `size` counts the elements that all ranks have alike.
+    `size` counts the elements that all ranks have alike, `way` are the lines of the calls that led to the line.
     """
 
     group: Ranks
@@ -48,6 +51,7 @@ class Entry(NamedTuple):
     type: str
     line: str
     size: int = 0
+    way: str = ""
 
     @property
     def common(self) -> tuple[str, str, int]:
@@ -60,7 +64,7 @@ class Entry(NamedTuple):
         return f"{self.what} {self.type}".rstrip()
 
     def __str__(self) -> str:
-        return f"{self.short} at {self.line}"
+        return f"{self.short} at {self.line}{' < ' * bool(self.way)}{self.way}"
 
 
 class RankState(NamedTuple):
@@ -89,11 +93,18 @@ class RankState(NamedTuple):
 
 
 class LastCalls(deque[Raw]):
-    """The last entries of one series, and how many there have been."""
+    """The last entries of one series of a group, and how many there have been."""
 
-    def __init__(self) -> None:
+    def __init__(self, group: Ranks, series: str) -> None:
         super().__init__(maxlen=KEPT)
-        self.made = 0
+        self.group, self.series, self.made = group, series, 0
+
+    def add(self, what: str, x: np.ndarray, size: int, line: CallLine) -> Raw:
+        """Write down one call; `readable` formats it when somebody asks."""
+        self.made = index = self.made + 1
+        entry = self.group, self.series, index, what, x.shape, x.dtype, line, size
+        self.append(entry)
+        return entry
 
 
 class Recorder:
@@ -101,27 +112,21 @@ class Recorder:
 
     def __init__(self) -> None:
         self.thread = threading.get_ident()
-        self.rings: dict[tuple[Ranks, str], LastCalls] = defaultdict(LastCalls)
+        self.rings: dict[tuple[Ranks, str], LastCalls] = {}
         self.waiting: Raw = ()
         self.ended = ""
         self.site: Site | None = None
 
-    def note(
-        self,
-        group: Ranks,
-        what: str,
-        x: np.ndarray,
-        site: Site | str | None = None,
-        series: str = "",
-        size: int | None = None,
-    ) -> Raw:
-        """Write down one collective or message; `readable` formats it when somebody asks."""
-        ring = self.rings[group, series]
-        ring.made = index = ring.made + 1
-        size = x.size if size is None else size
-        entry = group, series, index, what, x.shape, x.dtype, site or self.site or user_site(), size
-        ring.append(entry)
-        return entry
+    def ring(self, group: Ranks, series: str = "") -> LastCalls:
+        """The calls of a group, or the messages from one rank to another."""
+        found = self.rings.get((group, series))
+        if found is None:
+            found = self.rings[group, series] = LastCalls(group, series)
+        return found
+
+    def note(self, group: Ranks, what: str, x: np.ndarray, line: CallLine = None, series: str = "") -> Raw:
+        """Write down one collective or message."""
+        return self.ring(group, series).add(what, x, x.size, line or self.site or calling_line())
 
     @property
     def count(self) -> int:
@@ -143,10 +148,61 @@ class Recorder:
 
 def readable(raw: Raw) -> Entry:
     """An entry as `explain` shows it."""
-    group, series, index, what, shape, dtype, site, size = raw
-    return Entry(group, series, index, what, "" if what in PLAIN else str(TensorType(shape, dtype)), str(site), size)
+    group, series, index, what, shape, dtype, line, size = raw
+    type_ = "" if what in PLAIN else str(TensorType(shape, dtype))
+    return Entry(group, series, index, what, type_, show(line), size, show_way(line))
 
 
+def show(line: CallLine) -> str:
+    """`train.py:7`."""
+    return _place(line[0][0], line[1][1]) if isinstance(line, tuple) and not isinstance(line, Site) else str(line)
+
+
+def calling_line() -> CallLine:
+    """Where the user's code is, as `user_site` finds it, and the two calls that led there.
+
+    The line alone does not tell two calls through one helper apart.
+    """
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        code = frame.f_code
+        made = code.co_filename == "<string>" and frame.f_globals.get("__name__", "").startswith("hetu.")
+        if not made and not code.co_filename.startswith(BETWEEN):
+            break
+        frame = frame.f_back
+    if frame is None:
+        return None
+    here = code.co_firstlineno, frame.f_lasti
+    if (frame := frame.f_back) is None:
+        return (code,), here, here
+    caller = frame.f_code
+    way = *here, caller.co_firstlineno, frame.f_lasti
+    if (frame := frame.f_back) is None:
+        return (code, caller), here, way
+    return (code, caller, frame.f_code), here, (*way, frame.f_code.co_firstlineno, frame.f_lasti)
+
+
+def numbers(line: CallLine) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """A line, and it with the calls that led to it, as numbers, which are the same on all ranks."""
+    if isinstance(line, Site):
+        return line[1:], line[1:]
+    return line[1:] if isinstance(line, tuple) else ((), ())
+
+
+def show_way(line: CallLine) -> str:
+    """`train.py:7 < train.py:20`: the lines of the calls that led to a line."""
+    if isinstance(line, Site) or not isinstance(line, tuple):
+        return ""
+    codes, _, way = line
+    return " < ".join(_place(code, way[2 * at + 1]) for at, code in enumerate(codes) if at)
+
+
+def _place(code: CodeType, instruction: int) -> str:
+    places = itertools.islice(code.co_positions(), instruction // 2, None)
+    return str(Site(code, next((place[0] for place in places if place[0]), code.co_firstlineno), instruction))
+
+
+BETWEEN = (PACKAGE, functools.__file__, contextlib.__file__)
 OUTSIDE = (PACKAGE, sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), "<frozen")
 
 
@@ -250,14 +306,17 @@ def _ranks(ranks: Sequence[int]) -> str:
     return f"rank{'s' * (len(ranks) != 1)} {', '.join(map(str, ranks))}"
 
 
-def differences(made: Mapping[int, Mapping[int, Entry]]) -> list[str]:
+def differences(made: Mapping[int, Mapping[int, Entry]], by: str = "line") -> list[str]:
     """The first collective in which some rank differs from most others of its group, from each rank's {number: entry}.
 
-    If two sides are equally large, either may be wrong.
+    If two sides are equally large, either may be wrong. Ranks may come to a line on different ways, unless those are
+    what is asked for (`by`).
     """
+    if by != "way":
+        made = {rank: {n: entry._replace(way="") for n, entry in entries.items()} for rank, entries in made.items()}
     for index in sorted({i for entries in made.values() for i in entries}):
         here = {r: entries[index] for r, entries in made.items() if index in entries}
-        for same in (attrgetter("common"), attrgetter("line")):
+        for same in (attrgetter("common"), attrgetter(by)):
             most, _ = Counter(map(same, here.values())).most_common(1)[0]
             odd = [r for r, e in here.items() if same(e) != most]
             if odd:

@@ -8,25 +8,32 @@ Hetu v2 only the all_reduce saves bytes over messages, so the others go the gene
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 
+from ...core.kernels import Call
 from ...core.types import Box, Shape
-from ..comm.comm import Comm
+from ..comm.comm import CollectiveCall, Comm
 from ..comm.hierarchical import Hosts, all_to_all, within_hosts
 from ..comm.recorder import Ranks
 from .boxes import cells, contains, hull, intersect, sizes, volume, within
 from .layout import ACROSS, DUP, PENDING, Layout, Piece
+from .tiling import Tiling
+
+KEPT = 64 << 10  # bytes of buffers that a program keeps for a collective
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Collective:
     """One collective of the ranks `group` on the part `box` of a tensor, from their `old` to their `new` pieces.
 
-    `run` takes the communicator of the group, so `comm.rank` is the place in all three tuples. `rows` are the places
+    `bind` takes the communicator of the group, so `comm.rank` is the place in all three tuples. `rows` are the places
     by host, for an all_to_all that goes within hosts first.
     """
 
@@ -53,65 +60,111 @@ class Collective:
             "all_to_all": volume(self.box) - stay,
         }[self.kind]
 
+    @functools.cached_property
+    def tiling(self) -> Tiling:
+        """How the pieces that an all_gather joins, or a reduce_scatter makes, lie in the box."""
+        return Tiling.of(self.old if self.kind == "all_gather" else self.new, self.box)
+
+    def bind(self, comm: Comm, x: np.ndarray, out: np.ndarray) -> list[Call]:
+        """What fills `out` on this rank from `x`, in order, again and again.
+
+        All ranks of the group bind the collective itself, or none: that depends on nothing but sizes.
+        """
+        if self.rows or not (self._lies_ready or volume(self.box) * x.itemsize <= KEPT):
+            return [partial(self.run, comm, x, out)]  # large buffers are not kept from step to step
+        return ACTIONS[self.kind](self, comm, x, out, True)
+
+    @property
+    def _lies_ready(self) -> bool:
+        """Whether nothing is packed on any rank."""
+        if self.kind == "all_reduce":
+            return _whole(self.old, self.box)
+        return self.kind != "all_to_all" and self.tiling.in_line
+
     def run(self, comm: Comm, x: np.ndarray, out: np.ndarray) -> None:
-        """Fill `out` on this rank from `x`."""
-        RUN[self.kind](self, comm, x, out)
+        """Fill `out` on this rank from `x`, once."""
+        for action in ACTIONS[self.kind](self, comm, x, out, False):
+            action()
 
 
-def _dense(x: np.ndarray) -> np.ndarray:
-    return x if x.flags.c_contiguous else x.copy()
+def _call(comm: Comm, fixed: bool, *call: Any) -> Call:
+    return comm.bind(CollectiveCall(*call)) if fixed else partial(comm.run, CollectiveCall(*call))
 
 
-def _all_reduce(self: Collective, comm: Comm, x: np.ndarray, out: np.ndarray) -> None:
+def copy(target: np.ndarray, source: np.ndarray) -> Call:
+    """A copy to do later; both may lie on a device."""
+    return partial(target.__setitem__, ..., source)
+
+
+def _dense(x: np.ndarray) -> tuple[np.ndarray, list[Call]]:
+    """`x` in one piece of memory, and what makes it so."""
+    if x.flags.c_contiguous:
+        return x, []
+    packed = np.empty(x.shape, x.dtype, like=x)
+    return packed, [copy(packed, x)]
+
+
+def _all_reduce(self: Collective, comm: Comm, x: np.ndarray, out: np.ndarray, fixed: bool) -> list[Call]:
     index = within(self.box, self.old[comm.rank].box)
     if x[index].size == x.size:
-        comm.all_reduce(_dense(x), out, self.op)
-    else:  # this group has a part of the array, other groups the rest
-        cell = x[index].copy()
-        comm.all_reduce(cell, cell, self.op)
-        out[index] = cell
+        given, before = _dense(x)
+        return [*before, _call(comm, fixed, self.kind, given, out, self.op)]
+    cell = np.empty(sizes(self.box), x.dtype, like=x)  # this group has a part of the array, other groups the rest
+    return [copy(cell, x[index]), _call(comm, fixed, self.kind, cell, cell, self.op), copy(out[index], cell)]
 
 
-def _reduce_scatter(self: Collective, comm: Comm, x: np.ndarray, out: np.ndarray) -> None:
-    parts = [x[within(piece.box, self.box)].reshape(-1) for piece in self.new]
-    if _even(self.new):
-        return comm.reduce_scatter(np.concatenate(parts), out, self.op)
-    blocks = np.zeros((len(parts), padded(self.new)), x.dtype, like=x)
-    for block, part in zip(blocks, parts):
-        block[: part.size] = part
-    mine = np.empty_like(blocks[0])
-    comm.reduce_scatter(blocks, mine, self.op)
-    out[...] = mine[: out.size].reshape(out.shape)
+def _reduce_scatter(self: Collective, comm: Comm, x: np.ndarray, out: np.ndarray, fixed: bool) -> list[Call]:
+    tiling = self.tiling
+    if tiling.in_line and x.flags.c_contiguous:
+        return [_call(comm, fixed, self.kind, x, out, self.op)]
+    blocks = np.zeros((len(self.new), tiling.most), x.dtype, like=x)
+    mine = np.empty_like(blocks[0]) if out.size < tiling.most else out
+    pack = [copy(block, part) for block, part in tiling.pairs(blocks, x)]
+    return [*pack, _call(comm, fixed, self.kind, blocks, mine, self.op), *_unpadded(out, mine)]
 
 
-def _all_gather(self: Collective, comm: Comm, x: np.ndarray, out: np.ndarray) -> None:
-    blocks = np.empty((len(self.group), padded(self.old)), x.dtype, like=x)
-    if x.size < blocks.shape[1]:
-        given = np.zeros(blocks.shape[1], x.dtype, like=x)
-        given[: x.size] = x.reshape(-1)
-        x = given
-    comm.all_gather(_dense(x), blocks)
-    for piece, block in zip(self.old, blocks):
-        out[within(piece.box, self.box)] = block[: volume(piece.box)].reshape(piece.shape)
+def _unpadded(out: np.ndarray, mine: np.ndarray) -> list[Call]:
+    return [] if mine is out else [copy(out, mine[: out.size].reshape(out.shape))]
 
 
-def _all_to_all(self: Collective, comm: Comm, x: np.ndarray, out: np.ndarray) -> None:
+def _all_gather(self: Collective, comm: Comm, x: np.ndarray, out: np.ndarray, fixed: bool) -> list[Call]:
+    tiling = self.tiling
+    given, before = _dense(x)
+    if tiling.in_line and out.flags.c_contiguous:
+        return [*before, _call(comm, fixed, self.kind, given, out)]
+    blocks = np.empty((len(self.group), tiling.most), x.dtype, like=x)
+    if x.size < tiling.most:
+        given = np.zeros(tiling.most, x.dtype, like=x)
+        before = [copy(given[: x.size].reshape(x.shape), x)]
+    unpack = [copy(part, block) for block, part in tiling.pairs(blocks, out)]
+    return [*before, _call(comm, fixed, self.kind, given, blocks), *unpack]
+
+
+def _all_to_all(self: Collective, comm: Comm, x: np.ndarray, out: np.ndarray, fixed: bool) -> list[Call]:
     mine, wanted = self.old[comm.rank].box, self.new[comm.rank].box
     sent = [intersect(mine, piece.box) for piece in self.new]
     received = [intersect(piece.box, wanted) for piece in self.old]
-    counts = [volume(box) for box in sent], [volume(box) for box in received]
-    packed = np.concatenate([x[within(box, mine)].reshape(-1) for box in sent])
-    blocks = np.empty(out.size, out.dtype, like=out)
+    counts = tuple(map(volume, sent)), tuple(map(volume, received))
+    packed, blocks = np.empty(sum(counts[0]), x.dtype, like=x), np.empty(out.size, out.dtype, like=out)
     if self.rows:
         table = [[volume(intersect(old.box, new.box)) for new in self.new] for old in self.old]
-        all_to_all(comm, packed, blocks, table, self.rows)
+        trade: Call = partial(all_to_all, comm, packed, blocks, table, self.rows)
     else:
-        comm.all_to_all(packed, blocks, counts)
-    for box, block in zip(received, np.split(blocks, np.cumsum(counts[1])[:-1])):
-        out[within(box, wanted)] = block.reshape(sizes(box))
+        trade = _call(comm, fixed, self.kind, packed, blocks, "", 0, counts)
+    pack = [copy(part, x[within(box, mine)]) for box, part in _parts(packed, sent) if part.size]
+    unpack = [copy(out[within(box, wanted)], part) for box, part in _parts(blocks, received) if part.size]
+    return [*pack, trade, *unpack]
 
 
-RUN = {
+def _parts(flat: np.ndarray, boxes: Sequence[Box]) -> Iterator[tuple[Box, np.ndarray]]:
+    """Each box with its part of a flat array that holds them one after the other."""
+    at = 0
+    for box in boxes:
+        yield box, flat[at : at + volume(box)].reshape(sizes(box))
+        at += volume(box)
+
+
+ACTIONS = {
     "all_reduce": _all_reduce,
     "reduce_scatter": _reduce_scatter,
     "all_gather": _all_gather,
@@ -181,10 +234,6 @@ def _partition(pieces: Sequence[Piece], box: Box) -> bool:
 def padded(pieces: Sequence[Piece]) -> int:
     """The elements that each rank of an all_gather or reduce_scatter communicates: those of the largest piece."""
     return max(volume(piece.box) for piece in pieces)
-
-
-def _even(pieces: Sequence[Piece]) -> bool:
-    return len({volume(piece.box) for piece in pieces}) == 1
 
 
 def _alike(pieces: Sequence[Piece]) -> bool:

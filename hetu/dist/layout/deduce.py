@@ -20,7 +20,7 @@ from ...core.graph import Node, topological
 from ...core.memory import types_of
 from ...core.op import Op, Role
 from .layout import ACROSS, DUP, MAX, MIN, SUM, Layout, Shard
-from .rules import AxisFactors, ShardingRule, rule_of
+from .rules import AxisFactors, ShardingRule, holds, rule_of, widens
 
 AxisId = tuple[int, int]
 ROLE_OF = {"sum": SUM, "max": MAX, "min": MIN}
@@ -106,10 +106,12 @@ class Deduction:
 
 
 def updating(outputs: Sequence[Node]) -> set[Node]:
-    """The nodes that belong to the update of variables: update operators and all nodes that follow from them."""
+    """The nodes that belong to the update of variables: update operators, what was written in their place, the hints
+    on what they read (both are tagged `updates`), and all nodes that follow from them.
+    """
     found: set[Node] = set()
     for node in topological(outputs):
-        if node.role is Role.UPDATE or any(i in found for i in node.inputs):
+        if node.role is Role.UPDATE or node.tags.get("updates") or any(i in found for i in node.inputs):
             found.add(node)
     return found
 
@@ -119,14 +121,17 @@ def deduce(
     leaf: Callable[[Node, bool], Layout | None],
     grid_of: Callable[[Node], Grid],
     updating: set[Node],
+    *,
+    narrow: bool = False,
 ) -> Deduction:
-    """Layouts for every node that `outputs` need.
+    """Layouts for every node that `outputs` need; with `narrow` sums are combined before a cast widens them.
 
     `leaf(node, updating)` gives the layout of a variable or feed, for readers in or outside the update of variables;
     None means that the leaf can be had in any layout (constants). `grid_of(node)` is where a node is computed.
     """
     found = Deduction()
     readers = Counter(i for node in topological(outputs) for i in node.inputs)
+    readers.update(node.inputs[0] for node in readers if narrow and widens(node))  # as if others read it too
     pinned: set[Node] = set()
     for node in topological(outputs):
         if not node.inputs:
@@ -229,7 +234,8 @@ def _split(node: Node, rule: ShardingRule, factor: str) -> AxisCandidate:
 def _flowing(node: Node, roles: Sequence[int | None], outputs: int, readers: Counter[Node]) -> AxisCandidate | None:
     """Let a pending sum pass: one input of a multilinear operator, or all inputs of a jointly linear one.
 
-    A sum that others read too does not pass: each reader would have to combine it again.
+    A sum that others read too does not pass: each reader would have to combine it again. Nor does one whose terms the
+    result cannot hold: it would round each.
     """
     linear = node.op.linear
     if linear == "joint":
@@ -238,6 +244,8 @@ def _flowing(node: Node, roles: Sequence[int | None], outputs: int, readers: Cou
         return None
     pending = [k for k, role in enumerate(roles) if role == SUM]
     if len(pending) != 1 or pending[0] not in linear or readers[node.inputs[pending[0]]] > 1:
+        return None
+    if not all(holds(type_.dtype, node.inputs[pending[0]].dtype) for type_ in types_of(node)):
         return None
     return AxisCandidate(tuple(SUM if k in pending else DUP for k in range(len(roles))), (SUM,) * outputs)
 

@@ -14,17 +14,19 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from ...core.errors import ArgumentError, DTypeError, ShapeError
+from ...core.kernels import Call
 from ...core.types import Box, Shape, is_float
-from ..comm.comm import REDUCE, Comm
+from ..comm.comm import REDUCE, Comm, PeerMessage
 from ..comm.hierarchical import Hosts
 from .boxes import cells, contains, sizes, volume, within
-from .collectives import Collective, find
+from .collectives import KEPT, Collective, copy, find
 from .layout import MAX, MIN, PENDING, SUM, Layout, PendingTerm, Piece
 
 _NOTHING = np.empty(0)  # of a rank outside one of the layouts
@@ -67,6 +69,20 @@ class Redistribution:
     def after(self) -> Mapping[int, Piece]:
         """What every rank of `dst` will hold."""
         return self.dst.pieces(self.shape)
+
+    @functools.cached_property
+    def of_rank(self) -> Mapping[int, Sequence[Collective]]:
+        """The collectives of every rank that has some, in its order."""
+        found = defaultdict(list)
+        for collective in self.collectives:
+            for rank in collective.group:
+                found[rank].append(collective)
+        return dict(found)
+
+    @functools.cached_property
+    def last(self) -> int:
+        """The last rank of both layouts."""
+        return max(*self.src.ranks, *self.dst.ranks)
 
     @functools.cached_property
     def transfers(self) -> tuple[Transfer, ...]:
@@ -112,7 +128,7 @@ class Redistribution:
         if x is None and out is None:
             return
         given, made = (_NOTHING if array is None else array for array in (x, out))
-        mine = [collective for collective in self.collectives if comm.rank in collective.group]
+        mine = self.of_rank.get(comm.rank, ())
         for collective in mine:
             collective.run(comm.split(collective.group), given, made)
         in_place = x is not None and out is not None and np.may_share_memory(x, out)
@@ -121,6 +137,37 @@ class Redistribution:
             arrived = {} if self.collectives else self._exchange(comm, given, made)
             if out is not None:
                 self._assemble(comm.rank, given, out, arrived)
+
+    def bind(self, comm: Comm, x: np.ndarray | None, out: np.ndarray | None) -> list[Call]:
+        """What does `run` on these arrays again and again, prepared as far as possible."""
+        self._check(comm, x, out)
+        given, made = (_NOTHING if array is None else array for array in (x, out))
+        if mine := self.of_rank.get(comm.rank, ()):
+            return [action for c in mine for action in c.bind(comm.split(c.group), given, made)]
+        pending = self.src.pending is not None or self.dst.pending is not None
+        if pending or self.collectives or self.kind in ("nothing", "slice"):
+            return [partial(self.run, comm, x, out)]
+        bound = self._bind_messages(comm, given, made)
+        return [partial(self.run, comm, x, out)] if bound is None else bound
+
+    def _bind_messages(self, comm: Comm, x: np.ndarray, out: np.ndarray) -> list[Call] | None:
+        """Messages of complete values: parts of arrays as they lie where they are in one piece, else packed."""
+        rank, before, after = comm.rank, list[Call](), list[Call]()
+        sends, recvs, packed = list[PeerMessage](), list[PeerMessage](), 0
+        for (source, target), boxes in self.between.items():
+            given = [x[within(box, self.before[rank].box)] for box in boxes] if source == rank else []
+            made = [out[within(box, self.after[rank].box)] for box in boxes] if target == rank else []
+            if source == target:
+                before += map(copy, made, given)
+            elif source == rank or target == rank:
+                flat, parts = _in_one_piece(given or made)
+                (sends if given else recvs).append((target if given else source, flat))
+                before += map(copy, parts, given)
+                after += map(copy, made, parts)
+                packed += flat.nbytes * bool(parts)
+        if packed > KEPT:  # nobody else need know
+            return None
+        return [*before, comm.bind_exchange(sends, recvs), *after]
 
     def _exchange(self, comm: Comm, x: np.ndarray, out: np.ndarray) -> dict[int, np.ndarray]:
         """One message for every pair of ranks; what has arrived, by source."""
@@ -162,8 +209,8 @@ class Redistribution:
                 written.add(box)
 
     def _check(self, comm: Comm, x: np.ndarray | None, out: np.ndarray | None) -> None:
-        if (most := max(*self.src.ranks, *self.dst.ranks)) >= comm.world_size:
-            raise ArgumentError(f"{self} names rank {most} of {comm.world_size}", fix="use ranks of the group")
+        if self.last >= comm.world_size:
+            raise ArgumentError(f"{self} names rank {self.last} of {comm.world_size}", fix="use ranks of the group")
         for name, array, pieces in (("x", x, self.before), ("out", out, self.after)):
             wanted = pieces[comm.rank].shape if comm.rank in pieces else None
             got = None if array is None else array.shape
@@ -175,6 +222,15 @@ class Redistribution:
     def __repr__(self) -> str:
         groups = ", ".join(str(collective.group) for collective in self.collectives)
         return f"Redistribution({self.kind}{' on ' * bool(groups)}{groups}: {self.src} -> {self.dst})"
+
+
+def _in_one_piece(views: Sequence[np.ndarray]) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Memory for all elements in a row, and its parts; the only view itself if it is that already, and no parts."""
+    if len(views) == 1 and views[0].flags.c_contiguous:
+        return views[0], []
+    flat = np.empty(sum(view.size for view in views), views[0].dtype, like=views[0])
+    ends = np.cumsum([view.size for view in views]).tolist()
+    return flat, [flat[end - view.size : end].reshape(view.shape) for view, end in zip(views, ends)]
 
 
 def identity(role: int, dtype: np.dtype) -> float | int | bool:

@@ -9,9 +9,12 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
+import numpy as np
+
 from ...core.graph import Node
 from ...core.memory import types_of
-from ...core.types import Shape
+from ...core.op import Role
+from ...core.types import Shape, is_float
 
 Factors = tuple[str, ...]  # the factors of one axis, the major one first; none for an axis of size 1
 AxisFactors = tuple[Factors, ...]
@@ -55,6 +58,21 @@ def rule_of(node: Node) -> ShardingRule | None:
         return None
     text = dims(*(i.type for i in node.inputs), **node.attrs) if callable(dims) else dims
     return _parse(text, tuple(i.tensor.shape for i in node.inputs), tuple(t.shape for t in types_of(node)))
+
+
+def holds(dtype: np.dtype, other: np.dtype) -> bool:
+    """Whether `dtype` has every number of `other`, bfloat16 included."""
+    return bool(np.can_cast(other, dtype)) or (is_float(other) and is_float(dtype) and other.itemsize < dtype.itemsize)
+
+
+def widens(node: Node) -> bool:
+    """Whether it turns floats into longer ones, which loses nothing: sums may be taken before or after."""
+    if node.role is not Role.MOVE or len(node.inputs) != 1:
+        return False
+    old, new = node.inputs[0].type, node.type
+    if isinstance(old, tuple) or isinstance(new, tuple):
+        return False
+    return is_float(old.dtype) and is_float(new.dtype) and old.dtype.itemsize < new.dtype.itemsize
 
 
 @functools.lru_cache(maxsize=4096)
