@@ -9,12 +9,14 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from hetu.core.errors import ArgumentError
 from hetu.dist.launch import heturun as launch
-from hetu.ps import SSP, ServerProcess
+from hetu.ps import SSP, ServerProcess, ServerTimeoutError
 from hetu.ps.store.messages import Kind, Message, encode
 
 from ..dist.test_launch import DEADLINE, ROOT, descendants, heturun
@@ -61,6 +63,43 @@ def test_a_worker_that_computes_keeps_its_place_and_one_that_is_frozen_loses_it(
             assert client.status()[0]["clocks"] == {"0": 2}
         finally:
             worker.send_signal(signal.SIGCONT)
+
+
+def test_a_server_that_is_gone_keeps_nobody_for_long():
+    with ServerProcess(options("bsp", 1)) as server, connect([server.address], retry=0.1, silence=0.5) as client:
+        client.ping()
+        server.process.kill()
+        server.process.wait()
+        for leave in (client.leave, client.ping):
+            with pytest.raises(ServerTimeoutError, match=r"no sign of life from tcp://\S+ in 0.5 s") as caught:
+                leave()
+        assert "heturun --silence S" in str(caught.value)
+
+
+def test_a_server_that_waits_for_others_gives_signs_of_life():
+    silence = 0.4
+    with (
+        ServerProcess(options("bsp", 2)) as server,
+        connect([server.address], 0, retry=0.1, silence=silence) as first,
+        connect([server.address], 1, retry=0.1) as second,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        second.ping()
+        begin, waits = second.status()[0]["seconds"], pool.submit(lambda: first.clock().wait())
+        while second.status()[0]["seconds"] < begin + 4 * silence:
+            assert not waits.done()
+        second.clock().wait()
+        waits.result(timeout=DEADLINE)
+
+
+def test_how_long_a_server_may_be_silent_is_a_variable(monkeypatch):
+    with ServerProcess(options("asp", 1)) as server:
+        monkeypatch.setenv("HETU_SILENCE", "7.5")
+        with connect([server.address]) as client:
+            assert client.transport.silence == 7.5
+        monkeypatch.setenv("HETU_SILENCE", "soon")
+        with pytest.raises(ArgumentError, match="HETU_SILENCE is 'soon'"):
+            connect([server.address])
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGSTOP")

@@ -24,10 +24,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...answers import seconds
 from ...core.errors import ArgumentError, HetuError, MissingDependencyError
 from ..comm import guard
 from ..comm.guard import FAILED, RANK_VARIABLES, RC_SILENT, RUN_DIRECTORY, TERMINALS, count_cores, job_size
-from ..comm.patience import ARRIVE, DEADLINE, LEAVE, seconds
+from ..comm.patience import ARRIVE, DEADLINE, LEAVE, SILENCE
 from .arrival import Start, ranks
 from .cluster import Host, mpiexec_options, read_cluster
 from .servers import Servers, opened
@@ -50,6 +51,7 @@ WAITS = {
     "arrive": "seconds that ranks wait for one that does not get on, at the start (default: 30)",
     "deadline": "and in what they communicate (default: 300)",
     "leave": "and at the end of the script (default: twice the deadline)",
+    "silence": "seconds after which a server that gives no sign of life is gone (default: 60)",
 }
 WARN_AFTER = 5.0  # seconds that ranks let the others wait at the start
 
@@ -69,6 +71,7 @@ class Job:
     arrive: float = 30.0  # seconds that ranks may let the others wait at the start
     deadline: float | None = None  # and later, and at the end; None leaves it to the ranks
     leave: float | None = None
+    silence: float | None = None  # of a server
 
     @property
     def is_remote(self) -> bool:
@@ -110,13 +113,14 @@ def environment(workers: int, cores: int) -> dict[str, str]:
 def variables_of(job: Job) -> dict[str, str]:
     """`environment` for the fullest host; hosts are taken to be alike."""
     fullest = max((host.workers for host in job.hosts), default=job.workers)
-    return {**environment(fullest, count_cores()), **_told(job.auto, job.deadline, job.leave)}
+    return {**environment(fullest, count_cores()), **_told(job)}
 
 
-def _told(auto: bool, deadline: float | None, leave: float | None) -> dict[str, str]:
-    """The variables for what the command line says: `hetu.core.placement` reads the first, `comm.mpi` the others."""
-    waits = {name: f"{value:g}" for name, value in ((DEADLINE, deadline), (LEAVE, leave)) if value is not None}
-    return waits | ({"HETU_STRATEGY": "auto"} if auto else {})
+def _told(given: Job | argparse.Namespace) -> dict[str, str]:
+    """The variables for what the command line says; `comm.mpi`, `ps.wire.client` and `core.placement` read them."""
+    waits = {DEADLINE: given.deadline, LEAVE: given.leave, SILENCE: given.silence}
+    told = {name: f"{value:g}" for name, value in waits.items() if value is not None}
+    return told | ({"HETU_STRATEGY": "auto"} if given.auto else {})
 
 
 def script_of(command: Sequence[str]) -> tuple[str, list[str]]:
@@ -327,7 +331,7 @@ def job_of(options: argparse.Namespace) -> Job:
         raise ArgumentError(f"--snapshot-every {options.snapshot_every:g} without a folder", fix="add --snapshots DIR")
     mode, every = options.consistency or "bsp", 30.0 if options.snapshot_every is None else options.snapshot_every
     arrive = options.arrive or seconds(ARRIVE, Job.arrive)
-    waits = {"arrive": arrive, "deadline": options.deadline, "leave": options.leave}
+    waits = {"arrive": arrive, "deadline": options.deadline, "leave": options.leave, "silence": options.silence}
     return Job(workers, tuple(options.command), servers, hosts, mode, options.snapshots, every, options.auto, **waits)
 
 
@@ -363,7 +367,7 @@ def become_rank(options: argparse.Namespace) -> int:
             fix=f"leave -c and -s out, and say -w {size} or nothing; or start heturun without mpiexec",
         )
     interpreter, rest = script_of(options.command)
-    os.environ |= _told(options.auto, options.deadline, options.leave)
+    os.environ |= _told(options)
     os.execv(interpreter, [interpreter, GUARD, *rest])
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ...answers import seconds
 from ...core.errors import ArgumentError, ShapeError, UnknownNameError, ValueRangeError, did_you_mean
 from ..store.consistency import Consistency
 from ..store.messages import Kind, Message, RefusedError, encode, given, row_bytes, wire_array
@@ -47,10 +48,10 @@ class PendingReply:
 class Client:
     """A worker's connection to all servers of a job.
 
-    `worker` is its rank. A `wait()` may take `timeout` seconds, including the time for slower workers. An unanswered
-    request is first sent again after `retry` seconds. Large arrays go to servers on the same host through `shared`
-    memory. Arrays passed to a push must not change before its `wait()`, or before the next `clock()`; an `out` is
-    filled as the answers arrive.
+    `worker` is its rank. A `wait()` gives up on a server that is silent for `silence` seconds ($HETU_SILENCE or 60),
+    and after `timeout` on one that lives, which may itself wait for slower workers. An unanswered request is first sent
+    again after `retry` seconds. Large arrays go to servers on the same host through `shared` memory. Arrays passed to a
+    push must not change before its `wait()`, or before the next `clock()`; an `out` is filled as the answers arrive.
 
     >>> from hetu.ps import Options, ServerProcess
     >>> with ServerProcess(Options(workers=1, token="secret")) as server:
@@ -68,7 +69,8 @@ class Client:
         worker: int,
         token: str,
         *,
-        timeout: float = 300.0,
+        timeout: float = 3000.0,
+        silence: float | None = None,
         retry: float = 1.0,
         key_file: str = "",
         shared: bool = True,
@@ -82,7 +84,9 @@ class Client:
         self.context = zmq.Context()
         try:
             links = [ServerLink(address, dealer(zmq, self.context, address, key_file)) for address in addresses]
-            self.transport = Transport(zmq, links, worker, token, timeout=timeout, retry=retry, shared=shared)
+            silence = seconds("HETU_SILENCE", 60.0) if silence is None else silence
+            waits = {"timeout": timeout, "silence": silence, "retry": retry}
+            self.transport = Transport(zmq, links, worker, token, shared=shared, **waits)
         except BaseException:
             self.context.destroy(linger=0)
             raise

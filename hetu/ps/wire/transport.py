@@ -67,8 +67,8 @@ class ServerLink:
     """The connection to one server. `flying` holds the unanswered requests by their number; HELLO is number 0.
 
     `clock` is the last clock that this server has allowed, `at` the first clock whose end it has not been told. `due`:
-    it asks for a snapshot of the next clock's end. `free` holds the slots of `segment` that no request uses; it is
-    empty unless the server has opened the segment.
+    it asks for a snapshot of the next clock's end. `heard`: when it last said something. `free` holds the slots of
+    `segment` that no request uses; it is empty unless the server has opened the segment.
     """
 
     address: str
@@ -79,6 +79,7 @@ class ServerLink:
     due: bool = False
     seq: int = 0
     lease: float = 0.0
+    heard: float = 0.0
     queue: deque[Request] = field(default_factory=deque)
     flying: dict[int, Request] = field(default_factory=dict)
     segment: Segment | None = None
@@ -115,10 +116,12 @@ class Transport:
         token: str,
         *,
         timeout: float,
+        silence: float,
         retry: float,
         shared: bool,
     ) -> None:
-        self.zmq, self.links, self.worker, self.timeout, self.retry = zmq, list(links), worker, timeout, retry
+        self.zmq, self.links, self.worker = zmq, list(links), worker
+        self.timeout, self.silence, self.retry = timeout, silence, retry
         self.flags, self.more = int(zmq.NOBLOCK), int(zmq.SNDMORE)
         incarnation = secrets.randbits(62)
         self.hello: dict[str, Any] = {"token": token, "incarnation": incarnation}
@@ -165,21 +168,36 @@ class Transport:
 
     def wait(self, requests: Sequence[Request]) -> list[Message]:
         """The replies, in order; the first error as soon as there is one."""
-        deadline = None  # counts from the beginning of the wait, not of the request
+        begin = None  # deadlines count from the beginning of the wait, not of the request
         for request in requests:
             while request.reply is None:
                 if self.failures and (error := next((r.error for r in requests if r.error is not None), None)):
                     raise error
                 now = time.monotonic()
-                deadline = deadline or now + self.timeout
-                if now >= deadline:
+                begin = begin or now
+                if now >= begin + self.timeout:
                     raise ServerTimeoutError(
                         f"{request.message.kind.name} of worker {self.worker}: no answer from {request.link.address} "
                         f"in {self.timeout:g} s",
                         fix="is the server alive, are all workers at work, do the keys fit? Or wait longer by timeout=",
                     )
+                self._listen(request, now, max(begin, request.link.heard))
                 self._pump(now)
         return [given(request.reply) for request in requests]
+
+    def _listen(self, request: Request, now: float, since: float) -> None:
+        """Ask a server that has become silent to greet again; ServerTimeoutError if it is gone."""
+        link = request.link
+        if not link.epoch or now < since + self.silence / 4:
+            return
+        if now >= since + self.silence:
+            raise ServerTimeoutError(
+                f"{request.message.kind.name} of worker {self.worker}: no sign of life from {link.address} "
+                f"in {self.silence:g} s",
+                fix="has the server ended? If it only takes long to come back, heturun --silence S waits for S seconds",
+            )
+        if 0 not in link.flying:
+            self._greet(link)
 
     # -- moving ----------------------------------------------------------------------------------------------
 
@@ -242,6 +260,7 @@ class Transport:
             self._fill(link)
 
     def _receive(self, link: ServerLink, frames: list[Buffer]) -> None:
+        link.heard = time.monotonic()
         try:
             message = decode(frames, segment=link.segment)
         except ProtocolError:
