@@ -15,7 +15,7 @@ from typing import Any, TypedDict
 from .answers import AnswersCalls
 from .core.autodiff import gradients
 from .core.errors import ArgumentError, GradientError, ShapeError, UnknownNameError, did_you_mean, public
-from .core.graph import OPS, Node, topological
+from .core.graph import OPS, Node, tagged, topological
 from .core.leaf import unique_name, variable
 from .core.op import Op, Role
 from .core.operators import with_updates_op, zeros_like
@@ -151,11 +151,12 @@ class Optimizer(AnswersCalls):
         for p, g in gradients.items():
             if p.type != g.type:
                 raise ShapeError(f"the gradient {g!r} does not fit {p!r}", fix="give it the variable's shape and dtype")
-        rate = self.learning_rate(self.step) if callable(self.learning_rate) else self.learning_rate
-        step = self.step + 1
         values: NewValues = {}
-        for p, g in self._conditioned(gradients).items():
-            values |= self.new_values(p, g, rate, step)
+        with tagged(update=True):  # all of it follows from whole gradients, not from those of micro-batches
+            rate = self.learning_rate(self.step) if callable(self.learning_rate) else self.learning_rate
+            step = self.step + 1
+            for p, g in self._conditioned(gradients).items():
+                values |= self.new_values(p, g, rate, step)
         return Updates({**values, self.step: step}, gradients)
 
     def new_values(self, p: Node, g: Node, rate: Node | float, step: Node) -> NewValues:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ from hetu.core.errors import UnknownNameError
 from hetu.core.leaf import count_names_apart
 from hetu.core.op import Role
 from hetu.dist import DataParallel, ZeRO, run_ranks
+from hetu.plan.simulation.traffic import bytes_between_ranks
 
 from .apart import APART
 from .samples.update import stranger
@@ -47,6 +50,59 @@ def test_over_ranks_it_trains_as_alone_with_the_calls_of_adam(optimizer, strateg
         np.testing.assert_allclose(losses, wanted, rtol=1e-4)
         assert names == ours
         assert strategy != DataParallel() or names == ["all_reduce_start", "all_reduce_wait"]  # one bucket
+
+
+@ht.optim.update_rule
+def whole(p, v, g, lr, *, beta=0.9):
+    """A rule that nobody has heard of, with more than one number of a whole parameter."""
+    v = beta * v + g / (ht.sqrt(ht.mean(g * g)) + 1e-3)
+    return p - lr * v * ht.max(ht.abs(p)), v
+
+
+@ht.optim.update_rule
+def turned(p, v, g, lr):
+    """And one whose elements follow from whole rows."""
+    v = 0.9 * v + g
+    return p - lr * (v @ ht.matrix_transpose(v) @ v if len(p.shape) == 2 else v), v
+
+
+class Whole(ht.optim.Optimizer):
+    rule = whole
+
+
+class Turned(ht.optim.Optimizer):
+    rule = turned
+
+
+def sent(optimizer, comm, strategy):
+    """Losses of some steps, and of one the bytes that a rank sends and the collectives by kind."""
+    count_names_apart()
+    ex = ht.Executor(dense(optimizer), comm=comm, strategy=strategy)
+    rng = np.random.default_rng(0)
+    feed = {"x": rng.standard_normal((8, 6)).astype("f4"), "t": rng.integers(0, 3, 8)}
+    losses = [float(ex.run(feed)[0]) for _ in range(5)]
+    program = ex.program(feed)
+    kinds = Counter(s.node.op.collective for s in program.steps if s.node.op.collective)
+    return losses, bytes_between_ranks(program, comm.world_size), kinds
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize(("optimizer", "numbers"), [(ht.optim.LAMB, 2), (Whole, 2)])
+def test_one_that_needs_numbers_of_whole_parameters_sends_little_more_than_adam(optimizer, numbers, stage):
+    wanted, _ = trained(optimizer)
+    [(_, adam, few)] = run_ranks(2, lambda comm: sent(ht.optim.Adam, comm, ZeRO(stage)))[:1]
+    for losses, nbytes, kinds in run_ranks(2, lambda comm: sent(optimizer, comm, ZeRO(stage))):
+        np.testing.assert_allclose(losses, wanted, rtol=1e-4)
+        assert nbytes <= adam + 4 * 4 * numbers  # of 4 variables, in float32
+        assert kinds - few == Counter(all_reduce=kinds["all_reduce"] - few["all_reduce"])
+        assert kinds["all_reduce"] <= few["all_reduce"] + numbers  # one bucket for each level, of all variables
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_one_that_needs_whole_rows_trains_as_alone(stage):
+    wanted, _ = trained(Turned)
+    for losses, _ in run_ranks(3, lambda comm: trained(Turned, comm, strategy=ZeRO(stage))):
+        np.testing.assert_allclose(losses, wanted, rtol=1e-4)
 
 
 @pytest.mark.parametrize("passes, wanted", [(None, "scatter_rows"), (APART, "stranger_rows")], ids=["groups", "apart"])

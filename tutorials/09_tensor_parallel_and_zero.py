@@ -151,7 +151,7 @@ def report(name, strategy):
     def run(comm):
         executor = ht.Executor(language_model(), strategy=strategy, comm=comm)
         losses = [executor.run(feeds)[0].item() for _ in range(5)]
-        kinds = Counter(s.node.op.name for s in executor.program(feeds).steps if s.node.role.value == "communication")
+        kinds = Counter(kind for s in executor.program(feeds).steps if (kind := s.node.op.collective))
         return losses[-1], sum(executor.state.arrays[n].nbytes for n in executor.state.arrays), kinds
 
     loss_of_5, kept, kinds = run_ranks(4, run)[0]
@@ -168,8 +168,8 @@ report("2 data x 2 tensor", Parallel(data=2, tensor=2, zero=1))
 # %% [markdown]
 # All of them compute the same. Weights and two means are three equal parts. ZeRO 1 quarters two of them, which leaves
 # a half; ZeRO 3 quarters all. Gradients are then *reduce-scattered* to the ranks that update them, and new weights
-# are gathered. Data parallelism has a single large message, a bucket. Tensor parallelism communicates activations:
-# little for a small batch and large weights.
+# are gathered, before each pass if they are not kept. All this travels in a few large messages, the buckets; tensor
+# parallelism communicates activations: little for a small batch and large weights.
 #
 # The last row is a product: pairs of ranks share a copy of the model, and Adam's state is sharded between the copies.
 #

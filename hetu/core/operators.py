@@ -152,7 +152,11 @@ def add_simplify(node: Node, a: Node, b: Node) -> Node | None:
     return b if filling(a) == 0 else None
 
 
-@op(role=Role.MOVE, infer=lambda x, *, dtype: TensorType(x.shape, as_dtype(dtype)), dims="...->...", code="y = x")
+def _cast_type(x: TensorType, *, dtype: Any) -> TensorType:
+    return TensorType(x.shape, as_dtype(dtype))
+
+
+@op(role=Role.MOVE, infer=_cast_type, dims="...->...", linear=(0,), code="y = x")
 def astype(xp: ModuleType, x: Any, *, dtype: Any) -> Any:
     """`x` converted to another dtype; floats are cut off toward 0 when they become integers.
 
@@ -163,9 +167,8 @@ def astype(xp: ModuleType, x: Any, *, dtype: Any) -> Any:
     return xp.astype(xp.asarray(x), dtype_in(xp, dtype))
 
 
-@astype.grad
-def astype_grad(g: Node, y: Node, x: Node, *, dtype: str) -> Node:
-    return g
+astype.grad(lambda g, y, x, *, dtype: g)
+astype.view(lambda xp, x, *, dtype: x if x.dtype == dtype else None)
 
 
 @astype.simplify
@@ -175,11 +178,6 @@ def astype_simplify(node: Node, x: Node) -> Node | None:
     if first is not None and is_float(first.dtype) and np.can_cast(first.dtype, x.dtype):
         return cast_to(first, node.dtype)
     return moved_simplify(node, x)
-
-
-@astype.view
-def astype_view(xp: ModuleType, x: Any, *, dtype: str) -> Any:
-    return x if x.dtype == dtype else None
 
 
 @astype.into

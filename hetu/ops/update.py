@@ -2,8 +2,9 @@
 
 A rule takes a parameter, its states, the gradient, the rate and perhaps the step, and returns the new parameter and the
 new states. Traced, it is a composition of operators, see `composition.py`. Where all of them act on single elements,
-the rule can change some rows of a table, run on a server on any block, and be cut along any axis; a rule that needs
-a norm of the whole parameter can do none of that. The executor lets a rule write in place where the old values die.
+the rule can change some rows of a table, run on a server on any block, and be cut along any axis. A rule that needs
+a norm of the whole parameter can do none of that; ranks that keep parts run its operators, and add up the norm. The
+executor lets a rule write in place where the old values die.
 """
 
 from __future__ import annotations

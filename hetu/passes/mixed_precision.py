@@ -18,7 +18,7 @@ from functools import reduce
 
 import numpy as np
 
-from ..core.graph import OPS, Node, replace, rewrite, topological
+from ..core.graph import OPS, Node, replace, rewrite, tagged, topological
 from ..core.leaf import filled, filling, stand_in, variable
 from ..core.op import LEAVES, Role
 from ..core.types import is_float
@@ -53,11 +53,12 @@ def mixed_precision(
     above = replace((*fetches, *updates.values()), stubs)
     made = _lowered((*above, *stubs), dtype, seeds)
     above, whole = made[: len(above)], made[len(above) :]
-    if seeds:
-        whole = tuple(g / OPS["astype"](loss_scale, dtype=g.dtype) for g in whole)
-    outputs = replace(above, dict(zip(stubs.values(), whole)))
-    values = dict(zip(updates, outputs[len(fetches) :]))
-    return outputs[: len(fetches)], _guarded(values, whole) if seeds and values else values
+    with tagged(update=True):  # as what an optimizer computes
+        if seeds:
+            whole = tuple(g / OPS["astype"](loss_scale, dtype=g.dtype) for g in whole)
+        outputs = replace(above, dict(zip(stubs.values(), whole)))
+        values = dict(zip(updates, outputs[len(fetches) :]))
+        return outputs[: len(fetches)], _guarded(values, whole) if seeds and values else values
 
 
 def _seeds(gradients: Sequence[Node]) -> set[Node]:

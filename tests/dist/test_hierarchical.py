@@ -13,7 +13,7 @@ from hetu.dist import ExpertParallel, Layout, Link, Shard, Strategy, VirtualCloc
 from hetu.dist.comm.hierarchical import all_to_all, within_hosts
 from hetu.dist.comm.threads import ThreadComm
 
-from .models import communication, losses
+from .models import batches, communicating, communication, losses
 from .test_hints import expert_feeds, mixture
 
 HOSTS = {4: ((0, 1), (2, 3)), 6: ((0, 1, 2), (3, 4, 5)), 8: ((0, 1, 2, 3), (4, 5, 6, 7))}
@@ -95,6 +95,44 @@ def test_hosts_of_unequal_size_and_single_hosts_exchange_directly():
 
 
 # -- experts ---------------------------------------------------------------------------------------------------------
+
+
+ROUTED = {"*experts/*": 0}
+COUNT, ROOM, WIDTH = 8, 6, 8
+
+
+def routed(groups=0):
+    """Tokens choose two experts each; in groups they compete for room with their group alone."""
+    x, t = ht.placeholder("x", (None, WIDTH)), ht.placeholder("t", (None,), "int64")
+    with ht.scope("routed"):
+        h = ht.tanh(ht.nn.Linear(WIDTH, WIDTH, name="first")(x))
+        h = ht.reshape(h, (groups, -1, WIDTH)) if groups else h
+        values, experts = ht.topk(ht.softmax(ht.nn.Linear(WIDTH, COUNT, name="gate")(h)), k=2)
+        slots = ht.moe_slots(experts, count=COUNT, capacity=ROOM)
+        rooms = ht.moe_dispatch(h, slots, ht.ones_like(values), experts=COUNT, capacity=ROOM)
+        up = ht.variable("experts/up", ht.init.xavier_uniform, (COUNT, WIDTH, 2 * WIDTH))
+        down = ht.variable("experts/down", ht.init.xavier_uniform, (COUNT, 2 * WIDTH, WIDTH))
+        h = ht.reshape(h + ht.moe_combine(ht.relu(rooms @ up) @ down, slots, values), (-1, WIDTH))
+        loss = ht.mean(ht.softmax_cross_entropy(ht.nn.Linear(WIDTH, 5, name="head")(h), t))
+        return {"train": [loss, ht.optim.Adam(0.01).minimize(loss)]}, batches((WIDTH,), 5)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_rooms_of_groups_travel_to_their_experts_and_back_by_all_to_all(ranks):
+    """Each rank sends what does not stay with it; without groups, sums of all rooms travel."""
+    model, way = lambda: routed(groups=4), ExpertParallel(ROUTED)
+    wanted = losses(model, steps=5)
+    for found in run_ranks(ranks, lambda comm: losses(model, way, comm, steps=5)):
+        np.testing.assert_allclose(found, wanted, atol=1e-5, rtol=0)
+
+    def moved(model):
+        nodes = [n for n in communicating(model, way, ranks) if COUNT in n.attrs["shape"] and len(n.attrs["shape"]) > 2]
+        return [(n.op.name, plan(n.attrs["src"], n.attrs["dst"], n.attrs["shape"]).moved) for n in nodes]
+
+    rooms = COUNT * ROOM * WIDTH
+    assert moved(model) == [("all_to_all", 4 * rooms * (ranks - 1) // ranks)] * 4
+    summed = moved(routed)
+    assert ("reduce_scatter", rooms * (ranks - 1)) in summed and "all_to_all" not in dict(summed)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

@@ -103,6 +103,18 @@ def test_hints_stop_at_the_border_of_a_place(ranks, moved):
     assert [node.op.name for node in topological([out])].count("shard") == (2 if moved else 1)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "narrow", "copies"), [("float32", False, 1), ("float32", True, 3), ("float16", False, 3)]
+)
+def test_hints_stop_at_casts_that_widen(dtype, narrow, copies):
+    """So sums are taken behind them."""
+    x, hint = ht.placeholder("x", (4, 8), "float16"), Mesh((2,), ("a",)).layout(a=0)
+    h = ht.exp(x)
+    h = ht.astype(ht.tanh(h), dtype) if dtype == "float32" else ht.tanh(h) * np.float16(2)
+    (out,) = push_hints([shard(h, layout=hint)], narrow=narrow)
+    assert [node.op.name for node in topological([out])].count("shard") == copies
+
+
 # -- expert parallelism: experts on ranks, tokens travel to them and back ----------------------------------------------
 
 

@@ -399,7 +399,7 @@ def normalized():
 
 
 def test_batch_norm_needs_the_whole_batch_and_says_so():
-    with pytest.raises(GraphError, match="needs the whole batch at once, but a pipeline feeds it in 4 micro-batches"):
+    with pytest.raises(GraphError, match="needs the whole batch at once, but is fed in 4 micro-batches"):
         attempt(normalized, Pipeline(2, 4))
     attempt(normalized, Pipeline(2, 1))
     attempt(normalized, Pipeline(2, 4, "pipedream"))  # there a micro-batch is a batch of its own

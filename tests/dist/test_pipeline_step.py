@@ -12,7 +12,7 @@ from hetu.core.errors import GraphError
 from hetu.core.op import Role
 from hetu.dist import Mesh, Pipeline, run_ranks, shard
 
-from .models import communication, losses
+from .models import communicating, communication, losses
 from .test_pipeline import shared, staged_feed, staged_mlp
 
 RANKS = {"shared": (shared, 2, {}), "zero3": (lambda: staged_mlp(2), 4, {"data": 2, "zero": 3})}
@@ -42,6 +42,24 @@ def test_weights_and_their_gradients_move_once_a_step_however_many_microbatches(
         assert few[0] == {("all_gather", (6, 6)): 1, ("all_gather", (6,)): 1} | {
             ("reduce_scatter", shape): 1 for shape in ((6, 6), (6,))
         }
+
+
+def deep(rate):
+    """Four blocks, whose last operators are a residual sum of what is dropped out."""
+    h = ht.placeholder("x", (None, 6, 8))
+    with ht.scope("deep"):
+        h = ht.nn.Linear(8, 8, name="first")(h)
+        for k in range(4):
+            h = ht.nn.TransformerBlock(8, 2, causal=True, dropout=rate, name=f"block_{k}")(h)
+        loss = ht.mean(h * h)
+    return {"train": [loss, ht.optim.SGD(0.1).minimize(loss)]}, [{"x": np.ones((4, 6, 8), np.float32)}]
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1])
+@pytest.mark.parametrize("stages", [2, 4])
+def test_a_gradient_and_what_dropout_makes_of_it_cross_a_border_once(stages, rate):
+    nodes = communicating(lambda: deep(rate), Pipeline(stages, 1), stages)
+    assert sum(n.op.name == "send_recv" and n.attrs["shape"] != () for n in nodes) == 2  # h there, its gradient back
 
 
 # -- hints -----------------------------------------------------------------------------------------------------------

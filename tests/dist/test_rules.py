@@ -34,6 +34,7 @@ def random_layout(rng: np.random.Generator, grid: Layout, x: np.ndarray) -> Layo
     return Layout(parts, across)
 
 
+@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: s.id)
 @pytest.mark.filterwarnings("ignore:operator .* has no dims rule")
 def test_operator_on_parts(sample):

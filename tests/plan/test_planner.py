@@ -91,10 +91,10 @@ def wide():
 @pytest.mark.compiled
 def test_layers_are_sharded_no_further_than_they_must():
     hints = {"data": 2, "tensor": 1, "stages": 1}
-    far = MachineProfile(cluster=Cluster(inner=Link(latency=1e-3, bandwidth=1e8)))  # each message counts
-    rated = {r.name: r for r in chosen(wide, 2, far, hints=hints).why().rated}
+    thin = MachineProfile(cluster=Cluster(inner=Link(latency=1e-5, bandwidth=1e7)))  # each byte counts
+    rated = {r.name: r for r in chosen(wide, 2, thin, hints=hints).why().rated}
     budget = (rated["dp2"].peak + rated["dp2 zero3"].peak) // 2
-    made = chosen(wide, 2, far, budget=budget, hints=hints)
+    made = chosen(wide, 2, thin, budget=budget, hints=hints)
     layered = next(r for r in made.why().rated if isinstance(r.builder, Layered))
     assert layered.peak <= budget and layered.seconds < rated["dp2 zero3"].seconds
     assert made.name == layered.name == "dp2, layers: 2 at zero0, 1 at zero3"
@@ -105,13 +105,13 @@ def test_layers_are_sharded_no_further_than_they_must():
 @pytest.mark.compiled
 def test_random_changes_find_what_the_dynamic_programming_finds(monkeypatch):
     hints = {"data": 2, "tensor": 1, "stages": 1}
-    far = MachineProfile(cluster=Cluster(inner=Link(latency=1e-3, bandwidth=1e8)))
-    rated = {r.name: r for r in chosen(wide, 2, far, hints=hints).why().rated}
+    thin = MachineProfile(cluster=Cluster(inner=Link(latency=1e-5, bandwidth=1e7)))
+    rated = {r.name: r for r in chosen(wide, 2, thin, hints=hints).why().rated}
     budget = (rated["dp2"].peak + rated["dp2 zero3"].peak) // 2
-    exact = chosen(wide, 2, far, hints=hints, budget=budget)
+    exact = chosen(wide, 2, thin, hints=hints, budget=budget)
     monkeypatch.setattr(planner, "MOST_RESCUED", 0)
-    plain = chosen(wide, 2, far, hints=hints, budget=budget)
-    tried = chosen(wide, 2, far, hints=hints, budget=budget, proposals=26)  # of 27 that there are
+    plain = chosen(wide, 2, thin, hints=hints, budget=budget)
+    tried = chosen(wide, 2, thin, hints=hints, budget=budget, proposals=26)  # of 27 that there are
     assert tried.why().best.seconds == pytest.approx(exact.why().best.seconds)
     assert exact.why().best.seconds < plain.why().best.seconds
     assert tried.name.startswith("dp2, layers: 2 at zero0") and f"next best: {plain.name}" in str(tried.why())

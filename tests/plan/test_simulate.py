@@ -25,7 +25,7 @@ from hetu.dist import (
 from hetu.dist.by_hand import all_reduce
 from hetu.dist.cut.pipeline_layouts import StageGrid, stage_grid
 from hetu.plan import Cluster, MachineProfile, simulate
-from hetu.plan.costs.links import DeviceFigures
+from hetu.plan.costs.links import DeviceFigures, dgx_h100
 from hetu.plan.simulation.instructions import SimulatedJob
 from hetu.plan.simulation.simulate import SERVERS
 from hetu.plan.simulation.timeline import COMMUNICATION, COMPUTE, Event, Timeline
@@ -121,9 +121,8 @@ def test_a_thousand_ranks_whose_weights_do_not_divide_are_compiled_as_a_few_and_
     entries, shapes = [loss, ht.optim.Adam(0.01).minimize(loss)], {x: (1000, 1500), t: (1000,)}
     job = SimulatedJob(entries, ZeRO(1), 1000, shapes)
     assert len(job.programs) == 3  # one or two rows of the weight, and of the bias one or two elements
-    assert {node.op.name for node in job.programs[0].order if node.role is Role.COMMUNICATION} <= {
-        "all_reduce", "reduce_scatter", "all_gather"
-    }  # fmt: skip
+    kinds = {node.op.collective for node in job.programs[0].order if node.role is Role.COMMUNICATION}
+    assert kinds == {"", "all_reduce", "reduce_scatter", "all_gather"}  # a wait sends nothing
     assert len(simulate(entries, ZeRO(1), FREE, world_size=1000, shapes=shapes).sent) == 1000
 
 
@@ -164,6 +163,31 @@ def test_a_bucket_is_reduced_while_backward_goes_on():
     assert waiting[0] == 0.0
     assert hidden[0] > 0.0
     assert hidden[1] < waiting[1]
+
+
+@pytest.fixture(scope="module")
+def hosted():
+    """Simulated steps of a transformer on one host of 8 GPUs: seconds, and bytes that one rank sends to the next."""
+    ids, wanted = (ht.placeholder(name, (None, 32), "int64") for name in ("ids", "wanted"))
+    with ht.scope("gpt"):
+        h = ht.nn.Embedding(1024, 512)(ids)
+        for _ in range(4):
+            h = ht.nn.TransformerBlock(512, 4, causal=True)(h)
+        loss = ht.mean(ht.softmax_cross_entropy(ht.nn.Linear(512, 1024)(h), wanted))
+    entries = [loss, ht.optim.Adam(0.01).minimize(loss)]
+    profile, shapes = MachineProfile.of(dgx_h100(1)), {ids: (64, 32), wanted: (64, 32)}
+
+    def found(zero):
+        return simulate(entries, Parallel(zero=zero), profile, world_size=8, shapes=shapes)
+
+    return {zero: found(zero) for zero in range(4)}
+
+
+@pytest.mark.parametrize(("zero", "most", "sends"), [(1, 1.3, 1.0), (2, 1.3, 1.0), (3, 1.6, 1.5)])
+def test_what_zero_sends_is_hidden_behind_the_computation(hosted, zero, most, sends):
+    assert hosted[zero].time <= most * hosted[0].time
+    assert hosted[zero].sent[0, 1] == pytest.approx(sends * hosted[0].sent[0, 1], rel=0.03)
+    assert max(hosted[zero].peak) < 0.5 * max(hosted[0].peak)
 
 
 def test_bytes_are_counted_by_link():

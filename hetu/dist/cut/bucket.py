@@ -1,146 +1,221 @@
-"""Join small reductions of gradients, and let them run during the backward pass.
+"""Join small collectives, and let them run beside the computation.
 
-Each all-reduce costs a latency, so gradients are copied into flat buckets, and a bucket is reduced as a whole. A
-reduction starts when its last gradient exists; the first update that reads it waits for it (S. Li et al., "PyTorch
-Distributed: Experiences on Accelerating Data Parallel Training", 2020; A. Sergeev and M. Del Balso, "Horovod", 2018).
-The wait takes the buffer as an input, so that the memory plan keeps it. Reductions in the forward pass are not joined.
+Each costs a latency, so arrays are copied into flat buckets, and a bucket travels as a whole: sums of gradients (S. Li
+et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", 2020; A. Sergeev and M. Del Balso,
+"Horovod", 2018), and what ZeRO gathers and scatters (Y. Zhao et al., "PyTorch FSDP", 2023). It starts when its last
+array exists; the first reader waits for it (`under_way.py`). What is gathered from variables exists from the start: it
+is asked for when the bucket before it is, and not before the bucket `AHEAD` of it has come, which bounds the memory.
+Left out: what the forward pass reduces, and gathers of activations, which are waited for at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial, reduce
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from functools import reduce
 from operator import or_
-from types import ModuleType
-from typing import Any
-from weakref import WeakKeyDictionary
+from typing import Any, NamedTuple
 
-import numpy as np
-
-from ...core.graph import OPS, Node, origin_of, replace, topological
-from ...core.op import Role, op
-from ...core.types import TensorType
-from ..comm.comm import Comm, Handle
+from ...core.graph import OPS, Node, origin_of, remade, topological
+from ...core.memory import types_of
+from ...core.op import Role
+from ..layout.collectives import Collective
 from ..layout.redistribute import plan
 from ..ops import whole_reduction
+from .under_way import gather_start, gather_wait, reduce_start, reduce_wait, scatter_start, scatter_wait
 
-_under_way: WeakKeyDictionary[Comm, dict[int, Handle]] = WeakKeyDictionary()
+AHEAD = 2  # buckets of one kind that are under way or waited for
+LATE = 1 << 60  # a wait for gradients gives way to all that is not an update
 
 
-def bucket_reductions(outputs: Sequence[Node], gradients: Sequence[Node], limit: int) -> tuple[Node, ...]:
-    """The graph with the all-reduces in `gradients` joined into buckets of at most `limit` bytes; 0 changes nothing.
+class Due(NamedTuple):
+    """When a collective is needed: in which phase of a step, and behind how many others of the update."""
 
-    In the order of communication a bucket takes the place of its last member; all ranks of a group join alike.
+    phase: str
+    level: int = 0
+
+    @property
+    def early(self) -> bool:
+        """Whether it brings a variable as it was before the step, so that it may start at any time."""
+        return self.phase != "update"
+
+
+def turn_of(made: Node, phase: str, level: int, variable: bool) -> Due | None:
+    """The turn of a collective that may be joined with others; `variable` says whether it brings one together."""
+    update = phase == "update"
+    kinds = ("all_reduce", "reduce_scatter", "all_gather") if update else ("all_gather",) if variable else ()
+    return Due(phase, level) if made.op.collective in kinds else None
+
+
+def join_collectives(outputs: Sequence[Node], turns: Mapping[Node, Due], limit: int) -> tuple[Node, ...]:
+    """The graph with the collectives `turns` joined into buckets of at most `limit` bytes; 0 changes nothing.
+
+    In the order of communication a bucket takes the place of its last member, and one of variables that of the first of
+    the bucket before it; all ranks of a group join alike.
     """
     if not limit:
         return tuple(outputs)
-    gradients = sorted(gradients, key=lambda n: n.attrs["order"])
-    needed, behind = _dependence(outputs, gradients)
-    buckets: list[list[Node]] = []
-    opened: dict[Any, list[Node]] = {}
-    for node in gradients:
-        group = _group(node)
-        if group is None or node in behind:
+    found = sorted(turns.keys() & {*topological(outputs)}, key=lambda n: n.attrs["order"])
+    needed, behind = _dependence(outputs, found, turns)
+    rows: dict[Any, list[list[Node]]] = defaultdict(list)
+    for node in found:
+        mine, turn = _collective(node), turns[node]
+        if mine is None or node in behind:
             continue
-        bucket = opened.get(group)
-        due = min((needed[n] for n in bucket or () if n in needed), default=node.attrs["order"] + 1)
-        if bucket is None or due <= node.attrs["order"] or sum(int(n.tensor.nbytes) for n in (*bucket, node)) > limit:
-            bucket = opened[group] = []
-            buckets.append(bucket)
-        bucket.append(node)
-    return replace(outputs, {node: new for bucket in buckets for node, new in _joined(bucket).items()})
+        row = rows[mine.kind, mine.group, mine.op, node.dtype, turn]
+        due = min((needed[n] for n in row[-1] if n in needed), default=node.attrs["order"] + 1) if row else 0
+        fits = row and sum(_nbytes(n) for n in (*row[-1], node)) <= limit
+        if fits and (turn.early or due > node.attrs["order"]):
+            row[-1].append(node)
+        else:
+            row.append([node])
+    return _Joining(rows).rebuilt(outputs)
 
 
-def _dependence(outputs: Sequence[Node], gradients: Sequence[Node]) -> tuple[dict[Node, int], set[Node]]:
-    """Where in the order other communication first needs each reduction, and the reductions that depend on others.
+def _nbytes(node: Node) -> int:
+    """Of the whole array."""
+    return max(int(node.tensor.nbytes), int(node.inputs[0].tensor.nbytes))
+
+
+def _dependence(
+    outputs: Sequence[Node], found: Sequence[Node], turns: Mapping[Node, Due]
+) -> tuple[dict[Node, int], set[Node]]:
+    """Where in the order other communication first needs each collective, and those that depend on others of a level.
 
     A bucket must end before the first and cannot hold the second.
     """
     needed: dict[Node, int] = {}
-    number = {node: k for k, node in enumerate(gradients)}
-    masks: dict[Node, int] = {}  # the reductions that a node depends on, as bits
+    number = {node: k for k, node in enumerate(found)}
+    levels: dict[int, int] = defaultdict(int)  # level -> the collectives of it, as bits
+    for node, k in number.items():
+        levels[turns[node].level] |= 0 if turns[node].early else 1 << k
+    masks: dict[Node, int] = {}  # the collectives that a node depends on, as bits
     for node in topological(outputs):
         mask = reduce(or_, (masks[i] for i in node.inputs), 0)
         masks[node] = mask | (1 << number[node] if node in number else 0)
         if node.role is Role.COMMUNICATION:
             for k in (k for k in range(mask.bit_length()) if mask >> k & 1):
-                needed[gradients[k]] = min(needed.get(gradients[k], node.attrs["order"]), node.attrs["order"])
-    return needed, {node for node in gradients if masks.get(node.inputs[0])}
+                needed[found[k]] = min(needed.get(found[k], node.attrs["order"]), node.attrs["order"])
+    return needed, {n for n in found if masks[n.inputs[0]] & levels[turns[n].level]}
 
 
-def _group(node: Node) -> Any:
-    """What reductions of one bucket have in common; None for one that is not the whole array of a single group."""
+def _collective(node: Node) -> Collective | None:
+    """What a node does on this rank, if it is one collective of whole arrays in a single group."""
     a = node.attrs
-    mine = whole_reduction(plan(a["src"], a["dst"], a["shape"]), a["rank"])
-    return None if mine is None else (mine.group, mine.op, a["dtype"])
+    way = plan(a["src"], a["dst"], a["shape"])
+    if node.op.collective == "all_reduce":
+        return whole_reduction(way, a["rank"])
+    return next((c for c in way.collectives if a["rank"] in c.group), None) if node.inputs else None
 
 
-def _joined(bucket: Sequence[Node]) -> dict[Node, Node]:
-    """The slice of the reduced bucket for each member."""
-    last = bucket[-1]
-    group, combine, _ = _group(last)
-    with origin_of(last):
+class _Joining:
+    """Builds the graph anew with buckets in the place of their members."""
+
+    def __init__(self, rows: Mapping[Any, Sequence[Sequence[Node]]]) -> None:
+        self.before: dict[Node, Sequence[Sequence[Node]]] = {}  # member -> the buckets of its kind up to its own
+        self.turn: dict[Node, Due] = {}
+        for (*_, turn), row in rows.items():
+            for k, bucket in enumerate(row):
+                self.before |= dict.fromkeys(bucket, row[max(k - AHEAD, 0) : k + 1])
+                self.turn |= dict.fromkeys(bucket, turn)
+        self.last = {bucket[0] for row in rows.values() for bucket in row[-AHEAD:]}  # no start waits for them
+        self.made: dict[Node, Node] = {}
+        self.started: dict[Node, Node] = {}  # first member -> the operator that starts its bucket
+
+    def rebuilt(self, outputs: Sequence[Node]) -> tuple[Node, ...]:
+        """The graph, inputs first."""
+        stack = [*outputs]
+        while stack:
+            node = stack[-1]
+            if missing := [i for i in self._first(node) if i not in self.made]:
+                stack += missing
+                continue
+            stack.pop()
+            if node in self.made:
+                continue
+            with origin_of(node):
+                if node in self.before:
+                    self.made |= self._joined(self.before[node][-1])
+                else:
+                    self.made[node] = remade(node, tuple(self.made[i] for i in node.inputs))
+        return tuple(self.made[node] for node in outputs)
+
+    def _first(self, node: Node) -> Sequence[Node]:
+        """What must be there before a node can be made: for a bucket, all inputs, and the bucket that it waits for."""
+        if node not in self.before:
+            return node.inputs
+        *_, bucket = self.before[node]
+        return [*(n.inputs[0] for n in bucket), *self._awaited(bucket)[:1]]
+
+    def _awaited(self, bucket: Sequence[Node]) -> Sequence[Node]:
+        """The bucket that has to end before this one starts."""
+        first, *more = self.before[bucket[0]]
+        return first if len(more) == AHEAD else ()
+
+    def _joined(self, bucket: Sequence[Node]) -> dict[Node, Node]:
+        """The result of each member."""
+        given = [self.made[n.inputs[0]] for n in bucket]
+        with origin_of(bucket[-1]):
+            return dict(zip(bucket, JOINED[bucket[0].op.collective](self, bucket, given)))
+
+    def reduced(self, bucket: Sequence[Node], given: Sequence[Node]) -> list[Node]:
+        """Members of an all-reduce."""
+        last, mine = bucket[-1], _known(bucket[-1])
         order = last.attrs["order"]
-        flat = start.make(tuple(n.inputs[0] for n in bucket), {"group": group, "op": combine, "order": order})
-        done = wait.make((flat,), {"order": order})
-        found, at = {}, 0
-        for node in bucket:
-            size = int(node.tensor.size)
-            found[node] = OPS["reshape"](OPS["getitem"](done, key=(slice(at, at + size),)), shape=node.shape)
-            at += size
+        flat = reduce_start.make(tuple(given), {"group": mine.group, "op": mine.op, "order": order})
+        with origin_of(last, **_late(last)):
+            done = reduce_wait.make((flat,), {"order": order})
+        return _views(done, bucket, [int(n.tensor.size) for n in bucket])
+
+    def scattered(self, bucket: Sequence[Node], given: Sequence[Node]) -> list[Node]:
+        """Members of a reduce-scatter. It ends the one that it waits for itself: that one's readers take their time."""
+        last, mine = bucket[-1], _known(bucket[-1])
+        order, pieces = last.attrs["order"], tuple(_known(n).tiling for n in bucket)
+        attrs = {"group": mine.group, "op": mine.op, "order": order, "pieces": pieces}
+        if awaited := self._awaited(bucket):
+            started = self.started[awaited[0]]
+            given, attrs = [*given, _items(started)[0]], {**attrs, "ends": started.attrs["order"]}
+        self.started[bucket[0]] = made = scatter_start.make(tuple(given), attrs)
+        blocks, part = _items(made)
+        with origin_of(last, **_late(last)):
+            done = scatter_wait.make((part, blocks) if bucket[0] in self.last else (part,), {"order": order})
+        return _views(done, bucket, [p.most for p in pieces])
+
+    def gathered(self, bucket: Sequence[Node], given: Sequence[Node]) -> list[Node]:
+        """Members of an all-gather."""
+        order, pieces = bucket[-1].attrs["order"], tuple(_known(n).tiling for n in bucket)
+        if self.turn[bucket[0]].early:
+            ahead = self.before[bucket[0]][-2:][0][0]  # behind the start of the bucket ahead of it, if there is one
+            order = ahead.attrs["order"] + (ahead is not bucket[0])
+        if awaited := self._awaited(bucket):
+            given = [*given[:-1], OPS["barrier"](given[-1], self.made[awaited[0]])]
+        attrs = {"group": _known(bucket[-1]).group, "order": order, "pieces": pieces}
+        mine, blocks = _items(gather_start.make(tuple(given), attrs))
+        return _items(gather_wait.make((blocks, mine), {"order": order, "pieces": pieces}))
+
+
+JOINED = {"all_reduce": _Joining.reduced, "reduce_scatter": _Joining.scattered, "all_gather": _Joining.gathered}
+
+
+def _late(node: Node) -> dict[str, Any]:
+    return {"event": node.tags.get("event", LATE)}
+
+
+def _known(node: Node) -> Collective:
+    found = _collective(node)
+    assert found is not None
     return found
 
 
-def _flat_type(*xs: TensorType, **_: Any) -> TensorType:
-    return TensorType((sum(int(x.size) for x in xs),), xs[0].dtype)
+def _items(node: Node) -> list[Node]:
+    return [OPS["item"].make((node,), {"index": k}) for k in range(len(types_of(node)))]
 
 
-@op(
-    name="all_reduce_start",
-    role=Role.COMMUNICATION,
-    collective="all_reduce",
-    infer=_flat_type,
-    differentiable=False,
-)
-def start(xp: ModuleType, *xs: Any, group: tuple[int, ...], op: str, order: int, comm: Comm) -> Any:
-    """Copy the arrays into one flat buffer and start to reduce it over `group`; `wait` finishes it."""
-    out = np.concatenate([x.reshape(-1) for x in xs])
-    comm.split(group).all_reduce(out, out, op)
-    return out
-
-
-@start.bind
-def start_bind(
-    xp: ModuleType, out: Any, *xs: Any, group: tuple[int, ...], op: str, order: int, comm: Comm
-) -> list[Callable[[], Any]]:
-    calls: list[Callable[[], Any]] = []
-    at = 0
-    for x in xs:
-        calls.append(partial(np.copyto, out[at : at + x.size].reshape(x.shape), x))
-        at += x.size
-    members, handles = comm.split(group), _under_way.setdefault(comm, {})
-
-    def begin() -> None:
-        handles[order] = members.all_reduce_async(out, out, op)
-
-    return [*calls, begin]
-
-
-@op(
-    name="all_reduce_wait",
-    role=Role.COMMUNICATION,
-    infer=lambda x, **_: x,
-    differentiable=False,
-    lazy=True,
-    inplace={0: (0,)},
-)
-def wait(xp: ModuleType, x: Any, *, order: int, comm: Comm) -> Any:
-    """The reduced buffer, as soon as the reduction that `start` began has ended."""
-    return x
-
-
-@wait.bind
-def wait_bind(xp: ModuleType, out: Any, x: Any, *, order: int, comm: Comm) -> list[Callable[[], Any]]:
-    handles = _under_way.setdefault(comm, {})
-    finish = [lambda: handles.pop(order).wait()]
-    return finish if np.shares_memory(out, x) else [*finish, partial(np.copyto, out, x)]
+def _views(flat: Node, bucket: Sequence[Node], rooms: Sequence[int]) -> list[Node]:
+    """What lies in a flat array one behind the other, each in a room of its own."""
+    found, at = [], 0
+    for node, room in zip(bucket, rooms):
+        part = OPS["getitem"](flat, key=(slice(at, at + int(node.tensor.size)),))
+        found.append(OPS["reshape"](part, shape=node.shape))
+        at += room
+    return found

@@ -16,7 +16,8 @@ from ...core.op import Role
 from ...core.types import Dim, Shape
 from ..layout.layout import DUP, Layout, Mesh
 from .kept import Kept, owners_of
-from .place import marked_places
+from .pipeline_strategy import check_statistics, in_one_stage
+from .place import marked_places, refuse_places
 from .strategy import Builder, Strategy
 
 MEGATRON = {  # column-parallel layers split their outputs (axis 1, and the bias), row-parallel ones their inputs;
@@ -44,6 +45,12 @@ class Parallel(Builder):
     split: name patterns -> axis that tensor parallelism splits, counted from the end if it is negative.
     experts: name patterns -> axis of the experts, which the ranks that share the batch divide among them.
     hosts: the ranks of each host, for all-to-alls that go within hosts first.
+    accumulate: micro-batches in which each batch that updates is fed, one after the other; their gradients add up.
+    statistics: with `accumulate`, of the whole "batch", so that what looks at several samples at once (batch norm, the
+    capacity of experts, penalties of gradients) is a GraphError; or of each "microbatch": it is then a batch of its
+    own, whose gradients, fetched scalars and statistics kept for evaluation are averaged, once a step.
+    local_feeds: each rank along the data axis feeds its own part of a batch, all of one size, as
+        `DataLoader(shard=True)` hands them out; the batch is the parts in the order of the ranks. Else all feed all.
 
     Each pattern must fit a trained variable that has its axis; of patterns beside those of `MEGATRON`, which serve many
     models, one must. `build` raises UnknownNameError or AxisError.
@@ -61,12 +68,25 @@ class Parallel(Builder):
         split: Mapping[str, int] | None = None,
         experts: Mapping[str, int] | None = None,
         hosts: Sequence[Sequence[int]] = (),
+        accumulate: int = 1,
+        statistics: str = "batch",
+        local_feeds: bool = False,
     ) -> None:
         if zero not in (0, 1, 2, 3):
             raise ArgumentError(f"zero={zero!r}", fix="use 0, 1, 2 or 3")
+        if type(accumulate) is not int or accumulate < 1:
+            raise ArgumentError(f"accumulate={accumulate!r}", fix="use a whole number from 1 up")
+        check_statistics(statistics)
+        if local_feeds and accumulate > 1:
+            raise ArgumentError(
+                f"accumulate={accumulate} with local_feeds=True, whose parts are not in the order of micro-batches",
+                fix="feed all ranks the whole batch, or leave one of them out",
+            )
         self.data, self.tensor, self.zero = data, tensor, zero
+        self.accumulate, self.statistics = accumulate, statistics
         self.split = dict(MEGATRON if split is None else split)
         self.experts, self.hosts = dict(experts or {}), tuple(map(tuple, hosts))
+        self.local_feeds = local_feeds
 
     def build(self, outputs: Sequence[Node], world_size: int) -> Strategy:
         """The strategy for a graph on `world_size` ranks."""
@@ -84,6 +104,8 @@ class Parallel(Builder):
         for node in nodes:
             if node.role is Role.PLACEHOLDER and _is_batch(node, nodes):
                 strategy.feeds[node.name] = mesh.layout(data=0)
+                if self.local_feeds:
+                    strategy.local += (_fed_in_parts(node),)
             elif node.role is Role.VARIABLE:
                 owner = owners.get(node, node)
                 here = places.get(owner.tags.get("place", ()), mesh)
@@ -91,7 +113,10 @@ class Parallel(Builder):
                     strategy.variables[node.name] = kept
                 elif here is not mesh:
                     strategy.variables[node.name] = Kept(here.layout(), here.layout())
-        return strategy
+        if self.accumulate == 1:
+            return strategy
+        refuse_places(outputs, "who accumulates places")
+        return in_one_stage(strategy, self.accumulate, self.statistics)
 
     def mesh(self, ranks: Sequence[int]) -> RankRows:
         """These ranks in a grid with the axes `data` and `tensor`."""
@@ -155,15 +180,28 @@ def _is_batch(node: Node, nodes: Sequence[Node]) -> bool:
     return bool(node.ndim) and (isinstance(node.shape[0], Dim) or not unknown)
 
 
+def _fed_in_parts(node: Node) -> str:
+    """The name of a feed; ArgumentError unless it can be fed a part, which is shorter than what the model was told."""
+    if not isinstance(node.shape[0], Dim):
+        raise ArgumentError(
+            f"{node!r} has {node.shape[0]} rows, and local_feeds=True feeds each rank a part of them",
+            fix=f"leave the size of the batch open: placeholder({node.name!r}, (None, ...))",
+            site=node.site,
+        )
+    return node.name
+
+
 class DataParallel(Parallel):
     """Every rank has the whole model and a part of each batch; gradients are summed (all-reduce).
+
+    All ranks feed the whole batch, or, with `local_feeds`, each its own part.
 
     >>> DataParallel()
     DataParallel(data=None, tensor=1, zero=0)
     """
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *, accumulate: int = 1, statistics: str = "batch", local_feeds: bool = False) -> None:
+        super().__init__(accumulate=accumulate, statistics=statistics, local_feeds=local_feeds)
 
 
 class ZeRO(Parallel):
@@ -175,8 +213,10 @@ class ZeRO(Parallel):
     ZeRO(data=None, tensor=1, zero=3)
     """
 
-    def __init__(self, stage: int = 1) -> None:
-        super().__init__(zero=stage)
+    def __init__(
+        self, stage: int = 1, *, accumulate: int = 1, statistics: str = "batch", local_feeds: bool = False
+    ) -> None:
+        super().__init__(zero=stage, accumulate=accumulate, statistics=statistics, local_feeds=local_feeds)
 
 
 class TensorParallel(Parallel):
@@ -186,8 +226,10 @@ class TensorParallel(Parallel):
     {'linear/weight': 1}
     """
 
-    def __init__(self, split: Mapping[str, int] | None = None) -> None:
-        super().__init__(data=1, split=split)
+    def __init__(
+        self, split: Mapping[str, int] | None = None, *, accumulate: int = 1, statistics: str = "batch"
+    ) -> None:
+        super().__init__(data=1, split=split, accumulate=accumulate, statistics=statistics)
 
     def mesh(self, ranks: Sequence[int]) -> Mesh:
         """These ranks in one row."""
@@ -204,5 +246,12 @@ class ExpertParallel(Parallel):
     ((0, 1), (2, 3))
     """
 
-    def __init__(self, experts: Mapping[str, int], *, hosts: Sequence[Sequence[int]] = ()) -> None:
-        super().__init__(experts=experts, hosts=hosts)
+    def __init__(
+        self,
+        experts: Mapping[str, int],
+        *,
+        hosts: Sequence[Sequence[int]] = (),
+        accumulate: int = 1,
+        statistics: str = "batch",
+    ) -> None:
+        super().__init__(experts=experts, hosts=hosts, accumulate=accumulate, statistics=statistics)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from ...core.graph import Node, rewrite, topological
+from ...core.graph import Node, origin_of, rewrite, topological
 from ...core.op import Role
 from ..layout.layout import Layout
-from ..layout.rules import rule_of
+from ..layout.rules import rule_of, widens
 from ..ops import shard
 
 
@@ -28,42 +28,48 @@ def hint_gradients(outputs: Sequence[Node], store: Callable[[Node], Layout]) -> 
             return None
         place, layout = node.op.update.tables, kept[-1]
         roles = [role for role, n in layout.axes().values() if n > 1 and role >= 0]
-        if not roles or (rule := rule_of(node)) is None or rule.fixed:
+        if not roles:
             return None
-        gradient = shard(inputs[place], layout=layout)
+        with origin_of(node, updates=True):
+            gradient = shard(inputs[place], layout=layout)
         return node.op.make((*inputs[:place], gradient, *inputs[place + 1 :]), node.attrs)
 
     return rewrite(outputs, hinted)
 
 
-def push_hints(outputs: Sequence[Node]) -> tuple[Node, ...]:
+def push_hints(outputs: Sequence[Node], *, narrow: bool = False) -> tuple[Node, ...]:
     """The graph with a copy of each hint on every node that leads to it through operators that keep every axis.
 
     A copy stops at a value with a reader that does not keep every axis: this one may want another layout. It stops at
-    the border of a place on other ranks too: what is computed there lies there.
+    the border of a place on other ranks too: what is computed there lies there. And it stops at a cast that widens, so
+    that sums are taken in the longer floats, unless they are to be `narrow`.
     """
     nodes = topological(outputs)
     if not any(node.role is Role.HINT for node in nodes):
         return tuple(outputs)
     readers = Counter(i for node in nodes for i in node.inputs)
     readers.update(outputs)
-    kept = Counter(i for node in nodes for i in _alike(node))
-    hints: dict[Node, Layout] = {}
+    alike = {node: [] if widens(node) and not narrow else _alike(node) for node in nodes}
+    kept = Counter(i for node in nodes for i in alike[node])
+    hints: dict[Node, Node] = {}  # the hint that a node gets a copy of
     hinted: set[Node] = set()  # those with a reader that is not a hint itself
     for node in reversed(nodes):
-        layout: Layout | None = node.attrs["layout"] if node.role is Role.HINT else hints.get(node)
-        if layout is None:
+        hint = node if node.role is Role.HINT else hints.get(node)
+        if hint is None:
             continue
-        for i in _alike(node):
+        layout: Layout = hint.attrs["layout"]
+        for i in alike[node]:
             free = readers[i] == kept[i] and sorted(i.tags.get("place", layout.ranks)) == sorted(layout.ranks)
             if i.inputs and free and i.role not in (Role.HINT, Role.ITEM):
-                hints.setdefault(i, layout)
+                hints.setdefault(i, hint)
                 hinted |= {i} if node.role is not Role.HINT else set()
 
     def rule(node: Node, inputs: tuple[Node, ...]) -> Node | None:
         if node not in hinted:
             return None
-        return shard(node.op.make(inputs, node.attrs), layout=hints[node])
+        made, hint = node.op.make(inputs, node.attrs), hints[node]
+        with origin_of(node, updates=hint.tags.get("updates", False)):
+            return shard(made, layout=hint.attrs["layout"])
 
     return rewrite(outputs, rule)
 

@@ -18,14 +18,15 @@ from ...core.memory import types_of
 from ...core.op import Role
 from ...core.placement import Local
 from ...core.types import Box, Shape
+from ...ops.composition import Scalars
 from ...passes import simplify
 from ..layout.boxes import within
-from ..layout.deduce import Deduction, deduce, updating
+from ..layout.deduce import Deduction, Grid, deduce, updating
 from ..layout.layout import Layout, Piece
 from ..layout.redistribute import plan
 from ..layout.rules import rule_of
 from ..ops import RESHARD
-from .bucket import bucket_reductions
+from .bucket import Due, join_collectives, turn_of
 from .hints import hint_gradients, push_hints
 from .strategy import Strategy
 
@@ -60,6 +61,7 @@ class LaidOut(NamedTuple):
     effects: tuple[Node, ...]
     found: Deduction
     late: set[Node]
+    levels: Mapping[Node, int]
 
 
 def laid_out(
@@ -69,21 +71,35 @@ def laid_out(
     outputs = hint_gradients((*fetches, *updates.values(), *effects), strategy.store)
     kept, acting = len(fetches), len(fetches) + len(updates)
     for _ in range(8):  # a decomposition may contain operators that must be decomposed in turn
-        outputs = push_hints(outputs)
+        outputs = push_hints(outputs, narrow=strategy.narrow_sums)
         late = updating(outputs)
-        found = deduce(outputs, strategy.leaf, strategy.grid_of(outputs, late), late)
+        grid_of = strategy.grid_of(outputs, late)
+        found = deduce(outputs, strategy.leaf, grid_of, late, narrow=strategy.narrow_sums)
         split = split_though_fixed(found)
         if not split:
             break
         outputs = simplify(decomposed(outputs, split))
-    return LaidOut(outputs[:kept], outputs[kept:acting], outputs[acting:], found, late)
+    levels = levels_of(outputs, found, strategy, late)
+    return LaidOut(outputs[:kept], outputs[kept:acting], outputs[acting:], found, late, levels)
+
+
+def levels_of(outputs: Sequence[Node], found: Deduction, strategy: Strategy, late: set[Node]) -> dict[Node, int]:
+    """How many changes of layout of the update lie one behind the other on the way to each value."""
+    levels: dict[Node, int] = {}
+    for node in topological(outputs):
+        wants = found.wants.get(node, ())
+        moved = [node in late and i.inputs and found.layouts[i][0] != want for i, want in zip(node.inputs, wants)]
+        levels[node] = max((levels[i] + bool(move) for i, move in zip(node.inputs, moved)), default=0)
+    return levels
 
 
 def part_of(rank: int, laid: LaidOut, strategy: Strategy, updates: Mapping[Node, Node]) -> Local:
     """What `rank` does of a graph."""
-    walk = Walk(laid.found, strategy, rank, laid.late)
-    # The last variable first, as the program will run: its gradient is the first that backward finishes.
-    for node in topological((*laid.fetches, *reversed(laid.values), *laid.effects)):
+    walk = Walk(laid.found, strategy, rank, laid.late, laid.levels)
+    # The last variable first, as the program will run: its gradient is the first that backward finishes. What an update
+    # sends once more, such as norms, comes behind all gradients, so that both can be joined.
+    nodes = topological((*laid.fetches, *reversed(laid.values), *laid.effects))
+    for node in sorted(nodes, key=lambda n: max(laid.levels[n], 1)):
         with origin_of(node):
             walk.visit(node)
     whole = strategy.grid.layout({})
@@ -91,24 +107,24 @@ def part_of(rank: int, laid: LaidOut, strategy: Strategy, updates: Mapping[Node,
     for node in laid.fetches:
         with origin_of(node):
             fetches.append(here(walk.value(node, whole)))
-    new = {}
-    for variable, node in zip(updates, laid.values):
+    values = {}
+    for variable, node in reversed([*zip(updates, laid.values)]):  # in the order in which they are there
         with origin_of(node):
-            value = walk.value(node, strategy.store(variable), "update")
-        if (local := strategy.local_variable(variable, rank)) is not None:
-            new[local] = here(value)
+            values[variable] = walk.value(node, strategy.store(variable), "update")
+    locals_ = {variable: strategy.local_variable(variable, rank) for variable in updates}
+    new = {local: here(values[variable]) for variable, local in locals_.items() if local is not None}
     acts = [walk.effect(node) for node in laid.effects]
     tokens = (*walk.unread((*fetches, *new.values(), *acts)), *acts)
-    outputs = bucket_reductions((*fetches, *tokens, *new.values()), walk.gradients, strategy.bucket_bytes)
+    outputs = join_collectives((*fetches, *tokens, *new.values()), walk.turns, strategy.bucket_bytes)
     kept, end = len(fetches), len(fetches) + len(tokens)
     return Local(outputs[:kept], outputs[kept:end], dict(zip(new, outputs[end:])), walk.feeds)
 
 
 def split_though_fixed(found: Deduction) -> set[Node]:
-    """Nodes with a `decompose` rule that would gather an input along an axis that their kernel needs whole."""
+    """Nodes with other operators in them that would gather an input along an axis that their kernel needs whole."""
     split = set()
     for node, wants in found.wants.items():
-        if node.op.decompose_rule is None or (rule := rule_of(node)) is None:
+        if (node.op.decompose_rule is None and node.op.update is None) or (rule := rule_of(node)) is None:
             continue
         for i, term, want in zip(node.inputs, rule.inputs, wants):
             roles = found.layouts[i][0].axes().values() if i.inputs or i.role is not Role.CONSTANT else ()
@@ -120,14 +136,18 @@ def split_though_fixed(found: Deduction) -> set[Node]:
 
 
 def decomposed(outputs: Sequence[Node], split: set[Node]) -> tuple[Node, ...]:
-    """The graph with the nodes in `split` written as other operators."""
+    """The graph with the nodes in `split` written as other operators; an update as those of its rule.
+
+    The norm of a parameter is then a sum that ranks complete, and all else is done on the parts that they keep.
+    """
     parts: dict[Node, tuple[Node, ...]] = {}
+    scalars: Scalars = {}
 
     def rule(node: Node, inputs: tuple[Node, ...]) -> Node | None:
-        if node in split and (decompose := node.op.decompose_rule) is not None:
-            made: Node | tuple[Node, ...] = decompose(*inputs, **node.attrs)
-            if isinstance(made, Node):
-                return made
+        if node in split:
+            made = _written_out(node, inputs, scalars)
+            if len(made) == 1:
+                return made[0]
             parts[node] = made
         if node.role is Role.ITEM and node.inputs[0] in parts:
             index: int = node.attrs["index"]
@@ -137,16 +157,29 @@ def decomposed(outputs: Sequence[Node], split: set[Node]) -> tuple[Node, ...]:
     return rewrite(outputs, rule)
 
 
+def _written_out(node: Node, inputs: tuple[Node, ...], scalars: Scalars) -> tuple[Node, ...]:
+    """The results of a node, computed by other operators."""
+    if (update := node.op.update) is not None:
+        with origin_of(node, updates=True):
+            made: tuple[Node, ...] = update.of(node).on(inputs, scalars)
+            return made
+    assert node.op.decompose_rule is not None
+    found: Node | tuple[Node, ...] = node.op.decompose_rule(*inputs, **node.attrs)
+    return (found,) if isinstance(found, Node) else found
+
+
 class Walk:
     """Builds the local graph; `made` remembers every value in every layout it is needed in."""
 
-    def __init__(self, found: Deduction, strategy: Strategy, rank: int, updating: set[Node]) -> None:
-        self.found, self.strategy, self.rank, self.updating = found, strategy, rank, updating
+    def __init__(
+        self, found: Deduction, strategy: Strategy, rank: int, updating: set[Node], levels: Mapping[Node, int]
+    ) -> None:
+        self.found, self.strategy, self.rank, self.updating, self.levels = found, strategy, rank, updating, levels
         self.made: dict[Key, Node | None] = {}
         self.moves: list[Node] = []  # the communication in which this rank takes part
         self.feeds: dict[str, tuple[str, Box]] = {}
-        self.numbers = count()  # of the steps of communication, in the one order that all ranks share
-        self.gradients: list[Node] = []  # all-reduces whose first reader is an update
+        self.numbers = count(step=2)  # of the steps of communication, in the one order that all ranks share
+        self.turns: dict[Node, Due] = {}  # the collectives that may be joined
 
     def visit(self, node: Node) -> None:
         """Make the local node in the layout in which it comes out, or None on ranks that have no part of it."""
@@ -166,7 +199,7 @@ class Walk:
         self.made[node, layout, ""] = made
 
     def _fed(self, node: Node, layout: Layout) -> Node | None:
-        """This rank's part of a feed, which every rank gets as a whole."""
+        """This rank's part of a feed, which every rank gets as a whole, or has been fed alone."""
         key = node, layout, ""
         if key not in self.made:
             piece = self.piece(layout, node.shape)
@@ -176,7 +209,8 @@ class Walk:
     def placeholder(self, node: Node, piece: Piece) -> Node:
         """The local node for one piece of a feed."""
         name = f"{node.name}[{len(self.feeds)}]" if node.name in self.feeds else node.name
-        self.feeds[name] = node.name, piece.box
+        box = tuple((0, high - low) for low, high in piece.box) if node.name in self.strategy.local else piece.box
+        self.feeds[name] = node.name, box
         return node.op.make((), {**node.attrs, "name": name, "shape": piece.shape})
 
     def piece(self, layout: Layout, shape: Shape) -> Piece | None:
@@ -242,17 +276,33 @@ class Walk:
         variable = node.role is Role.VARIABLE
         have = self.strategy.store(node) if variable else self.found.layouts[node][0]
         if node.role is Role.PLACEHOLDER:
-            have = have if want.pending else want
+            have = have if want.pending or node.name in self.strategy.local else want
             self._fed(node, have)
         if have == want:
             return self.made[node, have, ""]
         key = node, want, phase if variable else ""
         if key not in self.made:
-            made = self._reshard(node, self.made[node, have, ""], have, want, node.shape)
-            if made is not None and made.op.collective == "all_reduce" and phase == "update":
-                self.gradients.append(made)
+            turned, made = self._turned(node, want)
+            if not turned:
+                made = self._reshard(node, self.made[node, have, ""], have, want, node.shape)
+                self.note(made, phase, self.levels[node], variable)
             self.made[key] = made
         return self.made[key]
+
+    def _turned(self, node: Node, want: Layout) -> tuple[bool, Node | None]:
+        """Whether what this value is a permutation of was brought to such a layout already, and its local form then."""
+        if node.role is not Role.MOVE or len(node.inputs) != 1 or (rule := rule_of(node)) is None:
+            return False, None
+        (given,), (made,) = rule.inputs, rule.outputs
+        alike = sorted(given) == sorted(made) and len(set(made)) == len(made)
+        if not alike or rule.fixed or rule.windowed or want.pending is not None or "shape" in node.attrs:
+            return False, None
+        roles = {axis: given.index(made[role]) if role >= 0 else role for axis, (role, _) in want.axes().items()}
+        key = node.inputs[0], Grid.of(want).layout(roles), ""
+        if key not in self.made:
+            return False, None
+        local = self.made[key]
+        return True, None if local is None else node.op.make((local,), node.attrs)
 
     def _constant(self, node: Node, want: Layout) -> Node | None:
         piece = self.piece(want, node.shape)
@@ -281,6 +331,11 @@ class Walk:
         made = RESHARD[way.kind].make(() if local is None else (local,), {**attrs, "dtype": node.dtype})
         self.moves.append(made)
         return made if self.rank in way.after else None
+
+    def note(self, made: Node | None, phase: str, level: int = 0, variable: bool = False) -> None:
+        """Remember a change of layout that may be joined with others."""
+        if made is not None and (turn := turn_of(made, phase, level, variable)) is not None:
+            self.turns[made] = turn
 
     def unread(self, outputs: Sequence[Node]) -> list[Node]:
         """The communication that `outputs` do not need: on this rank nobody reads it, but other ranks wait in it."""

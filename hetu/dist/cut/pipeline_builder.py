@@ -13,13 +13,13 @@ from typing import Any
 from ...core.errors import ArgumentError
 from ...core.graph import Node
 from ...core.op import Role
-from ..layout.layout import DUP, Layout, Shard, show_ranks
+from ..layout.layout import DUP, Layout, Shard
 from .builders import Parallel
 from .kept import Kept, Served
 from .pipeline_schedule import Schedule
 from .pipeline_stages import EVERYWHERE, balanced_cut, label_by, marked_stages, phases, stages_of
 from .pipeline_strategy import Staged
-from .place import marked_places
+from .place import refuse_places
 
 
 class Pipeline(Parallel):
@@ -29,6 +29,8 @@ class Pipeline(Parallel):
     microbatches: parts of a batch that follow one another through the stages. The bubble is (P - 1) / (M + P - 1).
     schedule: "1f1b", "gpipe", or "pipedream", which updates after every micro-batch with stashed weights: there each
     micro-batch is a batch of its own, fetched scalars are averaged over them, and `run` drains the pipeline at its end.
+    statistics: of the whole "batch", so that what looks at several samples at once (batch norm, the capacity of
+    experts, penalties of gradients) is a GraphError; or of each "microbatch", as in `Parallel`.
     cut: layer -> stage for a graph without marks; by default stages of about equal work (`balanced_cut`).
 
     >>> Pipeline(2, microbatches=8)
@@ -45,21 +47,17 @@ class Pipeline(Parallel):
         tensor: int = 1,
         zero: int = 0,
         split: Mapping[str, int] | None = None,
+        statistics: str = "batch",
         cut: Mapping[str, int] | None = None,
     ) -> None:
-        super().__init__(data=data, tensor=tensor, zero=zero, split=split)
+        super().__init__(data=data, tensor=tensor, zero=zero, split=split, statistics=statistics)
         self.stages, self.microbatches, self.schedule, self.cut = stages, microbatches, schedule, cut
         Schedule.of(schedule, stages or 1, microbatches)  # a wrong number or name is an error now
 
     def build(self, outputs: Sequence[Node], world_size: int) -> Staged:
         """The strategy for a graph on `world_size` ranks."""
         marked = marked_stages(outputs)
-        for ranks, node in marked_places(outputs).items():
-            raise ArgumentError(
-                f"{node!r} is placed on rank {show_ranks(ranks)}, but a pipeline places nodes by their stages",
-                fix="mark stages instead: with ht.dist.stage(i): ...",
-                site=node.site,
-            )
+        refuse_places(outputs, "a pipeline places")
         inside = (self.data or 1) * self.tensor
         stages = self.stages or marked or max(1, world_size // inside)
         if marked and marked != stages:
@@ -90,11 +88,12 @@ class Pipeline(Parallel):
             cut=cut,
             microbatches=self.microbatches,
             schedule=self.schedule,
+            statistics=self.statistics,
         )
 
     def but(self, **changed: Any) -> Pipeline:
         """The same builder with other arguments, by name."""
-        given = {name: getattr(self, name) for name in ("data", "tensor", "zero", "split", "cut")}
+        given = {name: getattr(self, name) for name in ("data", "tensor", "zero", "split", "statistics", "cut")}
         return Pipeline(self.stages, self.microbatches, self.schedule, **(given | changed))
 
     def __repr__(self) -> str:

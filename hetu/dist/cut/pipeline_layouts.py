@@ -92,16 +92,17 @@ def stage_grid(grid: Grid, late: bool) -> StageGrid:
 
 
 class Stages:
-    """A graph with the phase, stage and layouts of every node."""
+    """A graph with the phase, stage and layouts of every node; `apart` if each micro-batch is averaged as a batch."""
 
-    def __init__(self, outputs: Sequence[Node], strategy: Staged, count: int) -> None:
+    def __init__(self, outputs: Sequence[Node], strategy: Staged, count: int, *, apart: bool = False) -> None:
         self.outputs, self.strategy, self.count = outputs, strategy, count
         # The last variable first, as the program will run: its gradient is the first that backward finishes.
         self.nodes = topological((*outputs[:1], *reversed(outputs[1:])))
-        self.phase = phases(outputs, strategy.feeds)
-        self.stage = stages_of(outputs, self.phase, label_by(strategy.cut), strategy.homes)
+        self.phase = phases(outputs, strategy.feeds, apart=apart)
+        label = label_by(strategy.cut) if len(strategy.stages) > 1 else (lambda node: None)
+        self.stage = stages_of(outputs, self.phase, label, strategy.homes)
         late = updating(outputs)
-        self.found: Deduction = deduce(outputs, self.leaf, self.grid, late)
+        self.found: Deduction = deduce(outputs, self.leaf, self.grid, late, narrow=strategy.narrow_sums)
 
     def leaf(self, node: Node, updating: bool) -> Layout | None:
         """As that of a strategy, with the axis over micro-batches."""
@@ -122,8 +123,8 @@ class Stages:
         layout = self.leaf(node, False)
         return DUP if layout is None else over_microbatches(layout)
 
-    def check(self) -> None:
-        """Move nodes that need all micro-batches to the end of the step; GraphError if a micro-batch waits for one."""
+    def check(self) -> GraphError | None:
+        """Move nodes that need all micro-batches to the end of the step; an error if a micro-batch waits for one."""
         for node in self.nodes:
             if not node.inputs or node.role is Role.ITEM:
                 if node.inputs:
@@ -135,13 +136,15 @@ class Stages:
                 if self.phase.get(i) == UPDATE or (have != DUP and need == DUP):
                     self.phase[node] = UPDATE
                 elif have not in (DUP, need):
-                    raise self._needs_all(node)
+                    return self._needs_all(node)
             if self.phase[node] == UPDATE and any(role != DUP for role in outs):
-                raise self._needs_all(node)
+                return self._needs_all(node)
+        return None
 
     def _needs_all(self, node: Node) -> GraphError:
         return GraphError(
-            f"{node!r} needs the whole batch at once, but a pipeline feeds it in {self.count} micro-batches",
-            fix="use what looks at single samples (LayerNorm instead of BatchNorm), or microbatches=1",
+            f"{node!r} needs the whole batch at once, but is fed in {self.count} micro-batches",
+            fix='make each a batch of its own by statistics="microbatch", use what looks at single samples (LayerNorm '
+            "instead of BatchNorm), or feed one micro-batch",
             site=node.site,
         )

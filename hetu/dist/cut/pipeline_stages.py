@@ -49,28 +49,35 @@ def label_by(cut: Mapping[str, int]) -> Label:
     return lambda node: cut.get(node.tags.get("layer", "")) if cut else node.tags.get("stage")
 
 
-def phases(outputs: Sequence[Node], batches: Collection[str]) -> dict[Node, str]:
-    """The phase of every node that has inputs; `batches` names the placeholders that are fed in micro-batches."""
-    late, found, fed = updating(outputs), dict[Node, str](), set[Node]()
+def phases(outputs: Sequence[Node], batches: Collection[str], *, apart: bool = False) -> dict[Node, str]:
+    """The phase of every node that has inputs; `batches` names the placeholders that are fed in micro-batches.
+
+    What is computed with gradients waits for those of the whole batch. If each micro-batch is a batch of its own
+    (`apart`), only what an optimizer computes does, and random numbers too are drawn for each.
+    """
+    late, found, fed, drawn = updating(outputs), dict[Node, str](), set[Node](), set[Node]()
     nodes = topological(outputs)
     for node in nodes:
         if not node.inputs:
             if node.role is Role.PLACEHOLDER and node.name in batches:
                 fed.add(node)
+            elif apart and node is random_state:
+                drawn.add(node)
             continue
         before = {found[i] for i in node.inputs if i in found}
         gradient = bool(node.tags.get("gradient"))
-        if node in late or UPDATE in before or (BACKWARD in before and not gradient):
+        waits = bool(node.tags.get("update")) if apart else BACKWARD in before and not gradient
+        if node in late or UPDATE in before or waits:
             found[node] = UPDATE
-        elif any(i in fed for i in node.inputs):
-            found[node] = BACKWARD if gradient else FORWARD
+        elif any(i in fed or i in drawn for i in node.inputs):
+            found[node] = BACKWARD if gradient or BACKWARD in before else FORWARD
+            (fed if any(i in fed for i in node.inputs) else drawn).add(node)
         else:
             found[node] = START
-        if found[node] in (FORWARD, BACKWARD):
-            fed.add(node)
     readers = readers_of(nodes)
     for node in reversed(nodes):  # updates read a value last: one that only they read is made then
-        if found.get(node) == START and readers[node] and {found[r] for r in readers[node] if r in found} == {UPDATE}:
+        once = found.get(node) == START or node in drawn
+        if once and readers[node] and {found[r] for r in readers[node] if r in found} == {UPDATE}:
             found[node] = UPDATE
     return found
 
@@ -134,6 +141,24 @@ def _place_backward(nodes: Sequence[Node], phase: Mapping[Node, str], label: Lab
     for node in reversed(nodes):
         if node not in placed:
             placed[node] = max((placed[r] for r in readers[node] if r in placed), default=0)
+        elif wish(node) is None:
+            _follow_readers(node, readers, placed)
+
+
+def _follow_readers(node: Node, readers: Mapping[Node, Sequence[Node | None]], placed: dict[Node, int]) -> None:
+    """Place a gradient where all its readers are, if all that it reads goes there anyway: then one message less does.
+
+    Such as that of dropout at the border of a stage, beside the gradient of the residual sum.
+    """
+    there = {placed[r] for r in readers[node] if r is not None}
+    if len(there) != 1:
+        return
+    for i in node.inputs:
+        others = {placed.get(r) for r in readers[i] if r is not None and r is not node}
+        everywhere = i is random_state or i.role is Role.CONSTANT
+        if not everywhere and not there & {placed.get(i), *others}:
+            return
+    (placed[node],) = there
 
 
 def _place_once(nodes: Sequence[Node], phase: Mapping[Node, str], placed: dict[Node, int]) -> None:

@@ -1,39 +1,20 @@
-"""One rank's part of a pipelined training step, as one ordinary graph.
-
-All ranks walk the one order of the schedule, and each keeps its own nodes, marked with their place in this order; the
-memory plan and the program know only this mark of pipelines. In PipeDream every micro-batch is a batch of its own: new
-weights are new values in the graph, and a stashed version is simply a value that is still needed.
-"""
+"""One rank's part of a pipelined training step: its layouts, and the walk that makes its graph."""
 
 from __future__ import annotations
 
-import functools
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-import numpy as np
-
-from ...core.errors import GraphError, ShapeError
-from ...core.graph import OPS, Node, origin_of, topological
-from ...core.leaf import random_state
-from ...core.op import Role
+from ...core.errors import ShapeError
+from ...core.graph import Node, topological
 from ...core.placement import Local
-from ...core.types import Box, Shape
 from ...passes import simplify
-from ..layout.boxes import within
-from ..layout.deduce import Grid
-from ..layout.layout import DUP, MAX, MIN, PENDING, SUM, Layout, Piece
-from .bucket import bucket_reductions
 from .hints import push_hints
-from .partition import Walk, decomposed, here, partition, split_though_fixed
-from .pipeline_layouts import Stages, lift, over_microbatches, stage_grid, unsplit, within_microbatch
-from .pipeline_schedule import BACKWARD, FORWARD, Action, Schedule
-from .pipeline_stages import EVERYWHERE, START, UPDATE
+from .partition import decomposed, partition, split_though_fixed
+from .pipeline_batches import Averaging, PipeDream
+from .pipeline_layouts import Stages
 from .pipeline_strategy import Staged
-
-COMBINE = {SUM: "add", MAX: "maximum", MIN: "minimum"}
-RUN = 40  # bits between the random numbers of two micro-batches
+from .pipeline_walk import Pipelined
 
 
 @partition.register(Staged)
@@ -42,26 +23,38 @@ def pipelined(
 ) -> Local:
     """The part of `rank` in a pipelined step, which has no `effects`.
 
-    Sizes in the graph are known, and global except in PipeDream.
+    Sizes in the graph are known, and global except where each micro-batch is a batch of its own.
     """
     outputs = (*fetches, *updates.values())
-    asynchronous = strategy.schedule == "pipedream" and bool(updates)
     count = _microbatches(outputs, strategy, exact=bool(updates))
+    walk: type[Pipelined] = Pipelined
+    if updates and strategy.apart:
+        walk = PipeDream if strategy.schedule == "pipedream" else Averaging
+    steps = _laid_out(outputs, strategy, count if walk is Pipelined else 1, apart=walk is Averaging)
+    if (refused := steps.check()) is not None:
+        if updates or not strategy.apart:
+            raise refused
+        count, steps = 1, _laid_out(outputs, strategy, 1)  # it changes nothing, and is right in one piece
+        steps.check()
+    made = steps.outputs
+    return walk(steps, strategy, rank, count).run(made[: len(fetches)], dict(zip(updates, made[len(fetches) :])))
+
+
+def _laid_out(outputs: Sequence[Node], strategy: Staged, count: int, *, apart: bool = False) -> Stages:
+    """The graph with layouts over `count` micro-batches, what may not be split as it is decomposed."""
     for _ in range(8):  # a decomposition may contain operators that must be decomposed in turn
-        outputs = push_hints(outputs)
-        steps = Stages(outputs, strategy, 1 if asynchronous else count)
+        outputs = push_hints(outputs, narrow=strategy.narrow_sums)
+        steps = Stages(outputs, strategy, count, apart=apart)
         split = split_though_fixed(steps.found)
         if not split:
             break
         outputs = simplify(decomposed(outputs, split))
-    steps.check()
-    walk = (_PipeDream if asynchronous else _Pipelined)(steps, strategy, rank, count)
-    return walk.run(outputs[: len(fetches)], dict(zip(updates, outputs[len(fetches) :])))
+    return steps
 
 
 def _microbatches(outputs: Sequence[Node], strategy: Staged, exact: bool) -> int:
     """The number of micro-batches: if `exact` the strategy's, else the largest divisor of it and of the batch."""
-    if strategy.schedule == "pipedream" and exact:
+    if strategy.apart and exact:
         return strategy.microbatches
     count = strategy.microbatches
     for node in topological(outputs):
@@ -77,321 +70,3 @@ def _microbatches(outputs: Sequence[Node], strategy: Staged, exact: bool) -> int
             )
         count = math.gcd(count, size)
     return count
-
-
-class _Pipelined(Walk):
-    """Walks the schedule: forward and backward passes once per micro-batch, everything else once.
-
-    `slot` is the current micro-batch, None outside of them; `event` is the place in the order of the schedule.
-    """
-
-    strategy: Staged
-
-    def __init__(self, steps: Stages, strategy: Staged, rank: int, count: int) -> None:
-        super().__init__(steps.found, strategy, rank, set())
-        self.model, self.count = steps, count
-        self.slot: int | None = None
-        self.event = 0
-        self.values: dict[tuple[int | None, Node], Node | None] = {}
-        self.moved: dict[tuple[int | None, Node, Layout, str], Node | None] = {}
-        self.totals: dict[Node, Node | None] = {}
-        self.groups: dict[tuple[int, str], list[Node]] = defaultdict(list)
-        for node in steps.nodes:
-            if node.inputs:
-                self.groups[steps.stage[node], steps.phase[node]].append(node)
-        self.exports = self._exports()
-
-    def _exports(self) -> dict[tuple[int, str], dict[tuple[Node, Layout], str]]:
-        """(stage, phase) -> the values that it sends to other stages, in which layout, for which phase first."""
-        found: dict[tuple[int, str], dict[tuple[Node, Layout], str]] = defaultdict(dict)
-        phase, stage = self.model.phase, self.model.stage
-        for reader in self.model.nodes:
-            if not reader.inputs or phase[reader] == UPDATE or reader.role is Role.ITEM:
-                continue
-            for i, want in zip(reader.inputs, self.found.wants[reader]):
-                sender = stage.get(i, EVERYWHERE)
-                if sender not in (EVERYWHERE, stage[reader]):
-                    found[sender, phase.get(i, START)].setdefault((i, want), phase[reader])
-        return found
-
-    def run(self, fetches: Sequence[Node], updates: Mapping[Node, Node]) -> Local:
-        """This rank's part of the whole step."""
-        backward = any(phase == BACKWARD for phase in self.model.phase.values())
-        stages = len(self.strategy.stages)
-        self.start()
-        for action in Schedule.of(self.strategy.schedule, stages, self.count, backward=backward).order:
-            self.event += 1
-            self.slot = action.slot.microbatch
-            if action.kind == "compute":
-                self.compute(action)
-            else:
-                self.send(action.slot.stage, action.slot.phase)
-        self.event, self.slot = self.event + 1, None
-        new = self.finish(updates)
-        outputs = (*(self._fetched(node) for node in fetches), *new.values())
-        joined = bucket_reductions((*outputs, *self.unread(outputs)), self.gradients, self.strategy.bucket_bytes)
-        found, values, tokens = joined[: len(fetches)], joined[len(fetches) : len(outputs)], joined[len(outputs) :]
-        return Local(found, tokens, dict(zip(new, values)), self.feeds)
-
-    def start(self) -> None:
-        """Make the nodes that come before the first pass."""
-        self.visit_all(n for n in self.model.nodes if self.model.phase.get(n) == START)
-        for stage in range(len(self.strategy.stages)):
-            self.send(stage, START)
-
-    def compute(self, action: Action) -> None:
-        """Make a pass of one stage, and add its terms of sums over micro-batches to their totals."""
-        stage, phase = action.slot.stage, action.slot.phase
-        self.visit_all(self.groups[stage, phase])
-        for node in self.groups[stage, phase]:
-            if isinstance(node.type, tuple) or (role := self.model.given(node)) not in PENDING:
-                continue
-            with origin_of(node, event=self.event):
-                part, total = self.values[self.slot, node], self.totals.get(node)
-                self.totals[node] = part if total is None or part is None else OPS[COMBINE[role]](total, part)
-
-    def send(self, stage: int, phase: str) -> None:
-        """Send all that other stages need of a pass."""
-        for (node, want), reader in self.exports[stage, phase].items():
-            with origin_of(node, event=self.event):
-                self.value(node, want, reader)
-
-    def finish(self, updates: Mapping[Node, Node]) -> dict[Node, Node]:
-        """The new values of this rank's variables."""
-        self.visit_all(n for n in self.model.nodes if self.model.phase.get(n) == UPDATE)
-        found = {}
-        for variable, node in updates.items():
-            with origin_of(node, event=self.event):
-                value = self.value(node, lift(self.strategy.store(variable), self.model.count), UPDATE)
-            if (local := self.strategy.local_variable(variable, self.rank)) is not None:
-                found[local] = here(value)
-        return found
-
-    def _fetched(self, node: Node) -> Node:
-        """The whole value, on every rank."""
-        with origin_of(node, event=self.event):
-            return here(self.value(node, lift(self.strategy.whole, self.count), UPDATE))
-
-    # -- nodes ----------------------------------------------------------------------------------------------------
-
-    def _slots(self) -> Iterator[None]:
-        """Make each micro-batch the current one, one after the other."""
-        before = self.slot
-        for slot in range(self.count):
-            self.slot = slot
-            yield
-        self.slot = before
-
-    def visit_all(self, nodes: Iterable[Node]) -> None:
-        """Make these nodes, for the current micro-batch if there is one."""
-        for node in nodes:
-            with origin_of(node, event=self.event):
-                phase = self.model.phase[node]
-                inputs = [self.value(i, want, phase) for i, want in zip(node.inputs, self.found.wants[node])]
-                self.values[self.slot, node] = self._local(node, inputs)
-
-    def piece(self, layout: Layout, shape: Shape) -> Piece | None:
-        """What this rank holds of the current micro-batch, as a part of the whole tensor of `shape`."""
-        role = over_microbatches(layout)
-        part = self._part(shape, role)
-        found = within_microbatch(layout).pieces(part).get(self.rank)
-        if found is None or role < 0:
-            return found
-        return found._replace(box=_shifted(found.box, role, here(self.slot) * part[role]))
-
-    def _part(self, shape: Shape, role: int) -> tuple[int, ...]:
-        """The shape of one micro-batch of a tensor."""
-        return tuple(int(size) // self.count if d == role else int(size) for d, size in enumerate(shape))
-
-    def home(self, node: Node) -> int | None:
-        """The slot in which to look for the value of a node."""
-        once = self.model.phase.get(node, START) in (START, UPDATE)
-        return None if once else self.slot or 0
-
-    def value(self, node: Node, want: Layout, phase: str = "") -> Node | None:
-        if node.role is Role.CONSTANT:
-            return self._constant(node, want)
-        if isinstance(node.type, tuple):
-            return self.values[self.home(node), node]
-        have = self._at_hand(node, want)
-        role, need = over_microbatches(have), over_microbatches(want)
-        if role >= 0 and need == DUP:
-            return self._all_microbatches(node, role, within_microbatch(want), phase)
-        if role in PENDING and need == DUP:
-            local, role = self.totals[node], DUP
-        else:
-            local = self._made(node, have, phase)
-        if role == DUP and need >= 0:
-            return self._microbatch_of(node, have, local, want, phase)
-        slot = self.home(node) if role == DUP else self.slot
-        return self._moved(node, local, within_microbatch(have), within_microbatch(want), slot, role, phase)
-
-    def _moved(
-        self, node: Node, local: Node | None, have: Layout, want: Layout, slot: int | None, role: int, phase: str
-    ) -> Node | None:
-        """`local` in another layout of one micro-batch; made once, or once per phase for a variable kept in parts."""
-        if have == want:
-            return local
-        key = slot, node, want, phase if node.role is Role.VARIABLE else ""
-        if key not in self.moved:
-            made = self._reshard(node, local, have, want, self._part(node.shape, role))
-            if made is not None and made.op.collective == "all_reduce" and phase == UPDATE and self.slot is None:
-                self.gradients.append(made)
-            self.moved[key] = made
-        return self.moved[key]
-
-    def _at_hand(self, node: Node, want: Layout) -> Layout:
-        """The layout in which a value was made; feeds are at hand on every stage."""
-        if node.role is Role.VARIABLE:
-            return lift(self.strategy.store(node), self.model.count)
-        if node.role is Role.PLACEHOLDER:
-            return stage_grid(Grid.of(want), False).carry(here(self.model.leaf(node, False)))
-        return self.found.layouts[node][0]
-
-    def _made(self, node: Node, have: Layout, phase: str) -> Node | None:
-        """This rank's part of a value in the layout in which it was made."""
-        if node.role is Role.VARIABLE:
-            return self.read(node, phase)
-        if node.role is Role.PLACEHOLDER:
-            return self._fed(node, have)
-        return self.values.get((self.home(node), node))
-
-    def read(self, node: Node, phase: str) -> Node | None:
-        """The value of a variable for readers in `phase`."""
-        return self.strategy.local_variable(node, self.rank)
-
-    def is_cut(self, node: Node, have: Layout) -> bool:
-        """Whether the parts of a feed differ between micro-batches."""
-        return over_microbatches(have) >= 0
-
-    def _fed(self, node: Node, have: Layout) -> Node | None:
-        key = self.slot if self.is_cut(node, have) else None, node, have, "fed"
-        if key not in self.moved:
-            piece = self.piece(have, node.shape)
-            self.moved[key] = None if piece is None else self.placeholder(node, piece)
-        return self.moved[key]
-
-    def _microbatch_of(self, node: Node, have: Layout, local: Node | None, want: Layout, phase: str) -> Node | None:
-        """The current micro-batch of a value that exists as a whole."""
-        whole = unsplit(within_microbatch(want), over_microbatches(want))
-        local = self._moved(node, local, within_microbatch(have), whole, None, DUP, phase)
-        piece = self.piece(want, node.shape)
-        if piece is None:
-            return None
-        outer = whole.pieces(node.shape)[self.rank].box
-        return OPS["getitem"](local, key=within(piece.box, outer)[: len(outer)])
-
-    def _all_microbatches(self, node: Node, axis: int, want: Layout, phase: str) -> Node | None:
-        """The parts of all micro-batches, joined."""
-        key = None, node, want, "all"
-        if key not in self.moved:
-            whole = unsplit(want, axis)
-            parts = [self.value(node, lift(whole, self.count, axis), phase) for _ in self._slots()]
-            joined = None if parts[0] is None else OPS["concat"].make(tuple(map(here, parts)), {"axis": axis})
-            self.moved[key] = joined if whole == want else self._reshard(node, joined, whole, want, node.shape)
-        return self.moved[key]
-
-
-class _PipeDream(_Pipelined):
-    """Every micro-batch updates the weights of a stage as soon as its backward pass there is done.
-
-    A micro-batch uses one version of the weights for both passes: the newest when its forward pass begins.
-    """
-
-    def __init__(self, steps: Stages, strategy: Staged, rank: int, count: int) -> None:
-        super().__init__(steps, strategy, rank, count)
-        self.newest: dict[Node, Node | None] = {}
-        self.stashed: dict[tuple[int | None, Node], Node | None] = {}
-        for (stage, phase), sent in self.exports.items():
-            if phase == START and sent:
-                self._refuse(next(iter(sent))[0], stage)
-        for reader in steps.nodes:
-            mine = steps.stage.get(reader)
-            if reader.inputs and steps.phase[reader] == UPDATE:
-                for i in reader.inputs:
-                    if steps.stage.get(i, EVERYWHERE) not in (EVERYWHERE, mine):
-                        self._refuse(i, steps.stage[i])
-
-    def _refuse(self, node: Node, stage: int) -> None:
-        raise GraphError(
-            f"{node!r} of stage {stage} is needed by the update of another, but PipeDream updates each on its own",
-            fix='use schedule="1f1b" for shared variables and clipping by the global norm',
-            site=node.site,
-        )
-
-    def run(self, fetches: Sequence[Node], updates: Mapping[Node, Node]) -> Local:
-        self.updates = updates
-        return super().run(fetches, updates)
-
-    def start(self) -> None:
-        pass  # nodes that depend on the weights alone are computed anew for each version
-
-    def compute(self, action: Action) -> None:
-        stage, phase = action.slot.stage, action.slot.phase
-        if phase == FORWARD:
-            self.visit_all(self._own(stage, START))
-        self.visit_all(self.groups[stage, phase])
-        if phase == BACKWARD:
-            self._update(stage)
-
-    def _own(self, stage: int, phase: str) -> list[Node]:
-        """The nodes of a stage, and those everywhere for the ranks of the stage."""
-        stages = (stage, EVERYWHERE) if self.rank in self.strategy.stages[stage].ranks else (stage,)
-        mine = {n for s in stages for n in self.groups[s, phase]}
-        return [n for n in self.model.nodes if n in mine]
-
-    def _update(self, stage: int) -> None:
-        self.visit_all(self._own(stage, UPDATE))
-        here = self.rank in self.strategy.stages[stage].ranks
-        new = {}
-        for variable, node in self.updates.items():
-            home = self.strategy.homes.get(variable.name, EVERYWHERE)
-            if home == stage or (home == EVERYWHERE and here):
-                with origin_of(node, event=self.event):
-                    new[variable] = self.value(node, lift(self.strategy.store(variable), 1), UPDATE)
-        self.newest |= new
-
-    def finish(self, updates: Mapping[Node, Node]) -> dict[Node, Node]:
-        mine = {v: self.strategy.local_variable(v, self.rank) for v in updates}
-        return {local: here(self.newest[v]) for v, local in mine.items() if local is not None}
-
-    def _fetched(self, node: Node) -> Node:
-        """Scalars averaged over the micro-batches, other values joined along the first axis."""
-        with origin_of(node, event=self.event):
-            parts = [here(self.value(node, lift(self.strategy.whole, 1), UPDATE)) for _ in self._slots()]
-            if node.ndim:
-                return OPS["concat"].make(tuple(parts), {"axis": 0})
-            total: Node = functools.reduce(OPS["add"], parts)
-            return total / self.count
-
-    def home(self, node: Node) -> int | None:
-        return self.slot
-
-    def read(self, node: Node, phase: str) -> Node | None:
-        local = super().read(node, phase)
-        if phase == UPDATE:
-            return self.newest.get(node, local)
-        key = self.slot, node
-        if key not in self.stashed:
-            drawn = node is random_state
-            self.stashed[key] = self._of_microbatch(here(local)) if drawn else self.newest.get(node, local)
-        return self.stashed[key]
-
-    def _of_microbatch(self, state: Node) -> Node:
-        """Random numbers differ between micro-batches."""
-        if not self.slot:
-            return state
-        return OPS["add"](state, OPS["constant"].make((), {"value": np.array([0, self.slot << RUN], np.uint64)}))
-
-    def placeholder(self, node: Node, piece: Piece) -> Node:
-        axis = self.strategy.batch_axis(node)
-        if axis is not None:  # the graph has the size of a micro-batch, the feed that of all
-            piece = piece._replace(box=_shifted(piece.box, axis, here(self.slot) * int(node.shape[axis])))
-        return super().placeholder(node, piece)
-
-    def is_cut(self, node: Node, have: Layout) -> bool:
-        return self.strategy.batch_axis(node) is not None
-
-
-def _shifted(box: Box, axis: int, offset: int) -> Box:
-    return tuple((low + offset, high + offset) if d == axis else (low, high) for d, (low, high) in enumerate(box))

@@ -17,42 +17,54 @@ from ..layout.layout import Layout
 from .pipeline_schedule import Schedule
 from .strategy import Strategy, exactly
 
+STATISTICS = ("batch", "microbatch")
+
 
 @dataclass
 class Staged(Strategy):
     """A strategy with stages: a grid for each, the stage of each layer (none if the user has marked nodes), a schedule.
 
-    `base` holds duplicates on the ranks of all stages; `variables` names those that are on one stage.
+    `statistics` are of the whole "batch", or of each "microbatch" as a batch of its own. `base` holds duplicates on the
+    ranks of all stages; `variables` names those that are on one stage.
     """
 
     stages: tuple[Layout, ...] = ()
     cut: dict[str, int] = field(default_factory=dict)
     microbatches: int = 1
     schedule: str = "1f1b"
+    statistics: str = "batch"
     kind: ClassVar[str] = "staged"
     readers: ClassVar[dict[str, Callable[[Any], Any]]] = Strategy.readers | {
         "stages": lambda stages: tuple(map(Layout.from_json, stages)),
         "cut": exactly(dict),
         "microbatches": exactly(int),
         "schedule": exactly(str),
+        "statistics": exactly(str),
     }
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_statistics(self.statistics)
         of = {layout.ranks: stage for stage, layout in enumerate(self.stages)}
         stored = {name: kept.layouts[-1].ranks for name, kept in self.variables.items() if kept.layouts}
         self.homes = {name: of[ranks] for name, ranks in stored.items() if ranks in of}
 
+    @property
+    def apart(self) -> bool:
+        """Whether each micro-batch that updates anything is a batch of its own."""
+        return self.schedule == "pipedream" or self.statistics == "microbatch"
+
     def check(self, outputs: Sequence[Node], world_size: int) -> None:
-        """As for any strategy; ArgumentError also for a batch of a fixed size that PipeDream would train on."""
+        """As for any strategy; ArgumentError also for a batch of a fixed size where micro-batches are batches."""
         super().check(outputs, world_size)
         updates = [node for node in topological(outputs) if node.role is Role.UPDATE]
-        for node in topological(updates) if self.schedule == "pipedream" else ():
+        who = "PipeDream" if self.schedule == "pipedream" else 'statistics="microbatch"'
+        for node in topological(updates) if self.apart else ():
             axis = self.batch_axis(node)
             if axis is not None and not isinstance(node.shape[axis], Dim):
                 shape = tuple(None if d == axis or isinstance(n, Dim) else n for d, n in enumerate(node.shape))
                 raise ArgumentError(
-                    f"{node!r} has batches of {node.shape[axis]}, but PipeDream makes a batch of each micro-batch",
+                    f"{node!r} has batches of {node.shape[axis]}, but {who} makes a batch of each micro-batch",
                     fix=f"leave that size open: shape {shape}",
                     site=node.site,
                 )
@@ -65,8 +77,8 @@ class Staged(Strategy):
         return max((role for role, _ in self.feeds[feed].axes().values() if role >= 0), default=None)
 
     def sizes(self, sizes: Mapping[Atom, int], training: bool) -> Mapping[Atom, int]:
-        """The sizes that a graph is made for, from those fed: in PipeDream every micro-batch is a batch of its own."""
-        if self.schedule != "pipedream" or not training:
+        """The sizes that a graph is made for, from those fed: those of a micro-batch that is a batch of its own."""
+        if not (self.apart and training):
             return sizes
         found = dict(sizes)
         for (name, axis), size in sizes.items():
@@ -97,5 +109,25 @@ class Staged(Strategy):
         return Schedule.of(self.schedule, len(self.stages), self.microbatches)
 
     def data(self) -> dict[str, Any]:
-        found = {"stages": [layout.to_json() for layout in self.stages], "cut": self.cut}
-        return super().data() | found | {"microbatches": self.microbatches, "schedule": self.schedule}
+        found: dict[str, Any] = {"stages": [layout.to_json() for layout in self.stages], "cut": self.cut}
+        found |= {"microbatches": self.microbatches, "schedule": self.schedule, "statistics": self.statistics}
+        return super().data() | found
+
+
+def check_statistics(word: str) -> None:
+    """ArgumentError for another word than the two that say what looks at a whole batch."""
+    if word not in STATISTICS:
+        raise ArgumentError(f"statistics={word!r}", fix=f"use one of {', '.join(map(repr, STATISTICS))}")
+
+
+def in_one_stage(strategy: Strategy, microbatches: int, statistics: str) -> Staged:
+    """`strategy` with each batch in micro-batches, which follow one another on all ranks: gradients accumulate."""
+    return Staged(
+        strategy.base,
+        strategy.variables,
+        strategy.feeds,
+        hosts=strategy.hosts,
+        stages=(strategy.whole,),
+        microbatches=microbatches,
+        statistics=statistics,
+    )

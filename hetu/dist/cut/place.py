@@ -16,7 +16,7 @@ from ...core.graph import Node, tagged, topological
 from ...core.op import Role
 from ...core.types import Dim
 from ..comm.recorder import Ranks
-from ..layout.layout import Layout
+from ..layout.layout import Layout, show_ranks
 
 
 def place(ranks: int | Sequence[int]) -> AbstractContextManager[None]:
@@ -42,6 +42,16 @@ def marked_places(outputs: Sequence[Node]) -> dict[Ranks, Node]:
         if "place" in node.tags:
             found.setdefault(node.tags["place"], node)
     return found
+
+
+def refuse_places(outputs: Sequence[Node], who: str) -> None:
+    """ArgumentError for a place that the user has marked, where there are stages."""
+    for ranks, node in marked_places(outputs).items():
+        raise ArgumentError(
+            f"{node!r} is placed on rank {show_ranks(ranks)}, but {who} nodes by their stages",
+            fix="mark stages instead: with ht.dist.stage(i): ...",
+            site=node.site,
+        )
 
 
 def places_of(

@@ -54,9 +54,13 @@ class Builder:
 class Strategy(Builder):
     """Layouts of variables and feeds by name on the grid of `base`; all others are duplicated.
 
-    `places` are the grids of the ranks on which the user has placed nodes, with duplicates (`place.py`). Reductions of
-    gradients are joined and overlapped in buckets of at most `bucket_bytes`; 0 keeps them apart. `hosts` are the ranks
-    of each host, for all-to-alls that go within hosts first (`comm/hierarchical.py`).
+    `places` are the grids of the ranks on which the user has placed nodes, with duplicates (`place.py`). Sums of
+    gradients, and what ZeRO gathers and scatters, are joined in buckets of at most `bucket_bytes`, which travel beside
+    the computation; 0 keeps them apart. Of gathered variables about three buckets are there ahead of their readers.
+    `hosts` are the ranks of each host, for all-to-alls that go within hosts first (`comm/hierarchical.py`). Sums of
+    16-bit floats that are read in 32, as gradients are in mixed precision, are taken between ranks in 32; `narrow_sums`
+    takes them in 16, in half the bytes, and rounds. Of the feeds named in `local` each rank is fed its own part, all of
+    one size; of others the whole.
 
     >>> from hetu.dist import Mesh
     >>> mesh = Mesh((2,), ("data",))
@@ -71,6 +75,8 @@ class Strategy(Builder):
     bucket_bytes: int = 4 << 20
     places: tuple[Layout, ...] = ()
     hosts: Hosts = ()
+    narrow_sums: bool = False
+    local: tuple[str, ...] = field(default=(), kw_only=True)
     kind: ClassVar[str] = "layouts"
     readers: ClassVar[dict[str, Callable[[Any], Any]]] = {  # of each field from its JSON
         "base": Layout.from_json,
@@ -79,6 +85,8 @@ class Strategy(Builder):
         "bucket_bytes": exactly(int),
         "places": lambda places: tuple(map(Layout.from_json, places)),
         "hosts": lambda hosts: tuple(tuple(map(int, host)) for host in hosts),
+        "narrow_sums": exactly(bool),
+        "local": lambda names: tuple(map(str, names)),
     }
 
     def __init_subclass__(cls) -> None:
@@ -115,7 +123,19 @@ class Strategy(Builder):
 
     def sizes(self, sizes: Mapping[Atom, int], training: bool) -> Mapping[Atom, int]:
         """The sizes that a graph is made for, from those that are fed."""
-        return sizes
+        return {key: size * self._parts(*key) for key, size in sizes.items()}
+
+    def _parts(self, name: str, axis: int) -> int:
+        """Into how many parts, which ranks feed, the axis of a feed is split."""
+        roles = self.feeds[name].axes().values() if name in self.local else ()
+        return math.prod(n for role, n in roles if role == axis)
+
+    def fed_alike(self, name: str, rank: int) -> tuple[int, ...]:
+        """The ranks that feed the same part of a local feed as `rank`."""
+        layout = self.feeds[name]
+        most = max(role for role, _ in layout.axes().values())
+        pieces = layout.pieces(tuple(self._parts(name, axis) for axis in range(most + 1)))
+        return tuple(sorted(r for r, piece in pieces.items() if piece.box == pieces[rank].box))
 
     def kept(self, node: Node) -> Kept | Served:
         """Where a variable is kept."""
@@ -231,6 +251,8 @@ class Strategy(Builder):
             "bucket_bytes": self.bucket_bytes,
             "places": [layout.to_json() for layout in self.places],
             "hosts": self.hosts,
+            "narrow_sums": self.narrow_sums,
+            "local": self.local,
         }
 
     # -- tables and pictures: print a program to see the communication of activations ------------------------------

@@ -242,7 +242,10 @@ def layered(plan: Candidate, levels: Mapping[str, int]) -> Candidate:
 
 
 def _synchronize(link: Channel, level: int, ranks: int, nbytes: int) -> float:
-    """Seconds to bring the gradient of one variable together and its new value to all that read it."""
+    """Seconds to bring the gradient of one variable together and its new value to all that read it.
+
+    Sharding costs latencies too, though buckets share them: what is too small to save memory stays whole.
+    """
     if ranks == 1:
         return 0.0
     if level == 0:

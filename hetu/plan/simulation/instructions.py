@@ -30,6 +30,7 @@ from ...dist.layout.redistribute import Redistribution, plan
 from ...dist.ops import RESHARD
 from ...passes import chosen_passes
 from ..costs.seat import Seat
+from .traffic import sent
 
 Shapes = Mapping[Node, Sequence[int]] | Mapping[str, Sequence[int]]
 AT_ONCE = -1  # the token of a collective that is waited for where it begins
@@ -76,6 +77,11 @@ class RankProgram:
     arena: int
     fed: int
     kept: int
+
+    @functools.cached_property
+    def awaited(self) -> set[int]:
+        """The orders of collectives that are only started, and waited for later."""
+        return {n.attrs["order"] for n in self.order if n.op.lazy}
 
     @property
     def peak(self) -> int:
@@ -135,13 +141,13 @@ class SimulatedJob:
             return routes(a["src"], a["dst"], a["shape"], node.tensor.dtype.itemsize).get(rank, [])
         if node.op.lazy:
             return [Wait(a["order"])]
-        given = sum(int(i.tensor.nbytes) for i in node.inputs)
         if node.op.collective == "served":
-            return [Serve(given if a["parameter"] else 0, int(node.tensor.nbytes))] if a.get("acts", True) else []
+            return [Serve(sent(node) if a["parameter"] else 0, int(node.tensor.nbytes))] if a.get("acts", True) else []
         if node.op.collective:
             group = self._moved(a.get("group", range(self.world_size)), program.ranks[0], rank)
-            started = any(n.op.lazy and node in n.inputs for n in program.order)
-            return [SimulatedCollective(node.op.collective, tuple(group), given, a["order"] if started else AT_ONCE)]
+            token = a["order"] if a.get("order") in program.awaited else AT_ONCE
+            before = [] if a.get("ends") is None else [Wait(a["ends"])]
+            return [*before, SimulatedCollective(node.op.collective, tuple(group), sent(node), token)]
         raise GraphError(
             f"{node!r} does not say what it sends",
             fix='declare it: @ht.op(role=Role.COMMUNICATION, collective="all_reduce")',

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ...core.graph import Node
 from ...core.program import Program
 
 # The bytes that each of n ranks sends when its operand has `nbytes`.
@@ -16,6 +17,12 @@ SENDS: dict[str, Callable[[int, int], int]] = {
     "all_to_all": lambda n, nbytes: (n - 1) * nbytes // n,
     "all_gather": lambda n, nbytes: (n - 1) * nbytes,
 }
+
+
+def sent(node: Node) -> int:
+    """The bytes that a rank gives to a collective: its inputs, or what packs them, the first of several results."""
+    types = node.type[:1] if isinstance(node.type, tuple) else [i.tensor for i in node.inputs]
+    return sum(int(t.nbytes) for t in types)
 
 
 def bytes_between_ranks(program: Program, ranks: int) -> int:
@@ -32,5 +39,5 @@ def bytes_between_ranks(program: Program, ranks: int) -> int:
     >>> run_ranks(2, work)
     [400, 400]
     """
-    given = [(n.op.collective, sum(int(i.tensor.nbytes) for i in n.inputs)) for n in (s.node for s in program.steps)]
-    return sum(SENDS[kind](ranks, nbytes) for kind, nbytes in given if kind in SENDS)
+    nodes = [s.node for s in program.steps if s.node.op.collective in SENDS]
+    return sum(SENDS[n.op.collective](ranks, sent(n)) for n in nodes)

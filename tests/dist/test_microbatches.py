@@ -1,0 +1,282 @@
+"""Micro-batches as batches of their own: every model trains as one process does that takes them one after the other.
+
+That process is NumPy around plain programs: it asks for the gradients of each micro-batch, averages them, and updates.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+
+import hetu as ht
+from hetu.core.errors import ArgumentError, GraphError, ShapeError
+from hetu.core.graph import topological
+from hetu.core.op import Role
+from hetu.dist import ExpertParallel, Pipeline, Strategy, run_ranks
+from hetu.dist.cut.builders import DataParallel, Parallel, TensorParallel, ZeRO
+
+from . import models
+from .models import batches, communication, losses
+from .test_strategies import SPLIT
+
+RATE, LIMIT, STEPS = 0.2, 0.5, 4
+RUN = 40  # bits between the random numbers of two micro-batches
+
+
+class Descent(ht.optim.SGD):
+    """Plain descent, so that its step is a line of NumPy."""
+
+    def __init__(self, clip_norm: float | None = None) -> None:
+        super().__init__(RATE, clip_norm=clip_norm)
+
+
+def small(loss_of, shape=(10,), classes=5):
+    """A model of two layers; `loss_of(h, y, t)` makes its loss of hidden values, logits and classes."""
+
+    def model(optimizer):
+        x, t = ht.placeholder("x", (None, *shape)), ht.placeholder("t", (None,), "int64")
+        with ht.scope("small"):
+            h = ht.tanh(ht.nn.Linear(10, 16, name="up")(x))
+            y = ht.nn.Linear(16, 5, name="down")(h)
+            loss = loss_of(h, y, t)
+            return {"train": [loss, optimizer.minimize(loss)], "eval": [y]}, batches(shape, classes)
+
+    return model
+
+
+def entropy(y, t):
+    return ht.mean(ht.softmax_cross_entropy(y, t))
+
+
+def with_penalty(h, y, t):
+    """The squared norm of the gradient of all weights, itself differentiated: of a batch, no sum over its examples."""
+    loss = entropy(y, t)
+    weights = [n for n in topological([loss]) if n.role is Role.VARIABLE]
+    return loss + 0.1 * sum(ht.sum(g * g) for g in ht.gradients(loss, weights))
+
+
+def weight(h):
+    """The first of the trained values that `h` is made of."""
+    return next(n for n in topological([h]) if n.role is Role.VARIABLE and n.ndim == 2)
+
+
+def routed(optimizer):
+    """Top-2 experts, whose room for tokens is that of a batch."""
+    x, t = ht.placeholder("x", (None, 10)), ht.placeholder("t", (None,), "int64")
+    with ht.scope("routed"):
+        scores = ht.softmax(ht.nn.Linear(10, 4, name="gate")(x))
+        values, experts = ht.topk(scores, k=2)
+        slots = ht.moe_slots(experts, count=4, capacity=2)
+        rooms = ht.moe_dispatch(x, slots, ht.ones_like(values), experts=4, capacity=2)
+        up = ht.variable("experts/up", ht.init.xavier_uniform, (4, 10, 8))
+        down = ht.variable("experts/down", ht.init.xavier_uniform, (4, 8, 10))
+        h = x + ht.moe_combine(ht.relu(rooms @ up) @ down, slots, values)
+        y = ht.nn.Linear(10, 5, name="head")(h)
+        loss = entropy(y, t)
+        return {"train": [loss, optimizer.minimize(loss)], "eval": [y]}, batches((10,), 5)
+
+
+def noisy(optimizer):
+    """Numbers drawn for a batch, beside those of dropout."""
+    return small(lambda h, y, t: entropy(ht.dropout(y, 0.2) + 0.5 * ht.normal(y.shape), t))(optimizer)
+
+
+MODELS = {
+    "mlp": models.mlp,
+    "cnn": models.cnn,
+    "transformer": models.transformer,
+    "mean of the batch": small(lambda h, y, t: entropy(y, t) + ht.mean((h - ht.mean(h, axis=0)) ** 2)),
+    "largest of the batch": small(lambda h, y, t: entropy(y, t) + ht.sum(ht.max(h, axis=0) ** 2)),
+    "alike in the batch": small(lambda h, y, t: entropy(y, t) + 0.1 * ht.mean(ht.square(h @ ht.matrix_transpose(h)))),
+    "penalty": small(with_penalty),
+    "experts": routed,
+    "noise": noisy,
+    "l2": small(lambda h, y, t: entropy(y, t) + 0.01 * ht.sum(weight(h) ** 2)),
+}
+
+
+def by_hand(model: str, parts: int, clip_norm: float | None = None):
+    """The losses of some steps, and what the trained model answers, of one process that runs micro-batches in turn."""
+    graph, feeds = MODELS[model](Descent(clip_norm))
+    loss, updates = graph["train"]
+    trained = [*updates.gradients]
+    counted = ht.variable("counted", 0, (), "int64", trainable=False)  # what updates anything trains
+    gradients = ht.Executor(
+        {"train": [loss, *updates.gradients.values(), {counted: counted + 1}], "eval": graph["eval"]}
+    )
+    state, means = gradients.state, []
+    kept = [
+        name for name in state if name not in {"counted", *(v.name for v in trained)} and state[name].dtype.kind == "f"
+    ]
+    for step, feed in enumerate(feeds[:STEPS]):
+        before = {name: np.array(state[name]) for name in kept}
+        found, after = [], []
+        for m in range(parts):
+            for name, value in before.items():
+                state[name] = value
+            if "random_state" in state:
+                state["random_state"] = np.array([state["random_state"][0], step + (m << RUN)], np.uint64)
+            size = len(feed["x"]) // parts
+            found.append(gradients.run("train", {k: v[m * size : (m + 1) * size] for k, v in feed.items()})[:-1])
+            after.append({name: np.array(state[name]) for name in kept})
+        means.append(float(np.mean([float(loss) for loss, *_ in found])))
+        descents = [np.mean(g, axis=0) for g in list(zip(*found))[1:]]
+        norm = np.sqrt(sum(np.sum(g.astype(float) ** 2) for g in descents))
+        share = 1.0 if clip_norm is None else clip_norm / max(norm, clip_norm)
+        for variable, g in zip(trained, descents):
+            state[variable] = state[variable] - np.float32(RATE * share) * g
+        for name in kept:
+            state[name] = np.mean([values[name] for values in after], axis=0)
+    return means, gradients.run("eval", {"x": feeds[0]["x"]})[0]
+
+
+@functools.cache
+def wanted(model: str, parts: int, clip_norm: float | None):
+    return by_hand(model, parts, clip_norm)
+
+
+def train(model: str, strategy, comm, clip_norm: float | None = None):
+    graph, feeds = MODELS[model](Descent(clip_norm))
+    ex = ht.Executor(graph, strategy=strategy, comm=comm)
+    found = [float(ex.run("train", feed)[0]) for feed in feeds[:STEPS]]
+    return found, ex.run("eval", {"x": feeds[0]["x"]})[0]
+
+
+OWN = {"statistics": "microbatch"}
+EXPERTS = {"*experts/*": 0}
+WAYS = {  # ranks, micro-batches, strategy
+    "alone": (1, 3, lambda: DataParallel(accumulate=3, **OWN)),
+    "data": (2, 3, lambda: DataParallel(accumulate=3, **OWN)),
+    "zero1": (2, 2, lambda: ZeRO(1, accumulate=2, **OWN)),
+    "zero3": (4, 3, lambda: ZeRO(3, accumulate=3, **OWN)),
+    "tensor": (2, 3, lambda: TensorParallel(SPLIT, accumulate=3, **OWN)),
+    "data x tensor": (4, 2, lambda: Parallel(tensor=2, split=SPLIT, accumulate=2, **OWN)),
+    "2 stages": (2, 3, lambda: Pipeline(2, 3, **OWN)),
+    "2 stages, gpipe": (2, 4, lambda: Pipeline(2, 4, "gpipe", **OWN)),
+    "2 stages x data": (4, 2, lambda: Pipeline(2, 2, data=2, **OWN)),
+    "2 stages x zero3": (4, 3, lambda: Pipeline(2, 3, data=2, zero=3, **OWN)),
+    "2 stages x tensor": (4, 3, lambda: Pipeline(2, 3, tensor=2, split=SPLIT, **OWN)),
+}
+WHOLE_TABLES = ("cnn", "penalty", "noise")  # clipped by a global norm, which others are not: rows are updated alone
+CASES = [(way, model) for way in WAYS for model in MODELS] + [("experts", "experts")]
+WAYS["experts"] = (2, 3, lambda: ExpertParallel(EXPERTS, accumulate=3, **OWN))
+
+
+@pytest.mark.usefixtures("meaning")
+@pytest.mark.parametrize(("way", "model"), CASES)
+def test_micro_batches_of_their_own_train_as_one_process_does_that_takes_them_in_turn(way, model):
+    ranks, parts, strategy = WAYS[way]
+    clip_norm = LIMIT if model in WHOLE_TABLES else None
+    means, y = wanted(model, parts, clip_norm)
+    for found, answer in run_ranks(ranks, lambda comm: train(model, strategy(), comm, clip_norm), rendezvous=True):
+        np.testing.assert_allclose(found, means, atol=2e-5, rtol=0)
+        np.testing.assert_allclose(answer, y, atol=1e-4, rtol=0)
+
+
+# -- what the word does not change -------------------------------------------------------------------------------------
+
+ACCUMULATING = {
+    "data": lambda **more: DataParallel(**more),
+    "zero3": lambda **more: ZeRO(3, **more),
+    "tensor": lambda **more: TensorParallel(SPLIT, **more),
+}
+
+
+@pytest.mark.parametrize("strategy", ACCUMULATING)
+@pytest.mark.parametrize("model", ["mlp", "transformer"])
+def test_gradients_of_micro_batches_add_up_to_those_of_the_batch(strategy, model):
+    """Random numbers too are those of the whole batch."""
+    alone = losses(models.MODELS[model], steps=5)
+    for found in run_ranks(2, lambda c: losses(models.MODELS[model], ACCUMULATING[strategy](accumulate=3), c, 5)):
+        np.testing.assert_allclose(found, alone, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("statistics", ["batch", "microbatch"])
+def test_gradients_move_once_a_step_however_many_micro_batches(statistics):
+    def moved(parts):
+        return communication(models.mlp, DataParallel(accumulate=parts, statistics=statistics), 2)
+
+    assert moved(2) == moved(6) == communication(models.mlp, DataParallel(), 2)
+
+
+def fetching(comm, fetch):
+    """What a step of two micro-batches of 4 fetches of the values 0, 1, ... of a batch."""
+    x = ht.placeholder("x", (None, 2))
+    w = ht.variable("w", 1.0, (2,))
+    updates = ht.optim.SGD(0.5).minimize(ht.mean(x * w))
+    ex = ht.Executor([fetch(x, w, updates), updates], strategy=DataParallel(accumulate=2, **OWN), comm=comm)
+    return ex.run({"x": np.arange(16, dtype=np.float32).reshape(8, 2)})[0]
+
+
+FEED = np.arange(16, dtype=np.float32).reshape(8, 2)
+FETCHED = {  # of one value of each micro-batch the average, of values of examples all
+    "examples": (lambda x, w, _: x * w, FEED),
+    "axis 1": (lambda x, w, _: ht.matrix_transpose(x), FEED.T),
+    "the feed": (lambda x, w, _: x, FEED),
+    "an integer of each": (lambda x, w, _: ht.argmax(x, axis=1), np.ones(8)),
+    "sum": (lambda x, w, _: ht.sum(x), FEED.sum() / 2),
+    "largest": (lambda x, w, _: ht.max(x, axis=0), (FEED[3] + FEED[7]) / 2),
+    "gradient": (lambda x, w, updates: updates.gradients[w], FEED.mean(0) / 2),
+    "a constant": (lambda x, w, _: w * 3.0, np.full(2, 3.0)),
+}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("fetched", FETCHED)
+def test_what_is_fetched_is_averaged_or_joined(fetched, ranks):
+    fetch, value = FETCHED[fetched]
+    for found in run_ranks(ranks, lambda comm: fetching(comm, fetch)):
+        np.testing.assert_allclose(found, value, rtol=1e-6)
+
+
+# -- mistakes ----------------------------------------------------------------------------------------------------------
+
+
+def test_without_the_word_what_needs_the_batch_is_refused_and_the_word_is_named():
+    for model in ("cnn", "penalty", "experts", "largest of the batch", "alike in the batch", "mean of the batch"):
+        with pytest.raises(GraphError, match="needs the whole batch at once, but is fed in 3 micro-batches") as caught:
+            train(model, DataParallel(accumulate=3), None)
+        assert caught.value.fix.startswith('make each a batch of its own by statistics="microbatch"')
+
+
+def test_an_integer_of_each_micro_batch_has_no_average():
+    with pytest.raises(GraphError, match=r"is one of each of 2 micro-batches, and int64 has no average") as caught:
+        fetching(None, lambda x, w, _: ht.argmax(ht.sum(x, axis=0)))
+    assert "make it a float" in caught.value.fix
+
+
+def test_words_and_numbers_that_do_not_exist():
+    with pytest.raises(ArgumentError, match="statistics='micro'") as caught:
+        ZeRO(1, accumulate=2, statistics="micro")
+    assert caught.value.fix == "use one of 'batch', 'microbatch'"
+    for number in (0, 2.0, True):
+        with pytest.raises(ArgumentError, match=f"accumulate={number!r}"):
+            DataParallel(accumulate=number)
+
+
+def test_batches_that_micro_batches_do_not_divide_or_of_a_fixed_size():
+    graph, feeds = models.cnn(Descent())
+    ex = ht.Executor(graph, strategy=DataParallel(accumulate=5, **OWN))
+    with pytest.raises(ShapeError, match="a batch of 12 in '.' does not divide into 5 micro-batches"):
+        ex.run("train", feeds[0])
+    x = ht.placeholder("x", (8, 2))
+    loss = ht.mean(ht.nn.Linear(2, 2)(x) ** 2)
+    with pytest.raises(ArgumentError, match=r"has batches of 8, but statistics=\"microbatch\" makes a batch of each"):
+        ht.Executor([loss, ht.optim.SGD(0.1).minimize(loss)], strategy=DataParallel(accumulate=2, **OWN))
+
+
+def test_accumulation_is_plain_data():
+    graph, _ = models.mlp()
+    strategy = ZeRO(3, accumulate=4, **OWN).build([graph["train"][0], *graph["train"][1].values()], 2)
+    assert Strategy.from_json(strategy.to_json()) == strategy
+    assert (strategy.microbatches, strategy.statistics) == (4, "microbatch")
+
+
+def test_who_accumulates_refuses_places():
+    with ht.dist.place(0):
+        x = ht.placeholder("x", (None, 2))
+        loss = ht.mean(ht.nn.Linear(2, 2)(x) ** 2)
+    with pytest.raises(ArgumentError, match="is placed on rank 0, but who accumulates places nodes by their stages"):
+        ht.Executor([loss], strategy=DataParallel(accumulate=2))
