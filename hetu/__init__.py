@@ -14,12 +14,14 @@ from . import passes as _passes  # which enters them
 from .answers import answer_names as _answer_names
 from .core import errors
 from .core.autodiff import gradients, recompute
+from .core.backend import OWN as _OWN
 from .core.executor import Executor, evaluate
 from .core.graph import Graph, Node, rewrite, tagged
 from .core.leaf import scope
 from .core.op import Role, op
 from .core.placement import STRATEGIES as _STRATEGIES
 from .core.state import State
+from .data.loader import JOB as _JOB
 from .gradcheck import check_gradients
 from .look.history import History
 from .look.nans import debug_nans
@@ -72,6 +74,8 @@ look.install()
 _answer_names(__name__)
 _answer_names(errors.__name__)
 _STRATEGIES["auto"] = lambda: _importlib.import_module("hetu.plan").auto()
+_JOB["shard"] = lambda: _importlib.import_module("hetu.dist.alone").own_part()
+_OWN["gpu"] = lambda: _importlib.import_module("hetu.dist.comm.nccl").own_gpu()
 
 
 def __dir__() -> list[str]:

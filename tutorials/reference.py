@@ -35,7 +35,7 @@ BY_PASSES = (
     "hetu.plan.memory.assemble",
     "hetu.plan.memory.host",
     "hetu.dist.ops",
-    "hetu.dist.cut.bucket",
+    "hetu.dist.cut.under_way",
     "hetu.strategies.push_pull",
 )
 BESIDE_PASSES = ("hetu.passes", "hetu.cpu_kernels", "hetu.gpu_kernels.passes")
@@ -59,6 +59,10 @@ CHOSEN = {  # environment variables that a user sets
     "HETU_ARRIVE": ("seconds that ranks wait at the start for one that does not get on; `--arrive` of `heturun`", "30"),
     "HETU_DEADLINE": ("and in what they communicate; `--deadline` of `heturun`, `ht.dist.world(deadline=)`", "300"),
     "HETU_LEAVE": ("and at the end of the script; `--leave` of `heturun`", "twice the deadline"),
+    "HETU_SILENCE": (
+        "seconds after which a server that gives no sign of life is gone; `--silence` of `heturun`, `Client(silence=)`",
+        "60",
+    ),
     "HETU_MPIEXEC": ("the `mpiexec` that `heturun` starts ranks with", "that of the MPI wheel"),
 }
 GIVEN = {  # those that hetu sets for the processes it starts

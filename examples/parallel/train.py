@@ -89,6 +89,7 @@ def strategies(ranks: int) -> dict[str, dist.Parallel]:
     shares = [2, 1][: len(groups)]
     return {
         "dp": dist.DataParallel(),
+        "dp-local": dist.DataParallel(local_feeds=True),
         "zero1": dist.ZeRO(1),
         "zero2": dist.ZeRO(2),
         "zero3": dist.ZeRO(3),
@@ -124,9 +125,9 @@ def arguments(names: list[str]) -> argparse.Namespace:
     return parser.parse_args()
 
 
-def batches(data: ht.data.ArrayDataset, batch_size: int, seed: int) -> Iterator[Feed]:
-    """Endless batches, the same on every rank: a strategy takes from each what a rank needs."""
-    loader = ht.data.DataLoader(data, batch_size, shuffle=True, drop_last=True, seed=seed)
+def batches(data: ht.data.ArrayDataset, batch_size: int, seed: int, shard: bool) -> Iterator[Feed]:
+    """Endless batches, the same on every rank: a strategy takes from each what a rank needs. Or this rank's parts."""
+    loader = ht.data.DataLoader(data, batch_size, shuffle=True, drop_last=True, seed=seed, shard=shard)
     while True:
         for x, t in loader:
             yield {"x": x, "t": t}
@@ -142,7 +143,7 @@ def main() -> None:
     executor = ht.Executor({"train": [loss, updates]}, seed=args.seed, strategy=known[args.strategy])
     say = print if comm.rank == 0 else lambda *_: None
     say(executor.placement)
-    feeds = batches(data, args.batch_size, args.seed)
+    feeds = batches(data, args.batch_size, args.seed, known[args.strategy].local_feeds)
     for step in range(1, args.steps + 1):
         value = float(executor.run("train", next(feeds))[0])
         say(f"step {step:3}  loss {value:.6f}")

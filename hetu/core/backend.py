@@ -21,6 +21,7 @@ from .errors import ArgumentError, MissingDependencyError
 from .kernels import kernels
 from .types import bfloat16, promote
 
+OWN: dict[str, Callable[[], int]] = {}  # by the kind of device: its number for this process, which the package enters
 ALIGNMENT = 64  # bytes: a copy to a buffer that starts on a cache line is up to 12x faster
 
 
@@ -33,11 +34,11 @@ class Device:
 
     @staticmethod
     def parse(text: str) -> Device:
-        """`cpu`, `gpu` or `gpu:1`; ArgumentError otherwise."""
+        """`cpu`, `gpu` (this rank's own) or `gpu:1`; ArgumentError otherwise."""
         kind, _, index = text.partition(":")
         if kind not in ("cpu", "gpu") or not (index or "0").isdigit():
             raise ArgumentError(f"unknown device {text!r}", fix="use 'cpu', 'gpu' or 'gpu:1'")
-        return Device(kind, int(index or 0))
+        return Device(kind, int(index) if index else OWN.get(kind, int)())
 
     @property
     def xp(self) -> ModuleType:
@@ -54,10 +55,7 @@ class Device:
         return cast(ModuleType, kernels(self.kind).array_module(cupy))
 
     def stream(self) -> AbstractContextManager[Any]:
-        """A new queue of work on a GPU, current inside `with`; nothing on a CPU.
-
-        It is a blocking stream, so the default stream, which reads variables, waits for it.
-        """
+        """A new queue of work on a GPU, current inside `with`, for which the default stream waits; nothing on a CPU."""
         return nullcontext() if self.kind == "cpu" else self.xp.cuda.Stream()
 
     def __str__(self) -> str:

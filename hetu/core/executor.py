@@ -189,7 +189,7 @@ class Executor:
         room, comm, looked = kernels_of(self.device.xp), self.placement.comm, gc.isenabled()
         gc.disable()  # to look for garbage takes a quarter of the time, and of the many objects of a graph none is
         try:
-            fetches, updates, parts = sub.lower(shapes, self.passes, self.placement, self.explain)
+            fetches, updates, parts = sub.lower(shapes, self.passes, self.placement, self.explain, values)
             with room.along(self, sub, shapes):
                 program = Program(fetches, updates, self.state, self.arena, donate=donate, reuse=self.reuse, comm=comm)
         finally:

@@ -58,8 +58,8 @@ class Placement(Protocol):
     def start(self, state: State, asked: Mapping[str, Any]) -> None:
         """The variables have been made; `asked` is what the executor was asked for, by name."""
 
-    def sizes(self, sizes: Mapping[Atom, int], training: bool) -> Mapping[Atom, int]:
-        """The sizes that a graph is specialized for, given those that are fed."""
+    def sizes(self, sizes: Mapping[Atom, int], training: bool, fed: Mapping[str, Any]) -> Mapping[Atom, int]:
+        """The sizes that a graph is specialized for, given those of what is `fed`."""
 
     def cut(self, fetches: Sequence[Node], updates: Mapping[Node, Node]) -> Local:
         """This process's part of a graph whose sizes are known."""
@@ -103,7 +103,7 @@ class Alone:
         if self.comm is not None:
             self.comm.compile_alike()
 
-    def sizes(self, sizes: Mapping[Atom, int], training: bool) -> Mapping[Atom, int]:
+    def sizes(self, sizes: Mapping[Atom, int], training: bool, fed: Mapping[str, Any]) -> Mapping[Atom, int]:
         return sizes
 
     def cut(self, fetches: Sequence[Node], updates: Mapping[Node, Node]) -> Local:

@@ -46,6 +46,7 @@ class State(Mapping[str, np.ndarray]):
         self.variables: dict[str, Node] = {}
         self.arrays: dict[str, Any] = {}
         self.dirty = False  # a step failed after it had begun to write variables
+        self.unseen: set[str] = set()  # variables with values from a user, which ranks have not compared yet
         for node in variables:
             self.add(node)
 
@@ -56,6 +57,7 @@ class State(Mapping[str, np.ndarray]):
         array = aligned_empty(xp, int(type_.nbytes)).view(type_.dtype).reshape(type_.shape)
         array[...] = xp.asarray(initial_value(node, self.seed))
         self.arrays[node.name] = array
+        self.unseen.add(node.name)
 
     def _name(self, key: str | Node) -> str:
         name = key.name if isinstance(key, Node) else key
@@ -69,15 +71,15 @@ class State(Mapping[str, np.ndarray]):
 
     @public
     def __setitem__(self, key: str | Node, value: Any) -> None:
-        name = self._name(key)
+        name, value = self._name(key), np.asarray(value)
         array = self.arrays[name]
-        value = np.asarray(value)
         if value.shape != array.shape:
             raise ShapeError(
                 f"variable {name!r} has shape {show_shape(array.shape)}, got {show_shape(value.shape)}",
                 fix="assign an array of the variable's shape",
             )
         array[...] = self.device.xp.asarray(value, dtype=array.dtype)
+        self.unseen.add(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.arrays)
@@ -104,8 +106,7 @@ class State(Mapping[str, np.ndarray]):
 
         On any mismatch: CheckpointError, and nothing is changed.
         """
-        extra: dict[str, Any] = FILES["load"](self, path)
-        return extra
+        return dict(FILES["load"](self, path))
 
     def assign(self, values: Mapping[str, np.ndarray]) -> None:
         """Set variables to what a checkpoint holds for them."""

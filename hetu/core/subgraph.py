@@ -66,6 +66,7 @@ class SubGraph:
         passes: Sequence[Pass],
         placement: Placement | None = None,
         explain: bool = False,
+        fed: Mapping[str, np.ndarray] | None = None,
     ) -> tuple[tuple[Node, ...], dict[Node, Node], Mapping[str, Any]]:
         """Fetches and updates for these fed shapes after all passes, and which box of which feed a placeholder takes.
 
@@ -78,7 +79,7 @@ class SubGraph:
             if isinstance(self.placeholders[name].shape[axis], Dim)
         }
         placement = placement or Alone()
-        sizes = placement.sizes(sizes, training=bool(self.updates))
+        sizes = placement.sizes(sizes, bool(self.updates), fed or {})
         outputs = applied(placement.passes, specialize(self.written.outputs, sizes), explain)
         local = placement.cut(outputs[: len(self.fetches)], dict(zip(self.updates, outputs[len(self.fetches) :])))
         outputs, count = (*local.fetches, *local.tokens, *local.updates.values()), len(local.fetches + local.tokens)

@@ -8,7 +8,7 @@ interpreter's lock while it copies.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from ..answers import AnswersCalls
 from ..core.errors import DataError
 from .dataset import Batch, Dataset
+
+JOB: dict[str, Callable[[], tuple[int, int]]] = {}  # "shard": this rank and how many there are; entered by the package
 
 
 class DataLoader(AnswersCalls):
@@ -31,6 +33,8 @@ class DataLoader(AnswersCalls):
         shard: `(rank, world_size)`: this loader hands out its rank's contiguous part of each batch. The parts of all
             ranks, in rank order, are the batch; sizes differ by at most one row, and all ranks get the same number of
             batches. If the last batch has fewer rows than there are ranks, rows from the start of the order fill it.
+            True: of this rank among those of its job, in parts of one size, as `local_feeds=True` of a strategy wants
+            them; `batch_size` is a multiple of the number of ranks, and the last batch is filled up to one.
         prefetch: batches gathered ahead in the background; 0 gathers in the caller's thread.
 
     Raises DataError for an empty data set, a batch larger than the data, or a shard that does not exist. An error
@@ -50,9 +54,17 @@ class DataLoader(AnswersCalls):
         shuffle: bool = False,
         drop_last: bool = False,
         seed: int = 0,
-        shard: tuple[int, int] = (0, 1),
+        shard: tuple[int, int] | bool = (0, 1),
         prefetch: int = 2,
     ) -> None:
+        self._alike = shard is True
+        if isinstance(shard, bool):
+            shard = JOB["shard"]() if shard else (0, 1)
+        if self._alike and batch_size % shard[1]:
+            raise DataError(
+                f"a batch of {batch_size} rows does not divide among {shard[1]} ranks",
+                fix=f"batch_size counts the rows of all ranks together: pass a multiple of {shard[1]}",
+            )
         _check_sizes(len(dataset), batch_size, shard, seed, prefetch)
         self.dataset, self.batch_size, self.shuffle, self.drop_last = dataset, batch_size, shuffle, drop_last
         self.shard, self.prefetch = shard, prefetch
@@ -115,8 +127,9 @@ class DataLoader(AnswersCalls):
         """This shard's part of batch `step`."""
         rank, ranks = self.shard
         rows = order[step * self.batch_size : (step + 1) * self.batch_size]
-        if len(rows) < ranks:
-            rows = np.concatenate([rows, order[: ranks - len(rows)]])
+        lacking = -len(rows) % ranks if self._alike else max(0, ranks - len(rows))
+        if lacking:
+            rows = np.concatenate([rows, order[:lacking]])
         part, longer = divmod(len(rows), ranks)  # the first `longer` ranks take one row more
         first = rank * part + min(rank, longer)
         return self.dataset[rows[first : first + part + (rank < longer)]]

@@ -12,6 +12,7 @@ from . import alone as _alone  # which enters itself
 from .by_hand import all_gather, all_reduce, all_to_all, broadcast, reduce, reduce_scatter, send_recv
 from .comm.clock import Link, VirtualClock
 from .comm.comm import Comm, CommError, DeadlineError, Handle, SerialComm
+from .comm.host import local_rank
 from .comm.mpi import MPIComm, world
 from .comm.threads import ThreadComm, run_ranks
 from .cut.builders import MEGATRON, DataParallel, ExpertParallel, Parallel, TensorParallel, ZeRO
@@ -30,6 +31,7 @@ from .ops import shard
 
 __all__ = [
     "Comm", "CommError", "DeadlineError", "Handle", "SerialComm", "ThreadComm", "MPIComm", "run_ranks", "world",
+    "local_rank",
     "Link", "VirtualClock",
     "Strategy", "Builder", "Kept", "Served", "Parallel", "DataParallel", "ZeRO", "TensorParallel", "ExpertParallel",
     "Heterogeneous",

@@ -1,4 +1,7 @@
-"""The executor of a job of several ranks that was told nothing of them: every rank would train the same model alone."""
+"""What other rooms do not know of a job of several ranks.
+
+An executor that was told nothing of them would train the same model alone on each; a loader takes its rank's part.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,12 @@ from typing import Any
 from ..core.graph import Node
 from ..core.placement import Alone, attaches
 from .comm.guard import job_size, own_rank
-from .comm.mpi import process
+from .comm.mpi import process, world
+
+
+def own_part() -> tuple[int, int]:
+    """Which part of a data set is this rank's, and of how many."""
+    return world().rank, world().world_size
 
 
 @attaches(type(None))

@@ -165,9 +165,9 @@ class OnServers(OnRanks):
                 name, part = program.parts.get(ids, (ids, ...))
                 rows.append((node.attrs["parameter"], values[name][part]))
 
-    def sizes(self, sizes: Mapping[Atom, int], training: bool) -> Mapping[Atom, int]:
+    def sizes(self, sizes: Mapping[Atom, int], training: bool, fed: Mapping[str, Any]) -> Mapping[Atom, int]:
         """The sizes of this rank's part of the feeds if the ranks are apart; evaluation is not split."""
-        found = dict(super().sizes(sizes, training))
+        found = dict(super().sizes(sizes, training, fed))
         for (name, axis), size in found.items() if training and self.strategy.apart else ():
             if name in self.batches and axis == 0:
                 if size % self.world_size:

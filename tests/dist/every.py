@@ -11,7 +11,7 @@ import sys
 import numpy as np
 
 import hetu as ht
-from hetu.dist import Heterogeneous, Pipeline, stage, world
+from hetu.dist import DataParallel, Heterogeneous, Pipeline, ZeRO, stage, world
 
 from .models import MODELS, batches
 from .test_strategies import SPLIT, STRATEGIES
@@ -46,6 +46,9 @@ def rows(ranks: int):
     if ranks % 2 == 0:
         for model in ("mlp", "transformer", "staged"):
             yield "2 stages", model, Pipeline(2, data=ranks // 2), EVEN
+    for model in ("mlp", "transformer"):
+        yield "accumulated", model, ZeRO(1, accumulate=4), EVEN
+    yield "accumulated apart", "mlp", DataParallel(accumulate=4, statistics="microbatch"), EVEN  # no random numbers
 
 
 def losses(model: str, sizes, strategy=None, comm=None, precision: str = "float32") -> list[float]:
@@ -64,8 +67,7 @@ def table(comm, precision: str, models=EVERY) -> int:
     """Train all rows on these ranks; their number."""
     wanted, count = {}, 0
     for name, model, strategy, sizes in rows(comm.world_size):
-        by_layers = model != "staged" and isinstance(strategy, Pipeline)
-        if model in models and (precision == "float32" or not by_layers):  # behind casts no layers are found
+        if model in models:
             if (model, sizes) not in wanted:
                 wanted[model, sizes] = losses(model, sizes, precision=precision)
             found = losses(model, sizes, strategy, comm, precision)

@@ -11,6 +11,7 @@ import sys
 import numpy as np
 
 from hetu.dist import world
+from hetu.dist.comm.comm import CollectiveCall
 
 CULPRIT = 1
 
@@ -26,7 +27,7 @@ def reduce(n=4, dtype="f4", op="sum"):
 def bound(n):
     def call(comm):
         x = np.ones(n, "f4")
-        kept.setdefault((comm.rank, n), comm.bind_all_reduce(x, x))()
+        kept.setdefault((comm.rank, n), comm.bind(CollectiveCall("all_reduce", x, x, "sum")))()
 
     return call
 
@@ -117,6 +118,38 @@ def swapped(comm, more: int, before: int) -> None:
         comm.barrier()
 
 
+def reduce_by_helper(comm, x):
+    comm.all_reduce(x, x)  # helper
+
+
+def in_turn(comm, more: int, before: int) -> None:
+    """As `swapped`, but both reductions are made by one line."""
+    a, b = np.full(4, 1.0), np.full(4, 10.0)
+    for _ in range(before):
+        comm.barrier()
+
+    def first():
+        reduce_by_helper(comm, a)  # first by helper
+
+    def second():
+        reduce_by_helper(comm, b)  # second by helper
+
+    for call in (first, second) if comm.rank == 0 else (second, first):
+        call()
+    for _ in range(more):
+        comm.barrier()
+
+
+def by_ways(comm, more: int) -> None:
+    """Ranks come to one line on ways of their own, as often as they like."""
+    x = np.ones(4)
+    for _ in range(more + 1):
+        if comm.rank == 0:
+            reduce_by_helper(comm, x)
+        else:
+            reduce_by_helper(comm, x)
+
+
 def branches(comm, more: int) -> None:
     x = np.ones(4)
     for _ in range(more + 1):
@@ -132,5 +165,7 @@ if __name__ == "__main__":
     if name in PAIRS | MESSAGES:
         run(comm, name, *map(int, counts))
     else:
-        {"swapped": swapped, "branches": branches}[name](comm, *map(int, counts))
+        {"swapped": swapped, "in_turn": in_turn, "by_ways": by_ways, "branches": branches}[name](
+            comm, *map(int, counts)
+        )
     print(f"rank {comm.rank} is done")

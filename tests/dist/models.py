@@ -77,14 +77,16 @@ def communication(model: Callable[..., Any], strategy: Any, ranks: int, name: st
     return Counter(node.op.name for node in communicating(model, strategy, ranks, name))
 
 
-def communicating(model: Callable[..., Any], strategy: Any, ranks: int, name: str = "train") -> Sequence[ht.Node]:
-    """The communicating nodes of one step on rank 0."""
+def communicating(
+    model: Callable[..., Any], strategy: Any, ranks: int, name: str = "train", **options: Any
+) -> Sequence[ht.Node]:
+    """The communicating nodes of one step on rank 0; `options` are the executor's."""
 
     def nodes(comm):
         graph, feeds = model()
         built = strategy.build([loss for loss, *_ in graph.values()] + [*graph["train"][1].values()], ranks)
         built.bucket_bytes = 0
-        ex = ht.Executor(graph, strategy=built, comm=comm)
+        ex = ht.Executor(graph, strategy=built, comm=comm, **options)
         feed = feeds[0] if name == "train" else {"x": feeds[0]["x"]}
         return [step.node for step in ex.program(name, feed).steps if step.node.role is Role.COMMUNICATION]
 

@@ -50,6 +50,22 @@ def test_lines_in_another_order_even_where_two_comparisons_meet(before):
     assert "two calls are swapped" in found.stderr and "if ranks take turns, call from one line" in found.stderr
 
 
+@pytest.mark.parametrize("before", [0, TOGETHER - 1])
+def test_calls_of_one_helper_in_another_order(before):
+    found = job("in_turn", 3 * TOGETHER, before)
+    assert found.returncode == 1 and "is done" not in found.stdout, found.stdout
+    assert "like collectives from lines through one helper in another order" in found.stderr
+    for mark in ("first by helper", "second by helper"):
+        assert f"{lines('helper')} < {lines(mark)}" in found.stderr
+    assert "two calls are swapped" in found.stderr
+
+
+def test_ranks_may_come_to_one_line_on_ways_of_their_own():
+    found = job("by_ways", 3 * TOGETHER)
+    assert found.returncode == 0 and found.stdout.count("is done") == 2, found.stderr
+    assert not found.stderr.strip(), found.stderr
+
+
 @pytest.mark.parametrize("more", [0, 3 * TOGETHER])
 def test_a_branch_may_reduce_from_a_line_of_its_own_but_is_told_once(more):
     found = job("branches", more)
@@ -59,7 +75,7 @@ def test_a_branch_may_reduce_from_a_line_of_its_own_but_is_told_once(more):
 
 
 def test_a_message_tells_its_array_by_a_tag_that_every_library_has():
-    from hetu.dist.comm.mpi import _tag
+    from hetu.dist.comm.bound import message_tag
 
-    tags = {(name, n): _tag(np.dtype(name), n) for name in ("f4", "f8", "i4", "u1") for n in range(100)}
+    tags = {(name, n): message_tag(np.dtype(name), n) for name in ("f4", "f8", "i4", "u1") for n in range(100)}
     assert all(0 <= tag < 1 << 15 for tag in tags.values()) and len(set(tags.values())) > 390

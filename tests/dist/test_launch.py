@@ -41,7 +41,7 @@ SHARED = "open(f'{}/memory.{{comm.rank}}', 'w').writelines(l for l in open('/pro
 def assert_nothing_is_shared(folder, ranks=2):
     """Of what the ranks had in shared memory, nothing is left."""
     noted = [(folder / f"memory.{rank}").read_text() for rank in range(ranks)]
-    names = {line.split(maxsplit=5)[5] for line in "".join(noted).splitlines()}
+    names = {line.split(maxsplit=5)[5].removesuffix(" (deleted)") for line in "".join(noted).splitlines()}
     assert names and not [name for name in names if Path(name).exists()]
 
 
@@ -101,6 +101,19 @@ def test_training_under_a_bare_mpiexec():
     job = under_mpiexec("-m", "tests.dist.train", "zero1", "mlp")
     assert (job.returncode, job.stderr) == (0, "")
     assert all(f"rank {r}: 20 losses equal those of one process" in job.stdout for r in (0, 1))
+
+
+SHARDED = """
+import numpy as np
+from hetu.data import ArrayDataset, DataLoader  # before anything of hetu.dist is loaded
+print(*[rows.tolist() for (rows,) in DataLoader(ArrayDataset(np.arange(8)), batch_size=4, shard=True)])
+"""
+
+
+def test_a_loader_knows_its_rank_under_a_bare_mpiexec(tmp_path):
+    (script := tmp_path / "rows.py").write_text(SHARDED)
+    job = under_mpiexec(script)
+    assert (job.returncode, sorted(job.stdout.splitlines())) == (0, ["[0, 1] [4, 5]", "[2, 3] [6, 7]"])
 
 
 def test_exception_under_a_bare_mpiexec(tmp_path):
@@ -394,7 +407,9 @@ def test_waits_are_seconds(monkeypatch, capsys):
     assert launch.job_of(launch.parse(["x.py"])[1]).arrive == 7
     assert launch.main(["-w", "2", "--deadline", "900", "--leave", "60", "--dry-run", "python", "x.py"]) == 0
     shown = capsys.readouterr().out
-    assert "HETU_DEADLINE=900\n" in shown and "HETU_LEAVE=60\n" in shown
+    assert "HETU_DEADLINE=900\n" in shown and "HETU_LEAVE=60\n" in shown and "HETU_SILENCE" not in shown
+    assert launch.main(["-w", "2", "-s", "1", "--silence", "20", "--dry-run", "python", "x.py"]) == 0
+    assert "HETU_SILENCE=20\n" in capsys.readouterr().out
 
 
 def test_under_a_foreign_mpiexec_it_is_a_rank(tmp_path):
@@ -404,6 +419,17 @@ def test_under_a_foreign_mpiexec_it_is_a_rank(tmp_path):
     assert sorted(job.stdout.splitlines()) == [f"[rank {r}] <MPIComm rank {r} of 2>" for r in (0, 1)]
     job = under_mpiexec("-m", "hetu.dist.launch.heturun", "-w", 3, script)
     assert job.returncode and "this is one of 2 ranks" in job.stderr and "say -w 2" in job.stderr
+
+
+def test_under_a_bare_mpiexec_a_rank_that_is_killed_leaves_no_memory(tmp_path):
+    """Nobody is there to remove what was written down, so what has met needs no name."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        f"import os\nfrom hetu.dist import world\ncomm = world()\n{SHARED.format(tmp_path)}\n"
+        "comm.barrier()\nos.kill(os.getpid(), 9)\n"
+    )
+    assert under_mpiexec(script).returncode
+    assert_nothing_is_shared(tmp_path)
 
 
 def test_a_rank_that_is_killed_under_a_foreign_mpiexec_is_named(tmp_path):

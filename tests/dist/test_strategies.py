@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hetu.core.memory import in_line
 from hetu.core.passes import PASSES
 from hetu.dist import plan, run_ranks
 from hetu.dist.cut.builders import MEGATRON, DataParallel, Parallel, TensorParallel, ZeRO
+from hetu.dist.cut.strategy import Builder
 
 from .models import MODELS, batches, communicating, communication, losses, mlp, transformer, uniform
 from .test_launch import heturun
@@ -179,6 +181,66 @@ def test_channels_over_ranks_need_one_reduction_of_the_logits_and_the_running_st
 
 def test_data_x_tensor_parallelism_adds_up():
     assert communication(transformer, Parallel(tensor=2), 4) == {"all_reduce": 9 + 18 + 1, "all_gather": 1}
+
+
+# -- 16 bits -----------------------------------------------------------------------------------------------------------
+
+
+def half_sums(model, strategy, ranks):
+    """How many numbers the gradients have whose sums between ranks are taken in float16, and in float32."""
+    nodes = communicating(model, strategy, ranks, precision="float16")
+    found = Counter()
+    for node in nodes:
+        if node.op.name in ("all_reduce", "reduce_scatter") and node.ndim:
+            found[node.dtype.name] += plan(node.attrs["src"], node.attrs["dst"], node.attrs["shape"]).moved
+    return found
+
+
+class Narrow(Builder):
+    """Another builder's strategy, with sums in 16 bits where numbers have 16."""
+
+    def __init__(self, builder):
+        self.builder = builder
+
+    def build(self, outputs, world_size):
+        strategy = self.builder.build(outputs, world_size)
+        strategy.narrow_sums = True
+        return strategy
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("strategy", ["data", "zero1", "zero2", "zero3"])
+def test_gradients_are_summed_in_32_bits_unless_a_strategy_says_narrow(strategy, model):
+    wide, narrow = (half_sums(MODELS[model], w(STRATEGIES[strategy]()), 2) for w in (lambda built: built, Narrow))
+    assert "float16" not in wide and narrow["float16"] > 0
+    assert wide.total() == narrow.total()
+
+
+@pytest.mark.parametrize("way", [lambda built: built, Narrow])
+@pytest.mark.parametrize("strategy", ["data", "zero3"])
+def test_either_way_trains_as_one_process_does(strategy, way):
+    wanted = losses(transformer, steps=5, precision="float16")
+    half = functools.partial(losses, transformer, way(STRATEGIES[strategy]()), steps=5, precision="float16")
+    for found in run_ranks(2, lambda comm: half(comm=comm)):
+        np.testing.assert_allclose(found, wanted, atol=1e-2, rtol=0)
+
+
+@pytest.mark.parametrize(("way", "total"), [(lambda built: built, 2049), (Narrow, 2048)])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_sum_that_16_bits_cannot_hold(way, total, accumulate):
+    """The terms of two ranks, or of two micro-batches, are 2048 and 1."""
+    x = ht.placeholder("x", (None, 1))
+    product = ht.matmul(ht.matrix_transpose(ht.astype(x, "float16")), ht.astype(ht.ones_like(x), "float16"))
+    w = ht.variable("w", 0.0, (1, 1))
+    updates = ht.optim.SGD(1.0).apply({w: ht.astype(product, "float32")})
+    ranks = 2 // accumulate
+
+    def step(comm):
+        ex = ht.Executor([updates], strategy=way(DataParallel(accumulate=accumulate)), comm=comm)
+        ex.run({x: [[2048.0], [1.0]]})
+        return float(ex.state[w][0, 0])
+
+    assert run_ranks(ranks, step) == [-total] * ranks
 
 
 def even_mlp(clip_norm=None):

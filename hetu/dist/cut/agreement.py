@@ -26,7 +26,7 @@ from ..comm.recorder import Ranks
 from ..layout.boxes import volume
 from ..layout.layout import show_ranks
 from ..layout.redistribute import plan
-from ..ops import RESHARD, whole_reduction
+from ..ops import RESHARD
 from .strategy import Strategy
 
 Track = tuple[str, Ranks]  # ("group", its ranks), or ("message", (source, target)); or a variable, and who keeps it
@@ -49,15 +49,16 @@ def _calls(node: Node, rank: int) -> Iterator[tuple[Track, str]]:
     """The tracks on which `rank` takes part in a step, and as what. Only a strategy's own communication is known."""
     a = node.attrs
     if "group" in a:
-        sizes = "+".join(str(i.tensor.size) for i in node.inputs)
-        yield ("group", a["group"]), f"{node.op.name} by {a['op']} of {node.dtype}[{sizes}]"
+        # Of an array in pieces ranks give unlike numbers of elements, but all know the pieces.
+        arrays = a.get("pieces") or [i.tensor.size for i in node.inputs]
+        how = f" by {a['op']}" if "op" in a else ""
+        yield ("group", a["group"]), f"{node.op.name}{how} of {node.inputs[0].dtype}[{'+'.join(map(str, arrays))}]"
     if node.op is not RESHARD.get(node.op.collective):
         return
     way = plan(a["src"], a["dst"], a["shape"]).over(a.get("hosts", ()))
     for change in way.collectives:
         if rank in change.group:
-            bound = "bound " * (whole_reduction(way, rank) is change)
-            what = f"{bound}{change.kind}{' by ' * bool(change.op)}{change.op} of {a['dtype']} {change.box}"
+            what = f"{change.kind}{' by ' * bool(change.op)}{change.op} of {a['dtype']} {change.box}"
             yield ("group", change.group), f"{what} from {way.src} to {way.dst} at {node.site}"
     for (source, target), boxes in way.between.items() if not way.collectives else ():
         if rank in (source, target) and source != target:
@@ -98,6 +99,21 @@ def compare_values(comm: Comm, strategy: Strategy, variables: Iterable[Node], st
     return _compared(comm, kept)
 
 
+def compare_feeds(
+    comm: Comm, strategy: Strategy, placeholders: Iterable[Node], fed: Mapping[str, np.ndarray]
+) -> str | None:
+    """The first feed of which ranks are fed other values, or parts of other sizes, where they need the same."""
+    given: dict[Track, list[str]] = {}
+    everyone = tuple(range(comm.world_size))
+    for node in placeholders if comm.world_size > 1 else ():
+        value, alike = np.asarray(fed[node.name], node.dtype), everyone
+        if node.name in strategy.local:
+            given[f"the shape of {node.name!r} on ranks", everyone] = [show_array(value)]
+            alike = strategy.fed_alike(node.name, comm.rank)
+        given[f"{node.name!r} on ranks", alike] = [crc(value)]
+    return _compared(comm, given)
+
+
 def _compared(comm: Comm, mine: RankCalls) -> str | None:
     """The first misfit, the same on all ranks; only then words are sent."""
     rows = [(_hash(track), len(track[1]), _hash(words)) for track, words in mine.items()]
@@ -135,6 +151,11 @@ def compare_given(comm: Comm, given: Mapping[str, object]) -> None:
                     f"the ranks were given different things: {name} is\n  {first} on rank 0,\n  {other} on rank {rank}",
                     fix="make the executor alike on all ranks; what must differ, such as dropout's numbers, does",
                 )
+
+
+def named_by_any(comm: Comm, names: Sequence[str]) -> set[str]:
+    """The names that one rank or more gives."""
+    return {name for told in _unlike(comm, json.dumps(names)) for name in json.loads(told)} or {*names}
 
 
 def _unlike(comm: Comm, mine: str) -> list[str]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from ... import checkpoint
 from ...checkpoint import Wanted, fitting
-from ...core.errors import ArgumentError, CheckpointError, GraphError
+from ...core.errors import ArgumentError, CheckpointError, FeedError, GraphError
 from ...core.graph import Graph, Node
 from ...core.placement import Local, Placement, attaches
 from ...core.program import Program
@@ -25,7 +25,16 @@ from ...passes import Pass, simplify, sparsify_updates
 from ..comm.comm import Comm
 from ..comm.mpi import world
 from ..comm.nccl import on_device
-from .agreement import compare_calls, compare_given, compare_graphs, compare_values, crc, texts
+from .agreement import (
+    compare_calls,
+    compare_feeds,
+    compare_given,
+    compare_graphs,
+    compare_values,
+    crc,
+    named_by_any,
+    texts,
+)
 from .partition import partition
 from .strategy import Builder, Strategy
 
@@ -66,7 +75,7 @@ class OnRanks:
     def __init__(self, strategy: Strategy, comm: Comm, outputs: Sequence[Node] = ()) -> None:
         self.strategy, self.comm, self.outputs = strategy, comm, tuple(outputs)
         self.fitted: LastPass = _as_it_is
-        self.unseen: State | None = None  # values that have not been compared yet
+        self.state: State | None = None  # the values of this executor, once it has some
 
     def __str__(self) -> str:
         return self.strategy.table(self.outputs)
@@ -95,7 +104,7 @@ class OnRanks:
         self.agree_on(asked)
         self.check_shared(state)
         self.comm = on_device(self.comm, state.device)
-        self.unseen = None if asked["shared state"] else state
+        self.state = state
 
     def check_shared(self, state: State) -> None:
         """ArgumentError for values of an executor that keeps other parts of the variables."""
@@ -121,28 +130,46 @@ class OnRanks:
         compare_graphs(self.comm, graph)
 
     def compare_values(self, state: State) -> str | None:
-        """Which variable differs between ranks that keep the same part of it, in words."""
-        return compare_values(self.comm, self.strategy, Graph(self.outputs).leaves("variable"), state)
+        """Which variable differs between ranks that keep the same part of it, in words.
+
+        Only of those that users gave values since ranks last compared them: trained replicas may differ in last digits
+        on unlike machines.
+        """
+        variables = [v for v in Graph(self.outputs).leaves("variable") if not self.strategy.is_served(v)]
+        unseen = named_by_any(self.comm, sorted(v.name for v in variables if v.name in state.unseen))
+        differs = compare_values(self.comm, self.strategy, [v for v in variables if v.name in unseen], state)
+        if not differs:
+            state.unseen -= unseen
+        return differs
 
     def expect(self, program: Program, values: Mapping[str, np.ndarray]) -> None:
         """Nothing is fetched ahead."""
 
-    def sizes(self, sizes: Mapping[Atom, int], training: bool) -> Mapping[Atom, int]:
-        """The sizes that a graph is made for, from those that are fed."""
+    def sizes(self, sizes: Mapping[Atom, int], training: bool, fed: Mapping[str, Any]) -> Mapping[Atom, int]:
+        """The sizes that a graph is made for, from those that are fed. FeedError on all ranks if it is not fed alike.
+
+        Only the first step of these shapes compares what is fed: it costs a look at every number.
+        """
+        placeholders = {n.name: n for n in Graph(self.outputs).leaves("placeholder") if n.name in fed}
+        if differs := compare_feeds(self.comm, self.strategy, placeholders.values(), fed):
+            raise FeedError(
+                f"the ranks are fed differently: {differs}",
+                fix="feed all ranks the whole batch, or each its own part, of one size: local_feeds=True and "
+                "DataLoader(shard=True)",
+            )
         return self.strategy.sizes(sizes, training)
 
     def cut(self, fetches: Sequence[Node], updates: Mapping[Node, Node], effects: Sequence[Node] = ()) -> Local:
         """This rank's part of a graph of global, known sizes; `effects` are those of `partition`.
 
-        GraphError on all ranks if they disagree.
+        GraphError on all ranks if they disagree about the graph, or have other values where they keep the same.
         """
         compare_graphs(self.comm, Graph((*fetches, *updates.values(), *effects)))
-        if self.unseen is not None and (differs := self.compare_values(self.unseen)):
+        if self.state is not None and (differs := self.compare_values(self.state)):
             raise GraphError(
-                f"the ranks begin with different values of {differs}",
+                f"the ranks have different values of {differs}",
                 fix="make, assign or load the same on all ranks; random numbers of NumPy need one seed",
             )
-        self.unseen = None
         return partition(self.strategy, fetches, updates, self.comm.rank, effects)
 
     def last(
@@ -186,6 +213,11 @@ class OnRanks:
             for n in variables
         }
         self._together(lambda: self.finish(folder, int(begin[0]), sizes.tolist(), table, extra) if first else None)
+        if differs := self.compare_values(state):
+            raise CheckpointError(
+                f"{folder} is written, but the ranks have different values of {differs}",
+                fix="assign the same on all ranks; of duplicates the checkpoint has one",
+            )
 
     def finish(
         self, folder: Path, number: int, sizes: list[int], table: dict[str, Any], extra: Mapping[str, Any] | None
@@ -215,6 +247,7 @@ class OnRanks:
 
         values, extra = self._together(read)
         state.assign(values)
+        state.unseen |= {*values}
         if differs := self.compare_values(state):
             raise CheckpointError(f"the ranks loaded different values of {differs}", fix="load one checkpoint on all")
         return extra

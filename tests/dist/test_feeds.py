@@ -1,0 +1,180 @@
+"""Ranks that feed their own parts train as one process fed all of them; ranks that must feed alike are held to it."""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+
+import numpy as np
+import pytest
+
+import hetu as ht
+from hetu.core.errors import ArgumentError, DataError, FeedError
+from hetu.data import ArrayDataset, DataLoader
+from hetu.dist import DataParallel, Parallel, Strategy, TensorParallel, ZeRO, run_ranks, world
+
+from .models import MODELS
+from .test_launch import heturun
+from .test_strategies import SPLIT
+
+LOCAL = {  # and how many ranks share a part
+    "data": (DataParallel, 1),
+    "zero1": (lambda **given: ZeRO(1, **given), 1),
+    "zero3": (lambda **given: ZeRO(3, **given), 1),
+    "data x tensor": (lambda **given: Parallel(tensor=2, split=SPLIT, **given), 2),
+    "zero3 x tensor": (lambda **given: Parallel(tensor=2, zero=3, split=SPLIT, **given), 2),
+}
+SIZES = (12, 4, 8, 12, 12)
+
+
+def parts(feed, size, part, count):
+    first, last = size * part // count, size * (part + 1) // count
+    return {name: value[first:last] for name, value in feed.items()}
+
+
+def trained(model, strategy=None, comm=None, share=1):
+    """Losses, and what evaluation fetches: of the whole batch."""
+    graph, feeds = MODELS[model]()
+    ex = ht.Executor(graph, strategy=strategy, comm=comm)
+    part, count = (0, 1) if comm is None else (comm.rank // share, comm.world_size // share)
+    found = [float(ex.run("train", parts(f, n, part, count))[0]) for n, f in zip(SIZES, feeds)]
+    return found, ex.run("eval", {"x": parts(feeds[0], 8, part, count)["x"]})[0]
+
+
+@functools.cache
+def alone(model):
+    return trained(model)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("name", LOCAL)
+def test_parts_train_as_one_process_fed_all_of_them(name, ranks, model):
+    make, share = LOCAL[name]
+    for found, fetched in run_ranks(ranks, lambda comm: trained(model, make(local_feeds=True), comm, share)):
+        np.testing.assert_allclose(found, alone(model)[0], atol=1e-5, rtol=0)
+        np.testing.assert_allclose(fetched, alone(model)[1], atol=1e-4, rtol=0)
+
+
+def loaded(comm=None):
+    """With a loader that knows its rank, two epochs; among 4 ranks the last batch of 6 rows is filled up to 8."""
+    rng = np.random.default_rng(0)
+    data = ArrayDataset(rng.normal(size=(22, 10)).astype("f4"), rng.integers(0, 5, 22))
+    graph, _ = MODELS["mlp"]()
+    ex = ht.Executor(graph, strategy=DataParallel(local_feeds=True) if comm else None, comm=comm)
+    loader = DataLoader(data, 8, shuffle=True, shard=True if comm else (0, 1))
+    found = [float(ex.run("train", {"x": x, "t": t})[0]) for _ in range(2) for x, t in loader]
+    return found, [len(x) for x, _ in loader]
+
+
+def test_a_loader_hands_out_parts_of_one_size():
+    wanted, _ = loaded()
+    for found, sizes in run_ranks(2, loaded):
+        np.testing.assert_allclose(found[:3], wanted[:3], atol=1e-5)  # 22 rows divide by 2: nothing is filled
+        assert sizes == [4, 4, 3]
+    for _, sizes in run_ranks(4, loaded):
+        assert sizes == [2, 2, 2]
+
+
+def test_a_loader_refuses_a_batch_that_has_no_parts_of_one_size():
+    def act(comm):
+        with pytest.raises(DataError, match="a batch of 7 rows does not divide among 2 ranks"):
+            DataLoader(ArrayDataset(range(20)), 7, shard=True)
+
+    run_ranks(2, act)
+    assert DataLoader(ArrayDataset(range(20)), 7, shard=True).shard == (0, 1)
+
+
+def fed(strategy, feeds, ranks):
+    """What the error says where rank r is fed the r-th; no variable has changed by then."""
+
+    def act(comm):
+        graph, _ = MODELS["mlp"]()
+        ex = ht.Executor(graph, strategy=strategy, comm=comm)
+        before = {name: ex.state[name] for name in ex.state}
+        with pytest.raises(FeedError) as caught:
+            ex.run("train", feeds[comm.rank])
+        assert all((ex.state[name] == value).all() for name, value in before.items())
+        return str(caught.value)
+
+    told = run_ranks(ranks, act, deadline=20.0)
+    assert len(set(told)) == 1
+    return told[0]
+
+
+def batch(seed=0, rows=4):
+    rng = np.random.default_rng(seed)
+    return {"x": rng.normal(size=(rows, 10)).astype("f4"), "t": np.zeros(rows, "i8")}
+
+
+PAIR = r"rank {} has f32\[4, 10\] of .* with CRC .{{8}},\n  rank {} has f32\[4, 10\] of "
+REFUSED = {  # the strategy, what each rank is fed, and what is said
+    "own batches": (DataParallel(), [batch(0), batch(1)], r"'x' on ranks 0-1\n  " + PAIR.format(0, 1)),
+    "own batches, tensor": (TensorParallel(SPLIT), [batch(0), batch(1)], r"'x' on ranks 0-1\n  " + PAIR.format(0, 1)),
+    "own batches, zero3": (ZeRO(3), [batch(0)] * 2 + [batch(1)], r"'x' on ranks 0-2\n  " + PAIR.format(0, 2)),
+    "other sizes": (DataParallel(), [batch(), batch(0, 5)], r"'t' on ranks 0-1\n  rank 0 has i64\[4\]"),
+    "parts of other sizes": (
+        DataParallel(local_feeds=True),
+        [batch(), batch(0, 5)],
+        r"the shape of 't' on ranks 0-1\n  rank 0 has i64\[4\],\n  rank 1 has i64\[5\]",
+    ),
+    "one part, fed differently": (
+        Parallel(tensor=2, split=SPLIT, local_feeds=True),
+        [batch(0), batch(0), batch(1), batch(2)],
+        r"'x' on ranks 2-3\n  " + PAIR.format(2, 3),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_ranks_that_must_be_fed_alike(name):
+    strategy, feeds, said = REFUSED[name]
+    told = fed(strategy, feeds, len(feeds))
+    assert re.search(f"the ranks are fed differently: {said}", told), told
+    assert "local_feeds=True and DataLoader(shard=True)" in told
+
+
+def test_equal_numbers_of_another_dtype_are_fed_alike():
+    def act(comm):
+        ex = ht.Executor(MODELS["mlp"]()[0], strategy=DataParallel(), comm=comm)
+        feed = batch()
+        return float(ex.run("train", feed if comm.rank else {**feed, "x": feed["x"].astype("f8")})[0])
+
+    assert len(set(run_ranks(2, act))) == 1
+
+
+def test_a_batch_of_a_known_size_has_no_parts():
+    x = ht.placeholder("x", (4, 3))
+    with pytest.raises(ArgumentError, match=r"(?s)has 4 rows, and local_feeds=True .*placeholder\('x', \(None"):
+        DataParallel(local_feeds=True).build([x * 2], 2)
+
+
+@pytest.mark.parametrize("make", [DataParallel, ZeRO, Parallel])
+def test_parts_are_not_in_the_order_of_micro_batches(make):
+    with pytest.raises(ArgumentError, match="accumulate=2 with local_feeds=True"):
+        make(accumulate=2, local_feeds=True)
+
+
+def test_a_strategy_says_in_json_which_feeds_are_local():
+    graph, _ = MODELS["mlp"]()
+    strategy = DataParallel(local_feeds=True).build(graph["train"][:1], 2)
+    assert strategy.local == ("x", "t") or strategy.local == ("t", "x")
+    assert Strategy.from_json(strategy.to_json()) == strategy
+
+
+def test_real_ranks_feed_their_parts():
+    found = heturun("-w", 2, "python", "-m", "tests.dist.test_feeds")
+    assert found.returncode == 0 and found.stdout.count("equal those of one process") == 2, found.stderr
+    found = heturun("-w", 2, "python", "-m", "tests.dist.test_feeds", "apart")
+    assert found.returncode == 1 and "the ranks are fed differently: 'x' on ranks 0-1" in found.stderr
+
+
+if __name__ == "__main__":
+    job = world(deadline=20.0)
+    if sys.argv[1:] == ["apart"]:
+        ht.Executor(MODELS["mlp"]()[0], strategy=DataParallel()).run("train", batch(job.rank))
+    found, _ = trained("mlp", DataParallel(local_feeds=True), job)
+    wanted, _ = trained("mlp")
+    np.testing.assert_allclose(found, wanted, atol=1e-5, rtol=0)
+    print(f"rank {job.rank}: {len(wanted)} losses equal those of one process")
