@@ -14,6 +14,12 @@ for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 os.environ.setdefault("XDG_CACHE_HOME", str(Path(__file__).parent.parent / ".pytest_cache" / "compiled"))
 
 
+@pytest.fixture(params=["0", pytest.param("1", marks=pytest.mark.nightly)], ids=["plain", "kernels"])
+def meaning(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs a test of what is meant without kernels, whose compilers would take most of its time; nightly with them."""
+    monkeypatch.setenv("HETU_KERNELS", request.param)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("compiled") and import_module("hetu.cpu_kernels.compiler").compiler() is None:
         pytest.skip("there is no C compiler")
