@@ -66,7 +66,7 @@ def test_bad_ending(tmp_path, ending, code, last):
     endless = "while True:\n    pass\n" if "deadline" in ending else ""
     script.write_text(
         "import ctypes, os, resource, signal, sys\n"
-        f"from hetu.dist import world; comm = world(); {SHARED.format(tmp_path)}\n\n"
+        f"from hetu.dist import world; comm = world(); {SHARED.format(tmp_path)}\ncomm.barrier()  # both wrote\n"
         f"if comm.rank == 1:\n    {ending}\n"
         f"comm.barrier()\n{endless}"
     )
