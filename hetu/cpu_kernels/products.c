@@ -2,7 +2,7 @@
 
 #include "panels.h"
 
-enum { HIGH = 192 };  // rows of a job, at most
+enum { HIGH = 192, DEEP = 2048 / sizeof(T), PITCH = DEEP + 1 };  // rows of a job; depth that is packed at once, and apart
 
 // What `product` computes; rows are apart.
 void product_plainly(const Word* a, long long first, long long last, char* scratch) {
@@ -32,39 +32,73 @@ static void pack(T* panels, const T* y, long long k, long long columns, long lon
     }
 }
 
+// Rows of the left side, at some depth: in place up to `there`, then packed, as tiles read them.
+typedef struct {
+    const T *x, *packed;
+    long long count, there, row, column, depth;
+} Rows;
+
+// What follows `there`: rows side by side, or, where a matrix lies turned, the numbers of a depth of each tile. There a
+// vector is moved at once, and what it has too much is overwritten by the next.
+static void pack_rows(T* to, const Rows* rows) {
+    for (long long r = rows->there; r < rows->count && rows->column == 1; r++, to += PITCH)
+        copy(to, rows->x + r * rows->row, rows->depth, 1);
+    for (long long l = 0; l < rows->depth && rows->column != 1; l += 2)
+        for (long long r = 0; r < rows->count; r += MOST)
+            for (long long i = l; i < less(rows->depth, l + 2); i++)
+                for (long long c = 0; c < MOST; c += LANES) {
+                    const T* const from = rows->x + i * rows->column + r + c;
+                    T* const place = to + r * PITCH + i * MOST + c;
+                    if (r + c + LANES <= rows->count) *(Vector*)place = *(const Vector*)from;
+                    else copy(place, from, rows->count - r - c, 1);
+                }
+}
+
+// Some columns of out = from + rows times a panel, where out itself goes on if there is no `from`. What does not fill
+// its tile is made in `sums`.
+static void multiply(T* out, long long pitch, long long columns, const T* from, const Rows* rows, const T* panel, T* sums) {
+    const bool turned = rows->column != 1;
+    for (long long r = 0; r < rows->count; r += MOST, out += MOST * pitch) {
+        const long long count = less(MOST, rows->count - r);
+        const bool there = r < rows->there, whole = columns == WIDE && (turned ? count == MOST : there);
+        T* const made = whole ? out : sums;
+        for (long long i = 0; i < count; i++) __builtin_prefetch(out + i * pitch, 1), __builtin_prefetch(out + i * pitch + LANES, 1);
+        for (long long i = 0; i < count && !whole && !from; i++) copy(sums + i * WIDE, out + i * pitch, columns, 1);
+        tile(
+            turned, count, rows->depth, there ? rows->x + r * rows->row : rows->packed + (r - rows->there) * PITCH,
+            there ? rows->row : turned ? MOST : PITCH, panel, from ? from : made, from ? 0 : whole ? pitch : WIDE, made,
+            whole ? pitch : WIDE);
+        for (long long i = 0; i < count && !whole; i++) copy(out + i * pitch, sums + i * WIDE, columns, 1);
+    }
+}
+
 // One of the strides of x is 1. Jobs are strips of columns, those of a block of rows one after the other, so that rows
-// stay in the cache; a strip is packed when it is first met. What does not fill its tile is made in `sums`, and the
-// last rows are read in `rest`, as a tile reads more of them than there are.
+// stay in the cache; a strip is packed when it is first met, and sums go on from one part of the depth to the next. Rows
+// are packed where they are turned, and the last ones, as a tile reads more of them than there are.
 void product(const Word* a, long long first, long long last, char* scratch) {
     T* const out = a[0].p;
     const T *const x = a[1].p, *const y = a[2].p, *const bias = a[3].p;
     const long long m = a[4].n, n = a[5].n, k = a[6].n, pitch = a[7].n, x_row = a[8].n, x_column = a[9].n;
-    const long long y_row = a[10].n, y_column = a[11].n, high = a[12].n, strips = (n + STRIP - 1) / STRIP;
-    const bool turned = x_column != 1;
-    T *const all_panels = (T*)scratch, *const rest = all_panels + strips * STRIP * k, *const begins = rest + MOST * k;
-    T* const sums = begins + WIDE;
+    const long long y_row = a[10].n, y_column = a[11].n, strips = (n + STRIP - 1) / STRIP;
+    T *const all_panels = (T*)scratch, *const packed_rows = all_panels + strips * STRIP * k;
+    T *const begins = packed_rows + (HIGH + MOST) * PITCH, *const sums = begins + WIDE;
     bool* const packed = (bool*)(sums + MOST * WIDE);
     for (long long strip = 0; strip < strips; strip++) packed[strip] = false;
-    for (long long job = first; job < last; job++) {
-        const long long strip = job % strips, begin = job / strips * high, end = less(m, begin + high);
-        T* const panels = all_panels + strip * STRIP * k;
-        if (!packed[strip]) pack(panels, y + strip * STRIP * y_column, k, n - strip * STRIP, y_row, y_column);
-        packed[strip] = true;
-        const long long left = (end - begin) % MOST, cut = left % SOME ? end - left : end;
-        for (long long r = cut; r < end; r++) copy(rest + (r - cut) * k, x + r * x_row, k, x_column);
-        for (long long j = strip * STRIP; j < less(n, (strip + 1) * STRIP); j += WIDE) {
-            const long long columns = less(WIDE, n - j);
-            const T* const panel = panels + j % STRIP * k;
-            copy_panel(begins, bias ? bias + j : zeros, columns, 1);
-            for (long long r = begin; r < end; r += MOST) {
-                const long long rows = less(MOST, end - r);
-                T *const to = out + r * pitch + j, *const made = r < cut && columns == WIDE ? to : sums;
-                const bool there = r < cut;
-                tile(
-                    turned && there, rows, k, there ? x + r * x_row : rest, there ? turned ? x_column : x_row : k,
-                    panel, begins, 0, made, made == to ? pitch : WIDE);
-                for (long long i = 0; i < rows && made != to; i++) copy(to + i * pitch, sums + i * WIDE, columns, 1);
+    for (long long job = first, next; job < last; job = next) {
+        const long long begin = job / strips * HIGH, count = less(HIGH, m - begin), strip = job % strips;
+        const long long left = count % MOST, there = x_column != 1 ? 0 : left % SOME ? count - left : count;
+        next = less(last, job - strip + strips);
+        for (long long l = 0; l < k; l += DEEP) {
+            const long long depth = less(DEEP, k - l);
+            const Rows rows = {x + begin * x_row + l * x_column, packed_rows, count, there, x_row, x_column, depth};
+            pack_rows(packed_rows, &rows);
+            for (long long j = strip * STRIP; j < less(n, (strip + next - job) * STRIP); j += WIDE) {
+                T* const panels = all_panels + j / STRIP * STRIP * k + l * STRIP;
+                if (!packed[j / STRIP] && j % STRIP == 0) pack(panels, y + j * y_column + l * y_row, depth, n - j, y_row, y_column);
+                copy_panel(begins, bias ? bias + j : zeros, n - j, 1);
+                multiply(out + begin * pitch + j, pitch, less(WIDE, n - j), l ? 0 : begins, &rows, panels + j % STRIP * depth, sums);
             }
         }
+        for (long long s = strip; s < strip + next - job; s++) packed[s] = true;
     }
 }

@@ -12,8 +12,7 @@ from .c_calls import CCall, c_call
 from .compiler import compiler
 
 LEAST = 1 << 23  # multiplications that are worth another thread
-STRIP, HIGH, MOST = 32, 192, 12  # of panels.h and products.c, the last at its most
-BLOCK = 1 << 17  # numbers of a that a job reads for each panel, which stay in the second-level cache
+STRIP, HIGH, MOST, DEEP = 32, 192, 12, 2048  # of panels.h and products.c, at their most; the last in bytes
 
 
 def product(a: np.ndarray, b: np.ndarray, out: np.ndarray, bias: np.ndarray | None = None) -> CCall | None:
@@ -41,11 +40,11 @@ def product(a: np.ndarray, b: np.ndarray, out: np.ndarray, bias: np.ndarray | No
         return None
     if not pays(m, n, k):
         return None
-    high, strips = min(HIGH, BLOCK // k // 12 * 12), -(-n // STRIP)
+    strips, pitch = -(-n // STRIP), DEEP // out.itemsize + 1
     strides = [s // out.itemsize for s in (out.strides[0], *a.strides, *b.strides)]
-    words = (out, a, b, 0 if bias is None else bias, m, n, k, *strides, high)
-    size = (strips * STRIP * k + MOST * k + (MOST + 1) * STRIP) * out.itemsize + strips
-    jobs, grain = strips * -(-m // high), LEAST // (min(m, high) * STRIP * k) + 1
+    words = (out, a, b, 0 if bias is None else bias, m, n, k, *strides)
+    size = (strips * STRIP * k + (HIGH + MOST) * pitch + (MOST + 1) * STRIP) * out.itemsize + strips
+    jobs, grain = strips * -(-m // HIGH), LEAST // (min(m, HIGH) * STRIP * k) + 1
     return c_call("products.c", "product", out.dtype, *words, jobs=jobs, grain=grain, scratch=size)
 
 
@@ -55,6 +54,6 @@ def pays(m: int, n: int, k: int) -> bool:
     With vectors of 256 bits neither is 5 % faster than the other.
     """
     whole = -(-n // STRIP) * STRIP <= 1.1 * n  # few columns only fill the last panel
-    enough = m >= 128 and 16 <= k <= 1024 and k * n <= 1 << 18 and m * n * k >= 1 << 21
+    enough = m >= 64 and k >= 16 and k * n <= 1 << 19 and m * n * k >= 1 << 21
     made_by = compiler()
     return whole and enough and made_by is not None and "__AVX512F__" in made_by.macros
