@@ -9,10 +9,11 @@ from hetu.core.kernels import kernels
 
 
 def compiled_at_once(programs: Iterable[Callable[[], object]]) -> None:
-    """Bind programs to no other use than to know what they lack, and compile that."""
+    """Bind programs, or calls that come back as a list, to no other use than to know what they lack; compile that."""
     room = kernels("cpu")
     if room.compiled and room.compiles():  # `test_wall.py` runs tests without the room
         with import_module("hetu.cpu_kernels.ahead").noting() as lacking:
             for make in programs:
-                make()
+                calls = made if isinstance(made := make(), list) else []
+                lacking.extend(call.source for call in calls if hasattr(call, "source"))
         room.compiled.build(lacking)

@@ -13,6 +13,7 @@ from hetu.core.graph import OPS, Node, topological
 from hetu.core.simplify import interpret
 from hetu.core.types import TensorType, is_float
 
+from .at_once import compiled_at_once
 from .samples import SAMPLES, Sample
 from .samples.update import ON_ELEMENTS
 
@@ -86,22 +87,37 @@ def test_gradient(sample):
         ht.check_gradients(sample.build, *sample.arrays(), order=sample.order, tolerance=sample.tolerance)
 
 
-@each_sample
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_bound_equals_forward(sample, dtype):
-    """`bind`, `into`, the ufunc form and `view` compute what the forward function computes."""
+def bound(sample, dtype):
+    """Each node of a row's graph, what it reads and makes, and the array and the calls that make it once more."""
     outputs, feed = built(sample, dtype)
     nodes = [n for n in topological(outputs) if n.op.name not in ("placeholder", "item")]
     values = dict(zip(nodes, interpret(nodes, feed))) | feed
     for node in nodes:
         arrays = [values[i] if i in values else interpret([i], feed)[0] for i in node.inputs]
         arrays = [tuple(a) if isinstance(a, tuple) else np.asarray(a) for a in arrays]
-        if node.op.view_rule and (view := node.op.view_rule(np, *arrays, **node.attrs)) is not None:
-            np.testing.assert_array_equal(view, values[node])
         out = _empty(node)
-        for instruction in node.op.bound(np, out, arrays, node.attrs):
-            instruction()
-        for got, wanted in zip(as_tuple(out), as_tuple(values[node]), strict=True):
+        yield node, arrays, values[node], out, node.op.bound(np, out, arrays, node.attrs)
+
+
+@pytest.fixture(scope="module")
+def all_compiled():
+    rows = [(sample, dtype) for sample in SAMPLES for dtype in BOUND]
+    compiled_at_once(lambda row=row: [call for *_, calls in bound(*row) for call in calls] for row in rows)
+
+
+BOUND = ["float64", "float32"]
+
+
+@each_sample
+@pytest.mark.parametrize("dtype", BOUND)
+def test_bound_equals_forward(all_compiled, sample, dtype):
+    """`bind`, `into`, the ufunc form and `view` compute what the forward function computes."""
+    for node, arrays, values, out, calls in bound(sample, dtype):
+        if node.op.view_rule and (view := node.op.view_rule(np, *arrays, **node.attrs)) is not None:
+            np.testing.assert_array_equal(view, values)
+        for call in calls:
+            call()
+        for got, wanted in zip(as_tuple(out), as_tuple(values), strict=True):
             tolerance = TOLERANCE[dtype]
             np.testing.assert_allclose(got, wanted, rtol=tolerance, atol=tolerance)
 
