@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import suppress
+from functools import partial
 
 import numpy as np
+import pytest
 
 import hetu as ht
 from hetu.core.errors import HetuError
 
+from .at_once import compiled_at_once
+from .samples import SAMPLES
 from .test_ops import as_tuple, each_sample
 
 NUMBERS = [(0.0, -0.0), (0.5,), (np.nan, 1.0, -0.5), (np.inf, 1.0, -0.5), (-np.inf, 0.5, 2.0)]
+
+
+def asked(sample, arrays, passes=None):
+    """An executor of a row, and its placeholders."""
+    nodes = [
+        ht.placeholder(f"x{k}", a.shape, "float32" if a.dtype.kind == "f" else a.dtype) for k, a in enumerate(arrays)
+    ]
+    return ht.Executor(list(as_tuple(sample.build(*nodes))), passes=passes), nodes
 
 
 def answers(sample, arrays, feeds):
@@ -19,15 +32,21 @@ def answers(sample, arrays, feeds):
     made = []
     for passes in (None, []):
         try:
-            nodes = [
-                ht.placeholder(f"x{k}", a.shape, "float32" if a.dtype.kind == "f" else a.dtype)
-                for k, a in enumerate(arrays)
-            ]
-            executor = ht.Executor(list(as_tuple(sample.build(*nodes))), passes=passes)
+            executor, nodes = asked(sample, arrays, passes)
             made.append([executor.run(dict(zip(nodes, feed))) for feed in feeds])
         except HetuError:
             made.append(HetuError)
     return made
+
+
+@pytest.fixture(scope="module")
+def all_compiled():
+    def program(sample):
+        with suppress(HetuError):
+            executor, nodes = asked(sample, sample.arrays())
+            executor.program(dict(zip(nodes, sample.arrays())))
+
+    compiled_at_once(partial(program, sample) for sample in SAMPLES)
 
 
 def references(sample, arrays) -> list[np.ndarray]:
@@ -61,7 +80,7 @@ def test_an_empty_axis_is_answered_or_refused_in_our_words(sample):
 
 
 @each_sample
-def test_special_numbers_go_through_all_passes_as_through_none(sample):
+def test_special_numbers_go_through_all_passes_as_through_none(all_compiled, sample):
     arrays, rng = sample.arrays(), np.random.default_rng(0)
     if not any(a.dtype.kind == "f" for a in arrays):
         return
