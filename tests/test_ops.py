@@ -129,7 +129,7 @@ def _empty(node: Node):
 
 
 @each_sample
-def test_in_place_equals_forward(sample):
+def test_in_place_equals_forward(all_compiled, sample):
     """Where a rule allows `out` to be one of the inputs, the result is the same."""
     outputs, feed = built(sample)
     node = topological(outputs)[-1]

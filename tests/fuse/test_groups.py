@@ -28,6 +28,7 @@ from hetu.fuse.form import fused
 from hetu.fuse.group import fuse
 from hetu.fuse.unit import Rules
 
+from ..at_once import compiled_at_once
 from ..cpu_kernels.divided import job_by_job
 
 WAYS = ["NumPy", *(["C"] if compiler() else [])]
@@ -258,13 +259,36 @@ def feed_of(outputs, rng):
     return feed
 
 
+def case_of(case, shape, dtype):
+    return PASSES["simplify"](CASES[case][0](ht.placeholder("x", shape, dtype)))
+
+
+def calls_of(case):
+    """The calls of a case's groups, and of their lines one by one."""
+    calls, outputs = [], case_of(*case)
+    feed = feed_of(outputs, np.random.default_rng(3))
+    for group in groups_of(outputs)[1]:
+        form, arrays = group.attrs["form"], [np.asarray(v) for v in interpret(group.inputs, feed)]
+        outs = tuple(np.empty(t.shape, t.dtype) for t in form.types_of_results())
+        for way in (compiled, one_by_one):
+            calls += way(form, outs, arrays[: len(form.types)], Scratch()) or []
+    return calls
+
+
+DTYPES = ["float32", "float64"]
+
+
+@pytest.fixture(scope="module")
+def all_compiled():
+    compiled_at_once(partial(calls_of, case) for case in itertools.product(CASES, SHAPES, DTYPES))
+
+
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("case", CASES)
-def test_a_case_is_one_group_and_right(way, dtype, shape, case):
-    build, count = CASES[case]
-    outputs = PASSES["simplify"](build(ht.placeholder("x", shape, dtype)))
+def test_a_case_is_one_group_and_right(all_compiled, way, dtype, shape, case):
+    outputs, count = case_of(case, shape, dtype), CASES[case][1]
     tolerance = {"rtol": 2e-5, "atol": 2e-5} if dtype == "float32" else {"rtol": 1e-9, "atol": 1e-9}
     groups = check(way, outputs, feed_of(outputs, np.random.default_rng(3)), **tolerance)
     if count is not None and 1 not in shape:
