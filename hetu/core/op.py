@@ -335,7 +335,7 @@ def as_node(value: Any, others: Sequence[np.dtype] = ()) -> Node:
             ) from None
         if array.dtype == np.float64 and not isinstance(value, np.ndarray | np.generic):
             array = array.astype(DEFAULT_FLOAT)  # a Python list has no dtype of its own
-        if array.dtype.kind in "biuf":
+        if array.dtype.kind in "biu" or is_float(array.dtype):
             return OPS["constant"](value=array)
     raise ArgumentError(
         f"{type(value).__name__} {value!r:.60} cannot be an input of an operator",

@@ -2,7 +2,7 @@
 
 Tests compare compiled programs with the plain meaning, and constants are folded with it. One walk applies all three
 simplifications to each node, inputs first, so that one feeds the next. Unused nodes disappear by themselves: graphs
-hold only what their outputs reach. A known zero times NaN or infinity counts as zero.
+hold only what their outputs reach. A known zero times what is not known counts as zero, were it NaN or infinity.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def simplify(outputs: Sequence[Node]) -> tuple[Node, ...]:
     known: dict[Any, Node] = {}
 
     def rule(node: Node, inputs: tuple[Node, ...]) -> Node:
-        made = fold(identity(remade(node, inputs)))
+        made = fold(identity(fold(remade(node, inputs))))
         return known.setdefault(key(made), made)
 
     return rewrite(outputs, rule)

@@ -230,9 +230,7 @@ for _division in (floor_divide, remainder):
     _division.ranges(_nothing_to_check)
 
 
-@op(
-    precision="wide", infer=numbers, dims="...,...->...", ufunc="power", inplace={0: (0, 1)}, code="y = pow((T)a, (T)b)"
-)
+@op(precision="wide", infer=numbers, dims="...,...->...", inplace={0: (0, 1)}, code="y = pow((T)a, (T)b)")
 def power(xp: ModuleType, a: Any, b: Any) -> Any:
     """a to the power of b. Integers stay integers; for them a negative exponent is a ValueRangeError at run time.
 
@@ -240,7 +238,10 @@ def power(xp: ModuleType, a: Any, b: Any) -> Any:
     >>> ht.evaluate(power([1.0, 2.0, 3.0], 2)).tolist()
     [1.0, 4.0, 9.0]
     """
-    return xp.pow(*common(xp, a, b))
+    a, b = common(xp, a, b)
+    shape = broadcast_shapes(a.shape, b.shape)
+    exponents = xp.zeros(shape or (1,), dtype=b.dtype) + b  # for a single 0.5 NumPy would take roots, of -infinity too
+    return xp.reshape(xp.pow(a, exponents), shape)
 
 
 @power.check
@@ -391,7 +392,8 @@ def power_simplify(node: Node, a: Node, b: Node) -> Node | None:
 def negative_simplify(node: Node, x: Node) -> Node | None:
     if x.op is negative:
         return x.inputs[0]
-    return filled(node, 0) if filling(x) == 0 else None
+    value = filling(x)
+    return filled(node, -value) if value == 0 else None
 
 
 @where.simplify

@@ -92,7 +92,7 @@ def _erf_double(xp: ModuleType, x: Any) -> Any:
     square_ = size * size
     near = size * _ratio(square_, *_NEAR)
     far = 1.0 - xp.exp(-square_) * _ratio(size, *_FAR)
-    return xp.where(size < 0.46875, near, far) * xp.sign(x)
+    return xp.copysign(xp.where(size < 0.46875, near, far), x)
 
 
 def _ratio(x: Any, upper: Sequence[float], lower: Sequence[float]) -> Any:

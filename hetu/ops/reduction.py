@@ -21,7 +21,7 @@ from ..core.leaf import filled, filling
 from ..core.op import Op, as_node, op
 from ..core.types import Dim, Shape, Size, TensorType, axis_letters, is_float, normalize_axes, normalize_axis, product
 from .elementwise import abs as absolute
-from .elementwise import equal, exp, isfinite, log, sqrt, square, where
+from .elementwise import equal, exp, isfinite, isnan, log, logical_or, sqrt, square, where
 
 Axis = int | tuple[int, ...] | None
 
@@ -288,13 +288,13 @@ def argmin(xp: ModuleType, x: Any, *, axis: int | None = None, keepdims: bool = 
 
 
 def _place(extremum: Callable[..., Node]) -> Callable[..., Node]:
-    """`decompose` of argmax and argmin: the smallest place that holds the extremum, also when the axis is split."""
+    """`decompose` of argmax and argmin: the smallest place of the extremum or of NaN, also if the axis is split."""
 
     def places(x: Node, *, axis: int, keepdims: bool) -> Node:
         size = x.shape[axis]
         shape = tuple(size if i == axis else 1 for i in range(x.ndim))
         numbered = OPS["reshape"](OPS["arange"](start=0, stop=size, step=1, dtype="int64"), shape=shape)
-        here = equal(x, extremum(x, axis=axis, keepdims=True))
+        here = logical_or(equal(x, extremum(x, axis=axis, keepdims=True)), isnan(x))
         return min(where(here, numbered, as_node(size)), axis=axis, keepdims=keepdims)
 
     return places

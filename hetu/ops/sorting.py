@@ -11,17 +11,24 @@ from typing import Any
 
 import numpy as np
 
+from ..core.backend import dtype_of, to_dtype
 from ..core.errors import ArgumentError, ShapeError
 from ..core.graph import OPS, Node
 from ..core.op import Role, op
-from ..core.types import TensorType, same_type
+from ..core.types import DEFAULT_FLOAT, TensorType, same_type
 from .reduction import along_axis_dims, one_axis
 
 __all__ = ["argsort", "sort", "topk"]
 
 
+def _comparable(xp: ModuleType, x: Any) -> Any:
+    """`x`, or a wider float where NumPy has no order that puts NaN last."""
+    return to_dtype(xp, x, DEFAULT_FLOAT) if dtype_of(x).name == "bfloat16" else x
+
+
 def _order(xp: ModuleType, x: Any, axis: int, descending: bool, **kind: Any) -> Any:
     """The places of the sorted elements. Downward the input is flipped too, or ties would come last first."""
+    x = _comparable(xp, x)
     if not descending:
         return xp.argsort(x, axis=axis, **kind)
     backward = xp.argsort(xp.flip(x, axis=axis), axis=axis, **kind)
@@ -61,7 +68,7 @@ def sort(xp: ModuleType, x: Any, *, axis: int = -1, descending: bool = False) ->
     >>> ht.evaluate(sort([3.0, 1.0, 2.0], descending=True)).tolist()
     [3.0, 2.0, 1.0]
     """
-    rising = xp.sort(x, axis=axis)
+    rising = to_dtype(xp, xp.sort(_comparable(xp, x), axis=axis), dtype_of(x))
     return xp.flip(rising, axis=axis) if descending else rising
 
 
@@ -75,9 +82,13 @@ def sort_grad(g: Node, y: Node, x: Node, *, axis: int, descending: bool) -> Node
 
 @sort.into
 def sort_into(xp: ModuleType, out: Any, x: Any, *, axis: int, descending: bool) -> None:
-    if out is not x:
-        xp.copyto(out, x)
-    out.sort(axis=axis)
+    wide = _comparable(xp, x)
+    if wide is not x:
+        xp.copyto(out, xp.sort(wide, axis=axis))
+    else:
+        if out is not x:
+            xp.copyto(out, x)
+        out.sort(axis=axis)
     if descending:
         xp.copyto(out, xp.flip(out, axis=axis))
 
