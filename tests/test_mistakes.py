@@ -340,6 +340,21 @@ def truths_in_order():
     ht.arange(5, dtype="bool")
 
 
+@mistake(ValueError, "from 0.0 to inf by 1 are inf numbers", "pass finite numbers")
+def counting_without_an_end():
+    ht.arange(0.0, float("inf"))
+
+
+@mistake(ValueError, "int32 does not hold nan", 'another dtype, such as "float32"')
+def integers_that_are_nan():
+    ht.full((2,), float("nan"), "int32")
+
+
+@mistake(ValueError, "300 out of bounds for int8", 'ht.astype(x, "int64")')
+def a_number_beyond_its_neighbor():
+    ht.equal(x(2, dtype="int8"), 300)
+
+
 @mistake(TypeError, "Linear got name=5", "pass name as str | None")
 def a_name_that_is_a_number():
     ht.nn.Linear(3, 4, name=5)

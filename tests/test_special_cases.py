@@ -334,6 +334,20 @@ def test_axes(dtype, kernels, monkeypatch):
     run_all([*as_they_are(dtype), *(t for n in (7, 40) if dtype in FLOATS for t in folds(dtype, n))], dtype)
 
 
+@both_meanings
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_products_of_matrices_multiply_every_pair(dtype, kernels, monkeypatch):
+    monkeypatch.setenv("HETU_KERNELS", kernels)
+    for size, word in itertools.product((1, 7, 40), ("NaN", "∞", "-∞")):
+        a, b = np.ones((size, size), dtype), np.ones((size, size + 1), dtype)
+        a[0, -1], b[-1, 1] = array([word, "0"], a.dtype)
+        x, y = ht.placeholder("x", a.shape, dtype), ht.placeholder("y", b.shape, dtype)
+        words = np.full((size, size + 1), "…", object)
+        words[0], words[0, 1] = word, "NaN"
+        for got in ht.Executor([x @ y, ht.einsum("ij,jk->ik", x, y), ht.linear(x, y, b[0])]).run({x: a, y: b}):
+            check(got, words, a.dtype, f"{word} in {size} of {dtype}")
+
+
 # -- errors and gradients --------------------------------------------------------------------------------------------
 
 

@@ -305,8 +305,9 @@ def home() -> str:
         **{name: ", ".join(f"`ht.{n}`" for n in packages.split()) for name, (_, packages) in PAGES.items()},
         "passes.md": "graph to graph, in their order",
         "environment.md": "what can be set from outside",
+        "../guides/special_values.md": "what operators make of NaN, infinities, signed zeros, integers at limits",
     }
-    rows = [f"- [{name.removesuffix('.md').replace('_', ' ')}]({name}): {what}" for name, what in links.items()]
+    rows = [f"- [{Path(name).stem.replace('_', ' ')}]({name}): {what}" for name, what in links.items()]
     return f"# Reference\n\n{NOTE}\n\n" + "\n".join(rows) + "\n"
 
 

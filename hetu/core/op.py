@@ -324,16 +324,14 @@ def as_node(value: Any, others: Sequence[np.dtype] = ()) -> Node:
     if isinstance(value, Dim):  # of the dtype that the number would have which it stands for
         size, dtype = OPS["size"](value=value), weak_dtype(1, others)
         return size if size.dtype == dtype else OPS["astype"](size, dtype=dtype.name)
-    if isinstance(value, bool | int | float):
-        return OPS["constant"](value=np.asarray(value, weak_dtype(value, others)))
-    if isinstance(value, np.ndarray | np.generic | list | tuple):
+    number = isinstance(value, bool | int | float)
+    if number or isinstance(value, np.ndarray | np.generic | list | tuple):
         try:
-            array = np.asarray(value)
-        except ValueError as error:
-            raise ArgumentError(
-                f"cannot make an array of {type(value).__name__}: {error}", fix="give all rows one length"
-            ) from None
-        if array.dtype == np.float64 and not isinstance(value, np.ndarray | np.generic):
+            array = np.asarray(value, weak_dtype(value, others) if number else None)
+        except (ValueError, OverflowError) as error:
+            fix = 'widen the others, as by ht.astype(x, "int64")' if number else "give all rows one length"
+            raise ArgumentError(f"cannot make an array of {type(value).__name__}: {error}", fix=fix) from None
+        if array.dtype == np.float64 and isinstance(value, list | tuple):
             array = array.astype(DEFAULT_FLOAT)  # a Python list has no dtype of its own
         if array.dtype.kind in "biu" or is_float(array.dtype):
             return OPS["constant"](value=array)

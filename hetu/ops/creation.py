@@ -9,8 +9,10 @@ import math
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
 from ..core.backend import dtype_in
-from ..core.errors import ArgumentError, DTypeError, ShapeError, public
+from ..core.errors import ArgumentError, DTypeError, ShapeError, ValueRangeError, public
 from ..core.graph import Node
 from ..core.leaf import filled
 from ..core.op import Role, as_node, op, weak_dtype
@@ -22,7 +24,7 @@ __all__ = ["arange", "full", "full_like", "tril", "triu"]
 
 @op(role=Role.MOVE, infer=lambda *, shape, dtype, **_: TensorType(shape, as_dtype(dtype)), differentiable=False)
 def full(xp: ModuleType, *, shape: int | Shape, fill_value: float, dtype: Any = None) -> Any:
-    """An array of one value. The dtype follows the value (float32, int64 or bool) unless given.
+    """An array of one value, which the dtype holds. The dtype follows it (float32, int64 or bool) unless given.
 
     >>> import hetu as ht
     >>> ht.evaluate(full((2,), 3.0)).tolist()
@@ -33,8 +35,11 @@ def full(xp: ModuleType, *, shape: int | Shape, fill_value: float, dtype: Any = 
 
 @full.normalize
 def full_attrs(*, shape: Any, fill_value: float, dtype: str | None) -> dict[str, Any]:
-    shape = shape if isinstance(shape, tuple) else (shape,)
-    return {"shape": shape, "fill_value": fill_value, "dtype": dtype or weak_dtype(fill_value, ()).name}
+    shape, wanted = shape if isinstance(shape, tuple) else (shape,), as_dtype(dtype or weak_dtype(fill_value, ()))
+    limits = np.iinfo(wanted) if wanted.kind in "iu" and not isinstance(fill_value, Dim) else None
+    if limits and not limits.min <= fill_value <= limits.max:  # nor NaN
+        raise ValueRangeError(f"{wanted} does not hold {fill_value!r}", fix='choose another dtype, such as "float32"')
+    return {"shape": shape, "fill_value": fill_value, "dtype": wanted.name}
 
 
 full.into(lambda xp, out, *, shape, fill_value, dtype: out.fill(fill_value))
@@ -57,7 +62,12 @@ def _arange_type(*, start: Any, stop: Any, step: Any, dtype: str) -> TensorType:
     if any(isinstance(v, Dim) for v in (start, stop, step)):
         count = stop - start if step == 1 else (stop - start + (step - 1)) // step
     else:
-        count = max(0, math.ceil((stop - start) / step))
+        steps = (stop - start) / step
+        if not math.isfinite(steps):
+            raise ArgumentError(
+                f"from {start} to {stop} by {step} are {steps} numbers", fix="pass finite numbers, and a larger step"
+            )
+        count = max(0, math.ceil(steps))
     wanted = as_dtype(dtype)
     if wanted.kind == "b":
         raise DTypeError("arange of booleans", fix="compare an arange of integers, such as ht.arange(5) > 0")
