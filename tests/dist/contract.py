@@ -5,6 +5,7 @@ A check is a function of the communicator. Inputs are made from the rank alone, 
 
 from __future__ import annotations
 
+import functools
 import itertools
 from importlib.util import find_spec
 
@@ -106,6 +107,18 @@ def all_reduce_bool(comm):
     np.testing.assert_array_equal(out, [True, False, True])
     comm.all_reduce(x, out, "min")
     np.testing.assert_array_equal(out, [True, False, comm.world_size == 1])
+
+
+def all_reduce_keeps_a_nan(comm):
+    """Whichever rank has it, and however the call goes."""
+    for dtype, size, op in itertools.product(("float32", "float64", *HALVES), (3, 300_000), ("sum", "max", "min")):
+        x, out = np.ones(size, as_dtype(dtype)), np.empty(size, as_dtype(dtype))
+        later = functools.partial(comm.all_reduce_async, x, out, op)
+        ways = [functools.partial(comm.all_reduce, x, out, op), comm.bind(CollectiveCall("all_reduce", x, out, op))]
+        for where, way in itertools.product(range(comm.world_size), (*ways, lambda start=later: start().wait())):
+            x[0] = np.nan if where == comm.rank else 1
+            way()
+            assert np.isnan(out[0]) and np.isfinite(out[1:].astype("f")).all(), (dtype, size, op, where)
 
 
 def all_reduce_is_the_same_everywhere(comm):
@@ -267,6 +280,7 @@ CHECKS = [
     halves_are_rounded_once,
     all_reduce_bound,
     all_reduce_bool,
+    all_reduce_keeps_a_nan,
     all_reduce_is_the_same_everywhere,
     asynchronous_all_reduces_overlap,
     all_gather,

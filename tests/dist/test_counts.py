@@ -14,6 +14,7 @@ from .test_launch import heturun
 
 MOST = {"called": 30, "bound": 9}
 MORE = {"all_to_all by counts, called": 54, "messages, called": 33, "messages, bound": 14}
+MORE |= {"reduce_scatter, called": 33, "reduce_scatter, bound": 12}  # NumPy finds the largest float, or NaN
 
 
 def test_calls_of_small_communication():

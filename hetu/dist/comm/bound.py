@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from .comm import CollectiveCall, PeerMessage, is_half
+from .comm import REDUCE, CollectiveCall, PeerMessage, is_half
 from .recorder import Raw, calling_line
 
 SMALL = 8 << 10  # bytes that are copied rather than looked up
@@ -37,7 +37,8 @@ def begun(MPI: Any, comm: Any, call: CollectiveCall, x: np.ndarray, out: np.ndar
     """What MPI makes of a call on `x` and `out`; `comm` is mpi4py's. A `fixed` one waits for its `Start`."""
     begin = getattr(comm, FORMS[f"{call.kind} by counts" if call.counts else call.kind][fixed])
     if call.op:
-        return begin(MPI.IN_PLACE if x is out else alike(x, out), number(out), getattr(MPI, call.op.upper()))
+        combined = number(out)
+        return begin(MPI.IN_PLACE if x is out else alike(x, out), combined, operation(MPI, call.op, combined.dtype))
     if call.kind == "barrier":
         return begin()
     if call.kind == "broadcast":
@@ -48,6 +49,19 @@ def begun(MPI: Any, comm: Any, call: CollectiveCall, x: np.ndarray, out: np.ndar
         given.insert(1, sent)
         made.insert(1, received)
     return begin(given, made)
+
+
+@functools.cache
+def operation(MPI: Any, op: str, dtype: np.dtype) -> Any:
+    """How MPI combines two arrays. Its own extremes of floats may lose a NaN, which elsewhere wins."""
+    if op == "sum" or dtype.kind != "f":
+        return getattr(MPI, op.upper())
+
+    def combine(x: Any, total: Any, _: Any) -> None:
+        here = np.frombuffer(total, dtype)
+        REDUCE[op](np.frombuffer(x, dtype), here, out=here)
+
+    return MPI.Op.Create(combine, commute=True)
 
 
 class Prepared:
