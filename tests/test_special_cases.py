@@ -300,6 +300,19 @@ def test_the_plain_meaning_of_elements(dtype):
             check(ht.evaluate(function(name)(*g.arrays)), words, g.dtype, f"{name} of {dtype}")
 
 
+def test_known_zeros_beside_known_numbers_are_computed():
+    """Before the rules for zeros beside what is not known; a large zero has a sign, too."""
+    (g,) = (g for g in grids("float32") if len(g.words) == 2)
+    for pair, *operands in zip(zip(*g.words), *g.arrays):
+        if "0" in pair or "-0" in pair:
+            made = g.applied(*(ht.constant(np.array(x)) for x in operands))
+            words = {name: found[[*zip(*g.words)].index(pair)] for name, found in g.results.items()}
+            for name, got in zip(made, ht.Executor([*made.values()], passes=["simplify"]).run(), strict=True):
+                check([got], [words[name]], g.dtype, f"{name} of {pair}")
+    large = ht.full((1 << 20,), 0.0)
+    assert np.signbit(ht.Executor([-large], passes=["simplify"]).run()[0]).all()
+
+
 # -- axes ------------------------------------------------------------------------------------------------------------
 
 
