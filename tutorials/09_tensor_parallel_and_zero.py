@@ -101,7 +101,8 @@ for split in (good, bad):
 
 # %% [markdown]
 # One message instead of two: this is the trick of Megatron (M. Shoeybi et al., 2019). In attention the heads are the
-# columns. hetu has these patterns as a plain dictionary, by the names of its layers:
+# columns. hetu has these patterns by the names of its layers, as a `RuleBook`: a dictionary for many models, of which
+# not every pattern must fit. `MEGATRON | {...}` adds your own, which must:
 
 # %%
 print(*MEGATRON.items(), sep="\n")

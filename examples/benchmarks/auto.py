@@ -43,7 +43,9 @@ from hetu.plan.costs.calibrate import measured_device
 RANKS, BATCH, DEADLINE = 4, 64, 1500
 STEPS = 2  # timed ones in a turn, after one that fills the caches
 LINKS = {"1 GB/s": dist.Link(50e-6, 1e9), "100 MB/s": dist.Link(50e-6, 1e8)}
-SPLIT = {**dist.MEGATRON, "*up_?/weight": 1, "*up_?/bias": 0, "*down_?/weight": 0, "*conv*/weight": 0, "*conv*/bias": 0}
+SPLIT = dist.MEGATRON | dist.RuleBook(
+    {"*up_?/weight": 1, "*up_?/bias": 0, "*down_?/weight": 0, "*conv*/weight": 0, "*conv*/bias": 0}
+)
 Feed = dict[str, np.ndarray]
 Row = dict[str, Any]
 

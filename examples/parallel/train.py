@@ -77,7 +77,8 @@ def moe(first: Part, second: Part) -> Built:
 
 
 MODELS: dict[str, Callable[[Part, Part], Built]] = {"mlp": mlp, "cnn": cnn, "transformer": transformer, "moe": moe}
-SPLIT = {**dist.MEGATRON, "conv_*/weight": 0, "conv_*/bias": 0, "norm_*": 0}  # convolutions by output channels
+CHANNELS = dist.RuleBook({"conv_*/weight": 0, "conv_*/bias": 0, "norm_*": 0})  # those that convolutions put out
+SPLIT = dist.MEGATRON | CHANNELS
 EXPERTS = {"*experts/up": 0, "*experts/down": 0}
 
 

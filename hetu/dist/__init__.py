@@ -15,7 +15,7 @@ from .comm.comm import Comm, CommError, DeadlineError, Handle, SerialComm
 from .comm.host import local_rank
 from .comm.mpi import MPIComm, world
 from .comm.threads import ThreadComm, run_ranks
-from .cut.builders import MEGATRON, DataParallel, ExpertParallel, Parallel, TensorParallel, ZeRO
+from .cut.builders import MEGATRON, DataParallel, ExpertParallel, Parallel, RuleBook, TensorParallel, ZeRO
 from .cut.heterogeneous import Heterogeneous
 from .cut.kept import Kept, Served
 from .cut.on_ranks import OnRanks
@@ -35,7 +35,7 @@ __all__ = [
     "Link", "VirtualClock",
     "Strategy", "Builder", "Kept", "Served", "Parallel", "DataParallel", "ZeRO", "TensorParallel", "ExpertParallel",
     "Heterogeneous",
-    "MEGATRON", "shard",
+    "RuleBook", "MEGATRON", "shard",
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send_recv",
     "Pipeline", "Staged", "Schedule", "stage", "place", "OnRanks",
     "DUP", "SUM", "MAX", "MIN", "Shard", "Layout", "Mesh", "Redistribution", "plan", "redistribute",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -93,7 +93,7 @@ def communicating(
     return run_ranks(ranks, nodes)[0]
 
 
-def uniform(split: dict[str, int]) -> dict[str, Callable[[], Builder]]:
+def uniform(split: Mapping[str, int]) -> dict[str, Callable[[], Builder]]:
     """Strategies that treat all ranks alike; those of tensor parallelism split by these patterns."""
     return {
         "data": DataParallel,

@@ -17,7 +17,7 @@ import numpy as np
 import hetu as ht
 from hetu.core.passes import applied, specialize
 from hetu.core.subgraph import SubGraph
-from hetu.dist import MEGATRON, Mesh, OnRanks, Strategy, place, shard
+from hetu.dist import MEGATRON, Mesh, OnRanks, RuleBook, Strategy, place, shard
 from hetu.dist.cut.agreement import RankCalls, calls_of, misfit
 from hetu.dist.cut.partition import laid_out, part_of, partition
 from hetu.dist.cut.strategy import Builder
@@ -27,7 +27,7 @@ from .models import uniform
 WIDTH = 8
 NAMES = ("up", "down", "query", "output")
 COLUMNS = {f"*{name}*/{part}": axis for name in ("up", "query") for part, axis in (("weight", 1), ("bias", 0))}
-SPLIT = {**MEGATRON, **COLUMNS, "*down*/weight": 0, "*output*/weight": -2}  # the others by rows
+SPLIT = MEGATRON | RuleBook({**COLUMNS, "*down*/weight": 0, "*output*/weight": -2})  # the others by rows
 STRATEGIES = uniform(SPLIT)
 OPTIMIZERS = {
     "SGD": lambda: ht.optim.SGD(0.1),

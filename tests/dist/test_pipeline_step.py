@@ -83,7 +83,7 @@ def sequences(hinted=True, axis=1, ranks=(0, 1)):
     return {"train": [loss, ht.optim.SGD(0.1).minimize(loss)], "eval": [loss]}, feeds
 
 
-SPLIT = {**ht.dist.MEGATRON, "*up*/weight": 1, "*up*/bias": 0, "*down*/weight": 0}  # the second is called up_1
+SPLIT = ht.dist.MEGATRON | {"*up*/weight": 1, "*up*/bias": 0, "*down*/weight": 0}  # the second is called up_1
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "pipedream"])

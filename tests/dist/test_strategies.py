@@ -14,14 +14,14 @@ from hetu.core.graph import rewrite
 from hetu.core.memory import in_line
 from hetu.core.passes import PASSES
 from hetu.dist import plan, run_ranks
-from hetu.dist.cut.builders import MEGATRON, DataParallel, Parallel, TensorParallel, ZeRO
+from hetu.dist.cut.builders import MEGATRON, DataParallel, Parallel, RuleBook, TensorParallel, ZeRO
 from hetu.dist.cut.strategy import Builder
 
 from .models import MODELS, batches, communicating, communication, losses, mlp, transformer, uniform
 from .test_launch import heturun
 
-CHANNELS = {"cnn/conv2d/weight": 0, "cnn/conv2d/bias": 0, "cnn/batch_norm/*": 0, "cnn/linear/weight": 0}
-SPLIT = {**MEGATRON, **CHANNELS}
+CHANNELS = RuleBook({"cnn/conv2d/weight": 0, "cnn/conv2d/bias": 0, "cnn/batch_norm/*": 0, "cnn/linear/weight": 0})
+SPLIT = MEGATRON | CHANNELS
 STRATEGIES = uniform(SPLIT)
 CASES = [(name, model, n) for name in STRATEGIES for model in MODELS for n in (2, 4)]
 CASES += [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import xml.etree.ElementTree as ElementTree
 
@@ -11,7 +12,7 @@ import pytest
 import hetu as ht
 from hetu.core.errors import ArgumentError, AxisError, GraphError, UnknownNameError
 from hetu.dist import SUM, Layout, Mesh, SerialComm, Shard, run_ranks, shard
-from hetu.dist.cut.builders import MEGATRON, DataParallel, ExpertParallel, Parallel, TensorParallel, ZeRO
+from hetu.dist.cut.builders import MEGATRON, DataParallel, ExpertParallel, Parallel, RuleBook, TensorParallel, ZeRO
 from hetu.dist.cut.heterogeneous import Heterogeneous
 from hetu.dist.cut.pipeline_builder import Pipeline
 from hetu.dist.cut.strategy import KINDS, Kept, Strategy
@@ -235,16 +236,77 @@ def test_patterns_that_split_nothing(what):
     assert re.search(said, str(caught.value)), caught.value
 
 
-@pytest.mark.parametrize("split", [None, {**MEGATRON, "conv*": 0}])
-def test_names_that_megatron_does_not_know(split):
+STRANGERS = RuleBook({"*wide/weight": 1, "*narrow/weight": 0})  # none of whose patterns is Megatron's
+
+
+@pytest.mark.parametrize("split", [None, MEGATRON | RuleBook({"conv*": 0}), STRANGERS])
+def test_names_that_no_rule_book_knows(split):
     """Its patterns are for many models, so not all must fit; but one must."""
     loss = ht.mean(ht.square(ht.nn.Linear(4, 4, name="front")(ht.placeholder("x", (None, 4)))))
     unknown = [loss, *ht.optim.SGD(0.1).minimize(loss).values()]
     for builder in (TensorParallel(split), Parallel(tensor=2, split=split)):
         with pytest.raises(UnknownNameError, match="no trained variable has a name that a pattern of split= fits"):
             builder.build(unknown, 2)
-    assert DataParallel().build(unknown, 2).variables == {}
-    assert TensorParallel({**MEGATRON, "conv*": 0}).build(outputs(), 2) == TensorParallel().build(outputs(), 2)
+    assert Parallel(split=split).build(unknown, 2).variables == {}
+    many = TensorParallel(RuleBook({}) | MEGATRON | STRANGERS)
+    assert many.build(outputs(), 2) == TensorParallel().build(outputs(), 2)
+
+
+def test_all_patterns_of_a_dict_must_fit_even_if_they_are_those_of_a_book():
+    with pytest.raises(
+        UnknownNameError, match=r"'\*query/weight': 1\} fits no[\s\S]*in a RuleBook, a pattern may fit none"
+    ):
+        TensorParallel({**MEGATRON}).build(outputs(), 2)
+
+
+def joined_in_place():
+    book = RuleBook(STRANGERS)
+    book |= {"*/up/*": -1}
+    return book
+
+
+JOINED = {  # books and dicts: the patterns that must fit
+    "a book, a dict": (STRANGERS | {"*/up/*": -1}, {"*/up/*"}),
+    "a dict, a book": ({"*/up/*": -1} | STRANGERS, {"*/up/*"}),
+    "two books": (STRANGERS | RuleBook({"*/up/*": -1}), set()),
+    "in place": (joined_in_place(), {"*/up/*"}),
+    "a dict that takes over": (RuleBook({"*/up/*": 0}) | {"*/up/*": -1}, {"*/up/*"}),
+    "a book that takes over": ({"*/up/*": 0} | RuleBook({"*/up/*": -1}), set()),
+    "copied": (copy.deepcopy(STRANGERS | {"*/up/*": -1}), {"*/up/*"}),
+}
+
+
+@pytest.mark.parametrize("what", JOINED)
+def test_of_joined_patterns_those_of_dicts_must_fit(what):
+    book, must_fit = JOINED[what]
+    assert book.must_fit == must_fit and book["*/up/*"] == -1
+    strategy = TensorParallel(book).build(outputs(), 2)
+    assert strategy == TensorParallel({"*/up/*": -1}).build(outputs(), 2)
+    assert Strategy.from_json(strategy.to_json()) == strategy
+    for ranks in (1, 2):  # even where there is nothing to split
+        for joined in (book | {"no/such": 1}, {"no/such": 1} | book):
+            with pytest.raises(UnknownNameError, match=r"'no/such': 1\} fits no trained variable"):
+                TensorParallel(joined).build(outputs(), ranks)
+
+
+@pytest.mark.parametrize(
+    "book, axis",
+    [
+        ({"*/up/weight": 0} | MEGATRON, 0),
+        (MEGATRON | {"*/up/weight": 0}, 1),
+        (MEGATRON | {"*up/weight": 0}, 0),  # the same pattern
+    ],
+)
+def test_of_several_patterns_that_fit_the_first_counts(book, axis):
+    kept = TensorParallel(book).build(outputs(), 2).variables["mlp/up/weight"]
+    assert kept == TensorParallel({"mlp/up/weight": axis}).build(outputs(), 2).variables["mlp/up/weight"]
+
+
+def test_a_rule_book_of_experts_serves_many_models():
+    book = RuleBook({"*/experts/*": 0})
+    with pytest.raises(UnknownNameError, match="a pattern of experts= fits"):
+        ExpertParallel(book).build(outputs(), 2)
+    assert ExpertParallel(book | RuleBook({"*/up/*": 0})).build(outputs(), 2).variables
 
 
 @pytest.mark.parametrize("axis", [0, 1])

@@ -7,7 +7,7 @@ products are layouts of variables and feeds on one mesh. The planner (`hetu.plan
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from ...core.errors import ArgumentError, AxisError, UnknownNameError, did_you_mean
@@ -20,12 +20,44 @@ from .pipeline_strategy import check_statistics, in_one_stage
 from .place import marked_places, refuse_places
 from .strategy import Builder, Strategy
 
-MEGATRON = {  # column-parallel layers split their outputs (axis 1, and the bias), row-parallel ones their inputs;
-    # the table of tokens and the last layer split the vocabulary
+
+class RuleBook(dict[str, int]):
+    """Name patterns -> axis, for many models: a pattern that fits no variable of a model is passed over.
+
+    must_fit: those for which it is an error, as it is for all of a plain dict. Joined with one, as in
+    `MEGATRON | {"conv*": 0}`, a book is one of both, where those of the dict must fit. The right side says the axis of
+    a pattern that stands in both; the left side's come first, and the first pattern that fits a variable counts.
+
+    >>> book = RuleBook({"*up": 1, "*down": 0}) | {"conv*": 0}
+    >>> book, book.must_fit
+    ({'*up': 1, '*down': 0, 'conv*': 0}, frozenset({'conv*'}))
+    """
+
+    def __init__(self, patterns: Mapping[str, int], must_fit: Iterable[str] = ()) -> None:
+        super().__init__(patterns)
+        self.must_fit = frozenset(must_fit)
+
+    @staticmethod
+    def of(patterns: Mapping[str, int]) -> RuleBook:
+        """These patterns, all of which must fit unless they stand in a book."""
+        return patterns if isinstance(patterns, RuleBook) else RuleBook(patterns, patterns)
+
+    def __or__(self, other: Mapping[str, int]) -> RuleBook:  # type: ignore[override]
+        added = RuleBook.of(other)
+        return RuleBook({**self, **added}, (self.must_fit - added.keys()) | added.must_fit)
+
+    def __ror__(self, other: Mapping[str, int]) -> RuleBook:  # type: ignore[override]
+        return RuleBook.of(other) | self
+
+    __ior__ = __or__  # type: ignore[assignment]
+
+
+MEGATRON = RuleBook({  # column-parallel layers split their outputs (axis 1, and the bias), row-parallel ones their
+    # inputs; the table of tokens and the last layer split the vocabulary
     "*query/weight": 1, "*key/weight": 1, "*value/weight": 1, "*query/bias": 0, "*key/bias": 0, "*value/bias": 0,
     "*attention/output/weight": 0, "*up/weight": 1, "*up/bias": 0, "*down/weight": 0,
     "*embedding*/weight": 0, "*head/weight": 1, "*head/bias": 0,
-}  # fmt: skip
+})  # fmt: skip
 
 
 class RankRows(Protocol):
@@ -52,8 +84,8 @@ class Parallel(Builder):
     local_feeds: each rank along the data axis feeds its own part of a batch, all of one size, as
         `DataLoader(shard=True)` hands them out; the batch is the parts in the order of the ranks. Else all feed all.
 
-    Each pattern must fit a trained variable that has its axis; of patterns beside those of `MEGATRON`, which serve many
-    models, one must. `build` raises UnknownNameError or AxisError.
+    Each pattern must fit a trained variable that has its axis; of those of a `RuleBook` one must, if ranks divide them.
+    `build` raises UnknownNameError or AxisError.
 
     >>> Parallel(tensor=2, split={"w": 1})
     Parallel(data=None, tensor=2, zero=0)
@@ -84,8 +116,8 @@ class Parallel(Builder):
             )
         self.data, self.tensor, self.zero = data, tensor, zero
         self.accumulate, self.statistics = accumulate, statistics
-        self.split = dict(MEGATRON if split is None else split)
-        self.experts, self.hosts = dict(experts or {}), tuple(map(tuple, hosts))
+        self.split, self.experts = RuleBook.of(MEGATRON if split is None else split), RuleBook.of(experts or {})
+        self.hosts = tuple(map(tuple, hosts))
         self.local_feeds = local_feeds
 
     def build(self, outputs: Sequence[Node], world_size: int) -> Strategy:
@@ -95,9 +127,8 @@ class Parallel(Builder):
         nodes, owners = topological(outputs), owners_of(outputs)
         trained = [n for n in nodes if n.role is Role.VARIABLE and n.attrs["trainable"]]
         if trained:
-            if mesh.sizes[1] > 1 or not self.split.keys() >= MEGATRON.keys():
-                _check_patterns("split", self.split, trained)
-            _check_patterns("experts", self.experts, trained)
+            _check_patterns("split", self.split, trained, mesh.sizes[1])
+            _check_patterns("experts", self.experts, trained, mesh.sizes[0])
         strategy = Strategy(
             mesh.layout(data=0), places=tuple(here.layout() for here in places.values()), hosts=self.hosts
         )
@@ -149,23 +180,24 @@ class Parallel(Builder):
         return f"{type(self).__name__}(data={self.data}, tensor={self.tensor}, zero={self.zero})"
 
 
-def _check_patterns(what: str, patterns: Mapping[str, int], trained: Sequence[Node]) -> None:
-    """UnknownNameError or AxisError for a pattern by which nothing would be split."""
-    names, any_model = [n.name for n in trained], patterns.keys() >= MEGATRON.keys()
+def _check_patterns(what: str, patterns: RuleBook, trained: Sequence[Node], degree: int) -> None:
+    """UnknownNameError or AxisError for a pattern by which nothing would be split `degree` ways."""
+    names = [n.name for n in trained]
     fitting = {pattern: [n for n in trained if fnmatch.fnmatch(n.name, pattern)] for pattern in patterns}
-    if any_model and not any(fitting.values()):
+    for pattern, found in fitting.items():
+        given, must_fit = f"{what}={{{pattern!r}: {patterns[pattern]}}}", pattern in patterns.must_fit
+        if not found and must_fit:
+            fix = f"{did_you_mean(pattern, names)} (in a RuleBook, a pattern may fit none)"
+            raise UnknownNameError(f"{given} fits no trained variable", fix=fix)
+        if found and (must_fit or degree > 1) and not any(-n.ndim <= patterns[pattern] < n.ndim for n in found):
+            largest = max(found, key=lambda n: n.ndim)
+            fix = f"it has the axes 0 to {largest.ndim - 1}"
+            raise AxisError(f"{given} splits axis {patterns[pattern]} of {largest!r}", fix=fix)
+    if degree > 1 and patterns and not any(fitting.values()):
         raise UnknownNameError(
             f"no trained variable has a name that a pattern of {what}= fits: {', '.join(names[:5])}, ...",
             fix=f'say what to split: {what}={{"*up/weight": 1, "*down/weight": 0}}, or name layers as MEGATRON does',
         )
-    for pattern, found in fitting.items():
-        given = f"{what}={{{pattern!r}: {patterns[pattern]}}}"
-        if not found and not any_model:
-            raise UnknownNameError(f"{given} fits no trained variable", fix=did_you_mean(pattern, names))
-        if found and not any(-n.ndim <= patterns[pattern] < n.ndim for n in found):
-            largest = max(found, key=lambda n: n.ndim)
-            fix = f"it has the axes 0 to {largest.ndim - 1}"
-            raise AxisError(f"{given} splits axis {patterns[pattern]} of {largest!r}", fix=fix)
 
 
 def _divisible(shape: Shape, parts: int, taken: int | None) -> int | None:

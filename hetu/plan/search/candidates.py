@@ -75,7 +75,7 @@ class Hints:
 
 def candidates(outputs: Sequence[Node], world_size: int, hints: Hints, batch: int | None = None) -> Iterator[Candidate]:
     """Every product of pipeline, data and tensor parallelism on `world_size` ranks that the hints allow."""
-    split = dict(MEGATRON if hints.split is None else hints.split)
+    split = MEGATRON if hints.split is None else hints.split
     trained = [n.name for n in topological(outputs) if n.role is Role.VARIABLE and n.attrs["trainable"]]
     splits = any(fnmatch.fnmatch(name, pattern) for name in trained for pattern in split)
     for stages, found in tree(world_size).items():
