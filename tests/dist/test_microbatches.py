@@ -215,6 +215,8 @@ FETCHED = {  # of one value of each micro-batch the average, of values of exampl
     "examples": (lambda x, w, _: x * w, FEED),
     "axis 1": (lambda x, w, _: ht.matrix_transpose(x), FEED.T),
     "the feed": (lambda x, w, _: x, FEED),
+    "sorted": (lambda x, w, _: ht.sort(x, axis=0), FEED),
+    "normalized": (lambda x, w, _: ht.sign(ht.nn.BatchNorm(2)(x)), np.tile([[-1.0], [-1], [1], [1]], (2, 2))),
     "an integer of each": (lambda x, w, _: ht.argmax(x, axis=1), np.ones(8)),
     "sum": (lambda x, w, _: ht.sum(x), FEED.sum() / 2),
     "largest": (lambda x, w, _: ht.max(x, axis=0), (FEED[3] + FEED[7]) / 2),

@@ -199,7 +199,8 @@ def _choose(
     options: list[tuple[tuple[float, ...], AxisCandidate, str | None]] = []
     present = [rule.factor(term, role) for term, role in zip(rule.inputs, roles) if role is not None and role >= 0]
     for factor in dict.fromkeys(present):  # those that some input already splits
-        if factor is None or factor in rule.fixed or (factor in rule.windowed and "window" not in node.op.defaults):
+        whole = factor in rule.fixed or (factor in rule.windowed and "window" not in node.op.defaults)
+        if factor is None or (whole and n > 1):  # one part is whole
             continue
         if rule.can_split(factor, degrees.get(factor, 1) * (sum(ratio) or n)):
             options.append((*_scored(node, _split(node, rule, factor), roles, n, pinned), factor))
