@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import hetu as ht
-from hetu.core.errors import ArgumentError, DataError, FeedError
+from hetu.core.errors import ArgumentError, DataError, FeedError, ShapeError
 from hetu.data import ArrayDataset, DataLoader
 from hetu.dist import DataParallel, Parallel, Strategy, TensorParallel, ZeRO, run_ranks, world
 
-from .models import MODELS
+from .models import MODELS, communication
 from .test_launch import heturun
 from .test_strategies import SPLIT
 
@@ -150,17 +150,79 @@ def test_a_batch_of_a_known_size_has_no_parts():
         DataParallel(local_feeds=True).build([x * 2], 2)
 
 
-@pytest.mark.parametrize("make", [DataParallel, ZeRO, Parallel])
-def test_parts_are_not_in_the_order_of_micro_batches(make):
-    with pytest.raises(ArgumentError, match="accumulate=2 with local_feeds=True"):
-        make(accumulate=2, local_feeds=True)
+# -- micro-batches, each a slice of every part -------------------------------------------------------------------------
+
+MICROBATCHES = 3
+
+
+def in_turn(feed, count):
+    """A batch of `count` parts with its rows in the order of micro-batches: of each the slices of all parts."""
+    order = np.arange(len(feed["x"])).reshape(count, MICROBATCHES, -1).swapaxes(0, 1).reshape(-1)
+    return {name: value[order] for name, value in feed.items()}
+
+
+def accumulated(model, strategy, comm, batch_of, x):
+    """Losses and outputs of steps that are fed `batch_of(feed)`; at their end, what the model makes of `x(feed)`."""
+    graph, feeds = MODELS[model]()
+    loss, updates = graph["train"]
+    ex = ht.Executor({"train": [loss, *graph["eval"], updates], "eval": graph["eval"]}, strategy=strategy, comm=comm)
+    losses, outputs = zip(*(ex.run("train", batch_of(feed))[:2] for feed in feeds[:3]))
+    return np.array(losses), np.array(outputs), ex.run("eval", {"x": x(feeds[0])})[0]
+
+
+@functools.cache
+def by_one_process(model, count, statistics):
+    """Which is fed all parts, in the order of micro-batches; it accumulates only if each is a batch of its own."""
+    strategy = DataParallel(accumulate=MICROBATCHES, statistics=statistics) if statistics == "microbatch" else None
+    return accumulated(model, strategy, None, lambda feed: in_turn(feed, count), lambda feed: feed["x"])
+
+
+ACCUMULATED = [("batch", "mlp"), ("batch", "transformer"), *(("microbatch", model) for model in MODELS)]
+
+
+@pytest.mark.parametrize(("statistics", "model"), ACCUMULATED)
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("name", LOCAL)
+def test_micro_batches_are_slices_of_all_parts(name, ranks, statistics, model):
+    make, share = LOCAL[name]
+    strategy, count = make(local_feeds=True, accumulate=MICROBATCHES, statistics=statistics), ranks // share
+
+    def act(comm):
+        part = functools.partial(parts, size=12, part=comm.rank // share, count=count)
+        return accumulated(model, strategy, comm, part, lambda feed: part(feed)["x"])
+
+    for found in run_ranks(ranks, act, rendezvous=True):
+        for mine, wanted, atol in zip(found, by_one_process(model, count, statistics), (1e-5, 1e-4, 1e-4)):
+            np.testing.assert_allclose(mine, wanted, atol=atol, rtol=0)
+
+
+@pytest.mark.parametrize("statistics", ["batch", "microbatch"])
+def test_parts_that_micro_batches_do_not_divide(statistics):
+    """Though 2 x 3 rows divide into 2 micro-batches."""
+
+    def act(comm):
+        strategy = DataParallel(accumulate=2, statistics=statistics, local_feeds=True)
+        ex = ht.Executor(MODELS["mlp"]()[0], strategy=strategy, comm=comm)
+        with pytest.raises(ShapeError, match="a part of 3 in '.' does not divide into 2 micro-batches") as caught:
+            ex.run("train", batch(rows=3))
+        assert "feed a multiple of 2 rows, or drop the last batch" in caught.value.fix
+
+    run_ranks(2, act, deadline=20.0)
+
+
+def test_micro_batches_of_parts_move_no_more_than_those_of_the_batch():
+    def moved(**given):
+        return communication(MODELS["mlp"], ZeRO(3, accumulate=3, **given), 2)
+
+    assert moved(local_feeds=True) == moved()
 
 
 def test_a_strategy_says_in_json_which_feeds_are_local():
     graph, _ = MODELS["mlp"]()
-    strategy = DataParallel(local_feeds=True).build(graph["train"][:1], 2)
-    assert strategy.local == ("x", "t") or strategy.local == ("t", "x")
-    assert Strategy.from_json(strategy.to_json()) == strategy
+    for accumulate in (1, 2):
+        strategy = DataParallel(local_feeds=True, accumulate=accumulate).build(graph["train"][:1], 2)
+        assert sorted(strategy.local) == ["t", "x"]
+        assert Strategy.from_json(strategy.to_json()) == strategy
 
 
 def test_real_ranks_feed_their_parts():

@@ -83,6 +83,7 @@ class Parallel(Builder):
     own, whose gradients, fetched scalars and statistics kept for evaluation are averaged, once a step.
     local_feeds: each rank along the data axis feeds its own part of a batch, all of one size, as
         `DataLoader(shard=True)` hands them out; the batch is the parts in the order of the ranks. Else all feed all.
+        A micro-batch has an equal slice of each part, and the samples of a batch that updates follow in this order.
 
     Each pattern must fit a trained variable that has its axis; of those of a `RuleBook` one must, if ranks divide them.
     `build` raises UnknownNameError or AxisError.
@@ -109,11 +110,6 @@ class Parallel(Builder):
         if type(accumulate) is not int or accumulate < 1:
             raise ArgumentError(f"accumulate={accumulate!r}", fix="use a whole number from 1 up")
         check_statistics(statistics)
-        if local_feeds and accumulate > 1:
-            raise ArgumentError(
-                f"accumulate={accumulate} with local_feeds=True, whose parts are not in the order of micro-batches",
-                fix="feed all ranks the whole batch, or leave one of them out",
-            )
         self.data, self.tensor, self.zero = data, tensor, zero
         self.accumulate, self.statistics = accumulate, statistics
         self.split, self.experts = RuleBook.of(MEGATRON if split is None else split), RuleBook.of(experts or {})

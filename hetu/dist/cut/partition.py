@@ -209,9 +209,12 @@ class Walk:
     def placeholder(self, node: Node, piece: Piece) -> Node:
         """The local node for one piece of a feed."""
         name = f"{node.name}[{len(self.feeds)}]" if node.name in self.feeds else node.name
-        box = tuple((0, high - low) for low, high in piece.box) if node.name in self.strategy.local else piece.box
-        self.feeds[name] = node.name, box
+        self.feeds[name] = node.name, self.taken(node, piece.box)
         return node.op.make((), {**node.attrs, "name": name, "shape": piece.shape})
+
+    def taken(self, node: Node, box: Box) -> Box:
+        """Where in what this rank is fed the part `box` of a feed lies."""
+        return tuple((0, high - low) for low, high in box) if node.name in self.strategy.local else box
 
     def piece(self, layout: Layout, shape: Shape) -> Piece | None:
         """What this rank holds of a tensor of the global `shape`."""

@@ -18,8 +18,8 @@ from ...core.graph import OPS, Node, origin_of
 from ...core.leaf import random_state
 from ...core.op import Role
 from ...core.placement import Local
-from ...core.types import is_float
-from ..layout.layout import DUP, MAX, MIN, SUM, Layout, Piece
+from ...core.types import Box, is_float
+from ..layout.layout import DUP, MAX, MIN, SUM, Layout
 from .partition import here
 from .pipeline_layouts import Stages, lift, unsplit, within_microbatch
 from .pipeline_schedule import BACKWARD, FORWARD, Action
@@ -33,11 +33,11 @@ RUN = 40  # bits between the random numbers of two micro-batches
 class OwnBatches(Pipelined):
     """Walks the schedule with a graph of the size of one micro-batch, whose random numbers differ."""
 
-    def placeholder(self, node: Node, piece: Piece) -> Node:
+    def taken(self, node: Node, box: Box) -> Box:
         axis = self.strategy.batch_axis(node)
         if axis is not None:  # the graph has the size of a micro-batch, the feed that of all
-            piece = piece._replace(box=shifted(piece.box, axis, here(self.slot) * int(node.shape[axis])))
-        return super().placeholder(node, piece)
+            box = shifted(box, axis, here(self.slot) * int(node.shape[axis]))
+        return super().taken(node, box)
 
     def is_cut(self, node: Node, have: Layout) -> bool:
         return self.strategy.batch_axis(node) is not None

@@ -54,8 +54,10 @@ def _laid_out(outputs: Sequence[Node], strategy: Staged, count: int, *, apart: b
 
 def _microbatches(outputs: Sequence[Node], strategy: Staged, exact: bool) -> int:
     """The number of micro-batches: if `exact` the strategy's, else the largest divisor of it and of the batch."""
-    if strategy.apart and exact:
+    if exact and strategy.apart:
         return strategy.microbatches
+    if not exact and strategy.local:
+        return 1  # so that samples come out in the order of the ranks, as they were fed
     count = strategy.microbatches
     for node in topological(outputs):
         axis = strategy.batch_axis(node)

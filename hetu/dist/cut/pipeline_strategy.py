@@ -78,17 +78,18 @@ class Staged(Strategy):
 
     def sizes(self, sizes: Mapping[Atom, int], training: bool) -> Mapping[Atom, int]:
         """The sizes that a graph is made for, from those fed: those of a micro-batch that is a batch of its own."""
-        if not (self.apart and training):
-            return sizes
-        found = dict(sizes)
-        for (name, axis), size in sizes.items():
-            if name in self.feeds and axis == self._split_axis(name):
-                if size % self.microbatches:
-                    raise ShapeError(
-                        f"a batch of {size} in {name!r} does not divide into {self.microbatches} micro-batches",
-                        fix="feed batches of a multiple of microbatches",
-                    )
-                found[name, axis] = size // self.microbatches
+        found = dict(super().sizes(sizes, training))
+        for (name, axis), size in sizes.items() if training else ():
+            if name not in self.feeds or axis != self._split_axis(name) or not (self.apart or name in self.local):
+                continue
+            if size % self.microbatches:
+                what = "part" if name in self.local else "batch"
+                raise ShapeError(
+                    f"a {what} of {size} in {name!r} does not divide into {self.microbatches} micro-batches",
+                    fix=f"feed a multiple of {self.microbatches} rows, or drop the last batch: "
+                    "DataLoader(..., drop_last=True)",
+                )
+            found[name, axis] //= self.microbatches if self.apart else 1
         return found
 
     def grids(self) -> Sequence[Layout]:
@@ -127,6 +128,7 @@ def in_one_stage(strategy: Strategy, microbatches: int, statistics: str) -> Stag
         strategy.variables,
         strategy.feeds,
         hosts=strategy.hosts,
+        local=strategy.local,
         stages=(strategy.whole,),
         microbatches=microbatches,
         statistics=statistics,

@@ -196,7 +196,8 @@ class Pipelined(Walk):
         if node.role is Role.VARIABLE:
             return lift(self.strategy.store(node), self.model.count)
         if node.role is Role.PLACEHOLDER:
-            return stage_grid(Grid.of(want), False).carry(here(self.model.leaf(node, False)))
+            fed = here(self.model.leaf(node, False))
+            return fed if node.name in self.strategy.local else stage_grid(Grid.of(want), False).carry(fed)
         return self.found.layouts[node][0]
 
     def _made(self, node: Node, have: Layout, phase: str) -> Node | None:
@@ -221,6 +222,12 @@ class Pipelined(Walk):
             piece = self.piece(have, node.shape)
             self.moved[key] = None if piece is None else self.placeholder(node, piece)
         return self.moved[key]
+
+    def taken(self, node: Node, box: Box) -> Box:
+        found, axis = super().taken(node, box), self.strategy.batch_axis(node)
+        if node.name not in self.strategy.local or axis is None or not self.slot:
+            return found
+        return shifted(found, axis, self.slot * found[axis][1])
 
     def _microbatch_of(self, node: Node, have: Layout, local: Node | None, want: Layout, phase: str) -> Node | None:
         """The current micro-batch of a value that exists as a whole."""
