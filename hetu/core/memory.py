@@ -142,31 +142,31 @@ class _Planner:
             waits[position[then]] += 1
         wishes, wished_by = self._wishes(nodes)
         waiting = {position[n] for n in wishes} | {i for i, n in enumerate(nodes) if n.op.lazy}
-        ready = [i for i, count in enumerate(waits) if not count]  # heaps of depth-first positions
-        lazy: list[int] = []
-        held: list[int] = []
+        end = {node.tags.get("event", 0): i for i, node in enumerate(nodes, 1)}  # what is lazy gives way until then
+        ready = [(i, i) for i, count in enumerate(waits) if not count]  # a heap of depth-first positions
         order: list[Node] = []
         done: set[int] = set()
-        while ready or lazy or held:
-            place = heapq.heappop(ready or lazy or held)
+        while ready:
+            _, place = heapq.heappop(ready)
             if place in done:
                 continue
             if place in waiting:
                 waiting.discard(place)
-                heapq.heappush(lazy if nodes[place].op.lazy else held, place)
+                due = end[nodes[place].tags.get("event", 0)] if nodes[place].op.lazy else len(nodes) + 1
+                heapq.heappush(ready, (due, place))
                 continue
             done.add(place)
             order.append(nodes[place])
             for user in users[nodes[place]]:
                 waits[user] -= 1
                 if not waits[user]:
-                    heapq.heappush(ready, user)
+                    heapq.heappush(ready, (user, user))
             for producer in wished_by.get(nodes[place], ()):
                 wishes[producer] -= 1
                 if not wishes[producer]:
                     waiting.discard(position[producer])
                     if not waits[position[producer]]:
-                        heapq.heappush(ready, position[producer])
+                        heapq.heappush(ready, (position[producer], position[producer]))
         if len(order) < len(nodes):
             stuck = next(n for n in talking if position[n] not in done)
             raise GraphError(

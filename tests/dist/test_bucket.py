@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from dataclasses import replace
 
@@ -9,21 +10,20 @@ import numpy as np
 import pytest
 
 import hetu as ht
-from hetu.dist import Link, Parallel, VirtualClock, run_ranks
+from hetu.dist import Builder, Link, Parallel, Pipeline, VirtualClock, run_ranks
 from hetu.dist.cut.bucket import AHEAD
 
 LAYERS = 6
 
 
-class Buckets(Parallel):
-    """Data parallelism with a given bucket size."""
+class Buckets(Builder):
+    """Another builder's strategy, data parallelism by default, with a given bucket size."""
 
-    def __init__(self, limit: int, zero: int = 0) -> None:
-        super().__init__(zero=zero)
-        self.limit = limit
+    def __init__(self, limit: int, builder: Builder | None = None) -> None:
+        self.limit, self.builder = limit, builder or Parallel()
 
     def build(self, outputs, world_size):
-        return replace(super().build(outputs, world_size), bucket_bytes=self.limit)
+        return replace(self.builder.build(outputs, world_size), bucket_bytes=self.limit)
 
 
 def model(width: int = 16):
@@ -41,21 +41,41 @@ def batch(step: int, width: int = 16, rows: int = 8):
     return {"x": rng.normal(size=(rows, width)).astype("f4"), "t": rng.normal(size=(rows, width)).astype("f4")}
 
 
-def trained(comm, limit: int, zero: int = 0, width: int = 16):
+@functools.cache
+def alone(width: int = 16):
     loss, updates = model(width)
-    ex = ht.Executor([loss, updates], strategy=Buckets(limit, zero), comm=comm)
+    ex = ht.Executor([loss, updates])
+    return [float(ex.run(batch(s, width))[0]) for s in range(4)]
+
+
+def trained(comm, limit: int, builder: Builder | None = None, width: int = 16):
+    loss, updates = model(width)
+    ex = ht.Executor([loss, updates], strategy=Buckets(limit, builder), comm=comm)
     losses = [float(ex.run(batch(s, width))[0]) for s in range(4)]
     return losses, [s.node.op.name for s in ex.program(batch(0, width)).steps]
 
 
-@pytest.mark.parametrize(("zero", "ranks", "width"), [(0, 2, 16), (1, 2, 16), (3, 2, 16), (3, 3, 10)])
+WAYS = {  # ranks, the layers of the first
+    "whole batches": (2, LAYERS, lambda zero: Parallel(zero=zero)),
+    "micro-batches": (2, LAYERS, lambda zero: Parallel(zero=zero, accumulate=4)),
+    "own micro-batches": (2, LAYERS, lambda zero: Parallel(zero=zero, accumulate=4, statistics="microbatch")),
+    "stages": (4, LAYERS // 2, lambda zero: Pipeline(2, 4, data=2, zero=zero)),
+    "stages, gpipe": (4, LAYERS // 2, lambda zero: Pipeline(2, 4, "gpipe", data=2, zero=zero)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("zero", [0, 1, 3])
 @pytest.mark.parametrize("limit", [0, 64, 2000, 1 << 20])
-def test_losses_equal_one_process(limit, zero, ranks, width):
-    loss, updates = model(width)
-    ex = ht.Executor([loss, updates])
-    wanted = [float(ex.run(batch(s, width))[0]) for s in range(4)]
-    for losses, _ in run_ranks(ranks, lambda comm: trained(comm, limit, zero, width)):
-        np.testing.assert_allclose(losses, wanted, rtol=1e-5)
+def test_losses_equal_one_process(limit, zero, way):
+    ranks, _, builder = WAYS[way]
+    np.testing.assert_allclose(run_ranks(ranks, lambda c: trained(c, limit, builder(zero))[0]), [alone()] * ranks, 1e-5)
+
+
+@pytest.mark.parametrize("limit", [0, 64, 2000, 1 << 20])
+def test_losses_where_parts_are_of_unequal_size(limit):
+    found = run_ranks(3, lambda comm: trained(comm, limit, Parallel(zero=3), 10)[0])
+    np.testing.assert_allclose(found, [alone(10)] * 3, 1e-5)
 
 
 @pytest.mark.parametrize(("limit", "buckets"), [(0, 0), (1100, LAYERS), (1 << 20, 1)])
@@ -65,28 +85,45 @@ def test_as_many_reductions_as_buckets(limit, buckets):
     assert counts["all_reduce"] == 1 + (0 if limit else 2 * LAYERS)  # the loss, and every gradient when kept apart
 
 
-SHARDED = [  # zero, limit, gathers, scatters; a gradient of the first layer needs no weight of its own
-    (1, 0, 2 * LAYERS, 2 * LAYERS),
-    (1, 1100, LAYERS, LAYERS),  # a weight and its bias
-    (1, 1 << 20, 1, 1),
-    (2, 1 << 20, 1, 1),
-    (3, 0, 2 * LAYERS + LAYERS - 1, 2 * LAYERS),
-    (3, 1100, LAYERS + LAYERS - 1, LAYERS),
-    (3, 1 << 20, 2, 1),  # once forward, once backward
+SHARDED = [  # zero, limit, gathers and scatters of n layers; a gradient of the first needs no weight of its own
+    (1, 0, lambda n: (2 * n, 2 * n)),
+    (1, 1100, lambda n: (n, n)),  # a weight and its bias
+    (1, 1 << 20, lambda n: (1, 1)),
+    (2, 1 << 20, lambda n: (1, 1)),
+    (3, 0, lambda n: (2 * n + n - 1, 2 * n)),
+    (3, 1100, lambda n: (n + n - 1, n)),
+    (3, 1 << 20, lambda n: (2, 1)),  # once forward, once backward
 ]
 
 
-@pytest.mark.parametrize(("zero", "limit", "gathers", "scatters"), SHARDED)
-def test_what_zero_sends_is_joined(zero, limit, gathers, scatters):
-    counts = Counter(run_ranks(2, lambda comm: trained(comm, limit, zero))[0][1])
-    for kind, wanted in (("all_gather", gathers), ("reduce_scatter", scatters)):
-        assert counts[f"{kind}_start"] == counts[f"{kind}_wait"] == (wanted if limit else 0)
-        assert counts[kind] == (0 if limit else wanted)
-    assert counts["all_reduce"] == 1  # the loss
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("zero", "limit", "wanted"), SHARDED)
+def test_what_zero_sends_is_joined(zero, limit, wanted, way):
+    ranks, layers, builder = WAYS[way]
+    counts = Counter(run_ranks(ranks, lambda comm: trained(comm, limit, builder(zero)))[0][1])
+    for kind, found in zip(("all_gather", "reduce_scatter"), wanted(layers)):
+        assert counts[f"{kind}_start"] == counts[f"{kind}_wait"] == (found if limit else 0)
+        assert counts[kind] == (0 if limit else found)
+    if way == "whole batches":
+        assert counts["all_reduce"] == 1  # the loss
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_micro_batches_follow_one_another_though_the_first_waits_for_weights(way):
+    """None begins while another waits: stages would get all of them late, and keep all of them in memory."""
+    ranks, _, builder = WAYS[way]
+
+    def events(comm):
+        loss, updates = model()
+        ex = ht.Executor([loss, updates], strategy=Buckets(1100, builder(3)), comm=comm)
+        return [s.node.tags.get("event", 0) for s in ex.program(batch(0)).steps if s.node.op.name == "matmul"]
+
+    for found in run_ranks(ranks, events):
+        assert found == sorted(found) and len(found) > LAYERS
 
 
 def test_weights_are_asked_for_ahead_and_only_so_far():
-    names = run_ranks(2, lambda comm: trained(comm, 1100, zero=3))[0][1]
+    names = run_ranks(2, lambda comm: trained(comm, 1100, Parallel(zero=3)))[0][1]
     asked = [names[:at].count("all_gather_start") for at, name in enumerate(names) if name == "all_gather_wait"]
     begun = [names[:at].count("all_gather_wait") for at, name in enumerate(names) if name == "all_gather_start"]
     forward = [k + AHEAD for k in range(LAYERS)]
@@ -100,7 +137,7 @@ def test_scatters_go_on_during_backward_and_no_more_of_them_than_a_few_hold_memo
     loss, updates = model()
 
     def steps(comm):
-        ex = ht.Executor([loss, updates], strategy=Buckets(1100, zero=1), comm=comm)
+        ex = ht.Executor([loss, updates], strategy=Buckets(1100, Parallel(zero=1)), comm=comm)
         program = ex.program(batch(0))
         nodes = [s.node for s in program.steps]
         starts = [n for n in nodes if n.op.name == "reduce_scatter_start"]

@@ -62,7 +62,7 @@ def join_collectives(outputs: Sequence[Node], turns: Mapping[Node, Due], limit: 
         mine, turn = _collective(node), turns[node]
         if mine is None or node in behind:
             continue
-        row = rows[mine.kind, mine.group, mine.op, node.dtype, turn]
+        row = rows[mine.kind, mine.group, mine.op, node.dtype, node.tags.get("event"), turn]
         due = min((needed[n] for n in row[-1] if n in needed), default=node.attrs["order"] + 1) if row else 0
         fits = row and sum(_nbytes(n) for n in (*row[-1], node)) <= limit
         if fits and (turn.early or due > node.attrs["order"]):

@@ -79,11 +79,11 @@ def laid_out(
         if not split:
             break
         outputs = simplify(decomposed(outputs, split))
-    levels = levels_of(outputs, found, strategy, late)
+    levels = levels_of(outputs, found, late)
     return LaidOut(outputs[:kept], outputs[kept:acting], outputs[acting:], found, late, levels)
 
 
-def levels_of(outputs: Sequence[Node], found: Deduction, strategy: Strategy, late: set[Node]) -> dict[Node, int]:
+def levels_of(outputs: Sequence[Node], found: Deduction, late: set[Node]) -> dict[Node, int]:
     """How many changes of layout of the update lie one behind the other on the way to each value."""
     levels: dict[Node, int] = {}
     for node in topological(outputs):

@@ -14,10 +14,10 @@ from ...core.op import Role
 from ...core.placement import Local
 from ...core.types import Box, Shape
 from ..layout.boxes import within
-from ..layout.deduce import Grid
+from ..layout.deduce import Grid, updating
 from ..layout.layout import DUP, MAX, MIN, PENDING, SUM, Layout, Piece
 from .bucket import join_collectives
-from .partition import Walk, here
+from .partition import Walk, here, levels_of
 from .pipeline_layouts import Stages, lift, over_microbatches, stage_grid, unsplit, within_microbatch
 from .pipeline_schedule import BACKWARD, Action, Schedule
 from .pipeline_stages import EVERYWHERE, START, UPDATE
@@ -35,7 +35,8 @@ class Pipelined(Walk):
     strategy: Staged
 
     def __init__(self, steps: Stages, strategy: Staged, rank: int, count: int) -> None:
-        super().__init__(steps.found, strategy, rank, set(), {})
+        late = updating(steps.outputs)
+        super().__init__(steps.found, strategy, rank, late, levels_of(steps.outputs, steps.found, late))
         self.model, self.count = steps, count
         self.slot: int | None = None
         self.event = 0
@@ -109,7 +110,8 @@ class Pipelined(Walk):
 
     def finish(self, updates: Mapping[Node, Node]) -> dict[Node, Node]:
         """The new values of this rank's variables."""
-        self.visit_all(n for n in self.model.nodes if self.model.phase.get(n) == UPDATE)
+        late = (n for n in self.model.nodes if self.model.phase.get(n) == UPDATE)
+        self.visit_all(sorted(late, key=lambda n: self.levels[n]))  # gradients before what is sent of them once more
         found = {}
         for variable, node in updates.items():
             with origin_of(node, event=self.event):
@@ -186,8 +188,9 @@ class Pipelined(Walk):
         key = slot, node, want, phase if node.role is Role.VARIABLE else ""
         if key not in self.moved:
             made = self._reshard(node, local, have, want, self._part(node.shape, role))
-            if phase == UPDATE and self.slot is None:
-                self.note(made, "update")
+            variable = node.role is Role.VARIABLE and slot is None  # as it was before the step
+            if variable or (phase == UPDATE and self.slot is None):
+                self.note(made, "update" if phase == UPDATE else phase, self.levels[node], variable)
             self.moved[key] = made
         return self.moved[key]
 
