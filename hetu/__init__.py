@@ -20,9 +20,11 @@ from .core.graph import Graph, Node, rewrite, tagged
 from .core.leaf import scope
 from .core.op import Role, op
 from .core.placement import STRATEGIES as _STRATEGIES
+from .core.placement import attaches as _attaches
 from .core.state import State
 from .data.loader import JOB as _JOB
 from .gradcheck import check_gradients
+from .job import job_size as _job_size
 from .look.history import History
 from .look.nans import debug_nans
 from .look.profiler import Profile, profile
@@ -76,6 +78,8 @@ _answer_names(errors.__name__)
 _STRATEGIES["auto"] = lambda: _importlib.import_module("hetu.plan").auto()
 _JOB["shard"] = lambda: _importlib.import_module("hetu.dist.alone").own_part()
 _OWN["gpu"] = lambda: _importlib.import_module("hetu.dist.comm.nccl").own_gpu()
+if _job_size() > 1:  # else nothing of hetu.dist is needed
+    _attaches(type(None))(lambda *given: _importlib.import_module("hetu.dist.alone").alone(*given))
 
 
 def __dir__() -> list[str]:

@@ -8,7 +8,6 @@
 """
 
 from ..answers import answer_names as _answer_names
-from . import alone as _alone  # which enters itself
 from .by_hand import all_gather, all_reduce, all_to_all, broadcast, reduce, reduce_scatter, send_recv
 from .comm.clock import Link, VirtualClock
 from .comm.comm import Comm, CommError, DeadlineError, Handle, SerialComm

@@ -1,6 +1,7 @@
 """What other rooms do not know of a job of several ranks.
 
-An executor that was told nothing of them would train the same model alone on each; a loader takes its rank's part.
+An executor that was told nothing of them would train the same model alone on each; a loader takes its rank's part. The
+top of the package calls both, and loads this file only in a job.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..core.graph import Node
-from ..core.placement import Alone, attaches
-from .comm.guard import job_size, own_rank
+from ..core.placement import Alone
+from ..job import job_size
+from .comm.guard import own_rank
 from .comm.mpi import process, world
 
 
@@ -21,13 +23,12 @@ def own_part() -> tuple[int, int]:
     return world().rank, world().world_size
 
 
-@attaches(type(None))
 def alone(strategy: None, outputs: Sequence[Node], comm: Any = None) -> Alone:
     """The placement without a strategy. Rank 0 says once if nothing has joined the ranks of its job so far.
 
     Ranks that have communicated may well have executors of their own, such as one that validates.
     """
-    if comm is None and job_size() > 1 and own_rank() == 0 and not process.count:
+    if comm is None and own_rank() == 0 and not process.count:
         _warn(job_size())
     return Alone(comm)
 

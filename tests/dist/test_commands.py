@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import sys
 import pytest
 
 from ..test_readme import PAGES
-from .test_launch import ROOT, heturun
+from .test_launch import ROOT, heturun, under_mpiexec
 
 DEADLINE = 300  # seconds
 SMALL = {
@@ -84,6 +85,7 @@ def test_the_pages_have_commands() -> None:
     assert len(commands()) >= 8
 
 
+TOLD = "this executor has neither a strategy nor a communicator: each of 2 ranks trains the whole model alone (fix:"
 LONELY = """
 import hetu as ht
 from hetu.dist import world
@@ -110,5 +112,16 @@ def test_an_executor_that_does_not_know_the_other_ranks_says_so_once(tmp_path, f
     script.write_text(LONELY.format(first=first, options=options))
     job = heturun("-w", ranks, "python", script)
     assert job.returncode == 0, job.stderr
-    told = "this executor has neither a strategy nor a communicator: each of 2 ranks trains the whole model alone (fix:"
-    assert job.stderr.count(told) == warns and "[rank 1]" not in job.stderr
+    assert job.stderr.count(TOLD) == warns and "[rank 1]" not in job.stderr
+
+
+def test_it_says_so_under_a_bare_mpiexec_and_a_single_process_loads_nothing_to_learn_that_it_is_alone(tmp_path) -> None:
+    lonely = LONELY.format(first="", options="").replace("from hetu.dist import world\n", "import sys\n")
+    script = tmp_path / "train.py"
+    script.write_text(lonely + 'print("hetu.dist" in sys.modules, "mpi4py" in sys.modules)\n')
+    job = under_mpiexec(script)
+    assert (job.returncode, job.stdout) == (0, "True False\n" * 2), job.stderr
+    assert job.stderr.count(TOLD) == 1
+    line, paths = [sys.executable, "-W", "error", script], os.environ | {"PYTHONPATH": str(ROOT)}
+    job = subprocess.run(line, env=paths, capture_output=True, text=True, timeout=DEADLINE)
+    assert (job.stdout, job.stderr) == ("False False\n", "")

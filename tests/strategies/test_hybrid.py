@@ -14,7 +14,7 @@ import hetu as ht
 from hetu import dist, plan, ps
 from hetu.core.op import Role
 from hetu.dist import run_ranks
-from hetu.dist.comm.guard import RANK_VARIABLES, SIZE_VARIABLES
+from hetu.dist.comm.guard import RANK_VARIABLES
 from hetu.dist.launch.servers import ADDRESSES, TOKEN
 from hetu.plan import bytes_between_ranks
 from hetu.ps import Client, Options, ServerProcess
@@ -293,8 +293,7 @@ def test_tables_are_cached_only_if_a_hint_says_so():
 
 
 def test_ranks_find_what_the_launcher_leaves_in_their_environment(monkeypatch):
-    assert (environment.RANKS, environment.SIZES) == (RANK_VARIABLES, SIZE_VARIABLES)
-    assert (environment.ADDRESSES, environment.TOKEN) == (ADDRESSES, TOKEN)
+    assert (environment.RANKS, environment.ADDRESSES, environment.TOKEN) == (RANK_VARIABLES, ADDRESSES, TOKEN)
     monkeypatch.setenv("PMI_RANK", "2")
     monkeypatch.setenv("PMI_SIZE", "3")
     assert environment.place() == (2, 3)

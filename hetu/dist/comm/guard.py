@@ -17,8 +17,6 @@ from collections.abc import Iterator
 
 RUN_DIRECTORY, TERMINALS = "HETU_RUN_DIRECTORY", "HETU_TERMINALS"
 RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
-# The last one is srun's; SLURM_NTASKS is also set for the one script of sbatch.
-SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "SLURM_STEP_NUM_TASKS")
 FAILED, RC_SILENT = "failed", 71
 SHARED, SHARED_FILES = "shared", "/dev/shm/"
 _made: set[str] = set()  # the files of shared memory that this rank has noted
@@ -31,11 +29,6 @@ NOT_THE_USERS = ("<frozen ", "Extension modules:", os.path.abspath(os.path.join(
 def own_rank() -> int:
     """This process' rank as its launcher told it, without starting MPI; 0 without a launcher."""
     return int(next((os.environ[name] for name in RANK_VARIABLES if name in os.environ), 0))
-
-
-def job_size() -> int:
-    """The number of ranks as the launcher told it; 1 without a launcher."""
-    return int(next((os.environ[name] for name in SIZE_VARIABLES if name in os.environ), 1))
 
 
 def count_cores() -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from .guard import job_size, unname_shared_files
+from ...job import job_size
+from .guard import unname_shared_files
 
 LOCAL_VARIABLES = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 _found: list[int] = []  # by MPI, once it is up

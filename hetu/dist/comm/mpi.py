@@ -26,6 +26,7 @@ import numpy as np
 from ...answers import seconds
 from ...core.backend import Device
 from ...core.errors import MissingDependencyError
+from ...job import job_size
 from .agreement import Agreement, CallHistory, pack, unpack
 from .bound import (
     MOST,
@@ -49,7 +50,7 @@ from .comm import (
     is_half,
     of_thread,
 )
-from .guard import RUN_DIRECTORY, forget_shared_files, job_size, noting_shared_files, own_rank
+from .guard import RUN_DIRECTORY, forget_shared_files, noting_shared_files, own_rank
 from .host import look_around
 from .nccl import on_device
 from .patience import DEADLINE, LEAVE, Patience

@@ -27,8 +27,8 @@ import numpy as np
 
 from ...core.backend import Device
 from ...core.errors import DTypeError
+from ...job import job_size
 from .comm import CollectiveCall, Comm, CommError, Handle, PeerMessage, is_device, of_thread
-from .guard import job_size
 from .host import local_rank
 from .recorder import Raw
 

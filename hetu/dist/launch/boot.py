@@ -18,7 +18,8 @@ import traceback
 from pathlib import Path
 
 from ...core.errors import PACKAGE, HetuError
-from ..comm.guard import RUN_DIRECTORY, TERMINALS, fail, job_size, own_rank
+from ...job import job_size
+from ..comm.guard import RUN_DIRECTORY, TERMINALS, fail, own_rank
 from ..comm.mpi import abort, leave, process
 from ..comm.recorder import answer, write
 

@@ -26,8 +26,9 @@ from pathlib import Path
 
 from ...answers import seconds
 from ...core.errors import ArgumentError, HetuError, MissingDependencyError
+from ...job import job_size
 from ..comm import guard
-from ..comm.guard import FAILED, RANK_VARIABLES, RC_SILENT, RUN_DIRECTORY, TERMINALS, count_cores, job_size
+from ..comm.guard import FAILED, RANK_VARIABLES, RC_SILENT, RUN_DIRECTORY, TERMINALS, count_cores
 from ..comm.patience import ARRIVE, DEADLINE, LEAVE, SILENCE
 from .arrival import Start, ranks
 from .cluster import Host, mpiexec_options, read_cluster

@@ -5,16 +5,15 @@ from __future__ import annotations
 import atexit
 import functools
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from ...core.errors import ArgumentError
+from ...job import job_size
 from .client import Client
 
 ADDRESSES, TOKEN, KEYS = "HETU_SERVERS", "HETU_SERVER_TOKEN", "HETU_SERVER_KEYS"
 RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
-SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
 class Place(NamedTuple):
@@ -31,7 +30,7 @@ def place() -> Place:
     >>> 0 <= rank < workers
     True
     """
-    return Place(_first(RANKS, 0), _first(SIZES, 1))
+    return Place(int(next((os.environ[name] for name in RANKS if name in os.environ), 0)), job_size())
 
 
 def has_servers() -> bool:
@@ -53,7 +52,3 @@ def _connected(addresses: str, rank: int, token: str, key_file: str) -> Client:
     client = Client(addresses.split(","), rank, token, key_file=key_file)
     atexit.register(client.leave)  # then the last messages have arrived, and nobody waits for this rank
     return client
-
-
-def _first(names: Sequence[str], default: int) -> int:
-    return int(next((os.environ[name] for name in names if name in os.environ), default))
