@@ -16,12 +16,16 @@ from functools import lru_cache, partial
 from types import ModuleType
 from typing import Any, TypeVar, overload
 
+import numpy as np
+
 from ..core.errors import ArgumentError, DTypeError, ShapeError
-from ..core.graph import Node
+from ..core.graph import Node, origin_of
 from ..core.op import Op, P, R, Role, op
 from ..core.types import Shape, TensorType, compatible, is_float
 from .composition import Composition, traced
-from .index import RowWindow, in_range, own_rows, whole_size
+from .elementwise import where
+from .index import RowWindow, in_range, own_rows, scatter_rows, whole_size
+from .shape import expand_dims
 
 __all__ = ["update_rule"]
 
@@ -34,7 +38,8 @@ class UpdateRule:
 
     `states` are the names of the state variables, behind that of the parameter; `timed` says whether the step is an
     input, behind the rate. `cuda` names hand-written kernels of a GPU, for a rule that needs whole parameters. `dense`
-    is the operator that applies the rule to whole parameters, `rows` to some rows of a table.
+    is the operator that applies the rule to whole parameters, `rows` to some rows of a table, and `touched` to those of
+    a whole table that were looked up.
     """
 
     name: str
@@ -44,6 +49,7 @@ class UpdateRule:
     cuda: str
     dense: Op[..., Any] = field(init=False)
     rows: Op[..., Any] = field(init=False)
+    touched: Op[..., Any] = field(init=False)
 
     def __repr__(self) -> str:
         return self.name
@@ -69,6 +75,23 @@ class UpdateRule:
     def split(self, inputs: Sequence[Any]) -> tuple[Sequence[Any], Any, Sequence[Any]]:
         """(parameter and states, gradient, scalars) of the inputs of the dense form."""
         return inputs[: self.tables], inputs[self.tables], inputs[self.tables + 1 :]
+
+    def on_sums(self, node: Node, inputs: Sequence[Node]) -> tuple[Node, ...]:
+        """What a node of the row form makes of `inputs`, by two sums that ranks can complete and batches add to: of the
+        rows of each id, and of how often it was looked up.
+        """
+        tables, (ids, rows, *scalars) = inputs[: self.tables], inputs[self.tables :]
+        zeros, ones = (
+            np.broadcast_to(np.asarray(number, rows.dtype), tuple(map(int, shape)))
+            for number, shape in ((0, tables[0].shape[:1]), (1, ids.shape))
+        )
+        with origin_of(node, gradient=True, update=False):
+            total = scatter_rows(tables[0], ids, rows)
+            counts = scatter_rows(zeros, ids, ones)
+        attrs = {name: value for name, value in node.attrs.items() if name != "window"}
+        with origin_of(node, updates=True):
+            made = self.touched(*tables, total, counts, *scalars, **attrs)
+        return made if self.states else (made,)
 
 
 @lru_cache(1024)
@@ -118,7 +141,7 @@ def update_rule(function: Callable[..., Any] | None = None, /, *, states: Sequen
     if len(states) != tables - 1:
         raise ArgumentError(f"{len(states)} names for {tables - 1} states of {name}", fix="name each state, or none")
     rule = UpdateRule(name, function, states, names[-1] == "step", cuda)
-    rule.rows = _rows_operator(rule, parameters)
+    rule.rows, rule.touched = _rows_operator(rule, parameters), _touched_operator(rule, parameters)
     made = _operator(
         rule, _on_arrays(rule), parameters, function.__doc__,
         name=name, infer=partial(_type, rule), dims=partial(_dims, rule), scratch=True,
@@ -247,9 +270,13 @@ def _rows_type(
         raise DTypeError(f"got a table {p} and ids {ids}", fix="pass a table with rows and integer ids")
     _check_alike(TensorType((*ids.shape, *p.shape[1:]), p.dtype), rows, "the gradient of the rows")
     _check_scalars(scalars)
+    _check_divisible(rule, p, attrs)
+    return _result(rule, tables)
+
+
+def _check_divisible(rule: UpdateRule, p: TensorType, attrs: Mapping[str, Any]) -> None:
     if whole := rule.composition(p.shape, attrs).whole:
         raise ArgumentError(f"no rows alone can be updated: {whole}", fix=f"use {rule.name} on the whole parameter")
-    return _result(rule, tables)
 
 
 def _rows_dims(rule: UpdateRule, *types: TensorType, **_: Any) -> str:
@@ -258,3 +285,54 @@ def _rows_dims(rule: UpdateRule, *types: TensorType, **_: Any) -> str:
     ids = "".join(f"{chr(ord('A') + i)}!" for i in range(types[rule.tables].ndim))
     left = ",".join([f"n@{columns}"] * rule.tables)
     return f"{left},{ids},{ids}{columns}{',' * (1 + rule.timed)}->{left}"
+
+
+# -- on whole tables, of which some rows were looked up --------------------------------------------------------
+# The same new values from sums over all ids, which are fewer numbers than the rows where a table is small.
+
+
+def _touched_operator(rule: UpdateRule, parameters: Sequence[inspect.Parameter]) -> Op[..., Any]:
+    """The operator that applies a rule to the rows that were looked up: `counts` stand behind the gradient `g`."""
+    counts = inspect.Parameter("counts", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    doc = f"""`{rule.name}` on the rows of a table (n, ...) whose `counts` (n) are above 0; others keep value and state.
+
+    ArgumentError where the rule needs whole parameters.
+    """
+
+    def forward(xp: ModuleType, *arrays: Any, **attrs: Any) -> Any:
+        (*tables, g, counts), scalars = arrays[: rule.tables + 2], arrays[rule.tables + 2 :]
+        changes = xp.reshape(counts > 0, (-1, *(1,) * (g.ndim - 1)))
+        made = rule.composition(g.shape, attrs).run(xp, [*tables, g, *scalars])
+        return _result(rule, [xp.where(changes, new, old) for new, old in zip(made, tables)])
+
+    made = _operator(
+        rule, forward, [*parameters[: rule.tables + 1], counts, *parameters[rule.tables + 1 :]], doc,
+        name=f"{rule.name}_touched", infer=partial(_touched_type, rule), dims=partial(_touched_dims, rule),
+    )  # fmt: skip
+
+    @made.decompose
+    def decomposed(*inputs: Node, **attrs: Any) -> Node | tuple[Node, ...]:
+        (*tables, g, counts), scalars = inputs[: rule.tables + 2], inputs[rule.tables + 2 :]
+        changes = expand_dims(counts > 0, axis=tuple(range(1, g.ndim)))
+        new = rule.composition(g.shape, attrs).on([*tables, g, *scalars], {})
+        return _result(rule, [where(changes, n, old) for n, old in zip(new, tables)])
+
+    return made
+
+
+def _touched_type(rule: UpdateRule, *types: TensorType, **attrs: Any) -> TensorType | tuple[TensorType, ...]:
+    """As `_type`, with a number for each row."""
+    (*tables, g, counts), scalars = types[: rule.tables + 2], types[rule.tables + 2 :]
+    _check_tables(tables)
+    _check_alike(types[0], g, "the gradient")
+    _check_alike(TensorType(g.shape[:1], counts.dtype), counts, "what counts the lookups")
+    _check_scalars(scalars)
+    _check_divisible(rule, types[0], attrs)
+    return _result(rule, tables)
+
+
+def _touched_dims(rule: UpdateRule, x: TensorType, *_: TensorType, **__: Any) -> str:
+    """Sharding rule: any axis may be split."""
+    term = "".join(chr(ord("a") + i) for i in range(x.ndim))
+    left = ",".join([term] * (rule.tables + 1))
+    return f"{left},a{',' * (1 + rule.timed)}->{','.join([term] * rule.tables)}"

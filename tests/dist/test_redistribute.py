@@ -12,6 +12,7 @@ import pytest
 
 from hetu.core.errors import ArgumentError, DTypeError, ShapeError
 from hetu.dist import DUP, MAX, MIN, SUM, Layout, Mesh, SerialComm, Shard, plan, redistribute, run_ranks
+from hetu.dist.layout.redistribute import cut_first
 
 from .layouts import check_parts, lower_bound, random_pair, scatter
 
@@ -94,6 +95,24 @@ def test_kind_and_traffic(kind, src, dst, moved):
     if kind != "batched":
         assert way.moved == moved
     assert sum(np.prod(piece.shape) for piece in way.after.values()) >= 64
+
+
+CUT = [  # from, to, what is cut out on the way, what leads on
+    (one((SUM, 4), (DUP, 2)), one((DUP, 4), (0, 2)), one((SUM, 4), (0, 2)), "all_reduce"),
+    (one((SUM, 4), (DUP, 2)), one((1, 4), (0, 2)), one((SUM, 4), (0, 2)), "reduce_scatter"),
+    (one((0, 4), (DUP, 2)), one((DUP, 4), (1, 2)), one((0, 4), (1, 2)), "all_gather"),
+    (one((SUM, 4), (DUP, 2)), one((DUP, 4), (DUP, 2)), None, ""),
+    (one((DUP, 4)), one((0, 4)), None, ""),
+    (one((0, 2)), one((0, 2), ranks=(2, 3)), None, ""),
+]
+
+
+@pytest.mark.parametrize(("src", "dst", "cut", "kind"), CUT)
+def test_what_every_rank_has_is_cut_before_it_is_sent(src, dst, cut, kind):
+    assert cut_first(src, dst, (8, 8)) == cut
+    if cut is not None:
+        way = plan(cut, dst, (8, 8))
+        assert way.kind == kind and way.moved <= plan(src, dst, (8, 8)).moved
 
 
 def test_collectives_of_pieces_that_differ_are_padded_if_that_is_little():

@@ -115,8 +115,11 @@ def test_a_pass_that_crosses_the_order_of_communication_is_an_error(monkeypatch)
 
 def test_data_parallelism_reduces_every_gradient_once():
     assert communication(mlp, DataParallel(), 4) == {"all_reduce": 4 + 1}  # and the loss
-    # the table of the embedding: the gradients of the looked-up rows are gathered instead, and every rank has all ids
-    assert communication(transformer, DataParallel(), 2) == {"all_reduce": 18 + 1, "all_gather": 1}
+    # the table of the embedding is smaller than the looked-up rows together: it is added up with counts of the lookups
+    assert communication(transformer, DataParallel(), 2) == {"all_reduce": 18 + 1 + 2}
+    # of a larger one the gradients of the rows are gathered instead, and every rank has all ids
+    large = functools.partial(transformer, vocabulary=200)
+    assert communication(large, DataParallel(), 2) == {"all_reduce": 18 + 1, "all_gather": 1}
 
 
 def test_batch_norm_over_ranks_adds_two_reductions_forward_and_none_backward():
@@ -180,7 +183,9 @@ def test_channels_over_ranks_need_one_reduction_of_the_logits_and_the_running_st
 
 
 def test_data_x_tensor_parallelism_adds_up():
-    assert communication(transformer, Parallel(tensor=2), 4) == {"all_reduce": 9 + 18 + 1, "all_gather": 1}
+    assert communication(transformer, Parallel(tensor=2), 4) == {"all_reduce": 9 + 18 + 1 + 2}
+    large = functools.partial(transformer, vocabulary=200)
+    assert communication(large, Parallel(tensor=2), 4) == {"all_reduce": 9 + 18 + 1, "all_gather": 1}
 
 
 # -- 16 bits -----------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Rows for the update rules, against the formulas as the papers print them (bias corrections not folded).
 
-A rule is one row of `RULES`; from it follow those for whole parameters, for rows of a table, and for groups. Other
+A rule is one row of `RULES`; from it follow those for whole parameters, for rows of a table, for tables of
+which rows were looked up, and for groups. Other
 tests take the rules from here too.
 """
 
@@ -152,6 +153,22 @@ def sparse(name):
     )
 
 
+def touched(name):
+    """On whole tables, of which rows 0 and 2 were not looked up."""
+    rule = RULES[name]
+    tables = rule.op.update.tables
+
+    def reference(*arrays):
+        (*old, g, counts), scalars = arrays[: tables + 2], arrays[tables + 2 :]
+        made = [np.where(counts[:, None] > 0, *pair) for pair in zip(rule.reference(*old, g, *scalars), old)]
+        return tuple(made) if tables > 1 else made[0]
+
+    counts = given(np.array([0.0, 2.0, 0.0, 1.0, 1.0]))
+    return Sample(
+        f"{name}_touched", rule.op.update.touched, rule.inputs(TABLE, real(*TABLE), counts), reference, order=0
+    )
+
+
 SAMPLES = [
     *map(row, RULES),
     *(row(name, *variant) for name, rule in RULES.items() for variant in rule.variants),
@@ -164,4 +181,5 @@ SAMPLES = [
         order=0,
     ),
     *map(sparse, ON_ELEMENTS),
+    *map(touched, ON_ELEMENTS),
 ]

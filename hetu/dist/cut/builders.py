@@ -222,6 +222,8 @@ def _fed_in_parts(node: Node) -> str:
 class DataParallel(Parallel):
     """Every rank has the whole model and a part of each batch; gradients are summed (all-reduce).
 
+    Of a table that is only looked up, ranks gather the gradients of the rows, or sum those of the table with a count of
+    the lookups of each row, whichever is fewer bytes at the size of the batch. Either way only rows looked up change.
     All ranks feed the whole batch, or, with `local_feeds`, each its own part.
 
     >>> DataParallel()

@@ -22,8 +22,8 @@ from ...ops.composition import Scalars
 from ...passes import simplify
 from ..layout.boxes import within
 from ..layout.deduce import Deduction, Grid, deduce, updating
-from ..layout.layout import Layout, Piece
-from ..layout.redistribute import plan
+from ..layout.layout import SUM, Layout, Piece
+from ..layout.redistribute import cut_first, plan
 from ..layout.rules import rule_of
 from ..ops import RESHARD
 from .bucket import Due, join_collectives, turn_of
@@ -75,7 +75,7 @@ def laid_out(
         late = updating(outputs)
         grid_of = strategy.grid_of(outputs, late)
         found = deduce(outputs, strategy.leaf, grid_of, late, narrow=strategy.narrow_sums)
-        split = split_though_fixed(found)
+        split = split_though_fixed(found, strategy)
         if not split:
             break
         outputs = simplify(decomposed(outputs, split))
@@ -120,11 +120,15 @@ def part_of(rank: int, laid: LaidOut, strategy: Strategy, updates: Mapping[Node,
     return Local(outputs[:kept], outputs[kept:end], dict(zip(new, outputs[end:])), walk.feeds)
 
 
-def split_though_fixed(found: Deduction) -> set[Node]:
-    """Nodes with other operators in them that would gather an input along an axis that their kernel needs whole."""
+def split_though_fixed(found: Deduction, strategy: Strategy) -> set[Node]:
+    """Nodes with other operators in them that would gather an input along an axis that their kernel needs whole.
+
+    An update of rows only where whole tables, added up, are fewer bytes than the rows.
+    """
     split = set()
     for node, wants in found.wants.items():
-        if (node.op.decompose_rule is None and node.op.update is None) or (rule := rule_of(node)) is None:
+        divisible = node.op.decompose_rule or node.op.update or node.op.row_update
+        if divisible is None or (rule := rule_of(node)) is None:
             continue
         for i, term, want in zip(node.inputs, rule.inputs, wants):
             roles = found.layouts[i][0].axes().values() if i.inputs or i.role is not Role.CONSTANT else ()
@@ -132,7 +136,24 @@ def split_though_fixed(found: Deduction) -> set[Node]:
             kept = {role for role, n in want.axes().values() if role >= 0 and n > 1}
             if any(rule.factor(term, d) in rule.fixed for d in dims - kept):
                 split.add(node)
-    return split
+    return {n for n in split if n.op.row_update is None or _sums_are_less(n, found, strategy)}
+
+
+def _sums_are_less(node: Node, found: Deduction, strategy: Strategy) -> bool:
+    """Whether ranks send no more bytes to add up whole tables than to gather the rows that an update of rows changes.
+
+    Feeds that every rank has as a whole need not be sent.
+    """
+    tables, wants = node.op.row_update.tables, found.wants[node]
+    (table, ids, rows), want = node.inputs[tables - 1 : tables + 2], wants[tables - 1]
+    grid, split = Grid.of(want), [axis for axis, (role, _) in found.layouts[ids][0].axes().items() if role >= 0]
+    kept, terms = {axis: role for axis, (role, _) in want.axes().items()}, dict.fromkeys(split, SUM)
+    rows_kept = {axis: role for axis, role in kept.items() if role <= 0}
+    total = plan(grid.layout(kept | terms), want, table.shape).moved
+    total += plan(grid.layout(rows_kept | terms), grid.layout(rows_kept), table.shape[:1]).moved
+    sent = [i for i in (ids, rows) if i.role is not Role.PLACEHOLDER or i.name in strategy.local]
+    gathered = {i: plan(found.layouts[i][0], w, i.shape).moved for i, w in zip(node.inputs, wants) if i in sent}
+    return total * table.dtype.itemsize <= sum(n * i.dtype.itemsize for i, n in gathered.items())
 
 
 def decomposed(outputs: Sequence[Node], split: set[Node]) -> tuple[Node, ...]:
@@ -163,6 +184,9 @@ def _written_out(node: Node, inputs: tuple[Node, ...], scalars: Scalars) -> tupl
         with origin_of(node, updates=True):
             made: tuple[Node, ...] = update.of(node).on(inputs, scalars)
             return made
+    if (update := node.op.row_update) is not None:
+        sums: tuple[Node, ...] = update.on_sums(node, inputs)
+        return sums
     assert node.op.decompose_rule is not None
     found: Node | tuple[Node, ...] = node.op.decompose_rule(*inputs, **node.attrs)
     return (found,) if isinstance(found, Node) else found
@@ -317,6 +341,8 @@ class Walk:
 
     def _reshard(self, node: Node, local: Node | None, have: Layout, want: Layout, shape: Shape) -> Node | None:
         way = plan(have, want, shape)
+        if way.kind == "batched" and (cut := cut_first(have, want, shape)) is not None:
+            return self._reshard(node, self._reshard(node, local, have, cut, shape), cut, want, shape)
         made_pending = any(way.before[r].term != piece.term for r, piece in way.after.items() if r in way.before)
         if way.kind in ("nothing", "slice") and not made_pending:
             if self.rank not in way.after:

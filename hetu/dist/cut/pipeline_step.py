@@ -45,7 +45,7 @@ def _laid_out(outputs: Sequence[Node], strategy: Staged, count: int, *, apart: b
     for _ in range(8):  # a decomposition may contain operators that must be decomposed in turn
         outputs = push_hints(outputs, narrow=strategy.narrow_sums)
         steps = Stages(outputs, strategy, count, apart=apart)
-        split = split_though_fixed(steps.found)
+        split = split_though_fixed(steps.found, strategy)
         if not split:
             break
         outputs = simplify(decomposed(outputs, split))

@@ -27,7 +27,8 @@ from ..comm.comm import REDUCE, Comm, PeerMessage
 from ..comm.hierarchical import Hosts
 from .boxes import cells, contains, sizes, volume, within
 from .collectives import KEPT, Collective, copy, find
-from .layout import MAX, MIN, PENDING, SUM, Layout, PendingTerm, Piece
+from .deduce import Grid
+from .layout import DUP, MAX, MIN, PENDING, SUM, Layout, PendingTerm, Piece
 
 _NOTHING = np.empty(0)  # of a rank outside one of the layouts
 
@@ -263,6 +264,23 @@ def plan(src: Layout, dst: Layout, shape: Shape) -> Redistribution:
         return Redistribution(kind, src, dst, shape, collectives)
     whole = _whole_arrays(_transfers(before, after), before, after)
     return Redistribution("send_recv" if whole else "batched", src, dst, shape)
+
+
+def cut_first(src: Layout, dst: Layout, shape: Shape) -> Layout | None:
+    """A layout on the way, which each rank cuts out of what it has, and from which collectives lead on; or None.
+
+    >>> from hetu.dist import SUM, Mesh
+    >>> mesh = Mesh((2, 2), ("data", "tensor"))
+    >>> cut_first(mesh.layout(data=SUM), mesh.layout(tensor=0), (4, 3))
+    Layout([sum/2, 0/2] on 0-3)
+    """
+    grid, after = Grid.of(src), dst.axes()
+    if grid != Grid.of(dst):
+        return None
+    roles = {axis: after[axis][0] if role == DUP else role for axis, (role, _) in src.axes().items()}
+    cut = grid.layout(roles)
+    ready = cut != src and plan(src, cut, shape).kind == "slice"
+    return cut if ready and plan(cut, dst, shape).collectives else None
 
 
 def _transfers(before: Mapping[int, Piece], after: Mapping[int, Piece]) -> Iterator[Transfer]:
