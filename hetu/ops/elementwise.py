@@ -155,10 +155,10 @@ remainder = binary("remainder", "a - b * (a // b), as Python's `%`: it has the s
                    "[7.5, -7.5], 2 -> [1.5, 0.5]", "", lambda g, y, a, b: (g, -(g * floor_divide(a, b))))
 maximum = binary("maximum", "The larger one; NaN wins. At a tie the gradient goes to `a`.",
                  "[1.0, 5.0], 3 -> [3.0, 5.0]", "y = a >= b || a != a ? a : b",
-                 lambda g, y, a, b: (g * (a >= b), g * (a < b)))
+                 lambda g, y, a, b: (g * (a >= b), g * (a < b)), reduce="max")
 minimum = binary("minimum", "The smaller one; NaN wins. At a tie the gradient goes to `a`.",
                  "[1.0, 5.0], 3 -> [1.0, 3.0]", "y = a <= b || a != a ? a : b",
-                 lambda g, y, a, b: (g * (a <= b), g * (a > b)))
+                 lambda g, y, a, b: (g * (a <= b), g * (a > b)), reduce="min")
 
 negative = unary("negative", "-x.", "[1.0, -2.0] -> [-1.0, 2.0]", "y = -x", lambda g, y, x: -g, linear=(0,))
 sign = unary("sign", "-1, 0 or 1. A step function, so no gradient passes.", "[3.0, 0.0, -2.0] -> [1.0, 0.0, -1.0]",
@@ -202,10 +202,10 @@ isfinite = unary("isfinite", "Whether x is neither infinite nor NaN.",
                  "y = x - x == 0", infer=predicate, precision="wide")
 logical_and = binary("logical_and", "Whether both hold; `a & b` on nodes.",
                      "[True, True, False], [True, False, False] -> [True, False, False]", "y = a && b",
-                     infer=truth_values)
+                     infer=truth_values, reduce="min")
 logical_or = binary("logical_or", "Whether at least one holds; `a | b` on nodes.",
                     "[True, True, False], [True, False, False] -> [True, True, False]", "y = a || b",
-                    infer=truth_values)
+                    infer=truth_values, reduce="max")
 logical_xor = binary("logical_xor", "Whether exactly one holds.",
                      "[True, True, False], [True, False, False] -> [False, True, False]", "y = a != b",
                      infer=truth_values)

@@ -89,7 +89,7 @@ class UpdateRule:
             total = scatter_rows(tables[0], ids, rows)
             counts = scatter_rows(zeros, ids, ones)
         attrs = {name: value for name, value in node.attrs.items() if name != "window"}
-        with origin_of(node, updates=True):
+        with origin_of(node):
             made = self.touched(*tables, total, counts, *scalars, **attrs)
         return made if self.states else (made,)
 

@@ -122,6 +122,42 @@ def test_micro_batches_follow_one_another_though_the_first_waits_for_weights(way
         assert found == sorted(found) and len(found) > LAYERS
 
 
+CONDITIONS = {
+    "plain": {},
+    "clip_norm": {"clip_norm": 0.1},
+    "clip_value": {"clip_value": 0.1},
+    "l2": {"weight_decay": 0.1},
+}
+
+
+@pytest.mark.parametrize("zero", [0, 1, 3])
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+@pytest.mark.parametrize("name", CONDITIONS)
+def test_what_an_optimizer_makes_of_gradients_leaves_them_in_buckets(name, precision, zero):
+    """Beside the loss, whole gradients need one message; parts of them one more for a norm, and for being finite."""
+    x, t = ht.placeholder("x", (None, 16)), ht.placeholder("t", (None, 16))
+    loss = ht.mean(ht.mse_loss(ht.nn.Linear(16, 16)(ht.tanh(ht.nn.Linear(16, 16)(x))), t))
+    entries = [loss, ht.optim.Momentum(0.1, **CONDITIONS[name]).minimize(loss)]
+    wanted = ht.Executor(entries, precision=precision)
+    losses = [float(wanted.run(batch(s))[0]) for s in range(4)]
+
+    def work(comm):
+        ex = ht.Executor(entries, strategy=Buckets(1 << 20, zero), comm=comm, precision=precision)
+        found = [float(ex.run(batch(s))[0]) for s in range(4)]
+        nodes = [s.node for s in ex.program(batch(0)).steps if s.node.op.collective in ("all_reduce", "reduce_scatter")]
+        return (
+            found,
+            Counter(n.inputs[0].dtype.name for n in nodes),
+            [len(n.inputs) for n in nodes if not n.inputs[0].ndim],
+        )
+
+    norm, finite = bool(zero and name == "clip_norm"), bool(zero and precision == "float16")
+    for found, messages, numbers in run_ranks(2, work):
+        np.testing.assert_allclose(found, losses, rtol=1e-5 if precision == "float32" else 1e-2)
+        assert messages == Counter(float32=2 + norm, bool=finite)
+        assert numbers == [1] * (1 + norm + finite)
+
+
 def test_weights_are_asked_for_ahead_and_only_so_far():
     names = run_ranks(2, lambda comm: trained(comm, 1100, Parallel(zero=3)))[0][1]
     asked = [names[:at].count("all_gather_start") for at, name in enumerate(names) if name == "all_gather_wait"]

@@ -10,7 +10,7 @@ import pytest
 
 import hetu as ht
 from hetu.core.graph import OPS
-from hetu.dist import DUP, SUM, Layout, Mesh, Shard, run_ranks
+from hetu.dist import DUP, MAX, MIN, SUM, Layout, Mesh, Shard, run_ranks
 from hetu.dist.cut.strategy import Strategy
 from hetu.dist.layout.rules import rule_of
 from hetu.dist.ops import shard
@@ -26,8 +26,8 @@ GRIDS = {
 
 
 def random_layout(rng: np.random.Generator, grid: Layout, x: np.ndarray) -> Layout:
-    """Roles at random on the axes of a grid: any dimension, duplicates, or a pending sum for floats."""
-    roles = [*range(x.ndim), *range(x.ndim), DUP] + [SUM] * (x.dtype.kind == "f")
+    """Roles at random on the axes of a grid: any dimension, duplicates, or a pending extreme or sum of floats."""
+    roles = [*range(x.ndim), *range(x.ndim), DUP, int(rng.choice([MAX, MIN] + [SUM] * 4 * (x.dtype.kind == "f")))]
     pick = lambda: roles[rng.integers(len(roles))]  # noqa: E731
     parts = tuple(Shard(p.ranks, tuple((pick(), n) for _, n in p.axes)) for p in grid.parts)
     across = pick() if len(parts) > 1 else DUP
@@ -56,6 +56,39 @@ def test_operator_on_parts(sample):
             for got, want in zip(results, wanted, strict=True):
                 close = 1e-9 if want.dtype == np.float64 else 1e-6
                 np.testing.assert_allclose(got, want, rtol=close, atol=close, err_msg=str([*layouts.values()]))
+
+
+EXTREMES = {  # operator: what it is, of which dtype
+    "minimum": (MIN, "float32"), "logical_and": (MIN, "bool"), "min": (MIN, "float32"), "all": (MIN, "bool"),
+    "maximum": (MAX, "float32"), "logical_or": (MAX, "bool"), "max": (MAX, "float32"), "any": (MAX, "bool"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("role", [SUM, MAX, MIN])
+@pytest.mark.parametrize("name", EXTREMES)
+@pytest.mark.parametrize("again", [False, True])
+def test_what_is_a_maximum_or_minimum_lets_those_pass_that_nobody_else_reads(name, role, again):
+    extreme, dtype = EXTREMES[name]
+    if dtype == "bool" and role == SUM:
+        return  # there are none
+    x, y = (ht.placeholder(name, (4, 3), dtype) for name in "xy")
+    given = shard(x, layout=Mesh((2,), ("a",)).layout(a=role))
+    folds = name in ("min", "max", "all", "any")
+    made = OPS[name](given, axis=1) if folds else OPS[name](given, y)
+    outputs = [made, ht.astype(given, "int64")] if again else [made]
+    values = np.random.default_rng(0).integers(0, 2, (2, 4, 3)).astype(dtype)
+    feed = dict(zip("x" if folds else "xy", values))
+
+    def run(comm):
+        ex = ht.Executor(outputs, strategy=Strategy(GRIDS["2"]), comm=comm)
+        reduced = [s.node.shape for s in ex.program(feed).steps if s.node.op.collective == "all_reduce"]
+        return ex.run(feed)[0], reduced
+
+    (wanted, *_) = ht.Executor(outputs).run(feed)
+    passes = role == extreme and not again
+    for found, reduced in run_ranks(2, run):
+        np.testing.assert_array_equal(found, wanted)
+        assert reduced == [made.shape if passes else (4, 3)]
 
 
 @pytest.mark.parametrize("channels", [False, True])

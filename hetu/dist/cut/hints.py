@@ -30,7 +30,7 @@ def hint_gradients(outputs: Sequence[Node], store: Callable[[Node], Layout]) -> 
         roles = [role for role, n in layout.axes().values() if n > 1 and role >= 0]
         if not roles:
             return None
-        with origin_of(node, updates=True):
+        with origin_of(node, update=True):
             gradient = shard(inputs[place], layout=layout)
         return node.op.make((*inputs[:place], gradient, *inputs[place + 1 :]), node.attrs)
 
@@ -68,7 +68,7 @@ def push_hints(outputs: Sequence[Node], *, narrow: bool = False) -> tuple[Node, 
         if node not in hinted:
             return None
         made, hint = node.op.make(inputs, node.attrs), hints[node]
-        with origin_of(node, updates=hint.tags.get("updates", False)):
+        with origin_of(node, update=hint.tags.get("update", False)):
             return shard(made, layout=hint.attrs["layout"])
 
     return rewrite(outputs, rule)

@@ -181,7 +181,7 @@ def decomposed(outputs: Sequence[Node], split: set[Node]) -> tuple[Node, ...]:
 def _written_out(node: Node, inputs: tuple[Node, ...], scalars: Scalars) -> tuple[Node, ...]:
     """The results of a node, computed by other operators."""
     if (update := node.op.update) is not None:
-        with origin_of(node, updates=True):
+        with origin_of(node, update=True):
             made: tuple[Node, ...] = update.of(node).on(inputs, scalars)
             return made
     if (update := node.op.row_update) is not None:

@@ -106,12 +106,12 @@ class Deduction:
 
 
 def updating(outputs: Sequence[Node]) -> set[Node]:
-    """The nodes that belong to the update of variables: update operators, what was written in their place, the hints
-    on what they read (both are tagged `updates`), and all nodes that follow from them.
+    """The nodes that belong to the update of variables: update operators, what is tagged `update`, and all nodes that
+    follow from them. Tagged are what an optimizer makes of gradients, what stands in its place, and hints on it.
     """
     found: set[Node] = set()
     for node in topological(outputs):
-        if node.role is Role.UPDATE or node.tags.get("updates") or any(i in found for i in node.inputs):
+        if node.role is Role.UPDATE or node.tags.get("update") or any(i in found for i in node.inputs):
             found.add(node)
     return found
 
@@ -233,12 +233,18 @@ def _split(node: Node, rule: ShardingRule, factor: str) -> AxisCandidate:
 
 
 def _flowing(node: Node, roles: Sequence[int | None], outputs: int, readers: Counter[Node]) -> AxisCandidate | None:
-    """Let a pending sum pass: one input of a multilinear operator, or all inputs of a jointly linear one.
+    """Let a pending sum pass: one input of a multilinear operator, or all inputs of a jointly linear one; and pending
+    minima or maxima those operators that are such themselves, whatever else they read.
 
     A sum that others read too does not pass: each reader would have to combine it again. Nor does one whose terms the
     result cannot hold: it would round each.
     """
-    linear = node.op.linear
+    linear, extreme = node.op.linear, ROLE_OF[node.op.reduce]
+    if extreme != SUM:
+        shared = any(role == extreme and readers[i] > 1 for i, role in zip(node.inputs, roles))
+        if extreme not in roles or shared:
+            return None
+        return AxisCandidate(tuple(extreme if role == extreme else DUP for role in roles), (extreme,) * outputs)
     if linear == "joint":
         if all(role == SUM for role in roles):
             return AxisCandidate((SUM,) * len(roles), (SUM,) * outputs)
