@@ -10,12 +10,13 @@ import pytest
 
 import hetu as ht
 from hetu.core.errors import GraphError
-from hetu.core.graph import rewrite
+from hetu.core.graph import rewrite, tagged
 from hetu.core.memory import in_line
+from hetu.core.op import Role
 from hetu.core.passes import PASSES
-from hetu.dist import plan, run_ranks
+from hetu.dist import Mesh, plan, run_ranks
 from hetu.dist.cut.builders import MEGATRON, DataParallel, Parallel, RuleBook, TensorParallel, ZeRO
-from hetu.dist.cut.strategy import Builder
+from hetu.dist.cut.strategy import Builder, Kept, Strategy
 
 from .models import MODELS, batches, communicating, communication, losses, mlp, transformer, uniform
 from .test_launch import heturun
@@ -246,6 +247,36 @@ def test_a_sum_that_16_bits_cannot_hold(way, total, accumulate):
         return float(ex.state[w][0, 0])
 
     assert run_ranks(ranks, step) == [-total] * ranks
+
+
+ONE = Mesh((2,), ("d",))
+READERS = {"wide": ("float32",), "narrow": ("float16",), "both": ("float16", "float32")}
+
+
+@pytest.mark.parametrize("grads", [False, True])
+@pytest.mark.parametrize("name", READERS)
+def test_a_sum_is_taken_in_16_bits_if_anything_reads_it_so(name, grads):
+    """Once for all readers: in both widths it would be three times the bytes, in 32 twice."""
+    x, w = ht.placeholder("x", (4, 6), "float16"), ht.variable("w", np.ones((6, 2), "float16"), (6, 2), "float16")
+    with tagged(gradient=grads):
+        product = x @ w
+        read = [ht.exp(product) if d == "float16" else ht.exp(ht.astype(product, d)) for d in READERS[name]]
+    strategy = Strategy(ONE.layout(), {"w": Kept(ONE.layout(d=0), ONE.layout(d=0))})
+
+    def sums(comm):
+        ex = ht.Executor(read, strategy=strategy, comm=comm)
+        program = ex.program({"x": np.ones((4, 6), "float16")})
+        return [s.node.dtype.name for s in program.steps if s.node.role is Role.COMMUNICATION]
+
+    assert run_ranks(2, sums) == [[READERS[name][0]]] * 2
+
+
+def test_activations_of_tensor_parallelism_that_layers_read_in_16_bits_are_summed_in_16():
+    nodes = communicating(transformer, TensorParallel(), 2, precision="float16")
+    features = [n.dtype.name for n in nodes if n.ndim == 3 and n.shape[-1] == 16]
+    # the table; attention and feed-forward, to which biases are added; back through the head, read by dropout as well,
+    # and through feed-forward and attention, read by norms alone
+    assert features == ["float32", "float16", "float16", "float16", "float32", "float32"]
 
 
 def even_mlp(clip_norm=None):

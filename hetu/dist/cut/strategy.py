@@ -58,9 +58,10 @@ class Strategy(Builder):
     gradients, and what ZeRO gathers and scatters, are joined in buckets of at most `bucket_bytes`, which travel beside
     the computation; 0 keeps them apart. Of gathered variables about three buckets are there ahead of their readers.
     `hosts` are the ranks of each host, for all-to-alls that go within hosts first (`comm/hierarchical.py`). Sums of
-    16-bit floats that are read in 32, as gradients are in mixed precision, are taken between ranks in 32; `narrow_sums`
-    takes them in 16, in half the bytes, and rounds. Of the feeds named in `local` each rank is fed its own part, all of
-    one size; of others the whole.
+    16-bit floats that are read in 32 alone, as gradients are in mixed precision, are taken between ranks in 32;
+    `narrow_sums` takes them in 16, in half the bytes, and rounds. A sum that anything reads in 16 bits, as layers under
+    tensor parallelism do, is taken once for all its readers, in 16. Of the feeds named in `local` each rank is fed its
+    own part, all of one size; of others the whole.
 
     >>> from hetu.dist import Mesh
     >>> mesh = Mesh((2,), ("data",))
