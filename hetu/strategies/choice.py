@@ -1,8 +1,9 @@
 """Whether ranks or servers keep a variable: by the bytes that a step moves in both cases.
 
 A dense gradient moves fewer bytes in an all-reduce. The gradient of a few looked-up rows only goes to a server and
-back; without servers every rank gathers the rows of all others, and keeps the whole table and its optimizer state
-(S. Kim et al., "Parallax: Sparsity-aware Data Parallel Training of Deep Neural Networks", EuroSys 2019, section 3.1).
+back; without servers every rank gathers the rows of all others, or adds up whole gradients where those are fewer bytes,
+and keeps the whole table and its optimizer state (S. Kim et al., "Parallax: Sparsity-aware Data Parallel Training of
+Deep Neural Networks", EuroSys 2019, section 3.1).
 Left out: the bytes of activations, and the savings of a cache, which only a run shows.
 """
 
@@ -46,10 +47,15 @@ class Choice:
 
     @property
     def by_ranks(self) -> int:
-        """A ring sends every element of a sum 2 (n - 1) times, and gathered elements, such as rows, n - 1 times."""
+        """A ring sends every element of a sum 2 (n - 1) times, and gathered elements, such as rows, n - 1 times.
+
+        Of a small table the sum and a count for each row are fewer bytes than the rows.
+        """
+        whole = 2 * (self.ranks - 1) * math.prod(self.shape) * self.itemsize
         if self.lookups is None:
-            return 2 * (self.ranks - 1) * math.prod(self.shape) * self.itemsize
-        return (self.ranks - 1) * self.lookups * self.row_bytes
+            return whole
+        counts = 2 * (self.ranks - 1) * self.shape[0] * self.itemsize
+        return min(whole + counts, (self.ranks - 1) * self.lookups * self.row_bytes)
 
     @property
     def by_servers(self) -> int:

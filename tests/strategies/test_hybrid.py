@@ -123,6 +123,8 @@ def test_the_choice_is_by_bytes():
     dense, table = Choice("w", (100, 100), 4, None, ranks=4), Choice("t", (1000, 16), 4, lookups=40, ranks=4)
     assert (dense.by_ranks, dense.by_servers, dense.on_servers) == (240_000, 320_000, False)
     assert (table.by_ranks, table.by_servers, table.on_servers) == (3 * 40 * 72, 2 * 4 * 10 * 72, True)
+    small = Choice("s", (10, 16), 4, lookups=4000, ranks=4)
+    assert (small.by_ranks, small.by_servers, small.on_servers) == (6 * 10 * 17 * 4, 2 * 4 * 10 * 72, False)
     assert not Choice("t", (1000, 16), 4, lookups=39, ranks=3).on_servers  # 2 gather each, or each sends and receives
     assert Choice("t", (1000, 16), 4, lookups=40, ranks=2, named=True).on_servers
     assert not Choice("t", (1000, 16), 4, lookups=40, ranks=1).on_servers  # alone nothing need be sent
