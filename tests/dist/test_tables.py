@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import hetu as ht
-from hetu.dist import DataParallel, Parallel, TensorParallel, ZeRO, run_ranks
-from hetu.plan import MachineProfile, simulate
+from hetu.dist import DataParallel, Heterogeneous, Parallel, Pipeline, TensorParallel, ZeRO, run_ranks
+from hetu.plan import MachineProfile, builders, simulate
 from hetu.plan.simulation.traffic import bytes_between_ranks
 
 TABLES = {"one": (1, 3), "numbers": (5,), "letters": (65, 4), "matrices": (1000, 2, 3), "words": (50_000, 2)}
@@ -45,6 +45,12 @@ STRATEGIES = {
     "tensor": lambda: TensorParallel(SPLIT),
     "data x tensor": lambda: Parallel(tensor=2, split=SPLIT),
     "zero3 x tensor": lambda: Parallel(tensor=2, zero=3, split=SPLIT),
+    "one home": builders.PS,
+    "homes of parts": builders.UnevenPartitionedPS,
+}
+UNEVEN = {
+    "unequal": lambda: Heterogeneous([(0, 1), (2,)], shares=(2, 1), split={}),
+    "unequal, split": lambda: Heterogeneous([(0, 1), (2,)], shares=(2, 1), split=SPLIT),
 }
 
 
@@ -87,7 +93,7 @@ alone = cache(trained)
 def check(name, optimizer, ranks, twice=()):
     def work(comm):
         part = (comm.rank, ranks) if name == "parts of feeds" else (0, 1)
-        return trained(optimizer, STRATEGIES[name](), comm, twice, part)
+        return trained(optimizer, {**STRATEGIES, **UNEVEN}[name](), comm, twice, part)
 
     for found in run_ranks(ranks, work):
         for value, wanted in zip(found, alone(optimizer, twice=twice), strict=True):
@@ -102,6 +108,13 @@ def test_every_variable_is_as_in_one_process(name, optimizer, ranks):
     if ranks % 2 and " x " in name:
         ranks = 6
     check(name, optimizer, ranks)
+
+
+@pytest.mark.usefixtures("meaning")
+@pytest.mark.parametrize("optimizer", ["momentum", "own rule"])
+@pytest.mark.parametrize("name", UNEVEN)
+def test_so_it_is_in_groups_of_unequal_size(name, optimizer):
+    check(name, optimizer, 3)
 
 
 @pytest.mark.usefixtures("meaning")
@@ -149,6 +162,42 @@ def test_the_way_of_fewer_bytes_is_taken(name, rows, ids, ranks, monkeypatch):
     assert found == min(gathered, added)
     apart = name.startswith("zero") and rows % ranks > 0  # columns are kept apart, and counts travel to all ranks
     assert len(kinds) <= len(messages) + apart
+
+
+SPREAD = {
+    **{name: STRATEGIES[name] for name in STRATEGIES if name != "parts of feeds" and "tensor" not in name},
+    "data x rows": lambda: Parallel(tensor=2, split={"*letters": 0}),
+    "data x columns": lambda: Parallel(tensor=2, split={"*letters": 1}),
+    "zero1 x rows": lambda: Parallel(tensor=2, zero=1, split={"*letters": 0}),
+    "zero3 x columns": lambda: Parallel(tensor=2, zero=3, split={"*letters": 1}),
+    "unequal": lambda: Heterogeneous([(0, 1), (2, 3)], shares=(2, 1), split={}),
+    "stages": lambda: Pipeline(2, microbatches=2, data=2),
+    "pipedream": lambda: Pipeline(2, microbatches=2, schedule="pipedream", data=2),
+    "parts": builders.PartitionedAllReduce,
+    "parts of some axis": lambda: builders.RandomAxisAllReduce(1),
+}
+
+
+@pytest.mark.parametrize("rows", [20, 64, 65, 5000])
+@pytest.mark.parametrize("name", SPREAD)
+def test_no_strategy_takes_the_way_of_more_bytes(name, rows, monkeypatch):
+    """Simulated, on 4 ranks: all that they send together."""
+    ids, t = ht.placeholder("ids", (None,), "int64"), ht.placeholder("t", (None,), "int64")
+    with ht.scope("model"):
+        h = ht.nn.Linear(6, 6, name="up")(ht.take(ht.variable("letters", ht.init.zeros, (rows, 6)), ids, axis=0))
+        loss = ht.mean(ht.softmax_cross_entropy(ht.nn.Linear(6, 4, name="down")(h), t))
+    entries = [loss, ht.optim.Adam(0.01).minimize(loss)]
+
+    def sent():
+        shapes = {ids: (192,), t: (192,)}
+        cost = simulate(entries, SPREAD[name](), MachineProfile(), world_size=4, shapes=shapes)
+        return sum(cost.sent.values())
+
+    found, forced = sent(), []
+    for sums in (False, True):
+        monkeypatch.setattr("hetu.dist.cut.partition._sums_are_less", lambda *_, sums=sums: sums)
+        forced.append(sent())
+    assert found == min(forced)
 
 
 @pytest.mark.parametrize(("rows", "ids", "ranks"), [(65, 6144, 8), (65, 96, 4), (1000, 96, 4), (1, 96, 2)])
