@@ -298,7 +298,7 @@ CHECKS = [
 
 
 if __name__ == "__main__":
-    job = world(deadline=20.0)
+    job = world(deadline=60.0)
     for check in CHECKS:
         check(job)
     if job.rank == 0:

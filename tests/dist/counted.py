@@ -58,7 +58,7 @@ def counts(comm) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    comm = world(deadline=20.0)
+    comm = world(deadline=60.0)
     found = counts(comm)
     if comm.rank == 0:
         print("counts: " + json.dumps(found))

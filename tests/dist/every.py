@@ -78,7 +78,7 @@ def table(comm, precision: str, models=EVERY) -> int:
 
 
 if __name__ == "__main__":
-    job = world(deadline=20.0)
+    job = world(deadline=60.0)
     job.barrier()
     precision, *models = sys.argv[1:] or ["float32"]
     print(f"rank {job.rank}: {table(job, precision, models or EVERY)} rows equal one process")

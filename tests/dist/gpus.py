@@ -13,6 +13,6 @@ if __name__ == "__main__":
     with fake_cupy.installed() as cupy:
         cupy.cuda.runtime.getDeviceCount = lambda: 2
         parsed = [str(Device.parse(text)) for text in ("gpu", "gpu:1", "cpu")]
-        comm = world(deadline=20.0)
+        comm = world(deadline=60.0)
         executor = ht.Executor([ht.variable("w", [1.0]) * 2], device="gpu", comm=comm)
         print(f"rank {comm.rank}: {told} {local_rank()} {' '.join(parsed)} {executor.device}")

@@ -239,7 +239,7 @@ def nccl(*checks, host=None) -> None:
 
 
 if __name__ == "__main__":  # one of several processes
-    job = world(deadline=20.0)
+    job = world(deadline=60.0)
     nccl(*CHECKS, host=job)
     if job.rank == 0:
         print(f"{len(CHECKS)} checks on {job.world_size} ranks of NCCLComm")
