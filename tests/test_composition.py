@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import hetu as ht
-from hetu.core.errors import ArgumentError, HetuError, UnknownNameError
+from hetu.core.errors import ArgumentError, HetuError, ShapeError, UnknownNameError
 from hetu.core.graph import OPS
 from hetu.ops import composition
 from hetu.ops.composition import parsed, traced
@@ -132,10 +132,14 @@ def test_a_rule_says_what_is_wrong_with_it():
         ht.optim.update_rule(askew)
     with pytest.raises(ArgumentError, match="forgetful returns 1 values for 2 arrays"):
         ht.optim.update_rule(forgetful)([1.0], [0.0], [1.0], 0.1)
-    for name in ("forgetful", "forgetful_rows"):
+    for name in ("forgetful", "forgetful_rows", "forgetful_touched"):
         OPS.pop(name)
     with pytest.raises(ArgumentError, match="no rows alone can be updated: sum"):
         ht.optim.lamb.update.rows([[1.0]], [[0.0]], [[0.0]], [0], [[1.0]], 0.1, 1)
+    with pytest.raises(ArgumentError, match="no rows alone can be updated: sum"):
+        ht.optim.lamb.update.touched([[1.0]], [[0.0]], [[0.0]], [[1.0]], [1.0], 0.1, 1)
+    with pytest.raises(ShapeError, match="what counts the lookups is"):
+        ht.optim.sgd.update.touched([[1.0]], [[1.0]], [1.0, 2.0], 0.1)
 
 
 def askew(p, lr, g):

@@ -13,7 +13,7 @@ from hetu.plan import MachineProfile, builders, simulate
 from hetu.plan.simulation.traffic import bytes_between_ranks
 
 TABLES = {"one": (1, 3), "numbers": (5,), "letters": (65, 4), "matrices": (1000, 2, 3), "words": (50_000, 2)}
-SIZES = (8, 200, 2400, 4)  # of batches: at the second "letters" are fewer bytes than rows, at the third "matrices"
+SIZES = (12, 204, 2400, 24)  # of batches: at the second "letters" are fewer bytes than rows, at the third "matrices"
 SPLIT = {"letters": 0, "matrices": 1}
 
 
