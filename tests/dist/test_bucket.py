@@ -142,7 +142,7 @@ def test_what_an_optimizer_makes_of_gradients_leaves_them_in_buckets(name, preci
     losses = [float(wanted.run(batch(s))[0]) for s in range(4)]
 
     def work(comm):
-        ex = ht.Executor(entries, strategy=Buckets(1 << 20, zero), comm=comm, precision=precision)
+        ex = ht.Executor(entries, strategy=Buckets(1 << 20, Parallel(zero=zero)), comm=comm, precision=precision)
         found = [float(ex.run(batch(s))[0]) for s in range(4)]
         nodes = [s.node for s in ex.program(batch(0)).steps if s.node.op.collective in ("all_reduce", "reduce_scatter")]
         return (
