@@ -94,7 +94,7 @@ def test_ranks_fit_in_random_placed_graphs(first):
 def test_random_placed_graphs_equal_one_process(number):
     tried = case(number)
     values, wanted = trained(tried)
-    for found in run_ranks(tried.ranks, lambda comm: trained(tried, comm), deadline=60.0):
+    for found in run_ranks(tried.ranks, lambda comm: trained(tried, comm)):
         np.testing.assert_allclose(found[1], wanted, atol=1e-5, rtol=1e-4)
         for value, of_one in zip(found[0], values):
             np.testing.assert_allclose(value, of_one, atol=1e-4, rtol=0)
@@ -174,4 +174,4 @@ def test_a_plan_that_does_not_fit_is_an_error_of_the_executor(mistake):
         assert "rank 0 has step" in zero and "rank 1 has" in one and zero.split(" has ")[1] != one.split(" has ")[1]
         return True
 
-    assert run_ranks(2, act, deadline=60.0) == [True, True]
+    assert run_ranks(2, act) == [True, True]

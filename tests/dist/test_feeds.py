@@ -98,7 +98,7 @@ def fed(strategy, feeds, ranks):
         assert all((ex.state[name] == value).all() for name, value in before.items())
         return str(caught.value)
 
-    told = run_ranks(ranks, act, deadline=60.0)
+    told = run_ranks(ranks, act)
     assert len(set(told)) == 1
     return told[0]
 
@@ -207,7 +207,7 @@ def test_parts_that_micro_batches_do_not_divide(statistics):
             ex.run("train", batch(rows=3))
         assert "feed a multiple of 2 rows, or drop the last batch" in caught.value.fix
 
-    run_ranks(2, act, deadline=60.0)
+    run_ranks(2, act)
 
 
 def test_micro_batches_of_parts_move_no_more_than_those_of_the_batch():

@@ -33,6 +33,7 @@ from ...core.types import TensorType
 PLAIN = ("barrier", "split", "end of the script")  # without an array
 KEPT = 512  # collectives of each group
 POLL = 0.1  # seconds between two looks for a question
+PATIENT = 3.0  # seconds for an answer, which on a busy machine may take long
 Ranks = tuple[int, ...]
 Raw = tuple[Any, ...]  # an Entry before it is made readable
 CallLine = Site | str | tuple[Any, ...] | None  # a program's, or as `calling_line` finds it: a Site takes longer
@@ -255,7 +256,7 @@ def _until_the_directory_goes(run: Callable[[], None]) -> None:
         run()
 
 
-def ask(directory: str | Path, ranks: Sequence[int], seconds: float = 10 * POLL) -> dict[int, RankState]:
+def ask(directory: str | Path, ranks: Sequence[int], seconds: float = PATIENT) -> dict[int, RankState]:
     """The states of `ranks`; those that do not answer within `seconds` are left out."""
     folder, name = Path(directory), f"{os.getpid()}-{time.monotonic_ns()}"
     write(folder / f"ask.{name}", "")
