@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from hetu.core.errors import ArgumentError
+from hetu.dist.comm import guard
 from hetu.dist.comm.recorder import RankState
 from hetu.dist.launch import arrival
 from hetu.dist.launch import heturun as launch
@@ -122,6 +123,20 @@ def test_exception_under_a_bare_mpiexec(tmp_path):
     script.write_text("from hetu.dist import world\ncomm = world()\nassert comm.rank == 0, 'mine'\ncomm.barrier()\n")
     job = under_mpiexec(script)
     assert job.returncode == 1 and "AssertionError: mine" in job.stderr
+
+
+def test_what_an_error_says_is_read_before_the_abort(monkeypatch):
+    pytest.importorskip("termios", reason="asks a pipe of POSIX how full it is")
+    read, write = os.pipe()
+    found = []
+    with open(write, "w") as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        monkeypatch.setattr(guard.time, "sleep", lambda _: found.append(os.read(read, 100)))  # the reader's turn
+        stream.write("mine")
+        guard.until_read()
+        guard.until_read()
+    os.close(read)
+    assert found == [b"mine"]
 
 
 def descendants(process):

@@ -13,6 +13,7 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 
 RUN_DIRECTORY, TERMINALS = "HETU_RUN_DIRECTORY", "HETU_TERMINALS"
@@ -87,6 +88,18 @@ def remove_shared_files(directory: str, rank: int | None = None) -> None:
                 if host == os.uname().nodename and name.startswith(SHARED_FILES):
                     with contextlib.suppress(OSError):
                         os.unlink(name)
+
+
+def until_read(seconds: float = 5.0) -> None:
+    """Wait until the errors written so far have been read from a pipe: mpiexec drops at an abort what it has not."""
+    with contextlib.suppress(ImportError, OSError, ValueError):  # Windows, or no pipe
+        import fcntl
+        import termios
+
+        sys.stderr.flush()
+        until = time.monotonic() + seconds
+        while any(fcntl.ioctl(sys.stderr.fileno(), termios.FIONREAD, bytes(4))) and time.monotonic() < until:
+            time.sleep(0.01)
 
 
 def die_with_parent() -> None:

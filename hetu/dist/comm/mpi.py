@@ -50,7 +50,7 @@ from .comm import (
     is_half,
     of_thread,
 )
-from .guard import RUN_DIRECTORY, forget_shared_files, noting_shared_files, own_rank
+from .guard import RUN_DIRECTORY, forget_shared_files, noting_shared_files, own_rank, until_read
 from .host import look_around
 from .nccl import on_device
 from .patience import DEADLINE, LEAVE, Patience
@@ -87,8 +87,8 @@ def start() -> Any:
 def _print_and_abort(print_it: Callable[..., None], *error: Any) -> None:
     """Under a bare mpiexec an uncaught exception would leave the other ranks waiting forever."""
     print_it(*error)
-    sys.stderr.flush()
-    time.sleep(0.2)  # on an abort, mpiexec drops the output that it has not passed on yet
+    until_read()
+    time.sleep(0.2)  # until it is passed on
     abort(1)
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ...core.errors import PACKAGE, HetuError
 from ...job import job_size
-from ..comm.guard import RUN_DIRECTORY, TERMINALS, fail, own_rank
+from ..comm.guard import RUN_DIRECTORY, TERMINALS, fail, own_rank, until_read
 from ..comm.mpi import abort, leave, process
 from ..comm.recorder import answer, write
 
@@ -106,6 +106,7 @@ def main() -> None:
         fail(str(directory), rank, code, text)
     elif code:
         print(text, file=sys.stderr, flush=True)
+        until_read()
     elif directory is not None:
         write(directory / f"done.{rank}", "")
     if code:
