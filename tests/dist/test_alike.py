@@ -109,7 +109,7 @@ def test_what_differs_between_ranks_is_named_with_both_values(what):
             made(comm, **given[comm.rank]).run("train", X)
         return str(caught.value)
 
-    for told in run_ranks(2, act, deadline=60.0):
+    for told in run_ranks(2, act):
         assert re.search(said, told), told
 
 
@@ -143,7 +143,7 @@ def test_values_that_are_assigned_or_loaded_must_be_alike_where_they_are_duplica
         ex.run("eval", X)
         return first
 
-    first, second = run_ranks(2, act, deadline=60.0)
+    first, second = run_ranks(2, act)
     assert first == second
 
 
@@ -157,4 +157,4 @@ def test_trained_values_are_not_compared_once_more():
         second = made(comm, state=first.state)
         return len(second.run("eval", X))
 
-    assert run_ranks(2, act, deadline=60.0) == [1, 1]
+    assert run_ranks(2, act) == [1, 1]

@@ -20,15 +20,15 @@ class TestContract:
 
     @pytest.mark.parametrize("n", [2, 3, 4, 8])
     def test_threads(self, check, n):
-        run_ranks(n, check, deadline=60.0)
+        run_ranks(n, check)
 
     def test_virtual_clock(self, check):
-        run_ranks(3, lambda comm: check(VirtualClock(comm)), deadline=60.0)
+        run_ranks(3, lambda comm: check(VirtualClock(comm)))
 
 
 @pytest.mark.parametrize("check", [check for check in CHECKS if check.__name__ != "send_and_recv_in_order"])
 def test_rendezvous(check):
-    run_ranks(4, check, rendezvous=True, deadline=60.0)
+    run_ranks(4, check, rendezvous=True)
 
 
 def swap(comm):
@@ -107,7 +107,7 @@ def test_first_failure_ends_the_others_and_names_its_rank():
             raise
 
     with pytest.raises(ZeroDivisionError, match="mine") as caught:
-        run_ranks(3, body, deadline=60.0)
+        run_ranks(3, body)
     assert caught.value.__notes__ == ["raised on rank 1 of 3"]
     assert len(waited) == 2 and all("rank 1 has failed" in text for text in waited)
 

@@ -97,13 +97,13 @@ class TestContract:
     def test_nccl(self, check, early, cupy, monkeypatch):
         monkeypatch.setattr(fake_streams, "EARLY", [early])
         for n in (2, 3):
-            run_ranks(n, on_a_stream(check, cupy), deadline=60.0)
+            run_ranks(n, on_a_stream(check, cupy))
 
     def test_one_rank(self, check, cupy):
         on_a_stream(check, cupy)(SerialComm())
 
     def test_through_the_host(self, check, cupy):
-        run_ranks(3, on_a_stream(check, cupy, lambda comm, _: ThroughHost(comm)), deadline=60.0)
+        run_ranks(3, on_a_stream(check, cupy, lambda comm, _: ThroughHost(comm)))
 
 
 def check_named(name):
@@ -160,7 +160,7 @@ class Deaf:
 def test_the_stand_in_catches(mistake, early, check, error, cupy, monkeypatch):
     monkeypatch.setattr(fake_streams, "EARLY", [early])
     with pytest.raises(error):
-        run_ranks(2, on_a_stream(check_named(check), cupy, mistake), deadline=60.0)
+        run_ranks(2, on_a_stream(check_named(check), cupy, mistake))
 
 
 def test_the_host_never_waits(cupy):
@@ -205,7 +205,7 @@ def test_an_absent_rank_is_reported_and_the_stream_ends(cupy):
                 comm.recv(np.zeros(1), 0)
 
     with pytest.raises(DeadlineError, match=r"(?s)rank 0 waited 0.\d+ s for all_reduce sum f32\[4\].*missing: rank 1"):
-        run_ranks(2, body, deadline=60.0)
+        run_ranks(2, body)
 
 
 def test_a_failure_of_nccl_is_an_error(cupy):
@@ -219,7 +219,7 @@ def test_a_failure_of_nccl_is_an_error(cupy):
             nccl_.progress()
 
     with pytest.raises(CommError, match="NCCL failed during all_reduce sum"):
-        run_ranks(2, body, deadline=60.0)
+        run_ranks(2, body)
 
 
 def test_dtypes_that_nccl_does_not_add(cupy):

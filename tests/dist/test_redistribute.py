@@ -171,7 +171,7 @@ def test_collectives_run_in_one_order_on_all_ranks():
     x = np.arange(12.0).reshape(6, 2)
     pieces = scatter(x, src, np.random.default_rng(0))
     assert plan(src, dst, x.shape).kind == "split_all_reduce"
-    outcome = run_ranks(6, lambda c: redistribute(c, pieces[c.rank], src, dst, x.shape), rendezvous=True, deadline=60.0)
+    outcome = run_ranks(6, lambda c: redistribute(c, pieces[c.rank], src, dst, x.shape), rendezvous=True)
     check_parts(x, dst, dict(enumerate(outcome)))
 
 
@@ -198,7 +198,7 @@ def test_terms_of_16_bits_are_added_in_32_and_rounded_once():
     def run(comm):
         return redistribute(comm, [*terms, None][comm.rank], src, dst, (3,), dtype=np.float16)
 
-    np.testing.assert_array_equal(run_ranks(5, run, deadline=60.0)[4], np.float16(2051))
+    np.testing.assert_array_equal(run_ranks(5, run)[4], np.float16(2051))
 
 
 def test_data_times_tensor_parallel_mesh():

@@ -52,7 +52,7 @@ def test_operator_on_parts(sample):
         def run(comm, base=base, outputs=outputs):
             return ht.Executor(outputs, strategy=Strategy(base), comm=comm, donate=False).run(feed)
 
-        for results in run_ranks(len(base.ranks), run, deadline=60.0):
+        for results in run_ranks(len(base.ranks), run):
             for got, want in zip(results, wanted, strict=True):
                 close = 1e-9 if want.dtype == np.float64 else 1e-6
                 np.testing.assert_allclose(got, want, rtol=close, atol=close, err_msg=str([*layouts.values()]))
