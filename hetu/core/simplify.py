@@ -81,7 +81,9 @@ def fold(node: Node) -> Node:
     if node.tensor.nbytes > FOLD_LIMIT:
         return node
     with np.errstate(all="ignore"):
-        return constant(value=np.asarray(interpret([node], {})[0], node.dtype))
+        value = np.asarray(interpret([node], {})[0], node.dtype)
+    alike = value.ndim and value.size and value.tobytes() == value.flat[:1].tobytes() * value.size  # takes no memory
+    return filled(node, value.flat[0].item()) if alike else constant(value=value)
 
 
 # -- identities -----------------------------------------------------------------------------------------------------
