@@ -101,7 +101,7 @@ def check(name, optimizer, ranks, twice=()):
 
 
 @pytest.mark.usefixtures("meaning")
-@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.nightly), 4])
+@pytest.mark.parametrize("ranks", [2, *(pytest.param(n, marks=pytest.mark.nightly) for n in (3, 4))])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_every_variable_is_as_in_one_process(name, optimizer, ranks):
@@ -143,7 +143,7 @@ def communicated(name, rows, width, ids, ranks):
 
 
 SENT = [
-    (name, rows, ids, ranks)
+    pytest.param(name, rows, ids, ranks, marks=() if ranks == 3 else pytest.mark.nightly)
     for name in ("data", "parts of feeds", "zero1", "zero3")
     for rows in (1, 5, 65, 1000, 50_000)
     for ids in (12, 96, 1200)
