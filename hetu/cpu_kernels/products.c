@@ -56,13 +56,15 @@ static void pack_rows(T* to, const Rows* rows) {
 
 // Some columns of out = from + rows times a panel, where out itself goes on if there is no `from`. What does not fill
 // its tile is made in `sums`.
-static void multiply(T* out, long long pitch, long long columns, const T* from, const Rows* rows, const T* panel, T* sums) {
+static void multiply(T* out, long long pitch, long long columns, const T* from, const Rows* rows, const T* panel,
+                     T* sums) {
     const bool turned = rows->column != 1;
     for (long long r = 0; r < rows->count; r += MOST, out += MOST * pitch) {
         const long long count = less(MOST, rows->count - r);
         const bool there = r < rows->there, whole = columns == WIDE && (turned ? count == MOST : there);
         T* const made = whole ? out : sums;
-        for (long long i = 0; i < count; i++) __builtin_prefetch(out + i * pitch, 1), __builtin_prefetch(out + i * pitch + LANES, 1);
+        for (long long i = 0; i < count; i++)  // is written when the depth has gone by
+            for (int lane = 0; lane < WIDE; lane += LANES) __builtin_prefetch(out + i * pitch + lane, 1);
         for (long long i = 0; i < count && !whole && !from; i++) copy(sums + i * WIDE, out + i * pitch, columns, 1);
         tile(
             turned, count, rows->depth, there ? rows->x + r * rows->row : rows->packed + (r - rows->there) * PITCH,
@@ -93,10 +95,11 @@ void product(const Word* a, long long first, long long last, char* scratch) {
             const Rows rows = {x + begin * x_row + l * x_column, packed_rows, count, there, x_row, x_column, depth};
             pack_rows(packed_rows, &rows);
             for (long long j = strip * STRIP; j < less(n, (strip + next - job) * STRIP); j += WIDE) {
-                T* const panels = all_panels + j / STRIP * STRIP * k + l * STRIP;
-                if (!packed[j / STRIP] && j % STRIP == 0) pack(panels, y + j * y_column + l * y_row, depth, n - j, y_row, y_column);
+                const long long at = j % STRIP;
+                T *const panels = all_panels + (j - at) * k + l * STRIP, *const made = out + begin * pitch + j;
+                if (!packed[j / STRIP] && !at) pack(panels, y + j * y_column + l * y_row, depth, n - j, y_row, y_column);
                 copy_panel(begins, bias ? bias + j : zeros, n - j, 1);
-                multiply(out + begin * pitch + j, pitch, less(WIDE, n - j), l ? 0 : begins, &rows, panels + j % STRIP * depth, sums);
+                multiply(made, pitch, less(WIDE, n - j), l ? 0 : begins, &rows, panels + at * depth, sums);
             }
         }
         for (long long s = strip; s < strip + next - job; s++) packed[s] = true;

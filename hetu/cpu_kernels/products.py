@@ -1,7 +1,7 @@
 """Products of matrices in C, with a bias at the store.
 
 Gain: 1.05 to 1.2 times the speed of OpenBLAS where `pays` says so, up to 1.5 with a bias or few columns; a step of a
-GPT or a small MLP 1.05 to 1.1. Products with more to pack are left to BLAS. Off with `HETU_KERNELS=0`.
+GPT or a small MLP 1.05 to 1.1. Where there is more to pack BLAS is as fast. Off with `HETU_KERNELS=0`.
 """
 
 from __future__ import annotations
