@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "vectors.h"
+
 #pragma STDC FP_CONTRACT ON
 
 typedef struct {  // matrices of all heads
@@ -11,38 +13,37 @@ typedef struct {  // matrices of all heads
     long long row, column;
 } Heads;
 
-enum { LANES = 16, WIDEST = 4 };  // numbers of a vector, and vectors of a row of values at a time
-typedef T Vector __attribute__((vector_size(LANES * sizeof(T)), aligned(sizeof(T)), may_alias));
+enum { KEYS = 16 };  // that are folded at once, and of which scores are a multiple
 
 static inline Heads heads_of(const Word* a) { return (Heads){a[0].p, a[1].p, a[2].n, a[3].n}; }
 
-static inline long long up(long long n) { return (n + LANES - 1) / LANES * LANES; }
+static inline long long up(long long n) { return (n + KEYS - 1) / KEYS * KEYS; }
 
 static T folded(T* lanes, bool greatest) {
-    for (int width = LANES / 2; width; width /= 2)
+    for (int width = KEYS / 2; width; width /= 2)
         for (int l = 0; l < width; l++) lanes[l] = greatest ? fmax(lanes[l], lanes[l + width]) : lanes[l] + lanes[l + width];
     return lanes[0];
 }
 
-// Scores, with -inf after them up to whole vectors, become weights; the logarithm of the sum of their powers.
+// Scores, with -inf after them up to whole KEYS, become weights; the logarithm of the sum of their powers.
 static T softmax(T* scores, long long keys) {
-    T greatest[LANES], sums[LANES] = {0};
-    for (int l = 0; l < LANES; l++) greatest[l] = scores[l];
-    for (long long j = LANES; j < up(keys); j += LANES)
-        EACH for (int l = 0; l < LANES; l++) greatest[l] = fmax(greatest[l], scores[j + l]);
+    T greatest[KEYS], sums[KEYS] = {0};
+    for (int l = 0; l < KEYS; l++) greatest[l] = scores[l];
+    for (long long j = KEYS; j < up(keys); j += KEYS)
+        EACH for (int l = 0; l < KEYS; l++) greatest[l] = fmax(greatest[l], scores[j + l]);
     const T most = folded(greatest, true);
-    for (long long j = 0; j < up(keys); j += LANES)
-        EACH for (int l = 0; l < LANES; l++) sums[l] += scores[j + l] = exp(scores[j + l] - most);
+    for (long long j = 0; j < up(keys); j += KEYS)
+        EACH for (int l = 0; l < KEYS; l++) sums[l] += scores[j + l] = exp(scores[j + l] - most);
     const T sum = folded(sums, false), inverse = 1 / sum;
     EACH for (long long j = 0; j < keys; j++) scores[j] *= inverse;
     return most + log(sum);
 }
 
-// y = weights v for `count` vectors of columns from c on, of which the last may begin in the one before.
+// y = weights v for `count` vectors of columns from c on.
 static inline __attribute__((always_inline)) void vectors(
     T* y, const T* weights, const T* rows, long long row, long long keys, long long c, long long width, const int count) {
     const long long over = c + count * LANES - width, back = over > 0 ? over : 0;
-    Vector sums[WIDEST] = {0};
+    Vector sums[MANY] = {0};
     for (long long j = 0; j < keys; j++) {
         const T weight = weights[j], *const x = rows + j * row + c;
         for (int n = 0; n < count - 1; n++) sums[n] += weight * *(const Vector*)(x + n * LANES);
@@ -58,33 +59,30 @@ static void weigh(T* y, const T* weights, Heads v, const T* rows, long long keys
             EACH for (long long c = 0; c < width; c++) y[c] += weights[j] * rows[j * v.row + c * v.column];
         return;
     }
-    for (long long c = 0; c < width; c += 4 * LANES) {
-        const long long left = width - c;
-        if (left > 3 * LANES) vectors(y, weights, rows, v.row, keys, c, width, 4);
-        else if (left > 2 * LANES) vectors(y, weights, rows, v.row, keys, c, width, 3);
-        else if (left > LANES) vectors(y, weights, rows, v.row, keys, c, width, 2);
-        else vectors(y, weights, rows, v.row, keys, c, width, 1);
-    }
+#define WEIGH(c, count) vectors(y, weights, rows, v.row, keys, c, width, count)
+    FOR_VECTORS_OF(width, WEIGH)
 }
 
-// The products of all queries, scaled and side by side, with LANES keys at a time, which are turned for it.
+// The products of all queries, scaled and side by side, with KEYS keys at a time, which are turned for it.
 static void scores_of(
     const T* q, Heads k, const T* from, T* turned, T* scores, long long queries, long long keys, long long depth) {
-    for (long long j = 0; j < keys; j += LANES) {
+    for (long long j = 0; j < keys; j += KEYS) {
         const T* const rows = from + j * k.row;
         const long long last = keys - j - 1;  // is there again for the places behind it
         for (long long c = 0; c < depth; c++)
-            EACH for (int l = 0; l < LANES; l++)
-                turned[c * LANES + l] = rows[(l < last ? l : last) * k.row + c * k.column];
+            EACH for (int l = 0; l < KEYS; l++)
+                turned[c * KEYS + l] = rows[(l < last ? l : last) * k.row + c * k.column];
         for (long long i = 0; i < queries; i++) {
-            Vector sum = {0};
-            for (long long c = 0; c < depth; c++) sum += q[i * depth + c] * *(const Vector*)(turned + c * LANES);
-            *(Vector*)(scores + i * up(keys) + j) = sum;
+            Vector sums[KEYS / LANES] = {0};
+            for (long long c = 0; c < depth; c++)
+                for (int n = 0; n < KEYS / LANES; n++)
+                    sums[n] += q[i * depth + c] * *(const Vector*)(turned + c * KEYS + n * LANES);
+            memcpy(scores + i * up(keys) + j, sums, sizeof sums);
         }
     }
 }
 
-// Biases and masks of one query, and -inf up to whole vectors.
+// Biases and masks of one query, and -inf up to whole KEYS.
 static void hide(const Word* a, long long head, long long i, T* scores, long long keys) {
     const Heads seen = heads_of(a + 12), bias = heads_of(a + 16);
     const unsigned char* const sees = seen.at ? (unsigned char*)a[12].p + seen.heads[head] + i * seen.row : 0;
@@ -104,7 +102,7 @@ void attention_few(const Word* a, long long first, long long last, char* scratch
     const Heads q = heads_of(a), k = heads_of(a + 4), v = heads_of(a + 8), y = heads_of(a + 27);
     const long long queries = a[21].n, keys = a[22].n, depth = a[23].n, width = a[24].n;
     T *const total = a[20].p, *const scores = (T*)scratch, *const scaled = scores + queries * up(keys);
-    T *const turned = scaled + queries * depth, *const made = turned + depth * LANES;
+    T *const turned = scaled + queries * depth, *const made = turned + depth * KEYS;
     for (long long head = first; head < last; head++) {
         for (long long i = 0; i < queries; i++)
             for (long long c = 0; c < depth; c++)

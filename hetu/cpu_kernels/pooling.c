@@ -5,6 +5,8 @@
 
 #include <string.h>
 
+#include "vectors.h"
+
 typedef struct {
     long long image, plane, row, column;
 } Strides;
@@ -116,13 +118,6 @@ void pool_plainly(const Word* a, long long first, long long last, char* scratch)
 #define ODD_4 1, 3, 5, 7
 #define ODD_8 ODD_4, 9, 11, 13, 15
 #define ODD_16 ODD_8, 17, 19, 21, 23, 25, 27, 29, 31
-#if defined(__AVX512F__)
-enum { BYTES = 64 };  // of a vector: compilers take longer ones apart, number by number
-#elif defined(__AVX2__)
-enum { BYTES = 32 };
-#else
-enum { BYTES = 16 };
-#endif
 #define POOL(some) \
     typedef T Pixels##some __attribute__((vector_size(some * sizeof(T)), aligned(sizeof(T)), may_alias)); \
     typedef Tap Taps##some __attribute__((vector_size(some * sizeof(T)))); \

@@ -5,8 +5,9 @@
 
 #include <string.h>
 
-typedef T Lanes __attribute__((vector_size(64), aligned(sizeof(T))));
-enum { LANES = 64 / sizeof(T) };
+#include "vectors.h"
+
+enum { SUMS = 128 / BYTES };  // vectors of a sum: its lanes are the same for all of them
 
 // -- what is computed -------------------------------------------------------------------------------------------------
 
@@ -70,16 +71,16 @@ static inline T value_of(const Entries* e, long long k) { return e->values[e->pl
 static inline const T* met(const Entries* e, long long k, long long j) { return e->x + e->columns[k] * e->width + j; }
 #define FOR_EACH_ENTRY for (long long k = 0; k < e->count; k++) if (e->columns[k] >= 0)
 
-// `count` vectors of columns from j on, of which the last ends with the row: it may begin in the one before.
+// `count` vectors of columns from j on.
 static inline __attribute__((always_inline)) void columns(const Entries* e, T* y, long long j, const int count) {
-    Lanes sums[4] = {0};
+    Vector sums[MANY] = {0};
     const long long over = j + count * LANES - e->width, back = over > 0 ? over : 0;
     FOR_EACH_ENTRY {
         const T value = value_of(e, k), *const x = met(e, k, j);
-        for (int v = 0; v < count - 1; v++) sums[v] += value * *(const Lanes*)(x + v * LANES);
-        sums[count - 1] += value * *(const Lanes*)(x + (count - 1) * LANES - back);
+        for (int v = 0; v < count - 1; v++) sums[v] += value * *(const Vector*)(x + v * LANES);
+        sums[count - 1] += value * *(const Vector*)(x + (count - 1) * LANES - back);
     }
-    for (int v = 0; v < count; v++) *(Lanes*)(y + j + v * LANES - (v == count - 1 ? back : 0)) = sums[v];
+    for (int v = 0; v < count; v++) *(Vector*)(y + j + v * LANES - (v == count - 1 ? back : 0)) = sums[v];
 }
 
 static inline void few_columns(const Entries* e, T* y) {
@@ -100,25 +101,20 @@ void sparse_matmul(const Word* a, long long first, long long last, char* scratch
         e.columns = (long long*)a[3].p + starts[i];
         e.count = starts[i + 1] - starts[i];
         if (e.width < LANES) few_columns(&e, y);
-        else for (long long j = 0; j < e.width; j += 4 * LANES) {
-            const long long left = e.width - j;
-            if (left > 3 * LANES) columns(&e, y, j, 4);
-            else if (left > 2 * LANES) columns(&e, y, j, 3);
-            else if (left > LANES) columns(&e, y, j, 2);
-            else columns(&e, y, j, 1);
-        }
+#define COLUMNS(j, count) columns(&e, y, j, count)
+        else FOR_VECTORS_OF(e.width, COLUMNS)
     }
 }
 
-static inline T sum(Lanes s) {
-    T lanes[LANES];
-    memcpy(lanes, &s, sizeof s);
-    for (int half = LANES / 2; half; half /= 2)
+static inline T sum(const Vector* sums) {
+    T lanes[SUMS * LANES];
+    memcpy(lanes, sums, sizeof lanes);
+    for (int half = SUMS * LANES / 2; half; half /= 2)
         for (int l = 0; l < half; l++) lanes[l] += lanes[l + half];
     return lanes[0];
 }
 
-// Jobs are entries. Number j of a sum goes to lane j mod 2 LANES.
+// Jobs are entries. Number j of a sum goes to lane j mod SUMS LANES.
 void sampled_matmul(const Word* a, long long first, long long last, char* scratch) {
     const long long *const rows = a[1].p, *const columns = a[2].p, width = a[5].n;
     for (long long k = first; k < last; k++) {
@@ -128,14 +124,13 @@ void sampled_matmul(const Word* a, long long first, long long last, char* scratc
         }
         const T* const left = (T*)a[3].p + rows[k] * width;
         const T* const right = (T*)a[4].p + columns[k] * width;
-        Lanes s0 = {0}, s1 = {0};
+        Vector sums[SUMS] = {0};
         long long j = 0;
-        for (; j + 2 * LANES <= width; j += 2 * LANES) {
-            s0 += *(const Lanes*)(left + j) * *(const Lanes*)(right + j);
-            s1 += *(const Lanes*)(left + j + LANES) * *(const Lanes*)(right + j + LANES);
-        }
+        for (; j + SUMS * LANES <= width; j += SUMS * LANES)
+            for (int v = 0; v < SUMS; v++)
+                sums[v] += *(const Vector*)(left + j + v * LANES) * *(const Vector*)(right + j + v * LANES);
         T last_few = 0;
         for (; j < width; j++) last_few += left[j] * right[j];
-        ((T*)a[0].p)[k] = sum(s0 + s1) + last_few;
+        ((T*)a[0].p)[k] = sum(sums) + last_few;
     }
 }

@@ -5,22 +5,21 @@
 // an offset from a pointer that moves, so rows may lie anywhere. Each number is summed in order of depth, wherever its
 // tile begins: its bits do not depend on the tile.
 
+#include "vectors.h"
+
 #pragma STDC FP_CONTRACT ON
 
 #if defined(__AVX512F__)
-enum { BYTES = 64 };
 #define FEW_ROWS(DO) DO(0) DO(1) DO(2) DO(3)
 #define MORE_ROWS(DO) FEW_ROWS(DO) DO(4) DO(5) DO(6) DO(7)
 #define ALL_ROWS(DO) MORE_ROWS(DO) DO(8) DO(9) DO(10) DO(11)
 #else
-enum { BYTES = 32 };
 #define FEW_ROWS(DO) DO(0) DO(1)
 #define MORE_ROWS(DO) FEW_ROWS(DO) DO(2) DO(3)
 #define ALL_ROWS(DO) MORE_ROWS(DO) DO(4) DO(5)
 #endif
 
-typedef T Vector __attribute__((vector_size(BYTES), aligned(sizeof(T)), may_alias));
-enum { LANES = BYTES / sizeof(T), WIDE = 2 * LANES, ROWS = BYTES == 64 ? 12 : 6, SOME = ROWS / 3 };
+enum { WIDE = 2 * LANES, ROWS = BYTES == 64 ? 12 : 6, SOME = ROWS / 3 };
 
 typedef struct {
     long long offset, length;
