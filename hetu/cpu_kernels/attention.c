@@ -7,7 +7,8 @@
 
 #include <string.h>
 
-#pragma STDC FP_CONTRACT ON
+#include "panels.h"
+
 typedef long long Size;
 
 // What a head means. `seen` may be 0, as may `bias`; a query that sees nothing weighs all keys evenly.
@@ -41,16 +42,7 @@ void attention_plainly(const Word* a, Size first, Size last, char* scratch) {
 
 // -- products ---------------------------------------------------------------------------------------------------------
 
-#if defined(__AVX512F__)
-enum { BYTES = 64, ROWS = 8 };  // 16 sums of the 32 registers
-#define EACH_ROW(do) do(0) do(1) do(2) do(3) do(4) do(5) do(6) do(7)
-#else
-enum { BYTES = 32, ROWS = 4 };
-#define EACH_ROW(do) do(0) do(1) do(2) do(3)
-#endif
-enum { LANES = BYTES / sizeof(T), UNIT = 16, STRIP = 64, DEEP = 256 };  // UNIT: what sizes in scratch are multiples of
-typedef T V __attribute__((vector_size(BYTES), may_alias));
-typedef T Loose __attribute__((vector_size(BYTES), aligned(sizeof(T)), may_alias));  // anywhere in memory
+enum { UNIT = 16, QUERIES = 64, DEEP = 256 };  // UNIT: what sizes in scratch are multiples of
 
 typedef struct {  // a matrix whose rows and columns may lie anywhere
     const T* at;
@@ -62,57 +54,28 @@ typedef struct {  // a matrix in whole vectors, mostly in scratch
     Size pitch;
 } Block;
 
-// ROWS rows of 2 vectors: c = (add ? c : 0) + x y over `count` columns of x. All sums are named, as arrays of them
-// leave the registers; the empty asm keeps one moving pointer to x, not one for each row.
-#define OFFSET(r) const Size row##r = r * x.row;
-#define BEGIN(r) V s##r = add ? *(V*)(c.at + r * c.pitch) : none, t##r = add ? *(V*)(c.at + r * c.pitch + LANES) : none;
-#define STEP(r) { const T f = from[row##r]; s##r += f * u; t##r += f * w; }
-#define END(r) *(V*)(c.at + r * c.pitch) = s##r, *(V*)(c.at + r * c.pitch + LANES) = t##r;
-static __attribute__((noinline)) void wide_tile(Left x, const T* y, Size pitch, Block c, Size count, bool add) {
-    const V none = {0};
-    const T* from = x.at;
-    EACH_ROW(OFFSET)
-    EACH_ROW(BEGIN)
-    for (; count; count--, from += x.column, y += pitch) {
-        __asm__("" : "+r"(from));
-        const V u = *(const Loose*)y, w = *(const Loose*)(y + LANES);
-        EACH_ROW(STEP)
-    }
-    EACH_ROW(END)
-}
-
-// The same with one vector.
-#define BEGIN_1(r) V s##r = add ? *(V*)(c.at + r * c.pitch) : none;
-#define STEP_1(r) s##r += from[row##r] * u;
-#define END_1(r) *(V*)(c.at + r * c.pitch) = s##r;
-static __attribute__((noinline)) void narrow_tile(Left x, const T* y, Size pitch, Block c, Size count, bool add) {
-    const V none = {0};
-    const T* from = x.at;
-    EACH_ROW(OFFSET)
-    EACH_ROW(BEGIN_1)
-    for (; count; count--, from += x.column, y += pitch) {
-        __asm__("" : "+r"(from));
-        const V u = *(const Loose*)y;
-        EACH_ROW(STEP_1)
-    }
-    EACH_ROW(END_1)
-}
+// Tiles whose right side lies at a pitch, too; and those of one vector.
+#define START_HALF_PITCH(r) \
+    const long long o##r = r * *offsets; \
+    Vector s##r = *(const Vector*)(begin + r * pitch_begin);
+TILES(wide, offsets[1], START_PITCH, BOTH, ADD, STORE)
+TILES(narrow, offsets[1], START_HALF_PITCH, , ADD_HALF, STORE_HALF)
 
 // c = (add ? c : 0) + x y, where c has `rows` x `columns` numbers, whole tiles, and x `count` columns.
 static void product(Left x, Block y, Block c, Size rows, Size columns, Size count, bool add) {
+    const Size pitches[] = {x.row, y.pitch};
     for (Size k = 0; k < count; k += DEEP) {
-        const Size deep = count - k < DEEP ? count - k : DEEP;
-        for (Size j = 0; j < columns; j += 2 * LANES)
+        const Run run = {0, less(DEEP, count - k)};
+        for (Size j = 0; j < columns; j += WIDE)
             for (Size i = 0; i < rows; i += ROWS) {
-                const Left part = {x.at + i * x.row + k * x.column, x.row, x.column};
-                const Block to = {c.at + i * c.pitch + j, c.pitch};
-                const T* const from = y.at + k * y.pitch + j;
-                (columns - j > LANES ? wide_tile : narrow_tile)(part, from, y.pitch, to, deep, add || k);
+                const T *const from = x.at + i * x.row + k * x.column, *const panel = y.at + k * y.pitch + j;
+                T* const to = c.at + i * c.pitch + j;
+                const T* const begin = add || k ? to : zeros;
+                (columns - j > LANES ? TILE_FOR(rows - i, wide) : TILE_FOR(rows - i, narrow))(
+                    &run, 1, x.column, from, pitches, panel, begin, begin == to ? c.pitch : 0, to, c.pitch);
             }
     }
 }
-
-static inline Size whole(Size n, Size unit) { return (n + unit - 1) / unit * unit; }
 
 // -- what is read and written -----------------------------------------------------------------------------------------
 
@@ -128,7 +91,7 @@ static inline Size place(Heads x, Size head, Size row) { return x.heads[head] + 
 // to = factor x, for `rows` rows from `first` on, with zeros up to whole tiles.
 static void load(Block to, Heads x, Size head, Size first, Size rows, Size columns, T factor) {
     const T* const from = (const T*)x.at + place(x, head, first);
-    const Size all = whole(rows, UNIT);
+    const Size all = up(rows, UNIT);
     for (Size i = 0; i < all; i++) {
         T* const row = to.at + i * to.pitch;
         if (i >= rows) { EACH for (Size c = 0; c < to.pitch; c++) row[c] = 0; continue; }
@@ -140,7 +103,7 @@ static void load(Block to, Heads x, Size head, Size first, Size rows, Size colum
 
 // The whole of a head as it lies there, if that fits and only one strip reads it; else a copy.
 static Block loaded(Block copy, Heads x, Size head, Size rows, Size columns, bool once) {
-    const bool whole_tiles = rows % ROWS == 0 && columns % UNIT == 0;
+    const bool whole_tiles = rows % SOME == 0 && columns % UNIT == 0;
     if (once && x.column == 1 && whole_tiles) return (Block){(T*)x.at + place(x, head, 0), x.row};
     load(copy, x, head, 0, rows, columns, 1);
     return copy;
@@ -164,8 +127,8 @@ static void transpose(Block to, Block from, Size rows, Size columns) {
 
 // A place in scratch.
 static Block block(char** free, Size rows, Size columns) {
-    const Block made = {(T*)*free, whole(columns, UNIT)};
-    *free += whole(rows, UNIT) * made.pitch * sizeof(T);
+    const Block made = {(T*)*free, up(columns, UNIT)};
+    *free += up(rows, UNIT) * made.pitch * sizeof(T);
     return made;
 }
 
@@ -192,13 +155,13 @@ static Attention attention_of(const Word* a) {
 
 typedef struct {
     Size head, first, rows, from, to;  // queries, and the keys that some of them see
-    T hidden[STRIP];  // the score of a key that a query does not see: 0 where it sees none at all, else -inf
+    T hidden[QUERIES];  // the score of a key that a query does not see: 0 where it sees none at all, else -inf
 } Strip;
 
 static Strip strip_of(const Attention* x, Size head, Size first) {
-    const Size rows = x->s - first < STRIP ? x->s - first : STRIP;
+    const Size rows = x->s - first < QUERIES ? x->s - first : QUERIES;
     Strip made = {head, first, rows, x->t, 0};
-    for (Size i = 0; i < STRIP; i++) made.hidden[i] = -INFINITY;
+    for (Size i = 0; i < QUERIES; i++) made.hidden[i] = -INFINITY;
     for (Size i = 0; i < rows; i++) {
         const Size past = x->causal && first + i + 1 < x->t ? first + i + 1 : x->t;
         Size from = 0, to = past;
@@ -211,8 +174,8 @@ static Strip strip_of(const Attention* x, Size head, Size first) {
         if (from < made.from) made.from = from;
         if (to > made.to) made.to = to;
     }
-    made.from -= made.from % ROWS;  // whole tiles, as far as there are keys
-    made.to = whole(made.to, ROWS) < x->t ? whole(made.to, ROWS) : x->t;
+    made.from -= made.from % SOME;  // whole tiles, as far as there are keys
+    made.to = up(made.to, SOME) < x->t ? up(made.to, SOME) : x->t;
     return made;
 }
 
@@ -241,24 +204,24 @@ static void hide(const Attention* x, const Strip* strip, Block scores, Size from
 
 // scores^T of the keys `from` to `to` of a strip, whose scaled queries lie transposed
 static void scores_of(const Attention* x, const Strip* strip, Block k, Block q, Block scores, Size from, Size to) {
-    product(plain(below(k, from)), q, scores, whole(to - from, ROWS), scores.pitch, x->d, false);
+    product(plain(below(k, from)), q, scores, up(to - from, SOME), scores.pitch, x->d, false);
     hide(x, strip, scores, from, to);
 }
 
 // -- forward ----------------------------------------------------------------------------------------------------------
 
 // The larger of each two numbers; a NaN stays. As a loop over an array it would be computed number by number.
-static inline V larger(V a, V b) {
+static inline Vector larger(Vector a, Vector b) {
     typedef __typeof__(a >= b) Mask;
     const Mask first = (a >= b) | (a != a);
-    return (V)(((Mask)a & first) | ((Mask)b & ~first));
+    return (Vector)(((Mask)a & first) | ((Mask)b & ~first));
 }
 
 // scores -> powers, the logarithm of their sum for each query, and its inverse
 static void softmax(Block scores, Size keys, T* total, T* inverse) {
     for (Size c = 0; c < scores.pitch; c += LANES) {
-        V highest = *(V*)(scores.at + c);
-        for (Size j = 1; j < keys; j++) highest = larger(highest, *(V*)(scores.at + j * scores.pitch + c));
+        Vector highest = *(Vector*)(scores.at + c);
+        for (Size j = 1; j < keys; j++) highest = larger(highest, *(Vector*)(scores.at + j * scores.pitch + c));
         T most[LANES], sum[LANES] = {0};
         for (int l = 0; l < LANES; l++) most[l] = highest[l];
         for (Size j = 0; j < keys; j++) {
@@ -276,27 +239,27 @@ static void softmax(Block scores, Size keys, T* total, T* inverse) {
 void attention(const Word* a, Size first, Size last, char* scratch) {
     const Attention x = attention_of(a);
     const Heads y = heads_of(a + WORDS);
-    const Size strips = (x.s + STRIP - 1) / STRIP, most = x.s < STRIP ? x.s : STRIP;
+    const Size strips = (x.s + QUERIES - 1) / QUERIES, most = x.s < QUERIES ? x.s : QUERIES;
     const Block k_copy = block(&scratch, x.t, x.d), v_copy = block(&scratch, x.t, x.e);
     Block k = k_copy, v = v_copy;
     const Block rows = block(&scratch, most, x.d > x.e ? x.d : x.e), q = block(&scratch, x.d, most);
     Block scores = block(&scratch, x.t, most);
-    T total[STRIP], inverse[STRIP];
+    T total[QUERIES], inverse[QUERIES];
     for (Size job = first, present = -1; job < last; job++) {
-        const Strip strip = strip_of(&x, job / strips, job % strips * STRIP);
+        const Strip strip = strip_of(&x, job / strips, job % strips * QUERIES);
         if (strip.head != present) {
             present = strip.head;
             k = loaded(k_copy, x.k, present, x.t, x.d, strips == 1);
             v = loaded(v_copy, x.v, present, x.t, x.e, strips == 1);
         }
-        const Size lanes = whole(strip.rows, LANES), keys = strip.to - strip.from;
-        const Block queries = {rows.at, whole(x.d, UNIT)}, turned = {q.at, lanes}, result = {rows.at, whole(x.e, UNIT)};
+        const Size lanes = up(strip.rows, LANES), keys = strip.to - strip.from;
+        const Block queries = {rows.at, up(x.d, UNIT)}, turned = {q.at, lanes}, result = {rows.at, up(x.e, UNIT)};
         scores.pitch = lanes;
         load(queries, x.q, strip.head, strip.first, strip.rows, x.d, x.scale);
         transpose(turned, queries, lanes, x.d);
         scores_of(&x, &strip, k, turned, scores, strip.from, strip.to);
         softmax(scores, keys, total, inverse);
-        product(transposed(scores), below(v, strip.from), result, whole(strip.rows, ROWS), result.pitch, keys, false);
+        product(transposed(scores), below(v, strip.from), result, up(strip.rows, SOME), result.pitch, keys, false);
         store(y, strip.head, strip.first, strip.rows, x.e, result, inverse, 1);
         for (Size i = 0; i < strip.rows; i++) x.total[strip.head * x.s + strip.first + i] = total[i];
     }
@@ -336,11 +299,11 @@ typedef struct {
     Block k, v, dk, dv;  // of a head
     Block q, g, y, dq, turned_q, turned_g;  // of a strip
     Block scores, slopes;  // of a chunk of keys
-    T total[STRIP], shift[STRIP];
+    T total[QUERIES], shift[QUERIES];
 } Work;
 
 static Work work_of(const Attention* x, char* scratch) {
-    const Size most = x->s < STRIP ? x->s : STRIP, chunk = x->t < CHUNK ? x->t : CHUNK, d = x->d, e = x->e;
+    const Size most = x->s < QUERIES ? x->s : QUERIES, chunk = x->t < CHUNK ? x->t : CHUNK, d = x->d, e = x->e;
     Work w = {block(&scratch, x->t, d), block(&scratch, x->t, e), block(&scratch, x->t, d), block(&scratch, x->t, e)};
     w.q = block(&scratch, most, d), w.dq = block(&scratch, most, d), w.turned_q = block(&scratch, d, most);
     w.g = block(&scratch, most, e), w.y = block(&scratch, most, e), w.turned_g = block(&scratch, e, most);
@@ -349,7 +312,7 @@ static Work work_of(const Attention* x, char* scratch) {
 }
 
 static void begin_strip(const Attention* x, const Strip* strip, Heads g, Heads y, Work* w) {
-    const Size lanes = whole(strip->rows, LANES), rows = strip->rows;
+    const Size lanes = up(strip->rows, LANES), rows = strip->rows;
     w->scores.pitch = w->slopes.pitch = w->turned_q.pitch = w->turned_g.pitch = lanes;
     load(w->q, x->q, strip->head, strip->first, rows, x->d, x->scale);
     load(w->g, g, strip->head, strip->first, rows, x->e, 1);
@@ -363,7 +326,7 @@ static void begin_strip(const Attention* x, const Strip* strip, Heads g, Heads y
 
 // What the keys `from` to `to` add to the gradients, of which that of the queries begins with the first keys.
 static void chunk_dx(const Attention* x, const Strip* strip, Work* w, Size from, Size to) {
-    const Size keys = to - from, rows = whole(keys, ROWS), lanes = w->scores.pitch;
+    const Size keys = to - from, rows = up(keys, SOME), lanes = w->scores.pitch;
     const Block dk = below(w->dk, from), dv = below(w->dv, from);
     scores_of(x, strip, w->k, w->turned_q, w->scores, from, to);
     product(plain(below(w->v, from)), w->turned_g, w->slopes, rows, lanes, x->e, false);
@@ -371,7 +334,7 @@ static void chunk_dx(const Attention* x, const Strip* strip, Work* w, Size from,
     product(plain(w->scores), w->g, dv, rows, dv.pitch, lanes, true);
     product(plain(w->slopes), w->q, dk, rows, dk.pitch, lanes, true);
     const bool add = from > strip->from;
-    product(transposed(w->slopes), below(w->k, from), w->dq, whole(strip->rows, ROWS), w->dq.pitch, keys, add);
+    product(transposed(w->slopes), below(w->k, from), w->dq, up(strip->rows, SOME), w->dq.pitch, keys, add);
 }
 
 // Jobs are heads.
@@ -383,11 +346,11 @@ void attention_dx(const Word* a, Size first, Size last, char* scratch) {
     Work w = all;
     const T one = 1;
     for (Size head = first; head < last; head++) {
-        w.k = loaded(all.k, x.k, head, x.t, x.d, x.s <= STRIP);
-        w.v = loaded(all.v, x.v, head, x.t, x.e, x.s <= STRIP);
-        memset(w.dk.at, 0, whole(x.t, UNIT) * w.dk.pitch * sizeof(T));
-        memset(w.dv.at, 0, whole(x.t, UNIT) * w.dv.pitch * sizeof(T));
-        for (Size start = 0; start < x.s; start += STRIP) {
+        w.k = loaded(all.k, x.k, head, x.t, x.d, x.s <= QUERIES);
+        w.v = loaded(all.v, x.v, head, x.t, x.e, x.s <= QUERIES);
+        memset(w.dk.at, 0, up(x.t, UNIT) * w.dk.pitch * sizeof(T));
+        memset(w.dv.at, 0, up(x.t, UNIT) * w.dv.pitch * sizeof(T));
+        for (Size start = 0; start < x.s; start += QUERIES) {
             const Strip strip = strip_of(&x, head, start);
             begin_strip(&x, &strip, g, y, &w);
             for (Size from = strip.from; from < strip.to; from += CHUNK)

@@ -30,8 +30,6 @@ static inline long long least(long long a, long long b) { return a < b ? a : b; 
 
 #define START(r) const long long o##r = offsets[r]; Vector s##r = {}, t##r = {};
 #define START_HALF(r) const long long o##r = offsets[r]; Vector s##r = {};
-#define ADD_HALF(r) s##r += a[o##r] * x;
-#define STORE_HALF(r) *(Vector*)(out + r * pitch) = s##r;
 TILES(whole, WIDE, START, BOTH, ADD, STORE)
 TILES(half, LANES, START_HALF, , ADD_HALF, STORE_HALF)
 

@@ -27,6 +27,8 @@ typedef struct {
 
 #define ADD(r) { const T v = a[o##r]; s##r += v * x, t##r += v * y; }
 #define STORE(r) *(Vector*)(out + r * pitch) = s##r, *(Vector*)(out + r * pitch + LANES) = t##r;
+#define ADD_HALF(r) s##r += a[o##r] * x;
+#define STORE_HALF(r) *(Vector*)(out + r * pitch) = s##r;
 
 // out[r] = start + sum over k of from[place of row r + place of k] b[k], for `count` runs whose places are `step` apart.
 // BEGIN names the place of a row, from `offsets`, and its sums, which may start as `begin`. Accumulators are names, not an
