@@ -27,7 +27,7 @@ from .recipes import kernel
 
 FILE = "convolution.c"
 STRIP = 32  # output channels of a job, as in `convolution.c`
-BAND, BAND_OF_SLOPES = 1 << 18, 1 << 15  # bytes of a band of pixels, forward and for the gradient of the kernel
+BAND, BAND_OF_SLOPES = (1 << 18, 1), (1 << 15, 128)  # bytes and least pixels of a band, forward and for slopes
 LARGE, MORE = 150_000, 16  # numbers of a group's kernel beyond which it is in no cache; then bands are so much larger
 PIXELS = 96  # that a panel of the kernel should meet while it is in the cache
 LEAST = 1 << 22  # multiplications that are worth another thread
@@ -58,8 +58,16 @@ class _Product:
     """A convolution of `x` (n, c, h, w) into `out` (n, o, y, x), both views, by `taps`: the words of its calls."""
 
     def __init__(
-        self, out: np.ndarray, x: np.ndarray, taps: Sequence[Tap], steps: Pair, groups: int, most: int, scratch: Scratch
+        self,
+        out: np.ndarray,
+        x: np.ndarray,
+        taps: Sequence[Tap],
+        steps: Pair,
+        groups: int,
+        room: Pair,
+        scratch: Scratch,
     ) -> None:
+        most, self.least = room  # of a band, in bytes, and in pixels
         if len(taps) == 1 and taps[0][:2] == (0, 0) and steps == (1, 1) and _by_pixel(x) and _by_pixel(out):
             most = min(most, max(PIXELS, x[0, 0].size) * (x.shape[1] // groups) * x.itemsize)  # for as many jobs
             x, out = map(_one_image, (x, out))
@@ -72,8 +80,8 @@ class _Product:
         near = [x.shape[1] > 1 and a.strides[1] == self.size for a in (x, out)]  # whether channels lie side by side
         self.planes = self.outputs <= FEW and not (near[0] and (groups > 1 or len(taps) == 1))
         line = -(-self.wide // steps[1]) * steps[1] * self.channels * self.size
-        self.most = BAND if self.planes else most
-        self.band = max(1, min(rows, self.most // (steps[0] * line)))
+        self.most = BAND[0] if self.planes else most
+        self.band = min(rows, max(self.most // (steps[0] * line), -(-self.least // columns)))
         self.high = self.band - 1 + -(-self.tall // steps[0])
         self.runs = self._runs(top, left, steps)
         self.depth, self.tiles = len(taps) * self.channels, len(x) * -(-rows // 2) * -(-columns // 2)
@@ -229,7 +237,8 @@ class _Product:
 
     def slopes(self) -> Call | None:
         if self.band == self.out.shape[2]:
-            self.many = max(1, min(len(self.x), self.most // self.pixels))
+            wanted = -(-self.least // self.out[0, 0].size)
+            self.many = min(len(self.x), max(self.most // self.pixels, wanted))
         pixels, columns = self.out[:, 0].size, self.out.shape[3]
         self._divide(pixels, -(-len(self.x) // self.many) * self.bands)
         jobs, work = self.parts * self.groups * self.strips, pixels // self.parts * self.depth * STRIP
@@ -314,6 +323,7 @@ def conv2d_dw_bind(
     taps = [Tap(i, j, (u, v)) for (i, u), (j, v) in product(_axis_taps(window, 0), _axis_taps(window, 1))]
     if along_channels(g, x, out, groups):
         return _all([depthwise_call("convolve_channels_slopes", g, x, out, taps, window.stride)])
-    most = BAND_OF_SLOPES * (MORE if out.size > groups * LARGE else 1)
-    made = _Product(g, x, taps, window.stride, groups, most, scratch)
+    most, least = BAND_OF_SLOPES
+    room = (most * MORE if out.size > groups * LARGE else most, least)
+    made = _Product(g, x, taps, window.stride, groups, room, scratch)
     return _all(made.slope_calls(out))
