@@ -28,7 +28,7 @@ from typing import Any
 
 from . import compiler as cc
 from .compiler import SETTING, Compiler, Run, compiler, switch_off
-from .folder import entries, folder, lock, private, tidy
+from .folder import entries, folder, lock, private, show_life, tidy
 
 CONTRACT = "#pragma STDC FP_CONTRACT ON"  # which gcc takes from its command line only
 MOST_BYTES = 256_000_000  # of the folder; what was not used for longest goes first
@@ -198,7 +198,7 @@ def _compile(made_by: Compiler, units: Sequence[Sequence[CSource]]) -> dict[CSou
             some, where = units[k : k + CORES], Path(running.enter_context(private()))
             runs = [running.enter_context(_begun(made_by, unit, where)) for unit in some]
             for unit, run in zip(some, runs):
-                well, said = run.end()
+                well, said = run.end(show_life)
                 reason = _moved(unit, where) if well else said
                 wrong |= dict.fromkeys(unit, reason) if reason else {}
     return wrong

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from importlib.util import find_spec
@@ -91,13 +91,17 @@ class Run:
     def __enter__(self) -> Run:
         return self
 
-    def end(self) -> tuple[bool, str]:
-        """Wait for it: whether it succeeded, and what it said. TimeoutError if it does not end in time, or another."""
+    def end(self, look: Callable[[], object] = bool) -> tuple[bool, str]:
+        """Wait for it and `look` meanwhile: whether it succeeded, and what it said.
+
+        TimeoutError if it does not end in time, or another.
+        """
         while not self._ended(min(LOOK, max(0.0, self.until - time.monotonic()))):
             if time.monotonic() >= self.until:
                 self.notice.leave()
                 raise TimeoutError(f"it did not end within {self.seconds:.3g} s")
             self.notice.check()
+            look()
         self.said.seek(0)
         said = self.said.read().decode("utf-8", "replace").strip()
         return self.process.returncode == 0, said or f"status {self.process.returncode}"

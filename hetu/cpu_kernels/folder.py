@@ -23,7 +23,7 @@ except ImportError:  # Windows, where processes that start together compile the 
     fcntl = None  # type: ignore[assignment]  # there is no stub for its absence
 
 STALE = 3600  # seconds after which what is being built belongs to a process that was killed
-WAIT = 120.0  # seconds for what another process builds
+QUIET = 5.0  # seconds for which a process that builds shows no life, if it has been stopped
 
 
 @cache
@@ -71,21 +71,29 @@ def _danger(path: Path) -> str:
     return ""
 
 
+def show_life() -> None:
+    """Let others wait on for what this process builds."""
+    with suppress(OSError):
+        os.utime(folder() / "lock")
+
+
 @contextmanager
 def lock(look: Callable[[], object] = bool) -> Iterator[None]:
-    """Inside, no other process builds, unless one has for longer than a compiler may take.
+    """Inside, no other process builds, unless it shows no life, as one that has been stopped.
 
     The end of a process frees it. Who waits calls `look` again and again, which may raise what ends the wait.
     """
     folder().mkdir(mode=0o700, parents=True, exist_ok=True)  # somebody may have emptied the cache meanwhile
-    with open(folder() / "lock", "w") as lock:
-        waited = time.monotonic()
-        while fcntl is not None and time.monotonic() - waited < WAIT:
+    with open(folder() / "lock", "a") as lock:  # which is no sign of life, as "w" would be
+        alive = time.monotonic()
+        while fcntl is not None and time.monotonic() - alive < QUIET:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 look()
+                if abs(time.time() - os.stat(lock.fileno()).st_mtime) < QUIET:
+                    alive = time.monotonic()
                 time.sleep(0.01)
             except OSError:  # a file system without locks
                 break

@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -190,7 +191,7 @@ def test_who_waits_for_the_lock_hears_that_the_compiler_hangs(place: Place) -> N
     os.utime(notice, (0, 0))
     with open(place.kept / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        process = place.start(setting, "folder.WAIT = 600.0; print('waits', file=sys.stderr, flush=True)")
+        process = place.start(setting, "folder.QUIET = 600.0; print('waits', file=sys.stderr, flush=True)")
         assert process.stderr is not None and process.stderr.readline() == "waits\n"
         notice.touch()
         _, heard, _ = place.ended(process)
@@ -367,12 +368,32 @@ def test_a_process_that_is_killed_while_it_builds(place: Place) -> None:
     assert place.run(setting)[:2] == (True, [])
 
 
-def test_a_process_that_holds_the_lock_for_too_long_is_not_waited_for(place: Place) -> None:
-    fcntl = pytest.importorskip("fcntl")
-    place.kept.mkdir(mode=0o700, parents=True)
-    with open(place.kept / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        assert place.run("", "folder.WAIT = 0.5")[:2] == (True, [])
+def test_a_process_that_takes_long_to_build_is_waited_for(place: Place) -> None:
+    setting = place.compiler("sleep 3; exec REAL")
+    for process in [place.start(setting, "folder.QUIET, compiler.LOOK = 1.0, 0.05") for _ in range(3)]:
+        assert place.ended(process)[:2] == (True, [])
+    assert place.runs() == len(place.libraries()) == 2
+
+
+@pytest.mark.parametrize(("says", "is_compiled"), [("sleep 600", False), ("exec REAL", True)], ids=["hangs", "works"])
+def test_a_process_that_was_stopped_while_it_built_is_not_waited_for(
+    place: Place, says: str, is_compiled: bool
+) -> None:
+    """Not even where its compiler hangs: all others together wait for that, once."""
+    setting = place.compiler(f"if mkdir {place.home}/first; then kill -STOP $PPID; exit 1; fi; {says}")
+    stopped = place.start(setting)
+    try:
+        deadline = time.monotonic() + DEADLINE
+        while os.waitpid(stopped.pid, os.WUNTRACED | os.WNOHANG)[0] == 0:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        before = "folder.QUIET, compiler.LOOK = 0.5, 0.05" + ("" if is_compiled else f"; {SOON}")
+        others = [place.ended(process) for process in [place.start(setting, before) for _ in range(3)]]
+    finally:
+        stopped.kill()
+        stopped.communicate()
+    assert [found for found, _, _ in others] == [is_compiled] * 3
+    assert all(len(heard) == (not is_compiled) for _, heard, _ in others), others
 
 
 def test_the_folder_is_removed_while_a_process_runs(place: Place) -> None:
