@@ -101,7 +101,7 @@ class Node:
     ('matmul', (?x.0, 2), 'float32', 'bool', (3,))
     """
 
-    __slots__ = ("__weakref__", "attrs", "inputs", "op", "serial", "site", "tags", "type")
+    __slots__ = ("__weakref__", "attrs", "inputs", "op", "role", "serial", "site", "tags", "type")
 
     op: Op[..., Any]
     inputs: tuple[Node, ...]
@@ -110,6 +110,7 @@ class Node:
     site: Site | None
     tags: Mapping[str, Any]
     serial: int
+    role: Role  # what the operator is to those who handle graphs
 
     def __init__(self, op: Op[..., Any], inputs: tuple[Node, ...], attrs: Mapping[str, Any], type_: NodeType) -> None:
         origin = _origin.get()
@@ -121,6 +122,7 @@ class Node:
         put(self, "site", origin.site if origin is not None else user_site())
         put(self, "tags", origin.tags if origin is not None else _tags.get())
         put(self, "serial", next(_serial))
+        put(self, "role", op.role(**attrs) if callable(op.role) else op.role)
 
     def __setattr__(self, name: str, *value: object) -> None:
         raise GraphError(f"{self!r} is frozen, {name!r} cannot be changed", fix="make a new node instead")
@@ -154,12 +156,6 @@ class Node:
     @property
     def ndim(self) -> int:
         return len(self.tensor.shape)
-
-    @property
-    def role(self) -> Role:
-        """What the operator is to those who handle graphs."""
-        role = self.op.role
-        return role(**self.attrs) if callable(role) else role
 
     @property
     def name(self) -> str:
@@ -220,17 +216,8 @@ class Node:
 
     __hash__ = object.__hash__
 
-    def __lt__(self, other: Any) -> Node:
-        return OPS["less"](self, other)
-
-    def __le__(self, other: Any) -> Node:
-        return OPS["less_equal"](self, other)
-
-    def __gt__(self, other: Any) -> Node:
-        return OPS["greater"](self, other)
-
-    def __ge__(self, other: Any) -> Node:
-        return OPS["greater_equal"](self, other)
+    __lt__, __le__ = _both_ways("less")[0], _both_ways("less_equal")[0]
+    __gt__, __ge__ = _both_ways("greater")[0], _both_ways("greater_equal")[0]
 
     def __format__(self, spec: str) -> str:
         return self._no_value() if spec else str(self)
@@ -275,8 +262,16 @@ def _shown_attrs(node: Node) -> list[str]:
 # -- graphs ----------------------------------------------------------------------------------------------------
 
 
+class Made(tuple[Node, ...]):
+    """The outputs of a graph that was rewritten, whose nodes are put in order once."""
+
+    order: Sequence[Node] = ()
+
+
 def topological(outputs: Iterable[Node]) -> list[Node]:
     """Every node the outputs need, inputs first, in depth-first order. Iterative: 20,000 deep is fine."""
+    if isinstance(outputs, Made) and outputs.order:
+        return [*outputs.order]
     order: dict[Node, None] = {}
     opened: set[Node] = set()
     stack = list(outputs)[::-1]
@@ -288,6 +283,8 @@ def topological(outputs: Iterable[Node]) -> list[Node]:
             opened.add(node)
             stack.append(node)
             stack += node.inputs[::-1]
+    if isinstance(outputs, Made):
+        outputs.order = tuple(order)
     return list(order)
 
 
@@ -323,7 +320,7 @@ def rewrite(outputs: Iterable[Node], rule: RewriteRule) -> tuple[Node, ...]:
     >>> y.inputs[0].op.name
     'sin'
     """
-    outputs = tuple(outputs)
+    outputs = outputs if isinstance(outputs, tuple) else tuple(outputs)
     new: dict[Node, Node] = {}
     before = _origin.set(None)
     try:
@@ -334,15 +331,14 @@ def rewrite(outputs: Iterable[Node], rule: RewriteRule) -> tuple[Node, ...]:
             new[node] = remade(node, inputs) if made is None else made
     finally:
         _origin.reset(before)
-    return tuple(new[o] for o in outputs)
+    return Made(new[o] for o in outputs)
 
 
 def remade(node: Node, inputs: tuple[Node, ...]) -> Node:
     """`node` with these inputs; its type is inferred anew only where theirs differ."""
-    if inputs == node.inputs:
-        return node
-    if all(new is old or new.type == old.type for new, old in zip(inputs, node.inputs, strict=True)):
-        return Node(node.op, inputs, node.attrs, node.type)
+    changed = [(new.type, old.type) for new, old in zip(inputs, node.inputs, strict=True) if new is not old]
+    if all([new is old or new == old for new, old in changed]):
+        return Node(node.op, inputs, node.attrs, node.type) if changed else node
     return node.op.make(inputs, node.attrs)
 
 

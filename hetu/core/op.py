@@ -57,6 +57,7 @@ class Role(Enum):
     COMMUNICATION = "communication"  # gets the program's communicator as `comm=`; `order` is its place in line
     MOVE = "move"  # moves, copies, converts or fills in numbers and computes none
     HINT = "hint"  # says how its input is to lie
+    __hash__ = object.__hash__  # asked for many times, and that of an Enum is not written in C
 
 
 LEAVES = frozenset({Role.PLACEHOLDER, Role.VARIABLE, Role.CONSTANT})  # what a program is given and never computes

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from .errors import GraphError, UnknownNameError, did_you_mean
-from .graph import Node, rewrite, topological
+from .graph import Made, Node, rewrite, topological
 from .kernels import RoomPass, kernels, switched_off
 from .leaf import constant, size
 from .op import Role
@@ -61,14 +61,14 @@ APPLIED: dict[bool, Callable[[Pass, Sequence[Node]], tuple[Node, ...]]] = dict.f
 
 def applied(passes: Iterable[Pass], outputs: Sequence[Node], explain: bool = False) -> tuple[Node, ...]:
     """What the passes make, one after the other; those that find nothing of what they look for are left out."""
-    present: set[str | Role] = set()  # unknown while empty
+    outputs, present = Made(outputs), set[str | Role]()  # what is there is unknown while empty
     for run in passes:
         if sought := SOUGHT.get(run):
             present = present or {kind for node in topological(outputs) for kind in (node.op.name, node.role)}
             if present.isdisjoint(sought):
                 continue
         made = APPLIED[explain](run, outputs)
-        outputs, present = made, present if made == tuple(outputs) else set()
+        outputs, present = (outputs, present) if made == tuple(outputs) else (made, set())
     return tuple(outputs)
 
 

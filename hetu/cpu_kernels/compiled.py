@@ -122,9 +122,14 @@ def source(text: str, shared: str = "", own: Sequence[str] = ()) -> CSource | No
     made_by = compiler()
     if made_by is None:
         return None
-    key = hashlib.sha256(f"{_common(made_by)}\0{shared}\0{_whole(text)}".encode()).hexdigest()[:24]
+    key = _key(made_by, text, shared)
     found = _sources.setdefault(key, CSource(text, key, shared, own))
     return None if found.wrong else found
+
+
+@lru_cache(4096)
+def _key(made_by: Compiler, text: str, shared: str) -> str:
+    return hashlib.sha256(f"{_common(made_by)}\0{shared}\0{_whole(text)}".encode()).hexdigest()[:24]
 
 
 @cache
