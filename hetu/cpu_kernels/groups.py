@@ -20,7 +20,7 @@ from ..core.graph import Node
 from ..core.kernels import Call
 from ..core.op import Op
 from ..core.types import TensorType
-from ..fuse.form import FOLDS, Form, Line, form_of, fused
+from ..fuse.form import FOLDS, Form, Line, Outline, form_of, fused
 from ..fuse.group import fuse
 from ..fuse.places import fewest_axes, strides_in
 from ..fuse.unit import Limits, rows_of_fold, span
@@ -131,7 +131,7 @@ def _function(form: Form, laid: tuple[Laid, ...]) -> Function | None:
     moves = tuple(tuple(s != 0 for s in own[:split]) for own in strides)
     layout = GroupLayout(len(rows), moves, tuple(s if s in (0, 1) else "s" for s in inner))
     short = bool(rows) and is_short(values, width)
-    text = _text(form, layout, short)
+    text = _text(form.outline, layout, short)
     pitch = -(-width * (LANES if short else 1) * 8 // 64) * 64
     words: list[int | float] = [*rows, width, pitch]
     words += [s for own in strides for s in own[:split] if s] + [s for s in inner if s not in (0, 1)]
@@ -150,8 +150,8 @@ def _function(form: Form, laid: tuple[Laid, ...]) -> Function | None:
 
 
 @lru_cache(4096)
-def _text(form: Form, layout: GroupLayout, short: bool) -> Text:
-    return (ShortRowsWriter if short else GroupWriter)(form, layout).written()
+def _text(outline: Outline, layout: GroupLayout, short: bool) -> Text:
+    return (ShortRowsWriter if short else GroupWriter)(outline.form, layout).written()
 
 
 def _part(rows: int, columns: int) -> int:

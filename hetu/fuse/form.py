@@ -162,6 +162,11 @@ class Form:
         values = self.values()
         return tuple(values[r].type for r in self.results)
 
+    @cached_property
+    def outline(self) -> Outline:
+        """The form but for its sizes."""
+        return Outline(self)
+
     def text(self, names: Sequence[str]) -> str:
         """The lines in one row; the arrays are called by these names.
 
@@ -176,6 +181,25 @@ class Form:
             known.append(f"v{len(known)}")
             rows.append(f"{known[-1]} = {line.op.name}({', '.join(operands)})")
         return "; ".join(rows)
+
+
+class Outline:
+    """What the text of a form follows from; those of forms that differ in sizes alone are equal."""
+
+    def __init__(self, form: Form) -> None:
+        self.form = form
+        lines = tuple(
+            (line.op, line.operands, numbers_of(line), line.op is DROPOUT and line.attrs) for line in form.lines
+        )
+        known = tuple((v.type.dtype, v.inner, v.rows, v.phase, v.fold) for v in form.values())
+        self._key = lines, known, form.results, len(form.types)
+        self._hash = hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Outline) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return self._hash
 
 
 def inferred(types: Sequence[TensorType], lines: Sequence[Line]) -> list[TensorType]:
