@@ -14,11 +14,13 @@ from itertools import accumulate
 from math import prod
 from typing import Any
 
-from ..core.graph import OPS, Node, origin_of, readers_of, remade, topological
+from ..core.graph import Node, readers_of, topological
 from ..core.memory import in_line
 from ..core.op import Role
-from .apart import Checks, Looked, Parts, taken_apart
-from .form import FOLDS, MOVES, Enter, Form, Operand, PartCheck, line_of, overwriting, overwritten
+from .apart import Checks, Parts, taken_apart
+from .divided import Division, rebuilt
+from .form import FOLDS, MOVES, Enter
+from .pattern import Pattern, kept
 from .unit import Limits, Rules, Unit
 
 NEAR = 32  # nodes: a large result is not made much earlier than it is read, as it takes memory until then
@@ -28,9 +30,16 @@ def fuse(outputs: Sequence[Node], limits: Limits, enter: Enter) -> tuple[Node, .
     """The graph with its groups as one operator each, which `enter` makes known to a device."""
     rules = Rules(limits)
     apart, checks, alike = taken_apart(outputs, lambda node: rules.unit_of(node) is not None, limits.whole)
-    units = _Units(apart, checks, alike, rules)
-    units.merge()
-    return units.rebuilt(enter)
+    earlier = _in_line(apart, checks)
+    nodes = [*earlier]
+    pattern = Pattern(nodes, apart, checks, alike)
+    known = kept(limits, pattern.key) if limits.by_pattern else []
+    if not known:
+        units = _Units(apart, checks, earlier, pattern.at, rules)
+        units.enter(alike)
+        units.merge()
+        known.append(units.divided(pattern.rows))
+    return rebuilt(known[0], nodes, apart, checks, enter)
 
 
 def is_number(node: Node) -> bool:
@@ -61,12 +70,17 @@ class _Units:
     only what stands between two units is searched for a path (D. Pearce and P. Kelly, 2007).
     """
 
-    def __init__(self, outputs: Sequence[Node], checks: Checks, alike: Sequence[Sequence[Parts]], rules: Rules) -> None:
+    def __init__(
+        self,
+        outputs: Sequence[Node],
+        checks: Checks,
+        earlier: Mapping[Node, tuple[Node, ...]],
+        at: Mapping[Node, int],
+        rules: Rules,
+    ) -> None:
         self.rules, self.limits = rules, rules.limits
-        self.outputs, self.checks, self.earlier = outputs, checks, _in_line(outputs, checks)
-        self.nodes = [*self.earlier]
+        self.checks, self.earlier, self.nodes, self.at = checks, earlier, [*earlier], at
         self.kept, self.numbers = set(outputs), {node for node in self.nodes if is_number(node)}
-        self.at = {node: k for k, node in enumerate(self.nodes)}
         # Constants do not count: there are fewer of them where two are equal by chance.
         self.when = dict(zip(self.nodes, accumulate(node.role is not Role.CONSTANT for node in self.nodes)))
         found: Any = readers_of(self.nodes)  # all are nodes, as no outputs are asked for
@@ -80,11 +94,14 @@ class _Units:
         self.refused: set[tuple[int, int, int]] = set()
         self.reads: dict[int, list[Node]] = {}  # what each group reads from outside
         self.results: dict[int, list[Node]] = {}  # which of its members are read there
+
+    def enter(self, alike: Sequence[Sequence[Parts]]) -> None:
+        """The groups to begin with: the parts of an operator, or one node."""
         for copies in alike:
             self._enter_alike(copies)
         for k, node in enumerate(self.nodes):
-            if self.unit[node] == k and k not in self.groups and (unit := rules.unit_of(node)) is not None:
-                looked_at = frozenset(x for check in checks.get(node, ()) for x in check.arrays)
+            if self.unit[node] == k and k not in self.groups and (unit := self.rules.unit_of(node)) is not None:
+                looked_at = frozenset(x for check in self.checks.get(node, ()) for x in check.arrays)
                 self._enter(k, unit._replace(outside=looked_at) if looked_at else unit)
         self.place = {unit: k for k, unit in enumerate(self._order())}
 
@@ -214,20 +231,48 @@ class _Units:
         large = (self.when[n] for n in results if prod(n.shape) > self.limits.small)
         return max(large, default=0) - min(places) <= NEAR
 
-    # -- the new graph -----------------------------------------------------------------------------------------------
+    # -- what comes of it ----------------------------------------------------------------------------------------------
 
-    def rebuilt(self, enter: Enter) -> tuple[Node, ...]:
-        new: dict[Node, Node] = {}
-        self.forms: dict[Form, Form] = {}  # each once, so that equal ones are found at a glance
-        for unit in self._order():
-            members = self._members(unit)
-            if len(members) > 1 or any(n in self.checks for n in members):
-                new.update(self._fused(unit, new, enter))
-                continue
-            node = self.nodes[unit]
-            with origin_of(node):
-                new[node] = remade(node, tuple(new[i] for i in node.inputs))
-        return tuple(new[o] for o in self.outputs)
+    def divided(self, rows: Sequence[Any]) -> list[int | Division]:
+        """The nodes that stay and the groups, inputs first; `rows` are those of the pattern."""
+        likes: dict[Any, int] = {}
+        return [
+            self._division(unit, rows, likes)
+            if len(members := self._members(unit)) > 1 or any(n in self.checks for n in members)
+            else unit
+            for unit in self._order()
+        ]
+
+    def _division(self, unit: int, rows: Sequence[Any], likes: dict[Any, int]) -> Division:
+        members, space, split, _ = self.groups[unit]
+        at = self.at
+
+        def key(reader: Node, i: Node) -> tuple[Node, bool]:  # an array may be read in both ways
+            if i in members:
+                return i, members[i]
+            flat = members[reader]
+            return i, bool(i.ndim) and (not flat if reader.op in MOVES else flat and reader.op not in FOLDS)
+
+        lines = sorted(members, key=at.__getitem__)
+        read = [[None if i in self.numbers else key(node, i) for i in node.inputs] for node in lines]
+        arrays = dict.fromkeys(k for keys in read for k in keys if k is not None and k[0] not in members)
+        place = {k: n for n, k in enumerate((*arrays, *((node, members[node]) for node in lines)))}
+        operands = tuple(
+            tuple(-1 - at[i] if k is None else place[k] for i, k in zip(node.inputs, keys))
+            for node, keys in zip(lines, read)
+        )
+        numbers = tuple(at[n] for n in lines)
+        results = tuple(sorted(at[n] for n in self.results[unit]))
+        shaped = next(at[n] for node in lines for n in (node, *node.inputs) if n.shape == space)
+        flat = tuple(flat for _, flat in place)
+        like = (
+            *(rows[k] for k in (*numbers, shaped, *(at[i] for i, _ in arrays))),
+            *(tuple(o if o >= 0 else rows[-1 - o] for o in own) for own in operands),
+            *(numbers.index(k) for k in results),
+            *(split, len(lines), flat),
+        )
+        arrays_at = tuple(at[i] for i, _ in arrays)
+        return Division(numbers, operands, arrays_at, results, shaped, split, flat, likes.setdefault(like, len(likes)))
 
     def _order(self) -> Iterator[int]:
         reads = {
@@ -247,54 +292,3 @@ class _Units:
                 reads[user].discard(unit)
                 if not reads[user]:
                     heapq.heappush(ready, user)
-
-    def _fused(self, unit: int, new: dict[Node, Node], enter: Enter) -> Iterator[tuple[Node, Node]]:
-        group = self.groups[unit]
-        lines = sorted(group.members, key=self.at.__getitem__)
-        results = sorted(self.results[unit], key=self.at.__getitem__)
-        form, arrays = _form_of(group, lines, results, [c for n in lines for c in self.checks.get(n, ())])
-        form = self.forms.setdefault(form, form)
-        with origin_of(results[-1]):
-            inputs = tuple(new.get(i, i) for i in arrays)  # what only a check looks at is nowhere else in the graph
-            made = overwriting(tuple(overwritten(form).items()), enter).make(inputs, {"form": form})
-        for k, node in enumerate(results):
-            with origin_of(node):
-                yield node, OPS["item"](made, index=k) if len(results) > 1 else made
-
-
-def _form_of(
-    group: Unit, nodes: Sequence[Node], results: Sequence[Node], checks: Sequence[Looked]
-) -> tuple[Form, list[Node]]:
-    """The form of a group, and the arrays that it reads."""
-    members = group.members
-
-    def key(reader: Node, i: Node) -> tuple[Node, bool]:  # an array may be read in both ways
-        if i in members:
-            return i, members[i]
-        flat = members[reader]
-        return i, bool(i.ndim) and (not flat if reader.op in MOVES else flat and reader.op not in FOLDS)
-
-    place: dict[tuple[Node, bool], int] = {}
-    for node in nodes:
-        for i in node.inputs:
-            if i not in members and not is_number(i):
-                place.setdefault(key(node, i), len(place))
-    arrays, flat = [i for i, _ in place], [f for _, f in place]
-    types = tuple(i.tensor for i in arrays)
-    for node in nodes:
-        place[node, members[node]] = len(place)
-    lines = []
-    for node in nodes:
-        operands: list[Operand] = []
-        for i in node.inputs:
-            operands.append((i.dtype.name, i.attrs["value"].item()) if is_number(i) else place[key(node, i)])
-        lines.append(line_of(node.op, operands, node.attrs))
-    made = []
-    for check in dict.fromkeys(checks):
-        extra = {x: len(arrays) - len(types) + k for k, x in enumerate(check.arrays)}
-        arrays += extra
-        looked_at = tuple(extra.get(i, i.tensor) for i in check.inputs)
-        made.append(PartCheck(check.op, looked_at, check.attrs, check.site))
-    flats = (*flat, *(members[n] for n in nodes))
-    numbers = tuple(place[n, members[n]] for n in results)
-    return Form(types, tuple(lines), numbers, group.space, group.split or 0, flats, tuple(made)), arrays

@@ -34,6 +34,11 @@ class Limits:
     folds: Callable[[int, int], bool] = lambda rows, columns: True  # whether a fold of such a space is worth it
     waits: Callable[[int, int], bool] = lambda rows, columns: True  # whether a row can wait for its own fold
 
+    @property
+    def by_pattern(self) -> bool:
+        """Whether groups follow from which sizes are equal, 0 or 1, however large they are."""
+        return not self.small and (self.folds, self.waits) == (Limits.folds, Limits.waits)
+
 
 class Unit(NamedTuple):
     """Nodes that one form computes, each with whether it has the axes of the rows only; the space, and how many of its
