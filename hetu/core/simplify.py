@@ -15,10 +15,10 @@ import numpy as np
 
 from .errors import HetuError
 from .graph import Node, remade, rewrite, topological
-from .leaf import constant, filled
+from .leaf import constant, filled, filling
 from .op import LEAVES, Role
 
-FOLD_LIMIT = 1 << 16  # bytes: larger constants would cost more memory than their computation costs time
+FOLD_LIMIT = 1 << 14  # numbers: larger constants would cost more memory than their computation costs time
 UNFOLDED = LEAVES | {Role.ITEM, Role.COMMUNICATION}
 
 
@@ -61,7 +61,7 @@ def key(node: Node) -> Any:
         value = node.attrs["value"]
         if value.size and value.strides == (0,) * value.ndim:
             return "constant", value.dtype.name, value.shape, value.flat[0].tobytes()
-        if value.nbytes <= FOLD_LIMIT:
+        if value.size <= FOLD_LIMIT:
             return "constant", value.dtype.name, value.shape, value.tobytes()
         return node
     if node.role in (Role.PLACEHOLDER, Role.VARIABLE):
@@ -73,17 +73,20 @@ def key(node: Node) -> Any:
 
 
 def fold(node: Node) -> Node:
-    """A constant for a node of constants, unless it would be large or have several outputs."""
-    if isinstance(node.type, tuple) or node.role in UNFOLDED:
+    """A constant for a node of constants, unless it has several outputs, or would be large and not one number."""
+    inputs = node.inputs
+    if isinstance(node.type, tuple) or node.role in UNFOLDED or not all(i.role is Role.CONSTANT for i in inputs):
         return node
-    if not all(i.role is Role.CONSTANT for i in node.inputs):
-        return node
-    if node.tensor.nbytes > FOLD_LIMIT:
+    by_element = inputs and node.op.check_rule is None and not str(node.op.dims).strip(".,->")
+    one = by_element and all(filling(i) is not None for i in inputs)
+    if not one and node.tensor.size > FOLD_LIMIT:
         return node
     with np.errstate(all="ignore"):
-        value = np.asarray(interpret([node], {})[0], node.dtype)
+        first = (i.attrs["value"].flat[:1] for i in inputs)
+        made = node.op.forward(np, *first, **node.attrs) if one else interpret([node], {})[0]
+    value = np.asarray(made, node.dtype)
     alike = value.ndim and value.size and value.tobytes() == value.flat[:1].tobytes() * value.size  # takes no memory
-    return filled(node, value.flat[0].item()) if alike else constant(value=value)
+    return filled(node, value.flat[0].item()) if one or alike else constant(value=value)
 
 
 # -- identities -----------------------------------------------------------------------------------------------------
