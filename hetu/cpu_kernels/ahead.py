@@ -3,7 +3,8 @@
 A text serves all sizes of its kind: sizes are arguments. But along a size of 1 nothing tells an axis from one that
 arrays lack, groups are other ones where two sizes are equal by chance, and short rows and small constants have a limit.
 So where the folder of libraries lacks something for a program, it is also lowered and bound at one size of each kind,
-to no other use than to know what it would lack there. The last batch of an epoch, a single sample and sequences of any
+to no other use than to know what it would lack there; so are the other sub-graphs of its executor, such as the one that
+evaluates. The last batch of an epoch, a single sample and sequences of any
 length then compile nothing; a program that is all there costs nothing.
 
 Deliberately ignored: the programs of several ranks, which would have to agree on each; graphs of thousands of nodes,
@@ -66,10 +67,19 @@ def with_others(wanted: Sequence[CSource]) -> list[CSource]:
         return [*wanted]
     executor, sub, shapes = _bound.get()
     with noting() as noted, warnings.catch_warnings(action="ignore"):
-        for other in others(sub, shapes):
+        for each, other in _trials(executor, sub, shapes):
             with suppress(Exception):  # what is wrong there is said where it is really fed
-                executor.trial(sub, other)
+                executor.trial(each, other)
     return [*wanted, *noted]
+
+
+def _trials(executor: Any, sub: Any, shapes: Mapping[str, Sequence[int]]) -> Iterator[tuple[Any, Any]]:
+    """Other sizes of a sub-graph; and these and others of those of the executor that are fed no more than it."""
+    yield from ((sub, other) for other in others(sub, shapes))
+    for each in executor.subgraphs.values():
+        if each is not sub and each.placeholders.keys() <= shapes.keys():
+            own = {name: shapes[name] for name in each.placeholders}
+            yield from ((each, other) for other in (own, *others(each, own)))
 
 
 def others(sub: Any, shapes: Mapping[str, Sequence[int]]) -> list[dict[str, tuple[int, ...]]]:
