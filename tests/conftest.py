@@ -1,9 +1,11 @@
 """One BLAS thread per test worker: several workers share the cores, and OpenBLAS's threads spin while they wait.
 
-What tests compile is kept beside what pytest keeps, from run to run, and not in the user's home.
+What tests compile is kept beside what pytest keeps, from run to run, and not in the user's home. Python keeps what it
+compiles, whatever the environment says: hundreds of processes start, and each would compile the package anew.
 """
 
 import os
+import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -12,6 +14,8 @@ import pytest
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 os.environ.setdefault("XDG_CACHE_HOME", str(Path(__file__).parent.parent / ".pytest_cache" / "compiled"))
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 
 @pytest.fixture(params=["0", pytest.param("1", marks=pytest.mark.nightly)], ids=["plain", "kernels"])

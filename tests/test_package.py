@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import graphlib
 import hashlib
+import importlib.util
 import os
 import re
 import shutil
@@ -240,6 +241,12 @@ def test_importing_hetu_loads_no_optional_package() -> None:
     command = [sys.executable, "-W", "error", "-c", script]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
+
+
+def test_processes_that_tests_start_find_the_package_compiled() -> None:
+    """Whatever the environment says: so one takes half as long."""
+    assert Path(importlib.util.cache_from_source(kernels.__code__.co_filename)).exists()
+    assert "PYTHONDONTWRITEBYTECODE" not in os.environ
 
 
 @files(sorted(f for part in ("hetu", "tests", "examples", "tutorials") for f in (ROOT / part).rglob("*.py")))
