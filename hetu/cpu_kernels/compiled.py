@@ -34,7 +34,7 @@ CONTRACT = "#pragma STDC FP_CONTRACT ON"  # which gcc takes from its command lin
 MOST_BYTES = 256_000_000  # of the folder; what was not used for longest goes first
 CORES = os.cpu_count() or 1
 MADE = "made_of_"  # begins the name of the mark of a text, which ends in its key
-LEAST = 8  # functions that are worth a compiler of their own
+LEAST, MOST = 8, 64  # functions that are worth a compiler of their own, and that it ends with soon on a busy machine
 
 
 @cache
@@ -191,7 +191,7 @@ def _trial(made_by: Compiler) -> str:
 def _units(lacking: Sequence[CSource]) -> list[list[CSource]]:
     """What is compiled as one text each: the time of a compiler's start is shared, but all processors have work."""
     shared = [s for s in lacking if s.shared]
-    count = min(CORES, -(-len(shared) // LEAST))
+    count = max(min(CORES, -(-len(shared) // LEAST)), -(-len(shared) // MOST))
     return [[s] for s in lacking if not s.shared] + [shared[k::count] for k in range(count)]
 
 

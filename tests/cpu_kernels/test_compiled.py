@@ -535,6 +535,19 @@ def test_several_texts_are_one_unit_and_one_of_them_spoils_no_other(
         assert place.runs() == runs
 
 
+@pytest.mark.parametrize("cores", [1, 2, 16])
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 63, 64, 65, 1000])
+def test_all_processors_have_work_and_none_too_much_for_a_deadline(
+    monkeypatch: pytest.MonkeyPatch, count: int, cores: int
+) -> None:
+    monkeypatch.setattr(compiled, "CORES", cores)
+    given = [compiled.CSource("", f"{k}", "group") for k in range(count)]
+    units = compiled._units(given)
+    assert sorted(int(s.key) for unit in units for s in unit) == [*range(count)]
+    assert len(units) >= min(cores, count // compiled.LEAST) and max(map(len, units)) <= compiled.MOST
+    assert max(map(len, units)) - min(map(len, units)) <= 1
+
+
 # -- operators of the program ------------------------------------------------------------------------------------------
 
 OWN = """
