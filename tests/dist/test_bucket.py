@@ -64,6 +64,7 @@ WAYS = {  # ranks, the layers of the first
 }
 
 
+@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("zero", [0, 1, 3])
 @pytest.mark.parametrize("limit", [0, 64, 2000, 1 << 20])
@@ -72,6 +73,7 @@ def test_losses_equal_one_process(limit, zero, way):
     np.testing.assert_allclose(run_ranks(ranks, lambda c: trained(c, limit, builder(zero))[0]), [alone()] * ranks, 1e-5)
 
 
+@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("limit", [0, 64, 2000, 1 << 20])
 def test_losses_where_parts_are_of_unequal_size(limit):
     found = run_ranks(3, lambda comm: trained(comm, limit, Parallel(zero=3), 10)[0])
@@ -96,6 +98,7 @@ SHARDED = [  # zero, limit, gathers and scatters of n layers; a gradient of the 
 ]
 
 
+@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("zero", "limit", "wanted"), SHARDED)
 def test_what_zero_sends_is_joined(zero, limit, wanted, way):
@@ -130,6 +133,7 @@ CONDITIONS = {
 }
 
 
+@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("zero", [0, 1, 3])
 @pytest.mark.parametrize("precision", ["float32", "float16"])
 @pytest.mark.parametrize("name", CONDITIONS)

@@ -87,6 +87,7 @@ def load(path):
     return act
 
 
+@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize(
     ("written", "read"),
     [("zero3", "tensor"), ("tensor", "zero1"), ("zero x tensor", "alone"), ("alone", "zero3"), ("unequal", "data"),

@@ -47,6 +47,7 @@ def alone(model):
     return trained(model)
 
 
+@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("name", LOCAL)
@@ -180,6 +181,7 @@ def by_one_process(model, count, statistics):
 ACCUMULATED = [("batch", "mlp"), ("batch", "transformer"), *(("microbatch", model) for model in MODELS)]
 
 
+@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize(("statistics", "model"), ACCUMULATED)
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("name", LOCAL)

@@ -117,6 +117,7 @@ def routed(groups=0):
         return {"train": [loss, ht.optim.Adam(0.01).minimize(loss)]}, batches((WIDTH,), 5)
 
 
+@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_rooms_of_groups_travel_to_their_experts_and_back_by_all_to_all(ranks):
     """Each rank sends what does not stay with it; without groups, sums of all rooms travel."""
@@ -135,6 +136,7 @@ def test_rooms_of_groups_travel_to_their_experts_and_back_by_all_to_all(ranks):
     assert ("reduce_scatter", rooms * (ranks - 1)) in summed and "all_to_all" not in dict(summed)
 
 
+@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_experts_over_ranks_need_no_hints(ranks):
     feeds, model = expert_feeds(), lambda: (mixture(ranks, hinted=False), feeds)

@@ -184,6 +184,7 @@ ACCUMULATING = {
 }
 
 
+@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("strategy", ACCUMULATING)
 @pytest.mark.parametrize("model", ["mlp", "transformer"])
 def test_gradients_of_micro_batches_add_up_to_those_of_the_batch(strategy, model):
@@ -225,6 +226,7 @@ FETCHED = {  # of one value of each micro-batch the average, of values of exampl
 }
 
 
+@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("fetched", FETCHED)
 def test_what_is_fetched_is_averaged_or_joined(fetched, ranks):

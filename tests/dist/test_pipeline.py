@@ -99,6 +99,7 @@ CASES = [
 ]
 
 
+@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize(("model", "ranks", "options"), CASES, ids=str)
 def test_losses_of_20_steps_equal_those_of_one_process(model, ranks, options):
     wanted, output = alone(model)
@@ -150,6 +151,7 @@ def winding():
         return loss, ht.optim.Momentum(0.1, weight_decay=0.01).minimize(loss)
 
 
+@pytest.mark.usefixtures("meaning")
 def test_values_that_skip_stages_and_values_that_are_computed_again():
     feeds = [staged_feed(seed) for seed in range(5)]
 

@@ -40,6 +40,7 @@ def alone(model: str) -> list[float]:
     return losses(MODELS[model])
 
 
+@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize(("strategy", "model", "ranks"), CASES)
 def test_losses_of_20_steps_equal_those_of_one_process(strategy, model, ranks):
     found = run_ranks(ranks, lambda comm: losses(MODELS[model], STRATEGIES[strategy](), comm))
@@ -47,6 +48,7 @@ def test_losses_of_20_steps_equal_those_of_one_process(strategy, model, ranks):
         np.testing.assert_allclose(rank, alone(model), atol=1e-5, rtol=0)
 
 
+@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("strategy", ["data", "zero3", "data x tensor"])
 def test_batches_of_other_sizes_even_fewer_than_ranks(strategy):
     def values(comm=None):
@@ -164,6 +166,7 @@ def tied(vocabulary=20):
 TIED = [("tensor", 2), ("zero1", 2), ("zero3 x tensor", 4), ("data", 3)]
 
 
+@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize(("strategy", "ranks"), TIED)
 def test_tied_weights_and_clipped_gradients(strategy, ranks):
     for rank in run_ranks(ranks, lambda comm: losses(tied, STRATEGIES[strategy](), comm, steps=6)):
@@ -222,6 +225,7 @@ def test_gradients_are_summed_in_32_bits_unless_a_strategy_says_narrow(strategy,
     assert wide.total() == narrow.total()
 
 
+@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("way", [lambda built: built, Narrow])
 @pytest.mark.parametrize("strategy", ["data", "zero3"])
 def test_either_way_trains_as_one_process_does(strategy, way):
