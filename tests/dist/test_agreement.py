@@ -26,7 +26,7 @@ from .test_strategies import CASES, JOINED, SPLIT, STRATEGIES, TIED, tied
 # -- no rank runs: each is asked what it would do ----------------------------------------------------------------------
 
 CHUNK = 200
-NUMBERS = range(0, 2000, CHUNK)
+NUMBERS = [pytest.param(n, marks=pytest.mark.nightly if n >= 600 else ()) for n in range(0, 2000, CHUNK)]
 RUN = range(0, 2000, 61)  # those that run too
 MISTAKEN = [number for number in RUN if case(number).ranks == 4]  # these communicate
 GROUPS = {
@@ -90,6 +90,7 @@ def test_ranks_fit_in_random_placed_graphs(first):
 # -- and some run ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("number", RUN)
 def test_random_placed_graphs_equal_one_process(number):
     tried = case(number)
