@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
+from typing import Any
 
 from hetu.core.kernels import kernels
 
 
+def compiles() -> bool:
+    """Whether C is compiled; `test_wall.py` runs tests without the room that does."""
+    room = kernels("cpu")
+    return bool(room.compiled and room.compiles())
+
+
+@contextmanager
+def only_bound() -> Iterator[list[Any]]:
+    """Inside, programs are bound to be looked at and cannot run; what they lack is not compiled but noted."""
+    if not compiles():
+        yield []
+        return
+    with import_module("hetu.cpu_kernels.ahead").noting() as lacking:
+        yield lacking
+
+
 def compiled_at_once(programs: Iterable[Callable[[], object]]) -> None:
     """Bind programs, or calls that come back as a list, to no other use than to know what they lack; compile that."""
-    room = kernels("cpu")
-    if room.compiled and room.compiles():  # `test_wall.py` runs tests without the room
-        with import_module("hetu.cpu_kernels.ahead").noting() as lacking:
+    if compiles():
+        with only_bound() as lacking:
             for make in programs:
                 calls = made if isinstance(made := make(), list) else []
                 lacking.extend(call.source for call in calls if hasattr(call, "source"))
-        room.compiled.build(lacking)
+        kernels("cpu").compiled.build(lacking)

@@ -7,6 +7,7 @@ import itertools
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from hetu.core.types import Dim
 from hetu.dist import DataParallel, Pipeline, TensorParallel, ZeRO, run_ranks
 from hetu.passes import PASSES
 
-from .at_once import compiled_at_once
+from .at_once import compiled_at_once, only_bound
 from .dist import models as spread
 from .test_lowering import MODELS as LOWERED
 
@@ -107,12 +108,14 @@ def at_once():
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("model", MODELS)
 def test_open_and_fixed_sizes_give_the_same_program(model, step, precision, written):
+    runs = precision == "float32"
     for passes in (None, PASSES):
         build = functools.partial(compiled, model, step, precision=precision, passes=passes)
         ex, feed = build()
         fixed, _ = written(build, feed)
-        assert shown(ex.program(feed)) == shown(fixed.program(feed))
-        if precision == "float32":
+        with nullcontext() if runs else only_bound():
+            assert shown(ex.program(feed)) == shown(fixed.program(feed))
+        if runs:
             for ours, theirs in zip(ex.run(feed), fixed.run(feed), strict=True):
                 np.testing.assert_array_equal(ours, theirs)
 
@@ -179,7 +182,8 @@ def test_open_and_fixed_sizes_give_each_rank_the_same_program(model, way, writte
     def programs(comm):
         graph, feeds = build()
         ex = ht.Executor(graph, strategy=STRATEGIES[way](), comm=comm)
-        return shown(ex.program("train", feeds[0])), shown(ex.program("eval", {"x": feeds[0]["x"]}))
+        with only_bound():
+            return shown(ex.program("train", feeds[0])), shown(ex.program("eval", {"x": feeds[0]["x"]}))
 
     build = spread.MODELS[model]
     sizes = build()[1][0]

@@ -13,6 +13,8 @@ from hetu.core.op import Role
 from hetu.dist import DataParallel, Parallel, TensorParallel, ZeRO, run_ranks
 from hetu.dist.cut.strategy import Builder
 
+from ..at_once import only_bound
+
 BATCH, STEPS = 12, 20
 
 
@@ -88,7 +90,8 @@ def communicating(
         built.bucket_bytes = 0
         ex = ht.Executor(graph, strategy=built, comm=comm, **options)
         feed = feeds[0] if name == "train" else {"x": feeds[0]["x"]}
-        return [step.node for step in ex.program(name, feed).steps if step.node.role is Role.COMMUNICATION]
+        with only_bound():
+            return [step.node for step in ex.program(name, feed).steps if step.node.role is Role.COMMUNICATION]
 
     return run_ranks(ranks, nodes)[0]
 
