@@ -33,6 +33,7 @@ try:
 finally:
     shell.run_line_magic("ranks", "stop")
 """
+IN_CELLS = [source for source in SOURCES if MAGIC.search(source.read_text("utf-8"))]
 every_tutorial = pytest.mark.parametrize("source", SOURCES, ids=lambda s: s.stem)
 
 
@@ -80,15 +81,18 @@ def test_the_course_is_found_and_numbered_without_holes() -> None:
     assert {p.stem for p in TUTORIALS.glob("*.ipynb")} == {s.stem for s in SOURCES}
 
 
-@every_tutorial
+@pytest.mark.parametrize("source", [s for s in SOURCES if s not in IN_CELLS], ids=lambda s: s.stem)
 def test_runs_as_a_script_and_leaves_nothing_behind(source: Path, tmp_path: Path) -> None:
-    code = source.read_text("utf-8")
-    if MAGIC.search(code):
-        pytest.importorskip("IPython", reason="the extra [dev] is not installed")
-        given = json.dumps([text for kind, text in cells(code) if kind == "code"])
-        done = run(["-W", "error", "-c", SHELL], tmp_path, given)
-    else:
-        done = run(["-W", "error", str(source)], tmp_path)
+    done = run(["-W", "error", str(source)], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("source", IN_CELLS, ids=lambda s: s.stem)
+def test_runs_in_ipython_and_leaves_nothing_behind(source: Path, tmp_path: Path) -> None:
+    pytest.importorskip("IPython", reason="the extra [dev] is not installed")
+    given = json.dumps([text for kind, text in cells(source.read_text("utf-8")) if kind == "code"])
+    done = run(["-W", "error", "-c", SHELL], tmp_path, given)
     assert done.returncode == 0, done.stderr
     assert list(tmp_path.iterdir()) == []
 
