@@ -89,6 +89,7 @@ CASES = [(2, "data", name) for name in OPTIMIZERS]
 CASES += [(4, "data", "adam"), (2, "zero", "adam"), (4, "tensor", "sgd"), (2, "tensor", "sgd")]
 
 
+@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize(("ranks", "parallel", "optimizer"), CASES)
 def test_training_equals_that_of_one_process(ranks, parallel, optimizer):
     losses, y = trained(ht.Executor(model(OPTIMIZERS[optimizer]())))
@@ -200,6 +201,7 @@ def test_tables_under_other_modes_learn(mode):
         assert losses[-1] < 0.5 * losses[0]
 
 
+@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_checkpoints_pass_between_one_process_and_a_hybrid_and_training_goes_on(optimizer, tmp_path):
     def build() -> dict[str, list[Any]]:

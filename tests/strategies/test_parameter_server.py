@@ -81,6 +81,7 @@ def work(client: Client, rank: int, model: str, optimizer: str, steps: int = 6):
     return losses, ex.run("eval", batch(99, sparse)), ex
 
 
+@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("model", ["dense", "embedded"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "momentum-cosine", "lion", "stranger"])
 def test_bsp_equals_one_process_on_whole_batches(model, optimizer):
@@ -294,6 +295,7 @@ def same(one, other):
         np.testing.assert_array_equal(one[name], other[name], err_msg=name)
 
 
+@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize(
     ("model", "optimizer", "cache"),
     [("dense", "adam", None), ("embedded", "adam", None), ("embedded", "sgd-cosine", Cache("lru", 20, 3, 3))],
