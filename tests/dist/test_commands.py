@@ -36,6 +36,7 @@ def every(ranks: int, *arguments: str) -> None:
     assert len(re.findall(r"rank \d: (\d+) rows equal one process", job.stdout)) == ranks
 
 
+@pytest.mark.usefixtures("meaning")
 def test_every_strategy_on_three_ranks() -> None:
     every(3)
 
@@ -46,6 +47,7 @@ def test_every_strategy(ranks: int) -> None:
     every(ranks)
 
 
+@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])
 def test_every_strategy_in_half_precision(precision: str) -> None:
     if precision == "bfloat16":
