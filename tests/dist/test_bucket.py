@@ -55,13 +55,20 @@ def trained(comm, limit: int, builder: Builder | None = None, width: int = 16):
     return losses, [s.node.op.name for s in ex.program(batch(0, width)).steps]
 
 
-WAYS = {  # ranks, the layers of the first
-    "whole batches": (2, LAYERS, lambda zero: Parallel(zero=zero)),
-    "micro-batches": (2, LAYERS, lambda zero: Parallel(zero=zero, accumulate=4)),
-    "own micro-batches": (2, LAYERS, lambda zero: Parallel(zero=zero, accumulate=4, statistics="microbatch")),
-    "stages": (4, LAYERS // 2, lambda zero: Pipeline(2, 4, data=2, zero=zero)),
-    "stages, gpipe": (4, LAYERS // 2, lambda zero: Pipeline(2, 4, "gpipe", data=2, zero=zero)),
+WAYS = {  # ranks, the layers of the first, updates in a step
+    "whole batches": (2, LAYERS, 1, lambda zero: Parallel(zero=zero)),
+    "micro-batches": (2, LAYERS, 1, lambda zero: Parallel(zero=zero, accumulate=4)),
+    "own micro-batches": (2, LAYERS, 1, lambda zero: Parallel(zero=zero, accumulate=4, statistics="microbatch")),
+    "stages": (4, LAYERS // 2, 1, lambda zero: Pipeline(2, 4, data=2, zero=zero)),
+    "stages, gpipe": (4, LAYERS // 2, 1, lambda zero: Pipeline(2, 4, "gpipe", data=2, zero=zero)),
+    "pipedream": (4, LAYERS // 2, 4, lambda zero: Pipeline(2, 4, "pipedream", data=2, zero=zero)),
 }
+
+
+@functools.cache
+def stashed():
+    """PipeDream's losses, with each micro-batch on one rank a stage and each gradient by itself."""
+    return run_ranks(2, lambda comm: trained(comm, 0, Pipeline(2, 4, "pipedream"))[0])[0]
 
 
 @pytest.mark.usefixtures("meaning")
@@ -69,8 +76,9 @@ WAYS = {  # ranks, the layers of the first
 @pytest.mark.parametrize("zero", [0, 1, 3])
 @pytest.mark.parametrize("limit", [0, 64, 2000, 1 << 20])
 def test_losses_equal_one_process(limit, zero, way):
-    ranks, _, builder = WAYS[way]
-    np.testing.assert_allclose(run_ranks(ranks, lambda c: trained(c, limit, builder(zero))[0]), [alone()] * ranks, 1e-5)
+    ranks, _, updates, builder = WAYS[way]
+    wanted = alone() if updates == 1 else stashed()
+    np.testing.assert_allclose(run_ranks(ranks, lambda c: trained(c, limit, builder(zero))[0]), [wanted] * ranks, 1e-5)
 
 
 @pytest.mark.usefixtures("meaning")
@@ -102,26 +110,33 @@ SHARDED = [  # zero, limit, gathers and scatters of n layers; a gradient of the 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("zero", "limit", "wanted"), SHARDED)
 def test_what_zero_sends_is_joined(zero, limit, wanted, way):
-    ranks, layers, builder = WAYS[way]
+    ranks, layers, updates, builder = WAYS[way]
     counts = Counter(run_ranks(ranks, lambda comm: trained(comm, limit, builder(zero)))[0][1])
-    for kind, found in zip(("all_gather", "reduce_scatter"), wanted(layers)):
+    for kind, once in zip(("all_gather", "reduce_scatter"), wanted(layers)):
+        found = once * updates
         assert counts[f"{kind}_start"] == counts[f"{kind}_wait"] == (found if limit else 0)
         assert counts[kind] == (0 if limit else found)
     if way == "whole batches":
         assert counts["all_reduce"] == 1  # the loss
 
 
+def steps(way: str, zero: int = 3, limit: int = 1100):
+    """What each rank runs, by the name of its way."""
+    ranks, *_, builder = WAYS[way]
+
+    def nodes(comm):
+        loss, updates = model()
+        ex = ht.Executor([loss, updates], strategy=Buckets(limit, builder(zero)), comm=comm)
+        return [s.node for s in ex.program(batch(0)).steps]
+
+    return run_ranks(ranks, nodes)
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_micro_batches_follow_one_another_though_the_first_waits_for_weights(way):
     """None begins while another waits: stages would get all of them late, and keep all of them in memory."""
-    ranks, _, builder = WAYS[way]
-
-    def events(comm):
-        loss, updates = model()
-        ex = ht.Executor([loss, updates], strategy=Buckets(1100, builder(3)), comm=comm)
-        return [s.node.tags.get("event", 0) for s in ex.program(batch(0)).steps if s.node.op.name == "matmul"]
-
-    for found in run_ranks(ranks, events):
+    for nodes in steps(way):
+        found = [node.tags.get("event", 0) for node in nodes if node.op.name == "matmul"]
         assert found == sorted(found) and len(found) > LAYERS
 
 

@@ -36,7 +36,7 @@ class Due(NamedTuple):
 
     @property
     def early(self) -> bool:
-        """Whether it brings a variable as it was before the step, so that it may start at any time."""
+        """Whether it brings a variable as it was before the pass, so that it may start at any time."""
         return self.phase != "update"
 
 
@@ -86,9 +86,9 @@ def _dependence(
     """
     needed: dict[Node, int] = {}
     number = {node: k for k, node in enumerate(found)}
-    levels: dict[int, int] = defaultdict(int)  # level -> the collectives of it, as bits
+    levels: dict[Any, int] = defaultdict(int)  # event and level -> the collectives of it, as bits
     for node, k in number.items():
-        levels[turns[node].level] |= 0 if turns[node].early else 1 << k
+        levels[_level(node, turns)] |= 0 if turns[node].early else 1 << k
     masks: dict[Node, int] = {}  # the collectives that a node depends on, as bits
     for node in topological(outputs):
         mask = reduce(or_, (masks[i] for i in node.inputs), 0)
@@ -96,7 +96,12 @@ def _dependence(
         if node.role is Role.COMMUNICATION:
             for k in (k for k in range(mask.bit_length()) if mask >> k & 1):
                 needed[found[k]] = min(needed.get(found[k], node.attrs["order"]), node.attrs["order"])
-    return needed, {n for n in found if masks[n.inputs[0]] & levels[turns[n].level]}
+    return needed, {n for n in found if masks[n.inputs[0]] & levels[_level(n, turns)]}
+
+
+def _level(node: Node, turns: Mapping[Node, Due]) -> tuple[Any, int]:
+    """Which update of a step a collective belongs to, if it has several, and its level there."""
+    return node.tags.get("event"), turns[node].level
 
 
 def _collective(node: Node) -> Collective | None:

@@ -188,8 +188,8 @@ class Pipelined(Walk):
         key = slot, node, want, phase if node.role is Role.VARIABLE else ""
         if key not in self.moved:
             made = self._reshard(node, local, have, want, self._part(node.shape, role))
-            variable = node.role is Role.VARIABLE and slot is None  # as it was before the step
-            if variable or (phase == UPDATE and self.slot is None):
+            variable = node.role is Role.VARIABLE
+            if variable or phase == UPDATE:
                 self.note(made, "update" if phase == UPDATE else phase, self.levels[node], variable)
             self.moved[key] = made
         return self.moved[key]
