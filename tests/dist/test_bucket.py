@@ -140,6 +140,30 @@ def test_micro_batches_follow_one_another_though_the_first_waits_for_weights(way
         assert found == sorted(found) and len(found) > LAYERS
 
 
+BESIDE = {  # the passes that find weights on their way since the pass before, by stage; a step begins without
+    "micro-batches": (1,),  # the first backward pass; all later ones use the same weights
+    "own micro-batches": (1,),
+    "stages": (1, 1),
+    "stages, gpipe": (1, 1),
+    "pipedream": (5, 4),  # all but those that follow the update of their weights
+}
+
+
+@pytest.mark.parametrize("way", BESIDE)
+def test_the_first_weights_of_a_pass_are_asked_for_before_the_pass_before(way):
+    ranks = steps(way)
+    for rank, nodes in enumerate(ranks):
+        asked, beside, passes = {}, 0, set()
+        for at, node in enumerate(nodes):
+            if node.op.name == "all_gather_start":
+                asked[node.attrs["order"]] = at
+            elif node.op.name == "all_gather_wait" and node.tags["event"] not in passes:
+                passes.add(node.tags["event"])
+                beside += any(n.op.name == "matmul" for n in nodes[asked[node.attrs["order"]] : at])
+        assert beside == BESIDE[way][rank * len(BESIDE[way]) // len(ranks)]
+        assert nodes[0].op.name == "all_gather_start"  # a later stage waits for it while it waits for the first
+
+
 CONDITIONS = {
     "plain": {},
     "clip_norm": {"clip_norm": 0.1},

@@ -41,7 +41,7 @@ def calls_of(outputs: Iterable[Node], rank: int) -> RankCalls:
     nodes = [n for n in topological(tuple(outputs)) if n.role is Role.COMMUNICATION and not n.op.lazy]
     for node in sorted(nodes, key=lambda n: n.attrs["order"]):
         for track, words in _calls(node, rank):
-            found[track].append(f"step {node.attrs['order']}: {words}")
+            found[track].append(f"step {node.attrs['order']:.0f}: {words}")
     return found
 
 

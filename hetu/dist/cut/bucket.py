@@ -4,7 +4,8 @@ Each costs a latency, so arrays are copied into flat buckets, and a bucket trave
 et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", 2020; A. Sergeev and M. Del Balso,
 "Horovod", 2018), and what ZeRO gathers and scatters (Y. Zhao et al., "PyTorch FSDP", 2023). It starts when its last
 array exists; the first reader waits for it (`under_way.py`). What is gathered from variables exists from the start: it
-is asked for when the bucket before it is, and not before the bucket `AHEAD` of it has come, which bounds the memory.
+is asked for when the bucket before it is, and not before the bucket `AHEAD` of it has come, which bounds the memory;
+the first of a pipeline's pass is asked for before the pass that its stage makes first.
 Left out: what the forward pass reduces, and gathers of activations, which are waited for at once.
 """
 
@@ -28,11 +29,22 @@ AHEAD = 2  # buckets of one kind that are under way or waited for
 LATE = 1 << 60  # a wait for gradients gives way to all that is not an update
 
 
+class Moment(NamedTuple):
+    """Between two passes of a pipeline: an event, and a number in the order of communication."""
+
+    event: float
+    order: float
+
+
 class Due(NamedTuple):
-    """When a collective is needed: in which phase of a step, and behind how many others of the update."""
+    """When a collective is needed: in which phase of a step, and behind how many others of the update.
+
+    The first bucket of a phase may be asked for from `since` on, so that it comes beside the pass before.
+    """
 
     phase: str
     level: int = 0
+    since: Moment | None = None
 
     @property
     def early(self) -> bool:
@@ -40,11 +52,11 @@ class Due(NamedTuple):
         return self.phase != "update"
 
 
-def turn_of(made: Node, phase: str, level: int, variable: bool) -> Due | None:
+def turn_of(made: Node, phase: str, level: int, variable: bool, since: Moment | None) -> Due | None:
     """The turn of a collective that may be joined with others; `variable` says whether it brings one together."""
     update = phase == "update"
     kinds = ("all_reduce", "reduce_scatter", "all_gather") if update else ("all_gather",) if variable else ()
-    return Due(phase, level) if made.op.collective in kinds else None
+    return Due(phase, level, since) if made.op.collective in kinds else None
 
 
 def join_collectives(outputs: Sequence[Node], turns: Mapping[Node, Due], limit: int) -> tuple[Node, ...]:
@@ -188,15 +200,25 @@ class _Joining:
 
     def gathered(self, bucket: Sequence[Node], given: Sequence[Node]) -> list[Node]:
         """Members of an all-gather."""
-        order, pieces = bucket[-1].attrs["order"], tuple(_known(n).tiling for n in bucket)
-        if self.turn[bucket[0]].early:
-            ahead = self.before[bucket[0]][-2:][0][0]  # behind the start of the bucket ahead of it, if there is one
-            order = ahead.attrs["order"] + (ahead is not bucket[0])
+        pieces, (order, tags) = tuple(_known(n).tiling for n in bucket), self._asked(bucket)
         if awaited := self._awaited(bucket):
             given = [*given[:-1], OPS["barrier"](given[-1], self.made[awaited[0]])]
         attrs = {"group": _known(bucket[-1]).group, "order": order, "pieces": pieces}
-        mine, blocks = _items(gather_start.make(tuple(given), attrs))
+        with origin_of(bucket[-1], **tags):
+            mine, blocks = _items(gather_start.make(tuple(given), attrs))
         return _items(gather_wait.make((blocks, mine), {"order": order, "pieces": pieces}))
+
+    def _asked(self, bucket: Sequence[Node]) -> tuple[float, dict[str, Any]]:
+        """The number at which an all-gather starts, and its tags, if they are not those of the bucket."""
+        turn, ahead = self.turn[bucket[0]], self.before[bucket[0]][-2:][0][0]
+        if not turn.early:
+            return bucket[-1].attrs["order"], {}
+        if ahead is not bucket[0]:  # behind the start of the bucket before it
+            return ahead.attrs["order"] + 1, {}
+        if turn.since and all(n.inputs[0].tags.get("event", -1) < turn.since.event for n in bucket):
+            line = 1e-9 * ahead.attrs["order"]  # those that are asked for at one moment stand in the line of their own
+            return turn.since.order + line, {"event": turn.since.event}
+        return ahead.attrs["order"], {}
 
 
 JOINED = {"all_reduce": _Joining.reduced, "reduce_scatter": _Joining.scattered, "all_gather": _Joining.gathered}

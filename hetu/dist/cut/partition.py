@@ -26,7 +26,7 @@ from ..layout.layout import SUM, Layout, Piece
 from ..layout.redistribute import cut_first, plan
 from ..layout.rules import rule_of
 from ..ops import RESHARD
-from .bucket import Due, join_collectives, turn_of
+from .bucket import Due, Moment, join_collectives, turn_of
 from .hints import hint_gradients, push_hints
 from .strategy import Strategy
 
@@ -205,6 +205,7 @@ class Walk:
         self.feeds: dict[str, tuple[str, Box]] = {}
         self.numbers = count(step=2)  # of the steps of communication, in the one order that all ranks share
         self.turns: dict[Node, Due] = {}  # the collectives that may be joined
+        self.since: Moment | None = None  # from when on the first variables of a phase may be asked for
 
     def visit(self, node: Node) -> None:
         """Make the local node in the layout in which it comes out, or None on ranks that have no part of it."""
@@ -364,7 +365,7 @@ class Walk:
 
     def note(self, made: Node | None, phase: str, level: int = 0, variable: bool = False) -> None:
         """Remember a change of layout that may be joined with others."""
-        if made is not None and (turn := turn_of(made, phase, level, variable)) is not None:
+        if made is not None and (turn := turn_of(made, phase, level, variable, self.since)) is not None:
             self.turns[made] = turn
 
     def unread(self, outputs: Sequence[Node]) -> list[Node]:

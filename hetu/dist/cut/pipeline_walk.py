@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from ...core.graph import OPS, Node, origin_of
+from ...core.graph import OPS, Node, origin_of, readers_of
 from ...core.op import Role
 from ...core.placement import Local
 from ...core.types import Box, Shape
 from ..layout.boxes import within
 from ..layout.deduce import Grid, updating
 from ..layout.layout import DUP, MAX, MIN, PENDING, SUM, Layout, Piece
-from .bucket import join_collectives
+from .bucket import Moment, join_collectives
 from .partition import Walk, here, levels_of
 from .pipeline_layouts import Stages, lift, over_microbatches, stage_grid, unsplit, within_microbatch
-from .pipeline_schedule import BACKWARD, Action, Schedule
+from .pipeline_schedule import BACKWARD, FORWARD, Action, Schedule
 from .pipeline_stages import EVERYWHERE, START, UPDATE
 from .pipeline_strategy import Staged
 
@@ -43,16 +43,31 @@ class Pipelined(Walk):
         self.values: dict[tuple[int | None, Node], Node | None] = {}
         self.moved: dict[tuple[int | None, Node, Layout, str], Node | None] = {}
         self.totals: dict[Node, Node | None] = {}
+        self.phase = self._first_passes()
         self.groups: dict[tuple[int, str], list[Node]] = defaultdict(list)
         for node in steps.nodes:
             if node.inputs:
-                self.groups[steps.stage[node], steps.phase[node]].append(node)
+                self.groups[steps.stage[node], self.phase[node]].append(node)
         self.exports = self._exports()
+
+    def _first_passes(self) -> dict[Node, str]:
+        """The phases; what is made once belongs to the pass that reads it first, unless other stages read it too.
+
+        So a weight that only a backward pass reads turned is neither waited for nor kept any earlier.
+        """
+        phase, stage, readers = dict(self.model.phase), self.model.stage, readers_of(self.model.nodes)
+        for node in reversed(self.model.nodes):
+            if phase.get(node) != START or stage[node] == EVERYWHERE:
+                continue
+            found = {(stage[r], phase[r]) for r in readers[node] if r is not None}
+            if {s for s, _ in found} == {stage[node]}:
+                phase[node] = next(p for p in (START, FORWARD, BACKWARD, UPDATE) if (stage[node], p) in found)
+        return phase
 
     def _exports(self) -> dict[tuple[int, str], dict[tuple[Node, Layout], str]]:
         """(stage, phase) -> the values that it sends to other stages, in which layout, for which phase first."""
         found: dict[tuple[int, str], dict[tuple[Node, Layout], str]] = defaultdict(dict)
-        phase, stage = self.model.phase, self.model.stage
+        phase, stage = self.phase, self.model.stage
         for reader in self.model.nodes:
             if not reader.inputs or phase[reader] == UPDATE or reader.role is Role.ITEM:
                 continue
@@ -66,14 +81,16 @@ class Pipelined(Walk):
         """This rank's part of the whole step."""
         backward = any(phase == BACKWARD for phase in self.model.phase.values())
         stages = len(self.strategy.stages)
+        begun = [Moment(self.event, next(self.numbers))] * stages  # by stage, when its last pass began
         self.start()
         for action in Schedule.of(self.strategy.schedule, stages, self.count, backward=backward).order:
             self.event += 1
-            self.slot = action.slot.microbatch
+            self.slot, stage = action.slot.microbatch, action.slot.stage
             if action.kind == "compute":
+                self.since, begun[stage] = begun[stage], Moment(self.event - 0.5, next(self.numbers))
                 self.compute(action)
             else:
-                self.send(action.slot.stage, action.slot.phase)
+                self.send(stage, action.slot.phase)
         self.event, self.slot = self.event + 1, None
         new = self.finish(updates)
         outputs = (*(self._fetched(node) for node in fetches), *new.values())
@@ -83,7 +100,7 @@ class Pipelined(Walk):
 
     def start(self) -> None:
         """Make the nodes that come before the first pass."""
-        self.visit_all(n for n in self.model.nodes if self.model.phase.get(n) == START)
+        self.visit_all(n for n in self.model.nodes if self.phase.get(n) == START)
         for stage in range(len(self.strategy.stages)):
             self.send(stage, START)
 
@@ -110,7 +127,7 @@ class Pipelined(Walk):
 
     def finish(self, updates: Mapping[Node, Node]) -> dict[Node, Node]:
         """The new values of this rank's variables."""
-        late = (n for n in self.model.nodes if self.model.phase.get(n) == UPDATE)
+        late = (n for n in self.model.nodes if self.phase.get(n) == UPDATE)
         self.visit_all(sorted(late, key=lambda n: self.levels[n]))  # gradients before what is sent of them once more
         found = {}
         for variable, node in updates.items():
@@ -136,12 +153,14 @@ class Pipelined(Walk):
         self.slot = before
 
     def visit_all(self, nodes: Iterable[Node]) -> None:
-        """Make these nodes, for the current micro-batch if there is one."""
+        """Make these nodes, for the current micro-batch if there is one, unless they are made."""
         for node in nodes:
+            if (key := (self.home(node), node)) in self.values:
+                continue
             with origin_of(node, event=self.event):
-                phase = self.model.phase[node]
+                phase = self.phase[node]
                 inputs = [self.value(i, want, phase) for i, want in zip(node.inputs, self.found.wants[node])]
-                self.values[self.slot, node] = self._local(node, inputs)
+                self.values[key] = self._local(node, inputs)
 
     def piece(self, layout: Layout, shape: Shape) -> Piece | None:
         """What this rank holds of the current micro-batch, as a part of the whole tensor of `shape`."""
