@@ -7,9 +7,9 @@ by the weights, so the gradients of each are the other two. X. Nie et al., "Hetu
 of other operators; the layouts of a strategy send slots to other ranks.
 
 All may have a first axis of groups: tokens then compete for room within their group alone (D. Lepikhin et al.,
-"GShard", 2020). Where ranks share the batch, a group that lies on one rank needs nothing of the others, and its rooms
-travel to the ranks of their experts and back by all-to-all. Without groups each rank knows a part of every room, and
-sums travel.
+"GShard", 2020). Where ranks share the batch, rooms travel to the ranks of their experts and back by all-to-all. A group
+that lies on one rank needs nothing of the others. Without groups all ranks need to know what all tokens have chosen,
+and what travels are the tokens that have found room (`dist/layout/exchange.py`).
 """
 
 from __future__ import annotations

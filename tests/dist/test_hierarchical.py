@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import hetu as ht
-from hetu.core.errors import ArgumentError
-from hetu.dist import ExpertParallel, Layout, Link, Shard, Strategy, VirtualClock, plan, run_ranks
+from hetu.core.errors import ArgumentError, ValueRangeError
+from hetu.core.graph import topological
+from hetu.dist import ExpertParallel, Layout, Link, Parallel, Shard, Strategy, VirtualClock, plan, run_ranks
 from hetu.dist.comm.hierarchical import all_to_all, within_hosts
 from hetu.dist.comm.threads import ThreadComm
 
@@ -120,7 +121,7 @@ def routed(groups=0):
 @pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_rooms_of_groups_travel_to_their_experts_and_back_by_all_to_all(ranks):
-    """Each rank sends what does not stay with it; without groups, sums of all rooms travel."""
+    """Each rank sends what does not stay with it."""
     model, way = lambda: routed(groups=4), ExpertParallel(ROUTED)
     wanted = losses(model, steps=5)
     for found in run_ranks(ranks, lambda comm: losses(model, way, comm, steps=5)):
@@ -132,8 +133,68 @@ def test_rooms_of_groups_travel_to_their_experts_and_back_by_all_to_all(ranks):
 
     rooms = COUNT * ROOM * WIDTH
     assert moved(model) == [("all_to_all", 4 * rooms * (ranks - 1) // ranks)] * 4
-    summed = moved(routed)
-    assert ("reduce_scatter", rooms * (ranks - 1)) in summed and "all_to_all" not in dict(summed)
+
+
+def spread(array: np.ndarray, parts: int) -> np.ndarray:
+    """Which of `parts` ranks has each row."""
+    return np.searchsorted([len(array) * (k + 1) // parts for k in range(parts)], np.arange(len(array)), "right")
+
+
+ROUTES = {  # how many ranks share the batch, of how many
+    "experts": (lambda n: ExpertParallel(ROUTED), 1),
+    "experts, zero": (lambda n: Parallel(experts=ROUTED, zero=3), 1),
+    "experts x tensor": (lambda n: Parallel(experts=ROUTED, tensor=2, split={"*head/weight": 1, "*head/bias": 0}), 2),
+}
+
+
+@pytest.mark.parametrize("tokens", [12, 11])
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("name", ROUTES)
+def test_tokens_that_compete_with_all_travel_to_their_experts_and_back_by_all_to_all(name, ranks, tokens, messages):
+    """No rank sends more than its own tokens, and only those that have found room and do not stay with it."""
+    make, width = ROUTES[name]
+    graph, feeds = routed()
+    feeds = [{key: value[:tokens] for key, value in feed.items()} for feed in feeds[:3]]
+    (slots,) = (n for n in topological(graph["train"][:1]) if n.op.name == "moe_combine")
+    alone = ht.Executor({**graph, "slots": [slots.inputs[1]]})
+    wanted, sent = [], 0
+    for feed in feeds:
+        (chosen,) = alone.run("slots", {"x": feed["x"]})
+        home, expert = spread(chosen, ranks)[:, None], spread(np.arange(COUNT), ranks)[chosen // ROOM]
+        sent += 4 * width * WIDTH * 4 * int(((home != expert) & (chosen >= 0)).sum())
+        wanted.append(float(alone.run("train", feed)[0]))
+    messages.over([(r,) for r in range(width * ranks)])
+
+    def run(comm):
+        graph, _ = routed()
+        executor = ht.Executor(graph, strategy=make(ranks), comm=comm)
+        found = [float(executor.run("train", feed)[0]) for feed in feeds]
+        return found, {n.op.name for n in (s.node for s in executor.program("train", feeds[0]).steps)}
+
+    for found, operators in run_ranks(width * ranks, run):
+        np.testing.assert_allclose(found, wanted, atol=1e-5, rtol=0)
+        assert "route_rows" in operators
+    assert messages["bytes"] == sent
+
+
+@pytest.mark.parametrize(
+    ("slots", "text"), [([4, 0], "slot 4 at position"), ([-2, 0], "slot -2 at"), ([1, 1], "slot 1 is given 2 times")]
+)
+def test_slots_that_cannot_be_are_found_though_no_rank_has_them_all(slots, text):
+    x, s = ht.placeholder("x", (None, 3)), ht.placeholder("s", (None, 1), "int64")
+    with ht.scope("fed"):
+        up = ht.variable("experts/up", ht.init.ones, (2, 3, 3))
+    rooms = ht.moe_dispatch(x, s, ht.ones_like(x[:, :1]), experts=2, capacity=2)
+    y = ht.moe_combine(rooms @ up, s, ht.ones_like(x[:, :1]))
+    loss = ht.mean(y)
+    entries = [loss, ht.optim.SGD(0.1).minimize(loss)]
+
+    def run(comm):
+        executor = ht.Executor(entries, strategy=ExpertParallel({"*up": 0}), comm=comm)
+        with pytest.raises(ValueRangeError, match=text):
+            executor.run({"x": np.ones((2, 3), "f4"), "s": np.array(slots)[:, None]})
+
+    run_ranks(2, run)
 
 
 @pytest.mark.usefixtures("meaning")

@@ -22,6 +22,7 @@ from ...ops.composition import Scalars
 from ...passes import simplify
 from ..layout.boxes import within
 from ..layout.deduce import Deduction, Grid, deduce, updating
+from ..layout.exchange import exchanged, exchanges
 from ..layout.layout import SUM, Layout, Piece
 from ..layout.redistribute import cut_first, plan
 from ..layout.rules import rule_of
@@ -202,6 +203,7 @@ class Walk:
         self.found, self.strategy, self.rank, self.updating, self.levels = found, strategy, rank, updating, levels
         self.made: dict[Key, Node | None] = {}
         self.moves: list[Node] = []  # the communication in which this rank takes part
+        self.fetched: dict[tuple[Node, Node], Node] = {}  # rooms of the rows that this rank has
         self.feeds: dict[str, tuple[str, Box]] = {}
         self.numbers = count(step=2)  # of the steps of communication, in the one order that all ranks share
         self.turns: dict[Node, Due] = {}  # the collectives that may be joined
@@ -255,8 +257,12 @@ class Walk:
             return None if parent is None else OPS["item"].make((parent,), node.attrs)
         layouts = self.found.layouts[node]
         found = [self.piece(layout, type_.shape) for layout, type_ in zip(layouts, types_of(node))]
+        travels = exchanges(node, self.found.wants[node], layouts)
+        order = next(self.numbers) if travels else 0
         if found[0] is None:
             return None
+        if mine := next((e for e in travels if self.rank in e.group), None):
+            return exchanged(node, tuple(map(here, inputs)), mine, self.rank, order, self.fetched)
         shapes = [here(piece).shape for piece in found]
         attrs = dict(node.attrs)
         if "shape" in attrs:

@@ -71,6 +71,10 @@ class StageGrid(Grid):
             role = DUP
         return self.layout({**roles, **{(p, 0): role for p in range(len(self.parts))}})
 
+    @property
+    def whole_batches(self) -> bool:
+        return self.parts[0][1][0] == 1
+
     def hinted(self, hint: Layout, given: Layout | None, node: Node) -> Layout:
         """As asked for within one micro-batch, on ranks of the stage that the hint numbers from 0."""
         role, count = (DUP, self.parts[0][1][0]) if given is None else self.carry(given).parts[0].axes[0]

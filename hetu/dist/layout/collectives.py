@@ -176,7 +176,7 @@ def find(src: Layout, dst: Layout, shape: Shape) -> tuple[Collective, ...]:
     """The collectives that take `src` to `dst`, in the order in which every rank runs its own; none if none fits."""
     before, after = src.pieces(shape), dst.pieces(shape)
     found = []
-    for group in _groups(src, dst):
+    for group in groups(src, dst):
         old, new = tuple(before[rank] for rank in group), tuple(after[rank] for rank in group)
         box = hull([piece.box for piece in (*old, *new)])
         if volume(box):
@@ -189,7 +189,7 @@ def find(src: Layout, dst: Layout, shape: Shape) -> tuple[Collective, ...]:
     return _split_all_reduce(src, dst, before)
 
 
-def _groups(src: Layout, dst: Layout) -> list[Ranks]:
+def groups(src: Layout, dst: Layout) -> list[Ranks]:
     """The ranks that differ only along axes whose role changes; none unless both layouts use the same grid."""
     before, after = src.axes(), dst.axes()
     if [part.ranks for part in src.parts] != [part.ranks for part in dst.parts]:

@@ -1,17 +1,18 @@
 """Deduce a layout for every node of a graph, from those of variables and feeds and from the operators' rules.
 
-It is one forward walk. For every axis of the device grid an operator has a few candidates: replicate, split one factor
-that some input already splits, or let a pending sum flow through. No split is invented. The best candidate moves the
-fewest pinned inputs, then keeps a split if any candidate does, then moves the fewest bytes; ties combine early. This
-policy gives Megatron's two all-reduces per block and data parallelism's one per gradient (compare GSPMD, Xu et al.
-2021, and the annotations of Hetu v2). It does not search for the global optimum.
+It is one forward walk. For every axis of the device grid an operator has a few candidates: replicate, split one
+factor that some input already splits, let a pending sum flow through, or send rows to where a variable that is split
+awaits them (`routes.py`). No other split is invented. The best candidate moves the fewest pinned inputs, then keeps a
+split if any candidate does, then moves the fewest bytes; ties combine early. This policy gives Megatron's two
+all-reduces per block and data parallelism's one per gradient (compare GSPMD, Xu et al. 2021, and the annotations of
+Hetu v2). It does not search for the global optimum.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -20,6 +21,7 @@ from ...core.graph import Node, topological
 from ...core.memory import types_of
 from ...core.op import Op, Role
 from .layout import ACROSS, DUP, MAX, MIN, SUM, Layout, Shard
+from .routes import ROUTES
 from .rules import AxisFactors, ShardingRule, holds, rule_of, widens
 
 AxisId = tuple[int, int]
@@ -75,6 +77,11 @@ class Grid:
                 roles = {axis: role for axis, (role, _) in layout.axes().items() if alike or role >= 0}
             self._made[layout] = self.layout(roles)
         return self._made[layout]
+
+    @property
+    def whole_batches(self) -> bool:
+        """Whether ranks have all rows of theirs at once."""
+        return True
 
     def hinted(self, hint: Layout, given: Layout | None, node: Node) -> Layout:
         """The layout that the hint `node` asks for here, for a value that lies as `given`."""
@@ -133,6 +140,9 @@ def deduce(
     readers = Counter(i for node in topological(outputs) for i in node.inputs)
     readers.update(node.inputs[0] for node in readers if narrow and widens(node))  # as if others read it too
     pinned: set[Node] = set()
+    variables = [leaf(node, False) for node in topological(outputs) if node.role is Role.VARIABLE]
+    split = {axis for v in variables if v for axis, (role, n) in v.axes().items() if role >= 0 and n > 1}
+    meets = split - {ACROSS}
     for node in topological(outputs):
         if not node.inputs:
             layout = leaf(node, False)
@@ -145,7 +155,7 @@ def deduce(
             found.wants[node] = found.layouts[node]
             continue
         given = [found.layouts[i][0] if i.inputs else leaf(i, node in updating) for i in node.inputs]
-        decision = _decide(node, given, grid_of(node), pinned, readers)
+        decision = _decide(node, given, grid_of(node), pinned, readers, meets)
         found.layouts[node], found.wants[node] = decision.outs, decision.wants
         if all(i in pinned for i in node.inputs):
             pinned.add(node)
@@ -153,9 +163,17 @@ def deduce(
 
 
 def _decide(
-    node: Node, given: Sequence[Layout | None], grid: Grid, pinned: set[Node], readers: Counter[Node]
+    node: Node,
+    given: Sequence[Layout | None],
+    grid: Grid,
+    pinned: set[Node],
+    readers: Counter[Node],
+    meets: Collection[AxisId],
 ) -> Decision:
-    """The layouts for one node, of whose inputs `given` are the layouts; None for one that can be had in any."""
+    """The layouts for one node, of whose inputs `given` are the layouts; None for one that can be had in any.
+
+    `meets` are the axes along which variables are split, so that rows may travel to them.
+    """
     if node.role is Role.HINT:
         hinted = grid.hinted(node.attrs["layout"], given[0], node)
         return Decision((hinted,), (hinted,))
@@ -177,7 +195,8 @@ def _decide(
         roles = [None if g is None else g.axes()[axis][0] for g in at_hand]
         if n == 1 and all(role in (None, DUP) for role in roles):
             continue
-        chosen = _choose(node, rule, roles, n, pinned, readers, degrees, grid.ratio if axis == ACROSS else ())
+        ratio = grid.ratio if axis == ACROSS else ()
+        chosen = _choose(node, rule, roles, n, pinned, readers, degrees, ratio, axis in meets and grid.whole_batches)
         for store, values in ((wants, chosen.wants), (outs, chosen.outs)):
             for entry, role in zip(store, values, strict=True):
                 # A split into one part is remembered for a larger grid that the value may come to; a sum is complete.
@@ -194,8 +213,12 @@ def _choose(
     readers: Counter[Node],
     degrees: dict[str, int],
     ratio: tuple[int, ...],
+    exchanges: bool,
 ) -> AxisCandidate:
-    """The best candidate for one axis of degree `n`; `degrees` are those of the factors that are split already."""
+    """The best candidate for one axis of degree `n`; `degrees` are those of the factors that are split already.
+
+    Along some axes ranks may exchange rows.
+    """
     options: list[tuple[tuple[float, ...], AxisCandidate, str | None]] = []
     present = [rule.factor(term, role) for term, role in zip(rule.inputs, roles) if role is not None and role >= 0]
     for factor in dict.fromkeys(present):  # those that some input already splits
@@ -204,6 +227,10 @@ def _choose(
             continue
         if rule.can_split(factor, degrees.get(factor, 1) * (sum(ratio) or n)):
             options.append((*_scored(node, _split(node, rule, factor), roles, n, pinned), factor))
+    meeting = _meeting(node, rule, present, n, degrees) if exchanges else None
+    if meeting is not None:
+        (moved, cost, pending), _ = _scored(node, meeting, roles, n, pinned)
+        options.append(((moved, cost + _routed_bytes(node, n), pending), meeting, ROUTES[node.op].rows))
     replicated = AxisCandidate((DUP,) * len(rule.inputs), (DUP,) * len(rule.outputs))
     options.append((*_scored(node, replicated, roles, n, pinned), None))
     if (flowing := _flowing(node, roles, len(rule.outputs), readers)) is not None:
@@ -215,7 +242,8 @@ def _choose(
 
     _, best, chosen = min(options, key=order)
     if chosen is not None:
-        degrees[chosen] = degrees.get(chosen, 1) * n
+        for factor in (chosen, ROUTES[node.op].rooms) if best is meeting else (chosen,):
+            degrees[factor] = degrees.get(factor, 1) * n
     return best
 
 
@@ -230,6 +258,30 @@ def _split(node: Node, rule: ShardingRule, factor: str) -> AxisCandidate:
     return AxisCandidate(
         tuple(role(term, DUP) for term in rule.inputs), tuple(role(term, pending) for term in rule.outputs)
     )
+
+
+def _meeting(
+    node: Node, rule: ShardingRule, present: Sequence[str | None], n: int, degrees: dict[str, int]
+) -> AxisCandidate | None:
+    """Split the rows of an operator and its rooms, so that rows travel; all know the ids. See `exchange.py`."""
+    route = ROUTES.get(node.op)
+    if route is None or route.rows not in present:
+        return None
+    if not all(rule.can_split(factor, degrees.get(factor, 1) * n) for factor in (route.rows, route.rooms)):
+        return None
+
+    def role(term: AxisFactors) -> int:
+        places = (rule.place(term, factor) for factor in (route.rows, route.rooms))
+        return next((place for place in places if place is not None), DUP)
+
+    wants = (DUP if k == route.ids else role(term) for k, term in enumerate(rule.inputs))
+    return AxisCandidate(tuple(wants), tuple(map(role, rule.outputs)))
+
+
+def _routed_bytes(node: Node, n: int) -> float:
+    """Of what travels at most: all rooms."""
+    at = ROUTES[node.op].at
+    return float((node.tensor if at is None else node.inputs[at].tensor).nbytes) * _traffic(0, 1, n)
 
 
 def _flowing(node: Node, roles: Sequence[int | None], outputs: int, readers: Counter[Node]) -> AxisCandidate | None:
