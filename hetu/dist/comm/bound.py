@@ -182,9 +182,8 @@ def free_all() -> None:
 
 def number(x: np.ndarray) -> np.ndarray:
     """`x` in a dtype that MPI knows: a bool as a byte, which has the same extremes, a bfloat16 as a word to move."""
-    if x.dtype.kind == "V":
-        return x.view(np.uint16)
-    return x.view(np.uint8) if x.dtype == bool else x
+    kind = x.dtype.kind
+    return x.view(np.uint16) if kind == "V" else x.view(np.uint8) if kind == "b" else x
 
 
 def alike(x: np.ndarray, out: np.ndarray) -> np.ndarray:

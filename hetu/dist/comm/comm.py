@@ -233,16 +233,15 @@ class Comm(ABC):
 
     def check_messages(self, sends: Sequence[PeerMessage], recvs: Sequence[PeerMessage]) -> None:
         """Refuse what no transport can send or receive."""
-        for peer, _ in (*sends, *recvs):
-            if not 0 <= peer < self.world_size or peer == self.rank:
-                raise ArgumentError(
-                    f"rank {self.rank} exchanges with rank {peer} in a group of {self.world_size}",
-                    fix="name another rank of the group; copy what stays on this rank",
-                )
-        for _, array in sends:
-            check_buffer(array)
-        for _, array in recvs:
-            check_buffer(array, written=True)
+        size = len(self.ranks)
+        for messages, written in ((sends, False), (recvs, True)):
+            for peer, array in messages:
+                if not 0 <= peer < size or peer == self.rank:
+                    raise ArgumentError(
+                        f"rank {self.rank} exchanges with rank {peer} in a group of {size}",
+                        fix="name another rank of the group; copy what stays on this rank",
+                    )
+                check_buffer(array, written)
 
     def note_messages(self, sends: Sequence[PeerMessage], recvs: Sequence[PeerMessage], line: CallLine) -> list[Raw]:
         """Their entries in the recorder, sends first."""
