@@ -61,7 +61,8 @@ class Optimizer(AnswersCalls):
     [-clip_value, clip_value] and then to a global norm of at most `clip_norm`; after that `weight_decay` adds
     weight_decay * p, the gradient of an L2 penalty, unless the class is `decoupled`: its rule then takes the decay.
     Of a table that the loss only looks up, as `nn.Embedding` does, a step changes the rows looked up and their states
-    alone: lazily, as SparseAdam. Clipping and an L2 `weight_decay` make it dense; so does an executor without the pass
+    alone: lazily, as SparseAdam, clipped and under a loss scale too. All rows change where an L2 `weight_decay` is
+    added, where the rule needs norms of whole parameters, as LAMB does, and in an executor without the pass
     `sparsify_updates`. `hyperparameters` are those of the rule, by name. Variables: `<optimizer>/step` (int64, updates
     done so far) and `<variable>/<state>` for the states of the rule.
 

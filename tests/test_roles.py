@@ -42,6 +42,7 @@ PATTERNS = {
     "group_updates": "updates", "mixed_precision": "casts, transposes, first gradients",
     "fuse_norm_relu": "norm and relu",
     "composition": "p - lr g",
+    "sparsify": "an update under a condition",
     "explain": "counts what it prints",
 }  # fmt: skip
 

@@ -27,18 +27,18 @@ extern "C" __global__ void update_all(TENSORS, const R* rate, const N* step, con
 }
 
 // Only the rows `ids` of a table (length, inner) and of its states: the warp at the first place of each id applies the
-// rule once, to the sum of its run, see `runs.cu`. Block (32, 8).
+// rule once, to the sum of its run, see `runs.cu`; none does if `*ok` is 0. Block (32, 8).
 // Bytes: the gradient rows once, the touched rows of parameter and states twice.
 extern "C" __global__ void update_rows(TABLES, const I* ids, const S* rows, const long long* order,
-                                       const T* parts, const R* rate, const N* step, long long count, long long length,
-                                       long long inner) {
+                                       const T* parts, const R* rate, const N* step, const K* ok,
+                                       long long count, long long length, long long inner) {
     __shared__ Scalars scalars;
     if (threadIdx.x == 0 && threadIdx.y == 0) scalars = prepare((double)*rate, (double)*step);
     __syncthreads();
     const Scalars s = scalars;
     S* const tables[STATES + 1] = {EACH_TABLE};
     const long long place = (long long)blockIdx.x * blockDim.y + threadIdx.y;
-    if (place >= count || !begins_run(ids, order, place, length)) return;
+    if (place >= count || (double)*ok == 0 || !begins_run(ids, order, place, length)) return;
     const Run run = run_from(ids, order, place, count);
     for (long long k = threadIdx.x; k < inner; k += 32) {
         const long long i = (long long)ids[order[place]] * inner + k;

@@ -131,7 +131,7 @@ def update_all(
             partial(machine.kernel(text, "lamb_moments"), grid, block, (*where, step, ok, scale, parts)),
             partial(machine.kernel(text, "lamb_step"), grid, block, (*where, first, rate, step, ok, parts)),
         ]
-    elif composition.whole or (text := _text(composition, **dtypes, I="int64")) is None:
+    elif composition.whole or (text := _text(composition, **dtypes, I="int64", K="float64")) is None:
         return None
     else:
         launch = machine.kernel(text, "update_all")
@@ -153,18 +153,23 @@ def update_rows(
     rate: Any,
     step: Any,
     attrs: Mapping[str, Any],
+    ok: Any = None,
 ) -> list[Call] | None:
-    """Calls that apply the rule to the rows `ids` of a table and its states, in place; equal ids are summed first."""
+    """Calls that apply the rule to the rows `ids` of a table and its states, in place; equal ids are summed first.
+
+    `ok` is one number: if it is 0, the old values stay.
+    """
+    ok = machine.xp.ones(()) if ok is None else ok
     if not contiguous(*tables, ids, rows, rate, step) or any(t.dtype != rows.dtype for t in tables):
         return None
-    dtypes = {"S": rows.dtype.name, "R": rate.dtype.name, "N": step.dtype.name, "I": ids.dtype.name}
+    dtypes = {"S": rows.dtype.name, "R": rate.dtype.name, "N": step.dtype.name, "I": ids.dtype.name, "K": ok.dtype.name}
     text = _text(rule.composition(tables[0].shape, attrs), **dtypes)
     if text is None:
         return None
     sizes = (ids.size, tables[0].shape[0], prod(tables[0].shape[1:]))
     order, parts, calls = summed(machine, text, ids, rows, sizes[2])
     launch = machine.kernel(text, "update_rows")
-    return [*calls, partial(launch, *warps(ids.size), (*tables, ids, rows, order, parts, rate, step, *sizes))]
+    return [*calls, partial(launch, *warps(ids.size), (*tables, ids, rows, order, parts, rate, step, ok, *sizes))]
 
 
 @kernel("update")
@@ -201,7 +206,8 @@ def grouped(
 def on_rows(rule: Any, machine: Machine, out: Any, *arrays: Any, **attrs: Any) -> list[Call] | None:
     """A rule on some rows; a result that does not lie on its table is copied there first."""
     new = out if isinstance(out, tuple) else (out,)
-    old, (ids, rows, rate, *step) = arrays[: rule.tables], arrays[rule.tables :]
+    given, ok = (arrays[:-1], arrays[-1]) if rule.base else (arrays, None)
+    old, (ids, rows, rate, *step) = given[: rule.tables], given[rule.tables :]
     copies = [partial(machine.xp.copyto, n, o) for n, o in zip(new, old) if address(n) != address(o)]
-    calls = update_rows(machine, rule, new, ids, rows, rate, step[0] if step else rate, attrs)
+    calls = update_rows(machine, rule.base or rule, new, ids, rows, rate, step[0] if step else rate, attrs, ok)
     return None if calls is None else [*copies, *calls]

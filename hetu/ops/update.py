@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from types import ModuleType
 from typing import Any, TypeVar, overload
 
@@ -20,7 +20,7 @@ import numpy as np
 
 from ..core.errors import ArgumentError, DTypeError, ShapeError
 from ..core.graph import Node, origin_of
-from ..core.op import Op, P, R, Role, op
+from ..core.op import Op, P, R, Role, op, unpacked
 from ..core.types import Shape, TensorType, compatible, is_float
 from .composition import Composition, traced
 from .elementwise import where
@@ -39,7 +39,7 @@ class UpdateRule:
     `states` are the names of the state variables, behind that of the parameter; `timed` says whether the step is an
     input, behind the rate. `cuda` names hand-written kernels of a GPU, for a rule that needs whole parameters. `dense`
     is the operator that applies the rule to whole parameters, `rows` to some rows of a table, and `touched` to those of
-    a whole table that were looked up.
+    a whole table that were looked up. `base` is the rule that a `guarded` one applies.
     """
 
     name: str
@@ -47,6 +47,7 @@ class UpdateRule:
     states: tuple[str, ...]
     timed: bool
     cuda: str
+    base: UpdateRule | None = None
     dense: Op[..., Any] = field(init=False)
     rows: Op[..., Any] = field(init=False)
     touched: Op[..., Any] = field(init=False)
@@ -58,6 +59,27 @@ class UpdateRule:
     def tables(self) -> int:
         """How many arrays of the parameter's type the rule changes: the parameter and its states."""
         return 1 + len(self.states)
+
+    @property
+    def scalars(self) -> int:
+        """How many scalars it takes: the rate, perhaps the step, perhaps a condition."""
+        return 1 + self.timed + (self.base is not None)
+
+    @cached_property
+    def guarded(self) -> UpdateRule:
+        """This rule with a condition as the last scalar: where that is 0, all stays as it was."""
+
+        def function(*inputs: Node, **attrs: Any) -> Node | tuple[Node, ...]:
+            *given, condition = inputs
+            made = self.function(*given, **attrs)
+            new = made if self.states else (made,)
+            return _result(self, [where(condition > 0, n, old) for n, old in zip(new, given)])
+
+        guarded = UpdateRule(f"{self.name}_guarded", function, self.states, self.timed, self.cuda, self)
+        parameters = list(inspect.signature(self.function).parameters.values())
+        condition = inspect.Parameter("condition", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        parameters.insert(self.tables + 1 + self.scalars, condition)
+        return _with_operators(guarded, parameters)
 
     def composition(self, shape: Shape, attrs: Mapping[str, Any]) -> Composition:
         """The rule for a parameter of this shape, as operators."""
@@ -81,22 +103,27 @@ class UpdateRule:
         rows of each id, and of how often it was looked up.
         """
         tables, (ids, rows, *scalars) = inputs[: self.tables], inputs[self.tables :]
+        with origin_of(node, gradient=True, update=False):
+            total = scatter_rows(tables[0], ids, rows)
+        made = self.on_counts(node, tables, total, ids, scalars)
+        return unpacked(made) if self.states else (made,)
+
+    def on_counts(self, node: Node, tables: Sequence[Node], total: Node, ids: Node, scalars: Sequence[Node]) -> Node:
+        """What a node of the rule makes of whole tables and the gradient `total`, where `ids` have been looked up."""
         zeros, ones = (
-            np.broadcast_to(np.asarray(number, rows.dtype), tuple(map(int, shape)))
+            np.broadcast_to(np.asarray(number, total.dtype), tuple(map(int, shape)))
             for number, shape in ((0, tables[0].shape[:1]), (1, ids.shape))
         )
         with origin_of(node, gradient=True, update=False):
-            total = scatter_rows(tables[0], ids, rows)
             counts = scatter_rows(zeros, ids, ones)
         attrs = {name: value for name, value in node.attrs.items() if name != "window"}
         with origin_of(node):
-            made = self.touched(*tables, total, counts, *scalars, **attrs)
-        return made if self.states else (made,)
+            return self.touched.make((*tables, total, counts, *scalars), attrs)
 
 
 @lru_cache(1024)
 def _traced(rule: UpdateRule, shape: Shape, attrs: tuple[tuple[str, Any], ...]) -> Composition:
-    found = traced(rule.function, rule.tables + 1, 1 + rule.timed, shape, dict(attrs))
+    found = traced(rule.function, rule.tables + 1, rule.scalars, shape, dict(attrs))
     if len(found.outputs) != rule.tables:
         raise ArgumentError(
             f"{rule.name} returns {len(found.outputs)} values for {rule.tables} arrays",
@@ -141,13 +168,18 @@ def update_rule(function: Callable[..., Any] | None = None, /, *, states: Sequen
     if len(states) != tables - 1:
         raise ArgumentError(f"{len(states)} names for {tables - 1} states of {name}", fix="name each state, or none")
     rule = UpdateRule(name, function, states, names[-1] == "step", cuda)
+    return _with_operators(rule, parameters).dense
+
+
+def _with_operators(rule: UpdateRule, parameters: Sequence[inspect.Parameter]) -> UpdateRule:
+    """The rule, whose operators take these parameters."""
     rule.rows, rule.touched = _rows_operator(rule, parameters), _touched_operator(rule, parameters)
-    made = _operator(
-        rule, _on_arrays(rule), parameters, function.__doc__,
-        name=name, infer=partial(_type, rule), dims=partial(_dims, rule), scratch=True,
+    rule.dense = _operator(
+        rule, _on_arrays(rule), parameters, rule.function.__doc__,
+        name=rule.name, infer=partial(_type, rule), dims=partial(_dims, rule), scratch=True,
     )  # fmt: skip
-    made.update, rule.dense = rule, made
-    return made
+    rule.dense.update = rule
+    return rule
 
 
 def _operator(
@@ -157,12 +189,13 @@ def _operator(
     doc: str | None,
     **rules: Any,
 ) -> Op[..., Any]:
-    """An operator that changes the tables of a rule in place."""
+    """An operator that changes the tables of a rule in place. Those of a guarded rule are in no table of operators."""
     xp = inspect.Parameter("xp", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     forward.__signature__ = inspect.Signature([xp, *parameters])  # type: ignore[attr-defined]  # a function takes it
     forward.__doc__, forward.__module__ = doc, rule.function.__module__
     inplace = {k: (k,) for k in range(rule.tables)}
-    return op(role=Role.UPDATE, inplace=inplace, differentiable=False, **rules)(forward)
+    make: Callable[..., Op[..., Any]] = op if rule.base is None else Op
+    return make(forward, role=Role.UPDATE, inplace=inplace, differentiable=False, **rules)
 
 
 def _result(rule: UpdateRule, made: Sequence[T]) -> T | tuple[T, ...]:
@@ -194,7 +227,7 @@ def _dims(rule: UpdateRule, x: TensorType, *types: TensorType, **attrs: Any) -> 
     term = "..."
     if rule.composition(x.shape, attrs).whole:
         term = "".join(f"{chr(ord('a') + i)}!" for i in range(x.ndim))
-    return f"{','.join([term] * (rule.tables + 1))}{',' * (1 + rule.timed)}->{','.join([term] * rule.tables)}"
+    return f"{','.join([term] * (rule.tables + 1))}{',' * rule.scalars}->{','.join([term] * rule.tables)}"
 
 
 def _check_tables(types: Sequence[TensorType]) -> None:
@@ -284,7 +317,7 @@ def _rows_dims(rule: UpdateRule, *types: TensorType, **_: Any) -> str:
     columns = "".join(chr(ord("a") + i) for i in range(types[0].ndim - 1))
     ids = "".join(f"{chr(ord('A') + i)}!" for i in range(types[rule.tables].ndim))
     left = ",".join([f"n@{columns}"] * rule.tables)
-    return f"{left},{ids},{ids}{columns}{',' * (1 + rule.timed)}->{left}"
+    return f"{left},{ids},{ids}{columns}{',' * rule.scalars}->{left}"
 
 
 # -- on whole tables, of which some rows were looked up --------------------------------------------------------
@@ -335,4 +368,4 @@ def _touched_dims(rule: UpdateRule, x: TensorType, *_: TensorType, **__: Any) ->
     """Sharding rule: any axis may be split."""
     term = "".join(chr(ord("a") + i) for i in range(x.ndim))
     left = ",".join([term] * (rule.tables + 1))
-    return f"{left},a{',' * (1 + rule.timed)}->{','.join([term] * rule.tables)}"
+    return f"{left},a{',' * rule.scalars}->{','.join([term] * rule.tables)}"

@@ -54,11 +54,12 @@ def mixed_precision(
     made = _lowered((*above, *stubs), dtype, seeds)
     above, whole = made[: len(above)], made[len(above) :]
     with tagged(update=True):  # as what an optimizer computes
+        scaled = whole
         if seeds:
             whole = tuple(g / OPS["astype"](loss_scale, dtype=g.dtype) for g in whole)
         outputs = replace(above, dict(zip(stubs.values(), whole)))
         values = dict(zip(updates, outputs[len(fetches) :]))
-        return outputs[: len(fetches)], _guarded(values, whole) if seeds and values else values
+        return outputs[: len(fetches)], _guarded(values, scaled, whole) if seeds and values else values
 
 
 def _seeds(gradients: Sequence[Node]) -> set[Node]:
@@ -67,10 +68,25 @@ def _seeds(gradients: Sequence[Node]) -> set[Node]:
     return {*ones} - {*topological([n.inputs[0] for n in ones])}
 
 
-def _guarded(updates: Mapping[Node, Node], gradients: Sequence[Node]) -> dict[Node, Node]:
-    """Updates that keep the old values if a gradient is not finite, and those of the scale."""
+def _rows(gradient: Node) -> list[Node]:
+    """The gradients of rows that are scattered and added to that of a table; none if anything else is in it."""
+    if gradient.role is Role.SCATTER:
+        return [i for k, i in enumerate(gradient.inputs) if k in gradient.op.linear]
+    terms = [*map(_rows, gradient.inputs)] if gradient.op.ufunc == "add" else []
+    return [row for rows in terms for row in rows] if all(terms) else []
+
+
+def _guarded(updates: Mapping[Node, Node], scaled: Sequence[Node], gradients: Sequence[Node]) -> dict[Node, Node]:
+    """Updates that keep the old values if a gradient is not finite, and those of the scale.
+
+    Of the gradient of a table the `scaled` rows are asked, so that the whole of it need not be made. Their sums, in
+    float32, overflow only where training in float32 would.
+    """
     where, at_least, at_most = OPS["where"], OPS["maximum"], OPS["minimum"]
-    finite = reduce(operator.and_, (OPS["all"](OPS["isfinite"](g)) for g in gradients))
+    asked = [OPS["all"](OPS["isfinite"](g)) for g, s in zip(gradients, scaled) if not _rows(s)]
+    with tagged(gradient=True, update=False):  # counted for each micro-batch, and added up as gradients are
+        lost = [OPS["sum"](OPS["astype"](~OPS["isfinite"](row), dtype="float32")) for s in scaled for row in _rows(s)]
+    finite: Node = reduce(operator.and_, asked + [OPS["equal"](n, 0.0) for n in lost])
     steps = good_steps + 1
     grown = where(OPS["greater_equal"](steps, PATIENCE), at_most(loss_scale * 2.0, MOST), loss_scale)
     kept = {v: where(finite, value, v) for v, value in updates.items()}

@@ -153,6 +153,19 @@ def sparse(name):
     )
 
 
+def guarded(name, holds):
+    """As `sparse`, under a condition."""
+    rule = RULES[name]
+    update = rule.op.update.guarded
+
+    def reference(*arrays):
+        *arrays, condition = arrays
+        return on_rows(rule.reference, update.tables)(*arrays) if condition else arrays[: update.tables]
+
+    inputs = (*rule.inputs(TABLE, IDS, ROWS), given(np.float64(holds)))
+    return Sample(f"{name}_rows", update.rows, inputs, reference, label=f"if {holds}", order=0, strict=NO_SCATTER)
+
+
 def touched(name):
     """On whole tables, of which rows 0 and 2 were not looked up."""
     rule = RULES[name]
@@ -182,4 +195,5 @@ SAMPLES = [
     ),
     *map(sparse, ON_ELEMENTS),
     *map(touched, ON_ELEMENTS),
+    *(guarded(name, holds) for name in ("sgd", "adam", "stranger") for holds in (1, 0)),
 ]
