@@ -89,6 +89,7 @@ class OnServers(OnRanks):
         super().__init__(strategy, peers, outputs)
         self.servable = Servable(outputs)
         self.kept = [v for v in self.servable.steps if strategy.is_served(v)]
+        self.servable.check_read(self.kept)
         self.tables = {v for v in self.kept if strategy.variables[v.name] == Served()}
         self.cached = self.tables if strategy.cache else set()
         fed = [n for n in self.servable.nodes if n.role is Role.PLACEHOLDER and n.name in strategy.feeds]

@@ -42,6 +42,19 @@ class Servable:
                     site=step.site,
                 )
 
+    def check_read(self, variables: Collection[Node]) -> None:
+        """ArgumentError where a worker reads the new value of one of the variables that servers keep."""
+        steps = {self.steps[v]: v for v in variables}
+        for node in self.nodes:
+            for i in node.inputs if node.role is not Role.ITEM else ():
+                if (step := i.inputs[0] if i.role is Role.ITEM else i) in steps:
+                    raise ArgumentError(
+                        f"servers make the new value of {steps[step].name!r}, but {node.op.name} reads it on a worker, "
+                        "as where a loss scale decides whether it is taken",
+                        fix='use precision="bfloat16", which scales no loss, or keep the variable on ranks',
+                        site=step.site,
+                    )
+
     @cached_property
     def tables(self) -> set[Node]:
         """The variables that are only looked up by id."""

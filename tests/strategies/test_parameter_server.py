@@ -377,3 +377,18 @@ def test_workers_know_the_servers_only_and_executors_share_one_connection(monkey
         client.leave()
         atexit.unregister(client.leave)
         client.close()
+
+
+def test_servers_make_no_value_that_a_worker_still_decides_about():
+    """As under a loss scale, whose step is not taken where a gradient overflowed."""
+
+    def body(client: Client, rank: int):
+        with pytest.raises(ArgumentError, match=r"servers make the new value of 'model/.*', but where reads it on a"):
+            ht.Executor(
+                build("embedded", "adam"),
+                strategy=ParameterServer(),
+                comm=Connected(Place(rank, 1), client),
+                precision="float16",
+            )
+
+    job("bsp", 1, body)
