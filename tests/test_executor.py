@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import hetu as ht
+from hetu.core.errors import FeedError
 from hetu.core.graph import OPS
 from hetu.core.types import same_type
 
@@ -210,3 +211,29 @@ def test_a_step_within_a_step_is_refused_and_the_next_one_runs():
         np.testing.assert_array_equal(ex.run({x: np.zeros(2, np.float32)})[0], [1, 1])
     finally:
         OPS.pop("once_more")
+
+
+INTEGERS = [np.dtype(f"{kind}{bits}") for kind in ("int", "uint") for bits in (8, 16, 32, 64)]
+
+
+@pytest.mark.parametrize("given", INTEGERS, ids=str)
+@pytest.mark.parametrize("wanted", INTEGERS, ids=str)
+def test_integers_are_fed_as_they_are_or_not_at_all(wanted, given):
+    """Each limit of either dtype, alone, among others and as one number, and again once the program is known."""
+    x = ht.placeholder("x", (None,), wanted.name)
+    one = ht.placeholder("one", (), wanted.name)
+    ex = ht.Executor({"many": [x], "one": [one]})
+    limits = {number for dtype in (wanted, given) for number in (np.iinfo(dtype).min, np.iinfo(dtype).max)}
+    info, there = np.iinfo(wanted), np.iinfo(given)
+    for number in sorted(n for n in {0, 1, *limits} if there.min <= n <= there.max):
+        array = np.array([1, number, 0], given)
+        kinds = np.can_cast(given, wanted, "same_kind")  # signed numbers are not fed as unsigned ones
+        if kinds and info.min <= number <= info.max:
+            assert ex.run("many", {x: array})[0].tolist() == array.tolist()
+            assert ex.run("one", {one: array[1]})[0] == number
+            assert ex.run("many", {x: array[::-1]})[0].tolist() == array[::-1].tolist()
+        else:
+            said = f"is {wanted}, was fed {number}" if kinds else f"wants {wanted}, was fed {given}"
+            for name, feed in (("many", {x: array}), ("one", {one: array[1]}), ("many", {x: array[::-1]})):
+                with pytest.raises(FeedError, match=said):
+                    ex.run(name, feed)

@@ -119,15 +119,11 @@ class Executor:
         """
         sub, feed = self._asked(name, feed)
         if self.state.dirty:
-            raise GraphError(
-                "an earlier step failed after it had changed some variables, so they no longer belong together",
-                fix="load a checkpoint, or make the executor with donate=False",
-            )
+            said = "an earlier step failed after it had changed some variables, so they no longer belong together"
+            raise GraphError(said, fix="load a checkpoint, or make the executor with donate=False")
         if not self.busy.acquire(False):
-            raise GraphError(
-                "this executor is in the middle of another step, whose buffers a second one would overwrite",
-                fix="let each thread have an executor of its own",
-            )
+            said = "this executor is in the middle of another step, whose buffers a second one would overwrite"
+            raise GraphError(said, fix="let each thread have an executor of its own")
         try:
             program = sub.refilled(feed) or self._filled(sub, feed, ahead)
             with self.state.stream:

@@ -38,10 +38,8 @@ class SubGraph:
 
     def __init__(self, name: str, entries: Sequence[Fetch], precision: str = "float32") -> None:
         if not isinstance(entries, list | tuple):
-            raise ArgumentError(
-                f"sub-graph {name!r} is a {type(entries).__name__}: {entries!r:.60}",
-                fix="pass a list of what it fetches and updates: [loss, train_op]",
-            )
+            said = f"sub-graph {name!r} is a {type(entries).__name__}: {entries!r:.60}"
+            raise ArgumentError(said, fix="pass a list of what it fetches and updates: [loss, train_op]")
         self.name, self.entries = name, list(entries)
         fetches, updates = _sort_entries(name, entries)
         gradients = [g for e in entries if not isinstance(e, Node) for g in getattr(e, "gradients", {}).values()]
@@ -144,10 +142,8 @@ def _sort_entries(name: str, entries: Sequence[Fetch]) -> tuple[list[Node], dict
                 if value.type != variable.type:
                     raise GraphError(f"{value!r} cannot be the new value of {variable!r}", fix="make the types equal")
         else:
-            raise ArgumentError(
-                f"sub-graph {name!r} fetches a {type(entry).__name__}: {entry!r:.60}",
-                fix="list nodes and what minimize(...) returned",
-            )
+            said = f"sub-graph {name!r} fetches a {type(entry).__name__}: {entry!r:.60}"
+            raise ArgumentError(said, fix="list nodes and what minimize(...) returned")
     return fetches, updates
 
 
@@ -157,9 +153,8 @@ def _by_name(feed: Feed) -> dict[Any, Any]:
     given: dict[Any, Any] = {}
     for key, value in feed.items():
         if isinstance(key, Node) and key.role is not Role.PLACEHOLDER:
-            raise FeedError(
-                f"{key!r} was fed, only placeholders are", fix="set a variable with executor.state[name] = value"
-            )
+            fix = "set a variable with executor.state[name] = value"
+            raise FeedError(f"{key!r} was fed, only placeholders are", fix=fix)
         name = key.name if isinstance(key, Node) else key
         if name in given:
             raise FeedError(f"placeholder {name!r} was fed twice, by node and by name", fix="keep one of the two")
@@ -187,6 +182,9 @@ def _fitting(node: Node, value: Any) -> np.ndarray:
     if array.dtype != wanted.dtype and not np.can_cast(array.dtype, wanted.dtype, "same_kind"):
         fix = f'convert it: array.astype("{wanted.dtype.name}")'
         raise unfit(f"wants {wanted.dtype.name}, was fed {array.dtype.name}", fix)
+    narrower = array.dtype.kind in "iu" and wanted.dtype.kind in "iu" and not np.can_cast(array.dtype, wanted.dtype)
+    if narrower and len(lost := array[array.astype(wanted.dtype) != array]):
+        raise unfit(f"is {wanted.dtype.name}, was fed {lost[0]}", "declare a wider dtype, or look for the mistake")
     alike = array.ndim == wanted.ndim
     if not (alike and all(isinstance(w, Dim) or w == s for w, s in zip(wanted.shape, array.shape))):
         fix = "reshape the array, or declare the size as None" if alike else "check the axes"
