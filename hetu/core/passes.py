@@ -114,11 +114,9 @@ def resolve_training(
         if training:
             for variable, value in zip(node.inputs[1::2], inputs[2::2]):
                 if carried.setdefault(variable, value) is not value:
-                    raise GraphError(
-                        f"{variable!r} gets two new values in one step",
-                        fix="do not apply a layer that keeps statistics twice in one sub-graph; build a second layer",
-                        site=node.site,
-                    )
+                    said = f"{variable!r} gets two new values in one step"
+                    fix = "do not apply a layer that keeps statistics twice in one sub-graph; build a second layer"
+                    raise GraphError(said, fix=fix, site=node.site)
         return inputs[0]
 
     outputs = rewrite((*fetches, *updates.values()), rule)

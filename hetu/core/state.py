@@ -46,7 +46,9 @@ class State(Mapping[str, np.ndarray]):
         self.variables: dict[str, Node] = {}
         self.arrays: dict[str, Any] = {}
         self.dirty = False  # a step failed after it had begun to write variables
-        self.unseen: set[str] = set()  # variables with values from a user, which ranks have not compared yet
+        self.unseen: set[str] = (
+            set()
+        )  # variables with values from a user, not compared yet; a new set whenever it grows
         for node in variables:
             self.add(node)
 
@@ -57,7 +59,7 @@ class State(Mapping[str, np.ndarray]):
         array = aligned_empty(xp, int(type_.nbytes)).view(type_.dtype).reshape(type_.shape)
         array[...] = xp.asarray(initial_value(node, self.seed))
         self.arrays[node.name] = array
-        self.unseen.add(node.name)
+        self.unseen = self.unseen | {node.name}
 
     def _name(self, key: str | Node) -> str:
         name = key.name if isinstance(key, Node) else key
@@ -74,12 +76,10 @@ class State(Mapping[str, np.ndarray]):
         name, value = self._name(key), np.asarray(value)
         array = self.arrays[name]
         if value.shape != array.shape:
-            raise ShapeError(
-                f"variable {name!r} has shape {show_shape(array.shape)}, got {show_shape(value.shape)}",
-                fix="assign an array of the variable's shape",
-            )
+            said = f"variable {name!r} has shape {show_shape(array.shape)}, got {show_shape(value.shape)}"
+            raise ShapeError(said, fix="assign an array of the variable's shape")
         array[...] = self.device.xp.asarray(value, dtype=array.dtype)
-        self.unseen.add(name)
+        self.unseen = self.unseen | {name}
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.arrays)

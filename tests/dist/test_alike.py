@@ -10,6 +10,7 @@ import pytest
 import hetu as ht
 from hetu.core.errors import ArgumentError, CheckpointError, GraphError
 from hetu.dist import DataParallel, TensorParallel, ZeRO, run_ranks
+from hetu.dist.cut.agreement import texts
 from hetu.optim import Adam
 
 X = {"x": np.ones((4, 6), np.float32)}
@@ -132,7 +133,7 @@ def test_values_that_are_assigned_or_loaded_must_be_alike_where_they_are_duplica
             ex.load(tmp_path / ("one" if comm.rank else "two"))
         ex.load(tmp_path / "one")
         first = float(ex.run("train", X)[0])
-        ex.state[name] = np.asarray(comm.rank)  # after the start, and no new program looks
+        ex.state[name] = np.asarray(comm.rank)
         with pytest.raises(CheckpointError, match=f"three is written, .* different values of '{name}' on ranks 0-1"):
             ex.save(tmp_path / "three")
         with pytest.raises(GraphError, match=f"have different values of '{name}' on ranks 0-1"):
@@ -145,6 +146,66 @@ def test_values_that_are_assigned_or_loaded_must_be_alike_where_they_are_duplica
 
     first, second = run_ranks(2, act)
     assert first == second
+
+
+STRATEGIES = {
+    "data": DataParallel,
+    "zero1": lambda: ZeRO(1),
+    "zero3": lambda: ZeRO(3),
+    "tensor": lambda: TensorParallel({"*up/*": -1}),
+    "stages": lambda: ht.dist.Pipeline(2, 1),
+}
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["own", "shared state"])
+@pytest.mark.parametrize("entry", ["train", "eval"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_an_assignment_between_steps_of_programs_that_exist_is_compared_by_the_next_and_once(strategy, entry, shared):
+    """Of each variable that two ranks keep alike; one that each keeps a part of may differ."""
+
+    def act(comm):
+        ex = made(comm, strategy=STRATEGIES[strategy])
+        other = made(comm, strategy=STRATEGIES[strategy], state=ex.state) if shared else ex
+        for _ in range(2):
+            ex.run("train", X), other.run("eval", X), other.run("train", X)
+        asked, compare = [], other.placement.compare
+        other.placement.compare = lambda state: asked.append(compare(state))
+        whole = {v.name: v.shape for v in ex.variables}
+        kept = [n for n in ex.state if ex.state[n].shape == whole[n]]
+        every = [name for name in kept if all(name in names for names in gathered(comm, kept))]
+        for name in every if strategy != "stages" else ["m/optimizer/step"]:
+            before = ex.state[name]
+            ex.state[name] = before + comm.rank
+            with pytest.raises(GraphError, match=f"have different values of '{name}' on ranks 0-1"):
+                other.run(entry, X)
+            ex.state[name] = before
+            for _ in range(3):
+                other.run(entry, X)
+            assert len(asked) == 1 and asked.pop() is None
+        for name in {*ex.state} - {*every} if strategy.startswith("zero") else ():
+            ex.state[name] = ex.state[name] + comm.rank
+            assert len(other.run(entry, X)) and asked.pop() is None
+        return len(every)
+
+    assert min(run_ranks(2, act)) >= 1
+
+
+def gathered(comm, names):
+    return [told.split(" ") for told in texts(comm, " ".join(names))]
+
+
+def test_ranks_that_do_not_assign_alike_do_not_get_on():
+    """In a job of processes it takes five seconds until they ask each other; here it is seen at once."""
+
+    def act(comm):
+        ex = made(comm)
+        ex.run("train", X), ex.run("eval", X)
+        if comm.rank == 0:
+            ex.state["m/up/bias"] = np.ones(8)
+        ex.run("train", X)
+
+    with pytest.raises(ht.dist.CommError, match="call different collectives"):
+        run_ranks(2, act)
 
 
 def test_trained_values_are_not_compared_once_more():

@@ -75,7 +75,6 @@ class OnRanks:
     def __init__(self, strategy: Strategy, comm: Comm, outputs: Sequence[Node] = ()) -> None:
         self.strategy, self.comm, self.outputs = strategy, comm, tuple(outputs)
         self.fitted: LastPass = _as_it_is
-        self.state: State | None = None  # the values of this executor, once it has some
 
     def __str__(self) -> str:
         return self.strategy.table(self.outputs)
@@ -104,7 +103,6 @@ class OnRanks:
         self.agree_on(asked)
         self.check_shared(state)
         self.comm = on_device(self.comm, state.device)
-        self.state = state
 
     def check_shared(self, state: State) -> None:
         """ArgumentError for values of an executor that keeps other parts of the variables."""
@@ -128,6 +126,14 @@ class OnRanks:
         given |= {f"constant {n}": crc(value) for n, value in enumerate(constants) if value.size > 1}
         compare_given(self.comm, given | {"strategy": json.dumps(strategy.data())})  # nothing is left out
         compare_graphs(self.comm, graph)
+
+    def compare(self, state: State) -> None:
+        """GraphError on all ranks if they have other values where they keep the same."""
+        if differs := self.compare_values(state):
+            raise GraphError(
+                f"the ranks have different values of {differs}",
+                fix="make, assign or load the same on all ranks; random numbers of NumPy need one seed",
+            )
 
     def compare_values(self, state: State) -> str | None:
         """Which variable differs between ranks that keep the same part of it, in words.
@@ -162,14 +168,9 @@ class OnRanks:
     def cut(self, fetches: Sequence[Node], updates: Mapping[Node, Node], effects: Sequence[Node] = ()) -> Local:
         """This rank's part of a graph of global, known sizes; `effects` are those of `partition`.
 
-        GraphError on all ranks if they disagree about the graph, or have other values where they keep the same.
+        GraphError on all ranks if they disagree about the graph.
         """
         compare_graphs(self.comm, Graph((*fetches, *updates.values(), *effects)))
-        if self.state is not None and (differs := self.compare_values(self.state)):
-            raise GraphError(
-                f"the ranks have different values of {differs}",
-                fix="make, assign or load the same on all ranks; random numbers of NumPy need one seed",
-            )
         return partition(self.strategy, fetches, updates, self.comm.rank, effects)
 
     def last(
@@ -247,7 +248,7 @@ class OnRanks:
 
         values, extra = self._together(read)
         state.assign(values)
-        state.unseen |= {*values}
+        state.unseen = state.unseen | {*values}
         if differs := self.compare_values(state):
             raise CheckpointError(f"the ranks loaded different values of {differs}", fix="load one checkpoint on all")
         return extra
