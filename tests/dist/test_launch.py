@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections import defaultdict
 from pathlib import Path
 
@@ -36,15 +37,20 @@ def test_contract(n):
     assert f"checks on {n} ranks of {'SerialComm' if n == 1 else 'MPIComm'}" in job.stdout
 
 
-# Writes down what a rank has in shared memory.
-SHARED = "open(f'{}/memory.{{comm.rank}}', 'w').writelines(l for l in open('/proc/self/maps') if '/dev/shm/' in l)"
+# Writes down what a rank has in shared memory, and the file of MPICH's proxy above it.
+SHARED = (
+    "from hetu.dist.comm import guard; "
+    "open(f'{}/memory.{{comm.rank}}', 'w').writelines(f'{{name}}\\n' for name in guard.shared_files())"
+)
 
 
 def assert_nothing_is_shared(folder, ranks=2):
     """Of what the ranks had in shared memory, nothing is left."""
     noted = [(folder / f"memory.{rank}").read_text() for rank in range(ranks)]
-    names = {line.split(maxsplit=5)[5].removesuffix(" (deleted)") for line in "".join(noted).splitlines()}
-    assert names and not [name for name in names if Path(name).exists()]
+    names = {line.removesuffix(" (deleted)") for line in "".join(noted).splitlines()}
+    assert {name.split("_")[0] for name in names} >= {"/tmp/hydra"} or launch._is_open_mpi(launch.find_mpiexec())
+    assert any(name.startswith("/dev/shm/") for name in names)
+    assert not [name for name in names if Path(name).exists()]
 
 
 # Every script ends badly on rank 1 while rank 0 waits for it.
@@ -81,6 +87,34 @@ def test_bad_ending(tmp_path, ending, code, last):
     assert_nothing_is_shared(tmp_path)
 
 
+JOINING = """
+import mmap, os, runpy, sys, tempfile
+guard = runpy.run_path(sys.argv[1])
+def shared():
+    file = tempfile.NamedTemporaryFile(dir="/dev/shm", delete=False)
+    os.truncate(file.name, 4096)
+    return file, mmap.mmap(file.fileno(), 4096)
+of_the_user = shared()
+with guard["noting_shared_files"]():
+    of_mpi = shared()
+    print(of_the_user[0].name, of_mpi[0].name, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="memory has names on Linux")
+def test_what_a_rank_shares_that_is_ended_on_its_way_into_mpi_is_removed_and_nothing_of_the_user(tmp_path):
+    known = os.environ | {guard.RUN_DIRECTORY: str(tmp_path), "PMI_RANK": "1"}
+    line, pipe = [sys.executable, "-c", JOINING, guard.__file__], subprocess.PIPE
+    with subprocess.Popen(line, stdin=pipe, stdout=pipe, text=True, env=known) as rank:
+        mine, of_mpi = map(Path, rank.stdout.readline().split())
+        guard.note_joining(str(tmp_path))
+        rank.kill()
+    guard.remove_shared_files(str(tmp_path))
+    assert mine.exists() and not of_mpi.exists()
+    mine.unlink()
+
+
 def test_failure_before_mpi_starts(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(
@@ -92,10 +126,10 @@ def test_failure_before_mpi_starts(tmp_path):
     assert job.stderr.splitlines()[-1] == "[rank 1] ModuleNotFoundError: No module named 'nowhere'"
 
 
-def under_mpiexec(*arguments):
+def under_mpiexec(*arguments, **variables):
     """Two ranks that heturun has not started."""
     line = [launch.find_mpiexec(), "-n", "2", sys.executable, *map(str, arguments)]
-    paths = os.environ | {"PYTHONPATH": str(ROOT)} | launch.environment(2, cores=1)
+    paths = os.environ | {"PYTHONPATH": str(ROOT)} | launch.environment(2, cores=1) | variables
     return subprocess.run(line, env=paths, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE)
 
 
@@ -452,15 +486,19 @@ def test_under_a_foreign_mpiexec_it_is_a_rank(tmp_path):
     assert job.returncode and "this is one of 2 ranks" in job.stderr and "say -w 2" in job.stderr
 
 
-def test_under_a_bare_mpiexec_a_rank_that_is_killed_leaves_no_memory(tmp_path):
-    """Nobody is there to remove what was written down, so what has met needs no name."""
+def test_under_a_bare_mpiexec_a_rank_that_is_killed_leaves_nothing(tmp_path):
+    """What has met needs no name, and a process that outlives rank 0 removes where ranks ask each other."""
     script = tmp_path / "train.py"
     script.write_text(
         f"import os\nfrom hetu.dist import world\ncomm = world()\n{SHARED.format(tmp_path)}\n"
         "comm.barrier()\nos.kill(os.getpid(), 9)\n"
     )
-    assert under_mpiexec(script).returncode
+    (folder := tmp_path / "temporary").mkdir()
+    assert under_mpiexec(script, TMPDIR=str(folder)).returncode
     assert_nothing_is_shared(tmp_path)
+    until = time.monotonic() + DEADLINE
+    while any(folder.iterdir()):  # whoever removes it has no one to tell
+        assert time.monotonic() < until
 
 
 def test_a_rank_that_is_killed_under_a_foreign_mpiexec_is_named(tmp_path):

@@ -2,7 +2,7 @@
 
 Only its parent learns which signal ended a process, and mpiexec as the parent would not say which rank it was. The
 first failure that is written down counts: mpiexec ends other ranks because of it. MPI gives its shared memory back only
-at an orderly end, so a rank writes down which files that is, for its guard and `launch/sweep.py`; where all ranks have
+at an orderly end, so a rank writes down which files that is, for its guard and `sweep.py`; where all ranks have
 met, those of MPICH need no name any more. The guard is run by its path, because importing hetu takes longer than all of
 its work. Windows has no fork and so no guard.
 """
@@ -19,7 +19,11 @@ from collections.abc import Iterator
 RUN_DIRECTORY, TERMINALS = "HETU_RUN_DIRECTORY", "HETU_TERMINALS"
 RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
 FAILED, RC_SILENT = "failed", 71
-SHARED, SHARED_FILES = "shared", "/dev/shm/"
+SHARED, JOINING = "shared", "joining"
+SHARED_FILES = (
+    "/dev/shm/",
+    HOST_FILE := "/tmp/hydra_hwloc_xmlfile_",
+)  # MPICH's proxy describes its host to ranks in one
 _made: set[str] = set()  # the files of shared memory that this rank has noted
 HINTS = {"SIGKILL": " (kill -9, or the system when memory ran out)"}
 CRASH_LINES = 14
@@ -46,23 +50,66 @@ def fail(directory: str, rank: int, code: int, text: str) -> None:
         os.link(mine, os.path.join(directory, FAILED))
 
 
-def shared_files() -> set[str]:
-    """The files of shared memory that this process has in use, as Linux lists them."""
-    with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8") as file:
-        return {line[line.index(SHARED_FILES) :].rstrip("\n") for line in file if SHARED_FILES in line}
-    return set()
+def shared_files(process: int | str = "self") -> set[str]:
+    """The files of shared memory that a process has in use, as Linux lists them, and those of proxies above it."""
+    found, memory = set[str](), SHARED_FILES[0]
+    with contextlib.suppress(OSError), open(f"/proc/{process}/maps", encoding="utf-8") as file:
+        found = {line[line.index(memory) :].rstrip("\n") for line in file if memory in line}
+    with contextlib.suppress(OSError):  # up to a process of another user
+        while process != "0":
+            opened = f"/proc/{process}/fd"
+            links = (os.path.join(opened, number) for number in os.listdir(opened))
+            found |= {name for link in links if (name := _target(link)).startswith(HOST_FILE)}
+            with open(f"/proc/{process}/stat", encoding="utf-8") as file:
+                process = file.read().rpartition(")")[2].split()[1]  # its parent
+    return found
+
+
+def _target(link: str) -> str:
+    try:
+        return os.readlink(link)
+    except OSError:  # closed meanwhile
+        return ""
 
 
 @contextlib.contextmanager
 def noting_shared_files() -> Iterator[None]:
-    """Write down which files of shared memory are new at the end of the block."""
-    before = shared_files()
+    """Write down which files of shared memory are new at the end of the block, and before how to find them."""
+    before, directory = shared_files(), os.environ.get(RUN_DIRECTORY, "")
+    joining = _note(directory, JOINING, own_rank(), str(os.getpid()), *before)
     yield
-    _made.update(shared_files() - before)
-    with contextlib.suppress(KeyError, OSError):
-        path = os.path.join(os.environ[RUN_DIRECTORY], f"{SHARED}.{own_rank()}")
-        with open(path, "a", encoding="utf-8") as file:
-            file.writelines(f"{os.uname().nodename} {name}\n" for name in shared_files() - before)
+    made = shared_files() - before
+    _made.update(made)
+    _note(directory, SHARED, own_rank(), *made)
+    with contextlib.suppress(OSError):
+        os.unlink(joining)
+
+
+def _note(directory: str, what: str, rank: int | str, *words: str) -> str:
+    """Write words down for those who end the job, each beside the name of this host; the file, if there is a job."""
+    path = os.path.join(directory, f"{what}.{rank}") if directory else ""
+    with contextlib.suppress(OSError), open(path, "a", encoding="utf-8") as file:
+        file.writelines(f"{os.uname().nodename} {word}\n" for word in words)
+    return path
+
+
+def _noted(directory: str, what: str, rank: int | None = None) -> dict[str, list[str]]:
+    """What a rank, or all, have written down on this host, by rank."""
+    found: dict[str, list[str]] = {}
+    for file in os.listdir(directory):
+        kind, _, number = file.partition(".")
+        if kind == what and rank in (None, int(number)):
+            with contextlib.suppress(OSError), open(os.path.join(directory, file), encoding="utf-8") as lines:
+                words = (line.rstrip("\n").partition(" ") for line in lines)
+                found[number] = [word for host, _, word in words if host == os.uname().nodename]
+    return found
+
+
+def note_joining(directory: str) -> None:
+    """Write down what ranks share so far that are still on their way into MPI, before they are ended."""
+    for rank, words in _noted(directory, JOINING).items():
+        if words:
+            _note(directory, SHARED, rank, *shared_files(words[0]) - {*words[1:]})
 
 
 def unname_shared_files() -> None:
@@ -80,14 +127,11 @@ def forget_shared_files() -> None:
 
 def remove_shared_files(directory: str, rank: int | None = None) -> None:
     """Remove those that a rank, or all, which have ended, have left on this host."""
-    for note in os.listdir(directory) if rank is None else [f"{SHARED}.{rank}"]:
-        if not note.startswith(f"{SHARED}.") or not os.path.exists(os.path.join(directory, note)):
-            continue
-        with open(os.path.join(directory, note), encoding="utf-8") as file:
-            for host, _, name in (line.rstrip("\n").partition(" ") for line in file):
-                if host == os.uname().nodename and name.startswith(SHARED_FILES):
-                    with contextlib.suppress(OSError):
-                        os.unlink(name)
+    for names in _noted(directory, SHARED, rank).values():
+        for name in names:
+            if name.startswith(SHARED_FILES):
+                with contextlib.suppress(OSError):
+                    os.unlink(name)
 
 
 def until_read(seconds: float = 5.0) -> None:
@@ -157,7 +201,8 @@ def main() -> None:
         sys.exit(f"[rank {rank}] {socket.gethostname()} has no {directory}: hosts must share the working directory")
     child = os.fork() if hasattr(os, "fork") else 0
     if child:
-        os._exit(report(directory, rank, wait_for(child)))
+        code = report(directory, rank, wait_for(child))
+        os._exit(code)
     die_with_parent()
     if not sys.flags.safe_path:
         sys.path[0] = os.getcwd()  # as for `python -m hetu.dist.launch.boot`

@@ -1,12 +1,18 @@
-"""The number of a rank among those on its host."""
+"""What a host has of a job: the numbers of its ranks, and a process that removes what the job leaves there."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 from ...job import job_size
+from . import guard
 from .guard import unname_shared_files
+
+SWEEP = str(Path(__file__).with_name("sweep.py"))
 
 LOCAL_VARIABLES = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 _found: list[int] = []  # by MPI, once it is up
@@ -30,3 +36,10 @@ def local_rank() -> int:
     if _found or job_size() == 1:
         return _found[0] if _found else 0
     return int(next((os.environ[name] for name in LOCAL_VARIABLES if name in os.environ), 0))
+
+
+def sweep_behind(directory: str) -> subprocess.Popen[str]:
+    """Start the process that cleans up when this one has ended, however: see `sweep.py`."""
+    quiet = subprocess.DEVNULL  # a pipe that it held open would keep mpiexec from ending
+    line = [sys.executable, "-I", "-S", SWEEP, directory, guard.__file__]
+    return subprocess.Popen(line, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, text=True, start_new_session=True)

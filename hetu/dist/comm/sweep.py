@@ -1,4 +1,4 @@
-"""The process that cleans up after a launcher: however this ends, its ranks end and what they left is removed.
+"""The process that cleans up after a launcher, or after rank 0: when it ends, ranks end and what they left goes.
 
 It waits for its standard input to close, which any end of the launcher does. By then it has read the process group of
 the ranks, if they were started, and "ended" if they have ended. It is run by its path, without site packages. Servers
@@ -21,12 +21,15 @@ TRIES, PAUSE = 100, 0.05  # seconds: ranks that are about to end may still write
 def main(directory: str, guard: str) -> None:
     """End the ranks, unless they have ended, and remove their shared memory and the directory. `guard` is a path."""
     group, _, state = sys.stdin.read().partition(" ")
+    files = runpy.run_path(guard)
     if group and state != "ended":
+        with contextlib.suppress(OSError):
+            files["note_joining"](directory)
         with contextlib.suppress(OSError):
             kill = getattr(os, "killpg", os.kill)
             kill(int(group), getattr(signal, "SIGKILL", signal.SIGTERM))
     with contextlib.suppress(OSError):
-        runpy.run_path(guard)["remove_shared_files"](directory)
+        files["remove_shared_files"](directory)
     for _ in range(TRIES):
         shutil.rmtree(directory, ignore_errors=True)
         if not os.path.exists(directory):
