@@ -115,6 +115,23 @@ def test_what_a_rank_shares_that_is_ended_on_its_way_into_mpi_is_removed_and_not
     mine.unlink()
 
 
+def test_a_process_that_a_rank_has_left_does_not_hold_the_job(tmp_path, monkeypatch, capfd):
+    """mpiexec would pass on what that prints, and so wait for it."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import subprocess\nfrom hetu.dist import world\n"
+        "if world().rank:\n    print(subprocess.Popen(['sleep', '6000']).pid, flush=True)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    assert launch.run(launch.Job(2, (str(script),), leave=1.0)) == 0
+    said = capfd.readouterr()
+    left = f"sleep 6000 (process {said.out.split()[-1]})"
+    assert said.err.splitlines()[-2:] == [  # behind what a busy machine says
+        f"heturun: all ranks have ended, but what they started runs, for 1 s more: {left}",
+        f"heturun: killed, as all ranks have ended: {left}",
+    ]
+
+
 def test_failure_before_mpi_starts(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(

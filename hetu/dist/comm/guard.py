@@ -202,6 +202,7 @@ def main() -> None:
     child = os.fork() if hasattr(os, "fork") else 0
     if child:
         code = report(directory, rank, wait_for(child))
+        _note(directory, "over", rank)
         os._exit(code)
     die_with_parent()
     if not sys.flags.safe_path:

