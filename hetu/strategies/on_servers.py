@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from ..core.state import FilePath, State, initial_value
 from ..core.types import Atom, Box, Dim
 from ..dist.comm.comm import Comm, SerialComm
 from ..dist.comm.mpi import world
+from ..dist.cut.agreement import unlike
 from ..dist.cut.kept import Served
 from ..dist.cut.on_ranks import OnRanks
 from ..look.html_table import rows_html
@@ -35,6 +37,7 @@ from ..ps.wire.client import Client
 from ..ps.wire.environment import Place, connect, place
 from ..ps.wire.rows import Rows
 from .choice import HEADER, choices
+from .first import unlike_first
 from .hybrid import Hybrid
 from .push_pull import pull_rows
 from .servable import Servable, ServerCalls, known_shape
@@ -120,7 +123,7 @@ class OnServers(OnRanks):
     def start(self, state: State, asked: Mapping[str, Any]) -> None:
         """Connect, create the parameters on servers with the initial values of one process, and fetch the copies."""
         self.comm.compile_alike()
-        self.agree_on(asked)
+        self.agree_on(asked, partial(unlike, self.comm))
         client, strategy = self.worker.client or connect(), self.strategy
         if strategy.consistency is not None:
             client.agree(strategy.consistency)
@@ -130,6 +133,8 @@ class OnServers(OnRanks):
         self.comm = Connected(self.comm, client, Rows(client, strategy.cache, weight))
         wanted = {v.name: self._parameter(v) for v in self.kept}
         new = [v for v in self.kept if not self._made(client, v, wanted[v.name])]
+        if new and strategy.apart:
+            self.agree_on(asked, partial(unlike_first, client))
         client.create({v.name: wanted[v.name] for v in new}, {v.name: initial_value(v, state.seed) for v in new})
         self.comm.rows.hold(v.name for v in self.servable.steps if v in self.cached)
         self._fetch(state)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import threading
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from hetu.ps.saved import restore
 from hetu.ps.wire.environment import Place
 from hetu.strategies import Connected, ParameterServer, on_servers
 
+from ..dist.test_alike import GIVEN, made
 from ..ps.network import TOKEN, connect, job, options
 from ..samples.update import stranger
 
@@ -93,6 +95,33 @@ def test_bsp_equals_one_process_on_whole_batches(model, optimizer):
     for _, (own_loss, own_y), _ in results:
         np.testing.assert_allclose(own_y, y, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(own_loss, loss, rtol=1e-5)
+
+
+UNLIKE = {what: row for what, row in GIVEN.items() if "strategy" not in row[0] | row[1] and what != "initial values"}
+
+
+@pytest.mark.parametrize(
+    "what", [pytest.param(w, marks=() if w in ("a rate", "seed") else pytest.mark.nightly) for w in UNLIKE]
+)
+def test_workers_that_know_only_the_servers_are_told_what_differs_from_the_first_of_them(what):
+    """They would train two models in one set of tables."""
+    *given, kind, _ = UNLIKE[what]
+    first = threading.Event()
+
+    def body(client: Client, rank: int):
+        worker = Connected(Place(rank, 2), client)
+        if not rank:
+            made(worker, strategy=ParameterServer, **given[rank])
+            first.set()
+            return ""
+        assert first.wait(60)
+        with pytest.raises(kind) as caught:
+            made(worker, strategy=ParameterServer, **given[rank])
+        return str(caught.value)
+
+    one, other = job("asp", 2, body)[1].split(" is\n  ")[1].split("\n")[:2]
+    assert one.endswith(" on the first rank to come,") and other.endswith(" on rank 1")
+    assert one.split(" on ")[0] != other.strip().split(" on ")[0]
 
 
 class ByHand(ht.optim.Optimizer):

@@ -13,7 +13,7 @@ import hashlib
 import json
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from .strategy import Strategy
 
 Track = tuple[str, Ranks]  # ("group", its ranks), or ("message", (source, target)); or a variable, and who keeps it
 RankCalls = Mapping[Track, Sequence[str]]  # what a rank does on each track, in its order
+Unlike = Callable[[str], Mapping[str, str]]  # what ranks say, by what they are called; nothing if all say the same
 NAMED = {"group": "the group of ranks", "message": "the messages between ranks"}
 END = "nothing more"
 
@@ -126,44 +127,48 @@ def _compared(comm: Comm, mine: RankCalls) -> str | None:
     return misfit(dict(enumerate(read)))
 
 
-def compare_graphs(comm: Comm, graph: Graph) -> None:
+def compare_graphs(unlike: Unlike, graph: Graph) -> None:
     """GraphError unless all ranks have this graph; it shows the first line that differs."""
     lines = [" ".join(line.split()) for line in str(graph).split("\n")]  # columns are as wide as their rows
-    told = [[*text.split("\n"), "the end"] for text in _unlike(comm, "\n".join(lines))]
-    for rank, theirs in enumerate(told):
-        for number, (first, other) in enumerate(zip(told[0], theirs)):
+    told = {rank: [*text.split("\n"), "the end"] for rank, text in unlike("\n".join(lines)).items()}
+    one = next(iter(told), "")
+    for rank, theirs in told.items():
+        for number, (first, other) in enumerate(zip(told[one], theirs)):
             if first != other:
                 raise GraphError(
-                    f"the ranks run different graphs: line {number} is\n  {first} on rank 0,\n  {other} on rank {rank}",
+                    f"the ranks run different graphs: line {number} is\n  {first} on {one},\n  {other} on {rank}",
                     fix="all ranks must build the same graph and fetch the same values",
                 )
 
 
-def compare_given(comm: Comm, given: Mapping[str, object]) -> None:
+def compare_given(unlike: Unlike, given: Mapping[str, object]) -> None:
     """ArgumentError unless all ranks were given the same; it names the first thing that differs, and both values."""
     mine = {name: value if isinstance(value, str) else repr(value) for name, value in given.items()}
-    told = [json.loads(text) for text in _unlike(comm, json.dumps(mine))]
-    for rank, theirs in enumerate(told):
-        for name in {**told[0], **theirs}:
-            first, other = (words.get(name, "missing") for words in (told[0], theirs))
+    told = {rank: json.loads(text) for rank, text in unlike(json.dumps(mine)).items()}
+    one = next(iter(told), "")
+    for rank, theirs in told.items():
+        for name in {**told[one], **theirs}:
+            first, other = (words.get(name, "missing") for words in (told[one], theirs))
             if first != other:
                 raise ArgumentError(
-                    f"the ranks were given different things: {name} is\n  {first} on rank 0,\n  {other} on rank {rank}",
+                    f"the ranks were given different things: {name} is\n  {first} on {one},\n  {other} on {rank}",
                     fix="make the executor alike on all ranks; what must differ, such as dropout's numbers, does",
                 )
 
 
 def named_by_any(comm: Comm, names: Sequence[str]) -> set[str]:
     """The names that one rank or more gives."""
-    return {name for told in _unlike(comm, json.dumps(names)) for name in json.loads(told)} or {*names}
+    return {name for told in unlike(comm, json.dumps(names)).values() for name in json.loads(told)} or {*names}
 
 
-def _unlike(comm: Comm, mine: str) -> list[str]:
-    """Every rank's text if they are not all equal, else none."""
+def unlike(comm: Comm, mine: str) -> Mapping[str, str]:
+    """Every rank's text, by what the rank is called, if they are not all equal, else none."""
     digest = hashlib.sha256(mine.encode()).digest()
     everyone = np.empty((comm.world_size, len(digest)), np.uint8)
     comm.all_gather(np.frombuffer(digest, np.uint8).copy(), everyone)
-    return [] if (everyone == everyone[0]).all() else texts(comm, mine)
+    if (everyone == everyone[0]).all():
+        return {}
+    return {f"rank {rank}": text for rank, text in enumerate(texts(comm, mine))}
 
 
 def texts(comm: Comm, mine: str) -> list[str]:

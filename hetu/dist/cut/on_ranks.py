@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +27,7 @@ from ..comm.comm import Comm
 from ..comm.mpi import world
 from ..comm.nccl import on_device
 from .agreement import (
+    Unlike,
     compare_calls,
     compare_feeds,
     compare_given,
@@ -34,6 +36,7 @@ from .agreement import (
     crc,
     named_by_any,
     texts,
+    unlike,
 )
 from .partition import partition
 from .strategy import Builder, Strategy
@@ -100,7 +103,7 @@ class OnRanks:
         ArgumentError on all ranks if they were asked for different things.
         """
         self.comm.compile_alike()
-        self.agree_on(asked)
+        self.agree_on(asked, partial(unlike, self.comm))
         self.check_shared(state)
         self.comm = on_device(self.comm, state.device)
 
@@ -115,8 +118,8 @@ class OnRanks:
                     site=node.site,
                 )
 
-    def agree_on(self, asked: Mapping[str, Any]) -> None:
-        """Compare with all ranks what this executor was asked for, its strategy, its variables and its graph."""
+    def agree_on(self, asked: Mapping[str, Any], unlike: Unlike) -> None:
+        """Compare with other ranks what this executor was asked for, its strategy, its variables and its graph."""
         graph, strategy = Graph(self.outputs), self.strategy
         given = {**asked, "kind of strategy": strategy.kind}
         given |= {f"variable {v.name!r}": f"{v.type}, read as {strategy.kept(v)}" for v in graph.leaves("variable")}
@@ -124,8 +127,8 @@ class OnRanks:
         given |= {name: str(layout) for name, layout in fed.items()}
         constants = [c.attrs["value"] for c in graph.leaves("constant")]  # a graph shows only those of one number
         given |= {f"constant {n}": crc(value) for n, value in enumerate(constants) if value.size > 1}
-        compare_given(self.comm, given | {"strategy": json.dumps(strategy.data())})  # nothing is left out
-        compare_graphs(self.comm, graph)
+        compare_given(unlike, given | {"strategy": json.dumps(strategy.data())})  # nothing is left out
+        compare_graphs(unlike, graph)
 
     def compare(self, state: State) -> None:
         """GraphError on all ranks if they have other values where they keep the same."""
@@ -170,7 +173,7 @@ class OnRanks:
 
         GraphError on all ranks if they disagree about the graph.
         """
-        compare_graphs(self.comm, Graph((*fetches, *updates.values(), *effects)))
+        compare_graphs(partial(unlike, self.comm), Graph((*fetches, *updates.values(), *effects)))
         return partition(self.strategy, fetches, updates, self.comm.rank, effects)
 
     def last(
