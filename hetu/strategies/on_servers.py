@@ -7,6 +7,7 @@ lookups pull the rows of the batch, gradients push them. The rest is cut among t
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -25,7 +26,7 @@ from ..core.state import FilePath, State, initial_value
 from ..core.types import Atom, Box, Dim
 from ..dist.comm.comm import Comm, SerialComm
 from ..dist.comm.mpi import world
-from ..dist.cut.agreement import unlike
+from ..dist.cut.agreement import compare_given, crc, unlike
 from ..dist.cut.kept import Served
 from ..dist.cut.on_ranks import OnRanks
 from ..look.html_table import rows_html
@@ -90,7 +91,7 @@ class OnServers(OnRanks):
                 fix="pass a communicator, comm=Connected(comm, client), or use ParameterServer()",
             )
         super().__init__(strategy, peers, outputs)
-        self.servable = Servable(outputs)
+        self.servable, self.fed = Servable(outputs), False
         self.kept = [v for v in self.servable.steps if strategy.is_served(v)]
         self.servable.check_read(self.kept)
         self.tables = {v for v in self.kept if strategy.variables[v.name] == Served()}
@@ -174,6 +175,8 @@ class OnServers(OnRanks):
     def sizes(self, sizes: Mapping[Atom, int], training: bool, fed: Mapping[str, Any]) -> Mapping[Atom, int]:
         """The sizes of this rank's part of the feeds if the ranks are apart; evaluation is not split."""
         found = dict(super().sizes(sizes, training, fed))
+        if training and self.strategy.apart and not self.fed:
+            self._compare_fed(fed)
         for (name, axis), size in found.items() if training and self.strategy.apart else ():
             if name in self.batches and axis == 0:
                 if size % self.world_size:
@@ -183,6 +186,14 @@ class OnServers(OnRanks):
                     )
                 found[name, axis] = size // self.world_size
         return found
+
+    def _compare_fed(self, fed: Mapping[str, Any]) -> None:
+        """ArgumentError unless the first batch is the one of which the first rank has taken its part."""
+        self.fed, client = True, self.comm.client
+        given = {f"what {name!r} is fed": crc(np.asarray(value)) for name, value in fed.items()}
+        told = unlike_first(client, json.dumps(given))
+        if not client.step:  # a later life of a worker goes on with another batch
+            compare_given(lambda _: told, given, fix="feed all ranks the whole batch: each takes its part")
 
     def cut(self, fetches: Sequence[Node], updates: Mapping[Node, Node], effects: Sequence[Node] = ()) -> Local:
         """This rank's graph: lookups pull rows, gradients are pushed, and the rest is as without servers."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import re
 import threading
 
 import numpy as np
@@ -19,7 +20,7 @@ from hetu.ps.saved import restore
 from hetu.ps.wire.environment import Place
 from hetu.strategies import Connected, ParameterServer, on_servers
 
-from ..dist.test_alike import GIVEN, made
+from ..dist.test_alike import GIVEN, X, made
 from ..ps.network import TOKEN, connect, job, options
 from ..samples.update import stranger
 
@@ -122,6 +123,27 @@ def test_workers_that_know_only_the_servers_are_told_what_differs_from_the_first
     one, other = job("asp", 2, body)[1].split(" is\n  ")[1].split("\n")[:2]
     assert one.endswith(" on the first rank to come,") and other.endswith(" on rank 1")
     assert one.split(" on ")[0] != other.strip().split(" on ")[0]
+
+
+def test_workers_that_know_only_the_servers_are_fed_the_same_first_batch():
+    first = threading.Event()
+
+    def body(client: Client, rank: int):
+        ex = made(Connected(Place(rank, 2), client), strategy=ParameterServer)
+        if not rank:
+            for step in range(2):
+                ex.run("train", {"x": X["x"] * step})
+            first.set()
+            return ""
+        assert first.wait(60)
+        with pytest.raises(ArgumentError) as caught:
+            ex.run("train", {"x": X["x"] * 2})
+        ex.run("train", {"x": X["x"] * 3})
+        return str(caught.value)
+
+    told = job("asp", 2, body)[1]
+    assert re.search(r"what 'x' is fed is\n  f32\[4, 6\] of 0.0, .* to come,\n  f32\[4, 6\] of 2.0, .* on rank 1", told)
+    assert "feed all ranks the whole batch" in told
 
 
 class ByHand(ht.optim.Optimizer):

@@ -32,6 +32,7 @@ from .strategy import Strategy
 Track = tuple[str, Ranks]  # ("group", its ranks), or ("message", (source, target)); or a variable, and who keeps it
 RankCalls = Mapping[Track, Sequence[str]]  # what a rank does on each track, in its order
 Unlike = Callable[[str], Mapping[str, str]]  # what ranks say, by what they are called; nothing if all say the same
+ALIKE = "make the executor alike on all ranks; what must differ, such as dropout's numbers, does"
 NAMED = {"group": "the group of ranks", "message": "the messages between ranks"}
 END = "nothing more"
 
@@ -141,7 +142,7 @@ def compare_graphs(unlike: Unlike, graph: Graph) -> None:
                 )
 
 
-def compare_given(unlike: Unlike, given: Mapping[str, object]) -> None:
+def compare_given(unlike: Unlike, given: Mapping[str, object], fix: str = ALIKE) -> None:
     """ArgumentError unless all ranks were given the same; it names the first thing that differs, and both values."""
     mine = {name: value if isinstance(value, str) else repr(value) for name, value in given.items()}
     told = {rank: json.loads(text) for rank, text in unlike(json.dumps(mine)).items()}
@@ -152,7 +153,7 @@ def compare_given(unlike: Unlike, given: Mapping[str, object]) -> None:
             if first != other:
                 raise ArgumentError(
                     f"the ranks were given different things: {name} is\n  {first} on {one},\n  {other} on {rank}",
-                    fix="make the executor alike on all ranks; what must differ, such as dropout's numbers, does",
+                    fix=fix,
                 )
 
 
