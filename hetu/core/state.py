@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from .backend import Device, aligned_empty, to_numpy
-from .errors import ShapeError, UnknownNameError, did_you_mean, public
+from .errors import ArgumentError, ShapeError, UnknownNameError, did_you_mean, public
 from .graph import Node
 from .types import show_shape
 
@@ -43,12 +43,10 @@ class State(Mapping[str, np.ndarray]):
     def __init__(self, variables: Iterable[Node] = (), *, seed: int = 0, device: Device | None = None) -> None:
         self.seed, self.device = seed, device or Device("cpu")
         self.stream = self.device.stream()  # of all executors that work on these values
-        self.variables: dict[str, Node] = {}
-        self.arrays: dict[str, Any] = {}
+        self.variables, self.arrays = dict[str, Node](), dict[str, Any]()
         self.dirty = False  # a step failed after it had begun to write variables
-        self.unseen: set[str] = (
-            set()
-        )  # variables with values from a user, not compared yet; a new set whenever it grows
+        self.unseen: set[str] = set()  # values of a user that ranks have not compared; a new set whenever it grows
+        self.copies: set[str] = set()  # variables that are kept elsewhere, such as on servers
         for node in variables:
             self.add(node)
 
@@ -56,9 +54,8 @@ class State(Mapping[str, np.ndarray]):
         """Make room for a variable and initialize it."""
         self.variables[node.name] = node
         xp, type_ = self.device.xp, node.tensor
-        array = aligned_empty(xp, int(type_.nbytes)).view(type_.dtype).reshape(type_.shape)
+        self.arrays[node.name] = array = aligned_empty(xp, int(type_.nbytes)).view(type_.dtype).reshape(type_.shape)
         array[...] = xp.asarray(initial_value(node, self.seed))
-        self.arrays[node.name] = array
         self.unseen = self.unseen | {node.name}
 
     def _name(self, key: str | Node) -> str:
@@ -74,8 +71,9 @@ class State(Mapping[str, np.ndarray]):
     @public
     def __setitem__(self, key: str | Node, value: Any) -> None:
         name, value = self._name(key), np.asarray(value)
-        array = self.arrays[name]
-        if value.shape != array.shape:
+        if name in self.copies:
+            raise ArgumentError(f"{name!r} is a copy, which the next step replaces", fix="load a checkpoint instead")
+        if value.shape != (array := self.arrays[name]).shape:
             said = f"variable {name!r} has shape {show_shape(array.shape)}, got {show_shape(value.shape)}"
             raise ShapeError(said, fix="assign an array of the variable's shape")
         array[...] = self.device.xp.asarray(value, dtype=array.dtype)
@@ -88,8 +86,7 @@ class State(Mapping[str, np.ndarray]):
         return len(self.arrays)
 
     def __repr__(self) -> str:
-        total = sum(a.nbytes for a in self.arrays.values())
-        return f"<State of {len(self)} variables, {total / 1e6:.1f} MB>"
+        return f"<State of {len(self)} variables, {sum(a.nbytes for a in self.arrays.values()) / 1e6:.1f} MB>"
 
     @public
     def save(self, path: FilePath, extra: Mapping[str, Any] | None = None) -> None:
@@ -112,4 +109,5 @@ class State(Mapping[str, np.ndarray]):
         """Set variables to what a checkpoint holds for them."""
         for name, value in values.items():
             self.arrays[name][...] = self.device.xp.asarray(value)
+        self.unseen = self.unseen | {*values}
         self.dirty = False

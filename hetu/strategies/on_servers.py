@@ -138,6 +138,7 @@ class OnServers(OnRanks):
             self.agree_on(asked, partial(unlike_first, client))
         client.create({v.name: wanted[v.name] for v in new}, {v.name: initial_value(v, state.seed) for v in new})
         self.comm.rows.hold(v.name for v in self.servable.steps if v in self.cached)
+        state.copies |= {v.name for v in self.kept}
         self._fetch(state)
 
     def _made(self, client: Client, variable: Node, wanted: Parameter) -> bool:

@@ -146,6 +146,18 @@ def test_workers_that_know_only_the_servers_are_fed_the_same_first_batch():
     assert "feed all ranks the whole batch" in told
 
 
+def test_a_value_for_what_servers_keep_is_refused():
+    """The next pull would replace it without a word."""
+
+    def body(client: Client, rank: int):
+        ex = served("dense", "sgd", client)
+        with pytest.raises(ArgumentError, match="is a copy, which the next step replaces(\n.*)+fix: load a checkpoint"):
+            ex.state["model/linear/bias"] = np.zeros(5)
+        return [*ex.state]
+
+    job("bsp", 1, body)
+
+
 class ByHand(ht.optim.Optimizer):
     def new_values(self, p, g, rate, step):
         return {p: p - rate * g}

@@ -251,7 +251,6 @@ class OnRanks:
 
         values, extra = self._together(read)
         state.assign(values)
-        state.unseen = state.unseen | {*values}
         if differs := self.compare_values(state):
             raise CheckpointError(f"the ranks loaded different values of {differs}", fix="load one checkpoint on all")
         return extra
