@@ -57,6 +57,7 @@ def assert_nothing_is_shared(folder, ranks=2):
 ENDINGS = {
     "raise ZeroDivisionError('mine')": (1, "[rank 1] ZeroDivisionError: mine"),
     "sys.exit(3)": (3, "[rank 1] sys.exit(3)"),
+    "sys.exit(256)": (1, "[rank 1] sys.exit(256)"),
     "sys.exit('no data')": (1, "[rank 1] no data"),
     "os._exit(0)": (71, "[rank 1] ended with code 0 before its script did, as os._exit does"),
     "os.kill(os.getpid(), signal.SIGKILL)": (137, "[rank 1] killed by SIGKILL (kill -9, or the system when memory"),
@@ -167,6 +168,16 @@ def test_a_loader_knows_its_rank_under_a_bare_mpiexec(tmp_path):
     (script := tmp_path / "rows.py").write_text(SHARDED)
     job = under_mpiexec(script)
     assert (job.returncode, sorted(job.stdout.splitlines())) == (0, ["[0, 1] [4, 5]", "[2, 3] [6, 7]"])
+
+
+def test_a_rank_that_never_joins_under_a_bare_mpiexec_is_waited_for_until_the_deadline(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os\nif os.environ['PMI_RANK'] == '1':\n    raise SystemExit(3)\n"
+        "from hetu.dist import world\nworld()  # in vain\n"
+    )
+    job = under_mpiexec(script, HETU_DEADLINE="2")
+    assert job.returncode and "Timeout (0:00:02)!" in job.stderr and f'"{script}", line 5' in job.stderr
 
 
 def test_exception_under_a_bare_mpiexec(tmp_path):

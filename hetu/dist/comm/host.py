@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ...job import job_size
 from . import guard
-from .guard import unname_shared_files
+from .guard import RUN_DIRECTORY, noting_shared_files, unname_shared_files
 
 SWEEP = str(Path(__file__).with_name("sweep.py"))
 
@@ -25,6 +28,20 @@ def look_around(MPI: Any) -> None:
     host.Free()
     if MPI.get_vendor()[0] == "MPICH":  # attaches to all memory at its start
         unname_shared_files()
+
+
+@contextlib.contextmanager
+def joining(deadline: float) -> Iterator[None]:
+    """Around the start of MPI, which waits for all ranks, and lets no Python run.
+
+    Under a bare mpiexec nobody else notices that one never comes: then this process shows where it waits, and ends.
+    """
+    if alone := RUN_DIRECTORY not in os.environ and job_size() > 1:
+        faulthandler.dump_traceback_later(deadline, exit=True, file=sys.__stderr__ or 2)
+    with noting_shared_files():
+        yield
+    if alone:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def local_rank() -> int:

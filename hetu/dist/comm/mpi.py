@@ -50,7 +50,7 @@ from .comm import (
     of_thread,
 )
 from .guard import RUN_DIRECTORY, forget_shared_files, noting_shared_files, own_rank, until_read
-from .host import local_rank, look_around, sweep_behind
+from .host import joining, local_rank, look_around, sweep_behind
 from .nccl import on_device
 from .patience import DEADLINE, LEAVE, Patience
 from .recorder import Entry, RankState, Raw, Recorder, answer, ask, explain, readable, write
@@ -77,7 +77,7 @@ def start() -> Any:
     if not MPI.Is_initialized():
         if directory := os.environ.get(RUN_DIRECTORY):
             write(Path(directory) / f"arrived.{own_rank()}", "")
-        with noting_shared_files():
+        with joining(seconds(DEADLINE, 300.0)):
             MPI.Init_thread(MPI.THREAD_MULTIPLE)
     sys.excepthook = functools.partial(_print_and_abort, sys.excepthook)
     atexit.register(_leave_or_abort)

@@ -87,8 +87,10 @@ def run_and_leave(arguments: list[str]) -> tuple[int, str]:
         try:
             run_script(arguments)
         except SystemExit as exit_:
+            if isinstance(exit_.code, int) and exit_.code:  # of which a system keeps 8 bits
+                return exit_.code % 256 or 1, f"sys.exit({exit_.code})"
             if exit_.code:
-                return (exit_.code, f"sys.exit({exit_.code})") if isinstance(exit_.code, int) else (1, str(exit_.code))
+                return 1, str(exit_.code)
         leave()
     except BaseException as error:
         return 1, user_traceback(error)
