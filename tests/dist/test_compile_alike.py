@@ -27,7 +27,8 @@ print("in C" if any("max_pool" in s.text for s in library.built()) else "by NumP
 """
 KINDS = {
     "nobody": ("pass", "in C", ""),
-    "no compiler": ("os.environ['HETU_CC'] = '0'", "by NumPy", "ranks [1] have no C compiler (fix: hetu doctor"),
+    "no compiler": ("os.environ['HETU_CC'] = '0'", "by NumPy", "ranks [1] compile nothing (fix: set HETU_CC"),
+    "no kernels": ("os.environ['HETU_KERNELS'] = '0'", "by NumPy", "ranks [1] compile nothing (fix: set HETU_CC"),
     "another version": ("library.digest = lambda: b'another.'", "by NumPy", "different versions of hetu (fix: install"),
 }
 

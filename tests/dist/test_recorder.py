@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
 import traceback
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from hetu.dist import CommError, run_ranks
-from hetu.dist.comm.recorder import KEPT, Entry, RankState, Recorder, answer, ask, explain
+from hetu.dist.comm.recorder import KEPT, Entry, RankState, Recorder, answer, ask, explain, readable
 
 from . import mistakes
 
@@ -135,3 +136,12 @@ def test_questions_are_answered_through_files(tmp_path):
     assert list(found) == [1]  # nobody answers for rank 0
     assert found[1].entries == (found[1].waiting,) and found[1].waiting.type == "f32[2, 3]"
     assert found[1].where.startswith("test_recorder.py:")
+
+
+def test_the_way_to_a_line_is_that_through_the_script_not_to_it(tmp_path):
+    (script := tmp_path / "train.py").write_text(
+        "def helper():\n    return note((0, 1), 'barrier', x)\nentry = helper()\n"
+    )
+    note = Recorder().note
+    entry = readable(runpy.run_path(str(script), {"note": note, "x": np.zeros(2)})["entry"])
+    assert (entry.line, entry.way) == ("train.py:2", "train.py:3")

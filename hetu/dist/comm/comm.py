@@ -296,7 +296,7 @@ class Comm(ABC):
             library.switch_off()
         lacking = [rank for rank, row in enumerate(everyone) if not row.any()]
         if lacking:
-            reason, fix = f"ranks {lacking} have no C compiler", "hetu doctor, there, says what to do"
+            reason, fix = f"ranks {lacking} compile nothing", "set HETU_CC and HETU_KERNELS alike; or see hetu doctor"
         else:
             reason, fix = "the ranks run different versions of hetu", "install the same on all"
         if self.rank == 0:

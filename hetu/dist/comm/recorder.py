@@ -195,7 +195,8 @@ def show_way(line: CallLine) -> str:
     if isinstance(line, Site) or not isinstance(line, tuple):
         return ""
     codes, _, way = line
-    return " < ".join(_place(code, way[2 * at + 1]) for at, code in enumerate(codes) if at)
+    shown = (at for at, code in enumerate(codes) if at and not code.co_filename.startswith("<frozen"))
+    return " < ".join(_place(codes[at], way[2 * at + 1]) for at in shown)
 
 
 def _place(code: CodeType, instruction: int) -> str:
