@@ -140,6 +140,46 @@ def in_turn(comm, more: int, before: int) -> None:
         comm.barrier()
 
 
+def spread_in_turn(comm, more: int, before: int) -> None:
+    """As `swapped`, but what rank 0 has is sent to all."""
+    a, b = np.full(4, 1.0), np.full(4, 10.0)
+    for _ in range(before):
+        comm.barrier()
+    for turn in (0, 1):
+        if (turn == 0) == (comm.rank == 0):
+            comm.broadcast(a)  # first broadcast
+        else:
+            comm.broadcast(b)  # second broadcast
+    for _ in range(more):
+        comm.barrier()
+
+
+def roots_in_turn(comm, more: int) -> None:
+    """Each rank sends from one line and receives by another, as often as they like."""
+    for step in range(more + comm.world_size):
+        root = step % comm.world_size
+        if comm.rank == root:
+            comm.broadcast(np.ones(4), root)
+        else:
+            comm.broadcast(np.empty(4), root)
+
+
+def unreceived(comm) -> None:
+    if comm.rank == CULPRIT:
+        for _ in range(3):
+            comm.send(np.ones(4, "f4"), 0)  # one too many
+    elif comm.rank == 0:
+        for _ in range(2):
+            comm.recv(np.ones(4, "f4"), CULPRIT)
+
+
+def unawaited(comm) -> None:
+    x = np.ones(4, "f4")
+    begun = comm.all_reduce_async(x, x)  # and that is all
+    if comm.rank != CULPRIT:
+        begun.wait()
+
+
 def by_ways(comm, more: int) -> None:
     """Ranks come to one line on ways of their own, as often as they like."""
     x = np.ones(4)
@@ -165,7 +205,5 @@ if __name__ == "__main__":
     if name in PAIRS | MESSAGES:
         run(comm, name, *map(int, counts))
     else:
-        {"swapped": swapped, "in_turn": in_turn, "by_ways": by_ways, "branches": branches}[name](
-            comm, *map(int, counts)
-        )
+        globals()[name](comm, *map(int, counts))
     print(f"rank {comm.rank} is done")

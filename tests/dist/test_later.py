@@ -50,6 +50,23 @@ def test_lines_in_another_order_even_where_two_comparisons_meet(before):
     assert "two calls are swapped" in found.stderr and "if ranks take turns, call from one line" in found.stderr
 
 
+def test_broadcasts_in_another_order():
+    found = job("spread_in_turn", 3 * TOGETHER, TOGETHER - 1)
+    assert found.returncode == 1 and "is done" not in found.stdout, found.stdout
+    assert lines("first broadcast") in found.stderr and lines("second broadcast") in found.stderr
+    found = job("roots_in_turn", 3 * TOGETHER)
+    assert found.returncode == 0 and "order" not in found.stderr, found.stderr
+
+
+def test_the_end_of_the_script_tells_what_was_not_received_or_not_awaited():
+    found = job("unreceived")
+    assert found.returncode == 1 and "rank 0 has received 2 of 3 messages" in found.stderr
+    assert f"rank 1: message from 1 to 0 f32[4] at {lines('one too many')}" in found.stderr
+    found = job("unawaited", ranks=3)
+    assert found.returncode == 1 and "nobody has waited for all_reduce sum f32[4]" in found.stderr
+    assert lines("and that is all") in found.stderr
+
+
 @pytest.mark.parametrize("before", [0, TOGETHER - 1])
 def test_calls_of_one_helper_in_another_order(before):
     found = job("in_turn", 3 * TOGETHER, before)

@@ -2,8 +2,9 @@
 
 MPI would add arrays of different dtypes, or one rank's gradients to another's weights, without a word. So the ranks
 compare their first calls of each kind, and then, every `TOGETHER` calls, a hash of what they called: the exchange runs
-beside what follows, and who is two of them ahead waits for the others. Reductions that are alike but come from the same
-lines in another order count as different. Other lines on other ranks may be a branch, so they are only warned of.
+beside what follows, and who is two of them ahead waits for the others. Reductions and broadcasts that are alike but
+come from the same lines in another order count as different. Other lines on other ranks may be a branch, so they are
+only warned of. At the end of the script all messages must have been received, and what was begun awaited.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from typing import Any
 import numpy as np
 
 from .comm import CollectiveCall, CommError, disagreement
-from .recorder import KEPT, Entry, Raw, differences, numbers, readable
+from .recorder import KEPT, Entry, RankState, Raw, differences, numbers, readable
 
 LINE = 256  # bytes of a rank's description of its calls: one size, so that no exchange overruns another
 TOGETHER = KEPT // 4  # calls; those that a hash is made of are still in the recorder when it is looked at
 WORD = (1 << 64) - 1
+NONE: tuple[Sequence[int], ...] = ((), (), ())
 
 
 def pack(text: str) -> np.ndarray:
@@ -84,8 +86,9 @@ class CallHistory:
         self.kinds: dict[tuple[object, ...], KnownCall] = {}  # by signature
         self.calls: list[int] = []
         self.lines: list[Any] = []
+        self.spread: list[tuple[int, Any]] = []  # broadcasts, by number and line
         self.open: deque[Telling] = deque()
-        self.before: tuple[Sequence[int], Sequence[int]] = ((), ())  # the sums of the last calls, if they differed
+        self.before: tuple[Sequence[int], ...] = NONE  # the sums of the last calls, if they differed
         self.compared, self.warned = 0, False
 
     def note(self, call: CollectiveCall) -> Agreement | None:
@@ -102,13 +105,18 @@ class CallHistory:
         """Add a call of a kind that is known."""
         self.calls.append(kind.number)
         self.lines.append(call.noted[6] if call.op else None)  # who has nothing to give may well branch
+        if call.kind == "broadcast":
+            self.spread.append((kind.number, call.noted[6]))
         if len(self.calls) == TOGETHER:
             self._roll()
             while self.open and (len(self.open) > 2 or self.open[0].request.Test()):
                 self._judge_first(call.noted)
 
     def end(self, entry: Raw) -> None:
-        """Compare what is left, as this rank leaves. CommError if any calls differed."""
+        """Compare what is left, as this rank leaves. CommError if any calls differed, or if one was not awaited."""
+        if begun := self.comm.open:
+            fix = "call wait() on what the asynchronous call has returned"
+            raise CommError(f"the script has ended, but nobody has waited for {readable(begun[0].call.noted)}", fix=fix)
         self._roll()
         while self.open:
             self._judge_first(entry)
@@ -124,32 +132,36 @@ class CallHistory:
         hashes = [hash(calls)]
         for places in zip(*map(numbers, self.lines)) if calls else ((), ()):
             hashes += [hash(places), sum(map(hash, zip(calls, places)))]
+        spread = [(number, numbers(line)[1]) for number, line in self.spread]
+        hashes += [hash(tuple(spread)), sum(map(hash, spread))]
         self.open.append(Telling(self.comm, " ".join(str(h & WORD) for h in (len(self.calls), *hashes))))
-        self.calls.clear()
-        self.lines.clear()
+        for noted in (self.calls, self.lines, self.spread):
+            noted.clear()
 
     def _judge_first(self, entry: Raw) -> None:
         texts = self.open.popleft().texts(entry)
         rows = [tuple(map(int, text.split())) if "\n" not in text else () for text in texts]
         if len({row[:2] for row in rows}) > 1:
             raise differed(self.comm.remembered(self.compared), "different collectives")
-        _, _, lines, line_sums, ways, way_sums = zip(*rows)
-        before, self.before = self.before, ((), ())
+        _, _, lines, line_sums, ways, way_sums, spread, spread_sums = zip(*rows)
+        before, self.before = self.before, NONE
         if len(set(lines)) > 1:
             self._refuse_another_order("line", line_sums, before[0])
             self._warn()
         elif len(set(ways)) > 1:
-            self._refuse_another_order("way", way_sums, before[1])
-        if len(set(ways)) > 1:
-            self.before = line_sums, way_sums
+            self._refuse_another_order("way", way_sums, before[1], " through one helper")
+        if len(set(spread)) > 1:
+            self._refuse_another_order("way", spread_sums, before[2])
+        if len({*ways}) > 1 or len({*spread}) > 1:
+            self.before = line_sums, way_sums, spread_sums
         self.compared += rows[0][0]
 
-    def _refuse_another_order(self, by: str, sums: Sequence[int], before: Sequence[int]) -> None:
+    def _refuse_another_order(self, by: str, sums: Sequence[int], before: Sequence[int], through: str = "") -> None:
         """CommError if only the order differs, in these calls or together with those before them."""
         if 1 in (len(set(sums)), len({(a + b) & WORD for a, b in zip(sums, before)})):  # one set of lines
             raise differed(
                 self.comm.remembered(self.compared - TOGETHER),
-                f"like collectives from lines{' through one helper' * (by == 'way')} in another order",
+                f"like collectives from lines{through} in another order",
                 fix="; if ranks take turns, call from one line",
                 by=by,
             )
@@ -164,6 +176,25 @@ class CallHistory:
                 stacklevel=2,
             )
         self.warned = True
+
+
+def compare_messages(comm: Any, entry: Raw) -> None:
+    """CommError if one to this rank was never received; `comm`, an MPIComm, has all ranks, which all call this."""
+    counts = np.zeros((3, comm.world_size), np.int64)  # sent to each rank, received from it, and sent by it
+    for (ranks, series), ring in comm.recorder.rings.items():
+        if series == "message":
+            sent = ranks[0] == comm.rank
+            counts[1 - sent, ranks[sent]] = ring.made
+    comm.finish(comm.control.Ialltoall(counts[0], counts[2]), entry, counts)
+    for source in np.flatnonzero(counts[2] > counts[1]).tolist():
+        made = comm.asked([source]).get(source, RankState()).made((source, comm.rank), "message")
+        lost = [f"  rank {source}: {e}" for number, e in made.items() if number > counts[1, source]]
+        raise CommError(
+            "\n".join(
+                [f"rank {comm.rank} has received {counts[1, source]} of {counts[2, source]} messages", *lost[:1]]
+            ),
+            fix="receive what is sent",
+        )
 
 
 def differed(made: Mapping[int, Mapping[int, Entry]], what: str, fix: str = "", by: str = "line") -> CommError:

@@ -26,7 +26,7 @@ from ...answers import seconds
 from ...core.backend import Device
 from ...core.errors import MissingDependencyError
 from ...job import job_size
-from .agreement import Agreement, CallHistory, pack, unpack
+from .agreement import Agreement, CallHistory, compare_messages, pack, unpack
 from .bound import (
     MOST,
     BoundCollective,
@@ -171,7 +171,7 @@ class MPIComm(Comm):
     def __init__(self, comm: Any, ranks: Sequence[int], deadline: float, recorder: Recorder) -> None:
         super().__init__(comm.rank, ranks, deadline, recorder)
         self.transport = comm  # mpi4py's; `control` is a second one, for what ranks tell each other about their calls
-        self._open: list[_Request] = []
+        self.open: list[_Request] = []
         # A yield gives a core away that nobody needs, unless there are more ranks than cores.
         self._spins = 10 if start().COMM_WORLD.size > (os.cpu_count() or 1) else 200
         self._memory: list[SharedMemory | None] = []  # empty until it is first wanted
@@ -181,8 +181,8 @@ class MPIComm(Comm):
 
     def progress(self) -> None:
         """Let MPI work on open operations: without calls into it, most of a transfer stands still."""
-        if self._open:
-            start().Request.Testall([handle.request for handle in self._open])
+        if self.open:
+            start().Request.Testall([handle.request for handle in self.open])
 
     def bind(self, call: CollectiveCall) -> Callable[[], None]:
         if _is_large(call) or (call.op and is_half(call.x.dtype)):
@@ -226,7 +226,7 @@ class MPIComm(Comm):
             x = x.copy()
         agreement = self.agree(call)
         handle = _Request(self, begun(start(), self.transport, call, x, out), call, (x, out), agreement)
-        self._open.append(handle)
+        self.open.append(handle)
         return handle
 
     def agree(self, call: CollectiveCall) -> Agreement | None:
@@ -280,11 +280,12 @@ class MPIComm(Comm):
         self.recorder.ended = "the end of its script"
         if (directory := Path(os.environ.get(RUN_DIRECTORY, ""))).is_dir():
             write(directory / f"ended.{self.ranks[self.rank]}", "")
-        script = os.path.basename(sys.argv[0])
         # By itself it is longer: ranks that wait inside the script speak first, as they have a line to show.
         self.deadline = seconds(LEAVE, 2 * self.deadline)
+        script = os.path.basename(sys.argv[0])
         entry = self.recorder.note(self.ranks, "end of the script", np.empty(0), script, series="end")
         Agreement(self, entry).wait()
+        compare_messages(self, entry)
         for _, comm in sorted(self._groups.items()):  # this waits for the members: one order for all
             comm.end(entry)
 
@@ -332,7 +333,7 @@ class MPIComm(Comm):
                     raise disagreement({r: {n: e for n, e in es.items() if n >= number} for r, es in made.items()})
 
     def _patience(self) -> Patience:
-        return Patience(self.deadline, lambda: self._asked(range(start().COMM_WORLD.size)))
+        return Patience(self.deadline, lambda: self.asked(range(start().COMM_WORLD.size)))
 
     def _in_vain(self, entry: Raw) -> bool:
         """Whether a rank that others wait for has ended its script without taking part in this."""
@@ -345,17 +346,18 @@ class MPIComm(Comm):
 
     def remembered(self, first: int) -> dict[int, dict[int, Entry]]:
         """The collectives of this group behind number `first` by rank, as far as the ranks remember and answer."""
-        made = {r: state.made(self.ranks, "") for r, state in self._asked(self.ranks).items()}
+        made = {r: state.made(self.ranks, "") for r, state in self.asked(self.ranks).items()}
         return {r: {n: e for n, e in entries.items() if n > first} for r, entries in sorted(made.items())}
 
-    def _asked(self, ranks: Sequence[int]) -> dict[int, RankState]:
+    def asked(self, ranks: Sequence[int]) -> dict[int, RankState]:
+        """What these ranks say about themselves."""
         directory = os.environ.get(RUN_DIRECTORY, "")
         return ask(directory, ranks) if os.path.isdir(directory) else {}
 
     def _mistaken(self, entry: Raw, got: str) -> CommError:
         """The error for an operation in which another rank did something else."""
         mine = readable(entry)
-        made = {r: s.made(mine.group, mine.series) for r, s in self._asked(mine.group).items()}
+        made = {r: s.made(mine.group, mine.series) for r, s in self.asked(mine.group).items()}
         others = [f"  rank {r}: {es[mine.number]}" for r, es in sorted(made.items()) if mine.number in es]
         return CommError(
             "\n".join([f"rank {self.ranks[self.rank]} met {got} in {mine}", *others]),
@@ -363,7 +365,7 @@ class MPIComm(Comm):
         )
 
     def report(self) -> str:
-        return explain(self._asked(range(start().COMM_WORLD.size)), self.ranks[self.rank])
+        return explain(self.asked(range(start().COMM_WORLD.size)), self.ranks[self.rank])
 
 
 def _is_large(call: CollectiveCall) -> bool:
@@ -395,5 +397,5 @@ class _Request(Handle):
         self.comm.finish(self.request, self.call.noted, self.buffers, patient=self.call.kind == "barrier")
         if self.buffers[1] is not self.call.out:
             self.call.out[...] = self.buffers[1]
-        self.comm._open.remove(self)
+        self.comm.open.remove(self)
         self.finished = True

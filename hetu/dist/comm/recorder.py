@@ -318,7 +318,7 @@ def differences(made: Mapping[int, Mapping[int, Entry]], by: str = "line") -> li
         made = {rank: {n: entry._replace(way="") for n, entry in entries.items()} for rank, entries in made.items()}
     for index in sorted({i for entries in made.values() for i in entries}):
         here = {r: entries[index] for r, entries in made.items() if index in entries}
-        for same in (attrgetter("common"), attrgetter(by)):
+        for same in (attrgetter("common"), attrgetter("line", *{by} - {"line"})):
             most, _ = Counter(map(same, here.values())).most_common(1)[0]
             odd = [r for r, e in here.items() if same(e) != most]
             if odd:
