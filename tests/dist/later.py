@@ -173,6 +173,13 @@ def unreceived(comm) -> None:
             comm.recv(np.ones(4, "f4"), CULPRIT)
 
 
+def counted(comm, more: int, number: int) -> None:
+    """All give each other 4 numbers; in the second call rank 1 gives and takes others."""
+    for step in range(more + 3):
+        n = [number if step == 1 and comm.rank == CULPRIT else 4] * comm.world_size
+        comm.all_to_all(np.ones(sum(n), "f4"), np.empty(sum(n), "f4"), counts=(n, n))  # counted
+
+
 def unawaited(comm) -> None:
     x = np.ones(4, "f4")
     begun = comm.all_reduce_async(x, x)  # and that is all

@@ -58,6 +58,17 @@ def test_broadcasts_in_another_order():
     assert found.returncode == 0 and "order" not in found.stderr, found.stderr
 
 
+@pytest.mark.parametrize(("more", "number"), [(0, 3), (3 * TOGETHER, 30_000)])
+def test_counts_that_do_not_fit(more, number):
+    """MPI may take fewer than there is room for, or more, without a word."""
+    found = job("counted", more, number)
+    assert found.returncode == 1 and lines("counted") in found.stderr, found.stdout
+    if "all_to_all with counts that differ" not in found.stderr:  # but it may speak itself
+        assert "MPI: " in found.stderr
+    found = job("counted", more, 4)
+    assert found.returncode == 0, found.stderr
+
+
 def test_the_end_of_the_script_tells_what_was_not_received_or_not_awaited():
     found = job("unreceived")
     assert found.returncode == 1 and "rank 0 has received 2 of 3 messages" in found.stderr

@@ -9,6 +9,7 @@ only warned of. At the end of the script all messages must have been received, a
 
 from __future__ import annotations
 
+import functools
 import warnings
 import zlib
 from collections import deque
@@ -87,6 +88,7 @@ class CallHistory:
         self.calls: list[int] = []
         self.lines: list[Any] = []
         self.spread: list[tuple[int, Any]] = []  # broadcasts, by number and line
+        self.balance = 0  # what counts say is sent, less what they say is received
         self.open: deque[Telling] = deque()
         self.before: tuple[Sequence[int], ...] = NONE  # the sums of the last calls, if they differed
         self.compared, self.warned = 0, False
@@ -107,6 +109,8 @@ class CallHistory:
         self.lines.append(call.noted[6] if call.op else None)  # who has nothing to give may well branch
         if call.kind == "broadcast":
             self.spread.append((kind.number, call.noted[6]))
+        if call.counts is not None:
+            self.balance += (2 * len(self.calls) + 1) * _balance(self.comm.rank, *call.counts)
         if len(self.calls) == TOGETHER:
             self._roll()
             while self.open and (len(self.open) > 2 or self.open[0].request.Test()):
@@ -133,7 +137,8 @@ class CallHistory:
         for places in zip(*map(numbers, self.lines)) if calls else ((), ()):
             hashes += [hash(places), sum(map(hash, zip(calls, places)))]
         spread = [(number, numbers(line)[1]) for number, line in self.spread]
-        hashes += [hash(tuple(spread)), sum(map(hash, spread))]
+        hashes += [hash(tuple(spread)), sum(map(hash, spread)), self.balance]
+        self.balance = 0
         self.open.append(Telling(self.comm, " ".join(str(h & WORD) for h in (len(self.calls), *hashes))))
         for noted in (self.calls, self.lines, self.spread):
             noted.clear()
@@ -143,7 +148,10 @@ class CallHistory:
         rows = [tuple(map(int, text.split())) if "\n" not in text else () for text in texts]
         if len({row[:2] for row in rows}) > 1:
             raise differed(self.comm.remembered(self.compared), "different collectives")
-        _, _, lines, line_sums, ways, way_sums, spread, spread_sums = zip(*rows)
+        _, _, lines, line_sums, ways, way_sums, spread, spread_sums, balances = zip(*rows)
+        if sum(balances) & WORD:
+            what = "all_to_all with counts that differ: one rank sends another number than the other receives"
+            raise differed(self.comm.remembered(self.compared), what)
         before, self.before = self.before, NONE
         if len(set(lines)) > 1:
             self._refuse_another_order("line", line_sums, before[0])
@@ -176,6 +184,13 @@ class CallHistory:
                 stacklevel=2,
             )
         self.warned = True
+
+
+@functools.lru_cache(256)
+def _balance(rank: int, sent: Sequence[int], received: Sequence[int]) -> int:
+    """A number of a call's counts; those of all ranks of the group add up to 0 if what is sent is what is received."""
+    gone = sum(hash((rank, other, number)) for other, number in enumerate(sent))
+    return gone - sum(hash((other, rank, number)) for other, number in enumerate(received))
 
 
 def compare_messages(comm: Any, entry: Raw) -> None:
