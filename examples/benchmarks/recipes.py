@@ -85,7 +85,7 @@ FILES: dict[str, Case] = {
     "linalg": lambda: ht.linear(normal(16, 32), normal(32, 32), normal(32)),
     "masks": lambda: ht.tril(normal(512, 512)),
     "pooling": lambda: (ht.max_pool2d(normal(32, 64, 16, 16), 2), ht.avg_pool2d(normal(32, 64, 16, 16), 2)),
-    "random": lambda: (ht.dropout(normal(512, 1024), 0.1), ht.uniform((512, 1024))),
+    "random": lambda: (ht.dropout(normal(512, 1024), 0.1), ht.uniform((512, 1024)), ht.normal((512, 1024))),
     "recurrent": lambda: [make(128, 128)(normal(64, 28, 128))[0] for make in (ht.nn.GRU, ht.nn.LSTM)],
     "routing": experts,
     "shape": lambda: ht.square(normal(128, 256) + normal(256)),

@@ -67,8 +67,15 @@ def _uniform(generator: np.random.Generator, shape: Shape, dtype: np.dtype, low:
 
 
 def _normal(generator: np.random.Generator, shape: Shape, dtype: np.dtype, mean: float, std: float) -> np.ndarray:
-    draw = generator.standard_normal(shape, dtype=_drawn(dtype))
-    return draw if (mean, std) == (0, 1) else draw * draw.dtype.type(std) + draw.dtype.type(mean)
+    """Two of two: a radius and an angle, of which 16 bytes each make 32 bytes of numbers (G. Box, M. Muller, 1958)."""
+    drawn, count = _drawn(dtype), math.prod(shape)
+    words = generator.bit_generator.random_raw(-(-count * drawn.itemsize // 32) * 4)
+    radii, angles = words.view(f"i{drawn.itemsize}").reshape(-1, 2, 16 // drawn.itemsize).swapaxes(0, 1)
+    unit = drawn.type(0.5 ** (8 * drawn.itemsize))
+    far = np.sqrt(-2 * np.log((radii.view(f"u{drawn.itemsize}") >> 1).astype(drawn) * (2 * unit) + unit))
+    angle = angles.astype(drawn) * drawn.type(2 * math.pi * unit)
+    draw = np.stack([far * np.cos(angle), far * np.sin(angle)], axis=1).reshape(-1)[:count].reshape(shape)
+    return draw * drawn.type(std) + drawn.type(mean)
 
 
 def _truncated(generator: np.random.Generator, shape: Shape, dtype: np.dtype, mean: float, std: float) -> np.ndarray:
