@@ -23,7 +23,7 @@ from ..ops.index import in_range, take
 from .c_calls import c_call
 from .moves import grain_of, in_order
 from .recipes import kernel
-from .sparse import fit
+from .sparse import readable
 
 
 def join_bags(outputs: Sequence[Node]) -> tuple[Node, ...]:
@@ -79,14 +79,14 @@ bag.flops(lambda out, table, ids, *weights, axes: (1 + len(weights)) * int(ids.s
 
 @kernel(bag)
 def bag_bind(xp: ModuleType, out: Any, table: Any, ids: Any, *weights: Any, axes: int) -> list[Call] | None:
-    if not fit(out, table, *weights):
-        return None
-    if not out.size:
-        return []
+    read = readable(out, table, *weights)
+    if read is None or not out.size:
+        return None if read is None else []
     size, width = math.prod(out.shape[: ids.ndim - axes]), math.prod(table.shape[1:])
     starts, grain = np.arange(size + 1) * (ids.size // size), grain_of(size, ids.size * width * table.itemsize)
+    (table, *given), copies = read
     (columns,), calls = in_order(ids, dtype=np.int64)
-    values = weights[0] if weights else np.ones(ids.size, table.dtype)
+    values = given[0] if given else np.ones(ids.size, table.dtype)
     words = (out, starts, np.arange(ids.size), columns, values, table, width)
     made = c_call("sparse.c", "sparse_matmul", out.dtype, *words, jobs=size, grain=grain)
-    return None if made is None else [*calls, made]
+    return None if made is None else [*copies, *calls, made]

@@ -5,6 +5,7 @@ Gain: 5 to 25 times the speed of the forward functions. Off with `HETU_KERNELS=0
 
 from __future__ import annotations
 
+import math
 from types import ModuleType
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 from ..core.kernels import Call
 from ..ops.routing import moe_combine, moe_dispatch, moe_products, of_each_group
 from . import sparse
+from .moves import in_order
 from .recipes import kernel
 
 
@@ -21,29 +23,39 @@ from .recipes import kernel
 def moe_dispatch_bind(
     xp: ModuleType, out: Any, x: Any, slots: Any, weights: Any, *, experts: int, capacity: int
 ) -> list[Call] | None:
-    if not sparse.fit(out, x, weights) or not slots.flags.c_contiguous:
-        return None
-    return sparse.product(_rows(out), slots.reshape(-1), _tokens(slots), weights.reshape(-1), x)
+    return _product(out, slots, weights, x, slice(None))
 
 
 @kernel(moe_combine)
 @of_each_group
 def moe_combine_bind(xp: ModuleType, out: Any, y: Any, slots: Any, weights: Any) -> list[Call] | None:
-    if not sparse.fit(out, y, weights) or not slots.flags.c_contiguous:
-        return None
-    return sparse.product(out, _tokens(slots), slots.reshape(-1), weights.reshape(-1), _rows(y))
+    return _product(out, slots, weights, y, slice(None, None, -1))
 
 
 @kernel(moe_products)
 @of_each_group
 def moe_products_bind(xp: ModuleType, out: Any, x: Any, y: Any, slots: Any) -> list[Call] | None:
-    if not sparse.fit(out, x, y) or not slots.flags.c_contiguous:
+    read = sparse.readable(out, x, y)
+    if read is None:
         return None
-    return sparse.sampled_matmul_bind(xp, out.reshape(-1), _tokens(slots), slots.reshape(-1), x, _rows(y))
+    ((x, y), copies), ((slots,), more) = read, in_order(slots)
+    calls = sparse.sampled_matmul_bind(xp, out.reshape(-1), _tokens(slots), slots.reshape(-1), x, _rows(y))
+    return calls and [*copies, *more, *calls]
 
 
-def _rows(slots: np.ndarray) -> np.ndarray:
-    return slots.reshape(slots.shape[0] * slots.shape[1], slots.shape[2])
+def _product(out: np.ndarray, slots: np.ndarray, weights: np.ndarray, x: np.ndarray, order: slice) -> list[Call] | None:
+    """Calls of the product with the matrix that has rows for slots and columns for tokens, or the other way round."""
+    read = sparse.readable(out, weights, x)
+    if read is None:
+        return None
+    ((weights, x), copies), ((slots,), more) = read, in_order(slots)
+    entries = (slots.reshape(-1), _tokens(slots))[order]
+    calls = sparse.product(_rows(out), *entries, weights.reshape(-1), _rows(x))
+    return calls and [*copies, *more, *calls]
+
+
+def _rows(x: np.ndarray) -> np.ndarray:
+    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
 def _tokens(slots: np.ndarray) -> np.ndarray:

@@ -26,18 +26,19 @@ def sparse_matmul_bind(
     xp: ModuleType, out: Any, rows: Any, columns: Any, values: Any, x: Any, *, size: int
 ) -> list[Call] | None:
     fixed = _is_fixed(rows, columns)
-    if not fit(out, x, values):
+    read = readable(out, values, x)
+    if read is None:
         return None
     if fixed:
         _check_entries(xp, rows, columns, size, x.shape[0])  # before it plans with them
-    calls = product(out, rows, columns, values, x)
+    calls = product(out, rows, columns, *read[0])
     if calls is None:
         return [_by_segments(out, rows, columns, values, x)] if fixed and len(rows) else None
     if not fixed:
-        return calls
+        return [*read[1], *calls]
     for call in calls[:-1]:
         call()
-    return calls[-1:]
+    return [*read[1], *calls[-1:]]
 
 
 def product(
@@ -75,14 +76,16 @@ def _by_segments(out: np.ndarray, rows: np.ndarray, columns: np.ndarray, values:
 
 @kernel(sampled_matmul)
 def sampled_matmul_bind(xp: ModuleType, out: Any, rows: Any, columns: Any, a: Any, b: Any) -> list[Call] | None:
-    if not fit(out, a, b):
+    read = readable(out, a, b)
+    if read is None:
         return None
     ids, copies = in_order(rows, columns, dtype=np.int64)
-    words, more = (out, *ids, a, b, a.shape[1]), {"jobs": out.size, "grain": grain_of(1, a.shape[1] * a.itemsize)}
+    words, more = (out, *ids, *read[0], a.shape[1]), {"jobs": out.size, "grain": grain_of(1, a.shape[1] * a.itemsize)}
     call = c_call("sparse.c", "sampled_matmul", out.dtype, *words, **more)
-    return None if call is None else [*copies, call]
+    return None if call is None else [*read[1], *copies, call]
 
 
-def fit(*arrays: np.ndarray) -> bool:
-    """Whether C can read them: floats of one dtype that lie in order."""
-    return arrays[0].dtype.char in "fd" and all(a.dtype == arrays[0].dtype and a.flags.c_contiguous for a in arrays)
+def readable(out: np.ndarray, *arrays: np.ndarray) -> tuple[list[np.ndarray], list[Call]] | None:
+    """The arrays in order, and the calls that copy what lies otherwise; None unless all are floats of one dtype."""
+    alike = out.dtype.char in "fd" and out.flags.c_contiguous and all(a.dtype == out.dtype for a in arrays)
+    return in_order(*arrays) if alike else None

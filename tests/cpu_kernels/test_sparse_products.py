@@ -7,6 +7,7 @@ import pytest
 
 from hetu.core.graph import OPS
 from hetu.cpu_kernels import sparse
+from hetu.cpu_kernels.bags import bag
 from hetu.cpu_kernels.c_calls import CCall, c_call
 
 from .divided import job_by_job
@@ -68,3 +69,44 @@ def test_what_stands_in_without_a_compiler(monkeypatch):
     (call,) = OPS["sparse_matmul"].bound(np, out, arrays, {"size": 400})
     call()
     np.testing.assert_allclose(out, OPS["sparse_matmul"].forward(np, *arrays, size=400), atol=1e-12)
+
+
+VIEWS = {
+    "turned": lambda x: x.T.copy().T,
+    "part of a larger one": lambda x: np.pad(x, [(1, 2)] * x.ndim)[(slice(1, -2),) * x.ndim],
+    "backward": lambda x: np.flip(x).copy()[(slice(None, None, -1),) * x.ndim],
+    "every second": lambda x: np.repeat(x, 2, -1)[..., ::2],
+}
+RNG = np.random.default_rng(5)
+ENTRIES = [RNG.integers(0, size, 30) for size in (12, 9)]
+SLOTS = RNG.permutation(np.concatenate([np.arange(10), np.full(4, -1)])).reshape(7, 2)
+DENSE = {
+    "sparse_matmul": ([*ENTRIES, RNG.random(30), RNG.random((9, 5))], {"size": 12}),
+    "sampled_matmul": ([*ENTRIES, RNG.random((12, 5)), RNG.random((9, 5))], {}),
+    "bag": ([RNG.random((9, 5)), RNG.integers(0, 9, (4, 3)), RNG.random((4, 3))], {"axes": 1}),
+    "moe_dispatch": ([RNG.random((7, 5)), SLOTS, RNG.random((7, 2))], {"experts": 3, "capacity": 4}),
+    "moe_combine": ([RNG.random((3, 4, 5)), SLOTS, RNG.random((7, 2))], {}),
+    "moe_products": ([RNG.random((7, 5)), RNG.random((3, 4, 5)), SLOTS], {}),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("fixed", [True, False])
+@pytest.mark.parametrize("name", DENSE)
+def test_views_are_read_by_c_and_anew_in_each_step(name, fixed, view):
+    arrays, attrs = DENSE[name]
+    for k, whole in enumerate(arrays):
+        given = [*arrays[:k], VIEWS[view](whole), *arrays[k + 1 :]]
+        if fixed:
+            given = [fix(x.copy()) if x.dtype.kind == "i" and x is not given[k] else x for x in given]
+        op = bag if name == "bag" else OPS[name]
+        out = np.empty_like(op.forward(np, *arrays, **attrs))
+        calls = op.bound(np, out, given, attrs)
+        assert calls and all(isinstance(call, CCall) for call in calls)
+        for factor in (1, 2):  # numbers change between steps, where they lie
+            if given[k].dtype.kind == "f":
+                given[k][...] = factor * whole
+            out.fill(77)
+            for call in calls:
+                call()
+            np.testing.assert_allclose(out, op.forward(np, *given, **attrs), rtol=1e-12)
