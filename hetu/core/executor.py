@@ -104,7 +104,7 @@ class Executor:
         asked = {"seed": self.state.seed, "precision": precision, "passes": passes, "entries": [*entries]}
         self.placement.start(self.state, asked | {"shared state": state is not None})
         self.passes = chosen_passes(passes, self.device.kind)  # ranks have agreed by now on whether they compile
-        self.arena, self.busy, self.compared = Arena(self.device), threading.Lock(), None
+        self.arena, self.busy, self.compared = Arena(self.device), threading.Lock(), set[str]()
         self.quiet = contextvars.copy_context()  # steps run in it: np.errstate would cost each of them 1 us
         self.quiet.run(np.seterr, all="ignore")
         self.quiet.run(np.setbufsize, 2048)  # rows of half as many numbers, or more, are not copied through a buffer

@@ -49,8 +49,8 @@ def _product(out: np.ndarray, slots: np.ndarray, weights: np.ndarray, x: np.ndar
     if read is None:
         return None
     ((weights, x), copies), ((slots,), more) = read, in_order(slots)
-    entries = (slots.reshape(-1), _tokens(slots))[order]
-    calls = sparse.product(_rows(out), *entries, weights.reshape(-1), _rows(x))
+    rows, columns = (slots.reshape(-1), _tokens(slots))[order]
+    calls = sparse.product(_rows(out), rows, columns, weights.reshape(-1), _rows(x))
     return calls and [*copies, *more, *calls]
 
 

@@ -75,7 +75,8 @@ def _normal(generator: np.random.Generator, shape: Shape, dtype: np.dtype, mean:
     far = np.sqrt(-2 * np.log((radii.view(f"u{drawn.itemsize}") >> 1).astype(drawn) * (2 * unit) + unit))
     angle = angles.astype(drawn) * drawn.type(2 * math.pi * unit)
     draw = np.stack([far * np.cos(angle), far * np.sin(angle)], axis=1).reshape(-1)[:count].reshape(shape)
-    return draw * drawn.type(std) + drawn.type(mean)
+    made: np.ndarray = draw * drawn.type(std) + drawn.type(mean)
+    return made
 
 
 def _truncated(generator: np.random.Generator, shape: Shape, dtype: np.dtype, mean: float, std: float) -> np.ndarray:
