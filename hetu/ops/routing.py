@@ -56,9 +56,10 @@ def moe_slots(experts: Any, *, count: int, capacity: Size) -> Node:
     *groups, _, k = experts.shape
     in_turn = OPS["reshape"](OPS["matrix_transpose"](experts), shape=(*groups, -1, 1))
     arrived = OPS["cumsum"](one_hot(in_turn[..., 0], depth=count, dtype="int64"), axis=-2)
-    place = OPS["reshape"](take_along_axis(arrived, in_turn, axis=-1) - 1, shape=(*groups, k, -1))
-    place, room = OPS["matrix_transpose"](place), as_node(capacity)
-    return OPS["where"](OPS["less"](place, room), experts * room + place, -1)
+    place, room = take_along_axis(arrived, in_turn, axis=-1) - 1, as_node(capacity)
+    # In turn, as ranks that share the batch have gathered all choices there.
+    slots = OPS["where"](OPS["less"](place, room), in_turn * room + place, -1)
+    return OPS["matrix_transpose"](OPS["reshape"](slots, shape=(*groups, k, -1)))
 
 
 # -- rules that the operators share ------------------------------------------------------------------------------

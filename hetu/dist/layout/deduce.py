@@ -265,7 +265,7 @@ def _meeting(
 ) -> AxisCandidate | None:
     """Split the rows of an operator and its rooms, so that rows travel; all know the ids. See `exchange.py`."""
     route = ROUTES.get(node.op)
-    if route is None or route.rows not in present:
+    if route is None or {route.rows, route.rooms}.isdisjoint(present):
         return None
     if not all(rule.can_split(factor, degrees.get(factor, 1) * n) for factor in (route.rows, route.rooms)):
         return None
