@@ -309,7 +309,7 @@ def readers_of(nodes: Iterable[Node], outputs: Iterable[Node] = ()) -> dict[Node
 RewriteRule = Callable[[Node, tuple[Node, ...]], "Node | None"]
 
 
-def rewrite(outputs: Iterable[Node], rule: RewriteRule) -> tuple[Node, ...]:
+def rewrite(outputs: Sequence[Node], rule: RewriteRule) -> tuple[Node, ...]:
     """Rebuild a graph bottom-up. `rule(node, new_inputs)` returns a replacement, or None to keep the operator.
 
     Replacements count as written where the old node was. A node whose inputs did not change stays the same object.
@@ -320,7 +320,6 @@ def rewrite(outputs: Iterable[Node], rule: RewriteRule) -> tuple[Node, ...]:
     >>> y.inputs[0].op.name
     'sin'
     """
-    outputs = outputs if isinstance(outputs, tuple) else tuple(outputs)
     new: dict[Node, Node] = {}
     before = _origin.set(None)
     try:
@@ -336,13 +335,14 @@ def rewrite(outputs: Iterable[Node], rule: RewriteRule) -> tuple[Node, ...]:
 
 def remade(node: Node, inputs: tuple[Node, ...]) -> Node:
     """`node` with these inputs; its type is inferred anew only where theirs differ."""
-    changed = [(new.type, old.type) for new, old in zip(inputs, node.inputs, strict=True) if new is not old]
-    if all([new is old or new == old for new, old in changed]):
-        return Node(node.op, inputs, node.attrs, node.type) if changed else node
+    if inputs == node.inputs:
+        return node
+    if all([n.type is o.type or n.type == o.type for n, o in zip(inputs, node.inputs, strict=True)]):
+        return Node(node.op, inputs, node.attrs, node.type)
     return node.op.make(inputs, node.attrs)
 
 
-def replace(outputs: Iterable[Node], mapping: Mapping[Node, Node]) -> tuple[Node, ...]:
+def replace(outputs: Sequence[Node], mapping: Mapping[Node, Node]) -> tuple[Node, ...]:
     """The graph with the nodes of `mapping` replaced, without regard to their inputs."""
     return rewrite(outputs, lambda node, _: mapping.get(node))
 

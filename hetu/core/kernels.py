@@ -22,7 +22,6 @@ Call = Callable[[], Any]
 Calls = Sequence[Call]
 F = TypeVar("F", bound=Callable[..., Any])
 KINDS = ("cpu", "gpu")
-_load = cache(import_module)
 
 
 def switched_off(variable: str) -> bool:
@@ -73,7 +72,8 @@ class Kernels:
     def function(self, op: Any) -> Callable[..., Any] | None:
         """What is entered for the operator, or for "update" or "row_update" where it applies an optimizer's rule."""
         for file in self.files:
-            _load(file)
+            import_module(file)
+        self.files = ()  # all are there by now
         rules = {"update": op.update, "row_update": op.row_update}
         of_rules = (partial(self.functions[k], r) for k, r in rules.items() if r is not None and k in self.functions)
         return self.functions.get(op) or next(of_rules, None)

@@ -68,7 +68,7 @@ def applied(passes: Iterable[Pass], outputs: Sequence[Node], explain: bool = Fal
             if present.isdisjoint(sought):
                 continue
         made = APPLIED[explain](run, outputs)
-        outputs, present = (outputs, present) if made == tuple(outputs) else (made, set())
+        outputs, present = (outputs, present) if made == outputs else (Made(made), set())
     return tuple(outputs)
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .errors import ArgumentError, FeedError, GraphError, did_you_mean
-from .graph import Graph, Node
+from .graph import Graph, Made, Node
 from .leaf import random_state
 from .op import Role
 from .passes import PRECISIONS, Pass, applied, is_last, resolve_training, specialize
@@ -48,7 +48,7 @@ class SubGraph:
         self.fetches, self.updates = PRECISIONS[precision](self.fetches, self.updates, slopes)
         graph = Graph((*fetches, *updates.values()))
         graph.verify()
-        self.written = Graph((*self.fetches, *self.updates.values()))  # what the user wrote, training flag resolved
+        self.written = Graph(Made((*self.fetches, *self.updates.values())))  # as written, training flag resolved
         self.placeholders = {n.name: n for n in self.written.leaves("placeholder")}
         self.known = {n.name for n in graph.leaves("placeholder")}
         self.variables = [*graph.leaves("variable"), *self.updates]

@@ -100,6 +100,8 @@ class CTable:
 
 
 def _bits(word: Word) -> int:
+    if type(word) is int:
+        return word
     if isinstance(word, np.ndarray):
         return address(word)
     return int(np.float64(word).view(np.int64)) if isinstance(word, float | np.floating) else int(word)

@@ -103,14 +103,14 @@ def looked_at(node: Node) -> Looked | None:
 
 def _parts(node: Node, fits: Callable[[Node], bool], scalars: Scalars, examples: Examples) -> Parts | None:
     """The results of a node as operators that can join groups, or None."""
+    if node.op not in REWRITTEN and node.op.update is None and node.op.decompose_rule is None:
+        return None
     if any(isinstance(i.type, tuple) for i in node.inputs):
         return None
     with origin_of(node):
         made = _rewritten(node, node.inputs)
         if made is not None:
             return (made,)
-        if node.op.update is None and node.op.decompose_rule is None:
-            return None
         key = line_of(node.op, [node.inputs.index(i) for i in node.inputs], node.attrs), *map(_given, node.inputs)
         if key not in examples:
             example, own = _example(node, fits, scalars)
