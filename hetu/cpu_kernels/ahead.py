@@ -22,7 +22,7 @@ from typing import Any
 from ..core.types import Dim
 from .compiled import CSource, spent
 
-FEW, MANY = (17, 19, 23, 29, 31), (131, 137, 139, 149, 151)  # sizes of other axes are seldom one of these
+FEW, MANY = (7, 9, 11, 13, 17), (131, 137, 139, 149, 151)  # of two axes together few, too; seldom sizes of others
 MOST_NODES = 8_000  # of graphs that are bound to know what they lack, which takes 0.2 ms a node
 
 _bound: ContextVar[Any] = ContextVar("bound", default=None)  # the executor, sub-graph and shapes of a program
@@ -83,18 +83,20 @@ def _trials(executor: Any, sub: Any, shapes: Mapping[str, Sequence[int]]) -> Ite
 
 
 def others(sub: Any, shapes: Mapping[str, Sequence[int]]) -> list[dict[str, tuple[int, ...]]]:
-    """These shapes with other open sizes, the likeliest first: each alone 1, all 1, many or few. Equal ones stay equal.
+    """These shapes with other open sizes, each or all but each of them 1, many or few. Equal ones stay equal.
 
     >>> import hetu as ht
     >>> x = ht.placeholder("x", (None, 3, None))
     >>> sub = ht.Executor([x * 2]).subgraphs["default"]
     >>> [shapes["x"] for shapes in others(sub, {"x": (8, 3, 12)})]
-    [(1, 3, 12), (8, 3, 1), (1, 3, 1), (131, 3, 137), (1, 3, 137), (131, 3, 1), (17, 3, 19)]
+    [(1, 3, 12), (8, 3, 1), (1, 3, 1), (131, 3, 137), (1, 3, 137), (131, 3, 1), (7, 3, 9), (1, 3, 9), (7, 3, 1)]
     """
     places = {name: [isinstance(n, Dim) for n in sub.placeholders[name].shape] for name in shapes}
     known = dict.fromkeys(n for name, shape in shapes.items() for n, is_open in zip(shape, places[name]) if is_open)
     few, many = (dict(zip(known, sizes)) for sizes in (FEW, MANY))
-    wanted = [{n: 1} for n in known] + [dict.fromkeys(known, 1), many] + [many | {n: 1} for n in known] + [few]
+    ones = dict.fromkeys(known, 1)
+    wanted = [{n: 1} for n in known] + [ones, many] + [many | {n: 1} for n in known]
+    wanted += [few] + [few | {n: 1} for n in known] + [ones | {n: n} for n in known]
     made = [
         {
             name: tuple(sizes.get(n, n) if is_open else n for n, is_open in zip(shape, places[name]))
