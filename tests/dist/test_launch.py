@@ -264,6 +264,38 @@ def test_end_of_the_launcher_ends_all_ranks(tmp_path, signal_, code):
     assert_nothing_is_shared(tmp_path)
 
 
+APART = f"""#!{sys.executable}
+import os, signal, subprocess, sys
+os.mkdir(os.path.join(os.environ["{launch.SESSIONS}"], "session"))
+ranks = [
+    subprocess.Popen(sys.argv[3:], env=os.environ | {{"PMI_RANK": str(r), "PMI_SIZE": "2"}}, start_new_session=True)
+    for r in range(2)
+]
+def end(*_):
+    for rank in ranks:
+        os.killpg(rank.pid, signal.SIGKILL)
+    sys.exit(1)
+signal.signal(signal.SIGTERM, end)
+for rank in ranks:
+    rank.wait()
+"""
+
+
+@needs_pidfd
+@pytest.mark.parametrize(("signal_", "code"), [(signal.SIGTERM, 130), (signal.SIGKILL, -9)])
+def test_so_does_it_where_ranks_are_in_groups_of_their_own(tmp_path, signal_, code):
+    """As under Open MPI, whose mpiexec also keeps a directory, which it does not remove if it is killed."""
+    script, mpiexec, folder = tmp_path / "train.py", tmp_path / "mpiexec", tmp_path / "temporary"
+    script.write_text("print('here', flush=True)\nwhile True:\n    pass\n")
+    mpiexec.write_text(APART)
+    mpiexec.chmod(0o755)
+    folder.mkdir()
+    line = [sys.executable, "-m", "hetu.dist.launch.heturun", "-w", "2", "python", str(script)]
+    env = os.environ | {"TMPDIR": str(folder), launch.MPIEXEC: str(mpiexec)}
+    assert end_of_the_launcher(line, signal_, 6, cwd=ROOT, env=env) == code
+    assert not list(folder.iterdir())
+
+
 def test_hosts_that_do_not_share_the_directory(tmp_path):
     line = [sys.executable, launch.GUARD, "train.py"]
     nowhere = os.environ | {launch.RUN_DIRECTORY: str(tmp_path / "nowhere"), "PMI_RANK": "3"}

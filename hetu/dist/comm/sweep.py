@@ -25,9 +25,7 @@ def main(directory: str, guard: str) -> None:
     if group and state != "ended":
         with contextlib.suppress(OSError):
             files["note_joining"](directory)
-        with contextlib.suppress(OSError):
-            kill = getattr(os, "killpg", os.kill)
-            kill(int(group), getattr(signal, "SIGKILL", signal.SIGTERM))
+        end(int(group))
     with contextlib.suppress(OSError):
         files["remove_shared_files"](directory)
     for _ in range(TRIES):
@@ -35,6 +33,17 @@ def main(directory: str, guard: str) -> None:
         if not os.path.exists(directory):
             return
         time.sleep(PAUSE)
+
+
+def end(group: int) -> None:
+    """End the processes of a group: first as asked, since Open MPI's launcher has its ranks in groups of their own."""
+    kill = getattr(os, "killpg", os.kill)
+    with contextlib.suppress(OSError):  # as soon as nobody is left
+        kill(group, signal.SIGTERM)
+        for _ in range(TRIES):
+            time.sleep(PAUSE)
+            kill(group, 0)
+        kill(group, getattr(signal, "SIGKILL", signal.SIGTERM))
 
 
 if __name__ == "__main__":

