@@ -88,3 +88,26 @@ def test_special_numbers_go_through_all_passes_as_through_none(all_compiled, sam
     mine, plain = answers(sample, arrays, feeds)
     for got, wanted in ((g, w) for both in zip(mine, plain, strict=True) for g, w in zip(*both, strict=True)):
         np.testing.assert_allclose(got, wanted, rtol=1e-3, atol=1e-5)
+
+
+AVERAGED = ["float16", "float32", "float64", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))]
+
+
+@pytest.mark.usefixtures("meaning")
+@pytest.mark.parametrize("dtype", AVERAGED)
+def test_a_mean_is_not_lost_in_a_sum_that_overflows(dtype):
+    """Of numbers near the limits of the dtype and of many ones; also how far they lie from it."""
+    kind = np.iinfo(dtype) if "int" in dtype else np.finfo(dtype)
+    most, low = (int(kind.max), int(kind.min)) if "int" in dtype else (60_000.0, -60_000.0)
+    cases = [[most] * 3, [low] * 5, [most, low] * 4, [1] * 100_000, [most, most // 2, 0], [90, 110] * 40]
+    for case in (np.array(c, dtype) for c in cases):
+        x = ht.placeholder("x", case.shape, dtype)
+        found = ht.Executor([ht.mean(x), ht.var(x), ht.mean(x, 0, keepdims=True)]).run({x: case})
+        exact = case.astype("longdouble")
+        wanted = exact.mean(), ((exact - exact.mean()) ** 2).mean(), exact.mean(keepdims=True)
+        assert {v.dtype.name for v in found} == {dtype if "float" in dtype else "float32"}
+        for got, want in zip(found, wanted):
+            with np.errstate(over="ignore"):
+                want = want.astype(got.dtype)
+            near = {"rtol": 4 * np.finfo(got.dtype).eps, "atol": 1e-30 if "int64" not in dtype else 1e26}
+            np.testing.assert_allclose(got, want, **near, err_msg=str(case[:3]))

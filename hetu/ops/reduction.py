@@ -19,7 +19,19 @@ from ..core.errors import ArgumentError, DTypeError, ShapeError, public
 from ..core.graph import OPS, Node
 from ..core.leaf import filled, filling
 from ..core.op import Op, as_node, op
-from ..core.types import Dim, Shape, Size, TensorType, axis_letters, is_float, normalize_axes, normalize_axis, product
+from ..core.operators import cast_to
+from ..core.types import (
+    DEFAULT_FLOAT,
+    Dim,
+    Shape,
+    Size,
+    TensorType,
+    axis_letters,
+    is_float,
+    normalize_axes,
+    normalize_axis,
+    product,
+)
 from .elementwise import abs as absolute
 from .elementwise import equal, exp, isfinite, isnan, log, logical_or, sqrt, square, where
 
@@ -366,12 +378,26 @@ def _count(x: Node, axis: Axis) -> Size:
 def mean(x: Any, axis: Axis = None, keepdims: bool = False) -> Node:
     """Mean over `axis` (all axes by default): the sum over the number of elements. Integers give float32.
 
+    The sum of 16-bit floats is one of float32, and that of long integers of float64, so that it does not overflow.
+
     >>> import hetu as ht
     >>> ht.evaluate(mean([[1.0, 2.0], [3.0, 4.0]], axis=0)).tolist()
     [2.0, 3.0]
     """
     x = as_node(x)
-    return sum(x, axis=axis, keepdims=keepdims) / _count(x, axis)
+    return _narrowed(sum(_widened(x), axis=axis, keepdims=keepdims) / _count(x, axis), x)
+
+
+def _widened(x: Node) -> Node:
+    """What is averaged in a dtype in which sums of many do not overflow."""
+    if is_float(x.dtype):
+        return cast_to(x, DEFAULT_FLOAT) if x.dtype.itemsize == 2 else x
+    return cast_to(x, np.dtype("float64")) if x.dtype.itemsize > 2 else x
+
+
+def _narrowed(made: Node, x: Node) -> Node:
+    """The mean of `x` in its dtype, of integers in float32."""
+    return cast_to(made, x.dtype if is_float(x.dtype) else DEFAULT_FLOAT)
 
 
 @public
@@ -387,8 +413,9 @@ def var(x: Any, axis: Axis = None, correction: float = 0, keepdims: bool = False
     count -= correction
     if not isinstance(count, Dim) and count <= 0:
         raise ArgumentError(f"var: correction {correction} leaves no element of {x!r}", fix="use correction=0")
-    made: Node = sum(square(x - mean(x, axis, keepdims=True)), axis=axis, keepdims=keepdims) / count
-    return made
+    wide = _widened(x)
+    made: Node = sum(square(wide - mean(wide, axis, keepdims=True)), axis=axis, keepdims=keepdims) / count
+    return _narrowed(made, x)
 
 
 @public
