@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hetu.dist import CommError, run_ranks
-from hetu.dist.comm.agreement import TOGETHER
+from hetu.dist.comm.agreement import TOGETHER, mixed
 
 from . import later
 from .test_launch import heturun
@@ -67,6 +67,12 @@ def test_counts_that_do_not_fit(more, number):
         assert "MPI: " in found.stderr
     found = job("counted", more, 4)
     assert found.returncode == 0, found.stderr
+
+
+def test_lines_that_swap_their_calls_do_not_add_up_to_the_same():
+    """Or ranks that branch would be told of another order, every other time."""
+    for a, b, x, y in np.random.default_rng(0).integers(0, 1 << 32, (300, 4)).tolist():
+        assert mixed((a, (x, 1))) + mixed((b, (y, 1))) != mixed((a, (y, 1))) + mixed((b, (x, 1)))
 
 
 def test_the_end_of_the_script_tells_what_was_not_received_or_not_awaited():

@@ -10,6 +10,7 @@ only warned of. At the end of the script all messages must have been received, a
 from __future__ import annotations
 
 import functools
+import hashlib
 import warnings
 import zlib
 from collections import deque
@@ -135,9 +136,9 @@ class CallHistory:
         calls = tuple(self.calls)
         hashes = [hash(calls)]
         for places in zip(*map(numbers, self.lines)) if calls else ((), ()):
-            hashes += [hash(places), sum(map(hash, zip(calls, places)))]
+            hashes += [hash(places), sum(map(mixed, zip(calls, places)))]
         spread = [(number, numbers(line)[1]) for number, line in self.spread]
-        hashes += [hash(tuple(spread)), sum(map(hash, spread)), self.balance]
+        hashes += [hash(tuple(spread)), sum(map(mixed, spread)), self.balance]
         self.balance = 0
         self.open.append(Telling(self.comm, " ".join(str(h & WORD) for h in (len(self.calls), *hashes))))
         for noted in (self.calls, self.lines, self.spread):
@@ -186,11 +187,17 @@ class CallHistory:
         self.warned = True
 
 
+@functools.lru_cache(1024)
+def mixed(numbers: tuple[Any, ...]) -> int:
+    """A number to be added up: Python's hashes of (a, x) and (b, y) often add up as those of (a, y) and (b, x) do."""
+    return int.from_bytes(hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest(), "little")
+
+
 @functools.lru_cache(256)
 def _balance(rank: int, sent: Sequence[int], received: Sequence[int]) -> int:
     """A number of a call's counts; those of all ranks of the group add up to 0 if what is sent is what is received."""
-    gone = sum(hash((rank, other, number)) for other, number in enumerate(sent))
-    return gone - sum(hash((other, rank, number)) for other, number in enumerate(received))
+    gone = sum(mixed((rank, other, number)) for other, number in enumerate(sent))
+    return gone - sum(mixed((other, rank, number)) for other, number in enumerate(received))
 
 
 def compare_messages(comm: Any, entry: Raw) -> None:
