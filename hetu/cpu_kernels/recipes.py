@@ -20,7 +20,7 @@ from .c_calls import checked, compiles, joined
 
 FILES = (
     "along_axis attention bags batch_norm convolution einsum groups index linalg masks moves pooling random "
-    "recurrent routing shape sparse sums touched"
+    "recurrent routing scan shape sparse sums touched"
 )
 
 
