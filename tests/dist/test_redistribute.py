@@ -63,6 +63,27 @@ def test_random_pairs(n):
     assert {"nothing", "slice", "all_reduce", "reduce_scatter", "all_gather", "batched"} <= set(kinds), kinds
 
 
+def with_other_shares(draw: random.Random, layout: Layout, ndim: int) -> Layout:
+    """The same grid with other shares, and in one part with another role."""
+    part, role = draw.choice(layout.parts), draw.choice([DUP, *range(ndim)])
+    changed = Shard(part.ranks, ((role, part.axes[0][1]), *part.axes[1:]) if part.axes else ())
+    parts = tuple(changed if p is part else p for p in layout.parts)
+    return Layout(parts, layout.across, tuple(draw.randint(1, 3) for _ in parts) if layout.across >= 0 else ())
+
+
+def test_collectives_reach_every_rank_that_needs_something():
+    """Whoever receives something takes part, also where shares change for ranks whose roles do not."""
+    draw, found = random.Random(5), 0
+    while found < 60:
+        src, _, shape = random_pair(draw, 6)
+        if src.pending is not None or len(src.parts) < 2:
+            continue
+        way = plan(src, with_other_shares(draw, src, len(shape)), shape)
+        found += bool(way.collectives)
+        receiving = {t.target for t in way.transfers if t.source != t.target}
+        assert not way.collectives or receiving <= way.of_rank.keys(), (way, shape)
+
+
 def one(*axes, ranks=None):
     degree = int(np.prod([n for _, n in axes]))
     return Layout(Shard(tuple(range(degree)) if ranks is None else ranks, axes))

@@ -184,7 +184,9 @@ def find(src: Layout, dst: Layout, shape: Shape) -> tuple[Collective, ...]:
             found.append(
                 Collective(kind, group, box, old, new, PENDING.get(src.pending, "") if "reduce" in kind else "")
             )
-    if len({collective.kind for collective in found}) == 1 and found[0].kind:
+    members = {rank for collective in found for rank in collective.group}
+    stay = all(rank in members or _stays(before.get(rank), piece) for rank, piece in after.items())
+    if stay and len({collective.kind for collective in found}) == 1 and found[0].kind:
         return tuple(found)
     return _split_all_reduce(src, dst, before)
 
@@ -220,6 +222,11 @@ def _kind(old: Sequence[Piece], new: Sequence[Piece], box: Box) -> str:
             return "all_gather" if _alike(old) else ""
         return "all_to_all" if _partition(new, box) else ""
     return ""
+
+
+def _stays(old: Piece | None, new: Piece) -> bool:
+    """Whether a rank has its new piece already, or needs none."""
+    return not volume(new.box) or (old is not None and old.term == new.term and contains(old.box, new.box))
 
 
 def _whole(pieces: Sequence[Piece], box: Box) -> bool:
