@@ -79,10 +79,10 @@ def batch(size, tables=TABLES, twice=(), step=0, part=(0, 1)):
     return {name: value[size * rank // ranks : size * (rank + 1) // ranks] for name, value in fed.items()}
 
 
-def trained(optimizer, strategy=None, comm=None, twice=(), part=(0, 1)):
+def trained(optimizer, strategy=None, comm=None, twice=(), part=(0, 1), passes=None):
     """All variables, states included, after a step of each size."""
     graph = model(OPTIMIZERS[optimizer](), twice=twice)
-    ex = ht.Executor(graph, strategy=strategy, comm=comm)
+    ex = ht.Executor(graph, strategy=strategy, comm=comm, passes=passes)
     losses = [ex.run("train", batch(n, twice=twice, step=k, part=part))[0] for k, n in enumerate(SIZES)]
     return [*losses, *ex.run("eval")]
 
@@ -90,13 +90,13 @@ def trained(optimizer, strategy=None, comm=None, twice=(), part=(0, 1)):
 alone = cache(trained)
 
 
-def check(name, optimizer, ranks, twice=()):
+def check(name, optimizer, ranks, twice=(), passes=None):
     def work(comm):
         part = (comm.rank, ranks) if name == "parts of feeds" else (0, 1)
-        return trained(optimizer, {**STRATEGIES, **UNEVEN}[name](), comm, twice, part)
+        return trained(optimizer, {**STRATEGIES, **UNEVEN}[name](), comm, twice, part, passes)
 
     for found in run_ranks(ranks, work):
-        for value, wanted in zip(found, alone(optimizer, twice=twice), strict=True):
+        for value, wanted in zip(found, alone(optimizer, twice=twice, passes=passes), strict=True):
             np.testing.assert_allclose(value, wanted, rtol=1e-10, atol=1e-12)
 
 
@@ -121,6 +121,13 @@ def test_so_it_is_in_groups_of_unequal_size(name, optimizer):
 @pytest.mark.parametrize("name", [name for name in STRATEGIES if "apart" not in name])  # which joins no feeds
 def test_so_are_those_that_are_looked_up_twice(name):
     check(name, "momentum", 2, twice=("numbers", "letters", "words"))
+
+
+@pytest.mark.usefixtures("meaning")
+@pytest.mark.parametrize("name", [name for name in STRATEGIES if " x " not in name])
+def test_all_rows_move_on_where_rows_alone_are_not_to_be_updated(name):
+    """Without the pass that makes updates of rows, as in one process without it: momentum moves the other rows, too."""
+    check(name, "momentum", 2, passes=("simplify",))
 
 
 # -- what is sent ------------------------------------------------------------------------------------------------------

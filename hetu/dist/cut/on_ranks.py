@@ -22,7 +22,7 @@ from ...core.program import Program
 from ...core.state import FilePath, State
 from ...core.types import Atom, Box
 from ...look.html_table import rows_html
-from ...passes import Pass, simplify, sparsify_updates
+from ...passes import Pass, chosen_passes, simplify, sparsify_updates
 from ..comm.comm import Comm
 from ..comm.mpi import world
 from ..comm.nccl import on_device
@@ -104,6 +104,8 @@ class OnRanks:
         """
         self.comm.compile_alike()
         self.agree_on(asked, partial(unlike, self.comm))
+        chosen = chosen_passes(asked["passes"], state.device.kind)
+        self.passes = [run for run in self.passes if run in chosen or run is simplify]  # on which a cut relies
         self.check_shared(state)
         self.comm = on_device(self.comm, state.device)
 
