@@ -118,7 +118,8 @@ def updating(outputs: Sequence[Node]) -> set[Node]:
     """
     found: set[Node] = set()
     for node in topological(outputs):
-        if node.role is Role.UPDATE or node.tags.get("update") or any(i in found for i in node.inputs):
+        tagged = bool(node.inputs) and node.tags.get("update")  # a number may also be one of the model
+        if node.role is Role.UPDATE or tagged or any(i in found for i in node.inputs):
             found.add(node)
     return found
 
@@ -160,6 +161,7 @@ def deduce(
         if all(i in pinned for i in node.inputs):
             pinned.add(node)
     return found
+
 
 
 def _decide(
