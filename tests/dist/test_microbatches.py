@@ -263,6 +263,26 @@ def test_a_number_of_the_optimizer_may_be_one_of_the_model():
         np.testing.assert_allclose(found, wanted, atol=1e-5, rtol=0)
 
 
+SPREAD = {  # values that are made from no batch, of the shape of one
+    "drawn": lambda h: h + ht.normal(h.shape),
+    "gates": lambda h: ht.where(ht.bernoulli(0.5, h.shape), h, 0.1 * h),
+    "of examples": lambda h: h * ht.uniform((h.shape[0], 1)),
+    "repeated": lambda h: h + ht.broadcast_to(ht.variable("b", 0.5, (16,)), shape=h.shape),
+}
+
+
+@pytest.mark.usefixtures("meaning")
+@pytest.mark.parametrize("made", SPREAD)
+def test_what_is_drawn_or_repeated_for_a_batch_is_cut_as_the_batch_is(made):
+    def model(optimizer=None):
+        return small(lambda h, y, t: entropy(y, t) + ht.mean(ht.square(SPREAD[made](h))))(optimizer or Descent())
+
+    wanted = losses(model, steps=3)
+    for found in run_ranks(2, lambda c: losses(model, DataParallel(accumulate=3), c, 3)):
+        np.testing.assert_allclose(found, wanted, atol=1e-5, rtol=0)
+    assert communication(model, DataParallel(), 2).keys() == {"all_reduce"}
+
+
 # -- mistakes ----------------------------------------------------------------------------------------------------------
 
 

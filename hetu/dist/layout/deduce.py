@@ -158,10 +158,17 @@ def deduce(
         given = [found.layouts[i][0] if i.inputs else leaf(i, node in updating) for i in node.inputs]
         decision = _decide(node, given, grid_of(node), pinned, readers, meets)
         found.layouts[node], found.wants[node] = decision.outs, decision.wants
-        if all(i in pinned for i in node.inputs):
+        if all(i in pinned for i in node.inputs) and not _makes_axes(node):
             pinned.add(node)
     return found
 
+
+def _makes_axes(node: Node) -> bool:
+    """Whether it has axes that no input has, as what is drawn or repeated: any slice of it is at hand."""
+    if (rule := rule_of(node)) is None:
+        return False
+    given, made = ({f for term in side for axis in term for f in axis} for side in (rule.inputs, rule.outputs))
+    return not made <= given
 
 
 def _decide(
