@@ -14,7 +14,7 @@ import hetu as ht
 from hetu.core.errors import ArgumentError, GraphError, ShapeError
 from hetu.core.graph import topological
 from hetu.core.op import Role
-from hetu.dist import ExpertParallel, Pipeline, Strategy, run_ranks
+from hetu.dist import ExpertParallel, Pipeline, Strategy, run_ranks, stage
 from hetu.dist.cut.builders import DataParallel, Parallel, TensorParallel, ZeRO
 
 from . import models
@@ -281,6 +281,34 @@ def test_what_is_drawn_or_repeated_for_a_batch_is_cut_as_the_batch_is(made):
     for found in run_ranks(2, lambda c: losses(model, DataParallel(accumulate=3), c, 3)):
         np.testing.assert_allclose(found, wanted, atol=1e-5, rtol=0)
     assert communication(model, DataParallel(), 2).keys() == {"all_reduce"}
+
+
+@pytest.mark.usefixtures("meaning")
+def test_evaluation_takes_what_needs_the_batch_in_one_piece():
+    def answers(strategy, comm):
+        x = ht.placeholder("x", (None, 2))
+        w = ht.variable("w", 1.0, (2,))
+        updates = ht.optim.SGD(0.5).minimize(ht.mean(x * w))
+        entries = {"train": [updates], "eval": [x * w - ht.max(x * w, axis=0), ht.sort(x, axis=0)]}
+        return ht.Executor(entries, strategy=strategy, comm=comm).run("eval", {x: FEED[::-1]})
+
+    for found in run_ranks(2, lambda comm: answers(DataParallel(accumulate=2), comm)):
+        for value, wanted in zip(found, (FEED[::-1] - FEED[-1], FEED), strict=True):
+            np.testing.assert_array_equal(value, wanted)
+
+
+@pytest.mark.usefixtures("meaning")
+def test_of_one_micro_batch_alone_integers_need_no_average():
+    def counted(comm):
+        x, w = ht.placeholder("x", (4, 2)), ht.variable("w", 1.0, (2,))
+        with stage(0):
+            h = x * w
+        with stage(1):
+            loss = ht.mean(h)
+        entries = [ht.argmax(ht.sum(x, axis=0)), ht.optim.SGD(0.5).minimize(loss)]
+        return ht.Executor(entries, strategy=Pipeline(2, 1, **OWN), comm=comm).run({x: FEED[:4]})[0]
+
+    assert run_ranks(2, counted) == [1, 1]
 
 
 # -- mistakes ----------------------------------------------------------------------------------------------------------

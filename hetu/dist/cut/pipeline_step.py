@@ -32,7 +32,7 @@ def pipelined(
         walk = PipeDream if strategy.schedule == "pipedream" else Averaging
     steps = _laid_out(outputs, strategy, count if walk is Pipelined else 1, apart=walk is Averaging)
     if (refused := steps.check()) is not None:
-        if updates or not strategy.apart:
+        if updates:
             raise refused
         count, steps = 1, _laid_out(outputs, strategy, 1)  # it changes nothing, and is right in one piece
         steps.check()

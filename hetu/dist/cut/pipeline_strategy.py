@@ -51,8 +51,8 @@ class Staged(Strategy):
 
     @property
     def apart(self) -> bool:
-        """Whether each micro-batch that updates anything is a batch of its own."""
-        return self.schedule == "pipedream" or self.statistics == "microbatch"
+        """Whether each micro-batch that updates anything is a batch of its own; the only one is the batch."""
+        return self.schedule == "pipedream" or (self.statistics == "microbatch" and self.microbatches > 1)
 
     def check(self, outputs: Sequence[Node], world_size: int) -> None:
         """As for any strategy; ArgumentError also for a batch of a fixed size where micro-batches are batches."""
