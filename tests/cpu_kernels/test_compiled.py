@@ -602,10 +602,13 @@ def test_a_key_has_everything_that_code_depends_on(monkeypatch: pytest.MonkeyPat
     made_by = compiler.compiler()
     assert made_by is not None
 
+    def forget() -> None:
+        compiled._common.cache_clear(), compiled._key.cache_clear()
+
     def key(text: str = "a", prelude: str = "p", **other: Any) -> str:
         monkeypatch.setattr(compiled, "text_of", {"prelude.h": prelude}.__getitem__)
         monkeypatch.setattr(compiled, "compiler", lambda: made_by._replace(**other))
-        compiled._common.cache_clear()
+        forget()
         made = compiled.source(text)
         assert made is not None
         return made.key
@@ -616,7 +619,7 @@ def test_a_key_has_everything_that_code_depends_on(monkeypatch: pytest.MonkeyPat
     keys = [key(), key("b"), key(prelude="q"), key(command=flags), key(macros=newer)]
     assert len({*keys, key(macros=older)}) == 6
     assert key() == keys[0]
-    compiled._common.cache_clear()
+    forget()
 
 
 def test_what_a_text_includes_is_part_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -235,19 +235,17 @@ def test_what_is_fetched_is_averaged_or_joined(fetched, ranks):
         np.testing.assert_allclose(found, value, rtol=1e-6)
 
 
-@ht.optim.update_rule
 def row_norms(p, m, g, lr):
     """A rule that ranks with parts of rows have to take apart; its first number is one of the gradient of sqrt, too."""
     m = 0.5 * m + g
     return p - lr * m / (0.1 + ht.sqrt(ht.sum(m * m, axis=-1, keepdims=True))), m
 
 
-class RowNorms(ht.optim.Optimizer):
-    rule = row_norms
-
-
 @pytest.mark.usefixtures("meaning")
 def test_a_number_of_the_optimizer_may_be_one_of_the_model():
+    class RowNorms(ht.optim.Optimizer):
+        rule = ht.optim.update_rule(row_norms)
+
     def rooted(h, y, t):
         loss = entropy(y, t)
         return loss + ht.sqrt(ht.sum(ht.square(ht.gradients(loss, [weight(h)])[0])))

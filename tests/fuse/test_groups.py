@@ -22,7 +22,7 @@ from hetu.core.types import same_type
 from hetu.cpu_kernels import groups as groups_in_c
 from hetu.cpu_kernels.compiled import compiler
 from hetu.cpu_kernels.groups import LIMITS, compiled, fuse_groups, one_by_one
-from hetu.fuse import apart, unit
+from hetu.fuse import apart, pattern, unit
 from hetu.fuse.apart import taken_apart
 from hetu.fuse.form import fused
 from hetu.fuse.group import fuse
@@ -481,6 +481,7 @@ def test_at_another_shape_layers_that_are_alike_are_worked_out_once(monkeypatch,
                 return real(*args)
 
             monkeypatch.setattr(module, name, counted)
+        pattern.kept.cache_clear()  # of a pattern that is new, too
         missed = groups_in_c._function.cache_info().misses
         executor.program({"x": np.ones((5 + layers, 3, 8), np.float32)})
         monkeypatch.undo()

@@ -66,8 +66,8 @@ def test_without_computing_it_is_what_real_ranks_take_on_a_virtual_clock_and_in_
         clock = VirtualClock(comm, WIRE, timer=lambda: 0.0)
         graph, feeds = make()
         executor = ht.Executor(graph["train"], strategy=strategy, comm=clock)
-        before = clock.now  # the ranks compare their graphs in the first step
         program = executor.program(feeds[0])
+        executor.run(feeds[0]), clock.barrier()  # the ranks compare their graphs and values in the first step
         before = clock.now
         executor.run(feeds[0])
         arrays = [*program.feeds.values(), *executor.state.arrays.values()]

@@ -37,7 +37,7 @@ def joining(deadline: float) -> Iterator[None]:
     Under a bare mpiexec nobody else notices that one never comes: then this process shows where it waits, and ends.
     """
     if alone := RUN_DIRECTORY not in os.environ and job_size() > 1:
-        faulthandler.dump_traceback_later(deadline, exit=True, file=sys.__stderr__ or 2)
+        faulthandler.dump_traceback_later(deadline, exit=True, file=2)
     with noting_shared_files():
         yield
     if alone:

@@ -31,7 +31,7 @@ from .routes import ROUTES
 Spans = tuple[tuple[int, int], ...]  # (from, to), for each rank of a group
 
 
-class Exchange(NamedTuple):
+class Traffic(NamedTuple):
     """Who takes part in one, in their order, and the rows and the experts that each of them has."""
 
     group: tuple[int, ...]
@@ -39,7 +39,7 @@ class Exchange(NamedTuple):
     experts: Spans
 
 
-def exchanges(node: Node, wants: Sequence[Layout], outs: Sequence[Layout]) -> list[Exchange]:
+def exchanges(node: Node, wants: Sequence[Layout], outs: Sequence[Layout]) -> list[Traffic]:
     """Those of all groups of ranks in which rows of `node` travel; none where its rooms are whole."""
     if (route := ROUTES.get(node.op)) is None:
         return []
@@ -50,13 +50,13 @@ def exchanges(node: Node, wants: Sequence[Layout], outs: Sequence[Layout]) -> li
     roles = {a: DUP if role == axis else role for a, (role, _) in rooms.axes().items()}
     there, here = rooms.pieces(shape), rows.pieces(tokens)
     return [
-        Exchange(group, tuple(here[r].box[-2] for r in group), tuple(there[r].box[axis] for r in group))
+        Traffic(group, tuple(here[r].box[-2] for r in group), tuple(there[r].box[axis] for r in group))
         for group in groups(rooms, Grid.of(rooms).layout(roles))
     ]
 
 
 def exchanged(
-    node: Node, inputs: Sequence[Node], mine: Exchange, rank: int, order: int, fetched: dict[tuple[Node, Node], Node]
+    node: Node, inputs: Sequence[Node], mine: Traffic, rank: int, order: int, fetched: dict[tuple[Node, Node], Node]
 ) -> Node:
     """The local node of one whose rows travel: on rooms of the rows that `rank` has, sent or fetched.
 
