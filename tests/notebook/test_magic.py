@@ -41,7 +41,8 @@ def test_functions_of_the_notebook_and_imported_ones_go_to_the_ranks(shell, caps
 
 
 def test_a_failure_fails_the_cell(shell, capsys):
-    result, seen = run(shell, capsys, "%%ranks 2\nif mine == 11:\n    raise ValueError('no')\nworld().barrier()")
+    cell = "from hetu.dist import world\nif world().rank:\n    raise ValueError('no')\nworld().barrier()"
+    result, seen = run(shell, capsys, f"%%ranks 2\n{cell}")
     assert not result.success
     assert "ValueError: no" in seen.err and "meanwhile rank 0 was at" in seen.err
     assert "the next cell starts new ones" in seen.err
