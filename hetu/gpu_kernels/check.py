@@ -1,9 +1,11 @@
-"""`python -m hetu.gpu_kernels.check`: proves and measures everything about GPUs on a machine that has one.
+"""`python -m hetu.gpu_kernels.check`: proves and measures everything about GPUs on a machine that has one, in minutes.
 
-Runs the tests marked `gpu` (operators on CuPy, kernels, graph capture, mixed precision, NCCL) and the benchmark, each
-part in a process of its own, as an illegal access spoils a process for everything after it. Prints every result at
-once, and writes all so far as JSON, with the device and the versions. Without a GPU it says so and exits with 0, so
-that it can stand in any script. It needs a checkout, as the tests are not shipped.
+Runs the tests marked `gpu` (operators on CuPy, kernels, graph capture, mixed precision, NCCL) on many processes at
+once, as most of their time goes into compiling, then the benchmark on a device that has nothing else to do. An illegal
+access spoils a process for everything after it: that process ends, and another takes its place. The outcome of each
+test is written at once; a second run leaves out what has passed, so that a limit of time loses nothing. What was
+compiled is kept in a folder that can be carried to the next machine. Needs a checkout, as the tests are not shipped,
+but neither MPI nor pyzmq. Without a GPU it says so and exits with 0, so that it can stand in any script.
 """
 
 from __future__ import annotations
@@ -11,11 +13,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
-import tempfile
-import xml.etree.ElementTree as xml
-from collections.abc import Sequence
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -24,9 +27,9 @@ from ..core.backend import Device
 from ..core.errors import MissingDependencyError
 
 ROOT = Path(__file__).parents[2]
-PARTS = {  # what is proven: words that select its tests
+PARTS = {  # what is proven: words that tell its tests
     "operators on CuPy": "operator",
-    "kernels against references": "kernel or mask or emulated",
+    "kernels against references": "kernel mask emulated",
     "graph capture": "captured",
     "mixed precision": "precision",
     "NCCL, one rank": "nccl",
@@ -34,15 +37,22 @@ PARTS = {  # what is proven: words that select its tests
 }
 MAY_BE_SKIPPED = {"NCCL, two ranks on one GPU"}  # not every version of NCCL allows it
 PACKAGES = ("numpy", "cupy-cuda13x", "cupy-cuda12x", "nvidia-nccl-cu13", "nvidia-cuda-nvrtc", "torch", "ml_dtypes")
-PART_SECONDS = 300
+TEST_SECONDS = 120
 COLUMNS = ("part", "passed", "failed", "skipped", "seconds", "note")
+Result = dict[str, Any]  # of a test: its name, outcome, seconds, and a message if it did not pass
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m hetu.gpu_kernels.check", description=__doc__.split("\n")[0])
     parser.add_argument("--json", type=Path, default=Path("gpu-check.json"), help="where the results go")
+    parser.add_argument("--jobs", type=int, default=max((os.cpu_count() or 2) - 2, 1), help="processes that test")
+    parser.add_argument("--minutes", type=float, default=10.0, help="what is not done by then is left for another run")
+    parser.add_argument("--cache", type=Path, help="a folder for what CuPy compiles, instead of its own")
+    parser.add_argument("--only", default="", help="as pytest's -k: words in the names of tests")
+    parser.add_argument("--anew", action="store_true", help="test again what has passed before")
     parser.add_argument("--quick", action="store_true", help="leave the benchmark out")
     chosen = parser.parse_args(arguments)
+    deadline = time.monotonic() + 60 * chosen.minutes
     try:
         found = machine()
     except MissingDependencyError as error:
@@ -52,15 +62,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("the checks are tests of a checkout: run this where hetu was cloned", file=sys.stderr)
         return 2
     print(found, flush=True)
-    results: dict[str, Any] = {"machine": found, "checks": [], "benchmark": {}}
-    for part, words in PARTS.items():
-        results["checks"].append(prove(part, words))
-        print(table(results["checks"][-1:]), flush=True)
-        chosen.json.write_text(json.dumps(results, indent=1))
+    if chosen.cache:
+        os.environ["CUPY_CACHE_DIR"] = str(chosen.cache.absolute())
+    lines = chosen.json.with_suffix(".jsonl").absolute()
+    if chosen.anew:
+        lines.unlink(missing_ok=True)
+    prove(lines, chosen.jobs, chosen.only, deadline)
+    results = {"machine": found, "checks": parts(read(lines)), "causes": causes(read(lines)), "benchmark": {}}
     if not chosen.quick:
-        results["benchmark"] = benchmark()
-        chosen.json.write_text(json.dumps(results, indent=1))
-    print(f"{table(results['checks'])}\nwritten to {chosen.json}")
+        results["benchmark"] = benchmark(deadline)
+    chosen.json.write_text(json.dumps(results, indent=1))
+    print(f"{results['causes']}\n{table(results['checks'])}\nwritten to {chosen.json}")
     return 1 if any(row["failed"] for row in results["checks"]) else 0
 
 
@@ -78,57 +90,81 @@ def machine() -> dict[str, Any]:
     return {"device": properties["name"].decode(), "driver": driver, "python": sys.version.split()[0], **versions}
 
 
-def prove(part: str, words: str) -> dict[str, Any]:
-    """Run the tests that `words` select; what does not even start counts as failed."""
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "-m", "gpu", "-k", words, f"--junitxml={report}"]
-        print(f"... {part}", flush=True)
-        output = run([*command, "-W", "default", "tests/gpu"], PART_SECONDS, subprocess.PIPE)
-        return {"part": part, **counted(report, output, may_be_skipped=part in MAY_BE_SKIPPED)}
+# -- tests -----------------------------------------------------------------------------------------------------------
 
 
-def run(command: Sequence[str], seconds: float, stdout: int | None = None) -> str:
-    """What a command prints, if `stdout` is a pipe. A command that exceeds its time is killed, and the text says so."""
+def prove(lines: Path, jobs: int, only: str, deadline: float) -> None:
+    """Run the tests of a device that have not passed yet; `tests/gpu/conftest.py` adds each outcome to `lines`.
+
+    The project's settings stay out (`-c`): they ask for a newer pytest than such a machine may have.
+    """
+    options = ["-c", os.devnull, f"--rootdir={ROOT}", "-p", "no:cacheprovider", "-q", "--tb=line", "--disable-warnings"]
+    options += ["-o", f"faulthandler_timeout={TEST_SECONDS}", "-o", "faulthandler_exit_on_timeout=true"]
+    options += ["-m", "gpu", "-k", only, "-n", str(jobs), "--maxschedchunk=1", "--max-worker-restart=1000"]
+    done = [f"--deselect={r['test']}" for r in read(lines) if r["outcome"] == "passed"]
+    tests = ROOT / "tests" / "gpu" / "test_device.py"
+    run([sys.executable, "-m", "pytest", *options, *done, f"--outcomes={lines}", str(tests)], deadline)
+
+
+def run(command: Sequence[str], deadline: float) -> None:
+    """A command and all processes it starts, which end at the deadline, with a word about it."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))  # a script finds the checkout
-    options = {"cwd": ROOT, "env": os.environ | {"PYTHONPATH": path}, "stdout": stdout, "stderr": subprocess.STDOUT}
+    process = subprocess.Popen(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": path}, start_new_session=True)
     try:
-        done = subprocess.run(command, **options, text=True, timeout=seconds)
-        return done.stdout or ""
-    except subprocess.TimeoutExpired as error:
-        print(f"ended after {seconds:.0f} seconds: {' '.join(command)}", file=sys.stderr)
-        printed = error.stdout or ""
-        return printed if isinstance(printed, str) else printed.decode()
+        process.wait(max(deadline - time.monotonic(), 1.0))
+    except subprocess.TimeoutExpired:
+        print(f"ended at the limit of time: {' '.join(command[:4])} ...", file=sys.stderr)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
-def counted(report: Path, output: str, *, may_be_skipped: bool = False) -> dict[str, Any]:
-    """The counts of a JUnit report, and why tests were skipped; if all were that may not be, the part has failed."""
-    suite = xml.parse(report).getroot().find("testsuite") if report.exists() else None
-    if suite is None:
-        print(output, file=sys.stderr)
-        return {"passed": 0, "failed": 1, "skipped": 0, "seconds": 0.0, "note": "no test ran"}
-    total, skipped = int(suite.get("tests", 0)), int(suite.get("skipped", 0))
-    failed = int(suite.get("failures", 0)) + int(suite.get("errors", 0))
-    missing = int(total == skipped and not may_be_skipped)
-    if failed or missing:
-        print(output, file=sys.stderr)
-    reasons = dict.fromkeys(mark.get("message", "") for mark in suite.iter("skipped"))
-    return {
-        "passed": total - skipped - failed,
-        "failed": failed or missing,
-        "skipped": skipped,
-        "seconds": float(suite.get("time", 0)),
-        "note": f"skipped: {'; '.join(reasons)}" if reasons else "",
-    }
+def read(lines: Path) -> list[Result]:
+    """The last outcome of each test; a line that a crash left unfinished is none."""
+    found: dict[str, Result] = {}
+    for line in lines.read_text().splitlines() if lines.exists() else ():
+        try:
+            result = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        found[result["test"]] = result
+    return list(found.values())
 
 
-def benchmark() -> dict[str, Any]:
+def parts(results: Sequence[Result]) -> list[dict[str, Any]]:
+    """The counts of each part; one of which nothing ran that may not be skipped has failed."""
+    rows = []
+    for part, words in PARTS.items():
+        own = [r for r in results if any(w in r["test"].rpartition("::")[2].partition("[")[0] for w in words.split())]
+        count = Counter(r["outcome"] for r in own)
+        missing = int(len(own) == count["skipped"] and part not in MAY_BE_SKIPPED)
+        notes = dict.fromkeys(r["message"].splitlines()[-1] for r in own if r["outcome"] == "skipped" and r["message"])
+        note = f"skipped: {'; '.join(notes)}" if notes else "" if own else "no test ran"
+        row = {"part": part, "passed": count["passed"], "failed": count["failed"] or missing}
+        rows.append(row | {"skipped": count["skipped"], "seconds": sum(r["seconds"] for r in own), "note": note})
+    return rows
+
+
+def causes(results: Iterable[Result]) -> str:
+    """What failed, by the last line of the message: how many tests, the first of them, and the line.
+
+    >>> print(causes([{"test": f"tests/a.py::test[{k}]", "outcome": "failed", "message": "no"} for k in range(2)]))
+    2 x no   (test[0])
+    """
+    found: dict[str, list[str]] = {}
+    for result in results:
+        if result["outcome"] == "failed":
+            error = [line for line in result["message"].splitlines() if line.startswith("E ")] or [result["message"]]
+            found.setdefault(error[0].removeprefix("E").strip()[:300], []).append(result["test"].rpartition("::")[2])
+    return "\n".join(f"{len(t)} x {e}   ({t[0]})" for e, t in sorted(found.items(), key=lambda item: -len(item[1])))
+
+
+def benchmark(deadline: float) -> dict[str, Any]:
     """What `examples/benchmarks/gpu.py` measures; it prints its own table."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "benchmark.json"
-        script = ROOT / "examples" / "benchmarks" / "gpu.py"
-        run([sys.executable, str(script), "--json", str(out)], 4 * PART_SECONDS)
-        return json.loads(out.read_text()) if out.exists() else {}
+    script, out = ROOT / "examples" / "benchmarks" / "gpu.py", Path("gpu-benchmark.json").absolute()
+    run([sys.executable, str(script), "--json", str(out)], deadline)
+    return json.loads(out.read_text()) if out.exists() else {}
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
@@ -138,7 +174,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     part  passed  failed  skipped  seconds  note
     NCCL      19       0        1      2.5  old
     """
-    text = [COLUMNS, *([str(row[c]) for c in COLUMNS] for row in rows)]
+    shown = [[f"{row[c]:.1f}" if c == "seconds" else str(row[c]) for c in COLUMNS] for row in rows]
+    text = [COLUMNS, *shown]
     widths = [max(len(line[k]) for line in text) for k in range(len(COLUMNS))]
     align = (str.ljust, *(str.rjust,) * (len(COLUMNS) - 2), str.ljust)
     return "\n".join("  ".join(f(cell, w) for f, cell, w in zip(align, line, widths)).rstrip() for line in text)
