@@ -14,7 +14,7 @@ from .cases import uncompiled_cases
 
 pytestmark = pytest.mark.skipif(not nvrtc.available(), reason='no NVRTC: pip install "hetu-dl[cuda-check]"')
 PARTS = 8
-FILES = ("tables", "random", "images")
+FILES = ("tables", "random", "images", "fit")
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 HEADS = {  # features of queries and values, rows of a warp
     "attention": [("float64", 28, 28, 4), ("float64", 64, 64, 1), ("float32", 128, 100, 1), ("bfloat16", 33, 64, 4)],

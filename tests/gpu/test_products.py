@@ -13,6 +13,7 @@ import pytest
 
 import hetu
 from hetu.core.backend import Device
+from hetu.gpu_kernels import products
 from hetu.gpu_kernels.capture import Captured
 
 from . import fake_cupy
@@ -54,6 +55,38 @@ def test_products_of_every_layout(layout, dtype, xp):
         got = xp.matmul(a, b, out=out)
         assert LOG.count("product") == 1 and (out is None or got is out)
         np.testing.assert_allclose(got.get(), wanted, rtol=2e-3 if dtype == "float16" else 1e-5, atol=1e-2)
+
+
+ODD = {  # sizes m, k, n, what is turned, and the copies: of a, of b, of the result
+    "nothing": ((5, 16, 24), "", 0),
+    "rows of the result": ((5, 16, 9), "", 2),  # and so of b
+    "both sides of a sum": ((5, 9, 16), "", 2),
+    "all": ((5, 9, 11), "", 3),
+    "turned": ((5, 9, 16), "ab", 3),
+    "a turned": ((9, 16, 24), "a", 2),
+    "b turned": ((16, 24, 9), "b", 2),
+}
+
+
+@pytest.mark.parametrize("case", ODD)
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_unaligned_rows_of_16_bits_are_multiplied_between_copies(case, dtype, xp, monkeypatch):
+    monkeypatch.setattr(products, "WORTH", 0)
+    monkeypatch.setattr(products, "LEAST", 0)
+    (m, k, n), turned, copies = ODD[case]
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal(s).astype(dtype) for s in ((m, k), (k, n)))
+    there = [xp.asarray(x.T.copy()).T if name in turned else xp.asarray(x) for name, x in (("a", a), ("b", b))]
+    LOG.clear()
+    got = xp.matmul(*there)
+    assert LOG.count("kernel fit") == (copies if dtype == "float16" else 0) and LOG.count("product") == 1
+    np.testing.assert_allclose(got.get(), a @ b, rtol=2e-3, atol=1e-2)
+
+
+def test_small_products_are_not_worth_copies(xp):
+    LOG.clear()
+    xp.matmul(xp.ones((128, 512), "float16"), xp.ones((512, 10), "float16"))
+    assert "kernel fit" not in LOG
 
 
 def test_floats_of_two_dtypes_meet_in_the_wider_and_integers_are_left_to_cupy(xp):
