@@ -36,6 +36,7 @@ import hetu as ht
 from hetu.core.backend import Device
 from hetu.core.errors import MissingDependencyError
 from hetu.core.graph import OPS
+from hetu.gpu_kernels import KERNELS
 from hetu.gpu_kernels.check import machine
 
 LAUNCHES = 20
@@ -57,6 +58,10 @@ class Case(NamedTuple):
     eager: float | None = None
     compiled: float | None = None
 
+    def workload(self, turns: Turns | None) -> Workload:
+        sized = WORKLOADS[self.row].sized(**self.size)
+        return sized if turns else sized.shrunk()
+
 
 GPT2 = {"d": 768, "vocabulary": 50257, "depth": 12, "length": 1024, "batch": 8}
 CASES = {
@@ -67,13 +72,19 @@ CASES = {
     "resnet18": Case("resnet", {"batch": 128}, eager=0.9),
     "resnet18_bf16": Case("resnet", {"batch": 128}, "bfloat16", eager=0.9),
 }
-ROWS = [*CASES, "host", "kernels"]
+PASSES_OF = {  # what each pass of the room gains, at sizes of which many programs have room beside each other
+    "mlp passes": CASES["mlp"],
+    "gpt2_small passes": Case("gpt", GPT2 | {"batch": 2}, "bfloat16"),
+    "resnet18_bf16 passes": CASES["resnet18_bf16"],
+}
+ROWS = [*CASES, "host", "kernels", *PASSES_OF]
 # The share of a copy's bandwidth to reach, where one is asked for.
 WANTED = dict.fromkeys(("gelu", "fused chain", "layer_norm", "rms_norm", "batch_norm", "batch_norm_dx"), 0.8)
 WANTED |= {"adam": 0.85, "cross entropy": 0.75}
 
 
 TITLES = {"host": "a replayed step of a tiny MLP (us)", "kernels": "bandwidth (GB/s)"}
+TITLES |= dict.fromkeys(PASSES_OF, "a step without a pass, times one with all")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -157,6 +168,8 @@ def rows_of(name: str, rounds: int, turns: Turns | None, sides: Sequence[str] = 
         return bandwidths(kernels(xp, quick=turns is None), xp, turns)
     if name == "host":
         return [host_time(WORKLOADS["tiny_mlp"], xp, turns)]
+    if name in PASSES_OF:
+        return [{"row": name, **gains(PASSES_OF[name], xp, rounds, turns)}]
     return [steps(name, xp, rounds, turns, sides if has_torch(quick=turns is None) else ())]
 
 
@@ -166,8 +179,7 @@ def rows_of(name: str, rounds: int, turns: Turns | None, sides: Sequence[str] = 
 def steps(name: str, xp: Any, rounds: int, turns: Turns | None, others: Sequence[str]) -> Row:
     """Milliseconds of a step of each side, and the ratio of hetu to the others in the same rounds."""
     case = CASES[name]
-    workload = WORKLOADS[case.row].sized(**case.size)
-    workload = workload if turns else workload.shrunk()
+    workload = case.workload(turns)
     sides = {"hetu": hetu_step(workload, case.precision)[:2]}
     for side in others:
         try:
@@ -204,14 +216,26 @@ def timed(step: Callable[[], object], xp: Any, turns: Turns | None) -> float:
     return (time.perf_counter() - begin) / count * 1e3
 
 
-def hetu_step(workload: Workload, precision: str = "float32") -> tuple[float, Callable[[], object], ht.Executor]:
-    """The loss of a first step, and what makes another one."""
+def gains(case: Case, xp: Any, rounds: int, turns: Turns | None) -> dict[str, float]:
+    """The time of a step without each pass of the room of GPUs by that with all, in turns."""
+    names = [run.__name__ for run in KERNELS.passes]
+    made = [hetu_step(case.workload(turns), case.precision, without=name)[1] for name in ("", *names)]
+    if turns:
+        turns.take()
+    times = np.array([[timed(step, xp, turns) for step in made] for _ in range(rounds + 1)])[1:]
+    return dict(zip(names, np.median(times[:, 1:] / times[:, :1], axis=0).tolist()))
+
+
+def hetu_step(
+    workload: Workload, precision: str = "float32", without: str = ""
+) -> tuple[float, Callable[[], object], ht.Executor]:
+    """The loss of a first step, and what makes another one; `without` one pass."""
     import peer_hetu
 
     loss, _ = peer_hetu.built(workload)
     updates = peer_hetu.optimizer_of(workload).minimize(loss)
     entries = {"first": [loss, updates], "train": [updates]}  # nothing is fetched later, so nothing has to wait
-    passes = peer_hetu.passes_of(workload, "gpu")
+    passes = [name for name in peer_hetu.passes_of(workload, "gpu") if name != without]
     executor = ht.Executor(entries, device="gpu", precision=precision, passes=passes)
     made = workload.batches()
     first, batches = float(executor.run("first", made[0])[0]), itertools.cycle(made)

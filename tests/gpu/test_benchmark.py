@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hetu.gpu_kernels import emulator
+from hetu.gpu_kernels import KERNELS, emulator
 
 from . import fake_cupy
 
@@ -28,7 +28,20 @@ def gpu(monkeypatch):
 
 def test_every_row_runs_and_is_printed(gpu, tmp_path, capsys):
     rows = ["mlp", "wide_deep_1e6"]
-    gpu.main(["--quick", "--rounds", "1", "--rows", *rows, "host", "kernels", "--json", str(tmp_path / "out.json")])
+    gpu.main(
+        [
+            "--quick",
+            "--rounds",
+            "1",
+            "--rows",
+            *rows,
+            "host",
+            "kernels",
+            "mlp passes",
+            "--json",
+            str(tmp_path / "out.json"),
+        ]
+    )
     written, shown = json.loads((tmp_path / "out.json").read_text()), capsys.readouterr().out
     assert [row["row"] for row in written["a training step (ms)"]] == rows
     (host,) = written["a replayed step of a tiny MLP (us)"]
@@ -39,7 +52,9 @@ def test_every_row_runs_and_is_printed(gpu, tmp_path, capsys):
         and shares["adam"] == 0.85
         and {"rms_norm", "sparse_matmul (CSR)", "sampled_matmul"} <= shares.keys()
     )
-    for name in (*rows, *shares):
+    (gains,) = written["a step without a pass, times one with all"]
+    assert {run.__name__ for run in KERNELS.passes} < gains.keys()
+    for name in (*rows, *shares, *gains):
         assert name in shown
 
 
