@@ -348,6 +348,13 @@ inline int __ffs(int v) { return __builtin_ffs(v); }
 inline float rsqrtf(float v) { return 1 / sqrtf(v); }
 inline double rsqrt(double v) { return 1 / sqrt(v); }
 template <class V> V __ldg(const V* place) { return *place; }
+template <class V> V* aligned(V* place) {
+    static std::remove_const_t<V> nowhere;
+    if ((uintptr_t)place % alignof(V) == 0) return place;
+    emulator::failure = "a pack that does not lie at a multiple of its size";
+    return &nowhere;
+}
+inline float power_of_two(float v) { return exp2f(v); }
 
 // IEEE half precision without hardware: nearest even, with subnormal numbers, infinities and NaN.
 inline float half_to_float(unsigned short h) {

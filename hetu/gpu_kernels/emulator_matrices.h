@@ -98,7 +98,6 @@ template <class V> void copy_async(V* to, const V* from, bool exists) {
 template <class S> unsigned rounded_pair(float low, float high, S) {
     return S(low).bits | (unsigned)S(high).bits << 16;
 }
-inline float power_of_two(float v) { return exp2f(v); }
 using emulator::copy_async;
 using emulator::end_group;
 using emulator::wait_for_copies;

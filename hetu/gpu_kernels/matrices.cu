@@ -51,9 +51,4 @@ __device__ inline void end_group() { asm volatile("cp.async.commit_group;" ::: "
 template <int GROUPS> __device__ inline void wait_for_groups() {
     asm volatile("cp.async.wait_group %0;" :: "n"(GROUPS) : "memory");
 }
-__device__ inline float power_of_two(float v) {  // one instruction, to 22 bits
-    float power;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(v));
-    return power;
-}
 #endif

@@ -12,6 +12,12 @@ __device__ inline unsigned short float_to_half(float v) {
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(v));
     return h;
 }
+__device__ inline float power_of_two(float v) {  // to 22 bits
+    float power;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(v));
+    return power;
+}
+template <class V> __device__ inline V* aligned(V* place) { return place; }  // the emulator looks
 #endif
 
 struct half16 {  // IEEE half precision: one conversion on load, one rounding on store, arithmetic in float
@@ -36,9 +42,28 @@ struct bfloat16 {  // the upper half of a float, rounded to nearest even
 };
 
 template <class V, int N>
-struct alignas(sizeof(V) * N) Pack {  // N neighbors that one instruction loads or stores
+struct alignas(sizeof(V) * N) Pack {  // N neighbors; one instruction moves up to 16 bytes
+    static const int count = N;
     V v[N];
 };
+
+template <int N, class V> __device__ inline Pack<V, N> load(const V* x) { return *aligned((const Pack<V, N>*)x); }
+template <int N, class V> __device__ inline void store(V* x, const Pack<V, N>& values) {
+#ifdef __CUDA_ARCH__  // the compiler may store what it has put together itself element by element, so it is not asked
+    if constexpr (sizeof(values) == 16) {
+        const uint4 w = *(const uint4*)&values;
+        asm("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
+            :: "l"(__cvta_generic_to_global(x)), "r"(w.x), "r"(w.y), "r"(w.z), "r"(w.w) : "memory");
+        return;
+    }
+    if constexpr (sizeof(values) == 8) {
+        const uint2 w = *(const uint2*)&values;
+        asm("st.global.v2.u32 [%0], {%1, %2};" :: "l"(__cvta_generic_to_global(x)), "r"(w.x), "r"(w.y) : "memory");
+        return;
+    }
+#endif
+    *aligned((Pack<V, N>*)x) = values;
+}
 
 // A parameter of four axes (batch, rows, heads, features), the last without gaps; where the head of this block begins,
 // and what number it has.

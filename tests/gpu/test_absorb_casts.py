@@ -72,7 +72,7 @@ def prepared() -> None:
 @pytest.mark.parametrize("name", NORMS)
 @pytest.mark.parametrize("dtypes", DTYPES, ids="-".join)
 def test_kernels_widen_what_they_read_and_round_what_they_write(dtypes, name):
-    """To the last digit what float32 gives between casts, in three orders of threads; and what NumPy gives."""
+    """What float32 gives between casts, but for the order of sums, in three orders of threads; and what NumPy gives."""
     x, g, y = dtypes
     stored = dtype(y)
     prepared()
@@ -80,12 +80,17 @@ def test_kernels_widen_what_they_read_and_round_what_they_write(dtypes, name):
         arrays = inputs(name, shape, x, g)
         outs = made(Emulator(), name, arrays, stored)
         between = made(Emulator(), name, [a.astype("float32") for a in arrays], np.float32)
-        np.testing.assert_array_equal(outs[0], between[0].astype(stored))
-        for got, same in zip(outs[1:], between[1:], strict=True):
-            np.testing.assert_array_equal(got, same)
+        assert_rounded(outs, between)
         exact = OPS[name].forward(np, *(a.astype("float64") for a in arrays), epsilon=1e-5)
         for got, wanted in zip(between, exact if len(outs) > 1 else [exact], strict=True):
             np.testing.assert_allclose(got, wanted, rtol=2e-4, atol=2e-4)
+
+
+def assert_rounded(outs, exact):
+    """Equal but for the last digits of sums in float32, whose order follows from the packs, and one of a result."""
+    for got, wide in zip(outs, exact, strict=True):
+        digits = 4e-6 if got.dtype == np.float32 else 2.0**-7 if got.dtype.name == "bfloat16" else 2.0**-10
+        np.testing.assert_allclose(got.astype("float32"), wide, rtol=digits, atol=4e-6)
 
 
 def test_sums_of_different_precision_and_vectors_of_two_dtypes_are_declined():
@@ -118,7 +123,7 @@ def entropy(machine, x: np.ndarray, labels: np.ndarray, g: np.ndarray, stored) -
 @compiled
 @pytest.mark.parametrize("dtypes", LOSSES, ids="-".join)
 def test_cross_entropy_widens_logits_and_rounds_their_gradient(dtypes):
-    """To the last digit what float32 gives between casts, in three orders of threads; and what NumPy gives."""
+    """What float32 gives between casts, but for the order of sums, in three orders of threads; and what NumPy gives."""
     x_dtype, stored = map(dtype, dtypes)
     rng = np.random.default_rng(1)
     for shape in SHAPES:
@@ -127,8 +132,7 @@ def test_cross_entropy_widens_logits_and_rounds_their_gradient(dtypes):
         assert 0 < (labels == OPTIONS["ignore_index"]).sum() < labels.size
         outs = entropy(Emulator(), x, labels, g, stored)
         between = entropy(Emulator(), x.astype("float32"), labels, g, np.float32)
-        for got, same in zip(outs, between, strict=True):
-            np.testing.assert_array_equal(got, same.astype(got.dtype))
+        assert_rounded(outs, between)
         wide = x.astype("float64")
         exact = OPS["softmax_cross_entropy"].forward(np, wide, labels, **OPTIONS)
         exact = (*exact, OPS["softmax_cross_entropy_dx"].forward(np, g, wide, labels, exact[1], **OPTIONS))
@@ -174,7 +178,7 @@ def test_a_changed_cross_entropy_is_noticed(right, wrong, monkeypatch):
 @compiled
 @pytest.mark.parametrize(
     ("right", "wrong"),
-    [("const G* gr = g + row * width", "const S* gr = (const S*)g + row * width"), ("V* first", "Y* first")],
+    [("Row<G> slopes(g + row * width", "Row<S> slopes((const S*)g + row * width"), ("V* first", "Y* first")],
 )
 def test_a_changed_kernel_is_noticed(right, wrong, monkeypatch):
     original = rows.text

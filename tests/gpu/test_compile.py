@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 
 from hetu.gpu_kernels import attention, channels, convolution, many, nvrtc, rows, sparse, tables
@@ -27,6 +28,7 @@ ROWS = [  # dtypes of activations, vectors, gradients and results of norms
     ("bfloat16", "float32", "bfloat16", "bfloat16"),
     ("float16", "float32", "float32", "float16"),
 ]
+TEAMS = [rows.team(width, np.zeros(1, "float64")) for width in (64, 1000, 5001)]  # of packs of 2 elements
 NORMS = [  # dtypes of images and of vectors, elements of a pack; channels last, a relu, one more array
     ("float64", "float64", 2, True, False, False),
     ("float32", "float32", 4, False, False, False),
@@ -42,7 +44,7 @@ def texts() -> list[str]:
         for case in cases:
             case.calls(recorder)
     files = (kernel_file(file, S=dtype, I="int64", Index="int32") for dtype in DTYPES for file in FILES)
-    norms_of_rows = (rows.text(x, V=vectors, G=g, Y=y) for x, vectors, g, y in ROWS)
+    norms_of_rows = (rows.text(x, team=team, V=vectors, G=g, Y=y) for x, vectors, g, y in ROWS for team in TEAMS)
     heads = (attention.text(file, *sizes) for file, sizes_of in HEADS.items() for sizes in sizes_of)
     norms = (channels.text(images, vectors, "int32", *flags) for images, vectors, *flags in NORMS)
     convolutions = (convolution.text(dtype, "int32", tile) for dtype, tile in TILES)

@@ -39,9 +39,19 @@ def check(made, wanted, tolerance=2e-5):
         np.testing.assert_allclose(got, right, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("width", [33, 1025, 9000])
-def test_rows_of_a_warp_and_of_a_block(width):
-    x, scale, bias = normal(5, width), normal(width, seed=1), normal(width, seed=2)
+def shifted(array: np.ndarray, elements: int) -> np.ndarray:
+    """A copy that begins so many elements behind a multiple of 64 bytes."""
+    room = np.empty(array.nbytes + 128, np.uint8)
+    start = -room.ctypes.data % 64 + elements * array.itemsize
+    copy = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
+@pytest.mark.parametrize(("width", "shift"), [(33, 0), (40, 1), (1028, 2), (1025, 0), (9000, 0), (9001, 0)])
+def test_rows_of_a_warp_and_of_a_block(width, shift):
+    """Kept whole or read again, of whole packs or ragged, of packs of 4, 2 and 1."""
+    x, scale, bias = shifted(normal(5, width), shift), normal(width, seed=1), normal(width, seed=2)
     check(*run("softmax", x * 5, axis=1))
     check(*run("log_softmax", x * 5, axis=1))
     check(*run("layer_norm", x, scale, bias, epsilon=1e-5))
@@ -279,8 +289,9 @@ def test_bfloat16_is_stored_and_float32_computed():
     bits = (x.view(np.uint32) + 0x7FFF + (x.view(np.uint32) >> 16 & 1)) >> 16
     rounded = (bits << 16).astype(np.uint32).view(np.float32)
     y = np.zeros((5, 100), np.uint16)
-    kernel = Emulator().kernel(rows.text("bfloat16"), "softmax")
-    kernel(*rows.row_shape(5, 100), (bits.astype(np.uint16), y, 5, 100, 1))
+    team = rows.team(100, y)
+    kernel = Emulator().kernel(rows.text("bfloat16", team=team), "softmax")
+    kernel(*team.shape(5), (bits.astype(np.uint16), y, 5, 100, 1))
     wanted = np.exp(rounded) / np.exp(rounded).sum(1, keepdims=True)
     np.testing.assert_allclose((y.astype(np.uint32) << 16).view(np.float32), wanted, rtol=2**-8)
 
@@ -291,8 +302,11 @@ def test_bfloat16_is_stored_and_float32_computed():
 @pytest.mark.parametrize(
     ("file", "right", "wrong"),
     [
-        ("rows", "total = v > top ? total * exp(top - v) + 1", "total = v > top ? total + 1"),
-        ("rows", "FOR_COLUMNS y[start + c * inner] = exp(", "FOR_COLUMNS y[start + c * inner + 1] = exp("),
+        ("rows", "sum *= weight(most - shift);", ""),
+        ("rows", "store(y + start + c * own.stride, v)", "store(y + start + c * own.stride + PACK, v)"),
+        ("rows", "if (!WHOLE) (rows.read(span, first), ...);", ""),
+        ("rows", "if (span.edge >= 0) visit(span.edge, rows.single...);", ""),
+        ("rows", "misses < width ? misses : (int)width", "0"),
         ("prelude", "    __syncthreads();\n    return warp_fold(", "    return warp_fold("),
         (
             "prelude",
@@ -305,13 +319,16 @@ def test_a_changed_softmax_is_noticed(file, right, wrong, monkeypatch):
     original = source.file_text
     assert right in original(file)
     changed = original(file).replace(right, wrong)
-    monkeypatch.setattr(source, "file_text", lambda name: changed if name == file else original(name))
-    source.kernel_file.cache_clear()
-    try:
-        with pytest.raises((AssertionError, source.KernelError)):
-            check(*run("softmax", normal(3, 1500) * 5, axis=1))
-    finally:
-        source.kernel_file.cache_clear()
+    for module in (source, rows):
+        monkeypatch.setattr(module, "file_text", lambda name: changed if name == file else original(name))
+    with pytest.raises((AssertionError, source.KernelError)):
+        check(*run("softmax", normal(3, 9001) * 5, axis=1))
+
+
+def test_a_pack_that_is_not_aligned_is_noticed(monkeypatch):
+    monkeypatch.setattr(rows, "widest_pack", lambda width, *arrays, **_: 4)
+    with pytest.raises(source.KernelError, match="multiple of its size"):
+        run("softmax", shifted(normal(5, 40), 1), axis=1)
 
 
 @pytest.mark.parametrize(
