@@ -6,9 +6,10 @@ Each row is a process: all build and compile at once, then one after the other h
 sides are measured in turns, on data that lies on the device for PyTorch and is fed from the host for hetu; the table
 shows medians and, beside each ratio, the one to reach. PyTorch is there as it ships ("eager": convolutions may round to
 TF32, which hetu never does), with TF32 off ("exact"), and at its best ("compiled": `cudnn.benchmark` and
-`torch.compile(mode="reduce-overhead")`), always with its fused optimizers and attention; in bfloat16 under autocast.
-Kernels are compared with the bandwidth that a plain copy reaches in the same process. Without PyTorch its columns are
-left out; without a GPU the script says so and ends. `--quick` tries every row at a small size, in one process.
+`torch.compile(mode="reduce-overhead")`, or "inductor", without CUDA graphs, where those crash it), always with its fused
+optimizers and attention; in bfloat16 under autocast. Kernels are compared with the bandwidth that a plain copy reaches
+in the same process. Without PyTorch its columns are left out; without a GPU the script says so and ends. `--quick` tries
+every row at a small size, in one process.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ ROW_SECONDS = 400.0
 HOST_MICROSECONDS = 50.0  # of a replayed step, at most
 LOSSES_AGREE = {"float32": 1e-3, "bfloat16": 2e-2}
 SIDES = ("eager", "exact", "compiled")
+WITHOUT_GRAPHS = ("eager", "exact", "inductor")  # PyTorch 2.11 crashes while it records graphs of some networks
 Row = dict[str, Any]
 Calls = Sequence[Callable[[], object]]
 
@@ -77,7 +79,7 @@ PASSES_OF = {  # what each pass of the room gains, at sizes of which many progra
     "gpt2_small passes": Case("gpt", GPT2 | {"batch": 2}, "bfloat16"),
     "resnet18_bf16 passes": CASES["resnet18_bf16"],
 }
-ROWS = [*CASES, "host", "kernels", *PASSES_OF]
+ROWS = [*CASES, "host", "kernels"]
 # The share of a copy's bandwidth to reach, where one is asked for.
 WANTED = dict.fromkeys(("gelu", "fused chain", "layer_norm", "rms_norm", "batch_norm", "batch_norm_dx"), 0.8)
 WANTED |= {"adam": 0.85, "cross entropy": 0.75}
@@ -89,11 +91,11 @@ TITLES |= dict.fromkeys(PASSES_OF, "a step without a pass, times one with all")
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rows", nargs="*", choices=ROWS, default=ROWS, help="the models to train, and what else")
+    parser.add_argument("--rows", nargs="*", choices=[*ROWS, *PASSES_OF], default=ROWS, help="what to measure")
     parser.add_argument("--rounds", type=int, default=5, help="how often all sides take their turn")
     parser.add_argument("--json", type=Path, help="a file for the results, written anew after each row")
     parser.add_argument("--quick", action="store_true", help="small sizes and few steps, to see that every row runs")
-    parser.add_argument("--sides", nargs="*", choices=SIDES, default=SIDES, help="the ways of PyTorch to measure")
+    parser.add_argument("--sides", nargs="*", choices={*SIDES, *WITHOUT_GRAPHS}, default=SIDES, help="of PyTorch")
     parser.add_argument("--lock", type=Path, help=argparse.SUPPRESS)  # given to the process of one row
     chosen = parser.parse_args(arguments)
     if chosen.lock:
@@ -129,10 +131,10 @@ def measured(names: Sequence[str], rounds: int, quick: bool) -> Iterator[tuple[s
 
 
 def apart(name: str, rounds: int, lock: str) -> list[Row]:
-    """The rows under a name, from a process; if PyTorch's compiler is the end of it, from another one without that."""
+    """The rows under a name, from a process; if PyTorch is the end of it, from another one without its CUDA graphs."""
     command = [sys.executable, __file__, "--lock", lock, "--rounds", str(rounds), "--rows", name]
     failed = []
-    for sides in (SIDES, SIDES[:-1]):
+    for sides in (SIDES, WITHOUT_GRAPHS):
         try:
             done = subprocess.run([*command, "--sides", *sides], stdout=subprocess.PIPE, text=True, timeout=ROW_SECONDS)
         except subprocess.TimeoutExpired as error:
@@ -197,7 +199,7 @@ def steps(name: str, xp: Any, rounds: int, turns: Turns | None, others: Sequence
     losses = [loss for loss, _ in sides.values()]
     row: Row = {"row": name, "precision": case.precision, "hetu": statistics.median(times["hetu"])}
     wanted = {"eager": case.eager, "compiled": case.compiled}
-    for side in [s for s in SIDES if s in times]:
+    for side in [s for s in times if s != "hetu"]:
         ratio = statistics.median(a / b for a, b in zip(times["hetu"], times[side]))
         row |= {side: statistics.median(times[side]), f"/{side}": ratio, f"{side} wanted": wanted.get(side)}
     return row | {"losses agree": bool(np.allclose(losses, losses[0], rtol=LOSSES_AGREE[case.precision]))}
@@ -262,13 +264,14 @@ def torch_step(workload: Workload, precision: str, side: str) -> tuple[float, Ca
     device = "cuda" if torch.cuda.is_available() else "cpu"
     words = peer_torch.Words(workload, best=True, device=device)
     optimizer = words.optimizer()
-    run = torch.compile(words.run, mode="reduce-overhead") if side == "compiled" else words.run
+    compiled, mode = side in ("compiled", "inductor"), "reduce-overhead" if side == "compiled" else "default"
+    run = torch.compile(words.run, mode=mode) if compiled else words.run
     there = [{k: torch.from_numpy(v).to(device) for k, v in batch.items()} for batch in workload.batches()]
     batches = itertools.chain(there[:1], itertools.cycle(there))
     cudnn = torch.backends.cudnn
 
     def step() -> Any:
-        cudnn.benchmark, cudnn.allow_tf32 = side == "compiled", side != "exact"
+        cudnn.benchmark, cudnn.allow_tf32 = compiled, side != "exact"
         torch.compiler.cudagraph_mark_step_begin()
         with torch.autocast(device, torch.bfloat16, enabled=precision == "bfloat16"):
             loss = run(**next(batches))
