@@ -18,15 +18,26 @@ extern "C" __global__ void lamb_moments(TENSORS, const N* step, const bool* ok, 
     const bool moves = *ok;
     const T divisor = *scale;
     S* const* row = table + (long long)k * 7;
-    const S* p = row[3];
+    S *const new_m = row[1], *const new_v = row[2];
+    const S *const p = row[3], *const old_m = row[4], *const old_v = row[5];
     T alpha, eps, length = 0, along = 0;
     folded((double)*step, alpha, eps);
-    for (long long i = begin + threadIdx.x; i < end; i += blockDim.x) {
-        const T slope = load(row[6], kinds[k], i) / divisor, m = (T)beta1 * (T)row[4][i] + (T)(1 - beta1) * slope;
-        const T v = (T)beta2 * (T)row[5][i] + (T)(1 - beta2) * (slope * slope), r = direction(alpha, eps, p[i], m, v);
-        row[1][i] = moves ? m : (T)row[4][i], row[2][i] = moves ? v : (T)row[5][i];
-        length += (T)p[i] * (T)p[i], along += r * r;
-    }
+    in_own_dtype(row[6], kinds[k], [&](auto* gradient) {
+        each_pack(begin, end, [&](auto neighbors, long long i) {
+            const int count = neighbors.count;
+            const auto g = load<count>(gradient + i);
+            const auto x = load<count>(p + i);
+            auto m = load<count>(old_m + i), v = load<count>(old_v + i);
+            for (int j = 0; j < count; j++) {
+                const T slope = (T)g.v[j] / divisor, first = (T)beta1 * (T)m.v[j] + (T)(1 - beta1) * slope;
+                const T second = (T)beta2 * (T)v.v[j] + (T)(1 - beta2) * (slope * slope);
+                const T r = direction(alpha, eps, x.v[j], first, second);
+                if (moves) m.v[j] = first, v.v[j] = second;
+                length += (T)x.v[j] * (T)x.v[j], along += r * r;
+            }
+            store(new_m + i, m), store(new_v + i, v);
+        });
+    });
     length = team_sum(length), along = team_sum(along);
     if (threadIdx.x == 0) parts[2 * blockIdx.x] = length, parts[2 * blockIdx.x + 1] = along;
 }
@@ -43,8 +54,14 @@ extern "C" __global__ void lamb_step(TENSORS, const long long* first, const R* r
         length += parts[2 * c], along += parts[2 * c + 1];
     length = sqrt(team_sum(length)), along = sqrt(team_sum(along));
     const T scale = (T)(double)*rate * (length > 0 && along > 0 ? length / along : (T)1);
-    for (long long i = begin + threadIdx.x; i < end; i += blockDim.x) {
-        const T p = row[3][i];
-        row[0][i] = moves ? p - scale * direction(alpha, eps, p, row[1][i], row[2][i]) : p;
-    }
+    S* const to = row[0];
+    const S *const from = row[3], *const moment = row[1], *const square = row[2];
+    each_pack(begin, end, [&](auto neighbors, long long i) {
+        const int count = neighbors.count;
+        auto p = load<count>(from + i);
+        const auto m = load<count>(moment + i), v = load<count>(square + i);
+        if (moves)
+            for (int j = 0; j < count; j++) p.v[j] = (T)p.v[j] - scale * direction(alpha, eps, p.v[j], m.v[j], v.v[j]);
+        store(to + i, p);
+    });
 }

@@ -6,14 +6,12 @@ extern "C" __global__ void cast_all(TENSORS) {
     CHUNK_OF(k, begin, end);
     D* to = (D*)table[2 * k];
     const S* from = table[2 * k + 1];
-    const long long packed = end - (end - begin) % PACK;
-    for (long long i = begin + (long long)threadIdx.x * PACK; i < packed; i += (long long)blockDim.x * PACK) {
-        const Pack<S, PACK> values = *(const Pack<S, PACK>*)(from + i);
-        Pack<D, PACK> results;
-        for (int j = 0; j < PACK; j++) results.v[j] = (D)(T)values.v[j];
-        *(Pack<D, PACK>*)(to + i) = results;
-    }
-    for (long long i = packed + threadIdx.x; i < end; i += blockDim.x) to[i] = (D)(T)from[i];
+    each_pack(begin, end, [&](auto neighbors, long long i) {
+        const auto values = load<neighbors.count>(from + i);
+        Pack<D, neighbors.count> results;
+        for (int j = 0; j < values.count; j++) results.v[j] = (D)(T)values.v[j];
+        store(to + i, results);
+    });
 }
 
 // Whether all values, divided by a scale, are finite: `*out` was set to true before, and all who write it write false.
@@ -22,7 +20,11 @@ extern "C" __global__ void all_finite(TENSORS, const S* scale, bool* out) {
     CHUNK_OF(k, begin, end);
     const T divisor = *scale;
     bool finite = true;
-    for (long long i = begin + threadIdx.x; i < end; i += blockDim.x)
-        finite = finite && isfinite(load(table[k], kinds[k], i) / divisor);
+    in_own_dtype(table[k], kinds[k], [&](auto* x) {
+        each_pack(begin, end, [&](auto neighbors, long long i) {
+            const auto values = load<neighbors.count>(x + i);
+            for (int j = 0; j < values.count; j++) finite &= isfinite((T)values.v[j] / divisor);
+        });
+    });
     if (!finite) *out = false;
 }

@@ -43,7 +43,7 @@ def keeping(rows: Sequence[Sequence[Any]], call: Call) -> Call:
 
 
 def text(stored: str, result: str, pack: int) -> str:
-    """The kernels for values of dtype `stored`, and casts of so many at once to `result`."""
+    """The kernels for values of dtype `stored`, of which a thread takes so many at once, and casts to `result`."""
     body = f"constexpr int PACK = {pack};\n{file_text('tensors')}{file_text('many')}"
     return assemble(body, "many.cu", S=stored, D=result)
 
@@ -66,6 +66,6 @@ def all_finite(machine: Machine, out: Any, *arrays: Any) -> list[Call] | None:
     if not contiguous(*arrays) or any(a.dtype.name not in (stored, *KINDS) for a in arrays):
         return None
     rows = [(a,) for a in arrays]
-    kernel = machine.kernel(text(stored, stored, 1), "all_finite")
+    kernel = machine.kernel(text(stored, stored, widest_pack(CHUNK, *arrays)), "all_finite")
     grid, block, where = chunks(machine, rows)
     return [partial(out.fill, True), keeping(rows, partial(kernel, grid, block, (*where, scale, out)))]

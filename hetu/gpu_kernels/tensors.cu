@@ -10,9 +10,21 @@
     const int k = tensor[blockIdx.x]; \
     const long long begin = start[blockIdx.x], end = begin + chunk < sizes[k] ? begin + chunk : sizes[k]
 
-// Element i of an array whose dtype has the number `kind` of `many.KINDS`.
-__device__ inline T load(const void* x, int kind, long long i) {
-    if (kind == 1) return ((const half16*)x)[i];
-    if (kind == 2) return ((const bfloat16*)x)[i];
-    return ((const S*)x)[i];
+// Calls `visit` with an array in its own dtype, whose number is `kind`, as `many.KINDS` has it.
+template <class Visit>
+__device__ inline void in_own_dtype(const void* x, int kind, Visit visit) {
+    if (kind == 1) visit((const half16*)x);
+    else if (kind == 2) visit((const bfloat16*)x);
+    else visit((const S*)x);
+}
+
+template <int N> struct Neighbors { static const int count = N; };
+
+// Calls `visit(neighbors, i)` for what this thread has of a chunk: packs of PACK elements from i on, and a rest of single
+// ones. Chunks begin at multiples of PACK, and so do arrays, as the host has looked.
+template <class Visit>
+__device__ inline void each_pack(long long begin, long long end, Visit visit) {
+    const long long packed = end - (end - begin) % PACK, step = blockDim.x;
+    for (long long i = begin + threadIdx.x * PACK; i < packed; i += step * PACK) visit(Neighbors<PACK>(), i);
+    for (long long i = packed + threadIdx.x; i < end; i += step) visit(Neighbors<1>(), i);
 }

@@ -2,8 +2,8 @@
 //
 // `update.py` puts a rule in front: `STATES`, `struct Scalars` with what the rule computes once per block from the rate
 // and the step (in double, as beta^step needs it), `apply(scalars, x, g)`, which changes a parameter and its states, and
-// the parameter list `TABLES` with their names, `EACH_TABLE`. Bytes: parameter, gradient and states read once, parameter and states written once (Adam: 28 an
-// element of float32, 26 where the gradient has 16 bits); FLOP: up to 15 an element.
+// the parameter list `TABLES` with their names, `EACH_TABLE`. Bytes: parameter, gradient and states read once, parameter
+// and states written once (Adam: 28 an element of float32, 26 where the gradient has 16 bits); FLOP: up to 15 an element.
 
 // All tensors, see `tensors.cu`: a row of the table is (new parameter and states, old ones, gradient). Old and new may be
 // equal. Gradients are divided by `*scale`; if not `*ok` the old values stay.
@@ -16,14 +16,23 @@ extern "C" __global__ void update_all(TENSORS, const R* rate, const N* step, con
     const bool moves = *ok;
     const T divisor = *scale;
     S* const* row = table + (long long)k * (2 * STATES + 3);
-    S* const* old = row + STATES + 1;
-    const int kind = kinds[k];
-    for (long long i = begin + threadIdx.x; i < end; i += blockDim.x) {
-        T v[STATES + 1];
-        for (int n = 0; n <= STATES; n++) v[n] = old[n][i];
-        if (moves) apply(s, v, load(old[STATES + 1], kind, i) / divisor);
-        for (int n = 0; n <= STATES; n++) row[n][i] = v[n];
-    }
+    S *to[STATES + 1], *from[STATES + 1];  // read once, and not for each element
+    for (int n = 0; n <= STATES; n++) to[n] = row[n], from[n] = row[STATES + 1 + n];
+    in_own_dtype(row[2 * STATES + 2], kinds[k], [&](auto* gradient) {
+        each_pack(begin, end, [&](auto neighbors, long long i) {
+            const int count = neighbors.count;
+            const auto g = load<count>(gradient + i);
+            Pack<S, count> x[STATES + 1];
+            for (int n = 0; n <= STATES; n++) x[n] = load<count>(from[n] + i);
+            for (int j = 0; j < count; j++) {
+                T v[STATES + 1];
+                for (int n = 0; n <= STATES; n++) v[n] = x[n].v[j];
+                if (moves) apply(s, v, (T)g.v[j] / divisor);
+                for (int n = 0; n <= STATES; n++) x[n].v[j] = v[n];
+            }
+            for (int n = 0; n <= STATES; n++) store(to[n] + i, x[n]);
+        });
+    });
 }
 
 // Only the rows `ids` of a table (length, inner) and of its states: the warp at the first place of each id applies the

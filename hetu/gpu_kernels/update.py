@@ -15,14 +15,14 @@ import numpy as np
 
 from ..fuse.line_text import compute_dtype, expression
 from .launchers import kernel
-from .machine import Call, Machine, address, contiguous, warps
+from .machine import Call, Machine, address, contiguous, warps, widest_pack
 from .many import CHUNK, KINDS, chunks, keeping
 from .source import CTYPES, assemble, file_text, number_text
 from .tables import summed, with_runs
 
 
-def _text(composition: Any, **dtypes: str) -> str | None:
-    """The kernels of a rule, or None where one of its operators has no expression in C.
+def _text(composition: Any, pack: int = 1, **dtypes: str) -> str | None:
+    """The kernels of a rule for packs of so many elements, or None where one of its operators has no expression in C.
 
     `prepare` computes once per block, in double, what follows from the scalars; `apply` is the rest, of one element.
     """
@@ -42,6 +42,7 @@ def _text(composition: Any, **dtypes: str) -> str | None:
     results = [f"x[{k}] = v{number[o]};" for k, o in enumerate(c.outputs)]
     made = ", ".join(f"({_ctype(n, 'T')})v{number[n]}" for n in shared)
     early = (
+        f"#define PACK {pack}\n"
         f"#define STATES {c.arrays - 2}\n"
         f"#define TABLES {', '.join(f'S* t{k}' for k in range(c.arrays - 1))}\n"
         f"#define EACH_TABLE {', '.join(f't{k}' for k in range(c.arrays - 1))}\n"
@@ -51,7 +52,8 @@ def _text(composition: Any, **dtypes: str) -> str | None:
         "__device__ inline void apply(const Scalars& s, T* x, T g) {\n"
         f"{_block([*values, *_steps(each, number, work), *results])}}}\n"
     )
-    body = f"{early}{file_text('tensors')}{with_runs('update')}\n#undef STATES\n#undef TABLES\n#undef EACH_TABLE\n"
+    undone = "\n#undef ".join(("", "PACK", "STATES", "TABLES", "EACH_TABLE"))
+    body = f"{early}{file_text('tensors')}{with_runs('update')}{undone}\n"
     return assemble(body, "update.cu", **dtypes)
 
 
@@ -121,9 +123,10 @@ def update_all(
         return None
     dtypes = {"S": stored.name, "R": rate.dtype.name, "N": step.dtype.name}
     grid, block, where = chunks(machine, rows)
+    pack = widest_pack(CHUNK, *(a for row in rows for a in row))
     composition = rule.composition(tensors[0].new[0].shape, attrs)
     if rule.cuda == "lamb":
-        text = _lamb_text(attrs, **dtypes)
+        text = _lamb_text(attrs, pack, **dtypes)
         parts = xp.empty((*grid, 2), compute_dtype(stored.name))
         counts = [-(-t.gradient.size // CHUNK) for t in tensors]
         first = xp.asarray(np.cumsum([0, *counts]).astype("int64"))
@@ -131,7 +134,7 @@ def update_all(
             partial(machine.kernel(text, "lamb_moments"), grid, block, (*where, step, ok, scale, parts)),
             partial(machine.kernel(text, "lamb_step"), grid, block, (*where, first, rate, step, ok, parts)),
         ]
-    elif composition.whole or (text := _text(composition, **dtypes, I="int64", K="float64")) is None:
+    elif composition.whole or (text := _text(composition, pack, **dtypes, I="int64", K="float64")) is None:
         return None
     else:
         launch = machine.kernel(text, "update_all")
@@ -139,8 +142,9 @@ def update_all(
     return [keeping(rows, call) for call in calls]
 
 
-def _lamb_text(attrs: Mapping[str, Any], **dtypes: str) -> str:
+def _lamb_text(attrs: Mapping[str, Any], pack: int, **dtypes: str) -> str:
     constants = "".join(f"constexpr double {k} = {number_text(float(v))};\n" for k, v in attrs.items())
+    constants += f"constexpr int PACK = {pack};\n"
     return assemble(f"{constants}{file_text('tensors')}{file_text('lamb')}", "lamb.cu", **dtypes)
 
 

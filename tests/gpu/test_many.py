@@ -197,7 +197,8 @@ def test_what_mixed_precision_costs_besides(model, precision):
 @pytest.mark.parametrize("model", [small_gpt, partial(resnet_block, 4, 6)], ids=["gpt", "resnet"])
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])
 def test_gradients_of_16_bits_change_no_bit(model, precision):
-    """Training with the passes that read them as they were made, and without, to the last digit."""
+    """Training with the passes that read them as they were made, and without, to the last digit; what is fetched is a
+    mean, which is summed in another order where it is part of a group."""
     low(precision)
     with fake_cupy.installed(), ht.scope("model"):
         loss, optimizer = model()
@@ -210,6 +211,6 @@ def test_gradients_of_16_bits_change_no_bit(model, precision):
         for _ in range(3):
             feed = {x: RNG.standard_normal(x.shape, np.float32), t: RNG.integers(0, 4, t.shape)}
             values = [executor.run(feed)[0] for executor in made]
-            np.testing.assert_array_equal(*values)
+            np.testing.assert_allclose(*values, rtol=1e-6)
         for name, value in made[0].state.items():
             np.testing.assert_array_equal(value, made[1].state[name], err_msg=name)
