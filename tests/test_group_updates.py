@@ -10,7 +10,6 @@ from hetu.core.graph import OPS, Graph, topological
 from hetu.core.memory import plan
 from hetu.core.simplify import interpret
 from hetu.core.types import as_dtype
-from hetu.gpu_kernels.passes.group_casts import MOST, group_casts
 from hetu.gpu_kernels.passes.group_checks import group_checks
 from hetu.gpu_kernels.passes.group_updates import group_updates
 from hetu.passes import simplify
@@ -205,29 +204,3 @@ def test_what_others_read_unscaled_is_asked_there():
     for outputs in ([finite, gradients[0]], [finite, ht.sum(gradients[1])], [finite, finite.inputs[0]]):
         assert "all_finite" not in [n.op.name for n in topological(group_checks(outputs))]
     assert [n.op.name for n in group_checks([finite])] == ["all_finite"]
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_weights_are_cast_together(dtype):
-    low(dtype)
-    x, (variables, _) = ht.placeholder("x", (2, 2)), losses()
-    casts = [ht.astype(n, dtype=dtype) for n in (x, *variables)]
-    # The third is cast on the way, in a kernel of elementwise operators.
-    outputs = [ht.softmax(casts[0]), ht.softmax(casts[1]), casts[2] + casts[2], ht.softmax(casts[3])]
-    made = group_casts(outputs)
-    (group,) = [n for n in topological(made) if n.op.name == "cast_all"]
-    assert group.inputs == (x, variables[0], variables[2]) and {t.dtype.name for t in group.type} == {dtype}
-    feed = {n: np.random.default_rng(0).standard_normal(n.shape).astype("float32") for n in (x, *variables)}
-    for old, now in zip(interpret(outputs, feed), interpret(made, feed)):
-        np.testing.assert_array_equal(old, now)
-
-
-def test_casts_of_one_launch_are_small():
-    """A larger one hides its launch, and its results would take memory long before they are read."""
-    small = [ht.variable(f"w{k}", 0.0, (MOST // 2,)) for k in range(5)]
-    made = group_casts(
-        [ht.sum(ht.astype(w, dtype="float16")) for w in (*small, ht.variable("large", 0.0, (MOST + 1,)))]
-    )
-    nodes = topological(made)
-    assert [len(n.inputs) for n in nodes if n.op.name == "cast_all"] == [2, 2]
-    assert sum(n.op.name == "astype" for n in nodes) == 2

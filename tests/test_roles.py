@@ -38,7 +38,7 @@ PATTERNS = {
     "channels_last": "convolutions and pooling",
     "bags": "a sum over a lookup",
     "find_attention": "products around a softmax",
-    "group_casts": "casts", "group_checks": "all, isfinite",
+    "group_checks": "all, isfinite",
     "group_updates": "updates", "mixed_precision": "casts, transposes, first gradients",
     "fuse_norm_relu": "norm and relu",
     "composition": "p - lr g",

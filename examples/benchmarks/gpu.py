@@ -4,12 +4,12 @@
 
 Each row is a process: all build and compile at once, then one after the other has the device for itself. Steps of all
 sides are measured in turns, on data that lies on the device for PyTorch and is fed from the host for hetu; the table
-shows medians and, beside each ratio, the one to reach. PyTorch is there as it ships ("eager": convolutions may round to
-TF32, which hetu never does), with TF32 off ("exact"), and at its best ("compiled": `cudnn.benchmark` and
-`torch.compile(mode="reduce-overhead")`, or "inductor", without CUDA graphs, where those crash it), always with its fused
-optimizers and attention; in bfloat16 under autocast. Kernels are compared with the bandwidth that a plain copy reaches
-in the same process. Without PyTorch its columns are left out; without a GPU the script says so and ends. `--quick` tries
-every row at a small size, in one process.
+shows medians and, beside each ratio, the one to reach. PyTorch is there as it ships ("eager": convolutions may round
+to TF32, which hetu never does), with TF32 off ("exact"), and at its best ("compiled": `cudnn.benchmark` and
+`torch.compile(mode="reduce-overhead")`, or "inductor", without CUDA graphs, where those crash it), always with its
+fused optimizers and attention; in bfloat16 under autocast. Kernels are compared with the bandwidth that a plain copy
+reaches in the same process. Without PyTorch its columns are left out; without a GPU the script says so and ends.
+`--quick` tries every row at a small size, in one process.
 """
 
 from __future__ import annotations

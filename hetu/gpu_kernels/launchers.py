@@ -27,7 +27,6 @@ class GpuKernels(Kernels):
         RoomPass("absorb_casts", "gpu", f"{__package__}.passes.absorb_casts"),
         RoomPass("group_updates", "gpu", f"{__package__}.passes.group_updates", last=True),
         RoomPass("group_checks", "gpu", f"{__package__}.passes.group_checks", last=True),
-        RoomPass("group_casts", "gpu", f"{__package__}.passes.group_casts", last=True),
         RoomPass("fuse_kernels", "gpu", f"{__package__}.passes.fuse_kernels", last=True),
     )
     files = tuple(f"{__package__}.{file}" for file in FILES.split())

@@ -1,6 +1,6 @@
 """Launches the kernels of `many.cu`, and the chunks of many tensors that other kernels visit too.
 
-`passes/group_casts.py` and `passes/group_checks.py` of this room choose which tensors go together.
+`passes/group_checks.py` and `passes/group_updates.py` of this room choose which tensors go together.
 """
 
 from __future__ import annotations
@@ -42,21 +42,10 @@ def keeping(rows: Sequence[Sequence[Any]], call: Call) -> Call:
     return run
 
 
-def text(stored: str, result: str, pack: int) -> str:
-    """The kernels for values of dtype `stored`, of which a thread takes so many at once, and casts to `result`."""
+def text(stored: str, pack: int) -> str:
+    """The kernel for values of dtype `stored`, of which a thread takes so many at once."""
     body = f"constexpr int PACK = {pack};\n{file_text('tensors')}{file_text('many')}"
-    return assemble(body, "many.cu", S=stored, D=result)
-
-
-def cast_all(machine: Machine, out: Sequence[Any], *arrays: Any, dtype: str) -> list[Call] | None:
-    """All arrays, of one dtype, in another."""
-    stored = arrays[0].dtype.name
-    if not contiguous(*arrays, *out) or any(a.dtype.name != stored for a in arrays):
-        return None
-    rows = [*zip(out, arrays)]
-    kernel = machine.kernel(text(stored, dtype, widest_pack(CHUNK, *arrays, *out)), "cast_all")
-    grid, block, where = chunks(machine, rows)
-    return [keeping(rows, partial(kernel, grid, block, where))]
+    return assemble(body, "many.cu", S=stored)
 
 
 def all_finite(machine: Machine, out: Any, *arrays: Any) -> list[Call] | None:
@@ -66,6 +55,6 @@ def all_finite(machine: Machine, out: Any, *arrays: Any) -> list[Call] | None:
     if not contiguous(*arrays) or any(a.dtype.name not in (stored, *KINDS) for a in arrays):
         return None
     rows = [(a,) for a in arrays]
-    kernel = machine.kernel(text(stored, stored, widest_pack(CHUNK, *arrays)), "all_finite")
+    kernel = machine.kernel(text(stored, widest_pack(CHUNK, *arrays)), "all_finite")
     grid, block, where = chunks(machine, rows)
     return [partial(out.fill, True), keeping(rows, partial(kernel, grid, block, (*where, scale, out)))]

@@ -49,7 +49,6 @@ def texts() -> list[str]:
     norms = (channels.text(images, vectors, "int32", *flags) for images, vectors, *flags in NORMS)
     convolutions = (convolution.text(dtype, "int32", tile) for dtype, tile in TILES)
     scatters = (tables.scatter_text(S=dtype, I="int64", Index="int32") for dtype in DTYPES)
-    casts = (many.text("float32", dtype, pack) for dtype in ("float16", "bfloat16") for pack in (1, 4))
     others = (
         *files,
         *norms_of_rows,
@@ -57,7 +56,7 @@ def texts() -> list[str]:
         *scatters,
         *heads,
         *convolutions,
-        *casts,
+        *(many.text("float32", pack) for pack in (1, 4)),
         sparse.text("bfloat16", "int32", 32, 8),
     )
     return list(recorder.texts | dict.fromkeys(others))

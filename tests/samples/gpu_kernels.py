@@ -7,7 +7,6 @@ import numpy as np
 import hetu as ht
 import hetu.gpu_kernels.passes.batch_norm_relu
 from hetu.core.graph import OPS
-from hetu.gpu_kernels.passes.group_casts import CAST_ALL
 from hetu.gpu_kernels.passes.group_checks import ALL_FINITE
 from hetu.gpu_kernels.passes.group_updates import group_updates
 
@@ -110,13 +109,6 @@ SAMPLES = [
     ),
     finite([1.0, -2.0], [[3.0]]),
     finite([1.0, 2.0], [[0.0, np.inf]], np.nan),
-    Sample(
-        "cast_all",
-        lambda *nodes: [OPS["item"](CAST_ALL.make(nodes, {"dtype": "float32"}), index=k) for k in range(2)],
-        (real(*SHAPE), real(7)),
-        lambda *arrays: tuple(a.astype(np.float32) for a in arrays),
-        order=0,
-    ),
     *map(grouped, RULES),
     *(grouped(name, under=under) for name in ("momentum", "lamb") for under in (True, False)),
     in_16_bits(),
