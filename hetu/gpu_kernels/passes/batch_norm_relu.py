@@ -3,7 +3,7 @@
 Made by the pass `fuse_norm_relu` only, after autodiff: the activations are met once less in each direction. Where
 channels do not come last, each operator makes its own sweeps.
 
-Gain: not measured apart. Off by leaving `fuse_norm_relu` out of `passes=` or `HETU_PASSES`.
+Gain: see `fuse_norm_relu.py`. Off by leaving `fuse_norm_relu` out of `passes=` or `HETU_PASSES`.
 """
 
 from __future__ import annotations

