@@ -46,7 +46,8 @@ def _launch(machine: Machine, scale: float, causal: bool, q: Any, k: Any, v: Any
     if not plain or not takes(dtype, d, e) or max(q.shape[0], q.shape[2]) > MOST_BLOCKS:
         return None
     numbers = (q.shape[1], k.shape[1], float(scale), np.bool_(causal))
-    if machine.capability >= TENSOR and q.itemsize == 2 and d % 16 == e % 16 == 0 and all(map(_in_chunks, arrays)):
+    tensor = machine.capability >= TENSOR and q.itemsize == 2 and scale > 0  # where the highest score has most weight
+    if tensor and d % 16 == e % 16 == 0 and all(map(_in_chunks, arrays)):
         rows = 2 if d + e <= 128 else 1  # as many as registers take
         return Launch(text("attention_tensor", dtype, d, e, rows), numbers, (128,), 64 * rows, 64)
     fours = (d + 3) // 4 + (e + 3) // 4 + 2

@@ -90,10 +90,20 @@ __device__ inline void store_rows(S* target, long long step, long long first, lo
     }
 }
 
-// The last row of the tile from `start` on that the query of this lane, one of 8 from `first` on, may see.
-__device__ inline int last_seen(long long first, long long start, long long keys, bool causal) {
-    const long long row = first + threadIdx.x % 32 / 4, last = causal && row < keys ? row : keys - 1;
-    return last - start < ROWS ? (int)(last - start) : ROWS;
+// Whether 16 R queries from `first` on may see the whole tile of keys from `start` on: most tiles need no mask.
+__device__ inline bool sees_all(long long first, long long start, long long keys, bool causal) {
+    return start + ROWS <= (causal && first < keys ? first + 1 : keys);
+}
+
+// Their scores with 16 keys of a tile, from `column` on, become -infinity where they are hidden or do not exist.
+__device__ inline void hide(float (&score)[R][2][4], int column, long long first, long long start, long long keys,
+                            bool causal) {
+    for (int i = 0; i < 2 * R; i++) {
+        const long long row = first + 8 * i + threadIdx.x % 32 / 4, last = causal && row < keys ? row : keys - 1;
+        const int seen = (int)(last - start < ROWS ? last - start : ROWS) - column - threadIdx.x % 4 * 2;
+        for (int n = 0; n < 4; n++)
+            if (n / 2 * 8 + n % 2 > seen) score[i / 2][n / 2][i % 2 * 2 + n % 2] = -infinite();
+    }
 }
 
 __device__ inline float quad_sum(float v) {  // over the lanes that share a row
@@ -106,25 +116,20 @@ __device__ inline float quad_max(float v) {  // a NaN loses here, and makes the 
     return ::fmaxf(v, __shfl_xor_sync(0xffffffffu, v, 2));
 }
 
-// Scores of a row become weights, of which this lane holds some: 2^(factor score - top), 0 beyond `seen`. The highest
-// score so far and the sum follow; returns what earlier weights are to be multiplied by.
-__device__ inline float weigh(float (&score)[ROWS / 16][R][2][4], int m, int h, int seen, float factor, float& top,
-                              float& sum) {
-    const float before = top;
+// Scores of a row become weights, of which this lane holds some: 2^(factor score - top). The highest score so far, times
+// `factor`, and the sum follow; returns what earlier weights are to be multiplied by.
+__device__ inline float weigh(float (&score)[ROWS / 16][R][2][4], int m, int h, float factor, float& top, float& sum) {
+    float most = -infinite();
     for (int j = 0; j < ROWS / 8; j++)
-        for (int i = 0; i < 2; i++) {
-            const int column = 8 * j + threadIdx.x % 4 * 2 + i;
-            float& s = score[j / 2][m][j % 2][2 * h + i];
-            s = column > seen ? (float)-infinite() : s * factor;
-            top = ::fmaxf(top, s);
-        }
-    top = quad_max(top);
+        for (int i = 0; i < 2; i++) most = ::fmaxf(most, score[j / 2][m][j % 2][2 * h + i]);
+    const float before = top;
+    top = ::fmaxf(before, quad_max(most) * factor);
     const float shrink = power_of_two(before - top);
     sum *= shrink;
     for (int j = 0; j < ROWS / 8; j++)
         for (int i = 0; i < 2; i++) {
             float& s = score[j / 2][m][j % 2][2 * h + i];
-            s = power_of_two(s - top);
+            s = power_of_two(s * factor - top);
             sum += s;
         }
     return shrink;
@@ -137,6 +142,7 @@ extern "C" __global__ void __launch_bounds__(128) attention(
     __shared__ Chunk value[2][ROWS][E / 8 + 1];
     const long long block = (gridDim.x - 1 - blockIdx.x) * 64LL * R, first = block + threadIdx.x / 32 * 16 * R;
     const long long end = causal && block + 64 * R < keys ? block + 64 * R : keys;
+    const float factor = (float)scale * LOG2_E;
     unsigned query[R][D / 16][4];
     float result[R][E / 8][4] = {}, top[R][2], sum[R][2] = {};
     auto load = [&](int place, long long start) {
@@ -155,10 +161,11 @@ extern "C" __global__ void __launch_bounds__(128) attention(
         if (start + ROWS < end) load(1 - now, start + ROWS);
         float score[ROWS / 16][R][2][4];
         for (int j = 0; j < ROWS / 16; j++) multiply_rows<R, D>(score[j], query, key[now], 16 * j);
+        if (!sees_all(first, start, keys, causal))
+            for (int j = 0; j < ROWS / 16; j++) hide(score[j], 16 * j, first, start, keys, causal);
         for (int m = 0; m < R; m++)
             for (int h = 0; h < 2; h++) {
-                const int seen = last_seen(first + 16 * m + 8 * h, start, keys, causal);
-                const float shrink = weigh(score, m, h, seen, (float)scale * LOG2_E, top[m][h], sum[m][h]);
+                const float shrink = weigh(score, m, h, factor, top[m][h], sum[m][h]);
                 for (int f = 0; f < E / 8; f++)
                     for (int i = 0; i < 2; i++) result[m][f][2 * h + i] *= shrink;
             }
@@ -200,6 +207,7 @@ extern "C" __global__ void __launch_bounds__(128) attention_dq(
     __shared__ Chunk value[2][ROWS][E / 8 + 1];
     const long long block = (gridDim.x - 1 - blockIdx.x) * 64LL * R, first = block + threadIdx.x / 32 * 16 * R;
     const long long end = causal && block + 64 * R < keys ? block + 64 * R : keys;
+    const float factor = (float)scale * LOG2_E;
     unsigned query[R][D / 16][4], slope[R][E / 16][4];
     float result[R][D / 8][4] = {}, along[R][2], logs[R][2];
     auto load = [&](int place, long long start) {
@@ -228,13 +236,12 @@ extern "C" __global__ void __launch_bounds__(128) attention_dq(
             unsigned left[R][4];
             multiply_rows<R, D>(score, query, key[now], 16 * j);
             multiply_rows<R, E>(change, slope, value[now], 16 * j);
+            if (!sees_all(first, start, keys, causal)) hide(score, 16 * j, first, start, keys, causal);
             for (int m = 0; m < R; m++) {
                 for (int i = 0; i < 8; i++) {
-                    const int h = i / 2 % 2, column = 16 * j + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
-                    const bool hidden = column > last_seen(first + 16 * m + 8 * h, start, keys, causal);
-                    const float power = score[m][i / 4][i % 4] * (float)scale * LOG2_E - logs[m][h];
+                    const int h = i / 2 % 2;
                     float& c = change[m][i / 4][i % 4];
-                    c = hidden ? 0 : power_of_two(power) * (c - along[m][h]);
+                    c = power_of_two(score[m][i / 4][i % 4] * factor - logs[m][h]) * (c - along[m][h]);
                 }
                 as_left(left[m], change[m]);
             }
@@ -255,6 +262,7 @@ extern "C" __global__ void __launch_bounds__(128) attention_dkv(
     __shared__ float shifts[2][ROWS];
     const int lane = threadIdx.x % 32;
     const long long block = blockIdx.x * 64LL, first = block + threadIdx.x / 32 * 16;
+    const float factor = (float)scale * LOG2_E;
     unsigned key[1][D / 16][4], value[1][E / 16][4];
     float for_key[1][D / 8][4] = {}, for_value[1][E / 8][4] = {};
     auto load = [&](int place, long long start) {
@@ -274,16 +282,20 @@ extern "C" __global__ void __launch_bounds__(128) attention_dkv(
         wait_for_copies();
         __syncthreads();
         if (start + ROWS < queries) load(1 - now, start + ROWS);
+        const bool diagonal = causal && start < first + 15;  // else all of these queries see all of these keys
         for (int j = 0; j < ROWS / 16; j++) {
             float weight[1][2][4], change[1][2][4];
             unsigned left[1][4];
             multiply_rows<1, D>(weight, key, query[now], 16 * j);
             multiply_rows<1, E>(change, value, slope[now], 16 * j);
+            if (diagonal)
+                for (int i = 0; i < 8; i++)
+                    if (start + 16 * j + i / 4 * 8 + lane % 4 * 2 + i % 2 < first + lane / 4 + i / 2 % 2 * 8)
+                        weight[0][i / 4][i % 4] = -infinite();
             for (int i = 0; i < 8; i++) {
                 const int column = 16 * j + i / 4 * 8 + lane % 4 * 2 + i % 2;
                 float &w = weight[0][i / 4][i % 4], &c = change[0][i / 4][i % 4];
-                const bool hidden = causal && start + column < first + lane / 4 + i / 2 % 2 * 8;
-                w = hidden ? 0 : power_of_two((w * (float)scale - logs[now][column]) * LOG2_E);
+                w = power_of_two(w * factor - logs[now][column] * LOG2_E);
                 c = w * (c - shifts[now][column]);
             }
             as_left(left[0], weight[0]);

@@ -274,12 +274,13 @@ def test_bfloat16_on_tensor_cores():
 
 
 @compiled
-def test_scores_far_apart_and_a_negative_scale():
+@pytest.mark.parametrize("scale", [2.0, -2.0])
+def test_scores_far_apart_and_a_negative_scale(scale):
     """No weight overflows, and the last tile of a row may hold the only one that counts."""
     inputs, *_ = case((1, 20, 100, 1, 16, 16), "float16", False)
     q, k, v, g = inputs
     k[:, -1] *= 20
-    attrs = {"scale": -2.0, "causal": False}
+    attrs = {"scale": scale, "causal": False}
     wide = [a.astype(np.float64) for a in (q, k, v, g)]
     y, total = OPS["flash_attention"].forward(np, *wide[:3], **attrs)
     got = computed(Emulator(), inputs, attrs)
@@ -295,7 +296,11 @@ TENSOR_MISTAKES = [
     *((kernel, "        __syncthreads();", "") for kernel in KERNELS),
     *((kernel, "        wait_for_copies();", "") for kernel in KERNELS),
     *((kernel, "load(1 - now, start + ROWS)", "load(now, start + ROWS)") for kernel in KERNELS),
-    ("attention", "column > seen ?", "false ?"),
+    *((kernel, "if (!sees_all(first, start, keys, causal))", "if (false)") for kernel in ("attention", "attention_dq")),
+    ("attention", "first < keys ? first + 1", "first < keys ? first + 64"),
+    ("attention", "n % 2 > seen)", "n % 2 > seen + 1)"),
+    ("attention", "if (diagonal)", "if (false)"),
+    ("attention", "start < first + 15", "start < first"),
     ("attention", "result[m][f][2 * h + i] *= shrink", ""),
     ("attention", "const bool exists = first + row < count;", "const bool exists = true;"),
     ("attention", "if (row >= count) continue;", ""),

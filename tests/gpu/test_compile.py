@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import cycle
 
 import numpy as np
 import pytest
@@ -44,7 +45,9 @@ def texts() -> list[str]:
         for case in cases:
             case.calls(recorder)
     files = (kernel_file(file, S=dtype, I="int64", Index="int32") for dtype in DTYPES for file in FILES)
-    norms_of_rows = (rows.text(x, team=team, V=vectors, G=g, Y=y) for x, vectors, g, y in ROWS for team in TEAMS)
+    norms_of_rows = (
+        rows.text(x, team=team, V=vectors, G=g, Y=y) for (x, vectors, g, y), team in zip(ROWS, cycle(TEAMS))
+    )
     heads = (attention.text(file, *sizes) for file, sizes_of in HEADS.items() for sizes in sizes_of)
     norms = (channels.text(images, vectors, "int32", *flags) for images, vectors, *flags in NORMS)
     convolutions = (convolution.text(dtype, "int32", tile) for dtype, tile in TILES)
