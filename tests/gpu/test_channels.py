@@ -12,6 +12,7 @@ from hetu.gpu_kernels import channels, emulator
 from hetu.gpu_kernels.emulator import Emulator
 from hetu.gpu_kernels.launchers import bound
 from hetu.gpu_kernels.machine import RecordingMachine
+from hetu.gpu_kernels.passes import fuse_norm_relu  # noqa: F401 - it defines two of the operators
 from hetu.gpu_kernels.source import KernelError
 
 from . import fake_cupy, proofs
