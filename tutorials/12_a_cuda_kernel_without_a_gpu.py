@@ -57,8 +57,8 @@ print("largest difference:", np.abs(y - (3 * x + 1)).max() if emulator.compiler(
 #
 # ## Bug 1: the missing `if`
 #
-# There are 100 elements and 128 threads: without the check, 28 threads write past the end. On a GPU that destroys
-# other numbers, and shows an hour later somewhere else. The emulator puts guard zones around every array:
+# There are 100 elements and 128 threads: without the check, 28 threads read and write past the end. That destroys
+# other numbers, and shows an hour later somewhere else. The emulator looks at every address before it is used:
 
 # %%
 emulate(AXPY.replace("if (i < n) ", ""), "axpy", 4, 32, x, y, np.float32(3), 100)
@@ -92,8 +92,8 @@ print(sums, "by NumPy:", rows.sum(axis=1))
 # ## Bug 2: the missing barrier
 #
 # Remove the first `__syncthreads()`. Now a thread may add a neighbor's part before the neighbor has written it. On a
-# GPU this is *usually* right, the worst kind of wrong. The emulator runs every launch with its threads ascending,
-# descending and shuffled, and all must agree:
+# GPU this is *usually* right, the worst kind of wrong. The emulator knows which thread wrote what, and after which
+# barrier; and it runs every launch with its threads ascending, descending and shuffled, and all must agree:
 
 # %%
 emulate(SUM.replace("__syncthreads();", "", 1), "block_sum", 3, 64, rows, sums, 1000)
@@ -113,13 +113,12 @@ emulate(inside, "block_sum", 3, 64, rows, sums, 1000)
 # %% [markdown]
 # ## Bug 4: memory that nobody wrote
 #
-# Shared memory starts with arbitrary contents. In the emulator these are NaN, so reading an unwritten place shows in
-# the result. Here the last thread forgets its part:
+# Shared memory starts with arbitrary contents, often those of another block, so that the result may even be right. Here
+# the last thread forgets its part:
 
 # %%
 forgetful = SUM.replace("part[threadIdx.x] = v", "if (threadIdx.x < 63) part[threadIdx.x] = v")
 emulate(forgetful, "block_sum", 3, 64, rows, sums, 1000)
-print(sums)
 
 # %% [markdown]
 # ## One line for an operator of your own
@@ -204,8 +203,8 @@ for outputs in ([chain], fuse_kernels([chain])):
 # **Try it:** write `row_max` after the pattern of `block_sum` (from which value does it start?), and prove it. Then
 # change `part[64]` to `part[32]` and see what the emulator says.
 #
-# **What to remember.** The text is the kernel: the same for the emulator, the compile check and the device. Orders,
-# guard zones and NaN find what tests on a GPU overlook. Correctness is proven here and speed measured there; the
+# **What to remember.** The text is the kernel: the same for the emulator, the compile check and the device. Orders and
+# a look at every address find what tests on a GPU overlook. Correctness is proven here and speed measured there; the
 # roofline predicts the best speed.
 #
 # Next, and last: [what becomes of all this on a CPU](13_from_python_to_a_c_program.ipynb).

@@ -1,10 +1,10 @@
 """Runs CUDA C on NumPy arrays: the text of a kernel, compiled with a C++ compiler, one fiber a CUDA thread.
 
-Every launch runs in several orders of threads and blocks and must give the same result in all of them. Arrays lie
-between guard zones, shared memory starts as NaN, and barriers know their line, so that a missing or divergent barrier,
-a write out of bounds and a read of what nobody wrote show up. Products of tensor cores and asynchronous copies have
-counterparts in `emulator_matrices.h`. A launch has the form of a `cupy.RawKernel`. Only a device shows speed,
-contention, coalescing and occupancy.
+Every launch runs in several orders of threads and blocks and must give the same result in all of them. Every access is
+looked at: it must be aligned, and lie in an array of the launch, in a shared array or on the thread's own stack.
+Barriers know their line, warp operations who is there, shared memory who wrote it. Limits of a device hold. Products
+of tensor cores and asynchronous copies have counterparts in `emulator_matrices.h`. A launch has the form of a
+`cupy.RawKernel`. Only a device shows speed, contention, coalescing and occupancy.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+import zlib
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import cache
@@ -29,11 +30,17 @@ from ..core.errors import MissingDependencyError
 from .source import KernelError
 
 ORDERS = ("ascending", "descending", "shuffled")
-GUARD = 256  # bytes before and after every array: a float read there is NaN, a write there is noticed
-MOST_THREADS, MOST_SHARED = 1024, 227 * 1024  # per block, compute capability 9.0
-OPTIONS = ("-std=c++17", "-O0", "-fPIC", "-shared", "-w", "-fno-strict-aliasing")
+LIMITS = (2**31 - 1, 65535, 65535, 1024, 1024, 64)  # of a grid and of a block, along each axis
+MOST_THREADS = 1024  # of a block
+GAP = 256  # bytes before and after every array that belong to nothing
+LARGE = 1 << 28  # bytes of arrays that are not copied
+OPTIONS = ("-std=c++17", "-fPIC", "-shared", "-w", "-fno-strict-aliasing", "-fvisibility=hidden", "-U_FORTIFY_SOURCE")
+SANITIZERS = "-fsanitize=kernel-address,alignment,bounds"  # which report by calls
+SANITIZER = ("stack=0", "globals=0", "instrumentation-with-call-threshold=0")  # every access, and nothing else
+LIBRARIES = ("-nodefaultlibs", "-lstdc++", "-lm", "-lc", "-lgcc_s")  # none of a sanitizer
 HEADERS = ("emulator.h", "emulator_matrices.h")
-_KERNEL = re.compile(r'extern\s+"C"\s+__global__\s+void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\s*\(')
+RUNTIME = ("emulator.cpp", "emulator_matrices.cpp")
+_KERNEL = re.compile(r'extern\s+"C"\s+__global__\s+void\s+(?:__launch_bounds__\(([^,)]*)[^)]*\)\s*)?(\w+)\s*\(')
 _DYNAMIC = re.compile(r"extern\s+__shared__\s+([\w\s]+?)\s+(\w+)\s*\[\s*\]\s*;")
 _STATIC = re.compile(r"__shared__\s+([\w\s]+?)\s+(\w+)((?:\s*\[[^\]]*\])*)\s*;")
 _COMMENT = re.compile(r"//[^\n]*")
@@ -43,6 +50,8 @@ _SYNCHRONIZES = re.compile(r"__(sync|shfl|ballot|any_sync|all_sync)|load_matrice
 class Emulator:
     """A machine that runs kernels on NumPy arrays, each launch once per order in `orders`.
 
+    `seed` chooses among shuffled orders. Of a larger grid only `blocks` blocks run, the first and the last: enough to
+    see what becomes of positions beyond 32 bits. Arrays of so many elements are not copied, so one order has to do.
     Raises KernelError for what breaks a rule of CUDA, and MissingDependencyError without a C++ compiler.
 
     >>> text = 'extern "C" __global__ void fill(float* y, long long n) { if (threadIdx.x < n) y[threadIdx.x] = 7; }'
@@ -52,28 +61,45 @@ class Emulator:
     ...     assert y.tolist() == [7.0, 7.0, 7.0]
     """
 
-    xp: Any = np
     capability = 90
 
-    def __init__(self, orders: Sequence[str] = ORDERS) -> None:
+    def __init__(self, orders: Sequence[str] = ORDERS, *, seed: int = 0, blocks: int = 1 << 62) -> None:
         unknown = [o for o in orders if o not in ORDERS]
         if unknown or not orders:
             raise KernelError(f"there is no order {unknown}", fix=f"use some of {', '.join(ORDERS)}")
-        self.orders = tuple(orders)
+        self.orders, self.seed, self.blocks = tuple(orders), seed, blocks
+        self.xp: Any = _Poisoned()
 
     def kernel(self, text: str, name: str) -> Kernel:
         """The kernel `name` of a text, to be called as `kernel(grid, block, arguments, shared_mem=0)`."""
-        if name not in _KERNEL.findall(text):
-            raise KernelError(f"the text has no kernel {name!r}", fix=f"it has {', '.join(_KERNEL.findall(text))}")
+        names = [found for _, found in _KERNEL.findall(text)]
+        if name not in names:
+            raise KernelError(f"the text has no kernel {name!r}", fix=f"it has {', '.join(names)}")
         prepare([text])
-        return Kernel(_libraries[text], text, name, self.orders)
+        return Kernel(_libraries[text], text, name, self)
+
+
+class _Poisoned:
+    """NumPy, whose empty arrays hold what shows when it is read: NaN, -1 or true."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+    def empty(self, shape: Any, dtype: Any = float) -> np.ndarray:
+        made = np.empty(shape, dtype)
+        if made.nbytes < LARGE:
+            made.fill(True) if made.dtype == bool else made.reshape(-1).view("uint8").fill(0xFF)
+        return made
+
+    def empty_like(self, array: np.ndarray) -> np.ndarray:
+        return self.empty(array.shape, array.dtype)
 
 
 class Kernel:
     """One compiled kernel. Arrays are passed for pointers, Python or NumPy numbers for numbers."""
 
-    def __init__(self, library: ctypes.CDLL, text: str, name: str, orders: Sequence[str]) -> None:
-        self.name, self.orders = name, orders
+    def __init__(self, library: ctypes.CDLL, text: str, name: str, machine: Emulator) -> None:
+        self.name, self.machine = name, machine
         self.synchronizes = bool(_SYNCHRONIZES.search(_COMMENT.sub("", text)))
         self.entry = getattr(library, f"emulate_{_digest(text)}_{name}")
         self.entry.restype = ctypes.c_char_p
@@ -85,7 +111,8 @@ class Kernel:
         self, grid: tuple[int, ...], block: tuple[int, ...], arguments: Sequence[Any], *, shared_mem: int = 0
     ) -> None:
         shape = [*grid, *(1,) * (3 - len(grid)), *block, *(1,) * (3 - len(block))]
-        self._check_launch(shape, shared_mem)
+        if any(not 1 <= n <= most for n, most in zip(shape, LIMITS)) or shape[3] * shape[4] * shape[5] > MOST_THREADS:
+            raise KernelError(f"{self.name}: grid {tuple(shape[:3])} of blocks {tuple(shape[3:])} cannot be launched")
         values = [_converted(p, a, k, self.name) for k, (p, a) in enumerate(zip(self.parameters, arguments))]
         if len(arguments) != len(self.parameters):
             raise KernelError(f"{self.name} got {len(arguments)} arguments, takes {len(self.parameters)}")
@@ -93,29 +120,26 @@ class Kernel:
         memory = _Memory(list(arrays.values()))
         through_table = any(p.startswith("table") for p in self.parameters)  # such memory cannot be put back
         first: dict[int, np.ndarray] = {}
-        for order in self.orders[:1] if through_table else self.orders:
+        orders = self.machine.orders[:1] if through_table or memory.large else self.machine.orders
+        for order in orders:
             memory.restore()
-            self._run(shape, shared_mem, ORDERS.index(order), values, memory)
-            memory.check(self.name, order)
+            self._run([*shape, shared_mem], order, values, memory, through_table)
             results = {k: memory.seen(a) for k, a in arrays.items() if self.parameters[k].startswith("out")}
-            for k, result in results.items():
-                _check_same(first.setdefault(k, result.copy()), result, self.name, k, self.orders[0], order)
+            for k, result in results.items() if len(orders) > 1 else ():
+                _check_same(first.setdefault(k, result.copy()), result, self.name, k, orders[0], order)
         memory.write_back()
 
-    def _check_launch(self, shape: Sequence[int], shared_mem: int) -> None:
-        threads = shape[3] * shape[4] * shape[5]
-        if min(shape) < 1 or threads > MOST_THREADS or max(shape[1:3]) > 65535:
-            raise KernelError(f"{self.name}: grid {tuple(shape[:3])} of blocks {tuple(shape[3:])} cannot be launched")
-        if shared_mem > MOST_SHARED:
-            raise KernelError(f"{self.name}: {shared_mem} bytes of shared memory, a block has {MOST_SHARED}")
-
-    def _run(self, shape: Sequence[int], shared_mem: int, order: int, values: Sequence[Any], memory: _Memory) -> None:
+    def _run(self, shape: Sequence[int], order: str, values: Sequence[Any], memory: _Memory, reaches: bool) -> None:
+        """One launch; the structs of `emulator.h` from numbers of 8 bytes."""
+        places = [memory.span(v) if isinstance(v, np.ndarray) else (0, 0) for v in values]
         cells = [ctypes.c_void_p(memory.address(v)) if isinstance(v, np.ndarray) else v for v in values]
         pointers = (ctypes.c_void_p * len(cells))(*(ctypes.addressof(c) for c in cells))
-        sizes = (ctypes.c_uint * 6)(*shape)
-        failure = self.entry(sizes, ctypes.c_size_t(shared_mem), order, int(self.synchronizes), pointers)
+        seed = zlib.crc32(f"{self.name} {shape}".encode()) + self.machine.seed
+        options = (ORDERS.index(order), seed, self.machine.blocks, self.synchronizes, reaches, len(places))
+        numbers = [*shape, *options, *(n for place in places for n in place)]
+        failure = self.entry((ctypes.c_uint64 * len(numbers))(*numbers), pointers)
         if failure:
-            raise KernelError(f"{self.name}, threads {ORDERS[order]}: {failure.decode()}")
+            raise KernelError(f"{self.name}, threads {order}: {failure.decode()}")
 
 
 def _converted(parameter: str, value: Any, position: int, name: str) -> Any:
@@ -147,60 +171,49 @@ def _check_same(first: np.ndarray, now: np.ndarray, name: str, position: int, on
 
 
 class _Memory:
-    """Copies of the arrays of a launch between guard zones. Arrays that overlap share one copy."""
+    """Copies of the arrays of a launch, apart from each other. Those that overlap share one; large ones have none."""
 
     def __init__(self, arrays: Sequence[np.ndarray]) -> None:
-        spans = sorted({np.lib.array_utils.byte_bounds(a) for a in arrays})
         merged: list[list[int]] = []
-        for low, high in spans:
+        for low, high in sorted({np.lib.array_utils.byte_bounds(a) for a in arrays}):
             if merged and low < merged[-1][1]:
                 merged[-1][1] = max(merged[-1][1], high)
             else:
                 merged.append([low, high])
-        self.spans = [(low, high) for low, high in merged]
+        self.large = any(high - low >= LARGE for low, high in merged)
+        self.spans = [] if self.large else merged
         self.kept = [ctypes.string_at(low, high - low) for low, high in self.spans]
-        self.copies = [np.empty(high - low + 2 * GUARD + 64, np.uint8) for low, high in self.spans]
+        self.copies = [np.empty(high - low + 2 * GAP + 64, np.uint8) for low, high in self.spans]
         # the copy starts on the same residue of 64 as the original, so that packs are as aligned as they are there
-        self.starts = [GUARD + (low - c.ctypes.data - GUARD) % 64 for (low, _), c in zip(self.spans, self.copies)]
-        self.guards = [self._guard(k, arrays) for k in range(len(self.spans))]
+        self.starts = [GAP + (low - c.ctypes.data - GAP) % 64 for (low, _), c in zip(self.spans, self.copies)]
         self.writeable = [
             any(a.flags.writeable and low <= np.lib.array_utils.byte_bounds(a)[0] < max(high, low + 1) for a in arrays)
             for low, high in self.spans
         ]
 
-    def _guard(self, k: int, arrays: Sequence[np.ndarray]) -> np.ndarray:
-        """What lies around the k-th copy: NaNs that arithmetic makes quiet and that no other copy has, so that a thread
-        that computes outside its arrays, NaN from NaN, leaves a trace."""
-        size = next(a.dtype.itemsize for a in arrays if self._span(a) == k)
-        signals = {4: 0xFFA00001, 8: 0xFFF4000000000001}
-        unit = np.array([signals[size] + k], f"u{size}").view(np.uint8) if size in signals else np.uint8([0xFF])
-        return np.resize(np.roll(unit, self.starts[k]), self.copies[k].size)
-
     def restore(self) -> None:
-        """The contents from before the launch, and intact guards."""
-        for copy, start, kept, guard in zip(self.copies, self.starts, self.kept, self.guards):
-            copy[:] = guard
+        """The contents from before the launch."""
+        for copy, start, kept in zip(self.copies, self.starts, self.kept):
             copy[start : start + len(kept)] = np.frombuffer(kept, np.uint8)
 
-    def _span(self, array: np.ndarray) -> int:
-        low = np.lib.array_utils.byte_bounds(array)[0]
-        return next(i for i, (a, b) in enumerate(self.spans) if a <= low < max(b, a + 1))
-
     def address(self, array: np.ndarray) -> int:
-        i = self._span(array)
-        return self.copies[i].ctypes.data + self.starts[i] + array.ctypes.data - self.spans[i][0]
+        """Where the first element lies for a kernel."""
+        low = np.lib.array_utils.byte_bounds(array)[0]
+        for copy, start, (a, b) in zip(self.copies, self.starts, self.spans):
+            if a <= low < max(b, a + 1):
+                return copy.ctypes.data + start + array.ctypes.data - a
+        return array.ctypes.data
+
+    def span(self, array: np.ndarray) -> tuple[int, int]:
+        """Where the array begins and ends for a kernel."""
+        low, high = np.lib.array_utils.byte_bounds(array)
+        first = self.address(array) + low - array.ctypes.data
+        return first, first + high - low
 
     def seen(self, array: np.ndarray) -> np.ndarray:
         """The array as it is in the copy now."""
-        i = self._span(array)
-        offset = self.starts[i] + array.ctypes.data - self.spans[i][0]
-        return np.ndarray(array.shape, array.dtype, self.copies[i], offset, array.strides)
-
-    def check(self, name: str, order: str) -> None:
-        for copy, start, kept, guard in zip(self.copies, self.starts, self.kept, self.guards):
-            end = start + len(kept)
-            if (copy[:start] != guard[:start]).any() or (copy[end:] != guard[end:]).any():
-                raise KernelError(f"{name}, threads {order}: a write outside an array")
+        memory = (ctypes.c_char * 0).from_address(self.address(array))
+        return np.lib.stride_tricks.as_strided(np.frombuffer(memory, array.dtype), array.shape, array.strides)
 
     def write_back(self) -> None:
         for copy, start, kept, (low, _), writeable in zip(
@@ -222,11 +235,14 @@ def prepare(texts: Iterable[str]) -> None:
     if not new:
         return
     source = f'#include "{HEADERS[0]}"\n' + "".join(map(translated, new))
-    header = "".join(files(__package__).joinpath(name).read_text("utf-8") for name in HEADERS)
-    library = _cache() / f"{_digest(source + header)}.so"
+    library = _cache() / f"{_digest(source + _joined(HEADERS + RUNTIME))}.so"
     if not library.exists():
-        _compile(source, _precompiled(header), library)
+        _compile(source, _shared(), library)
     _libraries.update(dict.fromkeys(new, ctypes.CDLL(str(library))))
+
+
+def _joined(names: Iterable[str]) -> str:
+    return "".join(files(__package__).joinpath(name).read_text("utf-8") for name in names)
 
 
 @cache
@@ -237,13 +253,16 @@ def _digest(text: str) -> str:
 def translated(text: str) -> str:
     """The text with what only CUDA's grammar has put into C++, in a namespace of its own, with its entry points."""
     plain = _COMMENT.sub("", text)
-    plain = _DYNAMIC.sub(r"\1* \2 = (\1*)emulator::shared(-1, emulator::dynamic_bytes);", plain)
+    plain = _DYNAMIC.sub(
+        r"\1* \2 = (\1*)emulator::shared(&emulator::dynamic_bytes, emulator::dynamic_bytes, alignof(\1));", plain
+    )
     plain = _STATIC.sub(
-        r"typedef \1 shared_\2\3; shared_\2& \2 = *(shared_\2*)emulator::shared(__COUNTER__, sizeof(shared_\2));",
+        r"typedef \1 shared_\2\3; static char at_\2; shared_\2& \2"
+        r" = *(shared_\2*)emulator::shared(&at_\2, sizeof(shared_\2), alignof(shared_\2));",
         plain,
     )
     plain = re.sub(r'extern\s+"C"(?=\s+__global__)', "", plain)
-    entries = "\n".join(f"EMULATE({_digest(text)}, {name})" for name in _KERNEL.findall(text))
+    entries = "\n".join(f"EMULATE({_digest(text)}, {name}, {bounds or 0})" for bounds, name in _KERNEL.findall(text))
     space = f"text_{_digest(text)}"
     head = f'namespace {space} {{ namespace hetu {{}}\n#line 1 "kernel.cu"\n'
     return f"{head}{plain}\nusing namespace hetu;\n{entries}\n}}\n"
@@ -273,29 +292,44 @@ def _command() -> str:
     return command
 
 
-def _precompiled(header: str) -> Path:
-    """A folder with the header, and with what a compiler has read of it, which takes it longer than most kernels."""
+def _flags(*more: str) -> list[str]:
+    """The compiler and its options for texts."""
     command = _command()
-    folder = _cache() / f"header-{_digest(header + command)}"
+    option = "--param=asan-" if "g++" in command.rsplit("/", 1)[-1].replace("clang++", "") else "-mllvm=-asan-"
+    return [command, *OPTIONS, "-O0", SANITIZERS, *(option + s for s in SANITIZER), *more]
+
+
+def _shared() -> Path:
+    """A folder with what all texts need: the header, and what a compiler has read of it, which takes it longer than
+    most kernels; and what is compiled once."""
+    header = _joined(HEADERS)
+    folder = _cache() / f"header-{_digest(header + _joined(RUNTIME) + _command())}"
     if not folder.exists():
         with tempfile.TemporaryDirectory(dir=folder.parent) as made:
             whole = Path(made) / "whole"
             whole.mkdir()
             (whole / HEADERS[0]).write_text(header, "utf-8")
-            line = [command, *OPTIONS, "-x", "c++-header", HEADERS[0], "-o", f"{HEADERS[0]}.gch"]
+            (whole / RUNTIME[0]).write_text(f"#define EMULATOR_RUNTIME\n{header}{_joined(RUNTIME)}", "utf-8")
+            _compiled([_command(), *OPTIONS, "-O2", "-c", RUNTIME[0], "-o", "emulator.o"], whole)
+            line = _flags("-x", "c++-header", HEADERS[0], "-o", f"{HEADERS[0]}.gch")
             subprocess.run(line, cwd=whole, capture_output=True, timeout=120)  # it is a matter of time alone
             with suppress(OSError):  # meanwhile another process has made it
                 whole.rename(folder)
     return folder
 
 
-def _compile(source: str, header: Path, library: Path) -> None:
+def _compile(source: str, shared: Path, library: Path) -> None:
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         place = Path(folder)
         (place / "kernel.cpp").write_text(source, "utf-8")
-        command = [_command(), *OPTIONS, "-I", str(header), "kernel.cpp", "-o", "kernel.so"]
-        made = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=120)
-        if made.returncode:
-            errors = [line for line in made.stderr.splitlines() if "error" in line] or made.stderr.splitlines()
-            raise KernelError("the kernel does not compile:\n" + "\n".join(errors[:10]))
+        _compiled(
+            _flags("-I", str(shared), "kernel.cpp", str(shared / "emulator.o"), *LIBRARIES, "-o", "kernel.so"), place
+        )
         os.replace(place / "kernel.so", library)  # whole or not at all, even if another process compiles the same
+
+
+def _compiled(command: Sequence[str], folder: Path) -> None:
+    made = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    if made.returncode:
+        errors = [line for line in made.stderr.splitlines() if "error" in line] or made.stderr.splitlines()
+        raise KernelError("the kernel does not compile:\n" + "\n".join(errors[:10]))
