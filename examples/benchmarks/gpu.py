@@ -76,6 +76,7 @@ CASES = {
 }
 PASSES_OF = {  # what each pass of the room gains, at sizes of which many programs have room beside each other
     "mlp passes": CASES["mlp"],
+    "mlp_fp16 passes": CASES["mlp"]._replace(precision="float16"),
     "gpt2_small passes": Case("gpt", GPT2 | {"batch": 2}, "bfloat16"),
     "resnet18_bf16 passes": CASES["resnet18_bf16"],
 }
