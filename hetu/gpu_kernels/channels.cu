@@ -25,7 +25,7 @@ struct Part {
 };
 #define FOR_PLACES(e) for (Index k = part.begin, e; k < part.end && (e = part.place(k), true); k += blockDim.y)
 typedef Pack<S, PACK> Images;
-#define AT(x) (*(const Images*)(x + e))
+#define AT(x) load<PACK>(x + e)
 
 // The number of its channel for each element of a pack, read up to 16 bytes at a time; 0 where a thread has no channels.
 struct Line {
@@ -34,7 +34,7 @@ struct Line {
         constexpr int width = !LAST ? 1 : PACK * sizeof(N) > 16 ? 16 / sizeof(N) : PACK;
         Pack<N, width> own = {};
         for (int j = 0; j < PACK; j++) {
-            if (j % width == 0 && part.end) own = *(const Pack<N, width>*)(x + part.channel + (LAST ? j : 0));
+            if (j % width == 0 && part.end) own = load<width>(x + part.channel + (LAST ? j : 0));
             v[j] = own.v[j % width];
         }
     }
@@ -126,7 +126,7 @@ extern "C" __global__ void normalize(const S* x, const S* more, const T* lines, 
             if (MORE) v += (T)other.v[j];
             made.v[j] = RELU ? fmax(v, (T)0) : v;
         }
-        *(Images*)(y + e) = made;
+        store(y + e, made);
     }
 }
 
@@ -186,6 +186,6 @@ extern "C" __global__ void normalize_dx(const S* g, const S* x, const S* more, c
             const T slope = is_open(distance, factor.v[j], bias.v[j], other.v[j]) ? (T)slopes.v[j] : (T)0;
             made.v[j] = factor.v[j] * slope - plain.v[j] - steep.v[j] * distance;
         }
-        *(Images*)(dx + e) = made;
+        store(dx + e, made);
     }
 }

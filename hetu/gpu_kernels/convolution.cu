@@ -211,7 +211,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS) convolve(
         for (int n = 0; n < WN / 8; n++) {
             const int o = result + column + n * 8 + lane % 4 * 2;
             const Pack<S, 2> pair = {{(S)sum[r / 2][n][r % 2 * 2], (S)sum[r / 2][n][r % 2 * 2 + 1]}};
-            if (o < results) *(Pack<S, 2>*)(target + o) = pair;
+            if (o < results) store(target + o, pair);
         }
     }
 }
@@ -281,7 +281,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS) convolve_dw
         for (int m = 0; m < WN / 8; m++) {
             const int o = result + row + r * 8 + lane / 4, c = channel + column + m * 8 + lane % 4 * 2;
             const Pack<float, 2> pair = {{sum[r / 2][m][r % 2 * 2], sum[r / 2][m][r % 2 * 2 + 1]}};
-            if (o < results && c < channels) *(Pack<float, 2>*)(part + (Index)o * channels + c) = pair;
+            if (o < results && c < channels) store(part + (Index)o * channels + c, pair);
         }
 }
 

@@ -167,7 +167,7 @@ class _CudaWriter(LineWriter):
             f"    for (int at = 0; at < {pack}; at++) {{",
             *indented(indented(inside)),
             "    }",
-            *(f"    *({p}*)(y{self.slot[r]} + i + q) = r{self.slot[r]};" for p, r in zip(packs, full)),
+            *(f"    store(y{self.slot[r]} + i + q, r{self.slot[r]});" for r in full),
             "}",
         ]
 
@@ -176,8 +176,7 @@ class _CudaWriter(LineWriter):
         before, inside, pack = [], [], self.layout.pack
         for k in (k for k in needed if k < self.count):
             if self.layout.unit and self.layout.moves[k][-1]:
-                ctype = f"Pack<{self.stored_type(k)}, {pack}>"
-                before.append(f"const {ctype} p{k} = *(const {ctype}*)(x{k} + {self._place(k)});")
+                before.append(f"const auto p{k} = load<{pack}>(x{k} + {self._place(k)});")
                 inside.append(f"const {self.local(k)} v{k} = p{k}.v[at];")
             else:
                 before.append(self.load(k))

@@ -13,10 +13,10 @@ extern "C" __global__ void dropout(const S* x, const Word* state, S* y, long lon
         for (int part = 0; part < 4; part++) {
             const long long i = b * 16 + part * 4;
             if (i + 4 <= n) {
-                Pack<S, 4> four = *(const Pack<S, 4>*)(x + i);
+                Pack<S, 4> four = load<4>(x + i);
                 for (int j = 0; j < 4; j++)
                     four.v[j] = kept(words, part * 4 + j, threshold) ? (T)four.v[j] * (T)scale : (T)0;
-                *(Pack<S, 4>*)(y + i) = four;
+                store(y + i, four);
             } else {
                 for (long long k = i; k < n; k++)
                     y[k] = kept(words, k - b * 16, threshold) ? (T)x[k] * (T)scale : (T)0;

@@ -19,9 +19,9 @@ extern "C" __global__ void moe_dispatch(const S* x, const long long* choice, con
     const T weight = e < 0 ? (T)0 : (T)weights[e];
     for (long long f = threadIdx.x * PACK; f < features; f += 32 * PACK) {
         Pack<S, PACK> v;
-        if (e >= 0) v = *(const Pack<S, PACK>*)(x + e / k * features + f);
+        if (e >= 0) v = load<PACK>(x + e / k * features + f);
         for (int j = 0; j < PACK; j++) v.v[j] = e < 0 ? (T)0 : weight * (T)v.v[j];
-        *(Pack<S, PACK>*)(y + slot * features + f) = v;
+        store(y + slot * features + f, v);
     }
 }
 
@@ -34,12 +34,12 @@ extern "C" __global__ void moe_combine(const S* y, const I* slots, const S* weig
         for (long long e = token * k; e < (token + 1) * k; e++) {
             const long long slot = slots[e];
             if (slot < 0 || slot >= count) continue;
-            const Pack<S, PACK> v = *(const Pack<S, PACK>*)(y + slot * features + f);
+            const auto v = load<PACK>(y + slot * features + f);
             for (int j = 0; j < PACK; j++) sum[j] += (T)weights[e] * (T)v.v[j];
         }
         Pack<S, PACK> row;
         for (int j = 0; j < PACK; j++) row.v[j] = sum[j];
-        *(Pack<S, PACK>*)(out + token * features + f) = row;
+        store(out + token * features + f, row);
     }
 }
 
@@ -52,8 +52,8 @@ extern "C" __global__ void moe_products(const S* x, const S* y, const I* slots, 
     T sum = 0;
     if (slot >= 0 && slot < count)
         for (long long f = threadIdx.x * PACK; f < features; f += 32 * PACK) {
-            const Pack<S, PACK> a = *(const Pack<S, PACK>*)(x + e / k * features + f);
-            const Pack<S, PACK> b = *(const Pack<S, PACK>*)(y + slot * features + f);
+            const auto a = load<PACK>(x + e / k * features + f);
+            const auto b = load<PACK>(y + slot * features + f);
             for (int j = 0; j < PACK; j++) sum += (T)a.v[j] * (T)b.v[j];
         }
     sum = warp_sum(sum);

@@ -23,7 +23,7 @@ extern "C" __global__ void segments_product(const long long* starts, const long 
     for (long long e = starts[s] + group; e < end; e += 32 / LANES) {
         const long long column = columns[e];
         if (column < 0 || column >= nodes || k >= features) continue;
-        const Pack<S, PACK> v = *(const Pack<S, PACK>*)(x + column * features + k);
+        const auto v = load<PACK>(x + column * features + k);
         const T weight = weights[e];
         for (int j = 0; j < PACK; j++) sum[j] += weight * (T)v.v[j];
     }
@@ -35,7 +35,7 @@ extern "C" __global__ void segments_product(const long long* starts, const long 
         if (place < 0) parts[(-1 - place) * features + k + j] = sum[j];
     Pack<S, PACK> row;
     for (int j = 0; j < PACK; j++) row.v[j] = sum[j];
-    if (place >= 0) *(Pack<S, PACK>*)(y + place * features + k) = row;
+    if (place >= 0) store(y + place * features + k, row);
 }
 
 // The rows of several segments: parts from first[i] to first[i + 1] are row rows[i]. One thread an element.
@@ -64,8 +64,8 @@ extern "C" __global__ void entries_sampled(const I* rows, const I* columns, cons
         const bool inside = row >= 0 && row < size && column >= 0 && column < nodes;
         T sum = 0;
         for (long long k = lane * PACK; inside && k < features; k += LANES * PACK) {
-            const Pack<S, PACK> u = *(const Pack<S, PACK>*)(a + row * features + k);
-            const Pack<S, PACK> v = *(const Pack<S, PACK>*)(b + column * features + k);
+            const auto u = load<PACK>(a + row * features + k);
+            const auto v = load<PACK>(b + column * features + k);
             for (int j = 0; j < PACK; j++) sum += (T)u.v[j] * (T)v.v[j];
         }
         for (int step = LANES / 2; step; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);

@@ -304,7 +304,7 @@ MISTAKES = [
     (FORWARD, "most(0, -highest)", "most(0, 1 - highest)", "float16"),
     (FORWARD, "(unsigned)(v[k] + j) < column_size", "(unsigned)(v[k] + j) <= column_size", "float16"),
     (FORWARD, "if (place >= places) continue;", "if (place > places) continue;", "float16"),
-    (FORWARD, "if (o < results) *(Pack<S, 2>*)", "if (o <= results) *(Pack<S, 2>*)", "float16"),
+    (FORWARD, "if (o < results) store", "if (o <= results) store", "float16"),
     (FORWARD, "&right[place][r][chunk ^ along(r)]", "&right[place][r][chunk]", "float16"),
     (FORWARD, "(k * 2 + lane / 16) ^ along(r)", "(k * 2 + lane / 16)", "float16"),
     (FORWARD, "b[2 * n + i / 2][i % 2] = both[i]", "b[2 * n + i % 2][i / 2] = both[i]", "float16"),

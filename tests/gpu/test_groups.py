@@ -263,12 +263,12 @@ def test_launches():
 
 @pytest.mark.parametrize(("gap", "pack"), [(4, 4), (2, 2), (1, 1)])
 def test_packs_begin_where_the_device_can_load_them(gap, pack):
-    """The emulator would load from anywhere: rows that do not begin on a multiple of the pack make it smaller."""
+    """Rows that do not begin on a multiple of the pack make it smaller."""
     node, recorder = group(*along_rows("float32", (6, 8, 36))), RecordingMachine()
     arrays = fed(node)
     arrays[[i.name for i in node.inputs].index("x")] = np.zeros((6, 8, 36 + gap), np.float32)[:, :, :36]
     run(recorder, node, arrays)
-    assert f"const Pack<float, {pack}> p" in next(iter(recorder.texts))
+    assert f"= load<{pack}>(x" in next(iter(recorder.texts))
 
 
 # -- the form that the CPU has, too ------------------------------------------------------------------------------------
