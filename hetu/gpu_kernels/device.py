@@ -1,15 +1,18 @@
-"""Runs kernels on a GPU through CuPy. The counterpart of `emulator.py`, with the same two members.
+"""Runs kernels on a GPU through CuPy. The counterpart of `emulator.py`, with the same members.
 
 A launch goes to CuPy's current stream.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
+import numpy as np
+
 from ..core.backend import Device
+from .machine import address
 from .nvrtc import OPTIONS
 
 
@@ -24,6 +27,10 @@ class Gpu:
     def kernel(self, text: str, name: str) -> Callable[..., Any]:
         """The kernel `name` of a text: a `cupy.RawKernel`, called as `kernel(grid, block, arguments, shared_mem=0)`."""
         return self._module(text).get_function(name)
+
+    def table(self, rows: Sequence[Sequence[Any]]) -> Any:
+        """Addresses of arrays, a row for each tensor, for a kernel that visits many."""
+        return self.xp.asarray(np.array([[address(a) for a in row] for row in rows], "uint64"))
 
 
 @cache

@@ -77,7 +77,8 @@ static Span own_stack;
 static jmp_buf scheduler;
 static std::vector<Span> arrays;
 static Span latest;               // of the arrays
-static bool reaches;              // arrays that only a table names
+static size_t parameters;         // of the kernel, whose arrays come first
+static bool reaches;              // what a table names and nobody else
 alignas(256) static char arena[ARENA];
 static Cell cells[ARENA / 4];
 static std::vector<Shared> shared_arrays;
@@ -115,7 +116,8 @@ static void refuse(uintptr_t at, size_t size, bool writes) {
     for (size_t k = 1; k < arrays.size(); k++)
         if (far(arrays[k]) < far(arrays[best])) best = k;
     if (reaches && far(arrays[best]) > GAP) return;
-    const std::string name = "argument " + std::to_string(best);
+    const std::string name = best < parameters ? "argument " + std::to_string(best)
+                                               : "what a table names, " + std::to_string(best - parameters);
     fail((writes ? "a write outside an array: " : "a read outside an array: ") + std::to_string(size) + " bytes, "
          + distance(at, arrays[best], name));
 }
@@ -318,6 +320,7 @@ const char* launch(const Launch& l, unsigned bounds, void (*kernel)(void**), voi
     if (bounds && threads > bounds) return "a block has more threads than its launch bounds allow";
     if (dynamic_bytes > MOST_SHARED) return "a block has 227 KB of shared memory";
     body = kernel, body_arguments = arguments, copies_at_once = l.order == 1, reaches = l.reaches;
+    parameters = l.parameters;
     arrays.assign((const Span*)l.spans, (const Span*)l.spans + l.arrays), latest = {};
     failure.clear();
     while (l.synchronizes && fibers.size() < threads) {  // they are kept for later launches

@@ -29,8 +29,8 @@ HELD dim3 grid, block, block_index, thread_index;
 HELD size_t dynamic_bytes;  // of shared memory
 
 struct Launch {  // as `emulator.py` passes it, 8 bytes each
-    uint64_t shape[6], bytes, order, seed, blocks, synchronizes, reaches, arrays;
-    uint64_t spans[];          // begin and end of each array
+    uint64_t shape[6], bytes, order, seed, blocks, synchronizes, reaches, parameters, arrays;
+    uint64_t spans[];          // begin and end of each parameter's array, and of each that a table names
 };
 
 const char* launch(const Launch& launch, unsigned bounds, void (*body)(void**), void** arguments);
@@ -161,7 +161,6 @@ inline int __ffs(int v) { return __builtin_ffs(v); }
 inline float rsqrtf(float v) { return 1 / sqrtf(v); }
 inline double rsqrt(double v) { return 1 / sqrt(v); }
 template <class V> V __ldg(const V* place) { return *place; }
-template <class V> V* aligned(V* place) { return place; }
 inline float power_of_two(float v) { return exp2f(v); }
 float half_to_float(unsigned short h);
 unsigned short float_to_half(float v);

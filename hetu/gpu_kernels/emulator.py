@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import MissingDependencyError
+from .machine import address
 from .source import KernelError
 
 ORDERS = ("ascending", "descending", "shuffled")
@@ -70,6 +71,12 @@ class Emulator:
         self.orders, self.seed, self.blocks = tuple(orders), seed, blocks
         self.xp: Any = _Poisoned()
 
+    def table(self, rows: Sequence[Sequence[Any]]) -> Table:
+        """Addresses of arrays, a row for each tensor, for a kernel that visits many."""
+        made = np.array([[address(a) for a in row] for row in rows], "uint64").view(Table)
+        made.rows = rows
+        return made
+
     def kernel(self, text: str, name: str) -> Kernel:
         """The kernel `name` of a text, to be called as `kernel(grid, block, arguments, shared_mem=0)`."""
         names = [found for _, found in _KERNEL.findall(text)]
@@ -95,6 +102,12 @@ class _Poisoned:
         return self.empty(array.shape, array.dtype)
 
 
+class Table(np.ndarray):
+    """Addresses of the arrays in `rows`, which a kernel may reach through them."""
+
+    rows: Sequence[Sequence[np.ndarray]] = ()
+
+
 class Kernel:
     """One compiled kernel. Arrays are passed for pointers, Python or NumPy numbers for numbers."""
 
@@ -116,26 +129,37 @@ class Kernel:
         values = [_converted(p, a, k, self.name) for k, (p, a) in enumerate(zip(self.parameters, arguments))]
         if len(arguments) != len(self.parameters):
             raise KernelError(f"{self.name} got {len(arguments)} arguments, takes {len(self.parameters)}")
-        arrays = {k: v for k, v in enumerate(values) if isinstance(v, np.ndarray)}
-        memory = _Memory(list(arrays.values()))
-        through_table = any(p.startswith("table") for p in self.parameters)  # such memory cannot be put back
-        first: dict[int, np.ndarray] = {}
-        orders = self.machine.orders[:1] if through_table or memory.large else self.machine.orders
+        named = [a for v in values if isinstance(v, Table) for row in v.rows for a in row]
+        reaches = any(p.startswith("table") for p in self.parameters) and not named  # what cannot be put back
+        memory = _Memory([*(v for v in values if isinstance(v, np.ndarray) and not isinstance(v, Table)), *named])
+        changed = {f"argument {k}": v for k, v in enumerate(values) if self.parameters[k].startswith("out")}
+        changed |= {f"what a table names, {k}": a for k, a in enumerate(named)}
+        values = [memory.table(v) if isinstance(v, Table) else v for v in values]
+        first: dict[str, np.ndarray] = {}
+        orders = self.machine.orders[:1] if reaches or memory.large else self.machine.orders
         for order in orders:
             memory.restore()
-            self._run([*shape, shared_mem], order, values, memory, through_table)
-            results = {k: memory.seen(a) for k, a in arrays.items() if self.parameters[k].startswith("out")}
-            for k, result in results.items() if len(orders) > 1 else ():
-                _check_same(first.setdefault(k, result.copy()), result, self.name, k, orders[0], order)
+            self._run([*shape, shared_mem], order, values, named, memory, reaches)
+            for what, array in changed.items() if len(orders) > 1 else ():
+                result = memory.seen(array)
+                _check_same(first.setdefault(what, result.copy()), result, f"{self.name}: {what}", orders[0], order)
         memory.write_back()
 
-    def _run(self, shape: Sequence[int], order: str, values: Sequence[Any], memory: _Memory, reaches: bool) -> None:
+    def _run(
+        self,
+        shape: Sequence[int],
+        order: str,
+        values: Sequence[Any],
+        named: Sequence[np.ndarray],
+        memory: _Memory,
+        reaches: bool,
+    ) -> None:
         """One launch; the structs of `emulator.h` from numbers of 8 bytes."""
-        places = [memory.span(v) if isinstance(v, np.ndarray) else (0, 0) for v in values]
+        places = [memory.span(v) if isinstance(v, np.ndarray) else (0, 0) for v in (*values, *named)]
         cells = [ctypes.c_void_p(memory.address(v)) if isinstance(v, np.ndarray) else v for v in values]
         pointers = (ctypes.c_void_p * len(cells))(*(ctypes.addressof(c) for c in cells))
         seed = zlib.crc32(f"{self.name} {shape}".encode()) + self.machine.seed
-        options = (ORDERS.index(order), seed, self.machine.blocks, self.synchronizes, reaches, len(places))
+        options = (ORDERS.index(order), seed, self.machine.blocks, self.synchronizes, reaches, len(values), len(places))
         numbers = [*shape, *options, *(n for place in places for n in place)]
         failure = self.entry((ctypes.c_uint64 * len(numbers))(*numbers), pointers)
         if failure:
@@ -161,12 +185,12 @@ def _converted(parameter: str, value: Any, position: int, name: str) -> Any:
     return np.ctypeslib.as_ctypes_type(np.dtype(ctype))(value)
 
 
-def _check_same(first: np.ndarray, now: np.ndarray, name: str, position: int, one: str, other: str) -> None:
+def _check_same(first: np.ndarray, now: np.ndarray, what: str, one: str, other: str) -> None:
     """KernelError unless two orders of threads gave the same, to the last digit."""
     if not np.array_equal(first, now, equal_nan="float" in first.dtype.name):
         raise KernelError(
-            f"{name}: argument {position} depends on the order of threads ({one} or {other})",
-            fix="look for a missing __syncthreads, or for two threads that write one place",
+            f"{what} depends on the order of threads ({one} or {other})",
+            fix="look for two threads that write one place",
         )
 
 
@@ -196,13 +220,18 @@ class _Memory:
         for copy, start, kept in zip(self.copies, self.starts, self.kept):
             copy[start : start + len(kept)] = np.frombuffer(kept, np.uint8)
 
-    def address(self, array: np.ndarray) -> int:
-        """Where the first element lies for a kernel."""
+    def _home(self, array: np.ndarray) -> tuple[np.ndarray, int]:
+        """The copy in which an array lies, and where in it; itself, if it has none."""
         low = np.lib.array_utils.byte_bounds(array)[0]
         for copy, start, (a, b) in zip(self.copies, self.starts, self.spans):
             if a <= low < max(b, a + 1):
-                return copy.ctypes.data + start + array.ctypes.data - a
-        return array.ctypes.data
+                return copy, start + array.ctypes.data - a
+        return array, 0
+
+    def address(self, array: np.ndarray) -> int:
+        """Where the first element lies for a kernel."""
+        home, start = self._home(array)
+        return home.ctypes.data + start
 
     def span(self, array: np.ndarray) -> tuple[int, int]:
         """Where the array begins and ends for a kernel."""
@@ -210,10 +239,13 @@ class _Memory:
         first = self.address(array) + low - array.ctypes.data
         return first, first + high - low
 
+    def table(self, table: Table) -> np.ndarray:
+        """The table as a kernel needs it."""
+        return np.array([[self.address(a) for a in row] for row in table.rows], "uint64")
+
     def seen(self, array: np.ndarray) -> np.ndarray:
         """The array as it is in the copy now."""
-        memory = (ctypes.c_char * 0).from_address(self.address(array))
-        return np.lib.stride_tricks.as_strided(np.frombuffer(memory, array.dtype), array.shape, array.strides)
+        return np.ndarray(array.shape, array.dtype, *self._home(array), array.strides)
 
     def write_back(self) -> None:
         for copy, start, kept, (low, _), writeable in zip(

@@ -29,6 +29,9 @@ class Machine(Protocol):
     def kernel(self, text: str, name: str) -> Callable[..., Any]:
         """The kernel `name` of a text, to be called as `kernel(grid, block, arguments, shared_mem=0)`."""
 
+    def table(self, rows: Sequence[Sequence[Any]]) -> Any:
+        """Addresses of arrays, a row for each tensor, for a kernel that visits many. It does not keep them alive."""
+
 
 class RecordingMachine:
     """A machine that runs nothing and keeps the texts it was given, to compile or check them together."""
@@ -42,6 +45,9 @@ class RecordingMachine:
     def kernel(self, text: str, name: str) -> Callable[..., None]:
         self.texts[text] = None
         return lambda *_, **__: None
+
+    def table(self, rows: Sequence[Sequence[Any]]) -> None:
+        pass
 
 
 def warps(count: int) -> tuple[tuple[int], tuple[int, int]]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .machine import BLOCK, Call, Machine, address, contiguous, widest_pack
+from .machine import BLOCK, Call, Machine, contiguous, widest_pack
 from .source import assemble, file_text
 
 CHUNK = 1 << 14  # elements of one block: 64 per thread, and a model of 100 million parameters makes 6,000 blocks
@@ -23,13 +23,16 @@ def chunks(machine: Machine, rows: Sequence[Sequence[Any]]) -> tuple[Any, Any, t
     asarray, sizes = machine.xp.asarray, [row[0].size for row in rows]
     places = [(k, start) for k, size in enumerate(sizes) for start in range(0, size, CHUNK)]
     columns = (
-        ([[address(a) for a in row] for row in rows], "uint64"),
         ([KINDS.get(row[-1].dtype.name, 0) for row in rows], "int32"),
         (sizes, "int64"),
         ([k for k, _ in places], "int32"),
         ([start for _, start in places], "int64"),
     )
-    return (len(places),), (BLOCK,), (*(asarray(np.array(c, dtype)) for c, dtype in columns), CHUNK)
+    return (
+        (len(places),),
+        (BLOCK,),
+        (machine.table(rows), *(asarray(np.array(c, dtype)) for c, dtype in columns), CHUNK),
+    )
 
 
 def keeping(rows: Sequence[Sequence[Any]], call: Call) -> Call:

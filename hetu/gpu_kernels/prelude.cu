@@ -17,7 +17,6 @@ __device__ inline float power_of_two(float v) {  // to 22 bits
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(v));
     return power;
 }
-template <class V> __device__ inline V* aligned(V* place) { return place; }  // the emulator looks
 #endif
 
 struct half16 {  // IEEE half precision: one conversion on load, one rounding on store, arithmetic in float
@@ -47,7 +46,7 @@ struct alignas(sizeof(V) * N) Pack {  // N neighbors; one instruction moves up t
     V v[N];
 };
 
-template <int N, class V> __device__ inline Pack<V, N> load(const V* x) { return *aligned((const Pack<V, N>*)x); }
+template <int N, class V> __device__ inline Pack<V, N> load(const V* x) { return *(const Pack<V, N>*)x; }
 template <int N, class V> __device__ inline void store(V* x, const Pack<V, N>& values) {
 #ifdef __CUDA_ARCH__  // the compiler may store what it has put together itself element by element, so it is not asked
     if constexpr (sizeof(values) == 16) {
@@ -62,7 +61,7 @@ template <int N, class V> __device__ inline void store(V* x, const Pack<V, N>& v
         return;
     }
 #endif
-    *aligned((Pack<V, N>*)x) = values;
+    *(Pack<V, N>*)x = values;
 }
 
 // A parameter of four axes (batch, rows, heads, features), the last without gaps; where the head of this block begins,

@@ -156,6 +156,43 @@ def test_launch_bounds(bounds):
         kernel((1,), (33,), (numbers(64), numbers(64)))
 
 
+# -- tables of addresses -----------------------------------------------------------------------------------------------
+
+TABLE = """extern "C" __global__ void many(float* const* table) {
+    table[blockIdx.x][threadIdx.x] += 1;
+}"""
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("+ 1] += 1", "a read outside an array: 4 bytes, 0 bytes behind what a table names, 0"),
+        ("+ 1] = 1", "a write outside an array"),
+        (" / 33] = threadIdx.x", "what a table names, 0 depends on the order of threads"),
+        ("] = table[2][0]", "a read outside an array: 8 bytes, 0 bytes behind argument 0"),
+    ],
+)
+def test_what_a_table_names_is_looked_at_too(wrong, words):
+    arrays, kernel = numbers(3, 40)[:2], Emulator().kernel(TABLE, "many")
+    before = arrays.copy()
+    kernel((2,), (40,), (Emulator().table([[a] for a in arrays]),))
+    np.testing.assert_allclose(arrays, before + 1)
+    kept = arrays.copy()
+    with pytest.raises(KernelError, match=words):
+        kernel = Emulator().kernel(TABLE.replace("] += 1", wrong), "many")
+        kernel((2,), (40,), (Emulator().table([[a] for a in arrays]),))
+    np.testing.assert_array_equal(arrays, kept)
+
+
+def test_what_it_names_without_saying_so_is_not():
+    arrays = numbers(2, 40)
+    table = np.array([a.ctypes.data for a in arrays], np.uint64)
+    Emulator().kernel(TABLE, "many")((2,), (40,), (table,))
+    np.testing.assert_allclose(arrays, numbers(2, 40) + 1)
+    with pytest.raises(KernelError, match="behind argument 0"):
+        Emulator().kernel(TABLE.replace("] += 1", "] = table[2][0]"), "many")((2,), (40,), (table,))
+
+
 # -- barriers ----------------------------------------------------------------------------------------------------------
 
 
