@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-enum { LANES = 32 };
+#include "vectors.h"
 
 static inline bool better(T a, T b) { return a BETTER b || (a != a && b == b); }
 
@@ -70,22 +70,49 @@ void running_sum(const Word* a, long long first, long long last, char* scratch) 
     }
 }
 
-// The best of numbers side by side, in lanes; then where it first is, block by block.
+#define SIZED(bytes, type, others) __builtin_choose_expr(sizeof(T) == bytes, (type)0, others)
+typedef __typeof__(SIZED(8, long long, SIZED(4, int, SIZED(2, short, (signed char)0)))) Bits;
+typedef Bits Mask __attribute__((vector_size(BYTES)));  // all bits of a number, or none
+enum { BESIDE = 4 };  // vectors, so that none waits for the one before it
+
+static inline Vector best_of(Vector a, Vector b) {
+    const Mask a_is = a BETTER b;
+    return (Vector)((a_is & (Mask)a) | (~a_is & (Mask)b));
+}
+static inline bool any(Mask mask) {
+    long long words[sizeof mask / 8], all = 0;
+    memcpy(words, &mask, sizeof mask);
+    for (int w = 0; w < sizeof mask / 8; w++) all |= words[w];
+    return all;
+}
+
+// The best of a row, in vectors of which the last may begin in the one before; then where it, or a NaN, first is.
 static long long place_in_row(const T* x, long long size) {
-    T lanes[LANES], best = *x;
-    long long k = 0, place = 0;
-    for (int l = 0; l < LANES; l++) lanes[l] = best;
-    for (; k + LANES <= size; k += LANES)
-        EACH for (int l = 0; l < LANES; l++) lanes[l] = better(x[k + l], lanes[l]) ? x[k + l] : lanes[l];
-    for (; k < size; k++) best = better(x[k], best) ? x[k] : best;
-    for (int width = LANES / 2; width; width /= 2)
-        EACH for (int l = 0; l < width; l++) lanes[l] = better(lanes[l + width], lanes[l]) ? lanes[l + width] : lanes[l];
-    best = better(*lanes, best) ? *lanes : best;
-    for (int found = 0; place + LANES <= size; place += LANES) {
-        for (int l = 0; l < LANES; l++) found |= x[place + l] == best || x[place + l] != x[place + l];
-        if (found) break;
+    T best = *x;
+    long long place = 0;
+    if (size < LANES) {
+        for (long long k = 1; k < size; k++)
+            if (better(x[k], x[place])) place = k;
+        return place;
     }
-    while (x[place] != best && x[place] == x[place]) place++;
+    Vector most[BESIDE], own;
+    Mask odd = {}, here = {};
+    for (int i = 0; i < BESIDE; i++) most[i] = *(const Vector*)x;
+    long long k = 0;
+    for (; k + BESIDE * LANES <= size; k += BESIDE * LANES)
+        for (int i = 0; i < BESIDE; i++)
+            own = *(const Vector*)(x + k + i * LANES), odd |= own != own, most[i] = best_of(own, most[i]);
+    for (; k < size; k += LANES)
+        own = *(const Vector*)(x + (k + LANES < size ? k : size - LANES)), odd |= own != own, *most = best_of(own, *most);
+    for (int i = 1; i < BESIDE; i++) *most = best_of(most[i], *most);
+    for (int l = 0; l < LANES; l++) best = (*most)[l] BETTER best ? (*most)[l] : best;
+    const bool none = any(odd);
+    for (; place + BESIDE * LANES <= size; place += BESIDE * LANES) {
+        for (int i = 0; i < BESIDE; i++)
+            own = *(const Vector*)(x + place + i * LANES), here |= none ? own != own : own == best;
+        if (any(here)) break;
+    }
+    while (none ? x[place] == x[place] : x[place] != best) place++;
     return place;
 }
 

@@ -27,7 +27,7 @@ pytestmark = [
 
 
 def taken_apart(text: str, vectors: str) -> list[str]:
-    source = "\n".join((text_of("prelude.h"), "#define T float", text))
+    source = "\n".join((text_of("prelude.h"), "#define T float\n#define BETTER >", text))
     command = ["gcc", f"-march={vectors}", "-Wvector-operation-performance", "-S", "-o", "/dev/null", "-x", "c", "-"]
     done = subprocess.run(command, input=source, capture_output=True, text=True, timeout=100, check=True)
     return [line for line in done.stderr.splitlines() if "vector-operation-performance" in line]
