@@ -12,6 +12,8 @@ from collections import defaultdict
 
 import numpy as np
 
+from hetu.core.types import as_dtype
+
 from .fake_cupy import alive, nccl
 from .fake_streams import HERE, LOCK, Item, finish, force, stream_at, wait_for_others
 
@@ -20,12 +22,13 @@ class NcclError(RuntimeError):
     """What NCCL refuses."""
 
 
-NUMBERS = ("INT8", "UINT8", "INT32", "UINT32", "INT64", "UINT64", "FLOAT16", "FLOAT32", "FLOAT64")
+NUMBERS = ("INT8", "UINT8", "INT32", "UINT32", "INT64", "UINT64", "FLOAT16", "BFLOAT16", "FLOAT32", "FLOAT64")
 OPERATIONS = {"SUM": np.add, "MAX": np.maximum, "MIN": np.minimum}
 
 
 def memory(pointer: int, count: int, dtype: str) -> np.ndarray:
-    nbytes = count * np.dtype(dtype).itemsize
+    dtype = as_dtype(dtype)
+    nbytes = count * dtype.itemsize
     if not any(a.ctypes.data <= pointer and pointer + nbytes <= a.ctypes.data + a.nbytes for a in alive()):
         raise NcclError(f"ncclInvalidArgument: {pointer:#x} is no memory of a device")
     return np.ctypeslib.as_array((ctypes.c_char * nbytes).from_address(pointer)).view(dtype)[:count]

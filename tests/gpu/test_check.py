@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,8 +22,6 @@ from ..dist.contract import CHECKS
 from ..samples import SAMPLES
 from . import fake_cupy, proofs, test_device
 
-JUNIT = '<testsuites><testsuite tests="7" failures="{}" errors="0" skipped="2" time="1.5"/></testsuites>'
-
 
 def test_without_a_gpu_it_says_so_and_succeeds(monkeypatch, capsys, tmp_path):
     def none():
@@ -32,40 +33,122 @@ def test_without_a_gpu_it_says_so_and_succeeds(monkeypatch, capsys, tmp_path):
     assert not (tmp_path / "out.json").exists()
 
 
-@pytest.mark.parametrize(("broken", "code"), [(False, 0), (True, 1)])
-def test_table_and_file(broken, code, monkeypatch, capsys, tmp_path):
+def line(test: str, outcome: str = "passed", message: str = "") -> str:
+    whole = f"tests/gpu/test_device.py::{test}"
+    return json.dumps({"test": whole, "outcome": outcome, "seconds": 0.5, "message": message}) + "\n"
+
+
+ALL = "".join(
+    line(f"test_{word}_x[1]")
+    for word in ("operator", "kernel", "captured", "precision", "nccl", "two_ranks")  # one of each part
+)
+
+
+@pytest.fixture
+def checked(monkeypatch, tmp_path):
+    """Runs the check with tests that leave the given lines; the commands that it would start."""
     commands = []
 
-    def run(command, **options):
-        assert options["env"]["PYTHONPATH"].startswith(str(check.ROOT))
-        commands.append(command)
-        report = next(c for c in command if c.startswith("--junitxml=")).removeprefix("--junitxml=")
-        with open(report, "w") as file:
-            file.write(JUNIT.format(1 if broken else 0))
-        return subprocess.CompletedProcess(command, 0, "what pytest said", "")
+    def main(lines, *arguments):
+        def run(command, deadline):
+            commands.append(command)
+            with open(tmp_path / "out.jsonl", "a") as file:
+                file.write(lines)
 
-    monkeypatch.setattr(check, "machine", lambda: {"device": "a GPU"})
-    monkeypatch.setattr(subprocess, "run", run)
-    assert check.main(["--quick", "--json", str(tmp_path / "out.json")]) == code
-    written = json.loads((tmp_path / "out.json").read_text())
-    assert [row["part"] for row in written["checks"]] == list(check.PARTS) and len(commands) == len(check.PARTS)
-    assert written["machine"] == {"device": "a GPU"}
-    shown = capsys.readouterr()
-    assert "graph capture" in shown.out and ("what pytest said" in shown.err) == broken
+        monkeypatch.setattr(check, "machine", lambda: {"device": "a GPU"})
+        monkeypatch.setattr(check, "run", run)
+        code = check.main(["--quick", "--json", str(tmp_path / "out.json"), *arguments])
+        return code, json.loads((tmp_path / "out.json").read_text()), commands
+
+    return main
 
 
-def test_a_part_without_an_end_has_failed_and_the_others_are_kept(monkeypatch, capsys, tmp_path):
-    def run(command, **options):
-        if "captured" not in command:
-            return subprocess.CompletedProcess(command, 2, "no tests", "")
-        raise subprocess.TimeoutExpired(command, options["timeout"], output=b"what it printed")
+def test_table_and_file(checked, capsys):
+    code, written, _ = checked(ALL)
+    assert code == 0 and written["machine"] == {"device": "a GPU"}
+    assert [(row["part"], row["passed"], row["failed"]) for row in written["checks"]] == [
+        (p, 1, 0) for p in check.PARTS
+    ]
+    assert "graph capture" in capsys.readouterr().out
 
-    monkeypatch.setattr(check, "machine", lambda: {"device": "a GPU"})
-    monkeypatch.setattr(subprocess, "run", run)
-    assert check.main(["--quick", "--json", str(tmp_path / "out.json")]) == 1
-    assert len(json.loads((tmp_path / "out.json").read_text())["checks"]) == len(check.PARTS)
-    shown = capsys.readouterr().err
-    assert f"ended after {check.PART_SECONDS} seconds: " in shown and "what it printed" in shown
+
+def test_what_failed_is_told_by_its_cause(checked, capsys):
+    failed = "".join(line(f"test_kernel_x[{k}]", "failed", "def f\nE   KeyError: 7\nfile:3") for k in "abc")
+    code, written, _ = checked(ALL + failed)
+    assert code == 1 and written["checks"][1]["failed"] == 3
+    assert written["causes"] == "3 x KeyError: 7   (test_kernel_x[a])" and written["causes"] in capsys.readouterr().out
+
+
+def test_a_part_of_which_nothing_passed_has_failed_unless_it_may_be_skipped(checked):
+    skipped = line("test_nccl_x", "skipped", "Skipped: NCCL is not installed")
+    skipped += line("test_two_ranks_x", "skipped", "Skipped: NCCL is too old")
+    code, written, _ = checked(skipped + line("test_captured_x")[:-9])  # the process was killed while it wrote
+    rows = {row["part"]: row for row in written["checks"]}
+    assert code == 1 and rows["graph capture"]["failed"] == rows["NCCL, one rank"]["failed"] == 1
+    assert rows["graph capture"]["note"] == "no test ran"
+    assert rows["NCCL, two ranks on one GPU"]["failed"] == 0
+    assert check.table([rows["NCCL, two ranks on one GPU"]]).endswith("skipped: Skipped: NCCL is too old")
+
+
+def test_what_has_passed_is_left_out_of_another_run(checked):
+    checked(line("test_kernel_x[1]") + line("test_kernel_x[2]", "failed", "E  no"))
+    code, written, (first, second) = checked(ALL + line("test_kernel_x[2]"))
+    assert (code, written["checks"][1]["passed"]) == (0, 2)
+    left_out = [c for c in second if c.startswith("--deselect=")]
+    assert left_out == ["--deselect=tests/gpu/test_device.py::test_kernel_x[1]"] and not set(left_out) & set(first)
+    assert not any(c.startswith("--deselect=") for c in checked("", "--anew")[2][-1])
+
+
+def test_a_command_ends_at_the_deadline(capfd):
+    """With what it has started, which would keep the pipe open."""
+    child = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(900)'])"
+    check.run([sys.executable, "-c", child], deadline=0.0)
+    assert "ended at the limit of time: " in capfd.readouterr().err
+
+
+def test_the_tests_of_a_device_are_found_by_any_pytest(tmp_path):
+    """Here they are skipped."""
+    lines = tmp_path / "out.jsonl"
+    check.prove(lines, 1, "two_ranks or mixed", time.monotonic() + 100)
+    assert {r["test"].rpartition("::")[2].partition("[")[0]: r["outcome"] for r in check.read(lines)} == {
+        "test_two_ranks_share_the_gpu": "skipped",
+        "test_mixed_precision": "skipped",
+    }
+
+
+CUPY = """
+from types import SimpleNamespace
+class CUDARuntimeError(RuntimeError): ...
+def synchronize():
+    if state.broken: raise CUDARuntimeError("cudaErrorIllegalAddress")
+state = SimpleNamespace(broken=False)
+cuda = SimpleNamespace(runtime=SimpleNamespace(deviceSynchronize=synchronize, CUDARuntimeError=CUDARuntimeError))
+"""
+SPOILED = """
+import cupy, pytest
+def test_illegal():
+    cupy.state.broken = True
+    cupy.cuda.runtime.deviceSynchronize()
+def test_wrong():
+    assert not cupy.state.broken and False
+@pytest.mark.parametrize("k", range(4))
+def test_right(k):
+    cupy.cuda.runtime.deviceSynchronize()
+"""
+
+
+def test_a_broken_context_spoils_one_test(tmp_path):
+    (tmp_path / "cupy.py").write_text(CUPY)
+    (tmp_path / "test_spoiled.py").write_text(SPOILED)
+    (tmp_path / "conftest.py").write_text((Path(__file__).parent / "conftest.py").read_text())
+    options = ["-c", os.devnull, f"--rootdir={tmp_path}", "-q", "-p", "no:cacheprovider", "-n", "1"]
+    command = [sys.executable, "-m", "pytest", *options, "--maxschedchunk=1", "--outcomes", str(tmp_path / "lines")]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([*command, str(tmp_path)], env=environment, capture_output=True, text=True, timeout=100)
+    outcomes = {r["test"].rpartition("::")[2]: r["outcome"] for r in check.read(tmp_path / "lines")}
+    right = {f"test_right[{k}]": "passed" for k in range(4)}
+    assert outcomes == {"test_illegal": "failed", "test_wrong": "failed", **right}, done.stdout
+    assert "worker 'gw0' crashed while running" in done.stdout and "gw1" not in done.stdout.split("crashed")[0]
 
 
 def test_the_benchmark_without_a_gpu_says_so():
@@ -79,23 +162,9 @@ def test_the_benchmark_without_a_gpu_says_so():
     assert done.stdout.startswith("no GPU: device 'gpu:0' needs CuPy and an NVIDIA driver")
 
 
-def test_a_part_of_which_nothing_ran_has_failed_unless_it_may_be_skipped(tmp_path, capsys):
-    report = tmp_path / "report.xml"
-    mark = '<testcase><skipped message="NCCL is too old"/></testcase>'
-    report.write_text(f'<testsuites><testsuite tests="1" skipped="1" time="1">{mark}</testsuite></testsuites>')
-    assert check.counted(report, "all skipped")["failed"] == 1
-    row = check.counted(report, "all skipped", may_be_skipped=True)
-    assert row["failed"] == 0 and row["note"] == "skipped: NCCL is too old"
-    assert check.table([{"part": "NCCL, two ranks on one GPU", **row}]).endswith("skipped: NCCL is too old")
-    assert check.counted(tmp_path / "missing.xml", "no module pytest")["failed"] == 1
-    assert "no module pytest" in capsys.readouterr().err
-
-
 def test_every_part_has_tests_and_every_test_a_part():
     tests = [name for name in vars(test_device) if name.startswith("test_")]
-    chosen = {
-        part: [t for t in tests if any(w in t for w in words.split(" or "))] for part, words in check.PARTS.items()
-    }
+    chosen = {part: [t for t in tests if any(w in t for w in words.split())] for part, words in check.PARTS.items()}
     assert all(chosen.values()), chosen
     assert sorted({t for names in chosen.values() for t in names}) == sorted(tests)
 
