@@ -117,9 +117,9 @@ extern "C" __global__ void __launch_bounds__(BLOCK) log_softmax(
         Row<S> own(x + start, span, inner);
         T top, total;
         exponential_sum(own, span, top, total);
-        const T shift = top + log(total);
+        const T shift = log(total);  // added to the maximum, it would lose its digits beside a large one
         each(span, [&](int c, auto v) {
-            for (int i = 0; i < v.count; i++) v.v[i] = (T)v.v[i] - shift;
+            for (int i = 0; i < v.count; i++) v.v[i] = (T)v.v[i] - top - shift;
             store(y + start + c * own.stride, v);
         }, own);
     }
