@@ -143,7 +143,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK) softmax_cross_entropy(
             const long long label = labels[row];
             const T logsum = top + log(sum), own = label >= 0 && label < width ? (T)x.x[label] : (T)0;
             total[row] = logsum;
-            loss[row] = skips && label == skipped ? (T)0 : logsum - own + (T)smoothing * (own - all / width);
+            const T smoothed = smoothing > 0 ? (T)smoothing * (own - all / width) : (T)0;  // 0 infinity would be NaN
+            loss[row] = skips && label == skipped ? (T)0 : logsum - own + smoothed;
         }
     }
 }

@@ -14,6 +14,7 @@ from hetu.gpu_kernels.machine import RecordingMachine
 from hetu.gpu_kernels.passes.fuse_kernels import fuse_kernels
 
 from . import fake_cupy
+from .cases import shifted
 
 pytestmark = pytest.mark.skipif(emulator.compiler() is None, reason="no C++ compiler: install g++ or clang++")
 
@@ -37,15 +38,6 @@ def run(name: str, *arrays: np.ndarray, **attrs):
 def check(made, wanted, tolerance=2e-5):
     for got, right in zip(made, wanted, strict=True):
         np.testing.assert_allclose(got, right, rtol=tolerance, atol=tolerance)
-
-
-def shifted(array: np.ndarray, elements: int) -> np.ndarray:
-    """A copy that begins so many elements behind a multiple of 64 bytes."""
-    room = np.empty(array.nbytes + 128, np.uint8)
-    start = -room.ctypes.data % 64 + elements * array.itemsize
-    copy = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
-    copy[...] = array
-    return copy
 
 
 @pytest.mark.parametrize(("width", "shift"), [(33, 0), (40, 1), (1028, 2), (1025, 0), (9000, 0), (9001, 0)])
