@@ -68,9 +68,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.anew:
         lines.unlink(missing_ok=True)
     prove(lines, chosen.jobs, chosen.only, deadline)
-    results = {"machine": found, "checks": parts(read(lines)), "causes": causes(read(lines)), "benchmark": {}}
-    if not chosen.quick:
-        results["benchmark"] = benchmark(deadline)
+    found_out = read(lines)
+    results: dict[str, Any] = {"machine": found, "checks": parts(found_out), "causes": causes(found_out)}
+    results["benchmark"] = {} if chosen.quick else benchmark(deadline)
     chosen.json.write_text(json.dumps(results, indent=1))
     print(f"{results['causes']}\n{table(results['checks'])}\nwritten to {chosen.json}")
     return 1 if any(row["failed"] for row in results["checks"]) else 0

@@ -71,9 +71,9 @@ class Emulator:
         self.orders, self.seed, self.blocks = tuple(orders), seed, blocks
         self.xp: Any = _Poisoned()
 
-    def table(self, rows: Sequence[Sequence[Any]]) -> Table:
+    def table(self, rows: Sequence[Sequence[Any]]) -> AddressTable:
         """Addresses of arrays, a row for each tensor, for a kernel that visits many."""
-        made = np.array([[address(a) for a in row] for row in rows], "uint64").view(Table)
+        made = np.array([[address(a) for a in row] for row in rows], "uint64").view(AddressTable)
         made.rows = rows
         return made
 
@@ -102,7 +102,7 @@ class _Poisoned:
         return self.empty(array.shape, array.dtype)
 
 
-class Table(np.ndarray):
+class AddressTable(np.ndarray):
     """Addresses of the arrays in `rows`, which a kernel may reach through them."""
 
     rows: Sequence[Sequence[np.ndarray]] = ()
@@ -129,12 +129,14 @@ class Kernel:
         values = [_converted(p, a, k, self.name) for k, (p, a) in enumerate(zip(self.parameters, arguments))]
         if len(arguments) != len(self.parameters):
             raise KernelError(f"{self.name} got {len(arguments)} arguments, takes {len(self.parameters)}")
-        named = [a for v in values if isinstance(v, Table) for row in v.rows for a in row]
+        named = [a for v in values if isinstance(v, AddressTable) for row in v.rows for a in row]
         reaches = any(p.startswith("table") for p in self.parameters) and not named  # what cannot be put back
-        memory = _Memory([*(v for v in values if isinstance(v, np.ndarray) and not isinstance(v, Table)), *named])
+        memory = _Memory(
+            [*(v for v in values if isinstance(v, np.ndarray) and not isinstance(v, AddressTable)), *named]
+        )
         changed = {f"argument {k}": v for k, v in enumerate(values) if self.parameters[k].startswith("out")}
         changed |= {f"what a table names, {k}": a for k, a in enumerate(named)}
-        values = [memory.table(v) if isinstance(v, Table) else v for v in values]
+        values = [memory.table(v) if isinstance(v, AddressTable) else v for v in values]
         first: dict[str, np.ndarray] = {}
         orders = self.machine.orders[:1] if reaches or memory.large else self.machine.orders
         for order in orders:
@@ -239,7 +241,7 @@ class _Memory:
         first = self.address(array) + low - array.ctypes.data
         return first, first + high - low
 
-    def table(self, table: Table) -> np.ndarray:
+    def table(self, table: AddressTable) -> np.ndarray:
         """The table as a kernel needs it."""
         return np.array([[self.address(a) for a in row] for row in table.rows], "uint64")
 

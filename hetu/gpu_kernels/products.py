@@ -93,7 +93,8 @@ def product(cupy: Any, a: Any, b: Any, out: Any = None) -> Any:
 
 def _multiplied_between_copies(cupy: Any, a: Any, b: Any, out: Any) -> bool:
     """(m, k) @ (k, n) with those sizes rounded up in which rows lie unaligned; False if the copies cost more."""
-    sizes = m, k, n = (*a.shape, b.shape[1])
+    (m, k), n = a.shape, b.shape[1]
+    sizes = m, k, n
     neighbors = {int(a.strides[1] == a.itemsize), 1 + int(b.strides[1] == b.itemsize), 2}  # of a, b and out
     odd = {axis for axis in neighbors if sizes[axis] % ALIGNED}
     copied = sum(sizes[i] * sizes[j] for i, j in ((0, 1), (1, 2), (0, 2)) if odd & {i, j})
