@@ -95,16 +95,21 @@ AVERAGED = ["float16", "float32", "float64", *(f"{sign}int{bits}" for sign in ("
 
 @pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("dtype", AVERAGED)
-def test_a_mean_is_not_lost_in_a_sum_that_overflows(dtype):
-    """Of numbers near the limits of the dtype and of many ones; also how far they lie from it."""
+def test_means_and_norms_are_not_lost_in_a_sum_that_overflows(dtype):
+    """Of numbers near the limits of the dtype and of many ones; also how far they lie from the mean."""
     kind = np.iinfo(dtype) if "int" in dtype else np.finfo(dtype)
     most, low = (int(kind.max), int(kind.min)) if "int" in dtype else (60_000.0, -60_000.0)
     cases = [[most] * 3, [low] * 5, [most, low] * 4, [1] * 100_000, [most, most // 2, 0], [90, 110] * 40]
     for case in (np.array(c, dtype) for c in cases):
         x = ht.placeholder("x", case.shape, dtype)
-        found = ht.Executor([ht.mean(x), ht.var(x), ht.mean(x, 0, keepdims=True)]).run({x: case})
+        found = ht.Executor([ht.mean(x), ht.var(x), ht.mean(x, 0, keepdims=True), ht.norm(x)]).run({x: case})
         exact = case.astype("longdouble")
-        wanted = exact.mean(), ((exact - exact.mean()) ** 2).mean(), exact.mean(keepdims=True)
+        wanted = (
+            exact.mean(),
+            ((exact - exact.mean()) ** 2).mean(),
+            exact.mean(keepdims=True),
+            np.sqrt((exact**2).sum()),
+        )
         assert {v.dtype.name for v in found} == {dtype if "float" in dtype else "float32"}
         for got, want in zip(found, wanted):
             with np.errstate(over="ignore"):
