@@ -19,6 +19,7 @@ from .reduce import ROOM
 from .source import assemble, file_text
 
 LEAST = 4  # packs of a thread: what it reads for its channels, and the sum along the block, are then small beside them
+MOST_CHANNELS = 65535  # where a block has one: as many as a grid has along its second axis
 JOIN = (4, 64)  # the block of what sums up parts: few channels, so that even 64 of them have many threads
 
 
@@ -67,10 +68,10 @@ class _Channels:
 
 
 def _fit(images: Sequence[Any], vectors: Sequence[Any]) -> bool:
-    """Whether the arrays are contiguous, and of one dtype each, in which sums are alike."""
+    """Whether the arrays are contiguous, and of one dtype each, in which sums are alike, and a grid has room for them."""
     alike = all(a.dtype == group[0].dtype for group in (images, vectors) for a in group)
     wide = compute_dtype(images[0].dtype.name) == compute_dtype(vectors[0].dtype.name)
-    return alike and wide and contiguous(*images, *vectors)
+    return alike and wide and vectors[0].size <= MOST_CHANNELS and contiguous(*images, *vectors)
 
 
 @kernel(batch_norm_train)
