@@ -19,6 +19,7 @@ from hetu.passes import PASSES
 
 from .at_once import compiled_at_once, only_bound
 from .dist import models as spread
+from .pairs import pairwise
 from .test_lowering import MODELS as LOWERED
 
 PLACEHOLDER = ht.placeholder
@@ -104,9 +105,7 @@ def at_once():
 
 
 @pytest.mark.usefixtures("at_once")
-@pytest.mark.parametrize("precision", ["float32", "float16"])
-@pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("model", "step", "precision"), pairwise(MODELS, STEPS, ["float32", "float16"]))
 def test_open_and_fixed_sizes_give_the_same_program(model, step, precision, written):
     runs = precision == "float32"
     for passes in (None, PASSES):

@@ -14,6 +14,7 @@ from hetu.passes import PASSES, chosen_passes
 
 from .at_once import compiled_at_once
 from .nn.test_layers import LAYERS, images, sequences
+from .pairs import in_turn
 
 KINDS = {name: (make, source) for name, (make, source, _, _) in LAYERS.items()} | {
     "relu": (lambda: nn.Sequential(nn.Linear(8, 8, activation=ht.relu), nn.Linear(8, 3)), sequences),
@@ -34,16 +35,19 @@ TOGETHER = {"of a CPU": None, "of a GPU": [run.__name__ for run in chosen_passes
 ALONE = {name: [name] for name in PASSES}
 
 
-@pytest.mark.parametrize(
-    ("end", "chosen"),
-    [
-        ("matching", TOGETHER),
-        *(pytest.param(end, TOGETHER | ALONE, marks=pytest.mark.nightly) for end in ENDS),
-    ],
-    ids=["matching", "penalty, each", "matching, each"],
-)
+@pytest.mark.parametrize(("kind", "together"), in_turn(3, KINDS, TOGETHER))
+def test_second_gradients_pass_through_all_passes(kind, together):
+    check(kind, "matching", {together: TOGETHER[together]})
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_second_gradients_pass_through_all_passes(kind, end, chosen):
+def test_second_gradients_pass_through_each_pass(kind, end):
+    check(kind, end, TOGETHER | ALONE)
+
+
+def check(kind, end, chosen):
     make, source = KINDS[kind]
     x, rng = source(time=2) if source is sequences else source(), np.random.default_rng(0)
     ids, shape = x.dtype.kind == "i", (4, *x.shape[1:])

@@ -14,6 +14,7 @@ from hetu.core.errors import ArgumentError, DataError, FeedError, ShapeError
 from hetu.data import ArrayDataset, DataLoader
 from hetu.dist import DataParallel, Parallel, Strategy, TensorParallel, ZeRO, run_ranks, world
 
+from ..pairs import pairwise
 from .models import MODELS, communication
 from .test_launch import heturun
 from .test_strategies import SPLIT
@@ -48,9 +49,7 @@ def alone(model):
 
 
 @pytest.mark.usefixtures("meaning")
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("name", LOCAL)
+@pytest.mark.parametrize(("name", "ranks", "model"), pairwise(LOCAL, [2, 4], MODELS))
 def test_parts_train_as_one_process_fed_all_of_them(name, ranks, model):
     make, share = LOCAL[name]
     for found, fetched in run_ranks(ranks, lambda comm: trained(model, make(local_feeds=True), comm, share)):
@@ -182,11 +181,9 @@ ACCUMULATED = [("batch", "mlp"), ("batch", "transformer"), *(("microbatch", mode
 
 
 @pytest.mark.usefixtures("meaning")
-@pytest.mark.parametrize(("statistics", "model"), ACCUMULATED)
-@pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("name", LOCAL)
-def test_micro_batches_are_slices_of_all_parts(name, ranks, statistics, model):
-    make, share = LOCAL[name]
+@pytest.mark.parametrize(("name", "ranks", "kind"), pairwise(LOCAL, [2, 4], ACCUMULATED))
+def test_micro_batches_are_slices_of_all_parts(name, ranks, kind):
+    (make, share), (statistics, model) = LOCAL[name], kind
     strategy, count = make(local_feeds=True, accumulate=MICROBATCHES, statistics=statistics), ranks // share
 
     def act(comm):

@@ -17,6 +17,7 @@ from hetu.core.op import Role
 from hetu.dist import ExpertParallel, Pipeline, Strategy, run_ranks, stage
 from hetu.dist.cut.builders import DataParallel, Parallel, TensorParallel, ZeRO
 
+from ..pairs import in_turn
 from . import models
 from .models import batches, communication, losses
 from .test_strategies import SPLIT
@@ -160,7 +161,7 @@ WAYS = {  # ranks, micro-batches, strategy
     "2 stages x tensor": (4, 3, lambda: Pipeline(2, 3, tensor=2, split=SPLIT, **OWN)),
 }
 WHOLE_TABLES = ("cnn", "penalty", "noise")  # clipped by a global norm, which others are not: rows are updated alone
-CASES = [(way, model) for way in WAYS for model in MODELS] + [("experts", "experts")]
+CASES = [*in_turn(3, WAYS, MODELS), ("experts", "experts")]
 WAYS["experts"] = (2, 3, lambda: ExpertParallel(EXPERTS, accumulate=3, **OWN))
 
 
