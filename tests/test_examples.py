@@ -54,6 +54,7 @@ def test_help(script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     assert all(option in shown for option in ("--seed", "--epochs", "--batch-size", "--limit"))
 
 
+@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize(("command", "last"), RUNS, ids=[command for command, _ in RUNS])
 def test_small_run(
     command: str, last: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
