@@ -26,7 +26,7 @@ from .test_strategies import CASES, JOINED, SPLIT, STRATEGIES, TIED, tied
 # -- no rank runs: each is asked what it would do ----------------------------------------------------------------------
 
 CHUNK = 200
-NUMBERS = [pytest.param(n, marks=pytest.mark.nightly if n >= 600 else ()) for n in range(0, 2000, CHUNK)]
+NUMBERS = [pytest.param(n, marks=pytest.mark.nightly if n else ()) for n in range(0, 2000, CHUNK)]
 RUN = range(0, 2000, 61)  # those that run too
 MISTAKEN = [number for number in RUN if case(number).ranks == 4]  # these communicate
 GROUPS = {
