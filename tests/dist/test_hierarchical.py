@@ -14,6 +14,7 @@ from hetu.dist import ExpertParallel, Layout, Link, Parallel, Shard, Strategy, V
 from hetu.dist.comm.hierarchical import all_to_all, within_hosts
 from hetu.dist.comm.threads import ThreadComm
 
+from ..pairs import pairwise
 from .models import batches, communicating, communication, losses
 from .test_hints import expert_feeds, mixture
 
@@ -147,9 +148,8 @@ ROUTES = {  # how many ranks share the batch, of how many
 }
 
 
-@pytest.mark.parametrize("tokens", [12, 11])
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-@pytest.mark.parametrize("name", ROUTES)
+@pytest.mark.usefixtures("meaning")
+@pytest.mark.parametrize(("name", "ranks", "tokens"), pairwise(ROUTES, [2, 3, 4], [12, 11]))
 def test_tokens_that_compete_with_all_travel_to_their_experts_and_back_by_all_to_all(name, ranks, tokens, messages):
     """No rank sends more than its own tokens, and only those that have found room and do not stay with it."""
     make, width = ROUTES[name]

@@ -118,7 +118,7 @@ def test_layers_are_found_below_the_casts_of_mixed_precision():
         np.testing.assert_allclose(made, losses(), atol=5e-3)
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "pipedream"])
+@pytest.mark.parametrize("schedule", [pytest.param("gpipe", marks=pytest.mark.nightly), "1f1b", "pipedream"])
 def test_passes_of_every_device_at_once_leave_the_losses_alone(schedule):
     """Those that join nodes keep to the order of communication and of the schedule."""
 

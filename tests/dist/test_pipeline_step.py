@@ -86,6 +86,7 @@ def sequences(hinted=True, axis=1, ranks=(0, 1)):
 SPLIT = ht.dist.MEGATRON | {"*up*/weight": 1, "*up*/bias": 0, "*down*/weight": 0}  # the second is called up_1
 
 
+@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "pipedream"])
 def test_sequence_parallelism_inside_stages(schedule):
     build = lambda: Pipeline(2, 2, schedule, tensor=2, split=SPLIT)  # noqa: E731

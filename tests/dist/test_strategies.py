@@ -18,6 +18,7 @@ from hetu.dist import Mesh, plan, run_ranks
 from hetu.dist.cut.builders import MEGATRON, DataParallel, Parallel, RuleBook, TensorParallel, ZeRO
 from hetu.dist.cut.strategy import Builder, Kept, Strategy
 
+from ..pairs import in_turn
 from .models import MODELS, batches, communicating, communication, losses, mlp, transformer, uniform
 from .test_launch import heturun
 
@@ -88,8 +89,7 @@ def watched():
 JOINED = {**MODELS, "watched": watched}
 
 
-@pytest.mark.parametrize("model", JOINED)
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(("strategy", "model"), in_turn(2, STRATEGIES, JOINED))
 def test_passes_of_every_device_at_once_leave_the_losses_alone(strategy, model):
     wanted = losses(JOINED[model], steps=3)
     passes = [*PASSES]

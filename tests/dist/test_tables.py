@@ -12,6 +12,8 @@ from hetu.dist import DataParallel, Heterogeneous, Parallel, Pipeline, TensorPar
 from hetu.plan import MachineProfile, builders, simulate
 from hetu.plan.simulation.traffic import bytes_between_ranks
 
+from ..pairs import in_turn, pairwise
+
 TABLES = {"one": (1, 3), "numbers": (5,), "letters": (65, 4), "matrices": (1000, 2, 3), "words": (50_000, 2)}
 SIZES = (12, 204, 2400, 24)  # of batches: at the second "letters" are fewer bytes than rows, at the third "matrices"
 SPLIT = {"letters": 0, "matrices": 1}
@@ -102,8 +104,7 @@ def check(name, optimizer, ranks, twice=(), passes=None):
 
 @pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("ranks", [2, *(pytest.param(n, marks=pytest.mark.nightly) for n in (3, 4))])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize(("name", "optimizer"), in_turn(2, STRATEGIES, OPTIMIZERS))
 def test_every_variable_is_as_in_one_process(name, optimizer, ranks):
     if ranks % 2 and " x " in name:
         ranks = 6
@@ -149,13 +150,7 @@ def communicated(name, rows, width, ids, ranks):
     return max(run_ranks(ranks, work))
 
 
-SENT = [
-    pytest.param(name, rows, ids, ranks, marks=() if ranks == 3 else pytest.mark.nightly)
-    for name in ("data", "parts of feeds", "zero1", "zero3")
-    for rows in (1, 5, 65, 1000, 50_000)
-    for ids in (12, 96, 1200)
-    for ranks in (2, 3, 4)
-]
+SENT = pairwise(("data", "parts of feeds", "zero1", "zero3"), (1, 5, 65, 1000, 50_000), (12, 96, 1200), (2, 3, 4))
 
 
 @pytest.mark.parametrize(("name", "rows", "ids", "ranks"), SENT)
@@ -185,8 +180,7 @@ SPREAD = {
 }
 
 
-@pytest.mark.parametrize("rows", [20, 64, 65, 5000])
-@pytest.mark.parametrize("name", SPREAD)
+@pytest.mark.parametrize(("name", "rows"), in_turn(2, SPREAD, [20, 64, 65, 5000]))
 def test_no_strategy_takes_the_way_of_more_bytes(name, rows, monkeypatch):
     """Simulated, on 4 ranks: all that they send together."""
     ids, t = ht.placeholder("ids", (None,), "int64"), ht.placeholder("t", (None,), "int64")
