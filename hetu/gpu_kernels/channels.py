@@ -68,7 +68,7 @@ class _Channels:
 
 
 def _fit(images: Sequence[Any], vectors: Sequence[Any]) -> bool:
-    """Whether the arrays are contiguous, and of one dtype each, in which sums are alike, and a grid has room for them."""
+    """Whether arrays are contiguous, of one dtype each, in which sums are alike, and a grid has room for them."""
     alike = all(a.dtype == group[0].dtype for group in (images, vectors) for a in group)
     wide = compute_dtype(images[0].dtype.name) == compute_dtype(vectors[0].dtype.name)
     return alike and wide and vectors[0].size <= MOST_CHANNELS and contiguous(*images, *vectors)
