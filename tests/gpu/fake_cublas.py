@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from .fake_cupy import alive
+from .fake_cupy import holding
 from .fake_nccl import memory
 from .fake_streams import LOG, Item, stream_at
 
@@ -33,8 +33,7 @@ def call(name: str, handle: int, *given: Any) -> None:
         else:
             assert name == "GemmStridedBatchedEx"
         LOG.append("product")
-        places = given[6], given[10], given[15]
-        found = [a for a in alive() if any(a.ctypes.data <= p < a.ctypes.data + a.nbytes for p in places)]
+        found = [a for pointer in (given[6], given[10], given[15]) for a in holding(pointer)]
         stream_at(STREAM[handle]).add(Item(partial(_product, found, *given)))
 
 

@@ -22,9 +22,10 @@ from .fake_streams import HERE, LOCK, LOG, CUDARuntimeError, Event, Item, Stream
 MEMORY: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # of the device, by address
 
 
-def alive() -> list[Any]:
-    """The arrays of the device that there are, while other threads make some and drop some."""
-    return [a for reference in MEMORY.valuerefs() if (a := reference()) is not None]
+def holding(pointer: int, nbytes: int = 1) -> list[Any]:
+    """The arrays of the device that have these bytes, while other threads make some and drop some."""
+    before = [(r.key, r()) for r in MEMORY.valuerefs() if r.key <= pointer]
+    return [a for address, a in before if a is not None and pointer + nbytes <= address + a.nbytes]
 
 
 # -- arrays ------------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import numpy as np
 
 from hetu.core.types import as_dtype
 
-from .fake_cupy import alive, nccl
+from .fake_cupy import holding, nccl
 from .fake_streams import HERE, LOCK, Item, finish, force, stream_at, wait_for_others
 
 
@@ -29,7 +29,7 @@ OPERATIONS = {"SUM": np.add, "MAX": np.maximum, "MIN": np.minimum}
 def memory(pointer: int, count: int, dtype: str) -> np.ndarray:
     dtype = as_dtype(dtype)
     nbytes = count * dtype.itemsize
-    if not any(a.ctypes.data <= pointer and pointer + nbytes <= a.ctypes.data + a.nbytes for a in alive()):
+    if not holding(pointer, nbytes):
         raise NcclError(f"ncclInvalidArgument: {pointer:#x} is no memory of a device")
     return np.ctypeslib.as_array((ctypes.c_char * nbytes).from_address(pointer)).view(dtype)[:count]
 
