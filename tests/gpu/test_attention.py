@@ -143,7 +143,9 @@ def test_training_runs_the_kernels(cupy, precision):
 
 
 def rows(n, count, heads, features, dtype, seed, form="plain"):
-    """(n, positions, heads, features): in order, as views of a packed projection, or with heads outside."""
+    """(n, positions, heads, features): in order, as views of a packed projection, with heads outside, or each its own."""
+    if form == "mixed":
+        form = ("plain", "packed", "heads first")[seed % 3]
     if form == "packed":
         return normal(n, count, 3, heads, features, dtype=dtype, seed=seed)[:, :, 1]
     if form == "heads first":
@@ -215,7 +217,7 @@ def test_tensor_kernels(shape, causal):
 
 
 @compiled
-@pytest.mark.parametrize("form", ["packed", "heads first"])
+@pytest.mark.parametrize("form", ["packed", "heads first", "mixed"])
 @pytest.mark.parametrize("dtype", KINDS)
 def test_views_are_taken_as_they_lie(dtype, form):
     compare((2, 40, 40, 2, 16, 16), dtype, True, form)

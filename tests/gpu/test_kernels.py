@@ -9,6 +9,7 @@ from hetu.core.op import Op
 from hetu.gpu_kernels import emulator
 from hetu.gpu_kernels.emulator import Emulator
 from hetu.gpu_kernels.launchers import KERNELS
+from hetu.gpu_kernels.source import assemble
 
 from .cases import DTYPES, all_cases, assert_close, ids, uncompiled_cases
 
@@ -38,6 +39,27 @@ def test_every_hand_written_kernel_has_a_row():
     met = {case.node.op.name for cases in uncompiled_cases().values() for case in cases}
     entered = {op.name for op in KERNELS.functions if isinstance(op, Op)} - {"fused"}  # of `test_groups.py`
     assert len(entered) > 40 and sorted(entered - met) == []
+
+
+@pytest.mark.skipif(emulator.compiler() is None, reason="no C++ compiler: install g++ or clang++")
+def test_brain_floats_are_rounded_to_the_nearest_or_even_ones():
+    body = """extern "C" __global__ void both(const float* f, unsigned short* bits, float* back, long long n) {
+        for (long long i = threadIdx.x; i < n; i += blockDim.x) {
+            const bfloat16 b = f[i];
+            bits[i] = b.bits, back[i] = b;
+        }
+    }"""
+    high = np.arange(1 << 16, dtype=np.uint32) << 16
+    whole = np.concatenate(
+        [high | low for low in (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF)]
+    )  # below, at and above the half
+    floats, bits, back = whole.view(np.float32), np.zeros(whole.size, np.uint16), np.zeros(whole.size, np.float32)
+    Emulator().kernel(assemble(body, "both.cu"), "both")((1,), (256,), (floats, bits, back, whole.size))
+    up = (whole & 0xFFFF) + (whole >> 16 & 1) > 0x8000
+    there = ~np.isnan(floats)
+    np.testing.assert_array_equal(bits[there], (whole >> 16)[there] + up[there])
+    np.testing.assert_array_equal(back.view(np.uint32) >> 16, bits)
+    assert np.isnan(back[~there]).all()
 
 
 @pytest.mark.skipif(emulator.compiler() is None, reason="no C++ compiler: install g++ or clang++")
