@@ -87,7 +87,7 @@ class Emulator:
 
 
 class _Poisoned:
-    """NumPy, whose empty arrays hold what shows when it is read: NaN, -1 or true."""
+    """NumPy, whose empty arrays hold what shows when it is read: NaN, large integers, truth."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(np, name)
@@ -95,7 +95,7 @@ class _Poisoned:
     def empty(self, shape: Any, dtype: Any = float) -> np.ndarray:
         made = np.empty(shape, dtype)
         if made.nbytes < LARGE:
-            made.fill(True) if made.dtype == bool else made.reshape(-1).view("uint8").fill(0xFF)
+            made.reshape(-1).view("uint8").fill({"b": 1, "i": 0x55, "u": 0x55}.get(made.dtype.kind, 0xFF))
         return made
 
     def empty_like(self, array: np.ndarray) -> np.ndarray:
