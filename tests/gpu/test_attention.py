@@ -143,7 +143,7 @@ def test_training_runs_the_kernels(cupy, precision):
 
 
 def rows(n, count, heads, features, dtype, seed, form="plain"):
-    """(n, positions, heads, features): in order, as views of a packed projection, with heads outside, or each its own."""
+    """(n, positions, heads, features): in order, as views of a packed projection, with heads outside, or each so."""
     if form == "mixed":
         form = ("plain", "packed", "heads first")[seed % 3]
     if form == "packed":

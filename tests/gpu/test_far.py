@@ -1,6 +1,6 @@
 """Arrays of more than 2^31 elements, of which only the ends are touched, and grids as large as a device takes.
 
-The arrays are zeros of which few pages are written, and those are small, so they take no memory. The first and the last blocks of a grid
+The arrays are zeros of which few pages are written, and pages are small. The first and the last blocks of a grid
 run: they see the least and the greatest positions.
 """
 
