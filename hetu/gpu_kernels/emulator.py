@@ -329,8 +329,9 @@ def _command() -> str:
 def _flags(*more: str) -> list[str]:
     """The compiler and its options for texts."""
     command = _command()
-    option = "--param=asan-" if "g++" in command.rsplit("/", 1)[-1].replace("clang++", "") else "-mllvm=-asan-"
-    return [command, *OPTIONS, "-O0", SANITIZERS, *(option + s for s in SANITIZER), *more]
+    flag = "-mllvm -" if Path(command).name == "clang++" else "--param "
+    options = " ".join(f"{flag}asan-{s}" for s in SANITIZER).split()
+    return [command, *OPTIONS, "-O0", SANITIZERS, *options, *more]
 
 
 def _shared() -> Path:

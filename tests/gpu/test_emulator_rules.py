@@ -41,8 +41,8 @@ RULES = {
         f"{PACK} y[t] = ((const Pack*)(x + 1))->v[0];", f"{PACK} y[t] = ((const Pack*)(x + 4))->v[0];", "not aligned"
     ),
     "a pack in floats": Rule(
-        f"{PACK} __shared__ float s[8]; if (t == 5) *(Pack*)s = Pack();",
-        f"{PACK} __shared__ Pack s[2]; if (t == 5) s[0] = Pack();",
+        f"{PACK} __shared__ float s[8]; if (t == 5) ((Pack*)s)->v[1] = 1;",
+        f"{PACK} __shared__ Pack s[2]; if (t == 5) s[0].v[1] = 1;",
         "not aligned",
     ),
     "a read behind a shared array": Rule(
