@@ -33,7 +33,6 @@ from .shape import *
 from .slicing import *
 from .sorting import *
 from .sparse import *
-from .statistics import *
 
 if not typing.TYPE_CHECKING:  # a checker knows that stars take no modules; Python enters each here and takes it along
     __all__ = [name for name, value in globals().items() if name[0] != "_" and not isinstance(value, types.ModuleType)]

@@ -17,7 +17,7 @@ from ..core.op import as_node, as_nodes, op
 from ..core.operators import cast_to, if_training, with_updates
 from ..core.types import TensorType, compatible, normalize_axis, product, promote, require_float, show_shape
 from .elementwise import widened
-from .statistics import mean
+from .reduction import mean
 
 __all__ = ["batch_norm"]
 

@@ -21,8 +21,8 @@ from ..core.operators import cast_to
 from ..core.types import Shape, TensorType, as_dtype, compatible, is_float, require_float, show_shape
 from .elementwise import rounded, stored, stored_attrs, widened
 from .index import RowWindow
+from .reduction import logsumexp
 from .shape import squeeze
-from .statistics import logsumexp
 
 __all__ = [
     "binary_cross_entropy_with_logits",

@@ -18,7 +18,7 @@ from ..core.operators import cast_to
 from ..core.types import TensorType, product, promote, require_float
 from .batch_norm import batch_norm, check_vectors, gradient_type, lift
 from .elementwise import rounded, stored, stored_attrs, widened
-from .statistics import mean
+from .reduction import mean
 
 __all__ = ["batch_norm", "group_norm", "layer_norm", "rms_norm"]
 

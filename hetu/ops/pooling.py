@@ -15,7 +15,7 @@ from ..core.errors import ArgumentError, ShapeError, public
 from ..core.graph import OPS, Node
 from ..core.op import as_node, op
 from ..core.types import Dim, TensorType, compatible, show_shape
-from .statistics import mean
+from .reduction import mean
 from .window import Pair, Sizes, Window, check_images, fold, pad_image, pair
 
 __all__ = ["avg_pool2d", "global_avg_pool2d", "global_max_pool2d", "interpolate", "max_pool2d"]
