@@ -297,11 +297,11 @@ def test_a_strangers_communication_gets_the_communicator_is_not_folded_and_is_co
 
     def run(comm):
         ex = ht.Executor([y], comm=comm)
-        return ex.run({})[0], bytes_between_ranks(ex.program({}), 2), profile(ex, repeat=1).rows("layer")[0].label
+        return ex.run({})[0], bytes_between_ranks(ex.program({}), 2), {r.label for r in profile(ex, repeat=1).rows("layer")}
 
-    for value, sent, label in run_ranks(2, run):
+    for value, sent, labels in run_ranks(2, run):
         np.testing.assert_array_equal(value, np.full((4, 3), 6.0))
-        assert sent == 2 * 4 * 12 and label == "(communication)"
+        assert sent == 2 * 4 * 12 and "(communication)" in labels
 
 
 def test_a_planner_asks_a_strangers_communication_what_it_sends():
