@@ -39,6 +39,7 @@ OPTIONS = ("-std=c++17", "-fPIC", "-shared", "-w", "-fno-strict-aliasing", "-fvi
 SANITIZERS = "-fsanitize=kernel-address,alignment,bounds"  # which report by calls
 SANITIZER = ("stack=0", "globals=0", "instrumentation-with-call-threshold=0")  # every access, and nothing else
 LIBRARIES = ("-nodefaultlibs", "-lstdc++", "-lm", "-lc", "-lgcc_s")  # none of a sanitizer
+SECONDS = 280  # for a compiler, which may have hundreds of kernels to read on a busy machine
 HEADERS = ("emulator.h", "emulator_matrices.h")
 RUNTIME = ("emulator.cpp", "emulator_matrices.cpp")
 _KERNEL = re.compile(r'extern\s+"C"\s+__global__\s+void\s+(?:__launch_bounds__\(([^,)]*)[^)]*\)\s*)?(\w+)\s*\(')
@@ -347,7 +348,7 @@ def _shared() -> Path:
             (whole / RUNTIME[0]).write_text(f"#define EMULATOR_RUNTIME\n{header}{_joined(RUNTIME)}", "utf-8")
             _compiled([_command(), *OPTIONS, "-O2", "-c", RUNTIME[0], "-o", "emulator.o"], whole)
             line = _flags("-x", "c++-header", HEADERS[0], "-o", f"{HEADERS[0]}.gch")
-            subprocess.run(line, cwd=whole, capture_output=True, timeout=120)  # it is a matter of time alone
+            subprocess.run(line, cwd=whole, capture_output=True, timeout=SECONDS)  # it is a matter of time alone
             with suppress(OSError):  # meanwhile another process has made it
                 whole.rename(folder)
     return folder
@@ -364,7 +365,7 @@ def _compile(source: str, shared: Path, library: Path) -> None:
 
 
 def _compiled(command: Sequence[str], folder: Path) -> None:
-    made = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    made = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=SECONDS)
     if made.returncode:
         errors = [line for line in made.stderr.splitlines() if "error" in line] or made.stderr.splitlines()
         raise KernelError("the kernel does not compile:\n" + "\n".join(errors[:10]))
