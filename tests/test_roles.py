@@ -297,7 +297,11 @@ def test_a_strangers_communication_gets_the_communicator_is_not_folded_and_is_co
 
     def run(comm):
         ex = ht.Executor([y], comm=comm)
-        return ex.run({})[0], bytes_between_ranks(ex.program({}), 2), {r.label for r in profile(ex, repeat=1).rows("layer")}
+        return (
+            ex.run({})[0],
+            bytes_between_ranks(ex.program({}), 2),
+            {r.label for r in profile(ex, repeat=1).rows("layer")},
+        )
 
     for value, sent, labels in run_ranks(2, run):
         np.testing.assert_array_equal(value, np.full((4, 3), 6.0))
