@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..core.kernels import Call
-from ..ops.reduction import argmax, argmin, cumsum
+from ..ops.scan import argmax, argmin, cumsum
 from ..ops.sorting import topk
 from .c_calls import c_call
 from .moves import grain_of, in_order

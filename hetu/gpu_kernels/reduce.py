@@ -13,7 +13,7 @@ from typing import Any
 
 from ..fuse.form import FOLDS
 from ..fuse.line_text import compute_dtype
-from ..ops import reduction
+from ..ops import reduction, scan
 from .launchers import kernel
 from .machine import Call, Machine, contiguous
 from .source import assemble, file_text
@@ -101,5 +101,5 @@ def place(op: Any, machine: Machine, out: Any, x: Any, *, axis: int, **_: Any) -
     return [partial(launch, (-(-rows // 8),), (32, 8), (x, out, rows, x.shape[axis], inner))]
 
 
-kernel(reduction.argmax)(partial(place, reduction.max))
-kernel(reduction.argmin)(partial(place, reduction.min))
+kernel(scan.argmax)(partial(place, reduction.max))
+kernel(scan.argmin)(partial(place, reduction.min))

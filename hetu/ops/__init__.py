@@ -29,6 +29,7 @@ from .pooling import *
 from .random import *
 from .reduction import *
 from .routing import *
+from .scan import *
 from .shape import *
 from .slicing import *
 from .sorting import *

@@ -1,4 +1,4 @@
-"""Operators that shrink axes: sums, extrema, norms and logical reductions.
+"""Operators that shrink axes: sums, extrema, norms and logical reductions. `scan.py` has those that go along one.
 
 What composes well is a plain function (`mean`, `var`, `logsumexp`, `norm`): its gradient and its sharding follow from
 the parts.
@@ -33,11 +33,11 @@ from ..core.types import (
     product,
 )
 from .elementwise import abs as absolute
-from .elementwise import equal, exp, isfinite, isnan, log, logical_or, sqrt, square, where
+from .elementwise import equal, exp, isfinite, log, sqrt, square, where
 
 Axis = int | tuple[int, ...] | None
 
-__all__ = ["all", "any", "argmax", "argmin", "cumsum", "logsumexp", "max", "mean", "min", "norm", "prod", "sum", "var"]
+__all__ = ["all", "any", "logsumexp", "max", "mean", "min", "norm", "prod", "sum", "var"]
 
 
 # -- what the operators here share -----------------------------------------------------------------------------
@@ -99,18 +99,18 @@ def restore_axes(g: Node, x: Node, axis: tuple[int, ...], keepdims: bool) -> Nod
 # -- sums ------------------------------------------------------------------------------------------------------
 
 
-def _total_type(x: TensorType, *, axis: tuple[int, ...], keepdims: bool) -> TensorType:
+def total_type(x: TensorType, *, axis: tuple[int, ...], keepdims: bool) -> TensorType:
     """Small integers and truth values are counted in 64 bits, or their sum would overflow."""
     wide = np.dtype("int64") if not is_float(x.dtype) and x.dtype != np.uint64 else x.dtype
     return TensorType(reduced_shape(x.shape, axis, keepdims), wide)
 
 
-def _total_dtype(xp: ModuleType, x: Any) -> Any:
+def total_dtype(xp: ModuleType, x: Any) -> Any:
     dtype = dtype_of(x)
     return x.dtype if is_float(dtype) or dtype == np.uint64 else xp.int64
 
 
-@op(infer=_total_type, dims=reduction_dims, linear=(0,))
+@op(infer=total_type, dims=reduction_dims, linear=(0,))
 def sum(xp: ModuleType, x: Any, *, axis: Axis = None, keepdims: bool = False) -> Any:
     """Sum over `axis` (all axes by default). Floats keep their dtype, integers and booleans give int64.
 
@@ -120,7 +120,7 @@ def sum(xp: ModuleType, x: Any, *, axis: Axis = None, keepdims: bool = False) ->
     """
     if dtype_of(x).kind == "b":
         x = xp.astype(x, xp.int64)
-    return xp.sum(x, axis=axis, keepdims=keepdims, dtype=_total_dtype(xp, x))
+    return xp.sum(x, axis=axis, keepdims=keepdims, dtype=total_dtype(xp, x))
 
 
 sum.normalize(reduction_axes)
@@ -135,7 +135,7 @@ def sum_simplify(node: Node, x: Node) -> Node | None:
     return None if node.attrs["axis"] else x
 
 
-@op(infer=_total_type, dims=whole_reduction_dims)
+@op(infer=total_type, dims=whole_reduction_dims)
 def prod(xp: ModuleType, x: Any, *, axis: Axis = None, keepdims: bool = False) -> Any:
     """Product over `axis` (all axes by default). The dtype follows the rule of `sum`.
 
@@ -145,7 +145,7 @@ def prod(xp: ModuleType, x: Any, *, axis: Axis = None, keepdims: bool = False) -
     >>> float(ht.evaluate(prod([2.0, 3.0, 4.0])))
     24.0
     """
-    return xp.prod(x, axis=axis, keepdims=keepdims, dtype=_total_dtype(xp, x))
+    return xp.prod(x, axis=axis, keepdims=keepdims, dtype=total_dtype(xp, x))
 
 
 prod.normalize(reduction_axes)
@@ -189,38 +189,10 @@ def prod_dx_grad(h: Node, y: Node, g: Node, x: Node) -> tuple[Node, Node]:
 prod.into(lambda xp, out, x, *, axis, keepdims: xp.prod(x, axis=axis, keepdims=keepdims, out=out, dtype=out.dtype))
 
 
-@op(infer=lambda x, *, axis, reverse: _total_type(x, axis=(), keepdims=True), dims=along_axis_dims, linear=(0,))
-def cumsum(xp: ModuleType, x: Any, *, axis: int | None = None, reverse: bool = False) -> Any:
-    """Running sum along `axis` (of a vector: its only one), from its end with `reverse`. Its dtype is that of `sum`.
-
-    >>> import hetu as ht
-    >>> ht.evaluate(cumsum([1.0, 2.0, 3.0])).tolist()
-    [1.0, 3.0, 6.0]
-    """
-    dtype = _total_dtype(xp, x)
-    if not reverse:
-        return xp.cumulative_sum(x, axis=axis, dtype=dtype)
-    return xp.flip(xp.cumulative_sum(xp.flip(x, axis=axis), axis=axis, dtype=dtype), axis=axis)
-
-
-cumsum.normalize(one_axis)
-cumsum.grad(lambda g, y, x, *, axis, reverse: cumsum(g, axis=axis, reverse=not reverse))
-
-
-@cumsum.into
-def cumsum_into(xp: ModuleType, out: Any, x: Any, *, axis: int, reverse: bool) -> None:
-    if reverse:
-        x, out = xp.flip(x, axis=axis), xp.flip(out, axis=axis)  # views: the sum is written back to front
-    if out.dtype.name == "bfloat16":  # which CuPy cannot add up
-        xp.copyto(out, xp.cumsum(x, axis=axis, dtype="float32"))
-    else:
-        xp.cumsum(x, axis=axis, dtype=out.dtype, out=out)
-
-
 # -- extrema ---------------------------------------------------------------------------------------------------
 
 
-def _extremum_type(x: TensorType, *, axis: tuple[int, ...], keepdims: bool) -> TensorType:
+def extremum_type(x: TensorType, *, axis: tuple[int, ...], keepdims: bool) -> TensorType:
     for i in axis:
         if isinstance(x.shape[i], int) and x.shape[i] == 0:
             raise ShapeError(f"axis {i} of {x} is empty and has no extremum", fix="give it at least one element")
@@ -243,7 +215,7 @@ def _extremum_grad(g: Node, y: Node, x: Node, *, axis: tuple[int, ...], keepdims
     return chosen * (restore_axes(g, x, axis, keepdims) / sum(chosen, axis=axis, keepdims=True))
 
 
-@op(infer=_extremum_type, dims=reduction_dims, reduce="max")
+@op(infer=extremum_type, dims=reduction_dims, reduce="max")
 def max(xp: ModuleType, x: Any, *, axis: Any = None, keepdims: bool = False) -> Any:
     """Largest element along `axis` (all axes by default); ties share the gradient equally.
 
@@ -256,7 +228,7 @@ def max(xp: ModuleType, x: Any, *, axis: Any = None, keepdims: bool = False) -> 
     return xp.max(x, axis=axis, keepdims=keepdims)
 
 
-@op(infer=_extremum_type, dims=reduction_dims, reduce="min")
+@op(infer=extremum_type, dims=reduction_dims, reduce="min")
 def min(xp: ModuleType, x: Any, *, axis: Any = None, keepdims: bool = False) -> Any:
     """Smallest element along `axis` (all axes by default); ties share the gradient equally.
 
@@ -267,49 +239,6 @@ def min(xp: ModuleType, x: Any, *, axis: Any = None, keepdims: bool = False) -> 
     if builtins.any(x.shape[i] == 0 for i in axis):
         return _identity(xp, x, axis, keepdims, largest=True)
     return xp.min(x, axis=axis, keepdims=keepdims)
-
-
-def _argument_type(x: TensorType, *, axis: int, keepdims: bool) -> TensorType:
-    return TensorType(_extremum_type(x, axis=(axis,), keepdims=keepdims).shape, np.dtype("int64"))
-
-
-def _argument_dims(x: TensorType, *, axis: int, keepdims: bool) -> str:
-    return whole_reduction_dims(x, axis=(axis,), keepdims=keepdims)
-
-
-@op(infer=_argument_type, dims=_argument_dims, differentiable=False)
-def argmax(xp: ModuleType, x: Any, *, axis: int | None = None, keepdims: bool = False) -> Any:
-    """Place of the largest element along `axis` (of a vector: its only one), the first at a tie. int64.
-
-    >>> import hetu as ht
-    >>> ht.evaluate(argmax([[1.0, 5.0], [3.0, 2.0]], axis=1)).tolist()
-    [1, 0]
-    """
-    return xp.argmax(x, axis=axis, keepdims=keepdims)
-
-
-@op(infer=_argument_type, dims=_argument_dims, differentiable=False)
-def argmin(xp: ModuleType, x: Any, *, axis: int | None = None, keepdims: bool = False) -> Any:
-    """Place of the smallest element along `axis` (of a vector: its only one), the first at a tie. int64.
-
-    >>> import hetu as ht
-    >>> ht.evaluate(argmin([[1.0, 5.0], [3.0, 2.0]], axis=1)).tolist()
-    [0, 1]
-    """
-    return xp.argmin(x, axis=axis, keepdims=keepdims)
-
-
-def _place(extremum: Callable[..., Node]) -> Callable[..., Node]:
-    """`decompose` of argmax and argmin: the smallest place of the extremum or of NaN, also if the axis is split."""
-
-    def places(x: Node, *, axis: int, keepdims: bool) -> Node:
-        size = x.shape[axis]
-        shape = tuple(size if i == axis else 1 for i in range(x.ndim))
-        numbered = OPS["reshape"](OPS["arange"](start=0, stop=size, step=1, dtype="int64"), shape=shape)
-        here = logical_or(equal(x, extremum(x, axis=axis, keepdims=True)), isnan(x))
-        return min(where(here, numbered, as_node(size)), axis=axis, keepdims=keepdims)
-
-    return places
 
 
 def _extremum_into(extremum: Op[..., Node]) -> Callable[..., None]:
@@ -324,12 +253,10 @@ def _extremum_into(extremum: Op[..., Node]) -> Callable[..., None]:
     return into
 
 
-for _extremum, _argument in ((max, argmax), (min, argmin)):
+for _extremum in (max, min):
     _extremum.normalize(reduction_axes)
     _extremum.grad(_extremum_grad)
     _extremum.into(_extremum_into(_extremum))
-    _argument.normalize(one_axis)
-    _argument.decompose(_place(_extremum))
 
 
 # -- truth -----------------------------------------------------------------------------------------------------
