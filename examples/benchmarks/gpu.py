@@ -39,6 +39,7 @@ from hetu.core.errors import MissingDependencyError
 from hetu.core.graph import OPS
 from hetu.gpu_kernels import KERNELS
 from hetu.gpu_kernels.check import machine
+from hetu.look.profiler import seconds_on_device
 
 LAUNCHES = 20
 TURN_SECONDS = 0.25  # of one side: long enough for the clocks of the device to stay up
@@ -96,8 +97,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=5, help="how often all sides take their turn")
     parser.add_argument("--json", type=Path, help="a file for the results, written anew after each row")
     parser.add_argument("--quick", action="store_true", help="small sizes and few steps, to see that every row runs")
-    parser.add_argument("--sides", nargs="*", choices={*SIDES, *WITHOUT_GRAPHS}, default=SIDES, help="of PyTorch")
-    parser.add_argument("--lock", type=Path, help=argparse.SUPPRESS)  # given to the process of one row
+    parser.add_argument("--sides", nargs="*", default=SIDES, help=argparse.SUPPRESS)  # for the process of one row
+    parser.add_argument("--lock", type=Path, help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
     if chosen.lock:
         print(json.dumps(rows_of(chosen.rows[0], chosen.rounds, Turns(chosen.lock), chosen.sides)))
@@ -183,12 +184,13 @@ def steps(name: str, xp: Any, rounds: int, turns: Turns | None, others: Sequence
     """Milliseconds of a step of each side, and the ratio of hetu to the others in the same rounds."""
     case = CASES[name]
     workload = case.workload(turns)
-    sides = {"hetu": hetu_step(workload, case.precision)[:2]}
+    sides, failed = {"hetu": hetu_step(workload, case.precision)[:2]}, {}
     for side in others:
         try:
             sides[side] = torch_step(workload, case.precision, side)
         except Exception as error:
-            print(f"{name}: PyTorch {side} fails: {type(error).__name__}: {error}", file=sys.stderr)
+            failed[side] = type(error).__name__
+            print(f"{name}: PyTorch {side} fails: {failed[side]}: {error}", file=sys.stderr)
     times: dict[str, list[float]] = {side: [] for side in sides}
     if turns:
         turns.take()
@@ -203,7 +205,7 @@ def steps(name: str, xp: Any, rounds: int, turns: Turns | None, others: Sequence
     for side in [s for s in times if s != "hetu"]:
         ratio = statistics.median(a / b for a, b in zip(times["hetu"], times[side]))
         row |= {side: statistics.median(times[side]), f"/{side}": ratio, f"{side} wanted": wanted.get(side)}
-    return row | {"losses agree": bool(np.allclose(losses, losses[0], rtol=LOSSES_AGREE[case.precision]))}
+    return row | failed | {"losses agree": bool(np.allclose(losses, losses[0], rtol=LOSSES_AGREE[case.precision]))}
 
 
 def timed(step: Callable[[], object], xp: Any, turns: Turns | None) -> float:
@@ -444,17 +446,8 @@ def sparse_kernels(quick: bool) -> dict[str, Callable[[], tuple[Calls, int]]]:
 
 
 def seconds(calls: Calls, xp: Any) -> float:
-    """The median time of the calls, by events of the device."""
-    times = []
-    for _ in range(LAUNCHES):
-        begin, end = xp.cuda.Event(), xp.cuda.Event()
-        begin.record()
-        for call in calls:
-            call()
-        end.record()
-        end.synchronize()
-        times.append(xp.cuda.get_elapsed_time(begin, end) / 1e3)
-    return statistics.median(times)
+    """The median time of the calls."""
+    return statistics.median(seconds_on_device(calls, xp) for _ in range(LAUNCHES))
 
 
 def table(rows: Sequence[Row]) -> str:

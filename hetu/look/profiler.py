@@ -212,18 +212,25 @@ def profile_program(program: Program, repeat: int = 5, timer: Callable[[], int] 
     return Profile(tuple(rows))
 
 
-def _seconds(calls: tuple[Callable[[], Any], ...], kind: str, xp: Any, timer: Callable[[], int]) -> float:
-    """Time of the calls of one instruction: that of a GPU between two events of its stream, for the host runs ahead."""
-    events = [xp.cuda.Event() for _ in "ab"] if kind == "gpu" else []
+def _seconds(calls: Sequence[Callable[[], Any]], kind: str, xp: Any, timer: Callable[[], int]) -> float:
+    """Time of the calls of one instruction."""
+    if kind == "gpu":
+        return seconds_on_device(calls, xp)
     start = timer()
-    for event in events[:1]:
-        event.record()
     for call in calls:
         call()
-    for event in events[1:]:
-        event.record()
-        event.synchronize()
-    return xp.cuda.get_elapsed_time(*events) * 1e-3 if events else (timer() - start) * 1e-9
+    return (timer() - start) * 1e-9
+
+
+def seconds_on_device(calls: Sequence[Callable[[], Any]], xp: Any) -> float:
+    """Time of calls on a GPU, between two events of the current stream: the host runs ahead, and does not count."""
+    begin, end = xp.cuda.Event(), xp.cuda.Event()
+    begin.record()
+    for call in calls:
+        call()
+    end.record()
+    end.synchronize()
+    return float(xp.cuda.get_elapsed_time(begin, end)) * 1e-3
 
 
 # -- counting ------------------------------------------------------------------------------------------------------
