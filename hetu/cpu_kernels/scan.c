@@ -106,13 +106,13 @@ static long long place_in_row(const T* x, long long size) {
         own = *(const Vector*)(x + (k + LANES < size ? k : size - LANES)), odd |= own != own, *most = best_of(own, *most);
     for (int i = 1; i < BESIDE; i++) *most = best_of(most[i], *most);
     for (int l = 0; l < LANES; l++) best = (*most)[l] BETTER best ? (*most)[l] : best;
-    const bool none = any(odd);
+    const bool has_nan = any(odd);
     for (; place + BESIDE * LANES <= size; place += BESIDE * LANES) {
         for (int i = 0; i < BESIDE; i++)
-            own = *(const Vector*)(x + place + i * LANES), here |= none ? own != own : own == best;
+            own = *(const Vector*)(x + place + i * LANES), here |= has_nan ? own != own : own == best;
         if (any(here)) break;
     }
-    while (none ? x[place] == x[place] : x[place] != best) place++;
+    while (has_nan ? x[place] == x[place] : x[place] != best) place++;
     return place;
 }
 

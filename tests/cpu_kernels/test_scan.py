@@ -66,6 +66,20 @@ def check(op, x, attrs):
             np.testing.assert_array_equal(out, w)  # small whole numbers, whose sums are exact in any order
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32"])
+@pytest.mark.parametrize("size", [7, 33, 150])
+def test_an_extremum_or_a_nan_is_found_at_every_place(size, dtype):
+    """Behind any number of blocks of vectors; a NaN before and behind the extremum, too."""
+    peaks = np.eye(size, dtype=dtype)
+    for op, x in (("argmax", peaks), ("argmin", -peaks)):
+        check(OPS[op], x, {"axis": 1, "keepdims": False})
+        if dtype != "int32":
+            for shift in (0, 1, size // 2):
+                odd = x.copy()
+                odd[np.roll(peaks, shift, 1) == 1] = np.nan
+                check(OPS[op], odd, {"axis": 1, "keepdims": False})
+
+
 def test_sums_are_added_in_the_order_of_numpy():
     x = np.random.default_rng(0).standard_normal((3, 200, 4)).astype("float32")
     for axis in range(3):

@@ -62,6 +62,7 @@ ODD = {  # sizes m, k, n, what is turned, and the copies: of a, of b, of the res
     "rows of the result": ((5, 16, 9), "", 2),  # and so of b
     "both sides of a sum": ((5, 9, 16), "", 2),
     "all": ((5, 9, 11), "", 3),
+    "rows of several blocks": ((3, 16, 4101), "", 2),
     "turned": ((5, 9, 16), "ab", 3),
     "a turned": ((9, 16, 24), "a", 2),
     "b turned": ((16, 24, 9), "b", 2),
