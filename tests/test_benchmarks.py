@@ -45,7 +45,6 @@ def test_halves_of_a_batch_on_two_threads_train_as_the_whole():
     np.testing.assert_allclose(halves, whole, rtol=1e-5)
 
 
-@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("name", rows.WORKLOADS)
 def test_a_row_makes_a_step_at_a_small_size(name):
     workload = rows.WORKLOADS[name].shrunk()
