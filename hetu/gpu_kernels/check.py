@@ -68,8 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.anew:
         lines.unlink(missing_ok=True)
     prove(lines, chosen.jobs, chosen.only, deadline)
-    found_out = read(lines)
-    results: dict[str, Any] = {"machine": found, "checks": parts(found_out), "causes": causes(found_out)}
+    outcomes = read(lines)
+    results: dict[str, Any] = {"machine": found, "checks": parts(outcomes), "causes": causes(outcomes)}
     results["benchmark"] = {} if chosen.quick else benchmark(deadline)
     chosen.json.write_text(json.dumps(results, indent=1))
     print(f"{results['causes']}\n{table(results['checks'])}\nwritten to {chosen.json}")
@@ -147,7 +147,7 @@ def parts(results: Sequence[Result]) -> list[dict[str, Any]]:
 
 
 def causes(results: Iterable[Result]) -> str:
-    """What failed, by the last line of the message: how many tests, the first of them, and the line.
+    """What failed, by the line that names the error: how many tests, it, and the first of them.
 
     >>> print(causes([{"test": f"tests/a.py::test[{k}]", "outcome": "failed", "message": "no"} for k in range(2)]))
     2 x no   (test[0])

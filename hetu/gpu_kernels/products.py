@@ -32,8 +32,8 @@ DEFAULT_ALGORITHM = -1
 MOST_JOINED = 8  # arrays that CuPy joins without such a list
 WORKSPACE = 32 << 20  # bytes, what NVIDIA recommends for an H100
 ALIGNED, FITTED = 8, 64  # neighbors of 16 bits, in multiples of which rows should come, and do in copies
-# What a copy has to save: on an H100 a product at unaligned rows takes 6.5e-15 s more for each multiplication, a copy
-# 1.6e-12 s for each element, and launches take some microseconds.
+# What a copy has to save: on an H100 a product at unaligned rows takes 6.5e-15 s more for each multiplication; to read
+# and write an element, at the bandwidth of its memory, takes 1.6e-12 s, and a launch some microseconds.
 WORTH, LEAST = 256, 1 << 30
 
 # Memory for cuBLAS, of each stream its own, for products on two may go on at once.
