@@ -205,7 +205,8 @@ def steps(name: str, xp: Any, rounds: int, turns: Turns | None, others: Sequence
     for side in [s for s in times if s != "hetu"]:
         ratio = statistics.median(a / b for a, b in zip(times["hetu"], times[side]))
         row |= {side: statistics.median(times[side]), f"/{side}": ratio, f"{side} wanted": wanted.get(side)}
-    return row | failed | {"losses agree": bool(np.allclose(losses, losses[0], rtol=LOSSES_AGREE[case.precision]))}
+    agree = bool(np.allclose(losses, losses[0], rtol=LOSSES_AGREE[case.precision]))
+    return row | failed | {"losses agree": agree if len(losses) > 1 else None}
 
 
 def timed(step: Callable[[], object], xp: Any, turns: Turns | None) -> float:
