@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import hetu as ht
-from hetu.core.errors import FeedError
+from hetu.core.errors import DTypeError, FeedError
 from hetu.core.graph import OPS
 from hetu.core.types import same_type
 
@@ -218,22 +218,29 @@ INTEGERS = [np.dtype(f"{kind}{bits}") for kind in ("int", "uint") for bits in (8
 
 @pytest.mark.parametrize("given", INTEGERS, ids=str)
 @pytest.mark.parametrize("wanted", INTEGERS, ids=str)
-def test_integers_are_fed_as_they_are_or_not_at_all(wanted, given):
+def test_integers_are_fed_and_kept_as_they_are_or_not_at_all(wanted, given):
     """Each limit of either dtype, alone, among others and as one number, and again once the program is known."""
     x = ht.placeholder("x", (None,), wanted.name)
     one = ht.placeholder("one", (), wanted.name)
-    ex = ht.Executor({"many": [x], "one": [one]})
+    ex = ht.Executor({"many": [x], "one": [one], "kept": [ht.variable("kept", 0, (3,), wanted.name)]})
     limits = {number for dtype in (wanted, given) for number in (np.iinfo(dtype).min, np.iinfo(dtype).max)}
-    info, there = np.iinfo(wanted), np.iinfo(given)
+    info, there, kept = np.iinfo(wanted), np.iinfo(given), [0, 0, 0]
     for number in sorted(n for n in {0, 1, *limits} if there.min <= n <= there.max):
         array = np.array([1, number, 0], given)
-        kinds = np.can_cast(given, wanted, "same_kind")  # signed numbers are not fed as unsigned ones
-        if kinds and info.min <= number <= info.max:
+        if info.min <= number <= info.max:
             assert ex.run("many", {x: array})[0].tolist() == array.tolist()
             assert ex.run("one", {one: array[1]})[0] == number
             assert ex.run("many", {x: array[::-1]})[0].tolist() == array[::-1].tolist()
+            ex.state["kept"] = array
+            kept = ex.state["kept"].tolist()
+            assert kept == array.tolist() == ht.Executor([ht.variable("w", array, dtype=wanted)]).run()[0].tolist()
         else:
-            said = f"is {wanted}, was fed {number}" if kinds else f"wants {wanted}, was fed {given}"
+            said = f"is {wanted}, got {number}"
             for name, feed in (("many", {x: array}), ("one", {one: array[1]}), ("many", {x: array[::-1]})):
                 with pytest.raises(FeedError, match=said):
                     ex.run(name, feed)
+            with pytest.raises(DTypeError, match=f"variable 'kept' {said}"):
+                ex.state["kept"] = array
+            assert ex.state["kept"].tolist() == kept
+            with pytest.raises(DTypeError, match=f"variable 'w' {said}"):
+                ht.variable("w", array, dtype=wanted)

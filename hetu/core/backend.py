@@ -149,8 +149,7 @@ def to_numpy(array: Any) -> np.ndarray:
 
 def copier(array: Any) -> Callable[[], np.ndarray]:
     """A call that makes a host copy of what lies in `array` by then."""
-    call: Callable[[], np.ndarray] = getattr(array, "get", array.copy)
-    return call
+    return cast(Callable[[], np.ndarray], getattr(array, "get", array.copy))
 
 
 # -- dtypes of arrays of any array module -----------------------------------------------------------------------
@@ -165,6 +164,25 @@ def dtype_of(array: Any) -> np.dtype:
     """The NumPy dtype of an array of any array module."""
     dtype = array.dtype  # NumPy's own, or an object that prints as `module.float32`
     return dtype if isinstance(dtype, np.dtype) else np.dtype(str(dtype).rpartition(".")[2])
+
+
+def fitting(value: Any, dtype: np.dtype, unfit: Callable[[str, str], Exception]) -> np.ndarray:
+    """`value` as an array whose numbers a dtype holds, floats not yet in it; else raises `unfit(reason, fix)`."""
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        raise unfit("got rows of different lengths", "pad or cut them to one length") from None
+    if array.dtype == dtype:
+        return array
+    if array.dtype.kind not in "biuf":
+        raise unfit(f"wants {dtype.name}, got {value!r:.60}", "pass an array of numbers")
+    if array.dtype.kind in "iu" and dtype.kind in "iu":
+        given, array = array, array.astype(dtype)
+        if len(lost := given[given != array]):
+            raise unfit(f"is {dtype.name}, got {lost[0]}", "declare a wider dtype, or look for the mistake")
+    elif not np.can_cast(array.dtype, dtype, "same_kind"):
+        raise unfit(f"wants {dtype.name}, got {array.dtype.name}", f'convert it: array.astype("{dtype.name}")')
+    return array
 
 
 def to_dtype(xp: ModuleType, array: Any, dtype: np.dtype) -> Any:

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from .errors import ArgumentError, GraphError, ShapeError, public
+from .backend import fitting
+from .errors import ArgumentError, DTypeError, GraphError, ShapeError, public
 from .graph import Node
 from .op import Role, op
 from .types import Dim, Shape, TensorType, as_dtype, show_shape
@@ -135,18 +136,15 @@ def variable(
     if shape is None and callable(init):
         raise ArgumentError(f"variable {name!r} needs a shape", fix="pass shape=(rows, columns)")
     if not callable(init):
-        array = np.asarray(init)
         if dtype is None:
-            dtype = array.dtype if isinstance(init, np.ndarray) else "float32"
+            dtype = init.dtype if isinstance(init, np.ndarray) else "float32"
+        array = fitting(init, as_dtype(dtype), lambda what, fix: DTypeError(f"variable {name!r} {what}", fix=fix))
         wanted = array.shape if shape is None else tuple(shape)
         if array.shape not in ((), wanted):
-            raise ShapeError(
-                f"variable {name!r}: init has shape {show_shape(array.shape)}, wanted {show_shape(wanted)}",
-                fix="leave out shape=, or pass an array of that shape",
-            )
-        init = np.array(np.broadcast_to(array, wanted), as_dtype(dtype))
+            said = f"variable {name!r}: init has shape {show_shape(array.shape)}, wanted {show_shape(wanted)}"
+            raise ShapeError(said, fix="leave out shape=, or pass an array of that shape")
+        init, shape = np.array(np.broadcast_to(array, wanted), as_dtype(dtype)), wanted
         init.setflags(write=False)
-        shape = wanted
     sizes = tuple(_checked_size(name, s) for s in shape or ())
     return _variable(name=scoped_name(name), shape=sizes, dtype=dtype or "float32", init=init, trainable=trainable)
 

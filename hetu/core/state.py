@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from .backend import Device, aligned_empty, to_numpy
-from .errors import ArgumentError, ShapeError, UnknownNameError, did_you_mean, public
+from .backend import Device, aligned_empty, fitting, to_numpy
+from .errors import ArgumentError, DTypeError, ShapeError, UnknownNameError, did_you_mean, public
 from .graph import Node
 from .types import show_shape
 
@@ -70,10 +70,11 @@ class State(Mapping[str, np.ndarray]):
 
     @public
     def __setitem__(self, key: str | Node, value: Any) -> None:
-        name, value = self._name(key), np.asarray(value)
+        array = self.arrays[name := self._name(key)]
         if name in self.copies:
             raise ArgumentError(f"{name!r} is a copy, which the next step replaces", fix="load a checkpoint instead")
-        if value.shape != (array := self.arrays[name]).shape:
+        value = fitting(value, array.dtype, lambda what, fix: DTypeError(f"variable {name!r} {what}", fix=fix))
+        if value.shape != array.shape:
             said = f"variable {name!r} has shape {show_shape(array.shape)}, got {show_shape(value.shape)}"
             raise ShapeError(said, fix="assign an array of the variable's shape")
         array[...] = self.device.xp.asarray(value, dtype=array.dtype)

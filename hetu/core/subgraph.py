@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .backend import fitting
 from .errors import ArgumentError, FeedError, GraphError, did_you_mean
 from .graph import Graph, Made, Node
 from .leaf import random_state
@@ -95,8 +96,7 @@ class SubGraph:
             if name not in self.placeholders and name not in self.known:
                 fix = did_you_mean(name, self.placeholders) or "feed it nothing"
                 raise FeedError(f"sub-graph {self.name!r} has no placeholder {name!r}", fix=fix)
-        missing = [node for name, node in self.placeholders.items() if name not in given]
-        if missing:
+        if missing := [node for name, node in self.placeholders.items() if name not in given]:
             shown = ", ".join(f"{n.name!r} {n.type}" for n in missing)
             raise FeedError(f"sub-graph {self.name!r} was not fed {shown}", fix="add it to the feed of run(...)")
         return {name: _fitting(node, given[name]) for name, node in self.placeholders.items()}
@@ -153,8 +153,7 @@ def _by_name(feed: Feed) -> dict[Any, Any]:
     given: dict[Any, Any] = {}
     for key, value in feed.items():
         if isinstance(key, Node) and key.role is not Role.PLACEHOLDER:
-            fix = "set a variable with executor.state[name] = value"
-            raise FeedError(f"{key!r} was fed, only placeholders are", fix=fix)
+            raise FeedError(f"{key!r} was fed, only placeholders are", fix="set it with executor.state[name] = value")
         name = key.name if isinstance(key, Node) else key
         if name in given:
             raise FeedError(f"placeholder {name!r} was fed twice, by node and by name", fix="keep one of the two")
@@ -165,28 +164,13 @@ def _by_name(feed: Feed) -> dict[Any, Any]:
 def _fitting(node: Node, value: Any) -> np.ndarray:
     """What was fed to a placeholder as an array; FeedError where it cannot be one of its type."""
     wanted = node.tensor
-    if type(value) is np.ndarray and value.shape == wanted.shape and value.dtype == wanted.dtype:
-        return value
 
     def unfit(what: str, fix: str) -> FeedError:
         return FeedError(f"placeholder {node.name!r} {what}", fix=fix, site=node.site)
 
-    if isinstance(value, Node):
-        raise unfit(f"was fed the node {value!r}", "feed an array of numbers")
-    try:
-        array = np.asarray(value)
-    except ValueError:
-        raise unfit("was fed rows of different lengths", "pad or cut them to one length") from None
-    if array.dtype.kind not in "biuf":
-        raise unfit(f"wants {wanted.dtype.name}, was fed {value!r:.60}", "feed an array of numbers")
-    if array.dtype != wanted.dtype and not np.can_cast(array.dtype, wanted.dtype, "same_kind"):
-        fix = f'convert it: array.astype("{wanted.dtype.name}")'
-        raise unfit(f"wants {wanted.dtype.name}, was fed {array.dtype.name}", fix)
-    narrower = array.dtype.kind in "iu" and wanted.dtype.kind in "iu" and not np.can_cast(array.dtype, wanted.dtype)
-    if narrower and len(lost := array[array.astype(wanted.dtype) != array]):
-        raise unfit(f"is {wanted.dtype.name}, was fed {lost[0]}", "declare a wider dtype, or look for the mistake")
+    array = fitting(value, wanted.dtype, unfit)
     alike = array.ndim == wanted.ndim
     if not (alike and all(isinstance(w, Dim) or w == s for w, s in zip(wanted.shape, array.shape))):
         fix = "reshape the array, or declare the size as None" if alike else "check the axes"
-        raise unfit(f"is {wanted}, was fed shape {show_shape(array.shape)}", fix)
+        raise unfit(f"is {wanted}, got shape {show_shape(array.shape)}", fix)
     return array
