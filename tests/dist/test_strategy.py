@@ -164,6 +164,13 @@ def test_layouts_that_do_not_fit():
         attach(Strategy(MESH.layout(), {"mlp/up/bias": Kept(MESH.layout(), MESH.layout(data=SUM))}))
 
 
+def test_what_all_ranks_draw_by_is_not_split():
+    drawn = ht.dropout(ht.placeholder("x", (4, 4)), 0.5)
+    strategy = Strategy(MESH.layout(), {"random_state": Kept(MESH.layout(data=0), MESH.layout())})
+    with pytest.raises(ArgumentError, match="splits <variable 'random_state' .*, which every rank draws by"):
+        strategy.check([drawn], 2)
+
+
 @pytest.mark.parametrize("groups", [[(0, 1), (1,)], [(1, 2), (3,)], [(0,), (1,), (2,)]])
 def test_groups_that_are_no_groups(groups):
     with pytest.raises(ArgumentError, match="groups"):

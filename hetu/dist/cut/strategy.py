@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Self
 
 from ...core.errors import ArgumentError, AxisError, GraphError, HetuError, UnknownNameError, did_you_mean
 from ...core.graph import OPS, Node, origin_of, topological
+from ...core.leaf import random_state
 from ...core.op import Role
 from ...core.types import Atom, show_shape
 from ...look.html_table import rows_html
@@ -345,3 +346,5 @@ def _check_fits(node: Node, layout: Layout) -> None:
         raise AxisError(f"{layout} splits axis {most} of {node!r}", fix=f"it has the axes 0 to {node.ndim - 1}")
     if layout.pending is not None:
         raise ArgumentError(f"{layout} keeps {node!r} as a pending result", fix="split or duplicate it")
+    if node is random_state and most >= 0:
+        raise ArgumentError(f"{layout} splits {node!r}, which every rank draws by", fix="leave it out of variables=")
