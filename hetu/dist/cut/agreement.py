@@ -52,7 +52,8 @@ def _calls(node: Node, rank: int) -> Iterator[tuple[Track, str]]:
     a = node.attrs
     if "group" in a:
         # Of an array in pieces ranks give unlike numbers of elements, but all know the pieces.
-        arrays = a.get("pieces") or [i.tensor.size for i in node.inputs]
+        whole = [a["rooms"]] if "rooms" in a else [i.tensor.size for i in node.inputs]
+        arrays = a.get("pieces") or whole
         how = f" by {a['op']}" if "op" in a else ""
         yield ("group", a["group"]), f"{node.op.name}{how} of {node.inputs[0].dtype}[{'+'.join(map(str, arrays))}]"
     if node.op is not RESHARD.get(node.op.collective):

@@ -10,6 +10,7 @@ such an exchange could go first.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -37,6 +38,17 @@ class Traffic(NamedTuple):
     group: tuple[int, ...]
     rows: Spans
     experts: Spans
+
+
+@dataclass(frozen=True)
+class Rooms:
+    """The rooms of all experts, and who has what: the rows and the experts of each rank of a group."""
+
+    rows: Spans
+    experts: Spans
+    count: int  # of all experts
+    capacity: int  # rooms of an expert
+    away: bool  # rows go to the rooms of their experts; else from there to the rooms of the rank that has the rows
 
 
 def exchanges(node: Node, wants: Sequence[Layout], outs: Sequence[Layout]) -> list[Traffic]:
@@ -70,9 +82,9 @@ def exchanged(
     given = [*inputs]
     given[route.ids] = OPS["where"](OPS["less"](choices, 0), choices, own)
     *_, experts, capacity, _ = node.tensor.shape if route.at is None else node.inputs[route.at].shape
-    attrs = {"group": mine.group, "pieces": (mine.rows, mine.experts), "place": place, "order": order}
-    attrs |= {"experts": int(experts), "capacity": int(capacity), "away": route.at is None}
-    if route.at is None:
+    rooms = Rooms(mine.rows, mine.experts, int(experts), int(capacity), route.at is None)
+    attrs = {"group": mine.group, "rooms": rooms, "place": place, "order": order}
+    if rooms.away:
         filled = node.op.make(tuple(given), {**node.attrs, "experts": 1, "capacity": count})
         return OPS["item"].make((route_rows.make((filled, ids), attrs),), {"index": 1})
     if (key := (inputs[route.at], ids)) not in fetched:
@@ -81,14 +93,12 @@ def exchanged(
     return node.op.make(tuple(given), node.attrs)
 
 
-def _types(
-    given: TensorType, ids: TensorType, *, pieces: tuple[Spans, Spans], place: int, capacity: int, away: bool, **_: Any
-) -> tuple[TensorType, TensorType]:
+def _types(given: TensorType, ids: TensorType, *, rooms: Rooms, place: int, **_: Any) -> tuple[TensorType, TensorType]:
     """What leaves at most, and the rooms here: those of this rank's experts, or of its rows."""
-    (low, high), (first, end) = pieces[0][place], pieces[1][place]
-    rooms: Shape = (end - first, capacity) if away else (1, (high - low) * int(ids.shape[-1]))
+    (low, high), (first, end) = rooms.rows[place], rooms.experts[place]
+    here: Shape = (end - first, rooms.capacity) if rooms.away else (1, (high - low) * int(ids.shape[-1]))
     packed = TensorType((int(given.size) // int(given.shape[-1]), given.shape[-1]), given.dtype)
-    return packed, TensorType((*given.shape[:-3], *rooms, given.shape[-1]), given.dtype)
+    return packed, TensorType((*given.shape[:-3], *here, given.shape[-1]), given.dtype)
 
 
 @op(name="route_rows", role=Role.COMMUNICATION, collective="all_to_all", infer=_types, differentiable=False)
@@ -98,57 +108,30 @@ def route_rows(
     ids: Any,
     *,
     group: tuple[int, ...],
-    pieces: tuple[Spans, Spans],
+    rooms: Rooms,
     place: int,
     order: int,
-    experts: int,
-    capacity: int,
-    away: bool,
     comm: Comm,
 ) -> Any:
-    """Bring rows to the rooms of their experts (`away`), or from there to the rooms of this rank's rows; else zeros."""
-    types = _types(
-        *(TensorType(a.shape, a.dtype) for a in (given, ids)), pieces=pieces, place=place, capacity=capacity, away=away
-    )
+    """Bring rows to the rooms of their experts, or from there to the rooms of this rank's rows; zeros elsewhere."""
+    types = _types(*(TensorType(a.shape, a.dtype) for a in (given, ids)), rooms=rooms, place=place)
     out = tuple(xp.empty(t.shape, t.dtype) for t in types)
-    _travel(xp, comm.split(group), out, given, ids, pieces, experts, capacity, away)
+    _travel(xp, comm.split(group), out, given, ids, rooms)
     return out
 
 
 @route_rows.bind
 def route_rows_bind(
-    xp: ModuleType,
-    out: Any,
-    given: Any,
-    ids: Any,
-    *,
-    group: tuple[int, ...],
-    pieces: tuple[Spans, Spans],
-    experts: int,
-    capacity: int,
-    away: bool,
-    comm: Comm,
-    **_: Any,
+    xp: ModuleType, out: Any, given: Any, ids: Any, *, group: tuple[int, ...], rooms: Rooms, comm: Comm, **_: Any
 ) -> list[Call]:
-    return [partial(_travel, xp, comm.split(group), out, given, ids, pieces, experts, capacity, away)]
+    return [partial(_travel, xp, comm.split(group), out, given, ids, rooms)]
 
 
-def _travel(
-    xp: ModuleType,
-    members: Comm,
-    out: tuple[Any, Any],
-    given: Any,
-    ids: Any,
-    pieces: tuple[Spans, Spans],
-    experts: int,
-    capacity: int,
-    away: bool,
-) -> None:
+def _travel(xp: ModuleType, members: Comm, out: tuple[Any, Any], given: Any, ids: Any, rooms: Rooms) -> None:
     """Pack what goes to each rank, exchange it, and put what comes in its place."""
     slots, width = on_host(ids), given.shape[-1]
-    moe_dispatch_check(np, None, slots, None, experts=experts, capacity=capacity)
-    own, rooms = _meeting(slots, pieces, capacity, members.rank)
-    leaving, coming = (own, rooms) if away else (rooms, own)
+    moe_dispatch_check(np, None, slots, None, experts=rooms.count, capacity=rooms.capacity)
+    leaving, coming = _meeting(slots, rooms, members.rank)[:: 1 if rooms.away else -1]
     counts = [[width * len(places) for places in way] for way in (leaving, coming)]
     packed, made = out[0][: sum(map(len, leaving))], out[1]
     packed[...] = given.reshape(-1, width)[xp.asarray(np.concatenate(leaving))]
@@ -158,9 +141,7 @@ def _travel(
     made.reshape(-1, width)[xp.asarray(np.concatenate(coming))] = arrived
 
 
-def _meeting(
-    slots: np.ndarray, pieces: tuple[Spans, Spans], capacity: int, place: int
-) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def _meeting(slots: np.ndarray, rooms: Rooms, place: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """For each rank of the group: which rooms of this rank's rows have its rooms, and which rooms here have its rows.
 
     Both in the order of the rows, so that sender and receiver agree.
@@ -168,18 +149,16 @@ def _meeting(
     slots = slots.reshape(-1, *slots.shape[-2:])
 
     def rows(of: int) -> np.ndarray:
-        return slots[:, slice(*pieces[0][of])].reshape(len(slots), -1)
+        return slots[:, slice(*rooms.rows[of])].reshape(len(slots), -1)
 
     def within(choices: np.ndarray, of: int) -> np.ndarray:
-        first, end = pieces[1][of]
-        return (choices >= first * capacity) & (choices < end * capacity)
+        first, end = rooms.experts[of]
+        return (choices >= first * rooms.capacity) & (choices < end * rooms.capacity)
 
-    ranks, mine = range(len(pieces[0])), rows(place)
-    first, end = pieces[1][place]
-    size = (end - first) * capacity
-    own, rooms = [], []
-    for other in ranks:
+    mine, (first, end) = rows(place), rooms.experts[place]
+    own, here = [], []
+    for other in range(len(rooms.rows)):
         own.append(np.flatnonzero(within(mine, other)))
         group, at = np.nonzero(within(theirs := rows(other), place))
-        rooms.append(group * size + theirs[group, at] - first * capacity)
-    return own, rooms
+        here.append((group * (end - first) - first) * rooms.capacity + theirs[group, at])
+    return own, here
