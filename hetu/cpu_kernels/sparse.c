@@ -8,6 +8,7 @@
 #include "vectors.h"
 
 enum { SUMS = 128 / BYTES };  // vectors of a sum: its lanes are the same for all of them
+enum { AHEAD = 8 };  // entries: a dense row is asked for so much earlier, as it may lie anywhere in a large memory
 
 // -- what is computed -------------------------------------------------------------------------------------------------
 
@@ -60,11 +61,11 @@ void order_entries(const Word* a, long long first, long long last, char* scratch
     }
 }
 
-// The entries of one row, and the dense rows that they meet.
+// The entries of one row, the dense rows that they meet, and how many entries there are up to the end of the work.
 typedef struct {
     const long long *places, *columns;
     const T *values, *x;
-    long long count, width;
+    long long count, left, width;
 } Entries;
 
 static inline T value_of(const Entries* e, long long k) { return e->values[e->places[k]]; }
@@ -77,6 +78,8 @@ static inline __attribute__((always_inline)) void columns(const Entries* e, T* y
     const long long over = j + count * LANES - e->width, back = over > 0 ? over : 0;
     FOR_EACH_ENTRY {
         const T value = value_of(e, k), *const x = met(e, k, j);
+        for (int v = 0; v < count && k + AHEAD < e->left; v += 64 / BYTES)
+            __builtin_prefetch(met(e, k + AHEAD, j) + v * LANES);
         for (int v = 0; v < count - 1; v++) sums[v] += value * *(const Vector*)(x + v * LANES);
         sums[count - 1] += value * *(const Vector*)(x + (count - 1) * LANES - back);
     }
@@ -100,6 +103,7 @@ void sparse_matmul(const Word* a, long long first, long long last, char* scratch
         e.places = (long long*)a[2].p + starts[i];
         e.columns = (long long*)a[3].p + starts[i];
         e.count = starts[i + 1] - starts[i];
+        e.left = starts[last] - starts[i];
         if (e.width < LANES) few_columns(&e, y);
 #define COLUMNS(j, count) columns(&e, y, j, count)
         else FOR_VECTORS_OF(e.width, COLUMNS)
