@@ -38,12 +38,12 @@ def vgg(batch: int = 48, size: int = 24):
     return graph, feed
 
 
-def deep():
+def deep(layers=8):
     """Layers that keep much more of a batch than they have weights."""
     x, t = ht.placeholder("x", (None, 8)), ht.placeholder("t", (None, 8))
     h = x
     with ht.scope("deep"):
-        for k in range(8):
+        for k in range(layers):
             h = nn.Linear(8, 8, activation=ht.tanh, name=f"layer_{k}")(h)
         loss = ht.mean((h - t) ** 2)
         graph = {"train": [loss, ht.optim.SGD(0.1).minimize(loss)]}

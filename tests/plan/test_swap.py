@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -91,7 +92,8 @@ def test_so_does_each_value():
 @pytest.mark.compiled
 @pytest.mark.parametrize("strategy", [DataParallel(), ZeRO(3)])
 def test_ranks_swap_beside_their_communication(strategy):
-    graph, shapes = deep()[0], {"x": (128, 8), "t": (128, 8)}
+    build = partial(deep, layers=4)
+    graph, shapes = build()[0], {"x": (128, 8), "t": (128, 8)}
     whole = simulate(graph["train"], strategy, FAST, world_size=2, shapes=shapes)
     tight = Within(strategy, max(whole.peak) * 9 // 10, FAST)
     small = simulate(graph["train"], tight, FAST, world_size=2, shapes=shapes)
@@ -99,8 +101,8 @@ def test_ranks_swap_beside_their_communication(strategy):
     assert all(
         "to_host" in [n.op.name for n in p.order] for p in SimulatedJob(graph["train"], tight, 2, shapes).programs
     )
-    wanted = run_ranks(2, lambda comm: losses(deep, strategy, comm, 3))
-    assert run_ranks(2, lambda comm: losses(deep, tight, comm, 3)) == wanted
+    wanted = run_ranks(2, lambda comm: losses(build, strategy, comm, 3))
+    assert run_ranks(2, lambda comm: losses(build, tight, comm, 3)) == wanted
 
 
 def test_copies_run_as_soon_and_as_late_as_they_may():
