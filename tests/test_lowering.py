@@ -109,6 +109,7 @@ def trained(model, optimizer, ways):
     """By each choice of passes: losses of a few steps, and the last state."""
     fetches, feed = MODELS[model](np.random.default_rng(0))
     updates = OPTIMIZERS[optimizer]().minimize(fetches[0])
+    compiled_at_once(partial(ht.Executor([*fetches, updates], passes=passes).program, feed) for passes in ways)
     for passes in ways:
         ex = ht.Executor([*fetches, updates], passes=passes)
         losses = [float(ex.run(feed)[0]) for _ in range(STEPS)]
