@@ -13,6 +13,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,12 @@ finally:
     shell.run_line_magic("ranks", "stop")
 """
 IN_CELLS = [source for source in SOURCES if MAGIC.search(source.read_text("utf-8"))]
+LONG = ("11_automatic_parallelism",)  # takes as long as all others
 every_tutorial = pytest.mark.parametrize("source", SOURCES, ids=lambda s: s.stem)
+
+
+def nightly(sources: Iterable[Path]) -> list[Any]:
+    return [pytest.param(source, marks=pytest.mark.nightly, id=source.stem) for source in sources]
 
 
 def cells(source: str) -> list[tuple[str, str]]:
@@ -81,7 +87,11 @@ def test_the_course_is_found_and_numbered_without_holes() -> None:
     assert {p.stem for p in TUTORIALS.glob("*.ipynb")} == {s.stem for s in SOURCES}
 
 
-@pytest.mark.parametrize("source", [s for s in SOURCES if s not in IN_CELLS], ids=lambda s: s.stem)
+@pytest.mark.parametrize(
+    "source",
+    [s for s in SOURCES if s not in IN_CELLS and s.stem not in LONG] + nightly(s for s in SOURCES if s.stem in LONG),
+    ids=lambda s: s.stem,
+)
 def test_runs_as_a_script_and_leaves_nothing_behind(source: Path, tmp_path: Path) -> None:
     done = run(["-W", "error", str(source)], tmp_path)
     assert done.returncode == 0, done.stderr
@@ -134,7 +144,7 @@ def test_links_lead_somewhere(source: Path) -> None:
         assert "://" in target or (TUTORIALS / target).exists(), target
 
 
-@every_tutorial
+@pytest.mark.parametrize("source", [*SOURCES[:1], *nightly(SOURCES[1:])], ids=lambda s: s.stem)
 @pytest.mark.skipif(not all(map(importlib.util.find_spec, JUPYTER)), reason=f"needs {', '.join(JUPYTER)}")
 def test_executes_as_a_notebook_and_shows_the_same_kinds_of_output(source: Path) -> None:
     script = f"import build, json, pathlib; print(json.dumps(build.execute(pathlib.Path({str(source)!r}))))"
