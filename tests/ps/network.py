@@ -11,6 +11,7 @@ from typing import Any
 import zmq
 
 from hetu.ps import Client, Options, ServerProcess
+from hetu.ps.wire.server import Server
 
 TOKEN = "a token of the job"
 DEADLINE = 30.0
@@ -36,15 +37,47 @@ def run_workers(workers: int, body: Callable[[Client, int], Any], addresses: lis
         return [future.result(timeout=4 * DEADLINE) for future in futures]
 
 
-def job(mode: str, workers: int, body: Callable[[Client, int], Any], servers: int = 1, **more: Any) -> list[Any]:
+class ServerThread:
+    """A server in a thread, where nothing depends on a process of its own, which takes longer to start."""
+
+    def __init__(self, options: Options) -> None:
+        self.server, self.over = Server(options), threading.Event()
+        self.address = self.server.address
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+
+    def _run(self) -> None:
+        self.server.run(self.over)
+        self.server.close()
+
+    def stop(self) -> None:
+        self.over.set()
+        self.thread.join()
+
+    def __enter__(self) -> ServerThread:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def job(
+    mode: str,
+    workers: int,
+    body: Callable[[Client, int], Any],
+    servers: int = 1,
+    kind: Callable[[Options], Any] = ServerProcess,
+    **more: Any,
+) -> list[Any]:
     """The same with servers of their own."""
-    processes = []
+    started: list[Any] = []
     try:
-        processes += [ServerProcess(options(mode, workers, **more)) for _ in range(servers)]
-        return run_workers(workers, body, [p.address for p in processes])
+        for _ in range(servers):
+            started.append(kind(options(mode, workers, **more)))
+        return run_workers(workers, body, [server.address for server in started])
     finally:
-        for process in processes:
-            process.stop()
+        for server in started:
+            server.stop()
 
 
 class LossyRelay:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import re
 import threading
 
@@ -21,10 +22,16 @@ from hetu.ps.wire.environment import Place
 from hetu.strategies import Connected, ParameterServer, on_servers
 
 from ..dist.test_alike import GIVEN, X, made
-from ..ps.network import TOKEN, connect, job, options
+from ..pairs import in_turn
+from ..ps import network
+from ..ps.network import TOKEN, ServerThread, connect, options
 from ..samples.update import stranger
 
+pytestmark = pytest.mark.usefixtures("meaning")
+
 ROWS, WORKERS = 8, 2
+
+job = functools.partial(network.job, kind=ServerThread)  # those in processes are told where a test needs one
 
 
 def served(model: str, optimizer: str, client: Client, rank: int = 0, workers: int = 1, **options) -> ht.Executor:
@@ -84,14 +91,15 @@ def work(client: Client, rank: int, model: str, optimizer: str, steps: int = 6):
     return losses, ex.run("eval", batch(99, sparse)), ex
 
 
-@pytest.mark.usefixtures("meaning")
-@pytest.mark.parametrize("model", ["dense", "embedded"])
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "momentum-cosine", "lion", "stranger"])
+@pytest.mark.parametrize(
+    ("optimizer", "model"), in_turn(2, ["sgd", "adam", "momentum-cosine", "lion", "stranger"], ["embedded", "dense"])
+)
 def test_bsp_equals_one_process_on_whole_batches(model, optimizer):
     one = ht.Executor(build(model, optimizer))
     wanted = [float(one.run("train", batch(s, model == "embedded"))[0]) for s in range(6)]
     loss, y = one.run("eval", batch(99, model == "embedded"))
-    results = job("bsp", WORKERS, lambda client, rank: work(client, rank, model, optimizer))
+    kind = ServerProcess if optimizer == "stranger" else ServerThread  # a process has not heard of that rule
+    results = job("bsp", WORKERS, lambda client, rank: work(client, rank, model, optimizer), kind=kind)
     np.testing.assert_allclose(np.mean([r[0] for r in results], axis=0), wanted, rtol=1e-5)
     for _, (own_loss, own_y), _ in results:
         np.testing.assert_allclose(own_y, y, rtol=1e-4, atol=1e-5)
@@ -159,7 +167,11 @@ class ByHand(ht.optim.Optimizer):
         return {p: p - rate * g}
 
 
-OTHERS = [ht.optim.SGD(0.2), ht.optim.Adam(0.1), ht.optim.Momentum(0.1, 0.5)]
+OTHERS = [
+    ht.optim.SGD(0.2),
+    ht.optim.Adam(0.1),
+    pytest.param(ht.optim.Momentum(0.1, 0.5), marks=pytest.mark.nightly, id="Momentum"),
+]
 
 
 @pytest.mark.parametrize("other", [*OTHERS, None], ids=repr)
@@ -212,7 +224,7 @@ def test_a_server_without_an_operator_of_the_rule_says_so_at_once():
 
     try:
         with pytest.raises(RefusedError, match="no operator 'unheard' here"):
-            job("bsp", 1, body)
+            job("bsp", 1, body, kind=ServerProcess)
     finally:
         for name in ("unheard", "unheard_descent", "unheard_descent_rows"):
             OPS.pop(name)
@@ -271,7 +283,7 @@ def test_a_strategy_decides_on_the_consistency_unless_another_worker_has():
 
 def in_turns(cache: Cache | None, steps: int = 12):
     """Two workers, one step each in turn, in one thread: what they saw, the table in the end, and rows fetched."""
-    with ServerProcess(options("asp", 2)) as server, connect([server.address]) as a, connect([server.address], 1) as b:
+    with ServerThread(options("asp", 2)) as server, connect([server.address]) as a, connect([server.address], 1) as b:
         workers = [served("embedded", "sgd-cosine", c, rank, 2, cache=cache) for rank, c in enumerate((a, b))]
         losses = [float(workers[s % 2].run("train", batch(s, True))[0]) for s in range(steps)]
         for executor in workers:
@@ -354,10 +366,12 @@ def same(one, other):
         np.testing.assert_array_equal(one[name], other[name], err_msg=name)
 
 
-@pytest.mark.usefixtures("meaning")
+DENSE = [pytest.param("dense", "adam", None, marks=pytest.mark.nightly)]  # as the other, whose layer is dense
+
+
 @pytest.mark.parametrize(
     ("model", "optimizer", "cache"),
-    [("dense", "adam", None), ("embedded", "adam", None), ("embedded", "sgd-cosine", Cache("lru", 20, 3, 3))],
+    [*DENSE, ("embedded", "adam", None), ("embedded", "sgd-cosine", Cache("lru", 20, 3, 3))],
 )
 def test_checkpoints_pass_between_one_process_and_servers_and_training_goes_on(model, optimizer, cache, tmp_path):
     sparse = model == "embedded"
@@ -402,7 +416,7 @@ def test_a_checkpoint_of_another_model_changes_nothing_on_the_servers(tmp_path):
 
 
 def test_a_worker_that_comes_back_does_not_undo_what_others_have_done_since_the_checkpoint():
-    with ServerProcess(options("asp", 2)) as server, connect([server.address]) as a, connect([server.address], 1) as b:
+    with ServerThread(options("asp", 2)) as server, connect([server.address]) as a, connect([server.address], 1) as b:
         first = {"w": Parameter((2,), "float64", options={"learning_rate": 1.0})}, {"w": np.zeros(2)}
         a.create(*first)
 

@@ -18,9 +18,11 @@ from hetu.plan.builders import PS, AllReduce, PartitionedAllReduce, PartitionedP
 from hetu.ps import ASP, BSP, SSP, Cache, Client
 from hetu.strategies import Connected, Hybrid, ParameterServer, Serving
 
-from ..ps.network import job
+from ..ps.network import ServerThread, job
 from .test_hybrid import OPTIMIZERS, ROWS, batch, model, trained
 from .test_hybrid import job as job_of_ranks
+
+pytestmark = pytest.mark.usefixtures("meaning")
 
 SPLIT = {"*/up/weight": 1, "*/up/bias": 0, "*/down/weight": 0}
 ON_RANKS = {
@@ -155,7 +157,6 @@ def again(strategy):
     return Strategy.from_json(strategy.build(nodes, 2).to_json())
 
 
-@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("name", ["data", "tensor", "unequal"])
 def test_ranks_train_alike_by_what_is_read(name):
     def body(comm: dist.Comm, strategy):
@@ -165,7 +166,6 @@ def test_ranks_train_alike_by_what_is_read(name):
     assert run_ranks(2, lambda comm: body(comm, again(ON_RANKS[name]))) == written
 
 
-@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("name", ON_SERVERS)
 def test_ranks_with_servers_train_alike_by_what_is_read(name):
     def body(client: Client, comm: dist.Comm, strategy):
@@ -178,7 +178,6 @@ def test_ranks_with_servers_train_alike_by_what_is_read(name):
     np.testing.assert_allclose(read, written, rtol=1e-6)
 
 
-@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("name", APART)
 def test_workers_train_alike_by_what_is_read(name):
     def body(client: Client, rank: int, strategy):
@@ -188,8 +187,9 @@ def test_workers_train_alike_by_what_is_read(name):
         assert (ex.placement.rank, ex.placement.world_size) == (rank, 2)
         return [float(ex.run("train", batch(step))[0]) for step in range(4)]
 
-    written = job("bsp", 2, lambda client, rank: body(client, rank, APART[name]))
-    assert job("bsp", 2, lambda client, rank: body(client, rank, again(APART[name]))) == written
+    written = job("bsp", 2, lambda client, rank: body(client, rank, APART[name]), kind=ServerThread)
+    read = job("bsp", 2, lambda client, rank: body(client, rank, again(APART[name])), kind=ServerThread)
+    assert read == written
     assert written[0] != written[1]  # each has a loss of its own
 
 
