@@ -42,7 +42,7 @@ with Client([address], 1, token, retry=0.1) as client:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGSTOP")
 def test_a_worker_that_computes_keeps_its_place_and_one_that_is_frozen_loses_it():
-    lease = 3.0
+    lease = 2.0
     with (
         ServerProcess(options("bsp", 2, lease=lease)) as server,
         subprocess.Popen([sys.executable, "-c", WORKER], stdin=-1, stdout=-1, text=True) as worker,
@@ -67,18 +67,18 @@ def test_a_worker_that_computes_keeps_its_place_and_one_that_is_frozen_loses_it(
 
 
 def test_a_server_that_is_gone_keeps_nobody_for_long():
-    with ServerProcess(options("bsp", 1)) as server, connect([server.address], retry=0.1, silence=2.0) as client:
+    with ServerProcess(options("bsp", 1)) as server, connect([server.address], retry=0.1, silence=1.0) as client:
         client.ping()
         server.process.kill()
         server.process.wait()
         for leave in (client.leave, client.ping):
-            with pytest.raises(ServerTimeoutError, match=r"no sign of life from tcp://\S+ in 2 s") as caught:
+            with pytest.raises(ServerTimeoutError, match=r"no sign of life from tcp://\S+ in 1 s") as caught:
                 leave()
         assert "heturun --silence S" in str(caught.value)
 
 
 def test_a_server_that_waits_for_others_gives_signs_of_life():
-    silence = 2.0
+    silence = 1.0
     with (
         ServerProcess(options("bsp", 2)) as server,
         connect([server.address], 0, retry=0.1, silence=silence) as first,
@@ -266,6 +266,7 @@ print(json.dumps(history.columns))
 """
 
 
+@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize(("mode", "worse", "epochs"), [("bsp", 0, 3), ("bsp", 1, 6), ("asp", 1, None)])
 def test_all_workers_stop_early_after_the_same_epoch(mode, worse, epochs, tmp_path):
     """Under BSP by the numbers of worker 0, under ASP by those of whoever is first."""
