@@ -15,14 +15,16 @@ from hetu.dist.cut.strategy import Strategy
 from hetu.dist.layout.rules import rule_of
 from hetu.dist.ops import shard
 
+from ..pairs import in_turn
 from ..samples import SAMPLES
-from ..test_ops import built
+from ..test_ops import as_tuple, built
 
 GRIDS = {
     "2": Layout(Shard((0, 1), ((DUP, 2),))),
     "2x2": Mesh((2, 2), ("a", "b")).layout(),
     "2+1": Layout((Shard((0, 1), ((DUP, 2),)), Shard((2,)))),
 }
+SPLITTABLE = [s for s in SAMPLES if s.inputs and (len(s.inputs) > 1 or s.arrays()[0].ndim)]
 
 
 def random_layout(rng: np.random.Generator, grid: Layout, x: np.ndarray) -> Layout:
@@ -35,27 +37,22 @@ def random_layout(rng: np.random.Generator, grid: Layout, x: np.ndarray) -> Layo
 
 
 @pytest.mark.usefixtures("meaning")
-@pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: s.id)
+@pytest.mark.parametrize(("sample", "grid"), in_turn(3, SPLITTABLE, GRIDS), ids=lambda v: getattr(v, "id", v))
 @pytest.mark.filterwarnings("ignore:operator .* has no dims rule")
-def test_operator_on_parts(sample):
-    rng = np.random.default_rng(zlib.crc32(sample.id.encode()))
+def test_operator_on_parts(sample, grid):
+    rng, base = np.random.default_rng(zlib.crc32(f"{sample.id} {grid}".encode())), GRIDS[grid]
     nodes, feed = built(sample)
-    if not feed or (any(a.ndim == 0 for a in feed.values()) and len(feed) == 1):
-        return
-    (wanted,) = [ht.Executor(list(nodes)).run(feed)]
-    for base in GRIDS.values():
-        layouts = {n: random_layout(rng, base, a) for n, a in feed.items()}
-        hinted = dict(zip(feed, (shard(n, layout=layouts[n]) for n in feed)))
-        outputs = sample.build(*hinted.values())
-        outputs = list(outputs) if isinstance(outputs, tuple | list) else [outputs]
+    wanted = ht.Executor(list(nodes)).run(feed)
+    layouts = {n: random_layout(rng, base, a) for n, a in feed.items()}
+    outputs = as_tuple(sample.build(*(shard(n, layout=layouts[n]) for n in feed)))
 
-        def run(comm, base=base, outputs=outputs):
-            return ht.Executor(outputs, strategy=Strategy(base), comm=comm, donate=False).run(feed)
+    def run(comm):
+        return ht.Executor(list(outputs), strategy=Strategy(base), comm=comm, donate=False).run(feed)
 
-        for results in run_ranks(len(base.ranks), run):
-            for got, want in zip(results, wanted, strict=True):
-                close = 1e-9 if want.dtype == np.float64 else 1e-6
-                np.testing.assert_allclose(got, want, rtol=close, atol=close, err_msg=str([*layouts.values()]))
+    for results in run_ranks(len(base.ranks), run):
+        for got, want in zip(results, wanted, strict=True):
+            close = 1e-9 if want.dtype == np.float64 else 1e-6
+            np.testing.assert_allclose(got, want, rtol=close, atol=close, err_msg=str([*layouts.values()]))
 
 
 EXTREMES = {  # operator: what it is, of which dtype
@@ -66,6 +63,7 @@ EXTREMES = {  # operator: what it is, of which dtype
 
 @pytest.mark.parametrize("role", [SUM, MAX, MIN])
 @pytest.mark.parametrize("name", EXTREMES)
+@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("again", [False, True])
 def test_what_is_a_maximum_or_minimum_lets_those_pass_that_nobody_else_reads(name, role, again):
     extreme, dtype = EXTREMES[name]
