@@ -118,4 +118,4 @@ def line_of(name: str) -> str:
 
 
 if __name__ == "__main__":
-    MISTAKES[sys.argv[1]](world(deadline=2.0))
+    MISTAKES[sys.argv[1]](world(deadline=1.0))
