@@ -35,7 +35,7 @@ PARTS = {
     "optimizers": (("test_optim.py", "ps/test_store.py"), "test_optim or alike or every_row or rate or large_batch"),
     "strategies": (
         ("dist/test_strategies.py", "strategies/test_parameter_server.py"),
-        "20_steps and mlp or by_hand or bsp",
+        "losses_equal and mlp or by_hand or bsp",
     ),
 }
 

@@ -1,4 +1,4 @@
-"""Small models for tests of strategies: each gives its loss, its output, the updates and twenty batches."""
+"""Small models for tests of strategies: each gives its loss, its output, the updates and its batches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hetu.dist.cut.strategy import Builder
 
 from ..at_once import only_bound
 
-BATCH, STEPS = 12, 20
+BATCH, STEPS = 12, 8
 
 
 def mlp(optimizer: Any = None):

@@ -19,7 +19,9 @@ from hetu.dist import Link, Pipeline, Schedule, Staged, Strategy, VirtualClock, 
 from ..apart import APART
 from .test_launch import heturun
 
-BATCH, STEPS = 8, 20
+pytestmark = pytest.mark.usefixtures("meaning")
+
+BATCH, STEPS = 8, 8
 
 
 def mlp():
@@ -70,7 +72,7 @@ def batches(shape: tuple[int, ...], classes: int, *, ids: bool = False) -> list[
 
 
 def train(model: str, strategy: Any = None, comm: Any = None) -> tuple[list[float], np.ndarray]:
-    """The losses of 20 steps, and the output of the trained model."""
+    """The losses of all steps, and the output of the trained model."""
     graph, feeds = MODELS[model]()
     ex = ht.Executor(graph, strategy=strategy, comm=comm)
     return [float(ex.run("train", feed)[0]) for feed in feeds], ex.run("eval", feeds[0])[1]
@@ -84,7 +86,7 @@ def alone(model: str) -> tuple[list[float], np.ndarray]:
 CASES = [
     ("mlp", 2, {"schedule": "gpipe"}),
     ("mlp", 4, {"microbatches": 2}),
-    ("mlp", 8, {"stages": 2, "data": 2, "tensor": 2}),
+    ("mlp", 8, {"stages": 2, "data": 2, "tensor": 2, "zero": 1}),
     ("mlp", 8, {"stages": 4, "tensor": 2, "microbatches": 8}),
     ("cnn", 2, {}),
     ("cnn", 4, {"schedule": "gpipe"}),
@@ -95,13 +97,12 @@ CASES = [
     ("transformer", 4, {"microbatches": 8}),
     ("transformer", 4, {"stages": 2, "data": 2}),
     ("transformer", 4, {"stages": 2, "tensor": 2}),
-    ("transformer", 8, {"stages": 2, "data": 2, "tensor": 2, "zero": 1}),
+    pytest.param("transformer", 8, {"stages": 2, "data": 2, "tensor": 2, "zero": 1}, marks=pytest.mark.nightly),
 ]
 
 
-@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize(("model", "ranks", "options"), CASES, ids=str)
-def test_losses_of_20_steps_equal_those_of_one_process(model, ranks, options):
+def test_losses_equal_those_of_one_process(model, ranks, options):
     wanted, output = alone(model)
     for losses, y in run_ranks(ranks, lambda comm: train(model, Pipeline(**options), comm), rendezvous=True):
         np.testing.assert_allclose(losses, wanted, atol=1e-5, rtol=0)
@@ -123,7 +124,7 @@ def test_passes_of_every_device_at_once_leave_the_losses_alone(schedule):
     """Those that join nodes keep to the order of communication and of the schedule."""
 
     def run(comm, **options):
-        graph, feeds = transformer()
+        graph, feeds = mlp()
         ex = ht.Executor(graph, strategy=Pipeline(2, data=2, zero=3, schedule=schedule), comm=comm, **options)
         return [float(ex.run("train", feed)[0]) for feed in feeds[:3]]
 
@@ -151,7 +152,6 @@ def winding():
         return loss, ht.optim.Momentum(0.1, weight_decay=0.01).minimize(loss)
 
 
-@pytest.mark.usefixtures("meaning")
 def test_values_that_skip_stages_and_values_that_are_computed_again():
     feeds = [staged_feed(seed) for seed in range(5)]
 
@@ -334,8 +334,13 @@ def test_pipedream_on_one_stage_is_training_on_smaller_batches():
 
 
 def test_pipedream_learns_with_dropout():
-    losses, _ = run_ranks(4, lambda comm: train("transformer", Pipeline(4, 4, "pipedream"), comm))[0]
-    assert np.mean(losses[-5:]) < np.mean(losses[:5])
+    def losses(comm):
+        graph, feeds = transformer()
+        ex = ht.Executor(graph, strategy=Pipeline(2, 4, "pipedream"), comm=comm)
+        return [float(ex.run("train", feeds[0])[0]) for _ in range(8)]
+
+    first, *_, last = run_ranks(2, losses)[0]
+    assert last < 0.8 * first
 
 
 # -- mistakes --------------------------------------------------------------------------------------------------------

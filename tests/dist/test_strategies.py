@@ -46,7 +46,7 @@ def alone(model: str) -> list[float]:
 
 @pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize(("strategy", "model", "ranks"), [*pairwise(*CHOICES), *MORE])
-def test_losses_of_20_steps_equal_those_of_one_process(strategy, model, ranks):
+def test_losses_equal_those_of_one_process(strategy, model, ranks):
     found = run_ranks(ranks, lambda comm: losses(MODELS[model], STRATEGIES[strategy](), comm))
     for rank in found:
         np.testing.assert_allclose(rank, alone(model), atol=1e-5, rtol=0)
@@ -92,7 +92,8 @@ def watched():
 JOINED = {**MODELS, "watched": watched}
 
 
-@pytest.mark.parametrize(("strategy", "model"), in_turn(2, STRATEGIES, JOINED))
+@pytest.mark.usefixtures("meaning")
+@pytest.mark.parametrize(("strategy", "model"), in_turn(3, STRATEGIES, JOINED))
 def test_passes_of_every_device_at_once_leave_the_losses_alone(strategy, model):
     wanted = losses(JOINED[model], steps=3)
     passes = [*PASSES]
@@ -220,8 +221,8 @@ class Narrow(Builder):
         return strategy
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("strategy", ["data", "zero1", "zero2", "zero3"])
+@pytest.mark.usefixtures("meaning")
+@pytest.mark.parametrize(("strategy", "model"), in_turn(2, ["data", "zero1", "zero2", "zero3"], MODELS))
 def test_gradients_are_summed_in_32_bits_unless_a_strategy_says_narrow(strategy, model):
     wide, narrow = (half_sums(MODELS[model], w(STRATEGIES[strategy]()), 2) for w in (lambda built: built, Narrow))
     assert "float16" not in wide and narrow["float16"] > 0
@@ -325,9 +326,12 @@ def test_zero_divides_what_a_rank_keeps(stage, share):
     assert run_ranks(4, kept) == [share * sum(state[name].nbytes for name in state if state[name].ndim)] * 4
 
 
-@pytest.mark.parametrize(("ranks", "strategy", "model"), [(2, "zero3", "transformer"), (4, "data x tensor", "mlp")])
+@pytest.mark.parametrize(
+    ("ranks", "strategy", "model"),
+    [(2, "zero3", "mlp"), pytest.param(4, "data x tensor", "transformer", marks=pytest.mark.nightly)],
+)
 def test_processes_give_the_same_as_threads(ranks, strategy, model):
     job = heturun("-w", ranks, "python", "-m", "tests.dist.train", strategy, model)
     assert job.returncode == 0, job.stderr
     for rank in range(ranks):
-        assert f"rank {rank}: 20 losses equal those of one process" in job.stdout
+        assert f"rank {rank}: 8 losses equal those of one process" in job.stdout
