@@ -13,6 +13,10 @@ from hetu.dist import DataParallel, TensorParallel, ZeRO, run_ranks
 from hetu.dist.cut.agreement import texts
 from hetu.optim import Adam
 
+from ..pairs import pairwise
+
+pytestmark = pytest.mark.usefixtures("meaning")
+
 X = {"x": np.ones((4, 6), np.float32)}
 
 
@@ -157,9 +161,7 @@ STRATEGIES = {
 }
 
 
-@pytest.mark.parametrize("shared", [False, True], ids=["own", "shared state"])
-@pytest.mark.parametrize("entry", ["train", "eval"])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(("strategy", "entry", "shared"), pairwise(STRATEGIES, ["train", "eval"], [False, True]))
 def test_an_assignment_between_steps_of_programs_that_exist_is_compared_by_the_next_and_once(strategy, entry, shared):
     """Of each variable that two ranks keep alike; one that each keeps a part of may differ."""
 

@@ -13,7 +13,8 @@ import hetu as ht
 from hetu.dist import Builder, Link, Parallel, Pipeline, VirtualClock, run_ranks
 from hetu.dist.cut.bucket import AHEAD
 
-from ..pairs import pairwise
+from ..at_once import only_bound
+from ..pairs import in_turn, pairwise
 
 LAYERS = 6
 
@@ -88,6 +89,7 @@ def test_losses_where_parts_are_of_unequal_size(limit):
     np.testing.assert_allclose(found, [alone(10)] * 3, 1e-5)
 
 
+@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize(("limit", "buckets"), [(0, 0), (1100, LAYERS), (1 << 20, 1)])
 def test_as_many_reductions_as_buckets(limit, buckets):
     counts = Counter(run_ranks(2, lambda comm: trained(comm, limit))[0][1])
@@ -107,10 +109,9 @@ SHARDED = [  # zero, limit, gathers and scatters of n layers; a gradient of the 
 
 
 @pytest.mark.usefixtures("meaning")
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("zero", "limit", "wanted"), SHARDED)
-def test_what_zero_sends_is_joined(zero, limit, wanted, way):
-    _, layers, updates, _ = WAYS[way]
+@pytest.mark.parametrize(("case", "way"), in_turn(2, SHARDED, WAYS))
+def test_what_zero_sends_is_joined(case, way):
+    (zero, limit, wanted), (_, layers, updates, _) = case, WAYS[way]
     counts = Counter(node.op.name for node in steps(way, zero, limit)[0])
     for kind, once in zip(("all_gather", "reduce_scatter"), wanted(layers)):
         found = once * updates
@@ -127,11 +128,13 @@ def steps(way: str, zero: int = 3, limit: int = 1100):
     def nodes(comm):
         loss, updates = model()
         ex = ht.Executor([loss, updates], strategy=Buckets(limit, builder(zero)), comm=comm)
-        return [s.node for s in ex.program(batch(0)).steps]
+        with only_bound():
+            return [s.node for s in ex.program(batch(0)).steps]
 
     return run_ranks(ranks, nodes)
 
 
+@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("way", WAYS)
 def test_micro_batches_follow_one_another_though_the_first_waits_for_weights(way):
     """None begins while another waits: stages would get all of them late, and keep all of them in memory."""
@@ -201,6 +204,7 @@ def test_what_an_optimizer_makes_of_gradients_leaves_them_in_buckets(name, preci
         assert numbers == [1] * (1 + norm + finite)
 
 
+@pytest.mark.usefixtures("meaning")
 def test_weights_are_asked_for_ahead_and_only_so_far():
     names = run_ranks(2, lambda comm: trained(comm, 1100, Parallel(zero=3)))[0][1]
     asked = [names[:at].count("all_gather_start") for at, name in enumerate(names) if name == "all_gather_wait"]
@@ -212,6 +216,7 @@ def test_weights_are_asked_for_ahead_and_only_so_far():
     assert all(k - came <= AHEAD for k, came in enumerate(begun))
 
 
+@pytest.mark.usefixtures("meaning")
 def test_scatters_go_on_during_backward_and_no_more_of_them_than_a_few_hold_memory():
     loss, updates = model()
 
@@ -231,6 +236,7 @@ def test_scatters_go_on_during_backward_and_no_more_of_them_than_a_few_hold_memo
     assert all(sum(b <= at <= e for b, e in zip(begins, ends)) <= AHEAD + 1 for at in begins)
 
 
+@pytest.mark.usefixtures("meaning")
 def test_backward_goes_on_between_start_and_wait():
     names = run_ranks(2, lambda comm: trained(comm, 1100))[0][1]
     first, last = names.index("all_reduce_start"), len(names) - names[::-1].index("all_reduce_start") - 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -16,6 +17,8 @@ from hetu.dist.cut.heterogeneous import Heterogeneous
 
 from .models import MODELS
 from .test_strategies import SPLIT
+
+pytestmark = pytest.mark.usefixtures("meaning")
 
 WAYS = {
     "alone": (None, 1),
@@ -87,7 +90,6 @@ def load(path):
     return act
 
 
-@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize(
     ("written", "read"),
     [("zero3", "tensor"), ("tensor", "zero1"), ("zero x tensor", "alone"), ("alone", "zero3"), ("unequal", "data"),
@@ -125,6 +127,14 @@ def test_each_rank_writes_its_part_and_no_value_is_written_twice(tmp_path):
     assert all(len(entry["pieces"]) == 1 for entry in manifest["variables"].values())
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A checkpoint of four ranks."""
+    path = tmp_path_factory.mktemp("saved") / "model"
+    on("zero3", save_after_two_steps(path), model="mlp")
+    return path
+
+
 def damaged(path, damage):
     file = path / "save1-part1.safetensors"
     if damage == "missing":
@@ -145,9 +155,9 @@ def damaged(path, damage):
      ("no manifest", "no save was finished"), ("broken manifest", "no manifest of a checkpoint")],
 )  # fmt: skip
 @pytest.mark.parametrize("way", ["alone", "tensor"])
-def test_a_damaged_checkpoint_changes_nothing_on_any_rank(tmp_path, damage, said, way):
+def test_a_damaged_checkpoint_changes_nothing_on_any_rank(tmp_path, saved, damage, said, way):
     path = tmp_path / "model"
-    on("zero3", save_after_two_steps(path), model="mlp")
+    shutil.copytree(saved, path)
     damaged(path, damage)
 
     def act(ex, feeds):

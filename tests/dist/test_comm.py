@@ -18,7 +18,7 @@ class TestContract:
     def test_serial(self, check):
         check(SerialComm())
 
-    @pytest.mark.parametrize("n", [2, 3, 4, 8])
+    @pytest.mark.parametrize("n", [2, 3, *(pytest.param(n, marks=pytest.mark.nightly) for n in (4, 8))])
     def test_threads(self, check, n):
         run_ranks(n, check)
 

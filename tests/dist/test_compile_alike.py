@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from ..pairs import in_turn
+
 ROOT = Path(__file__).parents[2]
 DEADLINE = 100  # seconds
 SCRIPT = """
@@ -34,9 +36,9 @@ KINDS = {
 
 
 @pytest.mark.compiled
-@pytest.mark.parametrize("strategy", ["DataParallel()", "None"])
-@pytest.mark.parametrize(("apart", "way", "warned"), KINDS.values(), ids=KINDS)
-def test_all_ranks_compute_one_way(tmp_path: Path, apart: str, way: str, warned: str, strategy: str) -> None:
+@pytest.mark.parametrize(("kind", "strategy"), in_turn(2, KINDS, ["DataParallel()", "None"]))
+def test_all_ranks_compute_one_way(tmp_path: Path, kind: str, strategy: str) -> None:
+    apart, way, warned = KINDS[kind]
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.replace("apart", apart).replace("strategy=strategy", f"strategy={strategy}"))
     line = [sys.executable, "-m", "hetu.dist.launch.heturun", "-w", "2", "python", str(script)]

@@ -18,6 +18,8 @@ from ..pairs import pairwise
 from .models import batches, communicating, communication, losses
 from .test_hints import expert_feeds, mixture
 
+pytestmark = pytest.mark.usefixtures("meaning")
+
 HOSTS = {4: ((0, 1), (2, 3)), 6: ((0, 1, 2), (3, 4, 5)), 8: ((0, 1, 2, 3), (4, 5, 6, 7))}
 EXPERTS = {"mixture/up": 0, "mixture/down": 0}
 
@@ -119,7 +121,6 @@ def routed(groups=0):
         return {"train": [loss, ht.optim.Adam(0.01).minimize(loss)]}, batches((WIDTH,), 5)
 
 
-@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_rooms_of_groups_travel_to_their_experts_and_back_by_all_to_all(ranks):
     """Each rank sends what does not stay with it."""
@@ -148,7 +149,6 @@ ROUTES = {  # how many ranks share the batch, of how many
 }
 
 
-@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize(("name", "ranks", "tokens"), pairwise(ROUTES, [2, 3, 4], [12, 11]))
 def test_tokens_that_compete_with_all_travel_to_their_experts_and_back_by_all_to_all(name, ranks, tokens, messages):
     """No rank sends more than its own tokens, and only those that have found room and do not stay with it."""
@@ -198,7 +198,6 @@ def test_slots_that_cannot_be_are_found_though_no_rank_has_them_all(slots, text)
     run_ranks(2, run)
 
 
-@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_experts_over_ranks_need_no_hints(ranks):
     feeds, model = expert_feeds(), lambda: (mixture(ranks, hinted=False), feeds)

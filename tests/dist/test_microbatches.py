@@ -22,6 +22,8 @@ from . import models
 from .models import batches, communication, losses
 from .test_strategies import SPLIT
 
+pytestmark = pytest.mark.usefixtures("meaning")
+
 RATE, LIMIT, STEPS = 0.2, 0.5, 4
 RUN = 40  # bits between the random numbers of two micro-batches
 
@@ -161,11 +163,10 @@ WAYS = {  # ranks, micro-batches, strategy
     "2 stages x tensor": (4, 3, lambda: Pipeline(2, 3, tensor=2, split=SPLIT, **OWN)),
 }
 WHOLE_TABLES = ("cnn", "penalty", "noise")  # clipped by a global norm, which others are not: rows are updated alone
-CASES = [*in_turn(3, WAYS, MODELS), ("experts", "experts")]
+CASES = [*in_turn(5, WAYS, MODELS), ("experts", "experts")]
 WAYS["experts"] = (2, 3, lambda: ExpertParallel(EXPERTS, accumulate=3, **OWN))
 
 
-@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize(("way", "model"), CASES)
 def test_micro_batches_of_their_own_train_as_one_process_does_that_takes_them_in_turn(way, model):
     ranks, parts, strategy = WAYS[way]
@@ -185,7 +186,6 @@ ACCUMULATING = {
 }
 
 
-@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("strategy", ACCUMULATING)
 @pytest.mark.parametrize("model", ["mlp", "transformer"])
 def test_gradients_of_micro_batches_add_up_to_those_of_the_batch(strategy, model):
@@ -227,7 +227,6 @@ FETCHED = {  # of one value of each micro-batch the average, of values of exampl
 }
 
 
-@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("fetched", FETCHED)
 def test_what_is_fetched_is_averaged_or_joined(fetched, ranks):
@@ -242,7 +241,6 @@ def row_norms(p, m, g, lr):
     return p - lr * m / (0.1 + ht.sqrt(ht.sum(m * m, axis=-1, keepdims=True))), m
 
 
-@pytest.mark.usefixtures("meaning")
 def test_a_number_of_the_optimizer_may_be_one_of_the_model():
     class RowNorms(ht.optim.Optimizer):
         rule = ht.optim.update_rule(row_norms)
@@ -270,7 +268,6 @@ SPREAD = {  # values that are made from no batch, of the shape of one
 }
 
 
-@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("made", SPREAD)
 def test_what_is_drawn_or_repeated_for_a_batch_is_cut_as_the_batch_is(made):
     def model(optimizer=None):
@@ -282,7 +279,6 @@ def test_what_is_drawn_or_repeated_for_a_batch_is_cut_as_the_batch_is(made):
     assert communication(model, DataParallel(), 2).keys() == {"all_reduce"}
 
 
-@pytest.mark.usefixtures("meaning")
 def test_evaluation_takes_what_needs_the_batch_in_one_piece():
     def answers(strategy, comm):
         x = ht.placeholder("x", (None, 2))
@@ -296,7 +292,6 @@ def test_evaluation_takes_what_needs_the_batch_in_one_piece():
             np.testing.assert_array_equal(value, wanted)
 
 
-@pytest.mark.usefixtures("meaning")
 def test_of_one_micro_batch_alone_integers_need_no_average():
     def counted(comm):
         x, w = ht.placeholder("x", (4, 2)), ht.variable("w", 1.0, (2,))

@@ -12,8 +12,11 @@ from hetu.core.errors import GraphError
 from hetu.core.op import Role
 from hetu.dist import Mesh, Pipeline, run_ranks, shard
 
+from ..pairs import in_turn
 from .models import communicating, communication, losses
 from .test_pipeline import shared, staged_feed, staged_mlp
+
+pytestmark = pytest.mark.usefixtures("meaning")
 
 RANKS = {"shared": (shared, 2, {}), "zero3": (lambda: staged_mlp(2), 4, {"data": 2, "zero": 3})}
 
@@ -55,8 +58,7 @@ def deep(rate):
     return {"train": [loss, ht.optim.SGD(0.1).minimize(loss)]}, [{"x": np.ones((4, 6, 8), np.float32)}]
 
 
-@pytest.mark.parametrize("rate", [0.0, 0.1])
-@pytest.mark.parametrize("stages", [2, 4])
+@pytest.mark.parametrize(("stages", "rate"), in_turn(2, [2, 4], [0.0, 0.1]))
 def test_a_gradient_and_what_dropout_makes_of_it_cross_a_border_once(stages, rate):
     nodes = communicating(lambda: deep(rate), Pipeline(stages, 1), stages)
     assert sum(n.op.name == "send_recv" and n.attrs["shape"] != () for n in nodes) == 2  # h there, its gradient back
@@ -86,8 +88,7 @@ def sequences(hinted=True, axis=1, ranks=(0, 1)):
 SPLIT = ht.dist.MEGATRON | {"*up*/weight": 1, "*up*/bias": 0, "*down*/weight": 0}  # the second is called up_1
 
 
-@pytest.mark.usefixtures("meaning")
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "pipedream"])
+@pytest.mark.parametrize("schedule", ["1f1b", pytest.param("gpipe", marks=pytest.mark.nightly), "pipedream"])
 def test_sequence_parallelism_inside_stages(schedule):
     build = lambda: Pipeline(2, 2, schedule, tensor=2, split=SPLIT)  # noqa: E731
     plain = lambda: sequences(hinted=False)  # noqa: E731

@@ -14,6 +14,8 @@ from hetu.plan.simulation.traffic import bytes_between_ranks
 
 from ..pairs import in_turn, pairwise
 
+pytestmark = pytest.mark.usefixtures("meaning")
+
 TABLES = {"one": (1, 3), "numbers": (5,), "letters": (65, 4), "matrices": (1000, 2, 3), "words": (50_000, 2)}
 SIZES = (12, 204, 2400, 24)  # of batches: at the second "letters" are fewer bytes than rows, at the third "matrices"
 SPLIT = {"letters": 0, "matrices": 1}
@@ -102,29 +104,25 @@ def check(name, optimizer, ranks, twice=(), passes=None):
             np.testing.assert_allclose(value, wanted, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("ranks", [2, *(pytest.param(n, marks=pytest.mark.nightly) for n in (3, 4))])
-@pytest.mark.parametrize(("name", "optimizer"), in_turn(2, STRATEGIES, OPTIMIZERS))
+@pytest.mark.parametrize(("name", "optimizer"), in_turn(3, STRATEGIES, OPTIMIZERS))
 def test_every_variable_is_as_in_one_process(name, optimizer, ranks):
     if ranks % 2 and " x " in name:
         ranks = 6
     check(name, optimizer, ranks)
 
 
-@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("optimizer", ["momentum", "own rule"])
 @pytest.mark.parametrize("name", UNEVEN)
 def test_so_it_is_in_groups_of_unequal_size(name, optimizer):
     check(name, optimizer, 3)
 
 
-@pytest.mark.usefixtures("meaning")
-@pytest.mark.parametrize("name", [name for name in STRATEGIES if "apart" not in name])  # which joins no feeds
+@pytest.mark.parametrize(("name",), in_turn(2, [name for name in STRATEGIES if "apart" not in name]))  # joins no feeds
 def test_so_are_those_that_are_looked_up_twice(name):
     check(name, "momentum", 2, twice=("numbers", "letters", "words"))
 
 
-@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("name", [name for name in STRATEGIES if " x " not in name])
 def test_all_rows_move_on_where_rows_alone_are_not_to_be_updated(name):
     """Without the pass that makes updates of rows, as in one process without it: momentum moves the other rows, too."""
@@ -180,7 +178,7 @@ SPREAD = {
 }
 
 
-@pytest.mark.parametrize(("name", "rows"), in_turn(2, SPREAD, [20, 64, 65, 5000]))
+@pytest.mark.parametrize(("name", "rows"), in_turn(3, SPREAD, [20, 64, 65, 5000]))
 def test_no_strategy_takes_the_way_of_more_bytes(name, rows, monkeypatch):
     """Simulated, on 4 ranks: all that they send together."""
     ids, t = ht.placeholder("ids", (None,), "int64"), ht.placeholder("t", (None,), "int64")
