@@ -1,13 +1,14 @@
 """Trains every model by every strategy on the ranks of a job: `heturun -w 3 python -m tests.dist.every`.
 
 All in one job, so that groups and requests of one row lie between those of others. The batches divide by few numbers,
-and their sizes change from step to step, even to fewer rows than ranks. Behind it may be said in which precision, to
-take every second row only (2), and which models.
+and their sizes change from step to step, even to fewer rows than ranks. Behind it may be said in which precisions,
+in turn, to take each strategy with every third of its models only (3), and which models.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -64,20 +65,34 @@ def losses(model: str, sizes, strategy=None, comm=None, precision: str = "float3
 TOLERANCE = {"float32": 1e-5, "float16": 1e-2, "bfloat16": 5e-2}
 
 
-def table(comm, precision: str, each: int, models=EVERY) -> int:
-    """Train every so many of the rows on these ranks; their number."""
-    wanted, chosen = {}, [row for row in rows(comm.world_size) if row[1] in models][::each]
-    for name, model, strategy, sizes in chosen:
-        if (model, sizes) not in wanted:
-            wanted[model, sizes] = losses(model, sizes, precision=precision)
+def chosen(ranks: int, precisions: Sequence[str], each: int, models: Iterable[str]):
+    """The rows of these models, each with one of the precisions in turn, and in turn every so many of one name."""
+    named: dict[str, list] = {}
+    for row in rows(ranks):
+        if row[1] in models:
+            named.setdefault(row[0], []).append(row)
+    for turn, same in enumerate(named.values()):
+        for place, row in enumerate(same):
+            if (place + turn) % min(each, len(same)) == 0:
+                yield *row, precisions[turn % len(precisions)]
+
+
+def table(comm, precisions: Sequence[str], each: int, models: Iterable[str] = EVERY) -> int:
+    """Train these rows on these ranks; their number."""
+    wanted, count = {}, 0
+    for name, model, strategy, sizes, precision in chosen(comm.world_size, precisions, each, models):
+        alike = model, sizes, precision
+        if alike not in wanted:
+            wanted[alike] = losses(model, sizes, precision=precision)
         found = losses(model, sizes, strategy, comm, precision)
         told = f"{name}, {model}, {precision}"
-        np.testing.assert_allclose(found, wanted[model, sizes], atol=TOLERANCE[precision], rtol=0, err_msg=told)
-    return len(chosen)
+        np.testing.assert_allclose(found, wanted[alike], atol=TOLERANCE[precision], rtol=0, err_msg=told)
+        count += 1
+    return count
 
 
 if __name__ == "__main__":
     job = world(deadline=60.0)
     job.barrier()
-    precision, each, *models = sys.argv[1:] or ["float32", "1"]
-    print(f"rank {job.rank}: {table(job, precision, int(each), models or EVERY)} rows equal one process")
+    precisions, each, *models = sys.argv[1:] or ["float32", "1"]
+    print(f"rank {job.rank}: {table(job, precisions.split(','), int(each), models or EVERY)} rows equal one process")

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 
@@ -37,9 +38,8 @@ def every(ranks: int, *arguments: str) -> None:
 
 
 @pytest.mark.usefixtures("meaning")
-def test_every_other_strategy_on_three_ranks() -> None:
-    """Those that one model leaves out the next one takes."""
-    every(3, "float32", "2")
+def test_every_strategy_with_one_of_the_models_on_three_ranks() -> None:
+    every(3, "float32", "3")
 
 
 @pytest.mark.nightly
@@ -49,11 +49,8 @@ def test_every_strategy(ranks: int) -> None:
 
 
 @pytest.mark.usefixtures("meaning")
-@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
-def test_every_strategy_in_half_precision(precision: str) -> None:
-    if precision == "bfloat16":
-        pytest.importorskip("ml_dtypes")
-    every(2, precision, "2", "mlp", "staged")
+def test_every_strategy_in_one_half_precision() -> None:
+    every(2, "float16,bfloat16" if find_spec("ml_dtypes") else "float16", "1", "mlp", "staged")
 
 
 @pytest.mark.nightly
