@@ -105,7 +105,7 @@ def test_how_long_a_server_may_be_silent_is_a_variable(monkeypatch):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGSTOP")
 def test_a_server_that_was_frozen_holds_nobodys_silence_against_them():
-    lease = 2.0
+    lease = 1.0
     with (
         ServerProcess(options("bsp", 2, lease=lease)) as server,
         connect([server.address], 0, retry=0.1) as first,
