@@ -9,6 +9,11 @@ from typing import Any
 import pytest
 
 
+def nightly(cases: Iterable[Iterable[Any]]) -> list[Any]:
+    """Parameters of these cases, all of them nightly."""
+    return [pytest.param(*case, marks=pytest.mark.nightly) for case in cases]
+
+
 def pairwise(*choices: Iterable[Any]) -> list[Any]:
     """Parameters of all products, of which those are nightly that no pair of two choices needs.
 

@@ -73,7 +73,7 @@ SPREAD["experts on hosts"] = (
 )
 
 
-@pytest.mark.parametrize(("spread", "small"), in_turn(2, SPREAD, [False, True]))
+@pytest.mark.parametrize(("spread", "small"), in_turn(3, SPREAD, [False, True]))
 def test_ranks_fit_under_every_strategy_of_the_suite(spread, small):
     """In buckets of the usual size, and in small ones with a batch that ranks do not divide."""
     model, way, ranks = SPREAD[spread]

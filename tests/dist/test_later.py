@@ -69,8 +69,9 @@ def test_counts_that_do_not_fit(more, number):
     assert found.returncode == 1 and lines("counted") in found.stderr, found.stdout
     if "all_to_all with counts that differ" not in found.stderr:  # but it may speak itself
         assert "MPI: " in found.stderr
-    found = job("counted", more, 4)
-    assert found.returncode == 0, found.stderr
+    if more:
+        found = job("counted", more, 4)
+        assert found.returncode == 0, found.stderr
 
 
 def test_lines_that_swap_their_calls_do_not_add_up_to_the_same():

@@ -453,7 +453,7 @@ from hetu.dist.comm.guard import own_rank
 here = Path({here!r})
 if own_rank():
     here.touch()
-    until = time.monotonic() + 5
+    until = time.monotonic() + 4
     {busy}
 while not here.exists():
     pass
@@ -470,7 +470,7 @@ class PatientAtFirst(arrival.Start):
 
 @pytest.mark.parametrize(
     ("busy", "arrive", "code"),
-    [("while time.monotonic() < until: pass", 2, 0), ("time.sleep(600)", 2, 72), ("time.sleep(3)", 60, 0)],
+    [("while time.monotonic() < until: pass", 2, 0), ("time.sleep(600)", 2, 72), ("time.sleep(2)", 60, 0)],
 )
 def test_who_works_and_who_is_given_time_may_come_late(tmp_path, monkeypatch, capfd, busy, arrive, code):
     monkeypatch.setattr(launch, "Start", PatientAtFirst)
@@ -506,9 +506,9 @@ print("all here")
 
 LASTS = ["comm.barrier()", "comm.split((0, 1)).barrier()", "comm.split((1, 0)).barrier()", ""]
 BUSY = [
-    ("validate.run({'x': np.ones((64, 64))})", 4, ("--deadline", 1.5, "--leave", 1.5), 0),
-    ("pass", 600, ("--deadline", 1.5, "--leave", 1.5), 1),
-    ("time.sleep(0.01)", 3, ("--deadline", 60, "--leave", 60), 0),
+    ("validate.run({'x': np.ones((64, 64))})", 2.5, ("--deadline", 1, "--leave", 1), 0),
+    ("pass", 600, ("--deadline", 1, "--leave", 1), 1),
+    ("time.sleep(0.01)", 2, ("--deadline", 60, "--leave", 60), 0),
 ]
 
 

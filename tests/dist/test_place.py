@@ -161,6 +161,7 @@ def test_a_checkpoint_continues_elsewhere(tmp_path):
     assert float(ex.run("train", feeds[3])[0]) == pytest.approx(wanted, abs=1e-6)
 
 
+@pytest.mark.usefixtures("meaning")
 def test_processes_train_as_threads_do():
     """Places, experts on two hosts, and collectives written by hand, over MPI."""
     job = heturun("-w", 4, "python", "-m", "tests.dist.test_place")

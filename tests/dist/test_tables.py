@@ -112,8 +112,7 @@ def test_every_variable_is_as_in_one_process(name, optimizer, ranks):
     check(name, optimizer, ranks)
 
 
-@pytest.mark.parametrize("optimizer", ["momentum", "own rule"])
-@pytest.mark.parametrize("name", UNEVEN)
+@pytest.mark.parametrize(("name", "optimizer"), in_turn(2, UNEVEN, ["momentum", "own rule"]))
 def test_so_it_is_in_groups_of_unequal_size(name, optimizer):
     check(name, optimizer, 3)
 
@@ -123,7 +122,7 @@ def test_so_are_those_that_are_looked_up_twice(name):
     check(name, "momentum", 2, twice=("numbers", "letters", "words"))
 
 
-@pytest.mark.parametrize("name", [name for name in STRATEGIES if " x " not in name])
+@pytest.mark.parametrize(("name",), in_turn(2, [name for name in STRATEGIES if " x " not in name]))
 def test_all_rows_move_on_where_rows_alone_are_not_to_be_updated(name):
     """Without the pass that makes updates of rows, as in one process without it: momentum moves the other rows, too."""
     check(name, "momentum", 2, passes=("simplify",))
