@@ -176,9 +176,7 @@ CONDITIONS = {
 
 
 @pytest.mark.usefixtures("meaning")
-@pytest.mark.parametrize("zero", [0, 1, 3])
-@pytest.mark.parametrize("precision", ["float32", "float16"])
-@pytest.mark.parametrize("name", CONDITIONS)
+@pytest.mark.parametrize(("name", "precision", "zero"), pairwise(CONDITIONS, ["float32", "float16"], [0, 1, 3]))
 def test_what_an_optimizer_makes_of_gradients_leaves_them_in_buckets(name, precision, zero):
     """Beside the loss, whole gradients need one message; parts of them one more for a norm, and for being finite."""
     x, t = ht.placeholder("x", (None, 16)), ht.placeholder("t", (None, 16))
