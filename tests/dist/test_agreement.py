@@ -73,7 +73,11 @@ SPREAD["experts on hosts"] = (
 )
 
 
-@pytest.mark.parametrize(("spread", "small"), in_turn(3, SPREAD, [False, True]))
+PRODUCTS = [spread for spread in SPREAD if spread.endswith("by micro-batch")]  # of which all kinds are in a third
+KINDS = in_turn(2, [spread for spread in SPREAD if spread not in PRODUCTS], [False, True])
+
+
+@pytest.mark.parametrize(("spread", "small"), [*KINDS, *in_turn(3, PRODUCTS, [False, True])])
 def test_ranks_fit_under_every_strategy_of_the_suite(spread, small):
     """In buckets of the usual size, and in small ones with a batch that ranks do not divide."""
     model, way, ranks = SPREAD[spread]

@@ -21,6 +21,8 @@ from hetu.dist.comm.recorder import RankState
 from hetu.dist.launch import arrival, boot
 from hetu.dist.launch import heturun as launch
 
+from ..pairs import nightly
+
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 DEADLINE = 300  # seconds; a busy machine is slow, and what hangs hangs longer
 
@@ -263,7 +265,9 @@ needs_pidfd = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="watches 
 
 
 @needs_pidfd
-@pytest.mark.parametrize(("signal_", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+@pytest.mark.parametrize(
+    ("signal_", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9), *nightly([(signal.SIGTERM, 130)])]
+)
 def test_end_of_the_launcher_ends_all_ranks(tmp_path, signal_, code):
     """Two ranks, their guards, mpiexec with a helper, a server, and the sweep; and nothing is left on the disk."""
     script, folder = tmp_path / "train.py", tmp_path / "temporary"
