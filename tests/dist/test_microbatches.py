@@ -308,9 +308,23 @@ def test_of_one_micro_batch_alone_integers_need_no_average():
 # -- mistakes ----------------------------------------------------------------------------------------------------------
 
 
-def test_without_the_word_what_needs_the_batch_is_refused_and_the_word_is_named():
-    for model in ("cnn", "penalty", "experts", "largest of the batch", "alike in the batch", "mean of the batch"):
-        with pytest.raises(GraphError, match="needs the whole batch at once, but is fed in 3 micro-batches") as caught:
+BLAMED = {"cnn": "sum", "penalty": "matmul", "experts": "reshape", "largest of the batch": "max"}
+BLAMED |= {"alike in the batch": "matmul", "mean of the batch": "sum", "of a stranger": "centered"}
+
+
+@pytest.mark.filterwarnings("ignore:operator 'centered' has no dims rule")
+def test_without_the_word_what_needs_the_batch_is_refused_and_the_word_is_named(monkeypatch):
+    """The error names what combines samples, and not who reads it."""
+
+    @ht.op(infer=lambda x: x)
+    def centered(xp, x):
+        return x - xp.mean(x)
+
+    centered.grad(lambda g, out, x: (g,))
+    monkeypatch.setitem(MODELS, "of a stranger", small(lambda h, y, t: entropy(y, t) + ht.mean(centered(h) ** 2)))
+    for model, op in BLAMED.items():
+        said = f"<{op} .* needs the whole batch at once, but is fed in 3 micro-batches"
+        with pytest.raises(GraphError, match=said) as caught:
             train(model, DataParallel(accumulate=3), None)
         assert caught.value.fix.startswith('make each a batch of its own by statistics="microbatch"')
 

@@ -129,21 +129,30 @@ class Stages:
 
     def check(self) -> GraphError | None:
         """Move nodes that need all micro-batches to the end of the step; an error if a micro-batch waits for one."""
+        first: dict[Node, Node] = {}  # of what was moved, the node for whose sake it was
         for node in self.nodes:
             if not node.inputs or node.role is Role.ITEM:
-                if node.inputs:
-                    self.phase[node] = self.phase[node.inputs[0]]
+                for source in node.inputs:
+                    self.phase[node] = self.phase[source]
+                    first.update({node: first[source]} if source in first else {})
                 continue
             outs = [over_microbatches(layout) for layout in self.found.layouts[node]]
             for i, want in zip(node.inputs, self.found.wants[node]):
                 have, need = self.given(i), over_microbatches(want)
+                source = node if have == DUP or have >= 0 else self._maker(i)
                 if self.phase.get(i) == UPDATE or (have != DUP and need == DUP):
                     self.phase[node] = UPDATE
+                    first.setdefault(node, first.get(i, source))
                 elif have not in (DUP, need):
-                    return self._needs_all(node)
+                    return self._needs_all(source)
             if self.phase[node] == UPDATE and any(role != DUP for role in outs):
-                return self._needs_all(node)
+                return self._needs_all(first.get(node, node))
         return None
+
+    def _maker(self, node: Node) -> Node:
+        """Of a value that micro-batches have still to combine, the operator from which the others have passed it on."""
+        alike = [i for i in node.inputs if self.given(i) == self.given(node)]
+        return self._maker(alike[0]) if alike else node
 
     def _needs_all(self, node: Node) -> GraphError:
         return GraphError(
