@@ -1,7 +1,7 @@
 """Whatever goes wrong on the way to compiled code, a program's values are right, and a warning says what to do.
 
 Each row is a process of its own with a deadline, which runs a program with two sources: what walks through tables, and
-sums, with an operator between that only Python knows.
+sums, with an operator between that only Python knows. Most are forks that have imported hetu before (`forks.py`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,8 @@ import pytest
 
 from hetu.cpu_kernels import compiled, compiler, folder
 
-ROOT = Path(__file__).parent.parent.parent
-DEADLINE = 100  # seconds, of what takes one
+from .forks import DEADLINE, ROOT, Fork, Forks
+
 SCRIPT = """
 import json, signal, sys, warnings
 import numpy as np
@@ -53,8 +55,8 @@ pytestmark = [
 class Place:
     """A home with compilers, in which processes run the program."""
 
-    def __init__(self, home: Path) -> None:
-        self.home, self.kept = home, home / "cache" / "hetu" / "compiled"
+    def __init__(self, home: Path, forks: Forks) -> None:
+        self.home, self.kept, self.forks = home, home / "cache" / "hetu" / "compiled", forks
         self.log = home / "log"
         self.log.touch()
 
@@ -82,14 +84,16 @@ class Place:
         variables |= {"HOME": str(self.home), "XDG_CACHE_HOME": str(self.home / "cache"), "PYTHONPATH": str(ROOT)}
         return variables | ({"HETU_CC": setting} if setting else {})
 
-    def start(self, setting: str = "", before: str = "", **more: str) -> subprocess.Popen[str]:
-        variables = self.variables(setting)
-        command = [sys.executable, "-c", SCRIPT.replace("before", before or "pass")]
-        return subprocess.Popen(
-            command, env=variables | more, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+    def start(self, setting: str = "", before: str = "", **more: str) -> Fork:
+        return self.forks.start(SCRIPT.replace("before", before or "pass"), self.variables(setting) | more)
 
-    def ended(self, process: subprocess.Popen[str]) -> tuple[bool, list[str], Path]:
+    def start_anew(self, setting: str = "", before: str = "", **more: str) -> subprocess.Popen[str]:
+        """A process that imports hetu, and is a child of this one."""
+        variables = self.variables(setting) | more
+        command = [sys.executable, "-c", SCRIPT.replace("before", before or "pass")]
+        return subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def ended(self, process: Fork | subprocess.Popen[str]) -> tuple[bool, list[str], Path]:
         """Whether the program was compiled, the warnings, and the folder."""
         out, err = process.communicate(timeout=DEADLINE)
         assert (process.returncode, err) == (0, "")
@@ -106,9 +110,16 @@ class Place:
         return sorted(self.kept.glob("*.so"))
 
 
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    made = Forks()
+    yield made
+    made.close()
+
+
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
+def place(tmp_path: Path, forks: Forks) -> Place:
+    return Place(tmp_path, forks)
 
 
 # -- compilers ---------------------------------------------------------------------------------------------------------
@@ -191,7 +202,7 @@ def test_who_waits_for_the_lock_hears_that_the_compiler_hangs(place: Place) -> N
     os.utime(notice, (0, 0))
     with open(place.kept / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        process = place.start(setting, "folder.QUIET = 600.0; print('waits', file=sys.stderr, flush=True)")
+        process = place.start_anew(setting, "folder.QUIET = 600.0; print('waits', file=sys.stderr, flush=True)")
         assert process.stderr is not None and process.stderr.readline() == "waits\n"
         notice.touch()
         _, heard, _ = place.ended(process)
@@ -223,17 +234,17 @@ def test_a_compiler_that_does_not_tell_what_it_is(place: Place, text: str, warne
 
 
 @pytest.mark.parametrize(
-    ("setting", "warnings"),
+    ("setting", "warned"),
     [
         ("0", []),
         ("no-such-cc -O1", ["HETU_CC='no-such-cc -O1' is no command"]),
         ('cc "', ["HETU_CC='cc \"' is no command"]),
     ],
 )
-def test_a_setting_that_names_no_compiler(place: Place, setting: str, warnings: list[str]) -> None:
+def test_a_setting_that_names_no_compiler(place: Place, setting: str, warned: list[str]) -> None:
     is_compiled, heard, _ = place.run(setting)
     assert not is_compiled
-    assert [w.split(": ", 1)[1].split(" (fix")[0] for w in heard] == warnings
+    assert [w.split(": ", 1)[1].split(" (fix")[0] for w in heard] == warned
 
 
 def test_no_compiler_at_all(place: Place) -> None:
@@ -279,7 +290,7 @@ def test_the_command_that_offers_to_install_a_compiler_is_none(
 
 def test_an_interrupt_ends_the_compiler_too(place: Place) -> None:
     os.mkfifo(place.home / "pid")
-    process = place.start(place.compiler(f"echo $$ > {place.home}/pid; exec sleep 600"))
+    process = place.start_anew(place.compiler(f"echo $$ > {place.home}/pid; exec sleep 600"))
     compiling = int((place.home / "pid").read_text())
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=DEADLINE)
@@ -334,9 +345,9 @@ DAMAGES: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Place:
+def whole(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Place:
     """A place whose folder has all that the program needs."""
-    place = Place(tmp_path_factory.mktemp("whole"))
+    place = Place(tmp_path_factory.mktemp("whole"), forks)
     assert place.run(place.compiler("exec REAL")) == (True, [], place.kept)
     assert place.runs() == len(place.libraries()) == 2
     return place
@@ -361,7 +372,7 @@ def test_processes_that_start_together_compile_once(place: Place) -> None:
 
 def test_a_process_that_is_killed_while_it_builds(place: Place) -> None:
     setting = place.compiler(f"if mkdir {place.home}/second; then kill -9 $PPID; fi; exec REAL")
-    process = place.start(setting)
+    process = place.start_anew(setting)
     process.communicate(timeout=DEADLINE)
     assert process.returncode == -9
     assert place.libraries() == []
@@ -369,7 +380,7 @@ def test_a_process_that_is_killed_while_it_builds(place: Place) -> None:
 
 
 def test_a_process_that_takes_long_to_build_is_waited_for(place: Place) -> None:
-    setting = place.compiler("sleep 3; exec REAL")
+    setting = place.compiler("sleep 2; exec REAL")
     for process in [place.start(setting, "folder.QUIET, compiler.LOOK = 1.0, 0.05") for _ in range(3)]:
         assert place.ended(process)[:2] == (True, [])
     assert place.runs() == len(place.libraries()) == 2
@@ -381,7 +392,7 @@ def test_a_process_that_was_stopped_while_it_built_is_not_waited_for(
 ) -> None:
     """Not even where its compiler hangs: all others together wait for that, once."""
     setting = place.compiler(f"if mkdir {place.home}/first; then kill -STOP $PPID; exit 1; fi; {says}")
-    stopped = place.start(setting)
+    stopped = place.start_anew(setting)
     try:
         deadline = time.monotonic() + DEADLINE
         while os.waitpid(stopped.pid, os.WUNTRACED | os.WNOHANG)[0] == 0:
@@ -446,9 +457,24 @@ FOLDERS = {
 
 
 @pytest.mark.parametrize("kind", FOLDERS)
-def test_what_may_stand_in_the_place_of_the_folder(place: Place, kind: str) -> None:
+def test_what_may_stand_in_the_place_of_the_folder(place: Place, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if ("somebody" in kind or "group" in kind) and os.getuid():
         pytest.skip("only the administrator can give a folder away")
+    _as(kind, place)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(place.home / "cache"))
+    monkeypatch.setattr(tempfile, "tempdir", str(place.home))
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        found = folder.folder.__wrapped__()
+    if FOLDERS[kind]:
+        assert len(heard) == 1 and FOLDERS[kind] in str(heard[0].message)
+        assert found.parent == place.home and found.is_dir()
+    else:
+        assert (heard, found) == ([], place.kept.resolve())
+
+
+@pytest.mark.parametrize("kind", ["a link to a folder", "a folder that others write", "a file"])
+def test_a_program_is_compiled_whatever_stands_in_the_place_of_the_folder(place: Place, kind: str) -> None:
     _as(kind, place)
     is_compiled, heard, folder = place.run()
     assert is_compiled
@@ -505,6 +531,7 @@ def test_what_was_not_used_for_longest_goes_first(place: Place, monkeypatch: pyt
 
 # -- units -------------------------------------------------------------------------------------------------------------
 
+NO_LINKS = "os.link = no('links'); "
 UNIT = """
 compiled.CORES = 2
 makes = "void f(const Word* a, long long first, long long last, char* scratch) {{ *(long long*)a[0].p = {}; }}"
@@ -519,8 +546,15 @@ for k, s in enumerate(made):
 """
 
 
-@pytest.mark.parametrize(("wrong", "is_well"), [("5", True), ("nothing", False), ("nothing()", False)])
-@pytest.mark.parametrize("disk", ["", "os.link = no('links'); "])
+@pytest.mark.parametrize(
+    ("wrong", "is_well", "disk"),
+    [
+        *(("5", True, disk) for disk in ("", NO_LINKS)),
+        *(("nothing", False, disk) for disk in ("", NO_LINKS)),
+        ("nothing()", False, ""),
+        pytest.param("nothing()", False, NO_LINKS, marks=pytest.mark.nightly),
+    ],
+)
 def test_several_texts_are_one_unit_and_one_of_them_spoils_no_other(
     place: Place, wrong: str, is_well: bool, disk: str
 ) -> None:
@@ -528,10 +562,8 @@ def test_several_texts_are_one_unit_and_one_of_them_spoils_no_other(
     script = f"wrong = {wrong!r}\n{heads}\nif True:\n    {NO}\n    {disk}\n{UNIT}"
     variables = place.variables(place.compiler("exec REAL"))
     for runs in (2, 2) if is_well else (8, 9):
-        done = subprocess.run(
-            [sys.executable, "-c", script], env=variables, capture_output=True, text=True, timeout=DEADLINE
-        )
-        assert (done.stdout, done.stderr) == (f"{is_well} {[k != 5 or is_well for k in range(12)]}\n", "")
+        said = place.forks.start(script, variables).communicate()
+        assert said == (f"{is_well} {[k != 5 or is_well for k in range(12)]}\n", "")
         assert place.runs() == runs
 
 
@@ -586,13 +618,12 @@ def test_an_operator_of_the_program_is_named_where_it_may_be_at_fault(
     place: Place, code: str, says: str, warned: str, is_blamed: bool
 ) -> None:
     variables = place.variables(place.compiler(says.format(log=place.log)))
-    done = subprocess.run(
-        [sys.executable, "-c", OWN, code], env=variables, capture_output=True, text=True, timeout=DEADLINE
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert warned in done.stdout and ("broken-cc made no library: " in done.stdout) == bool(warned)
+    process = place.forks.start(OWN, variables, code)
+    said, err = process.communicate()
+    assert (process.returncode, err) == (0, "")
+    assert warned in said and ("broken-cc made no library: " in said) == bool(warned)
     fix = "the expression `code=` of threefold, else another compiler as HETU_CC"
-    assert (f"(fix: {fix}" in done.stdout) == is_blamed and ("code=" in done.stdout) == is_blamed, done.stdout
+    assert (f"(fix: {fix}" in said) == is_blamed and ("code=" in said) == is_blamed, said
 
 
 # -- keys --------------------------------------------------------------------------------------------------------------
