@@ -1,7 +1,6 @@
 """Every operator application in the table of samples that has a kernel, at three dtypes, with the values it must give.
 
-In float32 one array of each begins an element behind a place to which packs are aligned, as a view may. The kernels of
-all cases are compiled together, the first time one of them is asked for.
+In float32 one array of each begins an element behind a place to which packs are aligned, as a view may.
 """
 
 from __future__ import annotations
@@ -16,9 +15,8 @@ import numpy as np
 import hetu as ht
 from hetu.core.graph import Node, topological
 from hetu.core.simplify import interpret
-from hetu.gpu_kernels.emulator import prepare
 from hetu.gpu_kernels.launchers import KERNELS, bound
-from hetu.gpu_kernels.machine import Machine, RecordingMachine, address
+from hetu.gpu_kernels.machine import Machine, address
 
 from ..samples import SAMPLES, Sample
 
@@ -94,17 +92,6 @@ def uncompiled_cases() -> dict[tuple[str, str], list[Case]]:
             if cases := list(of_sample(sample, dtype)):
                 found[sample.id, dtype] = cases
     return found
-
-
-@cache
-def all_cases() -> dict[tuple[str, str], list[Case]]:
-    """As `uncompiled_cases`, ready to be emulated."""
-    recorder = RecordingMachine()
-    for cases in uncompiled_cases().values():
-        for case in cases:
-            case.calls(recorder)
-    prepare(recorder.texts)
-    return uncompiled_cases()
 
 
 def ids() -> list[str]:

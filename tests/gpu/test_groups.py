@@ -220,13 +220,15 @@ def test_operands_of_any_strides(layout):
 
 
 @pytest.mark.skipif(not nvrtc.available(), reason='no NVRTC: pip install "hetu-dl[cuda-check]"')
-@pytest.mark.parametrize("architecture", nvrtc.ARCHITECTURES)
-def test_all_texts_compile(architecture):
+@pytest.mark.parametrize("part", range(len(nvrtc.ARCHITECTURES)))
+def test_all_texts_compile(part):
+    """The half of them for one architecture, the other half for the other."""
     recorder = RecordingMachine()
     for (_, dtype), node in cases().items():
         if dtype == "float16":  # which has more to convert
             run(recorder, node, fed(node))
-    assert nvrtc.cubin(together(list(recorder.texts)), architecture).startswith(b"\x7fELF")
+    some = [*recorder.texts][part :: len(nvrtc.ARCHITECTURES)]
+    assert nvrtc.cubin(together(some), nvrtc.ARCHITECTURES[part]).startswith(b"\x7fELF")
 
 
 def test_launches():

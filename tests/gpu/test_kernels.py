@@ -9,9 +9,11 @@ from hetu.core.op import Op
 from hetu.gpu_kernels import emulator
 from hetu.gpu_kernels.emulator import Emulator
 from hetu.gpu_kernels.launchers import KERNELS
+from hetu.gpu_kernels.machine import RecordingMachine
 from hetu.gpu_kernels.source import assemble
 
-from .cases import DTYPES, all_cases, assert_close, ids, uncompiled_cases
+from ..samples import SAMPLES
+from .cases import DTYPES, assert_close, uncompiled_cases
 
 # Rows whose kernel does not apply: a sum over nothing is a view, NumPy draws these numbers by rejection, and the
 # largest along an axis that is not the last are left to a sort.
@@ -22,17 +24,37 @@ DECLINED = {
 }
 
 
+def rows_and_dtypes():
+    """Each row at one dtype, in turn, and nightly at the others; `test_dtypes.py` has those of expressions."""
+    for k, sample in enumerate(SAMPLES):
+        dtypes = [d for d in DTYPES if d != "float16" or not sample.extra.get("no_float16")]
+        for dtype in dtypes:
+            marks = () if dtype == dtypes[k % len(dtypes)] else pytest.mark.nightly
+            yield pytest.param(sample.id, dtype, marks=marks)
+
+
+@pytest.fixture(scope="module")
+def prepared(request):
+    """The kernels of the chosen rows, compiled together."""
+    recorder = RecordingMachine()
+    for item in request.session.items:
+        if getattr(item, "function", None) is test_kernels_equal_forward_functions:
+            for case in uncompiled_cases().get((item.callspec.params["row"], item.callspec.params["dtype"]), ()):
+                case.calls(recorder)
+    emulator.prepare(recorder.texts)
+
+
 @pytest.mark.skipif(emulator.compiler() is None, reason="no C++ compiler: install g++ or clang++")
-@pytest.mark.parametrize("row", ids())
-def test_kernels_equal_forward_functions(row):
-    for dtype in DTYPES:
-        for case in all_cases().get((row, dtype), ()):
-            calls, outs = case.calls(Emulator())
-            assert (calls is None) == (row in DECLINED), f"{case.node!r}: {calls}"
-            for call in calls or ():
-                call()
-            if calls is not None:
-                assert_close(outs, case)
+@pytest.mark.usefixtures("prepared")
+@pytest.mark.parametrize(("row", "dtype"), [*rows_and_dtypes()])
+def test_kernels_equal_forward_functions(row, dtype):
+    for case in uncompiled_cases().get((row, dtype), ()):
+        calls, outs = case.calls(Emulator())
+        assert (calls is None) == (row in DECLINED), f"{case.node!r}: {calls}"
+        for call in calls or ():
+            call()
+        if calls is not None:
+            assert_close(outs, case)
 
 
 def test_every_hand_written_kernel_has_a_row():
