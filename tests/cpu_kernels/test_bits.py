@@ -57,7 +57,7 @@ MODELS = (classifier, norm_and_softmax, wide_rows, batch_norm, gelus, functions,
 
 def trained(models=MODELS):
     """What models compute in a few steps, and all variables then. One program, so that a compiler starts once."""
-    x, labels = ht.placeholder("x", (None, 33)), ht.placeholder("labels", (None,), "int64")
+    x, labels = ht.placeholder("x", (ROWS, 33)), ht.placeholder("labels", (ROWS,), "int64")
     outputs = []
     for model in models:
         with ht.scope(model.__name__):
