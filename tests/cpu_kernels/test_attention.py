@@ -9,6 +9,7 @@ from hetu.core.graph import OPS
 from hetu.cpu_kernels import attention
 from hetu.cpu_kernels.c_calls import c_call
 
+from ..pairs import in_turn
 from .divided import job_by_job
 
 pytestmark = pytest.mark.compiled
@@ -65,12 +66,11 @@ def filled(like):
     return tuple(np.full_like(x, np.nan) for x in like)
 
 
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("view", [False, True], ids=["dense", "view"])
-@pytest.mark.parametrize("causal", [False, True], ids=["", "causal"])
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("sizes", CASES.values(), ids=CASES)
-def test_values_and_gradients(sizes, dtype, causal, view, mask):
+@pytest.mark.parametrize(
+    ("name", "dtype", "causal", "view", "mask"), in_turn(4, CASES, TOLERANCE, ["", "causal"], ["dense", "view"], MASKS)
+)
+def test_values_and_gradients(name, dtype, causal, view, mask):
+    sizes, causal, view = CASES[name], causal == "causal", view == "view"
     arrays, attrs = case(*sizes, dtype), {"scale": 0.3, "causal": causal}
     masks = masks_of(mask, *sizes[:3], dtype)
     with np.errstate(invalid="ignore"):  # a query to which -inf is added everywhere
