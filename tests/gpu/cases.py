@@ -5,18 +5,20 @@ In float32 one array of each begins an element behind a place to which packs are
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
+import pytest
 
 import hetu as ht
 from hetu.core.graph import Node, topological
 from hetu.core.simplify import interpret
 from hetu.gpu_kernels.launchers import KERNELS, bound
-from hetu.gpu_kernels.machine import Machine, address
+from hetu.gpu_kernels.machine import Machine, RecordingMachine, address
 
 from ..samples import SAMPLES, Sample
 
@@ -62,6 +64,16 @@ def assert_close(outs: Sequence[np.ndarray], case: Case) -> None:
     for got, wanted in zip(outs, case.wanted(), strict=True):
         tolerance = TOLERANCE.get(got.dtype.name, 0)
         np.testing.assert_allclose(got, wanted, rtol=tolerance, atol=tolerance, err_msg=repr(case.node))
+
+
+def recorded(module: Any, work: Callable[[], object]) -> list[str]:
+    """The texts that work on the emulators of a module asks for, whatever comes out."""
+    recorder = RecordingMachine()
+    with pytest.MonkeyPatch.context() as patch, suppress(AssertionError):
+        patch.setattr(module, "Emulator", lambda *_, **__: recorder)
+        patch.setattr(np.testing, "assert_allclose", lambda *_, **__: None)
+        work()
+    return [*recorder.texts]
 
 
 def has_kernel(node: Node) -> bool:

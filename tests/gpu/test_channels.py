@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from functools import cache
+import itertools
+import sys
+from contextlib import contextmanager
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -16,6 +19,7 @@ from hetu.gpu_kernels.passes import fuse_norm_relu  # noqa: F401 - it defines tw
 from hetu.gpu_kernels.source import KernelError
 
 from . import fake_cupy, proofs
+from .cases import recorded
 
 pytestmark = pytest.mark.skipif(emulator.compiler() is None, reason="no C++ compiler: install g++ or clang++")
 EPSILON = 1e-3
@@ -148,25 +152,39 @@ def test_a_block_learns_as_on_the_cpu(precision):
 # -- mutations: the checks above can fail ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("right", "wrong"),
-    [
-        (" + shift * shift * count * share", ""),
-        ("    parts[own] = a;\n    __syncthreads();", "    parts[own] = a;"),
-        ("blockIdx.x * each", "blockIdx.x * (each - 1)"),
-        ("channel + (LAST ? j : 0)", "channel"),
-        ("distance * factor + bias", "distance * factor"),
-        ("if (threadIdx.y == 0 && part.end)", "if (part.end)"),
-    ],
-)
-def test_a_changed_kernel_is_noticed(right, wrong, monkeypatch):
+MISTAKES = [
+    (" + shift * shift * count * share", ""),
+    ("    parts[own] = a;\n    __syncthreads();", "    parts[own] = a;"),
+    ("blockIdx.x * each", "blockIdx.x * (each - 1)"),
+    ("channel + (LAST ? j : 0)", "channel"),
+    ("distance * factor + bias", "distance * factor"),
+    ("if (threadIdx.y == 0 && part.end)", "if (part.end)"),
+]
+PROBES = ("chunks", "narrow")
+
+
+@contextmanager
+def mistaken(right, wrong):
     original = channels.file_text("channels")
     assert right in original
-    monkeypatch.setattr(channels, "file_text", lambda name: original.replace(right, wrong))
     channels.text.cache_clear()
-    try:
-        with pytest.raises((AssertionError, KernelError)):
-            for case in ("chunks", "narrow"):
-                test_a_relu_behind_it(case)
-    finally:
-        channels.text.cache_clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(channels, "file_text", lambda name: original.replace(right, wrong))
+        yield
+    channels.text.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def prepared():
+    texts = []
+    for mistake, case in itertools.product(MISTAKES, PROBES):
+        with mistaken(*mistake):
+            texts += recorded(sys.modules[__name__], partial(test_a_relu_behind_it, case))
+    emulator.prepare(texts)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda m: m[0].strip())
+def test_a_changed_kernel_is_noticed(prepared, mistake):
+    with mistaken(*mistake), pytest.raises((AssertionError, KernelError)):
+        for case in PROBES:
+            test_a_relu_behind_it(case)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
+from contextlib import contextmanager
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -14,7 +19,7 @@ from hetu.gpu_kernels.machine import RecordingMachine
 from hetu.gpu_kernels.passes.fuse_kernels import fuse_kernels
 
 from . import fake_cupy
-from .cases import shifted
+from .cases import recorded, shifted
 
 pytestmark = pytest.mark.skipif(emulator.compiler() is None, reason="no C++ compiler: install g++ or clang++")
 
@@ -40,7 +45,11 @@ def check(made, wanted, tolerance=2e-5):
         np.testing.assert_allclose(got, right, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize(("width", "shift"), [(33, 0), (40, 1), (1028, 2), (1025, 0), (9000, 0), (9001, 0)])
+ROWS = [(33, 0), (40, 1), (1028, 2), (1025, 0), (9000, 0), (9001, 0)]
+
+
+@pytest.mark.usefixtures("prepared")
+@pytest.mark.parametrize(("width", "shift"), ROWS)
 def test_rows_of_a_warp_and_of_a_block(width, shift):
     """Kept whole or read again, of whole packs or ragged, of packs of 4, 2 and 1."""
     x, scale, bias = shifted(normal(5, width), shift), normal(width, seed=1), normal(width, seed=2)
@@ -86,10 +95,12 @@ def test_rms_norm(name):
     check(made, wanted, 1e-9)
 
 
-@pytest.mark.parametrize(
-    ("shape", "axis"),
-    [((20003,), (0,)), ((3, 9001), (1,)), ((9001, 3), (0,)), ((2, 4100, 2, 40), (1, 3)), ((4, 1, 50, 60), (0, 2, 3))],
-)
+REDUCTIONS = [((20003,), (0,)), ((3, 9001), (1,)), ((9001, 3), (0,)), ((2, 4100, 2, 40), (1, 3))]
+REDUCTIONS += [((4, 1, 50, 60), (0, 2, 3))]
+
+
+@pytest.mark.usefixtures("prepared")
+@pytest.mark.parametrize(("shape", "axis"), REDUCTIONS)
 @pytest.mark.parametrize("name", ["sum", "max"])
 def test_reductions_in_stages(name, shape, axis):
     x = normal(*shape, dtype="float64")
@@ -291,50 +302,66 @@ def test_bfloat16_is_stored_and_float32_computed():
 # -- mutations: the checks above can fail ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("file", "right", "wrong"),
-    [
-        ("rows", "sum *= weight(most - shift);", ""),
-        ("rows", "store(y + start + c * own.stride, v)", "store(y + start + c * own.stride + PACK, v)"),
-        ("rows", "if (!WHOLE) (rows.read(span, first), ...);", ""),
-        ("rows", "if (span.edge >= 0) visit(span.edge, rows.single...);", ""),
-        ("rows", "misses < width ? misses : (int)width", "0"),
-        ("prelude", "    __syncthreads();\n    return warp_fold(", "    return warp_fold("),
-        (
-            "prelude",
-            "threadIdx.x % 32 < blockDim.x / 32 ? partial[threadIdx.x % 32] : neutral",
-            "partial[threadIdx.x % 32]",
-        ),
-    ],
-)
-def test_a_changed_softmax_is_noticed(file, right, wrong, monkeypatch):
+SOFTMAX = [
+    ("rows", "sum *= weight(most - shift);", ""),
+    ("rows", "store(y + start + c * own.stride, v)", "store(y + start + c * own.stride + PACK, v)"),
+    ("rows", "if (!WHOLE) (rows.read(span, first), ...);", ""),
+    ("rows", "if (span.edge >= 0) visit(span.edge, rows.single...);", ""),
+    ("rows", "misses < width ? misses : (int)width", "0"),
+    ("prelude", "    __syncthreads();\n    return warp_fold(", "    return warp_fold("),
+    (
+        "prelude",
+        "threadIdx.x % 32 < blockDim.x / 32 ? partial[threadIdx.x % 32] : neutral",
+        "partial[threadIdx.x % 32]",
+    ),
+]
+RUNS = [
+    ("runs", "ids[order[place - 1]] != id)", "true)"),
+    ("runs", "found + __ffs(~same) - 1", "found + __ffs(~same)"),
+    ("runs", "p = run.piece;", "p = run.piece + 1;"),
+    ("runs", "run.pieces = 0;", ""),
+]
+
+
+@contextmanager
+def mistaken(file, right, wrong):
     original = source.file_text
     assert right in original(file)
     changed = original(file).replace(right, wrong)
-    for module in (source, rows):
-        monkeypatch.setattr(module, "file_text", lambda name: changed if name == file else original(name))
-    with pytest.raises((AssertionError, source.KernelError)):
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (source, rows, tables):
+            patch.setattr(module, "file_text", lambda name: changed if name == file else original(name))
+        yield
+
+
+def probe(file):
+    if file == "runs":
+        test_rows_are_added_by_their_ids(900, 700)
+    else:
         check(*run("softmax", normal(3, 9001) * 5, axis=1))
+
+
+@pytest.fixture(scope="module")
+def prepared():
+    """The texts of many tests, compiled together."""
+    here, texts = sys.modules[__name__], []
+    for row in ROWS:
+        texts += recorded(here, partial(test_rows_of_a_warp_and_of_a_block, *row))
+    for name, reduction in itertools.product(("sum", "max"), REDUCTIONS):
+        texts += recorded(here, partial(test_reductions_in_stages, name, *reduction))
+    for mistake in SOFTMAX + RUNS:
+        with mistaken(*mistake):
+            texts += recorded(here, partial(probe, mistake[0]))
+    emulator.prepare(texts)
+
+
+@pytest.mark.parametrize("mistake", SOFTMAX + RUNS, ids=lambda m: m[1].strip()[:40])
+def test_a_changed_softmax_or_sum_by_id_is_noticed(prepared, mistake):
+    with mistaken(*mistake), pytest.raises((AssertionError, source.KernelError)):
+        probe(mistake[0])
 
 
 def test_a_pack_that_is_not_aligned_is_noticed(monkeypatch):
     monkeypatch.setattr(rows, "widest_pack", lambda width, *arrays, **_: 4)
     with pytest.raises(source.KernelError, match="not aligned"):
         run("softmax", shifted(normal(5, 40), 1), axis=1)
-
-
-@pytest.mark.parametrize(
-    ("right", "wrong"),
-    [
-        ("ids[order[place - 1]] != id)", "true)"),
-        ("found + __ffs(~same) - 1", "found + __ffs(~same)"),
-        ("p = run.piece;", "p = run.piece + 1;"),
-        ("run.pieces = 0;", ""),
-    ],
-)
-def test_a_changed_sum_by_id_is_noticed(right, wrong, monkeypatch):
-    original = source.file_text
-    assert right in original("runs")
-    monkeypatch.setattr(tables, "file_text", lambda name: original(name).replace(right, wrong))
-    with pytest.raises((AssertionError, source.KernelError)):
-        test_rows_are_added_by_their_ids(900, 700)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import sys
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from hetu.gpu_kernels.launchers import bound
 from hetu.gpu_kernels.machine import RecordingMachine
 
 from . import fake_cupy
+from .cases import recorded
 
 pytestmark = pytest.mark.skipif(emulator.compiler() is None, reason="no C++ compiler: install g++ or clang++")
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5, "float16": 4e-3}
@@ -125,28 +128,47 @@ def test_segments_are_short_and_few():
     assert cuts.target[1002:].tolist() == [3]
 
 
-@pytest.mark.parametrize(
-    ("right", "wrong"),
-    [
-        ("e += 32 / LANES", "e += 32"),
-        ("group > 0 || k >= features", "group > 0"),
-        ("step >= LANES", "step > LANES"),
-        ("p < first[i + 1]", "p <= first[i + 1]"),
-        ("row < size && column", "column"),
-        ("step = LANES / 2", "step = LANES / 4"),
-        ("(EACH * 32 / LANES)", "(EACH * 32)"),
-    ],
-)
-def test_a_changed_kernel_is_noticed(right, wrong, monkeypatch):
+MISTAKES = [
+    ("e += 32 / LANES", "e += 32"),
+    ("group > 0 || k >= features", "group > 0"),
+    ("step >= LANES", "step > LANES"),
+    ("p < first[i + 1]", "p <= first[i + 1]"),
+    ("row < size && column", "column"),
+    ("step = LANES / 2", "step = LANES / 4"),
+    ("(EACH * 32 / LANES)", "(EACH * 32)"),
+]
+
+
+@contextmanager
+def mistaken(right, wrong):
     original = source.file_text
     assert right in original("sparse")
-    monkeypatch.setattr(sparse, "file_text", lambda name: original(name).replace(right, wrong))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sparse, "file_text", lambda name: original(name).replace(right, wrong))
+        yield
+
+
+def probe():
     rows, columns, values = fixed(*entries())
-    with pytest.raises((AssertionError, source.KernelError)):
-        check(*product(rows, columns, values, np.ones((30, 36), np.float32)))
-        check(*product(rows, columns, values, np.ones((30, 3), np.float32)))
-        outside = np.append(rows, 40), np.append(columns, 0)
-        check(*sampled(*outside, np.ones((40, 36), np.float32), np.ones((30, 36), np.float32)))
+    check(*product(rows, columns, values, np.ones((30, 36), np.float32)))
+    check(*product(rows, columns, values, np.ones((30, 3), np.float32)))
+    outside = np.append(rows, 40), np.append(columns, 0)
+    check(*sampled(*outside, np.ones((40, 36), np.float32), np.ones((30, 36), np.float32)))
+
+
+@pytest.fixture(scope="module")
+def prepared():
+    texts = []
+    for mistake in MISTAKES:
+        with mistaken(*mistake):
+            texts += recorded(sys.modules[__name__], probe)
+    emulator.prepare(texts)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda m: m[0])
+def test_a_changed_kernel_is_noticed(prepared, mistake):
+    with mistaken(*mistake), pytest.raises((AssertionError, source.KernelError)):
+        probe()
 
 
 def test_on_a_device_constants_are_sorted_when_they_are_bound():
