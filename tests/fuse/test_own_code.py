@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+from functools import partial
+
 import numpy as np
 import pytest
 
 import hetu as ht
 from hetu.core.types import TensorType
+
+from ..at_once import compiled_at_once
 
 BOOL = np.dtype(bool)
 
@@ -78,13 +83,28 @@ INTEGERS = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["int32", "int64"])
-@pytest.mark.parametrize("case", INTEGERS)
-def test_integers_are_computed_as_integers(case, dtype):
+DTYPES = ("int32", "int64")
+
+
+def of_integers(case, dtype):
+    """What is computed, and what it is fed."""
     limits = np.iinfo(dtype)
     values = np.array([0, 1, -1, 3, -7, 46341, limits.max, limits.min + 1, limits.min], dtype)
     x = ht.placeholder("x", values.shape, dtype)
+    return INTEGERS[case](x), {x: values}
+
+
+@pytest.fixture(scope="module")
+def all_compiled():
+    cases = [of_integers(*case) for case in itertools.product(INTEGERS, DTYPES)]
+    compiled_at_once(partial(ht.Executor([y], passes=p).program, feed=feed) for y, feed in cases for p in (None, []))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", INTEGERS)
+def test_integers_are_computed_as_integers(all_compiled, case, dtype):
+    y, feed = of_integers(case, dtype)
     with np.errstate(over="ignore"):
-        (right,) = ht.Executor([INTEGERS[case](x)], passes=[]).run({x: values})
-        (got,) = ht.Executor([INTEGERS[case](x)]).run({x: values})
+        (right,) = ht.Executor([y], passes=[]).run(feed)
+        (got,) = ht.Executor([y]).run(feed)
     np.testing.assert_array_equal(got, right)
