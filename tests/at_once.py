@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
+import pytest
+
 from hetu.core.kernels import kernels
 
 
@@ -24,6 +26,11 @@ def only_bound() -> Iterator[list[Any]]:
         return
     with import_module("hetu.cpu_kernels.ahead").noting() as lacking:
         yield lacking
+
+
+def own_items(request: pytest.FixtureRequest) -> list[pytest.Function]:
+    """Those tests of a fixture's module that are to run."""
+    return [i for i in request.session.items if isinstance(i, pytest.Function) and i.module is request.module]
 
 
 def compiled_at_once(programs: Iterable[Callable[[], object]]) -> None:

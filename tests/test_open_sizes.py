@@ -17,7 +17,7 @@ from hetu.core.types import Dim
 from hetu.dist import DataParallel, Pipeline, TensorParallel, ZeRO, run_ranks
 from hetu.passes import PASSES
 
-from .at_once import compiled_at_once, only_bound
+from .at_once import compiled_at_once, only_bound, own_items
 from .dist import models as spread
 from .pairs import in_turn, pairwise
 from .test_lowering import MODELS as LOWERED
@@ -99,7 +99,7 @@ def shown(program):
 
 @pytest.fixture(scope="module")
 def at_once(request):
-    cases = [i.callspec.params for i in request.session.items if "at_once" in getattr(i, "fixturenames", ())]
+    cases = [i.callspec.params for i in own_items(request) if "at_once" in i.fixturenames]
     names = {(case["model"], case["step"]) for case in cases if case["precision"] == "float32"}
     made = (compiled(*name, passes=passes) for name, passes in itertools.product(sorted(names), (None, PASSES)))
     compiled_at_once(functools.partial(ex.program, feed) for ex, feed in made)

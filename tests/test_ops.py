@@ -13,7 +13,7 @@ from hetu.core.graph import OPS, Node, topological
 from hetu.core.simplify import interpret
 from hetu.core.types import TensorType, is_float
 
-from .at_once import compiled_at_once
+from .at_once import compiled_at_once, own_items
 from .pairs import in_turn
 from .samples import SAMPLES, Sample
 from .samples.update import ON_ELEMENTS
@@ -101,7 +101,7 @@ def bound(sample, dtype):
 
 @pytest.fixture(scope="module")
 def all_compiled(request):
-    rows = [i.callspec.params for i in request.session.items if "all_compiled" in getattr(i, "fixturenames", ())]
+    rows = [i.callspec.params for i in own_items(request) if "all_compiled" in i.fixturenames]
     compiled_at_once(lambda row=row: [call for *_, calls in bound(**row) for call in calls] for row in rows)
 
 

@@ -28,7 +28,7 @@ from hetu.fuse.form import fused
 from hetu.fuse.group import fuse
 from hetu.fuse.unit import Rules
 
-from ..at_once import compiled_at_once, only_bound
+from ..at_once import compiled_at_once, only_bound, own_items
 from ..cpu_kernels.divided import in_parts
 
 WAYS = ["NumPy", *(["C"] if compiler() else [])]
@@ -311,11 +311,7 @@ def fed_case(case, shape, dtype):
 def all_compiled(request):
     """What the chosen tests compute, which together takes a fifth of the time."""
     names = ("case", "shape", "dtype")
-    params = [
-        item.callspec.params
-        for item in request.session.items
-        if item.fspath == request.path and hasattr(item, "callspec")
-    ]
+    params = [item.callspec.params for item in own_items(request) if hasattr(item, "callspec")]
     made = [fed_case(*(p[n] for n in names)) for p in params if p.keys() == {*names}]
     made += [rule_of(p["rule"])[1:] for p in params if p.keys() == {"rule"}]
     made += [viewed(view) for view in VIEWS]

@@ -12,6 +12,7 @@ from hetu.gpu_kernels.launchers import KERNELS
 from hetu.gpu_kernels.machine import RecordingMachine
 from hetu.gpu_kernels.source import assemble
 
+from ..at_once import own_items
 from ..samples import SAMPLES
 from .cases import DTYPES, assert_close, uncompiled_cases
 
@@ -37,8 +38,8 @@ def rows_and_dtypes():
 def prepared(request):
     """The kernels of the chosen rows, compiled together."""
     recorder = RecordingMachine()
-    for item in request.session.items:
-        if getattr(item, "function", None) is test_kernels_equal_forward_functions:
+    for item in own_items(request):
+        if item.function is test_kernels_equal_forward_functions:
             for case in uncompiled_cases().get((item.callspec.params["row"], item.callspec.params["dtype"]), ()):
                 case.calls(recorder)
     emulator.prepare(recorder.texts)
