@@ -251,8 +251,11 @@ WALKER = "walk.c"  # the text that every table needs
 def digest() -> bytes:
     """What ranks have alike that compute alike, in 8 bytes: the texts of kernels and all rules; zeros for NumPy."""
     walker = source(text_of(WALKER))
-    if walker is None or not build([walker]):
-        return bytes(8)
+    return bytes(8) if walker is None or not build([walker]) else _all_rules()
+
+
+@cache
+def _all_rules() -> bytes:
     found, package = hashlib.sha256(), Path(__file__).parent.parent
     for file in sorted(f for f in package.rglob("*") if f.suffix in (".py", ".c", ".h")):
         found.update(f"{file.relative_to(package).as_posix()}\0".encode() + file.read_bytes())
