@@ -129,32 +129,32 @@ class Stages:
 
     def check(self) -> GraphError | None:
         """Move nodes that need all micro-batches to the end of the step; an error if a micro-batch waits for one."""
-        first: dict[Node, Node] = {}  # of what was moved, the node for whose sake it was
+        moved: dict[Node, tuple[Node, Node]] = {}  # for whose sake each was, and what that one reads
         for node in self.nodes:
             if not node.inputs or node.role is Role.ITEM:
                 for source in node.inputs:
                     self.phase[node] = self.phase[source]
-                    first.update({node: first[source]} if source in first else {})
+                    moved.update({node: moved[source]} if source in moved else {})
                 continue
             outs = [over_microbatches(layout) for layout in self.found.layouts[node]]
             for i, want in zip(node.inputs, self.found.wants[node]):
                 have, need = self.given(i), over_microbatches(want)
-                source = node if have == DUP or have >= 0 else self._maker(i)
                 if self.phase.get(i) == UPDATE or (have != DUP and need == DUP):
                     self.phase[node] = UPDATE
-                    first.setdefault(node, first.get(i, source))
+                    moved.setdefault(node, moved.get(i, (node, i)))
                 elif have not in (DUP, need):
-                    return self._needs_all(source)
+                    return self._needs_all(node, i)
             if self.phase[node] == UPDATE and any(role != DUP for role in outs):
-                return self._needs_all(first.get(node, node))
+                return self._needs_all(*moved.get(node, (node, node)))
         return None
 
-    def _maker(self, node: Node) -> Node:
-        """Of a value that micro-batches have still to combine, the operator from which the others have passed it on."""
-        alike = [i for i in node.inputs if self.given(i) == self.given(node)]
-        return self._maker(alike[0]) if alike else node
-
-    def _needs_all(self, node: Node) -> GraphError:
+    def _needs_all(self, node: Node, read: Node) -> GraphError:
+        """Names who reads, or the maker of what is read, if that is still to be combined and others only pass it on."""
+        role = self.given(read)
+        alike = [read] if role < 0 and role != DUP else []
+        while alike:
+            node = alike[0]
+            alike = [i for i in node.inputs if self.given(i) == role]
         return GraphError(
             f"{node!r} needs the whole batch at once, but is fed in {self.count} micro-batches",
             fix='make each a batch of its own by statistics="microbatch", use what looks at single samples (LayerNorm '
