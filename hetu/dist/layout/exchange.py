@@ -84,7 +84,7 @@ def exchanged(
     *_, experts, capacity, _ = node.tensor.shape if route.at is None else node.inputs[route.at].shape
     rooms = Rooms(mine.rows, mine.experts, int(experts), int(capacity), route.at is None)
     attrs = {"group": mine.group, "rooms": rooms, "place": place, "order": order}
-    if rooms.away:
+    if route.at is None:
         filled = node.op.make(tuple(given), {**node.attrs, "experts": 1, "capacity": count})
         return OPS["item"].make((route_rows.make((filled, ids), attrs),), {"index": 1})
     if (key := (inputs[route.at], ids)) not in fetched:
