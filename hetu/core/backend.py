@@ -1,7 +1,4 @@
-"""The array module of a device: NumPy on `cpu`, CuPy on `gpu:0`. Few files besides this one name cupy.
-
-A forward function sees its array module only as `xp`.
-"""
+"""The array module of a device, `xp` to forward functions: NumPy on `cpu`, CuPy on `gpu:0`. Few files name cupy."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from .errors import ArgumentError, MissingDependencyError
+from .errors import ArgumentError, MissingDependencyError, NodeUseError
 from .kernels import kernels
 from .types import bfloat16, promote
 
@@ -170,9 +167,11 @@ def fitting(value: Any, dtype: np.dtype, unfit: Callable[[str, str], Exception])
     """`value` as an array whose numbers a dtype holds, floats not yet in it; else raises `unfit(reason, fix)`."""
     try:
         array = np.asarray(value)
+    except NodeUseError:
+        raise unfit(f"wants {dtype.name}, got {value!r}", "pass an array of numbers") from None
     except ValueError:
         raise unfit("got rows of different lengths", "pad or cut them to one length") from None
-    if array.dtype == dtype:
+    if np.can_cast(array.dtype, dtype):
         return array
     if array.dtype.kind not in "biuf":
         raise unfit(f"wants {dtype.name}, got {value!r:.60}", "pass an array of numbers")

@@ -234,8 +234,7 @@ def evaluate(node: Any, feed: Feed | None = None) -> np.ndarray:
     >>> float(evaluate(ht.sum(ht.constant([1.0, 2.0]))))
     3.0
     """
-    node = as_node(node)
-    sub = SubGraph("evaluate", [node])
+    sub = SubGraph("evaluate", [as_node(node)])
     values = sub.match(feed or {})
     sizes = {(name, axis): size for name, v in values.items() for axis, size in enumerate(v.shape)}
     outputs = specialize(sub.fetches, sizes)
