@@ -11,6 +11,7 @@ from importlib.util import find_spec
 
 import pytest
 
+from ..pairs import nightly
 from ..test_readme import PAGES
 from .test_launch import ROOT, heturun, under_mpiexec
 
@@ -102,8 +103,8 @@ for options in {options}:
         ("", "[{}, {}]", 2, True),
         ("world()", "[{}, {}]", 2, True),
         ("world().barrier()", "[{}]", 2, False),
-        ("", "[{'comm': world()}, {'strategy': ht.dist.DataParallel()}]", 2, False),
-        pytest.param("", "[{}]", 1, False, marks=pytest.mark.nightly),
+        ("", "[{'comm': world()}]", 2, False),
+        *nightly([("", "[{'strategy': ht.dist.DataParallel()}]", 2, False), ("", "[{}]", 1, False)]),
     ],
 )
 def test_an_executor_that_does_not_know_the_other_ranks_says_so_once(tmp_path, first, options, ranks, warns) -> None:
