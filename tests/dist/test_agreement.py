@@ -14,7 +14,7 @@ from hetu.dist import DUP, MAX, DataParallel, ExpertParallel, Heterogeneous, Mes
 from hetu.dist.cut.agreement import misfit
 from hetu.dist.cut.pipeline_strategy import Staged
 
-from ..pairs import in_turn
+from ..pairs import in_turn, nightly
 from .models import MODELS, mlp
 from .placed import built, calls_of_ranks, case, misfits, static_misfit, trained
 from .test_hierarchical import EXPERTS, HOSTS
@@ -74,10 +74,12 @@ SPREAD["experts on hosts"] = (
 
 
 PRODUCTS = [spread for spread in SPREAD if spread.endswith("by micro-batch")]  # of which all kinds are in a third
-KINDS = in_turn(2, [spread for spread in SPREAD if spread not in PRODUCTS], [False, True])
+KINDS = [spread for spread in SPREAD if spread not in PRODUCTS]
+SIZES = [(k + k // 2) % 2 > 0 for k in range(len(KINDS))]  # whose turns are not those of two and four ranks
+OTHERS = nightly((spread, not small) for spread, small in zip(KINDS, SIZES))
 
 
-@pytest.mark.parametrize(("spread", "small"), [*KINDS, *in_turn(3, PRODUCTS, [False, True])])
+@pytest.mark.parametrize(("spread", "small"), [*zip(KINDS, SIZES), *OTHERS, *in_turn(3, PRODUCTS, [False, True])])
 def test_ranks_fit_under_every_strategy_of_the_suite(spread, small):
     """In buckets of the usual size, and in small ones with a batch that ranks do not divide."""
     model, way, ranks = SPREAD[spread]
