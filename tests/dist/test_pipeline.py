@@ -17,6 +17,7 @@ from hetu.core.passes import PASSES
 from hetu.dist import Link, Pipeline, Schedule, Staged, Strategy, VirtualClock, run_ranks
 
 from ..apart import APART
+from ..pairs import nightly
 from .test_launch import heturun
 
 pytestmark = pytest.mark.usefixtures("meaning")
@@ -120,12 +121,18 @@ def test_layers_are_found_below_the_casts_of_mixed_precision():
         np.testing.assert_allclose(made, losses(), atol=5e-3)
 
 
-@pytest.mark.parametrize("schedule", [pytest.param("gpipe", marks=pytest.mark.nightly), "1f1b", "pipedream"])
-def test_passes_of_every_device_at_once_leave_the_losses_alone(schedule):
+@pytest.mark.parametrize(
+    ("model", "schedule"),
+    [
+        *[("mlp", "1f1b"), ("transformer", "pipedream")],
+        *nightly([("mlp", "gpipe"), ("mlp", "pipedream"), ("transformer", "gpipe"), ("transformer", "1f1b")]),
+    ],
+)
+def test_passes_of_every_device_at_once_leave_the_losses_alone(model, schedule):
     """Those that join nodes keep to the order of communication and of the schedule."""
 
     def run(comm, **options):
-        graph, feeds = mlp()
+        graph, feeds = MODELS[model]()
         ex = ht.Executor(graph, strategy=Pipeline(2, data=2, zero=3, schedule=schedule), comm=comm, **options)
         return [float(ex.run("train", feed)[0]) for feed in feeds[:3]]
 
