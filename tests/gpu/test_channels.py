@@ -170,12 +170,15 @@ def mistaken(right, wrong):
     channels.text.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(channels, "file_text", lambda name: original.replace(right, wrong))
-        yield
-    channels.text.cache_clear()
+        try:
+            yield
+        finally:
+            channels.text.cache_clear()
 
 
 @pytest.fixture(scope="module")
 def prepared():
+    compiled()
     texts = []
     for mistake, case in itertools.product(MISTAKES, PROBES):
         with mistaken(*mistake):
