@@ -510,7 +510,7 @@ print("all here")
 
 LASTS = ["comm.barrier()", "comm.split((0, 1)).barrier()", "comm.split((1, 0)).barrier()", ""]
 BUSY = [
-    ("validate.run({'x': np.ones((64, 64))})", 2.5, ("--deadline", 1, "--leave", 1), 0),
+    ("validate.run({'x': np.ones((64, 64))})", 5, ("--deadline", 2, "--leave", 2), 0),
     ("pass", 600, ("--deadline", 1, "--leave", 1), 1),
     ("time.sleep(0.01)", 2, ("--deadline", 60, "--leave", 60), 0),
 ]

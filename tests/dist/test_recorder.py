@@ -33,12 +33,15 @@ FOUND = {
 assert FOUND.keys() == mistakes.MISTAKES.keys()
 
 
+WAITING = ("early_exit", "endless_loop", "slow_rank")  # found as time runs out
+
+
 @pytest.mark.parametrize(("name", "ranks"), in_turn(2, FOUND, [3, 2]))  # over MPI with the other number
 def test_mistake_on_threads(name, ranks):
     mistakes.never.clear()
     try:
         with pytest.raises((CommError, ZeroDivisionError, ValueError)) as caught:
-            run_ranks(ranks, mistakes.MISTAKES[name], deadline=0.5)
+            run_ranks(ranks, mistakes.MISTAKES[name], deadline=0.5 if name in WAITING else 5)
     finally:
         mistakes.never.set()
     text = "".join(traceback.format_exception(caught.value))

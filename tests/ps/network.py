@@ -43,16 +43,19 @@ class ServerThread:
     def __init__(self, options: Options) -> None:
         self.server, self.over = Server(options), threading.Event()
         self.address = self.server.address
-        self.thread = threading.Thread(target=self._run)
+        self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 
     def _run(self) -> None:
-        self.server.run(self.over)
-        self.server.close()
+        try:
+            self.server.run(self.over)
+        finally:
+            self.server.close()
 
     def stop(self) -> None:
         self.over.set()
-        self.thread.join()
+        self.thread.join(DEADLINE)
+        assert not self.thread.is_alive()
 
     def __enter__(self) -> ServerThread:
         return self

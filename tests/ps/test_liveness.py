@@ -78,7 +78,7 @@ def test_a_server_that_is_gone_keeps_nobody_for_long():
 
 
 def test_a_server_that_waits_for_others_gives_signs_of_life():
-    silence = 1.0
+    silence = 2.0
     with (
         ServerProcess(options("bsp", 2)) as server,
         connect([server.address], 0, retry=0.1, silence=silence) as first,
