@@ -537,6 +537,21 @@ def nothing_as_feed():
     ht.Executor([x(3) * 2]).run({"x": None})
 
 
+@mistake(ValueError, "placeholder 'x' wants float32, got <constant f32[3] at", "array of numbers")
+def node_as_feed():
+    ht.Executor([x(3) * 2]).run({"x": ht.constant([1.0, 2.0, 3.0])})
+
+
+@mistake(TypeError, "variable 'w' wants float32, got <constant f32[3] at", "array of numbers")
+def node_as_value_of_a_variable():
+    ht.variable("w", ht.constant([1.0, 2.0, 3.0]))
+
+
+@mistake(TypeError, "variable 'count' wants int64, got float64", 'astype("int64")')
+def fractions_of_a_count():
+    ht.variable("count", 1.5, (2,), "int64")
+
+
 @mistake(ValueError, "rows of different lengths", "pad or cut")
 def ragged_feed():
     ht.Executor([x(None, 2) * 2]).run({"x": [[1, 2], [3]]})
