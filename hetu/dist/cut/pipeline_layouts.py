@@ -134,7 +134,8 @@ class Stages:
             if not node.inputs or node.role is Role.ITEM:
                 for source in node.inputs:
                     self.phase[node] = self.phase[source]
-                    moved.update({node: moved[source]} if source in moved else {})
+                    if source in moved:
+                        moved[node] = moved[source]
                 continue
             outs = [over_microbatches(layout) for layout in self.found.layouts[node]]
             for i, want in zip(node.inputs, self.found.wants[node]):
