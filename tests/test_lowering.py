@@ -117,7 +117,7 @@ def trained(model, optimizer, ways):
         yield losses, {v.name: np.array(ex.state[v]) for v in updates if v.dtype == np.float32}
 
 
-WHOLE = ("residual", "written")  # nothing else meets the fourth pass and the eighth
+WHOLE = ("residual", "written")  # they alone meet fuse_norm_relu and fuse_attention
 HALVES = [*in_turn(2, [model for model in MODELS if model not in WHOLE], range(2)), *product(WHOLE, range(2))]
 
 

@@ -13,11 +13,12 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from .pairs import nightly
 
 TUTORIALS = Path(__file__).parent.parent / "tutorials"
 SOURCES = sorted(TUTORIALS.glob("[0-9]*.py"))
@@ -37,10 +38,6 @@ finally:
 IN_CELLS = [source for source in SOURCES if MAGIC.search(source.read_text("utf-8"))]
 LONG = ("11_automatic_parallelism",)  # takes as long as all others
 every_tutorial = pytest.mark.parametrize("source", SOURCES, ids=lambda s: s.stem)
-
-
-def nightly(sources: Iterable[Path]) -> list[Any]:
-    return [pytest.param(source, marks=pytest.mark.nightly, id=source.stem) for source in sources]
 
 
 def cells(source: str) -> list[tuple[str, str]]:
@@ -89,7 +86,7 @@ def test_the_course_is_found_and_numbered_without_holes() -> None:
 
 @pytest.mark.parametrize(
     "source",
-    [s for s in SOURCES if s not in IN_CELLS and s.stem not in LONG] + nightly(s for s in SOURCES if s.stem in LONG),
+    [s for s in SOURCES if s not in IN_CELLS and s.stem not in LONG] + nightly([s] for s in SOURCES if s.stem in LONG),
     ids=lambda s: s.stem,
 )
 def test_runs_as_a_script_and_leaves_nothing_behind(source: Path, tmp_path: Path) -> None:
@@ -144,7 +141,7 @@ def test_links_lead_somewhere(source: Path) -> None:
         assert "://" in target or (TUTORIALS / target).exists(), target
 
 
-@pytest.mark.parametrize("source", [*SOURCES[:1], *nightly(SOURCES[1:])], ids=lambda s: s.stem)
+@pytest.mark.parametrize("source", [*SOURCES[:1], *nightly([s] for s in SOURCES[1:])], ids=lambda s: s.stem)
 @pytest.mark.skipif(not all(map(importlib.util.find_spec, JUPYTER)), reason=f"needs {', '.join(JUPYTER)}")
 def test_executes_as_a_notebook_and_shows_the_same_kinds_of_output(source: Path) -> None:
     script = f"import build, json, pathlib; print(json.dumps(build.execute(pathlib.Path({str(source)!r}))))"
