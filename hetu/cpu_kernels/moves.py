@@ -17,6 +17,7 @@ from ..core.graph import OPS
 from ..core.kernels import Call
 from ..fuse.places import fewest_axes
 from ..ops.join import _concat, _inner, pad, roll
+from ..ops.pooling import repeat_pixels
 from ..ops.shape import reshape
 from ..ops.slicing import _python_key, slice_scatter
 from .c_calls import c_call
@@ -94,6 +95,12 @@ def concat_bind(xp: ModuleType, out: Any, *arrays: Any, axis: int) -> list[Call]
 @kernel(slice_scatter)
 def slice_scatter_bind(xp: ModuleType, out: Any, values: Any, like: Any, *, key: Any) -> list[Call]:
     return [*moved(out, np.zeros((), out.dtype)), *moved(out[_python_key(key)], values)]
+
+
+@kernel(repeat_pixels)
+def repeat_pixels_bind(xp: ModuleType, out: Any, x: Any, *, times: Any) -> list[Call]:
+    n, c, h, w = x.shape
+    return moved(out.reshape(n, c, h, times[0], w, times[1]), x[:, :, :, None, :, None])  # a view, in any order of axes
 
 
 @kernel(pad)

@@ -19,11 +19,11 @@ from ..core.kernels import Call
 from ..core.op import Op
 from ..core.types import TensorType
 from ..ops.conv import conv2d, conv2d_dw, conv2d_dx
-from ..ops.pooling import _max_pool2d, avg_pool2d, avg_pool2d_dx, max_pool2d_dx
+from ..ops.pooling import _max_pool2d, avg_pool2d, avg_pool2d_dx, max_pool2d_dx, repeat_pixels
 
 __all__ = [
     "LAST", "MOVED", "ChannelsLast", "avg_pool2d_last", "avg_pool2d_last_dx", "conv2d_last", "conv2d_last_dw",
-    "conv2d_last_dx", "max_pool2d_last", "max_pool2d_last_dx",
+    "conv2d_last_dx", "max_pool2d_last", "max_pool2d_last_dx", "repeat_pixels_last",
 ]  # fmt: skip
 
 Turn = Callable[[Any], Any]  # images, their type or their term in the other of both layouts
@@ -104,3 +104,4 @@ max_pool2d_last = ChannelsLast("max_pool2d_last", _max_pool2d, images=(0,))
 max_pool2d_last_dx = ChannelsLast("max_pool2d_last_dx", max_pool2d_dx, images=(0, 1))
 avg_pool2d_last = ChannelsLast("avg_pool2d_last", avg_pool2d, images=(0,))
 avg_pool2d_last_dx = ChannelsLast("avg_pool2d_last_dx", avg_pool2d_dx, images=(0,))
+repeat_pixels_last = ChannelsLast("repeat_pixels_last", repeat_pixels, images=(0,))

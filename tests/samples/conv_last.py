@@ -85,6 +85,13 @@ POOLS = [
         lambda g: first(spread(first(g), (4, 4), (3, 2), (1, 2))),
         order=0,
     ),
+    Sample(
+        "repeat_pixels_last",
+        lambda x: OPS["repeat_pixels_last"](x, times=(3, 2)),
+        (real(2, 3, 2, 4),),
+        lambda x: x.repeat(3, 0).repeat(2, 1),
+        order=0,
+    ),
 ]
 WIDE = {"stride": (1, 1), "padding": ((1, 1), (0, 2))}  # many channels and small kernels: `cpu_kernels/winograd.py`
 WIDE_IMAGES, WIDE_KERNELS, WIDE_SLOPES = real(5, 4, 2, 32), real(33, 32, 3, 3), real(5, 4, 2, 33)

@@ -114,6 +114,15 @@ SAMPLES = [
     Sample("global_avg_pool2d", ht.global_avg_pool2d, (real(2, 3, 4, 2),), lambda x: x.mean(axis=(2, 3))),
     Sample("global_max_pool2d", ht.global_max_pool2d, (distinct(2, 3, 4, 2),), lambda x: x.max(axis=(2, 3))),
     Sample(
+        "repeat_pixels",
+        lambda x: OPS["repeat_pixels"](x, times=(2, 3)),
+        (real(2, 2, 3, 4),),
+        lambda x: x.repeat(2, 2).repeat(3, 3),
+    ),
+    Sample(
+        "interpolate", lambda x: ht.interpolate(x, scale=2), (real(2, 2, 1, 3),), lambda x: x.repeat(2, 2).repeat(2, 3)
+    ),
+    Sample(
         "interpolate",
         lambda x: ht.interpolate(x, (5, 3)),
         (real(2, 2, 2, 4),),
