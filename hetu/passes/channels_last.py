@@ -52,7 +52,7 @@ def channels_last(outputs: Sequence[Node]) -> tuple[Node, ...]:
             return node.op.make((*images, *inputs[NORMS[name] :]), {**node.attrs, "axis": 3})
         if name == "sum_to_like" and _is_vector(inputs[1], inputs[0]):
             return OPS["reshape"](OPS["sum"](_last(inputs[0]), axis=(0, 1, 2)), shape=node.shape)
-        if name in LAST and name not in CONVOLUTIONS:
+        if name in LAST and name not in CONVOLUTIONS and all(_is_moved(inputs[k]) for k in LAST[name].images):
             return _made_last(node, inputs)
         if name == "permute_dims":  # one transpose for two
             return _permuted(inputs[0].inputs[0], [MOVED[a] for a in node.attrs["axes"]])
