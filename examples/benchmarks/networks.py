@@ -68,6 +68,15 @@ def resnet(f: Any, s: Any, x: Any) -> Any:
     return _stack(f, f.pooled(h), (channels, 10))
 
 
+def densenet(f: Any, s: Any, x: Any) -> Any:
+    """Convolutions that read what all before them made. G. Huang et al., CVPR 2017."""
+    h, channels = f.conv(f.images(x), "stem", s.channels, s.width, 3), s.width
+    for i in range(s.depth):
+        y = f.relu(f.batch_norm(h, f"norms.{i}", channels))
+        h, channels = f.joined(h, f.conv(y, f"convs.{i}", channels, s.growth, 3, bias=False)), channels + s.growth
+    return _stack(f, f.pooled(f.relu(f.batch_norm(h, "norm", channels))), (channels, 10))
+
+
 def unet(f: Any, s: Any, x: Any) -> Any:
     """Down with pooling, up with transposed convolutions, and over at each size. O. Ronneberger et al., 2015."""
     h, channels, kept = f.images(x), s.channels, []

@@ -119,6 +119,13 @@ RESNETS = group(
     ("mobilenet_one_infer", "MobileNet 3x32x32", 1, "inference", MOBILENET),
 )  # fmt: skip
 
+DENSENETS = group(
+    "cnn",
+    Family(networks.densenet, workloads.images),
+    {"channels": 3, "side": 32, "width": 32, "growth": 16, "depth": 6},
+    ("densenet", "DenseNet of 7 convolutions 3x32x32", 16, "SGD"),
+    ("densenet_infer", "DenseNet of 7 convolutions 3x32x32", 16, "inference"),
+)
 UNETS = group(
     "cnn",
     Family(networks.unet, workloads.pixels, "binary_cross_entropy"),
@@ -245,8 +252,8 @@ GCNS = group(
 
 WORKLOADS: dict[str, Workload] = {
     row.name: row
-    for rows in (MLPS, TINY, CNNS, RESNETS, UNETS, GENERATORS, GPTS, BERTS, MASKED_BERTS, VITS, WIDE_ROWS, RECURRENT,
-                 WIDE_DEEPS, DEEPFMS, BAGS, GCNS)
+    for rows in (MLPS, TINY, CNNS, RESNETS, DENSENETS, UNETS, GENERATORS, GPTS, BERTS, MASKED_BERTS, VITS, WIDE_ROWS,
+                 RECURRENT, WIDE_DEEPS, DEEPFMS, BAGS, GCNS)
     for row in rows
 }  # fmt: skip
 FAMILIES = list(dict.fromkeys(row.family for row in WORKLOADS.values()))
