@@ -20,14 +20,14 @@ import numpy as np
 from ..core.errors import ArgumentError
 from ..core.leaf import random_state
 from .c_calls import NUMBERS, CCall, address
-from .compiled import CSource, text_of
+from .compiled import text_of
 from .compiler import compiler
 from .openblas import Symbol
 
 FLAGS = "-O3 -march=native -fno-math-errno -fno-trapping-math -fno-strict-aliasing -fwrapv"
 KEYWORDS = (
-    "T INT typedef struct union enum static inline const void char short int long unsigned float double bool sizeof "
-    "__attribute__"
+    "T INT typedef struct union enum static inline const void char short int long signed unsigned float double bool "
+    "sizeof"
 )
 CTYPES = {**NUMBERS, "uint64": "unsigned long long", "uint32": "unsigned", "int8": "signed char", "bool": "bool"}
 CTYPES["uint16"] = "unsigned short"
@@ -55,10 +55,14 @@ def export_c(program: Any, folder: str | os.PathLike[str], name: str, *, random:
     result, and for a name or a folder that no file can have.
     """
     calls = [(step.node, call) for step in program.steps for call in step.calls]
-    lacking = sorted({node.op.name for node, call in calls if not isinstance(call, CCall)})
+    lacking = {f"{node.op.name} {node.type}": node.site for node, call in calls if not isinstance(call, CCall)}
     if lacking:
-        fix = "find a C compiler with `hetu doctor`" if compiler() is None else "leave them out of what is exported"
-        raise ArgumentError(f"these operators of {name!r} have no C: {', '.join(lacking)}", fix=fix)
+        fix = (
+            "leave them out of what is exported, or give them float32 and arrays that are not empty, which C knows best"
+        )
+        fix = "find a C compiler with `hetu doctor`" if compiler() is None else fix
+        said = f"these operators of {name!r} have no C: {', '.join(lacking)}"
+        raise ArgumentError(said, fix=fix, site=next(iter(lacking.values())))
     strange = sorted({str(f.dtype) for f in program.fetches} - CTYPES.keys())
     if strange:
         fix = "give them to `ht.astype`, with float32 for instance"
@@ -140,12 +144,7 @@ class _File:
         yield f"//     cc {FLAGS} {file} -o {runs} -lm -lpthread && ./{runs} {fed} 1\n//"
         yield "// The number of steps stands last. Below: what every function may use, the functions, the walker, the"
         yield "// memory, the step as a table, and at the end the numbers.\n"
-        yield text_of("prelude.h")
-        yield "#include <stdio.h>\n#include <string.h>\n"
-        yield f"{_line('functions')}\n\n#define INT long long\n{text_of('plain_blas.c')}\n#undef INT\n"
-        for number, made in enumerate(self.sources):
-            yield from self._functions(made, number)
-        yield text_of("walk.c")
+        yield from self.functions()
         yield _line("memory")
         for _, region, array in self.regions.values():
             yield self._memory(region, array) + ";"
@@ -161,13 +160,17 @@ class _File:
         known = CTYPES.get(array.dtype.name)
         return f"static _Alignas(64) {known or 'char'} {name}[{array.size if known else array.nbytes}]"
 
-    def _functions(self, s: CSource, number: int) -> Iterator[str]:
-        """A text whose names are its own, as another may have the same ones."""
-        names = sorted(self.clashing[number])
-        yield from (f"#define {name} {name}_{number}" for name in names)
-        yield s.text
-        yield from (f"#undef {name}" for name in sorted({*names, *_MACROS.findall(s.text)}))
-        yield ""
+    def functions(self) -> Iterator[str]:
+        """Texts whose names are their own, as another may have the same ones, between what all need."""
+        yield text_of("prelude.h")
+        yield "#include <stdio.h>\n#include <string.h>\n"
+        yield f"{_line('functions')}\n\n#define INT long long\n{text_of('plain_blas.c')}\n#undef INT\n"
+        for number, (made, clashing) in enumerate(zip(self.sources, self.clashing)):
+            yield from (f"#define {name} {name}_{number}" for name in sorted(clashing))
+            yield made.text
+            yield from (f"#undef {name}" for name in sorted(clashing | {*_MACROS.findall(made.text)}))
+            yield ""
+        yield text_of("walk.c")
 
     def _table(self) -> Iterator[str]:
         rows = []
@@ -255,7 +258,21 @@ def _number(x: Any) -> str:
 
 @cache
 def _defined(text: str) -> frozenset[str]:
-    """Names that a C text gives outside of functions, and some that it only uses there; arguments of macros too."""
+    """Names that a C text gives outside of functions, and some that it only uses there; arguments of macros too.
+
+    Those that begin with an underscore are the compiler's, and those of the prelude are the same for all texts.
+    """
+    prelude = text_of("prelude.h")
+    found = {*_outside(text), *_pasted(text)} - {
+        *KEYWORDS.split(),
+        *_outside(prelude),
+        *_MACROS.findall(prelude + text),
+    }
+    return frozenset(name for name in found if name[0] != "_")
+
+
+def _outside(text: str) -> set[str]:
+    """The words of a C text that stand outside of functions, or in the call of a macro there."""
     found, braces, parentheses, before, is_macro, is_enum = set[str](), 0, 0, "", False, False
     for token in _TOKEN.findall(_NOTHING.sub("", text)):
         if token in "{}":
@@ -267,8 +284,7 @@ def _defined(text: str) -> frozenset[str]:
         elif token != ";" and (braces == 0 or is_enum) and (parentheses == 0 or is_macro):
             found.add(token)
         before = token
-    found -= {*KEYWORDS.split(), *_TOKEN.findall(text_of("prelude.h")), *_MACROS.findall(text)}
-    return frozenset(found | set(_pasted(text)))
+    return found
 
 
 def _pasted(text: str) -> Iterator[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +12,8 @@ import pytest
 import hetu as ht
 from hetu import optim
 from hetu.core.errors import ArgumentError
+from hetu.cpu_kernels import export
+from hetu.cpu_kernels.compiled import CSource
 from hetu.cpu_kernels.compiler import compiler
 
 DEADLINE = 120
@@ -97,11 +101,22 @@ def test_a_program_runs_without_python(model, tmp_path):
 
 
 @pytest.mark.compiled
-def test_what_has_no_c_is_named(tmp_path):
-    x = ht.placeholder("x", (4,))
-    executor = ht.Executor({"sort": [ht.argsort(ht.exp(x))]})
-    with pytest.raises(ArgumentError, match=r"of 'sort' have no C: argsort(.|\n)*leave them out"):
-        executor.export_c("sort", tmp_path, {x: np.zeros(4, np.float32)})
+@pytest.mark.parametrize(
+    ("dtype", "size", "made", "said"),
+    [
+        ("float32", 4, lambda x: ht.argsort(ht.exp(x)), "argsort i64[4]"),
+        ("uint8", 4, lambda x: x + x, "add u8[4]"),
+        ("float32", 0, lambda x: ht.sum(ht.exp(x)), "sum f32[]"),
+    ],
+    ids=["never", "of a dtype", "of nothing"],
+)
+def test_what_has_no_c_is_named_with_its_type_and_place(dtype, size, made, said, tmp_path):
+    x = ht.placeholder("x", (None,), dtype)
+    executor = ht.Executor({"go": [made(x)]})
+    with pytest.raises(ArgumentError) as caught:
+        executor.export_c("go", tmp_path, {x: np.zeros(size, dtype)})
+    assert f"these operators of 'go' have no C: {said}\n  at test_export.py:" in str(caught.value)
+    assert "made(x)" not in str(caught.value) and "leave them out of what is exported, or give" in str(caught.value)
     assert not [*tmp_path.iterdir()]
 
 
@@ -217,3 +232,22 @@ def test_what_cannot_be_exported(name, folder, fetches, said, tmp_path, monkeypa
     with pytest.raises(ArgumentError, match=said):
         ht.Executor({name: fetches}).export_c(name, folder, {p: FEED[p] for p in fetches})
     assert [f.name for f in tmp_path.rglob("*")] == ["in"]
+
+
+@pytest.mark.compiled
+def test_every_written_text_may_stand_twice_beside_all_others(tmp_path):
+    """For two types, as where a model has floats and doubles."""
+    files = sorted(f.name for f in Path(export.__file__).parent.glob("*.c"))
+    texts = [
+        f'#define T {t}\n#define INT long long\n#define BETTER >\n#include "{file}"'
+        for file in files
+        if file not in ("walk.c", "plain_blas.c")
+        for t in ("float", "double")
+    ]
+    nothing = SimpleNamespace(block=np.zeros(0), feeds={}, state=SimpleNamespace(arrays={}))
+    calls = [(None, SimpleNamespace(source=CSource(text, str(k)))) for k, text in enumerate(texts)]
+    made = export._File(nothing, calls, random=False)
+    (tmp_path / "all.c").write_text("\n".join(made.functions()), "utf-8")
+    command = [*compiler().command, "-fsyntax-only", "all.c"]
+    done = subprocess.run(command, cwd=tmp_path, timeout=DEADLINE, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
