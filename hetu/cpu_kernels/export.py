@@ -24,7 +24,7 @@ from .compiled import text_of
 from .compiler import compiler
 from .openblas import Symbol
 
-FLAGS = "-O3 -march=native -fno-math-errno -fno-trapping-math -fno-strict-aliasing -fwrapv"
+FLAGS = "-O3 -march=native -fno-math-errno -fno-trapping-math -fno-strict-aliasing -fwrapv -Wno-psabi"
 KEYWORDS = (
     "T INT typedef struct union enum static inline const void char short int long signed unsigned float double bool "
     "sizeof"
