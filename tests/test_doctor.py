@@ -67,6 +67,19 @@ def test_compiled_code_is_counted_and_cleared(capsys, monkeypatch, tmp_path):
     assert [*tmp_path.iterdir()] == [tmp_path / "lock"]
 
 
+def test_a_machine_without_any_folder_to_write(capsys, monkeypatch):
+    monkeypatch.setattr(doctor, "job", lambda: doctor.Finding("2 ranks, 1 server", True, "work together", "ranks"))
+
+    def no_folder():
+        raise FileNotFoundError("no usable temporary directory")
+
+    for module in (kernels("cpu").compiled, compiler, folder):
+        monkeypatch.setattr(module, "folder", no_folder)
+    rows = c_rows(capsys)
+    assert not rows["C compiler"]["ok"] and "no usable" in rows["C compiler"]["found"]
+    assert rows["Compiled code"]["found"] == "nothing can be kept: no usable temporary directory"
+
+
 @pytest.mark.parametrize(
     ("broken", "said"),
     [

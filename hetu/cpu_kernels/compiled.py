@@ -32,7 +32,7 @@ from .folder import entries, folder, lock, private, show_life, tidy
 
 CONTRACT = "#pragma STDC FP_CONTRACT ON"  # which gcc takes from its command line only
 MOST_BYTES = 256_000_000  # of the folder; what was not used for longest goes first
-CORES = os.cpu_count() or 1
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # for this process
 MADE = "made_of_"  # begins the name of the mark of a text, which ends in its key
 LEAST, MOST = 8, 64  # functions that are worth a compiler of their own, and that it ends with soon on a busy machine
 
@@ -289,7 +289,10 @@ def about() -> tuple[bool, str, str]:
 
 def kept() -> str:
     """How much is kept, and where."""
-    sizes = [nbytes for _, nbytes, path in entries() if path.suffix == ".so"]
+    try:
+        sizes = [nbytes for _, nbytes, path in entries() if path.suffix == ".so"]
+    except OSError as error:  # not even for this process
+        return f"nothing can be kept: {error}"
     return f"libraries: {len(sizes)}, {sum(sizes) / 1e6:.1f} of at most {MOST_BYTES / 1e6:.0f} MB, in {folder()}"
 
 

@@ -34,12 +34,12 @@ def folder() -> Path:
         kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         kept.mkdir(mode=0o700, exist_ok=True)
         kept = kept.resolve(strict=True)
-        reason = _danger(kept) or ("" if os.access(kept, os.W_OK) else f"{kept}: nothing can be written there")
+        reason = _danger(kept) or _use(kept)
         if not reason:
             return kept
     except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
         reason = str(error)
-    fix = "change its rights, or set XDG_CACHE_HOME to a folder that you alone can write and move"
+    fix = "change its rights, or set XDG_CACHE_HOME to a folder that runs code and that you alone can write and move"
     warnings.warn(f"compiled code lasts for this process only: {reason} (fix: {fix})", RuntimeWarning, stacklevel=2)
     own = tempfile.mkdtemp(prefix="hetu-compiled-")
     atexit.register(shutil.rmtree, own, ignore_errors=True)
@@ -71,6 +71,14 @@ def _danger(path: Path) -> str:
     return ""
 
 
+def _use(path: Path) -> str:
+    """Why nothing could be kept there, or what is kept could not be loaded, if so."""
+    if not os.access(path, os.W_OK):
+        return f"{path}: nothing can be written there"
+    runs_code = not hasattr(os, "ST_NOEXEC") or not os.statvfs(path).f_flag & os.ST_NOEXEC
+    return "" if runs_code else f"{path}: its disk is mounted so that it runs no code (noexec)"
+
+
 def show_life() -> None:
     """Let others wait on for what this process builds."""
     with suppress(OSError):
@@ -97,7 +105,12 @@ def lock(look: Callable[[], object] = bool) -> Iterator[None]:
                 time.sleep(0.01)
             except OSError:  # a file system without locks
                 break
-        yield
+        try:
+            yield
+        finally:  # for all who have the file, as a process that was forked meanwhile
+            with suppress(OSError):
+                if fcntl is not None:
+                    fcntl.flock(lock, fcntl.LOCK_UN)
 
 
 def private() -> tempfile.TemporaryDirectory[str]:

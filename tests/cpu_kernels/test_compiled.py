@@ -492,6 +492,11 @@ TROUBLES = {
         True,
         "nothing can be written there",
     ),
+    "a disk that runs no code": (
+        "os.statvfs = lambda path: type('', (), {'f_flag': getattr(os, 'ST_NOEXEC', 0)})",
+        True,
+        "runs no code (noexec)" if hasattr(os, "ST_NOEXEC") else "",
+    ),
     "no home": ("del os.environ['XDG_CACHE_HOME']; Path.home = no('home')", True, "no home"),
     "a full disk": ("os.replace = no('space left')", False, "no space left"),
     "a disk too full for a folder": ("compiled.private = no('space left')", False, "no space left"),
@@ -514,6 +519,23 @@ def test_the_folder_is_the_users_alone_and_a_relative_path_is_none(place: Place)
     _, heard, folder = place.run("", XDG_CACHE_HOME="here")
     assert (heard, folder) == ([], place.home / ".cache" / "hetu" / "compiled")
     assert [path.stat().st_mode & 0o777 for path in (folder, folder.parent)] == [0o700, 0o700]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_process_that_is_forked_while_another_thread_builds_keeps_no_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    monkeypatch.setattr(folder, "folder", lambda: tmp_path)
+    with folder.lock():
+        if (child := os.fork()) == 0:
+            signal.pause()
+    try:
+        with open(tmp_path / "lock") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 def test_what_was_not_used_for_longest_goes_first(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

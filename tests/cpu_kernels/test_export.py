@@ -236,7 +236,7 @@ def test_what_cannot_be_exported(name, folder, fetches, said, tmp_path, monkeypa
 
 @pytest.mark.compiled
 def test_every_written_text_may_stand_twice_beside_all_others(tmp_path):
-    """For two types, as where a model has floats and doubles. The command that a file names finds nothing to warn of."""
+    """For two types, as where a model has both. The command that a file names finds nothing to warn of."""
     files = sorted(f.name for f in Path(export.__file__).parent.glob("*.c"))
     texts = [
         f'#define T {t}\n#define INT long long\n#define BETTER >\n#include "{file}"'
