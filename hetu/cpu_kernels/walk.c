@@ -4,6 +4,7 @@
 // The calling thread works too, so that a thread which the machine lends to others is waited for only while it holds a
 // part. Which thread does a part changes no bit of it. Left out: threads on Windows.
 
+#include <stdint.h>
 #include <stdlib.h>
 #ifndef _WIN32
 #include <pthread.h>
@@ -48,8 +49,10 @@ static struct {
     pthread_cond_t wake;
     int threads, asleep;  // beside the caller; under `lock`
     int walks, allowed;  // under way, and the threads that BLAS has where there are none; under `lock`
+    bool was_cut;  // whether a fork left the walks of others behind, while BLAS had one thread
     const Row* row;  // what is divided now
     long long parts, size;
+    _Atomic long long helpers;  // threads beside the caller that may take parts; more are there if it once were more
     _Atomic long long left;  // parts that nobody has taken
     _Atomic long long running;  // parts that are not done
     _Atomic bool lacking;  // whether a part had no scratch
@@ -70,17 +73,22 @@ static void let_go(void* mine) {
     free(mine);
 }
 
+static void hold(void) { pthread_mutex_lock(&pool.lock); }  // so that a fork finds counts that agree
+
+static void go_on(void) { pthread_mutex_unlock(&pool.lock); }
+
 static void forget(void) {  // no thread survives a fork but the one that makes it
     pthread_mutex_init(&pool.use, 0);
     pthread_mutex_init(&pool.lock, 0);
     pthread_cond_init(&pool.wake, 0);
+    pool.was_cut = pool.was_cut || pool.walks;
     pool.threads = pool.asleep = pool.walks = 0;
     atomic_store(&pool.left, 0);
 }
 
 static void begin(void) {
     pthread_key_create(&scratches, let_go);
-    pthread_atfork(0, 0, forget);
+    pthread_atfork(hold, go_on, forget);
 }
 
 static char* scratch_of(long long size) {
@@ -120,26 +128,31 @@ static bool take(void) {
     return true;
 }
 
-static void* serve(void* unused) {
+static inline bool wanted(long long number) { return atomic_load(&pool.left) && number < atomic_load(&pool.helpers); }
+
+static void* serve(void* number) {
+    const long long mine = (intptr_t)number;
     while (true) {
-        for (int k = 0; k < WATCH && !atomic_load(&pool.left); k++) rest();
-        if (take()) continue;
+        for (int k = 0; k < WATCH && !wanted(mine); k++) rest();
+        if (wanted(mine) && take()) continue;
         pthread_mutex_lock(&pool.lock);
         pool.asleep++;
-        while (!atomic_load(&pool.left)) pthread_cond_wait(&pool.wake, &pool.lock);
+        while (!wanted(mine)) pthread_cond_wait(&pool.wake, &pool.lock);
         pool.asleep--;
         pthread_mutex_unlock(&pool.lock);
     }
     return 0;
 }
 
-// Have `threads` threads beside the caller; how many there are.
+// Have `threads` threads beside the caller; how many of them there are.
 static int have(int threads) {
     pthread_attr_t detached;
     pthread_attr_init(&detached);
     pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
-    for (pthread_t made; pool.threads < threads && !pthread_create(&made, &detached, serve, 0);) pool.threads++;
+    for (pthread_t made; pool.threads < threads; pool.threads++)
+        if (pthread_create(&made, &detached, serve, (void*)(intptr_t)pool.threads)) break;
     pthread_attr_destroy(&detached);
+    atomic_store(&pool.helpers, threads);
     return pool.threads;
 }
 
@@ -161,7 +174,11 @@ static void divide(const Row* row, long long parts, long long size) {
 // another way. How many it has else.
 static int enter(Threads* get, SetThreads* set) {
     pthread_mutex_lock(&pool.lock);
-    if (!pool.walks++ && (pool.allowed = get()) > 1) set(1);
+    if (!pool.walks++) {
+        if (!pool.was_cut || get() > 1) pool.allowed = get();
+        pool.was_cut = false;
+        if (pool.allowed > 1) set(1);
+    }
     const int allowed = pool.allowed;
     pthread_mutex_unlock(&pool.lock);
     return allowed;
