@@ -13,6 +13,7 @@ for the time it takes; and all pairs of limits, such as rows that are short besi
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -33,7 +34,7 @@ _noted: ContextVar[list[CSource] | None] = ContextVar("noted", default=None)
 def along(executor: Any, sub: Any, shapes: Mapping[str, Sequence[int]]) -> Iterator[None]:
     """Inside, the program of a sub-graph of the executor is bound at these shapes; `explain` says what C took."""
     before = spent()
-    token = _bound.set((executor, sub, shapes) if executor.placement.world_size == 1 else None)
+    token = _bound.set((executor, sub, shapes))
     try:
         yield
     finally:
@@ -63,14 +64,24 @@ def is_noted(wanted: Iterable[CSource] = ()) -> bool:
 
 def with_others(wanted: Sequence[CSource]) -> list[CSource]:
     """What is wanted now, and what other sizes will want, if anything of this is not there yet."""
-    if _bound.get() is None or all([source.loaded() for source in wanted]):
+    executor, sub, shapes = _bound.get() or (None, None, None)
+    if executor is None or executor.placement.world_size > 1 or all([source.loaded() for source in wanted]):
         return [*wanted]
-    executor, sub, shapes = _bound.get()
     with noting() as noted, warnings.catch_warnings(action="ignore"):
         for each, other in _trials(executor, sub, shapes):
             with suppress(Exception):  # what is wrong there is said where it is really fed
                 executor.trial(each, other)
     return [*wanted, *noted]
+
+
+def alike(lacking: Sequence[CSource]) -> bool:
+    """Whether the other ranks of the program that is being bound lack the same; else none compiles from now on."""
+    placement = None if _bound.get() is None else _bound.get()[0].placement
+    if placement is None or placement.world_size == 1:
+        return True
+    texts = "\0".join(source.text for source in lacking).encode()
+    well: bool = placement.comm.compile_alike(hashlib.sha256(texts).digest()[:8] if lacking else b"")
+    return well
 
 
 def _trials(executor: Any, sub: Any, shapes: Mapping[str, Sequence[int]]) -> Iterator[tuple[Any, Any]]:

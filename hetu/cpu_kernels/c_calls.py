@@ -19,7 +19,7 @@ import numpy as np
 
 from ..core.kernels import Call, Calls
 from . import openblas
-from .ahead import is_noted, with_others
+from .ahead import alike, is_noted, with_others
 from .compiled import CSource, build, source, text_of
 from .compiler import compiler
 
@@ -172,12 +172,13 @@ def all_or_none(calls: Iterable[Call | None]) -> list[Call] | None:
 
 
 def joined(calls: Sequence[Call]) -> list[Call] | None:
-    """The calls with each run of compiled ones as one table; None where one of them could not be compiled."""
+    """The calls with each run of compiled ones as one table; None where a rank could not compile one."""
     wanted = [call.source for call in calls if isinstance(call, CCall)]
     if is_noted(wanted):
         return []
     build(with_others(wanted))
-    if any(source.library is None for source in wanted):
+    lacking = [source for source in dict.fromkeys(wanted) if source.library is None]
+    if not alike(lacking) or lacking:
         return None
     made: list[Call] = []
     for kind, group in groupby(calls, type):

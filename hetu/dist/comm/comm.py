@@ -10,7 +10,6 @@ between two ranks arrive in order. Left out: reduce and gather to one rank.
 from __future__ import annotations
 
 import functools
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
@@ -20,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from ...core.errors import ArgumentError, DTypeError, HetuError, ShapeError, Site, did_you_mean
-from ...core.kernels import kernels
 from ...core.types import TensorType, is_float
+from .alike import compile_alike
 from .recorder import CallLine, Entry, LastCalls, Raw, Recorder, calling_line, differences, readable
 
 REDUCE = {"sum": np.add, "max": np.maximum, "min": np.minimum}
@@ -149,6 +148,8 @@ class Comm(ABC):
     >>> run_ranks(3, mean_of_ranks)[0]
     array([1., 1.], dtype=float32)
     """
+
+    compiles: bool | None = None  # whether the ranks do, as they last agreed
 
     def __init__(self, rank: int, ranks: Sequence[int], deadline: float, recorder: Recorder | None = None) -> None:
         self.rank, self.ranks, self.deadline = rank, tuple(ranks), deadline
@@ -279,28 +280,13 @@ class Comm(ABC):
         """What follows belongs to this line of the user's; None: to the line that calls. See `recorder.py`."""
         self.recorder.site = site
 
-    def compile_alike(self) -> None:
+    def compile_alike(self, failed: bytes = b"") -> bool:
         """All ranks compile the same kernels for their CPUs, or none does: what they keep alike must stay alike.
 
-        A collective, which an executor calls before its first step.
+        A collective, which an executor calls before its first step and for each program; `failed` are 8 bytes that
+        stand for what could not be compiled for it. False where none compiles from now on.
         """
-        library = kernels("cpu").compiled
-        if self.world_size == 1:
-            return
-        mine = np.frombuffer(bytes(8) if library is None else library.digest(), np.uint8).copy()
-        everyone = np.empty((self.world_size, mine.size), np.uint8)
-        self.all_gather(mine, everyone)
-        if (everyone == everyone[0]).all():
-            return
-        if library is not None:
-            library.switch_off()
-        lacking = [rank for rank, row in enumerate(everyone) if not row.any()]
-        if lacking:
-            reason, fix = f"ranks {lacking} compile nothing", "set HETU_CC and HETU_KERNELS alike; or see hetu doctor"
-        else:
-            reason, fix = "the ranks run different versions of hetu", "install the same on all"
-        if self.rank == 0:
-            warnings.warn(f"all ranks compute by NumPy: {reason} (fix: {fix})", RuntimeWarning, stacklevel=2)
+        return compile_alike(self, failed)
 
     def end(self, entry: Raw) -> None:  # noqa: B027 - most transports hold nothing
         """Give back what the group holds in the transport, when all its members call this, in their `entry`."""
