@@ -64,8 +64,10 @@ def is_noted(wanted: Iterable[CSource] = ()) -> bool:
 
 def with_others(wanted: Sequence[CSource]) -> list[CSource]:
     """What is wanted now, and what other sizes will want, if anything of this is not there yet."""
-    executor, sub, shapes = _bound.get() or (None, None, None)
-    if executor is None or executor.placement.world_size > 1 or all([source.loaded() for source in wanted]):
+    if _bound.get() is None or all([source.loaded() for source in wanted]):
+        return [*wanted]
+    executor, sub, shapes = _bound.get()
+    if executor.placement.world_size > 1:
         return [*wanted]
     with noting() as noted, warnings.catch_warnings(action="ignore"):
         for each, other in _trials(executor, sub, shapes):
