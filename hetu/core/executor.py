@@ -104,7 +104,7 @@ class Executor:
         asked = {"seed": self.state.seed, "precision": precision, "passes": passes, "entries": [*entries]}
         self.placement.start(self.state, asked | {"shared state": state is not None})
         self.passes = chosen_passes(passes, self.device.kind)  # ranks have agreed by now on whether they compile
-        self.arena, self.busy, self.compared = Arena(self.device), threading.Lock(), set[str]()
+        self.arena, self.busy = Arena(self.device), threading.Lock()
         self.quiet = contextvars.copy_context()  # steps run in it: np.errstate would cost each of them 1 us
         self.quiet.run(np.seterr, all="ignore")
         self.quiet.run(np.setbufsize, 2048)  # rows of half as many numbers, or more, are not copied through a buffer
@@ -155,16 +155,15 @@ class Executor:
     def _filled(self, sub: SubGraph, feed: Feed | None, ahead: Feed | None) -> Program:
         """The program for this feed, which lies in its buffers."""
         values = sub.match(feed or {})
-        if self.compared is not self.state.unseen:
-            self.placement.compare(self.state)
-            self.compared = self.state.unseen
         program = self.compiled(sub, values, self.donate)
+        self.placement.compare(self.state, values)
         if self.placement.ahead and ahead is not None:
             coming = sub.match(ahead)
             self.placement.expect(self.compiled(sub, coming, self.donate), coming)
         with self.state.stream:
             self.quiet.run(self.fill, program, values)
-        if program.fills and not (program.parts or self.placement.ahead) and self.device.kind == "cpu":
+        alone = self.placement.world_size == 1  # others are told what this one is fed
+        if program.fills and alone and not (program.parts or self.placement.ahead) and self.device.kind == "cpu":
             sub.remember(feed, program)
         return program
 

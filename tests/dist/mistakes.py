@@ -1,4 +1,4 @@
-"""Ten mistakes of one rank among two or three, as functions of the communicator.
+"""Eleven mistakes of one rank among two or three, as functions of the communicator.
 
 `heturun -w 3 python -m tests.dist.mistakes skip` makes one. Rank 1 is the culprit, and its line is marked with the
 name of the mistake.
@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from hetu.dist import world
+import hetu as ht
+from hetu.dist import DataParallel, world
 
 CULPRIT = 1
 never = threading.Event()  # a rank that waits for it is slow or endless, until the test ends
@@ -94,6 +95,15 @@ def slow_rank(comm):
     comm.barrier()
 
 
+def drift(comm):
+    x = ht.placeholder("x", (None, 3))
+    ex, batch = ht.Executor([ht.mean(x * x)], strategy=DataParallel(), comm=comm), np.arange(36, dtype="f4")
+    for step in range(9):
+        if comm.rank == CULPRIT and step == 2:
+            batch = batch[::-1]
+        ex.run({"x": batch.reshape(12, 3)})  # drift
+
+
 MISTAKES = {
     mistake.__name__: mistake
     for mistake in (
@@ -107,6 +117,7 @@ MISTAKES = {
         wrong_world_size,
         duplicate_rank,
         slow_rank,
+        drift,
     )
 }
 

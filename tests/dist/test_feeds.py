@@ -135,6 +135,47 @@ def test_ranks_that_must_be_fed_alike(name):
     assert "local_feeds=True and DataLoader(shard=True)" in told
 
 
+DRIFTS = {  # the strategy, how many ranks, what the last of them does to a later batch, and what is said
+    "data": (DataParallel(), 2, lambda x, t: (x[::-1], t), r"batch 3 of 'x', for ranks 0, 1\n  rank 0 has f32\[8, 10\]"),
+    "tensor": (TensorParallel(SPLIT), 3, lambda x, t: (x, 1 - t), r"batch 3 of 't', for ranks 0, 1, 2\n  rank [01] has i64"),
+    "one number": (ZeRO(1), 2, lambda x, t: (x + 9 * (np.arange(80).reshape(x.shape) == 37), t), r"batch \d+ of 'x', "),
+    "parts of other sizes": (
+        DataParallel(local_feeds=True),
+        2,
+        lambda x, t: (x[:4], t[:4]),
+        r"batch 3 of the shape of 'x', for ranks 0, 1\n  rank [01] has f32\[8, 10\] .*\n  rank [01] has f32\[4, 10\]",
+    ),
+    "one part, fed differently": (
+        Parallel(tensor=2, split=SPLIT, local_feeds=True), 4, lambda x, t: (-x, t), r"batch 3 of 'x', for ranks 2, 3\n"
+    ),
+    "none": (DataParallel(local_feeds=True), 2, lambda x, t: (-x, 1 - t), None),
+    "other dtypes": (DataParallel(), 2, lambda x, t: (x.astype("f8"), t.astype("i4")), None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DRIFTS)
+def test_ranks_that_begin_alike_and_are_fed_differently_later(name):
+    """From the third batch on, of sizes that all ranks have seen. All numbers of small batches are compared, in turn."""
+    strategy, ranks, changed, said = DRIFTS[name]
+    rng = np.random.default_rng(0)
+    x, t = rng.normal(size=(8, 10)).astype("f4"), rng.integers(0, 2, 8)
+
+    def act(comm):
+        ex = ht.Executor(MODELS["mlp"]()[0], strategy=strategy, comm=comm)
+        late = changed if comm.rank == ranks - 1 else lambda *fed: fed
+        for size in (8, 4):
+            ex.run("train", {"x": x[:size], "t": t[:size]})
+        for _ in range(6):
+            ex.run("train", dict(zip("xt", late(x, t))))
+
+    if said is None:
+        run_ranks(ranks, act)
+        return
+    with pytest.raises(FeedError, match=f"the ranks are fed differently: {said}") as caught:
+        run_ranks(ranks, act)
+    assert "local_feeds=True and DataLoader(shard=True)" in caught.value.fix
+
+
 def test_equal_numbers_of_another_dtype_are_fed_alike():
     def act(comm):
         ex = ht.Executor(MODELS["mlp"]()[0], strategy=DataParallel(), comm=comm)

@@ -29,6 +29,7 @@ FOUND = {
     "wrong_world_size": "rank 1 exchanges with rank 3 in a group of {}",
     "duplicate_rank": "rank 1 of {} splits off the group (0, 1, 1)",
     "slow_rank": "missing: rank 1 is at",
+    "drift": "the ranks are fed differently: batch 3 of 'x', for ranks ",
 }
 assert FOUND.keys() == mistakes.MISTAKES.keys()
 

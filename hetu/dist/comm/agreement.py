@@ -10,7 +10,6 @@ only warned of. At the end of the script all messages must have been received, a
 from __future__ import annotations
 
 import functools
-import hashlib
 import warnings
 import zlib
 from collections import deque
@@ -20,9 +19,11 @@ from typing import Any
 import numpy as np
 
 from .comm import CollectiveCall, CommError, disagreement
-from .recorder import KEPT, Entry, RankState, Raw, differences, numbers, readable
+from .fed import WeighedFeed, drifted
+from .recorder import KEPT, Entry, RankState, Raw, differences, mixed, numbers, readable
 
 LINE = 256  # bytes of a rank's description of its calls: one size, so that no exchange overruns another
+STEPS = 16  # whose feeds are compared together, and at first after 1, 2, 4 and 8
 TOGETHER = KEPT // 4  # calls; those that a hash is made of are still in the recorder when it is looked at
 WORD = (1 << 64) - 1
 NONE: tuple[Sequence[int], ...] = ((), (), ())
@@ -72,10 +73,14 @@ class Agreement:
 
 
 class KnownCall:
-    """Calls of one signature: their `number`, the same on all ranks, and what the transport prepared for them."""
+    """Calls like one: their `number`, the same on all ranks, and what the transport prepared for them.
 
-    def __init__(self, number: int) -> None:
-        self.number, self.small = number, None
+    Those are compared by line too that must not change places: who has nothing to give may well branch.
+    """
+
+    def __init__(self, call: CollectiveCall) -> None:
+        self.number = zlib.crc32(repr(readable(call.noted).common).encode())
+        self.reduces, self.spreads, self.small = bool(call.op), call.kind == "broadcast", None
 
     small: Any
 
@@ -86,10 +91,8 @@ class CallHistory:
     def __init__(self, comm: Any) -> None:
         self.comm = comm
         self.kinds: dict[tuple[object, ...], KnownCall] = {}  # by signature
-        self.calls: list[int] = []
-        self.lines: list[Any] = []
-        self.spread: list[tuple[int, Any]] = []  # broadcasts, by number and line
-        self.balance = 0  # what counts say is sent, less what they say is received
+        self.calls: list[tuple[KnownCall, Any, Any]] = []  # with their lines, and how much they send and receive
+        self.fed, self.steps = 0, 0
         self.open: deque[Telling] = deque()
         self.before: tuple[Sequence[int], ...] = NONE  # the sums of the last calls, if they differed
         self.compared, self.warned = 0, False
@@ -100,22 +103,28 @@ class CallHistory:
         kind = self.kinds.get(signature)
         if kind is None:
             agreement = Agreement(self.comm, call.noted)
-            kind = self.kinds[signature] = KnownCall(zlib.crc32(repr(readable(call.noted).common).encode()))
+            kind = self.kinds[signature] = KnownCall(call)
         self.add(kind, call)
         return agreement
 
     def add(self, kind: KnownCall, call: CollectiveCall) -> None:
         """Add a call of a kind that is known."""
-        self.calls.append(kind.number)
-        self.lines.append(call.noted[6] if call.op else None)  # who has nothing to give may well branch
-        if call.kind == "broadcast":
-            self.spread.append((kind.number, call.noted[6]))
-        if call.counts is not None:
-            self.balance += (2 * len(self.calls) + 1) * _balance(self.comm.rank, *call.counts)
+        self.calls.append((kind, call.noted[6], call.counts))
         if len(self.calls) == TOGETHER:
             self._roll()
-            while self.open and (len(self.open) > 2 or self.open[0].request.Test()):
-                self._judge_first(call.noted)
+            self._judge_those_told(call.noted)
+
+    def note_feeds(self, noted: Sequence[WeighedFeed]) -> None:
+        """Add what a step is fed."""
+        self.fed += sum(weight * (2 * number + 1) * digest for weight, (_, _, number, *_, digest) in noted)
+        self.steps += 1
+        if self.steps % STEPS == 0 or not self.steps & self.steps - 1:
+            self._roll()
+        self._judge_those_told(())
+
+    def _judge_those_told(self, entry: Raw) -> None:
+        while self.open and (len(self.open) > 2 or self.open[0].request.Test()):
+            self._judge_first(entry)
 
     def end(self, entry: Raw) -> None:
         """Compare what is left, as this rank leaves. CommError if any calls differed, or if one was not awaited."""
@@ -133,26 +142,31 @@ class CallHistory:
 
         The same again with the calls that led to each line: they tell the users of a helper apart.
         """
-        calls = tuple(self.calls)
+        calls = tuple(kind.number for kind, *_ in self.calls)
         hashes = [hash(calls)]
-        for places in zip(*map(numbers, self.lines)) if calls else ((), ()):
+        lines = [numbers(line if kind.reduces else None) for kind, line, _ in self.calls]
+        for places in zip(*lines) if calls else ((), ()):
             hashes += [hash(places), sum(map(mixed, zip(calls, places)))]
-        spread = [(number, numbers(line)[1]) for number, line in self.spread]
-        hashes += [hash(tuple(spread)), sum(map(mixed, spread)), self.balance]
-        self.balance = 0
-        self.open.append(Telling(self.comm, " ".join(str(h & WORD) for h in (len(self.calls), *hashes))))
-        for noted in (self.calls, self.lines, self.spread):
-            noted.clear()
+        spread = [(kind.number, numbers(line)[1]) for kind, line, _ in self.calls if kind.spreads]
+        hashes += [hash(tuple(spread)), sum(map(mixed, spread))]
+        moved = [(at, counts) for at, (_, _, counts) in enumerate(self.calls) if counts is not None]
+        hashes += [sum((2 * at + 1) * _balance(self.comm.rank, *counts) for at, counts in moved), self.fed]
+        self.open.append(Telling(self.comm, " ".join(str(h & WORD) for h in (len(calls), *hashes))))
+        self.calls.clear()
+        self.fed = 0
 
     def _judge_first(self, entry: Raw) -> None:
         texts = self.open.popleft().texts(entry)
         rows = [tuple(map(int, text.split())) if "\n" not in text else () for text in texts]
         if len({row[:2] for row in rows}) > 1:
             raise differed(self.comm.remembered(self.compared), "different collectives")
-        _, _, lines, line_sums, ways, way_sums, spread, spread_sums, balances = zip(*rows)
+        _, _, lines, line_sums, ways, way_sums, spread, spread_sums, balances, fed = zip(*rows)
         if sum(balances) & WORD:
             what = "all_to_all with counts that differ: one rank sends another number than the other receives"
             raise differed(self.comm.remembered(self.compared), what)
+        if sum(fed) & WORD:
+            states = self.comm.asked(self.comm.ranks)
+            raise drifted((rank, entry) for rank, state in sorted(states.items()) for entry in state.entries)
         before, self.before = self.before, NONE
         if len(set(lines)) > 1:
             self._refuse_another_order("line", line_sums, before[0])
@@ -185,12 +199,6 @@ class CallHistory:
                 stacklevel=2,
             )
         self.warned = True
-
-
-@functools.lru_cache(1024)
-def mixed(numbers: tuple[Any, ...]) -> int:
-    """A number to be added up: Python's hashes of (a, x) and (b, y) often add up as those of (a, y) and (b, x) do."""
-    return int.from_bytes(hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest(), "little")
 
 
 @functools.lru_cache(256)

@@ -21,6 +21,7 @@ import numpy as np
 from ...core.errors import ArgumentError, DTypeError, HetuError, ShapeError, Site, did_you_mean
 from ...core.types import TensorType, is_float
 from .alike import compile_alike
+from .fed import WeighedFeed
 from .recorder import CallLine, Entry, LastCalls, Raw, Recorder, calling_line, differences, readable
 
 REDUCE = {"sum": np.add, "max": np.maximum, "min": np.minimum}
@@ -300,6 +301,9 @@ class Comm(ABC):
         What it returns for the first call of a kind is awaited before the result is used.
         """
         return None
+
+    def compare_feeds(self, noted: Sequence[WeighedFeed]) -> None:  # noqa: B027 - one rank has nobody to compare with
+        """Compare what this rank is fed in a step. FeedError, now or some steps later, if others are fed otherwise."""
 
     def late(self, entry: Raw, seconds: float) -> DeadlineError:
         """The error for a wait of `seconds` for `entry`, with what all ranks say about themselves."""

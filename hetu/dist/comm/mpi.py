@@ -49,6 +49,7 @@ from .comm import (
     is_half,
     of_thread,
 )
+from .fed import WeighedFeed
 from .guard import RUN_DIRECTORY, forget_shared_files, noting_shared_files, own_rank, until_read
 from .host import joining, local_rank, look_around, sweep_behind
 from .nccl import on_device
@@ -231,6 +232,9 @@ class MPIComm(Comm):
 
     def agree(self, call: CollectiveCall) -> Agreement | None:
         return self.history.note(call)
+
+    def compare_feeds(self, noted: Sequence[WeighedFeed]) -> None:
+        self.history.note_feeds(noted)
 
     def _exchange(self, sends: Sequence[PeerMessage], recvs: Sequence[PeerMessage], noted: Sequence[Raw]) -> None:
         messages = [*sends, *recvs]

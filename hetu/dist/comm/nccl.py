@@ -29,6 +29,7 @@ from ...core.backend import Device
 from ...core.errors import DTypeError
 from ...job import job_size
 from .comm import CollectiveCall, Comm, CommError, Handle, PeerMessage, is_device, of_thread
+from .fed import WeighedFeed
 from .host import local_rank
 from .recorder import Raw
 
@@ -177,6 +178,9 @@ class NCCLComm(Comm):
         self.watchdog.check()
         self.host.progress()
 
+    def compare_feeds(self, noted: Sequence[WeighedFeed]) -> None:
+        self.host.compare_feeds(noted)
+
     def _start(self, call: CollectiveCall) -> Handle:
         if not is_device(call.x):
             return self.host._start(call)
@@ -258,6 +262,9 @@ class ThroughHost(Comm):
 
     def progress(self) -> None:
         self.host.progress()
+
+    def compare_feeds(self, noted: Sequence[WeighedFeed]) -> None:
+        self.host.compare_feeds(noted)
 
     def _start(self, call: CollectiveCall) -> Handle:
         if not is_device(call.x):

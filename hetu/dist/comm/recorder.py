@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import itertools
 import json
 import linecache
@@ -190,6 +191,12 @@ def numbers(line: CallLine) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return line[1:] if isinstance(line, tuple) else ((), ())
 
 
+@functools.lru_cache(1024)
+def mixed(numbers: tuple[Any, ...]) -> int:
+    """A number to be added up: Python's hashes of (a, x) and (b, y) often add up as those of (a, y) and (b, x) do."""
+    return int.from_bytes(hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest(), "little")
+
+
 def show_way(line: CallLine) -> str:
     """`train.py:7 < train.py:20`: the lines of the calls that led to a line."""
     if isinstance(line, Site) or not isinstance(line, tuple):
@@ -294,17 +301,17 @@ def explain(states: Mapping[int, RankState], rank: int) -> str:
     for r, state in members.items():
         if state.waiting is not None and wanted.number in made[r]:
             waiting[str(state.waiting)].append(r)
-    return "\n".join([*lines, *(f"waiting: {_ranks(who)} in {what}" for what, who in waiting.items())])
+    return "\n".join([*lines, *(f"waiting: {named(who)} in {what}" for what, who in waiting.items())])
 
 
 def _doing(rank: int, state: RankState) -> str:
     if state.waiting is not None and state.waiting.series != "end":
         others = [r for r in state.waiting.group if r != rank]
-        return f"rank {rank} waits for {_ranks(others)} in {state.waiting}"
+        return f"rank {rank} waits for {named(others)} in {state.waiting}"
     return f"rank {rank} is at {state.where}"
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def named(ranks: Sequence[int]) -> str:
     return f"rank{'s' * (len(ranks) != 1)} {', '.join(map(str, ranks))}"
 
 
@@ -334,7 +341,7 @@ def _difference(
     cause = _cause(first, other, index)
     if len(most) == len(odd):
         cause = f"{cause}; either side may be wrong"
-    return [f"differs: {cause}", f"  {_ranks(odd)}: {b}", f"  {_ranks(most)}: {a}"]
+    return [f"differs: {cause}", f"  {named(odd)}: {b}", f"  {named(most)}: {a}"]
 
 
 def _cause(usual: Mapping[int, Entry], odd: Mapping[int, Entry], index: int) -> str:

@@ -33,7 +33,8 @@ from .comm import (
     of_thread,
     show_array,
 )
-from .recorder import Raw, Recorder, explain, readable
+from .fed import WeighedFeed, drifted
+from .recorder import Entry, Raw, Recorder, explain, readable
 
 R = TypeVar("R")
 MOST_RANKS = 8
@@ -48,6 +49,7 @@ class _World:
         self.changed = threading.Condition()
         self.meetings: dict[tuple[Any, ...], _Meeting] = {}
         self.channels: dict[tuple[Any, ...], deque[_Parcel]] = defaultdict(deque)
+        self.fed: dict[tuple[Any, ...], dict[int, Entry]] = defaultdict(dict)
         self.results: dict[int, Any] = {}
         self.failure: tuple[int, BaseException] | None = None
         self.running = set(range(size))
@@ -162,6 +164,16 @@ class ThreadComm(Comm):
         out.reshape(-1)[:] = parcel.x.reshape(-1)
         parcel.taken = True
         self._world.changed.notify_all()
+
+    def compare_feeds(self, noted: Sequence[WeighedFeed]) -> None:
+        for entry in (readable(raw) for _, raw in noted):
+            with self._world.changed:
+                told = self._world.fed[entry[:3]]
+                told[self.ranks[self.rank]] = entry
+                if len({other.size for other in told.values()}) > 1:
+                    raise drifted(told.items())
+                if len(told) == len(entry.group):
+                    del self._world.fed[entry[:3]]
 
     def report(self) -> str:
         return self._world.report(self.ranks[self.rank])

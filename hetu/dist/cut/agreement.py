@@ -107,14 +107,19 @@ def compare_feeds(
 ) -> str | None:
     """The first feed of which ranks are fed other values, or parts of other sizes, where they need the same."""
     given: dict[Track, list[str]] = {}
-    everyone = tuple(range(comm.world_size))
     for node in placeholders if comm.world_size > 1 else ():
-        value, alike = np.asarray(fed[node.name], node.dtype), everyone
-        if node.name in strategy.local:
-            given[f"the shape of {node.name!r} on ranks", everyone] = [show_array(value)]
-            alike = strategy.fed_alike(node.name, comm.rank)
-        given[f"{node.name!r} on ranks", alike] = [crc(value)]
+        value = np.asarray(fed[node.name], node.dtype)
+        for title, ranks, whole in fed_alike(strategy, node.name, comm):
+            given[f"{title} on ranks", ranks] = [crc(value) if whole else show_array(value)]
     return _compared(comm, given)
+
+
+def fed_alike(strategy: Strategy, name: str, comm: Comm) -> list[tuple[str, Ranks, bool]]:
+    """What to call a feed, or its shape, and which ranks feed it alike; True for the feed itself."""
+    everyone = tuple(range(comm.world_size))
+    if name not in strategy.local:
+        return [(repr(name), everyone, True)]
+    return [(f"the shape of {name!r}", everyone, False), (repr(name), strategy.fed_alike(name, comm.rank), True)]
 
 
 def _compared(comm: Comm, mine: RankCalls) -> str | None:

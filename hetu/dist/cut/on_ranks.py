@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +24,7 @@ from ...core.types import Atom, Box
 from ...look.html_table import rows_html
 from ...passes import Pass, chosen_passes, simplify, sparsify_updates
 from ..comm.comm import Comm
+from ..comm.fed import FIX, FedAlike
 from ..comm.mpi import world
 from ..comm.nccl import on_device
 from .agreement import (
@@ -34,6 +35,7 @@ from .agreement import (
     compare_graphs,
     compare_values,
     crc,
+    fed_alike,
     named_by_any,
     texts,
     unlike,
@@ -78,12 +80,28 @@ class OnRanks:
     def __init__(self, strategy: Strategy, comm: Comm, outputs: Sequence[Node] = ()) -> None:
         self.strategy, self.comm, self.outputs = strategy, comm, tuple(outputs)
         self.fitted: LastPass = _as_it_is
+        self.compared = set[str]()
 
     def __str__(self) -> str:
         return self.strategy.table(self.outputs)
 
     def _repr_html_(self) -> str:
         return rows_html(self.strategy.rows(self.outputs)) + self.strategy.shards(self.outputs)
+
+    @cached_property
+    def placeholders(self) -> dict[str, Node]:
+        """Those of all sub-graphs, by name."""
+        return {n.name: n for n in Graph(self.outputs).leaves("placeholder")}
+
+    @cached_property
+    def fed_alike(self) -> list[tuple[str, FedAlike]]:
+        """What of each feed this rank must be fed as others are, by the name of the feed."""
+        return [
+            (name, FedAlike(self.comm, title, ranks, node.dtype if whole else None))
+            for name, node in self.placeholders.items()
+            for title, ranks, whole in fed_alike(self.strategy, name, self.comm)
+            if len(ranks) > 1
+        ]
 
     @property
     def rank(self) -> int:
@@ -132,13 +150,20 @@ class OnRanks:
         compare_given(unlike, given | {"strategy": json.dumps(strategy.data())})  # nothing is left out
         compare_graphs(unlike, graph)
 
-    def compare(self, state: State) -> None:
-        """GraphError on all ranks if they have other values where they keep the same."""
-        if differs := self.compare_values(state):
-            raise GraphError(
-                f"the ranks have different values of {differs}",
-                fix="make, assign or load the same on all ranks; random numbers of NumPy need one seed",
-            )
+    def compare(self, state: State, fed: Mapping[str, np.ndarray]) -> None:
+        """GraphError on all ranks if they have other values where they keep the same, of those that users gave them.
+
+        What they are fed is compared beside the steps; see `comm/fed.py`.
+        """
+        if self.compared is not state.unseen:
+            if differs := self.compare_values(state):
+                raise GraphError(
+                    f"the ranks have different values of {differs}",
+                    fix="make, assign or load the same on all ranks; random numbers of NumPy need one seed",
+                )
+            self.compared = state.unseen
+        if self.comm.world_size > 1:
+            self.comm.compare_feeds([alike.note(fed[name]) for name, alike in self.fed_alike if name in fed])
 
     def compare_values(self, state: State) -> str | None:
         """Which variable differs between ranks that keep the same part of it, in words.
@@ -161,13 +186,9 @@ class OnRanks:
 
         Only the first step of these shapes compares what is fed: it costs a look at every number.
         """
-        placeholders = {n.name: n for n in Graph(self.outputs).leaves("placeholder") if n.name in fed}
-        if differs := compare_feeds(self.comm, self.strategy, placeholders.values(), fed):
-            raise FeedError(
-                f"the ranks are fed differently: {differs}",
-                fix="feed all ranks the whole batch, or each its own part, of one size: local_feeds=True and "
-                "DataLoader(shard=True)",
-            )
+        placeholders = [node for name, node in self.placeholders.items() if name in fed]
+        if differs := compare_feeds(self.comm, self.strategy, placeholders, fed):
+            raise FeedError(f"the ranks are fed differently: {differs}", fix=FIX)
         return self.strategy.sizes(sizes, training)
 
     def cut(self, fetches: Sequence[Node], updates: Mapping[Node, Node], effects: Sequence[Node] = ()) -> Local:
