@@ -120,10 +120,11 @@ class Program:
         if self.comm is None:
             fix = "pass comm=ht.dist.world()"
             raise ArgumentError(f"{node!r} communicates, but the executor has no communicator", fix=fix, site=node.site)
-        self.comm.at(node.site)
+        line = self.comm.line_of(node)
+        self.comm.at(line)
         calls = node.op.bound(self.xp, out, inputs, {**node.attrs, "comm": self.comm})
         self.comm.at(None)
-        return [partial(self.comm.at, node.site), *calls, partial(self.comm.at, None)]
+        return [partial(self.comm.at, line), *calls, partial(self.comm.at, None)]
 
     def _leaf(self, node: Node) -> Any:
         if node.role is Role.VARIABLE:

@@ -6,11 +6,13 @@ more alike. MPI itself takes most of these pairs for one.
 
 from __future__ import annotations
 
+import functools
 import sys
 
 import numpy as np
 
-from hetu.dist import world
+import hetu as ht
+from hetu.dist import all_reduce, world
 from hetu.dist.comm.comm import CollectiveCall
 
 CULPRIT = 1
@@ -138,6 +140,21 @@ def in_turn(comm, more: int, before: int) -> None:
         call()
     for _ in range(more):
         comm.barrier()
+
+
+def reductions(order):
+    """Of gradients of one shape, made by one line in this order."""
+    weights = [ht.variable(f"w{i}", np.ones((4, 4))) for i in range(3)]
+    slopes = ht.gradients(ht.sum(functools.reduce(lambda h, w: ht.tanh(h @ w), weights)), weights)
+    made = {i: all_reduce(slopes[i]) for i in order}  # reductions
+    return [made[i] for i in order]
+
+
+def looped(comm, more: int) -> None:
+    """As `swapped`, but in a graph, and all are made by one line, which has no helper."""
+    ex = ht.Executor(reductions([0, 1, 2] if comm.rank == 0 else [1, 0, 2]), comm=comm)
+    for _ in range(more + 1):
+        ex.run()
 
 
 def spread_in_turn(comm, more: int, before: int) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
-from hetu.dist import CommError, run_ranks
-from hetu.dist.comm.agreement import TOGETHER, mixed
+from hetu.dist import CommError, SerialComm, run_ranks
+from hetu.dist.comm.agreement import TOGETHER
+from hetu.dist.comm.recorder import mixed, numbers
 
 from . import later
 from .test_launch import heturun
@@ -97,6 +100,25 @@ def test_calls_of_one_helper_in_another_order(before):
     for mark in ("first by helper", "second by helper"):
         assert f"{lines('helper')} < {lines(mark)}" in found.stderr
     assert "two calls are swapped" in found.stderr
+
+
+@pytest.mark.parametrize("more", [0, pytest.param(TOGETHER, marks=pytest.mark.nightly)])
+def test_operators_of_one_line_in_another_order(more):
+    found = job("looped", more)
+    assert found.returncode == 1 and "in another order" in found.stderr, found.stdout
+    for rank in (0, 1):
+        assert re.search(
+            rf"rank {rank}: all_reduce .* at {lines('reductions')} < \w+ of later.py:\d+ \(graph ", found.stderr
+        )
+
+
+def test_operators_of_one_line_are_told_apart_by_what_they_are_computed_from():
+    comm = SerialComm()
+    one, same, other = (
+        [numbers(comm.line_of(node)) for node in later.reductions(order)] for order in ([0, 1, 2], [0, 1, 2], [2, 1, 0])
+    )
+    assert one == same == other[::-1]
+    assert len({line for line, _ in one}) == 1 and len({way for _, way in one}) == 3
 
 
 def test_ranks_may_come_to_one_line_on_ways_of_their_own():

@@ -19,9 +19,11 @@ from typing import Any
 import numpy as np
 
 from ...core.errors import ArgumentError, DTypeError, HetuError, ShapeError, Site, did_you_mean
+from ...core.graph import Node
 from ...core.types import TensorType, is_float
 from .alike import compile_alike
 from .fed import WeighedFeed
+from .operand import OperandSite
 from .recorder import CallLine, Entry, LastCalls, Raw, Recorder, calling_line, differences, readable
 
 REDUCE = {"sum": np.add, "max": np.maximum, "min": np.minimum}
@@ -276,6 +278,11 @@ class Comm(ABC):
             made._groups = self._groups  # one family: however a rank reaches a group, its collectives count once
         self._splits[group] = self._groups[members]
         return self._groups[members]
+
+    def line_of(self, node: Node) -> Site | None:
+        """The user's line of an operator that communicates. The order of a strategy's has been compared by then."""
+        site = node.site
+        return site if site is None or "order" in node.attrs else OperandSite.of(site, node.inputs[0])
 
     def at(self, site: Site | None) -> None:
         """What follows belongs to this line of the user's; None: to the line that calls. See `recorder.py`."""

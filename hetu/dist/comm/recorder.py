@@ -30,6 +30,7 @@ import numpy as np
 
 from ...core.errors import PACKAGE, Site
 from ...core.types import TensorType
+from .operand import OperandSite
 
 PLAIN = ("barrier", "split", "end of the script")  # without an array
 KEPT = 512  # collectives of each group
@@ -187,7 +188,7 @@ def calling_line() -> CallLine:
 def numbers(line: CallLine) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """A line, and it with the calls that led to it, as numbers, which are the same on all ranks."""
     if isinstance(line, Site):
-        return line[1:], line[1:]
+        return line[1:], (*line[1:], line.number) if isinstance(line, OperandSite) else line[1:]
     return line[1:] if isinstance(line, tuple) else ((), ())
 
 
@@ -200,7 +201,7 @@ def mixed(numbers: tuple[Any, ...]) -> int:
 def show_way(line: CallLine) -> str:
     """`train.py:7 < train.py:20`: the lines of the calls that led to a line."""
     if isinstance(line, Site) or not isinstance(line, tuple):
-        return ""
+        return line.words if isinstance(line, OperandSite) else ""
     codes, _, way = line
     shown = (at for at, code in enumerate(codes) if at and not code.co_filename.startswith("<frozen"))
     return " < ".join(_place(codes[at], way[2 * at + 1]) for at in shown)
