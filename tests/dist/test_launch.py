@@ -437,6 +437,49 @@ def test_a_rank_that_still_works_may_arrive_late(tmp_path, monkeypatch):
     assert over and 125 <= now[0] <= 140
 
 
+def test_who_does_nothing_when_others_have_ended_is_named_and_who_works_is_not(tmp_path, monkeypatch):
+    """However long that takes: servers let a slow rank go on alone."""
+    now, states = [0.0], {2: RankState(cpu=0.0)}  # rank 1 does not answer
+    monkeypatch.setattr(arrival.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(
+        arrival, "ask", lambda directory, ranks: {r: s._replace(cpu=now[0]) for r, s in states.items() if r in ranks}
+    )
+    end = arrival.End(tmp_path, 3, 30.0)
+
+    def over_by(first, last):
+        return any(end.is_over() for now[0] in range(first, last, 5))
+
+    assert not over_by(0, 200)  # nobody has ended
+    (tmp_path / "done.0").touch()
+    assert not over_by(200, 2000)  # rank 2 works
+    states[2] = states[2]._replace(where="train.py:3: load()")
+    monkeypatch.setattr(arrival, "ask", lambda directory, ranks: {r: s for r, s in states.items() if r in ranks})
+    assert over_by(2000, 2100) and 2020 <= now[0] <= 2045
+    assert end.absent() == [
+        "ranks [0] have ended, rank 1 has done nothing for 30 s since: it does not answer, as a stopped process",
+        "ranks [0] have ended, rank 2 has done nothing for 30 s since: it is at train.py:3: load()",
+    ]
+    (tmp_path / "done.1").touch(), (tmp_path / "done.2").touch()
+    assert not end.is_over()
+
+
+def test_a_stopped_rank_ends_the_job_though_nobody_waits_for_it(tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, signal\nfrom hetu.dist.comm.guard import own_rank\n"
+        "if own_rank():\n    print(os.getpid(), flush=True)\n    os.kill(os.getpid(), signal.SIGSTOP)\n"
+    )
+    assert launch.run(launch.Job(2, (str(script),), leave=1.0)) == launch.RC_ABSENT
+    said = capfd.readouterr()
+    ended, fix = said.err.splitlines()[-2:]
+    assert ended.startswith("heturun: ranks [0] have ended, rank 1 has done nothing for 1 s since: it does not answer")
+    assert fix == "heturun: if it only takes long, heturun --leave 2"
+    stat, until = Path(f"/proc/{said.out.split()[-1]}/stat"), time.monotonic() + DEADLINE
+    while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < until
+
+
 def test_a_rank_that_is_late_ends_the_job(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(launch, "WARN_AFTER", 0.0)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))

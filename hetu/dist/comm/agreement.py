@@ -2,9 +2,10 @@
 
 MPI would add arrays of different dtypes, or one rank's gradients to another's weights, without a word. So the ranks
 compare their first calls of each kind, and then, every `TOGETHER` calls, a hash of what they called: the exchange runs
-beside what follows, and who is two of them ahead waits for the others. Calls that are alike but come from the same lines
-in another order count as different, and so do operators of one line (`operand.py`). Other lines on other ranks may be a
-branch, so they are only warned of, and only where they reduce. What ranks are fed is compared along (`fed.py`). At the end of the script all messages must have been received, and what was begun awaited.
+beside what follows, and who is two of them ahead waits for the others. Like calls that come from the same lines in
+another order count as different, and so do operators of one line (`operand.py`). Other lines on other ranks may be a
+branch, so they are only warned of, and only where they reduce. What ranks are fed is compared along (`fed.py`). At the
+end of the script all messages must have been received, and what was begun awaited.
 """
 
 from __future__ import annotations

@@ -25,10 +25,16 @@ def works(before: RankState, after: RankState, apart: float, anywhere: bool = Fa
 
 
 class Patience:
-    """One wait. `look` asks the ranks; one that is not waited for in a collective may be `anywhere`."""
+    """One wait. `look` asks the ranks; one that is not waited for in a collective may be `anywhere`, and for `most`."""
 
-    def __init__(self, deadline: float, look: Callable[[], Mapping[int, RankState]], anywhere: bool = False) -> None:
-        self.deadline, self.look, self.anywhere = deadline, look, anywhere
+    def __init__(
+        self,
+        deadline: float,
+        look: Callable[[], Mapping[int, RankState]],
+        anywhere: bool = False,
+        most: float = MOST,
+    ) -> None:
+        self.deadline, self.look, self.anywhere, self.most = deadline, look, anywhere, most
         self.states: Mapping[int, RankState] = {}
         self.looked, self.alive = 0.0, 0.0  # seconds from the start of the wait
 
@@ -40,4 +46,4 @@ class Patience:
         if any(works(self.states[r], s, apart, self.anywhere) for r, s in states.items() if r in self.states):
             self.alive = waited
         self.states, self.looked = {**self.states, **states}, waited  # a rank may be too busy to answer in time
-        return waited >= self.alive + self.deadline or waited >= MOST * self.deadline
+        return waited >= self.alive + self.deadline or waited >= self.most * self.deadline

@@ -1,7 +1,8 @@
-"""The start of the ranks of a job: none may let the others wait forever before MPI runs."""
+"""The start of the ranks of a job, and its end: none may let the others wait forever where MPI does not run."""
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 
@@ -57,6 +58,39 @@ class Start:
         where |= dict.fromkeys({*late} - started, "its process does not run")
         waited = time.monotonic() - self.since
         return [f"after {waited:.0f} s rank {rank} has not arrived: {where[rank]}" for rank in late]
+
+
+class End:
+    """Whether ranks neither work nor end that others have left behind, as those of servers do: for `seconds`.
+
+    Ranks that share MPI leave together, and speak before this does.
+    """
+
+    def __init__(self, directory: Path, workers: int, seconds: float) -> None:
+        self.directory, self.workers, self.seconds, self.since = directory, workers, seconds, 0.0
+        self.patience = Patience(seconds, self._states, anywhere=True, most=math.inf)
+
+    def _states(self) -> dict[int, RankState]:
+        return ask(self.directory, sorted({*range(self.workers)} - ranks(self.directory, "done")))
+
+    def is_over(self) -> bool:
+        """Whether to end the job because of them."""
+        if not 0 < len(ranks(self.directory, "done")) < self.workers:
+            return False
+        self.since = self.since or time.monotonic()
+        return self.patience.is_over(time.monotonic() - self.since)
+
+    def absent(self) -> list[str]:
+        """Who they are, and where."""
+        done, states = ranks(self.directory, "done"), self._states()
+        where = {rank: states[rank].where if rank in states else "" for rank in {*range(self.workers)} - done}
+        told = {
+            rank: f"it is at {at}" if at else "it does not answer, as a stopped process" for rank, at in where.items()
+        }
+        return [
+            f"ranks {sorted(done)} have ended, rank {rank} has done nothing for {self.seconds:g} s since: {at}"
+            for rank, at in sorted(told.items())
+        ]
 
 
 def ranks(directory: Path, state: str) -> set[int]:

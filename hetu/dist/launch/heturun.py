@@ -31,7 +31,7 @@ from ..comm import guard
 from ..comm.guard import FAILED, RANK_VARIABLES, RC_SILENT, RUN_DIRECTORY, TERMINALS, count_cores, note_joining
 from ..comm.host import sweep_behind
 from ..comm.patience import ARRIVE, DEADLINE, LEAVE, SILENCE
-from .arrival import Start, ranks
+from .arrival import End, Start, ranks
 from .cluster import Host, mpiexec_options, read_cluster
 from .servers import Servers, opened
 from .strays import Strays
@@ -160,7 +160,7 @@ def run(job: Job) -> int:
     """Run the job and return its exit code: 0 only when every rank's script ended well.
 
     A failure gives that rank's code, a signal to a rank 128 more than its number, a dead server 70, a rank that ended
-    without a word 71, ranks that never arrived 72, and Ctrl-C or SIGTERM 130.
+    without a word 71, ranks that never arrived or ended 72, and Ctrl-C or SIGTERM 130.
     """
     with (
         _interruptible(),
@@ -223,10 +223,9 @@ def run_directory(job: Job) -> Iterator[tuple[str, Callable[[int], None]]]:
 
 def _watch(child: subprocess.Popen[bytes], directory: Path, job: Job, servers: Servers) -> tuple[int, list[str]] | None:
     """Wait until the ranks have ended or one has failed; a code and the reason if the launcher has to end the job."""
-    start = Start(directory, job.workers, job.arrive)
-    strays = Strays(
-        directory, job.workers, child.pid, job.leave or seconds(LEAVE, 2 * (job.deadline or seconds(DEADLINE, 300.0)))
-    )
+    leave = job.leave or seconds(LEAVE, 2 * (job.deadline or seconds(DEADLINE, 300.0)))
+    start, end = Start(directory, job.workers, job.arrive), End(directory, job.workers, leave)
+    strays = Strays(directory, job.workers, child.pid, leave)
     while child.poll() is None and not (directory / FAILED).exists():
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(POLL)
@@ -239,6 +238,8 @@ def _watch(child: subprocess.Popen[bytes], directory: Path, job: Job, servers: S
             _say(*start.absent())
         if start.is_over():
             return RC_ABSENT, [*start.absent(), f"if it only takes long, heturun --arrive {2 * job.arrive:g}"]
+        if end.is_over():
+            return RC_ABSENT, [*end.absent(), f"if it only takes long, heturun --leave {2 * leave:g}"]
         _say(*strays.look())
     with contextlib.suppress(subprocess.TimeoutExpired):
         child.wait(GRACE)  # a rank that failed aborts the others itself, unless they wait to start
