@@ -184,13 +184,24 @@ def test_a_loader_knows_its_rank_under_a_bare_mpiexec(tmp_path):
 
 
 def test_a_rank_that_never_joins_under_a_bare_mpiexec_is_waited_for_until_the_deadline(tmp_path):
-    script = tmp_path / "train.py"
+    """And who waits leaves nothing of what it shares; the other one writes down what that is, and ends."""
+    script, process, names = (tmp_path / name for name in ("train.py", "process", "names"))
+    process.touch()
+    first = "/dev/shm/" if launch._is_open_mpi(launch.find_mpiexec()) else "/dev/shm/mpich"
     script.write_text(
-        "import os\nif os.environ['PMI_RANK'] == '1':\n    raise SystemExit(3)\n"
-        "from hetu.dist import world\nworld()  # in vain\n"
+        "import os\nfrom pathlib import Path\nfrom hetu.dist import world\nfrom hetu.dist.comm import guard\n"
+        f"process, names = Path({str(process)!r}), Path({str(names)!r})\n"
+        "if os.environ['PMI_RANK'] == '1':\n"
+        f"    while not (found := {{n for n in guard.shared_files(process.read_text() or '0') if {first!r} in n}}):\n"
+        "        pass\n"
+        "    names.write_text('\\n'.join(found))\n    raise SystemExit(3)\n"
+        "process.write_text(str(os.getpid()))\nworld()  # in vain\n"
     )
     job = under_mpiexec(script, HETU_DEADLINE="2")
-    assert job.returncode and "Timeout (0:00:02)!" in job.stderr and f'"{script}", line 5' in job.stderr
+    assert job.returncode and "Timeout (0:00:02)!" in job.stderr and f'"{script}", line 12' in job.stderr
+    shared, until = [Path(name) for name in names.read_text().splitlines()], time.monotonic() + DEADLINE
+    while any(file.exists() for file in shared):  # whoever removes them has no one to tell
+        assert time.monotonic() < until
 
 
 def test_exception_under_a_bare_mpiexec(tmp_path):

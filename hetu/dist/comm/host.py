@@ -19,6 +19,7 @@ SWEEP = str(Path(__file__).with_name("sweep.py"))
 
 LOCAL_VARIABLES = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 _found: list[int] = []  # by MPI, once it is up
+_watching: list[subprocess.Popen[str]] = []  # until the ranks have met
 
 
 def look_around(MPI: Any) -> None:
@@ -28,15 +29,20 @@ def look_around(MPI: Any) -> None:
     host.Free()
     if MPI.get_vendor()[0] == "MPICH":  # attaches to all memory at its start
         unname_shared_files()
+    for watcher in _watching:
+        watcher.communicate("met")
+    _watching.clear()
 
 
 @contextlib.contextmanager
 def joining(deadline: float) -> Iterator[None]:
     """Around the start of MPI, which waits for all ranks, and lets no Python run.
 
-    Under a bare mpiexec nobody else notices that one never comes: then this process shows where it waits, and ends.
+    Under a bare mpiexec nobody else notices that one never comes: then this process shows where it waits, and ends. Who
+    looks what it shares removes that if it ends here.
     """
     if alone := RUN_DIRECTORY not in os.environ and job_size() > 1:
+        _watching.append(_beside("watch", str(os.getpid()), guard.__file__, *guard.shared_files()))
         faulthandler.dump_traceback_later(deadline, exit=True, file=2)
     with noting_shared_files():
         yield
@@ -57,6 +63,10 @@ def local_rank() -> int:
 
 def sweep_behind(directory: str) -> subprocess.Popen[str]:
     """Start the process that cleans up when this one has ended, however: see `sweep.py`."""
+    return _beside("main", directory, guard.__file__)
+
+
+def _beside(*arguments: str) -> subprocess.Popen[str]:
     quiet = subprocess.DEVNULL  # a pipe that it held open would keep mpiexec from ending
-    line = [sys.executable, "-I", "-S", SWEEP, directory, guard.__file__]
+    line = [sys.executable, "-I", "-S", SWEEP, *arguments]
     return subprocess.Popen(line, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, text=True, start_new_session=True)

@@ -2,7 +2,7 @@
 
 It waits for its standard input to close, which any end of the launcher does. By then it has read the process group of
 the ranks, if they were started, and "ended" if they have ended. It is run by its path, without site packages. Servers
-watch their own standard input instead.
+watch their own standard input instead. A rank that no launcher watches has one of its own on its way into MPI.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import runpy
+import select
 import shutil
 import signal
 import sys
@@ -35,6 +36,16 @@ def main(directory: str, guard: str) -> None:
         time.sleep(PAUSE)
 
 
+def watch(process: str, guard: str, *before: str) -> None:
+    """Look at what a process shares until it says that all have met; if it ends, what was not there `before` goes."""
+    files, made = runpy.run_path(guard), set[str]()
+    while not select.select([sys.stdin], [], [], PAUSE)[0]:
+        made |= files["shared_files"](process) - {*before}
+    for name in made if not sys.stdin.read() else ():
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+
+
 def end(group: int) -> None:
     """End the processes of a group: first as asked, since Open MPI's launcher has its ranks in groups of their own."""
     kill = getattr(os, "killpg", os.kill)
@@ -47,4 +58,4 @@ def end(group: int) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    (main if sys.argv[1] == "main" else watch)(*sys.argv[2:])
