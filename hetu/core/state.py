@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from .backend import Device, aligned_empty, fitting, to_numpy
-from .errors import ArgumentError, DTypeError, ShapeError, UnknownNameError, did_you_mean, public
+from .errors import ArgumentError, DTypeError, ShapeError, UnknownNameError, did_you_mean, public, user_site
 from .graph import Node
 from .types import show_shape
 
@@ -45,7 +45,7 @@ class State(Mapping[str, np.ndarray]):
         self.stream = self.device.stream()  # of all executors that work on these values
         self.variables, self.arrays = dict[str, Node](), dict[str, Any]()
         self.dirty = False  # a step failed after it had begun to write variables
-        self.unseen: set[str] = set()  # values of a user that ranks have not compared; a new set whenever it grows
+        self.unseen = dict[str, Any]()  # what ranks have not compared, and from which line; new whenever it grows
         self.copies: set[str] = set()  # variables that are kept elsewhere, such as on servers
         for node in variables:
             self.add(node)
@@ -56,7 +56,7 @@ class State(Mapping[str, np.ndarray]):
         xp, type_ = self.device.xp, node.tensor
         self.arrays[node.name] = array = aligned_empty(xp, int(type_.nbytes)).view(type_.dtype).reshape(type_.shape)
         array[...] = xp.asarray(initial_value(node, self.seed))
-        self.unseen = self.unseen | {node.name}
+        self.unseen = self.unseen | {node.name: user_site()}
 
     def _name(self, key: str | Node) -> str:
         name = key.name if isinstance(key, Node) else key
@@ -78,7 +78,7 @@ class State(Mapping[str, np.ndarray]):
             said = f"variable {name!r} has shape {show_shape(array.shape)}, got {show_shape(value.shape)}"
             raise ShapeError(said, fix="assign an array of the variable's shape")
         array[...] = self.device.xp.asarray(value, dtype=array.dtype)
-        self.unseen = self.unseen | {name}
+        self.unseen = self.unseen | {name: user_site()}
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.arrays)
@@ -110,5 +110,5 @@ class State(Mapping[str, np.ndarray]):
         """Set variables to what a checkpoint holds for them."""
         for name, value in values.items():
             self.arrays[name][...] = self.device.xp.asarray(value)
-        self.unseen = self.unseen | {*values}
+        self.unseen = self.unseen | dict.fromkeys(values, user_site())
         self.dirty = False

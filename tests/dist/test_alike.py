@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -204,10 +205,15 @@ def test_ranks_that_do_not_assign_alike_do_not_get_on():
         ex = made(comm)
         ex.run("train", X), ex.run("eval", X)
         if comm.rank == 0:
-            ex.state["m/up/bias"] = np.ones(8)
+            ex.state["m/up/bias"] = np.ones(8)  # here
         ex.run("train", X)
 
-    with pytest.raises(ht.dist.CommError, match="call different collectives"):
+    lines = Path(__file__).read_text().splitlines()
+    here = next(i for i, line in enumerate(lines, 1) if line.endswith("  # here"))
+    said = (
+        f"(?s)call different collectives.*rank 0: all_gather .* at test_alike.py:{here}, which gave 'm/up/bias' a value"
+    )
+    with pytest.raises(ht.dist.CommError, match=said):
         run_ranks(2, act)
 
 

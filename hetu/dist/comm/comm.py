@@ -284,8 +284,8 @@ class Comm(ABC):
         site = node.site
         return site if site is None or "order" in node.attrs else OperandSite.of(site, node.inputs[0])
 
-    def at(self, site: Site | None) -> None:
-        """What follows belongs to this line of the user's; None: to the line that calls. See `recorder.py`."""
+    def at(self, site: Site | str | None) -> None:
+        """What follows belongs to this line, or to these words; None: to the line that calls. See `recorder.py`."""
         self.recorder.site = site
 
     def compile_alike(self, failed: bytes = b"") -> bool:

@@ -118,7 +118,7 @@ class Recorder:
         self.rings: dict[tuple[Ranks, str], LastCalls] = {}
         self.waiting: Raw = ()
         self.ended = ""
-        self.site: Site | None = None
+        self.site: Site | str | None = None
 
     def ring(self, group: Ranks, series: str = "") -> LastCalls:
         """The calls of a group, or the messages from one rank to another."""

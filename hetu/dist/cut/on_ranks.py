@@ -80,7 +80,7 @@ class OnRanks:
     def __init__(self, strategy: Strategy, comm: Comm, outputs: Sequence[Node] = ()) -> None:
         self.strategy, self.comm, self.outputs = strategy, comm, tuple(outputs)
         self.fitted: LastPass = _as_it_is
-        self.compared = set[str]()
+        self.compared = dict[str, Any]()
 
     def __str__(self) -> str:
         return self.strategy.table(self.outputs)
@@ -172,10 +172,13 @@ class OnRanks:
         on unlike machines.
         """
         variables = [v for v in Graph(self.outputs).leaves("variable") if not self.strategy.is_served(v)]
-        unseen = named_by_any(self.comm, sorted(v.name for v in variables if v.name in state.unseen))
+        mine = sorted(v.name for v in variables if v.name in state.unseen)
+        self.comm.at(f"{state.unseen[mine[0]]}, which gave {mine[0]!r} a value" if mine else None)
+        unseen = named_by_any(self.comm, mine)
+        self.comm.at(None)
         differs = compare_values(self.comm, self.strategy, [v for v in variables if v.name in unseen], state)
-        if not differs:
-            state.unseen -= unseen
+        for name in () if differs else unseen:
+            state.unseen.pop(name, None)
         return differs
 
     def expect(self, program: Program, values: Mapping[str, np.ndarray]) -> None:
