@@ -17,7 +17,7 @@ from hetu.core.passes import PASSES
 from hetu.dist import Link, Pipeline, Schedule, Staged, Strategy, VirtualClock, run_ranks
 
 from ..apart import APART
-from ..pairs import nightly
+from ..pairs import in_turn, nightly
 from .test_launch import heturun
 
 pytestmark = pytest.mark.usefixtures("meaning")
@@ -352,6 +352,32 @@ def test_pipedream_learns_with_dropout():
 
 
 # -- mistakes --------------------------------------------------------------------------------------------------------
+
+
+BETWEEN = {  # a table and the next layer; nothing that a gradient meets there is computed with on the table's stage
+    "a shape": lambda e: ht.reshape(e, (-1, 12)),
+    "a sum": lambda e: ht.sum(e, axis=1),
+    "a mean": lambda e: ht.mean(e, axis=1),
+    "an order": lambda e: ht.reshape(ht.permute_dims(e, axes=(0, 2, 1)), (-1, 12)),
+    "a factor": lambda e: ht.sum(e * 2.0, axis=1),
+    "a value of the next stage": lambda e: ht.sum(e * ht.variable("scale", np.arange(1, 5, dtype="f4")), axis=1),
+}
+
+
+@pytest.mark.parametrize(("between", "data"), in_turn(2, BETWEEN, [1, 2]))
+def test_pipedream_updates_rows_of_a_table_as_it_does_the_whole_table(between, data):
+    def act(comm, passes):
+        ids, t = ht.placeholder("ids", (None, 3), "int64"), ht.placeholder("t", (None,), "int64")
+        found = BETWEEN[between](ht.nn.Embedding(20, 4, name="table")(ids))
+        loss = ht.mean(ht.softmax_cross_entropy(ht.nn.Linear(found.shape[1], 5, name="out")(found), t))
+        strategy, rng = Pipeline(2, 4 // data, "pipedream", data=data), np.random.default_rng(0)
+        ex = ht.Executor([loss, ht.optim.SGD(0.3).minimize(loss)], strategy=strategy, comm=comm, passes=passes)
+        feeds = [{"ids": rng.integers(0, 20, (8, 3)), "t": rng.integers(0, 5, 8)} for _ in range(4)]
+        return [float(ex.run(feed)[0]) for feed in feeds]
+
+    whole = [name for name in PASSES if name != "sparsify_updates"]
+    rows, dense = (run_ranks(2 * data, lambda comm, p=p: act(comm, p), rendezvous=True) for p in (None, whole))
+    np.testing.assert_allclose(rows, dense, atol=1e-5, rtol=0)
 
 
 def attempt(model: Callable[[], Any], strategy: Any, ranks: int = 2, batch: int = 16) -> Any:

@@ -145,8 +145,17 @@ class PipeDream(OwnBatches):
             mine = steps.stage.get(reader)
             if reader.inputs and steps.phase[reader] == UPDATE:
                 for i in reader.inputs:
-                    if steps.stage.get(i, EVERYWHERE) not in (EVERYWHERE, mine):
+                    if steps.stage.get(i, EVERYWHERE) not in (EVERYWHERE, mine) and not self.is_awaited(i, reader):
                         self._refuse(i, steps.stage[i])
+
+    def is_awaited(self, node: Node, update: Node) -> bool:
+        """Passes that a stage's own backward pass follows have made it: any forward ones, and those backward after it.
+
+        Such as the rows for a table, which nothing computes with on its stage.
+        """
+        mine, phase = self.model.stage[update], self.phase.get(node, START)
+        later = mine < self.model.stage[node]
+        return mine != EVERYWHERE and (phase == FORWARD or (phase == BACKWARD and later))
 
     def _refuse(self, node: Node, stage: int) -> None:
         raise GraphError(

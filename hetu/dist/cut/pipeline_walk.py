@@ -69,13 +69,19 @@ class Pipelined(Walk):
         found: dict[tuple[int, str], dict[tuple[Node, Layout], str]] = defaultdict(dict)
         phase, stage = self.phase, self.model.stage
         for reader in self.model.nodes:
-            if not reader.inputs or phase[reader] == UPDATE or reader.role is Role.ITEM:
+            if not reader.inputs or reader.role is Role.ITEM:
                 continue
             for i, want in zip(reader.inputs, self.found.wants[reader]):
                 sender = stage.get(i, EVERYWHERE)
-                if sender not in (EVERYWHERE, stage[reader]):
+                if sender not in (EVERYWHERE, stage[reader]) and (
+                    phase[reader] != UPDATE or self.is_awaited(i, reader)
+                ):
                     found[sender, phase.get(i, START)].setdefault((i, want), phase[reader])
         return found
+
+    def is_awaited(self, node: Node, update: Node) -> bool:
+        """Whether an update on another stage takes a value as soon as it is there, and not at the end of the step."""
+        return False
 
     def run(self, fetches: Sequence[Node], updates: Mapping[Node, Node]) -> Local:
         """This rank's part of the whole step."""
