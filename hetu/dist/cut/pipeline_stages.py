@@ -92,7 +92,8 @@ def stages_of(
     nodes = topological(outputs)
     placed: dict[Node, int] = {}
     _place_forward([n for n in nodes if phase.get(n) == FORWARD], label, placed)
-    _place_backward([n for n in nodes if phase.get(n) == BACKWARD], phase, label, placed)
+    read = _last_reads(nodes, phase, placed)
+    _place_backward([n for n in nodes if phase.get(n) == BACKWARD], phase, label, placed, read)
     if homes is not None:
         placed |= {n: homes.get(n.name, EVERYWHERE) for n in nodes if n.role is Role.VARIABLE}
     _place_once(nodes, phase, placed)
@@ -113,14 +114,31 @@ def _place_forward(nodes: Sequence[Node], label: Label, placed: dict[Node, int])
             placed[node] = min((placed[r] for r in readers[node] if r in placed), default=0)
 
 
-def _place_backward(nodes: Sequence[Node], phase: Mapping[Node, str], label: Label, placed: dict[Node, int]) -> None:
+def _last_reads(nodes: Sequence[Node], phase: Mapping[Node, str], placed: Mapping[Node, int]) -> dict[Node, int]:
+    """The last stage whose forward pass reads a trained variable, or what is made of it once."""
+    found: dict[Node, int] = {}
+    for node in nodes:
+        for i in node.inputs if phase.get(node) == FORWARD else ():
+            if i.role is Role.VARIABLE and i.attrs["trainable"]:
+                found[i] = max(found.get(i, 0), placed[node])
+    for node in nodes:
+        if phase.get(node) == START and (read := [found[i] for i in node.inputs if i in found]):
+            found[node] = max(read)
+    return found
+
+
+def _place_backward(
+    nodes: Sequence[Node], phase: Mapping[Node, str], label: Label, placed: dict[Node, int], read: Mapping[Node, int]
+) -> None:
     """Place each gradient on the stage of its forward nodes, but never before what it needs or after what needs it.
 
-    A sum of gradients is formed on the stage of the last of them, before it is sent.
+    One without any is placed where the variables are that it reads. A sum of gradients is formed on the stage of the
+    last of them, before it is sent.
     """
 
     def wish(node: Node) -> int | None:
         kept = [placed[i] for i in node.inputs if phase.get(i) == FORWARD]
+        kept = kept or [read[i] for i in node.inputs if i in read]
         marked = label(node)
         return max(kept if marked is None else [marked, *kept], default=None)
 
