@@ -30,7 +30,7 @@ from ..dist.cut.agreement import compare_given, crc, unlike
 from ..dist.cut.kept import Served
 from ..dist.cut.on_ranks import OnRanks
 from ..look.html_table import rows_html
-from ..passes import Pass, simplify, sparsify_updates
+from ..passes import Pass, chosen_passes, simplify, sparsify_updates
 from ..ps.saved import restore, state_of
 from ..ps.store.partition import Parameter
 from ..ps.store.rules import name_of
@@ -125,6 +125,15 @@ class OnServers(OnRanks):
         """Connect, create the parameters on servers with the initial values of one process, and fetch the copies."""
         self.comm.compile_alike()
         self.agree_on(asked, partial(unlike, self.comm))
+        self.by_rows = sparsify_updates in chosen_passes(asked["passes"], state.device.kind)
+        for variable in self.tables if not self.by_rows else ():
+            if not (step := self.servable.steps[variable]).op.update.descends(step):  # which leaves other rows alone
+                raise ArgumentError(
+                    f"without the pass sparsify_updates {step.op.name} moves all rows of {variable.name!r}, and "
+                    "servers move only those that are looked up",
+                    fix="list it in passes=, or keep the table on ranks",
+                    site=variable.site,
+                )
         client, strategy = self.worker.client or connect(), self.strategy
         if strategy.consistency is not None:
             client.agree(strategy.consistency)
@@ -208,7 +217,8 @@ class OnServers(OnRanks):
                 sparse, cached = variable in self.tables, variable in self.cached
                 sent += calls.push(variable, new[variable], sparse=sparse, cached=cached)
         rest = [v for v in new if not self.strategy.is_served(v)]
-        outputs = sparsify_updates((*outputs[: len(fetches)], *(new[v] for v in rest), *sent))
+        outputs = (*outputs[: len(fetches)], *(new[v] for v in rest), *sent)
+        outputs = sparsify_updates(outputs) if self.by_rows else outputs
         acting = len(fetches) + len(rest)
         local = super().cut(outputs[: len(fetches)], dict(zip(rest, outputs[len(fetches) : acting])), outputs[acting:])
         if self.strategy.apart and updates:

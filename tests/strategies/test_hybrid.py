@@ -13,6 +13,7 @@ import pytest
 import hetu as ht
 from hetu import dist, plan, ps
 from hetu.core.op import Role
+from hetu.core.passes import PASSES
 from hetu.dist import run_ranks
 from hetu.dist.comm.guard import RANK_VARIABLES
 from hetu.dist.launch.servers import ADDRESSES, TOKEN
@@ -111,6 +112,24 @@ def test_training_equals_that_of_one_process(ranks, parallel, optimizer):
     for own_losses, own_y in job(ranks, body, servers=ranks // 2, kind=kind):
         np.testing.assert_allclose(own_losses, losses, rtol=1e-4)
         np.testing.assert_allclose(own_y, y, rtol=1e-3, atol=5e-4)  # Adam amplifies rounding
+
+
+WHOLE = [name for name in PASSES if name != "sparsify_updates"]
+
+
+@pytest.mark.parametrize(("optimizer", "served"), [("sgd", ["*/large/*"]), ("adam", [])])
+def test_whole_tables_are_updated_if_that_is_asked_for(optimizer, served):
+    """Servers move only the rows that are looked up, which is the same for plain gradient descent alone."""
+    wanted = trained(ht.Executor(model(OPTIMIZERS[optimizer]()), passes=WHOLE))[0]
+
+    def body(client: Client, comm: dist.Comm):
+        comm, strategy = Connected(comm, client), Hybrid(served=served, batch_size=0)
+        with pytest.raises(ht.errors.ArgumentError, match=r"adam moves all rows of 'model/large/weight', and servers"):
+            ht.Executor(model(OPTIMIZERS["adam"]()), strategy=hybrid(), comm=comm, passes=WHOLE)
+        return trained(ht.Executor(model(OPTIMIZERS[optimizer]()), strategy=strategy, comm=comm, passes=WHOLE))[0]
+
+    for found in job(2, body):
+        np.testing.assert_allclose(found, wanted, rtol=1e-4)
 
 
 def test_what_is_kept_where_and_how_it_moves():
