@@ -58,6 +58,7 @@ def trained(comm, limit: int, builder: Builder | None = None, width: int = 16):
     return losses, [s.node.op.name for s in ex.program(batch(0, width)).steps]
 
 
+PRODUCTS = ("matmul", "linear")  # the second without kernels, which take it apart
 WAYS = {  # ranks, the layers of the first, updates in a step
     "whole batches": (2, LAYERS, 1, lambda zero: Parallel(zero=zero)),
     "micro-batches": (2, LAYERS, 1, lambda zero: Parallel(zero=zero, accumulate=4)),
@@ -139,7 +140,7 @@ def steps(way: str, zero: int = 3, limit: int = 1100):
 def test_micro_batches_follow_one_another_though_the_first_waits_for_weights(way):
     """None begins while another waits: stages would get all of them late, and keep all of them in memory."""
     for nodes in steps(way):
-        found = [node.tags.get("event", 0) for node in nodes if node.op.name == "matmul"]
+        found = [node.tags.get("event", 0) for node in nodes if node.op.name in PRODUCTS]
         assert found == sorted(found) and len(found) > LAYERS
 
 
@@ -162,7 +163,7 @@ def test_the_first_weights_of_a_pass_are_asked_for_before_the_pass_before(way):
                 asked[node.attrs["order"]] = at
             elif node.op.name == "all_gather_wait" and node.tags["event"] not in passes:
                 passes.add(node.tags["event"])
-                beside += any(n.op.name == "matmul" for n in nodes[asked[node.attrs["order"]] : at])
+                beside += any(n.op.name in PRODUCTS for n in nodes[asked[node.attrs["order"]] : at])
         assert beside == BESIDE[way][rank * len(BESIDE[way]) // len(ranks)]
         assert nodes[0].op.name == "all_gather_start"  # a later stage waits for it while it waits for the first
 
@@ -226,7 +227,7 @@ def test_scatters_go_on_during_backward_and_no_more_of_them_than_a_few_hold_memo
         ends = [program.plan.storage(n, 0).last for n in starts]
         order = program.plan.order
         begins = [order.index(n) for n in starts]
-        products = [at for at, n in enumerate(order) if n.op.name == "matmul"]
+        products = [at for at, n in enumerate(order) if n.op.name in PRODUCTS]
         return begins, ends, products
 
     begins, ends, products = run_ranks(2, steps)[0]
@@ -238,7 +239,7 @@ def test_scatters_go_on_during_backward_and_no_more_of_them_than_a_few_hold_memo
 def test_backward_goes_on_between_start_and_wait():
     names = run_ranks(2, lambda comm: trained(comm, 1100))[0][1]
     first, last = names.index("all_reduce_start"), len(names) - names[::-1].index("all_reduce_start") - 1
-    assert names[first:last].count("matmul") >= LAYERS - 1
+    assert sum(name in PRODUCTS for name in names[first:last]) >= LAYERS - 1
     assert names.index("all_reduce_wait") > last
 
 
