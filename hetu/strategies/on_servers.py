@@ -91,7 +91,7 @@ class OnServers(OnRanks):
                 fix="pass a communicator, comm=Connected(comm, client), or use ParameterServer()",
             )
         super().__init__(strategy, peers, outputs)
-        self.servable, self.fed = Servable(outputs), False
+        self.servable, self.fed, self.by_rows = Servable(outputs), False, True
         self.kept = [v for v in self.servable.steps if strategy.is_served(v)]
         self.servable.check_read(self.kept)
         self.tables = {v for v in self.kept if strategy.variables[v.name] == Served()}

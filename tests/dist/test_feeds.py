@@ -11,7 +11,7 @@ import pytest
 import hetu as ht
 from hetu.core.errors import ArgumentError, DataError, FeedError, ShapeError
 from hetu.data import ArrayDataset, DataLoader
-from hetu.dist import DataParallel, Parallel, Strategy, TensorParallel, ZeRO, run_ranks, world
+from hetu.dist import DataParallel, Mesh, Parallel, Strategy, TensorParallel, ZeRO, run_ranks, world
 
 from .. import pairs
 from .models import MODELS, communication
@@ -174,6 +174,22 @@ def test_ranks_that_begin_alike_and_are_fed_differently_later(name):
     with pytest.raises(FeedError, match=f"the ranks are fed differently: {said}") as caught:
         run_ranks(ranks, act)
     assert "local_feeds=True and DataLoader(shard=True)" in caught.value.fix
+
+
+def test_a_rank_may_look_alone_at_what_talks_to_nobody():
+    def act(comm):
+        x = ht.placeholder("x", (None, 3))
+        y = ht.nn.Linear(3, 2, name="y")(x)
+        entries = {"train": [ht.mean(y * y), ht.optim.SGD(0.1).minimize(ht.mean(y * y))], "eval": [y]}
+        everywhere = Strategy(Mesh((2,), ("data",)).layout(), {}, {})
+        ex = ht.Executor(entries, strategy=everywhere, comm=comm)
+        ex.run("eval", {x: np.ones((4, 3))})
+        for step in range(3):
+            ex.run("train", {x: np.full((4, 3), step)})
+            for _ in range(step if comm.rank else 0):
+                ex.run("eval", {x: np.ones((4, 3))})
+
+    run_ranks(2, act)
 
 
 def test_equal_numbers_of_another_dtype_are_fed_alike():

@@ -58,9 +58,10 @@ def drifted(entries: Iterable[tuple[int, Entry]]) -> FeedError:
     for rank, entry in entries:
         if entry.series.startswith(FED):
             told[entry.number, entry.series, entry.group][rank] = entry
-    unlike = ((key, of) for key, of in sorted(told.items()) if len({e.size for e in of.values()}) > 1)
-    found = next((_shown(*key, of) for key, of in unlike), "the ranks do not remember which")
-    return FeedError(f"the ranks are fed differently: {found}", fix=FIX)
+    rows = sorted(told.items())
+    found = [_shown(*key, of) for key, of in rows if len({e.size for e in of.values()}) > 1]
+    found += [f"batch {n} of {series.removeprefix(FED)}, by {named([*of])} alone" for (n, series, _), of in rows[-1:]]
+    return FeedError(f"the ranks are fed differently: {next(iter(found), 'they do not remember which')}", fix=FIX)
 
 
 def _shown(number: int, series: str, group: Ranks, told: Mapping[int, Entry]) -> str:

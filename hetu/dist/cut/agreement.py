@@ -82,13 +82,20 @@ def misfit(calls: Mapping[int, RankCalls]) -> str | None:
     return None
 
 
-def compare_calls(comm: Comm, outputs: Iterable[Node]) -> None:
-    """GraphError on all ranks unless what they do fits: `outputs` are this rank's graph, as it will run."""
-    if differs := _compared(comm, calls_of(outputs, comm.rank)):
+def compare_calls(comm: Comm, outputs: Iterable[Node], acts: bool = False) -> bool:
+    """GraphError on all ranks unless what they do fits: `outputs` are this rank's graph, as it will run.
+
+    True on all ranks if one of them talks to others, or `acts` without.
+    """
+    calls = calls_of(outputs, comm.rank)
+    if differs := _compared(comm, calls):
         raise GraphError(
             f"the ranks would wait for each other: in {differs}",
             fix="a pass must leave communication alike on all ranks; if you wrote none, please report the model",
         )
+    anyone = np.array([acts or bool(calls)])
+    comm.all_reduce(anyone, anyone, "max")
+    return bool(anyone[0])
 
 
 def compare_values(comm: Comm, strategy: Strategy, variables: Iterable[Node], state: State) -> str | None:
