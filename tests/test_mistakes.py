@@ -350,6 +350,56 @@ def integers_that_are_nan():
     ht.full((2,), float("nan"), "int32")
 
 
+@mistake(ValueError, "bool does not hold 2", 'another dtype, such as "float32"')
+def a_truth_that_is_two():
+    ht.full_like(x(2, dtype="bool"), 2)
+
+
+@mistake(ValueError, "uint8 does not hold -1", 'another dtype, such as "float32"')
+def a_border_beyond_the_dtype():
+    ht.pad(x(2, dtype="uint8"), 1, value=-1)
+
+
+@mistake(ValueError, "int32 does not hold 0.5", 'another dtype, such as "float32"')
+def a_border_of_fractions_around_integers():
+    ht.pad(x(2, dtype="int32"), 1, value=0.5)
+
+
+@mistake(ValueError, "int8 does not hold 200", 'another dtype, such as "float32"')
+def counting_beyond_the_dtype():
+    ht.arange(0, 300, 100, "int8")
+
+
+@mistake(ValueError, "int32 does not hold 4.5", 'another dtype, such as "float32"')
+def counting_integers_by_halves():
+    ht.arange(0, 5, 0.5, "int32")
+
+
+@mistake(ValueError, "uint8 does not hold 299", 'another dtype, such as "float32"')
+def drawing_beyond_the_dtype():
+    ht.randint(0, 300, (3,), dtype="uint8")
+
+
+@mistake(TypeError, "got booleans, wanted numbers", "convert with ht.astype")
+def adding_truths_to_rows():
+    ht.scatter_add(x(3, dtype="bool"), np.array([0, 0]), x(2, dtype="bool", name="y"))
+
+
+@mistake(ValueError, "sum_to_like(f32[2, 3], f32[3, 2])", "do not broadcast")
+def summing_to_another_shape():
+    ht.sum_to_like(x(2, 3), x(3, 2, name="y"))
+
+
+@mistake(ValueError, "broadcast_like(f32[3], f32[4])", "do not broadcast")
+def repeating_to_another_shape():
+    ht.broadcast_like(x(3), x(4, name="y"))
+
+
+@mistake(TypeError, "got booleans, wanted numbers", "convert with ht.astype")
+def adding_up_truths():
+    ht.sum_to_like(x(3, 2, dtype="bool"), x(2, name="y"))
+
+
 @mistake(ValueError, "300 out of bounds for int8", 'ht.astype(x, "int64")')
 def a_number_beyond_its_neighbor():
     ht.equal(x(2, dtype="int8"), 300)

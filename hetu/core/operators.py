@@ -16,7 +16,7 @@ from .errors import GraphError, ShapeError
 from .graph import Node
 from .leaf import filled, filling
 from .op import Role, op
-from .types import TensorType, as_dtype, axis_letters, is_float, numbers, same, same_type
+from .types import TensorType, as_dtype, axis_letters, broadcast_shapes, is_float, numbers, same, same_type
 
 __all__ = [
     "astype", "broadcast_like", "if_training", "ones_like", "stop_gradient", "sum_to_like", "with_updates",
@@ -191,6 +191,7 @@ def cast_to(x: Node, dtype: np.dtype) -> Node:
 
 
 def _like_type(x: TensorType, like: TensorType) -> TensorType:
+    broadcast_shapes(x.shape, like.shape)  # which refuses others
     return TensorType(like.shape, x.dtype)
 
 
@@ -218,7 +219,7 @@ broadcast_like.simplify(moved_simplify)
 broadcast_like.view(broadcast_like.forward)
 
 
-@op(precision="wide", infer=_like_type, dims=like_dims, like=(1,), linear=(0,))
+@op(precision="wide", infer=lambda x, like: _like_type(numbers(x), like), dims=like_dims, like=(1,), linear=(0,))
 def sum_to_like(xp: ModuleType, x: Any, like: Any) -> Any:
     """`x` summed over the axes along which `like` was broadcast; the gradient of broadcasting.
 

@@ -22,6 +22,16 @@ from ..core.types import Dim, Shape, TensorType, as_dtype
 __all__ = ["arange", "full", "full_like", "tril", "triu"]
 
 
+def require_held(dtype: np.dtype, *numbers: Any) -> None:
+    """ValueRangeError for a number that an integer or boolean dtype does not hold: beyond it, fractional or NaN."""
+    if dtype.kind not in "biu":
+        return
+    low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    for number in numbers:
+        if not isinstance(number, Dim) and not (low <= number <= high and number == int(number)):
+            raise ValueRangeError(f"{dtype} does not hold {number!r}", fix='choose another dtype, such as "float32"')
+
+
 @op(role=Role.MOVE, infer=lambda *, shape, dtype, **_: TensorType(shape, as_dtype(dtype)), differentiable=False)
 def full(xp: ModuleType, *, shape: int | Shape, fill_value: float, dtype: Any = None) -> Any:
     """An array of one value, which the dtype holds. The dtype follows it (float32, int64 or bool) unless given.
@@ -36,9 +46,7 @@ def full(xp: ModuleType, *, shape: int | Shape, fill_value: float, dtype: Any = 
 @full.normalize
 def full_attrs(*, shape: Any, fill_value: float, dtype: str | None) -> dict[str, Any]:
     shape, wanted = shape if isinstance(shape, tuple) else (shape,), as_dtype(dtype or weak_dtype(fill_value, ()))
-    limits = np.iinfo(wanted) if wanted.kind in "iu" and not isinstance(fill_value, Dim) else None
-    if limits and not limits.min <= fill_value <= limits.max:  # nor NaN
-        raise ValueRangeError(f"{wanted} does not hold {fill_value!r}", fix='choose another dtype, such as "float32"')
+    require_held(wanted, fill_value)
     return {"shape": shape, "fill_value": fill_value, "dtype": wanted.name}
 
 
@@ -69,6 +77,9 @@ def _arange_type(*, start: Any, stop: Any, step: Any, dtype: str) -> TensorType:
             )
         count = max(0, math.ceil(steps))
     wanted = as_dtype(dtype)
+    if wanted.kind in "iu" and count != 0:  # a fraction of a step is lost in each of them
+        require_held(wanted, start, start + (count - 1) * step)
+        require_held(np.dtype("int64"), step)
     if wanted.kind == "b":
         raise DTypeError("arange of booleans", fix="compare an arange of integers, such as ht.arange(5) > 0")
     return TensorType((count,), wanted)

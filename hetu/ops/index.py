@@ -17,7 +17,7 @@ from ..core.errors import ArgumentError, DTypeError, ShapeError, ValueRangeError
 from ..core.graph import Node
 from ..core.op import Op, Role, op
 from ..core.operators import add
-from ..core.types import Size, TensorType, as_dtype, axis_letters, compatible, normalize_axis, show_shape
+from ..core.types import Size, TensorType, as_dtype, axis_letters, compatible, normalize_axis, numbers, show_shape
 from .linalg import permute_dims
 
 __all__ = ["embedding", "one_hot", "scatter_add", "take"]
@@ -196,7 +196,7 @@ def _scatter_add_type(x: TensorType, ids: TensorType, updates: TensorType) -> Te
     _check_rows(x, ids, updates)
     if x.dtype != updates.dtype:
         raise DTypeError(f"got {x} and updates {updates}, wanted one dtype", fix="convert one with ht.astype")
-    return x
+    return numbers(x)
 
 
 # Split ids would add `x` once for every part.

@@ -26,6 +26,7 @@ from ..core.types import (
     show_type,
     unify,
 )
+from .creation import require_held
 from .shape import broadcast_to, expand_dims, flatten, reshape
 from .slicing import cut_along, getitem
 
@@ -131,6 +132,7 @@ def _pad_attrs(x: TensorType, *, pad_width: Any, value: float) -> dict[str, Any]
         raise ShapeError(f"pad_width {pad_width} for {x}", fix="pass n, (before, after), or such a pair for every axis")
     if any(isinstance(n, int) and n < 0 for pair in pairs for n in pair):
         raise ShapeError(f"pad_width {pad_width} is negative", fix="cut with a slice: x[1:-1]")
+    require_held(x.dtype, value)
     return {"pad_width": pairs, "value": value}
 
 
@@ -153,6 +155,8 @@ def _renamed(letters: list[str], pad_width: Any) -> list[str]:
 @op(role=Role.MOVE, infer=_pad_type, dims=pad_dims)
 def pad(xp: ModuleType, x: Any, *, pad_width: Any, value: float = 0.0) -> Any:
     """`x` with a border of `value`. `pad_width` is n, (before, after), or such a pair for every axis.
+
+    ValueRangeError for a value that the dtype does not hold.
 
     >>> import hetu as ht
     >>> ht.evaluate(pad([1.0, 2.0], (1, 0))).tolist()

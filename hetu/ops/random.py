@@ -20,6 +20,7 @@ from ..core.leaf import random_state, scoped_name, unique_name
 from ..core.op import as_node, op
 from ..core.operators import if_training
 from ..core.types import Shape, Size, TensorType, as_dtype, axis_letters, require_float
+from .creation import require_held
 from .window import check_images
 
 __all__ = ["bernoulli", "dropout", "dropout2d", "gumbel", "normal", "randint", "truncated_normal", "uniform"]
@@ -205,6 +206,7 @@ def randint(low: int, high: int, shape: Size | Shape, dtype: Any = "int64") -> N
     'int64'
     """
     _check(low < high, f"randint: low={low!r} and high={high!r}", "pass low below high")
+    require_held(as_dtype(dtype), low, high - 1)
     return _make("randint", shape, dtype, low, high)
 
 
