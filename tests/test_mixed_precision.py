@@ -268,8 +268,9 @@ def test_mistakes(monkeypatch):
         (lambda x: ht.arange(3, dtype="bfloat16"), [0, 1, 2]),
         (lambda x: ht.astype(x, "bfloat16"), [0, 1, 1.5]),
         (lambda x: ht.one_hot(ht.astype(x, "int64"), 2, "bfloat16"), [[1, 0], [0, 1], [0, 1]]),
+        (lambda x: ht.einsum("i->", ht.astype(x, "bfloat16")), 2.5),
     ],
-    ids=["full", "arange", "astype", "one_hot"],
+    ids=["full", "arange", "astype", "one_hot", "einsum"],
 )
 def test_numbers_are_made_inbfloat16(make, values):
     pytest.importorskip("ml_dtypes")

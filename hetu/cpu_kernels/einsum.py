@@ -20,8 +20,10 @@ from .recipes import kernel
 
 
 @kernel(_einsum)
-def einsum_bind(xp: ModuleType, out: Any, *operands: Any, equation: str) -> list[Call]:
+def einsum_bind(xp: ModuleType, out: Any, *operands: Any, equation: str) -> list[Call] | None:
     found = as_product(xp, out, operands, *terms_of(equation))
+    if found is None and out.dtype.isbuiltin != 1:  # NumPy's own function takes no dtype of others, such as bfloat16
+        return None
     if found is None:
         return [partial(np.einsum, equation, *operands, out=out, optimize=len(operands) > 2)]
     before, (a, b, y), after = found

@@ -39,6 +39,8 @@ SAMPLES = [
     Sample("linear", ht.linear, (real(5, 3), real(3, 2), real(2)), lambda x, w, b: x @ w + b),
     Sample("linear", ht.linear, (real(2, 5, 3), real(3, 2), real(2)), lambda x, w, b: x @ w + b, "batches"),
     Sample("outer", ht.outer, (real(3), real(4)), np.outer),
+    equation("summed", "ij->j", (3, 4)),
+    equation("turned", "ijk->kij", (2, 3, 4)),
     equation("matmul", "ij,jk->ik", (3, 4), (4, 2)),
     equation("batch", "bqhd,bkhd->bhqk", (2, 3, 2, 4), (2, 5, 2, 4)),
     equation("merged", "gtec,gtd->egcd", (2, 3, 2, 4), (2, 3, 5), fixed=True),
