@@ -5,15 +5,18 @@ from __future__ import annotations
 import warnings
 from contextlib import suppress
 from functools import partial
+from itertools import product
 
 import numpy as np
 import pytest
 
 import hetu as ht
 from hetu.core.errors import HetuError
+from hetu.core.graph import OPS
+from hetu.core.simplify import interpret
 
 from .at_once import compiled_at_once
-from .samples import SAMPLES
+from .samples import SAMPLES, Sample, real
 from .test_ops import as_tuple, each_sample
 
 NUMBERS = [(0.0, -0.0), (0.5,), (np.nan, 1.0, -0.5), (np.inf, 1.0, -0.5), (-np.inf, 0.5, 2.0)]
@@ -90,6 +93,40 @@ def test_special_numbers_go_through_all_passes_as_through_none(all_compiled, sam
         np.testing.assert_allclose(got, wanted, rtol=1e-3, atol=1e-5)
 
 
+EVERY = ["bool", "int8", "uint8", "int32", "int64", "uint64", "float16", "float32", "float64"]
+OF_TWO = "add subtract multiply floor_divide remainder maximum minimum equal not_equal less greater_equal".split()
+
+
+def pairs_of_dtypes(limits: dict[str, np.ndarray]) -> tuple[list, dict]:
+    """Functions of two numbers near the limits of each two dtypes, where they take them, and their feeds."""
+    nodes, feed = [], {}
+    for a, b in product(limits, limits):
+        x, y = ht.placeholder(f"{a} beside {b}", (8, 1), a), ht.placeholder(f"{b} above {a}", (8,), b)
+        for name in OF_TWO:
+            with suppress(HetuError):
+                nodes.append(OPS[name](x, y))
+                feed |= {x: limits[a][:, None], y: limits[b]}
+    return nodes, feed
+
+
+@pytest.mark.usefixtures("meaning")
+def test_two_dtypes_meet_in_one_however_they_are_computed():
+    """NumPy's own functions would take float64 for an int32 beside a float32, and compare integers exactly."""
+    limits = {"bool": np.array([True] * 8)}  # which divides
+    for d in EVERY[1:6]:
+        i = np.iinfo(d)
+        limits[d] = np.array([i.max, i.max - 1, 1, 3, i.max // 2 + 1, i.min + 1, i.max // 3, 7], d)
+    for d in EVERY[6:]:
+        numbers = np.array([2.0**31, 1.5, 3, 16_777_216, -128, 0.1, 65504, 2.0**63])
+        limits[d] = numbers.clip(max=np.finfo(d).max).astype(d)
+    nodes, feed = pairs_of_dtypes(limits)
+    assert len(nodes) > 800
+    with np.errstate(all="ignore"):
+        wanted = interpret(nodes, feed)
+    for node, got, right in zip(nodes, ht.Executor(nodes).run(feed), wanted, strict=True):
+        np.testing.assert_array_equal(got, right, err_msg=f"{node.op.name} of {[i.name for i in node.inputs]}")
+
+
 AVERAGED = ["float16", "float32", "float64", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))]
 
 
@@ -102,13 +139,20 @@ def test_means_and_norms_are_not_lost_in_a_sum_that_overflows(dtype):
     cases = [[most] * 3, [low] * 5, [most, low] * 4, [1] * 100_000, [most, most // 2, 0], [90, 110] * 40]
     for case in (np.array(c, dtype) for c in cases):
         x = ht.placeholder("x", case.shape, dtype)
-        found = ht.Executor([ht.mean(x), ht.var(x), ht.mean(x, 0, keepdims=True), ht.norm(x)]).run({x: case})
+        norms = [ht.norm(x, ord=ord) for ord in (2, 1, np.inf)]
+        ends = [ht.logsumexp(x), ht.max(ht.softmax(x))]
+        found = ht.Executor([ht.mean(x), ht.var(x), ht.mean(x, 0, keepdims=True), *norms, *ends]).run({x: case})
         exact = case.astype("longdouble")
+        powers = np.exp(exact - exact.max()).sum()
         wanted = (
             exact.mean(),
             ((exact - exact.mean()) ** 2).mean(),
             exact.mean(keepdims=True),
             np.sqrt((exact**2).sum()),
+            np.abs(exact).sum(),
+            np.abs(exact).max(),
+            exact.max() + np.log(powers),
+            1 / powers,
         )
         assert {v.dtype.name for v in found} == {dtype if "float" in dtype else "float32"}
         for got, want in zip(found, wanted):
@@ -116,3 +160,33 @@ def test_means_and_norms_are_not_lost_in_a_sum_that_overflows(dtype):
                 want = want.astype(got.dtype)
             near = {"rtol": 4 * np.finfo(got.dtype).eps, "atol": 1e-30 if "int64" not in dtype else 1e26}
             np.testing.assert_allclose(got, want, **near, err_msg=str(case[:3]))
+
+
+def _batch_norm(x, scale, bias):
+    return ht.batch_norm(
+        x, scale, bias, *(ht.variable(n, 0.0, (3,), x.dtype, trainable=False) for n in ("mean", "var"))
+    )
+
+
+SQUARED = [s for s in SAMPLES if s.op in ("layer_norm", "rms_norm", "group_norm", "avg_pool2d")]
+SQUARED.append(Sample("batch_norm", _batch_norm, (real(6, 3, 5), real(3), real(3)), np.add))
+
+
+@pytest.mark.usefixtures("meaning")
+@pytest.mark.parametrize("sample", SQUARED, ids=lambda s: s.id)
+def test_squares_and_sums_of_16_bits_do_not_overflow(sample):
+    """Of numbers up to 40,000; also in gradients."""
+    arrays = [(a * 20_000).astype("float16") for a in sample.arrays()]
+    both = []
+    for dtype in ("float16", "float64"):
+        xs = [ht.placeholder(f"x{k}", a.shape, dtype) for k, a in enumerate(arrays)]
+        y = as_tuple(sample.build(*xs))[0]
+        slopes = ht.gradients(y, xs, ht.constant(np.resize([0.5, -1.0, 1.5, 2.0], y.shape).astype(dtype)))
+        training = ht.optim.SGD(0.1).minimize(ht.sum(ht.variable("v", np.ones(1, "f"))))
+        executor = ht.Executor([y, *slopes, training])
+        both.append(executor.run(dict(zip(xs, (a.astype(dtype) for a in arrays))))[:-1])
+    for got, right in zip(*both, strict=True):
+        with np.errstate(over="ignore"):
+            wanted = right.astype("float16").astype("float64")
+        scale = np.abs(wanted[np.isfinite(wanted)]).max(initial=0)
+        np.testing.assert_allclose(got.astype("float64"), wanted, rtol=0.01, atol=0.01 * scale)

@@ -239,7 +239,7 @@ class Op(Generic[P, R]):
             made = self.bind_rule(xp, out, *arrays, **attrs, **more)
         if made is not None:
             return [made] if callable(made) else list(made)
-        if self.ufunc:
+        if self.ufunc and len({a.dtype for a in arrays} - {np.dtype(bool)}) < 2:  # else NumPy chooses another dtype
             return [ufunc_call(getattr(xp, self.ufunc), arrays, out)]
         if self.into_rule:
             return [partial(self.into_rule, xp, out, *arrays, **attrs)]

@@ -28,6 +28,7 @@ from .normalization import *
 from .pooling import *
 from .random import *
 from .reduction import *
+from .rounding import *
 from .routing import *
 from .scan import *
 from .shape import *

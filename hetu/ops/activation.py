@@ -16,9 +16,22 @@ from ..core.errors import ArgumentError, public
 from ..core.graph import Node
 from ..core.op import as_node, op
 from ..core.types import DEFAULT_FLOAT, numbers
-from .elementwise import exp, float_elementwise, float_function, floats, greater, less_equal, log, minimum, square, tanh
+from .elementwise import (
+    exp,
+    float_elementwise,
+    float_function,
+    floats,
+    greater,
+    less_equal,
+    log,
+    minimum,
+    rounded,
+    square,
+    tanh,
+    widened,
+)
 from .error_function import normal_distribution
-from .reduction import along_axis_dims, one_axis
+from .reduction import along_axis_dims, as_floats, one_axis
 from .reduction import max as maximum_along
 from .reduction import sum as sum_along
 
@@ -306,9 +319,9 @@ def softmax(xp: ModuleType, x: Any, *, axis: int = -1) -> Any:
     (x,) = floats(xp, x)
     if not x.size:  # nothing has no largest
         return x
-    y = xp.exp(x - xp.max(x, axis=axis, keepdims=True))
+    y = xp.exp(widened(xp, x, x) - xp.max(x, axis=axis, keepdims=True))
     y /= xp.sum(y, axis=axis, keepdims=True)
-    return y
+    return rounded(xp, y, x, None)
 
 
 softmax.normalize(one_axis)
@@ -324,6 +337,7 @@ def softmax_grad(g: Node, y: Node, x: Node, *, axis: int) -> Node:
 def softmax_parts(x: Node, *, axis: int) -> Node | None:
     if x.shape[axis] == 0:
         return None
+    x = as_floats(x)
     e = exp(x - maximum_along(x, axis=axis, keepdims=True))
     return e / sum_along(e, axis=axis, keepdims=True)
 
@@ -339,9 +353,9 @@ def log_softmax(xp: ModuleType, x: Any, *, axis: int = -1) -> Any:
     (x,) = floats(xp, x)
     if not x.size:
         return x
-    y = x - xp.max(x, axis=axis, keepdims=True)
+    y = widened(xp, x, x) - xp.max(x, axis=axis, keepdims=True)
     y -= xp.log(xp.sum(xp.exp(y), axis=axis, keepdims=True))
-    return y
+    return rounded(xp, y, x, None)
 
 
 log_softmax.normalize(one_axis)
@@ -352,5 +366,6 @@ log_softmax.grad(lambda g, y, x, *, axis: g - exp(y) * sum_along(g, axis=axis, k
 def log_softmax_parts(x: Node, *, axis: int) -> Node | None:
     if x.shape[axis] == 0:
         return None
+    x = as_floats(x)
     y = x - maximum_along(x, axis=axis, keepdims=True)
     return y - log(sum_along(exp(y), axis=axis, keepdims=True))

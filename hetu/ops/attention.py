@@ -28,6 +28,7 @@ from ..core.types import (
     same,
     show_shape,
 )
+from .elementwise import wide
 
 __all__ = ["scaled_dot_product_attention"]
 
@@ -77,11 +78,6 @@ def check_keys(queries: Shape, keys: Shape, axis: int) -> None:
     """ShapeError where there are queries, but no keys along `axis`."""
     if keys[axis] == 0 and 0 not in queries:
         raise ShapeError(f"no keys to attend to: {show_shape(keys)}", fix="pass one key at least, if only one of zeros")
-
-
-def wide(xp: ModuleType, dtype: Any) -> Any:
-    """The dtype for sums of many numbers of this one."""
-    return xp.float64 if dtype == xp.float64 else xp.float32
 
 
 def masked_scores(xp: ModuleType, q: Any, k: Any, masks: Sequence[Any], scale: float, causal: bool) -> tuple[Any, Any]:

@@ -2,7 +2,7 @@
 
 `batch_norm_train` and `batch_norm_dx` are operators because a few passes over whole channels beat their composition.
 Each also has the composition as its `decompose` rule, used where the batch is split. Images in 16 bits are normalized
-in the dtype of their scale.
+in float32, as their squares overflow.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from ..core.errors import ArgumentError, ShapeError, public
 from ..core.graph import OPS, Node
 from ..core.op import as_node, as_nodes, op
 from ..core.operators import cast_to, if_training, with_updates
-from ..core.types import TensorType, compatible, normalize_axis, product, promote, require_float, show_shape
-from .elementwise import widened
+from ..core.types import TensorType, compatible, is_float, normalize_axis, product, promote, require_float, show_shape
+from .elementwise import wide_type, widened
 from .reduction import mean
 
 __all__ = ["batch_norm"]
@@ -90,7 +90,7 @@ def batch_norm_train(
     var = xp.mean(centered * centered, axis=others)
     factor = scale / xp.sqrt(var + epsilon)
     y = centered * xp.reshape(factor, shape) + xp.reshape(bias, shape)
-    return xp.astype(y, x.dtype, copy=False), mean, var
+    return _as_types(xp, x, scale, y, mean, var)
 
 
 batch_norm_train.normalize(_batch_attrs)
@@ -98,12 +98,13 @@ batch_norm_train.normalize(_batch_attrs)
 
 @batch_norm_train.decompose
 def batch_norm_parts(x: Node, scale: Node, bias: Node, *, axis: int, epsilon: float) -> tuple[Node, Node, Node]:
-    others, wide = _others(x.ndim, axis), cast_to(x, promote(x.dtype, scale.dtype))
+    others, wide = _others(x.ndim, axis), cast_to(x, wide_type(x.dtype, scale.dtype))
     center = mean(wide, axis=others)
     centered = wide - lift(center, x, axis)
     var = mean(OPS["square"](centered), axis=others)
     y = centered * lift(scale * OPS["rsqrt"](var + epsilon), x, axis) + lift(bias, x, axis)
-    return cast_to(y, x.dtype), center, var
+    vector = gradient_type(x.tensor, scale.tensor).dtype
+    return cast_to(y, x.dtype), cast_to(center, vector), cast_to(var, vector)
 
 
 @batch_norm_train.grad
@@ -135,13 +136,19 @@ def batch_norm_dx(
     >>> ht.gradients(ht.sum(batch_norm_train(x, scale, bias)[0]), [x])[0].type.shape
     (8, 3)
     """
-    others, shape, wide = _others(x.ndim, axis), _along(x.ndim, axis), widened(xp, x, scale)
+    others, shape, (g, wide) = _others(x.ndim, axis), _along(x.ndim, axis), (widened(xp, a, scale) for a in (g, x))
     inverse = 1 / xp.sqrt(var + epsilon)
     normal = (wide - xp.reshape(mean, shape)) * xp.reshape(inverse, shape)
-    dscale, dbias = xp.sum(g * normal, axis=others, dtype=wide.dtype), xp.sum(g, axis=others, dtype=wide.dtype)
+    dscale, dbias = xp.sum(g * normal, axis=others), xp.sum(g, axis=others)
     count = max(1, math.prod(x.shape[i] for i in others))  # the mean of nothing is added to nothing
     centered = g - xp.reshape(dbias / count, shape) - normal * xp.reshape(dscale / count, shape)
-    return xp.astype(centered * xp.reshape(scale * inverse, shape), x.dtype, copy=False), dscale, dbias
+    return _as_types(xp, x, scale, centered * xp.reshape(scale * inverse, shape), dscale, dbias)
+
+
+def _as_types(xp: ModuleType, x: Any, scale: Any, images: Any, *vectors: Any) -> tuple[Any, ...]:
+    """Images in the dtype of `x`, and vectors in that of both."""
+    made = [(images, x.dtype), *((v, xp.result_type(x, scale)) for v in vectors)]
+    return tuple(xp.astype(a, dtype, copy=False) for a, dtype in made)
 
 
 batch_norm_dx.normalize(_batch_attrs)
@@ -151,14 +158,16 @@ batch_norm_dx.normalize(_batch_attrs)
 def batch_norm_dx_parts(
     g: Node, x: Node, scale: Node, center: Node, var: Node, *, axis: int, epsilon: float
 ) -> tuple[Node, Node, Node]:
-    others, kept, wide = _others(x.ndim, axis), x.dtype, promote(x.dtype, scale.dtype)
+    others, wide = _others(x.ndim, axis), wide_type(x.dtype, scale.dtype)
+    kept, vector = x.dtype, gradient_type(x.tensor, scale.tensor).dtype
     g, x = cast_to(g, wide), cast_to(x, wide)
     inverse = OPS["rsqrt"](var + epsilon)
     normal = (x - lift(center, x, axis)) * lift(inverse, x, axis)
     dscale, dbias = OPS["sum"](g * normal, axis=others), OPS["sum"](g, axis=others)
     count = product(x.shape[i] for i in others)
     along = lift(dbias / count, x, axis) + normal * lift(dscale / count, x, axis)
-    return cast_to((g - along) * lift(scale * inverse, x, axis), kept), dscale, dbias
+    dx = cast_to((g - along) * lift(scale * inverse, x, axis), kept)
+    return dx, cast_to(dscale, vector), cast_to(dbias, vector)
 
 
 @public
@@ -188,14 +197,15 @@ def batch_norm(
     if not 0 <= momentum <= 1:
         raise ArgumentError(f"batch_norm: momentum={momentum!r}", fix="pass the share of the new batch, 0 to 1")
     x, scale, bias = as_nodes((x, scale, bias))
+    scale, bias = (cast_to(v, wide_type(v.dtype)) if is_float(v.dtype) else v for v in (scale, bias))
     axis = normalize_axis(axis, x.ndim)
     y, center, var = batch_norm_train(x, scale, bias, axis=axis, epsilon=epsilon)
     count = OPS["astype"](as_node(product(x.shape[i] for i in _others(x.ndim, axis))), dtype="float64")
     unbiased = var * OPS["astype"](count / OPS["maximum"](count - 1, 1.0), dtype=var.dtype)
     updates = {
-        running_mean: running_mean * (1 - momentum) + center * momentum,
-        running_var: running_var * (1 - momentum) + unbiased * momentum,
+        running: cast_to(running * (1 - momentum) + batch * momentum, running.dtype)
+        for running, batch in ((running_mean, center), (running_var, unbiased))
     }
     factor = scale * OPS["rsqrt"](running_var + epsilon)
-    fixed = x * lift(factor, x, axis) + lift(bias - running_mean * factor, x, axis)
+    fixed = cast_to(x * lift(factor, x, axis) + lift(bias - running_mean * factor, x, axis), y.dtype)
     return if_training(with_updates(y, updates), fixed)

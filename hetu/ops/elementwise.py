@@ -7,8 +7,6 @@ and logic nothing else. Comparisons and logic give booleans and pass no gradient
 
 from __future__ import annotations
 
-import builtins
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import ModuleType
@@ -17,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..core.backend import common, dtype_in, dtype_of, to_dtype
-from ..core.errors import ArgumentError, DTypeError, ValueRangeError
+from ..core.errors import DTypeError, ValueRangeError
 from ..core.graph import Node
 from ..core.kernels import Call
 from ..core.leaf import filled, filling
@@ -25,9 +23,9 @@ from ..core.op import Decorator, Op, Role, op
 from ..core.types import DEFAULT_FLOAT, TensorType, as_dtype, broadcast_shapes, elementwise, is_float, numbers, promote
 
 __all__ = [
-    "abs", "ceil", "clip", "cos", "equal", "exp", "expm1", "floor", "isfinite", "isnan", "log", "log1p",
+    "abs", "ceil", "cos", "equal", "exp", "expm1", "floor", "isfinite", "isnan", "log", "log1p",
     "logical_and", "logical_not", "logical_or", "logical_xor", "maximum", "minimum", "not_equal", "reciprocal",
-    "round", "rsqrt", "sign", "sin", "sqrt", "square", "tanh", "where",
+    "rsqrt", "sign", "sin", "sqrt", "square", "tanh", "where",
 ]  # fmt: skip
 
 # -- what the operators here share -----------------------------------------------------------------------------
@@ -50,9 +48,20 @@ def floats(xp: ModuleType, *arrays: Any) -> Sequence[Any]:
     return alike if is_float(dtype_of(alike[0])) else [to_dtype(xp, a, DEFAULT_FLOAT) for a in alike]
 
 
+def wide(xp: ModuleType, dtype: Any) -> Any:
+    """The float in which squares and sums of floats of this dtype are computed, which would overflow 16 bits."""
+    return xp.float64 if dtype == xp.float64 else xp.float32
+
+
 def widened(xp: ModuleType, x: Any, other: Any) -> Any:
     """An array in the dtype in which it is computed beside `other`."""
-    return xp.astype(x, xp.result_type(x, other), copy=False)
+    return xp.astype(x, wide(xp, xp.result_type(x, other)), copy=False)
+
+
+def wide_type(*dtypes: np.dtype) -> np.dtype:
+    """That of floats together, as `wide` says."""
+    together: np.dtype = np.dtype(wide(np, promote(*dtypes)))
+    return together
 
 
 def rounded(xp: ModuleType, y: Any, x: Any, dtype: str | None) -> Any:
@@ -70,6 +79,11 @@ def stored_attrs(*_: TensorType, dtype: str | None, **attrs: Any) -> dict[str, A
     if dtype is not None and not is_float(as_dtype(dtype)):
         raise DTypeError(f"got dtype={dtype!r}, wanted one of floats", fix='leave it out, or use such as "float32"')
     return {**attrs, "dtype": dtype}
+
+
+def comparable(xp: ModuleType, a: Any, b: Any) -> Sequence[Any]:
+    """As `common`, but integers of two dtypes as they are, as no float may hold both."""
+    return (a, b) if {dtype_of(a).kind, dtype_of(b).kind} <= {"i", "u"} else common(xp, a, b)
 
 
 def truth_values(*types: TensorType, **_: Any) -> TensorType:
@@ -115,7 +129,7 @@ def binary(
     name: str, meaning: str, example: str, code: str, grad: Rule | None = None, infer: TypeRule = numbers, **rules: Any
 ) -> Op[[Any, Any], Node]:
     """The operator of a function of two arrays `a` and `b`."""
-    convert = floats if infer is float_elementwise else common
+    convert = floats if infer is float_elementwise else comparable if infer is predicate else common
 
     def forward(xp: ModuleType, a: Any, b: Any) -> Any:
         return getattr(xp, name)(*convert(xp, a, b))
@@ -283,53 +297,6 @@ def rsqrt(xp: ModuleType, x: Any) -> Any:
 
 
 rsqrt.grad(lambda g, y, x: g * (y * square(y)) * -0.5)
-
-
-@op(infer=numbers, dims="...->...", inplace={0: (0,)}, code="y = rint(x)", differentiable=False)
-def round(xp: ModuleType, x: Any) -> Any:
-    """The nearest integer, halves to the even one; no gradient passes.
-
-    >>> import hetu as ht
-    >>> ht.evaluate(round([0.5, 1.5, 2.4])).tolist()
-    [0.0, 2.0, 2.0]
-    """
-    return xp.round(x)
-
-
-round.into(lambda xp, out, x: xp.round(x, out=out))
-
-
-@op(infer=numbers, dims="...->...", inplace={0: (0,)}, code="y = x < min ? min : x > max ? max : x")
-def clip(xp: ModuleType, x: Any, *, min: float | None = None, max: float | None = None) -> Any:
-    """x limited to [min, max], numbers or None for no bound. The gradient passes where x lies within, bounds included.
-
-    >>> import hetu as ht
-    >>> ht.evaluate(clip([-2.0, 0.5, 3.0], min=0, max=1)).tolist()
-    [0.0, 0.5, 1.0]
-    """
-    return xp.clip(x, min, max)
-
-
-@clip.normalize
-def clip_normalize(x: TensorType, *, min: float | None, max: float | None) -> dict[str, Any]:
-    """No bound is the last number of the dtype, as is one beyond, so that kernels know one form."""
-    low, high = -math.inf if min is None else min, math.inf if max is None else max
-    if low != low or high != high:
-        raise ArgumentError(f"the bounds are {low} and {high}", fix="pass numbers, or None for no bound")
-    if x.dtype.kind in "iu":
-        if not builtins.all(math.isinf(bound) or bound == int(bound) for bound in (low, high)):
-            raise DTypeError(f"got {x} and a fractional bound", fix='convert with ht.astype(x, "float32")')
-        limits = np.iinfo(x.dtype)
-        low, high = (int(builtins.max(limits.min, builtins.min(limits.max, b))) for b in (low, high))
-    else:
-        low, high = float(low), float(high)
-    if low > high:
-        raise ArgumentError(f"min {low} lies above max {high}", fix="swap them")
-    return {"min": low, "max": high}
-
-
-clip.grad(lambda g, y, x, **_: g * equal(x, y))
-clip.into(lambda xp, out, x, *, min, max: xp.clip(x, min, max, out=out))
 
 
 # -- choice ------------------------------------------------------------------------------------------------------

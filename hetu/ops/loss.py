@@ -133,6 +133,7 @@ def cross_entropy_of_ids(
     2
     """
     logits = rounded(xp, logits, logits, dtype)
+    kept, logits = logits, widened(xp, logits, logits)
     top = xp.max(logits, axis=-1, keepdims=True)
     top = xp.where(xp.isfinite(top), top, xp.zeros_like(top))  # infinity minus infinity is NaN
     total = xp.squeeze(top, axis=-1) + xp.log(xp.sum(xp.exp(logits - top), axis=-1, dtype=logits.dtype))
@@ -142,7 +143,7 @@ def cross_entropy_of_ids(
         loss = loss + label_smoothing * (own - xp.mean(logits, axis=-1))
     if ignore_index is not None:
         loss = xp.where(labels == ignore_index, xp.zeros_like(loss), loss)
-    return loss, total
+    return rounded(xp, loss, kept, None), rounded(xp, total, kept, None)
 
 
 @cross_entropy_of_ids.check

@@ -1,13 +1,14 @@
 """Normalization of single samples: layer, RMS and group; batch norm is passed on from `batch_norm.py`.
 
 Layer and RMS norm and their gradients are operators because few passes in cache beat their composition; each also has
-the composition as its `decompose` rule. Activations in 16 bits beside vectors in float32 are computed in float32, and
+the composition as its `decompose` rule. Activations in 16 bits are computed in float32, as their squares overflow, and
 rounded where they are stored. Instance norm is group norm with one channel per group. Left out: spectral and weight
 norm.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
@@ -15,16 +16,16 @@ from ..core.errors import ShapeError, public
 from ..core.graph import OPS, Node
 from ..core.op import as_nodes, op
 from ..core.operators import cast_to
-from ..core.types import TensorType, product, promote, require_float
+from ..core.types import TensorType, is_float, product, require_float
 from .batch_norm import batch_norm, check_vectors, gradient_type, lift
-from .elementwise import rounded, stored, stored_attrs, widened
+from .elementwise import rounded, stored, stored_attrs, wide_type, widened
 from .reduction import mean
 
 __all__ = ["batch_norm", "group_norm", "layer_norm", "rms_norm"]
 
 
 def _wide_nodes(scale: Node, *activations: Node) -> tuple[Node, ...]:
-    return tuple(cast_to(x, promote(x.dtype, scale.dtype)) for x in activations)
+    return tuple(cast_to(x, wide_type(x.dtype, scale.dtype)) for x in activations)
 
 
 def _layer_type(x: TensorType, scale: TensorType, bias: TensorType, *, dtype: str | None, **_: Any) -> TensorType:
@@ -87,13 +88,18 @@ def layer_norm_dx(
     >>> ht.gradients(ht.sum(layer_norm(x, scale, bias)), [scale])[0].type.shape
     (3,)
     """
-    wide = widened(xp, x, scale)
+    g, wide = (widened(xp, a, scale) for a in (g, x))
     centered = wide - xp.mean(wide, axis=-1, keepdims=True)
     inverse = 1 / xp.sqrt(xp.mean(centered * centered, axis=-1, keepdims=True) + epsilon)
     normal, scaled, batch = centered * inverse, g * scale, tuple(range(x.ndim - 1))
     along = xp.mean(scaled, axis=-1, keepdims=True) + normal * xp.mean(scaled * normal, axis=-1, keepdims=True)
-    dscale, dbias = xp.sum(g * normal, axis=batch, dtype=wide.dtype), xp.sum(g, axis=batch, dtype=wide.dtype)
-    return rounded(xp, (scaled - along) * inverse, x, dtype), dscale, dbias
+    vectors = (xp.sum(v, axis=batch) for v in (g * normal, g))
+    return rounded(xp, (scaled - along) * inverse, x, dtype), *_narrowed(xp, vectors, x, scale)
+
+
+def _narrowed(xp: ModuleType, vectors: Iterable[Any], x: Any, scale: Any) -> tuple[Any, ...]:
+    """Gradients of vectors in the dtype of `gradient_type`."""
+    return tuple(xp.astype(v, xp.result_type(x, scale), copy=False) for v in vectors)
 
 
 layer_norm.grad(lambda g, y, x, scale, bias, *, epsilon, **_: layer_norm_dx(g, x, scale, epsilon=epsilon))
@@ -103,11 +109,13 @@ layer_norm.grad(lambda g, y, x, scale, bias, *, epsilon, **_: layer_norm_dx(g, x
 def layer_norm_dx_parts(
     g: Node, x: Node, scale: Node, *, epsilon: float, dtype: str | None = None
 ) -> tuple[Node, Node, Node]:
-    kept, (g, x) = stored(x.tensor, dtype).dtype, _wide_nodes(scale, g, x)
+    kept, vector = stored(x.tensor, dtype).dtype, gradient_type(x.tensor, scale.tensor).dtype
+    g, x = _wide_nodes(scale, g, x)
     (normal, inverse), scaled, batch = _normal_rows(x, epsilon), g * scale, tuple(range(x.ndim - 1))
     weighed = mean(scaled * normal, axis=-1, keepdims=True)
     dx = (scaled - mean(scaled, axis=-1, keepdims=True) - normal * weighed) * inverse
-    return cast_to(dx, kept), OPS["sum"](g * normal, axis=batch), OPS["sum"](g, axis=batch)
+    dscale, dbias = (cast_to(OPS["sum"](v, axis=batch), vector) for v in (g * normal, g))
+    return cast_to(dx, kept), dscale, dbias
 
 
 # -- root mean square ------------------------------------------------------------------------------------------
@@ -158,11 +166,12 @@ def rms_norm_dx(
     >>> ht.gradients(ht.sum(rms_norm(x, scale)), [scale])[0].type.shape
     (3,)
     """
-    wide = widened(xp, x, scale)
+    g, wide = (widened(xp, a, scale) for a in (g, x))
     inverse = 1 / xp.sqrt(xp.mean(wide * wide, axis=-1, keepdims=True) + epsilon)
     normal, scaled = wide * inverse, g * scale
     dx = (scaled - normal * xp.mean(scaled * normal, axis=-1, keepdims=True)) * inverse
-    return rounded(xp, dx, x, dtype), xp.sum(g * normal, axis=tuple(range(x.ndim - 1)), dtype=wide.dtype)
+    dscale = xp.sum(g * normal, axis=tuple(range(x.ndim - 1)))
+    return rounded(xp, dx, x, dtype), *_narrowed(xp, [dscale], x, scale)
 
 
 rms_norm.grad(lambda g, y, x, scale, *, epsilon, **_: rms_norm_dx(g, x, scale, epsilon=epsilon))
@@ -170,11 +179,12 @@ rms_norm.grad(lambda g, y, x, scale, *, epsilon, **_: rms_norm_dx(g, x, scale, e
 
 @rms_norm_dx.decompose
 def rms_norm_dx_parts(g: Node, x: Node, scale: Node, *, epsilon: float, dtype: str | None = None) -> tuple[Node, Node]:
-    kept, (g, x) = stored(x.tensor, dtype).dtype, _wide_nodes(scale, g, x)
+    kept, vector = stored(x.tensor, dtype).dtype, gradient_type(x.tensor, scale.tensor).dtype
+    g, x = _wide_nodes(scale, g, x)
     inverse = _inverse_rms(x, epsilon)
     normal, scaled = x * inverse, g * scale
     dx = (scaled - normal * mean(scaled * normal, axis=-1, keepdims=True)) * inverse
-    return cast_to(dx, kept), OPS["sum"](g * normal, axis=tuple(range(x.ndim - 1)))
+    return cast_to(dx, kept), cast_to(OPS["sum"](g * normal, axis=tuple(range(x.ndim - 1))), vector)
 
 
 for _norm in (layer_norm, layer_norm_dx, rms_norm, rms_norm_dx):
@@ -202,5 +212,6 @@ def group_norm(x: Any, scale: Any, bias: Any, *, groups: int, epsilon: float = 1
         raise ShapeError(f"group_norm: {channels} channels do not divide into {groups} groups", fix="change groups")
     check_vectors(channels, scale=scale.tensor, bias=bias.tensor)
     rows = OPS["reshape"](x, shape=(x.shape[0], groups, product(x.shape[1:]) // groups))
-    normal = OPS["reshape"](_normal_rows(rows, epsilon)[0], shape=x.shape)
-    return normal * lift(scale, x, 1) + lift(bias, x, 1)
+    (wide,) = _wide_nodes(scale, rows)
+    normal = OPS["reshape"](_normal_rows(wide, epsilon)[0], shape=x.shape)
+    return cast_to(normal * lift(scale, x, 1) + lift(bias, x, 1), x.dtype if is_float(x.dtype) else wide.dtype)

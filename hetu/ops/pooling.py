@@ -15,6 +15,7 @@ from ..core.errors import ArgumentError, ShapeError, public
 from ..core.graph import OPS, Node
 from ..core.op import Role, as_node, op
 from ..core.types import Dim, TensorType, compatible, show_shape
+from .elementwise import rounded, wide
 from .reduction import mean
 from .window import Pair, Sizes, Window, check_images, fold, pad_image, pair
 
@@ -173,12 +174,12 @@ def avg_pool2d(xp: ModuleType, x: Any, *, kernel: Any, stride: Any = None, paddi
     [[[[1.5]]]]
     """
     window = Window(kernel, stride, padding)
-    frame = pad_image(xp, x, window)
+    frame = xp.astype(pad_image(xp, x, window), wide(xp, x.dtype), copy=False)
     total = None
     for rows, columns in window.taps(window.positions(x.shape[2:])):
         part = frame[:, :, rows, columns]
         total = part if total is None else total + part
-    return total / (kernel[0] * kernel[1])
+    return rounded(xp, total / (kernel[0] * kernel[1]), x, None)
 
 
 avg_pool2d.normalize(_image_attrs)

@@ -297,6 +297,11 @@ all.normalize(reduction_axes)
 # -- compositions ----------------------------------------------------------------------------------------------
 
 
+def as_floats(x: Node) -> Node:
+    """Integers and booleans in the default float: differences of them wrap, as does the absolute value of the least."""
+    return x if is_float(x.dtype) else cast_to(x, DEFAULT_FLOAT)
+
+
 def _count(x: Node, axis: Axis) -> Size:
     return product(x.shape[i] for i in normalize_axes(axis, x.ndim))
 
@@ -353,34 +358,33 @@ def logsumexp(x: Any, axis: Axis = None, keepdims: bool = False) -> Node:
     >>> float(ht.evaluate(logsumexp([1000.0, -1000.0])))
     1000.0
     """
-    x = as_node(x)
+    given = as_node(x)
+    x = as_floats(_widened(given))
     top = OPS["stop_gradient"](max(x, axis=axis, keepdims=True))
     top = where(isfinite(top), top, 0)  # infinity minus infinity is NaN
     total = log(sum(exp(x - top), axis=axis, keepdims=True)) + top
-    return (
-        total if keepdims else OPS["reshape"](total, shape=reduced_shape(x.shape, normalize_axes(axis, x.ndim), False))
-    )
+    shape = reduced_shape(x.shape, normalize_axes(axis, x.ndim), keepdims)
+    return _narrowed(total if keepdims else OPS["reshape"](total, shape=shape), given)
 
 
 @public
 def norm(x: Any, axis: Axis = None, ord: float = 2, keepdims: bool = False) -> Node:
     """Length of the vectors along `axis` (all axes by default): `ord` is 1, 2 or infinity. Its slope at 0 is 0.
 
-    Squares are added as the mean adds numbers, so that those of 16-bit floats and of integers do not overflow.
+    It adds as the mean does, so that 16-bit floats and integers do not overflow; integers give float32.
 
     >>> import hetu as ht
     >>> float(ht.evaluate(norm([3.0, 4.0])))
     5.0
     """
     x = as_node(x)
+    wide = as_floats(_widened(x))
     if ord == 1:
-        return sum(absolute(x), axis=axis, keepdims=keepdims)
+        return _narrowed(sum(absolute(wide), axis=axis, keepdims=keepdims), x)
     if ord == math.inf:
-        return max(absolute(x), axis=axis, keepdims=keepdims)
+        return _narrowed(max(absolute(wide), axis=axis, keepdims=keepdims), x)
     if ord != 2:
         raise ArgumentError(f"norm: ord is {ord!r}", fix='use 1, 2 or float("inf")')
-    wide = _widened(x)
-    wide = wide if is_float(wide.dtype) else cast_to(wide, DEFAULT_FLOAT)
     total = sum(square(wide), axis=axis, keepdims=keepdims)
     zero = equal(total, 0)
     return _narrowed(where(zero, 0, sqrt(where(zero, 1, total))), x)

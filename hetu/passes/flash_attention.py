@@ -15,7 +15,8 @@ import numpy as np
 from ..core.graph import OPS
 from ..core.op import op
 from ..core.types import TensorType, same
-from ..ops.attention import check_keys, wide
+from ..ops.attention import check_keys
+from ..ops.elementwise import wide
 
 __all__ = ["flash_attention", "flash_attention_dx"]
 
