@@ -1,4 +1,4 @@
-"""What lies between convolutions follows them to images with their channels last, or stays; values and slopes are equal.
+"""What lies between convolutions follows them to images with their channels last, or stays; no number changes.
 
 All sizes are equal, so that an axis mistaken for another is no error but another number.
 """
