@@ -280,7 +280,7 @@ def interpolate(
     sizes: Pair = x.shape[2:]
     target = pair("size", size) if scale is None else tuple(h * s for h, s in zip(sizes, pair("scale", scale)))
     if method == "nearest":
-        if all(new % old == 0 for old, new in zip(sizes, target)):
+        if all(old and new % old == 0 for old, new in zip(sizes, target)):
             return repeat_pixels(x, times=tuple(new // old for old, new in zip(sizes, target)))
         made: Node = x
         for axis, old, new in zip((2, 3), sizes, target):

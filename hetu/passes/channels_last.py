@@ -134,7 +134,7 @@ def _pattern(terms: Terms) -> list[list[Any]]:
 
 def _stretched(x: Node, images: Node) -> Node:
     """What stretches to the shape of images, beside these with their channels last."""
-    if _is_vector(x, images):
+    if _is_vector(x, images) and x.shape != images.shape:
         return OPS["reshape"](x, shape=(images.shape[1],))
     return _last(x if x.ndim in (0, 4) else OPS["reshape"](x, shape=(1,) * (4 - x.ndim) + x.shape))
 
