@@ -60,9 +60,9 @@ def key(node: Node) -> Any:
     if node.role is Role.CONSTANT:
         value = node.attrs["value"]
         if value.size and value.strides == (0,) * value.ndim:
-            return "constant", value.dtype.name, value.shape, value.flat[0].tobytes()
+            return "constant", value.dtype, value.shape, value.flat[0].tobytes()
         if value.size <= FOLD_LIMIT:
-            return "constant", value.dtype.name, value.shape, value.tobytes()
+            return "constant", value.dtype, value.shape, value.tobytes()
         return node
     if node.role in (Role.PLACEHOLDER, Role.VARIABLE):
         return node

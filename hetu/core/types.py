@@ -199,6 +199,8 @@ def show_shape(shape: Shape) -> str:
 
 _SHORT = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "bool": "bool", "complex": "c"}
 DTYPES = {np.dtype(n).name: np.dtype(n) for n in "?bhilqBHILQefd"}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}  # NumPy puts a name together each time it is asked
+_KNOWN: dict[Any, np.dtype] = DTYPES | {key: d for d in _NAMES for key in (d, d.type)}
 
 
 def as_dtype(dtype: Any) -> np.dtype:
@@ -206,7 +208,7 @@ def as_dtype(dtype: Any) -> np.dtype:
     if dtype == "bfloat16":
         return bfloat16()
     try:
-        return DTYPES[np.dtype(dtype).name]
+        return _KNOWN[dtype] if dtype in _KNOWN else DTYPES[np.dtype(dtype).name]
     except (TypeError, KeyError):
         raise DTypeError(
             f"unknown dtype {dtype!r}", fix=f"use one of {', '.join(sorted(DTYPES))}, such as dtype='float32'"
@@ -262,7 +264,7 @@ class TensorType:
         return self.size * self.dtype.itemsize
 
     def __str__(self) -> str:
-        name = self.dtype.name
+        name = _NAMES.get(self.dtype) or self.dtype.name
         digits = name.lstrip("abcdefghijklmnopqrstuvwxyz")
         return f"{_SHORT[name.removesuffix(digits)]}{digits}[{', '.join(map(str, self.shape))}]"
 
@@ -278,7 +280,7 @@ def require_sizes(type_: NodeType) -> None:
     """ShapeError unless all sizes are whole numbers that are not negative, or not known yet."""
     for part in (type_,) if isinstance(type_, TensorType) else type_:
         for size in part.shape:
-            if not isinstance(size, Dim) and not (isinstance(size, int | np.integer) and size >= 0):
+            if type(size) is not Dim and not (isinstance(size, int | np.integer) and size >= 0):
                 raise ShapeError(f"{size!r} is no size of an axis", fix="pass a whole number that is not negative")
 
 
