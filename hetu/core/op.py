@@ -19,18 +19,7 @@ from .backend import Scratch
 from .errors import ArgumentError, HetuError, ShapeError, did_you_mean
 from .graph import OPS, Node, current_site
 from .kernels import Call, kernels_of
-from .types import (
-    DEFAULT_FLOAT,
-    Dim,
-    NodeType,
-    TensorType,
-    as_dtype,
-    has_dim,
-    is_float,
-    promote,
-    require_sizes,
-    show_type,
-)
+from .types import DEFAULT_FLOAT, Dim, NodeType, TensorType, as_dtype, is_float, promote, require_sizes, show_type
 
 F = TypeVar("F", bound=Callable[..., Any])
 P = ParamSpec("P")  # of a forward function, the module apart: inputs, then attributes
@@ -208,10 +197,11 @@ class Op(Generic[P, R]):
         """The node for canonical inputs; one node even for several outputs. Passes use this."""
         types = [node.type for node in inputs]
         try:
-            canonical = {name: _canonical(name, value) for name, value in attrs.items()}
+            if type(attrs) is not MappingProxyType:  # those of a node are canonical
+                attrs = MappingProxyType({name: _canonical(name, value) for name, value in attrs.items()})
             if self.normalize_rule:
-                canonical = self.normalize_rule(*types, **canonical)
-            type_ = self.infer(*types, **canonical)
+                attrs = MappingProxyType(self.normalize_rule(*types, **attrs))
+            type_ = self.infer(*types, **attrs)
             require_sizes(type_)
         except HetuError as error:
             if not error.message.startswith(self.name):
@@ -219,7 +209,7 @@ class Op(Generic[P, R]):
                 error.message = f"{self.name}({shown}): {error.message}"
             error.site = current_site()
             raise
-        return Node(self, inputs, MappingProxyType(canonical), type_)
+        return Node(self, inputs, attrs, type_)
 
     def infer(self, *types: NodeType, **attrs: Any) -> NodeType:
         """The type of the result; without a rule the forward function runs once on small arrays."""
@@ -368,9 +358,9 @@ _PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
 def infer_by_running(forward: Callable[..., Any], of: Sequence[NodeType], attrs: Mapping[str, Any]) -> NodeType:
     """Run the forward function on ones. Unknown sizes become primes and are found again in the result's shape."""
     types = _of_one_output(of)
-    dims = sorted({s for t in types for s in t.shape if has_dim(s)}, key=repr)
+    dims = sorted({s for t in types for s in t.shape if isinstance(s, Dim)}, key=repr)
     known = {s for t in types for s in t.shape if isinstance(s, int)}
-    primes = dict(zip(dims, (p for p in _PRIMES if p not in known)))
+    primes: dict[Any, int] = dict(zip(dims, (p for p in _PRIMES if p not in known)))
     arrays = [np.ones([primes.get(s, s) for s in t.shape], t.dtype) for t in types]
     try:
         result = forward(np, *arrays, **attrs)
