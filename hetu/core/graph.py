@@ -61,17 +61,20 @@ def tagged(**tags: Any) -> Iterator[None]:
         _tags.reset(token)
 
 
-@contextlib.contextmanager
-def origin_of(node: Node, **tags: Any) -> Iterator[None]:
+class origin_of:  # as a generator it would take three times as long
     """Nodes made inside count as written where `node` was, so that errors point at the user's line.
 
     They carry its tags and `tags` on top.
     """
-    token = _origin.set(Origin(node.site, MappingProxyType({**node.tags, **tags})) if tags else node)
-    try:
-        yield
-    finally:
-        _origin.reset(token)
+
+    def __init__(self, node: Node, **tags: Any) -> None:
+        self.origin = Origin(node.site, MappingProxyType({**node.tags, **tags})) if tags else node
+
+    def __enter__(self) -> None:
+        self.token = _origin.set(self.origin)
+
+    def __exit__(self, *_: object) -> None:
+        _origin.reset(self.token)
 
 
 def current_site() -> Site | None:
