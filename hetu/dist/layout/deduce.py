@@ -200,8 +200,9 @@ def _decide(
     wants: list[dict[AxisId, int]] = [{} for _ in given]
     outs: list[dict[AxisId, int]] = [{} for _ in range(count)]
     degrees: dict[str, int] = {}
+    lie = [None if g is None else g.axes() for g in at_hand]
     for axis, n in grid.degrees.items():
-        roles = [None if g is None else g.axes()[axis][0] for g in at_hand]
+        roles = [None if axes is None else axes[axis][0] for axes in lie]
         if n == 1 and all(role in (None, DUP) for role in roles):
             continue
         ratio = grid.ratio if axis == ACROSS else ()
