@@ -15,6 +15,8 @@ import pytest
 
 import hetu as ht
 
+from .pairs import in_turn
+
 BENCHMARKS = Path(__file__).parent.parent / "examples" / "benchmarks"
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(str(BENCHMARKS))
@@ -45,7 +47,11 @@ def test_halves_of_a_batch_on_two_threads_train_as_the_whole():
     np.testing.assert_allclose(halves, whole, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", rows.WORKLOADS)
+TRAINING = [name for name, row in rows.WORKLOADS.items() if row.trains]
+INFERENCE = [name for name in rows.WORKLOADS if name not in TRAINING]
+
+
+@pytest.mark.parametrize("name", [*TRAINING, *in_turn(3, INFERENCE)])
 def test_a_row_makes_a_step_at_a_small_size(name):
     workload = rows.WORKLOADS[name].shrunk()
     with ht.scope(name):
