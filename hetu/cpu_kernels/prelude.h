@@ -154,8 +154,12 @@ static inline float pow_float(float x, float y) {
     return ((from.bits & counts) ^ 0x3f800000) & all ? made.number : 1.0f;
 }
 
+// Of five neighbors the one at `word`, by bits, which takes less than to gather it from a table.
+#define NEXT(k, a, b) (((a) ^ (b)) & -(unsigned)(word > (k)))
+#define AT(a, b, c, d, e) ((a) ^ NEXT(0, a, b) ^ NEXT(1, b, c) ^ NEXT(2, c, d) ^ NEXT(3, d, e))
+
 // The bits of 2 / pi behind 32 zeros.
-static const unsigned two_by_pi[] = {0, 0xa2f9836e, 0x4e441529, 0xfc2757d1, 0xf534ddc0, 0xdb629599, 0x3c439041, 0xfe5163ab};
+enum { P1 = 0xa2f9836e, P2 = 0x4e441529, P3 = 0xfc2757d1, P4 = 0xf534ddc0, P5 = 0xdb629599, P6 = 0x3c439041, P7 = 0xfe5163ab };
 
 // sin(|x| + n pi / 2) for finite x. With |x| = m 2^e, the bits of 2 / pi before the 96 that are read here make multiples of
 // 2 pi of it (M. Payne and R. Hanek, 1983): what remains is `turns` of 2 pi, in 64 bits, and in doubles what of them lies
@@ -165,7 +169,8 @@ static inline float sine(float x, unsigned n) {
     const int e = (int)(from.bits >> 23) - 127;
     const int bit = e > -2 ? e + 7 : 5, word = bit >> 5, shift = bit & 31;
     const unsigned m = (from.bits & 0x7fffff) | 0x800000;
-    const unsigned a = two_by_pi[word], b = two_by_pi[word + 1], c = two_by_pi[word + 2], d = two_by_pi[word + 3];
+    const unsigned a = AT(0, P1, P2, P3, P4), b = AT(P1, P2, P3, P4, P5);
+    const unsigned c = AT(P2, P3, P4, P5, P6), d = AT(P3, P4, P5, P6, P7);
     const unsigned high = a << shift | b >> 1 >> (31 - shift), middle = b << shift | c >> 1 >> (31 - shift);
     const unsigned low = c << shift | d >> 1 >> (31 - shift);
     const unsigned long long turns = ((unsigned long long)(m * high) << 32) + (unsigned long long)m * middle + ((unsigned long long)m * low >> 32);
