@@ -24,6 +24,22 @@ def strangers_maximum(xp, x, *, axis: int):
     return np.maximum.accumulate(x, axis=axis)
 
 
+@ht.op(dims="nch!w!->", infer=lambda x: ht.core.types.TensorType((), x.dtype), differentiable=False)
+def strangers_steepness(xp, x):
+    return xp.sum(xp.abs(x[:, :, 1:] - x[:, :, :-1]))
+
+
+@ht.op(dims="a!b!c!d!->a!b!c!d!", infer=lambda x: x, differentiable=False)
+def strangers_count(xp, x):
+    return x + xp.reshape(xp.arange(x.size, dtype=x.dtype), x.shape)
+
+
+@ht.op(dims=lambda x, *, factors: "abcd->abcd", infer=lambda x, *, factors: x)
+def strangers_polynomial(xp, x, *, factors: tuple[float, ...]):
+    return sum(factor * x**k for k, factor in enumerate(factors))
+
+
+strangers_polynomial.grad(lambda g, out, x, *, factors: g * factors[1])  # any, too
 strangers_maximum.grad(lambda g, out, x, *, axis: g * ht.exp(out))  # any, as only its layout counts
 
 FOLLOW = {
@@ -44,6 +60,7 @@ FOLLOW = {
     "chosen": lambda y: ht.where(ht.constant(VECTOR[:, None, None] > 0), y, ht.exp(y)),
     "stretched": lambda y: ht.broadcast_to(ht.sum(y, axis=2, keepdims=True), IMAGES) - y,
     "a stranger's": lambda y: strangers_maximum(y, axis=1),
+    "four numbers that are no axes": lambda y: strangers_polynomial(y, factors=(1.0, 2.0, 0.0, 0.1)),
 }
 STAY = {
     "smaller": lambda y: ht.interpolate(y, 5),  # whose slopes are those of rows
@@ -58,6 +75,13 @@ STAY = {
     "one pixel of one image": lambda y: (
         ht.relu(ht.conv2d(y[:1, :, :1, :1], ht.constant(np.ones((16, 16, 1, 1))))) * 2.0
     ),
+    "rolled as one row": lambda y: ht.roll(y, shift=3),
+    "a new axis": lambda y: ht.sum(ht.expand_dims(y, 4) * ht.constant(VECTOR), axis=4),
+    "more than images": lambda y: ht.sum(y * ht.constant(np.ones((2, 1, 1, 1, 1))), axis=0),
+    "an axis of a larger table": lambda y: ht.sum(
+        ht.take(ht.constant(np.ones((1, 1, 1, 1, 16))), ht.astype(y[:1, :, :1] > 0, "int64"), axis=4) + ht.max(y)
+    ),
+    "axes that are where they always are": lambda y: y + strangers_steepness(y) + ht.stop_gradient(strangers_count(y)),
     "less than images": lambda y: ht.max(y, axis=1) + ht.sum(y, axis=(0, 2)) + ht.mean(y),
 }
 

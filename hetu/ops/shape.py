@@ -13,6 +13,7 @@ in a term, one item per axis, without spaces:
     1       an axis of size 1, which has no factor
     ...     any number of axes, aligned at the last as in broadcasting
 A letter that stands on the right only is a new axis of repeated or made values: any slice of it can be computed.
+Where axes are marked that attributes choose, the attribute `axis` names them, or a tuple has an entry for each axis.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ takes a quarter of its time. Left out: convolutions of few channels, whose runs 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import chain
 from typing import Any
 
@@ -85,17 +86,28 @@ def _followed(node: Node, inputs: tuple[Node, ...]) -> Node | None:
     """The same operator on images with their channels last, if what it declares of its axes remains the same."""
     text = _declared(node)
     if set(re.split(",|->", text)) == {"..."}:
-        turned = tuple(_stretched(i, node) for i in inputs)
-        return _first(node.op.make(turned, node.attrs)) if node.ndim == 4 else None
+        return _first(node.op.make(tuple(_stretched(i, node) for i in inputs), node.attrs)) if node.ndim == 4 else None
     if not re.fullmatch(r"[\w!@,]*->[\w!@]*", text) or "stream" in node.attrs:  # numbers are drawn by place
         return None
     turned = tuple(_last(i) if i.ndim == 4 else i for i in inputs)
-    try:
-        made = node.op.make(turned, {key: _moved(key, value) for key, value in node.attrs.items()})
-    except HetuError:  # as of a convolution, whose channels are where it says
-        return None
-    axes = _back(_terms(text), _terms(_declared(made)))
-    return None if axes is None else _permuted(made, axes)
+    for attrs in _attributes(node, _terms(text)):
+        with suppress(HetuError):  # as of a convolution, whose channels are where it says
+            made = node.op.make(turned, attrs)
+            axes = _back(_terms(text), _terms(_declared(made)))
+            if axes is not None:
+                return _permuted(made, axes)
+    return None
+
+
+def _attributes(node: Node, terms: Terms) -> list[Mapping[str, Any]]:
+    """Those to try: as they are where all axes of images are alike to the operator, and as they name axes elsewhere.
+
+    An axis is marked in `dims` that is unlike others; so one that no attribute has named is where it always is.
+    """
+    moved = {key: _moved(key, value) for key, value in node.attrs.items()}
+    alike = not any(len(axis) > 1 for term in terms if len(term) == 4 for axis in term)
+    names = callable(node.op.dims) and moved != node.attrs
+    return [*([node.attrs] if alike else []), *([moved] if names else [])]
 
 
 def _declared(node: Node) -> str:
@@ -110,7 +122,8 @@ def _terms(text: str) -> Terms:
 def _moved(key: str, value: Any) -> Any:
     """An attribute that names axes of images, or has an entry for each, for those with their channels last."""
     if key == "axis" and value is not None:
-        return tuple(MOVED[a] for a in value) if isinstance(value, tuple) else MOVED[value]
+        turned = dict(enumerate(MOVED))  # others may have more axes
+        return tuple(turned.get(a, a) for a in value) if isinstance(value, tuple) else turned.get(value, value)
     return tuple(value[a] for a in MOVED) if isinstance(value, tuple) and len(value) == 4 else value
 
 
@@ -127,9 +140,9 @@ def _back(before: Terms, after: Terms) -> Sequence[int] | None:
 
 
 def _pattern(terms: Terms) -> list[list[Any]]:
-    """The axes numbered as they are met, so that names do not count; one of size 1 has no name."""
+    """The axes numbered as they are met, so that names do not count, and their marks; one of size 1 has no name."""
     axes = [*chain(*terms)]
-    return [[axis if axis == "1" else axes.index(axis) for axis in term] for term in terms]
+    return [[axis if axis == "1" else (axes.index(axis), axis[1:]) for axis in term] for term in terms]
 
 
 def _stretched(x: Node, images: Node) -> Node:
