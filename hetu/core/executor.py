@@ -156,7 +156,7 @@ class Executor:
         """The program for this feed, which lies in its buffers."""
         values = sub.match(feed or {})
         program = self.compiled(sub, values, self.donate)
-        self.placement.compare(self.state, program, values)
+        self.placement.compare(self.state, sub.name, values)
         if self.placement.ahead and ahead is not None:
             coming = sub.match(ahead)
             self.placement.expect(self.compiled(sub, coming, self.donate), coming)

@@ -58,11 +58,11 @@ class Placement(Protocol):
     def start(self, state: State, asked: Mapping[str, Any]) -> None:
         """The variables have been made; `asked` is what the executor was asked for, by name."""
 
-    def compare(self, state: State, program: Program, fed: Mapping[str, np.ndarray]) -> None:
-        """A step of this program begins with these feeds, before which a user may have given variables values."""
+    def compare(self, state: State, name: str, fed: Mapping[str, np.ndarray]) -> None:
+        """A step of this sub-graph begins with these feeds, before which a user may have given variables values."""
 
-    def sizes(self, sizes: Mapping[Atom, int], training: bool, fed: Mapping[str, Any]) -> Mapping[Atom, int]:
-        """The sizes that a graph is specialized for, given those of what is `fed`."""
+    def sizes(self, sizes: Mapping[Atom, int], name: str, training: bool, fed: Mapping[str, Any]) -> Mapping[Atom, int]:
+        """The sizes that the sub-graph `name` is specialized for, given those of what is `fed`."""
 
     def cut(self, fetches: Sequence[Node], updates: Mapping[Node, Node]) -> Local:
         """This process's part of a graph whose sizes are known."""
@@ -106,10 +106,10 @@ class Alone:
         if self.comm is not None:
             self.comm.compile_alike()
 
-    def compare(self, state: State, program: Program, fed: Mapping[str, np.ndarray]) -> None:
+    def compare(self, state: State, name: str, fed: Mapping[str, np.ndarray]) -> None:
         pass
 
-    def sizes(self, sizes: Mapping[Atom, int], training: bool, fed: Mapping[str, Any]) -> Mapping[Atom, int]:
+    def sizes(self, sizes: Mapping[Atom, int], name: str, training: bool, fed: Mapping[str, Any]) -> Mapping[Atom, int]:
         return sizes
 
     def cut(self, fetches: Sequence[Node], updates: Mapping[Node, Node]) -> Local:

@@ -78,7 +78,7 @@ class SubGraph:
             if isinstance(self.placeholders[name].shape[axis], Dim)
         }
         placement = placement or Alone()
-        sizes = placement.sizes(sizes, bool(self.updates), fed or {})
+        sizes = placement.sizes(sizes, self.name, bool(self.updates), fed or {})
         outputs = applied(placement.passes, specialize(self.written.outputs, sizes), explain)
         local = placement.cut(outputs[: len(self.fetches)], dict(zip(self.updates, outputs[len(self.fetches) :])))
         outputs, count = (*local.fetches, *local.tokens, *local.updates.values()), len(local.fetches + local.tokens)

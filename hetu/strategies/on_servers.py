@@ -182,19 +182,19 @@ class OnServers(OnRanks):
                 name, part = program.parts.get(ids, (ids, ...))
                 rows.append((node.attrs["parameter"], values[name][part]))
 
-    def sizes(self, sizes: Mapping[Atom, int], training: bool, fed: Mapping[str, Any]) -> Mapping[Atom, int]:
+    def sizes(self, sizes: Mapping[Atom, int], name: str, training: bool, fed: Mapping[str, Any]) -> Mapping[Atom, int]:
         """The sizes of this rank's part of the feeds if the ranks are apart; evaluation is not split."""
-        found = dict(super().sizes(sizes, training, fed))
+        found = dict(super().sizes(sizes, name, training, fed))
         if training and self.strategy.apart and not self.fed:
             self._compare_fed(fed)
-        for (name, axis), size in found.items() if training and self.strategy.apart else ():
-            if name in self.batches and axis == 0:
+        for (feed, axis), size in found.items() if training and self.strategy.apart else ():
+            if feed in self.batches and axis == 0:
                 if size % self.world_size:
                     raise ShapeError(
-                        f"a batch of {size} in {name!r} does not divide among {self.world_size} workers",
+                        f"a batch of {size} in {feed!r} does not divide among {self.world_size} workers",
                         fix="feed batches of a multiple of the workers (drop_last=True)",
                     )
-                found[name, axis] = size // self.world_size
+                found[feed, axis] = size // self.world_size
         return found
 
     def _compare_fed(self, fed: Mapping[str, Any]) -> None:

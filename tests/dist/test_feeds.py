@@ -192,6 +192,21 @@ def test_a_rank_may_look_alone_at_what_talks_to_nobody():
     run_ranks(2, act)
 
 
+def test_a_rank_may_look_alone_though_another_sub_graph_is_fed_alike_and_talks():
+    asked = []
+
+    def act(comm):
+        x, w, v = ht.placeholder("x", (2, 3)), *(ht.variable(name, np.ones((4, 4))) for name in "wv")
+        entries = {"look": [x * ht.sum(w)], "meet": [x * ht.sum(v)]}
+        ex = ht.Executor(entries, strategy=TensorParallel({"v": 1}), comm=comm)
+        for name in (*entries, *["look"] * comm.rank, *entries):
+            ex.run(name, {x: np.ones((2, 3))})
+        asked.append(ex.placement.shared)
+
+    run_ranks(2, act)
+    assert asked == [{("meet", (2, 3))}] * 2
+
+
 def test_equal_numbers_of_another_dtype_are_fed_alike():
     def act(comm):
         ex = ht.Executor(MODELS["mlp"]()[0], strategy=DataParallel(), comm=comm)

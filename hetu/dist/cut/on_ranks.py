@@ -44,7 +44,7 @@ from .partition import partition
 from .strategy import Builder, Strategy
 
 T = TypeVar("T")
-StepKey = tuple[Any, ...]  # what tells a rank's steps apart: shapes that are fed, fetched values, and what is updated
+StepKey = tuple[Any, ...]  # what tells the programs of a rank apart: a sub-graph, and the shapes that it is fed
 LastPass = Callable[[Sequence[Node], Mapping[Node, Node]], tuple[tuple[Node, ...], Mapping[Node, Node]]]
 
 
@@ -64,8 +64,8 @@ def spread(placement: Placement) -> OnRanks:
     return placement
 
 
-def shapes_of(fed: Mapping[str, np.ndarray]) -> StepKey:
-    return tuple(value.shape for value in fed.values())
+def _key(name: str, fed: Mapping[str, np.ndarray]) -> StepKey:
+    return name, *(value.shape for value in fed.values())
 
 
 def _as_it_is(fetches: Sequence[Node], updates: Mapping[Node, Node]) -> tuple[tuple[Node, ...], Mapping[Node, Node]]:
@@ -86,7 +86,7 @@ class OnRanks:
         self.strategy, self.comm, self.outputs = strategy, comm, tuple(outputs)
         self.fitted: LastPass = _as_it_is
         self.compared = dict[str, Any]()
-        self.given: StepKey = ()  # the shapes of what the last graph is fed that was made
+        self.given: StepKey = ()  # of the last program that was made
         self.shared = set[StepKey]()  # all ranks take part; one that looks at what talks to nobody may be alone
 
     def __str__(self) -> str:
@@ -157,7 +157,7 @@ class OnRanks:
         compare_given(unlike, given | {"strategy": json.dumps(strategy.data())})  # nothing is left out
         compare_graphs(unlike, graph)
 
-    def compare(self, state: State, program: Program, fed: Mapping[str, np.ndarray]) -> None:
+    def compare(self, state: State, name: str, fed: Mapping[str, np.ndarray]) -> None:
         """GraphError on all ranks if they have other values where they keep the same, of those that users gave them.
 
         What they are fed is compared beside the steps; see `comm/fed.py`.
@@ -169,9 +169,8 @@ class OnRanks:
                     fix="make, assign or load the same on all ranks; random numbers of NumPy need one seed",
                 )
             self.compared = state.unseen
-        step = shapes_of(fed), len(program.fetches), *(v.name for v in program.updates)
-        if self.comm.world_size > 1 and step in self.shared:
-            self.comm.compare_feeds([alike.note(fed[name]) for name, alike in self.fed_alike if name in fed])
+        if self.comm.world_size > 1 and _key(name, fed) in self.shared:
+            self.comm.compare_feeds([alike.note(fed[feed]) for feed, alike in self.fed_alike if feed in fed])
 
     def compare_values(self, state: State) -> str | None:
         """Which variable differs between ranks that keep the same part of it, in words.
@@ -192,13 +191,13 @@ class OnRanks:
     def expect(self, program: Program, values: Mapping[str, np.ndarray]) -> None:
         """Nothing is fetched ahead."""
 
-    def sizes(self, sizes: Mapping[Atom, int], training: bool, fed: Mapping[str, Any]) -> Mapping[Atom, int]:
+    def sizes(self, sizes: Mapping[Atom, int], name: str, training: bool, fed: Mapping[str, Any]) -> Mapping[Atom, int]:
         """The sizes that a graph is made for, from those that are fed. FeedError on all ranks if it is not fed alike.
 
         Only the first step of these shapes compares what is fed: it costs a look at every number.
         """
-        placeholders = [node for name, node in self.placeholders.items() if name in fed]
-        self.given = shapes_of(fed)
+        placeholders = [node for feed, node in self.placeholders.items() if feed in fed]
+        self.given = _key(name, fed)
         if differs := compare_feeds(self.comm, self.strategy, placeholders, fed):
             raise FeedError(f"the ranks are fed differently: {differs}", fix=FIX)
         return self.strategy.sizes(sizes, training)
@@ -217,7 +216,7 @@ class OnRanks:
         """This rank's part as it will run, once it is known to fit those of the others."""
         fetches, updates = self.fitted(fetches, updates)
         if compare_calls(self.comm, (*fetches, *updates.values()), bool(updates)):
-            self.shared.add((self.given, len(fetches), *(v.name for v in updates)))
+            self.shared.add(self.given)
         return fetches, updates
 
     def agree(self, values: Mapping[str, float]) -> Mapping[str, float]:
