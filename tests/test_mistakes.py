@@ -375,6 +375,11 @@ def counting_integers_by_halves():
     ht.arange(0, 5, 0.5, "int32")
 
 
+@mistake(ValueError, "by 0.5 with a size that is not known yet", "ht.arange(n) * 0.5")
+def counting_to_an_open_size_by_halves():
+    ht.arange(0, x(None).shape[0], 0.5)
+
+
 @mistake(ValueError, "uint8 does not hold 299", 'another dtype, such as "float32"')
 def drawing_beyond_the_dtype():
     ht.randint(0, 300, (3,), dtype="uint8")

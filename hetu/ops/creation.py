@@ -68,6 +68,11 @@ def full_like(x: Any, fill_value: float) -> Node:
 
 def _arange_type(*, start: Any, stop: Any, step: Any, dtype: str) -> TensorType:
     if any(isinstance(v, Dim) for v in (start, stop, step)):
+        if not all(isinstance(v, int | Dim) for v in (start, stop, step)):
+            raise ArgumentError(
+                f"from {start} to {stop} by {step} with a size that is not known yet",
+                fix="count in whole numbers and multiply, such as ht.arange(n) * 0.5",
+            )
         count = stop - start if step == 1 else (stop - start + (step - 1)) // step
     else:
         steps = (stop - start) / step
