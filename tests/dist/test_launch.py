@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -476,6 +477,7 @@ def test_who_does_nothing_when_others_have_ended_is_named_and_who_works_is_not(t
 
 def test_a_stopped_rank_ends_the_job_though_nobody_waits_for_it(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setattr(arrival, "ask", partial(arrival.ask, seconds=0.2))  # which none answers
     script = tmp_path / "train.py"
     script.write_text(
         "import os, signal\nfrom hetu.dist.comm.guard import own_rank\n"
@@ -505,6 +507,7 @@ def test_a_rank_that_is_late_ends_the_job(tmp_path, monkeypatch, capfd):
 
 LATE = """
 import os, time
+from functools import partial
 from pathlib import Path
 from hetu.dist import world
 from hetu.dist.comm.guard import own_rank
