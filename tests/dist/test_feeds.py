@@ -11,7 +11,9 @@ import pytest
 import hetu as ht
 from hetu.core.errors import ArgumentError, DataError, FeedError, ShapeError
 from hetu.data import ArrayDataset, DataLoader
-from hetu.dist import DataParallel, Mesh, Parallel, Strategy, TensorParallel, ZeRO, run_ranks, world
+from hetu.dist import DataParallel, Mesh, Parallel, SerialComm, Strategy, TensorParallel, ZeRO, run_ranks, world
+from hetu.dist.comm.agreement import STEPS
+from hetu.dist.comm.fed import FedAlike
 
 from .. import pairs
 from .models import MODELS, communication
@@ -174,6 +176,16 @@ def test_ranks_that_begin_alike_and_are_fed_differently_later(name):
     with pytest.raises(FeedError, match=f"the ranks are fed differently: {said}") as caught:
         run_ranks(ranks, act)
     assert "local_feeds=True and DataLoader(shard=True)" in caught.value.fix
+
+
+def test_what_was_fed_long_ago_is_told_to_nobody():
+    """Whoever asks a rank for its state gets all of it."""
+    comm = SerialComm()
+    alike = FedAlike(comm, "'x'", (0,), np.dtype("float32"))
+    for _ in range(1000):
+        alike.note(np.ones(3, "float32"))
+    entries = comm.recorder.state().entries
+    assert 3 * STEPS < len(entries) < 100 and entries[-1].number == 1000
 
 
 def test_a_rank_may_look_alone_at_what_talks_to_nobody():

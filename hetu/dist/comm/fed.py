@@ -18,6 +18,7 @@ from ...core.errors import FeedError
 from .recorder import Entry, Ranks, Raw, mixed, named
 
 SAMPLE = 16  # numbers, or up to twice as many
+KEPT = 64  # batches of each feed: as many as comparisons that are under way may be of
 FED = "fed: "  # begins the series of feeds in the recorder
 WeighedFeed = tuple[int, Raw]
 FIX = (
@@ -33,7 +34,8 @@ class FedAlike:
     """
 
     def __init__(self, comm: Any, title: str, places: Sequence[int], dtype: np.dtype | None) -> None:
-        self.ring, self.dtype = comm.recorder.ring(tuple(comm.ranks[place] for place in places), FED + title), dtype
+        group = tuple(comm.ranks[place] for place in places)
+        self.ring, self.dtype = comm.recorder.ring(group, FED + title, KEPT), dtype
         mine = places.index(comm.rank)
         self.weight = mixed((title, places[mine - 1])) - mixed((title, places[mine]))
 

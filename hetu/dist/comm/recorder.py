@@ -98,8 +98,8 @@ class RankState(NamedTuple):
 class LastCalls(deque[Raw]):
     """The last entries of one series of a group, and how many there have been."""
 
-    def __init__(self, group: Ranks, series: str) -> None:
-        super().__init__(maxlen=KEPT)
+    def __init__(self, group: Ranks, series: str, kept: int) -> None:
+        super().__init__(maxlen=kept)
         self.group, self.series, self.made = group, series, 0
 
     def add(self, what: str, x: np.ndarray, size: int, line: CallLine) -> Raw:
@@ -120,11 +120,11 @@ class Recorder:
         self.ended = ""
         self.site: Site | str | None = None
 
-    def ring(self, group: Ranks, series: str = "") -> LastCalls:
-        """The calls of a group, or the messages from one rank to another."""
+    def ring(self, group: Ranks, series: str = "", kept: int = KEPT) -> LastCalls:
+        """The calls of a group, the messages from one rank to another, or what is fed."""
         found = self.rings.get((group, series))
         if found is None:
-            found = self.rings[group, series] = LastCalls(group, series)
+            found = self.rings[group, series] = LastCalls(group, series, kept)
         return found
 
     def note(self, group: Ranks, what: str, x: np.ndarray, line: CallLine = None, series: str = "") -> Raw:
