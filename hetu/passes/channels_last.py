@@ -100,9 +100,9 @@ def _followed(node: Node, inputs: tuple[Node, ...]) -> Node | None:
 
 
 def _attributes(node: Node, terms: Terms) -> list[Mapping[str, Any]]:
-    """Those to try: as they are where all axes of images are alike to the operator, and as they name axes elsewhere.
+    """Attributes to try: as they are, if no axis of images is marked, and with the axes that they name moved.
 
-    An axis is marked in `dims` that is unlike others; so one that no attribute has named is where it always is.
+    A marked axis is unlike the others. If no attribute names it, it stays where the operator looks for it.
     """
     moved = {key: _moved(key, value) for key, value in node.attrs.items()}
     alike = not any(len(axis) > 1 for term in terms if len(term) == 4 for axis in term)
