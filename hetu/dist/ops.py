@@ -102,6 +102,7 @@ def _bind(
     comm: Comm,
     shape: Shape | None = None,
     hosts: Hosts = (),
+    order: int | None = None,
     **_: Any,
 ) -> list[Callable[[], Any]]:
     way = plan(src, dst, _whole_shape(x[0].shape, src) if shape is None else shape).over(hosts)
@@ -113,7 +114,8 @@ def _bind(
         calls.append(partial(np.copyto, packed, given))
         given = packed
     # Groups are made here and not in the first step, in which ranks may come to theirs in other orders.
-    return [*calls, *way.bind(comm, given, target)]
+    # What is written by hand a rank binds alone when it is fed a new size.
+    return [*calls, *way.bind(comm, given, target, together=order is not None)]
 
 
 def whole_reduction(way: Redistribution, rank: int) -> Collective | None:

@@ -12,7 +12,7 @@ import sys
 import numpy as np
 
 import hetu as ht
-from hetu.dist import all_reduce, world
+from hetu.dist import all_gather, all_reduce, world
 from hetu.dist.comm.comm import CollectiveCall
 
 CULPRIT = 1
@@ -155,6 +155,15 @@ def looped(comm, more: int) -> None:
     ex = ht.Executor(reductions([0, 1, 2] if comm.rank == 0 else [1, 0, 2]), comm=comm)
     for _ in range(more + 1):
         ex.run()
+
+
+def of_own_sizes(comm, more: int) -> None:
+    """Rank 1 is fed another number of rows in each step, and so binds its program alone."""
+    x = ht.placeholder("x", (None, 3))
+    ex = ht.Executor([all_reduce(ht.sum(x, axis=0)), all_gather(ht.max(x, axis=0))], comm=comm)
+    for step in range(more):
+        total, most = ex.run({x: np.ones((2 + step % 5 * (comm.rank == CULPRIT), 3))})
+        assert total.tolist() == [2.0 * comm.world_size + step % 5] * 3 and most.tolist() == [1.0] * 3 * comm.world_size
 
 
 def spread_in_turn(comm, more: int, before: int) -> None:

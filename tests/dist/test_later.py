@@ -121,8 +121,9 @@ def test_operators_of_one_line_are_told_apart_by_what_they_are_computed_from():
     assert len({line for line, _ in one}) == 1 and len({way for _, way in one}) == 3
 
 
-def test_ranks_may_come_to_one_line_on_ways_of_their_own():
-    found = job("by_ways", 3 * TOGETHER)
+@pytest.mark.parametrize(("what", "steps"), [("by_ways", 3 * TOGETHER), ("of_own_sizes", 12)])
+def test_ranks_may_come_to_one_line_on_ways_and_with_batches_of_their_own(what, steps):
+    found = job(what, steps)
     assert found.returncode == 0 and found.stdout.count("is done") == 2, found.stderr
     assert not found.stderr.strip(), found.stderr
 

@@ -65,14 +65,15 @@ class Collective:
         """How the pieces that an all_gather joins, or a reduce_scatter makes, lie in the box."""
         return Tiling.of(self.old if self.kind == "all_gather" else self.new, self.box)
 
-    def bind(self, comm: Comm, x: np.ndarray, out: np.ndarray) -> list[Call]:
+    def bind(self, comm: Comm, x: np.ndarray, out: np.ndarray, together: bool = True) -> list[Call]:
         """What fills `out` on this rank from `x`, in order, again and again.
 
-        All ranks of the group bind the collective itself, or none: that depends on nothing but sizes.
+        All ranks of the group bind the collective itself, or none: that depends on sizes, and on whether they bind it
+        `together`.
         """
         if self.rows or not (self._lies_ready or volume(self.box) * x.itemsize <= KEPT):
             return [partial(self.run, comm, x, out)]  # large buffers are not kept from step to step
-        return ACTIONS[self.kind](self, comm, x, out, True)
+        return ACTIONS[self.kind](self, comm, x, out, together)
 
     @property
     def _lies_ready(self) -> bool:

@@ -139,12 +139,12 @@ class Redistribution:
             if out is not None:
                 self._assemble(comm.rank, given, out, arrived)
 
-    def bind(self, comm: Comm, x: np.ndarray | None, out: np.ndarray | None) -> list[Call]:
-        """What does `run` on these arrays again and again, prepared as far as possible."""
+    def bind(self, comm: Comm, x: np.ndarray | None, out: np.ndarray | None, together: bool = True) -> list[Call]:
+        """What does `run` on these arrays again and again, prepared if ranks bind it `together`, as far as possible."""
         self._check(comm, x, out)
         given, made = (_NOTHING if array is None else array for array in (x, out))
         if mine := self.of_rank.get(comm.rank, ()):
-            return [action for c in mine for action in c.bind(comm.split(c.group), given, made)]
+            return [action for c in mine for action in c.bind(comm.split(c.group), given, made, together)]
         pending = self.src.pending is not None or self.dst.pending is not None
         if pending or self.collectives or self.kind in ("nothing", "slice"):
             return [partial(self.run, comm, x, out)]
