@@ -45,7 +45,7 @@ class Notes(Alone):
     def start(self, state, asked):
         self.asked.append(f"start with {len(state)}")
 
-    def sizes(self, sizes, training, fed):
+    def sizes(self, sizes, name, training, fed):
         return {atom: size // 2 for atom, size in sizes.items()}
 
     def cut(self, fetches, updates):

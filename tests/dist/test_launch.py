@@ -507,7 +507,6 @@ def test_a_rank_that_is_late_ends_the_job(tmp_path, monkeypatch, capfd):
 
 LATE = """
 import os, time
-from functools import partial
 from pathlib import Path
 from hetu.dist import world
 from hetu.dist.comm.guard import own_rank
