@@ -181,8 +181,10 @@ class OnRanks:
         variables = [v for v in Graph(self.outputs).leaves("variable") if not self.strategy.is_served(v)]
         mine = sorted(v.name for v in variables if v.name in state.unseen)
         self.comm.at(f"{state.unseen[mine[0]]}, which gave {mine[0]!r} a value" if mine else None)
-        unseen = named_by_any(self.comm, mine)
-        self.comm.at(None)
+        try:
+            unseen = named_by_any(self.comm, mine)
+        finally:
+            self.comm.at(None)
         differs = compare_values(self.comm, self.strategy, [v for v in variables if v.name in unseen], state)
         for name in () if differs else unseen:
             state.unseen.pop(name, None)
