@@ -16,8 +16,10 @@ from .core import errors
 from .core.autodiff import gradients, recompute
 from .core.backend import OWN as _OWN
 from .core.executor import Executor, evaluate
+from .core.graph import OPS as _OPS
 from .core.graph import Graph, Node, rewrite, tagged
 from .core.leaf import scope
+from .core.op import TAKEN as _TAKEN
 from .core.op import Role, op
 from .core.placement import STRATEGIES as _STRATEGIES
 from .core.placement import attaches as _attaches
@@ -73,6 +75,7 @@ __all__ = [
     "mse_loss", "mae_loss", "huber_loss",
 ]  # fmt: skip
 look.install()
+_TAKEN.update(_OPS)
 _answer_names(__name__)
 _answer_names(errors.__name__)
 _STRATEGIES["auto"] = lambda: _importlib.import_module("hetu.plan").auto()

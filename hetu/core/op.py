@@ -25,6 +25,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 P = ParamSpec("P")  # of a forward function, the module apart: inputs, then attributes
 R = TypeVar("R", covariant=True)  # what a call makes: Node, or a tuple of nodes
 Infer = Callable[..., NodeType]
+TAKEN: set[str] = set()  # names that stay with hetu's own operators: those that are there once the package is complete
 
 
 class Role(Enum):
@@ -264,6 +265,8 @@ def op(*, infer: Callable[..., TensorType] | None = None, **rules: Any) -> Decor
 def op(forward: Callable[..., Any] | None = None, /, **rules: Any) -> Any:
     """Make an operator of `f(xp, *arrays, **attrs)` and enter it in the table. A new definition replaces an old one.
 
+    One of the name of an operator of hetu's is another operator: what hetu makes and looks for remains its own.
+
     >>> import hetu as ht
     >>> @ht.op
     ... def swish(xp, x, *, beta=1.0):
@@ -274,7 +277,8 @@ def op(forward: Callable[..., Any] | None = None, /, **rules: Any) -> Any:
     if forward is None:
         return partial(op, **rules)
     made: Op[..., Any] = Op(forward, **rules)
-    OPS[made.name] = made
+    if made.name not in TAKEN:
+        OPS[made.name] = made
     return made
 
 

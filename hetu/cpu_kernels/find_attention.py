@@ -71,7 +71,7 @@ def find_attention(outputs: Sequence[Node]) -> tuple[Node, ...]:
 
 
 def _composition(y: Node) -> WrittenOut | None:
-    if y.op.name != "matmul" or y.inputs[0].op.name != "softmax":
+    if y.op is not OPS["matmul"] or y.inputs[0].op is not OPS["softmax"]:
         return None
     weights, v = y.inputs
     scores = _scores(weights.inputs[0]) if weights.attrs["axis"] in (-1, weights.ndim - 1) else None
@@ -90,22 +90,22 @@ def _composition(y: Node) -> WrittenOut | None:
 
 
 def _scores(x: Node, steps: int = STEPS) -> Scores | None:
-    if x.op.name == "matmul":
+    if x.op is OPS["matmul"]:
         return Scores((x,))
-    if x.op.name == "where":
+    if x.op is OPS["where"]:
         mask, shown, hidden = x.inputs
         if (number := _number(hidden)) is not None and number <= FAR:
             return _outside(x, shown, steps, mask)
         if (number := _number(shown)) is not None and number <= FAR:
             return _outside(x, hidden, steps, OPS["logical_not"](mask))
-    if x.op.name == "add":
+    if x.op is OPS["add"]:
         a, b = x.inputs
         return _outside(x, a, steps, b) or _outside(x, b, steps, a)
-    if x.op.name in ("multiply", "divide"):
+    if x.op in (OPS["multiply"], OPS["divide"]):
         a, b = x.inputs if _number(x.inputs[1]) is not None else x.inputs[::-1]
         number = _number(b)
-        if number and (x.op.name == "multiply" or b is x.inputs[1]):
-            return _outside(x, a, steps, scale=number if x.op.name == "multiply" else 1 / number)
+        if number and (x.op is OPS["multiply"] or b is x.inputs[1]):
+            return _outside(x, a, steps, scale=number if x.op is OPS["multiply"] else 1 / number)
     return None
 
 
@@ -138,8 +138,8 @@ def _seed(found: WrittenOut, readers: Mapping[Node, Sequence[Any]]) -> Node | No
     weights, y = found.nodes[-2:]
 
     def products(x: Node) -> Iterator[Node]:
-        turned = (t for t in readers[x] if t.op.name == "matrix_transpose")
-        return (r for t in turned for r in readers[t] if r.op.name == "matmul")
+        turned = (t for t in readers[x] if t.op is OPS["matrix_transpose"])
+        return (r for t in turned for r in readers[t] if r.op is OPS["matmul"])
 
     seeds = [r.inputs[1] for r in products(weights)]
     seeds += [r.inputs[0] for r in products(found.inputs[2]) if any(weights in n.inputs for n in readers[r])]
@@ -194,4 +194,4 @@ def _replaced(outputs: Sequence[Node], found: Sequence[WrittenOut]) -> tuple[tup
 
 
 def _transposed(x: Node) -> Node:
-    return x.inputs[0] if x.op.name == "matrix_transpose" else OPS["matrix_transpose"](x)
+    return x.inputs[0] if x.op is OPS["matrix_transpose"] else OPS["matrix_transpose"](x)

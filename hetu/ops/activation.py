@@ -13,7 +13,7 @@ import numpy as np
 
 from ..core.backend import dtype_of, to_dtype
 from ..core.errors import ArgumentError, public
-from ..core.graph import Node
+from ..core.graph import OPS, Node
 from ..core.op import as_node, op
 from ..core.types import DEFAULT_FLOAT, numbers
 from .elementwise import (
@@ -57,8 +57,8 @@ relu.grad(lambda g, y, x: g * greater(y, 0))
 
 def is_relu_mask(node: Node) -> bool:
     """Whether it tells where a relu lets through: x > 0."""
-    zero = node.inputs[1] if node.op.name == "greater" else None
-    return zero is not None and zero.op.name == "constant" and not zero.attrs["value"].any()
+    zero = node.inputs[1] if node.op is OPS["greater"] else None
+    return zero is not None and zero.op is OPS["constant"] and not zero.attrs["value"].any()
 
 
 @float_function(code="y = x > 0 ? x : slope * x")

@@ -136,6 +136,10 @@ class Composition:
 
     def data(self) -> dict[str, Any]:
         """What JSON can hold, of a composition that acts on elements: operators by name, values by number."""
+        for node in self.nodes:
+            if OPS.get(node.op.name) is not node.op:
+                said = f"{node.op.name} at {node.site} is another operator than that known by this name"
+                raise ArgumentError(said, fix="give it a name of its own")
         number = {node: k for k, node in enumerate((*self.inputs, *self.nodes))}
         lines = [[n.op.name, [number[i] for i in n.inputs], _plain(n.attrs)] for n in self.nodes]
         return {"arrays": self.arrays, "scalars": len(self.inputs) - self.arrays, "lines": lines,

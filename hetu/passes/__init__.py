@@ -22,7 +22,7 @@ __all__ = [
 ]  # fmt: skip
 
 enter(sparsify_updates, seeks=[Role.SCATTER])
-enter(channels_last, seeks=CONVOLUTIONS, compiled=True)
+enter(channels_last, seeks=[op.name for op in CONVOLUTIONS], compiled=True)
 for _own in (own for kind in KINDS for own in room(kind).passes):
     enter(_own, _own.before, _own.seeks)
 PRECISIONS |= {dtype: partial(mixed_precision, dtype=dtype) for dtype in ("float16", "bfloat16")}

@@ -16,12 +16,19 @@ from typing import Any
 
 from ..core.errors import HetuError
 from ..core.graph import OPS, Node, rewrite, topological
+from ..core.op import Op, Role
+from ..core.operators import sum_to_like
 from ..core.types import TensorType
+from ..ops.batch_norm import batch_norm_dx, batch_norm_train
+from ..ops.conv import conv2d, conv2d_dw, conv2d_dx
+from ..ops.linalg import permute_dims
+from ..ops.pooling import _max_pool2d, avg_pool2d, avg_pool2d_dx, max_pool2d_dx
 from .conv_last import LAST, MOVED
 
-CONVOLUTIONS = ("conv2d", "conv2d_dx", "conv2d_dw")
-NORMS = {"batch_norm_train": 1, "batch_norm_dx": 2}  # how many of the inputs are images
-POOLS = {"max_pool2d": "max_pool2d_dx", "avg_pool2d": "avg_pool2d_dx"}  # with their gradients
+# These very operators: others of their names have nothing to do with them.
+CONVOLUTIONS: list[Op[..., Any]] = [conv2d, conv2d_dx, conv2d_dw]
+NORMS: dict[Op[..., Any], int] = {batch_norm_train: 1, batch_norm_dx: 2}  # how many of the inputs are images
+POOLS: dict[Op[..., Any], Op[..., Any]] = {_max_pool2d: max_pool2d_dx, avg_pool2d: avg_pool2d_dx}  # their gradients
 LEAST_CHANNELS = 16  # of the result, forward
 AXIS = re.compile(r"\w[!@]?")  # in a term of `dims`
 Terms = list[list[str]]
@@ -33,29 +40,29 @@ def channels_last(outputs: Sequence[Node]) -> tuple[Node, ...]:
     pooled = set[tuple[object, ...]]()  # what was pooled with its channels last: its gradients are too
 
     def rule(node: Node, inputs: tuple[Node, ...]) -> Node | None:
-        name = node.op.name
+        op = node.op
         if node in chosen:
             return _made_last(node, inputs)
-        if name == "item" and inputs[0].op.name in NORMS and inputs[0].attrs != node.inputs[0].attrs:
+        if node.role is Role.ITEM and inputs[0].op in NORMS and inputs[0].attrs != node.inputs[0].attrs:
             item = OPS["item"](inputs[0], index=node.attrs["index"])
             return _first(item) if node.attrs["index"] == 0 else item
-        if name == "item" and inputs[0].op is LAST["max_pool2d"]:
+        if node.role is Role.ITEM and inputs[0].op is LAST[_max_pool2d]:
             return _first(OPS["item"](inputs[0], index=node.attrs["index"]))
-        if name in POOLS and _is_moved(inputs[0]):
-            pooled.add(_pooling(POOLS[name], node.inputs[0], node))
+        if op in POOLS and _is_moved(inputs[0]):
+            pooled.add(_pooling(POOLS[op], node.inputs[0], node))
             return _made_last(node, inputs)
-        if name in POOLS.values() and _pooling(name, node, node) in pooled:
+        if op in POOLS.values() and _pooling(op, node, node) in pooled:
             return _made_last(node, inputs)
         if not any(map(_is_moved, inputs)):
             return None
-        if name in NORMS and node.attrs["axis"] == 1:
-            images = tuple(map(_last, inputs[: NORMS[name]]))
-            return node.op.make((*images, *inputs[NORMS[name] :]), {**node.attrs, "axis": 3})
-        if name == "sum_to_like" and _is_vector(inputs[1], inputs[0]):
+        if op in NORMS and node.attrs["axis"] == 1:
+            images = tuple(map(_last, inputs[: NORMS[op]]))
+            return op.make((*images, *inputs[NORMS[op] :]), {**node.attrs, "axis": 3})
+        if op is sum_to_like and _is_vector(inputs[1], inputs[0]):
             return OPS["reshape"](OPS["sum"](_last(inputs[0]), axis=(0, 1, 2)), shape=node.shape)
-        if name in LAST and name not in CONVOLUTIONS and all(_is_moved(inputs[k]) for k in LAST[name].images):
+        if op in LAST and op not in CONVOLUTIONS and all(_is_moved(inputs[k]) for k in LAST[op].images):
             return _made_last(node, inputs)
-        if name == "permute_dims":  # one transpose for two
+        if op is permute_dims:  # one transpose for two
             return _permuted(inputs[0].inputs[0], [MOVED[a] for a in node.attrs["axes"]])
         return _followed(node, inputs) if isinstance(node.type, TensorType) else None
 
@@ -63,20 +70,20 @@ def channels_last(outputs: Sequence[Node]) -> tuple[Node, ...]:
 
 
 def _fits(node: Node) -> bool:
-    if node.op.name not in CONVOLUTIONS:
+    if node.op not in CONVOLUTIONS:
         return False
     x, w = (i.tensor for i in node.inputs)
-    results = node.shape[0] if node.op.name == "conv2d_dw" else w.shape[0]
+    results = node.shape[0] if node.op is conv2d_dw else w.shape[0]
     return results >= LEAST_CHANNELS and x.dtype == w.dtype
 
 
-def _pooling(gradient: str, images: Node, node: Node) -> tuple[object, ...]:
+def _pooling(gradient: Op[..., Any], images: Node, node: Node) -> tuple[object, ...]:
     """What a pooling of images and its gradient have in common."""
     return gradient, images.shape, *(node.attrs[key] for key in ("kernel", "stride", "padding"))
 
 
 def _made_last(node: Node, inputs: tuple[Node, ...]) -> Node:
-    made = LAST[node.op.name]
+    made = LAST[node.op]
     turned = (_last(x) if k in made.images else x for k, x in enumerate(inputs))
     node = made.make(tuple(turned), node.attrs)
     return _first(node) if made.makes_images and isinstance(node.type, TensorType) else node
@@ -87,7 +94,7 @@ def _followed(node: Node, inputs: tuple[Node, ...]) -> Node | None:
     text = _declared(node)
     if set(re.split(",|->", text)) == {"..."}:
         return _first(node.op.make(tuple(_stretched(i, node) for i in inputs), node.attrs)) if node.ndim == 4 else None
-    if not re.fullmatch(r"[\w!@,]*->[\w!@]*", text) or "stream" in node.attrs:  # numbers are drawn by place
+    if not re.fullmatch(r"[\w!@,]*->[\w!@]*", text):
         return None
     turned = tuple(_last(i) if i.ndim == 4 else i for i in inputs)
     for attrs in _attributes(node, _terms(text)):
@@ -158,7 +165,7 @@ def _is_vector(x: Node, images: Node) -> bool:
 
 
 def _is_moved(x: Node) -> bool:
-    return x.op.name == "permute_dims" and x.attrs["axes"] == MOVED
+    return x.op is permute_dims and x.attrs["axes"] == MOVED
 
 
 def _permuted(x: Node, axes: Sequence[int]) -> Node:

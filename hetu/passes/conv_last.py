@@ -28,7 +28,7 @@ __all__ = [
 
 Turn = Callable[[Any], Any]  # images, their type or their term in the other of both layouts
 MOVED = (2, 3, 0, 1)  # of (h, w, n, c) to (n, c, h, w), and back
-LAST: dict[str, ChannelsLast] = {}  # by the name of what it is made of
+LAST: dict[Op[..., Any], ChannelsLast] = {}  # by what it is made of
 
 
 class ChannelsLast(Op[..., Any]):
@@ -84,7 +84,7 @@ class ChannelsLast(Op[..., Any]):
         )
         self.images, self.makes_images = images, makes_images
         self.normalize_rule, self.bind_rule, self.flops_rule = canonical, bind, of.flops_rule
-        OPS[name] = LAST[of.name] = self
+        OPS[name] = LAST[of] = self
 
 
 def _turned(x: TensorType) -> TensorType:

@@ -64,7 +64,7 @@ def mixed_precision(
 
 def _seeds(gradients: Sequence[Node]) -> set[Node]:
     """Where backward starts: the 1 that each loss is differentiated with. Gradients inside of a loss have their own."""
-    ones = [n for n in topological(gradients) if n.op.name == "ones_like" and not n.ndim and n.tags.get("gradient")]
+    ones = [n for n in topological(gradients) if n.op is OPS["ones_like"] and not n.ndim and n.tags.get("gradient")]
     return {*ones} - {*topological([n.inputs[0] for n in ones])}
 
 
@@ -97,7 +97,7 @@ def _guarded(updates: Mapping[Node, Node], scaled: Sequence[Node], gradients: Se
 
 def _lowered(outputs: Sequence[Node], dtype: str, seeds: set[Node]) -> tuple[Node, ...]:
     def rule(node: Node, inputs: tuple[Node, ...]) -> Node | None:
-        if not inputs or node.role is Role.ITEM or node.op.name == "astype":
+        if not inputs or node.role is Role.ITEM or node.op is OPS["astype"]:
             return None
         old = [i.dtype if not isinstance(i.type, tuple) else None for i in node.inputs]
         free = [k for k, d in enumerate(old) if d == SINGLE and k not in node.op.like]
@@ -124,7 +124,7 @@ def _as(node: Node, dtype: str) -> Node:
     if isinstance(node.type, tuple) or node.dtype.name == dtype:
         return node
     # Below views that a product reads, so that a weight and its transpose share one cast, as do rows and their batch.
-    if node.op.name in TRANSPOSES or (node.op.name == "reshape" and dtype != "float32"):
+    if node.op.name in TRANSPOSES or (node.op is OPS["reshape"] and dtype != "float32"):
         return node.op.make((_as(node.inputs[0], dtype),), node.attrs)
     number = filling(node) if dtype == "float16" else None
     if number is not None and LARGEST < abs(number) < math.inf:  # such as what hides a key
@@ -134,6 +134,6 @@ def _as(node: Node, dtype: str) -> Node:
 
 def is_cast(node: Node, old: int, new: int) -> bool:
     """Whether it makes floats of `new` bytes of those of `old`."""
-    if node.op.name != "astype":
+    if node.op is not OPS["astype"]:
         return False
     return [d.itemsize for d in (node.inputs[0].dtype, node.dtype) if is_float(d)] == [old, new]

@@ -11,19 +11,21 @@ out of `passes=` or `HETU_PASSES`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from ...core.graph import Node, Readers, readers_of, rewrite, topological
+from ...core.graph import OPS, Node, Readers, readers_of, rewrite, topological
+from ...core.op import Op
 from ...core.types import is_float
 from ...passes.mixed_precision import SINGLE, is_cast
 
 # Inputs that may be stored in 16 bits, and whether the first result may; all other floats are in float32.
-KERNELS: dict[str, tuple[tuple[int, ...], bool]] = {
-    "layer_norm": ((0,), True),
-    "layer_norm_dx": ((0, 1), True),
-    "rms_norm": ((0,), True),
-    "rms_norm_dx": ((0, 1), True),
-    "softmax_cross_entropy": ((0,), False),
-    "softmax_cross_entropy_dx": ((1,), True),
+KERNELS: dict[Op[..., Any], tuple[tuple[int, ...], bool]] = {
+    OPS["layer_norm"]: ((0,), True),
+    OPS["layer_norm_dx"]: ((0, 1), True),
+    OPS["rms_norm"]: ((0,), True),
+    OPS["rms_norm_dx"]: ((0, 1), True),
+    OPS["softmax_cross_entropy"]: ((0,), False),
+    OPS["softmax_cross_entropy_dx"]: ((1,), True),
 }
 
 
@@ -32,9 +34,9 @@ def absorb_casts(outputs: Sequence[Node]) -> tuple[Node, ...]:
     readers = readers_of(topological(outputs), outputs)
 
     def rule(node: Node, inputs: tuple[Node, ...]) -> Node | None:
-        if node.op.name == "astype" and inputs[0].dtype == node.dtype:
+        if node.op is OPS["astype"] and inputs[0].dtype == node.dtype:
             return inputs[0]
-        places, rounds = KERNELS.get(node.op.name, ((), False))
+        places, rounds = KERNELS.get(node.op, ((), False))
         others = (i.dtype for k, i in enumerate(inputs) if k not in places)
         if not places or any(is_float(d) and d != SINGLE for d in others):
             return None

@@ -20,13 +20,13 @@ def fuse_norm_relu(outputs: Sequence[Node]) -> tuple[Node, ...]:
     """`relu(batch_norm_train(x) + h)` and `batch_norm_dx(g * (y > 0), ...)`, each as one operator."""
     nodes = topological(outputs)
     readers = readers_of(nodes, outputs)
-    relus = {n: at for n in nodes if n.op.name == "relu" and (at := _norm_under(n, readers)) is not None}
+    relus = {n: at for n in nodes if n.op is OPS["relu"] and (at := _norm_under(n, readers)) is not None}
     slopes = {n: at for n in nodes if _is_last(n, "batch_norm_dx") and (at := _mask_under(n, readers)) is not None}
     fused: dict[Node, Node] = {}  # what does both, and the normalization it stands for
 
     def rule(node: Node, inputs: tuple[Node, ...]) -> Node | None:
         if node in relus:
-            terms = list(inputs[0].inputs) if inputs[0].op.name == "add" else [inputs[0]]
+            terms = list(inputs[0].inputs) if inputs[0].op is OPS["add"] else [inputs[0]]
             norm = terms.pop(relus[node]).inputs[0]
             both = batch_norm_relu.make((*norm.inputs, *terms), {"epsilon": norm.attrs["epsilon"]})
             fused[both] = norm
@@ -50,7 +50,7 @@ def _statistics_of(fused: dict[Node, Node], outputs: Sequence[Node]) -> tuple[No
         if node in fused:
             new[fused[node]] = node if inputs == node.inputs else node.op.make(inputs, node.attrs)
             return new[fused[node]]
-        if node.op.name == "item" and node.inputs[0] in new:
+        if node.op is OPS["item"] and node.inputs[0] in new:
             return OPS["item"](new[node.inputs[0]], index=node.attrs["index"])
         return None
 
@@ -60,25 +60,25 @@ def _statistics_of(fused: dict[Node, Node], outputs: Sequence[Node]) -> tuple[No
 def _bias_under(y: Node, normalized: tuple[Node, ...], fused: dict[Node, Node]) -> tuple[Node, ...]:
     """The bias of the normalization (x, scale, mean, var) if y is nothing but its relu."""
     x, scale, mean, _ = normalized
-    both = y.inputs[0] if y.op.name == "item" else None
+    both = y.inputs[0] if y.op is OPS["item"] else None
     if both not in fused or both.inputs[:2] != (x, scale) or mean.inputs != (fused[both],):
         return ()
     return both.inputs[2:] if len(both.inputs) == 3 else ()
 
 
 def _is_last(node: Node, name: str) -> bool:
-    return node.op.name == name and node.attrs["axis"] == node.inputs[0].ndim - 1
+    return node.op is OPS[name] and node.attrs["axis"] == node.inputs[0].ndim - 1
 
 
 def _norm_under(relu: Node, readers: Readers) -> int | None:
     """Which term under a relu, the only one or one of two, is a normalization that nothing else reads."""
     under = relu.inputs[0]
-    terms = under.inputs if under.op.name == "add" else (under,)
+    terms = under.inputs if under.op is OPS["add"] else (under,)
     if readers[under] != [relu] or any(t.type != under.type for t in terms):
         return None
-    reader = under if under.op.name == "add" else relu
+    reader = under if under.op is OPS["add"] else relu
     for at, term in enumerate(terms):
-        normal = term.op.name == "item" and term.attrs["index"] == 0 and _is_last(term.inputs[0], "batch_norm_train")
+        normal = term.op is OPS["item"] and term.attrs["index"] == 0 and _is_last(term.inputs[0], "batch_norm_train")
         if normal and readers[term] == [reader]:
             return at
     return None
@@ -87,7 +87,7 @@ def _norm_under(relu: Node, readers: Readers) -> int | None:
 def _mask_under(slope: Node, readers: Readers) -> int | None:
     """Which factor of the gradient is the mask of a relu, if nothing else reads the product."""
     product = slope.inputs[0]
-    if product.op.name != "multiply" or readers[product] != [slope]:
+    if product.op is not OPS["multiply"] or readers[product] != [slope]:
         return None
     for at, factor in enumerate(product.inputs):
         if (

@@ -31,7 +31,7 @@ def group_checks(outputs: Sequence[Node]) -> tuple[Node, ...]:
 
     def rule(node: Node, inputs: tuple[Node, ...]) -> Node:
         made = node if inputs == node.inputs else node.op.make(inputs, node.attrs)
-        if node.op.name == "logical_and" and not _inside(node, readers):
+        if node.op is OPS["logical_and"] and not _inside(node, readers):
             asked = _asked_once(node, readers, new)
             made = made if asked is None else asked
         return new.setdefault(node, made)
@@ -41,7 +41,7 @@ def group_checks(outputs: Sequence[Node]) -> tuple[Node, ...]:
 
 def _inside(node: Node, readers: Readers) -> bool:
     """Whether a node is a part of one larger conjunction and of nothing else."""
-    return ["" if reader is None else reader.op.name for reader in readers[node]] == ["logical_and"]
+    return [None if reader is None else reader.op for reader in readers[node]] == [OPS["logical_and"]]
 
 
 def _asked_once(root: Node, readers: Readers, new: Mapping[Node, Node]) -> Node | None:
@@ -49,7 +49,7 @@ def _asked_once(root: Node, readers: Readers, new: Mapping[Node, Node]) -> Node 
     terms, waiting = [], [*reversed(root.inputs)]
     while waiting:
         node = waiting.pop()
-        inner = node.op.name == "logical_and" and _inside(node, readers)
+        inner = node.op is OPS["logical_and"] and _inside(node, readers)
         waiting.extend(reversed(node.inputs)) if inner else terms.append(node)
     asked = [(node, value) for node in terms if (value := _only_asked(node, readers)) is not None]
     gradients, scale = as_made([new[value] for _, value in asked])
@@ -62,10 +62,10 @@ def _asked_once(root: Node, readers: Readers, new: Mapping[Node, Node]) -> Node 
 
 def _only_asked(node: Node, readers: Readers) -> Node | None:
     """The x of `all(isfinite(x))` if nothing else reads any of these."""
-    if node.op.name != "all" or node.ndim or not _inside(node, readers):
+    if node.op is not OPS["all"] or node.ndim or not _inside(node, readers):
         return None
     (finite,) = node.inputs
-    alone = finite.op.name == "isfinite" and len(readers[finite]) == len(readers[finite.inputs[0]]) == 1
+    alone = finite.op is OPS["isfinite"] and len(readers[finite]) == len(readers[finite.inputs[0]]) == 1
     return finite.inputs[0] if alone else None
 
 

@@ -56,7 +56,7 @@ def group_updates(outputs: Sequence[Node]) -> tuple[Node, ...]:
             return inputs[1]
         if node in places and not isinstance(node.type, tuple):
             return OPS["item"](places[node][0], index=places[node][1])
-        if node.op.name == "item" and node.inputs[0] in places:
+        if node.op is OPS["item"] and node.inputs[0] in places:
             group, first = places[node.inputs[0]]
             return OPS["item"](group, index=first + node.attrs["index"])
         return None
@@ -70,7 +70,7 @@ def _choices(update: Node, readers: Mapping[Node, Sequence[Node | None]]) -> lis
     for value in readers[update] if isinstance(update.type, tuple) else [update]:
         for reader in readers[value]:
             old = update.inputs[value.attrs.get("index", 0)]
-            if reader is None or reader.op.name != "where" or reader.inputs[1:] != (value, old):
+            if reader is None or reader.op is not OPS["where"] or reader.inputs[1:] != (value, old):
                 return []
             conditions.add(reader.inputs[0])
             choices.append(reader)
@@ -92,7 +92,7 @@ def _joined(members: Sequence[Node], condition: tuple[Node, ...]) -> Node:
 def as_made(gradients: Sequence[Node]) -> tuple[list[Node], tuple[Node, ...]]:
     """The gradients before they were widened to float32 and, where that is one scalar for all, divided by it."""
     single = all(g.dtype == SINGLE for g in gradients)
-    divided = single and all(g.op.name == "divide" and g.inputs[0].type == g.type for g in gradients)
+    divided = single and all(g.op is OPS["divide"] and g.inputs[0].type == g.type for g in gradients)
     scale = {g.inputs[1] for g in gradients} if divided else set()
     if len(scale) != 1 or any(s.ndim or s.dtype != SINGLE for s in scale):
         scale = set()
