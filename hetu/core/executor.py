@@ -113,7 +113,8 @@ class Executor:
     def run(self, name: str | Feed | None = None, feed: Feed | None = None, *, ahead: Feed | None = None) -> list[Any]:
         """One step of a sub-graph: its values in the order they were listed, None for updates.
 
-        `feed` maps placeholders, or their names, to arrays. The name may be left out when there is one sub-graph.
+        `feed` maps placeholders, or their names, to arrays, which stay as they are until the step is done. The name may
+        be left out when there is one sub-graph.
         `ahead` is what the next step will be fed, where that is known, so that a strategy can fetch early what that
         step needs. No result depends on it.
         """
@@ -125,7 +126,7 @@ class Executor:
             said = "this executor is in the middle of another step, whose buffers a second one would overwrite"
             raise GraphError(said, fix="let each thread have an executor of its own")
         try:
-            program = sub.refilled(feed) or self._filled(sub, feed, ahead)
+            program = (_stepper is None and sub.refilled(feed)) or self._filled(sub, feed, ahead)
             with self.state.stream:
                 results = self.quiet.run(program.run) if _stepper is None else _stepper(self, sub, feed, program)
                 if sub.random:

@@ -104,6 +104,10 @@ class Kernels:
         """The calls of a program with as few as may be; None where some cannot be made, and all are bound again."""
         return calls
 
+    def takers(self, program: Any) -> dict[str, Callable[[Any], None]]:
+        """Calls that have the next step read an array as what is fed to a placeholder: its copy in the buffer."""
+        return {name: partial(buffer.__setitem__, ...) for name, buffer in program.feeds.items()}
+
     def export(self, program: Any, folder: Any, name: str, random: bool) -> Any:
         """Write a program as one C file with a `main`, which counts steps if they are `random`; its path."""
         raise ArgumentError("there are no kernels in C here", fix="put `hetu/cpu_kernels/` back")

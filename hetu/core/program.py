@@ -84,6 +84,7 @@ class Program:
         self.fills: dict[str, Callable[[np.ndarray], None]] = {}  # copies a fed array into its buffer
         self.parts: dict[str, tuple[str, tuple[slice, ...]]] = {}  # the fed array, and its part, for a buffer
         self.calls = next(calls for calls in iter(self._bound, ...) if calls is not None)
+        self.takes = kernels_of(self.xp).takers(self)  # read a fed array, which is as the buffer is
         self.commits = self._commits()
         self.results = [copier(self.arrays[f]) for f in self.fetches]
         self.first_write = self._first_write()
@@ -149,12 +150,8 @@ class Program:
 
     def _commits(self) -> list[tuple[Any, Any, bool]]:
         """(variable array, new value, whether to copy the value aside first because its source is overwritten too)."""
-        rows = []
-        for variable, value in self.plan.late.items():
-            source = self.plan.roots[value, 0][0]
-            aside = source.role is Role.VARIABLE and source in self.updates
-            rows.append((self.state.arrays[variable.name], self.arrays[value], aside))
-        return rows
+        late = [(variable, value, self.plan.roots[value, 0][0]) for variable, value in self.plan.late.items()]
+        return [(self.state.arrays[v.name], self.arrays[new], root in self.updates) for v, new, root in late]
 
     def _first_write(self) -> int:
         """The first step that changes the state; before it a failure changes nothing."""

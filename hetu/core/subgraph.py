@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -31,7 +30,7 @@ class Fed(NamedTuple):
 
     program: Program
     keys: tuple[Node | str, ...]
-    takes: tuple[tuple[tuple[int, ...], np.dtype, Callable[[np.ndarray], Any]], ...]  # shape, dtype, copy
+    takes: tuple[tuple[tuple[int, ...], np.dtype, Callable[[np.ndarray], Any]], ...]  # shape, dtype, taker
 
 
 class SubGraph:
@@ -106,8 +105,7 @@ class SubGraph:
         names = [key.name if isinstance(key, Node) else key for key in feed or ()]
         self.last = None
         if type(feed) is dict and all(name in program.feeds for name in names):
-            buffers = [program.feeds[name] for name in names]
-            takes = ((b.shape, b.dtype, partial(b.__setitem__, ...)) for b in buffers)
+            takes = [(program.feeds[name].shape, program.feeds[name].dtype, program.takes[name]) for name in names]
             self.last = Fed(program, tuple(feed), tuple(takes))
 
     def refilled(self, feed: Feed | None) -> Program | None:
@@ -118,8 +116,8 @@ class SubGraph:
         for known, key, value, (shape, dtype, _) in zip(keys, feed, feed.values(), takes):
             if key is not known or type(value) is not np.ndarray or value.shape != shape or value.dtype != dtype:
                 return None
-        for value, (_, _, copy) in zip(feed.values(), takes):
-            copy(value)
+        for value, (_, _, take) in zip(feed.values(), takes):
+            take(value)
         return program
 
     def values(self, results: list[np.ndarray]) -> list[Any]:

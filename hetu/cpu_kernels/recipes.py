@@ -7,7 +7,7 @@ time, are known by having a rule.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
 from typing import Any, ClassVar
@@ -67,6 +67,10 @@ class CpuKernels(Kernels):
 
     def joined(self, calls: Calls) -> Calls | None:
         return joined(calls)
+
+    def takers(self, program: Any) -> dict[str, Callable[[Any], None]]:
+        found = import_module(f"{__package__}.fed").lent(program)
+        return super().takers(program) | {name: lent.take for name, lent in found.items()}
 
     def threads(self) -> int | None:
         return openblas.get_threads()
