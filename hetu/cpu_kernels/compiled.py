@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from . import compiler as cc
-from .compiler import SETTING, Compiler, Run, compiler, switch_off
+from .compiler import QUICKLY, SETTING, Compiler, Run, compiler, switch_off
 from .folder import entries, folder, lock, private, show_life, tidy
 
 CONTRACT = "#pragma STDC FP_CONTRACT ON"  # which gcc takes from its command line only
@@ -136,7 +136,7 @@ def _key(made_by: Compiler, text: str, shared: str) -> str:
 def _common(made_by: Compiler) -> str:
     """A digest of what all code of a compiler depends on."""
     return hashlib.sha256(
-        "\0".join((*made_by.command, made_by.macros, MADE, text_of("prelude.h"))).encode()
+        "\0".join((*made_by.command, *QUICKLY, made_by.macros, MADE, text_of("prelude.h"))).encode()
     ).hexdigest()
 
 
@@ -213,6 +213,7 @@ def _begun(made_by: Compiler, unit: Sequence[CSource], where: Path) -> Run:
     text = where / f"{unit[0].key}.c"
     text.write_text("\n".join((text_of("prelude.h"), *(s.part() for s in unit))), "utf-8")
     flags = ["-ffp-contract=fast" if CONTRACT in unit[0].text else "-ffp-contract=off"]
+    flags += QUICKLY if unit[0].shared else ()
     return made_by.start(text, unit[0].paths(where)[0], flags)
 
 

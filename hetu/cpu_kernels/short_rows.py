@@ -119,7 +119,7 @@ class ShortRowsWriter(GroupWriter):
                 body.append(f"const {self.local(n)} v{n} = v{o[0]};" if v.fold else self._statement(n))
         if mine:
             body += [f"r{n}[l] = v{n};" for n in made]
-            yield from self._over_rows([*self._loaded(mine), *body])
+            yield from self._over_rows(mine, [*self._loaded(mine), *body], [f"r{n}[" for n in made])
 
     def _columns(self, phase: int) -> Iterator[str]:
         """The loop over the columns of a phase."""
@@ -127,7 +127,7 @@ class ShortRowsWriter(GroupWriter):
         folds = [n for n in mine if self.values[n].fold == "columns"]
         yield from (f"{self.type(n)} r{n}[{LANES}];" for n in folds)
         if folds:
-            yield from self._over_rows([f"r{n}[l] = {self.fold(n)[1]};" for n in folds])
+            yield from self._over_rows((), [f"r{n}[l] = {self.fold(n)[1]};" for n in folds])
         if not mine:
             return
         yield "for (long long j = 0; j < columns; j++) {"
@@ -135,7 +135,9 @@ class ShortRowsWriter(GroupWriter):
         alike = [o for o in reads if o < self.count and self.values[o].inner and o not in self.kept]
         yield from (f"    const {self.local(o)} v{o} = {self._place(o)};" for o in alike)
         body = [line for n in mine for line in self._inner(n)]
-        yield from indented(self._over_rows([*self._loaded(mine), *body]))
+        kept = [f"t{self.kept[n]}[j * {LANES} + " for n in mine if n in self.kept and not self.values[n].fold]
+        kept += [f"r{n}[" for n in folds]
+        yield from indented(self._over_rows(mine, [*self._loaded(mine), *body], kept))
         yield "}"
 
     def _inner(self, n: int) -> Iterator[str]:
@@ -152,13 +154,21 @@ class ShortRowsWriter(GroupWriter):
             yield self._added(f"t{self.totals[n]}[j * {LANES} + l]" if n in self.totals else f"part{n}[l]", n)
 
     def _added(self, total: str, n: int) -> str:
-        """What folds over rows do with those that are there."""
-        return f"{total} = l < count ? {self.combined(n, total, f'v{self.operands(n)[0]}')} : {total};"
+        return f"{total} = {self.combined(n, total, f'v{self.operands(n)[0]}')};"
 
-    def _over_rows(self, body: Iterable[str]) -> Iterator[str]:
-        yield "EACH for (int l = 0; l < wide; l++) {"
+    def _over_rows(self, mine: Iterable[int], body: Iterable[str], kept: Iterable[str] = ()) -> Iterator[str]:
+        """A loop that makes these values and keeps some in arrays: whole vectors, as other loops read those.
+
+        Folds over rows want those alone that are there; then what is kept of the last stands for the others.
+        """
+        folds = any(self.values[n].fold in ("rows", "all") for n in mine)
+        yield f"EACH for (int l = 0; l < {'count' if folds else 'wide'}; l++) {{"
         yield from indented(body)
         yield "}"
+        if folds and (copies := [f"{place}l] = {place}count - 1];" for place in kept]):
+            yield "for (int l = count; l < wide; l++) {"
+            yield from indented(copies)
+            yield "}"
 
     def _loaded(self, mine: Sequence[int]) -> Iterator[str]:
         """Turned values and values per row that lines read and other loops have made."""

@@ -71,8 +71,10 @@ static inline void turn_out_4(
                 (const unsigned*[]){t, t + AT_ONCE, t + 2 * AT_ONCE, t + 3 * AT_ONCE},
                 (unsigned*[]){rows[l] + j, rows[l + 1] + j, rows[l + 2] + j, rows[l + 3] + j});
         }
-    for (long long j = 0; j < columns; j++)
-        for (int l = j < most ? whole : 0; l < count; l++) rows[l][j * step] = block[j * AT_ONCE + l];
+    for (int l = whole; l < count; l++)
+        for (long long j = 0; j < most; j++) rows[l][j * step] = block[j * AT_ONCE + l];
+    for (long long j = most; j < columns; j++)
+        for (int l = 0; l < count; l++) rows[l][j * step] = block[j * AT_ONCE + l];
 }
 
 #endif

@@ -16,8 +16,11 @@ VECTORS = {"x86-64": "__SSE2__", "haswell": "__AVX2__", "skylake-avx512": "__AVX
 
 def commands() -> Iterator[str]:
     """What `HETU_CC` may be on this machine, without other names of the usual one."""
-    usual = os.path.realpath(shutil.which("cc") or "")
-    yield from (n for n in ("gcc", "clang") if (path := shutil.which(n)) and os.path.realpath(path) != usual)
+    usual, clangs = os.path.realpath(shutil.which("cc") or ""), ["clang", *(f"clang-{n}" for n in range(40, 9, -1))]
+    for names in (["gcc"], clangs):
+        found = next(filter(shutil.which, names), None)
+        if found is not None and os.path.realpath(str(shutil.which(found))) != usual:
+            yield found
     if find_spec("ziglang") is not None:
         yield f"{sys.executable} -m ziglang cc"
     made_by = compiler()

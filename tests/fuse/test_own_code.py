@@ -108,3 +108,18 @@ def test_integers_are_computed_as_integers(all_compiled, case, dtype):
         (right,) = ht.Executor([y], passes=[]).run(feed)
         (got,) = ht.Executor([y]).run(feed)
     np.testing.assert_array_equal(got, right)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 17, 33, 70])
+def test_nothing_is_computed_of_rows_that_are_not_there(rows):
+    """A block of rows that is not full has the last of them again: a quotient of what lay there ended the process."""
+    own = ht.op(name="own_quotient", infer=alike, dims="...,...->...", code="y = a / b")(lambda xp, a, b: a // b)
+    x = ht.placeholder("x", (rows, 9))
+    whole = ht.astype(x + 1, "int32")
+    back = ht.astype(whole, "float32")
+    most = ht.max(back, axis=1, keepdims=True)
+    ex = ht.Executor([whole, ht.sum(back, axis=0), own(ht.astype(most + back, "int32"), whole)])
+    fed = np.arange(9 * rows, dtype="f").reshape(rows, 9)
+    right = (fed + 1).astype("int32")
+    for got, wanted in zip(ex.run({x: fed}), (right, right.sum(0), (right.max(1, keepdims=True) + right) // right)):
+        np.testing.assert_array_equal(got, wanted)
