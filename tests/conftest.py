@@ -6,6 +6,7 @@ compiles, whatever the environment says: hundreds of processes start, and each w
 
 import os
 import sys
+import zlib
 from importlib import import_module
 from pathlib import Path
 
@@ -22,6 +23,15 @@ sys.dont_write_bytecode = False
 def meaning(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs a test of what is meant without kernels, whose compilers would take most of its time; nightly with them."""
     monkeypatch.setenv("HETU_KERNELS", request.param)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test that is `sampled(n)` one case in n is run, chosen by its name; the others are nightly."""
+    for item in items:
+        mark = item.get_closest_marker("sampled")
+        if mark is not None and zlib.crc32(item.nodeid.encode()) % mark.args[0]:
+            item.add_marker("nightly")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

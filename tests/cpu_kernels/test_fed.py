@@ -10,7 +10,6 @@ import pytest
 import hetu as ht
 from hetu.cpu_kernels import fed
 
-from ..pairs import in_turn
 from ..samples import SAMPLES
 from ..test_ops import built
 
@@ -31,7 +30,8 @@ def are_lent(ex):
     return [isinstance(getattr(take, "__self__", None), fed.Lent) for *_, take in ex.subgraphs["default"].last.takes]
 
 
-@pytest.mark.parametrize("sample", [p if p.marks else p.values[0] for p in in_turn(8, SAMPLES)], ids=lambda s: s.id)
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: s.id)
 def test_operators_read_what_is_fed_where_it_lies(sample, monkeypatch):
     monkeypatch.setattr(fed, "LEAST", 0)
     outputs, feed = built(sample, "float32")

@@ -265,6 +265,7 @@ ACCUMULATED = [("batch", "mlp"), ("batch", "transformer"), *(("microbatch", mode
 
 
 @pytest.mark.parametrize(("name", "ranks", "kind"), pairs.in_turn(4, LOCAL, [2, 4], ACCUMULATED))
+@pytest.mark.sampled(2)
 def test_micro_batches_are_slices_of_all_parts(name, ranks, kind):
     (make, share), (statistics, model) = LOCAL[name], kind
     strategy, count = make(local_feeds=True, accumulate=MICROBATCHES, statistics=statistics), ranks // share

@@ -45,6 +45,7 @@ def alone(model: str) -> list[float]:
 
 @pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize(("strategy", "model", "ranks"), [*pairwise(*CHOICES), *MORE, *nightly(EIGHT)])
+@pytest.mark.sampled(2)
 def test_losses_equal_those_of_one_process(strategy, model, ranks):
     found = run_ranks(ranks, lambda comm: losses(MODELS[model], STRATEGIES[strategy](), comm))
     for rank in found:

@@ -34,6 +34,7 @@ def gpu(monkeypatch):
         yield script
 
 
+@pytest.mark.nightly
 def test_every_row_runs_and_is_printed(gpu, tmp_path, capsys):
     rows = ["mlp", "wide_deep_1e6"]
     gpu.main(

@@ -354,6 +354,7 @@ def check_unchanged(name, dtype):
 @compiled
 @pytest.mark.usefixtures("prepared")
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda m: f"{m[0]}, {m[1].strip()[:40]}")
+@pytest.mark.sampled(2)
 def test_a_mistake_shows(mistake, monkeypatch):
     name, *change, dtype = mistake
     monkeypatch.setattr(convolution, "LEAST_STEPS", 2)

@@ -100,6 +100,7 @@ def compiled() -> None:
 
 
 @pytest.mark.parametrize(("name", "dtype"), CASES)
+@pytest.mark.sampled(2)
 def test_folds_of_extremes(name, dtype):
     compiled()
     for arrays, attrs in given(name, dtype):
