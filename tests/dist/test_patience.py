@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
+from hetu.dist.comm import mpi
 from hetu.dist.comm.patience import MOST, Patience, works
 from hetu.dist.comm.recorder import Entry, RankState
 
@@ -40,3 +43,27 @@ def test_patience_ends_a_deadline_after_the_last_work(until, over):
 def test_who_does_not_answer_does_not_work():
     patience = Patience(10.0, dict)
     assert next(at / 4 for at in range(80) if patience.is_over(at / 4)) == 10
+
+
+def test_a_long_wait_gives_the_core_away(monkeypatch):
+    """It looks without end for a moment, as long as an answer may soon be there, and then about once a millisecond."""
+    now, looks = 0.0, 0
+
+    def pass_time(seconds):
+        nonlocal now
+        now += seconds
+
+    def look(status):
+        nonlocal looks
+        looks += 1
+        assert looks < 200_000
+        pass_time(1e-6)
+        return now > 10
+
+    monkeypatch.setattr(mpi, "time", SimpleNamespace(monotonic=lambda: now, sleep=pass_time))
+    comm = object.__new__(mpi.MPIComm)
+    comm.recorder, comm.deadline, comm._spins = SimpleNamespace(waiting=None), 300.0, 200
+    comm._patience = lambda: SimpleNamespace(is_over=lambda waited: False)
+    comm._refuse_differences = comm._in_vain = lambda entry: False
+    comm._poll(SimpleNamespace(Test=look), (), (), False, None)
+    assert looks > 50_000

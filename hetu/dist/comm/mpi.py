@@ -58,6 +58,7 @@ from .recorder import Entry, RankState, Raw, Recorder, answer, ask, explain, rea
 from .shared import FROM_BYTES, SharedMemory
 
 SOON = 5.0  # seconds after which one that waits asks whether what the ranks call fits
+AWHILE = 0.1  # seconds after which one that waits no longer keeps its core busy
 LOOK = 0.5  # seconds between checks whether a rank that others wait for has ended
 
 _yield_core = getattr(os, "sched_yield", lambda: time.sleep(0))
@@ -301,7 +302,7 @@ class MPIComm(Comm):
                 shared.free()
 
     def finish(self, request: Any, entry: Raw, buffers: Any, patient: bool = False, status: Any = None) -> None:
-        """Poll `request` until it is done. A `patient` wait soon sleeps up to 1 ms between two tries."""
+        """Poll `request` until it is done. A `patient` wait, or a long one, sleeps up to 1 ms between two tries."""
         try:
             if not request.Test(status):
                 self._poll(request, entry, buffers, patient, status)
@@ -318,7 +319,11 @@ class MPIComm(Comm):
                 delay = min(delay * 1.5, 1e-3)
             elif tries > self._spins:
                 _yield_core()
-            if tries % 64 == 0 and (waited := time.monotonic() - begin) > looked + min(LOOK, self.deadline / 4):
+            if tries % 64:
+                continue
+            waited = time.monotonic() - begin
+            patient = patient or waited > AWHILE
+            if waited > looked + min(LOOK, self.deadline / 4):
                 looked, patience = waited, patience or self._patience()
                 if not asked and waited > min(SOON, self.deadline / 4):
                     asked = True
