@@ -188,6 +188,7 @@ STRATEGIES = {
 
 @pytest.mark.parametrize("way", STRATEGIES)
 @pytest.mark.parametrize("model", ["mlp", "transformer"])
+@pytest.mark.sampled(2)
 def test_open_and_fixed_sizes_give_each_rank_the_same_program(model, way, written):
     def programs(comm):
         graph, feeds = build()

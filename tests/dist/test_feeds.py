@@ -52,6 +52,7 @@ def alone(model):
 
 
 @pytest.mark.parametrize(("name", "ranks", "model"), pairs.in_turn(3, LOCAL, [2, 4], MODELS))
+@pytest.mark.sampled(2)
 def test_parts_train_as_one_process_fed_all_of_them(name, ranks, model):
     make, share = LOCAL[name]
     for found, fetched in run_ranks(ranks, lambda comm: trained(model, make(local_feeds=True), comm, share)):

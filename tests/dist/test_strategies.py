@@ -94,6 +94,7 @@ JOINED = {**MODELS, "watched": watched}
 
 @pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize(("strategy", "model"), in_turn(3, STRATEGIES, JOINED))
+@pytest.mark.sampled(2)
 def test_passes_of_every_device_at_once_leave_the_losses_alone(strategy, model):
     wanted = losses(JOINED[model], steps=3)
     passes = [*PASSES]

@@ -99,6 +99,7 @@ def nightly_unless(now, *case):
     ("shape", "dtype"),  # float32 takes three products for one, and differs in nothing else
     [nightly_unless(d == "float16" or k % 4 == 0, s, d) for d in ("float16", "float32") for k, s in enumerate(SHAPES)],
 )
+@pytest.mark.sampled(2)
 def test_kernels(shape, dtype):
     compare(SHAPES[shape], dtype)
 
@@ -138,6 +139,7 @@ def test_bfloat16(monkeypatch):
 @compiled
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("channels", [(3, 8), (5, 16), (16, 5)])
+@pytest.mark.sampled(2)
 def test_channels_that_make_no_chunks(channels, dtype):
     """A few channels are unfolded, in images of any strides; what is left goes by images with the channels first."""
     shape = (5, 6, 3, *channels, (3, 2), (2, 1), ((1, 1), (0, 1)))

@@ -50,6 +50,7 @@ ROWS = [(33, 0), (40, 1), (1028, 2), (1025, 0), (9000, 0), (9001, 0)]
 
 @pytest.mark.usefixtures("prepared")
 @pytest.mark.parametrize(("width", "shift"), ROWS)
+@pytest.mark.sampled(2)
 def test_rows_of_a_warp_and_of_a_block(width, shift):
     """Kept whole or read again, of whole packs or ragged, of packs of 4, 2 and 1."""
     x, scale, bias = shifted(normal(5, width), shift), normal(width, seed=1), normal(width, seed=2)
@@ -102,6 +103,7 @@ REDUCTIONS += [((4, 1, 50, 60), (0, 2, 3))]
 @pytest.mark.usefixtures("prepared")
 @pytest.mark.parametrize(("shape", "axis"), REDUCTIONS)
 @pytest.mark.parametrize("name", ["sum", "max"])
+@pytest.mark.sampled(2)
 def test_reductions_in_stages(name, shape, axis):
     x = normal(*shape, dtype="float64")
     x.reshape(-1)[3] += 9
