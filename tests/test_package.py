@@ -56,7 +56,7 @@ FIRST = {
 # Heavy or optional packages, and the only places that may name them.
 GUARDED = {
     "cupy": ("core.backend", "gpu_kernels", "dist.comm.nccl"),
-    "mpi4py": ("dist.comm.mpi", "dist.launch"),
+    "mpi4py": ("dist.comm.process", "dist.launch"),
     "ml_dtypes": ("core.types",),
     "yaml": ("dist.launch.cluster",),
     "zmq": ("ps.wire", "teach.doctor"),
@@ -204,7 +204,7 @@ def test_the_walker_sees_a_breach(module: str, source: str) -> None:
         ("core.op", "from .graph import Node"),
         ("ops.shape", "from ..core.graph import Node\nfrom ..core.leaf import size\nimport numpy as np"),
         ("dist.comm.nccl", "from cupy.cuda import nccl"),
-        ("dist.comm.mpi", "importlib.import_module('mpi4py.MPI')"),
+        ("dist.comm.process", "importlib.import_module('mpi4py.MPI')"),
         ("ps.wire.client", "import zmq"),
         ("gpu_kernels.adam", "from ..core.backend import Device"),
         ("gpu_kernels.passes.group", "from ...core.graph import OPS\nfrom ..reduce import reduced"),

@@ -15,7 +15,8 @@ from ..core.graph import Node
 from ..core.placement import Alone
 from ..job import job_size
 from .comm.guard import own_rank
-from .comm.mpi import process, world
+from .comm.mpi import world
+from .comm.process import process
 
 
 def own_part() -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Ranks as processes over MPI. One of the two files that name mpi4py, which is imported on first use.
+"""Ranks as processes over MPI, of which `process.py` has the start and the end.
 
 All calls take buffers (never pickled objects). Every operation is started without blocking and then polled: this costs
 no more than a blocking call, ends the wait at its deadline, and gives the core away meanwhile. The ranks compare what
@@ -8,7 +8,6 @@ rank ends the job. Left out: GPU buffers.
 
 from __future__ import annotations
 
-import atexit
 import functools
 import os
 import sys
@@ -33,7 +32,6 @@ from .bound import (
     BoundMessages,
     SmallCalls,
     begun,
-    free_all,
     is_small,
     message_requests,
     message_tag,
@@ -50,10 +48,11 @@ from .comm import (
     of_thread,
 )
 from .fed import WeighedFeed
-from .guard import RUN_DIRECTORY, forget_shared_files, noting_shared_files, own_rank, until_read
-from .host import joining, local_rank, look_around, sweep_behind
+from .guard import RUN_DIRECTORY, noting_shared_files
+from .host import local_rank, look_around, sweep_behind
 from .nccl import on_device
 from .patience import DEADLINE, LEAVE, Patience
+from .process import at_the_end, process, start
 from .recorder import Entry, RankState, Raw, Recorder, answer, ask, explain, readable, write
 from .shared import FROM_BYTES, SharedMemory
 
@@ -63,68 +62,6 @@ LOOK = 0.5  # seconds between checks whether a rank that others wait for has end
 
 _yield_core = getattr(os, "sched_yield", lambda: time.sleep(0))
 _swept: list[Any] = []  # who holds it is waited for
-process = Recorder()  # of this rank; `boot` has it answer before MPI is up
-
-
-@functools.cache
-def start() -> Any:
-    """The module `mpi4py.MPI`, initialized. MissingDependencyError if it or its library is not installed."""
-    try:
-        import mpi4py
-
-        mpi4py.rc.initialize, mpi4py.rc.finalize = False, False
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:  # RuntimeError: mpi4py is there, but no MPI library
-        raise MissingDependencyError(f"MPI cannot be used ({error})", fix='pip install "mpi4py>=4.1" mpich') from None
-    if not MPI.Is_initialized():
-        if directory := os.environ.get(RUN_DIRECTORY):
-            write(Path(directory) / f"arrived.{own_rank()}", "")
-        with joining(seconds(DEADLINE, 300.0)):
-            MPI.Init_thread(MPI.THREAD_MULTIPLE)
-    sys.excepthook = functools.partial(_print_and_abort, sys.excepthook)
-    atexit.register(_leave_or_abort)
-    return MPI
-
-
-def _print_and_abort(print_it: Callable[..., None], *error: Any) -> None:
-    """Under a bare mpiexec an uncaught exception would leave the other ranks waiting forever."""
-    print_it(*error)
-    until_read()
-    time.sleep(0.2)  # until it is passed on
-    abort(1)
-
-
-def _running() -> Any:
-    """`mpi4py.MPI` between its start and its end, else None."""
-    MPI = sys.modules.get("mpi4py.MPI")
-    return MPI if MPI is not None and MPI.Is_initialized() and not MPI.Is_finalized() else None
-
-
-def abort(code: int) -> None:
-    """End all ranks of the job at once, if MPI is running: others may be waiting for this one."""
-    if MPI := _running():
-        MPI.COMM_WORLD.Abort(code)
-
-
-def leave() -> None:
-    """End this rank's part in MPI when all ranks have come here; DeadlineError, as everywhere, if one does not.
-
-    Without it mpiexec may take a rank that ends first for a lost one, and kill the others.
-    """
-    if MPI := _running():
-        if _job.cache_info().currsize:
-            _job().leave()
-        free_all()
-        MPI.Finalize()
-        forget_shared_files()
-
-
-def _leave_or_abort() -> None:
-    """At the end of a script under a bare mpiexec: an error there must not end in exit code 0."""
-    try:
-        leave()
-    except BaseException:
-        _print_and_abort(sys.__excepthook__, *sys.exc_info())
 
 
 def world(deadline: float | None = None, device: str = "cpu") -> Comm:
@@ -164,6 +101,7 @@ def _job() -> MPIComm:
         os.makedirs(directory, exist_ok=True)  # on another host it is another directory
         answer(directory, comm.rank, process)
         _swept.extend([sweep_behind(directory)] if local_rank() == 0 else [])
+    at_the_end.append(comm.leave)
     return comm
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from ...core.errors import PACKAGE, HetuError
 from ...job import job_size
 from ..comm.guard import RUN_DIRECTORY, TERMINALS, fail, own_rank, until_read
-from ..comm.mpi import abort, leave, process
+from ..comm.process import abort, leave, process
 from ..comm.recorder import answer, write
 
 LINE_START = re.compile(r"(?<=[\n\r])(?=.)", re.DOTALL)

@@ -1,0 +1,87 @@
+"""This process as a rank: MPI from its start to its end. One of the two files that name mpi4py, imported on first use.
+
+An error ends the whole job, as other ranks may wait for this one. Left out: what ranks tell each other; see `mpi.py`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ...answers import seconds
+from ...core.errors import MissingDependencyError
+from .bound import free_all
+from .guard import RUN_DIRECTORY, forget_shared_files, own_rank, until_read
+from .host import joining
+from .patience import DEADLINE
+from .recorder import Recorder, write
+
+process = Recorder()  # of this rank; `boot` has it answer before MPI is up
+at_the_end: list[Callable[[], None]] = []  # before MPI ends
+
+
+@functools.cache
+def start() -> Any:
+    """The module `mpi4py.MPI`, initialized. MissingDependencyError if it or its library is not installed."""
+    try:
+        import mpi4py
+
+        mpi4py.rc.initialize, mpi4py.rc.finalize = False, False
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:  # RuntimeError: mpi4py is there, but no MPI library
+        raise MissingDependencyError(f"MPI cannot be used ({error})", fix='pip install "mpi4py>=4.1" mpich') from None
+    if not MPI.Is_initialized():
+        if directory := os.environ.get(RUN_DIRECTORY):
+            write(Path(directory) / f"arrived.{own_rank()}", "")
+        with joining(seconds(DEADLINE, 300.0)):
+            MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    sys.excepthook = functools.partial(_print_and_abort, sys.excepthook)
+    atexit.register(_leave_or_abort)
+    return MPI
+
+
+def _print_and_abort(print_it: Callable[..., None], *error: Any) -> None:
+    """Under a bare mpiexec an uncaught exception would leave the other ranks waiting forever."""
+    print_it(*error)
+    until_read()
+    time.sleep(0.2)  # until it is passed on
+    abort(1)
+
+
+def _running() -> Any:
+    """`mpi4py.MPI` between its start and its end, else None."""
+    MPI = sys.modules.get("mpi4py.MPI")
+    return MPI if MPI is not None and MPI.Is_initialized() and not MPI.Is_finalized() else None
+
+
+def abort(code: int) -> None:
+    """End all ranks of the job at once, if MPI is running: others may be waiting for this one."""
+    if MPI := _running():
+        MPI.COMM_WORLD.Abort(code)
+
+
+def leave() -> None:
+    """End this rank's part in MPI when all ranks have come here; DeadlineError, as everywhere, if one does not.
+
+    Without it mpiexec may take a rank that ends first for a lost one, and kill the others.
+    """
+    if MPI := _running():
+        for end in at_the_end:
+            end()
+        free_all()
+        MPI.Finalize()
+        forget_shared_files()
+
+
+def _leave_or_abort() -> None:
+    """At the end of a script under a bare mpiexec: an error there must not end in exit code 0."""
+    try:
+        leave()
+    except BaseException:
+        _print_and_abort(sys.__excepthook__, *sys.exc_info())
