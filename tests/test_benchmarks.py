@@ -20,8 +20,8 @@ from .pairs import in_turn
 BENCHMARKS = Path(__file__).parent.parent / "examples" / "benchmarks"
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(str(BENCHMARKS))
-    names = "peer_hetu", "rows", "sampling", "standings", "start"
-    peer_hetu, rows, sampling, standings, start = map(importlib.import_module, names)
+    names = "peer_hetu", "recipes", "rows", "sampling", "standings", "start"
+    peer_hetu, recipes, rows, sampling, standings, start = map(importlib.import_module, names)
 README = ("tiny_mlp", "mlp_sgd", "mlp_adam", "lenet", "resnet", "lstm", "gpt", "gpt_256", "wide_deep", "gcn")
 
 
@@ -137,3 +137,12 @@ def test_results_of_two_processors_are_kept_side_by_side(tmp_path):
         "| lost | 1 | 2.00 | - |",
         "| geometric mean | | 2.45 | 0.50 |",
     ]
+
+
+@pytest.mark.compiled
+def test_what_a_recipe_gains_is_printed(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["recipes.py", "fed", "masks", "fuse_attention", "--rounds", "2"])
+    monkeypatch.setattr(recipes.openblas, "set_threads", lambda count: None)
+    recipes.main()
+    shown = capsys.readouterr().out
+    assert all(re.search(rf"^{name} +\d+\.\d+ \(", shown, re.M) for name in ("fed", "masks", "fuse_attention"))

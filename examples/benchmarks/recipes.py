@@ -1,9 +1,10 @@
-"""What each recipe of `hetu/cpu_kernels/` gains: `python examples/benchmarks/recipes.py [conv pooling ...]`.
+"""What each recipe of `hetu/cpu_kernels/` gains: `python examples/benchmarks/recipes.py [convolution pooling ...]`.
 
 Each row runs the operators of one file of the room, at sizes as they occur in models, with the file and without, which
-leaves them to what `hetu/ops/` says they mean; or a whole step with one pass and without. Processor time of one thread,
-by alternation in one process; above 1 the recipe is faster. Ignored on purpose: whole models, where a recipe is only a
-part of a step (`train_step.py`), and what only another recipe calls.
+leaves them to what `hetu/ops/` says they mean; or a whole step with one pass and without; or one whose feed is read
+where it lies, and copied. Processor time of one thread, by alternation in one process; above 1 the recipe is faster.
+Ignored on purpose: whole models, where a recipe is only a part of a step (`train_step.py`), and what only another
+recipe calls.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tqdm import tqdm
 
 import hetu as ht
 from hetu.core.passes import chosen_passes
-from hetu.cpu_kernels import KERNELS, blas
+from hetu.cpu_kernels import KERNELS, fed, openblas
 
 Case = Callable[[], "ht.Node | tuple[ht.Node, ...]"]
 rng = np.random.default_rng(0)
@@ -39,21 +40,13 @@ def ids(high: int, *shape: int) -> ht.Node:
     return ht.constant(rng.integers(0, high, shape))
 
 
-def activations() -> tuple[ht.Node, ...]:
-    return tuple(f(normal(2048, 2048)) for f in (ht.erf, ht.leaky_relu, ht.elu, ht.sigmoid, ht.softplus, ht.gelu))
-
-
 def experts() -> ht.Node:
     slots, weights = ht.moe_slots(ids(8, 1024, 2), count=8, capacity=320), normal(1024, 2)
     return ht.moe_combine(ht.moe_dispatch(normal(1024, 128), slots, weights, experts=8, capacity=320), slots, weights)
 
 
-def loss() -> ht.Node:
-    return ht.mean(ht.softmax_cross_entropy(normal(512, 1000), ids(1000, 512)))
-
-
-def norms() -> tuple[ht.Node, ...]:
-    return ht.layer_norm(normal(2048, 256), normal(256), normal(256)), ht.rms_norm(normal(2048, 256), normal(256))
+def bags() -> ht.Node:
+    return ht.sum(ht.embedding(normal(100_000, 64), ids(100_000, 1024, 32)), axis=1)
 
 
 def product() -> ht.Node:
@@ -77,26 +70,40 @@ FILES: dict[str, Case] = {
     "along_axis": lambda: ht.take_along_axis(normal(512, 1024), ids(1024, 512, 8), axis=1),
     "attention": lambda: ht.scaled_dot_product_attention(*(normal(8, 4, 128, 64) for _ in "qkv"), causal=True),
     "batch_norm": lambda: ht.nn.BatchNorm(64)(normal(32, 64, 16, 16)),
-    "conv": lambda: ht.nn.Conv2d(8, 16, 5)(normal(16, 8, 28, 28)),
-    "conv_last": lambda: ht.nn.Conv2d(64, 64, 3, padding=1)(normal(16, 64, 32, 32)),
+    "convolution": lambda: (
+        ht.nn.Conv2d(8, 16, 5)(normal(16, 8, 28, 28)),
+        ht.nn.Conv2d(64, 64, 3, padding=1)(normal(16, 64, 32, 32)),
+    ),
     "einsum": lambda: ht.einsum("bij,bkj->bik", normal(16, 128, 64), normal(16, 128, 64)),
-    "groups": lambda: (*activations(), *norms(), loss()),
     "index": lambda: ht.embedding(normal(100_000, 64), ids(100_000, 1024, 8)),
     "linalg": lambda: ht.linear(normal(16, 32), normal(32, 32), normal(32)),
     "masks": lambda: ht.tril(normal(512, 512)),
+    "moves": lambda: ht.roll(ht.concat([normal(256, 512), normal(256, 512)], axis=1), 3, axis=1),
     "pooling": lambda: (ht.max_pool2d(normal(32, 64, 16, 16), 2), ht.avg_pool2d(normal(32, 64, 16, 16), 2)),
     "random": lambda: (ht.dropout(normal(512, 1024), 0.1), ht.uniform((512, 1024)), ht.normal((512, 1024))),
-    "recurrent": lambda: [make(128, 128)(normal(64, 28, 128))[0] for make in (ht.nn.GRU, ht.nn.LSTM)],
+    "recurrent": lambda: tuple(make(128, 128)(normal(64, 28, 128))[0] for make in (ht.nn.GRU, ht.nn.LSTM)),
     "routing": experts,
+    "scan": lambda: ht.cumsum(normal(512, 1024), axis=1),
     "shape": lambda: ht.square(normal(128, 256) + normal(256)),
     "sparse": product,
+    "sums": lambda: ht.sum(normal(512, 1024), axis=0),
 }
 # By pass.
 RUNS: dict[str, Case] = {
+    "join_bags": bags,
+    "update_touched": lambda: ht.embedding(normal(100_000, 64), ids(100_000, 64, 8)),
     "find_attention": written,
     "fuse_attention": packed,
     "fuse_groups": lambda: ht.gelu(ht.layer_norm(normal(2048, 512), normal(512), normal(512))),
 }
+
+
+def predicted() -> Callable[[], None]:
+    """What a linear regression makes of 4 MB that it is fed."""
+    x = ht.placeholder("x", (256, 4096))
+    executor, feed = ht.Executor([x @ normal(4096, 1)]), {x: rng.standard_normal((256, 4096), "float32")}
+    executor.run(feed)
+    return partial(executor.run, feed)
 
 
 def bound(case: Case, passes: list[str], operators: Collection[Any] = ()) -> Callable[[], None]:
@@ -121,17 +128,21 @@ def bound(case: Case, passes: list[str], operators: Collection[Any] = ()) -> Cal
 
 def operators_of(file: str) -> list[Any]:
     """The operators that a file of the room computes."""
-    return [op for op, made in KERNELS.functions.items() if made.__module__ == f"hetu.cpu_kernels.{file}"]
+    made = {op: getattr(function, "func", function).__module__ for op, function in KERNELS.functions.items()}
+    return [op for op in made if made[op] == f"hetu.cpu_kernels.{file}"]
 
 
 def gain(name: str, rounds: int) -> list[float]:
     """Quartiles of the time without by the time with what is called `name`."""
-    if name in RUNS:
+    if name == "fed":
+        with patch.object(fed, "LEAST", np.inf):
+            copied = predicted()
+        pair = predicted(), copied
+    elif name in RUNS:
         passes = [run.__name__ for run in chosen_passes(None)]
         pair = bound(RUNS[name], passes), bound(RUNS[name], [p for p in passes if p != name])
     else:
-        passes = ["simplify", "channels_last"] if name == "conv_last" else ["simplify"]
-        case = partial(bound, FILES[name], passes, operators_of(name))
+        case = partial(bound, FILES[name], ["simplify"], operators_of(name))
         with_it = case()
         with patch.dict(KERNELS.functions):
             for op in operators_of(name):
@@ -154,14 +165,14 @@ def gain(name: str, rounds: int) -> list[float]:
 
 
 def main() -> None:
-    known = [*FILES, *RUNS]
+    known = [*FILES, *RUNS, "fed"]
     parser = argparse.ArgumentParser(description="What each recipe of the room of the CPU gains.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"which of: {' '.join(known)} (default: all)")
     parser.add_argument("--rounds", type=int, default=11, help="samples of each side (default: 11)")
     arguments = parser.parse_args()
     if unknown := [name for name in arguments.names if name not in known]:
         parser.error(f"no recipe is called {unknown[0]!r}; there are {' '.join(known)}")
-    blas.set_threads(1)
+    openblas.set_threads(1)
     KERNELS.function(ht.relu)  # loads all files
     bar = tqdm(arguments.names or known, leave=False)
     print_table([{"recipe": name, "times as fast": gain(name, arguments.rounds)} for name in bar])

@@ -105,7 +105,7 @@ class Kernels:
         return calls
 
     def takers(self, program: Any) -> dict[str, Callable[[Any], None]]:
-        """Calls that have the next step read an array as what is fed to a placeholder: its copy in the buffer."""
+        """By placeholder a call that feeds an array, of the shape and dtype of the buffer, to the next step."""
         return {name: partial(buffer.__setitem__, ...) for name, buffer in program.feeds.items()}
 
     def export(self, program: Any, folder: Any, name: str, random: bool) -> Any:

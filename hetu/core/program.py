@@ -84,7 +84,7 @@ class Program:
         self.fills: dict[str, Callable[[np.ndarray], None]] = {}  # copies a fed array into its buffer
         self.parts: dict[str, tuple[str, tuple[slice, ...]]] = {}  # the fed array, and its part, for a buffer
         self.calls = next(calls for calls in iter(self._bound, ...) if calls is not None)
-        self.takes = kernels_of(self.xp).takers(self)  # read a fed array, which is as the buffer is
+        self.takes = kernels_of(self.xp).takers(self)  # feed an array that is like the buffer
         self.commits = self._commits()
         self.results = [copier(self.arrays[f]) for f in self.fetches]
         self.first_write = self._first_write()

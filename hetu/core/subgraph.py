@@ -30,7 +30,7 @@ class Fed(NamedTuple):
 
     program: Program
     keys: tuple[Node | str, ...]
-    takes: tuple[tuple[tuple[int, ...], np.dtype, Callable[[np.ndarray], Any]], ...]  # shape, dtype, taker
+    takes: tuple[tuple[tuple[int, ...], np.dtype, Callable[[np.ndarray], Any]], ...]  # shape, dtype, what takes it
 
 
 class SubGraph:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import os
 import weakref
 
 import numpy as np
@@ -23,7 +26,20 @@ def spoiled(ex, feed):
     first, last = ex.run(feed), ex.subgraphs["default"].last
     for buffer in last.program.feeds.values() if last else ():
         buffer[...] = 1
-    return first, ex.run({node: array.copy() for node, array in feed.items()})
+    return first, ex.run({node: at_an_end(array) for node, array in feed.items()})
+
+
+def at_an_end(array):
+    """A copy with no memory behind it, where this can be had: who reads beyond it ends the process."""
+    if os.name != "posix" or not array.size:
+        return array.copy()
+    size = -(-array.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    memory = np.frombuffer(mmap.mmap(-1, size + mmap.PAGESIZE), np.uint8)
+    behind = ctypes.c_void_p(memory.ctypes.data + size)
+    assert ctypes.CDLL(None).mprotect(behind, ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
+    made = memory[size - array.nbytes : size].view(array.dtype).reshape(array.shape)
+    made[...] = array
+    return made
 
 
 def are_lent(ex):
