@@ -4,25 +4,14 @@
 //
 // Images are (rows, columns, images, channels). A tap of a pixel is a run of channels, so every copy takes 16 bytes,
 // and a block owns few pixels of many images: taps that lie outside of the image for all of them are left out (a third
-// of the work on images of 4 x 4). BM x BN results belong to a block, WM x 32 to a warp. Tiles of 64 bytes of each row
-// are copied asynchronously, STAGES - 1 ahead; chunks of a row are permuted so that those that are read together lie in
-// different banks. Bytes: images and results once from memory; for BM BN results a block reads BM + BN runs from the
-// second-level cache, which takes longer than the products where results are few. FLOP: 2 channels taps a result. Block
-// 32 (BM / WM) (BN / 32), shared memory 192 (BM + BN) bytes: 48 KB for 128 x 128. Registers: at most 128, so that a
-// multiprocessor has 512 threads. Sums are float32; nothing is added by atomics.
-//
-// float32 stays float32: tensor cores take 11 bits of an operand, so each is split into two, and the three larger
-// products are added outside, where rounding is to nearest: H. Ootomo, R. Yokota, "Recovering Single Precision Accuracy
-// from Tensor Cores", 2022, section 4. Ignored on purpose: infinities in float32, of which that makes NaN.
+// of the work on images of 4 x 4). BM x BN results belong to a block, WM x WN to a warp, see `tiles.cu`. Tiles are copied
+// asynchronously, STAGES - 1 ahead. Bytes: images and results once from memory; for BM BN results a block reads BM + BN
+// runs from the second-level cache, which takes longer than the products where results are few. FLOP: 2 channels taps a
+// result. Block 32 (BM / WM) (BN / WN), shared memory 192 (BM + BN) bytes: 48 KB for 128 x 128; with warpgroups 128 BN
+// more. Registers: at most 128, so that a multiprocessor has 512 threads. Sums are float32; nothing is added by atomics.
 
-const int WM = BM + BN == 256 ? 64 : 32, WN = 32;  // of a warp
 const int ACROSS = BN / WN, THREADS = 32 * (BM / WM) * ACROSS;
-const int EACH = sizeof(Chunk) / sizeof(S), DEPTH = 4 * EACH;  // values of a chunk, and of a row of a tile
 const int STAGES = 3;
-
-// What is added to the place of a chunk, bit by bit, in tiles whose rows run along the sum, or across it.
-__device__ inline int along(int row) { return row / 2 % 4; }
-__device__ inline int across(int row) { return sizeof(S) == 2 ? row % 8 : row % 4 * 2; }
 
 struct Range {
     int begin, end;
@@ -44,80 +33,6 @@ template <class Load, class Multiply> __device__ inline void pipelined(int tiles
         end_group();
         multiply(now);
         now = now + 1 < STAGES ? now + 1 : 0, next = next + 1 < STAGES ? next + 1 : 0;
-    }
-}
-
-// What a lane holds of the operands of a warp and of their product, as `multiply_add` wants it.
-typedef unsigned Left[WM / 16][4], Right[WN / 8][2];
-typedef float Sums[WM / 16][WN / 8][4];
-
-// Operands from half k of tiles whose rows run along the sum: rows of `left` from `row`, of `right` from `column`.
-__device__ inline void load_along(Left& a, Right& b, Chunk (*left)[4], Chunk (*right)[4], int row, int column, int k) {
-    const int lane = threadIdx.x % 32;
-    for (int m = 0; m < WM / 16; m++) {
-        const int r = row + m * 16 + lane % 16;
-        load_matrices(a[m], &left[r][(k * 2 + lane / 16) ^ along(r)]);
-    }
-    for (int n = 0; n < WN / 16; n++) {
-        const int r = column + n * 16 + lane / 16 * 8 + lane % 8;
-        unsigned both[4];
-        load_matrices(both, &right[r][(k * 2 + lane / 8 % 2) ^ along(r)]);
-        for (int i = 0; i < 4; i++) b[2 * n + i / 2][i % 2] = both[i];
-    }
-}
-
-// The same from tiles whose rows run across the sum: matrices of 16 bits are transposed on the way.
-typedef Chunk (*Across)[BM / EACH];
-__device__ inline void load_across(Left& a, Right& b, Across left, Across right, int row, int column, int k) {
-    const int lane = threadIdx.x % 32;
-    if (sizeof(S) == 2) {
-        for (int m = 0; m < WM / 16; m++) {
-            const int r = k * 16 + lane / 16 * 8 + lane % 8, chunk = (row + m * 16) / EACH + lane / 8 % 2;
-            load_matrices_transposed(a[m], &left[r][chunk ^ across(r)]);
-        }
-        for (int n = 0; n < WN / 16; n++) {
-            const int r = k * 16 + lane % 16, chunk = (column + n * 16) / EACH + lane / 16;
-            unsigned both[4];
-            load_matrices_transposed(both, &right[r][chunk ^ across(r)]);
-            for (int i = 0; i < 4; i++) b[2 * n + i / 2][i % 2] = both[i];
-        }
-    } else {
-        auto value = [](Across tile, int r, int c) { return tile[r][c / 4 ^ across(r)].v[c % 4]; };
-        for (int m = 0; m < WM / 16; m++)
-            for (int i = 0; i < 4; i++)
-                a[m][i] = value(left, k * 8 + i / 2 * 4 + lane % 4, row + m * 16 + i % 2 * 8 + lane / 4);
-        for (int n = 0; n < WN / 8; n++)
-            for (int i = 0; i < 2; i++) b[n][i] = value(right, k * 8 + i * 4 + lane % 4, column + n * 8 + lane / 4);
-    }
-}
-
-// A float as the nearest one of 11 bits and what that leaves, to 11 bits.
-__device__ inline void split(unsigned& value, unsigned& rest) {
-    const unsigned kept = 0xffffe000u, high = (value + 0x1000) & kept;
-    rest = __float_as_uint(__uint_as_float(value) - __uint_as_float(high)) & kept;
-    value = high;
-}
-
-// sum += left right for the operands of a warp: rows of `left` by columns of `right`.
-__device__ inline void multiply_all(Sums& sum, Left& left, Right& right) {
-    if (sizeof(S) == 2) {
-        for (int m = 0; m < WM / 16; m++)
-            for (int n = 0; n < WN / 8; n++) multiply_add(sum[m][n], left[m], right[n], S());
-    } else {
-        Left left_rest;
-        Right right_rest;
-        for (int m = 0; m < WM / 16; m++)
-            for (int i = 0; i < 4; i++) split(left[m][i], left_rest[m][i]);
-        for (int n = 0; n < WN / 8; n++)
-            for (int i = 0; i < 2; i++) split(right[n][i], right_rest[n][i]);
-        for (int m = 0; m < WM / 16; m++)
-            for (int n = 0; n < WN / 8; n++) {
-                float part[4] = {};
-                multiply_add(part, left_rest[m], right[n], S());
-                multiply_add(part, left[m], right_rest[n], S());
-                multiply_add(part, left[m], right[n], S());
-                for (int i = 0; i < 4; i++) sum[m][n][i] += part[i];
-            }
     }
 }
 
@@ -195,14 +110,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS) convolve(
     Sums sum = {};
     const int row = warp / ACROSS * WM, column = warp % ACROSS * WN;
     const int tiles = down_taps.size() * across_taps.size() * ((channels + DEPTH - 1) / DEPTH);
-    pipelined(tiles, load, [&](int place) {
-        for (int k = 0; k < 2; k++) {
-            Left a;
-            Right b;
-            load_along(a, b, left[place], right[place], row, column, k);
-            multiply_all(sum, a, b);
-        }
-    });
+    pipelined(tiles, load, [&](int place) { multiply_along(sum, left[place], right[place], row, column); });
     for (int r = 0; r < WM / 8; r++) {
         const int place = first + row + r * 8 + lane / 4;
         if (place >= places) continue;
@@ -219,18 +127,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS) convolve(
 // -- weights ----------------------------------------------------------------------------------------------------------
 
 // parts[split][tap] (results, channels) = a part of the sum over positions of g^T (results) x (channels), both in tiles
-// that run across the sum. A block has one tap, so all its positions lie inside of the image. BM = BN. Grid (tiles of
+// that run across the sum. A block has one tap, so all its positions lie inside of the image. BM >= BN. Grid (tiles of
 // all taps, splits).
 extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS) convolve_dw(
     const S* x, const S* g, float* parts, long long height, long long width, long long g_rows, long long g_columns,
     long long kh, long long kw, long long sh, long long sw, long long top, long long side, long long images_,
     long long channels_, long long results_) {
     __shared__ Chunk left[STAGES][DEPTH][BM / EACH];
-    __shared__ Chunk right[STAGES][DEPTH][BM / EACH];
+    __shared__ Chunk right[STAGES][DEPTH][BN / EACH];
     const int images = images_, channels = channels_, results = results_;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int many = (channels + BM - 1) / BM, tiles = many * ((results + BM - 1) / BM), tap = blockIdx.x / tiles;
-    const int result = blockIdx.x % tiles / many * BM, channel = blockIdx.x % many * BM;
+    const int many = (channels + BN - 1) / BN, tiles = many * ((results + BM - 1) / BM), tap = blockIdx.x / tiles;
+    const int result = blockIdx.x % tiles / many * BM, channel = blockIdx.x % many * BN;
 
     const int down = tap / (int)kw - (int)top, beside = tap % (int)kw - (int)side;  // from a position to its pixel
     auto inside = [](int shift, int step, int size, int count) {
@@ -259,7 +167,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS) convolve_dw
             const bool has_slope = at[k] < count && o < results, has_pixel = at[k] < count && c < channels;
             const S *from_g = g + (has_slope ? slope : 0), *from_x = x + (has_pixel ? source : 0);
             copy_async(&left[place][r][to], (const Chunk*)from_g, has_slope);
-            copy_async(&right[place][r][to], (const Chunk*)from_x, has_pixel);
+            if (chunk < BN / EACH) copy_async(&right[place][r][to], (const Chunk*)from_x, has_pixel);
             at[k] += DEPTH;
             for (n[k] += DEPTH; n[k] >= images; n[k] -= images)
                 if (++v[k] == sides.end) v[k] = sides.begin, u[k]++;
@@ -267,15 +175,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS) convolve_dw
     };
 
     Sums sum = {};
-    const int row = warp / (BM / WN) * WM, column = warp % (BM / WN) * WN;
-    pipelined(most(0, least(each, all - begin)), load, [&](int place) {
-        for (int k = 0; k < 2; k++) {
-            Left a;
-            Right b;
-            load_across(a, b, left[place], right[place], row, column, k);
-            multiply_all(sum, a, b);
-        }
-    });
+    const int row = warp / ACROSS * WM, column = warp % ACROSS * WN;
+    pipelined(most(0, least(each, all - begin)), load,
+              [&](int place) { multiply_across(sum, left[place], right[place], row, column); });
     float* part = parts + ((Index)blockIdx.y * (Index)(kh * kw) + tap) * results * channels;
     for (int r = 0; r < WM / 8; r++)
         for (int m = 0; m < WN / 8; m++) {

@@ -7,6 +7,7 @@ transform is left out: it saves products, of which tensor cores have plenty.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache, partial
 from math import prod
 from typing import Any, NamedTuple
@@ -16,12 +17,11 @@ import numpy as np
 from ..passes import conv_last
 from . import images
 from .launchers import kernel
-from .machine import Call, Machine, Size2d, address, contiguous, index_dtype, spread
+from .machine import HOPPER, Call, Machine, Size2d, address, contiguous, index_dtype, spread
 from .source import assemble, file_text
 
 TENSOR = 80  # the compute capability from which on there are these products and asynchronous copies
 DTYPES = ("float16", "bfloat16", "float32")
-TILES = ((128, 128), (128, 64), (64, 64))  # places of images and results of a block
 BUSY = 128  # blocks that a GPU of 132 multiprocessors should have, at least
 RESIDENT = 132 * 512  # threads of a weight gradient, which are not more than run at once
 NEIGHBORS = (8, 4)  # pixels of a row that a block may own together,
@@ -32,12 +32,32 @@ FRAMELESS = ((0, 0), (0, 0))  # no padding
 MOVED = (2, 3, 0, 1)  # from the channels last to the channels first, and back
 
 
+class Tile(NamedTuple):
+    """What a block has of a product, and who makes it: single warps, or warpgroups."""
+
+    places: int
+    results: int
+    by_groups: bool = False
+
+    @property
+    def block(self) -> tuple[int]:
+        """A warp for 16 rows of a group's, for 64 x 32 of the largest tile, for 32 x 32 of others."""
+        if self.by_groups:
+            return (2 * self.places,)
+        return (32 * (self.places // (64 if self[:2] == (128, 128) else 32)) * (self.results // 32),)
+
+
+TILES = (Tile(128, 128), Tile(128, 64), Tile(64, 64))  # the larger, the less is read twice
+GROUP_TILES = (Tile(128, 64, by_groups=True), Tile(64, 64, by_groups=True))
+
+
 @cache
-def text(dtype: str, index: str, tile: Size2d) -> str:
+def text(dtype: str, index: str, tile: Tile) -> str:
     """The kernels for tiles of so many places and results."""
-    sizes = f'const int BM = {tile[0]}, BN = {tile[1]};\n#line 1 "convolution.cu"\n'
-    body = file_text("matrices") + sizes + file_text("convolution")
-    return assemble(body, "matrices.cu", S=dtype, Index=index)
+    sizes = f"const int BM = {tile.places}, BN = {tile.results};\n"
+    parts = ("tiles", "warpgroups" if tile.by_groups else "warps", "convolution")
+    body = "".join(f'#line 1 "{part}.cu"\n{file_text(part)}' for part in parts)
+    return assemble(file_text("matrices") + sizes + body, "matrices.cu", S=dtype, Index=index)
 
 
 class _Window(NamedTuple):
@@ -160,7 +180,12 @@ def _channels_first(
     return [*there, *calls, *back]
 
 
-def _kernel(machine: Machine, name: str, tile: Size2d, *arrays: Any) -> Any:
+def _tiles(machine: Machine, a: Any) -> tuple[Tile, ...]:
+    """Warpgroups take the operands of 16 bits, too, but gain where each product is three."""
+    return GROUP_TILES if a.dtype == "float32" and machine.capability == HOPPER else TILES
+
+
+def _kernel(machine: Machine, name: str, tile: Tile, *arrays: Any) -> Any:
     return machine.kernel(text(arrays[0].dtype.name, index_dtype(*(a.size for a in arrays)), tile), name)
 
 
@@ -172,7 +197,7 @@ def _arranged(machine: Machine, w: Any, turned: bool = False) -> tuple[list[Call
     rows, columns = (c, o) if turned else (o, c)
     weights = machine.xp.empty((taps, rows, columns), w.dtype)
     arguments = (w, weights, o * c, columns, taps, np.bool_(turned))
-    return [partial(_kernel(machine, "arrange", TILES[-1], w), *spread(o * c), arguments)], weights
+    return [partial(_kernel(machine, "arrange", _tiles(machine, w)[-1], w), *spread(o * c), arguments)], weights
 
 
 def _unfolded(machine: Machine, window: _Window) -> tuple[Call, _Window]:
@@ -184,7 +209,7 @@ def _unfolded(machine: Machine, window: _Window) -> tuple[Call, _Window]:
     strides = (s // x.itemsize for s in x.strides)
     height, columns, _, y_columns, *others = window.sizes
     numbers = (patches.size, *strides, height, columns, y_columns, *others, *window.channels[:2], width)
-    launch = _kernel(machine, "patches", TILES[-1], patches, x)
+    launch = _kernel(machine, "patches", _tiles(machine, x)[-1], patches, x)
     call = partial(launch, *spread(patches.size), (x, patches, *numbers))
     return call, _Window(patches, y, (1, 1), (1, 1), FRAMELESS)
 
@@ -192,10 +217,10 @@ def _unfolded(machine: Machine, window: _Window) -> tuple[Call, _Window]:
 # -- launches ----------------------------------------------------------------------------------------------------------
 
 
-def _tile(places: int, results: int) -> Size2d:
+def _tile(tiles: Sequence[Tile], places: int, results: int) -> Tile:
     """The largest tile of which there are enough."""
-    fits = (t for t in TILES if results > t[1] // 2 and -(-places // t[0]) * -(-results // t[1]) >= BUSY)
-    return next(fits, TILES[-1])
+    fits = (t for t in tiles if results > t.results // 2 and -(-places // t.places) * -(-results // t.results) >= BUSY)
+    return next(fits, tiles[-1])
 
 
 def _forward(machine: Machine, window: _Window, weights: Any) -> Call:
@@ -226,25 +251,21 @@ def _product(machine: Machine, x: Any, weights: Any, y: Any, row: _Axis, column:
     """`convolve`, for the pixels of y that these axes name."""
     (_, width, n, results), channels = y.shape, x.shape[3]
     places = row.count * column.count * n
-    tile = _tile(places, results)
+    tile = _tile(_tiles(machine, x), places, results)
     side = next((s for s in NEIGHBORS if column.count >= WIDE and column.count % s == 0), 1)
     target = (row.apart * width, column.apart, row.origin * width + column.origin)
     numbers = (*row[:6], *column[:6], row.tap + column.tap, *target, n, channels, results, side)
-    grid = (-(-places // tile[0]), -(-results // tile[1]))
-    return partial(_kernel(machine, "convolve", tile, x, weights, y), grid, _block(tile), (x, weights, y, *numbers))
-
-
-def _block(tile: Size2d) -> tuple[int]:
-    """A warp for 64 x 32 of the largest tile, 32 x 32 of others, as the kernels have it."""
-    return (32 * (tile[0] // (64 if tile == (128, 128) else 32)) * (tile[1] // 32),)
+    grid = (-(-places // tile.places), -(-results // tile.results))
+    return partial(_kernel(machine, "convolve", tile, x, weights, y), grid, tile.block, (x, weights, y, *numbers))
 
 
 def _sums(machine: Machine, window: _Window, dw: Any) -> list[Call]:
     """The sum over positions in parts, and the sum of parts."""
     x, g, (n, width, results) = window.x, window.y, window.channels
-    taps, tile = prod(window.kernel), TILES[0] if min(width, results) > 64 else TILES[-1]
-    tiles = taps * -(-results // tile[0]) * -(-width // tile[0])
-    (threads,), steps = _block(tile), prod(g.shape[:3]) * x.itemsize // 64
+    fits = (t for t in _tiles(machine, x) if results > t.places // 2 and width > t.results // 2)
+    taps, tile = prod(window.kernel), next(fits, _tiles(machine, x)[-1])
+    tiles = taps * -(-results // tile.places) * -(-width // tile.results)
+    (threads,), steps = tile.block, prod(g.shape[:3]) * x.itemsize // 64
     splits = max(1, min(RESIDENT // (threads * tiles), steps // LEAST_STEPS))
     parts = machine.xp.empty((splits, taps, results, width), "float32")
     add = _kernel(machine, "convolve_dw", tile, x, g, parts)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..core.backend import Device
-from .machine import address
+from .machine import HOPPER, address
 from .nvrtc import OPTIONS
 
 
@@ -22,7 +22,9 @@ class Gpu:
     def __init__(self, index: int = 0) -> None:
         self.xp: Any = Device("gpu", index).xp
         self.capability = int(self.xp.cuda.Device(index).compute_capability)
-        self._module = cache(lambda text: self.xp.RawModule(code=text, options=OPTIONS))
+        # CuPy asks for sm_90 as well; of the two NVRTC takes the one that has what Hopper alone has.
+        options = (*OPTIONS, "-arch=sm_90a") if self.capability == HOPPER else OPTIONS
+        self._module = cache(lambda text: self.xp.RawModule(code=text, options=options))
 
     def kernel(self, text: str, name: str) -> Callable[..., Any]:
         """The kernel `name` of a text: a `cupy.RawKernel`, called as `kernel(grid, block, arguments, shared_mem=0)`."""

@@ -34,6 +34,14 @@ struct Copy {  // into shared memory, on its way until the thread waits for it
     unsigned group;
 };
 
+struct Product {  // of a warpgroup
+    float (*sum)[4];
+    unsigned left[4];
+    uintptr_t right;
+    bool adds;
+    int line;
+};
+
 struct Fiber {
     ucontext_t context;            // how it starts; afterward jumps switch, which make no system call
     jmp_buf jump;
@@ -48,6 +56,8 @@ struct Fiber {
     unsigned met;                  // when it last met its warp
     std::vector<Copy> copies;
     unsigned groups;               // of copies that have ended
+    std::vector<Product> products;
+    bool begun;                    // so that there may be some
 };
 
 struct Span {
@@ -79,7 +89,7 @@ static std::vector<Span> arrays;
 static Span latest;               // of the arrays
 static size_t parameters;         // of the kernel, whose arrays come first
 static bool reaches;              // what a table names and nobody else
-alignas(256) static char arena[ARENA];
+alignas(1024) static char arena[ARENA];
 static Cell cells[ARENA / 4];
 static std::vector<Shared> shared_arrays;
 static size_t used, static_bytes;
@@ -265,7 +275,7 @@ static void start_block() {
 
 static void place_thread(Fiber& f, unsigned n) {
     f.index = {n % block.x, n / block.x % block.y, n / block.x / block.y};
-    f.number = n, f.line = 0, f.met = clock_, f.copies.clear(), f.groups = 0;
+    f.number = n, f.line = 0, f.met = clock_, f.copies.clear(), f.groups = 0, f.products.clear(), f.begun = false;
 }
 
 static std::vector<size_t> sequence(size_t count, int order, std::mt19937& random) {

@@ -46,7 +46,7 @@ _KERNEL = re.compile(r'extern\s+"C"\s+__global__\s+void\s+(?:__launch_bounds__\(
 _DYNAMIC = re.compile(r"extern\s+__shared__\s+([\w\s]+?)\s+(\w+)\s*\[\s*\]\s*;")
 _STATIC = re.compile(r"__shared__\s+([\w\s]+?)\s+(\w+)((?:\s*\[[^\]]*\])*)\s*;")
 _COMMENT = re.compile(r"//[^\n]*")
-_SYNCHRONIZES = re.compile(r"__(sync|shfl|ballot|any_sync|all_sync)|load_matrices|multiply_add")
+_SYNCHRONIZES = re.compile(r"__(sync|shfl|ballot|any_sync|all_sync)|load_matrices|multiply_add|multiply_group")
 
 
 class Emulator:

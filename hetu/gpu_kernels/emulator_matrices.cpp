@@ -63,6 +63,31 @@ void multiply(float* sum, const unsigned* left, const unsigned* right, unsigned 
     }
 }
 
+// sum (64 x 64) += left (64 x 8) right (8 x 64) for four warps: 16 x 64 for each. As late as it may be, when its operands
+// have to lie as they did.
+void multiply_later(float (*sum)[4], const unsigned* left, const void* right, bool adds, int line) {
+    if (!self->begun) fail("a product of a warpgroup before `begin_products`", line);
+    self->products.push_back({sum, {left[0], left[1], left[2], left[3]}, (uintptr_t)right, adds, line});
+}
+
+void begin_products() { self->begun = true; }
+
+void multiply_now() {
+    for (const Product& p : self->products)
+        for (unsigned n = 0; n < 8; n++) {
+            unsigned right[2];
+            for (unsigned half = 0; half < 2; half++) {  // a chunk of 16 bytes changes places by the bits of its row
+                const uintptr_t chunk = p.right + (n * 8 + lane() / 4) * 64 + half * 16;
+                const void* value = (const void*)((chunk ^ (chunk >> 7 & 3) << 4) + lane() % 4 * 4);
+                access(value, 4, false);
+                std::memcpy(&right[half], value, 4);
+            }
+            if (!p.adds) std::fill(p.sum[n], p.sum[n] + 4, 0.f);
+            multiply(p.sum[n], p.left, right, 1, value_of<float>, p.line);
+        }
+    self->products.clear(), self->begun = false;
+}
+
 // Copies of all groups before this one arrive.
 static void arrive(unsigned group) {
     std::vector<Copy> later;

@@ -1,5 +1,6 @@
-// Products of tensor cores and copies that a thread does not wait for, each one instruction of PTX (ISA 7.0, sections
-// "Matrix multiply-accumulate" and "cp.async"). In front of files whose kernels use them.
+// Products of tensor cores and copies that a thread does not wait for, each one instruction of PTX (ISA 8.0, sections
+// "Matrix multiply-accumulate", "Asynchronous warpgroup level matrix" and "cp.async"). In front of files whose kernels
+// use them.
 
 typedef Pack<unsigned, 4> Chunk;  // 16 bytes, 8 values of 16 bits or 4 of 32
 
@@ -39,6 +40,29 @@ __device__ inline void multiply_add(float (&sum)[4], const unsigned (&left)[4], 
         : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
         : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(right[0]), "r"(right[1]));
 }
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // what Hopper alone has
+// sum (64 x 64) += left (64 x 8) right (8 x 64) for four warps, which hold 16 rows each, as for products of 16 rows. Of
+// `right` the columns lie in rows of 64 bytes whose chunks are permuted by `along`; this is where the first one begins.
+// Operands are read until `end_products`, and sums not there before. Without `adds` the sum is the product alone.
+#define SUMS(n) "+f"(sum[n][0]), "+f"(sum[n][1]), "+f"(sum[n][2]), "+f"(sum[n][3])
+#define ALL_SUMS SUMS(0), SUMS(1), SUMS(2), SUMS(3), SUMS(4), SUMS(5), SUMS(6), SUMS(7)
+__device__ inline void multiply_group(float (&sum)[8][4], const unsigned (&left)[4], const Chunk* right, bool adds) {
+    const unsigned long long permuted = 2, rows = 512 / 16;  // 64 bytes at a time; 8 rows follow 8 others
+    const unsigned long long begin = (unsigned)__cvta_generic_to_shared(right) / 16, matrix = permuted << 62 | rows << 32;
+    asm volatile("{.reg .pred adds; setp.ne.b32 adds, %37, 0;"
+                 "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11,"
+                 "%12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31},"
+                 "{%32, %33, %34, %35}, %36, adds, 1, 1;}"
+                 : ALL_SUMS
+                 : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(matrix | begin), "r"((int)adds));
+}
+// Before the first product: registers are written; and of shared memory what this thread has written is shown to them.
+__device__ inline void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void show_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ inline void end_products(float (&sum)[8][4]) {
+    asm volatile("wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;" : ALL_SUMS :: "memory");
+}
+#endif
 // Starts a copy to shared memory, of zeros where nothing exists.
 template <class V> __device__ inline void copy_async(V* to, const V* from, bool exists) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"

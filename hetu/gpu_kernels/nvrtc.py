@@ -13,7 +13,7 @@ from typing import Any
 from ..core.errors import MissingDependencyError
 from .source import KernelError
 
-ARCHITECTURES = ("sm_80", "sm_90")  # A100; H100 and H200
+ARCHITECTURES = ("sm_80", "sm_90a")  # A100; H100 and H200, with what Hopper alone has
 OPTIONS = ("--std=c++17", "--fmad=true")
 
 
@@ -39,7 +39,7 @@ def available() -> bool:
     return True
 
 
-def cubin(text: str, architecture: str = "sm_90", name: str = "kernel.cu") -> bytes:
+def cubin(text: str, architecture: str = "sm_90a", name: str = "kernel.cu") -> bytes:
     """The machine code (an ELF file) of a text for one architecture; KernelError with the compiler's log."""
     nvrtc = _binding()
     program = nvrtc.createProgram(text, name, (), ())

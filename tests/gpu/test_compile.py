@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from hetu.gpu_kernels import attention, channels, convolution, many, nvrtc, rows, sparse, tables
-from hetu.gpu_kernels.machine import RecordingMachine
+from hetu.gpu_kernels.machine import HOPPER, RecordingMachine
 from hetu.gpu_kernels.source import KernelError, kernel_file
 
 from .cases import uncompiled_cases
@@ -26,7 +26,11 @@ HEADS = {  # features of queries and values, rows of a warp
     "attention": [("float64", 28, 28, 4), ("float64", 64, 64, 1), ("float32", 128, 100, 1), ("bfloat16", 33, 64, 4)],
     "attention_tensor": [("float16", 64, 64, 2), ("float16", 128, 128, 1), ("bfloat16", 16, 112, 2)],
 }
-TILES = [("bfloat16", (128, 128)), ("float32", (128, 128)), ("float16", (128, 64)), ("bfloat16", (64, 64))]
+TILES = [
+    *(("bfloat16", tile) for tile in convolution.TILES[::2]),
+    *(("float16", tile) for tile in convolution.TILES[1:2]),
+    *(("float32", tile) for tile in (convolution.TILES[0], *convolution.GROUP_TILES)),
+]
 ROWS = [  # dtypes of activations, vectors, gradients and results of norms
     *((dtype,) * 4 for dtype in DTYPES),
     ("float32", "float32", "bfloat16", "bfloat16"),
@@ -43,20 +47,22 @@ NORMS = [  # dtypes of images and of vectors, elements of a pack; channels last,
 
 
 @cache
-def texts() -> tuple[list[str], list[str]]:
+def texts(architecture: str) -> tuple[list[str], list[str]]:
     """Of each sample those of one dtype, in turn, and what no sample reaches; those of all dtypes."""
+    capability = int(architecture[3:5])
     samples: dict[str, list[list[str]]] = {}
     for (row, _), cases in uncompiled_cases().items():
         recorder = RecordingMachine()
+        recorder.capability = capability
         for case in cases:
             case.calls(recorder)
         samples.setdefault(row, []).append([*recorder.texts])
     usual = [text for k, found in enumerate(samples.values()) for text in found[k % len(found)]]
-    usual = [*dict.fromkeys((*usual, *others()))]
+    usual = [*dict.fromkeys((*usual, *others(capability)))]
     return usual, [*dict.fromkeys((*usual, *(text for found in samples.values() for some in found for text in some)))]
 
 
-def others() -> tuple[str, ...]:
+def others(capability: int) -> tuple[str, ...]:
     """What no sample reaches."""
     files = (kernel_file(file, S=dtype, I="int64", Index="int32") for dtype in DTYPES for file in FILES)
     norms_of_rows = (
@@ -64,7 +70,7 @@ def others() -> tuple[str, ...]:
     )
     heads = (attention.text(file, *sizes) for file, sizes_of in HEADS.items() for sizes in sizes_of)
     norms = (channels.text(images, vectors, "int32", *flags) for images, vectors, *flags in NORMS)
-    convolutions = (convolution.text(dtype, "int32", tile) for dtype, tile in TILES)
+    convolutions = (convolution.text(dtype, "int32", tile) for dtype, tile in TILES if capability == HOPPER or not tile.by_groups)
     scatters = (tables.scatter_text(S=dtype, I="int64", Index="int32") for dtype in DTYPES)
     return (
         *files,
@@ -90,17 +96,18 @@ def together(texts: list[str]) -> str:
 @pytest.mark.parametrize("part", range(len(nvrtc.ARCHITECTURES)))
 def test_every_file_compiles(part):
     """A text of each, the half of them for one architecture and the other half for the other."""
-    of_files = {re.findall('#line 1 "(.*)"', text)[-1]: text for text in texts()[0]}
+    architecture = nvrtc.ARCHITECTURES[part]
+    of_files = {re.findall('#line 1 "(.*)"', text)[-1]: text for text in texts(architecture)[0]}
     assert len(of_files) > 16
     some = [*of_files.values()][part :: len(nvrtc.ARCHITECTURES)]
-    assert nvrtc.cubin(together(some), nvrtc.ARCHITECTURES[part]).startswith(b"\x7fELF")
+    assert nvrtc.cubin(together(some), architecture).startswith(b"\x7fELF")
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("architecture", nvrtc.ARCHITECTURES)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_all_texts_compile(part, architecture):
-    assert nvrtc.cubin(together(texts()[1][part::PARTS]), architecture).startswith(b"\x7fELF")
+    assert nvrtc.cubin(together(texts(architecture)[1][part::PARTS]), architecture).startswith(b"\x7fELF")
 
 
 def test_words_of_random_numbers_stay_in_registers():

@@ -71,9 +71,11 @@ def computed(machine, name, inputs, attrs):
     return out, wanted
 
 
-def compare(shape, dtype, names=NAMES):
+def compare(shape, dtype, names=NAMES, capability=90):
+    machine = Emulator()
+    machine.capability = capability
     for name in names:
-        made, wanted = computed(Emulator(), name, *arrays(shape, dtype)[name])
+        made, wanted = computed(machine, name, *arrays(shape, dtype)[name])
         np.testing.assert_allclose(made, wanted, rtol=0, atol=DIGITS[dtype] * np.abs(wanted).max(), err_msg=name)
 
 
@@ -96,27 +98,34 @@ def nightly_unless(now, *case):
 
 @compiled
 @pytest.mark.parametrize(
-    ("shape", "dtype"),  # float32 takes three products for one, and differs in nothing else
-    [nightly_unless(d == "float16" or k % 4 == 0, s, d) for d in ("float16", "float32") for k, s in enumerate(SHAPES)],
+    ("shape", "dtype", "capability"),  # float32 takes three products for one, and those of warpgroups on a Hopper
+    [
+        nightly_unless(d == "float16" or k % 4 == j, s, d, c)
+        for j, (d, c) in enumerate([("float16", 80), ("float32", 80), ("float32", 90)])
+        for k, s in enumerate(SHAPES)
+    ],
 )
 @pytest.mark.sampled(2)
-def test_kernels(shape, dtype):
-    compare(SHAPES[shape], dtype)
+def test_kernels(shape, dtype, capability):
+    compare(SHAPES[shape], dtype, capability=capability)
 
 
 @compiled
 @pytest.mark.parametrize(
     ("tile", "dtype"),
     [
-        nightly_unless(k == j, tile, dtype)
-        for k, tile in enumerate(convolution.TILES[:2])
-        for j, dtype in enumerate(["float32", "float16"])
+        *(
+            nightly_unless(k == j, tile, dtype)
+            for k, tile in enumerate(convolution.TILES[:2])
+            for j, dtype in enumerate(["float32", "float16"])
+        ),
+        (convolution.GROUP_TILES[0], "float32"),
     ],
 )
 def test_large_tiles(tile, dtype, monkeypatch):
     monkeypatch.setattr(convolution, "BUSY", 1)
-    monkeypatch.setattr(convolution, "TILES", (tile, convolution.TILES[-1]))
-    compare((4, 3, 12, 72, 72, (2, 1), (1, 1), NONE), dtype, NAMES if tile == (128, 128) else NAMES[:2])
+    monkeypatch.setattr(convolution, "_tiles", lambda *_: (tile, convolution.TILES[-1]))
+    compare((4, 3, 12, 72, 72, (2, 1), (1, 1), NONE), dtype)
 
 
 @compiled
@@ -182,7 +191,7 @@ def test_devices_without_these_products_take_the_other_kernels():
     ],
 )
 def test_tiles_are_as_large_as_there_are_enough_of(places, results, tile):
-    assert convolution._tile(places, results) == tile
+    assert convolution._tile(convolution.TILES, places, results)[:2] == tile
 
 
 def test_no_matrix_of_columns_lies_in_memory():
@@ -307,7 +316,7 @@ def test_training_runs_the_kernels(precision):
 
 # -- mistakes ----------------------------------------------------------------------------------------------------------
 
-FORWARD, WEIGHTS = "conv2d_last", "conv2d_last_dw"
+FORWARD, WEIGHTS, HOPPER = "conv2d_last", "conv2d_last_dw", "float32 of warpgroups"
 MISTAKES = [
     *((name, "        __syncthreads();  // this tile", "  // this tile", "float16") for name in (FORWARD, WEIGHTS)),
     (FORWARD, "        wait_for_groups<STAGES - 2>();\n", "", "float16"),
@@ -328,18 +337,26 @@ MISTAKES = [
     (WEIGHTS, "k * 8 + i / 2 * 4 + lane % 4", "k * 8 + i % 2 * 4 + lane % 4", "float32"),
     (WEIGHTS, "v[k] = sides.begin, u[k]++", "v[k] = sides.begin", "float16"),
     (WEIGHTS, "k < splits; k++", "k < 1; k++", "float16"),
+    (FORWARD, "multiply_group(part, rest[k], &high->row[0][2 * k], k > 0);", "", HOPPER),
+    (FORWARD, "&high->row[0][2 * k], k > 0", "&high->row[0][2 * k], true", HOPPER),
+    (FORWARD, "left[k], &low->row", "left[k], &high->row", HOPPER),
+    (FORWARD, "    __syncthreads();\n    float part", "    float part", HOPPER),
+    (FORWARD, "    begin_products();\n", "", HOPPER),
+    (FORWARD, "    end_products(part);\n", "", HOPPER),
+    (WEIGHTS, "chunk ^ along(column), whole", "chunk, whole", HOPPER),
 ]
 TEXT = convolution.text.__wrapped__  # not the one kept for all launches
 PROBE = (4, 3, 22, 40, 24, (3, 2), (2, 1), ((1, 1), (1, 1)))
 
 
-def changed(right, wrong, dtype):
+def changed(right, wrong, kind):
     """The text of tiles of 64 x 64 with one change."""
-    original = source.file_text
-    assert right in original("convolution")
+    original, tiles = source.file_text, convolution.GROUP_TILES if kind == HOPPER else convolution.TILES
+    of = (kind.split()[0], "int32", tiles[-1])
+    assert right in TEXT(*of)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(convolution, "file_text", lambda name: original(name).replace(right, wrong))
-        return TEXT(dtype, "int32", convolution.TILES[-1])
+        return TEXT(*of)
 
 
 @pytest.fixture(scope="module")
@@ -349,8 +366,8 @@ def prepared():
 
 
 @cache
-def check_unchanged(name, dtype):
-    compare(PROBE, dtype, [name])
+def check_unchanged(name, kind):
+    compare(PROBE, kind.split()[0], [name], 90 if kind == HOPPER else 80)
 
 
 @compiled
@@ -358,9 +375,9 @@ def check_unchanged(name, dtype):
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda m: f"{m[0]}, {m[1].strip()[:40]}")
 @pytest.mark.sampled(2)
 def test_a_mistake_shows(mistake, monkeypatch):
-    name, *change, dtype = mistake
+    name, *change, kind = mistake
     monkeypatch.setattr(convolution, "LEAST_STEPS", 2)
-    check_unchanged(name, dtype)
-    monkeypatch.setattr(convolution, "text", lambda *_: changed(*change, dtype))
+    check_unchanged(name, kind)
+    monkeypatch.setattr(convolution, "text", lambda *_: changed(*change, kind))
     with pytest.raises((AssertionError, source.KernelError)):
-        compare(PROBE, dtype, [name])
+        check_unchanged.__wrapped__(name, kind)
