@@ -85,20 +85,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS) convolve(
         start[k] = ((Index)(h[k] * (int)column_size + v[k]) * images + at.image(place)) * channels;
     }
     int i = down_taps.begin, j = across_taps.begin, c = chunk * EACH;
+    const int RIGHT_COPIES = BN * 4 / THREADS;
+    Index pixel[COPIES], weight[RIGHT_COPIES];  // where the chunks of this thread lie in x and w
+    bool inside[COPIES];
     auto load = [&](int place) {
-        const Index shift = (Index)(i * (int)column_size + j) * images * channels + c;
-        const Index weights = (Index)(tap + i * row_next + j * column_next) * results;
+        if (c == chunk * EACH) {
+            const Index shift = (Index)(i * (int)column_size + j) * images * channels + c;
+            const Index first = (Index)(tap + i * row_next + j * column_next) * results + result + line;
+            for (int k = 0; k < COPIES; k++) {
+                inside[k] = (unsigned)(h[k] + i) < row_size && (unsigned)(v[k] + j) < column_size;
+                pixel[k] = start[k] + shift;
+            }
+            for (int k = 0; k < RIGHT_COPIES; k++) weight[k] = (first + k * (THREADS / 4)) * channels + c;
+        }
         for (int k = 0; k < COPIES; k++) {
             const int r = line + k * (THREADS / 4);
-            const bool inside = (unsigned)(h[k] + i) < row_size && (unsigned)(v[k] + j) < column_size;
-            const bool exists = inside && c < channels;
-            copy_async(&left[place][r][chunk ^ along(r)], (const Chunk*)(x + (exists ? start[k] + shift : 0)), exists);
+            copy_async(&left[place][r][chunk ^ along(r)], (const Chunk*)(x + pixel[k]), inside[k] && c < channels);
+            pixel[k] += DEPTH;
         }
-        for (int k = 0; k < BN * 4 / THREADS; k++) {
+        for (int k = 0; k < RIGHT_COPIES; k++) {
             const int r = line + k * (THREADS / 4);
             const bool exists = result + r < results && c < channels;
-            const S* from = w + (exists ? (weights + result + r) * channels + c : 0);
-            copy_async(&right[place][r][chunk ^ along(r)], (const Chunk*)from, exists);
+            copy_async(&right[place][r][chunk ^ along(r)], (const Chunk*)(w + weight[k]), exists);
+            weight[k] += DEPTH;
         }
         c += DEPTH;
         if (c - chunk * EACH >= channels) {
@@ -151,26 +160,33 @@ extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS) convolve_dw
     const int CHUNKS = BM / EACH, LINES = THREADS / CHUNKS, COPIES = DEPTH / LINES;
     const int chunk = threadIdx.x % CHUNKS, line = threadIdx.x / CHUNKS;
     int at[COPIES], u[COPIES], v[COPIES], n[COPIES];
+    Index slope[COPIES], source[COPIES];  // where the chunks of this thread lie in g and x
+    auto find = [&](int k) {
+        const int position = u[k] * (int)g_columns + v[k];
+        const int pixel = (u[k] * (int)sh + down) * (int)width + v[k] * (int)sw + beside;
+        slope[k] = ((Index)position * images + n[k]) * results + result + chunk * EACH;
+        source[k] = ((Index)pixel * images + n[k]) * channels + channel + chunk * EACH;
+    };
     for (int k = 0; k < COPIES; k++) {
         at[k] = begin * DEPTH + line + k * LINES, n[k] = at[k] % images;
         const int pixel = at[k] / images;
         u[k] = rows.begin + (count ? pixel / sides.size() : 0), v[k] = sides.begin + (count ? pixel % sides.size() : 0);
+        find(k);
     }
+    const bool has_slope = result + chunk * EACH < results;
+    const bool has_pixel = channel + chunk * EACH < channels;
     auto load = [&](int place) {
-        const int o = result + chunk * EACH, c = channel + chunk * EACH;
         for (int k = 0; k < COPIES; k++) {
             const int r = line + k * LINES, to = chunk ^ across(r);
-            const int position = u[k] * (int)g_columns + v[k];
-            const int pixel = (u[k] * (int)sh + down) * (int)width + v[k] * (int)sw + beside;
-            const Index slope = ((Index)position * images + n[k]) * results + o;
-            const Index source = ((Index)pixel * images + n[k]) * channels + c;
-            const bool has_slope = at[k] < count && o < results, has_pixel = at[k] < count && c < channels;
-            const S *from_g = g + (has_slope ? slope : 0), *from_x = x + (has_pixel ? source : 0);
-            copy_async(&left[place][r][to], (const Chunk*)from_g, has_slope);
-            if (chunk < BN / EACH) copy_async(&right[place][r][to], (const Chunk*)from_x, has_pixel);
-            at[k] += DEPTH;
-            for (n[k] += DEPTH; n[k] >= images; n[k] -= images)
+            copy_async(&left[place][r][to], (const Chunk*)(g + slope[k]), has_slope && at[k] < count);
+            if (chunk < BN / EACH)
+                copy_async(&right[place][r][to], (const Chunk*)(x + source[k]), has_pixel && at[k] < count);
+            at[k] += DEPTH, n[k] += DEPTH;
+            slope[k] += DEPTH * results, source[k] += DEPTH * channels;
+            if (n[k] < images) continue;
+            for (; n[k] >= images; n[k] -= images)
                 if (++v[k] == sides.end) v[k] = sides.begin, u[k]++;
+            find(k);
         }
     };
 
