@@ -419,12 +419,12 @@ def sparse_kernels(quick: bool) -> dict[str, Callable[[], tuple[Calls, int]]]:
     values = rng.standard_normal(entries, np.float32)
     ids = rng.integers(0, nodes, nodes)
     experts, width = 32, 64 if quick else 2048
-    capacity, t = 2 * tokens // experts * 2, rng.standard_normal((tokens, width), np.float32)
-    scores = rng.standard_normal((tokens, experts)).astype(np.float32)
+    capacity = 4 * tokens // experts
+    chosen = np.argsort(rng.random((tokens, experts)))[:, :2]
+    routing = {"x": rng.standard_normal((tokens, width), np.float32), "weights": rng.random((tokens, 2), np.float32)}
+    routing["slots"] = ht.evaluate(ht.moe_slots(chosen, count=experts, capacity=capacity))
 
-    def routed(x: ht.Node, scores: ht.Node) -> ht.Node:
-        weights, chosen = ht.topk(scores, k=2)
-        slots = ht.moe_slots(chosen, count=experts, capacity=capacity)
+    def routed(x: ht.Node, weights: ht.Node, slots: ht.Node) -> ht.Node:
         y = ht.moe_dispatch(x, slots, weights, experts=experts, capacity=capacity)
         return ht.moe_combine(y, slots, weights)
 
@@ -440,8 +440,8 @@ def sparse_kernels(quick: bool) -> dict[str, Callable[[], tuple[Calls, int]]]:
             entries * (20 + 8 * features),
         ),
         "experts and back": lambda: (
-            calls_of(routed, x=t, scores=scores),
-            (4 + experts * capacity / tokens) * t.nbytes,
+            calls_of(routed, **routing),
+            (4 + experts * capacity / tokens) * routing["x"].nbytes,
         ),
     }
 

@@ -181,7 +181,7 @@ def _channels_first(
 
 
 def _tiles(machine: Machine, a: Any) -> tuple[Tile, ...]:
-    """Warpgroups take the operands of 16 bits, too, but gain where each product is three."""
+    """Warpgroups multiply float32 alone, of which each product is three."""
     return GROUP_TILES if a.dtype == "float32" and machine.capability == HOPPER else TILES
 
 
