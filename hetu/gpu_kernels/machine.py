@@ -56,6 +56,18 @@ def warps(count: int) -> tuple[tuple[int], tuple[int, int]]:
     return (-(-count // 8),), (32, 8)
 
 
+def threads_of_row(width: int, pack: int) -> int:
+    """A power of 2, up to a warp, that reaches over a row of `width` elements if each thread has `pack` of them."""
+    return min(32, 1 << (-(-width // pack) - 1).bit_length())
+
+
+def spread_rows(count: int, width: int, pack: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Grid and block for `count` rows: threads of a row and rows lie in a block, and the grid's second axis goes over
+    what is wider than a warp, in a loop where it would have too many blocks."""
+    threads = threads_of_row(width, pack)
+    return (-(-count * threads // BLOCK), min(-(-width // (threads * pack)), 65535)), (threads, BLOCK // threads)
+
+
 def spread(count: int) -> tuple[tuple[int], tuple[int]]:
     """Grid and block for a grid-stride loop over `count` items."""
     return (min(-(-count // BLOCK), MOST_BLOCKS),), (BLOCK,)

@@ -2,15 +2,19 @@
 //
 // Bytes: what is added once, what it touches of the table twice. An id that names nothing adds to nothing.
 
-// out[ids[i]] += rows[i]: the warp at the first place of each id adds the sum of its run, see `runs.cu`. Block (32, 8).
-extern "C" __global__ void add_rows(const I* ids, const S* rows, const long long* order, const T* parts, S* out,
+// out[ids[i]] += rows[i]: the threads at the first place of each id add the sum of its run, see `runs.cu`.
+extern "C" __global__ void add_rows(const I* sorted, const S* rows, const long long* order, const T* parts, S* out,
                                     long long count, long long length, long long inner) {
     const long long place = (long long)blockIdx.x * blockDim.y + threadIdx.y;
-    if (place >= count || !begins_run(ids, order, place, length)) return;
-    const Run run = run_from(ids, order, place, count);
-    S* row = out + (long long)ids[order[place]] * inner;
-    for (long long k = threadIdx.x; k < inner; k += 32)
-        row[k] = (T)row[k] + sum_of_run(run, rows, order, parts, inner, k);
+    if (place >= count || !begins_run(sorted, place, length)) return;
+    const long long end = run_end(sorted, place, count);
+    S* row = out + (long long)sorted[place] * inner;
+    FOR_PACKS(k) {
+        auto v = load<PACK>(row + k);
+        const auto sum = sum_of_run(rows, order, parts, place, end, inner, k);
+        for (int j = 0; j < PACK; j++) v.v[j] = (T)v.v[j] + sum.v[j];
+        store(row + k, v);
+    }
 }
 
 // y[o, ids[o, i, k], k] += v[o, i, k], in the order of i: one thread for all i, so no two threads meet.

@@ -16,7 +16,7 @@ from ..core.backend import fixed_value
 from ..fuse.line_text import compute_dtype
 from ..ops import sparse
 from .launchers import kernel
-from .machine import Call, Machine, contiguous, spread, widest_pack
+from .machine import Call, Machine, contiguous, spread, threads_of_row, widest_pack
 from .source import assemble, file_text
 from .tables import sorting
 
@@ -46,7 +46,7 @@ def sampled_matmul(machine: Machine, out: Any, rows: Any, columns: Any, a: Any, 
         return None
     features, entries = a.shape[1], rows.size
     pack = widest_pack(features, a, b)
-    lanes = _split(features, pack)
+    lanes = threads_of_row(features, pack)
     launch = machine.kernel(text(out.dtype.name, rows.dtype.name, lanes, pack), "entries_sampled")
     grid, sizes = (-(-entries // (8 * EACH * 32 // lanes)),), (entries, len(a), features, len(b))
     return [partial(launch, grid, (32, 8), (rows, columns, a, b, out, *sizes))]
@@ -58,17 +58,12 @@ def text(dtype: str, index: str, lanes: int, pack: int) -> str:
     return assemble(early + file_text("sparse"), "sparse.cu", S=dtype, I=index)
 
 
-def _split(features: int, pack: int) -> int:
-    """LANES: a power of 2, up to a warp, that reaches over the features."""
-    return min(32, 1 << (-(-features // pack) - 1).bit_length())
-
-
 def _product(
     machine: Machine, out: Any, starts: Any, target: Any, columns: Any, weights: Any, x: Any, parts: Any
 ) -> Call:
     features, segments = out.shape[1], len(target)
     pack = widest_pack(features, x, out)
-    lanes = _split(features, pack)
+    lanes = threads_of_row(features, pack)
     launch = machine.kernel(text(out.dtype.name, columns.dtype.name, lanes, pack), "segments_product")
     grid, sizes = (-(-segments // 8), -(-features // (lanes * pack))), (segments, features, len(x))
     return partial(launch, grid, (32, 8), (starts, target, columns, weights, x, out, parts, *sizes))

@@ -14,11 +14,11 @@ from typing import Any
 from ..fuse.line_text import compute_dtype
 from ..ops import along_axis, index
 from .launchers import kernel
-from .machine import Call, Machine, address, contiguous, index_dtype, spread, warps
+from .machine import Call, Machine, address, contiguous, index_dtype, spread, spread_rows, widest_pack
 from .source import assemble, file_text, kernel_file
 
 MOST_IN_TURN = 64  # elements of one column that a thread adds one after the other
-PIECE = 256  # rows of one id that a warp adds one after the other; more are added in pieces
+PIECE = 64  # rows of one id that a thread adds one after the other; more are added in pieces
 
 
 def _dtypes(ids: Any, *arrays: Any) -> dict[str, str]:
@@ -30,12 +30,12 @@ def _kernel(machine: Machine, name: str, ids: Any, *arrays: Any) -> Any:
 
 
 def with_runs(name: str) -> str:
-    """The hand-written file `name` after that of the sums by id."""
+    """The hand-written file `name` after that of the sums by id; both need PACK."""
     return f"constexpr int PIECE = {PIECE};\n{file_text('runs')}{file_text(name)}"
 
 
-def scatter_text(**dtypes: str) -> str:
-    return assemble(with_runs("scatter"), "scatter.cu", **dtypes)
+def scatter_text(pack: int, **dtypes: str) -> str:
+    return assemble(f"constexpr int PACK = {pack};\n{with_runs('scatter')}", "scatter.cu", **dtypes)
 
 
 @kernel(index.take)
@@ -67,7 +67,7 @@ def put_along_axis_add(
     if not contiguous(indices, values, out) or values.dtype != out.dtype or "float" not in out.dtype.name:
         return None
     count, inner = indices.shape[axis], prod(indices.shape[axis + 1 :])
-    columns, text = indices.size // count, scatter_text(**_dtypes(indices, values, out))
+    columns, text = indices.size // count, scatter_text(1, **_dtypes(indices, values, out))
     sizes = (count, out.shape[axis], inner)
     if count <= max(MOST_IN_TURN, columns // 64):
         launch = machine.kernel(text, "add_along")
@@ -100,21 +100,29 @@ def added_rows(machine: Machine, out: Any, ids: Any, rows: Any) -> list[Call] | 
     """Calls for `out[ids] += rows`."""
     if "float" not in out.dtype.name or rows.dtype != out.dtype:
         return None
-    text, sizes = scatter_text(**_dtypes(ids, rows)), (ids.size, out.shape[0], prod(out.shape[1:]))
-    order, parts, calls = summed(machine, text, ids, rows, sizes[2])
+    sizes = count, _, inner = ids.size, out.shape[0], prod(out.shape[1:])
+    pack = widest_pack(inner, rows, out)
+    text = scatter_text(pack, **_dtypes(ids, rows))
+    runs, calls = summed(machine, text, ids, rows, inner, pack)
     launch = machine.kernel(text, "add_rows")
-    return [*calls, partial(launch, *warps(ids.size), (ids, rows, order, parts, out, *sizes))]
+    return [*calls, partial(launch, *spread_rows(count, inner, pack), (*runs, out, *sizes))]
 
 
-def summed(machine: Machine, text: str, ids: Any, rows: Any, inner: int) -> tuple[Any, Any, list[Call]]:
-    """The stable order of the ids, the sums of the pieces of long runs, and the calls that find both."""
-    order, pieces = machine.xp.empty(ids.size, "int64"), (ids.size - 1) // PIECE
-    parts = machine.xp.empty((pieces + 1, inner), compute_dtype(rows.dtype.name))
-    calls = [sorting(machine, ids, order)]
+def summed(
+    machine: Machine, text: str, ids: Any, rows: Any, inner: int, pack: int
+) -> tuple[tuple[Any, Any, Any, Any], list[Call]]:
+    """The sorted ids, the rows, the order of both and the sums of the pieces of long runs; the calls that find them.
+
+    Ids are brought in order once, so that the kernels read them in a row, and not each by a chain of two loads.
+    """
+    xp, flat, pieces = machine.xp, ids.reshape(-1), (ids.size - 1) // PIECE
+    ordered, order = xp.empty_like(flat), xp.empty(ids.size, "int64")
+    runs = ordered, rows, order, xp.empty((pieces + 1, inner), compute_dtype(rows.dtype.name))
+    calls: list[Call] = [sorting(machine, ids, order), partial(xp.take, flat, order, out=ordered)]
     if pieces:
         launch = machine.kernel(text, "sum_pieces")
-        calls.append(partial(launch, *warps(pieces), (ids, rows, order, parts, ids.size, inner)))
-    return order, parts, calls
+        calls.append(partial(launch, *spread_rows(pieces, inner, pack), (*runs, ids.size, inner)))
+    return runs, calls
 
 
 def sorting(machine: Machine, ids: Any, order: Any) -> Call:

@@ -35,10 +35,10 @@ extern "C" __global__ void update_all(TENSORS, const R* rate, const N* step, con
     });
 }
 
-// Only the rows `ids` of a table (length, inner) and of its states: the warp at the first place of each id applies the
-// rule once, to the sum of its run, see `runs.cu`; none does if `*ok` is 0. Block (32, 8).
+// Only the rows `ids` of a table (length, inner) and of its states: the threads at the first place of each id apply the
+// rule once, to the sum of its run, see `runs.cu`; none does if `*ok` is 0.
 // Bytes: the gradient rows once, the touched rows of parameter and states twice.
-extern "C" __global__ void update_rows(TABLES, const I* ids, const S* rows, const long long* order,
+extern "C" __global__ void update_rows(TABLES, const I* sorted, const S* rows, const long long* order,
                                        const T* parts, const R* rate, const N* step, const K* ok,
                                        long long count, long long length, long long inner) {
     __shared__ Scalars scalars;
@@ -47,13 +47,18 @@ extern "C" __global__ void update_rows(TABLES, const I* ids, const S* rows, cons
     const Scalars s = scalars;
     S* const tables[STATES + 1] = {EACH_TABLE};
     const long long place = (long long)blockIdx.x * blockDim.y + threadIdx.y;
-    if (place >= count || (double)*ok == 0 || !begins_run(ids, order, place, length)) return;
-    const Run run = run_from(ids, order, place, count);
-    for (long long k = threadIdx.x; k < inner; k += 32) {
-        const long long i = (long long)ids[order[place]] * inner + k;
-        T v[STATES + 1];
-        for (int n = 0; n <= STATES; n++) v[n] = tables[n][i];
-        apply(s, v, sum_of_run(run, rows, order, parts, inner, k));
-        for (int n = 0; n <= STATES; n++) tables[n][i] = v[n];
+    if (place >= count || (double)*ok == 0 || !begins_run(sorted, place, length)) return;
+    const long long end = run_end(sorted, place, count), start = (long long)sorted[place] * inner;
+    FOR_PACKS(k) {
+        Pack<S, PACK> x[STATES + 1];
+        for (int n = 0; n <= STATES; n++) x[n] = load<PACK>(tables[n] + start + k);
+        const auto sum = sum_of_run(rows, order, parts, place, end, inner, k);
+        for (int j = 0; j < PACK; j++) {
+            T v[STATES + 1];
+            for (int n = 0; n <= STATES; n++) v[n] = x[n].v[j];
+            apply(s, v, sum.v[j]);
+            for (int n = 0; n <= STATES; n++) x[n].v[j] = v[n];
+        }
+        for (int n = 0; n <= STATES; n++) store(tables[n] + start + k, x[n]);
     }
 }

@@ -15,13 +15,13 @@ import numpy as np
 
 from ..fuse.line_text import compute_dtype, expression
 from .launchers import kernel
-from .machine import Call, Machine, address, contiguous, warps, widest_pack
+from .machine import Call, Machine, address, contiguous, spread_rows, widest_pack
 from .many import CHUNK, KINDS, chunks, keeping
 from .source import CTYPES, assemble, file_text, number_text
 from .tables import summed, with_runs
 
 
-def _text(composition: Any, pack: int = 1, **dtypes: str) -> str | None:
+def _text(composition: Any, pack: int, **dtypes: str) -> str | None:
     """The kernels of a rule for packs of so many elements, or None where one of its operators has no expression in C.
 
     `prepare` computes once per block, in double, what follows from the scalars; `apply` is the rest, of one element.
@@ -167,13 +167,14 @@ def update_rows(
     if not contiguous(*tables, ids, rows, rate, step) or any(t.dtype != rows.dtype for t in tables):
         return None
     dtypes = {"S": rows.dtype.name, "R": rate.dtype.name, "N": step.dtype.name, "I": ids.dtype.name, "K": ok.dtype.name}
-    text = _text(rule.composition(tables[0].shape, attrs), **dtypes)
+    sizes = count, _, inner = ids.size, tables[0].shape[0], prod(tables[0].shape[1:])
+    pack = widest_pack(inner, rows, *tables)
+    text = _text(rule.composition(tables[0].shape, attrs), pack, **dtypes)
     if text is None:
         return None
-    sizes = (ids.size, tables[0].shape[0], prod(tables[0].shape[1:]))
-    order, parts, calls = summed(machine, text, ids, rows, sizes[2])
-    launch = machine.kernel(text, "update_rows")
-    return [*calls, partial(launch, *warps(ids.size), (*tables, ids, rows, order, parts, rate, step, ok, *sizes))]
+    runs, calls = summed(machine, text, ids, rows, inner, pack)
+    launch, shape = machine.kernel(text, "update_rows"), spread_rows(count, inner, pack)
+    return [*calls, partial(launch, *shape, (*tables, *runs, rate, step, ok, *sizes))]
 
 
 @kernel("update")

@@ -75,7 +75,10 @@ FOLDS, ANYWHERE = "test_extremes.py folds_of_extremes", "test_kernels.py equal"
 
 KINDS: dict[str, list[tuple[str, str, str, str]]] = {
     "a read outside an array": [
-        ("runs.cu", "(place == 0 || ids[order[place - 1]] != id)", "(ids[order[place - 1]] != id)", IDS),
+        ("runs.cu", "(place == 0 || sorted[place - 1] != id)", "(sorted[place - 1] != id)", IDS),
+        ("runs.cu", "long long step = 1; ... place + step < limit && ", "", IDS),
+        ("runs.cu", "while (step /= 2) ... place + step < limit && ", "", IDS),
+        ("runs.cu", "if (i < some) row[i]", "row[i]", IDS),
         ("reduce.cu", "i < end; i += 8", "i <= end; i += 8", REDUCTIONS),
         ("tables.cu", "id >= 0 && id < length ? x[", "id >= 0 ? x[", "test_extremes.py ids"),
         ("images.cu", "h < height &&", "h <= height &&", FOLDS),
@@ -89,6 +92,7 @@ KINDS: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "a write outside an array": [
         ("rows.cu", "threadIdx.y < 2 && c < width", "threadIdx.y < 2", ROWS),
+        ("runs.cu", " * PACK; k < inner;", " * PACK; k <= inner;", IDS),
         ("reduce.cu", "if (threadIdx.y == 0 && c < inner)", "if (threadIdx.y == 0)", REDUCTIONS),
         ("attention.cu", "if (first + r >= queries) continue;", "if (first + r > queries) continue;", PLAIN),
         ("random.cu", "b * each + j < n", "b * each + j <= n", "test_kernels.py random"),
@@ -159,7 +163,6 @@ KINDS: dict[str, list[tuple[str, str, str, str]]] = {
             "__shfl_down_sync(0xffffu, best, step)",
             "test_large.py ties",
         ),
-        ("runs.cu", "__ballot_sync(0xffffffffu,", "__ballot_sync(0x7fffffffu,", IDS),
         ("sparse.cu", "step >= LANES", "step > LANES", "test_sparse.py fixed_entries"),
         ("attention_tensor.cu", "__shfl_xor_sync(0xffffffffu, v, 2)", "__shfl_xor_sync(0xffffffffu, v, 4)", TENSOR),
     ],
@@ -208,14 +211,9 @@ KINDS: dict[str, list[tuple[str, str, str, str]]] = {
             "test_far.py last_rows or columns or results",
         ),
         ("machine.py", "1 << 30", "1 << 40", "test_far.py elements"),
-        ("scatter.cu", "(long long)ids[order[place]] * inner", "(int)(ids[order[place]] * inner)", "test_far.py added"),
-        ("runs.cu", "rows[order[p] * inner + k]", "rows[(int)(order[p] * inner + k)]", "test_far.py added"),
-        (
-            "update.cu",
-            "(long long)ids[order[place]] * inner + k",
-            "(int)(ids[order[place]] * inner + k)",
-            "test_far.py added",
-        ),
+        ("scatter.cu", "(long long)sorted[place] * inner", "(int)(sorted[place] * inner)", "test_far.py added"),
+        ("runs.cu", "order[p + i] * inner + k", "(int)(order[p + i] * inner + k)", "test_far.py added"),
+        ("update.cu", "(long long)sorted[place] * inner", "(int)(sorted[place] * inner)", "test_far.py added"),
         ("sparse.cu", "x + column * features + k", "x + (int)(column * features + k)", "test_far.py sparse"),
         ("routing.cu", "y + slot * features + f, v", "y + (int)(slot * features + f), v", "test_far.py routing"),
         (
@@ -236,12 +234,24 @@ KINDS: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "limits of a launch": [
         ("reduce.py", "min(outer * chunks, 65535)", "outer * chunks", "test_far.py results"),
+        (
+            "machine.py",
+            "min(-(-width // (threads * pack)), 65535)",
+            "-(-width // (threads * pack))",
+            "test_far.py wider",
+        ),
+        ("runs.cu", "k += (long long)gridDim.y * blockDim.x * PACK", "k += inner", "test_far.py wider"),
         ("attention.py", "max(q.shape[0], q.shape[2]) > MOST_BLOCKS", "q.shape[0] > MOST_BLOCKS", "test_far.py heads"),
         ("rows.py", "MOST_THREADS, MOST_KEPT = 512, 4", "MOST_THREADS, MOST_KEPT = 2048, 4", "test_far.py vocabulary"),
         ("channels.py", "MOST_CHANNELS = 65535", "MOST_CHANNELS = 1 << 40", "test_far.py channels"),
     ],
     "packs that are not aligned": [
         ("machine.py", " or any(address(a) % (a.dtype.itemsize * pack) for a in (*arrays, *beside))", "", ANYWHERE),
+        ("machine.py", "width % pack or ", "", IDS),
+        ("tables.py", "widest_pack(inner, rows, out)", "widest_pack(inner, out)", IDS),
+        ("tables.py", "widest_pack(inner, rows, out)", "widest_pack(inner, rows)", IDS),
+        ("update.py", "widest_pack(inner, rows, *tables)", "widest_pack(inner, *tables)", "test_kernels.py _rows"),
+        ("update.py", "widest_pack(inner, rows, *tables)", "widest_pack(inner, rows)", "test_kernels.py _rows"),
         (
             "tables.py",
             "if row_bytes % 8 == 0 and (address(x) | address(out)) % 8 == 0:",
@@ -295,7 +305,9 @@ KINDS: dict[str, list[tuple[str, str, str, str]]] = {
         ("reduce.cu", "each = (n + chunks - 1) / chunks", "each = n / chunks", REDUCTIONS),
         ("channels.cu", "(steps + gridDim.x - 1) / gridDim.x", "steps / gridDim.x", NORM),
         ("tensors.cu", "i = packed + threadIdx.x", "i = packed + 1 + threadIdx.x", "test_many.py updates_all"),
-        ("runs.cu", "next < count ? next : count", "next", IDS),
+        ("runs.cu", "place + PIECE < count ? place + PIECE : count", "place + PIECE", IDS),
+        ("runs.cu", "p < cut; p += TOGETHER", "p < cut - 1; p += TOGETHER", IDS),
+        ("runs.cu", "(end + PIECE - 1) / PIECE", "end / PIECE", IDS),
         ("group_text.py", "begin + each < width ? begin + each : width", "begin + each", GROUPS),
         ("convolution.cu", "(channels + DEPTH - 1) / DEPTH", "channels / DEPTH", CONV),
     ],
@@ -313,12 +325,13 @@ KINDS: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "threads that meet": [
         ("many.cu", "if (!finite) *out = false;", "*out = finite;", "test_many.py finite"),
-        ("scatter.cu", " || !begins_run(ids, order, place, length)", "", IDS),
+        ("scatter.cu", " || !begins_run(sorted, place, length)", "", IDS),
+        ("update.cu", " || !begins_run(sorted, place, length)", "", "test_kernels.py _rows"),
         ("channels.cu", "if (threadIdx.y == 0 && part.end)", "if (part.end)", NORM),
     ],
     "precision": [
         ("prelude.cu", " + ((u >> 16) & 1)", "", "test_kernels.py brain"),
-        ("convolution.cu", "multiply_add(part, left_rest[m], right[n], S());", "", "test_convolution.py rounded"),
+        ("warps.cu", "multiply_add(part, left_rest[m], right[n], S());", "", "test_convolution.py rounded"),
     ],
 }
 BUGS = [Bug(kind, *bug) for kind, bugs in KINDS.items() for bug in bugs]

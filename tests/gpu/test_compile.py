@@ -70,8 +70,10 @@ def others(capability: int) -> tuple[str, ...]:
     )
     heads = (attention.text(file, *sizes) for file, sizes_of in HEADS.items() for sizes in sizes_of)
     norms = (channels.text(images, vectors, "int32", *flags) for images, vectors, *flags in NORMS)
-    convolutions = (convolution.text(dtype, "int32", tile) for dtype, tile in TILES if capability == HOPPER or not tile.by_groups)
-    scatters = (tables.scatter_text(S=dtype, I="int64", Index="int32") for dtype in DTYPES)
+    convolutions = (
+        convolution.text(dtype, "int32", tile) for dtype, tile in TILES if capability == HOPPER or not tile.by_groups
+    )
+    scatters = (tables.scatter_text(2, S=dtype, I="int64", Index="int32") for dtype in DTYPES)
     return (
         *files,
         *norms_of_rows,

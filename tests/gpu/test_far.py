@@ -141,7 +141,7 @@ def test_rows_that_are_added_by_ids():
     table, rows, ids = far(ROWS, WIDTH), last_rows(), np.arange(ROWS)
     for call in tables.added_rows(Emulator(blocks=2), table, ids, rows):
         call()
-    np.testing.assert_array_equal(table[-LAST:], rows[-LAST:])
+    np.testing.assert_array_equal(table[-LAST:, 2048:], rows[-LAST:, 2048:])  # what the last block writes
     launch("sgd_rows", table, table, ids, rows, np.array(1, np.float16))
     assert not table[-LAST:].any()
 
@@ -200,6 +200,16 @@ def test_a_block_may_have_several_results():
         call()
     places = [0, 1, 65533, 65534, 65535, 65536]
     np.testing.assert_allclose(y[places], x[places].sum(1))
+
+
+def test_rows_that_are_added_may_be_wider_than_a_grid():
+    """The first block goes on behind what the last one has."""
+    width = 65535 * 32 + 5
+    table, rows = far(2, width), far(1, width)
+    rows[0, :3], rows[0, -5:] = 1, 2
+    for call in tables.added_rows(Emulator(blocks=2), table, np.array([1]), rows):
+        call()
+    np.testing.assert_array_equal(table[1], rows[0])
 
 
 def test_a_row_as_wide_as_a_vocabulary_takes_no_more_threads_than_a_block_has():

@@ -19,7 +19,7 @@ from hetu.gpu_kernels.machine import RecordingMachine
 from hetu.gpu_kernels.passes.fuse_kernels import fuse_kernels
 
 from . import fake_cupy
-from .cases import recorded, shifted
+from .cases import TOLERANCE, recorded, shifted
 
 pytestmark = pytest.mark.skipif(emulator.compiler() is None, reason="no C++ compiler: install g++ or clang++")
 
@@ -118,24 +118,35 @@ def test_extrema_of_nan_and_ties():
     check(*run("max", x, axis=(1,), keepdims=False))
 
 
-@pytest.mark.parametrize(("count", "frequent"), [(1, 1), (256, 3), (257, 257), (900, 40), (900, 700)])
-def test_rows_are_added_by_their_ids(count, frequent):
-    """Runs shorter and longer than a piece and than the 32 places that a warp looks at; ids that name nothing."""
+RUNS_OF = [(1, 1), (64, 3), (65, 65), (300, 40), (300, 250)]  # rows, and how many of them have one id
+ROWS_ADDED = [(1, "float64"), (6, "float64"), (37, "float64"), (296, "float16"), (132, "float32")]
+
+
+@pytest.mark.usefixtures("prepared")
+@pytest.mark.parametrize(("count", "frequent"), RUNS_OF)
+@pytest.mark.parametrize(("width", "dtype"), ROWS_ADDED)
+@pytest.mark.sampled(2)
+def test_rows_are_added_by_their_ids(width, dtype, count, frequent):
+    """Runs shorter and longer than a piece and than what is under way at once; ids that name nothing; rows narrower and
+    wider than a warp. The digits are the same for packs and for single elements."""
     rng = np.random.default_rng(count)
-    ids, rows_ = rng.integers(-3, 23, count), normal(count, 37, dtype="float64")
+    ids, rows_ = rng.integers(-3, 23, count), normal(count, width, dtype=dtype)
     ids[rng.permutation(count)[:frequent]] = 7
-    inside, wanted, out = (ids >= 0) & (ids < 20), np.ones((20, 37)), np.ones((20, 37))
+    inside, wanted = (ids >= 0) & (ids < 20), np.ones((20, width))
     np.add.at(wanted, ids[inside], rows_[inside])
-    for call in tables.added_rows(Emulator(), out, ids, rows_):
-        call()
-    np.testing.assert_allclose(out, wanted, rtol=1e-12, atol=1e-12)
+    outs = [shifted(np.ones((20, width), dtype), start) for start in (0, 0, 1)]
+    for out, start in zip(outs, (0, 1, 0)):
+        for call in tables.added_rows(Emulator(), out, ids, shifted(rows_, start)):
+            call()
+        np.testing.assert_array_equal(out, outs[0])
+    np.testing.assert_allclose(outs[0], wanted, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
 def test_a_frequent_id_is_cut_into_pieces():
-    """No warp adds more rows than a piece has, and one sum a piece."""
+    """No thread adds more rows than a piece has, and one sum a piece."""
     ids, rows_ = np.ones(1000, np.int64), normal(1000, 4, dtype="float64")
-    text = tables.scatter_text(S="float64", I="int64", Index="int32")
-    _, parts, calls = tables.summed(Emulator(), text, ids, rows_, 4)
+    text = tables.scatter_text(2, S="float64", I="int64", Index="int32")
+    (*_, parts), calls = tables.summed(Emulator(), text, ids, rows_, 4, 2)
     for call in calls:
         call()
     pieces = np.add.reduceat(rows_, np.arange(0, 1000, tables.PIECE))
@@ -219,7 +230,7 @@ def test_operands_with_strides_are_copied_for_a_kernel_that_takes_none():
     table, ids, rows_ = normal(9, 4), np.array([3, 1, 3]), normal(3, 11, seed=1)[:, 2:6]
     rate, made = np.array(0.5, np.float32), table.copy()
     calls = bound(Emulator(), OPS["sgd_rows"], made, (made, ids, rows_, rate), {})
-    assert len(calls) == 3  # the copy, the sort and the kernel
+    assert len(calls) == 4  # the copy, the sort, the ids in order and the kernel
     for call in calls:
         call()
     np.subtract.at(table, ids, 0.5 * rows_)
@@ -318,10 +329,11 @@ SOFTMAX = [
     ),
 ]
 RUNS = [
-    ("runs", "ids[order[place - 1]] != id)", "true)"),
-    ("runs", "found + __ffs(~same) - 1", "found + __ffs(~same)"),
-    ("runs", "p = run.piece;", "p = run.piece + 1;"),
-    ("runs", "run.pieces = 0;", ""),
+    ("runs", "sorted[place - 1] != id)", "true)"),
+    ("runs", "return place + 1;", "return place;"),
+    ("runs", "while (step /= 2)", "if (step /= 2)"),
+    ("runs", "p = piece;", "p = piece + 1;"),
+    ("runs", "place + PIECE < count ? place + PIECE : count", "count"),
 ]
 
 
@@ -338,7 +350,7 @@ def mistaken(file, right, wrong):
 
 def probe(file):
     if file == "runs":
-        test_rows_are_added_by_their_ids(900, 700)
+        test_rows_are_added_by_their_ids(37, "float64", 300, 250)
     else:
         check(*run("softmax", normal(3, 9001) * 5, axis=1))
 
@@ -349,6 +361,8 @@ def prepared():
     here, texts = sys.modules[__name__], []
     for row in ROWS:
         texts += recorded(here, partial(test_rows_of_a_warp_and_of_a_block, *row))
+    for rows_added, runs in itertools.product(ROWS_ADDED, RUNS_OF):
+        texts += recorded(here, partial(test_rows_are_added_by_their_ids, *rows_added, *runs))
     for name, reduction in itertools.product(("sum", "max"), REDUCTIONS):
         texts += recorded(here, partial(test_reductions_in_stages, name, *reduction))
     for mistake in SOFTMAX + RUNS:
