@@ -117,6 +117,7 @@ KINDS: dict[str, list[tuple[str, str, str, str]]] = {
         ("attention.cu", "start += 32) { ... __syncthreads();", "", PLAIN),
         ("attention_tensor.cu", "__syncthreads();  // this tile is there", "", TENSOR),
         ("convolution.cu", "__syncthreads();  // this tile is there", "", CONV),
+        ("warpgroups.cu", "__syncthreads();", "", CONV),
         ("update.cu", "__syncthreads();", "", "test_many.py updates_all"),
         ("group_text.py", '"    __syncthreads();",', "", GROUPS),
         ("group_text.py", '[*lines, "    }", "    __syncthreads();", "}"]', '[*lines, "    }", "}"]', GROUPS),
@@ -126,6 +127,7 @@ KINDS: dict[str, list[tuple[str, str, str, str]]] = {
         ("attention.cu", "changes[threadIdx.y][threadIdx.x] = change; ... __syncwarp();", "", PLAIN),
         ("attention_tensor.cu", "wait_for_copies();", "", TENSOR),
         ("convolution.cu", "wait_for_groups<STAGES - 2>();", "wait_for_groups<STAGES - 1>();", CONV),
+        ("warpgroups.cu", "end_products(part);", "", CONV),
     ],
     "a barrier that some do not reach": [
         (
@@ -332,6 +334,7 @@ KINDS: dict[str, list[tuple[str, str, str, str]]] = {
     "precision": [
         ("prelude.cu", " + ((u >> 16) & 1)", "", "test_kernels.py brain"),
         ("warps.cu", "multiply_add(part, left_rest[m], right[n], S());", "", "test_convolution.py rounded"),
+        ("warpgroups.cu", "multiply_group(part, left[k], &low", "multiply_group(part, left[k], &high", CONV),
     ],
 }
 BUGS = [Bug(kind, *bug) for kind, bugs in KINDS.items() for bug in bugs]
