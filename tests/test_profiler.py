@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import operator
+import re
 import xml.etree.ElementTree as ElementTree
 from functools import reduce
 
@@ -231,6 +232,39 @@ def test_the_table_is_aligned_and_sums_up(measured):
     assert len({len(line) for line in lines}) == 1
     assert str(measured) == measured.table()
     assert "... and 3 more" in measured.table("node", limit=1)
+
+
+def labels_of(outputs, by) -> list[str]:
+    """The labels of a table of these nodes, each of which takes a second."""
+    found = [n for n in topological(outputs) if n.inputs and n.op.name != "item"]
+    rows = Profile(tuple((n, ProfileRow(n.op.name, "compute", 1, 1.0, 0, 0)) for n in found)).table(by).splitlines()
+    width = rows[0].index("calls")
+    return [row[:width].strip() for row in rows[2:-2]]
+
+
+@pytest.mark.parametrize(
+    "count, shown", [(1, "f32[7, 100]"), (2, "(f32[7, 100], f32[7, 100])"), (3, None), (150, None)]
+)
+def test_a_label_of_many_types_has_the_first_and_counts_the_others(count, shown):
+    many = ht.op(lambda xp, x: (x,) * count, name="many", infer=lambda x: (x,) * count if count > 1 else x)
+    OPS.pop("many")
+    made = many(array(7, 100))
+    (label,) = labels_of(made if count > 1 else [made], "node")
+    assert re.fullmatch(
+        rf"many {re.escape(shown or f'(f32[7, 100], f32[7, 100], ... {count - 2} more)')} at .*:\d+", label
+    )
+
+
+@pytest.mark.parametrize("by", ["op", "layer", "node"])
+def test_a_long_label_keeps_its_ends(by):
+    """Whatever it is summed by: names of operators and layers are a user's."""
+    long = "begin_" + 300 * "x" + "_end"
+    made = ht.op(lambda xp, x: x, name=long, infer=lambda x: x)
+    OPS.pop(long)
+    with tagged(layer=long):
+        y = made(array(2))
+    (label,) = labels_of([y], by)
+    assert len(label) == 70 and label.startswith("begin_x") and label.endswith("_end" if by != "node" else f"{y.site}")
 
 
 def test_an_empty_profile_prints():

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -55,8 +56,18 @@ _LABELS: dict[str, Callable[[Node], str]] = {
     "op": lambda node: node.op.name,
     "layer": lambda node: _layer(node),
     "line": lambda node: str(node.site),
-    "node": lambda node: f"{node.op.name} {show_type(node.type)} at {node.site}",
+    "node": lambda node: f"{node.op.name} {_few_types(node)} at {node.site}",
 }
+MOST_OF_TYPES, MOST_OF_LABEL = 36, 70  # characters
+
+
+def _few_types(node: Node) -> str:
+    """The type; of many results those of the first, and how many more there are."""
+    texts = [str(t) for t in types_of(node)]
+    ends = accumulate(len(t) + 2 for t in texts)
+    first = max(sum(end <= MOST_OF_TYPES for end in ends), 1)
+    rest = len(texts) - first
+    return f"({', '.join(texts[:first])}, ... {rest} more)" if rest else show_type(node.type)
 
 
 def _layer(node: Node) -> str:
@@ -106,7 +117,7 @@ class Profile:
 
     def _cells(self, row: ProfileRow) -> tuple[str, ...]:
         return (
-            row.label,
+            _cut(row.label),
             f"{row.calls}",
             f"{row.seconds * 1e3:.3f}",
             f"{100 * row.seconds / (self.seconds or 1):.1f}%",
@@ -154,6 +165,14 @@ def _total(label: str, rows: list[ProfileRow]) -> ProfileRow:
         sum(row.nbytes for row in rows),
         sum(row.flops for row in rows),
     )
+
+
+def _cut(label: str) -> str:
+    """A label without its middle if it is too long: it begins with what it is and ends with where."""
+    if len(label) <= MOST_OF_LABEL:
+        return label
+    half = MOST_OF_LABEL // 2
+    return f"{label[: half - 1]}…{label[-half:]}"
 
 
 # -- measuring -----------------------------------------------------------------------------------------------------
