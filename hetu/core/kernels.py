@@ -112,6 +112,10 @@ class Kernels:
         """Write a program as one C file with a `main`, which counts steps if they are `random`; its path."""
         raise ArgumentError("there are no kernels in C here", fix="put `hetu/cpu_kernels/` back")
 
+    def text(self, call: Call) -> str:
+        """What was compiled for a call, as a reader wants to see it."""
+        return getattr(call, "text", "")
+
     def captured(self, xp: Any, calls: Calls, say: Callable[[Any, str], None], obstacle: str) -> Any:
         """An object that runs all calls at once (`run()`; `call` is the one under way), or None."""
         return None

@@ -213,12 +213,5 @@ class Program:
         for target, value in copies:
             self.xp.copyto(target, value)
 
-    @property
-    def c(self) -> str:
-        """What was compiled for it, as C text: each function once, below the numbers of its instructions."""
-        calls = [(getattr(call, "text", ""), k) for k, step in enumerate(self.steps) for call in step.calls]
-        users = {text: sorted({k for other, k in calls if other == text}) for text, _ in calls if text}
-        return "\n".join(f"// of {', '.join(map(str, numbers))}:\n{text}" for text, numbers in users.items())
-
     def __repr__(self) -> str:
         return f"<Program of {len(self.steps)} instructions, {self.plan.arena_bytes:,} bytes>"

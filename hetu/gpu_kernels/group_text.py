@@ -74,12 +74,13 @@ def text_of(form: Form, layout: Geometry, kind: str, stored: tuple[str, ...]) ->
 
 
 class _CudaWriter(LineWriter):
-    kind = ""
+    kind, column = "", "col"
     counts: Sequence[str] = ()
 
     def __init__(self, form: Form, layout: Geometry, stored: Sequence[str]) -> None:
         super().__init__(form, TYPES)
         self.layout, self.stored = layout, stored
+        self.q = "q + " if layout.span > layout.pack else ""  # the pack of a thread, if it has several
         self.folds = [n for n in self.lines if self.values[n].fold]
         self.full = [r for r in form.results if not self.values[r].fold and self.values[r].shape == form.space]
         self.narrow = [r for r in form.results if r not in self.full and r not in self.folds]
@@ -143,33 +144,30 @@ class _CudaWriter(LineWriter):
 
         16 neighbors share one draw of random words, and no span reaches beyond them.
         """
-        pack, span = self.layout.pack, self.layout.span
+        pack, span, q = self.layout.pack, self.layout.span, self.q
         needed = self.needed([*results, *(self.operands(n)[0] for n in folds)])
         full = [r for r in results if r in self.full]
         before, inside = self._loads(needed)
         drawn = [n for n in self.draws if n in needed]
         words = [f"Word words{n}[4]; philox(x{self.operands(n)[1]}, stream{n}, i / 16, words{n});" for n in drawn]
-        place = "q + at" if span == 16 else "i % 16 + q + at"
+        place = f"{q}at" if span == 16 else f"i % 16 + {q}at"
         inside += [f"const bool kept{n} = kept(words{n}, {place}, {self.drawn(n)[1]});" for n in drawn]
         numbered = any(self.form.lines[n - self.count].op is own_column for n in needed if n >= self.count)
-        inside += ["const Index j = col + q + at;"] if numbered else []
+        inside += [f"const Index j = {q}col + at;"] if numbered else []
         inside += [self.statement(n, "j") for n in needed if n >= self.count]
         inside += [f"r{self.slot[r]}.v[at] = v{r};" for r in full]
         inside += [self._narrow(r) for r in results if r not in self.full]
-        inside += [f"t{n}[q + at] = fold{n}::combine(t{n}[q + at], v{self.operands(n)[0]});" for n in folds]
-        packs = [f"Pack<{self.stored_type(r)}, {pack}>" for r in full]
-        return [
-            *words,
-            f"for (int q = 0; q < {span}; q += {pack}) {{",
-            *indented(self._coordinates("(col + q)", self.layout.outer, self.layout.axes)),
-            *indented(before),
-            *(f"    {p} r{self.slot[r]};" for p, r in zip(packs, full)),
-            f"    for (int at = 0; at < {pack}; at++) {{",
-            *indented(indented(inside)),
-            "    }",
-            *(f"    store(y{self.slot[r]} + i + q, r{self.slot[r]});" for r in full),
+        inside += [f"t{n}[{q}at] = fold{n}::combine(t{n}[{q}at], v{self.operands(n)[0]});" for n in folds]
+        body = [
+            *self._coordinates(f"({q}{self.column})" if q else self.column, self.layout.outer, self.layout.axes),
+            *before,
+            *(f"Pack<{self.stored_type(r)}, {pack}> r{self.slot[r]};" for r in full),
+            f"for (int at = 0; at < {pack}; at++) {{",
+            *indented(inside),
             "}",
+            *(f"store(y{self.slot[r]} + {q}i, r{self.slot[r]});" for r in full),
         ]
+        return [*words, *([f"for (int q = 0; q < {span}; q += {pack}) {{", *indented(body), "}"] if q else body)]
 
     def _loads(self, needed: Sequence[int]) -> tuple[list[str], list[str]]:
         """What loads arrays once for neighbors, and what takes one of each pack."""
@@ -192,8 +190,8 @@ class _CudaWriter(LineWriter):
 
     def _narrow(self, r: int) -> str:
         """Store a result that is one number per row, or one in all."""
-        first, place = ("col + q + at", "row") if self.values[r].rows else ("i + q + at", "0")
-        return f"if ({first} == 0) y{self.slot[r]}[{place}] = v{r};"
+        first, place = (self.column, "row") if self.values[r].rows else ("i", "0")
+        return f"if ({self.q}{first} + at == 0) y{self.slot[r]}[{place}] = v{r};"
 
     def rows(self) -> Iterator[str]:
         """The place of a row along each of its axes."""
@@ -215,14 +213,13 @@ class _PlacesWriter(_CudaWriter):
     Launch: a grid-stride loop, one span a thread.
     """
 
-    kind, counts = "places", ("n",)
+    kind, column, counts = "places", "i", ("n",)
 
     def body(self) -> str:
         span = self.layout.span
         lines = [
             f"const Index step = (Index)gridDim.x * blockDim.x * {span};",
             f"for (Index i = ((Index)blockIdx.x * blockDim.x + threadIdx.x) * {span}; i < n; i += step) {{",
-            "    const Index col = i;",
             *indented(self.visit((), self.form.results)),
             "}",
         ]

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from ..core.kernels import Call, Calls, Kernels, RoomPass
-from .machine import Machine
+from .machine import Machine, RecordingMachine
 
 FILES = "channels convolution groups images products random reduce routing rows sparse tables update"
 
@@ -37,15 +37,22 @@ class GpuKernels(Kernels):
     def bound(
         self, op: Any, xp: Any, out: Any, arrays: Sequence[Any], attrs: Mapping[str, Any], scratch: Any
     ) -> Calls | None:
-        """Launches of a hand-written or generated kernel."""
+        """Launches of a hand-written or generated kernel; those for arrays of NumPy are there to be shown."""
         from .device import gpu
 
-        return bound(gpu(xp.cuda.runtime.getDevice()), op, out, arrays, attrs)
+        machine = gpu(xp.cuda.runtime.getDevice()) if hasattr(xp, "cuda") else RecordingMachine()
+        return bound(machine, op, out, arrays, attrs)
 
     def array_module(self, xp: Any) -> Any:
         from .products import with_products
 
         return with_products(xp)
+
+    def text(self, call: Call) -> str:
+        from .source import shown
+
+        kernel: Any = getattr(call, "func", None)
+        return shown(kernel.code, kernel.name) if hasattr(kernel, "code") else ""
 
     def captured(self, xp: Any, calls: Calls, say: Callable[[Any, str], None], obstacle: str) -> Any:
         from .capture import Captured

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -34,6 +34,15 @@ class Machine(Protocol):
         """Addresses of arrays, a row for each tensor, for a kernel that visits many. It does not keep them alive."""
 
 
+class RecordedKernel(NamedTuple):
+    """The kernel `name` of a text, as `cupy.RawKernel` calls both; it does nothing."""
+
+    code: str
+    name: str
+
+    def __call__(self, *_: Any, **__: Any) -> None: ...
+
+
 class RecordingMachine:
     """A machine that runs nothing and keeps the texts it was given, to compile or check them together."""
 
@@ -43,9 +52,9 @@ class RecordingMachine:
     def __init__(self) -> None:
         self.texts: dict[str, None] = {}  # in the order they came
 
-    def kernel(self, text: str, name: str) -> Callable[..., None]:
+    def kernel(self, text: str, name: str) -> RecordedKernel:
         self.texts[text] = None
-        return lambda *_, **__: None
+        return RecordedKernel(text, name)
 
     def table(self, rows: Sequence[Sequence[Any]]) -> None:
         pass

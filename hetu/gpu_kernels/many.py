@@ -35,14 +35,10 @@ def chunks(machine: Machine, rows: Sequence[Sequence[Any]]) -> tuple[Any, Any, t
     )
 
 
-def keeping(rows: Sequence[Sequence[Any]], call: Call) -> Call:
-    """`call`, which keeps the arrays alive: a table holds addresses only."""
-
-    def run() -> None:
-        call()
-
-    run.arrays = rows
-    return run
+def keeping(rows: Sequence[Sequence[Any]], call: Any) -> Any:
+    """`call`, a partial, which keeps the arrays alive: a table holds addresses only."""
+    call.arrays = rows
+    return call
 
 
 def text(stored: str, pack: int) -> str:

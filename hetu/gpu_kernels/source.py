@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from importlib.resources import files
 
@@ -59,6 +60,14 @@ def assemble(body: str, name: str, **dtypes: str) -> str:
 def kernel_file(name: str, **dtypes: str) -> str:
     """The text of the hand-written file `name` at the given dtypes."""
     return assemble(file_text(name), f"{name}.cu", **dtypes)
+
+
+def shown(text: str, kernel: str) -> str:
+    """A text as a reader wants to see it: what was generated, without the prelude, and where the rest stands."""
+    *_, name, body = re.split(r'^#line 1 "(.+)"\n', text, flags=re.MULTILINE)
+    if files(__package__).joinpath(name).is_file():
+        return f"// {kernel}, which stands in hetu/gpu_kernels/{name}\n"
+    return body.removesuffix("\n}\n")
 
 
 def number_text(value: float) -> str:

@@ -16,7 +16,7 @@ from .curves import curves_svg
 from .dot import to_dot
 from .explain import explained
 from .html_table import to_html
-from .listing import program_svg, program_text
+from .listing import compiled_text, cuda_text, program_svg, program_text
 from .roofline import roofline_svg
 from .shards import shards_svg
 from .staleness import staleness_svg
@@ -24,6 +24,8 @@ from .svg import to_svg
 from .timeline import timeline_svg
 
 __all__ = [
+    "compiled_text",
+    "cuda_text",
     "curves_svg",
     "explained",
     "install",
@@ -55,6 +57,7 @@ def install() -> None:
     Graph._repr_svg_ = _graph_svg  # type: ignore[attr-defined]
     Node._repr_html_ = _node_html  # type: ignore[attr-defined]
     Program._repr_svg_ = program_svg  # type: ignore[attr-defined]
+    Program.c = property(compiled_text)  # type: ignore[attr-defined]
     # The checker takes the method that `Program` inherits for one that every object must fit.
     Program.__str__ = program_text  # type: ignore[method-assign, assignment]
     APPLIED[True] = explained

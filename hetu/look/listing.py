@@ -1,14 +1,19 @@
-"""A program as text, `print(program)`, and as the picture of its memory plan."""
+"""A program as text, `print(program)`; what was compiled for it, `print(program.c)`; the picture of its memory plan."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
+
+from ..core.errors import ArgumentError
 from ..core.graph import Node
+from ..core.kernels import kernels_of, room
 from ..core.memory import SCRATCH, types_of
 from ..core.op import LEAVES, Role
 from ..core.program import Program
-from ..core.types import show_type
+from ..core.types import Dim, NodeType, show_type
 from .arena import memory_svg
 from .columns import in_columns
 from .svg import Svg
@@ -54,6 +59,36 @@ def program_text(program: Program) -> str:
     header = ("", "instruction", "type", "place", "bytes", "frees")
     cells = [tuple(map(_cut, row, MOST_WIDE)) for row in (header, *rows)]
     return "\n".join([*in_columns(cells, right={0, 4}), _totals(program)])
+
+
+def compiled_text(program: Program) -> str:
+    """What was compiled for it, as C or CUDA C: each function once, below the numbers of its instructions."""
+    text = kernels_of(program.xp).text
+    calls = [(text(call), k) for k, step in enumerate(program.steps) for call in step.calls]
+    users = {text: sorted({k for other, k in calls if other == text}) for text, _ in calls if text}
+    return "\n".join(f"// of {', '.join(map(str, numbers))}:\n{text}" for text, numbers in users.items())
+
+
+def cuda_text(node: Node) -> str:
+    """The CUDA C that a GPU runs for a node alone, an operator or a group; here there need be neither GPU nor compiler.
+
+    >>> import hetu as ht
+    >>> print(cuda_text(ht.exp(ht.placeholder("x", (4, 8)))))  # doctest: +ELLIPSIS
+    extern "C" __global__ void places(const float* x0, float* y0, Index n) {
+    ...
+                const float v1 = exp(v0);  // exp
+    ...
+    """
+    if any(type(size) is Dim for n in (node, *node.inputs) for t in types_of(n) for size in t.shape):
+        raise ArgumentError(f"{node!r} has an open size", fix="give its placeholders sizes: the text is for some")
+    gpu, inputs = room("gpu"), [_empty(i.type) for i in node.inputs]
+    calls = gpu.bound(node.op, np, _empty(node.type), inputs, node.attrs, None) or ()
+    return "\n".join(filter(None, dict.fromkeys(map(gpu.text, calls)))) or f"// {node.op.name}: computed by CuPy\n"
+
+
+def _empty(type_: NodeType) -> Any:
+    """Arrays of a type, to bind an operator to."""
+    return tuple(map(_empty, type_)) if isinstance(type_, tuple) else np.empty(type_.shape, type_.dtype)
 
 
 def _call(node: Node, operands: Sequence[str]) -> str:

@@ -275,6 +275,7 @@ class RawModule:
             given = plain(tuple(arguments))
             add(lambda: kernel[0](grid, block, given, shared_mem=shared_mem))
 
+        launch.code, launch.name = self.code, name
         return launch
 
 

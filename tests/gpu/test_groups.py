@@ -440,10 +440,14 @@ def program(model, precision: str, *left_out: str):
 
 
 def cost(made) -> tuple[int, int]:
-    """Calls, and bytes that they read and write: of kernels their arrays, of CuPy's functions what their nodes need."""
+    """Calls, and bytes that they read and write: of kernels their arrays, of CuPy's functions what their nodes need.
+
+    So do kernels that find their arrays in a table.
+    """
     total = 0
     for step in made.steps:
-        arrays = [call.args[2] for call in step.calls if isinstance(call, partial) and len(call.args) == 3]
+        launches = [call for call in step.calls if isinstance(call, partial) and not hasattr(call, "arrays")]
+        arrays = [call.args[2] for call in launches if len(call.args) == 3]
         kernels = [a for a in arrays if isinstance(a, tuple)]
         total += sum(a.nbytes for group in kernels for a in group if isinstance(a, np.ndarray))
         total += 0 if kernels else traffic(step.node)
