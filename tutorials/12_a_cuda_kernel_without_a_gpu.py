@@ -210,8 +210,12 @@ for outputs in ([chain], fuse_kernels([chain])):
     kernels = [node for node in ht.Graph(outputs).nodes if node.inputs]
     names = ", ".join(node.op.name for node in kernels)
     print(f"{len(kernels)} kernels, {sum(map(traffic, kernels)) / 1e6:4.0f} MB: {names}")
+print(ht.look.cuda_text(kernels[-1]))
 
 # %% [markdown]
+# It is the kernel of one line with five lines in it. What lies between them are variables, which a compiler keeps in
+# registers. The numbers 2 and 1 are arguments, so that other numbers need no other kernel.
+#
 # **Try it:** write `row_max` after the pattern of `block_sum` (from which value does it start?), and prove it. Then
 # change `part[64]` to `part[32]` and see what the emulator says.
 #
@@ -219,4 +223,4 @@ for outputs in ([chain], fuse_kernels([chain])):
 # a look at every address find what tests on a GPU overlook. Correctness is proven here and speed measured there; the
 # roofline predicts the best speed.
 #
-# Next, and last: [what becomes of all this on a CPU](13_from_python_to_a_c_program.ipynb).
+# Next: [what becomes of all this on a CPU](13_from_python_to_a_c_program.ipynb).

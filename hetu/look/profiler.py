@@ -55,10 +55,10 @@ class ProfileRow:
 _LABELS: dict[str, Callable[[Node], str]] = {
     "op": lambda node: node.op.name,
     "layer": lambda node: _layer(node),
-    "line": lambda node: str(node.site),
+    "line": lambda node: _line(node),
     "node": lambda node: f"{node.op.name} {_few_types(node)} at {node.site}",
 }
-MOST_OF_TYPES, MOST_OF_LABEL = 36, 70  # characters
+MOST_OF_TYPES, MOST_OF_LABEL = 24, 70  # characters
 
 
 def _few_types(node: Node) -> str:
@@ -68,6 +68,12 @@ def _few_types(node: Node) -> str:
     first = max(sum(end <= MOST_OF_TYPES for end in ends), 1)
     rest = len(texts) - first
     return f"({', '.join(texts[:first])}, ... {rest} more)" if rest else show_type(node.type)
+
+
+def _line(node: Node) -> str:
+    """Where a node was written, and what stands there: cells of a notebook have lines of the same number."""
+    text = node.site.excerpt().split("\n")[0] if node.site else ""
+    return f"{node.site}  {text.strip()}".rstrip()
 
 
 def _layer(node: Node) -> str:
@@ -97,7 +103,10 @@ class Profile:
         return sum(row.seconds for _, row in self.instructions)
 
     def rows(self, by: str = "op") -> list[ProfileRow]:
-        """Sums by "op", "layer", "line" (of the user) or "node" (every instruction), the slowest first."""
+        """Sums by "op", "layer", "line" (of the user) or "node" (every instruction), the slowest first.
+
+        What a line has written includes its gradient.
+        """
         if by not in _LABELS:
             raise ArgumentError(f"cannot sum a profile by {by!r}", fix=did_you_mean(by, _LABELS))
         parts: dict[tuple[str, int], list[ProfileRow]] = {}
@@ -171,8 +180,8 @@ def _cut(label: str) -> str:
     """A label without its middle if it is too long: it begins with what it is and ends with where."""
     if len(label) <= MOST_OF_LABEL:
         return label
-    half = MOST_OF_LABEL // 2
-    return f"{label[: half - 1]}…{label[-half:]}"
+    end = MOST_OF_LABEL // 3
+    return f"{label[: MOST_OF_LABEL - end - 1]}…{label[-end:]}"
 
 
 # -- measuring -----------------------------------------------------------------------------------------------------
