@@ -403,6 +403,26 @@ def test_steps_beyond_the_bound_are_red():
     ElementTree.fromstring(staleness_svg([]))
 
 
+@pytest.mark.parametrize("intensity", [0.001, 0.1, 3.0, 900.0])
+@pytest.mark.parametrize("beside", [(1.0, 1.6), (1.3, 1.0), (1.3, 1.3), (1.3, 0.7)])
+def test_names_of_points_that_are_neighbors_can_be_read(intensity, beside):
+    """Wherever they lie: names meet neither each other nor a dot, and stay in the picture."""
+    points = [
+        ("multiply", 1e9 * intensity, 1e9, 1e-1),
+        ("subtract", 1e9 * intensity * beside[0], 1e9, 1e-1 * beside[1]),
+    ]
+    drawn = ElementTree.fromstring(roofline_svg(points, 1e12, 1e11))
+    dots = [(float(c.get("cx")), float(c.get("cy"))) for c in drawn.iter(f"{SVG}circle")]
+    boxes = [(x - 4, x + 4, y - 4, y + 4) for x, y in dots]
+    for name in (t for t in drawn.iter(f"{SVG}text") if t.text in ("multiply", "subtract")):
+        x, y, width = float(name.get("x")), float(name.get("y")), 6.5 * len(name.text)
+        left = x - width if name.get("text-anchor") == "end" else x
+        boxes.append((left, left + width, y - 9, y + 2))
+    for one, other in itertools.combinations(boxes[2:] + boxes[:2] * (len(set(dots)) > 1), 2):
+        assert one[0] >= other[1] or other[0] >= one[1] or one[2] >= other[3] or other[2] >= one[3] or one in boxes[:2]
+    assert all(a >= 0 and b <= 620 and c >= 0 and d <= 320 for a, b, c, d in boxes)
+
+
 def test_points_without_a_time_lie_on_the_roof():
     drawn = ElementTree.fromstring(roofline_svg([("far", 1e12, 1e6, 0.0), ("slow", 1e12, 1e6, 1e3)], 1e12, 1e11))
     dots = [[float(c.get(k)) for k in ("cx", "cy")] for c in drawn.iter(f"{SVG}circle")]

@@ -14,6 +14,7 @@ from .svg import FILL, LINE, Svg, page, text
 
 # Name, operations, bytes, and seconds; without a time (0) it lies on the roof.
 RooflinePoint = tuple[str, float, float, float]
+Box = tuple[float, float, float, float]  # left, right, top, bottom
 
 WIDTH, HEIGHT = 620.0, 320.0
 LEFT, RIGHT, TOP, BOTTOM = 74.0, 14.0, 34.0, 44.0
@@ -33,8 +34,8 @@ def roofline_svg(points: Sequence[RooflinePoint], flops: float, bandwidth: float
     ridge = flops / bandwidth
     low = math.floor(math.log10(min([ridge / 10, *(x for _, x, _ in places)])))
     high = math.ceil(math.log10(max([ridge * 10, *(x for _, x, _ in places)])))
-    top = math.log10(flops) + 0.3
-    bottom = math.log10(min([bandwidth * 10**low, *(y for *_, y in places)])) - 0.2
+    top = math.log10(max([flops, *(y for *_, y in places)])) + 0.3  # what a cache feeds may lie above the roof
+    bottom = math.log10(min([bandwidth * 10**low, *(y for *_, y in places)])) - 0.5
     across, up = (WIDTH - LEFT - RIGHT) / (high - low), (HEIGHT - TOP - BOTTOM) / (top - bottom)
 
     def at(x: float, y: float) -> tuple[float, float]:
@@ -54,21 +55,31 @@ def roofline_svg(points: Sequence[RooflinePoint], flops: float, bandwidth: float
 
 
 def _points(places: Sequence[tuple[str, float, float, float]]) -> list[str]:
-    """Dots, and the names of those that lie on top of each other in one line below."""
+    """Dots, and beside each its name; those that lie on top of each other have their names in one line."""
     found: dict[tuple[int, int], list[tuple[str, float, float, float]]] = {}
     for place in places:
         found.setdefault((round(place[1] / 6), round(place[2] / 6)), []).append(place)
     fill, frame = FILL["compute"]
-    parts, lowest = [], HEIGHT - BOTTOM - 18  # below it a name would meet the numbers of the axis
+    parts, taken = [], [(x - 4, x + 4, y - 4, y + 4) for (_, x, y, _), *_ in found.values()]
     for together in found.values():
         (_, x, y, intensity), names = together[0], ", ".join(dict.fromkeys(place[0] for place in together))
-        anchor = "end" if x > WIDTH * 0.75 else "start"
         parts.append(
             f'<g><title>{escape(f"{names}: {intensity:.3g} operations per byte")}</title><circle cx="{x:.1f}" '
-            f'cy="{y:.1f}" r="4.5" fill="{fill}" stroke="{frame}" stroke-width="1.5"/>'
-            f"{text(x + (-6 if anchor == 'end' else 6), y + (16 if y < lowest else -8), names, anchor)}</g>"
+            f'cy="{y:.1f}" r="4.5" fill="{fill}" stroke="{frame}" stroke-width="1.5"/>{_name(x, y, names, taken)}</g>'
         )
     return parts
+
+
+def _name(x: float, y: float, words: str, taken: list[Box]) -> str:
+    """The words below their dot or above it, to the right or to the left: the first place that is inside and free."""
+    width = 6.8 * len(words)
+    places = [(x + side * 6, y + down, side) for down in (16, -8, 28, -20) for side in (1, -1)]
+    boxes = [(a, a + width, b - 9, b + 2) if side > 0 else (a - width, a, b - 9, b + 2) for a, b, side in places]
+    outside = [max(LEFT - b[0], 0) + max(b[1] - WIDTH, 0) + max(b[3] - HEIGHT + BOTTOM, 0) for b in boxes]
+    met = [sum(b[0] < t[1] and t[0] < b[1] and b[2] < t[3] and t[2] < b[3] for t in taken) for b in boxes]
+    k = min(range(len(places)), key=lambda k: (outside[k], met[k]))
+    taken.append(boxes[k])
+    return text(*places[k][:2], words, "start" if places[k][2] > 0 else "end")
 
 
 def _grid(value: float, x: float, floor: float) -> str:
