@@ -124,7 +124,8 @@ emulate(forgetful, "block_sum", 3, 64, rows, sums, 1000)
 # ## One line for an operator of your own
 #
 # Most operators treat each element alone and need no hand-written kernel. Give the expression in C, and hetu writes
-# the rest: index arithmetic, broadcasting, packs of 16 bytes, half precision. `cuda_text` shows it.
+# the rest: index arithmetic, broadcasting, packs of 16 bytes, half precision. `cuda_text` shows it, and the emulator
+# runs it:
 
 
 # %%
@@ -136,16 +137,6 @@ def soft(xp, x, scale):
 
 print(ht.look.cuda_text(soft(ht.placeholder("x", (4, 8)), ht.placeholder("scale", (8,)))))
 
-# %% [markdown]
-# This is what a GPU runs, and you know all of it but two words. A `Pack<float, 4>` is four neighbors: `load` and
-# `store` move 16 bytes by one instruction, so a thread takes four numbers and not one. `Index` is an integer of 32
-# bits, or of 64 where numbers are many. The loop lets few threads do much: each goes on one `step` further until there
-# is nothing left. The scale moves along the last axis only, so its index has no `i0`; that is all there is to
-# broadcasting. And your expression is the line with your operator's name.
-#
-# On a machine with a GPU `print(program.c)` shows the kernels of a whole program. Here the emulator runs this one:
-
-# %%
 out, scale = np.empty((4, 8), np.float32), rng.normal(size=8).astype(np.float32)
 values = rng.normal(size=(4, 8)).astype(np.float32)
 if emulator.compiler():
@@ -157,6 +148,16 @@ else:
     print("skipped")
 
 # %% [markdown]
+# This is what a GPU runs, and you know all of it but two words. A `Pack<float, 4>` is four neighbors: `load` and
+# `store` move 16 bytes by one instruction, so a thread takes four numbers and not one. `Index` is an integer of 32
+# bits, or of 64 where numbers are many. The loop lets few threads do much: each goes on one `step` further until there
+# is nothing left. The scale moves along the last axis only, so its index has no `i0`; that is all there is to
+# broadcasting. And your expression is the line with your operator's name.
+#
+# CuPy has an `ElementwiseKernel` for such expressions. hetu does without, as its text exists only when a GPU has
+# launched it, so that nobody could read or prove it here. On a machine with a GPU `print(program.c)` shows the kernels
+# of a whole program.
+#
 # All of hetu's kernels are tested like this: the text and the launch that a device would get, against NumPy, in
 # several orders. So are the hand-written ones, for instance softmax with shuffles within warps:
 

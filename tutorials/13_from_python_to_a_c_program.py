@@ -235,4 +235,4 @@ folder.cleanup()
 # step is a table of functions and blocks of words, and one call walks through it. All that is known before the first
 # step is fixed in that table. So it can leave Python behind.
 #
-# This was the last notebook. The [README](../README.md) has the rest of the map.
+# Next, and last: [reading a profile](14_reading_a_profile.ipynb).
