@@ -9,12 +9,13 @@ import numpy as np
 import hetu as ht
 from hetu import nn
 from hetu.core.backend import Device, host_empty, to_numpy
-from hetu.core.graph import topological
+from hetu.core.graph import OPS, topological
 from hetu.core.op import Role
 from hetu.core.simplify import interpret
 from hetu.dist import SerialComm, world
 from hetu.dist.comm.nccl import NCCLComm
 from hetu.gpu_kernels.capture import Captured
+from hetu.look import cuda_text
 
 from ..dist.contract import CHECKS
 from ..dist.test_nccl import OnDevice
@@ -227,6 +228,29 @@ def normalization(precision: str) -> Counter[str]:
     for name, value in state["cpu"].items():
         np.testing.assert_allclose(state["gpu"][name], value, rtol=digits, atol=digits, err_msg=name)
     return Counter(step.node.op.name for step in executor.program(feed).steps)
+
+
+def soft(x, scale):
+    """The operator of a student."""
+    made = ht.op(
+        name="soft",
+        dims="...,...->...",
+        code="y = x / (1 + fabs(x)) * scale",
+    )(lambda xp, x, scale: x / (1 + xp.abs(x)) * scale)
+    OPS.pop("soft")
+    return made(x, scale)
+
+
+def shown_kernels() -> None:
+    """A program shows what was compiled for it: each text once, of an operator alone that which needs no GPU."""
+    x, scale = ht.placeholder("x", (4, 8)), ht.placeholder("scale", (8,))
+    alone = soft(x, scale)
+    feed = {x: np.zeros((4, 8), np.float32), scale: np.zeros(8, np.float32)}
+    shown = ht.Executor([soft(alone, scale)], device="gpu", passes=[]).program(feed).c
+    assert shown.startswith("// of 0, 1:\nextern") and shown.count("void ") == 1
+    assert cuda_text(alone).splitlines() == shown.splitlines()[1:]
+    step = ht.Executor(model(), device="gpu").program({"x": X[0], "t": T[0]}).c
+    assert "// update_all, which stands in hetu/gpu_kernels/update.cu\n" in step and "struct" not in step
 
 
 def nccl(*checks, host=None) -> None:

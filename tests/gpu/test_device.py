@@ -64,6 +64,10 @@ def test_a_training_step_is_captured():
     proofs.captured_training()
 
 
+def test_the_kernels_of_a_program_are_shown():
+    proofs.shown_kernels()
+
+
 @pytest.mark.parametrize("optimizer", [SGD(0.5), Adam(0.1)], ids=["sgd", "adam"])
 def test_a_captured_step_updates_rows_the_same_in_every_run(optimizer):
     proofs.captured_rows(optimizer)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 
-import numpy as np
 import pytest
 
 import hetu as ht
 from hetu.core.errors import ArgumentError
-from hetu.core.graph import OPS, Node, topological
+from hetu.core.graph import topological
 from hetu.gpu_kernels.launchers import KERNELS
 from hetu.gpu_kernels.passes.fuse_kernels import fuse_kernels
 from hetu.gpu_kernels.source import file_text
@@ -17,20 +16,9 @@ from hetu.look import cuda_text
 
 from . import fake_cupy
 from .cases import uncompiled_cases
-from .proofs import T, X, model
+from .proofs import shown_kernels, soft
 
 STANDS = re.compile(r"// (\w+), which stands in hetu/gpu_kernels/(\w+)\.cu\n")
-
-
-def soft(x: Node, scale: Node) -> Node:
-    """The operator of a student."""
-    made = ht.op(
-        name="soft",
-        dims="...,...->...",
-        code="y = x / (1 + fabs(x)) * scale",
-    )(lambda xp, x, scale: x / (1 + xp.abs(x)) * scale)
-    OPS.pop("soft")
-    return made(x, scale)
 
 
 def test_the_operator_of_a_student_is_a_few_lines_with_its_expression():
@@ -92,13 +80,5 @@ def test_a_size_that_is_open_is_refused():
 
 
 def test_a_program_on_a_gpu_shows_what_was_compiled_for_it():
-    """Operators alone have the text that `cuda_text` shows without a GPU; each text stands once."""
-    x, scale = ht.placeholder("x", (4, 8)), ht.placeholder("scale", (8,))
-    alone = soft(x, scale)
-    feed = {x: np.zeros((4, 8), np.float32), scale: np.zeros(8, np.float32)}
     with fake_cupy.installed():
-        shown = ht.Executor([soft(alone, scale)], device="gpu", passes=[]).program(feed).c
-        step = ht.Executor(model(), device="gpu").program({"x": X[0], "t": T[0]}).c
-    assert shown.startswith("// of 0, 1:\nextern") and shown.count("void ") == 1
-    assert cuda_text(alone).splitlines()[3:] == shown.splitlines()[4:]
-    assert "// update_all, which stands in hetu/gpu_kernels/update.cu\n" in step and "class" not in step
+        shown_kernels()
