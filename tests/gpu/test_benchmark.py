@@ -46,6 +46,7 @@ def test_every_row_runs_and_is_printed(gpu, tmp_path, capsys):
             *rows,
             "host",
             "kernels",
+            "convolutions",
             "mlp passes",
             "--json",
             str(tmp_path / "out.json"),
@@ -61,6 +62,9 @@ def test_every_row_runs_and_is_printed(gpu, tmp_path, capsys):
         and shares["adam"] == 0.85
         and {"rms_norm", "sparse_matmul (CSR)", "sampled_matmul"} <= shares.keys()
     )
+    times = written["3x3 convolutions of 128 images, and both gradients (us)"]
+    assert [row["precision"] for row in times] == ["float32", "float16"]
+    assert all({"hetu", "hetu dx", "hetu dw"} < row.keys() for row in times)
     (gains,) = written["a step without a pass, times one with all"]
     assert {run.__name__ for run in KERNELS.passes} < gains.keys()
     for name in (*rows, *shares, *gains):
@@ -71,7 +75,7 @@ def test_a_row_that_fails_leaves_the_others_and_what_was_measured(gpu, tmp_path,
     def broken(*arguments):
         raise RuntimeError("an illegal memory access was encountered")
 
-    monkeypatch.setattr(gpu, "adam", broken)
+    monkeypatch.setattr(importlib.import_module("gpu_kernels"), "adam", broken)
     monkeypatch.setattr(gpu, "steps", broken)
     gpu.main(["--quick", "--rows", "mlp", "kernels", "--json", str(tmp_path / "out.json")])
     written = json.loads((tmp_path / "out.json").read_text())
