@@ -69,6 +69,7 @@ def found(folder: Path, bug: Bug) -> subprocess.CompletedProcess[str]:
 
 
 ROWS, REDUCTIONS, IDS = "test_large.py rows_of", "test_large.py in_stages", "test_large.py added_by_their_ids"
+UPDATED = "test_large.py rows_are_updated"
 PLAIN, TENSOR = "test_attention.py plain_kernels", "test_attention.py tensor_kernels"
 CONV, NORM, GROUPS = "test_convolution.py test_kernels", "test_channels.py gradient", "test_groups.py operators_give"
 FOLDS, ANYWHERE = "test_extremes.py folds_of_extremes", "test_kernels.py equal"
@@ -252,8 +253,8 @@ KINDS: dict[str, list[tuple[str, str, str, str]]] = {
         ("machine.py", "width % pack or ", "", IDS),
         ("tables.py", "widest_pack(inner, rows, out)", "widest_pack(inner, out)", IDS),
         ("tables.py", "widest_pack(inner, rows, out)", "widest_pack(inner, rows)", IDS),
-        ("update.py", "widest_pack(inner, rows, *tables)", "widest_pack(inner, *tables)", "test_kernels.py _rows"),
-        ("update.py", "widest_pack(inner, rows, *tables)", "widest_pack(inner, rows)", "test_kernels.py _rows"),
+        ("update.py", "widest_pack(inner, rows, *tables)", "widest_pack(inner, *tables)", UPDATED),
+        ("update.py", "widest_pack(inner, rows, *tables)", "widest_pack(inner, rows)", UPDATED),
         (
             "tables.py",
             "if row_bytes % 8 == 0 and (address(x) | address(out)) % 8 == 0:",
@@ -328,7 +329,7 @@ KINDS: dict[str, list[tuple[str, str, str, str]]] = {
     "threads that meet": [
         ("many.cu", "if (!finite) *out = false;", "*out = finite;", "test_many.py finite"),
         ("scatter.cu", " || !begins_run(sorted, place, length)", "", IDS),
-        ("update.cu", " || !begins_run(sorted, place, length)", "", "test_kernels.py _rows"),
+        ("update.cu", " || !begins_run(sorted, place, length)", "", UPDATED),
         ("channels.cu", "if (threadIdx.y == 0 && part.end)", "if (part.end)", NORM),
     ],
     "precision": [

@@ -119,6 +119,7 @@ def test_extrema_of_nan_and_ties():
 
 
 RUNS_OF = [(1, 1), (64, 3), (65, 65), (300, 40), (300, 250)]  # rows, and how many of them have one id
+UPDATED = ["sgd", "adagrad", "adam"]
 ROWS_ADDED = [(1, "float64"), (6, "float64"), (37, "float64"), (296, "float16"), (132, "float32")]
 
 
@@ -151,6 +152,23 @@ def test_a_frequent_id_is_cut_into_pieces():
         call()
     pieces = np.add.reduceat(rows_, np.arange(0, 1000, tables.PIECE))
     np.testing.assert_allclose(parts[1:], pieces[1:], rtol=1e-12)
+
+
+@pytest.mark.usefixtures("prepared")
+@pytest.mark.parametrize("name", UPDATED)
+def test_rows_are_updated_in_packs_and_one_by_one(name):
+    """Wider than a warp, and with a run of several pieces."""
+    update, rng = OPS[name].update, np.random.default_rng(0)
+    ids, rows_ = np.where(rng.random(200) < 0.7, 3, rng.integers(0, 9, 200)), normal(200, 132)
+    old = [np.abs(normal(9, 132, seed=k)) for k in range(1, 1 + update.tables)]
+    attrs, scalars = update.rows.defaults, (np.array(0.1, np.float32), *([np.array(3)] if update.timed else []))
+    wanted = update.rows.forward(np, *old, ids, rows_, *scalars, **attrs)
+    for start, other in ((0, 0), (0, 1), (1, 0)):
+        made, rows_of = tuple(shifted(a, start) for a in old), shifted(rows_, other)
+        out = made if len(made) > 1 else made[0]
+        for call in bound(Emulator(), update.rows, out, (*made, ids, rows_of, *scalars), attrs):
+            call()
+        check(made, wanted if len(made) > 1 else (wanted,), 2e-4)
 
 
 @pytest.mark.parametrize("name", ["scatter_rows", "scatter_add", "sgd_rows", "adagrad_rows", "put_along_axis_add"])
@@ -361,6 +379,8 @@ def prepared():
     here, texts = sys.modules[__name__], []
     for row in ROWS:
         texts += recorded(here, partial(test_rows_of_a_warp_and_of_a_block, *row))
+    for name in UPDATED:
+        texts += recorded(here, partial(test_rows_are_updated_in_packs_and_one_by_one, name))
     for rows_added, runs in itertools.product(ROWS_ADDED, RUNS_OF):
         texts += recorded(here, partial(test_rows_are_added_by_their_ids, *rows_added, *runs))
     for name, reduction in itertools.product(("sum", "max"), REDUCTIONS):
