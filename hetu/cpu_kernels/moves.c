@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-enum { AXES = 6, BLOCK = 32 };
+enum { AXES = 6, BLOCK = 32, PIECE = 512 / sizeof(T) };
 
 void move_plainly(const Word* a, long long first, long long last, char* scratch) {
     const Word *const size = a + 2, *const to_stride = size + AXES, *const from_stride = to_stride + AXES;
@@ -23,8 +23,17 @@ void move_plainly(const Word* a, long long first, long long last, char* scratch)
     }
 }
 
+// The C library moves more than 2 KB by one instruction, for which a Zen 3 takes 13 times as long where the target lies
+// up to 31 bytes behind the source, modulo 4 KB. Pieces are nowhere slower.
+static inline void copy(T* to, const T* from, long long count) {
+    for (long long j = 0; j < count; j += PIECE) {
+        const long long some = count - j < PIECE ? count - j : PIECE;
+        memcpy(to + j, from + j, some * sizeof(T));
+    }
+}
+
 static inline void row(T* to, const T* from, long long count, long long to_step, long long from_step) {
-    if (to_step == 1 && from_step == 1) memcpy(to, from, count * sizeof(T));
+    if (to_step == 1 && from_step == 1) copy(to, from, count);
     else if (to_step == 1 && from_step == 0) for (long long j = 0; j < count; j++) to[j] = *from;
     else if (to_step == 1) EACH for (long long j = 0; j < count; j++) to[j] = from[j * from_step];
     else EACH for (long long j = 0; j < count; j++) to[j * to_step] = from[j * from_step];
