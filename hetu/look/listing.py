@@ -79,6 +79,8 @@ def cuda_text(node: Node) -> str:
                 const float v1 = exp(v0);  // exp
     ...
     """
+    if not isinstance(node, Node):
+        raise ArgumentError(f"{node!r} is no node", fix="pass what an operator returns, such as ht.exp(x)")
     if any(type(size) is Dim for n in (node, *node.inputs) for t in types_of(n) for size in t.shape):
         raise ArgumentError(f"{node!r} has an open size", fix="give its placeholders sizes: the text is for some")
     gpu, inputs = room("gpu"), [_empty(i.type) for i in node.inputs]
