@@ -14,7 +14,7 @@ from .svg import FILL, LINE, Svg, page, text
 
 # Name, operations, bytes, and seconds; without a time (0) it lies on the roof.
 RooflinePoint = tuple[str, float, float, float]
-Box = tuple[float, float, float, float]  # left, right, top, bottom
+Extent = tuple[float, float, float, float]  # left, right, top, bottom
 
 WIDTH, HEIGHT = 620.0, 320.0
 LEFT, RIGHT, TOP, BOTTOM = 74.0, 14.0, 34.0, 44.0
@@ -70,7 +70,7 @@ def _points(places: Sequence[tuple[str, float, float, float]]) -> list[str]:
     return parts
 
 
-def _name(x: float, y: float, words: str, taken: list[Box]) -> str:
+def _name(x: float, y: float, words: str, taken: list[Extent]) -> str:
     """The words below their dot or above it, to the right or to the left: the first place that is inside and free."""
     width = 6.8 * len(words)
     places = [(x + side * 6, y + down, side) for down in (16, -8, 28, -20) for side in (1, -1)]

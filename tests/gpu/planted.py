@@ -335,6 +335,7 @@ KINDS: dict[str, list[tuple[str, str, str, str]]] = {
     "precision": [
         ("prelude.cu", " + ((u >> 16) & 1)", "", "test_kernels.py brain"),
         ("warps.cu", "multiply_add(part, left_rest[m], right[n], S());", "", "test_convolution.py rounded"),
+        ("tiles.cu", "value = high;", "value = high, rest = 0;", "test_convolution.py rounded"),
         ("warpgroups.cu", "multiply_group(part, left[k], &low", "multiply_group(part, left[k], &high", CONV),
     ],
 }
