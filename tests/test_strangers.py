@@ -17,6 +17,7 @@ from hetu.core.graph import OPS, Graph, rewrite
 from hetu.core.op import LEAVES, TAKEN, Role
 from hetu.core.passes import PASSES, applied
 from hetu.core.simplify import interpret
+from hetu.passes.mixed_precision import mixed_precision
 
 from .samples import SAMPLES
 from .test_lowering import MODELS
@@ -99,6 +100,21 @@ def test_patterns_of_a_model(model):
     assert len(names) > 10
     for name in sorted(names):
         check(with_twins(outputs, name), values)
+
+
+def test_the_condition_of_an_update():
+    table, ids = ht.variable("table", np.ones((9, 4), np.float32)), ht.placeholder("ids", (3,), "int32")
+    updates = ht.optim.SGD(0.5).minimize(ht.sum(ht.embedding(table, ids)))
+    guarded = [ht.where(ids[0] > 0, updates[table], table)]
+    check(with_twins(guarded, "where"), {ids: np.arange(3, dtype=np.int32), table: table.attrs["init"]})
+
+
+@pytest.mark.parametrize(("name", "attrs"), [("matrix_transpose", {}), ("permute_dims", {"axes": (1, 0)})])
+def test_what_a_product_in_16_bits_reads(name, attrs):
+    y = OPS[name](ht.placeholder("x", (4, 3)), **attrs) @ ht.constant(np.ones((4, 2), np.float32))
+    (made,), _ = mixed_precision(with_twins([y], name), {}, [], "float16")
+    (own,) = (n for n in Graph((made,)).nodes if n.op is twin(OPS[name]))
+    assert own.inputs[0].dtype == np.float32
 
 
 def test_servers_know_a_rule_by_names_that_are_its_operators():

@@ -22,13 +22,12 @@ from ..core.graph import OPS, Node, replace, rewrite, tagged, topological
 from ..core.leaf import filled, filling, stand_in, variable
 from ..core.op import LEAVES, Role
 from ..core.types import is_float
+from ..ops.linalg import matrix_transpose, permute_dims
 
 FIRST_SCALE, MOST = 2.0**15, 2.0**24
 PATIENCE = 2000  # good steps before the scale doubles
 SINGLE = np.dtype("float32")
 LARGEST = 65504.0  # number in float16
-
-TRANSPOSES = frozenset({"matrix_transpose", "permute_dims"})
 
 loss_scale: Node = variable("loss_scale", FIRST_SCALE, (), trainable=False)
 good_steps: Node = variable("loss_scale/good_steps", 0, (), "int64", trainable=False)
@@ -124,7 +123,7 @@ def _as(node: Node, dtype: str) -> Node:
     if isinstance(node.type, tuple) or node.dtype.name == dtype:
         return node
     # Below views that a product reads, so that a weight and its transpose share one cast, as do rows and their batch.
-    if node.op.name in TRANSPOSES or (node.op is OPS["reshape"] and dtype != "float32"):
+    if node.op in (matrix_transpose, permute_dims) or (node.op is OPS["reshape"] and dtype != "float32"):
         return node.op.make((_as(node.inputs[0], dtype),), node.attrs)
     number = filling(node) if dtype == "float16" else None
     if number is not None and LARGEST < abs(number) < math.inf:  # such as what hides a key

@@ -29,7 +29,7 @@ def sparsify_updates(outputs: Sequence[Node]) -> tuple[Node, ...]:
     guarded: dict[tuple[Node, Node], Node] = {}
 
     def rule(node: Node, inputs: tuple[Node, ...]) -> Node | None:
-        if node.op.name == "where":
+        if node.op is OPS["where"]:
             return _guarded(inputs, guarded)
         update = node.op.update
         if update is None or not (way := _way(node.inputs[update.tables])) or update.of(node).whole:
