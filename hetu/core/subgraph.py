@@ -31,6 +31,7 @@ class Fed(NamedTuple):
     program: Program
     keys: tuple[Node | str, ...]
     takes: tuple[tuple[tuple[int, ...], np.dtype, Callable[[np.ndarray], Any]], ...]  # shape, dtype, what takes it
+    held: list[np.ndarray]  # what they have taken lives until something else is fed
 
 
 class SubGraph:
@@ -103,20 +104,20 @@ class SubGraph:
     def remember(self, feed: Feed | None, program: Program) -> None:
         """Recognize this feed, which fits `program`, when it comes again with other numbers."""
         names = [key.name if isinstance(key, Node) else key for key in feed or ()]
-        self.last = None
-        if type(feed) is dict and all(name in program.feeds for name in names):
-            takes = [(program.feeds[name].shape, program.feeds[name].dtype, program.takes[name]) for name in names]
-            self.last = Fed(program, tuple(feed), tuple(takes))
+        known = type(feed) is dict and all(name in program.feeds for name in names)
+        takes = [(program.feeds[n].shape, program.feeds[n].dtype, program.takes[n]) for n in names if known]
+        self.last = Fed(program, tuple(feed or ()), tuple(takes), []) if known else None
 
     def refilled(self, feed: Feed | None) -> Program | None:
         """The program of the last step with `feed` in its buffers, if nothing but numbers has changed since."""
         if self.last is None or type(feed) is not dict or len(feed) != len(self.last.keys):
             return None
-        program, keys, takes = self.last
+        program, keys, takes, held = self.last
         for known, key, value, (shape, dtype, _) in zip(keys, feed, feed.values(), takes):
             if key is not known or type(value) is not np.ndarray or value.shape != shape or value.dtype != dtype:
                 return None
-        for value, (_, _, take) in zip(feed.values(), takes):
+        held[:] = feed.values()
+        for value, (_, _, take) in zip(held, takes):
             take(value)
         return program
 

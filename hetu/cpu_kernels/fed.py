@@ -7,6 +7,7 @@ buffer: small arrays, other dtypes and strides, and what anything but compiled c
 
 from __future__ import annotations
 
+import weakref
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -24,7 +25,8 @@ class Lent:
     """The places in a program's tables of what is fed to a placeholder, whose buffer `copy` fills."""
 
     def __init__(self, program: Any, name: str, rows: Sequence[tuple[CCall, np.ndarray]]) -> None:
-        self.buffer, self.copy, self.fed = program.feeds[name], program.fills[name], program.feeds[name]
+        self.buffer, self.copy = program.feeds[name], program.fills[name]
+        self.fed: weakref.ref[np.ndarray] | None = None
         self.places = [
             (block, k, word.ctypes.data - self.buffer.ctypes.data)
             for call, block in rows
@@ -35,8 +37,10 @@ class Lent:
 
     def take(self, array: np.ndarray) -> None:
         """Let the next step read an array of the buffer's shape and dtype, where it lies if it lies as the buffer."""
-        straight = array.flags.c_contiguous and array.flags.aligned
-        (self.point if straight else self.fill)(array)
+        if not (array.flags.c_contiguous and array.flags.aligned):
+            return self.fill(array)
+        self.point(array)
+        self.fed = weakref.ref(array, lambda _: self.point(self.buffer))  # C reads no memory that is gone
 
     def fill(self, array: np.ndarray) -> None:
         """Copy an array into the buffer, for whoever looks there."""
@@ -44,7 +48,7 @@ class Lent:
         self.point(self.buffer)
 
     def point(self, array: np.ndarray) -> None:
-        self.fed, start = array, array.ctypes.data  # it lives as long as C may read it
+        start, self.fed = array.ctypes.data, None
         for block, k, offset in self.places:
             block[k] = start + offset
 
