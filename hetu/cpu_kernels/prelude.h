@@ -208,6 +208,11 @@ static inline float cos_float(float x) { return fabsf(x) < INFINITY ? sine(x, 1)
 #define sqrt(x) OF_TYPE(sqrt, x)
 #define fabs(x) OF_TYPE(fabs, x)
 
+// What an integer is as a float: gcc makes (float)(int)x one trunc(x), which may be -0, and adding 0 takes its sign.
+static inline float of_integer_float(float x) { return x + 0; }
+static inline double of_integer_double(double x) { return x + 0; }
+#define of_integer(x) _Generic((x), float: of_integer_float, default: of_integer_double)(x)
+
 // An integer is whole, though a double may not hold it.
 static inline long long whole_integer(long long x) { return x; }
 #define TO_WHOLE(name, x) _Generic((x), float: name##f, long long: whole_integer, default: name)(x)

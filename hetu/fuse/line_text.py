@@ -100,7 +100,8 @@ def expression(
     known = {"T": types[meet], **words}
     for name, (value, dtype) in named.items():
         decides = dtype == np.bool_ and f"{name} ?" in text  # and nobody computes with it
-        known[name] = value if decides or dtype.name == meet else f"(({types[meet]}){value})"
+        made = value if decides or dtype.name == meet else f"(({types[meet]}){value})"
+        known[name] = f"of_integer{made}" if dtype.kind in "iu" and "float" in meet else made
     known |= {k: literal(v, meet, types) for k, v in attrs}
     text = _NAME.sub(lambda m: known.get(m[0], m[0]), text)
     return f"({text}) != 0" if result == np.bool_ else text

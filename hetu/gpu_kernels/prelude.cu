@@ -90,6 +90,8 @@ template <class N> __device__ inline N floor(N x) { return x; }  // integers are
 template <class N> __device__ inline N ceil(N x) { return x; }
 template <class N> __device__ inline N rint(N x) { return x; }
 
+template <class N> __device__ inline N of_integer(N x) { return x; }  // nvcc converts as it is written
+
 template <class N> __device__ inline bool isnan(N x) { return x != x; }
 template <class N> __device__ inline bool isfinite(N x) { return x - x == 0; }
 template <class N> __device__ inline N fmax(N a, N b) { return a >= b || a != a ? a : b; }  // a NaN wins

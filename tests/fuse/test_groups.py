@@ -219,6 +219,15 @@ def test_operators_that_do_not_round_give_numpys_bits_at_special_numbers(dtype):
             assert same.all(), (name, values[~same], got[~same])
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("whole", ["int32", "int64"])
+def test_a_float_that_was_an_integer_is_no_negative_zero(whole, dtype):
+    x = ht.placeholder("x", (40,), dtype)
+    cut, values = ht.astype(x, whole), np.linspace(-0.9, 0.9, 40, dtype=dtype)
+    minus, product = ht.Executor([-ht.astype(cut, dtype), cut * x]).run({x: values})
+    assert np.signbit(minus).all() and (np.signbit(product) == np.signbit(values)).all()
+
+
 # -- what becomes one group --------------------------------------------------------------------------------------------
 
 
