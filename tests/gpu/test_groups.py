@@ -124,7 +124,14 @@ def numbers_of_rows(dtype: str, shape: tuple[int, ...]) -> list[Node]:
     return [x * scale, scale]
 
 
+def cut_off(dtype: str, shape: tuple[int, ...]) -> list[Node]:
+    """Integers on the way, which become floats again."""
+    x = placed("x", shape, dtype)
+    return [whole := ht.astype(x, dtype="int32"), x * ht.astype(whole, dtype=dtype)]
+
+
 GROUPS = {
+    "integers": (cut_off, (9, 40)),
     "columns, numbers of rows": (columns_and_numbers_of_rows, (37, 40)),
     "numbers of rows": (numbers_of_rows, (9, 40)),
     "softmax of a warp": (softmax_by_hand, (5, 36)),
@@ -239,6 +246,7 @@ def test_launches():
         if dtype == "float32"
     }
     assert launches == {
+        "integers": 1,
         "columns, numbers of rows": 2,
         "numbers of rows": 1,
         "softmax of a warp": 1,
