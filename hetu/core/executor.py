@@ -126,9 +126,9 @@ class Executor:
             said = "this executor is in the middle of another step, whose buffers a second one would overwrite"
             raise GraphError(said, fix="let each thread have an executor of its own")
         try:
-            program = (_stepper is None and sub.refilled(feed)) or self._filled(sub, feed, ahead)
+            program = ((stepper := _stepper) is None and sub.refilled(feed)) or self._filled(sub, feed, ahead)
             with self.state.stream:
-                results = self.quiet.run(program.run) if _stepper is None else _stepper(self, sub, feed, program)
+                results = self.quiet.run(program.run) if stepper is None else stepper(self, sub, feed, program)
                 if sub.random:
                     self.state.arrays[random_state.name][1] += np.uint64(1)
         finally:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import hetu as ht
+from hetu.core import executor
 from hetu.cpu_kernels import fed
 
 from ..samples import SAMPLES
@@ -160,3 +161,16 @@ def test_who_looks_closer_sees_what_was_fed(tmp_path):
     ex.export_c("default", tmp_path, {x: np.full_like(ROWS, 6)})
     assert np.fromfile(next(tmp_path.glob("*.inputs")), np.float32)[: ROWS.size].tolist() == [6] * ROWS.size
     assert ex.run({x: np.full_like(ROWS, 1)})[0] == 0
+
+
+def test_who_begins_to_look_during_a_step_sees_the_next_one(monkeypatch):
+    """`debug_nans` of another thread, whose single calls would read buffers of another step."""
+    x, take = ht.placeholder("x", ROWS.shape), fed.Lent.take
+
+    def took(lent, array):
+        take(lent, array)
+        monkeypatch.setattr(executor, "_stepper", lambda *_: [np.zeros(())])
+
+    monkeypatch.setattr(fed.Lent, "take", took)
+    ex = ht.Executor([ht.sum(x)])
+    assert [ex.run({x: np.full_like(ROWS, k)})[0] for k in range(3)] == [0, ROWS.size, 0]
