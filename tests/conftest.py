@@ -4,11 +4,14 @@ What tests compile is kept beside what pytest keeps, from run to run, and not in
 compiles, whatever the environment says: hundreds of processes start, and each would compile the package anew.
 """
 
+import itertools
 import os
 import sys
 import zlib
+from collections import Counter, defaultdict
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,11 +36,27 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test that is `sampled(n)` one case in n is run, chosen by its name; the others are nightly."""
+    """Of a test that is `sampled(n)` one case in n is run, chosen by its name, and one of each choice of more than n.
+
+    The others are nightly.
+    """
+    tables = defaultdict[tuple[str, int], list[Any]](list)
     for item in items:
         mark = item.get_closest_marker("sampled")
-        if mark is not None and zlib.crc32(item.nodeid.encode()) % mark.args[0]:
-            item.add_marker("nightly")
+        if mark is not None and item.get_closest_marker("nightly") is None:
+            tables[item.nodeid.partition("[")[0], mark.args[0]].append(item)
+    for (_, every), cases in tables.items():
+        choices = {case: [(name, id(value)) for name, value in case.callspec.params.items()] for case in cases}
+        count = Counter(itertools.chain(*choices.values()))
+        run = [case for case in cases if zlib.crc32(case.nodeid.encode()) % every == 0]
+        seen = {*itertools.chain(*(choices[case] for case in run))}
+        for case in cases:
+            if case in run:
+                continue
+            if any(count[choice] > every and choice not in seen for choice in choices[case]):
+                seen.update(choices[case])
+            else:
+                case.add_marker("nightly")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
