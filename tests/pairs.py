@@ -1,4 +1,7 @@
-"""Tables of tests that are products of several choices: every pair of choices in each run, all products nightly."""
+"""Tables of tests that are products of several choices: every pair of choices in each run, all products nightly.
+
+Of those that are `sampled` besides, each run has each choice.
+"""
 
 from __future__ import annotations
 
