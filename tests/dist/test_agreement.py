@@ -99,7 +99,7 @@ def test_ranks_fit_in_random_placed_graphs(first):
 
 @pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("number", RUN)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_random_placed_graphs_equal_one_process(number):
     tried = case(number)
     values, wanted = trained(tried)

@@ -168,7 +168,7 @@ WAYS["experts"] = (2, 3, lambda: ExpertParallel(EXPERTS, accumulate=3, **OWN))
 
 
 @pytest.mark.parametrize(("way", "model"), CASES)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_micro_batches_of_their_own_train_as_one_process_does_that_takes_them_in_turn(way, model):
     ranks, parts, strategy = WAYS[way]
     clip_norm = LIMIT if model in WHOLE_TABLES else None

@@ -71,7 +71,7 @@ def prepared() -> None:
 @compiled
 @pytest.mark.parametrize("name", NORMS)
 @pytest.mark.parametrize("dtypes", DTYPES, ids="-".join)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_kernels_widen_what_they_read_and_round_what_they_write(dtypes, name):
     """What float32 gives between casts, but for the order of sums, in three orders of threads; and what NumPy gives."""
     x, g, y = dtypes

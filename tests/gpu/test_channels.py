@@ -88,7 +88,7 @@ def compiled() -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_a_normalization_and_its_gradient(case):
     compiled()
     x, _, g, scale, bias, axis = inputs(case)
@@ -97,7 +97,7 @@ def test_a_normalization_and_its_gradient(case):
 
 
 @pytest.mark.parametrize("case", LAST)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_a_relu_behind_it(case):
     compiled()
     x, _, g, scale, bias, _ = inputs(case)
@@ -107,7 +107,7 @@ def test_a_relu_behind_it(case):
 
 
 @pytest.mark.parametrize("case", LAST)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_a_sum_and_a_relu_behind_it(case):
     compiled()
     x, added, g, scale, bias, _ = inputs(case)
@@ -190,7 +190,7 @@ def prepared():
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda m: m[0].strip())
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_a_changed_kernel_is_noticed(prepared, mistake):
     with mistaken(*mistake), pytest.raises((AssertionError, KernelError)):
         for case in PROBES:

@@ -103,7 +103,7 @@ def compiled(every: bool) -> None:
 
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["in turn", "every"])
 @pytest.mark.parametrize("name", ELEMENTWISE)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_expression_equals_forward_at_every_dtype(name, every):
     compiled(every)
     assert cases(name, every)

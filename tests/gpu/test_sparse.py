@@ -72,7 +72,7 @@ def check(got, wanted):
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("features", FEATURES)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_fixed_entries(features, dtype):
     rows, columns, values = entries(dtype=dtype, index="int32" if features == 6 else "int64")
     x = np.random.default_rng(0).standard_normal((30, features)).astype(dtype)
@@ -167,7 +167,7 @@ def prepared():
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda m: m[0])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_a_changed_kernel_is_noticed(prepared, mistake):
     with mistaken(*mistake), pytest.raises((AssertionError, source.KernelError)):
         probe()
