@@ -58,6 +58,7 @@ struct Fiber {
     unsigned groups;               // of copies that have ended
     std::vector<Product> products;
     bool begun;                    // so that there may be some
+    unsigned shows;                // how often it has shown what it wrote to products
 };
 
 struct Span {
@@ -76,6 +77,7 @@ struct Touch {  // by a thread or, if `thread` is MANY, by several of a warp or,
 struct Cell {  // 4 bytes of shared memory
     unsigned block, written;       // which bytes were
     Touch write, read;
+    unsigned shows;                // of the last that wrote, until then
 };
 
 static const size_t GAP = 256, STACK = 1 << 16, MOST_STATIC = 48 << 10, MOST_SHARED = 227 << 10, ARENA = 1 << 19;
@@ -170,7 +172,7 @@ static void touch_shared(uintptr_t at, size_t size, bool writes) {
         if (before.thread != now.thread) before.thread = MANY;
         if (before.warp != now.warp) before.warp = MANY;
         before.met = std::max(before.met, now.met);
-        if (writes) cell.written |= bytes;
+        if (writes) cell.written |= bytes, cell.shows = self->shows;
     }
 }
 
@@ -275,7 +277,7 @@ static void start_block() {
 
 static void place_thread(Fiber& f, unsigned n) {
     f.index = {n % block.x, n / block.x % block.y, n / block.x / block.y};
-    f.number = n, f.line = 0, f.met = clock_, f.copies.clear(), f.groups = 0, f.products.clear(), f.begun = false;
+    f.number = n, f.line = 0, f.met = clock_, f.copies.clear(), f.groups = 0, f.products.clear(), f.begun = false, f.shows = 0;
 }
 
 static std::vector<size_t> sequence(size_t count, int order, std::mt19937& random) {

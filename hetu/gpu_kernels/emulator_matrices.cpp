@@ -71,6 +71,16 @@ void multiply_later(float (*sum)[4], const unsigned* left, const void* right, bo
 }
 
 void begin_products() { self->begun = true; }
+void show_to_products() { self->shows++; }
+
+// An operand in shared memory, which the thread that wrote it must have shown.
+static unsigned shown(uintptr_t place, int line) {
+    access((const void*)place, 4, false);
+    const Cell& cell = cells[(place - (uintptr_t)arena) / 4];
+    if (cell.write.thread == MANY || fibers[cell.write.thread].shows == cell.shows)
+        fail("a product of a warpgroup reads what was not shown to it by `show_to_products`", line);
+    return *(const unsigned*)place;
+}
 
 void multiply_now() {
     for (const Product& p : self->products)
@@ -78,9 +88,7 @@ void multiply_now() {
             unsigned right[2];
             for (unsigned half = 0; half < 2; half++) {  // a chunk of 16 bytes changes places by the bits of its row
                 const uintptr_t chunk = p.right + (n * 8 + lane() / 4) * 64 + half * 16;
-                const void* value = (const void*)((chunk ^ (chunk >> 7 & 3) << 4) + lane() % 4 * 4);
-                access(value, 4, false);
-                std::memcpy(&right[half], value, 4);
+                right[half] = shown((chunk ^ (chunk >> 7 & 3) << 4) + lane() % 4 * 4, p.line);
             }
             if (!p.adds) std::fill(p.sum[n], p.sum[n] + 4, 0.f);
             multiply(p.sum[n], p.left, right, 1, value_of<float>, p.line);

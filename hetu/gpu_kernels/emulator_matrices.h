@@ -1,7 +1,6 @@
 // Matrices that a warp holds together, and copies that a thread waits for: what kernels say in PTX on a device.
 //
-// Follows `emulator.h`. Ignored on purpose: shapes and types that no kernel uses; whether a warpgroup's products were shown
-// what threads had written (`show_to_products`).
+// Follows `emulator.h`. Ignored on purpose: shapes and types that no kernel uses.
 
 namespace emulator {
 
@@ -10,6 +9,7 @@ void multiply(float* sum, const unsigned* left, const unsigned* right, unsigned 
               int line);
 void multiply_later(float (*sum)[4], const unsigned* left, const void* right, bool adds, int line);
 void begin_products();
+void show_to_products();
 void multiply_now();
 void copy(void* to, const void* from, size_t size, bool exists);
 void end_group();
@@ -37,7 +37,7 @@ template <class S> UNSEEN void multiply(float* sum, const unsigned* left, const 
 #define multiply_add(sum, left, right, type) emulator::multiply(sum, left, right, type, __LINE__)
 #define multiply_group(sum, left, right, adds) emulator::multiply_later(sum, left, right, adds, __LINE__)
 using emulator::begin_products;
-UNSEEN inline void show_to_products() {}
+using emulator::show_to_products;
 UNSEEN inline void end_products(float (&)[8][4]) { emulator::multiply_now(); }
 template <class S> UNSEEN unsigned rounded_pair(float low, float high, S) {
     return S(low).bits | (unsigned)S(high).bits << 16;

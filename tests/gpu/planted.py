@@ -129,6 +129,7 @@ KINDS: dict[str, list[tuple[str, str, str, str]]] = {
         ("attention_tensor.cu", "wait_for_copies();", "", TENSOR),
         ("convolution.cu", "wait_for_groups<STAGES - 2>();", "wait_for_groups<STAGES - 1>();", CONV),
         ("warpgroups.cu", "end_products(part);", "", CONV),
+        ("warpgroups.cu", "show_to_products();", "", CONV),
     ],
     "a barrier that some do not reach": [
         (

@@ -347,6 +347,7 @@ MISTAKES = [
     (FORWARD, "left[k], &low->row", "left[k], &high->row", HOPPER),
     (FORWARD, "    __syncthreads();\n    float part", "    float part", HOPPER),
     (FORWARD, "    begin_products();\n", "", HOPPER),
+    (FORWARD, "    show_to_products();\n", "", HOPPER),
     (FORWARD, "    end_products(part);\n", "", HOPPER),
     (WEIGHTS, "chunk ^ along(column), whole", "chunk, whole", HOPPER),
 ]
