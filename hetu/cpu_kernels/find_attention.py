@@ -5,8 +5,8 @@ hidden by `where` with a number far below. What the gradient looks like is not w
 of the composition, and where the graph has the same nodes, they are replaced. Weights that somebody else reads stay.
 A query that sees nothing weighs all keys evenly, also where they were hidden by -inf.
 
-Gain: 1.13 on a step of a BERT block of 128 positions, 1.32 on one of 512. Off by leaving `find_attention` out of
-`passes=` or `HETU_PASSES`.
+Gain: 1.1 to 1.2 times the speed of a step of causal attention over 256 to 1,024 positions, none where no key is hidden;
+a fifth of the memory at 1,024. Off by leaving `find_attention` out of `passes=` or `HETU_PASSES`.
 """
 
 from __future__ import annotations
