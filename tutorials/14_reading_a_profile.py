@@ -88,7 +88,7 @@ print(f"{flops / 1e9:.0f} GFLOP/s; {bandwidth / 1e9:.0f} GB/s of 4 MB, {of_memor
 
 
 def reading(profile, most=7):
-    """Which limit is nearer to the slowest operators, and how much of their time it accounts for."""
+    """Which limit each of the slowest operators meets first, and the least time it allows, by the real one."""
     for row in profile.rows()[:most]:
         memory, arithmetic = row.nbytes / bandwidth, row.flops / flops
         limit = "memory" if memory > arithmetic else "arithmetic"
@@ -115,10 +115,14 @@ ht.look.roofline_svg(points, flops, bandwidth)
 # %% [markdown]
 # ## What fusing does to the table
 #
-# All but the products lie where memory is the limit. To compute faster is useless there; to move less is all. Passes
-# put neighbors into groups ([notebook 13](13_from_python_to_a_c_program.ipynb)), and what lies between them never
-# reaches memory. The same step with all passes (without a C compiler groups are run line by line, and gain little but
-# `MB`):
+# All but the products lie where memory is the limit: to move less is what helps there. `adam` and `sigmoid` are far
+# even from that limit. NumPy takes several steps for each and carries whole arrays from one to the next, while `MB` has
+# only operands and results; and an exponential takes longer than an addition, though `MFLOP` counts one operation for
+# either.
+#
+# Passes put neighbors into groups ([notebook 13](13_from_python_to_a_c_program.ipynb)), and what lies between them or
+# between such steps never reaches memory. The same step with all passes (without a C compiler groups are run line by
+# line, and gain little but `MB`):
 
 # %%
 fused = ht.profile(ht.Executor(step), batch)

@@ -251,7 +251,7 @@ def _seconds(calls: Sequence[Callable[[], Any]], kind: str, xp: Any, timer: Call
 
 
 def seconds_on_device(calls: Sequence[Callable[[], Any]], xp: Any) -> float:
-    """Time of calls on a GPU, between two events of the current stream: the host runs ahead, and does not count."""
+    """Time of calls on a GPU between two events of the stream: of short ones, how fast the host launches them."""
     begin, end = xp.cuda.Event(), xp.cuda.Event()
     begin.record()
     for call in calls:
