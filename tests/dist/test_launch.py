@@ -174,7 +174,8 @@ def test_training_under_a_bare_mpiexec():
 SHARDED = """
 import numpy as np
 from hetu.data import ArrayDataset, DataLoader  # before anything of hetu.dist is loaded
-print(*[rows.tolist() for (rows,) in DataLoader(ArrayDataset(np.arange(8)), batch_size=4, shard=True)])
+rows = [str(rows.tolist()) for (rows,) in DataLoader(ArrayDataset(np.arange(8)), batch_size=4, shard=True)]
+print(" ".join(rows) + "\\n", end="")  # at once, as both ranks write to one stream
 """
 
 
