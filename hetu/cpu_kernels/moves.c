@@ -24,7 +24,7 @@ void move_plainly(const Word* a, long long first, long long last, char* scratch)
 }
 
 // The C library moves more than 2 KB by one instruction, for which a Zen 3 takes 13 times as long where the target lies
-// up to 31 bytes behind the source, modulo 4 KB. Pieces are nowhere slower.
+// up to 31 bytes behind the source, modulo 4 KB. Pieces were as fast at all sizes from 2 KB to 1 MB.
 static inline void copy(T* to, const T* from, long long count) {
     for (long long j = 0; j < count; j += PIECE) {
         const long long some = count - j < PIECE ? count - j : PIECE;

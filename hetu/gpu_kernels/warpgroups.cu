@@ -1,7 +1,7 @@
-// Products of tiles of float32 on Hopper, by four warps together: their tensor core reads the right operand from shared
-// memory and goes on while they do other work, twice as fast as for single warps. BN = 64. A warp has 16 rows of the
-// result, so it splits the left operand once, in registers. The right one is split once for all warps, on its way to
-// tiles whose rows run along the sum.
+// Products of tiles of float32 on Hopper, by four warps together: their tensor cores read the right operand from shared
+// memory. A convolution takes 0.62 to 0.89 of its time by single warps. BN = 64. A warp has 16 rows of the result, so
+// it splits the left operand once, in registers. The right one is split once for all warps, on its way to tiles whose
+// rows run along the sum.
 
 const int WM = 16, WN = BN;
 typedef float Sums[1][WN / 8][4];

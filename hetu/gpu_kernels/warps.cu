@@ -66,20 +66,20 @@ __device__ inline void multiply_all(Sums& sum, Left& left, Right& right) {
     }
 }
 
-__device__ inline void multiply_along(Sums& sum, Along left, Along right, int row, int column) {
+// sum += left right, of which `load(a, b, k)` brings the operands of half k.
+template <class Load> __device__ inline void multiply_halves(Sums& sum, Load load) {
     for (int k = 0; k < 2; k++) {
         Left a;
         Right b;
-        load_along(a, b, left, right, row, column, k);
+        load(a, b, k);
         multiply_all(sum, a, b);
     }
 }
 
+__device__ inline void multiply_along(Sums& sum, Along left, Along right, int row, int column) {
+    multiply_halves(sum, [&](Left& a, Right& b, int k) { load_along(a, b, left, right, row, column, k); });
+}
+
 __device__ inline void multiply_across(Sums& sum, AcrossLeft left, AcrossRight right, int row, int column) {
-    for (int k = 0; k < 2; k++) {
-        Left a;
-        Right b;
-        load_across(a, b, left, right, row, column, k);
-        multiply_all(sum, a, b);
-    }
+    multiply_halves(sum, [&](Left& a, Right& b, int k) { load_across(a, b, left, right, row, column, k); });
 }
