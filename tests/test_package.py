@@ -47,7 +47,7 @@ FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names.
 # The rooms of kernels, which nobody imports: `kernels.py` loads them when they are there. What a room loads first may
 # import little, for this is done by the passes; of the GPU's, only its passes may know graphs.
 ROOMS = {"cpu_kernels", "gpu_kernels"}
-BELOW = {"core.errors", "core.kernels", "core.backend"}
+BELOW = {"core.errors", "core.kernels", "core.backend", "job"}
 FIRST = {
     *("cpu_kernels", *(f"cpu_kernels.{name}" for name in ("recipes", "blas", "c_calls", "compiled"))),
     *("gpu_kernels", "gpu_kernels.launchers", "gpu_kernels.machine"),

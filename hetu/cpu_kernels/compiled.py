@@ -26,13 +26,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from ..job import cores
 from . import compiler as cc
 from .compiler import QUICKLY, SETTING, Compiler, Run, compiler, switch_off
 from .folder import entries, folder, lock, private, show_life, tidy
 
 CONTRACT = "#pragma STDC FP_CONTRACT ON"  # which gcc takes from its command line only
 MOST_BYTES = 256_000_000  # of the folder; what was not used for longest goes first
-CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # for this process
 MADE = "made_of_"  # begins the name of the mark of a text, which ends in its key
 LEAST, MOST = 8, 64  # functions that are worth a compiler of their own, and that it ends with soon on a busy machine
 
@@ -191,16 +191,17 @@ def _trial(made_by: Compiler) -> str:
 def _units(lacking: Sequence[CSource]) -> list[list[CSource]]:
     """What is compiled as one text each: the time of a compiler's start is shared, but all processors have work."""
     shared = [s for s in lacking if s.shared]
-    count = max(min(CORES, -(-len(shared) // LEAST)), -(-len(shared) // MOST))
+    count = max(min(cores(), -(-len(shared) // LEAST)), -(-len(shared) // MOST))
     return [[s] for s in lacking if not s.shared] + [shared[k::count] for k in range(count)]
 
 
 def _compile(made_by: Compiler, units: Sequence[Sequence[CSource]]) -> dict[CSource, str]:
     """Compile units side by side and move what was made into the folder; the sources that failed, and why."""
     wrong: dict[CSource, str] = {}
-    for k in range(0, len(units), CORES):
+    at_once = cores()
+    for k in range(0, len(units), at_once):
         with ExitStack() as running:  # in a folder of its own: names in the cache are second names of files there
-            some, where = units[k : k + CORES], Path(running.enter_context(private()))
+            some, where = units[k : k + at_once], Path(running.enter_context(private()))
             runs = [running.enter_context(_begun(made_by, unit, where)) for unit in some]
             for unit, run in zip(some, runs):
                 well, said = run.end(show_life)

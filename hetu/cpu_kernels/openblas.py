@@ -16,6 +16,7 @@ import numpy as np
 
 from ..core.errors import ArgumentError
 from ..core.kernels import switched_off
+from ..job import cores
 
 CValue: TypeAlias = "ctypes._SimpleCData[Any]"
 
@@ -36,6 +37,12 @@ def get_threads() -> int | None:
     """The number of threads BLAS uses, or None without the library."""
     function = function_of("openblas_get_num_threads")
     return None if function is None else function[0]()
+
+
+def fit() -> None:
+    """Leave BLAS no more threads than there are cores to use: it counts them, but not the time a container has."""
+    if (get_threads() or 1) > cores():
+        set_threads(cores())
 
 
 @contextlib.contextmanager
@@ -68,10 +75,8 @@ def _library() -> ctypes.CDLL | None:
     package = Path(np.__file__).parent
     for folder in (package.parent / "numpy.libs", package / ".libs", package / ".dylibs"):
         for path in sorted(folder.glob("*openblas*")):
-            try:
+            with contextlib.suppress(OSError):
                 return ctypes.CDLL(str(path))
-            except OSError:
-                continue
     return None
 
 

@@ -81,3 +81,4 @@ class CpuKernels(Kernels):
 
 KERNELS = CpuKernels()
 kernel = KERNELS.kernel
+openblas.fit()

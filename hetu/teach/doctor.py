@@ -21,9 +21,9 @@ import numpy as np
 from ..core.backend import Device
 from ..core.errors import MissingDependencyError
 from ..core.kernels import kernels
-from ..dist.comm.guard import count_cores
 from ..dist.comm.mpi import world
 from ..dist.launch.heturun import find_mpiexec
+from ..job import cores
 from ..ps.store.partition import Parameter
 from ..ps.wire.environment import connect
 
@@ -91,7 +91,7 @@ def report(findings: list[Finding], title: str) -> list[str]:
 
 def python() -> Finding:
     version, machine = platform.python_version(), f"{platform.system()} {platform.machine()}"
-    return Finding("Python", True, f"{version} on {machine}, {count_cores()} cores", "hetu")
+    return Finding("Python", True, f"{version} on {machine}, {cores()} cores", "hetu")
 
 
 def numpy() -> Finding:

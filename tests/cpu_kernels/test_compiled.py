@@ -555,7 +555,7 @@ def test_what_was_not_used_for_longest_goes_first(place: Place, monkeypatch: pyt
 
 NO_LINKS = "os.link = no('links'); "
 UNIT = """
-compiled.CORES = 2
+compiled.cores = lambda: 2
 makes = "void f(const Word* a, long long first, long long last, char* scratch) {{ *(long long*)a[0].p = {}; }}"
 made = [compiled.source(makes.format(k if k != 5 else wrong), shared="f") for k in range(12)]
 print(compiled.build(made), [bool(s.library) for s in made])
@@ -594,7 +594,7 @@ def test_several_texts_are_one_unit_and_one_of_them_spoils_no_other(
 def test_all_processors_have_work_and_none_too_much_for_a_deadline(
     monkeypatch: pytest.MonkeyPatch, count: int, cores: int
 ) -> None:
-    monkeypatch.setattr(compiled, "CORES", cores)
+    monkeypatch.setattr(compiled, "cores", lambda: cores)
     given = [compiled.CSource("", f"{k}", "group") for k in range(count)]
     units = compiled._units(given)
     assert sorted(int(s.key) for unit in units for s in unit) == [*range(count)]

@@ -140,7 +140,7 @@ def test_what_mpiexec_is_told():
 
 
 def test_command_line(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(launch, "count_cores", lambda: 8)
+    monkeypatch.setattr(launch, "cores", lambda: 8)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     path = tmp_path / "cluster.yml"
     path.write_text(YAML)

@@ -36,11 +36,6 @@ def own_rank() -> int:
     return int(next((os.environ[name] for name in RANK_VARIABLES if name in os.environ), 0))
 
 
-def count_cores() -> int:
-    """The cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def fail(directory: str, rank: int, code: int, text: str) -> None:
     """Write down how this rank ended, whole or not at all, unless another one has failed before."""
     mine = os.path.join(directory, f".{FAILED}.{rank}.{os.getpid()}")

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from ...job import cores
 from .comm import REDUCE
-from .guard import count_cores
 
 FROM_BYTES = 256 << 10  # below, MPI's own all_reduce is as fast
 CHUNK = 1 << 20  # bytes; must stay in the cache
@@ -34,7 +34,7 @@ class SharedMemory:
     def over(cls, MPI: Any, comm: Any) -> SharedMemory | None:
         """That of `comm`, all ranks of which call this; None where shared memory does not serve."""
         host = comm.Split_type(MPI.COMM_TYPE_SHARED)
-        serves = np.array([host.size == comm.size <= count_cores()], np.int32)
+        serves = np.array([host.size == comm.size <= cores()], np.int32)
         host.Free()
         comm.Allreduce(MPI.IN_PLACE, serves, MPI.MIN)  # one answer for all
         return cls(MPI, comm) if serves[0] else None

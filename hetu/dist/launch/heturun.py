@@ -26,9 +26,9 @@ from pathlib import Path
 
 from ...answers import seconds
 from ...core.errors import ArgumentError, HetuError, MissingDependencyError
-from ...job import job_size
+from ...job import cores, job_size
 from ..comm import guard
-from ..comm.guard import FAILED, RANK_VARIABLES, RC_SILENT, RUN_DIRECTORY, TERMINALS, count_cores, note_joining
+from ..comm.guard import FAILED, RANK_VARIABLES, RC_SILENT, RUN_DIRECTORY, TERMINALS, note_joining
 from ..comm.host import sweep_behind
 from ..comm.patience import ARRIVE, DEADLINE, LEAVE, SILENCE
 from .arrival import End, Start, ranks
@@ -117,7 +117,7 @@ def environment(workers: int, cores: int) -> dict[str, str]:
 def variables_of(job: Job) -> dict[str, str]:
     """`environment` for the fullest host; hosts are taken to be alike."""
     fullest = max((host.workers for host in job.hosts), default=job.workers)
-    return {**environment(fullest, count_cores()), **_told(job)}
+    return {**environment(fullest, cores()), **_told(job)}
 
 
 def _told(given: Job | argparse.Namespace) -> dict[str, str]:
