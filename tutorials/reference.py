@@ -287,8 +287,9 @@ def pass_page() -> str:
 
 def environment() -> str:
     intro = (
-        "The number of threads is that of BLAS: `OPENBLAS_NUM_THREADS`, which `heturun` divides among the ranks of a "
-        "host. Profiles and compiled kernels are kept in `$XDG_CACHE_HOME/hetu` (`~/.cache/hetu`)."
+        "The number of threads is that of BLAS: `OPENBLAS_NUM_THREADS`, else as many as there are cores to use, and in "
+        "a container no more than it has the time of. `heturun` divides them among the ranks of a host. Profiles and "
+        "compiled kernels are kept in `$XDG_CACHE_HOME/hetu` (`~/.cache/hetu`)."
     )
     chosen = ["| to set | what it does | without it |", "|---|---|---|"]
     given = ["| set by `heturun` or a notebook for its ranks | what it says |", "|---|---|"]
