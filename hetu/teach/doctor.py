@@ -90,14 +90,14 @@ def report(findings: list[Finding], title: str) -> list[str]:
 
 
 def python() -> Finding:
-    version, machine = platform.python_version(), f"{platform.system()} {platform.machine()}"
-    return Finding("Python", True, f"{version} on {machine}, {cores()} cores", "hetu")
+    version, machine, count = platform.python_version(), f"{platform.system()} {platform.machine()}", cores()
+    return Finding("Python", True, f"{version} on {machine}, {count} core{'s' * (count > 1)}", "hetu")
 
 
 def numpy() -> Finding:
     library = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
     threads = kernels("cpu").threads()
-    direct = "called as NumPy does" if threads is None else f"called directly, {threads} threads"
+    direct = "called as NumPy does" if threads is None else f"called directly, {threads} thread{'s' * (threads > 1)}"
     return Finding("NumPy", True, f"{np.__version__}, {library['name']} {library['version']} {direct}", "hetu")
 
 
