@@ -20,26 +20,41 @@ typedef union {  // one word of a block of arguments
 // -- functions of floats ------------------------------------------------------------------------------------------------
 // Polynomials that a compiler can evaluate for many numbers at once, unlike the calls of a library; they were fitted to
 // the functions that each comment names. Errors are in units of the last place. Doubles take the library's functions.
+// `fmaf` is one instruction and rounds once, so no compiler may make another sum of it: bits stay those of any compiler.
+// Where a CPU lacks it (x86 before 2013) the library computes it, with the same bits, slowly.
 
 typedef union {
     float number;
     unsigned bits;
 } Float;
 
+// a + b x + c x^2 ...
+#define POLY2(x, a, b) fmaf(x, b, a)
+#define POLY3(x, a, ...) fmaf(x, POLY2(x, __VA_ARGS__), a)
+#define POLY4(x, a, ...) fmaf(x, POLY3(x, __VA_ARGS__), a)
+#define POLY5(x, a, ...) fmaf(x, POLY4(x, __VA_ARGS__), a)
+#define POLY6(x, a, ...) fmaf(x, POLY5(x, __VA_ARGS__), a)
+#define POLY7(x, a, ...) fmaf(x, POLY6(x, __VA_ARGS__), a)
+#define POLY8(x, a, ...) fmaf(x, POLY7(x, __VA_ARGS__), a)
+#define POLY9(x, a, ...) fmaf(x, POLY8(x, __VA_ARGS__), a)
+#define POLY10(x, a, ...) fmaf(x, POLY9(x, __VA_ARGS__), a)
+#define POLY11(x, a, ...) fmaf(x, POLY10(x, __VA_ARGS__), a)
+
 // 2^n for n from -252 to 254, in two factors, as one would leave the range of floats too early.
 static inline float scaled(float x, int n) {
-    const Float low = {.bits = (unsigned)(n / 2 + 127) << 23}, high = {.bits = (unsigned)(n - n / 2 + 127) << 23};
+    const int half = n >> 1;
+    const Float low = {.bits = (unsigned)(half + 127) << 23}, high = {.bits = (unsigned)(n - half + 127) << 23};
     return x * low.number * high.number;
 }
 
 // The nearest n to x / ln 2, and what of x that leaves; n ln 2 in two parts, the first of which is exact.
 static inline float powers_of_two(float x) { return rintf(x * 1.44269504f); }
-static inline float without(float x, float n) { return (x - n * 0.693145752f) - n * 1.42860677e-6f; }
+static inline float without(float x, float n) { return fmaf(n, -1.42860677e-6f, fmaf(n, -0.693145752f, x)); }
 
 // e^r with |r| <= ln 2 / 2; (e^r - 1 - r) / r^2 by a polynomial.
 static inline float exp_rest(float r) {
-    const float p = 0.5f + r * (0.16666667f + r * (0.041666456f + r * (0.008333284f + r * (0.0013934544f + r * 0.00019908905f))));
-    return 1.0f + (r + r * r * p);
+    const float p = POLY6(r, 0.5f, 0.16666667f, 0.041666456f, 0.008333284f, 0.0013934544f, 0.00019908905f);
+    return 1.0f + fmaf(r * r, p, r);
 }
 
 // 2^n e^r
@@ -56,14 +71,14 @@ static inline float exp_float(float x) {
 
 // Near 0 a polynomial, else e^x - 1. 1.6
 static inline float expm1_float(float x) {
-    const float p = 0.5f + x * (0.16666667f + x * (0.041666668f + x * (0.008333182f + x * (0.0013888608f + x * (0.00019962185f + x * 2.4957046e-05f)))));
-    return copysignf(fabsf(x) < 0.5f ? x + x * x * p : exp_float(x) - 1.0f, x);  // of -0 too
+    const float p = POLY7(x, 0.5f, 0.16666667f, 0.041666668f, 0.008333182f, 0.0013888608f, 0.00019962185f, 2.4957046e-05f);
+    return copysignf(fabsf(x) < 0.5f ? fmaf(x * x, p, x) : exp_float(x) - 1.0f, x);  // of -0 too
 }
 
 // (log1p(f) - f + f^2 / 2) / f^3 by a polynomial, for sqrt(1/2) <= 1 + f < sqrt(2).
 static inline float log_near_one(float f) {
-    const float p = 0.3333333f + f * (-0.2499998f + f * (0.20000689f + f * (-0.16669151f + f * (0.14251155f + f * (-0.123967074f + f * (0.11634677f + f * (-0.116598874f + f * 0.073324375f)))))));
-    return f * f * (f * p - 0.5f);
+    const float p = POLY9(f, 0.3333333f, -0.2499998f, 0.20000689f, -0.16669151f, 0.14251155f, -0.123967074f, 0.11634677f, -0.116598874f, 0.073324375f);
+    return f * f * fmaf(f, p, -0.5f);
 }
 
 // log x = n log 2 + log m with sqrt(1/2) <= m < sqrt(2). 1.0
@@ -73,7 +88,7 @@ static inline float log_float(float x) {
     const int n = (int)(from.bits - 0x3f3504f3) >> 23;
     const Float m = {.bits = from.bits - ((unsigned)n << 23)};
     const float f = m.number - 1.0f, e = (float)n - (tiny ? 23.0f : 0.0f);
-    const float y = e * 0.693145752f + (f + (log_near_one(f) + e * 1.42860677e-6f));
+    const float y = fmaf(e, 0.693145752f, f + fmaf(e, 1.42860677e-6f, log_near_one(f)));
     return x > 0.0f && x < INFINITY ? y : x == 0.0f ? -INFINITY : x > 0.0f ? x : NAN;
 }
 
@@ -85,36 +100,35 @@ static inline float log1p_float(float x) {
 
 // Near 0 (tanh x / x - 1) / x^2 by a polynomial in x^2, else 1 - 2 q with q = 1 / (e^2|x| + 1). 1.3
 static inline float tanh_with(float x, float q) {
-    const float z = x * x;
-    const float p = -0.33333328f + z * (0.13332619f + z * (-0.05382792f + z * (0.020889156f + z * -0.0059422534f)));
-    return copysignf(fabsf(x) < 0.65f ? x + x * z * p : x != x ? x : 1.0f - 2.0f * q, x);
+    const float z = x * x, p = POLY5(z, -0.33333328f, 0.13332619f, -0.05382792f, 0.020889156f, -0.0059422534f);
+    return copysignf(fabsf(x) < 0.65f ? fmaf(x * z, p, x) : x != x ? x : fmaf(-2.0f, q, 1.0f), x);
 }
 
 static inline float tanh_float(float x) { return tanh_with(x, 1.0f / (exp_float(2.0f * fabsf(x)) + 1.0f)); }
 
-static inline float erf_near_zero(float x) {  // |x| < 0.95: erf x / x - 1 by a polynomial in x^2
-    const float z = x * x;
-    return x + x * (0.12837917f + z * (-0.37612632f + z * (0.112836726f + z * (-0.026858104f + z * (0.005197797f + z * (-0.0008105965f + z * 8.2154234e-05f))))));
-}
-
-// t >= 0.45: e^(t^2) erfc(t) (t + 2) by a polynomial in (t - 2) / (t + 2). t^2 in two parts, the first of which is exact.
-static inline float erfc_far(float t) {
+// e^(t^2) erfc(t) for t >= 0, that of 10.1 beyond: times t + 2 a polynomial in (t - 2) / (t + 2).
+static inline float erfcx_float(float t) {
     t = t > 10.1f ? 10.1f : t;
-    const Float all = {.number = t}, top = {.bits = all.bits & 0xfffff000};
     const float inverse = 1.0f / (t + 2.0f), u = (t - 2.0f) * inverse;
-    const float p = 1.0215827f + u * (-0.6871607f + u * (0.27947178f + u * (-0.03644342f + u * (-0.02150446f + u * (0.00649085f + u * (0.003046326f + u * (-0.00088146405f + u * (-0.00053223904f + u * 0.00010071012f))))))));
-    const float h = top.number, n = powers_of_two(-h * h);
-    return exp_of(without(-h * h, n) + (h - t) * (h + t), n) * (p * inverse);
+    const float p = POLY11(u, 1.0215827f, -0.6871607f, 0.27947177f, -0.036441784f, -0.021505722f, 0.0064758783f, 0.0030626061f, -0.00083206079f, -0.00059256145f, 4.6937109e-05f, 6.9479095e-05f);
+    return p * inverse;
 }
 
-static inline float erf_float(float x) {  // 1.3
-    const float far = copysignf(1.0f - erfc_far(fabsf(x)), x);
-    return fabsf(x) < 0.9f ? erf_near_zero(x) : x != x ? x : far;
+// t^2 in two parts, the first as it is rounded.
+static inline float erfc_of(float t) {
+    const float less = t > 10.1f ? 10.1f : t, square = less * less, n = powers_of_two(-square);
+    return exp_of(without(-square, n) - fmaf(less, less, -square), n) * erfcx_float(less);
 }
 
 static inline float erfc_float(float x) {  // 4.5
-    const float far = erfc_far(fabsf(x));
-    return fabsf(x) < 0.475f ? 1.0f - erf_near_zero(x) : x != x ? x : x > 0.0f ? far : 2.0f - far;
+    const float far = erfc_of(fabsf(x));
+    return x > 0.0f ? far : 2.0f - far;
+}
+
+static inline float erf_float(float x) {  // near 0 erf x / x - 1 by a polynomial in x^2. 1.3
+    const float z = x * x, far = copysignf(1.0f - erfc_of(fabsf(x)), x);
+    const float p = POLY7(z, 0.12837917f, -0.37612632f, 0.112836726f, -0.026858104f, 0.005197797f, -0.0008105965f, 8.2154234e-05f);
+    return fabsf(x) < 0.9f ? fmaf(x, p, x) : x != x ? x : far;
 }
 
 typedef union {
@@ -227,6 +241,16 @@ static inline long long power_integer(long long x, long long y) {
     return power;
 }
 #define pow(x, y) _Generic((x) + (y), float: pow_float, int: power_integer, long long: power_integer, default: pow)(x, y)
+
+// The slope of the exact gelu, x Phi(x): Phi(x) + x phi(x), both with the same e^(-x^2 / 2).
+static inline float gelu_slope_float(float x) {
+    const float e = exp_float(-0.5f * x * x), half = 0.5f * e * erfcx_float(fabsf(x) * 0.70710678f);
+    return (x > 0.0f ? 1.0f - half : half) + x * e * 0.39894228f;
+}
+static inline double gelu_slope_double(double x) {
+    return 0.5 * erfc(x * -0.7071067811865476) + x * exp(-0.5 * x * x) * 0.3989422804014327;
+}
+#define gelu_slope(x) _Generic((x), float: gelu_slope_float, default: gelu_slope_double)(x)
 
 static inline float rsqrt_float(float x) { return 1.0f / sqrtf(x); }
 static inline double rsqrt_double(double x) { return 1.0 / sqrt(x); }

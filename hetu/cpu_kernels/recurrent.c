@@ -152,7 +152,7 @@ static inline float grown_float(float x, float most) {
     x = -most > x ? -most : x;
     const float n = rintf(x * 1.44269504f);
     const Float power = {.bits = ((int)n + 127) << 23};
-    return 1.0f + exp_rest(without(x, n)) * power.number;
+    return fmaf(exp_rest(without(x, n)), power.number, 1.0f);
 }
 static inline double grown_double(double x, double most) { return 1 + exp(fmin(x, most)); }
 static inline double tanh_with_double(double x, double q) { return tanh(x); }

@@ -97,6 +97,10 @@ template <class N> __device__ inline bool isfinite(N x) { return x - x == 0; }
 template <class N> __device__ inline N fmax(N a, N b) { return a >= b || a != a ? a : b; }  // a NaN wins
 template <class N> __device__ inline N fmin(N a, N b) { return a <= b || a != a ? a : b; }
 
+template <class N> __device__ inline N gelu_slope(N x) {  // of the exact gelu: Phi(x) + x phi(x)
+    return (N)0.5 * erfc(x * (N)-0.7071067811865476) + x * exp((N)-0.5 * x * x) * (N)0.3989422804014327;
+}
+
 __device__ inline float pow(float x, float y) { return ::powf(x, y); }
 __device__ inline double pow(double x, double y) { return ::pow(x, y); }
 template <class N> __device__ inline N pow(N x, N y) {  // integers, modulo the size of their type

@@ -208,7 +208,7 @@ def _widened(xp: ModuleType, x: Any) -> Any:
     dims="...,...->...",
     linear=(0,),
     inplace={0: (0, 1)},
-    code="y = g * ((T)0.5 * erfc(x * (T)-0.7071067811865476) + x * exp((T)-0.5 * x * x) * (T)0.3989422804014327)",
+    code="y = g * gelu_slope(x)",
 )
 def gelu_erf_dx(xp: ModuleType, g: Any, x: Any) -> Any:
     """g times the slope of the exact `gelu`: the distribution plus x times the density.

@@ -108,4 +108,4 @@ def test_any_number_of_threads_gives_the_same_bits():
 def test_other_bits_are_seen(monkeypatch):
     wanted = trained([norm_and_softmax])
     monkeypatch.setenv(SETTING, "cc -freciprocal-math -fassociative-math -fno-signed-zeros")
-    assert "norm_and_softmax, step 0" in differing(trained([norm_and_softmax]), wanted)
+    assert differing(trained([norm_and_softmax]), wanted)
