@@ -8,7 +8,8 @@ import itertools
 import os
 import sys
 import zlib
-from collections import Counter, defaultdict
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -34,29 +35,41 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.markexpr = ""
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
+    """Nightly cases that are not asked for are not made, which would take as long as all others.
+
+    Pytest has no other name for the cases of a test than `_calls`.
+    """
+    yield
+    calls = metafunc._calls
+    if mark := metafunc.definition.get_closest_marker("sampled"):
+        mark_left_out(metafunc.definition.nodeid, calls, mark.args[0])
+    if metafunc.config.option.markexpr == "not nightly":
+        metafunc._calls = [call for call in calls if not is_nightly(call)] or calls[:1]
+
+
+def is_nightly(call: Any) -> bool:
+    return any(mark.name == "nightly" for mark in call.marks)
+
+
+def mark_left_out(test: str, calls: Iterable[Any], every: int) -> None:
     """Of a test that is `sampled(n)` one case in n is run, chosen by its name, and one of each choice of more than n.
 
     The others are nightly.
     """
-    tables = defaultdict[tuple[str, int], list[Any]](list)
-    for item in items:
-        mark = item.get_closest_marker("sampled")
-        if mark is not None and item.get_closest_marker("nightly") is None:
-            tables[item.nodeid.partition("[")[0], mark.args[0]].append(item)
-    for (_, every), cases in tables.items():
-        choices = {case: [(name, id(value)) for name, value in case.callspec.params.items()] for case in cases}
-        count = Counter(itertools.chain(*choices.values()))
-        run = [case for case in cases if zlib.crc32(case.nodeid.encode()) % every == 0]
-        seen = {*itertools.chain(*(choices[case] for case in run))}
-        for case in cases:
-            if case in run:
-                continue
-            if any(count[choice] > every and choice not in seen for choice in choices[case]):
-                seen.update(choices[case])
-            else:
-                case.add_marker("nightly")
+    cases = [call for call in calls if not is_nightly(call)]
+    choices = [[(name, id(value)) for name, value in case.params.items()] for case in cases]
+    count = Counter(itertools.chain(*choices))
+    run = [zlib.crc32(f"{test}[{case.id}]".encode()) % every == 0 for case in cases]
+    seen = {*itertools.chain(*itertools.compress(choices, run))}
+    for case, chosen, is_run in zip(cases, choices, run):
+        if is_run:
+            continue
+        if any(count[choice] > every and choice not in seen for choice in chosen):
+            seen.update(chosen)
+        else:
+            case.marks.append(pytest.mark.nightly.mark)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

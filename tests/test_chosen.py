@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from .conftest import pytest_collection_modifyitems, pytest_configure
+from .conftest import is_nightly, mark_left_out, pytest_configure, pytest_generate_tests
 
 
 @pytest.mark.parametrize(
@@ -20,22 +20,23 @@ def test_a_case_is_run_that_is_asked_for_by_its_id(arguments, left):
         assert config.option.markexpr == kept
 
 
-class Case:
-    """As pytest's of a test that is `sampled(5)`."""
-
-    def __init__(self, letter: str, number: int) -> None:
-        self.nodeid, self.nightly = f"tests/e.py::test[{letter}-{number}]", False
-        self.callspec = SimpleNamespace(params={"letter": letter, "number": number})
-
-    def get_closest_marker(self, name: str) -> SimpleNamespace | None:
-        return SimpleNamespace(args=(5,)) if name == "sampled" else None
-
-    def add_marker(self, name: str) -> None:
-        self.nightly = name == "nightly"
-
-
 def test_a_sample_is_the_same_everywhere_and_has_each_choice_of_many_cases():
     """A number has six cases and must be there, a letter has three."""
-    cases = [Case(letter, number) for letter in "abcdef" for number in range(3)]
-    pytest_collection_modifyitems(cases)
-    assert [case.nodeid[-4:-1] for case in cases if not case.nightly] == ["a-0", "a-1", "a-2", "c-2", "d-2"]
+    made = [(letter, number) for letter in "abcdef" for number in range(3)]
+    cases = [SimpleNamespace(id=f"{a}-{n}", params={"letter": a, "number": n}, marks=[]) for a, n in made]
+    mark_left_out("tests/e.py::test", cases, 5)
+    assert [case.id for case in cases if not is_nightly(case)] == ["a-0", "a-1", "a-2", "c-2", "d-2"]
+
+
+@pytest.mark.parametrize(
+    ("expression", "kept"), [("not nightly", ["a"]), ("nightly", ["a", "b"]), ("", ["a", "b"])], ids=str
+)
+def test_nightly_cases_are_made_where_they_are_asked_for(expression, kept):
+    """A test that is nightly as a whole keeps one, which pytest leaves out: without one it would lack parameters."""
+    nightly = SimpleNamespace(id="b", params={}, marks=[pytest.mark.nightly.mark])
+    for calls, wanted in (([SimpleNamespace(id="a", params={}, marks=[]), nightly], kept), ([nightly], ["b"])):
+        test = SimpleNamespace(nodeid="tests/e.py::test", get_closest_marker=lambda _: None)
+        config = SimpleNamespace(option=SimpleNamespace(markexpr=expression))
+        metafunc = SimpleNamespace(_calls=calls, definition=test, config=config)
+        assert [*pytest_generate_tests(metafunc)] == [None]
+        assert [call.id for call in metafunc._calls] == wanted
