@@ -33,6 +33,11 @@ def own_items(request: pytest.FixtureRequest) -> list[pytest.Function]:
     return [i for i in request.session.items if isinstance(i, pytest.Function) and i.module is request.module]
 
 
+def chosen(request: pytest.FixtureRequest, test: Callable[..., object]) -> list[dict[str, Any]]:
+    """The parameters of those cases of a test of this module that are to run."""
+    return [item.callspec.params for item in own_items(request) if item.function is test]
+
+
 def compiled_at_once(programs: Iterable[Callable[[], object]]) -> None:
     """Bind programs, or calls that come back as a list, to no other use than to know what they lack; compile that."""
     if compiles():

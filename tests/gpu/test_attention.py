@@ -15,6 +15,7 @@ from hetu.gpu_kernels.machine import RecordingMachine
 from hetu.gpu_kernels.passes.tile_attention import tile_attention
 from hetu.passes import PASSES, chosen_passes
 
+from ..at_once import chosen
 from . import fake_cupy, proofs
 from .fake_streams import LOG
 
@@ -179,15 +180,16 @@ def computed(machine, inputs, attrs):
 
 
 @pytest.fixture(scope="module")
-def prepared():
-    """All texts, compiled together, which takes far less time than one by one."""
+def prepared(request):
+    """The texts of the chosen cases, compiled together, which takes far less time than one by one."""
     if emulator.compiler() is None:
         return
-    texts = [text_of(shape) for shape, _ in SHAPES]
-    texts += [text_of(shape, dtype) for shape, _ in PLAIN for dtype in KINDS]
+    texts = [text_of(case["shape"]) for case in chosen(request, test_tensor_kernels)]
+    texts += [text_of(case["shape"], case["dtype"]) for case in chosen(request, test_plain_kernels)]
+    mistakes = [case["mistake"] for case in chosen(request, test_a_mistake_shows)]
     texts += [attention.text("attention", dtype, 16, 16, 4) for dtype in KINDS]
     texts += [attention.text("attention_tensor", dtype, n, n, 2) for dtype, n in (("bfloat16", 32), ("float16", 16))]
-    emulator.prepare([*texts, *(changed(*m, "float16", 16, 16, 2 if "tensor" in m[0] else 4) for m in MISTAKES)])
+    emulator.prepare([*texts, *(changed(*m, "float16", 16, 16, 2 if "tensor" in m[0] else 4) for m in mistakes)])
 
 
 def compare(shape, dtype, causal, form="plain"):

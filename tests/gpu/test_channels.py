@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import partial
 
 import numpy as np
 import pytest
@@ -18,6 +17,7 @@ from hetu.gpu_kernels.machine import RecordingMachine
 from hetu.gpu_kernels.passes import fuse_norm_relu  # noqa: F401 - it defines two of the operators
 from hetu.gpu_kernels.source import KernelError
 
+from ..at_once import chosen
 from . import fake_cupy, proofs
 from .cases import recorded
 
@@ -73,11 +73,12 @@ def inputs(case):
     return *(a.astype(images) for a in (x, added, g)), *(a.astype(vectors) for a in (scale, bias)), axis
 
 
-@cache
-def compiled() -> None:
-    """The kernels of all cases together, as the compiler takes longer to start than to compile one."""
-    recorder = RecordingMachine()
-    for case in CASES.keys() - {"brain floats"}:  # which need a package
+@pytest.fixture(scope="module")
+def compiled(request) -> None:
+    """The kernels of the chosen cases together, as the compiler takes longer to start than to compile one."""
+    recorder, tests = RecordingMachine(), (test_a_normalization_and_its_gradient, test_a_relu_behind_it)
+    cases = {case["case"] for test in tests for case in chosen(request, test)}
+    for case in sorted(cases - {"brain floats"}):  # which need a package
         x, added, _, scale, bias, axis = inputs(case)
         out, flags = (x, scale, scale), {"epsilon": EPSILON}
         bound(recorder, OPS["batch_norm_train"], out, (x, scale, bias), flags | {"axis": axis})
@@ -87,29 +88,29 @@ def compiled() -> None:
     emulator.prepare(recorder.texts)
 
 
+@pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.sampled(4)
 def test_a_normalization_and_its_gradient(case):
-    compiled()
     x, _, g, scale, bias, axis = inputs(case)
     _, mean, var = check("batch_norm_train", x, scale, bias, like=(x, scale, scale), axis=axis)
     check("batch_norm_dx", g, x, scale, mean, var, like=(x, scale, scale), axis=axis)
 
 
+@pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("case", LAST)
 @pytest.mark.sampled(4)
 def test_a_relu_behind_it(case):
-    compiled()
     x, _, g, scale, bias, _ = inputs(case)
     y, mean, var = check("batch_norm_relu", x, scale, bias, like=(x, scale, scale))
     assert 0 < np.count_nonzero(y) < y.size
     check("batch_norm_relu_dx", g, y, x, scale, mean, var, bias, like=(x, scale, scale))
 
 
+@pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("case", LAST)
 @pytest.mark.sampled(4)
 def test_a_sum_and_a_relu_behind_it(case):
-    compiled()
     x, added, g, scale, bias, _ = inputs(case)
     y, mean, var = check("batch_norm_relu", x, scale, bias, added, like=(x, scale, scale))
     check("batch_norm_relu_dx", g, y, x, scale, mean, var, like=(x, scale, scale))
@@ -180,12 +181,12 @@ def mistaken(right, wrong):
 
 
 @pytest.fixture(scope="module")
-def prepared():
-    compiled()
+def prepared(request):
     texts = []
-    for mistake, case in itertools.product(MISTAKES, PROBES):
-        with mistaken(*mistake):
-            texts += recorded(sys.modules[__name__], partial(test_a_relu_behind_it, case))
+    for chosen_case in chosen(request, test_a_changed_kernel_is_noticed):
+        with mistaken(*chosen_case["mistake"]):
+            for case in PROBES:
+                texts += recorded(sys.modules[__name__], partial(test_a_relu_behind_it, case))
     emulator.prepare(texts)
 
 

@@ -19,6 +19,7 @@ from hetu.gpu_kernels.machine import RecordingMachine
 from hetu.passes import channels_last, chosen_passes
 from hetu.passes.channels_last import CONVOLUTIONS
 
+from ..at_once import chosen
 from . import fake_cupy, proofs
 from .fake_streams import LOG
 from .test_attention import names
@@ -366,9 +367,9 @@ def changed(right, wrong, kind):
 
 
 @pytest.fixture(scope="module")
-def prepared():
-    """All texts, compiled together, which takes far less time than one by one."""
-    emulator.prepare(changed(*m[1:]) for m in MISTAKES)
+def prepared(request):
+    """The texts of the chosen mistakes, compiled together, which takes far less time than one by one."""
+    emulator.prepare(changed(*case["mistake"][1:]) for case in chosen(request, test_a_mistake_shows))
 
 
 @cache

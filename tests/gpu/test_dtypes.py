@@ -17,6 +17,7 @@ from hetu.gpu_kernels.emulator import Emulator
 from hetu.gpu_kernels.launchers import bound
 from hetu.gpu_kernels.machine import RecordingMachine
 
+from ..at_once import chosen
 from ..test_special_cases import check, function, grids
 
 pytestmark = pytest.mark.skipif(emulator.compiler() is None, reason="no C++ compiler: install g++ or clang++")
@@ -89,23 +90,24 @@ def on_the_page(dtype: str) -> Iterator[tuple[Node, Sequence[np.ndarray], np.nda
                 yield node, g.arrays, words
 
 
-@cache
-def compiled(every: bool) -> None:
+@pytest.fixture(scope="module")
+def prepared(request: pytest.FixtureRequest) -> None:
+    """The kernels of the chosen cases, compiled together."""
     recorder = RecordingMachine()
-    for name in ELEMENTWISE:
-        for arrays, attrs, type_ in cases(name, every):
-            calls(recorder, name, arrays, attrs, np.empty(type_.shape, type_.dtype))
-    for dtype in DTYPES:
-        for node, arrays, *_ in on_the_page(dtype):
+    for case in chosen(request, test_expression_equals_forward_at_every_dtype):
+        for arrays, attrs, type_ in cases(**case):
+            calls(recorder, case["name"], arrays, attrs, np.empty(type_.shape, type_.dtype))
+    for case in chosen(request, test_special_values_are_those_of_the_page):
+        for node, arrays, *_ in on_the_page(**case):
             calls(recorder, node.op.name, arrays, node.attrs, np.empty(node.shape, node.dtype))
     emulator.prepare(recorder.texts)
 
 
+@pytest.mark.usefixtures("prepared")
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["in turn", "every"])
 @pytest.mark.parametrize("name", ELEMENTWISE)
 @pytest.mark.sampled(4)
 def test_expression_equals_forward_at_every_dtype(name, every):
-    compiled(every)
     assert cases(name, every)
     for arrays, attrs, type_ in cases(name, every):
         out = np.zeros(type_.shape, type_.dtype)
@@ -118,9 +120,9 @@ def test_expression_equals_forward_at_every_dtype(name, every):
         np.testing.assert_allclose(out, wanted, rtol=digits, atol=digits, err_msg=shown)
 
 
+@pytest.mark.usefixtures("prepared")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_special_values_are_those_of_the_page(dtype):
-    compiled(False)
     for node, arrays, words in on_the_page(dtype):
         out = np.zeros(node.shape, node.dtype)
         for call in calls(Emulator(["ascending"]), node.op.name, arrays, node.attrs, out):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
 
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ from hetu.gpu_kernels.emulator import Emulator
 from hetu.gpu_kernels.launchers import bound
 from hetu.gpu_kernels.machine import Machine, RecordingMachine
 
+from ..at_once import chosen
 from .cases import TOLERANCE
 from .test_groups import group, run
 
@@ -90,19 +90,20 @@ def made(machine: Machine, name: str, arrays: list[np.ndarray], attrs: dict, lik
     return outs
 
 
-@cache
-def compiled() -> None:
+@pytest.fixture(scope="module")
+def prepared(request: pytest.FixtureRequest) -> None:
+    """The kernels of the chosen cases, compiled together."""
     recorder = RecordingMachine()
-    for case in CASES:
-        for arrays, attrs in given(*case):
-            made(recorder, case[0], arrays, attrs, wanted(case[0], arrays, attrs))
+    for case in chosen(request, test_folds_of_extremes):
+        for arrays, attrs in given(**case):
+            made(recorder, case["name"], arrays, attrs, wanted(case["name"], arrays, attrs))
     emulator.prepare(recorder.texts)
 
 
+@pytest.mark.usefixtures("prepared")
 @pytest.mark.parametrize(("name", "dtype"), CASES)
 @pytest.mark.sampled(4)
 def test_folds_of_extremes(name, dtype):
-    compiled()
     for arrays, attrs in given(name, dtype):
         right = wanted(name, arrays, attrs)
         for got, value in zip(made(Emulator(), name, arrays, attrs, right), right, strict=True):

@@ -12,7 +12,7 @@ from hetu.gpu_kernels.launchers import KERNELS
 from hetu.gpu_kernels.machine import RecordingMachine
 from hetu.gpu_kernels.source import assemble
 
-from ..at_once import own_items
+from ..at_once import chosen
 from ..samples import SAMPLES
 from .cases import DTYPES, assert_close, uncompiled_cases
 
@@ -38,10 +38,9 @@ def rows_and_dtypes():
 def prepared(request):
     """The kernels of the chosen rows, compiled together."""
     recorder = RecordingMachine()
-    for item in own_items(request):
-        if item.function is test_kernels_equal_forward_functions:
-            for case in uncompiled_cases().get((item.callspec.params["row"], item.callspec.params["dtype"]), ()):
-                case.calls(recorder)
+    for params in chosen(request, test_kernels_equal_forward_functions):
+        for case in uncompiled_cases().get((params["row"], params["dtype"]), ()):
+            case.calls(recorder)
     emulator.prepare(recorder.texts)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 from contextlib import contextmanager
 from functools import partial
@@ -18,6 +17,7 @@ from hetu.gpu_kernels.launchers import bound
 from hetu.gpu_kernels.machine import RecordingMachine
 from hetu.gpu_kernels.passes.fuse_kernels import fuse_kernels
 
+from ..at_once import chosen
 from . import fake_cupy
 from .cases import TOLERANCE, recorded, shifted
 
@@ -374,20 +374,20 @@ def probe(file):
 
 
 @pytest.fixture(scope="module")
-def prepared():
-    """The texts of many tests, compiled together."""
+def prepared(request):
+    """The texts of the chosen cases of many tests, compiled together."""
     here, texts = sys.modules[__name__], []
-    for row in ROWS:
-        texts += recorded(here, partial(test_rows_of_a_warp_and_of_a_block, *row))
-    for name in UPDATED:
-        texts += recorded(here, partial(test_rows_are_updated_in_packs_and_one_by_one, name))
-    for rows_added, runs in itertools.product(ROWS_ADDED, RUNS_OF):
-        texts += recorded(here, partial(test_rows_are_added_by_their_ids, *rows_added, *runs))
-    for name, reduction in itertools.product(("sum", "max"), REDUCTIONS):
-        texts += recorded(here, partial(test_reductions_in_stages, name, *reduction))
-    for mistake in SOFTMAX + RUNS:
-        with mistaken(*mistake):
-            texts += recorded(here, partial(probe, mistake[0]))
+    for test in (
+        test_rows_of_a_warp_and_of_a_block,
+        test_rows_are_updated_in_packs_and_one_by_one,
+        test_rows_are_added_by_their_ids,
+        test_reductions_in_stages,
+    ):
+        for case in chosen(request, test):
+            texts += recorded(here, partial(test, **case))
+    for case in chosen(request, test_a_changed_softmax_or_sum_by_id_is_noticed):
+        with mistaken(*case["mistake"]):
+            texts += recorded(here, partial(probe, case["mistake"][0]))
     emulator.prepare(texts)
 
 

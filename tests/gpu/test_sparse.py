@@ -17,6 +17,7 @@ from hetu.gpu_kernels.emulator import Emulator
 from hetu.gpu_kernels.launchers import bound
 from hetu.gpu_kernels.machine import RecordingMachine
 
+from ..at_once import chosen
 from . import fake_cupy
 from .cases import recorded
 
@@ -158,10 +159,10 @@ def probe():
 
 
 @pytest.fixture(scope="module")
-def prepared():
+def prepared(request):
     texts = []
-    for mistake in MISTAKES:
-        with mistaken(*mistake):
+    for case in chosen(request, test_a_changed_kernel_is_noticed):
+        with mistaken(*case["mistake"]):
             texts += recorded(sys.modules[__name__], probe)
     emulator.prepare(texts)
 
