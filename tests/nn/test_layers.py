@@ -55,6 +55,7 @@ LAYERS = {
 }
 
 
+@pytest.mark.usefixtures("meaning")  # the kernels of the operators in them have tests of their own
 @pytest.mark.parametrize("case", LAYERS)
 def test_layer(case):
     """Shape, variable names, the mark on its nodes, gradients to every variable, values at two batch sizes."""
