@@ -51,6 +51,7 @@ TRAINING = [name for name, row in rows.WORKLOADS.items() if row.trains]
 INFERENCE = [name for name in rows.WORKLOADS if name not in TRAINING]
 
 
+@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("name", [*TRAINING, *in_turn(3, INFERENCE)])
 @pytest.mark.sampled(4)
 def test_a_row_makes_a_step_at_a_small_size(name):
