@@ -65,19 +65,28 @@ def weight(h):
     return next(n for n in topological([h]) if n.role is Role.VARIABLE and n.ndim == 2)
 
 
-def routed(optimizer):
-    """Top-2 experts, whose room for tokens is that of a batch."""
+def routed(optimizer, trained_well=False):
+    """Top-2 experts, whose room for tokens is that of a batch.
+
+    To train them well, gates see jitter, room follows from the batch, experts drop out, and loads are balanced.
+    """
     x, t = ht.placeholder("x", (None, 10)), ht.placeholder("t", (None,), "int64")
     with ht.scope("routed"):
-        scores = ht.softmax(ht.nn.Linear(10, 4, name="gate")(x))
+        seen = x * ht.uniform(x.shape, 0.9, 1.1) if trained_well else x
+        scores = ht.softmax(ht.nn.Linear(10, 4, name="gate")(seen))
         values, experts = ht.topk(scores, k=2)
-        slots = ht.moe_slots(experts, count=4, capacity=2)
-        rooms = ht.moe_dispatch(x, slots, ht.ones_like(values), experts=4, capacity=2)
+        room = x.shape[0] // 2 if trained_well else 2
+        slots = ht.moe_slots(experts, count=4, capacity=room)
+        rooms = ht.moe_dispatch(x, slots, ht.ones_like(values), experts=4, capacity=room)
         up = ht.variable("experts/up", ht.init.xavier_uniform, (4, 10, 8))
         down = ht.variable("experts/down", ht.init.xavier_uniform, (4, 8, 10))
-        h = x + ht.moe_combine(ht.relu(rooms @ up) @ down, slots, values)
+        hidden = ht.dropout(ht.relu(rooms @ up), 0.2 * trained_well)
+        h = x + ht.moe_combine(hidden @ down, slots, values)
         y = ht.nn.Linear(10, 5, name="head")(h)
         loss = entropy(y, t)
+        if trained_well:  # W. Fedus et al., "Switch Transformers", 2021
+            loads = ht.mean(ht.one_hot(experts[:, 0], depth=4), axis=0)
+            loss = loss + 0.5 * ht.sum(loads * ht.mean(scores, axis=0))
         return {"train": [loss, optimizer.minimize(loss)], "eval": [y]}, batches((10,), 5)
 
 
@@ -95,6 +104,7 @@ MODELS = {
     "alike in the batch": small(lambda h, y, t: entropy(y, t) + 0.1 * ht.mean(ht.square(h @ ht.matrix_transpose(h)))),
     "penalty": small(with_penalty),
     "experts": routed,
+    "experts, trained well": functools.partial(routed, trained_well=True),
     "noise": noisy,
     "l2": small(lambda h, y, t: entropy(y, t) + 0.01 * ht.sum(weight(h) ** 2)),
 }
@@ -132,6 +142,8 @@ def by_hand(model: str, parts: int, clip_norm: float | None = None):
             state[variable] = state[variable] - np.float32(RATE * share) * g
         for name in kept:
             state[name] = np.mean([values[name] for values in after], axis=0)
+    if "random_state" in state:
+        state["random_state"] = np.array([state["random_state"][0], STEPS], np.uint64)
     return means, gradients.run("eval", {"x": feeds[0]["x"]})[0]
 
 
@@ -148,7 +160,6 @@ def train(model: str, strategy, comm, clip_norm: float | None = None):
 
 
 OWN = {"statistics": "microbatch"}
-EXPERTS = {"*experts/*": 0}
 WAYS = {  # ranks, micro-batches, strategy
     "alone": (1, 3, lambda: DataParallel(accumulate=3, **OWN)),
     "data": (2, 3, lambda: DataParallel(accumulate=3, **OWN)),
@@ -163,14 +174,28 @@ WAYS = {  # ranks, micro-batches, strategy
     "2 stages x tensor": (4, 3, lambda: Pipeline(2, 3, tensor=2, split=SPLIT, **OWN)),
 }
 WHOLE_TABLES = ("cnn", "penalty", "noise")  # clipped by a global norm, which others are not: rows are updated alone
-CASES = [*in_turn(5, WAYS, MODELS), ("experts", "experts")]
-WAYS["experts"] = (2, 3, lambda: ExpertParallel(EXPERTS, accumulate=3, **OWN))
 
 
-@pytest.mark.parametrize(("way", "model"), CASES)
+@pytest.mark.parametrize(("way", "model"), in_turn(5, WAYS, MODELS))
 @pytest.mark.sampled(4)
 def test_micro_batches_of_their_own_train_as_one_process_does_that_takes_them_in_turn(way, model):
-    ranks, parts, strategy = WAYS[way]
+    compared(*WAYS[way], model)
+
+
+EXPERTS, WITHIN = {"*experts/*": 0}, {"*experts/up": 2, "*experts/down": 1}
+AMONG_RANKS = {
+    "data": (2, 3, lambda: ExpertParallel(EXPERTS, accumulate=3, **OWN)),
+    "data x tensor": (4, 2, lambda: Parallel(experts=EXPERTS, tensor=2, split=WITHIN, accumulate=2, **OWN)),
+    "2 stages x data": (4, 3, lambda: Pipeline(2, 3, data=2, experts=EXPERTS, hosts=((0, 1), (2, 3)), **OWN)),
+}
+
+
+@pytest.mark.parametrize(("way", "model"), in_turn(2, AMONG_RANKS, ["experts, trained well", "experts"]))
+def test_so_do_experts_that_ranks_share(way, model):
+    compared(*AMONG_RANKS[way], model)
+
+
+def compared(ranks, parts, strategy, model):
     clip_norm = LIMIT if model in WHOLE_TABLES else None
     means, y = wanted(model, parts, clip_norm)
     for found, answer in run_ranks(ranks, lambda comm: train(model, strategy(), comm, clip_norm), rendezvous=True):

@@ -23,6 +23,7 @@ from .test_launch import heturun
 pytestmark = pytest.mark.usefixtures("meaning")
 
 BATCH, STEPS = 8, 8
+RUN = 40  # bits between the random numbers of two micro-batches
 
 
 def mlp():
@@ -147,17 +148,20 @@ def test_processes_train_as_threads_do():
 
 
 def winding():
-    """A value of the first stage is used in the last, and the middle stages compute theirs again in backward."""
+    """Values of the first stage are used in the last, also one drawn there, and the middle stages compute theirs again
+    in backward."""
     x, t = ht.placeholder("x", (None, 6)), ht.placeholder("t", (None, 6))
     with ht.scope("winding"):
         with ht.dist.stage(0):
-            first = h = ht.tanh(ht.nn.Linear(6, 6)(x / 2))
+            h = ht.tanh(ht.nn.Linear(6, 6)(x / 2))
+            noise = ht.uniform(h.shape)
+            first = h = h * noise
         for k in (1, 2):
             with ht.dist.stage(k):
                 h = ht.recompute(lambda v: ht.tanh(ht.nn.Linear(6, 6)(ht.sin(v))))(h)
         with ht.dist.stage(3):
-            h = ht.nn.Linear(6, 6)(h * first)
-            loss = ht.mean((h - t) ** 2) + 0.01 * ht.sum(first.inputs[0].inputs[0].inputs[1] ** 2)
+            h = ht.nn.Linear(6, 6)(h * first + noise)
+            loss = ht.mean((h - t) ** 2) + 0.01 * ht.sum(first.inputs[0].inputs[0].inputs[0].inputs[1] ** 2)
         return loss, ht.optim.Momentum(0.1, weight_decay=0.01).minimize(loss)
 
 
@@ -175,14 +179,16 @@ def test_values_that_skip_stages_and_values_that_are_computed_again():
 # -- what is held ---------------------------------------------------------------------------------------------------
 
 
-def staged_mlp(stages: int, width: int = 6):
-    """One tanh a stage, marked by the user."""
+def staged_mlp(stages: int, width: int = 6, drawn: bool = False):
+    """One tanh a stage, marked by the user, times what is `drawn` on the first for all."""
     x, t = ht.placeholder("x", (None, width)), ht.placeholder("t", (None, width))
     with ht.scope("staged"):
         h = x
+        with ht.dist.stage(0):
+            noise = ht.uniform(x.shape) if drawn else 1.0
         for k in range(stages):
             with ht.dist.stage(k):
-                h = ht.tanh(ht.nn.Linear(width, width, name=f"part_{k}")(h))
+                h = ht.tanh(ht.nn.Linear(width, width, name=f"part_{k}")(h)) * noise
         with ht.dist.stage(stages - 1):
             loss = ht.mean((h - t) * (h - t))
         updates = ht.optim.SGD(0.5).minimize(loss)
@@ -293,20 +299,22 @@ def weights_of(ex: ht.Executor, stage: int) -> dict[str, np.ndarray]:
     return {name: ex.state[name] for name in ex.state if name.startswith(f"staged/part_{stage}/")}
 
 
-def by_hand(stages: int, microbatches: int, feeds: list[dict[str, np.ndarray]]):
+def by_hand(stages: int, microbatches: int, drawn: bool, feeds: list[dict[str, np.ndarray]]):
     """PipeDream in one process: every micro-batch with the weights that its stages have when they first see it."""
-    loss, updates = staged_mlp(stages)
+    loss, updates = staged_mlp(stages, drawn=drawn)
     ex = ht.Executor([loss, *updates.gradients.values()])
     names = [v.name for v in updates.gradients]
     order, losses = Schedule.of("pipedream", stages, microbatches), []
     history = [[weights_of(ex, stage)] for stage in range(stages)]
-    for feed in feeds:
+    for step, feed in enumerate(feeds):
         begun = [len(versions) - 1 for versions in history]
         of_feed = []
         for m in range(microbatches):
             for stage, versions in enumerate(history):
                 for name, value in versions[begun[stage] + order.version(stage, m)].items():
                     ex.state[name] = value
+            if drawn:
+                ex.state["random_state"] = np.array([ex.state["random_state"][0], step + (m << RUN)], np.uint64)
             size = len(feed["x"]) // microbatches
             found, *gradients = ex.run({name: value[m * size : (m + 1) * size] for name, value in feed.items()})
             of_feed.append(found)
@@ -316,15 +324,17 @@ def by_hand(stages: int, microbatches: int, feeds: list[dict[str, np.ndarray]]):
     return losses, [versions[-1] for versions in history]
 
 
-@pytest.mark.parametrize(("stages", "microbatches"), [(1, 4), (2, 4), (4, 8), (4, 2)])
-def test_pipedream_uses_one_version_of_the_weights_for_both_passes_of_a_microbatch(stages, microbatches):
+@pytest.mark.parametrize(("stages", "microbatches", "drawn"), [(1, 4, 0), (2, 4, 1), (4, 8, 0), (4, 2, 1)])
+def test_pipedream_uses_one_version_of_the_weights_for_both_passes_of_a_microbatch(stages, microbatches, drawn):
+    """And of what is drawn, which is drawn for each."""
     feeds = [staged_feed(seed) for seed in range(3)]
 
     def run(comm):
-        ex = ht.Executor(list(staged_mlp(stages)), strategy=Pipeline(stages, microbatches, "pipedream"), comm=comm)
+        model, strategy = staged_mlp(stages, drawn=bool(drawn)), Pipeline(stages, microbatches, "pipedream")
+        ex = ht.Executor(list(model), strategy=strategy, comm=comm)
         return [float(ex.run(feed)[0]) for feed in feeds], weights_of(ex, comm.rank)
 
-    losses, weights = by_hand(stages, microbatches, feeds)
+    losses, weights = by_hand(stages, microbatches, bool(drawn), feeds)
     for rank, (found, mine) in enumerate(run_ranks(stages, run, rendezvous=True)):
         np.testing.assert_allclose(found, losses, atol=1e-6, rtol=0)
         for name, value in mine.items():

@@ -23,7 +23,7 @@ from .place import refuse_places
 
 
 class Pipeline(Parallel):
-    """Pipeline parallelism, and within each stage data and tensor parallelism as in `Parallel`.
+    """Pipeline parallelism, and within each stage data, tensor and expert parallelism as in `Parallel`.
 
     stages: their number; by default as many as are marked with `stage`, else as many as fill the ranks.
     microbatches: parts of a batch that follow one another through the stages. The bubble is (P - 1) / (M + P - 1).
@@ -47,10 +47,14 @@ class Pipeline(Parallel):
         tensor: int = 1,
         zero: int = 0,
         split: Mapping[str, int] | None = None,
+        experts: Mapping[str, int] | None = None,
+        hosts: Sequence[Sequence[int]] = (),
         statistics: str = "batch",
         cut: Mapping[str, int] | None = None,
     ) -> None:
-        super().__init__(data=data, tensor=tensor, zero=zero, split=split, statistics=statistics)
+        super().__init__(
+            data=data, tensor=tensor, zero=zero, split=split, experts=experts, hosts=hosts, statistics=statistics
+        )
         self.stages, self.microbatches, self.schedule, self.cut = stages, microbatches, schedule, cut
         Schedule.of(schedule, stages or 1, microbatches)  # a wrong number or name is an error now
 
@@ -84,6 +88,7 @@ class Pipeline(Parallel):
             base,
             variables,
             plain.feeds,
+            hosts=plain.hosts,
             stages=grids,
             cut=cut,
             microbatches=self.microbatches,
@@ -93,7 +98,8 @@ class Pipeline(Parallel):
 
     def but(self, **changed: Any) -> Pipeline:
         """The same builder with other arguments, by name."""
-        given = {name: getattr(self, name) for name in ("data", "tensor", "zero", "split", "statistics", "cut")}
+        names = ("data", "tensor", "zero", "split", "experts", "hosts", "statistics", "cut")
+        given = {name: getattr(self, name) for name in names}
         return Pipeline(self.stages, self.microbatches, self.schedule, **(given | changed))
 
     def __repr__(self) -> str:

@@ -96,7 +96,7 @@ def stage_grid(grid: Grid, late: bool) -> StageGrid:
 
 
 class Stages:
-    """A graph with the phase, stage and layouts of every node; `apart` if each micro-batch is averaged as a batch."""
+    """A graph with the phase, stage and layouts of every node; `apart` if each micro-batch is a batch of its own."""
 
     def __init__(self, outputs: Sequence[Node], strategy: Staged, count: int, *, apart: bool = False) -> None:
         self.outputs, self.strategy, self.count = outputs, strategy, count

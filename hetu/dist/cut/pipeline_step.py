@@ -30,7 +30,7 @@ def pipelined(
     walk: type[Pipelined] = Pipelined
     if updates and strategy.apart:
         walk = PipeDream if strategy.schedule == "pipedream" else Averaging
-    steps = _laid_out(outputs, strategy, count if walk is Pipelined else 1, apart=walk is Averaging)
+    steps = _laid_out(outputs, strategy, count if walk is Pipelined else 1, apart=walk is not Pipelined)
     if (refused := steps.check()) is not None:
         if updates:
             raise refused

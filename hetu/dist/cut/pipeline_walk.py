@@ -76,7 +76,9 @@ class Pipelined(Walk):
                 if sender not in (EVERYWHERE, stage[reader]) and (
                     phase[reader] != UPDATE or self.is_awaited(i, reader)
                 ):
-                    found[sender, phase.get(i, START)].setdefault((i, want), phase[reader])
+                    made = phase.get(i, START)
+                    sent = unsplit(want, over_microbatches(want)) if made == START else want  # it leaves once, whole
+                    found[sender, made].setdefault((i, sent), phase[reader])
         return found
 
     def is_awaited(self, node: Node, update: Node) -> bool:
