@@ -375,6 +375,42 @@ def test_products_of_matrices_multiply_every_pair(dtype, kernels, monkeypatch):
             check(got, words, a.dtype, f"{word} in {size} of {dtype}")
 
 
+# -- attention -------------------------------------------------------------------------------------------------------
+
+SEEN = np.tril(np.ones((6, 6), bool), 2) & (np.arange(6) != 1)
+MASKS = {  # what hides keys, and which those are
+    "none": ({}, np.ones((6, 6), bool)),
+    "causal": ({"causal": True}, np.tri(6, dtype=bool)),
+    "booleans": ({"mask": SEEN}, SEEN),
+    "floats": ({"mask": np.where(SEEN, 0.5, -np.inf)}, SEEN),
+}
+LARGE = (1, 400, 3000)  # of queries and keys: scores reach 2e6, which float16 does not hold
+
+
+@pytest.mark.parametrize("masked", MASKS)
+@pytest.mark.parametrize("dtype", [d for d in FLOATS if d.endswith("16")])
+@both_meanings
+def test_attention_whose_scores_are_beyond_its_dtype(masked, dtype, kernels, monkeypatch):
+    """Results are those of float32 rounded at the end, their gradients finite; a key that is hidden counts for nothing.
+
+    Most scores are negative, so that hidden keys would be the first to count.
+    """
+    monkeypatch.setenv("HETU_KERNELS", kernels)
+    (given, seen), rng = MASKS[masked], np.random.default_rng(0)
+    for large in LARGE:
+        q, k, v = (rng.uniform(0.5, 1, (2, 6, 8)) * by for by in (large, -large, 1))
+        arrays = [a.astype(as_dtype(dtype)) for a in (q, k, v)]
+        q, k, v = (a.astype(np.float64) for a in arrays)
+        scores = np.where(seen, q @ k.swapaxes(1, 2) / np.sqrt(8), -np.inf)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        nodes = [ht.placeholder(f"x{n}", a.shape, a.dtype) for n, a in enumerate(arrays)]
+        y = ht.scaled_dot_product_attention(*nodes, **given)
+        got, *slopes = ht.Executor([y, *ht.gradients(ht.sum(y), nodes)]).run(dict(zip(nodes, arrays)))
+        right = weights @ v / weights.sum(-1, keepdims=True)
+        np.testing.assert_allclose(got.astype(np.float64), right, rtol=1e-3 if dtype == "float16" else 8e-3)
+        assert all(np.isfinite(s.astype(np.float64)).all() for s in slopes)
+
+
 # -- errors and gradients --------------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention.
+"""Scaled dot-product attention, in float32 where it is of 16 bits, which scores overflow.
 
 The whole is one operator, so that a room of kernels can keep its scores in the cache, or do without them. With a mask
 of floats, which may have a gradient, it is a composition. Left out: dropout of weights.
@@ -16,6 +16,7 @@ import numpy as np
 from ..core.errors import DTypeError, ShapeError, public
 from ..core.graph import OPS, Node
 from ..core.op import as_node, as_nodes, op
+from ..core.operators import cast_to
 from ..core.types import (
     Dim,
     Shape,
@@ -28,7 +29,7 @@ from ..core.types import (
     same,
     show_shape,
 )
-from .elementwise import wide
+from .elementwise import wide, wide_type, widened
 
 __all__ = ["scaled_dot_product_attention"]
 
@@ -108,7 +109,7 @@ def _dims(*types: TensorType, **_: Any) -> str:
 def attention(
     xp: ModuleType, q: Any, k: Any, v: Any, *masks: Any, scale: float, causal: bool = False
 ) -> tuple[Any, Any]:
-    """(y, total): y = softmax(scores) @ v, total = log(sum(exp(scores))) of each query, at least in float32.
+    """(y, total): y = softmax(scores) @ v, total = log(sum(exp(scores))) of each query, computed at least in float32.
 
     See `scaled_dot_product_attention`; the second output is for the gradient. Masks have at least two axes; those of
     floats get no gradient.
@@ -118,13 +119,14 @@ def attention(
     >>> [str(output.type) for output in attention(q, q, q, scale=0.25, causal=True)]
     ['f32[2, 4, 10, 16]', 'f32[2, 4, 10]']
     """
+    dtype, (q, k, v) = q.dtype, (widened(xp, a, a) for a in (q, k, v))
     scores, _ = masked_scores(xp, q, k, masks, scale, causal)
     if 0 in scores.shape:  # nobody attends
-        return xp.matmul(scores, v), xp.zeros(scores.shape[:-1], dtype=wide(xp, scores.dtype))
+        return xp.astype(xp.matmul(scores, v), dtype), xp.zeros(scores.shape[:-1], dtype=scores.dtype)
     highest = xp.max(scores, axis=-1, keepdims=True)
     powers = xp.exp(scores - highest)
-    sums, y = xp.sum(powers, axis=-1, keepdims=True, dtype=wide(xp, powers.dtype)), xp.matmul(powers, v)
-    return xp.astype(y / sums, y.dtype), xp.squeeze(highest + xp.log(sums), axis=-1)
+    sums = xp.sum(powers, axis=-1, keepdims=True)
+    return xp.astype(xp.matmul(powers, v) / sums, dtype), xp.squeeze(highest + xp.log(sums), axis=-1)
 
 
 def _operations(q: TensorType, k: TensorType, v: TensorType) -> int:
@@ -143,12 +145,17 @@ def attention_grad(
     return *attention_dx(g[0], q, k, v, *out, *masks, **attrs), *(None for _ in masks)
 
 
+def _wide(node: Node) -> Node:
+    """In what scores are computed, which overflow 16 bits."""
+    return cast_to(node, wide_type(node.dtype))
+
+
 def _weights(q: Node, k: Node, masks: Sequence[Node], scale: float, causal: bool) -> Node:
-    scores = OPS["matmul"](q * scale, OPS["matrix_transpose"](k))
+    scores = OPS["matmul"](_wide(q) * scale, OPS["matrix_transpose"](_wide(k)))
     for mask in masks:
         scores = scores + mask if is_float(mask.dtype) else scores
-    least = -6e4 if scores.dtype == np.float16 else -1e38  # finite, so that a row that sees nothing weighs all evenly
-    return OPS["softmax"](_hidden(scores, masks, causal, least), axis=-1)
+    # finite, so that a row that sees nothing weighs all evenly
+    return OPS["softmax"](_hidden(scores, masks, causal, -1e38), axis=-1)
 
 
 def _hidden(scores: Node, masks: Sequence[Node], causal: bool, value: float) -> Node:
@@ -190,14 +197,17 @@ def attention_dx(
     >>> ht.gradients(ht.sum(attention(q, q, q, scale=0.25)[0]), [q])[0].shape
     (2, 4, 10, 16)
     """
+    dtypes, (g, q, k, v, y) = (q.dtype, k.dtype, v.dtype), (widened(xp, a, a) for a in (g, q, k, v, y))
     scores, blind = masked_scores(xp, q, k, masks, scale, causal)
-    weights = xp.astype(xp.exp(scores - xp.expand_dims(total, axis=-1)), scores.dtype)
-    shift = xp.sum(g * y, axis=-1, keepdims=True, dtype=y.dtype)
+    weights = xp.exp(scores - xp.expand_dims(total, axis=-1))
+    shift = xp.sum(g * y, axis=-1, keepdims=True)
     slope = (xp.matmul(g, xp.matrix_transpose(v)) - shift) * weights * scale
     if blind is not None:
         slope = xp.where(blind, xp.zeros((), dtype=slope.dtype), slope)
     dq, dk = xp.matmul(slope, k), xp.matmul(xp.matrix_transpose(slope), q)
-    return dq, dk, xp.matmul(xp.matrix_transpose(weights), g)
+    made = dq, dk, xp.matmul(xp.matrix_transpose(weights), g)
+    dq, dk, dv = (xp.astype(slope, dtype) for slope, dtype in zip(made, dtypes))
+    return dq, dk, dv
 
 
 attention_dx.flops(lambda out, g, q, k, v, *_, **__: 2 * _operations(q, k, v))
@@ -207,12 +217,15 @@ attention_dx.flops(lambda out, g, q, k, v, *_, **__: 2 * _operations(q, k, v))
 def attention_dx_parts(
     g: Node, q: Node, k: Node, v: Node, y: Node, total: Node, *masks: Node, scale: float, causal: bool
 ) -> tuple[Node, Node, Node]:
-    matmul, transpose = OPS["matmul"], OPS["matrix_transpose"]
+    matmul, transpose, dtypes = OPS["matmul"], OPS["matrix_transpose"], (q.dtype, k.dtype, v.dtype)
+    g, q, k, v = map(_wide, (g, q, k, v))
     weights = _weights(q, k, masks, scale, causal)
     slope = matmul(g, transpose(v))
     slope = (slope - OPS["sum"](slope * weights, axis=-1, keepdims=True)) * weights
     slope = _hidden(slope, masks, causal, 0.0)
-    return matmul(slope, k) * scale, matmul(transpose(slope), q) * scale, matmul(transpose(weights), g)
+    made = matmul(slope, k) * scale, matmul(transpose(slope), q) * scale, matmul(transpose(weights), g)
+    dq, dk, dv = map(cast_to, made, dtypes)
+    return dq, dk, dv
 
 
 @public
@@ -238,7 +251,8 @@ def scaled_dot_product_attention(
     learned = any(is_float(m.dtype) for m in masks)
     if not learned and all(same(q.shape[:-2], x.shape[:-2]) and q.dtype == x.dtype for x in (k, v)):
         return attention(q, k, v, *masks, scale=scale, causal=causal)[0]
-    return OPS["matmul"](_weights(q, k, masks, scale, causal), v)
+    dtype = promote(q.dtype, k.dtype, v.dtype, *(m.dtype for m in masks if is_float(m.dtype)))
+    return cast_to(OPS["matmul"](_weights(q, k, masks, scale, causal), _wide(v)), dtype)
 
 
 def _checked(mask: Node, q: Node, k: Node) -> Node:

@@ -127,7 +127,7 @@ def test_folds_in_groups(fold, axis):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(
     ("dtype", "features", "most"),
-    [("float64", 5, 1e300), ("float32", 5, 1e30), ("float16", 5, 6e4), ("float16", 16, 6e4)],
+    [("float64", 5, 1e300), ("float32", 5, 1e30), ("float16", 5, 1e6), ("float16", 16, 1e6)],
 )
 @pytest.mark.sampled(4)
 def test_attention_whose_scores_are_all_negative(dtype, features, most, causal):
@@ -142,7 +142,8 @@ def test_attention_whose_scores_are_all_negative(dtype, features, most, causal):
         np.cumsum(v, 1, "float64") / np.arange(1, 71)[:, None, None] if causal else v.mean(1, "float64", keepdims=True)
     )
     np.testing.assert_allclose(y, np.broadcast_to(means, y.shape), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
-    np.testing.assert_allclose(total, (q[:, :, :, 0] * k[:, :, :, 0]).astype("float64").transpose(0, 2, 1), rtol=1e-3)
+    scores = q[:, :, :, 0].astype("float64") * k[:, :, :, 0]  # of which float16 does not hold the largest
+    np.testing.assert_allclose(total, scores.transpose(0, 2, 1), rtol=1e-3)
 
 
 NAMELESS = np.array([0, -1, 8, 1 << 40, -(1 << 40), 7])
