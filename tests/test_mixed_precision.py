@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
+from itertools import product
 
 import numpy as np
 import pytest
@@ -118,6 +120,43 @@ def test_norms_of_rows_read_and_store_16_bits_and_compute_in_those_of_their_scal
     for got, right in zip(interpret(made, dict(zip(nodes, arrays))), wanted, strict=True):
         digits = 2e-3 if got.dtype == np.float16 else 2e-5
         np.testing.assert_allclose(got, right, rtol=digits, atol=digits * abs(right).max())
+
+
+NORMS = {  # their operands: images, vectors of the model, and vectors that are computed
+    "batch_norm_train": ("images", "scale", "bias"),
+    "batch_norm_dx": ("images", "images", "scale", "computed", "computed"),
+    "layer_norm": ("images", "scale", "bias"),
+    "layer_norm_dx": ("images", "images", "scale"),
+    "rms_norm": ("images", "scale"),
+    "rms_norm_dx": ("images", "images", "scale"),
+}
+DIGITS = {"float16": 2e-3, "bfloat16": 1.6e-2, "float32": 2e-5, "float64": 1e-9}
+
+
+@pytest.mark.parametrize("parts", [False, True])
+@pytest.mark.parametrize("name", NORMS)
+def test_norms_take_floats_of_any_dtypes_beside_one_another(name, parts):
+    """Squares beyond float16 are computed in float32 at least; only the two kinds of 16 bits cannot meet."""
+    op = OPS[name]
+    given = {kind: RNG.uniform(1, 2, (40, 6)[kind != "images" :]) for kind in dict.fromkeys(NORMS[name])}
+    given["images"] *= 1 if name.endswith("dx") else 6000
+    for dtypes in product(DIGITS if find_spec("ml_dtypes") else DIGITS.keys() - {"bfloat16"}, repeat=len(given)):
+        of = dict(zip(given, map(types.as_dtype, dtypes)))
+        arrays = [given[kind].astype(of[kind]) for kind in NORMS[name]]
+        nodes = [ht.placeholder(f"x{k}", a.shape, a.dtype) for k, a in enumerate(arrays)]
+        if {"float16", "bfloat16"} <= {*dtypes}:
+            with pytest.raises(DTypeError, match="no dtype holds both .*float16"):
+                op(*nodes)
+            continue
+        made = op(*nodes)
+        root = made if isinstance(made, ht.Node) else made[0].inputs[0]
+        found = op.decompose_rule(*nodes, **root.attrs) if parts else made
+        wanted = op.forward(np, *(a.astype("float64") for a in arrays), **root.attrs)
+        made, found, wanted = ([v] if not isinstance(v, tuple) else list(v) for v in (made, found, wanted))
+        for node, got, right in zip(made, interpret(found, dict(zip(nodes, arrays))), wanted, strict=True):
+            assert node.dtype == got.dtype, (dtypes, node)
+            digits = DIGITS[got.dtype.name]
+            np.testing.assert_allclose(got.astype("float64"), right, rtol=digits, atol=digits * abs(right).max())
 
 
 def test_norms_are_stored_as_floats():

@@ -2,7 +2,7 @@
 
 `batch_norm_train` and `batch_norm_dx` are operators because a few passes over whole channels beat their composition.
 Each also has the composition as its `decompose` rule, used where the batch is split. Images in 16 bits are normalized
-in float32, as their squares overflow.
+in float32, as their squares overflow, and so their statistics are float32 at least.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def _batch_type(x: TensorType, scale: TensorType, bias: TensorType, *, axis: int
     check_vectors(x.shape[axis], scale=scale, bias=bias)
     if 0 in x.shape:
         raise ShapeError(f"{x} has no samples, and so no mean and no variance", fix="leave an empty batch out")
-    vector = TensorType((x.shape[axis],), promote(x.dtype, scale.dtype))
+    promote(x.dtype, scale.dtype, bias.dtype)  # which refuses two kinds of 16 bits
+    vector = TensorType((x.shape[axis],), wide_type(x.dtype, scale.dtype))
     return x, vector, vector
 
 
@@ -90,7 +91,7 @@ def batch_norm_train(
     var = xp.mean(centered * centered, axis=others)
     factor = scale / xp.sqrt(var + epsilon)
     y = centered * xp.reshape(factor, shape) + xp.reshape(bias, shape)
-    return _as_types(xp, x, scale, y, mean, var)
+    return xp.astype(y, x.dtype, copy=False), mean, var
 
 
 batch_norm_train.normalize(_batch_attrs)
@@ -103,8 +104,7 @@ def batch_norm_parts(x: Node, scale: Node, bias: Node, *, axis: int, epsilon: fl
     centered = wide - lift(center, x, axis)
     var = mean(OPS["square"](centered), axis=others)
     y = centered * lift(scale * OPS["rsqrt"](var + epsilon), x, axis) + lift(bias, x, axis)
-    vector = gradient_type(x.tensor, scale.tensor).dtype
-    return cast_to(y, x.dtype), cast_to(center, vector), cast_to(var, vector)
+    return cast_to(y, x.dtype), center, var
 
 
 @batch_norm_train.grad
@@ -117,8 +117,9 @@ def batch_norm_train_grad(
 
 
 def _batch_dx_type(
-    g: TensorType, x: TensorType, scale: TensorType, *_: TensorType, **__: Any
+    g: TensorType, x: TensorType, scale: TensorType, *kept: TensorType, **_: Any
 ) -> tuple[TensorType, ...]:
+    promote(*(t.dtype for t in (g, x, scale, *kept)))  # which refuses two kinds of 16 bits
     vector = gradient_type(x, scale)
     return x, vector, vector
 
@@ -136,18 +137,15 @@ def batch_norm_dx(
     >>> ht.gradients(ht.sum(batch_norm_train(x, scale, bias)[0]), [x])[0].type.shape
     (8, 3)
     """
-    others, shape, (g, wide) = _others(x.ndim, axis), _along(x.ndim, axis), (widened(xp, a, scale) for a in (g, x))
+    others, shape, arrays = _others(x.ndim, axis), _along(x.ndim, axis), (g, x, scale, mean, var)
+    g, wide, _, mean, var = (widened(xp, a, *arrays) for a in arrays)
     inverse = 1 / xp.sqrt(var + epsilon)
     normal = (wide - xp.reshape(mean, shape)) * xp.reshape(inverse, shape)
     dscale, dbias = xp.sum(g * normal, axis=others), xp.sum(g, axis=others)
     count = max(1, math.prod(x.shape[i] for i in others))  # the mean of nothing is added to nothing
     centered = g - xp.reshape(dbias / count, shape) - normal * xp.reshape(dscale / count, shape)
-    return _as_types(xp, x, scale, centered * xp.reshape(scale * inverse, shape), dscale, dbias)
-
-
-def _as_types(xp: ModuleType, x: Any, scale: Any, images: Any, *vectors: Any) -> tuple[Any, ...]:
-    """Images in the dtype of `x`, and vectors in that of both."""
-    made = [(images, x.dtype), *((v, xp.result_type(x, scale)) for v in vectors)]
+    dx, vector = centered * xp.reshape(scale * inverse, shape), xp.result_type(x, scale)
+    made = (dx, x.dtype), (dscale, vector), (dbias, vector)
     return tuple(xp.astype(a, dtype, copy=False) for a, dtype in made)
 
 
@@ -158,9 +156,9 @@ batch_norm_dx.normalize(_batch_attrs)
 def batch_norm_dx_parts(
     g: Node, x: Node, scale: Node, center: Node, var: Node, *, axis: int, epsilon: float
 ) -> tuple[Node, Node, Node]:
-    others, wide = _others(x.ndim, axis), wide_type(x.dtype, scale.dtype)
+    others, wide = _others(x.ndim, axis), wide_type(*(n.dtype for n in (g, x, scale, center, var)))
     kept, vector = x.dtype, gradient_type(x.tensor, scale.tensor).dtype
-    g, x = cast_to(g, wide), cast_to(x, wide)
+    g, x, center, var = (cast_to(n, wide) for n in (g, x, center, var))
     inverse = OPS["rsqrt"](var + epsilon)
     normal = (x - lift(center, x, axis)) * lift(inverse, x, axis)
     dscale, dbias = OPS["sum"](g * normal, axis=others), OPS["sum"](g, axis=others)

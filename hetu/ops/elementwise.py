@@ -53,9 +53,9 @@ def wide(xp: ModuleType, dtype: Any) -> Any:
     return xp.float64 if dtype == xp.float64 else xp.float32
 
 
-def widened(xp: ModuleType, x: Any, other: Any) -> Any:
-    """An array in the dtype in which it is computed beside `other`."""
-    return xp.astype(x, wide(xp, xp.result_type(x, other)), copy=False)
+def widened(xp: ModuleType, x: Any, *others: Any) -> Any:
+    """An array in the dtype in which it is computed beside `others`."""
+    return xp.astype(x, wide(xp, xp.result_type(*(a.dtype for a in (x, *others)))), copy=False)
 
 
 def wide_type(*dtypes: np.dtype) -> np.dtype:
