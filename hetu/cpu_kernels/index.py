@@ -54,9 +54,17 @@ def add_rows(
 
     def add() -> None:
         places, own = own_rows(ids, rows, window)
-        np.add.at(out, places, own if rate is None else own * -rate)
+        np.add.at(out, places, own) if rate is None else descend(out, places, own, rate)
 
     return [add]
+
+
+def descend(out: np.ndarray, places: np.ndarray, rows: np.ndarray, rate: np.ndarray) -> None:
+    """`out[places] -= rate * rows`, where those of one place are summed first: the rate may be infinite."""
+    found, own = np.unique(places, return_inverse=True)
+    sums = np.zeros((found.size, *out.shape[1:]), rows.dtype)
+    np.add.at(sums, own.reshape(places.shape), rows)
+    out[found] -= rate * sums
 
 
 def _add(

@@ -5,6 +5,7 @@
 //
 // What is added to one place is added by one job, in the order of the ids, so that sums have one order.
 
+#include <stdlib.h>
 #include <string.h>
 
 // -- what is computed -------------------------------------------------------------------------------------------------
@@ -101,13 +102,10 @@ void take_rows(const Word* a, long long first, long long last, char* scratch) {
 }
 
 // Jobs are the rows of y: each looks at all ids, and adds those rows that are its own. Looking is cheap beside adding.
-void add_rows(const Word* a, long long first, long long last, char* scratch) {
-    T* const y = a[0].p;
-    const T *const rows = a[2].p, *const given = a[9].p, factor = given ? -*given : 1;
+static void add_times(const Word* a, T* y, T factor, long long first, long long last) {
+    const T* const rows = a[2].p;
     const long long* ids = a[1].p;
     const long long outer = a[3].n, count = a[4].n, far = a[5].n, near = a[6].n, inner = a[7].n, low = a[8].n;
-    const bool clear = a[10].n;
-    if (clear) memset(y + first * inner, 0, (last - first) * inner * sizeof(T));
     for (long long o = 0; o < outer; o++)
         for (long long k = 0; k < count; k++) {
             const long long id = *ids++ - low;
@@ -116,6 +114,27 @@ void add_rows(const Word* a, long long first, long long last, char* scratch) {
             const T* const from = rows + o * far + k * near;
             EACH for (long long i = 0; i < inner; i++) to[i] += factor * from[i];
         }
+}
+
+// The rows of an id are summed before an infinite rate makes all of them infinite. Twice as much of it is as much.
+static void add_infinite(const Word* a, T* y, T factor, long long first, long long last) {
+    const long long *const ids = a[1].p, inner = a[7].n, low = a[8].n;
+    T* const sums = calloc((last - first) * inner, sizeof(T));  // pages that nobody touches take no memory
+    if (!sums) return add_times(a, y, factor, first, last);
+    add_times(a, sums - first * inner, 1, first, last);
+    for (long long k = 0; k < a[3].n * a[4].n; k++) {
+        const long long id = ids[k] - low;
+        if (id < first || id >= last) continue;
+        for (long long i = 0; i < inner; i++) y[id * inner + i] += factor * sums[(id - first) * inner + i];
+    }
+    free(sums);
+}
+
+void add_rows(const Word* a, long long first, long long last, char* scratch) {
+    T* const y = a[0].p;
+    const T *const rate = a[9].p, factor = rate ? -*rate : 1;
+    if (a[10].n) memset(y + first * a[7].n, 0, (last - first) * a[7].n * sizeof(T));
+    (isinf(factor) ? add_infinite : add_times)(a, y, factor, first, last);
 }
 
 // One job. The seat of a row is its place among those found, and is made only for rows that are touched.

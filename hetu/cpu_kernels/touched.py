@@ -2,7 +2,7 @@
 
 Pattern: the row form of an update, whoever wrote its rule. The distinct ids are found, the gradients of each are
 summed, the rule is applied to copies of these rows, which go back. There is room for as many rows as ids. In plain
-gradient descent no sums are needed: each gradient is subtracted where it belongs.
+gradient descent by a finite rate no sums are needed: each gradient is subtracted where it belongs.
 
 Gain: 1.2 times the speed of a step of wide embeddings under Adam, 1.9 of one of bags. Off by leaving `update_touched`
 out of `passes=` or `HETU_PASSES`.
@@ -26,7 +26,7 @@ from ..core.types import TensorType
 from ..ops.composition import Composition, narrowed
 from ..ops.index import RowWindow, in_range, own_rows, scatter_rows, take, whole_size
 from .c_calls import c_call
-from .index import add_rows, low_of, on_rows
+from .index import add_rows, descend, low_of, on_rows
 from .moves import in_order, moved
 from .recipes import kernel
 
@@ -156,8 +156,7 @@ def subtract_rows(xp: ModuleType, table: Any, ids: Any, rows: Any, rate: Any, *,
     [0.5, 2.0, 1.5]
     """
     out = xp.array(table)
-    places, own = own_rows(ids, rows, window)
-    xp.subtract.at(out, places, own * rate)
+    descend(out, *own_rows(ids, rows, window), rate)
     return out
 
 

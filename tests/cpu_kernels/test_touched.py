@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
 import hetu as ht
 from hetu.core.backend import Scratch
 from hetu.core.graph import topological
+from hetu.core.simplify import interpret
 from hetu.cpu_kernels.c_calls import CCall, CTable, c_call
 from hetu.cpu_kernels.compiler import compiler
 from hetu.cpu_kernels.touched import put_rows, put_rows_bind, touched_rows, touched_rows_bind, update_touched
@@ -46,6 +49,37 @@ def test_rules_on_rows(name, window, case, width):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
     if compiler() is not None:
         assert all(isinstance(call, CTable) for call in executor.program("step", feed).calls)
+
+
+SPECIAL = (np.inf, -np.inf, np.nan, 0.0, -0.0, 1.0, -1.0)
+
+
+@pytest.mark.parametrize("name", ON_ELEMENTS)
+def test_rules_on_rows_of_special_numbers(name):
+    """Sums of pairs of them, with all of them in the tables, by each of them as the rate."""
+    rule = RULES[name].op.update
+    pairs = [*itertools.combinations_with_replacement(SPECIAL, 2)]
+    ids = np.repeat(np.arange(len(pairs) * len(SPECIAL)), 2)[::-1].copy()
+    slopes, old = np.tile(pairs, (len(SPECIAL), 1)).ravel()[::-1], np.repeat(SPECIAL, len(pairs))
+    table, rows = (np.tile(a.astype("float32")[:, None], 3) for a in (old, slopes))
+    tables = [table, *(abs(table[::-1]).copy() for _ in rule.states)]
+    nodes = [ht.placeholder(f"x{k}", a.shape, a.dtype) for k, a in enumerate((*tables, ids, rows))]
+    rate, step = ht.placeholder("rate", (), "float64"), ht.placeholder("step", (), "float64")
+    scalars = (rate, step)[: 1 + rule.timed]
+    made = rule.rows.make((*nodes, *scalars), {**RULES[name].op.defaults, "window": None})
+    outputs = [ht.core.graph.OPS["item"](made, index=k) for k in range(rule.tables)] if rule.states else [made]
+    executor, touched = ht.Executor(outputs), update_touched(outputs)
+    assert rule.rows not in {n.op for n in topological(touched)}
+    for given in SPECIAL:
+        numbers = (np.array(given), np.array(3.0))[: len(scalars)]
+        with np.errstate(all="ignore"):
+            wanted = rule.rows.forward(np, *tables, ids, rows, *numbers, window=None, **RULES[name].op.defaults)
+        feed = dict(zip((*nodes, *scalars), (*tables, ids, rows, *numbers)))
+        with np.errstate(all="ignore"):
+            ways = executor.run(feed), interpret(touched, feed)
+        for found, want in zip(zip(*ways, strict=True), wanted if rule.states else (wanted,), strict=True):
+            for got in found:
+                np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6, err_msg=f"by {given}")
 
 
 @pytest.mark.parametrize("case", IDS)
