@@ -10,6 +10,7 @@ import pytest
 import hetu as ht
 from hetu import cli
 from hetu.core.errors import ArgumentError
+from hetu.cpu_kernels import fed
 from hetu.dist import DataParallel, Link, run_ranks
 from hetu.plan import Cluster, MachineProfile, Measured, Table, dgx_h100
 from hetu.plan.costs.calibrate import measure, table
@@ -80,6 +81,20 @@ def test_it_learns_every_instruction_of_a_rank_that_is_alone():
     steps = ht.Executor(graph["train"], strategy=DataParallel(), comm=Seat(2, 4)).program(feeds[0]).steps
     assert {t.op.split()[0] for t in profile.timings.values()} == {s.node.op.name for s in steps}
     assert all(t.seconds > 0 for t in profile.timings.values())
+
+
+@pytest.mark.compiled
+def test_what_is_fed_is_copied_in_the_steps_that_it_times(monkeypatch):
+    """As the time of copying is subtracted; a process alone reads a large array where it lies."""
+    x, taken, take = ht.placeholder("x", (64, 1024)), [], fed.Lent.take
+    monkeypatch.setattr(fed.Lent, "take", lambda lent, array: (taken.append(array), take(lent, array)))
+    feed = {x: np.ones(x.shape, np.float32)}
+    MachineProfile(DEVICE).learn([ht.sum(x * 2.0)], feed, repeat=2)
+    assert not taken
+    executor = ht.Executor([ht.sum(x * 2.0)])
+    for _ in range(2):
+        executor.run(feed)
+    assert taken
 
 
 def test_a_file_gives_back_the_profile(tmp_path, monkeypatch):

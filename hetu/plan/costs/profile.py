@@ -21,6 +21,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -172,6 +173,9 @@ class MachineProfile:
         """
         seat = Seat(rank, world_size)
         executor = Executor(entries, strategy=strategy, comm=None if strategy is None else seat)
+        feed = MappingProxyType(
+            dict(feed)
+        )  # which is copied, as a rank's is; one process may read a dict's where it lies
         executor.run(feed)
         steps = []
         for _ in range(repeat):
