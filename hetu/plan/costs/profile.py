@@ -173,9 +173,8 @@ class MachineProfile:
         """
         seat = Seat(rank, world_size)
         executor = Executor(entries, strategy=strategy, comm=None if strategy is None else seat)
-        feed = MappingProxyType(
-            dict(feed)
-        )  # which is copied, as a rank's is; one process may read a dict's where it lies
+        # Copied, as what a rank is fed: one process may read the arrays of a dict where they lie.
+        feed = MappingProxyType(dict(feed))
         executor.run(feed)
         steps = []
         for _ in range(repeat):
