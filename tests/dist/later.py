@@ -120,6 +120,16 @@ def swapped(comm, more: int, before: int) -> None:
         comm.barrier()
 
 
+def swapped_in_line(comm, more: int) -> None:
+    """As `swapped`, but in functions of one line, which have equal instructions."""
+    a, b = np.full(4, 1.0), np.full(4, 10.0)
+    calls = [lambda: comm.all_reduce(a, a), lambda: comm.all_reduce(b, b)]  # first and second
+    for call in calls if comm.rank == 0 else calls[::-1]:
+        call()
+    for _ in range(more):
+        comm.barrier()
+
+
 def reduce_by_helper(comm, x):
     comm.all_reduce(x, x)  # helper
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from hetu.dist import CommError, SerialComm, run_ranks
 from hetu.dist.comm.agreement import TOGETHER
-from hetu.dist.comm.recorder import mixed, numbers
+from hetu.dist.comm.line import mixed, numbers
 
 from . import later
 from .test_launch import heturun
@@ -54,7 +55,45 @@ def test_lines_in_another_order_even_where_two_comparisons_meet(before):
     assert found.returncode == 1 and "is done" not in found.stdout, found.stdout
     assert "like collectives from lines in another order" in found.stderr
     assert lines("first") in found.stderr and lines("second") in found.stderr
-    assert "two calls are swapped" in found.stderr and "if ranks take turns, call from one line" in found.stderr
+    assert "two calls are swapped" in found.stderr
+    assert "if ranks take turns, call in one place of the source" in found.stderr
+
+
+def test_calls_of_one_line_in_another_order_are_shown_with_their_columns():
+    found = job("swapped_in_line", 0)
+    assert found.returncode == 1 and "like collectives from lines in another order" in found.stderr, found.stdout
+    line = lines("first and second")
+    ends = re.findall(rf"rank ([01]): all_reduce sum f64\[4\] at {line}:(\d+)", found.stderr)
+    assert {rank for rank, _ in ends} == {"0", "1"} and len({column for _, column in ends}) == 2
+
+
+# Two calls on arrays of one kind, and whether they are told apart.
+FORMS = {
+    "comm.barrier(); comm.all_reduce(a, a); comm.all_reduce(b, b)": True,
+    "for turn in (0, 1): comm.all_reduce(a, a) if turn else comm.all_reduce(b, b)": True,
+    "for call in (lambda: comm.all_reduce(a, a)), (lambda: comm.all_reduce(b, b)): call()": True,
+    "for call in (lambda x=a: comm.all_reduce(x, x)), (lambda x=b: comm.all_reduce(x, x)): call()": True,
+    "helper(a); helper(b)": True,
+    "comm.all_reduce_async(a, a).wait(), comm.all_reduce_async(b, b).wait()": True,
+    "for x in (a, b): comm.all_reduce(x, x)": False,
+    "for call in [lambda x=x: comm.all_reduce(x, x) for x in (a, b)]: call()": False,
+    "for call in partial(comm.all_reduce, a, a), partial(comm.all_reduce, b, b): call()": False,
+    "list(map(comm.all_reduce, (a, b), (a, b)))": False,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_is_told_apart_of_calls_in_one_line(form):
+    """Also when the line is compiled again, as on another rank; not what one expression makes of two arrays."""
+
+    def told():
+        comm, a, b = SerialComm(), np.ones(4), np.ones(4)
+        names = {"comm": comm, "a": a, "b": b, "partial": functools.partial}
+        exec(compile(f"def helper(x): comm.all_reduce(x, x)\ndef act():\n  {form}\nact()", "line.py", "exec"), names)
+        return [numbers(line) for _, _, _, what, _, _, line, _ in comm.made if what == "all_reduce sum"]
+
+    one, other = told()
+    assert [one, other] == told() and (one != other) == FORMS[form]
 
 
 def test_broadcasts_in_another_order():

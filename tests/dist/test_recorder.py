@@ -157,4 +157,4 @@ def test_the_way_to_a_line_is_that_through_the_script_not_to_it(tmp_path):
     )
     note = Recorder().note
     entry = readable(runpy.run_path(str(script), {"note": note, "x": np.zeros(2)})["entry"])
-    assert (entry.line, entry.way) == ("train.py:2", "train.py:3")
+    assert (entry.line, entry.way) == ("train.py:2:12", "train.py:3:9")  # where they do not begin their lines

@@ -2,10 +2,11 @@
 
 MPI would add arrays of different dtypes, or one rank's gradients to another's weights, without a word. So the ranks
 compare their first calls of each kind, and then, every `TOGETHER` calls, a hash of what they called: the exchange runs
-beside what follows, and who is two of them ahead waits for the others. Like calls that come from the same lines in
-another order count as different, and so do operators of one line (`operand.py`). Other lines on other ranks may be a
-branch, so they are only warned of, and only where they reduce. What ranks are fed is compared along (`fed.py`). At the
-end of the script all messages must have been received, and what was begun awaited.
+beside what follows, and who is two of them ahead waits for the others. Like calls that come from the same places of the
+source in another order count as different (`line.py` says which are told apart), and so do operators of one line
+(`operand.py`). Other lines on other ranks may be a branch, so they are only warned of, and only where they reduce. What
+ranks are fed is compared along (`fed.py`). At the end of the script all messages must have been received, and what was
+begun awaited.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ import numpy as np
 
 from .comm import CollectiveCall, CommError, disagreement
 from .fed import WeighedFeed, drifted
-from .recorder import KEPT, Entry, RankState, Raw, differences, mixed, numbers, readable
+from .line import mixed, numbers
+from .recorder import KEPT, Entry, RankState, Raw, differences, readable
 
 LINE = 256  # bytes of a rank's description of its calls: one size, so that no exchange overruns another
 STEPS = 16  # whose feeds are compared together, and at first after 1, 2, 4 and 8
@@ -187,7 +189,7 @@ class CallHistory:
             raise differed(
                 self.comm.remembered(self.compared - TOGETHER),
                 f"like collectives from lines{through} in another order",
-                fix="; if ranks take turns, call from one line",
+                fix="; if ranks take turns, call in one place of the source",
                 by=by,
             )
 

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from .comm import REDUCE, CollectiveCall, PeerMessage, is_half
-from .recorder import Raw, calling_line
+from .line import calling_line
+from .recorder import Raw
 
 SMALL = 8 << 10  # bytes that are copied rather than looked up
 MOST = 64  # kinds of small calls that a group prepares

@@ -23,8 +23,9 @@ from ...core.graph import Node
 from ...core.types import TensorType, is_float
 from .alike import compile_alike
 from .fed import WeighedFeed
+from .line import CallLine, calling_line
 from .operand import OperandSite
-from .recorder import CallLine, Entry, LastCalls, Raw, Recorder, calling_line, differences, readable
+from .recorder import Entry, LastCalls, Raw, Recorder, differences, readable
 
 REDUCE = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 PeerMessage = tuple[int, np.ndarray]

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from ...core.errors import FeedError
-from .recorder import Entry, Ranks, Raw, mixed, named
+from .line import mixed
+from .recorder import Entry, Ranks, Raw, named
 
 SAMPLE = 16  # numbers, or up to twice as many
 KEPT = 64  # batches of each feed: as many as comparisons that are under way may be of

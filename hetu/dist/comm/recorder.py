@@ -9,9 +9,6 @@ run this thread (stopped, or in C code that keeps the interpreter's lock) is rep
 from __future__ import annotations
 
 import contextlib
-import functools
-import hashlib
-import itertools
 import json
 import linecache
 import os
@@ -23,14 +20,14 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...core.errors import PACKAGE, Site
 from ...core.types import TensorType
-from .operand import OperandSite
+from .line import CallLine, calling_line, show, show_way
 
 PLAIN = ("barrier", "split", "end of the script")  # without an array
 KEPT = 512  # collectives of each group
@@ -38,7 +35,6 @@ POLL = 0.1  # seconds between two looks for a question
 PATIENT = 3.0  # seconds for an answer, which on a busy machine may take long
 Ranks = tuple[int, ...]
 Raw = tuple[Any, ...]  # an Entry before it is made readable
-CallLine = Site | str | tuple[Any, ...] | None  # a program's, or as `calling_line` finds it: a Site takes longer
 
 
 class Entry(NamedTuple):
@@ -156,63 +152,6 @@ def readable(raw: Raw) -> Entry:
     return Entry(group, series, index, what, type_, show(line), size, show_way(line))
 
 
-def show(line: CallLine) -> str:
-    """`train.py:7`."""
-    return _place(line[0][0], line[1][1]) if isinstance(line, tuple) and not isinstance(line, Site) else str(line)
-
-
-def calling_line() -> CallLine:
-    """Where the user's code is, as `user_site` finds it, and the two calls that led there.
-
-    The line alone does not tell two calls through one helper apart.
-    """
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        code = frame.f_code
-        made = code.co_filename == "<string>" and frame.f_globals.get("__name__", "").startswith("hetu.")
-        if not made and not code.co_filename.startswith(BETWEEN):
-            break
-        frame = frame.f_back
-    if frame is None:
-        return None
-    here = code.co_firstlineno, frame.f_lasti
-    if (frame := frame.f_back) is None:
-        return (code,), here, here
-    caller = frame.f_code
-    way = *here, caller.co_firstlineno, frame.f_lasti
-    if (frame := frame.f_back) is None:
-        return (code, caller), here, way
-    return (code, caller, frame.f_code), here, (*way, frame.f_code.co_firstlineno, frame.f_lasti)
-
-
-def numbers(line: CallLine) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """A line, and it with the calls that led to it, as numbers, which are the same on all ranks."""
-    if isinstance(line, Site):
-        return line[1:], (*line[1:], line.number) if isinstance(line, OperandSite) else line[1:]
-    return line[1:] if isinstance(line, tuple) else ((), ())
-
-
-@functools.lru_cache(1024)
-def mixed(numbers: tuple[Any, ...]) -> int:
-    """A number to be added up: Python's hashes of (a, x) and (b, y) often add up as those of (a, y) and (b, x) do."""
-    return int.from_bytes(hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest(), "little")
-
-
-def show_way(line: CallLine) -> str:
-    """`train.py:7 < train.py:20`: the lines of the calls that led to a line."""
-    if isinstance(line, Site) or not isinstance(line, tuple):
-        return line.words if isinstance(line, OperandSite) else ""
-    codes, _, way = line
-    shown = (at for at, code in enumerate(codes) if at and not code.co_filename.startswith("<frozen"))
-    return " < ".join(_place(codes[at], way[2 * at + 1]) for at in shown)
-
-
-def _place(code: CodeType, instruction: int) -> str:
-    places = itertools.islice(code.co_positions(), instruction // 2, None)
-    return str(Site(code, next((place[0] for place in places if place[0]), code.co_firstlineno), instruction))
-
-
-BETWEEN = (PACKAGE, functools.__file__, contextlib.__file__)
 OUTSIDE = (PACKAGE, sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), "<frozen")
 
 

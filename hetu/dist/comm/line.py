@@ -1,0 +1,111 @@
+"""The line of a call that communicates, by which the calls of ranks are compared.
+
+Two calls are one if one expression of the source makes them; those of two expressions differ, even in one line. What a
+call is given does not tell: an array has no name, and ranks may well pass other numbers at other addresses, here a new
+array and there an old one. So of `for x in arrays: comm.all_reduce(x, x)` no more than kinds, sizes and dtypes are
+compared; `arrays` must be in one order on all ranks. Operators that a loop makes are told apart (`operand.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import itertools
+import linecache
+import os
+import sys
+from types import CodeType, FrameType
+from typing import Any
+
+from ...core.errors import PACKAGE, Site
+from .operand import OperandSite
+
+BETWEEN = (PACKAGE, functools.__file__, contextlib.__file__)
+REMEMBERED = 512  # lines
+CallLine = Site | str | tuple[Any, ...] | None  # a program's, or as `calling_line` finds it: a Site takes longer
+
+
+def show(line: CallLine) -> str:
+    """`train.py:7`."""
+    return _place(line[0][0], line[1][0]) if isinstance(line, tuple) and not isinstance(line, Site) else str(line)
+
+
+def calling_line() -> CallLine:
+    """Where the user's code is, as `user_site` finds it, and the two calls that led there, with their instructions.
+
+    The line alone does not tell two calls through one helper apart.
+    """
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        code = frame.f_code
+        made = code.co_filename == "<string>" and frame.f_globals.get("__name__", "").startswith("hetu.")
+        if not made and not code.co_filename.startswith(BETWEEN):
+            break
+        frame = frame.f_back
+    if frame is None:
+        return None
+    here = frame.f_lasti
+    if (frame := frame.f_back) is None:
+        return (code,), (here,)
+    caller, there = frame.f_code, frame.f_lasti
+    if (frame := frame.f_back) is None:
+        return (code, caller), (here, there)
+    return (code, caller, frame.f_code), (here, there, frame.f_lasti)
+
+
+def numbers(line: CallLine) -> tuple[int, int]:
+    """A line, and it with the calls that led to it, as numbers, which are the same on all ranks."""
+    if isinstance(line, Site):
+        place, way = _numbers((line.code,), (line.instruction,))
+        return place, hash((place, line.number)) if isinstance(line, OperandSite) else way
+    return _numbers(*line) if isinstance(line, tuple) else (0, 0)
+
+
+def _numbers(codes: tuple[CodeType, ...], at: tuple[int, ...]) -> tuple[int, int]:
+    """Of instructions: by where their expressions begin and end in the source, which tells those of one line apart."""
+    key = (*at, *map(id, codes))
+    if (found := _numbered.get(key)) is None:
+        if len(_numbered) >= REMEMBERED:
+            _numbered.clear()
+        way = (*map(_number, codes, at),)
+        found = _numbered[key] = codes, (way[0], hash(way))
+    return found[1]
+
+
+_numbered: dict[tuple[int, ...], tuple[tuple[CodeType, ...], tuple[int, int]]] = {}  # with the codes, which keeps ids
+
+
+def _number(code: CodeType, instruction: int) -> int:
+    position = _position(code, instruction)
+    unknown = instruction if position[2] is None else 0
+    return mixed((os.path.basename(code.co_filename), *position, unknown))
+
+
+@functools.lru_cache(1024)
+def mixed(numbers: tuple[Any, ...]) -> int:
+    """A number to be added up: Python's hashes of (a, x) and (b, y) often add up as those of (a, y) and (b, x) do."""
+    return int.from_bytes(hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest(), "little")
+
+
+def show_way(line: CallLine) -> str:
+    """`train.py:7 < train.py:20`: the lines of the calls that led to a line."""
+    if isinstance(line, Site) or not isinstance(line, tuple):
+        return line.words if isinstance(line, OperandSite) else ""
+    shown = ((code, at) for code, at in zip(line[0][1:], line[1][1:]) if not code.co_filename.startswith("<frozen"))
+    return " < ".join(_place(code, at) for code, at in shown)
+
+
+def _place(code: CodeType, instruction: int) -> str:
+    """`train.py:7`, or `train.py:7:20` for an expression that does not begin its line, as another may stand before."""
+    line, _, column, _ = _position(code, instruction)
+    text = linecache.getline(code.co_filename, line).encode()
+    begins = column is None or column <= len(text) - len(text.lstrip())
+    return f"{Site(code, line, instruction)}{'' if begins else f':{column + 1}'}"
+
+
+def _position(code: CodeType, instruction: int) -> tuple[int, int | None, int | None, int | None]:
+    """The first and last line and column of an expression; `-X no_debug_ranges` leaves the columns out."""
+    places = itertools.islice(code.co_positions(), instruction // 2, None)
+    line, *others = next(places, (None,) * 4)
+    return line or next((place[0] for place in places if place[0]), code.co_firstlineno), *others
