@@ -29,7 +29,7 @@ from .simplify import interpret
 from .state import State
 from .subgraph import Feed, Fetch, SubGraph
 
-KEPT_PROGRAMS = 64  # sets of shapes a sub-graph keeps compiled; beyond, the least recently used goes
+KEPT_PROGRAMS = 64  # sets of shapes a sub-graph keeps compiled; beyond, the first goes
 Stepper = Callable[["Executor", SubGraph, "Feed | None", Program], list[np.ndarray]]
 _stepper: Stepper | None = None  # runs a step in place of the program itself
 
@@ -177,8 +177,9 @@ class Executor:
     def compiled(self, sub: SubGraph, values: Mapping[str, np.ndarray], donate: bool) -> Program:
         """The program for fed arrays of these shapes."""
         key = (donate, *(v.shape for v in values.values()))
-        program = sub.programs.pop(key, None) or self._compile(sub, values, donate)
-        sub.programs[key] = program  # the last used stands last
+        found = sub.programs.pop if self.placement.world_size == 1 else sub.programs.get  # one rank may look alone
+        program = found(key, None) or self._compile(sub, values, donate)
+        sub.programs[key] = program  # the last used stands last; on ranks, which must keep the same, the last made
         if len(sub.programs) > KEPT_PROGRAMS:
             del sub.programs[next(iter(sub.programs))]
         return program

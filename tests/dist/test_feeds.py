@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import random
 import re
 
 import numpy as np
@@ -218,6 +219,30 @@ def test_a_rank_may_look_alone_though_another_sub_graph_is_fed_alike_and_talks()
 
     run_ranks(2, act)
     assert asked == [{("meet", (2, 3))}] * 2
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_ranks_keep_the_same_programs_though_each_looks_alone_as_often_as_it_likes(seed, monkeypatch):
+    """Or one would make a program alone, and wait for others that have it."""
+    monkeypatch.setattr("hetu.core.executor.KEPT_PROGRAMS", 3)
+
+    def act(comm):
+        together, mine, known = random.Random(seed), random.Random(f"{seed} {comm.rank}"), []
+        x = ht.placeholder("x", (None, 3))
+        y = ht.nn.Linear(3, 2, name="y")(x)
+        entries = {"train": [ht.mean(y * y), ht.optim.SGD(0.1).minimize(ht.mean(y * y))], "eval": [y]}
+        ex = ht.Executor(entries, strategy=Strategy(Mesh((2,), ("data",)).layout(), {}, {}), comm=comm)
+        for _ in range(30):
+            name, feed = together.choice(["eval", "train"]), {x: np.ones((together.randrange(1, 7), 3))}
+            ex.run(name, feed)
+            known.append((name, feed))
+            for looked, fed in mine.choices(known, k=mine.randrange(4)):
+                if (True, fed[x].shape) in ex.subgraphs[looked].programs:
+                    (mine.choice([ex.run, ex.program]) if looked == "eval" else ex.program)(looked, fed)
+        return {name: list(sub.programs) for name, sub in ex.subgraphs.items()}
+
+    one, other = run_ranks(2, act, deadline=20.0)
+    assert one == other
 
 
 def test_equal_numbers_of_another_dtype_are_fed_alike():

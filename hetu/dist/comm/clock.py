@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from .comm import CollectiveCall, Comm, Handle, PeerMessage
-from .recorder import CallLine, Raw
+from .line import CallLine
+from .recorder import Raw
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,12 +100,13 @@ def _place(code: CodeType, instruction: int) -> str:
     """`train.py:7`, or `train.py:7:20` for an expression that does not begin its line, as another may stand before."""
     line, _, column, _ = _position(code, instruction)
     text = linecache.getline(code.co_filename, line).encode()
-    begins = column is None or column <= len(text) - len(text.lstrip())
-    return f"{Site(code, line, instruction)}{'' if begins else f':{column + 1}'}"
+    more = f":{column + 1}" if column and column > len(text) - len(text.lstrip()) else ""
+    return f"{Site(code, line, instruction)}{more}"
 
 
 def _position(code: CodeType, instruction: int) -> tuple[int, int | None, int | None, int | None]:
     """The first and last line and column of an expression; `-X no_debug_ranges` leaves the columns out."""
     places = itertools.islice(code.co_positions(), instruction // 2, None)
-    line, *others = next(places, (None,) * 4)
-    return line or next((place[0] for place in places if place[0]), code.co_firstlineno), *others
+    line, last, column, end = next(places, (None,) * 4)
+    line = line or next((place[0] for place in places if place[0]), code.co_firstlineno)
+    return line, last, column, end
