@@ -12,7 +12,7 @@ import sys
 import numpy as np
 
 import hetu as ht
-from hetu.dist import all_gather, all_reduce, world
+from hetu.dist import Mesh, Strategy, all_gather, all_reduce, world
 from hetu.dist.comm.comm import CollectiveCall
 
 CULPRIT = 1
@@ -223,6 +223,27 @@ def unawaited(comm) -> None:
         begun.wait()
 
 
+def one_too_many(comm, kind: str, steps: int) -> None:
+    """Rank 1 makes one step more than the others, and nobody waits for anybody."""
+    steps, x = steps + (comm.rank == CULPRIT or kind == "others"), ht.placeholder("x", (None, 3))
+    peer, a = (comm.rank + 1) % comm.world_size, np.ones(4)
+    w = ht.variable("w", np.ones((3, 2)))
+    entries = {"fed": [{w: w * ht.mean(x @ w)}], "unfed": [{w: w * 0.5}], "other": [{w: w * ht.mean(x @ w) * 0.5}]}
+    ex = ht.Executor(entries, strategy=Strategy(Mesh((comm.world_size,), ("d",)).layout(), {}, {}), comm=comm)
+    for step in range(steps):
+        last = step == steps - 1 and comm.rank == CULPRIT
+        if kind == "sent":
+            comm.exchange([(peer, a)], [((comm.rank - 1) % comm.world_size, a.copy())] if not last else [])
+        elif kind == "begun":
+            handle = comm.all_reduce_async(a, a.copy())
+            _ = last or handle.wait()
+        elif kind == "others":  # as many, but the last one is another
+            for name in ["fed", "other"] if step == 0 else ["other" if last else "fed"]:
+                ex.run(name, {x: a[:3].reshape(1, 3)})
+        else:
+            ex.run(kind, {x: a[:3].reshape(1, 3)} if kind == "fed" else None)
+
+
 def by_ways(comm, more: int) -> None:
     """Ranks come to one line on ways of their own, as often as they like."""
     x = np.ones(4)
@@ -248,5 +269,5 @@ if __name__ == "__main__":
     if name in PAIRS | MESSAGES:
         run(comm, name, *map(int, counts))
     else:
-        globals()[name](comm, *map(int, counts))
+        globals()[name](comm, *(int(c) if c.isdigit() else c for c in counts))
     print(f"rank {comm.rank} is done")

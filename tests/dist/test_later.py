@@ -8,10 +8,12 @@ import re
 import numpy as np
 import pytest
 
+from hetu.core.errors import FeedError
 from hetu.dist import CommError, SerialComm, run_ranks
 from hetu.dist.comm.agreement import TOGETHER
 from hetu.dist.comm.line import mixed, numbers
 
+from ..pairs import nightly
 from . import later
 from .test_launch import heturun
 
@@ -114,6 +116,35 @@ def test_counts_that_do_not_fit(more, number):
     if more:
         found = job("counted", more, 4)
         assert found.returncode == 0, found.stderr
+
+
+# What the error says of a rank that makes a step more, though nobody waits for it.
+STEPS = {
+    "fed": "batch {} of 'x', by rank 1 alone",
+    "unfed": "batch {} of steps without a feed, by rank 1 alone",
+    "others": "in 'fed'",
+    "sent": "not received f64[4] of rank 1",
+    "begun": "nobody has waited for all_reduce sum f64[4]",
+}
+
+
+@pytest.mark.parametrize("kind", STEPS)
+@pytest.mark.parametrize(("ranks", "steps"), [(2, 1), (3, 16), (4, 17), (2, 40)])
+def test_a_step_more_on_threads(kind, ranks, steps):
+    with pytest.raises((CommError, FeedError)) as caught:
+        run_ranks(ranks, lambda comm: later.one_too_many(comm, kind, steps), deadline=20.0)
+    assert STEPS[kind].format(steps + 1) in str(caught.value)
+
+
+CASES_OF_STEPS = [("unfed", 17, 3), ("others", 16, 2), *nightly((k, n, r) for k in STEPS for n, r in ((1, 4), (33, 2)))]
+
+
+@pytest.mark.parametrize(("kind", "steps", "ranks"), CASES_OF_STEPS)
+def test_a_step_more_over_mpi(kind, steps, ranks):
+    found = job("one_too_many", kind, steps, ranks=ranks)
+    assert found.returncode == 1, found.stdout
+    if steps != 1 and kind != "sent":  # else another comparison may come first
+        assert STEPS[kind].format(steps + 1) in found.stderr
 
 
 def test_lines_that_swap_their_calls_do_not_add_up_to_the_same():

@@ -2,11 +2,13 @@
 
 The first feeds of each shape are compared whole (`cut/agreement.py`), which costs a look at every number. Of all others
 a sample is hashed that begins elsewhere in each step, so loaders that have drifted apart differ in the next one, and a
-difference in few numbers that stays is found when a sample meets it. Left out: one that no sample meets.
+difference in few numbers that stays is found when a sample meets it. So are other steps on other ranks, and one too
+many. Left out: a difference that no sample meets.
 """
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +23,7 @@ from .recorder import Entry, Ranks, Raw, named
 SAMPLE = 16  # numbers, or up to twice as many
 KEPT = 64  # batches of each feed: as many as comparisons that are under way may be of
 FED = "fed: "  # begins the series of feeds in the recorder
-WeighedFeed = tuple[int, Raw]
+WeighedFeed = tuple[int, Raw]  # its digest, so weighed that those of all ranks add up to 0, and its entry
 FIX = (
     "feed all ranks the whole batch, or each its own part, of one size: local_feeds=True and DataLoader(shard=True); "
     "shuffle by one seed"
@@ -31,7 +33,8 @@ FIX = (
 class FedAlike:
     """What some places of a group must be fed alike: arrays as they are in `dtype`, or no more than their shapes.
 
-    Digests of one number, times the `weight` of each rank, add up to 0 over the ranks if they are equal.
+    Digests of one batch, times the `weight` of each rank, add up to 0 over the ranks if they are equal. They are
+    multiplied by a number of the batch besides, or batches could change places.
     """
 
     def __init__(self, comm: Any, title: str, places: Sequence[int], dtype: np.dtype | None) -> None:
@@ -40,19 +43,22 @@ class FedAlike:
         mine = places.index(comm.rank)
         self.weight = mixed((title, places[mine - 1])) - mixed((title, places[mine]))
 
-    def note(self, value: np.ndarray) -> WeighedFeed:
-        """Its entry in the recorder, with a digest in the place of the size."""
-        return self.weight, self.ring.add("batch", value, self._digest(value, self.ring.made), None)
+    def note(self, value: np.ndarray, step: str) -> WeighedFeed:
+        """What is fed to a sub-graph, `step`; its entry in the recorder has the digest in the place of the size."""
+        number, digest = self.ring.made, _of_shape(step, value.shape)
+        if self.dtype is not None:
+            apart = value.size // SAMPLE | 1  # odd, or all samples might lie in one column
+            sample = value.flat[number % apart :: apart]
+            if sample.dtype != self.dtype:
+                with np.errstate(all="ignore"):
+                    sample = sample.astype(self.dtype)
+            digest = zlib.crc32(sample.tobytes(), digest)
+        return self.weight * (2 * number + 1) * digest, self.ring.add(step, value, digest, None)
 
-    def _digest(self, value: np.ndarray, number: int) -> int:
-        if self.dtype is None:
-            return hash(value.shape)
-        apart = value.size // SAMPLE | 1  # odd, or all samples might lie in one column
-        sample = value.flat[number % apart :: apart]
-        if sample.dtype != self.dtype:
-            with np.errstate(all="ignore"):
-                sample = sample.astype(self.dtype)
-        return hash((zlib.crc32(sample.tobytes()), *value.shape))
+
+@functools.lru_cache(256)
+def _of_shape(step: str, shape: tuple[int, ...]) -> int:
+    return zlib.crc32(repr((step, shape)).encode())
 
 
 def drifted(entries: Iterable[tuple[int, Entry]]) -> FeedError:
@@ -70,6 +76,7 @@ def drifted(entries: Iterable[tuple[int, Entry]]) -> FeedError:
 def _shown(number: int, series: str, group: Ranks, told: Mapping[int, Entry]) -> str:
     one = min(told)
     other = next(rank for rank in sorted(told) if told[rank].size != told[one].size)
-    words = (f"rank {rank} has {told[rank].type} of hash {told[rank].size & 0xFFFFFFFF:08x}" for rank in (one, other))
+    shown = ((rank, told[rank]) for rank in (one, other))
+    words = (f"rank {rank} has {e.type} of hash {e.size:08x} in {e.what!r}" for rank, e in shown)
     title = series.removeprefix(FED)
     return f"batch {number} of {title}, for {named(group)}\n  " + ",\n  ".join(words)

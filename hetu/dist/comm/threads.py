@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ...core.errors import ArgumentError
+from ...core.errors import ArgumentError, HetuError
 from ...core.leaf import count_names_apart
 from .comm import (
     REDUCE,
@@ -75,6 +75,20 @@ class _World:
             self.changed.wait_for(lambda: self.failure or not self.running, self.until - time.monotonic())
             self.changed.wait_for(lambda: not self.running, GRACE)
 
+    def unfinished(self) -> HetuError | None:
+        """What is wrong where all ranks have ended without an error; over MPI the end of the script says the same."""
+        if self.fed:
+            return drifted(pair for told in self.fed.values() for pair in told.items())
+        for meeting in self.meetings.values():
+            rank = min(meeting.calls.keys() - meeting.fetched)
+            said = f"the ranks have ended, but nobody has waited for {readable(meeting.calls[rank].noted)}"
+            return CommError(said, fix="call wait() on what the asynchronous call has returned")
+        for (ranks, source, to), parcels in self.channels.items():
+            for parcel in parcels:
+                said = f"rank {ranks[to]} has not received {show_array(parcel.x)} of rank {ranks[source]}"
+                return CommError(said, fix="receive what is sent")
+        return None
+
     def report(self, rank: int) -> str:
         """Who keeps `rank` waiting."""
         return explain({r: other.state() for r, other in self.recorders.items()}, rank)
@@ -102,7 +116,7 @@ class _Meeting:
     def __init__(self) -> None:
         self.calls: dict[int, CollectiveCall] = {}
         self.results: list[np.ndarray] = []
-        self.fetched = 0
+        self.fetched: set[int] = set()
 
     def check(self) -> None:
         """CommError if the ranks do not agree. Only when all have come is it known who is odd."""
@@ -201,8 +215,8 @@ class _Pending(Handle):
     def _fetch(self) -> None:
         self.call.out.reshape(-1)[:] = self.meeting.results[self.comm.rank].reshape(-1)
         self.finished = True
-        self.meeting.fetched += 1
-        if self.meeting.fetched == self.comm.world_size:
+        self.meeting.fetched.add(self.comm.rank)
+        if len(self.meeting.fetched) == self.comm.world_size:
             del self.comm._world.meetings[self.key]
 
     def _late(self) -> str:
@@ -235,7 +249,8 @@ def _combine(calls: Sequence[CollectiveCall]) -> list[np.ndarray]:
 def run_ranks(n: int, fn: Callable[[Comm], R], *, rendezvous: bool = False, deadline: float = 60.0) -> list[R]:
     """Call `fn(comm)` on `n` ranks (at most 8) at once and return their results in the order of the ranks.
 
-    The first exception of any rank ends the others' waits and is raised here, with a note that names its rank.
+    The first exception of any rank ends the others' waits and is raised here, with a note that names its rank. Ranks
+    that end well must have received what was sent, awaited what was begun, and made the same steps.
     The whole run takes at most `deadline` seconds, or DeadlineError says which ranks were still busy.
 
     >>> run_ranks(3, lambda comm: comm.rank ** 2)
@@ -260,4 +275,6 @@ def run_ranks(n: int, fn: Callable[[Comm], R], *, rendezvous: bool = False, dead
         raise error
     if world.running:
         raise DeadlineError(f"ranks {sorted(world.running)} of {n} still ran after {deadline:g} s")
+    if (error := world.unfinished()) is not None:
+        raise error
     return [world.results[r] for r in range(n)]

@@ -6,7 +6,7 @@ It also has all ranks compare what they do, before anything waits (`agreement.py
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -45,6 +45,7 @@ from .strategy import Builder, Strategy
 
 T = TypeVar("T")
 StepKey = tuple[Any, ...]  # what tells the programs of a rank apart: a sub-graph, and the shapes that it is fed
+NOTHING = np.empty(0)
 LastPass = Callable[[Sequence[Node], Mapping[Node, Node]], tuple[tuple[Node, ...], Mapping[Node, Node]]]
 
 
@@ -65,7 +66,7 @@ def spread(placement: Placement) -> OnRanks:
 
 
 def _key(name: str, fed: Mapping[str, np.ndarray]) -> StepKey:
-    return name, *(value.shape for value in fed.values())
+    return name, *[value.shape for value in fed.values()]
 
 
 def _as_it_is(fetches: Sequence[Node], updates: Mapping[Node, Node]) -> tuple[tuple[Node, ...], Mapping[Node, Node]]:
@@ -86,8 +87,10 @@ class OnRanks:
         self.strategy, self.comm, self.outputs = strategy, comm, tuple(outputs)
         self.fitted: LastPass = _as_it_is
         self.compared = dict[str, Any]()
-        self.given: StepKey = ()  # of the last program that was made
-        self.shared = set[StepKey]()  # all ranks take part; one that looks at what talks to nobody may be alone
+        self.given: StepKey = ()  # of the last program that was made, and the names of its feeds
+        self.feeds: Collection[str] = ()
+        # Steps in which all ranks take part, and what is compared of them; one may look alone at what talks to nobody.
+        self.shared: dict[StepKey, Sequence[tuple[str, FedAlike]]] = {}
 
     def __str__(self) -> str:
         return self.strategy.table(self.outputs)
@@ -102,13 +105,13 @@ class OnRanks:
 
     @cached_property
     def fed_alike(self) -> list[tuple[str, FedAlike]]:
-        """What of each feed this rank must be fed as others are, by the name of the feed."""
-        return [
-            (name, FedAlike(self.comm, title, ranks, node.dtype if whole else None))
+        """What of each feed this rank must be fed as others are, by the name of the feed; the last is of no feed."""
+        given = [
+            (name, (title, ranks, node.dtype if whole else None))
             for name, node in self.placeholders.items()
             for title, ranks, whole in fed_alike(self.strategy, name, self.comm)
-            if len(ranks) > 1
-        ]
+        ] + [("", ("steps without a feed", range(self.comm.world_size), None))]
+        return [(name, FedAlike(self.comm, *of)) for name, of in given if len(of[1]) > 1]
 
     @property
     def rank(self) -> int:
@@ -169,8 +172,8 @@ class OnRanks:
                     fix="make, assign or load the same on all ranks; random numbers of NumPy need one seed",
                 )
             self.compared = state.unseen
-        if self.comm.world_size > 1 and _key(name, fed) in self.shared:
-            self.comm.compare_feeds([alike.note(fed[feed]) for feed, alike in self.fed_alike if feed in fed])
+        if alike := self.shared.get(_key(name, fed)):
+            self.comm.compare_feeds([each.note(fed.get(feed, NOTHING), name) for feed, each in alike])
 
     def compare_values(self, state: State) -> str | None:
         """Which variable differs between ranks that keep the same part of it, in words.
@@ -199,7 +202,7 @@ class OnRanks:
         Only the first step of these shapes compares what is fed: it costs a look at every number.
         """
         placeholders = [node for feed, node in self.placeholders.items() if feed in fed]
-        self.given = _key(name, fed)
+        self.given, self.feeds = _key(name, fed), fed.keys()
         if differs := compare_feeds(self.comm, self.strategy, placeholders, fed):
             raise FeedError(f"the ranks are fed differently: {differs}", fix=FIX)
         return self.strategy.sizes(sizes, training)
@@ -218,7 +221,8 @@ class OnRanks:
         """This rank's part as it will run, once it is known to fit those of the others."""
         fetches, updates = self.fitted(fetches, updates)
         if compare_calls(self.comm, (*fetches, *updates.values()), bool(updates)):
-            self.shared.add(self.given)
+            alike = [of for of in self.fed_alike if of[0] in self.feeds]
+            self.shared[self.given] = alike or self.fed_alike[-1:]
         return fetches, updates
 
     def agree(self, values: Mapping[str, float]) -> Mapping[str, float]:
