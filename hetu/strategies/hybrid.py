@@ -117,7 +117,8 @@ def ParameterServer(*, consistency: Consistency | None = None, cache: Cache | No
     Workers know the servers only, so under ASP no worker waits for another. Each runs the whole model on its part of
     the batch, which is split along the first axis and must divide by the workers. A fetched loss is that of this part;
     evaluation is not split. Under BSP without a cache the parameters equal those of one process that trains on whole
-    batches.
+    batches. So there all workers must be fed the same: ends of clocks carry samples, and who differs is refused. Under
+    SSP and ASP each may go through the data as it likes, and nothing is compared.
 
     >>> ParameterServer()
     Hybrid(DataParallel(data=None, tensor=1, zero=0), served=('*',))

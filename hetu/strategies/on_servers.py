@@ -25,10 +25,11 @@ from ..core.program import Program
 from ..core.state import FilePath, State, initial_value
 from ..core.types import Atom, Box, Dim
 from ..dist.comm.comm import Comm, SerialComm
+from ..dist.comm.fed import of_shape, sampled
 from ..dist.comm.mpi import world
 from ..dist.cut.agreement import compare_given, crc, unlike
 from ..dist.cut.kept import Served
-from ..dist.cut.on_ranks import OnRanks
+from ..dist.cut.on_ranks import OnRanks, StepKey, step_key
 from ..look.html_table import rows_html
 from ..passes import Pass, chosen_passes, simplify, sparsify_updates
 from ..ps.saved import restore, state_of
@@ -92,6 +93,7 @@ class OnServers(OnRanks):
             )
         super().__init__(strategy, peers, outputs)
         self.servable, self.fed, self.by_rows = Servable(outputs), False, True
+        self.tells, self.training = False, set[StepKey]()  # whether servers are told what its steps are fed, and which
         self.kept = [v for v in self.servable.steps if strategy.is_served(v)]
         self.servable.check_read(self.kept)
         self.tables = {v for v in self.kept if strategy.variables[v.name] == Served()}
@@ -185,8 +187,10 @@ class OnServers(OnRanks):
     def sizes(self, sizes: Mapping[Atom, int], name: str, training: bool, fed: Mapping[str, Any]) -> Mapping[Atom, int]:
         """The sizes of this rank's part of the feeds if the ranks are apart; evaluation is not split."""
         found = dict(super().sizes(sizes, name, training, fed))
-        if training and self.strategy.apart and not self.fed:
-            self._compare_fed(fed)
+        if training and self.strategy.apart:
+            self.training.add(self.given)
+            if not self.fed:
+                self._compare_fed(fed)
         for (feed, axis), size in found.items() if training and self.strategy.apart else ():
             if feed in self.batches and axis == 0:
                 if size % self.world_size:
@@ -204,6 +208,18 @@ class OnServers(OnRanks):
         told = unlike_first(client, json.dumps(given))
         if client.status()[0]["consistency"] == "bsp" and not client.step:  # a later life goes on with another batch
             compare_given(lambda _: told, given, fix="feed all ranks the whole batch: each takes its part")
+            self.tells = True
+
+    def compare(self, state: State, name: str, fed: Mapping[str, np.ndarray]) -> None:
+        """What ranks compare of a step; those apart tell the servers a number of it with the end of its clock."""
+        super().compare(state, name, fed)
+        if self.tells and step_key(name, fed) in self.training:
+            client, number = self.comm.client, 0
+            for feed, value in fed.items():
+                number ^= sampled(
+                    value, self.placeholders[feed].dtype, client.step, of_shape(f"{feed} of {name}", value.shape)
+                )
+            client.fed = number
 
     def cut(self, fetches: Sequence[Node], updates: Mapping[Node, Node], effects: Sequence[Node] = ()) -> Local:
         """This rank's graph: lookups pull rows, gradients are pushed, and the rest is as without servers."""

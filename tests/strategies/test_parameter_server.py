@@ -133,6 +133,30 @@ def test_workers_that_know_only_the_servers_are_told_what_differs_from_the_first
     assert one.split(" on ")[0] != other.strip().split(" on ")[0]
 
 
+@pytest.mark.parametrize(("mode", "from_step"), [("bsp", 1), ("bsp", 5), ("bsp", 9), ("ssp:2", 1), ("asp", 1)])
+def test_workers_that_know_only_the_servers_are_fed_alike_later_on(mode, from_step):
+    """Under BSP, which equals one process; otherwise each worker may go through the data as it likes."""
+
+    def body(client: Client, rank: int):
+        ex, told = made(Connected(Place(rank, 2), client), strategy=ParameterServer), ""
+        try:
+            for step in range(9):
+                x = np.random.default_rng(step if not rank or step < from_step else -step & 99).normal(size=(4, 6))
+                ex.run("train", {"x": x})
+                ex.run("eval", {"x": x[: 1 + rank]})  # which no step waits for
+            client.clock().wait()
+        except RefusedError as error:
+            told = str(error)
+            with pytest.raises(RefusedError, match="fed otherwise"):  # as a script does at its end
+                client.leave()  # or the other would wait
+        return told
+
+    told = "".join(job(mode, 2, body))
+    other = from_step < 9 and mode == "bsp"
+    pattern = rf"worker ([01]) has been fed otherwise than worker (?!\1)[01] in the step that ends clock {from_step}\n"
+    assert re.search(pattern, told) if other else not told, told
+
+
 def test_workers_that_know_only_the_servers_are_fed_the_same_first_batch():
     def body(client: Client, rank: int):
         ex, told = made(Connected(Place(rank, 2), client), strategy=ParameterServer), ""

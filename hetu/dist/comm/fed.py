@@ -45,19 +45,25 @@ class FedAlike:
 
     def note(self, value: np.ndarray, step: str) -> WeighedFeed:
         """What is fed to a sub-graph, `step`; its entry in the recorder has the digest in the place of the size."""
-        number, digest = self.ring.made, _of_shape(step, value.shape)
+        number, digest = self.ring.made, of_shape(step, value.shape)
         if self.dtype is not None:
-            apart = value.size // SAMPLE | 1  # odd, or all samples might lie in one column
-            sample = value.flat[number % apart :: apart]
-            if sample.dtype != self.dtype:
-                with np.errstate(all="ignore"):
-                    sample = sample.astype(self.dtype)
-            digest = zlib.crc32(sample.tobytes(), digest)
+            digest = sampled(value, self.dtype, number, digest)
         return self.weight * (2 * number + 1) * digest, self.ring.add(step, value, digest, None)
 
 
+def sampled(value: np.ndarray, dtype: np.dtype, number: int, digest: int) -> int:
+    """The digest of a batch, from its number on, with what came before."""
+    apart = value.size // SAMPLE | 1  # odd, or all samples might lie in one column
+    sample = value.flat[number % apart :: apart]
+    if sample.dtype != dtype:
+        with np.errstate(all="ignore"):
+            sample = sample.astype(dtype)
+    return zlib.crc32(sample.tobytes(), digest)
+
+
 @functools.lru_cache(256)
-def _of_shape(step: str, shape: tuple[int, ...]) -> int:
+def of_shape(step: str, shape: tuple[int, ...]) -> int:
+    """The digest of no more than a shape, and of which sub-graph it is fed to."""
     return zlib.crc32(repr((step, shape)).encode())
 
 

@@ -65,7 +65,8 @@ def spread(placement: Placement) -> OnRanks:
     return placement
 
 
-def _key(name: str, fed: Mapping[str, np.ndarray]) -> StepKey:
+def step_key(name: str, fed: Mapping[str, np.ndarray]) -> StepKey:
+    """What tells the program of a step apart."""
     return name, *[value.shape for value in fed.values()]
 
 
@@ -172,7 +173,7 @@ class OnRanks:
                     fix="make, assign or load the same on all ranks; random numbers of NumPy need one seed",
                 )
             self.compared = state.unseen
-        if alike := self.shared.get(_key(name, fed)):
+        if alike := self.shared.get(step_key(name, fed)):
             self.comm.compare_feeds([each.note(fed.get(feed, NOTHING), name) for feed, each in alike])
 
     def compare_values(self, state: State) -> str | None:
@@ -202,7 +203,7 @@ class OnRanks:
         Only the first step of these shapes compares what is fed: it costs a look at every number.
         """
         placeholders = [node for feed, node in self.placeholders.items() if feed in fed]
-        self.given, self.feeds = _key(name, fed), fed.keys()
+        self.given, self.feeds = step_key(name, fed), fed.keys()
         if differs := compare_feeds(self.comm, self.strategy, placeholders, fed):
             raise FeedError(f"the ranks are fed differently: {differs}", fix=FIX)
         return self.strategy.sizes(sizes, training)

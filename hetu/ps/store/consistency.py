@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 
 from ...core.errors import ArgumentError
+from .messages import RefusedError
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,7 @@ class Clocks:
         self.of = dict.fromkeys(range(workers), 0)
         self.slowest = 0  # never falls, also when nobody is left
         self.widest = 0  # the largest lead there ever was
+        self.fed = -1, -1, 0  # a clock, the first worker to end it that said what it was fed, and this
 
     @property
     def lead(self) -> int:
@@ -95,6 +97,22 @@ class Clocks:
         self.of[worker] += 1
         self._update()
         self.widest = max(self.widest, self.lead)
+
+    def compare(self, worker: int, clock: int, fed: object) -> None:
+        """RefusedError for a worker that says of a clock that it was `fed` another number than who said so first.
+
+        >>> clocks = Clocks(2)
+        >>> clocks.compare(1, 0, 5); clocks.compare(0, 0, 5); clocks.compare(0, 1, 6); clocks.fed
+        (1, 0, 6)
+        """
+        if type(fed) is int and self.fed[0] != clock:
+            self.fed = clock, worker, fed
+        elif type(fed) is int and self.fed[2] != fed:
+            raise RefusedError(
+                "fed",
+                f"worker {worker} has been fed otherwise than worker {self.fed[1]} in the step that ends clock {clock}",
+                fix="feed all ranks the whole batch: each takes its part; shuffle by one seed",
+            )
 
     def remove(self, worker: int) -> None:
         """Go on without this worker."""

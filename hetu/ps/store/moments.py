@@ -28,10 +28,10 @@ class Moments:
         wanted = now >= self.due and not self.coming and clock <= self.clocks.slowest
         return {"snapshot": True} if wanted else None
 
-    def add(self, clock: int) -> None:
-        """Keep the moment when `clock` begins, if this server keeps any."""
-        if self.keep is not None:
-            self.coming.add(clock)
+    def wished(self, end: Message) -> None:
+        """Keep the moment after the end of a clock, if the worker wishes so and this server keeps any."""
+        if self.keep is not None and end.facts.get("snapshot") is True:
+            self.coming.add(end.step + 1)
 
     def reached(self) -> None:
         """Keep this moment if it is one of those to come."""

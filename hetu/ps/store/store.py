@@ -288,9 +288,9 @@ class ParameterStore:
         slowest = self.clocks.slowest
         if message.step == self.clocks.of[message.worker]:
             self.clocks.tick(message.worker)
-            if message.facts.get("snapshot") is True:
-                self.moments.add(message.step + 1)
+            self.moments.wished(message)
         self._advance(slowest)
+        self.clocks.compare(message.worker, message.step, message.facts.get("fed"))
 
     def _advance(self, slowest_before: int) -> None:
         """Close the clock that the last worker has finished, and answer the workers that waited for it."""

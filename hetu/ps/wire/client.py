@@ -81,6 +81,7 @@ class Client:
         self.blocks: dict[str, list[Block]] = {}
         self.writes: deque[Request] = deque()  # of this clock, without those before the oldest unanswered one
         self.ticks: list[Request] = []  # the end of the last clock
+        self.fed: int | None = None  # a number of what this step is fed, which servers compare as it ends
         self.context = zmq.Context()
         try:
             links = [ServerLink(address, dealer(zmq, self.context, address, key_file)) for address in addresses]
@@ -230,7 +231,8 @@ class Client:
         self.transport.wait(self.writes)
         self.writes.clear()
         wanted = snapshot or any(link.due for link in self.transport.links)
-        self.ticks = self._everywhere(Kind.CLOCK, step=self.step, meta={"snapshot": True} if wanted else None)
+        meta = ({"snapshot": True} if wanted else {}) | ({} if self.fed is None else {"fed": self.fed})
+        self.ticks, self.fed = self._everywhere(Kind.CLOCK, step=self.step, meta=meta or None), None
         self.step += 1
         written = self._everywhere(Kind.SNAPSHOT, step=self.step) if snapshot else []
         return PendingReply(self.transport, [*self.ticks, *written])
@@ -255,6 +257,9 @@ class Client:
         except RefusedError as error:
             if error.code != "evicted":  # the answer to the first request got lost
                 raise
+        for error in (tick.error for tick in self.ticks):  # nobody has waited for the end of the last clock
+            if error is not None:
+                raise error
 
     # -- requests --------------------------------------------------------------------------------------------
 
