@@ -275,6 +275,6 @@ def run_ranks(n: int, fn: Callable[[Comm], R], *, rendezvous: bool = False, dead
         raise error
     if world.running:
         raise DeadlineError(f"ranks {sorted(world.running)} of {n} still ran after {deadline:g} s")
-    if (error := world.unfinished()) is not None:
-        raise error
+    if (unfinished := world.unfinished()) is not None:
+        raise unfinished
     return [world.results[r] for r in range(n)]

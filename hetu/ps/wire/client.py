@@ -257,9 +257,9 @@ class Client:
         except RefusedError as error:
             if error.code != "evicted":  # the answer to the first request got lost
                 raise
-        for error in (tick.error for tick in self.ticks):  # nobody has waited for the end of the last clock
-            if error is not None:
-                raise error
+        for refused in (tick.error for tick in self.ticks):  # nobody has waited for the end of the last clock
+            if refused is not None:
+                raise refused
 
     # -- requests --------------------------------------------------------------------------------------------
 
