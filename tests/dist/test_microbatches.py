@@ -361,6 +361,25 @@ def test_an_integer_of_each_micro_batch_has_no_average():
     assert "make it a float" in caught.value.fix
 
 
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("value", ["examples", "a column", "mean"])
+def test_what_micro_batches_of_one_row_have_for_each_example_cannot_be_told(value, rows):
+    """Its axis of 1 is like one that is broadcast: the values of all examples became their mean."""
+    of = {"examples": ht.tanh, "a column": lambda x: ht.sum(x, axis=1, keepdims=True), "mean": ht.mean}[value]
+    x = ht.placeholder("x", (None, 2))
+    w = ht.variable("w", np.ones(2, np.float32))
+    fetched = of(x * w)
+    entry = {"train": [fetched, ht.optim.SGD(0.1).minimize(ht.mean(x * w))]}
+    ex = ht.Executor(entry, strategy=DataParallel(accumulate=4 // rows, **OWN))
+    if rows == 1 and value != "mean":
+        with pytest.raises(GraphError, match="of micro-batches of one row has no axis that is known") as caught:
+            ex.run("train", {x: FEED[:4]})
+        assert caught.value.fix == "make micro-batches of two rows at least, or fetch a mean"
+    else:
+        found = ht.Executor([of(x * 1.0)]).run({x: FEED[:4]})
+        np.testing.assert_allclose(ex.run("train", {x: FEED[:4]})[0], found[0], rtol=1e-6)
+
+
 def test_words_and_numbers_that_do_not_exist():
     with pytest.raises(ArgumentError, match="statistics='micro'") as caught:
         ZeRO(1, accumulate=2, statistics="micro")

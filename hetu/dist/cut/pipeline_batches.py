@@ -67,6 +67,14 @@ class Averaging(OwnBatches):
                     fix='make it a float, ht.astype(..., "float32"), or fetch what it has for each example',
                     site=node.site,
                 )
+        rows = [n.shape[axis] for n in steps.nodes if (axis := strategy.batch_axis(n)) is not None]
+        for node in self.averaged & {*steps.outputs} if 1 in rows else ():
+            if not isinstance(node.type, tuple) and 1 in node.shape:  # rules of layouts do not follow an axis of 1
+                raise GraphError(
+                    f"{node!r} of micro-batches of one row has no axis that is known to be that of the batch",
+                    fix="make micro-batches of two rows at least, or fetch a mean",
+                    site=node.site,
+                )
 
     def _is_own(self, node: Node) -> bool:
         """Whether each micro-batch has a value of its own."""
