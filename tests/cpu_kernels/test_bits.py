@@ -10,7 +10,7 @@ from hetu.cpu_kernels import c_calls, openblas
 from hetu.cpu_kernels.compiler import SETTING
 from hetu.optim import Adam
 
-from .every_compiler import commands
+from .every_compiler import others as every_other
 
 pytestmark = pytest.mark.compiled
 ROWS, STEPS = 131, 2  # sums around rows are made in blocks of 64 rows
@@ -84,9 +84,10 @@ def differing(found, wanted):
     return [name for name in wanted if found[name].tobytes() != wanted[name].tobytes()]
 
 
-def test_every_compiler_and_every_vector_gives_the_same_bits(monkeypatch):
+@every_other
+def test_every_compiler_and_every_vector_gives_the_same_bits(monkeypatch, others):
     wanted = trained()
-    for command in commands():
+    for command in others():
         monkeypatch.setenv(SETTING, command)
         c_calls._written.cache_clear()
         assert differing(trained(), wanted) == [], command

@@ -14,7 +14,7 @@ from hetu.cpu_kernels.compiler import SETTING
 from hetu.cpu_kernels.convolution import FEW
 
 from .divided import job_by_job
-from .every_compiler import commands
+from .every_compiler import others as every_other
 
 pytestmark = pytest.mark.compiled
 NONE, ONE, TWO = ((0, 0), (0, 0)), ((1, 1), (1, 1)), ((2, 2), (2, 2))
@@ -126,10 +126,11 @@ def bits_of_cases():
     return found
 
 
-def test_any_vectors_give_the_same_bits(monkeypatch):
+@every_other
+def test_any_vectors_give_the_same_bits(monkeypatch, others):
     """Where they multiply and add at once."""
     wanted = bits_of_cases()
-    for command in (c for c in commands() if not c.endswith("=x86-64")):
+    for command in (c for c in others() if not c.endswith("=x86-64")):
         monkeypatch.setenv(SETTING, command)
         c_calls._written.cache_clear()
         found = bits_of_cases()
