@@ -72,7 +72,7 @@ def prepared(request) -> None:
 @pytest.mark.usefixtures("prepared")
 @pytest.mark.parametrize("name", NORMS)
 @pytest.mark.parametrize("dtypes", DTYPES, ids="-".join)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_kernels_widen_what_they_read_and_round_what_they_write(dtypes, name):
     """What float32 gives between casts, but for the order of sums, in three orders of threads; and what NumPy gives."""
     x, g, y = dtypes

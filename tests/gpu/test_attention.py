@@ -213,7 +213,7 @@ SHAPES = [
 
 @compiled
 @pytest.mark.parametrize(("shape", "causal"), SHAPES)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_tensor_kernels(shape, causal):
     assert "mma.sync" in text_of(shape)
     compare(shape, "float16", causal)
@@ -222,7 +222,7 @@ def test_tensor_kernels(shape, causal):
 @compiled
 @pytest.mark.parametrize("form", ["packed", "heads first", "mixed"])
 @pytest.mark.parametrize("dtype", KINDS)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_views_are_taken_as_they_lie(dtype, form):
     compare((2, 40, 40, 2, 16, 16), dtype, True, form)
 
@@ -233,7 +233,7 @@ PLAIN = [((1, 41, 41, 2, 33, 40), True), ((2, 21, 70, 1, 40, 33), False), ((1, 2
 @compiled
 @pytest.mark.parametrize("dtype", KINDS)
 @pytest.mark.parametrize(("shape", "causal"), PLAIN)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_plain_kernels(shape, causal, dtype):
     assert "mma.sync" not in text_of(shape, dtype)
     compare(shape, dtype, causal)
@@ -335,7 +335,7 @@ def changed(file, kernel, right, wrong, *sizes):
 
 @compiled
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda m: f"{m[0]}, {m[1]}: {m[2].strip()}")
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_a_mistake_shows(mistake, monkeypatch):
     monkeypatch.setattr(attention, "text", lambda _, *sizes: changed(*mistake, *sizes))
     if mistake[0] == "attention":

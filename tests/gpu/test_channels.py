@@ -90,7 +90,7 @@ def compiled(request) -> None:
 
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_a_normalization_and_its_gradient(case):
     x, _, g, scale, bias, axis = inputs(case)
     _, mean, var = check("batch_norm_train", x, scale, bias, like=(x, scale, scale), axis=axis)
@@ -99,7 +99,7 @@ def test_a_normalization_and_its_gradient(case):
 
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("case", LAST)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_a_relu_behind_it(case):
     x, _, g, scale, bias, _ = inputs(case)
     y, mean, var = check("batch_norm_relu", x, scale, bias, like=(x, scale, scale))
@@ -109,7 +109,7 @@ def test_a_relu_behind_it(case):
 
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("case", LAST)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_a_sum_and_a_relu_behind_it(case):
     x, added, g, scale, bias, _ = inputs(case)
     y, mean, var = check("batch_norm_relu", x, scale, bias, added, like=(x, scale, scale))
@@ -191,7 +191,7 @@ def prepared(request):
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda m: m[0].strip())
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_a_changed_kernel_is_noticed(prepared, mistake):
     with mistaken(*mistake), pytest.raises((AssertionError, KernelError)):
         for case in PROBES:

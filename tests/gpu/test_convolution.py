@@ -106,7 +106,7 @@ def nightly_unless(now, *case):
         for k, s in enumerate(SHAPES)
     ],
 )
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_kernels(shape, dtype, capability):
     compare(SHAPES[shape], dtype, capability=capability)
 
@@ -149,7 +149,7 @@ def test_bfloat16(monkeypatch):
 @compiled
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("channels", [(3, 8), (5, 16), (16, 5)])
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_channels_that_make_no_chunks(channels, dtype):
     """A few channels are unfolded, in images of any strides; what is left goes by images with the channels first."""
     shape = (5, 6, 3, *channels, (3, 2), (2, 1), ((1, 1), (0, 1)))
@@ -380,7 +380,7 @@ def check_unchanged(name, kind):
 @compiled
 @pytest.mark.usefixtures("prepared")
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda m: f"{m[0]}, {m[1].strip()[:40]}")
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_a_mistake_shows(mistake, monkeypatch):
     name, *change, kind = mistake
     monkeypatch.setattr(convolution, "LEAST_STEPS", 2)

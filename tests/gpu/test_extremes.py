@@ -102,7 +102,7 @@ def prepared(request: pytest.FixtureRequest) -> None:
 
 @pytest.mark.usefixtures("prepared")
 @pytest.mark.parametrize(("name", "dtype"), CASES)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_folds_of_extremes(name, dtype):
     for arrays, attrs in given(name, dtype):
         right = wanted(name, arrays, attrs)
@@ -113,7 +113,7 @@ def test_folds_of_extremes(name, dtype):
 
 @pytest.mark.parametrize("fold", [ht.max, ht.min, ht.sum])
 @pytest.mark.parametrize("axis", [0, 1])
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_folds_in_groups(fold, axis):
     x = np.concatenate([rows("float32", width) for width in WIDTHS], axis=1)
     x = np.tile(x.T, 4) if axis == 0 else x  # fewer columns make no group
@@ -129,7 +129,7 @@ def test_folds_in_groups(fold, axis):
     ("dtype", "features", "most"),
     [("float64", 5, 1e300), ("float32", 5, 1e30), ("float16", 5, 1e6), ("float16", 16, 1e6)],
 )
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_attention_whose_scores_are_all_negative(dtype, features, most, causal):
     """And alike, so that each query gets the mean of what it sees."""
     q, k = np.zeros((2, 1, 70, 2, features), dtype)

@@ -79,7 +79,7 @@ OF_ROWS = {
 
 
 @pytest.mark.parametrize("name", OF_ROWS)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_the_last_rows(name):
     """What is summed up along columns is left in parts by blocks that do not run, so no more than two launches are."""
     given, attrs = OF_ROWS[name]
@@ -169,7 +169,7 @@ def test_routing():
 
 @pytest.mark.parametrize("features", [16, 12])
 @pytest.mark.parametrize("axis", [0, 1, 2])
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_attention(features, axis):
     """On tensor cores and not, of batches, positions or heads that lie far apart, as in views."""
     whole = far(33, 1 << 26)

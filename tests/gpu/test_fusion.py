@@ -60,7 +60,7 @@ def random_graph(seed: int, dtype: str, reducing: float = 0.0):
 @pytest.mark.parametrize("reducing", [0.0, 0.4])
 @pytest.mark.parametrize("dtype", ["float64", "float16"])
 @pytest.mark.parametrize("seed", range(20))
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_random_graphs_keep_their_values(seed, dtype, reducing):
     outputs, feed = random_graph(seed, dtype, reducing)
     with np.errstate(all="ignore"):

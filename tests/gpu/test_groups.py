@@ -351,7 +351,7 @@ def test_two_groups_do_not_wait_for_each_other():
 
 
 @pytest.mark.parametrize("seed", range(60))
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_random_graphs_stay_graphs(seed):
     """Groups that need each other would leave nothing to begin with."""
     rng = np.random.default_rng(seed)
@@ -497,7 +497,7 @@ MOST = {  # at most so many launches and bytes, and bytes of the arena
 
 
 @pytest.mark.parametrize(("model", "precision"), SAVED)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_a_training_step_launches_less_and_moves_less(model, precision):
     if precision == "bfloat16":
         pytest.importorskip("ml_dtypes")

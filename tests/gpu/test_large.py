@@ -50,7 +50,7 @@ ROWS = [(33, 0), (40, 1), (1028, 2), (1025, 0), (9000, 0), (9001, 0)]
 
 @pytest.mark.usefixtures("prepared")
 @pytest.mark.parametrize(("width", "shift"), ROWS)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_rows_of_a_warp_and_of_a_block(width, shift):
     """Kept whole or read again, of whole packs or ragged, of packs of 4, 2 and 1."""
     x, scale, bias = shifted(normal(5, width), shift), normal(width, seed=1), normal(width, seed=2)
@@ -103,7 +103,7 @@ REDUCTIONS += [((4, 1, 50, 60), (0, 2, 3))]
 @pytest.mark.usefixtures("prepared")
 @pytest.mark.parametrize(("shape", "axis"), REDUCTIONS)
 @pytest.mark.parametrize("name", ["sum", "max"])
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_reductions_in_stages(name, shape, axis):
     x = normal(*shape, dtype="float64")
     x.reshape(-1)[3] += 9
@@ -126,7 +126,7 @@ ROWS_ADDED = [(1, "float64"), (6, "float64"), (37, "float64"), (296, "float16"),
 @pytest.mark.usefixtures("prepared")
 @pytest.mark.parametrize(("count", "frequent"), RUNS_OF)
 @pytest.mark.parametrize(("width", "dtype"), ROWS_ADDED)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_rows_are_added_by_their_ids(width, dtype, count, frequent):
     """Runs shorter and longer than a piece and than what is under way at once; ids that name nothing; rows narrower and
     wider than a warp. The digits are the same for packs and for single elements."""

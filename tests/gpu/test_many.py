@@ -44,7 +44,7 @@ def positive(size: int, seed: int, dtype: str = "float32") -> np.ndarray:
 
 @pytest.mark.parametrize("name", ["sgd", "momentum", "adagrad", "adam", "lamb"])
 @pytest.mark.parametrize("gradients", ["float32", "float16", "bfloat16"])
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_one_launch_updates_all_tensors(name, gradients):
     """With gradients of 16 bits the same, to the last digit, as with those in float32 that are equal and unscaled."""
     op, dtype = OPS[name], low(gradients)
@@ -150,7 +150,7 @@ def test_a_step_that_overflows_on_the_stand_in_changes_nothing():
 
 
 @pytest.mark.parametrize(("model", "precision"), WITHOUT)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_what_mixed_precision_costs_besides(model, precision):
     """No gradient is cast or unscaled in memory, and one operator looks at gradients."""
     low(precision)

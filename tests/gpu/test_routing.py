@@ -61,7 +61,7 @@ def check(name, out, given, attrs):
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_kernels_equal_forward_functions(width, dtype):
     for name, case in cases(dtype, width, "int32" if width == 40 else "int64").items():
         check(name, *case)
@@ -92,7 +92,7 @@ def test_slots_that_do_not_exist_count_for_nothing():
         ("moe_products", "sum = warp_sum(sum);", ""),
     ],
 )
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_a_changed_kernel_is_noticed(name, right, wrong, monkeypatch):
     original = source.file_text
     assert right in original("routing")

@@ -73,7 +73,7 @@ def check(got, wanted):
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("features", FEATURES)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_fixed_entries(features, dtype):
     rows, columns, values = entries(dtype=dtype, index="int32" if features == 6 else "int64")
     x = np.random.default_rng(0).standard_normal((30, features)).astype(dtype)
@@ -168,7 +168,7 @@ def prepared(request):
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda m: m[0])
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_a_changed_kernel_is_noticed(prepared, mistake):
     with mistaken(*mistake), pytest.raises((AssertionError, source.KernelError)):
         probe()
