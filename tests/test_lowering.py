@@ -118,7 +118,7 @@ def trained(model, optimizer, ways):
 
 
 WHOLE = ("residual", "written")  # they alone meet fuse_norm_relu and fuse_attention
-HALVES = [*in_turn(2, [model for model in MODELS if model not in WHOLE], range(2)), *product(WHOLE, range(2))]
+HALVES = [*in_turn(4, [model for model in MODELS if model not in WHOLE], range(2)), *product(WHOLE, range(2))]
 
 
 @pytest.mark.parametrize(("model", "first"), HALVES)
@@ -170,7 +170,7 @@ def test_passes_fire(model, made, gone):
     assert not [name for name in gone if name in ops]
 
 
-@pytest.mark.parametrize(("model", "first"), in_turn(2, MODELS, range(2)))
+@pytest.mark.parametrize(("model", "first"), in_turn(4, MODELS, range(2)))
 def test_a_fetched_value_inside_a_pattern_is_still_right(model, first):
     """Each intermediate value of the plain graph can be fetched beside the loss."""
     (loss,), feed = MODELS[model](np.random.default_rng(1))

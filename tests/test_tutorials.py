@@ -37,6 +37,7 @@ finally:
 """
 IN_CELLS = [source for source in SOURCES if MAGIC.search(source.read_text("utf-8"))]
 LONG = ("11_automatic_parallelism",)  # takes as long as all others
+RANKS = ("09_tensor_parallel_and_zero", "10_pipeline_schedules")  # about layouts, whichever way values are computed
 every_tutorial = pytest.mark.parametrize("source", SOURCES, ids=lambda s: s.stem)
 
 
@@ -89,7 +90,12 @@ def test_the_course_is_found_and_numbered_without_holes() -> None:
     [s for s in SOURCES if s not in IN_CELLS and s.stem not in LONG] + nightly([s] for s in SOURCES if s.stem in LONG),
     ids=lambda s: s.stem,
 )
-def test_runs_as_a_script_and_leaves_nothing_behind(source: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("plain", [True, pytest.param(False, marks=pytest.mark.nightly)], ids=["", "compiled"])
+def test_runs_as_a_script_and_leaves_nothing_behind(
+    source: Path, plain: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if plain and source.stem in RANKS:
+        monkeypatch.setenv("HETU_KERNELS", "0")
     done = run(["-W", "error", str(source)], tmp_path)
     assert done.returncode == 0, done.stderr
     assert list(tmp_path.iterdir()) == []

@@ -29,7 +29,7 @@ HERMIT = "import sys\nsys.meta_path[:] = [f for f in sys.meta_path if 'editable'
 
 # What is run without the rooms: files of tests, and which of them.
 PARTS = {
-    "operators": (("test_ops.py",), "float32 or place or every_operator"),
+    "operators": (("test_ops.py",), "bound_equals or place or every_operator"),
     "graphs": (("test_program.py",), "random_graphs and default or place or updates or fails or size"),
     "training": (("test_training.py",), "learns or equal or resume or best"),
     "optimizers": (("test_optim.py", "ps/test_store.py"), "test_optim or alike or every_row or rate or large_batch"),

@@ -49,6 +49,7 @@ def test_every_strategy(ranks: int) -> None:
     every(ranks)
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("meaning")
 def test_every_strategy_in_one_half_precision() -> None:
     every(2, "float16,bfloat16" if find_spec("ml_dtypes") else "float16", "1", "mlp", "staged")

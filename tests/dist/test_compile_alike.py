@@ -42,7 +42,7 @@ KINDS = {
     "no kernels": ("os.environ['HETU_KERNELS'] = '0'", "by NumPy", "ranks [1] compile nothing (fix: set HETU_CC"),
     "another version": ("library.digest = lambda: b'another.'", "by NumPy", "different versions of hetu (fix: install"),
 }
-CASES = in_turn(2, KINDS, ["DataParallel()", "None"])
+CASES = in_turn(4, KINDS, ["DataParallel()", "None"])
 # Later than at the start, ranks agree where they bind the same programs at the same time.
 KINDS["a text that fails"] = ("fail_at('max_pool')", "by NumPy", "one could not compile what others can (fix: see its")
 

@@ -21,6 +21,7 @@ from hetu.ps import SSP, ServerProcess, ServerTimeoutError
 from hetu.ps.store.messages import Kind, Message, encode
 
 from ..dist.test_launch import DEADLINE, ROOT, descendants, heturun
+from ..pairs import nightly
 from .network import TOKEN, connect, options
 from .simulation import new_store
 from .test_messages import TOKEN as SECRET
@@ -267,7 +268,7 @@ print(json.dumps(history.columns))
 
 
 @pytest.mark.usefixtures("meaning")
-@pytest.mark.parametrize(("mode", "worse", "epochs"), [("bsp", 0, 3), ("bsp", 1, 6), ("asp", 1, None)])
+@pytest.mark.parametrize(("mode", "worse", "epochs"), [("bsp", 0, 3), *nightly([("bsp", 1, 6), ("asp", 1, None)])])
 def test_all_workers_stop_early_after_the_same_epoch(mode, worse, epochs, tmp_path):
     """Under BSP by the numbers of worker 0, under ASP by those of whoever is first."""
     script = tmp_path / "train.py"
