@@ -134,7 +134,7 @@ void add_rows(const Word* a, long long first, long long last, char* scratch) {
     T* const y = a[0].p;
     const T *const rate = a[9].p, factor = rate ? -*rate : 1;
     if (a[10].n) memset(y + first * a[7].n, 0, (last - first) * a[7].n * sizeof(T));
-    (isinf(factor) ? add_infinite : add_times)(a, y, factor, first, last);
+    (factor - factor != 0 ? add_infinite : add_times)(a, y, factor, first, last);  // T may be an integer
 }
 
 // One job. The seat of a row is its place among those found, and is made only for rows that are touched.

@@ -8,11 +8,13 @@ import pytest
 from hetu.core.graph import OPS
 from hetu.cpu_kernels.c_calls import CCall, c_call
 
+from ..pairs import nightly
 from .divided import job_by_job
 
 pytestmark = pytest.mark.compiled
 WINDOWS = [None, ((3, 8, 16),)]  # all rows, or this rank has 3 to 7 of 16
 ROWS = [((5, 1), (40,)), ((5, 7), (3, 4)), ((5, 33), (9,)), ((5, 2, 3), (6, 0)), ((5,), (30,)), ((5, 0), (4,))]
+INTEGERS = [("int64", False, "int64"), *nightly((dtype, False, "int64") for dtype in ("int32", "int16", "uint8"))]
 ALONG = [((5,), 9, 0), ((5, 3), 7, 0), ((4, 5), 3, 1), ((2, 5, 3), 4, 1), ((3, 5), 0, 1), ((0, 5), 2, 1)]
 
 
@@ -44,7 +46,7 @@ def check(name, arrays, **attrs):
 
 
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
-@pytest.mark.parametrize("dtype, cut, kind", [("float32", False, "int64"), ("float64", True, "int32")])
+@pytest.mark.parametrize("dtype, cut, kind", [("float32", False, "int64"), ("float64", True, "int32"), *INTEGERS])
 @pytest.mark.parametrize("shape, count", ROWS, ids=str)
 def test_rows(shape, count, dtype, cut, kind, window):
     x, ids = numbers(shape, dtype, cut), ids_of(count, window, kind)
