@@ -28,7 +28,7 @@ def cores() -> int:
 def share(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float:
     """Seconds of processor time in a second of the clock, as Linux limits them for control groups of either version."""
     limits = [math.inf]
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):  # not as Linux writes it
         for line in own.read_text().splitlines():
             _, kinds, group = line.split(":", 2)
             if not kinds or "cpu" in kinds.split(","):

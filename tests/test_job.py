@@ -27,6 +27,8 @@ OLD = ("cpu,cpuacct/{}cpu.cfs_quota_us", "cpu,cpuacct/{}cpu.cfs_period_us")
         (V2.format("/"), {"cpu.max": "nonsense"}, math.inf),
         (V2.format("/"), {}, math.inf),
         (None, {"cpu.max": "1 1"}, math.inf),
+        ("nonsense\n", {"cpu.max": "1 1"}, math.inf),
+        ("0::/\udcff\n", {"cpu.max": "1 1"}, math.inf),
     ],
 )
 def test_the_time_that_control_groups_leave(
@@ -37,7 +39,7 @@ def test_the_time_that_control_groups_leave(
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text + "\n")
     if own is not None:
-        (tmp_path / "own").write_text(own)
+        (tmp_path / "own").write_text(own, errors="surrogateescape")
     assert share(tmp_path / "groups", tmp_path / "own") == wanted
 
 
