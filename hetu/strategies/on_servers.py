@@ -215,10 +215,9 @@ class OnServers(OnRanks):
         super().compare(state, name, fed)
         if self.tells and step_key(name, fed) in self.training:
             client, number = self.comm.client, 0
-            for feed, value in fed.items():
-                number ^= sampled(
-                    value, self.placeholders[feed].dtype, client.step, of_shape(f"{feed} of {name}", value.shape)
-                )
+            for feed, value in fed.items():  # each goes on with the number of those before, as two may be one array
+                told = number ^ of_shape(f"{feed} of {name}", value.shape)
+                number = sampled(value, self.placeholders[feed].dtype, client.step, told)
             client.fed = number
 
     def cut(self, fetches: Sequence[Node], updates: Mapping[Node, Node], effects: Sequence[Node] = ()) -> Local:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import re
 import threading
@@ -155,6 +156,35 @@ def test_workers_that_know_only_the_servers_are_fed_alike_later_on(mode, from_st
     other = from_step < 9 and mode == "bsp"
     pattern = rf"worker ([01]) has been fed otherwise than worker (?!\1)[01] in the step that ends clock {from_step}\n"
     assert re.search(pattern, told) if other else not told, told
+
+
+LATER = {  # what worker 0 is fed as x and t, then worker 1
+    "one array twice": (lambda x, t, other: (x, x), lambda x, t, other: (other, other)),
+    "in each other's place": (lambda x, t, other: (x, t), lambda x, t, other: (t, x)),
+}
+
+
+@pytest.mark.parametrize("how", LATER)
+def test_all_that_workers_are_fed_counts(how):
+    one, another = LATER[how]
+
+    def body(client: Client, rank: int):
+        count_names_apart()
+        x, t = (ht.placeholder(name, (None, 3)) for name in "xt")
+        loss = ht.mean(ht.square(ht.nn.Linear(3, 3)(x) - t))
+        entries = [loss, ht.optim.SGD(0.1).minimize(loss)]
+        ex = ht.Executor(entries, strategy=ParameterServer(), comm=Connected(Place(rank, 2), client))
+        with contextlib.suppress(RefusedError):
+            for step in range(3):
+                given = np.random.default_rng(step).normal(size=(3, 4, 3)).astype("f4")
+                ex.run(dict(zip("xt", (another if rank and step else one)(*given))))
+            client.clock().wait()
+            return False
+        with contextlib.suppress(RefusedError):
+            client.leave()
+        return True
+
+    assert any(job("bsp", 2, body))
 
 
 def test_workers_that_know_only_the_servers_are_fed_the_same_first_batch():
