@@ -206,9 +206,10 @@ class OnServers(OnRanks):
         self.fed, client = True, self.comm.client
         given = {f"what {name!r} is fed": crc(np.asarray(value)) for name, value in fed.items()}
         told = unlike_first(client, json.dumps(given))
-        if client.status()[0]["consistency"] == "bsp" and not client.step:  # a later life goes on with another batch
+        alike = client.status()[0]["consistency"] == "bsp"
+        self.tells = alike and not client.began  # a later life goes on with another batch
+        if alike and not client.step:
             compare_given(lambda _: told, given, fix="feed all ranks the whole batch: each takes its part")
-            self.tells = True
 
     def compare(self, state: State, name: str, fed: Mapping[str, np.ndarray]) -> None:
         """What ranks compare of a step; those apart tell the servers a number of it with the end of its clock."""

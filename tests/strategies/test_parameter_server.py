@@ -158,15 +158,16 @@ def test_workers_that_know_only_the_servers_are_fed_alike_later_on(mode, from_st
     assert re.search(pattern, told) if other else not told, told
 
 
-LATER = {  # what worker 0 is fed as x and t, then worker 1
-    "one array twice": (lambda x, t, other: (x, x), lambda x, t, other: (other, other)),
-    "in each other's place": (lambda x, t, other: (x, t), lambda x, t, other: (t, x)),
+LATER = {  # what worker 0 is fed as x and t, then worker 1; and whether all agree on a number before
+    "one array twice": (lambda x, t, other: (x, x), lambda x, t, other: (other, other), False),
+    "in each other's place": (lambda x, t, other: (x, t), lambda x, t, other: (t, x), False),
+    "after numbers that were agreed on": (lambda x, t, other: (x, t), lambda x, t, other: (other, t), True),
 }
 
 
 @pytest.mark.parametrize("how", LATER)
 def test_all_that_workers_are_fed_counts(how):
-    one, another = LATER[how]
+    one, another, agreed = LATER[how]
 
     def body(client: Client, rank: int):
         count_names_apart()
@@ -174,6 +175,8 @@ def test_all_that_workers_are_fed_counts(how):
         loss = ht.mean(ht.square(ht.nn.Linear(3, 3)(x) - t))
         entries = [loss, ht.optim.SGD(0.1).minimize(loss)]
         ex = ht.Executor(entries, strategy=ParameterServer(), comm=Connected(Place(rank, 2), client))
+        if agreed:
+            ex.placement.agree({"found": 0.0})
         with contextlib.suppress(RefusedError):
             for step in range(3):
                 given = np.random.default_rng(step).normal(size=(3, 4, 3)).astype("f4")

@@ -92,7 +92,7 @@ class Client:
             self.context.destroy(linger=0)
             raise
         self.heartbeat = self._heartbeat(zmq, addresses, key_file)
-        self.step = max(link.clock for link in links)
+        self.step = self.began = max(link.clock for link in links)  # 0 in the first life of a worker
         for server, link in enumerate(links):  # an earlier life may have ended between the clocks of two servers
             for clock in range(link.clock, self.step):
                 self.ticks.append(self.transport.submit(server, Kind.CLOCK, step=clock))
