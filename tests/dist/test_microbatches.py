@@ -380,6 +380,16 @@ def test_what_micro_batches_of_one_row_have_for_each_example_cannot_be_told(valu
         np.testing.assert_allclose(ex.run("train", {x: FEED[:4]})[0], found[0], rtol=1e-6)
 
 
+@pytest.mark.parametrize("rows", [1, 2])
+def test_statistics_of_one_channel_are_known_to_have_no_axis_of_the_batch(rows):
+    x = ht.placeholder("x", (None, 1, 2))
+    loss = ht.mean(ht.square(ht.nn.BatchNorm(1, name="norm")(x)))
+    ex = ht.Executor([loss, ht.optim.SGD(0.1).minimize(loss)], strategy=DataParallel(accumulate=4 // rows, **OWN))
+    ex.run({x: FEED[:4].reshape(4, 1, 2)})
+    [mean] = [ex.state[name] for name in ex.state if name.endswith("mean")]
+    np.testing.assert_allclose(mean, [0.1 * FEED[:4].mean()], rtol=1e-6)
+
+
 def test_words_and_numbers_that_do_not_exist():
     with pytest.raises(ArgumentError, match="statistics='micro'") as caught:
         ZeRO(1, accumulate=2, statistics="micro")

@@ -67,14 +67,6 @@ class Averaging(OwnBatches):
                     fix='make it a float, ht.astype(..., "float32"), or fetch what it has for each example',
                     site=node.site,
                 )
-        rows = [n.shape[axis] for n in steps.nodes if (axis := strategy.batch_axis(n)) is not None]
-        for node in self.averaged & {*steps.outputs} if 1 in rows else ():
-            if not isinstance(node.type, tuple) and 1 in node.shape:  # rules of layouts do not follow an axis of 1
-                raise GraphError(
-                    f"{node!r} of micro-batches of one row has no axis that is known to be that of the batch",
-                    fix="make micro-batches of two rows at least, or fetch a mean",
-                    site=node.site,
-                )
 
     def _is_own(self, node: Node) -> bool:
         """Whether each micro-batch has a value of its own."""
@@ -130,6 +122,16 @@ class Averaging(OwnBatches):
             joined = self._share(joined) if self.model.phase.get(node) == BACKWARD else joined
         shape = tuple(int(size) * (self.count if d == axis else 1) for d, size in enumerate(node.shape))
         return joined if whole == want else self._reshard(node, joined, whole, want, shape)
+
+    def _fetched(self, node: Node) -> Node:
+        rows = {n.shape[axis] for n in self.model.nodes if (axis := self.strategy.batch_axis(n)) is not None}
+        if node in self.averaged and not isinstance(node.type, tuple) and 1 in rows and 1 in node.shape:
+            raise GraphError(  # rules of layouts do not follow an axis of 1
+                f"{node!r} of micro-batches of one row has no axis that is known to be that of the batch",
+                fix="make micro-batches of two rows at least, or fetch a mean",
+                site=node.site,
+            )
+        return super()._fetched(node)
 
     def _share(self, value: Node) -> Node:
         """A micro-batch's share of a value of all of them together."""
