@@ -120,7 +120,7 @@ static inline float erfc_of(float t) {
     return exp_of(without(-square, n) - fmaf(less, less, -square), n) * erfcx_float(less);
 }
 
-static inline float erfc_float(float x) {  // 4.5
+static inline float erfc_float(float x) {  // 4.7
     const float far = erfc_of(fabsf(x));
     return x > 0.0f ? far : 2.0f - far;
 }
