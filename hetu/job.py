@@ -32,7 +32,7 @@ def share(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cg
         for line in own.read_text().splitlines():
             _, kinds, group = line.split(":", 2)
             if not kinds or "cpu" in kinds.split(","):
-                place = groups / kinds / group.lstrip("/")
+                place = groups / ("cpu" if kinds else "") / group.lstrip("/")  # a name of it alone on all systems
                 limits += map(_limit, [place, *place.parents])  # a container may see its own group as the first
     return min(limits)
 

@@ -9,7 +9,7 @@ from hetu.cpu_kernels import openblas
 from hetu.job import cores, share
 
 V2, V1, FREEZER = "0::{}\n", "4:cpuset:/\n2:cpu,cpuacct:{}\n", "3:freezer:{}\n"
-OLD = ("cpu,cpuacct/{}cpu.cfs_quota_us", "cpu,cpuacct/{}cpu.cfs_period_us")
+OLD = ("cpu/{}cpu.cfs_quota_us", "cpu/{}cpu.cfs_period_us")
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,7 @@ OLD = ("cpu,cpuacct/{}cpu.cfs_quota_us", "cpu,cpuacct/{}cpu.cfs_period_us")
         (V1.format("/"), {OLD[0].format(""): "300000", OLD[1].format(""): "100000"}, 3.0),
         (V1.format("/a"), {OLD[0].format("a/"): "-1", OLD[1].format("a/"): "100000"}, math.inf),
         (V1.format("/a:b"), {OLD[0].format("a:b/"): "25000", OLD[1].format("a:b/"): "100000"}, 0.25),
+        ("3:cpuacct,cpu:/\n", {OLD[0].format(""): "300000", OLD[1].format(""): "100000"}, 3.0),
         (FREEZER.format("/"), {"freezer/cpu.max": "1 1"}, math.inf),
         (V2.format("/"), {"cpu.max": "nonsense"}, math.inf),
         (V2.format("/"), {}, math.inf),
