@@ -24,7 +24,8 @@ X = {"x": np.ones((4, 6), np.float32)}
 def made(
     comm, *, out=4, lr=0.1, name="m", strategy=DataParallel, entries=("train", "eval"), scale=None, w=None, **given
 ):
-    """An executor on ranks of a model in which one thing can be another."""
+    """An executor on ranks of a model in which one thing can be another; a tuple can be gone through only once."""
+    given = {name: iter(value) if isinstance(value, tuple) else value for name, value in given.items()}
     x = ht.placeholder("x", (None, 6))
     with ht.scope(name):
         h = ht.tanh(ht.nn.Linear(6, 8, name="up")(x))
@@ -48,10 +49,10 @@ GIVEN = {  # what ranks 0 and 1 are given: what the error says
     ),
     "passes": ({}, {"passes": []}, ArgumentError, r"passes is\n  None on rank 0,\n  \[\] on rank 1"),
     "passes, once": (
-        {"passes": iter(["fuse_groups"])},
-        {"passes": ["fold_constants"]},
+        {"passes": ("fuse_groups",)},
+        {"passes": ["join_bags"]},
         ArgumentError,
-        r"passes is\n  \['fuse_groups'\] on rank 0,\n  \['fold_constants'\] on rank 1",
+        r"passes is\n  \['fuse_groups'\] on rank 0,\n  \['join_bags'\] on rank 1",
     ),
     "entries": (
         {},
