@@ -56,12 +56,13 @@ def is_nightly(call: Any) -> bool:
 def mark_left_out(test: str, calls: Iterable[Any], every: int) -> None:
     """Of a test that is `sampled(n)` one case in n is run, chosen by its name, and one of each choice of more than n.
 
-    The others are nightly.
+    One at least is run; the others are nightly.
     """
     cases = [call for call in calls if not is_nightly(call)]
     choices = [[(name, id(value)) for name, value in case.params.items()] for case in cases]
     count = Counter(itertools.chain(*choices))
     run = [zlib.crc32(f"{test}[{case.id}]".encode()) % every == 0 for case in cases]
+    run[:1] = run[:1] if any(run) else [True]
     seen = {*itertools.chain(*itertools.compress(choices, run))}
     for case, chosen, is_run in zip(cases, choices, run):
         if is_run:

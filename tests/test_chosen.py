@@ -28,6 +28,13 @@ def test_a_sample_is_the_same_everywhere_and_has_each_choice_of_many_cases():
     assert [case.id for case in cases if not is_nightly(case)] == ["a-0", "a-1", "a-2", "c-2", "d-2"]
 
 
+def test_of_a_few_cases_one_is_run():
+    cases = [SimpleNamespace(id="first", params={}, marks=[]), SimpleNamespace(id="other", params={}, marks=[])]
+    mark_left_out("tests/e.py::test", cases, 1_000_000_007)
+    assert [case.id for case in cases if not is_nightly(case)] == ["first"]
+    mark_left_out("tests/e.py::test", [], 8)
+
+
 @pytest.mark.parametrize(
     ("expression", "kept"), [("not nightly", ["a"]), ("nightly", ["a", "b"]), ("", ["a", "b"])], ids=str
 )
