@@ -53,7 +53,7 @@ INFERENCE = [name for name in rows.WORKLOADS if name not in TRAINING]
 
 @pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("name", [*TRAINING, *in_turn(3, INFERENCE)])
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_a_row_makes_a_step_at_a_small_size(name):
     workload = rows.WORKLOADS[name].shrunk()
     with ht.scope(name):

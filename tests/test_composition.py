@@ -47,7 +47,7 @@ FUNCTIONS = {
 
 @pytest.mark.parametrize("case", FUNCTIONS)
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_as_a_graph_it_changes_variables_in_place(case, dtype):
     """As servers update their tables: what plain array code makes, to rounding."""
     made = traced(lambda x, y, g, s: FUNCTIONS[case](x + g, y, s), 3, 1, (5, 4), {})

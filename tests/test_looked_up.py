@@ -161,7 +161,7 @@ def precise(request):
 
 @pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize(("optimizer", "precision", "clipped"), ALONE)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_rows_that_are_not_looked_up_keep_their_bits(optimizer, precision, clipped, tmp_path):
     check(tmp_path, optimizer, precision, clipped)
 

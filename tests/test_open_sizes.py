@@ -107,7 +107,7 @@ def at_once(request):
 
 @pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize(("model", "step", "precision"), pairwise(MODELS, STEPS, ["float32", "float16"]))
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_open_and_fixed_sizes_give_the_same_program(model, step, precision, written):
     runs = precision == "float32"
     for passes in (None, PASSES):
@@ -155,7 +155,7 @@ LENGTHS = (1, 2, 3, 5, 16, 33, 100, 127, 128, 200, 5000)
 
 @pytest.mark.compiled
 @pytest.mark.parametrize(("model", "step"), in_turn(2, MODELS, ["forward", "adam"]))
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_what_other_sizes_want_is_compiled_with_the_first(model, step):
     ahead = pytest.importorskip("hetu.cpu_kernels.ahead")
     ex, feed = compiled(model, step)
@@ -188,7 +188,7 @@ STRATEGIES = {
 
 @pytest.mark.parametrize("way", STRATEGIES)
 @pytest.mark.parametrize("model", ["mlp", "transformer"])
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_open_and_fixed_sizes_give_each_rank_the_same_program(model, way, written):
     def programs(comm):
         graph, feeds = build()

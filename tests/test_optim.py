@@ -131,6 +131,7 @@ CASES = {
 }
 
 
+@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("case", CASES)
 def test_optimizer_follows_its_textbook(case):
     make, rule = CASES[case]

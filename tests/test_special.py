@@ -67,7 +67,7 @@ def empty(array: np.ndarray, size: int) -> np.ndarray:
 
 
 @each_sample
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_an_empty_axis_is_answered_or_refused_in_our_words(sample):
     """Sizes that are equal are emptied together, as they may be one axis."""
     arrays = sample.arrays()
@@ -84,7 +84,7 @@ def test_an_empty_axis_is_answered_or_refused_in_our_words(sample):
 
 
 @each_sample
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_special_numbers_go_through_all_passes_as_through_none(all_compiled, sample):
     arrays, rng = sample.arrays(), np.random.default_rng(0)
     if not any(a.dtype.kind == "f" for a in arrays):

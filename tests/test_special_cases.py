@@ -258,7 +258,7 @@ def run_all(made: Sequence[Trial], dtype: str) -> None:
 
 @both_meanings
 @each_dtype
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_elements_in_programs(dtype, kernels, monkeypatch):
     monkeypatch.setenv("HETU_KERNELS", kernels)
     run_all([*trials(dtype)], dtype)
@@ -355,7 +355,7 @@ def as_they_are(dtype: str) -> Iterator[Trial]:
 
 @both_meanings
 @each_dtype
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_axes(dtype, kernels, monkeypatch):
     monkeypatch.setenv("HETU_KERNELS", kernels)
     run_all([*as_they_are(dtype), *(t for n in (7, 40) if dtype in FLOATS for t in folds(dtype, n))], dtype)

@@ -31,7 +31,7 @@ CASES = {
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64"])
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_along_every_axis(case, view, dtype):
     rng, name, attrs = np.random.default_rng(0), case.partition(",")[0], CASES[case]
     for shape in SHAPES:

@@ -50,7 +50,7 @@ def runs_of(call):
     ],
 )
 @pytest.mark.parametrize("name", ["sum", "max", "min"])
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_folds(name, shape, axis, lies, keepdims, dtype):
     """The array lies with the axes `lies` in memory."""
     x = np.random.default_rng(0).standard_normal([shape[a] for a in lies]).astype(dtype).transpose(np.argsort(lies))

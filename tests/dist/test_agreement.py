@@ -73,13 +73,13 @@ SPREAD["experts on hosts"] = (
 )
 
 
-PRODUCTS = [spread for spread in SPREAD if spread.endswith("by micro-batch")]  # of which all kinds are in a third
+PRODUCTS = [spread for spread in SPREAD if spread.endswith("by micro-batch")]  # of which most kinds are in a sixth
 KINDS = [spread for spread in SPREAD if spread not in PRODUCTS]
 SIZES = [(k + k // 2) % 2 > 0 for k in range(len(KINDS))]  # whose turns are not those of two and four ranks
 OTHERS = nightly((spread, not small) for spread, small in zip(KINDS, SIZES))
 
 
-@pytest.mark.parametrize(("spread", "small"), [*zip(KINDS, SIZES), *OTHERS, *in_turn(3, PRODUCTS, [False, True])])
+@pytest.mark.parametrize(("spread", "small"), [*zip(KINDS, SIZES), *OTHERS, *in_turn(6, PRODUCTS, [False, True])])
 def test_ranks_fit_under_every_strategy_of_the_suite(spread, small):
     """In buckets of the usual size, and in small ones with a batch that ranks do not divide."""
     model, way, ranks = SPREAD[spread]
@@ -99,7 +99,7 @@ def test_ranks_fit_in_random_placed_graphs(first):
 
 @pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("number", RUN)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_random_placed_graphs_equal_one_process(number):
     tried = case(number)
     values, wanted = trained(tried)

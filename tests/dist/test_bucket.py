@@ -77,7 +77,7 @@ def stashed():
 
 @pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize(("limit", "zero", "way"), pairwise([0, 2000, 1 << 20], [0, 1, 3], WAYS))
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_losses_equal_one_process(limit, zero, way):
     ranks, _, updates, builder = WAYS[way]
     wanted = alone() if updates == 1 else stashed()
@@ -112,7 +112,7 @@ SHARDED = [  # zero, limit, gathers and scatters of n layers; a gradient of the 
 
 @pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize(("case", "way"), in_turn(2, SHARDED, WAYS))
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_what_zero_sends_is_joined(case, way):
     (zero, limit, wanted), (_, layers, updates, _) = case, WAYS[way]
     counts = Counter(node.op.name for node in steps(way, zero, limit)[0])

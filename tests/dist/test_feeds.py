@@ -53,7 +53,7 @@ def alone(model):
 
 
 @pytest.mark.parametrize(("name", "ranks", "model"), pairs.in_turn(3, LOCAL, [2, 4], MODELS))
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_parts_train_as_one_process_fed_all_of_them(name, ranks, model):
     make, share = LOCAL[name]
     for found, fetched in run_ranks(ranks, lambda comm: trained(model, make(local_feeds=True), comm, share)):
@@ -291,7 +291,7 @@ ACCUMULATED = [("batch", "mlp"), ("batch", "transformer"), *(("microbatch", mode
 
 
 @pytest.mark.parametrize(("name", "ranks", "kind"), pairs.in_turn(4, LOCAL, [2, 4], ACCUMULATED))
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_micro_batches_are_slices_of_all_parts(name, ranks, kind):
     (make, share), (statistics, model) = LOCAL[name], kind
     strategy, count = make(local_feeds=True, accumulate=MICROBATCHES, statistics=statistics), ranks // share

@@ -575,11 +575,7 @@ BUSY = [
 
 @pytest.mark.parametrize(
     ("last", "busy", "seconds", "options", "code"),
-    [
-        pytest.param(last, *row, marks=() if last == LASTS[0] or (row is BUSY[0] and not last) else pytest.mark.nightly)
-        for last in LASTS
-        for row in BUSY
-    ],
+    [pytest.param(last, *row, marks=() if last == LASTS[0] else pytest.mark.nightly) for last in LASTS for row in BUSY],
 )
 @pytest.mark.usefixtures("meaning")
 def test_a_rank_that_works_is_waited_for(tmp_path, busy, seconds, options, code, last):

@@ -177,7 +177,7 @@ WHOLE_TABLES = ("cnn", "penalty", "noise")  # clipped by a global norm, which ot
 
 
 @pytest.mark.parametrize(("way", "model"), in_turn(5, WAYS, MODELS))
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_micro_batches_of_their_own_train_as_one_process_does_that_takes_them_in_turn(way, model):
     compared(*WAYS[way], model)
 

@@ -45,7 +45,7 @@ def alone(model: str) -> list[float]:
 
 @pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize(("strategy", "model", "ranks"), [*pairwise(*CHOICES), *MORE, *nightly(EIGHT)])
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_losses_equal_those_of_one_process(strategy, model, ranks):
     found = run_ranks(ranks, lambda comm: losses(MODELS[model], STRATEGIES[strategy](), comm))
     for rank in found:
@@ -94,7 +94,7 @@ JOINED = {**MODELS, "watched": watched}
 
 @pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize(("strategy", "model"), in_turn(3, STRATEGIES, JOINED))
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_passes_of_every_device_at_once_leave_the_losses_alone(strategy, model):
     wanted = losses(JOINED[model], steps=3)
     passes = [*PASSES]

@@ -106,7 +106,7 @@ def check(name, optimizer, ranks, twice=(), passes=None):
 
 @pytest.mark.parametrize("ranks", [2, *(pytest.param(n, marks=pytest.mark.nightly) for n in (3, 4))])
 @pytest.mark.parametrize(("name", "optimizer"), in_turn(3, STRATEGIES, OPTIMIZERS))
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_every_variable_is_as_in_one_process(name, optimizer, ranks):
     if ranks % 2 and " x " in name:
         ranks = 6
@@ -152,7 +152,7 @@ SENT = pairwise(("data", "parts of feeds", "zero1", "zero3"), (1, 5, 65, 1000, 5
 
 
 @pytest.mark.parametrize(("name", "rows", "ids", "ranks"), SENT)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_the_way_of_fewer_bytes_is_taken(name, rows, ids, ranks, monkeypatch):
     found, kinds = communicated(name, rows, 6, ids, ranks)
     forced = []
@@ -180,7 +180,7 @@ SPREAD = {
 
 
 @pytest.mark.parametrize(("name", "rows"), in_turn(3, SPREAD, [20, 64, 65, 5000]))
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_no_strategy_takes_the_way_of_more_bytes(name, rows, monkeypatch):
     """Simulated, on 4 ranks: all that they send together."""
     ids, t = ht.placeholder("ids", (None,), "int64"), ht.placeholder("t", (None,), "int64")

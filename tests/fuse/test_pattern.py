@@ -50,7 +50,7 @@ def shapes_of(sub, feed, sizes):
 
 
 @pytest.mark.parametrize("model", [*MODELS, *EMPTY])
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_other_sizes_are_divided_as_if_they_were_the_first(model, monkeypatch):
     monkeypatch.setattr(test_open_sizes, "MODELS", MODELS | EMPTY)
     ex, feed = compiled(model, "adam")

@@ -133,7 +133,7 @@ def cupy():
 
 
 @compiled
-@pytest.mark.parametrize("precision", ["float32", "float16"])
+@pytest.mark.parametrize("precision", [pytest.param("float32", marks=pytest.mark.nightly), "float16"])
 def test_training_runs_the_kernels(cupy, precision):
     LOG.clear()
     proofs.attention(precision)

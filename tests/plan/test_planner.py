@@ -66,6 +66,7 @@ def test_the_fastest_that_fits_is_taken_and_the_reason_is_told():
     assert f"but needs {why.best.peak:,} bytes, 1 more than the budget" in text
 
 
+@pytest.mark.nightly
 def test_every_budget_gives_a_plan_that_fits_or_says_what_is_missing():
     least = min(r.peak for r in chosen(mlp, 2).why().rated if r.valid)
     for budget in (least, least * 5 // 4, least * 2):
