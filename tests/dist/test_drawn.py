@@ -6,7 +6,7 @@ import pytest
 
 from .drawn import KINDS, difference, training
 
-TRAININGS, EACH = 600, 12  # of which a run of the suite has so many
+TRAININGS, EACH = 600, 7  # of which a run of the suite has so many
 
 
 @pytest.mark.parametrize(

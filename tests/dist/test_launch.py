@@ -531,7 +531,11 @@ class PatientAtFirst(arrival.Start):
 
 @pytest.mark.parametrize(
     ("busy", "arrive", "code"),
-    [("while time.monotonic() < until: pass", 2, 0), ("time.sleep(600)", 2, 72), ("time.sleep(2)", 60, 0)],
+    [
+        ("while time.monotonic() < until: pass", 2, 0),
+        ("time.sleep(600)", 2, 72),
+        pytest.param("time.sleep(2)", 60, 0, marks=pytest.mark.nightly),
+    ],
 )
 def test_who_works_and_who_is_given_time_may_come_late(tmp_path, monkeypatch, capfd, busy, arrive, code):
     monkeypatch.setattr(launch, "Start", PatientAtFirst)
