@@ -60,7 +60,10 @@ def add_rows(
 
 
 def descend(out: np.ndarray, places: np.ndarray, rows: np.ndarray, rate: np.ndarray) -> None:
-    """`out[places] -= rate * rows`, where those of one place are summed first: the rate may be infinite."""
+    """`out[places] -= rate * rows`, where those of one place are summed first if the rate is not finite."""
+    if np.isfinite(rate):
+        np.subtract.at(out, places, rows * rate)
+        return
     found, own = np.unique(places, return_inverse=True)
     sums = np.zeros((found.size, *out.shape[1:]), rows.dtype)
     np.add.at(sums, own.reshape(places.shape), rows)
