@@ -1,7 +1,6 @@
 """The optimizers: each a rule in graph functions, written once, and a class that gives it its hyperparameters.
 
 Of a table that is looked up, a step changes the looked up rows alone; `Optimizer` says how to change all.
-
 What a rule means on rows of a table, on servers, on parts of a parameter and on a GPU follows from it, see
 `ops/update.py`. A new optimizer is a rule and a class here, and a row in `tests/samples/update.py`.
 """

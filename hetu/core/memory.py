@@ -144,19 +144,17 @@ class _Planner:
         waiting = {position[n] for n in wishes} | {i for i, n in enumerate(nodes) if n.op.lazy}
         end = {node.tags.get("event", 0): i for i, node in enumerate(nodes, 1)}  # what is lazy gives way until then
         ready = [(i, i) for i, count in enumerate(waits) if not count]  # a heap of depth-first positions
-        order: list[Node] = []
-        done: set[int] = set()
+        order: dict[int, Node] = {}
         while ready:
             _, place = heapq.heappop(ready)
-            if place in done:
+            if place in order:
                 continue
             if place in waiting:
                 waiting.discard(place)
                 due = end[nodes[place].tags.get("event", 0)] if nodes[place].op.lazy else len(nodes) + 1
                 heapq.heappush(ready, (due, place))
                 continue
-            done.add(place)
-            order.append(nodes[place])
+            order[place] = nodes[place]
             for user in users[nodes[place]]:
                 waits[user] -= 1
                 if not waits[user]:
@@ -168,13 +166,11 @@ class _Planner:
                     if not waits[position[producer]]:
                         heapq.heappush(ready, (position[producer], position[producer]))
         if len(order) < len(nodes):
-            stuck = next(n for n in talking if position[n] not in done)
-            raise GraphError(
-                f"{stuck!r} waits for communication that all ranks do after it",
-                fix="leave out the pass that joined what comes before it with what comes after: Executor(passes=[...])",
-                site=stuck.site,
-            )
-        return order
+            stuck = next(n for n in talking if position[n] not in order)
+            said = f"{stuck!r} waits for communication that all ranks do after it"
+            fix = "leave out the pass that joined what comes before it with what comes after: Executor(passes=[...])"
+            raise GraphError(said, fix=fix, site=stuck.site)
+        return [*order.values()]
 
     def _wishes(self, nodes: list[Node]) -> tuple[dict[Node, int], dict[Node, list[Node]]]:
         """How many readers each producer would like to wait for, and for whom each reader is waited."""

@@ -75,6 +75,19 @@ class Op(Generic[P, R]):
     numbers follow unless they say otherwise; all else is wide.
     """
 
+    grad_rule: Callable[..., Any] | None = None
+    normalize_rule: Callable[..., dict[str, Any]] | None = None
+    into_rule: Callable[..., None] | None = None
+    bind_rule: Callable[..., Call | Sequence[Call] | None] | None = None
+    view_rule: Callable[..., Any] | None = None
+    check_rule: Callable[..., None] | None = None
+    ranges_rule: Callable[..., Iterable[Any]] | None = None
+    decompose_rule: Callable[..., Any] | None = None
+    update: Any = None  # the `UpdateRule` of an optimizer that it applies to a whole parameter
+    row_update: Any = None  # or to some rows of a table
+    flops_rule: Callable[..., int] | None = None
+    simplify_rule: Callable[..., Node | None] | None = None
+
     def __init__(
         self,
         forward: Callable[..., Any],
@@ -111,18 +124,6 @@ class Op(Generic[P, R]):
         self.awaited = awaited  # inputs that are only waited for; the first input passes as it lies
         self.collective = collective  # the kind of collective that it is, by which planners know what it sends
         self.infer_rule = infer
-        self.grad_rule: Callable[..., Any] | None = None
-        self.normalize_rule: Callable[..., dict[str, Any]] | None = None
-        self.into_rule: Callable[..., None] | None = None
-        self.bind_rule: Callable[..., Call | Sequence[Call] | None] | None = None
-        self.view_rule: Callable[..., Any] | None = None
-        self.check_rule: Callable[..., None] | None = None
-        self.ranges_rule: Callable[..., Iterable[Any]] | None = None
-        self.decompose_rule: Callable[..., Any] | None = None
-        self.update: Any = None  # the `UpdateRule` of an optimizer that it applies to a whole parameter
-        self.row_update: Any = None  # or to some rows of a table
-        self.flops_rule: Callable[..., int] | None = None
-        self.simplify_rule: Callable[..., Node | None] | None = None
         parameters = list(inspect.signature(forward).parameters.values())[1:]  # the first is xp
         self.inputs = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
         self.variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
