@@ -71,7 +71,7 @@ def _weights(
     pitches = (_strides(out)[0], _strides(dz)[1])
     words = (out, 0 if bias is None else bias, sums, x, 0 if start is None else start, dz, *sizes, *pitches)
     size, grain = DEEP * (features + 2 * PAD + STRIP) * x.itemsize, _grain(n * steps * (features + 1) * STRIP)
-    return c_call("recurrent.c", "weights", x.dtype, *words, jobs=strips, grain=grain, scratch=size)
+    return c_call("recurrent_weights.c", "weights", x.dtype, *words, jobs=strips, grain=grain, scratch=size)
 
 
 @kernel(_lstm)
