@@ -36,7 +36,7 @@ finally:
     shell.run_line_magic("ranks", "stop")
 """
 IN_CELLS = [source for source in SOURCES if MAGIC.search(source.read_text("utf-8"))]
-LONG = ("11_automatic_parallelism", "14_reading_a_profile")  # the first takes as long as all others
+LONG = ("10_pipeline_schedules", "11_automatic_parallelism", "14_reading_a_profile")  # as long as all others together
 RANKS = ("09_tensor_parallel_and_zero", "10_pipeline_schedules")  # about layouts, whichever way values are computed
 every_tutorial = pytest.mark.parametrize("source", SOURCES, ids=lambda s: s.stem)
 

@@ -2,7 +2,7 @@
 
 All in one job, so that groups and requests of one row lie between those of others. The batches divide by few numbers,
 and their sizes change from step to step, even to fewer rows than ranks. Behind it may be said in which precisions,
-in turn, to take each strategy with every third of its models only (3), and which models.
+in turn, to take each strategy with every sixth of its models only (6), and which models.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def every(ranks: int, *arguments: str) -> None:
 
 @pytest.mark.usefixtures("meaning")
 def test_every_strategy_with_one_of_the_models_on_three_ranks() -> None:
-    every(3, "float32", "3")
+    every(3, "float32", "6")
 
 
 @pytest.mark.nightly

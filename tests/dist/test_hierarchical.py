@@ -229,7 +229,7 @@ def test_hosts_are_plain_data():
         read.check(graph["train"][:1], 6)
 
 
-@pytest.mark.parametrize(("nbytes", "gain"), [(1 << 12, 3.0), (1 << 24, 0.95)])
+@pytest.mark.parametrize(("nbytes", "gain"), [(1 << 12, 3.0), (1 << 22, 0.95)])
 def test_time_on_the_virtual_clock(nbytes, gain):
     """Few tokens are sped up by the number of messages saved; many lose only what they take inside a host."""
     hosts = HOSTS[8]

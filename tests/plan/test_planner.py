@@ -155,6 +155,7 @@ def uneven():
     return graph, [{"x": rng.normal(size=(64, 1024, 4)), "t": rng.normal(size=(64, 16))}] * STEPS
 
 
+@pytest.mark.nightly
 def test_a_pipeline_is_cut_by_seconds_where_operations_mislead():
     fast = MachineProfile(cluster=Cluster(inner=Link(latency=1e-6, bandwidth=1e10)))
     hints = {"data": 1, "tensor": 1, "stages": 2}

@@ -191,16 +191,17 @@ def test_a_table_that_would_be_too_large_is_refused():
 # -- random proposals ---------------------------------------------------------------------------------------------
 
 
-def test_proposals_find_the_optimum_of_small_graphs_in_19_of_20_seeds():
+@pytest.mark.parametrize("seeds", [20, pytest.param(100, marks=pytest.mark.nightly)])
+def test_proposals_find_the_optimum_of_small_graphs_in_19_of_20_seeds(seeds):
     hits = 0
-    for seed in range(100):  # five graphs, twenty seeds each
+    for seed in range(seeds):  # of five graphs
         rng, draw = np.random.default_rng(seed % 5), random.Random(seed % 5)
         pairs = draw.sample([*itertools.combinations(range(6), 2)], 7)
         nodes, edges = 1 + rng.random((6, 6)), [(u, v, rng.random((6, 6))) for u, v in pairs]
         cost, picks = polish(functools.partial(graph_seconds, nodes=nodes, edges=edges), [6] * 6, seed=seed)
         assert cost == pytest.approx(graph_seconds(picks, nodes, edges))
         hits += cost == pytest.approx(eliminate(nodes, edges)[0])
-    assert hits >= 95
+    assert hits >= 0.95 * seeds
 
 
 def test_proposals_leave_what_must_not_be_and_stop_when_nothing_improves():
