@@ -156,6 +156,12 @@ static int have(int threads) {
     return pool.threads;
 }
 
+// As many for each worker: with one more, all but one of them would wait for it.
+static inline long long parts_of(long long worth, long long workers) {
+    const long long parts = worth < workers * PARTS_PER_THREAD ? worth : workers * PARTS_PER_THREAD;
+    return parts < workers ? parts : parts - parts % workers;
+}
+
 static void divide(const Row* row, long long parts, long long size) {
     pool.row = row, pool.parts = parts, pool.size = size;
     atomic_store(&pool.running, parts);
@@ -196,13 +202,13 @@ long long walk(const Row* end, long long size, Threads* get, SetThreads* set, co
     pthread_once(&once, begin);
     const int threads = get ? enter(get, set) : 1;
     const bool several = threads > 1 && pthread_mutex_trylock(&pool.use) == 0;
-    const long long most = (threads < MOST ? threads : MOST) * PARTS_PER_THREAD;
+    const long long workers = threads < MOST ? threads : MOST;
     char* const scratch = size ? scratch_of(size) : 0;
     bool lacking = size && !scratch;
     for (; row < end && !lacking; row++) {
         const long long worth = several ? row->jobs / row->grain : 1;
         if (worth > 1 && have(threads - 1)) {
-            divide(row, worth < most ? worth : most, size);
+            divide(row, parts_of(worth, workers), size);
             lacking = atomic_exchange(&pool.lacking, false);
         } else row->function(row->words, 0, row->jobs, scratch);
         if (row->doubt && *row->doubt) break;

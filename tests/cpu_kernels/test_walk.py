@@ -72,6 +72,23 @@ def test_work_is_divided_only_where_it_pays(threads):
     assert len({*several.tolist()}) <= threads
 
 
+PARTS = """
+void parts(const Word* a, long long first, long long last, char* scratch) {
+    __atomic_fetch_add((long long*)a[0].p, 1, 0);
+}
+"""
+
+
+@pytest.mark.parametrize("jobs, grain", [(3, 1), (5, 1), (7, 2), (23, 1), (1000, 1), (1000, 200)])
+def test_each_thread_has_as_many_parts(threads, jobs, grain):
+    """With one more, all but one of them would wait."""
+    made, parts = source(PARTS), np.zeros(1, np.int64)
+    assert made is not None and build([made])
+    CTable([CCall(made, "parts", (parts,), jobs, grain)])()
+    worth = min(jobs // grain, 4 * threads)
+    assert parts[0] == (1 if threads == 1 else worth - (worth % threads if worth > threads else 0))
+
+
 def test_several_callers_at_once(threads):
     calls = [counting(500, 1, work=100) for _ in range(6)]
     walks = [CTable([call]) for call, _, _ in calls]
