@@ -6,13 +6,13 @@ enum { PLAIN = 111, BLOCK = 24 };
 
 #define FUNCTION(...) ((void (*)(__VA_ARGS__))a[0].p)
 
-// out = x y; jobs are the rows of `out`, BLOCK to one, and the last has those that are left.
+// out = x y; jobs are the rows of `out`, BLOCK to one, and the last has those that are left, fewer or more.
 //
 // BLAS computes a row in the same way in any product that begins at a multiple of BLOCK rows and has as many at least:
 // so its bits do not depend on the division. That does not hold for columns.
 void gemm(const Word* a, long long first, long long last, char* scratch) {
     const int order = a[1].n, left = a[2].n, right = a[3].n;
-    const long long rows = a[4].n, begin = first * BLOCK, end = (last + 1) * BLOCK > rows ? rows : last * BLOCK;
+    const long long begin = first * BLOCK, end = last == a[15].n ? a[4].n : last * BLOCK;
     const long long pitch_x = a[9].n, pitch_y = a[11].n, pitch = a[14].n;
     const T* x = (const T*)a[8].p + (left == PLAIN ? begin * pitch_x : begin);
     T* out = (T*)a[13].p + begin * pitch;

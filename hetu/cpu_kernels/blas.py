@@ -51,10 +51,19 @@ def gemm(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> Call | None:
     if left is None or right is None:
         return None
     (trans_a, leading_a), (trans_b, leading_b) = left, right
-    jobs, work = max(1, out.shape[0] // BLOCK), BLOCK * out.shape[1] * a.shape[1]
     values = (*out.shape, a.shape[1], 1.0, a, leading_a, b, leading_b, 0.0, out, leading_out)
     codes = (ROW_MAJOR, trans_a, trans_b)
-    return _bind("gemm", codes, *values, jobs=jobs, grain=-(-LEAST // work))
+    jobs, grain = _division(len(out), -(-LEAST // (BLOCK * out.shape[1] * a.shape[1])))
+    return _bind("gemm", codes, *values, jobs=jobs, grain=grain)
+
+
+def _division(rows: int, grain: int) -> tuple[int, int]:
+    """Jobs of BLOCK rows, and how many are worth a thread. Fewer rows at the end are a job of their own, so that parts
+    are more alike, where a part has two jobs at least; else the last job has them, too.
+    """
+    whole, apart = rows // BLOCK, -(-rows // BLOCK)
+    alike = apart // max(2, grain) >= whole // grain
+    return (apart, max(2, grain)) if alike else (max(1, whole), grain)
 
 
 def gemms(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> Call | None:
@@ -147,9 +156,8 @@ def _row(found: Routine, row: str, codes: Sequence[int], *arguments: object, job
     """The function `row` of blas.c, which calls the C function that was found, as a row of a table."""
     name, _, integer, real = found
     number = "long long" if integer is ctypes.c_int64 else "int"
-    return c_call(
-        "blas.c", row, np.dtype(real), address_of(name), *codes, *arguments, jobs=jobs, grain=grain, INT=number
-    )
+    words = address_of(name), *codes, *arguments, jobs
+    return c_call("blas.c", row, np.dtype(real), *words, jobs=jobs, grain=grain, INT=number)
 
 
 def _found(name: str, *arguments: object) -> Routine | None:
