@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from functools import partial
@@ -100,6 +101,25 @@ def test_mistakes_are_named(client, call, error):
     with pytest.raises(error):
         call(client)
     client.ping()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_a_process_that_a_worker_forks_does_not_speak_for_it(client):
+    """What it sends would wait forever for threads that are not there; its answers would be the worker's."""
+    client.create({"forked": Parameter((2,))}, {"forked": np.zeros(2)})
+    begun = client.pull("forked")
+    calls = (begun.wait, client.ping, client.clock, lambda: client.pull("forked"), client.leave)
+
+    def is_refused(call):
+        try:
+            call()
+        except ArgumentError as error:
+            return "has its connection in process" in str(error)
+
+    if not (child := os.fork()):
+        os._exit(sum(map(bool, map(is_refused, calls))))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
+    assert begun.wait().tolist() == [0, 0]
 
 
 # -- several workers -------------------------------------------------------------------------------------------

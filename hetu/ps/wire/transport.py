@@ -9,6 +9,7 @@ the thread that made it; the thread that waits for an answer receives it.
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 import warnings
@@ -20,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from ...core.errors import HetuError
+from ...core.errors import ArgumentError, HetuError
 from ..store.messages import Buffer, Kind, Message, ProtocolError, RefusedError, decode, encode, given
 from ..store.segment import ROOM_BYTES, SLOTS, Segment
 from .keys import is_loopback
@@ -120,7 +121,7 @@ class Transport:
         retry: float,
         shared: bool,
     ) -> None:
-        self.zmq, self.links, self.worker = zmq, list(links), worker
+        self.zmq, self.links, self.worker, self.process = zmq, list(links), worker, os.getpid()
         self.timeout, self.silence, self.retry = timeout, silence, retry
         self.flags, self.more = int(zmq.NOBLOCK), int(zmq.SNDMORE)
         incarnation = secrets.randbits(62)
@@ -156,6 +157,7 @@ class Transport:
         **fields: Any,
     ) -> Request:
         """Number a request and send it as soon as there is credit."""
+        self._refuse_fork()
         link = self.links[server]
         link.seq += 1
         message = Message(kind, worker=self.worker, seq=link.seq, epoch=link.epoch, **fields)
@@ -166,8 +168,17 @@ class Transport:
         self._fill(link)
         return request
 
+    def _refuse_fork(self) -> None:
+        """ArgumentError in a process forked since: the threads behind a socket are not there, so nothing is sent."""
+        if os.getpid() != self.process:
+            raise ArgumentError(
+                f"worker {self.worker} has its connection in process {self.process}, which has forked this one",
+                fix="use it there, and pass on what is needed; or make a Client here, of another worker",
+            )
+
     def wait(self, requests: Sequence[Request]) -> list[Message]:
         """The replies, in order; the first error as soon as there is one."""
+        self._refuse_fork()
         begin = None  # deadlines count from the beginning of the wait, not of the request
         for request in requests:
             while request.reply is None:
