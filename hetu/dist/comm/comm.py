@@ -316,10 +316,11 @@ class Comm(ABC):
     def late(self, entry: Raw, seconds: float) -> DeadlineError:
         """The error for a wait of `seconds` for `entry`, with what all ranks say about themselves."""
         what = readable(entry).short if entry else "the others"
+        option = "leave" if entry and readable(entry).series == "end" else "deadline"
         return DeadlineError(
             f"rank {self.ranks[self.rank]} waited {seconds:.3g} s for {what}\n{self.report()}".rstrip(),
             fix="all ranks must call the same collectives, in the same order; if one only takes long, "
-            "heturun --deadline S waits for S seconds",
+            f"heturun --{option} S waits for S seconds",
         )
 
     def report(self) -> str:
