@@ -67,6 +67,7 @@ CHOSEN = {  # environment variables that a user sets
 }
 GIVEN = {  # those that hetu sets for the processes it starts
     "HETU_RUN_DIRECTORY": "where the ranks of a job say how they ended",
+    "HETU_RANK_PROCESS": "the process of a rank; those that it starts, which inherit it, are no ranks",
     "HETU_TERMINALS": "which outputs of `heturun` are terminals, for progress bars",
     "HETU_SERVERS": "addresses of the parameter servers, separated by commas",
     "HETU_SERVER_TOKEN": "what a worker shows to a server",

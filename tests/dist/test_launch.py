@@ -93,7 +93,7 @@ def test_bad_ending(tmp_path, ending, code, last):
 )
 def test_what_a_script_exits_with_is_a_code_that_says_that_it_failed(monkeypatch, given, told):
     monkeypatch.setattr(boot, "run_script", lambda arguments: sys.exit(given))
-    assert boot.run_and_leave([]) == told
+    assert boot.run([]) == told
 
 
 def test_a_signal_that_ends_a_rank_is_named(capsys):
@@ -589,7 +589,8 @@ def test_a_rank_that_works_is_waited_for(tmp_path, busy, seconds, options, code,
     job = heturun("-w", 2, *options, "python", script)
     assert job.returncode == code, job.stderr
     if code:
-        assert "heturun --deadline S waits for S seconds" in job.stderr and "train.py:1" in job.stderr
+        option = "--deadline" if last else "--leave"
+        assert f"heturun {option} S waits for S seconds" in job.stderr and "train.py:1" in job.stderr
 
 
 def test_waits_are_seconds(monkeypatch, capsys):

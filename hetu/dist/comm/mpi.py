@@ -24,7 +24,7 @@ import numpy as np
 from ...answers import seconds
 from ...core.backend import Device
 from ...core.errors import MissingDependencyError
-from ...job import job_size
+from ...job import endings, job_size, told_size
 from .agreement import Agreement, CallHistory, compare_messages, pack, unpack
 from .bound import (
     MOST,
@@ -52,7 +52,7 @@ from .guard import RUN_DIRECTORY, noting_shared_files
 from .host import local_rank, look_around, sweep_behind
 from .nccl import on_device
 from .patience import DEADLINE, LEAVE, Patience
-from .process import at_the_end, process, start
+from .process import process, start
 from .recorder import Entry, RankState, Raw, Recorder, answer, ask, explain, readable, write
 from .shared import FROM_BYTES, SharedMemory
 
@@ -75,7 +75,7 @@ def world(deadline: float | None = None, device: str = "cpu") -> Comm:
     1
     """
     host = of_thread.get()
-    if host is None and job_size() == 1:
+    if host is None and told_size() == 1:
         return SerialComm()
     if host is None:
         host = _job()
@@ -101,7 +101,7 @@ def _job() -> MPIComm:
         os.makedirs(directory, exist_ok=True)  # on another host it is another directory
         answer(directory, comm.rank, process)
         _swept.extend([sweep_behind(directory)] if local_rank() == 0 else [])
-    at_the_end.append(comm.leave)
+    endings.append(comm.leave)
     return comm
 
 
@@ -219,7 +219,11 @@ class MPIComm(Comm):
         return results[0]
 
     def leave(self) -> None:
-        """Wait until all ranks leave. A file tells the others that this one has, so that they do not wait in vain."""
+        """Wait until all ranks leave; DeadlineError, as everywhere, if one does not.
+
+        Without it mpiexec may take a rank that ends first for a lost one, and kill the others. A file tells the others
+        that this one has come here, so that they do not wait in vain.
+        """
         self.recorder.ended = "the end of its script"
         if (directory := Path(os.environ.get(RUN_DIRECTORY, ""))).is_dir():
             write(directory / f"ended.{self.ranks[self.rank]}", "")

@@ -5,7 +5,6 @@ An error ends the whole job, as other ranks may wait for this one. Left out: wha
 
 from __future__ import annotations
 
-import atexit
 import functools
 import os
 import sys
@@ -16,6 +15,7 @@ from typing import Any
 
 from ...answers import seconds
 from ...core.errors import MissingDependencyError
+from ...job import RANK_PROCESS, endings, is_child, refuse_child
 from .bound import free_all
 from .guard import RUN_DIRECTORY, forget_shared_files, own_rank, until_read
 from .host import joining
@@ -23,12 +23,12 @@ from .patience import DEADLINE
 from .recorder import Recorder, write
 
 process = Recorder()  # of this rank; `boot` has it answer before MPI is up
-at_the_end: list[Callable[[], None]] = []  # before MPI ends
 
 
 @functools.cache
 def start() -> Any:
     """The module `mpi4py.MPI`, initialized. MissingDependencyError if it or its library is not installed."""
+    refuse_child()
     try:
         import mpi4py
 
@@ -41,9 +41,20 @@ def start() -> Any:
             write(Path(directory) / f"arrived.{own_rank()}", "")
         with joining(seconds(DEADLINE, 300.0)):
             MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    os.environ[RANK_PROCESS] = str(os.getpid())
     sys.excepthook = functools.partial(_print_and_abort, sys.excepthook)
-    atexit.register(_leave_or_abort)
+    endings.append(leave)
     return MPI
+
+
+def _forget() -> None:
+    """In a process that a rank has forked: it has MPI's memory, and would be taken for the rank."""
+    start.cache_clear()
+    process.refuse(refuse_child)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
 
 
 def _print_and_abort(print_it: Callable[..., None], *error: Any) -> None:
@@ -56,7 +67,7 @@ def _print_and_abort(print_it: Callable[..., None], *error: Any) -> None:
 
 def _running() -> Any:
     """`mpi4py.MPI` between its start and its end, else None."""
-    MPI = sys.modules.get("mpi4py.MPI")
+    MPI = None if is_child() else sys.modules.get("mpi4py.MPI")
     return MPI if MPI is not None and MPI.Is_initialized() and not MPI.Is_finalized() else None
 
 
@@ -67,21 +78,8 @@ def abort(code: int) -> None:
 
 
 def leave() -> None:
-    """End this rank's part in MPI when all ranks have come here; DeadlineError, as everywhere, if one does not.
-
-    Without it mpiexec may take a rank that ends first for a lost one, and kill the others.
-    """
+    """End MPI, as all ranks have come to their end, which `MPIComm.leave` waits for."""
     if MPI := _running():
-        for end in at_the_end:
-            end()
         free_all()
         MPI.Finalize()
         forget_shared_files()
-
-
-def _leave_or_abort() -> None:
-    """At the end of a script under a bare mpiexec: an error there must not end in exit code 0."""
-    try:
-        leave()
-    except BaseException:
-        _print_and_abort(sys.__excepthook__, *sys.exc_info())

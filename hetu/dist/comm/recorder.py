@@ -127,6 +127,12 @@ class Recorder:
         """Write down one collective or message."""
         return self.ring(group, series).add(what, x, x.size, line or self.site or calling_line())
 
+    def refuse(self, raises: Callable[[], None]) -> None:
+        """From now on this rank does not communicate: what is to be noted `raises`."""
+        for ring in self.rings.values():
+            vars(ring).update(add=lambda *_: raises())
+        vars(self).update(ring=lambda *_: raises())
+
     @property
     def count(self) -> int:
         """How much this rank has communicated."""
@@ -169,7 +175,7 @@ def place(frame: FrameType | None) -> str:
     while frame is not None and frame.f_code.co_filename.startswith(OUTSIDE):
         frame = frame.f_back
     if frame is None:
-        return "outside the script"
+        return "no line of the script, whose threads may still run"
     path = frame.f_code.co_filename
     return f"{os.path.basename(path)}:{frame.f_lineno}: {linecache.getline(path, frame.f_lineno).strip()}"
 

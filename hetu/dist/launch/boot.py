@@ -8,6 +8,7 @@ only rank 0 shows progress bars. Output of C code has no prefix.
 from __future__ import annotations
 
 import faulthandler
+import functools
 import io
 import itertools
 import os
@@ -18,9 +19,9 @@ import traceback
 from pathlib import Path
 
 from ...core.errors import PACKAGE, HetuError
-from ...job import job_size
+from ...job import RANK_PROCESS, endings, is_child, job_size
 from ..comm.guard import RUN_DIRECTORY, TERMINALS, fail, own_rank, until_read
-from ..comm.process import abort, leave, process
+from ..comm.process import abort, process
 from ..comm.recorder import answer, write
 
 LINE_START = re.compile(r"(?<=[\n\r])(?=.)", re.DOTALL)
@@ -70,6 +71,7 @@ def user_traceback(error: BaseException) -> str:
 
 def prepare(directory: Path | None, rank: int) -> None:
     """Make this process a good rank of its job: output, crash report, answers about where it is."""
+    os.environ[RANK_PROCESS] = str(os.getpid())
     for name in ("stdout", "stderr"):
         stream, is_terminal = getattr(sys, name), name in os.environ.get(TERMINALS, "").split()
         setattr(sys, name, Prefixed(stream, f"[rank {rank}] " if job_size() > 1 else "", is_terminal))
@@ -81,20 +83,37 @@ def prepare(directory: Path | None, rank: int) -> None:
         answer(directory, rank, process)
 
 
-def run_and_leave(arguments: list[str]) -> tuple[int, str]:
+def run(arguments: list[str]) -> tuple[int, str]:
     """The exit code and, of a failure, what to print last."""
     try:
-        try:
-            run_script(arguments)
-        except SystemExit as exit_:
-            if isinstance(exit_.code, int) and exit_.code:  # of which a system keeps 8 bits
-                return exit_.code % 256 or 1, f"sys.exit({exit_.code})"
-            if exit_.code:
-                return 1, str(exit_.code)
-        leave()
+        run_script(arguments)
+    except SystemExit as exit_:
+        if isinstance(exit_.code, int) and exit_.code:  # of which a system keeps 8 bits
+            return exit_.code % 256 or 1, f"sys.exit({exit_.code})"
+        if exit_.code:
+            return 1, str(exit_.code)
     except BaseException as error:
         return 1, user_traceback(error)
     return 0, ""
+
+
+def give_up(directory: Path | None, rank: int, code: int, text: str) -> None:
+    """Say how this rank has failed, and end the others; a process that it has forked speaks for itself alone."""
+    endings.clear()
+    if directory is not None and not is_child():
+        fail(str(directory), rank, code, text)
+    else:
+        print(text, file=sys.stderr, flush=True)
+        until_read()
+    abort(code)
+
+
+def end_well(directory: Path | None, rank: int) -> None:
+    """The last that is done, behind the script's threads, what it has left to `atexit`, and the end of MPI."""
+    if not getattr(sys.stdout, "closed", True):
+        sys.stdout.flush()
+    if directory is not None:
+        write(directory / f"done.{rank}", "")
 
 
 def main() -> None:
@@ -102,15 +121,9 @@ def main() -> None:
     directory = Path(os.environ[RUN_DIRECTORY]) if RUN_DIRECTORY in os.environ else None
     rank = own_rank()
     prepare(directory, rank)
-    code, text = run_and_leave(sys.argv[1:])
-    sys.stdout.flush()
-    if code and directory is not None:
-        fail(str(directory), rank, code, text)
-    elif code:
-        print(text, file=sys.stderr, flush=True)
-        until_read()
-    elif directory is not None:
-        write(directory / f"done.{rank}", "")
+    endings.append(functools.partial(end_well, directory, rank))
+    sys.excepthook = lambda kind, error, trace: give_up(directory, rank, 1, user_traceback(error))
+    code, text = run(sys.argv[1:])
     if code:
-        abort(code)
+        give_up(directory, rank, code, text)
     sys.exit(code)

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from ...answers import seconds
 from ...core.errors import ArgumentError, HetuError, MissingDependencyError
-from ...job import cores, job_size
+from ...job import RANK_PROCESS, SIZE_VARIABLES, cores, job_size
 from ..comm import guard
 from ..comm.guard import FAILED, RANK_VARIABLES, RC_SILENT, RUN_DIRECTORY, TERMINALS, note_joining
 from ..comm.host import sweep_behind
@@ -127,6 +127,12 @@ def _told(given: Job | argparse.Namespace) -> dict[str, str]:
     return told | ({"HETU_STRATEGY": "auto"} if given.auto else {})
 
 
+def _outside() -> dict[str, str]:
+    """The environment without what tells a rank that has started this launcher of its own job."""
+    inner = (*RANK_VARIABLES, *SIZE_VARIABLES, RANK_PROCESS)
+    return {name: value for name, value in os.environ.items() if name not in inner}
+
+
 def script_of(command: Sequence[str]) -> tuple[str, list[str]]:
     """The interpreter and its arguments in `python train.py ...`, `train.py ...` or `python -m package ...`."""
     interpreter, rest = sys.executable, list(command)
@@ -181,7 +187,7 @@ def run(job: Job) -> int:
         added[TERMINALS] = " ".join(name for name in ("stdout", "stderr") if getattr(sys, name).isatty())
         line = rank_command(job, list(added))
         try:
-            child = subprocess.Popen(line, env={**os.environ, **added}, start_new_session=True)
+            child = subprocess.Popen(line, env={**_outside(), **added}, start_new_session=True)
         except OSError as error:
             raise ArgumentError(
                 f"cannot start {line[0]!r}: {error.strerror}", fix="name a program that is there"

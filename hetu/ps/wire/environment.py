@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
 import os
 from pathlib import Path
 from typing import NamedTuple
 
 from ...core.errors import ArgumentError
-from ...job import job_size
+from ...job import RANK_VARIABLES, endings, job_size, refuse_child
 from .client import Client
 
 ADDRESSES, TOKEN, KEYS = "HETU_SERVERS", "HETU_SERVER_TOKEN", "HETU_SERVER_KEYS"
-RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
 
 
 class Place(NamedTuple):
@@ -30,7 +28,8 @@ def place() -> Place:
     >>> 0 <= rank < workers
     True
     """
-    return Place(int(next((os.environ[name] for name in RANKS if name in os.environ), 0)), job_size())
+    refuse_child()
+    return Place(int(next((os.environ[name] for name in RANK_VARIABLES if name in os.environ), 0)), job_size())
 
 
 def has_servers() -> bool:
@@ -50,5 +49,5 @@ def connect() -> Client:
 @functools.cache  # a second connection would end the first, as if the worker had begun a new life
 def _connected(addresses: str, rank: int, token: str, key_file: str) -> Client:
     client = Client(addresses.split(","), rank, token, key_file=key_file)
-    atexit.register(client.leave)  # then the last messages have arrived, and nobody waits for this rank
+    endings.append(client.leave)  # then the last messages have arrived, and nobody waits for this rank
     return client
