@@ -99,6 +99,30 @@ def test_a_rank_that_does_not_end_behind_its_script_is_waited_for_as_long_as_lea
     assert "heturun --leave S waits for S seconds" in run.stderr
 
 
+DRIFTED = """
+import numpy as np
+import hetu as ht
+from hetu.ps.wire.environment import place
+from hetu.strategies import ParameterServer
+x = ht.placeholder("x", (None, 3))
+loss = ht.mean(ht.square(ht.nn.Linear(3, 3)(x)))
+ex = ht.Executor([loss, ht.optim.SGD(0.1).minimize(loss)], strategy=ParameterServer())
+for step in range(3):
+    ex.run({"x": np.full((6, 3), place().rank if step == 2 else 9, "f4")})
+print("end")
+"""
+
+
+@pytest.mark.usefixtures("meaning")
+def test_a_step_that_servers_refuse_as_a_worker_leaves_them_is_an_error_of_the_script(tmp_path):
+    (script := tmp_path / "train.py").write_text(DRIFTED)
+    run = heturun("-w", 2, "-s", 1, "python", script)
+    assert (run.returncode, sorted(run.stdout.splitlines())) == (1, ["[rank 0] end", "[rank 1] end"])
+    first, *_, fix = run.stderr.splitlines()
+    assert "RefusedError: worker" in first and "in the step that ends clock 2; either may be wrong" in first
+    assert "fix: feed all ranks the whole batch" in fix
+
+
 @pytest.mark.parametrize("stdout", ["sys.stdout.close()", "sys.stdout = None"])
 def test_a_script_may_close_its_output(tmp_path, stdout):
     (script := tmp_path / "train.py").write_text(f"import sys\n{stdout}\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -168,6 +169,38 @@ def test_a_refused_request_is_refused_again_and_the_next_is_served():
         assert reply.meta["code"] == "key"
     [reply] = store.handle(Message(Kind.PULL, key=DENSE, seq=4, epoch=1), 0.0)
     assert reply.kind is Kind.OK
+
+
+FED = {  # what each worker is fed, and what all are told
+    (5, 6, 6): "worker 0 had other feeds than workers 1, 2 in the step that ends clock 0",
+    (6, 6, 5): "worker 2 had other feeds than workers 0, 1 in the step that ends clock 0",
+    (7, 6, 7, 5, 7): "workers 1, 3 had other feeds than workers 0, 2, 4 in the step that ends clock 0",
+    (5, None, 6): " in the step that ends clock 0; either may be wrong",
+    (5, 5, None): "",
+    (5, 5, 5): "",
+}
+
+
+@pytest.mark.parametrize("fed", FED)
+def test_whoever_comes_first_the_odd_one_is_named_to_all(fed):
+    """A worker that has left is compared too, and who asks again is told the same."""
+    for order in itertools.islice(itertools.permutations(range(len(fed))), 0, None, 7 if len(fed) > 3 else 1):
+        store, told = new_store(len(fed), BSP()), []
+        ends = [
+            Message(Kind.CLOCK, worker=w, seq=3, epoch=1, meta=None if given is None else {"fed": given})
+            for w, given in enumerate(fed)
+        ]
+        for worker in order:
+            told += store.handle(ends[worker], 0.0)
+        assert len(told) == len(fed)
+        told += [reply for end in ends for reply in store.handle(end, 0.0)]
+        assert {r.kind for r in told} == {Kind.ERROR if FED[fed] else Kind.OK}
+        assert all(FED[fed] in str(reply.facts.get("message", "")) for reply in told)
+        store, first = new_store(len(fed), BSP()), order[0]
+        store.handle(ends[first], 0.0)
+        store.handle(Message(Kind.LEAVE, worker=first, seq=4, epoch=1), 0.0)
+        told = [reply for worker in order[1:] for reply in store.handle(ends[worker], 0.0)]
+        assert {r.kind for r in told} == {Kind.ERROR if FED[fed] else Kind.OK}
 
 
 BAD = {

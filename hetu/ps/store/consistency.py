@@ -8,6 +8,8 @@ a worker that must wait.
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...core.errors import ArgumentError
@@ -86,7 +88,7 @@ class Clocks:
         self.of = dict.fromkeys(range(workers), 0)
         self.slowest = 0  # never falls, also when nobody is left
         self.widest = 0  # the largest lead there ever was
-        self.fed = -1, -1, 0  # a clock, the first worker to end it that said what it was fed, and this
+        self.fed: dict[int, dict[int, int]] = {}  # by clock what workers say that they were fed
 
     @property
     def lead(self) -> int:
@@ -98,19 +100,26 @@ class Clocks:
         self._update()
         self.widest = max(self.widest, self.lead)
 
-    def compare(self, worker: int, clock: int, fed: object) -> None:
-        """RefusedError for a worker that says of a clock that it was `fed` another number than who said so first.
+    def note_fed(self, worker: int, clock: int, fed: object) -> None:
+        """What a worker says that it was fed in the step that ends a clock, a number, unless it says nothing."""
+        if type(fed) is int:
+            self.fed.setdefault(clock, {})[worker] = fed
+        self.fed = {c: told for c, told in self.fed.items() if c >= self.slowest - 1}  # of others all have the answer
 
-        >>> clocks = Clocks(2)
-        >>> clocks.compare(1, 0, 5); clocks.compare(0, 0, 5); clocks.compare(0, 1, 6); clocks.fed
-        (1, 0, 6)
+    def compare_fed(self, clock: int) -> None:
+        """RefusedError if workers were fed differently in the step that ends a clock, for all that wait for its end.
+
+        The odd ones are those that differ from most. Nobody is refused before all have ended that step: who comes first
+        may be the odd one.
         """
-        if type(fed) is int and self.fed[0] != clock:
-            self.fed = clock, worker, fed
-        elif type(fed) is int and self.fed[2] != fed:
+        told = self.fed.get(clock, {})
+        usual, count = next(iter(Counter(told.values()).most_common(1)), (0, 0))
+        if count < len(told):
+            odd, most = (sorted(w for w in told if (told[w] == usual) is same) for same in (False, True))
             raise RefusedError(
                 "fed",
-                f"worker {worker} has been fed otherwise than worker {self.fed[1]} in the step that ends clock {clock}",
+                f"{_named(odd)} had other feeds than {_named(most)} in the step that ends clock {clock}"
+                + "; either may be wrong" * (2 * count == len(told)),
                 fix="feed all ranks the whole batch: each takes its part; shuffle by one seed",
             )
 
@@ -139,3 +148,7 @@ class Clocks:
     def _update(self) -> None:
         if self.of:
             self.slowest = max(self.slowest, min(self.of.values()))
+
+
+def _named(workers: Sequence[int]) -> str:
+    return f"worker{'s' * (len(workers) > 1)} {', '.join(map(str, workers))}"

@@ -289,8 +289,8 @@ class ParameterStore:
         if message.step == self.clocks.of[message.worker]:
             self.clocks.tick(message.worker)
             self.moments.wished(message)
+        self.clocks.note_fed(message.worker, message.step, message.facts.get("fed"))
         self._advance(slowest)
-        self.clocks.compare(message.worker, message.step, message.facts.get("fed"))
 
     def _advance(self, slowest_before: int) -> None:
         """Close the clock that the last worker has finished, and answer the workers that waited for it."""
@@ -389,7 +389,10 @@ _ANSWER: dict[Kind, Callable[[ParameterStore, Message], list[Message]]] = {
     Kind.PULL: ParameterStore._pull,
     Kind.PUSH_PULL: ParameterStore._pull,
     Kind.SYNC: ParameterStore._sync,
-    Kind.CLOCK: lambda store, m: [m.reply(step=store.clocks.slowest, meta=store.moments.wish(m.step + 1, store.now))],
+    Kind.CLOCK: lambda store, m: (
+        store.clocks.compare_fed(m.step)
+        or [m.reply(step=store.clocks.slowest, meta=store.moments.wish(m.step + 1, store.now))]
+    ),
     Kind.STATE: lambda store, m: [m.reply(values=store.tables[m.key].state(m.ids))],
     Kind.CALL: ParameterStore._call,
     Kind.STATUS: lambda store, m: [m.reply(meta=store.status())],
