@@ -60,8 +60,12 @@ def add_rows(
 
 
 def descend(out: np.ndarray, places: np.ndarray, rows: np.ndarray, rate: np.ndarray) -> None:
-    """`out[places] -= rate * rows`, where those of one place are summed first if the rate is not finite."""
-    if np.isfinite(rate):
+    """`out[places] -= rate * rows`, as `add_rows` of C has it.
+
+    Those of one place are summed first by a rate beyond 1, which may make some of them infinite that are not. Otherwise
+    they are subtracted one after the other, and so are finite where only their sum would not be.
+    """
+    if abs(rate) <= 1:
         np.subtract.at(out, places, rows * rate)
         return
     found, own = np.unique(places, return_inverse=True)

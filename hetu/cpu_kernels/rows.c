@@ -116,15 +116,18 @@ static void add_times(const Word* a, T* y, T factor, long long first, long long 
         }
 }
 
-// The rows of an id are summed before an infinite rate makes all of them infinite. Twice as much of it is as much.
-static void add_infinite(const Word* a, T* y, T factor, long long first, long long last) {
-    const long long *const ids = a[1].p, inner = a[7].n, low = a[8].n;
-    T* const sums = calloc((last - first) * inner, sizeof(T));  // pages that nobody touches take no memory
+// The rows of an id are summed before a rate beyond 1 can make some of them infinite, or two of them NaN, as happens where
+// there is no memory for sums.
+static void add_sums(const Word* a, T* y, T factor, long long first, long long last) {
+    const long long *const ids = a[1].p, inner = a[7].n, low = a[8].n, size = (last - first) * inner;
+    T* const sums = calloc(size * sizeof(T) + last - first, 1);  // pages that nobody touches take no memory
+    char* const added = (char*)(sums + size);
     if (!sums) return add_times(a, y, factor, first, last);
     add_times(a, sums - first * inner, 1, first, last);
     for (long long k = 0; k < a[3].n * a[4].n; k++) {
         const long long id = ids[k] - low;
-        if (id < first || id >= last) continue;
+        if (id < first || id >= last || added[id - first]) continue;
+        added[id - first] = 1;
         for (long long i = 0; i < inner; i++) y[id * inner + i] += factor * sums[(id - first) * inner + i];
     }
     free(sums);
@@ -134,7 +137,7 @@ void add_rows(const Word* a, long long first, long long last, char* scratch) {
     T* const y = a[0].p;
     const T *const rate = a[9].p, factor = rate ? -*rate : 1;
     if (a[10].n) memset(y + first * a[7].n, 0, (last - first) * a[7].n * sizeof(T));
-    (factor - factor != 0 ? add_infinite : add_times)(a, y, factor, first, last);  // T may be an integer
+    (factor >= -1 && factor <= 1 ? add_times : add_sums)(a, y, factor, first, last);  // by NaN, too, sums
 }
 
 // One job. The seat of a row is its place among those found, and is made only for rows that are touched.

@@ -51,7 +51,7 @@ def test_rules_on_rows(name, window, case, width):
         assert all(isinstance(call, CTable) for call in executor.program("step", feed).calls)
 
 
-SPECIAL = (np.inf, -np.inf, np.nan, 0.0, -0.0, 1.0, -1.0)
+SPECIAL = (np.inf, -np.inf, np.nan, 0.0, -0.0, 1.0, -1.0, 1e30, -1e30)
 
 
 @pytest.mark.parametrize("name", ON_ELEMENTS)
@@ -63,6 +63,7 @@ def test_rules_on_rows_of_special_numbers(name):
     slopes, old = np.tile(pairs, (len(SPECIAL), 1)).ravel()[::-1], np.repeat(SPECIAL, len(pairs))
     table, rows = (np.tile(a.astype("float32")[:, None], 3) for a in (old, slopes))
     tables = [table, *(abs(table[::-1]).copy() for _ in rule.states)]
+    large = abs(rows[::-2]) + abs(rows[-2::-2]) > 1e29  # and so are their errors, where a small rate is times each
     nodes = [ht.placeholder(f"x{k}", a.shape, a.dtype) for k, a in enumerate((*tables, ids, rows))]
     rate, step = ht.placeholder("rate", (), "float64"), ht.placeholder("step", (), "float64")
     scalars = (rate, step)[: 1 + rule.timed]
@@ -77,9 +78,10 @@ def test_rules_on_rows_of_special_numbers(name):
         feed = dict(zip((*nodes, *scalars), (*tables, ids, rows, *numbers)))
         with np.errstate(all="ignore"):
             ways = executor.run(feed), interpret(touched, feed)
+        near = 1e-6 + 1e24 * (large & (name == "sgd" and abs(given) <= 1))
         for found, want in zip(zip(*ways, strict=True), wanted if rule.states else (wanted,), strict=True):
             for got in found:
-                np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6, err_msg=f"by {given}")
+                assert np.allclose(got, want, 1e-5, near, equal_nan=True), f"by {given}"
 
 
 @pytest.mark.parametrize("case", IDS)
