@@ -290,6 +290,32 @@ def test_a_query_that_sees_nothing_weighs_all_evenly(precision, kind):
         np.testing.assert_allclose(got[:, 0], values[..., : got.shape[-1]].mean(1), atol=2e-2)
 
 
+FAR = (-np.inf, np.finfo("f").min, -1e9, -7e4, -65504.0, -1e4, 7e4, 1e9)  # what hides a key, or hides the others
+SEEN = {"causal": np.tri(5, dtype=bool), "one blind": np.tri(5, k=-1, dtype=bool), "none": np.zeros((5, 5), bool)}
+
+
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+@pytest.mark.parametrize("seen", SEEN)
+def test_float_masks_hide_in_16_bits_what_they_hide_in_32(precision, seen):
+    """Also numbers that float16 has not, and where they hide all, of which 16 bits would leave no difference."""
+    if precision == "bfloat16":
+        pytest.importorskip("ml_dtypes")
+    values = np.random.default_rng(1).normal(size=(2, 2, 5, 8)).astype("f")
+    x, fed, hidden = ht.placeholder("x", values.shape), ht.placeholder("m", (5, 5)), ht.placeholder("h", (5, 5))
+    for far in FAR:
+        mask = np.where(SEEN[seen], 0, far).astype("f")
+        masks = [fed, ht.constant(mask), ht.variable("v", mask), *([hidden * far] if np.isfinite(far) else [])]
+        ys = [ht.scaled_dot_product_attention(x * 1.5, x, x, m) for m in masks]
+        outputs = [*ys, *(ht.gradients(ht.sum(ht.square(y)), [x])[0] for y in ys)]
+        feed = {x: values, fed: mask, hidden: (~SEEN[seen]).astype("f")}
+        plain, low = (
+            ht.Executor(outputs, **given).run({n: feed[n] for n in feed if n is not hidden or len(masks) > 3})
+            for given in ({"passes": []}, {"precision": precision})
+        )
+        for got, wanted in zip(low, plain, strict=True):
+            np.testing.assert_allclose(got, wanted, atol=5e-2 if precision == "float16" else 0.3, err_msg=str(far))
+
+
 def test_mistakes(monkeypatch):
     _, loss, _ = linear()
     with pytest.raises(ArgumentError, match=r"(?s)unknown precision 'half'.*use one of float32, float16, bfloat16"):

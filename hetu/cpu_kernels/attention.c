@@ -35,7 +35,7 @@ void attention_plainly(const Word* a, Size first, Size last, char* scratch) {
         total[i] = most + log(sum);
         for (Size c = 0; c < e; c++) {
             y[i * e + c] = 0;
-            for (Size j = 0; j < t; j++) y[i * e + c] += exp(scores[j] - total[i]) * v[j * e + c];
+            for (Size j = 0; j < t; j++) y[i * e + c] += exp(scores[j] - most) / sum * v[j * e + c];
         }
     }
 }
@@ -268,15 +268,17 @@ void attention(const Word* a, Size first, Size last, char* scratch) {
 // -- the gradient -----------------------------------------------------------------------------------------------------
 
 enum { CHUNK = 256 };  // keys at a time, so that a strip's weights and slopes stay in the cache
+#define LARGE 256  // a `total` beyond which its rounding shows in the weights
 
 // scores -> weights; the slopes of the weights -> those of the scores
-static void slopes_of(Block scores, Block slopes, Size keys, const T* total, const T* shift, const T* hidden) {
+static void slopes_of(
+    Block scores, Block slopes, Size keys, const T* total, const T* rest, const T* shift, const T* hidden) {
     for (Size c = 0; c < scores.pitch; c += LANES)
         for (Size j = 0; j < keys; j++) {
             T* const weights = scores.at + j * scores.pitch + c;
             T* const slope = slopes.at + j * slopes.pitch + c;
             EACH for (int l = 0; l < LANES; l++) {
-                const T weight = exp(weights[l] - total[c + l]);
+                const T weight = exp(weights[l] - total[c + l] - rest[c + l]);
                 weights[l] = weight;
                 slope[l] = hidden[c + l] == 0 ? 0 : weight * (slope[l] - shift[c + l]);
             }
@@ -299,7 +301,7 @@ typedef struct {
     Block k, v, dk, dv;  // of a head
     Block q, g, y, dq, turned_q, turned_g;  // of a strip
     Block scores, slopes;  // of a chunk of keys
-    T total[QUERIES], shift[QUERIES];
+    T total[QUERIES], rest[QUERIES], shift[QUERIES];  // the logarithm of a sum in two parts
 } Work;
 
 static Work work_of(const Attention* x, char* scratch) {
@@ -309,6 +311,18 @@ static Work work_of(const Attention* x, char* scratch) {
     w.g = block(&scratch, most, e), w.y = block(&scratch, most, e), w.turned_g = block(&scratch, e, most);
     w.scores = block(&scratch, chunk, most), w.slopes = block(&scratch, chunk, most);
     return w;
+}
+
+// What the rounding of `total` has left out: the logarithm of the number of keys, where a bias of -1e9 hides all.
+static void add_rest(const Attention* x, const Strip* strip, Work* w) {
+    T sum[QUERIES] = {0};
+    for (Size from = strip->from; from < strip->to; from += CHUNK) {
+        const Size keys = less(CHUNK, strip->to - from);
+        scores_of(x, strip, w->k, w->turned_q, w->scores, from, from + keys);
+        for (Size j = 0; j < keys; j++)
+            for (Size i = 0; i < strip->rows; i++) sum[i] += exp(w->scores.at[j * w->scores.pitch + i] - w->total[i]);
+    }
+    for (Size i = 0; i < strip->rows; i++) w->rest[i] = log(sum[i]);
 }
 
 static void begin_strip(const Attention* x, const Strip* strip, Heads g, Heads y, Work* w) {
@@ -321,7 +335,12 @@ static void begin_strip(const Attention* x, const Strip* strip, Heads g, Heads y
     transpose(w->turned_g, w->g, lanes, x->e);
     shifts_of(w->g, w->y, lanes, w->shift);
     const T* const total = x->total + strip->head * x->s + strip->first;
-    for (Size i = 0; i < lanes; i++) w->total[i] = i < rows ? total[i] : 0;
+    bool large = false;
+    for (Size i = 0; i < lanes; i++) {
+        w->total[i] = i < rows ? total[i] : 0, w->rest[i] = 0;
+        large |= fabs(w->total[i]) > LARGE;
+    }
+    if (large) add_rest(x, strip, w);
 }
 
 // What the keys `from` to `to` add to the gradients, of which that of the queries begins with the first keys.
@@ -330,7 +349,7 @@ static void chunk_dx(const Attention* x, const Strip* strip, Work* w, Size from,
     const Block dk = below(w->dk, from), dv = below(w->dv, from);
     scores_of(x, strip, w->k, w->turned_q, w->scores, from, to);
     product(plain(below(w->v, from)), w->turned_g, w->slopes, rows, lanes, x->e, false);
-    slopes_of(w->scores, w->slopes, keys, w->total, w->shift, strip->hidden);
+    slopes_of(w->scores, w->slopes, keys, w->total, w->rest, w->shift, strip->hidden);
     product(plain(w->scores), w->g, dv, rows, dv.pitch, lanes, true);
     product(plain(w->slopes), w->q, dk, rows, dk.pitch, lanes, true);
     const bool add = from > strip->from;

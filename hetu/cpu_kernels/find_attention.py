@@ -98,7 +98,7 @@ def _scores(x: Node, steps: int = STEPS) -> Scores | None:
             return _outside(x, shown, steps, mask)
         if (number := _number(shown)) is not None and number <= FAR:
             return _outside(x, hidden, steps, OPS["logical_not"](mask))
-    if x.op is OPS["add"]:
+    if x.op.ufunc == "add":
         a, b = x.inputs
         return _outside(x, a, steps, b) or _outside(x, b, steps, a)
     if x.op in (OPS["multiply"], OPS["divide"]):

@@ -23,6 +23,7 @@ from ..core.types import (
     TensorType,
     broadcast_shapes,
     compatible,
+    elementwise,
     is_float,
     promote,
     require_float,
@@ -150,10 +151,34 @@ def _wide(node: Node) -> Node:
     return cast_to(node, wide_type(node.dtype))
 
 
+@op(
+    infer=elementwise,
+    dims="...,...->...",
+    linear="joint",
+    ufunc="add",
+    inplace={0: (0, 1)},
+    code="y = x + mask",
+    precision="wide",
+)
+def add_mask(xp: ModuleType, x: Any, mask: Any) -> Any:
+    """x + mask, in float32 where products take 16 bits, which the numbers that hide keys are not in.
+
+    >>> import hetu as ht
+    >>> ht.evaluate(add_mask([1.0, 2.0], [0.0, -1e9])).tolist()
+    [1.0, -1000000000.0]
+    """
+    return x + mask
+
+
+@add_mask.grad
+def add_mask_grad(g: Node, y: Node, x: Node, mask: Node) -> tuple[Node, Node]:
+    return g, g
+
+
 def _weights(q: Node, k: Node, masks: Sequence[Node], scale: float, causal: bool) -> Node:
     scores = OPS["matmul"](_wide(q) * scale, OPS["matrix_transpose"](_wide(k)))
     for mask in masks:
-        scores = scores + mask if is_float(mask.dtype) else scores
+        scores = add_mask(scores, mask) if is_float(mask.dtype) else scores
     # finite, so that a row that sees nothing weighs all evenly
     return OPS["softmax"](_hidden(scores, masks, causal, -1e38), axis=-1)
 
@@ -200,6 +225,9 @@ def attention_dx(
     dtypes, (g, q, k, v, y) = (q.dtype, k.dtype, v.dtype), (widened(xp, a, a) for a in (g, q, k, v, y))
     scores, blind = masked_scores(xp, q, k, masks, scale, causal)
     weights = xp.exp(scores - xp.expand_dims(total, axis=-1))
+    weights = weights / xp.sum(
+        weights, axis=-1, keepdims=True
+    )  # as a large total is rounded to more than its last term
     shift = xp.sum(g * y, axis=-1, keepdims=True)
     slope = (xp.matmul(g, xp.matrix_transpose(v)) - shift) * weights * scale
     if blind is not None:

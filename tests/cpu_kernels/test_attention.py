@@ -55,11 +55,12 @@ def masks_of(kind, lead, s, t, dtype):
         "window": (np.abs(np.arange(s)[:, None] - np.arange(t)) < 20,),
         "some": (some,),
         "bias": (normal((*lead, s, t), dtype, 8),),
+        "far": (np.where(np.arange(s)[:, None] % 3, 0, -1e30).astype(dtype),),  # whose scores are all alike
         "both": (some, np.where(rng.random((1, t)) < 0.5, -np.inf, 0).astype(dtype)),
     }[kind]
 
 
-MASKS = ("", "lengths", "window", "some", "bias", "both")
+MASKS = ("", "lengths", "window", "some", "bias", "far", "both")
 
 
 def filled(like):

@@ -95,6 +95,23 @@ def test_a_composition_becomes_attention(composition, gradients):
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.compiled
+@pytest.mark.parametrize("far", [-1e3, -1e5, -1e9, -1e30, 1e7])
+def test_what_is_added_to_all_scores_of_a_query_leaves_the_gradient_as_it_was(far):
+    """Of so large a sum of powers the logarithm is rounded to more than the share of each key."""
+    bias = np.where(np.arange(70)[:, None] % 3, 0, far).astype("f4")
+    arrays = [np.random.default_rng(i).normal(size=(2, n, 8)).astype("f4") for i, n in enumerate((70, 300, 300))]
+    inputs = [ht.placeholder(name, a.shape) for name, a in zip("qkv", arrays)]
+    (y,) = weighed(lambda q, k: scores(q, k) * 0.25 + bias)(*inputs)
+    outputs = [y, *ht.gradients(ht.sum(ht.square(y)), inputs)]
+    feed = dict(zip(inputs, arrays))
+    assert counts(find_attention(simplify(outputs)))["attention_dx"] == 1
+    wanted = ht.Executor(outputs, passes=[]).run(feed)
+    for found in (ht.Executor(outputs).run(feed), interpret(find_attention(simplify(outputs)), feed)):
+        for a, b in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3 * np.abs(b).max())
+
+
 @pytest.mark.parametrize("gradients", ["", "qkv"])
 @pytest.mark.parametrize("composition", LEFT.values(), ids=LEFT)
 def test_what_it_leaves_alone(composition, gradients):

@@ -77,6 +77,7 @@ SEEN = given(np.array([[True, True, False, True], [False, True, False, False], [
 BLIND = given(np.array([[[False] * 3, [False] * 3, [True, False, True]], [[True] * 3, [False] * 3, [True] * 3]]))
 
 SAMPLES = [
+    Sample("add_mask", OPS["add_mask"], (real(2, 3, 4), real(3, 1)), np.add),
     Sample(
         "attention",
         lambda q, k, v: OPS["attention"](q, k, v, scale=0.5),
