@@ -5,7 +5,8 @@ variables, and only these functions connect the ranks. All ranks build the same 
 order. **Gradients** are those of the sum of what all ranks differentiate: each function is linear in the values of all
 ranks together, and its gradient is the transposed function. So the gradient of an all_reduce is an all_reduce. A loss
 that all ranks share and differentiate counts once per rank: divide by their number. Left out: unequal parts, which a
-strategy has, and the gradients of maxima and minima.
+strategy has, the gradients of maxima and minima, and one code on all ranks where one of them cannot compile what comes
+later than the start: it warns and goes on by NumPy, whose last digits may be others.
 """
 
 from __future__ import annotations

@@ -106,8 +106,8 @@ class Clocks:
             self.fed.setdefault(clock, {})[worker] = fed
         self.fed = {c: told for c, told in self.fed.items() if c >= self.slowest - 1}  # of others all have the answer
 
-    def compare_fed(self, clock: int) -> None:
-        """RefusedError if workers were fed differently in the step that ends a clock, for all that wait for its end.
+    def fed_alike(self, clock: int) -> int:
+        """The slowest; RefusedError if workers were fed differently in the step that ends a clock, for all who wait.
 
         The odd ones are those that differ from most. Nobody is refused before all have ended that step: who comes first
         may be the odd one.
@@ -122,6 +122,7 @@ class Clocks:
                 + "; either may be wrong" * (2 * count == len(told)),
                 fix="feed all ranks the whole batch: each takes its part; shuffle by one seed",
             )
+        return self.slowest
 
     def remove(self, worker: int) -> None:
         """Go on without this worker."""

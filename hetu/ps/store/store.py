@@ -389,10 +389,7 @@ _ANSWER: dict[Kind, Callable[[ParameterStore, Message], list[Message]]] = {
     Kind.PULL: ParameterStore._pull,
     Kind.PUSH_PULL: ParameterStore._pull,
     Kind.SYNC: ParameterStore._sync,
-    Kind.CLOCK: lambda store, m: (
-        store.clocks.compare_fed(m.step)
-        or [m.reply(step=store.clocks.slowest, meta=store.moments.wish(m.step + 1, store.now))]
-    ),
+    Kind.CLOCK: lambda s, m: [m.reply(step=s.clocks.fed_alike(m.step), meta=s.moments.wish(m.step + 1, s.now))],
     Kind.STATE: lambda store, m: [m.reply(values=store.tables[m.key].state(m.ids))],
     Kind.CALL: ParameterStore._call,
     Kind.STATUS: lambda store, m: [m.reply(meta=store.status())],
