@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 
@@ -59,6 +60,26 @@ def test_lines_in_another_order_even_where_two_comparisons_meet(before):
     assert lines("first") in found.stderr and lines("second") in found.stderr
     assert "two calls are swapped" in found.stderr
     assert "if ranks take turns, call in one place of the source" in found.stderr
+
+
+ORDERS = {  # what a rank is given, and whether it is refused
+    "swapped": (0, 0, True),
+    "swapped to the end": (3 * TOGETHER, TOGETHER - 1, True),
+    "swapped_in_line": (0, True),
+    "spread_in_turn": (3 * TOGETHER, TOGETHER - 1, True),
+    "in_turn": (0, TOGETHER - 1, True),
+    "looped": (0, True),
+    "roots_in_turn": (TOGETHER, False),
+}
+
+
+@pytest.mark.filterwarnings("ignore:ranks reduce arrays from different lines")
+@pytest.mark.parametrize("name", ORDERS)
+def test_lines_in_another_order_on_threads(name):
+    *given, refused = ORDERS[name]
+    made = getattr(later, name.split()[0])
+    with pytest.raises(CommError, match="in another order") if refused else contextlib.nullcontext():
+        run_ranks(2, lambda comm: made(comm, *given), deadline=20.0)
 
 
 def test_calls_of_one_line_in_another_order_are_shown_with_their_columns():

@@ -158,3 +158,12 @@ def test_the_way_to_a_line_is_that_through_the_script_not_to_it(tmp_path):
     note = Recorder().note
     entry = readable(runpy.run_path(str(script), {"note": note, "x": np.zeros(2)})["entry"])
     assert (entry.line, entry.way) == ("train.py:2:12", "train.py:3:9")  # where they do not begin their lines
+
+
+def test_what_a_group_of_threads_communicates_is_noted_by_its_own_ranks():
+    def act(comm):
+        if comm.rank:
+            comm.split((1, 2)).barrier()
+        return {entry[0] for ring in comm.recorder.rings.values() for entry in ring}
+
+    assert run_ranks(3, act) == [set(), {(1, 2)}, {(1, 2)}]

@@ -326,7 +326,7 @@ def test_tables_are_cached_only_if_a_hint_says_so():
 
 
 def test_ranks_find_what_the_launcher_leaves_in_their_environment(monkeypatch):
-    assert (environment.RANKS, environment.ADDRESSES, environment.TOKEN) == (RANK_VARIABLES, ADDRESSES, TOKEN)
+    assert (environment.RANK_VARIABLES, environment.ADDRESSES, environment.TOKEN) == (RANK_VARIABLES, ADDRESSES, TOKEN)
     monkeypatch.setenv("PMI_RANK", "2")
     monkeypatch.setenv("PMI_SIZE", "3")
     assert environment.place() == (2, 3)

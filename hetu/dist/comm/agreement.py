@@ -50,6 +50,10 @@ class Telling:
         self.all = np.empty((comm.world_size, LINE), np.uint8)
         self.request = comm.control.Iallgather(self.sent, self.all)
 
+    def has_come(self) -> bool:
+        """Whether there is nothing to wait for."""
+        return bool(self.request.Test())
+
     def texts(self, entry: Raw) -> list[str]:
         """Wait for the texts, in the order of the ranks."""
         self.comm.finish(self.request, entry, self, patient=True)
@@ -97,25 +101,28 @@ class CallHistory:
         self.kinds: dict[tuple[object, ...], KnownCall] = {}  # by signature
         self.calls: list[tuple[KnownCall, Any, Any]] = []  # with their lines, and how much they send and receive
         self.fed, self.steps = 0, 0
-        self.open: deque[Telling] = deque()
+        self.open: deque[Any] = deque()  # what `comm.tell` returns: a Telling
         self.before: tuple[Sequence[int], ...] = NONE  # the sums of the last calls, if they differed
         self.compared, self.warned = 0, False
 
     def note(self, call: CollectiveCall) -> Agreement | None:
         """Add a call; the comparison that has begun with it if it is the first of its kind."""
-        agreement, signature = None, call.signature
-        kind = self.kinds.get(signature)
+        agreement, kind = None, self.kinds.get(call.signature)
         if kind is None:
-            agreement = Agreement(self.comm, call.noted)
-            kind = self.kinds[signature] = KnownCall(call)
+            agreement, kind = Agreement(self.comm, call.noted), self.learn(call)
         self.add(kind, call)
         return agreement
+
+    def learn(self, call: CollectiveCall) -> KnownCall:
+        """Know calls like this one from now on."""
+        kind = self.kinds[call.signature] = KnownCall(call)
+        return kind
 
     def add(self, kind: KnownCall, call: CollectiveCall) -> None:
         """Add a call of a kind that is known."""
         self.calls.append((kind, call.noted[6], call.counts))
         if len(self.calls) == TOGETHER:
-            self._roll()
+            self.roll()
             self._judge_those_told(call.noted)
 
     def note_feeds(self, noted: Sequence[WeighedFeed]) -> None:
@@ -124,11 +131,11 @@ class CallHistory:
             self.fed += weighed
         self.steps += 1
         if self.steps % STEPS == 0 or not self.steps & self.steps - 1:
-            self._roll()
+            self.roll()
         self._judge_those_told(())
 
     def _judge_those_told(self, entry: Raw) -> None:
-        while self.open and (len(self.open) > 2 or self.open[0].request.Test()):
+        while self.open and (len(self.open) > 2 or self.open[0].has_come()):
             self._judge_first(entry)
 
     def end(self, entry: Raw) -> None:
@@ -136,13 +143,17 @@ class CallHistory:
         if begun := self.comm.open:
             fix = "call wait() on what the asynchronous call has returned"
             raise CommError(f"the script has ended, but nobody has waited for {readable(begun[0].call.noted)}", fix=fix)
-        self._roll()
-        while self.open:
-            self._judge_first(entry)
+        self.roll()
+        self.judge_last(entry)
         if self.warned:  # the one that warns asks the others, which must not be gone
             self.comm.finish(self.comm.control.Ibarrier(), entry, self)
 
-    def _roll(self) -> None:
+    def judge_last(self, entry: Raw) -> None:
+        """Wait for all comparisons that have begun."""
+        while self.open:
+            self._judge_first(entry)
+
+    def roll(self) -> None:
         """Begin to compare the calls so far: what was called, from which lines, and these whatever their order.
 
         The same again with the calls that led to each line: they tell the users of a helper apart.
@@ -156,7 +167,7 @@ class CallHistory:
         hashes += [hash(tuple(spread)), sum(map(mixed, spread))]
         moved = [(at, counts) for at, (_, _, counts) in enumerate(self.calls) if counts is not None]
         hashes += [sum((2 * at + 1) * _balance(self.comm.rank, *counts) for at, counts in moved), self.fed]
-        self.open.append(Telling(self.comm, " ".join(str(h & WORD) for h in (len(calls), *hashes))))
+        self.open.append(self.comm.tell(" ".join(str(h & WORD) for h in (len(calls), *hashes))))
         self.calls.clear()
         self.fed = 0
 

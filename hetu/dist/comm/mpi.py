@@ -25,7 +25,7 @@ from ...answers import seconds
 from ...core.backend import Device
 from ...core.errors import MissingDependencyError
 from ...job import endings, job_size, told_size
-from .agreement import Agreement, CallHistory, compare_messages, pack, unpack
+from .agreement import Agreement, CallHistory, Telling, compare_messages, pack, unpack
 from .bound import (
     MOST,
     BoundCollective,
@@ -171,6 +171,10 @@ class MPIComm(Comm):
 
     def agree(self, call: CollectiveCall) -> Agreement | None:
         return self.history.note(call)
+
+    def tell(self, text: str) -> Telling:
+        """Begin to tell all ranks of the group a short text, which all do in the same order."""
+        return Telling(self, text)
 
     def compare_feeds(self, noted: Sequence[WeighedFeed]) -> None:
         self.history.note_feeds(noted)

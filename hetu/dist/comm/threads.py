@@ -1,9 +1,9 @@
 """Ranks as threads of one process: for tests, notebooks and reading. NumPy releases the lock, so they do overlap.
 
 `run_ranks(n, fn)` calls `fn(comm)` on n threads. Reductions add in the order of the ranks, so results are the same in
-every run. All state is in one `_World` under one lock. With `rendezvous=True` a send waits for its receive, as large
-MPI messages do, which shows that a program needs no buffers. It is fast for a few ranks only; for processes see
-`mpi.py`.
+every run. Lines are compared as processes compare them (`agreement.py`). All state is in one `_World` under one lock.
+With `rendezvous=True` a send waits for its receive, as large MPI messages do, which shows that a program needs no
+buffers. It is fast for a few ranks only; for processes see `mpi.py`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextvars
 import threading
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -20,6 +20,7 @@ import numpy as np
 
 from ...core.errors import ArgumentError, HetuError
 from ...core.leaf import count_names_apart
+from .agreement import CallHistory
 from .comm import (
     REDUCE,
     CollectiveCall,
@@ -50,6 +51,9 @@ class _World:
         self.meetings: dict[tuple[Any, ...], _Meeting] = {}
         self.channels: dict[tuple[Any, ...], deque[_Parcel]] = defaultdict(deque)
         self.fed: dict[tuple[Any, ...], dict[int, Entry]] = defaultdict(dict)
+        self.histories: dict[tuple[Any, ...], list[CallHistory]] = defaultdict(list)  # by group
+        self.told: dict[tuple[Any, ...], dict[int, str]] = defaultdict(dict)  # by group and number, of its ranks
+        self.made: Counter[tuple[Any, ...]] = Counter()  # by rank, groups of the same ranks
         self.results: dict[int, Any] = {}
         self.failure: tuple[int, BaseException] | None = None
         self.running = set(range(size))
@@ -87,7 +91,18 @@ class _World:
             for parcel in parcels:
                 said = f"rank {ranks[to]} has not received {show_array(parcel.x)} of rank {ranks[source]}"
                 return CommError(said, fix="receive what is sent")
+        try:
+            self._compare_last_calls()
+        except CommError as error:
+            return error
         return None
+
+    def _compare_last_calls(self) -> None:
+        for histories in self.histories.values():
+            for history in histories:
+                history.roll()
+            for history in histories:
+                history.judge_last(())
 
     def report(self, rank: int) -> str:
         """Who keeps `rank` waiting."""
@@ -132,14 +147,52 @@ class _Parcel:
         self.x, self.taken = x, False
 
 
+class _Told:
+    """A short text of every rank of a group, of which some may not have come."""
+
+    def __init__(self, comm: ThreadComm, texts: dict[int, str]) -> None:
+        self.comm, self.of = comm, texts
+
+    def has_come(self) -> bool:
+        return len(self.of) == self.comm.world_size
+
+    def texts(self, entry: Raw) -> list[str]:
+        world, rank = self.comm._world, self.comm.ranks[self.comm.rank]
+        with world.changed:
+            world.wait_for(
+                self.has_come, lambda: f"rank {rank} is far ahead of others", self.comm.deadline, rank, entry
+            )
+        return [text for _, text in sorted(self.of.items())]
+
+
 class ThreadComm(Comm):
     """A rank's view of a group of threads; made by `run_ranks`."""
 
     def __init__(self, world: _World, rank: int, ranks: Sequence[int], deadline: float) -> None:
-        super().__init__(rank, ranks, deadline, world.recorders[rank])
-        self._world, self._started = world, 0
+        super().__init__(rank, ranks, deadline, world.recorders[ranks[rank]])
+        self._world, self._started, self._told = world, 0, 0
+        self.history = CallHistory(self)
+        with world.changed:
+            world.made[rank, self.ranks] += 1
+            self._group = self.ranks, world.made[rank, self.ranks]
+            world.histories[self._group].append(self.history)
+
+    def tell(self, text: str) -> _Told:
+        """Tell all ranks of the group a short text, which all do in the same order."""
+        with self._world.changed:
+            told = self._world.told[self._group, self._told]
+            told[self.rank] = text
+            self._told += 1
+            self._world.changed.notify_all()
+        return _Told(self, told)
+
+    def remembered(self, first: int) -> dict[int, dict[int, Entry]]:
+        """The collectives of this group behind number `first` by rank."""
+        made = {r: self._world.recorders[r].state().made(self.ranks, "") for r in self.ranks}
+        return {r: {n: e for n, e in entries.items() if n > first} for r, entries in made.items()}
 
     def _start(self, call: CollectiveCall) -> Handle:
+        self.history.add(self.history.kinds.get(call.signature) or self.history.learn(call), call)
         world, key = self._world, (self.ranks, self._started)
         self._started += 1  # the n-th collective of a group meets the n-th of every other member
         with world.changed:
@@ -250,7 +303,8 @@ def run_ranks(n: int, fn: Callable[[Comm], R], *, rendezvous: bool = False, dead
     """Call `fn(comm)` on `n` ranks (at most 8) at once and return their results in the order of the ranks.
 
     The first exception of any rank ends the others' waits and is raised here, with a note that names its rank. Ranks
-    that end well must have received what was sent, awaited what was begun, and made the same steps.
+    that end well must have received what was sent, awaited what was begun, made the same steps, and called like
+    collectives from their lines in one order.
     The whole run takes at most `deadline` seconds, or DeadlineError says which ranks were still busy.
 
     >>> run_ranks(3, lambda comm: comm.rank ** 2)
