@@ -42,8 +42,14 @@ def folder() -> Path:
     fix = "change its rights, or set XDG_CACHE_HOME to a folder that runs code and that you alone can write and move"
     warnings.warn(f"compiled code lasts for this process only: {reason} (fix: {fix})", RuntimeWarning, stacklevel=2)
     own = tempfile.mkdtemp(prefix="hetu-compiled-")
-    atexit.register(shutil.rmtree, own, ignore_errors=True)
+    atexit.register(_remove, own, os.getpid())
     return Path(own)
+
+
+def _remove(own: str, process: int) -> None:
+    """Remove the folder of a process at its end; a process that it has forked inherits this, too."""
+    if os.getpid() == process:
+        shutil.rmtree(own, ignore_errors=True)
 
 
 def _cache() -> Path:
