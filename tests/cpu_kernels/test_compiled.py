@@ -490,8 +490,8 @@ def test_a_program_is_compiled_whatever_stands_in_the_place_of_the_folder(place:
 def test_a_process_that_is_forked_leaves_the_folder_to_the_one_that_made_it(tmp_path: Path) -> None:
     (tmp_path / "hetu").touch()
     script = (
-        "import os, sys\nfrom hetu.cpu_kernels import folder\nmade = folder.folder()\nif not os.fork():\n    sys.exit()\n"
-        "os.wait()\nprint(made.is_dir(), made)\n"
+        "import os, sys\nfrom hetu.cpu_kernels import folder\nmade = folder.folder()\n"
+        "if not os.fork():\n    sys.exit()\nos.wait()\nprint(made.is_dir(), made)\n"
     )
     known = os.environ | {"XDG_CACHE_HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
     line = [sys.executable, "-W", "ignore", "-c", script]
