@@ -14,8 +14,8 @@ from __future__ import annotations
 import functools
 import warnings
 import zlib
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -87,6 +87,7 @@ class KnownCall:
 
     def __init__(self, call: CollectiveCall) -> None:
         self.number = zlib.crc32(repr(readable(call.noted).common).encode())
+        self.what, self.fits = call.what, (call.out.size, call.out.dtype)
         self.reduces, self.small = bool(call.op), None
         self.spreads = not call.op and call.kind != "barrier"
 
@@ -162,9 +163,9 @@ class CallHistory:
         hashes = [hash(calls)]
         lines = [numbers(line if kind.reduces else None) for kind, line, _ in self.calls]
         for places in zip(*lines) if calls else ((), ()):
-            hashes += [hash(places), sum(map(mixed, zip(calls, places)))]
+            hashes += [hash(places), _summed(zip(calls, places))]
         spread = [(kind.number, numbers(line)[1]) for kind, line, _ in self.calls if kind.spreads]
-        hashes += [hash(tuple(spread)), sum(map(mixed, spread))]
+        hashes += [hash(tuple(spread)), _summed(spread)]
         moved = [(at, counts) for at, (_, _, counts) in enumerate(self.calls) if counts is not None]
         hashes += [sum((2 * at + 1) * _balance(self.comm.rank, *counts) for at, counts in moved), self.fed]
         self.open.append(self.comm.tell(" ".join(str(h & WORD) for h in (len(calls), *hashes))))
@@ -215,6 +216,11 @@ class CallHistory:
                 stacklevel=2,
             )
         self.warned = True
+
+
+def _summed(pairs: Iterable[tuple[int, int]]) -> int:
+    """What pairs add up to, in any order; most of them come many times."""
+    return sum(count * mixed(pair) for pair, count in Counter(pairs).items())
 
 
 @functools.lru_cache(256)

@@ -156,10 +156,11 @@ class SmallCalls:
     def run(self, call: CollectiveCall) -> None:
         """Do a call of this kind, and wait for it."""
         if self.gives:
-            self.x[...] = call.x.reshape(-1)
+            self.x[:] = call.x if call.x.ndim == 1 else call.x.reshape(-1)
         self.prepared.run(call.noted)
         if self.takes:
-            call.out.reshape(-1)[...] = self.out
+            out = call.out if call.out.ndim == 1 else call.out.reshape(-1)
+            out[:] = self.out
 
 
 def is_small(call: CollectiveCall) -> bool:

@@ -116,8 +116,8 @@ class VirtualClock(Comm):
         self.inner.progress()
         self._clock.go()
 
-    def _noted(self, call: CollectiveCall) -> CollectiveCall:
-        return self.inner._noted(call)
+    def _noted(self, call: CollectiveCall, what: str = "") -> CollectiveCall:
+        return self.inner._noted(call, what)
 
     def _start(self, call: CollectiveCall) -> Handle:
         began = np.array([self._clock.stop()])

@@ -68,9 +68,17 @@ class CollectiveCall:
 
     def check(self, world_size: int) -> None:
         """Refuse what no transport can do, before any rank waits."""
+        self.check_buffers()
+        self.check_fit(world_size)
+
+    def check_buffers(self) -> None:
+        """Refuse arrays that no transport can read or write."""
         if self.x is not self.out:
             check_buffer(self.x)
         check_buffer(self.out, written=True)
+
+    def check_fit(self, world_size: int) -> None:
+        """Refuse arrays that do not fit each other or the group."""
         if self.x.dtype is not self.out.dtype and self.x.dtype != self.out.dtype:
             raise DTypeError(f"{self.kind} from {self.x.dtype} into {self.out.dtype}", fix="use one dtype for both")
         if self.op:
@@ -335,8 +343,8 @@ class Comm(ABC):
         call.check(self.world_size)
         return self._start(self._noted(call))
 
-    def _noted(self, call: CollectiveCall) -> CollectiveCall:
-        call.noted = self.made.add(call.what, call.x, call.size, self.recorder.site or calling_line())
+    def _noted(self, call: CollectiveCall, what: str = "") -> CollectiveCall:
+        call.noted = self.made.add(what or call.what, call.x, call.size, self.recorder.site or calling_line())
         return call
 
     @abstractmethod

@@ -16,23 +16,37 @@ import linecache
 import os
 import sys
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...core.errors import PACKAGE, Site
 from .operand import OperandSite
 
 BETWEEN = (PACKAGE, functools.__file__, contextlib.__file__)
-REMEMBERED = 512  # lines
-CallLine = Site | str | tuple[Any, ...] | None  # a program's, or as `calling_line` finds it: a Site takes longer
+REMEMBERED = 512  # ways
+
+
+class Way(NamedTuple):
+    """The code of a call and of the two calls that led to it, with their instructions.
+
+    As numbers, which are the same on all ranks: `place` of the call alone, `way` of all.
+    """
+
+    codes: tuple[CodeType, ...]
+    at: tuple[int, ...]
+    place: int
+    way: int
+
+
+CallLine = Site | str | Way | None  # a program's, or as `calling_line` finds it: a Site takes longer
 
 
 def show(line: CallLine) -> str:
     """`train.py:7`."""
-    return _place(line[0][0], line[1][0]) if isinstance(line, tuple) and not isinstance(line, Site) else str(line)
+    return _place(line.codes[0], line.at[0]) if isinstance(line, Way) else str(line)
 
 
 def calling_line() -> CallLine:
-    """Where the user's code is, as `user_site` finds it, and the two calls that led there, with their instructions.
+    """Where the user's code is, as `user_site` finds it, and the two calls that led there.
 
     The line alone does not tell two calls through one helper apart.
     """
@@ -45,35 +59,37 @@ def calling_line() -> CallLine:
         frame = frame.f_back
     if frame is None:
         return None
-    here = frame.f_lasti
-    if (frame := frame.f_back) is None:
-        return (code,), (here,)
-    caller, there = frame.f_code, frame.f_lasti
-    if (frame := frame.f_back) is None:
-        return (code, caller), (here, there)
-    return (code, caller, frame.f_code), (here, there, frame.f_lasti)
+    if (caller := frame.f_back) is None:
+        return _way_of((code,), (frame.f_lasti,))
+    if (first := caller.f_back) is None:
+        return _way_of((code, caller.f_code), (frame.f_lasti, caller.f_lasti))
+    between, outer = caller.f_code, first.f_code
+    key = frame.f_lasti, caller.f_lasti, first.f_lasti, id(code), id(between), id(outer)
+    return _ways.get(key) or _way_of((code, between, outer), key[:3])
 
 
 def numbers(line: CallLine) -> tuple[int, int]:
-    """A line, and it with the calls that led to it, as numbers, which are the same on all ranks."""
-    if isinstance(line, Site):
-        place, way = _numbers((line.code,), (line.instruction,))
-        return place, hash((place, line.number)) if isinstance(line, OperandSite) else way
-    return _numbers(*line) if isinstance(line, tuple) else (0, 0)
+    """The place of a line, and that with the calls that led to it, as numbers."""
+    if type(line) is Way:
+        return line.place, line.way
+    if not isinstance(line, Site):
+        return 0, 0
+    place, way = _way_of((line.code,), (line.instruction,))[2:]
+    return place, hash((place, line.number)) if isinstance(line, OperandSite) else way
 
 
-def _numbers(codes: tuple[CodeType, ...], at: tuple[int, ...]) -> tuple[int, int]:
+def _way_of(codes: tuple[CodeType, ...], at: tuple[int, ...]) -> Way:
     """Of instructions: by where their expressions begin and end in the source, which tells those of one line apart."""
     key = (*at, *map(id, codes))
-    if (found := _numbered.get(key)) is None:
-        if len(_numbered) >= REMEMBERED:
-            _numbered.clear()
+    if (found := _ways.get(key)) is None:
+        if len(_ways) >= REMEMBERED:
+            _ways.clear()
         way = (*map(_number, codes, at),)
-        found = _numbered[key] = codes, (way[0], hash(way))
-    return found[1]
+        found = _ways[key] = Way(codes, at, way[0], hash(way))
+    return found
 
 
-_numbered: dict[tuple[int, ...], tuple[tuple[CodeType, ...], tuple[int, int]]] = {}  # with the codes, which keeps ids
+_ways: dict[tuple[int, ...], Way] = {}  # which hold the codes, whose ids are in the keys
 
 
 def _number(code: CodeType, instruction: int) -> int:
@@ -90,9 +106,9 @@ def mixed(numbers: tuple[Any, ...]) -> int:
 
 def show_way(line: CallLine) -> str:
     """`train.py:7 < train.py:20`: the lines of the calls that led to a line."""
-    if isinstance(line, Site) or not isinstance(line, tuple):
+    if not isinstance(line, Way):
         return line.words if isinstance(line, OperandSite) else ""
-    shown = ((code, at) for code, at in zip(line[0][1:], line[1][1:]) if not code.co_filename.startswith("<frozen"))
+    shown = ((code, at) for code, at in zip(line.codes[1:], line.at[1:]) if not code.co_filename.startswith("<frozen"))
     return " < ".join(_place(code, at) for code, at in shown)
 
 

@@ -131,9 +131,11 @@ class MPIComm(Comm):
         return BoundCollective(start(), self, call).run
 
     def run(self, call: CollectiveCall) -> None:
-        call.check(self.world_size)
-        self._noted(call)
+        call.check_buffers()
         kind = self.history.kinds.get(call.signature)
+        if kind is None or kind.fits != (call.out.size, call.out.dtype) or call.counts:
+            call.check_fit(self.world_size)
+        self._noted(call, kind.what if kind else "")
         if kind is not None:  # the first of its kind may not fit those of other ranks
             if kind.small is None and is_small(call) and self._small < MOST:
                 kind.small, self._small = SmallCalls(start(), self, call), self._small + 1
