@@ -15,7 +15,7 @@ from typing import Any
 
 from ...answers import seconds
 from ...core.errors import MissingDependencyError
-from ...job import RANK_PROCESS, endings, is_child, refuse_child
+from ...job import RANK_PROCESS, endings, is_child, refuse_child, told_size
 from .bound import free_all
 from .guard import RUN_DIRECTORY, forget_shared_files, own_rank, until_read
 from .host import joining
@@ -41,7 +41,8 @@ def start() -> Any:
             write(Path(directory) / f"arrived.{own_rank()}", "")
         with joining(seconds(DEADLINE, 300.0)):
             MPI.Init_thread(MPI.THREAD_MULTIPLE)
-    os.environ[RANK_PROCESS] = str(os.getpid())
+    if told_size() > 1:
+        os.environ[RANK_PROCESS] = str(os.getpid())
     sys.excepthook = functools.partial(_print_and_abort, sys.excepthook)
     endings.append(leave)
     return MPI
