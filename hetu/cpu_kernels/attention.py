@@ -24,7 +24,7 @@ from .c_calls import CCall, Word, c_call
 from .recipes import kernel
 
 STRIP, CHUNK, UNIT = 64, 256, 16  # as in `attention.c`: queries and keys at a time, what sizes in scratch divide by
-LEAST = 1 << 23  # multiplications that are worth another thread
+LEAST = 1 << 21  # multiplications that are worth another thread
 FEW = 2  # queries that go one by one, in `attention_few.c`
 HEADS_FIRST = (0, 2, 1, 3)
 

@@ -16,7 +16,7 @@ from ..ops.batch_norm import batch_norm_dx, batch_norm_train
 from .c_calls import c_call
 from .recipes import kernel
 
-LEAST = 1 << 17  # numbers that are worth another thread
+LEAST = 1 << 15  # numbers that are worth another thread
 
 
 def _call(function: str, arrays: tuple[np.ndarray, ...], x: np.ndarray, axis: int, epsilon: float) -> Call | None:

@@ -18,12 +18,12 @@ import numpy as np
 
 from ..core.kernels import Call
 from .c_calls import CCall, c_call
-from .openblas import CValue, address_of, function_of
+from .openblas import CValue, address_of, function_of, get_threads
 
 Routine = tuple[str, Callable[..., Any], type[CValue], type[CValue]]  # a C function, its types of integers and numbers
 
 ROW_MAJOR, NO_TRANSPOSE, TRANSPOSE = 101, 111, 112  # codes of BLAS
-LEAST = 1 << 23  # multiplications that are worth another thread
+LEAST = 1 << 21  # multiplications that are worth another thread
 BLOCK = 24  # rows of a job, as in `blas.c`
 PRECISIONS = {np.dtype(np.float32): ("s", ctypes.c_float), np.dtype(np.float64): ("d", ctypes.c_double)}
 
@@ -62,6 +62,7 @@ def _division(rows: int, grain: int) -> tuple[int, int]:
     are more alike, where a part has two jobs at least; else the last job has them, too.
     """
     whole, apart = rows // BLOCK, -(-rows // BLOCK)
+    grain = max(grain, whole // (2 * (get_threads() or 1)))  # each part packs all columns
     alike = apart // max(2, grain) >= whole // grain
     return (apart, max(2, grain)) if alike else (max(1, whole), grain)
 

@@ -132,7 +132,7 @@ def c_call(
 ) -> CCall | None:
     """A call of a written kernel, with `T` standing for the C name of the dtype, or None where it cannot be compiled.
 
-    `grain` is the least number of jobs that is worth waking another thread (100 us of work); `scratch` the bytes that
+    `grain` is the least number of jobs that is worth another thread (25 us of work); `scratch` the bytes that
     each thread gets to work in. Other arguments are names that the text knows, and what they stand for.
     """
     made = _written(file, np.dtype(dtype), **defines) if compiles() else None

@@ -16,7 +16,7 @@ from ..ops.window import Pair
 from .c_calls import c_call
 
 VECTOR = 64  # bytes of the widest vector, and of the channels of a job
-LEAST = 1 << 20  # multiplications that are worth another thread
+LEAST = 1 << 18  # multiplications that are worth another thread
 
 
 class Tap(NamedTuple):

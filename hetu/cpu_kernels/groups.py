@@ -32,7 +32,7 @@ from .recipes import KERNELS, kernel
 from .short_rows import ShortRowsWriter, is_short
 
 NEVER = 1 << 30  # the line behind all
-WORTH = 100_000  # numbers times lines that are worth another thread
+WORTH = 25_000  # numbers times lines that are worth another thread
 PARTS, LEAST = 8, 1 << 15  # of the rows, whose folds are made apart, and the least numbers of one
 LIMITS = Limits(frozenset(CTYPES), draws=True, whole=KERNELS.stays_whole)
 

@@ -24,7 +24,7 @@ from .c_calls import c_call
 from .recipes import kernel
 
 AXES, BLOCK = 6, 32  # of moves.c
-LEAST = 1 << 17  # bytes that are worth another thread
+LEAST = 1 << 15  # bytes that are worth another thread
 WORDS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}  # what moves, whatever it means
 
 

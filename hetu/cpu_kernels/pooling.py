@@ -19,7 +19,7 @@ from .moves import moved
 from .recipes import kernel
 
 ROWS_FIRST = (2, 3, 0, 1)  # of (n, c, h, w), and back
-LEAST = 1 << 17  # taps that are worth another thread
+LEAST = 1 << 15  # taps that are worth another thread
 
 
 def _call(function: str, image: np.ndarray, pooled: np.ndarray, taps: np.ndarray | None, window: Window) -> Call | None:

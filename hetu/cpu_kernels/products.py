@@ -11,7 +11,7 @@ import numpy as np
 from .c_calls import CCall, c_call
 from .compiler import compiler
 
-LEAST = 1 << 23  # multiplications that are worth another thread
+LEAST = 1 << 21  # multiplications that are worth another thread
 STRIP, HIGH, MOST, DEEP = 32, 192, 12, 2048  # of panels.h and products.c, at their most; the last in bytes
 
 

@@ -19,7 +19,7 @@ from ..ops.random import AxisWindows, Stream, _dropout, _scale, _threshold, _val
 from .c_calls import CCall, c_call
 from .recipes import kernel
 
-LEAST = 4096  # blocks of 256 bits that are worth another thread
+LEAST = 1024  # blocks of 256 bits that are worth another thread
 
 
 @kernel(random)

@@ -21,7 +21,7 @@ from .moves import in_order
 from .recipes import KERNELS, kernel
 
 KERNELS.whole.update((lstm_dx, gru_dx))  # whose parts are those of every step
-LEAST = 1 << 23  # multiplications that are worth another thread
+LEAST = 1 << 21  # multiplications that are worth another thread
 BLOCK, DEEP, STRIP, SOME = 48, 192, 32, 4  # of recurrent.c, the last at its most
 PAD = 32  # what a row of scratch may have beside its numbers
 

@@ -24,7 +24,7 @@ from .groups import single
 from .moves import moved
 from .recipes import kernel
 
-LEAST = 1 << 18  # numbers that are worth another thread
+LEAST = 1 << 16  # numbers that are worth another thread
 
 
 def fold_bind(

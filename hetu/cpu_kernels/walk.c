@@ -1,8 +1,9 @@
 // A step as a table: calls one after the other, the jobs of each divided among threads where that pays.
 //
-// Threads sleep between calls and are woken by the first that pays; for a moment after each they watch for the next.
-// The calling thread works too, so that a thread which the machine lends to others is waited for only while it holds a
-// part. Which thread does a part changes no bit of it. Left out: threads on Windows.
+// Threads sleep between calls and are woken by the first that pays. To wake one takes as long as much of the work, so for
+// a moment after each call they watch for the next, at last letting others have the core. The calling thread works too,
+// so that a thread which the machine lends to others is waited for only while it holds a part. Which thread does a part
+// changes no bit of it. Left out: threads on Windows.
 
 #include <stdint.h>
 #include <stdlib.h>
@@ -41,7 +42,7 @@ long long walk(const Row* end, long long size, Threads* get, SetThreads* set, co
 
 #else
 
-enum { MOST = 64, PARTS_PER_THREAD = 4, WATCH = 2000, LOOKS = 2000 };
+enum { MOST = 64, PARTS_PER_THREAD = 4, WATCH = 2000, YIELDS = 400, LOOKS = 2000 };
 
 static struct {
     pthread_mutex_t use;  // held by the caller whose parts these are
@@ -133,7 +134,9 @@ static inline bool wanted(long long number) { return atomic_load(&pool.left) && 
 static void* serve(void* number) {
     const long long mine = (intptr_t)number;
     while (true) {
-        for (int k = 0; k < WATCH && !wanted(mine); k++) rest();
+        for (int k = 0; k < WATCH + YIELDS && !wanted(mine); k++)
+            if (k < WATCH) rest();
+            else sched_yield();
         if (wanted(mine) && take()) continue;
         pthread_mutex_lock(&pool.lock);
         pool.asleep++;
