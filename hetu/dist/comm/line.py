@@ -22,10 +22,10 @@ from ...core.errors import PACKAGE, Site
 from .operand import OperandSite
 
 BETWEEN = (PACKAGE, functools.__file__, contextlib.__file__)
-REMEMBERED = 512  # ways
+REMEMBERED = 512  # paths
 
 
-class Way(NamedTuple):
+class CallPath(NamedTuple):
     """The code of a call and of the two calls that led to it, with their instructions.
 
     As numbers, which are the same on all ranks: `place` of the call alone, `way` of all.
@@ -37,12 +37,12 @@ class Way(NamedTuple):
     way: int
 
 
-CallLine = Site | str | Way | None  # a program's, or as `calling_line` finds it: a Site takes longer
+CallLine = Site | str | CallPath | None  # a program's, or as `calling_line` finds it: a Site takes longer
 
 
 def show(line: CallLine) -> str:
     """`train.py:7`."""
-    return _place(line.codes[0], line.at[0]) if isinstance(line, Way) else str(line)
+    return _place(line.codes[0], line.at[0]) if isinstance(line, CallPath) else str(line)
 
 
 def calling_line() -> CallLine:
@@ -60,36 +60,36 @@ def calling_line() -> CallLine:
     if frame is None:
         return None
     if (caller := frame.f_back) is None:
-        return _way_of((code,), (frame.f_lasti,))
+        return _path_of((code,), (frame.f_lasti,))
     if (first := caller.f_back) is None:
-        return _way_of((code, caller.f_code), (frame.f_lasti, caller.f_lasti))
+        return _path_of((code, caller.f_code), (frame.f_lasti, caller.f_lasti))
     between, outer = caller.f_code, first.f_code
     key = frame.f_lasti, caller.f_lasti, first.f_lasti, id(code), id(between), id(outer)
-    return _ways.get(key) or _way_of((code, between, outer), key[:3])
+    return _paths.get(key) or _path_of((code, between, outer), key[:3])
 
 
 def numbers(line: CallLine) -> tuple[int, int]:
     """The place of a line, and that with the calls that led to it, as numbers."""
-    if type(line) is Way:
+    if type(line) is CallPath:
         return line.place, line.way
     if not isinstance(line, Site):
         return 0, 0
-    place, way = _way_of((line.code,), (line.instruction,))[2:]
+    place, way = _path_of((line.code,), (line.instruction,))[2:]
     return place, hash((place, line.number)) if isinstance(line, OperandSite) else way
 
 
-def _way_of(codes: tuple[CodeType, ...], at: tuple[int, ...]) -> Way:
+def _path_of(codes: tuple[CodeType, ...], at: tuple[int, ...]) -> CallPath:
     """Of instructions: by where their expressions begin and end in the source, which tells those of one line apart."""
     key = (*at, *map(id, codes))
-    if (found := _ways.get(key)) is None:
-        if len(_ways) >= REMEMBERED:
-            _ways.clear()
+    if (found := _paths.get(key)) is None:
+        if len(_paths) >= REMEMBERED:
+            _paths.clear()
         way = (*map(_number, codes, at),)
-        found = _ways[key] = Way(codes, at, way[0], hash(way))
+        found = _paths[key] = CallPath(codes, at, way[0], hash(way))
     return found
 
 
-_ways: dict[tuple[int, ...], Way] = {}  # which hold the codes, whose ids are in the keys
+_paths: dict[tuple[int, ...], CallPath] = {}  # which hold the codes, whose ids are in the keys
 
 
 def _number(code: CodeType, instruction: int) -> int:
@@ -106,7 +106,7 @@ def mixed(numbers: tuple[Any, ...]) -> int:
 
 def show_way(line: CallLine) -> str:
     """`train.py:7 < train.py:20`: the lines of the calls that led to a line."""
-    if not isinstance(line, Way):
+    if not isinstance(line, CallPath):
         return line.words if isinstance(line, OperandSite) else ""
     shown = ((code, at) for code, at in zip(line.codes[1:], line.at[1:]) if not code.co_filename.startswith("<frozen"))
     return " < ".join(_place(code, at) for code, at in shown)
