@@ -13,6 +13,7 @@ from hetu.core.errors import ArgumentError
 from hetu.dist.comm.guard import RANK_VARIABLES
 from hetu.dist.launch import heturun as launch
 from hetu.dist.launch.heturun import Job
+from hetu.dist.launch.servers import SERVER_VARIABLES
 
 from .test_launch import DEADLINE, ROOT, heturun
 
@@ -167,9 +168,11 @@ def test_a_child_belongs_to_no_job(monkeypatch):
 
 
 def test_a_job_that_a_rank_starts_is_told_nothing_of_the_outer_one(tmp_path, monkeypatch, capfd):
-    for name in (*RANK_VARIABLES, *job.SIZE_VARIABLES, job.RANK_PROCESS):
+    for name in (*RANK_VARIABLES, *job.SIZE_VARIABLES, job.RANK_PROCESS, *SERVER_VARIABLES):
         monkeypatch.setenv(name, "2")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    (script := tmp_path / "train.py").write_text("from hetu.dist import world\nprint(world())\n")
+    (script := tmp_path / "train.py").write_text(
+        "from hetu.dist import world\nfrom hetu.ps.wire.environment import has_servers\nprint(world(), has_servers())\n"
+    )
     assert launch.run(Job(1, (str(script),))) == 0
-    assert capfd.readouterr().out == "<SerialComm rank 0 of 1>\n"
+    assert capfd.readouterr().out == "<SerialComm rank 0 of 1> False\n"

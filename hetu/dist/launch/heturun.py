@@ -26,14 +26,14 @@ from pathlib import Path
 
 from ...answers import seconds
 from ...core.errors import ArgumentError, HetuError, MissingDependencyError
-from ...job import RANK_PROCESS, SIZE_VARIABLES, cores, job_size
+from ...job import RANK_PROCESS, SIZE_VARIABLES, cores, is_child, job_size
 from ..comm import guard
 from ..comm.guard import FAILED, RANK_VARIABLES, RC_SILENT, RUN_DIRECTORY, TERMINALS, note_joining
 from ..comm.host import sweep_behind
 from ..comm.patience import ARRIVE, DEADLINE, LEAVE, SILENCE
 from .arrival import End, Start, ranks
 from .cluster import Host, mpiexec_options, read_cluster
-from .servers import Servers, opened
+from .servers import SERVER_VARIABLES, Servers, opened
 from .strays import Strays
 
 MPIEXEC = "HETU_MPIEXEC"
@@ -129,7 +129,7 @@ def _told(given: Job | argparse.Namespace) -> dict[str, str]:
 
 def _outside() -> dict[str, str]:
     """The environment without what tells a rank that has started this launcher of its own job."""
-    inner = (*RANK_VARIABLES, *SIZE_VARIABLES, RANK_PROCESS)
+    inner = (*RANK_VARIABLES, *SIZE_VARIABLES, RANK_PROCESS, *SERVER_VARIABLES * is_child())
     return {name: value for name, value in os.environ.items() if name not in inner}
 
 

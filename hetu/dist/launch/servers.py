@@ -25,7 +25,7 @@ from typing import IO, Any
 from ...checkpoint import generations
 from ...core.errors import HetuError
 
-ADDRESSES, TOKEN, KEYS = "HETU_SERVERS", "HETU_SERVER_TOKEN", "HETU_SERVER_KEYS"
+SERVER_VARIABLES = ADDRESSES, TOKEN, KEYS = "HETU_SERVERS", "HETU_SERVER_TOKEN", "HETU_SERVER_KEYS"
 ANY_HOST = "tcp://0.0.0.0:"
 READY_WITHIN = 30.0  # seconds
 TOGETHER = 0.5  # seconds within which servers die that are killed at once
