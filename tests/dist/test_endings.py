@@ -154,6 +154,16 @@ def test_a_forked_process_has_nothing_to_leave():
     assert (run.returncode, run.stdout) == (0, "left\n")
 
 
+@needs_fork
+def test_a_process_forked_before_mpi_starts_may_be_the_rank():
+    run = python(
+        "import os\nimport numpy as np\nfrom hetu.dist.comm.process import process\n"
+        "if os.fork():\n    os.wait()\nelse:\n    print(process.note((0, 1), 'barrier', np.empty(0))[:2])\n",
+        PMI_SIZE="2",
+    )
+    assert run.returncode == 0 and run.stdout, run.stderr
+
+
 def test_a_child_belongs_to_no_job(monkeypatch):
     monkeypatch.setenv("PMI_SIZE", "3")
     assert job.job_size() == 3 and not job.is_child()

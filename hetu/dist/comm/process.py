@@ -49,9 +49,13 @@ def start() -> Any:
 
 
 def _forget() -> None:
-    """In a process that a rank has forked: it has MPI's memory, and would be taken for the rank."""
+    """In a process that a rank has forked: it has MPI's memory, and would be taken for the rank.
+
+    One that is forked before MPI starts may be the rank.
+    """
     start.cache_clear()
-    process.refuse(refuse_child)
+    if is_child():
+        process.refuse(refuse_child)
 
 
 if hasattr(os, "register_at_fork"):
