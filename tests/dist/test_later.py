@@ -227,6 +227,12 @@ def test_a_branch_may_reduce_from_a_line_of_its_own_but_is_told_once(more):
     assert lines("branch of rank 0") in found.stderr and lines("branch of others") in found.stderr
 
 
+def test_ranks_as_threads_that_have_ended_do_not_wait_for_who_has_not_split_off_their_group():
+    with pytest.raises(CommError, match=r"rank 1 has not split off the group \(0, 1\), as others have") as caught:
+        run_ranks(3, lambda comm: comm.split((0, 1)) if comm.rank == 0 else None, deadline=5)
+    assert "all members of a group call split" in str(caught.value)
+
+
 def test_a_message_tells_its_array_by_a_tag_that_every_library_has():
     from hetu.dist.comm.bound import message_tag
 

@@ -98,7 +98,10 @@ class _World:
         return None
 
     def _compare_last_calls(self) -> None:
-        for histories in self.histories.values():
+        for (ranks, _), histories in self.histories.items():
+            if absent := sorted({*ranks} - {history.comm.ranks[history.comm.rank] for history in histories}):
+                said = f"the ranks have ended, but rank {absent[0]} has not split off the group {ranks}, as others have"
+                raise CommError(said, fix="all members of a group call split")
             for history in histories:
                 history.roll()
             for history in histories:
