@@ -251,6 +251,7 @@ def refused_before_anyone_waits(comm):
         (ShapeError, lambda: comm.all_to_all(x, np.zeros(5))),
         (DTypeError, lambda: comm.all_reduce(x, np.zeros(4, "float32"))),
         (DTypeError, lambda: comm.all_reduce(np.zeros(2, bool), np.zeros(2, bool))),
+        (DTypeError, lambda: comm.broadcast(np.zeros(2, np.dtype("f8").newbyteorder()))),
         (ArgumentError, lambda: comm.all_reduce(x, x, "mean")),
         (ArgumentError, lambda: comm.all_reduce([1.0], x)),
         (ArgumentError, lambda: comm.all_reduce(np.zeros((4, 4))[:, 0], x)),

@@ -399,6 +399,8 @@ def check_buffer(x: Any, written: bool = False) -> None:
     """Buffers are C-contiguous NumPy or GPU arrays of numbers; writeable where results land."""
     if not (isinstance(x, np.ndarray) or is_device(x)) or not (x.dtype.kind in "biufc" or is_float(x.dtype)):
         raise ArgumentError(f"{type(x).__name__} is no buffer", fix="pass a NumPy array of numbers")
+    if not x.dtype.isnative:  # others would take its bytes in their own order
+        raise DTypeError(f"a buffer of {x.dtype.str}", fix="copy it, with x.astype(x.dtype.newbyteorder('='))")
     flags = x.flags
     if not flags.c_contiguous or (written and not getattr(flags, "writeable", True)):
         lacks = "C-contiguous" if not flags.c_contiguous else "writeable"
