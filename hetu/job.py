@@ -51,7 +51,10 @@ def refuse_child() -> None:
 
 
 def end() -> None:
-    """Leave the job. What fails here has failed in the script, while Python would end with exit code 0."""
+    """Leave the job. What fails here has failed in the script, while Python would end with exit code 0.
+
+    Then files that the script has left open lose what it has not flushed.
+    """
     try:
         while endings:
             endings.pop()()

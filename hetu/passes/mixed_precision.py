@@ -6,7 +6,8 @@ all else, such as sums, other norms, losses and updates, keeps float32; `absorb_
 entropies their casts. For float16 the gradient starts from `loss_scale`, a variable, instead of 1. If a gradient
 overflows, the step changes no other variable and halves the scale; after `PATIENCE` good steps in a row it doubles. All
 of that is part of the graph, so nothing waits for the host and a checkpoint holds it. Left out: 8-bit floats; float64
-values; leaves beyond 65,504, such as -1e9 in a mask that is added to scores by hand: in float16 they are infinite.
+values; leaves beyond 65,504, such as -1e9 in a mask that is added to scores by hand: in float16 they are infinite, as
+in both the least float32 is.
 """
 
 from __future__ import annotations
