@@ -225,9 +225,7 @@ def attention_dx(
     dtypes, (g, q, k, v, y) = (q.dtype, k.dtype, v.dtype), (widened(xp, a, a) for a in (g, q, k, v, y))
     scores, blind = masked_scores(xp, q, k, masks, scale, causal)
     weights = xp.exp(scores - xp.expand_dims(total, axis=-1))
-    weights = weights / xp.sum(
-        weights, axis=-1, keepdims=True
-    )  # as a large total is rounded to more than its last term
+    weights = weights / xp.sum(weights, axis=-1, keepdims=True)  # a large total is rounded to more than its last term
     shift = xp.sum(g * y, axis=-1, keepdims=True)
     slope = (xp.matmul(g, xp.matrix_transpose(v)) - shift) * weights * scale
     if blind is not None:
