@@ -113,11 +113,13 @@ def test_the_reference_is_what_its_generator_writes(tmp_path: Path) -> None:
 def test_the_reference_is_complete_and_names_nothing_of_a_machine() -> None:
     pages = {page.name: page.read_text("utf-8") for page in REFERENCE.iterdir()}
     table = re.findall(r"^\| (?:\[)?(\w+)", pages["operator_table.md"], re.M)[1:]
+    # What is made of rules, those of doctests and other tests too, counts as made by the module that makes it.
+    rules = {op.name for op in OPS.values() if op.update or op.row_update}
     own = [
         op.name
         for op in OPS.values()
         if op.__module__.startswith(("hetu.ops.", "hetu.passes.", "hetu.cpu_kernels.", "hetu.gpu_kernels."))
-        and not (op.update or op.row_update)  # rules of doctests, too, which count as those of the module
+        and op.name.removesuffix("_touched") not in rules
     ]
     assert sorted(set(own) - set(table)) == [] and len(table) == len(set(table))
     for name in ht.nn.__all__:
