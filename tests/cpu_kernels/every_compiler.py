@@ -41,7 +41,8 @@ def lesser_vectors() -> Iterator[str]:
         yield from (f"cc -march={name}" for name in here[:-1])  # the usual one has the greatest
 
 
-# In the usual run lesser vectors compute all functions (`test_prelude.py`), and nightly whole steps and convolutions.
+# In the usual run lesser vectors compute all functions (`test_prelude.py`), and nightly whole steps; convolutions are
+# compared nightly alone.
 others = pytest.mark.parametrize(
     "others", [compilers, pytest.param(lesser_vectors, marks=pytest.mark.nightly)], ids=lambda found: found.__name__
 )

@@ -126,6 +126,7 @@ def bits_of_cases():
     return found
 
 
+@pytest.mark.nightly
 @every_other
 def test_any_vectors_give_the_same_bits(monkeypatch, others):
     """Where they multiply and add at once."""

@@ -127,6 +127,7 @@ def test_a_thousand_ranks_whose_weights_do_not_divide_are_compiled_as_a_few_and_
     assert len(simulate(entries, ZeRO(1), FREE, world_size=1000, shapes=shapes).sent) == 1000
 
 
+@pytest.mark.nightly
 def test_the_stages_of_a_pipeline_share_the_layouts_that_are_deduced(monkeypatch):
     made, make = [], StageGrid._layout
 
