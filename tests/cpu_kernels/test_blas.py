@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import platform
 import subprocess
@@ -169,6 +170,28 @@ def test_the_bits_of_a_product_do_not_depend_on_its_division(m, n, k, of_a, of_b
     in_parts(call, max(1, min(threads, call.jobs // call.grain)))
     openblas.set_threads(before)
     np.testing.assert_array_equal(out, whole)
+
+
+def parts_of(rows: int, grain: int, threads: int) -> list[int]:
+    """The rows of each part, as the walk divides jobs."""
+    jobs, least = blas._division(rows, grain)
+    parts = max(1, min(jobs // least, 4 * threads))
+    ends = [jobs * part // parts * blas.BLOCK for part in range(parts)] + [rows]
+    return [end - begin for begin, end in itertools.pairwise(ends)]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 16])
+def test_parts_of_a_product_have_whole_blocks_and_are_alike(monkeypatch, threads):
+    monkeypatch.setattr(blas, "get_threads", lambda: threads)
+    for rows, grain in itertools.product(range(blas.BLOCK, 700), (1, 2, 3, 7)):
+        sizes = parts_of(rows, grain, threads)
+        assert sum(sizes) == rows and min(sizes) >= blas.BLOCK
+        assert max(sizes) - min(sizes) < 2 * blas.BLOCK
+
+
+def test_what_is_left_behind_whole_blocks_does_not_go_to_the_larger_part(monkeypatch):
+    monkeypatch.setattr(blas, "get_threads", lambda: 2)
+    assert parts_of(128, 3, 2) == [72, 56]
 
 
 @needs_blas
