@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 
 RUN_DIRECTORY, TERMINALS = "HETU_RUN_DIRECTORY", "HETU_TERMINALS"
-RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
+RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")  # those of `job.py`, which is not there yet
 FAILED, RC_SILENT = "failed", 71
 SHARED, JOINING = "shared", "joining"
 SHARED_FILES = (

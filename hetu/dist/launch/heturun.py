@@ -26,9 +26,9 @@ from pathlib import Path
 
 from ...answers import seconds
 from ...core.errors import ArgumentError, HetuError, MissingDependencyError
-from ...job import RANK_PROCESS, SIZE_VARIABLES, cores, is_child, job_size
+from ...job import RANK_PROCESS, RANK_VARIABLES, SIZE_VARIABLES, cores, is_child, job_size
 from ..comm import guard
-from ..comm.guard import FAILED, RANK_VARIABLES, RC_SILENT, RUN_DIRECTORY, TERMINALS, note_joining
+from ..comm.guard import FAILED, RC_SILENT, RUN_DIRECTORY, TERMINALS, note_joining
 from ..comm.host import sweep_behind
 from ..comm.patience import ARRIVE, DEADLINE, LEAVE, SILENCE
 from .arrival import End, Start, ranks
