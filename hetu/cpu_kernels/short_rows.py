@@ -1,7 +1,8 @@
 """A fused group over short rows, as a C function: 32 rows at a time are turned, and loops go over rows.
 
 Along a row of few columns there is little to compute at once, and its folds are all tree. Turned, the numbers of one
-column are what is computed at once, and a value per row is an array of 32. A sum over columns adds them in order; one
+column are what is computed at once, and a value per row is an array of 32. Folds over rows alone compute as many at once
+as there are columns, so they are turned below 32. A sum over columns adds them in order; one
 over rows adds row n to lane n mod 32 and halves the lanes at the end. So the bits are the same at any vector width and
 for any number of threads, and the number of columns alone decides which.
 """
@@ -15,11 +16,15 @@ from .group_text import LANES, GroupLayout, GroupWriter, indented
 
 SIZES = {"float32": 4, "float64": 8, "bool": 1, "int32": 4, "int64": 8}
 MOST = 127  # columns
+WHOLE = (16, 24)  # columns that are whole vectors, of those below LANES
 
 
 def is_short(values: Sequence[Known], columns: int) -> bool:
-    """Whether the rows of a group that folds are better turned."""
-    return 2 <= columns <= MOST and any(v.fold for v in values)
+    """Whether the rows of a group that folds are better turned. Folds over rows alone only lack whole vectors there."""
+    folds = {v.fold for v in values} - {""}
+    if folds <= {"rows"}:
+        return bool(folds) and 2 <= columns < LANES and columns not in WHOLE
+    return 2 <= columns <= MOST
 
 
 class ShortRowsWriter(GroupWriter):
