@@ -55,11 +55,8 @@ typedef struct {  // a matrix in whole vectors, mostly in scratch
 } Block;
 
 // Tiles whose right side lies at a pitch, too; and those of one vector.
-#define START_HALF_PITCH(r) \
-    const long long o##r = r * *offsets; \
-    Vector s##r = *(const Vector*)(begin + r * pitch_begin);
-TILES(wide, offsets[1], START_PITCH, BOTH, ADD, STORE)
-TILES(narrow, offsets[1], START_HALF_PITCH, , ADD_HALF, STORE_HALF)
+TILES(wide, AT_PITCH, step, Vector, offsets[1], START_FROM, BOTH, ADD, STORE)
+TILES(narrow, AT_PITCH, step, Vector, offsets[1], START_HALF_FROM, , ADD_HALF, STORE_HALF)
 
 // c = (add ? c : 0) + x y, where c has `rows` x `columns` numbers, whole tiles, and x `count` columns.
 static void product(Left x, Block y, Block c, Size rows, Size columns, Size count, bool add) {

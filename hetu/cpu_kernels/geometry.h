@@ -28,24 +28,36 @@ static inline Geometry geometry_of(const Word* a) {
 
 static inline long long least(long long a, long long b) { return a < b ? a : b; }
 
-#define START(r) const long long o##r = offsets[r]; Vector s##r = {}, t##r = {};
-#define START_HALF(r) const long long o##r = offsets[r]; Vector s##r = {};
-TILES(whole, WIDE, START, BOTH, ADD, STORE)
-TILES(half, LANES, START_HALF, , ADD_HALF, STORE_HALF)
+typedef T Narrow __attribute__((vector_size(BYTES / (LANES >= 8 ? 2 : 1)), aligned(sizeof(T)), may_alias));
+enum { NARROW = sizeof(Narrow) / sizeof(T) };
 
-// Rows that lie side by side have offsets that the compiler knows, which take no registers.
-#define START_NEAR(r) enum { o##r = r }; Vector s##r = {}, t##r = {};
-#define START_HALF_NEAR(r) enum { o##r = r }; Vector s##r = {};
-TILES(whole_near, WIDE, START_NEAR, BOTH, ADD, STORE)
-TILES(half_near, LANES, START_HALF_NEAR, , ADD_HALF, STORE_HALF)
+#define APART(r) const long long o##r = offsets[r] - *offsets;  // from the first, whose place takes no register
+#define START(r) Vector s##r = {}, t##r = {};
+#define START_HALF(r) Vector s##r = {};
+#define START_NARROW(r) Narrow s##r = {};
+#define STORE_NARROW(r) *(Narrow*)(out + r * pitch) = s##r;
+#define OF_TWO Vector, WIDE, START, BOTH, ADD, STORE
+#define OF_ONE Vector, LANES, START_HALF, , ADD_HALF, STORE_HALF
+#define OF_HALF Narrow, NARROW, START_NARROW, , ADD_HALF, STORE_NARROW
+// Panels of two vectors, of one and of half of one, for rows that lie anywhere or side by side.
+TILES(apart_two, APART, 1, OF_TWO)
+TILES(apart_one, APART, 1, OF_ONE)
+TILES(apart_half, APART, 1, OF_HALF)
+TILES(far_two, APART, step, OF_TWO)
+TILES(far_one, APART, step, OF_ONE)
+TILES(far_half, APART, step, OF_HALF)
+TILES(near_two, NEAR, step, OF_TWO)
+TILES(near_one, NEAR, step, OF_ONE)
+TILES(near_half, NEAR, step, OF_HALF)
+#define TILE_OF(name) \
+    (width == WIDE ? TILE_FOR(rows, name##_two) : width == LANES ? TILE_FOR(rows, name##_one) : TILE_FOR(rows, name##_half))
 
 // The sums of up to ROWS rows at `offsets`, or side by side if these are null, and a panel of `width`.
 static inline void tile(long long rows, long long width, const Run* runs, long long count, long long step, const T* from,
                         const long long* offsets, const T* b, T* sums) {
-    if (width == WIDE && offsets) TILE_FOR(rows, whole)(runs, count, step, from, offsets, b, 0, 0, sums, WIDE);
-    else if (width == WIDE) TILE_FOR(rows, whole_near)(runs, count, step, from, 0, b, 0, 0, sums, WIDE);
-    else if (offsets) TILE_FOR(rows, half)(runs, count, step, from, offsets, b, 0, 0, sums, WIDE);
-    else TILE_FOR(rows, half_near)(runs, count, step, from, 0, b, 0, 0, sums, WIDE);
+    if (!offsets) TILE_OF(near)(runs, count, step, from, 0, b, 0, 0, sums, WIDE);
+    else if (step == 1) TILE_OF(apart)(runs, count, 1, from + *offsets, offsets, b, 0, 0, sums, WIDE);
+    else TILE_OF(far)(runs, count, step, from + *offsets, offsets, b, 0, 0, sums, WIDE);
 }
 
 // A panel's sums in `parts` that lie so far `apart`, added to the first in order.
@@ -55,4 +67,4 @@ static inline void join_parts(T* sums, long long count, long long parts, long lo
 }
 
 // The width of the panel that begins where `left` columns are left.
-static inline long long panel(long long left) { return left > LANES ? WIDE : LANES; }
+static inline long long panel(long long left) { return left > LANES ? WIDE : left > NARROW ? LANES : NARROW; }

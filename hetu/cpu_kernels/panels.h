@@ -6,13 +6,8 @@
 enum { MOST = ROWS, STRIP = 32 };  // rows of the largest tile; columns of a job
 
 // Rows at a pitch, which stands in the place of offsets, or side by side, where a matrix lies turned.
-#define START_AT(r, place) \
-    const long long o##r = place; \
-    Vector s##r = *(const Vector*)(begin + r * pitch_begin), t##r = *(const Vector*)(begin + r * pitch_begin + LANES);
-#define START_PITCH(r) START_AT(r, r * *offsets)
-#define START_TURNED(r) START_AT(r, r)
-TILES(at_pitch, WIDE, START_PITCH, BOTH, ADD, STORE)
-TILES(turned, WIDE, START_TURNED, BOTH, ADD, STORE)
+TILES(at_pitch, AT_PITCH, 1, Vector, WIDE, START_FROM, BOTH, ADD, STORE)
+TILES(turned, NEAR, step, Vector, WIDE, START_FROM, BOTH, ADD, STORE)
 
 // out = from + a b for up to MOST rows and one panel, where `a` lies with its columns as rows if it is `turned`.
 static inline void tile(

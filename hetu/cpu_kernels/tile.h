@@ -30,19 +30,20 @@ typedef struct {
 #define ADD_HALF(r) s##r += a[o##r] * x;
 #define STORE_HALF(r) *(Vector*)(out + r * pitch) = s##r;
 
-// out[r] = start + sum over k of from[place of row r + place of k] b[k], for `count` runs whose places are `step` apart.
-// BEGIN names the place of a row, from `offsets`, and its sums, which may start as `begin`. Accumulators are names, not an
-// array, and the pointer passes through an empty `asm`: so compilers keep all of them in registers and do not make a
-// pointer of each row.
-#define TILE(name, FOR_ROWS, WIDTH, BEGIN, SECOND, DO, END) \
+// out[r] = start + sum over k of from[place of row r + place of k] b[k], for `count` runs whose places are STEP apart: the
+// argument `step`, or a number, which takes no register. PLACE names the place of a row, from `offsets`, and START its sums,
+// which may start as `begin`. Accumulators are names, not an array, and the pointer passes through an empty `asm`: so
+// compilers keep all of them in registers and do not make a pointer of each row.
+#define TILE(name, FOR_ROWS, PLACE, STEP, VECTOR, WIDTH, START, SECOND, DO, END) \
     static __attribute__((noinline)) void name( \
         const Run* run, long long count, long long step, const T* from, const long long* offsets, const T* b, \
         const T* begin, long long pitch_begin, T* out, long long pitch) { \
-        FOR_ROWS(BEGIN) \
+        FOR_ROWS(PLACE) \
+        FOR_ROWS(START) \
         for (const Run* const last = run + count; run < last; run++) { \
             const T* a = from + run->offset; \
-            for (const T* const end = b + run->length * WIDTH; b < end; b += WIDTH, a += step) { \
-                const Vector x = *(const Vector*)b; \
+            for (const T* const end = b + run->length * WIDTH; b < end; b += WIDTH, a += STEP) { \
+                const VECTOR x = *(const VECTOR*)b; \
                 SECOND \
                 __asm__("" : "+r"(a)); \
                 FOR_ROWS(DO) \
@@ -50,6 +51,10 @@ typedef struct {
         } \
         FOR_ROWS(END) \
     }
+#define AT_PITCH(r) const long long o##r = r * *offsets;
+#define NEAR(r) enum { o##r = r };  // side by side
+#define START_FROM(r) Vector s##r = *(const Vector*)(begin + r * pitch_begin), t##r = *(const Vector*)(begin + r * pitch_begin + LANES);
+#define START_HALF_FROM(r) Vector s##r = *(const Vector*)(begin + r * pitch_begin);
 #define BOTH const Vector y = *(const Vector*)(b + LANES);
 
 // The tiles of one kind, and that for `rows` rows. All rows up to a multiple of SOME are there and computed.
