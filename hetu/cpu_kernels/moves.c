@@ -3,11 +3,13 @@
 //     move: to[i] = from[i] at all places i of AXES axes; along an axis either may stay where it is
 //
 // The last axis is the one along which `to` lies closest, the one before it that along which `from` does, if that is
-// another: a block of both is read and written while it is in the cache.
+// another: then blocks are turned.
 
 #include <string.h>
 
-enum { AXES = 6, BLOCK = 32, PIECE = 512 / sizeof(T) };
+#include "turn.h"
+
+enum { AXES = 6, BLOCK = 32, SIDE = 16, PIECE = 512 / sizeof(T) };
 
 void move_plainly(const Word* a, long long first, long long last, char* scratch) {
     const Word *const size = a + 2, *const to_stride = size + AXES, *const from_stride = to_stride + AXES;
@@ -39,6 +41,25 @@ static inline void row(T* to, const T* from, long long count, long long to_step,
     else EACH for (long long j = 0; j < count; j++) to[j * to_step] = from[j * from_step];
 }
 
+// A square of SIDE that lies turned, through memory of its own: whole lines of the cache are read and written, as lines
+// 4 KB apart share a few places there, and would be gone before the next number of each is wanted.
+static void turn(T* to, long long down, const T* from, long long right) {
+    T block[SIDE * SIDE];
+    for (int j = 0; j < SIDE; j += 4, from += 4 * right) {
+        const T* const lines[4] = {from, from + right, from + 2 * right, from + 3 * right};
+        for (int i = 0; i < SIDE; i += 4) {
+            T* const t = block + i * SIDE + j;
+            if (sizeof(T) == 4 && in_squares(4, 1))
+                square(
+                    (const unsigned*[]){(void*)(lines[0] + i), (void*)(lines[1] + i), (void*)(lines[2] + i), (void*)(lines[3] + i)},
+                    (unsigned*[]){(void*)t, (void*)(t + SIDE), (void*)(t + 2 * SIDE), (void*)(t + 3 * SIDE)});
+            else
+                for (int n = 0; n < 16; n++) t[n / 4 * SIDE + n % 4] = lines[n % 4][i + n / 4];
+        }
+    }
+    for (int i = 0; i < SIDE; i++) memcpy(to + i * down, block + i * SIDE, sizeof(T[SIDE]));
+}
+
 // Jobs are blocks of rows along the axis before the last.
 void move(const Word* a, long long first, long long last, char* scratch) {
     const Word *const size = a + 2, *const to_stride = size + AXES, *const from_stride = to_stride + AXES;
@@ -53,10 +74,14 @@ void move(const Word* a, long long first, long long last, char* scratch) {
             to += rest % size[axis].n * to_stride[axis].n;
             from += rest % size[axis].n * from_stride[axis].n;
         }
-        const long long step = turned ? BLOCK : columns;
-        for (long long j = 0; j < columns; j += step)
-            for (long long i = start; i < end; i++)
+        const long long step = turned ? SIDE : columns;
+        for (long long j = 0; j < columns; j += step) {
+            long long i = start;
+            for (; turned && right == 1 && j + SIDE <= columns && i + SIDE <= end; i += SIDE)
+                turn(to + i * down + j, down, from + i + j * from_right, from_right);
+            for (; i < end; i++)
                 row(to + i * down + j * right, from + i * from_down + j * from_right,
                     step < columns - j ? step : columns - j, right, from_right);
+        }
     }
 }
