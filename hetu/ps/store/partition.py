@@ -19,6 +19,7 @@ import numpy as np
 
 from ...core.errors import ArgumentError
 from ...core.types import as_dtype
+from ...ops.index import scatter_rows
 from .rules import RuleSpec, check_rule
 from .server_table import TableSpec
 
@@ -128,14 +129,15 @@ def split_rows(ids: np.ndarray, block: Block, row_bytes: int) -> list[slice]:
 
 
 def sum_by_id(ids: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct ids, increasing, and the sum of the rows of each, added in their order.
+    """The distinct ids, increasing, and the sum of the rows of each, added in their order as on one process.
 
     >>> sum_by_id(np.array([7, 2, 7]), np.array([[1.0], [2.0], [3.0]]))[1].tolist()
     [[2.0], [4.0]]
     """
     if len(ids) < 2 or (ids[1:] > ids[:-1]).all():
         return ids, rows
-    order = np.argsort(ids, kind="stable")
-    ordered = ids[order]
-    starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
-    return ordered[starts], np.add.reduceat(rows[order], starts, axis=0)
+    distinct, places = np.unique(ids, return_inverse=True)
+    sums = np.empty((len(distinct), *rows.shape[1:]), rows.dtype)
+    for call in scatter_rows.bound(np, sums, [sums, places, rows], {"window": None}):
+        call()
+    return distinct, sums
