@@ -1,10 +1,10 @@
 """A fused group over short rows, as a C function: 32 rows at a time are turned, and loops go over rows.
 
 Along a row of few columns there is little to compute at once, and its folds are all tree. Turned, the numbers of one
-column are what is computed at once, and a value per row is an array of 32. Folds over rows alone compute as many at once
-as there are columns, so they are turned below 32. A sum over columns adds them in order; one
-over rows adds row n to lane n mod 32 and halves the lanes at the end. So the bits are the same at any vector width and
-for any number of threads, and the number of columns alone decides which.
+column are what is computed at once, and a value per row is an array of 32. Folds over rows alone compute as many at
+once as there are columns, so they are turned below 32. A sum over columns adds them in order; one over rows adds row n
+to lane n mod 32 and halves the lanes at the end. So the bits are the same at any vector width and for any number of
+threads, and the number of columns alone decides which.
 """
 
 from __future__ import annotations
