@@ -252,6 +252,8 @@ class Client:
 
     def leave(self) -> None:
         """Leave the job, so that no worker waits for this one. Pushes of an unfinished clock are dropped."""
+        if self.context.closed:
+            return
         try:
             self.transport.wait(self._everywhere(Kind.LEAVE))
         except RefusedError as error:
