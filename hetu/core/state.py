@@ -46,7 +46,7 @@ class State(Mapping[str, np.ndarray]):
         self.variables, self.arrays = dict[str, Node](), dict[str, Any]()
         self.dirty = False  # a step failed after it had begun to write variables
         self.unseen = dict[str, Any]()  # what ranks have not compared, and from which line; new whenever it grows
-        self.copies: set[str] = set()  # variables that are kept elsewhere, such as on servers
+        self.copies = dict[str, str]()  # variables kept elsewhere, such as on servers, and their names there
         for node in variables:
             self.add(node)
 

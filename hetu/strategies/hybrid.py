@@ -120,6 +120,9 @@ def ParameterServer(*, consistency: Consistency | None = None, cache: Cache | No
     batches. So there all workers must be fed the same: ends of clocks carry samples, and who differs is refused. Under
     SSP and ASP each may go through the data as it likes, and nothing is compared.
 
+    What servers keep belongs to the state of an executor, as on one process: another executor of the script, or a cell
+    that is run again, begins anew, and one with `state=first.state` goes on.
+
     >>> ParameterServer()
     Hybrid(DataParallel(data=None, tensor=1, zero=0), served=('*',))
     """

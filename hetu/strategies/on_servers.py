@@ -7,6 +7,7 @@ lookups pull the rows of the batch, gradients push them. The rest is cut among t
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -75,6 +76,12 @@ def on_servers(builder: Hybrid | Serving, outputs: Sequence[Node], comm: RankSou
     return OnServers(strategy, ranks if isinstance(ranks, Connected) else Connected(ranks), outputs)
 
 
+def _free(name: str, client: Client) -> str:
+    """The name of a new parameter: a table belongs to the state of an executor, and another may be called alike."""
+    numbered = (f"{name} ({number})" for number in itertools.count(2))
+    return next(free for free in itertools.chain([name], numbered) if free not in client.parameters)
+
+
 class OnServers(OnRanks):
     """A strategy for one graph on real ranks and servers; `print(placement)` shows where variables are, and why."""
 
@@ -95,6 +102,7 @@ class OnServers(OnRanks):
         self.servable, self.fed, self.by_rows = Servable(outputs), False, True
         self.tells, self.training = False, set[StepKey]()  # whether servers are told what its steps are fed, and which
         self.kept = [v for v in self.servable.steps if strategy.is_served(v)]
+        self.names = {v.name: v.name for v in self.kept}  # on the servers
         self.servable.check_read(self.kept)
         self.tables = {v for v in self.kept if strategy.variables[v.name] == Served()}
         self.cached = self.tables if strategy.cache else set()
@@ -143,24 +151,35 @@ class OnServers(OnRanks):
         # ranks push gradients of the loss of all ranks, which are summed.
         weight = 1 / self.world_size if strategy.apart else 1.0
         self.comm = Connected(self.comm, client, Rows(client, strategy.cache, weight))
-        wanted = {v.name: self._parameter(v) for v in self.kept}
-        new = [v for v in self.kept if not self._made(client, v, wanted[v.name])]
+        new = [v for v in self.kept if v.name not in state.copies]
+        self.names = {v.name: state.copies.get(v.name) or _free(v.name, client) for v in self.kept}
+        for variable in self.kept:
+            self._check_made(client.parameters.get(self.names[variable.name]), variable)
         if new and strategy.apart:
             self.agree_on(asked, partial(unlike_first, client))
-        client.create({v.name: wanted[v.name] for v in new}, {v.name: initial_value(v, state.seed) for v in new})
-        self.comm.rows.hold(v.name for v in self.servable.steps if v in self.cached)
-        state.copies |= {v.name for v in self.kept}
+        self._create(client, state, new)
+        self.comm.rows.hold(self.names[v.name] for v in self.servable.steps if v in self.cached)
+        state.copies |= self.names
         self._fetch(state)
 
-    def _made(self, client: Client, variable: Node, wanted: Parameter) -> bool:
-        """Whether another executor has made a parameter; ArgumentError if servers train it otherwise."""
-        made = client.parameters.get(variable.name)
+    def _create(self, client: Client, state: State, new: Sequence[Node]) -> None:
+        """Make parameters, whose first values are those of the state; it has none of tables."""
+        names = {self.names[v.name]: v for v in new}
+        held = {
+            name: state.contiguous(v.name) if v.name in state else initial_value(v, state.seed)
+            for name, v in names.items()
+        }
+        client.create({name: self._parameter(v) for name, v in names.items()}, held)
+
+    def _check_made(self, made: Parameter | None, variable: Node) -> None:
+        """ArgumentError if another executor of this state has servers train a variable otherwise."""
+        wanted = self._parameter(variable)
         if made is None or replace(made, generation=0) == wanted:
-            return made is not None
+            return
         told, asked = (f"{name_of(p.rule)} at {dict(p.options)}" for p in (made, wanted))
         raise ArgumentError(
             f"servers train {variable.name!r} for another executor by {told}; that of this one, {asked}, is another",
-            fix="train it by the same optimizer with the same numbers, or give it another name",
+            fix="train it by the same optimizer with the same numbers, or without the other's state=",
             site=variable.site,
         )
 
@@ -173,7 +192,7 @@ class OnServers(OnRanks):
     def _fetch(self, state: State) -> None:
         for v in self.kept:
             if v not in self.tables:
-                self.comm.client.pull(v.name, state.arrays[v.name]).wait()
+                self.comm.client.pull(self.names[v.name], state.arrays[v.name]).wait()
 
     def expect(self, program: Program, values: Mapping[str, np.ndarray]) -> None:
         """The next step will run this program on these feeds: its rows are requested when this step has pushed."""
@@ -225,7 +244,7 @@ class OnServers(OnRanks):
         """This rank's graph: lookups pull rows, gradients are pushed, and the rest is as without servers."""
         if self.strategy.apart:
             self.servable.check(updates)
-        calls, sent = ServerCalls(), list[Node]()
+        calls, sent = ServerCalls(self.names), list[Node]()
         outputs = calls.look_up((*fetches, *updates.values()), self.tables)
         new = dict(zip(updates, outputs[len(fetches) :]))
         for variable in reversed([v for v in new if v in self.kept]):
@@ -294,7 +313,7 @@ class OnServers(OnRanks):
         """Add a part for each variable that servers keep, so that only one of them is in memory at a time."""
         for variable in self.kept:
             part, nodes = len(sizes), (variable, *self.servable.slots([variable]))
-            tensors = dict(zip((n.name for n in nodes), state_of(self.comm.client, variable.name)))
+            tensors = dict(zip((n.name for n in nodes), state_of(self.comm.client, self.names[variable.name])))
             sizes.append(write_part(folder, number, part, tensors))
             for n in nodes:
                 pieces = [(part, whole(known_shape(n)))]
@@ -312,7 +331,7 @@ class OnServers(OnRanks):
 
             count = self.servable.step_count(variable)
             step = 0 if count is None else int(checkpoint.read(count.name, ()))
-            restore(self.comm.client, variable.name, read, step)
+            restore(self.comm.client, self.names[variable.name], read, step)
         self.comm.rows.forget()
         self._fetch(state)
         return extra

@@ -122,16 +122,19 @@ def is_lookup(node: Node, tables: Collection[Node]) -> bool:
 
 
 class ServerCalls:
-    """Makes the communication of one graph with its servers, which runs in the order in which it is made."""
+    """Makes the communication of one graph with its servers, which runs in the order in which it is made.
 
-    def __init__(self) -> None:
-        self.order = 0
+    `names` are those that variables have on the servers.
+    """
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self.names, self.order = names, 0
 
     def look_up(self, outputs: Sequence[Node], tables: Collection[Node]) -> tuple[Node, ...]:
         """The graph with the lookups in these tables turned into pulls of rows."""
 
         def rule(node: Node, inputs: tuple[Node, ...]) -> Node | None:
-            return self._make(pull_rows, inputs[1:], node.inputs[0].name, node) if is_lookup(node, tables) else None
+            return self._make(pull_rows, inputs[1:], node.inputs[0], node) if is_lookup(node, tables) else None
 
         return rewrite(outputs, rule)
 
@@ -142,24 +145,27 @@ class ServerCalls:
         if sparse and gradient.role is not Role.SCATTER:
             raise GradientError(f"the gradient of table {variable.name!r} is no longer one of rows: {gradient!r}")
         if cached:
-            return [self._make(descend_rows, (*gradient.inputs[1:], rate), variable.name)]
+            return [self._make(descend_rows, (*gradient.inputs[1:], rate), variable)]
         if rate.role is not Role.CONSTANT:
-            sent.append(self._make(set_rate, (rate,), variable.name))
+            sent.append(self._make(set_rate, (rate,), variable))
         if not sparse:
-            return [*sent, self._make(push, (gradient,), variable.name)]
-        return [*sent, self._make(push_rows, gradient.inputs[1:], variable.name)]
+            return [*sent, self._make(push, (gradient,), variable)]
+        return [*sent, self._make(push_rows, gradient.inputs[1:], variable)]
 
     def tick(self, sent: Sequence[Node], order: int = 0) -> Node:
         """The end of the clock: after all pushes, whose arrays it keeps alive, and all communication before `order`."""
         self.order = max(self.order, order)
-        return self._make(tick, (*sent, *(i for node in sent for i in node.inputs)), "")
+        return self._make(tick, (*sent, *(i for node in sent for i in node.inputs)))
 
     def pull(self, ticked: Node, variable: Node) -> Node:
         """The new value of a whole variable."""
-        return self._make(pull, (ticked,), variable.name, variable)
+        return self._make(pull, (ticked,), variable, variable)
 
-    def _make(self, op: Op[..., Node], inputs: tuple[Node, ...], parameter: str, like: Node | None = None) -> Node:
+    def _make(
+        self, op: Op[..., Node], inputs: tuple[Node, ...], variable: Node | None = None, like: Node | None = None
+    ) -> Node:
         self.order += 1
         type_ = TOKEN if like is None else like.tensor
+        parameter = "" if variable is None else self.names[variable.name]
         attrs = {"parameter": parameter, "shape": type_.shape, "dtype": type_.dtype, "order": self.order}
         return op.make(inputs, attrs)

@@ -233,22 +233,57 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize("other", [*OTHERS, None], ids=repr)
-def test_executors_of_one_process_train_a_variable_alike(other):
+@pytest.mark.parametrize("other", OTHERS, ids=repr)
+def test_executors_of_one_state_train_a_variable_alike(other):
     """A server keeps one rule for each parameter: by another one it would train by that of the first executor."""
 
     def body(client: Client, rank: int):
-        for optimizer in (ht.optim.SGD(0.1), other or ht.optim.SGD(0.1)):
-            w = ht.variable("w", np.ones(3, "float32"))
-            loss = ht.sum(ht.square(w))
+        w, state = ht.variable("w", np.ones(3, "float32")), None
+        for optimizer in (ht.optim.SGD(0.1), other):
+            updates = optimizer.minimize(ht.sum(ht.square(w)))
             worker = Connected(Place(rank, 1), client)
-            ht.Executor([loss, optimizer.minimize(loss)], strategy=ParameterServer(), comm=worker).run()
+            state = ht.Executor([updates], strategy=ParameterServer(), comm=worker, state=state).state
 
-    if other is None:
-        job("bsp", 1, body)
-        return
     with pytest.raises(ArgumentError, match=r"servers train 'w' for another executor by sgd at"):
         job("bsp", 1, body)
+
+
+def three_steps(ex: ht.Executor, model: str) -> list[float]:
+    return [float(ex.run("train", batch(step, model == "embedded"))[0]) for step in range(3)]
+
+
+@pytest.mark.parametrize(("optimizer", "model"), in_turn(2, ["adam", "momentum-cosine"], ["embedded", "dense"]))
+def test_a_table_belongs_to_the_state_of_an_executor(model, optimizer):
+    """A second executor begins anew, as it does on one process; with the state of another it goes on from that."""
+
+    def trained(**where):
+        count_names_apart()
+        ex = ht.Executor(build(model, optimizer), **where)
+        return ex.state, three_steps(ex, model)
+
+    def body(client: Client, rank: int):
+        where = {"strategy": ParameterServer(), "comm": Connected(Place(rank, WORKERS), client)}
+        state, first = trained(**where)
+        return first, trained(**where)[1], trained(**where, state=state)[1], trained(**where)[1]
+
+    state, anew = trained()
+    wanted = anew, anew, trained(state=state)[1], anew
+    np.testing.assert_allclose(np.mean(job("bsp", WORKERS, body), axis=0), wanted, rtol=1e-5)
+
+
+def test_servers_take_over_what_a_state_holds():
+    """Their first values were those of the initializer, which were then pulled over trained ones."""
+
+    def body(client: Client, rank: int):
+        count_names_apart()
+        alone = ht.Executor(build("dense", "sgd"))
+        three_steps(alone, "dense")
+        worker = Connected(Place(rank, 1), client)
+        ex = ht.Executor(build("dense", "sgd"), strategy=ParameterServer(), comm=worker, state=alone.state)
+        return [x.tolist() for x in (alone.state["model/linear/bias"], ex.state["model/linear/bias"])]
+
+    before, after = job("bsp", 1, body)[0]
+    assert before == after and any(before)
 
 
 @pytest.mark.parametrize(("optimizer", "reason"), [(ht.optim.LAMB, "sum at .* single elements"), (ByHand, "no update")])
