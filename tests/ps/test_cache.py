@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hetu.core.errors import ArgumentError, ShapeError, UnknownNameError
 from hetu.ps import Cache, CachedTable, Parameter, TableSpec, hot_rows
-from hetu.ps.store.cache import PERMANENT_USES
+from hetu.ps.store.cache import PERMANENT_USES, POLICIES, SAMPLE
 from hetu.ps.store.messages import Kind, Message
 from hetu.ps.store.server_table import ServerTable
 
@@ -49,7 +49,7 @@ class TableClient:
         return Answer(self.table.newer(ids, limits))
 
 
-policies = st.sampled_from(["lru", "lfu", "lfuopt"])
+policies = st.sampled_from([*POLICIES])
 bounds = st.integers(0, 4)
 turns = st.lists(
     st.tuples(st.integers(0, 1), st.lists(st.integers(0, ROWS - 1), min_size=1, max_size=6)), min_size=1, max_size=60
@@ -70,6 +70,7 @@ def test_no_read_is_staler_than_its_bound_and_own_writes_are_seen(policy, capaci
             assert row[worker] == made[worker, i]
             arrived = server.table.values[i, 1 - worker]
             assert arrived - row[1 - worker] <= pull_bound
+            assert made[1 - worker, i] - row[1 - worker] <= pull_bound + push_bound  # which the other holds back
         cache.update(distinct, np.eye(2, dtype="f")[[worker] * len(distinct)])
         made[worker, distinct] += 1
         held_back = made[worker] - server.table.values[:, worker]
@@ -123,9 +124,28 @@ def test_what_each_policy_evicts():
     batches = [[0], [0], [0], [1], [2], [3]]
     assert visits("lru", batches, 2) == {2, 3}
     assert visits("lfu", batches, 2) == {0, 3}
-    often = [[0]] * PERMANENT_USES + [[1]] * (PERMANENT_USES + 5) + [[2]] * 3
-    assert visits("lfu", often, 2) == {1, 2}
-    assert visits("lfuopt", often, 2) == {0, 1}  # both stay for good, 2 passes through
+    often = [[0]] * PERMANENT_USES + [[1, 2, 3]]
+    assert visits("lfu", often, 3) == {1, 2, 3}
+    assert visits("lfuopt", often, 3) == {0, 1, 2}  # 0 stays, 3 passes through
+    assert visits("lfuopt", [[0]] * SAMPLE * 3 + often[-1:], 3) == {0, 1, 2}
+    assert visits("lfuopt", [[0]] * PERMANENT_USES + [[1]] * 2 * SAMPLE * 3 + [[2, 3]], 3) == {1, 2, 3}  # 0 was halved
+
+
+@pytest.mark.parametrize("policy", [*POLICIES])
+def test_rows_that_are_no_longer_hot_make_room(policy):
+    """Other rows become hot: their hits soon are those of the first ones. LFU that never forgot kept half of them."""
+    rng, count = np.random.default_rng(0), 2000
+    odds = 1 / np.arange(1, count + 1)
+    cache = CachedTable(TableClient(count), "t", Cache(policy, 0.05, pull_bound=1 << 20))
+    hits = []
+    for names in (rng.permutation(count), rng.permutation(count)):
+        for batch in range(120):
+            if batch == 60:
+                before = cache.counters.unique, cache.counters.fetched
+            cache.lookup(names[rng.choice(count, 128, p=odds / odds.sum())])
+        unique, fetched = cache.counters.unique - before[0], cache.counters.fetched - before[1]
+        hits.append(1 - fetched / unique)
+    assert hits[0] > 0.2 and hits[1] > 0.9 * hits[0]
 
 
 def test_dirty_rows_are_pushed_when_they_are_evicted():

@@ -1,10 +1,12 @@
 """A bounded cache of embedding rows at a worker, stale within bounds that are counted in updates.
 
 Embedding ids are skewed: a few rows make up most lookups. A worker keeps such rows, trains on its copies, and talks to
-the server only when a copy has come too far from the truth: `pull_bound` limits how many updates by others a row may
-miss when it is read, `push_bound` how many of its own a worker may hold back. With both at 0, training is as without a
-cache. X. Miao et al., "HET: Scaling out Huge Embedding Model Training via Cache-enabled Distributed Framework", VLDB
-2022, sections 3 and 4; prefetched hot rows after S. Dong et al., "HET-KG", ICDE 2022.
+the server only when a copy has come too far from the truth: `pull_bound` limits how many updates that servers know of a
+row may miss when it is read, `push_bound` how many of its own a worker may hold back. A read among W workers misses at
+most pull_bound + (W - 1) push_bound updates. With both at 0, training is as without a cache. X. Miao et al., "HET:
+Scaling out Huge Embedding Model Training via Cache-enabled Distributed Framework", VLDB 2022, sections 3 and 4; hot
+rows after S. Dong et al., "HET-KG", ICDE 2022; counts that are halved, so that rows once hot make room, after
+G. Einziger et al., "TinyLFU", TOS 2017, section 3.3.
 
 The server only adds finished deltas, so this is for plain gradient descent: Adam on a server needs every gradient, not
 sums of some. A bound is not free: the updates that W workers hold back act on a hot row like descent delayed by up to
@@ -32,7 +34,9 @@ from ...core.errors import ArgumentError, ShapeError, UnknownNameError, did_you_
 from .partition import Parameter, sum_by_id
 from .rules import name_of
 
-PERMANENT_USES = 10  # after so many uses lfuopt never evicts a row
+PERMANENT_USES = 10  # after so many uses lfuopt evicts a row only once its count was halved below
+SAMPLE = 10  # uses per line until all counts are halved
+RECENT = 32  # batches whose most used rows "hot" keeps, at most; at first fewer
 _NEVER = np.iinfo(np.int64).max
 
 Score = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -48,7 +52,7 @@ POLICIES: dict[str, Score | None] = {
     "lru": lambda uses, last: last,
     "lfu": _lfu,
     "lfuopt": lambda uses, last: np.where(uses < PERMANENT_USES, _lfu(uses, last), _NEVER),
-    "hot": None,  # only the rows named by `keep` are cached
+    "hot": None,  # the rows used most in the last batches, or those that `keep` names
 }
 
 
@@ -96,8 +100,10 @@ class Cache:
     """The rows that a worker keeps of each table: `ParameterServer(cache=Cache(...))` and `Hybrid(cache=Cache(...))`.
 
     `rows` is their number, or as a float their share of the table. `policy` says which they are: "lru", "lfu", "lfuopt"
-    (LFU; rows used often stay for good), or "hot" (those that `CachedTable.keep` names). `pull_bound` limits how many
-    updates by others a row may miss when it is read, `push_bound` how many of its own a worker may hold back.
+    (LFU; rows used often stay as long as they are), or "hot" (those used most in the last batches, or those that
+    `CachedTable.keep` names). `pull_bound` limits how many updates that servers know of a row may miss when it is read,
+    `push_bound` how many of its own a worker may hold back: a read among W workers misses at most pull_bound +
+    (W - 1) push_bound.
 
     >>> Cache(rows=0.1).capacity(26_000), Cache("lru", rows=500).capacity(400)
     (2600, 400)
@@ -154,7 +160,9 @@ class CachedTable:
         self.rows = np.zeros((capacity, parameter.cols), parameter.element)
         self.deltas = np.zeros_like(self.rows)
         self.versions, self.updates, self.uses, self.last = (np.zeros(capacity, "<i8") for _ in range(4))
-        self.turn = 0
+        self.turn = self.used = 0  # uses since counts were halved
+        self.recent, self.span = list[np.ndarray](), 1  # the last batches, and how many say which rows are hot
+        self.named = False  # whether `keep` has said so
         self.sent: list[Any] = []  # pushes that may still be on their way
 
     # -- the three things a worker does ----------------------------------------------------------------------
@@ -170,6 +178,8 @@ class CachedTable:
         unique, inverse = np.unique(ids, return_inverse=True)
         self.counters.lookups += ids.size
         self.counters.unique += len(unique)
+        if self.score is None and not self.named:
+            self._keep_recent(unique)
         checked = self._check(unique, self._use(unique))
         shape = (*ids.shape, *self.parameter.shape[1:])
         return lambda: checked()[inverse.reshape(-1)].reshape(shape)
@@ -202,7 +212,18 @@ class CachedTable:
     # -- prefetched hot rows ---------------------------------------------------------------------------------
 
     def keep(self, ids: np.ndarray) -> None:
-        """Cache exactly these rows (policy "hot"), and fetch the new ones; see `hot_rows`."""
+        """Cache exactly these rows from now on (policy "hot"), and fetch the new ones; see `hot_rows`."""
+        self.named = True
+        self._keep(ids)
+
+    def _keep_recent(self, unique: np.ndarray) -> None:
+        """Cache what the last batches used most, of which there are ever more until they are `RECENT`."""
+        self.recent.append(unique)
+        if len(self.recent) >= self.span:
+            self._keep(hot_rows(self.recent, len(self.ids)))
+            self.recent, self.span = [], min(2 * self.span, RECENT)
+
+    def _keep(self, ids: np.ndarray) -> None:
         self._settle()
         wanted = np.unique(np.asarray(ids, "<i8"))[: len(self.ids)]
         old = np.flatnonzero((self.ids >= 0) & ~np.isin(self.ids, wanted))
@@ -231,14 +252,18 @@ class CachedTable:
         used = slots[slots >= 0]
         self.uses[used] += 1
         self.last[used] = self.turn
+        self.used += len(used)
+        if self.used >= SAMPLE * len(self.ids):
+            self.uses >>= 1
+            self.used = 0
         return slots
 
     def _victims(self, scores: np.ndarray, count: int, in_use: np.ndarray) -> np.ndarray:
-        """Up to `count` slots to give up, the lowest scores first, none of them in use by this batch."""
+        """Up to `count` slots to give up, those of the lowest scores, none of them in use by this batch."""
         scores[in_use] = _NEVER
         scores[self.ids < 0] = _NEVER
-        order = np.argsort(scores, kind="stable")[:count]
-        return np.asarray(order[scores[order] < _NEVER])
+        found = np.flatnonzero(scores < _NEVER)
+        return found if len(found) <= count else found[np.argpartition(scores[found], count)[:count]]
 
     def _place(self, ids: np.ndarray, room: np.ndarray) -> np.ndarray:
         """Make empty lines for these rows; the version -1 makes the next check fetch them."""
