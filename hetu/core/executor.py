@@ -102,6 +102,7 @@ class Executor:
                     self.state[node] = np.array([seed, 0], np.uint64)
         passes = passes and [*passes]
         asked = {"seed": self.state.seed, "precision": precision, "passes": passes, "entries": [*entries]}
+        asked["updated"] = {name: [v.name for v in sub.updates] for name, sub in self.subgraphs.items()}
         self.placement.start(self.state, asked | {"shared state": state is not None})
         self.passes = chosen_passes(passes, self.device.kind)  # ranks have agreed by now on whether they compile
         self.arena, self.busy = Arena(self.device), threading.Lock()

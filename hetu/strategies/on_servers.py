@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -39,11 +39,12 @@ from ..ps.store.rules import name_of
 from ..ps.wire.client import Client
 from ..ps.wire.environment import Place, connect, place
 from ..ps.wire.rows import Rows
+from .bundles import Bundle, bundled
 from .choice import HEADER, choices
 from .first import unlike_first
 from .hybrid import Hybrid
 from .push_pull import pull_rows
-from .servable import Servable, ServerCalls, known_shape
+from .servable import Servable, ServerCalls, known_shape, rate_of
 from .serving import Serving
 
 AGREEMENT = "agreement"  # begins the names of the parameters by which workers agree
@@ -102,6 +103,7 @@ class OnServers(OnRanks):
         self.servable, self.fed, self.by_rows = Servable(outputs), False, True
         self.tells, self.training = False, set[StepKey]()  # whether servers are told what its steps are fed, and which
         self.kept = [v for v in self.servable.steps if strategy.is_served(v)]
+        self.bundles = [Bundle((v,)) for v in self.kept]  # of small ones, once it has started
         self.names = {v.name: v.name for v in self.kept}  # on the servers
         self.servable.check_read(self.kept)
         self.tables = {v for v in self.kept if strategy.variables[v.name] == Served()}
@@ -151,10 +153,8 @@ class OnServers(OnRanks):
         # ranks push gradients of the loss of all ranks, which are summed.
         weight = 1 / self.world_size if strategy.apart else 1.0
         self.comm = Connected(self.comm, client, Rows(client, strategy.cache, weight))
-        new = [v for v in self.kept if v.name not in state.copies]
-        self.names = {v.name: state.copies.get(v.name) or _free(v.name, client) for v in self.kept}
-        for variable in self.kept:
-            self._check_made(client.parameters.get(self.names[variable.name]), variable)
+        self.bundles = bundled(self.kept, partial(self._kind, asked["updated"]))
+        new = [b for b in self.bundles if self._is_new(b, client, state)]
         if new and strategy.apart:
             self.agree_on(asked, partial(unlike_first, client))
         self._create(client, state, new)
@@ -162,37 +162,64 @@ class OnServers(OnRanks):
         state.copies |= self.names
         self._fetch(state)
 
-    def _create(self, client: Client, state: State, new: Sequence[Node]) -> None:
-        """Make parameters, whose first values are those of the state; it has none of tables."""
-        names = {self.names[v.name]: v for v in new}
-        held = {
-            name: state.contiguous(v.name) if v.name in state else initial_value(v, state.seed)
-            for name, v in names.items()
-        }
-        client.create({name: self._parameter(v) for name, v in names.items()}, held)
+    def _kind(self, updated: Mapping[str, Sequence[str]], variable: Node) -> Hashable:
+        """What variables of a bundle have in common."""
+        if variable in self.tables or not self.strategy.apart:
+            return variable
+        alone, step = replace(self._parameter(Bundle((variable,))), shape=()), self.servable.steps[variable]
+        where = tuple(name for name, names in updated.items() if variable.name in names)
+        rate = None if (rate := rate_of(step)).role is Role.CONSTANT else rate
+        return repr(alone), where, rate, self.servable.step_count(variable)
 
-    def _check_made(self, made: Parameter | None, variable: Node) -> None:
-        """ArgumentError if another executor of this state has servers train a variable otherwise."""
-        wanted = self._parameter(variable)
-        if made is None or replace(made, generation=0) == wanted:
-            return
+    def _is_new(self, bundle: Bundle, client: Client, state: State) -> bool:
+        """Whether no executor of this state has made it; ArgumentError if one has servers train it otherwise."""
+        first, *more = {state.copies.get(v.name) for v in bundle.variables}
+        name = first or _free(bundle.name, client)
+        self.names |= {v.name: name for v in bundle.variables}
+        made, wanted = client.parameters.get(name), self._parameter(bundle)
+        if not more and (made is None or replace(made, generation=0) == wanted):
+            return made is None
+        site = bundle.variables[0].site
+        if more or made is None or made.shape != wanted.shape:
+            raise ArgumentError(
+                f"servers keep {bundle.name} for another executor together with other variables, as that one updates "
+                "them all in one step",
+                fix="update them together, in sub-graphs of one executor, or without the other's state=",
+                site=site,
+            )
         told, asked = (f"{name_of(p.rule)} at {dict(p.options)}" for p in (made, wanted))
         raise ArgumentError(
-            f"servers train {variable.name!r} for another executor by {told}; that of this one, {asked}, is another",
+            f"servers train {bundle.name!r} for another executor by {told}; that of this one, {asked}, is another",
             fix="train it by the same optimizer with the same numbers, or without the other's state=",
-            site=variable.site,
+            site=site,
         )
 
-    def _parameter(self, variable: Node) -> Parameter:
-        reduce = "mean" if self.strategy.apart else "sum"
-        return self.servable.parameter(
+    def _create(self, client: Client, state: State, new: Sequence[Bundle]) -> None:
+        """Make parameters, whose first values are those of the state; it has none of tables."""
+
+        def first(v: Node) -> np.ndarray:
+            return state.contiguous(v.name) if v.name in state else initial_value(v, state.seed)
+
+        named = {self.names[b.variables[0].name]: b for b in new}
+        values = {name: b.joined([first(v) for v in b.variables]) for name, b in named.items()}
+        client.create({name: self._parameter(b) for name, b in named.items()}, values)
+
+    def _parameter(self, bundle: Bundle) -> Parameter:
+        reduce, variable = "mean" if self.strategy.apart else "sum", bundle.variables[0]
+        made = self.servable.parameter(
             variable, sparse=variable in self.tables, reduce=reduce, cached=variable in self.cached
         )
+        return replace(made, shape=bundle.shape)
 
     def _fetch(self, state: State) -> None:
-        for v in self.kept:
-            if v not in self.tables:
-                self.comm.client.pull(self.names[v.name], state.arrays[v.name]).wait()
+        for bundle in self.bundles:
+            arrays = [state.arrays[v.name] for v in bundle.variables if v not in self.tables]
+            if len(arrays) == 1:
+                self.comm.client.pull(self.names[bundle.variables[0].name], arrays[0]).wait()
+            elif arrays:
+                whole = self.comm.client.pull(self.names[bundle.variables[0].name]).wait()
+                for array, part in zip(arrays, bundle.parts(whole)):
+                    array[...] = part
 
     def expect(self, program: Program, values: Mapping[str, np.ndarray]) -> None:
         """The next step will run this program on these feeds: its rows are requested when this step has pushed."""
@@ -247,10 +274,12 @@ class OnServers(OnRanks):
         calls, sent = ServerCalls(self.names), list[Node]()
         outputs = calls.look_up((*fetches, *updates.values()), self.tables)
         new = dict(zip(updates, outputs[len(fetches) :]))
-        for variable in reversed([v for v in new if v in self.kept]):
-            with origin_of(new[variable]):
-                sparse, cached = variable in self.tables, variable in self.cached
-                sent += calls.push(variable, new[variable], sparse=sparse, cached=cached)
+        pushed = [b for b in self.bundles if b.variables[0] in new]
+        for bundle in reversed(pushed):
+            first = bundle.variables[0]
+            with origin_of(new[first]):
+                steps = [new[v] for v in bundle.variables]
+                sent += calls.push(bundle.variables, steps, sparse=first in self.tables, cached=first in self.cached)
         rest = [v for v in new if not self.strategy.is_served(v)]
         outputs = (*outputs[: len(fetches)], *(new[v] for v in rest), *sent)
         outputs = sparsify_updates(outputs) if self.by_rows else outputs
@@ -263,7 +292,11 @@ class OnServers(OnRanks):
         others, pushes = local.tokens[: -len(sent)], local.tokens[-len(sent) :]
         talking = [n for n in topological((*others, *pushes)) if n.role is Role.COMMUNICATION]
         ticked = calls.tick(pushes, order=1 + max(n.attrs["order"] for n in talking))
-        pulled = {v: calls.pull(ticked, v) for v in new if v in self.kept and v not in self.tables}
+        pulled = dict[Node, Node]()
+        for bundle in pushed:
+            if bundle.variables[0] not in self.tables:
+                whole = calls.pull(ticked, bundle.variables[0], bundle.shape)
+                pulled |= zip(bundle.variables, bundle.part_nodes(whole))
         return replace(local, tokens=(*others, ticked), updates=local.updates | pulled)
 
     def _part(self, name: str, box: Box) -> tuple[str, Box]:
@@ -310,12 +343,14 @@ class OnServers(OnRanks):
     def finish(
         self, folder: Path, number: int, sizes: list[int], table: dict[str, Any], extra: Mapping[str, Any] | None
     ) -> None:
-        """Add a part for each variable that servers keep, so that only one of them is in memory at a time."""
-        for variable in self.kept:
-            part, nodes = len(sizes), (variable, *self.servable.slots([variable]))
-            tensors = dict(zip((n.name for n in nodes), state_of(self.comm.client, self.names[variable.name])))
+        """Add a part for each bundle that servers keep, so that only one of them is in memory at a time."""
+        for bundle in self.bundles:
+            part, rows = len(sizes), [(v, *self.servable.slots([v])) for v in bundle.variables]
+            whole_state = state_of(self.comm.client, self.names[bundle.variables[0].name])
+            arrays = zip(rows, bundle.parts(whole_state))
+            tensors = {n.name: array for nodes, stacked in arrays for n, array in zip(nodes, stacked)}
             sizes.append(write_part(folder, number, part, tensors))
-            for n in nodes:
+            for n in (n for nodes in rows for n in nodes):
                 pieces = [(part, whole(known_shape(n)))]
                 table[n.name] = {"shape": n.shape, "dtype": n.dtype.name, "pieces": pieces}
         super().finish(folder, number, sizes, table, extra)
@@ -323,15 +358,17 @@ class OnServers(OnRanks):
     def load(self, state: State, variables: Iterable[Node], path: FilePath) -> dict[str, Any]:
         """Continue from what any executor saved; all ranks call this alike."""
         extra, checkpoint = super().load(state, variables, path), Checkpoint(Path(path))
-        for variable in self.kept:
-            nodes = variable, *self.servable.slots([variable])
+        for bundle in self.bundles:
+            rows = [(v, *self.servable.slots([v])) for v in bundle.variables]
 
-            def read(nodes: tuple[Node, ...] = nodes) -> np.ndarray:
-                return np.stack([checkpoint.read(n.name, whole(known_shape(n))) for n in nodes])
+            def read(bundle: Bundle = bundle, rows: Sequence[tuple[Node, ...]] = rows) -> np.ndarray:
+                columns = zip(*rows)  # the values of all variables, then each of the states
+                read = ([checkpoint.read(n.name, whole(known_shape(n))) for n in nodes] for nodes in columns)
+                return np.stack([bundle.joined(arrays) for arrays in read])
 
-            count = self.servable.step_count(variable)
+            count = self.servable.step_count(bundle.variables[0])
             step = 0 if count is None else int(checkpoint.read(count.name, ()))
-            restore(self.comm.client, self.names[variable.name], read, step)
+            restore(self.comm.client, self.names[bundle.variables[0].name], read, step)
         self.comm.rows.forget()
         self._fetch(state)
         return extra

@@ -88,6 +88,12 @@ def push(out: Any, gradient: Any, *, parameter: str, comm: Any) -> None:
     comm.client.push(parameter, gradient)
 
 
+@_acting(_token)
+def push_bundle(out: Any, *gradients: Any, parameter: str, comm: Any) -> None:
+    """Send the gradients of small variables that servers keep as one; the result is an empty token."""
+    comm.client.push(parameter, np.concatenate([g.reshape(-1) for g in gradients]))
+
+
 @_acting(_token, _token_dims)
 def push_rows(out: Any, ids: Any, rows: Any, *, parameter: str, comm: Any) -> None:
     """Send the gradients of the rows `ids`, equal ids summed; the result is an empty token."""

@@ -13,10 +13,10 @@ from functools import cached_property
 from ..core.errors import ArgumentError, GradientError
 from ..core.graph import Node, rewrite, topological
 from ..core.op import Op, Role
-from ..core.types import Dim
+from ..core.types import Dim, TensorType
 from ..ps.store.partition import Parameter
 from ..ps.store.rules import described
-from .push_pull import TOKEN, descend_rows, pull, pull_rows, push, push_rows, set_rate, tick
+from .push_pull import TOKEN, descend_rows, pull, pull_rows, push, push_bundle, push_rows, set_rate, tick
 
 
 class Servable:
@@ -134,38 +134,38 @@ class ServerCalls:
         """The graph with the lookups in these tables turned into pulls of rows."""
 
         def rule(node: Node, inputs: tuple[Node, ...]) -> Node | None:
-            return self._make(pull_rows, inputs[1:], node.inputs[0], node) if is_lookup(node, tables) else None
+            return self._make(pull_rows, inputs[1:], node.inputs[0], node.tensor) if is_lookup(node, tables) else None
 
         return rewrite(outputs, rule)
 
-    def push(self, variable: Node, new: Node, *, sparse: bool, cached: bool = False) -> list[Node]:
-        """The nodes that send the gradient of the value `new`, and its rate if that changes."""
-        step = new.inputs[0] if new.role is Role.ITEM else new
-        rate, gradient, sent = rate_of(step), gradient_of(step), []
+    def push(self, variables: Sequence[Node], steps: Sequence[Node], *, sparse: bool, cached: bool) -> list[Node]:
+        """The nodes that send a bundle's gradients, and its rate if that changes; `steps` are the new values."""
+        steps = [step.inputs[0] if step.role is Role.ITEM else step for step in steps]
+        (variable, *more), rate, gradient, sent = variables, rate_of(steps[0]), gradient_of(steps[0]), list[Node]()
         if sparse and gradient.role is not Role.SCATTER:
             raise GradientError(f"the gradient of table {variable.name!r} is no longer one of rows: {gradient!r}")
         if cached:
             return [self._make(descend_rows, (*gradient.inputs[1:], rate), variable)]
         if rate.role is not Role.CONSTANT:
             sent.append(self._make(set_rate, (rate,), variable))
-        if not sparse:
-            return [*sent, self._make(push, (gradient,), variable)]
-        return [*sent, self._make(push_rows, gradient.inputs[1:], variable)]
+        if sparse:
+            return [*sent, self._make(push_rows, gradient.inputs[1:], variable)]
+        gradients = tuple(gradient_of(step) for step in steps)
+        return [*sent, self._make(push_bundle if more else push, gradients, variable)]
 
     def tick(self, sent: Sequence[Node], order: int = 0) -> Node:
         """The end of the clock: after all pushes, whose arrays it keeps alive, and all communication before `order`."""
         self.order = max(self.order, order)
         return self._make(tick, (*sent, *(i for node in sent for i in node.inputs)))
 
-    def pull(self, ticked: Node, variable: Node) -> Node:
-        """The new value of a whole variable."""
-        return self._make(pull, (ticked,), variable, variable)
+    def pull(self, ticked: Node, variable: Node, shape: tuple[int, ...]) -> Node:
+        """The new value of what has the name of this variable on the servers."""
+        return self._make(pull, (ticked,), variable, TensorType(shape, variable.dtype))
 
     def _make(
-        self, op: Op[..., Node], inputs: tuple[Node, ...], variable: Node | None = None, like: Node | None = None
+        self, op: Op[..., Node], inputs: tuple[Node, ...], variable: Node | None = None, type_: TensorType = TOKEN
     ) -> Node:
         self.order += 1
-        type_ = TOKEN if like is None else like.tensor
         parameter = "" if variable is None else self.names[variable.name]
         attrs = {"parameter": parameter, "shape": type_.shape, "dtype": type_.dtype, "order": self.order}
         return op.make(inputs, attrs)

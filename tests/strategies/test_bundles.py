@@ -1,0 +1,128 @@
+"""Small variables that servers keep as one: which go together, and that training is that of one process."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+
+import hetu as ht
+from hetu.core.errors import ArgumentError
+from hetu.core.leaf import count_names_apart
+from hetu.ps import Client
+from hetu.ps.store.messages import INLINE
+from hetu.ps.wire.environment import Place
+from hetu.strategies import Connected, ParameterServer
+from hetu.strategies.bundles import bundled
+
+from ..ps import network
+from ..ps.network import ServerThread
+
+job = functools.partial(network.job, kind=ServerThread)
+WORKERS = 2
+SIZES = {"a": (3,), "b": (2, 2), "large": (INLINE // 4 + 1,), "c": (), "none": (0, 3), "half": (5, 3)}
+
+
+def test_small_variables_of_a_kind_go_together_up_to_a_chunk():
+    made = {name: ht.variable(name, np.zeros(shape, "float32")) for name, shape in SIZES.items()}
+    names = [[v.name for v in b.variables] for b in bundled(made.values(), lambda v: v.name == "half")]
+    assert names == [["a", "b", "c", "none"], ["large"], ["half"]]
+    full = [ht.variable(f"v{k}", np.zeros(INLINE // 4, "float32")) for k in range(40)]
+    assert [len(b.variables) for b in bundled(full, lambda v: 0)] == [16, 16, 8]
+
+
+@pytest.mark.parametrize("count", [1, 2, 60])
+def test_parts_are_what_was_joined(count):
+    variables = [ht.variable(f"w{k}", np.zeros((k % 3, 2) if k % 2 else (), "float32")) for k in range(count)]
+    (bundle,) = bundled(variables, lambda v: 0)
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(v.shape).astype("float32") for v in variables]
+    whole = bundle.joined(arrays)
+    assert whole.shape == bundle.shape
+    for array, part in zip(arrays, bundle.parts(whole)):
+        np.testing.assert_array_equal(part, array)
+    if count > 1:
+        nodes = bundle.part_nodes(ht.constant(whole))
+        for array, part in zip(arrays, ht.Executor({"e": nodes}).run("e")):
+            np.testing.assert_array_equal(part, array)
+
+
+def model() -> dict[str, list]:
+    """Two networks by turns, one under two optimizers, with a variable too large to go with others."""
+    count_names_apart()
+    x = ht.placeholder("x", (None, 6))
+    with ht.scope("left"):
+        left = ht.nn.Linear(4, 3)(ht.tanh(ht.nn.Linear(6, 4)(x)))
+        large = ht.variable("large", np.linspace(0, 1, INLINE // 4 + 7, dtype="float32"))
+    with ht.scope("right"):
+        other = ht.nn.Linear(6, 3)(x)
+    loss = ht.mean(ht.square(left - other)) + ht.mean(ht.square(large))
+    of = {
+        side: [v for v in ht.Graph((loss,)).leaves("variable") if v.name.startswith(side)] for side in ("left", "right")
+    }
+    by_ndim = [[v for v in of["left"] if v.ndim == ndim] for ndim in (1, 2)]
+    with ht.scope("rules"):  # counts their names afresh
+        rules = ht.optim.SGD(ht.schedules.cosine(0.5, 9)), ht.optim.Adam(0.05), ht.optim.Adam(0.02)
+    biases, weights, right = (r.minimize(loss, some) for r, some in zip(rules, (*by_ndim, of["right"])))
+    return {"left": [loss, biases | weights], "right": [loss, right]}
+
+
+TURNS, NAMES = "llrlr", {"l": "left", "r": "right"}
+
+
+def feeds(turns: str) -> list[dict[str, np.ndarray]]:
+    rng = np.random.default_rng(3)
+    return [{"x": rng.standard_normal((8, 6)).astype("float32")} for _ in turns]
+
+
+def trained(turns: str, **where) -> tuple[ht.Executor, list[float]]:
+    ex = ht.Executor(model(), **where)
+    return ex, [float(ex.run(NAMES[turn], feed)[0]) for turn, feed in zip(turns, feeds(turns))]
+
+
+def test_sub_graphs_update_bundles_of_their_own():
+    def body(client: Client, rank: int):
+        where = {"strategy": ParameterServer(), "comm": Connected(Place(rank, WORKERS), client)}
+        ex, losses = trained(TURNS, **where)
+        values = {name: value for name, value in ex.state.items() if name.startswith(("left", "right"))}
+        return losses, [name for name in client.parameters if "more" in name], values
+
+    one, wanted = trained(TURNS)
+    results = job("bsp", WORKERS, body)
+    for _, bundles, values in results:
+        assert len(bundles) == 3, bundles  # weights, biases, and the other network
+        for name, value in values.items():
+            np.testing.assert_allclose(value, one.state[name], rtol=1e-4, atol=1e-6, err_msg=name)
+    np.testing.assert_allclose(np.mean([losses for losses, *_ in results], axis=0), wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize("begins", ["served", "alone"])
+def test_checkpoints_hold_each_variable_by_itself(begins, tmp_path):
+    """Saved on servers and loaded on one process, or the other way round, a training goes on."""
+    path = tmp_path / "saved"
+
+    def body(client: Client, rank: int):
+        where = {"strategy": ParameterServer(), "comm": Connected(Place(0, 1), client)}
+        first, second = ({}, where) if begins == "alone" else (where, {})
+        trained(TURNS, **first)[0].save(path)
+        ex = ht.Executor(model(), **second)
+        ex.load(path)
+        return [float(ex.run(NAMES[turn], feed)[0]) for turn, feed in zip(TURNS, feeds(TURNS))]
+
+    one = trained(TURNS)[0]
+    wanted = [float(one.run(NAMES[turn], feed)[0]) for turn, feed in zip(TURNS, feeds(TURNS))]
+    np.testing.assert_allclose(job("bsp", 1, body)[0], wanted, rtol=1e-5)
+
+
+def test_part_of_a_bundle_is_refused_and_says_so():
+    def body(client: Client, rank: int):
+        worker = Connected(Place(rank, 1), client)
+        v, w = (ht.variable(name, np.ones(3, "float32")) for name in "vw")
+        loss, state = ht.sum(ht.square(v) + ht.square(w)), None
+        for some in ([v, w], [v]):
+            updates = ht.optim.SGD(0.1).minimize(loss, some)
+            state = ht.Executor([updates], strategy=ParameterServer(), comm=worker, state=state).state
+
+    with pytest.raises(ArgumentError, match="servers keep v for another executor together with other variables"):
+        job("bsp", 1, body)
