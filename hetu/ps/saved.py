@@ -27,7 +27,7 @@ def state_of(client: Client, name: str) -> np.ndarray:
     """
     parameter = client.parameters[name]
     made = np.empty((parameter.arrays, *parameter.matrix), parameter.element)
-    requests = client.request(Kind.STATE, name, parameter.all_ids, arrays=parameter.arrays)
+    requests = client.request(Kind.STATE, name, arrays=parameter.arrays)
     for request, reply in zip(requests, client.transport.wait(requests)):
         part = made.swapaxes(0, 1)[request.part]
         part[...] = given(reply.values).reshape(part.shape)
@@ -45,7 +45,5 @@ def restore(client: Client, name: str, read: Callable[[], np.ndarray], step: int
     client.parameters[name] = parameter = replace(parameter, generation=parameter.generation + 1)
     if any(reply.step for reply in client.transport.wait(client.describe(name))):
         values = np.asarray(read(), parameter.element).reshape(parameter.arrays, *parameter.matrix).swapaxes(0, 1)
-        sent = client.request(
-            Kind.RESTORE, name, parameter.all_ids, values=values, meta={"step": step}, arrays=parameter.arrays
-        )
+        sent = client.request(Kind.RESTORE, name, values=values, meta={"step": step}, arrays=parameter.arrays)
         client.transport.wait(sent)

@@ -2,17 +2,19 @@
 
 A dense parameter is cut, flat, into blocks of at most one chunk, so that a block is also a message and no server waits
 for a whole tensor (similar to Y. Peng et al., "A Generic Communication Scheduler for Distributed DNN Training
-Acceleration", SOSP 2019). An embedding table is cut into one range of rows per server. Access frequency does not
-count: shuffle rows before training if neighbors are hot together.
+Acceleration", SOSP 2019). The rows of an embedding table are dealt to the servers in turn, as ids are often sorted by
+their frequency. So that the rows of a server are neighbors all the same, a row has a place: those of the first server
+come first.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
+from types import EllipsisType
 from typing import Any
 
 import numpy as np
@@ -20,9 +22,11 @@ import numpy as np
 from ...core.errors import ArgumentError
 from ...core.types import as_dtype
 from ...ops.index import scatter_rows
+from .messages import wire_array
 from .rules import RuleSpec, check_rule
 from .server_table import TableSpec
 
+Index = tuple[slice | EllipsisType, ...]
 CHUNK = 1 << 20  # bytes of a message: larger ones make every receive allocate fresh pages
 
 
@@ -63,11 +67,6 @@ class Parameter:
         return (self.shape[0], self.cols) if self.sparse else (1, math.prod(self.shape))
 
     @property
-    def all_ids(self) -> np.ndarray | None:
-        """The ids of all rows of a table; None for a dense parameter, which has no ids."""
-        return np.arange(self.shape[0]) if self.sparse else None
-
-    @property
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.element.itemsize
 
@@ -81,12 +80,39 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Block:
-    """Rows (sparse) or flat elements (dense) [start, stop) of a parameter, on one server under one key."""
+    """Places of rows (sparse) or flat elements (dense) [start, stop) of a parameter, on one server under one key.
+
+    Of a table these are the rows first, first + step, ...
+    """
 
     key: int
     server: int
     start: int
     stop: int
+    first: int = 0
+    step: int = 1
+
+    def chunks(
+        self, parameter: Parameter, places: np.ndarray | None, row_bytes: int
+    ) -> Iterator[tuple[Index, np.ndarray | None]]:
+        """Of each message for the whole, or for rows at increasing places: its part of an array, and its rows here.
+
+        >>> table = Parameter((10, 2), sparse=True)
+        >>> list(Block(0, 0, start=4, stop=7, first=1, step=3).chunks(table, np.array([1, 5, 6, 8]), row_bytes=16))
+        [((slice(1, 3, None),), array([1, 2]))]
+        """
+        count, most = self.stop - self.start, max(1, CHUNK // max(1, row_bytes))
+        if not parameter.sparse:
+            yield (..., slice(self.start, self.stop)), None
+        elif places is None:
+            for a in range(0, count, most):
+                rows = np.arange(a, min(a + most, count), dtype="<i8")
+                yield (slice(self.first + a * self.step, self.first + int(rows[-1]) * self.step + 1, self.step),), rows
+        else:
+            first, last = np.searchsorted(places, (self.start, self.stop)).tolist()
+            for a in range(first, last, most):
+                some = slice(a, min(a + most, last))
+                yield (some,), wire_array(places[some] - self.start)
 
 
 def partition(parameters: Mapping[str, Parameter], servers: int, first_key: int = 0) -> dict[str, list[Block]]:
@@ -98,34 +124,52 @@ def partition(parameters: Mapping[str, Parameter], servers: int, first_key: int 
     >>> [(b.server, b.stop - b.start) for b in partition(tables, 2)["table"]]
     [(0, 500000), (1, 500000)]
     """
-    pieces: list[tuple[int, str, int, int]] = []  # (bytes, name, start, stop)
+    pieces: list[tuple[int, str, int, int, int, int]] = []  # (bytes, name, and the fields of a block)
     for name, parameter in sorted(parameters.items()):
         if parameter.sparse and not parameter.shape:
             raise ArgumentError(f"the table {name} has no rows", fix="sparse=True needs at least one axis")
         length = parameter.shape[0] if parameter.sparse else math.prod(parameter.shape)
         count = max(1, math.ceil(parameter.nbytes / CHUNK))
         count = min(count, servers, max(1, length)) if parameter.sparse else count
-        edges = [length * i // count for i in range(count + 1)]
-        per_row = parameter.nbytes / max(1, length)
-        pieces += [(int((b - a) * per_row), name, a, b) for a, b in pairwise(edges)]
+        edges = [places_before(i, length, count) for i in range(count + 1)]
+        per_row, step = parameter.nbytes / max(1, length), count if parameter.sparse else 1
+        pieces += [(int((b - a) * per_row), name, a, b, i, step) for i, (a, b) in enumerate(pairwise(edges))]
     load = [0] * servers
     blocks: dict[str, list[Block]] = {name: [] for name in parameters}
-    for key, (nbytes, name, start, stop) in sorted(enumerate(pieces), key=lambda p: (-p[1][0], p[0])):
+    for key, (nbytes, name, *rows) in sorted(enumerate(pieces), key=lambda p: (-p[1][0], p[0])):
         server = load.index(min(load))
         load[server] += max(1, nbytes)
-        blocks[name].append(Block(first_key + key, server, start, stop))
+        blocks[name].append(Block(first_key + key, server, *rows))
     return {name: sorted(found, key=lambda block: block.start) for name, found in blocks.items()}
 
 
-def split_rows(ids: np.ndarray, block: Block, row_bytes: int) -> list[slice]:
-    """The slices of the increasing `ids` that lie in a block, each within the size of one chunk.
+def places_before(part: int, rows: int, parts: int) -> int:
+    """Where the places of a part begin, if rows are dealt to parts in turn."""
+    each, more = divmod(rows, parts)
+    return part * each + min(part, more)
 
-    >>> split_rows(np.array([1, 5, 9, 12]), Block(0, 0, start=4, stop=10), row_bytes=16)
-    [slice(1, 3, None)]
+
+def places_of(ids: np.ndarray, rows: int, parts: int) -> np.ndarray:
+    """The places of rows that are dealt to parts in turn.
+
+    >>> places_of(np.arange(7), rows=7, parts=3).tolist()
+    [0, 3, 5, 1, 4, 6, 2]
     """
-    first, last = np.searchsorted(ids, (block.start, block.stop)).tolist()
-    step = max(1, CHUNK // max(1, row_bytes))
-    return [slice(i, min(i + step, last)) for i in range(first, last, step)]
+    if parts == 1:
+        return ids
+    each, more = divmod(rows, parts)
+    turn, part = np.divmod(ids, parts)
+    return part * each + np.minimum(part, more) + turn
+
+
+def ids_of(places: np.ndarray, rows: int, parts: int) -> np.ndarray:
+    """The inverse of `places_of`."""
+    if parts == 1:
+        return places
+    edges = np.array([places_before(part, rows, parts) for part in range(parts)])
+    part = np.searchsorted(edges, places, side="right") - 1
+    found: np.ndarray = (places - edges[part]) * parts + part
+    return found
 
 
 def sum_by_id(ids: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from ...core.errors import ArgumentError, ShapeError, UnknownNameError, ValueRan
 from ..store.consistency import Consistency
 from ..store.messages import Kind, Message, RefusedError, encode, given, row_bytes, wire_array
 from ..store.partial_reduce import Group
-from ..store.partition import Block, Parameter, partition, split_rows, sum_by_id
+from ..store.partition import Block, Parameter, ids_of, partition, places_of, sum_by_id
 from .heartbeat import Heartbeat
 from .keys import check_address, read_keys
 from .transport import Request, ServerLink, Transport
@@ -142,7 +143,7 @@ class Client:
             parameter = self.parameters[name]
             blocks = [b for b, request in zip(self.blocks[name], requests) if given(request.reply).step]
             matrix = first[name].reshape(parameter.matrix)
-            sent += self.request(Kind.ASSIGN, name, parameter.all_ids, blocks=blocks, values=matrix)
+            sent += self.request(Kind.ASSIGN, name, blocks=blocks, values=matrix)
         self.transport.wait(sent)
 
     def describe(self, name: str) -> list[Request]:
@@ -163,7 +164,7 @@ class Client:
         """A whole parameter, into the C-contiguous `out` if given."""
         parameter = self._parameter(name)
         made = self._buffer(name, parameter.shape, out)
-        requests = self.request(Kind.PULL, name, parameter.all_ids, out=made.reshape(parameter.matrix))
+        requests = self.request(Kind.PULL, name, out=made.reshape(parameter.matrix))
         return self._handle(requests, lambda _: made)
 
     def push_pull(self, name: str, gradient: np.ndarray, out: np.ndarray | None = None) -> PendingReply:
@@ -185,37 +186,42 @@ class Client:
 
         `counts`, only for ids that are distinct and increasing, says how many updates each row stands for.
         """
-        unique, sums = self._unique_rows(name, ids, rows)
-        return self._handle(self.request(Kind.PUSH, name, unique, values=sums, counts=counts))
+        places, sums = self._unique_rows(name, ids, rows)
+        if counts is not None:
+            counts = counts[np.argsort(self._places(name, ids))]
+        return self._handle(self.request(Kind.PUSH, name, places, values=sums, counts=counts))
 
     def pull_rows(self, name: str, ids: np.ndarray, out: np.ndarray | None = None) -> PendingReply:
         """The rows `ids`, as ids.shape + row shape. Every distinct row travels once."""
-        ids = self._ids(name, ids)
-        unique, inverse = np.unique(ids, return_inverse=True)
+        places = self._places(name, ids)
+        unique, inverse = np.unique(places, return_inverse=True)
         found = self._rows(name, len(unique))
         requests = self.request(Kind.PULL, name, unique, out=found)
-        return self._handle(requests, lambda _: self._spread(name, ids, inverse, found, out))
+        return self._handle(requests, lambda _: self._spread(name, places.shape, inverse, found, out))
 
     def push_pull_rows(self, name: str, ids: np.ndarray, rows: np.ndarray) -> PendingReply:
         """Push gradients of rows and get these rows back in one round trip; for BSP see `push_pull`."""
-        ids = self._ids(name, ids)
+        places = self._places(name, ids)
         unique, sums = self._unique_rows(name, ids, rows)
-        inverse = np.searchsorted(unique, ids)
+        inverse = np.searchsorted(unique, places)
         found = self._rows(name, len(unique))
         requests = self.request(Kind.PUSH_PULL, name, unique, values=sums, out=found)
-        return self._handle(requests, lambda _: self._spread(name, ids, inverse, found, None))
+        return self._handle(requests, lambda _: self._spread(name, places.shape, inverse, found, None))
 
     def sync_rows(self, name: str, ids: np.ndarray, limits: np.ndarray) -> PendingReply:
-        """The rows of the distinct increasing `ids` whose version is above their limit: (ids, versions, rows)."""
-        parameter = self._parameter(name)
+        """The rows of the distinct `ids` whose version is above their limit: (ids, versions, rows), in any order."""
+        places = self._places(name, ids)
+        order = np.argsort(places)
+        requests = self.request(Kind.SYNC, name, places[order], counts=limits[order])
+        parameter = self.parameters[name]
         none = (np.empty(0, "<i8"), np.empty(0, "<i8"), np.empty((0, parameter.cols), parameter.element))
-        return self._handle(self.request(Kind.SYNC, name, ids, counts=limits), lambda found: _gathered(found, none))
+        return self._handle(requests, lambda found: self._gathered(name, found, none))
 
     def call(self, name: str, function: str, **arguments: Any) -> PendingReply:
         """A server function on every block of a parameter: the (ids, rows) of all servers, one after the other."""
         self._parameter(name)
         meta = {"function": function, "arguments": arguments}
-        return self._handle(self._to_blocks(Kind.CALL, name, lambda _: meta), _gathered)
+        return self._handle(self._to_blocks(Kind.CALL, name, lambda _: meta), partial(self._gathered, name))
 
     # -- time and membership ---------------------------------------------------------------------------------
 
@@ -289,7 +295,7 @@ class Client:
         self,
         kind: Kind,
         name: str,
-        ids: np.ndarray | None = None,
+        places: np.ndarray | None = None,
         *,
         blocks: Sequence[Block] | None = None,
         values: np.ndarray | None = None,
@@ -298,21 +304,17 @@ class Client:
         meta: dict[str, Any] | None = None,
         arrays: int = 1,
     ) -> list[Request]:
-        """Requests for a dense parameter, or for the distinct increasing rows `ids` of a table, in chunks.
+        """Requests, in chunks, for a whole parameter or for rows of a table at distinct increasing `places`.
 
-        `values` and `out` are (1, ..., size), or (len(ids), ...) for a table. `arrays` arrays travel side by side.
+        `values` and `out` are as `Parameter.matrix`, or one row for each place. `arrays` arrays travel side by side.
         """
         if kind in WRITES:
             self._wait_for_leave_to_write()
-        parameter, requests = self.parameters[name], []
+        parameter, requests = self.parameters[name], list[Request]()
+        nbytes = row_bytes(arrays * parameter.cols, parameter.element)
         for block in self.blocks[name] if blocks is None else blocks:
-            places, rows = [slice(block.start, block.stop)], None
-            if ids is not None:
-                places = split_rows(ids, block, row_bytes(arrays * parameter.cols, parameter.element))
-            for place in places:
-                part = (..., place) if ids is None else (place,)
-                if ids is not None:
-                    rows = wire_array(ids[place] - block.start)
+            for part, rows in block.chunks(parameter, places, nbytes):
+                some = None if values is None else values[part].reshape(1 if rows is None else len(rows), -1)
                 requests.append(
                     self.transport.submit(
                         block.server,
@@ -324,7 +326,7 @@ class Client:
                         step=self.step,
                         ids=rows,
                         counts=None if counts is None else wire_array(counts[part], np.dtype("<i8")),
-                        values=None if values is None else values[part].reshape(1 if rows is None else len(rows), -1),
+                        values=None if some is None else wire_array(some),
                         meta=meta,
                     )
                 )
@@ -351,12 +353,31 @@ class Client:
             raise ValueRangeError(f"ids {found.min()}..{found.max()} of {name}, which has {parameter.shape[0]} rows")
         return found.astype("<i8", copy=False)
 
+    def _places(self, name: str, ids: np.ndarray) -> np.ndarray:
+        """The places of rows, in the shape of `ids`."""
+        found = self._ids(name, ids)
+        return places_of(found, self.parameters[name].shape[0], len(self.blocks[name]))
+
+    def _gathered(
+        self, name: str, requests: list[Request], none: tuple[np.ndarray, ...] = ()
+    ) -> tuple[np.ndarray, ...]:
+        """The replies of all requests one after the other, with ids of the whole table."""
+        replies = [(request.start, given(request.reply)) for request in requests]
+        found = [(given(reply.ids) + start, reply.counts, reply.values) for start, reply in replies]
+        if not found:
+            return none
+        places, *others = (np.concatenate(part) for part in zip(*found) if part[0] is not None)
+        parameter = self.parameters[name]
+        ids = ids_of(places, parameter.shape[0], len(self.blocks[name])) if parameter.sparse else places
+        return ids, *others
+
     def _unique_rows(self, name: str, ids: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        parameter, ids = self._parameter(name), self._ids(name, ids)
+        """The distinct places of rows, increasing, and the sums of what is at each."""
+        parameter, places = self._parameter(name), self._places(name, ids)
         rows = wire_array(rows, parameter.element)
-        if rows.shape != (*ids.shape, *parameter.shape[1:]):
-            raise ShapeError(f"rows {rows.shape} for ids {ids.shape} of {name} {parameter.shape}")
-        return sum_by_id(ids.reshape(-1), rows.reshape(ids.size, parameter.cols))
+        if rows.shape != (*places.shape, *parameter.shape[1:]):
+            raise ShapeError(f"rows {rows.shape} for ids {places.shape} of {name} {parameter.shape}")
+        return sum_by_id(places.reshape(-1), rows.reshape(places.size, parameter.cols))
 
     def _buffer(self, name: str, shape: tuple[int, ...], out: np.ndarray | None) -> np.ndarray:
         dtype = self._parameter(name).element
@@ -372,12 +393,12 @@ class Client:
         return np.empty((count, parameter.cols), parameter.element)
 
     def _spread(
-        self, name: str, ids: np.ndarray, inverse: np.ndarray, rows: np.ndarray, out: np.ndarray | None
+        self, name: str, shape: tuple[int, ...], inverse: np.ndarray, rows: np.ndarray, out: np.ndarray | None
     ) -> np.ndarray:
-        """The distinct `rows`, laid out as `ids` asked for them."""
+        """The distinct `rows`, laid out as ids of this shape asked for them."""
         parameter = self.parameters[name]
-        out = self._buffer(name, (*ids.shape, *parameter.shape[1:]), out)
-        np.take(rows, inverse.reshape(-1), axis=0, out=out.reshape(ids.size, parameter.cols), mode="clip")
+        out = self._buffer(name, (*shape, *parameter.shape[1:]), out)
+        np.take(rows, inverse.reshape(-1), axis=0, out=out.reshape(inverse.size, parameter.cols), mode="clip")
         return out
 
 
@@ -393,10 +414,3 @@ def dealer(zmq: Any, context: Any, address: str, key_file: str) -> Any:
         socket.curve_serverkey = keys["server"]
     socket.connect(address)
     return socket
-
-
-def _gathered(requests: list[Request], none: tuple[np.ndarray, ...] = ()) -> tuple[np.ndarray, ...]:
-    """The replies of all requests one after the other, ids counted from the start of the whole table."""
-    replies = [(request.start, given(request.reply)) for request in requests]
-    found = [(given(reply.ids) + start, reply.counts, reply.values) for start, reply in replies]
-    return tuple(np.concatenate(part) for part in zip(*found) if part[0] is not None) or none

@@ -16,13 +16,14 @@ import warnings
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from types import EllipsisType, ModuleType
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from ...core.errors import ArgumentError, HetuError
 from ..store.messages import Buffer, Kind, Message, ProtocolError, RefusedError, decode, encode, given
+from ..store.partition import Index
 from ..store.segment import ROOM_BYTES, SLOTS, Segment
 from .keys import is_loopback
 
@@ -30,7 +31,6 @@ CREDIT = SLOTS  # requests in flight to one server
 SHARED_BYTES = 16 << 10  # values from this size on go through shared memory where there is some
 SLOWEST_RETRY = 4.0  # seconds; the time between two sendings doubles up to this
 LONGEST_POLL = 0.05
-Index = tuple[slice | EllipsisType, ...]
 COPIED = 256 << 10  # up to so many bytes a copy costs less than the notice, from another thread, that a buffer is free
 
 

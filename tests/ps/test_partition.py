@@ -1,0 +1,85 @@
+"""Rows of a table on several servers: dealt out in turn, and all that a client does with them beside plain arrays."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetu.ps import Client, Parameter
+from hetu.ps.saved import restore, state_of
+from hetu.ps.store import partition as module
+from hetu.ps.store.partition import ids_of, partition, places_before, places_of
+
+from .network import ServerThread, connect, options
+
+SERVERS = 3
+
+
+@given(st.integers(1, 60), st.data())
+def test_places_are_the_rows_of_one_part_after_the_other(rows, data):
+    parts = data.draw(st.integers(1, rows))
+    places = places_of(np.arange(rows), rows, parts)
+    assert (
+        ids_of(np.arange(rows), rows, parts).tolist()
+        == np.concatenate([np.arange(part, rows, parts) for part in range(parts)]).tolist()
+    )
+    np.testing.assert_array_equal(ids_of(places, rows, parts), np.arange(rows))
+    edges = [places_before(part, rows, parts) for part in range(parts + 1)]
+    assert edges[-1] == rows and max(np.diff(edges)) - min(np.diff(edges)) <= 1
+
+
+@pytest.mark.parametrize("exponent", [1.0, 1.2])
+def test_no_server_has_most_of_the_rows_of_a_batch(exponent):
+    """Ids sorted by frequency, Zipf: the busiest of 4 servers had 81 to 87 % of the distinct rows."""
+    rows, servers, rng = 100_000, 4, np.random.default_rng(0)
+    blocks = partition({"t": Parameter((rows, 16), sparse=True)}, servers)["t"]
+    odds = np.arange(1, rows + 1) ** -exponent
+    places = places_of(np.unique(rng.choice(rows, 26 * 128, p=odds / odds.sum())), rows, len(blocks))
+    loads = [np.sum((places >= b.start) & (places < b.stop)) for b in blocks]
+    assert len(loads) == servers and max(loads) <= 1.15 * np.mean(loads)
+
+
+@pytest.fixture
+def client(monkeypatch):
+    monkeypatch.setattr(module, "CHUNK", 64)  # several messages for each server
+    servers = [ServerThread(options("asp", 1)) for _ in range(SERVERS)]
+    try:
+        with connect([s.address for s in servers], 0) as client:
+            yield client
+    finally:
+        for server in servers:
+            server.stop()
+
+
+@pytest.mark.parametrize("rows", [4, 7, 48, 50])
+def test_a_dealt_table_is_a_plain_one_to_a_client(client: Client, rows):
+    rng = np.random.default_rng(rows)
+    table = rng.standard_normal((rows, 5)).astype("float32")
+    client.create({"t": Parameter(table.shape, sparse=True, rule="add", reduce="sum")}, {"t": table})
+    assert len(client.blocks["t"]) > 1
+    versions = np.zeros(rows, int)
+    for _ in range(4):
+        np.testing.assert_array_equal(client.pull("t").wait(), table)
+        ids = rng.integers(0, rows, (4, 3))
+        np.testing.assert_array_equal(client.pull_rows("t", ids).wait(), table[ids])
+        new = rng.standard_normal((4, 3, 5)).astype("float32")
+        client.push_rows("t", ids, new).wait()
+        np.add.at(table, ids, new)
+        versions[np.unique(ids)] += 1
+        some = rng.permutation(rows)[: rows // 2 + 1]
+        new, counts = rng.standard_normal((len(some), 5)).astype("float32"), rng.integers(1, 9, len(some))
+        client.push_rows("t", some, new, counts).wait()
+        table[some] += new
+        versions[some] += counts
+        limits = rng.integers(-1, 9, len(some))
+        found, seen, values = client.sync_rows("t", some, limits).wait()
+        assert sorted(found) == sorted(some[versions[some] > limits])
+        np.testing.assert_array_equal(seen, versions[found])
+        np.testing.assert_allclose(values, table[found], rtol=1e-5, atol=1e-6)
+        table[...] = client.pull("t").wait()  # sums may round in another order
+        client.clock().wait()
+    np.testing.assert_array_equal(state_of(client, "t")[0], table)
+    restore(client, "t", lambda: 2 * table[None], step=0)
+    np.testing.assert_array_equal(client.pull("t").wait(), 2 * table)
