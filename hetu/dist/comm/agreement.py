@@ -15,14 +15,14 @@ import functools
 import warnings
 import zlib
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from .comm import CollectiveCall, CommError, disagreement
 from .fed import WeighedFeed, drifted
-from .line import mixed, numbers
+from .line import CallLine, CallPath, mixed, numbers
 from .recorder import KEPT, Entry, RankState, Raw, differences, readable
 
 LINE = 256  # bytes of a rank's description of its calls: one size, so that no exchange overruns another
@@ -94,13 +94,23 @@ class KnownCall:
     small: Any
 
 
+def _compared(kind: KnownCall, line: CallLine) -> tuple[int, int, int, int]:
+    """Numbers of a call from a line: of its kind, of the place and the way if it reduces, of the way if it spreads."""
+    place, way = numbers(line)
+    return kind.number, place * kind.reduces, way * kind.reduces, way * kind.spreads
+
+
+_compared_before = functools.lru_cache(512)(_compared)
+
+
 class CallHistory:
     """The calls of one rank in a group since they were last compared."""
 
     def __init__(self, comm: Any) -> None:
         self.comm = comm
         self.kinds: dict[tuple[object, ...], KnownCall] = {}  # by signature
-        self.calls: list[tuple[KnownCall, Any, Any]] = []  # with their lines, and how much they send and receive
+        self.calls: list[tuple[int, int, int, int]] = []  # what is compared of each
+        self.moved: list[tuple[int, Any]] = []  # how much some of them, by number, send and receive
         self.fed, self.steps = 0, 0
         self.open: deque[Any] = deque()  # what `comm.tell` returns: a Telling
         self.before: tuple[Sequence[int], ...] = NONE  # the sums of the last calls, if they differed
@@ -121,7 +131,10 @@ class CallHistory:
 
     def add(self, kind: KnownCall, call: CollectiveCall) -> None:
         """Add a call of a kind that is known."""
-        self.calls.append((kind, call.noted[6], call.counts))
+        if call.counts is not None:
+            self.moved.append((call.noted[2], call.counts))
+        line = call.noted[6]
+        self.calls.append((_compared_before if type(line) is CallPath else _compared)(kind, line))
         if len(self.calls) == TOGETHER:
             self.roll()
             self._judge_those_told(call.noted)
@@ -159,17 +172,15 @@ class CallHistory:
 
         The same again with the calls that led to each line: they tell the users of a helper apart.
         """
-        calls = tuple(kind.number for kind, *_ in self.calls)
-        hashes = [hash(calls)]
-        lines = [numbers(line if kind.reduces else None) for kind, line, _ in self.calls]
-        for places in zip(*lines) if calls else ((), ()):
-            hashes += [hash(places), _summed(zip(calls, places))]
-        spread = [(kind.number, numbers(line)[1]) for kind, line, _ in self.calls if kind.spreads]
-        hashes += [hash(tuple(spread)), _summed(spread)]
-        moved = [(at, counts) for at, (_, _, counts) in enumerate(self.calls) if counts is not None]
-        hashes += [sum((2 * at + 1) * _balance(self.comm.rank, *counts) for at, counts in moved), self.fed]
-        self.open.append(self.comm.tell(" ".join(str(h & WORD) for h in (len(calls), *hashes))))
+        counted = Counter(self.calls).items()  # most come many times
+        kinds, *columns = [*zip(*self.calls)] or [()] * 4
+        hashes = [hash(kinds)]
+        for at, column in enumerate(columns, 1):
+            hashes += [hash(column), sum(count * mixed((call[0], call[at])) for call, count in counted)]
+        hashes += [sum((2 * at + 1) * _balance(self.comm.rank, *counts) for at, counts in self.moved), self.fed]
+        self.open.append(self.comm.tell(" ".join(str(h & WORD) for h in (len(kinds), *hashes))))
         self.calls.clear()
+        self.moved.clear()
         self.fed = 0
 
     def _judge_first(self, entry: Raw) -> None:
@@ -216,11 +227,6 @@ class CallHistory:
                 stacklevel=2,
             )
         self.warned = True
-
-
-def _summed(pairs: Iterable[tuple[int, int]]) -> int:
-    """What pairs add up to, in any order; most of them come many times."""
-    return sum(count * mixed(pair) for pair, count in Counter(pairs).items())
 
 
 @functools.lru_cache(256)

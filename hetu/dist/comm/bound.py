@@ -149,18 +149,19 @@ class SmallCalls:
     def __init__(self, MPI: Any, comm: Any, call: CollectiveCall) -> None:
         x = np.empty(call.x.size, call.x.dtype)
         out = x if call.kind in ("all_reduce", "broadcast") else np.empty(call.out.size, call.out.dtype)
-        self.x, self.out, self.gives = x, out, call.kind != "broadcast" or call.root == comm.rank
-        self.takes = call.kind != "broadcast" or not self.gives
+        self.x, self.out = x, out
+        self.gives = call.kind != "barrier" and (call.kind != "broadcast" or call.root == comm.rank)
+        self.takes = call.kind != "barrier" and (call.kind != "broadcast" or not self.gives)
         self.prepared = Prepared(MPI, comm, CollectiveCall(call.kind, x, out, call.op, call.root))
 
     def run(self, call: CollectiveCall) -> None:
         """Do a call of this kind, and wait for it."""
         if self.gives:
-            self.x[:] = call.x if call.x.ndim == 1 else call.x.reshape(-1)
+            self.x[...] = call.x if call.x.ndim == 1 else call.x.reshape(-1)
         self.prepared.run(call.noted)
         if self.takes:
             out = call.out if call.out.ndim == 1 else call.out.reshape(-1)
-            out[:] = self.out
+            out[...] = self.out
 
 
 def is_small(call: CollectiveCall) -> bool:

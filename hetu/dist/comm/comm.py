@@ -110,7 +110,7 @@ class CollectiveCall:
     @property
     def signature(self) -> tuple[object, ...]:
         """What the calls of all ranks must have in common; with `counts` the sizes may differ."""
-        return self.kind, self.op, self.root, self.x.dtype, self.size
+        return self.kind, self.op, self.root, self.x.dtype, self.x.size if self.counts is None else -1
 
     @property
     def size(self) -> int:
@@ -344,7 +344,7 @@ class Comm(ABC):
         return self._start(self._noted(call))
 
     def _noted(self, call: CollectiveCall, what: str = "") -> CollectiveCall:
-        call.noted = self.made.add(what or call.what, call.x, call.size, self.recorder.site or calling_line())
+        call.noted = self.made.add(what or call.what, call.x, call.size, self.recorder.site or calling_line(3))
         return call
 
     @abstractmethod

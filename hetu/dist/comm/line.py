@@ -15,8 +15,9 @@ import itertools
 import linecache
 import os
 import sys
+from dataclasses import dataclass
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 from ...core.errors import PACKAGE, Site
 from .operand import OperandSite
@@ -25,7 +26,8 @@ BETWEEN = (PACKAGE, functools.__file__, contextlib.__file__)
 REMEMBERED = 512  # paths
 
 
-class CallPath(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)  # to hash a code takes long
+class CallPath:
     """The code of a call and of the two calls that led to it, with their instructions.
 
     As numbers, which are the same on all ranks: `place` of the call alone, `way` of all.
@@ -45,12 +47,12 @@ def show(line: CallLine) -> str:
     return _place(line.codes[0], line.at[0]) if isinstance(line, CallPath) else str(line)
 
 
-def calling_line() -> CallLine:
+def calling_line(above: int = 2) -> CallLine:
     """Where the user's code is, as `user_site` finds it, and the two calls that led there.
 
-    The line alone does not tell two calls through one helper apart.
+    The line alone does not tell two calls through one helper apart. So many frames are hetu's at least.
     """
-    frame: FrameType | None = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(above)
     while frame is not None:
         code = frame.f_code
         made = code.co_filename == "<string>" and frame.f_globals.get("__name__", "").startswith("hetu.")
@@ -74,8 +76,8 @@ def numbers(line: CallLine) -> tuple[int, int]:
         return line.place, line.way
     if not isinstance(line, Site):
         return 0, 0
-    place, way = _path_of((line.code,), (line.instruction,))[2:]
-    return place, hash((place, line.number)) if isinstance(line, OperandSite) else way
+    path = _path_of((line.code,), (line.instruction,))
+    return path.place, hash((path.place, line.number)) if isinstance(line, OperandSite) else path.way
 
 
 def _path_of(codes: tuple[CodeType, ...], at: tuple[int, ...]) -> CallPath:

@@ -131,10 +131,13 @@ class MPIComm(Comm):
         return BoundCollective(start(), self, call).run
 
     def run(self, call: CollectiveCall) -> None:
-        call.check_buffers()
+        x, out = call.x, call.out
+        if not type(x) is type(out) is np.ndarray:
+            call.check_buffers()
         kind = self.history.kinds.get(call.signature)
-        if kind is None or kind.fits != (call.out.size, call.out.dtype) or call.counts:
-            call.check_fit(self.world_size)
+        known = kind is not None and kind.fits == (out.size, out.dtype) and not call.counts
+        if not (known and out.flags.carray and (x is out or x.flags.c_contiguous)):
+            call.check(self.world_size)
         self._noted(call, kind.what if kind else "")
         if kind is not None:  # the first of its kind may not fit those of other ranks
             if kind.small is None and is_small(call) and self._small < MOST:
