@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import linecache
+import multiprocessing
+import pkgutil
+from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
 import hetu as ht
-from hetu.core.errors import ArgumentError, ShapeError, Site, user_site
+from hetu.core.errors import ArgumentError, HetuError, ShapeError, Site, user_site
 
 
 def site_in(text: str, filename: str = "/home/student/model.py", **names) -> Site:
@@ -126,3 +130,61 @@ def test_the_traceback_of_an_error_holds_no_inner_frames():
         ht.matmul(a, a)
     files = [str(entry.path) for entry in caught.traceback]
     assert len(files) <= 3
+
+
+def kinds_of_errors() -> list[type[HetuError]]:
+    """Every class of error in the package."""
+    for module in pkgutil.walk_packages(ht.__path__, "hetu."):
+        if "exercises" not in module.name and not module.name.endswith("__main__"):
+            with contextlib.suppress(ImportError, HetuError):  # what needs a GPU or MPI
+                importlib.import_module(module.name)
+    found = [HetuError]
+    for kind in found:
+        found += [below for below in kind.__subclasses__() if below not in found]
+    return [kind for kind in found if kind.__module__.startswith("hetu.")]
+
+
+def raise_in_worker(kind: type[HetuError]) -> None:
+    error = kind.__base__.__new__(kind)  # some take other arguments
+    HetuError.__init__(error, f"got 3, as a {kind.__name__}", fix="pass 4")
+    error.add_note(str(error))
+    raise error
+
+
+def run_in_worker(shape: tuple[int, ...]) -> None:
+    try:
+        ht.placeholder("a", shape) + ht.placeholder("b", (4,))
+    except HetuError as error:
+        error.add_note(str(error))
+        raise
+
+
+def asked_of_pool(function, given) -> list[HetuError]:
+    def caught(wait) -> HetuError:
+        with pytest.raises(HetuError) as found:
+            wait(60.0)
+        return found.value
+
+    with multiprocessing.Pool(1) as pool:
+        return [caught(pool.apply_async(function, (each,)).get) for each in given]
+
+
+def asked_of_executor(function, given) -> list[HetuError]:
+    with ProcessPoolExecutor(1) as pool:
+        return [pool.submit(function, each).exception(60.0) for each in given]
+
+
+@pytest.mark.parametrize("asked", [asked_of_pool, asked_of_executor])
+def test_errors_come_from_other_processes_as_they_were(asked):
+    kinds = kinds_of_errors()
+    assert len(kinds) >= 26
+    for kind, error in zip(kinds, asked(raise_in_worker, kinds), strict=True):
+        assert type(error) is kind
+        assert (error.message, error.fix) == (f"got 3, as a {kind.__name__}", "pass 4")
+        said = str(error)
+        assert "  at test_errors.py:" in said
+        assert "HetuError.__init__(error" in said
+        assert error.__notes__ == [said]
+    (error,) = asked(run_in_worker, [(2, 3)])
+    assert type(error) is ShapeError
+    assert error.__notes__ == [str(error)]

@@ -75,8 +75,7 @@ def _depends_on(order: list[Node], wrt: Sequence[Node]) -> set[Node]:
 
 def _result(tape: _Tape, loss: Node, w: Node, allow_unused: bool) -> Node:
     with origin_of(w, gradient=True):
-        gradient = tape.total(w)
-        if gradient is not None:
+        if (gradient := tape.total(w)) is not None:
             return gradient
         if allow_unused:
             return zeros_like(w)
@@ -98,8 +97,7 @@ class _Tape:
 
     def total(self, node: Node, slot: int = 0) -> Node | None:
         """The sum of all contributions; folded into one part so that asking twice costs nothing."""
-        parts = self.parts.get((node, slot))
-        if not parts:
+        if not (parts := self.parts.get((node, slot))):
             return None
         while len(parts) > 1:
             parts[:] = [add(parts[0], parts[1]), *parts[2:]]
@@ -108,12 +106,10 @@ class _Tape:
     def visit(self, node: Node, needs: set[Node]) -> None:
         """Pass the gradient of one node on to its inputs."""
         if node.role is Role.ITEM:
-            gradient = self.total(node)
-            if gradient is not None:
+            if (gradient := self.total(node)) is not None:
                 self.add(node.inputs[0], gradient, node.attrs["index"])
             return
-        g = self._incoming(node)
-        if g is None:
+        if (g := self._incoming(node)) is None:
             return
         inputs, out = self._values(node, g)
         for target, gradient in zip(node.inputs, self._apply_rule(node, g, out, inputs), strict=True):
@@ -150,8 +146,7 @@ class _Tape:
 
     def _values(self, node: Node, g: Any) -> tuple[tuple[Node, ...], Any]:
         """What the rule of `node` sees as its inputs and output."""
-        region = node.tags.get("recompute")
-        if region is None:
+        if (region := node.tags.get("recompute")) is None:
             return node.inputs, unpacked(node)
         after = next(s for s in (g if isinstance(g, list) else [g]) if s is not None)
         return tuple(self._copy(i, region, after) for i in node.inputs), unpacked(self._copy(node, region, after))

@@ -55,10 +55,10 @@ class Site(NamedTuple):
 
     def _columns(self, text: str) -> tuple[int, int]:
         """Start and end of the marked expression, as character offsets into `text`."""
-        positions = next(itertools.islice(self.code.co_positions(), self.instruction // 2, None), None)
-        if positions is None or positions[2] is None or positions[0] != self.line:
+        positions = itertools.islice(self.code.co_positions(), self.instruction // 2, None)
+        line, end_line, column, end_column = next(positions, (None,) * 4)
+        if column is None or line != self.line:
             return len(text) - len(text.lstrip()), len(text)
-        line, end_line, column, end_column = positions
         raw = text.encode()  # the interpreter counts columns in bytes
         first = len(raw[:column].decode(errors="replace"))
         ends_here = end_line == line and end_column is not None
@@ -91,7 +91,8 @@ class HetuError(Exception):
     def __init__(self, message: str, *, fix: str = "", site: Site | None = None) -> None:
         super().__init__(message)
         self.message, self.fix = message, fix
-        self.site, self.operator = site or user_site(), ""  # the operator that raised it at run time
+        self.site, self.told = site or user_site(), ""  # as text, if it comes from another process
+        self.operator = ""  # that raised it at run time
 
     def raised_by(self, operator: str, site: Site | None) -> Self:
         """This error, found at run time, as one of the operator that the user wrote at `site`, unless of another."""
@@ -101,9 +102,17 @@ class HetuError(Exception):
         return self
 
     def text(self, where: bool = True) -> str:
-        place = [f"  at {self.site}", self.site.excerpt()] if where and self.site is not None else []
-        lines = [self.message, *place, f"  fix: {self.fix}" if self.fix else ""]
-        return "\n".join(line for line in lines if line)
+        fix = f"  fix: {self.fix}" if self.fix else ""
+        return "\n".join(line for line in (self.message, self.place if where else "", fix) if line)
+
+    @property
+    def place(self) -> str:
+        """Where the user wrote it, as text."""
+        return f"  at {self.site}\n{self.site.excerpt()}".rstrip() if self.site else self.told
+
+    def __reduce__(self) -> tuple[object, ...]:
+        state = {**vars(self), "args": self.args, "site": None, "told": self.place}  # code does not travel
+        return type(self).__base__.__new__, (type(self),), state
 
     def __str__(self) -> str:
         return self.text()
@@ -176,8 +185,7 @@ def did_you_mean(name: object, known: Iterable[object]) -> str:
     "did you mean 'stride'?"
     """
     names = sorted(map(str, known))
-    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
-    if near:
+    if near := difflib.get_close_matches(str(name), names, n=1, cutoff=0.6):
         return f"did you mean {near[0]!r}?"
     return f"known names: {', '.join(names[:20])}{', ...' if len(names) > 20 else ''}" if names else ""
 

@@ -38,8 +38,7 @@ _scope: ContextVar[_Scope | None] = ContextVar("scope", default=None)
 
 
 def _names() -> _Scope:
-    found = _scope.get()
-    if found is None:
+    if (found := _scope.get()) is None:
         found = _Scope("", {})
         _scope.set(found)
     return found

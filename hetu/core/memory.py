@@ -336,8 +336,7 @@ class _Metas:
         if node.role is Role.CONSTANT:
             self.arrays[node] = node.attrs["value"]
         else:
-            view = self._view(node)
-            if view is not None:
+            if (view := self._view(node)) is not None:
                 self._alias(node, view, self.roots[node.inputs[0], 0])
                 return
             made = tuple(np.ndarray(t.shape, t.dtype, self.scratch) for t in types_of(node))
@@ -352,9 +351,8 @@ class _Metas:
         return scratch.used
 
     def _view(self, node: Node) -> Any:
-        if node.op.view_rule is None:
-            return None
-        return node.op.view_rule(np, *(self.arrays[i] for i in node.inputs), **node.attrs)
+        rule = node.op.view_rule
+        return rule and rule(np, *(self.arrays[i] for i in node.inputs), **node.attrs)
 
     def _alias(self, node: Node, array: Any, root: Value) -> None:
         self.arrays[node] = array
