@@ -645,6 +645,18 @@ def test_a_rank_that_is_killed_under_a_foreign_mpiexec_is_named(tmp_path):
     assert job.returncode and "[rank 1] killed by SIGKILL" in job.stderr and "[rank 0]" not in job.stderr
 
 
+@pytest.mark.parametrize("known", [{}, {"SLURM_STEP_NUM_TASKS": "2"}])
+def test_a_single_process_of_mpi_that_is_killed_leaves_nothing(known):
+    script = (
+        "import os; from hetu.dist.comm import guard, process; process.start()\n"
+        "print(*guard.shared_files(), sep='\\n', flush=True); os.kill(os.getpid(), 9)\n"
+    )
+    line, known = [sys.executable, "-c", script], os.environ | {"PYTHONPATH": str(ROOT)} | known
+    job = subprocess.run(line, env=known, capture_output=True, text=True, timeout=DEADLINE)
+    names = [name.removesuffix(" (deleted)") for name in job.stdout.splitlines()]
+    assert job.returncode == -signal.SIGKILL and names and not [name for name in names if Path(name).exists()]
+
+
 def test_a_task_of_srun_that_mpi_knows_nothing_of_does_not_train_alone(tmp_path):
     script = tmp_path / "train.py"
     script.write_text("from hetu.dist import world\nworld()\n")

@@ -27,6 +27,11 @@ def look_around(MPI: Any) -> None:
     host = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
     _found[:] = [host.rank]
     host.Free()
+    all_have_met(MPI)
+
+
+def all_have_met(MPI: Any) -> None:
+    """From now on no rank of this host looks for what the others share."""
     if MPI.get_vendor()[0] == "MPICH":  # attaches to all memory at its start
         unname_shared_files()
     for watcher in _watching:

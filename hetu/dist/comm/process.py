@@ -18,7 +18,7 @@ from ...core.errors import MissingDependencyError
 from ...job import RANK_PROCESS, endings, is_child, refuse_child, told_size
 from .bound import free_all
 from .guard import RUN_DIRECTORY, forget_shared_files, own_rank, until_read
-from .host import joining
+from .host import all_have_met, joining
 from .patience import DEADLINE
 from .recorder import Recorder, write
 
@@ -41,6 +41,8 @@ def start() -> Any:
             write(Path(directory) / f"arrived.{own_rank()}", "")
         with joining(seconds(DEADLINE, 300.0)):
             MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        if MPI.COMM_WORLD.size == 1:  # also under a launcher that MPI does not know
+            all_have_met(MPI)
     if told_size() > 1:
         os.environ[RANK_PROCESS] = str(os.getpid())
     sys.excepthook = functools.partial(_print_and_abort, sys.excepthook)
