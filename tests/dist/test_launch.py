@@ -62,6 +62,7 @@ ENDINGS = {
     "sys.exit(3)": (3, "[rank 1] sys.exit(3)"),
     "os._exit(0)": (71, "[rank 1] ended with code 0 before its script did, as os._exit does"),
     "os.kill(os.getpid(), signal.SIGKILL)": (137, "[rank 1] killed by SIGKILL (kill -9, or the system when memory"),
+    "os.kill(os.getppid(), signal.SIGKILL); comm.barrier()": (137, "[rank 1] its guard, process "),
     "ctypes.string_at(0)": (139, 'train.py", line 5 in <module>'),
     "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30)); bytes(1 << 31)": (1, "[rank 1] MemoryError"),
     "sys.exit(0)": (1, "fix: all ranks must call the same collectives"),

@@ -1,6 +1,7 @@
 """The process above each rank: it forks the rank before anything is imported, waits, and writes down how it ended.
 
-Only its parent learns which signal ended a process, and mpiexec as the parent would not say which rank it was. The
+Only its parent learns which signal ended a process, and mpiexec as the parent would not say which rank it was; if the
+guard itself is killed, a process beside it says so. The
 first failure that is written down counts: mpiexec ends other ranks because of it. MPI gives its shared memory back only
 at an orderly end, so a rank writes down which files that is, for its guard and `sweep.py`; where all ranks have
 met, those of MPICH need no name any more. The guard is run by its path, because importing hetu takes longer than all of
@@ -150,6 +151,20 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
 
 
+def witnessed(directory: str, rank: int) -> int:
+    """Have another process say so if this one is killed: mpiexec then kills all guards. A byte tells it to go."""
+    killed, (hears, tells) = os.getpid(), os.pipe()
+    if os.fork():
+        os.close(hears)
+        return tells
+    os.setsid()  # mpiexec kills groups
+    os.dup2(hears, 0)
+    os.closerange(1, tells + 1)  # mpiexec waits while its pipes are open
+    if not os.read(0, 1):
+        fail(directory, rank, 137, f"its guard, process {killed}, was killed{HINTS['SIGKILL']}, and the rank with it")
+    os._exit(0)
+
+
 def wait_for(child: int) -> int:
     """The exit code of the rank, negative for a signal. Signals to end that reach this process go on to the rank."""
 
@@ -194,11 +209,17 @@ def main() -> None:
         import socket  # here, because each rank pays for what is imported above
 
         sys.exit(f"[rank {rank}] {socket.gethostname()} has no {directory}: hosts must share the working directory")
-    child = os.fork() if hasattr(os, "fork") else 0
+    forks = hasattr(os, "fork")
+    witness = witnessed(directory, rank) if forks and directory else 0
+    child = os.fork() if forks else 0
     if child:
         code = report(directory, rank, wait_for(child))
         _note(directory, "over", rank)
+        if witness:
+            os.write(witness, b"!")
         os._exit(code)
+    if witness:
+        os.close(witness)
     die_with_parent()
     if not sys.flags.safe_path:
         sys.path[0] = os.getcwd()  # as for `python -m hetu.dist.launch.boot`

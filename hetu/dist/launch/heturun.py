@@ -284,6 +284,8 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 def _verdict(directory: Path, workers: int, code: int) -> int:
     """The exit code of the job; prints the traceback of the first failure."""
+    if code < 0:
+        _say(f"the process above the ranks was killed by {signal.Signals(-code).name}")
     if (failed := directory / FAILED).exists():
         rank, number, *report = failed.read_text("utf-8").splitlines()
         print(*(f"[rank {rank}] {line}" for line in report[-TRACEBACK_LINES:]), sep="\n", file=sys.stderr, flush=True)
