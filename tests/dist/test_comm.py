@@ -9,6 +9,7 @@ import pytest
 
 from hetu.core.errors import ArgumentError
 from hetu.dist import CommError, DeadlineError, Link, SerialComm, VirtualClock, run_ranks
+from hetu.dist.comm.agreement import TOGETHER
 
 from .contract import CHECKS
 
@@ -54,6 +55,25 @@ def test_reduction_is_added_in_the_order_of_the_ranks():
         return x[0]
 
     assert run_ranks(4, body) == [((values[0] + values[1]) + values[2]) + values[3]] * 4
+
+
+def kept_after(calls: int) -> int:
+    """How many texts, calls and messages three threads keep for each other, who have made so many."""
+
+    def body(comm):
+        x, groups = np.ones(2, np.float32), [comm, *([comm.split((0, 1))] if comm.rank < 2 else [])]
+        for _ in range(calls):
+            for group in groups:
+                group.all_reduce(x, x, "max")
+            comm.exchange([((comm.rank + 1) % 3, x)], [((comm.rank - 1) % 3, x.copy())])
+        return sum(len(kept) for kept in vars(comm._world).values() if isinstance(kept, dict))
+
+    return max(run_ranks(3, body))
+
+
+def test_what_threads_keep_for_each_other_does_not_grow():
+    few = kept_after(TOGETHER)
+    assert kept_after(6 * TOGETHER) <= few + 3  # those that are under way
 
 
 def test_a_rank_that_never_comes_is_named():

@@ -52,7 +52,9 @@ class _World:
         self.channels: dict[tuple[Any, ...], deque[_Parcel]] = defaultdict(deque)
         self.fed: dict[tuple[Any, ...], dict[int, Entry]] = defaultdict(dict)
         self.histories: dict[tuple[Any, ...], list[CallHistory]] = defaultdict(list)  # by group
-        self.told: dict[tuple[Any, ...], dict[int, str]] = defaultdict(dict)  # by group and number, of its ranks
+        self.told: dict[tuple[Any, ...], dict[int, str]] = defaultdict(
+            dict
+        )  # by group and number, of the ranks that have come
         self.made: Counter[tuple[Any, ...]] = Counter()  # by rank, groups of the same ranks
         self.results: dict[int, Any] = {}
         self.failure: tuple[int, BaseException] | None = None
@@ -185,6 +187,8 @@ class ThreadComm(Comm):
         with self._world.changed:
             told = self._world.told[self._group, self._told]
             told[self.rank] = text
+            if len(told) == self.world_size:  # those who wait for it hold it
+                del self._world.told[self._group, self._told]
             self._told += 1
             self._world.changed.notify_all()
         return _Told(self, told)
