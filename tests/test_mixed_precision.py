@@ -294,9 +294,14 @@ FAR = (-np.inf, np.finfo("f").min, -1e9, -7e4, -65504.0, -1e4, 7e4, 1e9)  # what
 SEEN = {"causal": np.tri(5, dtype=bool), "one blind": np.tri(5, k=-1, dtype=bool), "none": np.zeros((5, 5), bool)}
 
 
+def by_hand(q, k, v, mask):
+    return ht.softmax(ht.matmul(q, ht.matrix_transpose(k)) / 8**0.5 + mask) @ v
+
+
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])
 @pytest.mark.parametrize("seen", SEEN)
-def test_float_masks_hide_in_16_bits_what_they_hide_in_32(precision, seen):
+@pytest.mark.parametrize("attend", [ht.scaled_dot_product_attention, by_hand])
+def test_float_masks_hide_in_16_bits_what_they_hide_in_32(precision, seen, attend):
     """Also numbers that float16 has not, and where they hide all, of which 16 bits would leave no difference."""
     if precision == "bfloat16":
         pytest.importorskip("ml_dtypes")
@@ -304,8 +309,9 @@ def test_float_masks_hide_in_16_bits_what_they_hide_in_32(precision, seen):
     x, fed, hidden = ht.placeholder("x", values.shape), ht.placeholder("m", (5, 5)), ht.placeholder("h", (5, 5))
     for far in FAR:
         mask = np.where(SEEN[seen], 0, far).astype("f")
-        masks = [fed, ht.constant(mask), ht.variable("v", mask), *([hidden * far] if np.isfinite(far) else [])]
-        ys = [ht.scaled_dot_product_attention(x * 1.5, x, x, m) for m in masks]
+        kept = ht.variable("v", mask, trainable=attend is not by_hand)
+        masks = [fed, ht.constant(mask), kept, *([hidden * far] if np.isfinite(far) else [])]
+        ys = [attend(x * 1.5, x, x, m) for m in masks]
         outputs = [*ys, *(ht.gradients(ht.sum(ht.square(y)), [x])[0] for y in ys)]
         feed = {x: values, fed: mask, hidden: (~SEEN[seen]).astype("f")}
         plain, low = (

@@ -6,8 +6,8 @@ all else, such as sums, other norms, losses and updates, keeps float32; `absorb_
 entropies their casts. For float16 the gradient starts from `loss_scale`, a variable, instead of 1. If a gradient
 overflows, the step changes no other variable and halves the scale; after `PATIENCE` good steps in a row it doubles. All
 of that is part of the graph, so nothing waits for the host and a checkpoint holds it. Left out: 8-bit floats; float64
-values; leaves beyond 65,504, such as -1e9 in a mask that is added to scores by hand: in float16 they are infinite, as
-in both the least float32 is.
+values; leaves beyond 65,504 that are added where the sum is not at once read in float32, as it is by a softmax: in
+float16 they are infinite.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from functools import reduce
 
 import numpy as np
 
-from ..core.graph import OPS, Node, replace, rewrite, tagged, topological
+from ..core.graph import OPS, Node, readers_of, replace, rewrite, tagged, topological
 from ..core.leaf import filled, filling, stand_in, variable
 from ..core.op import LEAVES, Role
 from ..core.types import is_float
@@ -28,7 +28,7 @@ from ..ops.linalg import matrix_transpose, permute_dims
 FIRST_SCALE, MOST = 2.0**15, 2.0**24
 PATIENCE = 2000  # good steps before the scale doubles
 SINGLE = np.dtype("float32")
-LARGEST = 65504.0  # number in float16
+LARGEST = {"float16": 65504.0, "bfloat16": 2.0**128 - 2.0**120}  # numbers
 
 loss_scale: Node = variable("loss_scale", FIRST_SCALE, (), trainable=False)
 good_steps: Node = variable("loss_scale/good_steps", 0, (), "int64", trainable=False)
@@ -96,13 +96,16 @@ def _guarded(updates: Mapping[Node, Node], scaled: Sequence[Node], gradients: Se
 
 
 def _lowered(outputs: Sequence[Node], dtype: str, seeds: set[Node]) -> tuple[Node, ...]:
+    readers = readers_of(topological(outputs), outputs).items()
+    widened = {node for node, found in readers if all(r is None or r.op.precision == "wide" for r in found)}
+
     def rule(node: Node, inputs: tuple[Node, ...]) -> Node | None:
         if not inputs or node.role is Role.ITEM or node.op is OPS["astype"]:
             return None
         old = [i.dtype if not isinstance(i.type, tuple) else None for i in node.inputs]
         free = [k for k, d in enumerate(old) if d == SINGLE and k not in node.op.like]
         chosen = [k for k in free if isinstance(node.op.precision, str) or k in node.op.precision]
-        low = dtype if _is_low(node, [inputs[k] for k in chosen]) else "float32"
+        low = dtype if _is_low(node, [inputs[k] for k in chosen], node in widened) else "float32"
         cast = tuple(_as(i, low if k in chosen else "float32") if k in free else i for k, i in enumerate(inputs))
         made = node if cast == node.inputs else node.op.make(cast, node.attrs)
         return made * loss_scale if node in seeds else made
@@ -110,12 +113,17 @@ def _lowered(outputs: Sequence[Node], dtype: str, seeds: set[Node]) -> tuple[Nod
     return tuple(_as(new, old.dtype.name) for new, old in zip(rewrite(outputs, rule), outputs))
 
 
-def _is_low(node: Node, inputs: Sequence[Node]) -> bool:
-    """Whether an operator computes in 16 bits, given those of its float32 operands that may become so."""
+def _is_low(node: Node, inputs: Sequence[Node], widened: bool) -> bool:
+    """Whether an operator computes in 16 bits, given those of its float32 operands that may become so.
+
+    One that is `widened`, as all its readers compute in float32, rounds nothing that is not trained: masks are large.
+    """
     if node.op.precision in ("low", "wide"):
         return node.op.precision == "low"
     if node.op.precision != "follow":
         return bool(inputs) and inputs[-1].dtype != SINGLE
+    if widened and any(i.role in LEAVES and filling(i) is None and not i.attrs.get("trainable") for i in inputs):
+        return False
     computed = [i for i in inputs if i.role not in LEAVES]
     return bool(computed) and all(i.dtype != SINGLE for i in computed)
 
@@ -126,9 +134,9 @@ def _as(node: Node, dtype: str) -> Node:
     # Below views that a product reads, so that a weight and its transpose share one cast, as do rows and their batch.
     if node.op in (matrix_transpose, permute_dims) or (node.op is OPS["reshape"] and dtype != "float32"):
         return node.op.make((_as(node.inputs[0], dtype),), node.attrs)
-    number = filling(node) if dtype == "float16" else None
-    if number is not None and LARGEST < abs(number) < math.inf:  # such as what hides a key
-        node = filled(node, math.copysign(LARGEST, number))
+    number = filling(node) if dtype in LARGEST else None
+    if number is not None and LARGEST[dtype] < abs(number) < math.inf:  # such as what hides a key
+        node = filled(node, math.copysign(LARGEST[dtype], number))
     return OPS["astype"](node, dtype=dtype)
 
 
