@@ -174,6 +174,7 @@ def asked_of_executor(function, given) -> list[HetuError]:
         return [pool.submit(function, each).exception(60.0) for each in given]
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 @pytest.mark.parametrize("asked", [asked_of_pool, asked_of_executor])
 def test_errors_come_from_other_processes_as_they_were(asked):
     kinds = kinds_of_errors()
