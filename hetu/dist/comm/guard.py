@@ -1,11 +1,10 @@
 """The process above each rank: it forks the rank before anything is imported, waits, and writes down how it ended.
 
 Only its parent learns which signal ended a process, and mpiexec as the parent would not say which rank it was; if the
-guard itself is killed, a process beside it says so. The
-first failure that is written down counts: mpiexec ends other ranks because of it. MPI gives its shared memory back only
-at an orderly end, so a rank writes down which files that is, for its guard and `sweep.py`; where all ranks have
-met, those of MPICH need no name any more. The guard is run by its path, because importing hetu takes longer than all of
-its work. Windows has no fork and so no guard.
+guard itself is killed, a process beside it says so. The first failure that is written down counts: mpiexec ends other
+ranks because of it. MPI gives its shared memory back only at an orderly end, so a rank writes down which files that is,
+for its guard and `sweep.py`; where all ranks have met, those of MPICH need no name any more. The guard is run by its
+path, because importing hetu takes longer than all of its work. Windows has no fork and so no guard.
 """
 
 from __future__ import annotations
