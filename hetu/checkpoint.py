@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,16 @@ from .core.types import Box, show_shape
 FORMAT = "hetu-1"
 MANIFEST = "manifest.json"
 PARTS_FORMAT = "hetu-parts-1"
+NAMES = {
+    "bool": "BOOL",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float32": "F32",
+    "float64": "F64",
+    "complex64": "C64",
+} | {
+    f"{kind}int{bits}": f"{letter}{bits}" for kind, letter in (("", "I"), ("u", "U")) for bits in (8, 16, 32, 64)
+}  # of dtypes, in a file
 
 
 def whole(shape: Sequence[int]) -> Box:
@@ -49,14 +60,15 @@ def generations(folder: Path) -> list[int]:
 # -- files ----------------------------------------------------------------------------------------------------------
 
 
-def replace_atomically(path: Path, content: bytes) -> None:
-    """Write beside the target, flush, rename over it: a reader sees the old file or the new one, never a part."""
+def replace_atomically(path: Path, content: Iterable[Any]) -> None:
+    """Write buffers beside the target, flush, rename over it: a reader sees the old file or the new one, no part."""
     folder = path.parent
     if not folder.is_dir():
         raise CheckpointError(f"folder {str(folder)!r} does not exist", fix="create it first, or save elsewhere")
     part = folder / f".{path.name}.part"  # one fixed name, so that a killed save leaves no litter behind the next
     try:
-        part.write_bytes(content)
+        with open(part, "wb") as file:
+            file.writelines(content)
         _flush(part)
         os.replace(part, path)
     finally:
@@ -66,10 +78,22 @@ def replace_atomically(path: Path, content: bytes) -> None:
 
 
 def write_atomically(path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
-    """A safetensors file, as a whole or not at all."""
-    from safetensors.numpy import save
+    """A safetensors file, as a whole or not at all: a header in JSON, and the arrays as they lie in memory.
 
-    replace_atomically(path, save(dict(tensors), metadata={"format": FORMAT, **metadata}))
+    Not by the library, which holds a file of arrays in memory twice before it writes it.
+    """
+    arrays = dict(sorted(tensors.items(), key=lambda item: -item[1].itemsize))  # so that each is aligned
+    if strange := [f"{name} of {a.dtype}" for name, a in arrays.items() if a.dtype.name not in NAMES]:
+        raise CheckpointError(f"no file can hold {', '.join(strange)}", fix=f"convert it to one of {', '.join(NAMES)}")
+    ends = accumulate((a.nbytes for a in arrays.values()), initial=0)
+    header = {
+        name: {"dtype": NAMES[a.dtype.name], "shape": a.shape, "data_offsets": offsets}
+        for (name, a), offsets in zip(arrays.items(), pairwise(ends))
+    }
+    text = json.dumps({"__metadata__": {"format": FORMAT, **metadata}, **header}).encode()
+    text += b" " * (-len(text) % 8)
+    content = (np.asarray(a, a.dtype.newbyteorder("<"), order="C").reshape(-1).view(np.uint8) for a in arrays.values())
+    replace_atomically(path, chain([len(text).to_bytes(8, "little"), text], content))
 
 
 def _flush(path: str | Path) -> None:
@@ -132,7 +156,7 @@ def finish(
     `variables` gives for each name its shape, dtype, and (part, box) of each piece.
     """
     manifest = {"format": PARTS_FORMAT, "save": number, "bytes": list(nbytes), "extra": dict(extra or {})}
-    replace_atomically(folder / MANIFEST, json.dumps({**manifest, "variables": dict(variables)}).encode())
+    replace_atomically(folder / MANIFEST, [json.dumps({**manifest, "variables": dict(variables)}).encode()])
     for old in folder.glob("save*-part*.safetensors"):
         if not old.name.startswith(f"save{number}-"):
             old.unlink(missing_ok=True)
