@@ -35,19 +35,18 @@ class Disk:
         disk = self
 
         class Thread:
-            def __init__(self, target, args) -> None:
-                self.target, self.args = target, args
-
-            def start(self) -> None:
+            def __init__(self, clock, run) -> None:
+                self.clock, self.run, self.said = clock, run, ""
                 disk.waiting.append(self)
 
             def is_alive(self) -> bool:
                 return self in disk.waiting
 
-            def join(self) -> None:
+            def wait(self) -> str:
                 if self.is_alive():
                     disk.waiting.remove(self)
-                    self.target(*self.args)
+                    self.said = self.run()
+                return self.said
 
         self.Thread = Thread
 
@@ -161,13 +160,13 @@ def common_clock(folder: Path) -> int | None:
 def test_what_all_servers_go_on_from_is_one_moment(mode, steps, seed):
     rng, disk = random.Random(seed), Disk()
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module.threading, "Thread", disk.Thread)
+        patch.setattr(module, "Threaded", disk.Thread)
         job, common, slow = Job(mode, Path(name), life=1), None, rng.random()
         while not job.over and steps > 0:  # then all are killed, in the midst of whatever they write
             steps -= 1
             job.step(rng.randrange(30))
             if disk.waiting and rng.random() < slow:
-                rng.choice(disk.waiting).join()
+                rng.choice(disk.waiting).wait()
             before, common = common, common_clock(Path(name))
             assert before is None or common >= before
         disk.waiting.clear()
@@ -184,12 +183,14 @@ def test_what_all_servers_go_on_from_is_one_moment(mode, steps, seed):
 def test_a_server_that_is_behind_with_writing_waits_before_it_takes_the_next(tmp_path, monkeypatch):
     """Or the other, which hears everything first here, would have dropped what this one has."""
     disk, commons = Disk(), [None]
-    monkeypatch.setattr(module.threading, "Thread", disk.Thread)
+    monkeypatch.setattr(module, "Threaded", disk.Thread)
     job = Job(BSP(), tmp_path, life=1)
     while not job.over:
         job.step(0)
-        for thread in [thread for thread in disk.waiting if thread.target.__self__ is job.snapshots[0]]:
-            thread.join()
+        for thread in [
+            thread for thread in disk.waiting if thread.run.func.__self__ is job.snapshots[0]
+        ]:
+            thread.wait()
         commons.append(common_clock(tmp_path))
         assert commons[-2] is None or commons[-1] >= commons[-2]
     kept = [generations(snapshots.folder) for snapshots in job.snapshots]

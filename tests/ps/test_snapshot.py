@@ -174,6 +174,25 @@ def test_a_snapshot_that_cannot_be_written_is_refused_and_the_server_goes_on(tmp
     assert "keeps no snapshots" in reply.meta["message"]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="servers fork on Linux")
+def test_a_forked_child_writes_the_moment_of_the_fork_and_tells_what_fails(tmp_path, capsys):
+    store = new_store(1, ASP(), "sgd")
+    hello(store, 0)
+    snapshots = Snapshots(store, tmp_path / "kept", every=1.0, forks=True)
+    before = [table.values.copy() for table in store.tables.values()]
+    snapshots.take(1)
+    for table in store.tables.values():
+        table.values += 1
+    snapshots.finish()
+    for table, values in zip(restored(tmp_path / "kept", 1).tables.values(), before):
+        np.testing.assert_array_equal(table.values, values)
+    (tmp_path / "file").write_text("no folder")
+    snapshots = Snapshots(store, tmp_path / "file", every=1.0, forks=True)
+    snapshots.take(2)
+    snapshots.finish()
+    assert "no snapshot in" in snapshots.ended[1].message and "no snapshot in" in capsys.readouterr().err
+
+
 def test_whoever_waits_for_a_snapshot_that_died_with_its_server_is_told(tmp_path):
     later = saved(new_store(1, ASP()), tmp_path)  # at clock 0, while the worker has gone on to clock 3
     meta = {"incarnation": 100, "first": 9, "at": 3}

@@ -114,9 +114,9 @@ class Options:
 
 
 class Server:
-    """The socket of one server; `address` is where it can be reached."""
+    """The socket of one server; `address` is where it can be reached. It may fork if it is a process of its own."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, *, forks: bool = False) -> None:
         import zmq
 
         check_address(options.address, options.key_file)
@@ -124,7 +124,7 @@ class Server:
             importlib.import_module(module)
         self.sessions, self.snapshots = options.sessions(time.monotonic()), None
         if options.snapshots:
-            self.snapshots = Snapshots(self.sessions.store, Path(options.snapshots), options.snapshot_every)
+            self.snapshots = Snapshots(self.sessions.store, Path(options.snapshots), options.snapshot_every, forks)
             self.snapshots.restore(options.snapshot_clock)
         self.zmq, self.context, self.more = zmq, zmq.Context(), int(zmq.SNDMORE)
         self.socket = self.context.socket(zmq.ROUTER)
@@ -262,7 +262,8 @@ def main() -> None:
     try:
         if given.pop("make_keys", False):
             make_keys(Path(given["key_file"]).parent, given["workers"])
-        server = Server(Options(**{**given, "imports": tuple(given.get("imports", ()))}))
+        options = Options(**{**given, "imports": tuple(given.get("imports", ()))})
+        server = Server(options, forks=sys.platform == "linux")
     except HetuError as error:
         print(f"refused {json.dumps(error.text(where=False))}", flush=True)
         return

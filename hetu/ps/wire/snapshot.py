@@ -11,7 +11,8 @@ s is the staleness. Under BSP and SSP(0) the shards are therefore one moment, th
 guaranteed*, under SSP(s) and ASP: that a push of the clocks between, or one gradient of several parameters, is in all
 of the shards or in none. A reader at clock c + s may see the same mixture.
 
-The arrays are copied between two messages and written by a thread of their own. Each server keeps its last `KEPT`
+With `forks` a server forks between two messages, and the child writes the memory as it was then, of which only what
+changes meanwhile is copied. Else arrays are copied, and a thread writes them. Each server keeps its last `KEPT`
 snapshots and writes one at a time. A worker's clock differs by at most one between servers, so when one server takes a
 third snapshot, the others have written the first: there is always a clock that all have, and servers that start
 together go on from the newest such clock. A server that was killed alone goes on from its own newest, because the
@@ -24,8 +25,8 @@ have it), and workers that wait for a partial reduce.
 from __future__ import annotations
 
 import sys
-import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from ..store.member import Member
 from ..store.messages import Kind, Message, RefusedError
 from ..store.server_table import ServerTable, TableSpec
 from ..store.store import ParameterStore
+from .beside import Forked, Threaded
 
 KEPT = 3
 VERSION_JUMP = 1 << 32  # above any version of the life before, so that what caches hold of it counts as stale
@@ -58,9 +60,9 @@ class Snapshots:
     (True, 7)
     """
 
-    def __init__(self, store: ParameterStore, folder: Path, every: float) -> None:
-        self.store, self.folder, self.every, self.life = store, folder, every, 1
-        self.thread: threading.Thread | None = None
+    def __init__(self, store: ParameterStore, folder: Path, every: float, forks: bool = False) -> None:
+        self.store, self.folder, self.every, self.forks, self.life = store, folder, every, forks, 1
+        self.writer: Forked | Threaded | None = None
         self.ended: tuple[int, RefusedError | None] = -1, None  # the last one, and why it is not there
         store.moments.keep, store.moments.due = self.take, store.now
 
@@ -80,15 +82,22 @@ class Snapshots:
         return True
 
     def take(self, clock: int) -> None:
-        """Copy the state at the beginning of `clock`, and begin to write it once the previous snapshot is written."""
+        """Begin to write the state at the beginning of `clock`, once the previous snapshot is written."""
         self.finish()
         self.store.moments.due = self.store.now + self.every
-        self.thread = threading.Thread(target=self._write, args=(clock, *self._dump(clock)))
-        self.thread.start()
+        if not self.forks:
+            tensors, state = self._dump(clock)
+            copies = {name: array.copy() for name, array in tensors.items()}
+            self.writer = Threaded(clock, partial(self._write, clock, (copies, state)))
+            return
+        try:
+            self.writer = Forked(clock, partial(self._write, clock))
+        except OSError as error:  # the system has no room for another process
+            self._over(clock, f"no snapshot in {self.folder}: {error}")
 
     def tick(self) -> list[Message]:
         """The answers to requests that wait for a snapshot which is now on disk."""
-        if self.thread is not None and not self.thread.is_alive():
+        if self.writer is not None and not self.writer.is_alive():
             self.finish()
         clock, failure = self.ended
         waiting = self.store.moments.awaited
@@ -97,23 +106,28 @@ class Snapshots:
 
     def finish(self) -> None:
         """Wait until the snapshot that is being written is on disk."""
-        if self.thread is not None:
-            self.thread.join()
-            self.thread = None
+        if self.writer is not None:
+            writer, self.writer = self.writer, None
+            self._over(writer.clock, writer.wait())
+
+    def _over(self, clock: int, said: str) -> None:
+        """The snapshot of a clock is on disk, or not, as `said`."""
+        if said:
+            print(f"hetu server: {said}", file=sys.stderr)
+        self.ended = clock, RefusedError("snapshot", said, fix="is the disk full?") if said else None
 
     def _dump(self, clock: int) -> tuple[Tensors, dict[str, Any]]:
         tensors, state = dump(self.store)
         return tensors, {**state, "clock": clock, "life": self.life, "time": time.time()}
 
-    def _write(self, clock: int, tensors: Tensors, state: dict[str, Any]) -> None:
-        failure = None
+    def _write(self, clock: int, dumped: tuple[Tensors, dict[str, Any]] | None = None) -> str:
+        """Why it failed, if it did."""
         try:
-            self._save(clock, tensors, state)
+            self._save(clock, *(dumped or self._dump(clock)))
             self._drop(generations(self.folder)[:-KEPT])
         except (OSError, HetuError) as error:
-            failure = RefusedError("snapshot", f"no snapshot in {self.folder}: {error}", fix="is the disk full?")
-            print(f"hetu server: {failure.message}", file=sys.stderr)
-        self.ended = clock, failure
+            return f"no snapshot in {self.folder}: {error}"
+        return ""
 
     def _save(self, clock: int, tensors: Tensors, state: dict[str, Any]) -> None:
         self.folder.mkdir(exist_ok=True)
@@ -132,11 +146,11 @@ class Snapshots:
 
 
 def dump(store: ParameterStore) -> tuple[Tensors, dict[str, Any]]:
-    """Copies of all arrays of a store that holds no push back, and the rest of its state as plain data."""
+    """All arrays of a store that holds no push back, and the rest of its state as plain data."""
     tensors: Tensors = {}
     tables = {}
     for key, table in store.tables.items():
-        tensors |= {f"{key}.{name}": array.copy() for name, array in _arrays(table).items()}
+        tensors |= {f"{key}.{name}": array for name, array in _arrays(table).items()}
         tables[str(key)] = table.spec.meta()
     clocks = {str(worker): clock for worker, clock in store.clocks.of.items()}
     return tensors, {
