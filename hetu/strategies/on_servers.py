@@ -153,7 +153,9 @@ class OnServers(OnRanks):
         # ranks push gradients of the loss of all ranks, which are summed.
         weight = 1 / self.world_size if strategy.apart else 1.0
         self.comm = Connected(self.comm, client, Rows(client, strategy.cache, weight))
-        self.bundles = bundled(self.kept, partial(self._kind, asked["updated"]))
+        made = {name: number for number, name in enumerate(state.copies)}
+        kept = sorted(self.kept, key=lambda v: made.get(v.name, len(made)))  # a graph may name them in another order
+        self.bundles = bundled(kept, partial(self._kind, asked["updated"], state.copies))
         new = [b for b in self.bundles if self._is_new(b, client, state)]
         if new and strategy.apart:
             self.agree_on(asked, partial(unlike_first, client))
@@ -162,25 +164,24 @@ class OnServers(OnRanks):
         state.copies |= self.names
         self._fetch(state)
 
-    def _kind(self, updated: Mapping[str, Sequence[str]], variable: Node) -> Hashable:
+    def _kind(self, updated: Mapping[str, Sequence[str]], copies: Mapping[str, str], variable: Node) -> Hashable:
         """What variables of a bundle have in common."""
         if variable in self.tables or not self.strategy.apart:
             return variable
         alone, step = replace(self._parameter(Bundle((variable,))), shape=()), self.servable.steps[variable]
         where = tuple(name for name, names in updated.items() if variable.name in names)
         rate = None if (rate := rate_of(step)).role is Role.CONSTANT else rate
-        return repr(alone), where, rate, self.servable.step_count(variable)
+        return repr(alone), where, rate, self.servable.step_count(variable), copies.get(variable.name)
 
     def _is_new(self, bundle: Bundle, client: Client, state: State) -> bool:
         """Whether no executor of this state has made it; ArgumentError if one has servers train it otherwise."""
-        first, *more = {state.copies.get(v.name) for v in bundle.variables}
-        name = first or _free(bundle.name, client)
+        name = state.copies.get(bundle.variables[0].name) or _free(bundle.name, client)
         self.names |= {v.name: name for v in bundle.variables}
         made, wanted = client.parameters.get(name), self._parameter(bundle)
-        if not more and (made is None or replace(made, generation=0) == wanted):
+        if made is None or replace(made, generation=0) == wanted:
             return made is None
         site = bundle.variables[0].site
-        if more or made is None or made.shape != wanted.shape:
+        if made.shape != wanted.shape:
             raise ArgumentError(
                 f"servers keep {bundle.name} for another executor together with other variables, as that one updates "
                 "them all in one step",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 
 import numpy as np
 import pytest
@@ -126,3 +127,28 @@ def test_part_of_a_bundle_is_refused_and_says_so():
 
     with pytest.raises(ArgumentError, match="servers keep v for another executor together with other variables"):
         job("bsp", 1, body)
+
+
+@pytest.mark.parametrize(("first", "second"), [("vw", "wv"), ("w", "vw"), ("v", "wvu"), ("vw", "uwv")])
+def test_another_executor_may_name_what_servers_keep_in_another_order_and_train_more_beside_it(first, second):
+    """Bundles of one size whose members lie in another order would swap values without a word."""
+
+    def body(client: Client | None = None, rank: int = 0):
+        where = {} if client is None else {"strategy": ParameterServer(), "comm": Connected(Place(0, 1), client)}
+        made = {name: ht.variable(name, np.full(3, size, "float32")) for size, name in enumerate("uvw", 1)}
+        executors, state = [], None
+        for some in (first, second):
+            loss = functools.reduce(
+                operator.add, [v.attrs["init"][0] * ht.sum(ht.square(v)) for v in map(made.get, some)]
+            )
+            updates = ht.optim.SGD(0.01).minimize(loss, [made[name] for name in some])
+            executors.append(ht.Executor([updates], state=state, **where))
+            executors[-1].run()
+            state = executors[-1].state
+        executors[0].run()
+        executors[1].run()
+        return {name: state[name] for name in {*first, *second}}
+
+    wanted, (found,) = body(), job("bsp", 1, body)
+    for name, value in wanted.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-6, err_msg=name)
