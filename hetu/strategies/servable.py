@@ -7,8 +7,9 @@ Training of Deep Neural Networks", EuroSys 2019). A strategy decides which of th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
 from ..core.errors import ArgumentError, GradientError
 from ..core.graph import Node, rewrite, topological
@@ -20,13 +21,17 @@ from .push_pull import TOKEN, descend_rows, pull, pull_rows, push, push_bundle, 
 
 
 class Servable:
-    """The variables of a graph whose updates servers can make: `steps` holds the rule's node of each."""
+    """The variables of a graph whose updates servers can make: `steps` holds a rule's node of each.
+
+    Sub-graphs may each have one of a variable, `every`.
+    """
 
     def __init__(self, outputs: Sequence[Node]) -> None:
         self.nodes = topological(outputs)
         rules = [n for n in self.nodes if n.op.update is not None and n.inputs[0].role is Role.VARIABLE]
         steps = [n for n in rules if not n.op.update.of(n).whole]
         self.steps = {n.inputs[0]: n for n in steps}
+        self.every = {v: [n for n in steps if n.inputs[0] is v] for v in self.steps}
 
     def check(self, updates: Mapping[Node, Node]) -> None:
         """ArgumentError for a trained variable whose update servers cannot make: each worker would train a copy."""
@@ -44,7 +49,7 @@ class Servable:
 
     def check_read(self, variables: Collection[Node]) -> None:
         """ArgumentError where a worker reads the new value of one of the variables that servers keep."""
-        steps = {self.steps[v]: v for v in variables}
+        steps = {step: v for v in variables for step in self.every[v]}
         for node in self.nodes:
             for i in node.inputs if node.role is not Role.ITEM else ():
                 if (step := i.inputs[0] if i.role is Role.ITEM else i) in steps:
@@ -61,10 +66,10 @@ class Servable:
         return {v for v in self.steps if self._is_table(v)}
 
     def _is_table(self, variable: Node) -> bool:
-        step = self.steps[variable]
-        if gradient_of(step).role is not Role.SCATTER:
+        steps = self.every[variable]
+        if any(gradient_of(step).role is not Role.SCATTER for step in steps):
             return False
-        readers = [n for n in self.nodes if variable in n.inputs and n is not step]
+        readers = [n for n in self.nodes if variable in n.inputs and n not in steps]
         return all(n.role is Role.SCATTER or is_lookup(n, (variable,)) for n in readers)
 
     def slots(self, variables: Collection[Node]) -> list[Node]:
@@ -74,17 +79,17 @@ class Servable:
 
     def step_count(self, variable: Node) -> Node | None:
         """The variable that counts the updates of this one; None if its rule does not need the count."""
-        step = self.steps[variable]
-        if not step.op.update.timed:
-            return None
-        counts = topological([step.inputs[-1]])
-        return next(n for n in counts if n.role is Role.VARIABLE)
+        return next(self._counts(self.steps[variable]), None)
+
+    def _counts(self, step: Node) -> Iterator[Node]:
+        counts = topological([step.inputs[-1]]) if step.op.update.timed else []
+        return (n for n in counts if n.role is Role.VARIABLE)
 
     def parameter(self, variable: Node, *, sparse: bool, reduce: str, cached: bool = False) -> Parameter:
         """The parameter that servers keep for a variable. Workers send finished steps to a `cached` table."""
         step, shape = self.steps[variable], known_shape(variable)
         if cached:
-            if not step.op.update.descends(step):
+            if not all(step.op.update.descends(step) for step in self.every[variable]):
                 raise ArgumentError(
                     f"a cache for {variable.name!r}, whose update is {step.op.name}: a cache sends sums of finished "
                     "steps, of which servers could not keep that rule's state",
@@ -92,11 +97,20 @@ class Servable:
                     site=step.site,
                 )
             return Parameter(shape, variable.dtype.name, sparse, "add", reduce="sum")
-        options = {}
-        if (rate := rate_of(step)).role is Role.CONSTANT:
-            options["learning_rate"] = float(rate.attrs["value"])
-        rule = described(step.op.update.of(step), step.op.name)
+        rule, options, _ = asked = self._asked(step)
+        if any(self._asked(other) != asked for other in self.every[variable]):
+            raise ArgumentError(
+                f"sub-graphs train {variable.name!r} by different optimizers, of which servers keep one",
+                fix="train it by one optimizer, or keep it on ranks: hetu.strategies.Hybrid",
+                site=step.site,
+            )
         return Parameter(shape, variable.dtype.name, sparse, rule, options, reduce)
+
+    def _asked(self, step: Node) -> tuple[dict[str, Any], dict[str, float], list[str]]:
+        """The rule of an update, its rate unless that changes, and the names of the variables that it keeps."""
+        rate, kept = rate_of(step), [*step.inputs[1 : step.op.update.tables], *self._counts(step)]
+        options = {"learning_rate": float(rate.attrs["value"])} if rate.role is Role.CONSTANT else {}
+        return described(step.op.update.of(step), step.op.name), options, [v.name for v in kept]
 
 
 def known_shape(variable: Node) -> tuple[int, ...]:

@@ -152,3 +152,60 @@ def test_another_executor_may_name_what_servers_keep_in_another_order_and_train_
     wanted, (found,) = body(), job("bsp", 1, body)
     for name, value in wanted.items():
         np.testing.assert_allclose(found[name], value, rtol=1e-6, err_msg=name)
+
+
+def test_a_table_that_sub_graphs_train_by_turns_is_a_table():
+    """As the update of another sub-graph reads it, servers moved all rows, whose momentum moved those not looked up."""
+
+    def body(client: Client | None = None, rank: int = 0):
+        count_names_apart()
+        where = {} if client is None else {"strategy": ParameterServer(), "comm": Connected(Place(0, 1), client)}
+        ids, table = ht.placeholder("ids", (None,), "int64"), ht.variable("table", np.ones((5, 3), "float32"))
+        loss, rule = ht.mean(ht.square(ht.embedding(table, ids))), ht.optim.Adam(0.1)
+        turns = {name: [loss * factor, rule.minimize(loss * factor)] for name, factor in (("a", 1), ("b", -2))}
+        ex = ht.Executor(turns | {"all": [ht.embedding(table, ids)]}, **where)
+        for name, some in zip("abba", ([0, 1], [1, 1], [2, 3], [0, 0])):
+            ex.run(name, {"ids": some})
+        return ex.run("all", {"ids": np.arange(5)})[0]
+
+    np.testing.assert_allclose(job("bsp", 1, body)[0], body(), rtol=1e-5)
+
+
+OTHERS = {
+    "another rate": lambda: (ht.optim.SGD(0.1), ht.optim.SGD(0.2)),
+    "another rule": lambda: (ht.optim.SGD(0.1), ht.optim.Momentum(0.1)),
+    "a rate that changes": lambda: (ht.optim.SGD(0.1), ht.optim.SGD(ht.schedules.cosine(0.1, 9))),
+}
+
+
+@pytest.mark.parametrize("where", ["sub-graphs", "executors"])
+@pytest.mark.parametrize("what", OTHERS)
+def test_a_variable_has_one_optimizer_on_servers(what, where):
+    """The last of them trained it in all sub-graphs."""
+
+    def body(client: Client, rank: int):
+        options = {"strategy": ParameterServer(), "comm": Connected(Place(0, 1), client)}
+        v = ht.variable("v", np.ones(3, "float32"))
+        loss = ht.sum(ht.square(v))
+        first, second = (rule.minimize(loss) for rule in OTHERS[what]())
+        if where == "sub-graphs":
+            ht.Executor({"first": [first], "second": [second]}, **options)
+        else:
+            ht.Executor([second], state=ht.Executor([first], **options).state, **options)
+
+    with pytest.raises(ArgumentError, match=r"sub-graphs train 'v' by different|servers train 'v' for another"):
+        job("bsp", 1, body)
+
+
+def test_a_table_on_servers_is_not_made_anew_for_another_executor_that_only_reads_it():
+    """It was evaluated with its first values."""
+
+    def body(client: Client, rank: int):
+        options = {"strategy": ParameterServer(), "comm": Connected(Place(0, 1), client)}
+        ids, table = ht.placeholder("ids", (None,), "int64"), ht.variable("table", np.ones((5, 3), "float32"))
+        loss = ht.mean(ht.square(ht.embedding(table, ids)))
+        state = ht.Executor([ht.optim.SGD(0.1).minimize(loss)], **options).state
+        ht.Executor([loss], state=state, **options)
+
+    with pytest.raises(ArgumentError, match="the values of 'table' are kept elsewhere"):
+        job("bsp", 1, body)
