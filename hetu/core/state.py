@@ -52,6 +52,9 @@ class State(Mapping[str, np.ndarray]):
 
     def add(self, node: Node) -> None:
         """Make room for a variable and initialize it."""
+        if node.name in self.copies:
+            fix = "use it in a sub-graph of the executor that trains it"
+            raise ArgumentError(f"the values of {node.name!r} are kept elsewhere", fix=fix, site=node.site)
         self.variables[node.name] = node
         xp, type_ = self.device.xp, node.tensor
         self.arrays[node.name] = array = aligned_empty(xp, int(type_.nbytes)).view(type_.dtype).reshape(type_.shape)
