@@ -192,8 +192,8 @@ def parsed(data: Any) -> Composition:
         found = Composition(inputs, arrays, [_at(values, k) for k in data["outputs"]])
     except HetuError:
         raise
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise ArgumentError(f"a composition that cannot be read: {error}") from None
+    except Exception as error:  # of whatever operator it names: what they check is not written for strangers
+        raise ArgumentError(f"a composition that cannot be read: {error!r:.200}") from None
     if found.whole:
         raise ArgumentError(found.whole)
     return found.interned()

@@ -46,7 +46,7 @@ def test_a_look_shows_clocks_traffic_and_cache_hits_and_changes_nothing(server, 
             for name in ("seconds", "silent", "requests"):
                 status.pop(name)
         assert {**before[0], **found} == found
-    assert "ssp:3, up" in shown and "s, 1 table, 200 B" in shown and "cache: 75.0% of 8 rows were fresh" in shown
+    assert "ssp:3, up" in shown and "s, 1 table, 4.3 kB" in shown and "cache: 75.0% of 8 rows were fresh" in shown
     lines = [line.split() for line in shown.splitlines()]
     assert lines[2][:3] == ["0", "2", "0"] and lines[3] == ["1", "0", "2", "not", "here", "yet"]
     assert ["lead", "2,", "largest", "2", "(allowed", "4);", "0", "requests", "wait"] in lines

@@ -14,7 +14,7 @@ import hetu as ht
 from hetu.ps import ASP, BSP, SSP, ParameterStore, consistency
 from hetu.ps.store.messages import Kind, Message
 from hetu.ps.store.rules import ServerRule
-from hetu.ps.store.server_table import ServerTable, TableSpec
+from hetu.ps.store.server_table import OVERHEAD, ServerTable, TableSpec
 
 from ..samples.update import ON_ELEMENTS
 from .simulation import COLS, DENSE, SPARSE, Worker, contents, gradient, hello, new_store, row_ids, run
@@ -141,7 +141,7 @@ def test_requests_in_flight_together_may_overtake_each_other(order, echoes, buff
 
 
 def test_pushes_held_back_are_bounded_in_memory():
-    store = new_store(1, BSP(), memory_limit=4000)
+    store = new_store(1, BSP(), memory_limit=2 * OVERHEAD + 4000)
     codes = []
     for seq in range(3, 200):
         push = Message(Kind.PUSH, key=DENSE, seq=seq, epoch=1, values=np.ones((1, 8), "<f4"))
@@ -221,8 +221,8 @@ BAD = {
     "not a description": (Message(Kind.CREATE, key=5, meta={"rows": "many"}), "value"),
     "other description": (Message(Kind.CREATE, key=DENSE, meta={"name": "t1", "start": 0, "rows": 1, "cols": 9}),
                           "spec"),
-    "a rate below zero": (Message(Kind.RATE, key=DENSE, meta={"rate": -1.0}), "rate"),
-    "no rate": (Message(Kind.RATE, key=DENSE, meta={"speed": 1.0}), "rate"),
+    "a rate below zero": (Message(Kind.RATE, key=DENSE, meta={"rate": -1.0}), "value"),
+    "no rate": (Message(Kind.RATE, key=DENSE, meta={"speed": 1.0}), "value"),
     "unknown function": (Message(Kind.CALL, key=DENSE, meta={"function": "nope"}), "value"),
     "failing function": (Message(Kind.CALL, key=DENSE, meta={"function": "top_k", "arguments": {"q": 1}}), "function"),
 }  # fmt: skip

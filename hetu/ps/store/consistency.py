@@ -67,7 +67,7 @@ def consistency(text: str) -> Consistency:
     ('ssp:3', True)
     """
     name, _, number = str(text).partition(":")
-    if name == "ssp" and number.isdecimal():
+    if name == "ssp" and number.isdecimal() and len(number) < 10:
         return SSP(int(number))
     if text in ("bsp", "asp"):
         return BSP() if text == "bsp" else ASP()

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ...core.errors import ShapeError, UnknownNameError, did_you_mean
-from .messages import wire_array
+from ...core.errors import HetuError, ShapeError, UnknownNameError, did_you_mean
+from .messages import FRAME_LIMIT, RefusedError, wire_array
 
 Answer = tuple[np.ndarray, np.ndarray]
 FUNCTIONS: dict[str, Callable[..., Answer]] = {}
@@ -40,10 +40,17 @@ def call_function(name: str, table: np.ndarray, arguments: dict[str, Any]) -> An
         raise UnknownNameError(f"no server function {name!r}", fix=did_you_mean(name, FUNCTIONS))
     view = table.view()
     view.flags.writeable = False
-    ids, rows = FUNCTIONS[name](view, **arguments)
-    ids, rows = wire_array(ids, np.dtype("<i8")), wire_array(rows)
+    try:  # a user's function must not end the server
+        ids, rows = FUNCTIONS[name](view, **arguments)
+        ids, rows = wire_array(ids, np.dtype("<i8")), wire_array(rows)
+    except HetuError:
+        raise
+    except Exception as error:
+        raise RefusedError("function", f"{name}: {type(error).__name__}: {error}") from error
     if ids.ndim != 1 or rows.ndim != 2 or len(ids) != len(rows):
         raise ShapeError(f"{name} returned ids {ids.shape} and rows {rows.shape}", fix="return (k,) and (k, cols)")
+    if max(ids.nbytes, rows.nbytes) > FRAME_LIMIT:
+        raise ShapeError(f"{name} returned {len(ids)} rows, too many for a message", fix="return fewer")
     return ids, rows
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from .messages import Message
 
+UNANSWERED = 8  # requests of one worker that wait for others; a client has half as many in flight (`CREDIT`)
 WINDOW = 4096  # requests of one worker that may be ahead of its oldest unfinished one
 
 
@@ -41,3 +42,8 @@ class Member:
         while self.done + 1 in self.ahead:
             self.done += 1
             self.ahead.remove(self.done)
+
+
+def was_there(hello: Message) -> bool:
+    """Whether the sender's life has been greeted before, by this server or by its own earlier life."""
+    return hello.step > 0 or hello.facts.get("first", 1) != 1

@@ -10,12 +10,13 @@ sent a message, `store.py` what it does.
 from __future__ import annotations
 
 import json
+import math
 import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum, IntFlag
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
@@ -27,6 +28,8 @@ T = TypeVar("T")
 MAGIC, VERSION = 0x55544548, 1  # "HETU" in memory
 FRAME_LIMIT = 64 << 20  # bytes of one frame of values
 META_LIMIT = 64 << 10  # bytes of the JSON object
+DEEPEST = 8  # levels of the JSON object; a rule has six
+LARGEST = 1 << 62  # of the numbers that count requests, clocks and rows: one more is still an int64
 INLINE = 64 << 10  # bytes of values that are cheaper to copy than to send apart
 _FIELDS = struct.Struct("<IBBBBIIqqqqI")  # without the checksum
 _CHECKSUM = struct.Struct("<I")
@@ -39,11 +42,16 @@ _NUMBER = struct.Struct("<q")
 
 
 class ProtocolError(HetuError, ValueError):
-    """The bytes are no message of this protocol."""
+    """The bytes are no message of this protocol; `header` is what could be read of one."""
+
+    code = "protocol"
+    header: Message | None = None
 
 
 class NoSegmentError(ProtocolError):
-    """A message refers to memory that is not shared with its sender; `header` is the rest of it."""
+    """A message refers to memory that is not shared with its sender."""
+
+    code = "hello"
 
     def __init__(self, header: Message) -> None:
         super().__init__(f"slot {header.slot} of memory that is not shared", fix="offer it in a HELLO")
@@ -121,9 +129,9 @@ _SHARING = (Kind.ASSIGN, Kind.PUSH, Kind.PULL, Kind.PUSH_PULL, Kind.RESTORE)
 
 # The headers that are allowed, as numbers, so that decoding handles no flags.
 _KINDS = tuple(Kind)
-_LAYOUTS = {(int(kind), int(parts)) for kind, allowed in ALLOWED.items() for parts in allowed}
-_LAYOUTS |= {(kind, parts | Part.SLOT) for kind, parts in _LAYOUTS if kind in _SHARING}
-_LAYOUTS |= {(kind, parts | Part.SLOT) for kind, parts in _LAYOUTS if kind == Kind.OK and parts & Part.VALUES}
+LAYOUTS = {(int(kind), int(parts)) for kind, allowed in ALLOWED.items() for parts in allowed}
+LAYOUTS |= {(kind, parts | Part.SLOT) for kind, parts in LAYOUTS if kind in _SHARING}
+LAYOUTS |= {(kind, parts | Part.SLOT) for kind, parts in LAYOUTS if kind == Kind.OK and parts & Part.VALUES}
 _IDS, _COUNTS, _VALUES, _META, _SLOT = (int(part) for part in Part)
 
 
@@ -247,9 +255,14 @@ def decode(frames: Sequence[Buffer], limit: int = FRAME_LIMIT, segment: Segment 
         raise ProtocolError(
             f"magic {magic:#x}, version {version}", fix=f"both sides must speak version {VERSION} of this protocol"
         )
-    if (kind, parts) not in _LAYOUTS or dtype >= len(DTYPES):
+    if (kind, parts) not in LAYOUTS or dtype >= len(DTYPES):
         raise ProtocolError(f"kind {kind} with dtype {dtype} and parts {parts:#x}")
-    if min(rows, cols, seq, step) < 0 or (cols and not parts & _VALUES) or (rows and not parts & ~(_META | _SLOT)):
+    if (
+        min(rows, cols, seq, step) < 0
+        or max(seq, step) > LARGEST
+        or (cols and not parts & _VALUES)
+        or (rows and not parts & ~(_META | _SLOT))
+    ):
         raise ProtocolError(f"{rows} rows of {cols} columns with parts {parts:#x}, request {seq} at clock {step}")
     first = HEADER_BYTES + (_COUNT.itemsize if parts & _SLOT else 0)
     second = first + (rows * _COUNT.itemsize if parts & _IDS else 0)
@@ -259,6 +272,8 @@ def decode(frames: Sequence[Buffer], limit: int = FRAME_LIMIT, segment: Segment 
         wanted = [third]
     else:
         wanted = [third + nbytes] if nbytes <= INLINE and not parts & _META else [third, nbytes]
+    if max(rows, cols) > limit:  # of an empty array too, because none could be made
+        raise ProtocolError(f"{rows} rows of {cols} columns, the limit is {limit}")
     sizes = [head.nbytes] if len(frames) == 1 else [memoryview(frame).nbytes for frame in frames]
     if sizes != wanted or max(wanted) > limit:
         _check_sizes(sizes, wanted, META_LIMIT if parts & _META else 0, limit)
@@ -271,7 +286,11 @@ def decode(frames: Sequence[Buffer], limit: int = FRAME_LIMIT, segment: Segment 
     if parts & _COUNTS:
         message.counts = np.frombuffer(head, _COUNT, rows, second)
     if parts & _META:
-        message.meta = _object(head[third:])
+        try:
+            message.meta = _object(head[third:])
+        except ProtocolError as error:  # its sender computed the checksum of it, and can be told
+            error.code, error.header = "value", message
+            raise
     source, offset = (head, third) if len(wanted) == 1 else (frames[1], 0)
     if parts & _SLOT:
         message.slot = _NUMBER.unpack_from(head, HEADER_BYTES)[0]
@@ -296,16 +315,34 @@ def _check_sizes(got: list[int], wanted: list[int], more: int, limit: int) -> No
 
 def _object(view: memoryview) -> dict[str, Any]:
     try:
-        found = json.loads(bytes(view), parse_constant=_refuse_constant)
+        found = json.loads(bytes(view), parse_int=_whole, parse_float=_finite, parse_constant=_refuse)
+    except ProtocolError:
+        raise
     except (ValueError, RecursionError) as error:
         raise ProtocolError("a frame that should be JSON is not") from error
     if not isinstance(found, dict):
         raise ProtocolError(f"JSON of a {type(found).__name__}, wanted an object")
+    if _is_deep(found):
+        raise ProtocolError(f"JSON of more than {DEEPEST} levels")
     return found
 
 
-def _refuse_constant(name: str) -> float:
-    raise ProtocolError(f"{name} in JSON")
+def _is_deep(x: Any, level: int = 0) -> bool:
+    """Whether anything lies deeper than any message needs, where others would come to the end of their stack."""
+    inside = x.values() if type(x) is dict else x if type(x) is list else ()
+    return level > DEEPEST or any(_is_deep(each, level + 1) for each in inside)
+
+
+def _refuse(number: str) -> NoReturn:
+    raise ProtocolError(f"{number[:40]} in JSON", fix="send finite numbers, whole ones of 64 bits")
+
+
+def _whole(text: str) -> int:
+    return number if len(text) < 21 and -(1 << 63) <= (number := int(text)) < 1 << 63 else _refuse(text)
+
+
+def _finite(text: str) -> float:
+    return number if abs(number := float(text)) < math.inf else _refuse(text)
 
 
 def given(part: T | None) -> T:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...core.errors import ArgumentError, UnknownNameError, did_you_mean
+from ...core.errors import ArgumentError, UnknownNameError, ValueRangeError, did_you_mean
 from ...core.graph import OPS, Node
 from ...core.leaf import variable
 from ...core.operators import cast_to
@@ -56,6 +56,7 @@ class ServerRule:
         self.composition, states = checked.composition, checked.states
         if self.composition is not None and not is_float(table.dtype):
             raise ArgumentError(f"{name_of(rule)} of {table.dtype}", fix='train floating tables, or use the rule "add"')
+        check_rate(checked.rate, table.dtype)
         self.rate, self.step, self.timed = np.array(checked.rate), np.array(0, "int64"), checked.timed
         self.table, self.states = table, tuple(np.zeros_like(table) for _ in range(states))
         self.gradients: Gradients = {} if gradients is None else gradients
@@ -161,6 +162,12 @@ def check_rule(rule: RuleSpec, options: Mapping[str, Any]) -> Checked:
     if not 0 <= states <= MOST_STATES or scalars not in (1, 2) or len(composition.outputs) != states + 1:
         raise ArgumentError(f"the rule {name_of(rule)} of {composition.arrays} arrays and {scalars} scalars")
     return Checked(composition, rate, states, scalars == 2)
+
+
+def check_rate(rate: float, dtype: np.dtype) -> None:
+    """Refuse a learning rate that is infinite in the dtype of a table; integers are only added to."""
+    if is_float(dtype) and not abs(rate) <= np.finfo(dtype).max:
+        raise ValueRangeError(f"a learning rate {rate!r} for {dtype}", fix=f"use at most {np.finfo(dtype).max}")
 
 
 def _named(name: str) -> UpdateRule:

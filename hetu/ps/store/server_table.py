@@ -15,10 +15,13 @@ import numpy as np
 
 from ...core.errors import ArgumentError, ShapeError, ValueRangeError
 from ...core.types import as_dtype, is_float
-from .messages import DTYPES, FRAME_LIMIT, Kind, Message, given
-from .rules import Gradients, RuleSpec, ServerRule, check_rule
+from .door import check_facts
+from .messages import DTYPES, FRAME_LIMIT, LARGEST, Kind, Message, given
+from .rules import Gradients, RuleSpec, ServerRule, check_rate, check_rule
 
 REDUCTIONS = ("mean", "sum")
+OVERHEAD = 4096  # bytes of a table without rows, of which nobody should make millions
+MOST_UPDATES = 1 << 31  # that one pushed row stands for, so that no sum of them leaves int64
 _ONE = np.array(1, "<i8")
 
 
@@ -30,7 +33,7 @@ class TableSpec:
     higher `generation` of an existing table means that all its rows get new values.
 
     >>> TableSpec.parse({"name": "w", "start": 0, "rows": 2, "cols": 3}).footprint
-    66
+    4162
     """
 
     name: str
@@ -46,17 +49,12 @@ class TableSpec:
     @classmethod
     def parse(cls, meta: dict[str, Any]) -> TableSpec:
         """The description in a CREATE message; ArgumentError unless every field is there and in its range."""
-        wanted = {"name": (str,), "start": (int,), "rows": (int,), "cols": (int,), "dtype": (str,),
-                  "rule": (str, dict), "options": (dict,), "reduce": (str,), "generation": (int,)}  # fmt: skip
-        for name, value in meta.items():
-            if type(value) not in wanted.get(name, ()):
-                raise ArgumentError(f"{name}={value!r} in the description of a table")
-        missing = {"name", "start", "rows", "cols"} - set(meta)
-        if missing:
-            raise ArgumentError(f"the description of a table lacks {', '.join(sorted(missing))}")
+        check_facts(Message(Kind.CREATE, meta=meta))
         spec = cls(**meta)
-        if min(spec.start, spec.rows, spec.cols, spec.generation) < 0 or spec.reduce not in REDUCTIONS:
-            raise ArgumentError(f"a table {spec}", fix="sizes are >= 0 and reduce is mean or sum")
+        if max(1, spec.rows) * max(1, spec.cols) * 8 > LARGEST:  # of an empty table too, because none could be made
+            raise ArgumentError(f"a table of {spec.rows} rows and {spec.cols} columns", fix="no memory is that large")
+        if spec.reduce not in REDUCTIONS:
+            raise ArgumentError(f"reduce={spec.reduce!r} of a table", fix="use mean or sum")
         if spec.dtype not in [dtype.name for dtype in DTYPES]:
             raise ArgumentError(f"a table of {spec.dtype}", fix="use float32, float64, float16, int32, int64 or uint8")
         if spec.reduce == "mean" and not is_float(as_dtype(spec.dtype)):
@@ -69,9 +67,9 @@ class TableSpec:
 
     @property
     def footprint(self) -> int:
-        """Bytes that a server needs: values, optimizer state, a gradient, versions."""
+        """Bytes that a server needs: values, optimizer state, a gradient, versions, and what any table costs."""
         arrays = 2 + check_rule(self.rule, self.options).states
-        return self.rows * (self.cols * np.dtype(self.dtype).itemsize * arrays + 9)
+        return OVERHEAD + self.rows * (self.cols * np.dtype(self.dtype).itemsize * arrays + 9)
 
 
 class ServerTable:
@@ -105,10 +103,10 @@ class ServerTable:
                 f"got {values.dtype}{list(values.shape)} for {self.spec.name}, "
                 f"wanted {self.values.dtype}[{rows}, {cols}]"
             )
-        if message.kind is Kind.RESTORE and type(step := message.facts.get("step")) is not int:
-            raise ArgumentError(f"optimizer state of {self.spec.name} with the step {step!r}")
-        if counts is not None and values is not None and (counts < 1).any():
-            raise ValueRangeError("a pushed row counts less than one update")
+        if counts is not None and values is not None and not ((counts > 0) & (counts <= MOST_UPDATES)).all():
+            raise ValueRangeError(f"a pushed row counts {counts.min()} to {counts.max()} updates", fix="at least one")
+        if message.kind is Kind.RATE:
+            check_rate(message.facts["rate"], self.values.dtype)
 
     def check_readable(self, message: Message) -> None:
         """Refuse an answer that no message could carry."""

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ...core.errors import HetuError
 from .consistency import Clocks, Consistency, consistency
+from .door import check_facts, understood
 from .functions import call_function
-from .member import WINDOW, Member
+from .member import UNANSWERED, WINDOW, Member, was_there
 from .messages import Kind, Message, RefusedError, given
 from .moments import Moments
 from .partial_reduce import Controller
@@ -81,8 +81,8 @@ class ParameterStore:
         self.now = now
         try:
             self._admit(message, now)
-        except HetuError as error:
-            self._out.append(message.refusal(error))
+        except Exception as error:
+            self._out.append(message.refusal(understood(error)))
         return self._drain()
 
     def tick(self, now: float) -> list[Message]:
@@ -136,12 +136,12 @@ class ParameterStore:
             self._check(message)
             if write := _WRITE.get(message.kind):
                 write(self, message)
-        except HetuError as error:  # the number is used up: the same request again gets the same answer
-            member.refused[message.seq] = message.refusal(error)
+        except Exception as error:  # the number is used up: the same request again gets the same answer
+            member.refused[message.seq] = message.refusal(told := understood(error))
             if len(member.refused) > WINDOW:
                 del member.refused[next(iter(member.refused))]
             member.finish(message.seq)
-            raise
+            raise told from error
         member.finish(message.seq)
         self.counts[message.kind] += 1
         self.traffic[0] += message.nbytes
@@ -152,6 +152,7 @@ class ParameterStore:
         kind = message.kind
         if kind not in _KNOWN:
             raise RefusedError("kind", f"{kind.name} is not for a server")
+        check_facts(message)
         if kind in _ON_TABLE or (again and kind is Kind.CREATE):
             if message.key not in self.tables:
                 raise RefusedError("key", f"no table {message.key} on this server", fix="create it first")
@@ -165,6 +166,10 @@ class ParameterStore:
             wrong = not over and (message.step != clock or not self.consistency.may_work(clock, self.clocks.slowest))
         else:  # reads for the next clock may be sent ahead; partial reduce counts iterations of its own
             wrong = message.step > clock + 1 and kind is not Kind.READY
+        if not again and (kind is Kind.SNAPSHOT or self._must_park(message)):
+            held = [seq for worker, seq in (*self.parked, *self.moments.awaited) if worker == message.worker]
+            if len(held) >= UNANSWERED:
+                raise RefusedError("credit", f"worker {message.worker} waits for {len(held)} answers already")
         if wrong:
             raise RefusedError("clock", f"{kind.name} of clock {message.step}, worker {message.worker} is at {clock}")
 
@@ -177,9 +182,8 @@ class ParameterStore:
 
     def _hello(self, message: Message, now: float) -> list[Message]:
         """The answer, unless the worker must wait for it."""
-        member, incarnation = self.members[message.worker], message.facts.get("incarnation")
-        if type(incarnation) is not int:
-            raise RefusedError("hello", "a HELLO without an incarnation number")
+        check_facts(message)
+        member, incarnation = self.members[message.worker], message.facts["incarnation"]
         if incarnation in member.retired:
             raise RefusedError("hello", f"an earlier life of worker {message.worker}")
         if incarnation != member.incarnation:
@@ -202,7 +206,7 @@ class ParameterStore:
 
     def _must_wait(self, hello: Message) -> bool:
         """Whether a new process must wait after a restart, until the workers that know the clock are back or lost."""
-        if _was_there(hello):
+        if was_there(hello):
             return False
         self.returning.discard(hello.worker)
         return any(self.members[other].incarnation is not None for other in self.returning & self.clocks.of.keys())
@@ -222,7 +226,7 @@ class ParameterStore:
         raised = self.clocks.catch_up(worker, hello.step, self.consistency.staleness)
         late = [other for other in raised if other != worker and other not in self.returning]  # came before we knew
         self._advance(slowest)
-        if _was_there(hello) and self.clocks.of[worker] > at:  # the others went on without it: it had been taken out
+        if was_there(hello) and self.clocks.of[worker] > at:  # the others went on without it: it had been taken out
             late.append(worker)
         for other in late:
             self._remove(other)
@@ -250,7 +254,7 @@ class ParameterStore:
 
     def _mode(self, message: Message) -> None:
         """The first worker that asks for a consistency decides; the others must ask for the same."""
-        wanted = consistency(str(message.facts.get("consistency")))
+        wanted = consistency(message.facts["consistency"])
         if wanted != self.consistency and (self.tables or self.counts[Kind.MODE]):
             raise RefusedError(
                 "consistency",
@@ -263,8 +267,9 @@ class ParameterStore:
         spec = TableSpec.parse(message.facts)
         known = self.tables.get(message.key)
         if known is None:
-            self._use_memory(spec.footprint)
+            self._check_memory(spec.footprint)
             self.tables[message.key] = ServerTable(spec, self.gradients)
+            self.bytes_used += spec.footprint
         elif replace(known.spec, generation=spec.generation) != spec:
             raise RefusedError("spec", f"table {message.key} is {known.spec}, not {spec}", fix="create it alike")
         elif spec.generation > known.spec.generation:
@@ -273,16 +278,11 @@ class ParameterStore:
     def _push(self, message: Message) -> None:
         table = self.tables[message.key]
         if self.consistency.buffered:
-            self._use_memory(message.nbytes)
+            self._check_memory(message.nbytes)
             table.pending.append(message.kept())
+            self.bytes_used += message.nbytes
         else:
             table.apply([message], self._weight(table))
-
-    def _rate(self, message: Message) -> None:
-        rate = message.facts.get("rate")
-        if not isinstance(rate, int | float) or not 0 <= rate < 1e30:
-            raise RefusedError("rate", f"a learning rate {rate!r}", fix="send one number >= 0")
-        self.tables[message.key].rule.rate[...] = rate
 
     def _clock(self, message: Message) -> None:
         slowest = self.clocks.slowest
@@ -296,11 +296,14 @@ class ParameterStore:
         """Close the clock that the last worker has finished, and answer the workers that waited for it."""
         if self.clocks.slowest == slowest_before:
             return
-        for table in self.tables.values():
-            if table.pending:
-                self.bytes_used -= sum(push.nbytes for push in table.pending)
-                table.apply(sorted(table.pending, key=lambda push: (push.worker, push.seq)), self._weight(table))
-                table.pending = []
+        try:
+            for table in self.tables.values():
+                if table.pending:
+                    self.bytes_used -= sum(push.nbytes for push in table.pending)
+                    table.apply(sorted(table.pending, key=lambda push: (push.worker, push.seq)), self._weight(table))
+                    table.pending = []
+        except Exception as error:  # half a clock is applied: nobody may go on from there
+            self.failure = RefusedError("defect", f"clock {slowest_before} did not end: {understood(error).message}")
         waiting, self.parked = self.parked, {}
         for message in waiting.values():
             self._respond(message)
@@ -308,25 +311,30 @@ class ParameterStore:
     def _weight(self, table: ServerTable) -> float:
         return 1 / max(1, len(self.clocks.of)) if table.spec.reduce == "mean" else 1.0
 
-    def _use_memory(self, nbytes: int) -> None:
+    def _check_memory(self, nbytes: int) -> None:
         if self.bytes_used + nbytes > self.memory_limit:
             text = f"{self.bytes_used + nbytes} bytes on one server, the limit is {self.memory_limit}"
             raise RefusedError("memory", text, fix="use more servers (heturun -s), or a higher memory_limit")
-        self.bytes_used += nbytes
 
     # -- answers ---------------------------------------------------------------------------------------------
 
     def _respond(self, message: Message) -> None:
         """Answer a request that has been applied, or park it until the slowest worker has come close enough."""
-        clock = message.step + (message.kind is Kind.CLOCK)
-        if message.kind in _GATED and not self.consistency.may_work(clock, self.clocks.slowest):
+        if self.failure:
+            self._out.append(message.refusal(self.failure))
+            return
+        if self._must_park(message):
             self.parked[message.worker, message.seq] = message
             return
         answer = _ANSWER.get(message.kind)
         try:
             self._out += answer(self, message) if answer else [message.reply(step=self.clocks.slowest)]
-        except HetuError as error:
-            self._out.append(message.refusal(error))
+        except Exception as error:
+            self._out.append(message.refusal(understood(error)))
+
+    def _must_park(self, message: Message) -> bool:
+        clock = message.step + (message.kind is Kind.CLOCK)
+        return message.kind in _GATED and not self.consistency.may_work(clock, self.clocks.slowest)
 
     def _pull(self, message: Message) -> list[Message]:
         return [message.reply(step=self.clocks.slowest, values=self.tables[message.key].read(message))]
@@ -339,13 +347,8 @@ class ParameterStore:
         return [message.reply(step=self.clocks.slowest, ids=ids, counts=versions, values=rows)]
 
     def _call(self, message: Message) -> list[Message]:
-        meta, table = message.facts, self.tables[message.key]
-        try:
-            ids, rows = call_function(str(meta.get("function")), table.values, dict(meta.get("arguments") or {}))
-        except HetuError:
-            raise
-        except Exception as error:  # a user's function must not end the server
-            raise RefusedError("function", f"{meta.get('function')}: {type(error).__name__}: {error}") from error
+        facts, table = message.facts, self.tables[message.key]
+        ids, rows = call_function(facts["function"], table.values, facts.get("arguments", {}))
         return [message.reply(ids=ids, values=rows)]
 
     def status(self) -> dict[str, Any]:
@@ -368,11 +371,6 @@ class ParameterStore:
         }
 
 
-def _was_there(hello: Message) -> bool:
-    """Whether the sender's life has been greeted before, by this server or by its own earlier life."""
-    return hello.step > 0 or hello.facts.get("first", 1) != 1
-
-
 _WRITE: dict[Kind, Callable[[ParameterStore, Message], None]] = {
     Kind.CREATE: ParameterStore._create,
     Kind.MODE: ParameterStore._mode,
@@ -380,7 +378,7 @@ _WRITE: dict[Kind, Callable[[ParameterStore, Message], None]] = {
     Kind.RESTORE: lambda store, m: store.tables[m.key].restore(m),
     Kind.PUSH: ParameterStore._push,
     Kind.PUSH_PULL: ParameterStore._push,
-    Kind.RATE: ParameterStore._rate,
+    Kind.RATE: lambda store, m: store.tables[m.key].rule.rate.fill(m.facts["rate"]),
     Kind.CLOCK: ParameterStore._clock,
     Kind.LEAVE: lambda store, m: store._remove(m.worker),
 }

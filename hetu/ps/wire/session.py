@@ -11,7 +11,8 @@ from __future__ import annotations
 import hmac
 from collections.abc import Sequence
 
-from ..store.messages import Buffer, Kind, Message, NoSegmentError, ProtocolError, RefusedError, decode, encode
+from ..store.door import check_facts, understood
+from ..store.messages import Buffer, Kind, Message, RefusedError, decode, encode
 from ..store.segment import Segment
 from ..store.store import ParameterStore
 
@@ -37,27 +38,27 @@ class Sessions:
 
     def receive(self, peer: Peer, frames: Sequence[Buffer], now: float) -> list[Envelope]:
         """Handle frames from `peer`; returns what to send, and to whom."""
+        message = Message(Kind.ERROR)  # until it is known who asks what
         try:
             message = decode(frames, segment=self.segments.get(self.worker_of.get(peer, -1)))
-        except NoSegmentError as error:
-            unknown = RefusedError("hello", error.message, fix=error.fix)
-            return [(peer, encode(error.header.refusal(unknown)))]
-        except ProtocolError as error:
-            refusal = Message(Kind.ERROR, meta={"code": "protocol", "message": error.message, "fix": error.fix})
-            return [(peer, encode(refusal))]
-        try:
-            if message.kind is Kind.HELLO:
-                return self._hello(peer, message, now)
-            if message.kind in (Kind.STATUS, Kind.PING) and message.meta is not None:
-                self._check_token(message)
-                if message.kind is Kind.STATUS:
-                    return [(peer, encode(message.reply(meta=self.store.status())))]
-                self.store.renew(message.worker, message.meta.get("incarnation"), now)
-                return []
-            if self.worker_of.get(peer) != message.worker:
-                raise RefusedError("hello", f"this connection does not speak for worker {message.worker}", fix="HELLO")
-        except RefusedError as error:
-            return [(peer, encode(message.refusal(error)))]
+            return self._admit(peer, message, now)
+        except Exception as error:
+            message = getattr(error, "header", None) or message
+            return [(peer, encode(message.refusal(understood(error))))]
+
+    def _admit(self, peer: Peer, message: Message, now: float) -> list[Envelope]:
+        """Hand a message to the store if its sender may send it."""
+        if message.kind is Kind.HELLO:
+            return self._hello(peer, message, now)
+        if message.kind in (Kind.STATUS, Kind.PING) and message.meta is not None:
+            self._check_token(message)
+            check_facts(message)
+            if message.kind is Kind.STATUS:
+                return [(peer, encode(message.reply(meta=self.store.status())))]
+            self.store.renew(message.worker, message.meta["incarnation"], now)
+            return []
+        if self.worker_of.get(peer) != message.worker:
+            raise RefusedError("hello", f"this connection does not speak for worker {message.worker}", fix="HELLO")
         return self.envelopes(self.store.handle(message, now))
 
     def tick(self, now: float) -> list[Envelope]:
@@ -102,6 +103,9 @@ class Sessions:
 
     def envelopes(self, replies: list[Message]) -> list[Envelope]:
         for reply in replies:
-            if reply.slot >= 0:
-                self.segments[reply.worker].fill(reply.slot, reply.seq, None)  # the values are there already
+            segment = self.segments.get(reply.worker)
+            if reply.slot >= 0 and segment is not None:
+                segment.fill(reply.slot, reply.seq, None)  # the values are there already
+            elif reply.slot >= 0:  # its worker has greeted again without memory while it waited
+                reply.slot = -1
         return [(self.peer_of[reply.worker], encode(reply)) for reply in replies if reply.worker in self.peer_of]
