@@ -60,7 +60,8 @@ CHOSEN = {  # environment variables that a user sets
     "HETU_DEADLINE": ("and in what they communicate; `--deadline` of `heturun`, `ht.dist.world(deadline=)`", "300"),
     "HETU_LEAVE": ("and at the end of the script; `--leave` of `heturun`", "twice the deadline"),
     "HETU_SILENCE": (
-        "seconds after which a server that gives no sign of life is gone; `--silence` of `heturun`, `Client(silence=)`",
+        "seconds after which a server that gives no sign of life is gone, or where none listens, from the first on; "
+        "`--silence` of `heturun`, `Client(silence=)`",
         "60",
     ),
     "HETU_MPIEXEC": ("the `mpiexec` that `heturun` starts ranks with", "that of the MPI wheel"),

@@ -11,6 +11,7 @@ from typing import Any
 import zmq
 
 from hetu.ps import Client, Options, ServerProcess
+from hetu.ps.wire.handshake import dealer, guarded
 from hetu.ps.wire.server import Server
 
 TOKEN = "a token of the job"
@@ -96,6 +97,7 @@ class LossyRelay:
         self.context = zmq.Context()
         self.front = self.context.socket(zmq.ROUTER)
         self.front.linger = 0
+        self.guard = guarded(self.context, self.front, TOKEN)
         self.front.bind("tcp://127.0.0.1:*")
         self.address = self.front.getsockopt_string(zmq.LAST_ENDPOINT)
         self.backs: dict[bytes, zmq.Socket] = {}  # to the server, by the peer that it stands for
@@ -108,6 +110,7 @@ class LossyRelay:
     def __exit__(self, *_: object) -> None:
         self.stop.set()
         self.thread.join()
+        self.guard.stop()
         self.context.destroy(linger=0)
 
     def _run(self) -> None:
@@ -120,9 +123,7 @@ class LossyRelay:
                 if socket is self.front:
                     peer, *frames = frames
                     if peer not in self.backs:
-                        self.backs[peer] = self.context.socket(zmq.DEALER)
-                        self.backs[peer].linger = 0
-                        self.backs[peer].connect(self.server)
+                        self.backs[peer] = dealer(zmq, self.context, self.server, TOKEN, "")
                         poller.register(self.backs[peer], zmq.POLLIN)
                     held.append((self.backs[peer], frames))
                 else:

@@ -28,6 +28,7 @@ import zmq
 from hetu.ps import Client, Parameter, RefusedError, ServerProcess
 from hetu.ps.store.consistency import consistency
 from hetu.ps.store.messages import Kind, Message, decode, encode
+from hetu.ps.wire.handshake import dealer
 from hetu.ps.wire.status import ServerJob, ask
 
 from .history import SHARED, History, check
@@ -187,10 +188,8 @@ def flood(messages: int, seed: int = 0) -> dict[str, Any]:
     with (
         ServerProcess(options("asp", 2, lease=lease)) as server,
         zmq.Context() as context,
-        context.socket(zmq.DEALER) as socket,
+        dealer(zmq, context, server.address, TOKEN, "") as socket,
     ):
-        socket.linger = 0
-        socket.connect(server.address)
         socket.send_multipart(encode(Message(Kind.HELLO, meta={"token": TOKEN, "incarnation": 100})))
         epoch = _answer(socket).epoch
         for key, rows, cols in ((1, 1, 8), (2, 6, 2)):

@@ -16,7 +16,7 @@ from hetu.ps.store.member import UNANSWERED
 from hetu.ps.store.messages import Kind, Message, decode, encode
 from hetu.ps.store.segment import Segment
 from hetu.ps.store.server_table import ServerTable
-from hetu.ps.wire.client import dealer
+from hetu.ps.wire.handshake import dealer
 from hetu.ps.wire.session import Sessions
 from hetu.ps.wire.snapshot import dump
 
@@ -109,7 +109,7 @@ def test_a_real_server_goes_on_after_all_that_strangers_and_workers_send(grammar
     """Over a socket: none of it ends the process, makes it larger by more than a frame, or is a defect."""
     rng = random.Random(3)
     with ServerProcess(Options(1, TOKEN, "asp", memory_limit=LIMIT)) as server, zmq.Context() as context:
-        with dealer(zmq, context, server.address, "") as socket:
+        with dealer(zmq, context, server.address, TOKEN, "") as socket:
             before = _peak(server)
             for life in range(40):  # the first is a stranger's; among what is sent may be a LEAVE
                 for seq in range(1, 11):

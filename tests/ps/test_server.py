@@ -23,6 +23,7 @@ from hetu.ps import (
     make_keys,
 )
 from hetu.ps.store.messages import Kind
+from hetu.ps.wire.handshake import dealer
 from hetu.ps.wire.keys import read_keys
 
 from .network import DEADLINE, TOKEN, LossyRelay, connect, job, options, run_workers
@@ -258,9 +259,7 @@ def test_a_wrong_token_is_refused(servers):
 
 def test_garbage_on_the_port_changes_nothing(client, servers):
     before = client.pull("w").wait()
-    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
-        stranger.linger = 0
-        stranger.connect(servers[0])
+    with zmq.Context() as context, dealer(zmq, context, servers[0], TOKEN, "") as stranger:
         rng = np.random.default_rng(0)
         for size in rng.integers(0, 300, 200):
             stranger.send_multipart([rng.bytes(56), rng.bytes(size)])
@@ -287,14 +286,16 @@ def test_only_the_keys_of_the_job_get_in(tmp_path):
         with connect([server.address], key_file=str(worker)) as client:
             client.create({"w": Parameter((2,))}, {"w": np.ones(2)})
             assert client.pull("w").wait().tolist() == [1, 1]
-        with pytest.raises(ServerTimeoutError):
-            connect([server.address], timeout=0.3)  # no key at all
+        with pytest.raises(RefusedError, match="asks for other credentials|breaks off the handshake"):
+            connect([server.address])  # no key at all
+        with pytest.raises(RefusedError, match="the key of worker 0 for worker 1"):
+            connect([server.address], 1, key_file=str(worker))
         for name, keys in cases.items():
             path = tmp_path / f"{name}.json"
             path.touch(mode=0o600)
             path.write_text(json.dumps(keys))
-            with pytest.raises(ServerTimeoutError):
-                connect([server.address], key_file=str(path), timeout=0.3)
+            with pytest.raises(RefusedError, match="breaks off" if name == "wrong server" else "knows neither"):
+                connect([server.address], key_file=str(path))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX permissions")

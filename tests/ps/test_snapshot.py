@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +18,7 @@ from hetu.checkpoint import MANIFEST, generations, part_name
 from hetu.core.errors import ArgumentError, CheckpointError
 from hetu.ps import ASP, BSP, SSP, Options, Parameter, ParameterStore, RefusedError, ServerError, ServerProcess
 from hetu.ps.store.messages import Kind, Message, decode, encode
+from hetu.ps.wire.handshake import guarded
 from hetu.ps.wire.snapshot import VERSION_JUMP, Snapshots
 
 from .network import DEADLINE, TOKEN, connect, options
@@ -269,8 +271,14 @@ def test_a_worker_that_joined_late_keeps_its_place_when_the_server_dies_before_i
 
 def test_a_greeting_that_is_sent_again_tells_what_the_worker_knows_by_then():
     """Or a restarted server would be taken along to a clock that is over."""
-    with zmq.Context() as context, context.socket(zmq.ROUTER) as socket, ThreadPoolExecutor(1) as pool:
+    with (
+        zmq.Context() as context,
+        context.socket(zmq.ROUTER) as socket,
+        ThreadPoolExecutor(1) as pool,
+        ExitStack() as last,
+    ):
         socket.linger = 0
+        last.callback(guarded(context, socket, TOKEN).stop)
         socket.bind("tcp://127.0.0.1:*")
 
         def received(kind: Kind) -> tuple[bytes, Message]:

@@ -21,14 +21,10 @@ from ..store.consistency import Consistency
 from ..store.messages import Kind, Message, RefusedError, encode, given, row_bytes, wire_array
 from ..store.partial_reduce import Group
 from ..store.partition import Block, Parameter, ids_of, partition, places_of, sum_by_id
+from .handshake import Handshake, dealer
 from .heartbeat import Heartbeat
-from .keys import check_address, read_keys
 from .transport import Request, ServerLink, Transport
 
-SETTINGS = {
-    "LINGER": 0, "RECONNECT_IVL": 50, "RECONNECT_IVL_MAX": 2000, "SNDHWM": 64, "TCP_KEEPALIVE": 1,
-    "HEARTBEAT_IVL": 1000, "HEARTBEAT_TIMEOUT": 3000,
-}  # fmt: skip
 WRITES = (Kind.PUSH, Kind.PUSH_PULL, Kind.RATE)
 
 
@@ -49,10 +45,10 @@ class PendingReply:
 class Client:
     """A worker's connection to all servers of a job.
 
-    `worker` is its rank. A `wait()` gives up on a server that is silent for `silence` seconds ($HETU_SILENCE or 60),
-    and after `timeout` on one that lives, which may itself wait for slower workers. An unanswered request is first sent
-    again after `retry` seconds. Large arrays go to servers on the same host through `shared` memory. Arrays passed to a
-    push must not change before its `wait()`, or before the next `clock()`; an `out` is filled as the answers arrive.
+    `worker` is its rank. It gives up on a server that is silent for `silence` seconds ($HETU_SILENCE or 60), and a
+    `wait()` after `timeout` on one that lives, which may itself wait for slower workers. An unanswered request is first
+    sent again after `retry` seconds. Large arrays go to servers on the same host through `shared` memory. Arrays passed
+    to a push must not change before its `wait()`, or before the next `clock()`; an `out` is filled as answers arrive.
 
     >>> from hetu.ps import Options, ServerProcess
     >>> with ServerProcess(Options(workers=1, token="secret")) as server:
@@ -85,23 +81,24 @@ class Client:
         self.fed: int | None = None  # a number of what this step is fed, which servers compare as it ends
         self.context = zmq.Context()
         try:
-            links = [ServerLink(address, dealer(zmq, self.context, address, key_file)) for address in addresses]
+            sockets = [dealer(zmq, self.context, address, token, key_file, watched=True) for address in addresses]
+            links = [ServerLink(a, socket, Handshake(zmq, socket, a)) for a, socket in zip(addresses, sockets)]
             silence = seconds("HETU_SILENCE", 60.0) if silence is None else silence
             waits = {"timeout": timeout, "silence": silence, "retry": retry}
             self.transport = Transport(zmq, links, worker, token, shared=shared, **waits)
         except BaseException:
             self.context.destroy(linger=0)
             raise
-        self.heartbeat = self._heartbeat(zmq, addresses, key_file)
+        self.heartbeat = self._heartbeat(zmq, addresses, token, key_file)
         self.step = self.began = max(link.clock for link in links)  # 0 in the first life of a worker
         for server, link in enumerate(links):  # an earlier life may have ended between the clocks of two servers
             for clock in range(link.clock, self.step):
                 self.ticks.append(self.transport.submit(server, Kind.CLOCK, step=clock))
 
-    def _heartbeat(self, zmq: Any, addresses: Sequence[str], key_file: str) -> Heartbeat:
+    def _heartbeat(self, zmq: Any, addresses: Sequence[str], token: str, key_file: str) -> Heartbeat:
         links, worker = self.transport.links, self.transport.worker
         sign = encode(Message(Kind.PING, worker=worker, meta=self.transport.hello))
-        sockets = [dealer(zmq, self.context, address, key_file) for address in addresses]
+        sockets = [dealer(zmq, self.context, address, token, key_file) for address in addresses]
         heartbeat = Heartbeat(zmq, sockets, sign, min(link.lease for link in links))
         weakref.finalize(self, heartbeat.stop)  # nobody waits for a worker that lost its client
         return heartbeat
@@ -400,17 +397,3 @@ class Client:
         out = self._buffer(name, (*shape, *parameter.shape[1:]), out)
         np.take(rows, inverse.reshape(-1), axis=0, out=out.reshape(inverse.size, parameter.cols), mode="clip")
         return out
-
-
-def dealer(zmq: Any, context: Any, address: str, key_file: str) -> Any:
-    """A socket that is connected to a server."""
-    check_address(address, key_file)
-    socket = context.socket(zmq.DEALER)
-    for name, value in SETTINGS.items():
-        socket.setsockopt(getattr(zmq, name), value)
-    if key_file:
-        keys = {name: str(key).encode() for name, key in read_keys(key_file).items()}
-        socket.curve_secretkey, socket.curve_publickey = keys["secret"], keys["public"]
-        socket.curve_serverkey = keys["server"]
-    socket.connect(address)
-    return socket

@@ -27,13 +27,21 @@ from ..store.consistency import consistency
 from ..store.messages import FRAME_LIMIT
 from ..store.partial_reduce import Controller
 from ..store.store import ParameterStore
+from .handshake import HANDSHAKE, guarded
 from .keys import check_address, read_keys, write_keys
 from .session import Envelope, Sessions
 from .snapshot import Snapshots
 from .transport import receive_frames, send_frames
 
 TICK = 0.05  # seconds between looks at leases and deadlines
-HEARTBEAT = {"HEARTBEAT_IVL": 1000, "HEARTBEAT_TIMEOUT": 3000, "HEARTBEAT_TTL": 5000, "LINGER": 0, "TCP_KEEPALIVE": 1}
+HEARTBEAT = {
+    "HANDSHAKE_IVL": HANDSHAKE,
+    "HEARTBEAT_IVL": 1000,
+    "HEARTBEAT_TIMEOUT": 3000,
+    "HEARTBEAT_TTL": 5000,
+    "LINGER": 0,
+    "TCP_KEEPALIVE": 1,
+}
 # One BLAS thread, because other processes use the other cores; and a malloc that keeps the pages of large messages
 # (glibc only), because fresh pages cost more than the copy into them.
 ENVIRONMENT = {
@@ -128,11 +136,11 @@ class Server:
             self.snapshots.restore(options.snapshot_clock)
         self.zmq, self.context, self.more = zmq, zmq.Context(), int(zmq.SNDMORE)
         self.socket = self.context.socket(zmq.ROUTER)
-        # A ROUTER silently drops messages above its send mark; the clients' credit bounds memory instead.
-        settings = {**HEARTBEAT, "SNDHWM": 0, "RCVHWM": 64, "MAXMSGSIZE": FRAME_LIMIT, "RCVTIMEO": int(TICK * 1000)}
+        # A ROUTER drops answers above the send mark of a peer that reads none; a worker's credit keeps it far below.
+        settings = {**HEARTBEAT, "SNDHWM": 1000, "RCVHWM": 64, "MAXMSGSIZE": FRAME_LIMIT, "RCVTIMEO": int(TICK * 1000)}
         for name, value in settings.items():
             self.socket.setsockopt(getattr(zmq, name), value)
-        self.guard = _guard(self.context, self.socket, options.key_file) if options.key_file else None
+        self.guard = _guard(self.context, self.socket, self.sessions, options)
         self.socket.bind(options.address)
         self.address = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
@@ -163,25 +171,24 @@ class Server:
     def close(self) -> None:
         if self.snapshots is not None:
             self.snapshots.finish()
-        if self.guard is not None:
-            self.guard.stop()
+        self.guard.stop()
         self.socket.close()
         self.context.term()
 
 
-def _guard(context: Any, socket: Any, key_file: str) -> Any:
-    """Turn CURVE on: only the keys on the job's list get through the handshake."""
-    from zmq.auth.thread import ThreadAuthenticator
-
-    keys = read_keys(key_file)
-    allowed = {str(key).encode() for key in keys["allowed"]}
+def _guard(context: Any, socket: Any, sessions: Sessions, options: Options) -> Any:
+    """Let through the handshake who knows the token, or has a key on the job's list and speaks for its worker."""
+    guard = guarded(context, socket, options.token)
+    if not options.key_file:
+        return guard
+    keys = read_keys(options.key_file)
+    allowed = [str(key).encode() for key in keys["allowed"]]
+    sessions.owner = lambda frame: allowed.index(frame.obj.get("User-Id").encode())
 
     class AllowList:
         def callback(self, domain: str, key: bytes) -> bool:
             return key in allowed
 
-    guard = ThreadAuthenticator(context)
-    guard.start()
     guard.configure_curve_callback(domain="*", credentials_provider=AllowList())
     socket.curve_server = True
     socket.curve_secretkey, socket.curve_publickey = str(keys["secret"]).encode(), str(keys["public"]).encode()

@@ -9,7 +9,8 @@ gets at most an error and stops here. CURVE encrypts and enforces the allow-list
 from __future__ import annotations
 
 import hmac
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from ..store.door import check_facts, understood
 from ..store.messages import Buffer, Kind, Message, RefusedError, decode, encode
@@ -34,6 +35,7 @@ class Sessions:
         self.store, self.token = store, token.encode(errors="surrogatepass")
         self.worker_of: dict[Peer, int] = {}
         self.peer_of: dict[int, Peer] = {}
+        self.owner: Callable[[Any], int] | None = None  # the worker whose key a frame came by
         self.segments: dict[int, Segment] = {}  # memory shared with workers on this host
 
     def receive(self, peer: Peer, frames: Sequence[Buffer], now: float) -> list[Envelope]:
@@ -41,6 +43,14 @@ class Sessions:
         message = Message(Kind.ERROR)  # until it is known who asks what
         try:
             message = decode(frames, segment=self.segments.get(self.worker_of.get(peer, -1)))
+            if (
+                message.kind is Kind.HELLO
+                and self.owner is not None
+                and (owner := self.owner(frames[0])) != message.worker
+            ):
+                raise RefusedError(
+                    "key", f"the key of worker {owner} for worker {message.worker}", fix="use its own key"
+                )
             return self._admit(peer, message, now)
         except Exception as error:
             message = getattr(error, "header", None) or message

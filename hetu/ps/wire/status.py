@@ -20,8 +20,8 @@ from typing import Any
 from ...core.errors import ArgumentError
 from ..store.consistency import consistency
 from ..store.messages import Kind, Message, RefusedError, decode, encode
-from .client import dealer
 from .environment import ADDRESSES, KEYS, TOKEN
+from .handshake import Handshake, dealer
 from .keys import read_keys
 from .transport import ServerTimeoutError
 
@@ -109,7 +109,7 @@ def ask(job: ServerJob, timeout: float = 5.0) -> list[dict[str, Any]]:
 
     context, until = zmq.Context(), time.monotonic() + timeout
     try:
-        sockets = [dealer(zmq, context, address, job.key_file) for address in job.addresses]
+        sockets = [dealer(zmq, context, a, job.token, job.key_file, watched=True) for a in job.addresses]
         for socket in sockets:
             socket.send_multipart(encode(Message(Kind.STATUS, seq=1, meta={"token": job.token})))
         return [_answer(zmq, socket, address, until) for socket, address in zip(sockets, job.addresses)]
@@ -118,8 +118,12 @@ def ask(job: ServerJob, timeout: float = 5.0) -> list[dict[str, Any]]:
 
 
 def _answer(zmq: Any, socket: Any, address: str, until: float) -> dict[str, Any]:
-    if not socket.poll(max(0.0, until - time.monotonic()) * 1000, zmq.POLLIN):
-        raise ServerTimeoutError(f"no answer from {address}", fix="has the job ended, or is the server frozen?")
+    handshake = Handshake(zmq, socket, address)
+    while not socket.poll(20, zmq.POLLIN):
+        handshake.check()
+        if time.monotonic() >= until:
+            fix = "has the job ended, or is the server frozen?"
+            raise ServerTimeoutError(f"no answer from {address}: {handshake.found}", fix=fix)
     answer = decode(socket.recv_multipart())
     if answer.kind is Kind.ERROR:
         raise RefusedError(str(answer.facts.get("code")), str(answer.facts.get("message")))

@@ -22,9 +22,10 @@ from typing import Any
 import numpy as np
 
 from ...core.errors import ArgumentError, HetuError
-from ..store.messages import Buffer, Kind, Message, ProtocolError, RefusedError, decode, encode, given
+from ..store.messages import LARGEST, Buffer, Kind, Message, ProtocolError, RefusedError, decode, encode, given
 from ..store.partition import Index
 from ..store.segment import ROOM_BYTES, SLOTS, Segment
+from .handshake import Handshake
 from .keys import is_loopback
 
 CREDIT = SLOTS  # requests in flight to one server
@@ -74,6 +75,7 @@ class ServerLink:
 
     address: str
     socket: Any
+    handshake: Handshake | None = None  # until it has been greeted
     epoch: int = 0
     clock: int = 0
     at: int = 0
@@ -126,6 +128,7 @@ class Transport:
         self.flags, self.more = int(zmq.NOBLOCK), int(zmq.SNDMORE)
         incarnation = secrets.randbits(62)
         self.hello: dict[str, Any] = {"token": token, "incarnation": incarnation}
+        self.alive = encode(Message(Kind.STATUS, worker=worker, seq=LARGEST, meta={"token": token}))
         self.due = 0.0  # when the next request has to be sent again
         self.failures = 0
         self.polled = {link.socket: link for link in self.links}
@@ -190,21 +193,25 @@ class Transport:
                     raise ServerTimeoutError(
                         f"{request.message.kind.name} of worker {self.worker}: no answer from {request.link.address} "
                         f"in {self.timeout:g} s",
-                        fix="is the server alive, are all workers at work, do the keys fit? Or wait longer by timeout=",
+                        fix="are all workers at work? Or wait longer by timeout=",
                     )
                 self._listen(request, now, max(begin, request.link.heard))
                 self._pump(now)
         return [given(request.reply) for request in requests]
 
     def _listen(self, request: Request, now: float, since: float) -> None:
-        """Ask a server that has become silent to greet again; ServerTimeoutError if it is gone."""
-        link = request.link
-        if not link.epoch or now < since + self.silence / 4:
+        """Ask a server that has become silent to greet again; ServerTimeoutError if it is gone, RefusedError if it does
+        not let this worker in."""
+        link, found = request.link, ""
+        if link.handshake is not None:
+            link.handshake.check()
+            found = f": {link.handshake.found}"
+        if now < since + self.silence / 4:
             return
         if now >= since + self.silence:
             raise ServerTimeoutError(
                 f"{request.message.kind.name} of worker {self.worker}: no sign of life from {link.address} "
-                f"in {self.silence:g} s",
+                f"in {self.silence:g} s{found}",
                 fix="has the server ended? If it only takes long to come back, heturun --silence S waits for S seconds",
             )
         if 0 not in link.flying:
@@ -248,7 +255,7 @@ class Transport:
             segment.fill(message.slot, message.seq, message.values)
 
     def _transmit(self, request: Request) -> None:
-        wait = min(request.retry, SLOWEST_RETRY)
+        wait = min(request.retry, SLOWEST_RETRY, self.silence / 4)
         request.due, request.retry = time.monotonic() + wait, 2 * wait
         self.due = min(self.due, request.due)
         if not request.message.seq:  # the clock of this worker may have changed since
@@ -257,6 +264,10 @@ class Transport:
             request.frames = encode(request.message)
         try:
             send_frames(request.link.socket, request.frames, self.flags, self.more)
+            if (
+                not request.link.epoch
+            ):  # a greeting may have to wait for others, but a server that lives tells its status
+                send_frames(request.link.socket, self.alive, self.flags, self.more)
         except self.zmq.Again:
             return  # the connection is down and its queue is full: the next turn sends it
 
@@ -333,6 +344,9 @@ class Transport:
             joined, link.clock = link.epoch == 0, int(facts["clock"])
             link.epoch, link.at = message.epoch, link.clock if joined else link.at
             link.lease, link.due = facts["lease"], "snapshot" in facts
+            if link.handshake is not None:
+                link.handshake.close()
+                link.handshake = None
             self._shared(link, facts.get("segment") is True)
             self.due = 0.0
             for request in link.flying.values():

@@ -1,0 +1,111 @@
+"""Before the first message: how a worker's socket proves that it may speak, and what is told if it may not.
+
+ZeroMQ reads a message of many frames wholly before anyone sees it, whatever it grows to. So a stranger must not come so
+far: on loopback a connection begins with a digest of the job's token (ZeroMQ's PLAIN), elsewhere with keys (CURVE).
+Whoever has neither is cut off, after `HANDSHAKE` if he says nothing. A socket's monitor tells a worker at once that it
+is refused. What bounds a message of those who are let in is only that they are workers of the job.
+"""
+
+from __future__ import annotations
+
+import hmac
+import time
+from types import ModuleType
+from typing import Any
+
+from ..store.messages import RefusedError
+from .keys import check_address, read_keys
+
+HANDSHAKE = 2000  # milliseconds; a connection that is cut meanwhile is begun again after so long
+BROKEN = 5  # handshakes that break off at once, one after the other, are no accident
+SETTINGS = {
+    "LINGER": 0, "RECONNECT_IVL": 50, "RECONNECT_IVL_MAX": 2000, "SNDHWM": 64, "TCP_KEEPALIVE": 1,
+    "HEARTBEAT_IVL": 1000, "HEARTBEAT_TIMEOUT": 3000, "HANDSHAKE_IVL": HANDSHAKE,
+}  # fmt: skip
+USER = "worker"
+
+
+def password(token: str) -> str:
+    """What shows that somebody knows the token, to open a connection but not to speak for a worker.
+
+    >>> len(password("secret"))
+    64
+    """
+    return hmac.digest(token.encode(errors="surrogatepass"), b"a connection to a server", "sha256").hex()
+
+
+def dealer(zmq: Any, context: Any, address: str, token: str, key_file: str, *, watched: bool = False) -> Any:
+    """A socket that is connected to a server; a `Handshake` can be made of one that is `watched`."""
+    check_address(address, key_file)
+    socket = context.socket(zmq.DEALER)
+    for name, value in SETTINGS.items():
+        socket.setsockopt(getattr(zmq, name), value)
+    if key_file:
+        keys = {name: str(key).encode() for name, key in read_keys(key_file).items()}
+        socket.curve_secretkey, socket.curve_publickey = keys["secret"], keys["public"]
+        socket.curve_serverkey = keys["server"]
+    else:
+        socket.plain_username, socket.plain_password = USER.encode(), password(token).encode()
+    if watched:
+        socket.get_monitor_socket()  # before anything can have happened
+    socket.connect(address)
+    return socket
+
+
+def guarded(context: Any, socket: Any, token: str) -> Any:
+    """Let only those who know the token through to a server's socket, until the answer is stopped."""
+    from zmq.auth.thread import ThreadAuthenticator
+
+    guard = ThreadAuthenticator(context)
+    guard.start()
+    guard.configure_plain(domain="*", passwords={USER: password(token)})
+    socket.plain_server = True
+    return guard
+
+
+class Handshake:
+    """What becomes of the connection of a watched socket."""
+
+    def __init__(self, zmq: ModuleType, socket: Any, address: str) -> None:
+        self.zmq, self.socket, self.address, self.monitor = zmq, socket, address, socket.get_monitor_socket()
+        self.last, self.since = 0, 0.0  # where it has come to, and since when
+        self.broken = 0  # handshakes that broke off
+
+    def check(self) -> None:
+        """RefusedError if the server does not let this socket in, and never will."""
+        from zmq.utils.monitor import recv_monitor_message
+
+        zmq, now = self.zmq, time.monotonic()
+        while self.monitor.poll(0):
+            event = int(recv_monitor_message(self.monitor)["event"])
+            if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                fix = "pass the token, or the key_file, of this job"
+                raise self._refused("knows neither this token nor this key", fix)
+            if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+                fix = "pass key_file= to a server that has one, and only to such; is it of this version?"
+                raise self._refused("asks for other credentials than these", fix)
+            if event == zmq.EVENT_DISCONNECTED and now < self.since + HANDSHAKE / 2000:
+                self.broken += 1
+            if event in (zmq.EVENT_CONNECTED, zmq.EVENT_CLOSED, zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_DISCONNECTED):
+                self.last, self.since = event, now
+            elif event == zmq.EVENT_CONNECT_RETRIED and self.last == zmq.EVENT_DISCONNECTED:
+                self.last = event
+        gave_up = self.last == zmq.EVENT_DISCONNECTED and now > self.since + HANDSHAKE / 2000  # it does not try again
+        if self.broken >= BROKEN or gave_up:
+            fix = "is it a server of this job? One that has keys wants those that belong to them (key_file=)"
+            raise self._refused("breaks off the handshake", fix)
+
+    def _refused(self, what: str, fix: str) -> RefusedError:
+        return RefusedError("key", f"the server at {self.address} {what}", fix=fix)
+
+    @property
+    def found(self) -> str:
+        """Where it has come to, in words for who gives up."""
+        zmq = self.zmq
+        words = {zmq.EVENT_CLOSED: "nobody listens there", zmq.EVENT_CONNECTED: "it listens but is silent",
+                 zmq.EVENT_HANDSHAKE_SUCCEEDED: "it let this worker in and is silent since"}  # fmt: skip
+        return words.get(self.last, "no connection came about")
+
+    def close(self) -> None:
+        self.socket.disable_monitor()
+        self.monitor.close()

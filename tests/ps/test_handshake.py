@@ -1,0 +1,127 @@
+"""Who is let in to a server, what those are told who are not, and what strangers cost."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import struct
+import sys
+import threading
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+
+from hetu.ps import RefusedError, ServerProcess, ServerTimeoutError
+from hetu.ps.wire.handshake import HANDSHAKE, SETTINGS
+
+from .network import DEADLINE, ServerThread, connect, options
+
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+READY = b"\x05READY\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER"
+
+
+def memory(process) -> int:
+    """What a process holds now, in MB."""
+    lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) >> 10
+
+
+def port_of(address: str) -> tuple[str, int]:
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    return host, int(port)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc says what a process holds")
+def test_a_stranger_is_cut_off_before_the_first_frame_of_an_endless_message():
+    with ServerProcess(options("asp", 1)) as server:
+        before = memory(server.process)
+        with socket.create_connection(port_of(server.address), DEADLINE) as stranger, suppress(ConnectionError):
+            stranger.sendall(GREETING + b"\x04" + bytes([len(READY)]) + READY)
+            for _ in range(100):
+                stranger.sendall(b"\x03" + struct.pack(">Q", 1 << 20) + bytes(1 << 20))
+            raise AssertionError("a stranger sent 100 MB")
+        assert memory(server.process) < before + 20
+        with connect([server.address]) as client:
+            client.ping()
+
+
+def test_a_connection_that_says_nothing_is_cut_off():
+    with ServerThread(options("asp", 1)) as server, socket.create_connection(port_of(server.address)) as stranger:
+        stranger.settimeout(5 * HANDSHAKE / 1000)
+        while stranger.recv(100):  # the server's own greeting, then the end
+            pass
+
+
+def test_a_port_where_nobody_listens_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(ServerTimeoutError, match=rf"from tcp://127.0.0.1:{port} in 0.3 s: nobody listens"):
+        connect([f"tcp://127.0.0.1:{port}"], silence=0.3)
+
+
+def test_who_speaks_something_else_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+
+        def answers() -> None:
+            with suppress(OSError):
+                while True:
+                    caller, _ = other.accept()
+                    with caller:
+                        caller.recv(100)
+                        caller.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        threading.Thread(target=answers, daemon=True).start()
+        with pytest.raises(RefusedError, match="breaks off the handshake"):
+            connect([f"tcp://127.0.0.1:{other.getsockname()[1]}"])
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs SIGSTOP")
+def test_a_server_that_is_frozen_before_a_worker_comes_is_named_and_set_by_silence(monkeypatch):
+    monkeypatch.setenv("HETU_SILENCE", "0.5")
+    with ServerProcess(options("asp", 1)) as server:
+        server.process.send_signal(signal.SIGSTOP)
+        try:
+            with pytest.raises(ServerTimeoutError, match="in 0.5 s: it listens but is silent"):
+                connect([server.address])
+        finally:
+            server.process.send_signal(signal.SIGCONT)
+
+
+def test_a_server_that_lets_a_greeting_wait_for_others_gives_signs_of_life():
+    """After a restart a new worker waits until those that know the clock are back, here for the lease of one."""
+    with ServerThread(options("asp", 2, lease=1.5)) as server:
+        store = server.server.sessions.store
+        store.returning, store.members[1].incarnation, store.restored = {0, 1}, 5, {"clock": 0, "age": 0.0}
+        with connect([server.address], silence=0.4, retry=0.1) as client:
+            assert client.status()[0]["clocks"].keys() == {"0"}
+
+
+def test_a_handshake_that_is_lost_halfway_is_begun_again(monkeypatch):
+    """The first connection is taken and never answered, as where its packets are lost; ZeroMQ alone waits for 30 s."""
+    monkeypatch.setitem(SETTINGS, "HANDSHAKE_IVL", 200)
+    with ExitStack() as stack:
+        server = stack.enter_context(ServerThread(options("asp", 1)))
+        front = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+
+        def pipe(source: socket.socket, target: socket.socket) -> None:
+            with suppress(OSError):
+                while data := source.recv(1 << 16):
+                    target.sendall(data)
+                target.shutdown(socket.SHUT_RDWR)
+
+        def relay() -> None:
+            with suppress(OSError):
+                lost.append(front.accept()[0])
+                while True:
+                    caller, back = front.accept()[0], socket.create_connection(port_of(server.address))
+                    for ends in ((caller, back), (back, caller)):
+                        threading.Thread(target=pipe, args=ends, daemon=True).start()
+                    stack.callback(caller.close), stack.callback(back.close)
+
+        lost: list[socket.socket] = []
+        threading.Thread(target=relay, daemon=True).start()
+        with connect([f"tcp://127.0.0.1:{front.getsockname()[1]}"], silence=10.0) as client:
+            client.ping()
+            assert len(lost) == 1
+        lost[0].close()
