@@ -11,7 +11,7 @@ from typing import Any
 import zmq
 
 from hetu.ps import Client, Options, ServerProcess
-from hetu.ps.wire.handshake import dealer, guarded
+from hetu.ps.wire.handshake import admit, dealer, guarded
 from hetu.ps.wire.server import Server
 
 TOKEN = "a token of the job"
@@ -97,9 +97,10 @@ class LossyRelay:
         self.context = zmq.Context()
         self.front = self.context.socket(zmq.ROUTER)
         self.front.linger = 0
-        self.guard = guarded(self.context, self.front, TOKEN)
+        self.guard = guarded(self.context, self.front)
         self.front.bind("tcp://127.0.0.1:*")
         self.address = self.front.getsockopt_string(zmq.LAST_ENDPOINT)
+        admit(self.guard, TOKEN, self.address)
         self.backs: dict[bytes, zmq.Socket] = {}  # to the server, by the peer that it stands for
         self.thread = threading.Thread(target=self._run)
 

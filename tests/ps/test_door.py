@@ -16,7 +16,7 @@ from hetu.ps.store.member import UNANSWERED
 from hetu.ps.store.messages import Kind, Message, decode, encode
 from hetu.ps.store.segment import Segment
 from hetu.ps.store.server_table import ServerTable
-from hetu.ps.wire.handshake import dealer
+from hetu.ps.wire.handshake import dealer, shown
 from hetu.ps.wire.session import Sessions
 from hetu.ps.wire.snapshot import dump
 
@@ -116,8 +116,8 @@ def test_a_real_server_goes_on_after_all_that_strangers_and_workers_send(grammar
                     draft = grammar.drawn(rng)
                     draft.seq = seq
                     socket.send_multipart(draft.frames(None))
-                socket.send_multipart(encode(Message(Kind.HELLO, meta={"token": TOKEN, "incarnation": life})))
-            socket.send_multipart(encode(Message(Kind.STATUS, seq=99, meta={"token": TOKEN})))
+                socket.send_multipart(encode(Message(Kind.HELLO, meta={"token": shown(TOKEN), "incarnation": life})))
+            socket.send_multipart(encode(Message(Kind.STATUS, seq=99, meta={"token": shown(TOKEN)})))
             socket.rcvtimeo = 30_000
             answer = decode(socket.recv_multipart())
             while answer.kind is Kind.ERROR or answer.seq != 99:

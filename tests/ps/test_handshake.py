@@ -11,11 +11,13 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
+import zmq
 
 from hetu.ps import RefusedError, ServerProcess, ServerTimeoutError
-from hetu.ps.wire.handshake import HANDSHAKE, SETTINGS
+from hetu.ps.store.messages import encode
+from hetu.ps.wire.handshake import HANDSHAKE, SETTINGS, Handshake, admit, shown
 
-from .network import DEADLINE, ServerThread, connect, options
+from .network import DEADLINE, TOKEN, ServerThread, connect, options
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
 READY = b"\x05READY\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER"
@@ -119,9 +121,31 @@ def test_a_handshake_that_is_lost_halfway_is_begun_again(monkeypatch):
                         threading.Thread(target=pipe, args=ends, daemon=True).start()
                     stack.callback(caller.close), stack.callback(back.close)
 
+        address = f"tcp://127.0.0.1:{front.getsockname()[1]}"
+        admit(server.server.guard, TOKEN, address)
         lost: list[socket.socket] = []
         threading.Thread(target=relay, daemon=True).start()
-        with connect([f"tcp://127.0.0.1:{front.getsockname()[1]}"], silence=10.0) as client:
+        with connect([address], silence=10.0) as client:
             client.ping()
             assert len(lost) == 1
         lost[0].close()
+
+
+def test_the_token_does_not_travel_and_what_does_opens_no_other_server():
+    with ServerThread(options("asp", 1)) as told, ServerThread(options("asp", 1)) as other:
+        with connect([told.address]) as client:
+            client.ping()
+            sent = b"".join(bytes(frame) for frame in encode(client.transport._hello(client.transport.links[0])))
+            assert b"incarnation" in sent and TOKEN.encode() not in sent
+        with zmq.Context() as context, context.socket(zmq.DEALER) as replay:
+            replay.linger, replay.plain_username, replay.plain_password = (
+                0,
+                b"worker",
+                shown(TOKEN, told.address).encode(),
+            )
+            handshake = Handshake(zmq, replay, other.address)
+            replay.connect(other.address)
+            with pytest.raises(RefusedError, match="knows neither"):
+                while handshake.monitor.poll(1000 * DEADLINE):
+                    handshake.check()
+            handshake.close()

@@ -18,7 +18,7 @@ from hetu.checkpoint import MANIFEST, generations, part_name
 from hetu.core.errors import ArgumentError, CheckpointError
 from hetu.ps import ASP, BSP, SSP, Options, Parameter, ParameterStore, RefusedError, ServerError, ServerProcess
 from hetu.ps.store.messages import Kind, Message, decode, encode
-from hetu.ps.wire.handshake import guarded
+from hetu.ps.wire.handshake import admit, guarded
 from hetu.ps.wire.snapshot import VERSION_JUMP, Snapshots
 
 from .network import DEADLINE, TOKEN, connect, options
@@ -278,8 +278,10 @@ def test_a_greeting_that_is_sent_again_tells_what_the_worker_knows_by_then():
         ExitStack() as last,
     ):
         socket.linger = 0
-        last.callback(guarded(context, socket, TOKEN).stop)
+        guard = guarded(context, socket)
+        last.callback(guard.stop)
         socket.bind("tcp://127.0.0.1:*")
+        admit(guard, TOKEN, socket.getsockopt_string(zmq.LAST_ENDPOINT))
 
         def received(kind: Kind) -> tuple[bytes, Message]:
             while True:

@@ -1,7 +1,7 @@
 """Before the first message: how a worker's socket proves that it may speak, and what is told if it may not.
 
 ZeroMQ reads a message of many frames wholly before anyone sees it, whatever it grows to. So a stranger must not come so
-far: on loopback a connection begins with a digest of the job's token (ZeroMQ's PLAIN), elsewhere with keys (CURVE).
+far: on loopback a connection begins with a digest of token and port (ZeroMQ's PLAIN), elsewhere with keys (CURVE).
 Whoever has neither is cut off, after `HANDSHAKE` if he says nothing. A socket's monitor tells a worker at once that it
 is refused. What bounds a message of those who are let in is only that they are workers of the job.
 """
@@ -25,13 +25,15 @@ SETTINGS = {
 USER = "worker"
 
 
-def password(token: str) -> str:
-    """What shows that somebody knows the token, to open a connection but not to speak for a worker.
+def shown(token: str, address: str = "") -> str:
+    """What shows that somebody knows the token, which itself never travels: to open a connection to the server at an
+    address, of which another server that was told can make no use; without an address, in messages.
 
-    >>> len(password("secret"))
-    64
+    >>> shown("secret", "tcp://127.0.0.1:5000") == shown("secret", "tcp://127.0.0.1:5001")
+    False
     """
-    return hmac.digest(token.encode(errors="surrogatepass"), b"a connection to a server", "sha256").hex()
+    port = address.rpartition(":")[2].encode()
+    return hmac.digest(token.encode(errors="surrogatepass"), b"hetu server " + port, "sha256").hex()
 
 
 def dealer(zmq: Any, context: Any, address: str, token: str, key_file: str, *, watched: bool = False) -> Any:
@@ -45,22 +47,26 @@ def dealer(zmq: Any, context: Any, address: str, token: str, key_file: str, *, w
         socket.curve_secretkey, socket.curve_publickey = keys["secret"], keys["public"]
         socket.curve_serverkey = keys["server"]
     else:
-        socket.plain_username, socket.plain_password = USER.encode(), password(token).encode()
+        socket.plain_username, socket.plain_password = USER.encode(), shown(token, address).encode()
     if watched:
         socket.get_monitor_socket()  # before anything can have happened
     socket.connect(address)
     return socket
 
 
-def guarded(context: Any, socket: Any, token: str) -> Any:
-    """Let only those who know the token through to a server's socket, until the answer is stopped."""
+def guarded(context: Any, socket: Any) -> Any:
+    """A guard before a server's socket, which lets nobody in but whom `admit` or its keys say, until it is stopped."""
     from zmq.auth.thread import ThreadAuthenticator
 
     guard = ThreadAuthenticator(context)
     guard.start()
-    guard.configure_plain(domain="*", passwords={USER: password(token)})
     socket.plain_server = True
     return guard
+
+
+def admit(guard: Any, token: str, address: str) -> None:
+    """Let those who know the token in to the server at an address."""
+    guard.configure_plain(domain="*", passwords={USER: shown(token, address)})
 
 
 class Handshake:

@@ -27,7 +27,7 @@ from ..store.consistency import consistency
 from ..store.messages import FRAME_LIMIT
 from ..store.partial_reduce import Controller
 from ..store.store import ParameterStore
-from .handshake import HANDSHAKE, guarded
+from .handshake import HANDSHAKE, admit, guarded, shown
 from .keys import check_address, read_keys, write_keys
 from .session import Envelope, Sessions
 from .snapshot import Snapshots
@@ -118,7 +118,7 @@ class Options:
             partial=Controller(self.workers, self.group, wait=wait, decay=self.decay),
             now=now,
         )
-        return Sessions(store, self.token)
+        return Sessions(store, shown(self.token))
 
 
 class Server:
@@ -141,8 +141,10 @@ class Server:
         for name, value in settings.items():
             self.socket.setsockopt(getattr(zmq, name), value)
         self.guard = _guard(self.context, self.socket, self.sessions, options)
+        admit(self.guard, options.token, options.address)  # a port that workers know, after a restart
         self.socket.bind(options.address)
         self.address = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        admit(self.guard, options.token, self.address)
 
     def run(self, stop: threading.Event) -> None:
         """Serve until `stop` is set; check it, leases and deadlines every `TICK` seconds."""
@@ -178,7 +180,7 @@ class Server:
 
 def _guard(context: Any, socket: Any, sessions: Sessions, options: Options) -> Any:
     """Let through the handshake who knows the token, or has a key on the job's list and speaks for its worker."""
-    guard = guarded(context, socket, options.token)
+    guard = guarded(context, socket)
     if not options.key_file:
         return guard
     keys = read_keys(options.key_file)

@@ -21,7 +21,7 @@ from ...core.errors import ArgumentError
 from ..store.consistency import consistency
 from ..store.messages import Kind, Message, RefusedError, decode, encode
 from .environment import ADDRESSES, KEYS, TOKEN
-from .handshake import Handshake, dealer
+from .handshake import Handshake, dealer, shown
 from .keys import read_keys
 from .transport import ServerTimeoutError
 
@@ -111,7 +111,7 @@ def ask(job: ServerJob, timeout: float = 5.0) -> list[dict[str, Any]]:
     try:
         sockets = [dealer(zmq, context, a, job.token, job.key_file, watched=True) for a in job.addresses]
         for socket in sockets:
-            socket.send_multipart(encode(Message(Kind.STATUS, seq=1, meta={"token": job.token})))
+            socket.send_multipart(encode(Message(Kind.STATUS, seq=1, meta={"token": shown(job.token)})))
         return [_answer(zmq, socket, address, until) for socket, address in zip(sockets, job.addresses)]
     finally:
         context.destroy(linger=0)

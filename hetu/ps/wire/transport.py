@@ -25,7 +25,7 @@ from ...core.errors import ArgumentError, HetuError
 from ..store.messages import LARGEST, Buffer, Kind, Message, ProtocolError, RefusedError, decode, encode, given
 from ..store.partition import Index
 from ..store.segment import ROOM_BYTES, SLOTS, Segment
-from .handshake import Handshake
+from .handshake import Handshake, shown
 from .keys import is_loopback
 
 CREDIT = SLOTS  # requests in flight to one server
@@ -127,8 +127,8 @@ class Transport:
         self.timeout, self.silence, self.retry = timeout, silence, retry
         self.flags, self.more = int(zmq.NOBLOCK), int(zmq.SNDMORE)
         incarnation = secrets.randbits(62)
-        self.hello: dict[str, Any] = {"token": token, "incarnation": incarnation}
-        self.alive = encode(Message(Kind.STATUS, worker=worker, seq=LARGEST, meta={"token": token}))
+        self.hello: dict[str, Any] = {"token": shown(token), "incarnation": incarnation}
+        self.alive = encode(Message(Kind.STATUS, worker=worker, seq=LARGEST, meta={"token": shown(token)}))
         self.due = 0.0  # when the next request has to be sent again
         self.failures = 0
         self.polled = {link.socket: link for link in self.links}
