@@ -56,8 +56,15 @@ CHOSEN = {  # environment variables that a user sets
         "`cc`, `gcc`, `clang` or that of the extra `[cc]`",
     ),
     "HETU_BLAS": ("`0`: NumPy's own products take the place of direct calls of its BLAS", "on"),
-    "HETU_ARRIVE": ("seconds that ranks wait at the start for one that does not get on; `--arrive` of `heturun`", "30"),
-    "HETU_DEADLINE": ("and in what they communicate; `--deadline` of `heturun`, `ht.dist.world(deadline=)`", "300"),
+    "HETU_ARRIVE": (
+        "seconds that ranks wait at the start for one that does not get on, and for a server; `--arrive` of `heturun`",
+        "30",
+    ),
+    "HETU_DEADLINE": (
+        "and in what they communicate, and ten times that for a server that lives; `--deadline` of `heturun`, "
+        "`ht.dist.world(deadline=)`, `Client(timeout=)`",
+        "300",
+    ),
     "HETU_LEAVE": ("and at the end of the script; `--leave` of `heturun`", "twice the deadline"),
     "HETU_SILENCE": (
         "seconds after which a server that gives no sign of life is gone, or where none listens, from the first on; "

@@ -17,7 +17,7 @@ import pytest
 from hetu.checkpoint import generations
 from hetu.core.errors import ArgumentError
 from hetu.dist.launch import heturun as launch
-from hetu.ps import SSP, ServerProcess, ServerTimeoutError
+from hetu.ps import SSP, ServerError, ServerProcess, ServerTimeoutError
 from hetu.ps.store.messages import Kind, Message, encode
 
 from ..dist.test_launch import DEADLINE, ROOT, descendants, heturun
@@ -94,8 +94,15 @@ def test_a_server_that_waits_for_others_gives_signs_of_life():
         waits.result(timeout=DEADLINE)
 
 
-def test_how_long_a_server_may_be_silent_is_a_variable(monkeypatch):
+def test_how_long_a_server_may_be_silent_or_take_is_a_variable(monkeypatch):
+    monkeypatch.setenv("HETU_ARRIVE", "0.001")
+    with pytest.raises(ServerError, match=r"not ready after 0.001 s"):
+        ServerProcess(options("asp", 1))
+    monkeypatch.setenv("HETU_ARRIVE", "60")
     with ServerProcess(options("asp", 1)) as server:
+        monkeypatch.setenv("HETU_DEADLINE", "7")
+        with connect([server.address], timeout=None) as client:
+            assert client.transport.timeout == 70
         monkeypatch.setenv("HETU_SILENCE", "7.5")
         with connect([server.address]) as client:
             assert client.transport.silence == 7.5

@@ -52,7 +52,7 @@ the same working directory and Python. Under mpiexec or srun heturun is a rank i
 
 Ends when all ranks have ended, or soon after the first one fails, with a non-zero exit code."""
 WAITS = {
-    "arrive": "seconds that ranks wait for one that does not get on, at the start (default: 30)",
+    "arrive": "seconds that ranks wait for one that does not get on, and servers may take, at the start (default: 30)",
     "deadline": "and in what they communicate (default: 300)",
     "leave": "and at the end of the script (default: twice the deadline)",
     "silence": "seconds after which a server that gives no sign of life is gone (default: 60)",
@@ -178,6 +178,7 @@ def run(job: Job) -> int:
             Path(directory) if job.is_remote else None,
             snapshots=job.snapshots,
             snapshot_every=job.snapshot_every,
+            arrive=job.arrive,
         ) as servers,
     ):
         servers.describe(Path(directory))

@@ -27,7 +27,6 @@ from ...core.errors import HetuError
 
 SERVER_VARIABLES = ADDRESSES, TOKEN, KEYS = "HETU_SERVERS", "HETU_SERVER_TOKEN", "HETU_SERVER_KEYS"
 ANY_HOST = "tcp://0.0.0.0:"
-READY_WITHIN = 30.0  # seconds
 TOGETHER = 0.5  # seconds within which servers die that are killed at once
 RESTARTS = 10  # of one server; what kills it every time must end
 
@@ -47,6 +46,7 @@ class Servers:
 
     Ranks on other hosts find the keys in the directory `keys`; without it only this host can reach the servers. Every
     `snapshot_every` seconds each server writes its state to its own folder in `snapshots`, from which it also starts.
+    A server may take `arrive` seconds to start.
     """
 
     COMMAND = (sys.executable, "-c", "from hetu.ps.wire.server import main; main()")
@@ -60,8 +60,9 @@ class Servers:
         *,
         snapshots: Path | None = None,
         snapshot_every: float = 30.0,
+        arrive: float = 30.0,
     ) -> None:
-        self.count, self.keys, self.token = count, keys, secrets.token_hex(16)
+        self.count, self.keys, self.token, self.arrive = count, keys, secrets.token_hex(16), arrive
         self.folders = [] if snapshots is None else [snapshots / f"server-{number}" for number in range(count)]
         self.options: dict[str, Any] = {"workers": workers, "token": self.token, "consistency": consistency}
         if keys is not None:
@@ -112,13 +113,16 @@ class Servers:
         stdout = opened(self.processes[number].stdout)
         reader = threading.Thread(target=lambda: lines.append(stdout.readline()), daemon=True)
         reader.start()
-        reader.join(READY_WITHIN)
+        reader.join(self.arrive)
         word, _, text = (lines or [""])[0].rstrip("\n").partition(" ")
         if word == "refused":
             message, _, fix = json.loads(text).partition("\n  fix: ")
             raise ServerStartError(f"server {number}: {message}", fix=fix)
         if word != "ready":
-            raise ServerStartError(f"server {number} did not get ready", fix="see its own message above")
+            raise ServerStartError(
+                f"server {number} did not get ready in {self.arrive:g} s",
+                fix="see its own message, or heturun --arrive",
+            )
         return text
 
     def describe(self, directory: Path) -> None:

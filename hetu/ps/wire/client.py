@@ -46,9 +46,10 @@ class Client:
     """A worker's connection to all servers of a job.
 
     `worker` is its rank. It gives up on a server that is silent for `silence` seconds ($HETU_SILENCE or 60), and a
-    `wait()` after `timeout` on one that lives, which may itself wait for slower workers. An unanswered request is first
-    sent again after `retry` seconds. Large arrays go to servers on the same host through `shared` memory. Arrays passed
-    to a push must not change before its `wait()`, or before the next `clock()`; an `out` is filled as answers arrive.
+    `wait()` after `timeout` (ten times $HETU_DEADLINE or 300) on one that lives, which may itself wait for slower
+    workers. An unanswered request is first sent again after `retry` seconds. Large arrays go to servers on the same
+    host through `shared` memory. Arrays passed to a push must not change before its `wait()`, or before the next
+    `clock()`; an `out` is filled as the answers arrive.
 
     >>> from hetu.ps import Options, ServerProcess
     >>> with ServerProcess(Options(workers=1, token="secret")) as server:
@@ -66,7 +67,7 @@ class Client:
         worker: int,
         token: str,
         *,
-        timeout: float = 3000.0,
+        timeout: float | None = None,
         silence: float | None = None,
         retry: float = 1.0,
         key_file: str = "",
@@ -84,6 +85,7 @@ class Client:
             sockets = [dealer(zmq, self.context, address, token, key_file, watched=True) for address in addresses]
             links = [ServerLink(a, socket, Handshake(zmq, socket, a)) for a, socket in zip(addresses, sockets)]
             silence = seconds("HETU_SILENCE", 60.0) if silence is None else silence
+            timeout = 10 * seconds("HETU_DEADLINE", 300.0) if timeout is None else timeout
             waits = {"timeout": timeout, "silence": silence, "retry": retry}
             self.transport = Transport(zmq, links, worker, token, shared=shared, **waits)
         except BaseException:

@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ...answers import seconds
 from ...core.errors import ArgumentError, HetuError
 from ..store.consistency import consistency
 from ..store.messages import FRAME_LIMIT
@@ -219,7 +220,7 @@ def make_keys(folder: str | Path, workers: int) -> tuple[Path, list[Path]]:
 class ServerProcess:
     """A running server process and its `address`; it ends with the `with` block, or with the process that made it."""
 
-    def __init__(self, options: Options, *, deadline: float = 30.0) -> None:
+    def __init__(self, options: Options, *, deadline: float | None = None) -> None:
         command = [sys.executable, "-c", "from hetu.ps.wire.server import main; main()"]
         variables = {**ENVIRONMENT, **os.environ}
         pipe = subprocess.PIPE
@@ -231,12 +232,15 @@ class ServerProcess:
         line: list[str] = []
         reader = threading.Thread(target=lambda: line.append(self.stdout.readline()), daemon=True)
         reader.start()
+        deadline = seconds("HETU_ARRIVE", 30.0) if deadline is None else deadline
         reader.join(deadline)
         word, _, text = (line[0] if line else "").strip().partition(" ")
         if word != "ready":
             self.kill()
             why = json.loads(text) if word == "refused" else f"it was not ready after {deadline:g} s"
-            raise ServerError(f"no server has started: {why}", fix="see its own messages above, if any")
+            raise ServerError(
+                f"no server has started: {why}", fix="see its own messages above, if any, or wait longer: $HETU_ARRIVE"
+            )
         self.address = text
 
     def stop(self, deadline: float = 5.0) -> int:
