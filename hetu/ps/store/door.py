@@ -46,18 +46,16 @@ _SHOWN: set[tuple[str, int | None]] = set()  # where defects have shown
 
 
 def check_facts(message: Message) -> None:
-    """ArgumentError unless the fields of a request's JSON object, where it has one, are those of its kind."""
-    if message.meta is None:
-        return
+    """ArgumentError unless the fields of a request's JSON object are those of its kind."""
     kind, known = message.kind, FACTS.get(message.kind, {})
-    for name, value in message.meta.items():
+    for name, value in message.facts.items():
         fact = known.get(name)
         if fact is None or type(value) not in fact.types:
             raise ArgumentError(f"{name[:40]}={value!r:.80} in a {kind.name}", fix=f"it may have {', '.join(known)}")
         size = value if isinstance(value, int | float) else len(value)
         if not fact.least <= size <= fact.most:
             raise ArgumentError(f"{name}={value!r:.80} in a {kind.name}", fix=f"use {fact.least:g} to {fact.most:g}")
-    if missing := [name for name, fact in known.items() if fact.needed and name not in message.meta]:
+    if missing := [name for name, fact in known.items() if fact.needed and name not in message.facts]:
         raise ArgumentError(f"a {kind.name} lacks {', '.join(missing)}")
 
 

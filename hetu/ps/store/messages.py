@@ -259,7 +259,8 @@ def decode(frames: Sequence[Buffer], limit: int = FRAME_LIMIT, segment: Segment 
         raise ProtocolError(f"kind {kind} with dtype {dtype} and parts {parts:#x}")
     if (
         min(rows, cols, seq, step) < 0
-        or max(seq, step) > LARGEST
+        or seq > LARGEST
+        or step > LARGEST
         or (cols and not parts & _VALUES)
         or (rows and not parts & ~(_META | _SLOT))
     ):
@@ -272,7 +273,7 @@ def decode(frames: Sequence[Buffer], limit: int = FRAME_LIMIT, segment: Segment 
         wanted = [third]
     else:
         wanted = [third + nbytes] if nbytes <= INLINE and not parts & _META else [third, nbytes]
-    if max(rows, cols) > limit:  # of an empty array too, because none could be made
+    if rows > limit or cols > limit:  # of an empty array too, because none could be made
         raise ProtocolError(f"{rows} rows of {cols} columns, the limit is {limit}")
     sizes = [head.nbytes] if len(frames) == 1 else [memoryview(frame).nbytes for frame in frames]
     if sizes != wanted or max(wanted) > limit:

@@ -152,7 +152,8 @@ class ParameterStore:
         kind = message.kind
         if kind not in _KNOWN:
             raise RefusedError("kind", f"{kind.name} is not for a server")
-        check_facts(message)
+        if message.meta is not None:
+            check_facts(message)
         if kind in _ON_TABLE or (again and kind is Kind.CREATE):
             if message.key not in self.tables:
                 raise RefusedError("key", f"no table {message.key} on this server", fix="create it first")
@@ -166,9 +167,9 @@ class ParameterStore:
             wrong = not over and (message.step != clock or not self.consistency.may_work(clock, self.clocks.slowest))
         else:  # reads for the next clock may be sent ahead; partial reduce counts iterations of its own
             wrong = message.step > clock + 1 and kind is not Kind.READY
-        if not again and (kind is Kind.SNAPSHOT or self._must_park(message)):
+        if (self.parked or self.moments.awaited) and not again:
             held = [seq for worker, seq in (*self.parked, *self.moments.awaited) if worker == message.worker]
-            if len(held) >= UNANSWERED:
+            if len(held) >= UNANSWERED and (kind is Kind.SNAPSHOT or self._must_park(message)):
                 raise RefusedError("credit", f"worker {message.worker} waits for {len(held)} answers already")
         if wrong:
             raise RefusedError("clock", f"{kind.name} of clock {message.step}, worker {message.worker} is at {clock}")

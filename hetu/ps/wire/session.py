@@ -40,26 +40,18 @@ class Sessions:
 
     def receive(self, peer: Peer, frames: Sequence[Buffer], now: float) -> list[Envelope]:
         """Handle frames from `peer`; returns what to send, and to whom."""
-        message = Message(Kind.ERROR)  # until it is known who asks what
+        message = None
         try:
             message = decode(frames, segment=self.segments.get(self.worker_of.get(peer, -1)))
-            if (
-                message.kind is Kind.HELLO
-                and self.owner is not None
-                and (owner := self.owner(frames[0])) != message.worker
-            ):
-                raise RefusedError(
-                    "key", f"the key of worker {owner} for worker {message.worker}", fix="use its own key"
-                )
+            if message.kind is Kind.HELLO:
+                return self._hello(peer, message, now, -1 if self.owner is None else self.owner(frames[0]))
             return self._admit(peer, message, now)
         except Exception as error:
-            message = getattr(error, "header", None) or message
-            return [(peer, encode(message.refusal(understood(error))))]
+            known = getattr(error, "header", None) or message or Message(Kind.ERROR)
+            return [(peer, encode(known.refusal(understood(error))))]
 
     def _admit(self, peer: Peer, message: Message, now: float) -> list[Envelope]:
         """Hand a message to the store if its sender may send it."""
-        if message.kind is Kind.HELLO:
-            return self._hello(peer, message, now)
         if message.kind in (Kind.STATUS, Kind.PING) and message.meta is not None:
             self._check_token(message)
             check_facts(message)
@@ -83,8 +75,11 @@ class Sessions:
         for member in self.store.members:
             member.last_seen = now
 
-    def _hello(self, peer: Peer, message: Message, now: float) -> list[Envelope]:
+    def _hello(self, peer: Peer, message: Message, now: float, owner: int) -> list[Envelope]:
+        """Greet a worker, by its own key if there are any: `owner` is the worker whose key it came by, or -1."""
         self._check_token(message)
+        if owner not in (-1, message.worker):
+            raise RefusedError("key", f"the key of worker {owner} for worker {message.worker}", fix="use its own key")
         if self.worker_of.get(peer, message.worker) != message.worker:
             raise RefusedError("hello", "this connection speaks for another worker")
         replies = self.store.handle(message, now)
