@@ -80,11 +80,11 @@ def test_who_speaks_something_else_is_named():
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGSTOP")
 def test_a_server_that_is_frozen_before_a_worker_comes_is_named_and_set_by_silence(monkeypatch):
-    monkeypatch.setenv("HETU_SILENCE", "0.5")
+    monkeypatch.setenv("HETU_SILENCE", "1.5")
     with ServerProcess(options("asp", 1)) as server:
         server.process.send_signal(signal.SIGSTOP)
         try:
-            with pytest.raises(ServerTimeoutError, match="in 0.5 s: it listens but is silent"):
+            with pytest.raises(ServerTimeoutError, match="in 1.5 s: it listens but is silent"):
                 connect([server.address])
         finally:
             server.process.send_signal(signal.SIGCONT)

@@ -16,13 +16,13 @@ from typing import Any
 from ..store.messages import RefusedError
 from .keys import check_address, read_keys
 
-HANDSHAKE = 2000  # milliseconds; a connection that is cut meanwhile is begun again after so long
-BROKEN = 5  # handshakes that break off at once, one after the other, are no accident
+HANDSHAKE = 1000  # milliseconds; a connection that is cut meanwhile is begun again after so long
+AT_ONCE, BROKEN = 0.5, 5  # handshakes that break off within so many seconds, one after the other, are no accident
 SETTINGS = {
     "LINGER": 0, "RECONNECT_IVL": 50, "RECONNECT_IVL_MAX": 2000, "SNDHWM": 64, "TCP_KEEPALIVE": 1,
     "HEARTBEAT_IVL": 1000, "HEARTBEAT_TIMEOUT": 3000, "HANDSHAKE_IVL": HANDSHAKE,
 }  # fmt: skip
-USER = "worker"
+USER, SILENT = "worker", "it listens but is silent"
 
 
 def shown(token: str, address: str = "") -> str:
@@ -90,13 +90,13 @@ class Handshake:
             if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
                 fix = "pass key_file= to a server that has one, and only to such; is it of this version?"
                 raise self._refused("asks for other credentials than these", fix)
-            if event == zmq.EVENT_DISCONNECTED and now < self.since + HANDSHAKE / 2000:
+            if event == zmq.EVENT_DISCONNECTED and now < self.since + AT_ONCE:
                 self.broken += 1
             if event in (zmq.EVENT_CONNECTED, zmq.EVENT_CLOSED, zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_DISCONNECTED):
                 self.last, self.since = event, now
             elif event == zmq.EVENT_CONNECT_RETRIED and self.last == zmq.EVENT_DISCONNECTED:
                 self.last = event
-        gave_up = self.last == zmq.EVENT_DISCONNECTED and now > self.since + HANDSHAKE / 2000  # it does not try again
+        gave_up = self.last == zmq.EVENT_DISCONNECTED and now > self.since + AT_ONCE  # it does not try again
         if self.broken >= BROKEN or gave_up:
             fix = "is it a server of this job? One that has keys wants those that belong to them (key_file=)"
             raise self._refused("breaks off the handshake", fix)
@@ -108,7 +108,8 @@ class Handshake:
     def found(self) -> str:
         """Where it has come to, in words for who gives up."""
         zmq = self.zmq
-        words = {zmq.EVENT_CLOSED: "nobody listens there", zmq.EVENT_CONNECTED: "it listens but is silent",
+        silent = dict.fromkeys((zmq.EVENT_CONNECTED, zmq.EVENT_DISCONNECTED, zmq.EVENT_CONNECT_RETRIED), SILENT)
+        words = {**silent, zmq.EVENT_CLOSED: "nobody listens there",
                  zmq.EVENT_HANDSHAKE_SUCCEEDED: "it let this worker in and is silent since"}  # fmt: skip
         return words.get(self.last, "no connection came about")
 
