@@ -90,7 +90,8 @@ def forged(frames: list[bytes], **fields: int) -> list[bytes]:
 BAD_FIELDS = [
     {"magic": 1}, {"version": 2}, {"kind": 200}, {"kind": len(Kind)}, {"dtype": 6}, {"parts": 255}, {"parts": 1},
     {"rows": -1}, {"cols": -1}, {"rows": 4}, {"cols": 3}, {"rows": 1 << 62, "cols": 1 << 62}, {"rows": 6, "cols": 1},
-    {"seq": -1}, {"step": -1}, {"dtype": 2}, {"kind": Kind.CLOCK},
+    {"seq": -1}, {"step": -1}, {"seq": (1 << 63) - 1}, {"step": (1 << 63) - 1},
+    {"rows": 0, "cols": 1 << 62}, {"dtype": 2}, {"kind": Kind.CLOCK},
 ]  # fmt: skip
 
 
@@ -103,7 +104,18 @@ def test_a_field_out_of_place_is_refused(fields):
 
 
 @pytest.mark.parametrize(
-    "text", [b"", b"[1]", b'{"a": NaN}', b'{"a"', b"\xff\xfe", b"[" * 30_000, b'{"a": "' + b"x" * 70_000 + b'"}']
+    "text",
+    [
+        b"",
+        b"[1]",
+        b'{"a": NaN}',
+        b'{"a": 1e999}',
+        b'{"a": ' + b"[" * 9 + b"]" * 9 + b"}",
+        b'{"a"',
+        b"\xff\xfe",
+        b"[" * 30_000,
+        b'{"a": "' + b"x" * 70_000 + b'"}',
+    ],
 )
 def test_what_is_no_json_object_is_refused(text):
     header = struct.pack(FIELDS, 0x55544548, 1, Kind.HELLO, 0, Part.META, 0, 0, 0, 0, 0, 0, 0)

@@ -221,6 +221,18 @@ BAD = {
     "not a description": (Message(Kind.CREATE, key=5, meta={"rows": "many"}), "value"),
     "other description": (Message(Kind.CREATE, key=DENSE, meta={"name": "t1", "start": 0, "rows": 1, "cols": 9}),
                           "spec"),
+    "counts without end": (Message(Kind.PUSH, key=SPARSE, ids=np.array([1]), counts=np.array([1 << 40]),
+                                   values=np.ones((1, COLS), "<f4")), "value"),
+    "no array": (Message(Kind.CREATE, key=5, meta={"name": "t", "start": 0, "rows": 0, "cols": 1 << 62}), "value"),
+    "a rule for floats": (Message(Kind.CREATE, key=5, meta={"name": "t", "start": 0, "rows": 1, "cols": 1,
+                                                            "dtype": "int64", "reduce": "sum"}), "value"),
+    "a rule with a number beyond floats": (Message(Kind.CREATE, key=5, meta={
+        "name": "t", "start": 0, "rows": 1, "cols": 1,
+        "rule": {"arrays": 2, "scalars": 1, "lines": [["clip", [0], {"min": 10**400, "max": None}]], "outputs": [3]}}),
+        "value"),
+    "too stale": (Message(Kind.MODE, meta={"consistency": "ssp:" + "9" * 12}), "value"),
+    "a step before the first": (Message(Kind.RESTORE, key=DENSE, values=np.ones((1, 8), "<f4"), meta={"step": -1}),
+                                "value"),
     "a rate below zero": (Message(Kind.RATE, key=DENSE, meta={"rate": -1.0}), "value"),
     "no rate": (Message(Kind.RATE, key=DENSE, meta={"speed": 1.0}), "value"),
     "unknown function": (Message(Kind.CALL, key=DENSE, meta={"function": "nope"}), "value"),
@@ -232,12 +244,12 @@ BAD = {
 def test_what_a_store_refuses_changes_nothing(name):
     message, code = BAD[name]
     store = new_store(1, ASP())
-    before = contents(store)
-    fields = {f: getattr(message, f) for f in ("key", "worker", "step", "ids", "values", "meta")}
+    before = contents(store), store.bytes_used
+    fields = {f: getattr(message, f) for f in ("key", "worker", "step", "ids", "counts", "values", "meta")}
     sent = Message(message.kind, seq=message.seq or 3, epoch=message.epoch or 1, **fields)
     [reply] = store.handle(sent, 0.0)
     assert (reply.kind, reply.meta["code"]) == (Kind.ERROR, code)
-    assert contents(store) == before and len(store.tables) == 2
+    assert (contents(store), store.bytes_used) == before and len(store.tables) == 2
 
 
 # -- workers that come and go ----------------------------------------------------------------------------------

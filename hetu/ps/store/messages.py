@@ -316,7 +316,7 @@ def _check_sizes(got: list[int], wanted: list[int], more: int, limit: int) -> No
 
 def _object(view: memoryview) -> dict[str, Any]:
     try:
-        found = json.loads(bytes(view), parse_int=_whole, parse_float=_finite, parse_constant=_refuse)
+        found = json.loads(bytes(view), parse_float=_finite, parse_constant=_refuse)
     except ProtocolError:
         raise
     except (ValueError, RecursionError) as error:
@@ -335,11 +335,7 @@ def _is_deep(x: Any, level: int = 0) -> bool:
 
 
 def _refuse(number: str) -> NoReturn:
-    raise ProtocolError(f"{number[:40]} in JSON", fix="send finite numbers, whole ones of 64 bits")
-
-
-def _whole(text: str) -> int:
-    return number if len(text) < 21 and -(1 << 63) <= (number := int(text)) < 1 << 63 else _refuse(text)
+    raise ProtocolError(f"{number[:40]} in JSON", fix="send finite numbers")
 
 
 def _finite(text: str) -> float:
