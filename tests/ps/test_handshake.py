@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from hetu.ps import RefusedError, ServerProcess, ServerTimeoutError
+from hetu.ps import RefusedError, ServerError, ServerProcess, ServerTimeoutError
 from hetu.ps.store.messages import encode
 from hetu.ps.wire.handshake import HANDSHAKE, SETTINGS, Handshake, admit, shown
 
@@ -149,3 +149,11 @@ def test_the_token_does_not_travel_and_what_does_opens_no_other_server():
                 while handshake.monitor.poll(1000 * DEADLINE):
                     handshake.check()
             handshake.close()
+
+
+def test_a_port_that_is_taken_is_named():
+    with (
+        ServerThread(options("asp", 1)) as server,
+        pytest.raises(ServerError, match="started: Address already in use"),
+    ):
+        ServerProcess(options("asp", 1, address=server.address))

@@ -143,7 +143,12 @@ class Server:
             self.socket.setsockopt(getattr(zmq, name), value)
         self.guard = _guard(self.context, self.socket, self.sessions, options)
         admit(self.guard, options.token, options.address)  # a port that workers know, after a restart
-        self.socket.bind(options.address)
+        try:
+            self.socket.bind(options.address)
+        except zmq.ZMQError as error:
+            self.close()
+            fix = "is a server there already? Use * for any free port"
+            raise ArgumentError(str(error.strerror), fix=fix) from None
         self.address = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
         admit(self.guard, options.token, self.address)
 
@@ -237,7 +242,8 @@ class ServerProcess:
         word, _, text = (line[0] if line else "").strip().partition(" ")
         if word != "ready":
             self.kill()
-            why = json.loads(text) if word == "refused" else f"it was not ready after {deadline:g} s"
+            late = "it ended by itself" if line else f"it was not ready after {deadline:g} s"
+            why = json.loads(text) if word == "refused" else late
             raise ServerError(
                 f"no server has started: {why}", fix="see its own messages above, if any, or wait longer: $HETU_ARRIVE"
             )
