@@ -241,8 +241,8 @@ class ServerProcess:
         reader.join(deadline)
         word, _, text = (line[0] if line else "").strip().partition(" ")
         if word != "ready":
-            self.kill()
             late = "it ended by itself" if line else f"it was not ready after {deadline:g} s"
+            self.kill()
             why = json.loads(text) if word == "refused" else late
             raise ServerError(
                 f"no server has started: {why}", fix="see its own messages above, if any, or wait longer: $HETU_ARRIVE"
