@@ -187,9 +187,7 @@ def test_a_server_that_is_behind_with_writing_waits_before_it_takes_the_next(tmp
     job = Job(BSP(), tmp_path, life=1)
     while not job.over:
         job.step(0)
-        for thread in [
-            thread for thread in disk.waiting if thread.run.func.__self__ is job.snapshots[0]
-        ]:
+        for thread in [thread for thread in disk.waiting if thread.run.func.__self__ is job.snapshots[0]]:
             thread.wait()
         commons.append(common_clock(tmp_path))
         assert commons[-2] is None or commons[-1] >= commons[-2]

@@ -252,7 +252,7 @@ class Client:
         self.transport.wait(self._everywhere(Kind.PING))
 
     def status(self) -> list[dict[str, Any]]:
-        """The state of each server, see `ParameterStore.status`."""
+        """The state of each server, as `ParameterStore.status`."""
         return [reply.facts for reply in self.transport.wait(self._everywhere(Kind.STATUS))]
 
     def leave(self) -> None:
@@ -313,7 +313,7 @@ class Client:
         nbytes = row_bytes(arrays * parameter.cols, parameter.element)
         for block in self.blocks[name] if blocks is None else blocks:
             for part, rows in block.chunks(parameter, places, nbytes):
-                some = None if values is None else values[part].reshape(1 if rows is None else len(rows), -1)
+                size = 1 if rows is None else len(rows)
                 requests.append(
                     self.transport.submit(
                         block.server,
@@ -325,7 +325,7 @@ class Client:
                         step=self.step,
                         ids=rows,
                         counts=None if counts is None else wire_array(counts[part], np.dtype("<i8")),
-                        values=None if some is None else wire_array(some),
+                        values=None if values is None else wire_array(values[part].reshape(size, -1)),
                         meta=meta,
                     )
                 )
