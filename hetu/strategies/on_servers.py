@@ -102,6 +102,7 @@ class OnServers(OnRanks):
         super().__init__(strategy, peers, outputs)
         self.servable, self.fed, self.by_rows = Servable(outputs), False, True
         self.tells, self.training = False, set[StepKey]()  # whether servers are told what its steps are fed, and which
+        self.number = 0  # of what they train
         self.kept = [v for v in self.servable.steps if strategy.is_served(v)]
         self.bundles = [Bundle((v,)) for v in self.kept]  # of small ones, once it has started
         self.names = {v.name: v.name for v in self.kept}  # on the servers
@@ -157,8 +158,13 @@ class OnServers(OnRanks):
         kept = sorted(self.kept, key=lambda v: made.get(v.name, len(made)))  # a graph may name them in another order
         self.bundles = bundled(kept, partial(self._kind, asked["updated"], state.copies))
         new = [b for b in self.bundles if self._is_new(b, client, state)]
-        if new and strategy.apart:
-            self.agree_on(asked, partial(unlike_first, client))
+        if self.kept and strategy.apart:
+            told = {
+                **asked,
+                "what goes on from another executor": [self.names[v] for v in self.names if v in state.copies],
+            }
+            self.agree_on(told, partial(unlike_first, client))
+        self.number = of_shape(f"on servers {self.names}", ())
         self._create(client, state, new)
         self.comm.rows.hold(self.names[v.name] for v in self.servable.steps if v in self.cached)
         state.copies |= self.names
@@ -262,7 +268,7 @@ class OnServers(OnRanks):
         """What ranks compare of a step; those apart tell the servers a number of it with the end of its clock."""
         super().compare(state, name, fed)
         if self.tells and step_key(name, fed) in self.training:
-            client, number = self.comm.client, 0
+            client, number = self.comm.client, self.number ^ of_shape(name, ())
             for feed, value in fed.items():  # each goes on with the number of those before, as two may be one array
                 told = number ^ of_shape(f"{feed} of {name}", value.shape)
                 number = sampled(value, self.placeholders[feed].dtype, client.step, told)

@@ -172,10 +172,10 @@ def test_a_refused_request_is_refused_again_and_the_next_is_served():
 
 
 FED = {  # what each worker is fed, and what all are told
-    (5, 6, 6): "worker 0 had other feeds than workers 1, 2 in the step that ends clock 0",
-    (6, 6, 5): "worker 2 had other feeds than workers 0, 1 in the step that ends clock 0",
-    (7, 6, 7, 5, 7): "workers 1, 3 had other feeds than workers 0, 2, 4 in the step that ends clock 0",
-    (5, None, 6): " in the step that ends clock 0; either may be wrong",
+    (5, 6, 6): "worker 0 had other feeds, or another step, than workers 1, 2 at the end of clock 0",
+    (6, 6, 5): "worker 2 had other feeds, or another step, than workers 0, 1 at the end of clock 0",
+    (7, 6, 7, 5, 7): "workers 1, 3 had other feeds, or another step, than workers 0, 2, 4 at the end of clock 0",
+    (5, None, 6): " at the end of clock 0; either may be wrong",
     (5, 5, None): "",
     (5, 5, 5): "",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 
@@ -11,7 +12,7 @@ import pytest
 import hetu as ht
 from hetu.core.errors import ArgumentError
 from hetu.core.leaf import count_names_apart
-from hetu.ps import Client
+from hetu.ps import Client, RefusedError
 from hetu.ps.store.messages import INLINE
 from hetu.ps.wire.environment import Place
 from hetu.strategies import Connected, ParameterServer
@@ -209,3 +210,40 @@ def test_a_table_on_servers_is_not_made_anew_for_another_executor_that_only_read
 
     with pytest.raises(ArgumentError, match="the values of 'table' are kept elsewhere"):
         job("bsp", 1, body)
+
+
+def _another_state(made, rank):
+    first, second = made(), made()
+    made((first if rank else second).state).run()
+
+
+def _other_steps(made, rank):
+    first, second = made(), made()
+    for ex in (first, second) if rank else (second, first):
+        ex.run()
+
+
+@pytest.mark.parametrize(
+    ("unlike", "said"),
+    [
+        (_another_state, "what goes on from another executor is"),
+        (lambda made, rank: made((None, made().state)[rank]), "shared state is"),
+        (_other_steps, "had other feeds, or another step, than"),
+    ],
+    ids=["another state", "no state", "steps of another executor"],
+)
+def test_workers_that_train_other_tables_are_told(unlike, said):
+    """They trained two models, each by half of the gradients."""
+
+    def body(client: Client, rank: int):
+        v = ht.variable("v", np.ones(3, "float32"))
+        updates = ht.optim.SGD(0.1).minimize(ht.sum(ht.square(v)))
+        options = {"strategy": ParameterServer(), "comm": Connected(Place(rank, WORKERS), client)}
+        try:
+            unlike(lambda state=None: ht.Executor([updates], state=state, **options), rank)
+        except (ArgumentError, RefusedError) as error:
+            with contextlib.suppress(RefusedError):
+                client.leave()  # nobody waits for it
+            return str(error)
+
+    assert any(text and said in text for text in job("bsp", WORKERS, body))

@@ -118,7 +118,7 @@ class Clocks:
             odd, most = (sorted(w for w in told if (told[w] == usual) is same) for same in (False, True))
             raise RefusedError(
                 "fed",
-                f"{_named(odd)} had other feeds than {_named(most)} in the step that ends clock {clock}"
+                f"{_named(odd)} had other feeds, or another step, than {_named(most)} at the end of clock {clock}"
                 + "; either may be wrong" * (2 * count == len(told)),
                 fix="feed all ranks the whole batch: each takes its part; shuffle by one seed",
             )
