@@ -159,11 +159,8 @@ class OnServers(OnRanks):
         self.bundles = bundled(kept, partial(self._kind, asked["updated"], state.copies))
         new = [b for b in self.bundles if self._is_new(b, client, state)]
         if self.kept and strategy.apart:
-            told = {
-                **asked,
-                "what goes on from another executor": [self.names[v] for v in self.names if v in state.copies],
-            }
-            self.agree_on(told, partial(unlike_first, client))
+            goes_on = [self.names[v] for v in self.names if v in state.copies]
+            self.agree_on({**asked, "what goes on from another executor": goes_on}, partial(unlike_first, client))
         self.number = of_shape(f"on servers {self.names}", ())
         self._create(client, state, new)
         self.comm.rows.hold(self.names[v.name] for v in self.servable.steps if v in self.cached)
@@ -355,7 +352,7 @@ class OnServers(OnRanks):
             part, rows = len(sizes), [(v, *self.servable.slots([v])) for v in bundle.variables]
             whole_state = state_of(self.comm.client, self.names[bundle.variables[0].name])
             arrays = zip(rows, bundle.parts(whole_state))
-            tensors = {n.name: array for nodes, stacked in arrays for n, array in zip(nodes, stacked)}
+            tensors = {n.name: np.asarray(a) for nodes, stacked in arrays for n, a in zip(nodes, stacked)}  # of ()
             sizes.append(write_part(folder, number, part, tensors))
             for n in (n for nodes in rows for n in nodes):
                 pieces = [(part, whole(known_shape(n)))]

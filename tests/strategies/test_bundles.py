@@ -57,16 +57,17 @@ def model() -> dict[str, list]:
     with ht.scope("left"):
         left = ht.nn.Linear(4, 3)(ht.tanh(ht.nn.Linear(6, 4)(x)))
         large = ht.variable("large", np.linspace(0, 1, INLINE // 4 + 7, dtype="float32"))
+        scale = ht.variable("scale", np.float32(1.5))
     with ht.scope("right"):
         other = ht.nn.Linear(6, 3)(x)
-    loss = ht.mean(ht.square(left - other)) + ht.mean(ht.square(large))
+    loss = ht.mean(ht.square(left * scale - other)) + ht.mean(ht.square(large))
     of = {
         side: [v for v in ht.Graph((loss,)).leaves("variable") if v.name.startswith(side)] for side in ("left", "right")
     }
-    by_ndim = [[v for v in of["left"] if v.ndim == ndim] for ndim in (1, 2)]
+    groups = [[v for v in of["left"] if (v.ndim > 1) is matrix] for matrix in (False, True)]
     with ht.scope("rules"):  # counts their names afresh
         rules = ht.optim.SGD(ht.schedules.cosine(0.5, 9)), ht.optim.Adam(0.05), ht.optim.Adam(0.02)
-    biases, weights, right = (r.minimize(loss, some) for r, some in zip(rules, (*by_ndim, of["right"])))
+    biases, weights, right = (r.minimize(loss, some) for r, some in zip(rules, (*groups, of["right"])))
     return {"left": [loss, biases | weights], "right": [loss, right]}
 
 
