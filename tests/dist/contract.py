@@ -256,6 +256,7 @@ def refused_before_anyone_waits(comm):
         (ArgumentError, lambda: comm.all_reduce([1.0], x)),
         (ArgumentError, lambda: comm.all_reduce(np.zeros((4, 4))[:, 0], x)),
         (ArgumentError, lambda: comm.all_reduce(x, np.broadcast_to(x, (1, 4)))),
+        (ArgumentError, lambda: comm.all_reduce(np.zeros(33, "u1")[1:].view("f8"), x)),  # not aligned
         (ArgumentError, lambda: comm.broadcast(x, comm.world_size)),
         (ArgumentError, lambda: comm.broadcast(np.array([{}], object))),
         (ArgumentError, lambda: comm.send(x, comm.rank)),

@@ -136,7 +136,7 @@ class MPIComm(Comm):
             call.check_buffers()
         kind = self.history.kinds.get(call.signature)
         known = kind is not None and kind.fits == (out.size, out.dtype) and not call.counts
-        if not (known and out.flags.carray and (x is out or x.flags.c_contiguous)):
+        if not (known and out.flags.carray and (x is out or ((flags := x.flags).c_contiguous and flags.aligned))):
             call.check(self.world_size)
         self._noted(call, kind.what if kind else "")
         if kind is not None:  # the first of its kind may not fit those of other ranks
