@@ -397,13 +397,12 @@ def is_device(x: Any) -> bool:
 
 def check_buffer(x: Any, written: bool = False) -> None:
     """Buffers are C-contiguous and aligned NumPy or GPU arrays of numbers; writeable where results land."""
-    if not (isinstance(x, np.ndarray) or is_device(x)) or not (x.dtype.kind in "biufc" or is_float(x.dtype)):
+    on_host = isinstance(x, np.ndarray)
+    if not (on_host or is_device(x)) or not (x.dtype.kind in "biufc" or is_float(x.dtype)):
         raise ArgumentError(f"{type(x).__name__} is no buffer", fix="pass a NumPy array of numbers")
     if not x.dtype.isnative:  # others would take its bytes in their own order
         raise DTypeError(f"a buffer of {x.dtype.str}", fix="copy it, with x.astype(x.dtype.newbyteorder('='))")
     flags = x.flags
-    needs = {"C-contiguous": flags.c_contiguous, "aligned": getattr(flags, "aligned", True)}
-    if written:
-        needs["writeable"] = getattr(flags, "writeable", True)
-    if lacks := next((what for what, given in needs.items() if not given), ""):
+    if not flags.c_contiguous or (on_host and not (flags.aligned and (flags.writeable or not written))):
+        lacks = "C-contiguous" if not flags.c_contiguous else "writeable" if flags.aligned else "aligned"
         raise ArgumentError(f"a buffer {show_array(x)} that is not {lacks}", fix="copy it, with x.copy()")
