@@ -12,7 +12,7 @@ import pytest
 import hetu as ht
 from hetu.core.errors import ArgumentError
 from hetu.core.leaf import count_names_apart
-from hetu.ps import Client, RefusedError
+from hetu.ps import Cache, Client, RefusedError
 from hetu.ps.store.messages import INLINE
 from hetu.ps.wire.environment import Place
 from hetu.strategies import Connected, ParameterServer
@@ -248,3 +248,21 @@ def test_workers_that_train_other_tables_are_told(unlike, said):
             return str(error)
 
     assert any(text and said in text for text in job("bsp", WORKERS, body))
+
+
+@pytest.mark.parametrize("cache", [None, Cache("lru", rows=10, pull_bound=5, push_bound=5)], ids=["none", "lru"])
+def test_executors_of_one_state_have_one_cache_and_one_look_ahead(cache):
+    """Each held back updates that the other did not see, and took rows asked for before the other's step."""
+
+    def body(client: Client | None = None, rank: int = 0):
+        where = {}
+        if client is not None:
+            where = {"strategy": ParameterServer(cache=cache), "comm": Connected(Place(0, 1), client)}
+        ids, table = ht.placeholder("ids", (None,), "int64"), ht.variable("table", np.ones((10, 2), "float32"))
+        loss, next_ids = ht.mean(ht.square(ht.embedding(table, ids))), {"ids": [1, 2]}
+        entries = {"train": [loss, ht.optim.SGD(0.1).minimize(loss)]}
+        first = ht.Executor(entries, **where)
+        second = ht.Executor(entries, state=first.state, **where)
+        return [float(ex.run("train", next_ids, ahead=next_ids)[0]) for ex in (first, second, first, second)]
+
+    np.testing.assert_allclose(job("bsp", 1, body)[0], body(), rtol=1e-5)

@@ -79,6 +79,8 @@ class Client:
         self.blocks: dict[str, list[Block]] = {}
         self.writes: deque[Request] = deque()  # of this clock, without those before the oldest unanswered one
         self.ticks: list[Request] = []  # the end of the last clock
+        self.cached = weakref.WeakValueDictionary[str, Any]()  # tables of which rows are kept here, see `rows.py`
+        self.asked: dict[str, list[Any]] = {}  # rows that are on their way before they are wanted, of all executors
         self.fed: int | None = None  # a number of what this step is fed, which servers compare as it ends
         self.context = zmq.Context()
         try:

@@ -27,12 +27,15 @@ class Rows:
         self.client, self.cache, self.weight = client, cache, weight
         self.cached: dict[str, CachedTable] = {}
         self.expected: list[RowRequest] = []
-        self.asked: dict[str, list[Asked]] = {}
+        self.asked: dict[str, list[Asked]] = client.asked
 
     def hold(self, tables: Iterable[str]) -> None:
-        """Put these tables, which the servers have already, behind the cache."""
-        if self.cache is not None:
-            self.cached |= {t: CachedTable(self.client, t, self.cache) for t in tables if t not in self.cached}
+        """Put these tables, which the servers have already, behind the cache: one for all executors of this worker."""
+        if self.cache is None:
+            return
+        for table in tables:
+            found = self.client.cached.get(table) or CachedTable(self.client, table, self.cache)
+            self.cached[table] = self.client.cached[table] = found
 
     @property
     def counters(self) -> Counters:
