@@ -188,8 +188,7 @@ class Client:
         `counts`, only for ids that are distinct and increasing, says how many updates each row stands for.
         """
         places, sums = self._unique_rows(name, ids, rows)
-        if counts is not None:
-            counts = counts[np.argsort(self._places(name, ids))]
+        counts = None if counts is None else counts[np.argsort(self._places(name, ids))]
         return self._handle(self.request(Kind.PUSH, name, places, values=sums, counts=counts))
 
     def pull_rows(self, name: str, ids: np.ndarray, out: np.ndarray | None = None) -> PendingReply:
@@ -214,8 +213,7 @@ class Client:
         places = self._places(name, ids)
         order = np.argsort(places)
         requests = self.request(Kind.SYNC, name, places[order], counts=limits[order])
-        parameter = self.parameters[name]
-        none = (np.empty(0, "<i8"), np.empty(0, "<i8"), np.empty((0, parameter.cols), parameter.element))
+        none = np.empty(0, "<i8"), np.empty(0, "<i8"), self._rows(name, 0)
         return self._handle(requests, lambda found: self._gathered(name, found, none))
 
     def call(self, name: str, function: str, **arguments: Any) -> PendingReply:
@@ -356,8 +354,7 @@ class Client:
 
     def _places(self, name: str, ids: np.ndarray) -> np.ndarray:
         """The places of rows, in the shape of `ids`."""
-        found = self._ids(name, ids)
-        return places_of(found, self.parameters[name].shape[0], len(self.blocks[name]))
+        return places_of(self._ids(name, ids), self.parameters[name].shape[0], len(self.blocks[name]))
 
     def _gathered(
         self, name: str, requests: list[Request], none: tuple[np.ndarray, ...] = ()
