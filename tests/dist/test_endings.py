@@ -120,7 +120,7 @@ def test_a_step_that_servers_refuse_as_a_worker_leaves_them_is_an_error_of_the_s
     run = heturun("-w", 2, "-s", 1, "python", script)
     assert (run.returncode, sorted(run.stdout.splitlines())) == (1, ["[rank 0] end", "[rank 1] end"])
     first, *_, fix = run.stderr.splitlines()
-    assert "RefusedError: worker" in first and "in the step that ends clock 2; either may be wrong" in first
+    assert "RefusedError: worker" in first and "at the end of clock 2; either may be wrong" in first
     assert "fix: feed all ranks the whole batch" in fix
 
 
