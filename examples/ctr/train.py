@@ -66,7 +66,7 @@ def arguments() -> argparse.Namespace:
         help="of the servers: bsp, asp, or ssp:3 (default: theirs)",
     )
     spread.add_argument(
-        "--cache", choices=["lru", "lfu", "lfuopt", "off"], default="lfuopt", help="which rows workers keep"
+        "--cache", choices=["lru", "lfu", "lfuopt", "hot", "off"], default="lfuopt", help="which rows workers keep"
     )
     spread.add_argument("--cache-rows", type=float, default=0.5, metavar="SHARE", help="of each table")
     spread.add_argument("--bound", type=int, default=10, help="updates that a cached row may lag behind")
