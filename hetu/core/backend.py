@@ -119,9 +119,7 @@ def host_empty(xp: ModuleType, nbytes: int) -> np.ndarray:
 
 def filler(xp: ModuleType, buffer: Any) -> Callable[[np.ndarray], None]:
     """A call that copies an array of the host into `buffer`; the dtype may change within its kind."""
-    if xp is np:
-        return partial(np.copyto, buffer, casting="same_kind")
-    return _PinnedFeed(xp, buffer).fill
+    return partial(np.copyto, buffer, casting="same_kind") if xp is np else _PinnedFeed(xp, buffer).fill
 
 
 class _PinnedFeed:

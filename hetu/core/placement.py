@@ -105,6 +105,9 @@ class Alone:
     def start(self, state: State, asked: Mapping[str, Any]) -> None:
         if self.comm is not None:
             self.comm.compile_alike()
+        if kept := state.copies.keys() & {name for names in asked["updated"].values() for name in names}:
+            fix = "give this executor the strategy of the one that has made its state"
+            raise ArgumentError(f"this executor would train {', '.join(sorted(kept))}, kept elsewhere", fix=fix)
 
     def compare(self, state: State, name: str, fed: Mapping[str, np.ndarray]) -> None:
         pass

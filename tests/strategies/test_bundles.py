@@ -266,3 +266,19 @@ def test_executors_of_one_state_have_one_cache_and_one_look_ahead(cache):
         return [float(ex.run("train", next_ids, ahead=next_ids)[0]) for ex in (first, second, first, second)]
 
     np.testing.assert_allclose(job("bsp", 1, body)[0], body(), rtol=1e-5)
+
+
+def test_what_servers_keep_is_not_trained_beside_them():
+    """The next step on the servers replaced what an executor of one process had made of the copies."""
+
+    def body(client: Client, rank: int):
+        w = ht.variable("w", np.ones(3, "float32"))
+        loss = ht.sum(ht.square(w))
+        updates = ht.optim.SGD(0.1).minimize(loss)
+        worker = Connected(Place(rank, 1), client)
+        served = ht.Executor([updates], strategy=ParameterServer(), comm=worker)
+        assert float(ht.Executor([loss], state=served.state).run()[0]) == 3
+        ht.Executor([updates], state=served.state)
+
+    with pytest.raises(ArgumentError, match="this executor would train w, kept elsewhere"):
+        job("bsp", 1, body)
