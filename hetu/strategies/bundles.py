@@ -71,14 +71,17 @@ class Bundle:
 
 def bundled(variables: Iterable[Node], kind: Callable[[Node], Hashable]) -> list[Bundle]:
     """Bundles of the small variables of each kind, of at most one chunk, in their order; others are alone."""
-    bundles, last = list[list[Node]](), dict[Hashable, list[Node]]()
+    bundles, last = list[list[Node]](), dict[Hashable, tuple[list[Node], int]]()
     for v in variables:
-        small = int(v.tensor.nbytes) <= INLINE
-        mine = last.get(kind(v)) if small else None
-        if mine is None or sum(int(n.tensor.nbytes) for n in (*mine, v)) > CHUNK:
-            mine = []
-            bundles.append(mine)
+        size = int(v.tensor.nbytes)
+        if size > INLINE:
+            bundles.append([v])
+            continue
+        key = kind(v)
+        mine, filled = last.get(key, ([], 0))
+        if not mine or filled + size > CHUNK:
+            bundles.append(mine := [])
+            filled = 0
         mine.append(v)
-        if small:
-            last[kind(v)] = mine
+        last[key] = mine, filled + size
     return [Bundle(tuple(some)) for some in bundles]

@@ -198,13 +198,17 @@ class OnServers(OnRanks):
             site=site,
         )
 
+    def _named(self, bundle: Bundle) -> str:
+        """The name of a bundle on the servers."""
+        return self.names[bundle.variables[0].name]
+
     def _create(self, client: Client, state: State, new: Sequence[Bundle]) -> None:
         """Make parameters, whose first values are those of the state; it has none of tables."""
 
         def first(v: Node) -> np.ndarray:
             return state.contiguous(v.name) if v.name in state else initial_value(v, state.seed)
 
-        named = {self.names[b.variables[0].name]: b for b in new}
+        named = {self._named(b): b for b in new}
         values = {name: b.joined([first(v) for v in b.variables]) for name, b in named.items()}
         client.create({name: self._parameter(b) for name, b in named.items()}, values)
 
@@ -219,9 +223,9 @@ class OnServers(OnRanks):
         for bundle in self.bundles:
             arrays = [state.arrays[v.name] for v in bundle.variables if v not in self.tables]
             if len(arrays) == 1:
-                self.comm.client.pull(self.names[bundle.variables[0].name], arrays[0]).wait()
+                self.comm.client.pull(self._named(bundle), arrays[0]).wait()
             elif arrays:
-                whole = self.comm.client.pull(self.names[bundle.variables[0].name]).wait()
+                whole = self.comm.client.pull(self._named(bundle)).wait()
                 for array, part in zip(arrays, bundle.parts(whole)):
                     array[...] = part
 
@@ -350,7 +354,7 @@ class OnServers(OnRanks):
         """Add a part for each bundle that servers keep, so that only one of them is in memory at a time."""
         for bundle in self.bundles:
             part, rows = len(sizes), [(v, *self.servable.slots([v])) for v in bundle.variables]
-            whole_state = state_of(self.comm.client, self.names[bundle.variables[0].name])
+            whole_state = state_of(self.comm.client, self._named(bundle))
             arrays = zip(rows, bundle.parts(whole_state))
             tensors = {n.name: np.asarray(a) for nodes, stacked in arrays for n, a in zip(nodes, stacked)}  # of ()
             sizes.append(write_part(folder, number, part, tensors))
@@ -372,7 +376,7 @@ class OnServers(OnRanks):
 
             count = self.servable.step_count(bundle.variables[0])
             step = 0 if count is None else int(checkpoint.read(count.name, ()))
-            restore(self.comm.client, self.names[bundle.variables[0].name], read, step)
+            restore(self.comm.client, self._named(bundle), read, step)
         self.comm.rows.forget()
         self._fetch(state)
         return extra
