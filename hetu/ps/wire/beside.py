@@ -10,6 +10,7 @@ import ctypes
 import os
 import signal
 import threading
+import traceback
 import warnings
 from collections.abc import Callable
 
@@ -47,20 +48,22 @@ class Forked:
                 _end_with(parent)
                 os.write(writer, run().encode()[:4096])  # a pipe holds so much
                 self.code = 0
+            except Exception:
+                traceback.print_exc()  # nobody above would, as the child must not go on
             finally:
                 os._exit(self.code)
         os.close(writer)
 
     def is_alive(self) -> bool:
         if self.child and (done := os.waitpid(self.child, os.WNOHANG))[0]:
-            self.child, self.code = 0, done[1]
+            self.child, self.code = 0, os.waitstatus_to_exitcode(done[1])
         return bool(self.child)
 
     def wait(self) -> str:
         if self.child:
-            self.child, self.code = 0, os.waitpid(self.child, 0)[1]
+            self.child, self.code = 0, os.waitstatus_to_exitcode(os.waitpid(self.child, 0)[1])
         with open(self.reader, "rb") as said:
-            return said.read().decode() or (f"its writer ended with the status {self.code}" if self.code else "")
+            return said.read().decode() or (f"its writer ended with code {self.code}" if self.code else "")
 
 
 def _end_with(parent: int) -> None:
