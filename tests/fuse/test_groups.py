@@ -277,7 +277,7 @@ CASES = {
     "batch norm": (norm(lambda x, s, b: OPS["batch_norm_train"](x, s, b, axis=x.ndim - 1)[0], "s", "b"), None),
 }
 SHAPES = {  # by the texts that they lead to
-    "short rows": [(6, 5), (70, 33), (3, 4, 100), (33, 2), (65, 127), (3000, 9)],
+    "short rows": [(6, 5), (70, 33), (3, 4, 100), (33, 2), (65, 127), (3000, 9), (40, 16), (70, 31), (33, 24)],
     "long rows": [(2, 5000), (300, 1100), (64, 128)],
     "one row": [(1, 7)],
     "one column": [(5, 1)],
