@@ -52,9 +52,7 @@ class _World:
         self.channels: dict[tuple[Any, ...], deque[_Parcel]] = defaultdict(deque)
         self.fed: dict[tuple[Any, ...], dict[int, Entry]] = defaultdict(dict)
         self.histories: dict[tuple[Any, ...], list[CallHistory]] = defaultdict(list)  # by group
-        self.told: dict[tuple[Any, ...], dict[int, str]] = defaultdict(
-            dict
-        )  # by group and number, of the ranks that have come
+        self.told: dict[tuple[Any, ...], dict[int, str]] = defaultdict(dict)  # by group and number, of who has come
         self.made: Counter[tuple[Any, ...]] = Counter()  # by rank, groups of the same ranks
         self.results: dict[int, Any] = {}
         self.failure: tuple[int, BaseException] | None = None
