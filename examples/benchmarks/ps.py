@@ -34,7 +34,7 @@ from report import Row, add_arguments, report
 
 from hetu.ps import Client, Options, Parameter, ServerProcess
 from hetu.ps.store.partition import CHUNK
-from hetu.ps.wire.client import SETTINGS
+from hetu.ps.wire.handshake import SETTINGS
 from hetu.ps.wire.server import ENVIRONMENT, HEARTBEAT
 from hetu.ps.wire.transport import CREDIT
 
